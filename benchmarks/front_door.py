@@ -23,8 +23,7 @@ from torch import Tensor
 import learnsolve as ls
 from benchmarks.harness import OURS, Run, figure
 from benchmarks.systems import cases
-from learnsolve.solvers.core.choices import preconditioner
-from learnsolve.solvers.core.direct_cost import direct_cost
+from learnsolve.solvers.core.choices import direct_cost, preconditioner
 from learnsolve.solvers.core.projected import sums_to_zero
 
 FLOOR = 1e-3  # seconds

@@ -14,9 +14,9 @@ from torch.profiler import ProfilerActivity
 
 from learnsolve._clock import timed, wait
 from learnsolve.matrix import checks
-from learnsolve.matrix.buffer_pool_limit import nothing_kept
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.limits import without_buffer_pool
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.solution import Solution
 
@@ -90,8 +90,7 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     fn : callable that returns a tensor, a CSR, a `Solution`, a Preconditioner, or lists, tuples, dictionaries
         or dataclasses of them. Called warmup + repeats + 1 times: in-place changes persist from call to call
     args : arguments of fn
-    repeats : how often each pass is timed; the median is reported
-    warmup : number of calls before timing, which create plans and fill caches; at least 1
+    repeats, warmup : timed calls (the median is reported); calls before them, which create plans; at least 1
     top : number of operators to print
 
     Returns
@@ -123,13 +122,13 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
         raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
     for name, value in (("repeats", repeats), ("warmup", warmup), ("top", top)):
         checks.integer("profile", name, value, 1)
-    given = list(_tensors(args))
+    arguments = list(_tensors(args))
     devices: set[torch.device] = set()
-    border = _Border(given)
+    border = _Border(arguments)
     with torch.enable_grad():
         for _ in range(warmup):
             outputs = _outputs(fn(*args))
-            devices = {t.device for t in (*given, *outputs) if t.is_cuda}
+            devices = {t.device for t in (*arguments, *outputs) if t.is_cuda}
             border.backward(outputs)()
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
@@ -179,9 +178,9 @@ class _Border:
     """Where the backward pass ends: at arguments, leaves, and nodes of the graph that existed before fn was
     called. The latter are the nodes that two calls have in common."""
 
-    def __init__(self, given: list[Tensor]):
+    def __init__(self, arguments: list[Tensor]):
         self.ends: dict[Any, list[Tensor]] = {}
-        for t in given:
+        for t in arguments:
             self.ends.setdefault(t.grad_fn, []).append(t)
         self.first: set[Any] | None = None  # nodes of the first call, until the second
         self.before: set[Any] = set()
@@ -196,13 +195,13 @@ class _Border:
             self.before, self.first = self.first & nodes, set()
             inputs, _ = self._inputs(outputs)
         # The pass may go through the caller's graph, to a leaf that fn also uses directly.
-        theirs = unknown or bool(self.before) or any(node is not None for node in self.ends)
-        given: Any = inputs
+        shared = unknown or bool(self.before) or any(node is not None for node in self.ends)
+        targets: Any = inputs
         ones = [torch.ones_like(t, memory_format=torch.contiguous_format) for t in outputs]
 
         def run() -> Any:
             try:
-                return torch.autograd.grad(outputs, given, ones, retain_graph=theirs, allow_unused=True)
+                return torch.autograd.grad(outputs, targets, ones, retain_graph=shared, allow_unused=True)
             except RuntimeError as error:
                 if "backward through the graph a second time" not in str(error):
                     raise
@@ -242,7 +241,7 @@ def _watched(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, t
         torch.cuda.reset_peak_memory_stats(device)
         before[device] = torch.cuda.memory_allocated(device)
     profile = torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True)
-    with nothing_kept(), profile as profiler:
+    with without_buffer_pool(), profile as profiler:
         result = run()
         wait(devices)
     operators: dict[str, tuple[int, float]] = {}

@@ -31,7 +31,7 @@ STEPS = ("build", "smoke", "tests", "sanitizer", "bench")
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 # Tests of device features: streams, graphs, waits, bits. And tests shared with the CPU, with their tensors on
-# the device (tests/on_device.py), divided into one part per process.
+# the device (tests/pretend_device.py), divided into one part per process.
 ABOUT_THE_DEVICE = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_cuda*.py")))
 ON_THE_DEVICE = (
     "tests/ops/test_contract.py",
@@ -44,11 +44,9 @@ ON_THE_DEVICE = (
     "tests/matrix/test_csr.py",
     "tests/nn/test_sparse_matrix.py",
     "tests/preconditioners/test_block_jacobi.py",
-    "tests/preconditioners/test_learned.py",
     "tests/preconditioners/test_polynomial.py",
     "tests/preconditioners/test_preconditioner_contract.py",
     "tests/preconditioners/test_trainable.py",
-    "tests/preconditioners/test_symmetry.py",
     "tests/solvers/test_krylov_contract_gradients.py",
     "tests/solvers/test_stationary_contract.py",
     "tests/solvers/test_triangular_solve.py",

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import numpy as np
-import on_device
+import pretend_device
 import pytest
 import torch
 from quick import enough, runs_all
@@ -32,19 +32,19 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the long tests too (CI does)")
     parser.addoption(
         "--device",
-        choices=on_device.NAMES,
+        choices=pretend_device.NAMES,
         default="cpu",
-        help="where tests make their tensors (on_device.py)",
+        help="where tests make their tensors (pretend_device.py)",
     )
     parser.addoption("--shard", metavar="I/N", help="every N-th test from the I-th, without pytest-xdist")
 
 
 def pytest_configure(config):
-    if missing := on_device.what_is_missing(config.getoption("--device"), ON_HOST):
+    if missing := pretend_device.what_is_missing(config.getoption("--device"), ON_HOST):
         raise pytest.UsageError(missing)
     # All the while: modules of tests make tensors when they are imported.
     context = contextlib.ExitStack()
-    context.enter_context(on_device.tensors_on(config.getoption("--device")))
+    context.enter_context(pretend_device.tensors_on(config.getoption("--device")))
     config.add_cleanup(context.close)
 
 

@@ -20,9 +20,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from learnsolve.matrix.buffer_pool_limit import set_buffer_pool_limit as set_buffer_pool_limit
 from learnsolve.matrix.convert import SciPyMatrix
-from learnsolve.matrix.plan_cache_limit import set_plan_cache_limit as set_plan_cache_limit
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix
 from learnsolve.ops.add import Scalar

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.matrix.buffer_pool_limit import nothing_kept
 from learnsolve.matrix.plain import plain_tensors
+from learnsolve.ops.limits import without_buffer_pool
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
@@ -195,7 +195,7 @@ def layouts(t: Tensor) -> Iterator[tuple[str, Tensor]]:
 def peak(function: Callable) -> int:
     """Most bytes held at once beyond what there was before."""
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-    with nothing_kept(), profiler as profile:
+    with without_buffer_pool(), profiler as profile:
         result = function()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = most = 0

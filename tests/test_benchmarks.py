@@ -1,10 +1,8 @@
 """The benchmarks run on tiny problems, check what they time, and see what moved between two runs."""
 
 import copy
-import gc
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +16,6 @@ from learnsolve import CSR
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-
 from benchmarks import calls, documents, harness, instructions, peers, report  # noqa: E402
 from benchmarks.__main__ import SECTIONS, main  # noqa: E402
 
@@ -26,33 +23,19 @@ GPU_SECTIONS = (
     *("spmv", "spmm", "spgemm", "add", "sptrsv", "pcg", "stationary", "solve", "training"),
     *("rows", "scans", "tickets", "lanes", "loops", "checks", "sorts"),
 )
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory):
-    """The record of a quick run of everything, its page, and the folder: 17 s, so its tests are slow ones."""
-    folder = tmp_path_factory.mktemp("benchmarks")
-    done = command("benchmarks", "--quick", "--name", "quick", "--out", str(folder))
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((folder / "quick.json").read_text()), (folder / "quick.md").read_text(), folder
+    line = [sys.executable, "-m", *arguments]
+    return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
-def test_every_section_runs(quick):
-    record, page, folder = quick
+def test_every_section_runs(tmp_path, capsys):
+    done = command("benchmarks", "--quick", "--name", "quick", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    record, page = json.loads((tmp_path / "quick.json").read_text()), (tmp_path / "quick.md").read_text()
     assert {row["section"] for row in record["rows"]} == set(SECTIONS)
     assert not [note for note in record["notes"] if "Error" in note]
     for row in record["rows"]:
@@ -60,19 +43,46 @@ def test_every_section_runs(quick):
         assert ours is None or ours.get("median", 0) > 0, (row["section"], row["case"], row["way"], ours)
         assert not [cell for cell in row["cells"].values() if "wrong" in cell.get("failed", "")], row
     assert all(f"## {name}" in page for name in SECTIONS)
-    assert "Share of matrices within a factor" in page
-    assert (folder / "quick-figure11.png").read_bytes().startswith(PNG)
-    assert set(record["triad_gb_s"]) == {"1"}
-    assert {"cpu", "torch", "scipy", "instruction_set", "load"} <= set(record["machine"])
+    assert (tmp_path / "quick-figure11.png").stat().st_size > 1000
+    path = str(tmp_path / "quick.json")
+    assert main(["compare", path, path]) == 0
+    assert " 0 moved" in capsys.readouterr().out
+    assert main(["compare", path]) == 2
 
 
 @pytest.mark.slow
-def test_a_section_runs_in_a_process_of_its_own(tmp_path):
-    done = command(
-        "benchmarks", "calls", "--seconds", "1e-4", "--rounds", "1", "--name", "calls", "--out", str(tmp_path)
-    )
+def test_gpu_benchmarks_on_the_cpu(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = command("benchmarks.gpu", "--device", "cpu", "--quick", "--seconds", "0.001", "--out", str(out))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {row["section"] for row in json.loads((tmp_path / "calls.json").read_text())["rows"]} == {"calls"}
+    record = json.loads(out.read_text())
+    ours = [line for line in record["left_out"] if not line.startswith(("torch,", "unplanned, torch,"))]
+    assert not ours
+    assert {row["section"] for row in record["rows"]} == set(GPU_SECTIONS)
+    assert all(value > 0 for row in record["rows"] for value in row.values() if isinstance(value, float))
+    assert all(t["met"] == "yes" for t in record["targets"] if t["target"] == "same bits on every run")
+    page = out.with_suffix(".md").read_text()
+    assert all(f"## {name}" in page for name in (*GPU_SECTIONS, "Targets"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "sections are table2"),
+        (["calls", "nothing"], "got nothing"),
+        (["--matrices", "/nowhere"], "no .mtx files there"),
+        pytest.param(
+            ["--device", "cuda"],
+            "no CUDA device",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
+        ),
+    ],
+)
+def test_bad_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_tables_of_the_rows_where_a_peer_is_faster():
@@ -89,7 +99,7 @@ def test_tables_of_the_rows_where_a_peer_is_faster():
     assert slower == ["| SpMV, forward | float32, 2 threads | 2 us | 1 us, SciPy | 3.00 |"]
     causes = documents.causes({"rows": rows})
     assert "| calls below 0.4 ms | 1 | 3 |" in causes
-    assert "of 3 cases" in causes
+    assert "1 of 3 cases" in causes
 
 
 def test_tables_of_the_pages_are_those_of_the_committed_run():
@@ -98,21 +108,6 @@ def test_tables_of_the_pages_are_those_of_the_committed_run():
     for page in documents.pages():
         text = page.read_text()
         assert text == documents.rewritten(text, record), f"run python -m benchmarks write-docs ({page.name})"
-
-
-@pytest.mark.slow
-def test_backward_is_measured_where_there_is_one(quick):
-    rows = [
-        row
-        for row in quick[0]["rows"]
-        if row["section"] == "table2" and row["case"].startswith("SpMV, n = 200")
-    ]
-    by_way = {row["way"]: row["cells"] for row in rows[:3]}
-    assert list(by_way) == list(harness.WAYS)
-    assert "SciPy" in by_way[harness.FORWARD]
-    assert "SciPy" not in by_way[harness.BACKWARD]
-    assert by_way[harness.BACKWARD]["torch CSR"]["partial"]  # by x only
-    assert "partial" not in by_way[harness.BACKWARD][harness.OURS]
 
 
 def failing():
@@ -138,12 +133,9 @@ def test_wrong_and_failing_columns_are_shown_as_such():
     assert cells["NaN"] == {"failed": "wrong by inf"}
     assert "2 results instead of 1" in cells["short"]["failed"]
     assert cells["large"] == {"failed": "out of memory"}
-    assert cells["slow"]["slow"]
-    assert cells["slow"]["samples"] == 1
+    assert (cells["slow"]["slow"], cells["slow"]["samples"]) == (True, 1)
     assert len(cells[harness.OURS]["rounds"]) == 2
     assert row["best peer"] == "SciPy"
-    ours, theirs = (cells[name]["rounds"] for name in (harness.OURS, "SciPy"))
-    assert min(a / b for a, b in zip(ours, theirs, strict=True)) <= row["ratio"]
     page = report.markdown([report.shown(row)])
     assert "out of memory" in page
     assert "(one call)" in page
@@ -156,166 +148,38 @@ def test_results_of_all_libraries_are_compared_entry_by_entry():
     assert [harness.deviation(harness.canonical(M), [S]) for M in same] == [0] * 5
     moved = CSR.from_dense(A.to_dense().T.contiguous())
     assert harness.deviation(harness.canonical(moved), [S]) > 0.5
-    places = S.tocoo().coords
-    full = harness.canonical(
-        A.to_dense() + torch.eye(3) * torch.tensor([0.0, 7.0, 7.0])
-    )  # more entries: allowed
-    assert harness.deviation(full, [S.data], [places]) == 0
-    assert harness.deviation(harness.canonical([A.to_dense() * 2]), [S.data], [places]) == 1
-    assert harness.deviation([None], [S.data]) == 0
-    assert harness.cotangent(A.to_dense()).unique().numel() == 7  # (7 i + 3 j) mod 11 for i, j < 3
-    for y in (A, A.to_torch(), A.to_torch(torch.sparse_coo)):
-        g = harness.canonical(harness.cotangent(y))[0]
-        wanted = harness.cotangent(A.to_dense()).numpy()[places]
-        assert np.array_equal(g if g.ndim == 1 else g.data, wanted)
-
-
-def test_a_converted_matrix_that_differs_is_refused():
+    assert harness.deviation(harness.canonical([A.to_dense() * 2]), [S.data], [S.tocoo().coords]) == 1
     matrix = peers.Matrix(peers.csr(np.eye(3)), torch.device("cpu"))
     with pytest.raises(ValueError, match="differs"):
         matrix._same(2 * torch.eye(3, dtype=torch.float64))
 
 
-def test_medians_and_first_calls():
-    made = []
-    found = harness.medians({"a": lambda: made.append("a"), "b": lambda: made.append("b")}, 1e-3)
-    assert set(found) == {"a", "b"}
-    assert all(0 < t < 1 for t in found.values())
-    turns = "".join(made[2:]).replace("aa", "a")
-    assert turns.count("ab") >= 1
-    assert turns.count("ba") >= 1
-    prepared = []
-    times = harness.first_calls(lambda: prepared.append(0) or len(prepared), lambda i: i, repeat=3)
-    assert len(times) == 3
-    assert len(prepared) == 3
-
-
-def test_memory_is_measured_and_limited():
-    megabytes = 64
+def test_memory_is_measured():
+    size = 64 * 2**20
     # Meanwhile the system may take pages of the process away, which hides as much: one of three is right.
-    found = [harness.peak_bytes(lambda: torch.ones(megabytes * 2**20, dtype=torch.uint8)) for _ in range(3)]
-    # It counts in batches.
-    assert any(f is None or 0.9 < f / (megabytes * 2**20) < 1.5 for f in found)
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    try:
-        harness.limit_memory(share=0.5)
-        if resource.getrlimit(resource.RLIMIT_AS) != before:  # Linux, without CUDA
-            free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            with pytest.raises(RuntimeError, match="allocate memory") as caught:
-                torch.empty(2 * free + 2**33, dtype=torch.uint8)
-            assert harness.reason(caught.value) == "out of memory"
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def test_garbage_freed_meanwhile_does_not_hide_memory():
-    megabytes = 64
-    garbage = [torch.ones(2 * megabytes * 2**20, dtype=torch.uint8)]
-    garbage.append(garbage)  # only the collector frees it
-    del garbage
-
-    def task():
-        gc.collect()
-        torch.ones(megabytes * 2**20, dtype=torch.uint8)
-
-    found = harness.peak_bytes(task)
-    assert found is None or 0.9 < found / (megabytes * 2**20) < 1.5
+    peaks = [harness.peak_bytes(lambda: torch.ones(size, dtype=torch.uint8)) for _ in range(3)]
+    assert any(peak is None or 0.9 < peak / size < 1.5 for peak in peaks)
 
 
 def test_counts_of_instructions_may_grow_by_a_tenth():
     committed = {"still": 100.0, "within": 100.0, "beyond": 100.0}
-    found = {"still": 100.0, "within": 109.0, "beyond": 111.0, "new": 1.0}
-    said = instructions.exceeding(found, committed)
-    assert [line.split(":")[0] for line in said] == ["beyond", "new"]
-
-
-def test_every_small_call_has_a_count():
+    counts = {"still": 100.0, "within": 109.0, "beyond": 111.0, "new": 1.0}
+    lines = instructions.exceeding(counts, committed)
+    assert [line.split(":")[0] for line in lines] == ["beyond", "new"]
     assert list(json.loads(instructions.FILE.read_text())["counts"]) == list(calls.cases())
 
 
-@pytest.mark.slow
-def test_compare_reports_what_moved_beyond_noise(quick, tmp_path, capsys):
-    a = {"rows": [], "name": "a"}
+def test_compare_reports_what_moved_beyond_noise():
     cell = {"median": 1.0, "iqr": 0.1, "samples": 9, "rounds": [0.9, 1.0, 1.1]}
     about = {"section": "s", "way": "forward", "dtype": "float64", "threads": 1}
-    for case in ("still", "noisy", "slower", "breaks"):
-        a["rows"].append({**about, "case": case, "cells": {harness.OURS: dict(cell), "SciPy": dict(cell)}})
+    cases = ("still", "noisy", "slower", "breaks")
+    both = [about | {"case": case, "cells": {harness.OURS: cell, "SciPy": cell}} for case in cases]
+    a = {"rows": both, "name": "a"}
     b = copy.deepcopy(a)
-    cells = {row["case"]: row["cells"][harness.OURS] for row in b["rows"]}
-    cells["noisy"] |= {"median": 1.4, "rounds": [1.05, 1.4, 1.5]}
-    cells["slower"] |= {"median": 1.5, "rounds": [1.4, 1.5, 1.6]}
-    cells["breaks"].clear()
-    cells["breaks"]["failed"] = "wrong by 1"
+    _, noisy, slower, breaks = (row["cells"] for row in b["rows"])
+    noisy[harness.OURS] = cell | {"median": 1.4, "rounds": [1.05, 1.4, 1.5]}
+    slower[harness.OURS] = cell | {"median": 1.5, "rounds": [1.4, 1.5, 1.6]}
+    breaks[harness.OURS] = {"failed": "wrong by 1"}
     text = report.compare(a, b)
-    assert "slower" in text
-    assert "breaks" in text
-    assert "noisy" not in text
-    assert "still" not in text
+    assert [case for case in cases if case in text] == ["slower", "breaks"]
     assert "8 figures in both, 2 moved" in text
-    assert "the machine's own change): 1.000" in text
-    path = quick[2] / "quick.json"
-    assert main(["compare", str(path), str(path)]) == 0
-    assert " 0 moved" in capsys.readouterr().out
-    assert main(["compare", str(path)]) == 2
-
-
-def test_a_profile_counts_failures_as_infinitely_slow():
-    cells = [
-        {"a": {"median": 1.0}, "b": {"median": 1.4}},
-        {"a": {"failed": "out of memory"}, "b": {"median": 1.0}},
-    ]
-    lines = report.profile({"profile": "A x", "way": "forward", "cells": c} for c in cells)
-    by_name = {line["library"]: line for line in lines}
-    assert (by_name["a"]["1"], by_name["a"]["10"]) == ("50%", "50%")
-    assert (by_name["b"]["1"], by_name["b"]["1.5"]) == ("50%", "100%")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["nothing"], "sections are table2"),
-        (["calls", "nothing"], "got nothing"),
-        (["--matrices", "/nowhere"], "no .mtx files there"),
-        pytest.param(
-            ["--device", "cuda"],
-            "no CUDA device",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device"),
-        ),
-    ],
-)
-def test_bad_arguments(arguments, said, capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_gpu_benchmarks_on_the_cpu(tmp_path):
-    out = tmp_path / "gpu.json"
-    done = command("benchmarks.gpu", "--device", "cpu", "--quick", "--seconds", "0.001", "--out", str(out))
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(out.read_text())
-    ours = [line for line in found["left_out"] if not line.startswith(("torch,", "unplanned, torch,"))]
-    assert not ours
-    assert {row["section"] for row in found["rows"]} == set(GPU_SECTIONS)
-    assert all(value > 0 for row in found["rows"] for value in row.values() if isinstance(value, float))
-    assert {t["met"] for t in found["targets"]} <= {"yes", "MISSED"}
-    assert all(t["met"] == "yes" for t in found["targets"] if t["target"] == "same bits on every run")
-    page = out.with_suffix(".md").read_text()
-    assert all(f"## {name}" in page for name in (*GPU_SECTIONS, "Targets"))
-
-
-@pytest.mark.slow
-def test_unknown_gpu_section():
-    done = command("benchmarks.gpu", "--device", "cpu", "--only", "spmv,nothing")
-    assert done.returncode == 2
-    assert "sections are spmv, spmm" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_device_it_says_so():
-    done = command("benchmarks.gpu")
-    assert done.returncode == 2
-    assert "no CUDA device" in done.stdout

@@ -23,7 +23,7 @@ def test_a_circle_is_found():
     assert structure.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
 
 
-@pytest.mark.parametrize(("module", "most"), [("learnsolve.solvers.cg", 64), ("learnsolve.ops.spmm", 21)])
+@pytest.mark.parametrize(("module", "most"), [("learnsolve.solvers.cg", 57), ("learnsolve.ops.spmm", 19)])
 def test_what_a_module_needs(module, most):
     files = structure.closure(module, GRAPH)
     assert len(files) <= most, sorted(files)
@@ -36,12 +36,12 @@ def test_from_cg_to_an_operator_in_few_frames():
 
 
 def test_a_file_holds_one_idea():
-    """In 400 lines at most; csr.py is to be divided."""
+    """In 400 lines at most."""
     sizes = {name: len(path.read_text().splitlines()) for name, path in structure.modules().items()}
-    assert {name for name, size in sizes.items() if size > 400} <= {"learnsolve.matrix.csr"}
+    assert not {name for name, size in sizes.items() if size > 400}
 
 
-DOCUMENTED = ("ops", "preconditioners", "problems", "nn", "io", "petsc", "ordering", "profiling")
+DOCUMENTED = ("ops", "solvers", "preconditioners", "problems", "nn", "io", "petsc", "ordering", "profiling")
 
 
 def docstrings(path: Path) -> dict[str, int]:

@@ -1,6 +1,7 @@
-"""What pip needs of the library: a torch that an isolated build finds, metadata, types, an sdist, wheels."""
+"""What an import says when it cannot work, every instruction set, and what pip needs of the library."""
 
 import inspect
+import json
 import os
 import re
 import shutil
@@ -8,36 +9,146 @@ import subprocess
 import sys
 import tarfile
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import learnsolve as ls
 from learnsolve import _library
+from learnsolve.petsc import _engine
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "learnsolve"
 FIND_TORCH = ROOT / "scripts" / "find_torch.py"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MODULES = (ls, ls.ops, ls.solvers, ls.preconditioners, ls.problems, ls.ordering, ls.nn, ls.io, ls.analysis)
+TORCH = str(Path(torch.__file__).parent)
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess:
     """A command without what tests or an editable install put into the environment."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
+    clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")}
     return subprocess.run(
-        [*map(str, command)], capture_output=True, text=True, check=False, cwd=cwd, env=kept | environment
+        [*map(str, command)], capture_output=True, text=True, check=False, cwd=cwd, env=clean | environment
     )
 
 
-def torch_folder() -> str:
-    import torch
+def import_error(*command: str | Path, **environment: str) -> str:
+    done = run(*command, cwd=Path("/"), **environment)
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stderr.strip().splitlines()[-1]
 
-    return str(Path(torch.__file__).parent)
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"torch/__init__.py": "__version__ = '2.9.1+cpu'\nclass Tensor: pass\n"},
+            r"ImportError: learnsolve needs torch >= 2\.10, found 2\.9\.1\+cpu.*pip install",
+        ),
+        ({}, "ImportError: learnsolve's compiled extension is not built"),
+        ({"_analysis": None}, r"learnsolve_cpu\.so is missing"),
+        ({"_analysis": None, "learnsolve/learnsolve_cpu.so": "not a library"}, "does not load with torch"),
+    ],
+    ids=["an old torch", "no extension", "no operators", "operators that do not load"],
+)
+def test_an_import_that_cannot_work_says_what_to_run(files, message, tmp_path):
+    """A copy of the Python files, out of reach of the installed extension."""
+    shutil.copytree(PACKAGE, tmp_path / "learnsolve", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name, text in files.items():
+        if name == "_analysis":
+            for built in _library.folder.glob("_analysis*"):
+                shutil.copy(built, tmp_path / "learnsolve")
+        else:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+    # -S leaves out the import hooks that an editable install puts into site-packages.
+    path = [str(tmp_path), *(p for p in sys.path if p and p != str(ROOT))]
+    code = f"import json, sys; sys.path[:] = json.loads({json.dumps(json.dumps(path))}); import learnsolve"
+    last = import_error(sys.executable, "-I", "-S", "-c", code)
+    assert re.search(message, last)
+    assert "torch >=" in last or _library.REBUILD in last
+
+
+def test_an_unknown_instruction_set_is_rejected():
+    last = import_error(sys.executable, "-c", "import learnsolve", LEARNSOLVE_ISA="nonsense")
+    assert last.startswith("ImportError: LEARNSOLVE_ISA must be one of ")
+    assert all(name in last for name in (*_library.instruction_sets(), "nonsense"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if i else ())
+        for i, name in enumerate(_library.instruction_sets())
+    ],
+)
+def test_every_instruction_set_can_be_requested(name):
+    code = """
+import numpy as np, torch, learnsolve as ls
+A = ls.problems.poisson((12, 9), dtype=torch.float64)
+x = torch.linspace(-1, 1, 108, dtype=torch.float64)
+assert np.allclose(A @ x, A.to_scipy() @ x.numpy(), rtol=1e-14, atol=1e-14)
+print(ls.config()["instruction_set"])
+"""
+    done = run(sys.executable, "-c", code, LEARNSOLVE_ISA=name)
+    if "this machine does not have these instructions" in done.stderr:
+        assert name != "baseline"
+        return
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [name]
+
+
+def test_show_config_prints_the_dictionary(capsys):
+    ls.show_config()
+    printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    values = ls.config()
+    assert list(printed) == list(values)
+    assert printed["torch"] == values["torch"] == torch.__version__
+    assert values["learnsolve"] == ls.__version__
+    assert values["instruction_set"] in values["instruction_sets"]
+    assert printed["cuda_built"] == ("yes" if (_library.folder / "learnsolve_cuda.so").exists() else "no")
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        assert ls.config()["threads"] == threads
+
+
+def test_without_petsc4py_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "petsc4py.PETSc", None)
+    with pytest.raises(ImportError, match=r"pip install 'learnsolve\[petsc\]'.*scripts/petsc\.sh") as caught:
+        _engine.engine.__wrapped__()
+    assert caught.value.name == "petsc4py"
+
+    def fails(name):
+        raise ValueError("numpy.dtype size changed")
+
+    monkeypatch.setattr(_engine, "import_module", fails)
+    with pytest.raises(ImportError, match=r"installed, but cannot .* NumPy \d.*size changed\).*petsc\.sh"):
+        _engine.engine.__wrapped__()
+
+
+@pytest.mark.parametrize("name", _engine._LAUNCHED)
+@pytest.mark.parametrize("count", [1, 4])
+def test_processes_that_do_not_know_of_one_another_are_warned(monkeypatch, name, count):
+    for variable in _engine._LAUNCHED:
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv(name, str(count))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _engine._warn_if_alone()
+    messages = [str(w.message) for w in caught]
+    assert len(messages) == (count > 1)
+    assert not messages or f"{name} says that 4 processes were started, but PETSc sees one" in messages[0]
+
+
+# --- builds ---
 
 
 def test_a_build_finds_the_torch_of_its_own_python():
     done = run(sys.executable, FIND_TORCH)
-    assert done.stdout.split(";")[0] == torch_folder(), done.stderr
+    assert done.stdout.split(";")[0] == TORCH, done.stderr
 
 
 def test_a_build_that_pip_isolates_finds_the_torch_behind(tmp_path):
@@ -47,18 +158,18 @@ def test_a_build_that_pip_isolates_finds_the_torch_behind(tmp_path):
     )
     assert run(sys.executable, "-c", "import torch", PYTHONPATH=str(tmp_path)).returncode == 1
     done = run(sys.executable, FIND_TORCH, PYTHONPATH=str(tmp_path))
-    assert done.stdout.split(";")[0] == torch_folder(), done.stderr
+    assert done.stdout.split(";")[0] == TORCH, done.stderr
 
 
 def test_a_build_in_an_environment_of_its_own_finds_the_torch_of_its_parent(tmp_path):
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path)
     done = run(tmp_path / "bin" / "python", FIND_TORCH)  # this test's Python is its parent process
-    assert done.stdout.split(";")[0] == torch_folder(), done.stderr
+    assert done.stdout.split(";")[0] == TORCH, done.stderr
 
 
 def test_a_build_uses_the_torch_that_is_named(tmp_path):
     done = run(sys.executable, FIND_TORCH, LEARNSOLVE_TORCH_PYTHON=sys.executable)
-    assert done.stdout.split(";")[0] == torch_folder(), done.stderr
+    assert done.stdout.split(";")[0] == TORCH, done.stderr
     done = run(sys.executable, FIND_TORCH, LEARNSOLVE_TORCH_PYTHON=str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")
     assert f"LEARNSOLVE_TORCH_PYTHON={tmp_path}" in done.stderr
@@ -73,16 +184,15 @@ def test_a_build_without_torch_says_in_one_line_what_to_do(monkeypatch, capsys):
     assert find_torch.main() == 1
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert len(printed.err.splitlines()) == 1
-    assert "--no-build-isolation" in printed.err
+    (line,) = printed.err.splitlines()
+    assert "--no-build-isolation" in line
 
 
 def test_pip_never_downloads_torch_to_build():
     system = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]
     assert not [r for r in system["requires"] if r.startswith("torch")]
-    assert sorted(r for r in PROJECT["optional-dependencies"]["build"] if "=" in r)[2:] == sorted(
-        system["requires"]
-    )
+    extra = sorted(r for r in PROJECT["optional-dependencies"]["build"] if "=" in r)
+    assert extra[2:] == sorted(system["requires"])
 
 
 def test_links_of_the_long_description_are_absolute(monkeypatch):

@@ -81,14 +81,14 @@ def _dominant(
     eigs: Any = scipy.sparse.linalg.eigs
     try:
         # Four, since up to four may share one modulus: complex pairs of both signs.
-        found: Any = eigs(operator, k=4, ncv=ncv, v0=start, tol=rtol, maxiter=maxiter, which="LM", **_SEEDED)
+        pairs: Any = eigs(operator, k=4, ncv=ncv, v0=start, tol=rtol, maxiter=maxiter, which="LM", **_SEEDED)
     except scipy.sparse.linalg.ArpackError as error:
-        found, converged = (getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", None)), False
+        pairs, converged = (getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", None)), False
     if lost:
         return None
-    if len(found[0]) == 0:
-        found = _ritz(matvec, start, ncv)
-    return _pick(found[0], found[1], near, converged)
+    if len(pairs[0]) == 0:
+        pairs = _ritz(matvec, start, ncv)
+    return _pick(pairs[0], pairs[1], near, converged)
 
 
 def _ritz(

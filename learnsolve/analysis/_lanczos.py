@@ -40,7 +40,7 @@ def lanczos(name: str, A: Map, M: Map | None, space: Space, most: int, rtol: flo
     """Up to `most` steps for each matrix of a batch, the products of all in one call; see `_steps`."""
     start = space.start()
     runs = [_steps(name, M is not None, start, most, rtol) for _ in range(space.batch.numel())]
-    found: list[Ends | None] = [None] * len(runs)
+    results: list[Ends | None] = [None] * len(runs)
     asked = {i: next(run) for i, run in enumerate(runs)}
     shape = (*space.batch, *start.shape)
     by_M = M is not None  # the runs ask for products with M and with A in turn
@@ -54,9 +54,9 @@ def lanczos(name: str, A: Map, M: Map | None, space: Space, most: int, rtol: flo
             try:
                 asked[i] = runs[i].send(Y[i])
             except StopIteration as stop:
-                found[i] = stop.value
+                results[i] = stop.value
                 del asked[i]
-    return found
+    return results
 
 
 def _steps(

@@ -57,11 +57,11 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
         raise ValueError(f"{function}: {name} must be square, got shape {tuple(shape)}")
     if shape[0] == 0:
         raise ValueError(f"{function}: {name} has no rows, so there are no eigenvalues; skip the call")
-    for key, given, known in (("n", n, shape[0]), ("dtype", dtype, _dtype(A))):
-        if given is not None and given != known:
+    for key, argument, known in (("n", n, shape[0]), ("dtype", dtype, _dtype(A))):
+        if argument is not None and argument != known:
             raise ValueError(
                 f"{function}: {key} is for a callable {name}; that of this {type(A).__name__} is "
-                f"{known}, got {given}"
+                f"{known}, got {argument}"
             )
     batch = torch.Size(getattr(A, "batch_shape", ()))
     if batch.numel() == 0:

@@ -38,12 +38,8 @@ def condition_number(
     Raises
     ------
     ValueError
-        if an eigenvalue is negative, or as in `extreme_eigenvalues`.
-
-    Warns
-    -----
-    RuntimeWarning
-        as in `extreme_eigenvalues`, or if the matrix is singular up to the error.
+        if an eigenvalue is negative, or as `extreme_eigenvalues`, whose warnings it gives, too; one more if
+        the matrix is singular up to the error.
 
     Notes
     -----
@@ -62,9 +58,9 @@ def condition_number(
     torch.Size([100])
     """
     name = "condition_number"
-    found = _extreme(name, A, M, steps, rtol, n, dtype)
-    low, high = found.smallest.detach(), found.largest.detach()
-    off_low, off_high = found.errors.unbind(-1)
+    extremes = _extreme(name, A, M, steps, rtol, n, dtype)
+    low, high = extremes.smallest.detach(), extremes.largest.detach()
+    off_low, off_high = extremes.errors.unbind(-1)
     if (low < -off_low).any():
         i = int((low < -off_low).reshape(-1).nonzero()[0])
         raise ValueError(
@@ -74,7 +70,7 @@ def condition_number(
     error = (high + off_high) / (low - off_low) - high / low
     singular = low <= off_low
     if not singular.any():
-        return Estimate(found.largest / found.smallest, error, found.converged)
+        return Estimate(extremes.largest / extremes.smallest, error, extremes.converged)
     i = int(singular.reshape(-1).nonzero()[0])
     warn(
         name,
@@ -83,11 +79,11 @@ def condition_number(
         "gradient",
     )
     infinite = torch.full_like(low, torch.inf)
-    lost = singular if found.converged else singular & (low <= 0)
+    lost = singular if extremes.converged else singular & (low <= 0)
     if lost.all():
         return Estimate(infinite, infinite, False)
     # Divided by one where the value is replaced: no infinity reaches the gradient.
-    value = torch.where(lost, infinite, found.largest / torch.where(lost, 1, found.smallest))
+    value = torch.where(lost, infinite, extremes.largest / torch.where(lost, 1, extremes.smallest))
     return Estimate(value, torch.where(singular, infinite, error), False)
 
 

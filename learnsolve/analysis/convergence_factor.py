@@ -23,30 +23,21 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
 
     Returns
     -------
-    Estimate, value and error of shape () or (..., k). The error is the difference between the factors of the
-        two halves of that part: an indication, not a bound. `converged` means that it is at most rtol times
-        the factor everywhere.
+    Estimate, value and error of shape () or (..., k). The error, no bound, is the difference between the
+        factors of the two halves of that part; `converged`: it is at most rtol times the factor everywhere.
 
     Raises
     ------
-    ValueError
-        if there is no iteration, or `last` is not in (0, 1].
-    TypeError
-        if `history` is neither a Solution nor a Tensor.
-
-    Warns
-    -----
+    ValueError, TypeError
+        if there is no iteration, `last` is not in (0, 1], or `history` is neither a Solution nor a Tensor.
     RuntimeWarning
-        if norms are not finite (the factor is NaN, or infinite), or if the factor has not settled.
+        (a warning) if norms are not finite, or if the factor has not settled.
 
     Notes
     -----
-    A residual of exactly zero gives the factor 0 with gradient zero; if it was zero from the start, as for
-    b = 0, the error is 0. At rounding level residuals no longer fall: use fewer iterations, or truncate a
-    Tensor there.
-
-    Gradient: exact, to any order, through the two norms (for a Solution, unless its gradient is "implicit").
-    Cost: negligible.
+    A residual of exactly zero gives the factor 0 with gradient zero. At rounding level residuals no longer
+    fall: use fewer iterations. Gradient: exact, to any order, through the two norms (for a Solution, unless
+    its gradient is "implicit"). Cost: negligible.
 
     Examples
     --------

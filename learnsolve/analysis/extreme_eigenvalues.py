@@ -71,51 +71,27 @@ def extreme_eigenvalues(
 
     Raises
     ------
-    ValueError
-        if shapes do not fit, A or M is not symmetric, or M not positive definite.
-    TypeError
-        if types, dtypes or devices do not fit.
-
-    Warns
-    -----
+    ValueError, TypeError
+        if arguments do not fit, A or M is not symmetric, or M not positive definite.
     RuntimeWarning
-        if `steps` is too small, or a product with A or M is not finite (then the values are NaN without a
-        gradient).
+        (a warning) if `steps` is too small, or a product is not finite (the values are NaN).
 
     Notes
     -----
-    Lanczos in the inner product of :math:`M^{-1}`, which needs no :math:`M^{-1}`, with full
-    reorthogonalization, from a vector that is the same in every call. The errors are norms of residuals,
-    :math:`|\lambda - \theta| \le \|M A u - \theta u\|_{M^{-1}}`, :math:`\|u\|_{M^{-1}} = 1`, and rounding:
-    rigorous bounds for *an* eigenvalue. It is the extreme one if the start vector has a component along its
-    eigenvector, which a random vector almost surely has.
-
-    Gradient: first order, reverse and forward mode, with respect to A and M, with constant Ritz vectors:
-
-    .. math:: d\lambda = u^T dA\, u + \lambda\, z^T dM z, \quad M A u = \lambda u, \quad z = M^{-1} u,
-              \quad u^T z = 1.
-
-    It is as accurate as the eigenvector: error over the gap to the next eigenvalue. A multiple eigenvalue has
-    no derivative; this is one of its subgradients. Second derivatives raise.
-
-    Deterministic on one machine with the same number of threads: dense products and LAPACK may add in another
-    order with a different number of threads.
-
-    A batch, of A or M or both, runs side by side: a product is one call for all that have not ended.
-
-    Cost: k steps take k products with A and with M, :math:`4 k^2 n` flops of orthogonalization and k (with M
-    2 k) vectors of memory; k is about :math:`\sqrt{\kappa}` times a logarithm. Backward: that of one product
-    with A and one with M, two columns.
+    Lanczos, from a vector that is the same in every call; docs/gradients.md has the method, its error bounds
+    and its derivative: first order, reverse and forward mode, with respect to A and M. Second derivatives
+    raise. Deterministic with the same number of threads. Cost: k steps take k products with A and with M and
+    :math:`4 k^2 n` flops, k about :math:`\sqrt{\kappa}` times a logarithm; a backward is that of one product.
 
     Examples
     --------
     >>> import learnsolve as ls
     >>> A = ls.problems.poisson((15, 15))
-    >>> found = ls.analysis.extreme_eigenvalues(A)
-    >>> found.smallest, found.largest, found.converged
+    >>> ends = ls.analysis.extreme_eigenvalues(A)
+    >>> ends.smallest, ends.largest, ends.converged
     (tensor(0.0769, dtype=torch.float64), tensor(7.9231, dtype=torch.float64), True)
     >>> exact = ls.problems.PROPERTIES["poisson"].eigenvalues((15, 15))
-    >>> bool(abs(found.smallest - exact[0]) <= found.errors[0])
+    >>> bool(abs(ends.smallest - exact[0]) <= ends.errors[0])
     True
     """
     name = "extreme_eigenvalues"
@@ -142,7 +118,7 @@ def _extreme(
     linear(name, "M A", M)
     check_symmetric(name, M)
     precondition = as_preconditioner(name, "M", M, start)
-    found = lanczos(
+    results = lanczos(
         name,
         constant(name, operator),
         None if precondition is None else constant(name, precondition),
@@ -150,19 +126,19 @@ def _extreme(
         min(steps, space.n),
         rtol,
     )
-    for i, ends in enumerate(found):
+    for i, ends in enumerate(results):
         _report(name, space.which(i), ends, rtol)
     nan, inf = space.numbers(torch.nan, torch.nan), space.numbers(torch.inf, torch.inf)
-    values = torch.stack([nan if e is None else e.theta for e in found]).reshape(*space.batch, 2)
-    errors = torch.stack([inf if e is None else e.error for e in found]).reshape(*space.batch, 2)
-    known = [e for e in found if e is not None]
+    values = torch.stack([nan if e is None else e.theta for e in results]).reshape(*space.batch, 2)
+    errors = torch.stack([inf if e is None else e.error for e in results]).reshape(*space.batch, 2)
+    known = [e for e in results if e is not None]
     taken = max((e.steps for e in known), default=0)
-    converged = len(known) == len(found) and all(e.converged for e in known)
+    converged = len(known) == len(results) and all(e.converged for e in known)
     if known:
         zero = torch.zeros_like(known[0].u)  # for matrices without a result
         shape = (*space.batch, *zero.shape)
         u, z = (
-            torch.stack([zero if e is None else getattr(e, name) for e in found]).reshape(shape)
+            torch.stack([zero if e is None else getattr(e, name) for e in results]).reshape(shape)
             for name in ("u", "z")
         )
         form = (u * operator(u)).sum(-2)

@@ -40,12 +40,7 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
 
     Notes
     -----
-    Constant: no derivatives. Cost: m products, and 4 m^2 inner products and updates.
-
-    References
-    ----------
-    J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025, arXiv
-    2406.00809
+    Constant: no derivatives. Cost: m products, and 4 m^2 inner products. Source: as `krylov_samples`.
 
     Examples
     --------
@@ -116,12 +111,8 @@ def krylov_samples(
 
     Notes
     -----
-    Cost: that of `krylov_basis`, and a product with Q.
-
-    References
-    ----------
-    J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025, arXiv
-    2406.00809
+    Cost: that of `krylov_basis`, and a product with Q. Source: J. Chen, "Graph Neural Preconditioners for
+    Iterative Solutions of Sparse Linear Systems", ICLR 2025, arXiv 2406.00809.
 
     Examples
     --------
@@ -140,15 +131,15 @@ def krylov_samples(
     Q = m if isinstance(m, Tensor) else krylov_basis(A, m, generator)
     checks.matrix(name, "A", A)
     checks.same_kind(name, "m", Q, A.values)
-    wanted = (*A.batch_shape, A.shape[0])
-    if tuple(Q.shape[:-1]) != wanted:
+    expected = (*A.batch_shape, A.shape[0])
+    if tuple(Q.shape[:-1]) != expected:
         raise ValueError(
-            f"{name}: m must be a number of steps or have the shape {(*wanted, 'm')} of krylov_basis(A, m), "
-            f"got {tuple(Q.shape)}"
+            f"{name}: m must be a number of steps or have the shape {(*expected, 'm')} of "
+            f"krylov_basis(A, m), got {tuple(Q.shape)}"
         )
     with torch.no_grad():
         few = count // 2
-        X = _normal(A, (*wanted, count - few), generator)
+        X = _normal(A, (*expected, count - few), generator)
         E = _normal(A, (*Q.shape[:-2], Q.shape[-1], few), generator)
         return torch.cat((X, Q.detach() @ E), -1)
 

@@ -17,8 +17,8 @@ from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.inputs import operands
 from learnsolve.ops.core.dots import scaled
 from learnsolve.solvers.core.arguments import check_b, check_operands
-from learnsolve.solvers.core.blocks import Blocks, Columns
-from learnsolve.solvers.core.operators import as_operator
+from learnsolve.solvers.core.operators import Blocks, as_operator
+from learnsolve.solvers.core.system import Columns
 from learnsolve.solvers.core.vectors import divide, dot, largest
 
 
@@ -27,8 +27,7 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
 
     .. math::
 
-        \ell = \frac{\|b - \alpha A d\|^2}{\|b\|^2}, \qquad
-        \alpha = \frac{\langle b, d \rangle}{\langle d, A d \rangle}
+        \ell = \|b - \alpha A d\|^2 / \|b\|^2, \quad \alpha = \langle b, d \rangle / \langle d, A d \rangle
 
     The step minimizes the energy of the error, as in conjugate gradients. The loss trains networks b -> d
     without solutions; neither the length nor the sign of d matters.
@@ -46,31 +45,20 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
 
     Raises
     ------
-    ValueError
-        if shapes do not fit.
-    TypeError
-        if types, dtypes or devices do not fit.
+    ValueError, TypeError
+        if shapes, types, dtypes or devices do not fit.
 
     Notes
     -----
-    A direction without curvature, such as d = 0, permits no step: its loss is 1, with gradient zero. A
-    residual of zero has loss zero. The loss can exceed 1, since the step does not minimize the residual.
-
-    Gradient: with respect to A, b and d, to any order. Cost: one product, six passes over vectors.
-
-    References
-    ----------
-    A. Kaneda et al., "A Deep Conjugate Direction Method for Iteratively Solving Linear Systems", ICML 2023,
-    arXiv 2205.10763; K. W. Lan et al., "A Neural-Preconditioned Poisson Solver for Mixed Dirichlet and
-    Neumann Boundary Conditions", ICML 2024, arXiv 2310.00177
+    A direction without curvature, such as d = 0, has loss 1 and gradient zero; a residual of zero has loss
+    zero. The loss can exceed 1. Gradient: with respect to A, b and d, to any order. Cost: one product.
+    Sources: A. Kaneda et al., arXiv 2205.10763 (ICML 2023); K. W. Lan et al., arXiv 2310.00177 (ICML 2024).
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((10,))
     >>> b = torch.ones(10, dtype=torch.float64)
-    >>> d = torch.randn(10, dtype=torch.float64, requires_grad=True)
-    >>> ls.analysis.one_step_loss(A, b, d).backward()
     >>> x = ls.ops.spsolve(A, b)
     >>> round(float(ls.analysis.one_step_loss(A, b, -3 * x)), 12)  # the solution needs one step
     0.0

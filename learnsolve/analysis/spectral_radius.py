@@ -36,69 +36,38 @@ def spectral_radius(
 ) -> Estimate:
     r"""The largest modulus of an eigenvalue, :math:`\rho(E) = \max_i |\lambda_i(E)|`, of any linear map E.
 
-    The spectral radius of an error propagator is the asymptotic factor by which a stationary method reduces
-    the error.
-
     Parameters
     ----------
     E : an `ErrorPropagator`; or a CSR, values (..., nnz), StencilOperator or
         scipy.sparse.linalg.LinearOperator; or a linear, differentiable callable on blocks of columns (n, k)
-    n : int, the size of a callable E
+    n, dtype : size and dtype (float64 if not given) of a callable E
     method : "dense", all eigenvalues of E as a dense matrix; "arnoldi", implicitly restarted Arnoldi (ARPACK)
         on products with E; "auto", "dense" up to n = 256
-    rtol : of Arnoldi, relative to the radius; 1e-6 if not given, 1e-3 in float32
-    maxiter : int, restarts of Arnoldi, ARPACK's 10 n if not given
-    dtype : dtype of a callable E, float64 if not given
+    rtol, maxiter : of Arnoldi: relative error, 1e-6 if not given (1e-3 in float32); restarts, 10 n
 
     Returns
     -------
-    Estimate, of shape () or that of the batch axes of E. The error is the norm of the residual,
-        :math:`\|E v - \lambda v\|` with :math:`\|v\| = 1`:
-        lambda is an eigenvalue of a matrix whose distance from E is this norm (a backward error), and
-        `converged` refers to it. For a symmetric E it bounds the distance to an eigenvalue. For others lambda
-        itself may be far off: a defective eigenvalue of multiplicity m moves by the m-th root of such a
-        difference. For a Jordan block of size 300 with eigenvalue 0 the radius is 0.8, converged.
+    Estimate, of shape () or that of the batch axes of E. The error is the norm of the residual
+        :math:`E v - \lambda v`, :math:`\|v\| = 1`: a backward error, to which `converged` refers.
 
     Raises
     ------
     ValueError
-        if E is not square, not linear (E(0) is not zero, or E(x - 2 y) is far from E(x) - 2 E(y) for a random
-        x and y), or `n` is missing.
-
-    Warns
-    -----
+        if E is not square, not linear (as a random test shows), or `n` is missing.
     RuntimeWarning
-        if Arnoldi did not converge, a product with E is not finite (the value is NaN, without a gradient), or
-        the eigenvalue is so ill-conditioned that its derivative is meaningless.
+        (a warning) if Arnoldi did not converge, a product is not finite (the value is NaN), or the derivative
+        is meaningless, so ill-conditioned is the eigenvalue.
 
     Notes
     -----
-    Gradient, with the right and the left eigenvector, :math:`E v = \lambda v`, :math:`u^T E = \lambda u^T`
-    (complex pairs included):
-
-    .. math:: d\rho = \mathrm{Re}\left( \frac{\bar\lambda}{|\lambda|}\, \frac{u^T dE\, v}{u^T v} \right).
-
-    First order, reverse and forward mode; second derivatives raise. u is an eigenvector of :math:`E^T`,
-    computed only if a gradient is required. "dense" costs n products and O(n^3); "arnoldi" from about 40 to
-    several hundred products, and as many with :math:`E^T`, which is obtained by differentiating E(x) with
-    respect to x. Where several eigenvalues attain the largest modulus, as at the best weight of Jacobi's
-    method, the radius has a kink and this is the gradient of one side. A radius of zero has gradient zero.
-
-    The start vector is the same in every call, and so are all bits on one machine with the same libraries and
-    the same numbers of threads, of torch and of BLAS. With another number of threads LAPACK, and BLAS inside
-    ARPACK, may add in another order: the last digits differ, and everything that depends on them (restarts,
-    and which of several eigenvalues of one modulus is found, hence the gradient at a kink). Arnoldi runs on
-    the host.
-
-    A batch of maps is as many single ones, the products with all of them in one call. "dense" finds the
-    matrices so in one; "arnoldi" runs for one matrix after another, each with products of the whole batch:
-    for many large matrices a loop over `A.with_values(A.values[i])` is cheaper. `converged` says it of all.
+    Gradient: first order, reverse and forward mode; second derivatives raise. "dense" costs n products and
+    O(n^3); "arnoldi" from 40 to several hundred products, and as many with :math:`E^T` for a gradient. Same
+    bits with the same numbers of threads. docs/gradients.md has the derivative and the meaning of the error.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson((15,))
-    >>> weight = torch.tensor(2 / 3, dtype=torch.float64, requires_grad=True)
+    >>> A, weight = ls.problems.poisson((15,)), torch.tensor(2 / 3, dtype=torch.float64, requires_grad=True)
     >>> E = ls.analysis.ErrorPropagator(A, ls.preconditioners.Jacobi(A), weight)
     >>> rho = ls.analysis.spectral_radius(E).value  # 1 - (1 - cos(pi / 16)) w
     >>> rho.backward()
@@ -151,8 +120,8 @@ def _check_linear(name: str, apply: Map, space: Space) -> None:
 
 
 def _estimate(name: str, apply: Map, space: Space, searches: list[Search], rtol: float) -> Estimate:
-    found = [search(False, None) for search in searches]
-    for i, pair in enumerate(found):
+    pairs = [search(False, None) for search in searches]
+    for i, pair in enumerate(pairs):
         if pair is None:
             warn(
                 name,
@@ -160,20 +129,20 @@ def _estimate(name: str, apply: Map, space: Space, searches: list[Search], rtol:
                 "gradient; check E",
             )
     nothing = np.zeros(space.n, dtype=np.complex128)
-    vectors = [nothing if pair is None else pair.vector for pair in found]
+    vectors = [nothing if pair is None else pair.vector for pair in pairs]
     shape = (*space.batch, space.n, 2)
     EV = apply(torch.stack([_real(v, space) for v in vectors]).reshape(shape))
     known = as_array(name, EV).astype(np.float64).reshape(-1, space.n, 2)
-    ends = [_accuracy(name, space, i, pair, known[i], rtol) for i, pair in enumerate(found)]
+    ends = [_accuracy(name, space, i, pair, known[i], rtol) for i, pair in enumerate(pairs)]
     value, error = (
         space.numbers(*numbers).reshape(space.batch) for numbers in list(zip(*ends, strict=True))[:2]
     )
     converged = all(end[2] for end in ends)
-    if not tracked(EV) or all(pair is None for pair in found):
+    if not tracked(EV) or all(pair is None for pair in pairs):
         return Estimate(value, error, converged)
     C = [
         nothing if pair is None or pair.value == 0 else _cotangent(name, space, i, pair, searches[i])
-        for i, pair in enumerate(found)
+        for i, pair in enumerate(pairs)
     ]
     form = (torch.stack([_real(c, space) for c in C]).reshape(shape) * EV).sum((-2, -1))
     return Estimate(with_derivative(name, value, form), error, converged)

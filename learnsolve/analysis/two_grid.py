@@ -34,7 +34,7 @@ class _Grid(NamedTuple):
     def coarse(self) -> _Grid:
         return _Grid(tuple(n // 2 for n in self.points), tuple(b // 2 for b in self.period))
 
-    def places(self, index: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def positions(self, index: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Of points: number within their block, and the block's number on each axis."""
         local, blocks, step = torch.zeros_like(index), [], 1
         for n, b in zip(reversed(self.points), reversed(self.period), strict=True):
@@ -57,49 +57,37 @@ def two_grid_symbols(
     R: CSR | None = None,
     without_constants: bool = False,
 ) -> Tensor:
-    r"""The diagonal blocks of the error propagator of a two-grid cycle, for a problem on a periodic grid that
-    repeats itself in blocks: those of its block Fourier transform.
+    r"""The Fourier transform of a two-grid cycle on a periodic grid that repeats itself in blocks:
 
     .. math::
-
         \hat E(\theta) = \hat S^{\nu_2} (I - \hat P (\hat R \hat A \hat P)^{-1} \hat R \hat A) \hat S^{\nu_1},
         \quad \hat S = I - w \hat D^{-1} \hat A, \quad
         \hat A(\theta)_{ij} = \sum_\delta a_{(0, i), (\delta, j)} e^{\mathrm{i} \theta \cdot \delta}
 
-    with i, j the points of a block, :math:`\delta` the distance in blocks, and one :math:`\theta`, with
-    components :math:`2 \pi k / c`, for each of the blocks, c on an axis.
+    with points i, j of a block, blocks at a distance :math:`\delta`, :math:`\theta_a = 2 \pi k / c_a`.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), float32 or float64, on a periodic grid
-    P : CSR, shape (n, n'), values (..., nnz), from a grid with half as many points on each axis
-    grid : points on each axis, numbered as `problems.poisson` does
-    period : points of a block on each axis, even; they divide those of the grid
+    P, R : CSR, (n, n') and (n', n), R = :math:`P^T` if not given; half as many points on each axis
+    grid, period : points on each axis, numbered as `problems.poisson` does; those of a block, even divisors
     weight : of damped Jacobi: a number, or a tensor of shape () or (..., n)
-    presweeps, postsweeps : int >= 0, sweeps before and after the correction
-    R : CSR, shape (n', n), instead of :math:`P^T`
-    without_constants : leave out errors that are constant, for a singular A without a shift. P must
-        interpolate constants exactly
+    presweeps, postsweeps : int >= 0
+    without_constants : leave out constant errors, for a singular A; P must interpolate constants exactly
 
     Returns
     -------
-    Tensor, complex, shape (..., c_1 c_2 ..., m, m), m points in a block: the eigenvalues of all blocks are
-        those of the error propagator.
+    Tensor, complex, shape (..., c_1 c_2 ..., m, m), m points in a block: together with E's eigenvalues.
 
     Raises
     ------
-    ValueError
-        if shapes do not fit, values do not repeat themselves, or a coarse block is singular (say
-        ``without_constants=True``, or give A a shift).
-    TypeError
-        if types, dtypes or devices do not fit.
+    ValueError, TypeError
+        if arguments do not fit, values do not repeat themselves, or a coarse block is singular.
 
     Notes
     -----
-    Gradient: exact, to any order, in the values of A, P and R and in the weight; that of an entry is spread
-    evenly over its repetitions. Cost: O(c m^3) flops in batched dense products, c blocks, instead of
-    O(c^3 m^3): for 4 x 4 blocks 256 times fewer. Losses: ``E.abs().square().sum((-2, -1)).mean(-1)``, the
-    published one, which is smooth, and `two_grid_factor`.
+    Gradient: exact, to any order, in the values and the weight; that of an entry is spread evenly over its
+    repetitions. Cost: O(c m^3) flops, c blocks. Losses: `two_grid_factor`, or the mean squares of entries.
 
     Examples
     --------
@@ -111,8 +99,8 @@ def two_grid_symbols(
     """
     fine = _checked(A, P, R, grid, period)
     presweeps, postsweeps = (
-        checks.integer(NAME, name, given, 0)
-        for name, given in (("presweeps", presweeps), ("postsweeps", postsweeps))
+        checks.integer(NAME, name, argument, 0)
+        for name, argument in (("presweeps", presweeps), ("postsweeps", postsweeps))
     )
     A_hat, P_hat = _symbols("A", A, fine, fine), _symbols("P", P, fine, fine.coarse)
     R_hat = P_hat.mH if R is None else _symbols("R", R, fine.coarse, fine)
@@ -192,11 +180,11 @@ def two_grid_factor(
 
 
 def _checked(A: CSR, P: CSR, R: CSR | None, grid: Sequence[int], period: Sequence[int]) -> _Grid:
-    for name, given in (("A", A), ("P", P), ("R", R)):
-        if given is not None or name != "R":
-            checks.matrix(NAME, name, given)
-            checks.dtype(NAME, f"{name}.values", given.values)  # type: ignore[union-attr]
-            checks.same_kind(NAME, f"{name}.values", given.values, A.values)  # type: ignore[union-attr]
+    for name, argument in (("A", A), ("P", P), ("R", R)):
+        if argument is not None or name != "R":
+            checks.matrix(NAME, name, argument)
+            checks.dtype(NAME, f"{name}.values", argument.values)  # type: ignore[union-attr]
+            checks.same_kind(NAME, f"{name}.values", argument.values, A.values)  # type: ignore[union-attr]
     fine = _Grid(
         tuple(checks.integer(NAME, "grid", n, 2) for n in grid),
         tuple(checks.integer(NAME, "period", b, 2) for b in period),
@@ -209,16 +197,16 @@ def _checked(A: CSR, P: CSR, R: CSR | None, grid: Sequence[int], period: Sequenc
             f"{fine.period} for {fine.points}"
         )
     n, m = math.prod(fine.points), math.prod(fine.coarse.points)
-    for name, given, shape in (("A", A, (n, n)), ("P", P, (n, m)), ("R", R, (m, n))):
-        if given is not None and given.shape != shape:
-            raise ValueError(f"{NAME}: {name} must have shape {shape} on this grid, got {given.shape}")
+    for name, argument, shape in (("A", A, (n, n)), ("P", P, (n, m)), ("R", R, (m, n))):
+        if argument is not None and argument.shape != shape:
+            raise ValueError(f"{NAME}: {name} must have shape {shape} on this grid, got {argument.shape}")
     return fine
 
 
 def _symbols(name: str, T: CSR, rows: _Grid, columns: _Grid) -> Tensor:
     """The Fourier transform of T, (..., blocks, m, m')."""
-    i, row_blocks = rows.places(T.pattern.row_indices.long())
-    j, column_blocks = columns.places(T.pattern.col_indices.long())
+    i, row_blocks = rows.positions(T.pattern.row_indices.long())
+    j, column_blocks = columns.positions(T.pattern.col_indices.long())
     m, k, count = math.prod(rows.period), math.prod(columns.period), math.prod(rows.blocks)
     distance = [(q - p) % c for p, q, c in zip(row_blocks, column_blocks, rows.blocks, strict=True)]
     kind = i * k + j
@@ -227,8 +215,8 @@ def _symbols(name: str, T: CSR, rows: _Grid, columns: _Grid) -> Tensor:
     kinds, which, repeats = kind.unique(return_inverse=True, return_counts=True)
     values = T.values
     mean = values.new_zeros(*values.shape[:-1], len(kinds)).index_add(-1, which, values / count)
-    plain, found = plain_values(values), plain_values(mean)
-    off = (plain - found[..., which]).abs()
+    plain, plain_mean = plain_values(values), plain_values(mean)
+    off = (plain - plain_mean[..., which]).abs()
     allowed = 64 * torch.finfo(T.dtype).eps * plain.abs().amax(-1, keepdim=True) if T.nnz else 0
     if bool((repeats != count).any()) or bool((off > allowed).any()):
         raise ValueError(
@@ -245,9 +233,9 @@ def _symbols(name: str, T: CSR, rows: _Grid, columns: _Grid) -> Tensor:
     for axis, (c, step) in enumerate(zip(rows.blocks, steps, strict=True)):
         angles += 2 * math.pi / c * (frequencies[:, axis : axis + 1] * step % c)
     phases = torch.polar(torch.ones_like(angles), angles).to(T.dtype.to_complex())
-    found = mean.unsqueeze(-2) * phases
-    blocks = found.new_zeros(*found.shape[:-1], m * k).index_add(-1, kinds, found)
-    return blocks.reshape(*found.shape[:-1], m, k)
+    terms = mean.unsqueeze(-2) * phases
+    blocks = terms.new_zeros(*terms.shape[:-1], m * k).index_add(-1, kinds, terms)
+    return blocks.reshape(*terms.shape[:-1], m, k)
 
 
 def _scaled(A: CSR, weight: float | Tensor, fine: _Grid) -> Tensor:
@@ -260,7 +248,7 @@ def _scaled(A: CSR, weight: float | Tensor, fine: _Grid) -> Tensor:
             )
     else:
         weight = checks.number(NAME, "weight", weight)
-    local, blocks = fine.places(torch.arange(A.shape[0], device=A.device))
+    local, blocks = fine.positions(torch.arange(A.shape[0], device=A.device))
     first = torch.stack(blocks).sum(0) == 0
     order = local[first].argsort()
     scale = (weight / A.diagonal())[..., first.nonzero().squeeze(-1)[order]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,7 +33,13 @@ def figure(evaluation: Evaluation) -> Any:
         # A line below another remains visible beside it.
         width = 1.4 + 1.6 * (1 - (i + 1) / len(evaluation.histories))
         looks[name] = {"color": color, "linestyle": style, "linewidth": width}
-    systems = curves(axes, evaluation.histories, looks)
+    systems = max(map(len, evaluation.histories.values()), default=0)
+    for name, median, low, high in medians(evaluation.histories):
+        # matplotlib omits labels that begin with "_" from the legend.
+        label = f" {name}" if name.startswith("_") else name
+        axes.semilogy(range(len(median)), median, label=label, **looks[name])
+        if low is not median:
+            axes.fill_between(range(len(low)), low, high, color=looks[name]["color"], alpha=0.15, linewidth=0)
     for rtol in sorted({row.rtol for row in evaluation.rows}):
         axes.axhline(rtol, color="#999999", linewidth=0.6, zorder=0)
     what = f", median and range of {systems} systems" if systems > 1 else ""
@@ -47,21 +53,14 @@ def figure(evaluation: Evaluation) -> Any:
     return made
 
 
-def curves(axes: Any, histories: Mapping[str, list[Tensor]], looks: Mapping[str, Mapping[str, Any]]) -> int:
-    """The median of each preconditioner's systems in a band from the smallest to the largest, drawn as
-    `looks` says. Returns the largest number of systems."""
+def medians(histories: Mapping[str, list[Tensor]]) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """Of each preconditioner that solved a system: its name, the median of its systems' residuals, the
+    smallest and the largest; of a single system the same array three times."""
     for name, runs in histories.items():
-        if not runs:
-            continue
-        table = _padded(runs)
-        steps = range(table.shape[1])
-        # matplotlib omits labels that begin with "_" from the legend.
-        label = f" {name}" if name.startswith("_") else name
-        axes.semilogy(steps, table.median(0).values, label=label, **looks[name])
-        if len(runs) > 1:
-            low, high, color = table.amin(0), table.amax(0), looks[name]["color"]
-            axes.fill_between(steps, low, high, color=color, alpha=0.15, linewidth=0)
-    return max(map(len, histories.values()), default=0)
+        if runs:
+            table = _padded(runs)
+            median = table.median(0).values
+            yield (name, median, *((table.amin(0), table.amax(0)) if len(runs) > 1 else (median, median)))
 
 
 def _padded(histories: list[Tensor]) -> Tensor:

@@ -83,10 +83,10 @@ class Evaluation:
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((4, 4)), torch.ones(16, dtype=torch.float64)
-    >>> found = ls.evaluate(A, b, {"none": None}, rtol=(1e-6,), repeats=1)
-    >>> found.solver, found.rows[0].converged, found.rows[0].iterations.mean
+    >>> result = ls.evaluate(A, b, {"none": None}, rtol=(1e-6,), repeats=1)
+    >>> result.solver, result.rows[0].converged, result.rows[0].iterations.mean
     ('cg', 1, 3.0)
-    >>> [len(history) for history in found.histories["none"]]
+    >>> [len(history) for history in result.histories["none"]]
     [4]
     """
 

@@ -46,7 +46,7 @@ def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
                 f"{name}: A must hold CSRs, BlockBatches or StencilOperators, got {type(one).__name__}; make "
                 "a CSR with CSR.from_scipy, CSR.from_torch or CSR.from_dense"
             )
-    return [group for one, its in zip(A, b, strict=True) for group in _of_one(name, one, its)]
+    return [group for one, columns in zip(A, b, strict=True) for group in _of_one(name, one, columns)]
 
 
 def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]:
@@ -54,7 +54,7 @@ def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]
     if isinstance(A, BlockBatch):
         checks.same_kind(name, "b", b, A.matrix.values)
         pairs = zip(A.split(A.matrix), A.split(b), strict=True)
-        return [group for one, its in pairs for group in _of_one(name, one, its)]
+        return [group for one, columns in pairs for group in _of_one(name, one, columns)]
     entries = (A.values if isinstance(A, CSR) else A.coefficients).detach()
     checks.same_kind(name, "b", b, entries)
     n = A.shape[0]
@@ -72,7 +72,7 @@ def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]
     B = b.expand(*batch, *b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
     core = entries.shape[len(A.batch_shape) :]
     matrices = [_with_entries(A, e) for e in entries.expand(*batch, *core).reshape(batch.numel(), *core)]
-    return [(one, [System(one, c) for c in its.mT]) for one, its in zip(matrices, B, strict=True)]
+    return [(one, [System(one, c) for c in columns.mT]) for one, columns in zip(matrices, B, strict=True)]
 
 
 def _with_entries(A: Matrix, entries: Tensor) -> Matrix:

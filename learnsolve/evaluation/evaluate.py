@@ -63,26 +63,17 @@ def evaluate(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz) for a batch of matrices; or a StencilOperator, which may also
-        have batch axes; or a `BlockBatch`, each block a matrix; or a matrix of SciPy or torch, as solvers
-        take them; or a sequence of these
-    b : Tensor or NumPy array, (n,) or (..., n, k): each batch entry and each of the k columns is a separate
-        system; or a sequence of these, one for each matrix of a sequence
-    preconditioners : a dict from names to one of
-
-        - None, for no preconditioner;
-        - a Preconditioner, CSR, LinearOperator or torch.nn.Module, used for all matrices;
-        - a class, a function or a network (`PreCorrector`) A -> M that builds one from a matrix: it is
-          called and timed for each matrix.
-          Pass a plain function f: r -> M r as ``lambda A: f``.
-    rtol : a finite tolerance or several; a system has reached a tolerance if the solver, called with it,
-        reports convergence: ||b - A x|| <= rtol ||b||
+    A : CSR, shape (n, n), values (..., nnz); StencilOperator; `BlockBatch`, each block a matrix; a matrix of
+        SciPy or torch; or a sequence of these
+    b : Tensor or NumPy array, (n,) or (..., n, k), each column a system; or a sequence, one per matrix
+    preconditioners : a dict from names to None; to a Preconditioner, CSR, LinearOperator or Module for all
+        matrices; or to a class, function or network A -> M, called and timed for each matrix (a plain
+        function f: r -> M r as ``lambda A: f``)
+    rtol : finite tolerances; reached if the solver, called with it, reports convergence
     solver : "cg", "fcg", "minres", "bicgstab", "gmres", "fgmres"; or a callable
         ``(A, b, *, rtol, maxiter, M) -> Solution``, such as ``functools.partial(gmres, restart=50)``
-    maxiter : int, the solver's default if not given
-    repeats : how often each solve, and each set-up, is timed, at least 1; the median is reported
-    on_error : "raise"; or "row": an error of a factory or of the solver (except a TypeError) becomes the
-        message of a row
+    maxiter, repeats : int; the solver's default if not given; how often to time (the median is reported)
+    on_error : "raise"; or "row": an error of a factory or the solver (no TypeError) is a row's message
 
     Returns
     -------
@@ -90,39 +81,23 @@ def evaluate(
 
     Raises
     ------
-    ValueError
-        if shapes or values do not fit; or if a factory or the solver fails: the message names the
-        preconditioner, and the original error is the cause.
-    TypeError
-        if types do not fit.
+    ValueError, TypeError
+        if arguments do not fit; or, naming the preconditioner, with the error of a factory or the solver.
 
     Notes
     -----
-    A system is solved separately to each tolerance: convergence, iterations and seconds are those of that
-    run, as reported by the solver. The run to the tightest tolerance gives the history. Systems are solved
-    one after another, without gradient. The first set-up works on a copy of A's pattern without plans; later
-    ones reuse the plans. On a CUDA device the clock is read when the device has finished. Counts and
-    residuals are deterministic, seconds are not.
-
-    Histories are relative to ||b|| and do not depend on the scale of b, as long as the dtype can represent
-    its norm.
-
-    Compare seconds with an eye on `execution`: what ran the solves. "eager" and "compiled, Python
-    preconditioner" include the time of Python, some 0.2 ms and 0.05 ms an iteration, which a compiled solve
-    does not have.
-
-    Cost: systems x tolerances x (repeats + 1) solves per preconditioner, one if a system does not converge.
+    A system is solved separately to each tolerance, one after another, without gradient; the run to the
+    tightest gives the history. The first set-up has no plans, later ones reuse them. Seconds of executions
+    other than "compiled" include those of Python. Counts and residuals are deterministic. Cost: systems x
+    tolerances x (repeats + 1) solves per preconditioner, one if a system does not converge.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.anisotropic((20, 20), 0.1, 0.0)
-    >>> b = torch.ones(400, dtype=torch.float64)
+    >>> A, b = ls.problems.anisotropic((20, 20), 0.1, 0.0), torch.ones(400, dtype=torch.float64)
     >>> result = ls.evaluate(A, b, {"none": None, "Jacobi": ls.preconditioners.Jacobi}, repeats=1)
-    >>> [(row.preconditioner, row.rtol, row.converged) for row in result.rows][:3]
-    [('none', 0.001, 1), ('none', 1e-06, 1), ('none', 1e-09, 1)]
-    >>> result.rows[0].iterations.mean, len(str(result).splitlines())
-    (37.0, 8)
+    >>> result.rows[0].converged, result.rows[0].iterations.mean, len(str(result).splitlines())
+    (1, 37.0, 8)
     """
     name = "evaluate"
     tolerances = _tolerances(name, rtol)
@@ -147,14 +122,14 @@ def evaluate(
             raise TypeError(f"{name}: names of preconditioners must be strings, got {label!r}")
     groups = systems_of(name, A, b)
     rows, histories = [], {}
-    for label, given in preconditioners.items():
+    for label, argument in preconditioners.items():
         setup = _Setup([], [])
         try:
             with torch.no_grad():
                 runs = [
                     _solve(solve, system, M, tolerances, maxiter, repeats)
                     for matrix, systems in groups
-                    for M in [_made(given, matrix, setup, repeats, called == "cg")]
+                    for M in [_build(argument, matrix, setup, repeats, called == "cg")]
                     for system in systems
                 ]
         except TypeError as error:  # a mistake in the call, not a failure of one method
@@ -179,28 +154,30 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
         rtol = rtol.tolist()
     if isinstance(rtol, (Real, str)) or not isinstance(rtol, Iterable):
         rtol = [rtol]
-    found = list(rtol)
-    for t in found:
+    tolerances = list(rtol)
+    for t in tolerances:
         checks.tolerance(name, "rtol", t)
-    if not found:
+    if not tolerances:
         raise ValueError(f"{name}: rtol must be a tolerance or several, got none")
-    return sorted((float(t) for t in found), reverse=True)
+    return sorted((float(t) for t in tolerances), reverse=True)
 
 
-def _made(given: Any, A: Matrix, setup: _Setup, repeats: int, compiled: bool) -> Any:
+def _build(argument: Any, A: Matrix, setup: _Setup, repeats: int, compiled: bool) -> Any:
     """The preconditioner of A. A class is a factory, even if its objects are preconditioners. `compiled`:
     what `cg` computes of it once, for its compiled loop, is part of the set-up."""
-    if given is None or (isinstance(given, MADE) and not isinstance(given, MatrixNetwork)):
-        batch: Any = getattr(given, "batch_shape", ())
+    if argument is None or (isinstance(argument, MADE) and not isinstance(argument, MatrixNetwork)):
+        batch: Any = getattr(argument, "batch_shape", ())
         if batch:
             raise ValueError(
                 f"was built from a batch of matrices, shape {tuple(batch)}, but systems are solved "
                 "one by one; pass its class, or a function A -> M"
             )
-        return given
-    if not callable(given):
-        raise TypeError(f"must be None, a preconditioner, or a function A -> M, got {type(given).__name__}")
-    factory: Callable[[Matrix], Any] = given
+        return argument
+    if not callable(argument):
+        raise TypeError(
+            f"must be None, a preconditioner, or a function A -> M, got {type(argument).__name__}"
+        )
+    factory: Callable[[Matrix], Any] = argument
     fresh: Callable[[], Matrix] = lambda: A  # noqa: E731
     if isinstance(A, CSR):
         P, values = A.pattern, A.values

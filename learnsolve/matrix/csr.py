@@ -1,8 +1,5 @@
-"""`CSR`, a sparse matrix: a structure with values.
-
-More than 300 lines, because the methods of one class are the interface of a matrix; what they compute is in
-`convert` and `learnsolve.ops`.
-"""
+"""`CSR`, a sparse matrix: a pattern with values. Its methods call `convert` and `learnsolve.ops`; `views` and
+`habits` add what is not arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from torch.utils import _pytree as pytree
 from learnsolve import _library
 from learnsolve.matrix import convert
 from learnsolve.matrix.convert import SciPyMatrix, TensorLike
-from learnsolve.matrix.habits import Habits
+from learnsolve.matrix.habits import Habits, alias, no_matrix_function
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.pattern_checks import check_device
 from learnsolve.matrix.unchanged import Immutable
@@ -65,8 +62,8 @@ class CSR(Views, Habits, Immutable):
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         """`tensor @ A`, `tensor * A` and their torch names."""
         if len(args) != 2 or kwargs:
-            return _not_ours(func, types)
-        if func in _MULTIPLY:
+            return no_matrix_function(func, types)
+        if func in (torch.mul, Tensor.mul):
             A, factor = args if isinstance(args[0], CSR) else args[::-1]
             return _ops.arithmetic.multiply("A * B", A, factor)
         if isinstance(args[1], CSR) and is_dynamo_compiling():
@@ -75,10 +72,10 @@ class CSR(Views, Habits, Immutable):
                 "CSR: under torch.compile the operators @ and / cannot tell A @ x from x @ A; write "
                 "learnsolve.ops.spmm(A, x), learnsolve.ops.spmm(A, x, transpose=True) or A * (1 / s)"
             )
-        if func in _MATMUL:
+        if func in (torch.matmul, Tensor.matmul):
             left = isinstance(args[0], CSR)
             return args[0].__matmul__(args[1]) if left else args[1].__rmatmul__(args[0])
-        return _not_ours(func, types)
+        return no_matrix_function(func, types)
 
     def __init__(self, values: Tensor, pattern: SparsityPattern):
         if not isinstance(values, Tensor):
@@ -95,7 +92,7 @@ class CSR(Views, Habits, Immutable):
             )
         if values.dtype.is_complex:
             convert.check_real("CSR", "values", values.dtype)
-        if is_dynamo_compiling():  # Dynamo knows this way alone
+        if is_dynamo_compiling():  # Dynamo knows only this way
             object.__setattr__(self, "values", values)
             object.__setattr__(self, "pattern", pattern)
         else:
@@ -137,17 +134,6 @@ class CSR(Views, Habits, Immutable):
     @property
     def col_indices(self) -> Tensor:
         return self.pattern.col_indices
-
-    def __repr__(self) -> str:
-        rows, columns = self.shape
-        density = self.nnz / max(rows * columns, 1)
-        batch = f", batch={tuple(self.batch_shape)}" if self.values.dim() > 1 else ""
-        grad = ", requires_grad=True" if self.requires_grad else ""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return (
-            f"CSR(shape={self.shape}, nnz={self.nnz}{batch}, dtype={dtype}, device={self.device}, "
-            f"density={density:.3g}{grad})".replace(f"density={density:.3g}", f"density={density:.1%}")
-        )
 
     # --- from and to other forms ---
     @classmethod
@@ -303,21 +289,21 @@ class CSR(Views, Habits, Immutable):
         return _ops.core.symmetry.symmetry("CSR.is_symmetric", self, None)
 
     def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:
-        return _ops.diagonal(self, _one("diagonal", 0, k=k, offset=offset))
+        return _ops.diagonal(self, alias("diagonal", 0, k=k, offset=offset))
 
     def trace(self) -> Tensor:
         return _ops.trace(self)
 
     def tril(self, k: int | None = None, *, diagonal: int | None = None) -> CSR:
-        return _ops.tril(self, _one("tril", 0, k=k, diagonal=diagonal))
+        return _ops.tril(self, alias("tril", 0, k=k, diagonal=diagonal))
 
     def triu(self, k: int | None = None, *, diagonal: int | None = None) -> CSR:
-        return _ops.triu(self, _one("triu", 0, k=k, diagonal=diagonal))
+        return _ops.triu(self, alias("triu", 0, k=k, diagonal=diagonal))
 
     def norm(
         self, ord: float | str | None = None, dim: int | None = None, *, axis: int | None = None
     ) -> Tensor:
-        return _ops.norm(self, ord, _one("norm", None, dim=dim, axis=axis))
+        return _ops.norm(self, ord, alias("norm", None, dim=dim, axis=axis))
 
     def abs(self) -> CSR:
         """The magnitudes of the entries; also ``abs(A)``."""
@@ -344,7 +330,7 @@ class CSR(Views, Habits, Immutable):
     __iter__ = None  # or Python would try A[0], A[1], ...
 
     def sum(self, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-        return _ops.sum(self, _one("sum", None, dim=dim, axis=axis))
+        return _ops.sum(self, alias("sum", None, dim=dim, axis=axis))
 
     def scale_rows(self, d: Tensor) -> CSR:
         return _ops.scale_rows(self, d)
@@ -388,29 +374,6 @@ class CSR(Views, Habits, Immutable):
 
     def __truediv__(self, other: Any) -> CSR:
         return _ops.arithmetic.divide(self, other)
-
-
-def _one(method: str, default: Any, **given: Any) -> Any:
-    """The argument that has several names."""
-    found = {name: value for name, value in given.items() if value is not None}
-    if len(found) > 1:
-        raise TypeError(f"CSR.{method}: {' and '.join(found)} are names of one argument; leave one out")
-    return next(iter(found.values()), default)
-
-
-def _not_ours(func: Any, types: Any) -> Any:
-    """A function of torch that takes no CSR."""
-    if is_dynamo_compiling() or any(not issubclass(t, (CSR, Tensor)) for t in types):
-        return NotImplemented
-    name = getattr(func, "__name__", str(func))
-    raise TypeError(
-        f"torch.{name}: takes no CSR; write A @ x, an operation of learnsolve.ops, or give it A.values, "
-        "A.to_dense() or A.to_torch()"
-    )
-
-
-_MATMUL = {torch.matmul, Tensor.matmul}
-_MULTIPLY = {torch.mul, Tensor.mul}
 
 
 # Past the __setattr__ of the class, in a third of the time of object.__setattr__.

@@ -54,13 +54,13 @@ def transpose(crow: Tensor, col: Tensor, columns: int) -> tuple[Tensor, Tensor, 
 
 
 def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
-    """Place of entry (i, i), -1 where there is none."""
+    """Position of entry (i, i), -1 where there is none."""
     n = min(len(crow) - 1, columns)
     rows = row_indices(crow, len(col))
-    places = torch.arange(len(col), dtype=col.dtype, device=col.device)
-    # Entries off the diagonal go to one additional place.
+    positions = torch.arange(len(col), dtype=col.dtype, device=col.device)
+    # Entries off the diagonal go to one additional position.
     at = torch.full((n + 1,), -1, dtype=col.dtype, device=col.device)
-    at[torch.where(rows == col, rows, n).long()] = places
+    at[torch.where(rows == col, rows, n).long()] = positions
     return at[:n].clone()
 
 
@@ -110,9 +110,9 @@ def merge_patterns(
     starts = []
     for side, operand in enumerate((a, b)):
         at = torch.searchsorted(keys, operand)
-        here = torch.zeros(quads.numel(), dtype=torch.uint8, device=device)
-        here[at] = 1
-        quads |= here.reshape(quads.shape) << (4 * side)
+        present = torch.zeros(quads.numel(), dtype=torch.uint8, device=device)
+        present[at] = 1
+        quads |= present.reshape(quads.shape) << (4 * side)
         starts.append(torch.searchsorted(at, bounds))
     weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=device)
     codes = (quads * weights).sum(1, dtype=torch.uint8)
@@ -149,8 +149,8 @@ def product_plan(
     products: int,
     mask: tuple[Tensor, Tensor] | None,
 ) -> ProductPlan:
-    """All products of A B, sorted by their places: by one radix sort, of a key of eight bytes for each. Fewer
-    than 2^31 products and entries."""
+    """All products of A B, sorted by their positions in C: one radix sort, of a key of eight bytes for each.
+    Fewer than 2^31 products and entries."""
     rows, device = len(a_crow) - 1, a_crow.device
     p = torch.repeat_interleave(torch.arange(len(a_col), device=device), first.diff(), output_size=products)
     q = torch.arange(products, device=device) + (b_crow.long()[a_col.long()] - first[:-1])[p]
@@ -158,25 +158,25 @@ def product_plan(
     keys, order = torch.sort(keys, stable=True)
     crow = col = None
     if mask is None:
-        wanted, place = torch.unique_consecutive(keys, return_inverse=True)
-        crow, col = _from_keys(wanted, rows, columns)
+        requested, place = torch.unique_consecutive(keys, return_inverse=True)
+        crow, col = _from_keys(requested, rows, columns)
         incomplete = False
     else:
-        wanted = _keys(*mask, columns)
-        place = torch.searchsorted(wanted, keys)
-        if len(wanted):
-            found = wanted[place.clamp(max=len(wanted) - 1)] == keys
+        requested = _keys(*mask, columns)
+        place = torch.searchsorted(requested, keys)
+        if len(requested):
+            on_mask = requested[place.clamp(max=len(requested) - 1)] == keys
         else:
-            found = torch.zeros_like(keys, dtype=torch.bool)
-        place = torch.where(found, place, -1)
-        incomplete = not bool(found.all())
+            on_mask = torch.zeros_like(keys, dtype=torch.bool)
+        place = torch.where(on_mask, place, -1)
+        incomplete = not bool(on_mask.all())
     positions = torch.empty(products, dtype=torch.int32, device=device)
     positions[order] = place.int()
     if incomplete:
         order, keys = order[place >= 0], keys[place >= 0]
     pairs = torch.stack((p[order], q[order]), 1).int()
     # Every requested entry begins where its key does; the last line is the number of pairs.
-    ends = torch.searchsorted(keys, wanted)
+    ends = torch.searchsorted(keys, requested)
     pair_starts = torch.cat((ends, torch.tensor([len(order)], device=device)))
     return ProductPlan(crow, col, positions, first, pairs, pair_starts, incomplete)
 

@@ -1,5 +1,4 @@
-"""What a `CSR` answers where a habit from SciPy, NumPy, torch or a `torch.nn.Module` leads: it does the same
-in one line, or the error names what to write instead."""
+"""How a `CSR` meets habits from other libraries: it does the same, or names what to write instead."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 _INSTEAD = {
     **{name: f"A.values.{name}(), or with the zeros A.to_dense().{name}()" for name in ("max", "min")},
@@ -79,7 +79,7 @@ class Habits:
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "_is_param":  # the mark that torch.nn.Parameter sets on what it is given
+        if name == "_is_param":  # the mark that torch.nn.Parameter sets on its argument
             raise TypeError(
                 "Parameter: takes a tensor, got a CSR; a matrix with trainable values is "
                 "learnsolve.nn.SparseMatrix(A, trainable=True), and "
@@ -90,3 +90,22 @@ class Habits:
 
 for _name, _remedy in _INSTEAD.items():  # no __getattr__, which would slow every other attribute down
     setattr(Habits, _name, _Missing(_name, _remedy))
+
+
+def alias(method: str, default: Any, **names: Any) -> Any:
+    """The argument that has these names."""
+    arguments = {name: value for name, value in names.items() if value is not None}
+    if len(arguments) > 1:
+        raise TypeError(f"CSR.{method}: {' and '.join(arguments)} are names of one argument; leave one out")
+    return next(iter(arguments.values()), default)
+
+
+def no_matrix_function(func: Any, types: Any) -> Any:
+    """What a function of torch that takes no CSR answers."""
+    if is_dynamo_compiling() or any(not issubclass(t, (Habits, Tensor)) for t in types):
+        return NotImplemented
+    name = getattr(func, "__name__", str(func))
+    raise TypeError(
+        f"torch.{name}: takes no CSR; write A @ x, an operation of learnsolve.ops, or give it A.values, "
+        "A.to_dense() or A.to_torch()"
+    )

@@ -1,8 +1,9 @@
-"""The matrices and vectors of other libraries, as the arguments of operations, solvers and preconditioners.
+"""The matrices, vectors and graphs of other libraries, as arguments.
 
 A SciPy sparse array, a sparse tensor of torch, a dense tensor, a NumPy array or an `nn.SparseMatrix` becomes
 a CSR, and a NumPy array of right-hand sides a tensor. A CSR made here has a pattern of its own, analyzed in
-each call: in a loop convert once, with `CSR.from_*`.
+each call: in a loop convert once, with `CSR.from_*`. Edges are integers of shape (2, E), as in PyTorch
+Geometric.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import autocast, convert
+from learnsolve.matrix import autocast, checks, convert
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.pattern_checks import as_numpy, check_range
+from learnsolve.matrix.plain import makes_plain_tensors
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,13 +56,13 @@ def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
     `sparse_matrix` converts. Not dense tensors, which may be arguments in the wrong order. Under
     `torch.autocast`, in full precision."""
     parameters = inspect.signature(function).parameters.values()
-    places = [(i, p.name) for i, p in enumerate(parameters) if "CSR" in str(p.annotation)]
-    if not places:
+    matrices = [(i, p.name) for i, p in enumerate(parameters) if "CSR" in str(p.annotation)]
+    if not matrices:
         return autocast.full_precision(function)
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
-        for i, name in places:
+        for i, name in matrices:
             if i < len(args):
                 if not isinstance(args[i], CSR):
                     args = (*args[:i], _each(args[i]), *args[i + 1 :])
@@ -99,3 +102,30 @@ def _full(D: Tensor) -> SparsityPattern:
     crow = torch.arange(rows + 1, device=D.device) * columns
     col = torch.arange(columns, device=D.device).repeat(rows)
     return SparsityPattern._trusted(crow, col, (rows, columns))
+
+
+@makes_plain_tensors
+def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray, int]:
+    """(edges, n): a copy of the edges, int64, shape (2, E), and the number of nodes; by default the largest
+    node plus one. The bytes of the edges are the key of what is computed from them: comparing these costs
+    little compared with sorting edges again."""
+    checks.tensor(function, "edge_index", edge_index)
+    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
+        raise TypeError(f"{function}: edge_index must hold integers, got {edge_index.dtype}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"{function}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}; of pairs, "
+            "(E, 2), give pairs.T"
+        )
+    ends = as_numpy(edge_index).astype(np.int64)
+    if n is None and ends.size == 0:
+        raise ValueError(f"{function}: without edges, n must give the number of nodes")
+    n = max(int(ends.max()) + 1, 0) if n is None else checks.integer(function, "n", n, 0)
+    for k in (0, 1):
+        check_range(function, f"edge_index[{k}]", ends[k], n, "nodes")
+    return ends, n
+
+
+def edges_of(key: bytes) -> np.ndarray:
+    """The edges, int64, (2, E), of their bytes."""
+    return np.frombuffer(key, dtype=np.int64).reshape(2, -1)

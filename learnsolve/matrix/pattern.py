@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve.matrix import arrivals, device_analysis
+from learnsolve.matrix import device_analysis, interning
+from learnsolve.matrix.cache import Cached
 from learnsolve.matrix.pattern_checks import (
     MOST,
     as_numpy,
@@ -19,14 +20,13 @@ from learnsolve.matrix.pattern_checks import (
     matrix_shape,
 )
 from learnsolve.matrix.plain import plain_tensors, unmapped
-from learnsolve.matrix.planned import Planned
 from learnsolve.matrix.unchanged import Immutable
 
 # Entries and rows of one block of rows: small enough to distribute evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192
 
 
-class SparsityPattern(Planned, Immutable):
+class SparsityPattern(Cached, Immutable):
     """Where a sparse matrix has entries: immutable, checked once, shared by all matrices that have it.
 
     Row i holds the entries p with ``crow_indices[i] <= p < crow_indices[i + 1]``, in the columns
@@ -47,12 +47,11 @@ class SparsityPattern(Planned, Immutable):
 
     Notes
     -----
-    The arrays are copied. Those that the pattern hands out are its own and must not be changed: a change in
-    place is noticed and refused, unless it bypasses torch, through ``.data`` or NumPy. What kernels need
-    beyond them is computed at first use and kept: the transpose, the row of each entry, the place of the
-    diagonal, blocks of
-    rows of about equal work. Patterns are equal only if they are the same object, so a pattern can be a
-    dictionary key. Making one costs O(rows + nnz).
+    The arrays are copied. The pattern hands out its own, which must not be changed: after a change in place
+    every use raises, unless the change bypasses torch, through ``.data`` or NumPy. What kernels need beyond
+    them is computed at first use and cached: the transpose, the row of each entry, the positions of the
+    diagonal, blocks of rows of about equal work. Patterns are equal only if they are the same object, so a
+    pattern can be a dictionary key. Making one costs O(rows + nnz).
 
     Pickles that arrive in a process, from the workers of a `DataLoader` or a file of `torch.save`, share one
     object where their patterns have the same arrays: that of the process, if it has the pattern already, so
@@ -86,6 +85,7 @@ class SparsityPattern(Planned, Immutable):
 
     def _fill(self, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
         assert max(shape) <= MOST  # what makes larger ones says which function it is
+        crow, col = unmapped(crow), unmapped(col)
         if crow.is_inference() or col.is_inference():  # they have no versions: changes would go unnoticed
             with plain_tensors():
                 crow, col = crow.clone(), col.clone()
@@ -94,7 +94,7 @@ class SparsityPattern(Planned, Immutable):
         set_(self, "shape", shape)
         set_(self, "nnz", len(col))
         set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
-        arrivals.made(self)
+        interning.register(self)
 
     @classmethod
     def _trusted(cls, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
@@ -104,7 +104,7 @@ class SparsityPattern(Planned, Immutable):
         return pattern
 
     def __reduce__(self):
-        return _arrived, (self.crow_indices, self.col_indices, self.shape)
+        return _unpickled, (self.crow_indices, self.col_indices, self.shape)
 
     def __copy__(self) -> SparsityPattern:
         return self
@@ -155,7 +155,7 @@ class SparsityPattern(Planned, Immutable):
                 f"SparsityPattern.equals: other must be a SparsityPattern, got {type(other).__name__}; of a "
                 "CSR take A.pattern"
             )
-        return arrivals.same(self, other)
+        return interning.equal(self, other)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -173,7 +173,7 @@ class SparsityPattern(Planned, Immutable):
 
     @property
     def diagonal_positions(self) -> Tensor:
-        """Place of entry (i, i), -1 where there is none, shape (min(rows, columns),)."""
+        """Position of entry (i, i), -1 where there is none, shape (min(rows, columns),)."""
 
         def find() -> Tensor:
             crow, col, columns = self.crow_indices, self.col_indices, self.shape[1]
@@ -205,7 +205,7 @@ class SparsityPattern(Planned, Immutable):
 
     @property
     def transpose_permutation(self) -> Tensor:
-        """Place in this pattern of each entry of ``P.T``: the transpose has values[permutation]."""
+        """Position in this pattern of each entry of ``P.T``: the transpose has values[permutation]."""
         return self._transposed()[1]
 
     def _transposed(self) -> tuple[SparsityPattern, Tensor]:
@@ -216,7 +216,7 @@ class SparsityPattern(Planned, Immutable):
 
     @property
     def _inverse_permutation(self) -> Tensor:
-        """Place in ``P.T`` of each entry of this pattern: ``P.T.transpose_permutation``."""
+        """Position in ``P.T`` of each entry of this pattern: ``P.T.transpose_permutation``."""
 
         def invert() -> Tensor:
             permutation = self.transpose_permutation
@@ -259,7 +259,7 @@ class SparsityPattern(Planned, Immutable):
         """Blocks of rows of about equal work, shape (blocks + 1, 2): first row, and the length of every row
         if consecutive rows repeat one another shifted by a column, else 0. The last line is (rows, 0).
 
-        On a CUDA device: (rows, nnz) alone or, for rows of very different lengths, the row and the entry
+        On a CUDA device: only (rows, nnz) or, for rows of very different lengths, the row and the entry
         where each of many equal stretches of rows and entries begins, and (rows, nnz) at the end."""
         return self._structure(False)[3]
 
@@ -293,6 +293,7 @@ class SparsityPattern(Planned, Immutable):
         for P in (self, self.T):
             _ = P._structure(False), P._structure(True)
             _ = P.row_indices, P._missing_diagonal, P._inverse_permutation, P._none
+            P._show()
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -310,17 +311,17 @@ class SparsityPattern(Planned, Immutable):
         if target == self.device and dtype == self.dtype:
             return self
         return self._cached(
-            ("to", target, dtype),
+            f"to {target} {dtype}".replace(".", " "),
             lambda: SparsityPattern._trusted(
                 self.crow_indices.to(target, dtype), self.col_indices.to(target, dtype), self.shape
             ),
         )
 
 
-def _arrived(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
-    """What a pickle holds: checked, and one object for all that are equal."""
-    return arrivals.arrived(SparsityPattern(crow_indices, col_indices, shape))
+def _unpickled(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
+    """The pattern of a pickle: checked, and one object for all that are equal."""
+    return interning.intern(SparsityPattern(crow_indices, col_indices, shape))
 
 
-# torch.load reads them with weights_only=True, its default: both check what they are given.
-torch.serialization.add_safe_globals([SparsityPattern, _arrived])
+# torch.load reads them with weights_only=True, its default: both check their arguments.
+torch.serialization.add_safe_globals([SparsityPattern, _unpickled])

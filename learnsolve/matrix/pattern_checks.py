@@ -116,16 +116,16 @@ def sorted_triples(
     """Triples in any order as a pattern: (crow, col, order, first). `order` has the triples by row and
     column, those of one place as they came; each place begins in it at `first`."""
     i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, that no other code can modify
-    for name, places, size in zip(names, (i, j), shape, strict=True):
-        check_range(function, name, places, size)
+    for name, indices, size in zip(names, (i, j), shape, strict=True):
+        check_range(function, name, indices, size)
     return _analysis.sort_triples(i, j, shape[0])
 
 
-def check_range(function: str, name: str, places: np.ndarray, size: int, what: str = "") -> None:
-    """Every place must lie in 0 <= place < size."""
-    if len(places) and (places.min() < 0 or places.max() >= size):
-        at = int(np.flatnonzero((places < 0) | (places >= size))[0])
+def check_range(function: str, name: str, indices: np.ndarray, size: int, what: str = "") -> None:
+    """Every index must lie in 0 <= index < size."""
+    if len(indices) and (indices.min() < 0 or indices.max() >= size):
+        at = int(np.flatnonzero((indices < 0) | (indices >= size))[0])
         raise ValueError(
             f"{function}: {what or name} must lie in 0 <= index < {size}, got {name}[{at}] = "
-            f"{int(places[at])}"
+            f"{int(indices[at])}"
         )

@@ -97,17 +97,17 @@ def _triples(S: Any, shape: Shape) -> Arrays:
     elif S.format == "dia":
         rows, columns, data = _diagonals(S, shape)
     elif S.format == "dok":
-        places = np.array(list(S.keys()), dtype=None if S.nnz else np.int64).reshape(-1, 2)
-        narrow = np.int32 if max(*shape, len(places)) <= _INT32 else np.int64
+        keys = np.array(list(S.keys()), dtype=None if S.nnz else np.int64).reshape(-1, 2)
+        narrow = np.int32 if max(*shape, len(keys)) <= _INT32 else np.int64
         rows, columns = (
-            _in_range(name, places[:, axis], shape[axis]).astype(narrow)
+            _in_range(name, keys[:, axis], shape[axis]).astype(narrow)
             for axis, name in enumerate(("rows", "columns"))
         )
-        data = np.fromiter(S.values(), S.dtype, len(places))
+        data = np.fromiter(S.values(), S.dtype, len(keys))
     else:
         rows, columns, data = _lists(S, shape)
-    for name, places in (("row", rows), ("col", columns)):
-        _one_length(name, places, data)
+    for name, indices in (("row", rows), ("col", columns)):
+        _one_length(name, indices, data)
     return rows, columns, data
 
 
@@ -120,9 +120,9 @@ def _diagonals(S: Any, shape: Shape) -> Arrays:
     inside = (offsets > -shape[0]) & (offsets < shape[1])
     diagonal, columns = np.nonzero(data[inside, : shape[1]])
     rows = columns - offsets[inside][diagonal]
-    there = (rows >= 0) & (rows < shape[0])
+    inner = (rows >= 0) & (rows < shape[0])
     narrow = np.int32 if max(*shape, len(rows)) <= _INT32 else np.int64
-    rows, columns, diagonal = rows[there].astype(narrow), columns[there].astype(narrow), diagonal[there]
+    rows, columns, diagonal = rows[inner].astype(narrow), columns[inner].astype(narrow), diagonal[inner]
     return rows, columns, data[inside][diagonal, columns]
 
 
@@ -154,7 +154,7 @@ def _joined(name: str, lists: Any, dtype: Any) -> np.ndarray:
 
 
 def _from_triples(rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: Shape) -> Arrays:
-    """Those of one place are added up."""
+    """Values of one entry are added up."""
     if data.ndim != 1:
         raise ValueError(f"{_NAME}: data must have one axis, got shape {data.shape}")
     crow, col, order, first = sorted_triples(_NAME, rows, columns, shape, ("row", "col"))

@@ -1,5 +1,4 @@
-"""Objects whose attributes stay as they were made, and tensors: have they been changed in place since they
-were recorded?"""
+"""Objects whose attributes stay as they were made, and whether tensors were changed in place."""
 
 from __future__ import annotations
 
@@ -28,31 +27,27 @@ class Immutable:
         raise AttributeError(f"{type(self).__name__} is immutable: {name} cannot be {what}; {self._instead}")
 
 
-class Unchanged:
-    """Tensors as they are now: calling it says whether they are unchanged. A copy starts from its own time.
+class Versions:
+    """Tensors as they are now: have they been changed in place since? A copy starts from its own time.
 
     By torch's versions, which changes through ``.data`` and by fused optimizers do not raise. Parameters
     (leaves that require grad) are compared number by number as well, which finds those too.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]):
-        self.kept = []
-        for t in tensors:
-            number = version(t)
-            trainable = number >= 0 and t.requires_grad and t.is_leaf
-            self.kept.append((t, number, t.detach().clone() if trainable else None))
+    __slots__ = ("copies", "numbers")
 
-    def __call__(self) -> bool:
-        for t, number, copy in self.kept:
-            now = version(t)
-            if now < 0 or number < 0:
-                continue
-            if now != number or (copy is not None and not _equal(t.detach(), copy)):
-                return False
-        return True
+    def __init__(self, tensors: Iterable[Tensor]):
+        self.numbers = tuple((t, number) for t in tensors if (number := version(t)) >= 0)
+        parameters = (t for t, _ in self.numbers if t.requires_grad and t.is_leaf)
+        self.copies = tuple((t, t.detach().clone()) for t in parameters)
+
+    def unchanged(self) -> bool:
+        if any(version(t) not in (number, -1) for t, number in self.numbers):
+            return False
+        return all(version(t) < 0 or _equal(t.detach(), copy) for t, copy in self.copies)
 
     def __reduce__(self):
-        return Unchanged, ([t for t, _, _ in self.kept],)
+        return Versions, ([t for t, _ in self.numbers],)
 
 
 def version(t: Tensor) -> int:

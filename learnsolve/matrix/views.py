@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import arrivals, files
+from learnsolve.matrix import files, interning
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.pattern_checks import as_numpy
 
@@ -72,8 +72,21 @@ class Views:
         return self.to(dtype=torch.float64)
 
     # --- pictures ---
+    def __repr__(self) -> str:
+        (rows, columns), nnz, batch = self.shape, self.pattern.nnz, tuple(self.values.shape[:-1])
+        facts = {
+            "shape": (rows, columns),
+            "nnz": nnz,
+            **({"batch": batch} if batch else {}),
+            "dtype": str(self.values.dtype).removeprefix("torch."),
+            "device": self.values.device,
+            "density": f"{nnz / max(rows * columns, 1):.1%}",
+            **({"requires_grad": True} if self.values.requires_grad else {}),
+        }
+        return f"CSR({', '.join(f'{name}={value}' for name, value in facts.items())})"
+
     def spy(self, ax: Any = None, **options: Any) -> Any:
-        """A picture of the pattern with matplotlib, which is needed (``pip install 'learnsolve[train]'``).
+        """A picture of the pattern by matplotlib (``pip install 'learnsolve[train]'``).
 
         Parameters
         ----------
@@ -185,7 +198,7 @@ def _load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
             raise TypeError(f"values must be real, got {tensors['values'].dtype}")
     except (ValueError, TypeError) as error:
         raise ValueError(f"CSR.load: {path} is damaged ({error})") from error
-    return tensors["values"], arrivals.arrived(pattern)
+    return tensors["values"], interning.intern(pattern)
 
 
 def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, edge_list
+from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import makes_plain_tensors
@@ -23,7 +23,7 @@ def is_edges(t: Any) -> TypeGuard[Tensor]:
 def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int | None) -> CSR:
     """Entry (edge_index[1, k], edge_index[0, k]) is weight k, repeated ones added up, and each diagonal
     entry is 1, or the weight of the node's last loop."""
-    edges, n = edge_list.read(function, edge_index, n)
+    edges, n = inputs.edges(function, edge_index, n)
     if weights is None:
         weights = torch.ones(edges.shape[1], device=edge_index.device)
     checks.tensor(function, "edge_weight", weights)
@@ -46,7 +46,7 @@ def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int
 @lru_cache(maxsize=8)
 def _planned(key: bytes, n: int, device: torch.device) -> tuple[SparsityPattern, SparsityPattern, Tensor]:
     """The pattern, the sums of its entries, and the weight of each term; E stands for 1."""
-    source, target = edge_list.edges_of(key)
+    source, target = inputs.edges_of(key)
     loop = source == target
     kept, own, nodes = np.flatnonzero(~loop), np.full(n, len(loop)), np.arange(n)
     own[source[loop]] = np.flatnonzero(loop)

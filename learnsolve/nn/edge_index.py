@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve.matrix import checks, edge_list
+from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import makes_plain_tensors
 
@@ -50,7 +50,7 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
     >>> P.col_indices, order
     (tensor([1, 2, 0]), tensor([2, 1, 0]))
     """
-    edges, n = edge_list.read(_NAME, edge_index, checks.integer(_NAME, "n", n, 0))
+    edges, n = inputs.edges(_NAME, edge_index, checks.integer(_NAME, "n", n, 0))
     dtype = torch.int32 if edge_index.dtype == torch.int32 else torch.int64
     pattern, order = _sorted(edges.tobytes(), n, dtype, edge_index.device)
     return pattern, order.clone()  # the caller may change it
@@ -59,7 +59,7 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
 @makes_plain_tensors
 @lru_cache(maxsize=8)
 def _sorted(key: bytes, n: int, dtype: torch.dtype, device: torch.device) -> tuple[SparsityPattern, Tensor]:
-    edges = edge_list.edges_of(key)
+    edges = inputs.edges_of(key)
     crow, col, order, first = _analysis.sort_triples(edges[0], edges[1], n)
     twice = np.flatnonzero(np.diff(first, append=len(order)) > 1)
     if len(twice):

@@ -4,9 +4,7 @@ import sys
 
 from learnsolve.matrix import csr
 from learnsolve.matrix.autocast import guard, guard_methods
-from learnsolve.matrix.buffer_pool_limit import set_buffer_pool_limit
 from learnsolve.matrix.inputs import takes_sparse_matrices
-from learnsolve.matrix.plan_cache_limit import set_plan_cache_limit
 from learnsolve.ops import arithmetic, coo, indexing  # noqa: F401  (methods of CSR)
 from learnsolve.ops.add import add
 from learnsolve.ops.block_batch import BlockBatch
@@ -18,6 +16,7 @@ from learnsolve.ops.gather import gather
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.indexing import permute
 from learnsolve.ops.kron import kron
+from learnsolve.ops.limits import set_buffer_pool_limit, set_plan_cache_limit
 from learnsolve.ops.norm import norm
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.real_form import real_form

@@ -6,9 +6,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from learnsolve.matrix.buffer_pool_limit import set_buffer_pool_limit as set_buffer_pool_limit
 from learnsolve.matrix.convert import SciPyMatrix
-from learnsolve.matrix.plan_cache_limit import set_plan_cache_limit as set_plan_cache_limit
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix
 from learnsolve.ops.add import Scalar
@@ -24,6 +22,8 @@ from learnsolve.ops.segment_max import segment_max as segment_max
 from learnsolve.ops.segment_sum import segment_mean as segment_mean
 from learnsolve.ops.segment_softmax import segment_softmax as segment_softmax
 from learnsolve.ops.segment_sum import segment_sum as segment_sum
+from learnsolve.ops.limits import set_buffer_pool_limit as set_buffer_pool_limit
+from learnsolve.ops.limits import set_plan_cache_limit as set_plan_cache_limit
 from learnsolve.ops.core.sparse_product import set_spgemm_plan_limit as set_spgemm_plan_limit
 from learnsolve.ops.stencil import stencil as stencil
 from learnsolve.ops.stencil_matrix import stencil_matrix as stencil_matrix

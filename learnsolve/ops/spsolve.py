@@ -8,6 +8,7 @@ from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core import superlu
 from learnsolve.ops.core.autograd import LinearSolve, dispatch
 from learnsolve.ops.core.product import _values_gradient, product
@@ -122,7 +123,7 @@ class Factorized:
         _check_matrix("Factorized", A)
         self.A = A
         self._values = A.values
-        self._version = _version(A.values)
+        self._version = version(A.values)
         self._factors = Factors("factorized")
         # Inside a transformation the values are not available yet: the first solve factors.
         if _has_numbers(A.values) and not is_functorch_wrapped_tensor(A.values):
@@ -142,7 +143,7 @@ class Factorized:
         if torch.compiler.is_dynamo_compiling():
             # The operator looks for factors of these values, and recomputes them if none are kept.
             return _solved(A.values, b, A.pattern, transpose, None)
-        if A.values is not self._values or _version(A.values) != self._version:
+        if A.values is not self._values or (self._version >= 0 and version(A.values) != self._version):
             raise RuntimeError(
                 "factorized: the values of A were changed after it was factored; call factorized(A) again, "
                 "or factor a copy, factorized(A.clone())"
@@ -164,11 +165,6 @@ class Factorized:
             f"Factorized(shape={A.shape}, nnz={A.nnz}{batch}, factors={entries}, fill={fill}, dtype={dtype}, "
             f"device={A.device})"
         )
-
-
-def _version(values: Tensor) -> int:
-    # Neither keeps a meaningful version; their factors are found by their values.
-    return -1 if values.is_inference() or is_functorch_wrapped_tensor(values) else values._version
 
 
 def _has_numbers(t: Tensor) -> bool:

@@ -6,8 +6,7 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from learnsolve.matrix import checks
-from learnsolve.matrix.arrivals import same
+from learnsolve.matrix import checks, interning
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.matrix.pattern_checks import matrix_shape
@@ -149,7 +148,7 @@ def stack(matrices: Sequence[CSR]) -> CSR:
     function = "CSR.stack"
     first = check_matrices(function, matrices)
     for i, A in enumerate(matrices):
-        if not same(A.pattern, first.pattern):
+        if not interning.equal(A.pattern, first.pattern):
             raise ValueError(
                 f"{function}: the matrices must have one pattern, but that of matrix {i}, "
                 f"{A.pattern}, differs from the first's, {first.pattern}; BlockBatch takes any, or give all "

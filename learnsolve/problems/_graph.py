@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, edge_list
+from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._coefficients import check_sign
@@ -42,7 +42,7 @@ def laplacian(
 def _plan(
     function: str, key: bytes, both: bool, free_nodes: bytes, device: torch.device
 ) -> tuple[ElementPlan, Tensor]:
-    edges, free = edge_list.edges_of(key), np.frombuffer(free_nodes, dtype=bool)
+    edges, free = inputs.edges_of(key), np.frombuffer(free_nodes, dtype=bool)
     if both:
         _check_reverses(function, edges, len(free))
     n = int(np.count_nonzero(free))

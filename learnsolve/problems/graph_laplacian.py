@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, edge_list
+from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.csr import CSR
 from learnsolve.problems._graph import check_weights, laplacian
 from learnsolve.problems.properties import MatrixProperties
@@ -59,7 +59,7 @@ def graph_laplacian(
     >>> L.to_dense()[0]
     tensor([ 4., -1., -3.])
     """
-    edges, nodes = edge_list.read("graph_laplacian", edge_index, n)
+    edges, nodes = inputs.edges("graph_laplacian", edge_index, n)
     if weights is None:
         weights = torch.ones(edge_index.shape[1], dtype=torch.float64, device=edge_index.device)
     else:

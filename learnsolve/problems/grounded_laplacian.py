@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, edge_list
+from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import as_numpy
 from learnsolve.matrix.plain import makes_plain_tensors
@@ -56,7 +56,7 @@ def grounded_laplacian(
     tensor([ 3., -2.,  0.])
     """
     _check_grounded(grounded)
-    edges, _ = edge_list.read("grounded_laplacian", edge_index, len(grounded))
+    edges, _ = inputs.edges("grounded_laplacian", edge_index, len(grounded))
     check_weights("grounded_laplacian", weights, edge_index)
     if grounded.device != edge_index.device:
         raise TypeError(

@@ -74,15 +74,15 @@ def train_by_depth(
                 for w in weights:
                     w[depth - 1] = w[depth - 2]
         value = loss(*(w[:depth] for w in weights))
-        found = value.item()
-        if not -float("inf") < found < float("inf"):
+        number = value.item()
+        if not -float("inf") < number < float("inf"):
             raise FloatingPointError(
-                f"train_by_depth: the loss is {found} at depth {depth}, step {step % steps}; lower the "
+                f"train_by_depth: the loss is {number} at depth {depth}, step {step % steps}; lower the "
                 "learning rate or start from smaller weights"
             )
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
         if (step + 1) % steps == 0:
-            losses.append(found)
+            losses.append(number)
     return losses

@@ -73,8 +73,8 @@ class MultigridSettings(FactorSettings):
 
     def check(self) -> None:
         super().check()
-        at_least("grid", self.grid, 4)
-        at_least("cycles", self.cycles, 1)
+        at_least(self, 4, "grid")
+        at_least(self, 1, "cycles")
         if self.loss == "cycles" and self.grid**2 > DENSE:
             raise SettingError(
                 f"--grid must be at most {math.isqrt(DENSE)} with --loss cycles, which factors dense "

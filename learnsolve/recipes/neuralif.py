@@ -60,7 +60,7 @@ class NeuralifSettings(FactorSettings):
 
     def check(self) -> None:
         super().check()
-        at_least("rows", self.rows, 2)
+        at_least(self, 2, "rows")
         if self.density is not None and not 0 < self.density <= 1:
             raise SettingError(f"--density must be above 0 and at most 1, got {self.density}")
         if self.resample and self.loss == "product":

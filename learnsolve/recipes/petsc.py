@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.recipes.harness.parallel import Elsewhere, Group
+from learnsolve.recipes.harness.parallel import Group
 from learnsolve.recipes.harness.settings import MissingExtra, SettingError
 from learnsolve.recipes.matrix.problem import build, check_square, not_positive
 
@@ -83,14 +81,14 @@ class Rows:
         from learnsolve.petsc._processes import processes
 
         self.processes, self.dot, self.norm = processes(), petsc.dot, petsc.norm
-        here = build(settings, petsc.share)
-        self.n = here.shape[1]
+        local = build(settings, petsc.share)
+        self.n = local.shape[1]
         self.lo, self.hi = petsc.share(self.n)
         self.rows = slice(self.lo, self.hi)
         self._analyzed: dict[SparsityPattern, Any] = {}
-        rows = self.processes.sum(torch.tensor(here.shape[0], dtype=torch.float64))
+        rows = self.processes.sum(torch.tensor(local.shape[0], dtype=torch.float64))
         check_square((int(rows), self.n))
-        self.A: Any = petsc.Matrix.from_rows(here, (self.lo, self.hi))
+        self.A: Any = petsc.Matrix.from_rows(local, (self.lo, self.hi))
         self._check_energy(petsc.spmm)
 
     def _check_energy(self, spmm: Any) -> None:
@@ -124,8 +122,8 @@ class Rows:
         first, last = int(crow[self.lo]), int(crow[self.hi])
         values = self.processes.copies(A.values)[first:last]
         if A.pattern not in self._analyzed:
-            here = crow[self.lo : self.hi + 1] - first
-            part = SparsityPattern(here, A.col_indices[first:last], (self.hi - self.lo, self.n))
+            pointers = crow[self.lo : self.hi + 1] - first
+            part = SparsityPattern(pointers, A.col_indices[first:last], (self.hi - self.lo, self.n))
             self._analyzed[A.pattern] = petsc.Matrix(values.detach(), part, (self.lo, self.hi), self.n)
         return self._analyzed[A.pattern].with_values(values)
 
@@ -133,8 +131,8 @@ class Rows:
         """r -> L L^T r"""
         from learnsolve.petsc import spmm
 
-        here = self.matrix(model.L)
-        return lambda r: spmm(here, spmm(here, r, transpose=True))
+        L = self.matrix(model.L)
+        return lambda r: spmm(L, spmm(L, r, transpose=True))
 
     def energy(self, x: Tensor) -> Tensor:
         """tr(X^T A X)"""
@@ -152,23 +150,12 @@ class RowGroup(Group):
             return (value,)
         return value, *(processes().largest(torch.tensor([float(f) for f in flags])) > 0).tolist()
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """A block that ends in all processes where it ends in one."""
+    def exit_codes(self, failure: BaseException | None) -> list[int | None]:
         from learnsolve.petsc._processes import processes
 
-        failure = None
-        try:
-            yield
-        except (Exception, SystemExit) as error:
-            failure = error
         code = -1 if failure is None else self.exit_code(failure)
         codes = processes().gathered(torch.tensor(float(code))).int().tolist()
-        for rank, each in enumerate(codes):
-            if each >= 0:
-                if rank == self.rank and failure is not None:
-                    raise failure
-                raise Elsewhere(each) from failure
+        return [None if code < 0 else code for code in codes]
 
     def end(self, error: BaseException) -> None:
         """Nothing is left to report: what comes in one process alone ends all (learnsolve.petsc)."""

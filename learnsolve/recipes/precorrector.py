@@ -49,7 +49,7 @@ class PrecorrectorSettings(FactorSettings):
 
     def check(self) -> None:
         super().check()
-        at_least("grid", self.grid, 2)
+        at_least(self, 2, "grid")
         if self.contrast is not None and len(self.contrast) != 2:
             raise SettingError(
                 f"--contrast must be the smallest and the largest quotient, got {self.contrast}"

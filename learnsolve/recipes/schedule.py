@@ -35,8 +35,29 @@ class ScheduleSettings(RunSettings):
         super().check()
         if self.schedule_steps is None:
             self.schedule_steps = self.steps
-        at_least("schedule_steps", self.schedule_steps, 0)
+        at_least(self, 0, "schedule_steps")
         positive(self, "clip")
+
+
+@dataclass
+class DepthSettings(ScheduleSettings):
+    """Options of trainings through a number of iterations that may grow.
+
+    Parameters
+    ----------
+    curriculum : int
+        Start with one iteration in the loss and add one each time this number of steps has passed; null uses
+        all from the start.
+    patience : int
+        Stop after this number of evaluations without a smaller held-out loss; null for never.
+    """
+
+    curriculum: int | None = None
+    patience: int | None = None
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "curriculum", "patience")
 
 
 class Scheduled:

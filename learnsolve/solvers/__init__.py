@@ -4,11 +4,10 @@ from learnsolve.matrix.autocast import guard
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import PCG, cg, fcg
 from learnsolve.solvers.chebyshev import Chebyshev, chebyshev
-from learnsolve.solvers.core.checks import set_check_every
+from learnsolve.solvers.core.criterion import set_check_every
 from learnsolve.solvers.gmres import fgmres, gmres
 from learnsolve.solvers.jacobi import Jacobi, jacobi
-from learnsolve.solvers.lsmr import lsmr
-from learnsolve.solvers.lsqr import lsqr
+from learnsolve.solvers.lsqr import lsmr, lsqr
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.richardson import (
     Heavyball,

@@ -80,9 +80,7 @@ def bicgstab(
     x0: TensorLike | None = None,
     **options: Unpack[SolverOptions],
 ) -> Solution:
-    r"""BiCGSTAB for any square A, in short recurrences, preconditioned by M from the right.
-
-    It needs little memory, and may break down; `gmres` does not.
+    r"""BiCGSTAB for any square A, preconditioned by M from the right. Little memory, but it may break down.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.plain import outside_of_graphs
-from learnsolve.matrix.unchanged import Unchanged
+from learnsolve.matrix.unchanged import Versions
 from learnsolve.ops.core.symmetry import numbers
 
 
@@ -182,34 +182,28 @@ class Solution(_Pair):
 
     Attributes
     ----------
-    x : Tensor, also for a NumPy b (``x.numpy()`` is an array again): the last iterate, of b's shape (with
-        A's batch axes, if it has some that b lacks)
+    x : Tensor, also for a NumPy b: the last iterate, of b's shape (with A's batch axes, if b lacks some)
     iterations : int, how many ran (of the column that took most). `cg` on a CUDA device with a fixed number
         does not wait for it, and gives the number requested.
     residual_norms : Tensor, shape (..., iterations + 1), or (..., iterations + 1, k) for k right-hand sides:
         ||b - A x_i|| for every iterate, the initial one first; differentiable unless the gradient is
-        "implicit". Of a `BlockBatch` of B blocks (..., B, iterations + 1), or (..., B, iterations + 1, k); a
-        column that has stopped keeps its last norm. Methods that run a fixed number of iterations complete it
-        when it is first read: the last norm costs a product with A. RuntimeError if A's values, b or x were
-        changed in place since.
-    status : Status, of the worst column; reading it waits for the device
-    converged : bool, status is CONVERGED
-    statuses : list of Status, one a column (batch axes, blocks of a `BlockBatch` and columns in order)
-    normal_residual_norm : Tensor, shape () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else
-        None
-    info : int, SciPy's code: 0 converged, > 0 iterations without converging, < 0 breakdown;
-        ``x, info = solution`` unpacks
+        "implicit". For a `BlockBatch` B follows the batch axes; a column that has stopped keeps its last
+        norm. After a fixed number of iterations it is completed when it is first read, by a product with A:
+        RuntimeError if A's values, b or x were changed in place since.
+    status, converged : Status of the worst column, and whether it is CONVERGED; reading waits for the device
+    statuses : list of Status, one per column (batch axes, blocks of a `BlockBatch` and columns in order)
+    normal_residual_norm : Tensor, () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else None
+    info : int, SciPy's code: 0 converged, > 0 iterations without converging, < 0 breakdown
     note : str, of a solve that did not converge: what was reached and what was asked; `summary` has it. With
         `null_space`: the component of b that was left out, if it is more than rounding
     execution : str, what ran the iterations: "compiled", calls of many iterations each; "compiled, Python
         preconditioner", a compiled call for each, and M between them; "eager", one operation of torch after
         the other; "direct", a factorization; "PETSc"
-    seconds : float, the time of a solve on the CPU, from the call to the result, without what its backward
-        takes; of `jacobi`, and of the others with `iterations`, None, as in the graphs of torch.compile and
-        on a CUDA device, whose work goes on after the call
-    products : int, with A and A^T, of whole blocks of columns, that the iterations took: one each, two of
-        `bicgstab`, `lsqr` and `lsmr`, one more for a restart of `gmres`. The first residual and checks of the
-        last come on top. None where `seconds` is
+    seconds : float, of a solve on the CPU, without its backward; None for `jacobi`, with `iterations`, in
+        graphs of torch.compile and on a CUDA device, whose work goes on after the call
+    products : int, with A and A^T, that the iterations took: one each, two of `bicgstab`, `lsqr` and `lsmr`,
+        one more for a restart of `gmres`. The first residual and checks of the last are not counted. None
+        where `seconds` is
     selected : str, of `learnsolve.solve`: the methods that ran and why; else empty
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
         backward
@@ -218,12 +212,9 @@ class Solution(_Pair):
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
-    >>> solution = ls.solvers.cg(A, b)
-    >>> solution
+    >>> ls.solvers.cg(A, b)
     Solution(x=(64,), iterations=10, status=CONVERGED)
-    >>> bool(solution.residual_norms[-1] <= 1e-5 * b.norm())
-    True
-    >>> x, info = solution
+    >>> x, info = ls.solvers.cg(A, b)
     >>> info
     0
     """
@@ -254,7 +245,7 @@ class Solution(_Pair):
         self._adjoint = adjoint
         self.note = note
         self._grad_enabled = torch.is_grad_enabled()
-        self._needs = Unchanged(needs)
+        self._needs = Versions(needs)
 
     @property
     def adjoint(self) -> Solution | None:
@@ -265,7 +256,7 @@ class Solution(_Pair):
         if self._norms is not None:
             return self._norms
         assert callable(self._complete)
-        if not self._needs():
+        if not self._needs.unchanged():
             raise RuntimeError(
                 "Solution.residual_norms: A.values, b or x was changed in place after the solve; ask for the "
                 "norms before, or solve with clones"

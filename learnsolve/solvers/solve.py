@@ -47,8 +47,7 @@ def solve(
     null_space: Any = "auto",
     throw: bool = False,
 ) -> Solution:
-    r"""Solve :math:`A x = b` by a method and a preconditioner that fit A; minimize the residual if A is not
-    square.
+    r"""Solve :math:`A x = b` by a method and a preconditioner that fit A, or minimize the residual.
 
     Parameters
     ----------
@@ -75,25 +74,10 @@ def solve(
 
     Notes
     -----
-    "auto" estimates the time of a direct solve from A's pattern (that of a band in reverse Cuthill-McKee
-    order, less what a better order saves), O(nnz). Up to about 8 ms it is taken. Else it bounds what is tried
-    before it: all attempts together take about 0.65 of it, counted in products with A and never by a clock.
-    A symmetric A with a positive diagonal gets `cg`, first with Jacobi's M, after 145 iterations with MIC(0)
-    or IC(0), and `minres` once it is seen to be indefinite; another symmetric A `minres`; the rest `bicgstab`
-    with Jacobi's M, after 125 iterations, or 60 if A is diagonally dominant, with ILU(0). Each attempt starts
-    from the x of the last. Where a direct solve would take more than 100 s, A is singular or on a CUDA device
-    (where M is Jacobi's), there is none, and the last method, for a nonsymmetric A `gmres`, runs to its own
-    limit. On 66 matrices all this takes at most about 3 times as long as the best method for each
-    (`python -m benchmarks front_door`).
-
-    Rows and columns that sum to zero, as those of graph Laplacians and of Neumann and periodic boundaries do,
-    make A singular, with the constants as null vectors: "auto" then solves with null_space="constants",
-    without a direct solve, says so in `selected`, and reports INCONSISTENT where b has a component along them
-    that the tolerance would notice. null_space="constants" leaves that component out.
-
-    Gradient: the implicit one of the method, for A and b; M is taken for a constant, which it is for the
-    solution. The choice reads the values of A: O(nnz), and it waits for a device. Under vmap b may be mapped;
-    in a graph (`fullgraph=True`, `torch.export`) call the method itself.
+    How "auto" chooses: docs/solvers.md. The choice reads the values of A: O(nnz), and it waits for a device.
+    Where b has a component along null vectors that "auto" detected, above the tolerance, the status is
+    INCONSISTENT; null_space="constants" leaves it out. Gradient: the implicit one of the method, for A and b.
+    Under vmap b may be mapped; in a graph (`fullgraph=True`, `torch.export`) call the method itself.
 
     Examples
     --------
@@ -118,8 +102,8 @@ def solve(
         checks.one_of("solve", "M", M, ("auto",))
     if method == "direct" and not isinstance(M, str) and M is not None:
         raise ValueError('solve: method="direct" takes no M; leave it out')
-    found = isinstance(null_space, str) and null_space == "auto"
-    if found:
+    automatic = isinstance(null_space, str) and null_space == "auto"
+    if automatic:
         takes = method not in ("direct", "lsqr") and A.shape[0] == A.shape[1]
         null_space = CONSTANTS if takes and sums_to_zero(A) else None
     elif null_space is not None and (method in ("direct", "lsqr") or A.shape[0] != A.shape[1]):
@@ -157,7 +141,7 @@ def solve(
     if failure is not None:
         raise failure
     solution.selected = "; then ".join(tried)
-    if found and singular:
+    if automatic and singular:
         solution.selected = f'null_space="constants", as the rows of A sum to zero; {solution.selected}'
         _judge_as_given(solution, A, b, rtol, atol)
     report("solve", solution, throw, True)

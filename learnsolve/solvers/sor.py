@@ -15,12 +15,12 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import operands
 from learnsolve.preconditioners.classical._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
-from learnsolve.solvers.core.blocks import Columns
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.gradient import with_zero_gradient
 from learnsolve.solvers.core.operators import Matrix
 from learnsolve.solvers.core.parameters import FixedNumber, Parameters, Value, start
 from learnsolve.solvers.core.stationary import Steps, settings_of
+from learnsolve.solvers.core.system import Columns
 from learnsolve.solvers.options import SweepOptions, solver
 from learnsolve.solvers.solution import Solution
 
@@ -98,7 +98,7 @@ def _relax(
     B, operator = columns.into(b), Matrix(A)
     X = torch.zeros_like(B) if x0 is None else columns.into(x0)
     if iterations == 0:
-        X = with_zero_gradient(X.clone(), B, A.values, *learned)
+        X = with_zero_gradient(X, B, A.values, *learned)
     steps = Steps(name, operator, _sweeps(corrections, operator), columns)
     r = B if x0 is None else None
     return steps.solution(B, X, iterations, settings.gradient == "checkpointed", r, (A.values, b))

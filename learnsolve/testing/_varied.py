@@ -18,15 +18,15 @@ class Varied:
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
         self.fn, self.args = fn, args
         able = [i for i, a in enumerate(args) if _is_number(a.values if isinstance(a, CSR) else a)]
-        self.places = [i for i in able if args[i].requires_grad] or able
-        if not self.places:
+        self.positions = [i for i in able if args[i].requires_grad] or able
+        if not self.positions:
             raise ValueError(
                 "check_gradients: an argument must be a CSR or a tensor of float32 or float64, got "
                 f"({', '.join(type(a).__name__ for a in args)}); other arguments are bound in fn"
             )
-        self.names = [f"args[{i}]" + ".values" * isinstance(args[i], CSR) for i in self.places]
-        given = [args[i] for i in self.places]
-        self.inputs = [(a.values if isinstance(a, CSR) else a).detach().clone() for a in given]
+        self.names = [f"args[{i}]" + ".values" * isinstance(args[i], CSR) for i in self.positions]
+        values = [args[i] for i in self.positions]
+        self.inputs = [(a.values if isinstance(a, CSR) else a).detach().clone() for a in values]
         self.values = self(self.inputs)
         if not self.values:
             raise ValueError(
@@ -36,7 +36,7 @@ class Varied:
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         args = list(self.args)
-        for i, t in zip(self.places, inputs, strict=True):
+        for i, t in zip(self.positions, inputs, strict=True):
             args[i] = args[i].with_values(t) if isinstance(args[i], CSR) else t
         return list(_tensors(self.fn(*args)))
 

@@ -31,29 +31,24 @@ def check_gradients(
     With J the Jacobian of fn at args, for random v and w:
 
     .. math::
-        \langle w, J e_j \rangle \approx \frac{\phi(h) - \phi(-h)}{2 h}, \;
-        \phi(h) = \langle w, f(x + h e_j) \rangle, \qquad
-        \langle J v, w \rangle = \langle v, J^T w \rangle, \qquad
+        \langle w, J e_j \rangle \approx (\phi(h) - \phi(-h)) / 2 h, \;
+        \phi(h) = \langle w, f(x + h e_j) \rangle, \quad
+        \langle J v, w \rangle = \langle v, J^T w \rangle, \quad
         \langle f(v), w \rangle = \langle v, J^T w \rangle
 
-    These are the tests "difference" (of single entries, and of v in place of :math:`e_j`), "dot product" (of
-    forward mode against the backward) and "transpose" (where f is linear in the input). "repeated": a second
-    call returns the same.
+    These are the tests "difference" (also of v in place of :math:`e_j`), "dot product" (of forward mode) and
+    "transpose" (where f is linear in the input). "repeated": a second call returns the same. "undecided":
+    the estimated error of a difference is too large; docs/gradients.md says when. Cost: about 4 (entries +
+    directions) calls for each input, 2 backwards for each direction. The arguments stay.
 
     Parameters
     ----------
-    fn : callable, returns a tensor, a CSR, a `Solution`, or lists or tuples of them. It is called about
-        4 (entries + directions) times for each input
+    fn : callable, returns a tensor, a CSR, a `Solution`, or lists or tuples of them
     args : arguments of fn. Those that require grad are varied, or all if none does: tensors of float32 or
-        float64, and CSR matrices, by their values on the pattern
-    entries : int >= 0, how many entries of each input are moved alone, at random; each where it has fewer
-    directions : int >= 1, how many random directions of each input
-    step : number > 0, h relative to the entry or, if it is larger, to the root mean square of its input; the
-        cube root of the rounding unit if not given
-    rtol : number > 0, the error that passes, relative to the derivative in a direction of the same length;
-        if not given, the root of the rounding unit: 1.5e-8 in float64, 3.5e-4 in float32. Of an
-        iterative solve no more can be asked than its tolerance, and its adjoint's, allows
-    seed : int, of the random numbers
+        float64, and CSR matrices, by their values
+    entries, directions, seed : int, how many single entries and random directions of each input are moved
+    step : number > 0, h relative to the entry, or to the root mean square of its input if that is larger
+    rtol : number > 0, the relative error that passes: if not given, 1.5e-8 in float64, 3.5e-4 in float32
 
     Returns
     -------
@@ -61,44 +56,15 @@ def check_gradients(
 
     Raises
     ------
-    ValueError
-        if there is nothing to vary, fn returns no floating-point numbers, or a number is out of range.
-    TypeError
-        if fn is not callable, or the numbers are of another type.
-
-    Notes
-    -----
-    Each difference is taken for h and 2 h. From both follow the extrapolated value and an estimate of its
-    error: of truncation and of rounding, eps :math:`\sum_i |w_i f_i| / h`. Where ten times this error is more
-    than a hundredth of the derivative, the entry is "undecided", not "ok": so are points where the one-sided
-    derivatives differ (`relu` at 0), and noise, such as iterations that stop early. In float32 differences
-    have three or four digits, which a note says: check in float64, then compare float32 with it. A wrong
-    entry among many is found only if it is among those moved, or large enough in a random direction.
-    Cost: about 4 (entries + directions) calls for each input, and 2 backwards for each direction.
-    Gradient: none; the arguments are not changed.
-    Source: Griewank and Walther, *Evaluating Derivatives* (2008), section 3; the choice of the step: Nocedal
-    and Wright, *Numerical Optimization* (2006), section 8.1.
+    ValueError, TypeError
+        if there is nothing to vary, fn returns no floating-point numbers, or an argument does not fit.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson((4, 4))
-    >>> x = torch.linspace(0, 1, 16, dtype=torch.float64)
+    >>> A, x = ls.problems.poisson((4, 4)), torch.linspace(0, 1, 16, dtype=torch.float64)
     >>> ls.testing.check_gradients(lambda A, x: (A @ x).sin(), A, x).ok
     True
-    >>> class Square(torch.autograd.Function):
-    ...     @staticmethod
-    ...     def forward(ctx, x):
-    ...         ctx.save_for_backward(x)
-    ...         return x * x
-    ...     @staticmethod
-    ...     def backward(ctx, g):
-    ...         return g * ctx.saved_tensors[0]  # a factor of 2 is missing
-    >>> report = ls.testing.check_gradients(Square.apply, x, entries=2, directions=1)
-    >>> report.ok, len(report.failures)
-    (False, 3)
-    >>> print(str(report).splitlines()[0])
-    1 ok, 3 FAILED, 1 undecided
     """
     if not callable(fn):
         raise TypeError(
@@ -124,20 +90,20 @@ class _Audit:
     ):
         self.call, self.entries, self.directions = call, entries, directions
         self.step, self.rtol, self.eps, self.generator = step, rtol, eps, generator
-        self.found: list[GradientEntry] = []
+        self.rows: list[GradientEntry] = []
 
     def report(self) -> GradientReport:
         again = self.call(self.call.inputs)
         same = all(torch.equal(a, b) for a, b in zip(again, self.call.values, strict=True))
         note = "" if same else "a second call returns other numbers; fix the seeds in fn"
-        self.found.append(GradientEntry("repeated", "fn", verdict="ok" if same else "FAILED", note=note))
+        self.rows.append(GradientEntry("repeated", "fn", verdict="ok" if same else "FAILED", note=note))
         for number in range(self.directions):
             self.direction(number)
         notes = []
         if self.eps > 1e-10:
             digits = f"differences have an error of about {self.eps ** (2 / 3):.0e}"
             notes.append(f"float32: {digits}; check in float64")
-        return GradientReport(self.found, notes)
+        return GradientReport(self.rows, notes)
 
     def random(self, like: Sequence[Tensor]) -> list[Tensor]:
         return [torch.randn(t.shape, generator=self.generator, dtype=torch.float64).to(t) for t in like]
@@ -148,14 +114,14 @@ class _Audit:
         try:
             gradients = self.backward(w)
         except Exception as error:  # fn's own, whatever it is
-            self.found.append(_failed("difference", f"backward {number}", error))
+            self.rows.append(_failed("difference", f"backward {number}", error))
             return
         for i, (name, x, gradient) in enumerate(
             zip(self.call.names, self.call.inputs, gradients, strict=True)
         ):
             if not bool(torch.isfinite(gradient).all()):
                 bad = GradientEntry("difference", name, verdict="FAILED", note="the gradient is not finite")
-                self.found.append(bad)
+                self.rows.append(bad)
                 continue
             length = float(gradient.norm())
             typical = length / math.sqrt(max(x.numel(), 1))
@@ -200,8 +166,8 @@ class _Audit:
             with torch.no_grad():
                 return sums(self.call(inputs))
 
-        found = difference(at, sums(self.call.values), h, self.eps)
-        self.found.append(self.judged(where, own, scale, found))
+        slope = difference(at, sums(self.call.values), h, self.eps)
+        self.rows.append(self.judged(where, own, scale, slope))
 
     def judged(self, where: str, own: float, scale: float, by: Difference) -> GradientEntry:
         error, doubt = abs(own - by.value), _SAFETY * by.error
@@ -225,7 +191,7 @@ class _Audit:
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
             note = f"no forward mode: {reason}"
-            self.found.append(GradientEntry("dot product", where, verdict="undecided", note=note))
+            self.rows.append(GradientEntry("dot product", where, verdict="undecided", note=note))
             return
         self.identity("dot product", where, w, list(tangents), v, gradients)
 
@@ -264,11 +230,11 @@ class _Audit:
     def identity(
         self, test: str, where: str, w: list[Tensor], Jv: list[Tensor], v: list[Tensor], Jw: list[Tensor]
     ) -> None:
-        found, expected = _dot(v, Jw), _dot(w, Jv)
+        number, expected = _dot(v, Jw), _dot(w, Jv)
         size = max(_norm(v) * _norm(Jw), _norm(w) * _norm(Jv))
-        error, allowed = abs(found - expected), self.rtol * size
+        error, allowed = abs(number - expected), self.rtol * size
         verdict = "ok" if error <= allowed else "FAILED"
-        self.found.append(GradientEntry(test, where, found, expected, error, allowed, verdict))
+        self.rows.append(GradientEntry(test, where, number, expected, error, allowed, verdict))
 
 
 def _failed(test: str, where: str, error: Exception) -> GradientEntry:

@@ -17,8 +17,8 @@ def problem(n=12, period=4, shift=0.1, seed=0):
     A = ls.problems.dataset("q1_diffusion", "train", seed + 1, n=n, period=period, shift=shift)[seed].A
     (P,) = Hierarchy.linear((n, n), periodic=True, levels=2).prolongations
     fine = _Grid((n, n), (period, period))
-    local, _ = fine.places(P.pattern.row_indices.long())
-    coarse, _ = fine.coarse.places(P.pattern.col_indices.long())
+    local, _ = fine.positions(P.pattern.row_indices.long())
+    coarse, _ = fine.coarse.positions(P.pattern.col_indices.long())
     draws = torch.rand(period**2, period**2 // 4, dtype=F64, generator=torch.Generator().manual_seed(seed))
     return A, P.with_values(P.values * (0.8 + 0.4 * draws[local, coarse]))
 

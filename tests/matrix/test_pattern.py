@@ -1,17 +1,17 @@
-"""`SparsityPattern`: what it refuses, what it computes, what it keeps."""
+"""`SparsityPattern`: what it refuses, what it computes, how its rows are distributed."""
 
 import copy
-import gc
 import pickle
 import weakref
 
 import numpy as np
 import pytest
 import torch
-from reference import coordinates, normal, pattern_of, random, structures
+from reference import banded, coordinates, grid, normal, pattern_of, power_law, random, structures
 from torch.utils import _pytree as pytree
 
 import learnsolve as ls
+from learnsolve.matrix import device_analysis
 
 STRUCTURES = structures()
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
@@ -29,26 +29,18 @@ MALFORMED = {
     "negative first": ((-1, 1, 2), (0, 1), (2, 2), r"crow_indices\[0\] = -1"),
     "decreasing": ((0, 2, 1, 2), (0, 1), (3, 2), r"must not decrease, but crow_indices\[2\] = 1"),
     "decreasing to the end": ((0, 5, 2), (0, 1), (2, 2), r"crow_indices\[2\] = 2"),
-    "last too small": (
-        (0, 1, 1),
-        (0, 1),
-        (2, 2),
-        r"end with len\(col_indices\) = 2, got crow_indices\[2\] = 1",
-    ),
+    "last too small": ((0, 1, 1), (0, 1), (2, 2), r"len\(col_indices\) = 2, got crow_indices\[2\] = 1"),
     "last too large": ((0, 1, 3), (0, 1), (2, 2), r"len\(col_indices\) = 2, got crow_indices\[2\] = 3"),
     "column too large": ((0, 1, 2), (0, 2), (2, 2), r"0 <= column < 2, got col_indices\[1\] = 2"),
     "column negative": ((0, 1, 2), (-1, 0), (2, 2), r"0 <= column < 2, got col_indices\[0\] = -1"),
     "column of nothing": ((0, 1), (0,), (1, 0), r"0 <= column < 0, got col_indices\[0\] = 0"),
     "duplicate": ((0, 1, 4), (0, 0, 1, 1), (2, 2), r"twice, got col_indices\[3\] = 1 again; CSR.from_coo"),
-    "unsorted": (
-        (0, 1, 3),
-        (0, 1, 0),
-        (2, 2),
-        r"sorted within a row, got col_indices\[2\] = 0 .*CSR.from_coo",
-    ),
+    "unsorted": ((0, 1, 3), (0, 1, 0), (2, 2), r"sorted within a row, got col_indices\[2\] = 0 .*from_coo"),
     "negative shape": ((0,), (), (-1, 3), r"shape must not be negative, got \(-1, 3\)"),
     "shape of three": ((0,), (), (0, 1, 2), r"shape must be \(rows, columns\), got \(0, 1, 2\)"),
     "shape of one number": ((0,), (), 3, r"shape must be \(rows, columns\), got 3"),
+    "shape in words": ((0, 1, 2), (0, 1), "22", "shape must be"),
+    "shape of fractions": ((0, 1, 2), (0, 1), (2.9, 2.9), "shape must be"),
 }
 
 
@@ -60,34 +52,22 @@ def test_malformed(name, index):
         ls.SparsityPattern(ints(*crow, dtype=index), ints(*col, dtype=index), shape)
 
 
+CROW, COL = ints(0, 1), ints(0)
+
+
 @pytest.mark.parametrize(
     ("crow", "col", "kind", "message"),
     [
-        ([0, 1], ints(0), TypeError, "crow_indices must be a torch.Tensor, got list"),
-        (
-            ints(0, 1),
-            np.zeros(1, dtype=np.int64),
-            TypeError,
-            "col_indices must be a torch.Tensor, got ndarray",
-        ),
-        (ints(0, 1).float(), ints(0), TypeError, "crow_indices must be int32 or int64, got torch.float32"),
-        (ints(0, 1), ints(0).bool(), TypeError, "col_indices must be int32 or int64, got torch.bool"),
-        (
-            ints(0, 1).short(),
-            ints(0).short(),
-            TypeError,
-            "crow_indices must be int32 or int64, got torch.int16",
-        ),
-        (
-            ints(0, 1),
-            ints(0).int(),
-            TypeError,
-            ".* one dtype and device, got torch.int64 on cpu and torch.int32",
-        ),
-        (ints(0, 1), ints(0).to("meta"), TypeError, ".* one dtype and device, got .* on meta"),
-        (ints(0, 1)[None], ints(0), ValueError, r"crow_indices must have one dimension, got shape \(1, 2\)"),
-        (ints(0, 1), ints(0)[None], ValueError, r"col_indices must have one dimension, got shape \(1, 1\)"),
-        (torch.tensor(0), ints(0), ValueError, r"crow_indices must have one dimension, got shape \(\)"),
+        ([0, 1], COL, TypeError, "crow_indices must be a torch.Tensor, got list"),
+        (CROW, np.zeros(1, dtype=int), TypeError, "col_indices must be a torch.Tensor, got ndarray"),
+        (CROW.float(), COL, TypeError, "crow_indices must be int32 or int64, got torch.float32"),
+        (CROW, COL.bool(), TypeError, "col_indices must be int32 or int64, got torch.bool"),
+        (CROW.short(), COL.short(), TypeError, "crow_indices must be int32 or int64, got torch.int16"),
+        (CROW, COL.int(), TypeError, ".* one dtype and device, got torch.int64 on cpu and torch.int32"),
+        (CROW, COL.to("meta"), TypeError, ".* one dtype and device, got .* on meta"),
+        (CROW[None], COL, ValueError, r"crow_indices must have one dimension, got shape \(1, 2\)"),
+        (CROW, COL[None], ValueError, r"col_indices must have one dimension, got shape \(1, 1\)"),
+        (CROW[0], COL, ValueError, r"crow_indices must have one dimension, got shape \(\)"),
     ],
 )
 def test_wrong_arrays(crow, col, kind, message):
@@ -116,16 +96,13 @@ def test_every_single_corruption_is_found():
 
 
 def test_strided_arrays():
-    crow, col = ints(0, 9, 1, 9, 3, 9)[::2], ints(0, 9, 0, 9, 1, 9)[::2]
-    P = ls.SparsityPattern(crow, col, (2, 2))
-    assert P.crow_indices.tolist() == [0, 1, 3]
-    assert P.col_indices.tolist() == [0, 0, 1]
+    P = ls.SparsityPattern(ints(0, 9, 1, 9, 3, 9)[::2], ints(0, 9, 0, 9, 1, 9)[::2], (2, 2))
     assert (ls.CSR(torch.ones(3), P) @ torch.ones(2)).tolist() == [1, 2]
 
 
 def test_immutable():
     P = pattern_of(random(4, 4, 0.5))
-    for name in ("crow_indices", "col_indices", "shape", "nnz", "_cache", "something"):
+    for name in ("crow_indices", "col_indices", "shape", "nnz", "_entries", "something"):
         with pytest.raises(AttributeError, match=name):
             setattr(P, name, 1)
     with pytest.raises(AttributeError):
@@ -134,14 +111,9 @@ def test_immutable():
 
 def test_identity():
     P, Q = pattern_of(random(4, 4, 0.5)), pattern_of(random(4, 4, 0.5))
-    assert P == P
     assert P != Q
     assert {P: 1, Q: 2}[P] == 1
-    assert copy.copy(P) is P
-    assert copy.deepcopy(P) is P
-
-
-def test_repr():
+    assert copy.copy(P) is copy.deepcopy(P) is P
     P = pattern_of(random(4, 7, 0.5), torch.int32)
     assert repr(P) == f"SparsityPattern(shape=(4, 7), nnz={P.nnz}, indices=int32, device=cpu)"
 
@@ -159,16 +131,6 @@ def test_pickle(index):
     assert torch.equal(crow, Q.crow_indices)
     assert torch.equal(col, Q.col_indices)
     assert (Q.shape, Q.dtype, Q.nnz, Q.cache_bytes()) == ((13, 4), index, len(col), 0)
-    P = Q
-    A, B = pickle.loads(pickle.dumps((ls.CSR(normal((P.nnz,)), P), ls.CSR(normal((P.nnz,)), P))))
-    assert A.pattern is B.pattern
-
-
-def test_torch_save(tmp_path):
-    A = ls.CSR.from_scipy(random(6, 4, 0.5))
-    torch.save(A, tmp_path / "A.pt")
-    B = torch.load(tmp_path / "A.pt", weights_only=False)
-    assert torch.equal(A.to_dense(), B.to_dense())
 
 
 @both_indices
@@ -193,29 +155,6 @@ def test_what_is_computed(structure, index):
     assert P.diagonal_positions.tolist() == [place.get((i, i), -1) for i in range(min(P.shape))]
 
 
-def test_caches():
-    P = pattern_of(random(30, 20, 0.3))
-    assert P.cache_bytes() == 0
-    _ = P.row_indices
-    assert P.cache_bytes() == P.nnz * 8
-    _ = P.T
-    # The row of each entry; the transposed arrays and their permutation.
-    assert P.cache_bytes() >= (P.nnz + 21 + 2 * P.nnz) * 8
-    before = P.row_indices
-    P.drop_caches()
-    assert P.cache_bytes() == 0
-    assert torch.equal(P.row_indices, before)
-
-
-def test_cache_bytes_with_every_cache_there_is():
-    P = pattern_of(random(30, 20, 0.3))
-    A = ls.CSR(normal((P.nnz,)).requires_grad_(), P)
-    (A @ torch.ones(20, dtype=torch.float64)).sum().backward()
-    _ = A.T.diagonal(), P.T.row_blocks, P.to(dtype=torch.int32).T.row_indices, P.T.to(dtype=torch.int32).T
-    assert P.cache_bytes() > 0
-    assert P.T.cache_bytes() > 0
-
-
 @pytest.mark.parametrize("which", ["P", "P.T"])
 def test_transposing_twice_after_dropping_caches(which):
     P = pattern_of(random(6, 4, 0.5))
@@ -223,16 +162,6 @@ def test_transposing_twice_after_dropping_caches(which):
     assert P.T.T is P
     A = ls.CSR(normal((P.nnz,)), P)
     assert torch.equal((A + A.T.T).values, 2 * A.values)
-
-
-def test_patterns_are_freed():
-    P = pattern_of(random(6, 4, 0.5), torch.int32)
-    coordinates.cache_clear()
-    P.T.T.row_blocks.sum()
-    gone = weakref.ref(P)
-    del P
-    gc.collect()
-    assert gone() is None
 
 
 def test_to():
@@ -260,13 +189,6 @@ def test_a_pattern_is_freed_at_once():
     del P
     assert gone() is None  # no cycle with its transpose
     assert T.T.shape == (5, 5)
-
-
-@pytest.mark.parametrize("shape", ["22", (2.9, 2.9)], ids=str)
-def test_a_shape_that_is_none(shape):
-    crow, col = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
-    with pytest.raises(ValueError, match="shape must be"):
-        ls.SparsityPattern(crow, col, shape)
 
 
 def _transformed():
@@ -312,3 +234,57 @@ def test_index_arrays_that_vmap_maps_over():
         message = r"torch\.func\.vmap maps over: make them outside .* learnsolve\.CSR\(values, pattern\)"
         with pytest.raises(NotImplementedError, match=message):
             torch.vmap(lambda col, make=make: make(col).values)(cols)
+
+
+# --- the distribution of rows over threads ---
+
+BLOCKS = STRUCTURES | {
+    "long bands": banded(9000, 7),
+    "wide bands": banded(300, 31),
+    "grid": grid(5, 120),
+    "cube": grid(7, 20),
+    "power law": power_law(3000),
+    "random": random(2000, 2000, 0.02),
+}
+
+# A device deals rows out otherwise (test_device_analysis.py).
+of_the_cpu = pytest.mark.skipif(device_analysis.everywhere, reason="of the CPU operators alone")
+
+
+@of_the_cpu
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("structure", BLOCKS)
+def test_row_blocks(structure, transposed):
+    """Blocks hold every row once, in order; uniform blocks are uniform; none is much heavier than most."""
+    P = pattern_of(BLOCKS[structure])
+    if transposed:
+        ptr, idx, perm, blocks = P._structure(True)
+    else:
+        ptr, idx, perm, blocks = *P._structure(False)[:3], P.row_blocks
+    rows = len(ptr) - 1
+    first, length = blocks[:, 0], blocks[:, 1]
+    assert blocks[-1].tolist() == [rows, 0]
+    assert rows == 0 or first[0] == 0
+    assert (first.diff() > 0).all()
+    for b in range(len(blocks) - 1):
+        r0, r1, size = int(first[b]), int(first[b + 1]), int(length[b])
+        weight = int(ptr[r1] - ptr[r0]) + r1 - r0
+        assert weight <= 8192 or r1 == r0 + 1
+        if size:
+            lengths = ptr[r0 : r1 + 1].diff()
+            assert (lengths == size).all()
+            columns = idx[ptr[r0] : ptr[r1]].view(-1, size)
+            assert (columns.diff(dim=0) == 1).all()
+            if perm is not None:
+                assert (perm[ptr[r0] : ptr[r1]].view(-1, size).diff(dim=0) == size).all()
+
+
+@of_the_cpu
+def test_grids_are_uniform_nearly_everywhere():
+    """What the fast path lives on: if detection breaks, nothing but speed tells."""
+    for S in (banded(500, 5), grid(5, 100)):
+        blocks = pattern_of(S).row_blocks
+        uniform = blocks[:-1, 0].new_zeros(())
+        for b in range(len(blocks) - 1):
+            uniform += (blocks[b + 1, 0] - blocks[b, 0]) * (blocks[b, 1] > 0)
+        assert uniform >= 0.95 * S.shape[0]

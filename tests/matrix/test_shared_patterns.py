@@ -26,29 +26,19 @@ LOWER = {
 
 @pytest.mark.parametrize("first", LOWER)
 def test_triangles_of_a_matrix_are_one_object(first):
-    A = ls.problems.poisson((4, 3))
-    wanted = LOWER[first](A)
-    for name, make in LOWER.items():
-        assert make(A) is wanted, name
-    assert ls.ops.ilu0(A).U.pattern is A.triu().pattern
-
-
-def test_triangles_of_a_triangular_matrix_are_its_pattern():
-    L = ls.problems.poisson((4, 3)).tril()
-    for name, make in LOWER.items():
-        assert make(L) is L.pattern, name
-
-
-def test_triangles_stay_one_object_beyond_the_limit_of_plans():
+    """Also beyond the limit of plans."""
     A = ls.problems.poisson((4, 3))
     before = ls.ops.set_plan_cache_limit(0)
     try:
-        wanted = ls.ops.ic0(A).L.pattern
+        expected = LOWER[first](A)
         for k in range(1, 20):
             A.tril(k - 10)
-        assert A.tril().pattern is wanted
+        for name, make in LOWER.items():
+            assert make(A) is expected, name
+            assert make(A.tril()) is expected, "that of a triangular matrix is its own"
     finally:
         ls.ops.set_plan_cache_limit(before)
+    assert ls.ops.ilu0(A).U.pattern is A.triu().pattern
 
 
 def unknown(n: int) -> ls.CSR:
@@ -61,32 +51,23 @@ def copy_of(P: ls.SparsityPattern) -> ls.SparsityPattern:
     return ls.SparsityPattern(P.crow_indices, P.col_indices, P.shape)
 
 
-def test_a_pickle_comes_home():
-    A = unknown(8)
+def test_pickles_of_one_pattern_share_it():
+    A = unknown(11)
     B = pickle.loads(pickle.dumps(A))
     assert B.pattern is A.pattern
     assert B.values is not A.values
-    assert copy_of(A.pattern) is not A.pattern, "what a program makes itself stays apart"
-
-
-def test_pickles_of_one_pattern_share_it():
-    A = unknown(11)
     first, second = pickle.dumps(A), pickle.dumps(ls.CSR(A.values, copy_of(A.pattern)))
+    assert copy_of(A.pattern) is not A.pattern, "what a program makes itself stays separate"
     other = pickle.dumps(unknown(11).T)
-    del A
+    del A, B
     gc.collect()
     B, C, D = (pickle.loads(data) for data in (first, second, other))
     assert B.pattern is C.pattern
     assert D.pattern is not B.pattern
     assert D.shape == B.shape
-
-
-def test_no_pickle_keeps_a_pattern_alive():
-    A = unknown(6)
-    seen = weakref.ref(pickle.loads(pickle.dumps(A)).pattern)
-    del A
-    gc.collect()
-    assert seen() is None
+    gone = weakref.ref(B.pattern)
+    del B, C
+    assert gone() is None, "a pickle keeps no pattern alive"
 
 
 @pytest.mark.parametrize("change", ["in place", "through NumPy", "of the transpose"])

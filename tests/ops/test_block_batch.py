@@ -94,7 +94,7 @@ def test_patterns_of_combinations_are_bounded():
         for _ in range(60):
             chosen = torch.randint(12, (4,), generator=generator).tolist()
             ls.BlockBatch([pool[i] for i in chosen])
-        plans = [name for A in pool for name in A.pattern._plans.kept]
+        plans = [name for A in pool for name in A.pattern._entries]
         assert len([name for name in plans if "_plan_stack" in name]) <= 16
     finally:
         ls.ops.set_plan_cache_limit(before)

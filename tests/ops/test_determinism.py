@@ -9,7 +9,7 @@ import torch
 from reference import assert_same_bits, banded, grid, layouts, normal, pattern_of, power_law, random
 from stress._calls import CALLS, quiet
 from stress._samples import KINDS, Sample
-from stress.bits import BLAS, compare
+from stress.threads import BLAS, compare
 
 import learnsolve as ls
 from learnsolve.ops.core.perceptron import perceptron

@@ -31,7 +31,7 @@ def factored(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_factors(fresh_compiler):
-    superlu._recent.clear()
+    superlu._recent.items.clear()
 
 
 def compiled(function):
@@ -223,9 +223,9 @@ def test_what_compiled_calls_leave_is_bounded(monkeypatch):
     b = normal((5,))
     for i in range(1, 20):
         op(P.crow_indices, P.col_indices, VALUES * i, b, False)
-    assert len(superlu._recent) == superlu._RECENT_CALLS
-    monkeypatch.setattr(superlu, "_RECENT_BYTES", 100)
+    assert len(superlu._recent.items) == superlu._recent.count
+    monkeypatch.setattr(superlu._recent, "limit", 100)
     torch.testing.assert_close(
         op(P.crow_indices, P.col_indices, VALUES / 3, b, False), dense(VALUES / 3, b), rtol=1e-12, atol=1e-12
     )
-    assert len(superlu._recent) == 1
+    assert len(superlu._recent.items) == 1

@@ -103,7 +103,7 @@ def test_float32_is_solved_in_float32_and_float64_is_not():
         error = (x.double() - dense(VALUES, torch.ones(5, dtype=torch.float64))).abs().max()
         assert x.dtype == dtype
         assert (error > 1e-12) == (dtype == torch.float32)
-        kind = ls.ops.factorized(ls.CSR(VALUES.to(dtype), P))._factors._kept[0][1][0].factors.L.dtype
+        kind = ls.ops.factorized(ls.CSR(VALUES.to(dtype), P))._factors._factored[0][1][0].factors.L.dtype
         assert kind == torch.empty(0, dtype=dtype).numpy().dtype
 
 

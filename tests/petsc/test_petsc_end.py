@@ -1,9 +1,13 @@
-"""How programs end: one exception ends all processes, and a KSP with our preconditioner ends before PETSc."""
+"""How programs end: one exception ends all processes, and a KSP with our preconditioner ends before PETSc.
+Examples in docstrings of learnsolve.petsc run, in any number of processes."""
 
+import doctest
+import importlib
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +18,7 @@ from petsc4py import PETSc
 
 import learnsolve as ls
 from learnsolve import petsc
+from learnsolve.petsc._processes import processes
 
 LIVING = []
 
@@ -56,3 +61,22 @@ def test_a_graph_that_lives_at_the_exit():
     solution.cycle = [solution]
     LIVING.append(solution)
     assert solution.converged
+
+
+FOLDER = Path(petsc.__file__).parent
+MODULES = [p.stem for p in sorted(FOLDER.glob("*.py")) if ">>> " in p.read_text()]
+
+
+def test_every_public_name_has_its_example_in_one_of_these():
+    assert {"_rows", "learned_pc", "matrix", "operations", "solve"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name):
+    if name == "_rows" and processes().size > 1:
+        pytest.skip("prints the share of one process alone")
+    text = (FOLDER / f"{name}.py").read_text()
+    assert "+SKIP" not in text, "an example that does not run"
+    result = doctest.testmod(importlib.import_module(f"learnsolve.petsc.{name}"))
+    assert result.attempted == text.count(">>> ")
+    assert result.failed == 0

@@ -1,16 +1,19 @@
-"""SOR and SSOR as preconditioners: dense formulas, options, theory, errors."""
+"""SOR, SSOR, Chebyshev and Neumann: dense formulas, bounds, positive definiteness, options, errors."""
 
+import numpy as np
 import pytest
 import torch
+from numpy.polynomial import chebyshev as T
 from preconditioners.cases import dense, general, spd
 from reference import normal
 
 import learnsolve as ls
+from learnsolve.preconditioners.classical import _spectrum
 
 P, S = ls.preconditioners, ls.solvers
 
 
-def parts(A, order=None):
+def triangles(A, order=None):
     D = A.to_dense()
     if order is not None:
         D = D[order][:, order]
@@ -23,7 +26,7 @@ def parts(A, order=None):
 def test_formulas(A, omega, multicolor):
     order = ls.ordering.greedy_coloring(A).rows.long() if multicolor else torch.arange(A.shape[0])
     back = torch.argsort(order)
-    D, L, U = parts(A, order)
+    D, L, U = triangles(A, order)
     w = float(omega)
     lower, upper = D + w * L, D + w * U
     for M, expected in (
@@ -63,46 +66,6 @@ def test_the_order_is_planned_once():
     assert P.SOR(A.with_values(2 * A.values), 1.5, multicolor=True)._system.pattern is one._system.pattern
 
 
-def test_ssor_speeds_cg_up_and_sor_gmres():
-    A, b = ls.problems.poisson((60, 60)), normal((3600,))
-    plain = S.cg(A, b, rtol=1e-8).iterations
-    counts = {w: S.cg(A, b, M=P.SSOR(A, w), rtol=1e-8).iterations for w in (1.0, 1.9)}
-    assert counts[1.9] < counts[1.0] < plain
-    assert counts[1.9] < plain / 3
-    wind = general(20)
-    b = normal((wind.shape[0],))
-    assert S.gmres(wind, b, M=P.SOR(wind)).iterations < S.gmres(wind, b).iterations / 1.5
-
-
-@pytest.mark.parametrize("multicolor", [False, True])
-def test_omega_learns(multicolor):
-    A, r = general(), normal((20, 2)).requires_grad_()
-    omega = torch.tensor(1.2, dtype=torch.float64, requires_grad=True)
-    for make in (
-        lambda v, w: P.SOR(A.with_values(v), w, multicolor=multicolor),
-        lambda v, w: P.SOR(A.with_values(v), w, direction="backward", multicolor=multicolor),
-        lambda v, w: P.SSOR(A.with_values(v), w, multicolor=multicolor),
-    ):
-        args = (A.values.clone().requires_grad_(), omega, r)
-        apply = lambda v, w, r: make(v, w)(r)  # noqa: B023, E731
-        assert torch.autograd.gradcheck(apply, args, check_forward_ad=True, fast_mode=True)
-        assert torch.autograd.gradgradcheck(apply, args, fast_mode=True)
-        assert any(t is omega for t in make(*args[:2]).depends_on)
-    with pytest.raises(ValueError, match="M requires grad"):
-        S.gmres(A, r.detach(), M=P.SOR(A, omega))
-    S.gmres(A, r.detach(), M=P.SOR(A, omega), gradient="unrolled").residual_norms[3].sum().backward()
-    assert omega.grad
-
-
-def test_one_omega_a_matrix():
-    A = spd()
-    omega = torch.tensor([0.7, 1.4], dtype=torch.float64)
-    r = normal((20, 2))
-    together = P.SSOR(A.with_values(torch.stack((A.values, 2 * A.values))), omega)(r)
-    assert torch.allclose(together[0], P.SSOR(A, 0.7)(r))
-    assert torch.allclose(together[1], P.SSOR(A * 2.0, 1.4)(r))
-
-
 def test_a_diagonal_matrix_and_none_at_all():
     eye = ls.ops.eye(3, dtype=torch.float64)
     assert torch.allclose(P.SSOR(eye, 0.5)(torch.ones(3, dtype=torch.float64)), torch.tensor(0.75).double())
@@ -111,44 +74,106 @@ def test_a_diagonal_matrix_and_none_at_all():
         assert M(normal((0, 2))).shape == (0, 2)
 
 
-def test_symmetric_is_the_truth():
-    assert P.SSOR(spd(), 1.2, multicolor=True).symmetric
-    assert not P.SSOR(general()).symmetric
-    assert P.SSOR(general(), symmetric=True).symmetric
-    with pytest.raises(ValueError, match="cg: needs a linear, symmetric M, and SSOR is not symmetric"):
-        S.cg(general(), normal((20,)), M=P.SSOR(general()))
-
-
 A = spd()
-ZERO = A.with_values(torch.where(A.pattern.row_indices + A.col_indices == 4, 0, A.values))
-HOLE = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
 
 
-@pytest.mark.parametrize("kind", [P.SOR, P.SSOR])
+P, S = ls.preconditioners, ls.solvers
+
+
+def jacobi_spectrum(A):
+    """Of D^-1 A, for a symmetric A."""
+    d = A.diagonal().rsqrt()
+    return torch.linalg.eigvalsh(d[:, None] * A.to_dense() * d)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 5])
+def test_chebyshev_is_the_best_polynomial(degree):
+    """1 - t p(t) is the scaled Chebyshev polynomial, on the eigenvalues of a diagonal matrix."""
+    t = np.linspace(0.3, 2.0, 30)
+    A = ls.ops.diag(torch.from_numpy(t))
+    M = P.Chebyshev(A, lmin=0.4, lmax=1.8, degree=degree, M=None)
+    residual = 1 - t * M(torch.ones(30, dtype=torch.float64)).numpy()
+    coefficients = [0] * (degree + 1) + [1]
+    theta, delta = 1.1, 0.7
+    expected = T.chebval((theta - t) / delta, coefficients) / T.chebval(theta / delta, coefficients)
+    assert np.allclose(residual, expected, rtol=1e-11, atol=1e-13)
+    inside = (t >= 0.4) & (t <= 1.8)
+    assert np.abs(residual[inside]).max() <= 1 / T.chebval(theta / delta, coefficients) * (1 + 1e-12)
+
+
+def test_one_eigenvalue():
+    A = ls.ops.diag(torch.full((3,), 4.0, dtype=torch.float64))
+    r = normal((3,))
+    for degree in (0, 3):
+        assert torch.allclose(P.Chebyshev(A, lmin=4.0, lmax=4.0, degree=degree, M=None)(r), r / 4)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+@pytest.mark.parametrize("A", [spd(), general()])
+def test_neumann_is_the_truncated_series(A, degree):
+    weight = 0.8
+    for M, inner in (("jacobi", P.Jacobi(A)), (P.Jacobi(A), P.Jacobi(A)), (None, None), (P.SOR(A), P.SOR(A))):
+        W = weight * (torch.eye(20, dtype=A.dtype) if inner is None else dense(inner))
+        step = torch.eye(20, dtype=A.dtype) - W @ A.to_dense()
+        expected = sum(torch.linalg.matrix_power(step, i) for i in range(degree + 1)) @ W
+        found = P.Neumann(A, degree=degree, weight=weight, M=M)
+        torch.testing.assert_close(dense(found), expected, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(dense(found.T), expected.mT, rtol=1e-10, atol=1e-11)
+
+
+def test_the_compiled_sweeps_agree_with_the_loop():
+    A, R = general(), normal((2, 3, 20, 4))
+    M = P.Neumann(A, degree=3, weight=0.7)
+    torch.testing.assert_close(M(R), super(P.Neumann, M)._columns(R), rtol=1e-13, atol=1e-13)
+
+
+def test_when_neumann_is_positive_definite():
+    """Always for even degrees; for odd ones if weight < 2 / lmax."""
+    A = spd()
+    lmax = float(jacobi_spectrum(A)[-1])
+    for degree in (0, 1, 2, 3, 4):
+        for of_bound, positive in ((0.95, True), (1.05, degree % 2 == 0)):
+            D = dense(P.Neumann(A, degree=degree, weight=of_bound * 2 / lmax))
+            assert bool(torch.linalg.eigvalsh((D + D.mT) / 2).min() > 0) == positive
+
+
+def test_chebyshev_is_positive_definite_if_lmax_is_above_the_spectrum():
+    A = spd()
+    lmin, lmax = (float(t) for t in jacobi_spectrum(A)[[0, -1]])
+    for degree in (0, 1, 2, 5):
+        D = dense(P.Chebyshev(A, lmin=5 * lmin, lmax=lmax * 1.01, degree=degree))
+        assert torch.linalg.eigvalsh((D + D.mT) / 2).min() > 0
+
+
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    "A",
     [
-        (lambda M: M(A.to_dense().tolist()), TypeError, "A must be a CSR, got list"),
-        (lambda M: M(ZERO), ValueError, "A must not have zeros on its diagonal, row 2 has one"),
-        (lambda M: M(HOLE), ValueError, "A must have an entry on its diagonal in every row, row 1 has none"),
-        (lambda M: M(A[:3]), ValueError, r"A must be square, got shape \(3, 20\)"),
-        (lambda M: M(A, 0.0), ValueError, "omega must lie in 0 < omega < 2, got 0.0"),
-        (lambda M: M(A, 2), ValueError, "omega must lie in 0 < omega < 2, got 2.0"),
-        (lambda M: M(A, float("nan")), ValueError, "omega must lie in 0 < omega < 2, got nan"),
-        (lambda M: M(A, True), TypeError, "omega must be a number or a torch.Tensor, got bool"),
-        (lambda M: M(A, torch.tensor(2.5).double()), ValueError, "got 2.5; to train it, use 2 sigmoid"),
-        (lambda M: M(A, torch.tensor(1.5)), TypeError, "omega has dtype torch.float32"),
-        (lambda M: M(A, torch.ones(20).double()), ValueError, r"one for each matrix of the batch \(\)"),
-        (lambda M: M(A, multicolor="yes"), TypeError, "multicolor must be True or False, got 'yes'"),
+        ls.problems.poisson((30, 30)),
+        ls.problems.poisson((9, 9, 9)),
+        ls.problems.poisson((900,)),
+        ls.problems.anisotropic((30, 30), epsilon=0.01, theta=0.5),
+        ls.problems.poisson((3,)),
+        spd(20),
     ],
 )
-def test_errors(kind, make, error, words):
-    with pytest.raises(error, match=f"{kind.__name__}: .*{words}"):
-        make(kind)
+def test_the_estimate_lies_above_the_spectrum_and_not_far(A):
+    M = P.Chebyshev(A)
+    lmax = float(jacobi_spectrum(A)[-1])
+    assert lmax * 0.999 < float(M.lmax) < 1.11 * lmax
+    assert torch.allclose(M.lmin, M.lmax / 30)
+    assert torch.equal(P.Chebyshev(A).lmax, M.lmax)  # deterministic
 
 
-def test_errors_of_options():
-    with pytest.raises(ValueError, match=r"SOR: direction must be one of .*got 'symmetric'"):
-        P.SOR(A, 1.0, direction="symmetric")
-    with pytest.raises(TypeError, match="SSOR: symmetric must be True or False"):
-        P.SSOR(A, symmetric="yes")
+def test_the_estimate_of_a_batch_and_of_invariant_subspaces():
+    A = spd()
+    both = P.Chebyshev(A.with_values(torch.stack((A.values, 3 * A.values))), M=None)
+    assert both.lmax.shape == (2,)
+    assert torch.allclose(both.lmax, torch.stack((both.lmax[0], 3 * both.lmax[0])))
+    one = ls.ops.eye(7, dtype=torch.float64) * 5.0
+    assert torch.allclose(P.Chebyshev(one, M=None).lmax, torch.tensor(5.5).double())
+    nothing = ls.ops.eye(0, dtype=torch.float64)
+    assert P.Chebyshev(nothing)(normal((0, 2))).shape == (0, 2)
+    known = _spectrum.largest_eigenvalue(
+        lambda X: X * torch.tensor([1.0, 2.0, 9.0])[:, None], torch.ones(3, 1)
+    )
+    assert torch.allclose(known, torch.tensor(9.9))

@@ -1,10 +1,10 @@
 """What a preconditioner refuses instead of giving a wrong answer: changed, non-finite or complex numbers."""
 
 import copy
+import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from preconditioners.cases import CASES, matrix, spd
@@ -21,14 +21,6 @@ def hit(A, value, at=7):
     values = A.values.clone()
     values[..., at] = value
     return A.with_values(values)
-
-
-@pytest.mark.parametrize("case", CASES, ids=[c.name for c in CASES])
-def test_complex_vectors_of_scipy_keep_both_parts(case):
-    M = case.make(matrix(case))
-    operator, (x, y) = M.to_scipy_linear_operator(), np.random.default_rng(0).standard_normal((2, M.shape[0]))
-    assert np.allclose(operator @ (x + 1j * y), operator @ x + 1j * (operator @ y))
-    assert np.allclose(operator.rmatvec(x + 1j * y), operator.rmatvec(x) + 1j * operator.rmatvec(y))
 
 
 @pytest.mark.parametrize("case", COMPUTED, ids=lambda c: c.name)
@@ -60,25 +52,6 @@ def test_learned_ones_go_on_with_the_matrix_that_they_were_made_of():
         assert torch.equal(M(r), old), M
 
 
-@pytest.mark.parametrize("bad", [NAN, float("inf")])
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(P.Jacobi, P.FSAI, P.SOR, P.SSOR, P.Neumann, P.Chebyshev, P.AMG, P.AdditiveSchwarz),
-        lambda A: P.Chebyshev(A, M=None),
-        lambda A: P.Polynomial.neumann(A, 1),
-    ],
-)
-def test_a_matrix_that_is_not_finite_is_refused(make, bad):
-    A = spd()
-    row = int(A.pattern.row_indices[7])
-    with pytest.raises(ValueError, match=rf"^\w+: A's values must be finite, got {bad} in row {row}; "):
-        make(hit(A, bad))
-    batch = A.with_values(torch.stack((A.values, hit(A, bad).values)))
-    with pytest.raises(ValueError, match=rf"got {bad} in row {row}, matrix 1 of the batch"):
-        make(batch)
-
-
 def test_a_sum_that_overflows_is_finite():
     D = torch.tensor([[1.5e308, 1.0], [1.0, 1.5e308]], dtype=torch.float64)
     assert P.Jacobi(ls.CSR.from_dense(D))(torch.ones(2, dtype=torch.float64)).isfinite().all()
@@ -96,18 +69,6 @@ def test_chebyshev_of_a_zero_matrix_and_under_vmap():
         assert torch.allclose(P.Chebyshev(A.with_values(v))(r), one, rtol=1e-12)
     with pytest.raises(ValueError, match="lmax"):
         torch.vmap(lambda v: P.Chebyshev(A.with_values(v), M=None, symmetric=True)(r))(values * 0)
-
-
-@pytest.mark.parametrize("options", [{"n_subdomains": 3}, {"subdomains": [range(9), range(7, 20)]}])
-def test_schwarz_under_torch_func(options):
-    A, r, t = spd(), normal((20,)), normal((spd().nnz,), seed=3)
-    f = lambda v: P.AdditiveSchwarz(A.with_values(v), **options, coarse=True, symmetric=True)(r).sum()  # noqa: E731
-    v = A.values.clone().requires_grad_()
-    (g,) = torch.autograd.grad(f(v), v)
-    assert torch.allclose(torch.func.grad(f)(A.values), g, rtol=1e-12)
-    assert torch.allclose(torch.func.jvp(f, (A.values,), (t,))[1], g @ t, rtol=1e-10)
-    with pytest.raises(ValueError, match=r"the matrix of subdomain 0, of \d+ rows, is singular"):
-        torch.func.grad(f)(A.values * 0)
 
 
 @pytest.mark.parametrize("make", [P.Jacobi, lambda A: P.Polynomial.neumann(A, 1)])
@@ -165,26 +126,6 @@ def test_copies_of_amg():
         copy.deepcopy(P.AMG(A * 2.0))
 
 
-def test_amg_refuses_weights_and_batches_that_mean_nothing():
-    A = spd()
-    one_level = P.Hierarchy([])
-    for weight, shown in (
-        (NAN, "nan"),
-        (0.0, r"0\.0"),
-        (-1.0, r"-1\.0"),
-        (torch.tensor(NAN).double(), "nan"),
-    ):
-        for options in ({"max_coarse": 4}, {"hierarchy": one_level}):
-            with pytest.raises(
-                ValueError, match=f"AMG: weight on level 0 must be positive and finite, got {shown}"
-            ):
-                P.AMG(A, weight=weight, **options)
-    w = torch.tensor(0.5, dtype=A.dtype, requires_grad=True)
-    assert any(t is w for t in P.AMG(A, hierarchy=one_level, weight=w).depends_on)
-    with pytest.raises(ValueError, match=r"AMG: needs a matrix, got an empty batch of shape \(0,\)"):
-        P.AMG(A.with_values(A.values.expand(0, -1)))
-
-
 def test_assign_changes_all_or_nothing():
     A = spd()
     M = P.Trainable(P.ILU0(A), positive="exp")
@@ -213,35 +154,6 @@ def test_block_jacobi_limits():
         P.BlockJacobi(ls.CSR.from_dense(D), 2)
     with pytest.raises(ValueError, match=r"BlockJacobi: the inverses of 1 blocks .* at most 134217728"):
         P.BlockJacobi(ls.problems.poisson((12_000,)), 12_000)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda A: P.Jacobi(A, "0.5"),
-        lambda A: P.Polynomial(A, ["0.5", "1"]),
-        lambda A: P.Polynomial(A, [1.0], interval=("0.5", "1")),
-        lambda A: P.Polynomial(A, [True]),
-    ],
-)
-def test_strings_are_no_numbers(make):
-    with pytest.raises(TypeError, match=r"must be a number( or a torch.Tensor)?, got (str|bool)"):
-        make(spd())
-
-
-def test_options_are_given_by_name():
-    A = spd()
-    for make in (
-        lambda: P.SOR(A, 1.0, "forward"),
-        lambda: P.SSOR(A, 1.0, True),
-        lambda: P.Chebyshev(A, 0.1, 2.0, 3),
-        lambda: P.Neumann(A, 2),
-        lambda: P.SPAI(A, A.pattern),
-        lambda: P.ILU0(A, 0.1),
-        lambda: P.IC0(A, 0.1),
-    ):
-        with pytest.raises(TypeError, match="positional argument"):
-            make()
 
 
 def test_fused_optimizers_make_nothing_stale():
@@ -281,9 +193,9 @@ for M in (P.AMG(A), P.AdditiveSchwarz(A, coarse=True), P.BlockJacobi(A, 100)):
 
 @pytest.mark.slow
 def test_same_bits_on_every_run_with_the_same_number_of_threads():
-    command = [sys.executable, "-c", BITS, "2"]
+    command, env = [sys.executable, "-c", BITS, "2"], {**os.environ, "OMP_WAIT_POLICY": "passive"}
     first, second = (
-        subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)
+        subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)
     )
     assert len(first.split()) == 3
     assert first == second

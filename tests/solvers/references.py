@@ -1,13 +1,16 @@
-"""Comparison of solves: with one another, and with dense algebra."""
+"""Comparison of solves: with one another, with dense algebra, and of the two ways that a loop may go."""
 
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 
+import pytest
 import torch
 from reference import normal
 from torch import Tensor
 from torch.autograd import grad
 
 from learnsolve.solvers import Solution
+from learnsolve.solvers.core import loop
 
 
 def close(actual: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float) -> None:
@@ -34,3 +37,20 @@ def gradients(solve: Callable[..., Tensor], *inputs: Tensor, scale: float = 1.0)
     inputs = tuple(t.detach().clone().requires_grad_() for t in inputs)
     x = solve(*inputs)
     return grad(x, inputs, scale * normal(x.shape, x.dtype, seed=7), materialize_grads=True)
+
+
+@contextmanager
+def eager():
+    """Nothing is compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "at_once", lambda *_: None)
+        patch.setattr(loop, "fitting", lambda *_: None)
+        yield
+
+
+@contextmanager
+def compiled():
+    """No iteration goes by operations of torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop._Loop, "stepped", None)
+        yield

@@ -179,10 +179,10 @@ def test_what_is_judged_is_the_state_of_that_iteration(every, device):
         reads = ("t",)
         judged: ClassVar = {}
 
-        def holds(self, A, state, r, norm):
+        def is_done(self, A, state, r, norm):
             for column in (norm <= self.target).nonzero()[:, 1].tolist():
                 self.judged.setdefault(column, state.t[0, column].item())
-            return super().holds(A, state, r, norm)
+            return super().is_done(A, state, r, norm)
 
     method = Drifting()
     method.starts = 2

@@ -3,6 +3,7 @@ said of it. Systems of every character in any units: tests/stress/converged.py."
 
 import time
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,6 +13,11 @@ from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, S, poisson, run
 
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, Status
+from learnsolve.solvers.core.criterion import ResidualNorm
+from learnsolve.solvers.core.loop import iterate
+from learnsolve.solvers.core.operators import Matrix
+from learnsolve.solvers.core.system import System
+from learnsolve.solvers.solution import STATUSES
 
 ALL = (*SQUARE, *RECTANGULAR)
 STATIONARY = {
@@ -69,6 +75,48 @@ def test_stagnation_stops_stationary_methods(name):
     assert solution.status is Status.STAGNATED
     assert solution.iterations < 1000
     assert solution.residual_norms[-1] <= 4 * solution.residual_norms.min()
+
+
+class Iterate(NamedTuple):
+    x: torch.Tensor
+    r: torch.Tensor
+
+
+class Drifting:
+    """For A = I: until it has started again, x is wrong by 7 eps, and r three times smaller than b - A x."""
+
+    def __init__(self, good):
+        self.good, self.starts = good, 0
+
+    def start(self, A, M, x, r, running):
+        self.starts += 1
+        return Iterate(x, r)
+
+    def step(self, A, M, b, state, running):
+        x = b if self.starts > self.good else b * (1 - 7 * torch.finfo(b.dtype).eps)
+        return Iterate(x, 0.3 * (b - x)), torch.zeros_like(running, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(("good", "status", "iterations"), [(1, "CONVERGED", 41), (9, "STAGNATED", 60)])
+def test_a_recurrence_that_drifted_starts_again_once(good, status, iterations):
+    method, b = Drifting(good), ones(4).unsqueeze(1)
+    A = Matrix(diagonal(1.0, 1.0, 1.0, 1.0))
+    out = iterate(method, System("test", A, None, b, None, ResidualNorm(1e-20, 0.0)), 100)
+    assert STATUSES[int(out.codes) - 1].name == status
+    assert (len(out.norms) - 1, method.starts) == (iterations, 2)
+    assert float(out.norms[-1]) == float((b - out.x).norm())  # the true one
+
+
+@quiet
+def test_minres_watches_its_recurrence():
+    """Of condition 1e6: if it trusted its own r, x would be a hundred times less accurate, after maxiter."""
+    Q = torch.linalg.qr(normal((40, 40)))[0]
+    signs = torch.tensor([1.0, -1.0], dtype=Q.dtype).repeat(20)
+    A = ls.CSR.from_dense((Q * signs * torch.logspace(0, -6, 40, dtype=Q.dtype)) @ Q.mT)
+    A, b = 0.5 * (A + A.T), normal((40, 2))
+    solution = S.minres(A, b, rtol=1e-12, maxiter=2000)
+    assert solution.statuses == [Status.STAGNATED] * 2
+    assert ((b - A @ solution.x).norm(dim=0) < 1e-9 * b.norm(dim=0)).all()
 
 
 @quiet
@@ -206,6 +254,8 @@ def test_names_of_failures():
     hard = diagonal(*torch.logspace(0, 6, 16))
     assert S.lsqr(hard, b, atol=1e-14, btol=1e-14, conlim=1e3).status is Status.ILL_CONDITIONED
     assert S.lsmr(hard, b, atol=1e-14, btol=1e-14, conlim=1e2).status is Status.ILL_CONDITIONED
+    for solve in (S.lsqr, S.lsmr):  # of condition 5, in any unit
+        assert solve(diagonal(1e6, 2e6, 5e6), ones(3), conlim=100.0).converged
 
 
 @every_rectangular
@@ -296,6 +346,10 @@ def test_absolute_tolerance():
         assert solution.converged
         assert 1e-5 * factor < solution.residual_norms[-1] <= 1e-3 * factor
     assert S.cg(A, b, rtol=1e-12, atol=1e3).iterations == 0
+    b.requires_grad_()  # a cotangent is solved for relative to itself, however small
+    (small,) = torch.autograd.grad(S.cg(A, b, rtol=1e-10, atol=1e-6).x, b, 1e-9 * ones(64))
+    torch.testing.assert_close(A @ (small / 1e-9), ones(64), rtol=1e-8, atol=0)
+    b = b.detach()
     for x0 in (None, ones(64)):  # far above b
         solution = S.cg(A, 1e-320 * b, x0, atol=1e-8)
         assert solution.converged

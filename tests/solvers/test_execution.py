@@ -7,13 +7,12 @@ from preconditioners.cases import spd
 from reference import normal
 from solvers.cases import quiet
 from solvers.krylov import S, convection, poisson
-from solvers.paths import eager
-from solvers.references import agree
+from solvers.references import agree, eager
 
 import learnsolve as ls
 from learnsolve.solvers.core import advance
+from learnsolve.solvers.core.criterion import Schedule
 from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.stagnation import Schedule
 from learnsolve.solvers.solution import COMPILED, EAGER, PYTHON_M
 
 METHODS = {

@@ -1,5 +1,5 @@
 """What every Krylov method of the table promises: solutions, histories, ends, and the same by compiled code
-as by operations of torch. Derivatives: test_contract_gradients.py; blocks: test_blocks.py."""
+as by operations of torch. Derivatives: test_krylov_contract_gradients.py; blocks: test_blocks.py."""
 
 import itertools
 import warnings
@@ -11,8 +11,7 @@ import torch
 from reference import assert_same_bits, normal
 from solvers.cases import CASES, MODES, every, every_mode, quiet
 from solvers.krylov import poisson
-from solvers.paths import compiled, eager
-from solvers.references import agree, close, gradients
+from solvers.references import agree, close, compiled, eager, gradients
 from torch.autograd import grad
 
 import learnsolve as ls

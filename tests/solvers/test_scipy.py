@@ -185,7 +185,7 @@ def test_of_many_systems_scipy_solves_none_that_we_do_not(dtype, rtol):
 
 @quiet
 def test_poisson_in_single_precision():
-    """The target is below the limit of rounding (stagnation.py), so one right-hand side is chance: of those
+    """The target is below the limit of rounding (criterion.py), so one right-hand side is chance: of those
     that differ by 1e-5, four in five converge, compiled and op by op."""
     A = ls.problems.poisson((200, 200)).to(torch.float32)
     sides = [1 + 1e-5 * normal((40000,), dtype=torch.float32, seed=seed) for seed in range(8)]

@@ -12,7 +12,7 @@ import torch
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 from learnsolve.solvers.core import choices
-from learnsolve.solvers.core.direct_cost import FACTORS, direct_cost
+from learnsolve.solvers.core.choices import FACTORS, direct_cost
 
 RNG = np.random.default_rng(0)
 

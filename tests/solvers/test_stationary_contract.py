@@ -304,6 +304,14 @@ def test_norms_of_zero(row, N):
 
 
 @every_row
+@pytest.mark.parametrize("mode", MODES)
+def test_no_start_is_zero(row, mode):
+    A, b = halved(), normal((16, 2), seed=2).requires_grad_()
+    given = [row.solve(A, b, x0, iterations=5, gradient=mode) for x0 in (None, torch.zeros_like(b))]
+    close(*[(solution.x, solution.residual_norms) for solution in given], 1e-12)
+
+
+@every_row
 def test_checkpoints_keep_few_iterates(row):
     A, b, N = ls.problems.poisson((20, 20)), normal((400, 4)).requires_grad_(), 64
     counts = []

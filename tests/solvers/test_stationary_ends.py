@@ -213,6 +213,11 @@ def test_divergence_is_named(row):
             with pytest.raises(SolverError, match="DIVERGED"):
                 row.solve(A, b, throw=True, **keywords)
     assert row.solve(A, b, iterations=700).status is Status.NON_FINITE
+    if row.stops and not row.sweeps:  # whoever stopped it
+        overflow = lambda at: not bool(at.residual_norm.isfinite().all())  # noqa: E731
+        ended = row.solve(A, b, iterations=700, callback=overflow)
+        assert ended.status is Status.NON_FINITE
+        assert ended.iterations < 700
     good, b = halved(), normal((16, 2))
     b[0, 0] = math.nan
     if row.stops:

@@ -30,38 +30,35 @@ LIMIT = 3600  # seconds of one process
 
 def main() -> int:
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
-    from tests.stress import HARNESSES, module_of
-    from tests.stress._report import Report
+    from tests.stress import HARNESSES, Report, promise, run
 
-    counts = dict(HARNESSES)
     parser = argparse.ArgumentParser(
         prog="python -m tests.stress",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(counts))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(HARNESSES))
     parser.add_argument("--share", type=float, default=1.0, help="part of the full counts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="put the numbers into docs/robustness.md")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)  # one process: this number of cases
     arguments = parser.parse_args()
-    if unknown := [name for name in arguments.names if name not in counts]:
-        parser.error(f"unknown harness {unknown[0]!r}, known are {', '.join(counts)}")
-    names = arguments.names or list(counts)
+    if unknown := [name for name in arguments.names if name not in HARNESSES]:
+        parser.error(f"unknown harness {unknown[0]!r}, known are {', '.join(HARNESSES)}")
+    names = arguments.names or list(HARNESSES)
 
     if arguments.part is not None:
-        report = module_of(names[0]).run(arguments.part, arguments.seed)
-        print("\n" + json.dumps(asdict(report)))
+        print("\n" + json.dumps(asdict(run(names[0], arguments.part, arguments.seed))))
         return 0
 
     reports, start = [], time.perf_counter()
     for name in names:
-        count = max(1, round(counts[name] * arguments.share))
+        count = max(1, round(HARNESSES[name].cases * arguments.share))
         parts = [count // PROCESSES + (i < count % PROCESSES) for i in range(PROCESSES)]
         seeds = [PROCESSES * arguments.seed + i for i in range(PROCESSES)]
         began = time.perf_counter()
         with ThreadPoolExecutor(PROCESSES) as pool:
-            done = list(pool.map(lambda part, seed, name=name: _apart(name, part, seed), parts, seeds))
+            done = list(pool.map(lambda part, seed, name=name: in_a_process(name, part, seed), parts, seeds))
         report = Report(name)
         for part in done:
             report = report.merged(Report(**part))
@@ -73,12 +70,12 @@ def main() -> int:
     faults = sum(len(report.faults) for report in reports)
     print(f"{len(reports)} harnesses, {faults} faults in {time.perf_counter() - start:.0f} s")
     if arguments.write:
-        rows = {report.name: _row(report, str(module_of(report.name).__doc__)) for report in reports}
-        PAGE.write_text(_replaced(PAGE.read_text(), rows, list(counts)))
+        rows = {report.name: _row(report, promise(report.name)) for report in reports}
+        PAGE.write_text(_replaced(PAGE.read_text(), rows, list(HARNESSES)))
     return 1 if faults else 0
 
 
-def _apart(name: str, count: int, seed: int) -> dict:
+def in_a_process(name: str, count: int, seed: int) -> dict:
     """The report of one process, as a dict."""
     if count == 0:
         return {"name": name}
@@ -106,8 +103,7 @@ def _apart(name: str, count: int, seed: int) -> dict:
 HEAD = "| harness | promise | tried | faults | seconds |\n| --- | --- | --- | --- | --- |"
 
 
-def _row(report, doc: str) -> str:
-    promise = doc.split("\n\n")[0].replace("\n", " ").rstrip(".")
+def _row(report, promise: str) -> str:
     return f"| `{report.name}` | {promise} | {report.tried()} | {len(report.faults)} | {report.seconds:.0f} |"
 
 

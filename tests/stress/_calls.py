@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor
 import learnsolve as ls
 from learnsolve import ops, solvers
 
-from ._samples import Sample
+from ._samples import KINDS, Sample
 
 P = ls.preconditioners
 
@@ -57,6 +58,41 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@dataclass
+class Turn:
+    """A call on a matrix that it takes, with the sentence that repeats it."""
+
+    number: int
+    name: str
+    call: Call
+    s: Sample
+    where: str
+
+    def faults(self, sentences: Iterator[str]) -> Iterator[str]:
+        """What is yielded, and what is raised: of any kind, the others are tried."""
+        try:
+            for sentence in sentences:
+                yield f"{self.where}: {sentence}"
+        except Exception as error:
+            yield f"{self.where}: {type(error).__name__}: {error}"
+
+
+def turns(
+    calls: dict[str, Call], count: int, seed: int, work: int, counts: Counter, first: int = -1, rows: int = 0
+) -> Iterator[Turn]:
+    """`count` times the next call, on a random matrix of at least so many rows and columns."""
+    rng, names, number = np.random.default_rng((seed, 1)), list(calls), first
+    with quiet():
+        while counts["calls"] < count:
+            number += 1
+            name = names[number % len(names)]
+            s = Sample.draw(str(rng.choice(list(KINDS))), int(rng.integers(2**31)), work)
+            if calls[name].takes(s) and min(s.P.shape) >= rows:
+                counts["calls"] += 1
+                where = f"{name}, {s.kind} {s.P.shape}, seed {seed}, case {number}"
+                yield Turn(number, name, calls[name], s, where)
 
 
 def flat(found: Any) -> list[Tensor]:

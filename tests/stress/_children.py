@@ -10,43 +10,41 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ._report import KEPT, Report
+from . import KEPT
 
 BATCH = 20_000  # cases of one child
 WAITING = 15  # times its seconds of computing may pass, for a case that waits or a machine that is busy
 
 
-def run_cases(
-    name: str,
+def in_children(
     count: int,
     seed: int,
+    counts: Counter,
     one: Callable[[int, int], tuple[str, str | None]],
     *,
     seconds: float,
     memory: int | None = None,
     prepare: Callable[[], None] = lambda: None,
-) -> Report:
+) -> Iterator[str]:
     """Try `one(seed, number)` for each number below `count`. It returns the kind of the case, one of few,
     and what is wrong, or None. What it raises, a signal that ends its process, and more than `seconds` of
     computing are faults too. `memory`: bytes that a child may allocate beyond what it has; `prepare` runs
     in every child first.
     """
-    start, report, kinds, next_ = time.perf_counter(), Report(name), Counter(), 0
-    while next_ < count and len(report.faults) < KEPT:
-        stop = min(next_ + BATCH, count)
-        done, end, found = _child(one, seed, next_, stop, seconds, memory, prepare)
-        kinds.update(done)
-        report.faults += [f"{name}, seed {seed}, case {number}: {what}" for number, what in found]
-        if end is not None:
-            report.faults.append(f"{name}, seed {seed}, case {next_ + sum(done.values())}: {end}")
-            kinds["ended early"] += 1
-        next_ += sum(done.values()) + (end is not None)
-    report.counts = dict(sorted(kinds.items()))
-    report.seconds = time.perf_counter() - start
-    return report
+    next_ = faults = 0
+    while next_ < count and faults < KEPT:
+        done, end, found = _child(one, seed, next_, min(next_ + BATCH, count), seconds, memory, prepare)
+        counts.update(done)
+        next_ += sum(done.values())
+        for number, what in [*found, *([(next_, end)] if end else [])]:
+            yield f"seed {seed}, case {number}: {what}"
+            faults += 1
+        if end:
+            counts["ended early"] += 1
+            next_ += 1
 
 
 def _child(one, seed, start, stop, seconds, memory, prepare):

@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import torch
+from ops.test_raw_operators import sizes_of
 
 import learnsolve as ls
 
@@ -242,3 +243,16 @@ def used(A: ls.CSR) -> str | None:
 
 def _rows(crow: list[int]):
     return enumerate(itertools.pairwise(crow))
+
+
+def mutated_operand(t: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """Another size, dtype or layout, or NaN and infinite values. No other device."""
+    if rng.random() < 0.2:
+        t = t.clone()
+        t.view(-1)[rng.randrange(max(t.numel(), 1)) :][:1] = rng.choice(
+            (float("nan"), float("inf"), 0.0, 1e308)
+        )
+        return t
+    while (other := sizes_of(t, rng)).is_meta:
+        pass
+    return other

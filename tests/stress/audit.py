@@ -1,15 +1,12 @@
-"""A recipe opens no socket, starts no process, and writes only to its folder and to caches.
-
-`python -m learnsolve.train RECIPE --steps 2` in a fork, whose events of Python's audit hooks are recorded.
-"""
+"""Recipes and what they do beside training."""
 
 import json
 import os
 import sys
 import tempfile
-import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +14,6 @@ import torch
 
 from learnsolve import recipes, train
 
-from ._report import Report
-
-SHORT = 1
 # Recipes with what makes them short; gcn reads a data set that it may have to download.
 RECIPES = {name: [] for name in recipes.RECIPES if name != "gcn"}
 FORBIDDEN = (
@@ -36,20 +30,21 @@ ALLOWED = ("socket.gethostname",)  # asks the kernel alone
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def run(count: int, seed: int) -> Report:
-    """`count` runs of recipes."""
-    start, report, counts = time.perf_counter(), Report("audit"), Counter()
+def audit(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """A recipe opens no socket, starts no process, and writes only to its folder and to caches.
+
+    `python -m learnsolve.train RECIPE --steps 2` in a fork, whose events of Python's audit hooks are
+    recorded.
+    """
     names = list(RECIPES)
     for i in range(count):
         name = names[(i + seed) % len(names)]
         with tempfile.TemporaryDirectory() as made:
             code, events = _audited(name, RECIPES[name], Path(made))
         counts["recipes"] += 1
-        report.faults += [f"{name}, seed {seed}: {event}" for event in events]
+        yield from (f"{name}, seed {seed}: {event}" for event in events)
         if code:
-            report.faults.append(f"{name}, seed {seed}: ended with {code}")
-    report.counts, report.seconds = dict(counts), time.perf_counter() - start
-    return report
+            yield f"{name}, seed {seed}: ended with {code}"
 
 
 def _audited(name: str, options: list[str], folder: Path) -> tuple[int, list[str]]:

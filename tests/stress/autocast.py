@@ -1,23 +1,16 @@
-"""Under `torch.autocast` every public call gives the bits that it gives without, and the gradients.
+"""Calls under `torch.autocast`."""
 
-Operations, solvers, preconditioners and layers, in bfloat16 and float16; with operands of that precision they
-give what they give for `x.float()`, and gradients in the precision of each operand.
-"""
-
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ._calls import CALLS, Call, flat, quiet
-from ._report import Report
-from ._samples import KINDS, Sample, digest
+from ._calls import CALLS, Call, flat, turns
+from ._samples import Sample, digest
 
-SHORT = 300
 # Whose graphs have dense products and inverses of torch: a backward inside of the context rounds these.
 OF_TORCH = {
     "GCNConv",
@@ -28,28 +21,18 @@ ROUNDED = 0.1
 BLOCKS = "xyXre"  # leaves that calls hand on as they are, and that are no values of a matrix
 
 
-def run(count: int, seed: int) -> Report:
-    """`count` calls, each with full and with low precision."""
-    start, report, counts = time.perf_counter(), Report("autocast"), Counter()
-    rng, calls, i = np.random.default_rng(seed), list(CALLS.items()), -1
-    with quiet():
-        while counts["calls"] < count:
-            i += 1
-            name, call = calls[i % len(calls)]
-            s = Sample.draw(list(KINDS)[int(rng.integers(len(KINDS)))], int(rng.integers(2**31)), 600)
-            s.dtype = [torch.float32, torch.float64][int(rng.integers(2))]
-            low = [torch.bfloat16, torch.float16][int(rng.integers(2))]
-            if not call.takes(s):
-                continue
-            counts["calls"] += 1
-            where = f"{name}, {s.kind} {s.P.shape}, {s.dtype}, autocast to {low}, seed {seed}, case {i}"
-            try:
-                found = _faults(Case(s, name, call, low), counts)
-            except Exception as error:  # of any kind: the others are tried
-                found = [f"{type(error).__name__}: {error}"]
-            report.faults += [f"{where}: {fault}" for fault in found]
-    report.counts, report.seconds = dict(counts), time.perf_counter() - start
-    return report
+def autocast(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """Under `torch.autocast` every public call gives the bits that it gives without, and the gradients.
+
+    Operations, solvers, preconditioners and layers, in bfloat16 and float16; with operands of that
+    precision they give what they give for `x.float()`, and gradients in the precision of each operand.
+    """
+    rng = np.random.default_rng(seed)
+    for turn in turns(CALLS, count, seed, 600, counts):
+        turn.s.dtype = [torch.float32, torch.float64][int(rng.integers(2))]
+        low = [torch.bfloat16, torch.float16][int(rng.integers(2))]
+        turn.where += f", {turn.s.dtype}, autocast to {low}"
+        yield from turn.faults(_faults(Case(turn.s, turn.name, turn.call, low), counts))
 
 
 @dataclass
@@ -84,28 +67,28 @@ class Case:
         return [c in BLOCKS or alone for c in codes]
 
 
-def _faults(case: Case, counts: Counter) -> list[str]:
+def _faults(case: Case, counts: Counter) -> Iterator[str]:
     leaves = [t.detach() for t in case.call.make(case.s)]
     results, grads, _ = case.run(leaves, False)
     found, after, inside = case.run(leaves, True)
-    faults = _other_bits("results", found, results) + _other_bits("gradients", after, grads)
+    yield from _other_bits("results", found, results)
+    yield from _other_bits("gradients", after, grads)
     if case.name in OF_TORCH:
-        faults += _not_near("gradients, backward inside,", inside, grads, ROUNDED)
+        yield from _not_near("gradients, backward inside,", inside, grads, ROUNDED)
     else:
-        faults += _other_bits("gradients, backward inside,", inside, grads)
+        yield from _other_bits("gradients, backward inside,", inside, grads)
     counts["results and gradients"] += len(found) + len(after) + len(inside)
 
     if any(lowered := case.lowered()):
         low = [t.to(case.low) if lower else t for t, lower in zip(leaves, lowered, strict=True)]
         results, grads, _ = case.run([t.to(case.s.dtype) for t in low], False)
         found, after, _ = case.run(low, True)
-        faults += _other_bits("results of low precision", found, results)
+        yield from _other_bits("results of low precision", found, results)
         # The parts of the gradient of an operand that is used several times are rounded one by one.
         rounded = [None if g is None else g.to(t.dtype) for g, t in zip(grads, low, strict=False)]
         bound = 8 * torch.finfo(case.low).eps
-        faults += _not_near("gradients of low precision", after, rounded, bound)
+        yield from _not_near("gradients of low precision", after, rounded, bound)
         counts["of low precision"] += len(found) + len(after)
-    return faults
 
 
 def _other_bits(what: str, found: Sequence[Tensor | None], wanted: Sequence[Tensor | None]) -> list[str]:

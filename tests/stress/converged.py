@@ -1,32 +1,10 @@
-"""CONVERGED means that the residual meets the tolerance, and a status names what is not finite: systems of
-every character, also such as no method can solve, all solvers, preconditioners that lie.
-
-Each column is a system, and is judged in extended precision, by NumPy alone.
-
-A fault is
-    a column CONVERGED whose residual is above its tolerance by more than the rounding errors of
-        evaluating it, or with a number that is not finite in x, A or b
-    a NaN or an infinity in A, b or x0 that the status does not name
-    a norm in the history that is not the norm of its iterate's residual
-    a product with A after the first that was not finite (but for the few that judge the result)
-    an adjoint solve CONVERGED whose residual is above its tolerance
-    a warning that is missing, or one without a reason
-    an exception that is not documented
-    more than one in a hundred of the well-conditioned systems within a method's reach not solved, or solved
-        and reported as failed
-
-Rounding: with m entries in a row and u the unit roundoff the computed residual is off by at most
-gamma_(m+1) (|A| |x| + |b|), entry by entry (Higham, Accuracy and Stability of Numerical Algorithms, section
-3.5), and by m smallest numbers where products underflow; a norm of n numbers, and so a target, by n + 2
-units.
-"""
+"""Systems of every character through all iterative solvers."""
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,7 +14,6 @@ import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, Status
 from learnsolve.solvers.core.scaled import ORDINARY
 
-from ._report import Report
 from ._systems import DEFINITE, REGULAR, SYMMETRIC, Systems, draw
 
 KRYLOV = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
@@ -52,7 +29,6 @@ RTOL = {torch.float64: (1e-2, 1e-5, 1e-5, 1e-8, 1e-12, 1e-15), torch.float32: (1
 MISSES = 0.01
 LAST = 4  # products: the rest of an iteration, and the judgment of what it left
 STRIDE = 1_000_000  # cases of one seed at most
-SHORT = 100  # of `make test`
 
 
 class Case:
@@ -389,9 +365,19 @@ def length(v: Any) -> np.longdouble:
     return np.sqrt((v * v).sum())
 
 
-def run(count: int, seed: int, told: Callable[[str], None] | None = None) -> Report:
-    """`count` systems, one a column. Case(number).run() repeats a fault."""
-    start, report, counts = time.perf_counter(), Report("converged"), Counter()
+def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """CONVERGED means that the residual meets the tolerance, and a status names what is not finite: systems
+    of every character, also such as no method can solve, all solvers, preconditioners that lie.
+
+    Each column is a system, and is judged in extended precision, by NumPy alone.
+
+    docs/robustness.md lists the faults.
+
+    Rounding: with m entries in a row and u the unit roundoff the computed residual is off by at most
+    gamma_(m+1) (|A| |x| + |b|), entry by entry (Higham, Accuracy and Stability of Numerical Algorithms,
+    section 3.5), and by m smallest numbers where products underflow; a norm of n numbers, and so a
+    target, by n + 2 units.
+    """
     able: Counter[str] = Counter()
     missed: dict[str, list[str]] = {}
     while counts["systems"] + counts["refused"] < count:
@@ -400,11 +386,11 @@ def run(count: int, seed: int, told: Callable[[str], None] | None = None) -> Rep
         counts["solves"] += 1
         able[case.name] += case.able
         for fault in case.faults:
-            (missed.setdefault(case.name, []) if "MISS" in fault else report.faults).append(fault)
+            if "MISS" in fault:
+                missed.setdefault(case.name, []).append(fault)
+            else:
+                yield fault
     for name, faults in missed.items():
         if len(faults) > MISSES * able[name] + 1:
-            report.faults.append(f"{name} missed {len(faults)} of {able[name]}; the first: {faults[0]}")
+            yield f"{name} missed {len(faults)} of {able[name]}; the first: {faults[0]}"
     counts["solvable"], counts["missed"] = sum(able.values()), sum(map(len, missed.values()))
-    report.counts = {key: number for key, number in counts.items() if number}
-    report.seconds = time.perf_counter() - start
-    return report

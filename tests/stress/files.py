@@ -1,24 +1,18 @@
-"""Damaged and hostile files are refused with an error: none ends or holds up the process, takes its memory,
-runs code or writes elsewhere; valid ones are read as an independent reader does.
-
-Matrix Market files, matrices and networks in safetensors, checkpoints and configs of learnsolve.train, and
-Planetoid's pickles and .npz files, each in a child process.
-"""
+"""Files that are damaged, hostile or valid."""
 
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from . import _binary, _market
-from ._children import run_cases
-from ._report import Report
+from ._children import in_children
 
-SHORT = 400
 SECONDS = 20  # of one file
 MEMORY = 2**30  # bytes that a child may allocate
 
@@ -36,12 +30,18 @@ KINDS = [kind for kind, (share, _) in SHARES.items() for _ in range(share)]
 assert len(KINDS) == 100
 
 
-def run(count: int, seed: int) -> Report:
+def files(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """Damaged and hostile files are refused with an error: none ends or holds up the process, takes its
+    memory, runs code or writes elsewhere; valid ones are read as an independent reader does.
+
+    Matrix Market files, matrices and networks in safetensors, checkpoints and configs of
+    learnsolve.train, and Planetoid's pickles and .npz files, each in a child process.
+    """
     _binary.samples()
-    with tempfile.TemporaryDirectory(prefix="trust-") as folder:
+    with tempfile.TemporaryDirectory(prefix="stress-") as folder:
         guard = Guard(Path(folder))
         case = lambda seed, number: one(seed, number, guard)  # noqa: E731
-        return run_cases("files", count, seed, case, seconds=SECONDS, memory=MEMORY, prepare=guard.begin)
+        yield from in_children(count, seed, counts, case, seconds=SECONDS, memory=MEMORY, prepare=guard.begin)
 
 
 def one(seed: int, number: int, guard: "Guard") -> tuple[str, str | None]:

@@ -1,21 +1,11 @@
-"""Gradients of all differentiable operations and solvers are those of autograd on dense matrices, to 1e-8 in
-float64, with cotangents from 1e-30 to 1e30; in shares also forward mode and second derivatives. Where A,
-b, weights and M are all made of one tensor, they are those of central differences, to 1e-6
-
-The operations are the rows of the table in tests/ops/cases.py, with other numbers in each case and, where a
-row allows it, other patterns. Implicit gradients of the solvers, to a tolerance of 1e-13, are compared with
-those of torch.linalg.solve, and unrolled ones with the same iterations of a dense matrix, recorded
-operation by operation. What is made of one tensor (_composed.py) has the gradient of a plain backward with
-create_graph=True too.
-"""
+"""Gradients against autograd on dense matrices and against differences."""
 
 from __future__ import annotations
 
 import functools
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -26,13 +16,11 @@ from torch import Tensor
 import learnsolve as ls
 
 from . import _composed
-from ._report import Report
 
 S = ls.solvers
 TOLERANCE = 1e-8
 DIFFERENCES, STEPS = 1e-6, (1e-3, 1e-4, 1e-5)  # shorter ones where a longer one may cross a kink
 STRIDE = 1_000_000  # cases of one seed at most
-SHORT = 60  # of `make test`
 SOLVERS = {
     **{name: {"symmetric": True} for name in ("cg", "fcg", "minres")},
     **{name: {} for name in ("bicgstab", "gmres", "fgmres", "lsqr", "lsmr")},
@@ -218,11 +206,20 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
     return None
 
 
-def run(count: int, seed: int) -> Report:
-    start, counts, faults = time.perf_counter(), Counter(), []
+def gradients(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """Gradients of all differentiable operations and solvers are those of autograd on dense matrices, to
+    1e-8 in float64, with cotangents from 1e-30 to 1e30; in shares also forward mode and second
+    derivatives. Where A, b, weights and M are all made of one tensor, they are those of central
+    differences, to 1e-6
+
+    The operations are the rows of the table in tests/ops/cases.py, with other numbers in each case and,
+    where a row allows it, other patterns. Implicit gradients of the solvers, to a tolerance of 1e-13, are
+    compared with those of torch.linalg.solve, and unrolled ones with the same iterations of a dense
+    matrix, recorded operation by operation. What is made of one tensor (_composed.py) has the gradient of
+    a plain backward with create_graph=True too.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("error", S.ConvergenceWarning)
         for number in range(seed * STRIDE, seed * STRIDE + count):
-            said = fault(number, counts)
-            faults += [said] if said else []
-    return Report("gradients", dict(counts), faults, time.perf_counter() - start)
+            if sentence := fault(number, counts):
+                yield sentence

@@ -1,12 +1,17 @@
 """Runs of the training program within the test's own process, which is much faster than a new one each."""
 
 import csv
+import json
 from pathlib import Path
 
+import planetoid_files
 import pytest
 import torch
 
 from learnsolve import recipes, train
+
+USUAL = {"config.yaml", "files.json", "metrics.csv", "model.safetensors", "state.safetensors", "state.json"}
+USUAL |= {"report.html", "report.json"}
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +31,13 @@ def no_pictures(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Call with options; returns (exit code, folder). Runs in tmp_path."""
+    """Call with options; returns (exit code, folder). Runs in tmp_path; gcn on a small graph there."""
     monkeypatch.chdir(tmp_path)
 
     def call(*options: object, out: str | None = "run", recipe: str = "jacobi") -> tuple[int, Path]:
         argv = [recipe, *map(str, options), "--threads", "1", "--quiet"]
+        if recipe == "gcn" and not {"--data", "--resume"} & {*argv}:
+            argv += ["--data", str(planetoid_files.write(tmp_path / "planetoid"))]
         if out is not None:
             argv += ["--out", out]
         return train.main(argv), tmp_path / (out or "")
@@ -39,31 +46,11 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def pcg_run(run):
-    """The same for the recipe pcg."""
-
-    def call(*options, out: str | None = "run"):
-        return run(*options, out=out, recipe="pcg")
-
-    return call
-
-
-@pytest.fixture
 def leaves():
     """Call with a run's folder: it must hold the usual files, `others`, and nothing else."""
-    usual = {
-        "config.yaml",
-        "files.json",
-        "metrics.csv",
-        "model.safetensors",
-        "state.safetensors",
-        "state.json",
-        "report.html",
-        "report.json",
-    }
 
     def check(folder: Path, *others: str) -> None:
-        assert {path.name for path in folder.iterdir()} == usual | set(others)
+        assert {path.name for path in folder.iterdir()} == USUAL | set(others)
         for content in (path.read_bytes() for path in folder.glob("*.png")):
             assert content.startswith(b"\x89PNG")
             assert len(content) > 5000
@@ -80,3 +67,9 @@ def rows():
             return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
 
     return read
+
+
+@pytest.fixture
+def report():
+    """The content of a run's report.json."""
+    return lambda folder: json.loads((folder / "report.json").read_text())

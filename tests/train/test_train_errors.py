@@ -17,6 +17,8 @@ import torch
 import learnsolve
 from learnsolve import recipes, train
 from learnsolve._first_line import first_line
+from learnsolve.recipes.harness.command_line import flat, parse
+from learnsolve.recipes.harness.settings import RunSettings, SettingError
 
 ASYMMETRIC = "%%MatrixMarket matrix coordinate real general\n2 2 3\n1 1 1\n2 1 3\n2 2 1\n"
 NEGATIVE = "%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n2 2 -1\n"
@@ -60,6 +62,10 @@ jacobi --test_vectors 0 => --test_vectors must be at least 1
 jacobi --test_vectors identity --resample => --resample true needs random vectors
 jacobi --test_vectors identity --problem.shape [65,64] => n <= 4096, but the matrix has n = 4160
 jacobi --test_vectors 100000000 --problem.shape 100000 => GiB are free; use fewer
+jacobi --problem.shape [99999999,99999999] => GiB are free; choose a smaller grid
+jacobi --seed 9223372036854775808 => --seed must be a 64-bit number
+jacobi --steps 100000000000000000000 => --steps must be a 64-bit number
+jacobi --threads 2000 => --threads must be at most 1024
 jacobi --sweeps 0 => --sweeps must be at least 1
 jacobi --hard_fraction 0 => --hard_fraction must be above 0 and at most 1, got 0.0
 jacobi --hard_fraction 1.5 => --hard_fraction must be above 0 and at most 1, got 1.5
@@ -169,11 +175,52 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys
     assert not (tmp_path / "ran").exists()
 
 
+COMMON = flat(RunSettings())
+TEXTS = {"out", "resume", "device", "problem.matrix", "problem.path", "data", "dataset"}  # take any
+
+
+def options():
+    """(recipe, option): those that all recipes have once."""
+    for recipe in recipes.RECIPES:
+        Settings = recipes.load(recipe).Settings
+        names = [o for o in flat(Settings()) if o not in TEXTS and (recipe == "jacobi" or o not in COMMON)]
+        yield from ((recipe, option) for option in [*names, *Settings.SYNONYMS])
+
+
+def test_the_message_names_the_option():
+    for recipe, option in [*options(), ("jacobi", "config")]:
+        Settings = recipes.load(recipe).Settings
+        with pytest.raises(SettingError) as caught:
+            parse(recipe, Settings, [f"--{option}", "[[x]]"])
+        message = str(caught.value)
+        assert message.startswith(f"--{Settings.SYNONYMS.get(option, option)}"), (
+            f"{recipe} --{option}: {message}"
+        )
+        assert "x" in message.removeprefix(f"--{option}"), f"{recipe} --{option}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words", "start"),
+    [
+        ("jacobi", "--problem.shape 0", "--problem.shape: poisson: shape must"),
+        ("multigrid", "--max_coarse 0 --matrices 1 --held_out_matrices 1 --grid 4", "--max_coarse"),
+        ("precorrector", "--variance -1 --matrices 1 --held_out_matrices 1 --grid 4", "--variance"),
+        ("precorrector", "--contrast [2,1] --matrices 1 --held_out_matrices 1 --grid 4", "--contrast"),
+        ("neuralif", "--rows 0 --matrices 1 --held_out_matrices 1", "--rows"),
+        ("multigrid", "--grid 0 --matrices 1 --held_out_matrices 1", "--grid"),
+    ],
+)
+def test_an_error_of_the_library_is_one_of_the_option(recipe, words, start):
+    Recipe = recipes.load(recipe)
+    with pytest.raises(SettingError, match=f"^{start}"):
+        Recipe(parse(recipe, Recipe.Settings, words.split()))
+
+
 def test_an_unknown_recipe(capsys):
     assert train.main(["jacoby"]) == train.BAD_SETTING
     known = ", ".join(recipes.RECIPES)
-    wanted = f"learnsolve.train: unknown recipe 'jacoby'; did you mean jacobi? the recipes are: {known}\n"
-    assert capsys.readouterr().err == wanted
+    message = f"learnsolve.train: unknown recipe 'jacoby'; did you mean jacobi? the recipes are: {known}\n"
+    assert capsys.readouterr().err == message
     assert train.main(["nothing"]) == train.BAD_SETTING
     assert f"unknown recipe 'nothing'; the recipes are: {known}\n" in capsys.readouterr().err
 
@@ -266,26 +313,18 @@ def test_overwrite_refuses_a_folder_without_a_run(run, capsys, tmp_path, strange
     assert {path.name: path.read_text() for path in folder.iterdir()} == strangers
 
 
-def test_overwrite_removes_nothing_outside_the_folder(run, no_pictures, tmp_path):
+@pytest.mark.parametrize("name", ["", "\0", "**", "\ud800", "x" * 300, "chapters", "..", ".", 3, "../thesis"])
+def test_overwrite_of_a_run_whose_list_is_damaged(run, no_pictures, tmp_path, name):
     _, folder = run("--steps", 2)
     content = json.loads((folder / "files.json").read_text())
-    (tmp_path / "thesis.tex").touch()
-    content["files"] += ["../thesis.tex", str(tmp_path / "thesis.tex"), "..", ".", 3]
-    (folder / "files.json").write_text(json.dumps(content))
-    assert run("--steps", 2, "--overwrite")[0] == train.OK
-    assert (tmp_path / "thesis.tex").exists()
-
-
-@pytest.mark.parametrize("name", ["", "\0", "**", "\ud800", "x" * 300, "chapters"])
-def test_overwrite_of_a_run_whose_list_is_damaged(run, no_pictures, name):
-    _, folder = run("--steps", 2)
-    content = json.loads((folder / "files.json").read_text())
+    (tmp_path / "thesis").touch()
     (folder / "chapters").mkdir()
     (folder / "chapters" / ".x.1.tmp").touch()
-    content["files"].append(name)
+    content["files"] += [name, str(tmp_path / "thesis")]
     (folder / "files.json").write_text(json.dumps(content))
     assert run("--steps", 3, "--overwrite")[0] == train.OK
     assert (folder / "chapters" / ".x.1.tmp").exists()
+    assert (tmp_path / "thesis").exists()
 
 
 def test_a_run_writes_over_no_strangers_file(run, no_pictures, capsys):

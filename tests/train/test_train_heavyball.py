@@ -1,44 +1,22 @@
-"""`python -m learnsolve.train heavyball` and `heavyball_network`: formulas and losses."""
-
-import json
+"""`python -m learnsolve.train heavyball` and `heavyball_network`: formulas and losses; training by depth."""
 
 import pytest
 import torch
 import yaml
+from reference import normal
 from safetensors.torch import load_file
+from train.train_cases import make
 
-from learnsolve import CSR, problems, solvers, train
-from learnsolve.recipes.heavyball import HeavyballRecipe, HeavyballSettings
+import learnsolve as ls
+from learnsolve import CSR, problems, train
+from learnsolve.recipes.by_depth import train_by_depth
 from learnsolve.recipes.heavyball.closed_form import (
     best_parameters,
     convergence_factor,
     eigenvalues,
     expected_energy,
 )
-from learnsolve.recipes.heavyball_network import HeavyballNetworkRecipe, HeavyballNetworkSettings
 from learnsolve.recipes.heavyball_network.network import bound
-
-SMALL = ["--grid", "[4,5]", "--matrices", 6, "--held_out_matrices", 4]
-
-
-@pytest.fixture
-def ball_run(run):
-    def call(*options, out: str | None = "run", recipe: str = "heavyball"):
-        return run(*options, out=out, recipe=recipe)
-
-    return call
-
-
-def recipe(**options) -> HeavyballRecipe:
-    settings = HeavyballSettings(**options)
-    settings.check()
-    return HeavyballRecipe(settings)
-
-
-def network(**options) -> HeavyballNetworkRecipe:
-    settings = HeavyballNetworkSettings(**options)
-    settings.check()
-    return HeavyballNetworkRecipe(settings)
 
 
 def dense_sweeps(A, x, alpha, beta, sweeps):
@@ -48,21 +26,15 @@ def dense_sweeps(A, x, alpha, beta, sweeps):
     return x
 
 
-def test_a_run_leaves_its_files_and_learns_what_the_formula_says(ball_run, rows, capsys, leaves):
-    code, out = ball_run("--steps", 200, "--test_vectors", "identity")
-    assert code == train.OK
-    leaves(out, "loss.png", "parameters.png", "convergence.png")
-    learned = load_file(out / "model.safetensors")
+def test_a_run_learns_what_the_formula_says(run, rows, report, no_pictures):
+    _, out = run("--steps", 200, "--test_vectors", "identity", recipe="heavyball")
+    learned, table = load_file(out / "model.safetensors"), rows(out)
     assert set(learned) == {"alpha", "beta"}
-
-    table = rows(out)
-    assert [int(row["step"]) for row in table] == list(range(201))
     assert (float(table[0]["alpha"]), float(table[0]["beta"])) == (0.5, 0.5)
     assert float(table[-1]["alpha"]) == float(learned["alpha"])
     assert float(table[-1]["loss"]) < 0.8 * float(table[0]["loss"])
 
-    report = json.loads((out / "report.json").read_text())
-    compared = report["parameters"]
+    compared = report(out)["parameters"]
     best, usual = compared["best for 12 sweeps"], compared["asymptotic optimum"]
     # The columns of I are the exact expectation: training reaches the formula's minimum.
     for key in ("alpha", "beta"):
@@ -76,20 +48,12 @@ def test_a_run_leaves_its_files_and_learns_what_the_formula_says(ball_run, rows,
     assert usual["beta"] == pytest.approx(float((1 - s) / (1 + s)))
 
     assert yaml.safe_load((out / "config.yaml").read_text())["sweeps"] == 12
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    lines = printed.out.strip().splitlines()
-    assert [line.split("  ")[0] for line in lines[2:6]] == list(compared)
-    assert lines[-2] == report["learned"]
-    assert lines[-2].startswith("Learned alpha = 0.65")
+    assert report(out)["learned"].startswith("Learned alpha = 0.65")
 
 
 @pytest.mark.parametrize("shape", [[7], [4, 3]])
 def test_the_losses_are_those_of_dense_algebra(shape):
-    settings = HeavyballSettings(test_vectors=5, sweeps=4, alpha=0.2, beta=0.3)
-    settings.problem.shape = shape
-    settings.check()
-    its = HeavyballRecipe(settings)
+    its = make("heavyball", shape=shape, test_vectors=5, sweeps=4, alpha=0.2, beta=0.3)
     A, E = its.A.to_dense(), its.test_vectors
     x = dense_sweeps(A, E, 0.2, 0.3, 4)
     expected = (x * (A @ x)).sum(0)
@@ -136,52 +100,30 @@ def test_the_convergence_factor_is_the_radius_of_the_iteration():
         assert convergence_factor(spectrum, alpha, beta) == pytest.approx(radius, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ["--resample"],
-        ["--dtype", "float32"],
-        ["--problem.shape", "[6,6]", "--alpha", 0.2],
-        ["--problem.name", "diffusion", "--problem.shape", "[5,5]", "--problem.contrast", 3, "--alpha", 0.1],
-        ["--problem.name", "gallery", "--problem.matrix", "airfoil", "--alpha", 0.1, "--sweeps", 5],
-    ],
-)
-def test_every_kind_of_problem_trains(ball_run, rows, options, no_pictures):
-    code, out = ball_run("--steps", 40, "--lr", 0.003, "--test_vectors", 10, *options)
-    assert code == train.OK
-    table = rows(out)
-    assert float(table[-1]["held_out_loss"]) < float(table[0]["held_out_loss"])
-
-
-@pytest.mark.parametrize(("shape", "found"), [("[50,60]", {"asymptotic optimum"}), ("3000", set())])
-def test_a_large_matrix_has_no_closed_form(ball_run, no_pictures, shape, found):
+@pytest.mark.parametrize(("shape", "names"), [("[50,60]", {"asymptotic optimum"}), ("3000", set())])
+def test_a_large_matrix_has_no_closed_form(run, report, no_pictures, shape, names):
     options = ["--problem.shape", shape, "--sweeps", 5, "--test_vectors", 2, "--alpha", 0.2]
-    code, out = ball_run("--steps", 2, *options)
-    assert code == train.OK
-    compared = json.loads((out / "report.json").read_text())["parameters"]
-    assert set(compared) == {"learned", "start"} | found
+    compared = report(run("--steps", 2, *options, recipe="heavyball")[1])["parameters"]
+    assert set(compared) == {"learned", "start"} | names
     for values in compared.values():
         assert values["expected_loss"] is None
-        assert (values["convergence_factor"] is None) == (not found)
+        assert (values["convergence_factor"] is None) == (not names)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["anisotropic", "diffusion"])
-def test_a_network_learns_for_matrices_that_it_has_not_seen(ball_run, rows, leaves, family):
+def test_a_network_learns_for_matrices_that_it_has_not_seen(run, rows, report, no_pictures, family):
     options = ["--family", family, "--grid", "[6,6]", "--evaluate_every", 20]
-    code, out = ball_run("--steps", 240, *options, recipe="heavyball_network")
-    assert code == train.OK
-    leaves(out, "loss.png", "parameters.png", "matrices.png")
+    _, out = run("--steps", 240, *options, recipe="heavyball_network")
     table = rows(out)
     assert float(table[-1]["held_out_loss"]) < 0.7 * float(table[0]["held_out_loss"])
-    compared = json.loads((out / "report.json").read_text())["parameters"]
-    left = {name: values["expected_loss"] for name, values in compared.items()}
+    left = {name: values["expected_loss"] for name, values in report(out)["parameters"].items()}
     assert left["best of each"] < left["network"] < left["one pair for all"]
     assert left["network"] < left["asymptotic optimum of each"]
 
 
 def test_the_losses_of_a_network_are_those_of_dense_algebra():
-    its = network(grid=[3, 4], matrices=3, held_out_matrices=2, test_vectors=2, sweeps=4)
+    its = make("heavyball_network", grid=[3, 4], matrices=3, held_out_matrices=2, test_vectors=2, sweeps=4)
     alpha, beta = its.model(its.A)
     expected = []
     for i, A in enumerate(its.A.to_dense()):
@@ -195,12 +137,12 @@ def test_the_losses_of_a_network_are_those_of_dense_algebra():
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in its.model.parameters())
     # Held-out matrices are others; each follows from its index alone.
     assert not torch.equal(its.A.values[:2], its.others.values)
-    more = network(grid=[3, 4], matrices=5, test_vectors=2, sweeps=4)
+    more = make("heavyball_network", grid=[3, 4], matrices=5, test_vectors=2, sweeps=4)
     assert torch.equal(more.A.values[:3], its.A.values)
 
 
 def test_whatever_the_network_says_the_sweeps_converge():
-    its = network(family="diffusion", grid=[4, 4], matrices=8)
+    its = make("heavyball_network", family="diffusion", grid=[4, 4], matrices=8)
     with torch.no_grad():
         for scale in (1.0, 30.0):
             for p in its.model.parameters():
@@ -210,7 +152,7 @@ def test_whatever_the_network_says_the_sweeps_converge():
 
 
 def test_the_network_depends_neither_on_scale_nor_on_order():
-    its = network(grid=[4, 4], matrices=2)
+    its = make("heavyball_network", grid=[4, 4], matrices=2)
     A = its.A
     scaled, beta = its.model.scaled(A)
     torch.testing.assert_close(its.model.scaled(A.with_values(7 * A.values)), (scaled, beta))
@@ -221,13 +163,74 @@ def test_the_network_depends_neither_on_scale_nor_on_order():
     torch.testing.assert_close(its.model.scaled(CSR.from_dense(dense)), (scaled[0], beta[0]))
 
 
-def test_a_step_that_is_too_long_diverges_by_name(ball_run, capsys):
-    code, _ = ball_run("--lr", 10.0)
-    assert code == train.FAILED
+def test_a_step_that_is_too_long_diverges_by_name(run, capsys):
+    assert run("--lr", 10.0, recipe="heavyball")[0] == train.FAILED
     assert "smaller --lr or --alpha" in capsys.readouterr().err
 
 
-def test_the_module_is_the_solver():
-    its = recipe(test_vectors=2)
-    assert isinstance(its.model, solvers.Heavyball)
-    assert its.model.iterations == 12
+# --- train_by_depth ---
+
+A = ls.problems.poisson((16,))
+X = normal((16, 6))
+
+
+def mean_square(solve, *weights):
+    return (solve(A, A @ X, *weights).x - X).square().mean()
+
+
+def richardson(w):
+    return mean_square(lambda A, b, w: ls.solvers.richardson(A, b, weight=w, iterations=len(w)), w)
+
+
+def heavyball(alpha, beta):
+    solve = lambda A, b, *p: ls.solvers.heavyball(A, b, alpha=p[0], beta=p[1], iterations=len(p[0]))  # noqa: E731
+    return mean_square(solve, alpha, beta)
+
+
+def start(*values, depths=3):
+    return [torch.nn.Parameter(torch.full((depths,), v, dtype=torch.float64)) for v in values]
+
+
+@pytest.mark.parametrize(("loss", "values"), [(richardson, (0.2,)), (heavyball, (0.2, 0.1))])
+def test_each_depth_goes_on_from_the_one_before(loss, values):
+    seen = []
+
+    def watched(*parts):
+        seen.append([p.detach().clone() for p in parts])
+        return loss(*parts)
+
+    weights = start(*values)
+    losses = train_by_depth(watched, weights, torch.optim.Adam(weights, lr=0.02), steps=15)
+    assert [len(parts[0]) for parts in seen] == [1] * 15 + [2] * 15 + [3] * 15
+    assert losses[0] > losses[1] > losses[2]
+    for last, first in ((seen[14], seen[15]), (seen[29], seen[30])):
+        for w, before, value in zip(first, last, values, strict=True):
+            assert w[-1] == value  # as it was given
+            torch.testing.assert_close(w[:-1], before, rtol=0, atol=0.021)  # one step away
+        assert (first[0][:-1] != values[0]).all()  # beta of the first iteration has no gradient
+
+
+def test_a_new_iteration_may_start_from_the_one_before():
+    firsts = []
+
+    def watched(w):
+        firsts.append(w.detach().clone())
+        return richardson(w)
+
+    weights = start(0.2)
+    train_by_depth(watched, weights, torch.optim.Adam(weights, lr=0.02), steps=5, carry=True)
+    assert firsts[5][1] == firsts[5][0] != 0.2
+    assert firsts[10][2] == firsts[10][1]
+
+
+def test_errors_of_train_by_depth():
+    a, b = start(0.2, 0.1)
+    optimizer = torch.optim.Adam([a, b])
+    with pytest.raises(ValueError, match=r"one length, an entry for each iteration, got \[2, 3\]"):
+        train_by_depth(heavyball, [a, b[:2]], optimizer, steps=1)
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        train_by_depth(heavyball, [a, b], optimizer, steps=0)
+    before = a.detach().clone()
+    with pytest.raises(FloatingPointError, match="the loss is nan at depth 2, step 0"):
+        train_by_depth(lambda w: w.sum() * (float("nan") if len(w) > 1 else 0.0), [a], optimizer, steps=2)
+    assert torch.equal(a, before)

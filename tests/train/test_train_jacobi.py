@@ -1,23 +1,34 @@
-"""`python -m learnsolve.train jacobi`: what a run computes and what it leaves in its folder."""
+"""`python -m learnsolve.train jacobi`: its losses, its closed form, and what a run learns and says."""
 
 import json
-import re
-import sys
-from html import unescape
 
 import numpy as np
 import pytest
 import scipy.io
 import scipy.sparse
 import torch
-import yaml
 from safetensors.torch import load_file
+from train.train_cases import make
 
-from learnsolve import problems, train
+from learnsolve import CSR, problems, solvers, train
+from learnsolve.ops import quadratic_form
 from learnsolve.recipes import matrix
-from learnsolve.recipes.harness.report import Progress
-from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
+from learnsolve.recipes.jacobi.closed_form import expected_energy, optimal_weights
 from learnsolve.recipes.jacobi.results import SWEEPS, best_constant, convergence_factor, relative_errors
+
+
+def test_a_run_learns_what_the_paper_says(run, rows, report, no_pictures):
+    _, folder = run("--steps", 120)
+    table, numbers = rows(folder), report(folder)
+    assert float(table[-1]["gradient_norm"]) < 0.1 < 10 < float(table[0]["gradient_norm"])
+    assert [bool(row["held_out_loss"]) for row in table] == [step % 10 == 0 for step in range(121)]
+    compared = numbers["weights"]
+    assert [*compared] == ["learned", "weight 1", "textbook 2/3", "best constant", "closed form"]
+    losses = [compared[n]["held_out_loss"] for n in ("closed form", "learned", "textbook 2/3", "weight 1")]
+    assert losses == sorted(losses)
+    # The spectral radius of I - A / 2, which the residual of random vectors comes down to.
+    assert compared["weight 1"]["convergence_factor"] == pytest.approx(np.cos(np.pi / 17), rel=1e-3)
+    assert numbers["learned"].startswith("The two ends carry the larger weights (0.7")
 
 
 def dense_loss(A: torch.Tensor, weight: torch.Tensor, E: torch.Tensor, sweeps: int = 1) -> float:
@@ -28,72 +39,9 @@ def dense_loss(A: torch.Tensor, weight: torch.Tensor, E: torch.Tensor, sweeps: i
     return float((x * (A @ x)).sum())
 
 
-def test_device_auto_is_stored_as_what_it_was(run):
-    code, folder = run("--steps", 1, "--device", "auto")
-    assert code == train.OK
-    device = yaml.safe_load((folder / "config.yaml").read_text())["device"]
-    assert device == ("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, capsys, leaves):
-    code, folder = run("--steps", 120)
-    assert code == train.OK
-    leaves(folder, "energy.png", "loss.png", "weights.png", "convergence.png")
-
-    weight = load_file(folder / "model.safetensors")["weight"]
-    assert weight.shape == (16,)
-    assert weight.dtype == torch.float64
-
-    table = rows(folder)
-    assert [int(row["step"]) for row in table] == list(range(121))
-    assert float(table[-1]["gradient_norm"]) < 0.1 < 10 < float(table[0]["gradient_norm"])
-    assert [bool(row["held_out_loss"]) for row in table] == [step % 10 == 0 for step in range(121)]
-
-    report = json.loads((folder / "report.json").read_text())
-    assert report["final_loss"] == float(table[-1]["loss"])
-    compared = report["weights"]
-    assert (
-        compared["learned"]["held_out_loss"] == report["held_out_loss"] == float(table[-1]["held_out_loss"])
-    )
-    losses = [compared[n]["held_out_loss"] for n in ("closed form", "learned", "textbook 2/3", "weight 1")]
-    assert losses == sorted(losses)
-    # The spectral radius of I - A / 2, which the residual of random vectors comes down to.
-    assert compared["weight 1"]["convergence_factor"] == pytest.approx(np.cos(np.pi / 17), rel=1e-3)
-    assert report["versions"]["torch"] == torch.__version__
-    assert 0 < report["seconds_per_step"] < 1
-
-    html = (folder / "report.html").read_text()
-    assert html.count('src="data:image/png;base64,iVBOR') == 4
-    assert "<th>weights</th>" in html
-    assert report["learned"] in unescape(html)
-    assert "http" not in html
-
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert config["steps"] == 120
-    assert config["held_out"] == 100
-    assert config["problem"]["shape"] == 16
-
-    printed = capsys.readouterr()
-    assert printed.err == ""
-    lines = printed.out.strip().splitlines()
-    assert lines[-1] == "Results: run"
-    assert lines[-2].startswith("The two ends carry the larger weights (0.7")
-    assert lines[-2] == report["learned"]
-    assert [line.split("  ")[0] for line in lines[2:7]] == [
-        "learned",
-        "weight 1",
-        "textbook 2/3",
-        "best constant",
-        "closed form",
-    ]
-
-
 @pytest.mark.parametrize("sweeps", [1, 3])
 def test_the_best_constant_weight_and_the_errors_it_leaves(sweeps):
-    settings = JacobiSettings(test_vectors=7, sweeps=sweeps)
-    settings.problem.shape = [5, 4]
-    settings.check()
-    recipe = JacobiRecipe(settings)
+    recipe = make("jacobi", shape=[5, 4], test_vectors=7, sweeps=sweeps)
     A, E = recipe.A.to_dense(), recipe.test_vectors
     best, ones = best_constant(recipe), torch.ones(20, dtype=torch.float64)
     around = [dense_loss(A, weight * ones, E, sweeps) for weight in (best - 1e-3, best, best + 1e-3)]
@@ -108,23 +56,18 @@ def test_the_best_constant_weight_and_the_errors_it_leaves(sweeps):
 
 @pytest.mark.parametrize("vectors", [6, "identity"])
 def test_the_best_constant_weight_is_that_of_all_processes(monkeypatch, vectors):
-    settings = JacobiSettings(test_vectors=vectors)
-    settings.check()
-    alone = best_constant(JacobiRecipe(settings))
+    alone = best_constant(make("jacobi", test_vectors=vectors))
     monkeypatch.setattr(matrix, "share", lambda count: range(count // 2))
-    first = JacobiRecipe(settings)
+    first = make("jacobi", test_vectors=vectors)
     assert first.test_vectors.shape[1] == first.count // 2
     assert best_constant(first) == alone
 
 
 @pytest.mark.parametrize("sweeps", [1, 3])
-def test_the_losses_are_those_of_dense_algebra(run, rows, no_pictures, sweeps):
+def test_the_losses_are_those_of_dense_algebra(run, rows, report, no_pictures, sweeps):
     options = ["--test_vectors", 7, "--problem.shape", "[5,4]", "--sweeps", sweeps]
     _, folder = run("--steps", 0, *options)
-    settings = JacobiSettings(test_vectors=7)
-    settings.problem.shape = [5, 4]
-    settings.check()
-    recipe = JacobiRecipe(settings)
+    recipe = make("jacobi", shape=[5, 4], test_vectors=7)
     A, ones = recipe.A.to_dense(), torch.ones(20, dtype=torch.float64)
     (row,) = rows(folder)
     training, held_out = recipe.test_vectors, recipe.held_out
@@ -133,7 +76,7 @@ def test_the_losses_are_those_of_dense_algebra(run, rows, no_pictures, sweeps):
     # Divided so that a sum is the mean: together the vectors are as long as one from N(0, I).
     assert float(held_out.square().sum()) == pytest.approx(20, rel=0.5)
 
-    compared = json.loads((folder / "report.json").read_text())["weights"]
+    compared = report(folder)["weights"]
     textbook = dense_loss(A, 0.8 * ones, held_out, sweeps)
     assert compared["textbook 4/5"]["held_out_loss"] == pytest.approx(textbook, rel=1e-12)
     assert ("closed form" in compared) == (sweeps == 1)
@@ -162,7 +105,7 @@ def test_every_kind_of_problem_trains(run, rows, options, n, dtype, no_pictures)
     assert float(table[-1]["held_out_loss"]) < 0.8 * float(table[0]["held_out_loss"])
 
 
-def test_matrices_and_graphs_from_files(run, no_pictures, tmp_path):
+def test_matrices_and_graphs_from_files(run, report, no_pictures, tmp_path):
     A = scipy.sparse.random_array((30, 30), density=0.1, rng=np.random.default_rng(0))
     A = abs(A + A.T)
     A.setdiag(A.sum(axis=1) + 1)
@@ -171,15 +114,13 @@ def test_matrices_and_graphs_from_files(run, no_pictures, tmp_path):
         "--problem.name", "matrix_market", "--problem.path", "spd.mtx", "--test_vectors", "identity"
     )
     assert code == train.OK
-    report = json.loads((folder / "report.json").read_text())
-    assert report["problem"]["n"] == 30
-    assert report["closed_form_distance"] < 1e-3
+    assert report(folder)["problem"]["n"] == 30
+    assert report(folder)["closed_form_distance"] < 1e-3
 
     edges = ["--problem.name", "graph_laplacian", "--problem.path", "spd.mtx", "--problem.shift", 0.5]
     code, folder = run("--steps", 3, *edges, out="graph")
     assert code == train.OK
-    recorded = json.loads((folder / "report.json").read_text())
-    assert recorded["problem"]["description"] == "graph of spd.mtx"
+    assert report(folder)["problem"]["description"] == "graph of spd.mtx"
 
 
 @pytest.mark.parametrize("shape", ["[7,6]", "[4,5,6]", "300"])
@@ -199,50 +140,6 @@ def test_each_option_changes_the_run(run, rows, no_pictures):
     a = rows(run("--steps", 1, "--problem.name", "diffusion", "--problem.shape", "[4,4]", out="a")[1])
     b = ["--problem.name", "diffusion", "--problem.shape", "[4,4]", "--problem.contrast", 10]
     assert rows(run("--steps", 1, *b, out="b")[1]) != a
-
-
-def test_a_config_file_repeats_a_run(run, rows, no_pictures):
-    _, first = run("--steps", 5, "--problem.shape", "[4,4]", "--seed", 3, out="first")
-    code, second = run("--config", "first/config.yaml", out="second")
-    assert code == train.OK
-    assert rows(first) == rows(second)
-
-
-def test_print_config_and_help(capsys):
-    assert train.main(["jacobi", "--steps", "7", "--print_config"]) == train.OK
-    assert yaml.safe_load(capsys.readouterr().out)["steps"] == 7
-    assert train.main(["jacobi", "--help"]) == train.OK
-    text = " ".join(capsys.readouterr().out.split())
-    for option in ("--problem.shape", "--lr", "--resume", "--test_vectors", "--quiet"):
-        assert option in text
-    assert "Learning rate of the optimizer. (type: float, default: 0.01)" in text
-
-
-@pytest.mark.parametrize("argv", [[], ["--help"], ["-h"]])
-def test_without_a_recipe_the_recipes_are_listed(argv, capsys):
-    assert train.main(argv) == train.OK
-    assert re.search("^  jacobi +One weight for every row", capsys.readouterr().out, re.MULTILINE)
-
-
-def test_progress_is_lines_or_a_bar_or_nothing(capsys, monkeypatch):
-    lines = Progress(0, 100, quiet=False)
-    lines.update(50, 0.25, lines.due)
-    lines.close(100, 0.125)
-    text = capsys.readouterr().err
-    assert text.splitlines()[0].startswith("step 50 of 100, loss 0.25")
-    assert text.splitlines()[1] == "step 100 of 100, loss 0.125"
-
-    quiet = Progress(0, 100, quiet=True)
-    assert quiet.due == float("inf")
-    quiet.close(100, 0.5)
-    assert capsys.readouterr().err == ""
-
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    bar = Progress(10, 100, quiet=False)
-    bar.update(50, 0.25, bar.due)
-    bar.close(100, 0.125)
-    assert "100/100" in (text := capsys.readouterr().err)
-    assert "loss 0.125" in text
 
 
 def test_convergence_factor_of_known_curves():
@@ -287,10 +184,64 @@ def test_the_report_says_what_was_trained_where_a_constant_weight_is_better(
 
 
 def test_a_million_unknowns_fit():
-    settings = JacobiSettings(test_vectors=1)
-    settings.problem.shape = 1_000_000
-    settings.check()
-    recipe = JacobiRecipe(settings)
+    recipe = make("jacobi", shape=1_000_000, test_vectors=1)
     recipe.loss(0).backward()
     assert recipe.weight.grad is not None
     assert recipe.A.shape == problems.poisson(1_000_000).shape
+
+
+MATRICES = {
+    "1D": lambda: problems.poisson(16),
+    "2D": lambda: problems.poisson((5, 6)),
+    "q1": lambda: problems.poisson((5, 6), stencil="q1"),
+    "anisotropic": lambda: problems.anisotropic((6, 5), 0.01, 0.3),
+    "random": lambda: CSR.from_dense(random_spd(9)),
+}
+
+
+def random_spd(n: int) -> torch.Tensor:
+    B = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return B @ B.T + torch.eye(n, dtype=torch.float64)
+
+
+def autograd_loss(A: CSR, weight: torch.Tensor) -> torch.Tensor:
+    E = torch.eye(A.shape[0], dtype=torch.float64)
+    return quadratic_form(A, solvers.jacobi(A, torch.zeros_like(E), E, weight=weight).x)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_formula_is_the_loss_and_its_minimizer_has_no_gradient(name):
+    A = MATRICES[name]()
+    n = A.shape[0]
+    random = torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert expected_energy(A, random) == pytest.approx(float(autograd_loss(A, random)), rel=1e-12)
+
+    best = optimal_weights(A)
+    assert best is not None
+    best.requires_grad_()
+    start = torch.ones(n, dtype=torch.float64, requires_grad=True)
+    (at_best,) = torch.autograd.grad(autograd_loss(A, best), best)
+    (at_start,) = torch.autograd.grad(autograd_loss(A, start), start)
+    assert at_best.norm() < 1e-9 * at_start.norm()
+
+
+def test_an_indefinite_quadratic_has_no_minimizer():
+    # A o B B^T = [[10, 18], [18, 10]] has the eigenvalue -8.
+    A = CSR.from_dense(torch.tensor([[1.0, 3.0], [3.0, 1.0]], dtype=torch.float64))
+    best = optimal_weights(A)
+    assert best is None or expected_energy(A, best) > expected_energy(A, best + torch.tensor([1.0, -1.0]))
+    assert optimal_weights(CSR.from_dense(-torch.eye(2, dtype=torch.float64))) is None
+
+
+@pytest.mark.parametrize("shape", ["16", "[5,5]"])
+def test_training_reaches_the_minimizer(run, report, shape, no_pictures):
+    code, folder = run("--test_vectors", "identity", "--problem.shape", shape)
+    assert code == train.OK
+    A = problems.poisson(json.loads(shape))
+    best = optimal_weights(A)
+    learned = load_file(folder / "model.safetensors")["weight"]
+    torch.testing.assert_close(learned, best, rtol=0, atol=1e-3)
+    numbers = report(folder)
+    assert numbers["closed_form_distance"] == pytest.approx(float((learned - best).abs().max()))
+    # The identity gives the exact mean over random vectors.
+    assert numbers["final_loss"] == pytest.approx(expected_energy(A, learned), rel=1e-12)

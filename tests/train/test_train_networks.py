@@ -1,34 +1,22 @@
-"""The recipes precorrector and neuralif: losses against dense algebra, order of matrices, files, tables."""
+"""The recipes precorrector, neuralif, multigrid and gnp: losses against dense algebra, files, tables."""
 
 import csv
-import json
 
 import pytest
 import torch
+from train.train_cases import make
 
 import learnsolve as ls
 from learnsolve import train
-from learnsolve.recipes.neuralif import NeuralifRecipe, NeuralifSettings
-from learnsolve.recipes.precorrector import PrecorrectorRecipe, PrecorrectorSettings
-
-SMALL = ["--matrices", 5, "--batch", 2, "--held_out_matrices", 2, "--test_vectors", 3, "--width", 3]
-SMALL += ["--validated", 2, "--evaluated", 2, "--evaluated_larger", 1, "--rounds", 2, "--repeats", 1]
-GRID = [*SMALL, "--grid", 5]
-ROWS = [*SMALL, "--rows", 20, "--density", 0.1]
-KINDS = {
-    "precorrector": (PrecorrectorRecipe, PrecorrectorSettings),
-    "neuralif": (NeuralifRecipe, NeuralifSettings),
-}
-NAMES = ("precorrector", "neuralif")
+from learnsolve.recipes import load
+from learnsolve.recipes.family.results import candidates
+from learnsolve.recipes.harness.recipe import TRAINING
 
 
 def recipe(name, **options):
-    Recipe, Settings = KINDS[name]
     size = {"grid": 4} if name == "precorrector" else {"rows": 12, "density": 0.2}
     few = {"matrices": 5, "batch": 2, "held_out_matrices": 2, "test_vectors": 3, "width": 3, "rounds": 2}
-    settings = Settings(**{"dtype": "float64", **size, **few, **options})
-    settings.check()
-    its = Recipe(settings)
+    its = make(name, **{"dtype": "float64", **size, **few, **options})
     with torch.no_grad():
         torch.manual_seed(0)
         for p in its.model.parameters():
@@ -39,16 +27,16 @@ def recipe(name, **options):
 def residuals(A, L, b, iterations):
     """||r_i||, i = 1 .. iterations, of conjugate gradients with (L L^T)^-1, by dense algebra."""
     M = torch.linalg.inv(L @ L.T)
-    r, p, found = b, M @ b, []
+    r, p, norms = b, M @ b, []
     for _ in range(iterations):
         q, rho = A @ p, r @ (M @ r)
         r = r - rho / (p @ q) * q
-        found.append(r.norm())
+        norms.append(r.norm())
         p = M @ r + (r @ (M @ r)) / rho * p
-    return torch.stack(found)
+    return torch.stack(norms)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["precorrector", "neuralif"])
 @pytest.mark.parametrize("loss", ["product", "frobenius", "iterations"])
 def test_the_losses_are_those_of_dense_algebra(name, loss):
     its = recipe(name, loss=loss, iterations=3, gamma=0.5, resample=False)
@@ -85,37 +73,36 @@ def test_held_out_matrices_are_others():
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [pytest.param("precorrector", GRID, marks=pytest.mark.slow), ("neuralif", ROWS)],
+    ("name", "options", "sizes"),
+    [
+        pytest.param("precorrector", {"grid": 5}, [25, 100, 400], marks=pytest.mark.slow),
+        ("neuralif", {"rows": 20, "density": 0.1}, [20, 40, 80]),
+        ("multigrid", {"family": "grid", "grid": 6, "max_coarse": 4}, [36, 144, 576]),
+    ],
 )
-def test_a_run_learns_and_leaves_a_network(run, rows, leaves, name, options):
-    code, out = run("--steps", 60, "--lr", 0.02, "--evaluate_every", 20, *options, recipe=name)
+def test_a_run_learns_and_leaves_a_network(run, rows, report, leaves, name, options, sizes):
+    few = ["--matrices", 5, "--batch", 2, "--held_out_matrices", 2, "--test_vectors", 3, "--width", 3]
+    few += ["--validated", 2, "--evaluated", 2, "--evaluated_larger", 1, "--rounds", 2, "--repeats", 1]
+    few += ["--steps", 60, "--lr", 0.02, "--evaluate_every", 20]
+    code, out = run(*few, *(f"--{option}={value}" for option, value in options.items()), recipe=name)
     assert code == train.OK
     leaves(out, "evaluation.csv", "loss.png", "iterations.png", "sizes.png")
     table = rows(out)
     assert float(table[-1]["held_out_loss"]) < float(table[0]["held_out_loss"])
     assert float(table[-1]["iterations"]) > 0
     network = ls.preconditioners.load(out / "model.safetensors")
-    report = json.loads((out / "report.json").read_text())
-    assert report["network"]["class"] == type(network).__name__
+    assert report(out)["network"]["class"] == type(network).__name__
     with (out / "evaluation.csv").open() as file:
-        found = list(csv.DictReader(file))
-    sizes = sorted({int(row["n"]) for row in found})
-    assert sizes == ([25, 100, 400] if name == "precorrector" else [20, 40, 80])
-    assert {"learned", "none", "Jacobi", "SSOR", "IC(0)", "MIC(0)"} <= {
-        row["preconditioner"] for row in found
-    }
-    stops = {row["rtol"] for row in found}
-    assert stops == {"0.001", "1e-06", "1e-09"} | ({"absolute 1e-06"} if name == "precorrector" else set())
-    sample = KINDS[name][1](**({"grid": 5} if name == "precorrector" else {"rows": 20, "density": 0.1}))
-    data = sample.data("test", 2)
-    mean = sum(ls.solvers.cg(s.A, s.b, rtol=1e-6, M=network(s.A)).iterations for s in data) / 2
-    (mine,) = (
-        row
-        for row in found
-        if (row["preconditioner"], row["rtol"], row["n"]) == ("learned", "1e-06", str(sizes[0]))
-    )
-    assert float(mine["iterations"]) == mean
+        key = lambda line: (line["preconditioner"], line["rtol"], int(line["n"]))  # noqa: E731
+        lines = {key(line): line for line in csv.DictReader(file)}
+    others = {"AMG", "RS-AMG"} if name == "multigrid" else set()
+    assert {"learned", "none", "Jacobi", "SSOR", "IC(0)", "MIC(0)", *others} <= {k[0] for k in lines}
+    stops = {"0.001", "1e-06", "1e-09"} | ({"absolute 1e-06"} if name == "precorrector" else set())
+    assert {k[1] for k in lines} == stops
+    assert sorted({k[2] for k in lines}) == sizes
+    data = load(name).Settings(**options).data("test", 2)
+    taken = [ls.solvers.cg(s.A, s.b, rtol=1e-6, M=network(s.A)).iterations for s in data]
+    assert float(lines["learned", "1e-06", sizes[0]]["iterations"]) == sum(taken) / 2
 
 
 def test_what_the_recipes_refuse(run, capsys):
@@ -123,16 +110,131 @@ def test_what_the_recipes_refuse(run, capsys):
         ("precorrector", ["--batch", 0], "--batch must be at least 1"),
         ("precorrector", ["--scales", "[1]"], "--scales must be at least 2"),
         ("precorrector", ["--contrast", "[1.0]"], "--contrast must be the smallest and the largest"),
-        (
-            "precorrector",
-            ["--aggregate", "[median]"],
-            "--aggregate must be a list of sum, mean, max, softmax",
-        ),
         ("precorrector", ["--tolerances", "[2.0]"], "--tolerances must be numbers between 0 and 1"),
         ("neuralif", ["--loss", "product"], "give --resample false"),
         ("neuralif", ["--density", 2.0], "--density must be above 0 and at most 1"),
         ("neuralif", ["--gamma", 0.0], "--gamma must be a positive number"),
+        ("multigrid", ["--max_coarse", 256], "--max_coarse must be at least 1 and below 256"),
+        ("multigrid", ["--cycles", 0], "--cycles"),
+        ("multigrid", ["--grid", 33], "--grid must be at most 32 with --loss cycles, which factors dense"),
+        ("gnp", ["--test_vectors", "identity"], "--test_vectors must be a number here"),
+        ("gnp", ["--problem.shape", "[4,4,4]"], "convection_diffusion needs a shape of two axes"),
+        ("gnp", ["--krylov", 0], "--krylov must be at least 1"),
+        ("gnp", ["--problem.contrast", 3], "not used by --problem.name convection_diffusion"),
     ):
         capsys.readouterr()
         assert run(*options, recipe=name)[0] == train.BAD_SETTING
         assert message in capsys.readouterr().err
+
+
+# --- multigrid ---
+
+
+GRID = {
+    "family": "grid",
+    "grid": 6,
+    "matrices": 3,
+    "batch": 2,
+    "held_out_matrices": 2,
+    "max_coarse": 4,
+    "test_vectors": 3,
+}
+
+
+def multigrid(**options):
+    return make("multigrid", **GRID | {"rounds": 1, "width": 3} | options)
+
+
+def test_loss_by_dense_algebra():
+    task = multigrid(cycles=3)
+    with torch.no_grad():
+        task.model.last.weight.fill_(0.3)
+    every = list(range(2))
+    X, B = task._held_out
+    found = task._losses(task.others.parts(every, X, B))
+    for i, A in enumerate(task.others.matrices):
+        start = task.model.start(A)
+        M = ls.preconditioners.AMG(
+            A, hierarchy=ls.preconditioners.Hierarchy([task.model.prolongation(start)])
+        )
+        dense = A.to_dense()
+        L = torch.linalg.cholesky(dense)
+        E = torch.eye(36, dtype=A.dtype) - M(dense)
+        before, after = (torch.linalg.matrix_norm(L.mT @ e) for e in (B[i], E @ E @ E @ B[i]))
+        torch.testing.assert_close(found[i], (after / before) ** (1 / 3))
+        torch.testing.assert_close(torch.linalg.matrix_norm(B[i]), torch.ones((), dtype=A.dtype))
+    found.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in task.model.parameters())
+
+
+def test_errors_have_the_inverse_as_covariance():
+    task = multigrid(test_vectors=4000)
+    A = task.training.matrices[1]
+    error = task._drawn(task.training, 1, 0, TRAINING, 0)
+    found = A.to_dense() @ error @ error.T / 4000  # the identity
+    torch.testing.assert_close(found, torch.eye(36, dtype=A.dtype), atol=0.15, rtol=0)
+    plain = multigrid(loss="iterations", test_vectors=4000)._drawn(task.training, 1, 0, TRAINING, 0)
+    torch.testing.assert_close(plain @ plain.T / 4000, torch.eye(36, dtype=A.dtype), atol=0.15, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"family": "graph", "grid": 10}], ids=str)
+def test_training_reduces_the_loss(options):
+    fixed = {"batch": 3, "resample": False, "test_vectors": 20}
+    task = multigrid(**{"rounds": 2, "width": 8, "lr": 1e-2, "steps": 25} | fixed | options)
+    assert len({A.shape for A in task.training.matrices}) > 1 or not options
+    optimizer, before = task.optimizer(), task.loss(0).item()
+    for _ in range(25):
+        optimizer.zero_grad()
+        task.loss(0).backward()
+        optimizer.step()
+    assert task.loss(0).item() < 0.97 * before
+
+
+def test_residuals_and_graphs():
+    assert multigrid(loss="iterations", iterations=2).loss(0).isfinite()
+    assert multigrid(family="graph", batch=1).loss(0).isfinite()
+    assert "RS-AMG" in candidates(multigrid().model, 36)[0]
+
+
+# --- gnp ---
+
+
+def gnp(**options):
+    return make(
+        "gnp", shape=[5, 4], **{"dtype": "float64", "test_vectors": 5, "width": 4, "layers": 2, **options}
+    )
+
+
+def test_the_loss_of_gnp_is_that_of_dense_algebra():
+    its = gnp()
+    A, B = its.A.to_dense(), its.vectors(3)
+    assert bool((its.A.diagonal() == 0).all())
+    torch.testing.assert_close(B.square().mean(0), torch.ones(5, dtype=B.dtype))
+    losses = its.losses(B, 3)
+    expected = [(A @ its.model(b) - b).abs().mean() / 5 for b in B.T]
+    torch.testing.assert_close(losses, torch.stack(expected))
+
+
+def test_half_of_the_vectors_are_from_the_krylov_space_and_each_step_has_others():
+    its = gnp(krylov=6)
+    B, space = its.vectors(2), its.A @ its._basis
+    outside = (B - space @ (space.T @ B)).norm(dim=0)
+    assert bool((outside[:3] > 0.1).all())
+    assert bool((outside[3:] < 1e-10).all())
+    assert not torch.equal(its.vectors(1), B)
+    assert torch.equal(its.vectors(2), B)
+    fixed = gnp(resample=False)
+    assert torch.equal(fixed.vectors(1), fixed.vectors(2))
+
+
+@pytest.mark.slow
+def test_the_file_of_gnp_is_a_preconditioner(run, report, no_pictures):
+    options = ["--problem.shape", "[5,4]", "--test_vectors", 3, "--width", 4, "--layers", 2, "--krylov", 6]
+    few = ["--steps", 8, "--evaluated", 2, "--repeats", 1, "--iterations", 12]
+    _, out = run(*options, *few, recipe="gnp")
+    by_name = {row["preconditioner"]: row for row in report(out)["evaluation"]}
+    assert "pivot" in by_name["ILU(0)"]["message"]
+    assert by_name["learned"]["residual"] < 1
+    M = ls.preconditioners.load(out / "model.safetensors")
+    assert ls.solvers.fgmres(gnp().A, torch.ones(20, dtype=torch.float64), M=M, restart=20).converged

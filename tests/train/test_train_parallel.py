@@ -17,7 +17,9 @@ from quick import runs_all
 from safetensors.torch import load_file
 
 from learnsolve import train
-from learnsolve.recipes.harness import checkpoint
+from learnsolve.recipes.harness import checkpoint, parallel
+from learnsolve.recipes.harness.recipe import normal_vectors
+from learnsolve.recipes.harness.settings import SettingError
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 USUAL = ["--test_vectors", "7", "--problem.shape", "[4,4]"]
@@ -52,7 +54,6 @@ QUICK = {  # what `make test` runs; CI runs them all
     *("fails", "stopped", "after all"),
 }
 EARLY = {"pcg_target", "pcg_target_hardest", "pcg_patience"}  # end before their last step
-FEW = {"fixed": CURVES["fixed"], "hardest": CURVES["hardest"], "one_vector": CURVES["one_vector"]}
 
 
 def argv(out: str, *options: str) -> list[str]:
@@ -158,10 +159,10 @@ def test_two_processes_follow_the_curve_of_one(two, same_curve, name):
 
 @pytest.mark.slow
 def test_four_processes_follow_the_curve_of_one(tmp_path, same_curve):
-    cases = {name: {"argv": argv(name, *options)} for name, options in FEW.items()}
-    for name, results in launched(4, tmp_path, cases).items():
+    names = "fixed", "hardest", "one_vector"
+    for name, results in launched(4, tmp_path, {name: CASES[name] for name in names}).items():
         assert [r["code"] for r in results] == [train.OK] * 4
-        same_curve(tmp_path / "runs" / name, *FEW[name])
+        same_curve(tmp_path / "runs" / name, *CURVES[name])
 
 
 def test_a_run_goes_on_with_another_number_of_processes(two, begin, same_curve):
@@ -187,7 +188,7 @@ def test_only_rank_0_writes_and_prints(two):
     assert report["processes"] == 2
     assert report["hardest"]["kept"] == 3
     assert set(report["hardest"]["seconds_per_step"]) == {"all", "two", "one"}
-    pictures = {"energy.png", "loss.png", "weights.png", "convergence.png"}
+    pictures = {"energy.png", "loss.png", "weights.png"}
     assert pictures == {path.name for path in (folder / "runs/fixed").glob("*.png")}
 
 
@@ -254,12 +255,8 @@ def test_an_interrupted_run_goes_on_bit_for_bit(two, rows):
 @pytest.mark.slow
 def test_ctrl_c_at_torchrun_leaves_a_checkpoint(tmp_path):
     options = ["--steps", "1000000", "--quiet", "--threads", "1", "--checkpoint_seconds", "0", "--out", "run"]
-    process = subprocess.Popen(
-        [*TORCHRUN, "2", "-m", "learnsolve.train", "jacobi", *options],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [*TORCHRUN, "2", "-m", "learnsolve.train", "jacobi", *options]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while (
         not (tmp_path / "run/state.json").exists() or checkpoint.read_state(tmp_path / "run")[0]["step"] < 20
@@ -272,3 +269,56 @@ def test_ctrl_c_at_torchrun_leaves_a_checkpoint(tmp_path):
     stopped = checkpoint.read_state(tmp_path / "run")[0]["step"]
     assert f"learnsolve.train: stopped at step {stopped}; resume with: torchrun" in message
     assert message.count("learnsolve.train: ") == 1
+
+
+# --- parts of the runs by several processes, in one process ---
+
+
+def test_shares_are_neighbors_and_cover_everything(monkeypatch):
+    monkeypatch.setattr(parallel.dist, "is_initialized", lambda: True)
+    for size in (1, 2, 3, 8):
+        monkeypatch.setattr(parallel.dist, "get_world_size", lambda size=size: size)
+        for count in (0, 1, 5, 7, 100):
+            shares = []
+            for rank in range(size):
+                monkeypatch.setattr(parallel.dist, "get_rank", lambda rank=rank: rank)
+                shares.append(parallel.share(count))
+            assert [i for share in shares for i in share] == list(range(count))
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_no_vectors_are_an_empty_array():
+    kind = {"dtype": torch.float32, "device": "cpu"}
+    assert normal_vectors(5, [], seed=0, stream=0, step=0, **kind).shape == (5, 0)
+
+
+def test_half_of_torchruns_variables_are_refused(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    assert train.main(["jacobi"]) == train.BAD_SETTING
+    assert "LOCAL_RANK is not: start several processes with torchrun" in capsys.readouterr().err
+
+
+def test_a_process_that_was_killed_is_reported_in_a_sentence():
+    class Store:
+        def compare_set(self, key, expected, desired):
+            return desired.encode()
+
+    group = parallel.Group(0, 2, Store(), lambda error: 1)
+    lost = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:5000")
+    with pytest.raises(parallel.Lost, match="another process has ended"):
+        group.end(lost)
+    group.end(RuntimeError("out of memory"))  # its own: raised as it is
+
+
+def test_one_gpu_is_not_for_several_processes(monkeypatch):
+    monkeypatch.setattr(parallel.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    parallel.take_device("cpu")
+    with pytest.raises(SettingError, match="--device cuda:0 is one GPU for several processes; --device cuda"):
+        parallel.take_device("cuda:0")
+    with pytest.raises(SettingError, match="process 1 of this machine has no GPU: torch sees 1"):
+        parallel.take_device("cuda")

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
-from learnsolve.matrix.arrivals import same
+from learnsolve.matrix import checks, interning
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.add import UnionPlan, added, union_plan
@@ -32,7 +31,7 @@ def on_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
         raise TypeError(
             f"{function}: the values are on {A.device}, the pattern on {pattern.device}; use pattern.to(...)"
         )
-    if same(A.pattern, pattern):
+    if interning.equal(A.pattern, pattern):
         return CSR(A.values, pattern)
     checks.dtype(function, "the values", A.values)
     plan = union_plan(pattern, A.pattern)

@@ -41,7 +41,7 @@ LEFT, RIGHT, PRODUCT = 0, 1, 2
 # Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
 _BLOCK_WEIGHT = 8192
 _MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
-_plan_cache_limit = 2**30
+_spgemm_plan_limit = 2**30
 
 
 def set_spgemm_plan_limit(bytes: int) -> int:
@@ -75,12 +75,12 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     >>> ls.ops.set_spgemm_plan_limit(before)
     0
     """
-    global _plan_cache_limit
+    global _spgemm_plan_limit
     if isinstance(bytes, bool) or not isinstance(bytes, int):
         raise TypeError(f"set_spgemm_plan_limit: bytes must be an int, got {type(bytes).__name__}")
     if bytes < 0:
         raise ValueError(f"set_spgemm_plan_limit: bytes must not be negative, got {bytes}")
-    before, _plan_cache_limit = _plan_cache_limit, bytes
+    before, _spgemm_plan_limit = _spgemm_plan_limit, bytes
     return before
 
 
@@ -105,7 +105,7 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
     a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
     columns = B.shape[1]
     products = _analysis.count_products(a_idx, b_ptr)
-    fits = products <= min(_plan_cache_limit // 4, _MOST[torch.int32])
+    fits = products <= min(_spgemm_plan_limit // 4, _MOST[torch.int32])
     C, positions, repeated, incomplete = None, None, None, False
     if mask is None:
         made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits, _MOST[A.dtype])
@@ -133,7 +133,7 @@ def _plan_on_device(A: SparsityPattern, B: SparsityPattern, mask: SparsityPatter
     largest = max(products, A.nnz, B.nnz, 0 if mask is None else mask.nnz)
     given, C = None if mask is None else (mask.crow_indices, mask.col_indices), None
     numbered = shape[0] * shape[1] < 2**62  # all positions of C, with a value for each
-    if products > _plan_cache_limit // 12 or largest > _MOST[torch.int32] or not numbered:
+    if products > _spgemm_plan_limit // 12 or largest > _MOST[torch.int32] or not numbered:
         if mask is None:
             C = SparsityPattern._trusted(*_symbolic(A, B, first, products, numbered), shape)
         return _Plan(C, None, first[:0].clone(), True)

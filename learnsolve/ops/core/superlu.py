@@ -8,10 +8,7 @@ the same values in other tensors, and values that were changed unnoticed by torc
 A comparison costs O(nnz), less than any solve.
 """
 
-import threading
 import warnings
-import weakref
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,15 +18,12 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (the namespace of the operators)
+from learnsolve.matrix.interning import Recent
 from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.core.singular import no_matching, sums_to_zero, why_singular
 
 # SuperLU counts in C ints.
 _LARGEST = int(np.iinfo(np.intc).max)
-
-# What compiled calls keep for their backward, which may never run: hence the limit.
-_RECENT_CALLS = 8
-_RECENT_BYTES = 2**30
 
 
 class LU(NamedTuple):
@@ -46,39 +40,46 @@ class Factors:
     `function` is the public function that messages name.
     """
 
-    __slots__ = ("__weakref__", "_kept", "function")
+    __slots__ = ("__weakref__", "_factored", "function")
 
     def __init__(self, function: str):
         self.function = function
-        self._kept: list[tuple[tuple[Tensor, Tensor, Tensor], list[LU]]] = []
+        self._factored: list[tuple[tuple[Tensor, Tensor, Tensor], list[LU]]] = []
 
     def find(self, crow: Tensor, col: Tensor, values: Tensor) -> list[LU] | None:
-        """Factors of `values`, (nnz,) or (B, nnz) on the host, if they are kept: one for each matrix."""
-        wanted = (values, col, crow)
-        for kept, found in self._kept:
-            if all(a is b or _same(a, b) for a, b in zip(kept, wanted, strict=True)):
-                return found
+        """Factors of `values`, (nnz,) or (B, nnz) on the host, if there are some: one for each matrix."""
+        matrix = (values, col, crow)
+        for factored, factors in self._factored:
+            if all(a is b or _same(a, b) for a, b in zip(factored, matrix, strict=True)):
+                return factors
         return None
 
     def of(self, crow: Tensor, col: Tensor, values: Tensor) -> list[LU]:
         values = _host(values)
-        found = self.find(crow, col, values)
-        if found is None:
+        factors = self.find(crow, col, values)
+        if factors is None:
             with plain_tensors():
                 values = values.clone()
-            found = _factor(self.function, crow, col, values)
-            self._kept.append(((values, col, crow), found))
-        return found
+            factors = _factor(self.function, crow, col, values)
+            self._factored.append(((values, col, crow), factors))
+        return factors
 
     @property
     def nnz(self) -> int:
         """Entries of all factors, L and U."""
-        return sum(lu.factors.nnz for _, found in self._kept for lu in found)
+        return sum(lu.factors.nnz for _, factors in self._factored for lu in factors)
+
+    def bytes(self) -> int:
+        """Of the entries of all factors, and of their indices."""
+        index = np.intc().itemsize
+        return sum(
+            (m[0].element_size() + index) * lu.factors.nnz for m, factors in self._factored for lu in factors
+        )
 
     def share(self) -> None:
         """Let calls through the operator find these factors while a reference to them exists."""
-        with _lock:
-            _shared.add(self)
+        with _recent.lock:
+            _recent.shared.add(self)
 
 
 def solve(factors: Factors, crow: Tensor, col: Tensor, values: Tensor, b: Tensor, transpose: bool) -> Tensor:
@@ -210,34 +211,19 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 # --- for torch.compile: the same solve as an opaque operator ---
 
-_shared: weakref.WeakSet[Factors] = weakref.WeakSet()
-_recent: list[Factors] = []
-_lock = threading.Lock()
-
-
-def _holders() -> Iterator[Factors]:
-    yield from reversed(_recent)
-    yield from list(_shared)
+# The backward may never run: hence the limit.
+_recent = Recent(8, 2**30, Factors.bytes)
 
 
 def _remembered(crow: Tensor, col: Tensor, values: Tensor) -> list[LU]:
-    """The factors that an earlier call made: the backward of a compiled function is another call."""
+    """The factors that an earlier call made."""
     values = _host(values)
-    with _lock:
-        for factors in _holders():
-            found = factors.find(crow, col, values)
-            if found is not None:
-                return found
-    made = Factors("spsolve")
-    found = made.of(crow.clone(), col.clone(), values)
-    with _lock:
-        _recent.append(made)
-        entry = values.element_size() + np.intc().itemsize
-        while len(_recent) > 1 and (
-            len(_recent) > _RECENT_CALLS or sum(f.nnz for f in _recent) * entry > _RECENT_BYTES
-        ):
-            del _recent[0]
-    return found
+    factors = _recent.find(lambda known: known.find(crow, col, values))
+    if factors is None:
+        new = Factors("spsolve")
+        factors = new.of(crow.clone(), col.clone(), values)
+        _recent.add(new)
+    return factors
 
 
 @torch.library.custom_op("learnsolve::superlu_solve", mutates_args=())

@@ -156,7 +156,7 @@ def _labeled_blocks(P: SparsityPattern, blocks: Any) -> _Blocks:
             f"BlockJacobi: blocks must have one label for each unknown, shape ({n},), got {labels.shape}"
         )
     labels = np.unique(labels, return_inverse=True)[1]
-    key = "blocks", hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest()
+    key = f"blocks {hashlib.sha256(labels.astype(np.int64).tobytes()).hexdigest()}"
     return P._cached(key, lambda: _plan(P, labels))
 
 

@@ -29,7 +29,6 @@ from learnsolve.recipes.harness.settings import (
     SettingError,
     VectorSettings,
     about_option,
-    all_at_least,
     at_least,
     check_tolerances,
     positive,
@@ -45,19 +44,13 @@ ARRAYS = 4  # of the vectors' size: x, b, the residual, its cotangent
 class FactorSettings(ScheduleSettings, VectorSettings):
     """Options of recipes that train a network for a family of matrices.
 
-    Attributes
-    ----------
-    SIZE : the option with the size of the matrices, the argument n of `problems.dataset`
-    absolute_stop : an absolute residual, from a random x0, for a further column of the table
-
     Parameters
     ----------
     dtype : str
-        Floating-point type of the weights and the loss; solutions and the final evaluation are in float64.
+        Floating-point type of the weights and the loss; the final evaluation is in float64.
     loss : str
-        product: ||L L^T x - b||^2 / ||b||^2 with b from N(0, I) and A x = b, which weights the error of
-        L L^T by the inverse of A. frobenius: the same with x from N(0, I) and b = A x. iterations: weighted
-        relative residuals of the first iterations of conjugate gradients.
+        product: ||L L^T x - b||^2 / ||b||^2 with b from N(0, I) and A x = b. frobenius: the same with x from
+        N(0, I) and b = A x. iterations: weighted residuals of the first iterations of conjugate gradients.
     iterations : int
         Iterations of conjugate gradients in --loss iterations.
     gamma : float
@@ -72,8 +65,6 @@ class FactorSettings(ScheduleSettings, VectorSettings):
         How many of these are solved then, for the column iterations; 0 for none.
     test_vectors : int
         How many random vectors for each matrix, or identity for the columns of I.
-    held_out : int
-        Random vectors for each held-out matrix; null for as many as test vectors, at most 100.
     rounds : int
         Blocks of message passing.
     width : int
@@ -92,8 +83,8 @@ class FactorSettings(ScheduleSettings, VectorSettings):
         How often each solve of the final evaluation is timed; the median counts.
     """
 
-    SIZE: ClassVar[str] = "grid"
-    absolute_stop: ClassVar[float | None] = None
+    SIZE: ClassVar[str] = "grid"  # the option with the argument n of `problems.dataset`
+    absolute_stop: ClassVar[float | None] = None  # a residual, from a random x0: a column of the table
 
     dtype: Literal["float32", "float64"] = "float32"
     loss: Literal["product", "frobenius", "iterations"] = "product"
@@ -116,14 +107,13 @@ class FactorSettings(ScheduleSettings, VectorSettings):
     def check(self) -> None:
         super().check()
         counts = ("matrices", "batch", "held_out_matrices", "rounds", "width", "iterations", "evaluated")
-        all_at_least(self, 1, *counts, "evaluated_larger", "repeats")
-        at_least("validated", self.validated, 0)
+        at_least(self, 1, *counts, "evaluated_larger", "repeats")
+        at_least(self, 0, "validated")
         positive(self, "gamma")
         check_tolerances(self.tolerances)
         if not self.aggregate:
             raise SettingError("--aggregate must name an aggregation such as [mean], got []")
-        for scale in self.scales:
-            at_least("scales", scale, 2)
+        at_least(self, 2, "scales")
 
     def data(
         self, split: Literal["train", "validation", "test"], count: int, scale: int = 1

@@ -111,10 +111,10 @@ class GcnSettings(RunSettings):
     def check(self) -> None:
         self.take_defaults(VARIANTS[self.variant])
         super().check()
-        at_least("hidden", self.hidden or 0, 1)
+        at_least(self, 1, "hidden")
         if not 0 <= self.dropout < 1:  # type: ignore[operator]
             raise SettingError(f"--dropout must be a probability below 1, got {self.dropout}")
-        not_negative("weight_decay", self.weight_decay)  # type: ignore[arg-type]
+        not_negative(self, "weight_decay")  # type: ignore[arg-type]
 
 
 class GcnRecipe(Recipe):

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import BLUE, ORANGE, PURPLE, band, each_figure, finish, new_figure
+from learnsolve.recipes.harness.figures import BLUE, ORANGE, PURPLE, Line, each_figure, known, picture
 from learnsolve.recipes.harness.recipe import Outcome
 
 if TYPE_CHECKING:
@@ -28,8 +28,11 @@ COLUMNS = (
 )
 CITESEER = (3327, 3703)
 PUBLISHED = 0.703  # Kipf and Welling, table 2: mean over 100 initializations
-COLORS = {"training": BLUE, "validation": PURPLE, "test": ORANGE}
-LINES = {"training": "-", "validation": "--", "test": "-"}
+STYLES = {
+    "training": {"color": BLUE},
+    "validation": {"color": PURPLE, "linestyle": "--"},
+    "test": {"color": ORANGE},
+}
 
 
 def mean_std(values: Tensor) -> tuple[float, float | None]:
@@ -40,11 +43,11 @@ def mean_std(values: Tensor) -> tuple[float, float | None]:
 def measured(recipe: GcnRecipe) -> list[float | None]:
     """The numbers of COLUMNS, after an evaluation."""
     assert recipe.losses is not None
-    found = [mean_std(recipe.losses.double())[1], mean_std(recipe.scores[recipe.held_out][0])[1]]
-    found += mean_std(recipe.scores["test"][0])
+    numbers = [mean_std(recipe.losses.double())[1], mean_std(recipe.scores[recipe.held_out][0])[1]]
+    numbers += mean_std(recipe.scores["test"][0])
     for part in PARTS:
-        found += mean_std(recipe.scores[part][1]) if part in recipe.scores else (None, None)
-    return found
+        numbers += mean_std(recipe.scores[part][1]) if part in recipe.scores else (None, None)
+    return numbers
 
 
 def outcome_of(recipe: GcnRecipe) -> Outcome:
@@ -53,40 +56,36 @@ def outcome_of(recipe: GcnRecipe) -> Outcome:
     graph, settings = recipe.data.graph, recipe.settings
     columns = ["nodes", "number", "loss", "accuracy", "deviation", "lowest", "highest"]
     rows: list[list] = []
-    accuracies: dict[str, float | None] = {}
+    means: dict[str, float | None] = {}
     each: dict[str, list[float]] = {}
     for part in recipe.data.parts:
         losses, right = recipe.scores[part.name]
         mean, std = mean_std(right)
-        accuracies |= {f"{part.name}_accuracy_mean": mean, f"{part.name}_accuracy_std": std}
+        means |= {f"{part.name}_accuracy_mean": mean, f"{part.name}_accuracy_std": std}
         each[f"{part.name}_accuracies"] = right.tolist()
-        spread = [_percent(v) for v in (mean, std, right.min().item(), right.max().item())]
-        rows.append([part.name, str(len(part.rows)), losses.mean().item(), *spread])
+        cells = [_percent(v) for v in (mean, std, right.min().item(), right.max().item())]
+        rows.append([part.name, str(len(part.rows)), losses.mean().item(), *cells])
     n, features = graph.features.shape
     numbers = {
         "variant": settings.variant,
         "graph": {
-            "name": graph.name,
-            "nodes": n,
-            "edges": graph.adjacency.nnz // 2,
-            "features": features,
-            "classes": graph.classes,
+            **{"name": graph.name, "nodes": n, "edges": graph.adjacency.nnz // 2},
+            **{"features": features, "classes": graph.classes},
         },
         "loss_is": "cross-entropy of the training nodes with dropout, and weight decay",
         "held_out_loss_is": f"cross-entropy of the {recipe.held_out} nodes, without either",
         "seeds": settings.seeds,
-        **accuracies,
+        **means,
         **each,
     }
-    test, std = accuracies["test_accuracy_mean"], accuracies["test_accuracy_std"]
-    sentence = f"Test accuracy {_percent(test)}"
+    test, std = means["test_accuracy_mean"], means["test_accuracy_std"]
+    words = f"Test accuracy {_percent(test)}"
     if std is not None:
-        sentence += f", mean of {settings.seeds} initializations with a standard deviation of {_percent(std)}"
+        words += f", mean of {settings.seeds} initializations with a standard deviation of {_percent(std)}"
     if settings.variant == "kipf_welling" and (n, features) == CITESEER:
         numbers["published_test_accuracy"] = PUBLISHED
-        sentence += f"; Kipf and Welling report {_percent(PUBLISHED)}"
-    sentence += "."
-    return Outcome(numbers, columns, rows, sentence)
+        words += f"; Kipf and Welling report {_percent(PUBLISHED)}"
+    return Outcome(numbers, columns, rows, words + ".")
 
 
 def _percent(value: float | None) -> str:
@@ -94,74 +93,40 @@ def _percent(value: float | None) -> str:
 
 
 def figures_of(recipe: GcnRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    yield "loss.png", loss_figure(recipe, history)
-    yield "accuracy.png", accuracy_figure(recipe, history, outcome)
-    if recipe.settings.seeds > 1:
-        yield "seeds.png", seeds_figure(recipe, outcome)
-
-
-def _title(recipe: GcnRecipe, what: str) -> str:
-    count = recipe.settings.seeds
-    words = {"citeseer": "CiteSeer"}.get(recipe.data.graph.name, recipe.data.graph.name)
-    variant = ", variant demo" if recipe.variant.demo else ""
-    many = f"\nmean of {count} initializations ± 2 standard deviations" if count > 1 else ""
-    return f"{what}, {words}{variant}{many}"
-
-
-def _curve(axes: Any, history: History, name: str, part: str, label: str) -> None:
-    """The mean of column `name` and, where it has one, its band."""
-    known = [k for k, value in enumerate(history[name]) if value is not None]
-    steps, means = (np.array([history[key][k] for k in known]) for key in ("step", name))
-    deviations = [history[f"{name}_std"][k] for k in known]
-    width = 2 * np.array(deviations) if deviations and None not in deviations else 0.0
-    lower, upper = means - width, means + width
-    if name.endswith("accuracy"):
-        lower, upper = np.maximum(lower, 0), np.minimum(upper, 1)
-    band(axes, steps, means, lower, upper, color=COLORS[part], linestyle=LINES[part], label=label)
-
-
-def loss_figure(recipe: GcnRecipe, history: History) -> Any:
-    figure, axes = new_figure(_title(recipe, "Loss"), "epoch", "cross-entropy")
-    settings = recipe.settings
-    extra = [
-        word for word, on in (("dropout", settings.dropout), ("weight decay", settings.weight_decay)) if on
-    ]
-    _curve(
-        axes,
-        history,
-        "loss",
-        "training",
-        " with ".join(["training", *([" and ".join(extra)] if extra else [])]),
-    )
+    settings, numbers = recipe.settings, outcome.numbers
+    name = {"citeseer": "CiteSeer"}.get(recipe.data.graph.name, recipe.data.graph.name)
+    where = name + ", variant demo" * recipe.variant.demo
+    if settings.seeds > 1:
+        where += f"\nmean of {settings.seeds} initializations ± 2 standard deviations"
+    extra = [("dropout", settings.dropout), ("weight decay", settings.weight_decay)]
+    on = " and ".join(word for word, value in extra if value)
+    lines = [_curve(history, "loss", "training", f"training with {on}" if on else "training")]
     if recipe.held_out == "validation":
-        _curve(axes, history, "held_out_loss", "validation", "validation")
-    _curve(axes, history, "test_loss", "test", "test")
-    axes.set_ylim(bottom=0)
-    finish(axes)
-    return figure
-
-
-def accuracy_figure(recipe: GcnRecipe, history: History, outcome: Outcome) -> Any:
-    figure, axes = new_figure(_title(recipe, "Accuracy"), "epoch", "share of nodes in the right class")
-    for part in recipe.data.parts:
-        mean = outcome.numbers[f"{part.name}_accuracy_mean"]
-        _curve(
-            axes, history, f"{part.name}_accuracy", part.name, f"{part.name} ({100 * mean:.1f} % at the end)"
+        lines.append(_curve(history, "held_out_loss", "validation", "validation"))
+    lines.append(_curve(history, "test_loss", "test", "test"))
+    yield "loss.png", picture(f"Loss, {where}", "epoch", "cross-entropy", lines, ylim=(0, None))
+    ends = {part.name: 100 * numbers[f"{part.name}_accuracy_mean"] for part in recipe.data.parts}
+    lines = [_curve(history, f"{p}_accuracy", p, f"{p} ({end:.1f} % at the end)") for p, end in ends.items()]
+    ylabel = "share of nodes in the right class"
+    yield "accuracy.png", picture(f"Accuracy, {where}", "epoch", ylabel, lines, ylim=(0, 1.02))
+    if settings.seeds > 1:
+        mean, std = numbers["test_accuracy_mean"], numbers["test_accuracy_std"]
+        title = f"Test accuracy of each of {settings.seeds} initializations"
+        ylabel, label = "accuracy after the last epoch", f"mean {100 * mean:.1f} % ± {200 * std:.1f} %"
+        values = dict(enumerate(numbers["test_accuracies"]))
+        yield (
+            "seeds.png",
+            each_figure(title, "initialization", ylabel, values, mean, std, label, color=ORANGE),
         )
-    axes.set_ylim(0, 1)
-    finish(axes, loc="lower right")
-    return figure
 
 
-def seeds_figure(recipe: GcnRecipe, outcome: Outcome) -> Any:
-    mean, std = (outcome.numbers[f"test_accuracy_{what}"] for what in ("mean", "std"))
-    return each_figure(
-        f"Test accuracy of each of {recipe.settings.seeds} initializations",
-        "initialization",
-        "test accuracy after the last epoch",
-        dict(enumerate(outcome.numbers["test_accuracies"])),
-        mean,
-        std,
-        color=ORANGE,
-        label=f"mean {100 * mean:.1f} % ± {200 * std:.1f} %",
-    )
+def _curve(history: History, name: str, part: str, label: str) -> Line:
+    """The mean of column `name` and, where it has one, its band."""
+    steps, means = map(np.array, known(history, name))
+    _, deviations = known(history, f"{name}_std")
+    if len(deviations) < len(means) or not deviations:
+        return Line(label, means, steps, style=STYLES[part])
+    band = means - 2 * np.array(deviations), means + 2 * np.array(deviations)
+    if name.endswith("accuracy"):
+        band = np.maximum(band[0], 0), np.minimum(band[1], 1)
+    return Line(label, means, steps, band, STYLES[part])

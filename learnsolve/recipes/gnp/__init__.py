@@ -26,7 +26,7 @@ from learnsolve.recipes.harness.recipe import (
     normal_vectors,
     stream_seed,
 )
-from learnsolve.recipes.harness.settings import SettingError, VectorSettings, all_at_least, check_tolerances
+from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least, check_tolerances
 from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_square
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.solvers.core.report import quiet
@@ -98,8 +98,8 @@ class GnpSettings(ScheduleSettings, VectorSettings):
         if isinstance(self.test_vectors, str):
             raise SettingError("--test_vectors must be a number here, such as 16")
         super().check()
-        all_at_least(self, 1, "krylov", "width", "restart", "iterations", "evaluated", "repeats")
-        all_at_least(self, 0, "layers")
+        at_least(self, 1, "krylov", "width", "restart", "iterations", "evaluated", "repeats")
+        at_least(self, 0, "layers")
         check_tolerances(self.tolerances)
 
 

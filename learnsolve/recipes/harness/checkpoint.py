@@ -1,12 +1,11 @@
 """The files of a run under way: its folder, its rows in metrics.csv, and checkpoints that a kill at any
 moment leaves intact.
 
-state.safetensors is the checkpoint: parameters and optimizer state, and in its header the rest as JSON. It
-is replaced in one atomic rename, so that tensors and step always belong together. state.json repeats the
-header for readers, with the file's SHA-256; a kill between the two renames leaves it one checkpoint behind,
-which loading detects and repairs. A checkpoint notes how many bytes of metrics.csv belong to it: a resumed
-run cuts the file there, so that no step is written twice. files.json lists the run's own files: no others
-are replaced or removed.
+state.safetensors is the checkpoint: parameters and optimizer state, and in its header the rest as JSON. One
+atomic rename replaces it, so that tensors and step always belong together. state.json repeats the header for
+readers, with the file's SHA-256; a kill between the two renames leaves it one checkpoint behind, which
+loading detects and repairs. A checkpoint notes how many bytes of metrics.csv belong to it: a resumed run cuts
+the file there. files.json lists the run's own files: no others are replaced or removed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -60,12 +59,10 @@ def save_state(
     """Write a checkpoint. `facts` (JSON) holds at least "step"."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, entries in optimizer.state_dict()["state"].items():
-        for name, tensor in entries.items():
-            if not isinstance(tensor, Tensor):
-                raise TypeError(
-                    f"the optimizer's state {name!r} is not a tensor and could not be restored exactly"
-                )
-            tensors[f"optimizer.{index}.{name}"] = tensor
+        tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in entries.items()}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"the state {name!r} is not a tensor and could not be restored exactly")
     facts = {"format": FORMAT, **facts}
     # The JSON is one string: safetensors headers hold text only, and the order of several is not kept.
     content = need("safetensors.torch").save(_contiguous(tensors), {"state": json.dumps(facts)})
@@ -77,16 +74,17 @@ def save_state(
 def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Restore model and optimizer from the last checkpoint and return its facts."""
     facts, content = read_state(folder)
-    tensors = need("safetensors.torch").load(content)
+    weights: dict[str, Tensor] = {}
+    state: dict[int, dict[str, Tensor]] = {}
     try:
-        model.load_state_dict(
-            {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        )
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            if key.startswith("optimizer."):
-                _, index, name = key.split(".", 2)
+        for key, tensor in need("safetensors.torch").load(content).items():
+            owner, name = key.split(".", 1)
+            if owner == "model":
+                weights[name] = tensor
+            elif owner == "optimizer":
+                index, name = name.split(".", 1)
                 state.setdefault(int(index), {})[name] = tensor
+        model.load_state_dict(weights)
         _check_optimizer(optimizer, state, list(model.parameters()), facts["step"])
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     except (RuntimeError, ValueError) as error:
@@ -119,7 +117,7 @@ def _check_optimizer(
 
 def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
     """The facts and the bytes of the last checkpoint, verified."""
-    path = folder / TENSORS
+    path, tensors = folder / TENSORS, f"--resume {folder}: {TENSORS}"
     if not path.is_file():
         raise SettingError(
             f"--resume {folder}: there is no {TENSORS} to resume from; start with --out instead"
@@ -127,27 +125,21 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
     content, load = path.read_bytes(), need("safetensors.torch").load
     try:
         length = int.from_bytes(content[:8], "little")
-        header = json.loads(content[8 : 8 + length])
-        facts = json.loads(header["__metadata__"]["state"])
+        facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["state"])
         load(content)
     except Exception as error:  # any error of the parsers on a damaged file
-        raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({error}); start again") from error
+        raise SettingError(f"{tensors} is damaged ({error}); start again") from error
     if not isinstance(facts, dict):
-        raise SettingError(f"--resume {folder}: {TENSORS} is damaged (it has no facts); start again")
-    if facts.get("format") != FORMAT:
-        raise SettingError(
-            f"--resume {folder}: {TENSORS} has format {facts.get('format')}, this version reads {FORMAT}; "
-            "start again"
-        )
+        raise SettingError(f"{tensors} is damaged (it has no facts); start again")
+    if (number := facts.get("format")) != FORMAT:
+        raise SettingError(f"{tensors} has format {number}, this version reads {FORMAT}; start again")
     summary, digest = _read_summary(folder)
     if summary == facts and digest != hashlib.sha256(content).hexdigest():
-        raise SettingError(
-            f"--resume {folder}: {TENSORS} does not match the SHA-256 in {SUMMARY}; start again"
-        )
+        raise SettingError(f"{tensors} does not match the SHA-256 in {SUMMARY}; start again")
     for name, kind in FIELDS.items():
         value: Any = facts.get(name)
         if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise SettingError(f"--resume {folder}: {TENSORS} is damaged ({name} is {value!r}); start again")
+            raise SettingError(f"{tensors} is damaged ({name} is {value!r}); start again")
     return facts, content
 
 
@@ -173,33 +165,27 @@ class Metrics:
     `columns` are those of the recipe, behind COLUMNS. `also` is called with every row as a dictionary.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        size: int,
-        columns: Sequence[str] = (),
-        also: Callable[[dict[str, Any]], None] | None = None,
-    ):
-        self._names, self._columns, self._also = (*COLUMNS, *columns), len(columns), also
+    def __init__(self, folder: Path, size: int, columns: Sequence[str] = (), also: Any = None):
+        self._names, self._also = (*COLUMNS, *columns), also
         self._rows: list[tuple] = []
         path = folder / METRICS
         if size == 0:
-            path.write_text(",".join([*COLUMNS, *columns]) + "\n")
+            path.write_text(",".join(self._names) + "\n")
         else:
             os.truncate(path, size)
         self._file = path.open("a")
 
     def add(self, *row, measured: Sequence[float | None] | None = None) -> None:
         """The values of COLUMNS in order, None for a missing one, and those of the recipe if measured."""
-        more = (None,) * self._columns if measured is None else tuple(measured)
-        self._rows.append((*row, more))
+        more = [None] * (len(self._names) - len(COLUMNS)) if measured is None else measured
+        self._rows.append((*row, *more))
         if self._also is not None:
-            self._also(dict(zip(self._names, (*row, *more), strict=True)))
+            self._also(dict(zip(self._names, self._rows[-1], strict=True)))
 
     def flush(self) -> None:
         self._file.writelines(
-            f"{step},{loss!r},{_text(held)},{norm!r},{seconds:.6f}{''.join(f',{_text(m)}' for m in more)}\n"
-            for step, loss, held, norm, seconds, more in self._rows
+            ",".join([*map(_text, row[:4]), f"{row[4]:.6f}", *map(_text, row[5:])]) + "\n"
+            for row in self._rows
         )
         self._rows.clear()
         self._file.flush()
@@ -222,12 +208,10 @@ def _text(value: float | None) -> str:
 def check_metrics(folder: Path, size: int, step: int) -> None:
     """SettingError unless the first `size` bytes of metrics.csv are the rows of `step` steps."""
     try:
-        with (folder / METRICS).open("rb") as file:
-            content = file.read(size)
+        content = (folder / METRICS).read_bytes()[:size]
         if len(content) < size:
             raise ValueError(f"it has {len(content)} bytes, the checkpoint counts {size}")
-        history = _columns(io.StringIO(content.decode(), newline=""))
-        if history["step"] != list(range(step)):
+        if _columns(io.StringIO(content.decode(), newline=""))["step"] != list(range(step)):
             raise ValueError(f"it does not have one row for each of {step} steps")
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise SettingError(f"--resume {folder}: {METRICS} is damaged ({error}); start again") from error
@@ -261,20 +245,19 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = {path.name for path in folder.iterdir()}
+        present = {path.name for path in folder.iterdir()}
     except (OSError, ValueError) as error:
         raise SettingError(f"--out {folder} cannot be used as a folder: {reason(error)}") from error
     ours = {*EVERY_RUN, *files}
-    earlier = _listed(folder) if held else set()
+    earlier = _listed(folder) if present else set()
     if earlier is None:
         raise SettingError(f"--out {folder} holds other files; choose a new or empty folder")
-    if held and not settings.overwrite:
+    if present and not settings.overwrite:
         raise SettingError(
             f"--out {folder} already holds a run; continue it with --resume {folder}, replace it with "
             "--overwrite true, or choose another --out"
         )
-    strangers = sorted(held & ours - earlier)
-    if strangers:
+    if strangers := sorted(present & ours - earlier):
         raise SettingError(
             f"--out {folder} holds {', '.join(strangers)}, which the run in it did not write and this one "
             "would replace; move it, or choose another --out"
@@ -282,9 +265,8 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
     before = _folders(folder)
     # A kill while files are removed leaves none that is not listed.
     write_list(folder, {*earlier, *ours}, {*before, *folders})
-    for name in [*EVERY_RUN, *sorted(earlier - set(EVERY_RUN))]:
-        if name != LIST:
-            (folder / name).unlink(missing_ok=True)
+    for name in [*EVERY_RUN[:-1], *sorted(earlier - set(EVERY_RUN))]:
+        (folder / name).unlink(missing_ok=True)
     remove_leftovers(folder, {*earlier, *ours})
     for name in before:
         _forget(folder / name)
@@ -331,8 +313,7 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
 
 def _listed(folder: Path) -> set[str] | None:
     """The files of the run in a folder; None if there is no run."""
-    content = _list(folder)
-    if content is None:
+    if (content := _list(folder)) is None:
         return None
     return {name for name in content["files"] if _plain(name) and not (folder / name).is_dir()}
 

@@ -27,11 +27,7 @@ TRANSIENT = {"resume", "overwrite", "quiet"}
 # May change when a run is resumed.
 FREE = {"steps", "checkpoint_seconds", "out", "logger", *TRANSIENT}
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
-LISTS = {
-    float: "a list of numbers such as [1e-3,1e-6]",
-    int: "a list of whole numbers such as [64,64]",
-    str: "a list of words such as [mean,max]",
-}
+EXAMPLES = {float: "numbers such as [1e-3,1e-6]", int: "whole numbers such as [64,64]", str: "words"}
 
 
 def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
@@ -52,12 +48,11 @@ def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSet
     free = FREE if Settings.SIDE_BY_SIDE or 1 in (before.seeds, now.seeds) else {*FREE, "seeds"}
     if "seeds" in free and now.seeds < before.seeds:
         raise SettingError(f"--seeds {now.seeds} is less than the {before.seeds} that the run has")
-    old = flat(before)
-    for option, value in flat(now).items():
-        if option not in free and value != old[option]:
+    for (option, value), old in zip(flat(now).items(), flat(before).values(), strict=True):
+        if option not in free and value != old:
             raise SettingError(
-                f"--{option} {value} would change the run, which was started with {old[option]}; leave it "
-                "out, or start another run with another --out"
+                f"--{option} {value} would change the run, which was started with {old}; leave it out, or "
+                "start another run with another --out"
             )
     if now.out != before.out and Path(now.out).resolve() != folder.resolve():
         raise SettingError(
@@ -85,14 +80,12 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
 @functools.cache
 def parser(name: str, Settings: type[RunSettings]) -> Any:
     """The parser of jsonargparse."""
-    made = need("jsonargparse").ArgumentParser(
-        prog=f"python -m learnsolve.train {name}", exit_on_error=False, allow_abbrev=False
-    )
-    made.add_argument(
-        "--config", action="config", help="YAML file with options, such as a run's config.yaml."
-    )
-    made.add_class_arguments(Settings)
-    return made
+    program = f"python -m learnsolve.train {name}"
+    parser = need("jsonargparse").ArgumentParser(prog=program, exit_on_error=False, allow_abbrev=False)
+    config_help = "YAML file with options, such as a run's config.yaml."
+    parser.add_argument("--config", action="config", help=config_help)
+    parser.add_class_arguments(Settings)
+    return parser
 
 
 def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
@@ -101,10 +94,9 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
     for option, value in _pairs(name, Settings, types, argv):
         words.append(f"--{option}" if value is None else f"--{option}={value}")
         if option == "config":
-            stored = _flat_keys(_config(value or ""))
-            for key in stored:
+            for key, stored in _flat_keys(_config(value or "")).items():
                 _check_known(name, Settings, types, key)
-            values += [(key, v, json.dumps(v, default=str)) for key, v in stored.items()]
+                values.append((key, stored, json.dumps(stored, default=str)))
         elif value is not None:
             _check_text(f"--{option}", value)
             values.append((option, value, value))
@@ -122,9 +114,8 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
     for option, value in flat(settings).items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and not -LIMIT <= number < LIMIT:
-                raise SettingError(
-                    f"--{option} must be a 64-bit number, got one with {len(str(number))} digits"
-                )
+                digits = len(str(number))
+                raise SettingError(f"--{option} must be a 64-bit number, got one with {digits} digits")
     return settings
 
 
@@ -145,12 +136,9 @@ def _pairs(
             raise SettingError(f"{word + equals + value!r} is not an option; options are --option value")
         _check_known(name, Settings, types, option if word.startswith("--") else word)
         if not equals:
-            if words and not words[0].startswith("--"):
-                value = words.pop(0)
-            elif types.get(option) is bool:
-                value = "true"
-            else:
+            if not (words and not words[0].startswith("--")) and types.get(option) is not bool:
                 raise SettingError(f"--{option} needs a value after it")
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
         yield option, value
 
 
@@ -186,7 +174,7 @@ def _words(kind: Any) -> list[str]:
         return [str(choice) for choice in arguments]
     if origin is list:
         choices = typing.get_args(arguments[0])
-        return [f"a list of {', '.join(choices)}, in brackets" if choices else LISTS[arguments[0]]]
+        return ["a list of " + (", ".join(choices) + ", in brackets" if choices else EXAMPLES[arguments[0]])]
     return [word for part in arguments for word in _words(part)] if arguments else [WORDS[kind]]
 
 
@@ -201,9 +189,8 @@ def _build(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
                 raise SettingError(f"--{option} must have options below it, got {value!r}; leave it out")
             if value is None and type(None) not in typing.get_args(kind):  # jsonargparse lets it pass
                 raise SettingError(f"--{option} must have a value, got none; leave it out")
-            arguments[field.name] = (
-                _build(typing.cast("type", kind), value, f"{option}.") if isinstance(value, dict) else value
-            )
+            nested = isinstance(value, dict)
+            arguments[field.name] = _build(kind, value, f"{option}.") if nested else value  # type: ignore
     return cls(**arguments)
 
 

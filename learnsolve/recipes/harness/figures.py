@@ -1,42 +1,88 @@
-"""Figures in one style: no global state, colors that color-blind readers can distinguish."""
+"""Pictures as data: `picture` draws lines, levels and bands in one style, with the legend below the axes,
+where it hides nothing; `LOOKS` gives each name its color in all pictures, one that color-blind readers can
+distinguish."""
 
 import io
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from learnsolve.evaluation._figure import medians
 from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.settings import need
 
 # Okabe and Ito, "Color Universal Design" (2008).
-BLACK, BLUE, ORANGE, PURPLE, GRAY = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777"
-GREEN = "#009E73"
+BLACK, BLUE, ORANGE, PURPLE, GRAY, GREEN = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777", "#009E73"
 COLORS = BLUE, PURPLE, ORANGE, GREEN, BLACK  # of curves that are drawn together
-
-
-STYLES = {  # by the beginning of a curve's name
+WIDTH = 840  # pixels
+LOSSES = {"loss": "training", "held_out_loss": "held-out"}  # columns and their labels
+LOOKS: dict[tuple[str, ...], dict[str, Any]] = {  # by the beginning of a name
     ("best constant",): {"color": GREEN, "linestyle": (0, (5, 1))},
-    ("learned", "network"): {"color": BLUE, "linewidth": 2.0},
+    ("learned", "network"): {"color": BLUE, "linewidth": 2.2},
     ("weight 1", "start", "one pair"): {"color": GRAY, "linestyle": "--"},
     ("textbook", "asymptotic"): {"color": ORANGE, "linestyle": "-."},
     ("closed form", "best"): {"color": BLACK, "linestyle": ":", "linewidth": 2.0},
+    ("none",): {"color": BLACK, "linestyle": "--"},
+    ("Jacobi",): {"color": GRAY, "linestyle": ":", "linewidth": 2.0},
+    ("SSOR", "inner GMRES"): {"color": GRAY, "linestyle": "-."},
+    ("IC(0)", "ILU(0)"): {"color": ORANGE},
+    ("MIC(0)",): {"color": ORANGE, "linestyle": "--"},
+    ("ICT",): {"color": ORANGE, "linestyle": ":"},
+    ("AMG",): {"color": PURPLE},
+    ("RS-AMG",): {"color": PURPLE, "linestyle": "--"},
 }
 
 
-def style(name: str) -> dict[str, Any]:
-    return next(found for beginnings, found in STYLES.items() if name.startswith(beginnings))
+def look(name: str) -> dict[str, Any]:
+    return next(kind for beginnings, kind in LOOKS.items() if name.startswith(beginnings))
 
 
-def new_figure(title: str, xlabel: str, ylabel: str) -> tuple[Any, Any]:
+@dataclass(frozen=True)
+class Line:
+    """A curve; without `x` a level, without `y` a vertical line. `band`: its lower and upper end.
+
+    A label "" is not in the legend. `style` is matplotlib's; None is that of `LOOKS` for the label.
+    """
+
+    label: str
+    y: Any = None
+    x: Any = None
+    band: tuple[Any, Any] | None = None
+    style: Mapping[str, Any] | None = None
+
+    def draw(self, axes: Any) -> None:
+        style = {"linewidth": 1.5, **(look(self.label) if self.style is None else self.style)}
+        label = self.label or None
+        if self.x is None:
+            axes.axhline(self.y, label=label, **style)
+        elif self.y is None:
+            axes.axvline(self.x, label=label, **style)
+        else:
+            axes.plot(self.x, self.y, label=label, **style)
+        if self.band is not None:
+            axes.fill_between(self.x, *self.band, color=style["color"], alpha=0.2, linewidth=0)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A picture of columns of metrics.csv (their labels) over the steps, for --seeds with mean and band."""
+
+    title: str = "Loss"
+    ylabel: str = "loss"
+    columns: Mapping[str, str] = field(default_factory=lambda: dict(LOSSES))
+    log: bool = False  # the axis of the values
+
+
+def new_figure(title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7, 4.5)) -> tuple[Any, Any]:
     """A figure with one pair of axes."""
-    figure = need("matplotlib.figure").Figure(figsize=(7, 4.5), dpi=120, layout="constrained")
+    Figure = need("matplotlib.figure").Figure
+    figure = Figure(figsize=size, dpi=WIDTH / size[0], layout="constrained")
     axes = figure.add_subplot()
-    axes.set_title(title)
-    axes.set_xlabel(xlabel)
-    axes.set_ylabel(ylabel)
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
@@ -47,9 +93,27 @@ def new_panels(title: str, count: int) -> tuple[Any, list[Any]]:
     return figure, list(figure.subplots(1, count, squeeze=False, sharex=True, sharey=True)[0])
 
 
-def finish(axes: Any, **legend: Any) -> None:
+def picture(
+    title: str, xlabel: str, ylabel: str, lines: Iterable[Line] = (), *, log: str = "", **options: Any
+) -> Any:
+    """A figure of the lines; `log` names its logarithmic axes ("y", "xy"), `options` are those of
+    `axes.set`."""
+    figure, axes = new_figure(title, xlabel, ylabel, size=(5.6, 3.6))
+    axes.title.set_size("medium" if max(map(len, title.split("\n"))) < 56 else "small")
+    for line in lines:
+        line.draw(axes)
+    axes.set(**{f"{axis}scale": "log" for axis in log}, **options)
     axes.margins(x=0.01)
-    axes.legend(frameon=False, **legend)
+    ticker, (bottom, top) = need("matplotlib.ticker"), axes.get_ylim()
+    if log and bottom > 0 and top < 10 * bottom:  # numbers in place of powers
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
+        axes.yaxis.set_major_formatter(ticker.ScalarFormatter())
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
+    if entries := axes.get_legend_handles_labels()[1]:
+        longest = max(len(re.sub(r"\\\w+|[$\\]", "", entry)) for entry in entries)  # without TeX
+        columns = max(1, min(len(entries), 92 // (longest + 8)))
+        figure.legend(loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
+    return figure
 
 
 def known(history: History, name: str) -> tuple[list[int], list[float]]:
@@ -58,10 +122,10 @@ def known(history: History, name: str) -> tuple[list[int], list[float]]:
     return [s for s, _ in pairs], [v for _, v in pairs]
 
 
-def band(axes: Any, steps: Any, mean: Any, lower: Any, upper: Any, **line: Any) -> None:
-    """A mean over trainings, in a band from `lower` to `upper`."""
-    axes.plot(steps, mean, **{"linewidth": 1.8, **line})
-    axes.fill_between(steps, lower, upper, color=line["color"], alpha=0.2, linewidth=0)
+def column(history: History, name: str, label: str, **style: Any) -> Line:
+    """A column of metrics.csv over the steps."""
+    steps, values = known(history, name)
+    return Line(label, values, steps, style=style)
 
 
 def loss_figure(
@@ -69,19 +133,40 @@ def loss_figure(
     ylabel: str,
     history: History,
     *,
-    baselines: Iterable[tuple[str, float]] = (),
+    baselines: Mapping[str, float] | None = None,
     held_out: str = "held-out",
     log: bool = False,
 ) -> Any:
-    """Training and held-out loss over the steps, and losses (name, value) to compare with."""
-    figure, axes = new_figure(title, "optimizer step", ylabel)
-    for name, value in baselines:
-        axes.axhline(value, label=f"{name}, held-out", **style(name))
-    axes.plot(history["step"], history["loss"], color=BLUE, linewidth=2, label="training")
-    axes.plot(*known(history, "held_out_loss"), color=PURPLE, linewidth=1.2, label=held_out)
+    """Training and held-out loss over the steps, and losses by name to compare with; a level far above the
+    curve, which would only squeeze it, is left out."""
+    levels = dict(baselines or {})
     if log:
-        axes.set_yscale("log")
-    finish(axes)
+        highest = max(v for name in ("loss", "held_out_loss") for v in history[name] if v is not None)
+        levels = {name: loss for name, loss in levels.items() if 0 < loss < 30 * highest}
+    lines = [Line(f"{name}, held-out", loss, style=look(name)) for name, loss in levels.items()]
+    lines.append(column(history, "loss", "training", color=BLUE, linewidth=2))
+    lines.append(column(history, "held_out_loss", held_out, color=PURPLE))
+    return picture(title, "optimizer step", ylabel, lines, log="y" * log)
+
+
+def residuals_figure(
+    title: str,
+    histories: Mapping[str, list[Any]],
+    tolerances: Iterable[float] = (),
+    *,
+    xlabel: str = "iteration",
+    more: Iterable[Line] = (),
+) -> Any:
+    """Relative residuals by name, as `Evaluation.histories` has them: median and range over systems."""
+    lines = [
+        Line(name, median, range(len(median)), None if low is median else (low, high))
+        for name, median, low, high in medians(histories)
+    ]
+    levels = sorted(tolerances)
+    lines += [Line("", rtol, style={"color": GRAY, "linewidth": 0.6, "zorder": 0}) for rtol in levels]
+    limits = {"ylim": (levels[0] / 100, None)} if levels else {}
+    figure = picture(title, xlabel, "relative residual norm", [*lines, *more], log="y", **limits)
+    figure.axes[0].xaxis.get_major_locator().set_params(integer=True)
     return figure
 
 
@@ -92,16 +177,17 @@ def each_figure(
     values: Mapping[int, float],
     mean: float,
     deviation: float,
+    label: str,
     color: str = BLUE,
-    **line: Any,
 ) -> Any:
     """A value of each training, by its number, and their mean in a band of two deviations."""
-    figure, axes = new_figure(title, xlabel, ylabel)
+    points = {"color": color, "linestyle": "none", "marker": "o", "markersize": 5}
+    lines = [Line(label, mean, style={"color": BLACK, "linewidth": 1})]
+    lines.append(Line("", list(values.values()), list(values), style=points))
+    figure = picture(title, xlabel, ylabel, lines)
+    (axes,) = figure.axes
     axes.axhspan(mean - 2 * deviation, mean + 2 * deviation, color=color, alpha=0.15, linewidth=0)
-    axes.axhline(mean, color=BLACK, linewidth=1, **line)
-    axes.plot(list(values), list(values.values()), linestyle="none", marker="o", markersize=5, color=color)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False)
     return figure
 
 

@@ -1,9 +1,8 @@
 """Several processes that train one model, started by torchrun.
 
-A failure that all processes meet, such as a loss that diverges, ends all of them. A failure of some is
-reported to the others in one of two ways: at the end of a block that all pass (`Group.together`), or, where
-the others wait for this process's numbers, through torchrun's store: their wait ends with an error when this
-process leaves, and the store has the reason.
+A failure that all processes meet, such as a loss that diverges, ends all of them. A failure of some reaches
+the others at the end of a block that all pass (`Group.together`), or, where they wait for this process's
+numbers, through torchrun's store: their wait ends with an error when it leaves, and the store has the reason.
 """
 
 from __future__ import annotations
@@ -51,18 +50,11 @@ class Together(Exception):
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a training; one by default.
+    """The processes of a training; one by default."""
 
-    Attributes
-    ----------
-    rank, size : this process's number, and how many there are
-    store : where a process that fails leaves its exit code
-    exit_code : that of an exception
-    """
-
-    rank: int = 0
+    rank: int = 0  # this process's number
     size: int = 1
-    store: Any = None
+    store: Any = None  # where a process that fails leaves its exit code
     exit_code: Callable[[BaseException], int] = lambda error: 1
 
     @property
@@ -74,7 +66,7 @@ class Group:
     def together(self) -> Iterator[None]:
         """A block that raises in every process if it does in one: its own error in the first of those that
         have one, `Elsewhere` in all others."""
-        if self.size == 1:
+        if self is ALONE:
             yield
             return
         failure = None
@@ -82,13 +74,17 @@ class Group:
             yield
         except (Exception, SystemExit) as error:
             failure = error
-        codes: list[int | None] = [None] * self.size
-        dist.all_gather_object(codes, None if failure is None else self.exit_code(failure))
-        for rank, code in enumerate(codes):
+        for rank, code in enumerate(self.exit_codes(failure)):
             if code is not None:
                 if rank == self.rank and failure is not None:
                     raise failure
                 raise Elsewhere(code) from failure
+
+    def exit_codes(self, failure: BaseException | None) -> list[int | None]:
+        """Those of all processes, None for one that goes on."""
+        codes: list[int | None] = [None] * self.size
+        dist.all_gather_object(codes, None if failure is None else self.exit_code(failure))
+        return codes
 
     def total(self, value: float, *flags: bool) -> tuple[float, ...]:
         """The sum of all processes' values, and of each flag whether it is set in any of them."""
@@ -144,24 +140,19 @@ def joined(exit_code: Callable[[BaseException], int], leaves: bool = False) -> I
     gloo that drops a finished piece of work holds the group's lock and waits for Python's, while the thread
     that drops the group holds Python's and waits for the group's: an occasional deadlock.
     """
-    environment = os.environ
-    if "RANK" not in environment or int(environment.get("WORLD_SIZE", "1")) == 1:
+    if "RANK" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
     for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        if name not in environment:
+        if name not in os.environ:
             raise SettingError(
                 f"RANK and WORLD_SIZE are set, but {name} is not: start several processes with "
                 "torchrun --nproc-per-node N -m learnsolve.train RECIPE"
             )
-    nccl = torch.cuda.is_available() and dist.is_nccl_available()
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     store, rank, size = next(rendezvous("env://", timeout=WAIT))
-    store = dist.PrefixStore(  # type: ignore[attr-defined]
-        f"learnsolve.train {next(_joined)}", store
-    )
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if nccl else "gloo", store=store, rank=rank, world_size=size, timeout=WAIT
-    )
+    store = dist.PrefixStore(f"learnsolve.train {next(_joined)}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=WAIT)
     group = Group(rank, size, store, exit_code)
     try:
         yield group

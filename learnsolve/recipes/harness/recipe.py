@@ -1,8 +1,9 @@
 """What a recipe derives from: `Recipe`, what the harness calls; `VectorRecipe`, with a batch of test vectors;
 `Scheduled`, for changing learning rates.
 
-A random vector is a function of (seed, stream, step, index). No generator is shared between vectors, so that
-a run needs no random state beyond its step, and each process can draw any of them.
+Every random number must be a function of (seed, stream, step, index), as in `normal_vectors`: then the step
+is the whole random state, a resumed run sees the same numbers, and so do several processes that share the
+work.
 """
 
 from __future__ import annotations
@@ -19,67 +20,35 @@ import torch
 from torch import Tensor
 
 from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.settings import RunSettings
 
 TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
 
 
-@dataclass(frozen=True)
-class Curves:
-    """A picture of columns of metrics.csv over the steps.
-
-    Attributes
-    ----------
-    title, ylabel : of the picture
-    columns : the label of each column
-    log : whether the values are on a logarithmic axis
-    """
-
-    title: str = "Loss"
-    ylabel: str = "loss"
-    columns: Mapping[str, str] = field(
-        default_factory=lambda: {"loss": "training", "held_out_loss": "held-out"}
-    )
-    log: bool = False
-
-
 @dataclass
 class Outcome:
-    """The result of a training.
+    """The result of a training."""
 
-    Attributes
-    ----------
-    numbers : for report.json
-    columns, rows : the final table; numbers are formatted where it is printed
-    sentence : what was learned; `learned` in report.json
-    data : what the recipe's own figures need beyond that
-    texts : content of files by name
-    """
-
-    numbers: dict[str, Any]
-    columns: list[str]
-    rows: list[list[Any]] = field(default_factory=list)
-    sentence: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, Any]  # for report.json
+    columns: list[str]  # of the final table
+    rows: list[list[Any]] = field(default_factory=list)  # their numbers are formatted where it is printed
+    sentence: str = ""  # what was learned; `learned` in report.json
+    data: dict[str, Any] = field(default_factory=dict)  # what the recipe's own figures need beyond that
+    texts: dict[str, str] = field(default_factory=dict)  # content of files by name
 
 
 class Recipe:
     """A training task. The harness builds it from its settings, trains `model` and calls `outcome`.
 
-    Every random number must be a function of (seed, stream, step, index), as in
-    `normal_vectors`: then the step is the whole random state, a resumed run sees the same
-    numbers, and so do several processes that share the work.
-
     Attributes
     ----------
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
-    model : torch.nn.Module whose parameters are learned and whose state_dict is saved
+    model : its parameters are learned, its state_dict is saved
     curves : pictures of columns of metrics.csv, drawn with mean and band over --seeds
     files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
-    finished : True ends the training before --steps; where several processes train, it is enough that one of
-        them sets this, because only rank 0 evaluates
+    finished : True ends the training before --steps; in several processes it is enough that one sets it
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
     alone : what to do instead of training in several processes, which only a `VectorRecipe` supports
@@ -169,20 +138,12 @@ class VectorRecipe(Recipe):
 
     def normal(self, A: Any, indices: range, stream: int, step: int = 0, rows: slice = slice(None)) -> Tensor:
         """Vectors from N(0, I) for the rows of A, each a function of the seed and these arguments."""
-        return normal_vectors(
-            A.shape[0],
-            indices,
-            seed=self.settings.seed,
-            stream=stream,
-            step=step,
-            dtype=A.dtype,
-            device=self.settings.device,
-            rows=rows,
-        )
+        kind = {"dtype": A.dtype, "device": self.settings.device, "rows": rows}
+        return normal_vectors(A.shape[0], indices, seed=self.settings.seed, stream=stream, step=step, **kind)
 
 
-def number_kept(fraction: float, count: int) -> int:
-    """How many of `count` vectors are kept: ceil(fraction * count), for the fraction as it is written."""
+def number_of_hardest(fraction: float, count: int) -> int:
+    """Of `count` vectors: ceil(fraction * count), for the fraction as it is written."""
     return math.ceil(Fraction(str(fraction)) * count)
 
 

@@ -8,7 +8,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,9 @@ def write_report(
         "seconds_per_step": seconds / max(steps, 1),
         **training,
     }
-    pictures = {file_name: png(figure) for file_name, figure in recipe.figures(history, outcome)}
-    for file_name in (*pictures, *outcome.texts):
-        if file_name not in recipe.files:
-            raise ValueError(
-                f"{type(recipe).__name__}.files must list {file_name!r}, which it writes; add it"
-            )
+    pictures = {file: png(figure) for file, figure in recipe.figures(history, outcome)}
+    for file in {*pictures, *outcome.texts} - {*recipe.files}:
+        raise ValueError(f"{type(recipe).__name__}.files must list {file!r}, which it writes; add it")
     settings = dump(recipe.settings)
     if recipe.settings.logger == "tensorboard":
         TensorBoard(folder, 0).end(steps, pictures, outcome.sentence, settings)
@@ -74,55 +71,38 @@ def write_report(
 
 
 def write_files(
-    folder: Path,
-    title: str,
-    report: dict[str, Any],
-    outcome: Outcome,
-    pictures: Mapping[str, bytes],
-    settings: str,
+    folder: Path, title: str, report: dict, outcome: Outcome, pictures: Mapping[str, bytes], settings: str
 ) -> None:
     """Pictures and texts, report.html, and report.json, which shows that the run has ended."""
     report |= {"table": {"columns": outcome.columns, "rows": outcome.rows}, "versions": versions()}
     for name, content in (*pictures.items(), *outcome.texts.items()):
         write_atomic(folder / name, content)
-    html = page(title, outcome.sentence, cells(outcome), pictures, settings, report["versions"])
-    write_atomic(folder / HTML, html)
+    write_atomic(folder / HTML, page(title, outcome, pictures, settings, report["versions"]))
     write_atomic(folder / REPORT, json.dumps(finite(report), indent=2) + "\n")
 
 
 def page(
-    title: str,
-    sentence: str,
-    table: Iterable[list[str]],
-    pictures: Mapping[str, bytes],
-    settings: str,
-    versions: Mapping[str, Any],
+    title: str, outcome: Outcome, pictures: Mapping[str, bytes], settings: str, versions: Mapping[str, Any]
 ) -> str:
-    """HTML of a run: what was learned, the final table (its first line names the columns), pictures (PNG),
-    the settings as YAML and the versions."""
-    head, *rows = table
-    lines = [
-        "<!DOCTYPE html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>',
-        f"<h1>{escape(title)}</h1>",
-        f"<p>{escape(sentence)}</p>",
-        "<table>",
-        _row("th", head),
-        *(_row("td", row) for row in rows),
-        "</table>",
-    ]
-    for name, content in pictures.items():
-        data = base64.b64encode(content).decode()
-        lines.append(f'<p><img alt="{escape(name)}" src="data:image/png;base64,{data}"></p>')
-    lines += [
-        f"<h2>Settings</h2><pre>{escape(settings.strip())}</pre>",
-        "<h2>Versions</h2>",
-        "<table>",
-        *(_row("td", [name, str(value)]) for name, value in versions.items()),
-        "</table></body></html>",
-    ]
-    return "\n".join(lines) + "\n"
+    """HTML of a run: what was learned, the final table, pictures (PNG), the settings as YAML and the
+    versions."""
+    head, *rows = cells(outcome)
+    images = {name: base64.b64encode(content).decode() for name, content in pictures.items()}
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+            f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>',
+            f"<h1>{escape(title)}</h1>\n<p>{escape(outcome.sentence)}</p>",
+            "<table>\n" + _row("th", head),
+            *(_row("td", row) for row in rows),
+            "</table>",
+            *(f'<p><img alt="{escape(k)}" src="data:image/png;base64,{v}"></p>' for k, v in images.items()),
+            f"<h2>Settings</h2><pre>{escape(settings.strip())}</pre>\n<h2>Versions</h2>\n<table>",
+            *(_row("td", [name, str(value)]) for name, value in versions.items()),
+            "</table></body></html>\n",
+        ]
+    )
 
 
 def _row(tag: str, cells: list[str]) -> str:
@@ -165,11 +145,8 @@ class Progress:
     """Call `update` at every step: it returns at once unless something is due."""
 
     def __init__(self, first: int, steps: int, quiet: bool):
-        self._steps, self._first = steps, first
-        self._bar = None
-        self._interval = FIRST_LINE
-        self._start = time.perf_counter()
-        self.due = float("inf")
+        self._steps, self._first, self._start = steps, first, time.perf_counter()
+        self._bar, self._interval, self.due = None, FIRST_LINE, float("inf")
         if quiet:
             return
         if sys.stderr.isatty():
@@ -184,10 +161,8 @@ class Progress:
             self._bar.update(step - self._bar.n)
             self._bar.set_postfix_str(f"loss {loss:.6g}")
         else:
-            rate = (now - self._start) / max(step - self._first, 1)
-            left = rate * (self._steps - step)
-            text = f"step {step} of {self._steps}, loss {loss:.6g}, {left:.0f} s left"
-            print(text, file=sys.stderr, flush=True)
+            left = (now - self._start) / max(step - self._first, 1) * (self._steps - step)
+            self._print(step, loss, f", {left:.0f} s left")
             # The interval doubles, so that a log of a day stays short.
             self._interval = min(self._interval * 2, LAST_INTERVAL)
         self.due = now + self._interval
@@ -200,4 +175,7 @@ class Progress:
                 self._bar.set_postfix_str(f"loss {loss:.6g}")
             self._bar.close()
         elif self.due != float("inf") and loss is not None:
-            print(f"step {step} of {self._steps}, loss {loss:.6g}", file=sys.stderr, flush=True)
+            self._print(step, loss)
+
+    def _print(self, step: int, loss: float, more: str = "") -> None:
+        print(f"step {step} of {self._steps}, loss {loss:.6g}{more}", file=sys.stderr, flush=True)

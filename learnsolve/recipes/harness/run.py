@@ -9,6 +9,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from learnsolve.recipes.harness import checkpoint, command_line
 from learnsolve.recipes.harness.checkpoint import Metrics, check_metrics, save_state
 from learnsolve.recipes.harness.parallel import ALONE, Group, Together
-from learnsolve.recipes.harness.recipe import Outcome, Recipe, VectorRecipe, number_kept
+from learnsolve.recipes.harness.recipe import Outcome, Recipe, VectorRecipe, number_of_hardest
 from learnsolve.recipes.harness.report import TENSORBOARD, Progress, TensorBoard, write_report
 from learnsolve.recipes.harness.settings import RunSettings, SettingError
 
@@ -51,46 +52,29 @@ class Interrupted(Together):
 
 @dataclass
 class Run:
-    """A training under way.
-
-    Attributes
-    ----------
-    step : optimizer steps that have been taken
-    first_loss : the loss before the first of them, by which divergence is judged
-    seconds : spent in training, over all resumptions
-    metrics_bytes : of metrics.csv that belong to the last checkpoint
-    group : the processes that train; rank 0 writes
-    report : numbers on the training itself for report.json, when it is done
-    """
+    """A training under way."""
 
     folder: Path
     settings: RunSettings
     recipe: Recipe
     optimizer: torch.optim.Optimizer
-    step: int = 0
-    first_loss: float | None = None
-    seconds: float = 0.0
-    metrics_bytes: int = 0
-    group: Group = ALONE
-    report: dict[str, Any] = field(default_factory=dict)
+    step: int = 0  # optimizer steps that have been taken
+    first_loss: float | None = None  # before the first of them: divergence is judged by it
+    seconds: float = 0.0  # spent in training, over all resumptions
+    metrics_bytes: int = 0  # of metrics.csv that belong to the last checkpoint
+    group: Group = ALONE  # the processes that train; rank 0 writes
+    report: dict[str, Any] = field(default_factory=dict)  # numbers on the training itself, when it is done
 
     def save(self, metrics: Metrics | None) -> None:
         if metrics is None:  # another process writes
             return
         # The rows must be on disk before the checkpoint that counts them.
         self.metrics_bytes = metrics.size()
-        save_state(self.folder, self.recipe.model, self.optimizer, self.facts())
-
-    def facts(self) -> dict[str, Any]:
-        """What a checkpoint holds besides tensors. Seed and step are the whole random state (see Recipe)."""
-        return {
-            "step": self.step,
-            "random": {"seed": self.settings.seed, "step": self.step},
-            "first_loss": self.first_loss,
-            "seconds": self.seconds,
-            "metrics_bytes": self.metrics_bytes,
-            "recipe": self.recipe.state(),
-        }
+        # Seed and step are the whole random state (recipe.py).
+        facts = {"step": self.step, "random": {"seed": self.settings.seed, "step": self.step}}
+        facts |= {name: getattr(self, name) for name in ("first_loss", "seconds", "metrics_bytes")}
+        facts["recipe"] = self.recipe.state()
+        save_state(self.folder, self.recipe.model, self.optimizer, facts)
 
 
 def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Group = ALONE) -> Outcome | None:
@@ -98,7 +82,15 @@ def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Gro
     not write."""
     with group.together():
         recipe = Recipe(settings)
-    run = _prepare(settings, recipe, group)
+    run = Run(Path(settings.out), settings, recipe, recipe.optimizer(), group=group)
+    folders = (TENSORBOARD,) if settings.logger == "tensorboard" else ()
+    with group.together():
+        if group.writes:
+            start(settings, recipe.files, folders, lambda: _load(run))
+    with group.together():
+        # After rank 0, which repairs what a kill has left.
+        if not group.writes and settings.resume is not None:
+            _load(run)
     train(run)
     with group.together():
         if group.writes:
@@ -106,27 +98,18 @@ def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Gro
     return None
 
 
-def _prepare(settings: RunSettings, recipe: Recipe, group: Group) -> Run:
-    """The run in its folder: a new one, or the one that is resumed."""
-    folder = Path(settings.out)
-    run = Run(folder, settings, recipe, recipe.optimizer(), group=group)
-    folders = (TENSORBOARD,) if settings.logger == "tensorboard" else ()
-    with group.together():
-        if group.writes:
-            try:
-                if settings.resume is None:
-                    checkpoint.take(folder, settings, recipe.files, folders)
-                else:
-                    _load(run)
-                    checkpoint.resume(folder, recipe.files, folders)
-                checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
-            except OSError as error:
-                raise SettingError(f"--out {folder} cannot be written: {checkpoint.reason(error)}") from error
-    with group.together():
-        # After rank 0, which repairs what a kill has left.
-        if not group.writes and settings.resume is not None:
-            _load(run)
-    return run
+def start(settings: RunSettings, files: Iterable[str], folders: Iterable[str], load: Any = None) -> None:
+    """Prepare the folder of a new run, or of one that is resumed, after `load`; and write its settings."""
+    folder, load = Path(settings.out), load or (lambda: None)
+    try:
+        if settings.resume is None:
+            checkpoint.take(folder, settings, files, folders)
+        else:
+            load()
+            checkpoint.resume(folder, files, folders)
+        checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
+    except OSError as error:
+        raise SettingError(f"--out {folder} cannot be written: {checkpoint.reason(error)}") from error
 
 
 def _load(run: Run) -> None:
@@ -183,11 +166,10 @@ def train(run: Run) -> None:
 
 def _steps(run: Run, objective: Objective, metrics: Metrics | None, progress: Progress, stop: _Stop) -> float:
     recipe, optimizer, settings, group = run.recipe, run.optimizer, run.settings, run.group
-    parameters = list(recipe.model.parameters())
-    clock = time.perf_counter
-    start = clock() - run.seconds
-    next_save = clock() + settings.checkpoint_seconds
-    next_flush = clock() + FLUSH_SECONDS
+    parameters, clock = list(recipe.model.parameters()), time.perf_counter
+    start, next_save, next_flush = (
+        clock() + shift for shift in (-run.seconds, settings.checkpoint_seconds, FLUSH_SECONDS)
+    )
     while True:
         for p in parameters:  # optimizer.zero_grad() at a tenth of its cost
             p.grad = None
@@ -227,27 +209,22 @@ def _steps(run: Run, objective: Objective, metrics: Metrics | None, progress: Pr
 
 
 def _watch(run: Run, loss: float, gradient_norm: float) -> None:
-    first = abs(run.first_loss or 0.0)
+    first, bound = abs(run.first_loss or 0.0), run.recipe.lower_bound
     limit = DIVERGED * first or sys.float_info.max  # a first loss of 0 gives no scale
+    what = f"the training diverged: loss {loss:.6g} after {run.first_loss:.6g} at the start"
     if abs(loss) <= limit and gradient_norm < float("inf"):
-        # Rounding may take a loss of zero below zero.
-        if loss >= run.recipe.lower_bound - 1e-6 * first:
+        if loss >= bound - 1e-6 * first:  # rounding may take a loss of zero below zero
             return
-        what = f"the loss {loss:.6g} is below its lower bound {run.recipe.lower_bound:g}"
-    else:
-        what = f"the training diverged: loss {loss:.6g} after {run.first_loss:.6g} at the start"
+        what = f"the loss {loss:.6g} is below its lower bound {bound:g}"
     raise Diverged(f"step {run.step}: {what}; {run.recipe.advice}", run.folder)
 
 
 class _Stop:
-    """Turns the first SIGINT or SIGTERM into a request; the second one ends the program as usual.
-
-    With `patient` all are requests: torchrun may send several, and kills a process that does not end.
-    """
+    """Turns the first SIGINT or SIGTERM into a request; the second one ends the program as usual. With
+    `patient` all are requests: torchrun may send several, and kills a process that does not end."""
 
     def __init__(self, patient: bool):
-        self.requested = False
-        self._patient = patient
+        self.requested, self._patient = False, patient
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Stop:
@@ -268,48 +245,33 @@ class _Stop:
 
 
 class Objective:
-    """Call it with a step for the loss to differentiate.
-
-    In several processes this is the part of this one, and the gradients that `backward` leaves are those of
-    the sum over all of them.
-
-    Attributes
-    ----------
-    columns : further columns of metrics.csv
-    """
+    """Call it with a step for the loss to differentiate. In several processes this is the part of this one,
+    and the gradients that `backward` leaves are those of the sum over all. `columns`: more of metrics.csv."""
 
     def __init__(self, recipe: Recipe, group: Group):
         self.recipe, self.group = recipe, group
-        self.kept = self.count = 0
+        self.hardest = self.count = 0
         self.fraction, self.how = 1.0, "two"
-        self.columns: tuple[str, ...] = ()
         self._losses: Tensor | None = None  # of all vectors in the last step
         if isinstance(recipe, VectorRecipe):
-            self.count, self.fraction = recipe.count, recipe.settings.hard_fraction
-            self.kept = number_kept(self.fraction, recipe.count)
-            self.how = recipe.settings.hard_pass
-        if self.kept < self.count:
-            self.columns = (LOSS_OF_ALL,)
-        self._parallel = None
+            self.fraction, self.how = recipe.settings.hard_fraction, recipe.settings.hard_pass
+            self.count, self.hardest = recipe.count, number_of_hardest(self.fraction, recipe.count)
+        self.columns = (LOSS_OF_ALL,) if self.hardest < self.count else ()
+        self._loss: Callable[[int, int, str], Tensor] = self._part
         if group.size > 1:
-            self._parallel = DistributedDataParallel(_Part(recipe.model, self._part))
-            self._parallel.register_comm_hook(None, _summed)
+            self._loss = DistributedDataParallel(_Part(recipe.model, self._part))
+            self._loss.register_comm_hook(None, _summed)
 
     def __call__(self, step: int) -> Tensor:
-        return self._loss(step, self.kept, self.how)
+        return self._loss(step, self.hardest, self.how)
 
     def measure(self) -> tuple[float, ...]:
         """The numbers of `columns`, for the last step."""
         return () if self._losses is None else (self._losses.double().sum().item(),)
 
-    def _loss(self, step: int, kept: int, how: str) -> Tensor:
-        if self._parallel is not None:
-            return self._parallel(step, kept, how)
-        return self._part(step, kept, how)
-
-    def _part(self, step: int, kept: int, how: str) -> Tensor:
+    def _part(self, step: int, chosen: int, how: str) -> Tensor:
         recipe = self.recipe
-        if kept == self.count:
+        if chosen == self.count:
             return recipe.loss(step)
         assert isinstance(recipe, VectorRecipe)
         vectors = recipe.vectors(step)
@@ -319,58 +281,48 @@ class Objective:
         if self.group.size > 1:
             self._losses = self.group.gathered(self._losses, recipe.indices, self.count)
         # Stable: of equal losses, those with the smaller indices.
-        hardest = torch.sort(self._losses, descending=True, stable=True).indices[:kept].sort().values
+        hardest = torch.sort(self._losses, descending=True, stable=True).indices[:chosen].sort().values
         if self.group.size > 1:
             own = (hardest >= recipe.indices.start) & (hardest < recipe.indices.stop)
             hardest = (hardest[own] - recipe.indices.start).to(vectors.device)
-        scale = self.count / kept
+        scale = self.count / chosen
         if how == "one":
             return losses.index_select(0, hardest).sum() * scale
         return recipe.total(vectors.index_select(recipe.vector_dim, hardest), step) * scale
 
     def report(self, step: int, seconds: float) -> dict[str, Any]:
         """Numbers for report.json. All processes must call it; `seconds` is the time of a step."""
-        found: dict[str, Any] = {"processes": self.group.size}
-        if self.kept == self.count:
-            return found
+        processes: dict[str, Any] = {"processes": self.group.size}
+        if self.hardest == self.count:
+            return processes
         repeats = self.group.of_first(REPEATS if seconds < LONG else 1)
-        variants = {"all": (self.count, "two"), "two": (self.kept, "two"), "one": (self.kept, "one")}
+        variants = {"all": (self.count, "two"), "two": (self.hardest, "two"), "one": (self.hardest, "one")}
         times: dict[str, list[float]] = {name: [] for name in variants}
         for turn in range(repeats + (repeats > 1)):  # in turns; the first one builds plans
-            for name, (kept, how) in variants.items():
+            for name, variant in variants.items():
                 start = time.perf_counter()
-                loss = self._loss(step, kept, how)
+                loss = self._loss(step, *variant)
                 loss.backward()
                 if loss.is_cuda:
                     torch.cuda.synchronize()
                 if turn or repeats == 1:
                     times[name].append(time.perf_counter() - start)
-        return {
-            **found,
-            "hardest": {
-                "fraction": self.fraction,
-                "kept": self.kept,
-                "of": self.count,
-                "pass": self.how,
-                "seconds_per_step": {name: statistics.median(t) for name, t in times.items()},
-            },
-        }
+        medians = {name: statistics.median(t) for name, t in times.items()}
+        hardest = {"fraction": self.fraction, "kept": self.hardest, "of": self.count, "pass": self.how}
+        return {**processes, "hardest": {**hardest, "seconds_per_step": medians}}
 
 
 class _Part(torch.nn.Module):
-    """This process's part of the loss as a module, which is what DistributedDataParallel takes.
-
-    With the model's parameters only: buffers, such as the arrays of a pattern, are the same in all processes
-    and never change, but would be sent at each step.
-    """
+    """This process's part of the loss as a module, for DistributedDataParallel. Parameters only: buffers,
+    such as the arrays of a pattern, would be sent at each step."""
 
     def __init__(self, model: torch.nn.Module, part: Any):
         super().__init__()
         self.learned = torch.nn.ParameterList(model.parameters())
         self._part = part
 
-    def forward(self, step: int, kept: int, how: str) -> Tensor:
-        return self._part(step, kept, how)
+    def forward(self, step: int, chosen: int, how: str) -> Tensor:
+        return self._part(step, chosen, how)
 
 
 def _summed(state, bucket):  # without annotations: those that torch checks differ between its versions

@@ -6,9 +6,7 @@ summary has means and deviations of the runs' reports, tables and curves.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import statistics
 import sys
@@ -18,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from learnsolve.recipes.harness import checkpoint, command_line
+from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.harness.checkpoint import METRICS, History, read_metrics, write_atomic
 from learnsolve.recipes.harness.command_line import dump
-from learnsolve.recipes.harness.figures import COLORS, band, each_figure, finish, new_figure, png
-from learnsolve.recipes.harness.recipe import Curves, Outcome, Recipe
+from learnsolve.recipes.harness.figures import COLORS, Curves, Line, each_figure, picture, png
+from learnsolve.recipes.harness.recipe import Outcome, Recipe
 from learnsolve.recipes.harness.report import write_files
-from learnsolve.recipes.harness.run import Diverged, Interrupted, train_one
+from learnsolve.recipes.harness.run import Diverged, Interrupted, start, train_one
 from learnsolve.recipes.harness.settings import RunSettings, SettingError
 
 # What a finished run's report.json must have.
@@ -46,8 +44,8 @@ def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outco
         dataclasses.replace(settings, seed=seed, seeds=1, out=str(folder / f"seed-{seed}"), resume=None)
         for seed in range(settings.seed, settings.seed + settings.seeds)
     ]
-    _prepare(folder, Recipe, settings, [Path(run.out).name for run in runs])
-    reports = []
+    start(settings, {*Recipe.curves, *PICTURES}, [Path(run.out).name for run in runs])
+    reports = {}
     for number, run in enumerate(runs, 1):
         if (report := finished(Path(run.out), settings.steps)) is None:
             if not settings.quiet:
@@ -58,10 +56,8 @@ def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outco
                 raise SettingError(
                     f"{run.out} was changed while it was trained; start again with another --out"
                 )
-        reports.append(report)
-    return write_summary(
-        folder, name, Recipe, settings, {r.seed: p for r, p in zip(runs, reports, strict=True)}
-    )
+        reports[run.seed] = report
+    return write_summary(folder, name, Recipe, settings, reports)
 
 
 def finished(folder: Path, steps: int) -> dict[str, Any] | None:
@@ -73,18 +69,6 @@ def finished(folder: Path, steps: int) -> dict[str, Any] | None:
     if not isinstance(report, dict) or not report.keys() >= NEEDED:
         return None
     return report if report["steps"] == steps or report.get("stopped_early") else None
-
-
-def _prepare(folder: Path, Recipe: type[Recipe], settings: RunSettings, folders: list[str]) -> None:
-    files = {*Recipe.curves, *PICTURES}
-    try:
-        if settings.resume is None:
-            checkpoint.take(folder, settings, files, folders)
-        else:
-            checkpoint.resume(folder, files, folders)
-        checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
-    except OSError as error:
-        raise SettingError(f"--out {folder} cannot be written: {checkpoint.reason(error)}") from error
 
 
 def _continued(run: RunSettings) -> RunSettings:
@@ -104,52 +88,39 @@ def _train(name: str, Recipe: type[Recipe], run: RunSettings) -> None:
 
 
 def write_summary(
-    folder: Path,
-    name: str,
-    recipe: type[Recipe],
-    settings: RunSettings,
-    reports: Mapping[int, dict[str, Any]],
+    folder: Path, name: str, recipe: type[Recipe], settings: RunSettings, reports: Mapping[int, dict]
 ) -> Outcome:
     """Write metrics.csv, report.json, report.html and the pictures of the runs, whose reports are given by
     their seeds, and return the table of means and deviations."""
     histories = [read_metrics(folder / f"seed-{seed}") for seed in reports]
-    outcome = outcome_of(list(reports.values()), _seeds(reports))
+    which = f"{len(reports)} seeds, {min(reports)} to {max(reports)}"
+    outcome = outcome_of(list(reports.values()), which)
     write_atomic(folder / METRICS, mean_metrics(histories))
+    means = merged(list(reports.values()))
     summary = {
         "recipe": name,
         "seeds": list(reports),
-        **{
-            key: value
-            for key, value in merged(list(reports.values())).items()
-            if key not in ("table", "versions")
-        },
+        **{key: value for key, value in means.items() if key not in ("table", "versions")},
         "learned": outcome.sentence,
         "each": [
             {"seed": seed, "folder": f"seed-{seed}", **{key: report.get(key) for key in EACH}}
             for seed, report in reports.items()
         ],
     }
-    title = f"learnsolve.train {name}, {_seeds(reports)}"
-    figures = {
-        file: curves_figure(f"{curves.title}, {name}", curves, histories)
-        for file, curves in recipe.curves.items()
-    }
+    title = f"learnsolve.train {name}, {which}"
+    figures = {k: curves_figure(f"{c.title}, {name}", c, histories) for k, c in recipe.curves.items()}
     figures["seeds.png"] = seeds_figure(f"Final loss of each seed, {name}", reports)
     pictures = {file: png(figure) for file, figure in figures.items() if figure is not None}
     write_files(folder, title, summary, outcome, pictures, dump(settings))
     return outcome
 
 
-def _seeds(reports: Mapping[int, Any]) -> str:
-    return f"{len(reports)} seeds, {min(reports)} to {max(reports)}"
-
-
-def spread(values: Sequence[float]) -> str:
+def mean_std(values: Sequence[float]) -> str:
     """Mean and sample standard deviation, or the value that all have.
 
     Examples
     --------
-    >>> spread([1.0, 2.0, 3.0]), spread([7.0, 7.0])
+    >>> mean_std([1.0, 2.0, 3.0]), mean_std([7.0, 7.0])
     ('2.000 ± 1', '7.000')
     """
     deviation = statistics.stdev(values)
@@ -179,15 +150,13 @@ def merged(values: Sequence[Any]) -> Any:
 
 def outcome_of(reports: Sequence[dict[str, Any]], which: str) -> Outcome:
     """The final tables of the runs as one, row by row of the same name."""
-    held_out = spread([report["held_out_loss"] for report in reports])
+    held_out = mean_std([report["held_out_loss"] for report in reports])
     sentence = f"Held-out loss {held_out}, mean and standard deviation of {which}."
-    columns = reports[0]["table"]["columns"]
-    tables = [{row[0]: row[1:] for row in report["table"]["rows"]} for report in reports]
-    rows: list[list[Any]] = []
-    for name in dict.fromkeys(name for table in tables for name in table):
-        found = [table[name] for table in tables if name in table]
-        rows.append([name, *(one_cell(entries) for entries in zip(*found, strict=True))])
-    return Outcome({}, columns, rows, sentence)
+    rows: dict[str, list[list[Any]]] = {}  # of all runs, by name
+    for name, *cells in (row for report in reports for row in report["table"]["rows"]):
+        rows.setdefault(name, []).append(cells)
+    lines = [[name, *map(one_cell, zip(*runs, strict=True))] for name, runs in rows.items()]
+    return Outcome({}, reports[0]["table"]["columns"], lines, sentence)
 
 
 def one_cell(entries: Sequence[Any]) -> str:
@@ -206,7 +175,7 @@ def one_cell(entries: Sequence[Any]) -> str:
         except ValueError:
             words.append(text)
     if not words:
-        return spread(numbers) if len(numbers) > 1 else f"{numbers[0]:#.4g}"
+        return mean_std(numbers) if len(numbers) > 1 else f"{numbers[0]:#.4g}"
     if len(set(texts)) == 1:
         return texts[0]
     return f"{words[0]} in {len(words)} of {len(texts)}"
@@ -222,35 +191,29 @@ def common(histories: Sequence[History], column: str) -> tuple[np.ndarray, np.nd
 def mean_metrics(histories: Sequence[History]) -> str:
     """metrics.csv of the means, and behind the columns of a run NAME_std, the standard deviations."""
     names = [name for name in histories[0] if name != "step"]
-    order = [*names, *(f"{name}_std" for name in names if name != "seconds")]
-    steps = min((h["step"] for h in histories), key=len)
-    columns: dict[str, dict[int, float]] = {}
+    order = ["step", *names, *(f"{name}_std" for name in names if name != "seconds")]
+    rows: list[dict[str, Any]] = [
+        dict.fromkeys(order, "") | {"step": step} for step in min((h["step"] for h in histories), key=len)
+    ]
     for name in names:
-        found, values = common(histories, name)
-        for label, numbers in ((name, values.mean(0)), (f"{name}_std", values.std(0, ddof=1))):
-            columns[label] = dict(zip(found.tolist(), numbers.tolist(), strict=True))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["step", *order])
-    writer.writerows([step, *(columns[name].get(step, "") for name in order)] for step in steps)
-    return text.getvalue()
+        steps, values = common(histories, name)
+        numbers = zip(steps, values.mean(0).tolist(), values.std(0, ddof=1).tolist(), strict=True)
+        for step, mean, std in numbers:
+            rows[step] |= {name: mean} | ({} if name == "seconds" else {f"{name}_std": std})
+    return "".join(",".join(map(str, line)) + "\n" for line in (order, *(row.values() for row in rows)))
 
 
 def curves_figure(title: str, curves: Curves, histories: Sequence[History]) -> Any:
     """Means with bands, or None if no column has an entry at a step that all runs have taken."""
     kind = "geometric mean" if curves.log else "mean"
-    many = f"{kind} of {len(histories)} seeds ± 2 standard deviations" + (" of the logarithm" * curves.log)
-    figure, axes = new_figure(f"{title}\n{many}", "optimizer step", curves.ylabel)
-    drawn = False
+    title += f"\n{kind} of {len(histories)} seeds ± 2 standard deviations" + " of the logarithm" * curves.log
+    lines = []
     for (column, label), color in zip(curves.columns.items(), COLORS, strict=False):
         steps, values = common(histories, column)
         if steps.size:
-            band(axes, steps, *statistics_of(values, curves.log), color=color, label=label)
-            drawn = True
-    if curves.log:
-        axes.set_yscale("log")
-    finish(axes)
-    return figure if drawn else None
+            mean, low, high = statistics_of(values, curves.log)
+            lines.append(Line(label, mean, steps, (low, high), {"color": color}))
+    return picture(title, "optimizer step", curves.ylabel, lines, log="y" * curves.log) if lines else None
 
 
 def statistics_of(values: np.ndarray, log: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -260,12 +223,12 @@ def statistics_of(values: np.ndarray, log: bool) -> tuple[np.ndarray, np.ndarray
         positive = values[values > 0]
         values = np.log(np.maximum(values, positive.min() if positive.size else 1.0))
     mean, deviation = values.mean(0), values.std(0, ddof=1)
-    found = mean, mean - 2 * deviation, mean + 2 * deviation
-    return tuple(np.exp(f) for f in found) if log else found  # type: ignore[return-value]
+    band = mean, mean - 2 * deviation, mean + 2 * deviation
+    return tuple(np.exp(b) for b in band) if log else band  # type: ignore[return-value]
 
 
 def seeds_figure(title: str, reports: Mapping[int, dict[str, Any]]) -> Any:
     losses = {seed: report["held_out_loss"] for seed, report in reports.items()}
     mean, deviation = statistics.fmean(losses.values()), statistics.stdev(losses.values())
     label = f"mean {mean:.4g} ± {2 * deviation:.2g}"
-    return each_figure(title, "seed", "held-out loss at the end", losses, mean, deviation, label=label)
+    return each_figure(title, "seed", "held-out loss at the end", losses, mean, deviation, label)

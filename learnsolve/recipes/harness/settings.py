@@ -42,11 +42,6 @@ def need(module: str, extra: str = "train") -> ModuleType:
 class RunSettings:
     """Options that every recipe has.
 
-    Attributes
-    ----------
-    SYNONYMS : second names of options on the command line
-    SIDE_BY_SIDE : whether one run of the recipe trains all --seeds by itself
-
     Parameters
     ----------
     steps : int
@@ -78,12 +73,11 @@ class RunSettings:
     quiet : bool
         No progress on the terminal, only the final table.
     logger : str
-        Where to send losses, learning rate and pictures beside the files of the run: tensorboard writes
-        event files into the folder tensorboard below --out.
+        Where to send losses, learning rate and pictures too; tensorboard: events in --out/tensorboard.
     """
 
-    SYNONYMS: ClassVar[Mapping[str, str]] = {}
-    SIDE_BY_SIDE: ClassVar[bool] = False
+    SYNONYMS: ClassVar[Mapping[str, str]] = {}  # second names of options on the command line
+    SIDE_BY_SIDE: ClassVar[bool] = False  # whether one run trains all --seeds by itself
 
     steps: int = 100
     lr: float = 1e-2
@@ -102,20 +96,15 @@ class RunSettings:
 
     def check(self) -> None:
         """Raise SettingError for the first value that cannot be used."""
-        at_least("steps", self.steps, 0)
-        if not 0 < self.lr < math.inf:
-            raise SettingError(f"--lr must be a positive number, got {self.lr}; 1e-2 is a good start")
-        if self.threads is not None:
-            at_least("threads", self.threads, 1)
-            if self.threads > MOST_THREADS:
-                raise SettingError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
-        at_least("seed", self.seed, 0)
-        at_least("seeds", self.seeds, 1)
+        at_least(self, 0, "steps", "seed")
+        positive(self, "lr", remedy="; 1e-2 is a good start")
+        at_least(self, 1, "threads", "seeds", "evaluate_every")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise SettingError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
         if self.seed + self.seeds > 2**63:
             raise SettingError(
                 f"--seed {self.seed} leaves no room for --seeds {self.seeds}; give a smaller one"
             )
-        at_least("evaluate_every", self.evaluate_every, 1)
         if not self.checkpoint_seconds >= 0:
             raise SettingError(f"--checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
         if not self.out:
@@ -171,12 +160,12 @@ class VectorSettings(RunSettings):
             raise SettingError(f"--hard_pass {self.hard_pass} needs a --hard_fraction below 1, such as 0.25")
         vectors = self.test_vectors
         if isinstance(vectors, int):
-            at_least("test_vectors", vectors, 1)
+            at_least(self, 1, "test_vectors")
         elif self.resample:
             raise SettingError("--resample true needs random vectors; give --test_vectors a number")
         if self.held_out is None:
             self.held_out = min(vectors, HELD_OUT_VECTORS) if isinstance(vectors, int) else HELD_OUT_VECTORS
-        at_least("held_out", self.held_out, 1)
+        at_least(self, 1, "held_out")
 
     def check_vectors(self, n: int, arrays: int) -> None:
         """Refuse vectors of n numbers for which the free memory is too small; a step holds `arrays` arrays of
@@ -187,36 +176,30 @@ class VectorSettings(RunSettings):
                 f"--test_vectors identity needs n^2 numbers and takes n <= {IDENTITY_LIMIT}, but the matrix "
                 f"has n = {n}; give it a number, such as 100"
             )
-        many = max(
-            {"identity": n}.get(vectors, 1) if isinstance(vectors, str) else vectors, self.held_out or 0
-        )
-        what = f"--test_vectors {vectors} with n = {n}"
-        check_memory(what, arrays * n * many, self, "use fewer (and --held_out), such as 4")
+        count = vectors if isinstance(vectors, int) else {"identity": n}.get(vectors, 1)
+        what, size = f"--test_vectors {vectors} with n = {n}", arrays * n * max(count, self.held_out or 0)
+        check_memory(what, size, self, "use fewer (and --held_out), such as 4")
 
 
-def at_least(option: str, value: int, minimum: int) -> None:
-    if value < minimum:
-        raise SettingError(f"--{option} must be at least {minimum}, got {value}")
-
-
-def not_negative(option: str, value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise SettingError(f"--{option} must not be negative, got {value}")
-
-
-def all_at_least(settings: Any, minimum: int, *options: str) -> None:
-    """Of those that are not null."""
+def at_least(settings: Any, minimum: int, *options: str) -> None:
+    """Options, or the entries of lists; null passes, here and below."""
     for option in options:
-        if (value := getattr(settings, option)) is not None:
-            at_least(option, value, minimum)
+        values = getattr(settings, option)
+        for value in values if isinstance(values, list) else [values]:
+            if value is not None and value < minimum:
+                raise SettingError(f"--{option} must be at least {minimum}, got {value}")
 
 
-def positive(settings: Any, *options: str) -> None:
-    """Of those that are not null."""
+def not_negative(settings: Any, *options: str) -> None:
     for option in options:
-        value = getattr(settings, option)
-        if value is not None and not 0 < value < math.inf:
-            raise SettingError(f"--{option} must be a positive number, got {value}")
+        if (value := getattr(settings, option)) is not None and not 0 <= value < math.inf:
+            raise SettingError(f"--{option} must not be negative, got {value}")
+
+
+def positive(settings: Any, *options: str, remedy: str = "") -> None:
+    for option in options:
+        if (value := getattr(settings, option)) is not None and not 0 < value < math.inf:
+            raise SettingError(f"--{option} must be a positive number, got {value}{remedy}")
 
 
 def check_tolerances(tolerances: list[float]) -> None:
@@ -259,9 +242,7 @@ def check_device(device: str) -> None:
         kind = None
     if kind is None or kind.type not in ("cpu", "cuda"):
         raise SettingError(f"--device must be auto, cpu, cuda or cuda:N, got {device!r}")
-    if kind.type == "cuda":
-        if not torch.cuda.is_available():
-            raise SettingError(f"--device {device} needs a GPU, but torch sees none; use --device cpu")
-        if kind.index is not None and kind.index >= torch.cuda.device_count():
-            count = torch.cuda.device_count()
-            raise SettingError(f"--device {device} does not exist; torch sees {count} GPU(s)")
+    if kind.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError(f"--device {device} needs a GPU, but torch sees none; use --device cpu")
+    if kind.type == "cuda" and (kind.index or 0) >= (count := torch.cuda.device_count()):
+        raise SettingError(f"--device {device} does not exist; torch sees {count} GPU(s)")

@@ -1,11 +1,18 @@
-"""Tables: the final one of a run, and what it has of preconditioners that `evaluate` compared."""
+"""Tables as data: the final one of a run, and those of preconditioners that `evaluate` compared."""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from learnsolve import preconditioners
 from learnsolve.evaluation._table import aligned
 from learnsolve.recipes.harness.recipe import Outcome
+
+LEARNED = "learned"
+AMG_COARSE = 100  # rows that AMG solves directly, at most
 
 
 def table(outcome: Outcome) -> str:
@@ -22,3 +29,22 @@ def _cell(value: Any) -> str:
     if value is None:
         return "diverges"
     return value if isinstance(value, str) else f"{value:#.4g}"
+
+
+def rows_of(
+    records: Mapping[str, Mapping[str, Any]], keys: Mapping[str, str], empty: str | None = ""
+) -> list[list[Any]]:
+    """A row for each record: its name, then its value for each of `keys`, `empty` for one that is None."""
+    return [
+        [name, *(empty if record[key] is None else record[key] for key in keys.values())]
+        for name, record in records.items()
+    ]
+
+
+def with_amg(candidates: dict[str, Any], n: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """The candidates and AMG for n rows; and why it is left out, by its name."""
+    if importlib.util.find_spec("pyamg") is None:
+        return candidates, {"AMG": "pyamg is not installed: pip install 'learnsolve[problems]'"}
+    # Several levels also where the matrix is small: on one, AMG is a direct solve.
+    coarse = max(1, min(AMG_COARSE, n // 8))
+    return candidates | {"AMG": partial(preconditioners.AMG, max_coarse=coarse)}, {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.recipes.harness.recipe import Curves
+from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.settings import SettingError, at_least
 from learnsolve.recipes.heavyball.results import figures_of, outcome_of
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
@@ -55,7 +55,7 @@ class HeavyballSettings(MatrixSettings):
         super().check()
         if self.sweeps is None:
             self.sweeps = usual_sweeps(grid_of(self.problem))
-        at_least("sweeps", self.sweeps, 1)
+        at_least(self, 1, "sweeps")
         for name in ("alpha", "beta"):
             if not math.isfinite(getattr(self, name)):
                 raise SettingError(f"--{name} must be a number, got {getattr(self, name)}")

@@ -103,7 +103,7 @@ def best_parameters(spectrum: Tensor, sweeps: int, scale: Tensor | float = 1.0) 
         (gradient,) = torch.autograd.grad(value, t)
         return float(value.detach()), gradient.numpy()
 
-    found = scipy.optimize.minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-10})
-    better = np.isfinite(found.fun) and found.fun <= objective(start)[0]
-    alpha, beta = (found.x if better else start).tolist()
+    minimum = scipy.optimize.minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-10})
+    better = np.isfinite(minimum.fun) and minimum.fun <= objective(start)[0]
+    alpha, beta = (minimum.x if better else start).tolist()
     return alpha, beta

@@ -6,7 +6,7 @@ Pictures: loss (figure 5 of the paper), parameters (figure 6), residuals.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,26 +20,26 @@ from learnsolve.recipes.harness.figures import (
     BLUE,
     GRAY,
     ORANGE,
-    finish,
-    known,
+    Line,
+    column,
+    look,
     loss_figure,
-    new_figure,
-    style,
+    picture,
+    residuals_figure,
 )
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.heavyball.closed_form import (
-    best_parameters,
-    convergence_factor,
-    eigenvalues,
-    expected_energy,
-)
-from learnsolve.recipes.matrix import residuals_figure
+from learnsolve.recipes.harness.tables import LEARNED, rows_of
+from learnsolve.recipes.heavyball import closed_form
 from learnsolve.recipes.matrix.problem import describe, facts
 
 if TYPE_CHECKING:
     from learnsolve.recipes.heavyball import HeavyballRecipe
 
 SWEEPS = 60  # of the curves
+COLUMNS = {
+    **{"alpha": "alpha", "beta": "beta", "loss per vector": "held_out_loss"},
+    **{"expected loss": "expected_loss", "convergence factor": "convergence_factor"},
+}
 
 
 def ends_of(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
@@ -48,109 +48,88 @@ def ends_of(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
         return spectrum[[0, -1]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # what has not converged is left out
-        found = extreme_eigenvalues(recipe.A.detach(), rtol=1e-3)
-    return torch.stack((found.smallest, found.largest)).cpu().double() if found.converged else None
+        estimate = extreme_eigenvalues(recipe.A.detach(), rtol=1e-3)
+    return torch.stack((estimate.smallest, estimate.largest)).cpu().double() if estimate.converged else None
 
 
 def outcome_of(recipe: HeavyballRecipe) -> Outcome:
     settings, sweeps = recipe.settings, recipe.settings.sweeps or 0
-    spectrum = eigenvalues(recipe.A)
+    spectrum = closed_form.eigenvalues(recipe.A)
     ends = ends_of(recipe, spectrum)
-    pairs = {"learned": recipe.parameters(), "start": (settings.alpha, settings.beta)}
+    pairs = {LEARNED: recipe.parameters(), "start": (settings.alpha, settings.beta)}
     if ends is not None and ends[0] > 0:
         pairs["asymptotic optimum"] = solvers.heavyball_parameters(*ends.tolist())
     if spectrum is not None:
-        pairs[f"best for {sweeps} sweeps"] = best_parameters(spectrum, sweeps)
-    rows: list[list[Any]] = []
-    compared: dict[str, dict[str, float | None]] = {}
-    curves = {}
+        pairs[f"best for {sweeps} sweeps"] = closed_form.best_parameters(spectrum, sweeps)
+    compared: dict[str, dict[str, Any]] = {}
+    histories = {}
     for name, (alpha, beta) in pairs.items():
-        loss = recipe.held_out_energy(alpha, beta)
-        expected = None if spectrum is None else float(expected_energy(spectrum, alpha, beta, sweeps))
-        # The largest root belongs to one of the ends.
-        factor = None if ends is None else convergence_factor(ends, alpha, beta)
+        expected = None
+        if spectrum is not None:
+            expected = float(closed_form.expected_energy(spectrum, alpha, beta, sweeps))
         compared[name] = {
             "alpha": alpha,
             "beta": beta,
-            "held_out_loss": loss,
+            "held_out_loss": recipe.held_out_energy(alpha, beta),
             "expected_loss": expected,
-            "convergence_factor": factor,
+            # The largest root belongs to one of the ends.
+            "convergence_factor": None if ends is None else closed_form.convergence_factor(ends, alpha, beta),
         }
-        sweep = partial(solvers.heavyball, alpha=alpha, beta=beta, iterations=SWEEPS)
-        curves[name] = recipe.residual_curve(sweep)
-        rows.append([name, alpha, beta, loss, *("" if t is None else t for t in (expected, factor))])
-    sentence = sentence_of(compared, sweeps)
+        solve = partial(solvers.heavyball, alpha=alpha, beta=beta, iterations=SWEEPS)
+        histories[name] = [torch.tensor(recipe.residual_curve(solve))]
+    ends_listed = None if ends is None else ends.tolist()
     numbers = {
-        "problem": {
-            **facts(settings.problem, recipe.A),
-            "extreme_eigenvalues": None if ends is None else ends.tolist(),
-        },
+        "problem": {**facts(settings.problem, recipe.A), "extreme_eigenvalues": ends_listed},
         "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
         "sweeps": sweeps,
         "parameters": compared,
     }
-    columns = ["parameters", "alpha", "beta", "loss per vector", "expected loss", "convergence factor"]
-    return Outcome(numbers, columns, rows, sentence, {"curves": curves, "pairs": pairs})
+    rows, words = rows_of(compared, COLUMNS), sentence_of(compared, sweeps)
+    return Outcome(numbers, ["parameters", *COLUMNS], rows, words, {"histories": histories})
 
 
 def sentence_of(compared: dict[str, dict[str, Any]], sweeps: int) -> str:
-    learned = compared["learned"]
+    learned = compared[LEARNED]
     words = f"Learned alpha = {learned['alpha']:.4f} and beta = {learned['beta']:.4f}"
     if (best := compared.get(f"best for {sweeps} sweeps")) is not None:
         words += f"; the best for {sweeps} sweeps are {best['alpha']:.4f} and {best['beta']:.4f}"
     if (usual := compared.get("asymptotic optimum")) is not None and learned["held_out_loss"] > 0:
         ratio = usual["held_out_loss"] / learned["held_out_loss"]
         words += f". With the asymptotic optimum the sweeps leave {ratio:.3g} times the energy"
-    words += "."
-    if (learned["convergence_factor"] or 0) > 1:
-        words += " Repeated indefinitely, the sweeps diverge with these."
-    return words
+    diverges = (learned["convergence_factor"] or 0) > 1
+    return words + "." + " Repeated indefinitely, the sweeps diverge with these." * diverges
 
 
 def figures_of(recipe: HeavyballRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
     where, sweeps = describe(recipe.settings.problem), recipe.settings.sweeps
     compared = outcome.numbers["parameters"]
-    baselines = baselines_of(compared, "held_out_loss", ("learned", "start"), history)
-    ylabel = "energy left by the sweeps, per vector"
-    title = f"Loss through {sweeps} sweeps, {where}"
-    yield "loss.png", loss_figure(title, ylabel, history, baselines=baselines, log=True)
-    lines = {"alpha": (r"$\alpha$", "alpha"), "beta": (r"$\beta$", "beta")}
-    yield "parameters.png", parameters_figure(where, "value", history, compared, lines)
-    pairs = outcome.data["pairs"].items()
-    labels = {name: rf"{name} ($\alpha$ {alpha:.3f}, $\beta$ {beta:.3f})" for name, (alpha, beta) in pairs}
-    figure, axes = residuals_figure(f"The heavy ball, {where}", outcome.data["curves"], labels)
-    axes.axvline(sweeps, color=GRAY, linewidth=0.8)
-    axes.annotate(
-        "sweeps in the loss",
-        (sweeps, 0.02),
-        (4, 0),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        color=GRAY,
-        fontsize=8,
-    )
-    yield "convergence.png", figure
-
-
-def baselines_of(
-    compared: dict[str, Any], key: str, without: Iterable[str], history: History
-) -> list[tuple[str, float]]:
-    """Losses to draw beside the curve; far above it they would only squeeze it."""
-    highest = max(v for name in ("loss", "held_out_loss") for v in history[name] if v is not None)
-    losses = [(name, values.get(key)) for name, values in compared.items() if name not in without]
-    return [(name, loss) for name, loss in losses if loss and loss < 30 * highest]
+    losses = {n: v["held_out_loss"] for n, v in compared.items() if n not in (LEARNED, "start")}
+    title, ylabel = f"Loss through {sweeps} sweeps, {where}", "energy of the error, per vector"
+    yield "loss.png", loss_figure(title, ylabel, history, baselines=losses, log=True)
+    labels = {"alpha": (r"step size $\alpha$", "alpha"), "beta": (r"momentum $\beta$", "beta")}
+    yield "parameters.png", parameters_figure(where, "value", history, compared, labels)
+    histories = {
+        rf"{name} ($\alpha$ {compared[name]['alpha']:.3f}, $\beta$ {compared[name]['beta']:.3f})": curve
+        for name, curve in outcome.data["histories"].items()
+    }
+    mark = Line("sweeps in the loss", x=sweeps, style={"color": GRAY, "linewidth": 0.8})
+    title = f"The heavy ball, {where}, held-out vectors"
+    yield "convergence.png", residuals_figure(title, histories, xlabel="sweep", more=[mark])
 
 
 def parameters_figure(
-    where: str, ylabel: str, history: History, compared: dict[str, Any], lines: dict[str, tuple[str, str]]
+    where: str,
+    ylabel: str,
+    history: History,
+    compared: Mapping[str, Mapping[str, Any]],
+    labels: Mapping[str, tuple[str, str]],
 ) -> Any:
-    """alpha and beta over the steps; `lines`: label, and key in `compared`, of each column."""
-    figure, axes = new_figure(f"Parameters over steps, {where}", "optimizer step", ylabel)
-    for (column, (label, key)), color in zip(lines.items(), (BLUE, ORANGE), strict=True):
-        axes.plot(*known(history, column), color=color, linewidth=2, label=label)
-        for name, values in compared.items():
-            if name.startswith(("asymptotic", "best")):
-                kind = {**style(name), "linewidth": 1.4, "color": color}
-                axes.axhline(values[key], label=f"{label}, {name}", **kind)
-    finish(axes, loc="center left", bbox_to_anchor=(1, 0.5))
-    return figure
+    """alpha and beta over the steps; `labels`: label, and key in `compared`, of each column."""
+    lines = []
+    for (name, (label, key)), color in zip(labels.items(), (BLUE, ORANGE), strict=True):
+        lines.append(column(history, name, label, color=color, linewidth=2))
+        for pair, values in compared.items():
+            if pair.startswith(("asymptotic", "best")):
+                style = {**look(pair), "linewidth": 1.4, "color": color}
+                lines.append(Line(f"{label.split()[-1]}, {pair}", values[key], style=style))
+    return picture(f"Parameters over steps, {where}", "optimizer step", ylabel, lines)

@@ -13,7 +13,7 @@ from learnsolve import solvers
 from learnsolve.matrix.csr import CSR
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe
-from learnsolve.recipes.harness.settings import SettingError, VectorSettings, all_at_least
+from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least
 from learnsolve.recipes.heavyball import BUFFERS, usual_sweeps
 from learnsolve.recipes.heavyball_network.network import ParameterNetwork, family
 from learnsolve.recipes.heavyball_network.results import ALPHA, BETA, figures_of, outcome_of
@@ -72,7 +72,7 @@ class HeavyballNetworkSettings(VectorSettings):
             raise SettingError("--family anisotropic has two axes; give --grid two, or --family diffusion")
         if self.sweeps is None:
             self.sweeps = usual_sweeps(tuple(self.grid))
-        all_at_least(self, 1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
+        at_least(self, 1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
 
 
 class HeavyballNetworkRecipe(VectorRecipe):
@@ -90,9 +90,7 @@ class HeavyballNetworkRecipe(VectorRecipe):
     files = ("loss.png", "parameters.png", "matrices.png")
     curves: ClassVar[Mapping[str, Curves]] = {
         "loss.png": Curves(ylabel="part of the energy that is left", log=True),
-        "parameters.png": Curves(
-            "Parameters", "means over the held-out matrices", {"alpha": ALPHA, "beta": BETA}
-        ),
+        "parameters.png": Curves("Parameters", "mean, held-out matrices", {"alpha": ALPHA, "beta": BETA}),
     }
     outcome = outcome_of
     figures = figures_of

@@ -25,9 +25,9 @@ FEATURES = 3
 
 def family(settings: HeavyballNetworkSettings, count: int, part: int) -> CSR:
     """Matrices 0 .. count - 1 of a part of the family, values (count, nnz); each follows from its index."""
-    made = [_one(settings, part, index) for index in range(count)]
-    values = torch.stack([A.values for A in made]).to(settings.torch_dtype)
-    return CSR(values, made[0].pattern).to(device=settings.device)
+    matrices = [_one(settings, part, index) for index in range(count)]
+    values = torch.stack([A.values for A in matrices]).to(settings.torch_dtype)
+    return CSR(values, matrices[0].pattern).to(device=settings.device)
 
 
 def _one(settings: HeavyballNetworkSettings, part: int, index: int) -> CSR:

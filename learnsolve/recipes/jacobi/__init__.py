@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness.recipe import Curves
+from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.settings import at_least
 from learnsolve.recipes.jacobi.results import figures_of, outcome_of
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
@@ -40,16 +40,16 @@ class JacobiSettings(MatrixSettings):
 
     def check(self) -> None:
         super().check()
-        at_least("sweeps", self.sweeps, 1)
+        at_least(self, 1, "sweeps")
 
 
 class JacobiRecipe(MatrixRecipe):
     """One weight a row; see `JacobiSettings`."""
 
     Settings = JacobiSettings
-    files = ("energy.png", "loss.png", "weights.png", "convergence.png")
+    files = ("energy.png", "loss.png", "weights.png")
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(ylabel="energy left by the sweeps, per vector")
+        "loss.png": Curves(ylabel="energy of the error, per vector", log=True)
     }
     outcome = outcome_of
     figures = figures_of

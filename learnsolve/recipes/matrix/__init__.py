@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness import figures
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe
 from learnsolve.recipes.harness.settings import VectorSettings
@@ -148,14 +147,3 @@ class MatrixRecipe(VectorRecipe):
         total = torch.linalg.vector_norm(norms.double(), dim=1)
         relative = (total / total[0]).tolist() if float(total[0]) > 0 else [0.0] * len(total)
         return [r for r in relative if r < float("inf")]
-
-
-def residuals_figure(
-    title: str, curves: Mapping[str, list[float]], labels: Mapping[str, str]
-) -> tuple[Any, Any]:
-    """Curves of `MatrixRecipe.residual_curve`, by name."""
-    figure, axes = figures.new_figure(title, "sweep", r"$\|A x_k\| / \|A x_0\|$, held-out vectors")
-    for name, curve in curves.items():
-        axes.semilogy(range(len(curve)), curve, label=labels[name], **figures.style(name))
-    figures.finish(axes)
-    return figure, axes

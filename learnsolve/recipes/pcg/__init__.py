@@ -14,8 +14,8 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.preconditioners import Trainable
+from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.parallel import summed
-from learnsolve.recipes.harness.recipe import Curves
 from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.matrix import MatrixRecipe, WholeMatrix
 from learnsolve.recipes.matrix.problem import grid_of

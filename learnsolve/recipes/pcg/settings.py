@@ -8,7 +8,6 @@ from typing import Literal
 from learnsolve.recipes.harness.settings import (
     HELD_OUT_VECTORS,
     SettingError,
-    all_at_least,
     at_least,
     check_tolerances,
     not_negative,
@@ -16,7 +15,7 @@ from learnsolve.recipes.harness.settings import (
 )
 from learnsolve.recipes.matrix import MatrixSettings
 from learnsolve.recipes.matrix.problem import ProblemSettings
-from learnsolve.recipes.schedule import ScheduleSettings
+from learnsolve.recipes.schedule import DepthSettings
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,16 @@ VARIANTS = {
 
 
 @dataclass
-class PcgSettings(ScheduleSettings, MatrixSettings):
+class PcgSettings(DepthSettings, MatrixSettings):
     """Learn a factor L of a preconditioner for conjugate gradients, through a few of their iterations.
 
-    The loss is a weighted sum of the relative residuals ||r_i|| / ||b||, i = 1 .. iterations, with weights
-    proportional to gamma^(iterations - i) that sum to one, as the mean over the right-hand sides.
+    The loss is the weighted mean of ||r_i|| / ||b||, i = 1 .. iterations, with weights proportional to
+    gamma^(iterations - i), as the mean over the right-hand sides.
 
     Parameters
     ----------
     steps : int
-        Optimizer steps in all; null for 1000, in the variant demo 100000. When a run is resumed this counts
-        from its first step.
-    lr : float
-        Learning rate of AdamW.
+        Optimizer steps in all; null for 1000, in the variant demo 100000.
     variant : str
         The paper's loss, or that of the public demonstration of its authors.
     nx : int
@@ -69,30 +65,20 @@ class PcgSettings(ScheduleSettings, MatrixSettings):
     form : str
         M = L L^T as a product, or M = (L L^T)^-1 by triangular solves.
     start : str
-        L = 2 I and 0.1 elsewhere on the pattern; or the incomplete Cholesky factor on the pattern (ic0, for
-        the form triangular); or the factorized sparse approximate inverse on it (fsai, for product).
+        L = 2 I and 0.1 elsewhere; or, on the pattern, IC(0) (for the form triangular) or FSAI (for product).
     iterations : int
         Iterations of conjugate gradients in the loss; null for 4, in the variant demo 3.
     gamma : float
         Weight of a residual relative to that of the next one; null for 0.6, in the variant demo 0.7.
     test_vectors : int
-        How many right-hand sides from N(0, I) to train on; or ramp for one, which grows evenly from -1 to 1
-        along the grid's last axis; null for 100, in the variant demo ramp.
-    held_out : int
-        Random right-hand sides to evaluate on.
-    curriculum : int
-        Start with one iteration in the loss and add one each time this number of steps has passed; null uses
-        all from the start.
+        How many random ones, null for 100; or ramp (demo), from -1 to 1 along the grid's last axis.
     weight_decay : float
         That of AdamW.
-    patience : int
-        Stop after this number of evaluations without a smaller held-out loss; null for never.
     target : float
         Stop when the last residual in the loss, relative to b and as the mean over the training right-hand
         sides, is below this number; null for never, in the variant demo 3e-5.
     guard : float
-        A step that would leave the smallest eigenvalue of L L^T below this part of the largest is halved
-        until it does not; 0 disables this.
+        Smallest quotient of eigenvalues of L L^T: steps that would go below are halved; 0 disables this.
     tolerances : list[float]
         Relative residuals to which the final evaluation solves; null for [1e-3, 1e-6, 1e-9], in float32
         [1e-2, 1e-3, 1e-4].
@@ -114,11 +100,9 @@ class PcgSettings(ScheduleSettings, MatrixSettings):
     gamma: float | None = None
     test_vectors: int | Literal["ramp"] | None = None  # type: ignore[assignment]
     held_out: int = HELD_OUT_VECTORS
-    curriculum: int | None = None
     clip: float | None = None
     schedule: Literal["none", "cosine"] = "none"
     weight_decay: float = 0.01
-    patience: int | None = None
     target: float | None = None
     guard: float = 1e-8
     tolerances: list[float] | None = None
@@ -128,9 +112,9 @@ class PcgSettings(ScheduleSettings, MatrixSettings):
         self.take_defaults(VARIANTS[self.variant])
         super().check()
         self._check_grid()
-        all_at_least(self, 1, "iterations", "curriculum", "patience", "evaluated")
+        at_least(self, 1, "iterations", "evaluated")
         positive(self, "gamma", "target")
-        not_negative("weight_decay", self.weight_decay)
+        not_negative(self, "weight_decay")
         if not 0 <= self.guard <= 1e-2:
             raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}; 1e-8 is usual")
         if self.start not in ("paper", "ic0" if self.form == "triangular" else "fsai"):
@@ -148,7 +132,7 @@ class PcgSettings(ScheduleSettings, MatrixSettings):
             return
         if self.nx is None or self.ny is None:
             raise SettingError("--nx and --ny are given together; --problem.shape takes any grid")
-        at_least("nx", self.nx, 1)
-        at_least("ny", self.ny, 1)
+        at_least(self, 1, "nx")
+        at_least(self, 1, "ny")
         self.problem.shape = [self.nx, self.ny]
         self.nx = self.ny = None

@@ -27,9 +27,8 @@ from torch import Tensor
 from learnsolve.matrix import device_analysis
 from learnsolve.ops.core.autograd import tracked
 from learnsolve.ops.krylov import GMRES, krylov_steps
-from learnsolve.solvers.core import stagnation
 from learnsolve.solvers.core.advance_cg import STANDS, fitting_cg
-from learnsolve.solvers.core.criterion import ResidualNorm
+from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, ResidualNorm, Schedule
 from learnsolve.solvers.core.functions import Watched
 from learnsolve.solvers.core.operators import Matrix, compiled_form, source
 from learnsolve.solvers.core.system import System
@@ -46,7 +45,7 @@ class Advance(Protocol):
     """See above."""
 
     execution: str
-    due: stagnation.Schedule
+    due: Schedule
 
     @property
     def start(self) -> Callable[[Tensor, Tensor, Tensor], Any] | None: ...
@@ -85,7 +84,7 @@ class Steps:
         self.most = max(_MOST // (pattern.nnz + (20 + 3 * min(self.restart, 100)) * len(b)), 1)
         self.M = M  # called before each iteration, if it is not a diagonal
         self.execution = COMPILED if M is None else PYTHON_M
-        self.due: stagnation.Schedule = stagnation.EAGER
+        self.due: Schedule = LOOP_SCHEDULE
         self.criterion, self.bounds = criterion, None
         self.none = b.new_empty(0, 1)
 

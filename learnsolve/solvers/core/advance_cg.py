@@ -26,9 +26,8 @@ from learnsolve.ops.core.operands import broadcasts_to
 from learnsolve.ops.core.pcg_preconditioner import RHO, STOP
 from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.pcg import Iterations, pcg_iterations
-from learnsolve.solvers.core import checks, stagnation
-from learnsolve.solvers.core.blocks import Blocks, Padded
-from learnsolve.solvers.core.operators import Matrix, compiled_form, source
+from learnsolve.solvers.core.criterion import CG_SCHEDULE, Schedule, check_every
+from learnsolve.solvers.core.operators import Blocks, Matrix, Padded, compiled_form, source
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import CODE, COMPILED, PYTHON_M, Status
@@ -132,7 +131,7 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
 def parts_at_once(method: Any, system: System) -> list[_Part] | None:
     """What `at_once` takes a system as; None where it does not."""
     fits = getattr(method, "compiled", False) and not method.flexible
-    if not fits or not system.criterion.never or system.callback is not None:
+    if not fits or not system.criterion.fixed or system.callback is not None:
         return None
     parts = _parts(system.A, system.M, system.b)
     return None if parts is None or any(part.form.kind == PYTHON_M for part in parts) else parts
@@ -161,16 +160,16 @@ class State(NamedTuple):
 class CompiledCG:
     """`Advance` (advance.py) of conjugate gradients."""
 
-    due: stagnation.Schedule = stagnation.COMPILED_CG
+    due: Schedule = CG_SCHEDULE
 
-    def __init__(self, system: System, parts: list[_Part], flexible: bool, made: Any):
-        self.system, self.parts, self.flexible, self.made = system, parts, flexible, made
+    def __init__(self, system: System, parts: list[_Part], flexible: bool, state_type: Any):
+        self.system, self.parts, self.flexible, self.state_type = system, parts, flexible, state_type
         self.A, self.b = system.A, system.b
         self.execution = PYTHON_M if parts[0].form.kind == PYTHON_M else COMPILED
 
     def start(self, x: Tensor, r: Tensor, running: Tensor) -> State:
         x0 = None if self.system.x0 is None else x
-        every = checks.check_every() if self.b.is_cuda else None
+        every = check_every() if self.b.is_cuda else None
         self.runs = []
         for part in self.parts:
             b = part.of(self.b)
@@ -216,7 +215,7 @@ class CompiledCG:
             rhos.append(part.carry[:, RHO])
         p = _joined(self.A, self.parts, directions, self.b)
         rho = torch.cat(rhos).reshape(*self.b.shape[:-2], 1, self.b.shape[-1])
-        return self.made(state.x, state.r, p, rho)
+        return self.state_type(state.x, state.r, p, rho)
 
 
 def _between(M: Any, shape: torch.Size) -> Callable[[Tensor], Tensor]:

@@ -10,9 +10,8 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function, Watched
-from learnsolve.solvers.core.operators import Operator, as_operator
+from learnsolve.solvers.core.operators import Blocks, Operator, as_operator
 from learnsolve.solvers.options import Options
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")

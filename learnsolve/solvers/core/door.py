@@ -21,14 +21,14 @@ from learnsolve.solvers.core.arguments import (
     check_system,
     refuse_what_has_no_implicit_gradient,
 )
-from learnsolve.solvers.core.blocks import Blocks, Columns, joined, systems_of
 from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.graph import traced_solve
 from learnsolve.solvers.core.loop import Method
-from learnsolve.solvers.core.operators import Matrix, as_preconditioner
+from learnsolve.solvers.core.operators import Blocks, Matrix, as_preconditioner, joined, systems_of
 from learnsolve.solvers.core.problem import Problem
 from learnsolve.solvers.core.projected import null_space
+from learnsolve.solvers.core.system import Columns
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import Solution
 
@@ -70,7 +70,7 @@ def solve(
             as_preconditioner(name, "adjoint_M", part_options.adjoint_M, part)
     shared, criterion = across.of(operator), ResidualNorm(options.rtol, options.atol)
     rows = B.shape[-2] if shared is None else shared.rows
-    reads = B.is_cpu or criterion.asked  # else nothing waits for the device
+    reads = B.is_cpu or criterion.has_tolerance  # else nothing waits for the device
     recorded = options.gradient != "implicit"
     if not recorded:
         for i, (part_options, _) in enumerate(systems):
@@ -103,8 +103,10 @@ def solve(
         maxiter = problem.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter
         # A right-hand side of any size is solved for relative to itself: no atol.
         criterion = ResidualNorm(rtol, 0.0)
-        again = replace(problem, callback=None, criterion=criterion, maxiter=maxiter, transposed_M=adjoint_M)
-        return again, B
+        adjoint = replace(
+            problem, callback=None, criterion=criterion, maxiter=maxiter, transposed_M=adjoint_M
+        )
+        return adjoint, B
 
     solution = unrolled(problem, B, X0) if recorded else implicit(problem, B, X0, derived)
     if solution.x.is_cpu:  # a device would have to be waited for

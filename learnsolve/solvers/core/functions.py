@@ -63,8 +63,8 @@ class Function(Operator):
         learn = tuple(p for p in self.parameters if p.requires_grad)
         if not learn:
             return (None,) * len(self.parameters)
-        found = iter(_Pullback.apply(self.apply, y, x, *learn))  # type: ignore[arg-type]
-        return tuple(next(found) if p.requires_grad else None for p in self.parameters)
+        grads = iter(_Pullback.apply(self.apply, y, x, *learn))  # type: ignore[arg-type]
+        return tuple(next(grads) if p.requires_grad else None for p in self.parameters)
 
     def core(self) -> int:
         raise self._cannot()
@@ -146,21 +146,22 @@ def partial_derivatives(y: Tensor, inputs: Sequence[Tensor], create_graph: bool)
     An input that comes twice has its derivative once.
     """
     left = {_edge(t): t for t in inputs} if y.requires_grad else {}
-    made_of = {edge: _reached(edge[0].next_functions, left)[0] for edge in left}
-    found: dict[Edge, Tensor] = {}
+    upstream = {edge: _reached(edge[0].next_functions, left)[0] for edge in left}
+    partials: dict[Edge, Tensor] = {}
     outputs, weights = [y], [torch.ones_like(y)]
     while left:
-        needed = set().union(*(made_of[edge] for edge in left))
+        needed = set().union(*(upstream[edge] for edge in left))
         now = {edge: left.pop(edge) for edge in [*left] if edge not in needed}
         grads = torch.autograd.grad(
             outputs, [*now.values()], weights, retain_graph=True, create_graph=create_graph, allow_unused=True
         )
         of = {edge: g for edge, g in zip(now, grads, strict=True) if g is not None}
-        found |= of
+        partials |= of
         outputs += [now[edge] for edge in of]
         weights += [-g for g in of.values()]
     return tuple(
-        torch.zeros_like(t) if g is None else g for t, g in ((t, found.pop(_edge(t), None)) for t in inputs)
+        torch.zeros_like(t) if g is None else g
+        for t, g in ((t, partials.pop(_edge(t), None)) for t in inputs)
     )
 
 
@@ -171,22 +172,18 @@ def on_columns(
 
     def apply(x: Tensor) -> Tensor:
         as_vector = vector and x.dim() == 2  # under vmap it has a batch axis
-        given = x.squeeze(-1) if as_vector else x
-        y = f(given)
+        v = x.squeeze(-1) if as_vector else x
+        y = f(v)
         checks.tensor(function, f"the result of {name}", y)
-        same = y.shape == given.shape
+        same = y.shape == v.shape
         if not square:
-            same = y.dim() == given.dim() and (as_vector or y.shape[-1] == given.shape[-1])
+            same = y.dim() == v.dim() and (as_vector or y.shape[-1] == v.shape[-1])
         if not same:
-            rule = (
-                f"shape {tuple(given.shape)}"
-                if square
-                else f"as many columns as its argument, {given.shape[-1]}"
-            )
+            rule = f"shape {tuple(v.shape)}" if square else f"as many columns as its argument, {v.shape[-1]}"
             raise ValueError(f"{function}: the result of {name} must have {rule}, got shape {tuple(y.shape)}")
-        if y.dtype != given.dtype or y.device != given.device:
+        if y.dtype != v.dtype or y.device != v.device:
             raise TypeError(
-                f"{function}: the result of {name} must be {given.dtype} on {given.device}, as b is, got "
+                f"{function}: the result of {name} must be {v.dtype} on {v.device}, as b is, got "
                 f"{y.dtype} on {y.device}; convert what it computes with"
             )
         return y.unsqueeze(-1) if as_vector else y

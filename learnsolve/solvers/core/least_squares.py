@@ -1,4 +1,4 @@
-"""What `lsqr` and `lsmr` share: bidiagonalization, damping, when to stop, derivatives.
+"""What `lsqr` and `lsmr` share around their iterations: damping, when to stop, derivatives.
 
 Damping is least squares for the larger matrix [A; damp I] and [b; 0], so the methods need no code for it, and
 a start x0 does not change the solution. With r = b - A x, the solution satisfies A^T r - damp^2 x = 0, that
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.inputs import operands
 from learnsolve.matrix.plain import outside_of_graphs
-from learnsolve.ops.core.dots import scaled
 from learnsolve.solvers.cg import ConjugateGradients
 from learnsolve.solvers.core.arguments import (
     check_b,
@@ -30,45 +29,15 @@ from learnsolve.solvers.core.arguments import (
     number,
     refuse_what_has_no_implicit_gradient,
 )
-from learnsolve.solvers.core.blocks import Columns
-from learnsolve.solvers.core.criterion import ResidualNorm
+from learnsolve.solvers.core.criterion import ResidualNorm, rounding_level, terms
 from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import Operator, as_operator
 from learnsolve.solvers.core.problem import Problem
-from learnsolve.solvers.core.stagnation import rounding_level, terms
-from learnsolve.solvers.core.vectors import divide, dot, root, safe_size, size
+from learnsolve.solvers.core.system import Columns
+from learnsolve.solvers.core.vectors import safe_size, size
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import CODE, Solution, Status
-
-
-class Bidiagonal(NamedTuple):
-    """Golub and Kahan: A V = U B, with the lower bidiagonal B of the alphas and betas."""
-
-    u: Tensor
-    v: Tensor
-    alpha: Tensor
-    Av: Tensor  # A v
-    square: Tensor  # ||B||^2, Frobenius
-
-
-def first_vectors(A: Any, r: Tensor, running: Tensor) -> tuple[Bidiagonal, Tensor]:
-    """beta u = r, alpha v = A^T u; and beta."""
-    u, beta = _unit(r, running)
-    v, alpha = _unit(A.T(u), running)
-    return Bidiagonal(u, v, alpha, A(v), alpha.detach() ** 2), beta
-
-
-def next_vectors(A: Any, state: Any, running: Tensor) -> tuple[Bidiagonal, Tensor]:
-    """beta u = A v - alpha u, alpha v = A^T u - beta v, from a state with the last ones; and beta."""
-    u, beta = _unit(state.Av - scaled(state.alpha, state.u), running)
-    v, alpha = _unit(A.T(u) - scaled(beta, state.v), running)
-    return Bidiagonal(u, v, alpha, A(v), state.square + beta.detach() ** 2 + alpha.detach() ** 2), beta
-
-
-def _unit(u: Tensor, running: Tensor) -> tuple[Tensor, Tensor]:
-    length = root(dot(u, u))
-    return divide(u, length, running), length
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,14 +132,14 @@ class LeastSquares:
     exceeds conlim.
     """
 
-    never = False
+    fixed = False
     square = False
     negligible = 0.0
     reads: tuple[str, ...] = ("A_norm", "condition")
 
     def __init__(self, atol: float, btol: float, conlim: float):
         self.atol, self.btol, self.conlim = atol, btol, conlim
-        self.asked = atol > 0 or btol > 0
+        self.has_tolerance = atol > 0 or btol > 0
 
     def fresh(self) -> LeastSquares:
         return copy(self)
@@ -195,13 +164,13 @@ class LeastSquares:
         small = (normal <= self.atol * A_norm * norm) & torch.isfinite(A_norm * norm)
         return (solved & torch.isfinite(A_norm * safe_size(x)) | small) & torch.isfinite(norm)
 
-    def looks(self, state: Any, norm: Tensor) -> Tensor:
+    def seems_done(self, state: Any, norm: Tensor) -> Tensor:
         return self._small(state.x, norm, state.normal.detach().abs(), state.A_norm.detach())
 
-    def holds(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+    def is_done(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
         return self._small(state.x, norm, safe_size(A.T(r)), state.A_norm.detach())
 
-    def fails(self, state: Any, norm: Tensor) -> Tensor:
+    def failure(self, state: Any, norm: Tensor) -> Tensor:
         limit = self.conlim if self.conlim > 0 else torch.inf
         return torch.where(state.condition.detach() > limit, CODE[Status.ILL_CONDITIONED], 0)
 

@@ -18,9 +18,9 @@ A method whose recurrences say too little has two more:
 
 Compiled code only advances the state, by many iterations a call (advance.py), where it takes the system.
 
-A `Criterion` decides when to stop (criterion.py). The host checks the columns after every iteration on a CPU,
-and from time to time on a device (checks.py): between two checks a column that seems done stands still, and
-is judged at the next.
+A `Criterion` says when to stop (criterion.py). The host checks the columns after every iteration on a CPU,
+and from time to time on a device (`gaps`): between two checks a column that seems done stands still, and is
+judged at the next.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops.richardson import residual_norm
-from learnsolve.solvers.core import checks, stagnation
 from learnsolve.solvers.core.advance import STANDS, fitting
 from learnsolve.solvers.core.advance_cg import at_once
+from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, gaps
+from learnsolve.solvers.core.gradient import in_segments
 from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.repeated import in_segments
 from learnsolve.solvers.core.report import judged
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
@@ -61,8 +61,8 @@ class _Progress(NamedTuple):
     state: Any
     codes: Tensor  # (..., 1, k), 0 while a column runs, STANDS while it waits to be judged
     norm: Tensor  # (..., 1, k)
-    best: Tensor  # (..., 1, k), the least that the criterion has measured (stagnation.py)
-    again: Tensor  # (..., 1, k), has it started again for that?
+    best: Tensor  # (..., 1, k), the least that the criterion has measured (`Schedule`)
+    restarted: Tensor  # (..., 1, k), has it started again from its true residual?
 
 
 class _Stretch(NamedTuple):
@@ -83,11 +83,11 @@ class _Stretch(NamedTuple):
     def with_true(self, true: Tensor, every: bool) -> _Stretch:
         """With the true residual norm of columns that stand still, from there on; `every` one does."""
         if self.when is not None and self.when.numel() > 1:
-            close = self.progress.codes == STANDS
+            waiting = self.progress.codes == STANDS
             rows = torch.arange(
                 self.first + 1, self.first + 1 + self.iterations, device=true.device
             ).unsqueeze(-1)
-            norms = torch.where(close & (rows >= self.when), true, self.norms)
+            norms = torch.where(waiting & (rows >= self.when), true, self.norms)
         elif self.iterations == 0:
             return self
         else:
@@ -127,7 +127,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
             codes = codes.masked_fill(codes == 0, CODE[Status.MAX_ITERATIONS])
         codes = codes.squeeze(-2)
         out = Outcome(progress.state.x, torch.cat((loop.first, *norms), -2), codes, "", loop.execution)
-    if not system.criterion.asked:
+    if not system.criterion.has_tolerance:
         return out
     with torch.no_grad():
         return judged(system, out)
@@ -150,10 +150,10 @@ class _Loop:
         self.callback, self.unattended = system.callback, system.unattended
         self.on_device = self.b.is_cuda
         # A callback is called after every iteration. A backward that repeats a segment repeats its checks.
-        self.gap = checks.gaps() if self.on_device and self.callback is None else lambda done: 1
+        self.gap = gaps() if self.on_device and self.callback is None else lambda done: 1
         self.compiled = fitting(method, system, gradient)
         self.execution = EAGER if self.compiled is None else self.compiled.execution
-        self.due = stagnation.EAGER if self.compiled is None else self.compiled.due
+        self.due = LOOP_SCHEDULE if self.compiled is None else self.compiled.due
 
     def begin(self) -> _Progress:
         A, b, x0 = self.A, self.b, self.system.x0
@@ -203,13 +203,14 @@ class _Loop:
         while done < end and runs:
             stretches: list[_Stretch] = []
             if (compiled := self.compiled) is not None:
-                most = end - done if self.criterion.never else min(end, self.due.after(done)) - done
+                most = end - done if self.criterion.fixed else min(end, self.due.after(done)) - done
                 advanced = compiled(progress.state, most, done, progress.codes == 0)
                 if advanced[1].shape[-2]:
                     stretches = [self.advanced(progress, every, done, *advanced)]
-            for i in range(
-                0 if stretches else end - done if self.unattended else min(self.gap(done), end - done)
-            ):
+            steps = 0
+            if not stretches:
+                steps = end - done if self.unattended else min(self.gap(done), end - done)
+            for i in range(steps):
                 progress = self.stepped(progress, done + i + 1)
                 if stretches and (self.unattended or not progress.norm.requires_grad):
                     stretches[-1] = stretches[-1].without_state()  # not needed again
@@ -230,7 +231,7 @@ class _Loop:
 
     def stepped(self, progress: _Progress, number: int) -> _Progress:
         """One iteration; `number` is its count."""
-        state, codes, norm, best, again = progress
+        state, codes, norm, best, restarted = progress
         running = codes == 0
         M = self.guarded(running)
         new, trouble = self.method.step(self.A, M, self.b, state, running)
@@ -249,7 +250,7 @@ class _Loop:
             fields = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
             new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in fields.items()})
             new_norm = torch.where(moved, new_norm, norm)
-        return self.classified(_Progress(new, codes, new_norm, best, again), number)
+        return self.classified(_Progress(new, codes, new_norm, best, restarted), number)
 
     def advanced(
         self,
@@ -271,7 +272,7 @@ class _Loop:
             norms = torch.where(running, norms, progress.norm)
             codes = torch.where(running, codes, progress.codes)
         progress = progress._replace(state=state, codes=codes, norm=norms[..., -1:, :])
-        if not self.criterion.never and number in self.due:
+        if not self.criterion.fixed and number in self.due:
             progress = self.measured(progress)
         return _Stretch(progress, norms, done, when)
 
@@ -279,42 +280,43 @@ class _Loop:
         """Which columns seem done, and which are lost, after iteration `number`."""
         state, codes, norm, *_ = progress
         moved, known = codes == 0, norm.detach()
-        close = moved & self.criterion.looks(state, known)
-        codes = torch.where(close, CODE[Status.MAX_ITERATIONS] if self.unattended else STANDS, codes)
-        lost = self.criterion.fails(state, known)
-        progress = progress._replace(codes=torch.where(moved & ~close, lost, codes))
-        return self.measured(progress) if not self.criterion.never and number in self.due else progress
+        waiting = moved & self.criterion.seems_done(state, known)
+        codes = torch.where(waiting, CODE[Status.MAX_ITERATIONS] if self.unattended else STANDS, codes)
+        lost = self.criterion.failure(state, known)
+        progress = progress._replace(codes=torch.where(moved & ~waiting, lost, codes))
+        return self.measured(progress) if not self.criterion.fixed and number in self.due else progress
 
     def measured(self, progress: _Progress) -> _Progress:
-        """Stop the columns that stagnate (stagnation.py); their norm is then the true one."""
-        state, codes, norm, best, again = progress
+        """Stop the columns that stagnate (`Schedule`); their norm is then the true one."""
+        state, codes, norm, best, restarted = progress
         r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)
         with torch.no_grad():
             reached, level = self.criterion.reached(self.A, self.b, state.x.detach(), r.detach())
-            done = self.criterion.holds(self.A, state, r.detach(), true.detach())
+            done = self.criterion.is_done(self.A, state, r.detach(), true.detach())
         # What waits starts again from its true residual each time that it seems done, and is not.
-        vain = (codes == 0) | ((codes == STANDS) & ~done)
-        vain = vain & (reached <= level) & (reached > 0.5 * best)
-        fresh = vain & (codes == 0) & ~again & (norm.detach() < 0.5 * true.detach())
+        stalled = (codes == 0) | ((codes == STANDS) & ~done)
+        stalled = stalled & (reached <= level) & (reached > 0.5 * best)
+        restart = stalled & (codes == 0) & ~restarted & (norm.detach() < 0.5 * true.detach())
         if self.on_device:
-            fresh = torch.zeros_like(fresh)  # to know of any would wait for the device
-        elif fresh.any():
+            restart = torch.zeros_like(restart)  # to know of any would wait for the device
+        elif restart.any():
             state = self.released(state)
-            state, fresh = _started(state, self.start(state.x, torch.where(fresh, r, state.r), fresh), fresh)
-        stuck = vain & ~fresh
-        codes = torch.where(stuck, CODE[Status.STAGNATED], codes)
-        norm = torch.where(vain, true, norm)
-        return _Progress(state, codes, norm, torch.minimum(best, reached), fresh)
+            new = self.start(state.x, torch.where(restart, r, state.r), restart)
+            state, restart = _started(state, new, restart)
+        stagnated = stalled & ~restart
+        codes = torch.where(stagnated, CODE[Status.STAGNATED], codes)
+        norm = torch.where(stalled, true, norm)
+        return _Progress(state, codes, norm, torch.minimum(best, reached), restart)
 
     def checked(self, stretches: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
         """The iterations that some column took part in, whether columns stand still, whether some run, and
         whether all of them surely do the same."""
         alike = False
         if self.on_device:  # one read for all
-            close = stretches[-1].progress.codes == STANDS
+            stands = stretches[-1].progress.codes == STANDS
             ran = [(stretch.progress.codes == 0).any() for stretch in stretches]
-            *ran, waiting = torch.stack((*ran, close.any())).tolist()
+            *ran, waiting = torch.stack((*ran, stands.any())).tolist()
             runs = ran[-1]
             # Later ones have changed no column, and must not be part of a graph.
             last, stretches = stretches[-1], stretches[: 1 + sum(ran)]
@@ -330,35 +332,35 @@ class _Loop:
     def judged(self, stretches: list[_Stretch], r: Tensor, every: bool) -> tuple[list[_Stretch], bool]:
         """By the true residual r, columns that stand still, some or `every` one; those that are not done
         start again from it."""
-        state, codes, norm, best, again = stretches[-1].progress
+        state, codes, norm, best, restarted = stretches[-1].progress
         true = residual_norm(r, -2, keepdim=True)
         known = true.detach()
         stretches = [stretch.with_true(true, every) for stretch in stretches]
-        holds = self.criterion.holds(self.A, state, r.detach(), known)
+        holds = self.criterion.is_done(self.A, state, r.detach(), known)
         if every and all(_values(holds)):  # the rule, and nothing else to decide
-            progress = _Progress(state, holds.long(), true, best, again)
+            progress = _Progress(state, holds.long(), true, best, restarted)
             return [stretches[-1]._replace(progress=progress)], False
-        lost = self.criterion.fails(state, known).masked_fill(holds, CODE[Status.CONVERGED])
+        lost = self.criterion.failure(state, known).masked_fill(holds, CODE[Status.CONVERGED])
         lost = torch.where(known < torch.inf, lost, CODE[Status.NON_FINITE])
-        close = codes == STANDS
-        codes = torch.where(close, lost, codes)
+        waiting = codes == STANDS
+        codes = torch.where(waiting, lost, codes)
         running = codes == 0
-        again = close & running
+        restarted = waiting & running
         runs = 0 in _values(codes)
-        if runs and bool(again.any()):
+        if runs and bool(restarted.any()):
             state = self.released(state)
-            new = self.start(state.x, torch.where(again, r, state.r), running)
+            new = self.start(state.x, torch.where(restarted, r, state.r), running)
             # All columns start again where a state is of another size than a fresh one.
-            state, started = _started(state, new, again)
+            state, started = _started(state, new, restarted)
             state = state if bool(started.any()) else new
-        progress = _Progress(state, codes, torch.where(close, true, norm), best, again)
+        progress = _Progress(state, codes, torch.where(waiting, true, norm), best, restarted)
         return [*stretches[:-1], stretches[-1]._replace(progress=progress)], runs
 
     def released(self, state: Any) -> Any:
         """The state of the method, where compiled code that keeps one of its own does not go on with it."""
         if self.compiled is None or self.compiled.start is None:
             return state
-        compiled, self.compiled, self.due = self.compiled, None, stagnation.EAGER
+        compiled, self.compiled, self.due = self.compiled, None, LOOP_SCHEDULE
         return compiled.released(state)
 
     def notify(self, callback: Callable, iteration: int, progress: _Progress) -> tuple[_Progress, bool]:

@@ -1,22 +1,24 @@
-"""What a solver sees of A and of M: products with blocks of columns, and the tensors they are made of."""
+"""A and M as loops see them, on blocks of columns: a CSR, a `BlockBatch`. Callables: functions.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import scipy.sparse.linalg
+import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops import structure
-from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.block_batch import BlockBatch, Layout
 from learnsolve.ops.core.product import product, sampled
-from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function, Watched, on_columns, on_host
-from learnsolve.solvers.core.system import Operator
+from learnsolve.solvers.core.system import Map, Operator
 from learnsolve.solvers.core.vectors import largest, safe_size
+from learnsolve.solvers.options import Options
 
 
 class Matrix(Operator):
@@ -61,6 +63,80 @@ class Matrix(Operator):
     def divided(self, unit: Tensor) -> Matrix:
         """Entry by entry, by one number for each matrix, (..., 1, 1)."""
         return Matrix(self.A.with_values(self.A.values / unit.squeeze(-1)), self.transpose)
+
+
+class Blocks(Operator):
+    """A `BlockBatch`, one system for each block, on vectors padded with zeros to the largest.
+
+    With E the 0/1 matrix that pads, the operator is E A E^T and M is E M E^T (`Padded`): padding stays zero
+    in every method, and each value that a method computes for a column it computes for each block,
+    (..., B, 1, k).
+    """
+
+    def __init__(self, A: BlockBatch, inner: Matrix):
+        self.batch, self.layout, self.inner = A, A._layout, inner
+        self.parameters = inner.parameters
+
+    def _with(self, inner: Matrix) -> Blocks:
+        return Blocks(self.batch, inner)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.layout.padded(self.inner(self.layout.joined(x)))
+
+    @property
+    def T(self) -> Blocks:
+        return self._with(self.inner.T)
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Blocks:
+        return self._with(self.inner.with_parameters(parameters))
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        return self.inner.pullback(self.layout.joined(y), self.layout.joined(x))
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        return self.layout.padded(self.inner.pushforward(self.layout.joined(x), tangents))
+
+    def size(self) -> Tensor | None:
+        values = self.inner.A.values.detach()
+        if values.shape[-1] == 0:
+            return None
+        values = torch.where(values.isnan(), torch.inf, values.abs())
+        of = self._blocks_of_entries()
+        largest = values.new_zeros((*values.shape[:-1], len(self.layout.sizes)))
+        return largest.scatter_reduce(-1, of.expand(values.shape), values, "amax")[..., None, None]
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        y = self.inner.magnitude(self.layout.joined(x))
+        return None if y is None else self.layout.padded(y)
+
+    def divided(self, unit: Tensor) -> Blocks:
+        values = self.inner.A.values
+        return self.with_parameters((values / unit.flatten()[self._blocks_of_entries()],))
+
+    def parts(self) -> list[CSR]:
+        """The matrix of each block."""
+        parts = self.batch.split(self.inner.A)
+        return [structure.transpose(A) for A in parts] if self.inner.transpose else parts
+
+    def _blocks_of_entries(self) -> Tensor:
+        return self.layout.batch[self.inner.A.pattern.row_indices]
+
+    def core(self) -> int:
+        return 0  # values (..., nnz) of all blocks belong to x of (..., B, largest, k)
+
+
+class Padded:
+    """M of the whole block-diagonal matrix, or one for each block, on padded blocks of columns."""
+
+    def __init__(self, layout: Layout, maps: Sequence[Map | None]):
+        self.layout, self.maps = layout, maps
+
+    def __call__(self, r: Tensor) -> Tensor:
+        r = self.layout.joined(r)
+        if len(self.maps) == 1 and self.maps[0] is not None:
+            return self.layout.padded(self.maps[0](r))
+        parts = zip(r.split(self.layout.sizes, -2), self.maps, strict=True)
+        return self.layout.padded(torch.cat([s if M is None else M(s) for s, M in parts], -2))
 
 
 def as_operator(
@@ -155,14 +231,41 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
             f"{type(M).__name__}"
         )
     columns: Any = on_columns(function, name, M, b.dim() == 1, True)
-    columns.given = M  # for its compiled form
+    columns.original = M  # for its compiled form
     return columns
+
+
+def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) -> list[tuple[Options, Tensor]]:
+    """The options and the right-hand side that each M belongs to: one, or with a list of M one a block."""
+    if layout is None or not isinstance(options.M, (list, tuple)):
+        return [(options, b)]
+    for key, given in (("M", options.M), ("adjoint_M", options.adjoint_M)):
+        listed = isinstance(given, (list, tuple))
+        if given is not None and (not listed or len(given) != len(layout.sizes)):
+            count = len(given) if listed else type(given).__name__
+            raise ValueError(
+                f"{name}: {key} must be a list of one for each of {len(layout.sizes)} blocks, as M is, got "
+                f"{count}"
+            )
+    adjoints = [None] * len(layout.sizes) if options.adjoint_M is None else options.adjoint_M
+    parts = b.split(layout.sizes, 0 if b.dim() == 1 else -2)
+    return [
+        (replace(options, M=M, adjoint_M=T), part)
+        for M, T, part in zip(options.M, adjoints, parts, strict=True)
+    ]
+
+
+def joined(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:
+    """The M of a solve: the only one; with blocks, on padded columns."""
+    if all(M is None for M in maps):
+        return None
+    return maps[0] if layout is None else Padded(layout, maps)
 
 
 def source(M: Any) -> Any:
     """What the caller gave, of an M of the loops."""
     M = M.function if isinstance(M, Watched) else M
-    return getattr(M, "given", M)
+    return getattr(M, "original", M)
 
 
 def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from learnsolve.ops.core import across
 from learnsolve.solvers.core import gradient
-from learnsolve.solvers.core.blocks import Columns
 from learnsolve.solvers.core.criterion import Criterion
 from learnsolve.solvers.core.loop import Method, iterate
 from learnsolve.solvers.core.operators import Operator
 from learnsolve.solvers.core.projected import NullSpace, projected
 from learnsolve.solvers.core.report import report
 from learnsolve.solvers.core.scaled import scaled
-from learnsolve.solvers.core.system import Outcome, System
+from learnsolve.solvers.core.system import Columns, Outcome, System
 from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
 
 
@@ -51,7 +50,7 @@ class Problem:
     def run(self, b: Tensor, x0: Tensor | None) -> Outcome:
         """The way of b to the loop and back: through each view, and through them in reverse."""
         system = System(
-            self.name, self.A, self.M, b, x0, self.criterion.fresh(), self.columns.told(self.callback)
+            self.name, self.A, self.M, b, x0, self.criterion.fresh(), self.columns.callback(self.callback)
         )
         system, from_range = projected(system, self.null)
         with across.over(across.of(self.A)):
@@ -75,7 +74,9 @@ class Problem:
     def reported(self, out: Outcome) -> Solution:
         """The solution; a failure warns or raises."""
         solution = self.solution(out)
-        report(self.name, solution, self.throw, self.criterion.asked or bool(self.advice), self.advice)
+        report(
+            self.name, solution, self.throw, self.criterion.has_tolerance or bool(self.advice), self.advice
+        )
         return solution
 
 

@@ -32,9 +32,8 @@ from learnsolve.matrix.plain import makes_plain_tensors, numbers
 from learnsolve.ops.block_batch import Layout
 from learnsolve.ops.core.product import product
 from learnsolve.ops.core.selection import trusted
-from learnsolve.solvers.core.blocks import Blocks
 from learnsolve.solvers.core.functions import Function
-from learnsolve.solvers.core.operators import Matrix, Operator
+from learnsolve.solvers.core.operators import Blocks, Matrix, Operator
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import divide, dot, safe_size, size
 
@@ -97,18 +96,18 @@ def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
 
 
 def null_space(
-    name: str, given: Any, A: Operator, b: Tensor, layout: Layout | None, symmetric: bool, reads: bool
+    name: str, value: Any, A: Operator, b: Tensor, layout: Layout | None, symmetric: bool, reads: bool
 ) -> NullSpace | None:
     """`null_space=` of a solve, checked against the numbers of A if it `reads` them, which waits for a
     device."""
-    if given is None:
+    if value is None:
         return None
-    pair = isinstance(given, (tuple, list))
-    if pair and (symmetric or len(given) != 2):
-        remedy = "A is symmetric here: give one" if symmetric else f"got {len(given)} of them"
+    pair = isinstance(value, (tuple, list))
+    if pair and (symmetric or len(value) != 2):
+        remedy = "A is symmetric here: give one" if symmetric else f"got {len(value)} of them"
         raise ValueError(f"{name}: a pair in null_space has the null vectors of A, then of A^T; {remedy}")
     with torch.no_grad():
-        bases = [_basis(name, its, A, b, layout, reads) for its in (given if pair else (given,))]
+        bases = [_basis(name, N, A, b, layout, reads) for N in (value if pair else (value,))]
         right, left = bases[0], bases[-1]
         if right.shape[1] != left.shape[1]:
             raise ValueError(
@@ -116,7 +115,7 @@ def null_space(
                 f"{left.shape[1]}"
             )
         if reads:
-            # A callable holds its parameters itself.
+            # A callable holds vectors parameters itself.
             plain = A if isinstance(A, Function) else A.with_parameters(tuple(map(numbers, A.parameters)))
             plain_b = numbers(b)
             _check_null(name, "A", plain, right, plain_b, layout, "")
@@ -136,40 +135,40 @@ def _transposed(A: Operator) -> Operator | None:
         return None
 
 
-def _basis(name: str, given: Any, A: Operator, b: Tensor, layout: Layout | None, reads: bool) -> CSR:
+def _basis(name: str, vectors: Any, A: Operator, b: Tensor, layout: Layout | None, reads: bool) -> CSR:
     """Orthonormal columns: of each block, if there are blocks."""
     n = b.shape[-2] if layout is None else sum(layout.sizes)
-    if isinstance(given, str):
-        if given != CONSTANTS:
-            raise ValueError(f"{name}: {_USES}, got {given!r}")
+    if isinstance(vectors, str):
+        if vectors != CONSTANTS:
+            raise ValueError(f"{name}: {_USES}, got {vectors!r}")
         inner = A.inner if isinstance(A, Blocks) else A
         if not isinstance(inner, Matrix):  # whose graph is not known: one component
             ones = torch.full((n,), max(n, 1) ** -0.5, dtype=b.dtype, device=b.device)
             return CSR(ones, _full(n, 1, b.device))
         parts, weights = inner.A.pattern._planned(components)
         return CSR(weights.to(b.dtype), parts)
-    if isinstance(given, np.ndarray):
-        given = torch.from_numpy(given)
-    if not isinstance(given, Tensor):
-        raise TypeError(f"{name}: {_USES}, got {type(given).__name__}")
-    if given.requires_grad:
+    if isinstance(vectors, np.ndarray):
+        vectors = torch.from_numpy(vectors)
+    if not isinstance(vectors, Tensor):
+        raise TypeError(f"{name}: {_USES}, got {type(vectors).__name__}")
+    if vectors.requires_grad:
         raise ValueError(
             f"{name}: null_space requires grad, but it is determined by A and gets no gradient; detach it"
         )
-    given = numbers(given)
-    checks.same_kind(name, "null_space", given, numbers(b))
-    if given.dim() < 2 or given.shape[-2] != n or given.shape[-1] > n:
+    vectors = numbers(vectors)
+    checks.same_kind(name, "null_space", vectors, numbers(b))
+    if vectors.dim() < 2 or vectors.shape[-2] != n or vectors.shape[-1] > n:
         raise ValueError(
             f"{name}: null_space must have shape ({n}, k), a null vector in each column, got "
-            f"{tuple(given.shape)}"
+            f"{tuple(vectors.shape)}"
         )
     if layout is None:
-        checks.batches(name, given.shape[:-2], b.shape[:-2], "null_space and b")
-        return CSR(_orthonormal(name, given, reads).flatten(-2), _full(n, given.shape[-1], b.device))
-    if given.dim() > 2:
-        raise ValueError(f"{name}: null_space of a BlockBatch must have two axes, got {tuple(given.shape)}")
-    values = layout.joined(_orthonormal(name, layout.padded(given), reads)).flatten()
-    return CSR(values, _by_block(layout, given.shape[-1]))
+        checks.batches(name, vectors.shape[:-2], b.shape[:-2], "null_space and b")
+        return CSR(_orthonormal(name, vectors, reads).flatten(-2), _full(n, vectors.shape[-1], b.device))
+    if vectors.dim() > 2:
+        raise ValueError(f"{name}: null_space of a BlockBatch must have two axes, got {tuple(vectors.shape)}")
+    values = layout.joined(_orthonormal(name, layout.padded(vectors), reads)).flatten()
+    return CSR(values, _by_block(layout, vectors.shape[-1]))
 
 
 def _orthonormal(name: str, V: Tensor, reads: bool) -> Tensor:
@@ -220,7 +219,7 @@ def components(P: SparsityPattern) -> tuple[SparsityPattern, Tensor]:
 
 
 def _check_null(
-    name: str, its: str, A: Operator, N: CSR, b: Tensor, layout: Layout | None, hint: str
+    name: str, label: str, A: Operator, N: CSR, b: Tensor, layout: Layout | None, hint: str
 ) -> None:
     """||A v|| <= eps^(3/4) ||A|| ||v|| for each null vector v: about 10^4 roundings."""
     P, values = N.pattern, N.values
@@ -240,14 +239,14 @@ def _check_null(
             y = y.unsqueeze(-1).expand(b.shape)
             norm_A = size(A(y)) / size(y).clamp(min=torch.finfo(b.dtype).tiny)
         ratio = size(A(v)) / (norm_A * size(v)).clamp(min=torch.finfo(b.dtype).tiny)
-        found, limit = float(ratio.max()) if ratio.numel() else 0.0, torch.finfo(b.dtype).eps ** 0.75
-        if not found <= limit:
+        worst, limit = float(ratio.max()) if ratio.numel() else 0.0, torch.finfo(b.dtype).eps ** 0.75
+        if not worst <= limit:
             what = (
                 "null_space" if summed or P.shape[1] == 1 else f"column {j} of null_space, orthonormalized,"
             )
             raise ValueError(
-                f"{name}: {what} is not in the null space of {its}: ||{its} v|| is {found:.2g} ||A|| ||v||, "
-                f"at most {limit:.1g} is rounding{hint}; a regular A needs no null_space"
+                f"{name}: {what} is not in the null space of {label}: ||{label} v|| is {worst:.2g} "
+                f"||A|| ||v||, at most {limit:.1g} is rounding{hint}; a regular A needs no null_space"
             )
 
 

@@ -36,9 +36,9 @@ def quiet() -> Iterator[None]:
         _quiet.reset(before)
 
 
-def report(name: str, solution: Solution, throw: bool, asked: bool, advice: str = "") -> None:
-    """Raise, or warn where a tolerance was `asked` for."""
-    if not (throw or asked) or (status := solution.status) is Status.CONVERGED:
+def report(name: str, solution: Solution, throw: bool, requested: bool, advice: str = "") -> None:
+    """Raise, or warn where a tolerance was `requested`."""
+    if not (throw or requested) or (status := solution.status) is Status.CONVERGED:
         return
     if throw:
         raise SolverError(name, solution)
@@ -94,25 +94,25 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tenso
         At = A.T
     except ValueError:  # a callable without its transpose
         return codes, ""
-    eps, found = torch.finfo(b.dtype).eps, torch.zeros_like(lost)
+    eps, proved = torch.finfo(b.dtype).eps, torch.zeros_like(lost)
     # A method that broke down has met a singular direction. Rounding errors have many reasons, in float32
     # conditions of 1e5 among them, where a small residual remains; what has no solution keeps a part of b.
     r = b - A(x)
-    kept = size(r) > (eps**0.25 if b.dtype == torch.float32 else -1) * size(b)
-    sure = torch.where(kept, eps**-0.75, eps**-0.9)
+    large = size(r) > (eps**0.25 if b.dtype == torch.float32 else -1) * size(b)
+    sure = torch.where(large, eps**-0.75, eps**-0.9)
     limit = torch.where(broken.unsqueeze(-2), eps**-0.5, sure)
-    whole = _norm(At, b / torch.where(size(b) == 0, 1, size(b)))
+    norm_b = _norm(At, b / torch.where(size(b) == 0, 1, size(b)))
     share, constant = 0.0, False
     for number, y in enumerate((torch.ones_like(b), r, x, _least_residual(A, At, b))):
         y = divide(y, size(y), torch.isfinite(size(y)))
         part, image = dot(y, b).abs() / size(b).clamp(min=torch.finfo(b.dtype).tiny), size(At(y))
-        tells = (part * _norm(At, y) >= limit * image) | (part * whole >= sure * image)
+        tells = (part * _norm(At, y) >= limit * image) | (part * norm_b >= sure * image)
         tells = (part > eps**0.5) & tells & (lost | broken).unsqueeze(-2)
         if bool(tells.any()):
             constant = constant or number == 0
             share = max(share, float(torch.where(tells, part, 0).max()))
-        found |= tells.squeeze(-2)
-    codes = torch.where((lost | broken) & found, CODE[Status.INCONSISTENT], codes)
+        proved |= tells.squeeze(-2)
+    codes = torch.where((lost | broken) & proved, CODE[Status.INCONSISTENT], codes)
     if not share:
         return codes, ""
     along = 'the constants; null_space="constants"' if constant else "a null vector of A^T; null_space="

@@ -49,15 +49,15 @@ def scaled(system: System, method: Any, size_A: Tensor | None) -> tuple[System, 
     )
     if (callback := system.callback) is not None:
 
-        def told(at: Iteration) -> Any:
+        def notify(at: Iteration) -> Any:
             norm = (at.residual_norm.unsqueeze(-2) * of_b).squeeze(-2)
             return callback(at._replace(x=at.x * of_x, residual_norm=norm))
 
-        inner.callback = told
+        inner.callback = notify
 
     def back(out: Outcome) -> Outcome:
         x = units.out_of(out.x)
-        if criterion.asked:
+        if criterion.has_tolerance:
             with torch.no_grad():
                 out = _with_digits_lost(inner, out, units.into(x.detach()))
         return out._replace(x=x, norms=out.norms * of_b)

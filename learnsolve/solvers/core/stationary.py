@@ -4,8 +4,9 @@
 
 A method is its coefficients a_k and c_k; `sor` and its variants are an M. With `iterations` exactly that
 number of steps runs, so that a loss on them is the same function of the parameters for every b: by the
-compiled sweeps of ops/richardson.py for a CSR and a diagonal M, else by public operations (ops/_steps.py),
-which give the same numbers. To a tolerance the loop of all methods (loop.py) runs `Stationary`.
+compiled sweeps of ops/richardson.py for a CSR and a diagonal M, else by public operations
+(ops/core/steps.py), which give the same values. To a tolerance the loop of all methods (loop.py) runs
+`Stationary`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ from learnsolve.ops.core.product import product
 from learnsolve.ops.core.steps import residual_norm, stationary_steps, with_momentum
 from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
-from learnsolve.solvers.core.blocks import Blocks, Columns, Map, joined, systems_of
 from learnsolve.solvers.core.door import solve
-from learnsolve.solvers.core.gradient import transformed
-from learnsolve.solvers.core.operators import as_operator, as_preconditioner, compiled_form
+from learnsolve.solvers.core.gradient import repeated, transformed
+from learnsolve.solvers.core.operators import (
+    Blocks,
+    as_operator,
+    as_preconditioner,
+    compiled_form,
+    joined,
+    systems_of,
+)
 from learnsolve.solvers.core.parameters import FIXED_GRADIENTS, Parameters
-from learnsolve.solvers.core.repeated import repeated
+from learnsolve.solvers.core.system import Columns, Map
 from learnsolve.solvers.options import Options, options_of
 from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, SolverError, Status
 
@@ -152,7 +159,7 @@ def run_fixed(
         M = joined(layout, [as_preconditioner(name, "M", own.M, part) for own, part in systems])
         if layout is not None and a.shape[-1] != 1:
             a = layout.padded(a.mT).mT
-        steps = Steps(name, operator, M, columns, a, c, columns.told(options.callback))
+        steps = Steps(name, operator, M, columns, a, c, columns.callback(options.callback))
         solution = steps.solution(columns.into(b), columns.into(x0), iterations, checkpointed)
     if options.throw and solution.status in (Status.NON_FINITE, Status.DIVERGED):
         raise SolverError(name, solution)
@@ -240,7 +247,7 @@ class Steps:
             lazy = lambda: complete().squeeze(-1) if self.columns.vector else complete()  # noqa: E731
             return Solution(shown, count, lazy, axis, (*sources, shown))
         history = complete()
-        if not stopped and count:
+        if not stopped:
             stopped = self._stops(count, x, history[..., -1:, :])
         if stopped:
             lost = ~torch.isfinite(history.detach()[..., -1, :])

@@ -7,7 +7,7 @@ that restates the outcome. `Problem.run` (problem.py) is the only place that nam
     scaled.py      entries near the limits of the dtype, in units in which they are of size one
 
 Vectors, batch axes and blocks of a `BlockBatch` become blocks of columns at the door, outside of the gradient
-(blocks.py). Rows in several processes need no view: only sums over rows differ (ops/_across.py).
+(`Columns`). Rows in several processes need no view: only sums over rows differ (ops/core/across.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from learnsolve.ops.block_batch import Layout
 from learnsolve.solvers.solution import EAGER, Iteration
+
+Map = Callable[[Tensor], Tensor]  # of blocks of columns
 
 
 class Operator(Protocol):
@@ -70,7 +74,7 @@ class System:
     @property
     def unattended(self) -> bool:
         """A device runs all iterations, and the host does not wait for it."""
-        return self.b.is_cuda and self.criterion.never and self.callback is None
+        return self.b.is_cuda and self.criterion.fixed and self.callback is None
 
 
 class Outcome(NamedTuple):
@@ -79,3 +83,30 @@ class Outcome(NamedTuple):
     codes: Tensor  # (..., k), of the Status that each column ended with
     note: str = ""  # how far columns came that did not converge
     execution: str = EAGER  # `Solution.execution`
+
+
+class Columns(NamedTuple):
+    """The caller's b and x as blocks of columns (..., n, k), and back."""
+
+    vector: bool = False  # b has no axis of columns
+    batch: torch.Size = torch.Size()  # of A
+    layout: Layout | None = None  # of the blocks of a BlockBatch
+
+    def into(self, t: Tensor) -> Tensor:
+        t = t.unsqueeze(-1) if self.vector else t
+        if self.batch:
+            t = t.expand(torch.broadcast_shapes(self.batch, t.shape[:-2]) + t.shape[-2:])
+        return t if self.layout is None else self.layout.padded(t)
+
+    def out_of(self, x: Tensor, *of_columns: Tensor) -> tuple[Any, ...]:
+        """x, what each column has one of (..., k), and the axis of the rows in (..., rows, k)."""
+        x = x if self.layout is None else self.layout.joined(x)
+        if self.vector and x.dim() == 2:  # under vmap it has a batch axis
+            return x.squeeze(-1), *(t.squeeze(-1) for t in of_columns), -1
+        return x, *of_columns, -2
+
+    def callback(self, callback: Callable[[Iteration], Any] | None) -> Callable[[Iteration], Any] | None:
+        """The callback for blocks of columns."""
+        if callback is None or (self.layout is None and not self.vector):
+            return callback
+        return lambda at: callback(Iteration(at.iteration, *self.out_of(*at[1:])[:-1]))

@@ -53,11 +53,11 @@ def size(u: Tensor) -> Tensor:
     return dot(u, u).sqrt()
 
 
-def extended(kept: Tensor, j: int, v: Tensor, most: int) -> Tensor:
+def extended(vectors: Tensor, j: int, v: Tensor, most: int) -> Tensor:
     """The vectors with v as number j. Copies of all are made where autograd records, else when room ends."""
     if torch.is_grad_enabled():
-        return torch.cat((kept, v.unsqueeze(0)))
-    if len(kept) == j:
-        kept = torch.cat((kept, kept.new_empty((max(min(most - j, j, 32), 1), *v.shape))))
-    kept[j] = v
-    return kept
+        return torch.cat((vectors, v.unsqueeze(0)))
+    if len(vectors) == j:
+        vectors = torch.cat((vectors, vectors.new_empty((max(min(most - j, j, 32), 1), *v.shape))))
+    vectors[j] = v
+    return vectors

@@ -1,0 +1,380 @@
+"""`Cached`, an object that caches what is computed from it: the base of `SparsityPattern`.
+
+Each object has one store of entries. An entry knows the versions of its tensors, and reading it after one of
+them was changed in place, which could send a kernel out of bounds, is an error. What depends on one pattern
+only lives as long as the pattern. Plans for several patterns, of which a program can make any number, share
+one budget.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve._library import drop_buffers
+from learnsolve.matrix.plain import constant_in_graphs, plain_tensors
+from learnsolve.matrix.unchanged import Versions
+
+_serials = itertools.count()
+_by_serial: weakref.WeakValueDictionary[str, Cached] = weakref.WeakValueDictionary()
+
+
+class Entry(Versions):
+    """A cached value, and the versions of the tensors in it. It dies with its owner."""
+
+    __slots__ = ("__weakref__", "key", "owner", "value")
+
+    def __init__(self, value: Any, owner: Cached, key: str):
+        super().__init__(_tensors(value))
+        self.value, self.owner, self.key = value, weakref.ref(owner), key
+
+    def check(self) -> None:
+        for t, number in self.numbers:
+            if t._version != number:
+                raise changed()
+
+    def bytes(self) -> int:
+        return sum(_sizes(self.value, separate=False).values())
+
+    def drop(self) -> None:
+        owner = self.owner()
+        if owner is not None:
+            vars(owner._in_graphs).pop(self.key, None)
+            owner._entries.pop(self.key, None)
+
+
+class Budget:
+    """How much memory the plans for several patterns take together.
+
+    A program that combines matrices at random, batches of graphs say, makes a plan for each combination: the
+    least recently used are dropped. A step of training that takes turns with more plans than fit would make
+    all of them again in every step, since each is dropped just before its turn: a warning says so.
+    """
+
+    always = 16  # the last plans are kept, whatever their size: a step of training takes turns with a few
+    known = 2**12  # keys of dropped plans that are remembered: about 1 MB
+
+    def __init__(self, limit: int):
+        self.limit, self.total, self.warned = limit, 0, False
+        # By address, least recently used first: a weak reference to an entry, and its bytes.
+        self.entries: OrderedDict[int, tuple[Callable[[], Entry | None], int]] = OrderedDict()
+        # How often a plan was dropped, by the serial of its owner and its key, last dropped last.
+        self.drops: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self.lock = threading.RLock()  # the backward of a CUDA tensor runs in a thread of its own
+
+    def set_limit(self, limit: int) -> int:
+        """The limit before."""
+        with self.lock:
+            before, self.limit, self.warned = self.limit, limit, False
+            self.drops.clear()
+            self._drop_beyond_limit()
+        return before
+
+    def add(self, entry: Entry, serial: str) -> None:
+        """A new plan, used now, of the object with this serial."""
+        address = id(entry)
+        with self.lock:
+            self._forget(address)  # of an entry that was freed while an interrupt kept `_forget` from running
+            self.entries[address] = weakref.ref(entry, lambda _: self._forget(address)), 0
+            self.resize(entry)
+            repeated = not self.warned and self.drops.get((serial, entry.key), 0) >= 2
+            self.warned = self.warned or repeated
+        if repeated:
+            warnings.warn(
+                f"set_plan_cache_limit: the plans in use take more than the limit of {self.limit} bytes, so "
+                "they are dropped and made again and again, which takes time; raise it with "
+                "ops.set_plan_cache_limit(bytes)",
+                stacklevel=2,
+            )
+
+    def touch(self, entry: Entry) -> None:
+        """The plan is used now."""
+        with self.lock:
+            if id(entry) in self.entries:
+                self.entries.move_to_end(id(entry))
+
+    def resize(self, entry: Entry) -> None:
+        """The plan holds more than before."""
+        address = id(entry)
+        with self.lock:
+            if address in self.entries:
+                size = entry.bytes()
+                reference, before = self.entries[address]
+                # In one line, without a call between: an interrupt (Ctrl-C) may come with every call.
+                self.total, self.entries[address] = self.total + size - before, (reference, size)
+                self._drop_beyond_limit()
+
+    def counts(self, entry: Entry) -> bool:
+        return id(entry) in self.entries
+
+    def pin(self, entry: Entry) -> None:
+        """The plan must stay while its patterns live."""
+        self._forget(id(entry))
+
+    def _forget(self, address: int) -> None:
+        with self.lock:
+            if address in self.entries:
+                # As in `resize`.
+                self.total, self.entries[address] = self.total - self.entries[address][1], (_freed, 0)
+                del self.entries[address]
+
+    def _drop_beyond_limit(self) -> None:
+        while self.total > self.limit and len(self.entries) > self.always:
+            address, (reference, _) = next(iter(self.entries.items()))
+            entry = reference()
+            self._forget(address)
+            owner = None if entry is None else entry.owner()
+            if entry is not None and owner is not None:
+                key = owner._serial, entry.key
+                self.drops[key] = self.drops.pop(key, 0) + 1
+                if len(self.drops) > self.known:
+                    self.drops.popitem(last=False)
+                entry.drop()
+
+
+budget = Budget(2**26)
+
+
+def _freed() -> None:
+    """A reference to an entry that is freed."""
+
+
+class _InGraphs:
+    """What compiled code reads: attributes, because Dynamo sees those that are set after it has read others,
+    but assumes that a dictionary stays as it was when first read."""
+
+    __slots__ = ("__dict__",)
+
+
+class Cached:
+    __slots__ = (
+        "__weakref__",
+        "_arrays",
+        "_container",
+        "_dependents",
+        "_entries",
+        "_in_graphs",
+        "_own",
+        "_serial",
+    )
+
+    _arrays: tuple[Tensor, ...]
+
+    def _begin(self, *arrays: Tensor) -> None:
+        """Keep the arrays that this object consists of; nothing is cached yet."""
+        set_ = object.__setattr__
+        set_(self, "_arrays", arrays)
+        set_(self, "_own", Entry(arrays, self, ""))
+        set_(self, "_entries", {})
+        set_(self, "_in_graphs", _InGraphs())
+        set_(self, "_serial", f"p{next(_serials)}")  # names this object in the keys of others
+        _by_serial[self._serial] = self
+        set_(self, "_dependents", None)  # plans of other objects that involve this one
+        set_(self, "_container", None)  # the plan that this object is a part of: its entries count to it
+
+    def _check_unchanged(self) -> None:
+        """No analysis and no kernel may use arrays that differ from the validated ones."""
+        self._own.check()
+
+    def _is_unchanged(self) -> bool:
+        """Neither the arrays nor what was computed from them was changed in place."""
+        return all(entry.unchanged() for entry in (self._own, *self._entries.values()))
+
+    def _cached(self, key: str, make: Callable[..., Any], *arguments: Any) -> Any:
+        """`make(*arguments)`, computed once for each key."""
+        if torch.compiler.is_dynamo_compiling():
+            _analyze_while_tracing(self._serial)
+            return getattr(self._in_graphs, key)
+        # `check` twice, written out: every operation comes here, most of them several times.
+        for t, number in self._own.numbers:
+            if t._version != number:
+                raise changed()
+        entry = self._entries.get(key)
+        if entry is not None:
+            for t, number in entry.numbers:
+                if t._version != number:
+                    raise changed()
+            return entry.value
+        value = self._make(make, *arguments)
+        self._entries[key] = Entry(value, self, key)
+        self._count(value)
+        return value
+
+    def _analyze(self) -> None:
+        """Compute everything for `_cached` that an operation may need, and `_show` it."""
+        raise NotImplementedError
+
+    def _show(self) -> None:
+        """Compiled code may read all that is cached."""
+        vars(self._in_graphs).update({key: entry.value for key, entry in list(self._entries.items())})
+
+    def _make(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        """`make(*arguments)` among plain tensors. On a CUDA device every stream can use it when this returns,
+        since later calls may be on other streams than the first."""
+        device = self._arrays[0].device
+        if device.type != "cuda":
+            with plain_tensors():
+                return make(*arguments)
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "SparsityPattern: an operation is captured in a CUDA graph before what it plans for its "
+                "patterns is there. Run it once, forward and backward, before the capture."
+            )
+        with torch.cuda.device(device), plain_tensors():
+            value = make(*arguments)
+            torch.cuda.current_stream().synchronize()
+        return value
+
+    def _planned(self, make: Callable[..., Any], *others: Any) -> Any:
+        """`make(self, *others)`, computed once: what an operation plans for this object together with others,
+        or with numbers. The plan is freed with the first of the objects, so it must not hold any of `others`;
+        or earlier, if many were used since (`Budget`), and is then computed again. Tensors and patterns in
+        tuples, so that they are watched and counted."""
+        key = _key(make, others)
+        if torch.compiler.is_dynamo_compiling():
+            names = [o._serial if isinstance(o, Cached) else o for o in others]
+            _plan_while_tracing(self._serial, make, *names)
+            return getattr(self._in_graphs, key)
+        self._check_unchanged()
+        for other in others:
+            if isinstance(other, Cached):
+                other._check_unchanged()
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.check()
+            if self._arrays[0].is_cuda and torch.cuda.is_current_stream_capturing():
+                budget.pin(entry)  # the graph will read it whenever it is replayed
+            else:
+                budget.touch(entry)
+            return entry.value
+        plan = self._make(make, self, *others)
+        entry = Entry(plan, self, key)
+        for other in others:
+            if isinstance(other, Cached) and other is not self:
+                other._free_with(entry)
+        if all(other is None or isinstance(other, (bool, str)) for other in others):
+            self._count(plan)  # there are a few of this kind
+        else:
+            for part in _patterns(plan):
+                part._count_to(weakref.ref(entry))
+            budget.add(entry, self._serial)
+        # Last: an interrupt before leaves a plan that is never found, and the next call makes another.
+        self._entries[key] = entry
+        return plan
+
+    def _free_with(self, entry: Entry) -> None:
+        """Drop a plan of another object when this one dies."""
+        if self._dependents is None:
+            dependents: weakref.WeakSet[Entry] = weakref.WeakSet()
+            # The attribute comes last: an interrupt in between leaves dependents that are never dropped.
+            weakref.finalize(self, _drop_all, dependents).atexit = False
+            object.__setattr__(self, "_dependents", dependents)
+        self._dependents.add(entry)
+
+    def _count_to(self, container: weakref.ref[Entry]) -> None:
+        """This object is a part of a plan: what is cached here counts to it."""
+        if self._container is None or self._container() is None:
+            object.__setattr__(self, "_container", container)
+
+    def _count(self, value: Any) -> None:
+        """Count `value`, which is cached here now, to the plan that this object is a part of."""
+        container = None if self._container is None else self._container()
+        if container is not None:
+            for part in _patterns(value):
+                part._count_to(self._container)
+            budget.resize(container)
+
+    def cache_bytes(self) -> int:
+        """Bytes held beyond the index arrays."""
+        sizes = _sizes(tuple(entry.value for entry in list(self._entries.values())), seen={id(self)})
+        for own in self._arrays:
+            sizes.pop(own.data_ptr(), None)
+        return sum(sizes.values())
+
+    def drop_caches(self) -> None:
+        """Free what is cached, which is computed again when it is needed, and all memory that is kept of
+        freed results (`ops.set_buffer_pool_limit`)."""
+        drop_buffers()
+        vars(self._in_graphs).clear()
+        self._entries.clear()
+
+
+def _key(make: Callable[..., Any], others: tuple) -> str:
+    key = f"{make.__module__} {make.__name__}".replace(".", " ")  # Dynamo takes no dots in attributes
+    for other in others:
+        key += f" {other._serial}" if isinstance(other, Cached) else f" {other}"
+    return key
+
+
+def changed() -> RuntimeError:
+    return RuntimeError(
+        "SparsityPattern: its index arrays were changed in place after it was made, or arrays that were "
+        "computed from them. Make a new pattern from a copy of the arrays."
+    )
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """The tensors and patterns in nested tuples."""
+    if isinstance(value, tuple):
+        for part in value:
+            yield from _parts(part)
+    elif isinstance(value, (Tensor, Cached)):
+        yield value
+
+
+def _patterns(value: Any) -> Iterator[Cached]:
+    return (part for part in _parts(value) if isinstance(part, Cached))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    for part in _parts(value):
+        yield from part._arrays if isinstance(part, Cached) else (part,)
+
+
+def _sizes(value: Any, seen: set[int] | None = None, separate: bool = True) -> dict[int, int]:
+    """Bytes of each tensor in `value` and in what its patterns cache, by its address. `separate`: with the
+    plans there that have a place of their own in the budget."""
+    sizes: dict[int, int] = {}
+    seen = set() if seen is None else seen
+    pending = list(_parts(value))
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Tensor):
+            sizes[part.data_ptr()] = part.numel() * part.element_size()
+        elif id(part) not in seen:
+            seen.add(id(part))
+            entries = [e for e in list(part._entries.values()) if separate or not budget.counts(e)]
+            pending += [*part._arrays, *_parts(tuple(entry.value for entry in entries))]
+    return sizes
+
+
+def _drop_all(entries: Iterable[Entry]) -> None:
+    for entry in list(entries):
+        entry.drop()
+
+
+@constant_in_graphs
+def _analyze_while_tracing(serial: str) -> bool:
+    """Everything that an operation may need of a pattern, actually computed while torch.compile traces, which
+    cannot trace the analysis itself. The argument is a string, because torch before 2.12 takes no other
+    objects here."""
+    _by_serial[serial]._analyze()
+    return True
+
+
+@constant_in_graphs
+def _plan_while_tracing(serial: str, make: Callable[..., Any], *names: Any) -> bool:
+    """A plan, actually computed while torch.compile traces, which may then read it at any time."""
+    owner, others = _by_serial[serial], tuple(_by_serial.get(name, name) for name in names)
+    plan, key = owner._planned(make, *others), _key(make, others)
+    budget.pin(owner._entries[key])
+    setattr(owner._in_graphs, key, plan)
+    return True

@@ -1,0 +1,394 @@
+"""What preconditioners reject, and the words of their errors, by tables."""
+
+import re
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from preconditioners.cases import general, spd
+from reference import normal
+
+import learnsolve as ls
+
+P = ls.preconditioners
+T, F, J, Poly, NAN = P.Trainable, P.Factored, P.Jacobi, P.Polynomial, float("nan")
+A, G = spd(), general()
+L, (LOWER, U, _) = ls.ops.ic0(A).L, ls.ops.ilu0(G)
+LEARNS = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
+LABELS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
+SINGULAR = ls.CSR.from_dense(torch.block_diag(torch.eye(2), torch.ones(2, 2), torch.eye(1)).double())
+TWO = SINGULAR.with_values(torch.stack((SINGULAR.values + torch.eye(7).double()[2], SINGULAR.values)))
+ZERO_COLUMN = G.with_values(torch.where(G.col_indices == 7, 0, G.values))
+
+
+class Bent(P.Preconditioner):
+    linear = False
+
+    def __init__(self):
+        self.shape, self.depends_on = (20, 20), (normal((1,)),)
+
+
+def csr(rows) -> ls.CSR:
+    return ls.CSR.from_dense(torch.tensor(rows, dtype=torch.float64))
+
+
+def zero(T: ls.CSR, row: int, value: float = 0.0) -> ls.CSR:
+    values = T.values.clone()
+    values[T.pattern.diagonal_positions[row]] = value
+    return T.with_values(values)
+
+
+# --- all that are made of a matrix ---
+
+PIVOTS = (P.IC0, P.ICT, P.ILU0, P.ILUT, P.MIC0, P.SPAI)  # say what is not finite by these
+OF_A_MATRIX = {
+    **{
+        make.__name__: make
+        for make in (
+            P.AMG,
+            P.AdditiveSchwarz,
+            P.Chebyshev,
+            P.FSAI,
+            P.Jacobi,
+            P.Neumann,
+            P.SOR,
+            P.SSOR,
+            *PIVOTS,
+        )
+    },
+    "BlockJacobi": lambda A: P.BlockJacobi(A, 2),
+    "Polynomial": lambda A: Poly(A, [1.0]),
+    "neumann": lambda A: Poly.neumann(A, 1),
+    "chebyshev": lambda A: Poly.chebyshev(A, 1),
+}
+CHECKED = OF_A_MATRIX.keys() - {"BlockJacobi", *(make.__name__ for make in PIVOTS)}
+
+
+@pytest.mark.parametrize("name", OF_A_MATRIX)
+def test_a_matrix_that_is_none_or_not_square(name):
+    make, A = OF_A_MATRIX[name], spd()
+    with pytest.raises(TypeError, match=r"^[\w.]+: A must be a CSR, got list"):
+        make(A.to_dense().tolist())
+    with pytest.raises(ValueError, match=r"^[\w.]+: A must be square, got shape \(3, 20\)"):
+        make(A[:3])
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf")])
+@pytest.mark.parametrize("name", sorted(CHECKED))
+def test_a_matrix_that_is_not_finite(name, bad):
+    make, A = OF_A_MATRIX[name], spd()
+    row, values = int(A.pattern.row_indices[7]), A.values.clone()
+    values[7] = bad
+    with pytest.raises(ValueError, match=rf"^[\w.]+: A's values must be finite, got {bad} in row {row}; "):
+        make(A.with_values(values))
+    with pytest.raises(ValueError, match=rf"got {bad} in row {row}, matrix 1 of the batch"):
+        make(A.with_values(torch.stack((A.values, values))))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda A: P.SOR(A, 1.0, "forward"),
+        lambda A: P.SSOR(A, 1.0, True),
+        lambda A: P.Chebyshev(A, 0.1, 2.0, 3),
+        lambda A: P.Neumann(A, 2),
+        lambda A: P.SPAI(A, A.pattern),
+        lambda A: P.ILU0(A, 0.1),
+        lambda A: P.IC0(A, 0.1),
+    ],
+)
+def test_options_are_given_by_name(make):
+    with pytest.raises(TypeError, match="positional argument"):
+        make(spd())
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        # FSAI and patterns
+        (lambda A: P.Factored.bidiagonal(-1), ValueError, "n must be at least 0"),
+        (lambda A: P.Factored.from_pattern(A), TypeError, "SparsityPattern, got CSR"),
+        (lambda A: P.FSAI(A, pattern=A.pattern), ValueError, "lower or upper triang"),
+        (lambda A: P.FSAI(A, pattern=A.tril(-1).pattern), ValueError, "row 0 has no"),
+        (lambda A: P.FSAI(A, pattern=A[:3].pattern), ValueError, r"\(20, 20\), got"),
+        (lambda A: P.FSAI(-A), ValueError, "column 0 of the pattern"),
+        (lambda A: P.lower_pattern(A, 0), ValueError, "power must be at least 1"),
+        (lambda A: P.lower_pattern(A[:3]), ValueError, "square"),
+        (lambda A: P.lower_pattern(A.to_dense()), TypeError, "CSR or a SparsityPattern"),
+        # SPAI
+        (lambda A: P.SPAI(A, pattern=A), TypeError, "pattern must be a SparsityPattern"),
+        (lambda A: P.SPAI(A, pattern=A[:3].pattern), ValueError, r"shape \(20, 20\), got \(3, 20\)"),
+        (lambda A: P.SPAI(A, side="both"), ValueError, "side must be one of"),
+        (lambda A: P.SPAI(A, pattern=A.tril(-1).pattern), ValueError, "column 19 has none"),
+        (lambda A: P.SPAI(A, pattern=A.tril(-1).pattern, side="left"), ValueError, "row 0 has none"),
+        (lambda A: P.SPAI(ZERO_COLUMN), ValueError, "column 2 of the pattern is rank-deficient"),
+        (lambda A: P.SPAI(ZERO_COLUMN.T, side="left"), ValueError, "row 2 of the pattern is rank-def"),
+        (lambda A: P.SPAI(A * float("nan")), ValueError, "rank-deficient"),
+        # polynomials
+        (lambda A: Poly(A.tril(-1), [1.0]), ValueError, "row 0 has none"),
+        (lambda A: Poly(A, [1.0], interval=(2.0, 1.0)), ValueError, "lo < hi"),
+        (lambda A: Poly(A, [1.0], interval=(1.0, float("inf"))), ValueError, "lo < hi"),
+        (lambda A: Poly.neumann(A, -1), ValueError, "degree must be at least 0"),
+        (lambda A: Poly.chebyshev(A, 2, lmin=-1.0), ValueError, "lmin must be positive and finite, got -1"),
+        (lambda A: Poly.chebyshev(A, 2, lmax=float("inf")), ValueError, "lmax must be positive and finite"),
+        (lambda A: Poly.chebyshev(A, 2, lmin=2.0, lmax=2.0), ValueError, "lmin must be below lmax, got 2.0"),
+        # Chebyshev and Neumann
+        (lambda A: P.Chebyshev(A, degree=-1), ValueError, "degree must be at least 0, got -1"),
+        (lambda A: P.Chebyshev(A, lmin=2.0, lmax=1.0), ValueError, "lmin must not be above lmax, got 2"),
+        (lambda A: P.Chebyshev(A, lmin=-1.0, lmax=1.0), ValueError, "lmin must be positive and finite, got"),
+        (lambda A: P.Chebyshev(A, lmin="0", lmax=1.0), TypeError, "lmin must be a number or a torch.Tensor"),
+        (lambda A: P.Chebyshev(A, lmax=torch.tensor(2.0)), TypeError, "lmax has dtype torch.float32"),
+        (lambda A: P.Chebyshev(A, lmax=normal((3,)).abs()), ValueError, r"batch \(\), got shape \(3,\)"),
+        (lambda A: P.Chebyshev(A, lmax=-torch.ones(()).double()), ValueError, "lmax must be positive"),
+        (lambda A: P.Chebyshev(A, M="ilu"), ValueError, "M must be one of .* got 'ilu'"),
+        (lambda A: P.Chebyshev(A, M=A), TypeError, 'M must be a Preconditioner, "jacobi" or None, got CSR'),
+        (lambda A: P.Chebyshev(A, M=Bent()), ValueError, "Chebyshev: M must be linear, and Bent is not"),
+        (lambda A: P.Chebyshev(A, M=P.Jacobi(spd(5))), ValueError, r"M must have A's shape \(20, 20\), got"),
+        (lambda A: P.Chebyshev(A, M=P.Jacobi(A.to(torch.float32))), TypeError, "M must be torch.float64"),
+        (lambda A: P.Chebyshev(A * 0.0), ValueError, "A must not have zeros on its diagonal, row 0"),
+        (lambda A: P.Neumann(A, degree=1.5), TypeError, "Neumann: degree must be an int, got float"),
+        (lambda A: P.Neumann(A, weight=0.0), ValueError, "weight must be positive and finite, got 0"),
+        # BlockJacobi
+        (lambda A: P.BlockJacobi(A), ValueError, "exactly one of block_size and blocks .* none"),
+        (lambda A: P.BlockJacobi(A, 2, blocks=LABELS), ValueError, "must be given, got both"),
+        (lambda A: P.BlockJacobi(A, 0), ValueError, "block_size must be at least 1, got 0"),
+        (lambda A: P.BlockJacobi(A, 2.0), TypeError, "block_size must be an int, got float"),
+        (lambda A: P.BlockJacobi(A, blocks=LABELS[:3]), ValueError, r"shape \(20,\), got \(3,\)"),
+        (lambda A: P.BlockJacobi(A, blocks=[0.5] * 20), TypeError, "blocks must be integers, got float64"),
+        (lambda A: P.BlockJacobi(A, blocks=[[0], [1, 2]]), TypeError, "one integer for each unknown"),
+        (lambda A: P.BlockJacobi(SINGULAR, 2), ValueError, "that of the unknowns 2, 3 is singular"),
+        (
+            lambda A: P.BlockJacobi(SINGULAR, blocks=[0, 0, 1, 1, 0]),
+            ValueError,
+            "inverse, .* 2, 3 is singular",
+        ),
+        (lambda A: P.BlockJacobi(TWO, 2), ValueError, "2, 3 of matrix 1 of the batch is singular"),
+        (lambda A: P.BlockJacobi(A * torch.nan, 5), ValueError, r"unknowns 0, 1, 2, 3, \.\.\. is singular"),
+        (lambda A: P.BlockJacobi(A * 1e-320, 1), ValueError, "unknowns 0 is singular"),
+        # values that carry a graph
+        (lambda A: F(L.to_dense()), TypeError, "Factored: L must be a CSR, got Tensor"),
+        (lambda A: F(L, form="inverse"), ValueError, r"form must be one of \('solve', 'product'\)"),
+        (lambda A: F(A), ValueError, r"L must be lower triangular, but 31 of its 82 .*take ops.tril\(L\)"),
+        (lambda A: F(LOWER, LOWER), ValueError, r"U must be upper triangular, .*take ops.triu\(U\)"),
+        (lambda A: F(L[:, :5]), ValueError, "L must be square"),
+        (lambda A: F(L.tril(-1)), ValueError, "L must have an entry on its diagonal in every row, row 0 has"),
+        (lambda A: F(LOWER, U.triu(1)), ValueError, "U must have an entry on its diagonal"),
+        (lambda A: F(zero(L, 3)), ValueError, "L is divided by, .*row 3 has 0; shift it"),
+        (lambda A: F(LOWER, zero(U, 4, 1e-320)), ValueError, "U is divided by, .*overflows, row 4 has"),
+        (
+            lambda A: F(L.with_values(torch.stack((L.values, zero(L, 2).values)))),
+            ValueError,
+            "row 2 of matrix 1",
+        ),
+        (lambda A: F(zero(L, 3, NAN)), ValueError, "L's values must be finite, got nan in row 3"),
+        (lambda A: F(LOWER, zero(U, 3, NAN)), ValueError, "U's values must be finite"),
+        (lambda A: F(L, U), ValueError, "beside a U, L must have ones on its diagonal, or no entries, row 0"),
+        (lambda A: F(LOWER, U.to(dtype=torch.float32)), TypeError, "U.values has dtype torch.float32"),
+        (lambda A: F(L, shift=0.1), ValueError, 'shift is for form="product"'),
+        (lambda A: F(L, form="product", shift=-1.0), ValueError, "shift must be positive and finite, got -1"),
+        (lambda A: F(L, form="product", shift=LEARNS), ValueError, "shift must be positive .* got -1"),
+        (lambda A: F(L[:, :5], L, form="product"), ValueError, r"U must have shape \(5, 20\)"),
+        (lambda A: P.Diagonal([1.0]), TypeError, "d must be a torch.Tensor"),
+        (lambda A: P.Diagonal(torch.ones(3).int()), TypeError, "d must be float32 or float64"),
+        (lambda A: P.Diagonal(torch.tensor(1.0)), ValueError, "got a scalar; use d.expand"),
+        (lambda A: P.Diagonal(torch.tensor([1.0, NAN])), ValueError, "d must be finite, got nan in row 1"),
+        (lambda A: P.Polynomial(A, []), ValueError, r"shape \(degree \+ 1,\), got \(0,\)"),
+        (lambda A: P.Polynomial(A, [1.0, NAN]), ValueError, "finite, .*that of degree 1 is one"),
+        (lambda A: P.Polynomial(A, [1.0], interval=(2.0, LEARNS)), ValueError, "lo < hi"),
+        (lambda A: P.Polynomial(A, torch.ones(3)), TypeError, "coefficients has dtype torch.float32"),
+        (lambda A: P.Polynomial(A, [1.0], M=lambda r: r), TypeError, "M must be a Preconditioner"),
+        # Trainable, Jacobi
+        (lambda A: T(), TypeError, r"M must be a Preconditioner .*, as IC0\(A\) is, got NoneType"),
+        (lambda A: T(A), TypeError, "M must be a Preconditioner .* got CSR"),
+        (lambda A: T(T(P.IC0(A))), TypeError, "got Trainable"),
+        (lambda A: T(P.SSOR(A)), ValueError, "Trainable: SSOR has no tensors that can be learned"),
+        (lambda A: T(P.IC0(A), learn=("l",)), ValueError, r"one or more of \('L',\), .*\('l',\)"),
+        (lambda A: T(P.IC0(A), learn="L"), ValueError, "in a tuple, got 'L'"),
+        (lambda A: T(P.IC0(A), learn=()), ValueError, r"learn must be one or more of .*got \(\)"),
+        (lambda A: T(P.IC0(A), positive="abs"), ValueError, r"positive must be one of \('exp', 'softplus'\)"),
+        (lambda A: T(P.SPAI(A), positive="exp"), ValueError, r"applies to none of \('matrix',\); leave it"),
+        (lambda A: T(F(-A.tril()), positive="exp"), ValueError, "of L must be positive, row 0 has -4"),
+        (lambda A: T(F(csr([[1.0, 0], [1, -2.0]])), positive="exp"), ValueError, "row 1 has -2"),
+        (lambda A: T(F(A.tril(-1), form="product"), positive="exp"), ValueError, "row 0 has none"),
+        (lambda A: T(F(A[:4], form="product"), positive="exp"), ValueError, "L must be square"),
+        (lambda A: T(J(A, -1.0), positive="exp"), ValueError, "must be positive .* the smallest is -1"),
+        (lambda A: J(A, torch.ones(3).double()), ValueError, r"weight must have shape \(\) or \(..., 20\)"),
+        (lambda A: J(A, torch.ones(20)), TypeError, "float32"),
+        (lambda A: J(A, torch.full((20,), float("nan")).double()), ValueError, "weight must be finite"),
+        (lambda A: T(J(A)).on(J(ls.problems.poisson((3,)))), ValueError, r"must have shape \(20,\), as here"),
+        (lambda A: T(J(A)).on(J(A.to(torch.float32))), TypeError, "weight.values must be torch.float64"),
+        (lambda A: T(J(A)).on(P.IC0(A)), ValueError, r"learn must be one or more of \('L',\)"),
+        (lambda A: T(P.IC0(A)).assign_(F(ls.ops.eye(20).double())), ValueError, "pattern of this module"),
+        (lambda A: T(P.IC0(A)).assign_(P.FSAI(A)), ValueError, "solve"),
+        (lambda A: J(A, "0.5"), TypeError, "must be a number or a torch.Tensor, got str"),
+        (lambda A: Poly(A, ["0.5", "1"]), TypeError, "must be a number.*, got str"),
+        (lambda A: Poly(A, [1.0], interval=("0.5", "1")), TypeError, "must be a number.*, got str"),
+        (lambda A: Poly(A, [True]), TypeError, "must be a number.*, got bool"),
+    ],
+)
+def test_errors(make, error, words):
+    with pytest.raises(error, match=words) as caught:
+        make(spd())
+    assert re.match(r"[A-Za-z0-9_.]+: ", str(caught.value)), "an error names the function"
+
+
+# --- sweeps ---
+
+ZERO = A.with_values(torch.where(A.pattern.row_indices + A.col_indices == 4, 0, A.values))
+HOLE = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("kind", [P.SOR, P.SSOR])
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda M: M(ZERO), ValueError, "A must not have zeros on its diagonal, row 2 has one"),
+        (lambda M: M(HOLE), ValueError, "A must have an entry on its diagonal in every row, row 1 has none"),
+        (lambda M: M(A, 0.0), ValueError, "omega must lie in 0 < omega < 2, got 0.0"),
+        (lambda M: M(A, 2), ValueError, "omega must lie in 0 < omega < 2, got 2.0"),
+        (lambda M: M(A, float("nan")), ValueError, "omega must lie in 0 < omega < 2, got nan"),
+        (lambda M: M(A, True), TypeError, "omega must be a number or a torch.Tensor, got bool"),
+        (lambda M: M(A, torch.tensor(2.5).double()), ValueError, "got 2.5; to train it, use 2 sigmoid"),
+        (lambda M: M(A, torch.tensor(1.5)), TypeError, "omega has dtype torch.float32"),
+        (lambda M: M(A, torch.ones(20).double()), ValueError, r"one for each matrix of the batch \(\)"),
+        (lambda M: M(A, multicolor="yes"), TypeError, "multicolor must be True or False, got 'yes'"),
+    ],
+)
+def test_errors_of_sweeps(kind, make, error, words):
+    with pytest.raises(error, match=f"{kind.__name__}: .*{words}"):
+        make(kind)
+
+
+def test_errors_of_options_of_sweeps():
+    with pytest.raises(ValueError, match=r"SOR: direction must be one of .*got 'symmetric'"):
+        P.SOR(A, 1.0, direction="symmetric")
+    with pytest.raises(TypeError, match="SSOR: symmetric must be True or False"):
+        P.SSOR(A, symmetric="yes")
+
+
+# --- a graph that would end in a module ---
+
+
+def tracked(T: ls.CSR) -> ls.CSR:
+    return T.with_values(T.values.clone().requires_grad_())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: P.Factored(tracked(L)),
+        lambda: P.Factored(LOWER, tracked(U)),
+        lambda: P.IC0(tracked(A)),
+        lambda: P.FSAI(tracked(A)),
+        lambda: P.Jacobi(A, LEARNS.expand(20)),
+        lambda: P.Jacobi(tracked(A)),
+        lambda: P.Polynomial(A, LEARNS.expand(3)),
+        lambda: P.Polynomial(tracked(A), [1.0]),
+        lambda: P.Polynomial(A, [1.0], M=P.Diagonal(LEARNS.expand(20))),
+        lambda: P.AMG(A, max_coarse=4, weight=-LEARNS),
+    ],
+)
+def test_a_module_refuses_a_graph_that_would_end_in_it(make):
+    with pytest.raises(
+        ValueError, match=r"^Trainable: .*requires grad.*\.detach\(\).*use M itself, which keeps"
+    ):
+        P.Trainable(make())
+
+
+# --- AMG and its hierarchies ---
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"method": "geometric"}, ValueError, "method must be one of"),
+        ({"cycle": "K"}, ValueError, "cycle must be one of"),
+        ({"smoother": "sor"}, ValueError, "smoother must be one of"),
+        ({"coarse_solver": "qr"}, ValueError, "coarse_solver must be one of"),
+        ({"presweeps": 0, "postsweeps": 0}, ValueError, "must not both be 0"),
+        ({"presweeps": -1}, ValueError, "presweeps must be at least 0"),
+        ({"weight": 0.5, "smoother": "chebyshev"}, ValueError, "weight belongs to smoother='jacobi'"),
+        ({"degree": 2}, ValueError, "degree belongs to smoother='chebyshev'"),
+        ({"smoother": "chebyshev", "degree": 0}, ValueError, "degree must be at least 1"),
+        ({"weight": [0.5]}, ValueError, "one for each of the 2 levels"),
+        ({"weight": torch.ones(3, dtype=torch.float64)}, ValueError, r"shape \(\) or \(..., 20\)"),
+        ({"weight": "big"}, TypeError, "weight must be a number"),
+        ({"hierarchy": P.Hierarchy([]), "max_levels": 3}, ValueError, "max_levels is for making"),
+        ({"hierarchy": 3}, TypeError, "must be a Hierarchy"),
+        ({"max_coarse": 0}, ValueError, "max_coarse must be at least 1"),
+    ],
+)
+def test_bad_options_of_amg(options, error, words):
+    sizes = {} if "hierarchy" in options else {"max_coarse": 1}
+    with pytest.raises(error, match=f"AMG: .*{words}|AMG: {words}"):
+        P.AMG(spd(), **{**sizes, **options})
+
+
+def test_bad_matrices_and_hierarchies():
+    A = spd()
+    H = P.AMG(A, max_coarse=3).hierarchy
+    with pytest.raises(ValueError, match="hierarchy must be one of a matrix with 30 rows"):
+        P.AMG(spd(5), hierarchy=H)
+    with pytest.raises(TypeError, match=r"hierarchy.prolongations\[0\].values has dtype torch.float64"):
+        P.AMG(A.to(dtype=torch.float32), hierarchy=H)
+    with pytest.raises(ValueError, match="must be square"):
+        P.AMG(ls.CSR.from_dense(torch.ones(3, 4)))
+    with pytest.raises(TypeError, match="AMG: A must be a CSR"):
+        P.AMG(A.to_dense().tolist())
+    values = A.values.clone()
+    values[A.pattern.diagonal_positions[4]] = 0
+    with pytest.raises(ValueError, match="AMG: A must not have zeros on its diagonal, row 4"):
+        P.AMG(A.with_values(values), hierarchy=H)
+    values[A.pattern.diagonal_positions[4]] = 1e-310
+    with pytest.raises(ValueError, match=r"AMG: A .* reciprocal does not overflow, row 4 has 1e-310"):
+        P.AMG(A.with_values(values), hierarchy=H)
+    Q = H.prolongations
+    with pytest.raises(ValueError, match=r"prolongations\[1\] must have as many rows"):
+        P.Hierarchy([Q[0], Q[0]])
+    with pytest.raises(ValueError, match=r"restrictions\[0\] must have shape"):
+        P.Hierarchy(Q[:1], Q[:1])
+    with pytest.raises(ValueError, match="restrictions must be as many"):
+        P.Hierarchy(Q, [None])
+    with pytest.raises(TypeError, match=r"prolongations\[0\] must be a CSR"):
+        P.Hierarchy([None])
+    assert all(a.shape[1] == b.shape[0] for a, b in pairwise(Q))
+
+
+def test_bad_learning():
+    M = P.AMG(spd(), max_coarse=3, smoother="chebyshev")
+    choices = r"Trainable: learn must be one or more of \('prolongations', 'restrictions'\), the tensors"
+    for learn in ((), "weights", ("weights",), ("prolongations", "coarsening")):
+        with pytest.raises(ValueError, match=choices):
+            P.Trainable(M, learn=learn)
+    assert P.Trainable(M).learn == ("prolongations",)
+    with pytest.raises(ValueError, match="one level"):
+        P.Trainable(P.AMG(spd()))
+
+
+def test_without_pyamg(monkeypatch):
+    H = P.AMG(spd(), max_coarse=3).hierarchy
+    monkeypatch.setitem(sys.modules, "pyamg", None)
+    with pytest.raises(ImportError, match=r"needs pyamg .* pip install 'learnsolve\[problems\]'"):
+        P.AMG(spd(), max_coarse=3)
+    assert P.AMG(spd(), hierarchy=H).hierarchy.sizes == H.sizes
+
+
+def test_amg_refuses_weights_and_batches_that_mean_nothing():
+    A = spd()
+    one_level = P.Hierarchy([])
+    for weight, shown in (
+        (NAN, "nan"),
+        (0.0, r"0\.0"),
+        (-1.0, r"-1\.0"),
+        (torch.tensor(NAN).double(), "nan"),
+    ):
+        for options in ({"max_coarse": 4}, {"hierarchy": one_level}):
+            with pytest.raises(
+                ValueError, match=f"AMG: weight on level 0 must be positive and finite, got {shown}"
+            ):
+                P.AMG(A, weight=weight, **options)
+    w = torch.tensor(0.5, dtype=A.dtype, requires_grad=True)
+    assert any(t is w for t in P.AMG(A, hierarchy=one_level, weight=w).depends_on)
+    with pytest.raises(ValueError, match=r"AMG: needs a matrix, got an empty batch of shape \(0,\)"):
+        P.AMG(A.with_values(A.values.expand(0, -1)))

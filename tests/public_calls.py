@@ -1,0 +1,262 @@
+"""Every public call with arguments that work, for tests of what all calls promise.
+
+The calls are found through `__all__`, so that a new one is tested too. `NUMBERS` has what is passed for an
+argument, by its name or, where one call needs another, by ``call.argument``; `WITH` what must be passed
+beside it, and beside all arguments of a call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import learnsolve as ls
+
+F64 = torch.float64
+P, S = ls.preconditioners, ls.solvers
+# Left out: records of results; base classes, settings, readers of files, and what takes functions.
+RECORDS = {"ConvergenceWarning", "DelaunayGraph", "Estimate", "Evaluation", "ExtremeEigenvalues", "Graph"}
+RECORDS |= {"IncompleteCholesky", "IncompleteLU", "Iteration", "MatrixProperties", "PROPERTIES"}
+RECORDS |= {"ProblemDataset", "Sample", "Solution", "SolverError", "Status"}
+OTHERS = {"CSR.cuda", "CSR.from_scipy", "CSR.load", "CSR.requires_grad_", "Preconditioner", "Trainable"}
+OTHERS |= {"dataset", "load", "matrix_market", "planetoid", "profile", "set_buffer_pool_limit"}
+OTHERS |= {"set_check_every", "set_plan_cache_limit", "set_spgemm_plan_limit"}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    """Between 0.5 and 1.5."""
+    return torch.rand(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)) + 0.5
+
+
+A = ls.problems.diffusion(random(4, 4))
+PERIODIC = ls.problems.nodal_diffusion(random(4, 4), boundary="periodic")
+HIERARCHY = P.AMG(A, max_coarse=4).hierarchy
+(LINEAR,) = P.Hierarchy.linear((4, 4), periodic=True, levels=2).prolongations
+MESH = ls.problems.random_mesh(16, seed=0)
+EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
+
+NUMBERS: dict[str, Any] = {
+    "A": A,
+    "B": A.tril(),
+    "D": A.to_dense(),
+    "E": random(A.nnz),
+    "L": A.tril(),
+    "M": P.Diagonal(random(16)),
+    "P": LINEAR,
+    "R": LINEAR.T,
+    "T": A.to_dense(),
+    "U": random(16, 2),
+    "V": random(16, 2, seed=1),
+    "X": random(16),
+    "adjoint_M": P.Diagonal(random(16)),
+    "alpha": 0.1,
+    "b": random(16),
+    "beta": 0.2,
+    "coefficients": random(3, 3),
+    "col_indices": A.col_indices,
+    "columns": A.col_indices,
+    "crow_indices": A.crow_indices,
+    "d": random(16, seed=2),
+    "degree": 2,
+    "e": random(A.nnz, 2),
+    "edge_features": 2,
+    "edge_index": EDGES,
+    "edge_weight": random(4),
+    "epsilon": 0.3,
+    "exponent": 2.0,
+    "graph": A,
+    "grid": (4, 4),
+    "grounded": torch.tensor([True, False, False]),
+    "hierarchy": HIERARCHY,
+    "history": random(9).cumprod(0),
+    "im": A,
+    "in_features": 2,
+    "interval": (0.5, 6.0),
+    "kappa": random(3, 3),
+    "keep": torch.arange(A.nnz) % 3 > 0,
+    "kh": random(3, 3),
+    "lmax": 6.0,
+    "lmin": 0.5,
+    "local": A,
+    "matrices": [A, A],
+    "mesh": MESH,
+    "n": 16,
+    "name": "unit_square",
+    "node_features": 2,
+    "null_space": torch.ones(16, 1, dtype=F64),
+    "omega": 1.1,
+    "ord": None,
+    "out_features": 3,
+    "p": range(16),
+    "parameters": (random(16),),
+    "path": Path(tempfile.gettempdir()) / "carriers.mtx",
+    "pattern": A.pattern,
+    "peclet": 0.7,
+    "period": (4, 4),
+    "points": torch.tensor([[0, 0], [4, 0], [0, 4], [1, 1]], dtype=F64),
+    "preconditioners": {"none": None},
+    "prolongations": HIERARCHY.prolongations,
+    "r": random(16),
+    "radii": [1.5] * len(HIERARCHY),
+    "re": A.tril(),
+    "reaction": 0.4,
+    "restrictions": [T.T for T in HIERARCHY.prolongations],
+    "rho": random(len(MESH.triangles)),
+    "rows": A.pattern.row_indices,
+    "samples": [A, A],
+    "seed": 0,
+    "self": A,
+    "shape": (4, 4),
+    "shift": 0.3,
+    "theta": 0.5,
+    "triangles": torch.tensor([[0, 1, 3], [1, 2, 3], [2, 0, 3]]),
+    "values": random(A.nnz),
+    "weight": 0.3,
+    "weights": random(4),
+    "wind": random(2, 3, 3),
+    "x": random(16),
+    "x0": random(16),
+    "CSR.from_coo.shape": (16, 16),
+    "Factored.U": A.triu(),
+    "GCNConv().X": random(16, 2),
+    "GraphNetBlock().x": random(16, 2),
+    "Hierarchy.linear.shape": (5, 5),
+    "SparsityPattern.shape": (16, 16),
+    "PCG.null_space": "constants",
+    "Polynomial.coefficients": random(3),
+    "ResGCN().X": random(16, 2),
+    "SparseDropout().X": A,
+    "block.blocks": [[A, A.tril()]],
+    "diag.d": random(4),
+    "galerkin.P": HIERARCHY.prolongations[0],
+    "kron.A": ls.problems.poisson((2,)),
+    "krylov_samples.m": random(16, 3),
+    "p1_stiffness.kappa": random(len(MESH.triangles)),
+    "spectral_radius.E": A,
+    "stencil.x": random(4, 4),
+    "two_grid_symbols.A": PERIODIC,
+    "two_grid_factor.A": PERIODIC,
+}
+_UNIT = A.tril(-1)
+WITH: dict[str, dict[str, Any]] = {
+    "AMG": {"hierarchy": HIERARCHY},  # otherwise chosen by the numbers of A, and held
+    "BlockJacobi": {"block_size": 4},
+    "Chebyshev": {"lmin": 0.5, "lmax": 6.0},  # estimates are constants
+    "Factored.U": {"L": _UNIT},
+    "Polynomial.chebyshev": {"lmin": 0.5, "lmax": 6.0},
+    "Factored.shift": {"form": "product"},
+    "GCNConv().edge_weight": {"A": EDGES, "X": random(3, 2)},
+    "gcn_norm.edge_weight": {"A": EDGES},
+    "heavyball.alpha": {"beta": 0.2},
+    "heavyball.beta": {"alpha": 0.1},
+    "null_space": {"A": PERIODIC, "b": random(16) - random(16).mean()},
+    "two_grid_symbols": {"without_constants": True},
+    "two_grid_factor": {"without_constants": True},
+    "NeuralAMG": {"max_coarse": 2},
+    "SparseDropout()": {"keep": torch.arange(A.nnz) % 3 > 0},
+    "chebyshev, unrolled": {"lmin": 0.5, "lmax": 6.0},
+    "heavyball, unrolled": {"alpha": 0.1, "beta": 0.2},
+    "heavyball, unrolled.lmin": {"alpha": None, "beta": None, "lmax": 6.0},
+    "heavyball, unrolled.lmax": {"alpha": None, "beta": None, "lmin": 0.5},
+    "real_form": {"im": A.tril()},
+    "richardson, unrolled": {"weight": 0.1},
+    "richardson, unrolled.lmin": {"weight": None, "lmax": 6.0},
+    "richardson, unrolled.lmax": {"weight": None, "lmin": 0.5},
+}
+
+
+def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Functions, constructors, methods of `CSR`, calls of modules; solvers also with unrolled gradients."""
+    for module in (ls, ls.ops, S, P, ls.problems, ls.nn, ls.analysis, ls.io):
+        group = module.__name__.removeprefix("learnsolve.")
+        for name in module.__all__:
+            call = getattr(module, name)
+            if name in RECORDS | OTHERS or not callable(call):
+                continue
+            yield group, name, call
+            if not inspect.isclass(call):
+                if {"gradient", "maxiter"} <= inspect.signature(call).parameters.keys():
+                    yield group, f"{name}, unrolled", partial(call, gradient="unrolled", maxiter=4)
+                continue
+            for key, method in inspect.getmembers(call, callable):
+                public = not key.startswith("_") and "learnsolve" in (getattr(method, "__module__", "") or "")
+                made = inspect.ismethod(method) and method.__self__ is call
+                if public and (made or call is ls.CSR) and f"{name}.{key}" not in OTHERS:
+                    yield group, f"{name}.{key}", method
+            if issubclass(call, torch.nn.Module):
+                yield group, f"{name}()", call(**beside(name, call)).to(F64).forward
+
+
+def number(call: str, argument: str, annotation: str = "") -> Any:
+    default = 0.1 if "float" in annotation else None
+    return NUMBERS.get(f"{call}.{argument}", NUMBERS.get(argument, default))
+
+
+def beside(call: str, function: Callable[..., Any], argument: str = "") -> dict[str, Any]:
+    """What is passed beside the argument."""
+    parameters = inspect.signature(function).parameters
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    given = {
+        name: number(call, name)
+        for name, p in parameters.items()
+        if p.default is p.empty and p.kind not in variable
+    }
+    if "gradient" in parameters and "maxiter" in parameters and "unrolled" not in call:  # a solver
+        exact = {"rtol": 1e-13, "btol": 1e-13, "maxiter": 2000, "atol": 1e-14}
+        given |= {key: exact[key] for key in exact.keys() & parameters.keys()}
+    for key in (argument, call, f"{call}.{argument}"):
+        given |= {name: value for name, value in WITH.get(key, {}).items() if name in parameters}
+    return given
+
+
+def called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    arguments = dict(arguments)
+    if "parameters" in arguments:  # of an A that is a function
+        arguments["A"] = lambda x: arguments["parameters"][0] * x
+        if "transpose" in inspect.signature(function).parameters:
+            arguments["transpose"] = arguments["A"]
+    if isinstance(arguments.get("T"), Tensor):
+        arguments["T"] = arguments["T"].to_sparse_csr()
+    if "self" in arguments:
+        return function(arguments.pop("self"), **arguments)
+    return function(**arguments)
+
+
+def outputs(result: Any) -> list[Tensor]:
+    """The numbers of a result; of a function or a module those that it gives."""
+    if isinstance(result, Tensor):
+        result = torch.view_as_real(result) if result.is_complex() else result
+        return [result] if result.is_floating_point() else []
+    if isinstance(result, float):
+        return [torch.tensor(result, dtype=F64)]
+    if isinstance(result, ls.CSR):
+        return [result.values]
+    if isinstance(result, ls.analysis.Estimate):
+        return [result.value]  # and an indication of its error
+    if isinstance(result, S.Solution):
+        return [result.x]
+    if isinstance(result, (list, tuple)):
+        return [t for part in result for t in outputs(part)]
+    if isinstance(result, ls.BlockBatch):
+        return [result.matrix.values]
+    if isinstance(result, P.Hierarchy):
+        return [T.values for T in result.transfers]
+    if isinstance(result, ls.problems.TriangleMesh):
+        return [result.areas]
+    if isinstance(result, torch.nn.Module):
+        arguments = {"A": A, "b": random(16), "r": random(16)}
+        taken = inspect.signature(result.forward).parameters
+        return outputs(result.to(F64)(*(arguments[name] for name in taken if name in arguments)))
+    if isinstance(result, ls.ops.StencilOperator):
+        return [result @ random(16).to(result.dtype)]
+    if isinstance(result, ls.SparsityPattern) or not callable(result):
+        return []
+    dtype = getattr(result, "dtype", F64)  # SciPy's operators have one of NumPy
+    return outputs(result(random(16).to(dtype if isinstance(dtype, torch.dtype) else F64)))

@@ -1,0 +1,267 @@
+"""Calls and their inputs: what they change and share, and changes in place."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import learnsolve as ls
+
+from . import _calls
+from ._calls import CALLS, Call, flat, turns
+from ._samples import Sample, digest
+
+ITSELF = ("tril", "triu")  # "A itself, if all its entries lie there"
+KRYLOV = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
+FIXED = {
+    "jacobi": {},
+    "richardson": {"weight": 0.1},
+    "heavyball": {"alpha": 0.1, "beta": 0.1},
+    "chebyshev": {"lmin": 1.0, "lmax": 9.0},
+    "gauss_seidel": {},
+    "sor": {},
+    "ssor": {},
+}
+
+
+def _idle() -> dict[str, Call]:
+    """Solves from a start x0 that have nothing to do, by their names."""
+
+    def call(name: str, zero: bool, **options: object) -> Call:
+        method = getattr(ls.solvers, name)
+
+        def solve(s: Sample, v: Tensor, x: Tensor) -> object:
+            A, x = ls.CSR(v, s.P), x * (not zero)
+            return method(A, A @ x, x.detach(), **options)
+
+        return Call("ax", solve, "spd")
+
+    def given(name: str, **options: object) -> Call:
+        """b and x0 themselves."""
+        method = getattr(ls.solvers, name)
+        return Call("axx", lambda s, v, b, x: method(ls.CSR(v, s.P), b, x.detach(), **options), "spd")
+
+    found = {f"{name}, at the solution": call(name, False) for name in KRYLOV}
+    found |= {f"{name}, b = 0": call(name, True) for name in KRYLOV}
+    found |= {f"{name}, no iterations": given(name, maxiter=0) for name in KRYLOV}
+    found |= {f"{name}, no iterations": given(name, iterations=0, **o) for name, o in FIXED.items()}
+    return found
+
+
+def aliases(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """No call changes its inputs, and no result shares memory with them.
+
+    Every operation, solver and preconditioner; solves too that have nothing to do: no iterations, a start
+    that is the solution, b = 0.
+    """
+    for turn in turns({**CALLS, **_idle()}, count, seed, 1000, counts):
+        yield from turn.faults(_shared(turn.s, turn.call, bool(turn.number % 2), turn.name in ITSELF))
+
+
+def _shared(s: Sample, call: Call, grad: bool, may_be_itself: bool) -> Iterator[str]:
+    leaves = [t.detach().requires_grad_(grad) for t in call.make(s)]
+    inputs = [*leaves, s.P.crow_indices, s.P.col_indices]
+    before, versions = [digest(t) for t in inputs], [t._version for t in inputs]
+    results = flat(call.f(s, *leaves))
+    if grad and any(t.requires_grad for t in results):
+        sums = [t.sum() for t in results if t.requires_grad]
+        gradients = torch.autograd.grad(sums, leaves, allow_unused=True)
+        results += [g for g in gradients if g is not None]
+    if [digest(t) for t in inputs] != before or [t._version for t in inputs] != versions:
+        yield "an input was changed"
+    shared = [i for i, t in enumerate(results) if any(_overlap(t, one) for one in inputs)]
+    if (
+        may_be_itself
+        and results[0].data_ptr() == leaves[0].data_ptr()
+        and results[0].shape == leaves[0].shape
+    ):
+        shared.remove(0)
+    if shared:
+        yield f"results {shared} lie in the memory of an input"
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    (a0, a1), (b0, b1) = (_range(t) for t in (a, b))
+    return a0 < b1 and b0 < a1
+
+
+def _range(t: Tensor) -> tuple[int, int]:
+    storage = t.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+SWEEPS = ("gauss_seidel", "sor", "ssor")
+# The arguments of a stationary method for a number u.
+STATIONARY: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "richardson": lambda u: {"weight": u},
+    "heavyball": lambda u: {"alpha": u, "beta": u},
+    "chebyshev": lambda u: {"lmin": u, "lmax": 9.0},
+    "gauss_seidel": lambda u: {},
+    "sor": lambda u: {"omega": u},
+    "ssor": lambda u: {"omega": u},
+}
+# Of a diagonal d.
+PRECONDITIONERS: dict[str, Callable[[Tensor], Any]] = {
+    "": lambda d: None,
+    ", M": ls.preconditioners.Diagonal,
+    ", a function M": lambda d: lambda r: (d if r.dim() == 1 else d.unsqueeze(-1)) * r,
+}
+# Words of torch's error and of ours.
+NOTICED = ("modified by an inplace operation", "changed in place")
+
+
+def _solves() -> dict[str, Call]:
+    """Solves that read A, b, x0, a number u and the diagonal d of M as they are given."""
+
+    def call(name: str, keywords: Callable, M: Callable, **options: Any) -> Call:
+        method = getattr(ls.solvers, name)
+
+        def solve(s: Sample, v: Tensor, b: Tensor, x0: Tensor, u: Tensor, d: Tensor) -> Any:
+            given = {} if M(d) is None else {"M": M(d)}
+            if options["gradient"] == "implicit":  # of A and b alone
+                return method(_calls.A(s, v), b, **keywords(float(u)), **options)
+            return method(_calls.A(s, v), b, x0, **keywords(u), **given, **options)
+
+        return Call("axxup", solve, "spd")
+
+    found = {}
+    none = PRECONDITIONERS[""]
+    for gradient in ("unrolled", "checkpointed"):
+        for kind, M in PRECONDITIONERS.items():
+            end = f"{kind}, {gradient}"
+            for name in KRYLOV:
+                found[name + end] = call(name, lambda u: {"rtol": 0.0}, M, maxiter=4, gradient=gradient)
+            for name, keywords in STATIONARY.items():
+                if not (kind and name in SWEEPS):
+                    found[f"{name}, fixed{end}"] = call(name, keywords, M, iterations=4, gradient=gradient)
+                    found[name + end] = call(name, keywords, M, maxiter=4, gradient=gradient)
+        found[f"jacobi, {gradient}"] = call(
+            "jacobi", lambda u: {"weight": u}, none, iterations=4, gradient=gradient
+        )
+        for name in ("lsqr", "lsmr"):
+            f = getattr(ls.solvers, name)
+            found[f"{name}, {gradient}"] = Call(
+                "vy", lambda s, v, y, f=f, g=gradient: f(_calls.A(s, v), y, maxiter=4, gradient=g)
+            )
+    for name, keywords in STATIONARY.items():
+        options = {"maxiter": 4, "adjoint_maxiter": 4, "gradient": "implicit"}
+        found[f"{name}, implicit"] = call(name, keywords, none, **options)
+    return found
+
+
+def _step(kind: type, **options: Any) -> Callable[[Tensor], None]:
+    def step(t: Tensor) -> None:
+        optimizer = kind([t], lr=1e-3, **options)
+        t.grad = torch.cos(torch.arange(t.numel(), dtype=t.dtype)).reshape(t.shape) - 2
+        optimizer.step()
+        t.grad = None
+
+    return step
+
+
+def _inference(t: Tensor) -> None:
+    with torch.inference_mode():
+        t.mul_(1.25)
+
+
+def _entry(t: Tensor) -> None:
+    t.view(-1)[-1:].mul_(1.25)
+
+
+# Of a Parameter, without autograd.
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "mul_": lambda t: t.mul_(1.25),
+    "copy_": lambda t: t.copy_(1.25 * t),
+    "one entry": _entry,
+    "foreach": lambda t: torch._foreach_mul_([t], 1.25),
+    "inference mode": _inference,
+    "SGD": _step(torch.optim.SGD, foreach=False),
+    "Adam, foreach": _step(torch.optim.Adam, foreach=True),
+}
+# They raise no version: torch itself does not notice them between forward and backward.
+UNSEEN: dict[str, Callable[[Tensor], Any]] = {
+    "SGD, fused": _step(torch.optim.SGD, fused=True),
+    "Adam, fused": _step(torch.optim.Adam, fused=True),
+    "data": lambda t: t.data.mul_(1.25),
+    "one entry of data": lambda t: _entry(t.data),
+}
+
+
+def inplace(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """A change in place before the backward raises or leaves the gradient as it was; after any change, also
+    one that raises no version, a call gives what a fresh matrix gives.
+
+    Every operation, solver, preconditioner and layer; solvers with every `gradient=`.
+    """
+    rng = np.random.default_rng(seed)
+    # Fewer rows than 6: 4 weights could be of 4 rows or of 4 sweeps.
+    for turn in turns({**CALLS, **_solves()}, count, seed, 400, counts, first=7 * seed, rows=6):
+        for part in (_before_backward, _after_a_change):
+            yield from turn.faults(part(turn.s, turn.call, rng, counts))
+
+
+def _before_backward(s: Sample, call: Call, rng: np.random.Generator, counts: Counter) -> Iterator[str]:
+    changes = list(CHANGES)
+    how = changes[rng.integers(len(changes))]
+    leaves = call.make(s)
+    at = int(rng.integers(len(leaves)))
+    wanted = _gradients(s, leaves, flat(call.f(s, *leaves)))
+    if not wanted:
+        return
+    leaves = call.make(s)
+    found = flat(call.f(s, *leaves))
+    with torch.no_grad():
+        CHANGES[how](leaves[at])
+    try:
+        gradients = _gradients(s, leaves, found)
+    except RuntimeError as error:
+        counts["changes raised"] += 1
+        if not any(words in str(error) for words in NOTICED):
+            yield f"{how} of operand {at}: {error}"
+        return
+    counts["changes of no matter"] += 1
+    for i, (f, w) in enumerate(zip(gradients, wanted, strict=True)):
+        if not torch.allclose(f, w, rtol=1e-8, atol=1e-8 * float(w.abs().max()), equal_nan=True):
+            yield f"{how} of operand {at}: gradient {i} is another after it"
+            return
+
+
+def _gradients(s: Sample, leaves: list[Tensor], found: list[Tensor]) -> list[Tensor]:
+    wanted = [t for t in found if t.requires_grad]
+    by = [s.normal(*t.shape, salt=77 + i) for i, t in enumerate(wanted)]
+    grads = torch.autograd.grad(wanted, leaves, by, allow_unused=True) if wanted else ()
+    return [g for g in grads if g is not None and g.numel()]
+
+
+def _after_a_change(s: Sample, call: Call, rng: np.random.Generator, counts: Counter) -> Iterator[str]:
+    """Of a Parameter, whose numbers a matrix has without its gradient."""
+    how, change = list({**CHANGES, **UNSEEN}.items())[rng.integers(len(CHANGES) + len(UNSEEN))]
+    owners = [torch.nn.Parameter(t.detach()) for t in call.make(s)]
+    given = [t.detach() for t in owners]
+    matrices: dict[int, ls.CSR] = {}
+
+    def again(s: Sample, v: Tensor) -> ls.CSR:
+        return matrices.setdefault(id(v), ls.CSR(v, s.P))
+
+    with patch.object(_calls, "A", again):
+        call.f(s, *given)
+        with torch.no_grad():
+            for t in owners:
+                change(t)
+        results = _outcome(s, call, given)
+    counts["calls after a change"] += 1
+    if results != _outcome(s, call, [t.clone() for t in given]):
+        yield f"after {how} another result than that of a fresh matrix"
+
+
+def _outcome(s: Sample, call: Call, operands: list[Tensor]) -> Any:
+    try:
+        return [digest(t) for t in flat(call.f(s, *operands))]
+    except ValueError as error:  # of values that do not fit any more
+        return str(error)

@@ -1,0 +1,349 @@
+"""Writers of files on a disk that fails, and in processes that are killed."""
+
+import builtins
+import contextlib
+import errno
+import importlib
+import io
+import os
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import learnsolve as ls
+from learnsolve import train
+from learnsolve.recipes.harness import checkpoint
+from learnsolve.recipes.harness.checkpoint import Metrics
+from learnsolve.recipes.jacobi import JacobiRecipe
+
+from ._calls import quiet
+
+NUMBERS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+
+
+def disk(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """A fault of the disk while a file is written is an OSError that names the file; the former file is
+    intact.
+
+    Every writer of the library replaces a file while the disk is full, or fails, at one of its steps:
+    opening, a write, a sync, the rename. No temporary file may be left, and the same call must work
+    afterwards.
+    """
+    rng = np.random.default_rng(seed)
+    writers = list(_writers().items())
+    for i in range(count):
+        name, write = writers[i % len(writers)]
+        yield from _one(name, write, rng, counts, f"{name}, seed {seed}, case {i}")
+
+
+def _writers() -> dict[str, Callable[[Path, int], None]]:
+    """Writers of a file, or several in its folder, of contents that a number chooses."""
+    A, planetoid = ls.problems.poisson((3, 3)), importlib.import_module("learnsolve.io.planetoid")
+    b = torch.ones(9, dtype=A.dtype)
+    with quiet():
+        tables = [ls.evaluate(A, b, {"none": None}, rtol=10.0**-k) for k in (2, 8)]
+
+    def model(k: int) -> torch.nn.Module:
+        module = torch.nn.Linear(2, 1)
+        for p in module.parameters():
+            torch.nn.init.constant_(p, k)
+        return module
+
+    def state(path: Path, k: int) -> None:
+        module = model(k)
+        optimizer = torch.optim.Adam(module.parameters())
+        facts = {"step": 0, "seconds": float(k), "metrics_bytes": 0}
+        checkpoint.save_state(path.parent, module, optimizer, facts)
+
+    def rows(path: Path, k: int) -> None:
+        metrics = Metrics(path.parent, 0)
+        metrics.add(k, 1.0, None, 1.0, 0.0)
+        metrics.close()
+
+    return {
+        "CSR.save": lambda path, k: (k * A).save(path),
+        "network": lambda path, k: ls.preconditioners.NeuralIF(rounds=k, width=2).save(path),
+        "write_matrix_market": lambda path, k: ls.io.write_matrix_market(path, k * A),
+        "checkpoint": state,
+        "model": lambda path, k: checkpoint.save_model(path.parent, model(k)),
+        "report": lambda path, k: checkpoint.write_atomic(path, "x" * k),
+        "list of files": lambda path, k: checkpoint.write_list(path.parent, [f"a{k}"]),
+        "to_csv": lambda path, k: tables[k - 1].to_csv(path),
+        "to_json": lambda path, k: tables[k - 1].to_json(path),
+        "plot": lambda path, k: tables[k - 1].plot(path.with_suffix(".png")),
+        "planetoid": lambda path, k: planetoid._store(
+            path, {key: np.full(3, k) for key in planetoid.ARRAYS}, "d"
+        ),
+    }
+
+
+def _one(
+    name: str, write: Callable[[Path, int], None], rng: np.random.Generator, counts: Counter, where: str
+) -> list[str]:
+    faults = []
+    with tempfile.TemporaryDirectory() as made:
+        path = Path(made) / "out.mtx"
+        write(path, 2)
+        after = _contents(path.parent)
+        write(path, 1)
+        with _disk(0) as disk:
+            write(path, 1)
+        before = _contents(path.parent)
+        if before == after:
+            faults.append(f"{where}: two contents are written alike")
+        at, number = int(rng.integers(1, disk.seen + 1)), int(rng.choice(NUMBERS))
+        error = None
+        try:
+            with _disk(at, number) as disk:
+                write(path, 2)
+        except OSError as raised:
+            error = raised
+        where = f"{where}: {errno.errorcode[number]} at {disk.what}"
+        counts["faults of the disk"] += 1
+        if error is None:
+            faults.append(f"{where} was not heard of")
+        elif error.errno != number or path.parent.name not in str(error):
+            faults.append(f"{where}: the error does not name the file: {error}")
+        found = _contents(path.parent)
+        if left := found.keys() - before.keys() - after.keys():
+            faults.append(f"{where} leaves {sorted(left)}")
+        for key, content in before.items():
+            if key in found and found[key] not in (content, after.get(key)):
+                faults.append(f"{where} leaves a part of {key}")
+            if key not in found:
+                faults.append(f"{where}: {key} is gone")
+        write(path, 2)
+        if _contents(path.parent) != after:
+            faults.append(f"{where}: the next call writes something else")
+    return faults
+
+
+def _contents(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir()}
+
+
+class _Disk:
+    """Counts steps, and fails at one of them."""
+
+    def __init__(self, at: int, number: int):
+        self.at, self.number, self.seen, self.what = at, number, 0, "no step"
+
+    def step(self, what: str, *names: Any) -> None:
+        self.seen += 1
+        if self.seen == self.at:
+            self.what = what
+            raise OSError(self.number, os.strerror(self.number), *names)
+
+
+class _File:
+    """A file whose writes are steps. One that fails has written a part."""
+
+    def __init__(self, file: Any, disk: _Disk):
+        self._file, self._disk = file, disk
+
+    def write(self, content: Any) -> Any:
+        try:
+            self._disk.step("a write")
+        except OSError:
+            self._file.write(content[: len(content) // 2])
+            raise
+        return self._file.write(content)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._file)
+
+    def __enter__(self) -> "_File":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+@contextmanager
+def _disk(at: int, number: int = 0) -> Iterator[_Disk]:
+    """Python's ways to write, through a disk that fails at step `at`."""
+    disk, real = _Disk(at, number), io.open
+
+    def opened(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        if not set(mode) & set("wax+"):
+            return real(file, mode, *arguments, **options)
+        disk.step("opening", os.fspath(file))
+        return _File(real(file, mode, *arguments, **options), disk)
+
+    def before(what: str, function: Callable[..., Any], name: bool) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            disk.step(what, *([os.fspath(arguments[0])] if name else []))
+            return function(*arguments, **options)
+
+        return step
+
+    was = os.replace, os.fsync
+    builtins.open = io.open = opened
+    os.replace, os.fsync = before("the rename", os.replace, True), before("a sync", os.fsync, False)
+    try:
+        yield disk
+    finally:
+        builtins.open = io.open = real
+        os.replace, os.fsync = was
+
+
+TRAINING = ["jacobi", "--test_vectors", "10", "--checkpoint_seconds", "0", "--threads", "1", "--quiet"]
+SIZE = 20_000  # numbers of a version: tens of microseconds to some milliseconds of writing
+
+
+def kills(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """A process that is killed (SIGKILL) while it writes leaves the former file or the new one, never a
+    part.
+
+    A fork writes versions of a file in a loop and is killed at a random moment. What it leaves must be
+    one whole version: the last that was reported, or the next. Every tenth case is a training that writes
+    a checkpoint at each step: killed and resumed, it must end with the weights of one that was left
+    alone.
+    """
+    rng = np.random.default_rng(seed)
+    writers = list(WRITERS.items())
+    for i in range(count):
+        if i % 10 == 9:
+            with tempfile.TemporaryDirectory() as made:
+                fault = _training(Path(made), rng.random())
+            counts["killed trainings"] += 1
+            if fault:
+                yield f"training, seed {seed}, case {i}: {fault}"
+            continue
+        name, (write, read) = writers[i % len(writers)]
+        with tempfile.TemporaryDirectory() as made:
+            path = Path(made) / "out.mtx"
+            write(path, 1)
+            done = _killed(write, path, rng.random() * 0.02)
+            counts["kills"] += 1
+            where = f"{name}, seed {seed}, case {i}"
+            try:
+                version = read(path)
+            except Exception as error:  # of any kind: the file cannot be read
+                yield f"{where}: after version {done}, {type(error).__name__}: {error}"
+                continue
+            if version not in (done, done + 1):
+                yield f"{where}: version {version} is there, {done} was written"
+            checkpoint.remove_leftovers(path.parent, ["out.mtx", *checkpoint.EVERY_RUN])
+            if left := list(path.parent.glob(".*")):
+                yield f"{where}: {left} would never be removed"
+
+
+def _killed(write: Callable[[Path, int], None], path: Path, seconds: float) -> int:
+    """The last version that a process had written when it was killed, this long after its first."""
+    threads, (ours, theirs) = torch.get_num_threads(), os.pipe()
+    torch.set_num_threads(1)  # a fork has none of the others
+    if (child := os.fork()) == 0:
+        try:
+            for version in range(2, 10_000):
+                write(path, version)
+                os.write(theirs, version.to_bytes(4, "little"))
+        finally:
+            os._exit(1)
+    torch.set_num_threads(threads)
+    os.close(theirs)
+    first = os.read(ours, 4)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    rest = first
+    while chunk := os.read(ours, 4096):
+        rest = (rest + chunk)[-4:] if (len(rest) + len(chunk)) % 4 == 0 else rest + chunk
+    os.close(ours)
+    return int.from_bytes(rest[-4:], "little")
+
+
+def _training(made: Path, share: float) -> str | None:
+    """What is wrong with one that is killed after this share of its time, and resumed."""
+    options = [*TRAINING, "--steps", "40"]
+    code, seconds = _trained([*options, "--out", str(made / "whole")])
+    if code:
+        return f"undisturbed, it ends with exit code {code}"
+    killed = made / "killed"
+    _trained([*options, "--out", str(killed)], share * seconds)
+    begun = (killed / "state.json").exists()
+    again = ["jacobi", "--resume", str(killed)] if begun else [*options, "--overwrite", "--out", str(killed)]
+    if code := _trained(again)[0]:
+        return f"{'resumed' if begun else 'begun again'}, it ends with exit code {code}"
+    same = [(made / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    return None if same[0] == same[1] else f"{'resumed' if begun else 'begun again'}, it has other weights"
+
+
+def _trained(options: list[str], seconds: float | None = None) -> tuple[int, float]:
+    """The exit code and the time of a training in a process of its own, killed after `seconds`."""
+    start, threads = time.perf_counter(), torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork has none of the others
+    if (child := os.fork()) == 0:
+        code = 1
+        try:
+            JacobiRecipe.figures = lambda *_: iter(())  # nearly all of its time
+            with contextlib.redirect_stdout(io.StringIO()):
+                code = train.main(options)
+        finally:
+            os._exit(code)
+    torch.set_num_threads(threads)
+    if seconds is not None:
+        time.sleep(seconds)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.perf_counter() - start
+
+
+def _module(version: int) -> torch.nn.Linear:
+    module = torch.nn.Linear(SIZE, 1)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.fill_(version)
+    return module
+
+
+def _uniform(values: torch.Tensor) -> int:
+    """The number that all of them are."""
+    assert bool((values == values[0]).all()), "parts of two versions"
+    return int(values[0])
+
+
+def _save_state(path: Path, version: int) -> None:
+    module = _module(version)
+    optimizer = torch.optim.SGD(module.parameters())
+    checkpoint.save_state(path.parent, module, optimizer, {"step": version, "seconds": 0, "metrics_bytes": 0})
+
+
+def _load_state(path: Path) -> int:
+    module = _module(0)
+    facts = checkpoint.load_state(path.parent, module, torch.optim.SGD(module.parameters()))
+    version = _uniform(module.weight.detach().flatten())
+    assert facts["step"] == version, f"step {facts['step']} with weights of {version}"
+    return version
+
+
+LINE = ls.problems.poisson((SIZE // 3,))
+WRITERS: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], int]]] = {
+    "CSR.save": (
+        lambda path, k: LINE.with_values(torch.full_like(LINE.values, k)).save(path),
+        lambda path: _uniform(ls.CSR.load(path).values),
+    ),
+    "write_matrix_market": (
+        lambda path, k: ls.io.write_matrix_market(path, LINE.with_values(torch.full_like(LINE.values, k))),
+        lambda path: _uniform(ls.problems.matrix_market(path).values),
+    ),
+    "checkpoint": (_save_state, _load_state),
+    "report": (
+        lambda path, k: checkpoint.write_atomic(path, f"{k}\n" * SIZE),
+        lambda path: _uniform(torch.tensor([int(line) for line in path.read_text().splitlines()])),
+    ),
+}
