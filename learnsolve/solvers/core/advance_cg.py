@@ -33,7 +33,7 @@ from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import CODE, COMPILED, PYTHON_M, Status
 
 STANDS = -1  # the code of a column that stands still until it is judged by its true residual
-_CODE = {
+STOP_CODE = {
     Stop.RUNNING: 0,
     Stop.ROUNDING: STANDS,
     Stop.CURVATURE: CODE[Status.INDEFINITE],
@@ -41,7 +41,7 @@ _CODE = {
     Stop.NON_FINITE: CODE[Status.NON_FINITE],
     Stop.DIVERGED: CODE[Status.DIVERGED],
 }
-_CODES = torch.tensor([_CODE[stop] for stop in Stop], device="cpu")
+_CODES = torch.tensor([STOP_CODE[stop] for stop in Stop], device="cpu")
 
 
 class _Form(NamedTuple):
@@ -281,6 +281,6 @@ def _codes_of(why: Tensor) -> Tensor:
         return _CODES.take(why)
     # The table would have to be moved to the device, which waits for it.
     codes = torch.zeros_like(why)
-    for stop, code in _CODE.items():
+    for stop, code in STOP_CODE.items():
         codes = torch.where(why == stop, code, codes)
     return codes

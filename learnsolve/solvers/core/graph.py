@@ -21,10 +21,11 @@ from learnsolve.matrix import interning
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.pcg_preconditioner import KINDS
-from learnsolve.ops.core.pcg_unfused import Stop, applied
+from learnsolve.ops.core.pcg_unfused import applied
 from learnsolve.ops.core.product import sampled
 from learnsolve.ops.pcg import pcg_iterations
 from learnsolve.ops.structure import transpose
+from learnsolve.solvers.core.advance_cg import STOP_CODE
 from learnsolve.solvers.core.arguments import check_symmetric, check_system, refuse_what_learns
 from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.core.operators import compiled_form
@@ -130,12 +131,7 @@ def _traced_cg(
     return Solution(x, options.maxiter, norms, 0, codes=codes.detach(), execution=COMPILED)
 
 
-_CODES = {
-    int(Stop.CURVATURE): CODE[Status.INDEFINITE],
-    int(Stop.PRECONDITIONER): CODE[Status.INDEFINITE],
-    int(Stop.NON_FINITE): CODE[Status.NON_FINITE],
-    int(Stop.DIVERGED): CODE[Status.DIVERGED],
-}
+_CODES = {int(stop): code for stop, code in STOP_CODE.items() if code > 0}
 
 
 class Call(NamedTuple):
