@@ -42,7 +42,7 @@ def test_agrees_with_scipy(structure, dtype):
             np.testing.assert_allclose(C.to_scipy().toarray(), wanted.toarray(), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("n", [60, 3000, pytest.param(9000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [60, 3000])
 def test_many_chunks_on_any_number_of_threads(n):
     """More entries than one chunk of the plan has, operands that end early or begin late."""
     A = matrix(power_law(n))

@@ -10,8 +10,8 @@ import ops_stub
 import pytest
 import scipy.sparse
 import torch
+from public_calls import NUMBERS
 from reference import pattern_of, random
-from test_public_calls import GIVEN
 
 import learnsolve as ls
 
@@ -168,6 +168,7 @@ def test_a_failed_call_leaves_nothing_behind():
 
 GRID = ls.problems.poisson((4, 4))
 OTHERS = {
+    **dict.fromkeys(("A", "L", "re", "im"), lambda: GRID),
     "x": lambda: torch.ones(16, dtype=torch.float64),
     "B": lambda: GRID,
     "P": lambda: GRID,
@@ -189,7 +190,7 @@ OPERATIONS = [
 
 def arguments(function):
     return {
-        p.name: GRID if p.name in ("L", "re", "im") else {**GIVEN, **OTHERS}[p.name]()
+        p.name: OTHERS[p.name]() if p.name in OTHERS else NUMBERS[p.name]
         for p in inspect.signature(function).parameters.values()
         if p.default is p.empty or p.name == "im"
     }

@@ -308,7 +308,7 @@ def test_plan_cache_limit():
 
 MEMORY = """
 import resource, numpy as np, torch, learnsolve as ls
-n, wide = 30_000, 40
+n, wide = 10_000, 40
 torch.set_num_threads(1)
 def banded(offsets):
     i = np.repeat(np.arange(n), len(offsets)); j = (i + np.tile(offsets, n)) % n
