@@ -2,8 +2,8 @@
 A multigrid cycle that learns
 =============================
 
-Prolongation and smoothing of an algebraic multigrid cycle, trained for diffusion that is 100 times stronger along a
-diagonal: half as many iterations.
+Prolongation and smoothing of an algebraic multigrid cycle, trained for diffusion that is 100 times stronger
+along a diagonal: half as many iterations.
 """
 
 import matplotlib.pyplot as plt
