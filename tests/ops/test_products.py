@@ -150,7 +150,7 @@ def test_scattered_gradients(tall):
     torch.testing.assert_close(gx, torch.from_numpy(tall.to_scipy().T @ g.numpy()), rtol=1e-12, atol=1e-10)
     assert torch.equal(gradients((False, True))[0], gx)
     assert torch.equal(gradients((False, True), (300, 1))[0], gx.unsqueeze(1))
-    assert "transposed" not in tall.pattern._cache  # it is not needed: no time, no memory for it
+    assert "transposed" not in tall.pattern._entries  # it is not needed: no time, no memory for it
     assert_same_bits(gradients)
 
 
