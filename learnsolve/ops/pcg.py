@@ -3,7 +3,7 @@ operation, and iterations to a tolerance without a gradient.
 
 Forward and adjoint are compiled calls (formulas: csrc/kernels/pcg.h and pcg_adjoint.h; when a column stops:
 pcg_column.cuh), cut into several where they would run for long, so that Python can handle an interrupt in
-between. Second derivatives, forward mode and unusual batches go through _pcg_unfused.py.
+between. Second derivatives, forward mode and unusual batches go through core/pcg_unfused.py.
 
 A column that has reached rounding level, or cannot go on, stands still: it keeps x and r, cotangents of both
 pass through, and the iterations from there on add nothing to any gradient. Why and when is in `status`.

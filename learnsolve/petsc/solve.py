@@ -182,7 +182,7 @@ class KSP:
         return plain
 
     def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
-        """As `Solver.linear`: A^-1 b for a derivative, itself differentiable."""
+        """As `Problem.linear`: A^-1 b for a derivative, itself differentiable."""
         named = replace(
             self,
             name=f"{self.name}, {what}",

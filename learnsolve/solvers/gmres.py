@@ -197,4 +197,4 @@ def fgmres(
     'CONVERGED'
     """
     method = _restarted("fgmres", restart)
-    return solve("fgmres", method, A, b, x0, options_of("fgmres", options), transposed_M=False)
+    return solve("fgmres", method, A, b, x0, options_of("fgmres", options), needs_transposed_M=False)

@@ -25,7 +25,7 @@ class Stop(enum.IntEnum):
     """Why a column stands still."""
 
     RUNNING = 0  # it does not
-    ROUNDING = 1  # the residual, or <r, M r> or <p, A p>, is at rounding level
+    ROUNDING = 1  # the residual meets its target, or it, <r, M r> or <p, A p> is at rounding level
     CURVATURE = 2  # <p, A p> <= 0: A is not positive definite
     PRECONDITIONER = 3  # <r, M r> <= 0: M is not
     NON_FINITE = 4  # infinities or NaNs; x and r are those from before

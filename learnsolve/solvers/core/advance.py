@@ -27,15 +27,13 @@ from torch import Tensor
 from learnsolve.matrix import device_analysis
 from learnsolve.ops.core.autograd import tracked
 from learnsolve.ops.krylov import GMRES, krylov_steps
-from learnsolve.solvers.core.advance_cg import STANDS, fitting_cg
+from learnsolve.solvers.core.advance_cg import fitting_cg
 from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, ResidualNorm, Schedule
 from learnsolve.solvers.core.functions import Watched
 from learnsolve.solvers.core.operators import Matrix, compiled_form, source
 from learnsolve.solvers.core.system import System
 from learnsolve.solvers.core.vectors import extended
 from learnsolve.solvers.solution import COMPILED, PYTHON_M
-
-__all__ = ["STANDS", "Advance", "fitting"]
 
 # Numbers that a call may read, so that Python handles an interrupt in time: half a second.
 _MOST = 5 * 10**8

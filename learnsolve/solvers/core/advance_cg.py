@@ -26,13 +26,12 @@ from learnsolve.ops.core.operands import broadcasts_to
 from learnsolve.ops.core.pcg_preconditioner import RHO, STOP
 from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.pcg import Iterations, pcg_iterations
-from learnsolve.solvers.core.criterion import CG_SCHEDULE, Schedule, check_every
+from learnsolve.solvers.core.criterion import CG_SCHEDULE, STANDS, Schedule, check_every
 from learnsolve.solvers.core.operators import Blocks, Matrix, Padded, compiled_form, source
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import CODE, COMPILED, PYTHON_M, Status
 
-STANDS = -1  # the code of a column that stands still until it is judged by its true residual
 STOP_CODE = {
     Stop.RUNNING: 0,
     Stop.ROUNDING: STANDS,

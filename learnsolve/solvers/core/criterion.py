@@ -27,6 +27,8 @@ from learnsolve.matrix import checks
 from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import CODE, Status
 
+STANDS = -1  # the code of a column that stands still until it is judged by its true residual
+
 
 class Criterion(Protocol):
     """Whether a column is done. All answers are (..., 1, k); `norm` is ||r||."""

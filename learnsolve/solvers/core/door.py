@@ -27,7 +27,7 @@ from learnsolve.solvers.core.graph import traced_solve
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import Blocks, Matrix, as_preconditioner, joined, systems_of
 from learnsolve.solvers.core.problem import Problem
-from learnsolve.solvers.core.projected import null_space
+from learnsolve.solvers.core.projected import checked_null_space
 from learnsolve.solvers.core.system import Columns
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import Solution
@@ -41,17 +41,17 @@ def solve(
     x0: TensorLike | None,
     options: Options,
     symmetric: bool = False,
-    transposed_M: bool = True,
+    needs_transposed_M: bool = True,
 ) -> Solution:
     """Check, run, differentiate as `options.gradient` says.
 
-    `symmetric`: A and M are their own transposes. `transposed_M`: the adjoint solve needs a transpose of M,
-    or else runs without one.
+    `symmetric`: A and M are their own transposes. `needs_transposed_M`: the adjoint solve needs a transpose
+    of M, or else runs without one.
     """
     if torch.compiler.is_dynamo_compiling():
         traced = traced_solve(name, method, A, b, x0, options, symmetric)
         if traced is None:
-            return _outside(name, method, A, b, x0, options, symmetric, transposed_M)
+            return _outside(name, method, A, b, x0, options, symmetric, needs_transposed_M)
         return traced
     check_not_exported(name)
     start = time.perf_counter()
@@ -88,12 +88,12 @@ def solve(
         options.throw,
         options.gradient,
         options.callback,
-        null_space(name, options.null_space, operator, B, layout, symmetric, reads),
+        checked_null_space(name, options.null_space, operator, B, layout, symmetric, reads),
     )
 
     def adjoint_M() -> Any:
         turned = [
-            _adjoint_preconditioner(name, part_options, M, part, symmetric, transposed_M)
+            _adjoint_preconditioner(name, part_options, M, part, symmetric, needs_transposed_M)
             for (part_options, part), M in zip(systems, Ms, strict=True)
         ]
         return joined(layout, turned)
@@ -103,10 +103,11 @@ def solve(
         maxiter = problem.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter
         # A right-hand side of any size is solved for relative to itself: no atol.
         criterion = ResidualNorm(rtol, 0.0)
-        adjoint = replace(
+        # Transposed by `Problem.adjoint`.
+        problem_of_adjoint = replace(
             problem, callback=None, criterion=criterion, maxiter=maxiter, transposed_M=adjoint_M
         )
-        return adjoint, B
+        return problem_of_adjoint, B
 
     solution = unrolled(problem, B, X0) if recorded else implicit(problem, B, X0, derived)
     if solution.x.is_cpu:  # a device would have to be waited for

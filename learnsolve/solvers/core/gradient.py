@@ -8,6 +8,8 @@ Implicit, for any method that finds x: with lambda = A^-T xbar,
 lambda is found by the same method on the transpose, itself differentiable by the same rule, so that
 derivatives of any order exist. In forward mode, dx = A^-1 (db - dA x).
 
+Unrolled, nothing is needed here: autograd records the loop, or `ops.pcg` has the adjoint of its iterations.
+
 Two functions of autograd: `Solve` solves, a constant for autograd, on the plain tensors that it receives
 where a transformation of torch.func is on; `Implicit` gives its x the derivatives.
 

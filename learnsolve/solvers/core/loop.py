@@ -1,5 +1,7 @@
-"""The loop of every iterative method. It alone decides: when a column stops, is judged by its true residual,
-starts again, stagnates, fails. Status codes, norms and histories are made here.
+"""The loop of every iterative method. It decides when a column stops, is judged by its true residual, starts
+again, stagnates, fails, and makes status codes, norms and histories. Exceptions: a fixed number of iterations
+of cg that autograd records is one operation (`at_once`), and `explained` names failures that no iteration
+shows.
 
 A method is two functions on blocks of columns (..., n, k):
 
@@ -15,6 +17,10 @@ A method whose recurrences say too little has two more:
 
     doubts(state, running) -> doubt                          may rounding errors have outgrown r? (..., 1, k)
     mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
+
+A method may have attributes: `products(iterations)`, its products with A (default: one per iteration);
+`compiled`, `steps`, `state` and `restart`, what compiled code takes of it (advance.py); `flexible`, that M
+may change; `in_columns`, that a batch can be solved as columns.
 
 Compiled code only advances the state, by many iterations a call (advance.py), where it takes the system.
 
@@ -32,12 +38,12 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops.richardson import residual_norm
-from learnsolve.solvers.core.advance import STANDS, fitting
+from learnsolve.solvers.core.advance import fitting
 from learnsolve.solvers.core.advance_cg import at_once
-from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, gaps
+from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, STANDS, gaps
 from learnsolve.solvers.core.gradient import in_segments
 from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.report import judged
+from learnsolve.solvers.core.report import explained
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import CODE, EAGER, Iteration, Status
@@ -130,7 +136,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
     if not system.criterion.has_tolerance:
         return out
     with torch.no_grad():
-        return judged(system, out)
+        return explained(system, out)
 
 
 def _values(codes: Tensor) -> Any:

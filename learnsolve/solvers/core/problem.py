@@ -60,6 +60,7 @@ class Problem:
             return from_range(_finite(size_A, out))
 
     def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
+        """A^-1 b with derivatives, for `Implicit`; `petsc.KSP` has its own."""
         return gradient.linear(self, b, what, ended)
 
     def solution(self, out: Outcome, adjoint: Report | None = None) -> Solution:

@@ -95,7 +95,7 @@ def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
     return inner, back
 
 
-def null_space(
+def checked_null_space(
     name: str, value: Any, A: Operator, b: Tensor, layout: Layout | None, symmetric: bool, reads: bool
 ) -> NullSpace | None:
     """`null_space=` of a solve, checked against the numbers of A if it `reads` them, which waits for a
@@ -115,7 +115,7 @@ def null_space(
                 f"{left.shape[1]}"
             )
         if reads:
-            # A callable holds vectors parameters itself.
+            # A callable holds its parameters itself.
             plain = A if isinstance(A, Function) else A.with_parameters(tuple(map(numbers, A.parameters)))
             plain_b = numbers(b)
             _check_null(name, "A", plain, right, plain_b, layout, "")

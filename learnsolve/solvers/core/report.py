@@ -59,7 +59,7 @@ def users_frame() -> int:
 _OURS = {"learnsolve", "torch"}
 
 
-def judged(system: System, out: Outcome) -> Outcome:
+def explained(system: System, out: Outcome) -> Outcome:
     """With the codes of columns that failed for a reason that no single iteration shows, and what to say of
     them."""
     if out.codes.numel() == 0 or int(out.codes.max()) <= CODE[Status.CONVERGED]:

@@ -18,7 +18,7 @@ from learnsolve.ops.core import across as _across
 from learnsolve.ops.core.across import across
 from learnsolve.solvers.core.advance_cg import parts_at_once
 from learnsolve.solvers.core.operators import Operator, compiled_form, source
-from learnsolve.solvers.core.report import judged
+from learnsolve.solvers.core.report import explained
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import largest, size
 from learnsolve.solvers.solution import CODE, Iteration, Status
@@ -74,7 +74,7 @@ def _with_digits_lost(system: System, out: Outcome, x: Tensor) -> Outcome:
     r = b - system.A(x)
     holds = system.criterion.fresh().begin(system.A, b, x, r, size(r), size(b)).squeeze(-2)
     codes = torch.where(lost & ~holds, CODE[Status.STAGNATED], out.codes)
-    return judged(system, out._replace(x=x, codes=codes))
+    return explained(system, out._replace(x=x, codes=codes))
 
 
 class Units(NamedTuple):
