@@ -25,7 +25,7 @@ void for_each_neighbor(const I* ptr, const I* idx, const I* tptr, const I* tidx,
 // and one more. Returns the number of colors. O(n + nnz), and a sort for `largest_first`.
 template <class I>
 int64_t greedy_coloring(const I* ptr, int64_t n, const I* idx, const I* tptr, const I* tidx,
-                         bool largest_first, I* colors) {
+                        bool largest_first, I* colors) {
   std::vector<int64_t> order(n), seen(n, -1);
   Pulse pulse;
   const auto size = [&](int64_t i) { return ptr[i + 1] - ptr[i] + tptr[i + 1] - tptr[i] + 1; };

@@ -225,7 +225,7 @@ void bind(py::module_& m) {
   });
   bind_spgemm<I>(m);
   m.def("greedy_coloring", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr,
-                               const Array<I>& tidx, bool largest_first) {
+                              const Array<I>& tidx, bool largest_first) {
     const int64_t n = ptr.size() - 1;
     Array<I> colors(n), rows(n);
     I *c = colors.mutable_data(), *r = rows.mutable_data();

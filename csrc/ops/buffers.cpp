@@ -1,4 +1,4 @@
-// The limit of what is kept of large results (buffers.h), for Python (learnsolve/matrix/buffer_pool_limit.py).
+// The limit of what is kept of large results (buffers.h), for Python (learnsolve/ops/limits.py).
 #include "ops/buffers.h"
 
 #define LS_EXPORT extern "C" __attribute__((visibility("default")))

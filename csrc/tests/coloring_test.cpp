@@ -11,7 +11,7 @@ void check_coloring(const Structure<I>& A, const Structure<I>& T, bool largest_f
   const int64_t n = A.rows;
   Array<I> colors(n);
   const int64_t count = analysis::greedy_coloring(A.ptr.data(), n, A.idx.data(), T.ptr.data(), T.idx.data(),
-                                                   largest_first, colors.data());
+                                                  largest_first, colors.data());
   const std::string what = "greedy_coloring, " + A.name;
   int64_t most = -1;
   for (int64_t i = 0; i < n; ++i) {
