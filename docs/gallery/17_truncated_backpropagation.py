@@ -12,7 +12,8 @@ import learnsolve as ls
 
 torch.manual_seed(0)
 A = ls.problems.poisson((12, 12))
-smoother = ls.solvers.Jacobi(torch.full((6, 1), 0.4, dtype=A.dtype), iterations=6)  # one weight per sweep
+weights = torch.linspace(0.3, 0.6, 6, dtype=A.dtype)  # equal ones would stay equal: the sweeps commute
+smoother = ls.solvers.Jacobi(weights.unsqueeze(1), iterations=6)  # one weight per sweep
 optimizer = torch.optim.Adam(smoother.parameters(), lr=0.02)
 losses = []
 for _ in range(60):
