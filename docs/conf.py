@@ -167,8 +167,8 @@ def entries(app: object, what: str, name: str, thing: object, options: object, l
 
 
 def links(app: object, name: str, source: list[str]) -> None:
-    """Links that leave docs/ lead to the repository."""
-    source[0] = source[0].replace("](../", f"]({SOURCE}/blob/main/")
+    """Links that leave docs/ lead to the repository; pictures are copied from there."""
+    source[0] = re.sub(r"(?<!!)(\[[^\]]*\]\()\.\./", rf"\1{SOURCE}/blob/main/", source[0])
 
 
 def setup(app: object) -> None:
