@@ -79,10 +79,10 @@ def demonstration(steps: int):
 
 
 def on_pattern(A: ls.CSR, power: int) -> ls.SparsityPattern:
-    power = A
+    product = A
     for _ in range(power - 1):
-        power = power @ A
-    return power.pattern
+        product = product @ A
+    return product.pattern
 
 
 def solutions(A: ls.CSR, b: Tensor, M, symmetric: bool) -> dict[str, ls.solvers.Solution]:
