@@ -13,7 +13,7 @@ from ops.cases import CASES
 from preconditioners.cases import CASES as PRECONDITIONERS
 from preconditioners.cases import matrix as matrix_of
 from pretend_device import DEVICE, PretendDevice, waits
-from reference import normal, small_pattern
+from reference import normal
 from torch.utils._pytree import tree_leaves
 
 import learnsolve as ls
@@ -67,7 +67,7 @@ BY_HOST = ("from_coo", "from_coo batch", "A[rows, columns]", "A[rows][:, columns
 
 @pytest.mark.parametrize("case", OPERATIONS, ids=lambda c: c.name)
 def test_operations(case, cuda):
-    P = small_pattern()
+    P = case.pattern()
     Q, inputs = P.to(DEVICE), case.inputs(P)
 
     def run(P, inputs):
