@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,18 @@ CAUSES: dict[str, Callable[[Row], bool]] = {
 }
 
 
+def single(run: Row, section: str, dtype: str = "float64") -> list[Row]:
+    """The rows of a section on one thread."""
+    return [r for r in run["rows"] if (r["section"], r["dtype"], r["threads"]) == (section, dtype, 1)]
+
+
 def table2(run: Row) -> str:
     """The paper's table 2 at its sizes: float32, one thread."""
     ways = {"forward": "forward", "forward + sum + backward": "forward and backward"}
     lines: dict[str, dict[str, str]] = {}
-    for row in run["rows"]:
+    for row in single(run, "table2", "float32"):
         way, cells, peer = ways.get(row["way"]), row["cells"], row.get("best peer")
-        if way is None or row["section"] != "table2" or "torch dense" in cells:
-            continue
-        if (row["dtype"], row["threads"]) != ("float32", 1):
+        if way is None or "torch dense" in cells:
             continue
         best = f"{duration(cells[peer]['median'])}, {peer}" if peer else "none"
         line = lines.setdefault(row["case"], {"": row["case"]})
@@ -85,7 +88,8 @@ def slower(run: Row) -> str:
 def causes(run: Row) -> str:
     """The same rows by cause, and of how many."""
     groups: dict[str, list[Row]] = {cause: [] for cause in CAUSES} | {"others": []}
-    for row in lost(run):
+    slow = lost(run)
+    for row in slow:
         groups[next((cause for cause, rule in CAUSES.items() if rule(row)), "others")].append(row)
     lines = []
     for cause, rows in groups.items():
@@ -94,7 +98,7 @@ def causes(run: Row) -> str:
             reach = f"{ratios[0]:.2g} to {ratios[-1]:.3g}" if len(rows) > 1 else f"{ratios[0]:.2g}"
             lines.append({"where": cause, "cases": str(len(rows)), "our time / theirs": reach})
     cases = {(row["case"], row["way"]) for row in run["rows"] if "ratio" in row}
-    return f"{markdown(lines)}\n\n{len(lost(run))} of {len(cases)} cases, by more than 5 %."
+    return f"{markdown(lines)}\n\n{len(slow)} of {len(cases)} cases, by more than 5 %."
 
 
 # (section, case) of what a user gains, in whole calls that autograd records; float64, one thread.
@@ -131,8 +135,7 @@ def gains(run: Row) -> str:
 
     lines = []
     for section, case in GAINS:
-        rows = [r for r in run["rows"] if (r["section"], r["case"], r["threads"]) == (section, case, 1)]
-        rows = [r for r in rows if r["dtype"] == "float64"]
+        rows = [r for r in single(run, section) if r["case"] == case]
         first = next((r for r in rows if r["way"] in FORWARD), None)
         second = next((r for r in rows if r["way"] in BACKWARD), None)
         lines.append(
@@ -219,15 +222,11 @@ def regression(_: Row) -> str:
 def cg_loops(run: Row) -> str:
     """An iteration of cg as part of one operation, and op by op."""
     lines = []
-    for row in run["rows"]:
-        if (row["section"], row["dtype"], row["threads"]) == ("loops", "float64", 1) and row[
-            "case"
-        ].startswith("cg"):
+    for row in single(run, "loops"):
+        if row["case"].startswith("cg"):
             cells = {k: duration(c["median"]) for k, c in row["cells"].items() if "median" in c}
             lines.append({"": f"{row['case']}, {row['way']}"} | cells)
-    return markdown(
-        [dict.fromkeys(dict.fromkeys(k for line in lines for k in line), "") | line for line in lines]
-    )
+    return markdown(lines)
 
 
 # Of the matrices of `front_door`, one of each kind.
@@ -271,9 +270,9 @@ def front_door(_: Row) -> str:
 def iterations(run: Row) -> str:
     """The time of an iteration over SciPy's."""
     lines: dict[str, dict[str, str]] = {}
-    for row in run["rows"]:
+    for row in single(run, "solvers"):
         method, _, rest = row["case"].partition(", an iteration, ")
-        if row["section"] == "solvers" and rest and row["threads"] == 1:
+        if rest:
             ratio = row["cells"][OURS]["median"] / row["cells"]["SciPy"]["median"]
             lines.setdefault(method, {"": f"`{method}`"})[rest] = f"{ratio:.2f}"
     return markdown(list(lines.values()))
@@ -282,16 +281,15 @@ def iterations(run: Row) -> str:
 def multigrid(run: Row) -> str:
     """`cg` with AMG, and its set-up."""
     lines: dict[str, dict[str, str]] = {}
-    for row in run["rows"]:
+    for row in single(run, "solvers"):
         case = row["case"].removeprefix("cg, M = AMG, ")
-        if (row["section"], row["threads"]) == ("solvers", 1) and case != row["case"]:
+        if case != row["case"]:
             way = "set-up" if row["way"].startswith("set-up") else row["way"]
             line = lines.setdefault(case, {"": case})
             for name in (OURS, "pyamg"):
                 if "median" in row["cells"].get(name, {}):
                     line[f"{way}, {name}"] = duration(row["cells"][name]["median"])
-    keys = dict.fromkeys(key for line in lines.values() for key in line)
-    return markdown([dict.fromkeys(keys, "") | line for line in lines.values()])
+    return markdown(list(lines.values()))
 
 
 def batches(run: Row) -> str:
@@ -353,9 +351,8 @@ LIBRARIES = ("torch CSR", "torch COO", "torchsparsegradutils", "torch-sla", OURS
 def costs(run: Row) -> dict[str, dict[str, float]]:
     """Time of the backward of each library over the shortest forward of all, by task."""
     result: dict[str, dict[str, float]] = {}
-    for name, key in HERO.items():
-        rows = [r for r in run["rows"] if (r["section"], r["case"]) == key]
-        rows = [r for r in rows if (r["dtype"], r["threads"]) == ("float64", 1)]
+    for name, (section, case) in HERO.items():
+        rows = [r for r in single(run, section) if r["case"] == case]
         forward, backward = (
             next(r["cells"] for r in rows if r["way"] == way) for way in ("forward", "backward")
         )
@@ -388,14 +385,14 @@ def hero(run: Row) -> Any:
     return figure
 
 
-def write(paths: Iterable[Path] | None = None) -> list[Path]:
-    """All pages, or those, and the figures."""
+def write() -> list[Path]:
+    """All pages and figures."""
     from benchmarks import figure11
     from learnsolve.recipes.harness.figures import png
 
     run = json.loads(RUN.read_text())
     written = []
-    for page in pages() if paths is None else paths:
+    for page in pages():
         text = page.read_text()
         if (new := rewritten(text, run)) != text:
             page.write_text(new)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from learnsolve._library import swap_buffer_pool_limit
+from learnsolve.matrix import checks
 from learnsolve.matrix.cache import budget
 
 swap_buffer_pool_limit(2**28)
@@ -48,10 +49,7 @@ def set_plan_cache_limit(bytes: int) -> int:
     >>> ls.ops.set_plan_cache_limit(before) == 2**30
     True
     """
-    if isinstance(bytes, bool) or not isinstance(bytes, int):
-        raise TypeError(f"set_plan_cache_limit: bytes must be an int, got {type(bytes).__name__}")
-    if bytes < 0:
-        raise ValueError(f"set_plan_cache_limit: bytes must not be negative, got {bytes}")
+    checks.memory("set_plan_cache_limit", bytes)
     return budget.set_limit(bytes)
 
 

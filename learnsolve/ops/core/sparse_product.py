@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.matrix import device_analysis
+from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.core.autograd import dispatch
 from learnsolve.ops.core.trilinear import (
@@ -76,10 +76,7 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     0
     """
     global _spgemm_plan_limit
-    if isinstance(bytes, bool) or not isinstance(bytes, int):
-        raise TypeError(f"set_spgemm_plan_limit: bytes must be an int, got {type(bytes).__name__}")
-    if bytes < 0:
-        raise ValueError(f"set_spgemm_plan_limit: bytes must not be negative, got {bytes}")
+    checks.memory("set_spgemm_plan_limit", bytes)
     before, _spgemm_plan_limit = _spgemm_plan_limit, bytes
     return before
 
