@@ -20,7 +20,7 @@ struct EntryPairs {
   BatchResult<T> out;
   Vectors<const T> u[kMost], v[kMost];
   int count;
-  bool goes_on;  // there are pairs in `out` already
+  bool goes_on;  // from what `out` has
 };
 
 template <int Lanes, class T, class I>

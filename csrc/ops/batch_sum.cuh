@@ -23,12 +23,14 @@ class BatchSum {
     slots = new_empty(like, Size{count, size});
     result.p = mutable_data<T>(*slots);
   }
-  void finish(const OnDevice& device) const {
-    if (!slots || size == 0) return;
+  // adds: to what `out` has, where there are slots. Else kernels see to that.
+  void finish(const OnDevice& device, bool adds = false) const {
+    if (!has_slots() || size == 0) return;
     LS_LAUNCH(cuda::blocks_for(size, cuda::kThreads), cuda::kThreads, device.stream,
-              (result.p, count, size, out), cuda::add_groups_kernel<T>);
+              (result.p, count, size, adds, out), cuda::add_groups_kernel<T>);
     STD_CUDA_CHECK(cudaGetLastError());
   }
+  bool has_slots() const { return slots.has_value(); }
 
  private:
   T* out;

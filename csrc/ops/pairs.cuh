@@ -16,8 +16,8 @@ In<T> read(const cuda::Vectors<T>& v) {
   return {v.p, v.step};
 }
 
-// out_p = the sum of <u_i, v_j> on the pattern of S for all pairs (u, v), which stay where they are until
-// flush. finish comes last; without any pair `out` stays as it is.
+// out_p += <u_i, v_j> on the pattern of S for all pairs (u, v), which stay where they are until flush. finish
+// comes last.
 template <class T, class I>
 class DevicePairs {
  public:
@@ -29,7 +29,7 @@ class DevicePairs {
         row(new_empty(S.idx, Size{S.nnz()})),
         groups(batch, out_step == 0 ? S.nnz() : 0),
         sum(like, out, out_step, S.nnz(), groups),
-        pairs{data<I>(row), data<I>(S.idx), S.nnz(), k, groups, sum.result, {}, {}, 0, false} {
+        pairs{data<I>(row), data<I>(S.idx), S.nnz(), k, groups, sum.result, {}, {}, 0, !sum.has_slots()} {
     if (S.nnz() == 0) return;
     LS_LAUNCH(cuda::blocks_for(S.rows(), cuda::kThreads / 32), cuda::kThreads, device.stream,
               (data<I>(S.ptr), S.rows(), mutable_data<I>(row)), cuda::rows_of_entries_kernel<I>);
@@ -46,7 +46,7 @@ class DevicePairs {
   }
   void finish() {
     flush();
-    if (pairs.goes_on) sum.finish(device);
+    if (pairs.goes_on) sum.finish(device, true);
   }
 
  private:
