@@ -63,14 +63,14 @@ struct BatchResult {
   LS_DEVICE T* of(const Members& members) const { return p + members.group * step; }
 };
 
-// out = (or, if `adds`, out +=) the sum of the slots, one after another.
+// out = the sum of the slots, one after another.
 template <class T>
 LS_KERNEL(kThreads)
-add_groups_kernel(const T* slots, int64_t count, int64_t size, bool adds, T* out) {
+add_groups_kernel(const T* slots, int64_t count, int64_t size, T* out) {
   for_items<1>(size, [&](const auto&, int64_t o) {
     T sum = slots[o];
     for (int64_t g = 1; g < count; ++g) sum += slots[g * size + o];
-    out[o] = adds ? out[o] + sum : sum;
+    out[o] = sum;
   });
 }
 

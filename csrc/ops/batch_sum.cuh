@@ -6,13 +6,15 @@
 
 namespace learnsolve {
 
-// out: `size` numbers for each member, out_step apart, or (0) for all of them.
+// out: `size` numbers for each member, out_step apart, or (0) for all of them. What is there is added to, if
+// kernels add to `result`: on the device `keeps`.
 template <class T>
 class BatchSum {
  public:
   cuda::BatchResult<T> result;  // where kernels write
 
-  BatchSum(const Tensor& like, T* out_, int64_t out_step, int64_t size_, const cuda::Groups& groups)
+  BatchSum(const Tensor& like, T* out_, int64_t out_step, int64_t size_, const cuda::Groups& groups,
+           const OnDevice* keeps = nullptr)
       : result{out_, out_step, groups.batch > 1 && out_step == 0},
         out(out_),
         size(size_),
@@ -20,17 +22,18 @@ class BatchSum {
     if (!result.adds) return;
     result.step = size;
     if (count == 1) return;
-    slots = new_empty(like, Size{count, size});
+    slots = keeps ? new_zeros(like, Size{count, size}) : new_empty(like, Size{count, size});
     result.p = mutable_data<T>(*slots);
+    if (keeps && size > 0)
+      STD_CUDA_CHECK(
+          cudaMemcpyAsync(result.p, out, size * sizeof(T), cudaMemcpyDeviceToDevice, keeps->stream));
   }
-  // adds: to what `out` has, where there are slots. Else kernels see to that.
-  void finish(const OnDevice& device, bool adds = false) const {
-    if (!has_slots() || size == 0) return;
+  void finish(const OnDevice& device) const {
+    if (!slots || size == 0) return;
     LS_LAUNCH(cuda::blocks_for(size, cuda::kThreads), cuda::kThreads, device.stream,
-              (result.p, count, size, adds, out), cuda::add_groups_kernel<T>);
+              (result.p, count, size, out), cuda::add_groups_kernel<T>);
     STD_CUDA_CHECK(cudaGetLastError());
   }
-  bool has_slots() const { return slots.has_value(); }
 
  private:
   T* out;

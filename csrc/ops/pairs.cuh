@@ -11,12 +11,7 @@ namespace learnsolve {
 template <class T>
 using In = cuda::Vectors<const T>;
 
-template <class T>
-In<T> read(const cuda::Vectors<T>& v) {
-  return {v.p, v.step};
-}
-
-// out_p += <u_i, v_j> on the pattern of S for all pairs (u, v), which stay where they are until flush. finish
+// out_p += <u_i, v_j> on the pattern of S for pairs (u, v), which stay where they are until flush. finish
 // comes last.
 template <class T, class I>
 class DevicePairs {
@@ -24,12 +19,12 @@ class DevicePairs {
   static constexpr int64_t kMost = cuda::EntryPairs<T, I>::kMost;
 
   DevicePairs(const OnDevice& device_, const Tensor& like, const DeviceStructure& S, int64_t k, int64_t batch,
-              T* out, int64_t out_step)
+              T* out, int64_t out_step, const In<T>& acts = {})
       : device(device_),
         row(new_empty(S.idx, Size{S.nnz()})),
         groups(batch, out_step == 0 ? S.nnz() : 0),
-        sum(like, out, out_step, S.nnz(), groups),
-        pairs{data<I>(row), data<I>(S.idx), S.nnz(), k, groups, sum.result, {}, {}, 0, !sum.has_slots()} {
+        sum(like, out, out_step, S.nnz(), groups, &device_),
+        pairs{data<I>(row), data<I>(S.idx), S.nnz(), k, groups, sum.result, acts, {}, {}, 0} {
     if (S.nnz() == 0) return;
     LS_LAUNCH(cuda::blocks_for(S.rows(), cuda::kThreads / 32), cuda::kThreads, device.stream,
               (data<I>(S.ptr), S.rows(), mutable_data<I>(row)), cuda::rows_of_entries_kernel<I>);
@@ -40,13 +35,12 @@ class DevicePairs {
     if (++pairs.count == kMost) flush();
   }
   void flush() {
-    if (pairs.count == 0 || pairs.entries == 0) return;
-    pairs.k == 1 ? launch<1>() : launch<8>();
-    pairs.count = 0, pairs.goes_on = true;
+    if (pairs.count > 0 && pairs.entries > 0) pairs.k == 1 ? launch<1>() : launch<8>();
+    pairs.count = 0;
   }
   void finish() {
     flush();
-    if (pairs.goes_on) sum.finish(device, true);
+    sum.finish(device);
   }
 
  private:

@@ -12,14 +12,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
   const char* name = "csr_pcg_backward";
   const PcgAdjointTensors in(name, values, x0, forward, gx, gnorms, sums, needs);
   const DeviceStructure S(name, in.values, A);
-  DeviceStructure St(name, in.values, transpose);
+  const DeviceStructure St(name, in.values, transpose);
   const PcgSizes p(name, S, in.values, kind, M, in.last);
   const DeviceFactor factor(name, p, M, S.idx, in.values);
   const PcgAdjointSizes out(name, S, St, p, in, needs);
-  // Its values are brought into its own order.
-  const Tensor perm = std::exchange(St.perm, std::nullopt).value_or(St.idx);
-  const int64_t count = out.count, nk = p.nk();
-
   const OnDevice device(in.values);
   // What is carried on is copied: an operator must not write to its arguments.
   const auto continued = [&](const std::optional<Tensor>& from, const Size& size) {
@@ -35,14 +31,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
          gx0 = new_zeros(in.values, out.x0);
   if (p.batch == 0 || p.k == 0) return {rbar, pbar, bars, ga, gm, gx0};
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
-    const Tensor transposed = reordered<T, I>(device, perm, in.values);
-    // Blocks of n and of `width` rows lie one behind another.
-    bool packs = (nk % cuda::kPack<T> == 0 && factor.width * p.k % cuda::kPack<T> == 0) ||
-                 (p.batch == 1 && count <= 1);
-    for (const Tensor* t : {&in.residuals, &in.directions, &in.last})
-      packs = packs && cuda::takes_packs(data<T>(*t));
-    for (const auto* t : {&in.x0, &in.before, &in.gx})
-      if (*t) packs = packs && cuda::takes_packs(data<T>(**t));
     const DevicePcgAdjointOperands<T> operands{
         data<T>(in.x0),
         data<T>(in.residuals),
@@ -61,7 +49,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
         out.gives_x0 ? mutable_data<T>(gx0) : nullptr,
         !in.before,
     };
-    DevicePcgAdjoint<T, I>(device, S, St, transposed, factor, p, in.values, count, packs, operands).run();
+    DevicePcgAdjoint<T, I>(device, S, St, factor, p, in.values, out.count, operands).run();
   });
   return {rbar, pbar, bars, ga, gm, gx0};
 }
