@@ -133,15 +133,17 @@ class AMG(Preconditioner):
             "symmetric": symmetry("AMG", A, symmetric),
         }
         hierarchy = hierarchy_for(A, method, hierarchy, max_levels, max_coarse)
-        self._set_up(A, hierarchy, smoother, weight, degree or 0, _PSEUDO[coarse_solver])
-
-    def _set_up(
-        self, A: CSR, hierarchy: Hierarchy, smoother: str, weight: Any, degree: int, pseudo: bool | None
-    ) -> None:
         weights = jacobi_weights(weight, hierarchy.sizes, A)
+        self._set_up(_kept(A), hierarchy.each(_kept), weights and [_kept(w) for w in weights])
+
+    def _set_up(self, A: CSR, hierarchy: Hierarchy, weights: list[Weight] | None) -> None:
+        """Of what is `_kept`; the radii that are found are written into `hierarchy`."""
         self._join_batches(hierarchy, weights)
+        smoother, degree = self.options["smoother"], self.options["degree"]
+        others = (*(T.values for T in hierarchy.transfers), *(weights or ()))
+        self.depends_on = (A.values, *(t for t in others if isinstance(t, Tensor) and t.requires_grad))
         operators, levels, radii, used = [A], [], [], []
-        A, own = A.clone(), hierarchy.clone()  # against changes in place
+        A, own = _own(A), hierarchy.each(_own)
         for number, (P, R) in enumerate(zip(own.prolongations, own.restrictions, strict=True)):
             function = f"AMG, level {number}" if number else "AMG"
             given = hierarchy.radii[number]
@@ -163,14 +165,10 @@ class AMG(Preconditioner):
         self._levels = tuple(levels)
         self._steps: dict[bool, LinearSteps | None] = {}  # the cycle and its transpose, once used
         remedy = 'use coarse_solver="pinv" (for at most 2000 unknowns), coarsen further'
-        self._coarsest = DirectSolver("AMG", A, pseudo, remedy)
+        self._coarsest = DirectSolver("AMG", A, _PSEUDO[self.options["coarse_solver"]], remedy)
         self.operators = tuple(operators)
         self.weights = used if smoother == "jacobi" else None
-        self.hierarchy = Hierarchy(hierarchy.prolongations, hierarchy.restrictions, radii)
-        transfers = [T.values for T in hierarchy.transfers]
-        given = list(weight) if isinstance(weight, (list, tuple)) else [weight]
-        others = (*transfers, *(w for w in given if isinstance(w, Tensor)))
-        self.depends_on += tuple(t for t in others if t.requires_grad)
+        self.hierarchy, hierarchy.radii = hierarchy, tuple(radii)
         balanced = self.sweeps[0] == self.sweeps[1] and (self.cycle != "F" or len(levels) <= 2)
         transposed = all(R is None for R in hierarchy.restrictions)
         self.symmetric = (not levels or (balanced and transposed)) and self.options["symmetric"]
@@ -213,11 +211,14 @@ class AMG(Preconditioner):
         symmetric = self.symmetric and "restrictions" not in names
         return self._trusted(**{**vars(self), "symmetric": symmetric})
 
-    def _with(self, parts: dict[str, Any], depends_on: tuple[Tensor, ...]) -> AMG:
-        H = self.hierarchy
+    def _with(self, parts: dict[str, Any]) -> AMG:
+        A, H = self.operators[0], self.hierarchy
         prolongations = parts.get("prolongations", H.prolongations)
+        M = self._trusted(shape=self.shape, cycle=self.cycle, sweeps=self.sweeps, options=self.options)
+        M.batch_shape = A.batch_shape
         H = H.with_prolongations(prolongations, parts.get("restrictions"))
-        return self._on(self.operators[0], H, parts.get("weights", self.weights))
+        M._set_up(A, H, parts.get("weights", self.weights) or None)
+        return M
 
     def _converted(self, **kind: Any) -> AMG:
         weights = self.weights and [w.to(**kind) if isinstance(w, Tensor) else w for w in self.weights]
@@ -286,6 +287,25 @@ class AMG(Preconditioner):
         return (
             f"AMG(levels=({sizes}), cycle={self.cycle}, operator_complexity={self.operator_complexity:.2f})"
         )
+
+
+# M is a function of what others train, and must not change with it: it keeps that to be set up again, and
+# reads a copy (training without a new version of the tensor happens). Of all else it keeps the copy.
+
+
+def _others(T: Any) -> bool:
+    t = T.values if isinstance(T, CSR) else T
+    return isinstance(t, torch.nn.Parameter) or (isinstance(t, Tensor) and t.requires_grad)
+
+
+def _kept(T: Any) -> Any:
+    """A matrix or a weight, for the next set-up."""
+    return T if _others(T) or isinstance(T, (int, float)) else T.clone()
+
+
+def _own(T: CSR) -> CSR:
+    """Of what is `_kept`."""
+    return T.clone() if _others(T) else T
 
 
 class _Level(NamedTuple):
