@@ -97,7 +97,7 @@ class AMG(Preconditioner):
         coarse_solver: str | None = None,
         symmetric: bool | None = None,
     ):
-        super().__init__(A)
+        super().__init__(A, *(weight if isinstance(weight, (list, tuple)) else (weight,)))
         check_numbers("AMG", A)
         if A.batch_shape.numel() == 0:
             raise ValueError(
@@ -140,8 +140,7 @@ class AMG(Preconditioner):
         """Of what is `_kept`; the radii that are found are written into `hierarchy`."""
         self._join_batches(hierarchy, weights)
         smoother, degree = self.options["smoother"], self.options["degree"]
-        others = (*(T.values for T in hierarchy.transfers), *(weights or ()))
-        self.depends_on = (A.values, *(t for t in others if isinstance(t, Tensor) and t.requires_grad))
+        self.depends_on += tuple(T.values for T in hierarchy.transfers if T.requires_grad)
         operators, levels, radii, used = [A], [], [], []
         A, own = _own(A), hierarchy.each(_own)
         for number, (P, R) in enumerate(zip(own.prolongations, own.restrictions, strict=True)):
@@ -154,7 +153,7 @@ class AMG(Preconditioner):
             radii.append(radius or None)
             if smoother == "jacobi":
                 used.append(weights[number] if weights else 4 / (3 * radius))
-                S = Jacobi(function, A, used[-1])
+                S = Jacobi(function, A, _own(used[-1]))
             elif smoother == "chebyshev":
                 S = Chebyshev(function, A, radius, degree)
             else:
@@ -212,12 +211,17 @@ class AMG(Preconditioner):
         return self._trusted(**{**vars(self), "symmetric": symmetric})
 
     def _with(self, parts: dict[str, Any]) -> AMG:
-        A, H = self.operators[0], self.hierarchy
+        A, H, weights = self.operators[0], self.hierarchy, parts.get("weights", self.weights)
+        M = self._trusted(
+            shape=self.shape,
+            batch_shape=A.batch_shape,
+            depends_on=(A.values, *(w for w in weights or () if isinstance(w, Tensor))),
+            cycle=self.cycle,
+            sweeps=self.sweeps,
+            options=self.options,
+        )
         prolongations = parts.get("prolongations", H.prolongations)
-        M = self._trusted(shape=self.shape, cycle=self.cycle, sweeps=self.sweeps, options=self.options)
-        M.batch_shape = A.batch_shape
-        H = H.with_prolongations(prolongations, parts.get("restrictions"))
-        M._set_up(A, H, parts.get("weights", self.weights) or None)
+        M._set_up(A, H.with_prolongations(prolongations, parts.get("restrictions")), weights)
         return M
 
     def _converted(self, **kind: Any) -> AMG:
@@ -289,23 +293,20 @@ class AMG(Preconditioner):
         )
 
 
-# M is a function of what others train, and must not change with it: it keeps that to be set up again, and
-# reads a copy (training without a new version of the tensor happens). Of all else it keeps the copy.
-
-
-def _others(T: Any) -> bool:
+def _trained(T: Any) -> bool:
+    """By others, in place, perhaps without a new version of the tensor."""
     t = T.values if isinstance(T, CSR) else T
     return isinstance(t, torch.nn.Parameter) or (isinstance(t, Tensor) and t.requires_grad)
 
 
 def _kept(T: Any) -> Any:
-    """A matrix or a weight, for the next set-up."""
-    return T if _others(T) or isinstance(T, (int, float)) else T.clone()
+    """To set up from, again for each step of a `Trainable`: what is trained itself, a copy of all else."""
+    return T if _trained(T) or isinstance(T, (int, float)) else T.clone()
 
 
-def _own(T: CSR) -> CSR:
-    """Of what is `_kept`."""
-    return T.clone() if _others(T) else T
+def _own(T: Any) -> Any:
+    """To be read, of what is `_kept`: not what is trained, which would mix with coarse matrices of before."""
+    return T.clone() if _trained(T) else T
 
 
 class _Level(NamedTuple):
