@@ -63,15 +63,10 @@ _cpu.learnsolve_set_buffer_pool_limit.restype = ctypes.c_size_t
 _cpu.learnsolve_set_buffer_pool_limit.argtypes = (ctypes.c_size_t,)
 _cpu.learnsolve_buffer_bytes.restype = ctypes.c_size_t
 
-_cuda: ctypes.CDLL | None = None
-
 
 def load_cuda(name: str = "learnsolve_cuda") -> None:
-    """Register the CUDA operators, or those compiled for the host under another name."""
-    global _cuda
-    _cuda = ctypes.CDLL(str(_load(name)))
-    _cuda.learnsolve_assume_cache_bytes.restype = ctypes.c_int64
-    _cuda.learnsolve_assume_cache_bytes.argtypes = (ctypes.c_int64,)
+    """Register the CUDA operators, or those for the emulator of csrc/emulator under another name."""
+    _load(name)
 
 
 cuda_built = (folder / "learnsolve_cuda.so").exists()
@@ -106,13 +101,6 @@ def drop_buffers() -> None:
 def buffer_bytes() -> int:
     """Bytes that are kept now."""
     return _cpu.learnsolve_buffer_bytes()
-
-
-def assume_cache_bytes(bytes: int) -> int:
-    """Set the size of the device's cache that decides between one kernel for a whole loop and several for
-    each iteration (below 0: ask the device), and return the one until now. For tests and measurements."""
-    assert _cuda is not None, "the CUDA operators are not loaded"
-    return _cuda.learnsolve_assume_cache_bytes(bytes)
 
 
 def select_instruction_set(name: str) -> None:

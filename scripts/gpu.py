@@ -183,7 +183,7 @@ def build(facts: dict, limit: float) -> Step:
         BUILD / "build.log",
         LEARNSOLVE_CUDA="1",
         LEARNSOLVE_CUDA_ARCHITECTURES=f"{facts['capability']}-real",
-        LEARNSOLVE_CUDA_ON_HOST="0",
+        LEARNSOLVE_CUDA_EMULATOR="0",
         CMAKE_BUILD_PARALLEL_LEVEL=str(os.cpu_count() or 2),
         CUDACXX=facts["nvcc"],
         PATH=os.environ.get("PATH", "") + os.pathsep + home,

@@ -140,7 +140,7 @@ class Copy:
         """Compile everything once, for this machine's instruction set, with `more` options of CMake."""
         import pybind11
 
-        self.environment.update(LEARNSOLVE_CUDA="0", LEARNSOLVE_CUDA_ON_HOST="0")
+        self.environment.update(LEARNSOLVE_CUDA="0", LEARNSOLVE_CUDA_EMULATOR="0")
         options = [
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",

@@ -37,7 +37,7 @@ fi
 # What is compiled is chosen by variables (CONTRIBUTING.md). A choice holds until another is made: a variable that
 # is not set means as before, an empty one the default.
 choices=choices:
-for name in LEARNSOLVE_CUDA LEARNSOLVE_CUDA_ARCHITECTURES LEARNSOLVE_CUDA_ON_HOST LEARNSOLVE_ISA_VARIANTS; do
+for name in LEARNSOLVE_CUDA LEARNSOLVE_CUDA_ARCHITECTURES LEARNSOLVE_CUDA_EMULATOR LEARNSOLVE_ISA_VARIANTS; do
   if eval "[ -z \"\${$name+set}\" ]"; then
     export "$name=$(sed -n "s/^choices:.* $name=\([^ ]*\).*/\1/p" "$stamp" 2>/dev/null || :)"
   fi

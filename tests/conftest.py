@@ -11,21 +11,15 @@ import pytest
 import torch
 from quick import enough, runs_all
 
-ON_HOST = os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") not in ("", "0")
-if ON_HOST:
-    # The CUDA operators, compiled for the host, in place of those for the CPU: for the tests of products,
+EMULATED = os.environ.get("LEARNSOLVE_CUDA_EMULATOR", "0") not in ("", "0")
+if EMULATED:
+    # The CUDA operators, their threads emulated, in place of those for the CPU: for the tests of products,
     # sums, stencils and triangular solves (.ci/run). Other operations do not understand their plans.
     from learnsolve import _library
     from learnsolve.matrix import device_analysis
 
-    _library.load_cuda("learnsolve_cuda_on_host")
+    _library.load_cuda("learnsolve_cuda_emulated")
     device_analysis.everywhere = True
-    if os.environ["LEARNSOLVE_CUDA_ON_HOST"] == "merge":  # all rows by the merge path, long or not
-        from learnsolve.ops.core import triangular
-
-        device_analysis._LONG_ROW = 0
-        triangular._TICKET_LEVELS = triangular._TICKET_WIDTH = 0  # all levels by ticket
-        triangular._BAND_LEVELS, triangular._BAND_LEVEL_ROWS = 1, 10**9  # and bands of any length scanned
 
 
 def pytest_addoption(parser):
@@ -40,7 +34,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if missing := pretend_device.what_is_missing(config.getoption("--device"), ON_HOST):
+    if missing := pretend_device.what_is_missing(config.getoption("--device"), EMULATED):
         raise pytest.UsageError(missing)
     # All the while: modules of tests make tensors when they are imported.
     context = contextlib.ExitStack()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from learnsolve import _library
 from learnsolve.matrix import device_analysis
 
 ON_HOST = device_analysis.everywhere
@@ -80,20 +79,4 @@ class Promises:
             torch.cuda._sleep(10_000_000)
             found = run()
         stream.synchronize()
-        assert_same(found, wanted)
-
-
-class LoopPromises(Promises):
-    """Those of solves whose iterations are one kernel for a small system, and several launches each for a
-    large one."""
-
-    def test_both_forms_of_the_loop_have_the_same_bits(self, name):
-        run = self.runs()[name]
-        before = _library.assume_cache_bytes(0)
-        try:
-            wanted = run()
-            _library.assume_cache_bytes(2**60)
-            found = run()
-        finally:
-            _library.assume_cache_bytes(before)
         assert_same(found, wanted)

@@ -12,13 +12,7 @@ constexpr int kUnionBytes = kUnionChunk / 4;  // of codes, in a chunk
 constexpr int kUnionWord = 8;
 constexpr int kUnionLanes = kUnionBytes / kUnionWord;
 
-LS_DEVICE int bits_set(uint64_t word) {
-#ifdef __CUDA_ARCH__
-  return __popcll(word);
-#else
-  return __builtin_popcountll(word);
-#endif
-}
+LS_DEVICE int bits_set(uint64_t word) { return __popcll(word); }
 
 // Entries of A and of B.
 struct UnionCount {

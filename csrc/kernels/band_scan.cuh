@@ -71,13 +71,7 @@ LS_DEVICE const LaneMaps<Team::size, W, T>& scan(const Team& team, ScanRoom<Team
 // Is this true in any lane? All lanes receive the answer.
 template <class Team>
 LS_DEVICE bool any(const Team& team, typename Team::template Own<bool>& says) {
-#ifdef __CUDACC__
   return __syncthreads_or(says[team.lane]) != 0;
-#else
-  bool found = false;
-  team.each([&](int lane) { found = found || says[lane]; });
-  return found;
-#endif
 }
 
 // The lanes of a chunk one after another: what comes before each into `start`. Returns the end of the chunk.

@@ -273,7 +273,7 @@ template <bool One, int V, class T, class Make>
 LS_KERNEL(kThreads, 4)
 chunk_pass_kernel(LS_ARGUMENT Make make, Chunks chunks, int64_t batch, int64_t k, bool packs,
                   Partials<T> partials) {
-  LS_SHARED PassScratch<T, 2> scratch;
+  LS_SHARED(scratch, PassScratch<T, 2>);
   const Block<kThreads> team;
   for_blocks(chunks.count * batch, [&](int64_t item) {
     const int64_t b = item / chunks.count, chunk = item % chunks.count;
@@ -287,7 +287,7 @@ template <int Lanes, int V, class T, class Make>
 LS_KERNEL(kThreads, 4)
 chunk_product_kernel(LS_ARGUMENT Make make, Chunks chunks, int64_t batch, int64_t k, bool packs,
                      Partials<T> partials) {
-  LS_SHARED PassScratch<T, 1> scratch;
+  LS_SHARED(scratch, PassScratch<T, 1>);
   const Block<kThreads> team;
   for_blocks(chunks.count * batch, [&](int64_t item) {
     const int64_t b = item / chunks.count, chunk = item % chunks.count;

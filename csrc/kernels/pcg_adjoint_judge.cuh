@@ -82,7 +82,7 @@ template <class T>
 LS_KERNEL(kThreads)
 adjoint_judge_kernel(LS_ARGUMENT AdjointJudge<T> judged, int64_t batch, int64_t chunks,
                      Partials<T> partials) {
-  LS_SHARED JudgeScratch scratch;
+  LS_SHARED(scratch, JudgeScratch);
   const Block<kThreads> team;
   for_blocks(batch, [&](int64_t b) { judge(team, judged, b, chunks, partials, scratch); });
 }

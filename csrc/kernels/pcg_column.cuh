@@ -12,8 +12,8 @@
 
 #include <limits>
 
+#include "kernels/both.h"
 #include "kernels/pcg_state.h"
-#include "kernels/team.cuh"
 
 namespace learnsolve {
 

@@ -130,7 +130,7 @@ LS_DEVICE void judge(const Team& team, const Judge& judged, int64_t b, int64_t c
 template <class T>
 LS_KERNEL(kThreads)
 judge_kernel(LS_ARGUMENT PcgJudge<T> judged, int64_t batch, int64_t chunks, Partials<T> partials) {
-  LS_SHARED JudgeScratch scratch;
+  LS_SHARED(scratch, JudgeScratch);
   const Block<kThreads> team;
   for_blocks(batch, [&](int64_t b) { judge(team, judged, b, chunks, partials, scratch); });
 }

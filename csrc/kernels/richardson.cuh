@@ -130,15 +130,11 @@ LS_DEVICE void sweep_phase(const Sweeps<T, I>& P, int64_t it, T* parts) {
   });
 }
 
-// Sweeps first <= it < last; more than one need a launch of resident blocks.
 template <class Shape, class T, class I>
 LS_KERNEL(kThreads, 3)
-sweeps_kernel(LS_ARGUMENT Sweeps<T, I> P, int64_t first, int64_t last) {
-  LS_SHARED T parts[kThreads * Shape::V];
-  for (int64_t it = first; it < last; ++it) {
-    if (it > first) grid_sync();
-    sweep_phase<Shape>(P, it, parts);
-  }
+sweeps_kernel(LS_ARGUMENT Sweeps<T, I> P, int64_t it) {
+  LS_SHARED(parts, T[kThreads * Shape::V]);
+  sweep_phase<Shape>(P, it, parts);
 }
 
 // Totals of partials (sums, chunks, k), or their roots: sum s, which is number s / batch of member s % batch,
@@ -147,7 +143,7 @@ template <class T>
 LS_KERNEL(kThreads)
 totals_kernel(const T* partials, int64_t sums, int64_t batch, int64_t chunks, int64_t k, bool roots, T* out,
               int64_t out_step) {
-  LS_SHARED double shared[kThreads];
+  LS_SHARED(shared, double[kThreads]);
   const Block<kThreads> block;
   const int width = columns_together(k);
   const int64_t tiles = (k + width - 1) / width;

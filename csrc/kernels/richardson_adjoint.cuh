@@ -187,20 +187,16 @@ LS_DEVICE void transposed_phase(const SweepsAdjoint<T, I>& P, int64_t it) {
   });
 }
 
-// Sweeps first <= it < last, from the last to the first: the phases over A, over A^T, or both, which needs
-// resident blocks.
 template <class Shape, class T, class I>
 LS_KERNEL(kThreads, 3)
-adjoint_kernel(LS_ARGUMENT SweepsAdjoint<T, I> P, int64_t first, int64_t last, bool over_a, bool over_at) {
-  LS_SHARED T parts[kThreads];
-  for (int64_t it = last - 1; it >= first; --it) {
-    if (over_a) {
-      if (it < last - 1) grid_sync();
-      adjoint_phase<Shape>(P, it, parts);
-      if (over_at && P.goes_on(it)) grid_sync();
-    }
-    if (over_at && P.goes_on(it)) transposed_phase<Shape>(P, it);
-  }
+adjoint_kernel(LS_ARGUMENT SweepsAdjoint<T, I> P, int64_t it) {
+  LS_SHARED(parts, T[kThreads]);
+  adjoint_phase<Shape>(P, it, parts);
+}
+template <class Shape, class T, class I>
+LS_KERNEL(kThreads, 3)
+transposed_kernel(LS_ARGUMENT SweepsAdjoint<T, I> P, int64_t it) {
+  transposed_phase<Shape>(P, it);
 }
 
 }  // namespace learnsolve::cuda

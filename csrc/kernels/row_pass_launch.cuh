@@ -22,7 +22,7 @@ vector_rows_kernel(LS_ARGUMENT RowPass<T, I> P) {
 template <class T, class I>
 LS_KERNEL(kStretchThreads, 8)
 vector_stretches_kernel(LS_ARGUMENT RowPass<T, I> P) {
-  LS_SHARED StretchScratch<T, kStretchThreads, kStretchItems> scratch;
+  LS_SHARED(scratch, StretchScratch<T, kStretchThreads, kStretchItems>);
   const Block<kStretchThreads> team;
   for_members(P.adds_up(true, false), P.batch, [&](Members members) {
     for_blocks(P.rows.stretches,

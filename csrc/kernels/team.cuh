@@ -1,22 +1,18 @@
-// Threads that work together, written so that the same code runs on a device and, lane by lane, on the host.
-//
-// A body is a function of a team and its arguments. What each lane has of its own is an Own<T>; `each` runs a
-// phase for every lane; between two phases lanes exchange data: a sum, the value of another lane, or memory
-// that they share, after `sync`. On a device every thread is one lane. On the host one call runs all lanes of
-// a phase in turn, forwards or backwards: a phase whose lanes interfere gives different results in one of the
-// two orders, and the tests compare them (csrc/tests).
+// Threads that work together.
 #pragma once
 
 #include <cstdint>
 
-#ifdef __CUDACC__
-#define LS_DEVICE __device__ __forceinline__
-#define LS_BOTH __host__ __device__ __forceinline__
-#define LS_UNROLL _Pragma("unroll")
+#include "kernels/both.h"
+
+#ifndef __CUDACC__
+#include "emulator/cuda.h"
+// Where a team waits: for messages of the emulator.
+#define LS_WHERE , const std::source_location& where = std::source_location::current()
+#define LS_HERE , where
 #else
-#define LS_DEVICE inline
-#define LS_BOTH inline
-#define LS_UNROLL
+#define LS_WHERE
+#define LS_HERE
 #endif
 
 namespace learnsolve::cuda {
@@ -42,89 +38,74 @@ bool takes_packs(const T* p, int64_t step = 0) {
   return (reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(step) * sizeof(T)) % 16 == 0;
 }
 
-#ifdef __CUDACC__
-
-// What all teams have in common on a device.
+// To go: written for lanes in lock step on the host.
+template <class T>
+struct OwnNumber {
+  T value{};
+  LS_DEVICE T& operator[](int) { return value; }
+  LS_DEVICE const T& operator[](int) const { return value; }
+};
 struct Lane {
-  int lane;
   template <class T>
-  struct Own {
-    T value{};
-    __device__ __forceinline__ T& operator[](int) { return value; }
-  };
+  using Own = OwnNumber<T>;
+};
+template <int N>
+struct BlockTeam : Lane {
+  static constexpr int size = N;
+  int lane = static_cast<int>(threadIdx.x);
+  LS_DEVICE BlockTeam() {}
+  LS_DEVICE void sync() const { __syncthreads(); }
   template <class F>
-  __device__ __forceinline__ void each(const F& f) const {
+  LS_DEVICE void each(const F& f) const {
     f(lane);
   }
   template <class F>
-  __device__ __forceinline__ void first(const F& f) const {
+  LS_DEVICE void first(const F& f) const {
     if (lane == 0) f();
   }
 };
 
 // N neighboring lanes of one warp, all of which take part in every sum: N is 1, 2, ..., 32.
 template <int N>
-struct WarpTeam : Lane {
+struct Team : Lane {
   static constexpr int size = N;
-  unsigned mask;
-  __device__ __forceinline__ WarpTeam()
-      : Lane{static_cast<int>(threadIdx.x % N)},
+  const int lane;
+  const unsigned mask;
+  LS_DEVICE Team()
+      : lane(static_cast<int>(threadIdx.x % N)),
         mask(N == 32 ? 0xffffffffu : ((1u << (N % 32)) - 1u) << (threadIdx.x % 32 / N * N)) {}
-  __device__ __forceinline__ void sync() const { __syncwarp(mask); }
+  LS_DEVICE bool first() const { return lane == 0; }
+  LS_DEVICE void sync() const { __syncwarp(mask); }
+  template <class F>
+  LS_DEVICE void each(const F& f) const {
+    f(lane);
+  }
+  template <class F>
+  LS_DEVICE void first(const F& f) const {
+    if (lane == 0) f();
+  }
   template <class T>
-  __device__ __forceinline__ T sum(Own<T> s) const {
+  LS_DEVICE T sum(const OwnNumber<T>& s) const {
+    return sum(s.value);
+  }
+  template <class T>
+  LS_DEVICE T of_lane(const OwnNumber<T>& s, int at) const {
+    return of_lane(s.value, at);
+  }
+  // Of all lanes, in a fixed tree; all of them receive it.
+  template <class T>
+  LS_DEVICE T sum(T s LS_WHERE) const {
     LS_UNROLL
-    for (int h = N / 2; h > 0; h /= 2) s.value += __shfl_xor_sync(mask, s.value, h, N);
-    return s.value;
+    for (int h = N / 2; h > 0; h /= 2) s += __shfl_xor_sync(mask, s, h, N LS_HERE);
+    return s;
   }
   template <class T>
-  __device__ __forceinline__ T of_lane(const Own<T>& s, int at) const {
-    return __shfl_sync(mask, s.value, at, N);
+  LS_DEVICE T of_lane(T s, int at LS_WHERE) const {
+    return __shfl_sync(mask, s, at, N LS_HERE);
   }
 };
-
-// All threads of a block.
-template <int N>
-struct BlockTeam : Lane {
-  static constexpr int size = N;
-  __device__ __forceinline__ BlockTeam() : Lane{static_cast<int>(threadIdx.x)} {}
-  __device__ __forceinline__ void sync() const { __syncthreads(); }
-};
-
-#else
 
 template <int N>
-struct HostTeam {
-  static constexpr int size = N;
-  bool backwards = false;
-
-  template <class T>
-  struct Own {
-    T value[N] = {};
-    T& operator[](int lane) { return value[lane]; }
-  };
-  template <class F>
-  void each(const F& f) const {
-    for (int l = 0; l < N; ++l) f(backwards ? N - 1 - l : l);
-  }
-  template <class F>
-  void first(const F& f) const {
-    f();
-  }
-  void sync() const {}
-  // In the order of the device.
-  template <class T>
-  T sum(Own<T> s) const {
-    for (int h = N / 2; h > 0; h /= 2)
-      for (int l = 0; l < h; ++l) s.value[l] += s.value[l + h];
-    return s.value[0];
-  }
-  template <class T>
-  T of_lane(const Own<T>& s, int at) const {
-    return s.value[at];
-  }
-};
-
-#endif
+using WarpTeam = Team<N>;
 
 }  // namespace learnsolve::cuda

@@ -7,28 +7,15 @@
 // reciprocal is infinite is NaN, and so is what depends on it.
 #pragma once
 
-#include <cstdlib>
-
 #include "kernels/launch.cuh"
 
 namespace learnsolve::cuda {
 
-#ifdef __CUDACC__
 // A product that no addition is fused with, and one that is: every kernel has the same bits.
 LS_DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
 LS_DEVICE double times(double a, double b) { return __dmul_rn(a, b); }
 LS_DEVICE float plus_product(float s, float a, float b) { return __fmaf_rn(a, b, s); }
 LS_DEVICE double plus_product(double s, double a, double b) { return __fma_rn(a, b, s); }
-#else
-template <class T>
-T times(T a, T b) {
-  return a * b;
-}
-template <class T>
-T plus_product(T s, T a, T b) {
-  return s + a * b;
-}
-#endif
 
 template <class T>
 LS_BOTH bool finite(T v) {
@@ -143,31 +130,6 @@ struct NoFlags {
   LS_DEVICE void publish(int64_t) const {}
 };
 
-// One flag for each result, zero before the sweep. A thread that has seen a flag, and then passed a fence,
-// sees the result that was written before the fence before the flag. On the host rows are solved in order.
-struct Flags {
-  int32_t* done;
-#ifdef __CUDACC__
-  LS_DEVICE void await(int64_t at) const {
-    int32_t seen = 0;
-    do {
-      asm volatile("ld.relaxed.gpu.s32 %0, [%1];" : "=r"(seen) : "l"(done + at) : "memory");
-    } while (seen == 0);
-  }
-  LS_DEVICE void all_awaited() const { __threadfence(); }
-  LS_DEVICE void publish(int64_t at) const {
-    __threadfence();
-    asm volatile("st.relaxed.gpu.s32 [%0], %1;" ::"l"(done + at), "r"(1) : "memory");
-  }
-#else
-  LS_DEVICE void await(int64_t at) const {
-    if (done[at] != 1) std::abort();  // a device would wait indefinitely
-  }
-  LS_DEVICE void all_awaited() const {}
-  LS_DEVICE void publish(int64_t at) const { done[at] = 1; }
-#endif
-};
-
 // Row i for column c of member m by one team.
 template <class Team, class T, class I, class F>
 LS_DEVICE void solve_row(const Team& team, const Triangle<T, I>& S, const Sides<T>& v, int64_t i, int64_t c,
@@ -193,11 +155,7 @@ LS_DEVICE void solve_row(const Team& team, const Triangle<T, I>& S, const Sides<
   });
 }
 
-#ifdef __CUDACC__
-using OneLane = WarpTeam<1>;
-#else
-using OneLane = HostTeam<1>;
-#endif
+using OneLane = Team<1>;
 
 // Levels one after another by one block, a row a lane: level number n holds order[bound(n)] to order[end(n)].
 // While a level is solved, the rows of those that follow are read, one step of each between two barriers: a

@@ -10,7 +10,7 @@ namespace {
 template <class Pass>
 LS_KERNEL(cuda::kUnionLanes)
 union_kernel(LS_ARGUMENT Pass P) {
-  LS_SHARED cuda::UnionScratch scratch;
+  LS_SHARED(scratch, cuda::UnionScratch);
   const cuda::Block<cuda::kUnionLanes> team;
   cuda::for_aside(P.batch, [&](int64_t s) {
     cuda::for_blocks(P.plan.chunks, [&](int64_t n) { P.chunk(team, n, s, scratch); });

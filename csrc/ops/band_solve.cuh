@@ -11,15 +11,9 @@ namespace learnsolve::triangular {
 constexpr int64_t window(int64_t width) { return width > 2 ? 4 : width; }
 
 // Lanes of a chunk, and rows of a lane. Maps of four results fill the shared memory.
-#ifdef __CUDACC__
 constexpr int scan_threads(int64_t window) { return window > 2 ? 128 : 256; }
 constexpr int kScanRows = 4;
 constexpr int64_t kBlockChunks = 4;  // of a system that one block takes
-#else
-constexpr int scan_threads(int64_t window) { return window > 2 ? 4 : 8; }
-constexpr int kScanRows = 2;
-constexpr int64_t kBlockChunks = 2;
-#endif
 
 // A band of `width`, of which no entry is missing if `full`; all its right-hand sides.
 template <class T, class I>

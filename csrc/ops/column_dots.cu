@@ -11,7 +11,7 @@ using namespace cuda;
 template <class T>
 LS_KERNEL(kThreads)
 column_totals_kernel(const T* partials, int64_t terms, int64_t results, int64_t k, T* out) {
-  LS_SHARED double shared[kThreads];
+  LS_SHARED(shared, double[kThreads]);
   const Block<kThreads> team;
   const int width = columns_together(k);
   for_blocks(results, [&](int64_t r) {

@@ -10,11 +10,7 @@ using namespace cuda;
 
 constexpr int kLevelThreads = 512;
 // Levels with fewer steps run in one block, one after another without a launch in between.
-#ifdef __CUDACC__
 constexpr int64_t kNarrow = 4 * kLevelThreads;
-#else
-constexpr int64_t kNarrow = 8;  // tests have both
-#endif
 
 template <class Step>
 LS_KERNEL(kThreads)
@@ -43,7 +39,7 @@ levels_kernel(LS_ARGUMENT Step step, int64_t from, int64_t to) {
 template <class T, class I>
 LS_KERNEL(kThreads)
 breakdown_kernel(LS_ARGUMENT LevelPlan<I> P, const I* crow, int64_t rows, const T* f, double* breakdown) {
-  LS_SHARED int64_t firsts[kThreads];
+  LS_SHARED(firsts, int64_t[kThreads]);
   const Block<kThreads> team;
   for_blocks(P.batch, [&](int64_t b) {
     find_breakdown(team, P, crow, rows, f + b * P.entries, firsts, breakdown + 2 * b);

@@ -1,6 +1,4 @@
-// csr_pcg for CUDA tensors: a few launches an iteration, or one kernel for all of them where the matrix and
-// the vectors fit the cache of the device.
-#include "kernels/pcg_loop.cuh"
+// csr_pcg for CUDA tensors: a few launches an iteration.
 #include "ops/pcg.cuh"
 
 namespace learnsolve {
@@ -44,7 +42,6 @@ class DevicePcg {
   void resume() const { judge(Judged::start, -1, {}); }
 
   void run() const {
-    if (P.iterations == 0 || run_loop()) return;
     for (int64_t i = 0; i < P.iterations; ++i) {
       const int64_t step = p_step(i);
       product<1>(A, rows, values_step, {P.p_at(0, i), step}, {P.p_at(0, i), step}, {P.q, P.nk()},
@@ -107,40 +104,6 @@ class DevicePcg {
                  P.of_preconditioned());
     }
     judge(Judged::preconditioned, i, P.of_preconditioned());
-  }
-
-  // All iterations by one kernel, if this system and this device allow it.
-  bool run_loop() const {
-    const bool product = P.kind == Preconditioning::product;
-    if (P.kind == Preconditioning::triangular || P.batch * P.k > kLoopColumns) return false;
-    if (!sums_in_product(A)) return false;
-    if (product && !(sums_in_product(*factor.rows) && sums_in_product(*factor.columns))) return false;
-    const int64_t entries = A.nnz() + (product ? 2 * factor.rows->nnz() : 0);
-    const int64_t bytes = entries * (sizeof(T) + sizeof(I)) + 8 * P.batch * P.nk() * sizeof(T);
-    if (bytes > l2_bytes()) return false;
-    const PcgLoop<T, I> loop{P,
-                             rows,
-                             product ? applied.rows() : RowsOf<T, I>{},
-                             product ? applied.columns() : RowsOf<T, I>{},
-                             values_step,
-                             chunks,
-                             wide};
-    bool done = false;
-    const auto with = [&]<int Lanes, int V>() {
-      constexpr auto kernel = pcg_loop_kernel<Lanes, V, T, I>;
-      if (resident_blocks<kernel, kThreads>() == 0) return;
-      STD_CUDA_CHECK((launch_resident<kernel, kThreads>(std::max(chunks.count, wide.count) * P.batch,
-                                                        device.stream, loop)));
-      done = true;
-    };
-    // The same instances as launches have: sums must not depend on the form.
-    if (P.k == 1)
-      A.nnz() < 6 * A.rows() ? with.template operator()<2, 1>() : with.template operator()<8, 1>();
-    else if (P.k % kPack<T> == 0)
-      with.template operator()<0, kPack<T>>();
-    else
-      with.template operator()<0, 1>();
-    return done;
   }
 };
 

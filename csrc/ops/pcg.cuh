@@ -18,7 +18,6 @@ template <class T>
 void copy_blocks(const OnDevice& device, T* to, int64_t to_step, const T* from, int64_t from_step,
                  int64_t size, int64_t count) {
   if (size == 0 || count == 0) return;
-#ifdef __CUDACC__
   // The largest distance between rows that a two-dimensional copy allows.
   constexpr int64_t kPitch = 0x7fffffff / static_cast<int64_t>(sizeof(T));
   if (to_step == size && from_step == size) size *= count, count = 1;
@@ -30,10 +29,6 @@ void copy_blocks(const OnDevice& device, T* to, int64_t to_step, const T* from, 
   for (int64_t b = 0; b < count; ++b)
     STD_CUDA_CHECK(cudaMemcpyAsync(to + b * to_step, from + b * from_step, size * sizeof(T),
                                    cudaMemcpyDeviceToDevice, device.stream));
-#else
-  (void)device;
-  for (int64_t b = 0; b < count; ++b) std::copy_n(from + b * from_step, size, to + b * to_step);
-#endif
 }
 
 // From this mean number of entries a row on, product and sum are two passes: spmm then distributes the rows,

@@ -1,5 +1,4 @@
-// csr_richardson for CUDA tensors: a launch a sweep or, for systems that stay in the device's cache, one
-// persistent kernel for all sweeps of a call (kernels/richardson.cuh).
+// csr_richardson for CUDA tensors: a launch a sweep (kernels/richardson.cuh).
 #include "ops/richardson.cuh"
 
 namespace learnsolve {
@@ -11,16 +10,11 @@ void SweepsCall<T, I>::run(const DeviceStructure& S, Sweeps<T, I> P, int64_t fir
                            bool packs) const {
   if (first == last) return;
   with_shape<T>(p.k, packs, product != nullptr, mean(S), [&]<class Shape>() {
-    constexpr auto kernel = sweeps_kernel<Shape, T, I>;
     const int64_t items = P.template items<Shape>();
-    if (!product && last - first > 1 && stays_in_cache(S.nnz()) && resident_blocks<kernel, kThreads>() > 0) {
-      STD_CUDA_CHECK((launch_resident<kernel, kThreads>(items, device.stream, P, first, last)));
-      return;
-    }
     P.given = product;
     for (int64_t it = first; it < last; ++it) {
       if (product) multiply(S, P.x.at(it, 0), step([&](int64_t b) { return P.x.at(it, b); }), product);
-      LS_LAUNCH(blocks_for(items), kThreads, device.stream, (P, it, it + 1), sweeps_kernel<Shape, T, I>);
+      LS_LAUNCH(blocks_for(items), kThreads, device.stream, (P, it), sweeps_kernel<Shape, T, I>);
       STD_CUDA_CHECK(cudaGetLastError());
     }
   });

@@ -90,12 +90,6 @@ struct SweepsCall {
     for (const T* v : all) yes = yes && cuda::takes_packs(v);
     return yes;
   }
-  // Does a sweep find its data in the cache? Half of the cache is taken to be available. Not measured.
-  bool stays_in_cache(int64_t nnz) const {
-    const int64_t bytes = (p.bv * nnz + 8 * p.batch * nk) * static_cast<int64_t>(sizeof(T)) +
-                          nnz * static_cast<int64_t>(sizeof(I));
-    return bytes <= cuda::l2_bytes() / 2;
-  }
   // S x for rows that are too long for a few threads each.
   void multiply(const DeviceStructure& S, const T* x, int64_t x_step, T* y) const {
     spmm_into<T, I>(S, values,

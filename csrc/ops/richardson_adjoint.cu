@@ -1,5 +1,4 @@
-// csr_richardson_backward for CUDA tensors: two launches a sweep or, for systems that stay in the device's
-// cache, one persistent kernel for all sweeps (kernels/richardson_adjoint.cuh).
+// csr_richardson_backward for CUDA tensors: two launches a sweep (kernels/richardson_adjoint.cuh).
 #include <limits>
 
 #include "kernels/richardson_gradients.cuh"
@@ -47,30 +46,20 @@ void repeat(const SweepsCall<T, I>& call, const DeviceStructure& S, const Sweeps
 template <class T, class I>
 void run_adjoint(const SweepsCall<T, I>& call, const DeviceStructure& S, const DeviceStructure& St,
                  SweepsAdjoint<T, I> P, int64_t first, int64_t last, T* product, T* product_t, bool packs) {
-  bool done = false;
-  if (!product && !product_t && call.stays_in_cache(2 * S.nnz()))
-    with_shape<T>(call.p.k, packs, false, call.mean(S), [&]<class Shape>() {
-      constexpr auto kernel = adjoint_kernel<Shape, T, I>;
-      if (resident_blocks<kernel, kThreads>() == 0) return;
-      STD_CUDA_CHECK((launch_resident<kernel, kThreads>(P.template items<Shape>(), call.device.stream, P,
-                                                        first, last, true, true)));
-      done = true;
-    });
-  if (done) return;
   P.given = product, P.given_t = product_t;
   for (int64_t it = last - 1; it >= first; --it) {
     if (product && (P.gs || P.c))
       call.multiply(S, P.iterate(it, 0), call.step([&](int64_t b) { return P.iterate(it, b); }), product);
     with_shape<T>(call.p.k, packs, product != nullptr, call.mean(S), [&]<class Shape>() {
-      LS_LAUNCH(blocks_for(call.p.batch / P.members() * P.rows.count), kThreads, call.device.stream,
-                (P, it, it + 1, true, false), adjoint_kernel<Shape, T, I>);
+      LS_LAUNCH(blocks_for(call.p.batch / P.members() * P.rows.count), kThreads, call.device.stream, (P, it),
+                adjoint_kernel<Shape, T, I>);
     });
     STD_CUDA_CHECK(cudaGetLastError());
     if (!P.goes_on(it)) continue;
     if (product_t) call.multiply(St, P.g_of(it), call.nk, product_t);
     with_shape<T>(call.p.k, packs, product_t != nullptr, call.mean(S), [&]<class Shape>() {
-      LS_LAUNCH(blocks_for(P.template items<Shape>()), kThreads, call.device.stream,
-                (P, it, it + 1, false, true), adjoint_kernel<Shape, T, I>);
+      LS_LAUNCH(blocks_for(P.template items<Shape>()), kThreads, call.device.stream, (P, it),
+                transposed_kernel<Shape, T, I>);
     });
     STD_CUDA_CHECK(cudaGetLastError());
   }

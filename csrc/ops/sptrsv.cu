@@ -20,25 +20,10 @@ gradient_kernel(const I* rows, const I* idx, const I* perm, int64_t entries, con
   });
 }
 
-// A zero on the diagonal: a check would wait for the device; the host raises as the CPU operator does.
-template <class T, class I>
-void refuse([[maybe_unused]] const char* name, [[maybe_unused]] const DeviceTriangle& S,
-            [[maybe_unused]] const T* values, [[maybe_unused]] const SolveSizes& sizes) {
-#ifndef __CUDACC__
-  for (int64_t m = 0; m < sizes.matrices(); ++m)
-    for (int64_t i = 0; i < sizes.n && !S.unit; ++i) {
-      const int64_t p = S.upper ? data<I>(S.ptr)[i] : data<I>(S.ptr)[i + 1] - 1;
-      const T value = values[m * sizes.values_step + (S.perm ? data<I>(*S.perm)[p] : p)];
-      if (!finite(reciprocal(value)) && value == value) refuse_diagonal(name, i, value);
-    }
-#endif
-}
-
 // T x = b for all members.
 template <class T, class I>
-void solve(const char* name, const DeviceTriangle& S, const OnDevice& device, const SolveSizes& sizes,
-           const Tensor& values, const Tensor& b, const Tensor& x) {
-  refuse<T, I>(name, S, data<T>(values), sizes);
+void solve(const DeviceTriangle& S, const OnDevice& device, const SolveSizes& sizes, const Tensor& values,
+           const Tensor& b, const Tensor& x) {
   S.solve<T, I>(device, data<T>(values), sizes.values_step, data<T>(b), sizes.b_step, mutable_data<T>(x),
                 sizes.batch, sizes.k, S.scratch(values, sizes.batch, sizes.k));
 }
@@ -55,8 +40,7 @@ Tensor csr_sptrsv_cuda(const std::vector<Tensor>& triangle, bool upper, bool uni
   Tensor x = new_empty(values, sizes_of(b));
   if (sizes.empty()) return x;
   const OnDevice device(values);
-  dispatch(name, values, S.idx,
-           [&]<class T, class I>() { solve<T, I>(name, S, device, sizes, values, b, x); });
+  dispatch(name, values, S.idx, [&]<class T, class I>() { solve<T, I>(S, device, sizes, values, b, x); });
   return x;
 }
 
@@ -83,7 +67,7 @@ std::tuple<Tensor, Tensor> csr_sptrsv_backward_cuda(const std::vector<Tensor>& t
   if (sizes.empty()) return {ga, y};
   const OnDevice device(values);
   dispatch(name, values, S.idx, [&]<class T, class I>() {
-    solve<T, I>(name, S, device, sizes, values, g, y);
+    solve<T, I>(S, device, sizes, values, g, y);
     if (S.entries() == 0) return;
     const auto launch = [&]<int Lanes>() {
       const dim3 grid(blocks_for(S.entries(), kThreads / Lanes), blocks_aside(sizes.matrices()));

@@ -33,7 +33,7 @@ using Room = ScanRoom<scan_threads(W), W, T>;
 template <int W, class T, class I>
 LS_KERNEL(scan_threads(W))
 short_bands_kernel(LS_ARGUMENT Bands<W, T, I> P) {
-  LS_SHARED Room<W, T> room;
+  LS_SHARED(room, Room<W, T>);
   const Team<Bands<W, T, I>> team;
   for_blocks(P.count(), [&](int64_t q) {
     const Band<W, T, I> A = P.band(q);
@@ -46,7 +46,7 @@ short_bands_kernel(LS_ARGUMENT Bands<W, T, I> P) {
 template <int W, class T, class I>
 LS_KERNEL(scan_threads(W))
 chunk_maps_kernel(LS_ARGUMENT Bands<W, T, I> P) {
-  LS_SHARED Room<W, T> room;
+  LS_SHARED(room, Room<W, T>);
   const Team<Bands<W, T, I>> team;
   for_aside(P.count(), [&](int64_t q) {
     const Band<W, T, I> A = P.band(q);
@@ -59,7 +59,7 @@ chunk_maps_kernel(LS_ARGUMENT Bands<W, T, I> P) {
 template <int W, class T, class I>
 LS_KERNEL(scan_threads(W))
 chunk_ends_kernel(LS_ARGUMENT Bands<W, T, I> P) {
-  LS_SHARED Room<W, T> room;
+  LS_SHARED(room, Room<W, T>);
   const Team<Bands<W, T, I>> team;
   for_blocks(P.count(), [&](int64_t q) {
     const int64_t first = q * P.chunks();
@@ -70,7 +70,7 @@ chunk_ends_kernel(LS_ARGUMENT Bands<W, T, I> P) {
 template <int W, class T, class I>
 LS_KERNEL(scan_threads(W))
 chunks_kernel(LS_ARGUMENT Bands<W, T, I> P) {
-  LS_SHARED Room<W, T> room;
+  LS_SHARED(room, Room<W, T>);
   const Team<Bands<W, T, I>> team;
   for_aside(P.count(), [&](int64_t q) {
     const Band<W, T, I> A = P.band(q);

@@ -7,17 +7,8 @@ namespace {
 using namespace cuda;
 
 constexpr int64_t kTile = 32;  // columns that a block takes through narrow levels
-#ifdef __CUDACC__
 constexpr int kFewThreads = 64, kLevelThreads = 256;
 constexpr int64_t kNarrow = 4 * kLevelThreads;  // results of one tile
-#else
-// Small, so that tests run all of them.
-constexpr int kFewThreads = 2, kLevelThreads = 4;
-constexpr int64_t kNarrow = 8;
-#endif
-
-constexpr int kTicketThreads = 128;
-constexpr int64_t kTicketBlocks = 2048;  // any number is correct: waiting blocks add memory traffic
 
 // What a block takes at a time: some columns of one member.
 struct Tile {
@@ -56,12 +47,8 @@ LS_DEVICE void solve_rows(const LevelSystem<T, I>& P, int64_t begin, int64_t end
     const int item = static_cast<int>(n);
     solve_row(team, P.S, P.v, P.order[begin + item / at.columns], at.c0 + item % at.columns, at.m, flags);
   };
-#ifdef __CUDACC__
-  const WarpTeam<Lanes> team;
+  const Team<Lanes> team;
   for (int item = threadIdx.x / Lanes; item < items; item += blockDim.x / Lanes) solve(team, item);
-#else
-  for_items<Lanes>(items, solve);
-#endif
 }
 
 // f(tile, bound) for the tiles of a block; bound(n, end) is where the n-th of the levels begins or ends.
@@ -96,55 +83,9 @@ narrow_levels_kernel(LS_ARGUMENT LevelSystem<T, I> P, int64_t from, int64_t to) 
   });
 }
 
-template <class T>
-LS_KERNEL(kThreads)
-zero_kernel(T* p, int64_t count) {
-  for_items<1>(count, [&](const auto& team, int64_t i) { team.first([&] { p[i] = 0; }); });
-}
-
-// The number of earlier tickets, for a block: all blocks share the counter.
-LS_DEVICE int64_t next_ticket(unsigned long long* tickets) {
-#ifdef __CUDACC__
-  __shared__ unsigned long long ticket;
-  __syncthreads();  // the last one is no longer read
-  if (threadIdx.x == 0) ticket = atomicAdd(tickets, 1ull);
-  __syncthreads();
-  return static_cast<int64_t>(ticket);
-#else
-  return static_cast<int64_t>((*tickets)++);
-#endif
-}
-
-// A part lies within one level, so what its rows wait for has lower tickets, which have been taken by blocks
-// that are already running: the lowest ticket that is not done waits for nothing, and no block waits
-// indefinitely.
-template <int Lanes, class T, class I>
-LS_KERNEL(kTicketThreads)
-tickets_kernel(LS_ARGUMENT LevelSystem<T, I> P, unsigned long long* tickets, Flags flags) {
-  const int64_t copies = tiles(P);
-  for (int64_t ticket; (ticket = next_ticket(tickets)) < P.n_parts * copies;) {
-    const int64_t at = ticket / copies, part = P.S.upper ? P.n_parts - 1 - at : at;
-    solve_rows<Lanes>(P, P.parts[part], P.parts[part + 1], tile(P, ticket % copies), flags);
-  }
-}
-
-template <int Lanes, class T, class I>
-void solve_by_ticket(const OnDevice& device, const LevelSystem<T, I>& P, unsigned long long* tickets) {
-  const int64_t count = level_room(P.S.rows, P.batch, P.v.k);
-  LS_LAUNCH(blocks_for(count, kThreads), kThreads, device.stream, (tickets, count),
-            zero_kernel<unsigned long long>);
-  STD_CUDA_CHECK(cudaGetLastError());
-  // A part has 32 rows: one warp, if that is all it has to do.
-  const int threads = Lanes == 1 && P.v.k == 1 ? 32 : kTicketThreads;
-  LS_LAUNCH(blocks_for(P.n_parts * tiles(P), 1, kTicketBlocks), threads, device.stream,
-            (P, tickets, Flags{reinterpret_cast<int32_t*>(tickets + 1)}), tickets_kernel<Lanes, T, I>);
-  STD_CUDA_CHECK(cudaGetLastError());
-}
-
 template <int Lanes, class T, class I>
 void solve(const OnDevice& device, const LevelSystem<T, I>& P, const LevelsOnHost& levels,
            unsigned long long* room) {
-  if (P.n_parts > 0) return solve_by_ticket<Lanes>(device, P, room);
   const bool upper = P.S.upper;
   const int64_t count = levels.count, k = P.v.k, columns = std::min(k, kTile);
   const auto level = [&](int64_t n) { return upper ? count - 1 - n : n; };

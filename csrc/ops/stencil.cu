@@ -33,7 +33,7 @@ stencil_products_kernel(LS_ARGUMENT StencilProductsPass<T> P) {
 template <class T>
 LS_KERNEL(kStencilThreads)
 stencil_part_sums_kernel(LS_ARGUMENT StencilProductsPass<T> P, T* partial, int64_t parts, int64_t count) {
-  LS_SHARED SumsScratch<T> scratch;
+  LS_SHARED(scratch, SumsScratch<T>);
   const Block<kStencilThreads> team;
   for_aside(P.batch, [&](int64_t b) {
     for_blocks(parts, [&](int64_t n) {

@@ -199,7 +199,7 @@ def momentum(name: str, shape: str, form: str) -> Case:
         make=lambda P, seed: HEAVYBALL.inputs(P, shape, form, STEPS, seed=seed),
         tolerance=1e-11,
         # On a device the sums for the momentum's gradient round differently where b is not aligned.
-        bits=os.environ.get("LEARNSOLVE_CUDA_ON_HOST", "0") in ("", "0"),
+        bits=os.environ.get("LEARNSOLVE_CUDA_EMULATOR", "0") in ("", "0"),
         fast=True,
         full=name == "vector",
     )

@@ -148,7 +148,7 @@ SOLVES = ("vector", "columns", "checkpointed", "jacobi", "ic0", "long rows, none
 
 
 @pytest.mark.parametrize("name", SOLVES)
-class TestPromises(cuda_promises.LoopPromises):
+class TestPromises(cuda_promises.Promises):
     runs = staticmethod(solves)
 
 

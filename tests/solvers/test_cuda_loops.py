@@ -178,5 +178,5 @@ METHODS = ("jacobi", "jacobi checkpointed", "richardson", "heavyball", "chebyshe
 
 
 @pytest.mark.parametrize("name", [*METHODS, "long rows", "long rows checkpointed"])
-class TestPromises(cuda_promises.LoopPromises):
+class TestPromises(cuda_promises.Promises):
     runs = staticmethod(solves)

@@ -1,0 +1,12 @@
+// Code for the host and for a device: what its functions are marked with.
+#pragma once
+
+#ifdef __CUDACC__
+#define LS_DEVICE __device__ __forceinline__
+#define LS_BOTH __host__ __device__ __forceinline__
+#define LS_UNROLL _Pragma("unroll")
+#else
+#define LS_DEVICE inline
+#define LS_BOTH inline
+#define LS_UNROLL
+#endif
