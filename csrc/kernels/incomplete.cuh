@@ -23,9 +23,6 @@ struct LevelPlan {
   int64_t entries, nnz, batch;
 };
 
-LS_DEVICE float root(float x) { return std::sqrt(x); }
-LS_DEVICE double root(double x) { return std::sqrt(x); }
-
 // f for A's values a. A pivot that is not positive (Cholesky), zero (LU) or not finite stays as it is.
 template <class T, class I>
 struct FactorStep {
@@ -44,7 +41,7 @@ struct FactorStep {
     T s = a.of(b)[E.source[t]];
     for (int64_t u = E.ptr[t]; u < E.ptr[t + 1]; ++u) s -= fb[E.pairs[2 * u]] * fb[E.pairs[2 * u + 1]];
     if (d == e)
-      fb[e] = E.cholesky && good(E, s) ? root(s) : s;
+      fb[e] = E.cholesky && good(E, s) ? std::sqrt(s) : s;
     else
       fb[e] = d < 0 ? s : s / fb[d];
   }
@@ -148,38 +145,34 @@ struct ProductAdjointStep {
 };
 
 // The first step, in the order of levels, that met a bad pivot: breakdown = (row, pivot), row -1 if there is
-// none. What depends on it is of a higher level.
-template <class Team, class T, class I>
-LS_DEVICE void find_breakdown(const Team& team, const LevelPlan<I>& P, const I* crow, int64_t rows,
-                              const T* f, int64_t* firsts, double* breakdown) {
+// none. What depends on it is of a higher level. By a block; firsts: shared, a number for each thread.
+template <class T, class I>
+LS_DEVICE void find_breakdown(const LevelPlan<I>& P, const I* crow, int64_t rows, const T* f,
+                              int64_t* firsts, double* breakdown) {
   const Elimination<I>& E = P.E;
-  team.each([&](int lane) {
-    firsts[lane] = E.steps;
-    for (int64_t t = lane; t < E.steps && firsts[lane] == E.steps; t += Team::size)
-      if (E.pivot[t] == E.order[t] && !FactorStep<T, I>::good(E, f[E.order[t]])) firsts[lane] = t;
-  });
-  team.sync();
-  for (int h = Team::size / 2; h > 0; h /= 2) {
-    team.each([&](int lane) {
-      if (lane < h && firsts[lane + h] < firsts[lane]) firsts[lane] = firsts[lane + h];
-    });
-    team.sync();
+  const int lane = static_cast<int>(threadIdx.x);
+  int64_t first = lane;
+  while (first < E.steps &&
+         (E.pivot[first] != E.order[first] || FactorStep<T, I>::good(E, f[E.order[first]])))
+    first += kThreads;
+  firsts[lane] = first;
+  __syncthreads();
+  for (int h = kThreads / 2; h > 0; h /= 2) {
+    if (lane < h && firsts[lane + h] < firsts[lane]) firsts[lane] = firsts[lane + h];
+    __syncthreads();
   }
-  team.first([&] {
-    const int64_t t = firsts[0];
-    breakdown[0] = -1, breakdown[1] = 0;
-    if (t == E.steps) return;
-    int64_t lo = 0, hi = rows;  // the last row that begins at or before the pivot's place
+  if (lane == 0) {
+    first = firsts[0];
+    const bool found = first < E.steps;
+    int64_t lo = 0, hi = found ? rows : 0;  // the last row that begins at or before the pivot's place
     while (hi - lo > 1) {
       const int64_t mid = (lo + hi) / 2;
-      if (crow[mid] <= E.source[t])
-        lo = mid;
-      else
-        hi = mid;
+      (crow[mid] <= E.source[first] ? lo : hi) = mid;
     }
-    breakdown[0] = static_cast<double>(lo), breakdown[1] = static_cast<double>(f[E.order[t]]);
-  });
-  team.sync();
+    breakdown[0] = found ? static_cast<double>(lo) : -1;
+    breakdown[1] = found ? static_cast<double>(f[E.order[first]]) : 0;
+  }
+  __syncthreads();
 }
 
 }  // namespace learnsolve::cuda

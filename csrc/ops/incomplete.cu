@@ -2,6 +2,7 @@
 #include "kernels/incomplete.cuh"
 #include "ops/device.cuh"
 #include "ops/incomplete.h"
+#include "ops/level_runs.h"
 
 namespace learnsolve {
 namespace {
@@ -9,29 +10,25 @@ namespace {
 using namespace cuda;
 
 constexpr int kLevelThreads = 512;
-// Levels with fewer steps run in one block, one after another without a launch in between.
-constexpr int64_t kNarrow = 4 * kLevelThreads;
+constexpr int64_t kNarrow = 4 * kLevelThreads;  // steps of a level
 
 template <class Step>
 LS_KERNEL(kThreads)
 steps_kernel(LS_ARGUMENT Step step, int64_t begin, int64_t end) {
   for_aside(step.P.batch, [&](int64_t b) {
-    for_items<1>(end - begin, [&](const auto& team, int64_t t) { team.first([&] { step(begin + t, b); }); });
+    for_items<1>(end - begin, [&](const auto&, int64_t t) { step(begin + t, b); });
   });
 }
 
+// Levels from <= l < to, one after another; a member of the batch a block.
 template <class Step>
 LS_KERNEL(kLevelThreads)
 levels_kernel(LS_ARGUMENT Step step, int64_t from, int64_t to) {
-  const Block<kLevelThreads> team;
   for_blocks(step.P.batch, [&](int64_t b) {
     for (int64_t n = from; n < to; ++n) {
-      const int64_t level = Step::kReversed ? to - 1 - (n - from) : n;
-      const int64_t begin = step.P.levels[level], end = step.P.levels[level + 1];
-      team.each([&](int lane) {
-        for (int64_t t = begin + lane; t < end; t += kLevelThreads) step(t, b);
-      });
-      team.sync();
+      const int64_t level = Step::kReversed ? from + to - 1 - n : n, end = step.P.levels[level + 1];
+      for (int64_t t = step.P.levels[level] + threadIdx.x; t < end; t += kLevelThreads) step(t, b);
+      __syncthreads();
     }
   });
 }
@@ -40,9 +37,8 @@ template <class T, class I>
 LS_KERNEL(kThreads)
 breakdown_kernel(LS_ARGUMENT LevelPlan<I> P, const I* crow, int64_t rows, const T* f, double* breakdown) {
   LS_SHARED(firsts, int64_t[kThreads]);
-  const Block<kThreads> team;
   for_blocks(P.batch, [&](int64_t b) {
-    find_breakdown(team, P, crow, rows, f + b * P.entries, firsts, breakdown + 2 * b);
+    find_breakdown(P, crow, rows, f + b * P.entries, firsts, breakdown + 2 * b);
   });
 }
 
@@ -50,8 +46,7 @@ template <class T, class I>
 LS_KERNEL(kThreads)
 units_kernel(const I* units, int64_t count, T value, T* f, int64_t entries, int64_t batch) {
   for_aside(batch, [&](int64_t b) {
-    for_items<1>(
-        count, [&](const auto& team, int64_t n) { team.first([&] { f[b * entries + units[n]] = value; }); });
+    for_items<1>(count, [&](const auto&, int64_t n) { f[b * entries + units[n]] = value; });
   });
 }
 
@@ -92,7 +87,7 @@ struct Plan : EliminationPlan {
     STD_CUDA_CHECK(cudaGetLastError());
   }
 
-  // All steps at once.
+  // Steps begin <= t < end at once.
   template <class Step>
   void run(const OnDevice& device, const Step& step, int64_t begin, int64_t end) const {
     if (begin == end || step.P.batch == 0) return;
@@ -101,26 +96,18 @@ struct Plan : EliminationPlan {
     STD_CUDA_CHECK(cudaGetLastError());
   }
 
-  // Level by level: a launch for each wide one, one for all narrow ones between.
+  // Level by level.
   template <class Step>
   void run_levels(const OnDevice& device, const Step& step) const {
     if (step.P.batch == 0) return;
-    const int64_t count = n_levels();
-    const auto level = [&](int64_t n) { return Step::kReversed ? count - 1 - n : n; };
-    for (int64_t n = 0; n < count;) {
-      int64_t end = n;
-      while (end < count && bound(level(end) + 1) - bound(level(end)) < kNarrow) ++end;
-      if (end == n) {
-        run(device, step, bound(level(n)), bound(level(n) + 1));
-        ++n;
-        continue;
-      }
-      const int64_t from = Step::kReversed ? level(end - 1) : n, to = from + end - n;
-      LS_LAUNCH(blocks_for(step.P.batch), kLevelThreads, device.stream, (step, from, to),
-                levels_kernel<Step>);
-      STD_CUDA_CHECK(cudaGetLastError());
-      n = end;
-    }
+    for_level_runs(
+        n_levels(), Step::kReversed, [&](int64_t l) { return bound(l + 1) - bound(l) < kNarrow; },
+        [&](int64_t from, int64_t to) {
+          LS_LAUNCH(blocks_for(step.P.batch), kLevelThreads, device.stream, (step, from, to),
+                    levels_kernel<Step>);
+          STD_CUDA_CHECK(cudaGetLastError());
+        },
+        [&](int64_t l) { run(device, step, bound(l), bound(l + 1)); });
   }
 };
 
