@@ -1,14 +1,15 @@
-// T x = b for a triangular T that is bidiagonal, each row with an entry next to its diagonal: a scan of affine
-// maps. In the order of the sweep x_t = s_t + c_t x_{t-1}, by the rule of kernels/triangular.cuh, so a stretch of
-// rows is an affine map of the result before it.
+// T x = b for a triangular T that is bidiagonal, each row with an entry next to its diagonal: a scan of
+// affine maps. In the order of the sweep x_t = s_t + c_t x_{t-1}, by the rule of kernels/triangular.cuh, so a
+// stretch of rows is an affine map of the result before it.
 //
-// A block takes a chunk of consecutive rows, of fixed size, and a thread kRows of them: they stay in registers.
-// The maps of the threads are scanned in shared memory; then every thread knows what comes before its rows.
+// A block takes a chunk of consecutive rows, of fixed size, and a thread kRows of them: they stay in
+// registers. The maps of the threads are scanned in shared memory; then every thread knows what comes before
+// its rows.
 //
-// If that is not finite in some thread, because products of factors overflow or because the data are not finite,
-// the threads of the chunk run one after another: what is not finite reaches what depends on it, and no more. If
-// products underflow, the contribution of the rows before is taken as zero, although later rows may amplify it
-// again.
+// If that is not finite in some thread, because products of factors overflow or because the data are not
+// finite, the threads of the chunk run one after another: what is not finite reaches what depends on it, and
+// no more. If products underflow, the contribution of the rows before is taken as zero, although later rows
+// may amplify it again.
 #pragma once
 
 #include "kernels/triangular.cuh"
@@ -140,7 +141,8 @@ LS_DEVICE void solve_chunk(const Band<T, I>& A, int64_t t0, T before, ScanRoom<T
   __syncthreads();
 }
 
-// The last result of each of the first `count` chunks, from their maps: as many at a time as there are threads.
+// The last result of each of the first `count` chunks, from their maps: as many at a time as there are
+// threads.
 template <class T, class I>
 LS_DEVICE void chunk_ends(const Band<T, I>& A, int64_t count, const Affine<T>* maps, ScanRoom<T>& room,
                           T* ends) {

@@ -147,8 +147,8 @@ struct ProductAdjointStep {
 // The first step, in the order of levels, that met a bad pivot: breakdown = (row, pivot), row -1 if there is
 // none. What depends on it is of a higher level. By a block; firsts: shared, a number for each thread.
 template <class T, class I>
-LS_DEVICE void find_breakdown(const LevelPlan<I>& P, const I* crow, int64_t rows, const T* f,
-                              int64_t* firsts, double* breakdown) {
+LS_DEVICE void find_breakdown(const LevelPlan<I>& P, const I* crow, int64_t rows, const T* f, int64_t* firsts,
+                              double* breakdown) {
   const Elimination<I>& E = P.E;
   const int lane = static_cast<int>(threadIdx.x);
   int64_t first = lane;

@@ -6,13 +6,15 @@
 
 namespace learnsolve {
 
-// out: `size` numbers for each member, out_step apart, or (0) for all of them.
+// out: `size` numbers for each member, out_step apart, or (0) for all of them. What kernels do not write, if
+// `written` is false, adds up to zero.
 template <class T>
 class BatchSum {
  public:
   cuda::BatchResult<T> result;  // where kernels write
 
-  BatchSum(const Tensor& like, T* out_, int64_t out_step, int64_t size_, const cuda::Groups& groups)
+  BatchSum(const Tensor& like, T* out_, int64_t out_step, int64_t size_, const cuda::Groups& groups,
+           bool written = true)
       : result{out_, out_step, groups.batch > 1 && out_step == 0},
         out(out_),
         size(size_),
@@ -20,7 +22,7 @@ class BatchSum {
     if (!result.adds) return;
     result.step = size;
     if (count == 1) return;
-    slots = new_empty(like, Size{count, size});
+    slots = written ? new_empty(like, Size{count, size}) : new_zeros(like, Size{count, size});
     result.p = mutable_data<T>(*slots);
   }
   void finish(const OnDevice& device) const {

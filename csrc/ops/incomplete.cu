@@ -37,9 +37,8 @@ template <class T, class I>
 LS_KERNEL(kThreads)
 breakdown_kernel(LS_ARGUMENT LevelPlan<I> P, const I* crow, int64_t rows, const T* f, double* breakdown) {
   LS_SHARED(firsts, int64_t[kThreads]);
-  for_blocks(P.batch, [&](int64_t b) {
-    find_breakdown(P, crow, rows, f + b * P.entries, firsts, breakdown + 2 * b);
-  });
+  for_blocks(P.batch,
+             [&](int64_t b) { find_breakdown(P, crow, rows, f + b * P.entries, firsts, breakdown + 2 * b); });
 }
 
 template <class T, class I>

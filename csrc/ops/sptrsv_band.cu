@@ -64,28 +64,31 @@ chunks_kernel(LS_ARGUMENT Bands<T, I> P) {
   });
 }
 
-}  // namespace
-
 template <class T, class I>
-void solve_band(const OnDevice& device, const Triangle<T, I>& S, const Sides<T>& v, int64_t batch, T* room) {
-  const int64_t chunks = (S.rows + kChunk - 1) / kChunk, count = batch * v.k;
-  Affine<T>* maps = reinterpret_cast<Affine<T>*>(room);
-  const Bands<T, I> P{S, v, count, chunks, maps, room + 2 * chunks * count};
-  if (chunks <= kBlockChunks) {
-    LS_LAUNCH(blocks_for(count), kThreads, device.stream, (P), short_bands_kernel<T, I>);
+void launch(const OnDevice& device, const Bands<T, I>& P) {
+  if (P.chunks <= kBlockChunks) {
+    LS_LAUNCH(blocks_for(P.count), kThreads, device.stream, (P), short_bands_kernel<T, I>);
     STD_CUDA_CHECK(cudaGetLastError());
     return;
   }
-  const dim3 grid(blocks_for(chunks), blocks_aside(count));
+  const dim3 grid(blocks_for(P.chunks), blocks_aside(P.count));
   LS_LAUNCH(grid, kThreads, device.stream, (P), chunk_maps_kernel<T, I>);
   STD_CUDA_CHECK(cudaGetLastError());
-  LS_LAUNCH(blocks_for(count), kThreads, device.stream, (P), chunk_ends_kernel<T, I>);
+  LS_LAUNCH(blocks_for(P.count), kThreads, device.stream, (P), chunk_ends_kernel<T, I>);
   STD_CUDA_CHECK(cudaGetLastError());
   LS_LAUNCH(grid, kThreads, device.stream, (P), chunks_kernel<T, I>);
   STD_CUDA_CHECK(cudaGetLastError());
 }
 
-#define LS_INSTANCE(T, I)                                                                                  \
+}  // namespace
+
+template <class T, class I>
+void solve_band(const OnDevice& device, const Triangle<T, I>& S, const Sides<T>& v, int64_t batch, T* room) {
+  const int64_t chunks = (S.rows + kChunk - 1) / kChunk, count = batch * v.k, maps = 2 * chunks * count;
+  launch<T, I>(device, {S, v, count, chunks, reinterpret_cast<Affine<T>*>(room), room + maps});
+}
+
+#define LS_INSTANCE(T, I) \
   template void solve_band(const OnDevice&, const Triangle<T, I>&, const Sides<T>&, int64_t, T*)
 LS_INSTANCE(float, int32_t);
 LS_INSTANCE(float, int64_t);

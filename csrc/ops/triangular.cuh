@@ -3,9 +3,9 @@
 // no allocation, no query of the device.
 //
 // The shape of the pattern decides (learnsolve/ops/core/triangular.py plans). A bidiagonal system is a scan
-// (kernels/band.cuh): one block takes a short one chunk by chunk, a long one goes in three launches. Others go
-// by levels, whose rows depend on earlier levels alone: a launch for each wide one, and one for all narrow ones
-// between, in which a block puts a barrier after each.
+// (kernels/band.cuh): one block takes a short one chunk by chunk, a long one goes in three launches. Others
+// go by levels, whose rows depend on earlier levels alone: a launch for each wide one, and one for all narrow
+// ones between, in which a block puts a barrier after each.
 #pragma once
 
 #include "kernels/band.cuh"
@@ -62,21 +62,21 @@ class DeviceTriangle : public SparseTriangle {
     STD_TORCH_CHECK(!levels.is_cuda() && levels.scalar_type() == ScalarType::Long && levels.numel() > 0, name,
                     ": on a CUDA device levels must be int64, on the host, and not empty");
     STD_TORCH_CHECK(unit || entries() >= rows(), name, ": a row has no diagonal entry");
-    if (is_band())
+    if (is_band()) {
       STD_TORCH_CHECK(levels.numel() == 1 && rows() > 0 && entries() == (unit ? 1 : 2) * rows() - 1, name,
-                      ": a system with levels 0 must be bidiagonal, with no entry missing");
-    else
-      STD_TORCH_CHECK((lanes() == 1 || lanes() == 8 || lanes() == 32) && levels.numel() > 1 &&
-                          blocks.numel() == n_levels() + 1 && order.numel() == rows() && bound(0) == 0 &&
-                          bound(n_levels()) == rows(),
-                      name, ": order, blocks and levels must cover all rows");
+                      ": with levels 0, every row must have an entry next to its diagonal and no other");
+      return;
+    }
+    STD_TORCH_CHECK((lanes() == 1 || lanes() == 8 || lanes() == 32) && levels.numel() > 1 &&
+                        blocks.numel() == n_levels() + 1 && order.numel() == rows() && bound(0) == 0 &&
+                        bound(n_levels()) == rows(),
+                    name, ": order, blocks and levels must cover all rows");
   }
 
   // What `solve` needs room for, in numbers of the dtype of `like`: once for any number of calls, which must
   // not overlap. Empty for most systems.
   Tensor scratch(const Tensor& like, int64_t batch, int64_t k) const {
-    return new_empty(like,
-                     std::vector<int64_t>{is_band() ? triangular::band_room(rows(), batch * k) : 0});
+    return new_empty(like, std::vector<int64_t>{is_band() ? triangular::band_room(rows(), batch * k) : 0});
   }
 
   // T x_s = b_s for `batch` systems of k right-hand sides each, row-major. values advance by values_step from
