@@ -105,7 +105,7 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
 
 
 def _scanned(ptr: np.ndarray, idx: np.ndarray, unit: bool) -> bool:
-    """Should a CUDA device scan this triangle: has each row an entry next to its diagonal, and none further?"""
+    """Should a CUDA device scan this triangle: has each row an entry next to its diagonal and no other?"""
     n = len(ptr) - 1
     if n < _SCANNED_ROWS or len(idx) != (1 if unit else 2) * n - 1:
         return False
