@@ -2,7 +2,7 @@
 #include "kernels/incomplete.cuh"
 #include "ops/device.cuh"
 #include "ops/incomplete.h"
-#include "ops/level_runs.h"
+#include "ops/level_runs.cuh"
 
 namespace learnsolve {
 namespace {

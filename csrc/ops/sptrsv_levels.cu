@@ -1,5 +1,5 @@
 // Triangular systems by levels.
-#include "ops/level_runs.h"
+#include "ops/level_runs.cuh"
 #include "ops/triangular.cuh"
 
 namespace learnsolve::triangular {
