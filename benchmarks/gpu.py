@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_choices import checks, lanes, loops, scans, sorts, tickets
+from benchmarks.gpu_choices import checks, lanes, loops, scans, sorts
 from benchmarks.gpu_operations import add, spgemm, spmm, spmv, sptrsv
 from benchmarks.gpu_run import Run
 from benchmarks.gpu_solvers import pcg, solve, stationary, training
@@ -31,7 +31,7 @@ from benchmarks.report import machine, markdown, table
 # Each yields its steps, so that one failure does not stop the others.
 OPERATIONS = (spmv, spmm, spgemm, add, sptrsv)
 SOLVERS = (pcg, stationary, solve, training)
-CHOICES = (scans, tickets, lanes, loops, checks, sorts)
+CHOICES = (scans, lanes, loops, checks, sorts)
 SECTIONS = {f.__name__: f for f in (*OPERATIONS, *SOLVERS, *CHOICES)}
 
 

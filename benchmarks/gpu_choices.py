@@ -71,34 +71,16 @@ def solves(run: Run, section: str, case: str, L: ls.CSR, **constants: tuple[Any,
     record(run, section, case, planned(triangular, make, **constants))
 
 
-NEVER = 10**9
-
-
 def scans(run: Run) -> Steps:
-    """A band level by level, or as a scan."""
+    """A bidiagonal system level by level, or as a scan."""
 
-    def measure(n: int, width: int) -> None:
-        L = lower_band(n, width, F64, run.device)
-        forms = {"_WIDEST_BAND": (0, 4), "_BAND_LEVELS": (1, 1), "_BAND_LEVEL_ROWS": (1, NEVER)}
-        solves(run, "scans", f"L with a band of {width}, n = {n}", L, **forms)
+    def measure(n: int) -> None:
+        L = lower_band(n, 1, F64, run.device)
+        solves(run, "scans", f"L bidiagonal, n = {n}", L, _SCANNED_ROWS=(10**9, 1))
 
     for n in (64,) if run.quick else (1024, 32768, 1_000_000):
-        for width in (1, 2, 4):
-            yield f"{width}, {n}", functools.partial(measure, n, width)
+        yield f"{n}", functools.partial(measure, n)
     yield "best", lambda: best_gain(run, "scans")
-
-
-def tickets(run: Run) -> Steps:
-    """A launch for each wide level, or one for all of them by ticket."""
-
-    def measure(shape: tuple[int, ...]) -> None:
-        L = grid(shape, F64, run.device).detach().tril()
-        forms = {"_TICKET_WIDTH": (NEVER, 0), "_TICKET_LEVELS": (1, 0)}
-        solves(run, "tickets", f"L of {len(shape)}D Poisson, n = {L.shape[0]}", L, **forms)
-
-    for shape in ((8, 8), (4, 4, 4)) if run.quick else ((200, 200), (1000, 1000), (40,) * 3, (120,) * 3):
-        yield f"{shape}", functools.partial(measure, shape)
-    yield "best", lambda: best_gain(run, "tickets")
 
 
 def lanes(run: Run) -> Steps:

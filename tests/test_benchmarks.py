@@ -21,7 +21,7 @@ from benchmarks.__main__ import SECTIONS, main  # noqa: E402
 
 GPU_SECTIONS = (
     *("spmv", "spmm", "spgemm", "add", "sptrsv", "pcg", "stationary", "solve", "training"),
-    *("rows", "scans", "tickets", "lanes", "loops", "checks", "sorts"),
+    *("rows", "scans", "lanes", "loops", "checks", "sorts"),
 )
 
 

@@ -133,7 +133,7 @@ class RowSums {
         n(n_),
         k(k_),
         groups(batch, step == 0 ? size : 0),
-        sum(like, out, step, size, groups, &device_) {}
+        sum(like, out, step, size, groups, true, &device_) {}
 
   void add(const In<T>& acts, const In<T>& a, const In<T>& u, const In<T>& w, int64_t at = 0) const {
     cuda::RowDots<T> rows{acts, a, u, w, n, k, groups, sum.result};

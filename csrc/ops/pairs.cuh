@@ -23,7 +23,7 @@ class DevicePairs {
       : device(device_),
         row(new_empty(S.idx, Size{S.nnz()})),
         groups(batch, out_step == 0 ? S.nnz() : 0),
-        sum(like, out, out_step, S.nnz(), groups, &device_),
+        sum(like, out, out_step, S.nnz(), groups, true, &device_),
         pairs{data<I>(row), data<I>(S.idx), S.nnz(), k, groups, sum.result, acts, {}, {}, 0} {
     if (S.nnz() == 0) return;
     LS_LAUNCH(cuda::blocks_for(S.rows(), cuda::kThreads / 32), cuda::kThreads, device.stream,
