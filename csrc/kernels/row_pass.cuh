@@ -5,8 +5,8 @@
 //     Dot   d_p = <u_i, x_{j(p)}>
 //
 // spmm is Sum, sddmm is Dot, and both gradients of spmm are Sum and Dot over the transposed structure: every
-// row of x is loaded once and serves both. No atomics; the order of every sum depends on the structure, the
-// sizes and the alignment of the operands alone.
+// row of x is loaded once and serves both. No atomics; the order of every sum depends on the structure and
+// the sizes, and for several columns on the alignment of the operands, alone.
 #pragma once
 
 #include "kernels/groups.cuh"
@@ -26,10 +26,9 @@ struct RowPass {
   BatchResult<T> d;
   BatchResult<T> further;  // the sums of further pieces of rows, before they are added to y
   int64_t a_step, x_step, u_step;
-  int64_t k, batch;
+  int64_t k;
   Groups groups;
-  bool packs;    // x, u and y can be read by packs (k > 1)
-  bool entries;  // idx, perm and a can (k = 1)
+  bool packs;  // x, u and y can be read by packs
 
   LS_DEVICE int64_t place(int64_t p) const { return perm ? static_cast<int64_t>(perm[p]) : p; }
   // Where the sums of piece s go.
@@ -37,29 +36,6 @@ struct RowPass {
     return s < rows.rows ? y.of(b, members) + s * k : further.of(b, members) + (s - rows.rows) * k;
   }
 };
-
-// f(place in the values, column) for the entries of begin <= p < end assigned to `lane`, one of N.
-template <int N, bool Packs, class T, class I, class F>
-LS_DEVICE void lane_entries(const RowPass<T, I>& P, int64_t begin, int64_t end, int lane, const F& f) {
-  if constexpr (Packs) {
-    if (P.entries) {
-      for (int64_t p = (begin & ~int64_t{3}) + 4 * lane; p < end; p += 4 * N) {
-        if (p >= begin && p + 4 <= end) {
-          const Pack<I, 4> j = load_pack<4>(P.idx + p);
-          Pack<I, 4> q{};
-          if (P.perm) q = load_pack<4>(P.perm + p);
-          LS_UNROLL
-          for (int e = 0; e < 4; ++e) f(P.perm ? static_cast<int64_t>(q.v[e]) : p + e, j.v[e]);
-        } else {
-          for (int e = 0; e < 4; ++e)
-            if (p + e >= begin && p + e < end) f(P.place(p + e), P.idx[p + e]);
-        }
-      }
-      return;
-    }
-  }
-  for (int64_t p = begin + lane; p < end; p += N) f(P.place(p), P.idx[p]);
-}
 
 // One column: piece s by one team, whose lanes stride over its entries.
 template <bool Sum, bool Dot, class Team, class T, class I>
@@ -72,11 +48,12 @@ LS_DEVICE void vector_piece(const Team& team, const RowPass<T, I>& P, int64_t s,
     const T ui = Dot ? P.u[b * P.u_step + row.i] : T(0);
     T* d = P.d.of(b, members);
     const bool add = P.d.goes_on(b, members);
-    lane_entries<Team::size, (Team::size == 32)>(P, row.begin, row.end, team.lane, [&](int64_t q, int64_t j) {
-      const T xj = x[j];
+    for (int64_t p = row.begin + team.lane; p < row.end; p += Team::size) {
+      const int64_t q = P.place(p);
+      const T xj = x[P.idx[p]];
       if (Sum) sum += a[q] * xj;
       if (Dot) d[q] = add ? d[q] + ui * xj : ui * xj;
-    });
+    }
     if (Sum && P.y.ends(b, members)) {
       const T total = team.sum(sum);
       if (team.first()) *P.sums(s, b, members) = total;
@@ -136,17 +113,6 @@ LS_DEVICE void columns_piece(const Team& team, const RowPass<T, I>& P, int64_t s
       }
     }
   }
-}
-
-// y_i += the sums of the further pieces of row i, in column c of result `slot`, if piece t is their first.
-template <class Team, class T, class I>
-LS_DEVICE void add_further(const Team& team, const RowPass<T, I>& P, int64_t t, int64_t c, int64_t slot) {
-  const T* from = P.further.p + slot * P.further.step + t * P.k + c;
-  const int64_t count = P.rows.opens(t);
-  T sum = 0;
-  for (int64_t piece = team.lane; piece < count; piece += Team::size) sum += from[piece * P.k];
-  sum = team.sum(sum);
-  if (count > 0 && team.first()) P.y.p[slot * P.y.step + P.rows.table[2 * t] * P.k + c] += sum;
 }
 
 }  // namespace learnsolve::cuda

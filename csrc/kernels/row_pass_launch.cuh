@@ -28,12 +28,20 @@ columns_kernel(LS_ARGUMENT RowPass<T, I> P) {
   });
 }
 
+// y_i += the sums of the further pieces of row i, in each of its columns and of the results: by the team of
+// the first of them.
 template <class T, class I>
 LS_KERNEL(kThreads)
-further_kernel(LS_ARGUMENT RowPass<T, I> P, int64_t slots) {
-  for_aside(slots, [&](int64_t slot) {
+further_kernel(LS_ARGUMENT RowPass<T, I> P, int64_t results) {
+  for_aside(results, [&](int64_t r) {
     for_items<32>(P.rows.further * P.k, [&](const auto& team, int64_t item) {
-      add_further(team, P, item / P.k, item % P.k, slot);
+      const int64_t t = item / P.k, c = item % P.k, count = P.rows.opens(t);
+      if (count == 0) return;
+      T sum = 0;
+      for (int64_t piece = t + team.lane; piece < t + count; piece += 32)
+        sum += P.further.p[r * P.further.step + piece * P.k + c];
+      sum = team.sum(sum);
+      if (team.first()) P.y.p[r * P.y.step + P.rows.table[2 * t] * P.k + c] += sum;
     });
   });
 }
@@ -75,11 +83,10 @@ cudaError_t launch_row_pass(const RowPass<T, I>& P, cudaStream_t stream) {
     launch_vector<8, Sum, Dot>(P, stream);
   else
     launch_vector<32, Sum, Dot>(P, stream);
-  if (Sum && P.rows.further > 0) {
-    const int64_t slots = P.y.adds ? P.groups.count : P.batch;
-    LS_LAUNCH(dim3(blocks_for(P.rows.further * P.k, kThreads / 32), blocks_aside(slots)), kThreads, stream,
-              (P, slots), further_kernel<T, I>);
-  }
+  const int64_t results = P.y.adds ? P.groups.count : P.groups.batch;
+  if (Sum && P.rows.further > 0)
+    LS_LAUNCH(dim3(blocks_for(P.rows.further * P.k, kThreads / 32), blocks_aside(results)), kThreads, stream,
+              (P, results), further_kernel<T, I>);
   return cudaGetLastError();
 }
 

@@ -18,11 +18,6 @@ struct DeviceStructure : SparseStructure {
                     name,
                     ": blocks must be the schedule of these rows on a CUDA device, (further pieces + 1, 2)");
   }
-
-  template <class I>
-  cuda::Schedule<I> schedule(int64_t = 1) const {
-    return {data<I>(ptr), data<I>(blocks), rows(), nnz(), blocks.size(0) - 1};
-  }
 };
 
 // Operands of a pass; those that it has no use for are null.
@@ -39,36 +34,26 @@ struct PassOperands {
 template <bool Sum, bool Dot, class T, class I>
 void row_pass(const DeviceStructure& S, const Tensor& like, const PassOperands<T>& o, int64_t k,
               int64_t batch) {
-  if (S.rows() == 0 || k == 0 || batch == 0) return;
-  if (!Sum && S.nnz() == 0) return;
+  if (S.rows() == 0 || k == 0 || batch == 0 || (!Sum && S.nnz() == 0)) return;
   const OnDevice device(like);
-  const bool y_adds = Sum && o.y_step == 0, d_adds = Dot && o.d_step == 0;
-  const cuda::Groups groups(batch, (y_adds ? S.rows() * k : 0) + (d_adds ? S.nnz() : 0));
-  const BatchSum<T> y(like, o.y, Sum ? o.y_step : 1, S.rows() * k, groups);
+  const int64_t y_size = S.rows() * k, further = S.blocks.size(0) - 1;
+  const int64_t added = (Sum && o.y_step == 0 ? y_size : 0) + (Dot && o.d_step == 0 ? S.nnz() : 0);
+  const cuda::Groups groups(batch, added);
+  const BatchSum<T> y(like, o.y, Sum ? o.y_step : 1, y_size, groups);
   const BatchSum<T> d(like, o.d, Dot ? o.d_step : 1, S.nnz(), groups);
-  const cuda::Schedule<I> rows = S.schedule<I>();
-  const int64_t step = rows.further * k;
-  std::optional<Tensor> further;
-  if (Sum && step > 0) further = new_empty(like, Size{(y_adds ? groups.count : batch) * step});
-  constexpr int64_t pack = 16 / sizeof(T);
-  const auto all = [](auto... p) { return (cuda::takes_packs(p) && ...); };
-  const cuda::RowPass<T, I> P{rows,
-                              data<I>(S.idx),
-                              data<I>(S.perm),
-                              o.a,
-                              o.x,
-                              o.u,
-                              y.result,
-                              d.result,
-                              {further ? mutable_data<T>(*further) : nullptr, step, y.result.adds},
-                              o.a_step,
-                              o.x_step,
-                              o.u_step,
-                              k,
-                              batch,
-                              groups,
-                              k > 1 && k % pack == 0 && all(o.x, o.u, o.y),
-                              all(data<I>(S.idx), data<I>(S.perm)) && cuda::takes_packs(o.a, o.a_step)};
+  std::optional<Tensor> sums;
+  cuda::RowPass<T, I> P{};
+  P.rows = {data<I>(S.ptr), data<I>(S.blocks), S.rows(), S.nnz(), further};
+  P.idx = data<I>(S.idx), P.perm = data<I>(S.perm);
+  P.a = o.a, P.x = o.x, P.u = o.u, P.y = y.result, P.d = d.result;
+  P.a_step = o.a_step, P.x_step = o.x_step, P.u_step = o.u_step;
+  P.k = k, P.groups = groups;
+  P.packs =
+      k % (16 / sizeof(T)) == 0 && cuda::takes_packs(o.x) && cuda::takes_packs(o.u) && cuda::takes_packs(o.y);
+  if (Sum && further > 0) {
+    sums = new_empty(like, Size{y.result.adds ? groups.count : batch, further * k});
+    P.further = {mutable_data<T>(*sums), further * k, y.result.adds};
+  }
   STD_CUDA_CHECK((cuda::launch_row_pass<Sum, Dot>(P, device.stream)));
   y.finish(device);
   d.finish(device);

@@ -80,6 +80,14 @@ def test_long_rows(kind, shape):
     agree(s, 4, 1e-10)
 
 
+@pytest.mark.parametrize("kind", ["none", "product"])
+def test_values_that_a_batch_of_many_members_shares(kind):
+    """Their gradients are added up in groups of two members, the last of one, and again for each part."""
+    s = host_system(kind, "vector", ls.problems.poisson((5, 4)).to_scipy())
+    b, x0 = normal((37, 20, 2), seed=5), normal((37, 20, 2), seed=6)
+    agree(on_device(s._replace(b=b, x0=x0)), 7, 1e-10)
+
+
 @pytest.mark.parametrize("shape", ["vector", "batch of values", "batch of all"])
 @pytest.mark.parametrize("rows", [40, 600])
 def test_a_factor_with_few_columns(shape, rows):
