@@ -144,8 +144,7 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
             (Q,),
         ),
         **{f"cg, {kind}": (cg(kind), (spd, normal(n)), (Q,)) for kind in ("none", "diagonal", "triangular")},
-        # More columns than the persistent kernel supports.
-        "cg, launches": (cg("diagonal"), (spd, normal(n, 40)), (Q,)),
+        "cg, many columns": (cg("diagonal"), (spd, normal(n, 40)), (Q,)),
         # Enough numbers for sums of our own (learnsolve/ops/core/dots.py).
         "gmres": (
             lambda P, v, b: solvers.gmres(CSR(v, P), b, **fixed, restart=3).x,

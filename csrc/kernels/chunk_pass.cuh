@@ -96,44 +96,6 @@ struct ChunkSums {
   }
 };
 
-// Rows r0 <= i < r1 of member b. One: of the only column, V rows at once; else V columns at once, k a
-// multiple of V. `line` is where the partial sums go.
-template <bool One, int V, class T, class Pass>
-LS_DEVICE void pass_chunk(const Pass& pass, int64_t b, int64_t r0, int64_t r1, int64_t k,
-                          const Partials<T>& partials, int64_t line, ChunkSums<Pass::kSums, T>& shared) {
-  constexpr int S = Pass::kSums;
-  const int lane = static_cast<int>(threadIdx.x);
-  if constexpr (One) {
-    Pack<T, V> sums[S + 1] = {};
-    Pack<T, 1> single[S + 1] = {};
-    for (int64_t i = r0 + lane * V; i < r1; i += kThreads * V) {
-      if (i + V <= r1) {
-        pass.at(Place<true, V>{b, i, i, 0}, sums);
-      } else {
-        for (int64_t e = i; e < r1; ++e) pass.at(Place<true, 1>{b, e, e, 0}, single);
-      }
-    }
-    for (int s = 0; s < S; ++s) {
-      T sum = single[s].v[0];
-      for (int v = 0; v < V; ++v) sum += sums[s].v[v];
-      shared.of[s][lane] = sum;
-    }
-    shared.write(kThreads, 1, partials, line, 1, 0);
-  } else {
-    const int width = columns_together(k / V), slots = kThreads / width;
-    for (int64_t c0 = 0; c0 < k; c0 += width * V) {
-      Pack<T, V> sums[S + 1] = {};
-      const int64_t c = c0 + lane % width * V;
-      if (c < k)
-        for (int64_t i = r0 + lane / width; i < r1; i += slots)
-          pass.at(Place<false, V>{b, i * k + c, i, c}, sums);
-      for (int s = 0; s < S; ++s)
-        for (int v = 0; v < V; ++v) shared.of[s][lane * V + v] = sums[s].v[v];
-      shared.write(slots, width * V, partials, line, k, c0);
-    }
-  }
-}
-
 // f(b, r0, r1, line) for the chunks of this block.
 template <class Pass, class F>
 LS_DEVICE void for_chunks(const Pass& pass, const Chunks& chunks, int64_t batch, const F& f) {
@@ -145,12 +107,43 @@ LS_DEVICE void for_chunks(const Pass& pass, const Chunks& chunks, int64_t batch,
   });
 }
 
+// One: of the only column, V rows at once; else V columns at once, k a multiple of V.
 template <bool One, int V, class T, class Pass>
 LS_KERNEL(kThreads, 4)
 chunk_pass_kernel(LS_ARGUMENT Pass pass, Chunks chunks, int64_t batch, int64_t k, Partials<T> partials) {
-  LS_SHARED(shared, ChunkSums<Pass::kSums, T>);
+  constexpr int S = Pass::kSums;
+  LS_SHARED(shared, ChunkSums<S, T>);
   for_chunks(pass, chunks, batch, [&](int64_t b, int64_t r0, int64_t r1, int64_t line) {
-    pass_chunk<One, V>(pass, b, r0, r1, k, partials, line, shared);
+    const int lane = static_cast<int>(threadIdx.x);
+    if constexpr (One) {
+      Pack<T, V> sums[S + 1] = {};
+      Pack<T, 1> single[S + 1] = {};
+      for (int64_t i = r0 + lane * V; i < r1; i += kThreads * V) {
+        if (i + V <= r1) {
+          pass.at(Place<true, V>{b, i, i, 0}, sums);
+        } else {
+          for (int64_t e = i; e < r1; ++e) pass.at(Place<true, 1>{b, e, e, 0}, single);
+        }
+      }
+      for (int s = 0; s < S; ++s) {
+        T sum = single[s].v[0];
+        for (int v = 0; v < V; ++v) sum += sums[s].v[v];
+        shared.of[s][lane] = sum;
+      }
+      shared.write(kThreads, 1, partials, line, 1, 0);
+    } else {
+      const int width = columns_together(k / V), slots = kThreads / width;
+      for (int64_t c0 = 0; c0 < k; c0 += width * V) {
+        Pack<T, V> sums[S + 1] = {};
+        const int64_t c = c0 + lane % width * V;
+        if (c < k)
+          for (int64_t i = r0 + lane / width; i < r1; i += slots)
+            pass.at(Place<false, V>{b, i * k + c, i, c}, sums);
+        for (int s = 0; s < S; ++s)
+          for (int v = 0; v < V; ++v) shared.of[s][lane * V + v] = sums[s].v[v];
+        shared.write(slots, width * V, partials, line, k, c0);
+      }
+    }
   });
 }
 
@@ -253,6 +246,24 @@ struct ProductPass {
       LS_UNROLL
       for (int e = 0; e < V; ++e) sums[0].v[e] += other.v[e] * product.v[e];
     }
+  }
+};
+
+// The end of a product: to += sign factor times it, where factor is a number of each member; or none: 1.
+template <class T>
+struct AddPass {
+  static constexpr int kSums = 0;
+  T sign;
+  Vectors<const T> factor;
+  Vectors<T> to;
+
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, const Pack<T, V>& product, Pack<T, V>*) const {
+    const T a = factor.p ? sign * factor.of(place.b)[0] : sign;
+    Pack<T, V> value = place.get(to);
+    LS_UNROLL
+    for (int e = 0; e < V; ++e) value.v[e] += a * product.v[e];
+    place.set(to, value);
   }
 };
 

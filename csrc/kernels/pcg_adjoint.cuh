@@ -92,20 +92,4 @@ struct AdjointDirectionPass {
   }
 };
 
-// The end of the product s = A^T rbar: out = xbar - s.
-template <class T>
-struct FirstIteratePass {
-  static constexpr int kSums = 0;
-  Vectors<const T> xbar;  // or none
-  Vectors<T> out;
-
-  template <class At, int V>
-  LS_DEVICE void at(const At& place, const Pack<T, V>& s, Pack<T, V>*) const {
-    Pack<T, V> value = place.get(xbar);
-    LS_UNROLL
-    for (int e = 0; e < V; ++e) value.v[e] -= s.v[e];
-    place.set(out, value);
-  }
-};
-
 }  // namespace learnsolve::cuda

@@ -54,24 +54,6 @@ struct RelaxAdjointPass {
   }
 };
 
-// The end of a product: to += sign factor times it, where factor is a number of each member; or none: 1.
-template <class T>
-struct AddPass {
-  static constexpr int kSums = 0;
-  T sign;
-  Vectors<const T> factor;
-  Vectors<T> to;
-
-  template <class At, int V>
-  LS_DEVICE void at(const At& place, const Pack<T, V>& product, Pack<T, V>*) const {
-    const T a = factor.p ? sign * factor.of(place.b)[0] : sign;
-    Pack<T, V> value = place.get(to);
-    LS_UNROLL
-    for (int e = 0; e < V; ++e) value.v[e] += a * product.v[e];
-    place.set(to, value);
-  }
-};
-
 // c = gnorms / norms, rows of k numbers; at zero, where a norm has no derivative, its subgradient of least
 // norm. normed: how many of a row are not 0.
 template <class T>

@@ -82,14 +82,10 @@ struct ChunkLaunch {
       LS_LAUNCH(grid, cuda::kThreads, device.stream, (pass, chunks, batch, k, partials),
                 cuda::chunk_pass_kernel<One, V, T, Pass>);
     };
-    if constexpr (requires { pass.A; }) {  // one column has a kernel of its own
-      k % kV == 0 ? launch.template operator()<false, kV>() : launch.template operator()<false, 1>();
-    } else {
-      if (k == 1)
-        launch.template operator()<true, kV>();
-      else
-        k % kV == 0 ? launch.template operator()<false, kV>() : launch.template operator()<false, 1>();
-    }
+    bool done = false;
+    if constexpr (!requires { pass.A; })  // a product of one column has a kernel of its own
+      if ((done = k == 1)) launch.template operator()<true, kV>();
+    if (!done) k % kV == 0 ? launch.template operator()<false, kV>() : launch.template operator()<false, 1>();
     STD_CUDA_CHECK(cudaGetLastError());
   }
   // An end of a product without one: it is given zeros, or what has been written to `product`.

@@ -7,9 +7,11 @@ namespace {
 
 using namespace cuda;
 
-// What a call writes, each with an axis for the batch in front.
+// What a call is told, and what it writes, each with an axis for the batch in front.
 template <class T>
-struct PcgArrays {
+struct PcgCall {
+  int64_t first, iterations;
+  bool begins, store;
   T *x, *r, *p, *before;  // before: p between iterations, where none are stored
   T *residuals, *directions;
   PcgColumns<T> columns;
@@ -18,33 +20,26 @@ struct PcgArrays {
 };
 
 template <class T, class I>
-class DevicePcg {
- public:
-  DevicePcg(const OnDevice& device_, const DeviceStructure& A_, const DeviceFactor& factor_,
-            const PcgSizes& p_, const Tensor& values, int64_t first_, int64_t iterations_, bool begins_,
-            bool store_, const PcgArrays<T>& arrays)
-      : device(device_),
-        p(p_),
-        nk(p_.nk()),
-        first(first_),
-        iterations(iterations_),
-        begins(begins_),
-        store(store_),
-        to(arrays),
-        A(device_, A_, values, p_.values_step),
-        factor(device_, factor_, p_),
-        launch{device_, p_.k, p_.batch},
-        chunks(p_.n),
-        wide(factor_.width),
-        sums(new_empty(values, Size{2, p_.batch, chunks.count, p_.k})),
-        rooms(new_empty(values, Size{factor_.rows ? 2 : 1, p_.batch, nk})),
-        room(new_empty(values, Size{p_.batch, factor_.width, p_.k})),
-        x{arrays.x, nk},
-        q{mutable_data<T>(rooms), nk},
-        z{q.p + (factor_.rows ? p_.batch * nk : 0), nk},
-        w{mutable_data<T>(room), factor_.width * p_.k} {
-    if (p.kind == Preconditioning::diagonal) diagonal = {data<T>(p.m), p.m_step};
-  }
+struct DevicePcg {
+  const OnDevice& device;
+  const DeviceStructure& S;
+  const DeviceFactor& L;
+  const PcgSizes& p;
+  const Tensor& like;
+  const PcgCall<T> to;
+
+  const int64_t nk = p.nk();
+  const LoopMatrix<T, I> A{device, S, like, p.values_step};
+  const AppliedFactor<T, I> factor{device, L, p};
+  const ChunkLaunch<T> launch{device, p.k, p.batch};
+  const Chunks chunks{p.n}, wide{L.width};
+  const Tensor sums = new_empty(like, Size{2, p.batch, chunks.count, p.k});
+  const Tensor rooms = new_empty(like, Size{L.rows ? 2 : 1, p.batch, nk});
+  const Tensor room = new_empty(like, Size{p.batch, L.width, p.k});
+  const Out<T> x{to.x, nk}, q{mutable_data<T>(rooms), nk};  // q = A p
+  const Out<T> z{q.p + (L.rows ? p.batch * nk : 0), nk};    // z = M r
+  const Out<T> w{mutable_data<T>(room), L.width * p.k};     // between the two parts of M
+  const In<T> diagonal = p.kind == Preconditioning::diagonal ? In<T>{data<T>(p.m), p.m_step} : In<T>{};
 
   // r = b - A x (b if x is none), p = M r.
   void begin(const T* b, bool from_x) const {
@@ -72,7 +67,7 @@ class DevicePcg {
     judge(Judged::start, -1);
   }
   void run() const {
-    for (int64_t i = 0; i < iterations; ++i) {
+    for (int64_t i = 0; i < to.iterations; ++i) {
       multiply<1>(A, p_at(i), p_at(i), q, to.columns.active, chunks);
       judge(Judged::product, i);
       with_residual(r_at(i), r_at(i + 1), to.columns.row(kStep), p_at(i), to.columns.entered,
@@ -82,26 +77,13 @@ class DevicePcg {
     }
   }
 
- private:
-  const OnDevice& device;
-  const PcgSizes& p;
-  const int64_t nk, first, iterations;
-  const bool begins, store;
-  const PcgArrays<T> to;
-  const LoopMatrix<T, I> A;
-  const AppliedFactor<T, I> factor;
-  const ChunkLaunch<T> launch;
-  const Chunks chunks, wide;
-  const Tensor sums, rooms, room;
-  const Out<T> x, q, z, w;  // q = A p, z = M r, w between the two parts of M
-  In<T> diagonal;
-
   Out<T> r_at(int64_t i) const {
-    return store && i < iterations ? Out<T>{to.residuals + i * nk, iterations * nk} : Out<T>{to.r, nk};
+    return to.store && i < to.iterations ? Out<T>{to.residuals + i * nk, to.iterations * nk}
+                                         : Out<T>{to.r, nk};
   }
   Out<T> p_at(int64_t i) const {
-    if (i == iterations) return {to.p, nk};
-    return store ? Out<T>{to.directions + i * nk, iterations * nk} : Out<T>{to.before, nk};
+    if (i == to.iterations) return {to.p, nk};
+    return to.store ? Out<T>{to.directions + i * nk, to.iterations * nk} : Out<T>{to.before, nk};
   }
   Partials<T> partials() const { return {{mutable_data<T>(sums), mutable_data<T>(sums) + sums.numel() / 2}}; }
   void judge(Judged what, int64_t i) const {
@@ -110,12 +92,12 @@ class DevicePcg {
     const PcgJudge<T> judge{to.columns,
                             what,
                             p.kind,
-                            first + i,
+                            to.first + i,
                             to.target,
-                            norms ? to.norms + (i + begins) * k : nullptr,
+                            norms ? to.norms + (i + to.begins) * k : nullptr,
                             scalars ? to.scalars + i * kScalars * k : nullptr,
-                            (iterations + begins) * k,
-                            iterations * kScalars * k};
+                            (to.iterations + to.begins) * k,
+                            to.iterations * kScalars * k};
     judge_columns(device, judge, p.batch, chunks, partials());
   }
   // f(the end of a product that computes a residual)
@@ -137,20 +119,19 @@ class DevicePcg {
   void turn(int64_t i) const {
     const Out<T> r = r_at(i + 1);
     const int* const entered = to.columns.entered;
-    if (factor.of.lower) {
+    if (L.lower) {
       factor.solve(true, r, w);
       factor.solve(false, w, z);
       launch.after(z, ProductPass<T, 1>{r, {}, entered}, chunks, partials());
-    } else if (factor.of.columns) {
+    } else if (L.columns) {
       multiply<0>(*factor.columns, r, {}, w, entered, wide);
       multiply<1>(*factor.rows, w, r, z, entered, chunks);
     }
-    if (factor.of.rows) judge(Judged::preconditioned, i);
+    if (L.rows) judge(Judged::preconditioned, i);
     const auto row = [&](Work of) { return to.columns.row(of); };
-    launch.pass(
-        PcgUpdatePass<T>{factor.of.rows ? z : r, diagonal, i < 0 ? In<T>{} : p_at(i), i < 0 ? Out<T>{} : x,
-                         p_at(i + 1), r, row(kStep), row(kTurn), row(kKeep), row(kWipeR), entered},
-        chunks);
+    launch.pass(PcgUpdatePass<T>{L.rows ? z : r, diagonal, i < 0 ? In<T>{} : p_at(i), i < 0 ? Out<T>{} : x,
+                                 p_at(i + 1), r, row(kStep), row(kTurn), row(kKeep), row(kWipeR), entered},
+                chunks);
   }
 };
 
@@ -183,18 +164,22 @@ PcgResult csr_pcg_cuda(const std::vector<Tensor>& A, const Tensor& values, int64
     const int64_t nk = p.nk();
     const Tensor work = new_zeros(in.r, Size{p.batch, kWork, p.k}), flags = new_int(in.r, Size{2, p.batch});
     int* const active = static_cast<int*>(flags.data_ptr());
-    const PcgArrays<T> arrays{mutable_data<T>(x_out),
-                              mutable_data<T>(r_out),
-                              mutable_data<T>(p_out),
-                              mutable_data<T>(before),
-                              mutable_data<T>(residuals),
-                              mutable_data<T>(directions),
-                              {mutable_data<T>(carry), mutable_data<T>(work), active, active + p.batch, p.k},
-                              mutable_data<T>(norms),
-                              mutable_data<T>(scalars),
-                              data<T>(in.target)};
-    const DevicePcg<T, I> pcg(device, S, factor, p, in.values, first, iterations, out.begins, store, arrays);
-    if (in.x) copy_blocks(device, arrays.x, nk, data<T>(*in.x), nk, nk, p.batch);
+    const PcgCall<T> call{first,
+                          iterations,
+                          out.begins,
+                          store,
+                          mutable_data<T>(x_out),
+                          mutable_data<T>(r_out),
+                          mutable_data<T>(p_out),
+                          mutable_data<T>(before),
+                          mutable_data<T>(residuals),
+                          mutable_data<T>(directions),
+                          {mutable_data<T>(carry), mutable_data<T>(work), active, active + p.batch, p.k},
+                          mutable_data<T>(norms),
+                          mutable_data<T>(scalars),
+                          data<T>(in.target)};
+    const DevicePcg<T, I> pcg{device, S, factor, p, in.values, call};
+    if (in.x) copy_blocks(device, call.x, nk, data<T>(*in.x), nk, nk, p.batch);
     if (out.begins)
       pcg.begin(data<T>(in.r), in.x.has_value());
     else

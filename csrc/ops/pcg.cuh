@@ -27,32 +27,28 @@ using DeviceFactor = FactorStructures<DeviceStructure, DeviceTriangle>;
 
 // A factor with values, and room for its solves.
 template <class T, class I>
-class AppliedFactor {
- public:
+struct AppliedFactor {
+  const OnDevice& device;
   const DeviceFactor& of;
-  std::optional<LoopMatrix<T, I>> rows, columns;
+  const PcgSizes& p;
+  std::optional<LoopMatrix<T, I>> rows = matrix(of.rows), columns = matrix(of.columns);
+  std::optional<Tensor> room_below = room(of.lower), room_above = room(of.upper);
 
-  AppliedFactor(const OnDevice& device_, const DeviceFactor& factor, const PcgSizes& p)
-      : of(factor), device(device_), values(data<T>(p.m)), step(p.m_step), k(p.k), batch(p.batch) {
-    if (of.rows) rows.emplace(device, *of.rows, *p.m, step);
-    if (of.columns) columns.emplace(device, *of.columns, *p.m, step);
-    if (of.lower) {
-      room_below = of.lower->scratch(*p.m, batch, k);
-      room_above = of.upper->scratch(*p.m, batch, k);
-    }
-  }
   // y = L^-1 x or L^-T x, for all members
   void solve(bool below, const In<T>& x, const Out<T>& y) const {
     const DeviceTriangle& S = below ? *of.lower : *of.upper;
-    triangular_into<T, I>(S, device, values, step, x.p, x.step, y.p, batch, k,
+    triangular_into<T, I>(S, device, data<T>(p.m), p.m_step, x.p, x.step, y.p, p.batch, p.k,
                           below ? *room_below : *room_above);
   }
 
- private:
-  const OnDevice& device;
-  const T* values;
-  int64_t step, k, batch;
-  std::optional<Tensor> room_below, room_above;
+  std::optional<LoopMatrix<T, I>> matrix(const std::optional<DeviceStructure>& S) const {
+    if (!S) return std::nullopt;
+    return LoopMatrix<T, I>(device, *S, *p.m, p.m_step);
+  }
+  std::optional<Tensor> room(const std::optional<DeviceTriangle>& S) const {
+    if (!S) return std::nullopt;
+    return S->scratch(*p.m, p.batch, p.k);
+  }
 };
 
 }  // namespace learnsolve

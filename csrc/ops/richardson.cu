@@ -69,7 +69,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_cuda(const std::vector
   if (p.batch == 0 || p.k == 0) return {x, norms, iterates, last};
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     const OnDevice device(values);
-    const DeviceSweeps<T, I> sweeps(device, p, S, values, scale, momentum, b);
+    const DeviceSweeps<T, I> sweeps{device, p, S, values, scale, momentum, b};
     Iterates<T> at{{data<T>(x0), nk},
                    {p.momentum ? data<T>(before) : nullptr, nk},
                    mutable_data<T>(x),

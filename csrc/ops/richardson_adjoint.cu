@@ -14,46 +14,49 @@ struct SweepGradients {
 };
 
 template <class T, class I>
-class DeviceSweepsAdjoint {
- public:
-  DeviceSweepsAdjoint(const DeviceSweeps<T, I>& sweeps_, const DeviceStructure& S, const DeviceStructure& St,
-                      const SweepAdjointTensors& in_, const SweepAdjointSizes& sizes, int64_t stride_,
-                      bool goes_on_, const SweepGradients<T>& to_)
-      : sweeps(sweeps_),
-        p(sweeps.p),
-        device(sweeps.device),
-        launch(sweeps.launch),
-        rows(sweeps.rows),
-        nk(p.nk()),
-        all(p.batch * nk),
-        stride(stride_),
-        goes_on(goes_on_),
-        in(in_),
-        to(to_),
-        At(device, St, in.values, sweeps.A.rows.values.step),
-        before{sizes.has_before ? data<T>(in.before) : nullptr, nk},
-        later{p.momentum ? data<T>(in.gbefore) : nullptr, nk},
-        kept{data<T>(in.iterates), sizes.slots * nk},
-        learns(sweeps.zeros(p.batch * p.k)),
-        c(sweeps.numbers(in.gnorms ? in.norms.numel() : 0)),
-        normed(sweeps.numbers(in.gnorms ? p.batch * p.sweeps : 0)),
-        other(sweeps.numbers(p.momentum ? all : 0)),
-        g(sweeps.numbers((to.values ? kWaiting : 1) * all)),
-        residual(sweeps.numbers(to.scale ? all : 0)),
-        made(sweeps.numbers(At.ends_in_pass() ? 0 : all)),
-        segment(sweeps.numbers(stride == 1 ? 0 : (std::min(stride, p.sweeps) + 1) * all)),
-        moved(sweeps.numbers(to.momentum ? p.sweeps * p.batch * rows.count * p.k : 0)) {
+struct DeviceSweepsAdjoint {
+  const DeviceSweeps<T, I>& sweeps;
+  const DeviceStructure& St;
+  const SweepAdjointTensors& in;
+  const SweepAdjointSizes& sizes;
+  const int64_t stride;
+  const bool goes_on;  // x0 or the iterate before it has a gradient
+  const SweepGradients<T> to;
+
+  static constexpr int64_t kWaiting = DevicePairs<T, I>::kMost;
+  const SweepSizes& p = sweeps.p;
+  const OnDevice& device = sweeps.device;
+  const ChunkLaunch<T>& launch = sweeps.launch;
+  const cuda::Chunks& rows = sweeps.rows;
+  const int64_t nk = p.nk(), all = p.batch * nk, longest = std::min(stride, p.sweeps);
+  const LoopMatrix<T, I> At{device, St, in.values, sweeps.A.rows.values.step};
+  const In<T> before{sizes.has_before ? data<T>(in.before) : nullptr, nk};
+  const In<T> later{p.momentum ? data<T>(in.gbefore) : nullptr, nk},
+      kept{data<T>(in.iterates), sizes.slots * nk};
+  // (batch, k), (batch, sweeps, k), (batch, sweeps)
+  const Tensor learns = sweeps.zeros(p.batch * p.k), c = sweeps.numbers(in.gnorms ? in.norms.numel() : 0),
+               normed = sweeps.numbers(in.gnorms ? p.batch * p.sweeps : 0);
+  const Tensor g = sweeps.numbers((to.values ? kWaiting : 1) * all);
+  const Tensor residual = sweeps.numbers(to.scale ? all : 0);
+  const Tensor made = sweeps.numbers(At.ends_in_pass() ? 0 : all);
+  // (batch, longest + 1, n, k): the iterates from the one before `begin` on
+  const Tensor segment = sweeps.numbers(stride == 1 ? 0 : (longest + 1) * all);
+  // (sweeps, batch, chunks, k): partial sums of the gradient of the momentum
+  const Tensor moved = sweeps.numbers(to.momentum ? p.sweeps * p.batch * rows.count * p.k : 0);
+  std::optional<DevicePairs<T, I>> of_values{};
+  std::optional<RowSums<T>> of_scale{};
+  int64_t begin = 0;
+  // With momentum, in turn the cotangent of an iterate and of the one before it: so that the last is x0's.
+  const Tensor other = sweeps.numbers(p.momentum ? all : 0);
+  const bool swapped = p.momentum && p.sweeps % 2 == 1;
+  T* const lambda[2] = {swapped ? mutable_data<T>(other) : to.x0, swapped ? to.x0 : mutable_data<T>(other)};
+
+  void run() {
     if (to.values)
-      of_values.emplace(device, in.values, S, p.k, p.batch, to.values, sweeps.A.rows.values.step,
+      of_values.emplace(device, in.values, sweeps.S, p.k, p.batch, to.values, sweeps.A.rows.values.step,
                         In<T>{data<T>(learns), p.k});
     if (to.scale)
       of_scale.emplace(device, in.values, to.scale, p.scale_at(1, 0), p.scales * p.n, p.n, p.k, p.batch);
-    // Lambda begins where it ends up in x0's gradient after the last sweep.
-    const bool swapped = p.momentum && p.sweeps % 2 == 1;
-    lambda[swapped] = to.x0, lambda[!swapped] = mutable_data<T>(other);
-  }
-
-  void run() {
     copy_blocks(device, lambda[0], nk, data<T>(in.gx), nk, nk, p.batch);
     look({data<T>(in.gx), nk}, later, p.n);
     if (in.gnorms) {
@@ -80,28 +83,6 @@ class DeviceSweepsAdjoint {
     if (to.momentum) add_momentum();
   }
 
- private:
-  static constexpr int64_t kWaiting = DevicePairs<T, I>::kMost;
-  const DeviceSweeps<T, I>& sweeps;
-  const SweepSizes& p;
-  const OnDevice& device;
-  const ChunkLaunch<T>& launch;
-  const cuda::Chunks& rows;
-  const int64_t nk, all, stride;
-  const bool goes_on;  // x0 or the iterate before it has a gradient
-  const SweepAdjointTensors& in;
-  const SweepGradients<T> to;
-  const LoopMatrix<T, I> At;
-  const In<T> before, later, kept;
-  const Tensor learns, c, normed;  // (batch, k), (batch, sweeps, k), (batch, sweeps)
-  const Tensor other, g, residual, made;
-  const Tensor segment;  // (batch, stride + 1, n, k): the iterates from the one before `begin` on
-  const Tensor moved;    // (sweeps, batch, chunks, k): partial sums of the gradient of the momentum
-  std::optional<DevicePairs<T, I>> of_values;
-  std::optional<RowSums<T>> of_scale;
-  T* lambda[2];  // with momentum, in turn the cotangent of an iterate and of the one before it
-  int64_t begin = 0;
-
   // Which columns of u and w, with `count` rows, are not zero?
   void look(const In<T>& u, const In<T>& w, int64_t count) const {
     const cuda::Chunks chunks(count);
@@ -111,8 +92,7 @@ class DeviceSweepsAdjoint {
                p.k);
   }
   Out<T> repeated(int64_t i) const {
-    const int64_t step = (std::min(stride, p.sweeps) + 1) * nk;
-    return {mutable_data<T>(segment) + (i - begin + 1) * nk, step};
+    return {mutable_data<T>(segment) + (i - begin + 1) * nk, (longest + 1) * nk};
   }
   In<T> iterate(int64_t i) const {
     if (stride > 1) return repeated(i);
@@ -203,11 +183,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
         copy_blocks(device, mutable_data<T>(gbefore), p.nk(), data<T>(*in.gbefore), p.nk(), p.nk(), p.batch);
       return;
     }
-    const DeviceSweeps<T, I> sweeps(device, p, S, in.values, in.scale, in.momentum, in.b);
+    const DeviceSweeps<T, I> sweeps{device, p, S, in.values, in.scale, in.momentum, in.b};
     const SweepGradients<T> to{
         if_needed(needs.values, ga), if_needed(needs.scale, gs), if_needed(out.gives_momentum, gm),
         if_needed(needs.b, gb),      mutable_data<T>(gx0),       if_needed(out.gives_before, gbefore)};
-    DeviceSweepsAdjoint<T, I>(sweeps, S, St, in, out, stride, needs.x0, to).run();
+    DeviceSweepsAdjoint<T, I>{sweeps, St, in, out, stride, needs.x0, to}.run();
   });
   return {ga, gs, gm, gb, gx0, gbefore};
 }
