@@ -86,7 +86,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // where the products fall; without it they are searched, for which `columns` is the number of C's columns.
   // blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. perm and starts:
   // empty. `masked`: some products have no place in C. On a CUDA device positions, starts and blocks are
-  // those of kernels/spgemm.cuh.
+  // empty: places are searched.
   m.def(
       "csr_spgemm(Tensor[] plan, bool masked, int columns, Tensor a, Tensor b, bool sum_batch=False) -> "
       "Tensor");

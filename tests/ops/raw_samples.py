@@ -151,8 +151,7 @@ def spgemm_arguments(P, dtype, operands=("a", "b"), columns=False, shared=True):
         if columns:
             arrays = sparse_product._by_columns(Q, P, mask)
         else:
-            wanted = sparse_product.LEFT if operands[0] == "g" else sparse_product.PRODUCT
-            arrays = sparse_product._by_rows(Q, P, mask, wanted)
+            arrays = sparse_product._by_rows(Q, P, mask)
         ls.ops.set_spgemm_plan_limit(before)
         nnz = {"a": P.nnz, "b": P.nnz, "g": sparse_product.result_pattern(Q, P, mask).nnz}
         single = [normal((nnz[x],), dtype, seed) for seed, x in enumerate(operands)]
