@@ -2,9 +2,8 @@
 
     python scripts/gpu_smoke.py [--device cuda]
 
-Small enough for compute-sanitizer (scripts/gpu.py), which slows kernels down a hundredfold. Rows of very
-different lengths use the merge path, others sub-warps; triangular solves have bands and levels; solvers run
-few steps.
+Small enough for compute-sanitizer (scripts/gpu.py), which slows kernels down a hundredfold. Long rows
+are cut into pieces; triangular solves have bands and levels; solvers run few steps.
 """
 
 from __future__ import annotations

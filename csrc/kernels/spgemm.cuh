@@ -3,8 +3,7 @@
 // rows of C. Every sum has an order that depends on the patterns and the number of lanes alone.
 #pragma once
 
-#include "kernels/merge_path.cuh"
-#include "kernels/row_pass.cuh"
+#include "kernels/schedule.cuh"
 
 namespace learnsolve::cuda {
 

@@ -43,8 +43,9 @@ class DevicePcgAdjoint {
         rbar{in.rbar, nk},
         pbar{in.pbar, nk},
         xbar{in.gx, nk} {
-    if (in.ga) gradient.emplace(device, A, p.k, p.batch, in.ga, p.values_step);
-    if (in.gm && factor.rows) factor_gradient.emplace(device, *factor.rows, p.k, p.batch, in.gm, p.m_step);
+    if (in.ga) gradient.emplace(device, like, A, p.k, p.batch, in.ga, p.values_step);
+    if (in.gm && factor.rows)
+      factor_gradient.emplace(device, like, *factor.rows, p.k, p.batch, in.gm, p.m_step);
     qbar = slots(kPairs, p.n);
     if (!factor.rows) return;
     // Two pairs an iteration: they wait half as long.
@@ -65,7 +66,8 @@ class DevicePcgAdjoint {
     } else {
       finish();
     }
-    flush();
+    if (gradient) gradient->finish();
+    if (factor_gradient) factor_gradient->finish();
   }
 
  private:

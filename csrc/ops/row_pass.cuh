@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/row_pass_launch.cuh"
-#include "ops/device.cuh"
+#include "ops/batch_sum.cuh"
 #include "ops/structure.h"
 
 namespace learnsolve {
@@ -13,19 +13,15 @@ struct DeviceStructure : SparseStructure {
   DeviceStructure(const char* name, const Tensor& values, const Arrays&... arrays)
       : SparseStructure(name, arrays...) {
     check_device(name, values, {&idx});
-    const int64_t items = rows() + nnz();
-    STD_TORCH_CHECK(
-        blocks.dim() == 2 && blocks.size(1) == 2 &&
-            (blocks.size(0) == 1 || blocks.size(0) == (items + cuda::kStretch - 1) / cuda::kStretch + 1),
-        name, ": blocks must be the schedule of these rows on a CUDA device, (1 or stretches + 1, 2)");
+    STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(1) == 2 && blocks.size(0) >= 1 &&
+                        (blocks.size(0) - 1) * cuda::kPiece <= nnz(),
+                    name,
+                    ": blocks must be the schedule of these rows on a CUDA device, (further pieces + 1, 2)");
   }
 
-  // For k columns.
   template <class I>
-  cuda::Schedule<I> schedule(int64_t k) const {
-    const bool table = blocks.size(0) > 1;
-    return {data<I>(ptr),   table ? data<I>(blocks) : nullptr, rows(), nnz(), blocks.size(0) - 1,
-            cuda::kStretch, k == 1 ? 1 : cuda::kParts};
+  cuda::Schedule<I> schedule(int64_t = 1) const {
+    return {data<I>(ptr), data<I>(blocks), rows(), nnz(), blocks.size(0) - 1};
   }
 };
 
@@ -46,20 +42,36 @@ void row_pass(const DeviceStructure& S, const Tensor& like, const PassOperands<T
   if (S.rows() == 0 || k == 0 || batch == 0) return;
   if (!Sum && S.nnz() == 0) return;
   const OnDevice device(like);
-  cuda::RowPass<T, I> P{
-      S.schedule<I>(k), data<I>(S.idx), data<I>(S.perm), o.a,      o.x,      o.u, o.y,   o.d,   nullptr,
-      o.a_step,         o.x_step,       o.u_step,        o.y_step, o.d_step, k,   batch, false, false};
+  const bool y_adds = Sum && o.y_step == 0, d_adds = Dot && o.d_step == 0;
+  const cuda::Groups groups(batch, (y_adds ? S.rows() * k : 0) + (d_adds ? S.nnz() : 0));
+  const BatchSum<T> y(like, o.y, Sum ? o.y_step : 1, S.rows() * k, groups);
+  const BatchSum<T> d(like, o.d, Dot ? o.d_step : 1, S.nnz(), groups);
+  const cuda::Schedule<I> rows = S.schedule<I>();
+  const int64_t step = rows.further * k;
+  std::optional<Tensor> further;
+  if (Sum && step > 0) further = new_empty(like, Size{(y_adds ? groups.count : batch) * step});
   constexpr int64_t pack = 16 / sizeof(T);
-  using cuda::takes_packs;
-  P.packs = k > 1 && k % pack == 0 && takes_packs(o.x) && takes_packs(o.u) && takes_packs(o.y);
-  P.entries = takes_packs(P.idx) && takes_packs(P.perm) && takes_packs(o.a, o.a_step);
-  std::optional<Tensor> carry;
-  if (Sum && P.rows.table) {
-    const std::vector<int64_t> size{(o.y_step ? batch : 1) * P.rows.pieces() * k};
-    carry = new_empty(like, size);
-    P.carry = mutable_data<T>(*carry);
-  }
+  const auto all = [](auto... p) { return (cuda::takes_packs(p) && ...); };
+  const cuda::RowPass<T, I> P{rows,
+                              data<I>(S.idx),
+                              data<I>(S.perm),
+                              o.a,
+                              o.x,
+                              o.u,
+                              y.result,
+                              d.result,
+                              {further ? mutable_data<T>(*further) : nullptr, step, y.result.adds},
+                              o.a_step,
+                              o.x_step,
+                              o.u_step,
+                              k,
+                              batch,
+                              groups,
+                              k > 1 && k % pack == 0 && all(o.x, o.u, o.y),
+                              all(data<I>(S.idx), data<I>(S.perm)) && cuda::takes_packs(o.a, o.a_step)};
   STD_CUDA_CHECK((cuda::launch_row_pass<Sum, Dot>(P, device.stream)));
+  y.finish(device);
+  d.finish(device);
 }
 
 }  // namespace learnsolve

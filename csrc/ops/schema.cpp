@@ -19,7 +19,7 @@
 // columns: a structure does not say how many it has.
 //
 // Plans are for the device that they are made for: on a CUDA device blocks are those of
-// kernels/merge_path.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
+// kernels/schedule.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(learnsolve, m) {

@@ -8,7 +8,7 @@ sort of it. All functions work on any device, and are tested on the CPU.
 import torch
 from torch import Tensor
 
-STRETCH = 896  # items of the merge path to a block of threads: csrc/kernels/row_pass_launch.cuh
+PIECE = 1024  # entries of a row that one team has: csrc/kernels/schedule.cuh
 # Products per sort if there are too many for one: 40 bytes each while it runs. Not measured.
 SORTED = 2**24
 
@@ -16,9 +16,6 @@ SORTED = 2**24
 MOST_SORTED = 2**31 - 1
 
 everywhere = False  # CPU tensors too: for tests of the CUDA operators compiled for the host
-
-# A row of this many entries holds up the few threads that have it, unless all rows are as long. Not measured.
-_LONG_ROW = 1024
 
 
 def here(t: Tensor) -> bool:
@@ -62,26 +59,18 @@ def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
 
 
 def row_schedule(crow: Tensor, nnz: int) -> Tensor:
-    """How rows are distributed (csrc/kernels/merge_path.cuh): one line, (rows, nnz), if each row goes to
-    a few threads; for rows of very different lengths the points that cut the merge path into stretches."""
+    """How long rows are distributed (csrc/kernels/schedule.cuh): row and first entry of each piece of PIECE
+    entries beyond the first of its row, in order; the last line is (rows, nnz)."""
     rows = len(crow) - 1
     end = torch.tensor([[rows, nnz]], dtype=crow.dtype, device=crow.device)
-    if rows == 0 or nnz == 0:
+    if nnz <= PIECE:
         return end
-    longest, mean = int(crow.diff().max()), nnz / rows
-    if longest < _LONG_ROW and longest <= max(256, 8 * mean):
+    further = (crow.diff() - 1).clamp(min=0) // PIECE
+    if not (total := int(further.sum())):
         return end
-    return merge_path(crow, nnz)
-
-
-def merge_path(crow: Tensor, nnz: int) -> Tensor:
-    """(row, entry) of every STRETCH-th item of the path, and of its end."""
-    rows = len(crow) - 1
-    ends = crow[1:].long() + torch.arange(rows, device=crow.device)  # row i ends with item crow[i + 1] + i
-    at = torch.arange(0, rows + nnz, STRETCH, device=crow.device)
-    at = torch.cat((at, torch.tensor([rows + nnz], device=crow.device)))
-    row = torch.searchsorted(ends, at)
-    return torch.stack((row, at - row), 1).to(crow.dtype)
+    row = torch.repeat_interleave(further, output_size=total)
+    of_row = torch.arange(total, device=crow.device) - (further.cumsum(0) - further)[row]
+    return torch.cat((torch.stack((row, crow[row] + PIECE * (of_row + 1)), 1).to(crow.dtype), end))
 
 
 def merge_patterns(

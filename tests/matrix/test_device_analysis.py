@@ -61,30 +61,18 @@ def test_every_fault_is_seen(structure, index):
 
 
 @both_indices
-@every_structure
-def test_merge_path(structure, index):
-    """Stretches of STRETCH rows and entries, which follow the rows in order."""
-    P = pattern_of(STRUCTURES[structure], index)
-    table = device_analysis.merge_path(P.crow_indices, P.nnz)
+@pytest.mark.parametrize("structure", [*STRUCTURES, "about a piece"])
+def test_row_schedule(structure, index):
+    """Row and first entry of every piece of a row but its first, in order."""
+    lengths = [0, 1023, 1024, 1025, 0, 2047, 2048, 2049, 1, 3000]
+    about = scipy.sparse.csr_array(np.arange(3000) < np.array(lengths)[:, None])
+    P = pattern_of({**STRUCTURES, "about a piece": about}[structure], index)
+    table = device_analysis.row_schedule(P.crow_indices, P.nnz)
     assert table.dtype == index
-    items = table.sum(1).tolist()
-    assert items == [*range(0, P.shape[0] + P.nnz, device_analysis.STRETCH), P.shape[0] + P.nnz]
-    crow = P.crow_indices.tolist()
-    for row, entry in table.tolist():
-        assert crow[row] <= entry
-        assert row == P.shape[0] or entry <= crow[row + 1]
-
-
-def test_which_rows_are_scheduled():
-    """Rows of one length are not, rows of very different lengths are."""
-    for name, S in {"grid": scipy.sparse.eye_array(5000), "dense": np.ones((40, 500))}.items():
-        P = pattern_of(scipy.sparse.csr_array(S))
-        assert device_analysis.row_schedule(P.crow_indices, P.nnz).tolist() == [[P.shape[0], P.nnz]], name
-    for name in ("one giant row", "all in the last row"):
-        P = pattern_of(STRUCTURES[name])
-        assert len(device_analysis.row_schedule(P.crow_indices, P.nnz)) > 2, name
-    for P in (pattern_of(random(0, 5, 1.0)), pattern_of(random(5, 0, 1.0))):
-        assert device_analysis.row_schedule(P.crow_indices, P.nnz).tolist() == [[P.shape[0], 0]]
+    crow, piece = P.crow_indices.tolist(), device_analysis.PIECE
+    further = [[i, p] for i in range(P.shape[0]) for p in range(crow[i] + piece, crow[i + 1], piece)]
+    assert table.tolist() == [*further, [P.shape[0], P.nnz]]
+    assert structure not in ("about a piece", "one giant row", "all in the last row") or further
 
 
 @both_indices

@@ -45,7 +45,7 @@ def agree(s, iterations, tolerance):
 
 
 def arrow(n):
-    """A diagonal with a full row and a full column: A and A^T go by the merge path."""
+    """A diagonal with a full row and a full column: in A and A^T it has two pieces."""
     S = scipy.sparse.lil_array((n, n))
     S.setdiag(1)
     S[n // 3, :] = 1
