@@ -15,9 +15,7 @@ struct UnionPlaces {
 // f(member of the batch, entry) for those of this thread.
 template <class I, class F>
 LS_DEVICE void for_union(const UnionPlaces<I>& P, const F& f) {
-  for_aside(P.batch, [&](int64_t s) {
-    for_items<1>(P.nnz, [&](const auto&, int64_t t) { f(s, t); });
-  });
+  for_aside(P.batch, [&](int64_t s) { for_items<1>(P.nnz, [&](const auto&, int64_t t) { f(s, t); }); });
 }
 
 // An absent entry is not multiplied: an infinite factor meets no zero.

@@ -37,10 +37,10 @@ Tensor csr_add_cuda(const Tensor& codes, const Tensor&, int64_t nnz, const Tenso
   Tensor c = new_empty(a, o.size(nnz));
   dispatch(name, a, places, [&]<class T, class I>() {
     launch<I>(places, o.na, o.nb, o.batch, a, [&](auto stream, dim3 grid, const auto& P) {
-      LS_LAUNCH(grid, cuda::kThreads, stream,
-                (P, data<T>(o.a), data<T>(o.b), static_cast<T>(alpha), static_cast<T>(beta),
-                 mutable_data<T>(c)),
-                cuda::union_sum_kernel<T, I>);
+      LS_LAUNCH(
+          grid, cuda::kThreads, stream,
+          (P, data<T>(o.a), data<T>(o.b), static_cast<T>(alpha), static_cast<T>(beta), mutable_data<T>(c)),
+          cuda::union_sum_kernel<T, I>);
     });
   });
   return c;

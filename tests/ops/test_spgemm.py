@@ -177,6 +177,26 @@ def test_batches(left, right, planned):
         torch.testing.assert_close(found, loop, rtol=1e-12, atol=1e-12)
 
 
+def test_a_batch_of_many_adds_up(planned):
+    """Gradients of shared values, and a product summed over its batch: more members than a device's groups."""
+    A, B = matrix(random(6, 6, 0.4)), matrix(random(6, 6, 0.4, 1), 1)
+    for left, right in (((71,), ()), ((), (71,)), ((71,), (71,))):
+        a, b = (
+            normal((*batch, M.nnz), seed=i).requires_grad_()
+            for i, (batch, M) in enumerate(((left, A), (right, B)))
+        )
+        C = ops.spgemm(A.with_values(a), B.with_values(b))
+        wanted = A.with_values(a).to_dense() @ B.with_values(b).to_dense()
+        g = normal(C.values.shape, seed=3).requires_grad_()
+        G = C.with_values(g).to_dense()
+        found = torch.autograd.grad(C.values, (a, b), g, create_graph=True)
+        dense = torch.autograd.grad(wanted, (a, b), G, create_graph=True)
+        torch.testing.assert_close(found, dense, rtol=1e-12, atol=1e-12)
+        weights = [normal(t.shape, seed=4) for t in found]
+        again, exact = (torch.autograd.grad(x, (a, b, g), weights) for x in (found, dense))
+        torch.testing.assert_close(again, exact, rtol=1e-11, atol=1e-11)
+
+
 def test_entries_that_are_zero_stay_entries(planned):
     ones = torch.ones((), dtype=torch.float64)
     A = CSR.from_dense(torch.tensor([[1.0, 1.0]], dtype=torch.float64))
