@@ -3,7 +3,8 @@
 Each object has one store of entries. An entry knows the versions of its tensors, and reading it after one of
 them was changed in place, which could send a kernel out of bounds, is an error. What depends on one pattern
 only lives as long as the pattern. Plans for several patterns, of which a program can make any number, share
-one budget.
+one budget. On a CUDA device, reading an entry makes its memory wait, when it is freed, for what the current
+stream has to do until then.
 """
 
 from __future__ import annotations
@@ -49,6 +50,40 @@ class Entry(Versions):
         if owner is not None:
             vars(owner._in_graphs).pop(self.key, None)
             owner._entries.pop(self.key, None)
+
+
+class EntryOnDevice(Entry):
+    """One of an object on a CUDA device. The allocator takes memory that is freed to be at the disposal of the
+    stream that it was made on; it must be told of others that read it, each once."""
+
+    __slots__ = ("device", "streams")
+
+    def __init__(self, value: Any, owner: Cached, key: str):
+        super().__init__(value, owner, key)
+        self.device, self.streams = owner._arrays[0].device, set[int]()
+        self.record()
+
+    def check(self) -> None:
+        super().check()
+        self.record()
+
+    def record(self) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        if stream.stream_id not in self.streams:
+            for t, _ in self.numbers:
+                if t.is_cuda:
+                    t.record_stream(stream)
+            self.streams.add(stream.stream_id)
+
+
+class EntriesOnDevice(dict[str, Entry]):
+    """The store of such an object."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        entry = super().get(key, default)
+        if entry is not None:
+            entry.record()
+        return entry
 
 
 class Budget:
@@ -161,19 +196,24 @@ class Cached:
         "_container",
         "_dependents",
         "_entries",
+        "_entry",
         "_in_graphs",
         "_own",
         "_serial",
     )
 
     _arrays: tuple[Tensor, ...]
+    _entry: type[Entry]
 
     def _begin(self, *arrays: Tensor) -> None:
         """Keep the arrays that this object consists of; nothing is cached yet."""
         set_ = object.__setattr__
         set_(self, "_arrays", arrays)
-        set_(self, "_own", Entry(arrays, self, ""))
-        set_(self, "_entries", {})
+        # A store of its own class, so that reading costs nothing more on the CPU.
+        on_device = arrays[0].is_cuda
+        set_(self, "_entry", EntryOnDevice if on_device else Entry)
+        set_(self, "_own", self._entry(arrays, self, ""))
+        set_(self, "_entries", EntriesOnDevice() if on_device else {})
         set_(self, "_in_graphs", _InGraphs())
         set_(self, "_serial", f"p{next(_serials)}")  # names this object in the keys of others
         _by_serial[self._serial] = self
@@ -204,7 +244,7 @@ class Cached:
                     raise changed()
             return entry.value
         value = self._make(make, *arguments)
-        self._entries[key] = Entry(value, self, key)
+        self._entries[key] = self._entry(value, self, key)
         self._count(value)
         return value
 
@@ -256,7 +296,7 @@ class Cached:
                 budget.touch(entry)
             return entry.value
         plan = self._make(make, self, *others)
-        entry = Entry(plan, self, key)
+        entry = self._entry(plan, self, key)
         for other in others:
             if isinstance(other, Cached) and other is not self:
                 other._free_with(entry)
