@@ -165,10 +165,10 @@ def test_a_batch_has_the_bits_of_its_parts():
             assert torch.equal(y[b], ops.stencil(kb, fb, offsets=grids.CROSS))
 
 
-@pytest.mark.parametrize("size", [(3, 3), (3, 1, 1), (3, 4, 5)], ids=["constant", "one number", "variable"])
+@pytest.mark.parametrize("size", [(3, 1, 1), (3, 4, 5)], ids=["constant", "variable"])
 def test_a_batch_of_many_adds_up(size):
     """Gradients of shared coefficients and of a shared field: more members than a device's groups."""
-    offsets = None if size == (3, 3) else [(0, -1), (0, 0), (1, 1)]
+    offsets = [(0, -1), (0, 0), (1, 1)]
     shared, many = normal(size), normal((71, *size), seed=2)
     for c, x in ((shared, normal((71, 4, 5), seed=1)), (many, normal((4, 5), seed=1))):
         inputs, g = [c, x], normal((71, 4, 5), seed=3)
