@@ -52,6 +52,11 @@ class Fault(NamedTuple):
     def compiled(self) -> bool:
         return self.file.startswith("csrc/")
 
+    @property
+    def emulated(self) -> bool:
+        """In CUDA: its test runs on the emulator of csrc/emulator."""
+        return self.file.endswith((".cu", ".cuh"))
+
 
 class Trouble(Exception):
     """Why a fault could not be tried."""
@@ -136,11 +141,11 @@ class Copy:
             check=False,
         )
 
-    def configure(self, *more: str) -> None:
+    def configure(self, *more: str, emulator: bool = False) -> None:
         """Compile everything once, for this machine's instruction set, with `more` options of CMake."""
         import pybind11
 
-        self.environment.update(LEARNSOLVE_CUDA="0", LEARNSOLVE_CUDA_EMULATOR="0")
+        self.environment.update(LEARNSOLVE_CUDA="0", LEARNSOLVE_CUDA_EMULATOR=str(int(emulator)))
         options = [
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
@@ -158,11 +163,12 @@ class Copy:
             if (made := self.run(tool("cmake"), *step)).returncode:
                 raise Trouble("DOES NOT COMPILE\n" + made.stdout[-2000:])
 
-    def tests(self, arguments: list[str]) -> bool:
+    def tests(self, arguments: list[str], emulated: bool = False) -> bool:
         """Do they pass?"""
         with tempfile.TemporaryFile() as output:
             if (child := os.fork()) == 0:
-                os._exit(self._pytest(arguments, output.fileno()))
+                environment = self.environment | {"LEARNSOLVE_CUDA_EMULATOR": str(int(emulated))}
+                os._exit(self._pytest(arguments, output.fileno(), environment))
             ended = time.monotonic() + LIMIT
             while not (done := os.waitpid(child, os.WNOHANG))[0]:
                 if time.monotonic() > ended:
@@ -176,12 +182,12 @@ class Copy:
             raise Trouble(f"NO TEST: {shlex.join(arguments)}\n{self.output[-1000:]}")
         return code == 0
 
-    def _pytest(self, arguments: list[str], output: int) -> int:
+    def _pytest(self, arguments: list[str], output: int, environment: dict[str, str]) -> int:
         """In a process of its own, as `python -m pytest` in the copy."""
         import pytest
 
         os.dup2(output, 1), os.dup2(output, 2)
-        os.environ.update(self.environment)
+        os.environ.update(environment)
         os.chdir(self.folder)
         if arguments[0] == "mpirun":
             program = [sys.executable, "tests/petsc/run.py", "-x"]
@@ -200,7 +206,7 @@ class Copy:
             if fault.compiled:
                 self.compile()
             start = time.perf_counter()
-            noticed = not self.tests(arguments)
+            noticed = not self.tests(arguments, fault.emulated)
             return f"{'noticed' if noticed else 'MISSED'}, {time.perf_counter() - start:.1f} s"
         finally:
             path.write_text(text)
@@ -253,13 +259,13 @@ def main() -> int:
         copy = Copy(Path(folder))
         if any(f.compiled for f in chosen):
             print("compiling the copy", flush=True)
-            copy.configure()
+            copy.configure(emulator=any(f.emulated for f in chosen))
             shutil.copytree(copy.build, copy.pristine)
         else:
             copy.take_libraries()
         if not arguments.all_tests:
-            for tests in together(chosen):
-                if not copy.tests(tests):
+            for emulated, tests in together(chosen):
+                if not copy.tests(tests, emulated):
                     raise SystemExit(f"{shlex.join(tests)} fails without a fault\n{copy.output[-3000:]}")
             print(f"all tests pass without a fault, {time.perf_counter() - start:.0f} s", flush=True)
         for fault in chosen:
@@ -274,13 +280,14 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def together(faults: list[Fault]) -> list[list[str]]:
-    """The tests of all of them in as few runs as there are options of pytest."""
-    runs: dict[tuple[str, ...], dict[str, None]] = {}
+def together(faults: list[Fault]) -> list[tuple[bool, list[str]]]:
+    """The tests of all of them in as few runs as there are options of pytest, on the emulator or not."""
+    runs: dict[tuple, dict[str, None]] = {}
     for fault in faults:
         nodes = list(itertools.takewhile(lambda word: not word.startswith("-"), fault.tests))
-        runs.setdefault(tuple(fault.tests[len(nodes) :]), {}).update(dict.fromkeys(nodes))
-    return [[*nodes, *options] for options, nodes in runs.items()]
+        key = (fault.emulated, *fault.tests[len(nodes) :])
+        runs.setdefault(key, {}).update(dict.fromkeys(nodes))
+    return [(emulated, [*nodes, *options]) for (emulated, *options), nodes in runs.items()]
 
 
 def check(fault: Fault) -> int:

@@ -40,7 +40,7 @@ using Where = std::source_location;
 struct Place {
   dim3 thread, block, block_size, grid;
 };
-extern thread_local Place* place;
+extern Place* place;
 
 // Runs body, the kernel with its arguments, in every thread.
 void launch(const char* kernel, dim3 grid, dim3 threads, void (*body)(const void*), const void* arguments);

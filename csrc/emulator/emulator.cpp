@@ -11,6 +11,7 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -33,7 +34,7 @@ extern "C" {
 
 namespace learnsolve::emulator {
 
-thread_local Place* place = nullptr;
+Place* place = nullptr;
 
 namespace {
 
@@ -74,7 +75,7 @@ struct Thread {
   Place place;
   struct Stack* stack = nullptr;
   void* fiber = nullptr;  // ThreadSanitizer's
-  bool begun = false, ended = false;
+  bool ended = false;
   Waits waits = Waits::nothing;
   Where where;
   // Of ThreadSanitizer: what it releases when it waits, in turn, and which of these the others acquire.
@@ -164,8 +165,9 @@ class Engine {
 
   std::vector<Thread> threads;  // of this block
   std::vector<int> order;       // in which they begin
-  std::size_t begun = 0, ended = 0;
-  Thread* running = nullptr;
+  std::vector<Thread*> queue;   // that can run, from number `next` on
+  std::size_t next = 0, ended = 0;
+  Thread *running = nullptr, *done = nullptr;
   std::vector<std::unique_ptr<Stack>> stacks, used;
   Point host;
   void* host_fiber = nullptr;
@@ -183,18 +185,19 @@ class Engine {
     std::shuffle(order.begin(), order.end(), random);
     for (unsigned t = 0; t < threads.size(); ++t)
       threads[t].place = {{t % size.x, t / size.x % size.y, t / size.x / size.y}, at, size, grid};
-    begun = ended = 0;
+    ended = 0;
     any = any_next = false;
     filled = 0;
     variables.clear();
     if (!room) room = map(kRoom);
     if (__asan_poison_memory_region) __asan_poison_memory_region(room, kRoom);
     host_fiber = watched() ? __tsan_get_current_fiber() : nullptr;
-    while (ended < threads.size()) {
-      while (begun < threads.size()) resume(threads[order[begun++]]);
-      if (ended < threads.size()) release();
+    queue.clear();
+    for (const int t : order) queue.push_back(&threads[t]);
+    for (next = 0;; release(), next = 0) {
+      while (next < queue.size()) resume(*queue[next++]);
+      if (ended == threads.size()) break;
     }
-    running = nullptr, place = nullptr;
     if (!watched()) return;
     // ThreadSanitizer must not take the next block's accesses for later ones of this block's threads.
     for (Thread& thread : threads) __tsan_destroy_fiber(thread.fiber);
@@ -202,30 +205,39 @@ class Engine {
     munmap(std::exchange(room, nullptr), kRoom);
   }
 
-  // Goes on with a thread until it waits or ends.
+  // Goes on with a thread, and with those after it in the queue, until one ends or none can run.
   void resume(Thread& thread) {
-    if (!thread.begun) {
-      thread.begun = true;
+    if (!thread.stack) {
       if (stacks.empty()) stacks.push_back(std::make_unique<Stack>());
       used.push_back(std::move(stacks.back()));
       stacks.pop_back();
       thread.stack = used.back().get();
       if (watched()) thread.fiber = __tsan_create_fiber(0);
     }
-    running = &thread, place = &thread.place;
-    if (watched()) __tsan_switch_to_fiber(thread.fiber, kNoSync);
+    go_to(thread);
     enter(*thread.stack);
     running = nullptr, place = nullptr;
-    if (!thread.ended) return;
+    Thread* const last = std::exchange(done, nullptr);
+    if (!last) return;
     ++ended;
     if (watched()) return;
     const auto own =
-        std::find_if(used.begin(), used.end(), [&](const auto& s) { return s.get() == thread.stack; });
+        std::find_if(used.begin(), used.end(), [&](const auto& s) { return s.get() == last->stack; });
     stacks.push_back(std::move(*own));
     *own = std::move(used.back());
     used.pop_back();
   }
+  void go_to(Thread& thread) {
+    running = &thread, place = &thread.place;
+    if (watched()) __tsan_switch_to_fiber(thread.fiber, kNoSync);
+  }
+  // From a thread that cannot go on to one that can, or to the host.
   void leave(Stack& stack) {
+    if (next < queue.size() && queue[next]->stack && !done) {
+      Thread& other = *queue[next++];
+      go_to(other);
+      return switch_points(stack.point, other.stack->point);
+    }
     if (watched()) __tsan_switch_to_fiber(host_fiber, kNoSync);
     switch_points(stack.point, host);
   }
@@ -266,18 +278,18 @@ class Engine {
 
   // No thread can run: those go on whose barrier, or whose lanes, are complete.
   void release() {
-    std::vector<Thread*> ready;
+    std::vector<Thread*>& ready = queue;
+    ready.clear();
     bool all = true;
     for (Thread& thread : threads) all = all && thread.waits == Waits::barrier;
     if (all) {
-      for (Thread& thread : threads) check_same(threads[0], thread), ready.push_back(&thread);
+      for (const int t : order) check_same(threads[0], threads[t]), ready.push_back(&threads[t]);
       any = std::exchange(any_next, false);
     }
-    for (std::size_t first = 0; first < threads.size(); first += kWarp) release_lanes(first, ready);
+    if (!all)
+      for (std::size_t first = 0; first < threads.size(); first += kWarp) release_lanes(first, ready);
     if (ready.empty()) report();
     for (Thread* thread : ready) thread->waits = Waits::nothing, thread->acquired = 1 - thread->turn;
-    for (const int t : order)
-      if (threads[t].begun && !threads[t].ended && threads[t].waits == Waits::nothing) resume(threads[t]);
   }
   void release_lanes(std::size_t first, std::vector<Thread*>& ready) {
     const std::size_t count = std::min<std::size_t>(kWarp, threads.size() - first);
@@ -313,40 +325,47 @@ class Engine {
   }
 };
 
-Engine& engine() {
-  thread_local Engine one;
-  return one;
-}
+// One launch at a time, whichever thread of the host makes it.
+Engine one;
+std::mutex turn;
 
-// Ends the process after a minute of a launch, on this thread.
+// Ends the process after some seconds of this thread: a timer of this thread and of this process, which a fork
+// does not have.
 class Watch {
  public:
-  Watch() {
-    std::signal(SIGXCPU, [](int) {
-      engine().fault("this thread waits, or computes, for a minute", Where::current());
-    });
-    sigevent event{};
-    event.sigev_notify = SIGEV_THREAD_ID, event.sigev_signo = SIGXCPU;
-    event._sigev_un._tid = gettid();
-    if (timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer) != 0) std::perror("emulator"), std::abort();
+  explicit Watch(int seconds) {
+    thread_local timer_t timer;
+    thread_local pid_t owner = 0;
+    if (owner != getpid()) {
+      // ThreadSanitizer holds signals back while a loop computes: without a handler it ends all the same.
+      if (!watched())
+        std::signal(SIGXCPU, [](int) { one.fault("a launch that does not end", Where::current()); });
+      sigevent event{};
+      event.sigev_notify = SIGEV_THREAD_ID, event.sigev_signo = SIGXCPU;
+      event._sigev_un._tid = gettid();
+      if (timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer) != 0) std::perror("emulator"), std::abort();
+      owner = getpid();
+    }
+    used = timer;
+    set(seconds);
   }
-  ~Watch() { timer_delete(timer); }
-  void set(int seconds) {
-    const itimerspec time{{}, {seconds, 0}};
-    timer_settime(timer, 0, &time, nullptr);
-  }
+  ~Watch() { set(0); }
 
  private:
-  timer_t timer{};
+  timer_t used;
+  void set(int seconds) const {
+    const itimerspec time{{}, {seconds, 0}};
+    timer_settime(used, 0, &time, nullptr);
+  }
 };
 
 void Engine::begin() {
-  Engine& e = engine();
+  Engine& e = one;
   if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(nullptr, &e.host.bottom, &e.host.size);
   for (;;) {
     Thread& own = *e.running;
     e.body(e.arguments);
-    own.ended = true;
+    own.ended = true, e.done = &own;
     if (watched()) __tsan_release(&e);
     e.leave(*own.stack);
   }
@@ -362,21 +381,20 @@ void launch(const char* kernel, dim3 grid, dim3 threads, void (*body)(const void
     last_error = cudaErrorInvalidConfiguration;
     return;
   }
-  thread_local Watch watch;
-  static const char* const limit = std::getenv("LEARNSOLVE_EMULATOR_SECONDS");
-  watch.set(limit ? std::atoi(limit) : 60);
-  engine().run(kernel, grid, threads, body, arguments);
-  watch.set(0);
+  const std::lock_guard<std::mutex> lock(turn);
+  const char* const limit = std::getenv("LEARNSOLVE_EMULATOR_SECONDS");
+  const Watch watch(limit ? std::atoi(limit) : 60);
+  one.run(kernel, grid, threads, body, arguments);
 }
 void* shared(const void* key, int64_t bytes, int64_t alignment, const Where& where) {
-  return engine().shared(key, bytes, alignment, where);
+  return one.shared(key, bytes, alignment, where);
 }
-bool barrier(bool says, const Where& where) { return engine().barrier(says, where); }
+bool barrier(bool says, const Where& where) { return one.barrier(says, where); }
 uint64_t exchange(unsigned mask, uint64_t bits, int from, const Where& where) {
-  return engine().exchange(mask, bits, from, where);
+  return one.exchange(mask, bits, from, where);
 }
 void require(bool holds, const char* what, const Where& where) {
-  if (!holds) engine().fault(what, where);
+  if (!holds) one.fault(what, where);
 }
 
 }  // namespace learnsolve::emulator

@@ -1,0 +1,196 @@
+// What the emulator (csrc/emulator) notices: each fault in a process of its own, which must end with a message.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "kernels/launch.cuh"
+#include "tests/check.h"
+
+namespace learnsolve::test {
+namespace {
+
+using namespace cuda;
+
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kFindsRaces = true;
+#else
+constexpr bool kFindsRaces = false;
+#endif
+
+// run() must end its process with `message` among what it prints.
+template <class F>
+void require_fault(const char* message, const F& run) {
+  int ends[2];
+  require(pipe(ends) == 0, "pipe");
+  const pid_t child = fork();
+  require(child >= 0, "fork");
+  if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    run();
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string said;
+  char part[4096];
+  for (ssize_t n; (n = read(ends[0], part, sizeof part)) > 0;) said.append(part, n);
+  close(ends[0]);
+  int status = 0;
+  waitpid(child, &status, 0);
+  require(status != 0 && said.find(message) != std::string::npos,
+          std::string(message) + " was not found in: " + said);
+}
+
+// out[i] = in[threads - 1 - i], through shared memory.
+LS_KERNEL(1024) reverse_kernel(const int* in, int* out, bool waits) {
+  LS_SHARED(numbers, int[1024]);
+  const int i = threadIdx.x, n = blockDim.x;
+  numbers[i] = in[i];
+  if (waits) __syncthreads();
+  out[i] = numbers[n - 1 - i];
+}
+LS_KERNEL(64) leaving_kernel() {
+  if (threadIdx.x == 5) return;
+  __syncthreads();
+}
+LS_KERNEL(64) parting_kernel() {
+  if (threadIdx.x < 32)
+    __syncthreads();
+  else
+    __syncthreads();
+}
+LS_KERNEL(64) sum_kernel(int* out, unsigned mask, int lanes) {
+  int sum = 1;
+  if (static_cast<int>(threadIdx.x) < lanes)
+    for (int h = 16; h > 0; h /= 2) sum += __shfl_xor_sync(mask, sum, h);
+  out[threadIdx.x] = sum;
+}
+LS_KERNEL(64) read_kernel(int* out, unsigned mask, int from) {
+  if (mask >> threadIdx.x & 1) out[threadIdx.x] = __shfl_sync(mask, static_cast<int>(threadIdx.x), from);
+}
+// The first block waits for the last.
+LS_KERNEL(1) waiting_kernel(volatile int* flag) {
+  if (blockIdx.x + 1 == gridDim.x) *flag = 1;
+  while (blockIdx.x == 0 && *flag == 0) {
+  }
+}
+LS_KERNEL(32) large_kernel(double* out) {
+  LS_SHARED(some, double[4096]);
+  LS_SHARED(others, double[2049]);
+  out[threadIdx.x] = some[threadIdx.x] + others[threadIdx.x];
+}
+LS_KERNEL(32) unwritten_kernel(double* out) {
+  LS_SHARED(numbers, double[32]);
+  if (threadIdx.x != 7) numbers[threadIdx.x] = 1;
+  out[threadIdx.x] = numbers[threadIdx.x];
+}
+[[maybe_unused]] LS_KERNEL(32) beyond_kernel(double* out, int at) {
+  LS_SHARED(numbers, double[32]);
+  numbers[threadIdx.x] = 1;
+  __syncthreads();
+  out[threadIdx.x] = numbers[threadIdx.x + at];
+}
+// Every block adds to the same number.
+LS_KERNEL(1) adding_kernel(int* sum) { *sum += 1; }
+LS_KERNEL(256) place_kernel(int* out) {
+  const int64_t block = (int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  out[(block * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x] += 1;
+}
+// Sums of 8 neighbors, twice, and of all of a block in between.
+LS_KERNEL(64) teams_kernel(int* out) {
+  LS_SHARED(total, int[64]);
+  const Team<8> team;
+  total[threadIdx.x] = team.sum(static_cast<int>(threadIdx.x));
+  __syncthreads();
+  int all = 0;
+  for (unsigned t = 0; t < blockDim.x; t += 8) all += total[t];
+  out[threadIdx.x] = team.of_lane(all + team.lane, 3) + __syncthreads_or(threadIdx.x == 9);
+}
+
+}  // namespace
+
+LS_TEST(emulator_runs_all_threads) {
+  Array<int> out(3 * 4 * 5 * 8 * 16);
+  LS_LAUNCH(dim3(3, 4, 5), dim3(16, 8), nullptr, (out.data()), place_kernel);
+  require(cudaGetLastError() == cudaSuccess, "a launch");
+  for (int64_t i = 0; i < out.size(); ++i) require(out[i] == 1, "each thread once");
+
+  Array<int> in(700), reversed(700);
+  for (int i = 0; i < 700; ++i) in[i] = i;
+  LS_LAUNCH(1, 700, nullptr, (in.data(), reversed.data(), true), reverse_kernel);
+  for (int i = 0; i < 700; ++i) require(reversed[i] == 699 - i, "through shared memory");
+
+  Array<int> sums(64);
+  LS_LAUNCH(1, 64, nullptr, (sums.data()), teams_kernel);
+  for (int i = 0; i < 64; ++i) require(sums[i] == 63 * 32 + 3 + 1, "sums of teams and of a block");
+}
+
+LS_TEST(emulator_refuses_what_a_device_refuses) {
+  Array<int> out(1);
+  for (const auto& [grid, threads] : {std::pair(dim3(0), dim3(32)), {dim3(1, 65536), dim3(32)},
+                                      {dim3(1, 1, 65536), dim3(32)}, {dim3(1), dim3(64, 17)}, {dim3(1), dim3(0)}}) {
+    LS_LAUNCH(grid, threads, nullptr, (out.data()), adding_kernel);
+    require(cudaGetLastError() == cudaErrorInvalidConfiguration, "a launch that no device accepts");
+    require(cudaGetLastError() == cudaSuccess && out[0] == 0, "which is forgotten, and does nothing");
+  }
+}
+
+LS_TEST(emulator_finds_a_missing_barrier) {
+  Array<int> in(256), out(256);
+  for (int i = 0; i < 256; ++i) in[i] = i;
+  const auto run = [&] { LS_LAUNCH(1, 256, nullptr, (in.data(), out.data(), false), reverse_kernel); };
+  if (kFindsRaces) return require_fault("data race", run);
+  run();
+  bool right = true;
+  for (int i = 0; i < 256; ++i) right = right && out[i] == 255 - i;
+  require(!right, "what is not there yet is not read");
+}
+
+LS_TEST(emulator_finds_races_between_blocks) {
+  Array<int> sum(1);
+  if (kFindsRaces)
+    require_fault("data race", [&] { LS_LAUNCH(2, 1, nullptr, (sum.data()), adding_kernel); });
+}
+
+LS_TEST(emulator_finds_partial_barriers) {
+  require_fault("a barrier that some threads of the block never reach",
+                [] { LS_LAUNCH(1, 64, nullptr, (), leaving_kernel); });
+  require_fault("at another call", [] { LS_LAUNCH(1, 64, nullptr, (), parting_kernel); });
+  require_fault("block (0, 0, 0), thread (", [] { LS_LAUNCH(1, 64, nullptr, (), leaving_kernel); });
+  require_fault("emulator_test.cpp:", [] { LS_LAUNCH(1, 64, nullptr, (), leaving_kernel); });
+}
+
+LS_TEST(emulator_finds_wrong_masks) {
+  Array<int> out(64);
+  require_fault("some lanes of its mask never reach",
+                [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), ~0u, 31), sum_kernel); });
+  require_fault("some lanes of its mask never reach",
+                [&] { LS_LAUNCH(1, 24, nullptr, (out.data(), ~0u, 32), sum_kernel); });
+  require_fault("mask",
+                [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), 0x00ffffffu, 32), sum_kernel); });
+  require_fault("a lane that is not in the mask is read",
+                [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), 0xffu, 8), read_kernel); });
+}
+
+LS_TEST(emulator_finds_a_block_that_waits_for_another) {
+  Array<int> flag(1);
+  require_fault(kFindsRaces ? "" : "in waiting_kernel, block (0, 0, 0)", [&] {
+    setenv("LEARNSOLVE_EMULATOR_SECONDS", "1", 1);
+    for (int launch = 0; launch < 64; ++launch) {  // in one of them the first block comes first
+      flag[0] = 0;
+      LS_LAUNCH(2, 1, nullptr, (flag.data()), waiting_kernel);
+    }
+  });
+}
+
+LS_TEST(emulator_limits_shared_memory) {
+  Array<double> out(32);
+  require_fault("more than 48 KB of shared memory",
+                [&] { LS_LAUNCH(1, 32, nullptr, (out.data()), large_kernel); });
+  LS_LAUNCH(1, 32, nullptr, (out.data()), unwritten_kernel);
+  require(out[6] == 1 && out[7] != out[7], "shared memory is NaN until it is written");
+#if defined(__SANITIZE_ADDRESS__)
+  require_fault("AddressSanitizer", [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), 1), beyond_kernel); });
+#endif
+}
+
+}  // namespace learnsolve::test
