@@ -121,7 +121,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
   // c = alpha a + beta b on the union of two patterns, whose nnz entries codes and starts describe
   // (kernels/union_plan.h); a, b (nnz) or (B, nnz), each with the nnz of its own pattern. On a CUDA device
-  // codes (2, nnz) are the places of these entries in a and in b, -1 where there is none, and starts is empty.
+  // codes (2, nnz) are the places of these entries in a and in b, -1 where there is none; starts is empty.
   m.def(
       "csr_add(Tensor codes, Tensor starts, int nnz, Tensor a, Tensor b, float alpha, float beta) -> Tensor");
   // Its adjoint: gradients for a and b, with na and nb entries. Where one is not needed, its tensor is empty.

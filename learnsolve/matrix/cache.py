@@ -53,8 +53,8 @@ class Entry(Versions):
 
 
 class EntryOnDevice(Entry):
-    """One of an object on a CUDA device. The allocator takes memory that is freed to be at the disposal of the
-    stream that it was made on; it must be told of others that read it, each once."""
+    """One of an object on a CUDA device. The allocator takes memory that is freed to be at the disposal of
+    the stream that it was made on; it must be told of others that read it, each once."""
 
     __slots__ = ("device", "streams")
 
@@ -76,7 +76,7 @@ class EntryOnDevice(Entry):
             self.streams.add(stream.stream_id)
 
 
-class EntriesOnDevice(dict[str, Entry]):
+class EntriesOnDevice(dict[str, EntryOnDevice]):
     """The store of such an object."""
 
     def get(self, key: str, default: Any = None) -> Any:

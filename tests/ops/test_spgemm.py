@@ -178,7 +178,8 @@ def test_batches(left, right, planned):
 
 
 def test_a_batch_of_many_adds_up(planned):
-    """Gradients of shared values, and a product summed over its batch: more members than a device's groups."""
+    """Gradients of shared values, and a product summed over its batch: more members than a device's
+    groups."""
     A, B = matrix(random(6, 6, 0.4)), matrix(random(6, 6, 0.4, 1), 1)
     for left, right in (((71,), ()), ((), (71,)), ((71,), (71,))):
         a, b = (
