@@ -38,7 +38,7 @@ Place* place = nullptr;
 
 namespace {
 
-constexpr std::size_t kStack = std::size_t{256} << 10, kShared = std::size_t{48} << 10;
+constexpr std::size_t kStack = std::size_t{128} << 10, kShared = std::size_t{48} << 10;
 constexpr std::size_t kGap = 64, kVariables = 15, kRoom = kShared + (kVariables + 2) * kGap;
 constexpr int kWarp = 32;
 constexpr unsigned kNoSync = 1;  // a switch of ThreadSanitizer's that orders nothing
@@ -88,13 +88,11 @@ struct Thread {
 };
 
 struct Stack {
-  std::byte* memory = map(kStack);
+  std::byte* memory;
   Point point;
   ucontext_t first;
   bool entered = false;
-  Stack() { point.bottom = memory, point.size = kStack; }
-  Stack(const Stack&) = delete;
-  ~Stack() { munmap(memory, kStack); }
+  explicit Stack(std::byte* memory_) : memory(memory_) { point.bottom = memory, point.size = kStack; }
 };
 
 class Engine {
@@ -173,7 +171,8 @@ class Engine {
   void* host_fiber = nullptr;
   bool any = false, any_next = false;
 
-  std::byte* room = nullptr;  // shared memory
+  std::byte* fresh = nullptr;  // under ThreadSanitizer, the stacks of a block
+  std::byte* room = nullptr;   // shared memory
   std::size_t filled = 0;
   std::vector<std::pair<const void*, void*>> variables;
 
@@ -190,6 +189,7 @@ class Engine {
     filled = 0;
     variables.clear();
     if (!room) room = map(kRoom);
+    if (watched()) fresh = map(count * kStack);
     if (__asan_poison_memory_region) __asan_poison_memory_region(room, kRoom);
     host_fiber = watched() ? __tsan_get_current_fiber() : nullptr;
     queue.clear();
@@ -202,13 +202,15 @@ class Engine {
     // ThreadSanitizer must not take the next block's accesses for later ones of this block's threads.
     for (Thread& thread : threads) __tsan_destroy_fiber(thread.fiber);
     used.clear();
+    munmap(fresh, count * kStack);
     munmap(std::exchange(room, nullptr), kRoom);
   }
 
   // Goes on with a thread, and with those after it in the queue, until one ends or none can run.
   void resume(Thread& thread) {
     if (!thread.stack) {
-      if (stacks.empty()) stacks.push_back(std::make_unique<Stack>());
+      if (stacks.empty())
+        stacks.push_back(std::make_unique<Stack>(watched() ? fresh + used.size() * kStack : map(kStack)));
       used.push_back(std::move(stacks.back()));
       stacks.pop_back();
       thread.stack = used.back().get();

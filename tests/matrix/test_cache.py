@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import inspect
 import warnings
 import weakref
 from types import SimpleNamespace
@@ -16,7 +17,8 @@ from torch import Tensor
 
 import learnsolve as ls
 from learnsolve.matrix import cache
-from learnsolve.matrix.cache import Entry, budget
+from learnsolve.matrix.budget import Budget, budget
+from learnsolve.matrix.cache import Entry
 
 
 class Plan(NamedTuple):
@@ -297,7 +299,7 @@ def test_an_interrupt_at_any_line_of_planning():
 
     def once(at=0):
         A, B = ls.CSR.from_scipy(S), ls.CSR.from_scipy(T)
-        lines = Lines(at, (cache.__file__,))
+        lines = Lines(at, (cache.__file__, inspect.getfile(Budget)))
         with contextlib.suppress(KeyboardInterrupt), lines:
             A + B
         let_go()
