@@ -5,13 +5,10 @@ on a CUDA device, so that only a few sizes pass through the host. Once for each 
 sort of it. All functions work on any device, and are tested on the CPU.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 PIECE = 1024  # entries of a row that one team has: csrc/kernels/schedule.cuh
-UNION_CHUNK = 8192  # csrc/kernels/union_plan.h
 # Products per sort if there are too many for one: 40 bytes each while it runs. Not measured.
 SORTED = 2**24
 
@@ -76,49 +73,20 @@ def row_schedule(crow: Tensor, nnz: int) -> Tensor:
     return torch.cat((torch.stack((row, crow[row] + PIECE * (of_row + 1)), 1).to(crow.dtype), end))
 
 
-class Union(NamedTuple):
-    """csrc/kernels/union_plan.h"""
-
-    crow: Tensor
-    col: Tensor
-    codes: Tensor
-    starts: Tensor
-
-
 def merge_patterns(
     a_crow: Tensor, a_col: Tensor, b_crow: Tensor, b_col: Tensor, columns: int, dtype: torch.dtype
-) -> Union:
-    """The union of two patterns of one shape."""
-    rows, device = len(a_crow) - 1, a_crow.device
-    a, b = _keys(a_crow, a_col, columns), _keys(b_crow, b_col, columns)
-    keys = torch.unique(torch.cat((a, b)))
-    nnz = len(keys)
-    chunks = -(-nnz // UNION_CHUNK)
-    bounds = (torch.arange(chunks + 1, device=device) * UNION_CHUNK).clamp(max=nnz)
-    quads = torch.zeros((-(-nnz // 4), 4), dtype=torch.uint8, device=device)
-    starts = []
-    for side, operand in enumerate((a, b)):
-        at = torch.searchsorted(keys, operand)
-        present = torch.zeros(quads.numel(), dtype=torch.uint8, device=device)
-        present[at] = 1
-        quads |= present.reshape(quads.shape) << (4 * side)
-        starts.append(torch.searchsorted(at, bounds))
-    weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=device)
-    codes = (quads * weights).sum(1, dtype=torch.uint8)
-    crow, col = _from_keys(keys, rows, columns)
-    return Union(crow.to(dtype), col.to(dtype), codes, torch.stack(starts, 1).to(dtype))
-
-
-class ProductPlan(NamedTuple):
-    """csrc/kernels/spgemm.cuh"""
-
-    crow: Tensor | None  # of the product, if it is not given
-    col: Tensor | None
-    positions: Tensor
-    first: Tensor
-    pairs: Tensor
-    pair_starts: Tensor
-    incomplete: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(crow, col) of the union of two patterns of one shape, and for each of its entries the place in A and
+    that in B, -1 where it has none: (2, nnz)."""
+    operands = _keys(a_crow, a_col, columns), _keys(b_crow, b_col, columns)
+    keys = torch.unique(torch.cat(operands))
+    places = torch.full((2, len(keys)), -1, dtype=dtype, device=a_crow.device)
+    for side, operand in enumerate(operands):
+        places[side, torch.searchsorted(keys, operand)] = torch.arange(
+            len(operand), dtype=dtype, device=a_crow.device
+        )
+    crow, col = _from_keys(keys, len(a_crow) - 1, columns)
+    return crow.to(dtype), col.to(dtype), places
 
 
 def first_products(a_col: Tensor, b_crow: Tensor) -> Tensor:
@@ -126,48 +94,6 @@ def first_products(a_col: Tensor, b_crow: Tensor) -> Tensor:
     first = torch.zeros(len(a_col) + 1, dtype=torch.int64, device=a_col.device)
     torch.cumsum(b_crow.diff()[a_col.long()], 0, dtype=torch.int64, out=first[1:])
     return first
-
-
-def product_plan(
-    a_crow: Tensor,
-    a_col: Tensor,
-    b_crow: Tensor,
-    b_col: Tensor,
-    columns: int,
-    first: Tensor,
-    products: int,
-    mask: tuple[Tensor, Tensor] | None,
-) -> ProductPlan:
-    """All products of A B, sorted by their positions in C: one radix sort, of a key of eight bytes for each.
-    Fewer than 2^31 products and entries."""
-    rows, device = len(a_crow) - 1, a_crow.device
-    p = torch.repeat_interleave(torch.arange(len(a_col), device=device), first.diff(), output_size=products)
-    q = torch.arange(products, device=device) + (b_crow.long()[a_col.long()] - first[:-1])[p]
-    keys = row_indices(a_crow, len(a_col)).long()[p] * columns + b_col.long()[q]
-    keys, order = torch.sort(keys, stable=True)
-    crow = col = None
-    if mask is None:
-        requested, place = torch.unique_consecutive(keys, return_inverse=True)
-        crow, col = _from_keys(requested, rows, columns)
-        incomplete = False
-    else:
-        requested = _keys(*mask, columns)
-        place = torch.searchsorted(requested, keys)
-        if len(requested):
-            on_mask = requested[place.clamp(max=len(requested) - 1)] == keys
-        else:
-            on_mask = torch.zeros_like(keys, dtype=torch.bool)
-        place = torch.where(on_mask, place, -1)
-        incomplete = not bool(on_mask.all())
-    positions = torch.empty(products, dtype=torch.int32, device=device)
-    positions[order] = place.int()
-    if incomplete:
-        order, keys = order[place >= 0], keys[place >= 0]
-    pairs = torch.stack((p[order], q[order]), 1).int()
-    # Every requested entry begins where its key does; the last line is the number of pairs.
-    ends = torch.searchsorted(keys, requested)
-    pair_starts = torch.cat((ends, torch.tensor([len(order)], device=device)))
-    return ProductPlan(crow, col, positions, first, pairs, pair_starts, incomplete)
 
 
 def product_pattern(

@@ -199,10 +199,6 @@ def operations():
     a, b = (normal((R.nnz,), seed=s).to(DEVICE).requires_grad_() for s in (4, 5))
     q = normal((Q.nnz,), seed=6).to(DEVICE).requires_grad_()
     c, f = (normal(s, seed=7).to(DEVICE).requires_grad_() for s in ((3, 3), (2, 20, 30)))
-    searched = ls.SparsityPattern(R.crow_indices, R.col_indices, R.shape)
-    before = ls.ops.set_spgemm_plan_limit(0)  # holds for the pattern of which it is the first product
-    ls.ops.spgemm(ls.CSR(a, searched), ls.CSR(b, searched))
-    ls.ops.set_spgemm_plan_limit(before)
     made = {
         "spmv": (lambda: ls.CSR(v, P) @ x, (v, x)),
         "spmm": (lambda: ls.CSR(v, P) @ X, (v, X)),
@@ -212,7 +208,6 @@ def operations():
         "add": (lambda: ls.ops.add(ls.CSR(a, R), ls.CSR(q, Q.to(dtype=R.dtype))).values, (a, q)),
         "spgemm": (lambda: ls.ops.spgemm(ls.CSR(a, R), ls.CSR(b, R)).values, (a, b)),
         "spgemm mask": (lambda: ls.ops.spgemm(ls.CSR(a, R), ls.CSR(b, R), mask=R).values, (a, b)),
-        "spgemm by search": (lambda: ls.ops.spgemm(ls.CSR(a, searched), ls.CSR(b, searched)).values, (a, b)),
         "stencil": (lambda: ls.ops.stencil(c, f, boundary="periodic"), (c, f)),
     }
 
@@ -243,7 +238,6 @@ OPERATIONS = (
     "add",
     "spgemm",
     "spgemm mask",
-    "spgemm by search",
     "stencil",
     *(kind + side for kind in TRIANGLES for side in ("", ", transposed")),
 )
