@@ -43,7 +43,7 @@ template <class Team, class T, class I>
 LS_DEVICE void row_sums(const Team& team, const SparseProduct<T, I>& P, int64_t i, const Members& members) {
   T* c = P.out.of(members);
   for (int64_t t = P.c_ptr[i] + team.lane; t < P.c_ptr[i + 1]; t += Team::size) c[t] = 0;
-  team.sync();
+  __syncwarp(team.mask);
   for (int64_t p = P.a_ptr[i]; p < P.a_ptr[i + 1]; ++p) {
     const int64_t k = P.a_idx[p], end = P.b_ptr[k + 1];
     for (int64_t q = P.b_ptr[k] + team.lane; q < end; q += Team::size) {
@@ -51,7 +51,7 @@ LS_DEVICE void row_sums(const Team& team, const SparseProduct<T, I>& P, int64_t 
       if (t < 0) continue;
       for (int64_t m = members.b0; m < members.b1; ++m) c[t] += P.u.of(m)[p] * P.v.of(m)[q];
     }
-    team.sync();  // the next entry's products fall on the same row
+    __syncwarp(team.mask);  // the next entry's products fall on the same row
   }
 }
 

@@ -63,7 +63,7 @@ struct LoopMatrix {
     }
     rows = {data<I>(S.ptr), data<I>(S.idx), {data<T>(values), step}};
   }
-  bool ends_in_pass() const { return S.blocks.size(0) == 1 && S.nnz() < kManyEntries * S.rows(); }
+  bool ends_in_pass() const { return S.further() == 0 && S.nnz() < kManyEntries * S.rows(); }
 };
 
 // For blocks of vectors with k columns, for all members of a batch.

@@ -13,10 +13,14 @@ struct DeviceStructure : SparseStructure {
   DeviceStructure(const char* name, const Tensor& values, const Arrays&... arrays)
       : SparseStructure(name, arrays...) {
     check_device(name, values, {&idx});
-    STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(1) == 2 && blocks.size(0) >= 1 &&
-                        (blocks.size(0) - 1) * cuda::kPiece <= nnz(),
-                    name,
-                    ": blocks must be the schedule of these rows on a CUDA device, (further pieces + 1, 2)");
+    STD_TORCH_CHECK(
+        blocks.dim() == 2 && blocks.size(1) == 2 && blocks.size(0) >= 1 && further() * cuda::kPiece <= nnz(),
+        name, ": blocks must be the schedule of these rows on a CUDA device, (further pieces + 1, 2)");
+  }
+  int64_t further() const { return blocks.size(0) - 1; }
+  template <class I>
+  cuda::Schedule<I> schedule() const {
+    return {data<I>(ptr), data<I>(blocks), rows(), nnz(), further()};
   }
 };
 
@@ -36,14 +40,14 @@ void row_pass(const DeviceStructure& S, const Tensor& like, const PassOperands<T
               int64_t batch) {
   if (S.rows() == 0 || k == 0 || batch == 0 || (!Sum && S.nnz() == 0)) return;
   const OnDevice device(like);
-  const int64_t y_size = S.rows() * k, further = S.blocks.size(0) - 1;
+  const int64_t y_size = S.rows() * k, further = S.further();
   const int64_t added = (Sum && o.y_step == 0 ? y_size : 0) + (Dot && o.d_step == 0 ? S.nnz() : 0);
   const cuda::Groups groups(batch, added);
   const BatchSum<T> y(like, o.y, Sum ? o.y_step : 1, y_size, groups);
   const BatchSum<T> d(like, o.d, Dot ? o.d_step : 1, S.nnz(), groups);
   std::optional<Tensor> sums;
   cuda::RowPass<T, I> P{};
-  P.rows = {data<I>(S.ptr), data<I>(S.blocks), S.rows(), S.nnz(), further};
+  P.rows = S.schedule<I>();
   P.idx = data<I>(S.idx), P.perm = data<I>(S.perm);
   P.a = o.a, P.x = o.x, P.u = o.u, P.y = y.result, P.d = d.result;
   P.a_step = o.a_step, P.x_step = o.x_step, P.u_step = o.u_step;
