@@ -8,7 +8,7 @@ gradients; "graph": a call within a replayed CUDA graph, without delays by the h
 patterns without plans. "cusparse": cuSPARSE with descriptors, buffers and analysis reused; "cupy": as CuPy
 calls it, recreating all of them in each call; "torch": its sparse CSR tensors. "speed-up": over the faster of
 cusparse and torch. "of copy": the minimum bytes that the operation moves, divided by its time, relative to
-the bandwidth of a device copy in the same run. The sections from "rows" on compare kernels of our own
+the bandwidth of a device copy in the same run. The sections from "scans" on compare kernels of our own
 (benchmarks/gpu_choices.py). An operator or a peer that fails is omitted and listed; the
 rest continues; exit code 1 if one of ours failed. --device cpu --quick tests the program itself, without a
 GPU.
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_choices import checks, lanes, loops, rows, scans, sorts
+from benchmarks.gpu_choices import checks, lanes, loops, scans, sorts
 from benchmarks.gpu_operations import add, spgemm, spmm, spmv, sptrsv
 from benchmarks.gpu_run import Run
 from benchmarks.gpu_solvers import pcg, solve, stationary, training
@@ -31,7 +31,7 @@ from benchmarks.report import machine, markdown, table
 # Each yields its steps, so that one failure does not stop the others.
 OPERATIONS = (spmv, spmm, spgemm, add, sptrsv)
 SOLVERS = (pcg, stationary, solve, training)
-CHOICES = (rows, scans, lanes, loops, checks, sorts)
+CHOICES = (scans, lanes, loops, checks, sorts)
 SECTIONS = {f.__name__: f for f in (*OPERATIONS, *SOLVERS, *CHOICES)}
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import learnsolve as ls
-from benchmarks.gpu_run import F64, Functions, Run, Steps, grid, irregular, lower_band, normal, poisson
+from benchmarks.gpu_run import F64, Functions, Run, Steps, grid, lower_band, normal, poisson
 from benchmarks.harness import figure, first_calls
 from benchmarks.peers import fresh
 from learnsolve import _library
@@ -55,42 +55,10 @@ def planned(module: Any, make: Callable[[], Functions], **constants: tuple[Any, 
     return forms
 
 
-def ends(crow: Tensor, nnz: int) -> Tensor:
-    """The schedule of rows that each go to a few threads."""
-    return torch.tensor([[len(crow) - 1, nnz]], dtype=crow.dtype, device=crow.device)
-
-
 def with_gradients(f: Callable[[], Tensor], inputs: list[Tensor]) -> Functions:
     """In a form of their own: those of gpu_run share one graph."""
     g = torch.ones_like(f())
     return {"fwd": f, "fwd + bwd": lambda: torch.autograd.grad(f(), inputs, g)}
-
-
-def rows(run: Run) -> Steps:
-    """A few threads for each row, or stretches of the merge path."""
-    n = 400 if run.quick else 1_000_000
-
-    def product(kind: str, columns: int) -> None:
-        side = int(n**0.5)
-        P = (
-            poisson((side, side), run.device).pattern
-            if kind == "5 points"
-            else irregular(kind, n, run.device)
-        )
-        x = normal((P.shape[1], columns) if columns > 1 else (P.shape[1],), F64, run.device)
-        values = normal((P.nnz,), F64, run.device)
-
-        def make() -> Functions:
-            A = fresh(ls.CSR(values.detach(), P)).with_values(values)
-            return with_gradients(lambda: A @ x, [values, x])
-
-        forms = planned(device_analysis, make, row_schedule=(ends, device_analysis.merge_path))
-        record(run, "rows", f"{kind}, n = {P.shape[0]}, {columns} columns", forms)
-
-    for kind in ("5 points", "12 a row", "1 to 60 a row", "power law", "near the diagonal"):
-        for columns in (1, 8):
-            yield f"{kind}, {columns}", functools.partial(product, kind, columns)
-    yield "best", lambda: best_gain(run, "rows")
 
 
 def solves(run: Run, section: str, case: str, L: ls.CSR, **constants: tuple[Any, Any]) -> None:

@@ -2,9 +2,8 @@
 
     python scripts/gpu_smoke.py [--device cuda]
 
-Small enough for compute-sanitizer (scripts/gpu.py), which slows kernels down a hundredfold. Rows of very
-different lengths use the merge path, others sub-warps; triangular solves have chains and levels; solvers run
-few steps.
+Small enough for compute-sanitizer (scripts/gpu.py), which slows kernels down a hundredfold. Long rows
+are cut into pieces; triangular solves have bands and levels; solvers run few steps.
 """
 
 from __future__ import annotations
@@ -145,8 +144,7 @@ def cases() -> dict[str, tuple[Callable[..., Tensor], Inputs, tuple[ls.SparsityP
             (Q,),
         ),
         **{f"cg, {kind}": (cg(kind), (spd, normal(n)), (Q,)) for kind in ("none", "diagonal", "triangular")},
-        # More columns than the persistent kernel supports.
-        "cg, launches": (cg("diagonal"), (spd, normal(n, 40)), (Q,)),
+        "cg, many columns": (cg("diagonal"), (spd, normal(n, 40)), (Q,)),
         # Enough numbers for sums of our own (learnsolve/ops/core/dots.py).
         "gmres": (
             lambda P, v, b: solvers.gmres(CSR(v, P), b, **fixed, restart=3).x,
