@@ -181,6 +181,17 @@ def test_the_budget_of_spilled_registers(budget, code, status):
         assert done.stderr.strip() == message
 
 
+def test_kernels_that_wait_load_what_was_written(monkeypatch):
+    kernel = ".visible .entry {name}(\n)\n{{\n ld.global{nc}.f32 %f1, [%rd1];\n {waits}\n}}\n"
+    waits = kernel.format(name="levels", nc=".nc", waits="bar.sync 0;")
+    others = kernel.format(name="product", nc=".nc", waits="") + kernel.format(
+        name="sums", nc="", waits="bar.sync 0;"
+    )
+    incoherent = script(monkeypatch, "spill_budget").incoherent
+    assert incoherent(others) == []
+    assert incoherent(others + waits) == ["waits, and loads by ld.global.nc: levels"]
+
+
 def test_every_planted_fault_applies(monkeypatch):
     mutate = script(monkeypatch, "mutate")
     faults = mutate.read_faults((ROOT / "scripts" / "faults.txt").read_text())
