@@ -45,7 +45,8 @@ def triangle(n: int, row: Tensor, column: Tensor) -> ls.CSR:
 
 def near_diagonal(n: int, *distances: int) -> ls.CSR:
     """Entries at these distances below the diagonal, every ninth of them missing: many levels of few rows."""
-    row, column = (torch.cat(t) for t in zip(*((torch.arange(d, n), torch.arange(n - d)) for d in distances)))
+    row = torch.cat([torch.arange(d, n) for d in distances])
+    column = torch.cat([torch.arange(n - d) for d in distances])
     kept = (row + column) % 9 != 0
     return triangle(n, row[kept], column[kept])
 

@@ -1,6 +1,6 @@
 """Every kind of CUDA kernel once, forward and backward, on small matrices, compared with the CPU.
 
-    python scripts/gpu_smoke.py [--device cuda] [--only chain,jacobi] [--types 4] [--list]
+    python scripts/gpu_smoke.py [--device cuda] [--only 'chain|jacobi'] [--types 4] [--list]
 
 Prints the name of a case before it runs, so that a crash or a kernel that never ends has a name. Cases are
 small enough for compute-sanitizer, which slows kernels down a hundredfold, and, with --device emulator (the
@@ -11,6 +11,7 @@ process of its own (--shard, --progress: scripts/gpu_parts.py).
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -67,7 +68,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu", "emulator"))
-    parser.add_argument("--only", default="", help="names of cases or parts of them, with commas between")
+    parser.add_argument("--only", default="", help="cases whose name fits this regular expression")
     parser.add_argument("--types", type=int, help="pairs of types of values and indices: 4, on emulator 1")
     parser.add_argument("--list", action="store_true", help="print names, run nothing")
     parser.add_argument(
@@ -79,7 +80,7 @@ def main() -> int:
     args = parser.parse_args()
     on_host = args.device == "emulator"
     found = cases(members=3) if on_host else cases()
-    wanted = {n: c for n, c in found.items() if any(part in n for part in args.only.split(","))}
+    wanted = {n: c for n, c in found.items() if re.search(args.only, n)}
     share, _, first = args.shard.partition("+")
     part, parts = map(int, share.split("/"))
     names = list(wanted)[part - 1 :: parts][int(first or 1) - 1 :]
