@@ -75,7 +75,7 @@ def earlier(facts: dict, folder: Path) -> list[Step]:
 
 
 def write(plan: Plan, steps: list[Step], folder: Path) -> Path:
-    """A JSON file and a page with the results of the steps and of the benchmarks; both with all logs in an archive."""
+    """A JSON file and a page with the results of the steps and of the benchmarks, and an archive."""
     facts = plan.facts
     kept = {key: facts.get(key) for key in ("device", "capability", "torch", "cuda", "python", "cupy")}
     record = {"gpu": kept, "steps": [asdict(step) for step in steps]}

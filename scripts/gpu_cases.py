@@ -115,6 +115,7 @@ def products() -> dict[str, Case]:
         },
         "sum": Case(lambda A: A.sum(), (S,)),
         "dots of columns": Case(ordered_dots, (), (normal(3000, 7), normal(3000, 7))),
+        "dots of columns, a batch adds up": Case(ordered_dots, (), (normal(3, 200, 2), normal(200, 2))),
     }
 
 
