@@ -51,7 +51,7 @@ class Promises:
 
     @needs_a_device
     def test_captured_in_a_graph(self, name):
-        """The whole call with its gradients, persistent kernels too."""
+        """The whole call with its gradients."""
         run = self.runs()[name]
         wanted = run()
         side = torch.cuda.Stream()

@@ -6,7 +6,8 @@ Without a GPU torch has no CUDA device to offer, but it has the device "meta". T
 tensors can run anywhere: `pytest --device pretend`. Kernels are those of the CPU, or with
 LEARNSOLVE_CUDA_EMULATOR=1 (tests/conftest.py) the CUDA operators compiled for the host, whose plans fit.
 
-Operations that would make the host wait for the device are recorded in `waits`.
+Operations that would make the host wait for the device are recorded in `waits`, and in `known` which streams
+the allocator knows to read a memory; `stream` is the current one.
 """
 
 import functools
@@ -50,6 +51,8 @@ WAITING = {
     aten.linalg_lstsq,
 }
 waits: list[str] = []
+known: set[tuple[int, int]] = set()
+stream = SimpleNamespace(stream_id=0, synchronize=lambda: None)
 # Operands of our operators that say where levels begin: the host launches a kernel for each.
 ON_HOST = {"bounds", "levels"}
 OF_DATA = ("tensor", "as_tensor", "asarray")
@@ -92,6 +95,12 @@ class There(Tensor):
 
     def data_ptr(self) -> int:
         return self.numbers.data_ptr()
+
+    def memory(self) -> int:
+        return self.numbers.untyped_storage().data_ptr()
+
+    def record_stream(self, s: Any) -> None:
+        known.add((self.memory(), s.stream_id))
 
     @classmethod
     def __torch_dispatch__(cls, operator: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
@@ -188,7 +197,6 @@ class PretendDevice:
 
     def __enter__(self) -> None:
         self.context = ExitStack()
-        stream = SimpleNamespace(synchronize=lambda: None)
         self._replace(
             torch.cuda,
             device=lambda _: nullcontext(),

@@ -6,13 +6,14 @@ import copy
 import re
 from pathlib import Path
 
+import pretend_device
 import pytest
 import torch
 from device_cases import A_SPD, FIXED, OTHERS, PROBLEMS, TO_A_TOLERANCE, solve
 from ops.cases import CASES
 from preconditioners.cases import CASES as PRECONDITIONERS
 from preconditioners.cases import matrix as matrix_of
-from pretend_device import DEVICE, PretendDevice, waits
+from pretend_device import DEVICE, PretendDevice, There, waits
 from reference import normal
 from torch.utils._pytree import tree_leaves
 
@@ -84,6 +85,36 @@ def test_operations(case, cuda):
     if case.name not in BY_HOST:
         assert waits == []
     same(found, run(P, inputs))
+
+
+@pytest.mark.parametrize("case", OPERATIONS, ids=lambda c: c.name)
+def test_arrays_that_operators_read_on_another_stream_are_recorded(case, cuda, monkeypatch):
+    """All that patterns and plans hand to an operator: what was not made in the same call."""
+    P = case.pattern()
+    Q, inputs = P.to(DEVICE), [t.clone().requires_grad_() for t in moved(case.inputs(P))]
+
+    def run():
+        out = case.sparse(Q, *inputs)
+        return torch.autograd.grad(out.square().sum(), inputs)
+
+    run()
+    real, kept, read = pretend_device.dispatch, [], []
+
+    def dispatch(operator, args, kwargs):
+        if operator.namespace == "learnsolve":
+            given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, There) and t.numel()]
+            read.extend((operator, t) for t in given if not t.is_floating_point())
+        result = real(operator, args, kwargs)
+        kept.extend(t for t in tree_leaves(result) if isinstance(t, There))
+        return result
+
+    monkeypatch.setattr(pretend_device, "dispatch", dispatch)
+    monkeypatch.setattr(pretend_device.stream, "stream_id", 1)
+    pretend_device.known.clear()
+    run()
+    made = {t.memory() for t in kept}
+    for operator, t in read:
+        assert t.memory() in made or (t.memory(), 1) in pretend_device.known, operator
 
 
 @pytest.mark.parametrize("case", PRECONDITIONERS, ids=lambda c: c.name)

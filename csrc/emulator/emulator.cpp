@@ -331,8 +331,8 @@ class Engine {
 Engine one;
 std::mutex turn;
 
-// Ends the process after some seconds of this thread: a timer of this thread and of this process, which a fork
-// does not have.
+// Ends the process after some seconds of this thread: a timer of this thread and of this process, which a
+// fork does not have.
 class Watch {
  public:
   explicit Watch(int seconds) {

@@ -1,185 +1,171 @@
-// Rows of a triangular T whose entries all lie within W <= 4 of the diagonal: bidiagonal matrices, factors of
-// pentadiagonal ones, with or without gaps. A stretch of rows is an affine map of the W results before it.
+// T x = b for a triangular T that is bidiagonal, each row with an entry next to its diagonal: a scan of
+// affine maps. In the order of the sweep x_t = s_t + c_t x_{t-1}, by the rule of kernels/triangular.cuh, so a
+// stretch of rows is an affine map of the result before it.
 //
-// Rows are those of kernels/triangular.cuh; a missing entry takes no part, so that NaN reaches only what
-// depends on it.
+// A block takes a chunk of consecutive rows, of fixed size, and a thread kRows of them: they stay in
+// registers. The maps of the threads are scanned in shared memory; then every thread knows what comes before
+// its rows.
+//
+// If that is not finite in some thread, because products of factors overflow or because the data are not
+// finite, the threads of the chunk run one after another: what is not finite reaches what depends on it, and
+// no more. If products underflow, the contribution of the rows before is taken as zero, although later rows
+// may amplify it again.
 #pragma once
 
 #include "kernels/triangular.cuh"
 
 namespace learnsolve::cuda {
 
-constexpr int kWidestBand = 4;
+constexpr int kRows = 4;
+constexpr int64_t kChunk = kThreads * kRows;
 
-// The results of the W rows before a row, the nearest first.
-template <int W, class T>
-struct Window {
-  T x[W];
-
-  LS_BOTH void push(T next) {
-    LS_UNROLL
-    for (int d = W - 1; d > 0; --d) x[d] = x[d - 1];
-    x[0] = next;
-  }
-  LS_BOTH int count_finite() const {
-    int count = 0;
-    LS_UNROLL
-    for (int d = 0; d < W; ++d) count += finite(x[d]);
-    return count;
-  }
-};
-
-// The window after some rows from that before: s + sum_d m[d] before_d.
-template <int W, class T>
+// x -> s + c x
+template <class T>
 struct Affine {
-  static constexpr int kNumbers = W * W + W;
-  Window<W, T> s, m[W];
+  T s, c;
 
-  LS_BOTH Window<W, T> from(Window<W, T> sum, const Window<W, T>& before) const {
-    LS_UNROLL
-    for (int d = 0; d < W; ++d) {
-      LS_UNROLL
-      for (int e = 0; e < W; ++e) sum.x[e] = plus_product(sum.x[e], m[d].x[e], before.x[d]);
-    }
-    return sum;
-  }
-  LS_BOTH Window<W, T> of(const Window<W, T>& before) const { return from(s, before); }
+  LS_DEVICE T of(T x) const { return plus_product(s, c, x); }
 };
-template <int W, class T>
-LS_BOTH Affine<W, T> after(const Affine<W, T>& first, const Affine<W, T>& then) {
-  Affine<W, T> both;
-  both.s = then.of(first.s);
-  LS_UNROLL
-  for (int d = 0; d < W; ++d) both.m[d] = then.from(Window<W, T>{}, first.m[d]);
-  return both;
-}
-
-// x_t = s + sum of c[d-1] x_{t-d} over those d whose bit d-1 is set.
-template <int W, class T>
-struct BandRow {
-  T s, c[W];
-  unsigned has;
-
-  LS_BOTH T of(T sum, const Window<W, T>& before) const {
-    LS_UNROLL
-    for (int d = W - 1; d >= 0; --d)
-      if (has >> d & 1) sum = plus_product(sum, c[d], before.x[d]);
-    return sum;
-  }
-};
-
-// Entries beside the diagonal in the first t rows, in the order of the sweep, of a band without gaps.
-LS_BOTH int64_t beside_before(int64_t t, int64_t width) {
-  return t <= width ? t * (t - 1) / 2 : t * width - width * (width + 1) / 2;
+template <class T>
+LS_DEVICE Affine<T> after(const Affine<T>& first, const Affine<T>& then) {
+  return {then.of(first.s), times(then.c, first.c)};
 }
 
 // One column of one system; row t in the order of the sweep.
-template <int W, class T, class I>
+template <class T, class I>
 struct Band {
   Triangle<T, I> S;  // values: of this system
   const T* b;
   T* x;
   int64_t k;
-  int64_t full;  // its width, if no entry of the band is missing: places follow from that; else 0
 
   LS_DEVICE int64_t row(int64_t t) const { return S.upper ? S.rows - 1 - t : t; }
   LS_DEVICE T& at(int64_t t) const { return x[row(t) * k]; }
-  // Where the entries of row t lie: first <= p < end.
-  LS_DEVICE void bounds(int64_t t, I& first, I& end) const {
-    if (full) {
-      const int64_t diagonals = S.unit ? 0 : 1, before = beside_before(t, full) + t * diagonals;
-      const int64_t length = (t < full ? t : full) + diagonals;
-      const int64_t p = S.upper ? beside_before(S.rows, full) + S.rows * diagonals - before - length : before;
-      first = static_cast<I>(p), end = static_cast<I>(p + length);
-    } else {
-      first = S.ptr[row(t)], end = S.ptr[row(t) + 1];
-    }
+  // Rows have two entries, the first of the sweep one; one and none if the diagonal is not stored.
+  LS_DEVICE T diagonal(int64_t i) const { return S.unit ? T(1) : S.values[S.place(2 * i)]; }
+  LS_DEVICE T beside(int64_t i) const {
+    const int64_t p = S.unit ? i : 2 * i;
+    return S.values[S.place(S.upper ? p + !S.unit : p - 1)];
   }
-  // Those before row t0 > 0.
-  LS_DEVICE Window<W, T> results_before(int64_t t0) const {
-    Window<W, T> before{};
-    LS_UNROLL
-    for (int d = 0; d < W; ++d)
-      if (d < t0) before.x[d] = at(t0 - 1 - d);
-    return before;
+  // Rows beyond the last one give zeros.
+  LS_DEVICE Affine<T> map(int64_t t) const {
+    if (t >= S.rows) return {0, 0};
+    const int64_t i = row(t);
+    const T r = S.unit ? T(1) : reciprocal(diagonal(i));
+    return {times(b[i * k], r), t > 0 ? -times(beside(i), r) : T(0)};
   }
-  // Are all results from here on non-finite? In a band without gaps each depends on one of the W before it.
-  LS_DEVICE bool lost(const Window<W, T>& before) const { return full > 0 && before.count_finite() == 0; }
 };
 
-// The rows of a lane: R of the R Team::size of a chunk.
-template <int R, int W, class T>
-struct LaneRows {
-  BandRow<W, T> row[R];
+template <class T>
+struct ScanRoom {
+  Affine<T> maps[2][kThreads];
+  T ends[kThreads];
+};
 
-  // Rows t0 to t0 + R, in steps that only use what earlier steps have read: so the loads of a step share one
-  // wait. Rows beyond the last have no entries; their results are zeros and are not read.
+// The rows of this thread in the chunk from t0 on.
+template <class T>
+struct ThreadRows {
+  int64_t first;
+  Affine<T> row[kRows];
+
   template <class I>
-  LS_DEVICE void read(const Band<W, T, I>& A, int64_t t0) {
-    const Triangle<T, I>& S = A.S;
-    I first[R]{}, end[R]{}, diagonal[R], place[R][W], column[R][W];
-    T c[R][W], b[R], r[R];
-    const auto none = [&](int e) { return t0 + e >= S.rows; };
-    const auto beside = [&](int e) { return none(e) ? 0 : static_cast<int>(end[e] - first[e]) - !S.unit; };
+  LS_DEVICE ThreadRows(const Band<T, I>& A, int64_t t0) : first(t0 + threadIdx.x * kRows) {
     LS_UNROLL
-    for (int e = 0; e < R; ++e)
-      if (!none(e)) A.bounds(t0 + e, first[e], end[e]);
-    LS_UNROLL
-    for (int e = 0; e < R; ++e) {
-      b[e] = none(e) ? T(0) : A.b[A.row(t0 + e) * A.k];
-      if (!S.unit && !none(e)) diagonal[e] = static_cast<I>(S.place(S.upper ? first[e] : end[e] - 1));
-      LS_UNROLL
-      for (int h = 0; h < W; ++h) {
-        if (h >= beside(e)) continue;
-        const int64_t p = S.upper ? end[e] - 1 - h : first[e] + h;  // the farthest first
-        place[e][h] = static_cast<I>(S.place(p));
-        if (!A.full) column[e][h] = S.idx[p];
-      }
-    }
-    LS_UNROLL
-    for (int e = 0; e < R; ++e) {
-      r[e] = S.unit || none(e) ? T(1) : S.values[diagonal[e]];
-      LS_UNROLL
-      for (int h = 0; h < W; ++h)
-        if (h < beside(e)) c[e][h] = S.values[place[e][h]];
-    }
-    LS_UNROLL
-    for (int e = 0; e < R; ++e) {
-      if (!S.unit) r[e] = reciprocal(r[e]);
-      row[e] = {times(b[e], r[e]), {}, 0};
-      LS_UNROLL
-      for (int h = 0; h < W; ++h) {
-        if (h >= beside(e)) continue;
-        const int64_t i = A.row(t0 + e), ahead = A.full ? 0 : column[e][h] - i;
-        const int64_t away = A.full ? beside(e) - h : S.upper ? ahead : -ahead;
-        LS_UNROLL
-        for (int d = 0; d < W; ++d)
-          if (away == d + 1) row[e].c[d] = -times(c[e][h], r[e]), row[e].has |= 1u << d;
-      }
-    }
+    for (int e = 0; e < kRows; ++e) row[e] = A.map(first + e);
   }
-  LS_DEVICE Affine<W, T> map() const {
-    Affine<W, T> all{};
+  LS_DEVICE Affine<T> map() const {
+    Affine<T> all = row[0];
     LS_UNROLL
-    for (int d = 0; d < W; ++d) all.m[d].x[d] = 1;
-    LS_UNROLL
-    for (int e = 0; e < R; ++e) {
-      all.s.push(row[e].of(row[e].s, all.s));
-      LS_UNROLL
-      for (int d = 0; d < W; ++d) all.m[d].push(row[e].of(T(0), all.m[d]));
-    }
+    for (int e = 1; e < kRows; ++e) all = after(all, row[e]);
     return all;
   }
-  // f(e, x) for each, from the results before on; those after the last.
+  // f(t, x) for each, from the result before on; the last one.
   template <class F>
-  LS_DEVICE Window<W, T> walk(Window<W, T> before, const F& f) const {
+  LS_DEVICE T walk(T x, const F& f) const {
     LS_UNROLL
-    for (int e = 0; e < R; ++e) {
-      before.push(row[e].of(row[e].s, before));
-      f(e, before.x[0]);
-    }
-    return before;
+    for (int e = 0; e < kRows; ++e) x = row[e].of(x), f(first + e, x);
+    return x;
   }
 };
+
+// The maps of the threads, each after those of all threads before. Until a barrier nobody may scan again.
+template <class T>
+LS_DEVICE const Affine<T>* scan(Affine<T> own, ScanRoom<T>& room) {
+  const int lane = static_cast<int>(threadIdx.x);
+  int at = 0;
+  room.maps[at][lane] = own;
+  __syncthreads();
+  for (int h = 1; h < kThreads; h *= 2) {
+    if (lane >= h) own = after(room.maps[at][lane - h], own);
+    at = 1 - at;
+    room.maps[at][lane] = own;
+    __syncthreads();
+  }
+  return room.maps[at];
+}
+
+// The threads one after another: what comes before this one's rows. After it, into room.ends.
+template <class T>
+LS_DEVICE T walk_in_turn(const ThreadRows<T>& rows, T before, ScanRoom<T>& room) {
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int turn = 0; turn < kThreads; ++turn) {
+    if (lane == turn) {
+      if (turn > 0) before = room.ends[turn - 1];
+      room.ends[turn] = rows.walk(before, [](int64_t, T) {});
+    }
+    __syncthreads();
+  }
+  return before;
+}
+
+// The map of the chunk from row t0 on, which has a row after it.
+template <class T, class I>
+LS_DEVICE void chunk_map(const Band<T, I>& A, int64_t t0, ScanRoom<T>& room, Affine<T>* out) {
+  const Affine<T>* whole = scan(ThreadRows<T>(A, t0).map(), room);
+  if (threadIdx.x == 0) *out = whole[kThreads - 1];
+  __syncthreads();
+}
+
+// The results of the chunk from row t0 on, from the one before it.
+template <class T, class I>
+LS_DEVICE void solve_chunk(const Band<T, I>& A, int64_t t0, T before, ScanRoom<T>& room) {
+  const ThreadRows<T> rows(A, t0);
+  const Affine<T>* whole = scan(rows.map(), room);
+  T start = threadIdx.x == 0 ? before : whole[threadIdx.x - 1].of(before);
+  // After a result that is not finite there is no other.
+  if (__syncthreads_or(rows.first < A.S.rows && !finite(start)) && finite(before))
+    start = walk_in_turn(rows, before, room);
+  rows.walk(start, [&](int64_t t, T x) {
+    if (t < A.S.rows) A.at(t) = x;
+  });
+  __syncthreads();
+}
+
+// The last result of each of the first `count` chunks, from their maps: as many at a time as there are
+// threads.
+template <class T, class I>
+LS_DEVICE void chunk_ends(const Band<T, I>& A, int64_t count, const Affine<T>* maps, ScanRoom<T>& room,
+                          T* ends) {
+  T before = 0;
+  for (int64_t first = 0; first < count; first += kThreads) {
+    const int64_t own = first + threadIdx.x, end = first + kThreads < count ? first + kThreads : count;
+    const Affine<T>* whole = scan(own < end ? maps[own] : Affine<T>{0, 0}, room);
+    const T x = whole[threadIdx.x].of(before);
+    if (own < end) ends[own] = x;
+    if (__syncthreads_or(own < end && !finite(x)) && finite(before)) {
+      for (int64_t c = first; c < end; ++c) {  // by all threads
+        T last = maps[c].of(before);
+        if (!finite(last) && finite(before)) {
+          walk_in_turn(ThreadRows<T>(A, c * kChunk), before, room);
+          last = room.ends[kThreads - 1];
+        }
+        if (threadIdx.x == 0) ends[c] = last;
+        before = last;
+      }
+      __syncthreads();
+    }
+    before = ends[end - 1];
+  }
+}
 
 }  // namespace learnsolve::cuda

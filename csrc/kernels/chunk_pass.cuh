@@ -1,13 +1,16 @@
 // Passes over blocks of vectors, n x k and row-major, with sums a column: chunk by chunk of rows (grid.cuh),
 // each by one block of threads. A pass is a struct with
 //
-//     kSums             how many sums it makes
-//     at(place, sums)   its work on the numbers at a place, V at once, and what they add to the sums
-//     skips()           is there nothing to do?
+//     kSums               how many sums it makes
+//     at(place, sums)     its work on the numbers at a place, V at once, and what they add to the sums
+//     skips(b)            optional: is there nothing to do for member b of the batch?
 //
-// and serves as the end of a product too, where the results of a row go to at(place, result, sums). No bit
-// depends on the alignment of any array: it decides how numbers are loaded, not which thread adds them up.
+// or the end of a product, which takes its results: at(place, product, sums), and optionally multiplies(b):
+// does member b need the product at all? RowProduct and AfterProduct make a pass of it. No bit depends on the
+// alignment of any array: it decides how numbers are loaded, not which thread adds them up.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/grid.cuh"
 
@@ -17,171 +20,275 @@ namespace learnsolve::cuda {
 template <class T>
 constexpr int kPack = static_cast<int>(16 / sizeof(T));
 
-// Element o of the vectors and the V - 1 after it: rows i, ... of the only column, or columns c, ... of row
-// i.
-template <bool One, int V>
-struct Place {
-  int64_t o, i, c;
-  bool packs;  // can arrays be read by packs here?
-
-  template <class T>
-  LS_DEVICE Pack<T, V> get(const T* v) const {
-    if (packs) return load_pack<V>(v + o);
-    Pack<T, V> values;
-    LS_UNROLL
-    for (int e = 0; e < V; ++e) values.v[e] = v[o + e];
-    return values;
-  }
-  template <class T>
-  LS_DEVICE void set(T* v, const Pack<T, V>& values) const {
-    if (packs) return store_pack<V>(v + o, values);
-    LS_UNROLL
-    for (int e = 0; e < V; ++e) v[o + e] = values.v[e];
-  }
-  // Number e of the place: its column's entry of a, and its row's of d.
-  template <class T>
-  LS_DEVICE T coefficient(const T* a, int e) const {
-    return One ? a[0] : a[c + e];
-  }
-  template <class T>
-  LS_DEVICE T of_row(const T* d, int e) const {
-    return One ? d[i + e] : d[i];
-  }
-};
-
-// A block of vectors for each member of a batch.
+// A block of vectors (or a row of coefficients, one a column) for each member of a batch; or none.
 template <class T>
 struct Vectors {
   T* p = nullptr;
   int64_t step = 0;
   LS_BOTH T* of(int64_t b) const { return p ? p + b * step : nullptr; }
+  LS_BOTH operator Vectors<const T>() const { return {p, step}; }
 };
 
-// Partial sums: number s of member b is at[s] + b * chunks * k, chunks x k.
+// Element o of the vectors of member b and the V - 1 after it: rows i, ... of the only column, or columns
+// c, ... of row i.
+template <bool One, int V>
+struct Place {
+  int64_t b, o, i, c;
+
+  // Zeros of what there is none.
+  template <class T>
+  LS_DEVICE Pack<std::remove_const_t<T>, V> get(const Vectors<T>& v) const {
+    return v.p ? load(v.of(b) + o) : Pack<std::remove_const_t<T>, V>{};
+  }
+  template <class T>
+  static LS_DEVICE Pack<std::remove_const_t<T>, V> load(T* from) {
+    if (aligned(from)) return load_pack<V>(from);
+    Pack<std::remove_const_t<T>, V> values;
+    LS_UNROLL
+    for (int e = 0; e < V; ++e) values.v[e] = from[e];
+    return values;
+  }
+  template <class T>
+  LS_DEVICE void set(const Vectors<T>& v, const Pack<T, V>& values) const {
+    if (!v.p) return;
+    T* const to = v.of(b) + o;
+    if (aligned(to)) return store_pack<V>(to, values);
+    LS_UNROLL
+    for (int e = 0; e < V; ++e) to[e] = values.v[e];
+  }
+  // Number e of the place: its column's entry of a, its row's of d.
+  template <class T>
+  LS_DEVICE T coefficient(const Vectors<T>& a, int e) const {
+    return a.of(b)[One ? 0 : c + e];
+  }
+  template <class T>
+  LS_DEVICE T of_row(const Vectors<T>& d, int e) const {
+    return d.of(b)[One ? i + e : i];
+  }
+
+ private:
+  static LS_DEVICE bool aligned(const void* p) { return V == 1 || reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+};
+
+// Partial sums: number s of chunk c of member b is at[s][b * chunks + c], k numbers; without them sums are
+// dropped.
 template <class T>
 struct Partials {
-  T* at[2];
+  T* at[2] = {};
 };
 
-template <class T, int S>
-struct PassScratch {
-  T parts[S > 0 ? S : 1][kThreads * kPack<T>];
-};
+// For S sums of numbers that the threads of a block have, one pack each.
+template <int S, class T>
+struct ChunkSums {
+  T of[S > 0 ? S : 1][S > 0 ? kThreads * kPack<T> : 1];
 
-// parts[s], `slots` times `width` numbers, to the partial sums of columns c0 to c1 of a chunk.
-template <int S, class Team, class T, int Room>
-LS_DEVICE void write_partials(const Team& team, PassScratch<T, Room>& scratch, int slots, int width,
-                              const Partials<T>& partials, int64_t line, int64_t k, int64_t c0) {
-  if constexpr (S > 0) {
-    team.sync();
-    for (int s = 0; s < S; ++s) add_slots(team, scratch.parts[s], slots, width);
-    team.each([&](int lane) {
-      if (lane < width && c0 + lane < k)
-        for (int s = 0; s < S; ++s) partials.at[s][line * k + c0 + lane] = scratch.parts[s][lane];
-    });
-    team.sync();
+  // `slots` times `width` numbers, to the partial sums of columns c0 to c0 + width of a chunk.
+  LS_DEVICE void write(int slots, int width, const Partials<T>& partials, int64_t line, int64_t k,
+                       int64_t c0) {
+    if (S == 0 || !partials.at[0]) return;
+    const int lane = static_cast<int>(threadIdx.x);
+    __syncthreads();
+    for (int s = 0; s < S; ++s) {
+      add_slots(of[s], slots, width);
+      if (lane < width && c0 + lane < k) partials.at[s][line * k + c0 + lane] = of[s][lane];
+    }
+    __syncthreads();
   }
+};
+
+// f(b, r0, r1, line) for the chunks of this block.
+template <class Pass, class F>
+LS_DEVICE void for_chunks(const Pass& pass, const Chunks& chunks, int64_t batch, const F& f) {
+  for_blocks(chunks.count * batch, [&](int64_t line) {
+    const int64_t b = line / chunks.count, chunk = line % chunks.count;
+    if constexpr (requires { pass.skips(b); })
+      if (pass.skips(b)) return;
+    f(b, chunks.begin(chunk), chunks.end(chunk), line);
+  });
 }
 
-// A pass over one chunk. One: of the only column, V rows at once; else V columns at once, k a multiple of V.
-// `line` is where its partial sums go.
-template <bool One, int V, class Team, class T, int Room, class Pass>
-LS_DEVICE void pass_chunk(const Team& team, const Pass& pass, int64_t r0, int64_t r1, int64_t k, bool packs,
-                          const Partials<T>& partials, int64_t line, PassScratch<T, Room>& scratch) {
-  constexpr int S = Pass::kSums, N = Team::size;
-  static_assert(S <= Room || S == 0);
-  if constexpr (One) {
-    team.each([&](int lane) {
+// One: of the only column, V rows at once; else V columns at once, k a multiple of V.
+template <bool One, int V, class T, class Pass>
+LS_KERNEL(kThreads, 4)
+chunk_pass_kernel(LS_ARGUMENT Pass pass, Chunks chunks, int64_t batch, int64_t k, Partials<T> partials) {
+  constexpr int S = Pass::kSums;
+  LS_SHARED(shared, ChunkSums<S, T>);
+  for_chunks(pass, chunks, batch, [&](int64_t b, int64_t r0, int64_t r1, int64_t line) {
+    const int lane = static_cast<int>(threadIdx.x);
+    if constexpr (One) {
       Pack<T, V> sums[S + 1] = {};
       Pack<T, 1> single[S + 1] = {};
-      for (int64_t i = r0 + lane * V; i < r1; i += N * V) {
+      for (int64_t i = r0 + lane * V; i < r1; i += kThreads * V) {
         if (i + V <= r1) {
-          pass.at(Place<true, V>{i, i, 0, packs}, sums);
+          pass.at(Place<true, V>{b, i, i, 0}, sums);
         } else {
-          for (int64_t e = i; e < r1; ++e) pass.at(Place<true, 1>{e, e, 0, false}, single);
+          for (int64_t e = i; e < r1; ++e) pass.at(Place<true, 1>{b, e, e, 0}, single);
         }
       }
       for (int s = 0; s < S; ++s) {
         T sum = single[s].v[0];
         for (int v = 0; v < V; ++v) sum += sums[s].v[v];
-        scratch.parts[s][lane] = sum;
+        shared.of[s][lane] = sum;
       }
-    });
-    write_partials<S>(team, scratch, N, 1, partials, line, 1, 0);
-  } else {
-    const int width = columns_together(k / V), slots = N / width;
-    for (int64_t c0 = 0; c0 < k; c0 += width * V) {
-      team.each([&](int lane) {
+      shared.write(kThreads, 1, partials, line, 1, 0);
+    } else {
+      const int width = columns_together(k / V), slots = kThreads / width;
+      for (int64_t c0 = 0; c0 < k; c0 += width * V) {
         Pack<T, V> sums[S + 1] = {};
         const int64_t c = c0 + lane % width * V;
         if (c < k)
           for (int64_t i = r0 + lane / width; i < r1; i += slots)
-            pass.at(Place<false, V>{i * k + c, i, c, packs}, sums);
+            pass.at(Place<false, V>{b, i * k + c, i, c}, sums);
         for (int s = 0; s < S; ++s)
-          for (int v = 0; v < V; ++v) scratch.parts[s][lane * V + v] = sums[s].v[v];
-      });
-      write_partials<S>(team, scratch, slots, width * V, partials, line, k, c0);
+          for (int v = 0; v < V; ++v) shared.of[s][lane * V + v] = sums[s].v[v];
+        shared.write(slots, width * V, partials, line, k, c0);
+      }
     }
-  }
+  });
 }
 
-// The rows that multiply, for one member.
+// What an end of a product says about a member.
+template <class End>
+struct EndOfProduct {
+  static constexpr int kSums = End::kSums;
+  End end;
+  LS_DEVICE bool skips(int64_t b) const {
+    if constexpr (requires { end.skips(b); }) return end.skips(b);
+    return false;
+  }
+  LS_DEVICE bool multiplies(int64_t b) const {
+    if constexpr (requires { end.multiplies(b); }) return end.multiplies(b);
+    return true;
+  }
+};
+
+// Rows that multiply.
 template <class T, class I>
 struct RowsOf {
   const I* ptr;
   const I* idx;
-  const T* values;
+  Vectors<const T> values;
 };
 
-// y_i = sum_p values_p x_{idx_p} for the rows of a chunk, given to pass.at(place, y, sums). Lanes > 0: one
-// column, with this number of lanes a row; else V columns at once by one thread.
-template <int Lanes, int V, class Team, class T, class I, int Room, class Pass>
-LS_DEVICE void product_chunk(const Team& team, const RowsOf<T, I>& A, const T* x, const Pass& pass,
-                             int64_t r0, int64_t r1, int64_t k, bool packs, const Partials<T>& partials,
-                             int64_t line, PassScratch<T, Room>& scratch) {
-  constexpr int S = Pass::kSums, N = Team::size;
-  static_assert(S <= 1 && S <= Room);
-  if constexpr (Lanes > 0) {
-    typename Team::template Own<T> own;
-    for_teams<Lanes>(r0, r1, [&](const auto& few, int slot, int64_t i) {
-      typename std::remove_cvref_t<decltype(few)>::template Own<T> sum;
-      const int64_t begin = A.ptr[i], end = A.ptr[i + 1];
-      few.each([&](int lane) {
-        for (int64_t p = begin + lane; p < end; p += Lanes) sum[lane] += A.values[p] * x[A.idx[p]];
-      });
-      const T y = few.sum(sum);
-      few.first([&] {
-        Pack<T, 1> sums[S + 1] = {};
-        pass.at(Place<true, 1>{i, i, 0, false}, Pack<T, 1>{{y}}, sums);
-        if (S > 0) own[slot * Lanes] += sums[0].v[0];
-      });
-    });
-    if (S > 0) team.each([&](int lane) { scratch.parts[0][lane] = own[lane]; });
-    write_partials<S>(team, scratch, N, 1, partials, line, 1, 0);
-  } else {
-    const int width = columns_together(k / V), slots = N / width;
-    for (int64_t c0 = 0; c0 < k; c0 += width * V) {
-      team.each([&](int lane) {
-        Pack<T, V> sums[S + 1] = {};
-        const int64_t c = c0 + lane % width * V;
-        if (c < k)
-          for (int64_t i = r0 + lane / width; i < r1; i += slots) {
-            Pack<T, V> y{};
-            const int64_t end = A.ptr[i + 1];
-            for (int64_t p = A.ptr[i]; p < end; ++p) {
-              const T a = A.values[p];
-              const Pack<T, V> xj = Place<false, V>{A.idx[p] * k + c, 0, 0, packs}.get(x);
-              LS_UNROLL
-              for (int v = 0; v < V; ++v) y.v[v] += a * xj.v[v];
-            }
-            pass.at(Place<false, V>{i * k + c, i, c, packs}, y, sums);
-          }
-        if (S > 0)
-          for (int v = 0; v < V; ++v) scratch.parts[0][lane * V + v] = sums[0].v[v];
-      });
-      write_partials<S>(team, scratch, slots, width * V, partials, line, k, c0);
+// y_i = sum_p values_p x_{idx_p} for k columns, V of them by one thread.
+template <class T, class I, class End>
+struct RowProduct : EndOfProduct<End> {
+  RowsOf<T, I> A;
+  Vectors<const T> x;
+  int64_t k;
+
+  template <int V>
+  LS_DEVICE void at(const Place<false, V>& place, Pack<T, V>* sums) const {
+    Pack<T, V> y{};
+    if (this->multiplies(place.b)) {
+      const T* const a = A.values.of(place.b);
+      const T* const from = x.of(place.b) + place.c;
+      const int64_t last = A.ptr[place.i + 1];
+      for (int64_t p = A.ptr[place.i]; p < last; ++p) {
+        const Pack<T, V> xj = place.load(from + A.idx[p] * k);
+        LS_UNROLL
+        for (int v = 0; v < V; ++v) y.v[v] += a[p] * xj.v[v];
+      }
+    }
+    this->end.at(place, y, sums);
+  }
+};
+
+// The same for one column: `Lanes` lanes share the entries of a row.
+template <int Lanes, class T, class I, class End>
+LS_KERNEL(kThreads, 4)
+chunk_product_kernel(LS_ARGUMENT RowProduct<T, I, End> P, Chunks chunks, int64_t batch,
+                     Partials<T> partials) {
+  constexpr int S = End::kSums;
+  LS_SHARED(shared, ChunkSums<S, T>);
+  const Team<Lanes> team;
+  for_chunks(P, chunks, batch, [&](int64_t b, int64_t r0, int64_t r1, int64_t line) {
+    Pack<T, 1> sums[S + 1] = {};
+    const T* const a = P.A.values.of(b);
+    const T* const x = P.x.of(b);
+    const bool multiplies = P.multiplies(b);
+    for (int64_t i = r0 + threadIdx.x / Lanes; i < r1; i += kThreads / Lanes) {
+      T sum = 0;
+      const int64_t last = multiplies ? P.A.ptr[i + 1] : P.A.ptr[i];
+      for (int64_t p = P.A.ptr[i] + team.lane; p < last; p += Lanes) sum += a[p] * x[P.A.idx[p]];
+      const T y = team.sum(sum);
+      if (team.first()) P.end.at(Place<true, 1>{b, i, i, 0}, Pack<T, 1>{{y}}, sums);
+    }
+    for (int s = 0; s < S; ++s) shared.of[s][threadIdx.x] = sums[s].v[0];
+    shared.write(kThreads, 1, partials, line, 1, 0);
+  });
+}
+
+// The end of a product whose results have been written already; without any, it is given zeros.
+template <class T, class End>
+struct AfterProduct : EndOfProduct<End> {
+  Vectors<const T> product;
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, Pack<T, V>* sums) const {
+    this->end.at(place, place.get(product), sums);
+  }
+};
+
+// y = the product, where there is a place for it; and <u, product>.
+template <class T, int Sums>
+struct ProductPass {
+  static constexpr int kSums = Sums;
+  Vectors<const T> u;
+  Vectors<T> y;
+  const int* active;  // one for each member, or null: does it take part?
+
+  LS_DEVICE bool skips(int64_t b) const { return active && active[b] == 0; }
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, const Pack<T, V>& product, Pack<T, V>* sums) const {
+    place.set(y, product);
+    if constexpr (Sums > 0) {
+      const Pack<T, V> other = place.get(u);
+      LS_UNROLL
+      for (int e = 0; e < V; ++e) sums[0].v[e] += other.v[e] * product.v[e];
     }
   }
+};
+
+// The end of a product: to += sign factor times it, where factor is a number of each member; or none: 1.
+template <class T>
+struct AddPass {
+  static constexpr int kSums = 0;
+  T sign;
+  Vectors<const T> factor;
+  Vectors<T> to;
+
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, const Pack<T, V>& product, Pack<T, V>*) const {
+    const T a = factor.p ? sign * factor.of(place.b)[0] : sign;
+    Pack<T, V> value = place.get(to);
+    LS_UNROLL
+    for (int e = 0; e < V; ++e) value.v[e] += a * product.v[e];
+    place.set(to, value);
+  }
+};
+
+// How many of the numbers of a column are not zero.
+template <class T>
+struct CountPass {
+  static constexpr int kSums = 1;
+  Vectors<const T> one, two, three;  // or none
+
+  template <class At, int V>
+  LS_DEVICE void at(const At& place, Pack<T, V>* sums) const {
+    const Pack<T, V> a = place.get(one), b = place.get(two), c = place.get(three);
+    LS_UNROLL
+    for (int e = 0; e < V; ++e)
+      sums[0].v[e] += static_cast<T>((a.v[e] != T(0)) + (b.v[e] != T(0)) + (c.v[e] != T(0)));
+  }
+};
+
+// out_p = values[perm_p], of each member.
+template <class T, class I>
+LS_KERNEL(kThreads)
+reorder_kernel(const I* perm, const T* values, int64_t count, int64_t batch, T* out) {
+  for_aside(batch, [&](int64_t b) {
+    for_items<1>(count, [&](const auto&, int64_t p) { out[b * count + p] = values[b * count + perm[p]]; });
+  });
 }
 
 }  // namespace learnsolve::cuda

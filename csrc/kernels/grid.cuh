@@ -1,10 +1,10 @@
 // Sums over rows: rows are cut into chunks, whose number depends on that of the rows alone. One block adds up
 // each chunk, in a fixed tree, and writes a partial sum a column; the next launch adds up all partials in a
-// fixed order (add_chunks). So sums have the same bits whatever the device. As on the host
-// (ops/richardson.h), partial sums are in the numbers' own type and the sum of partials in double.
+// fixed order (add_chunks). So a sum has the same bits on every run, whatever the grid and the device. As on
+// the host (ops/richardson.h), partial sums are in the numbers' own type and the sum of partials in double.
 #pragma once
 
-#include <type_traits>
+#include <cmath>
 
 #include "kernels/launch.cuh"
 
@@ -31,45 +31,52 @@ LS_BOTH int columns_together(int64_t k) {
   return width;
 }
 
+// The functions below are for a whole block of kThreads.
+
 // In shared memory, slots (a power of two) of `width` numbers: parts[w] becomes the sum over the slots of
-// their number w, in a fixed tree. All threads must call it, after team.sync(); afterwards all of them may
-// read the sums.
-template <class Team, class T>
-LS_DEVICE void add_slots(const Team& team, T* parts, int slots, int width) {
+// their number w, in a fixed tree. Before: __syncthreads(). Afterwards all threads may read the sums.
+template <class T>
+LS_DEVICE void add_slots(T* parts, int slots, int width) {
   for (int h = slots / 2; h > 0; h /= 2) {
-    team.each([&](int lane) {
-      for (int e = lane; e < h * width; e += Team::size) parts[e] += parts[e + h * width];
-    });
-    team.sync();
+    for (int e = static_cast<int>(threadIdx.x); e < h * width; e += kThreads)
+      parts[e] += parts[e + h * width];
+    __syncthreads();
   }
 }
 
-// Totals of the columns c0 <= c < c0 + width of partials, chunks x k: shared[c - c0]. `shared` holds
-// Team::size numbers; before it is written again: team.sync().
-template <class Team, class T>
-LS_DEVICE void add_chunks(const Team& team, const T* partials, int64_t chunks, int64_t k, int64_t c0,
-                          int width, double* shared) {
-  const int slots = Team::size / width;
-  team.each([&](int lane) {
-    const int64_t c = c0 + lane % width;
-    double sum = 0;
-    if (c < k)
-      for (int64_t chunk = lane / width; chunk < chunks; chunk += slots)
-        sum += static_cast<double>(partials[chunk * k + c]);
-    shared[lane] = sum;
-  });
-  team.sync();
-  add_slots(team, shared, slots, width);
+// Totals of the columns c0 <= c < c0 + width of partials, chunks x k: shared[c - c0], which holds kThreads
+// numbers. Before it is written again: __syncthreads().
+template <class T>
+LS_DEVICE void add_chunks(const T* partials, int64_t chunks, int64_t k, int64_t c0, int width,
+                          double* shared) {
+  const int lane = static_cast<int>(threadIdx.x), slots = kThreads / width;
+  const int64_t c = c0 + lane % width;
+  double sum = 0;
+  if (c < k)
+    for (int64_t chunk = lane / width; chunk < chunks; chunk += slots)
+      sum += static_cast<double>(partials[chunk * k + c]);
+  shared[lane] = sum;
+  __syncthreads();
+  add_slots(shared, slots, width);
 }
 
-// f(team, slot, i) for begin <= i < end by the teams of one block, of which this is number `slot`: always the
-// same one for the same row.
-template <int Lanes, class F>
-LS_DEVICE void for_teams(int64_t begin, int64_t end, const F& f) {
-  constexpr int teams = kThreads / Lanes;
-  const Team<Lanes> team;
-  const int slot = static_cast<int>(threadIdx.x) / Lanes;
-  for (int64_t i = begin + slot; i < end; i += teams) f(team, slot, i);
+// Totals of partials (results, chunks, k). Result r, which is number r / batch of member r % batch, goes to
+// out + (r % batch) out_step + (r / batch) k: its root, or it is added to what is there.
+template <class T>
+LS_KERNEL(kThreads)
+totals_kernel(const T* partials, int64_t results, int64_t batch, int64_t chunks, int64_t k, bool roots,
+              T* out, int64_t out_step) {
+  LS_SHARED(shared, double[kThreads]);
+  const int width = columns_together(k), lane = static_cast<int>(threadIdx.x);
+  const int64_t tiles = (k + width - 1) / width;
+  for_blocks(results * tiles, [&](int64_t item) {
+    const int64_t r = item / tiles, c0 = item % tiles * width;
+    add_chunks(partials + r * chunks * k, chunks, k, c0, width, shared);
+    T* const to = out + r % batch * out_step + r / batch * k + c0;
+    if (lane < width && c0 + lane < k)
+      to[lane] = static_cast<T>(roots ? std::sqrt(shared[lane]) : to[lane] + shared[lane]);
+    __syncthreads();
+  });
 }
 
 }  // namespace learnsolve::cuda

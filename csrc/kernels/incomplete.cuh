@@ -23,32 +23,21 @@ struct LevelPlan {
   int64_t entries, nnz, batch;
 };
 
-LS_DEVICE float root(float x) { return std::sqrt(x); }
-LS_DEVICE double root(double x) { return std::sqrt(x); }
+enum class Order { kLevels, kReversedLevels, kAny };
 
-// f for A's values a. A pivot that is not positive (Cholesky), zero (LU) or not finite stays as it is.
+// A map of x and v, one of those below, whose `step` computes one number of `out`.
 template <class T, class I>
-struct FactorStep {
+struct PlannedSteps {
   LevelPlan<I> P;
-  BatchOf<const T> a;
-  T* f;
-  static constexpr bool kReversed = false;
-
-  static LS_DEVICE bool good(const Elimination<I>& E, T s) {
-    return (E.cholesky ? s > 0 : s != 0) && s - s == 0;
-  }
-  LS_DEVICE void operator()(int64_t t, int64_t b) const {
-    const Elimination<I>& E = P.E;
-    T* fb = f + b * P.entries;
-    const int64_t e = E.order[t], d = E.pivot[t];
-    T s = a.of(b)[E.source[t]];
-    for (int64_t u = E.ptr[t]; u < E.ptr[t + 1]; ++u) s -= fb[E.pairs[2 * u]] * fb[E.pairs[2 * u + 1]];
-    if (d == e)
-      fb[e] = E.cholesky && good(E, s) ? root(s) : s;
-    else
-      fb[e] = d < 0 ? s : s / fb[d];
-  }
+  BatchOf<const T> x, v;
+  BatchOf<T> out;
 };
+
+// A pivot that is not positive (Cholesky), zero (LU) or not finite stays as it is.
+template <class T, class I>
+LS_DEVICE bool good_pivot(const Elimination<I>& E, T s) {
+  return (E.cholesky ? s > 0 : s != 0) && s - s == 0;
+}
 
 // What both derivatives divide step t by.
 template <class T, class I>
@@ -56,130 +45,126 @@ LS_DEVICE T step_scale(const Elimination<I>& E, const T* f, int64_t e, int64_t d
   return d < 0 || (d == e && !E.cholesky) ? T(1) : T(1) / (d == e ? 2 * f[e] : f[d]);
 }
 
-// z = J(f)^-1 v
+// The products of step t, differentiated: all of x_p z_q + z_p x_q.
 template <class T, class I>
-struct TangentStep {
-  LevelPlan<I> P;
-  BatchOf<const T> f, v;
-  T* z;
-  static constexpr bool kReversed = false;
+LS_DEVICE T products(const Elimination<I>& E, int64_t t, const T* x, const T* z) {
+  T s = 0;
+  for (int64_t u = E.ptr[t]; u < E.ptr[t + 1]; ++u) {
+    const int64_t p = E.pairs[2 * u], q = E.pairs[2 * u + 1];
+    s += x[p] * z[q] + z[p] * x[q];
+  }
+  return s;
+}
 
-  LS_DEVICE void operator()(int64_t t, int64_t b) const {
+// What the uses of entry e give to it.
+template <class T, class I>
+LS_DEVICE T uses_of(const LevelPlan<I>& P, int64_t e, const T* w, const T* x) {
+  T s = 0;
+  for (int64_t u = P.uses_ptr[e]; u < P.uses_ptr[e + 1]; ++u) s += w[P.uses[2 * u]] * x[P.uses[2 * u + 1]];
+  return s;
+}
+
+// f for A's values a.
+struct Factor {
+  static constexpr Order kOrder = Order::kLevels;
+  template <class T, class I>
+  static LS_DEVICE void step(const LevelPlan<I>& P, int64_t t, const T*, const T* a, T* f) {
     const Elimination<I>& E = P.E;
-    const T* fb = f.of(b);
-    T* zb = z + b * P.entries;
     const int64_t e = E.order[t], d = E.pivot[t];
-    T s = v.of(b)[E.source[t]];
-    for (int64_t u = E.ptr[t]; u < E.ptr[t + 1]; ++u) {
-      const int64_t p = E.pairs[2 * u], q = E.pairs[2 * u + 1];
-      s -= fb[p] * zb[q] + zb[p] * fb[q];
-    }
-    if (d >= 0 && d != e) s -= fb[e] * zb[d];
-    zb[e] = s * step_scale(E, fb, e, d);
+    T s = a[E.source[t]];
+    for (int64_t u = E.ptr[t]; u < E.ptr[t + 1]; ++u) s -= f[E.pairs[2 * u]] * f[E.pairs[2 * u + 1]];
+    if (d == e)
+      f[e] = E.cholesky && good_pivot(E, s) ? std::sqrt(s) : s;
+    else
+      f[e] = d < 0 ? s : s / f[d];
+  }
+};
+
+// z = J(f)^-1 v
+struct Tangent {
+  static constexpr Order kOrder = Order::kLevels;
+  template <class T, class I>
+  static LS_DEVICE void step(const LevelPlan<I>& P, int64_t t, const T* f, const T* v, T* z) {
+    const Elimination<I>& E = P.E;
+    const int64_t e = E.order[t], d = E.pivot[t];
+    T s = v[E.source[t]] - products(E, t, f, z);
+    if (d >= 0 && d != e) s -= f[e] * z[d];
+    z[e] = s * step_scale(E, f, e, d);
   }
 };
 
 // w = J(f)^-T g, in the places of A's values.
-template <class T, class I>
-struct AdjointStep {
-  LevelPlan<I> P;
-  BatchOf<const T> f, g;
-  T* w;
-  static constexpr bool kReversed = true;
-
-  LS_DEVICE void operator()(int64_t t, int64_t b) const {
-    const Elimination<I>& E = P.E;
-    const T* fb = f.of(b);
-    T* wb = w + b * P.nnz;
-    const int64_t e = E.order[t], d = E.pivot[t];
-    T s = g.of(b)[e];
-    for (int64_t u = P.uses_ptr[e]; u < P.uses_ptr[e + 1]; ++u)
-      s -= wb[P.uses[2 * u]] * fb[P.uses[2 * u + 1]];
-    wb[E.source[t]] = s * step_scale(E, fb, e, d);
+struct Adjoint {
+  static constexpr Order kOrder = Order::kReversedLevels;
+  template <class T, class I>
+  static LS_DEVICE void step(const LevelPlan<I>& P, int64_t t, const T* f, const T* g, T* w) {
+    const int64_t e = P.E.order[t];
+    w[P.E.source[t]] = (g[e] - uses_of(P, e, w, f)) * step_scale(P.E, f, e, int64_t{P.E.pivot[t]});
   }
 };
 
-// B(x, z), in the places of A's values; every step by itself.
-template <class T, class I>
-struct ProductStep {
-  LevelPlan<I> P;
-  BatchOf<const T> x, z;
-  T* out;
-
-  LS_DEVICE void operator()(int64_t t, int64_t b) const {
+// B(x, z), in the places of A's values.
+struct Product {
+  static constexpr Order kOrder = Order::kAny;
+  template <class T, class I>
+  static LS_DEVICE void step(const LevelPlan<I>& P, int64_t t, const T* x, const T* z, T* out) {
     const Elimination<I>& E = P.E;
-    const T *xb = x.of(b), *zb = z.of(b);
     const int64_t e = E.order[t], d = E.pivot[t];
-    T s = 0;
-    for (int64_t u = E.ptr[t]; u < E.ptr[t + 1]; ++u) {
-      const int64_t p = E.pairs[2 * u], q = E.pairs[2 * u + 1];
-      s += xb[p] * zb[q] + zb[p] * xb[q];
-    }
+    T s = products(E, t, x, z);
     if (d == e) {
-      if (E.cholesky) s += 2 * xb[e] * zb[e];
+      if (E.cholesky) s += 2 * x[e] * z[e];
     } else if (d >= 0) {
-      s += xb[e] * zb[d] + zb[e] * xb[d];
+      s += x[e] * z[d] + z[e] * x[d];
     }
-    out[b * P.nnz + E.source[t]] = s;
+    out[E.source[t]] = s;
   }
 };
 
-// C(x, w), w in the places of A's values; every step by itself, for the entry that it computes.
-template <class T, class I>
-struct ProductAdjointStep {
-  LevelPlan<I> P;
-  BatchOf<const T> x, w;
-  T* out;
-
-  LS_DEVICE void operator()(int64_t t, int64_t b) const {
+// C(x, w), w in the places of A's values; every step for the entry that it computes.
+struct ProductAdjoint {
+  static constexpr Order kOrder = Order::kAny;
+  template <class T, class I>
+  static LS_DEVICE void step(const LevelPlan<I>& P, int64_t t, const T* x, const T* w, T* out) {
     const Elimination<I>& E = P.E;
-    const T *xb = x.of(b), *wb = w.of(b);
     const int64_t e = E.order[t], d = E.pivot[t];
-    T s = 0;
-    for (int64_t u = P.uses_ptr[e]; u < P.uses_ptr[e + 1]; ++u)
-      s += wb[P.uses[2 * u]] * xb[P.uses[2 * u + 1]];
+    T s = uses_of(P, e, w, x);
     if (d == e) {
-      if (E.cholesky) s += 2 * wb[E.source[t]] * xb[e];
+      if (E.cholesky) s += 2 * w[E.source[t]] * x[e];
     } else if (d >= 0) {
-      s += wb[E.source[t]] * xb[d];
+      s += w[E.source[t]] * x[d];
     }
-    out[b * P.entries + e] = s;
+    out[e] = s;
   }
 };
 
 // The first step, in the order of levels, that met a bad pivot: breakdown = (row, pivot), row -1 if there is
-// none. What depends on it is of a higher level.
-template <class Team, class T, class I>
-LS_DEVICE void find_breakdown(const Team& team, const LevelPlan<I>& P, const I* crow, int64_t rows,
-                              const T* f, int64_t* firsts, double* breakdown) {
+// none. What depends on it is of a higher level. By a block; firsts: shared, a number for each thread.
+template <class T, class I>
+LS_DEVICE void find_breakdown(const LevelPlan<I>& P, const I* crow, int64_t rows, const T* f, int64_t* firsts,
+                              double* breakdown) {
   const Elimination<I>& E = P.E;
-  team.each([&](int lane) {
-    firsts[lane] = E.steps;
-    for (int64_t t = lane; t < E.steps && firsts[lane] == E.steps; t += Team::size)
-      if (E.pivot[t] == E.order[t] && !FactorStep<T, I>::good(E, f[E.order[t]])) firsts[lane] = t;
-  });
-  team.sync();
-  for (int h = Team::size / 2; h > 0; h /= 2) {
-    team.each([&](int lane) {
-      if (lane < h && firsts[lane + h] < firsts[lane]) firsts[lane] = firsts[lane + h];
-    });
-    team.sync();
+  const int lane = static_cast<int>(threadIdx.x);
+  int64_t first = lane;
+  while (first < E.steps && (E.pivot[first] != E.order[first] || good_pivot(E, f[E.order[first]])))
+    first += kThreads;
+  firsts[lane] = first;
+  __syncthreads();
+  for (int h = kThreads / 2; h > 0; h /= 2) {
+    if (lane < h && firsts[lane + h] < firsts[lane]) firsts[lane] = firsts[lane + h];
+    __syncthreads();
   }
-  team.first([&] {
-    const int64_t t = firsts[0];
-    breakdown[0] = -1, breakdown[1] = 0;
-    if (t == E.steps) return;
-    int64_t lo = 0, hi = rows;  // the last row that begins at or before the pivot's place
+  if (lane == 0) {
+    first = firsts[0];
+    const bool found = first < E.steps;
+    int64_t lo = 0, hi = found ? rows : 0;  // the last row that begins at or before the pivot's place
     while (hi - lo > 1) {
       const int64_t mid = (lo + hi) / 2;
-      if (crow[mid] <= E.source[t])
-        lo = mid;
-      else
-        hi = mid;
+      (crow[mid] <= E.source[first] ? lo : hi) = mid;
     }
-    breakdown[0] = static_cast<double>(lo), breakdown[1] = static_cast<double>(f[E.order[t]]);
-  });
-  team.sync();
+    breakdown[0] = found ? static_cast<double>(lo) : -1;
+    breakdown[1] = found ? static_cast<double>(f[E.order[first]]) : 0;
+  }
+  __syncthreads();
 }
 
 }  // namespace learnsolve::cuda

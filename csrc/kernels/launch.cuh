@@ -38,9 +38,9 @@ inline unsigned blocks_for(int64_t items, int64_t each = 1, int64_t most = 0x7ff
 // Along the second and third axis of a grid.
 inline unsigned blocks_aside(int64_t items) { return blocks_for(items, 1, 0xffff); }
 
-// Those b0 <= b < b1 of a batch.
+// Those b0 <= b < b1 of a batch, which are one of its groups (kernels/groups.cuh).
 struct Members {
-  int64_t b0, b1;
+  int64_t b0, b1, group = 0;
 };
 
 // Values for each member of a batch, or (step 0) of all.
@@ -50,9 +50,6 @@ struct BatchOf {
   int64_t step;
   LS_DEVICE T* of(int64_t b) const { return values + b * step; }
 };
-
-template <int N>
-using Block = BlockTeam<N>;  // to go
 
 // f(team, i) for the items of this thread's team, along the first axis of the grid.
 template <int Lanes, class F>
@@ -69,17 +66,6 @@ LS_DEVICE void for_blocks(int64_t items, const F& f) {
 template <class F>
 LS_DEVICE void for_aside(int64_t items, const F& f) {
   for (int64_t i = blockIdx.y; i < items; i += gridDim.y) f(i);
-}
-// f(lane) for this thread of N.
-template <int N, class F>
-LS_DEVICE void for_thread(const F& f) {  // to go
-  f(static_cast<int>(threadIdx.x));
-}
-// f(members): one by one along the third axis, or all together if they add up.
-template <class F>
-LS_DEVICE void for_members(bool adds_up, int64_t batch, const F& f) {
-  if (adds_up) return f(Members{0, batch});
-  for (int64_t b = blockIdx.z; b < batch; b += gridDim.z) f(Members{b, b + 1});
 }
 // f(i, j, k) for this thread's points of a grid of `layers` times `lines` times `width`.
 template <class F>

@@ -1,4 +1,4 @@
-// Between two phases (pcg_adjoint.cuh) `AdjointJudge` adds up the partial sums and computes the scalars of
+// Between two launches of pcg_adjoint.cuh `AdjointJudge` adds up the partial sums and computes the scalars of
 // each column (pcg_adjoint_column.cuh). They stay on the device.
 #pragma once
 
@@ -13,7 +13,10 @@ struct AdjointColumns {
   T* work;     // (B, kAdjointWork, k)
   int* flags;  // (B): does a column act?
   int64_t k;
-  LS_DEVICE T* now(int64_t b, AdjointWork row) const { return work + (b * kAdjointWork + row) * k; }
+  // Of kAdjointWork: none.
+  Vectors<const T> row(AdjointWork row) const {
+    return {row == kAdjointWork ? nullptr : work + row * k, kAdjointWork * k};
+  }
 };
 
 // Which columns have a cotangent; what an iteration needs; after its residual.
@@ -77,14 +80,5 @@ struct AdjointJudge {
     return any;
   }
 };
-
-template <class T>
-LS_KERNEL(kThreads)
-adjoint_judge_kernel(LS_ARGUMENT AdjointJudge<T> judged, int64_t batch, int64_t chunks,
-                     Partials<T> partials) {
-  LS_SHARED(scratch, JudgeScratch);
-  const Block<kThreads> team;
-  for_blocks(batch, [&](int64_t b) { judge(team, judged, b, chunks, partials, scratch); });
-}
 
 }  // namespace learnsolve::cuda

@@ -1,25 +1,21 @@
-// Between two phases (pcg.cuh) `PcgJudge` adds up the partial sums and applies the rules of pcg_column.cuh to
-// each column. Scalars never leave the device.
+// Between two launches of pcg.cuh `PcgJudge` adds up the partial sums and applies the rules of pcg_column.cuh
+// to each column. Scalars never leave the device.
 #pragma once
-
-#include <cmath>
 
 #include "kernels/chunk_pass.cuh"
 #include "kernels/pcg_column.cuh"
 
 namespace learnsolve::cuda {
 
-// Of all columns: carry (B, kCarry, k) and work (B, kWork, k). Of each member of the batch flags (B, 2): does
-// a column run, and did one when the iteration began?
+// Of all columns: carry (B, kCarry, k) and work (B, kWork, k). Of each member of the batch: does a column
+// run, and did one when the iteration began?
 template <class T>
 struct PcgColumns {
   T* carry;
   T* work;
-  int* flags;
+  int *active, *entered;
   int64_t k;
-  LS_DEVICE T* now(int64_t b, Work row) const { return work + (b * kWork + row) * k; }
-  LS_DEVICE int& active(int64_t b) const { return flags[2 * b]; }
-  LS_DEVICE int& entered(int64_t b) const { return flags[2 * b + 1]; }
+  Vectors<const T> row(Work row) const { return {work + row * k, kWork * k}; }
 };
 
 // What has just been summed: nothing; <b, b>; the first residual; <p, A p>; the new residual; <r, M r>.
@@ -32,7 +28,7 @@ struct PcgJudge {
   Preconditioning kind;
   int64_t iteration;                 // -1 before the first one
   const T* target;                   // (B, k), or null
-  T* norms;                          // of that iteration, for member 0; or null: another block writes it
+  T* norms;                          // of that iteration, for member 0; or null
   T* scalars;                        // likewise
   int64_t norms_step, scalars_step;  // from one member to the next
 
@@ -42,8 +38,8 @@ struct PcgJudge {
     return (what == Judged::begin || what == Judged::residual) && kind == Preconditioning::diagonal ? 2 : 1;
   }
   LS_DEVICE bool skips(int64_t b) const {
-    if (what == Judged::product) return !columns.active(b);
-    if (what == Judged::residual || what == Judged::preconditioned) return !columns.entered(b);
+    if (what == Judged::product) return !columns.active[b];
+    if (what == Judged::residual || what == Judged::preconditioned) return !columns.entered[b];
     return false;
   }
 
@@ -67,15 +63,18 @@ struct PcgJudge {
   }
   // A column of a member that it skips.
   LS_DEVICE void idle(int64_t b, int64_t c) const {
-    if (what == Judged::residual) at(b, c).idle();
+    const PcgColumn<T> known = at(b, c);
+    if (what == Judged::product)
+      known.now(kStep) = known.now(kKeep) = known.now(kWipeP) = known.now(kWipeR) = 0;
+    if (what == Judged::residual) known.idle();
   }
   LS_DEVICE void finish(int64_t b, bool any) const {
-    if (what != Judged::length) columns.active(b) = any;
-    if (what == Judged::start) columns.entered(b) = 0;
-    if (what == Judged::product || what == Judged::begin) columns.entered(b) = 1;
+    if (what != Judged::length) columns.active[b] = any;
+    if (what == Judged::start) columns.entered[b] = 0;
+    if (what == Judged::product || what == Judged::begin) columns.entered[b] = 1;
   }
   LS_DEVICE void finish_idle(int64_t b) const {
-    if (what == Judged::product) columns.entered(b) = 0;
+    if (what == Judged::product) columns.entered[b] = 0;
   }
 
  private:
@@ -89,50 +88,30 @@ struct PcgJudge {
   }
 };
 
-struct JudgeScratch {
-  double totals[2][kThreads];
-};
-
-// Member b is judged by `Judge` (PcgJudge; that of the adjoint). Before: all partial sums are written.
-template <class Team, class T, class Judge>
-LS_DEVICE void judge(const Team& team, const Judge& judged, int64_t b, int64_t chunks,
-                     const Partials<T>& partials, JudgeScratch& scratch) {
-  const int64_t k = judged.columns.k;
-  const bool skips = judged.skips(b);
-  team.sync();
-  if (skips) {
-    team.each([&](int lane) {
-      for (int64_t c = lane; c < k; c += Team::size) judged.idle(b, c);
-    });
-    team.first([&] { judged.finish_idle(b); });
-    team.sync();
-    return;
-  }
-  const int width = columns_together(k), sums = judged.sums();
-  typename Team::template Own<int> runs;
-  for (int64_t c0 = 0; c0 < k; c0 += width) {
-    for (int s = 0; s < sums; ++s)
-      add_chunks(team, partials.at[s] + b * chunks * k, chunks, k, c0, width, scratch.totals[s]);
-    team.each([&](int lane) {
-      if (lane >= width || c0 + lane >= k) return;
-      const double one = sums > 0 ? scratch.totals[0][lane] : 0, two = sums > 1 ? scratch.totals[1][lane] : 0;
-      if (judged.column(b, c0 + lane, one, two)) runs[lane] = 1;
-    });
-    team.sync();
-  }
-  team.each([&](int lane) { scratch.totals[0][lane] = runs[lane]; });
-  team.sync();
-  add_slots(team, scratch.totals[0], width, 1);  // no other lane has a column
-  team.first([&] { judged.finish(b, scratch.totals[0][0] > 0); });
-  team.sync();
-}
-
-template <class T>
+// Members are judged by `Judge` (PcgJudge; that of the adjoint), each by one block.
+template <class T, class Judge>
 LS_KERNEL(kThreads)
-judge_kernel(LS_ARGUMENT PcgJudge<T> judged, int64_t batch, int64_t chunks, Partials<T> partials) {
-  LS_SHARED(scratch, JudgeScratch);
-  const Block<kThreads> team;
-  for_blocks(batch, [&](int64_t b) { judge(team, judged, b, chunks, partials, scratch); });
+judge_kernel(LS_ARGUMENT Judge judged, int64_t batch, int64_t chunks, Partials<T> partials) {
+  LS_SHARED(totals, double[2][kThreads]);
+  const int64_t k = judged.columns.k;
+  const int lane = static_cast<int>(threadIdx.x), width = columns_together(k), sums = judged.sums();
+  for_blocks(batch, [&](int64_t b) {
+    if (judged.skips(b)) {
+      for (int64_t c = lane; c < k; c += kThreads) judged.idle(b, c);
+      if (lane == 0) judged.finish_idle(b);
+      return;
+    }
+    bool runs = false;
+    for (int64_t c0 = 0; c0 < k; c0 += width) {
+      for (int s = 0; s < sums; ++s)
+        add_chunks(partials.at[s] + b * chunks * k, chunks, k, c0, width, totals[s]);
+      if (lane < width && c0 + lane < k)
+        runs |= judged.column(b, c0 + lane, sums > 0 ? totals[0][lane] : 0, sums > 1 ? totals[1][lane] : 0);
+      __syncthreads();
+    }
+    const bool any = __syncthreads_or(runs) != 0;
+    if (lane == 0) judged.finish(b, any);
+  });
 }
 
 }  // namespace learnsolve::cuda

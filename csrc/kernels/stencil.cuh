@@ -2,15 +2,13 @@
 // thread. Offsets travel with the launch, at most kStencilOffsets of them; more take several.
 #pragma once
 
-#include "kernels/row_pass.cuh"
+#include "kernels/groups.cuh"
 #include "kernels/stencil_view.h"
 
 namespace learnsolve::cuda {
 
 constexpr int kStencilOffsets = 64;
-constexpr int kStencilSums = 8;         // of products, in registers
-constexpr int kStencilThreads = 256;    // that add products up together
-constexpr int64_t kStencilPart = 8192;  // points whose products they add up
+constexpr int kStencilSums = 8;  // over points, in registers
 
 struct StencilOffsets {
   int64_t grid[3];
@@ -70,115 +68,110 @@ struct GridPoint {
   }
 };
 
-// y_i or, if `add`, y_i +=. The coefficients of offset k begin at c + k points, or are c[k].
+// Operands of a pass: coefficients c and x or, for their derivatives, u and w.
 template <class T>
 struct StencilPass {
   StencilOffsets S;
+  BatchOf<const T> u, w;
+  BatchResult<T> out;
+  Groups groups;
   Coefficients kind;
-  const T* c;
-  const T* x;
-  T* y;
-  int64_t c_step, x_step, y_step, batch;
-  bool add;
-
-  LS_BOTH bool adds_up() const { return batch > 1 && y_step == 0; }
+  bool add;      // to what is there
+  int64_t part;  // points of a team, where products are summed up over points
 };
 
+// f(point, members) for those of this thread: the last axis along x, the one before along y, the first and
+// the batch along z.
+template <class T, class F>
+LS_DEVICE void for_grid_points(const StencilPass<T>& P, const F& f) {
+  const int64_t* n = P.S.grid;
+  for_points(P.groups.count * n[0], n[1], n[2], [&](int64_t layer, int64_t i1, int64_t i2) {
+    f(GridPoint(P.S, layer % n[0], i1, i2), P.groups.members(layer / n[0]));
+  });
+}
+
+// y_i = sum_k c_k(i) x_{i + o_k}. The coefficients of offset k begin at c + k points, or are c[k].
 template <class T>
-LS_DEVICE void stencil_point(const StencilPass<T>& P, const GridPoint& i, Members members) {
-  const int64_t points = P.S.points();
-  T sum = P.add ? P.y[members.b0 * P.y_step + i.at] : T(0);
-  for (int64_t b = members.b0; b < members.b1; ++b) {
-    const T* c = P.c + b * P.c_step;
-    const T* x = P.x + b * P.x_step;
-    for (int k = 0; k < P.S.count; ++k) {
-      const int64_t j = i.neighbor(P.S, k);
-      if (j < 0) continue;
-      const T ck = P.kind == Coefficients::constant   ? c[k]
-                   : P.kind == Coefficients::variable ? c[k * points + i.at]
-                                                      : c[k * points + j];
-      sum += ck * x[j];
+LS_KERNEL(kThreads)
+stencil_kernel(LS_ARGUMENT StencilPass<T> P) {
+  for_grid_points(P, [&](const GridPoint& i, const Members& members) {
+    const int64_t points = P.S.points();
+    T& y = P.out.of(members)[i.at];
+    T sum = P.add ? y : T(0);
+    for (int64_t b = members.b0; b < members.b1; ++b) {
+      const T *c = P.u.of(b), *x = P.w.of(b);
+      for (int k = 0; k < P.S.count; ++k) {
+        const int64_t j = i.neighbor(P.S, k);
+        if (j < 0) continue;
+        const T ck = P.kind == Coefficients::constant   ? c[k]
+                     : P.kind == Coefficients::variable ? c[k * points + i.at]
+                                                        : c[k * points + j];
+        sum += ck * x[j];
+      }
     }
-  }
-  P.y[members.b0 * P.y_step + i.at] = sum;
+    y = sum;
+  });
 }
 
 // q_k(i) = u_i w_{i + o_k}, at q + k points.
 template <class T>
-struct StencilProductsPass {
-  StencilOffsets S;
-  const T* u;
-  const T* w;
-  T* q;
-  int64_t u_step, w_step, q_step, batch;
-
-  LS_BOTH bool adds_up() const { return batch > 1 && q_step == 0; }
-};
-
-template <class T>
-LS_DEVICE void stencil_products_point(const StencilProductsPass<T>& P, const GridPoint& i, Members members) {
-  const int64_t points = P.S.points();
-  for (int k = 0; k < P.S.count; ++k) {
-    const int64_t j = i.neighbor(P.S, k);
-    T sum = 0;
-    for (int64_t b = members.b0; j >= 0 && b < members.b1; ++b)
-      sum += P.u[b * P.u_step + i.at] * P.w[b * P.w_step + j];
-    P.q[members.b0 * P.q_step + k * points + i.at] = sum;
-  }
-}
-
-// Sums of those products over part n of the points, to partial[k]. `from`: kStencilSums offsets at a time.
-template <class T>
-struct SumsScratch {
-  T sums[kStencilSums][kStencilThreads];
-};
-
-template <class Team, class T>
-LS_DEVICE void stencil_part_sums(const Team& team, const StencilProductsPass<T>& P, int64_t n, int64_t b,
-                                 T* partial, SumsScratch<T>& scratch) {
-  constexpr int N = Team::size;
-  const int64_t points = P.S.points(), begin = n * kStencilPart;
-  const int64_t end = begin + kStencilPart < points ? begin + kStencilPart : points;
-  for (int from = 0; from < P.S.count; from += kStencilSums) {
-    team.each([&](int lane) {
-      T sums[kStencilSums] = {};
-      for (int64_t m = begin + lane; m < end; m += N) {
-        const GridPoint i = GridPoint::number(P.S, m);
-        const T ui = P.u[b * P.u_step + m];
-        LS_UNROLL
-        for (int k = 0; k < kStencilSums; ++k) {
-          if (from + k >= P.S.count) break;
-          const int64_t j = i.neighbor(P.S, from + k);
-          if (j >= 0) sums[k] += ui * P.w[b * P.w_step + j];
-        }
-      }
-      LS_UNROLL
-      for (int k = 0; k < kStencilSums; ++k) scratch.sums[k][lane] = sums[k];
-    });
-    team.sync();
-    for (int h = N / 2; h > 0; h /= 2) {
-      team.each([&](int lane) {
-        if (lane < h)
-          for (int k = 0; k < kStencilSums; ++k) scratch.sums[k][lane] += scratch.sums[k][lane + h];
-      });
-      team.sync();
+LS_KERNEL(kThreads)
+stencil_products_kernel(LS_ARGUMENT StencilPass<T> P) {
+  for_grid_points(P, [&](const GridPoint& i, const Members& members) {
+    T* q = P.out.of(members) + i.at;
+    for (int k = 0; k < P.S.count; ++k) {
+      const int64_t j = i.neighbor(P.S, k);
+      T sum = 0;
+      for (int64_t b = members.b0; j >= 0 && b < members.b1; ++b) sum += P.u.of(b)[i.at] * P.w.of(b)[j];
+      q[k * P.S.points()] = sum;
     }
-    team.each([&](int lane) {
-      if (lane < kStencilSums && from + lane < P.S.count) partial[from + lane] = scratch.sums[lane][0];
-    });
-    team.sync();
-  }
+  });
 }
 
-// out[k] = sum over parts and members of partial[(b parts + n) count + k].
-template <class Team, class T>
-LS_DEVICE void stencil_total(const Team& team, const T* partial, int64_t terms, int count, int k, T* out) {
-  typename Team::template Own<T> sum;
-  team.each([&](int lane) {
-    for (int64_t t = lane; t < terms; t += Team::size) sum[lane] += partial[t * count + k];
+// Their sums over part n of the points, to partial[(group parts + n) count + k].
+template <class T>
+LS_KERNEL(kThreads)
+stencil_part_sums_kernel(LS_ARGUMENT StencilPass<T> P, T* partial, int64_t parts, int64_t count) {
+  const auto part_sums = [&](const auto& team, int64_t n, const Members& members) {
+    const int64_t begin = n * P.part, points = P.S.points();
+    const int64_t end = begin + P.part < points ? begin + P.part : points;
+    for (int from = 0; from < P.S.count; from += kStencilSums) {
+      T sums[kStencilSums] = {};
+      for (int64_t b = members.b0; b < members.b1; ++b)
+        for (int64_t m = begin + team.lane; m < end; m += 32) {
+          const GridPoint i = GridPoint::number(P.S, m);
+          const T ui = P.u.of(b)[m];
+          LS_UNROLL
+          for (int k = 0; k < kStencilSums; ++k) {
+            if (from + k >= P.S.count) break;
+            const int64_t j = i.neighbor(P.S, from + k);
+            if (j >= 0) sums[k] += ui * P.w.of(b)[j];
+          }
+        }
+      LS_UNROLL
+      for (int k = 0; k < kStencilSums; ++k) {
+        const T total = team.sum(sums[k]);
+        if (team.first() && from + k < P.S.count)
+          partial[(members.group * parts + n) * count + from + k] = total;
+      }
+    }
+  };
+  for_members(P.groups, [&](const Members& members) {
+    for_items<32>(parts, [&](const auto& team, int64_t n) { part_sums(team, n, members); });
   });
-  const T total = team.sum(sum);
-  team.first([&] { out[k] = total; });
+}
+
+// out[r count + k] = the sum over t < terms of partial[(r terms + t) count + k].
+template <class T>
+LS_KERNEL(kThreads)
+stencil_total_kernel(const T* partial, int64_t terms, int64_t count, int64_t results, T* out) {
+  for_items<32>(results * count, [&](const auto& team, int64_t item) {
+    const T* from = partial + item / count * terms * count + item % count;
+    T sum = 0;
+    for (int64_t t = team.lane; t < terms; t += 32) sum += from[t * count];
+    const T total = team.sum(sum);
+    if (team.first()) out[item] = total;
+  });
 }
 
 }  // namespace learnsolve::cuda

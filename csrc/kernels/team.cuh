@@ -38,36 +38,9 @@ bool takes_packs(const T* p, int64_t step = 0) {
   return (reinterpret_cast<uintptr_t>(p) | static_cast<uintptr_t>(step) * sizeof(T)) % 16 == 0;
 }
 
-// To go: written for lanes in lock step on the host.
-template <class T>
-struct OwnNumber {
-  T value{};
-  LS_DEVICE T& operator[](int) { return value; }
-  LS_DEVICE const T& operator[](int) const { return value; }
-};
-struct Lane {
-  template <class T>
-  using Own = OwnNumber<T>;
-};
-template <int N>
-struct BlockTeam : Lane {
-  static constexpr int size = N;
-  int lane = static_cast<int>(threadIdx.x);
-  LS_DEVICE BlockTeam() {}
-  LS_DEVICE void sync() const { __syncthreads(); }
-  template <class F>
-  LS_DEVICE void each(const F& f) const {
-    f(lane);
-  }
-  template <class F>
-  LS_DEVICE void first(const F& f) const {
-    if (lane == 0) f();
-  }
-};
-
 // N neighboring lanes of one warp, all of which take part in every sum: N is 1, 2, ..., 32.
 template <int N>
-struct Team : Lane {
+struct Team {
   static constexpr int size = N;
   const int lane;
   const unsigned mask;
@@ -75,23 +48,6 @@ struct Team : Lane {
       : lane(static_cast<int>(threadIdx.x % N)),
         mask(N == 32 ? 0xffffffffu : ((1u << (N % 32)) - 1u) << (threadIdx.x % 32 / N * N)) {}
   LS_DEVICE bool first() const { return lane == 0; }
-  LS_DEVICE void sync() const { __syncwarp(mask); }
-  template <class F>
-  LS_DEVICE void each(const F& f) const {
-    f(lane);
-  }
-  template <class F>
-  LS_DEVICE void first(const F& f) const {
-    if (lane == 0) f();
-  }
-  template <class T>
-  LS_DEVICE T sum(const OwnNumber<T>& s) const {
-    return sum(s.value);
-  }
-  template <class T>
-  LS_DEVICE T of_lane(const OwnNumber<T>& s, int at) const {
-    return of_lane(s.value, at);
-  }
   // Of all lanes, in a fixed tree; all of them receive it.
   template <class T>
   LS_DEVICE T sum(T s LS_WHERE) const {
@@ -104,8 +60,5 @@ struct Team : Lane {
     return __shfl_sync(mask, s, at, N LS_HERE);
   }
 };
-
-template <int N>
-using WarpTeam = Team<N>;
 
 }  // namespace learnsolve::cuda

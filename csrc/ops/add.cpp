@@ -1,10 +1,27 @@
 // The sum of two matrices on the union of their patterns, and its adjoint.
 #include "ops/add.h"
 
+#include "kernels/union_plan.h"
 #include "ops/check.h"
 
 namespace learnsolve {
 namespace {
+
+struct UnionPlan {
+  const char* name;
+  Tensor codes, starts;
+  int64_t nnz;  // of the union
+
+  UnionPlan(const char* name_, const Tensor& codes_, const Tensor& starts_, int64_t nnz_, const Tensor& like)
+      : name(name_), codes(dense(codes_)), starts(dense(starts_)), nnz(nnz_) {
+    STD_TORCH_CHECK(nnz >= 0, name, ": nnz must not be negative");
+    check_device(name, like, {&codes, &starts});
+    STD_TORCH_CHECK(codes.scalar_type() == ScalarType::Byte && codes.numel() == (nnz + 3) / 4, name,
+                    ": codes must be uint8, one for four of the ", nnz, " entries");
+    STD_TORCH_CHECK(starts.dim() == 2 && starts.size(0) == union_chunks(nnz) + 1 && starts.size(1) == 2, name,
+                    ": starts must be (number of chunks + 1, 2)");
+  }
+};
 
 // The plan ends with the numbers of entries of A and B.
 void check_ends(const UnionPlan& plan, int64_t na, int64_t nb) {

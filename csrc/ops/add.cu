@@ -6,60 +6,61 @@
 namespace learnsolve {
 namespace {
 
-// A sum or its adjoint: chunks along the grid, members of the batch aside.
-template <class Pass>
-LS_KERNEL(cuda::kUnionLanes)
-union_kernel(LS_ARGUMENT Pass P) {
-  LS_SHARED(scratch, cuda::UnionScratch);
-  const cuda::Block<cuda::kUnionLanes> team;
-  cuda::for_aside(P.batch, [&](int64_t s) {
-    cuda::for_blocks(P.plan.chunks, [&](int64_t n) { P.chunk(team, n, s, scratch); });
-  });
+Tensor checked(const char* name, const Tensor& places_, int64_t nnz, const Tensor& like) {
+  const Tensor places = dense(places_);
+  STD_TORCH_CHECK(places.dim() == 2 && places.size(0) == 2 && places.size(1) == nnz, name,
+                  ": on a CUDA device codes must hold the places in A and in B of the ", nnz,
+                  " entries, (2, nnz)");
+  check_index(name, places);
+  check_device(name, like, {&places});
+  return places;
 }
 
-template <class Pass>
-void launch(const Pass& P, const Tensor& like) {
-  if (P.plan.nnz == 0 || P.batch == 0) return;
+// f(stream, grid, places)
+template <class I, class F>
+void launch(const Tensor& places, int64_t na, int64_t nb, int64_t batch, const Tensor& like, const F& f) {
+  const int64_t nnz = places.size(1);
+  if (nnz == 0 || batch == 0) return;
   const OnDevice device(like);
-  const dim3 grid(cuda::blocks_for(P.plan.chunks), cuda::blocks_aside(P.batch));
-  LS_LAUNCH(grid, cuda::kUnionLanes, device.stream, (P), union_kernel<Pass>);
+  f(device.stream, dim3(cuda::blocks_for(nnz, cuda::kThreads), cuda::blocks_aside(batch)),
+    cuda::UnionPlaces<I>{data<I>(places), data<I>(places) + nnz, nnz, na, nb, batch});
   STD_CUDA_CHECK(cudaGetLastError());
-}
-
-template <class I>
-cuda::UnionChunks<I> chunks_of(const UnionPlan& plan) {
-  return {data<uint8_t>(plan.codes), data<I>(plan.starts), plan.nnz, union_chunks(plan.nnz)};
 }
 
 }  // namespace
 
-Tensor csr_add_cuda(const Tensor& codes, const Tensor& starts, int64_t nnz, const Tensor& a, const Tensor& b,
+Tensor csr_add_cuda(const Tensor& codes, const Tensor&, int64_t nnz, const Tensor& a, const Tensor& b,
                     double alpha, double beta) {
   const char* name = "csr_add";
   const Addends o(name, a, b);
-  const UnionPlan plan(name, codes, starts, nnz, a);
+  const Tensor places = checked(name, codes, nnz, a);
   Tensor c = new_empty(a, o.size(nnz));
-  dispatch(name, a, plan.starts, [&]<class T, class I>() {
-    launch(cuda::UnionSum<T, I>{chunks_of<I>(plan), data<T>(o.a), data<T>(o.b), mutable_data<T>(c), o.na,
-                                o.nb, o.batch, static_cast<T>(alpha), static_cast<T>(beta)},
-           a);
+  dispatch(name, a, places, [&]<class T, class I>() {
+    launch<I>(places, o.na, o.nb, o.batch, a, [&](auto stream, dim3 grid, const auto& P) {
+      LS_LAUNCH(
+          grid, cuda::kThreads, stream,
+          (P, data<T>(o.a), data<T>(o.b), static_cast<T>(alpha), static_cast<T>(beta), mutable_data<T>(c)),
+          cuda::union_sum_kernel<T, I>);
+    });
   });
   return c;
 }
 
-std::tuple<Tensor, Tensor> csr_add_backward_cuda(const Tensor& codes, const Tensor& starts, int64_t na,
-                                                 int64_t nb, const Tensor& g, double alpha, double beta,
-                                                 bool need_a, bool need_b) {
+std::tuple<Tensor, Tensor> csr_add_backward_cuda(const Tensor& codes, const Tensor&, int64_t na, int64_t nb,
+                                                 const Tensor& g, double alpha, double beta, bool need_a,
+                                                 bool need_b) {
   const char* name = "csr_add_backward";
   const UnionCotangent o(name, g, na, nb, need_a, need_b);
-  const UnionPlan plan(name, codes, starts, o.nnz, g);
+  const Tensor places = checked(name, codes, o.nnz, g);
   Tensor ga = new_empty(g, o.a_size), gb = new_empty(g, o.b_size);
   if (!need_a && !need_b) return {ga, gb};
-  dispatch(name, g, plan.starts, [&]<class T, class I>() {
-    launch(cuda::UnionSplit<T, I>{chunks_of<I>(plan), data<T>(o.g), need_a ? mutable_data<T>(ga) : nullptr,
-                                  need_b ? mutable_data<T>(gb) : nullptr, na, nb, o.batch,
-                                  static_cast<T>(alpha), static_cast<T>(beta)},
-           g);
+  dispatch(name, g, places, [&]<class T, class I>() {
+    launch<I>(places, na, nb, o.batch, g, [&](auto stream, dim3 grid, const auto& P) {
+      LS_LAUNCH(grid, cuda::kThreads, stream,
+                (P, data<T>(o.g), static_cast<T>(alpha), static_cast<T>(beta),
+                 need_a ? mutable_data<T>(ga) : nullptr, need_b ? mutable_data<T>(gb) : nullptr),
+                cuda::union_split_kernel<T, I>);
+    });
   });
   return {ga, gb};
 }

@@ -1,5 +1,5 @@
-// What every CUDA operator does around its kernels: the device and its current stream. Compiled for the host
-// the operators take CPU tensors, and their kernels are plain functions.
+// What every CUDA operator does around its kernels: the device and its current stream. For the emulator
+// (csrc/emulator) the operators take CPU tensors.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>

@@ -2,6 +2,7 @@
 #include "kernels/incomplete.cuh"
 #include "ops/device.cuh"
 #include "ops/incomplete.h"
+#include "ops/level_runs.cuh"
 
 namespace learnsolve {
 namespace {
@@ -9,29 +10,29 @@ namespace {
 using namespace cuda;
 
 constexpr int kLevelThreads = 512;
-// Levels with fewer steps run in one block, one after another without a launch in between.
-constexpr int64_t kNarrow = 4 * kLevelThreads;
+constexpr int64_t kNarrow = 4 * kLevelThreads;  // steps of a level
 
-template <class Step>
+template <class Map, class T, class I>
 LS_KERNEL(kThreads)
-steps_kernel(LS_ARGUMENT Step step, int64_t begin, int64_t end) {
-  for_aside(step.P.batch, [&](int64_t b) {
-    for_items<1>(end - begin, [&](const auto& team, int64_t t) { team.first([&] { step(begin + t, b); }); });
+steps_kernel(LS_ARGUMENT PlannedSteps<T, I> of, int64_t begin, int64_t end) {
+  for_aside(of.P.batch, [&](int64_t b) {
+    for_items<1>(end - begin, [&](const auto&, int64_t t) {
+      Map::step(of.P, begin + t, of.x.of(b), of.v.of(b), of.out.of(b));
+    });
   });
 }
 
-template <class Step>
+// Levels from <= l < to, one after another; a member of the batch a block.
+template <class Map, class T, class I>
 LS_KERNEL(kLevelThreads)
-levels_kernel(LS_ARGUMENT Step step, int64_t from, int64_t to) {
-  const Block<kLevelThreads> team;
-  for_blocks(step.P.batch, [&](int64_t b) {
+levels_kernel(LS_ARGUMENT PlannedSteps<T, I> of, int64_t from, int64_t to) {
+  for_blocks(of.P.batch, [&](int64_t b) {
     for (int64_t n = from; n < to; ++n) {
-      const int64_t level = Step::kReversed ? to - 1 - (n - from) : n;
-      const int64_t begin = step.P.levels[level], end = step.P.levels[level + 1];
-      team.each([&](int lane) {
-        for (int64_t t = begin + lane; t < end; t += kLevelThreads) step(t, b);
-      });
-      team.sync();
+      const int64_t level = Map::kOrder == Order::kReversedLevels ? from + to - 1 - n : n;
+      const int64_t end = of.P.levels[level + 1];
+      for (int64_t t = of.P.levels[level] + threadIdx.x; t < end; t += kLevelThreads)
+        Map::step(of.P, t, of.x.of(b), of.v.of(b), of.out.of(b));
+      __syncthreads();
     }
   });
 }
@@ -40,18 +41,15 @@ template <class T, class I>
 LS_KERNEL(kThreads)
 breakdown_kernel(LS_ARGUMENT LevelPlan<I> P, const I* crow, int64_t rows, const T* f, double* breakdown) {
   LS_SHARED(firsts, int64_t[kThreads]);
-  const Block<kThreads> team;
-  for_blocks(P.batch, [&](int64_t b) {
-    find_breakdown(team, P, crow, rows, f + b * P.entries, firsts, breakdown + 2 * b);
-  });
+  for_blocks(P.batch,
+             [&](int64_t b) { find_breakdown(P, crow, rows, f + b * P.entries, firsts, breakdown + 2 * b); });
 }
 
 template <class T, class I>
 LS_KERNEL(kThreads)
 units_kernel(const I* units, int64_t count, T value, T* f, int64_t entries, int64_t batch) {
   for_aside(batch, [&](int64_t b) {
-    for_items<1>(
-        count, [&](const auto& team, int64_t n) { team.first([&] { f[b * entries + units[n]] = value; }); });
+    for_items<1>(count, [&](const auto&, int64_t n) { f[b * entries + units[n]] = value; });
   });
 }
 
@@ -92,46 +90,41 @@ struct Plan : EliminationPlan {
     STD_CUDA_CHECK(cudaGetLastError());
   }
 
-  // All steps at once.
-  template <class Step>
-  void run(const OnDevice& device, const Step& step, int64_t begin, int64_t end) const {
-    if (begin == end || step.P.batch == 0) return;
-    const dim3 grid(blocks_for(end - begin, kThreads), blocks_aside(step.P.batch));
-    LS_LAUNCH(grid, kThreads, device.stream, (step, begin, end), steps_kernel<Step>);
-    STD_CUDA_CHECK(cudaGetLastError());
-  }
-
-  // Level by level: a launch for each wide one, one for all narrow ones between.
-  template <class Step>
-  void run_levels(const OnDevice& device, const Step& step) const {
-    if (step.P.batch == 0) return;
-    const int64_t count = n_levels();
-    const auto level = [&](int64_t n) { return Step::kReversed ? count - 1 - n : n; };
-    for (int64_t n = 0; n < count;) {
-      int64_t end = n;
-      while (end < count && bound(level(end) + 1) - bound(level(end)) < kNarrow) ++end;
-      if (end == n) {
-        run(device, step, bound(level(n)), bound(level(n) + 1));
-        ++n;
-        continue;
-      }
-      const int64_t from = Step::kReversed ? level(end - 1) : n, to = from + end - n;
-      LS_LAUNCH(blocks_for(step.P.batch), kLevelThreads, device.stream, (step, from, to),
-                levels_kernel<Step>);
+  // All steps, or level by level.
+  template <class Map, class T, class I>
+  void run(const OnDevice& device, const PlannedSteps<T, I>& of) const {
+    const int64_t batch = of.P.batch;
+    const auto at_once = [&](int64_t begin, int64_t end) {
+      if (begin == end || batch == 0) return;
+      const dim3 grid(blocks_for(end - begin, kThreads), blocks_aside(batch));
+      LS_LAUNCH(grid, kThreads, device.stream, (of, begin, end), steps_kernel<Map, T, I>);
       STD_CUDA_CHECK(cudaGetLastError());
-      n = end;
-    }
+    };
+    if constexpr (Map::kOrder == Order::kAny) return at_once(0, steps());
+    for_level_runs(
+        n_levels(), Map::kOrder == Order::kReversedLevels,
+        [&](int64_t l) { return bound(l + 1) - bound(l) < kNarrow; },
+        [&](int64_t from, int64_t to) {
+          if (batch == 0) return;
+          LS_LAUNCH(blocks_for(batch), kLevelThreads, device.stream, (of, from, to),
+                    levels_kernel<Map, T, I>);
+          STD_CUDA_CHECK(cudaGetLastError());
+        },
+        [&](int64_t l) { at_once(bound(l), bound(l + 1)); });
   }
 };
 
-using Map = PlannedMap<Plan>;
-
-// run(device, P, u, v, out) with P the plan for the batch, u and v as kernels take them.
-template <class F>
-Tensor with_operands(const Map& map, const Tensor& out, const F& run) {
+// In the places of the factors, zeros at `units`, or in those of A's values.
+template <class Map>
+Tensor derivative(const PlannedMap<Plan>& map, bool of_factors) {
+  const Tensor out = of_factors ? map.new_factors() : map.new_values();
   const OnDevice device(map.u.tensor);
-  dispatch(map.plan.name, map.u.tensor, map.plan.order, [&]<class T, class I>() {
-    run(device, map.plan.view<I>(map.u.batch), batch_of<T>(map.u), batch_of<T>(map.v), mutable_data<T>(out));
+  const Plan& plan = map.plan;
+  dispatch(plan.name, map.u.tensor, plan.order, [&]<class T, class I>() {
+    T* to = mutable_data<T>(out);
+    if (of_factors) plan.set_units<I>(device, to, T(0), map.u.batch);
+    plan.run<Map, T, I>(
+        device, {plan.view<I>(map.u.batch), batch_of<T>(map.u), batch_of<T>(map.v), {to, last_size(out)}});
   });
   return out;
 }
@@ -152,7 +145,7 @@ std::tuple<Tensor, Tensor> csr_incomplete_factor_cuda(const std::vector<Tensor>&
   dispatch(name, values, plan.order, [&]<class T, class I>() {
     const LevelPlan<I> P = plan.view<I>(a.batch);
     plan.set_units<I>(device, mutable_data<T>(f), T(1), a.batch);
-    plan.run_levels(device, FactorStep<T, I>{P, batch_of<T>(a), mutable_data<T>(f)});
+    plan.run<Factor, T, I>(device, {P, {nullptr, 0}, batch_of<T>(a), {mutable_data<T>(f), P.entries}});
     if (a.batch == 0) return;
     // A pattern with rows of another index type than the plan's: its numbers fit either.
     const Tensor rows = crow.scalar_type() == plan.order.scalar_type()
@@ -168,43 +161,26 @@ std::tuple<Tensor, Tensor> csr_incomplete_factor_cuda(const std::vector<Tensor>&
 
 Tensor csr_incomplete_tangent_cuda(const std::vector<Tensor>& plan, bool cholesky, const Tensor& factor,
                                    const Tensor& v) {
-  const Map map("csr_incomplete_tangent", plan, cholesky, "factor", factor, "v", v);
-  return with_operands(map, map.new_factors(),
-                       [&]<class T, class I>(auto& device, const LevelPlan<I>& P, BatchOf<const T> f,
-                                             BatchOf<const T> v, T* z) {
-                         map.plan.set_units<I>(device, z, T(0), P.batch);
-                         map.plan.run_levels(device, TangentStep<T, I>{P, f, v, z});
-                       });
+  const PlannedMap<Plan> map("csr_incomplete_tangent", plan, cholesky, "factor", factor, "v", v);
+  return derivative<Tangent>(map, true);
 }
 
 Tensor csr_incomplete_adjoint_cuda(const std::vector<Tensor>& plan, bool cholesky, const Tensor& factor,
                                    const Tensor& g, int64_t nnz) {
-  const Map map("csr_incomplete_adjoint", plan, cholesky, "factor", factor, "g", g, nnz);
-  return with_operands(
-      map, map.new_values(),
-      [&]<class T, class I>(auto& device, const LevelPlan<I>& P, BatchOf<const T> f, BatchOf<const T> g,
-                            T* w) { map.plan.run_levels(device, AdjointStep<T, I>{P, f, g, w}); });
+  const PlannedMap<Plan> map("csr_incomplete_adjoint", plan, cholesky, "factor", factor, "g", g, nnz);
+  return derivative<Adjoint>(map, false);
 }
 
 Tensor csr_incomplete_product_cuda(const std::vector<Tensor>& plan, bool cholesky, const Tensor& x,
                                    const Tensor& z, int64_t nnz) {
-  const Map map("csr_incomplete_product", plan, cholesky, "x", x, "z", z, nnz);
-  return with_operands(map, map.new_values(),
-                       [&]<class T, class I>(auto& device, const LevelPlan<I>& P, BatchOf<const T> x,
-                                             BatchOf<const T> z, T* out) {
-                         map.plan.run(device, ProductStep<T, I>{P, x, z, out}, 0, map.plan.steps());
-                       });
+  const PlannedMap<Plan> map("csr_incomplete_product", plan, cholesky, "x", x, "z", z, nnz);
+  return derivative<Product>(map, false);
 }
 
 Tensor csr_incomplete_product_adjoint_cuda(const std::vector<Tensor>& plan, bool cholesky, const Tensor& x,
                                            const Tensor& w) {
-  const Map map("csr_incomplete_product_adjoint", plan, cholesky, "x", x, "w", w);
-  return with_operands(map, map.new_factors(),
-                       [&]<class T, class I>(auto& device, const LevelPlan<I>& P, BatchOf<const T> x,
-                                             BatchOf<const T> w, T* out) {
-                         map.plan.set_units<I>(device, out, T(0), P.batch);
-                         map.plan.run(device, ProductAdjointStep<T, I>{P, x, w, out}, 0, map.plan.steps());
-                       });
+  const PlannedMap<Plan> map("csr_incomplete_product_adjoint", plan, cholesky, "x", x, "w", w);
+  return derivative<ProductAdjoint>(map, true);
 }
 
 }  // namespace learnsolve

@@ -1,8 +1,182 @@
-// csr_pcg_backward for CUDA tensors: checks, results, and the adjoint of all matrices of a batch.
-#include "ops/pcg_adjoint.cuh"
+// csr_pcg_backward for CUDA tensors: the iterations last to first, a few launches each. What an iteration
+// adds to the gradients on patterns waits until there are several.
+#include "kernels/pcg_adjoint.cuh"
+#include "ops/pcg.cuh"
 #include "ops/pcg_adjoint_sizes.h"
 
 namespace learnsolve {
+namespace {
+
+// What is given; null: not needed.
+template <class T>
+struct PcgGradients {
+  T *rbar, *pbar, *bars, *ga, *gm, *gx0;
+};
+
+template <class T, class I>
+struct DevicePcgAdjoint {
+  const OnDevice& device;
+  const DeviceStructure &A, &At;
+  const DeviceFactor& L;
+  const PcgSizes& p;
+  const PcgAdjointTensors& in;
+  const int64_t count;
+  const PcgGradients<T> to;
+
+  void run() {
+    if (to.ga) gradient.emplace(device, in.values, A, p.k, p.batch, to.ga, p.values_step);
+    if (to.gm && !L.rows) row_sums.emplace(device, in.values, to.gm, p.m_step, p.n, p.n, p.k, p.batch);
+    if (to.gm && L.rows) factor_gradient.emplace(device, in.values, *L.rows, p.k, p.batch, to.gm, p.m_step);
+    launch.pass(cuda::CountPass<T>{xbar, rbar, pbar}, chunks, partials());
+    judge(cuda::Adjoining::learns, false, false, 0);
+    for (int64_t i = count - 1; i >= 0; --i) step(i);
+    if (begins)
+      finish();
+    else if (count > 0)
+      judge(cuda::Adjoining::iteration, true, false, 0);
+    if (gradient) gradient->finish();
+    if (factor_gradient) factor_gradient->finish();
+    if (row_sums) row_sums->finish();
+  }
+
+  // Blocks of vectors of several iterations.
+  struct Slots {
+    Tensor tensor;
+    int64_t size, batch;
+    Out<T> operator[](int64_t i) const {
+      return {mutable_data<T>(tensor) + i % tensor.size(0) * batch * size, size};
+    }
+  };
+  Slots slots(int64_t number, int64_t rows) const {
+    return {new_empty(in.values, Size{number, p.batch, rows * p.k}), rows * p.k, p.batch};
+  }
+  const int64_t nk = p.nk();
+  const bool begins = !in.before;  // no call before this one
+  const LoopMatrix<T, I> St{device, At, in.values, p.values_step};
+  const AppliedFactor<T, I> factor{device, L, p};
+  const ChunkLaunch<T> launch{device, p.k, p.batch};
+  const cuda::Chunks chunks{p.n}, wide{L.width};
+  const Tensor sums = new_empty(in.values, Size{chunks.count, p.batch, p.k});
+  const Tensor work = new_zeros(in.values, Size{p.batch, kAdjointWork, p.k});
+  const Tensor flags = new_int(in.values, Size{p.batch});
+  const cuda::AdjointColumns<T> columns{to.bars, mutable_data<T>(work), static_cast<int*>(flags.data_ptr()),
+                                        p.k};
+  const Out<T> rbar{to.rbar, nk}, pbar{to.pbar, nk};
+  const In<T> xbar{data<T>(in.gx), nk};
+  std::optional<DevicePairs<T, I>> gradient{}, factor_gradient{};
+  std::optional<RowSums<T>> row_sums{};
+  // What waits in pairs: two an iteration with a factor, half as long.
+  const int64_t waiting = to.gm ? DevicePairs<T, I>::kMost / 2 : 1, n = p.n, of_factor = L.rows ? n : 0,
+                of_triangles = L.lower ? n : 0;
+  const Slots qbar = slots(kPairs, n), made = slots(1, St.ends_in_pass() ? 0 : n);
+  const Slots first_of_r = slots(waiting, L.width), first_of_zbar = slots(waiting, L.width);
+  const Slots zbar = slots(L.lower ? 1 : waiting, of_factor), z_of_r = slots(waiting, of_triangles),
+              z_of_zbar = slots(waiting, of_triangles), zs = slots(1, of_factor), ys = slots(1, L.width);
+
+  cuda::Partials<T> partials() const { return {{mutable_data<T>(sums)}}; }
+  In<T> row(AdjointWork of) const { return columns.row(of); }
+  In<T> r_of(int64_t i) const {
+    return i == count ? In<T>{data<T>(in.last), nk} : In<T>{data<T>(in.residuals) + i * nk, count * nk};
+  }
+  In<T> p_of(int64_t i) const {
+    return i < 0 ? In<T>{data<T>(in.before), nk} : In<T>{data<T>(in.directions) + i * nk, count * nk};
+  }
+
+  void judge(cuda::Adjoining what, bool collects, bool prepares, int64_t i) const {
+    const cuda::AdjointJudge<T> judge{columns,
+                                      what,
+                                      collects,
+                                      prepares,
+                                      !begins,
+                                      i,
+                                      count,
+                                      data<T>(in.scalars),
+                                      data<T>(in.norms),
+                                      data<T>(in.gnorms)};
+    judge_columns(device, judge, p.batch, chunks, partials());
+  }
+  // a: kAdjointWork for 1.
+  void combine(T sign, AdjointWork a, const In<T>& u, AdjointWork b, const In<T>& w, const Out<T>& out,
+               const cuda::Chunks& by) const {
+    launch.pass(cuda::CombinePass<T>{sign, row(kActs), row(a), u, row(b), w, out}, by);
+  }
+  void multiply(const LoopMatrix<T, I>& by, const In<T>& x, const Out<T>& y, const cuda::Chunks& rows) const {
+    launch.product(by, x, cuda::ProductPass<T, 0>{{}, y, nullptr}, y, rows);
+  }
+  void flush() {
+    if (gradient) gradient->flush();
+    if (factor_gradient) factor_gradient->flush();
+  }
+
+  // M^T zbar + rhobar z' for an M that is made of a factor; what waits in pairs goes to places number i.
+  In<T> through_factor(const In<T>& next, int64_t i) {
+    const Out<T> zb = zbar[i], y = first_of_r[i], ybar = first_of_zbar[i], out = zs[0];
+    combine(1, kAdjointWork, pbar, kRhobarNow, next, zb, chunks);
+    if (L.lower) {
+      const Out<T> z = z_of_r[i], v = z_of_zbar[i];
+      factor.solve(true, next, y);
+      factor.solve(true, zb, ybar);
+      factor.solve(false, y, z);
+      factor.solve(false, ybar, v);
+      combine(1, kAdjointWork, v, kRhobarNow, z, out, chunks);
+      if (factor_gradient) factor_gradient->add(z, ybar), factor_gradient->add(v, y);
+    } else {
+      // L (L^T zbar + rhobar L^T r'): one product for both.
+      multiply(*factor.columns, next, y, wide);
+      multiply(*factor.columns, zb, ybar, wide);
+      combine(1, kAdjointWork, ybar, kRhobarNow, y, ys[0], wide);
+      multiply(*factor.rows, ys[0], out, chunks);
+      if (factor_gradient) factor_gradient->add(zb, y), factor_gradient->add(next, ybar);
+    }
+    return out;
+  }
+
+  // rbar += all that comes through r' = next. With r, also the sums for alphabar.
+  void through_residual(const In<T>& next, const In<T>& r, const In<T>& direction, int64_t i) {
+    const bool diagonal = p.kind == Preconditioning::diagonal;
+    const In<T> v = factor.rows ? through_factor(next, i) : In<T>{};
+    if (row_sums) row_sums->add(row(kActs), row(kRhobarNow), pbar, next);
+    const In<T> d = diagonal ? In<T>{data<T>(p.m), p.m_step} : In<T>{};
+    launch.pass(
+        cuda::AdjointResidualPass<T>{row(kActs), row(kRhobarNow), row(kNormbar), row(kInverse), pbar, v, d,
+                                     next, r, xbar, xbar.p ? direction : In<T>{}, rbar, columns.flags},
+        chunks, partials());
+  }
+
+  void step(int64_t i) {
+    const In<T> next = r_of(i + 1), r = r_of(i), direction = p_of(i);
+    const bool more = i > 0 || !begins;
+    const Out<T> q = qbar[i];
+    judge(cuda::Adjoining::iteration, i + 1 < count, true, i);
+    through_residual(next, r, direction, i);
+    judge(cuda::Adjoining::residual, false, false, i);
+    combine(-1, kAlphaNow, rbar, kPibar, direction, q, chunks);
+    const cuda::AdjointDirectionPass<T> end{
+        row(kActs), row(kBetaNow), row(kAlphaNow), row(kTurned), xbar, r, next, more ? p_of(i - 1) : In<T>{},
+        pbar,       columns.flags};
+    launch.product(St, q, end, made[0], chunks, partials());
+    if (gradient) gradient->add(q, direction);
+    if (i % kPairs == 0) flush();
+  }
+
+  // Through z_0 = M r_0, r_0 = b - A x_0.
+  void finish() {
+    flush();  // places of what waits are free
+    judge(cuda::Adjoining::iteration, false, true, -1);
+    through_residual(r_of(0), {}, {}, 0);
+    flush();
+    if (gradient && in.x0) {
+      combine(-1, kAdjointWork, rbar, kPibar, {}, qbar[0], chunks);
+      gradient->add(qbar[0], {data<T>(in.x0), nk});
+    }
+    if (!to.gx0) return;
+    const Out<T> gx0{to.gx0, nk};  // xbar - A^T rbar
+    if (xbar.p) copy_blocks(device, gx0.p, nk, xbar.p, nk, nk, p.batch);
+    launch.product(St, rbar, cuda::AddPass<T>{-1, {}, gx0}, made[0], chunks);
+  }
+};
+
+}  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda(
     const std::vector<Tensor>& A, const std::vector<Tensor>& transpose, const Tensor& values, int64_t kind,
@@ -12,14 +186,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
   const char* name = "csr_pcg_backward";
   const PcgAdjointTensors in(name, values, x0, forward, gx, gnorms, sums, needs);
   const DeviceStructure S(name, in.values, A);
-  DeviceStructure St(name, in.values, transpose);
+  const DeviceStructure St(name, in.values, transpose);
   const PcgSizes p(name, S, in.values, kind, M, in.last);
   const DeviceFactor factor(name, p, M, S.idx, in.values);
   const PcgAdjointSizes out(name, S, St, p, in, needs);
-  // Its values are brought into its own order.
-  const Tensor perm = std::exchange(St.perm, std::nullopt).value_or(St.idx);
-  const int64_t count = out.count, nk = p.nk();
-
   const OnDevice device(in.values);
   // What is carried on is copied: an operator must not write to its arguments.
   const auto continued = [&](const std::optional<Tensor>& from, const Size& size) {
@@ -35,33 +205,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_pcg_backward_cuda
          gx0 = new_zeros(in.values, out.x0);
   if (p.batch == 0 || p.k == 0) return {rbar, pbar, bars, ga, gm, gx0};
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
-    const Tensor transposed = reordered<T, I>(device, perm, in.values);
-    // Blocks of n and of `width` rows lie one behind another.
-    bool packs = (nk % cuda::kPack<T> == 0 && factor.width * p.k % cuda::kPack<T> == 0) ||
-                 (p.batch == 1 && count <= 1);
-    for (const Tensor* t : {&in.residuals, &in.directions, &in.last})
-      packs = packs && cuda::takes_packs(data<T>(*t));
-    for (const auto* t : {&in.x0, &in.before, &in.gx})
-      if (*t) packs = packs && cuda::takes_packs(data<T>(**t));
-    const DevicePcgAdjointOperands<T> operands{
-        data<T>(in.x0),
-        data<T>(in.residuals),
-        data<T>(in.directions),
-        data<T>(in.last),
-        data<T>(in.before),
-        data<T>(in.scalars),
-        data<T>(in.norms),
-        data<T>(in.gx),
-        data<T>(in.gnorms),
-        mutable_data<T>(rbar),
-        mutable_data<T>(pbar),
-        mutable_data<T>(bars),
-        out.gives_values ? mutable_data<T>(ga) : nullptr,
-        out.gives_m ? mutable_data<T>(gm) : nullptr,
-        out.gives_x0 ? mutable_data<T>(gx0) : nullptr,
-        !in.before,
-    };
-    DevicePcgAdjoint<T, I>(device, S, St, transposed, factor, p, in.values, count, packs, operands).run();
+    const auto if_needed = [](bool needed, const Tensor& t) { return needed ? mutable_data<T>(t) : nullptr; };
+    const PcgGradients<T> to{mutable_data<T>(rbar),      mutable_data<T>(pbar),
+                             mutable_data<T>(bars),      if_needed(out.gives_values, ga),
+                             if_needed(out.gives_m, gm), if_needed(out.gives_x0, gx0)};
+    DevicePcgAdjoint<T, I>{device, S, St, factor, p, in, out.count, to}.run();
   });
   return {rbar, pbar, bars, ga, gm, gx0};
 }

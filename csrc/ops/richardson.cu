@@ -1,32 +1,54 @@
 // csr_richardson for CUDA tensors: a launch a sweep (kernels/richardson.cuh).
+#include "kernels/richardson.cuh"
 #include "ops/richardson.cuh"
 
 namespace learnsolve {
 
-using namespace cuda;
-
 template <class T, class I>
-void SweepsCall<T, I>::run(const DeviceStructure& S, Sweeps<T, I> P, int64_t first, int64_t last, T* product,
-                           bool packs) const {
-  if (first == last) return;
-  with_shape<T>(p.k, packs, product != nullptr, mean(S), [&]<class Shape>() {
-    const int64_t items = P.template items<Shape>();
-    P.given = product;
-    for (int64_t it = first; it < last; ++it) {
-      if (product) multiply(S, P.x.at(it, 0), step([&](int64_t b) { return P.x.at(it, b); }), product);
-      LS_LAUNCH(blocks_for(items), kThreads, device.stream, (P, it), sweeps_kernel<Shape, T, I>);
-      STD_CUDA_CHECK(cudaGetLastError());
-    }
-  });
+void DeviceSweeps<T, I>::sweep(int64_t it, const In<T>& x, const In<T>& old, const Out<T>& next,
+                               T* squares) const {
+  const cuda::RelaxPass<T> end{x, b, scale(it), momenta ? old : In<T>{}, momentum(it), next};
+  launch.product(A, x, end, next, rows, cuda::Partials<T>{{squares}});
 }
 
-template struct SweepsCall<float, int32_t>;
-template struct SweepsCall<float, int64_t>;
-template struct SweepsCall<double, int32_t>;
-template struct SweepsCall<double, int64_t>;
+template struct DeviceSweeps<float, int32_t>;
+template struct DeviceSweeps<float, int64_t>;
+template struct DeviceSweeps<double, int32_t>;
+template struct DeviceSweeps<double, int64_t>;
 
-// Numbers of partial sums that are kept before they are added up.
-constexpr int64_t kPartials = int64_t{1} << 22;
+namespace {
+
+// Sweeps whose partial sums are kept before they are added up, by one launch.
+constexpr int64_t kSweepsTogether = 32;
+
+// Where a call has its iterates.
+template <class T>
+struct Iterates {
+  In<T> x0, before;  // before: or none
+  T *x, *last;       // last: the iterate before x, or null
+  T* slots;          // those that are kept
+  T* scratch;        // those that are not, in turn
+  int64_t nk, batch, iterations, stride, kept, slots_step;
+  bool momentum;
+
+  int64_t turns() const { return momentum ? 3 : 2; }
+
+  // Where iterate i > 0 is written.
+  Out<T> place(int64_t i) const {
+    const auto slot = [&](int64_t at) { return Out<T>{slots + at * nk, slots_step}; };
+    if (i == iterations) return {x, nk};
+    if (stride == 1) return slot(i);
+    if (stride > 1 && i % stride == 0) return slot(momentum ? i / stride * 2 + 1 : i / stride);
+    if (momentum && stride > 1 && (i + 1) % stride == 0 && (i + 1) / stride < kept)
+      return slot(2 * ((i + 1) / stride));
+    if (last && i + 1 == iterations) return {last, nk};
+    return {scratch + (i - 1) % turns() * batch * nk, nk};
+  }
+  // Iterate i; the one before x0 for -1.
+  In<T> at(int64_t i) const { return i > 0 ? In<T>(place(i)) : i == 0 ? x0 : before; }
+};
+
+}  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_cuda(const std::vector<Tensor>& A,
                                                                const Tensor& values_, const Tensor& scale_,
@@ -41,43 +63,47 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_cuda(const std::vector
   check_device(name, values, {&scale, &b, &x0, momentum ? &*momentum : &values, before ? &*before : &values});
   const SweepSizes p(name, S, values, scale, momentum, b, iterations);
   const SweepResults out(name, p, b, x0, before, stride);
-  const int64_t kept = p.kept(stride), slots = p.slots(stride);
+  const int64_t kept = p.kept(stride), slots = p.slots(stride), nk = p.nk();
   Tensor x = new_empty(b, out.x), norms = new_empty(b, out.norms), iterates = new_empty(b, out.iterates),
          last = new_empty(b, out.last);
   if (p.batch == 0 || p.k == 0) return {x, norms, iterates, last};
   dispatch(name, values, S.idx, [&]<class T, class I>() {
-    const SweepsCall<T, I> call(p, S.nnz(), values, scale, momentum);
-    const int64_t nk = p.nk(), all = p.batch * nk;
-    const T *from = data<T>(x0), *old = p.momentum && before ? data<T>(*before) : nullptr;
-    T *const x_at = mutable_data<T>(x), *const slots_at = mutable_data<T>(iterates);
-    T* const last_at = out.gives_last ? mutable_data<T>(last) : nullptr;
-    const auto start = [&](const T* v, T* to, int64_t step) {
-      copy_members(call.device, v, nk, to, step, nk, p.batch);
+    const OnDevice device(values);
+    const DeviceSweeps<T, I> sweeps{device, p, S, values, scale, momentum, b};
+    Iterates<T> at{{data<T>(x0), nk},
+                   {p.momentum ? data<T>(before) : nullptr, nk},
+                   mutable_data<T>(x),
+                   out.gives_last ? mutable_data<T>(last) : nullptr,
+                   mutable_data<T>(iterates),
+                   nullptr,
+                   nk,
+                   p.batch,
+                   iterations,
+                   stride,
+                   kept,
+                   slots * nk,
+                   p.momentum};
+    const auto start = [&](const In<T>& v, T* to, int64_t step) {
+      copy_blocks(device, to, step, v.p, nk, nk, p.batch);
     };
-    if (kept > 0) start(from, slots_at + (p.pairs(stride) ? nk : 0), slots * nk);
-    if (kept > 0 && p.pairs(stride)) start(old ? old : from, slots_at, slots * nk);
-    if (iterations == 0) start(from, x_at, nk);
-    if (out.gives_last && iterations == 0) start(old ? old : from, last_at, nk);
-    if (out.gives_last && iterations == 1) start(from, last_at, nk);
-    if (iterations == 0) return;
+    const In<T> old = at.before.p ? at.before : at.x0;
+    if (kept > 0) start(at.x0, at.slots + (p.pairs(stride) ? nk : 0), slots * nk);
+    if (kept > 0 && p.pairs(stride)) start(old, at.slots, slots * nk);
+    if (iterations == 0) start(at.x0, at.x, nk);
+    if (out.gives_last && iterations < 2) start(iterations == 0 ? old : at.x0, at.last, nk);
 
-    const Chunks rows(p.n);
-    const int64_t of_sweep = p.batch * rows.count * p.k,
-                  together = std::clamp<int64_t>(kPartials / of_sweep, 1, iterations);
-    Sweeps<T, I> P{call.matrix(S), nullptr, rows, call.coefficients, {}, data<T>(b), nullptr, 0};
-    P.x = {from, old,        x_at, last_at,    slots_at, nullptr, nk,
-           nk,   slots * nk, all,  iterations, stride,   kept,    p.momentum};
-    const Tensor scratch = call.numbers(stride == 1 ? 0 : std::min(P.x.turns(), iterations - 1) * all);
-    const Tensor partials = call.numbers(together * of_sweep);
-    const Tensor product = call.numbers(S.blocks.size(0) > 1 ? all : 0);
-    P.x.scratch = mutable_data<T>(scratch), P.partials = mutable_data<T>(partials);
-    const bool packs = call.packs({P.b, from, old, x_at, last_at, slots_at, P.x.scratch});
-    for (int64_t first = 0; first < iterations; first += together) {
-      const int64_t end = std::min(first + together, iterations);
-      P.partials_from = first;
-      call.run(S, P, first, end, S.blocks.size(0) > 1 ? mutable_data<T>(product) : nullptr, packs);
-      totals(call.device, data<T>(partials), (end - first) * p.batch, p.batch, rows.count, p.k, true,
-             mutable_data<T>(norms) + first * p.k, iterations * p.k);
+    const Tensor scratch = sweeps.numbers(
+        stride == 1 || iterations < 2 ? 0 : std::min(at.turns(), iterations - 1) * p.batch * nk);
+    at.scratch = mutable_data<T>(scratch);
+    const int64_t of_sweep = p.batch * sweeps.rows.count * p.k;
+    const Tensor partials = sweeps.numbers(std::min(kSweepsTogether, iterations) * of_sweep);
+    for (int64_t it = 0; it < iterations; ++it) {
+      const int64_t part = it % kSweepsTogether, first = it - part;
+      sweeps.sweep(it, at.at(it), at.at(it - 1), at.place(it + 1),
+                   mutable_data<T>(partials) + part * of_sweep);
+      if (part + 1 == kSweepsTogether || it + 1 == iterations)
+        add_totals(device, data<T>(partials), (part + 1) * p.batch, p.batch, sweeps.rows.count, p.k, true,
+                   mutable_data<T>(norms) + first * p.k, iterations * p.k);
     }
   });
   return {x, norms, iterates, last};

@@ -1,72 +1,158 @@
-// csr_richardson_backward for CUDA tensors: two launches a sweep (kernels/richardson_adjoint.cuh).
-#include <limits>
-
-#include "kernels/richardson_gradients.cuh"
+// csr_richardson_backward for CUDA tensors: a few launches a sweep (kernels/richardson_adjoint.cuh). What a
+// sweep adds to the gradient of A's values waits until there are several.
+#include "kernels/richardson_adjoint.cuh"
 #include "ops/richardson.cuh"
 #include "ops/sweep_adjoint_sizes.h"
 
 namespace learnsolve {
 namespace {
 
-using namespace cuda;
+// The gradients; null: not needed.
+template <class T>
+struct SweepGradients {
+  T *values, *scale, *momentum, *b, *x0, *before;
+};
 
-// The iterates before first, first, ..., last - 1, to where P has them, from those that are kept: with
-// momentum that before the first, and the first.
 template <class T, class I>
-void repeat(const SweepsCall<T, I>& call, const DeviceStructure& S, const SweepsAdjoint<T, I>& P,
-            int64_t first, int64_t last, const T* kept, int64_t kept_step, T* to, T* product, bool packs) {
-  const int64_t to_step = P.iterates_step;
-  const bool before = call.p.momentum && (first > 0 || P.before);
-  copy_members(call.device, kept + (call.p.momentum ? call.nk : 0), kept_step, to + call.nk, to_step, call.nk,
-               call.p.batch);
-  if (before) copy_members(call.device, kept, kept_step, to, to_step, call.nk, call.p.batch);
-  Sweeps<T, I> again{P.A, nullptr, P.rows, call.coefficients, {}, P.b, nullptr, 0};
-  again.coefficients.scale += call.coefficients.scale_at(0, first);
-  if (call.p.momentum) again.coefficients.momentum += first * call.coefficients.momentum_sweep;
-  // Treat as if every iterate had been stored.
-  again.x = {to + call.nk,
-             before ? to : nullptr,
-             nullptr,
-             nullptr,
-             to + call.nk,
-             nullptr,
-             call.nk,
-             to_step,
-             to_step,
-             0,
-             std::numeric_limits<int64_t>::max(),
-             1,
-             0,
-             call.p.momentum};
-  call.run(S, again, 0, last - 1 - first, product, packs);
-}
+struct DeviceSweepsAdjoint {
+  const DeviceSweeps<T, I>& sweeps;
+  const DeviceStructure& St;
+  const SweepAdjointTensors& in;
+  const SweepAdjointSizes& sizes;
+  const int64_t stride;
+  const bool goes_on;  // x0 or the iterate before it has a gradient
+  const SweepGradients<T> to;
 
-// The adjoint of sweeps first <= it < last. product, product_t: places for one with A and with A^T, if rows
-// are distributed by the merge path.
-template <class T, class I>
-void run_adjoint(const SweepsCall<T, I>& call, const DeviceStructure& S, const DeviceStructure& St,
-                 SweepsAdjoint<T, I> P, int64_t first, int64_t last, T* product, T* product_t, bool packs) {
-  P.given = product, P.given_t = product_t;
-  for (int64_t it = last - 1; it >= first; --it) {
-    if (product && (P.gs || P.c))
-      call.multiply(S, P.iterate(it, 0), call.step([&](int64_t b) { return P.iterate(it, b); }), product);
-    with_shape<T>(call.p.k, packs, product != nullptr, call.mean(S), [&]<class Shape>() {
-      LS_LAUNCH(blocks_for(call.p.batch / P.members() * P.rows.count), kThreads, call.device.stream, (P, it),
-                adjoint_kernel<Shape, T, I>);
-    });
-    STD_CUDA_CHECK(cudaGetLastError());
-    if (!P.goes_on(it)) continue;
-    if (product_t) call.multiply(St, P.g_of(it), call.nk, product_t);
-    with_shape<T>(call.p.k, packs, product_t != nullptr, call.mean(S), [&]<class Shape>() {
-      LS_LAUNCH(blocks_for(P.template items<Shape>()), kThreads, call.device.stream, (P, it),
-                transposed_kernel<Shape, T, I>);
-    });
-    STD_CUDA_CHECK(cudaGetLastError());
+  static constexpr int64_t kWaiting = DevicePairs<T, I>::kMost;
+  const SweepSizes& p = sweeps.p;
+  const OnDevice& device = sweeps.device;
+  const ChunkLaunch<T>& launch = sweeps.launch;
+  const cuda::Chunks& rows = sweeps.rows;
+  const int64_t nk = p.nk(), all = p.batch * nk, longest = std::min(stride, p.sweeps);
+  const LoopMatrix<T, I> At{device, St, in.values, sweeps.A.rows.values.step};
+  const In<T> before{sizes.has_before ? data<T>(in.before) : nullptr, nk};
+  const In<T> later{p.momentum ? data<T>(in.gbefore) : nullptr, nk},
+      kept{data<T>(in.iterates), sizes.slots * nk};
+  // (batch, k), (batch, sweeps, k), (batch, sweeps)
+  const Tensor learns = sweeps.zeros(p.batch * p.k), c = sweeps.numbers(in.gnorms ? in.norms.numel() : 0),
+               normed = sweeps.numbers(in.gnorms ? p.batch * p.sweeps : 0);
+  const Tensor g = sweeps.numbers((to.values ? kWaiting : 1) * all);
+  const Tensor residual = sweeps.numbers(to.scale ? all : 0);
+  const Tensor made = sweeps.numbers(At.ends_in_pass() ? 0 : all);
+  // (batch, longest + 1, n, k): the iterates from the one before `begin` on
+  const Tensor segment = sweeps.numbers(stride == 1 ? 0 : (longest + 1) * all);
+  // (sweeps, batch, chunks, k): partial sums of the gradient of the momentum
+  const Tensor moved = sweeps.numbers(to.momentum ? p.sweeps * p.batch * rows.count * p.k : 0);
+  std::optional<DevicePairs<T, I>> of_values{};
+  std::optional<RowSums<T>> of_scale{};
+  int64_t begin = 0;
+  // With momentum, in turn the cotangent of an iterate and of the one before it: so that the last is x0's.
+  const Tensor other = sweeps.numbers(p.momentum ? all : 0);
+  const bool swapped = p.momentum && p.sweeps % 2 == 1;
+  T* const lambda[2] = {swapped ? mutable_data<T>(other) : to.x0, swapped ? to.x0 : mutable_data<T>(other)};
+
+  void run() {
+    if (to.values)
+      of_values.emplace(device, in.values, sweeps.S, p.k, p.batch, to.values, sweeps.A.rows.values.step,
+                        In<T>{data<T>(learns), p.k});
+    if (to.scale)
+      of_scale.emplace(device, in.values, to.scale, p.scale_at(1, 0), p.scales * p.n, p.n, p.k, p.batch);
+    copy_blocks(device, lambda[0], nk, data<T>(in.gx), nk, nk, p.batch);
+    look({data<T>(in.gx), nk}, later, p.n);
+    if (in.gnorms) {
+      const int64_t sums = p.batch * p.sweeps;
+      LS_LAUNCH(
+          cuda::blocks_for(sums, cuda::kThreads / 32), cuda::kThreads, device.stream,
+          (data<T>(in.norms), data<T>(in.gnorms), sums, p.k, mutable_data<T>(c), mutable_data<T>(normed)),
+          cuda::norm_cotangents_kernel<T>);
+      STD_CUDA_CHECK(cudaGetLastError());
+      look({data<T>(c), p.sweeps * p.k}, {}, p.sweeps);
+    }
+    const bool reads = to.values || to.scale || in.gnorms || to.momentum;
+    for (int64_t end = p.sweeps; end > 0;) {
+      begin = stride == 1 ? 0 : (end - 1) / stride * stride;
+      if (stride > 1 && reads) repeat(end);
+      for (int64_t it = end - 1; it >= begin; --it) step(it);
+      if (of_values) of_values->flush();  // the iterates go
+      end = begin;
+    }
+    if (of_values) of_values->finish();
+    if (of_scale) of_scale->finish();
+    if (to.before)
+      launch.after(lambda_of(0), cuda::AddPass<T>{-1, sweeps.momentum(0), {to.before, nk}}, rows);
+    if (to.momentum) add_momentum();
   }
-}
 
-// Numbers of the cotangents of residuals that are kept before they are added up.
-constexpr int64_t kKept = int64_t{1} << 24, kFewestKept = 4;
+  // Which columns of u and w, with `count` rows, are not zero?
+  void look(const In<T>& u, const In<T>& w, int64_t count) const {
+    const cuda::Chunks chunks(count);
+    const Tensor partials = sweeps.numbers(p.batch * chunks.count * p.k);
+    launch.pass(cuda::CountPass<T>{u, w, {}}, chunks, cuda::Partials<T>{{mutable_data<T>(partials)}});
+    add_totals(device, data<T>(partials), p.batch, p.batch, chunks.count, p.k, false, mutable_data<T>(learns),
+               p.k);
+  }
+  Out<T> repeated(int64_t i) const {
+    return {mutable_data<T>(segment) + (i - begin + 1) * nk, (longest + 1) * nk};
+  }
+  In<T> iterate(int64_t i) const {
+    if (stride > 1) return repeated(i);
+    return i < 0 ? before : In<T>{kept.p + i * nk, kept.step};
+  }
+  // The iterates before begin, begin, ..., end - 1 from those that are kept: with momentum that before
+  // `begin`, and `begin`.
+  void repeat(int64_t end) const {
+    const T* const from = kept.p + begin / stride * (p.momentum ? 2 : 1) * nk;
+    const auto take = [&](const T* v, int64_t i) {
+      copy_blocks(device, repeated(i).p, repeated(i).step, v, kept.step, nk, p.batch);
+    };
+    take(from + (p.momentum ? nk : 0), begin);
+    if (p.momentum) take(from, begin - 1);
+    for (int64_t it = begin; it + 1 < end; ++it)
+      sweeps.sweep(it, iterate(it), moves(it) ? iterate(it - 1) : In<T>{}, repeated(it + 1), nullptr);
+  }
+  bool moves(int64_t it) const { return p.momentum && (it > 0 || before.p); }
+
+  // The cotangent of iterate it + 1.
+  Out<T> lambda_of(int64_t it) const { return {lambda[p.momentum ? (p.sweeps - 1 - it) % 2 : 0], nk}; }
+
+  void step(int64_t it) {
+    const bool last = it + 1 == p.sweeps;
+    const Out<T> cotangent = lambda_of(it),
+                 on = p.momentum ? Out<T>{lambda[(p.sweeps - it) % 2], nk} : Out<T>{};
+    const Out<T> minus{mutable_data<T>(g) + (to.values ? it % kWaiting : 0) * all, nk};
+    const In<T> x = iterate(it), old = to.momentum && moves(it) ? iterate(it - 1) : In<T>{};
+    const int64_t lines = p.batch * rows.count;
+    cuda::RelaxAdjointPass<T> end{};
+    end.learns = {data<T>(learns), p.k}, end.s = sweeps.scale(it), end.b = sweeps.b, end.lambda = cotangent;
+    if (in.gnorms)
+      end.c = {data<T>(c) + it * p.k, p.sweeps * p.k}, end.normed = {data<T>(normed) + it, p.sweeps};
+    if (old.p) end.x = x, end.old = old;
+    if (moves(it)) end.momentum = sweeps.momentum(it);
+    if (p.momentum && !last) end.later = on, end.next_momentum = sweeps.momentum(it + 1);
+    if (last) end.later = later;
+    end.g = minus, end.bbar = {to.b, nk}, end.passed = on;
+    if (to.scale) end.residual = {mutable_data<T>(residual), nk};
+    const cuda::Partials<T> sums{{to.momentum ? mutable_data<T>(moved) + it * lines * p.k : nullptr}};
+    if (to.scale || in.gnorms)
+      launch.product(sweeps.A, x, end, minus, rows, sums);
+    else
+      launch.after({}, end, rows, sums);
+    if (of_scale) of_scale->add({}, {}, end.residual, cotangent, p.scale_at(0, it));
+    if (of_values) of_values->add(minus, x);
+    if (it > 0 || goes_on)
+      launch.product(At, minus, cuda::AddPass<T>{1, {}, on.p ? on : cotangent}, {mutable_data<T>(made), nk},
+                     rows);
+  }
+
+  // Sums over the rows and columns of a sweep of a member; then over what shares a number.
+  void add_momentum() const {
+    const Tensor parts = sweeps.zeros(p.batch * p.sweeps);
+    add_totals(device, data<T>(moved), p.sweeps * p.batch, p.batch, rows.count * p.k, 1, false,
+               mutable_data<T>(parts), p.sweeps);
+    add_totals(device, data<T>(parts), p.bm, p.bm, p.batch / p.bm * (p.sweeps / p.momenta), p.momenta, false,
+               to.momentum, p.momenta);
+  }
+};
 
 }  // namespace
 
@@ -86,109 +172,24 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> csr_richardson_backwa
   const SweepAdjointSizes out(name, S, St, p, in, stride, needs);
   Tensor ga = new_zeros(in.values, out.values), gs = new_zeros(in.values, out.scale),
          gm = new_zeros(in.values, out.momentum), gb = new_zeros(in.values, out.b),
-         gx0 = new_empty(in.values, out.x0), before_out = new_zeros(in.values, out.before);
-  if (p.batch == 0 || p.nk() == 0) return {ga, gs, gm, gb, gx0, before_out};
+         gx0 = new_empty(in.values, out.x0), gbefore = new_zeros(in.values, out.before);
+  if (p.batch == 0 || p.nk() == 0) return {ga, gs, gm, gb, gx0, gbefore};
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
-    const SweepsCall<T, I> call(p, S.nnz(), in.values, in.scale, in.momentum);
-    const OnDevice& device = call.device;
-    const int64_t nk = p.nk(), all = p.batch * nk;
-    const T* later = in.momentum && in.gbefore ? data<T>(*in.gbefore) : nullptr;
+    const OnDevice device(in.values);
+    const auto if_needed = [](bool needed, const Tensor& t) { return needed ? mutable_data<T>(t) : nullptr; };
     if (iterations == 0) {
-      copy_members(device, data<T>(in.gx), nk, mutable_data<T>(gx0), nk, nk, p.batch);
-      if (out.gives_before && later)
-        copy_members(device, later, nk, mutable_data<T>(before_out), nk, nk, p.batch);
+      copy_blocks(device, mutable_data<T>(gx0), p.nk(), data<T>(in.gx), p.nk(), p.nk(), p.batch);
+      if (out.gives_before && in.gbefore)
+        copy_blocks(device, mutable_data<T>(gbefore), p.nk(), data<T>(*in.gbefore), p.nk(), p.nk(), p.batch);
       return;
     }
-    const Tensor learns = call.zeros(p.batch * p.k);
-    const auto look = [&](const T* v, int64_t rows) {
-      if (!v) return;
-      LS_LAUNCH(dim3(blocks_for(rows * p.k, kThreads), blocks_aside(p.batch)), kThreads, device.stream,
-                (v, rows, p.k, p.batch, mutable_data<T>(learns)), learns_kernel<T>);
-      STD_CUDA_CHECK(cudaGetLastError());
-    };
-    look(data<T>(in.gx), p.n), look(later, p.n), look(data<T>(in.gnorms), iterations);
-    const Tensor c = call.numbers(in.gnorms ? in.norms.numel() : 0),
-                 any = call.zeros(in.gnorms ? p.batch * iterations : 0);
-    if (in.gnorms) {
-      LS_LAUNCH(blocks_for(in.norms.numel(), kThreads), kThreads, device.stream,
-                (data<T>(in.norms), data<T>(*in.gnorms), p.batch * iterations, p.k, mutable_data<T>(c),
-                 mutable_data<T>(any)),
-                norm_cotangents_kernel<T>);
-      STD_CUDA_CHECK(cudaGetLastError());
-    }
-
-    SweepsAdjoint<T, I> P{};
-    P.A = call.matrix(S), P.At = call.matrix(St);
-    const Chunks rows(p.n);
-    P.rows = rows, P.coefficients = call.coefficients, P.sweeps = iterations;
-    P.before = out.has_before ? data<T>(*in.before) : nullptr;
-    P.b = data<T>(in.b), P.learns = data<T>(learns);
-    if (in.gnorms) P.c = data<T>(c), P.norms = data<T>(any);
-    // Lambda begins where it ends up in gx0 after the last sweep.
-    const Tensor other = call.numbers(p.momentum ? all : 0);
-    T *const to = mutable_data<T>(gx0), *const aside = mutable_data<T>(other);
-    const bool swapped = p.momentum && iterations % 2 == 1;
-    P.lambda[0] = swapped ? aside : to, P.lambda[1] = p.momentum ? (swapped ? to : aside) : nullptr;
-    copy_members(device, data<T>(in.gx), nk, P.lambda[0], nk, nk, p.batch);
-    if (later) copy_members(device, later, nk, P.lambda[1], nk, nk, p.batch);
-    P.has_later = later != nullptr;
-    P.gb = needs.b ? mutable_data<T>(gb) : nullptr, P.gs = needs.scale ? mutable_data<T>(gs) : nullptr;
-    P.gs_own = p.bs != 1, P.need_x0 = needs.x0;
-    const Tensor sums = call.numbers(out.gives_momentum ? iterations * p.batch * rows.count : 0);
-    P.sums = out.gives_momentum ? mutable_data<T>(sums) : nullptr;
-
-    const int64_t segment = stride == 1 ? iterations : std::min(stride, iterations);
-    const int64_t together =
-        needs.values
-            ? std::min(std::max<int64_t>(kKept / static_cast<int64_t>(sizeof(T)) / all, kFewestKept), segment)
-            : segment;
-    const Tensor g = call.numbers((needs.values ? together : 1) * all);
-    P.g = mutable_data<T>(g), P.g_step = needs.values ? all : 0;
-    const Tensor of_segment = call.numbers(stride == 1 ? 0 : (segment + 1) * all);
-    P.iterates = stride == 1 ? data<T>(in.iterates) : data<T>(of_segment);
-    P.iterates_step = (stride == 1 ? out.slots : segment + 1) * nk;
-    const bool table = S.blocks.size(0) > 1, table_t = St.blocks.size(0) > 1;
-    const Tensor product = call.numbers(table ? all : 0), product_t = call.numbers(table_t ? all : 0);
-    T* const product_at = table ? mutable_data<T>(product) : nullptr;
-    const bool packs = call.packs({P.b, P.before, P.iterates, to, aside, P.g});
-    const bool reads_iterates = needs.values || needs.scale || in.gnorms || out.gives_momentum;
-
-    for (int64_t end = iterations; end > 0;) {
-      const int64_t begin = stride == 1 ? 0 : (end - 1) / stride * stride;
-      if (stride > 1) {
-        P.iterates_from = begin - 1;
-        if (reads_iterates)
-          repeat(call, S, P, begin, end, data<T>(in.iterates) + begin / stride * (p.momentum ? 2 : 1) * nk,
-                 out.slots * nk, mutable_data<T>(of_segment), product_at, packs);
-      }
-      for (int64_t hi = end; hi > begin;) {
-        const int64_t lo = std::max(begin, hi - together);
-        P.g_from = lo;
-        run_adjoint(call, S, St, P, lo, hi, product_at, table_t ? mutable_data<T>(product_t) : nullptr,
-                    packs);
-        if (needs.values && S.nnz() > 0) {
-          LS_LAUNCH(dim3(blocks_for(S.nnz(), kThreads), blocks_aside(p.bv == 1 ? 1 : p.batch)), kThreads,
-                    device.stream, (P, lo, hi, mutable_data<T>(ga)), entries_kernel<T, I>);
-          STD_CUDA_CHECK(cudaGetLastError());
-        }
-        hi = lo;
-      }
-      end = begin;
-    }
-    if (out.gives_before)
-      copy_members(device, static_cast<const T*>(P.lambda_of(0)), nk, mutable_data<T>(before_out), nk, nk,
-                   p.batch, P.coefficients.momentum, P.coefficients.momentum_member);
-    if (out.gives_momentum) {
-      const Tensor parts = call.numbers(p.batch * iterations);
-      totals(device, data<T>(sums), iterations * p.batch, p.batch, rows.count, 1, false,
-             mutable_data<T>(parts), iterations);
-      LS_LAUNCH(blocks_for(p.bm * p.momenta, kThreads), kThreads, device.stream,
-                (data<T>(parts), p.batch, iterations, p.bm, p.momenta, mutable_data<T>(gm)),
-                shared_sums_kernel<T>);
-      STD_CUDA_CHECK(cudaGetLastError());
-    }
+    const DeviceSweeps<T, I> sweeps{device, p, S, in.values, in.scale, in.momentum, in.b};
+    const SweepGradients<T> to{
+        if_needed(needs.values, ga), if_needed(needs.scale, gs), if_needed(out.gives_momentum, gm),
+        if_needed(needs.b, gb),      mutable_data<T>(gx0),       if_needed(out.gives_before, gbefore)};
+    DeviceSweepsAdjoint<T, I>{sweeps, St, in, out, stride, needs.x0, to}.run();
   });
-  return {ga, gs, gm, gb, gx0, before_out};
+  return {ga, gs, gm, gb, gx0, gbefore};
 }
 
 }  // namespace learnsolve

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/row_pass_launch.cuh"
-#include "ops/device.cuh"
+#include "ops/batch_sum.cuh"
 #include "ops/structure.h"
 
 namespace learnsolve {
@@ -13,19 +13,14 @@ struct DeviceStructure : SparseStructure {
   DeviceStructure(const char* name, const Tensor& values, const Arrays&... arrays)
       : SparseStructure(name, arrays...) {
     check_device(name, values, {&idx});
-    const int64_t items = rows() + nnz();
     STD_TORCH_CHECK(
-        blocks.dim() == 2 && blocks.size(1) == 2 &&
-            (blocks.size(0) == 1 || blocks.size(0) == (items + cuda::kStretch - 1) / cuda::kStretch + 1),
-        name, ": blocks must be the schedule of these rows on a CUDA device, (1 or stretches + 1, 2)");
+        blocks.dim() == 2 && blocks.size(1) == 2 && blocks.size(0) >= 1 && further() * cuda::kPiece <= nnz(),
+        name, ": blocks must be the schedule of these rows on a CUDA device, (further pieces + 1, 2)");
   }
-
-  // For k columns.
+  int64_t further() const { return blocks.size(0) - 1; }
   template <class I>
-  cuda::Schedule<I> schedule(int64_t k) const {
-    const bool table = blocks.size(0) > 1;
-    return {data<I>(ptr),   table ? data<I>(blocks) : nullptr, rows(), nnz(), blocks.size(0) - 1,
-            cuda::kStretch, k == 1 ? 1 : cuda::kParts};
+  cuda::Schedule<I> schedule() const {
+    return {data<I>(ptr), data<I>(blocks), rows(), nnz(), further()};
   }
 };
 
@@ -43,23 +38,29 @@ struct PassOperands {
 template <bool Sum, bool Dot, class T, class I>
 void row_pass(const DeviceStructure& S, const Tensor& like, const PassOperands<T>& o, int64_t k,
               int64_t batch) {
-  if (S.rows() == 0 || k == 0 || batch == 0) return;
-  if (!Sum && S.nnz() == 0) return;
+  if (S.rows() == 0 || k == 0 || batch == 0 || (!Sum && S.nnz() == 0)) return;
   const OnDevice device(like);
-  cuda::RowPass<T, I> P{
-      S.schedule<I>(k), data<I>(S.idx), data<I>(S.perm), o.a,      o.x,      o.u, o.y,   o.d,   nullptr,
-      o.a_step,         o.x_step,       o.u_step,        o.y_step, o.d_step, k,   batch, false, false};
-  constexpr int64_t pack = 16 / sizeof(T);
-  using cuda::takes_packs;
-  P.packs = k > 1 && k % pack == 0 && takes_packs(o.x) && takes_packs(o.u) && takes_packs(o.y);
-  P.entries = takes_packs(P.idx) && takes_packs(P.perm) && takes_packs(o.a, o.a_step);
-  std::optional<Tensor> carry;
-  if (Sum && P.rows.table) {
-    const std::vector<int64_t> size{(o.y_step ? batch : 1) * P.rows.pieces() * k};
-    carry = new_empty(like, size);
-    P.carry = mutable_data<T>(*carry);
+  const int64_t y_size = S.rows() * k, further = S.further();
+  const int64_t added = (Sum && o.y_step == 0 ? y_size : 0) + (Dot && o.d_step == 0 ? S.nnz() : 0);
+  const cuda::Groups groups(batch, added);
+  const BatchSum<T> y(like, o.y, Sum ? o.y_step : 1, y_size, groups);
+  const BatchSum<T> d(like, o.d, Dot ? o.d_step : 1, S.nnz(), groups);
+  std::optional<Tensor> sums;
+  cuda::RowPass<T, I> P{};
+  P.rows = S.schedule<I>();
+  P.idx = data<I>(S.idx), P.perm = data<I>(S.perm);
+  P.a = o.a, P.x = o.x, P.u = o.u, P.y = y.result, P.d = d.result;
+  P.a_step = o.a_step, P.x_step = o.x_step, P.u_step = o.u_step;
+  P.k = k, P.groups = groups;
+  P.packs =
+      k % (16 / sizeof(T)) == 0 && cuda::takes_packs(o.x) && cuda::takes_packs(o.u) && cuda::takes_packs(o.y);
+  if (Sum && further > 0) {
+    sums = new_empty(like, Size{y.result.adds ? groups.count : batch, further * k});
+    P.further = {mutable_data<T>(*sums), further * k, y.result.adds};
   }
   STD_CUDA_CHECK((cuda::launch_row_pass<Sum, Dot>(P, device.stream)));
+  y.finish(device);
+  d.finish(device);
 }
 
 }  // namespace learnsolve

@@ -19,7 +19,7 @@
 // columns: a structure does not say how many it has.
 //
 // Plans are for the device that they are made for: on a CUDA device blocks are those of
-// kernels/merge_path.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
+// kernels/schedule.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(learnsolve, m) {
@@ -86,7 +86,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // where the products fall; without it they are searched, for which `columns` is the number of C's columns.
   // blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. perm and starts:
   // empty. `masked`: some products have no place in C. On a CUDA device positions, starts and blocks are
-  // those of kernels/spgemm.cuh.
+  // empty: places are searched.
   m.def(
       "csr_spgemm(Tensor[] plan, bool masked, int columns, Tensor a, Tensor b, bool sum_batch=False) -> "
       "Tensor");
@@ -120,7 +120,8 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "csr_sptrsv_backward(Tensor[] triangle, bool upper, bool unit, Tensor[] rows, bool transpose, "
       "Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
   // c = alpha a + beta b on the union of two patterns, whose nnz entries codes and starts describe
-  // (kernels/union_plan.h); a, b (nnz) or (B, nnz), each with the nnz of its own pattern.
+  // (kernels/union_plan.h); a, b (nnz) or (B, nnz), each with the nnz of its own pattern. On a CUDA device
+  // codes (2, nnz) are the places of these entries in a and in b, -1 where there is none; starts is empty.
   m.def(
       "csr_add(Tensor codes, Tensor starts, int nnz, Tensor a, Tensor b, float alpha, float beta) -> Tensor");
   // Its adjoint: gradients for a and b, with na and nb entries. Where one is not needed, its tensor is empty.

@@ -1,4 +1,5 @@
 // csr_sptrsv and csr_sptrsv_backward for CUDA tensors.
+#include "ops/batch_sum.cuh"
 #include "ops/sptrsv_sizes.h"
 #include "ops/triangular.cuh"
 
@@ -7,15 +8,21 @@ namespace {
 
 using namespace cuda;
 
-// -<u_i, w_j> for every entry, by `Lanes` lanes each.
+// The gradient of entry p of row i = rows[p], -<u_i, w_j>, by `Lanes` lanes; added up over members that share
+// one matrix. u and w are (batch, n, k), members `step` apart.
 template <int Lanes, class T, class I>
 LS_KERNEL(kThreads)
-gradient_kernel(const I* rows, const I* idx, const I* perm, int64_t entries, const T* u, const T* w,
-                int64_t step, int64_t k, int64_t batch, T* ga, int64_t ga_step) {
-  for_aside(ga_step ? batch : 1, [&](int64_t m) {
+gradient_kernel(Groups groups, BatchResult<T> ga, const I* rows, const I* idx, const I* perm, int64_t entries,
+                const T* u, const T* w, int64_t step, int64_t k) {
+  for_members(groups, [&](const Members& members) {
     for_items<Lanes>(entries, [&](const auto& team, int64_t p) {
-      entry_gradient(team, rows, idx, perm, p, u + m * step, w + m * step, step, k, ga_step ? 1 : batch,
-                     ga + m * ga_step);
+      const int64_t i = static_cast<int64_t>(rows[p]) * k, j = static_cast<int64_t>(idx[p]) * k;
+      T sum = 0;
+      for (int64_t b = members.b0; b < members.b1; ++b)
+        for (int64_t c = team.lane; c < k; c += Lanes)
+          sum = plus_product(sum, -u[b * step + i + c], w[b * step + j + c]);
+      sum = team.sum(sum);
+      if (team.first()) ga.of(members)[perm ? static_cast<int64_t>(perm[p]) : p] = sum;
     });
   });
 }
@@ -69,12 +76,15 @@ std::tuple<Tensor, Tensor> csr_sptrsv_backward_cuda(const std::vector<Tensor>& t
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     solve<T, I>(S, device, sizes, values, g, y);
     if (S.entries() == 0) return;
+    const int64_t nnz = values_size.back();
+    const Groups groups(sizes.batch, sizes.values_step == 0 ? nnz : 0);
+    const BatchSum<T> sum(values, mutable_data<T>(ga), sizes.values_step, nnz, groups, written);
+    const T *xs = data<T>(x), *ys = data<T>(y);
     const auto launch = [&]<int Lanes>() {
-      const dim3 grid(blocks_for(S.entries(), kThreads / Lanes), blocks_aside(sizes.matrices()));
+      const dim3 grid(blocks_for(S.entries(), kThreads / Lanes), 1, blocks_aside(groups.count));
       LS_LAUNCH(grid, kThreads, device.stream,
-                (data<I>(A.blocks), data<I>(A.idx), data<I>(A.perm), S.entries(), data<T>(transpose ? x : y),
-                 data<T>(transpose ? y : x), sizes.n * sizes.k, sizes.k, sizes.batch, mutable_data<T>(ga),
-                 sizes.values_step),
+                (groups, sum.result, data<I>(A.blocks), data<I>(A.idx), data<I>(A.perm), S.entries(),
+                 transpose ? xs : ys, transpose ? ys : xs, sizes.n * sizes.k, sizes.k),
                 gradient_kernel<Lanes, T, I>);
       STD_CUDA_CHECK(cudaGetLastError());
     };
@@ -84,6 +94,7 @@ std::tuple<Tensor, Tensor> csr_sptrsv_backward_cuda(const std::vector<Tensor>& t
       launch.template operator()<8>();
     else
       launch.template operator()<32>();
+    sum.finish(device);
   });
   return {ga, y};
 }

@@ -1,4 +1,5 @@
-// What the emulator (csrc/emulator) notices: each fault in a process of its own, which must end with a message.
+// What the emulator (csrc/emulator) notices: each fault in a process of its own, which must end with a
+// message.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -126,8 +127,11 @@ LS_TEST(emulator_runs_all_threads) {
 
 LS_TEST(emulator_refuses_what_a_device_refuses) {
   Array<int> out(1);
-  for (const auto& [grid, threads] : {std::pair(dim3(0), dim3(32)), {dim3(1, 65536), dim3(32)},
-                                      {dim3(1, 1, 65536), dim3(32)}, {dim3(1), dim3(64, 17)}, {dim3(1), dim3(0)}}) {
+  for (const auto& [grid, threads] : {std::pair(dim3(0), dim3(32)),
+                                      {dim3(1, 65536), dim3(32)},
+                                      {dim3(1, 1, 65536), dim3(32)},
+                                      {dim3(1), dim3(64, 17)},
+                                      {dim3(1), dim3(0)}}) {
     LS_LAUNCH(grid, threads, nullptr, (out.data()), adding_kernel);
     require(cudaGetLastError() == cudaErrorInvalidConfiguration, "a launch that no device accepts");
     require(cudaGetLastError() == cudaSuccess && out[0] == 0, "which is forgotten, and does nothing");
@@ -147,8 +151,7 @@ LS_TEST(emulator_finds_a_missing_barrier) {
 
 LS_TEST(emulator_finds_races_between_blocks) {
   Array<int> sum(1);
-  if (kFindsRaces)
-    require_fault("data race", [&] { LS_LAUNCH(2, 1, nullptr, (sum.data()), adding_kernel); });
+  if (kFindsRaces) require_fault("data race", [&] { LS_LAUNCH(2, 1, nullptr, (sum.data()), adding_kernel); });
 }
 
 LS_TEST(emulator_finds_partial_barriers) {
@@ -165,8 +168,7 @@ LS_TEST(emulator_finds_wrong_masks) {
                 [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), ~0u, 31), sum_kernel); });
   require_fault("some lanes of its mask never reach",
                 [&] { LS_LAUNCH(1, 24, nullptr, (out.data(), ~0u, 32), sum_kernel); });
-  require_fault("mask",
-                [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), 0x00ffffffu, 32), sum_kernel); });
+  require_fault("mask", [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), 0x00ffffffu, 32), sum_kernel); });
   require_fault("a lane that is not in the mask is read",
                 [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), 0xffu, 8), read_kernel); });
 }

@@ -3,16 +3,14 @@
 Each object has one store of entries. An entry knows the versions of its tensors, and reading it after one of
 them was changed in place, which could send a kernel out of bounds, is an error. What depends on one pattern
 only lives as long as the pattern. Plans for several patterns, of which a program can make any number, share
-one budget.
+one budget. On a CUDA device, reading an entry makes its memory wait, when it is freed, for what the current
+stream has to do until then.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
-import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor
 
 from learnsolve._library import drop_buffers
+from learnsolve.matrix.budget import budget
 from learnsolve.matrix.plain import constant_in_graphs, plain_tensors
 from learnsolve.matrix.unchanged import Versions
 
@@ -51,100 +50,38 @@ class Entry(Versions):
             owner._entries.pop(self.key, None)
 
 
-class Budget:
-    """How much memory the plans for several patterns take together.
+class EntryOnDevice(Entry):
+    """One of an object on a CUDA device. The allocator takes memory that is freed to be at the disposal of
+    the stream that it was made on; it must be told of others that read it, each once."""
 
-    A program that combines matrices at random, batches of graphs say, makes a plan for each combination: the
-    least recently used are dropped. A step of training that takes turns with more plans than fit would make
-    all of them again in every step, since each is dropped just before its turn: a warning says so.
-    """
+    __slots__ = ("device", "streams")
 
-    always = 16  # the last plans are kept, whatever their size: a step of training takes turns with a few
-    known = 2**12  # keys of dropped plans that are remembered: about 1 MB
+    def __init__(self, value: Any, owner: Cached, key: str):
+        super().__init__(value, owner, key)
+        self.device, self.streams = owner._arrays[0].device, set[int]()
+        self.record()
 
-    def __init__(self, limit: int):
-        self.limit, self.total, self.warned = limit, 0, False
-        # By address, least recently used first: a weak reference to an entry, and its bytes.
-        self.entries: OrderedDict[int, tuple[Callable[[], Entry | None], int]] = OrderedDict()
-        # How often a plan was dropped, by the serial of its owner and its key, last dropped last.
-        self.drops: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self.lock = threading.RLock()  # the backward of a CUDA tensor runs in a thread of its own
+    def check(self) -> None:
+        super().check()
+        self.record()
 
-    def set_limit(self, limit: int) -> int:
-        """The limit before."""
-        with self.lock:
-            before, self.limit, self.warned = self.limit, limit, False
-            self.drops.clear()
-            self._drop_beyond_limit()
-        return before
-
-    def add(self, entry: Entry, serial: str) -> None:
-        """A new plan, used now, of the object with this serial."""
-        address = id(entry)
-        with self.lock:
-            self._forget(address)  # of an entry that was freed while an interrupt kept `_forget` from running
-            self.entries[address] = weakref.ref(entry, lambda _: self._forget(address)), 0
-            self.resize(entry)
-            repeated = not self.warned and self.drops.get((serial, entry.key), 0) >= 2
-            self.warned = self.warned or repeated
-        if repeated:
-            warnings.warn(
-                f"set_plan_cache_limit: the plans in use take more than the limit of {self.limit} bytes, so "
-                "they are dropped and made again and again, which takes time; raise it with "
-                "ops.set_plan_cache_limit(bytes)",
-                stacklevel=2,
-            )
-
-    def touch(self, entry: Entry) -> None:
-        """The plan is used now."""
-        with self.lock:
-            if id(entry) in self.entries:
-                self.entries.move_to_end(id(entry))
-
-    def resize(self, entry: Entry) -> None:
-        """The plan holds more than before."""
-        address = id(entry)
-        with self.lock:
-            if address in self.entries:
-                size = entry.bytes()
-                reference, before = self.entries[address]
-                # In one line, without a call between: an interrupt (Ctrl-C) may come with every call.
-                self.total, self.entries[address] = self.total + size - before, (reference, size)
-                self._drop_beyond_limit()
-
-    def counts(self, entry: Entry) -> bool:
-        return id(entry) in self.entries
-
-    def pin(self, entry: Entry) -> None:
-        """The plan must stay while its patterns live."""
-        self._forget(id(entry))
-
-    def _forget(self, address: int) -> None:
-        with self.lock:
-            if address in self.entries:
-                # As in `resize`.
-                self.total, self.entries[address] = self.total - self.entries[address][1], (_freed, 0)
-                del self.entries[address]
-
-    def _drop_beyond_limit(self) -> None:
-        while self.total > self.limit and len(self.entries) > self.always:
-            address, (reference, _) = next(iter(self.entries.items()))
-            entry = reference()
-            self._forget(address)
-            owner = None if entry is None else entry.owner()
-            if entry is not None and owner is not None:
-                key = owner._serial, entry.key
-                self.drops[key] = self.drops.pop(key, 0) + 1
-                if len(self.drops) > self.known:
-                    self.drops.popitem(last=False)
-                entry.drop()
+    def record(self) -> None:
+        stream = torch.cuda.current_stream(self.device)
+        if stream.stream_id not in self.streams:
+            for t, _ in self.numbers:
+                if t.is_cuda:
+                    t.record_stream(stream)
+            self.streams.add(stream.stream_id)
 
 
-budget = Budget(2**26)
+class EntriesOnDevice(dict[str, EntryOnDevice]):
+    """The store of such an object."""
 
-
-def _freed() -> None:
-    """A reference to an entry that is freed."""
+    def get(self, key: str, default: Any = None) -> Any:
+        entry = super().get(key, default)
+        if entry is not None:
+            entry.record()
+        return entry
 
 
 class _InGraphs:
@@ -161,19 +98,24 @@ class Cached:
         "_container",
         "_dependents",
         "_entries",
+        "_entry",
         "_in_graphs",
         "_own",
         "_serial",
     )
 
     _arrays: tuple[Tensor, ...]
+    _entry: type[Entry]
 
     def _begin(self, *arrays: Tensor) -> None:
         """Keep the arrays that this object consists of; nothing is cached yet."""
         set_ = object.__setattr__
         set_(self, "_arrays", arrays)
-        set_(self, "_own", Entry(arrays, self, ""))
-        set_(self, "_entries", {})
+        # A store of its own class, so that reading costs nothing more on the CPU.
+        on_device = arrays[0].is_cuda
+        set_(self, "_entry", EntryOnDevice if on_device else Entry)
+        set_(self, "_own", self._entry(arrays, self, ""))
+        set_(self, "_entries", EntriesOnDevice() if on_device else {})
         set_(self, "_in_graphs", _InGraphs())
         set_(self, "_serial", f"p{next(_serials)}")  # names this object in the keys of others
         _by_serial[self._serial] = self
@@ -204,7 +146,7 @@ class Cached:
                     raise changed()
             return entry.value
         value = self._make(make, *arguments)
-        self._entries[key] = Entry(value, self, key)
+        self._entries[key] = self._entry(value, self, key)
         self._count(value)
         return value
 
@@ -256,7 +198,7 @@ class Cached:
                 budget.touch(entry)
             return entry.value
         plan = self._make(make, self, *others)
-        entry = Entry(plan, self, key)
+        entry = self._entry(plan, self, key)
         for other in others:
             if isinstance(other, Cached) and other is not self:
                 other._free_with(entry)

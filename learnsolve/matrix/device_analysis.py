@@ -5,13 +5,10 @@ on a CUDA device, so that only a few sizes pass through the host. Once for each 
 sort of it. All functions work on any device, and are tested on the CPU.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-STRETCH = 896  # items of the merge path to a block of threads: csrc/kernels/row_pass_launch.cuh
-UNION_CHUNK = 8192  # csrc/kernels/union_plan.h
+PIECE = 1024  # entries of a row that one team has: csrc/kernels/schedule.cuh
 # Products per sort if there are too many for one: 40 bytes each while it runs. Not measured.
 SORTED = 2**24
 
@@ -19,9 +16,6 @@ SORTED = 2**24
 MOST_SORTED = 2**31 - 1
 
 everywhere = False  # CPU tensors too: for tests of the CUDA operators compiled for the host
-
-# A row of this many entries holds up the few threads that have it, unless all rows are as long. Not measured.
-_LONG_ROW = 1024
 
 
 def here(t: Tensor) -> bool:
@@ -65,71 +59,34 @@ def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
 
 
 def row_schedule(crow: Tensor, nnz: int) -> Tensor:
-    """How rows are distributed (csrc/kernels/merge_path.cuh): one line, (rows, nnz), if each row goes to
-    a few threads; for rows of very different lengths the points that cut the merge path into stretches."""
+    """How long rows are distributed (csrc/kernels/schedule.cuh): row and first entry of each piece of PIECE
+    entries beyond the first of its row, in order; the last line is (rows, nnz)."""
     rows = len(crow) - 1
     end = torch.tensor([[rows, nnz]], dtype=crow.dtype, device=crow.device)
-    if rows == 0 or nnz == 0:
+    if nnz <= PIECE:
         return end
-    longest, mean = int(crow.diff().max()), nnz / rows
-    if longest < _LONG_ROW and longest <= max(256, 8 * mean):
+    further = (crow.diff() - 1).clamp(min=0) // PIECE
+    if not (total := int(further.sum())):
         return end
-    return merge_path(crow, nnz)
-
-
-def merge_path(crow: Tensor, nnz: int) -> Tensor:
-    """(row, entry) of every STRETCH-th item of the path, and of its end."""
-    rows = len(crow) - 1
-    ends = crow[1:].long() + torch.arange(rows, device=crow.device)  # row i ends with item crow[i + 1] + i
-    at = torch.arange(0, rows + nnz, STRETCH, device=crow.device)
-    at = torch.cat((at, torch.tensor([rows + nnz], device=crow.device)))
-    row = torch.searchsorted(ends, at)
-    return torch.stack((row, at - row), 1).to(crow.dtype)
-
-
-class Union(NamedTuple):
-    """csrc/kernels/union_plan.h"""
-
-    crow: Tensor
-    col: Tensor
-    codes: Tensor
-    starts: Tensor
+    row = torch.repeat_interleave(further, output_size=total)
+    of_row = torch.arange(total, device=crow.device) - (further.cumsum(0) - further)[row]
+    return torch.cat((torch.stack((row, crow[row] + PIECE * (of_row + 1)), 1).to(crow.dtype), end))
 
 
 def merge_patterns(
     a_crow: Tensor, a_col: Tensor, b_crow: Tensor, b_col: Tensor, columns: int, dtype: torch.dtype
-) -> Union:
-    """The union of two patterns of one shape."""
-    rows, device = len(a_crow) - 1, a_crow.device
-    a, b = _keys(a_crow, a_col, columns), _keys(b_crow, b_col, columns)
-    keys = torch.unique(torch.cat((a, b)))
-    nnz = len(keys)
-    chunks = -(-nnz // UNION_CHUNK)
-    bounds = (torch.arange(chunks + 1, device=device) * UNION_CHUNK).clamp(max=nnz)
-    quads = torch.zeros((-(-nnz // 4), 4), dtype=torch.uint8, device=device)
-    starts = []
-    for side, operand in enumerate((a, b)):
-        at = torch.searchsorted(keys, operand)
-        present = torch.zeros(quads.numel(), dtype=torch.uint8, device=device)
-        present[at] = 1
-        quads |= present.reshape(quads.shape) << (4 * side)
-        starts.append(torch.searchsorted(at, bounds))
-    weights = torch.tensor([1, 2, 4, 8], dtype=torch.uint8, device=device)
-    codes = (quads * weights).sum(1, dtype=torch.uint8)
-    crow, col = _from_keys(keys, rows, columns)
-    return Union(crow.to(dtype), col.to(dtype), codes, torch.stack(starts, 1).to(dtype))
-
-
-class ProductPlan(NamedTuple):
-    """csrc/kernels/spgemm.cuh"""
-
-    crow: Tensor | None  # of the product, if it is not given
-    col: Tensor | None
-    positions: Tensor
-    first: Tensor
-    pairs: Tensor
-    pair_starts: Tensor
-    incomplete: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(crow, col) of the union of two patterns of one shape, and for each of its entries the place in A and
+    that in B, -1 where it has none: (2, nnz)."""
+    operands = _keys(a_crow, a_col, columns), _keys(b_crow, b_col, columns)
+    keys = torch.unique(torch.cat(operands))
+    places = torch.full((2, len(keys)), -1, dtype=dtype, device=a_crow.device)
+    for side, operand in enumerate(operands):
+        places[side, torch.searchsorted(keys, operand)] = torch.arange(
+            len(operand), dtype=dtype, device=a_crow.device
+        )
+    crow, col = _from_keys(keys, len(a_crow) - 1, columns)
+    return crow.to(dtype), col.to(dtype), places
 
 
 def first_products(a_col: Tensor, b_crow: Tensor) -> Tensor:
@@ -137,48 +94,6 @@ def first_products(a_col: Tensor, b_crow: Tensor) -> Tensor:
     first = torch.zeros(len(a_col) + 1, dtype=torch.int64, device=a_col.device)
     torch.cumsum(b_crow.diff()[a_col.long()], 0, dtype=torch.int64, out=first[1:])
     return first
-
-
-def product_plan(
-    a_crow: Tensor,
-    a_col: Tensor,
-    b_crow: Tensor,
-    b_col: Tensor,
-    columns: int,
-    first: Tensor,
-    products: int,
-    mask: tuple[Tensor, Tensor] | None,
-) -> ProductPlan:
-    """All products of A B, sorted by their positions in C: one radix sort, of a key of eight bytes for each.
-    Fewer than 2^31 products and entries."""
-    rows, device = len(a_crow) - 1, a_crow.device
-    p = torch.repeat_interleave(torch.arange(len(a_col), device=device), first.diff(), output_size=products)
-    q = torch.arange(products, device=device) + (b_crow.long()[a_col.long()] - first[:-1])[p]
-    keys = row_indices(a_crow, len(a_col)).long()[p] * columns + b_col.long()[q]
-    keys, order = torch.sort(keys, stable=True)
-    crow = col = None
-    if mask is None:
-        requested, place = torch.unique_consecutive(keys, return_inverse=True)
-        crow, col = _from_keys(requested, rows, columns)
-        incomplete = False
-    else:
-        requested = _keys(*mask, columns)
-        place = torch.searchsorted(requested, keys)
-        if len(requested):
-            on_mask = requested[place.clamp(max=len(requested) - 1)] == keys
-        else:
-            on_mask = torch.zeros_like(keys, dtype=torch.bool)
-        place = torch.where(on_mask, place, -1)
-        incomplete = not bool(on_mask.all())
-    positions = torch.empty(products, dtype=torch.int32, device=device)
-    positions[order] = place.int()
-    if incomplete:
-        order, keys = order[place >= 0], keys[place >= 0]
-    pairs = torch.stack((p[order], q[order]), 1).int()
-    # Every requested entry begins where its key does; the last line is the number of pairs.
-    ends = torch.searchsorted(keys, requested)
-    pair_starts = torch.cat((ends, torch.tensor([len(order)], device=device)))
-    return ProductPlan(crow, col, positions, first, pairs, pair_starts, incomplete)
 
 
 def product_pattern(

@@ -259,8 +259,8 @@ class SparsityPattern(Cached, Immutable):
         """Blocks of rows of about equal work, shape (blocks + 1, 2): first row, and the length of every row
         if consecutive rows repeat one another shifted by a column, else 0. The last line is (rows, 0).
 
-        On a CUDA device: only (rows, nnz) or, for rows of very different lengths, the row and the entry
-        where each of many equal stretches of rows and entries begins, and (rows, nnz) at the end."""
+        On a CUDA device: the row and the first entry of every further piece of a row of more than 1,024
+        entries (csrc/kernels/schedule.cuh), and (rows, nnz) at the end."""
         return self._structure(False)[3]
 
     @property

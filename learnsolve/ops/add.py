@@ -57,7 +57,8 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     mode, vmap, `torch.compile`. Deterministic.
 
     Cost: one pass over the values, likewise in the backward. The union is planned once for a pair of
-    patterns, O(nnz), and takes two bits per entry of C; matrices on one pattern object need no plan.
+    patterns, O(nnz), and takes two bits per entry of C (two indices on a CUDA device); matrices on one
+    pattern object need no plan.
 
     Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
     arXiv 2212.05159, table 1.
@@ -107,11 +108,21 @@ def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
 
 
 class UnionPlan(NamedTuple):
-    codes: Tensor  # csrc/kernels/union_plan.h
+    codes: Tensor  # csrc/kernels/union_plan.h; on a device `places` themselves, and no starts
     starts: Tensor
     nnz: int
     lies: str  # on the pattern "A", "B" or "both", or "new"
     pattern: SparsityPattern | None  # if new
+
+    def places(self) -> Tensor:
+        """(2, nnz): where each entry of the union stands in A, and where in B; -1 where it has none."""
+        return self.codes if self.codes.dim() == 2 else _decoded(self.codes, self.nnz, self.starts.dtype)
+
+
+def _decoded(codes: Tensor, nnz: int, dtype: torch.dtype) -> Tensor:
+    bits = (codes.unsqueeze(1) >> torch.arange(8, device=codes.device)) & 1
+    there = bits.reshape(-1, 2, 4).transpose(0, 1).reshape(2, -1)[:, :nnz] == 1
+    return torch.where(there, there.cumsum(1) - 1, -1).to(dtype)
 
 
 def union_plan(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
@@ -125,11 +136,15 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
     arrays = (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)
     # The position of an entry must be an index.
     sorted_there = P.shape[0] * P.shape[1] < 2**62 and P.nnz + Q.nnz <= device_analysis.MOST_SORTED
-    if device_analysis.here(P.crow_indices) and sorted_there:
-        crow, col, codes, starts = device_analysis.merge_patterns(*arrays, P.shape[1], index)
+    there = device_analysis.here(P.crow_indices)
+    if there and sorted_there:
+        crow, col, codes = device_analysis.merge_patterns(*arrays, P.shape[1], index)
+        starts = codes.new_empty(0)
     else:
         merged = _analysis.merge_patterns(*(as_numpy(t.to(index)) for t in arrays))
         crow, col, codes, starts = (P._tensor(a) for a in merged)
+        if there:
+            codes, starts = _decoded(codes, len(col), index), starts[:0].clone()
     nnz = len(col)
     lies = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "new"}[
         nnz == P.nnz, nnz == Q.nnz

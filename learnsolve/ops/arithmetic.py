@@ -3,14 +3,13 @@
 from numbers import Real
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import sparse_matrix
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.add import added, union_plan
 from learnsolve.ops.core.dots import over, times
 from learnsolve.ops.core.gather import take
@@ -56,23 +55,16 @@ def _plan_intersection(P: SparsityPattern, Q: SparsityPattern) -> _IntersectionP
     plan = union_plan(P, Q)
     if plan.lies == "both":
         return _IntersectionPlan(None, None, None)
-    bits = np.unpackbits(as_numpy(plan.codes)[:, None], axis=1, bitorder="little").reshape(-1, 2, 4)
-    in_a, in_b = (bits[:, operand].reshape(-1)[: plan.nnz] == 1 for operand in (0, 1))
-    both = in_a & in_b
-    at_a, at_b = (np.cumsum(m, dtype=np.int64)[both] - 1 for m in (in_a, in_b))
+    places = plan.places()
+    at_a, at_b = places[:, (places >= 0).all(0)].long()
     if len(at_a) == P.nnz or len(at_b) == Q.nnz:
         return _IntersectionPlan(
-            None if len(at_a) == P.nnz else P._tensor(at_a),
-            None if len(at_b) == Q.nnz else P._tensor(at_b),
-            None,
+            None if len(at_a) == P.nnz else at_a.clone(), None if len(at_b) == Q.nnz else at_b.clone(), None
         )
-    kept = P._tensor(at_a)
-    crow = as_numpy(P.crow_indices)
     index = P.dtype if P.dtype == Q.dtype else torch.int64
-    pattern = SparsityPattern._trusted(
-        P._tensor(np.searchsorted(at_a, crow)).to(index), P.col_indices[kept].to(index), P.shape
-    )
-    return _IntersectionPlan(kept, P._tensor(at_b), pattern)
+    crow = torch.searchsorted(at_a, P.crow_indices.long())
+    pattern = SparsityPattern._trusted(crow.to(index), P.col_indices[at_a].to(index), P.shape)
+    return _IntersectionPlan(at_a, at_b, pattern)
 
 
 def divide(A: CSR, s: Any) -> CSR:

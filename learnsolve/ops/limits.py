@@ -1,4 +1,4 @@
-"""How much memory is kept between calls: plans (matrix/cache.py), and freed results (csrc/ops/buffers.h)."""
+"""How much memory is kept between calls: plans (matrix/budget.py), and freed results (csrc/ops/buffers.h)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from learnsolve._library import swap_buffer_pool_limit
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import budget
+from learnsolve.matrix.budget import budget
 
 swap_buffer_pool_limit(2**28)
 
@@ -40,7 +40,7 @@ def set_plan_cache_limit(bytes: int) -> int:
     -----
     A plan counts with the pattern of its result and all that is cached there. What belongs to one pattern
     only, such as its transpose, is kept as long as the pattern: see `SparsityPattern.drop_caches`.
-    `set_spgemm_plan_limit` decides whether the product of two matrices has a plan at all.
+    On the CPU `set_spgemm_plan_limit` decides whether the product of two matrices has a plan at all.
 
     Examples
     --------

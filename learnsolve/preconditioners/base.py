@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Self
@@ -128,7 +129,7 @@ class Preconditioner:
         of its attributes."""
         held = (a.values if isinstance(a, CSR) else a for a in vars(self).values())
         numbers = (t for t in held if isinstance(t, Tensor) and t.is_floating_point())
-        return next(iter((*self.depends_on, *numbers)), None)
+        return next(itertools.chain(self.depends_on, numbers), None)
 
     def _of_one_kind(self) -> Tensor:
         like = self._like()
@@ -164,9 +165,10 @@ class Preconditioner:
         rest = {k: v for k, v in vars(self).items() if k not in (*names, "_factor", "depends_on")}
         return self._trusted(**rest)
 
-    def _with(self, parts: dict[str, Any], depends_on: tuple[Tensor, ...]) -> Preconditioner:
+    def _with(self, parts: dict[str, Any]) -> Preconditioner:
         """What `_without` has left, with these values of the parts, unchecked."""
-        return self._trusted(**{**vars(self), **parts, "depends_on": depends_on})
+        tensors = tuple(v.values if isinstance(v, CSR) else v for v in parts.values())
+        return self._trusted(**{**vars(self), **parts, "depends_on": tensors})
 
     def _converted(self, **kind: Any) -> Preconditioner:
         """In another dtype and on another device."""

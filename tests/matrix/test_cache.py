@@ -2,9 +2,11 @@
 
 import contextlib
 import gc
+import inspect
 import warnings
 import weakref
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from torch import Tensor
 
 import learnsolve as ls
 from learnsolve.matrix import cache
-from learnsolve.matrix.cache import Entry, budget
+from learnsolve.matrix.budget import Budget, budget
+from learnsolve.matrix.cache import Entry
 
 
 class Plan(NamedTuple):
@@ -296,7 +299,7 @@ def test_an_interrupt_at_any_line_of_planning():
 
     def once(at=0):
         A, B = ls.CSR.from_scipy(S), ls.CSR.from_scipy(T)
-        lines = Lines(at, (cache.__file__,))
+        lines = Lines(at, (cache.__file__, inspect.getfile(Budget)))
         with contextlib.suppress(KeyboardInterrupt), lines:
             A + B
         let_go()
@@ -313,3 +316,51 @@ def test_an_interrupt_at_any_line_of_planning():
     assert lines > 50
     for at in range(1, lines + 1):
         once(at)
+
+
+class There(Tensor):
+    """As on a CUDA device, whose allocator is told of streams."""
+
+    is_cuda = True  # type: ignore[assignment]
+    told: ClassVar[list] = []
+
+    def record_stream(self, stream):
+        self.told.append((self.data_ptr(), stream.stream_id))
+
+
+def plan_there(P, Q):
+    return Plan(torch.arange(P.nnz).as_subclass(There), there(random(*P.shape, 0.5)))
+
+
+def there(S):
+    P = pattern_of(S)
+    return ls.SparsityPattern._trusted(*(t.as_subclass(There) for t in P._arrays), P.shape)
+
+
+def test_arrays_used_on_another_stream_are_recorded(monkeypatch):
+    """Once each, before they are freed: index arrays, what is computed from them, and plans."""
+    stream, told = SimpleNamespace(stream_id=0), There.told
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    P, Q = there(random(6, 5, 0.5)), there(random(6, 5, 0.8, seed=1))
+
+    def use():
+        plan = P._planned(plan_there, Q)
+        twice = P._cached("twice", lambda: 2 * P.crow_indices)
+        arrays = (plan.positions, twice, *plan.result._structure(False), P.crow_indices, Q.col_indices)
+        return [t.data_ptr() for t in arrays if t.is_cuda and t.numel()]
+
+    for number in (0, 5, 7):
+        stream.stream_id = number
+        assert {(at, number) for at in use()} <= set(told)
+        told.clear()
+        use()
+        assert told == []
+    stream.stream_id = 8
+    positions = P._planned(plan_there, Q).positions
+    at = positions.data_ptr()
+    weakref.finalize(positions, told.append, "freed")
+    del positions
+    P.drop_caches()
+    assert told.index((at, 8)) < told.index("freed")
+    assert type(pattern_of(random(6, 5, 0.5))._entries) is dict, "the CPU's costs nothing more"

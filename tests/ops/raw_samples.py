@@ -148,11 +148,7 @@ def spgemm_arguments(P, dtype, operands=("a", "b"), columns=False, shared=True):
     for mask, limit in ((None, 2**30), (P, 2**30), (P, 0)):
         before = ls.ops.set_spgemm_plan_limit(limit)
         Q = ls.SparsityPattern(P.crow_indices.clone(), P.col_indices.clone(), P.shape)
-        if columns:
-            arrays = sparse_product._by_columns(Q, P, mask)
-        else:
-            wanted = sparse_product.LEFT if operands[0] == "g" else sparse_product.PRODUCT
-            arrays = sparse_product._by_rows(Q, P, mask, wanted)
+        arrays = (sparse_product._by_columns if columns else sparse_product._by_rows)(Q, P, mask)
         ls.ops.set_spgemm_plan_limit(before)
         nnz = {"a": P.nnz, "b": P.nnz, "g": sparse_product.result_pattern(Q, P, mask).nnz}
         single = [normal((nnz[x],), dtype, seed) for seed, x in enumerate(operands)]

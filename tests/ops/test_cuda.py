@@ -15,20 +15,22 @@ from ops.triangles import TRIANGLES, triangles, triangular_operands
 from reference import assert_within, normal, pattern_of
 
 import learnsolve as ls
-from learnsolve.matrix import device_analysis
 
 cuda_promises.skip_without_operators()
 
 
 def skewed(kind: str) -> scipy.sparse.csr_array:
-    """Rows that sub-warps would be held up by: several stretches of the merge path."""
+    """Rows that sub-warps would be held up by, in several pieces, and rows of one length for each number of
+    lanes."""
     rng = np.random.default_rng(0)
     lengths = {
         "one giant row": np.where(np.arange(400) == 123, 3000, 2),
         "all in the last row": np.where(np.arange(50) == 49, 4000, 0),
         "one row": np.array([3500]),
         "empty rows and long ones": np.where(np.arange(3000) % 700 == 5, 1500, np.arange(3000) % 3),
+        "about a piece": np.array([1023, 0, 1024, 1025, 2, 2047, 2048, 2049, 3000, 0]),
         "even": np.full(2000, 5),
+        "twenty each": np.full(150, 20),
     }[kind]
     columns = [np.sort(rng.choice(4000, size=n, replace=False)) for n in lengths]
     indptr = np.concatenate(([0], np.cumsum(lengths)))
@@ -39,7 +41,15 @@ def skewed(kind: str) -> scipy.sparse.csr_array:
     return S
 
 
-SKEWED = ("one giant row", "all in the last row", "one row", "empty rows and long ones", "even")
+SKEWED = (
+    "one giant row",
+    "all in the last row",
+    "one row",
+    "empty rows and long ones",
+    "about a piece",
+    "even",
+    "twenty each",
+)
 every_skewed = pytest.mark.parametrize("kind", SKEWED)
 
 
@@ -69,7 +79,7 @@ def results(S, dtype, index, tail, transpose):
 
 
 @pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize("tail", [(), (1,), (3,), (8,), (40,)], ids=str)
+@pytest.mark.parametrize("tail", [(), (1,), (3,), (5,), (8,), (24,), (33,), (40,)], ids=str)
 @every_skewed
 def test_rows_of_all_lengths(kind, tail, transpose):
     S = skewed(kind)
@@ -81,8 +91,7 @@ def test_rows_of_all_lengths(kind, tail, transpose):
 @every_skewed
 def test_long_rows_are_scheduled(kind):
     P = pattern_of(skewed(kind)).to(DEVICE)
-    everything = device_analysis._LONG_ROW == 0  # tests/conftest.py
-    assert (len(P.row_blocks) > 1) == (kind != "even" or everything)
+    assert (len(P.row_blocks) > 1) == (kind not in ("even", "twenty each"))
 
 
 @every_skewed
@@ -106,6 +115,57 @@ def test_batches_of_long_rows(kind):
                 torch.testing.assert_close(found, w, rtol=1e-11, atol=1e-11)
 
 
+def in_groups(terms, group):
+    """The sum over the batch as kernels/groups.cuh has it: within each group, then group after group."""
+    parts = [functools.reduce(torch.add, members) for members in terms.split(group)]
+    return functools.reduce(torch.add, parts)
+
+
+@pytest.mark.parametrize(("batch", "group"), [(1024, 32), (1000, 32), (33, 2), (5, 1)])
+def test_a_shared_operand_of_a_batch_is_added_up_in_groups(batch, group):
+    """No team has all members: their bits are those of 32 groups at most, and not of one sum."""
+    n = 64
+    D = ls.CSR.from_scipy(scipy.sparse.eye_array(n)).pattern.to(DEVICE)
+    x, one = normal((batch, n, 1)).to(DEVICE), torch.ones(n, 1, dtype=torch.float64, device=DEVICE)
+    values = torch.ones(n, dtype=torch.float64, device=DEVICE)
+    wanted = in_groups(x, group).flatten()
+    assert torch.equal(wanted, in_groups(x, batch).flatten()) == (group == 1)
+    crow, col, perm, blocks = D._structure(False)
+    for _ in range(2):
+        v = values.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(ls.CSR(v, D) @ x, v, one.expand(batch, n, 1))
+        assert torch.equal(gradient, wanted), "gradient of shared values"
+        sampled = torch.ops.learnsolve.csr_sddmm(crow, col, blocks, x, one, True)
+        assert torch.equal(sampled, wanted), "sampled product"
+        product = torch.ops.learnsolve.csr_spmm(crow, col, perm, blocks, values, x, True)
+        assert torch.equal(product.flatten(), wanted), "product"
+        u = one.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(ls.CSR(x[..., 0], D) @ u, u, one.expand(batch, n, 1))
+        assert torch.equal(gradient.flatten(), wanted), "gradient of a shared vector"
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("kind", ["about a piece", "twenty each"])
+def test_batches_of_several_groups(kind, k):
+    """Shared values and vectors, rows in several pieces, groups of unequal size, against dense algebra."""
+    S, batch = skewed(kind)[2:6], 37
+    P = pattern_of(S, torch.int32).to(DEVICE)
+    v, x = normal((batch, P.nnz)).to(DEVICE), normal((batch, P.shape[1], k), seed=1).to(DEVICE)
+    g = normal((batch, P.shape[0], k), seed=2).to(DEVICE)
+    rows, columns = P.row_indices.long(), P.col_indices.long()
+    for a, b in ((v, x[0]), (v[0], x), (v[0], x[0])):
+        a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
+        y = (ls.CSR(a, P) @ b).expand(batch, -1, -1)
+        terms = a.detach().expand(batch, -1).unsqueeze(-1) * b.detach().expand(batch, -1, -1)[:, columns]
+        torch.testing.assert_close(y, torch.zeros_like(g).index_add(1, rows, terms), rtol=1e-11, atol=1e-11)
+        ga, gb = torch.autograd.grad(y, (a, b), g)
+        wanted = (g[:, rows] * b.detach().expand(batch, -1, -1)[:, columns]).sum(-1)
+        torch.testing.assert_close(ga, wanted if a.dim() == 2 else wanted.sum(0), rtol=1e-10, atol=1e-10)
+        terms = a.detach().expand(batch, -1).unsqueeze(-1) * g[:, rows]
+        wanted = torch.zeros_like(x).index_add(1, columns, terms)
+        torch.testing.assert_close(gb, wanted if b.dim() == 3 else wanted.sum(0), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("k", [1, 4, 24])
 @every_skewed
 def test_any_alignment(kind, k):
@@ -124,7 +184,7 @@ def test_any_alignment(kind, k):
     Q = ls.SparsityPattern(crow[1:], col[1:], P.shape)
     for pattern, a, b in ((P, shifted(v), x), (P, v, shifted(x)), (Q, v, x), (Q, shifted(v), shifted(x))):
         found = ls.CSR(a, pattern) @ b
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+        assert torch.equal(found, wanted), "the same products in the same order"
 
 
 def operations():
@@ -139,10 +199,6 @@ def operations():
     a, b = (normal((R.nnz,), seed=s).to(DEVICE).requires_grad_() for s in (4, 5))
     q = normal((Q.nnz,), seed=6).to(DEVICE).requires_grad_()
     c, f = (normal(s, seed=7).to(DEVICE).requires_grad_() for s in ((3, 3), (2, 20, 30)))
-    searched = ls.SparsityPattern(R.crow_indices, R.col_indices, R.shape)
-    before = ls.ops.set_spgemm_plan_limit(0)  # holds for the pattern of which it is the first product
-    ls.ops.spgemm(ls.CSR(a, searched), ls.CSR(b, searched))
-    ls.ops.set_spgemm_plan_limit(before)
     made = {
         "spmv": (lambda: ls.CSR(v, P) @ x, (v, x)),
         "spmm": (lambda: ls.CSR(v, P) @ X, (v, X)),
@@ -152,7 +208,6 @@ def operations():
         "add": (lambda: ls.ops.add(ls.CSR(a, R), ls.CSR(q, Q.to(dtype=R.dtype))).values, (a, q)),
         "spgemm": (lambda: ls.ops.spgemm(ls.CSR(a, R), ls.CSR(b, R)).values, (a, b)),
         "spgemm mask": (lambda: ls.ops.spgemm(ls.CSR(a, R), ls.CSR(b, R), mask=R).values, (a, b)),
-        "spgemm by search": (lambda: ls.ops.spgemm(ls.CSR(a, searched), ls.CSR(b, searched)).values, (a, b)),
         "stencil": (lambda: ls.ops.stencil(c, f, boundary="periodic"), (c, f)),
     }
 
@@ -183,7 +238,6 @@ OPERATIONS = (
     "add",
     "spgemm",
     "spgemm mask",
-    "spgemm by search",
     "stencil",
     *(kind + side for kind in TRIANGLES for side in ("", ", transposed")),
 )

@@ -1,4 +1,4 @@
-"""Triangular solves by the CUDA operators: each way to solve, on a device or compiled for the host."""
+"""Triangular solves by the CUDA operators: each way to solve, on a device or emulated."""
 
 import cuda_promises
 import numpy as np
@@ -7,7 +7,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 import torch
 from cuda_promises import DEVICE, needs_a_device
-from ops.triangles import TRIANGLES, triangles, triangular_operands
+from ops.triangles import NARROW, TILE, TRIANGLES, Way, triangles, triangular_operands
 from reference import normal
 
 import learnsolve as ls
@@ -23,7 +23,7 @@ def test_triangular_solves(kind, dtype):
     """Every way to solve, against SciPy; each is the way that it says."""
     T, columns = triangles(DEVICE)[kind]
     v, b = triangular_operands(T, columns, dtype)
-    assert_way(kind, T)
+    assert way(T, columns) == TRIANGLES[kind]
     S = scipy.sparse.tril(ls.CSR(v, T).to_scipy().astype(np.float64)).tocsr()
     for transpose in (False, True):
         x = ls.ops.sptrsv(ls.CSR(v, T), b, transpose=transpose)
@@ -38,39 +38,58 @@ def test_triangular_solves(kind, dtype):
         assert torch.equal(ls.ops.sptrsv(ls.CSR(v, T), again, transpose=transpose), x)
 
 
-def assert_way(kind, T):
-    *_, blocks, _, levels = triangular._system(T, triangular.Side(True, False, False)).tensors
+def way(T, columns):
+    levels = triangular._system(T, triangular.Side(True, False, False)).tensors[-1]
     lanes, *bounds = levels.tolist()
-    parts = len(blocks) > len(bounds)
-    width = 1 if "chain" in kind else int(kind.split()[-1]) if "band" in kind else 0
-    assert max(-lanes, 0) == width
-    assert width or (lanes > 1) == (kind == "long rows")
-    by_ticket = triangular._TICKET_WIDTH == 0 or "ticket" in kind
-    assert width or parts == by_ticket
+    results = np.diff(bounds) * min(TILE, *columns, *(() if columns else (1,)))
+    return Way(lanes, bool((results < NARROW).any()), bool((results >= NARROW).any()))
 
 
-@every_triangle
-def test_a_row_has_the_same_bits_whatever_kernel_solves_it(kind, monkeypatch):
-    found = []
-    for limit in (0, 10**9):
-        monkeypatch.setattr(triangular, "_TICKET_WIDTH", limit)
-        monkeypatch.setattr(triangular, "_TICKET_LEVELS", 0)
-        T, columns = triangles(DEVICE)[kind]
-        v, b = triangular_operands(T, columns)
+@pytest.mark.parametrize("kind", [kind for kind, way in TRIANGLES.items() if way.wide])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_row_has_the_same_bits_whatever_kernel_solves_it(kind, dtype):
+    """All columns make some levels wide, a launch each; those of one column go through one block."""
+    T, columns = triangles(DEVICE)[kind]
+    v, b = (t.detach() for t in triangular_operands(T, columns, dtype))
+    assert way(T, columns).wide
+    assert not way(T, ()).wide
+    for transpose in (False, True):
+        x = ls.ops.sptrsv(ls.CSR(v, T), b, transpose=transpose)
+        for c in (0, columns[0] - 1):
+            assert torch.equal(ls.ops.sptrsv(ls.CSR(v, T), b[:, c], transpose=transpose), x[:, c])
+
+
+@pytest.mark.parametrize(
+    ("kind", "members"), [("chains", 3), ("short chain", 40), ("narrow levels", 40), ("long rows", 40)]
+)
+def test_members_of_a_batch_have_the_bits_of_their_own_solves(kind, members):
+    """The gradient of a matrix that all of them share is the sum of theirs."""
+    T, _ = triangles(DEVICE)[kind]
+    v, _ = (t.detach() for t in triangular_operands(T, ()))
+    b = normal((members, T.shape[0], 2), torch.float64, seed=3).to(DEVICE)
+
+    def solved(v, b):
+        v = v.clone().requires_grad_()
         x = ls.ops.sptrsv(ls.CSR(v, T), b)
-        found.append((x.detach(), *torch.autograd.grad(x, (v, b), torch.ones_like(x))))
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+        return x.detach(), torch.autograd.grad(x, v, torch.ones_like(x))[0]
+
+    x, gradients = solved(v.expand(members, -1), b)
+    same, gradient = solved(v, b)
+    assert torch.equal(same, x)
+    torch.testing.assert_close(gradient, gradients.sum(0), rtol=1e-12, atol=1e-12)
+    for i in (0, members // 2, members - 1):
+        assert all(torch.equal(*pair) for pair in zip(solved(v, b[i]), (x[i], gradients[i]), strict=True))
 
 
 @pytest.mark.parametrize(
     ("kind", "at", "change", "message"),
     [
-        ("short chain", 7, lambda unit: True, "a band of 1 must have no more entries than that"),
+        ("short chain", 7, lambda unit: True, "every row must have an entry next to its diagonal"),
         ("short chain", 5, lambda levels: levels + 1, "order, blocks and levels must cover all rows"),
-        ("short chain", 5, lambda levels: levels + 2, "order, blocks and levels must cover all rows"),
-        ("short chain", 5, lambda levels: levels.repeat(2), "for a band levels must be one number"),
-        ("short band of 2", 5, lambda levels: levels + 1, "a band of 1 must have no more entries than that"),
-        ("short band of 2", 5, lambda levels: levels - 3, "minus its width, -1 ... -4"),
+        ("short chain", 5, lambda levels: levels - 1, "order, blocks and levels must cover all rows"),
+        ("short chain", 5, lambda levels: levels.repeat(2), "with levels 0, every row must have an entry"),
+        ("narrow levels", 5, lambda levels: levels[:1] - 1, "with levels 0, every row must have an entry"),
+        ("narrow levels", 5, lambda levels: levels[:0], "levels must be int64, on the host, and not empty"),
         ("narrow levels", 3, lambda blocks: blocks[:-2], "order, blocks and levels must cover"),
         ("narrow levels", 4, lambda order: order[:-1], "order, blocks and levels must cover"),
         ("narrow levels", 4, lambda order: order.int(), "order must have the index type of idx"),
@@ -80,8 +99,7 @@ def test_a_row_has_the_same_bits_whatever_kernel_solves_it(kind, monkeypatch):
         ("narrow levels", 9, lambda b: b[:-1], "b must have 500 rows, got 499"),
     ],
 )
-def test_wrong_plans_are_refused(kind, at, change, message, monkeypatch):
-    monkeypatch.setattr(triangular, "_TICKET_WIDTH", 10**9)
+def test_wrong_plans_are_refused(kind, at, change, message):
     T, _ = triangles(DEVICE)[kind]
     v, b = (t.detach() for t in triangular_operands(T, ()))
     tensors, *choices = triangular._system(T, triangular.Side(True, False, False))
@@ -92,7 +110,6 @@ def test_wrong_plans_are_refused(kind, at, change, message, monkeypatch):
         torch.ops.learnsolve.csr_sptrsv(arguments[:6], *arguments[6:])
 
 
-@needs_a_device
 @every_triangle
 def test_a_zero_on_the_diagonal_of_a_triangle_spreads_nan(kind):
     """A device is not waited for to look: NaN in the row and in all that depends on it, in no other."""

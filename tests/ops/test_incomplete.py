@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 from ops.incomplete_cases import STRUCTURES, dominant, every_kind, library, loops, small
 from ops.test_memory import peak
@@ -11,6 +12,7 @@ from reference import assert_same_bits, densify, grid, normal, on_pattern, patte
 
 import learnsolve as ls
 from learnsolve.matrix import device_analysis
+from learnsolve.ops.core import incomplete
 
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-13}
 
@@ -123,6 +125,29 @@ def test_same_bits_for_any_number_of_threads_and_batch(kind, dtype):
     alone = [torch.stack(t) for t in zip(*(results(one) for one in v), strict=True)]
     assert all(torch.equal(a, b) for a, b in zip(results(v), alone, strict=True))
     assert_same_bits(lambda: results(v))
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_many_blocks_have_the_bits_of_one(kind, dtype):
+    """On a CUDA device most levels of them are wide, a launch each; those of one go through one block."""
+    copies, one = 500, grid(5, 4)
+    small, large = (pattern_of(S, torch.int32) for S in (one, sp.block_diag([one] * copies, format="csr")))
+    if device_analysis.everywhere:
+        for P, wide in ((small, {False}), (large, {False, True})):
+            bounds = incomplete.plan_of(P, kind).elimination[0][7]
+            assert set((np.diff(bounds) >= 2048).tolist()) == wide  # csrc/ops/incomplete.cu
+
+    def results(P, v):
+        v = v.clone().requires_grad_()
+        factors = getattr(ls.ops, kind)(ls.CSR(v, P))
+        f = [F.values for F in (factors.L, getattr(factors, "U", None)) if F is not None]
+        (grad,) = torch.autograd.grad(f, v, [t.detach() for t in f], create_graph=True)
+        return [t.detach() for t in (*f, grad, *torch.autograd.grad(grad, v, v.detach()))]
+
+    v = dominant(small, (), dtype)
+    for alone, many in zip(results(small, v), results(large, v.repeat(copies)), strict=True):
+        assert torch.equal(many.reshape(copies, -1), alone.expand(copies, -1))
 
 
 @every_kind

@@ -1,6 +1,7 @@
 """Features reduced over rows and columns: values and gradients on every structure, ties, NaN, errors."""
 
 import pytest
+import scipy.sparse
 import torch
 from ops.graph_cases import BY, dense_max, dense_softmax, dense_sum, segments
 from reference import UNIT_ROUNDOFF, gradients, normal, pattern_of, random, small_pattern, structures
@@ -61,6 +62,45 @@ def test_softmax(structure, by):
         for f in FEATURES:
             e = features(P, f, dtype, scale=5.0)
             assert_softmax(P, by, e, normal(e.shape, dtype, seed=2))
+
+
+def hub(n):
+    """A row and a column of n entries among short ones, and a row of as many as a device has in one piece."""
+    S = scipy.sparse.lil_array((n, n))
+    S[3, :], S[:, 5], S[7, :1024] = 1, 1, 1
+    S.setdiag(1)
+    return pattern_of(S.tocsr(), torch.int32)
+
+
+@pytest.mark.parametrize("f", [None, 3, 8])
+@pytest.mark.parametrize("by", BY)
+def test_a_hub(by, f):
+    """Pieces of a long segment are combined: the first of equal maxima and the first NaN win, whatever piece
+    they are in; sums have all pieces, members of a batch their own, and every run the same bits."""
+    P = hub(5000)
+    long = next(s for s in segments(P, by) if len(s) == 5000)
+    e = normal((2, P.nnz, 1 if f is None else f), seed=3)
+    e[0, long[[700, 2100, 4999]], 0] = 9  # in pieces 0, 2 and 4
+    e[1, long[[1024, 1023]], 0] = 9
+    e[1, long[[4000, 4500]], -1] = torch.nan
+    e = e[0, :, 0].clone() if f is None else e
+    g = normal((*e.shape[:-2], P.shape[0], f) if f else (P.shape[0],), seed=4)
+    top = ops.segment_max(e, P, by)
+    assert torch.equal(top.nan_to_num(7), dense_max(by)(P, e).nan_to_num(7))
+    (found,) = gradients(lambda e: ops.segment_max(e, P, by), [e], g)
+    for member, values in enumerate(e if f else [e.unsqueeze(-1)]):
+        for c in range(values.shape[1]):
+            column = values[long, c]
+            first = column.isnan().nonzero()[0] if column.isnan().any() else column.argmax()
+            at = found[member, long, c] if f else found[long]
+            assert at.nonzero().tolist() == [[int(first)]]
+    e = e.nan_to_num(0)
+    w = normal(e.shape, seed=5)
+    for values, cotangent in zip(e, w, strict=True) if f else [(e, w)]:
+        assert_softmax(P, by, values, cotangent)
+    y, dense = ops.segment_softmax(e, P, by), dense_softmax(by)(P, e)
+    torch.testing.assert_close(y, dense, rtol=1e-12, atol=1e-15)
+    assert torch.equal(y, ops.segment_softmax(e, P, by))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])

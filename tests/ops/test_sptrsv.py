@@ -168,6 +168,7 @@ LARGE = {
 }
 
 
+@pytest.mark.skipif(device_analysis.everywhere, reason="threads of the CPU operators")
 @pytest.mark.few
 @pytest.mark.parametrize("structure", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
@@ -213,7 +214,7 @@ def test_levels_are_used_where_they_are_wide(monkeypatch):
 
 @pytest.mark.parametrize("columns", [None, 64])
 def test_memory(columns):
-    n = 20_000
+    n = 2_000 if columns and device_analysis.everywhere else 20_000
     Q = pattern_of(
         sp.csr_array(sp.tril(sp.random_array((n, n), density=8 / n, rng=0)) + sp.eye_array(n)), torch.int32
     )
@@ -221,7 +222,7 @@ def test_memory(columns):
     b = normal((n, *(() if columns is None else (columns,))), seed=1).requires_grad_()
     torch.autograd.grad(sparse(v, b, Q).sum(), (v, b))  # analysis is not counted
     nk = b.numel()
-    besides = 8 * 4096 + (4 * nk if device_analysis.everywhere else 0)  # a CUDA device has flags
+    besides = 8 * 4096
     assert peak(lambda: sparse(v, b, Q)) <= 8 * nk + besides
     x = sparse(v, b, Q)
     g = torch.ones_like(x)
@@ -251,22 +252,33 @@ def test_every_instruction_set():
             check(Q, values_for(Q, dtype=dtype), columns, side)
 
 
+def refuses_zero(solve, message):
+    """A CUDA operator does not wait for the device to look: the result has NaN, where
+    tests/ops/test_cuda_triangular.py says."""
+    if device_analysis.everywhere:
+        assert solve().isnan().any()
+        return
+    with pytest.raises(ValueError, match=f"sptrsv: .*{message}"):
+        solve()
+
+
 @pytest.mark.parametrize("structure", ["chain", "band of 2", "random", "long rows", "dense"])
 @pytest.mark.parametrize("transpose", [False, True])
 def test_a_zero_on_the_diagonal_is_named(structure, transpose):
     Q = pattern_of(STRUCTURES[structure])
     place, n = Q.diagonal_positions, Q.shape[0]
+    solve = functools.partial(sparse, P=Q, transpose=transpose)
     for zero, columns in itertools.product((0.0, -0.0, 1e-310), ((), (3,))):
         v, b = values_for(Q), normal((n, *columns))
         v[place[n // 2]] = zero
+        both = torch.stack((values_for(Q), v))
         for learns in (False, True):
             kind = "overflow" if zero else "zeros on its diagonal"
-            with pytest.raises(ValueError, match=rf"sptrsv: .*{kind}, row {n // 2} has -?[01]"):
-                sparse(v.clone().requires_grad_(learns), b, Q, transpose=transpose)
-        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} has"):
-            func.grad(lambda v: sparse(v, b, Q, transpose=transpose).sum())(v)  # noqa: B023
-        with pytest.raises(ValueError, match=rf"sptrsv: .* row {n // 2} of matrix 1 of the batch .* has"):
-            sparse(torch.stack((values_for(Q), v)), b, Q, transpose=transpose)
+            w = v.clone().requires_grad_(learns)
+            refuses_zero(functools.partial(solve, w, b), rf"{kind}, row {n // 2} has -?[01]")
+        slope = func.grad(lambda v, b: solve(v, b).sum())
+        refuses_zero(functools.partial(slope, v, b), rf" row {n // 2} has")
+        refuses_zero(functools.partial(solve, both, b), rf" row {n // 2} of matrix 1 of the batch .* has")
         sparse(v, b, Q, transpose=transpose, unit_diagonal=True)
     v = values_for(Q)
     v[place[n // 2]] = torch.nan  # is no zero: it spreads
@@ -306,8 +318,9 @@ def test_a_zero_on_the_diagonal_of_a_batch_is_named():
     row, v = Q.shape[0] // 2, torch.stack([values_for(Q)] * 6).reshape(2, 3, -1)
     v[1, 1, Q.diagonal_positions[row]] = 0
     b = normal((2, 3, Q.shape[0], 1))
-    for call in (sparse, lambda *args: func.grad(lambda v: sparse(v, *args[1:]).sum())(args[0])):
-        with pytest.raises(ValueError, match=rf"sptrsv: .* row {row} of matrix 4 of the batch"):
-            call(v, b, Q)
-    with pytest.raises(ValueError, match=rf"sptrsv: .* row {row} has 0"):  # a map has no numbers
-        func.vmap(lambda v, b: sparse(v, b, Q))(v[1], b[1, ..., 0])
+    slope = func.grad(lambda v, b: sparse(v, b, Q).sum())
+    refuses_zero(lambda: sparse(v, b, Q), rf" row {row} of matrix 4 of the batch")
+    refuses_zero(lambda: slope(v, b), rf" row {row} of matrix 4 of the batch")
+    refuses_zero(  # a map has no numbers
+        lambda: func.vmap(lambda v, b: sparse(v, b, Q))(v[1], b[1, ..., 0]), rf" row {row} has 0"
+    )

@@ -165,6 +165,26 @@ def test_a_batch_has_the_bits_of_its_parts():
             assert torch.equal(y[b], ops.stencil(kb, fb, offsets=grids.CROSS))
 
 
+@pytest.mark.parametrize("size", [(3, 1, 1), (3, 4, 5)], ids=["constant", "variable"])
+def test_a_batch_of_many_adds_up(size):
+    """Gradients of shared coefficients and of a shared field: more members than a device's groups."""
+    offsets = [(0, -1), (0, 0), (1, 1)]
+    shared, many = normal(size), normal((71, *size), seed=2)
+    for c, x in ((shared, normal((71, 4, 5), seed=1)), (many, normal((4, 5), seed=1))):
+        inputs, g = [c, x], normal((71, 4, 5), seed=3)
+
+        def mine(c, x):
+            return ops.stencil(c, x, offsets=offsets)
+
+        def one_by_one(c, x):
+            fields = x if x.dim() == 3 else [x] * 71
+            members = c if c.dim() > len(size) else [c] * 71
+            return torch.stack([mine(*pair) for pair in zip(members, fields, strict=True)])
+
+        found, wanted = gradients(mine, inputs, g), gradients(one_by_one, inputs, g)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
 def test_not_a_number_stays_near():
     x = torch.zeros(9, 9, dtype=torch.float64)
     x[4, 4] = torch.nan

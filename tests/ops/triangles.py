@@ -1,4 +1,6 @@
-"""Triangular systems, one for each way in which a CUDA device solves them (csrc/ops/triangular.cuh)."""
+"""Triangular systems, for each way in which a CUDA device solves them (csrc/ops/triangular.cuh)."""
+
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -7,23 +9,35 @@ from reference import normal, pattern_of
 
 import learnsolve as ls
 
-TRIANGLES = (
-    "short chain",
-    "long chain",
-    "chains",
-    "short band of 2",
-    "band with gaps of 3",
-    "long band of 4",
-    "narrow levels",
-    "wide levels",
-    "levels by ticket",
-    "columns by ticket",
-    "long rows",
-)
+NARROW = 1024  # results of a level that one block takes, and columns that it takes: csrc/ops/sptrsv_levels.cu
+TILE = 32
+
+
+class Way(NamedTuple):
+    """The lanes that solve a row, or 0 for a scan. Are there levels for one block, and wide ones?"""
+
+    lanes: int
+    narrow: bool = False
+    wide: bool = False
+
+
+TRIANGLES = {
+    "short chain": Way(0),
+    "long chain": Way(0),
+    "chains": Way(0),
+    "band of 2": Way(1, narrow=True),
+    "narrow levels": Way(1, narrow=True),
+    "levels of a grid": Way(1, narrow=True),
+    "columns of a grid": Way(1, narrow=True, wide=True),
+    "wide levels": Way(1, narrow=True, wide=True),
+    "long rows": Way(8, narrow=True),
+    "columns of long rows": Way(8, narrow=True, wide=True),
+    "columns of longest rows": Way(32, narrow=True, wide=True),
+}
 
 
 def triangles(device):
-    """A pattern and the columns of a right-hand side for each way to solve a triangular system."""
+    """A pattern and the columns of a right-hand side for each of them."""
 
     def tridiagonal(n):
         return ls.problems.poisson((n,)).pattern.to(device)
@@ -31,26 +45,25 @@ def triangles(device):
     def band(n, *offsets):
         return scipy.sparse.csr_array(sum(scipy.sparse.eye_array(n, k=k) for k in offsets))
 
-    narrow = band(500, 0, -2, -5)
-    gaps = band(3000, 0, -1, -2, -3).tocoo()
-    kept = (gaps.row == gaps.col) | (np.random.default_rng(3).random(gaps.nnz) < 0.6)
-    gaps = scipy.sparse.csr_array((gaps.data[kept], (gaps.row[kept], gaps.col[kept])), gaps.shape)
-    wide = scipy.sparse.random_array((9000, 9000), density=3e-4, rng=np.random.default_rng(2))
-    wide = scipy.sparse.csr_array(scipy.sparse.eye_array(9000) + scipy.sparse.tril(wide, -1))
-    long_rows = np.eye(300)
-    long_rows[[50, 299]] = long_rows[:, 7] = 1
+    def arrow(n):
+        S = np.eye(n)
+        S[[50, n - 1]] = S[:, 7] = 1
+        return pattern_of(scipy.sparse.csr_array(S)).to(device)
+
+    wide = scipy.sparse.random_array((1800, 1800), density=1e-3, rng=np.random.default_rng(2))
+    wide = scipy.sparse.csr_array(scipy.sparse.eye_array(1800) + scipy.sparse.tril(wide, -1))
     return {
         "short chain": (tridiagonal(900), ()),
-        "long chain": (tridiagonal(40_000), ()),
+        "long chain": (tridiagonal(6000), ()),
         "chains": (tridiagonal(5000), (3,)),
-        "short band of 2": (pattern_of(band(900, -2, -1, 0, 1, 2)).to(device), ()),
-        "band with gaps of 3": (pattern_of(gaps, torch.int32).to(device), (3,)),
-        "long band of 4": (pattern_of(band(20_000, 0, -1, -4)).to(device), ()),
-        "narrow levels": (pattern_of(narrow).to(device), ()),
+        "band of 2": (pattern_of(band(300, -2, -1, 0, 1, 2)).to(device), ()),
+        "narrow levels": (pattern_of(band(500, 0, -2, -5)).to(device), ()),
+        "levels of a grid": (ls.problems.poisson((8, 9, 10)).pattern.to(device, torch.int32), ()),
+        "columns of a grid": (ls.problems.poisson((40, 35)).pattern.to(device), (40,)),
         "wide levels": (pattern_of(wide, torch.int32).to(device), (2,)),
-        "levels by ticket": (ls.problems.poisson((16, 17, 18)).pattern.to(device, torch.int32), ()),
-        "columns by ticket": (ls.problems.poisson((100, 200)).pattern.to(device), (40,)),
-        "long rows": (pattern_of(scipy.sparse.csr_array(long_rows)).to(device), ()),
+        "long rows": (arrow(300), ()),
+        "columns of long rows": (arrow(300), (4,)),
+        "columns of longest rows": (arrow(600), (2,)),
     }
 
 

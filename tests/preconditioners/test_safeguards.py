@@ -45,11 +45,37 @@ def test_all_go_on_with_the_matrix_that_they_were_made_of(case):
 def test_learned_ones_go_on_with_the_matrix_that_they_were_made_of():
     A = spd()
     A, r = A.with_values(A.values.clone()), normal((20,))
-    kept = [P.Trainable(P.Polynomial.neumann(A, 2)), P.Trainable(P.Jacobi(A)), P.Trainable(P.IC0(A))]
+    H, w = P.AMG(A, max_coarse=4).hierarchy, torch.tensor(0.6, dtype=A.dtype)
+    amg = P.AMG(A, hierarchy=H, weight=w)
+    kept = [P.Polynomial.neumann(A, 2), P.Jacobi(A), P.IC0(A), amg]
+    kept = [*map(P.Trainable, kept), P.Trainable(amg, learn=("weights",)), copy.deepcopy(amg)]
+    kept.append(P.Trainable(amg, learn=("prolongations",)))
     before = [M(r) for M in kept]
-    A.values.mul_(3)
-    for M, old in zip(kept, before, strict=True):
+    for t in (A.values, w, *(T.values for T in H.transfers)):
+        t.mul_(1.5)
+    for M, old in zip([*kept, copy.deepcopy(amg)], [*before, before[-1]], strict=True):
         assert torch.equal(M(r), old), M
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_cycle_goes_on_with_the_parameters_that_it_was_built_of(learns):
+    r = normal((20,))
+    M = P.Trainable(P.AMG(spd(), max_coarse=1, weight=0.6)).requires_grad_(learns)
+
+    built = M.build()
+
+    def found():
+        x = built(r)
+        if not learns:
+            return [x]
+        return [x, *torch.autograd.grad(x.square().sum(), M.parameters(), retain_graph=True)]
+
+    before = found()
+    for p in M.parameters():
+        p.data.mul_(1.5)  # as a fused optimizer does: without a new version
+    for now, then in zip(found(), before, strict=True):
+        assert torch.equal(now, then)
+    assert not torch.allclose(M(r), built(r))
 
 
 def test_a_sum_that_overflows_is_finite():

@@ -1,5 +1,5 @@
 """Conjugate gradients as a CUDA operator: columns and batches of all widths, sums over several chunks, long
-rows, both forms of the loop; on a device streams, graphs, and the absence of waits. What is
+rows; on a device streams, graphs, and the absence of waits. What is
 not particular to it, such as columns that stop: test_pcg_operator.py, which .ci/run runs on it.
 
 Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
@@ -45,7 +45,7 @@ def agree(s, iterations, tolerance):
 
 
 def arrow(n):
-    """A diagonal with a full row and a full column: A and A^T go by the merge path."""
+    """A diagonal with a full row and a full column: in A and A^T it has two pieces."""
     S = scipy.sparse.lil_array((n, n))
     S.setdiag(1)
     S[n // 3, :] = 1
@@ -56,21 +56,21 @@ def arrow(n):
 @every_kind
 @pytest.mark.parametrize("shape", ["vector", "columns", "many columns", "batch of all"])
 def test_sums_over_several_chunks(kind, shape):
-    """600 rows are five chunks. Vectors take the persistent kernel on a device, the launches on the host."""
-    s = on_device(host_system(kind, shape, ls.problems.poisson((24, 25)).to_scipy()))
+    """300 rows are three chunks."""
+    s = on_device(host_system(kind, shape, ls.problems.poisson((15, 20)).to_scipy()))
     agree(s, 5, 1e-10)
 
 
 @every_kind
 @pytest.mark.parametrize("shape", ["vector", "columns"])
 def test_long_rows(kind, shape):
-    S = arrow(1500)
+    S = arrow(1100)
     s = host_system("none", shape, S)
     diagonal = s.P.row_indices == s.P.col_indices
     values = torch.where(diagonal, 5.0, 0.01 * normal((s.P.nnz,), seed=1))
     factor = m = None
     if kind == "diagonal":
-        m = 0.2 + 0.1 * normal((1500,), seed=2).abs()
+        m = 0.2 + 0.1 * normal((1100,), seed=2).abs()
     elif kind != "none":
         factor = lower(s.P)
         on = factor.row_indices == factor.col_indices
@@ -78,6 +78,14 @@ def test_long_rows(kind, shape):
     s = on_device(s._replace(values=values.double(), m=m, factor=factor, kind=kind))
     assert len(s.P.row_blocks) > 1
     agree(s, 4, 1e-10)
+
+
+@pytest.mark.parametrize("kind", ["none", "product"])
+def test_values_that_a_batch_of_many_members_shares(kind):
+    """Their gradients are added up in groups of two members, the last of one, and again for each part."""
+    s = host_system(kind, "vector", ls.problems.poisson((5, 4)).to_scipy())
+    b, x0 = normal((37, 20, 2), seed=5), normal((37, 20, 2), seed=6)
+    agree(on_device(s._replace(b=b, x0=x0)), 7, 1e-10)
 
 
 @pytest.mark.parametrize("shape", ["vector", "batch of values", "batch of all"])
@@ -92,6 +100,36 @@ def test_a_factor_with_few_columns(shape, rows):
     lead = (2,) if shape == "batch of all" else ()
     m = 0.3 * normal((*lead, factor.nnz), seed=2)
     agree(on_device(s._replace(m=m, factor=factor, kind="product")), 4, 1e-10)
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "product"])
+def test_a_batch_of_several_groups(kind):
+    """The gradients of a matrix and a preconditioner that all members share."""
+    s = host_system(kind, "batch of b", ls.problems.poisson((5, 6)).to_scipy())
+    b, x0 = (normal((40, 30, 2), seed=i) for i in (3, 4))
+    agree(on_device(s._replace(b=b, x0=x0)), 2, 1e-10)
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_a_member_that_has_stopped_keeps_its_iterates(store):
+    """The second one has the matrix 2 I, so that its residual is exactly zero after an iteration."""
+    s = on_device(
+        host_system("diagonal", "batch of all", ls.problems.poisson((13, 11)).to_scipy(), start=False)
+    )
+    on = s.P.row_indices == s.P.col_indices
+    values, m, b = s.values.detach().clone(), s.m.detach().clone(), s.b.detach()
+    values[1], m[1] = 2.0 * on, 0.5
+    csr_pcg = torch.ops.learnsolve.csr_pcg
+    for iterations in (1, 2, 5):
+        x, r, p, *_, norms, _, residuals, _ = csr_pcg(
+            s.P._structure(False), values, 1, [m], None, b, [], None, 0, iterations, store
+        )
+        assert torch.equal(x[1], 0.5 * b[1])
+        assert not any(t.any() for t in (r[1], p[1], norms[1, 1:]))
+        assert r[0].all()
+        if store:
+            assert torch.equal(residuals[1, 0], b[1])
+            assert not residuals[1, 1:].any()
 
 
 @every_kind
@@ -118,7 +156,7 @@ def solves():
     b, c = (normal((930, *tail), seed=5).to(DEVICE).requires_grad_() for tail in ((), (4,)))
     P = ls.preconditioners
     jacobi, ic = P.Jacobi(A), P.IC0(A)
-    systems = {kind: on_device(host_system(kind, "columns", arrow(700))) for kind in ("none", "product")}
+    systems = {kind: on_device(host_system(kind, "columns", arrow(1100))) for kind in ("none", "product")}
 
     def both(call, inputs):
         def run():

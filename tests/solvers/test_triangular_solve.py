@@ -8,6 +8,7 @@ import torch
 from reference import normal
 
 import learnsolve as ls
+from learnsolve.matrix import device_analysis
 
 T = ls.solvers.TriangularSolve
 A = ls.problems.poisson((4, 5)) + 0.1 * ls.ops.eye(20, dtype=torch.float64)
@@ -78,9 +79,17 @@ def test_parameters():
         (lambda: T(A.tril(), positive="square"), ValueError, "positive must be one of"),
         (lambda: T(A.tril(-1)), ValueError, "row 0 has none"),
         (lambda: T(A.tril())(torch.ones(3, dtype=torch.float64)), ValueError, "20 rows"),
-        (lambda: T(A.tril() * 0.0)(normal((20,))), ValueError, "zeros on its diagonal"),
     ],
 )
 def test_errors(make, error, words):
     with pytest.raises(error, match=words):
         make()
+
+
+def test_a_zero_on_the_diagonal():
+    solve = T(A.tril() * 0.0)
+    if device_analysis.everywhere:  # a CUDA operator raises nothing: to look would be to wait
+        assert solve(normal((20,))).isnan().all()
+        return
+    with pytest.raises(ValueError, match="zeros on its diagonal"):
+        solve(normal((20,)))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import learnsolve
-from learnsolve.matrix.cache import budget
+from learnsolve.matrix.budget import budget
 from learnsolve.ops.core import superlu
 
 from ._calls import CALLS, Call, quiet

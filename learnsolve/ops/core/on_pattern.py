@@ -42,10 +42,8 @@ def on_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
 
 
 def _outside(function: str, A: CSR, plan: UnionPlan) -> ValueError:
-    lanes = torch.arange(8, device=A.device)
-    given, own = ((plan.codes.unsqueeze(1) >> lanes) & 1).bool().split(4, dim=1)
-    first = int((own & ~given).flatten().nonzero()[0])
-    at = int(own.flatten()[:first].sum())
+    given, own = plan.places()
+    at = int(own[given < 0][0])
     row, column = int(A.pattern.row_indices[at]), int(A.col_indices[at])
     return _error(function, row, column, A.values[..., at], " (an explicit zero is one)")
 

@@ -45,11 +45,10 @@ _spgemm_plan_limit = 2**30
 
 
 def set_spgemm_plan_limit(bytes: int) -> int:
-    """Set how many bytes the plan of one sparse product may take, 4 for each of its multiply-adds (12 on a
-    CUDA device).
+    """Set how many bytes the plan of one sparse product on the CPU may take, 4 for each of its multiply-adds.
 
     A product that would need more is computed without a plan, in O(nnz) memory: the places of its products
-    are recomputed in each pass.
+    are recomputed in each pass. So is every product on a CUDA device, whatever the limit.
 
     Parameters
     ----------
@@ -83,12 +82,9 @@ def set_spgemm_plan_limit(bytes: int) -> int:
 
 class _Plan(NamedTuple):
     result: SparsityPattern | None  # None: the mask itself, which a plan must not hold
-    positions: Tensor | None  # of each product in C; None: too many to keep
-    blocks: Tensor
+    positions: Tensor | None  # of each product in C; None: too many to keep, or on a CUDA device
+    blocks: Tensor  # none on a CUDA device
     incomplete: bool  # some products have no place in C
-    pairs: tuple[Tensor, Tensor] | None = (
-        None  # on a CUDA device, instead of positions and blocks, for C itself
-    )
 
 
 class _ColumnPlan(NamedTuple):
@@ -122,45 +118,34 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
 
 
 def _plan_on_device(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
-    """csrc/kernels/spgemm.cuh; `blocks` numbers the first product of each entry of A, if there is a plan."""
-    shape = A.shape[0], B.shape[1]
-    arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
-    first = device_analysis.first_products(A.col_indices, B.crow_indices)
-    products = int(first[-1])
-    largest = max(products, A.nnz, B.nnz, 0 if mask is None else mask.nnz)
-    given, C = None if mask is None else (mask.crow_indices, mask.col_indices), None
-    numbered = shape[0] * shape[1] < 2**62  # all positions of C, with a value for each
-    if products > _spgemm_plan_limit // 12 or largest > _MOST[torch.int32] or not numbered:
-        if mask is None:
-            C = SparsityPattern._trusted(*_symbolic(A, B, first, products, numbered), shape)
-        return _Plan(C, None, first[:0].clone(), True)
-    made = device_analysis.product_plan(*arrays, shape[1], first, products, given)
-    if made.crow is not None and made.col is not None:
-        C = SparsityPattern._trusted(*_numbered(A.dtype, (made.crow, made.col)), shape)
-    return _Plan(C, made.positions, first, made.incomplete, (made.pairs, made.pair_starts))
+    """The pattern of C alone: kernels search in it for the places of products."""
+    C, shape = None, (A.shape[0], B.shape[1])
+    if mask is None:
+        # Do row and column of all places of C, with a value for each, make a number?
+        C = SparsityPattern._trusted(*_symbolic(A, B, shape[0] * shape[1] < 2**62), shape)
+    return _Plan(C, None, _no_blocks(A), True)
 
 
-def _symbolic(
-    A: SparsityPattern, B: SparsityPattern, first: Tensor, products: int, numbered: bool
-) -> tuple[Tensor, Tensor]:
-    """The arrays of A B without a plan: on the device, or where its places are too many to number, as there
-    can be only with 2^31 rows or columns, on the host."""
+def _no_blocks(A: SparsityPattern) -> Tensor:
+    return torch.empty(0, dtype=torch.int64, device=A.device)
+
+
+def _symbolic(A: SparsityPattern, B: SparsityPattern, numbered: bool) -> tuple[Tensor, Tensor]:
+    """The arrays of A B: by sorts on the device, or where its places are too many to number, as there can be
+    only with 2^31 rows or columns, on the host."""
     arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
     columns, most = B.shape[1], _MOST[A.dtype]
+    first = device_analysis.first_products(A.col_indices, B.crow_indices)
     if numbered:
         made = device_analysis.product_pattern(*arrays, columns, first, most)
     else:
         a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for t in arrays)
+        products = int(first[-1])
         made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, False, most)
         made = None if made is None else (A._tensor(made[0]), A._tensor(made[1]))
-    return _numbered(A.dtype, made)
-
-
-def _numbered(dtype: torch.dtype, arrays: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """The arrays of a result, if indices of `dtype` can number its entries (None: they cannot)."""
-    if arrays is None or len(arrays[1]) > _MOST[dtype]:
-        raise _too_many(dtype)
-    return arrays[0].to(dtype), arrays[1].to(dtype)
+    if made is None:
+        raise _too_many(A.dtype)
+    return made[0].to(A.dtype), made[1].to(A.dtype)
 
 
 def _too_many(dtype: torch.dtype) -> ValueError:
@@ -175,12 +160,10 @@ def _column_plan(
 ) -> _ColumnPlan:
     """For the pass over the rows of B: where the products of each entry of A^T begin. `positioned`: of a plan
     with positions, as it may not be when it is made again, under another limit."""
-    t_ptr, _, permutation, _ = A._structure(True)
-    positions, first, *_ = A._planned(_plan, B, mask)[1:]
     if device_analysis.here(A.crow_indices):
-        # Blocks of products are for the CPU; here every row of B is one.
-        starts = None if positions is None else first[permutation.long()].int()
-        return _ColumnPlan(starts, first[:0])
+        return _ColumnPlan(None, _no_blocks(A))
+    t_ptr, _, permutation, _ = A._structure(True)
+    positions = A._planned(_plan, B, mask).positions
     b_ptr, perm = as_numpy(B.crow_indices), as_numpy(permutation)
     starts = None
     if positions is not None:
@@ -197,18 +180,15 @@ def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern
     return result
 
 
-def _by_rows(
-    A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int = PRODUCT
-) -> tuple:
+def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """The arguments before the values of operators that traverse the rows of A."""
     plan, none = A._planned(_plan, B, mask), A._none
     C = plan.result or mask
     assert C is not None
-    positions, blocks = plan.pairs if wanted == PRODUCT and plan.pairs is not None else plan[1:3]
     tensors = (
         *(A.crow_indices, A.col_indices, none),
         *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
-        *(none if positions is None else positions, none, blocks),
+        *(none if plan.positions is None else plan.positions, none, plan.blocks),
     )
     return tensors, plan.incomplete, B.shape[1]
 
@@ -244,10 +224,10 @@ class _Contraction(Derivative):
     @staticmethod
     def forward(u, v, wanted, shared, A, B, mask):
         if wanted == PRODUCT:
-            return _raw_product(*_by_rows(A, B, mask, wanted), u, v, shared)
+            return _raw_product(*_by_rows(A, B, mask), u, v, shared)
         if wanted == LEFT:
             b, g = u, v
-            return _raw_left(*_by_rows(A, B, mask, wanted), g, b, shared)
+            return _raw_left(*_by_rows(A, B, mask), g, b, shared)
         return _raw_right(*_by_columns(A, B, mask), u, v, shared)
 
     @staticmethod

@@ -31,14 +31,10 @@ _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 # barrier.
 _LEVEL_WORK = 16384
 
-# On a CUDA device: the widest band that is scanned, and from how many levels, of fewer rows on average than
-# that; entries of a row that one thread takes; from how many levels, of how many rows on average, these are
-# worked through by ticket; rows of a part of a level (csrc/ops/triangular.cuh).
-_WIDEST_BAND = 4
-_BAND_LEVELS, _BAND_LEVEL_ROWS = 16, 1024
+# On a CUDA device: from how many rows a bidiagonal system is scanned; entries of a row that one thread takes.
+# Not measured.
+_SCANNED_ROWS = 16
 _SHORT_ROW = 32
-_TICKET_LEVELS, _TICKET_WIDTH = 16, 64
-_PART_ROWS = 32
 
 
 class Side(NamedTuple):
@@ -97,49 +93,29 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
         ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
     if device_analysis.here(crow):
-        if width := _scanned_band(pattern, lower, ptr, idx):
-            band = torch.tensor([-width], dtype=torch.int64, device="cpu")
-            return _Triangle((crow, col, perm, col[:0], col[:0], band), upper, unit)
+        if _scanned(ptr, idx, unit):
+            scan = torch.zeros(1, dtype=torch.int64, device="cpu")
+            return _Triangle((crow, col, perm, col[:0], col[:0], scan), upper, unit)
         order, bounds = pattern._planned(_schedule, lower)
-        levels = as_numpy(bounds).astype(np.int64)
-        parts = pattern._tensor(_parts(levels).astype(ptr.dtype))
-        on_host = torch.from_numpy(np.concatenate(([_lanes(ptr)], levels)))
-        return _Triangle((crow, col, perm, torch.cat((bounds, parts)), order, on_host), upper, unit)
+        on_host = torch.from_numpy(np.append(_lanes(ptr), as_numpy(bounds)).astype(np.int64))
+        return _Triangle((crow, col, perm, bounds, order, on_host), upper, unit)
     blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
     schedule = pattern._planned(_schedule, lower)
     return _Triangle((crow, col, perm, blocks, *schedule), upper, unit)
 
 
-def _scanned_band(pattern: SparsityPattern, lower: bool, ptr: np.ndarray, idx: np.ndarray) -> int:
-    """The largest distance of this triangle's entries from the diagonal, if a CUDA device should scan it: the
-    band is narrow, and there are many narrow levels, so few threads would have work at a time. Else 0.
-    Not measured."""
+def _scanned(ptr: np.ndarray, idx: np.ndarray, unit: bool) -> bool:
+    """Should a CUDA device scan this triangle: has each row an entry next to its diagonal and no other?"""
     n = len(ptr) - 1
-    away = np.abs(np.repeat(np.arange(n), np.diff(ptr)) - idx)
-    width = int(away.max(initial=0))
-    if not 1 <= width <= _WIDEST_BAND or n < _BAND_LEVELS:
-        return 0
-    in_a_row = np.count_nonzero(away == 1) == n - 1  # every row waits for the one before it: n levels
-    depth = n if in_a_row else len(pattern._planned(_schedule, lower).levels) - 1
-    return width if depth >= _BAND_LEVELS and n < _BAND_LEVEL_ROWS * depth else 0
+    if n < _SCANNED_ROWS or len(idx) != (1 if unit else 2) * n - 1:
+        return False
+    return bool((np.abs(np.repeat(np.arange(n), np.diff(ptr)) - idx) <= 1).all())
 
 
 def _lanes(ptr: np.ndarray) -> int:
-    """Lanes that solve a row on a CUDA device. Not measured."""
+    """Lanes that solve a row on a CUDA device."""
     longest = int(np.diff(ptr).max(initial=0))
     return 1 if longest <= _SHORT_ROW else 8 if longest <= 16 * _SHORT_ROW else 32
-
-
-def _parts(levels: np.ndarray) -> np.ndarray:
-    """Where parts of levels begin, for a CUDA device to work through by ticket: if there are many levels of
-    some width. Else none. Not measured."""
-    depth = len(levels) - 1
-    if depth < _TICKET_LEVELS or levels[-1] < _TICKET_WIDTH * depth:
-        return levels[:0]
-    counts = -(-np.diff(levels) // _PART_ROWS)
-    first = np.cumsum(counts) - counts
-    within = np.arange(counts.sum()) - np.repeat(first, counts)
-    return np.append(np.repeat(levels[:-1], counts) + _PART_ROWS * within, levels[-1])
 
 
 def _rows(pattern: SparsityPattern, lower: bool, unit: bool) -> _Rows:

@@ -63,8 +63,8 @@ class Jacobi(Diagonal):
     def _without(self, names: Collection[str]) -> Preconditioner:
         return super()._without({*names, "d"})
 
-    def _with(self, parts: dict[str, Any], depends_on: tuple[Tensor, ...]) -> Preconditioner:
-        return super()._with({**parts, "d": times(self._inverse, parts["weight"])}, depends_on)
+    def _with(self, parts: dict[str, Any]) -> Preconditioner:
+        return super()._with({**parts, "d": times(self._inverse, parts["weight"])})
 
 
 def _checked(weight: float | Tensor, A: CSR) -> float | Tensor:

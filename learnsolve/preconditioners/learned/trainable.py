@@ -124,18 +124,16 @@ class Trainable(_Ready, Preconditioner):
 
     def build(self) -> Preconditioner:
         """The preconditioner of the parameters as they are, with their graph."""
-        return self._built(self.depends_on)
-
-    def _built(self, depends_on: tuple[Tensor, ...]) -> Preconditioner:
         if self.M is None:
             raise NotImplementedError(f"{type(self).__name__} must define build, or _columns")
-        if self._keeps_tensors:
-            self._check_kind()
         parts = {name: current(self._modules[name]) for name in self._held}
-        return self.M._with(parts, depends_on)
+        if self._keeps_tensors:
+            self._check_kind(parts[self._held[0]])
+        return self.M._with(parts)
 
-    def _check_kind(self) -> None:
-        learned, fixed = next(self.parameters()), self.M and self.M._like()
+    def _check_kind(self, part: Any) -> None:
+        learned = part[0] if isinstance(part, list) else part
+        fixed = self.M and self.M._like()
         if fixed is not None and (learned.dtype, learned.device) != (fixed.dtype, fixed.device):
             raise TypeError(
                 f"Trainable: its parameters are {learned.dtype} on {learned.device}, what it keeps of the "
@@ -205,8 +203,8 @@ class Trainable(_Ready, Preconditioner):
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         if self.M is None:
             return None if type(self).build is Trainable.build else self.build().pcg_form()
-        # An AMG would set up its cycle for a None; and the form does not depend on it.
-        return None if type(self.M).pcg_form is Preconditioner.pcg_form else self._built(()).pcg_form()
+        # An AMG would set up its cycle for a None.
+        return None if type(self.M).pcg_form is Preconditioner.pcg_form else self.build().pcg_form()
 
     def settings(self) -> dict[str, Any]:
         """What M was, and the other arguments, for JSON."""

@@ -6,7 +6,7 @@ Brezina, "Algebraic multigrid by smoothed aggregation" (1996).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,16 +145,13 @@ class Hierarchy:
 
     def to(self, *args: Any, **keywords: Any) -> Hierarchy:
         """In another dtype or on another device, as `CSR.to`."""
-        return Hierarchy(
-            [P.to(*args, **keywords) for P in self.prolongations],
-            [None if R is None else R.to(*args, **keywords) for R in self.restrictions],
-            self.radii,
-        )
+        return self.each(lambda T: T.to(*args, **keywords))
 
-    def clone(self) -> Hierarchy:
+    def each(self, function: Callable[[CSR], CSR]) -> Hierarchy:
+        """With `function` of each transfer in its place."""
         return Hierarchy(
-            [P.clone() for P in self.prolongations],
-            [None if R is None else R.clone() for R in self.restrictions],
+            [function(P) for P in self.prolongations],
+            [None if R is None else function(R) for R in self.restrictions],
             self.radii,
         )
 

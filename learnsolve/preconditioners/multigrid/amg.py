@@ -97,7 +97,7 @@ class AMG(Preconditioner):
         coarse_solver: str | None = None,
         symmetric: bool | None = None,
     ):
-        super().__init__(A)
+        super().__init__(A, *(weight if isinstance(weight, (list, tuple)) else (weight,)))
         check_numbers("AMG", A)
         if A.batch_shape.numel() == 0:
             raise ValueError(
@@ -133,15 +133,16 @@ class AMG(Preconditioner):
             "symmetric": symmetry("AMG", A, symmetric),
         }
         hierarchy = hierarchy_for(A, method, hierarchy, max_levels, max_coarse)
-        self._set_up(A, hierarchy, smoother, weight, degree or 0, _PSEUDO[coarse_solver])
-
-    def _set_up(
-        self, A: CSR, hierarchy: Hierarchy, smoother: str, weight: Any, degree: int, pseudo: bool | None
-    ) -> None:
         weights = jacobi_weights(weight, hierarchy.sizes, A)
+        self._set_up(_kept(A), hierarchy.each(_kept), weights and [_kept(w) for w in weights])
+
+    def _set_up(self, A: CSR, hierarchy: Hierarchy, weights: list[Weight] | None) -> None:
+        """Of what is `_kept`; the radii that are found are written into `hierarchy`."""
         self._join_batches(hierarchy, weights)
+        smoother, degree = self.options["smoother"], self.options["degree"]
+        self.depends_on += tuple(T.values for T in hierarchy.transfers if T.requires_grad)
         operators, levels, radii, used = [A], [], [], []
-        A, own = A.clone(), hierarchy.clone()  # against changes in place
+        A, own = _own(A), hierarchy.each(_own)
         for number, (P, R) in enumerate(zip(own.prolongations, own.restrictions, strict=True)):
             function = f"AMG, level {number}" if number else "AMG"
             given = hierarchy.radii[number]
@@ -152,7 +153,7 @@ class AMG(Preconditioner):
             radii.append(radius or None)
             if smoother == "jacobi":
                 used.append(weights[number] if weights else 4 / (3 * radius))
-                S = Jacobi(function, A, used[-1])
+                S = Jacobi(function, A, _own(used[-1]))
             elif smoother == "chebyshev":
                 S = Chebyshev(function, A, radius, degree)
             else:
@@ -163,14 +164,10 @@ class AMG(Preconditioner):
         self._levels = tuple(levels)
         self._steps: dict[bool, LinearSteps | None] = {}  # the cycle and its transpose, once used
         remedy = 'use coarse_solver="pinv" (for at most 2000 unknowns), coarsen further'
-        self._coarsest = DirectSolver("AMG", A, pseudo, remedy)
+        self._coarsest = DirectSolver("AMG", A, _PSEUDO[self.options["coarse_solver"]], remedy)
         self.operators = tuple(operators)
         self.weights = used if smoother == "jacobi" else None
-        self.hierarchy = Hierarchy(hierarchy.prolongations, hierarchy.restrictions, radii)
-        transfers = [T.values for T in hierarchy.transfers]
-        given = list(weight) if isinstance(weight, (list, tuple)) else [weight]
-        others = (*transfers, *(w for w in given if isinstance(w, Tensor)))
-        self.depends_on += tuple(t for t in others if t.requires_grad)
+        self.hierarchy, hierarchy.radii = hierarchy, tuple(radii)
         balanced = self.sweeps[0] == self.sweeps[1] and (self.cycle != "F" or len(levels) <= 2)
         transposed = all(R is None for R in hierarchy.restrictions)
         self.symmetric = (not levels or (balanced and transposed)) and self.options["symmetric"]
@@ -213,11 +210,19 @@ class AMG(Preconditioner):
         symmetric = self.symmetric and "restrictions" not in names
         return self._trusted(**{**vars(self), "symmetric": symmetric})
 
-    def _with(self, parts: dict[str, Any], depends_on: tuple[Tensor, ...]) -> AMG:
-        H = self.hierarchy
+    def _with(self, parts: dict[str, Any]) -> AMG:
+        A, H, weights = self.operators[0], self.hierarchy, parts.get("weights", self.weights)
+        M = self._trusted(
+            shape=self.shape,
+            batch_shape=A.batch_shape,
+            depends_on=(A.values, *(w for w in weights or () if isinstance(w, Tensor))),
+            cycle=self.cycle,
+            sweeps=self.sweeps,
+            options=self.options,
+        )
         prolongations = parts.get("prolongations", H.prolongations)
-        H = H.with_prolongations(prolongations, parts.get("restrictions"))
-        return self._on(self.operators[0], H, parts.get("weights", self.weights))
+        M._set_up(A, H.with_prolongations(prolongations, parts.get("restrictions")), weights)
+        return M
 
     def _converted(self, **kind: Any) -> AMG:
         weights = self.weights and [w.to(**kind) if isinstance(w, Tensor) else w for w in self.weights]
@@ -286,6 +291,22 @@ class AMG(Preconditioner):
         return (
             f"AMG(levels=({sizes}), cycle={self.cycle}, operator_complexity={self.operator_complexity:.2f})"
         )
+
+
+def _trained(T: Any) -> bool:
+    """By others, in place, perhaps without a new version of the tensor."""
+    t = T.values if isinstance(T, CSR) else T
+    return isinstance(t, torch.nn.Parameter) or (isinstance(t, Tensor) and t.requires_grad)
+
+
+def _kept(T: Any) -> Any:
+    """To set up from, again for each step of a `Trainable`: what is trained itself, a copy of all else."""
+    return T if _trained(T) or isinstance(T, (int, float)) else T.clone()
+
+
+def _own(T: Any) -> Any:
+    """To be read, of what is `_kept`: not what is trained, which would mix with coarse matrices of before."""
+    return T.clone() if _trained(T) else T
 
 
 class _Level(NamedTuple):

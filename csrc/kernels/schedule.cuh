@@ -1,0 +1,50 @@
+// How rows are distributed: each to one team, but for long ones, which are cut into pieces of kPiece entries.
+// Pieces 0 to rows - 1 are the beginnings of all rows. What long rows have beyond stands in a table
+// (learnsolve/matrix/device_analysis.py): the row and the first entry of every further piece, in order.
+#pragma once
+
+#include "kernels/launch.cuh"
+
+namespace learnsolve::cuda {
+
+constexpr int64_t kPiece = 1024;
+
+// Entries begin <= p < end of row i.
+struct Piece {
+  int64_t i, begin, end;
+};
+
+template <class I>
+struct Schedule {
+  const I* ptr;
+  const I* table;
+  int64_t rows, nnz, further;
+
+  LS_BOTH int64_t pieces() const { return rows + further; }
+  LS_BOTH Piece piece(int64_t s) const {
+    const bool first = s < rows;
+    const int64_t i = first ? s : static_cast<int64_t>(table[2 * (s - rows)]);
+    const int64_t begin = first ? ptr[i] : table[2 * (s - rows) + 1], end = ptr[i + 1];
+    return {i, begin, end - begin > kPiece ? begin + kPiece : end};
+  }
+  // If further piece t is the first of its row: the number of them that the row has; else 0.
+  LS_BOTH int64_t opens(int64_t t) const {
+    const int64_t i = table[2 * t], begin = table[2 * t + 1];
+    return begin == ptr[i] + kPiece ? (ptr[i + 1] - begin + kPiece - 1) / kPiece : 0;
+  }
+};
+
+// The row of entry p, one of lo to hi.
+template <class Ptr>
+LS_BOTH int64_t row_of_entry(const Ptr& ptr, int64_t lo, int64_t hi, int64_t p) {
+  while (lo < hi) {
+    const int64_t mid = (lo + hi) / 2;
+    if (ptr[mid + 1] <= p)
+      lo = mid + 1;
+    else
+      hi = mid;
+  }
+  return lo;
+}
+
+}  // namespace learnsolve::cuda

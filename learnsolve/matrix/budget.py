@@ -1,0 +1,109 @@
+"""How much memory the plans for several patterns take together, and which are dropped."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from learnsolve.matrix.cache import Entry
+
+
+class Budget:
+    """How much memory the plans for several patterns take together.
+
+    A program that combines matrices at random, batches of graphs say, makes a plan for each combination: the
+    least recently used are dropped. A step of training that takes turns with more plans than fit would make
+    all of them again in every step, since each is dropped just before its turn: a warning says so.
+    """
+
+    always = 16  # the last plans are kept, whatever their size: a step of training takes turns with a few
+    known = 2**12  # keys of dropped plans that are remembered: about 1 MB
+
+    def __init__(self, limit: int):
+        self.limit, self.total, self.warned = limit, 0, False
+        # By address, least recently used first: a weak reference to an entry, and its bytes.
+        self.entries: OrderedDict[int, tuple[Callable[[], Entry | None], int]] = OrderedDict()
+        # How often a plan was dropped, by the serial of its owner and its key, last dropped last.
+        self.drops: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self.lock = threading.RLock()  # the backward of a CUDA tensor runs in a thread of its own
+
+    def set_limit(self, limit: int) -> int:
+        """The limit before."""
+        with self.lock:
+            before, self.limit, self.warned = self.limit, limit, False
+            self.drops.clear()
+            self._drop_beyond_limit()
+        return before
+
+    def add(self, entry: Entry, serial: str) -> None:
+        """A new plan, used now, of the object with this serial."""
+        address = id(entry)
+        with self.lock:
+            self._forget(address)  # of an entry that was freed while an interrupt kept `_forget` from running
+            self.entries[address] = weakref.ref(entry, lambda _: self._forget(address)), 0
+            self.resize(entry)
+            repeated = not self.warned and self.drops.get((serial, entry.key), 0) >= 2
+            self.warned = self.warned or repeated
+        if repeated:
+            warnings.warn(
+                f"set_plan_cache_limit: the plans in use take more than the limit of {self.limit} bytes, so "
+                "they are dropped and made again and again, which takes time; raise it with "
+                "ops.set_plan_cache_limit(bytes)",
+                stacklevel=2,
+            )
+
+    def touch(self, entry: Entry) -> None:
+        """The plan is used now."""
+        with self.lock:
+            if id(entry) in self.entries:
+                self.entries.move_to_end(id(entry))
+
+    def resize(self, entry: Entry) -> None:
+        """The plan holds more than before."""
+        address = id(entry)
+        with self.lock:
+            if address in self.entries:
+                size = entry.bytes()
+                reference, before = self.entries[address]
+                # In one line, without a call between: an interrupt (Ctrl-C) may come with every call.
+                self.total, self.entries[address] = self.total + size - before, (reference, size)
+                self._drop_beyond_limit()
+
+    def counts(self, entry: Entry) -> bool:
+        return id(entry) in self.entries
+
+    def pin(self, entry: Entry) -> None:
+        """The plan must stay while its patterns live."""
+        self._forget(id(entry))
+
+    def _forget(self, address: int) -> None:
+        with self.lock:
+            if address in self.entries:
+                # As in `resize`.
+                self.total, self.entries[address] = self.total - self.entries[address][1], (_freed, 0)
+                del self.entries[address]
+
+    def _drop_beyond_limit(self) -> None:
+        while self.total > self.limit and len(self.entries) > self.always:
+            address, (reference, _) = next(iter(self.entries.items()))
+            entry = reference()
+            self._forget(address)
+            owner = None if entry is None else entry.owner()
+            if entry is not None and owner is not None:
+                key = owner._serial, entry.key
+                self.drops[key] = self.drops.pop(key, 0) + 1
+                if len(self.drops) > self.known:
+                    self.drops.popitem(last=False)
+                entry.drop()
+
+
+budget = Budget(2**26)
+
+
+def _freed() -> None:
+    """A reference to an entry that is freed."""
