@@ -104,6 +104,8 @@ def main() -> int:
     def tell(state: str, name: str, why: str = "") -> None:
         if state == "begin":
             print(f"{name}: ", end="", flush=True)
+        elif state == "end":
+            print(name)
         elif state != "all":
             print({"passed": "ok", "failed": f"FAILED, {why}"}.get(state, state), flush=True)
         if out:
