@@ -30,6 +30,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import gpu_sanitizer
 import gpu_steps
 from gpu_machine import look, missing, missing_for_rehearsal
 from gpu_parts import ROOT, Step
@@ -40,8 +41,8 @@ STEPS: dict[str, tuple[Callable[[Plan, float], Step], float]] = {
     "build": (gpu_steps.build, 570),
     "smoke": (gpu_steps.smoke, 300),
     **{
-        name: (lambda plan, limit, name=name: gpu_steps.sanitizer(plan, name, limit), 280)
-        for name in gpu_steps.TOOLS
+        name: (lambda plan, limit, name=name: gpu_sanitizer.sanitizer(plan, name, limit), 280)
+        for name in gpu_sanitizer.TOOLS
     },
     "tests": (gpu_steps.tests, 570),
     "bench": (gpu_steps.bench, 570),
@@ -109,7 +110,7 @@ def main() -> int:
     if unknown := wanted - set(CHOICES):
         parser.error(f"--only: steps are {', '.join(CHOICES)}, got {', '.join(sorted(unknown))}")
     if "sanitizer" in wanted:
-        wanted |= set(gpu_steps.TOOLS)
+        wanted |= set(gpu_sanitizer.TOOLS)
     if args.prebuilt and not args.prebuilt.is_file():
         parser.error(
             f"--prebuilt: {args.prebuilt} is not a file; compile it with LEARNSOLVE_CUDA_ARCHITECTURES"

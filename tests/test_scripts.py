@@ -249,12 +249,12 @@ MEMCHECK = """\
 
 
 def test_findings_of_the_sanitizer(gpu, tmp_path):
-    steps = sys.modules["gpu_steps"]
-    (line,), others = steps.findings(MEMCHECK)
+    sanitizer = sys.modules["gpu_sanitizer"]
+    (line,), others = sanitizer.findings(MEMCHECK)
     assert others == 1
     assert line.startswith("Invalid __global__ read of size 8 bytes | at void learnsolve::row_kernel")
-    assert steps.findings("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n") == ([], 0)
-    step = steps.sanitizer(gpu.Plan(PROPERTIES, tmp_path), "memcheck", 10)
+    assert sanitizer.findings("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n") == ([], 0)
+    step = sanitizer.sanitizer(gpu.Plan(PROPERTIES, tmp_path), "memcheck", 10)
     assert (step.ok, step.what) == (True, "skipped")
 
 
