@@ -121,7 +121,7 @@ def products() -> dict[str, Case]:
 
 
 def of_entries(members: int) -> dict[str, Case]:
-    G, few = ls.problems.poisson((12, 11)), ls.problems.poisson((6, 5))
+    few = ls.problems.poisson((6, 5))
     L, U, hub = few.tril(), few.triu(), rows([3, 1200, 0, 2] + [4] * 30, 1200)
     hubs = {"row": hub, "column": ops.transpose(hub)}
     reduce = {"sum": ops.segment_sum, "max": ops.segment_max, "softmax": ops.segment_softmax}
@@ -153,10 +153,10 @@ def of_entries(members: int) -> dict[str, Case]:
         "sparse product, batch": Case(product, (batch(L, 3), U)),
         "sparse product, left": Case(lambda A, B: product(A, B.detach()) + B.values.sum(), (L, U)),
         "sparse product, right": Case(lambda A, B: product(A.detach(), B) + A.values.sum(), (L, U)),
-        "ic0": Case(ic0, (G,)),
-        "ic0, batch": Case(ic0, (batch(G, 3),)),
-        "mic0": Case(lambda A: ops.mic0(A).L.values, (G,)),
-        "ilu0": Case(lambda A: ops.ilu0(A).U.values, (G,)),
+        "ic0": Case(ic0, (few,)),
+        "ic0, batch": Case(ic0, (batch(few, 2),)),
+        "mic0": Case(lambda A: ops.mic0(A).L.values, (few,)),
+        "ilu0": Case(lambda A: ops.ilu0(A).U.values, (few,)),
         "ic0, its slopes": Case(
             lambda A: slope(lambda v: slope(lambda v: ic0(A.with_values(v)), v), A.values),
             (ls.problems.poisson((5, 4)),),
@@ -167,20 +167,20 @@ def of_entries(members: int) -> dict[str, Case]:
 def triangular(members: int) -> dict[str, Case]:
     solve = lambda L, b: ops.sptrsv(L, b)  # noqa: E731
     chain, long_chain = (ls.problems.poisson((m,)).tril() for m in (200, 5000))
-    G, narrow = ls.problems.poisson((12, 11)), near_diagonal(90, 1, 2)
+    G, narrow = ls.problems.poisson((12, 11)), near_diagonal(40, 1, 2)
     wide = triangle(1080, torch.arange(40, 1080), torch.arange(1040) % 40)
     return {
         "chain": Case(solve, (chain,), (normal(200),)),
         "chain, 5 columns": Case(solve, (chain,), (normal(200, 5),)),
-        "chain, batch": Case(solve, (batch(chain, 3),), (normal(3, 200, 1),)),
+        "chain, batch": Case(solve, (batch(chain, 2),), (normal(2, 200, 1),)),
         "chain of several chunks": Case(solve, (long_chain,), (normal(5000),)),
-        "narrow levels": Case(solve, (narrow,), (normal(90),)),
-        "narrow levels, 33 columns": Case(solve, (near_diagonal(30, 1, 2),), (normal(30, 33),)),
-        "narrow levels, batch": Case(solve, (batch(narrow, 3),), (normal(3, 90, 2),)),
-        "a batch of systems adds up": Case(solve, (near_diagonal(40, 1, 2),), (normal(members, 40, 1),)),
+        "narrow levels": Case(solve, (narrow,), (normal(40),)),
+        "narrow levels, 33 columns": Case(solve, (near_diagonal(20, 1, 2),), (normal(20, 33),)),
+        "narrow levels, batch": Case(solve, (batch(narrow, 2),), (normal(2, 40, 2),)),
+        "a batch of systems adds up": Case(solve, (near_diagonal(20, 1, 2),), (normal(members, 20, 1),)),
         "upper": Case(lambda U, b: ops.sptrsv(U, b, lower=False), (G.triu(),), (normal(132, 3),)),
         "transpose, unit diagonal": Case(
-            lambda L, b: ops.sptrsv(L, b, transpose=True, unit_diagonal=True), (narrow,), (normal(90),)
+            lambda L, b: ops.sptrsv(L, b, transpose=True, unit_diagonal=True), (narrow,), (normal(40),)
         ),
         "a wide level": Case(solve, (wide,), (normal(1080),)),
         "rows of 8 lanes": Case(solve, (arrow(120),), (normal(120),)),
