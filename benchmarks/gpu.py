@@ -8,31 +8,31 @@ gradients; "graph": a call within a replayed CUDA graph, without delays by the h
 patterns without plans. "cusparse": cuSPARSE with descriptors, buffers and analysis reused; "cupy": as CuPy
 calls it, recreating all of them in each call; "torch": its sparse CSR tensors. "speed-up": over the faster of
 cusparse and torch. "of copy": the minimum bytes that the operation moves, divided by its time, relative to
-the bandwidth of a device copy in the same run. The sections from "scans" on compare kernels of our own
-(benchmarks/gpu_choices.py). An operator or a peer that fails is omitted and listed; the
-rest continues; exit code 1 if one of ours failed. --device cpu --quick tests the program itself, without a
-GPU.
+the bandwidth of a device copy in the same run. "checks" and "sorts" compare constants of our own. An operator
+or a peer that fails is omitted and listed; the rest continues; exit code 1 if one of ours failed. Sections
+that decide something come first, and results are written after each. --device cpu --quick tests the program
+itself, without a GPU, and with LEARNSOLVE_CUDA_EMULATOR=1 on the CUDA operators compiled for the host.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_choices import checks, lanes, loops, scans, sorts
-from benchmarks.gpu_operations import add, spgemm, spmm, spmv, sptrsv
+from benchmarks.gpu_operations import add, sorts, spgemm, spmm, spmv, sptrsv
 from benchmarks.gpu_run import Run
-from benchmarks.gpu_solvers import pcg, solve, stationary, training
+from benchmarks.gpu_solvers import checks, pcg, solve, stationary, training
 from benchmarks.report import machine, markdown, table
+from learnsolve import _library
+from learnsolve.matrix import device_analysis
 
 # Each yields its steps, so that one failure does not stop the others.
-OPERATIONS = (spmv, spmm, spgemm, add, sptrsv)
-SOLVERS = (pcg, stationary, solve, training)
-CHOICES = (scans, lanes, loops, checks, sorts)
-SECTIONS = {f.__name__: f for f in (*OPERATIONS, *SOLVERS, *CHOICES)}
+ORDER = (spmv, sptrsv, pcg, spmm, spgemm, solve, stationary, checks, training, add, sorts)
+SECTIONS = {f.__name__: f for f in ORDER}
 
 
 def device_name(device: torch.device) -> str:
@@ -73,6 +73,9 @@ def main() -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("gpu: torch sees no CUDA device; --device cpu --quick tries the program without one")
         return 2
+    if device.type == "cpu" and os.environ.get("LEARNSOLVE_CUDA_EMULATOR", "0") not in ("", "0"):
+        _library.load_cuda("learnsolve_cuda_emulated")
+        device_analysis.everywhere = True
     slug = "-".join(device_name(device).lower().split())
     out = args.out or Path(f"benchmarks/results/gpu-{slug}.json")
     torch.manual_seed(0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from benchmarks import cusparse
 from benchmarks.gpu_run import F32, F64, Run, Steps, both_ways, grid, irregular, lower_band, normal
 from benchmarks.harness import figure, first_calls
 from benchmarks.peers import fresh
+from learnsolve.matrix import device_analysis
 
 
 def spmv(run: Run) -> Steps:
@@ -148,6 +151,21 @@ def spgemm(run: Run) -> Steps:
     for dtype in (F32, F64):
         for shape in ((64,), (12, 12)) if run.quick else ((16384,), (1000, 1000)):
             yield f"{shape}, {dtype}", lambda s=shape, d=dtype: measure(s, d)
+
+
+def sorts(run: Run) -> Steps:
+    """Products to a sort while a sparse product is planned."""
+
+    def measure(shape: tuple[int, ...]) -> None:
+        A = grid(shape, F64, run.device).detach()
+        row: dict[str, Any] = {"section": "sorts", "case": f"A A, n = {A.shape[0]}", "dtype": "float64"}
+        for log in (20, 22, 24, 26):
+            with patch.object(device_analysis, "SORTED", 2**log):
+                times = first_calls(lambda: (fresh(A), fresh(A)), lambda pair: ls.ops.spgemm(*pair), repeat=3)
+            row[f"2^{log} to a sort"] = 1e6 * figure([times])["median"]
+        run.rows.append(row)
+
+    yield "all", lambda: measure((8, 8) if run.quick else (2000, 2000))
 
 
 def add(run: Run) -> Steps:

@@ -175,6 +175,35 @@ def solve(run: Run) -> Steps:
         yield f"{shape}", lambda s=shape: measure(s)
 
 
+def checks(run: Run) -> Steps:
+    """After how many iterations a solve checks convergence, and waits for the device."""
+    side = 12 if run.quick else 500
+
+    def measure(name: str) -> None:
+        A = poisson((side, side), run.device)
+        b = normal((A.shape[0],), F64, run.device, False)
+        solver = getattr(ls.solvers, name.split()[0])
+        M = ls.preconditioners.IC0(A) if name.endswith("IC0") else None
+
+        def every(iterations: int | None) -> Callable[[], Tensor]:
+            def call() -> Tensor:
+                before = ls.solvers.set_check_every(iterations)
+                try:
+                    return solver(A, b, M=M, rtol=1e-6, maxiter=5000).x
+                finally:
+                    ls.solvers.set_check_every(before)
+
+            return call
+
+        found = {f"every {k}": every(k) for k in (1, 4, 16, 64)}
+        row = run.compare("checks", f"{name}, n = {side * side}", F64, found | {"as is": every(None)})
+        row["as is/best"] = row["as is"] / min(row[k] for k in found)
+        run.target(row, "as is/best", 1.1, most=True)
+
+    for name in ("cg", "cg with IC0", "bicgstab", "minres"):
+        yield name, lambda name=name: measure(name)
+
+
 def training(run: Run) -> Steps:
     """A step of training on the device and on the CPU."""
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pretend_device
+import progress
 import pytest
 import torch
 from quick import enough, runs_all
@@ -30,7 +31,7 @@ def pytest_addoption(parser):
         default="cpu",
         help="where tests make their tensors (pretend_device.py)",
     )
-    parser.addoption("--shard", metavar="I/N", help="every N-th test from the I-th, without pytest-xdist")
+    progress.add_options(parser)
 
 
 def pytest_configure(config):
@@ -40,6 +41,7 @@ def pytest_configure(config):
     context = contextlib.ExitStack()
     context.enter_context(pretend_device.tensors_on(config.getoption("--device")))
     config.add_cleanup(context.close)
+    progress.configure(config)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -53,10 +55,6 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "slow" in item.keywords or item in many:
                 item.add_marker(skip)
-    if shard := config.getoption("--shard"):
-        part, parts = map(int, shard.split("/"))
-        config.hook.pytest_deselected(items=[t for i, t in enumerate(items) if i % parts != part - 1])
-        items[:] = items[part - 1 :: parts]
 
 
 def pytest_terminal_summary(terminalreporter):

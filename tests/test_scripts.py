@@ -1,15 +1,20 @@
 """The programs in scripts/: `make gpu` without a device, the budget of spilled registers, planted faults."""
 
 import importlib.util
+import json
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from learnsolve import _library
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,10 +34,9 @@ def python(*arguments) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture
-def gpu(monkeypatch, tmp_path):
-    module = script(monkeypatch, "gpu")
-    monkeypatch.setattr(module, "BUILD", tmp_path / "build")
-    return module
+def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return script(monkeypatch, "gpu")
 
 
 PROPERTIES = {
@@ -55,7 +59,7 @@ PROPERTIES = {
 def test_without_a_device_it_says_so():
     done = python(ROOT / "scripts" / "gpu.py")
     assert done.returncode == 2
-    assert all(words in done.stderr for words in ("cannot run here", "no CUDA device", "make test"))
+    assert all(words in done.stderr for words in ("cannot run here", "no CUDA device", "--rehearse"))
 
 
 def test_unknown_step():
@@ -83,29 +87,154 @@ def test_what_is_missing_and_what_to_do(gpu, change, message):
     assert re.search(message, line)
 
 
-def test_a_step_that_takes_too_long_ends_with_its_children(gpu, tmp_path):
+def test_a_prebuilt_library_needs_no_compiler_of_cuda(gpu):
+    assert gpu.missing(PROPERTIES | {"nvcc": None}, prebuilt=True) == []
+    done = python(ROOT / "scripts" / "gpu.py", "--prebuilt", "/nowhere.so")
+    assert done.returncode == 2
+    assert "/nowhere.so is not a file" in done.stderr
+
+
+def test_programs_are_found_beside_python(gpu, monkeypatch, tmp_path):
+    for name in ("python", "ninja"):
+        (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert sys.modules["gpu_machine"].tool("ninja") == str(tmp_path / "ninja")
+
+
+@pytest.mark.parametrize("prebuilt", [False, True])
+def test_build(gpu, monkeypatch, tmp_path, prebuilt):
+    """What pip is told; and a prebuilt library lies beside what it has built."""
+    steps, calls = sys.modules["gpu_steps"], []
+
+    def run(command, limit, log, **environment):
+        calls.append((command, environment))
+        (tmp_path / "site" / "learnsolve").mkdir(parents=True, exist_ok=True)
+        return 0, str(tmp_path / "site")
+
+    monkeypatch.setattr(steps, "run", run)
+    (tmp_path / "other.so").write_text("elsewhere")
+    plan = gpu.Plan(PROPERTIES, tmp_path, tmp_path / "other.so" if prebuilt else None)
+    step = steps.build(plan, 10)
+    assert (step.ok, step.what) == (True, "other.so" if prebuilt else "sm_90")
+    (_, built), (_, loaded) = calls
+    assert built["LEARNSOLVE_CUDA_EMULATOR"] == "0"
+    assert loaded["PYTHONPATH"] == str(tmp_path / "site")
+    if prebuilt:
+        assert built["LEARNSOLVE_CUDA"] == "0"
+        assert (tmp_path / "site" / "learnsolve" / "learnsolve_cuda.so").read_text() == "elsewhere"
+        assert plan.is_built()
+    else:
+        assert built["LEARNSOLVE_CUDA_ARCHITECTURES"] == "90-real"
+        assert "LEARNSOLVE_CUDA" not in built
+
+
+@pytest.fixture
+def gpu_parts(gpu):
+    return sys.modules["gpu_parts"]
+
+
+def test_a_step_that_takes_too_long_ends_with_its_children(gpu_parts, tmp_path):
     start = time.monotonic()
     code = "import subprocess; print('begun', flush=True); subprocess.run(['sleep', '60'])"
-    status, output = gpu.run([sys.executable, "-c", code], 2, tmp_path / "log")
+    status, output = gpu_parts.run([sys.executable, "-c", code], 2, tmp_path / "log")
     assert status == 124
     assert "begun" in output
     assert time.monotonic() - start < 30
 
 
-def test_outcomes_of_tests(gpu, tmp_path):
-    (tmp_path / "report.xml").write_text(
-        "<testsuites><testsuite>"
-        '<testcase classname="test_it" name="test_good"/>'
-        '<testcase classname="test_it" name="test_bad"><failure message="no"/></testcase>'
-        '<testcase classname="test_it" name="test_set_up"><error message="no"/></testcase>'
-        '<testcase classname="test_it" name="test_more[0]"><skipped message="a package"/></testcase>'
-        '<testcase classname="test_it" name="test_more[1]"><skipped message="a package"/></testcase>'
-        "</testsuite></testsuites>"
-    )
-    passed, failed, skipped = gpu.outcomes(tmp_path / "report.xml")
-    assert passed == 1
-    assert failed == ["test_it::test_bad", "test_it::test_set_up"]
-    assert skipped == ["test_it::test_more[0] and 1 more: a package"]
+ITEMS = """
+import os, sys, time
+share, _, first = sys.argv[sys.argv.index("--shard") + 1].partition("+")
+part, parts = map(int, share.split("/"))
+items = ["good", "device error", "crash", "skipped", "never ends", "last"]
+items = items[part - 1 :: parts][int(first) - 1 :]
+out = open(sys.argv[sys.argv.index("--progress") + 1], "w", buffering=1)
+out.write(f"all\\t{len(items)}\\n")
+for item in items:
+    out.write(f"begin\\t{item}\\n")
+    if item == "device error":
+        out.write(f"failed\\t{item}\\tCUDA error\\n")
+        sys.exit(1)
+    if item == "crash":
+        print("the last words", flush=True)
+        os._exit(3)
+    if item == "never ends":
+        time.sleep(60)
+    waits = os.environ.get("CUDA_LAUNCH_BLOCKING")
+    out.write(f"skipped\\t{item}\\tno reason\\n" if item == "skipped" else f"passed\\t{item}\\t{waits}\\n")
+out.write("end\\n")
+"""
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_new_process_goes_on_from_the_next_item(gpu_parts, tmp_path, parts, monkeypatch):
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    command = gpu_parts.Parts([sys.executable, "-c", ITEMS], tmp_path / "items.log", parts)
+    found = gpu_parts.all_parts([command], workers=2, limit=50, quiet=2)
+    assert found.states == {
+        "good": ("passed", "None"),
+        "device error": ("failed", "CUDA error"),
+        "crash": ("failed", "ended with 3: the last words"),
+        "skipped": ("skipped", "no reason"),
+        "never ends": ("failed", "took too long: "),
+        "last": ("passed", "1"),
+    }
+    assert len(found.logs) == 4
+    step = found.step("items", 1.0)
+    assert (step.ok, step.what) == (False, "2 passed, 3 failed")
+    assert "device error: CUDA error" in step.notes
+    assert step.notes[-1] == "1 skipped: no reason"
+
+
+def test_what_cannot_start_or_has_no_time_is_no_success(gpu_parts, tmp_path):
+    command = gpu_parts.Parts([sys.executable, "-c", "print('no torch'); exit(5)"], tmp_path / "items.log", 1)
+    step = gpu_parts.all_parts([command], 1, limit=50, quiet=9).step("items", 1.0)
+    assert not step.ok
+    assert step.notes == ["items-1-of-1-0.log: did not start, ended with 5: no torch"]
+    late = gpu_parts.all_parts([command], 1, limit=1, quiet=9).step("items", 1.0)
+    assert not late.ok
+    assert "not run: the time was over" in late.notes[0]
+
+
+TESTS = """
+import pytest
+
+@pytest.mark.parametrize("i", range(6))
+def test_it(i):
+    if i == 2:
+        raise RuntimeError("CUDA error: an illegal memory access")
+    if i == 4:
+        pytest.skip("no reason")
+    assert i != 3
+"""
+
+
+@pytest.mark.slow
+def test_pytest_stops_at_a_cuda_error_and_goes_on_from_any_test(tmp_path):
+    (tmp_path / "test_some.py").write_text(TESTS)
+
+    def lines(shard):
+        progress = tmp_path / "progress"
+        progress.unlink(missing_ok=True)
+        options = ["-q", "-p", "no:cacheprovider", "-p", "conftest", "-k", "not 0", "--rootdir", tmp_path]
+        line = ["-m", "pytest", *options, "--shard", shard, "--progress", progress, tmp_path / "test_some.py"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+        done = subprocess.run([sys.executable, *line], env=environment, capture_output=True, check=False)
+        assert done.returncode in (1, 2), done.stdout
+        return [entry.split("\t")[:2] for entry in progress.read_text().splitlines()]
+
+    name = "test_some.py::test_it[{}]".format
+    stopped = [["all", "5"], ["begin", name(1)], ["passed", name(1)], ["begin", name(2)], ["failed", name(2)]]
+    assert lines("1/1") == stopped
+    rest = lines("1/1+3")  # test 0 is not one of them
+    assert rest[0] == ["all", "3"]
+    assert [e for e in rest if e[0] not in ("all", "begin")] == [
+        ["failed", name(3)],
+        ["skipped", name(4)],
+        ["passed", name(5)],
+        ["end", ""],
+    ]
 
 
 MEMCHECK = """\
@@ -119,31 +248,94 @@ MEMCHECK = """\
 """
 
 
-def test_findings_of_the_sanitizer(gpu):
-    (line,), others = gpu.findings(MEMCHECK)
+def test_findings_of_the_sanitizer(gpu, tmp_path):
+    sanitizer = sys.modules["gpu_sanitizer"]
+    (line,), others = sanitizer.findings(MEMCHECK)
     assert others == 1
     assert line.startswith("Invalid __global__ read of size 8 bytes | at void learnsolve::row_kernel")
-    assert gpu.findings("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n") == ([], 0)
-    (step,) = gpu.sanitizers(PROPERTIES, 10)
+    assert sanitizer.findings("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n") == ([], 0)
+    step = sanitizer.sanitizer(gpu.Plan(PROPERTIES, tmp_path), "memcheck", 10)
     assert (step.ok, step.what) == (True, "skipped")
 
 
-def test_results_are_written(gpu, tmp_path):
+def test_results_are_written_and_stay_until_the_next_build(gpu, tmp_path):
+    plan = gpu.Plan(PROPERTIES, tmp_path)
+    (tmp_path / "memcheck-1.log").write_text("all of it")
     steps = [gpu.Step("memcheck", False, 20.0, "did not finish", ["why"])]
-    out = gpu.write(PROPERTIES, steps, tmp_path / "results")
+    out = gpu.write(plan, steps, tmp_path / "results")
     assert out.name == "gpu-nvidia-h200.json"
     assert '"did not finish"' in out.read_text()
     assert "FAILED memcheck, 20 s: did not finish\n    - why" in out.with_suffix(".md").read_text()
+    assert gpu.earlier(PROPERTIES, tmp_path / "results") == steps
+    with tarfile.open(tmp_path / "results.tar.gz") as archive:
+        assert set(archive.getnames()) == {out.name, "gpu-nvidia-h200.md", "memcheck-1.log"}
 
 
 def test_the_files_of_the_device_exist(gpu):
-    named = (*gpu.ABOUT_THE_DEVICE, *gpu.ON_THE_DEVICE)
+    steps = sys.modules["gpu_steps"]
+    named = (*steps.ABOUT_THE_DEVICE, *steps.ON_THE_DEVICE)
     assert "tests/ops/test_cuda.py" in named
     assert all((ROOT / name).is_file() for name in named)
 
 
+SANITIZER = """#!/bin/sh
+while [ "$1" != "$PYTHON" ]; do shift; done
+"$@"
+echo "========= ERROR SUMMARY: 0 errors"
+"""
+
+
 @pytest.mark.slow
-def test_every_kind_of_kernel_runs_in_the_small_suite(monkeypatch, capsys):
+def test_rehearsal_of_all_steps(tmp_path):
+    """On the emulator, with a tool in the place of compute-sanitizer that runs what it is given."""
+    if not (_library.folder / "learnsolve_cuda_emulated.so").exists():
+        pytest.skip("the emulator was not built: LEARNSOLVE_CUDA_EMULATOR=1 make setup")
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(SANITIZER.replace("$PYTHON", sys.executable))
+    tool.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    options = ["--rehearse", "--only", "look,build,smoke,memcheck,tests,bench", "--sections", "sptrsv,pcg"]
+    places = ["--folder", tmp_path / "build", "--results", tmp_path]
+    line = [sys.executable, ROOT / "scripts" / "gpu.py", *options, *places]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "gpu-emulator.json").read_text())
+    told = {step["name"]: step["what"] for step in record["steps"]}
+    assert list(told) == ["build", "smoke", "memcheck", "tests", "bench"]
+    assert told["smoke"] == "3 passed, 0 failed"
+    assert told["memcheck"] == "0 findings in our kernels, 0 in others; 3 passed, 0 failed"
+    assert re.fullmatch(r"[1-9]\d* passed, 0 failed", told["tests"])
+    (benchmarks,) = record["benchmarks"]
+    assert {row["section"] for row in benchmarks["rows"]} == {"sptrsv", "pcg"}
+    assert (tmp_path / "build" / "results.tar.gz").exists()
+
+
+@pytest.mark.slow
+def test_a_failed_case_is_seen_and_others_go_on(monkeypatch, capsys, gpu, tmp_path):
+    """A wrong gradient, and an error of a device."""
+    smoke = script(monkeypatch, "gpu_smoke")
+    right = smoke.results
+
+    def wrong(case, dtype, index, device):
+        found = right(case, dtype, index, device)
+        if dtype == torch.float32 and len(found) == 3:
+            found[2] = found[2] * 1.001
+        return found
+
+    monkeypatch.setattr(smoke, "results", wrong)
+    options = ["--device", "cpu", "--only", "^(sum|chain)$", "--progress", str(tmp_path / "progress")]
+    monkeypatch.setattr(sys, "argv", ["gpu_smoke.py", *options])
+    assert smoke.main() == 1
+    assert "gradient 2 of 2 differs" in capsys.readouterr().out
+    assert [line.split("\t")[:2] for line in (tmp_path / "progress").read_text().splitlines()] == [
+        ["all", "2"],
+        *(["begin", "sum"], ["passed", "sum"], ["begin", "chain"], ["failed", "chain"]),
+        ["end", "2 cases, 1 failed"],
+    ]
+
+
+@pytest.mark.slow
+def test_every_kind_of_kernel_runs_in_the_small_suite(monkeypatch, capsys, gpu):
     smoke = script(monkeypatch, "gpu_smoke")
     called = set()
 
@@ -152,7 +344,7 @@ def test_every_kind_of_kernel_runs_in_the_small_suite(monkeypatch, capsys):
             called.add(function.name().split("::")[1].split(".")[0])
             return function(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(sys, "argv", ["gpu_smoke.py", "--device", "cpu"])
+    monkeypatch.setattr(sys, "argv", ["gpu_smoke.py", "--device", "cpu", "--types", "1"])
     with Operators():
         code = smoke.main()
     assert code == 0, capsys.readouterr().out
