@@ -11,7 +11,7 @@ cusparse and torch. "of copy": the minimum bytes that the operation moves, divid
 the bandwidth of a device copy in the same run. "checks" and "sorts" compare constants of our own. An operator
 or a peer that fails is omitted and listed; the rest continues; exit code 1 if one of ours failed. Sections
 that decide something come first, and results are written after each. --device cpu --quick tests the program
-itself, without a GPU, and with LEARNSOLVE_CUDA_EMULATOR=1 on the CUDA operators compiled for the host.
+itself, without a GPU, and with LEARNSOLVE_CUDA_EMULATOR=1 on the emulated CUDA operators.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Run = Callable[[], list[Tensor]]
 def skip_without_operators() -> None:
     """For the top of a file of tests."""
     if not (ON_HOST or torch.cuda.is_available()):
-        pytest.skip("no CUDA device, and no operators compiled for the host", allow_module_level=True)
+        pytest.skip("no CUDA device, and no emulated operators", allow_module_level=True)
 
 
 def assert_same(found: list[Tensor], wanted: list[Tensor]) -> None:

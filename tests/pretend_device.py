@@ -4,7 +4,7 @@ Without a GPU torch has no CUDA device to offer, but it has the device "meta". T
 `PretendDevice` hold numbers. An operation that mixes them with tensors of the CPU, `.numpy()` without
 `.cpu()`, or a tensor made without its device, fails as on a CUDA device. So tests of Python code for CUDA
 tensors can run anywhere: `pytest --device pretend`. Kernels are those of the CPU, or with
-LEARNSOLVE_CUDA_EMULATOR=1 (tests/conftest.py) the CUDA operators compiled for the host, whose plans fit.
+LEARNSOLVE_CUDA_EMULATOR=1 (tests/conftest.py) the emulated CUDA operators, whose plans fit.
 
 Operations that would make the host wait for the device are recorded in `waits`, and in `known` which streams
 the allocator knows to read a memory; `stream` is the current one.
@@ -228,7 +228,7 @@ def what_is_missing(name: str, on_host: bool) -> str:
         return "--device cuda: torch sees no CUDA device"
     if name == "pretend" and not on_host:
         return (
-            "--device pretend needs the CUDA operators compiled for the host: build and run with "
+            "--device pretend needs the emulated CUDA operators: build and run with "
             "LEARNSOLVE_CUDA_EMULATOR=1"
         )
     return ""

@@ -21,7 +21,7 @@ import learnsolve as ls
 from learnsolve.matrix import device_analysis
 
 if not device_analysis.everywhere:
-    pytest.skip("needs the CUDA operators compiled for the host", allow_module_level=True)
+    pytest.skip("needs the emulated CUDA operators", allow_module_level=True)
 
 
 @pytest.fixture

@@ -107,7 +107,22 @@ LS_KERNEL(64) teams_kernel(int* out) {
   out[threadIdx.x] = team.of_lane(all + team.lane, 3) + __syncthreads_or(threadIdx.x == 9);
 }
 
+LS_KERNEL(256) items_kernel(int64_t items, int* visits) {
+  for_items<4>(items, [&](const auto& team, int64_t i) {
+    if (team.first()) visits[i] += 1;
+  });
+}
+
 }  // namespace
+
+LS_TEST(items_are_shared_out_for_any_size_of_blocks) {
+  for (const unsigned threads : {32u, 64u, 96u, 256u})
+    for (const unsigned blocks : {1u, 3u}) {
+      Array<int> visits(301);
+      LS_LAUNCH(blocks, threads, nullptr, (visits.size(), visits.data()), items_kernel);
+      for (int64_t i = 0; i < visits.size(); ++i) require(visits[i] == 1, "each item once");
+    }
+}
 
 LS_TEST(emulator_runs_all_threads) {
   Array<int> out(3 * 4 * 5 * 8 * 16);

@@ -15,7 +15,7 @@ SORTED = 2**24
 # Numbers that torch can sort on a CUDA device. What would need more is analyzed on the host.
 MOST_SORTED = 2**31 - 1
 
-everywhere = False  # CPU tensors too: for tests of the CUDA operators compiled for the host
+everywhere = False  # CPU tensors too: for tests of the emulated CUDA operators
 
 
 def here(t: Tensor) -> bool:

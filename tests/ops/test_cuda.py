@@ -1,6 +1,6 @@
 """The CUDA operators: rows of all lengths, alignment, determinism; on a device streams, graphs, large sizes.
 
-Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
+Runs on a CUDA device or, without its last part, with the emulated operators (tests/conftest.py).
 """
 
 import functools

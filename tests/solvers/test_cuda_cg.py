@@ -2,7 +2,7 @@
 rows; on a device streams, graphs, and the absence of waits. What is
 not particular to it, such as columns that stop: test_pcg_operator.py, which .ci/run runs on it.
 
-Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
+Runs on a CUDA device or, without its last part, with the emulated operators (tests/conftest.py).
 """
 
 import cuda_promises

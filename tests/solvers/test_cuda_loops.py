@@ -1,7 +1,7 @@
 """Sweeps of Jacobi, Richardson, heavy ball and Chebyshev as CUDA operators: rows of all lengths, sums that go
 in several parts, large batches, columns without a cotangent; on a device streams, graphs, determinism.
 
-Runs on a CUDA device or, without its last part, with the operators compiled for the host (tests/conftest.py).
+Runs on a CUDA device or, without its last part, with the emulated operators (tests/conftest.py).
 """
 
 import functools
