@@ -88,7 +88,8 @@ LS_KERNEL(32) unwritten_kernel(double* out) {
   LS_SHARED(numbers, double[32]);
   numbers[threadIdx.x] = 1;
   __syncthreads();
-  out[threadIdx.x] = numbers[threadIdx.x + at];
+  const double* const first = numbers;
+  out[threadIdx.x] = first[threadIdx.x + at];
 }
 // Every block adds to the same number.
 LS_KERNEL(1) adding_kernel(int* sum) { *sum += 1; }
