@@ -136,16 +136,21 @@ struct SegmentMax {
   }
 };
 
-// Sums of exp(e - top), and the softmax that they make.
-template <class T, class I>
-struct Exponentials {
+// Where sums of segments go.
+template <class T>
+struct Totals {
   using Part = Total<T>;
-  Segments<I> S;
-  const T *e, *top;
   T* total;
-  LS_DEVICE Part entry(int64_t o, int64_t r, int64_t) const { return {std::exp(e[o] - top[r])}; }
   LS_DEVICE void put(int64_t r, const Part& part) const { total[r] = part.value; }
   LS_DEVICE void add(int64_t r, const Part& part) const { total[r] += part.value; }
+};
+
+// Sums of exp(e - top), and the softmax that they make.
+template <class T, class I>
+struct Exponentials : Totals<T> {
+  Segments<I> S;
+  const T *e, *top;
+  LS_DEVICE Total<T> entry(int64_t o, int64_t r, int64_t) const { return {std::exp(e[o] - top[r])}; }
 };
 template <class T, class I>
 struct Softmax {
@@ -157,14 +162,10 @@ struct Softmax {
 
 // Sums of y g, and y (g - sum).
 template <class T, class I>
-struct WeightedSums {
-  using Part = Total<T>;
+struct WeightedSums : Totals<T> {
   Segments<I> S;
   const T *y, *g;
-  T* sum;
-  LS_DEVICE Part entry(int64_t o, int64_t, int64_t) const { return {y[o] * g[o]}; }
-  LS_DEVICE void put(int64_t r, const Part& part) const { sum[r] = part.value; }
-  LS_DEVICE void add(int64_t r, const Part& part) const { sum[r] += part.value; }
+  LS_DEVICE Total<T> entry(int64_t o, int64_t, int64_t) const { return {y[o] * g[o]}; }
 };
 template <class T, class I>
 struct SoftmaxBackward {

@@ -95,7 +95,7 @@ Tensor csr_segment_softmax_cuda(const std::vector<Tensor>& list, const Tensor& e
   dispatch(S.name, e.tensor, S.idx, [&]<class T, class I>() {
     const Segments<I> all = segments<I>(S, e);
     const T *from = data<T>(e.tensor), *tops = data<T>(top);
-    reduce<T>(device, Exponentials<T, I>{all, from, tops, mutable_data<T>(total)}, e_);
+    reduce<T>(device, Exponentials<T, I>{{mutable_data<T>(total)}, all, from, tops}, e_);
     map(device, Softmax<T, I>{all, from, tops, data<T>(total), mutable_data<T>(y)});
   });
   return y;
@@ -111,7 +111,7 @@ Tensor csr_segment_softmax_backward_cuda(const std::vector<Tensor>& list, const 
   dispatch(S.name, o.y.tensor, S.idx, [&]<class T, class I>() {
     const Segments<I> all = segments<I>(S, o.y);
     const T *y = data<T>(o.y.tensor), *g = data<T>(o.g.tensor);
-    reduce<T>(device, WeightedSums<T, I>{all, y, g, mutable_data<T>(sum)}, y_);
+    reduce<T>(device, WeightedSums<T, I>{{mutable_data<T>(sum)}, all, y, g}, y_);
     map(device, SoftmaxBackward<T, I>{all, y, g, data<T>(sum), mutable_data<T>(out)});
   });
   return out;
