@@ -161,17 +161,4 @@ stencil_part_sums_kernel(LS_ARGUMENT StencilPass<T> P, T* partial, int64_t parts
   });
 }
 
-// out[r count + k] = the sum over t < terms of partial[(r terms + t) count + k].
-template <class T>
-LS_KERNEL(kThreads)
-stencil_total_kernel(const T* partial, int64_t terms, int64_t count, int64_t results, T* out) {
-  for_items<32>(results * count, [&](const auto& team, int64_t item) {
-    const T* from = partial + item / count * terms * count + item % count;
-    T sum = 0;
-    for (int64_t t = team.lane; t < terms; t += 32) sum += from[t * count];
-    const T total = team.sum(sum);
-    if (team.first()) out[item] = total;
-  });
-}
-
 }  // namespace learnsolve::cuda

@@ -5,6 +5,7 @@
 #include "kernels/row_dots.cuh"
 #include "ops/pairs.cuh"
 #include "ops/spmm.cuh"
+#include "ops/totals.cuh"
 
 namespace learnsolve {
 
@@ -27,15 +28,6 @@ void copy_blocks(const OnDevice& device, T* to, int64_t to_step, const T* from, 
   for (int64_t b = 0; b < count; ++b)
     STD_CUDA_CHECK(cudaMemcpyAsync(to + b * to_step, from + b * from_step, size * sizeof(T),
                                    cudaMemcpyDeviceToDevice, device.stream));
-}
-
-// cuda::totals_kernel
-template <class T>
-void add_totals(const OnDevice& device, const T* partials, int64_t results, int64_t batch, int64_t chunks,
-                int64_t k, bool roots, T* out, int64_t out_step) {
-  LS_LAUNCH(cuda::blocks_for(results * ((k + 31) / 32)), cuda::kThreads, device.stream,
-            (partials, results, batch, chunks, k, roots, out, out_step), cuda::totals_kernel<T>);
-  STD_CUDA_CHECK(cudaGetLastError());
 }
 
 // From this mean number of entries a row on, product and sum are two passes: spmm then distributes the rows,

@@ -5,7 +5,7 @@
 #include "kernels/pcg_judge.cuh"
 #include "ops/chunk_launch.cuh"
 #include "ops/pcg_factor.h"
-#include "ops/sptrsv.cuh"
+#include "ops/triangular.cuh"
 
 namespace learnsolve {
 
@@ -37,8 +37,8 @@ struct AppliedFactor {
   // y = L^-1 x or L^-T x, for all members
   void solve(bool below, const In<T>& x, const Out<T>& y) const {
     const DeviceTriangle& S = below ? *of.lower : *of.upper;
-    triangular_into<T, I>(S, device, data<T>(p.m), p.m_step, x.p, x.step, y.p, p.batch, p.k,
-                          below ? *room_below : *room_above);
+    S.template solve<T, I>(device, data<T>(p.m), p.m_step, x.p, x.step, y.p, p.batch, p.k,
+                           below ? *room_below : *room_above);
   }
 
   std::optional<LoopMatrix<T, I>> matrix(const std::optional<DeviceStructure>& S) const {

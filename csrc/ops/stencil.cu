@@ -2,6 +2,7 @@
 #include "kernels/stencil.cuh"
 #include "ops/batch_sum.cuh"
 #include "ops/stencil.h"
+#include "ops/totals.cuh"
 
 namespace learnsolve {
 namespace {
@@ -69,7 +70,7 @@ Tensor stencil_products_cuda(const Tensor& u_, const Tensor& w_, const std::vect
   const StencilProductsCall call(name, u, w, offsets, periodic, constant, sum_batch);
   const StencilView& S = call.shapes.view;
   if (call.nothing()) return new_zeros(u, call.size);
-  Tensor q = new_empty(u, call.size);
+  Tensor q = constant ? new_zeros(u, call.size) : new_empty(u, call.size);
   const OnDevice device(u);
   const int64_t points = S.points(), size = S.count * (constant ? 1 : points);
   const Groups groups(call.batch, call.q_step == 0 ? size : 0);
@@ -96,9 +97,8 @@ Tensor stencil_products_cuda(const Tensor& u_, const Tensor& w_, const std::vect
       LS_LAUNCH(dim3(blocks_for(parts, kThreads / 32), 1, blocks_aside(groups.count)), kThreads,
                 device.stream, (P, partial + from, parts, S.count), stencil_part_sums_kernel<T>);
     });
-    LS_LAUNCH(blocks_for(results * S.count, kThreads / 32), kThreads, device.stream,
-              (partial, slots * parts, S.count, results, mutable_data<T>(q)), stencil_total_kernel<T>);
-    STD_CUDA_CHECK(cudaGetLastError());
+    add_totals<T>(device, partial, results, results, slots * parts, S.count, false, mutable_data<T>(q),
+                  S.count);
   });
   return q;
 }
