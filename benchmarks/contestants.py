@@ -7,7 +7,7 @@
 systems are solved by conjugate gradients, others by bicgstab, from zero to ||r|| <= RTOL ||b||.
 
 Peers are never required. `pip install pyamg pypardiso scikit-sparse pyamgcl`, of which the last two compile
-(Debian: libsuitesparse-dev, libopenblas-dev; libboost-dev); for hypre and gamg run `scripts/petsc.sh python -m ...`.
+(Debian: libsuitesparse-dev, libopenblas-dev; libboost-dev); hypre and gamg: `scripts/petsc.sh python -m ...`.
 """
 
 from __future__ import annotations
@@ -205,18 +205,6 @@ def pardiso(S: Any, symmetric: bool) -> Callable[[np.ndarray], Solve]:
     return set_up
 
 
-def superlu(S: Any, symmetric: bool) -> Callable[[np.ndarray], Solve]:
-    options: dict[str, Any] = {"permc_spec": "MMD_AT_PLUS_A", "options": {"SymmetricMode": True}}
-    if not symmetric:
-        options = {}
-
-    def set_up(values: np.ndarray) -> Solve:
-        factor = spla.splu(sp.csc_matrix(sp.csr_matrix((values, S.indices, S.indptr), S.shape)), **options)
-        return lambda B: (factor.solve(B), 0)
-
-    return set_up
-
-
 def on_fill(make: Any, level: int) -> Callable[..., Any]:
     return lambda A, **s: make(A, pattern=P.fill_pattern(A, level), on_breakdown="shift", **s)
 
@@ -291,12 +279,18 @@ CONTESTANTS: dict[str, Contestant] = {
         install=PIP.format("scikit-sparse", "libsuitesparse-dev"),
         symmetric=True,
     ),
-    "SuperLU": Contestant(superlu, module="scipy"),
 }
-if "relaxation" in inspect.signature(P.MIC0.__init__).parameters:
+RELAXATION = {"relaxation", "relax", "omega"} & {*inspect.signature(P.MIC0.__init__).parameters}
+for name in RELAXATION:  # of versions that have it
     CONTESTANTS["relaxed MIC(0)"] = Contestant(
-        ours(plain(P.MIC0, **BREAK)), tuple({"relaxation": w} for w in (0.97, 0.9, 0.99)), symmetric=True
+        ours(plain(P.MIC0, **BREAK)), tuple({name: w} for w in (0.97, 0.9, 0.99)), symmetric=True
     )
+
+
+def warm_up(contestant: Contestant, symmetric: bool, **setting: Any) -> None:
+    """A tiny solve: libraries load parts of theirs when they are first used."""
+    S = sp.csr_matrix(ls.problems.poisson((8, 8)).to_scipy())
+    contestant.start(S, symmetric, **setting)(S.data)(np.ones(64))
 
 
 def timed(set_up: Callable[[], Solve], S: Any, b: np.ndarray) -> tuple[dict[str, Any], Solve]:

@@ -1,4 +1,4 @@
-"""Measurements that survive an interruption: JSON lines of what is known, by key; and processes that may die."""
+"""Measurements that survive an interruption: JSON lines of rows by key; and processes that may die."""
 
 from __future__ import annotations
 

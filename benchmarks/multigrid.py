@@ -22,7 +22,7 @@ import torch
 
 import learnsolve as ls
 from benchmarks import ROOT
-from benchmarks.contestants import CONTESTANTS, is_symmetric, timed
+from benchmarks.contestants import CONTESTANTS, is_symmetric, timed, warm_up
 from benchmarks.harness import Run, figure, peak_bytes
 from benchmarks.ledger import Ledger, supervised
 from benchmarks.report import duration, markdown
@@ -62,7 +62,7 @@ QUICK = {"Poisson 20^2": lambda: p.poisson((20, 20)), "log-normal 6^3": lambda: 
 
 
 def measure(run: Run, args: argparse.Namespace) -> list[str]:
-    path, lines = ROOT / "runs/benchmarks/multigrid.jsonl", []
+    path, lines = (args.out or ROOT / "runs/benchmarks") / "multigrid.jsonl", []
     if not args.resume:
         path.unlink(missing_ok=True)
     for name, (key, _) in COMPARED.items():
@@ -102,6 +102,7 @@ def raced(name: str, setting: dict[str, Any], S: Any, b: np.ndarray, rounds: int
         row, _ = timed(lambda: set_up(S.data), S, b)
         found.extend((set_up, row | {"set-up": row["set-up"] + before}))
 
+    warm_up(CONTESTANTS[name], symmetric, **setting)
     ctypes.CDLL(None).malloc_trim(0)  # memory that others have left would hide what this one takes
     rise = peak_bytes(first)
     set_up, row = found
@@ -129,7 +130,7 @@ def table(run: Run, name: str, threads: int, rows: dict[str, dict[str, Any]]) ->
     for label, row in rows.items():
         line: dict[str, Any] = {"": label}
         if "failed" in row:
-            line |= {way: "" for way in WAYS} | {"iterations": row["failed"], "residual": "", "MB": ""}
+            line |= dict.fromkeys(WAYS, "") | {"iterations": row["failed"], "residual": "", "MB": ""}
         else:
             line |= {way: duration(statistics.median(row["times"][way])) for way in WAYS}
             line |= {"iterations": str(row["iterations"]), "residual": f"{row['residual']:.0e}"}
