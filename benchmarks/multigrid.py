@@ -8,7 +8,6 @@ threads; pyamg, hypre and gamg use one core. MB: by how much the first set-up an
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import statistics
 import time
@@ -23,7 +22,7 @@ import torch
 import learnsolve as ls
 from benchmarks import ROOT
 from benchmarks.contestants import CONTESTANTS, is_symmetric, timed, warm_up
-from benchmarks.harness import Run, figure, peak_bytes
+from benchmarks.harness import Run, figure, fresh_peak
 from benchmarks.ledger import Ledger, supervised
 from benchmarks.report import duration, markdown
 
@@ -103,8 +102,7 @@ def raced(name: str, setting: dict[str, Any], S: Any, b: np.ndarray, rounds: int
         found.extend((set_up, row | {"set-up": row["set-up"] + before}))
 
     warm_up(CONTESTANTS[name], symmetric, **setting)
-    ctypes.CDLL(None).malloc_trim(0)  # memory that others have left would hide what this one takes
-    rise = peak_bytes(first)
+    rise = fresh_peak(first)
     set_up, row = found
     begin, later = time.perf_counter(), []
     while not later or (len(later) < rounds and time.perf_counter() - begin < LONGEST):

@@ -6,7 +6,6 @@ from the arrays of the matrix. Every step is a row of a ledger, so that an inter
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from learned import LEARNED, features, train
 
 import learnsolve as ls
 from benchmarks.contestants import CONTESTANTS, Contestant, ours, timed, warm_up
-from benchmarks.harness import peak_bytes
+from benchmarks.harness import fresh_peak
 from benchmarks.ledger import Ledger
 
 HOPELESS = 10  # times the best total of tuning: such a contestant is measured on two matrices only
@@ -61,8 +60,7 @@ class Session:
             self.first = time.perf_counter() - begin
 
         if memory:  # slow: all that Python holds is looked through
-            ctypes.CDLL(None).malloc_trim(0)
-            self.memory = peak_bytes(first)
+            self.memory = fresh_peak(first)
         else:
             first()
 
