@@ -53,6 +53,12 @@ class Contestant:
         return self.symmetric in (None, symmetric)
 
 
+def prepare(threads: int) -> None:
+    """A process that measures: plans of many large patterns are not to displace one another."""
+    torch.set_num_threads(threads)
+    ls.ops.set_plan_cache_limit(2**31)
+
+
 def is_symmetric(S: Any) -> bool:
     return abs(S - S.T).max() <= 1e-12 * abs(S).max()
 
@@ -87,7 +93,7 @@ def by_columns(solve: Callable[[np.ndarray], tuple[np.ndarray, int]]) -> Solve:
 
     def every(B: np.ndarray) -> tuple[np.ndarray, int]:
         if B.ndim == 1:
-            return solve(B)
+            return solve(np.ascontiguousarray(B))
         columns = [solve(np.ascontiguousarray(b)) for b in B.T]
         return np.stack([x for x, _ in columns], 1), max(count for _, count in columns)
 

@@ -21,7 +21,7 @@ import torch
 
 import learnsolve as ls
 from benchmarks import ROOT
-from benchmarks.contestants import CONTESTANTS, is_symmetric, timed, warm_up
+from benchmarks.contestants import CONTESTANTS, is_symmetric, prepare, timed, warm_up
 from benchmarks.harness import Run, figure, fresh_peak
 from benchmarks.ledger import Ledger, supervised
 from benchmarks.report import duration, markdown
@@ -80,7 +80,7 @@ def measure(run: Run, args: argparse.Namespace) -> list[str]:
 
 def one(path: Path, name: str, threads: int, rounds: int) -> dict[str, dict[str, Any]]:
     """The rows of all contestants on a problem."""
-    torch.set_num_threads(threads)
+    prepare(threads)
     S = sp.csr_matrix((PROBLEMS | QUICK)[name]().to_scipy())
     b = np.random.default_rng(0).standard_normal(S.shape[0])
     ledger, rows = Ledger(path), {}

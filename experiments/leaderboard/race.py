@@ -19,11 +19,11 @@ from families import FAMILIES, TRAINING
 from learned import LEARNED, features, train
 
 import learnsolve as ls
-from benchmarks.contestants import CONTESTANTS, Contestant, ours, timed, warm_up
+from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare, timed, warm_up
 from benchmarks.harness import fresh_peak
 from benchmarks.ledger import Ledger
 
-HOPELESS = 10  # times the best total of tuning: such a contestant is measured on two matrices only
+HOPELESS = 10  # times the best total of tuning: of such a contestant these are the numbers
 TUNED = 2  # matrices of the size of the race
 
 
@@ -90,16 +90,17 @@ def tuned(contestant: Contestant, symmetric: bool, matrices: list[Any], seconds:
         try:
             session = Session(contestant, setting, symmetric, matrices[0])
             rows = [session(S, right_hand_sides(S, TRAINING + i))[0] for i, S in enumerate(matrices)]
-            tried.append(sum(row["set-up"] + row["solve"] for row in rows) / len(rows))
+            tried.append((sum(row["set-up"] + row["solve"] for row in rows) / len(rows), rows))
         except Exception as error:
             failed = error
-            tried.append(math.inf)
+            tried.append((math.inf, []))
         if time.perf_counter() - begin > seconds:
             break
-    best = min(range(len(tried)), key=tried.__getitem__)
-    if tried[best] == math.inf:
+    best = min(range(len(tried)), key=lambda k: tried[k][0])
+    total, rows = tried[best]
+    if total == math.inf:
         raise failed
-    return {"setting": best, "total": tried[best], "of": len(tried)}
+    return {"setting": best, "total": total, "of": len(tried), "rows": rows}
 
 
 def held_out(session: Session, S: Any, seed: int, columns: int | None) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def held_out(session: Session, S: Any, seed: int, columns: int | None) -> dict[s
 
 def race(path: Path, name: str, options: Options) -> None:
     """All rows of a family, into the ledger at `path`."""
-    torch.set_num_threads(1)
+    prepare(1)
     family, ledger = FAMILIES[name], Ledger(path)
     size = round(family.size * options.scale)
     matrices = [family.matrix(TRAINING + i, size) for i in range(TUNED)]
@@ -146,13 +147,11 @@ def race(path: Path, name: str, options: Options) -> None:
     for i in range(options.matrices):
         ledger(f"features|{i}", lambda i=i: of_features(family.matrix(i, size)))
     for who, (c, setting, row) in entrants.items():
-        count = options.matrices if row["total"] < HOPELESS * best else min(TUNED, options.matrices)
         session: Session | None = None
-        for i in range(count):
+        for i in range(options.matrices if row["total"] < HOPELESS * best else 0):
             if f"solve|{who}|{i}" in ledger.rows:
                 continue
-            S = family.matrix(i, size)
-            columns = options.columns if i < options.many and row["total"] < HOPELESS * best else None
+            S, columns = family.matrix(i, size), options.columns if i < options.many else None
 
             def measured(S=S, i=i, columns=columns, c=c, setting=setting) -> dict[str, Any]:
                 nonlocal session
@@ -160,7 +159,6 @@ def race(path: Path, name: str, options: Options) -> None:
                 return held_out(session, S, i, columns)
 
             ledger(f"solve|{who}|{i}", measured)
-        del session
 
 
 def of_small(c: Contestant, setting: dict[str, Any], family: Any, which: int, size: int) -> dict[str, Any]:

@@ -28,16 +28,15 @@ from benchmarks.contestants import CONTESTANTS, MAXITER, RTOL
 from benchmarks.ledger import Ledger, supervised
 
 CHOICE = "learned choice"
-WAYS = {"one": "solve", "many": "many"}
 
 
-def totals(rows: dict, who: str, way: str) -> dict[int, float]:
-    """Set-up and solve, by held-out matrix."""
-    found = {}
+def measured(rows: dict, who: str, way: str) -> dict[int, dict]:
+    """Rows by held-out matrix; by training matrix, -1 and -2, of a contestant that tuning has left behind."""
+    of_tuning = rows.get(f"tune|{who}") or rows.get(f"train|{who}") or {}
+    found = {-1 - i: row for i, row in enumerate(of_tuning.get("rows", []))} if way == "solve" else {}
     for i in range(sum(key.startswith(f"solve|{who}|") for key in rows)):
-        row = rows[f"solve|{who}|{i}"]
-        if way in row:
-            found[i] = row["set-up"] + row[way]
+        if way in (row := rows[f"solve|{who}|{i}"]):
+            found[i] = row
     return found
 
 
@@ -52,41 +51,47 @@ def geometric(ratios: list[float]) -> tuple[float, float, float]:
 def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
     """A row for each contestant and number of right-hand sides; the choice and the bandit."""
     board, picked = [], {}
-    names = [who for who in (*CONTESTANTS, *LEARNED) if f"solve|{who}|0" in rows]
     for count, way in ((1, "solve"), (columns, "many")):
-        times = {who: totals(rows, who, way) for who in names}
-        matrices = max(len(t) for t in times.values())
-        classical = {w: t for w, t in times.items() if w not in LEARNED and len(t) == matrices}
-        best = min(classical, key=lambda w: statistics.fmean(map(math.log, classical[w].values())))
-        arms = {w: list(t.values()) for w, t in classical.items()}
+        known = {who: measured(rows, who, way) for who in (*CONTESTANTS, *LEARNED)}
+        times = {
+            who: {i: row["set-up"] + row[way] for i, row in of.items()} for who, of in known.items() if of
+        }
+        matrices = max(map(len, times.values()))
+        held_out = {
+            who: {i: s for i, s in t.items() if i >= 0} for who, t in times.items() if len(t) == matrices
+        }
+        arms = {who: list(t.values()) for who, t in held_out.items() if who not in LEARNED}
+        best = min(arms, key=lambda who: statistics.fmean(map(math.log, arms[who])))
         chosen = learned_choice(rows, arms)
-        times[CHOICE] = dict(enumerate(chosen["totals"]))
         picked[count] = {"best": best, "choice": chosen["picks"], "bandit": bandit(arms)}
+        # Held-out matrices where there are any.
+        times = {who: held_out.get(who, t) for who, t in times.items()} | {
+            CHOICE: dict(enumerate(chosen["totals"]))
+        }
+        opponent = {**{i: row["set-up"] + row[way] for i, row in known[best].items()}}
         for who, seconds in times.items():
-            if not seconds:
-                continue
-            ratio, low, high = geometric([seconds[i] / classical[best][i] for i in seconds])
-            each = [rows[f"solve|{who}|{i}"] for i in seconds if who != CHOICE]
+            ratio, low, high = geometric([seconds[i] / opponent[i] for i in seconds])
+            each = [known[who][i] for i in seconds] if who != CHOICE else []
             learned = who in LEARNED or who == CHOICE
             trained = (
                 chosen["training s"] if who == CHOICE else rows.get(f"train|{who}", {}).get("training s")
             )
-            saved = statistics.fmean(classical[best][i] - seconds[i] for i in seconds)
+            saved = statistics.fmean(opponent[i] - seconds[i] for i in seconds)
             board.append(
                 {
                     "family": family,
                     "right-hand sides": count,
                     "contestant": who,
                     "learned": learned,
-                    "matrices": len(seconds),
+                    "matrices": sum(i >= 0 for i in seconds),
                     "failed": sum("failed" in r for k, r in rows.items() if k.startswith(f"solve|{who}|")),
                     "set-up s": statistics.fmean(r["set-up"] for r in each) if each else "",
                     "solve s": statistics.fmean(r[way] for r in each) if each else "",
                     "total s": statistics.fmean(seconds.values()),
-                    "first set-up s": each[0]["first"] if each else "",
+                    "first set-up s": each[0].get("first", "") if each else "",
                     "iterations": statistics.fmean(r["iterations"] for r in each) if each else "",
                     "residual": max(r["residual"] for r in each) if each else "",
-                    "MB": "" if not each or each[0]["MB"] is None else each[0]["MB"],
+                    "MB": (each[0].get("MB") or "") if each else "",
                     "ratio": ratio,
                     "low": low,
                     "high": high,

@@ -407,9 +407,9 @@ def test_the_leaderboard_prints_losers_and_never_beats_the_best_of_each_matrix(q
             best = of[picked[str(count)]["best"]]
             assert best["ratio"] == best["low"] == best["high"] == 1 or math.isinf(best["high"])
             for row in rows:
-                if not row["learned"] and row["matrices"] == best["matrices"]:
+                if not row["learned"] and row["matrices"]:
                     assert row["ratio"] >= 1
-                if row["learned"] and row["ratio"] > 1 and row["matrices"] == 1:
+                if row["learned"] and row["low"] > 1:
                     assert row["paid after"] == "never"
             replayed = picked[str(count)]["bandit"]
             assert replayed["best of each / best fixed"] <= 1 + 1e-12
@@ -435,8 +435,9 @@ def test_a_choice_follows_the_features_and_a_bandit_finds_the_fastest(monkeypatc
     chosen = choice.learned_choice(rows, totals)
     best = [min(pair) for pair in zip(*totals.values(), strict=True)]
     assert sum(chosen["totals"]) <= 1.02 * sum(best)
-    found = choice.bandit({"slow": [4.0] * 5, "fast": [1.0] * 5}, solves=400)
-    assert found["last quarter / best fixed"] < 1.2 < found["all / best fixed"] < 1.6
+    found = choice.bandit({"slow": [4.0] * 5, "fast": [1.0] * 5}, solves=400)  # by chance: 2.5
+    assert 1.02 < found["all / best fixed"] < 1.3
+    assert found["last quarter / best fixed"] < 0.95 * found["all / best fixed"]
     q = choice.tsallis(np.array([0.0, 1.0, 5.0]), 0.3)
     assert q.sum() == pytest.approx(1)
     assert q[0] > q[1] > q[2] > 0
