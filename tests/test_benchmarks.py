@@ -114,6 +114,7 @@ def test_tables_of_the_pages_are_those_of_the_committed_run():
         assert text == documents.rewritten(text, record), f"run python -m benchmarks write-docs ({page.name})"
 
 
+@pytest.mark.slow
 def test_a_ledger_goes_on_after_an_interruption_and_marks_what_kills_a_process(tmp_path):
     path = tmp_path / "rows.jsonl"
     assert Ledger(path)("a", lambda: {"x": 1}) == {"x": 1}

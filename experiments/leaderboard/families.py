@@ -35,7 +35,9 @@ class Family(NamedTuple):
         return S
 
     def training(self, number: int) -> list[ls.CSR]:
-        return [self.make(TRAINING + seed, self.small) for seed in range(number)]
+        """Of two sizes: a network that reads the size may learn what it does."""
+        sizes = [self.small, self.smaller(self.small, 0.5)]
+        return [self.make(TRAINING + seed, sizes[seed % 2]) for seed in range(number)]
 
 
 def cells(seed: int, n: int) -> ls.CSR:

@@ -38,7 +38,7 @@ class FromMIC(P.PreCorrector):
 
 
 class Shift(torch.nn.Module):
-    """The shift of MIC(0), predicted from features of the matrix."""
+    """The shift of MIC on two levels of fill, predicted from features of the matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,8 @@ class Shift(torch.nn.Module):
         torch.nn.init.zeros_(self.net[-1].weight)
 
     def forward(self, A: ls.CSR) -> Any:
-        return P.MIC0(A, shift=(self.net(features(A)).squeeze(-1) - 6).exp(), on_breakdown="shift")
+        shift = (self.net(features(A)).squeeze(-1) - 7).exp()
+        return P.MIC0(A, pattern=P.fill_pattern(A, 2), shift=shift, on_breakdown="shift")
 
 
 class Polynomial(torch.nn.Module):
@@ -113,7 +114,7 @@ class Learned(NamedTuple):
     """make() is an untrained module; K of its loss."""
 
     make: Callable[[], torch.nn.Module]
-    depth: int = 8
+    depth: int = 10
     symmetric: bool | None = True
 
 
@@ -124,7 +125,7 @@ LEARNED: dict[str, Learned] = {
     "NeuralAMG": Learned(lambda: P.NeuralAMG(**small(max_coarse=50)), 2),
     "learned Schwarz": Learned(Schwarz),
     "learned polynomial": Learned(Polynomial, 4, None),
-    "learned shift of MIC(0)": Learned(Shift),
+    "learned shift of MIC fill 2": Learned(Shift, 12),
 }
 
 

@@ -23,7 +23,6 @@ from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare, timed
 from benchmarks.harness import fresh_peak
 from benchmarks.ledger import Ledger
 
-HOPELESS = 10  # times the best total of tuning: of such a contestant these are the numbers
 TUNED = 2  # matrices of the size of the race
 
 
@@ -31,7 +30,8 @@ TUNED = 2  # matrices of the size of the race
 class Options:
     """Held-out matrices; how many of them with `columns` right-hand sides; seconds to tune or train a
     contestant; the share of the usual size; steps (None: for the seconds) and matrices of a training;
-    matrices of a half and a quarter of the side, for the learned choice."""
+    matrices of a half and a quarter of the side, for the learned choice; times the best total of tuning from
+    which a contestant is shown by that alone."""
 
     matrices: int
     many: int
@@ -41,6 +41,7 @@ class Options:
     steps: int | None = None
     trained: int = 8
     small: int = 12
+    hopeless: float = 10.0
 
 
 class Session:
@@ -148,7 +149,7 @@ def race(path: Path, name: str, options: Options) -> None:
         ledger(f"features|{i}", lambda i=i: of_features(family.matrix(i, size)))
     for who, (c, setting, row) in entrants.items():
         session: Session | None = None
-        for i in range(options.matrices if row["total"] < HOPELESS * best else 0):
+        for i in range(options.matrices if row["total"] < options.hopeless * best else 0):
             if f"solve|{who}|{i}" in ledger.rows:
                 continue
             S, columns = family.matrix(i, size), options.columns if i < options.many else None
