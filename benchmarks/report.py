@@ -24,6 +24,7 @@ PEERS = (
     "pypardiso",
     "scikit-sparse",
     "pyamgcl",
+    "petsc4py",
 )
 FACTORS = (1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 SHOWN = ("case", "way", "dtype", "threads")

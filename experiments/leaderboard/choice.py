@@ -74,5 +74,7 @@ def tsallis(estimates: np.ndarray, rate: float) -> np.ndarray:
     x = estimates.min() - 2 / rate
     for _ in range(50):
         q = 4 / (rate * (estimates - x)) ** 2
-        x -= (q.sum() - 1) / (rate * (q**1.5).sum())
+        if abs(excess := q.sum() - 1) < 1e-9:
+            break
+        x -= excess / (rate * (q**1.5).sum())
     return q / q.sum()

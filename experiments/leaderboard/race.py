@@ -145,6 +145,7 @@ def race(path: Path, name: str, options: Options) -> None:
                 key = f"small|{who}|{which}"
                 ledger(key, lambda c=c, s=setting, w=which, n=small: of_small(c, s, family, w, n))
     best = min(row["total"] for _, _, row in entrants.values())
+    later = {who: expected(row, options.columns) for who, (_, _, row) in entrants.items()}
     for i in range(options.matrices):
         ledger(f"features|{i}", lambda i=i: of_features(family.matrix(i, size)))
     for who, (c, setting, row) in entrants.items():
@@ -152,7 +153,9 @@ def race(path: Path, name: str, options: Options) -> None:
         for i in range(options.matrices if row["total"] < options.hopeless * best else 0):
             if f"solve|{who}|{i}" in ledger.rows:
                 continue
-            S, columns = family.matrix(i, size), options.columns if i < options.many else None
+            S = family.matrix(i, size)
+            contends = i < options.many and later[who] < options.hopeless / 2 * min(later.values())
+            columns = options.columns if contends else None
 
             def measured(S=S, i=i, columns=columns, c=c, setting=setting) -> dict[str, Any]:
                 nonlocal session
@@ -160,6 +163,11 @@ def race(path: Path, name: str, options: Options) -> None:
                 return held_out(session, S, i, columns)
 
             ledger(f"solve|{who}|{i}", measured)
+
+
+def expected(row: dict[str, Any], columns: int) -> float:
+    """Seconds of a set-up and of many columns, one after another, by the rows of tuning."""
+    return sum(r["set-up"] + columns * r["solve"] for r in row["rows"]) / len(row["rows"])
 
 
 def of_small(c: Contestant, setting: dict[str, Any], family: Any, which: int, size: int) -> dict[str, Any]:

@@ -435,7 +435,7 @@ def test_a_choice_follows_the_features_and_a_bandit_finds_the_fastest(monkeypatc
     chosen = choice.learned_choice(rows, totals)
     best = [min(pair) for pair in zip(*totals.values(), strict=True)]
     assert sum(chosen["totals"]) <= 1.02 * sum(best)
-    found = choice.bandit({"slow": [4.0] * 5, "fast": [1.0] * 5}, solves=400)  # by chance: 2.5
+    found = choice.bandit({"slow": [4.0] * 5, "fast": [1.0] * 5}, 400, 5)  # by chance: 2.5
     assert 1.02 < found["all / best fixed"] < 1.3
     assert found["last quarter / best fixed"] < 0.95 * found["all / best fixed"]
     q = choice.tsallis(np.array([0.0, 1.0, 5.0]), 0.3)
