@@ -81,7 +81,7 @@ def measure(run: Run, args: argparse.Namespace) -> list[str]:
 def one(path: Path, name: str, threads: int, rounds: int) -> dict[str, dict[str, Any]]:
     """The rows of all contestants on a problem."""
     prepare(threads)
-    S = sp.csr_matrix((PROBLEMS | QUICK)[name]().to_scipy())
+    S: Any = sp.csr_matrix((PROBLEMS | QUICK)[name]().to_scipy())
     b = np.random.default_rng(0).standard_normal(S.shape[0])
     ledger, rows = Ledger(path), {}
     for label, (key, setting) in COMPARED.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from benchmarks import ROOT
@@ -30,37 +31,37 @@ def contestants(_: Row) -> str:
 
 
 def _ratio(row: Row) -> str:
-    return f"{row['ratio']:.3g} [{row['low']:.3g}, {row['high']:.3g}]"
+    return f"{row['ratio']:.3g}" + (f" [{row['low']:.3g}, {row['high']:.3g}]" if row["low"] != "" else "")
 
 
 def leaderboard(_: Row) -> str:
     """Every contestant by family: seconds, and their ratio to those of the best classical one."""
-    board = json.loads(BOARD.read_text())["board"]
-    counts = list(dict.fromkeys(row["right-hand sides"] for row in board))
+    record = json.loads(BOARD.read_text())
     parts = []
-    for family in dict.fromkeys(row["family"] for row in board):
-        rows = [row for row in board if row["family"] == family]
+    for family, count in record["families"].items():
+        rows = [row for row in record["board"] if row["family"] == family]
         lines: dict[str, dict[str, str]] = {}
         for row in sorted(rows, key=lambda r: (r["right-hand sides"], r["ratio"])):
-            who = row["contestant"]
-            name = f"*{who}*" if row["learned"] else who
-            blank = {"": name, "set-up": "", "iterations": "", "MB": "", "training": ""}
-            line = lines.setdefault(
-                who, blank | {f"{n} rhs": "" for n in counts} | {f"paid, {n} rhs": "" for n in counts}
-            )
-            count = row["right-hand sides"]
-            if count == counts[0] and row["iterations"] != "":
-                line |= {"set-up": duration(row["set-up s"]), "iterations": f"{row['iterations']:.0f}"}
-                line["MB"] = "" if row["MB"] == "" else f"{row['MB']:.0f}"
-            line[f"{count} rhs"] = f"{duration(row['total s'])}, {_ratio(row)}"
-            if row["learned"]:
-                line["training"] = duration(row["training s"])
-                line[f"paid, {count} rhs"] = f"{row['paid after']}"
-        parts += [
-            f"### {family[0].upper()}{family[1:]}, {max(r['matrices'] for r in rows)} matrices",
-            markdown([*lines.values()]),
-        ]
+            line = lines.setdefault(row["contestant"], {"": _name(row)})
+            if row["right-hand sides"] == 1:
+                some = row["iterations"] != ""
+                line["set-up"] = duration(row["set-up s"]) if some else ""
+                line["iterations"] = f"{row['iterations']:.0f}" if some else ""
+                line["MB"] = f"{row['MB']:.0f}" if row["MB"] != "" else ""
+                line["training"] = duration(row["training s"]) if row["learned"] else ""
+            way = f"{row['right-hand sides']} rhs"
+            line[way] = f"{duration(row['total s'])}, {_ratio(row)}"
+            line[f"paid, {way}"] = str(row["paid after"])
+        size = f"{count['matrices']} matrices, {count['unknowns']:,} unknowns"
+        parts += [f"### {family[0].upper()}{family[1:]}: {size}", markdown([*lines.values()])]
+        failed = {k: v for k, v in record["failures"][family].items() if k.startswith(("tune", "train"))}
+        parts += [f"{key.split('|')[1]} fails: {why}." for key, why in failed.items()]
     return "\n\n".join(parts)
+
+
+def _name(row: Row) -> str:
+    name = f"*{row['contestant']}*" if row["learned"] else row["contestant"]
+    return name if row["matrices"] else f"{name} (training matrices)"
 
 
 def winners(_: Row) -> str:
@@ -73,7 +74,16 @@ def winners(_: Row) -> str:
             rows = [r for r in record["board"] if (r["family"], r["right-hand sides"]) == (family, count)]
             best = min((r for r in rows if r["learned"]), key=lambda r: r["ratio"])
             first = record["picked"][family][str(count)]["best"]
-            what = "faster" if best["high"] < 1 else "slower" if best["low"] > 1 else "no difference"
+            low, high = (math.nan if best[end] == "" else best[end] for end in ("low", "high"))
+            what = (
+                "faster"
+                if high < 1
+                else "slower"
+                if low > 1
+                else "no difference"
+                if high > 0
+                else "one matrix"
+            )
             line[f"{count} rhs"] = first
             line[f"best learned, {count} rhs"] = f"{best['contestant']}, {_ratio(best)}: {what}"
         lines.append(line)

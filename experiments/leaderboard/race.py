@@ -90,7 +90,11 @@ def tuned(contestant: Contestant, symmetric: bool, matrices: list[Any], seconds:
     for setting in contestant.settings:
         try:
             session = Session(contestant, setting, symmetric, matrices[0])
-            rows = [session(S, right_hand_sides(S, TRAINING + i))[0] for i, S in enumerate(matrices)]
+            rows = []
+            for i, S in enumerate(matrices):
+                rows.append(session(S, right_hand_sides(S, TRAINING + i))[0])
+                if time.perf_counter() - begin > seconds > 0:
+                    break
             tried.append((sum(row["set-up"] + row["solve"] for row in rows) / len(rows), rows))
         except Exception as error:
             failed = error
@@ -163,6 +167,7 @@ def race(path: Path, name: str, options: Options) -> None:
                 return held_out(session, S, i, columns)
 
             ledger(f"solve|{who}|{i}", measured)
+    ledger("size", lambda: {"unknowns": matrices[0].shape[0]})
 
 
 def expected(row: dict[str, Any], columns: int) -> float:

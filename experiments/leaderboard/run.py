@@ -40,12 +40,14 @@ def measured(rows: dict, who: str, way: str) -> dict[int, dict]:
     return found
 
 
-def geometric(ratios: list[float]) -> tuple[float, float, float]:
-    """Geometric mean and its 95 % interval, Student's."""
+def geometric(ratios: list[float]) -> dict[str, float | str]:
+    """Geometric mean and its 95 % interval, Student's, if there are several."""
     logs = [math.log(r) for r in ratios]
-    mean, n = statistics.fmean(logs), len(logs)
-    half = student.ppf(0.975, n - 1) * statistics.stdev(logs) / math.sqrt(n) if n > 1 else math.inf
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+    mean, n, ends = statistics.fmean(logs), len(logs), ("", "")
+    if n > 1:
+        half = student.ppf(0.975, n - 1) * statistics.stdev(logs) / math.sqrt(n)
+        ends = math.exp(mean - half), math.exp(mean + half)
+    return dict(zip(("ratio", "low", "high"), (math.exp(mean), *ends), strict=True))
 
 
 def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
@@ -56,21 +58,19 @@ def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
         times = {
             who: {i: row["set-up"] + row[way] for i, row in of.items()} for who, of in known.items() if of
         }
-        matrices = max(map(len, times.values()))
-        held_out = {
-            who: {i: s for i, s in t.items() if i >= 0} for who, t in times.items() if len(t) == matrices
+        complete = max(len([i for i in t if i >= 0]) for t in times.values())
+        arms = {
+            who: [t[i] for i in range(complete)]
+            for who, t in times.items()
+            if who not in LEARNED and {*range(complete)} <= {*t}
         }
-        arms = {who: list(t.values()) for who, t in held_out.items() if who not in LEARNED}
         best = min(arms, key=lambda who: statistics.fmean(map(math.log, arms[who])))
         chosen = learned_choice(rows, arms)
         picked[count] = {"best": best, "choice": chosen["picks"], "bandit": bandit(arms)}
-        # Held-out matrices where there are any.
-        times = {who: held_out.get(who, t) for who, t in times.items()} | {
-            CHOICE: dict(enumerate(chosen["totals"]))
-        }
-        opponent = {**{i: row["set-up"] + row[way] for i, row in known[best].items()}}
-        for who, seconds in times.items():
-            ratio, low, high = geometric([seconds[i] / opponent[i] for i in seconds])
+        opponent = times[best]
+        times[CHOICE] = dict(enumerate(chosen["totals"]))
+        for who, all_of_it in times.items():
+            seconds = {i: s for i, s in all_of_it.items() if i >= 0} or all_of_it
             each = [known[who][i] for i in seconds] if who != CHOICE else []
             learned = who in LEARNED or who == CHOICE
             trained = (
@@ -92,9 +92,7 @@ def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
                     "iterations": statistics.fmean(r["iterations"] for r in each) if each else "",
                     "residual": max(r["residual"] for r in each) if each else "",
                     "MB": (each[0].get("MB") or "") if each else "",
-                    "ratio": ratio,
-                    "low": low,
-                    "high": high,
+                    **geometric([seconds[i] / opponent[i] for i in seconds]),
                     "training s": trained if learned else "",
                     "paid after": "" if not learned else math.ceil(trained / saved) if saved > 0 else "never",
                 }
@@ -115,8 +113,9 @@ def figure(board: list[dict], columns: int):
             one = row["right-hand sides"] == 1
             y = order.index(row["contestant"]) + (0.15 if one else -0.15)
             color = ORANGE if row["learned"] else BLUE
-            low = max(row["low"], row["ratio"] / 10)
-            ends = [[row["ratio"] - low], [min(row["high"], 10 * row["ratio"]) - row["ratio"]]]
+            x, ends = row["ratio"], None
+            if row["low"] != "":  # that of two matrices may be endless
+                ends = [[x - max(row["low"], x / 10)], [min(row["high"], 10 * x) - x]]
             face = color if one else "white"
             axes.errorbar(
                 [row["ratio"]], [y], xerr=ends, fmt="o", color=color, markerfacecolor=face, markersize=4.5
@@ -140,12 +139,13 @@ def main() -> None:
         ("--matrices", {"type": int, "default": 10, "help": "held-out ones of a family; default 10"}),
         ("--many", {"type": int, "default": 2, "help": "of them with many right-hand sides; default 2"}),
         ("--seconds", {"type": float, "default": 15, "help": "to tune or to train a contestant; default 15"}),
+        ("--scale", {"type": float, "default": 1, "help": "share of the usual side of the grids; default 1"}),
         ("--families", {"help": "some of them, by commas"}),
         ("--resume", {"action": "store_true", "help": "keep what an interrupted run has measured"}),
         ("--report", {"action": "store_true", "help": "no measurements, only the files"}),
     )
     args = experiment.args
-    options = Options(args.matrices, args.many, 32, args.seconds)
+    options = Options(args.matrices, args.many, 32, args.seconds, args.scale)
     if experiment.quick:
         options = Options(2, 1, 4, 0.0, scale=0.06, steps=6, trained=2, small=4, hopeless=1e9)
     names = args.families.split(",") if args.families else [*FAMILIES][:: 4 if experiment.quick else 1]
@@ -161,11 +161,15 @@ def main() -> None:
         measure = race if experiment.quick else lambda *job: supervised(race, *job)
         with ThreadPoolExecutor(1 if experiment.quick else 2) as pool:
             list(pool.map(measure, paths.values(), names, [options] * len(names)))
-    board, picked, failures = [], {}, {}
+    board, picked, failures, sizes = [], {}, {}, {}
     for name, path in paths.items():
         rows = Ledger(path).rows
         found, picked[name] = standing(name, rows, options.columns)
         board += found
+        sizes[name] = {
+            "matrices": max(row["matrices"] for row in found),
+            "unknowns": rows["size"]["unknowns"],
+        }
         failures[name] = {key: row["failed"] for key, row in rows.items() if "failed" in row}
         settings = {k: r for k, r in rows.items() if k.startswith(("tune|", "train|"))}
         picked[name]["settings"] = {
@@ -194,6 +198,7 @@ def main() -> None:
         options=asdict(options),
         rtol=RTOL,
         maxiter=MAXITER,
+        families=sizes,
         board=board,
         picked=picked,
         failures=failures,
