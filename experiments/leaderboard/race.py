@@ -158,8 +158,8 @@ def race(path: Path, name: str, options: Options) -> None:
             if f"solve|{who}|{i}" in ledger.rows:
                 continue
             S = family.matrix(i, size)
-            contends = i < options.many and later[who] < options.hopeless / 2 * min(later.values())
-            columns = options.columns if contends else None
+            affordable = later[who] < max(options.hopeless / 2 * min(later.values()), options.seconds)
+            columns = options.columns if i < options.many and affordable else None
 
             def measured(S=S, i=i, columns=columns, c=c, setting=setting) -> dict[str, Any]:
                 nonlocal session

@@ -28,6 +28,7 @@ from benchmarks.contestants import CONTESTANTS, MAXITER, RTOL
 from benchmarks.ledger import Ledger, supervised
 
 CHOICE = "learned choice"
+ARMS = 5  # of the bandit: the best of the tuning
 
 
 def measured(rows: dict, who: str, way: str) -> dict[int, dict]:
@@ -66,7 +67,9 @@ def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
         }
         best = min(arms, key=lambda who: statistics.fmean(map(math.log, arms[who])))
         chosen = learned_choice(rows, arms)
-        picked[count] = {"best": best, "choice": chosen["picks"], "bandit": bandit(arms)}
+        tuned = sorted(arms, key=lambda who: rows[f"tune|{who}"]["total"])[:ARMS]
+        picked[count] = {"best": best, "choice": chosen["picks"]}
+        picked[count]["bandit"] = bandit({who: arms[who] for who in tuned})
         opponent = times[best]
         times[CHOICE] = dict(enumerate(chosen["totals"]))
         for who, all_of_it in times.items():
