@@ -12,8 +12,10 @@ Peers are never required. `pip install pyamg pypardiso scikit-sparse pyamgcl`, o
 
 from __future__ import annotations
 
+import gc
 import inspect
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,8 +56,11 @@ class Contestant:
 
 
 def prepare(threads: int) -> None:
-    """A process that measures: plans of many large patterns are not to displace one another."""
+    """A process that measures: plans of many large patterns are not to displace one another, memory is
+    counted without a walk through all modules, and solves that fail are rows."""
     torch.set_num_threads(threads)
+    gc.freeze()
+    warnings.simplefilter("ignore")
     ls.ops.set_plan_cache_limit(2**31)
 
 

@@ -77,7 +77,7 @@ def convection(seed: int, n: int) -> ls.CSR:
 FAMILIES: dict[str, Family] = {
     "log-normal cells": Family(cells, 316, 32),
     "rotated anisotropy": Family(anisotropic, 256, 32),
-    "heterogeneous 3D": Family(heterogeneous, 50, 12),
+    "heterogeneous 3D": Family(heterogeneous, 50, 8),
     "Delaunay graphs": Family(delaunay, 30_000, 1_000, power=2),
     "convection": Family(convection, 200, 32, symmetric=False),
 }
