@@ -65,29 +65,34 @@ def _name(row: Row) -> str:
 
 
 def winners(_: Row) -> str:
-    """A line for each family: the best classical contestant, and the best learned one."""
+    """A line for each family: the best classical contestant, and the best learned one; and what follows."""
     record = json.loads(BOARD.read_text())
-    lines = []
-    for family in dict.fromkeys(row["family"] for row in record["board"]):
+    lines, found = [], []
+    for family in record["families"]:
         line = {"": family}
         for count in dict.fromkeys(row["right-hand sides"] for row in record["board"]):
             rows = [r for r in record["board"] if (r["family"], r["right-hand sides"]) == (family, count)]
             best = min((r for r in rows if r["learned"]), key=lambda r: r["ratio"])
-            first = record["picked"][family][str(count)]["best"]
             low, high = (math.nan if best[end] == "" else best[end] for end in ("low", "high"))
             what = (
-                "faster"
-                if high < 1
-                else "slower"
+                "slower"
                 if low > 1
                 else "no difference"
-                if high > 0
+                if high >= 1
+                else "faster"
+                if low < 1
                 else "one matrix"
             )
-            line[f"{count} rhs"] = first
+            found.append((best["ratio"], best["contestant"], family, count, what))
+            line[f"{count} rhs"] = record["picked"][family][str(count)]["best"]
             line[f"best learned, {count} rhs"] = f"{best['contestant']}, {_ratio(best)}: {what}"
         lines.append(line)
-    return markdown(lines)
+    wins = sum(what == "faster" for *_, what in found)
+    cases = f"In {wins or 'none'} of {len(found)} cases a learned contestant is faster than the best classical one"
+    ratio, who, family, count, _ = min(found)
+    sides = "one right-hand side" if count == 1 else f"{count} right-hand sides"
+    ahead = f"{'furthest ahead' if ratio < 1 else 'closest'}: {who}, {ratio:.2f} of its seconds"
+    return f"{markdown(lines)}\n\n{cases}, beyond the 95 % interval; {ahead} ({family}, {sides})."
 
 
 def bandits(_: Row) -> str:

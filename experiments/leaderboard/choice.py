@@ -1,7 +1,8 @@
 """Two that pick one of the classical contestants for each solve, replayed from their measured seconds.
 
 learned choice: ridge regression of log seconds on features of the matrix, for each contestant, from matrices
-    of half and a quarter of the side; picks the smallest prediction. Its cost is that of the features.
+    of half and a quarter of the side, and those of the tuning; picks the smallest prediction. Its cost is
+    that of the features.
 bandit: knows nothing at first and sees only the seconds of what it has picked (Tsallis-INF, Zimmert and
     Seldin, JMLR 2021, as PCGBandit has it, arXiv 2509.08765), over solves drawn from the held-out matrices.
 """
@@ -24,6 +25,9 @@ def learned_choice(rows: dict[str, Any], totals: Seconds) -> dict[str, Any]:
     for who in totals:
         data = [row for key, row in rows.items() if key.startswith(f"small|{who}|") and "total" in row]
         spent += sum(row["total"] for row in data)
+        for i, row in enumerate(rows[f"tune|{who}"]["rows"]):
+            known = rows[f"features|{-1 - i}"]["features"]
+            data.append({"total": row["set-up"] + row["solve"], "features": known})
         if len(data) >= 4:
             F, y = np.array([r["features"] for r in data]), np.log([r["total"] for r in data])
             predicted[who] = ridge(F, y, X)

@@ -150,8 +150,9 @@ def race(path: Path, name: str, options: Options) -> None:
                 ledger(key, lambda c=c, s=setting, w=which, n=small: of_small(c, s, family, w, n))
     best = min(row["total"] for _, _, row in entrants.values())
     later = {who: expected(row, options.columns) for who, (_, _, row) in entrants.items()}
-    for i in range(options.matrices):
-        ledger(f"features|{i}", lambda i=i: of_features(family.matrix(i, size)))
+    for i in range(-TUNED, options.matrices):
+        S = matrices[-1 - i] if i < 0 else family.matrix(i, size)
+        ledger(f"features|{i}", lambda S=S: of_features(S))
     for who, (c, setting, row) in entrants.items():
         session: Session | None = None
         for i in range(options.matrices if row["total"] < options.hopeless * best else 0):

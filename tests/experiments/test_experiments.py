@@ -428,6 +428,7 @@ def test_a_choice_follows_the_features_and_a_bandit_finds_the_fastest(monkeypatc
     for i in range(10):
         for who, total in (("rising", 1 + i / 10), ("falling", 2.2 - i / 10)):
             rows[f"small|{who}|{i}"] = {"features": [0.5, i / 10], "total": total}
+    rows |= {f"tune|{who}": {"rows": []} for who in ("rising", "falling")}
     totals = {
         "rising": [10 * (1 + i / 10) for i in range(10)],
         "falling": [10 * (2.2 - i / 10) for i in range(10)],
