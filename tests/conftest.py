@@ -1,6 +1,7 @@
 """Options and fixtures of all tests."""
 
 import contextlib
+import gc
 import os
 import random
 from collections import Counter
@@ -55,6 +56,11 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "slow" in item.keywords or item in many:
                 item.add_marker(skip)
+
+
+def pytest_collection_finish(session):
+    """What lives as long as the process need not be looked through again and again."""
+    gc.collect(), gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
