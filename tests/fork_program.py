@@ -12,19 +12,32 @@ FORKS.set_forkserver_preload(
 )
 
 
-def _child(words: list[str], out: str, err: str) -> None:
-    for name, descriptor in ((out, 1), (err, 2)):
-        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+class Program:
+    """`python WORDS` in `place`, with more variables; output and errors go into a file of `folder`."""
+
+    def __init__(self, folder: Path, *words: str, place: Path = Path(), **variables: str):
+        self.words, self.place, self.variables = words, str(place.resolve()), variables
+        self.file = folder / f"output{len(list(folder.glob('output*')))}"
+        self.file.touch()
+        self.process = FORKS.Process(target=_run, args=(words, self.place, str(self.file), variables))
+        self.process.start()
+
+    def end(self, seconds: float = 600) -> str:
+        """What it has printed. An error if it has failed, or does not end."""
+        self.process.join(seconds)
+        printed = self.file.read_text()
+        if self.process.exitcode != 0:
+            self.process.kill()
+            raise AssertionError(f"{' '.join(self.words)} ended with {self.process.exitcode}:\n{printed}")
+        return printed
+
+
+def _run(words: tuple[str, ...], place: str, file: str, variables: dict[str, str]) -> None:
+    for descriptor in (1, 2):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_APPEND), descriptor)
+    os.chdir(place)
+    os.environ.update(variables)
     sys.dont_write_bytecode = True
-    sys.argv = words
+    sys.argv = list(words)
     sys.path.insert(0, str(Path(words[0]).resolve().parent))
     runpy.run_path(words[0], run_name="__main__")
-
-
-def run_program(folder: Path, *words: str) -> tuple[int, str, str]:
-    """Exit code, output and errors of `python WORDS`, which are kept in two files of the folder."""
-    out, err = folder / "out.txt", folder / "err.txt"
-    process = FORKS.Process(target=_child, args=(list(words), str(out), str(err)))
-    process.start()
-    process.join()
-    return process.exitcode or 0, out.read_text(), err.read_text()

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fork_program import run_program
+from fork_program import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = sorted(p.parent for p in (ROOT / "experiments").glob("*/run.py"))
@@ -32,11 +32,8 @@ def quick_run(tmp_path_factory):
     def run(name: str) -> tuple[Path, str]:
         out = tmp_path_factory.mktemp(name)
         before = {p: p.stat().st_mtime_ns for p in (ROOT / "experiments" / name).rglob("*")}
-        program = f"experiments/{name}/run.py"
-        code, printed, errors = run_program(
-            tmp_path_factory.mktemp("log"), program, "--quick", "--out", str(out)
-        )
-        assert code == 0, errors
+        program = f"experiments/{name}/run.py", "--quick", "--out", str(out)
+        printed = Program(tmp_path_factory.mktemp("log"), *program, place=ROOT).end()
         after = {p: p.stat().st_mtime_ns for p in (ROOT / "experiments" / name).rglob("*")}
         assert after == before, "a run with --out writes there and nowhere else"
         return out, printed
