@@ -24,6 +24,13 @@ if EMULATED:
     device_analysis.everywhere = True
 
 
+# Files that take long for the number of their tests come first: in the end no process waits for another.
+LONG = (
+    *("stress", "experiments", "train_parallel", "benchmarks"),
+    *("scripts", "packaging", "train_resume", "site"),
+)
+
+
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the long tests too (CI does)")
     parser.addoption(
@@ -50,6 +57,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items if there != "cpu" else ():
         if "cpu_only" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="about the CPU alone"))
+    order = {f"test_{name}": i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
     if not runs_all(config):
         many = set(items) - enough(items)
         skip = pytest.mark.skip(reason="long; run it with --slow")
