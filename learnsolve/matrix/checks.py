@@ -121,7 +121,7 @@ _RULES: dict[str, Callable[[float], bool]] = {
 def real(function: str, name: str, value: Any, rule: str = "", what: str = "a number") -> float:
     """`value`, a real number of Python or NumPy that follows `rule`, one of _RULES, as Python's. A tensor is
     rejected, because it would lose its gradient."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{function}: {name} must be {what}, got {type(value).__name__}")
     value = float(value)
     if rule and not _RULES[rule](value):

@@ -128,11 +128,11 @@ class Iterations:
         return 1 if self.directions is not None else min(count, self.length, self.longest)
 
     def __call__(
-        self, state: Carried | None, count: int, done: int, runs: Tensor, target: Tensor
+        self, state: Carried | None, count: int, done: int, runs: Tensor | None, target: Tensor
     ) -> tuple[Carried, Tensor]:
         """`count` iterations after `done`, at most as many as `most` allows, and the norm, by the recurrence,
         after each. A column whose norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
-        `runs`, (..., 1, k): the columns that have not been stopped."""
+        `runs`, (..., 1, k): the columns that have not been stopped; None: all."""
         self.length *= self.growth
         if state is None:
             first = count if self.directions is None else 0
@@ -143,7 +143,8 @@ class Iterations:
             p: Any = None
         else:
             x, r, p, carry = state
-            carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)
+            if runs is not None:
+                carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)
         if self.directions is not None:
             p = self.directions(r, p, carry, carry[:, STOP] == 0, done)
         x, r, after, _, carry, history, *_ = _raw(*self.fixed, x, r, (p, carry), target, done, count, False)

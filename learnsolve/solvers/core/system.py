@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,22 +25,29 @@ from learnsolve.solvers.solution import EAGER, Iteration
 Map = Callable[[Tensor], Tensor]  # of blocks of columns
 
 
-class Operator(Protocol):
-    """A linear map of blocks of columns (..., n, k), made of `parameters`."""
+class Operator:
+    """A linear map of blocks of columns (..., n, k), made of `parameters`. Not a Protocol, because `isinstance`
+    of a Protocol takes as long as a small product."""
 
     parameters: tuple[Tensor, ...]
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
     @property
-    def T(self) -> Operator: ...
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator: ...
+    def T(self) -> Operator:
+        raise NotImplementedError
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator:
+        raise NotImplementedError
+
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of <y, A x> for the parameters, differentiable."""
-        ...
+        raise NotImplementedError
 
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
         """dA x, for a change of the parameters."""
-        ...
+        raise NotImplementedError
 
     def size(self) -> Tensor | None:
         """The largest entry, (..., 1, 1), if it is known."""
