@@ -119,7 +119,7 @@ class Iterations:
         number, pattern, factor = fitting(kind, pattern, factor)
         self.fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
         self.x0, self.b = x0, b
-        self.longest = _longest(values, b.new_empty(0) if m is None else m, b)
+        self.longest = _longest(values, 0 if m is None else m.shape[-1], b)
         self.directions = None if between is None else Directions(between, flexible)
         self.length, self.growth = (_FIRST_CALL, 2) if every is None else (every, 1)
 
@@ -161,15 +161,16 @@ def _status(carry: Tensor, b: Tensor) -> Tensor:
     return carry[:, STOP:].to(torch.int64).reshape(*b.shape[: max(b.dim() - 2, 0)], 2, *b.shape[1:][-1:])
 
 
-def _longest(values: Tensor, m: Tensor, b: Tensor) -> int:
-    """Iterations of one call, so that Python can handle an interrupt in between."""
-    work = (values.shape[-1] + 2 * m.shape[-1]) * max(b.numel(), 1) // max(b.shape[max(b.dim() - 2, 0)], 1)
+def _longest(values: Tensor, entries: int, b: Tensor) -> int:
+    """Iterations of one call with an M of so many entries, so that Python can handle an interrupt in
+    between."""
+    work = (values.shape[-1] + 2 * entries) * max(b.numel(), 1) // max(b.shape[max(b.dim() - 2, 0)], 1)
     return iterations_of_a_call(values, work + 12 * b.numel() + 1, _WORK)
 
 
 def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[int]:
     """Iterations of each call."""
-    length = _longest(values, m, b)
+    length = _longest(values, m.shape[-1], b)
     if checkpointed:
         length = min(length, max(1, round(iterations**0.5)))
     return [min(length, iterations - i) for i in range(0, iterations, length)] or [0]

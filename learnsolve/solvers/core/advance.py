@@ -2,7 +2,8 @@
 decides: `fitting` finds what takes a system.
 
     start        None where the state is that of the method; else how its own begins
-    __call__     the state after up to `count` iterations of the columns that are `running` (None: all), their norms (..., iterations, k), and for each
+    __call__     the state after up to `count` iterations of columns that are `running` (None: all), their
+                 norms (..., at least one iteration, k), and for each
                  column a code where it stands still (STANDS: to be judged by its true residual), and since
                  when; or None, if it ends where its only column seems done, and before an iteration that
                  breaks down, leaves the finite numbers or is in doubt, which the loop takes by operations of

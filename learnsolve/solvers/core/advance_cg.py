@@ -178,14 +178,15 @@ class CompiledCG:
             if part.form.kind == PYTHON_M:
                 form = {"between": _between(self.system.M, self.b.shape), "flexible": self.flexible}
             start = _shaped(part.of(x0))
-            self.runs.append(Iterations(values.detach(), _shaped(b), start, part.A.pattern, every, **form))
+            self.runs.append(Iterations(values, _shaped(b), start, part.A.pattern, every, **form))
         return State(x, r, ())
 
     def __call__(
         self, state: State, count: int, done: int, running: Tensor | None
     ) -> tuple[State, Tensor, tuple[Tensor, Tensor | int]]:
         targets = self.system.criterion.target
-        count = min(run.most(count) for run in self.runs)
+        for run in self.runs:
+            count = run.most(count)
         parts, histories = [], []
         for i, (part, run) in enumerate(zip(self.parts, self.runs, strict=True)):
             part_running, target = running, targets
@@ -199,7 +200,8 @@ class CompiledCG:
             after, history = run(before, count, done, part_running, _shaped(target))
             parts.append(after)
             histories.append(history)
-        x, r = (_joined(self.A, self.parts, [p[j] for p in parts], self.b) for j in (0, 1))
+        x = _joined(self.A, self.parts, [p.x for p in parts], self.b)
+        r = _joined(self.A, self.parts, [p.r for p in parts], self.b)
         one, lead = self.parts[0].block is None, targets.shape[:-2]
         norms = histories[0] if one else torch.stack(histories)
         if lead:

@@ -153,23 +153,19 @@ def _preconditioner(M: Any, units: Units) -> Any:
 
 
 def _surely_ordinary(system: System) -> bool:
-    """Of one matrix and one column on the CPU, which small solves have as a rule and which take the time of
-    their calls, in few of them; False where that is to be seen."""
+    """Of one matrix and one column on the CPU, in few calls: small solves take the time of their calls."""
     A, b, negligible, limit = system.A, system.b, system.criterion.negligible, 2.0 ** ORDINARY[system.b.dtype]
     if not isinstance(A, Matrix) or not isinstance(negligible, (int, float)) or negligible > limit:
         return False
-    values = A.A.values
-    if (
-        values.dim() != 1
-        or not values.numel()
-        or not (values.is_cpu and b.is_cpu and b.numel() == b.shape[-2] > 0)
-    ):
+    values, n = A.A.values, b.shape[-2]
+    if values.dim() != 1 or values.numel() == 0 or not values.is_cpu or not b.is_cpu or b.numel() != n:
         return False
-    for t in (values, b):
-        least, most = torch.aminmax(t.detach())
-        if not 1 / limit <= max(-least.item(), most.item()) <= limit:
-            return False
-    return True
+    least, most = torch.aminmax(values.detach())
+    # The largest entry of b is at least ||b|| / sqrt(n).
+    return (
+        1 / limit <= max(-least.item(), most.item()) <= limit
+        and n**0.5 / limit <= system.length.item() <= limit
+    )
 
 
 def _choose(size_A: Tensor | None, b: Tensor, negligible: float | Tensor, unseen: bool) -> Units | None:

@@ -14,20 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learnsolve.ops.block_batch import Layout
+from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import EAGER, Iteration
 
 Map = Callable[[Tensor], Tensor]  # of blocks of columns
 
 
 class Operator:
-    """A linear map of blocks of columns (..., n, k), made of `parameters`. Not a Protocol, because `isinstance`
-    of a Protocol takes as long as a small product."""
+    """A linear map of blocks of columns (..., n, k), made of `parameters`. No Protocol: `isinstance` of one
+    takes as long as a small product."""
 
     parameters: tuple[Tensor, ...]
 
@@ -77,6 +79,11 @@ class System:
     x0: Tensor | None
     criterion: Any  # Criterion (criterion.py), of this run alone
     callback: Callable[[Iteration], Any] | None = None
+
+    @cached_property
+    def length(self) -> Tensor:
+        """||b||, (..., 1, k)."""
+        return size(self.b)
 
     @property
     def unattended(self) -> bool:
