@@ -76,7 +76,7 @@ def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
         if value.dtype in SUPPORTED:
             remedy = f"convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
         raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; {remedy}")
-    if value.device != values.device:
+    if not (value.is_cpu and values.is_cpu) and value.device != values.device:
         raise TypeError(
             f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to() "
             f"({_IN_A_MODULE})"
