@@ -24,7 +24,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import Operation, pullback, pushforward, tracked, vmapped
 from learnsolve.ops.core.pcg_preconditioner import KINDS, STOP, Directions, fitting, preconditioner
 from learnsolve.ops.core.pcg_unfused import LOWER, unfused, unfused_adjoint
-from learnsolve.ops.core.sweep_calls import WORK, iterations_of_a_call
+from learnsolve.ops.core.sweep_calls import WORK, empty, iterations_of_a_call
 from learnsolve.ops.core.triangular import _only_read
 
 _raw = torch.ops.learnsolve.csr_pcg.default
@@ -73,8 +73,8 @@ def pcg_iterations(
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     from_zero = x0 is None
-    M = values.new_empty(0) if m is None else m
-    X = values.new_empty(0) if x0 is None else x0
+    M = empty(values) if m is None else m
+    X = empty(values) if x0 is None else x0
     tensors = (values, M, b, X)
     constants = (pattern, factor, number, iterations, from_zero, checkpointed)
     if torch.compiler.is_dynamo_compiling():

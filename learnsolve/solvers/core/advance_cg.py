@@ -41,6 +41,7 @@ STOP_CODE = {
     Stop.DIVERGED: CODE[Status.DIVERGED],
 }
 _CODES = torch.tensor([STOP_CODE[stop] for stop in Stop], device="cpu")
+_LAST = torch.tensor(CODE[Status.MAX_ITERATIONS], device="cpu")
 _ONE = _CODES.reshape(-1, 1, 1).unbind()  # of one column
 
 
@@ -116,13 +117,15 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
         norms, status = torch.stack(histories), torch.stack(states)
     elif b.dim() > 3:
         norms, status = (t.reshape(*b.shape[:-2], *t.shape[-2:]) for t in (histories[0], states[0]))
+    reads = not device_analysis.here(b) and status.numel() > 0
+    one = status.numel() == 2 and status.dim() == 2
+    if reads and not (status.tolist()[0][0] if one else status.select(-2, 0).any()):  # all ran to the end
+        return Outcome(x, norms, _LAST.expand(b.shape[:-2] + b.shape[-1:]), "", COMPILED)
     why, when = status.unbind(-2)
-    if not device_analysis.here(b) and why.numel() and not why.any():  # all ran to the end
-        return Outcome(x, norms, torch.full_like(why, CODE[Status.MAX_ITERATIONS]), "", COMPILED)
     codes = _codes_of(why)
     codes = torch.where(codes <= 0, CODE[Status.MAX_ITERATIONS], codes)  # there was no tolerance to meet
     codes = torch.where(norms[..., 0, :].detach() == 0, CODE[Status.CONVERGED], codes)
-    if not device_analysis.here(b) and why.numel():
+    if reads:
         ran = torch.where(why == Stop.RUNNING, maxiter, when)
         norms = norms[..., : 1 + int(ran.max()), :]
     return Outcome(x, norms, codes, "", COMPILED)
