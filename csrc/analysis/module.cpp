@@ -24,6 +24,8 @@
 namespace py = pybind11;
 using namespace learnsolve::analysis;
 
+void bind_multigrid(py::module_& m);  // multigrid.cpp
+
 namespace {
 
 template <class I>
@@ -293,4 +295,5 @@ PYBIND11_MODULE(_analysis, m) {
   bind<int64_t>(m);
   bind_triangle<int32_t>(m);
   bind_triangle<int64_t>(m);
+  bind_multigrid(m);
 }
