@@ -166,39 +166,53 @@ template <class I>
 Interpolation<I> smoothed_prolongation(const Graph<I>& A, const I* of, int64_t size, int64_t count, int64_t k,
                                        const double* t, double omega) {
   Interpolation<I> P;
-  P.ptr.reserve(A.n + 1), P.ptr.push_back(0);
-  P.idx.reserve(A.n * k * 3), P.values.reserve(A.n * k * 3);
-  std::vector<double> sum(count * k, 0.0);
-  std::vector<int64_t> met(count, -1);
+  P.ptr.resize(A.n + 1);
+  std::vector<int64_t> place(count, -1);  // of the aggregate among those of this row, if it is not before it
   std::vector<I> row;
+  std::vector<double> sums;
   ColumnSorter sort(count);
   Pulse pulse;
+  int64_t met = 0, end = 0;  // aggregates and entries of earlier rows
   for (int64_t i = 0; i < A.n; ++i) {
-    row.clear();
+    const int64_t length = A.ptr[i + 1] - A.ptr[i];
+    pulse(length * k + 1);
+    if (static_cast<int64_t>(row.size()) < length) row.resize(length), sums.resize(length * k);
     double diagonal = 0;
-    pulse((A.ptr[i + 1] - A.ptr[i] + 1) * k);
+    int64_t found = 0;
+    bool sorted = true;
     for (int64_t p = A.ptr[i]; p < A.ptr[i + 1]; ++p) {
       const int64_t j = A.idx[p];
-      if (j == i) diagonal = A.values[p];
-      const I a = of[size == 1 ? j : j / size];
-      if (a < 0) continue;
-      if (met[a] != i) {
-        met[a] = i;
-        row.push_back(a);
-        for (int64_t c = 0; c < k; ++c) sum[a * k + c] = 0;
+      const double a = A.values[p];
+      if (j == i) diagonal = a;
+      const I to = of[size == 1 ? j : j / size];
+      if (to < 0) continue;
+      if (place[to] < met) {
+        sorted &= found == 0 || row[found - 1] < to;
+        place[to] = met + found;
+        std::fill_n(&sums[found * k], k, 0.0);
+        row[found++] = to;
       }
-      for (int64_t c = 0; c < k; ++c) sum[a * k + c] += A.values[p] * t[j * k + c];
+      double* const sum = &sums[(place[to] - met) * k];
+      for (int64_t c = 0; c < k; ++c) sum[c] += a * t[j * k + c];
+    }
+    if (!sorted) sort(row.data(), row.data() + found);
+    if (static_cast<int64_t>(P.idx.size()) < end + found * k) {
+      const int64_t more = std::max(end + end / 2, A.n * 3 * k) + found * k;
+      P.idx.resize(more), P.values.resize(more);
     }
     const I own = of[size == 1 ? i : i / size];
     const double scale = -omega / diagonal;
-    sort(row.data(), row.data() + row.size());
-    for (const I a : row)
-      for (int64_t c = 0; c < k; ++c) {
-        P.idx.push_back(static_cast<I>(a * k + c));
-        P.values.push_back(scale * sum[a * k + c] + (a == own ? t[i * k + c] : 0));
+    for (int64_t f = 0; f < found; ++f) {
+      const double* const sum = &sums[(place[row[f]] - met) * k];
+      for (int64_t c = 0; c < k; ++c, ++end) {
+        P.idx[end] = static_cast<I>(row[f] * k + c);
+        P.values[end] = scale * sum[c] + (row[f] == own ? t[i * k + c] : 0);
       }
-    P.ptr.push_back(static_cast<I>(P.idx.size()));
+    }
+    met += found;
+    P.ptr[i + 1] = static_cast<I>(end);
   }
+  P.idx.resize(end), P.values.resize(end);
   return P;
 }
 

@@ -75,12 +75,13 @@ void bind(py::module_& m) {
   m.def("arnoldi", [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values,
                       const Array<double>& diagonal, int64_t steps, bool symmetric, const Array<double>& start) {
     Array<double> H({static_cast<py::ssize_t>(steps + 1), static_cast<py::ssize_t>(steps)});
-    double* out = H.mutable_data();
+    double *out = H.mutable_data(), bound = 0;
     int64_t made = 0;
-    double bound = 0;
     {
       py::gil_scoped_release release;
-      made = arnoldi(graph(ptr, idx, values), diagonal.data(), steps, symmetric, start.data(), out, &bound);
+      const Graph<I> A = graph(ptr, idx, values);
+      bound = largest_row_sum(A, diagonal.data());
+      made = (symmetric ? lanczos<I> : arnoldi<I>)(A, diagonal.data(), steps, start.data(), out);
     }
     return py::make_tuple(H, made, bound);
   });

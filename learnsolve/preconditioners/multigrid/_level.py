@@ -80,7 +80,7 @@ def spectral_radius(A: CSR, symmetric: bool) -> float:
     """An estimate of rho(D^-1 A) for the `mean` of A, from a fixed start, at most the largest sum of the
     magnitudes of a row.
 
-    For a symmetric A with a positive diagonal by six steps of Lanczos' method in the inner product of D. An
+    For a symmetric A with a positive diagonal by five steps of Lanczos' method in the inner product of D. An
     eigenvalue is no farther from that estimate than the residual, which is added, so that smoothers do not
     diverge. Else by 30 steps of Arnoldi's method, to about a percent.
     """
@@ -89,7 +89,7 @@ def spectral_radius(A: CSR, symmetric: bool) -> float:
         d = diagonal(A)
     start = np.random.default_rng(0).uniform(size=len(d))
     symmetric = symmetric and bool((d > 0).all())
-    H, k, bound = _analysis.arnoldi(*arrays(A), d, 6 if symmetric else 30, symmetric, start)
+    H, k, bound = _analysis.arnoldi(*arrays(A), d, 5 if symmetric else 30, symmetric, start)
     if symmetric:
         ritz, Y = np.linalg.eigh(H[:k, :k], UPLO="L")
         return float(min(ritz[-1] + abs(H[k, k - 1] * Y[-1, -1]), bound))
