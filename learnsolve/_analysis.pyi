@@ -31,6 +31,7 @@ def product_pattern(
     products: int,
     plan: bool,
     most: int,
+    threads: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray] | None: ...
 def masked_positions(
     a_ptr: np.ndarray,
@@ -94,7 +95,6 @@ def arnoldi(
     diagonal: np.ndarray,
     steps: int,
     symmetric: bool,
-    start: np.ndarray,
 ) -> tuple[np.ndarray, int, float]: ...
 def classical_splitting(
     ptr: np.ndarray, idx: np.ndarray, values: np.ndarray, theta: float, second: bool

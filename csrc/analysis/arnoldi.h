@@ -42,10 +42,21 @@ double scaled_product(const Graph<I>& A, const double* d, const double* x, doubl
   return energy;
 }
 
-// Hessenberg matrix, (steps + 1) x steps by rows, of Arnoldi's method for D^-1 A from v; returns the steps that
-// were made, fewer if the space is invariant.
+// A start without a pattern: the fractional parts of multiples of the golden ratio.
+inline std::vector<double> start(int64_t n) {
+  std::vector<double> v(n);
+  double x = 0;
+  for (double& value : v) {
+    x += 0.6180339887498949;
+    value = x -= x >= 1;
+  }
+  return v;
+}
+
+// Hessenberg matrix, (steps + 1) x steps by rows, of Arnoldi's method for D^-1 A; returns the steps that were
+// made, fewer if the space is invariant.
 template <class I>
-int64_t arnoldi(const Graph<I>& A, const double* d, int64_t steps, const double* v, double* H) {
+int64_t arnoldi(const Graph<I>& A, const double* d, int64_t steps, double* H) {
   const int64_t n = A.n;
   std::vector<std::vector<double>> basis(steps + 1, std::vector<double>(n));
   const auto dot = [&](const std::vector<double>& x, const std::vector<double>& y) {
@@ -54,7 +65,7 @@ int64_t arnoldi(const Graph<I>& A, const double* d, int64_t steps, const double*
     return sum;
   };
   std::fill(H, H + (steps + 1) * steps, 0.0);
-  std::copy(v, v + n, basis[0].begin());
+  basis[0] = start(n);
   double norm = std::sqrt(dot(basis[0], basis[0])), largest = 0;
   Pulse pulse;
   for (int64_t k = 0; k < steps; ++k) {
@@ -75,9 +86,9 @@ int64_t arnoldi(const Graph<I>& A, const double* d, int64_t steps, const double*
 
 // The same for a symmetric A and a positive D, in the inner product of D: tridiagonal.
 template <class I>
-int64_t lanczos(const Graph<I>& A, const double* d, int64_t steps, const double* v, double* H) {
+int64_t lanczos(const Graph<I>& A, const double* d, int64_t steps, double* H) {
   const int64_t n = A.n;
-  std::vector<double> q(v, v + n), before(n, 0.0), w(n);
+  std::vector<double> q = start(n), before(n, 0.0), w(n);
   std::fill(H, H + (steps + 1) * steps, 0.0);
   double norm = 0, largest = 0;
   for (int64_t i = 0; i < n; ++i) norm += q[i] * q[i] * d[i];

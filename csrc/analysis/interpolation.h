@@ -24,6 +24,7 @@ Interpolation<I> interpolate(int64_t n, const uint8_t* coarse, const F& f) {
   I count = 0;
   for (int64_t i = 0; i < n; ++i) number[i] = coarse[i] ? count++ : I(-1);
   P.ptr.reserve(n + 1), P.ptr.push_back(0);
+  P.idx.reserve(3 * n), P.values.reserve(3 * n);
   std::vector<std::pair<I, double>> row;
   for (int64_t i = 0; i < n; ++i) {
     row.clear();
@@ -44,12 +45,12 @@ Interpolation<I> interpolate(int64_t n, const uint8_t* coarse, const F& f) {
 template <class I>
 Interpolation<I> classical_interpolation(const Graph<I>& A, const double* diagonal, const uint8_t* strong,
                                          const uint8_t* coarse) {
-  std::vector<int64_t> place(A.n, -1), of(A.n, -1);  // in the row, of a point of C of fine point of[j]
+  std::vector<I> place(A.n, I(-1)), of(A.n, I(-1));  // in the row, of a point of C of fine point of[j]
   Pulse pulse;
   return interpolate<I>(A.n, coarse, [&](int64_t i, auto& row) {
     for (int64_t p = A.ptr[i]; p < A.ptr[i + 1]; ++p)
       if (const I j = A.idx[p]; strong[p] && coarse[j]) {
-        of[j] = i, place[j] = static_cast<int64_t>(row.size());
+        of[j] = static_cast<I>(i), place[j] = static_cast<I>(row.size());
         row.emplace_back(j, A.values[p]);
       }
     double rest = 0;
@@ -90,12 +91,12 @@ Interpolation<I> classical_interpolation(const Graph<I>& A, const double* diagon
 template <class I>
 Interpolation<I> extended_interpolation(const Graph<I>& A, const double* diagonal, const uint8_t* strong,
                                         const uint8_t* coarse, int64_t most) {
-  std::vector<int64_t> place(A.n, -1), of(A.n, -1);
+  std::vector<I> place(A.n, I(-1)), of(A.n, I(-1));
   Pulse pulse;
   return interpolate<I>(A.n, coarse, [&](int64_t i, auto& row) {
     const auto reach = [&](I j) {
       if (of[j] == i) return;
-      of[j] = i, place[j] = static_cast<int64_t>(row.size());
+      of[j] = static_cast<I>(i), place[j] = static_cast<I>(row.size());
       row.emplace_back(j, 0.0);
     };
     for (int64_t p = A.ptr[i]; p < A.ptr[i + 1]; ++p) {

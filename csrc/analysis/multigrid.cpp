@@ -73,7 +73,7 @@ void bind(py::module_& m) {
   });
   // (the Hessenberg matrix, (steps + 1, steps); the steps that were made; a bound of the spectral radius)
   m.def("arnoldi", [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values,
-                      const Array<double>& diagonal, int64_t steps, bool symmetric, const Array<double>& start) {
+                      const Array<double>& diagonal, int64_t steps, bool symmetric) {
     Array<double> H({static_cast<py::ssize_t>(steps + 1), static_cast<py::ssize_t>(steps)});
     double *out = H.mutable_data(), bound = 0;
     int64_t made = 0;
@@ -81,7 +81,7 @@ void bind(py::module_& m) {
       py::gil_scoped_release release;
       const Graph<I> A = graph(ptr, idx, values);
       bound = largest_row_sum(A, diagonal.data());
-      made = (symmetric ? lanczos<I> : arnoldi<I>)(A, diagonal.data(), steps, start.data(), out);
+      made = (symmetric ? lanczos<I> : arnoldi<I>)(A, diagonal.data(), steps, out);
     }
     return py::make_tuple(H, made, bound);
   });
