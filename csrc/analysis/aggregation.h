@@ -1,5 +1,5 @@
-// One level of smoothed aggregation: nodes with a strong connection are joined to aggregates, candidates of the
-// near null space are cut into them, and one step of Jacobi's method smooths the result.
+// One level of smoothed aggregation: nodes with a strong connection are joined to aggregates, candidates of
+// the near null space are cut into them, and one step of Jacobi's method smooths the result.
 //
 // Source: P. Vanek, J. Mandel, M. Brezina, "Algebraic multigrid by smoothed aggregation for second and fourth
 // order elliptic problems", Computing 56 (1996), section 5.
@@ -115,8 +115,8 @@ int64_t aggregate(const Graph<I>& A, double theta, I* of) {
   return count;
 }
 
-// Candidates, rows x k, are made orthonormal within each aggregate of nodes of `size` rows, in place; `coarse`,
-// (count k) x k, gets what they are in this basis. What depends on those before becomes zero.
+// Candidates, rows x k, are made orthonormal within each aggregate of nodes of `size` rows, in place;
+// `coarse`, (count k) x k, gets what they are in this basis. What depends on those before becomes zero.
 template <class I>
 void orthonormalize(const I* of, int64_t rows, int64_t size, int64_t count, int64_t k, double* candidates,
                     double* coarse) {

@@ -38,8 +38,8 @@ Interpolation<I> interpolate(int64_t n, const uint8_t* coarse, const F& f) {
   return P;
 }
 
-// With the strong connections of i to coarse points, C, and to fine ones with a point of C as strong neighbor,
-// F; a^-: zero where the sign is that of the diagonal:
+// With the strong connections of i to coarse points, C, and to fine ones with a point of C as strong
+// neighbor, F; a^-: zero where the sign is that of the diagonal:
 //
 //   p_ij = -(a_ij + sum_{k in F} a_ik a^-_kj / sum_{l in C} a^-_kl) / sum_{m not in C, F} a_im
 template <class I>

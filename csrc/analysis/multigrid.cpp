@@ -61,16 +61,16 @@ void bind(py::module_& m) {
     orthonormalize(of.data(), rows, size, count, k, inout, out);
     return coarse;
   });
-  m.def("smoothed_prolongation", [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values,
-                                    const Array<I>& of, int64_t size, int64_t count, const Array<double>& t,
-                                    double omega) {
-    Interpolation<I> P = [&] {
-      py::gil_scoped_release release;
-      return smoothed_prolongation(graph(ptr, idx, values), of.data(), size, count,
-                                   static_cast<int64_t>(t.shape(1)), t.data(), omega);
-    }();
-    return arrays(std::move(P));
-  });
+  m.def("smoothed_prolongation",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values, const Array<I>& of,
+           int64_t size, int64_t count, const Array<double>& t, double omega) {
+          Interpolation<I> P = [&] {
+            py::gil_scoped_release release;
+            return smoothed_prolongation(graph(ptr, idx, values), of.data(), size, count,
+                                         static_cast<int64_t>(t.shape(1)), t.data(), omega);
+          }();
+          return arrays(std::move(P));
+        });
   // (the Hessenberg matrix, (steps + 1, steps); the steps that were made; a bound of the spectral radius)
   m.def("arnoldi", [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values,
                       const Array<double>& diagonal, int64_t steps, bool symmetric) {
@@ -86,18 +86,18 @@ void bind(py::module_& m) {
     return py::make_tuple(H, made, bound);
   });
   // (strong or not, of each entry; coarse or not, of each row)
-  m.def("classical_splitting", [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values,
-                                  double theta, bool second) {
-    const Graph<I> A = graph(ptr, idx, values);
-    Array<uint8_t> strong(idx.size()), coarse(static_cast<py::ssize_t>(A.n));
-    uint8_t *s = strong.mutable_data(), *c = coarse.mutable_data();
-    {
-      py::gil_scoped_release release;
-      classical_strength(A, theta, s);
-      split(StrongGraph<I>(A, s), second, c);
-    }
-    return py::make_tuple(strong, coarse);
-  });
+  m.def("classical_splitting",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values, double theta, bool second) {
+          const Graph<I> A = graph(ptr, idx, values);
+          Array<uint8_t> strong(idx.size()), coarse(static_cast<py::ssize_t>(A.n));
+          uint8_t *s = strong.mutable_data(), *c = coarse.mutable_data();
+          {
+            py::gil_scoped_release release;
+            classical_strength(A, theta, s);
+            split(StrongGraph<I>(A, s), second, c);
+          }
+          return py::make_tuple(strong, coarse);
+        });
   // `most` 0: classical, of any number of entries.
   m.def("interpolation", [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values,
                             const Array<double>& diagonal, const Array<uint8_t>& strong,

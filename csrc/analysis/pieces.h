@@ -28,7 +28,10 @@ void in_pieces(int64_t pieces, int64_t threads, const F& f) {
     }
   };
   std::vector<std::thread> others;
-  for (int64_t t = 1; t < std::min(threads, pieces); ++t) others.emplace_back(work);
+  try {
+    for (int64_t t = 1; t < std::min(threads, pieces); ++t) others.emplace_back(work);
+  } catch (const std::exception&) {  // no memory for one more: these and this one do
+  }
   work();
   for (std::thread& other : others) other.join();
   if (thrown) std::rethrow_exception(thrown);

@@ -28,9 +28,7 @@ class Growing {
   void reserve(int64_t n) {
     if (n > capacity_) resize(std::max(n, capacity_ + capacity_ / 2));
   }
-  void swap(Growing& other) {
-    std::swap(data_, other.data_), std::swap(capacity_, other.capacity_);
-  }
+  void swap(Growing& other) { std::swap(data_, other.data_), std::swap(capacity_, other.capacity_); }
   // Releases the array, cut to n entries; the caller must free() it.
   E* release(int64_t n) {
     resize(std::max<int64_t>(n, 1));
@@ -104,12 +102,12 @@ class ColumnSorter {
 };
 
 // c_ptr (rows + 1) and c_idx, sorted, of rows first <= i < last of C = A B on its full symbolic pattern;
-// positions (a place for each of their products) if it is not null. Counted from these rows on. False if they may
-// have more than `most` entries.
+// positions (a place for each of their products) if it is not null. Counted from these rows on. False if they
+// may have more than `most` entries.
 //
 // The columns of a row are collected by an array over all columns that holds the position of each: each
-// product is visited once. A row of A that repeats the one before, shifted, with rows of B that do so too (grids:
-// nearly all) makes a shifted copy of a row of C: repeated[i] is then 1, else 0.
+// product is visited once. A row of A that repeats the one before, shifted, with rows of B that do so too
+// (grids: nearly all) makes a shifted copy of a row of C: repeated[i] is then 1, else 0.
 template <class I>
 bool rows_of_product(const I* a_ptr, int64_t first, int64_t last, const I* a_idx, const I* b_ptr,
                      const I* b_idx, int64_t cols, const uint8_t* next_repeats, I* c_ptr, Growing<I>& c_idx,

@@ -1,7 +1,7 @@
 // Classical coarsening: strong connections, and the choice of coarse points.
 //
-// Source: J. W. Ruge, K. Stueben, "Algebraic multigrid", in S. F. McCormick (ed.), "Multigrid Methods" (1987),
-// section 4.6.
+// Source: J. W. Ruge, K. Stueben, "Algebraic multigrid", in S. F. McCormick (ed.), "Multigrid Methods"
+// (1987), section 4.6.
 #pragma once
 
 #include <algorithm>
@@ -105,8 +105,8 @@ class ByWeight {
 };
 
 // coarse[i]: is i a coarse point? The point on which most others depend becomes one and those others fine;
-// what these depend on gains weight. `second`: of two fine points with a strong connection that have no strong
-// coarse point in common one becomes coarse.
+// what these depend on gains weight. `second`: of two fine points with a strong connection that have no
+// strong coarse point in common one becomes coarse.
 template <class I>
 void split(const StrongGraph<I>& S, bool second, uint8_t* coarse) {
   constexpr uint8_t kFine = 0, kCoarse = 1, kOpen = 2;

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.core.dots import total
 from learnsolve.ops.core.autograd import Multilinear, dispatch
+from learnsolve.ops.core.dots import total
 from learnsolve.ops.core.product import product, sampled
 from learnsolve.ops.core.selection import used_columns
 

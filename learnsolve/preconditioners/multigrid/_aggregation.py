@@ -4,17 +4,17 @@ Source: Vanek, Mandel, Brezina, "Algebraic multigrid by smoothed aggregation for
 elliptic problems", Computing 56 (1996), doi:10.1007/BF02238511.
 """
 
-from collections.abc import Callable
-
 import numpy as np
-from torch import Tensor
+import torch
 
 from learnsolve import _analysis
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import as_numpy
 from learnsolve.preconditioners.multigrid._level import Levels, Step, arrays, coarsened, like, spectral_radius
+from learnsolve.preconditioners.multigrid._strength import evolution
 
 OMEGA = 4 / 3  # of the Jacobi step that smooths a prolongation
+STRENGTHS = ("symmetric", "evolution")
 
 
 def smoothed_aggregation(
@@ -22,23 +22,29 @@ def smoothed_aggregation(
     symmetric: bool,
     max_levels: int,
     max_coarse: int,
-    strength: Callable[[CSR], CSR] | None = None,
+    *,
+    strength: str = "symmetric",
     theta: float = 0.0,
-    candidates: Tensor | None = None,
+    near_null: np.ndarray | None = None,
     block: int = 1,
 ) -> Levels:
     """The levels of A. A restriction is the transpose of the prolongation if A is `symmetric`, or else of
-    A^T's. `strength` gives the matrix, on A's pattern, whose entries say what is strong; A if not given."""
-    B = np.ones((A.shape[0], 1)) if candidates is None else as_numpy(candidates.detach().double())
+    A^T's."""
+    B = np.ones((A.shape[0], 1)) if near_null is None else near_null
     bases, size = [B] * (1 if symmetric else 2), block  # of A, and of A^T
 
-    def step(A: CSR, number: int) -> Step | None:
+    def step(A: CSR) -> Step | None:
         nonlocal bases, size
-        of, count = _analysis.aggregate(*arrays(A if strength is None else strength(A)), size, theta)
+        radius, measured = None, A
+        if strength == "evolution":
+            radius = spectral_radius(A, symmetric)
+            b = torch.from_numpy(bases[0][:, 0]).to(A.device, A.dtype)
+            measured = evolution(A, b, radius)
+        of, count = _analysis.aggregate(*arrays(measured), size, theta)
         columns = count * bases[0].shape[1]
         if not 0 < columns < A.shape[0]:
             return None
-        radius = spectral_radius(A, symmetric)
+        radius = radius or spectral_radius(A, symmetric)
         sides = []
         for side, S in enumerate((A,) if symmetric else (A, A.T)):
             T = bases[side].copy()
@@ -49,3 +55,21 @@ def smoothed_aggregation(
         return Step(sides[0], None if symmetric else sides[1].T, radius)
 
     return coarsened(A, max_levels, max_coarse, step)
+
+
+def candidates(function: str, A: CSR, near_null: torch.Tensor) -> np.ndarray:
+    """Checked."""
+    if not isinstance(near_null, torch.Tensor):
+        raise TypeError(
+            f"{function}: near_null must be a tensor of shape (A.shape[0], k), got "
+            f"{type(near_null).__name__}; torch.as_tensor makes one"
+        )
+    if near_null.dim() != 2 or near_null.shape[0] != A.shape[0] or near_null.shape[1] == 0:
+        raise ValueError(
+            f"{function}: near_null must have shape ({A.shape[0]}, k), k vectors as columns, got "
+            f"{tuple(near_null.shape)}"
+        )
+    found = as_numpy(near_null.detach().double())
+    if not np.isfinite(found).all():
+        raise ValueError(f"{function}: near_null must be finite, it has an infinite or NaN entry")
+    return np.ascontiguousarray(found)

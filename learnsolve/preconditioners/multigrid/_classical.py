@@ -16,6 +16,7 @@ from learnsolve.ops.spgemm import spgemm
 from learnsolve.preconditioners.multigrid._level import Levels, Step, arrays, coarsened, diagonal, like, mean
 
 THETA = 0.25  # an entry that is at least this part of the largest one in its row is strong
+INTERPOLATIONS = ("classical", "extended+i")
 
 
 def ruge_stuben(
@@ -28,7 +29,7 @@ def ruge_stuben(
 ) -> Levels:
     """The levels of A, by classical interpolation, or for `most` entries of a row, by extended+i."""
 
-    def step(A: CSR, number: int) -> Step | None:
+    def step(A: CSR) -> Step | None:
         strong, coarse = _analysis.classical_splitting(*arrays(A), theta, second_pass)
         return None if (P := _prolongation(A, strong, coarse, most)) is None else Step(P)
 
@@ -56,7 +57,7 @@ def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
     The choice is by values; the entries have the graph of A.
 
     The second pass sees to it that two fine points with a strong connection have a strong coarse neighbor in
-    common. After only the first one, the default of `AMG`, some have no coarse neighbor, and an empty row of P.
+    common. After only the first one, the default of `AMG`, some have no coarse neighbor, and an empty row.
     """
     with plain_tensors():
         S = mean(A)

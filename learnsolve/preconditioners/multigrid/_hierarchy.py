@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.plain import plain_tensors
-from learnsolve.preconditioners.multigrid._aggregation import smoothed_aggregation
-from learnsolve.preconditioners.multigrid._classical import ruge_stuben
+from learnsolve.ops.core.symmetry import symmetry
+from learnsolve.preconditioners.multigrid._aggregation import STRENGTHS, candidates, smoothed_aggregation
+from learnsolve.preconditioners.multigrid._classical import INTERPOLATIONS, THETA, ruge_stuben
 from learnsolve.preconditioners.multigrid._grids import linear_prolongations
 from learnsolve.preconditioners.multigrid._level import Levels
 
@@ -98,6 +100,121 @@ class Hierarchy:
     def batch_shape(self) -> torch.Size:
         """That of the transfers, broadcast."""
         return torch.broadcast_shapes(*(T.batch_shape for T in self.transfers))
+
+    @classmethod
+    def smoothed_aggregation(
+        cls,
+        A: CSR,
+        *,
+        strength: str = "symmetric",
+        theta: float = 0.0,
+        near_null: Tensor | None = None,
+        block: int = 1,
+        symmetric: bool | None = None,
+        max_levels: int = 10,
+        max_coarse: int = 100,
+    ) -> Hierarchy:
+        r"""Nodes with strong connections are joined to aggregates, one coarse unknown each; the piecewise
+        constant interpolation T is smoothed by a step of Jacobi's method, :math:`P = (I - \omega D^{-1} A) T`
+        with :math:`\omega = (4/3) / \rho(D^{-1} A)`. What `AMG` makes if it is not told otherwise.
+
+        Parameters
+        ----------
+        A : CSR, shape (n, n); the mean of a batch counts
+        strength : "symmetric", :math:`a_{ij}^2 \ge \theta^2 |a_{ii} a_{jj}|`; or "evolution", by how errors
+            spread: for strong anisotropy that the grid does not follow
+        theta : float in [0, 1), of "symmetric"
+        near_null : Tensor, shape (n, k), vectors with small A v: as many unknowns for each aggregate. A
+            constant if not given; for elasticity the rigid body motions
+        block : rows of one node, which stay together
+        symmetric : bool, compared if not given; else restrictions are made of A^T
+        max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest
+
+        Raises
+        ------
+        ValueError, TypeError
+            if arguments do not fit one another.
+
+        Notes
+        -----
+        Without a gradient: values choose. The same bits for any number of threads. Cost: O(nnz) for each
+        level, most of it for the two products of the next matrix, whose plans stay for refreshes.
+
+        Examples
+        --------
+        >>> import learnsolve as ls
+        >>> A = ls.problems.poisson((64, 64))
+        >>> ls.preconditioners.Hierarchy.smoothed_aggregation(A)
+        Hierarchy(4096, 704, 80)
+        """
+        function = "Hierarchy.smoothed_aggregation"
+        checks.matrix(function, "A", A)
+        checks.one_of(function, "strength", strength, STRENGTHS)
+        theta = _part(function, theta)
+        block = checks.integer(function, "block", block, 1)
+        if strength == "evolution" and (theta or block > 1):
+            raise ValueError(
+                f"{function}: theta and block belong to strength='symmetric', got theta={theta} and "
+                f"block={block}"
+            )
+        if A.shape[0] % block:
+            raise ValueError(f"{function}: block must divide A's {A.shape[0]} rows, got {block}")
+        vectors = None if near_null is None else candidates(function, A, near_null)
+        same = symmetry(function, A, symmetric)
+        sizes = _sizes(function, max_levels, max_coarse)
+        options: dict[str, Any] = {"strength": strength, "theta": theta, "near_null": vectors, "block": block}
+        return _of_levels(smoothed_aggregation(A, same, *sizes, **options))
+
+    @classmethod
+    def ruge_stuben(
+        cls,
+        A: CSR,
+        *,
+        theta: float = THETA,
+        second_pass: bool = False,
+        interpolation: str = "classical",
+        max_entries: int = 4,
+        max_levels: int = 10,
+        max_coarse: int = 100,
+    ) -> Hierarchy:
+        r"""Coarse points are points on which many others depend; each fine one is interpolated from coarse
+        ones that it is strongly connected to, :math:`|a_{ij}| \ge \theta \max_k |a_{ik}|`. What `AMG` makes
+        with ``method="ruge_stuben"``.
+
+        Parameters
+        ----------
+        A : CSR, shape (n, n); the mean of a batch counts
+        theta : float in [0, 1)
+        second_pass : bool, whether any two strongly connected fine points get a coarse point in common
+        interpolation : "classical" (docs/preconditioners.md has the formula), or "extended+i", from coarse
+            points at distance two as well
+        max_entries : int >= 1, of a row for "extended+i"
+        max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest
+
+        Raises
+        ------
+        ValueError, TypeError
+            if arguments do not fit.
+
+        Notes
+        -----
+        Without a gradient, deterministic. Source: Ruge, Stueben, "Algebraic multigrid" (1987); De Sterck,
+        Falgout, Nolting, Yang, Numer. Linear Algebra Appl. 15 (2008), doi:10.1002/nla.559.
+
+        Examples
+        --------
+        >>> import learnsolve as ls
+        >>> ls.preconditioners.Hierarchy.ruge_stuben(ls.problems.poisson((32, 32)))
+        Hierarchy(1024, 512, 133, 32)
+        """
+        function = "Hierarchy.ruge_stuben"
+        checks.matrix(function, "A", A)
+        checks.flag(function, "second_pass", second_pass)
+        checks.one_of(function, "interpolation", interpolation, INTERPOLATIONS)
+        most = checks.integer(function, "max_entries", max_entries, 1)
+        most = 0 if interpolation == "classical" else most
+        sizes = _sizes(function, max_levels, max_coarse)
+        return _of_levels(ruge_stuben(A, *sizes, _part(function, theta), second_pass, most))
 
     @classmethod
     def linear(
@@ -228,6 +345,13 @@ def hierarchy_for(
 def _sizes(function: str, max_levels: Any, max_coarse: Any) -> tuple[int, int]:
     levels = checks.integer(function, "max_levels", 10 if max_levels is None else max_levels, 1)
     return levels, checks.integer(function, "max_coarse", 100 if max_coarse is None else max_coarse, 1)
+
+
+def _part(function: str, theta: Any) -> float:
+    theta = checks.number(function, "theta", theta)
+    if not 0 <= theta < 1:
+        raise ValueError(f"{function}: theta must be at least 0 and less than 1, got {theta}")
+    return theta
 
 
 def _of_levels(levels: Levels) -> Hierarchy:

@@ -1,4 +1,4 @@
-"""One level of a hierarchy for the analysis of csrc/analysis/multigrid.cpp, and the way from it to the next."""
+"""One level of a hierarchy, for the analysis of csrc/analysis/multigrid.cpp, and the way to the next."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ class Levels(NamedTuple):
     operators: list[CSR]  # A and the coarse ones: one more than steps
 
 
-def coarsened(
-    A: CSR, max_levels: int, max_coarse: int, step: Callable[[CSR, int], Step | None]
-) -> Levels:
-    """The levels of the `mean` of A: `step(matrix, number)`, None where there is nothing to coarsen."""
+def coarsened(A: CSR, max_levels: int, max_coarse: int, step: Callable[[CSR], Step | None]) -> Levels:
+    """The levels of the `mean` of A: `step(matrix)`, None where there is nothing to coarsen."""
     found = Levels([], [mean(A)])
     with plain_tensors():
         while len(found.operators) < max_levels and (A := found.operators[-1]).shape[0] > max_coarse:
-            made = step(A, len(found.steps))
+            made = step(A)
             if made is None:
                 break
             found.steps.append(made)
-            found.operators.append(
-                galerkin(made.P, A) if made.R is None else spgemm(made.R, spgemm(A, made.P))
-            )
+            found.operators.append(coarse_matrix(made.P, made.R, A))
     return found
+
+
+def coarse_matrix(P: CSR, R: CSR | None, A: CSR) -> CSR:
+    return galerkin(P, A) if R is None else spgemm(R, spgemm(A, P))
 
 
 def mean(A: CSR) -> CSR:
@@ -79,10 +79,10 @@ def like(A: CSR, made: tuple[np.ndarray, np.ndarray, np.ndarray], columns: int) 
 def spectral_radius(A: CSR, symmetric: bool) -> float:
     """An estimate of rho(D^-1 A) for the `mean` of A, at most the largest sum of the magnitudes of a row.
 
-    For a symmetric A with a positive diagonal by Lanczos' method in the inner product of D: an eigenvalue is no
-    farther from its estimate than the residual, which is added, so that smoothers do not diverge. Three steps
-    for large matrices: more did not change a count of iterations. Else by 30 steps of Arnoldi's method, to about
-    a percent.
+    For a symmetric A with a positive diagonal by Lanczos' method in the inner product of D: an eigenvalue is
+    no farther from its estimate than the residual, which is added, so that smoothers do not diverge. Three
+    steps for large matrices: more did not change a count of iterations. Else by 30 steps of Arnoldi's
+    method, to about a percent.
     """
     A = mean(A)
     with plain_tensors():

@@ -1,4 +1,4 @@
-"""Algebraic multigrid: the hierarchy of pyamg, cycles and coarse operators of ours, differentiable.
+"""Algebraic multigrid: cycles on a hierarchy, differentiable.
 
 Source: Briggs, Henson, McCormick, "A Multigrid Tutorial" (2000), chapters 3 and 8; Vanek, Mandel, Brezina,
 "Algebraic multigrid by smoothed aggregation for second and fourth order elliptic problems", Computing 56
@@ -21,11 +21,10 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.ops.core.linear_steps import LinearSteps, product
 from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.diagonal import shared_inverse_diagonal
-from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.preconditioners.base import Part, Preconditioner, check_numbers
 from learnsolve.preconditioners.multigrid._direct import DirectSolver
 from learnsolve.preconditioners.multigrid._hierarchy import Hierarchy, hierarchy_for
-from learnsolve.preconditioners.multigrid._level import spectral_radius
+from learnsolve.preconditioners.multigrid._level import coarse_matrix, spectral_radius
 from learnsolve.preconditioners.multigrid._smoothers import (
     Chebyshev,
     GaussSeidel,
@@ -46,7 +45,7 @@ class AMG(Preconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may have batch axes
-    method : "smoothed_aggregation" (if not given) or "ruge_stuben", of pyamg
+    method : "smoothed_aggregation" (if not given) or "ruge_stuben", as those methods of `Hierarchy`
     hierarchy : instead of `method`: a `Hierarchy`, such as another AMG's, or a pyamg MultilevelSolver
     cycle : "V", "W" or "F"
     smoother : "gauss_seidel", symmetric; "jacobi", the default for CUDA or with `weight`; "chebyshev"
@@ -68,8 +67,8 @@ class AMG(Preconditioner):
     ------
     ValueError
         if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments do not fit.
-    TypeError, ImportError, NotImplementedError
-        if types do not fit; without pyamg, where it is needed; for CUDA tensors.
+    TypeError, NotImplementedError
+        if types do not fit; for CUDA tensors.
 
     Notes
     -----
@@ -135,11 +134,11 @@ class AMG(Preconditioner):
             "coarse_solver": coarse_solver,
             "symmetric": symmetry("AMG", A, symmetric),
         }
-        symmetric = self.options["symmetric"]
+        symmetric: bool = self.options["symmetric"]
         hierarchy, found = hierarchy_for(A, method, hierarchy, max_levels, max_coarse, symmetric)
         weights = jacobi_weights(weight, hierarchy.sizes, A)
         kept = hierarchy if found else hierarchy.each(_kept)
-        self._set_up(_kept(A), kept, weights and [_kept(w) for w in weights], _same(A) and found)
+        self._set_up(_kept(A), kept, weights and [_kept(w) for w in weights], found if _same(A) else None)
 
     def _set_up(
         self, A: CSR, hierarchy: Hierarchy, weights: list[Weight] | None, found: list[CSR] | None = None
@@ -169,10 +168,7 @@ class AMG(Preconditioner):
             else:
                 S = GaussSeidel(function, A)
             levels.append(_Level(A, P, R, S))
-            if found:
-                A = found[number + 1]
-            else:
-                A = galerkin(P, A) if R is None else spgemm(R, spgemm(A, P))
+            A = found[number + 1] if found else coarse_matrix(P, R, A)
             operators.append(A)
         self._levels = tuple(levels)
         self._steps: dict[bool, LinearSteps | None] = {}  # the cycle and its transpose, once used
