@@ -75,13 +75,7 @@ def winners(_: Row) -> str:
             best = min((r for r in rows if r["learned"]), key=lambda r: r["ratio"])
             low, high = (math.nan if best[end] == "" else best[end] for end in ("low", "high"))
             what = (
-                "slower"
-                if low > 1
-                else "no difference"
-                if high >= 1
-                else "faster"
-                if low < 1
-                else "one matrix"
+                "slower" if low > 1 else "undecided" if high >= 1 else "faster" if low < 1 else "one matrix"
             )
             found.append((best["ratio"], best["contestant"], family, count, what))
             line[f"{count} rhs"] = record["picked"][family][str(count)]["best"]
