@@ -10,44 +10,59 @@
 
 namespace learnsolve::analysis {
 
-// Does a solve with this triangle read entry (i, j)?
-inline bool reads(int64_t i, int64_t j, bool upper, bool unit) {
-  return i == j ? !unit : (upper ? j > i : j < i);
+// Does entry (i, j) lie on diagonal k or below it (upper: above it)?
+inline bool in_triangle(int64_t i, int64_t j, bool upper, int64_t k) {
+  return upper ? j - i >= k : j - i <= k;
 }
+
+// The diagonal that a triangle ends with: the main one, or the next where its ones are not read.
+inline int64_t last_diagonal(bool upper, bool unit) { return unit ? (upper ? 1 : -1) : 0; }
 
 template <class I>
 struct Triangle {
   std::vector<I> ptr, idx, perm;
 };
 
-// The rows of the triangle alone, sorted as they were; perm is the place of each entry in the values. `from`
-// is the perm of the structure itself, or null.
+// Where the columns of row i, which are sorted, pass from one side to the other.
 template <class I>
-Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool upper, bool unit) {
+int64_t triangle_bound(const I* ptr, const I* idx, int64_t i, bool upper, int64_t k) {
+  int64_t p = ptr[i];
+  while (p < ptr[i + 1] && in_triangle(i, idx[p], upper, k) != upper) ++p;
+  return p;
+}
+
+// The rows of the triangle from diagonal k on; perm is the place of each entry in the values. `from` is the
+// perm of the structure itself, or null.
+template <class I>
+Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool upper, int64_t k) {
   Triangle<I> t;
-  t.ptr.reserve(n + 1);
-  t.ptr.push_back(0);
+  t.ptr.resize(n + 1, 0);
   Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
     pulse(ptr[i + 1] - ptr[i] + 1);
-    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
-      if (reads(i, idx[p], upper, unit)) {
-        t.idx.push_back(idx[p]);
-        t.perm.push_back(from ? from[p] : static_cast<I>(p));
-      }
-    t.ptr.push_back(static_cast<I>(t.idx.size()));
+    const int64_t bound = triangle_bound(ptr, idx, i, upper, k);
+    t.ptr[i + 1] = static_cast<I>(t.ptr[i] + (upper ? ptr[i + 1] - bound : bound - ptr[i]));
+  }
+  t.idx.resize(t.ptr[n]), t.perm.resize(t.ptr[n]);
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t length = t.ptr[i + 1] - t.ptr[i], p = upper ? ptr[i + 1] - length : int64_t{ptr[i]};
+    pulse(length + 1);
+    for (int64_t l = 0; l < length; ++l) {
+      t.idx[t.ptr[i] + l] = idx[p + l];
+      t.perm[t.ptr[i] + l] = from ? from[p + l] : static_cast<I>(p + l);
+    }
   }
   return t;
 }
 
 // Number of entries that `triangle` would keep.
 template <class I>
-int64_t triangle_size(const I* ptr, int64_t n, const I* idx, bool upper, bool unit) {
+int64_t triangle_size(const I* ptr, int64_t n, const I* idx, bool upper, int64_t k) {
   int64_t size = 0;
   Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
     pulse(ptr[i + 1] - ptr[i] + 1);
-    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) size += reads(i, idx[p], upper, unit);
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) size += in_triangle(i, idx[p], upper, k);
   }
   return size;
 }
@@ -110,7 +125,8 @@ Schedule<I> level_schedule(const I* ptr, int64_t n, const I* idx, bool upper) {
     pulse(ptr[i + 1] - ptr[i] + 1);
     I own = 0;
     for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
-      if (reads(i, idx[p], upper, true)) own = std::max(own, static_cast<I>(level[idx[p]] + 1));
+      if (in_triangle(i, idx[p], upper, last_diagonal(upper, true)))
+        own = std::max(own, static_cast<I>(level[idx[p]] + 1));
     level[i] = own;
     depth = std::max<int64_t>(depth, own + 1);
   }

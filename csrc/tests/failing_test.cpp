@@ -53,7 +53,7 @@ void one_matrix(const Arrays& A) {
   });
   for (const bool upper : {false, true}) {
     require_survival("triangle", [&] {
-      const auto t = analysis::triangle<I>(ptr, A.n, idx, nullptr, upper, false);
+      const auto t = analysis::triangle<I>(ptr, A.n, idx, nullptr, upper, 0);
       return std::tuple(t.ptr, t.idx, t.perm,
                         analysis::triangle_blocks<I>(t.ptr.data(), A.n, t.idx.data(), nullptr));
     });

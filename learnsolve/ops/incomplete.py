@@ -8,8 +8,8 @@ from torch import Tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.factor_arguments import as_shift, check, check_pattern, missing_diagonal
-from learnsolve.ops.core.incomplete import factor, plan_of
-from learnsolve.ops.core.selection import onto
+from learnsolve.ops.core.incomplete import factor
+from learnsolve.ops.core.selection import on_diagonal, onto
 from learnsolve.ops.core.shift import Search
 from learnsolve.ops.triangle import triangle_of
 
@@ -258,7 +258,7 @@ def _factors(
         unshifted = False
     if not unshifted:
         scaled = values * (1 + used.unsqueeze(-1))
-        values = torch.where(plan_of(pattern, function).on_diagonal, scaled, values)
+        values = torch.where(on_diagonal(pattern), scaled, values)
     if len(batch) > 1:
         f = factor(values.reshape(batch.numel(), pattern.nnz), pattern, function)
         f = f.reshape(*batch, f.shape[-1])

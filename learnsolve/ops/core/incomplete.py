@@ -43,7 +43,6 @@ class Plan(NamedTuple):
     """The elimination on a pattern. Its factors are on the triangles of the pattern (`triangle_of`)."""
 
     elimination: tuple[tuple[Tensor, ...], bool]  # what the operators take (csrc/ops/schema.cpp)
-    on_diagonal: Tensor  # of A's entries
 
 
 def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
@@ -53,8 +52,9 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
         as_numpy(pattern.col_indices),
         as_numpy(pattern.diagonal_positions),
     )
-    products = _analysis.elimination_products(*arrays, _KINDS[kind])
     largest = torch.iinfo(torch.int32).max
+    enough = min(largest - 1, PLAN_LIMIT // 8)
+    products = _analysis.elimination_products(*arrays, _KINDS[kind], enough)
     narrow = max(products, pattern.nnz + pattern.shape[0]) < largest
     needed = products * (8 if narrow else 16)
     if needed > PLAN_LIMIT:
@@ -63,16 +63,14 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
             f"{needed / 2**30:.3g} GiB, more than learnsolve.ops.core.incomplete.PLAN_LIMIT = "
             f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
         )
-    *made, _, _, _, _ = _analysis.elimination_plan(*arrays, _KINDS[kind], narrow)
+    made = _analysis.elimination_plan(*arrays, _KINDS[kind], narrow)
     by_level: tuple[Tensor, ...] = ()
     if device_analysis.here(pattern.crow_indices):
         made, levels, uses = _by_level(*made)
         by_level = (torch.from_numpy(levels), *(pattern._tensor(a) for a in (levels, *uses)))
     plan = [pattern._tensor(a) for a in made]
     sizes = torch.tensor((len(made[0]) + len(made[5]), pattern.nnz), device="cpu")
-    on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool, device=pattern.device)
-    on_diagonal[pattern.diagonal_positions.long()] = True
-    return Plan(((*plan, sizes, *by_level), kind != "ilu0"), on_diagonal)
+    return Plan(((*plan, sizes, *by_level), kind != "ilu0"))
 
 
 def _by_level(order, source, pivot, ptr, pairs, units):

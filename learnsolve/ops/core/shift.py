@@ -8,6 +8,7 @@ from torch import Tensor
 
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.incomplete import _raw_factor, breakdown_message, plan_of
+from learnsolve.ops.core.selection import on_diagonal
 
 _FIRST_SHIFT, _TRIES = 1e-3, 30
 
@@ -44,14 +45,14 @@ class Search(torch.autograd.Function):
 
 
 def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    plan = plan_of(pattern, kind)
+    plan, diagonal = plan_of(pattern, kind), on_diagonal(pattern)
     shift, open_ = shift.clone(), torch.arange(len(shift), device=shift.device)
     breakdown = shift.new_empty(0, 2)
     for attempt in range(_TRIES + 1):
         if attempt:
             shift[open_] = (2 * shift[open_]).clamp(min=_FIRST_SHIFT)
         v = values[open_]
-        v = torch.where(plan.on_diagonal, v * (1 + shift[open_].unsqueeze(-1)), v)
+        v = torch.where(diagonal, v * (1 + shift[open_].unsqueeze(-1)), v)
         breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, v, False)[1]
         failed = breakdown[:, 0] >= 0
         open_, breakdown = open_[failed], breakdown[failed]

@@ -1,0 +1,46 @@
+// An array for results of unknown length.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+namespace learnsolve::analysis {
+
+// An array that grows without being written: memory that is never used costs nothing.
+template <class E>
+class Growing {
+ public:
+  Growing() = default;
+  explicit Growing(int64_t n) { reserve(n); }
+  Growing(Growing&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)) {}
+  Growing(const Growing&) = delete;
+  Growing& operator=(const Growing&) = delete;
+  ~Growing() { std::free(data_); }
+  E* data() { return data_; }
+  const E* data() const { return data_; }
+  int64_t capacity() const { return capacity_; }
+  void reserve(int64_t n) {
+    if (n > capacity_) resize(std::max(n, capacity_ + capacity_ / 2));
+  }
+  // Releases the array, cut to n entries; the caller must free() it.
+  E* release(int64_t n) {
+    resize(std::max<int64_t>(n, 1));
+    return std::exchange(data_, nullptr);
+  }
+
+ private:
+  void resize(int64_t n) {
+    void* moved = std::realloc(data_, static_cast<size_t>(n) * sizeof(E));
+    if (!moved) throw std::bad_alloc();
+    data_ = static_cast<E*>(moved);
+    capacity_ = n;
+  }
+  E* data_ = nullptr;
+  int64_t capacity_ = 0;
+};
+
+}  // namespace learnsolve::analysis
