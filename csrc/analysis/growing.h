@@ -7,6 +7,8 @@
 #include <new>
 #include <utility>
 
+#include "kernels/huge_pages.h"
+
 namespace learnsolve::analysis {
 
 // An array that grows without being written: memory that is never used costs nothing.
@@ -14,7 +16,6 @@ template <class E>
 class Growing {
  public:
   Growing() = default;
-  explicit Growing(int64_t n) { reserve(n); }
   Growing(Growing&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)) {}
   Growing(const Growing&) = delete;
@@ -28,7 +29,7 @@ class Growing {
   }
   // Releases the array, cut to n entries; the caller must free() it.
   E* release(int64_t n) {
-    resize(std::max<int64_t>(n, 1));
+    if (n < capacity_ || !data_) resize(std::max<int64_t>(n, 1));
     return std::exchange(data_, nullptr);
   }
 
@@ -38,6 +39,7 @@ class Growing {
     if (!moved) throw std::bad_alloc();
     data_ = static_cast<E*>(moved);
     capacity_ = n;
+    prefer_huge_pages(moved, static_cast<size_t>(n) * sizeof(E));
   }
   E* data_ = nullptr;
   int64_t capacity_ = 0;

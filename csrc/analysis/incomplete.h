@@ -147,9 +147,9 @@ void modified_products(const I* ptr, int64_t n, const I* idx, const FactorRows<N
       const int64_t k = idx[ptr[i] + p - first];
       pulse(above[k] - columns.ptr[k]);
       for (int64_t c = columns.ptr[k] + 1; c + 1 < above[k]; ++c) {
-        const int64_t j = columns.row[c], own = place[j];
-        const bool kept = own >= first;
-        product(kept, kept ? own : lower[j + 1] - 1, p, columns.place[c]);
+        const int64_t j = columns.row[c], own = place[j], diagonal = lower[j + 1] - 1;
+        const bool kept = own >= first;  // both are read: no branch
+        product(kept, kept ? own : diagonal, p, columns.place[c]);
       }
       square(p);
     }
@@ -237,7 +237,7 @@ void plan_modified(const I* ptr, int64_t n, const I* idx, const I* diagonal, boo
   modified_products(
       ptr, n, idx, rows, columns, [&](int64_t i) { own = next[rows.lower[i + 1] - 1]; },
       [&](bool kept, int64_t target, int64_t p, int64_t q) {
-        if (shift && !kept) p += shift;
+        p += kept ? 0 : shift;
         plan.put(next[target]++, p, q);
         plan.put(own, p, q);  // in any case: a square follows
         own += !kept;
@@ -285,10 +285,12 @@ int64_t elimination_products(const I* ptr, int64_t n, const I* idx, const I* dia
 }
 
 // O(n + nnz) and a few steps for each product; memory for the result. N must hold the number of products, and
-// of entries plus rows.
+// of entries plus rows. `products`: this number, more or less.
 template <class N, class I>
-EliminationPlan<N> elimination_plan(const I* ptr, int64_t n, const I* idx, const I* diagonal, Factors kind) {
+EliminationPlan<N> elimination_plan(const I* ptr, int64_t n, const I* idx, const I* diagonal, Factors kind,
+                                    int64_t products) {
   EliminationPlan<N> plan;
+  plan.pairs.reserve(2 * std::min(products, int64_t{1} << 25));  // growing costs: pages are mapped again
   if (kind == Factors::lu)
     detail::plan_lu(ptr, n, idx, diagonal, plan);
   else if (kind == Factors::cholesky)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "analysis/interrupt.h"
@@ -31,40 +32,35 @@ int64_t triangle_bound(const I* ptr, const I* idx, int64_t i, bool upper, int64_
   return p;
 }
 
-// The rows of the triangle from diagonal k on; perm is the place of each entry in the values. `from` is the
-// perm of the structure itself, or null.
+// Where the rows of the triangle from diagonal k on begin, and the number of its entries.
 template <class I>
-Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool upper, int64_t k) {
-  Triangle<I> t;
-  t.ptr.resize(n + 1, 0);
+std::vector<I> triangle_rows(const I* ptr, int64_t n, const I* idx, bool upper, int64_t k) {
+  std::vector<I> rows(n + 1, 0);
   Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
     pulse(ptr[i + 1] - ptr[i] + 1);
     const int64_t bound = triangle_bound(ptr, idx, i, upper, k);
-    t.ptr[i + 1] = static_cast<I>(t.ptr[i] + (upper ? ptr[i + 1] - bound : bound - ptr[i]));
+    rows[i + 1] = static_cast<I>(rows[i] + (upper ? ptr[i + 1] - bound : bound - ptr[i]));
   }
+  return rows;
+}
+
+// The triangle; perm is the place of each entry in the values. `from` is the perm of the structure itself, or
+// null.
+template <class I>
+Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool upper, std::vector<I> rows) {
+  Triangle<I> t{std::move(rows), {}, {}};
   t.idx.resize(t.ptr[n]), t.perm.resize(t.ptr[n]);
+  Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t length = t.ptr[i + 1] - t.ptr[i], p = upper ? ptr[i + 1] - length : int64_t{ptr[i]};
+    const int64_t at = t.ptr[i], length = t.ptr[i + 1] - at, p = upper ? ptr[i + 1] - length : int64_t{ptr[i]};
     pulse(length + 1);
     for (int64_t l = 0; l < length; ++l) {
-      t.idx[t.ptr[i] + l] = idx[p + l];
-      t.perm[t.ptr[i] + l] = from ? from[p + l] : static_cast<I>(p + l);
+      t.idx[at + l] = idx[p + l];
+      t.perm[at + l] = from ? from[p + l] : static_cast<I>(p + l);
     }
   }
   return t;
-}
-
-// Number of entries that `triangle` would keep.
-template <class I>
-int64_t triangle_size(const I* ptr, int64_t n, const I* idx, bool upper, int64_t k) {
-  int64_t size = 0;
-  Pulse pulse;
-  for (int64_t i = 0; i < n; ++i) {
-    pulse(ptr[i + 1] - ptr[i] + 1);
-    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) size += in_triangle(i, idx[p], upper, k);
-  }
-  return size;
 }
 
 // The table of kernels/sptrsv.h: rows (first row, length, stride), a last row (n, 0, 0). A run of rows is

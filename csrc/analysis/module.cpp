@@ -47,11 +47,11 @@ Array<E> array(std::vector<E>& elements) {
 
 template <class N, class I>
 py::tuple elimination_arrays(const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal,
-                             Factors kind) {
+                             Factors kind, int64_t products) {
   auto plan = [&] {
     py::gil_scoped_release release;
     return elimination_plan<N>(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), diagonal.data(),
-                               kind);
+                               kind, products);
   }();
   const int64_t steps = plan.steps;
   return py::make_tuple(array(plan.order, steps), array(plan.source, steps), array(plan.pivot, steps),
@@ -129,18 +129,21 @@ void bind_spgemm(py::module_& m) {
 
 template <class I>
 void bind_triangle(py::module_& m) {
-  m.def("triangle_size", [](const Array<I>& ptr, const Array<I>& idx, bool upper, int64_t k) {
-    py::gil_scoped_release release;
-    return triangle_size(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), upper, k);
-  });
+  // (ptr, idx, perm), None if it is the whole matrix
   m.def("triangle",
-        [](const Array<I>& ptr, const Array<I>& idx, const py::object& perm, bool upper, int64_t k) {
+        [](const Array<I>& ptr, const Array<I>& idx, const py::object& perm, bool upper,
+           int64_t k) -> py::object {
           const Array<I> p = perm.is_none() ? Array<I>(0) : perm.cast<Array<I>>();
           const I* from = perm.is_none() ? nullptr : p.data();
-          Triangle<I> t = [&] {
+          const int64_t n = static_cast<int64_t>(ptr.size()) - 1;
+          Triangle<I> t;
+          {
             py::gil_scoped_release release;
-            return triangle(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), from, upper, k);
-          }();
+            std::vector<I> rows = triangle_rows(ptr.data(), n, idx.data(), upper, k);
+            if (rows[n] < ptr.data()[n])
+              t = triangle(ptr.data(), n, idx.data(), from, upper, std::move(rows));
+          }
+          if (t.ptr.empty()) return py::none();
           return py::make_tuple(array(t.ptr), array(t.idx), array(t.perm));
         });
   m.def("triangle_blocks", [](const Array<I>& ptr, const Array<I>& idx, const py::object& perm) {
@@ -169,10 +172,11 @@ void bind(py::module_& m) {
                                       diagonal.data(), static_cast<Factors>(kind), enough);
         });
   m.def("elimination_plan",
-        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind, bool narrow) {
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind, bool narrow,
+           int64_t products) {
           const auto factors = static_cast<Factors>(kind);
-          return narrow ? elimination_arrays<int32_t>(ptr, idx, diagonal, factors)
-                        : elimination_arrays<int64_t>(ptr, idx, diagonal, factors);
+          return narrow ? elimination_arrays<int32_t>(ptr, idx, diagonal, factors, products)
+                        : elimination_arrays<int64_t>(ptr, idx, diagonal, factors, products);
         });
   m.def("elimination_levels", [](const Array<I>& order, const Array<I>& pivot, const Array<I>& ptr,
                                  const Array<I>& pairs, int64_t entries) {

@@ -82,8 +82,8 @@ def _selection(P: SparsityPattern, side: str, k: int) -> Selection:
 
 
 def _plan_triangle(P: SparsityPattern, side: str, k: int = 0) -> Selection:
-    crow, col, upper = as_numpy(P.crow_indices), as_numpy(P.col_indices), side == "upper"
-    if _analysis.triangle_size(crow, col, upper, k) == P.nnz:
+    part = _analysis.triangle(as_numpy(P.crow_indices), as_numpy(P.col_indices), None, side == "upper", k)
+    if part is None:
         return Selection(None, None)
-    crow, col, at = _analysis.triangle(crow, col, None, upper, k)
+    crow, col, at = part
     return Selection(trusted(P, crow, col, P.shape), P._tensor(at.astype("int64", copy=False)))

@@ -63,7 +63,7 @@ def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
             f"{needed / 2**30:.3g} GiB, more than learnsolve.ops.core.incomplete.PLAN_LIMIT = "
             f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
         )
-    made = _analysis.elimination_plan(*arrays, _KINDS[kind], narrow)
+    made = _analysis.elimination_plan(*arrays, _KINDS[kind], narrow, products)
     by_level: tuple[Tensor, ...] = ()
     if device_analysis.here(pattern.crow_indices):
         made, levels, uses = _by_level(*made)
