@@ -11,7 +11,8 @@
 
 namespace learnsolve::analysis {
 
-// An array that grows without being written: memory that is never used costs nothing.
+// An array that grows without being written: memory that is never used costs nothing, and pages stay where
+// they are. Whoever writes reserves first.
 template <class E>
 class Growing {
  public:
@@ -24,6 +25,8 @@ class Growing {
   E* data() { return data_; }
   const E* data() const { return data_; }
   int64_t capacity() const { return capacity_; }
+  E& operator[](int64_t i) { return data_[i]; }
+  const E& operator[](int64_t i) const { return data_[i]; }
   void reserve(int64_t n) {
     if (n > capacity_) resize(std::max(n, capacity_ + capacity_ / 2));
   }

@@ -304,7 +304,8 @@ PYBIND11_MODULE(_analysis, m) {
       return choose(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), values.data(), fill,
                     tolerance);
     }();
-    return py::make_tuple(array(c.ptr), array(c.idx), c.row, c.pivot);
+    const int64_t entries = c.row < 0 ? c.ptr.back() : 0;
+    return py::make_tuple(array(c.ptr), array(c.idx, entries), c.row, c.pivot);
   });
   bind<int32_t>(m);
   bind<int64_t>(m);

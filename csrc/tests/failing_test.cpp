@@ -92,7 +92,7 @@ void one_matrix(const Arrays& A) {
   for (const auto choose : {analysis::threshold_lu, analysis::threshold_cholesky})
     require_survival("threshold", [&] {
       const auto c = choose(long_ptr.data(), A.n, long_idx.data(), values.data(), 2, 1e-3);
-      return std::tuple(c.ptr, c.idx, c.row);
+      return std::tuple(c.ptr, std::vector<int64_t>(c.idx.data(), c.idx.data() + c.ptr.back()), c.row);
     });
 }
 
