@@ -56,6 +56,12 @@ void keep_largest(std::vector<int64_t>& columns, const Value& value, double leas
   });
 }
 
+// Entries that one part of a factor is given memory for at first: all that it may have, or many. Growing costs:
+// pages are mapped again.
+inline int64_t expected_entries(int64_t entries, int64_t n, int64_t fill) {
+  return std::min(entries + n * fill, int64_t{1} << 24);
+}
+
 // The norm of the values f(p), begin <= p < end.
 template <class F>
 double norm(int64_t begin, int64_t end, const F& f) {
@@ -78,6 +84,7 @@ inline Choice threshold_cholesky(const int64_t* ptr, int64_t n, const int64_t* i
   std::vector<int64_t> first(n + 1, 0), size(n + 1, 1);  // columns below the diagonal; entries of each row
   Growing<int64_t> rows;
   Growing<double> l;
+  rows.reserve(detail::expected_entries(ptr[n] / 2, n, fill)), l.reserve(rows.capacity());
   // Columns by the row of their next entry, that at at[k]: head[row], then after[column], to -1.
   std::vector<int64_t> head(n, -1), after(n, -1), at(n);
   const auto wait = [&](int64_t k) {
@@ -148,6 +155,8 @@ inline Choice threshold_lu(const int64_t* ptr, int64_t n, const int64_t* idx, co
   std::vector<double> pivots(n);
   Growing<int64_t> columns;
   Growing<double> u;
+  columns.reserve(detail::expected_entries(ptr[n] / 2, n, fill)), u.reserve(columns.capacity());
+  choice.idx.reserve(2 * columns.capacity());
   std::vector<detail::Magnitude> sizes;
   FillRow<double> w(n);
   Pulse pulse;

@@ -68,7 +68,7 @@ def ict(
     (2640, 4377)
     """
     pattern, shift = _choose("ict", A, fill, droptol, shift, on_breakdown)
-    return cholesky("ict", A, pattern, shift, on_breakdown)
+    return cholesky("ict/ic0", A, pattern, shift, on_breakdown)
 
 
 def ilut(
@@ -120,7 +120,7 @@ def ilut(
     [6, 5]
     """
     pattern, shift = _choose("ilut", A, fill, droptol, shift, on_breakdown)
-    return lu("ilut", A, pattern, shift, on_breakdown)
+    return lu("ilut/ilu0", A, pattern, shift, on_breakdown)
 
 
 def _choose(
@@ -176,7 +176,7 @@ def _search(
             if shift != start:
                 warn(function, shift)
             return _chosen(function, P, crow, col), given if shift == start else shift
-        message = breakdown_message(function, row, pivot, None)
+        message = breakdown_message("ict/ic0" if cholesky else "ilut/ilu0", row, pivot, None)
         if on_breakdown == "raise":
             raise ValueError(message + REMEDY)
     raise in_vain(message, shift)
