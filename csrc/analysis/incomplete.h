@@ -16,8 +16,8 @@ enum class Factors { lu, cholesky, modified_cholesky, relaxed_cholesky };
 // kernels/elimination.h says what the arrays mean; units are the places of L's ones. U follows L.
 //
 // The relaxed factorization multiplies the products of dropped fill by omega. Its equations are products of
-// two entries as well, by auxiliary entries behind those of L: w = -omega, a value that follows A's, and g_p =
-// omega l_p for every entry p of L (after the equation of l_p: 0 = g_p + w l_p), whose zeros follow w.
+// two entries as well, by auxiliary entries behind those of L: w = -omega, a value that follows A's, and g_p
+// = omega l_p for every entry p of L (after the equation of l_p: 0 = g_p + w l_p), whose zeros follow w.
 template <class N>
 struct EliminationPlan {
   int64_t steps = 0, products = 0, ones = 0;
@@ -125,8 +125,8 @@ struct FactorColumns {
   }
 };
 
-// The products of L L^T with those of dropped fill, by rows i and k: begin(i), product(is (i, j) an entry, its
-// place, else that of (j, j), p, q) for l_ik l_jk, k < j < i, square(p) for l_ik^2, end(place of (i, i)).
+// The products of L L^T with those of dropped fill, by rows i and k: begin(i), product(is (i, j) an entry,
+// its place, else that of (j, j), p, q) for l_ik l_jk, k < j < i, square(p) for l_ik^2, end(place of (i, i)).
 template <class I, class N, class Begin, class F, class Square, class End>
 void modified_products(const I* ptr, int64_t n, const I* idx, const FactorRows<N>& rows,
                        const FactorColumns<N>& columns, const Begin& begin, const F& product,
@@ -242,8 +242,7 @@ void plan_modified(const I* ptr, int64_t n, const I* idx, const I* diagonal, boo
         plan.put(own, p, q);  // in any case: a square follows
         own += !kept;
       },
-      [&](int64_t p) { plan.put(own++, p, p); },
-      [&](int64_t target) { next[target] = static_cast<N>(own); });
+      [&](int64_t p) { plan.put(own++, p, p); }, [&](int64_t target) { next[target] = static_cast<N>(own); });
 }
 
 }  // namespace detail

@@ -53,7 +53,8 @@ Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool 
   t.idx.resize(t.ptr[n]), t.perm.resize(t.ptr[n]);
   Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t at = t.ptr[i], length = t.ptr[i + 1] - at, p = upper ? ptr[i + 1] - length : int64_t{ptr[i]};
+    const int64_t at = t.ptr[i], length = t.ptr[i + 1] - at,
+                  p = upper ? ptr[i + 1] - length : int64_t{ptr[i]};
     pulse(length + 1);
     for (int64_t l = 0; l < length; ++l) {
       t.idx[at + l] = idx[p + l];

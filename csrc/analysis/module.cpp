@@ -46,8 +46,8 @@ Array<E> array(std::vector<E>& elements) {
 }
 
 template <class N, class I>
-py::tuple elimination_arrays(const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal,
-                             Factors kind, int64_t products) {
+py::tuple elimination_arrays(const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, Factors kind,
+                             int64_t products) {
   auto plan = [&] {
     py::gil_scoped_release release;
     return elimination_plan<N>(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), diagonal.data(),
@@ -171,13 +171,12 @@ void bind(py::module_& m) {
           return elimination_products(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(),
                                       diagonal.data(), static_cast<Factors>(kind), enough);
         });
-  m.def("elimination_plan",
-        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind, bool narrow,
-           int64_t products) {
-          const auto factors = static_cast<Factors>(kind);
-          return narrow ? elimination_arrays<int32_t>(ptr, idx, diagonal, factors, products)
-                        : elimination_arrays<int64_t>(ptr, idx, diagonal, factors, products);
-        });
+  m.def("elimination_plan", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind,
+                               bool narrow, int64_t products) {
+    const auto factors = static_cast<Factors>(kind);
+    return narrow ? elimination_arrays<int32_t>(ptr, idx, diagonal, factors, products)
+                  : elimination_arrays<int64_t>(ptr, idx, diagonal, factors, products);
+  });
   m.def("elimination_levels", [](const Array<I>& order, const Array<I>& pivot, const Array<I>& ptr,
                                  const Array<I>& pairs, int64_t entries) {
     Array<int64_t> levels(order.size());

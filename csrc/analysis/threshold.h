@@ -56,8 +56,8 @@ void keep_largest(std::vector<int64_t>& columns, const Value& value, double leas
   });
 }
 
-// Entries that one part of a factor is given memory for at first: all that it may have, or many. Growing costs:
-// pages are mapped again.
+// Entries that one part of a factor is given memory for at first: all that it may have, or many. Growing
+// costs: pages are mapped again.
 inline int64_t expected_entries(int64_t entries, int64_t n, int64_t fill) {
   return std::min(entries + n * fill, int64_t{1} << 24);
 }

@@ -77,7 +77,8 @@ void thresholds(const Square& A, bool symmetric) {
     return analysis::threshold_lu(A.ptr.data(), A.n, A.idx.data(), A.values.data(), fill, tolerance);
   };
   const analysis::Choice all = lu(A.n, 0);
-  require(all.row == -1 && same(all.ptr, full.ptr) && same(columns(all), full.idx), "threshold_lu, " + A.name);
+  require(all.row == -1 && same(all.ptr, full.ptr) && same(columns(all), full.idx),
+          "threshold_lu, " + A.name);
   for (const int64_t fill : {0, 1, 3}) {
     const analysis::Choice some = lu(fill, 0);
     require(some.row == -1, "threshold_lu breaks down, " + A.name);
@@ -101,7 +102,8 @@ void thresholds(const Square& A, bool symmetric) {
       if (full.idx[p] <= i) idx.push_back(full.idx[p]);
     ptr.push_back(static_cast<int64_t>(idx.size()));
   }
-  require(exact.row == -1 && same(exact.ptr, ptr) && same(columns(exact), idx), "threshold_cholesky, " + A.name);
+  require(exact.row == -1 && same(exact.ptr, ptr) && same(columns(exact), idx),
+          "threshold_cholesky, " + A.name);
   for (const int64_t fill : {0, 1, 3}) {
     const analysis::Choice some = cholesky(fill, 0);
     require(some.row == -1, "threshold_cholesky breaks down, " + A.name);

@@ -63,7 +63,7 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
     needed = products * (8 if narrow else 16)
     if needed > PLAN_LIMIT:
         raise ValueError(
-            f"{factors}: the elimination on this pattern has {products} products, whose plan would take "
+            f"{'mic0' if factors == 'relaxed' else factors}: the elimination on this pattern has {products} products, whose plan would take "
             f"{needed / 2**30:.3g} GiB, more than learnsolve.ops.core.incomplete.PLAN_LIMIT = "
             f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
         )
