@@ -3,6 +3,7 @@
 #include "kernels/incomplete.h"
 
 #include "analysis/incomplete.h"
+#include "analysis/levels.h"
 #include "tests/cases.h"
 
 namespace learnsolve::test {

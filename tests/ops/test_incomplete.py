@@ -127,7 +127,7 @@ def test_same_bits_for_any_number_of_threads_and_batch(kind, dtype):
     assert_same_bits(lambda: results(v))
 
 
-@every_elimination
+@every_kind
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_many_blocks_have_the_bits_of_one(kind, dtype):
     """On a CUDA device most levels of them are wide, a launch each; those of one go through one block."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.incomplete import ic0
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners.learned._factor_network import FactorNetwork, Start, unit_rows
+from learnsolve.preconditioners.classical.factored import Factored
+from learnsolve.preconditioners.classical.incomplete import IC0
+from learnsolve.preconditioners.learned.factor_network import FactorNetwork, NetworkStart, unit_rows
 from learnsolve.preconditioners.learned._saved import loadable
 
 
@@ -27,7 +28,8 @@ class PreCorrector(FactorNetwork):
         c_{ij} = \hat l_{ij} + \alpha\, g_{ij} \ (i > j), \qquad c_{ii} = \hat l_{ii}\, e^{\alpha g_{ii}}
 
     where :math:`\hat L = D^{-1/2} L_{IC}`, D = diag(A), g is the network on the graph of :math:`L_{IC}`, and
-    :math:`\alpha` a weight that starts at 0: an untrained network is IC(0) (docs/preconditioners.md).
+    :math:`\alpha` a weight that starts at 0: an untrained network is IC(0) (docs/preconditioners.md). A
+    subclass that overrides `classical` corrects another factor.
 
     Parameters
     ----------
@@ -77,17 +79,22 @@ class PreCorrector(FactorNetwork):
         super().__init__(rounds, width, aggregate, seed, dtype, device)
         self.alpha = torch.nn.Parameter(torch.zeros((), dtype=dtype, device=device))
 
-    def start(self, A: CSR) -> Start:
-        """IC(0) of A, or of each matrix of a batch, and its features."""
-        scale = unit_rows("PreCorrector", A)
-        L = ic0(A).L
+    def classical(self, A: CSR) -> Factored:
+        """What is corrected: IC(0). A subclass may take any other factor L L^T, such as
+        ``MIC0(A, pattern=fill_pattern(A, 1))``."""
+        return IC0(A)
+
+    def start(self, A: CSR) -> NetworkStart:
+        """`classical` of A, or of each matrix of a batch, and its features."""
+        scale = unit_rows(type(self).__name__, A)
+        L = self.classical(A).L
         ones = torch.ones(A.shape[0], 1, dtype=A.dtype, device=A.device)
         lost = (A @ ones - spmm(L, spmm(L, ones, transpose=True))).squeeze(-1) / scale.square()
         entries = L.values / scale[..., L.pattern.row_indices.long()]
         on = L.pattern.diagonal_positions.long()
-        return Start(L.pattern, scale, torch.stack((entries[..., on], 10 * lost), -1), entries)
+        return NetworkStart(L.pattern, scale, torch.stack((entries[..., on], 10 * lost), -1), entries)
 
-    def entries(self, start: Start, g: Tensor) -> Tensor:
+    def entries(self, start: NetworkStart, g: Tensor) -> Tensor:
         on, g = start.pattern.diagonal_positions.long(), self.alpha * g
         diagonal = start.e.index_select(-1, on) * g.index_select(-1, on).exp()
         return (start.e + g).index_copy(-1, on, diagonal)
