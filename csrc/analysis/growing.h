@@ -7,7 +7,7 @@
 #include <new>
 #include <utility>
 
-#include "kernels/huge_pages.h"
+#include "analysis/huge_pages.h"
 
 namespace learnsolve::analysis {
 

@@ -16,7 +16,7 @@
 #include <mutex>
 #include <new>
 
-#include "kernels/huge_pages.h"
+#include "analysis/huge_pages.h"
 
 namespace learnsolve {
 

@@ -120,13 +120,11 @@ def mic0(
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky:
     r"""Modified incomplete Cholesky factor without fill: `ic0` that keeps the row sums, for omega = 1:
+    :math:`L L^T \mathbf{1} = (A + \sigma\, \mathrm{diag}(A))\, \mathbf{1}`.
 
-    .. math:: L L^T \mathbf{1} = (A + \sigma\, \mathrm{diag}(A))\, \mathbf{1}.
-
-    Where a product l_ik l_jk falls on no entry (i, j), omega times it is subtracted from the diagonal of row
-    i and from that of row j: L L^T agrees with the (shifted) matrix off the diagonal and, for omega = 1, in
-    its row sums; for omega = 0 it is that of `ic0`, between them it is the relaxed factor [2]_. Entries of A
-    outside of a pattern are dropped first: the sums are those of the rest.
+    Where a product l_ik l_jk falls on no entry (i, j), omega times it is subtracted from the diagonals of row
+    i and row j: L L^T agrees with the (shifted) matrix off the diagonal and, for omega = 1, in its row sums;
+    omega = 0 is `ic0`, between is the relaxed factor [2]_. Entries of A outside a pattern are dropped first.
 
     Parameters
     ----------
@@ -139,15 +137,13 @@ def mic0(
 
     Raises
     ------
-    ValueError, TypeError
-        as `ic0`; if omega is not between 0 and 1.
+    ValueError, TypeError : as `ic0`, and if omega is not between 0 and 1.
 
     Notes
     -----
     For elliptic problems the preconditioned condition number is O(1/h) instead of O(1/h^2) if A is slightly
-    more than diagonally dominant [1]_; a `shift` makes it so, or an omega of 1 - O(h^2). Gradient (also for
-    a Tensor omega), cost and warnings are as for `ic0`; dropped products count too, and between 0 and 1 two
-    entries for each of L.
+    more than diagonally dominant [1]_. Gradient (also for omega), cost and warnings are as for `ic0`; dropped
+    products count too, and between 0 and 1 two entries for each of L.
 
     References
     ----------
@@ -161,8 +157,8 @@ def mic0(
     >>> import learnsolve as ls
     >>> A = ls.problems.poisson((3, 3))
     >>> L = ls.ops.mic0(A).L.to_dense()
-    >>> ((L @ L.mT).sum(1) - A.sum(1)).abs().max() < 1e-12
-    tensor(True)
+    >>> bool(((L @ L.mT).sum(1) - A.sum(1)).abs().max() < 1e-12)
+    True
     """
     checks.matrix("mic0", "A", A)
     checks.dtype("mic0", "A.values", A.values)

@@ -41,8 +41,7 @@ def ict(
 
     Returns
     -------
-    IncompleteCholesky : ``L``, on the pattern object of the last call with A's pattern if the choice is the
-        same, and ``shift``
+    IncompleteCholesky : ``L``, on the pattern of the last call for A's if the choice is equal, and ``shift``
 
     Raises
     ------
@@ -55,10 +54,9 @@ def ict(
     Notes
     -----
     Gradient: that of `ic0` on the pattern, which is a constant. Cost: two flops per product l_ik l_jk of kept
-    entries, in float64 on one thread of the host, in every call, then the pass of `ic0`, and its plan where
-    the pattern is a new one: a training loop chooses once and calls ``ic0(A, pattern=pattern)``.
-    Deterministic. Sources: Lin, Moré, doi:10.1137/S1064827597327334; Saad, "Iterative Methods for Sparse
-    Linear Systems" (2003), section 10.4.1.
+    entries, in float64 on one thread of the host, then `ic0`, whose plan serves again while the choice is the
+    same: a training loop chooses once, then ``ic0(A, pattern=pattern)``. Deterministic. Sources: Lin, Moré,
+    doi:10.1137/S1064827597327334; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.4.1.
 
     Examples
     --------

@@ -12,7 +12,7 @@ import learnsolve as ls
 KINDS = ("ic0", "mic0", "ilu0")
 OMEGA = 0.6  # of "relaxed"
 every_kind = pytest.mark.parametrize("kind", KINDS)
-every_elimination = pytest.mark.parametrize("kind", (*KINDS, "relaxed"))
+every_elimination = pytest.mark.parametrize("kind", [*KINDS, "relaxed"])
 
 
 def library(kind: str, P: ls.SparsityPattern, v: Tensor, **keywords) -> Tensor:

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from ops.incomplete_cases import OMEGA, STRUCTURES, dominant, every_elimination, every_kind, library, loops, small
+from ops.incomplete_cases import (
+    OMEGA,
+    STRUCTURES,
+    dominant,
+    every_elimination,
+    every_kind,
+    library,
+    loops,
+    small,
+)
 from ops.test_memory import peak
 from reference import assert_same_bits, densify, grid, normal, on_pattern, pattern_of
 
@@ -196,8 +205,8 @@ def test_gradient_for_a_shift(kind):
 
 
 def test_omega():
-    """0 is ic0, 1 is mic0, as numbers and tensors; between them a part of the dropped fill; it has derivatives
-    and one value for each matrix of a batch, also where a shift is searched."""
+    """0 is ic0, 1 is mic0, as numbers and tensors; between them a part of the dropped fill. It has a gradient,
+    one value for each matrix of a batch, and goes with a search for a shift."""
     P = pattern_of(STRUCTURES["9 points"])
     v = dominant(P, (2,))
     omega = torch.tensor([0.0, 1.0], dtype=v.dtype)
@@ -223,7 +232,7 @@ def test_omega():
     D = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=v.dtype)
     with pytest.warns(RuntimeWarning, match="mic0: a pivot broke down, the diagonal was shifted by 1.02"):
         shift = ls.ops.mic0(ls.CSR.from_dense(D), omega=0.5, on_breakdown="shift").shift
-    with pytest.raises(ValueError, match="mic0: every pivot must be positive and finite, that of row 1 is -3"):
+    with pytest.raises(ValueError, match=r"mic0: every pivot must be positive.* that of row 1"):
         ls.ops.mic0(ls.CSR.from_dense(D), omega=0.5)
     assert float(shift) == 1.024
     A = ls.CSR(v, P)

@@ -67,12 +67,12 @@ class Corrected(PreCorrector):
 
 @loadable
 class Relative(FactorNetwork):
-    """A user's: every entry of that factor times the exponential of a number, a second feature of the edges."""
+    """A user's: every entry of that factor times an exponential; a second feature of the edges."""
 
     node_features, edge_features = 1, 2
 
-    def __init__(self, *, rounds=2, width=4, aggregate="mean", seed=0, dtype=torch.float64, device=None):
-        super().__init__(rounds, width, aggregate, seed, dtype, device)
+    def __init__(self, **options):
+        super().__init__(**options)
         torch.nn.init.zeros_(self.last.weight)
         torch.nn.init.zeros_(self.last.bias)
 
@@ -104,7 +104,9 @@ def test_a_corrector_of_any_factor(Network, tmp_path):
     start = network.start(stacked(given))
     B = torch.eye(36, dtype=A.dtype).expand(2, -1, -1)
     for _ in range(15):
-        solution = ls.solvers.cg(stacked(given), B, M=network(start), rtol=0.0, maxiter=2, gradient="unrolled")
+        solution = ls.solvers.cg(
+            stacked(given), B, M=network(start), rtol=0.0, maxiter=2, gradient="unrolled"
+        )
         losses.append(solution.residual_norms[:, -1].log().mean())
         optimizer.zero_grad()
         losses[-1].backward()

@@ -62,8 +62,9 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
     narrow = max(products, pattern.nnz + pattern.shape[0]) < largest
     needed = products * (8 if narrow else 16)
     if needed > PLAN_LIMIT:
+        function = "mic0" if factors == "relaxed" else factors
         raise ValueError(
-            f"{'mic0' if factors == 'relaxed' else factors}: the elimination on this pattern has {products} products, whose plan would take "
+            f"{function}: the elimination on this pattern has {products} products, whose plan would take "
             f"{needed / 2**30:.3g} GiB, more than learnsolve.ops.core.incomplete.PLAN_LIMIT = "
             f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
         )
@@ -162,14 +163,14 @@ def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
     row, column = int(factor.row_indices[at]), int(factor.col_indices[at])
     batch = f" of matrix {int(bad[0, 0])} of the batch (counted through all its axes)" if f.dim() > 1 else ""
     raise ValueError(
-        f"{kind.partition('/')[0]}: every entry of the factors must be finite, that of {name} in row {row}, column {column}"
-        f"{batch} is {float(f[tuple(bad[0])]):.6g}; scale the rows and columns of A first"
+        f"{kind.partition('/')[0]}: every entry of the factors must be finite, that of {name} in row {row}, "
+        f"column {column}{batch} is {float(f[tuple(bad[0])]):.6g}; scale the rows and columns of A first"
     )
 
 
 def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    """The factors of a matrix (nnz) or a batch (B, nnz): L's values and, for LU, U's behind them, for "relaxed"
-    auxiliary ones."""
+    """The factors of a matrix (nnz) or a batch (B, nnz): L's values and behind them, for LU, U's, for
+    "relaxed" auxiliary ones."""
     return dispatch(_Factor, (values,), pattern, kind)
 
 

@@ -151,7 +151,7 @@ class FactorNetwork(MatrixNetwork):
 
     Parameters
     ----------
-    rounds, width, aggregate, seed, dtype, device : as of `PreCorrector`
+    rounds, width, aggregate, seed, dtype, device : as of `PreCorrector`, and with its defaults
 
     Notes
     -----
@@ -171,9 +171,21 @@ class FactorNetwork(MatrixNetwork):
     ...     def entries(self, start, g):
     ...         return ls.nn.positive_diagonal(start.e + 0.01 * g, start.pattern, "exp")
     >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
-    >>> ls.solvers.cg(A, b, M=Scaled(2, 4, "sum", 0, A.dtype, None).requires_grad_(False)(A)).converged
+    >>> ls.solvers.cg(A, b, M=Scaled(rounds=2).requires_grad_(False)(A)).converged
     True
     """
+
+    def __init__(
+        self,
+        *,
+        rounds: int = 3,
+        width: int = 8,
+        aggregate: str | Sequence[str] = "mean",
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__(rounds, width, aggregate, seed, dtype, device)
 
     def entries(self, start: NetworkStart, g: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define entries")

@@ -15,8 +15,8 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spgemm import galerkin, spgemm
-from learnsolve.preconditioners.learned.factor_network import MatrixNetwork, NetworkStart, unit_rows
 from learnsolve.preconditioners.learned._saved import loadable
+from learnsolve.preconditioners.learned.factor_network import MatrixNetwork, NetworkStart, unit_rows
 from learnsolve.preconditioners.multigrid._classical import interpolation, positions
 from learnsolve.preconditioners.multigrid._hierarchy import Hierarchy
 from learnsolve.preconditioners.multigrid.amg import AMG

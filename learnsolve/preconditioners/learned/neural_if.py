@@ -7,6 +7,7 @@ conjugate gradient method", Transactions on Machine Learning Research, 2024.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from learnsolve.nn import positive_diagonal
 from learnsolve.ops.segment_max import segment_max
 from learnsolve.ops.segment_sum import segment_sum
 from learnsolve.ops.triangle import tril
-from learnsolve.preconditioners.learned.factor_network import FactorNetwork, NetworkStart, unit_rows
 from learnsolve.preconditioners.learned._saved import loadable
+from learnsolve.preconditioners.learned.factor_network import FactorNetwork, NetworkStart, unit_rows
 
 
 @loadable
@@ -76,7 +77,8 @@ class NeuralIF(FactorNetwork):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        super().__init__(rounds, width, aggregate, seed, dtype, device)
+        options: Any = {"aggregate": aggregate, "seed": seed, "dtype": dtype, "device": device}
+        super().__init__(rounds=rounds, width=width, **options)
         torch.nn.init.zeros_(self.last.weight)
         torch.nn.init.zeros_(self.last.bias)
 

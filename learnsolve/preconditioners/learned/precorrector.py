@@ -7,6 +7,7 @@ Design for Conjugate Gradient Solvers", arXiv 2405.15557.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spmm import spmm
 from learnsolve.preconditioners.classical.factored import Factored
 from learnsolve.preconditioners.classical.incomplete import IC0
-from learnsolve.preconditioners.learned.factor_network import FactorNetwork, NetworkStart, unit_rows
 from learnsolve.preconditioners.learned._saved import loadable
+from learnsolve.preconditioners.learned.factor_network import FactorNetwork, NetworkStart, unit_rows
 
 
 @loadable
@@ -28,8 +29,7 @@ class PreCorrector(FactorNetwork):
         c_{ij} = \hat l_{ij} + \alpha\, g_{ij} \ (i > j), \qquad c_{ii} = \hat l_{ii}\, e^{\alpha g_{ii}}
 
     where :math:`\hat L = D^{-1/2} L_{IC}`, D = diag(A), g is the network on the graph of :math:`L_{IC}`, and
-    :math:`\alpha` a weight that starts at 0: an untrained network is IC(0) (docs/preconditioners.md). A
-    subclass that overrides `classical` corrects another factor.
+    :math:`\alpha` a weight that starts at 0: an untrained network is IC(0) (docs/preconditioners.md).
 
     Parameters
     ----------
@@ -48,9 +48,9 @@ class PreCorrector(FactorNetwork):
 
     Notes
     -----
-    M is symmetric positive definite for all weights. Gradient: exact, for the weights and A's values, to any
-    order. A batch of matrices on one pattern is one call. Cost of a call: IC(0), then for each entry of L
-    about rounds (2 width + 1) width multiplications.
+    M is symmetric positive definite for all weights. A subclass may override `classical`: any other factor.
+    Gradient: exact, for the weights and A's values, to any order. A batch of matrices on one pattern is one
+    call. Cost: IC(0), then for each entry of L about rounds (2 width + 1) width multiplications.
 
     Source: V. Trifonov et al., "Learning from Linear Algebra: A Graph Neural Network Approach to
     Preconditioner Design for Conjugate Gradient Solvers", arXiv 2405.15557, 2024.
@@ -76,7 +76,8 @@ class PreCorrector(FactorNetwork):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        super().__init__(rounds, width, aggregate, seed, dtype, device)
+        options: Any = {"aggregate": aggregate, "seed": seed, "dtype": dtype, "device": device}
+        super().__init__(rounds=rounds, width=width, **options)
         self.alpha = torch.nn.Parameter(torch.zeros((), dtype=dtype, device=device))
 
     def classical(self, A: CSR) -> Factored:
