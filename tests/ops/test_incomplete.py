@@ -205,7 +205,7 @@ def test_gradient_for_a_shift(kind):
 
 
 def test_omega():
-    """0 is ic0, 1 is mic0, as numbers and tensors; between them a part of the dropped fill. It has a gradient,
+    """0 is ic0, 1 is mic0, as numbers and tensors; between them a part of the dropped fill. It is learned,
     one value for each matrix of a batch, and goes with a search for a shift."""
     P = pattern_of(STRUCTURES["9 points"])
     v = dominant(P, (2,))
