@@ -30,6 +30,7 @@ class Growing {
   void reserve(int64_t n) {
     if (n > capacity_) resize(std::max(n, capacity_ + capacity_ / 2));
   }
+  void swap(Growing& other) { std::swap(data_, other.data_), std::swap(capacity_, other.capacity_); }
   // Releases the array, cut to n entries; the caller must free() it.
   E* release(int64_t n) {
     if (n < capacity_ || !data_) resize(std::max<int64_t>(n, 1));
