@@ -1,4 +1,4 @@
-"""All threads against one, on an idle machine and with as many busy processes beside as there are cores.
+"""All threads against one, on an idle machine and together with as many busy processes as there are cores.
 
 Whole solves, products, sweeps and adjoints on 100,000 unknowns. Targets: at most 1.2 times the time of one
 thread with busy processes; never more than that of one thread on an idle machine.
@@ -32,12 +32,12 @@ def tasks(quick: bool) -> dict[str, Task]:
         x = S.cg(leaf, b, rtol=0.0, maxiter=20, gradient="unrolled").x
         return torch.autograd.grad(x.sum(), leaf.values)[0]
 
-    found: dict[str, Task] = {
-        f"cg, M = MIC0, {name}": lambda B=B, M=P.MIC0(B): S.cg(B, b, M=M, rtol=1e-8).x
-        for name, B in grids.items()
-    }
-    return found | {
-        "cg, M = Jacobi, Poisson": lambda M=P.Jacobi(A): S.cg(A, b, M=M, rtol=1e-8).x,
+    def solve(B: ls.CSR, M: ls.preconditioners.Preconditioner) -> Task:
+        return lambda: S.cg(B, b, M=M, rtol=1e-8).x
+
+    return {
+        **{f"cg, M = MIC0, {name}": solve(B, P.MIC0(B)) for name, B in grids.items()},
+        "cg, M = Jacobi, Poisson": solve(A, P.Jacobi(A)),
         "cg, 20 iterations and their adjoint, Poisson": adjoint,
         "jacobi, 100 sweeps, Poisson": lambda: S.jacobi(A, b, rtol=0.0, maxiter=100).x,
         "100 products, Poisson": lambda: [A @ b for _ in range(100)][-1],
@@ -45,7 +45,7 @@ def tasks(quick: bool) -> dict[str, Task]:
 
 
 @contextlib.contextmanager
-def beside(count: int) -> Iterator[None]:
+def company(count: int) -> Iterator[None]:
     """That many processes that want a core each."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
@@ -70,9 +70,9 @@ def on_one_thread(task: Task) -> Task:
 
 def measure(run: Run, args: argparse.Namespace) -> None:
     if not run.quick:
-        run.seconds = max(run.seconds, 2.0)  # a solve beside other processes waits for a core now and then
+        run.seconds = max(run.seconds, 2.0)  # a solve next to others waits for a core now and then
     for count in (0, os.cpu_count() or 2):
-        with beside(count):
+        with company(count):
             for name, task in tasks(run.quick).items():
                 columns: dict[str, Callable[[], Task]] = {
                     OURS: lambda task=task: task,

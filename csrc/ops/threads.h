@@ -3,11 +3,13 @@
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <ctime>
 #include <exception>
 #include <mutex>
+#include <thread>
 
 #include "ops/contention.h"
 
@@ -38,22 +40,22 @@ inline int64_t threads_here() {
   return threads == 1 || contention.alone(now()) ? 1 : threads;
 }
 
-// What is left to do of a loop, for its caller to wait for. OpenMP would spin for milliseconds, on the core
-// perhaps that the other thread waits for.
+// What is left to do of a loop, for its caller to wait for. OpenMP would spin for milliseconds of processor
+// time, on the core perhaps that the other thread waits for; a caller that sleeps leaves that to it.
 class Left {
  public:
   explicit Left(int64_t items) : left(items) {}
-  void wait() const {
-    for (const int64_t begin = now(); left.load() > 0 && now() - begin < kSpin;) {
+  void done(int64_t items) { left -= items; }
+  void wait(int64_t own) const {
+    const int64_t begin = now(), patience = std::clamp<int64_t>(own, 100'000, 1'000'000);
+    while (left > 0) {
+      const int64_t waited = now() - begin;
+      if (waited > patience)
+        std::this_thread::sleep_for(std::chrono::nanoseconds(std::min<int64_t>(waited / 8, 1'000'000)));
     }
-    for (int64_t some; (some = left.load()) > 0;) left.wait(some);
-  }
-  void done(int64_t items) {
-    if ((left -= items) == 0) left.notify_one();
   }
 
  private:
-  static constexpr int64_t kSpin = 50'000;  // ns; threads whose parts are even wait for less
   std::atomic<int64_t> left;
 };
 
@@ -62,8 +64,9 @@ template <class F>
 void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
   if (begin >= end) return;
   if (end - begin <= grain || threads_here() == 1) return f(begin, end);
-  LoopTimes times{now(), 0, 0, 0, 0};
-  const bool watched = contention.watches(times.begin);
+  LoopTimes times{};
+  const bool watched = contention.watches();
+  const int64_t start = now();
   std::atomic<int64_t> work{0};
   Left left(end - begin);
   torch::stable::parallel_for(begin, end, grain, [&](int64_t i0, int64_t i1) {
@@ -72,6 +75,7 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
       int64_t items;
       ~Part() { left.done(items); }
     };
+    const int64_t own_start = now();
     int64_t used = watched ? -processor_time() : 0;
     {
       const Part part{left, i1 - i0};
@@ -79,11 +83,11 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const F& f) {
       if (watched) work += used += processor_time();
     }
     if (i0 != begin) return;  // the caller has the first range
-    times.own_work = used, times.own_end = now();
-    left.wait();
+    times.own_work = used, times.own = now() - own_start;
+    left.wait(times.own);
   });
-  times.end = now(), times.work = work;
-  contention.judge(times, watched);
+  times.end = now(), times.wall = times.end - start, times.work = work;
+  contention.judge(times);
 }
 
 // f(b) for the members of a batch, `passes` passes of `work` multiply-adds each: several members at a time,

@@ -8,33 +8,39 @@ namespace {
 
 constexpr int64_t us = 1'000, ms = 1'000'000;
 
+// At t: the caller's part takes 50 us, that of the other thread as long, and it ends after `wall`.
+void loop(Contention& c, int64_t t, int64_t wall) {
+  const int64_t own = c.watches() ? 50 * us : 0;  // what is not watched is not measured
+  c.judge({t + wall, wall, 50 * us, own, 2 * own});
+}
+
 void alone_after_a_loss() {
   Contention c;
-  require(!c.alone(0) && !c.watches(0), "contention: nothing is known at first");
-  c.judge({0, 50 * us, 4 * ms, 0, 0}, false);  // a wait of 4 ms, which may be uneven parts
-  require(!c.alone(4 * ms) && c.watches(5 * ms), "contention: a wait has loops watched");
-  c.judge({5 * ms, 5 * ms + 50 * us, 8 * ms, 50 * us, 100 * us}, true);  // 2.9 ms are lost
-  require(c.alone(8 * ms + 16 * 29 * ms / 10 - ms), "contention: alone for a multiple of the loss");
-  const int64_t again = 8 * ms + 16 * 29 * ms / 10 + ms;
-  require(!c.alone(again) && c.watches(again), "contention: then another try");
-  c.judge({again, again + 50 * us, again + ms, 50 * us, 100 * us}, true);
-  require(c.alone(again + 80 * ms) && !c.alone(again + 100 * ms), "contention: a loss again, twice as long");
-  const int64_t later = again + 3'000 * ms;
-  require(!c.alone(later) && !c.watches(later), "contention: forgotten");
-  for (int64_t t = later; t < later + 60'000 * ms; t += 1'500 * ms)
-    c.judge({t, t + 50 * us, t + 900 * ms, 50 * us, 100 * us}, true);
-  require(!c.alone(later + 63'000 * ms), "contention: never for longer than a second");
+  require(!c.alone(0) && !c.watches(), "contention: nothing is known at first");
+  loop(c, 0, 4 * ms);  // the parts may be uneven
+  require(!c.alone(4 * ms) && c.watches(), "contention: a wait has loops watched");
+  loop(c, 5 * ms, ms);
+  require(c.alone(6 * ms) && c.alone(20 * ms) && !c.alone(21 * ms),
+          "contention: 16 times the loss of 0.9 ms");
+  loop(c, 100 * ms, ms);
+  require(c.alone(129 * ms) && !c.alone(130 * ms), "contention: twice as long if the next try loses as well");
+  for (int64_t i = 0; i < 64; ++i) loop(c, 200 * ms, 60 * us);
+  require(!c.watches(), "contention: tries that lose nothing end it");
+  for (int64_t i = 0; i < 2; ++i) loop(c, 300 * ms, ms);
+  require(c.alone(315 * ms) && !c.alone(316 * ms), "contention: what was is forgotten");
+  for (int64_t i = 0; i < 20; ++i) loop(c, 400 * ms, 900 * ms);
+  require(!c.alone(5'400 * ms), "contention: not for longer than 4 s");
 }
 
 void together() {
   Contention c;
-  for (int64_t t = 0; t < 100 * ms; t += ms) c.judge({t, t + 50 * us, t + 60 * us, 0, 0}, false);
-  require(!c.watches(0) && !c.watches(100 * ms), "contention: even parts are not watched");
-  c.judge({0, ms, 10 * ms, 0, 0}, false);
-  for (int64_t t = 0; t < 100 * ms; t += 10 * ms) {
-    c.judge({t, t + ms, t + 10 * ms, ms, 11 * ms}, true);        // the other part has ten times the work
-    c.judge({t, t + 8 * ms, t + 9 * ms, 2 * ms, 4 * ms}, true);  // the caller itself was interrupted
-    require(!c.alone(t + 10 * ms), "contention: uneven parts and interruptions of the caller are no loss");
+  for (int64_t t = 0; t < 100 * ms; t += ms) loop(c, t, 60 * us);
+  require(!c.watches(), "contention: even parts are not watched");
+  loop(c, 0, ms);
+  for (int64_t t = 0; t < 100 * ms; t += 20 * ms) {
+    c.judge({t + 10 * ms, 10 * ms, ms, ms, 11 * ms});        // uneven parts
+    c.judge({t + 19 * ms, 9 * ms, 8 * ms, 2 * ms, 4 * ms});  // the caller was interrupted
+    require(!c.alone(t + 20 * ms), "contention: uneven parts and interruptions of the caller are no loss");
   }
 }
 
