@@ -39,7 +39,7 @@ def tasks(quick: bool) -> dict[str, Task]:
         **{f"cg, M = MIC0, {name}": solve(B, P.MIC0(B)) for name, B in grids.items()},
         "cg, M = Jacobi, Poisson": solve(A, P.Jacobi(A)),
         "cg, 20 iterations and their adjoint, Poisson": adjoint,
-        "jacobi, 100 sweeps, Poisson": lambda: S.jacobi(A, b, rtol=0.0, maxiter=100).x,
+        "jacobi, 100 sweeps, Poisson": lambda: S.jacobi(A, b, iterations=100).x,
         "100 products, Poisson": lambda: [A @ b for _ in range(100)][-1],
     }
 
