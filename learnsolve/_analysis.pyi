@@ -31,6 +31,7 @@ def product_pattern(
     products: int,
     plan: bool,
     most: int,
+    threads: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray] | None: ...
 def masked_positions(
     a_ptr: np.ndarray,
@@ -73,3 +74,37 @@ def merge_patterns(
     a_ptr: np.ndarray, a_idx: np.ndarray, b_ptr: np.ndarray, b_idx: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...
 def match_rows(ptr: np.ndarray, idx: np.ndarray, columns: int) -> np.ndarray: ...
+def aggregate(
+    ptr: np.ndarray, idx: np.ndarray, values: np.ndarray, size: int, theta: float
+) -> tuple[np.ndarray, int]: ...
+def orthonormalize(of: np.ndarray, size: int, count: int, candidates: np.ndarray) -> np.ndarray: ...
+def smoothed_prolongation(
+    ptr: np.ndarray,
+    idx: np.ndarray,
+    values: np.ndarray,
+    of: np.ndarray,
+    size: int,
+    count: int,
+    candidates: np.ndarray,
+    omega: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+def arnoldi(
+    ptr: np.ndarray,
+    idx: np.ndarray,
+    values: np.ndarray,
+    diagonal: np.ndarray,
+    steps: int,
+    symmetric: bool,
+) -> tuple[np.ndarray, int, float]: ...
+def classical_splitting(
+    ptr: np.ndarray, idx: np.ndarray, values: np.ndarray, theta: float, second: bool
+) -> tuple[np.ndarray, np.ndarray]: ...
+def interpolation(
+    ptr: np.ndarray,
+    idx: np.ndarray,
+    values: np.ndarray,
+    diagonal: np.ndarray,
+    strong: np.ndarray,
+    coarse: np.ndarray,
+    most: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...

@@ -20,26 +20,6 @@ struct Triangle {
   std::vector<I> ptr, idx, perm;
 };
 
-// The rows of the triangle alone, sorted as they were; perm is the place of each entry in the values. `from`
-// is the perm of the structure itself, or null.
-template <class I>
-Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool upper, bool unit) {
-  Triangle<I> t;
-  t.ptr.reserve(n + 1);
-  t.ptr.push_back(0);
-  Pulse pulse;
-  for (int64_t i = 0; i < n; ++i) {
-    pulse(ptr[i + 1] - ptr[i] + 1);
-    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
-      if (reads(i, idx[p], upper, unit)) {
-        t.idx.push_back(idx[p]);
-        t.perm.push_back(from ? from[p] : static_cast<I>(p));
-      }
-    t.ptr.push_back(static_cast<I>(t.idx.size()));
-  }
-  return t;
-}
-
 // Number of entries that `triangle` would keep.
 template <class I>
 int64_t triangle_size(const I* ptr, int64_t n, const I* idx, bool upper, bool unit) {
@@ -50,6 +30,27 @@ int64_t triangle_size(const I* ptr, int64_t n, const I* idx, bool upper, bool un
     for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) size += reads(i, idx[p], upper, unit);
   }
   return size;
+}
+
+// The rows of the triangle alone, sorted as they were; perm is the place of each entry in the values. `from`
+// is the perm of the structure itself, or null.
+template <class I>
+Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool upper, bool unit) {
+  Triangle<I> t;
+  const int64_t size = triangle_size(ptr, n, idx, upper, unit);
+  t.ptr.resize(n + 1), t.idx.resize(size), t.perm.resize(size);
+  Pulse pulse;
+  int64_t end = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    pulse(ptr[i + 1] - ptr[i] + 1);
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
+      if (reads(i, idx[p], upper, unit)) {
+        t.idx[end] = idx[p];
+        t.perm[end++] = from ? from[p] : static_cast<I>(p);
+      }
+    t.ptr[i + 1] = static_cast<I>(end);
+  }
+  return t;
 }
 
 // The table of kernels/sptrsv.h: rows (first row, length, stride), a last row (n, 0, 0). A run of rows is

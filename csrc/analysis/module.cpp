@@ -24,6 +24,8 @@
 namespace py = pybind11;
 using namespace learnsolve::analysis;
 
+void bind_multigrid(py::module_& m);  // multigrid.cpp
+
 namespace {
 
 template <class I>
@@ -59,7 +61,7 @@ void bind_spgemm(py::module_& m) {
   // (c_ptr, c_idx, positions or None, repeated); None if C may have more than `most` entries.
   m.def("product_pattern",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
-           int64_t cols, int64_t products, bool plan, int64_t most) -> py::object {
+           int64_t cols, int64_t products, bool plan, int64_t most, int64_t threads) -> py::object {
           const int64_t rows = a_ptr.size() - 1;
           Array<I> c_ptr(rows + 1);
           Array<int32_t> positions(plan ? products : 0);
@@ -71,10 +73,9 @@ void bind_spgemm(py::module_& m) {
           bool fits = true;
           {
             py::gil_scoped_release release;
-            if (plan) c_idx.reserve(products + 1);
             fits = product_pattern(a_ptr.data(), rows, a_idx.data(), b_ptr.data(),
                                    static_cast<int64_t>(b_ptr.size()) - 1, b_idx.data(), cols, ptr, c_idx,
-                                   most, pos, rep);
+                                   most, pos, rep, threads);
           }
           if (!fits) return py::none();
           I* columns = c_idx.release(ptr[rows]);
@@ -293,4 +294,5 @@ PYBIND11_MODULE(_analysis, m) {
   bind<int64_t>(m);
   bind_triangle<int32_t>(m);
   bind_triangle<int64_t>(m);
+  bind_multigrid(m);
 }

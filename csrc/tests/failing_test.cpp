@@ -4,13 +4,16 @@
 #include <array>
 #include <tuple>
 
+#include "analysis/arnoldi.h"
 #include "analysis/coloring.h"
 #include "analysis/incomplete.h"
+#include "analysis/interpolation.h"
 #include "analysis/level_fill.h"
 #include "analysis/levels.h"
 #include "analysis/matching.h"
 #include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
+#include "analysis/splitting.h"
 #include "analysis/threshold.h"
 #include "analysis/triples.h"
 #include "analysis/union.h"
@@ -93,6 +96,32 @@ void one_matrix(const Arrays& A) {
     });
 }
 
+void coarsened(const Arrays& A) {
+  std::vector<double> values(A.idx.size(), -1);
+  for (const I p : A.diagonal) values[p] = 100;
+  const analysis::Graph<I> G{A.ptr.data(), A.idx.data(), values.data(), A.n};
+  require_survival("smoothed aggregation", [&] {
+    Numbers of(A.n);
+    const int64_t count = analysis::aggregate(G, 0.1, of.data());
+    std::vector<double> candidates(2 * A.n, 1), coarse(4 * count), H(12);
+    for (int64_t i = 0; i < A.n; ++i) candidates[2 * i] = static_cast<double>(i);
+    analysis::orthonormalize(of.data(), A.n, 1, count, 2, candidates.data(), coarse.data());
+    const auto P = analysis::smoothed_prolongation(G, of.data(), 1, count, 2, candidates.data(), 0.5);
+    const std::vector<double> d(A.n, 100);
+    return std::tuple(of, coarse, P.ptr, P.idx, P.values, analysis::lanczos(G, d.data(), 3, H.data()),
+                      analysis::arnoldi(G, d.data(), 3, H.data()), H);
+  });
+  require_survival("Ruge-Stueben", [&] {
+    std::vector<uint8_t> strong(A.idx.size()), coarse(A.n);
+    analysis::classical_strength(G, 0.25, strong.data());
+    analysis::split(analysis::StrongGraph<I>(G, strong.data()), true, coarse.data());
+    const std::vector<double> d(A.n, 100);
+    const auto P = analysis::classical_interpolation(G, d.data(), strong.data(), coarse.data());
+    const auto Q = analysis::extended_interpolation(G, d.data(), strong.data(), coarse.data(), 2);
+    return std::tuple(strong, coarse, P.ptr, P.idx, P.values, Q.ptr, Q.idx, Q.values);
+  });
+}
+
 void two_matrices(const Arrays& A, const Arrays& B) {
   const int64_t n = A.n;
   require_survival("merge_patterns", [&] {
@@ -105,10 +134,10 @@ void two_matrices(const Arrays& A, const Arrays& B) {
     std::vector<int32_t> positions(products), starts(A.perm.size());
     std::vector<uint8_t> repeated(n);
     analysis::Growing<I> c_idx;
-    require(
-        analysis::product_pattern(A.ptr.data(), n, A.idx.data(), B.ptr.data(), n, B.idx.data(), n,
-                                  c_ptr.data(), c_idx, int64_t{1} << 30, positions.data(), repeated.data()),
-        "spgemm: too large");
+    require(analysis::product_pattern(A.ptr.data(), n, A.idx.data(), B.ptr.data(), n, B.idx.data(), n,
+                                      c_ptr.data(), c_idx, int64_t{1} << 30, positions.data(),
+                                      repeated.data(), 1),
+            "spgemm: too large");
     const Numbers columns(c_idx.data(), c_idx.data() + c_ptr[n]);
     std::vector<int32_t> masked(products);
     analysis::masked_positions(A.ptr.data(), n, A.idx.data(), B.ptr.data(), B.idx.data(), n, c_ptr.data(),
@@ -145,7 +174,7 @@ void kept_memory() {
 LS_TEST(failing_allocations) {
   using namespace learnsolve::test;
   const Arrays five(grid(6, 5, 1, 1)), nine(grid(6, 5, 1, 2)), band(banded(30, 30, {-7, -2, 0, 2, 7}));
-  for (const Arrays* A : {&five, &nine, &band}) one_matrix(*A);
+  for (const Arrays* A : {&five, &nine, &band}) one_matrix(*A), coarsened(*A);
   two_matrices(five, nine);
   two_matrices(band, five);
   kept_memory();

@@ -61,7 +61,7 @@ Plan<I> plan(const Pattern& left, const Pattern& right, bool masked, int64_t blo
     analysis::Growing<I> c_idx;
     require(analysis::product_pattern(A.ptr.data(), A.rows, A.idx.data(), B.ptr.data(), B.rows, B.idx.data(),
                                       B.cols, c_ptr.data(), c_idx, int64_t{1} << 30, P.positions.data(),
-                                      repeated.data()),
+                                      repeated.data(), 2),
             "product_pattern refuses " + A.name);
     for (int64_t i = 0; i <= A.rows; ++i) require(c_ptr[i] == ptr[i], "product_pattern: rows, " + A.name);
     for (size_t t = 0; t < idx.size(); ++t)

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.autograd import Multilinear, dispatch
 from learnsolve.ops.core.dots import total
-from learnsolve.ops.core.gather import permuted
 from learnsolve.ops.core.product import product, sampled
 from learnsolve.ops.core.selection import used_columns
 
@@ -38,9 +38,21 @@ def transpose(A: CSR) -> CSR:
             [2., 3.]])
     """
     checks.matrix("transpose", "A", A)
-    P = A.pattern
-    forward, backward = P.transpose_permutation, P._inverse_permutation
-    return CSR(permuted(A.values, forward, backward), P.T)
+    return CSR(dispatch(_Transpose, (A.values,), A.pattern), A.pattern.T)
+
+
+class _Transpose(Multilinear):
+    """The gradient is that of the transposed pattern: its permutation is made when it is asked for."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values, P):
+        return values.index_select(-1, P.transpose_permutation)
+
+    @staticmethod
+    def backward(ctx, g):
+        return dispatch(_Transpose, (g,), ctx.constants[0].T), None
 
 
 def sum(A: CSR, dim: int | None = None) -> Tensor:

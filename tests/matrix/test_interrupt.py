@@ -32,6 +32,9 @@ def arrays():
     d.entry = np.arange(7 * n)
     d.shuffled = np.random.default_rng(0).permutation(7 * n)
     d.dominant = np.where(np.arange(7 * n) % 7, 0.1, 1.0)
+    d.values, d.diagonal = np.where(np.arange(7 * n) % 7, -0.1, 1.0), np.ones(n)
+    d.coarse = (np.arange(n) % 3 == 0).astype(np.uint8)
+    d.of = np.arange(n) // 3
     d.level = np.arange(n), np.full(n, -1), np.repeat(d.lower, 2)
     return d
 
@@ -47,7 +50,7 @@ ANALYSES = {  # name to arguments
     "greedy_coloring": lambda d: (d.ptr, d.square, d.ptr, d.square, True),
     "match_rows": lambda d: (d.ptr, d.lower, n),
     "count_products": lambda d: (d.square, d.ptr),
-    "product_pattern": lambda d: (d.ptr, d.square, d.ptr, d.idx, cols, d.products, True, 2**40),
+    "product_pattern": lambda d: (d.ptr, d.square, d.ptr, d.idx, cols, d.products, True, 2**40, 1),
     "masked_positions": lambda d: (d.ptr, d.square, d.ptr, d.idx, cols, d.ptr, d.idx, d.products),
     "row_product_blocks": lambda d: (d.ptr, d.square, d.ptr, d.ptr, None, None, 8192),
     "column_product_blocks": lambda d: (d.ptr, d.perm, d.ptr, None, None, 8192),
@@ -60,6 +63,18 @@ ANALYSES = {  # name to arguments
     "elimination_plan": lambda d: (d.ptr, d.square, d.ptr[:-1], 0, True),
     "level_fill": lambda d: (d.ptr, d.square, 1),
     "threshold_pattern": lambda d: (d.ptr, d.square, d.dominant, False, 2, 1e-3),
+    "aggregate": lambda d: (d.ptr, d.square, d.values, 1, 0.25),
+    "orthonormalize": lambda d: (d.of, 1, n // 3 + 1, np.ones((n, 4))),
+    "smoothed_prolongation": lambda d: (
+        *(d.ptr, d.square, d.values, d.of, 1, n // 3 + 1),
+        *(np.ones((n, 1)), 0.5),
+    ),
+    "arnoldi": lambda d: (d.ptr, d.square, d.values, d.diagonal, 3, True),
+    "classical_splitting": lambda d: (d.ptr, d.square, d.values, 0.25, True),
+    "interpolation": lambda d: (
+        *(d.ptr, d.square, d.values, d.diagonal),
+        *(np.ones(7 * n, np.uint8), d.coarse, 4),
+    ),
     "elimination_levels": lambda d: (d.level[0], d.level[1], d.ptr, d.level[2], n),
 }
 

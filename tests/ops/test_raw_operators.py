@@ -76,8 +76,8 @@ def test_opcheck(name, dtype, index):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_opcheck_with_symbolic_shapes(name):
-    for sample in samples_of(name, torch.float64, torch.int32):
-        torch.library.opcheck(getattr(ops, name).default, sample, test_utils=["test_aot_dispatch_dynamic"])
+    sample = samples_of(name, torch.float64, torch.int32)[-1]  # the one with most axes
+    torch.library.opcheck(getattr(ops, name).default, sample, test_utils=["test_aot_dispatch_dynamic"])
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -1,16 +1,18 @@
 """Learned cycles: grids, free restrictions, batches; `NeuralAMG`: its formula, gradients, files."""
 
-import pyamg
+import numpy as np
 import pytest
 import torch
 from preconditioners.cases import dense, general, spd
+from pyamg.classical.interpolate import classical_interpolation
+from pyamg.strength import classical_strength_of_connection
 from reference import normal
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import learnsolve as ls
 from learnsolve.ops.spgemm import galerkin
-from learnsolve.preconditioners import AMG, NeuralAMG, load
+from learnsolve.preconditioners import AMG, Hierarchy, NeuralAMG, load
 
 P = ls.preconditioners
 F64 = torch.float64
@@ -248,9 +250,13 @@ def test_gradients():
 @pytest.mark.parametrize("problem", [matrix, lambda: graph(100)], ids=["grid", "graph"])
 def test_classical_interpolation_is_that_of_pyamg(problem):
     A = problem()
-    (P, _), options = NeuralAMG().interpolation(A), {"max_levels": 2, "max_coarse": 1}
-    expected = pyamg.ruge_stuben_solver(A.to_scipy(), CF=("RS", {"second_pass": True}), **options).levels[0].P
+    P, coarse = NeuralAMG().interpolation(A)
+    strength = classical_strength_of_connection(A.to_scipy(), 0.25)
+    splitting = np.isin(np.arange(A.shape[0]), coarse.numpy()).astype(np.intc)
+    expected = classical_interpolation(A.to_scipy(), strength, splitting)
     torch.testing.assert_close(P.to_dense(), torch.from_numpy(expected.toarray()))
+    values = Hierarchy.ruge_stuben(A, second_pass=True, max_levels=2, max_coarse=1).prolongations[0]
+    torch.testing.assert_close(P.to_dense(), values.to_dense())
 
 
 def audited(network):

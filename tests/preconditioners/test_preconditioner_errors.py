@@ -1,7 +1,6 @@
 """What preconditioners reject, and the words of their errors, by tables."""
 
 import re
-import sys
 from itertools import pairwise
 
 import pytest
@@ -364,14 +363,6 @@ def test_bad_learning():
     assert P.Trainable(M).learn == ("prolongations",)
     with pytest.raises(ValueError, match="one level"):
         P.Trainable(P.AMG(spd()))
-
-
-def test_without_pyamg(monkeypatch):
-    H = P.AMG(spd(), max_coarse=3).hierarchy
-    monkeypatch.setitem(sys.modules, "pyamg", None)
-    with pytest.raises(ImportError, match=r"needs pyamg .* pip install 'learnsolve\[problems\]'"):
-        P.AMG(spd(), max_coarse=3)
-    assert P.AMG(spd(), hierarchy=H).hierarchy.sizes == H.sizes
 
 
 def test_amg_refuses_weights_and_batches_that_mean_nothing():

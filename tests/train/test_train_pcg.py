@@ -1,7 +1,6 @@
 """`python -m learnsolve.train pcg`: the loss, what is learned, and what ends a run."""
 
 import csv
-import importlib.util
 import json
 
 import pytest
@@ -148,15 +147,6 @@ def test_larger_patterns_and_better_starts_are_better():
         rtol=1e-9,
         atol=0,
     )
-
-
-def test_without_pyamg_amg_is_skipped_by_name(run, report, no_pictures, monkeypatch, capsys):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyamg" else find(name))
-    numbers = report(run("--steps", 1, *SMALL, recipe="pcg")[1])
-    assert "pip install" in numbers["skipped"]["AMG"]
-    assert "AMG" not in {row["preconditioner"] for row in numbers["evaluation"]}
-    assert any(line.startswith("AMG") and "skipped" in line for line in capsys.readouterr().out.splitlines())
 
 
 # --- schedules, what stops a run, and the guard of its factor ---

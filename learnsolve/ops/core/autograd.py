@@ -122,12 +122,13 @@ class LinearSolve(Operation):
 
 
 def tracked(*tensors: Tensor) -> bool:
-    """Does autograd or a functorch transform track this call? If not, the raw operator will do."""
+    """Does autograd or a functorch transform track this call? If not, the raw operator will do. Among
+    `plain_tensors` no transform does."""
     if torch.is_grad_enabled():
         for t in tensors:
             if t.requires_grad:
                 return True
-    return _forward_mode_may_come()
+    return _forward_mode_may_come() and not _excluded(_FRONT)
 
 
 def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> Any:
@@ -150,6 +151,10 @@ def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
             again = again or o is t
         out.append(t.view_as(t) if again else t)
     return tuple(out)
+
+
+_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_FRONT = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
 
 def _forward_mode_may_come() -> bool:

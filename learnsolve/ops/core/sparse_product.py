@@ -101,7 +101,10 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
     fits = products <= min(_spgemm_plan_limit // 4, _MOST[torch.int32])
     C, positions, repeated, incomplete = None, None, None, False
     if mask is None:
-        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits, _MOST[A.dtype])
+        made = _analysis.product_pattern(
+            *(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits),
+            *(_MOST[A.dtype], torch.get_num_threads()),
+        )
         if made is None:
             raise _too_many(A.dtype)
         c_ptr, c_idx, positions, repeated = made
@@ -141,7 +144,7 @@ def _symbolic(A: SparsityPattern, B: SparsityPattern, numbered: bool) -> tuple[T
     else:
         a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for t in arrays)
         products = int(first[-1])
-        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, False, most)
+        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, False, most, 1)
         made = None if made is None else (A._tensor(made[0]), A._tensor(made[1]))
     if made is None:
         raise _too_many(A.dtype)

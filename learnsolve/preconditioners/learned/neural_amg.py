@@ -71,8 +71,6 @@ class NeuralAMG(MatrixNetwork):
         from a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
     ValueError
         from a call, for a batch, or a matrix whose diagonal is not positive.
-    ImportError
-        from a call, if pyamg is not installed.
 
     Notes
     -----

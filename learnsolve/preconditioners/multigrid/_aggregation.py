@@ -1,56 +1,75 @@
-"""Smoothed aggregation from pyamg's parts.
-
-`pyamg.smoothed_aggregation_solver` starts its eigenvalue estimates with NumPy's global random numbers: two
-calls give two hierarchies, and a seed for them would be seen by other threads. Here the estimates start with
-numbers of their own; all else is pyamg's default, and with the seed 0 for both the result has the same bits.
+"""Smoothed aggregation, one level after another.
 
 Source: Vanek, Mandel, Brezina, "Algebraic multigrid by smoothed aggregation for second and fourth order
 elliptic problems", Computing 56 (1996), doi:10.1007/BF02238511.
 """
 
-from typing import Any
-
 import numpy as np
+import torch
+
+from learnsolve import _analysis
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import as_numpy
+from learnsolve.preconditioners.multigrid._level import Levels, Step, arrays, coarsened, like, spectral_radius
+from learnsolve.preconditioners.multigrid._strength import evolution
 
 OMEGA = 4 / 3  # of the Jacobi step that smooths a prolongation
-# The relaxation of the constant vector on the finest level.
-RELAXATION = ("block_gauss_seidel", {"sweep": "symmetric", "iterations": 4})
+STRENGTHS = ("symmetric", "evolution")
 
 
-def smoothed_aggregation(A: Any, symmetric: bool, max_levels: int, max_coarse: int) -> list[tuple[Any, Any]]:
-    """(prolongation, restriction) of each level but the coarsest, for a SciPy matrix with a nonzero diagonal.
+def smoothed_aggregation(
+    A: CSR,
+    symmetric: bool,
+    max_levels: int,
+    max_coarse: int,
+    *,
+    strength: str = "symmetric",
+    theta: float = 0.0,
+    near_null: np.ndarray | None = None,
+    block: int = 1,
+) -> Levels:
+    """The levels of A. A restriction is the transpose of the prolongation if A is `symmetric`, or else of
+    A^T's."""
+    B = np.ones((A.shape[0], 1)) if near_null is None else near_null
+    bases, size = [B] * (1 if symmetric else 2), block  # of A, and of A^T
 
-    A restriction is the transpose of the prolongation if A is `symmetric`, or else of A^T's.
-    """
-    from pyamg.aggregation import fit_candidates, standard_aggregation
-    from pyamg.relaxation.utils import relaxation_as_linear_operator
-    from pyamg.strength import symmetric_strength_of_connection
+    def step(A: CSR) -> Step | None:
+        nonlocal bases, size
+        radius, measured = None, A
+        if strength == "evolution":
+            radius = spectral_radius(A, symmetric)
+            b = torch.from_numpy(bases[0][:, 0]).to(A.device, A.dtype)
+            measured = evolution(A, b, radius)
+        of, count = _analysis.aggregate(*arrays(measured), size, theta)
+        columns = count * bases[0].shape[1]
+        if not 0 < columns < A.shape[0]:
+            return None
+        radius = radius or spectral_radius(A, symmetric)
+        sides = []
+        for side, S in enumerate((A,) if symmetric else (A, A.T)):
+            T = bases[side].copy()
+            bases[side] = _analysis.orthonormalize(of, size, count, T)
+            made = _analysis.smoothed_prolongation(*arrays(S), of, size, count, T, OMEGA / radius)
+            sides.append(like(A, made, columns))
+        size = bases[0].shape[1]
+        return Step(sides[0], None if symmetric else sides[1].T, radius)
 
-    rng = np.random.RandomState(0)
-    transfers: list[tuple[Any, Any]] = []
-    nullspaces = [np.ones((A.shape[0], 1), A.dtype)] * (1 if symmetric else 2)  # of A, and of A^T
-    while len(transfers) < max_levels - 1 and A.shape[0] > max_coarse:
-        matrices = [A] if symmetric else [A, A.T.tocsr()]
-        aggregates, _ = standard_aggregation(symmetric_strength_of_connection(A))
-        smoothed = []
-        for side, S in enumerate(matrices):
-            B = nullspaces[side]
-            if not transfers:
-                B = relaxation_as_linear_operator(RELAXATION, S, np.zeros((S.shape[0], 1), S.dtype)) @ B
-            T, nullspaces[side] = fit_candidates(aggregates, B)
-            smoothed.append(_smoothed(S, T, rng))
-        P, R = smoothed[0], smoothed[-1].T
-        transfers.append((P, R))
-        A = (R @ A @ P).tocsr()
-    return transfers
+    return coarsened(A, max_levels, max_coarse, step)
 
 
-def _smoothed(A: Any, T: Any, rng: np.random.RandomState) -> Any:
-    """(I - omega / rho(D^-1 A) D^-1 A) T."""
-    from pyamg.util.linalg import approximate_spectral_radius
-    from pyamg.util.utils import get_diagonal, scale_rows
-
-    S = scale_rows(A, get_diagonal(A, inv=True), copy=True)
-    start = rng.rand(A.shape[0], 1)
-    radius: Any = approximate_spectral_radius(S.astype(np.float64), initial_guess=start)
-    return T - (OMEGA / radius * S) @ T
+def candidates(function: str, A: CSR, near_null: torch.Tensor) -> np.ndarray:
+    """Checked."""
+    if not isinstance(near_null, torch.Tensor):
+        raise TypeError(
+            f"{function}: near_null must be a tensor of shape (A.shape[0], k), got "
+            f"{type(near_null).__name__}; torch.as_tensor makes one"
+        )
+    if near_null.dim() != 2 or near_null.shape[0] != A.shape[0] or near_null.shape[1] == 0:
+        raise ValueError(
+            f"{function}: near_null must have shape ({A.shape[0]}, k), k vectors as columns, got "
+            f"{tuple(near_null.shape)}"
+        )
+    found = as_numpy(near_null.detach().double())
+    if not np.isfinite(found).all():
+        raise ValueError(f"{function}: near_null must be finite, it has an infinite or NaN entry")
+    return np.ascontiguousarray(found)

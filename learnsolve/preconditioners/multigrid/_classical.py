@@ -1,29 +1,55 @@
-"""Classical coarsening and interpolation of one level: pyamg chooses, and the entries are ours.
+"""Classical coarsening and interpolation.
 
 Source: J. W. Ruge, K. Stueben, "Algebraic multigrid", in S. F. McCormick (ed.), "Multigrid Methods" (1987).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from scipy.sparse import csr_array
 from torch import Tensor
 
+from learnsolve import _analysis
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.spgemm import spgemm
-from learnsolve.preconditioners.multigrid._hierarchy import carried, mean, pyamg_module
+from learnsolve.preconditioners.multigrid._level import Levels, Step, arrays, coarsened, diagonal, like, mean
+
+THETA = 0.25  # an entry that is at least this part of the largest one in its row is strong
+INTERPOLATIONS = ("classical", "extended+i")
+
+
+def ruge_stuben(
+    A: CSR,
+    max_levels: int,
+    max_coarse: int,
+    theta: float = THETA,
+    second_pass: bool = False,
+    most: int = 0,
+) -> Levels:
+    """The levels of A, by classical interpolation, or for `most` entries of a row, by extended+i."""
+
+    def step(A: CSR) -> Step | None:
+        strong, coarse = _analysis.classical_splitting(*arrays(A), theta, second_pass)
+        return None if (P := _prolongation(A, strong, coarse, most)) is None else Step(P)
+
+    return coarsened(A, max_levels, max_coarse, step)
+
+
+def _prolongation(A: CSR, strong: np.ndarray, coarse: np.ndarray, most: int) -> CSR | None:
+    """None if all points, or none, are coarse."""
+    columns = int(coarse.sum())
+    if not 0 < columns < A.shape[0]:
+        return None
+    return like(A, _analysis.interpolation(*arrays(A), diagonal(A), strong, coarse, most), columns)
 
 
 def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
-    r"""The first prolongation of pyamg's "ruge_stuben" with both passes of the coarsening, and the coarse
-    points in increasing order; None if all points, or none, are coarse.
+    r"""The first prolongation of "ruge_stuben" with both passes of the coarsening, and the coarse points in
+    increasing order; None if all points, or none, are coarse.
 
     With the strong connections of i to coarse points, C_i, and to fine ones with a strong coarse point in
-    common, F_i, and with :math:`a^-` where the sign differs from the diagonal's (as pyamg's "modified"):
+    common, F_i, and with :math:`a^-` where the sign differs from the diagonal's (pyamg calls it modified):
 
     .. math:: p_{ij} = -\frac{a_{ij} + \sum_{k \in F_i} a_{ik} a^-_{kj} / \sum_{l \in C_i} a^-_{kl}}
                              {\sum_{m \notin C_i \cup F_i} a_{im}}
@@ -31,26 +57,23 @@ def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
     The choice is by values; the entries have the graph of A.
 
     The second pass sees to it that two fine points with a strong connection have a strong coarse neighbor in
-    common. After only the first one, pyamg's default, some have no coarse neighbor, and an empty row of P.
+    common. After only the first one, the default of `AMG`, some have no coarse neighbor, and an empty row.
     """
-    options = {
-        "CF": ("RS", {"second_pass": True}),
-        "keep": True,
-        "presmoother": None,
-        "postsmoother": None,
-        "coarse_solver": "splu",
-    }
-    solver = pyamg_module().ruge_stuben_solver(mean(A), max_levels=2, max_coarse=1, **options)
     with plain_tensors():
-        if len(solver.levels) < 2:
+        S = mean(A)
+        found, coarse = _analysis.classical_splitting(*arrays(S), THETA, True)
+        P = _prolongation(S, found, coarse, 0)
+        if P is None:
             return None, torch.zeros(0, dtype=torch.long, device=A.device)
-        first = solver.levels[0]
-        coarse = torch.from_numpy(first.splitting.nonzero()[0].astype("int64")).to(A.device)
-        P = carried([(first.P, first.P.T)], [None], A).prolongations[0]
-        to_coarse, to_fine = (_flags(A, *pairs) for pairs in _strong(first.C, first.splitting))
-    weights = _weights(A, to_coarse, to_fine).index_select(-1, positions(A, P, coarse))
-    is_coarse = torch.zeros(A.shape[0], dtype=torch.bool, device=A.device).index_fill(0, coarse, True)
-    return P.with_values(torch.where(is_coarse[P.pattern.row_indices], 1.0, weights)), coarse
+        rows, columns = A.pattern.row_indices.long(), A.pattern.col_indices.long()
+        strong, is_coarse = (torch.from_numpy(t).to(A.device).bool() for t in (found, coarse))
+        strong &= ~is_coarse[rows]
+        to_coarse = strong & is_coarse[columns]
+        C = A.with_values(to_coarse.to(torch.float32))
+        to_fine = strong & ~to_coarse & (spgemm(C, C.T, mask=A.pattern).values > 0)
+        points = is_coarse.nonzero().squeeze(1)
+    weights = _weights(A, to_coarse, to_fine).index_select(-1, positions(A, P, points))
+    return P.with_values(torch.where(is_coarse[P.pattern.row_indices], 1.0, weights)), points
 
 
 def _weights(A: CSR, to_coarse: Tensor, to_fine: Tensor) -> Tensor:
@@ -63,23 +86,6 @@ def _weights(A: CSR, to_coarse: Tensor, to_fine: Tensor) -> Tensor:
     through = spgemm(shares, opposite, mask=A.pattern).values
     rest = A.with_values(torch.where(to_coarse | to_fine, 0, v)).sum(1)[row]
     return -(v + through) / torch.where(to_coarse, rest, 1)
-
-
-def _strong(strength: Any, splitting: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """Rows and columns of the strong connections of fine points: to C_i, and to F_i."""
-    i, j = strength.nonzero()
-    inside = (i != j) & ~splitting[i]
-    i, j = i[inside], j[inside]
-    C, F = (
-        csr_array((np.ones(part.sum()), (i[part], j[part])), shape=strength.shape)
-        for part in (splitting[j], ~splitting[j])
-    )
-    return C.nonzero(), F.multiply(C @ C.T).nonzero()
-
-
-def _flags(A: CSR, rows: np.ndarray, columns: np.ndarray) -> Tensor:
-    at = _find(A, torch.from_numpy(rows).to(A.device), torch.from_numpy(columns).to(A.device))
-    return torch.zeros(A.nnz, dtype=torch.bool, device=A.device).index_fill(0, at, True)
 
 
 def positions(A: CSR, P: CSR, coarse: Tensor) -> Tensor:

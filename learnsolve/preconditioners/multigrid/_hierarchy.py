@@ -1,4 +1,4 @@
-"""The grids of a multigrid method: how vectors go from one to the next. Made by pyamg, or by hand.
+"""The grids of a multigrid method: how vectors go from one to the next.
 
 Source: Trottenberg, Oosterlee, Schueller, "Multigrid" (2001), appendix A (K. Stueben); Vanek, Mandel,
 Brezina, "Algebraic multigrid by smoothed aggregation" (1996).
@@ -11,14 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.plain import plain_tensors
-from learnsolve.ops.core.operands import plain_values
 from learnsolve.ops.core.symmetry import symmetry
-from learnsolve.preconditioners.multigrid._aggregation import smoothed_aggregation
+from learnsolve.preconditioners.multigrid._aggregation import STRENGTHS, candidates, smoothed_aggregation
+from learnsolve.preconditioners.multigrid._classical import INTERPOLATIONS, THETA, ruge_stuben
 from learnsolve.preconditioners.multigrid._grids import linear_prolongations
+from learnsolve.preconditioners.multigrid._level import Levels
 
 METHODS = ("smoothed_aggregation", "ruge_stuben")
 
@@ -100,6 +102,121 @@ class Hierarchy:
         return torch.broadcast_shapes(*(T.batch_shape for T in self.transfers))
 
     @classmethod
+    def smoothed_aggregation(
+        cls,
+        A: CSR,
+        *,
+        strength: str = "symmetric",
+        theta: float = 0.0,
+        near_null: Tensor | None = None,
+        block: int = 1,
+        symmetric: bool | None = None,
+        max_levels: int = 10,
+        max_coarse: int = 100,
+    ) -> Hierarchy:
+        r"""Nodes with strong connections are joined to aggregates, one coarse unknown each; the piecewise
+        constant interpolation T is smoothed by a step of Jacobi's method, :math:`P = (I - \omega D^{-1} A) T`
+        with :math:`\omega = (4/3) / \rho(D^{-1} A)`. What `AMG` makes if it is not told otherwise.
+
+        Parameters
+        ----------
+        A : CSR, shape (n, n); the mean of a batch counts
+        strength : "symmetric", :math:`a_{ij}^2 \ge \theta^2 |a_{ii} a_{jj}|`; or "evolution", by how errors
+            spread: for strong anisotropy that the grid does not follow
+        theta : float in [0, 1), of "symmetric"
+        near_null : Tensor, shape (n, k), vectors with small A v: as many unknowns for each aggregate. A
+            constant if not given; for elasticity the rigid body motions
+        block : rows of one node, which stay together
+        symmetric : bool, compared if not given; else restrictions are made of A^T
+        max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest
+
+        Raises
+        ------
+        ValueError, TypeError
+            if arguments do not fit one another.
+
+        Notes
+        -----
+        Without a gradient: values choose. The same bits for any number of threads. Cost: O(nnz) for each
+        level, most of it for the two products of the next matrix, whose plans stay for refreshes.
+
+        Examples
+        --------
+        >>> import learnsolve as ls
+        >>> A = ls.problems.poisson((64, 64))
+        >>> ls.preconditioners.Hierarchy.smoothed_aggregation(A)
+        Hierarchy(4096, 704, 80)
+        """
+        function = "Hierarchy.smoothed_aggregation"
+        checks.matrix(function, "A", A)
+        checks.one_of(function, "strength", strength, STRENGTHS)
+        theta = _part(function, theta)
+        block = checks.integer(function, "block", block, 1)
+        if strength == "evolution" and (theta or block > 1):
+            raise ValueError(
+                f"{function}: theta and block belong to strength='symmetric', got theta={theta} and "
+                f"block={block}"
+            )
+        if A.shape[0] % block:
+            raise ValueError(f"{function}: block must divide A's {A.shape[0]} rows, got {block}")
+        vectors = None if near_null is None else candidates(function, A, near_null)
+        same = symmetry(function, A, symmetric)
+        sizes = _sizes(function, max_levels, max_coarse)
+        options: dict[str, Any] = {"strength": strength, "theta": theta, "near_null": vectors, "block": block}
+        return _of_levels(smoothed_aggregation(A, same, *sizes, **options))
+
+    @classmethod
+    def ruge_stuben(
+        cls,
+        A: CSR,
+        *,
+        theta: float = THETA,
+        second_pass: bool = False,
+        interpolation: str = "classical",
+        max_entries: int = 4,
+        max_levels: int = 10,
+        max_coarse: int = 100,
+    ) -> Hierarchy:
+        r"""Coarse points are points on which many others depend; each fine one is interpolated from coarse
+        ones that it is strongly connected to, :math:`|a_{ij}| \ge \theta \max_k |a_{ik}|`. What `AMG` makes
+        with ``method="ruge_stuben"``.
+
+        Parameters
+        ----------
+        A : CSR, shape (n, n); the mean of a batch counts
+        theta : float in [0, 1)
+        second_pass : bool, whether any two strongly connected fine points get a coarse point in common
+        interpolation : "classical" (docs/preconditioners.md has the formula), or "extended+i", from coarse
+            points at distance two as well
+        max_entries : int >= 1, of a row for "extended+i"
+        max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest
+
+        Raises
+        ------
+        ValueError, TypeError
+            if arguments do not fit.
+
+        Notes
+        -----
+        Without a gradient, deterministic. Source: Ruge, Stueben, "Algebraic multigrid" (1987); De Sterck,
+        Falgout, Nolting, Yang, Numer. Linear Algebra Appl. 15 (2008), doi:10.1002/nla.559.
+
+        Examples
+        --------
+        >>> import learnsolve as ls
+        >>> ls.preconditioners.Hierarchy.ruge_stuben(ls.problems.poisson((32, 32)))
+        Hierarchy(1024, 512, 133, 32)
+        """
+        function = "Hierarchy.ruge_stuben"
+        checks.matrix(function, "A", A)
+        checks.flag(function, "second_pass", second_pass)
+        checks.one_of(function, "interpolation", interpolation, INTERPOLATIONS)
+        most = checks.integer(function, "max_entries", max_entries, 1)
+        most = 0 if interpolation == "classical" else most
+        sizes = _sizes(function, max_levels, max_coarse)
+        return _of_levels(ruge_stuben(A, *sizes, _part(function, theta), second_pass, most))
+
+    @classmethod
     def linear(
         cls,
         shape: int | Sequence[int],
@@ -162,41 +279,15 @@ class Hierarchy:
         return f"Hierarchy({', '.join(map(str, self.sizes))})"
 
 
-def _coarsened(A: CSR, method: str, max_levels: int, max_coarse: int) -> Hierarchy:
-    """pyamg's hierarchy of A, of the mean of a batch."""
-    if A.shape[0] <= max_coarse or max_levels == 1:
-        return Hierarchy([])
-    pyamg = pyamg_module()
-    S = mean(A)
-    if method == "smoothed_aggregation":
-        transfers = smoothed_aggregation(S, symmetry("AMG", A, None), max_levels, max_coarse)
-        return carried(transfers, [None] * len(transfers), A)
-    # Its parts draw no random numbers.
-    unused: dict[str, Any] = {"presmoother": None, "postsmoother": None, "coarse_solver": "splu"}
-    return _of_solver(pyamg.ruge_stuben_solver(S, max_levels=max_levels, max_coarse=max_coarse, **unused), A)
-
-
-def pyamg_module() -> Any:
-    try:
-        import pyamg
-    except ImportError as error:
-        raise ImportError(
-            "AMG needs pyamg to make a hierarchy: pip install 'learnsolve[problems]'; or give it one, "
-            "hierarchy=",
-            name="pyamg",
-        ) from error
-    return pyamg
-
-
 def _of_solver(solver: Any, A: CSR) -> Hierarchy:
     """Of a pyamg MultilevelSolver."""
     levels = solver.levels[:-1]
     # What pyamg's own Jacobi smoother has found, if it is one: the same weights then.
     radii = [getattr(level.A, "rho_D_inv", None) for level in levels]
-    return carried([(level.P, level.R) for level in levels], radii, A)
+    return _carried([(level.P, level.R) for level in levels], radii, A)
 
 
-def carried(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
+def _carried(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
     """From SciPy's matrices to CSRs of A's dtype, index type and device."""
     prolongations, restrictions = [], []
     for number, (P, R) in enumerate((P.tocsr(), R.tocsr()) for P, R in transfers):
@@ -215,55 +306,20 @@ def _like(S: Any, A: CSR) -> CSR:
         return CSR(T.values, T.pattern.to(dtype=A.pattern.dtype)).to(A.device)
 
 
-def mean(A: CSR) -> Any:
-    """The mean of a batch of matrices, or the one matrix, for SciPy."""
-    values = plain_values(A.values)
-    if values.shape != A.values.shape:
-        raise ValueError(
-            "AMG: inside torch.func.vmap there is not one matrix to analyze; make an AMG outside, and pass "
-            "hierarchy=M.hierarchy"
-        )
-    with plain_tensors():
-        return CSR(values.reshape(-1, A.nnz).mean(0) if values.dim() > 1 else values, A.pattern).to_scipy()
-
-
-def spectral_radius(A: CSR) -> float:
-    """An estimate of rho(D^-1 A), to about a percent, by at most six times 15 Arnoldi steps from a fixed
-    start."""
-    S = mean(A).astype(np.float64)
-    d = S.diagonal()
-    v = np.random.default_rng(0).uniform(size=S.shape[0])
-    radius = 0.0
-    for _ in range(6):
-        V, H = [v / np.linalg.norm(v)], np.zeros((16, 15))
-        k = 0
-        while k < 15:
-            w = S @ V[k] / d
-            for j in range(k + 1):
-                H[j, k] = V[j] @ w
-                w -= H[j, k] * V[j]
-            H[k + 1, k] = np.linalg.norm(w)
-            k += 1
-            if H[k, k - 1] <= 1e-12 * abs(H).max():  # the space is invariant
-                break
-            V.append(w / H[k, k - 1])
-        ritz, Y = np.linalg.eig(H[:k, :k])
-        largest = int(np.argmax(abs(ritz)))
-        radius = float(abs(ritz[largest]))
-        if H[k, k - 1] * abs(Y[-1, largest]) <= 0.01 * radius:
-            break
-        v = np.array(V[:k]).T @ np.real(Y[:, largest])
-    return radius
-
-
-def hierarchy_for(A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any) -> Hierarchy:
-    """Checked: the `given` one, or pyamg's by `method`."""
+def hierarchy_for(
+    A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any, symmetric: bool
+) -> tuple[Hierarchy, list[CSR] | None]:
+    """Checked: the `given` one, or one by `method`, and then the matrices of its levels, those of the mean of
+    a batch."""
     if given is None:
         method = METHODS[0] if method is None else method
         checks.one_of("AMG", "method", method, METHODS)
-        levels = checks.integer("AMG", "max_levels", 10 if max_levels is None else max_levels, 1)
-        coarse = checks.integer("AMG", "max_coarse", 100 if max_coarse is None else max_coarse, 1)
-        return _coarsened(A, method, levels, coarse)
+        sizes = _sizes("AMG", max_levels, max_coarse)
+        if method == METHODS[0]:
+            levels = smoothed_aggregation(A, symmetric, *sizes)
+        else:
+            levels = ruge_stuben(A, *sizes)
+        return _of_levels(levels), levels.operators
     for name, value in (("method", method), ("max_levels", max_levels), ("max_coarse", max_coarse)):
         if value is not None:
             raise ValueError(f"AMG: {name} is for making a hierarchy, one was given; leave one of them out")
@@ -283,4 +339,20 @@ def hierarchy_for(A: CSR, method: str | None, given: Any, max_levels: Any, max_c
         for level, T in enumerate(getattr(given, name)):
             if T is not None:
                 checks.same_kind("AMG", f"hierarchy.{name}[{level}].values", T.values, A.values)
-    return given
+    return given, None
+
+
+def _sizes(function: str, max_levels: Any, max_coarse: Any) -> tuple[int, int]:
+    levels = checks.integer(function, "max_levels", 10 if max_levels is None else max_levels, 1)
+    return levels, checks.integer(function, "max_coarse", 100 if max_coarse is None else max_coarse, 1)
+
+
+def _part(function: str, theta: Any) -> float:
+    theta = checks.number(function, "theta", theta)
+    if not 0 <= theta < 1:
+        raise ValueError(f"{function}: theta must be at least 0 and less than 1, got {theta}")
+    return theta
+
+
+def _of_levels(levels: Levels) -> Hierarchy:
+    return Hierarchy(*zip(*levels.steps, strict=True)) if levels.steps else Hierarchy([])

@@ -1,4 +1,4 @@
-"""Algebraic multigrid: the hierarchy of pyamg, cycles and coarse operators of ours, differentiable.
+"""Algebraic multigrid: cycles on a hierarchy, differentiable.
 
 Source: Briggs, Henson, McCormick, "A Multigrid Tutorial" (2000), chapters 3 and 8; Vanek, Mandel, Brezina,
 "Algebraic multigrid by smoothed aggregation for second and fourth order elliptic problems", Computing 56
@@ -13,16 +13,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.core.linear_steps import LinearSteps, product
 from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.diagonal import shared_inverse_diagonal
-from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.preconditioners.base import Part, Preconditioner, check_numbers
 from learnsolve.preconditioners.multigrid._direct import DirectSolver
-from learnsolve.preconditioners.multigrid._hierarchy import Hierarchy, hierarchy_for, spectral_radius
+from learnsolve.preconditioners.multigrid._hierarchy import Hierarchy, hierarchy_for
+from learnsolve.preconditioners.multigrid._level import coarse_matrix, spectral_radius
 from learnsolve.preconditioners.multigrid._smoothers import (
     Chebyshev,
     GaussSeidel,
@@ -43,7 +45,7 @@ class AMG(Preconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may have batch axes
-    method : "smoothed_aggregation" (if not given) or "ruge_stuben", of pyamg
+    method : "smoothed_aggregation" (if not given) or "ruge_stuben", as those methods of `Hierarchy`
     hierarchy : instead of `method`: a `Hierarchy`, such as another AMG's, or a pyamg MultilevelSolver
     cycle : "V", "W" or "F"
     smoother : "gauss_seidel", symmetric; "jacobi", the default for CUDA or with `weight`; "chebyshev"
@@ -65,8 +67,8 @@ class AMG(Preconditioner):
     ------
     ValueError
         if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments do not fit.
-    TypeError, ImportError, NotImplementedError
-        if types do not fit; without pyamg, where it is needed; for CUDA tensors.
+    TypeError, NotImplementedError
+        if types do not fit; for CUDA tensors.
 
     Notes
     -----
@@ -132,12 +134,17 @@ class AMG(Preconditioner):
             "coarse_solver": coarse_solver,
             "symmetric": symmetry("AMG", A, symmetric),
         }
-        hierarchy = hierarchy_for(A, method, hierarchy, max_levels, max_coarse)
+        symmetric: bool = self.options["symmetric"]
+        hierarchy, found = hierarchy_for(A, method, hierarchy, max_levels, max_coarse, symmetric)
         weights = jacobi_weights(weight, hierarchy.sizes, A)
-        self._set_up(_kept(A), hierarchy.each(_kept), weights and [_kept(w) for w in weights])
+        kept = hierarchy if found else hierarchy.each(_kept)
+        self._set_up(_kept(A), kept, weights and [_kept(w) for w in weights], found if _same(A) else None)
 
-    def _set_up(self, A: CSR, hierarchy: Hierarchy, weights: list[Weight] | None) -> None:
-        """Of what is `_kept`; the radii that are found are written into `hierarchy`."""
+    def _set_up(
+        self, A: CSR, hierarchy: Hierarchy, weights: list[Weight] | None, found: list[CSR] | None = None
+    ) -> None:
+        """Of what is `_kept`; the radii that are found are written into `hierarchy`. `found`: the matrices of
+        the levels."""
         self._join_batches(hierarchy, weights)
         smoother, degree = self.options["smoother"], self.options["degree"]
         self.depends_on += tuple(T.values for T in hierarchy.transfers if T.requires_grad)
@@ -149,7 +156,9 @@ class AMG(Preconditioner):
             asked = smoother == "chebyshev" or (smoother == "jacobi" and weights is None)
             if asked or smoother == "gauss_seidel":
                 shared_inverse_diagonal(A, function)  # or a ValueError
-            radius = spectral_radius(A) if given is None and asked else given or 0.0
+            radius = given or 0.0
+            if given is None and asked:
+                radius = spectral_radius(A, self.options["symmetric"])
             radii.append(radius or None)
             if smoother == "jacobi":
                 used.append(weights[number] if weights else 4 / (3 * radius))
@@ -159,7 +168,7 @@ class AMG(Preconditioner):
             else:
                 S = GaussSeidel(function, A)
             levels.append(_Level(A, P, R, S))
-            A = galerkin(P, A) if R is None else spgemm(R, spgemm(A, P))
+            A = found[number + 1] if found else coarse_matrix(P, R, A)
             operators.append(A)
         self._levels = tuple(levels)
         self._steps: dict[bool, LinearSteps | None] = {}  # the cycle and its transpose, once used
@@ -297,6 +306,13 @@ def _trained(T: Any) -> bool:
     """By others, in place, perhaps without a new version of the tensor."""
     t = T.values if isinstance(T, CSR) else T
     return isinstance(t, torch.nn.Parameter) or (isinstance(t, Tensor) and t.requires_grad)
+
+
+def _same(A: CSR) -> bool:
+    """Are the values of A those of its mean, without a derivative?"""
+    v = A.values
+    plain = type(v) is Tensor and not v.requires_grad and not is_functorch_wrapped_tensor(v)
+    return plain and v.dim() == 1 and unpack_dual(v).tangent is None
 
 
 def _kept(T: Any) -> Any:

@@ -43,8 +43,8 @@ LOSSES = {
 }
 
 
-def candidates(network: MatrixNetwork, n: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Preconditioners by name, and the reasons why others are left out."""
+def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
+    """Preconditioners by name."""
     classical = {"RS-AMG": network.classical} if isinstance(network, P.NeuralAMG) else {}
     return with_amg({LEARNED: network, **BASELINES, **classical}, n)
 
@@ -72,7 +72,7 @@ def evaluation_rows(recipe: FactorRecipe, scale: int) -> list[Row]:
     data = settings.data("test", settings.evaluated if scale == 1 else settings.evaluated_larger, scale)
     systems = [(sample.A.to(settings.device), sample.b.to(settings.device)) for sample in data]
     A, b = map(list, zip(*systems, strict=True))
-    M, _ = candidates(recipe.model, n := A[0].shape[0])
+    M = candidates(recipe.model, n := A[0].shape[0])
 
     def rows(tolerances: list[float], repeats: int, **options: Any) -> list[Row]:
         with warnings.catch_warnings():
@@ -112,7 +112,6 @@ def outcome_of(recipe: FactorRecipe) -> Outcome:
         "network": {"class": type(model).__name__, "weights": weights, **model.settings()},
         "loss_is": LOSSES[settings.loss],
         "evaluation": everything,
-        "skipped": candidates(model, A.shape[0])[1],
     }
     texts = {"evaluation.csv": _table.as_csv(everything)}
     return Outcome(numbers, columns, lines, sentence_of(everything, settings.tolerances), {}, texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -41,10 +40,8 @@ def rows_of(
     ]
 
 
-def with_amg(candidates: dict[str, Any], n: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """The candidates and AMG for n rows; and why it is left out, by its name."""
-    if importlib.util.find_spec("pyamg") is None:
-        return candidates, {"AMG": "pyamg is not installed: pip install 'learnsolve[problems]'"}
-    # Several levels also where the matrix is small: on one, AMG is a direct solve.
+def with_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
+    """The candidates and AMG for n rows, of several levels also where the matrix is small: on one, it is a
+    direct solve."""
     coarse = max(1, min(AMG_COARSE, n // 8))
-    return candidates | {"AMG": partial(preconditioners.AMG, max_coarse=coarse)}, {}
+    return candidates | {"AMG": partial(preconditioners.AMG, max_coarse=coarse)}

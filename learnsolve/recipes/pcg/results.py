@@ -53,7 +53,7 @@ def condition(A: CSR, argument: Any) -> float | None:
 def outcome_of(recipe: PcgRecipe) -> Outcome:
     settings, A, L = recipe.settings, recipe.A, factor_of(recipe.model)
     classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC0}
-    M, skipped = with_amg({LEARNED: recipe.model, **classical}, A.shape[0])
+    M = with_amg({LEARNED: recipe.model, **classical}, A.shape[0])
     evaluations = {"held-out": compare(recipe, M, recipe.held_out[:, : settings.evaluated])}
     if settings.test_vectors == "ramp":
         evaluations["ramp"] = compare(recipe, M, recipe.ramp())
@@ -67,7 +67,6 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
         [name, "" if (value := conditions[name]) is None else f"{value:.4g}", *cells]
         for name, cells in _table.by_preconditioner(everything, _count).items()
     ]
-    rows += [[name, "", "skipped", *[""] * (len(columns) - 1)] for name in skipped]
     numbers = {
         "variant": settings.variant,
         "problem": facts(settings.problem, A),
@@ -82,7 +81,6 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
         "shortened_steps": recipe.guard.shortened,
         "condition_numbers": conditions,
         "evaluation": everything,
-        "skipped": skipped,
     }
     words = sentences(everything, _table.middle(tolerances), recipe.guard.shortened)
     texts = {"evaluation.csv": _table.as_csv(everything)}
