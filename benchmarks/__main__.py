@@ -33,6 +33,7 @@ SECTIONS = (
         "multigrid",
         "loops",
         "batches",
+        "busy",
         "training",
         "networks",
         "calls",

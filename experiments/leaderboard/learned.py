@@ -145,7 +145,8 @@ def train(
     kept, done, losses, passes = None, 0, [], []
     begin = time.perf_counter()
     while done < steps if steps else time.perf_counter() - begin < seconds:
-        A, M, factor = (each[done % len(matrices)] for each in (matrices, inputs, factors))
+        which = done % len(matrices)
+        A, M, factor = matrices[which], inputs[which], factors[which]
         b = torch.randn(A.shape[0], COLUMNS, dtype=A.dtype, generator=generator)
         loss = error(A, b, factor(b), network(M), depth, symmetric)
         optimizer.zero_grad()

@@ -52,7 +52,7 @@ class Session:
     ):
         self.start = lambda T: contestant.start(T, symmetric, **setting)
         warm_up(contestant, symmetric, **setting)
-        self.S, self.set_up, self.memory = S, None, None
+        self.S, self.set_up, self.memory, self.first = S, None, None, 0.0
 
         def first() -> None:
             begin = time.perf_counter()
@@ -86,7 +86,7 @@ def right_hand_sides(S: Any, seed: int, columns: int | None = None) -> np.ndarra
 
 def tuned(contestant: Contestant, symmetric: bool, matrices: list[Any], seconds: float) -> dict[str, Any]:
     """The setting with the smallest total on training matrices, of those that the seconds allow."""
-    begin, tried = time.perf_counter(), []
+    begin, tried, failed = time.perf_counter(), [], RuntimeError("no settings")
     for setting in contestant.settings:
         try:
             session = Session(contestant, setting, symmetric, matrices[0])
