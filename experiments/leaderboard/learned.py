@@ -19,7 +19,6 @@ from torch import Tensor
 
 import learnsolve as ls
 from benchmarks.contestants import is_symmetric
-from learnsolve.preconditioners.learned._factor_network import Start, unit_rows
 
 P = ls.preconditioners
 COLUMNS = 4  # right-hand sides of a step
@@ -28,13 +27,8 @@ COLUMNS = 4  # right-hand sides of a step
 class FromMIC(P.PreCorrector):
     """PreCorrector that starts from MIC(0)."""
 
-    def start(self, A: ls.CSR) -> Start:
-        scale, L = unit_rows("FromMIC", A), ls.ops.mic0(A, shift=1e-3, on_breakdown="shift").L
-        ones = torch.ones(A.shape[0], 1, dtype=A.dtype)
-        lost = (A @ ones - L @ (L.T @ ones)).squeeze(-1) / scale.square()
-        entries = L.values / scale[L.pattern.row_indices.long()]
-        on = L.pattern.diagonal_positions.long()
-        return Start(L.pattern, scale, torch.stack((entries[on], 10 * lost), -1), entries)
+    def classical(self, A: ls.CSR) -> Any:
+        return P.MIC0(A, shift=1e-3, on_breakdown="shift")
 
 
 class Shift(torch.nn.Module):
@@ -42,10 +36,9 @@ class Shift(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = torch.nn.Sequential(
-            torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
-        ).double()
-        torch.nn.init.zeros_(self.net[-1].weight)
+        last = torch.nn.Linear(8, 1)
+        self.net = torch.nn.Sequential(torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), last).double()
+        torch.nn.init.zeros_(last.weight)
 
     def forward(self, A: ls.CSR) -> Any:
         shift = (self.net(features(A)).squeeze(-1) - 7).exp()

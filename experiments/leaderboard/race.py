@@ -122,7 +122,7 @@ def race(path: Path, name: str, options: Options) -> None:
     prepare(1)
     family, ledger = FAMILIES[name], Ledger(path)
     size = round(family.size * options.scale)
-    matrices = [family.matrix(TRAINING + i, size) for i in range(TUNED)]
+    matrices: list[Any] = [family.matrix(TRAINING + i, size) for i in range(TUNED)]
     entrants: dict[str, tuple[Contestant, dict[str, Any], dict[str, Any]]] = {}
     for who, c in CONTESTANTS.items():
         if c.takes(family.symmetric) and not c.absent:
