@@ -40,7 +40,7 @@ class Options:
     scale: float = 1.0
     steps: int | None = None
     trained: int = 8
-    small: int = 12
+    small: int = 9
     hopeless: float = 10.0
 
 

@@ -139,9 +139,9 @@ def main() -> None:
     experiment = Experiment(
         __file__,
         __doc__,
-        ("--matrices", {"type": int, "default": 10, "help": "held-out ones of a family; default 10"}),
+        ("--matrices", {"type": int, "default": 8, "help": "held-out ones of a family; default 8"}),
         ("--many", {"type": int, "default": 2, "help": "of them with many right-hand sides; default 2"}),
-        ("--seconds", {"type": float, "default": 15, "help": "to tune or to train a contestant; default 15"}),
+        ("--seconds", {"type": float, "default": 10, "help": "to tune or to train a contestant; default 10"}),
         ("--scale", {"type": float, "default": 1, "help": "share of the usual side of the grids; default 1"}),
         ("--families", {"help": "some of them, by commas"}),
         ("--resume", {"action": "store_true", "help": "keep what an interrupted run has measured"}),
