@@ -263,6 +263,19 @@ def test_a_plan_counts_once(pair):
     assert budget.total - before == P.cache_bytes()
 
 
+def test_a_plan_that_grows_is_counted_with_the_next_one(pair, monkeypatch):
+    P, Q = pair
+    result, before, counted = P._planned(make, Q, 0).result, budget.total, []
+    bytes = Entry.bytes
+    monkeypatch.setattr(Entry, "bytes", lambda entry: counted.append(entry) or bytes(entry))
+    for i in range(9):
+        result._cached(f"more {i}", lambda: torch.zeros(3))
+    assert not counted
+    Q._planned(make, P, 1)
+    assert len(counted) == 2
+    assert budget.counted - before == 9 * 12 + counted[1].bytes()
+
+
 def test_a_plan_that_another_thread_drops_meanwhile_does_no_harm(pair, monkeypatch):
     P, Q = pair
     first = P._planned(make, Q, 0)

@@ -60,8 +60,8 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     Returns
     -------
     int, the limit until now. The new one holds for plans that are made from now on: for pairs of patterns
-    whose product is formed for the first time, or again after their plan was dropped (`set_plan_cache_limit`,
-    `SparsityPattern.drop_caches`).
+    without a plan, which is made in the second product or the first gradient, and again after it was dropped
+    (`set_plan_cache_limit`, `SparsityPattern.drop_caches`).
 
     Raises
     ------
@@ -208,9 +208,9 @@ def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tens
     """The values of A B, whose pattern is kept for the next time: in one pass over the products, without a
     plan of them. None where that does not fit: the pattern is known, values have a batch axis or cannot be
     read, or arrays with room for each product would be too large."""
-    if a.dim() > 1 or b.dim() > 1 or not (readable(a) and readable(b)) or A._has_planned(_result, B):
+    if torch.compiler.is_dynamo_compiling() or A._has_planned(_result, B):
         return None
-    if device_analysis.here(A.crow_indices):
+    if a.dim() > 1 or b.dim() > 1 or not (readable(a) and readable(b)) or device_analysis.here(a):
         return None
     A._check_unchanged(), B._check_unchanged()
     arrays, shape = _arrays(A, B), (A.shape[0], B.shape[1])
