@@ -295,7 +295,7 @@ def test_the_first_call_has_the_bits_of_later_ones(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     types = itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64))
-    larger = [(S, S) for S in (grid(5, 120), random(2000, 2000, 0.006), power_law(1500))]
+    larger = [(S, S) for S in (grid(5, 160), random(2000, 2000, 0.006), power_law(1500))]
     small = [pair for S in STRUCTURES.values() for pair in pairs(S)]
     try:
         for (index, dtype), (S, T) in itertools.product(types, small + larger):
@@ -306,6 +306,7 @@ def test_the_first_call_has_the_bits_of_later_ones(threads):
             assert A.pattern._has_planned(sparse_product._plan, B.pattern, None)
             assert later.pattern is first.pattern
             assert same_pattern(first.pattern, symbolic(S, T))
+            assert sparse_product._result(A.pattern, B.pattern).equals(first.pattern)
             assert torch.equal(first.values, later.values)
             assert first.values.signbit().equal(later.values.signbit())
     finally:

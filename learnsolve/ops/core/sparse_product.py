@@ -121,8 +121,9 @@ def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) 
     return _Plan(positions, A._tensor(blocks), incomplete)
 
 
-def _arrays(A: SparsityPattern, B: SparsityPattern) -> tuple[np.ndarray, ...]:
-    return tuple(as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
+def _arrays(A: SparsityPattern, B: SparsityPattern) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
+    return a_ptr, a_idx, b_ptr, b_idx
 
 
 def _analyzed(A: SparsityPattern, B: SparsityPattern, threads: int) -> tuple[Tensor, Tensor]:
@@ -212,7 +213,8 @@ def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tens
         return None
     if a.dim() > 1 or b.dim() > 1 or not (readable(a) and readable(b)) or device_analysis.here(a):
         return None
-    A._check_unchanged(), B._check_unchanged()
+    for P in (A, B):
+        P._check_unchanged()
     arrays, shape = _arrays(A, B), (A.shape[0], B.shape[1])
     products = _analysis.count_products(arrays[1], arrays[2])
     if products > min(_MOST_FUSED, 16 * (A.nnz + B.nnz), _MOST[A.dtype]):
