@@ -295,8 +295,10 @@ def test_the_first_call_has_the_bits_of_later_ones(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     types = itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64))
+    fits = lambda S, T: symbolic(S, T).data.sum() <= 16 * (S.nnz + T.nnz)  # noqa: E731
     larger = [(S, S) for S in (grid(5, 160), random(2000, 2000, 0.006), power_law(1500))]
-    small = [pair for S in STRUCTURES.values() for pair in pairs(S)]
+    small = [pair for S in STRUCTURES.values() for pair in pairs(S) if fits(*pair)]
+    assert len(small) > 20
     try:
         for (index, dtype), (S, T) in itertools.product(types, small + larger):
             A, B = matrix(S, 1, index, dtype), matrix(T, 2, index, dtype)
@@ -324,9 +326,7 @@ def test_the_first_call_under_transformations():
 
     a, f = new()
     wanted = f(a)
-    g = torch.jit.trace(new()[1], a, check_trace=False), make_fx(new()[1])(a)
-    for recorded in g:
-        torch.testing.assert_close(recorded(2 * a), 2 * wanted)
+    torch.testing.assert_close(make_fx(new()[1])(a)(2 * a), 2 * wanted)
     torch.testing.assert_close(torch.func.vmap(new()[1])(torch.stack((a, 3 * a)))[1], 3 * wanted)
     torch.testing.assert_close(torch.func.jvp(new()[1], (a,), (a,))[1], wanted)
     torch.testing.assert_close(torch.func.vjp(new()[1], a)[1](wanted)[0], torch.func.vjp(f, a)[1](wanted)[0])
@@ -379,7 +379,8 @@ def test_plan_cache_limit():
     for limit, kept in ((bytes, not device_analysis.everywhere), (bytes - 1, False)):
         before = ops.set_spgemm_plan_limit(limit)
         A = matrix(S)
-        ops.spgemm(A, A)
+        for _ in range(2):
+            ops.spgemm(A, A)
         assert ops.set_spgemm_plan_limit(before) == limit
         assert (A.pattern._planned(sparse_product._plan, A.pattern, None).positions is not None) == kept
 
