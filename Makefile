@@ -19,11 +19,11 @@ train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--ste
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
 
 # A process for each core, a file of tests in one of them, so that what its tests share is made once (200 s instead of
-# 270). Threads of OpenMP or OpenBLAS beside them would mostly wait for one another.
+# 270), in the order of tests/conftest.py. Threads of OpenMP or OpenBLAS beside them would mostly wait for one another.
 test: export OMP_NUM_THREADS ?= 1
 test: export OPENBLAS_NUM_THREADS ?= 1
 test: setup ## run all tests (ARGS="-k spmm" chooses; ARGS="-n 0 --pdb" runs them in one process)
-	@$(python) -m pytest --numprocesses $(jobs) --dist loadfile $(ARGS)
+	@$(python) -m pytest --numprocesses $(jobs) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-petsc: setup ## run the tests of learnsolve.petsc in 1, 2, 3, 4 processes (Debian: installs petsc4py, 42 MB)
 	@VENV="$(VENV)" scripts/petsc.sh test $(ARGS)

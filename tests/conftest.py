@@ -1,6 +1,7 @@
 """Options and fixtures of all tests."""
 
 import contextlib
+import gc
 import os
 import random
 from collections import Counter
@@ -21,6 +22,13 @@ if EMULATED:
 
     _library.load_cuda("learnsolve_cuda_emulated")
     device_analysis.everywhere = True
+
+
+# Files that take long for the number of their tests come first: in the end no process waits for another.
+LONG = (
+    *("stress", "experiments", "train_parallel", "benchmarks"),
+    *("scripts", "packaging", "train_resume", "site"),
+)
 
 
 def pytest_addoption(parser):
@@ -49,12 +57,19 @@ def pytest_collection_modifyitems(config, items):
     for item in items if there != "cpu" else ():
         if "cpu_only" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="about the CPU alone"))
+    order = {f"test_{name}": i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
     if not runs_all(config):
         many = set(items) - enough(items)
         skip = pytest.mark.skip(reason="long; run it with --slow")
         for item in items:
             if "slow" in item.keywords or item in many:
                 item.add_marker(skip)
+
+
+def pytest_collection_finish(session):
+    """What lives as long as the process need not be looked through again and again."""
+    gc.collect(), gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):

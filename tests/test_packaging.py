@@ -35,70 +35,82 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subproces
     )
 
 
-def import_error(*command: str | Path, **environment: str) -> str:
-    done = run(*command, cwd=Path("/"), **environment)
-    assert done.returncode == 1, done.stdout + done.stderr
-    return done.stderr.strip().splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (
-            {"torch/__init__.py": "__version__ = '2.9.1+cpu'\nclass Tensor: pass\n"},
-            r"ImportError: learnsolve needs torch >= 2\.10, found 2\.9\.1\+cpu.*pip install",
-        ),
-        ({}, "ImportError: learnsolve's compiled extension is not built"),
-        ({"_analysis": None}, r"learnsolve_cpu\.so is missing"),
-        ({"_analysis": None, "learnsolve/learnsolve_cpu.so": "not a library"}, "does not load with torch"),
-    ],
-    ids=["an old torch", "no extension", "no operators", "operators that do not load"],
-)
-def test_an_import_that_cannot_work_says_what_to_run(files, message, tmp_path):
-    """A copy of the Python files, out of reach of the installed extension."""
-    shutil.copytree(PACKAGE, tmp_path / "learnsolve", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for name, text in files.items():
-        if name == "_analysis":
-            for built in _library.folder.glob("_analysis*"):
-                shutil.copy(built, tmp_path / "learnsolve")
-        else:
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            (tmp_path / name).write_text(text)
-    # -S leaves out the import hooks that an editable install puts into site-packages.
-    path = [str(tmp_path), *(p for p in sys.path if p and p != str(ROOT))]
-    code = f"import json, sys; sys.path[:] = json.loads({json.dumps(json.dumps(path))}); import learnsolve"
-    last = import_error(sys.executable, "-I", "-S", "-c", code)
-    assert re.search(message, last)
-    assert "torch >=" in last or _library.REBUILD in last
-
-
-def test_an_unknown_instruction_set_is_rejected():
-    last = import_error(sys.executable, "-c", "import learnsolve", LEARNSOLVE_ISA="nonsense")
-    assert last.startswith("ImportError: LEARNSOLVE_ISA must be one of ")
-    assert all(name in last for name in (*_library.instruction_sets(), "nonsense"))
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if i else ())
-        for i, name in enumerate(_library.instruction_sets())
-    ],
-)
-def test_every_instruction_set_can_be_requested(name):
-    code = """
-import numpy as np, torch, learnsolve as ls
-A = ls.problems.poisson((12, 9), dtype=torch.float64)
-x = torch.linspace(-1, 1, 108, dtype=torch.float64)
-assert np.allclose(A @ x, A.to_scipy() @ x.numpy(), rtol=1e-14, atol=1e-14)
-print(ls.config()["instruction_set"])
+COPIES = {  # of the Python files, out of reach of the installed extension: what is added, and the message
+    "an old torch": (
+        {"torch/__init__.py": "__version__ = '2.9.1+cpu'\nclass Tensor: pass\n"},
+        r"learnsolve needs torch >= 2\.10, found 2\.9\.1\+cpu.*pip install",
+    ),
+    "no extension": ({}, "learnsolve's compiled extension is not built"),
+    "no operators": ({"_analysis": ""}, r"learnsolve_cpu\.so is missing"),
+    "operators that do not load": (
+        {"_analysis": "", "learnsolve/learnsolve_cpu.so": "not a library"},
+        "does not load with torch",
+    ),
+}
+# The first copy has a torch of its own; the others are imported in forks of one process with the real one.
+TRIES = """
+import json, os, sys
+copies, sys.path[:] = json.loads(sys.argv[1])
+for copy in copies:
+    if os.fork() == 0:
+        sys.path.insert(0, copy)
+        import learnsolve
+        os._exit(0)
+    os.wait()
+    import torch
 """
-    done = run(sys.executable, "-c", code, LEARNSOLVE_ISA=name)
-    if "this machine does not have these instructions" in done.stderr:
-        assert name != "baseline"
-        return
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [name]
+
+
+def test_an_import_that_cannot_work_says_what_to_run(tmp_path):
+    for name, (files, _) in COPIES.items():
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(PACKAGE, tmp_path / name / "learnsolve", ignore=ignored)
+        for file, text in files.items():
+            if file == "_analysis":
+                for built in _library.folder.glob("_analysis*"):
+                    shutil.copy(built, tmp_path / name / "learnsolve")
+            else:
+                (tmp_path / name / file).parent.mkdir(exist_ok=True)
+                (tmp_path / name / file).write_text(text)
+    # -S leaves out the import hooks that an editable install puts into site-packages.
+    given = json.dumps(
+        [[str(tmp_path / name) for name in COPIES], [p for p in sys.path if p and p != str(ROOT)]]
+    )
+    done = run(sys.executable, "-I", "-S", "-c", TRIES, given, cwd=Path("/"))
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ImportError: ")]
+    assert len(errors) == len(COPIES), done.stderr
+    for error, (_, message) in zip(errors, COPIES.values(), strict=True):
+        assert re.search(message, error)
+        assert "torch >=" in error or _library.REBUILD in error
+
+
+# What a process with LEARNSOLVE_ISA does, in forks of one that has imported torch.
+WITH_ISA = """
+import os, sys, numpy, scipy.sparse, torch
+for name in sys.argv[1:]:
+    if os.fork() == 0:
+        os.environ["LEARNSOLVE_ISA"] = name
+        import learnsolve as ls
+        A = ls.problems.poisson((12, 9), dtype=torch.float64)
+        x = torch.linspace(-1, 1, 108, dtype=torch.float64)
+        assert numpy.allclose(A @ x, A.to_scipy() @ x.numpy(), rtol=1e-14, atol=1e-14)
+        print(ls.config()["instruction_set"], flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_every_instruction_set_can_be_requested_and_others_are_rejected():
+    names = _library.instruction_sets()
+    done = run(sys.executable, "-c", WITH_ISA, *names, "nonsense", OMP_NUM_THREADS="1")
+    *errors, last = [line for line in done.stderr.splitlines() if line.startswith("ImportError: ")]
+    assert last.startswith("ImportError: LEARNSOLVE_ISA must be one of ")
+    assert all(name in last for name in (*names, "nonsense"))
+    assert all("this machine does not have these instructions" in error for error in errors), done.stderr
+    found = done.stdout.split()
+    assert found == [name for name in names if name in found], done.stderr
+    assert len(found) + len(errors) == len(names), done.stderr
+    assert found
 
 
 def test_show_config_prints_the_dictionary(capsys):

@@ -76,7 +76,7 @@ def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
         if value.dtype in SUPPORTED:
             remedy = f"convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
         raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; {remedy}")
-    if value.device != values.device:
+    if not (value.is_cpu and values.is_cpu) and value.device != values.device:
         raise TypeError(
             f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to() "
             f"({_IN_A_MODULE})"
@@ -121,7 +121,7 @@ _RULES: dict[str, Callable[[float], bool]] = {
 def real(function: str, name: str, value: Any, rule: str = "", what: str = "a number") -> float:
     """`value`, a real number of Python or NumPy that follows `rule`, one of _RULES, as Python's. A tensor is
     rejected, because it would lose its gradient."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{function}: {name} must be {what}, got {type(value).__name__}")
     value = float(value)
     if rule and not _RULES[rule](value):

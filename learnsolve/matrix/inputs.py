@@ -35,6 +35,8 @@ def matrix(A: Any) -> Any:
     A dense tensor that requires grad keeps its zeros as entries, since they have gradients too; of any other
     the entries are the nonzeros.
     """
+    if isinstance(A, CSR):
+        return A
     if isinstance(A, Tensor) and A.layout == torch.strided:
         return CSR(A.flatten(), _full(A)) if A.dim() == 2 and A.requires_grad else CSR.from_dense(A)
     return CSR.from_dense(A) if isinstance(A, np.ndarray) else sparse_matrix(A)
@@ -88,7 +90,10 @@ def operands(
 def operands(function: str, A: Any, *vectors: Any) -> tuple[Any, ...]:
     """A by `matrix`, and vectors, NumPy arrays among them as tensors on its device."""
     A = matrix(A)
-    if not any(isinstance(v, np.ndarray) for v in vectors):
+    for v in vectors:
+        if isinstance(v, np.ndarray):
+            break
+    else:
         return A, *vectors
     like = A.values if isinstance(A, CSR) else None
     try:

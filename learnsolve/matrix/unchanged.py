@@ -37,9 +37,12 @@ class Versions:
     __slots__ = ("copies", "numbers")
 
     def __init__(self, tensors: Iterable[Tensor]):
-        self.numbers = tuple((t, number) for t in tensors if (number := version(t)) >= 0)
-        parameters = (t for t, _ in self.numbers if t.requires_grad and t.is_leaf)
-        self.copies = tuple((t, t.detach().clone()) for t in parameters)
+        self.numbers, self.copies = (), ()
+        for t in tensors:
+            if (number := version(t)) >= 0:
+                self.numbers += ((t, number),)
+                if t.requires_grad and t.is_leaf:
+                    self.copies += ((t, t.detach().clone()),)
 
     def unchanged(self) -> bool:
         if any(version(t) not in (number, -1) for t, number in self.numbers):

@@ -24,7 +24,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import Operation, pullback, pushforward, tracked, vmapped
 from learnsolve.ops.core.pcg_preconditioner import KINDS, STOP, Directions, fitting, preconditioner
 from learnsolve.ops.core.pcg_unfused import LOWER, unfused, unfused_adjoint
-from learnsolve.ops.core.sweep_calls import WORK, iterations_of_a_call
+from learnsolve.ops.core.sweep_calls import WORK, empty, iterations_of_a_call
 from learnsolve.ops.core.triangular import _only_read
 
 _raw = torch.ops.learnsolve.csr_pcg.default
@@ -73,8 +73,8 @@ def pcg_iterations(
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     from_zero = x0 is None
-    M = values.new_empty(0) if m is None else m
-    X = values.new_empty(0) if x0 is None else x0
+    M = empty(values) if m is None else m
+    X = empty(values) if x0 is None else x0
     tensors = (values, M, b, X)
     constants = (pattern, factor, number, iterations, from_zero, checkpointed)
     if torch.compiler.is_dynamo_compiling():
@@ -119,7 +119,7 @@ class Iterations:
         number, pattern, factor = fitting(kind, pattern, factor)
         self.fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
         self.x0, self.b = x0, b
-        self.longest = _longest(values, b.new_empty(0) if m is None else m, b)
+        self.longest = _longest(values, 0 if m is None else m.shape[-1], b)
         self.directions = None if between is None else Directions(between, flexible)
         self.length, self.growth = (_FIRST_CALL, 2) if every is None else (every, 1)
 
@@ -128,11 +128,11 @@ class Iterations:
         return 1 if self.directions is not None else min(count, self.length, self.longest)
 
     def __call__(
-        self, state: Carried | None, count: int, done: int, runs: Tensor, target: Tensor
+        self, state: Carried | None, count: int, done: int, runs: Tensor | None, target: Tensor
     ) -> tuple[Carried, Tensor]:
         """`count` iterations after `done`, at most as many as `most` allows, and the norm, by the recurrence,
         after each. A column whose norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
-        `runs`, (..., 1, k): the columns that have not been stopped."""
+        `runs`, (..., 1, k): the columns that have not been stopped; None: all."""
         self.length *= self.growth
         if state is None:
             first = count if self.directions is None else 0
@@ -143,7 +143,8 @@ class Iterations:
             p: Any = None
         else:
             x, r, p, carry = state
-            carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)
+            if runs is not None:
+                carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)
         if self.directions is not None:
             p = self.directions(r, p, carry, carry[:, STOP] == 0, done)
         x, r, after, _, carry, history, *_ = _raw(*self.fixed, x, r, (p, carry), target, done, count, False)
@@ -160,15 +161,16 @@ def _status(carry: Tensor, b: Tensor) -> Tensor:
     return carry[:, STOP:].to(torch.int64).reshape(*b.shape[: max(b.dim() - 2, 0)], 2, *b.shape[1:][-1:])
 
 
-def _longest(values: Tensor, m: Tensor, b: Tensor) -> int:
-    """Iterations of one call, so that Python can handle an interrupt in between."""
-    work = (values.shape[-1] + 2 * m.shape[-1]) * max(b.numel(), 1) // max(b.shape[max(b.dim() - 2, 0)], 1)
+def _longest(values: Tensor, entries: int, b: Tensor) -> int:
+    """Iterations of one call with an M of so many entries, so that Python can handle an interrupt in
+    between."""
+    work = (values.shape[-1] + 2 * entries) * max(b.numel(), 1) // max(b.shape[max(b.dim() - 2, 0)], 1)
     return iterations_of_a_call(values, work + 12 * b.numel() + 1, _WORK)
 
 
 def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[int]:
     """Iterations of each call."""
-    length = _longest(values, m, b)
+    length = _longest(values, m.shape[-1], b)
     if checkpointed:
         length = min(length, max(1, round(iterations**0.5)))
     return [min(length, iterations - i) for i in range(0, iterations, length)] or [0]

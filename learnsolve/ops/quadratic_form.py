@@ -63,7 +63,7 @@ def _inner(x: Tensor, y: Tensor) -> Tensor:
     """<x, y>, added up over all columns, of each member of a batch."""
     axes = min(x.dim(), 2)
     column = (x.shape[-axes:].numel(), 1)
-    x, y = (t.reshape((*t.shape[: t.dim() - axes], *column)) for t in (x, y))
+    x, y = x.reshape((*x.shape[:-axes], *column)), y.reshape((*y.shape[:-axes], *column))
     return ordered_dots(x, y).squeeze(-1)
 
 

@@ -21,8 +21,6 @@ from learnsolve.ops.core.steps import residual_norm, stationary_steps
 
 __all__ = ["residual_norm", "richardson_sweeps"]
 
-_NONE = {dtype: torch.empty(0, dtype=dtype) for dtype in (torch.float32, torch.float64)}
-
 
 def richardson_sweeps(
     values: Tensor,
@@ -52,9 +50,7 @@ def richardson_sweeps(
     -----
     In the backward a column whose cotangents are all exactly zero costs one pass over them.
     """
-    m = _NONE.get(values.dtype) if momentum is None else momentum
-    if m is None or m.device != values.device:
-        m = values.new_empty(0)
+    m = sweep_calls.empty(values) if momentum is None else momentum
     constants = (pattern, iterations, checkpointed)
     if torch.compiler.is_dynamo_compiling():
         learns = False

@@ -121,8 +121,7 @@ class Preconditioner:
     def _trusted(cls, **attributes: Any) -> Self:
         """One with these attributes, unchecked."""
         M = cls.__new__(cls)
-        for name, value in attributes.items():
-            setattr(M, name, value)
+        vars(M).update(attributes)
         return M
 
     def _like(self) -> Tensor | None:

@@ -110,7 +110,7 @@ def _scale(A: CSR, b: Tensor, weight: Value, iterations: int) -> Tensor:
     inverse, single = shared_inverse_diagonal(A, "jacobi"), A.values.dim() == 1
     if isinstance(weight, Tensor) and single:
         checks.same_kind("jacobi", "weight", weight, b)
-        of_rows = weight.shape == inverse.shape and len(weight) != iterations and b.dim() <= 2
+        of_rows = weight.shape == inverse.shape and weight.shape[0] != iterations and b.dim() <= 2
         if of_rows or weight.dim() == 0:
             return times(inverse, weight)  # without views, which cost a small step more than the product
     factor = Parameters("jacobi", A, b, iterations).read("weight", weight)

@@ -198,7 +198,7 @@ def described(text: str, keys: Collection[str], meanings: Mapping[str, str], sec
     return re.sub(r"^    options : .*\n", lambda _: lines, text, flags=re.MULTILINE)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Options:
     """The keywords of a call, by any solver."""
 
@@ -217,12 +217,10 @@ class Options:
     null_space: Any = None
 
     def __post_init__(self):
-        for key, default in (("rtol", 1e-5), ("atol", 0.0)):
-            if getattr(self, key) is None:
-                object.__setattr__(self, key, default)
-        for key in ("M", "adjoint_M"):
-            if (given := getattr(self, key)) is not None:
-                object.__setattr__(self, key, matrix(given))
+        self.rtol = 1e-5 if self.rtol is None else self.rtol
+        self.atol = 0.0 if self.atol is None else self.atol
+        self.M = None if self.M is None else matrix(self.M)
+        self.adjoint_M = None if self.adjoint_M is None else matrix(self.adjoint_M)
 
 
 def options_of(name: str, arguments: Mapping[str, Any]) -> Options:

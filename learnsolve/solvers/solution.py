@@ -69,6 +69,8 @@ class Status(enum.Enum):
         "holds them. Check the input, reduce the weight or the number of iterations, or use float64."
     )
 
+    __hash__ = object.__hash__  # Enum's is Python code, and loops look up the code of a Status
+
     def __str__(self) -> str:
         return self.value
 
@@ -80,10 +82,15 @@ STATUSES = tuple(Status)
 CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # in the loops; 0 while a column runs
 
 
-def _worst(codes: Tensor) -> Status:
+def worst(codes: Tensor) -> int:
     """Status is ordered from best to worst."""
-    codes = numbers(codes)  # of all systems of a vmap
-    return STATUSES[int(codes.max()) - 1] if codes.numel() else Status.CONVERGED
+    if codes.numel() == 1:
+        return int(codes.item())
+    return int(codes.max()) if codes.numel() else CODE[Status.CONVERGED]
+
+
+def _worst(codes: Tensor) -> Status:
+    return STATUSES[worst(numbers(codes)) - 1]  # of all systems of a vmap
 
 
 _worst = outside_of_graphs(
@@ -245,7 +252,7 @@ class Solution(_Pair):
         self._adjoint = adjoint
         self.note = note
         self._grad_enabled = torch.is_grad_enabled()
-        self._needs = Versions(needs)
+        self._needs = Versions(needs) if needs else None
 
     @property
     def adjoint(self) -> Solution | None:
@@ -256,7 +263,7 @@ class Solution(_Pair):
         if self._norms is not None:
             return self._norms
         assert callable(self._complete)
-        if not self._needs.unchanged():
+        if self._needs is not None and not self._needs.unchanged():
             raise RuntimeError(
                 "Solution.residual_norms: A.values, b or x was changed in place after the solve; ask for the "
                 "norms before, or solve with clones"

@@ -6,7 +6,6 @@ A new folder with a run.py is found by itself. One file, because several tests r
 import csv
 import importlib.util
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -15,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from fork_program import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = sorted(p.parent for p in (ROOT / "experiments").glob("*/run.py"))
@@ -32,15 +32,11 @@ def quick_run(tmp_path_factory):
     def run(name: str) -> tuple[Path, str]:
         out = tmp_path_factory.mktemp(name)
         before = {p: p.stat().st_mtime_ns for p in (ROOT / "experiments" / name).rglob("*")}
-        command = [sys.executable, f"experiments/{name}/run.py", "--quick", "--out", str(out)]
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-        result = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, result.stderr
+        program = f"experiments/{name}/run.py", "--quick", "--out", str(out)
+        printed = Program(tmp_path_factory.mktemp("log"), *program, place=ROOT).end()
         after = {p: p.stat().st_mtime_ns for p in (ROOT / "experiments" / name).rglob("*")}
         assert after == before, "a run with --out writes there and nowhere else"
-        return out, result.stdout
+        return out, printed
 
     return run
 

@@ -3,12 +3,11 @@
 import gc
 import io
 import pickle
-import subprocess
-import sys
 import weakref
 
 import pytest
 import torch
+from fork_program import Program
 from torch._subclasses import FakeTensorMode
 
 import learnsolve as ls
@@ -106,16 +105,17 @@ def test_torch_save_and_load():
 
 
 @pytest.mark.slow
-def test_a_child_process_sends_its_matrices_home():
+def test_a_child_process_sends_its_matrices_home(tmp_path):
     """As the worker of a DataLoader, here a process that has only what it was sent."""
     A = unknown(10)
     program = (
-        "import pickle, sys; A = pickle.load(sys.stdin.buffer); B = pickle.loads(pickle.dumps(A)); "
-        "assert A.pattern is B.pattern; sys.stdout.buffer.write(pickle.dumps([A, B * 2.0, A.tril()]))"
+        "import pickle; A = pickle.load(open('sent', 'rb')); B = pickle.loads(pickle.dumps(A)); "
+        "assert A.pattern is B.pattern; pickle.dump([A, B * 2.0, A.tril()], open('back', 'wb'))"
     )
-    data = pickle.dumps(A)
-    done = subprocess.run([sys.executable, "-c", program], input=data, capture_output=True, check=True)
-    first, second, lower = pickle.loads(done.stdout)
+    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "sent").write_bytes(pickle.dumps(A))
+    Program(tmp_path, "program.py", place=tmp_path).end(100)
+    first, second, lower = pickle.loads((tmp_path / "back").read_bytes())
     assert first.pattern is A.pattern
     assert second.pattern is A.pattern
     assert torch.equal(second.values, 2 * A.values)

@@ -94,7 +94,7 @@ def test_what_is_no_module_says_so():
 def test_gradients_of_two_processes_are_averaged(tmp_path):
     """DistributedDataParallel over gloo: each process has a right-hand side of its own."""
     args = (str(tmp_path / "store"), str(tmp_path / "grads"))
-    torch.multiprocessing.spawn(_in_a_process, args, nprocs=2)
+    torch.multiprocessing.start_processes(_in_a_process, args, nprocs=2, start_method="forkserver")
     found = [torch.load(f"{args[1]}.{rank}") for rank in range(2)]
     models = [Residual(True) for _ in range(2)]
     for rank, model in enumerate(models):

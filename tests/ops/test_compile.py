@@ -15,10 +15,32 @@ def compiled(function, backend="aot_eager"):
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=() if is_branch(c) else pytest.mark.slow, id=c.name) for c in CASES if c.compiles],
-)
+# Beside one case of each Function and branch: what has lines of its own in Python. Other shapes of an operand
+# change nothing that a graph could tell (tests/ops/test_raw_operators.py has those of the fake kernels).
+MORE = {
+    *("galerkin", "spmm two batch axes of x", "sddmm broadcast batches", "stencil variable", "to_dense"),
+    *(
+        "scale_columns",
+        "A + B",
+        "A * B",
+        "s * A",
+        "diagonal -1",
+        "trace",
+        "vstack",
+        "block",
+        "A[slice, slice]",
+    ),
+    *("add one pattern", "gather column", "segment_mean column", "sptrsv, batch of both, upper"),
+    *("ic0 on a pattern", "jacobi, scalar, vector, unrolled", "jacobi, row and sweep, columns, checkpointed"),
+}
+COMPILED = [
+    pytest.param(c, marks=() if is_branch(c) else pytest.mark.slow, id=c.name)
+    for c in CASES
+    if c.compiles and (is_branch(c) or c.name in MORE)
+]
+
+
+@pytest.mark.parametrize("case", COMPILED)
 def test_every_case(case):
     """With a pattern that nothing has been computed for yet; then with the same one again."""
     P, close = case.pattern(), {"rtol": case.tolerance, "atol": case.tolerance}

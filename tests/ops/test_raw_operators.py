@@ -76,8 +76,8 @@ def test_opcheck(name, dtype, index):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_opcheck_with_symbolic_shapes(name):
-    for sample in samples_of(name, torch.float64, torch.int32):
-        torch.library.opcheck(getattr(ops, name).default, sample, test_utils=["test_aot_dispatch_dynamic"])
+    sample = samples_of(name, torch.float64, torch.int32)[-1]  # the one with most axes
+    torch.library.opcheck(getattr(ops, name).default, sample, test_utils=["test_aot_dispatch_dynamic"])
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -100,7 +100,7 @@ def test_incomplete_factors_with_either_index_type(kind):
     P = incomplete_pattern()
     v, results = dominant(P), []
     for index in (torch.int32, torch.int64):
-        plan, Q, _ = incomplete_plan(pattern_of(random(6, 6, 0.4), index), kind)
+        plan, Q, *_ = incomplete_plan(pattern_of(random(6, 6, 0.4), index), kind)
         f, breakdown = ops.csr_incomplete_factor(*plan, Q.crow_indices, v, True)
         assert breakdown[0] == -1
         z = ops.csr_incomplete_tangent(*plan, f, v)

@@ -32,12 +32,10 @@ def _cases():
     pair, ones = (stationary, "constants"), torch.ones(12, 1, dtype=torch.float64)
     batch = lambda A: A.with_values(torch.stack((A.values, 2 * A.values)))  # noqa: E731
     regular = {
-        "cg": lambda A, b, w: s.cg(A, b, **tight),
         "cg, Jacobi of A": lambda A, b, w: s.cg(A, b, M=Jacobi(A), **tight),
         "cg, IC(0)": lambda A, b, w: s.cg(A, b, M=IC, **tight),
         "cg, product": lambda A, b, w: s.cg(A, b, M=Factored(IC.L, form="product"), **tight),
         "fcg": lambda A, b, w: s.fcg(A, b, M=IC, **tight),
-        "minres": lambda A, b, w: s.minres(A, b, M=IC, **tight),
         "bicgstab": lambda A, b, w: s.bicgstab(A, b, M=IC, **tight),
         "gmres": lambda A, b, w: s.gmres(A, b, b.detach(), restart=12, **tight),
         "batch": lambda A, b, w: s.cg(batch(A), b.expand(2, -1, -1), **tight),

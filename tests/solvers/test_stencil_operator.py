@@ -62,19 +62,19 @@ def test_gradients_of_products(A):
 
 @pytest.mark.few
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled", "checkpointed"])
-def test_gradients_of_a_solve(A, gradient, quick):
+def test_gradients_of_a_solve(A, gradient):
     c, b = A.coefficients.clone().requires_grad_(), normal((*A.batch_shape, N, 2)).requires_grad_()
 
     def solve(c, b):
         return ls.solvers.bicgstab(A.with_coefficients(c), b, rtol=1e-13, gradient=gradient).x
 
-    assert gradcheck(solve, (c, b), rtol=1e-4, atol=1e-6, fast_mode=quick)
+    assert gradcheck(solve, (c, b), rtol=1e-4, atol=1e-6, fast_mode=True)
     D = A.with_coefficients(c).to_csr().to_dense()
     exact = torch.autograd.grad(torch.linalg.solve(D, b).square().sum(), (c, b))
     found = torch.autograd.grad(solve(c, b).square().sum(), (c, b))
     assert all(torch.allclose(f, e, rtol=1e-7, atol=1e-10) for f, e in zip(found, exact, strict=True))
     if gradient == "implicit":
-        assert gradgradcheck(solve, (c, b), rtol=1e-4, atol=1e-5, fast_mode=quick)
+        assert gradgradcheck(solve, (c, b), rtol=1e-4, atol=1e-5, fast_mode=True)
 
 
 def test_forward_mode_and_vmap():

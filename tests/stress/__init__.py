@@ -29,7 +29,7 @@ class Harness(NamedTuple):
 
 
 HARNESSES = {
-    "arrays": Harness("arrays", 1_000_000, 1200),
+    "arrays": Harness("arrays", 1_000_000, 800),
     "files": Harness("files", 20_000, 400),
     "converged": Harness("converged", 100_000, 100),
     "gradients": Harness("gradients", 20_000, 60),
@@ -38,12 +38,12 @@ HARNESSES = {
     "interrupts": Harness("resources", 300, 24),
     "exhaustion": Harness("resources", 1_000, 60),
     "disk": Harness("writers", 100, 10),
-    "kills": Harness("writers", 300, 16),
+    "kills": Harness("writers", 300, 10),
     "threads": Harness("threads", 600, 30),
     "memory": Harness("resources", 10_000, 60),
     "aliases": Harness("inputs", 2_000, 150),
-    "inplace": Harness("inputs", 20_000, 150),
-    "autocast": Harness("autocast", 4_000, 300),
+    "inplace": Harness("inputs", 20_000, 100),
+    "autocast": Harness("autocast", 4_000, 200),
     "audit": Harness("audit", 16, 1),
 }
 

@@ -6,6 +6,7 @@ draws figures, which would take nearly all of the others' time.
 """
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -53,6 +54,7 @@ def main(file: str) -> None:
     with open(file) as opened:
         cases = json.load(opened)
     results = []
+    gc.freeze()  # a group of processes that ends collects garbage, twice
     for case in cases:
         written.clear()
         JacobiRecipe.loss = loss(case)  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ A solver enters `over(A)` where it works with such a matrix; `dots`, `largest` a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -55,12 +55,16 @@ def of(A: Any) -> Across | None:
     return getattr(A, "across", None)
 
 
-@contextmanager
-def over(shared: Across | None) -> Iterator[None]:
+def over(shared: Across | None) -> AbstractContextManager[None]:
     """Sums over rows inside are over these processes too."""
-    if shared is None:
-        yield
-        return
+    return _HERE if shared is None else _over(shared)
+
+
+_HERE = nullcontext()
+
+
+@contextmanager
+def _over(shared: Across) -> Iterator[None]:
     global _loops
     _loops += 1
     token = _across.set(shared)

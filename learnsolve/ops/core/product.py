@@ -41,9 +41,14 @@ _VALUES, _X, _G = 0, 1, 2
 def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool) -> Tensor:
     """`spmm` on values and pattern, unchecked: brings any batch axes to the one axis of the kernels."""
     if values.dim() == 1 and x.dim() <= 3:
-        if not transpose and not torch.compiler.is_dynamo_compiling() and not tracked(values, x):
-            return _raw(*pattern._structure(False), values, x, False)  # of the loops of solvers
-        return dispatch(_Product, (values, x), _X if transpose else _G, False, pattern)
+        role = _X if transpose else _G
+        if torch.compiler.is_dynamo_compiling():
+            return dispatch(_Product, (values, x), role, False, pattern)
+        if tracked(values, x):
+            return _Product.eager.apply(values, x, role, False, pattern)
+        if transpose:
+            return _Product.forward(values, x, role, False, pattern)
+        return _raw(*pattern._structure(False), values, x, False)  # of the loops of solvers
     if x.dim() == 1:
         return product(values, x.unsqueeze(-1), pattern, transpose).squeeze(-1)
     return broadcast(_Product, _X if transpose else _G, values, x, pattern)

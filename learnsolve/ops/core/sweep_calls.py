@@ -22,6 +22,15 @@ _WORK = WORK  # of one call of sweeps
 _DEVICE_FACTOR, _DEVICE_ITERATIONS = 100, 10_000
 
 
+_EMPTY = {dtype: torch.empty(0, dtype=dtype, device="cpu") for dtype in (torch.float32, torch.float64)}
+
+
+def empty(like: Tensor) -> Tensor:
+    """No tensor, in the place of one."""
+    t = _EMPTY.get(like.dtype)
+    return like.new_empty(0) if t is None or t.device != like.device else t
+
+
 def iterations_of_a_call(values: Tensor, numbers: int, work: int) -> int:
     """Maximum number of iterations per call, given the work of one iteration (`numbers`) and the device."""
     if values.is_cuda:

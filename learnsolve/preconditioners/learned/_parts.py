@@ -154,8 +154,7 @@ class MatrixValues(HoldsPattern):
         values = torch.cat((self.off_diagonal, self.sign * d if self.signed else d), -1)
         return CSR(permuted(values, plan.join, plan.split), self.pattern)
 
-    def forward(self) -> CSR:
-        return self.matrix()
+    forward = matrix
 
     def extra_repr(self) -> str:
         return f"{self.pattern.shape}, nnz={self.pattern.nnz}, positive={self.how!r}"

@@ -20,7 +20,7 @@ from learnsolve import solvers
 from learnsolve.evaluation._table import middle
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start
+from learnsolve.preconditioners.learned.factor_network import MatrixNetwork, NetworkStart
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.family.results import figures_of, iterations_of, outcome_of
 from learnsolve.recipes.harness.parallel import share
@@ -133,7 +133,7 @@ class Part(NamedTuple):
     """Matrices that one call of the network takes: some of a batch on one pattern, or a single one."""
 
     A: CSR
-    start: Start
+    start: NetworkStart
     X: Tensor  # (..., n, k)
     B: Tensor
 

@@ -18,7 +18,7 @@ from learnsolve import solvers
 from learnsolve.evaluation import _table, evaluate
 from learnsolve.evaluation._table import Row, milliseconds
 from learnsolve.matrix.csr import CSR
-from learnsolve.preconditioners.learned._factor_network import MatrixNetwork
+from learnsolve.preconditioners.learned.factor_network import MatrixNetwork
 from learnsolve.recipes.harness import figures
 from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.recipe import Outcome

@@ -2,7 +2,8 @@
 decides: `fitting` finds what takes a system.
 
     start        None where the state is that of the method; else how its own begins
-    __call__     the state after up to `count` iterations, their norms (..., iterations, k), and for each
+    __call__     the state after up to `count` iterations of columns that are `running` (None: all), their
+                 norms (..., at least one iteration, k), and for each
                  column a code where it stands still (STANDS: to be judged by its true residual), and since
                  when; or None, if it ends where its only column seems done, and before an iteration that
                  breaks down, leaves the finite numbers or is in doubt, which the loop takes by operations of
@@ -46,11 +47,11 @@ class Advance(Protocol):
     due: Schedule
 
     @property
-    def start(self) -> Callable[[Tensor, Tensor, Tensor], Any] | None: ...
+    def start(self) -> Callable[[Tensor, Tensor], Any] | None: ...
 
     def __call__(
-        self, state: Any, count: int, done: int, running: Tensor
-    ) -> tuple[Any, Tensor, tuple[Tensor, Tensor] | None]: ...
+        self, state: Any, count: int, done: int, running: Tensor | None
+    ) -> tuple[Any, Tensor, tuple[Tensor, Tensor | int] | None]: ...
     def released(self, state: Any) -> Any: ...
 
 
@@ -86,7 +87,7 @@ class Steps:
         self.criterion, self.bounds = criterion, None
         self.none = b.new_empty(0, 1)
 
-    def __call__(self, state: Any, count: int, done: int, running: Tensor) -> tuple[Any, Tensor, None]:
+    def __call__(self, state: Any, count: int, done: int, running: Any) -> tuple[Any, Tensor, None]:
         if self.bounds is None:
             target, floor, limit = self.criterion.target, self.criterion.floor, self.criterion.limit
             self.bounds = (float(torch.maximum(target, floor)), float(limit))

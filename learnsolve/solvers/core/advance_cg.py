@@ -23,7 +23,7 @@ from learnsolve.matrix import device_analysis
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.core.autograd import tracked
 from learnsolve.ops.core.operands import broadcasts_to
-from learnsolve.ops.core.pcg_preconditioner import RHO, STOP
+from learnsolve.ops.core.pcg_preconditioner import RHO, STOP, WHEN
 from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.pcg import Iterations, pcg_iterations
 from learnsolve.solvers.core.criterion import CG_SCHEDULE, STANDS, Schedule, check_every
@@ -41,6 +41,8 @@ STOP_CODE = {
     Stop.DIVERGED: CODE[Status.DIVERGED],
 }
 _CODES = torch.tensor([STOP_CODE[stop] for stop in Stop], device="cpu")
+_LAST = torch.tensor(CODE[Status.MAX_ITERATIONS], device="cpu")
+_ONE = _CODES.reshape(-1, 1, 1).unbind()  # of one column
 
 
 class _Form(NamedTuple):
@@ -115,13 +117,15 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
         norms, status = torch.stack(histories), torch.stack(states)
     elif b.dim() > 3:
         norms, status = (t.reshape(*b.shape[:-2], *t.shape[-2:]) for t in (histories[0], states[0]))
+    reads = not device_analysis.here(b) and status.numel() > 0
+    one = status.numel() == 2 and status.dim() == 2
+    if reads and not (status.tolist()[0][0] if one else status.select(-2, 0).any()):  # all ran to the end
+        return Outcome(x, norms, _LAST.expand(b.shape[:-2] + b.shape[-1:]), "", COMPILED)
     why, when = status.unbind(-2)
-    if not device_analysis.here(b) and why.numel() and not why.any():  # all ran to the end
-        return Outcome(x, norms, torch.full_like(why, CODE[Status.MAX_ITERATIONS]), "", COMPILED)
     codes = _codes_of(why)
     codes = torch.where(codes <= 0, CODE[Status.MAX_ITERATIONS], codes)  # there was no tolerance to meet
     codes = torch.where(norms[..., 0, :].detach() == 0, CODE[Status.CONVERGED], codes)
-    if not device_analysis.here(b) and why.numel():
+    if reads:
         ran = torch.where(why == Stop.RUNNING, maxiter, when)
         norms = norms[..., : 1 + int(ran.max()), :]
     return Outcome(x, norms, codes, "", COMPILED)
@@ -166,7 +170,7 @@ class CompiledCG:
         self.A, self.b = system.A, system.b
         self.execution = PYTHON_M if parts[0].form.kind == PYTHON_M else COMPILED
 
-    def start(self, x: Tensor, r: Tensor, running: Tensor) -> State:
+    def start(self, x: Tensor, r: Tensor) -> State:
         x0 = None if self.system.x0 is None else x
         every = check_every() if self.b.is_cuda else None
         self.runs = []
@@ -177,35 +181,36 @@ class CompiledCG:
             if part.form.kind == PYTHON_M:
                 form = {"between": _between(self.system.M, self.b.shape), "flexible": self.flexible}
             start = _shaped(part.of(x0))
-            self.runs.append(Iterations(values.detach(), _shaped(b), start, part.A.pattern, every, **form))
+            self.runs.append(Iterations(values, _shaped(b), start, part.A.pattern, every, **form))
         return State(x, r, ())
 
     def __call__(
-        self, state: State, count: int, done: int, running: Tensor
-    ) -> tuple[State, Tensor, tuple[Tensor, Tensor]]:
+        self, state: State, count: int, done: int, running: Tensor | None
+    ) -> tuple[State, Tensor, tuple[Tensor, Tensor | int]]:
         targets = self.system.criterion.target
-        count = min(run.most(count) for run in self.runs)
+        for run in self.runs:
+            count = run.most(count)
         parts, histories = [], []
         for i, (part, run) in enumerate(zip(self.parts, self.runs, strict=True)):
-            part_running, target = (running, targets) if part.block is None else (running[i], targets[i])
+            part_running, target = running, targets
             before = state.parts[i] if state.parts else None
-            if before is not None and part.block is not None and not part_running.any():
-                parts.append(before)
-                histories.append(target.expand(count, -1))  # of columns that have stopped: not used
-                continue
+            if part.block is not None:
+                part_running, target = None if running is None else running[i], targets[i]
+                if before is not None and part_running is not None and not part_running.any():
+                    parts.append(before)
+                    histories.append(target.expand(count, -1))  # of columns that have stopped: not used
+                    continue
             after, history = run(before, count, done, part_running, _shaped(target))
             parts.append(after)
             histories.append(history)
-        x, r = (_joined(self.A, self.parts, [p[j] for p in parts], self.b) for j in (0, 1))
-        one, lead = self.parts[0].block is None, running.shape[:-2]
+        x = _joined(self.A, self.parts, [p.x for p in parts], self.b)
+        r = _joined(self.A, self.parts, [p.r for p in parts], self.b)
+        one, lead = self.parts[0].block is None, targets.shape[:-2]
         norms = histories[0] if one else torch.stack(histories)
-        why, when = (
-            (parts[0].carry if one else torch.cat([p.carry for p in parts]))[:, STOP:].long().unbind(1)
-        )
         if lead:
             norms = norms.reshape(*lead, *norms.shape[-2:])
-            why, when = why.reshape(running.shape), when.reshape(running.shape)
-        return State(x, r, tuple(parts)), norms, (_codes_of(why), when)
+        stops = _stops(parts[0].carry if one else torch.cat([p.carry for p in parts]), targets.shape)
+        return State(x, r, tuple(parts)), norms, stops
 
     def released(self, state: State) -> Any:
         directions, rhos = [], []
@@ -272,6 +277,16 @@ def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
     except ValueError:  # it couples blocks
         return None
     return [whole._replace(m=L.values, factor=L.pattern) for L in factors]
+
+
+def _stops(carry: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor | int]:
+    """A code for each column, and since when; of one column at no operation, which would take longer than an
+    iteration of a small system."""
+    if carry.is_cpu and carry.shape[2] == 1 and len(shape) == 2:
+        (rows,) = carry.tolist()
+        return _ONE[int(rows[STOP][0])], int(rows[WHEN][0])
+    why, when = carry[:, STOP:].long().unbind(1)
+    return _codes_of(why).reshape(shape), when.reshape(shape)
 
 
 def _codes_of(why: Tensor) -> Tensor:

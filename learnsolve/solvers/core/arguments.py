@@ -45,17 +45,19 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
     if isinstance(A, BlockBatch):
         A = A.matrix
     key = "values" if isinstance(A, CSR) else "coefficients"  # of a StencilOperator
-    tensor, label = getattr(A, key, None), f"A.{key}"
+    tensor = getattr(A, key, None)
     if not isinstance(tensor, Tensor):
         return torch.Size()
     checks.same_kind(name, "b", b, tensor)
-    checks.batches(name, A.batch_shape, b.shape[:-2], f"{label} and b")
-    if b.dim() == 1 and A.batch_shape:
-        raise ValueError(
-            f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
-            "b.unsqueeze(-1) is one column for all"
-        )
-    return A.batch_shape
+    batch = A.batch_shape
+    if batch:
+        checks.batches(name, batch, b.shape[:-2], f"A.{key} and b")
+        if b.dim() == 1:
+            raise ValueError(
+                f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
+                "b.unsqueeze(-1) is one column for all"
+            )
+    return batch
 
 
 def number(name: str, key: str, value: Any) -> None:
@@ -73,10 +75,10 @@ def check_x0(name: str, x0: Any, b: Tensor) -> None:
 
 def check_options(name: str, options: Options) -> None:
     checks.one_of(name, "gradient", options.gradient, GRADIENTS)
-    for key in ("rtol", "atol", "adjoint_rtol"):
-        value = getattr(options, key)
-        if value is not None:
-            number(name, key, value)
+    number(name, "rtol", options.rtol)
+    number(name, "atol", options.atol)
+    if options.adjoint_rtol is not None:
+        number(name, "adjoint_rtol", options.adjoint_rtol)
     for key in ("maxiter", "adjoint_maxiter"):
         value = getattr(options, key)
         if value is not None:
@@ -93,6 +95,8 @@ def check_options(name: str, options: Options) -> None:
 def check_symmetric(name: str, M: Any) -> None:
     """M says by `linear` and `symmetric` what it is. A function that says nothing is trusted, a network not:
     one that is neither would make the iteration slow, or stall, without a word."""
+    if M is None:
+        return
     trusted = not isinstance(M, torch.nn.Module)
     linear, symmetric = getattr(M, "linear", True), getattr(M, "symmetric", trusted)
     if isinstance(M, type) or (linear and symmetric):
@@ -151,6 +155,8 @@ def _tracked(M: Any) -> list[Tensor]:
 
 def _learns(M: Any, sources: tuple[Tensor, ...]) -> bool:
     """A preconditioner computed from A itself does not: the solution depends on A only."""
+    if M is None:
+        return False
     cached = sources if hasattr(M, "depends_on") else ()
     return any(all(t is not source for source in cached) for t in _tracked(M))
 

@@ -45,7 +45,7 @@ from learnsolve.solvers.core.gradient import in_segments
 from learnsolve.solvers.core.operators import Matrix
 from learnsolve.solvers.core.report import explained
 from learnsolve.solvers.core.system import Outcome, System
-from learnsolve.solvers.core.vectors import size
+from learnsolve.solvers.core.vectors import surely_finite
 from learnsolve.solvers.solution import CODE, EAGER, Iteration, Status
 
 # Iterations from one `mended` to the next on a device, which it costs as much as two steps.
@@ -75,42 +75,44 @@ class _Stretch(NamedTuple):
     """What one iteration, or one compiled call, has made."""
 
     progress: _Progress
-    norms: Tensor  # (..., iterations, k)
+    norms: Tensor  # (..., at least iterations, k)
     first: int  # iterations before it
-    when: Tensor | None = None  # (..., 1, k), since which a column stands still; None: the last
+    iterations: int = 1
+    when: Tensor | int | None = None  # (..., 1, k), since which a column stands still; None: the last
 
-    @property
-    def iterations(self) -> int:
-        return self.norms.shape[-2]
+    def history(self) -> Tensor:
+        """The norms, (..., iterations, k)."""
+        n = self.iterations
+        return self.norms if n == self.norms.shape[-2] else self.norms.narrow(-2, 0, n)
 
     def without_state(self) -> _Stretch:
         return self._replace(progress=self.progress._replace(state=None))
 
     def with_true(self, true: Tensor, every: bool) -> _Stretch:
         """With the true residual norm of columns that stand still, from there on; `every` one does."""
-        if self.when is not None and self.when.numel() > 1:
+        if isinstance(self.when, Tensor) and self.when.numel() > 1:
             waiting = self.progress.codes == STANDS
+            norms = self.history()
             rows = torch.arange(
                 self.first + 1, self.first + 1 + self.iterations, device=true.device
             ).unsqueeze(-1)
-            norms = torch.where(waiting & (rows >= self.when), true, self.norms)
-        elif self.iterations == 0:
+            norms = torch.where(waiting & (rows >= self.when), true, norms)
+        elif (before := self.iterations - 1) < 0:
             return self
         else:
             last = true
             if not every:
-                last = torch.where(self.progress.codes == STANDS, true, self.norms[..., -1:, :])
-            norms = last if self.iterations == 1 else torch.cat((self.norms[..., :-1, :], last), -2)
-        return self._replace(norms=norms)
+                last = torch.where(self.progress.codes == STANDS, true, self.norms.narrow(-2, before, 1))
+            norms = torch.cat((self.norms.narrow(-2, 0, before), last), -2) if before else last
+        return _Stretch(self.progress, norms, *self[2:])
 
     def ended(self) -> _Stretch:
         """Without the iterations in which no column took part, once all have stopped."""
         if self.when is None:
             return self
-        last = max(_values(self.when), default=0)
-        if last - self.first >= self.iterations:
-            return self
-        return self._replace(norms=self.norms[..., : max(last - self.first, 0), :])
+        last = self.when if isinstance(self.when, int) else max(_values(self.when), default=0)
+        iterations = max(min(last - self.first, self.iterations), 0)
+        return _Stretch(self.progress, self.norms, self.first, iterations, self.when)
 
 
 def iterate(method: Method, system: System, maxiter: int, gradient: str = "implicit") -> Outcome:
@@ -133,10 +135,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
             codes = codes.masked_fill(codes == 0, CODE[Status.MAX_ITERATIONS])
         codes = codes.squeeze(-2)
         out = Outcome(progress.state.x, torch.cat((loop.first, *norms), -2), codes, "", loop.execution)
-    if not system.criterion.has_tolerance:
-        return out
-    with torch.no_grad():
-        return explained(system, out)
+    return explained(system, out) if system.criterion.has_tolerance else out
 
 
 def _values(codes: Tensor) -> Any:
@@ -163,7 +162,7 @@ class _Loop:
 
     def begin(self) -> _Progress:
         A, b, x0 = self.A, self.b, self.system.x0
-        length = size(b)
+        length = self.system.length
         if x0 is None:
             x, r = torch.zeros_like(b), b
         else:
@@ -172,11 +171,13 @@ class _Loop:
             r = torch.where(nothing, 0, b - A(x))
         r_is_b = r is b and not torch.is_grad_enabled()
         self.first = norm = length if r_is_b else residual_norm(r, -2, keepdim=True)
-        known = norm.detach()
+        known = norm if r_is_b else norm.detach()
         codes = self.criterion.begin(A, b, x, r, known, length).long()  # 1: CONVERGED
-        codes = torch.where(known < torch.inf, codes, CODE[Status.NON_FINITE])
-        start = self.start if self.compiled is None else self.compiled.start or self.start
-        return _Progress(start(x, r, codes == 0), codes, norm, _INFINITE, _NONE)
+        if not known.is_cpu or not surely_finite(known):
+            codes = torch.where(known < torch.inf, codes, CODE[Status.NON_FINITE])
+        start = None if self.compiled is None else self.compiled.start
+        state = self.start(x, r, codes == 0) if start is None else start(x, r)
+        return _Progress(state, codes, norm, _INFINITE, _NONE)
 
     def runs(self, progress: _Progress) -> tuple[bool, bool]:
         """Some column, and surely every one."""
@@ -210,7 +211,7 @@ class _Loop:
             stretches: list[_Stretch] = []
             if (compiled := self.compiled) is not None:
                 most = end - done if self.criterion.fixed else min(end, self.due.after(done)) - done
-                advanced = compiled(progress.state, most, done, progress.codes == 0)
+                advanced = compiled(progress.state, most, done, None if every else progress.codes == 0)
                 if advanced[1].shape[-2]:
                     stretches = [self.advanced(progress, every, done, *advanced)]
             steps = 0
@@ -228,8 +229,9 @@ class _Loop:
                     r = self.b - self.A(stretches[-1].progress.state.x)
                     stretches, runs = self.judged(stretches, r, alike)
             progress = stretches[-1].progress
-            history += [stretch.norms for stretch in stretches]
-            done += sum(stretch.iterations for stretch in stretches)
+            for stretch in stretches:
+                history.append(stretch.history())
+                done += stretch.iterations
             if self.callback is not None and not replay:
                 progress, stops = self.notify(self.callback, done, progress)
                 runs = runs and not stops
@@ -265,22 +267,24 @@ class _Loop:
         done: int,
         state: Any,
         norms: Tensor,
-        stops: tuple[Tensor, Tensor] | None,
+        stops: tuple[Tensor, Tensor | int] | None,
     ) -> _Stretch:
         """The iterations of a compiled call, before which, perhaps, every column ran."""
-        number = done + norms.shape[-2]
+        ran = norms.shape[-2]
+        number = done + ran
         if stops is None:
-            progress = progress._replace(state=state, norm=norms[..., -1:, :])
-            return _Stretch(self.classified(progress, number), norms, done)
+            progress = progress._replace(state=state, norm=norms.narrow(-2, ran - 1, 1))
+            return _Stretch(self.classified(progress, number), norms, done, ran)
         codes, when = stops
+        _, codes_before, norm, best, restarted = progress
         if not every:
-            running = progress.codes == 0
-            norms = torch.where(running, norms, progress.norm)
-            codes = torch.where(running, codes, progress.codes)
-        progress = progress._replace(state=state, codes=codes, norm=norms[..., -1:, :])
+            running = codes_before == 0
+            norms = torch.where(running, norms, norm)
+            codes = torch.where(running, codes, codes_before)
+        progress = _Progress(state, codes, norms.narrow(-2, ran - 1, 1), best, restarted)
         if not self.criterion.fixed and number in self.due:
             progress = self.measured(progress)
-        return _Stretch(progress, norms, done, when)
+        return _Stretch(progress, norms, done, ran, when)
 
     def classified(self, progress: _Progress, number: int) -> _Progress:
         """Which columns seem done, and which are lost, after iteration `number`."""
@@ -345,7 +349,7 @@ class _Loop:
         holds = self.criterion.is_done(self.A, state, r.detach(), known)
         if every and all(_values(holds)):  # the rule, and nothing else to decide
             progress = _Progress(state, holds.long(), true, best, restarted)
-            return [stretches[-1]._replace(progress=progress)], False
+            return [_Stretch(progress, *stretches[-1][1:])], False
         lost = self.criterion.failure(state, known).masked_fill(holds, CODE[Status.CONVERGED])
         lost = torch.where(known < torch.inf, lost, CODE[Status.NON_FINITE])
         waiting = codes == STANDS

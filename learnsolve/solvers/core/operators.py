@@ -168,11 +168,12 @@ def as_operator(
     if isinstance(A, (CSR, BlockBatch, scipy.sparse.linalg.LinearOperator)):
         if transpose is not None:
             raise ValueError(f"{function}: transpose belongs to a callable A; {type(A).__name__} has its own")
-        if square and A.shape[0] != A.shape[1]:
-            raise ValueError(f"{function}: A must be square, got shape {A.shape}; lsqr and lsmr take any")
-        if rows != A.shape[0]:
+        shape = A.shape
+        if square and shape[0] != shape[1]:
+            raise ValueError(f"{function}: A must be square, got shape {shape}; lsqr and lsmr take any")
+        if rows != shape[0]:
             raise ValueError(
-                f"{function}: b must have A.shape[0] = {A.shape[0]} rows, got shape {tuple(b.shape)}"
+                f"{function}: b must have A.shape[0] = {shape[0]} rows, got shape {tuple(b.shape)}"
             )
     if isinstance(A, (CSR, BlockBatch)):
         if parameters:
@@ -257,9 +258,9 @@ def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) ->
 
 def joined(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:
     """The M of a solve: the only one; with blocks, on padded columns."""
-    if all(M is None for M in maps):
-        return None
-    return maps[0] if layout is None else Padded(layout, maps)
+    if layout is None:
+        return maps[0]
+    return None if all(M is None for M in maps) else Padded(layout, maps)
 
 
 def source(M: Any) -> Any:

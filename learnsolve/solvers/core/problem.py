@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from learnsolve.ops.core import across
@@ -19,10 +17,10 @@ from learnsolve.solvers.core.projected import NullSpace, projected
 from learnsolve.solvers.core.report import report
 from learnsolve.solvers.core.scaled import scaled
 from learnsolve.solvers.core.system import Columns, Outcome, System
-from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
+from learnsolve.solvers.solution import Iteration, Report, Solution
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Problem:
     name: str  # of the solver, for messages
     method: Method
@@ -54,10 +52,8 @@ class Problem:
         )
         system, from_range = projected(system, self.null)
         with across.over(across.of(self.A)):
-            size_A = self.A.size()
-            system, from_units = scaled(system, self.method, size_A)
-            out = from_units(iterate(self.method, system, self.maxiter, self.gradient))
-            return from_range(_finite(size_A, out))
+            system, from_units = scaled(system, self.method)
+            return from_range(from_units(iterate(self.method, system, self.maxiter, self.gradient)))
 
     def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
         """A^-1 b with derivatives, for `Implicit`; `petsc.KSP` has its own."""
@@ -79,20 +75,3 @@ class Problem:
             self.name, solution, self.throw, self.criterion.has_tolerance or bool(self.advice), self.advice
         )
         return solution
-
-
-def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
-    """A NaN that no product has met: in x where a column of A is empty, in A where b is zero. And what a
-    method took for something else, such as an infinite curvature."""
-    x = out.x.detach()
-    if x.is_cpu and across.everywhere(_is_finite(x)) and (size_A is None or _is_finite(size_A)):
-        return out
-    lost = across.anywhere(~torch.isfinite(x).all(dim=-2))
-    if size_A is not None:
-        lost = lost | ~torch.isfinite(size_A).squeeze(-2)
-    return out._replace(codes=torch.where(lost, CODE[Status.NON_FINITE], out.codes))
-
-
-def _is_finite(t: Tensor) -> bool:
-    """Surely finite, all of it, at the cost of a pass: a sum of finite numbers may overflow."""
-    return math.isfinite((t if t.numel() == 1 else t.detach().sum()).item())

@@ -16,7 +16,7 @@ from learnsolve.ops.core import across
 from learnsolve.ops.core.across import rows
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import divide, dot, size
-from learnsolve.solvers.solution import CODE, ConvergenceWarning, Solution, SolverError, Status
+from learnsolve.solvers.solution import CODE, ConvergenceWarning, Solution, SolverError, Status, worst
 
 _SILENT = {Status.CONVERGED, Status.STOPPED_BY_CALLBACK}
 _STEPS = 30
@@ -62,8 +62,11 @@ _OURS = {"learnsolve", "torch"}
 def explained(system: System, out: Outcome) -> Outcome:
     """With the codes of columns that failed for a reason that no single iteration shows, and what to say of
     them."""
-    if out.codes.numel() == 0 or int(out.codes.max()) <= CODE[Status.CONVERGED]:
-        return out
+    return out if worst(out.codes) <= CODE[Status.CONVERGED] else _reasons(system, out)
+
+
+@torch.no_grad()
+def _reasons(system: System, out: Outcome) -> Outcome:
     failed = out.codes > CODE[Status.CONVERGED]
     A, b, x, codes = system.A, system.b.detach(), out.x.detach(), out.codes
     # Whatever the method took it for, as an infinite curvature for a breakdown.

@@ -17,27 +17,30 @@ from torch import Tensor
 from learnsolve.ops.core import across as _across
 from learnsolve.ops.core.across import across
 from learnsolve.solvers.core.advance_cg import parts_at_once
-from learnsolve.solvers.core.operators import Operator, compiled_form, source
+from learnsolve.solvers.core.operators import Matrix, Operator, compiled_form, source
 from learnsolve.solvers.core.report import explained
 from learnsolve.solvers.core.system import Outcome, System
-from learnsolve.solvers.core.vectors import largest, size
+from learnsolve.solvers.core.vectors import largest, size, surely_finite
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
 # Exponents of two that are ordinary. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
 ORDINARY = {torch.float32: 20, torch.float64: 150}
 
 
-def scaled(system: System, method: Any, size_A: Tensor | None) -> tuple[System, Any]:
+def scaled(system: System, method: Any) -> tuple[System, Any]:
     """The system in units, and the way back of its outcome; the system itself where sizes are ordinary. A
     device that is not waited for gets units whatever they are, and for the compiled loop of cg those of b
     alone, since M would have to be scaled in its own form."""
     b, criterion = system.b, system.criterion
+    if _surely_ordinary(system):
+        return system, lambda out: _finite(None, out)
+    size_A = system.A.size()
     if system.unattended and parts_at_once(method, system):
         units = _of_right_hand_side(b)
     else:
         units = _choose(size_A, b, criterion.negligible, system.unattended)
     if units is None:
-        return system, lambda out: out
+        return system, lambda out: _finite(size_A, out)
     of_x, of_b = units.of_x, units.of_b
     inner = replace(
         system,
@@ -58,13 +61,25 @@ def scaled(system: System, method: Any, size_A: Tensor | None) -> tuple[System, 
     def back(out: Outcome) -> Outcome:
         x = units.out_of(out.x)
         if criterion.has_tolerance:
-            with torch.no_grad():
-                out = _with_digits_lost(inner, out, units.into(x.detach()))
-        return out._replace(x=x, norms=out.norms * of_b)
+            out = _with_digits_lost(inner, out, units.into(x.detach()))
+        return _finite(size_A, out._replace(x=x, norms=out.norms * of_b))
 
     return inner, back
 
 
+def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
+    """A NaN that no product has met: in x where a column of A is empty, in A where b is zero. And what a
+    method took for something else, such as an infinite curvature."""
+    x = out.x.detach()
+    if x.is_cpu and _across.everywhere(surely_finite(x)) and (size_A is None or surely_finite(size_A)):
+        return out
+    lost = _across.anywhere(~torch.isfinite(x).all(dim=-2))
+    if size_A is not None:
+        lost = lost | ~torch.isfinite(size_A).squeeze(-2)
+    return out._replace(codes=torch.where(lost, CODE[Status.NON_FINITE], out.codes))
+
+
+@torch.no_grad()
 def _with_digits_lost(system: System, out: Outcome, x: Tensor) -> Outcome:
     """The outcome judged by x as the caller gets it, some of whose digits may lie below the range."""
     lost = (out.codes == CODE[Status.CONVERGED]) & _across.anywhere((x != out.x).any(dim=-2))
@@ -135,6 +150,22 @@ def _preconditioner(M: Any, units: Units) -> Any:
     if M is None or (units.of_A is None and compiled_form(source(M)) is not None):  # it is linear
         return M
     return lambda r: M(r * units.of_b) / units.of_x
+
+
+def _surely_ordinary(system: System) -> bool:
+    """Of one matrix and one column on the CPU, in few calls: small solves take the time of their calls."""
+    A, b, negligible, limit = system.A, system.b, system.criterion.negligible, 2.0 ** ORDINARY[system.b.dtype]
+    if not isinstance(A, Matrix) or not isinstance(negligible, (int, float)) or negligible > limit:
+        return False
+    values, n = A.A.values, b.shape[-2]
+    if values.dim() != 1 or values.numel() == 0 or not values.is_cpu or not b.is_cpu or b.numel() != n:
+        return False
+    least, most = torch.aminmax(values.detach())
+    # The largest entry of b is at least ||b|| / sqrt(n).
+    return (
+        1 / limit <= max(-least.item(), most.item()) <= limit
+        and n**0.5 / limit <= system.length.item() <= limit
+    )
 
 
 def _choose(size_A: Tensor | None, b: Tensor, negligible: float | Tensor, unseen: bool) -> Units | None:

@@ -14,33 +14,42 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learnsolve.ops.block_batch import Layout
+from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import EAGER, Iteration
 
 Map = Callable[[Tensor], Tensor]  # of blocks of columns
 
 
-class Operator(Protocol):
-    """A linear map of blocks of columns (..., n, k), made of `parameters`."""
+class Operator:
+    """A linear map of blocks of columns (..., n, k), made of `parameters`. No Protocol: `isinstance` of one
+    takes as long as a small product."""
 
     parameters: tuple[Tensor, ...]
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
     @property
-    def T(self) -> Operator: ...
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator: ...
+    def T(self) -> Operator:
+        raise NotImplementedError
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator:
+        raise NotImplementedError
+
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of <y, A x> for the parameters, differentiable."""
-        ...
+        raise NotImplementedError
 
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
         """dA x, for a change of the parameters."""
-        ...
+        raise NotImplementedError
 
     def size(self) -> Tensor | None:
         """The largest entry, (..., 1, 1), if it is known."""
@@ -70,6 +79,11 @@ class System:
     x0: Tensor | None
     criterion: Any  # Criterion (criterion.py), of this run alone
     callback: Callable[[Iteration], Any] | None = None
+
+    @cached_property
+    def length(self) -> Tensor:
+        """||b||, (..., 1, k)."""
+        return size(self.b)
 
     @property
     def unattended(self) -> bool:

@@ -1,5 +1,7 @@
 """Arithmetic on blocks of columns (..., n, k), whose derivatives are finite wherever a column has stopped."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,11 @@ def safe_size(u: Tensor) -> Tensor:
     unit = largest(u, -2)
     unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1)
     return unit * size(u / unit)
+
+
+def surely_finite(t: Tensor) -> bool:
+    """All of it, at the cost of a pass: a sum of finite numbers may overflow."""
+    return math.isfinite((t if t.numel() == 1 else t.detach().sum()).item())
 
 
 def largest(u: Tensor, dim: int) -> Tensor:
