@@ -115,15 +115,14 @@ void fused(const ProductView<I>& P, int64_t rows, int64_t inner, int64_t cols, i
            const T* b, I* c_ptr, I* c_idx, T* c) {
   constexpr int64_t kPart = int64_t{1} << 16;
   c_ptr[0] = 0;
-  const int64_t parts =
-      std::clamp<int64_t>(products / std::max(kPart, 4 * cols), 1, torch::stable::get_num_threads());
+  const int64_t parts = std::clamp<int64_t>(products / std::max(kPart, 4 * cols), 1, threads_here());
   const bool grid = repeats_often(P.a_ptr, rows, P.a_idx) && repeats_often(P.b_ptr, inner, P.b_idx);
   if (parts == 1 && !grid) return FusedRows<T, I>(P, nullptr, cols, a, b, c_ptr, c_idx, c)(0, rows);
   const analysis::FactorPair<I> F(P.a_ptr, rows, P.a_idx, P.b_ptr, inner, P.b_idx, cols);
   const std::vector<int64_t> first = analysis::even_rows(F.before.data(), rows, parts);
   std::vector<int64_t> entries(parts + 1, 0);
   std::atomic<bool> memory = true;
-  torch::stable::parallel_for(0, parts, 1, [&](int64_t k0, int64_t k1) {
+  parallel_for(0, parts, 1, [&](int64_t k0, int64_t k1) {
     for (int64_t k = k0; k < k1; ++k) {
       const int64_t at = F.before[first[k]];
       try {
