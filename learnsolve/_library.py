@@ -65,7 +65,7 @@ _cpu.learnsolve_set_buffer_pool_limit.argtypes = (ctypes.c_size_t,)
 _cpu.learnsolve_buffer_bytes.restype = ctypes.c_size_t
 _cpu.learnsolve_spgemm_fused.restype = ctypes.c_bool
 _cpu.learnsolve_spgemm_fused.argtypes = (
-    *(ctypes.c_bool, ctypes.c_bool, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
+    *(ctypes.c_bool, ctypes.c_bool, *4 * (ctypes.c_int64,)),
     ctypes.POINTER(ctypes.c_void_p),
 )
 
@@ -109,11 +109,11 @@ def buffer_bytes() -> int:
     return _cpu.learnsolve_buffer_bytes()
 
 
-def spgemm_fused(rows: int, columns: int, products: int, *arrays: Any) -> bool:
+def spgemm_fused(rows: int, inner: int, columns: int, products: int, *arrays: Any) -> bool:
     """csrc/ops/spgemm_fused.cpp, on NumPy arrays; False if memory is missing."""
     doubles, wide = arrays[4].itemsize == 8, arrays[0].itemsize == 8
     addresses = (ctypes.c_void_p * len(arrays))(*(t.ctypes.data for t in arrays))
-    return _cpu.learnsolve_spgemm_fused(doubles, wide, rows, columns, products, addresses)
+    return _cpu.learnsolve_spgemm_fused(doubles, wide, rows, inner, columns, products, addresses)
 
 
 def select_instruction_set(name: str) -> None:

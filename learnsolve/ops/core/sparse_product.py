@@ -222,7 +222,9 @@ def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tens
     a_values, b_values = as_numpy(a), as_numpy(b)
     c_ptr, c_idx = np.empty(len(arrays[0]), arrays[0].dtype), np.empty(products, arrays[1].dtype)
     c = np.empty(products, a_values.dtype)  # memory that is never written costs nothing
-    if not _library.spgemm_fused(*shape, products, *arrays, a_values, b_values, c_ptr, c_idx, c):
+    if not _library.spgemm_fused(
+        *A.shape, B.shape[1], products, *arrays, a_values, b_values, c_ptr, c_idx, c
+    ):
         return None
     for t in (c_idx, c):
         t.resize(int(c_ptr[-1]), refcheck=False)  # in place
