@@ -17,7 +17,6 @@ from train.train_cases import SMALL
 from learnsolve import recipes, train
 from learnsolve.recipes.harness import command_line
 from learnsolve.recipes.harness.checkpoint import read_metrics
-from learnsolve.recipes.harness.figures import loss_figure
 from learnsolve.recipes.harness.recipe import Recipe
 from learnsolve.recipes.harness.report import Progress
 from learnsolve.recipes.harness.run import Run
@@ -203,7 +202,7 @@ def scalars(folder):
 @installed
 def test_losses_learning_rate_and_pictures(run, rows, monkeypatch):
     def figures(self, history, outcome):
-        yield "loss.png", loss_figure("", "", history)
+        return self.over_steps(history)
 
     monkeypatch.setattr(PcgRecipe, "figures", figures)
     few = ["--steps", 4, "--schedule", "cosine", "--evaluate_every", 2, *SMALL["pcg"].split()]

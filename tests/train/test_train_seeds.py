@@ -155,7 +155,7 @@ def test_torchrun_is_refused(run, monkeypatch, capsys):
 
 def test_cells_and_reports():
     assert seeds.one_cell([2.0, 2.0]) == "2.000"
-    assert seeds.one_cell([1.0, None]) == "diverges in 1 of 2"
+    assert seeds.one_cell([1.0, "diverges"]) == "diverges in 1 of 2"
     assert seeds.one_cell(["10.0 ± 3.0", "12.0 ± 1.0"]) == "11.00 ± 1.4"
     assert seeds.merged([{"a": [1, None]}, {"a": [1, 2.0]}]) == {"a": [1, [None, 2.0]]}
     assert seeds.merged([[1], [1, 2]]) == [[1], [1, 2]]

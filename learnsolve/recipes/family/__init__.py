@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.evaluation._table import middle
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spmm import spmm
 from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.family.results import figures_of, iterations_of, outcome_of
+from learnsolve.recipes.harness.figures import HELD_OUT_MATRICES, Curves
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe, stream_seed
+from learnsolve.recipes.harness.tables import middle
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe, stream_seed
 from learnsolve.recipes.harness.settings import (
     SettingError,
     VectorSettings,
@@ -188,8 +189,10 @@ class FactorRecipe(Scheduled, VectorRecipe):
     advice = "try a smaller --lr or --clip"
     model: MatrixNetwork
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(log=True),
-        "iterations.png": Curves("Iterations", "on held-out matrices", {"iterations": "mean over matrices"}),
+        "loss.png": Curves("Loss ({loss})", columns=HELD_OUT_MATRICES, log=True),
+        "iterations.png": Curves(
+            "Iterations to the middle one of {tolerances}", "on held-out matrices", {"iterations": "mean"}
+        ),
     }
     outcome = outcome_of
     figures = figures_of
@@ -225,6 +228,10 @@ class FactorRecipe(Scheduled, VectorRecipe):
             None if settings.resample else self._pairs(self.training, every[0], every[0], TRAINING, 0)
         )
         self._held_out = self._pairs(self.others, every[1], every[1], HELD_OUT, 0)
+
+    @property
+    def where(self) -> str:
+        return self.settings.describe()
 
     def _systems(self, data: Iterable[Sample]) -> Systems:
         return Systems(

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from learnsolve.recipes.gcn import data
 from learnsolve.recipes.gcn.model import GCN
-from learnsolve.recipes.gcn.results import COLUMNS, Scores, figures_of, measured, outcome_of
+from learnsolve.recipes.gcn.results import COLUMNS, CURVES, Scores, figures_of, measured, outcome_of
 from learnsolve.recipes.harness.recipe import Recipe
 from learnsolve.recipes.harness.settings import (
     RunSettings,
@@ -124,6 +124,7 @@ class GcnRecipe(Recipe):
     columns = COLUMNS
     model: GCN
     measure = measured
+    curves = CURVES
     files = ("loss.png", "accuracy.png", "seeds.png")
     outcome = outcome_of
     figures = figures_of
@@ -189,6 +190,13 @@ class GcnRecipe(Recipe):
             right = (results.argmax(-1) == part.labels).double().mean(1)
             self.scores[part.name] = (self._cross_entropy(results, part.labels).double(), right)
         return self.scores[self.held_out][0].mean().item()
+
+    @property
+    def where(self) -> str:
+        name = {"citeseer": "CiteSeer"}.get(self.data.graph.name, self.data.graph.name)
+        name += ", variant demo" * self.variant.demo
+        several = f"\nmean of {self.settings.seeds} initializations ± 2 standard deviations"
+        return name + several * (self.settings.seeds > 1)
 
     @property
     def held_out(self) -> str:

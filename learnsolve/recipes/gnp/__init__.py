@@ -27,7 +27,7 @@ from learnsolve.recipes.harness.recipe import (
     stream_seed,
 )
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least, check_tolerances
-from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_square
+from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_square, describe
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.solvers.core.report import quiet
 
@@ -141,6 +141,10 @@ class GnpRecipe(Scheduled, VectorRecipe):
         self._fixed = self._sides(self.indices, self.count, TRAINING, 0)
         held_out = settings.held_out or 1
         self.held_out = self._sides(range(held_out), held_out, HELD_OUT, 0)
+
+    @property
+    def where(self) -> str:
+        return describe(self.settings.problem)
 
     def _sides(self, indices: range, count: int, stream: int, step: int) -> Tensor:
         """b = A x, (n, indices), of mean square one; x by the rule of `analysis.krylov_samples`."""

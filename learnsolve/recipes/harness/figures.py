@@ -2,11 +2,15 @@
 where it hides nothing; `LOOKS` gives each name its color in all pictures, one that color-blind readers can
 distinguish."""
 
+from __future__ import annotations
+
 import io
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from learnsolve.evaluation._figure import medians
 from learnsolve.recipes.harness.checkpoint import History
@@ -15,8 +19,10 @@ from learnsolve.recipes.harness.settings import need
 # Okabe and Ito, "Color Universal Design" (2008).
 BLACK, BLUE, ORANGE, PURPLE, GRAY, GREEN = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777", "#009E73"
 COLORS = BLUE, PURPLE, ORANGE, GREEN, BLACK  # of curves that are drawn together
+Series = tuple[Any, Any, tuple[Any, Any] | None]  # x, y and a band
 WIDTH = 840  # pixels
 LOSSES = {"loss": "training", "held_out_loss": "held-out"}  # columns and their labels
+HELD_OUT_MATRICES = LOSSES | {"held_out_loss": "held-out matrices"}
 LOOKS: dict[tuple[str, ...], dict[str, Any]] = {  # by the beginning of a name
     ("best constant",): {"color": GREEN, "linestyle": (0, (5, 1))},
     ("learned", "network"): {"color": BLUE, "linewidth": 2.2},
@@ -66,12 +72,38 @@ class Line:
 
 @dataclass(frozen=True)
 class Curves:
-    """A picture of columns of metrics.csv (their labels) over the steps, for --seeds with mean and band."""
+    """A picture of columns of metrics.csv (their labels) over the steps, of one run, and of --seeds with mean
+    and band. Title and labels may name settings, as "{sweeps} sweeps"."""
 
     title: str = "Loss"
     ylabel: str = "loss"
     columns: Mapping[str, str] = field(default_factory=lambda: dict(LOSSES))
     log: bool = False  # the axis of the values
+    xlabel: str = "optimizer step"
+    ylim: tuple[float | None, float | None] | None = None
+
+    def of(self, settings: Any) -> Curves:
+        """With the settings' values."""
+        labels = {column: label.format_map(vars(settings)) for column, label in self.columns.items()}
+        return replace(self, title=self.title.format_map(vars(settings)), columns=labels)
+
+    def picture(self, title: str, series: Callable[[str], Series], levels: Iterable[Line] = ()) -> Any:
+        """The figure, or None if no column has an entry; `series`: the steps of a column, its values, and
+        their band or None. A level far above the curves, which would only squeeze them, is left out."""
+        lines = []
+        for (column, label), color in zip(self.columns.items(), COLORS, strict=False):
+            steps, values, band = series(column)
+            if len(steps):
+                lines.append(
+                    Line(label, values, steps, band, {"color": color, "linewidth": 2 - 0.5 * bool(lines)})
+                )
+        if self.log and lines:
+            highest = max(max(line.y) for line in lines)
+            levels = [level for level in levels if 0 < level.y < 30 * highest]
+        log, options = "y" * self.log, {"ylim": self.ylim} if self.ylim else {}
+        return (
+            picture(title, self.xlabel, self.ylabel, [*levels, *lines], log=log, **options) if lines else None
+        )
 
 
 def new_figure(title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7, 4.5)) -> tuple[Any, Any]:
@@ -116,37 +148,19 @@ def picture(
     return figure
 
 
-def known(history: History, name: str) -> tuple[list[int], list[float]]:
-    """The steps that have an entry in this column, and the entries."""
-    pairs = [(s, v) for s, v in zip(history["step"], history[name], strict=True) if v is not None]
-    return [s for s, _ in pairs], [v for _, v in pairs]
+def levels(records: Mapping[str, Mapping[str, Any]], key: str, but: Collection[str] = ()) -> list[Line]:
+    """The value on held-out data of each record that has one, for `Curves`."""
+    named = {name: record[key] for name, record in records.items() if name not in but and key in record}
+    return [Line(f"{name}, held-out", value) for name, value in named.items()]
 
 
-def column(history: History, name: str, label: str, **style: Any) -> Line:
-    """A column of metrics.csv over the steps."""
-    steps, values = known(history, name)
-    return Line(label, values, steps, style=style)
-
-
-def loss_figure(
-    title: str,
-    ylabel: str,
-    history: History,
-    *,
-    baselines: Mapping[str, float] | None = None,
-    held_out: str = "held-out",
-    log: bool = False,
-) -> Any:
-    """Training and held-out loss over the steps, and losses by name to compare with; a level far above the
-    curve, which would only squeeze it, is left out."""
-    levels = dict(baselines or {})
-    if log:
-        highest = max(v for name in ("loss", "held_out_loss") for v in history[name] if v is not None)
-        levels = {name: loss for name, loss in levels.items() if 0 < loss < 30 * highest}
-    lines = [Line(f"{name}, held-out", loss, style=look(name)) for name, loss in levels.items()]
-    lines.append(column(history, "loss", "training", color=BLUE, linewidth=2))
-    lines.append(column(history, "held_out_loss", held_out, color=PURPLE))
-    return picture(title, "optimizer step", ylabel, lines, log="y" * log)
+def of_run(history: History, column: str) -> Series:
+    """A column of metrics.csv; where it has a deviation, in a band of two."""
+    pairs = [(k, v) for k, v in zip(history["step"], history.get(column, ()), strict=False) if v is not None]
+    steps, values = np.array(pairs).reshape(-1, 2).T
+    deviations = np.array([v for v in history.get(f"{column}_std", ()) if v is not None])
+    whole = len(values) == len(deviations) > 0
+    return steps, values, (values - 2 * deviations, values + 2 * deviations) if whole else None
 
 
 def residuals_figure(

@@ -14,13 +14,14 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import Curves
+from learnsolve.recipes.harness.figures import Curves, Line, of_run
 from learnsolve.recipes.harness.settings import RunSettings
 
 TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
@@ -46,7 +47,7 @@ class Recipe:
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : its parameters are learned, its state_dict is saved
-    curves : pictures of columns of metrics.csv, drawn with mean and band over --seeds
+    curves : pictures of columns of metrics.csv by file; with --seeds of mean and band
     files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
     finished : True ends the training before --steps; in several processes it is enough that one sets it
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
@@ -58,7 +59,7 @@ class Recipe:
     settings: Any
     columns: ClassVar[tuple[str, ...]] = ()
     curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves()}
-    files: ClassVar[tuple[str, ...]] = ()
+    files: ClassVar[tuple[str, ...]] = ("loss.png",)
     finished: bool = False
     model: torch.nn.Module
     lower_bound: float = -math.inf
@@ -68,6 +69,11 @@ class Recipe:
     def __init__(self, settings: Any):
         """Build matrix, model and data; SettingError for what cannot work."""
         raise NotImplementedError
+
+    @property
+    def where(self) -> str:
+        """A few words about the problem, for titles."""
+        return ""
 
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of the model's parameters: Adam. All of its state must be tensors."""
@@ -102,7 +108,14 @@ class Recipe:
 
     def figures(self, history: History, outcome: Outcome, /) -> Iterator[tuple[str, Any]]:
         """(file name, matplotlib Figure) of each picture."""
-        raise NotImplementedError
+        return self.over_steps(history)
+
+    def over_steps(self, history: History, **levels: Iterable[Line]) -> Iterator[tuple[str, Any]]:
+        """The pictures of `curves`; `levels` are lines to compare with, by file name without .png."""
+        for file, curves in self.curves.items():
+            c, lines = curves.of(self.settings), levels.get(file.removesuffix(".png"), ())
+            if (figure := c.picture(f"{c.title}, {self.where}", partial(of_run, history), lines)) is not None:
+                yield file, figure
 
 
 class VectorRecipe(Recipe):
@@ -140,6 +153,12 @@ class VectorRecipe(Recipe):
         """Vectors from N(0, I) for the rows of A, each a function of the seed and these arguments."""
         kind = {"dtype": A.dtype, "device": self.settings.device, "rows": rows}
         return normal_vectors(A.shape[0], indices, seed=self.settings.seed, stream=stream, step=step, **kind)
+
+
+def network_facts(model: Any) -> dict[str, Any]:
+    """What report.json has of a network."""
+    weights = sum(p.numel() for p in model.parameters())
+    return {"class": type(model).__name__, "weights": weights, **model.settings()}
 
 
 def number_of_hardest(fraction: float, count: int) -> int:

@@ -73,8 +73,10 @@ class HeavyballRecipe(MatrixRecipe):
     advice = "try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
     files = ("loss.png", "parameters.png", "convergence.png")
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(ylabel="energy left by the sweeps, per vector", log=True),
-        "parameters.png": Curves("Parameters", "value", {"alpha": r"$\alpha$", "beta": r"$\beta$"}),
+        "loss.png": Curves("Loss through {sweeps} sweeps", "energy of the error, per vector", log=True),
+        "parameters.png": Curves(
+            "Parameters", "value", {"alpha": r"step size $\alpha$", "beta": r"momentum $\beta$"}
+        ),
     }
     outcome = outcome_of
     figures = figures_of

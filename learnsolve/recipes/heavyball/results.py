@@ -16,28 +16,18 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.analysis import extreme_eigenvalues
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import (
-    BLUE,
-    GRAY,
-    ORANGE,
-    Line,
-    column,
-    look,
-    loss_figure,
-    picture,
-    residuals_figure,
-)
+from learnsolve.recipes.harness.figures import COLORS, GRAY, Line, levels, look, residuals_figure
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED, rows_of
+from learnsolve.recipes.harness.tables import LEARNED, Row, records, tabulate
 from learnsolve.recipes.heavyball import closed_form
-from learnsolve.recipes.matrix.problem import describe, facts
+from learnsolve.recipes.matrix.problem import facts
 
 if TYPE_CHECKING:
     from learnsolve.recipes.heavyball import HeavyballRecipe
 
 SWEEPS = 60  # of the curves
 COLUMNS = {
-    **{"alpha": "alpha", "beta": "beta", "loss per vector": "held_out_loss"},
+    **{"parameters": "name", "alpha": "alpha", "beta": "beta", "loss per vector": "held_out_loss"},
     **{"expected loss": "expected_loss", "convergence factor": "convergence_factor"},
 }
 
@@ -61,13 +51,12 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
         pairs["asymptotic optimum"] = solvers.heavyball_parameters(*ends.tolist())
     if spectrum is not None:
         pairs[f"best for {sweeps} sweeps"] = closed_form.best_parameters(spectrum, sweeps)
-    compared: dict[str, dict[str, Any]] = {}
-    histories = {}
-    for name, (alpha, beta) in pairs.items():
+
+    def record(alpha: float, beta: float) -> Row:
         expected = None
         if spectrum is not None:
             expected = float(closed_form.expected_energy(spectrum, alpha, beta, sweeps))
-        compared[name] = {
+        return {
             "alpha": alpha,
             "beta": beta,
             "held_out_loss": recipe.held_out_energy(alpha, beta),
@@ -75,8 +64,12 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
             # The largest root belongs to one of the ends.
             "convergence_factor": None if ends is None else closed_form.convergence_factor(ends, alpha, beta),
         }
+
+    def residuals(alpha: float, beta: float) -> list[Tensor]:
         solve = partial(solvers.heavyball, alpha=alpha, beta=beta, iterations=SWEEPS)
-        histories[name] = [torch.tensor(recipe.residual_curve(solve))]
+        return [torch.tensor(recipe.residual_curve(solve))]
+
+    compared = {name: record(*pair) for name, pair in pairs.items()}
     ends_listed = None if ends is None else ends.tolist()
     numbers = {
         "problem": {**facts(settings.problem, recipe.A), "extreme_eigenvalues": ends_listed},
@@ -84,11 +77,13 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
         "sweeps": sweeps,
         "parameters": compared,
     }
-    rows, words = rows_of(compared, COLUMNS), sentence_of(compared, sweeps)
-    return Outcome(numbers, ["parameters", *COLUMNS], rows, words, {"histories": histories})
+    labels = {name: rf"{name} ($\alpha$ {a:.3f}, $\beta$ {b:.3f})" for name, (a, b) in pairs.items()}
+    histories = {labels[name]: residuals(*pair) for name, pair in pairs.items()}
+    table = tabulate(records(compared), COLUMNS)
+    return Outcome(numbers, *table, sentence_of(compared, sweeps), {"histories": histories})
 
 
-def sentence_of(compared: dict[str, dict[str, Any]], sweeps: int) -> str:
+def sentence_of(compared: dict[str, Row], sweeps: int) -> str:
     learned = compared[LEARNED]
     words = f"Learned alpha = {learned['alpha']:.4f} and beta = {learned['beta']:.4f}"
     if (best := compared.get(f"best for {sweeps} sweeps")) is not None:
@@ -101,35 +96,18 @@ def sentence_of(compared: dict[str, dict[str, Any]], sweeps: int) -> str:
 
 
 def figures_of(recipe: HeavyballRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    where, sweeps = describe(recipe.settings.problem), recipe.settings.sweeps
     compared = outcome.numbers["parameters"]
-    losses = {n: v["held_out_loss"] for n, v in compared.items() if n not in (LEARNED, "start")}
-    title, ylabel = f"Loss through {sweeps} sweeps, {where}", "energy of the error, per vector"
-    yield "loss.png", loss_figure(title, ylabel, history, baselines=losses, log=True)
-    labels = {"alpha": (r"step size $\alpha$", "alpha"), "beta": (r"momentum $\beta$", "beta")}
-    yield "parameters.png", parameters_figure(where, "value", history, compared, labels)
-    histories = {
-        rf"{name} ($\alpha$ {compared[name]['alpha']:.3f}, $\beta$ {compared[name]['beta']:.3f})": curve
-        for name, curve in outcome.data["histories"].items()
-    }
-    mark = Line("sweeps in the loss", x=sweeps, style={"color": GRAY, "linewidth": 0.8})
-    title = f"The heavy ball, {where}, held-out vectors"
-    yield "convergence.png", residuals_figure(title, histories, xlabel="sweep", more=[mark])
+    losses = levels(compared, "held_out_loss", but=(LEARNED, "start"))
+    yield from recipe.over_steps(history, loss=losses, parameters=parameters(compared, "alpha", "beta"))
+    mark = Line("sweeps in the loss", x=recipe.settings.sweeps, style={"color": GRAY, "linewidth": 0.8})
+    title = f"The heavy ball, {recipe.where}, held-out vectors"
+    yield "convergence.png", residuals_figure(title, outcome.data["histories"], xlabel="sweep", more=[mark])
 
 
-def parameters_figure(
-    where: str,
-    ylabel: str,
-    history: History,
-    compared: Mapping[str, Mapping[str, Any]],
-    labels: Mapping[str, tuple[str, str]],
-) -> Any:
-    """alpha and beta over the steps; `labels`: label, and key in `compared`, of each column."""
-    lines = []
-    for (name, (label, key)), color in zip(labels.items(), (BLUE, ORANGE), strict=True):
-        lines.append(column(history, name, label, color=color, linewidth=2))
-        for pair, values in compared.items():
-            if pair.startswith(("asymptotic", "best")):
-                style = {**look(pair), "linewidth": 1.4, "color": color}
-                lines.append(Line(f"{label.split()[-1]}, {pair}", values[key], style=style))
-    return picture(f"Parameters over steps, {where}", "optimizer step", ylabel, lines)
+def parameters(compared: Mapping[str, Row], *keys: str) -> Iterator[Line]:
+    """The values of alpha and beta that formulas give."""
+    for key, symbol, color in zip(keys, (r"$\alpha$", r"$\beta$"), COLORS, strict=False):
+        for name, record in compared.items():
+            if name.startswith(("asymptotic", "best")):
+                style = {**look(name), "linewidth": 1.4, "color": color}
+                yield Line(f"{symbol}, {name}", record[key], style=style)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.matrix.csr import CSR
+from learnsolve.recipes.harness.figures import HELD_OUT_MATRICES, Curves
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least
 from learnsolve.recipes.heavyball import BUFFERS, usual_sweeps
 from learnsolve.recipes.heavyball_network.network import ParameterNetwork, family
@@ -89,7 +90,9 @@ class HeavyballNetworkRecipe(VectorRecipe):
     vector_dim = 0
     files = ("loss.png", "parameters.png", "matrices.png")
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(ylabel="part of the energy that is left", log=True),
+        "loss.png": Curves(
+            "Loss through {sweeps} sweeps", "energy after, relative to before", HELD_OUT_MATRICES, log=True
+        ),
         "parameters.png": Curves("Parameters", "mean, held-out matrices", {"alpha": ALPHA, "beta": BETA}),
     }
     outcome = outcome_of
@@ -111,6 +114,10 @@ class HeavyballNetworkRecipe(VectorRecipe):
         self.test_vectors = self._drawn[1]
         others = range(settings.held_out_matrices)
         self.held_out = self._vectors(self.others, others, settings.held_out or 0, HELD_OUT, 0)
+
+    @property
+    def where(self) -> str:
+        return f"{self.settings.family} family, {' x '.join(map(str, self.settings.grid))}"
 
     def _vectors(self, A: CSR, indices: range, count: int | str, stream: int, step: int) -> Tensor:
         """(matrices, n, vectors) with a total energy of one for each matrix; `indices` are the matrices'."""

@@ -49,7 +49,7 @@ class JacobiRecipe(MatrixRecipe):
     Settings = JacobiSettings
     files = ("energy.png", "loss.png", "weights.png")
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(ylabel="energy of the error, per vector", log=True)
+        "loss.png": Curves("Training loss", "energy of the error, per vector", log=True)
     }
     outcome = outcome_of
     figures = figures_of

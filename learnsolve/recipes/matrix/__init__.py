@@ -15,7 +15,7 @@ from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe
 from learnsolve.recipes.harness.settings import VectorSettings
-from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_energy
+from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_energy, describe
 
 CURVE_NUMBERS = 4_000_000  # in the vectors of a curve: more would take longer than the training
 
@@ -99,6 +99,10 @@ class MatrixRecipe(VectorRecipe):
             self.test_vectors = self._drawn(self.indices, self.count, TRAINING, rows=self.space.rows)
         else:
             self.test_vectors = named[self.space.rows, self.indices.start : self.indices.stop].contiguous()
+
+    @property
+    def where(self) -> str:
+        return describe(self.settings.problem)
 
     def make_space(self) -> Any:
         check_energy(self.A)

@@ -39,11 +39,23 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         "definiteness",
         "shortened_steps",
     )
-    files = ("evaluation.csv", "loss.png", "residuals.png", "residuals_ramp.png", "factor.png")
+    files = (
+        "evaluation.csv",
+        "loss.png",
+        "residual.png",
+        "residuals.png",
+        "residuals_ramp.png",
+        "factor.png",
+    )
     model: Trainable
     by_root = False
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(ylabel="weighted residuals", log=True),
+        "loss.png": Curves(
+            "Training loss through {iterations} iterations",
+            "residuals, weighted",
+            {"loss": "training", "held_out_loss": "held-out, all iterations"},
+            log=True,
+        ),
         "residual.png": Curves(
             "Residual after the iterations in the loss",
             r"$\|r\| / \|b\|$",
