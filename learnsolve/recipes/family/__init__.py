@@ -21,10 +21,9 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spmm import spmm
 from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start
 from learnsolve.problems.datasets import ProblemDataset, Sample
-from learnsolve.recipes.family.results import figures_of, iterations_of, outcome_of
+from learnsolve.recipes.family.results import iterations_of, outcome_of
 from learnsolve.recipes.harness.figures import HELD_OUT_MATRICES, Curves
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.tables import middle
 from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe, stream_seed
 from learnsolve.recipes.harness.settings import (
     SettingError,
@@ -34,6 +33,7 @@ from learnsolve.recipes.harness.settings import (
     check_tolerances,
     positive,
 )
+from learnsolve.recipes.harness.tables import middle
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 
 Aggregation = Literal["sum", "mean", "max", "softmax"]
@@ -195,7 +195,6 @@ class FactorRecipe(Scheduled, VectorRecipe):
         ),
     }
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: Any):
         self.settings = settings

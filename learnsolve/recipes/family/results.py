@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +18,10 @@ from learnsolve import solvers
 from learnsolve.evaluation._table import as_csv
 from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners.learned._factor_network import MatrixNetwork
-from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness import tables
 from learnsolve.recipes.harness.figures import Line, look, picture
 from learnsolve.recipes.harness.recipe import Outcome, network_facts
-from learnsolve.recipes.harness.tables import (
-    LEARNED,
-    Row,
-    cells,
-    compare,
-    flat,
-    middle,
-    milliseconds,
-    tabulate,
-    with_amg,
-)
+from learnsolve.recipes.harness.tables import LEARNED, Row
 
 if TYPE_CHECKING:
     from learnsolve.recipes.family import FactorRecipe
@@ -55,7 +45,7 @@ LOSSES = {
 def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
     """Preconditioners by name."""
     classical = {"RS-AMG": network.classical} if isinstance(network, P.NeuralAMG) else {}
-    return with_amg({LEARNED: network, **BASELINES, **classical}, n)
+    return tables.with_amg({LEARNED: network, **BASELINES, **classical}, n)
 
 
 def iterations_of(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
@@ -82,11 +72,11 @@ def evaluation_rows(recipe: FactorRecipe, scale: int) -> list[Row]:
     A, b = map(list, zip(*((sample.A.to(s.device), sample.b.to(s.device)) for sample in data), strict=True))
     M = candidates(recipe.model, n := A[0].shape[0])
     which = {"matrices": s.describe(scale), "n": n}
-    rows = flat(compare(A, b, M, s.tolerances, repeats=s.repeats), **which)
+    rows = tables.flat(tables.compare(A, b, M, s.tolerances, repeats=s.repeats), **which)
     if (stop := s.absolute_stop) is not None:
         untimed = {"rtol": f"absolute {stop:g}", "seconds": math.nan, "seconds_std": math.nan}
-        published = compare(A, b, M, [stop], repeats=1, solver=absolute)
-        rows += [row | untimed for row in flat(published, **which)]
+        published = tables.compare(A, b, M, [stop], repeats=1, solver=absolute)
+        rows += [row | untimed for row in tables.flat(published, **which)]
     return rows
 
 
@@ -95,7 +85,7 @@ def outcome_of(recipe: FactorRecipe) -> Outcome:
     rows = [row for scale in (1, *sorted(settings.scales)) for row in evaluation_rows(recipe, scale)]
     columns = {
         "matrices: preconditioner": lambda row: f"{row['matrices']}: {row['preconditioner']}",
-        "set-up ms": lambda row: milliseconds(row["setup_seconds"]),
+        "set-up ms": lambda row: tables.milliseconds(row["setup_seconds"]),
     }
     about = {"description": settings.describe(), "n": A.shape[0], "nnz": A.nnz}
     numbers = {
@@ -104,12 +94,15 @@ def outcome_of(recipe: FactorRecipe) -> Outcome:
         "loss_is": LOSSES[settings.loss],
         "evaluation": rows,
     }
-    words, texts = sentence_of(rows, settings.tolerances), {"evaluation.csv": as_csv(rows)}
-    return Outcome(numbers, *tabulate(rows, columns, cells), words, texts=texts)
+    words, figures = sentence_of(rows, settings.tolerances), {}
+    if settings.scales:
+        figures["sizes.png"] = partial(sizes_figure, recipe.where, rows, tables.middle(settings.tolerances))
+    table = tables.tabulate(rows, columns, tables.cells)
+    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
 
 
 def sentence_of(rows: list[Row], tolerances: list[float]) -> str:
-    rtol = middle(tolerances)
+    rtol = tables.middle(tolerances)
     at = {(row["n"], row["preconditioner"]): row for row in rows if row["rtol"] == rtol}
     n = rows[0]["n"]
     learned, other = at[n, LEARNED], at[n, "IC(0)"]
@@ -132,20 +125,20 @@ def sentence_of(rows: list[Row], tolerances: list[float]) -> str:
     )
 
 
-def figures_of(recipe: FactorRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    yield from recipe.over_steps(history)
-    if recipe.settings.scales:
-        rtol, points = middle(recipe.settings.tolerances), {}
-        for row in outcome.numbers["evaluation"]:
-            if row["rtol"] == rtol and row["converged"] == row["systems"]:
-                points.setdefault(row["preconditioner"], []).append((row["n"], row["iterations"]))
-        lines = [
-            Line(
-                name,
-                *reversed(list(zip(*pairs, strict=True))),
-                style={**look(name), "marker": MARKERS.get(name)},
-            )
-            for name, pairs in points.items()
-        ]
-        title, ylabel = f"Trained on {recipe.where}", f"mean iterations to {rtol:.0e}"
-        yield "sizes.png", picture(title, "rows of the matrix", ylabel, lines, log="xy")
+def sizes_figure(where: str, rows: list[Row], rtol: float) -> Any:
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row["rtol"] == rtol and row["converged"] == row["systems"]:
+            points.setdefault(row["preconditioner"], []).append((row["n"], row["iterations"]))
+    lines = [
+        Line(
+            name,
+            [y for _, y in pairs],
+            [n for n, _ in pairs],
+            style=look(name) | {"marker": MARKERS.get(name)},
+        )
+        for name, pairs in points.items()
+    ]
+    return picture(
+        f"Trained on {where}", "rows of the matrix", f"mean iterations to {rtol:.0e}", lines, log="xy"
+    )

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from learnsolve.recipes.gcn import data
 from learnsolve.recipes.gcn.model import GCN
-from learnsolve.recipes.gcn.results import COLUMNS, CURVES, Scores, figures_of, measured, outcome_of
+from learnsolve.recipes.gcn.results import COLUMNS, CURVES, Scores, measured, outcome_of
 from learnsolve.recipes.harness.recipe import Recipe
 from learnsolve.recipes.harness.settings import (
     RunSettings,
@@ -127,7 +127,6 @@ class GcnRecipe(Recipe):
     curves = CURVES
     files = ("loss.png", "accuracy.png", "seeds.png")
     outcome = outcome_of
-    figures = figures_of
     lower_bound = 0.0
     alone = (
         "start it without torchrun: --seeds N trains N initializations side by side, and runs with other "

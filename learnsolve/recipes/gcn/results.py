@@ -5,12 +5,11 @@ Pictures: losses and accuracies (figures 9 and 10 of the paper), and each traini
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.figures import ORANGE, Curves, each_figure
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import tabulate
@@ -85,18 +84,18 @@ def outcome_of(recipe: GcnRecipe) -> Outcome:
     if settings.variant == "kipf_welling" and (n, features) == CITESEER:
         numbers["published_test_accuracy"] = PUBLISHED
         words += f"; Kipf and Welling report {_percent(PUBLISHED)}"
-    return Outcome(numbers, *tabulate(rows, {name: name for name in rows[0]}), words + ".")
+    figures = {}
+    if std is not None:
+        mean, values = numbers["test_accuracy_mean"], dict(enumerate(numbers["test_accuracies"]))
+        figures["seeds.png"] = partial(
+            each_figure,
+            f"Test accuracy of each of {settings.seeds} initializations",
+            *("initialization", "accuracy after the last epoch", values, mean, std),
+            f"mean {100 * mean:.1f} % ± {200 * std:.1f} %",
+            color=ORANGE,
+        )
+    return Outcome(numbers, *tabulate(rows, {name: name for name in rows[0]}), words + ".", figures)
 
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f} %"
-
-
-def figures_of(recipe: GcnRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    yield from recipe.over_steps(history)
-    if (seeds := recipe.settings.seeds) > 1:
-        mean, std, values = (outcome.numbers[f"test_accurac{end}"] for end in ("y_mean", "y_std", "ies"))
-        title = f"Test accuracy of each of {seeds} initializations"
-        ylabel, label = "accuracy after the last epoch", f"mean {100 * mean:.1f} % ± {200 * std:.1f} %"
-        each = dict(enumerate(values))
-        yield "seeds.png", each_figure(title, "initialization", ylabel, each, mean, std, label, color=ORANGE)

@@ -16,7 +16,7 @@ from learnsolve import solvers
 from learnsolve.analysis import krylov_basis
 from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import GNP
-from learnsolve.recipes.gnp.results import figures_of, outcome_of
+from learnsolve.recipes.gnp.results import outcome_of
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.recipe import (
     HELD_OUT,
@@ -114,7 +114,6 @@ class GnpRecipe(Scheduled, VectorRecipe):
     advice = "try a smaller --lr or --clip"
     model: GNP
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: GnpSettings):
         self.settings: Any = settings

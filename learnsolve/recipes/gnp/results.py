@@ -6,9 +6,9 @@ Pictures: the loss, and the residuals of the solves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -16,18 +16,10 @@ from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.evaluation._table import as_csv
 from learnsolve.matrix.csr import CSR
-from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness import tables
 from learnsolve.recipes.harness.figures import residuals_figure
 from learnsolve.recipes.harness.recipe import Outcome, network_facts
-from learnsolve.recipes.harness.tables import (
-    LEARNED,
-    cells,
-    compare,
-    flat,
-    milliseconds,
-    tabulate,
-    with_amg,
-)
+from learnsolve.recipes.harness.tables import LEARNED
 from learnsolve.recipes.matrix.problem import facts
 
 if TYPE_CHECKING:
@@ -41,19 +33,19 @@ def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
 
 def outcome_of(recipe: GnpRecipe) -> Outcome:
     s, A = recipe.settings, recipe.A
-    linear = with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU0}, A.shape[0])
+    linear = tables.with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU0}, A.shape[0])
     M = {LEARNED: recipe.model, **linear, "inner GMRES": lambda A: inner_gmres(A, s.restart)}
     solver, options = (
         partial(solvers.fgmres, restart=s.restart),
         {"maxiter": s.iterations, "repeats": s.repeats},
     )
-    evaluation = compare(A, recipe.test_sides(), M, s.tolerances, solver=solver, **options)
+    evaluation = tables.compare(A, recipe.test_sides(), M, s.tolerances, solver=solver, **options)
     last = {name: _last(histories) for name, histories in evaluation.histories.items()}
-    rows = [row | {"residual": last[row["preconditioner"]]} for row in flat(evaluation)]
+    rows = [row | {"residual": last[row["preconditioner"]]} for row in tables.flat(evaluation)]
     columns = {
         "preconditioner": "preconditioner",
         "set-up ms": lambda r: (
-            milliseconds(r["setup_seconds"]) if r["preconditioner"] != LEARNED else "training"
+            tables.milliseconds(r["setup_seconds"]) if r["preconditioner"] != LEARNED else "training"
         ),
         f"residual after {s.iterations}": lambda r: (
             f"{r['residual']:.2e}" if math.isfinite(r["residual"]) else "fails"
@@ -74,19 +66,15 @@ def outcome_of(recipe: GnpRecipe) -> Outcome:
     )
     if failed := [name for name, r in last.items() if not math.isfinite(r)]:
         words += f" Without a result: {', '.join(failed)}."
-    data, texts = {"histories": evaluation.histories}, {"evaluation.csv": as_csv(rows)}
-    return Outcome(numbers, *tabulate(rows, columns, cells), words, data, texts)
+    first = {name: runs[:1] for name, runs in evaluation.histories.items()}
+    finite = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
+    title = f"FGMRES({s.restart}), {recipe.where}\nfirst right-hand side"
+    figures = {"convergence.png": partial(residuals_figure, title, finite)}
+    table = tables.tabulate(rows, columns, tables.cells)
+    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
 
 
 def _last(histories: list[Tensor]) -> float:
     """The geometric mean of the last residuals; NaN where there are none."""
     logs = [math.log(max(float(h[-1]), 1e-300)) for h in histories if math.isfinite(float(h[-1]))]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
-
-
-def figures_of(recipe: GnpRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    yield from recipe.over_steps(history)
-    first = {name: runs[:1] for name, runs in outcome.data["histories"].items()}
-    finite = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
-    title = f"FGMRES({recipe.settings.restart}), {recipe.where}\nfirst right-hand side"
-    yield "convergence.png", residuals_figure(title, finite)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -35,7 +35,8 @@ class Outcome:
     columns: list[str]  # of the final table
     rows: list[list[Any]] = field(default_factory=list)  # their numbers are formatted where it is printed
     sentence: str = ""  # what was learned; `learned` in report.json
-    data: dict[str, Any] = field(default_factory=dict)  # what the recipe's own figures need beyond that
+    figures: dict[str, Callable[[], Any]] = field(default_factory=dict)  # further ones: file, what draws it
+    levels: dict[str, Iterable[Line]] = field(default_factory=dict)  # to compare the `curves` with, by file
     texts: dict[str, str] = field(default_factory=dict)  # content of files by name
 
 
@@ -47,8 +48,8 @@ class Recipe:
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : its parameters are learned, its state_dict is saved
-    curves : pictures of columns of metrics.csv by file; with --seeds of mean and band
-    files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
+    curves : pictures of columns of metrics.csv, by file; with --seeds of means and bands
+    files : names of all texts and pictures; a new run removes those of the last
     finished : True ends the training before --steps; in several processes it is enough that one sets it
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
@@ -107,15 +108,13 @@ class Recipe:
         raise NotImplementedError
 
     def figures(self, history: History, outcome: Outcome, /) -> Iterator[tuple[str, Any]]:
-        """(file name, matplotlib Figure) of each picture."""
-        return self.over_steps(history)
-
-    def over_steps(self, history: History, **levels: Iterable[Line]) -> Iterator[tuple[str, Any]]:
-        """The pictures of `curves`; `levels` are lines to compare with, by file name without .png."""
+        """(file name, matplotlib Figure) of each picture: `curves`, and those of the outcome."""
         for file, curves in self.curves.items():
-            c, lines = curves.of(self.settings), levels.get(file.removesuffix(".png"), ())
-            if (figure := c.picture(f"{c.title}, {self.where}", partial(of_run, history), lines)) is not None:
+            c = curves.of(self.settings)
+            title, levels = f"{c.title}, {self.where}", outcome.levels.get(file, ())
+            if (figure := c.picture(title, partial(of_run, history), levels)) is not None:
                 yield file, figure
+        yield from ((file, draw()) for file, draw in outcome.figures.items())
 
 
 class VectorRecipe(Recipe):

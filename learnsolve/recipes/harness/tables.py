@@ -32,7 +32,7 @@ def tabulate(
     for row in rows:
         line = [column(row) if callable(column) else row[column] for column in columns.values()]
         line, more = lines.setdefault(line[0], line), each(row) if each else {}
-        heads += more if len(lines) == 1 else ()
+        heads += more if line[0] == next(iter(lines)) else ()
         line += more.values()
     return heads, [["" if cell is None else cell for cell in line] for line in lines.values()]
 

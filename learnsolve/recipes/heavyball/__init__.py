@@ -17,7 +17,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.settings import SettingError, at_least
-from learnsolve.recipes.heavyball.results import figures_of, outcome_of
+from learnsolve.recipes.heavyball.results import outcome_of
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
 from learnsolve.recipes.matrix.problem import grid_of
 
@@ -79,7 +79,6 @@ class HeavyballRecipe(MatrixRecipe):
         ),
     }
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: HeavyballSettings):
         sweeps = settings.sweeps or 0

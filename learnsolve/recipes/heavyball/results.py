@@ -8,14 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.analysis import extreme_eigenvalues
-from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.figures import COLORS, GRAY, Line, levels, look, residuals_figure
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import LEARNED, Row, records, tabulate
@@ -70,17 +69,27 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
         return [torch.tensor(recipe.residual_curve(solve))]
 
     compared = {name: record(*pair) for name, pair in pairs.items()}
-    ends_listed = None if ends is None else ends.tolist()
     numbers = {
-        "problem": {**facts(settings.problem, recipe.A), "extreme_eigenvalues": ends_listed},
+        "problem": facts(settings.problem, recipe.A)
+        | {"extreme_eigenvalues": None if ends is None else ends.tolist()},
         "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
         "sweeps": sweeps,
         "parameters": compared,
     }
     labels = {name: rf"{name} ($\alpha$ {a:.3f}, $\beta$ {b:.3f})" for name, (a, b) in pairs.items()}
     histories = {labels[name]: residuals(*pair) for name, pair in pairs.items()}
-    table = tabulate(records(compared), COLUMNS)
-    return Outcome(numbers, *table, sentence_of(compared, sweeps), {"histories": histories})
+    mark = Line("sweeps in the loss", x=sweeps, style={"color": GRAY, "linewidth": 0.8})
+    title = f"The heavy ball, {recipe.where}, held-out vectors"
+    return Outcome(
+        numbers,
+        *tabulate(records(compared), COLUMNS),
+        sentence_of(compared, sweeps),
+        {"convergence.png": partial(residuals_figure, title, histories, xlabel="sweep", more=[mark])},
+        {
+            "loss.png": levels(compared, "held_out_loss", but=(LEARNED, "start")),
+            "parameters.png": parameters(compared, "alpha", "beta"),
+        },
+    )
 
 
 def sentence_of(compared: dict[str, Row], sweeps: int) -> str:
@@ -93,15 +102,6 @@ def sentence_of(compared: dict[str, Row], sweeps: int) -> str:
         words += f". With the asymptotic optimum the sweeps leave {ratio:.3g} times the energy"
     diverges = (learned["convergence_factor"] or 0) > 1
     return words + "." + " Repeated indefinitely, the sweeps diverge with these." * diverges
-
-
-def figures_of(recipe: HeavyballRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    compared = outcome.numbers["parameters"]
-    losses = levels(compared, "held_out_loss", but=(LEARNED, "start"))
-    yield from recipe.over_steps(history, loss=losses, parameters=parameters(compared, "alpha", "beta"))
-    mark = Line("sweeps in the loss", x=recipe.settings.sweeps, style={"color": GRAY, "linewidth": 0.8})
-    title = f"The heavy ball, {recipe.where}, held-out vectors"
-    yield "convergence.png", residuals_figure(title, outcome.data["histories"], xlabel="sweep", more=[mark])
 
 
 def parameters(compared: Mapping[str, Row], *keys: str) -> Iterator[Line]:

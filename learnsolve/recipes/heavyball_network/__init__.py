@@ -17,7 +17,7 @@ from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least
 from learnsolve.recipes.heavyball import BUFFERS, usual_sweeps
 from learnsolve.recipes.heavyball_network.network import ParameterNetwork, family
-from learnsolve.recipes.heavyball_network.results import ALPHA, BETA, figures_of, outcome_of
+from learnsolve.recipes.heavyball_network.results import ALPHA, BETA, outcome_of
 
 
 @dataclass
@@ -96,7 +96,6 @@ class HeavyballNetworkRecipe(VectorRecipe):
         "parameters.png": Curves("Parameters", "mean, held-out matrices", {"alpha": ALPHA, "beta": BETA}),
     }
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: HeavyballNetworkSettings):
         self.settings: Any = settings

@@ -5,14 +5,13 @@ Pictures: loss, parameters, predicted against best ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.figures import BLUE, GRAY, ORANGE, Line, levels, picture
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import Row, records, tabulate
@@ -69,27 +68,27 @@ def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
         "sweeps": sweeps,
         "parameters": compared,
     }
-    scaled = {name: ((a * sizes).tolist(), c.tolist()) for name, (a, c) in pairs.items()}
-    columns = COLUMNS if spectrum is None else COLUMNS | ENERGIES
-    return Outcome(numbers, *tabulate(records(compared), columns), words, {"scaled": scaled})
+    points = [((a * sizes).tolist(), c.tolist()) for a, c in (pairs["network"], list(pairs.values())[-1])]
+    title = f"Parameters of {settings.held_out_matrices} unseen matrices, {recipe.where}"
+    return Outcome(
+        numbers,
+        *tabulate(records(compared), COLUMNS if spectrum is None else COLUMNS | ENERGIES),
+        words,
+        {"matrices.png": partial(matrices_figure, title, *points)} if len(pairs) > 1 else {},
+        {
+            "loss.png": levels(compared, "expected_loss", but=("network",)),
+            "parameters.png": parameters(compared, "scaled_alpha", "beta"),
+        },
+    )
 
 
-def figures_of(
-    recipe: HeavyballNetworkRecipe, history: History, outcome: Outcome
-) -> Iterator[tuple[str, Any]]:
-    compared, scaled = outcome.numbers["parameters"], outcome.data["scaled"]
-    losses = levels(compared, "expected_loss", but=("network",))
-    lines = parameters(compared, "scaled_alpha", "beta")
-    yield from recipe.over_steps(history, loss=losses, parameters=lines)
-    if len(scaled) > 1:
-        predicted, best = scaled["network"], scaled["best of each"]
-        everything = [*predicted[0], *predicted[1], *best[0], *best[1]]
-        ends = [min(everything), max(everything)]
-        points = {"linestyle": "none", "markersize": 5}
-        title = f"Parameters of {recipe.settings.held_out_matrices} unseen matrices, {recipe.where}"
-        lines = [
-            Line("", ends, ends, style={"color": GRAY, "linewidth": 0.8, "zorder": 0}),
-            Line(ALPHA, predicted[0], best[0], style={**points, "marker": "o", "color": BLUE}),
-            Line(BETA, predicted[1], best[1], style={**points, "marker": "s", "color": ORANGE}),
-        ]
-        yield "matrices.png", picture(title, "best for this matrix", "predicted by the network", lines)
+def matrices_figure(title: str, predicted: tuple[list, list], best: tuple[list, list]) -> Any:
+    """alpha and beta of each held-out matrix: predicted against best."""
+    everything = [*predicted[0], *predicted[1], *best[0], *best[1]]
+    ends, points = [min(everything), max(everything)], {"linestyle": "none", "markersize": 5}
+    lines = [
+        Line("", ends, ends, style={"color": GRAY, "linewidth": 0.8, "zorder": 0}),
+        Line(ALPHA, predicted[0], best[0], style={**points, "marker": "o", "color": BLUE}),
+        Line(BETA, predicted[1], best[1], style={**points, "marker": "s", "color": ORANGE}),
+    ]
+    return picture(title, "best for this matrix", "predicted by the network", lines)

@@ -17,7 +17,7 @@ from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.settings import at_least
-from learnsolve.recipes.jacobi.results import figures_of, outcome_of
+from learnsolve.recipes.jacobi.results import outcome_of
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
 
 
@@ -52,7 +52,6 @@ class JacobiRecipe(MatrixRecipe):
         "loss.png": Curves("Training loss", "energy of the error, per vector", log=True)
     }
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: JacobiSettings):
         super().__init__(settings, arrays=6)  # as measured

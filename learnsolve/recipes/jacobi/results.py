@@ -7,7 +7,6 @@ of the paper) and weights (figure 4).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness.checkpoint import History
 from learnsolve.recipes.harness.figures import BLUE, Line, levels, look, new_panels, picture
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import LEARNED, Row, records, tabulate
@@ -110,27 +108,27 @@ def outcome_of(recipe: JacobiRecipe) -> Outcome:
     }
     columns = {head: partial(_or_diverges, key) for head, key in COLUMNS.items()}
     table = tabulate(records(compared), {"weights": "name", **columns})
-    return Outcome(numbers, *table, sentences(recipe, compared), {"weights": weights, "each": each})
+    # The best constant is close to the textbook's.
+    losses = levels(compared, "held_out_loss", but=(LEARNED, "best constant"))
+    figures = {
+        "energy.png": partial(energy_figure, recipe, compared, each, weights["best constant"]),
+        "weights.png": partial(weights_figure, recipe, weights),
+    }
+    return Outcome(numbers, *table, sentences(recipe, compared), figures, {"loss.png": losses})
 
 
 def _or_diverges(key: str, record: Row) -> Any:
     return "diverges" if record[key] is None else record[key]
 
 
-def figures_of(recipe: JacobiRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    compared = outcome.numbers["weights"]
-    yield "energy.png", energy_figure(recipe, compared, outcome)
-    # The best constant is close to the textbook's.
-    yield from recipe.over_steps(history, loss=levels(compared, "held_out_loss", (LEARNED, "best constant")))
-    yield "weights.png", weights_figure(recipe, outcome)
-
-
-def energy_figure(recipe: JacobiRecipe, compared: dict[str, Row], outcome: Outcome) -> Any:
+def energy_figure(
+    recipe: JacobiRecipe, compared: dict[str, Row], each: dict[str, list[float]], best: float
+) -> Any:
     """A bar for each choice of weights, and a dot for each held-out vector."""
-    errors, each = {name: r["relative_energy_error"] for name, r in compared.items()}, outcome.data["each"]
+    errors = {name: record["relative_energy_error"] for name, record in compared.items()}
     names = [name for name in errors if errors[name] <= max(30 * errors[LEARNED], 1.0)]
     names.sort(key=lambda name: -errors[name])
-    labels = {"best constant": f"best constant, {outcome.data['weights']['best constant']:.3f}"}
+    labels = {"best constant": f"best constant, {best:.3f}"}
     widest = max(max(each[name]) for name in names) or 1.0
     title = f"Error that {sweeps_leave(recipe)}, {recipe.where}"
     xlabel = "energy norm of held-out errors, relative to before"
@@ -150,8 +148,8 @@ def energy_figure(recipe: JacobiRecipe, compared: dict[str, Row], outcome: Outco
     return figure
 
 
-def weights_figure(recipe: JacobiRecipe, outcome: Outcome) -> Any:
-    weights, grid = outcome.data["weights"], grid_of(recipe.settings.problem)
+def weights_figure(recipe: JacobiRecipe, weights: dict[str, Tensor | float]) -> Any:
+    grid = grid_of(recipe.settings.problem)
     vectors = {name: w.cpu() for name, w in weights.items() if isinstance(w, Tensor)}
     title = f"Jacobi weights, {recipe.where}"
     if grid and len(grid) > 1 and min(grid) > 1:
@@ -225,19 +223,11 @@ def lost_columns(compared: dict[str, dict[str, Any]], loss_was_trained: bool) ->
 
 def where_weights_are_large(recipe: JacobiRecipe) -> str:
     weight, grid = recipe.weight.detach().cpu(), grid_of(recipe.settings.problem)
-    low, high = float(weight.min()), float(weight.max())
-    if high - low < 1e-3 * abs(high):
-        return f"All rows carry about the same weight, {float(weight.mean()):.3f}."
-    if grid and min(grid) >= 3:
-        interior = torch.zeros(grid, dtype=torch.bool)
-        interior[(slice(1, -1),) * len(grid)] = True
-        inside = interior.flatten()
-        edge, middle = float(weight[~inside].mean()), float(weight[inside].mean())
-        where = "The two ends" if len(grid) == 1 else "Points beside the boundary"
-        if abs(edge - middle) > 0.2 * (high - low):
-            size = "larger" if edge > middle else "smaller"
-            return f"{where} carry the {size} weights ({edge:.3f} against {middle:.3f} inside, on average)."
-    return (
-        f"The weights lie between {low:.3f} (row {int(weight.argmin())}) and {high:.3f} "
-        f"(row {int(weight.argmax())}), {float(weight.median()):.3f} in the middle."
-    )
+    low, high = (f"{float(weight[row]):.3f} (row {int(row)})" for row in (weight.argmin(), weight.argmax()))
+    words = f"The weights lie between {low} and {high}"
+    if grid is None or min(grid) < 3:
+        return f"{words}, {float(weight.median()):.3f} in the middle."
+    interior = torch.zeros(grid, dtype=torch.bool)
+    interior[(slice(1, -1),) * len(grid)] = True
+    edge, inside = float(weight[~interior.flatten()].mean()), float(weight[interior.flatten()].mean())
+    return f"{words}: on average {edge:.3f} beside the boundary and {inside:.3f} inside."

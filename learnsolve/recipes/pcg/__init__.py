@@ -20,7 +20,7 @@ from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.matrix import MatrixRecipe, WholeMatrix
 from learnsolve.recipes.matrix.problem import grid_of
 from learnsolve.recipes.pcg.factor import Guard, build, definiteness, factor_of
-from learnsolve.recipes.pcg.results import figures_of, outcome_of
+from learnsolve.recipes.pcg.results import outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
 from learnsolve.recipes.schedule import Patience, Scheduled, iterations_at
 
@@ -64,7 +64,6 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         ),
     }
     outcome = outcome_of
-    figures = figures_of
     advice = "try a smaller --lr, --clip 1, or check that the matrix is symmetric positive definite"
 
     def __init__(self, settings: PcgSettings):

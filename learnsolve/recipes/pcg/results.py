@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +16,10 @@ from learnsolve import preconditioners as P
 from learnsolve.analysis import condition_number
 from learnsolve.evaluation._table import as_csv
 from learnsolve.matrix.csr import CSR
-from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness import tables
 from learnsolve.recipes.harness.figures import new_panels, residuals_figure
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import (
-    LEARNED,
-    Row,
-    compare,
-    flat,
-    iterations,
-    middle,
-    tabulate,
-    with_amg,
-)
+from learnsolve.recipes.harness.tables import LEARNED, Row
 from learnsolve.recipes.matrix.problem import facts
 from learnsolve.recipes.pcg.factor import definiteness, factor_of
 
@@ -56,19 +47,22 @@ def condition(A: CSR, argument: Any) -> float | None:
 def outcome_of(recipe: PcgRecipe) -> Outcome:
     settings, A, L = recipe.settings, recipe.A, factor_of(recipe.model)
     classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC0}
-    M, tolerances = with_amg({LEARNED: recipe.model, **classical}, A.shape[0]), settings.tolerances or []
+    M, tolerances = (
+        tables.with_amg({LEARNED: recipe.model, **classical}, A.shape[0]),
+        settings.tolerances or [],
+    )
     sides = {"held-out": recipe.held_out[:, : settings.evaluated]}
     if settings.test_vectors == "ramp":
         sides["ramp"] = recipe.ramp()
-    evaluations = {name: compare(A, B, M, tolerances, repeats=1) for name, B in sides.items()}
-    rows = [row for name, runs in evaluations.items() for row in flat(runs, right_hand_sides=name)]
+    evaluations = {name: tables.compare(A, B, M, tolerances, repeats=1) for name, B in sides.items()}
+    rows = [row for name, runs in evaluations.items() for row in tables.flat(runs, right_hand_sides=name)]
     conditions = {name: condition(A, preconditioner) for name, preconditioner in M.items()}
     columns = {
         "preconditioner": "preconditioner",
         "condition of M A": lambda row: conditions[row["preconditioner"]],
     }
-    table = tabulate(
-        rows, columns, lambda row: {f"{row['right_hand_sides']}, {row['rtol']:.0e}": iterations(row)}
+    table = tables.tabulate(
+        rows, columns, lambda row: {f"{row['right_hand_sides']}, {row['rtol']:.0e}": tables.iterations(row)}
     )
     numbers = {
         "variant": settings.variant,
@@ -83,9 +77,17 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
         "condition_numbers": conditions,
         "evaluation": rows,
     }
-    words = sentences(rows, middle(tolerances), recipe.guard.shortened)
-    histories = {name: evaluation.histories for name, evaluation in evaluations.items()}
-    return Outcome(numbers, *table, words, {"histories": histories}, {"evaluation.csv": as_csv(rows)})
+    words = sentences(rows, tables.middle(tolerances), recipe.guard.shortened)
+    figures = {}
+    for name, evaluation in evaluations.items():
+        systems = max(map(len, evaluation.histories.values()))
+        title = f"Conjugate gradients, {recipe.where}, {name}"
+        title += f"\nmedian and range of {systems} right-hand sides" if systems > 1 else ""
+        file = "residuals.png" if name == "held-out" else f"residuals_{name}.png"
+        figures[file] = partial(residuals_figure, title, evaluation.histories, tolerances)
+    if L.nnz <= FACTOR_ENTRIES:
+        figures["factor.png"] = partial(factor_figure, L.detach(), settings.form)
+    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
 
 
 def sentences(rows: list[Row], rtol: float, shortened: int) -> str:
@@ -105,20 +107,6 @@ def sentences(rows: list[Row], rtol: float, shortened: int) -> str:
     if shortened:
         words.append(f"{shortened} steps were shortened to keep it positive definite.")
     return " ".join(words)
-
-
-def figures_of(recipe: PcgRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    settings = recipe.settings
-    yield from recipe.over_steps(history)
-    for sides, histories in outcome.data["histories"].items():
-        systems = max(map(len, histories.values()))
-        title = f"Conjugate gradients, {recipe.where}, {sides}"
-        title += f"\nmedian and range of {systems} right-hand sides" if systems > 1 else ""
-        name = "residuals.png" if sides == "held-out" else f"residuals_{sides}.png"
-        yield name, residuals_figure(title, histories, settings.tolerances or ())
-    L = factor_of(recipe.model).detach()
-    if L.nnz <= FACTOR_ENTRIES:
-        yield "factor.png", factor_figure(L, settings.form)
 
 
 def factor_figure(L: CSR, form: str) -> Any:
