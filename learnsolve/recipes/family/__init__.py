@@ -191,7 +191,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
     curves: ClassVar[Mapping[str, Curves]] = {
         "loss.png": Curves("Loss ({loss})", columns=HELD_OUT_MATRICES, log=True),
         "iterations.png": Curves(
-            "Iterations to the middle one of {tolerances}", "on held-out matrices", {"iterations": "mean"}
+            "Iterations to the middle one of {tolerances}", "mean, held-out matrices", {"iterations": ""}
         ),
     }
     outcome = outcome_of

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from learnsolve.recipes.harness.figures import ORANGE, Curves, each_figure
+from learnsolve.evaluation.figures import ORANGE
+from learnsolve.recipes.harness.figures import Curves, each_figure
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import tabulate
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation.figures import residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.recipes.harness import tables
-from learnsolve.recipes.harness.figures import residuals_figure
 from learnsolve.recipes.harness.recipe import Outcome, network_facts
 from learnsolve.recipes.harness.tables import LEARNED
 from learnsolve.recipes.matrix.problem import facts

@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from learnsolve.evaluation.figures import Line
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import Curves, Line, of_run
+from learnsolve.recipes.harness.figures import Curves, of_run
 from learnsolve.recipes.harness.settings import RunSettings
 
 TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
@@ -35,8 +36,8 @@ class Outcome:
     columns: list[str]  # of the final table
     rows: list[list[Any]] = field(default_factory=list)  # their numbers are formatted where it is printed
     sentence: str = ""  # what was learned; `learned` in report.json
-    figures: dict[str, Callable[[], Any]] = field(default_factory=dict)  # further ones: file, what draws it
-    levels: dict[str, Iterable[Line]] = field(default_factory=dict)  # to compare the `curves` with, by file
+    figures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # further ones: file, what draws it
+    levels: Mapping[str, Iterable[Line]] = field(default_factory=dict)  # to compare the `curves` with, by file
     texts: dict[str, str] = field(default_factory=dict)  # content of files by name
 
 

@@ -17,9 +17,9 @@ import torch
 
 import learnsolve
 from learnsolve.evaluation._result import finite
+from learnsolve.evaluation.figures import png
 from learnsolve.recipes.harness.checkpoint import HTML, REPORT, read_metrics, write_atomic
 from learnsolve.recipes.harness.command_line import dump
-from learnsolve.recipes.harness.figures import png
 from learnsolve.recipes.harness.recipe import Outcome, Recipe
 from learnsolve.recipes.harness.settings import need
 from learnsolve.recipes.harness.tables import printed

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from learnsolve.evaluation.figures import png
 from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.harness.checkpoint import METRICS, History, read_metrics, write_atomic
 from learnsolve.recipes.harness.command_line import dump
-from learnsolve.recipes.harness.figures import Curves, Series, each_figure, png
+from learnsolve.recipes.harness.figures import Curves, Series, each_figure
 from learnsolve.recipes.harness.recipe import Outcome, Recipe
 from learnsolve.recipes.harness.report import write_files
 from learnsolve.recipes.harness.run import Diverged, Interrupted, start, train_one

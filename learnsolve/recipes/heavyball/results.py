@@ -15,7 +15,8 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.analysis import extreme_eigenvalues
-from learnsolve.recipes.harness.figures import COLORS, GRAY, Line, levels, look, residuals_figure
+from learnsolve.evaluation.figures import COLORS, GRAY, Line, look, residuals_figure
+from learnsolve.recipes.harness.figures import levels
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import LEARNED, Row, records, tabulate
 from learnsolve.recipes.heavyball import closed_form

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.recipes.harness.figures import BLUE, GRAY, ORANGE, Line, levels, picture
+from learnsolve.evaluation.figures import BLUE, GRAY, ORANGE, Line, picture
+from learnsolve.recipes.harness.figures import levels
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import Row, records, tabulate
 from learnsolve.recipes.heavyball.closed_form import best_parameters, eigenvalues, expected_energy

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
+from learnsolve.evaluation.figures import BLUE, Line, look, new_panels, picture
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness.figures import BLUE, Line, levels, look, new_panels, picture
+from learnsolve.recipes.harness.figures import levels
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import LEARNED, Row, records, tabulate
 from learnsolve.recipes.jacobi.closed_form import optimal_weights

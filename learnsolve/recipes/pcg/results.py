@@ -15,9 +15,9 @@ import torch
 from learnsolve import preconditioners as P
 from learnsolve.analysis import condition_number
 from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation.figures import new_panels, residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.recipes.harness import tables
-from learnsolve.recipes.harness.figures import new_panels, residuals_figure
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import LEARNED, Row
 from learnsolve.recipes.matrix.problem import facts
