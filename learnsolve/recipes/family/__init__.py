@@ -197,7 +197,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
     outcome = outcome_of
 
     def __init__(self, settings: Any):
-        self.settings = settings
+        self.settings, self.where = settings, settings.describe()
         try:
             training = settings.data("train", settings.matrices)
             others = list(settings.data("validation", settings.held_out_matrices))
@@ -227,10 +227,6 @@ class FactorRecipe(Scheduled, VectorRecipe):
             None if settings.resample else self._pairs(self.training, every[0], every[0], TRAINING, 0)
         )
         self._held_out = self._pairs(self.others, every[1], every[1], HELD_OUT, 0)
-
-    @property
-    def where(self) -> str:
-        return self.settings.describe()
 
     def _systems(self, data: Iterable[Sample]) -> Systems:
         return Systems(

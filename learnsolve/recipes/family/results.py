@@ -94,30 +94,24 @@ def outcome_of(recipe: FactorRecipe) -> Outcome:
         "loss_is": LOSSES[settings.loss],
         "evaluation": rows,
     }
-    words, figures = sentence_of(rows, settings.tolerances), {}
-    if settings.scales:
-        figures["sizes.png"] = partial(sizes_figure, recipe.where, rows, tables.middle(settings.tolerances))
+    rtol = tables.middle(settings.tolerances)
+    figures = {"sizes.png": partial(sizes_figure, recipe.where, rows, rtol)} if settings.scales else {}
     table = tables.tabulate(rows, columns, tables.cells)
-    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
+    return Outcome(numbers, *table, sentence_of(rows, rtol), figures, texts={"evaluation.csv": as_csv(rows)})
 
 
-def sentence_of(rows: list[Row], tolerances: list[float]) -> str:
-    rtol = tables.middle(tolerances)
+def sentence_of(rows: list[Row], rtol: float) -> str:
     at = {(row["n"], row["preconditioner"]): row for row in rows if row["rtol"] == rtol}
     n = rows[0]["n"]
     learned, other = at[n, LEARNED], at[n, "IC(0)"]
     if learned["converged"] < learned["systems"]:
         return f"Of {learned['systems']} held-out matrices {learned['converged']} reached {rtol:.0e}."
 
-    def total(key: tuple[int, str]) -> float:
-        """Set-up and solve; infinite where not all systems converged."""
-        if key not in at or at[key]["converged"] < at[key]["systems"]:
-            return math.inf
-        setup = at[key]["setup_seconds"]
-        return at[key]["seconds"] + (0.0 if math.isnan(setup) else setup)
-
-    sizes = dict.fromkeys(n for n, _ in at)
-    faster = [str(n) for n in sizes if total((n, LEARNED)) < total((n, "IC(0)"))]
+    seconds = {  # with the set-up
+        key: row["seconds"] + row["setup_seconds"] if row["converged"] == row["systems"] else math.inf
+        for key, row in at.items()
+    }
+    faster = [str(n) for n, name in at if name == LEARNED and seconds[n, name] < seconds[n, "IC(0)"]]
     return (
         f"On {learned['systems']} held-out matrices it takes {learned['iterations']:.1f} iterations to "
         f"{rtol:.0e}, IC(0) {other['iterations']:.1f}; with its set-up it is faster than IC(0) for "
@@ -131,14 +125,8 @@ def sizes_figure(where: str, rows: list[Row], rtol: float) -> Any:
         if row["rtol"] == rtol and row["converged"] == row["systems"]:
             points.setdefault(row["preconditioner"], []).append((row["n"], row["iterations"]))
     lines = [
-        Line(
-            name,
-            [y for _, y in pairs],
-            [n for n, _ in pairs],
-            style=look(name) | {"marker": MARKERS.get(name)},
-        )
-        for name, pairs in points.items()
+        Line(name, y, n, style=look(name) | {"marker": MARKERS.get(name)})
+        for name, (n, y) in ((name, zip(*pairs, strict=True)) for name, pairs in points.items())
     ]
-    return picture(
-        f"Trained on {where}", "rows of the matrix", f"mean iterations to {rtol:.0e}", lines, log="xy"
-    )
+    title, ylabel = f"Trained on {where}", f"mean iterations to {rtol:.0e}"
+    return picture(title, "rows of the matrix", ylabel, lines, log="xy")

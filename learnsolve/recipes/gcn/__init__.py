@@ -142,6 +142,9 @@ class GcnRecipe(Recipe):
             settings.dataset, settings.data, normalize=not demo, self_loops=settings.self_loops, **kind
         )
         self.data = data.demo(graph, settings.seed) if demo else data.kipf_welling(graph)
+        self.where = ("CiteSeer" if graph.name == "citeseer" else graph.name) + ", variant demo" * demo
+        if settings.seeds > 1:
+            self.where += f"\nmean of {settings.seeds} initializations ± 2 standard deviations"
         (n, features), hidden, training = graph.features.shape, settings.hidden or 0, self.data.training
         # Weights, their gradient and Adam's two averages; masks and what the backward keeps; an evaluation.
         count = settings.seeds * 4 * (hidden * features + training.X.nnz + hidden * n)
@@ -189,13 +192,6 @@ class GcnRecipe(Recipe):
             right = (results.argmax(-1) == part.labels).double().mean(1)
             self.scores[part.name] = (self._cross_entropy(results, part.labels).double(), right)
         return self.scores[self.held_out][0].mean().item()
-
-    @property
-    def where(self) -> str:
-        name = {"citeseer": "CiteSeer"}.get(self.data.graph.name, self.data.graph.name)
-        name += ", variant demo" * self.variant.demo
-        several = f"\nmean of {self.settings.seeds} initializations ± 2 standard deviations"
-        return name + several * (self.settings.seeds > 1)
 
     @property
     def held_out(self) -> str:

@@ -117,6 +117,7 @@ class GnpRecipe(Scheduled, VectorRecipe):
 
     def __init__(self, settings: GnpSettings):
         self.settings: Any = settings
+        self.where = describe(settings.problem)
         self.A: CSR = build(replace(settings, dtype="float64"))
         check_square(self.A.shape)
         settings.check_vectors(self.A.shape[0], 4 * settings.width * (settings.layers + 1))
@@ -140,10 +141,6 @@ class GnpRecipe(Scheduled, VectorRecipe):
         self._fixed = self._sides(self.indices, self.count, TRAINING, 0)
         held_out = settings.held_out or 1
         self.held_out = self._sides(range(held_out), held_out, HELD_OUT, 0)
-
-    @property
-    def where(self) -> str:
-        return describe(self.settings.problem)
 
     def _sides(self, indices: range, count: int, stream: int, step: int) -> Tensor:
         """b = A x, (n, indices), of mean square one; x by the rule of `analysis.krylov_samples`."""

@@ -40,16 +40,15 @@ class Curves:
         for (column, label), color in zip(self.columns.items(), COLORS, strict=False):
             steps, values, band = series(column)
             if len(steps):
-                lines.append(
-                    Line(label, values, steps, band, {"color": color, "linewidth": 2 - 0.5 * bool(lines)})
-                )
-        if self.log and lines:
+                style = {"color": color, "linewidth": 1.5 if lines else 2}
+                lines.append(Line(label, values, steps, band, style))
+        if not lines:
+            return None
+        if self.log:
             highest = max(max(line.y) for line in lines)
             levels = [level for level in levels if 0 < level.y < 30 * highest]
         log, options = "y" * self.log, {"ylim": self.ylim} if self.ylim else {}
-        return (
-            picture(title, self.xlabel, self.ylabel, [*levels, *lines], log=log, **options) if lines else None
-        )
+        return picture(title, self.xlabel, self.ylabel, [*levels, *lines], log=log, **options)
 
 
 def levels(records: Mapping[str, Mapping[str, Any]], key: str, but: Collection[str] = ()) -> list[Line]:

@@ -36,8 +36,12 @@ class Outcome:
     columns: list[str]  # of the final table
     rows: list[list[Any]] = field(default_factory=list)  # their numbers are formatted where it is printed
     sentence: str = ""  # what was learned; `learned` in report.json
-    figures: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # further ones: file, what draws it
-    levels: Mapping[str, Iterable[Line]] = field(default_factory=dict)  # to compare the `curves` with, by file
+    figures: Mapping[str, Callable[[], Any]] = field(
+        default_factory=dict
+    )  # further ones: file, what draws it
+    levels: Mapping[str, Iterable[Line]] = field(
+        default_factory=dict
+    )  # to compare the `curves` with, by file
     texts: dict[str, str] = field(default_factory=dict)  # content of files by name
 
 
@@ -50,6 +54,7 @@ class Recipe:
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : its parameters are learned, its state_dict is saved
     curves : pictures of columns of metrics.csv, by file; with --seeds of means and bands
+    where : a few words about the problem, for titles
     files : names of all texts and pictures; a new run removes those of the last
     finished : True ends the training before --steps; in several processes it is enough that one sets it
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
@@ -62,6 +67,7 @@ class Recipe:
     columns: ClassVar[tuple[str, ...]] = ()
     curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves()}
     files: ClassVar[tuple[str, ...]] = ("loss.png",)
+    where: str = ""
     finished: bool = False
     model: torch.nn.Module
     lower_bound: float = -math.inf
@@ -71,11 +77,6 @@ class Recipe:
     def __init__(self, settings: Any):
         """Build matrix, model and data; SettingError for what cannot work."""
         raise NotImplementedError
-
-    @property
-    def where(self) -> str:
-        """A few words about the problem, for titles."""
-        return ""
 
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of the model's parameters: Adam. All of its state must be tensors."""

@@ -99,6 +99,7 @@ class HeavyballNetworkRecipe(VectorRecipe):
 
     def __init__(self, settings: HeavyballNetworkSettings):
         self.settings: Any = settings
+        self.where = f"{settings.family} family, {' x '.join(map(str, settings.grid))}"
         self.A = family(settings, settings.matrices, TRAINING)
         most = max(settings.matrices, settings.held_out_matrices)
         settings.check_vectors(self.A.shape[0], (BUFFERS + (settings.sweeps or 0)) * most)
@@ -113,10 +114,6 @@ class HeavyballNetworkRecipe(VectorRecipe):
         self.test_vectors = self._drawn[1]
         others = range(settings.held_out_matrices)
         self.held_out = self._vectors(self.others, others, settings.held_out or 0, HELD_OUT, 0)
-
-    @property
-    def where(self) -> str:
-        return f"{self.settings.family} family, {' x '.join(map(str, self.settings.grid))}"
 
     def _vectors(self, A: CSR, indices: range, count: int | str, stream: int, step: int) -> Tensor:
         """(matrices, n, vectors) with a total energy of one for each matrix; `indices` are the matrices'."""

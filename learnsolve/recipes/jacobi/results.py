@@ -122,9 +122,7 @@ def _or_diverges(key: str, record: Row) -> Any:
     return "diverges" if record[key] is None else record[key]
 
 
-def energy_figure(
-    recipe: JacobiRecipe, compared: dict[str, Row], each: dict[str, list[float]], best: float
-) -> Any:
+def energy_figure(recipe: JacobiRecipe, compared: dict[str, Row], each: dict[str, Any], best: Any) -> Any:
     """A bar for each choice of weights, and a dot for each held-out vector."""
     errors = {name: record["relative_energy_error"] for name, record in compared.items()}
     names = [name for name in errors if errors[name] <= max(30 * errors[LEARNED], 1.0)]

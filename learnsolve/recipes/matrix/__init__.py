@@ -87,7 +87,7 @@ class MatrixRecipe(VectorRecipe):
     by_root: ClassVar[bool] = True
 
     def __init__(self, settings: Any, arrays: int):
-        self.settings = settings
+        self.settings, self.where = settings, describe(settings.problem)
         self.space: Any = self.make_space()
         self.n: int = self.space.n
         settings.check_vectors(self.n, arrays)
@@ -99,10 +99,6 @@ class MatrixRecipe(VectorRecipe):
             self.test_vectors = self._drawn(self.indices, self.count, TRAINING, rows=self.space.rows)
         else:
             self.test_vectors = named[self.space.rows, self.indices.start : self.indices.stop].contiguous()
-
-    @property
-    def where(self) -> str:
-        return describe(self.settings.problem)
 
     def make_space(self) -> Any:
         check_energy(self.A)
