@@ -32,6 +32,7 @@ SECTIONS = (
         "front_door",
         "loops",
         "batches",
+        "busy",
         "training",
         "networks",
         "calls",

@@ -5,46 +5,13 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
-#include <utility>
 #include <vector>
 
+#include "analysis/growing.h"
 #include "analysis/pattern.h"
 #include "analysis/pieces.h"
 
 namespace learnsolve::analysis {
-
-// An array that grows without being written: memory that is never used costs nothing.
-template <class E>
-class Growing {
- public:
-  Growing() = default;
-  Growing(const Growing&) = delete;
-  Growing& operator=(const Growing&) = delete;
-  ~Growing() { std::free(data_); }
-  E* data() { return data_; }
-  int64_t capacity() const { return capacity_; }
-  void reserve(int64_t n) {
-    if (n > capacity_) resize(std::max(n, capacity_ + capacity_ / 2));
-  }
-  void swap(Growing& other) { std::swap(data_, other.data_), std::swap(capacity_, other.capacity_); }
-  // Releases the array, cut to n entries; the caller must free() it.
-  E* release(int64_t n) {
-    resize(std::max<int64_t>(n, 1));
-    return std::exchange(data_, nullptr);
-  }
-
- private:
-  void resize(int64_t n) {
-    void* moved = std::realloc(data_, static_cast<size_t>(n) * sizeof(E));
-    if (!moved) throw std::bad_alloc();
-    data_ = static_cast<E*>(moved);
-    capacity_ = n;
-  }
-  E* data_ = nullptr;
-  int64_t capacity_ = 0;
-};
 
 // The number of products of A B.
 template <class I>

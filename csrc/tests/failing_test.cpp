@@ -56,7 +56,8 @@ void one_matrix(const Arrays& A) {
   });
   for (const bool upper : {false, true}) {
     require_survival("triangle", [&] {
-      const auto t = analysis::triangle<I>(ptr, A.n, idx, nullptr, upper, false);
+      const auto t = analysis::triangle<I>(ptr, A.n, idx, nullptr, upper,
+                                           analysis::triangle_rows<I>(ptr, A.n, idx, upper, 0));
       return std::tuple(t.ptr, t.idx, t.perm,
                         analysis::triangle_blocks<I>(t.ptr.data(), A.n, t.idx.data(), nullptr));
     });
@@ -77,14 +78,16 @@ void one_matrix(const Arrays& A) {
     const auto found = analysis::level_fill(ptr, A.n, idx, 1);
     return std::tuple(found.ptr, found.idx);
   });
-  for (const auto kind : {analysis::Factors::lu, analysis::Factors::cholesky})
+  for (const auto kind : {analysis::Factors::lu, analysis::Factors::cholesky,
+                          analysis::Factors::modified_cholesky, analysis::Factors::relaxed_cholesky})
     require_survival("elimination_plan", [&] {
-      const auto p = analysis::elimination_plan<I>(ptr, A.n, idx, A.diagonal.data(), kind);
-      std::vector<int64_t> levels(p.order.size());
-      analysis::elimination_levels(static_cast<int64_t>(p.order.size()), p.order.data(), p.pivot.data(),
-                                   p.ptr.data(), p.pairs.data(),
-                                   static_cast<int64_t>(p.order.size() + p.units.size()), levels.data());
-      return std::tuple(p.order, p.source, p.pivot, p.ptr, p.pairs, levels);
+      const auto p = analysis::elimination_plan<I>(ptr, A.n, idx, A.diagonal.data(), kind, 0);
+      std::vector<int64_t> levels(p.steps);
+      analysis::elimination_levels(p.steps, p.order.data(), p.pivot.data(), p.ptr.data(), p.pairs.data(),
+                                   p.steps + p.ones, levels.data());
+      const auto copy = [](const auto& a, int64_t n) { return Numbers(a.data(), a.data() + n); };
+      return std::tuple(copy(p.order, p.steps), copy(p.source, p.steps), copy(p.pivot, p.steps),
+                        copy(p.ptr, p.steps + 1), copy(p.pairs, 2 * p.products), levels);
     });
   const std::vector<int64_t> long_ptr(A.ptr.begin(), A.ptr.end()), long_idx(A.idx.begin(), A.idx.end());
   std::vector<double> values(A.idx.size(), -1);
@@ -92,7 +95,7 @@ void one_matrix(const Arrays& A) {
   for (const auto choose : {analysis::threshold_lu, analysis::threshold_cholesky})
     require_survival("threshold", [&] {
       const auto c = choose(long_ptr.data(), A.n, long_idx.data(), values.data(), 2, 1e-3);
-      return std::tuple(c.ptr, c.idx, c.row);
+      return std::tuple(c.ptr, std::vector<int64_t>(c.idx.data(), c.idx.data() + c.ptr.back()), c.row);
     });
 }
 

@@ -212,6 +212,24 @@ class Cached:
         self._entries[key] = entry
         return plan
 
+    def _last(self, key: str) -> Any:
+        """What `_keep_last` was given, or None."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        entry.check()
+        budget.touch(entry)
+        return entry.value
+
+    def _keep_last(self, key: str, value: Any) -> None:
+        """Keep a value that depends on more than patterns, in the place of the last: whoever reads it sees
+        whether it fits. It may be dropped, like a plan."""
+        entry = self._entry(value, self, key)
+        for part in _patterns(value):
+            part._count_to(weakref.ref(entry))
+        budget.add(entry, self._serial)
+        self._entries[key] = entry
+
     def _free_with(self, entry: Entry) -> None:
         """Drop a plan of another object when this one dies."""
         if self._dependents is None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start
+from learnsolve.preconditioners.learned.factor_network import MatrixNetwork, NetworkStart
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.family.results import iterations_of, outcome_of
 from learnsolve.recipes.harness.figures import HELD_OUT_MATRICES, Curves
@@ -134,7 +134,7 @@ class Part(NamedTuple):
     """Matrices that one call of the network takes: some of a batch on one pattern, or a single one."""
 
     A: CSR
-    start: Start
+    start: NetworkStart
     X: Tensor  # (..., n, k)
     B: Tensor
 
