@@ -371,7 +371,7 @@ def costs(run: Row) -> dict[str, dict[str, float]]:
 
 
 def hero(run: Row) -> Any:
-    from learnsolve.recipes.harness.figures import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure
+    from learnsolve.evaluation.figures import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure
 
     figure, axes = new_figure("", "time of the backward pass, in forward passes of the fastest library", "")
     figure.set_size_inches(7.2, 3.4)
@@ -393,7 +393,7 @@ def hero(run: Row) -> Any:
 def write() -> list[Path]:
     """All pages and figures."""
     from benchmarks import figure11
-    from learnsolve.recipes.harness.figures import png
+    from learnsolve.evaluation.figures import png
 
     run = json.loads(RUN.read_text())
     written = []
