@@ -16,6 +16,7 @@ import torch
 from solvers.krylov import convection
 
 import learnsolve as ls
+from learnsolve.solvers.options import KRYLOV
 
 F64, P = torch.float64, ls.preconditioners
 LINE, GRID, B = ls.problems.poisson((60,)), ls.problems.poisson((25, 25)), torch.ones(60, dtype=F64)
@@ -78,7 +79,7 @@ def test_one_run_gives_the_iterations_of_all_tolerances():
         assert evaluate(LINE, B, {"n": None}, rtol=one).rows[0].rtol == 0.25
 
 
-@pytest.mark.parametrize("solver", ["cg", "fcg", "minres", "bicgstab", "gmres", "fgmres"])
+@pytest.mark.parametrize("solver", KRYLOV)
 def test_every_solver(solver):
     A = GRID if solver in ("cg", "fcg", "minres") else convection(8, 8)
     result = evaluate(A, torch.ones(A.shape[0], dtype=F64), {"J": P.Jacobi}, solver=solver)
