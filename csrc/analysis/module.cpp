@@ -164,8 +164,19 @@ void bind_triangle(py::module_& m) {
   });
 }
 
+template <class I, class T>
+void bind_symmetry(py::module_& m) {
+  m.def("symmetry_of", [](const Array<I>& ptr, const Array<I>& idx, const Array<T>& values) {
+    py::gil_scoped_release release;
+    return static_cast<int>(
+        symmetry_of(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), values.data()));
+  });
+}
+
 template <class I>
 void bind(py::module_& m) {
+  bind_symmetry<I, float>(m);
+  bind_symmetry<I, double>(m);
   m.def("elimination_products",
         [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind, int64_t enough) {
           py::gil_scoped_release release;

@@ -63,6 +63,29 @@ void transpose(const I* ptr, int64_t rows, const I* idx, int64_t cols, I* tptr, 
   }
 }
 
+// Is a square matrix its transpose? The entries above the diagonal come, by rows, in the order in which those
+// of each column come below it.
+enum class Symmetry { none, of_pattern, of_values };
+template <class I, class T>
+Symmetry symmetry_of(const I* ptr, int64_t n, const I* idx, const T* values) {
+  std::vector<I> next(ptr, ptr + n);  // of each row, the first entry that has not been met from above
+  bool equal = true;
+  Pulse pulse;
+  for (int64_t i = 0; i < n; ++i) {
+    pulse(ptr[i + 1] - ptr[i] + 1);
+    int64_t p = ptr[i];
+    while (p < ptr[i + 1] && idx[p] < i) ++p;
+    if (p != next[i]) return Symmetry::none;
+    if (p < ptr[i + 1] && idx[p] == i) equal &= values[p] == values[p], ++p;
+    for (; p < ptr[i + 1]; ++p) {
+      const int64_t j = idx[p], q = next[j]++;
+      if (q == ptr[j + 1] || idx[q] != i) return Symmetry::none;
+      equal &= values[p] == values[q];
+    }
+  }
+  return equal ? Symmetry::of_values : Symmetry::of_pattern;
+}
+
 // The row of each entry.
 template <class I>
 void row_indices(const I* ptr, int64_t rows, I* out) {

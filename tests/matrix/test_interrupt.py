@@ -35,6 +35,9 @@ def arrays():
     d.values, d.diagonal = np.where(np.arange(7 * n) % 7, -0.1, 1.0), np.ones(n)
     d.coarse = (np.arange(n) % 3 == 0).astype(np.uint8)
     d.of = np.arange(n) // 3
+    band = np.arange(n)[:, None] + np.arange(-3, 4)
+    inside = (band >= 0) & (band < n)
+    d.middle = np.append(0, np.cumsum(inside.sum(1))), band[inside]
     d.level = np.arange(n), np.full(n, -1), np.repeat(d.lower, 2)
     return d
 
@@ -42,6 +45,7 @@ def arrays():
 ANALYSES = {  # name to arguments
     "validate": lambda d: (d.ptr, d.idx, cols),
     "row_indices": lambda d: (d.ptr, len(d.idx)),
+    "symmetry_of": lambda d: (d.middle[0], d.middle[1], np.ones(len(d.middle[1]))),
     "transpose": lambda d: (d.ptr, d.idx, cols),
     "diagonal_positions": lambda d: (d.ptr, d.idx, cols),
     "row_blocks": lambda d: (d.ptr, d.idx, None, 8192),

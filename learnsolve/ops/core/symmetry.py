@@ -8,6 +8,7 @@ the same answer for A and for D A D.
 import torch
 from torch import Tensor
 
+from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
@@ -21,15 +22,28 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
     if given is not None:
         checks.flag(function, "symmetric", given)
         return given
+    compiling = torch.compiler.is_dynamo_compiling()
+    if not compiling and (found := _in_one_pass(numbers(A.values), A.pattern)) is not None:
+        return found
     if not symmetric_pattern(A.pattern):
         return False
-    if torch.compiler.is_dynamo_compiling():
+    if compiling:
         raise NotImplementedError(
             f"{function}: whether A is symmetric cannot be read off its values under torch.compile; pass "
             "symmetric=True or symmetric=False"
         )
     with plain_tensors(), torch.no_grad():
         return _equal(numbers(A.values), A.pattern)
+
+
+def _in_one_pass(v: Tensor, P: SparsityPattern) -> bool | None:
+    """For one matrix on the CPU, without its transpose; None if values differ, perhaps by rounding."""
+    if v.dim() > 1 or v.dtype not in (torch.float32, torch.float64) or not v.is_cpu:
+        return None
+    if P.shape[0] != P.shape[1]:
+        return False
+    arrays = as_numpy(P.crow_indices), as_numpy(P.col_indices), as_numpy(v.contiguous())
+    return (False, None, True)[_analysis.symmetry_of(*arrays)]
 
 
 def symmetric_pattern(P: SparsityPattern) -> bool:
