@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ROOT
+from benchmarks import ROOT, standings
 from benchmarks.harness import OURS
 from benchmarks.report import duration, markdown
 
@@ -322,12 +322,17 @@ TABLES = {
         iterations,
         multigrid,
         batches,
+        standings.contestants,
+        standings.leaderboard,
+        standings.winners,
+        standings.bandits,
     )
 }
 
 
 def pages() -> list[Path]:
     found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RUN.with_name("slower-cases.md")]
+    found.append(ROOT / "experiments/leaderboard/README.md")
     return [page for page in found if BLOCK.search(page.read_text())]
 
 
@@ -366,7 +371,7 @@ def costs(run: Row) -> dict[str, dict[str, float]]:
 
 
 def hero(run: Row) -> Any:
-    from learnsolve.recipes.harness.figures import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure
+    from learnsolve.evaluation.figures import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure
 
     figure, axes = new_figure("", "time of the backward pass, in forward passes of the fastest library", "")
     figure.set_size_inches(7.2, 3.4)
@@ -388,7 +393,7 @@ def hero(run: Row) -> Any:
 def write() -> list[Path]:
     """All pages and figures."""
     from benchmarks import figure11
-    from learnsolve.recipes.harness.figures import png
+    from learnsolve.evaluation.figures import png
 
     run = json.loads(RUN.read_text())
     written = []

@@ -37,7 +37,7 @@ def measure(run: Run, args: argparse.Namespace) -> list[str]:
         for n in sizes(run, args, task):
             with run.attempt(f"{task}, n = {n}"):
                 one(run, task, n)
-    from learnsolve.recipes.harness.figures import png
+    from learnsolve.evaluation.figures import png
 
     mine = rows({"rows": run.rows})
     fits = exponents(mine, 0 if run.quick else OVERHEAD)
@@ -85,7 +85,7 @@ def draw(rows: list[dict]) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-    from learnsolve.recipes.harness.figures import BLUE, GRAY, GREEN, ORANGE, PURPLE
+    from learnsolve.evaluation.figures import BLUE, GRAY, GREEN, ORANGE, PURPLE
 
     figure = Figure(figsize=(8, 4), dpi=120, layout="constrained")
     figure.suptitle("Time against nonzeros, float32, one thread")

@@ -24,9 +24,18 @@ P, S = ls.preconditioners, ls.solvers
 # Left out: records of results; base classes, settings, readers of files, and what takes functions.
 RECORDS = {"ConvergenceWarning", "DelaunayGraph", "Estimate", "Evaluation", "ExtremeEigenvalues", "Graph"}
 RECORDS |= {"IncompleteCholesky", "IncompleteLU", "Iteration", "MatrixProperties", "PROPERTIES"}
-RECORDS |= {"ProblemDataset", "Sample", "Solution", "SolverError", "Status"}
+RECORDS |= {"NetworkStart", "ProblemDataset", "Sample", "Solution", "SolverError", "Status"}
 OTHERS = {"CSR.cuda", "CSR.from_scipy", "CSR.load", "CSR.requires_grad_", "Preconditioner", "Trainable"}
-OTHERS |= {"dataset", "load", "matrix_market", "planetoid", "profile", "set_buffer_pool_limit"}
+OTHERS |= {
+    "FactorNetwork",
+    "dataset",
+    "load",
+    "loadable",
+    "matrix_market",
+    "planetoid",
+    "profile",
+    "set_buffer_pool_limit",
+}
 OTHERS |= {"set_check_every", "set_plan_cache_limit", "set_spgemm_plan_limit"}
 
 
@@ -129,6 +138,7 @@ NUMBERS: dict[str, Any] = {
     "GraphNetBlock().x": random(16, 2),
     "Hierarchy.linear.shape": (5, 5),
     "SparsityPattern.shape": (16, 16),
+    "MIC0.omega": 0.7,
     "PCG.null_space": "constants",
     "Polynomial.coefficients": random(3),
     "ResGCN().X": random(16, 2),
@@ -138,6 +148,7 @@ NUMBERS: dict[str, Any] = {
     "galerkin.P": HIERARCHY.prolongations[0],
     "kron.A": ls.problems.poisson((2,)),
     "krylov_samples.m": random(16, 3),
+    "mic0.omega": 0.7,
     "p1_stiffness.kappa": random(len(MESH.triangles)),
     "spectral_radius.E": A,
     "stencil.x": random(4, 4),

@@ -387,14 +387,14 @@ def test_figure(small, tmp_path, monkeypatch):
     figure = small.plot(tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     (axes,) = figure.axes
-    assert axes.get_xlabel() == "iterations"
+    assert axes.get_xlabel() == "iteration"
     assert "relative" in axes.get_ylabel()
     lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
     assert [line.get_label() for line in lines] == ["none", "Jacobi"]
     assert lines[0].get_color() != lines[1].get_color()
     assert lines[0].get_ydata()[0] == pytest.approx(1)
-    (axes,) = evaluate(LINE, B, {"_mine": None, "J": P.Jacobi}).plot().axes
-    assert [text.get_text().strip() for text in axes.get_legend().get_texts()] == ["_mine", "J"]
+    (legend,) = evaluate(LINE, B, {"_mine": None, "J": P.Jacobi}).plot().legends
+    assert [text.get_text().strip() for text in legend.get_texts()] == ["_mine", "J"]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'learnsolve\[train\]'"):
         small.plot()

@@ -16,7 +16,7 @@ struct RowsOfColumns {
 
 // The entries (i, j) with lev_ij <= most. lev_ij is zero for an entry of A and on the diagonal, else
 // min_k (lev_ik + lev_kj + 1), k < min(i, j). An entry above `most` cannot lower another one to it: it is
-// dropped when met. O(products of the elimination on the result), times log(row length) for entries of L.
+// dropped when met. O(products of the elimination on the result).
 template <class I>
 RowsOfColumns level_fill(const I* ptr, int64_t n, const I* idx, int64_t most) {
   RowsOfColumns found;
@@ -35,10 +35,8 @@ RowsOfColumns level_fill(const I* ptr, int64_t n, const I* idx, int64_t most) {
       for (int64_t q = upper[k]; q < end; ++q) {
         const int64_t j = found.idx[q], l = step + level[q];
         if (l > most) continue;
-        if (!row.has(j))
-          row.insert(j, l);
-        else
-          row[j] = std::min(row[j], l);
+        int64_t& known = row.at(j, l);
+        known = std::min(known, l);
       }
     }
     put(i, 0);
@@ -46,7 +44,6 @@ RowsOfColumns level_fill(const I* ptr, int64_t n, const I* idx, int64_t most) {
     std::sort(row.right().begin(), row.right().end());
     for (const int64_t j : row.right()) put(j, row[j]);
     found.ptr.push_back(static_cast<int64_t>(found.idx.size()));
-    row.clear();
   }
   return found;
 }

@@ -4,51 +4,62 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "analysis/interrupt.h"
 
 namespace learnsolve::analysis {
 
-// Does a solve with this triangle read entry (i, j)?
-inline bool reads(int64_t i, int64_t j, bool upper, bool unit) {
-  return i == j ? !unit : (upper ? j > i : j < i);
+// Does entry (i, j) lie on diagonal k or below it (upper: above it)?
+inline bool in_triangle(int64_t i, int64_t j, bool upper, int64_t k) {
+  return upper ? j - i >= k : j - i <= k;
 }
+
+// The diagonal that a triangle ends with: the main one, or the next where its ones are not read.
+inline int64_t last_diagonal(bool upper, bool unit) { return unit ? (upper ? 1 : -1) : 0; }
 
 template <class I>
 struct Triangle {
   std::vector<I> ptr, idx, perm;
 };
 
-// Number of entries that `triangle` would keep.
+// Where the columns of row i, which are sorted, pass from one side to the other.
 template <class I>
-int64_t triangle_size(const I* ptr, int64_t n, const I* idx, bool upper, bool unit) {
-  int64_t size = 0;
-  Pulse pulse;
-  for (int64_t i = 0; i < n; ++i) {
-    pulse(ptr[i + 1] - ptr[i] + 1);
-    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) size += reads(i, idx[p], upper, unit);
-  }
-  return size;
+int64_t triangle_bound(const I* ptr, const I* idx, int64_t i, bool upper, int64_t k) {
+  int64_t p = ptr[i];
+  while (p < ptr[i + 1] && in_triangle(i, idx[p], upper, k) != upper) ++p;
+  return p;
 }
 
-// The rows of the triangle alone, sorted as they were; perm is the place of each entry in the values. `from`
-// is the perm of the structure itself, or null.
+// Where the rows of the triangle from diagonal k on begin, and the number of its entries.
 template <class I>
-Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool upper, bool unit) {
-  Triangle<I> t;
-  const int64_t size = triangle_size(ptr, n, idx, upper, unit);
-  t.ptr.resize(n + 1), t.idx.resize(size), t.perm.resize(size);
+std::vector<I> triangle_rows(const I* ptr, int64_t n, const I* idx, bool upper, int64_t k) {
+  std::vector<I> rows(n + 1, 0);
   Pulse pulse;
-  int64_t end = 0;
   for (int64_t i = 0; i < n; ++i) {
     pulse(ptr[i + 1] - ptr[i] + 1);
-    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
-      if (reads(i, idx[p], upper, unit)) {
-        t.idx[end] = idx[p];
-        t.perm[end++] = from ? from[p] : static_cast<I>(p);
-      }
-    t.ptr[i + 1] = static_cast<I>(end);
+    const int64_t bound = triangle_bound(ptr, idx, i, upper, k);
+    rows[i + 1] = static_cast<I>(rows[i] + (upper ? ptr[i + 1] - bound : bound - ptr[i]));
+  }
+  return rows;
+}
+
+// The triangle; perm is the place of each entry in the values. `from` is the perm of the structure itself, or
+// null.
+template <class I>
+Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool upper, std::vector<I> rows) {
+  Triangle<I> t{std::move(rows), {}, {}};
+  t.idx.resize(t.ptr[n]), t.perm.resize(t.ptr[n]);
+  Pulse pulse;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = t.ptr[i], length = t.ptr[i + 1] - at,
+                  p = upper ? ptr[i + 1] - length : int64_t{ptr[i]};
+    pulse(length + 1);
+    for (int64_t l = 0; l < length; ++l) {
+      t.idx[at + l] = idx[p + l];
+      t.perm[at + l] = from ? from[p + l] : static_cast<I>(p + l);
+    }
   }
   return t;
 }
@@ -111,7 +122,8 @@ Schedule<I> level_schedule(const I* ptr, int64_t n, const I* idx, bool upper) {
     pulse(ptr[i + 1] - ptr[i] + 1);
     I own = 0;
     for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p)
-      if (reads(i, idx[p], upper, true)) own = std::max(own, static_cast<I>(level[idx[p]] + 1));
+      if (in_triangle(i, idx[p], upper, last_diagonal(upper, true)))
+        own = std::max(own, static_cast<I>(level[idx[p]] + 1));
     level[i] = own;
     depth = std::max<int64_t>(depth, own + 1);
   }

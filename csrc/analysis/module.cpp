@@ -31,26 +31,40 @@ namespace {
 template <class I>
 using Array = py::array_t<I, py::array::c_style>;
 
-template <class N, class I>
-py::tuple elimination_arrays(const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal,
-                             Factors kind) {
-  const auto plan = [&] {
-    py::gil_scoped_release release;
-    return elimination_plan<N>(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), diagonal.data(),
-                               kind);
-  }();
-  py::tuple out(10);
-  int i = 0;
-  for (const auto* a : {&plan.order, &plan.source, &plan.pivot, &plan.ptr, &plan.pairs, &plan.units,
-                        &plan.lower_ptr, &plan.lower_idx, &plan.upper_ptr, &plan.upper_idx})
-    out[i++] = Array<N>(static_cast<py::ssize_t>(a->size()), a->data());
-  return out;
+// Arrays of NumPy's that take these over, without a copy; of the first, n elements.
+template <class E>
+Array<E> array(Growing<E>& elements, int64_t n) {
+  E* data = elements.release(n);
+  const py::capsule owner(data, [](void* p) { std::free(p); });
+  return Array<E>(static_cast<py::ssize_t>(n), data, owner);
 }
 
-Array<int64_t> table_of_triples(const std::vector<int64_t>& table) {
-  Array<int64_t> out({static_cast<py::ssize_t>(table.size() / 3), static_cast<py::ssize_t>(3)});
-  std::copy(table.begin(), table.end(), out.mutable_data());
-  return out;
+template <class E>
+Array<E> array(std::vector<E>& elements) {
+  if (elements.empty()) return Array<E>(0);
+  auto* kept = new std::vector<E>(std::move(elements));
+  const py::capsule owner(kept, [](void* p) { delete static_cast<std::vector<E>*>(p); });
+  return Array<E>(static_cast<py::ssize_t>(kept->size()), kept->data(), owner);
+}
+
+template <class N, class I>
+py::tuple elimination_arrays(const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, Factors kind,
+                             int64_t products) {
+  auto plan = [&] {
+    py::gil_scoped_release release;
+    return elimination_plan<N>(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), diagonal.data(),
+                               kind, products);
+  }();
+  const int64_t steps = plan.steps;
+  return py::make_tuple(array(plan.order, steps), array(plan.source, steps), array(plan.pivot, steps),
+                        array(plan.ptr, steps + 1), array(plan.pairs, 2 * plan.products),
+                        array(plan.units, plan.ones));
+}
+
+template <class I>
+py::array table_of_triples(std::vector<I> table) {
+  const auto lines = static_cast<py::ssize_t>(table.size() / 3);
+  return array(table).reshape({lines, static_cast<py::ssize_t>(3)});
 }
 
 template <class I>
@@ -58,49 +72,47 @@ void bind_spgemm(py::module_& m) {
   m.def("count_products", [](const Array<I>& a_idx, const Array<I>& b_ptr) {
     return count_products(a_idx.data(), static_cast<int64_t>(a_idx.size()), b_ptr.data());
   });
-  // (c_ptr, c_idx, positions or None, repeated); None if C may have more than `most` entries.
+  // (c_ptr, c_idx); None if C may have more than `most` entries.
   m.def("product_pattern",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
-           int64_t cols, int64_t products, bool plan, int64_t most, int64_t threads) -> py::object {
+           int64_t cols, int64_t most, int64_t threads) -> py::object {
           const int64_t rows = a_ptr.size() - 1;
           Array<I> c_ptr(rows + 1);
-          Array<int32_t> positions(plan ? products : 0);
-          Array<uint8_t> repeated(rows);
-          uint8_t* rep = repeated.mutable_data();
           Growing<I> c_idx;
           I* ptr = c_ptr.mutable_data();
-          int32_t* pos = plan ? positions.mutable_data() : nullptr;
           bool fits = true;
           {
             py::gil_scoped_release release;
             fits = product_pattern(a_ptr.data(), rows, a_idx.data(), b_ptr.data(),
                                    static_cast<int64_t>(b_ptr.size()) - 1, b_idx.data(), cols, ptr, c_idx,
-                                   most, pos, rep, threads);
+                                   most, threads);
           }
           if (!fits) return py::none();
-          I* columns = c_idx.release(ptr[rows]);
-          const py::capsule owner(columns, [](void* p) { std::free(p); });
-          py::object found = py::none();
-          if (plan) found = positions;
-          return py::make_tuple(c_ptr, Array<I>(ptr[rows], columns, owner), found, repeated);
+          return py::make_tuple(c_ptr, array(c_idx, ptr[rows]));
         });
-  m.def("masked_positions",
+  // (positions, repeated)
+  m.def("positions_of_products",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
-           int64_t cols, const Array<I>& c_ptr, const Array<I>& c_idx, int64_t products) {
+           int64_t cols, const Array<I>& c_ptr, const Array<I>& c_idx, int64_t products, int64_t threads) {
           Array<int32_t> positions(products);
+          Array<uint8_t> repeated(a_ptr.size() - 1);
           int32_t* out = positions.mutable_data();
-          py::gil_scoped_release release;
-          masked_positions(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(),
-                           b_idx.data(), cols, c_ptr.data(), c_idx.data(), out);
-          return positions;
+          uint8_t* rep = repeated.mutable_data();
+          {
+            py::gil_scoped_release release;
+            positions_of_products(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(),
+                                  b_ptr.data(), static_cast<int64_t>(b_ptr.size()) - 1, b_idx.data(), cols,
+                                  c_ptr.data(), c_idx.data(), out, rep, threads);
+          }
+          return py::make_tuple(positions, repeated);
         });
-  m.def("row_product_blocks", [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr,
-                                 const Array<I>& c_ptr, const std::optional<Array<int32_t>>& positions,
-                                 const std::optional<Array<uint8_t>>& repeated, int64_t target) {
-    return table_of_triples(row_product_blocks(
-        a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(), c_ptr.data(),
-        positions ? positions->data() : nullptr, repeated ? repeated->data() : nullptr, target));
-  });
+  m.def("row_product_blocks",
+        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& c_ptr,
+           const std::optional<Array<uint8_t>>& repeated, int64_t target) {
+          return table_of_triples(row_product_blocks(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1,
+                                                     a_idx.data(), b_ptr.data(), c_ptr.data(),
+                                                     repeated ? repeated->data() : nullptr, target));
+        });
   m.def("column_product_blocks", [](const Array<I>& t_ptr, const Array<I>& perm, const Array<I>& b_ptr,
                                     const std::optional<Array<int32_t>>& positions,
                                     const std::optional<Array<int32_t>>& starts, int64_t target) {
@@ -117,39 +129,34 @@ void bind_spgemm(py::module_& m) {
 }
 
 template <class I>
-Array<I> array(const std::vector<I>& v) {
-  Array<I> out(static_cast<py::ssize_t>(v.size()));
-  std::copy(v.begin(), v.end(), out.mutable_data());
-  return out;
-}
-
-template <class I>
 void bind_triangle(py::module_& m) {
-  m.def("triangle_size", [](const Array<I>& ptr, const Array<I>& idx, bool upper, bool unit) {
-    py::gil_scoped_release release;
-    return triangle_size(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), upper, unit);
-  });
+  // (ptr, idx, perm), None if it is the whole matrix
   m.def("triangle",
-        [](const Array<I>& ptr, const Array<I>& idx, const py::object& perm, bool upper, bool unit) {
+        [](const Array<I>& ptr, const Array<I>& idx, const py::object& perm, bool upper,
+           int64_t k) -> py::object {
           const Array<I> p = perm.is_none() ? Array<I>(0) : perm.cast<Array<I>>();
           const I* from = perm.is_none() ? nullptr : p.data();
-          const Triangle<I> t = [&] {
+          const int64_t n = static_cast<int64_t>(ptr.size()) - 1;
+          Triangle<I> t;
+          {
             py::gil_scoped_release release;
-            return triangle(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), from, upper, unit);
-          }();
+            std::vector<I> rows = triangle_rows(ptr.data(), n, idx.data(), upper, k);
+            if (rows[n] < ptr.data()[n])
+              t = triangle(ptr.data(), n, idx.data(), from, upper, std::move(rows));
+          }
+          if (t.ptr.empty()) return py::none();
           return py::make_tuple(array(t.ptr), array(t.idx), array(t.perm));
         });
   m.def("triangle_blocks", [](const Array<I>& ptr, const Array<I>& idx, const py::object& perm) {
     const Array<I> p = perm.is_none() ? Array<I>(0) : perm.cast<Array<I>>();
     const I* from = perm.is_none() ? nullptr : p.data();
-    const std::vector<I> table = [&] {
+    return table_of_triples([&] {
       py::gil_scoped_release release;
       return triangle_blocks(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), from);
-    }();
-    return array(table).reshape({static_cast<py::ssize_t>(table.size() / 3), static_cast<py::ssize_t>(3)});
+    }());
   });
   m.def("level_schedule", [](const Array<I>& ptr, const Array<I>& idx, bool upper) {
-    const Schedule<I> s = [&] {
+    Schedule<I> s = [&] {
       py::gil_scoped_release release;
       return level_schedule(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), upper);
     }();
@@ -160,17 +167,17 @@ void bind_triangle(py::module_& m) {
 template <class I>
 void bind(py::module_& m) {
   m.def("elimination_products",
-        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind) {
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind, int64_t enough) {
           py::gil_scoped_release release;
           return elimination_products(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(),
-                                      diagonal.data(), static_cast<Factors>(kind));
+                                      diagonal.data(), static_cast<Factors>(kind), enough);
         });
-  m.def("elimination_plan",
-        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind, bool narrow) {
-          const auto factors = static_cast<Factors>(kind);
-          return narrow ? elimination_arrays<int32_t>(ptr, idx, diagonal, factors)
-                        : elimination_arrays<int64_t>(ptr, idx, diagonal, factors);
-        });
+  m.def("elimination_plan", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& diagonal, int kind,
+                               bool narrow, int64_t products) {
+    const auto factors = static_cast<Factors>(kind);
+    return narrow ? elimination_arrays<int32_t>(ptr, idx, diagonal, factors, products)
+                  : elimination_arrays<int64_t>(ptr, idx, diagonal, factors, products);
+  });
   m.def("elimination_levels", [](const Array<I>& order, const Array<I>& pivot, const Array<I>& ptr,
                                  const Array<I>& pairs, int64_t entries) {
     Array<int64_t> levels(order.size());
@@ -180,8 +187,17 @@ void bind(py::module_& m) {
                        pairs.data(), entries, out);
     return levels;
   });
+  m.def("common_positions",
+        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx) {
+          auto both = [&] {
+            py::gil_scoped_release release;
+            return common_positions(a_ptr.data(), a_idx.data(), b_ptr.data(), b_idx.data(),
+                                    static_cast<int64_t>(a_ptr.size()) - 1);
+          }();
+          return py::make_tuple(array(both.a), array(both.b));
+        });
   m.def("level_fill", [](const Array<I>& ptr, const Array<I>& idx, int64_t most) {
-    const auto found = [&] {
+    auto found = [&] {
       py::gil_scoped_release release;
       return level_fill(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), most);
     }();
@@ -244,7 +260,7 @@ void bind(py::module_& m) {
   });
   m.def("merge_patterns",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx) {
-          const auto u = [&] {
+          auto u = [&] {
             py::gil_scoped_release release;
             return merge_patterns(a_ptr.data(), a_idx.data(), b_ptr.data(), b_idx.data(),
                                   static_cast<int64_t>(a_ptr.size()) - 1);
@@ -273,7 +289,7 @@ PYBIND11_MODULE(_analysis, m) {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   };
   m.def("sort_triples", [](const Array<int64_t>& rows, const Array<int64_t>& cols, int64_t m_rows) {
-    const Triples t = [&] {
+    Triples t = [&] {
       py::gil_scoped_release release;
       return sort_triples(rows.data(), cols.data(), static_cast<int64_t>(rows.size()), m_rows);
     }();
@@ -282,13 +298,14 @@ PYBIND11_MODULE(_analysis, m) {
   // (ptr, idx, row and pivot of a breakdown: -1 if there is none)
   m.def("threshold_pattern", [](const Array<int64_t>& ptr, const Array<int64_t>& idx,
                                 const Array<double>& values, bool cholesky, int64_t fill, double tolerance) {
-    const Choice c = [&] {
+    Choice c = [&] {
       py::gil_scoped_release release;
       const auto choose = cholesky ? threshold_cholesky : threshold_lu;
       return choose(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), values.data(), fill,
                     tolerance);
     }();
-    return py::make_tuple(array(c.ptr), array(c.idx), c.row, c.pivot);
+    const int64_t entries = c.row < 0 ? c.ptr.back() : 0;
+    return py::make_tuple(array(c.ptr), array(c.idx, entries), c.row, c.pivot);
   });
   bind<int32_t>(m);
   bind<int64_t>(m);

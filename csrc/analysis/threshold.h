@@ -8,36 +8,68 @@
 #include <vector>
 
 #include "analysis/fill_row.h"
+#include "analysis/growing.h"
 #include "analysis/interrupt.h"
 
 namespace learnsolve::analysis {
 
 // The pattern, or the first row whose pivot breaks down.
 struct Choice {
-  std::vector<int64_t> ptr, idx;
+  std::vector<int64_t> ptr;
+  Growing<int64_t> idx;  // ptr.back() of them
   int64_t row = -1;
   double pivot = 0;
 };
 
 namespace detail {
 
-// Of `columns` keeps those whose magnitudes are not below `least`, and of these the `most` largest, of equal
-// ones the first; sorts them. What is not a number counts as largest: whoever uses it will find it.
-template <class Value>
-void keep_largest(std::vector<int64_t>& columns, const Value& value, double least, int64_t most) {
-  std::erase_if(columns, [&](int64_t j) { return std::fabs(value(j)) < least; });
-  if (static_cast<int64_t>(columns.size()) > most) {
-    const auto size = [&](int64_t j) {
-      const double m = std::fabs(value(j));
-      return std::isnan(m) ? std::numeric_limits<double>::infinity() : m;
-    };
-    std::nth_element(columns.begin(), columns.begin() + most, columns.end(), [&](int64_t a, int64_t b) {
-      const double x = size(a), y = size(b);
-      return x != y ? x > y : a < b;
-    });
-    columns.resize(most);
+struct Magnitude {
+  double size;
+  int64_t column;
+  bool before(const Magnitude& other) const {
+    return size != other.size ? size > other.size : column < other.column;
   }
-  std::sort(columns.begin(), columns.end());
+};
+
+// Of `columns` keeps those whose magnitudes are not below `least`, and of these the `most` largest, of equal
+// ones the first. What is not a number counts as largest: whoever uses it will find it. `sizes` is room.
+template <class Value>
+void keep_largest(std::vector<int64_t>& columns, const Value& value, double least, int64_t most,
+                  std::vector<Magnitude>& sizes) {
+  sizes.clear();
+  size_t kept = 0;
+  for (const int64_t j : columns) {
+    const double size = std::fabs(value(j));
+    if (size < least) continue;
+    sizes.push_back({std::isnan(size) ? std::numeric_limits<double>::infinity() : size, j});
+    columns[kept++] = j;
+  }
+  columns.resize(kept);
+  if (static_cast<int64_t>(kept) <= most) return;
+  if (most == 0) return columns.clear();
+  const auto before = [](const Magnitude& a, const Magnitude& b) { return a.before(b); };
+  std::nth_element(sizes.begin(), sizes.begin() + most - 1, sizes.end(), before);
+  const Magnitude last = sizes[most - 1];
+  std::erase_if(columns, [&](int64_t j) {
+    const double size = std::fabs(value(j));
+    return last.before({std::isnan(size) ? std::numeric_limits<double>::infinity() : size, j});
+  });
+}
+
+// Entries that one part of a factor is given memory for at first: all that it may have, or many. Growing
+// costs: pages are mapped again.
+inline int64_t expected_entries(int64_t entries, int64_t n, int64_t fill) {
+  return std::min(entries + n * fill, int64_t{1} << 24);
+}
+
+// The norm of the values f(p), begin <= p < end.
+template <class F>
+double norm(int64_t begin, int64_t end, const F& f) {
+  double sum = 0, norm = 0;
+  for (int64_t p = begin; p < end; ++p) sum += f(p) * f(p);
+  if (sum > 1e-290 && sum < 1e290) return std::sqrt(sum);
+  for (int64_t p = begin; p < end; ++p) norm = std::hypot(norm, f(p));
+  return norm;
 }
 
 }  // namespace detail
@@ -49,25 +81,27 @@ void keep_largest(std::vector<int64_t>& columns, const Value& value, double leas
 inline Choice threshold_cholesky(const int64_t* ptr, int64_t n, const int64_t* idx, const double* values,
                                  int64_t fill, double tolerance) {
   Choice choice;
-  std::vector<int64_t> first{0}, rows, size(n + 1, 1);  // columns below the diagonal; entries of each row
-  std::vector<double> l;
+  std::vector<int64_t> first(n + 1, 0), size(n + 1, 1);  // columns below the diagonal; entries of each row
+  Growing<int64_t> rows;
+  Growing<double> l;
+  rows.reserve(detail::expected_entries(ptr[n] / 2, n, fill)), l.reserve(rows.capacity());
   // Columns by the row of their next entry, that at at[k]: head[row], then after[column], to -1.
   std::vector<int64_t> head(n, -1), after(n, -1), at(n);
   const auto wait = [&](int64_t k) {
     if (at[k] == first[k + 1]) return;
     after[k] = head[rows[at[k]]], head[rows[at[k]]] = k;
   };
+  std::vector<detail::Magnitude> sizes;
   FillRow<double> w(n);
   Pulse pulse;
   for (int64_t j = 0; j < n; ++j) {
     pulse(ptr[j + 1] - ptr[j] + 1);
     w.begin(j);
     w.insert(j, 0);
-    double norm = 0;
-    int64_t own = 0;
-    for (int64_t p = ptr[j]; p < ptr[j + 1]; ++p) {
-      if (idx[p] < j) continue;
-      norm = std::hypot(norm, values[p]);
+    int64_t own = 0, begin = ptr[j];
+    while (begin < ptr[j + 1] && idx[begin] < j) ++begin;
+    const double norm = detail::norm(begin, ptr[j + 1], [&](int64_t p) { return values[p]; });
+    for (int64_t p = begin; p < ptr[j + 1]; ++p) {
       if (idx[p] == j)
         w[j] = values[p];
       else
@@ -77,10 +111,7 @@ inline Choice threshold_cholesky(const int64_t* ptr, int64_t n, const int64_t* i
       next = after[k];
       const double factor = l[at[k]];
       pulse(first[k + 1] - at[k]);
-      for (int64_t q = at[k]; q < first[k + 1]; ++q) {
-        if (!w.has(rows[q])) w.insert(rows[q], 0);
-        w[rows[q]] -= factor * l[q];
-      }
+      for (int64_t q = at[k]; q < first[k + 1]; ++q) w.at(rows[q], 0) -= factor * l[q];
       ++at[k];
       wait(k);
     }
@@ -90,18 +121,20 @@ inline Choice threshold_cholesky(const int64_t* ptr, int64_t n, const int64_t* i
       return choice;
     }
     std::vector<int64_t>& below = w.right();
-    detail::keep_largest(below, [&](int64_t i) { return w[i]; }, tolerance * norm, own + fill);
+    detail::keep_largest(below, [&](int64_t i) { return w[i]; }, tolerance * norm, own + fill, sizes);
+    std::sort(below.begin(), below.end());
     const double root = std::sqrt(pivot);
-    for (const int64_t i : below) rows.push_back(i), l.push_back(w[i] / root), ++size[i];
-    first.push_back(static_cast<int64_t>(rows.size()));
-    at[j] = first[j];
+    int64_t end = first[j];
+    at[j] = end;
+    rows.reserve(end + static_cast<int64_t>(below.size())), l.reserve(rows.capacity());
+    for (const int64_t i : below) rows[end] = i, l[end++] = w[i] / root, ++size[i];
+    first[j + 1] = end;
     wait(j);
-    w.clear();
   }
   // By rows; the diagonal comes last, since the columns before it come first.
   choice.ptr.assign(n + 1, 0);
   for (int64_t i = 0; i < n; ++i) choice.ptr[i + 1] = choice.ptr[i] + size[i];
-  choice.idx.resize(choice.ptr[n]);
+  choice.idx.reserve(choice.ptr[n]);
   std::vector<int64_t> next(choice.ptr.begin(), choice.ptr.end() - 1);
   for (int64_t j = 0; j < n; ++j) {
     pulse(first[j + 1] - first[j] + 1);
@@ -117,19 +150,23 @@ inline Choice threshold_cholesky(const int64_t* ptr, int64_t n, const int64_t* i
 inline Choice threshold_lu(const int64_t* ptr, int64_t n, const int64_t* idx, const double* values,
                            int64_t fill, double tolerance) {
   Choice choice;
-  choice.ptr.push_back(0);
-  std::vector<int64_t> first{0}, columns, left;  // U right of the diagonal; what a row of L keeps
-  std::vector<double> u, pivots;
+  choice.ptr.assign(n + 1, 0);
+  std::vector<int64_t> first(n + 1, 0), left;  // U right of the diagonal; what a row of L keeps
+  std::vector<double> pivots(n);
+  Growing<int64_t> columns;
+  Growing<double> u;
+  columns.reserve(detail::expected_entries(ptr[n] / 2, n, fill)), u.reserve(columns.capacity());
+  choice.idx.reserve(2 * columns.capacity());
+  std::vector<detail::Magnitude> sizes;
   FillRow<double> w(n);
   Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
     pulse(ptr[i + 1] - ptr[i] + 1);
     w.begin(i);
     w.insert(i, 0);
-    double norm = 0;
     int64_t own_left = 0, own_right = 0;
+    const double norm = detail::norm(ptr[i], ptr[i + 1], [&](int64_t p) { return values[p]; });
     for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) {
-      norm = std::hypot(norm, values[p]);
       if (idx[p] == i)
         w[i] = values[p];
       else
@@ -142,27 +179,29 @@ inline Choice threshold_lu(const int64_t* ptr, int64_t n, const int64_t* idx, co
       left.push_back(k);
       const double factor = w[k] / pivots[k];
       pulse(first[k + 1] - first[k] + 1);
-      for (int64_t q = first[k]; q < first[k + 1]; ++q) {
-        if (!w.has(columns[q])) w.insert(columns[q], 0);
-        w[columns[q]] -= factor * u[q];
-      }
+      for (int64_t q = first[k]; q < first[k + 1]; ++q) w.at(columns[q], 0) -= factor * u[q];
     }
     const double pivot = w[i];
     if (pivot == 0 || !std::isfinite(pivot)) {
       choice.row = i, choice.pivot = pivot;
       return choice;
     }
-    pivots.push_back(pivot);
+    pivots[i] = pivot;
     const auto value = [&](int64_t j) { return w[j]; };
-    detail::keep_largest(left, value, least, own_left + fill);
-    detail::keep_largest(w.right(), value, least, own_right + fill);
-    choice.idx.insert(choice.idx.end(), left.begin(), left.end());
-    choice.idx.push_back(i);
-    choice.idx.insert(choice.idx.end(), w.right().begin(), w.right().end());
-    choice.ptr.push_back(static_cast<int64_t>(choice.idx.size()));
-    for (const int64_t j : w.right()) columns.push_back(j), u.push_back(w[j]);
-    first.push_back(static_cast<int64_t>(columns.size()));
-    w.clear();
+    detail::keep_largest(left, value, least, own_left + fill, sizes);
+    detail::keep_largest(w.right(), value, least, own_right + fill, sizes);
+    std::sort(w.right().begin(), w.right().end());
+    const std::vector<int64_t>& right = w.right();
+    const auto length = static_cast<int64_t>(left.size() + right.size()) + 1;
+    choice.ptr[i + 1] = choice.ptr[i] + length;
+    choice.idx.reserve(choice.ptr[i + 1]);
+    int64_t* const row = choice.idx.data() + choice.ptr[i];
+    *std::copy(left.begin(), left.end(), row) = i;
+    std::copy(right.begin(), right.end(), row + left.size() + 1);
+    int64_t end = first[i];
+    columns.reserve(end + length), u.reserve(columns.capacity());
+    for (const int64_t j : right) columns[end] = j, u[end++] = w[j];
+    first[i + 1] = end;
   }
   return choice;
 }

@@ -43,4 +43,24 @@ Union<I> merge_patterns(const I* a_ptr, const I* a_idx, const I* b_ptr, const I*
   return u;
 }
 
+// Places in a and in b of the entries that both have. Columns are sorted and unique in every row of both.
+struct Common {
+  std::vector<int64_t> a, b;
+};
+
+template <class I>
+Common common_positions(const I* a_ptr, const I* a_idx, const I* b_ptr, const I* b_idx, int64_t rows) {
+  Common common;
+  Pulse pulse;
+  for (int64_t i = 0; i < rows; ++i) {
+    pulse(a_ptr[i + 1] - a_ptr[i] + b_ptr[i + 1] - b_ptr[i] + 1);
+    for (int64_t p = a_ptr[i], q = b_ptr[i]; p < a_ptr[i + 1] && q < b_ptr[i + 1];) {
+      const I in_a = a_idx[p], in_b = b_idx[q];
+      if (in_a == in_b) common.a.push_back(p), common.b.push_back(q);
+      p += in_a <= in_b, q += in_b <= in_a;
+    }
+  }
+  return common;
+}
+
 }  // namespace learnsolve::analysis

@@ -33,6 +33,10 @@ bool solve_vector(const TriangleView<T, I>& S, const T* b, T* x) {
       case 2: done = solve_uniform<2>(S, r0, r1, stride, b, x); break;
       case 3: done = solve_uniform<3>(S, r0, r1, stride, b, x); break;
       case 4: done = solve_uniform<4>(S, r0, r1, stride, b, x); break;
+      case 5: done = solve_uniform<5>(S, r0, r1, stride, b, x); break;
+      case 6: done = solve_uniform<6>(S, r0, r1, stride, b, x); break;
+      case 7: done = solve_uniform<7>(S, r0, r1, stride, b, x); break;
+      case 8: done = solve_uniform<8>(S, r0, r1, stride, b, x); break;
       default: {
         const int64_t dir = S.upper ? -1 : 1;
         int64_t i = S.upper ? r1 - 1 : r0;

@@ -49,7 +49,7 @@ template <class F>
 void parallel_chunks(int64_t nnz, const F& f) {
   const int64_t chunks = union_chunks(nnz);
   if (chunks <= kGrain / kUnionChunk) return f(0, chunks);
-  torch::stable::parallel_for(0, chunks, kGrain / kUnionChunk, f);
+  parallel_for(0, chunks, kGrain / kUnionChunk, f);
 }
 
 }  // namespace

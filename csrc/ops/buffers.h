@@ -7,9 +7,6 @@
 // with the adjoint 166 and 203; both gradients of a 1000 x 1000 grid 3.8 and 6.7 ms.
 #pragma once
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 #include <pthread.h>
 
 #include <atomic>
@@ -19,20 +16,9 @@
 #include <mutex>
 #include <new>
 
-namespace learnsolve {
+#include "analysis/huge_pages.h"
 
-// Memory that is not mapped yet is mapped in pages of 2 MiB, which makes 512 times fewer faults. This is a
-// hint: a system without huge pages ignores it.
-inline void prefer_huge_pages(void* data, size_t bytes) {
-#ifdef MADV_HUGEPAGE
-  constexpr size_t page = size_t{2} << 20;
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)data, (void)bytes;
-#endif
-}
+namespace learnsolve {
 
 // Free blocks, up to a limit in bytes, the one freed last at the end. One for the process, which is never
 // destroyed: a tensor may be freed after everything else.

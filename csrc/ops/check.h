@@ -3,12 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
 
 #include "kernels/kernels.h"
 #include "ops/contents.h"
+#include "ops/threads.h"
 
 namespace learnsolve {
 
@@ -66,39 +64,6 @@ struct Structure : SparseStructure {
   }
 };
 
-// Fewer multiply-adds than this are not worth a second thread: waking one costs about 5 us.
-constexpr int64_t kGrain = 24576;
-
-// A thread that works on a member of a batch, while others work on others, distributes nothing further.
-inline thread_local bool one_of_members = false;
-inline int64_t threads_here() { return one_of_members ? 1 : torch::stable::get_num_threads(); }
-
-// f(b) for the members of a batch, `passes` passes of `work` multiply-adds each: several members at a time,
-// unless they are fewer than the threads and a pass alone has work for several. What f throws is thrown again
-// when all have ended.
-template <class F>
-void parallel_members(int64_t batch, int64_t work, int64_t passes, const F& f) {
-  const int64_t all = threads_here(), threads = std::min(batch, all);
-  if (threads < 2 || batch * work * passes < 2 * kGrain || (batch < all && work >= 2 * kGrain)) {
-    for (int64_t b = 0; b < batch; ++b) f(b);
-    return;
-  }
-  std::atomic<int64_t> next{0};  // they may end after different numbers of iterations
-  std::exception_ptr thrown;
-  std::mutex throwing;
-  torch::stable::parallel_for(0, threads, 1, [&](int64_t, int64_t) {
-    one_of_members = true;
-    try {
-      for (int64_t b; (b = next++) < batch;) f(b);
-    } catch (...) {
-      const std::lock_guard<std::mutex> lock(throwing);
-      if (!thrown) thrown = std::current_exception();
-    }
-    one_of_members = false;
-  });
-  if (thrown) std::rethrow_exception(thrown);
-}
-
 // First block of part c of `parts` that hold about equal numbers of entries and rows.
 template <class I>
 int64_t block_bound(const Structure& S, int64_t c, int64_t parts) {
@@ -122,7 +87,7 @@ void parallel_blocks(const Structure& S, int64_t k, const F& f) {
   const int64_t work = (S.nnz() + S.rows()) * std::max<int64_t>(k, 1);
   const int64_t parts = work < 2 * kGrain ? 1 : std::min<int64_t>({n_blocks, work / kGrain, threads_here()});
   if (parts <= 1) return f(0, n_blocks);
-  torch::stable::parallel_for(0, parts, 1, [&](int64_t c0, int64_t c1) {
+  parallel_for(0, parts, 1, [&](int64_t c0, int64_t c1) {
     f(block_bound<I>(S, c0, parts), block_bound<I>(S, c1, parts));
   });
 }

@@ -44,15 +44,14 @@ Tensor column_dots(const Tensor& u, const Tensor& v, bool sum_batch) {
     };
     if (o.batch == 1 && chunks.count == 1) return table.column_dots(from_u, v_at(0, 0), o.n, k, totals);
     std::vector<T> sums(o.batch * chunks.count * k);
-    torch::stable::parallel_for(0, o.batch * chunks.count, std::max<int64_t>(kGrain / (chunks.size * k), 1),
-                                [&](int64_t i0, int64_t i1) {
-                                  for (int64_t i = i0; i < i1; ++i) {
-                                    const int64_t b = i / chunks.count, c = i % chunks.count,
-                                                  o0 = chunks.begin(c) * k;
-                                    table.column_dots(from_u + b * o.u_step + o0, v_at(b, o0),
-                                                      chunks.length(c), k, sums.data() + i * k);
-                                  }
-                                });
+    parallel_for(0, o.batch * chunks.count, std::max<int64_t>(kGrain / (chunks.size * k), 1),
+                 [&](int64_t i0, int64_t i1) {
+                   for (int64_t i = i0; i < i1; ++i) {
+                     const int64_t b = i / chunks.count, c = i % chunks.count, o0 = chunks.begin(c) * k;
+                     table.column_dots(from_u + b * o.u_step + o0, v_at(b, o0), chunks.length(c), k,
+                                       sums.data() + i * k);
+                   }
+                 });
     const int64_t results = out.numel() / k, terms = o.batch * chunks.count / results;
     for (int64_t r = 0; r < results; ++r)
       for (int64_t c = 0; c < k; ++c) {
@@ -72,14 +71,14 @@ Tensor column_combination(const Tensor& a, const Tensor& v) {
   Tensor out = new_empty(o.v, size);
   const RowChunks chunks(o.n, o.k);
   dispatch_dtype(name, o.v, [&]<class T>() {
-    torch::stable::parallel_for(
-        0, chunks.count, std::max<int64_t>(kGrain / (chunks.size * o.k), 1), [&](int64_t c0, int64_t c1) {
-          for (int64_t c = c0; c < c1; ++c)
-            for (int64_t b = 0; b < o.batch; ++b)
-              kernels().get<T, int32_t>().column_combination(
-                  data<T>(o.u) + b * o.u_step, data<T>(o.v) + b * o.v_step + chunks.begin(c) * o.k,
-                  chunks.length(c), o.k, mutable_data<T>(out) + chunks.begin(c) * o.k, b > 0);
-        });
+    parallel_for(0, chunks.count, std::max<int64_t>(kGrain / (chunks.size * o.k), 1),
+                 [&](int64_t c0, int64_t c1) {
+                   for (int64_t c = c0; c < c1; ++c)
+                     for (int64_t b = 0; b < o.batch; ++b)
+                       kernels().get<T, int32_t>().column_combination(
+                           data<T>(o.u) + b * o.u_step, data<T>(o.v) + b * o.v_step + chunks.begin(c) * o.k,
+                           chunks.length(c), o.k, mutable_data<T>(out) + chunks.begin(c) * o.k, b > 0);
+                 });
   });
   return out;
 }

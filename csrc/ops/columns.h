@@ -40,7 +40,7 @@ class LearningColumns {
   template <class T>
   void take(const T* from, T* to) const {
     constexpr int64_t line = 64 / sizeof(T), ahead = 16;
-    torch::stable::parallel_for(0, n, std::max<int64_t>(kGrain / all, 1), [&](int64_t i0, int64_t i1) {
+    parallel_for(0, n, std::max<int64_t>(kGrain / all, 1), [&](int64_t i0, int64_t i1) {
       for (int64_t i = i0; i < i1; ++i) {
         if (some() && i + ahead < n)
           for (const Run& run : runs)

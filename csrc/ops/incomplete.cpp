@@ -33,7 +33,7 @@ template <class F>
 void for_batch(const Plan& plan, int64_t batch, const F& f) {
   const int64_t work = plan.steps() + plan.pairs.numel() / 2;
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(work, 1));
-  torch::stable::parallel_for(0, batch, grain, [&](int64_t b0, int64_t b1) {
+  parallel_for(0, batch, grain, [&](int64_t b0, int64_t b1) {
     for (int64_t b = b0; b < b1; ++b) f(b);
   });
 }

@@ -80,7 +80,7 @@ class Passes {
     if (n * passes < 2 * kGrain)
       chunks(0, count);
     else
-      torch::stable::parallel_for(0, count, std::max<int64_t>(kGrain / (kChunk * passes), 1), chunks);
+      parallel_for(0, count, std::max<int64_t>(kGrain / (kChunk * passes), 1), chunks);
     for (int64_t j = 0; j < s; ++j) totals[j] = static_cast<T>(sums.total(count, s, j));
   }
 

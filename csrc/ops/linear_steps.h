@@ -33,7 +33,7 @@ template <class F>
 void parallel_rows(int64_t n, int64_t k, const F& f) {
   const int64_t grain = std::max<int64_t>(kGrain / std::max<int64_t>(k, 1), 1);
   if (n < 2 * grain) return f(int64_t(0), n);
-  torch::stable::parallel_for(0, n, grain, f);
+  parallel_for(0, n, grain, f);
 }
 
 // y = a + sign x; y may be a.

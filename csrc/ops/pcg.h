@@ -31,7 +31,7 @@ template <class T, class I>
 std::vector<T> transposed_values(const Structure& St, const T* values) {
   std::vector<T> own(St.nnz());
   const I* perm = data<I>(St.perm);
-  torch::stable::parallel_for(0, St.nnz(), kGrain, [&](int64_t p0, int64_t p1) {
+  parallel_for(0, St.nnz(), kGrain, [&](int64_t p0, int64_t p1) {
     for (int64_t p = p0; p < p1; ++p) own[p] = values[perm[p]];
   });
   return own;

@@ -83,14 +83,13 @@ struct PerceptronOperands {
   template <class T, class F>
   void each_chunk(int64_t room, const F& f) const {
     const int64_t work = kChunkRows * std::max<int64_t>(f_of_row(), 1), per = chunks();
-    torch::stable::parallel_for(0, batch * per, std::max<int64_t>(kGrain / work, 1),
-                                [&](int64_t i0, int64_t i1) {
-                                  std::vector<T> own(room);
-                                  for (int64_t i = i0; i < i1; ++i) {
-                                    const int64_t b = i / per, p0 = i % per * kChunkRows;
-                                    f(i, b, p0, std::min(p0 + kChunkRows, n), own.data());
-                                  }
-                                });
+    parallel_for(0, batch * per, std::max<int64_t>(kGrain / work, 1), [&](int64_t i0, int64_t i1) {
+      std::vector<T> own(room);
+      for (int64_t i = i0; i < i1; ++i) {
+        const int64_t b = i / per, p0 = i % per * kChunkRows;
+        f(i, b, p0, std::min(p0 + kChunkRows, n), own.data());
+      }
+    });
   }
   int64_t f_of_row() const { return f * (k + (two ? o : 0)); }  // multiply-adds
 };

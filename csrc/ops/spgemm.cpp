@@ -100,7 +100,7 @@ void for_blocks(const Product& P, int64_t batch, int64_t scratch, const F& f) {
   };
   // A block holds about 8192 products and entries: fewer than three are not worth a second thread.
   if (P.n_blocks() * batch < 6 || P.n_blocks() < 2) return range(0, P.n_blocks());
-  torch::stable::parallel_for(0, P.n_blocks(), 1, range);
+  parallel_for(0, P.n_blocks(), 1, range);
 }
 
 // The contractions over rows of A: with b and u = a to C, or with b and u = g to A's gradient.

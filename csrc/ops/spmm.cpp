@@ -74,7 +74,7 @@ std::tuple<Tensor, Tensor> csr_spmv_scatter_backward(const Tensor& ptr, const Te
   dispatch(name, values, A.idx, [&]<class T, class I>() {
     const CsrView<T, I> view = A.view<T, I>(data<T>(values));
     const RowBlocks<I> blocks = A.row_blocks<I>();
-    torch::stable::parallel_for(0, parts, 1, [&](int64_t c0, int64_t c1) {
+    parallel_for(0, parts, 1, [&](int64_t c0, int64_t c1) {
       for (int64_t c = c0; c < c1; ++c) {
         const int64_t b0 = block_bound<I>(A, c, parts), b1 = block_bound<I>(A, c + 1, parts);
         kernels().get<T, I>().scatter_backward(view, blocks.table[2 * b0], blocks.table[2 * b1], data<T>(g),
@@ -83,7 +83,7 @@ std::tuple<Tensor, Tensor> csr_spmv_scatter_backward(const Tensor& ptr, const Te
       }
     });
     if (need_x)
-      torch::stable::parallel_for(0, n, kGrain, [&](int64_t j0, int64_t j1) {
+      parallel_for(0, n, kGrain, [&](int64_t j0, int64_t j1) {
         for (int64_t j = j0; j < j1; ++j) {
           T sum = 0;
           for (int64_t c = 0; c < parts; ++c) sum += data<T>(sums)[c * n + j];

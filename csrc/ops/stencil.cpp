@@ -9,11 +9,9 @@ namespace {
 // f(u0, u1) over ranges of 0 <= u < units; `work` multiply-adds altogether.
 template <class F>
 void parallel_units(int64_t units, int64_t work, const F& f) {
-  const int64_t parts =
-      work < 2 * kGrain ? 1 : std::min<int64_t>({units, work / kGrain, torch::stable::get_num_threads()});
+  const int64_t parts = work < 2 * kGrain ? 1 : std::min<int64_t>({units, work / kGrain, threads_here()});
   if (parts <= 1) return f(0, units);
-  torch::stable::parallel_for(0, parts, 1,
-                              [&](int64_t c0, int64_t c1) { f(units * c0 / parts, units * c1 / parts); });
+  parallel_for(0, parts, 1, [&](int64_t c0, int64_t c1) { f(units * c0 / parts, units * c1 / parts); });
 }
 
 // f(b, block0, block1) for every b of the batch and every block: blocks of several b in parallel or, where b

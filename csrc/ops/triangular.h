@@ -80,10 +80,10 @@ bool solve_by_levels(const TriangularStructure& S, const TriangleView<T, I>& vie
   std::atomic<bool> solved{true};
   for (int64_t t = 0; t < n && solved; ++t) {
     const int64_t l = S.upper ? n - 1 - t : t;
-    torch::stable::parallel_for(levels[l], levels[l + 1], std::max<int64_t>(kGrain / mean / 4, 1),
-                                [&](int64_t r0, int64_t r1) {
-                                  if (!table.sptrsv_rows(view, order, r0, r1, b, x, k)) solved = false;
-                                });
+    parallel_for(levels[l], levels[l + 1], std::max<int64_t>(kGrain / mean / 4, 1),
+                 [&](int64_t r0, int64_t r1) {
+                   if (!table.sptrsv_rows(view, order, r0, r1, b, x, k)) solved = false;
+                 });
   }
   return solved;
 }
@@ -115,7 +115,7 @@ bool triangular_solve(const TriangularStructure& S, const T* values, int64_t val
     }
   };
   if (parallel && batch * parts > 1)
-    torch::stable::parallel_for(0, batch * parts, 1, solve);
+    parallel_for(0, batch * parts, 1, solve);
   else
     solve(0, batch * parts);
   return solved;
@@ -129,7 +129,7 @@ void triangular_gradient(const TriangularStructure& S, int64_t values_step, cons
                          int64_t batch, int64_t k, T* ga) {
   const int64_t n = S.rows(), nk = n * k;
   const int64_t grain = std::max<int64_t>(kGrain * n / std::max<int64_t>(S.work(batch * k), 1), 1);
-  torch::stable::parallel_for(0, n, grain, [&](int64_t r0, int64_t r1) {
+  parallel_for(0, n, grain, [&](int64_t r0, int64_t r1) {
     for (int64_t s = 0; s < batch; ++s)
       kernels().get<T, I>().sptrsv_gradient(S.view<T, I>(nullptr), r0, r1, u + s * nk, w + s * nk, k,
                                             ga + s * values_step, values_step == 0 && s > 0);

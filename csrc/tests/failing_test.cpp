@@ -56,7 +56,8 @@ void one_matrix(const Arrays& A) {
   });
   for (const bool upper : {false, true}) {
     require_survival("triangle", [&] {
-      const auto t = analysis::triangle<I>(ptr, A.n, idx, nullptr, upper, false);
+      const auto t = analysis::triangle<I>(ptr, A.n, idx, nullptr, upper,
+                                           analysis::triangle_rows<I>(ptr, A.n, idx, upper, 0));
       return std::tuple(t.ptr, t.idx, t.perm,
                         analysis::triangle_blocks<I>(t.ptr.data(), A.n, t.idx.data(), nullptr));
     });
@@ -77,14 +78,16 @@ void one_matrix(const Arrays& A) {
     const auto found = analysis::level_fill(ptr, A.n, idx, 1);
     return std::tuple(found.ptr, found.idx);
   });
-  for (const auto kind : {analysis::Factors::lu, analysis::Factors::cholesky})
+  for (const auto kind : {analysis::Factors::lu, analysis::Factors::cholesky,
+                          analysis::Factors::modified_cholesky, analysis::Factors::relaxed_cholesky})
     require_survival("elimination_plan", [&] {
-      const auto p = analysis::elimination_plan<I>(ptr, A.n, idx, A.diagonal.data(), kind);
-      std::vector<int64_t> levels(p.order.size());
-      analysis::elimination_levels(static_cast<int64_t>(p.order.size()), p.order.data(), p.pivot.data(),
-                                   p.ptr.data(), p.pairs.data(),
-                                   static_cast<int64_t>(p.order.size() + p.units.size()), levels.data());
-      return std::tuple(p.order, p.source, p.pivot, p.ptr, p.pairs, levels);
+      const auto p = analysis::elimination_plan<I>(ptr, A.n, idx, A.diagonal.data(), kind, 0);
+      std::vector<int64_t> levels(p.steps);
+      analysis::elimination_levels(p.steps, p.order.data(), p.pivot.data(), p.ptr.data(), p.pairs.data(),
+                                   p.steps + p.ones, levels.data());
+      const auto copy = [](const auto& a, int64_t n) { return Numbers(a.data(), a.data() + n); };
+      return std::tuple(copy(p.order, p.steps), copy(p.source, p.steps), copy(p.pivot, p.steps),
+                        copy(p.ptr, p.steps + 1), copy(p.pairs, 2 * p.products), levels);
     });
   const std::vector<int64_t> long_ptr(A.ptr.begin(), A.ptr.end()), long_idx(A.idx.begin(), A.idx.end());
   std::vector<double> values(A.idx.size(), -1);
@@ -92,7 +95,7 @@ void one_matrix(const Arrays& A) {
   for (const auto choose : {analysis::threshold_lu, analysis::threshold_cholesky})
     require_survival("threshold", [&] {
       const auto c = choose(long_ptr.data(), A.n, long_idx.data(), values.data(), 2, 1e-3);
-      return std::tuple(c.ptr, c.idx, c.row);
+      return std::tuple(c.ptr, std::vector<int64_t>(c.idx.data(), c.idx.data() + c.ptr.back()), c.row);
     });
 }
 
@@ -135,17 +138,15 @@ void two_matrices(const Arrays& A, const Arrays& B) {
     std::vector<uint8_t> repeated(n);
     analysis::Growing<I> c_idx;
     require(analysis::product_pattern(A.ptr.data(), n, A.idx.data(), B.ptr.data(), n, B.idx.data(), n,
-                                      c_ptr.data(), c_idx, int64_t{1} << 30, positions.data(),
-                                      repeated.data(), 1),
+                                      c_ptr.data(), c_idx, int64_t{1} << 30, 1),
             "spgemm: too large");
     const Numbers columns(c_idx.data(), c_idx.data() + c_ptr[n]);
-    std::vector<int32_t> masked(products);
-    analysis::masked_positions(A.ptr.data(), n, A.idx.data(), B.ptr.data(), B.idx.data(), n, c_ptr.data(),
-                               columns.data(), masked.data());
+    analysis::positions_of_products(A.ptr.data(), n, A.idx.data(), B.ptr.data(), n, B.idx.data(), n,
+                                    c_ptr.data(), columns.data(), positions.data(), repeated.data(), 1);
     analysis::product_starts(A.idx.data(), A.ptr[n], B.ptr.data(), A.perm.data(), starts.data());
-    return std::tuple(c_ptr, columns, positions, masked,
+    return std::tuple(c_ptr, columns, positions,
                       analysis::row_product_blocks(A.ptr.data(), n, A.idx.data(), B.ptr.data(), c_ptr.data(),
-                                                   positions.data(), repeated.data(), 64),
+                                                   repeated.data(), 64),
                       analysis::column_product_blocks(A.tptr.data(), n, A.perm.data(), B.ptr.data(),
                                                       positions.data(), starts.data(), 64));
   });

@@ -35,6 +35,10 @@ Square square(Random& random, const Pattern& pattern, bool both) {
 
 bool same(const std::vector<int64_t>& a, const std::vector<int64_t>& b) { return a == b; }
 
+std::vector<int64_t> columns(const analysis::Choice& c) {
+  return {c.idx.data(), c.idx.data() + c.ptr.back()};
+}
+
 template <class I>
 void levels(const Square& A, int64_t most) {
   std::vector<I> ptr, idx;
@@ -73,7 +77,8 @@ void thresholds(const Square& A, bool symmetric) {
     return analysis::threshold_lu(A.ptr.data(), A.n, A.idx.data(), A.values.data(), fill, tolerance);
   };
   const analysis::Choice all = lu(A.n, 0);
-  require(all.row == -1 && same(all.ptr, full.ptr) && same(all.idx, full.idx), "threshold_lu, " + A.name);
+  require(all.row == -1 && same(all.ptr, full.ptr) && same(columns(all), full.idx),
+          "threshold_lu, " + A.name);
   for (const int64_t fill : {0, 1, 3}) {
     const analysis::Choice some = lu(fill, 0);
     require(some.row == -1, "threshold_lu breaks down, " + A.name);
@@ -84,7 +89,7 @@ void thresholds(const Square& A, bool symmetric) {
     }
   }
   const analysis::Choice none = lu(A.n, 2);
-  require(static_cast<int64_t>(none.idx.size()) == A.n, "a threshold above every entry, " + A.name);
+  require(none.ptr.back() == A.n, "a threshold above every entry, " + A.name);
   if (!symmetric) return;
   // Row j is column j; the values above the diagonal are not read.
   const auto cholesky = [&](int64_t fill, double tolerance) {
@@ -97,12 +102,13 @@ void thresholds(const Square& A, bool symmetric) {
       if (full.idx[p] <= i) idx.push_back(full.idx[p]);
     ptr.push_back(static_cast<int64_t>(idx.size()));
   }
-  require(exact.row == -1 && same(exact.ptr, ptr) && same(exact.idx, idx), "threshold_cholesky, " + A.name);
+  require(exact.row == -1 && same(exact.ptr, ptr) && same(columns(exact), idx),
+          "threshold_cholesky, " + A.name);
   for (const int64_t fill : {0, 1, 3}) {
     const analysis::Choice some = cholesky(fill, 0);
     require(some.row == -1, "threshold_cholesky breaks down, " + A.name);
     std::vector<int64_t> length(A.n, -1);  // of columns, without the diagonal
-    for (const int64_t j : some.idx) ++length[j];
+    for (const int64_t j : columns(some)) ++length[j];
     for (int64_t j = 0; j < A.n; ++j)
       require(length[j] <= parts(A.ptr.data(), A.idx.data(), j).second + fill,
               "a column is too long, " + A.name);

@@ -3,14 +3,16 @@
 #include "kernels/incomplete.h"
 
 #include "analysis/incomplete.h"
+#include "analysis/levels.h"
 #include "tests/cases.h"
 
 namespace learnsolve::test {
 namespace {
 
 namespace isa = learnsolve::LEARNSOLVE_ISA;
-using analysis::EliminationPlan;
 using analysis::Factors;
+
+constexpr float kOmega = 0.625f;
 
 // The square patterns with a diagonal put in where there is none.
 std::vector<Pattern> square_patterns(Random& random) {
@@ -30,9 +32,9 @@ std::vector<Pattern> square_patterns(Random& random) {
 template <class T, class I>
 struct Problem {
   Structure<I> A;
-  EliminationPlan<I> plan;
   Factors kind;
-  Array<I> order, source, pivot, ptr, pairs;
+  std::vector<I> lower_ptr, lower_idx, upper_ptr, upper_idx;  // patterns of the factors
+  Array<I> order, source, pivot, ptr, pairs, units;
   Array<T> a;
   std::string name;
 
@@ -40,23 +42,49 @@ struct Problem {
       : A(structure<I>(pattern, 48)), kind(k) {
     Array<I> diagonal(A.rows);
     analysis::diagonal_positions(A.ptr.data(), A.rows, A.idx.data(), diagonal.data());
-    plan = analysis::elimination_plan<I>(A.ptr.data(), A.rows, A.idx.data(), diagonal.data(), kind);
-    order = plan.order, source = plan.source, pivot = plan.pivot, ptr = plan.ptr, pairs = plan.pairs;
-    require(2 * analysis::elimination_products(A.ptr.data(), A.rows, A.idx.data(), diagonal.data(), kind) ==
-                pairs.size(),
-            "elimination_products, " + A.name);
+    const auto products = [&](int64_t enough) {
+      return analysis::elimination_products(A.ptr.data(), A.rows, A.idx.data(), diagonal.data(), kind,
+                                            enough);
+    };
+    const auto plan =
+        analysis::elimination_plan<I>(A.ptr.data(), A.rows, A.idx.data(), diagonal.data(), kind, A.rows);
+    const auto copy = [](const analysis::Growing<I>& from, int64_t n) {
+      return Array<I>(std::vector<I>(from.data(), from.data() + n));
+    };
+    order = copy(plan.order, plan.steps), source = copy(plan.source, plan.steps);
+    pivot = copy(plan.pivot, plan.steps), ptr = copy(plan.ptr, plan.steps + 1);
+    pairs = copy(plan.pairs, 2 * plan.products), units = copy(plan.units, plan.ones);
+    require(products(-1) == plan.products, "elimination_products, " + A.name);
+    const int64_t bound = products(int64_t{1} << 40);
+    require(bound >= plan.products, "a bound on elimination_products, " + A.name);
+    for (const bool upper : {false, true}) {
+      const auto t =
+          analysis::triangle<I>(A.ptr.data(), A.rows, A.idx.data(), nullptr, upper,
+                                analysis::triangle_rows<I>(A.ptr.data(), A.rows, A.idx.data(), upper, 0));
+      (upper ? upper_ptr : lower_ptr) = t.ptr, (upper ? upper_idx : lower_idx) = t.idx;
+    }
     a = uniform<T>(random, A.nnz());
     for (int64_t i = 0; i < A.rows; ++i) a[diagonal[i]] += 3 * static_cast<T>(A.rows);  // dominant
+    if (kind == Factors::relaxed_cholesky) {
+      std::vector<T> with_omega(a.data(), a.data() + A.nnz());
+      with_omega.push_back(-kOmega);
+      with_omega.resize(A.nnz() + 1 + lower_idx.size(), 0);
+      a = Array<T>(with_omega);
+    }
     name = A.name + ", " + types + ", kind " + std::to_string(static_cast<int>(kind));
   }
   Elimination<I> view() const {
     return {order.size(), order.data(), source.data(),      pivot.data(),
             ptr.data(),   pairs.data(), kind != Factors::lu};
   }
-  int64_t entries() const { return order.size() + static_cast<int64_t>(plan.units.size()); }
+  bool modified() const { return kind != Factors::lu && kind != Factors::cholesky; }
+  int64_t entries() const { return order.size() + units.size(); }
+  void set_units(Array<T>& f, T value) const {
+    for (int64_t i = 0; i < units.size(); ++i) f[units[i]] = value;
+  }
   Array<T> factors() const {
     Array<T> f = unwritten<T>(entries());
-    for (const int64_t u : plan.units) f[u] = 1;
+    set_units(f, 1);
     require(isa::incomplete_factor<T, I>(view(), a.data(), f.data()) == -1, "a pivot broke down, " + name);
     return f;
   }
@@ -68,11 +96,10 @@ struct Problem {
     };
     const bool lu = kind == Factors::lu;
     Sum sum;
-    for (int64_t p = plan.lower_ptr[i]; p < plan.lower_ptr[i + 1]; ++p) {
-      const int64_t k = plan.lower_idx[p];
-      const int64_t q =
-          lu ? find(plan.upper_ptr, plan.upper_idx, k, j) : find(plan.lower_ptr, plan.lower_idx, j, k);
-      if (q >= 0) sum.add(f[p], f[lu ? plan.lower_ptr[A.rows] + q : q]);
+    for (int64_t p = lower_ptr[i]; p < lower_ptr[i + 1]; ++p) {
+      const int64_t k = lower_idx[p];
+      const int64_t q = lu ? find(upper_ptr, upper_idx, k, j) : find(lower_ptr, lower_idx, j, k);
+      if (q >= 0) sum.add(f[p], f[lu ? lower_ptr[A.rows] + q : q]);
     }
     return sum;
   }
@@ -86,12 +113,39 @@ void equations(const Problem<T, I>& P) {
     for (int64_t p = P.A.ptr[i]; p < P.A.ptr[i + 1]; ++p) {
       const int64_t j = P.A.idx[p];
       if (P.kind != Factors::lu && j > i) continue;
-      if (P.kind == Factors::modified_cholesky && j == i) continue;
+      if (P.modified() && j == i) continue;
       Sum s = P.product(f, i, j);
       s.roundings += 4;
       require(std::fabs(s.value - P.a[p]) <= error_bound<T>(s), "the equations do not hold, " + P.name);
     }
   }
+}
+
+// Those of the diagonal of a modified factor: with omega times the products of dropped fill in row i, the sum
+// of the row is A's.
+template <class T, class I>
+void row_sums(const Problem<T, I>& P) {
+  if (!P.modified()) return;
+  const Array<T> f = P.factors();
+  const T omega = P.kind == Factors::relaxed_cholesky ? kOmega : T(1);
+  const int64_t n = P.A.rows;
+  std::vector<Sum> sums(n);
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j <= i; ++j) {
+      const Sum s = P.product(f, i, j);
+      const auto begin = P.lower_idx.begin();
+      const bool kept =
+          std::binary_search(begin + P.lower_ptr[i], begin + P.lower_ptr[i + 1], static_cast<I>(j));
+      const long double part = kept && j < i ? 0 : kept ? 1 : omega;
+      for (const int64_t r : {i, j}) {
+        sums[r].value += (i == j ? 0.5L : 1) * part * s.value;
+        sums[r].magnitude += s.magnitude, sums[r].roundings += s.roundings + 4;
+      }
+    }
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t p = P.A.ptr[i]; p < P.A.ptr[i + 1]; ++p)
+      if (P.A.idx[p] == i)
+        require(std::fabs(sums[i].value - P.a[p]) <= error_bound<T>(sums[i]), "a row sum changes, " + P.name);
 }
 
 // tangent and adjoint undo J(f) and J(f)^T; product and its adjoint are sums over the plan, and J is the
@@ -100,7 +154,7 @@ template <class T, class I>
 void derivatives(Random& random, const Problem<T, I>& P) {
   const Elimination<I> E = P.view();
   const Array<T> f = P.factors();
-  const int64_t n = P.entries(), nnz = P.A.nnz();
+  const int64_t n = P.entries(), nnz = P.a.size();
   const Array<T> x = uniform<T>(random, n), z = uniform<T>(random, n), w = uniform<T>(random, nnz);
   std::vector<Sum> b(nnz), c(n);
   const auto term = [&](int64_t t, int64_t p, int64_t q) {
@@ -119,11 +173,11 @@ void derivatives(Random& random, const Problem<T, I>& P) {
 
   // v = J(f) z, then back; the diagonal dominates, so an error grows by little.
   Array<T> start = z, v(nnz), back = unwritten<T>(n), g(n), back_w(nnz);
-  for (const int64_t u : P.plan.units) start[u] = 0, back[u] = 0;
+  P.set_units(start, 0), P.set_units(back, 0);
   isa::incomplete_product<T, I>(E, f.data(), start.data(), v.data());
   isa::incomplete_product_adjoint<T, I>(E, f.data(), w.data(), g.data());
   for (int64_t t = 0; t < E.steps; ++t)
-    if (!E.cholesky && (E.pivot[t] < 0 || E.pivot[t] == E.order[t]))
+    if (E.pivot[t] < 0 || (!E.cholesky && E.pivot[t] == E.order[t]))
       v[E.source[t]] += start[E.order[t]], g[E.order[t]] += w[E.source[t]];
   isa::incomplete_tangent<T, I>(E, f.data(), v.data(), back.data());
   isa::incomplete_adjoint<T, I>(E, f.data(), g.data(), back_w.data());
@@ -139,19 +193,21 @@ void derivatives(Random& random, const Problem<T, I>& P) {
 template <class T, class I>
 void breakdown(Problem<T, I> P) {
   const int64_t steps = P.order.size();
-  if (steps < 2) return;
+  if (steps < 2 || P.A.rows == 0) return;
   const auto reported = [&](int64_t t, T bad) {
     const T kept = P.a[P.source[t]];
     P.a[P.source[t]] = bad;
     Array<T> f(P.entries());
-    for (const int64_t u : P.plan.units) f[u] = 1;
+    P.set_units(f, 1);
     const int64_t found = isa::incomplete_factor<T, I>(P.view(), P.a.data(), f.data());
     P.a[P.source[t]] = kept;
     return found == t;
   };
   const bool negative_is_bad = P.kind != Factors::lu;
-  require(reported(0, T(0)), "a zero pivot is not reported, " + P.name);
-  require(reported(0, T(-1)) == negative_is_bad, "a negative pivot, " + P.name);
+  int64_t first = 0;
+  while (P.pivot[first] != P.order[first]) ++first;
+  require(reported(first, T(0)), "a zero pivot is not reported, " + P.name);
+  require(reported(first, T(-1)) == negative_is_bad, "a negative pivot, " + P.name);
   int64_t last = steps - 1;
   while (P.pivot[last] != P.order[last]) --last;
   require(reported(last, -std::numeric_limits<T>::infinity()),
@@ -162,9 +218,11 @@ void breakdown(Problem<T, I> P) {
 template <class T, class I>
 void all_cases(Random& random, const char* types) {
   for (const Pattern& pattern : square_patterns(random))
-    for (const Factors kind : {Factors::lu, Factors::cholesky, Factors::modified_cholesky}) {
+    for (const Factors kind :
+         {Factors::lu, Factors::cholesky, Factors::modified_cholesky, Factors::relaxed_cholesky}) {
       const Problem<T, I> P(random, pattern, kind, types);
       equations(P);
+      row_sums(P);
       derivatives(random, P);
       breakdown(P);
     }

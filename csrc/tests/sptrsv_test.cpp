@@ -22,10 +22,9 @@ struct System {
       : name(S.name), upper(upper_), unit(unit_), n(S.rows) {
     nnz = S.nnz();
     const I* from = S.permuted ? S.perm.data() : nullptr;
-    const auto t = analysis::triangle<I>(S.ptr.data(), n, S.idx.data(), from, upper, unit);
-    require(analysis::triangle_size<I>(S.ptr.data(), n, S.idx.data(), upper, unit) ==
-                static_cast<int64_t>(t.idx.size()),
-            "triangle_size, " + name);
+    const auto t = analysis::triangle<I>(S.ptr.data(), n, S.idx.data(), from, upper,
+                                         analysis::triangle_rows<I>(S.ptr.data(), n, S.idx.data(), upper,
+                                                                    analysis::last_diagonal(upper, unit)));
     ptr = Array<I>(t.ptr), idx = Array<I>(t.idx), perm = Array<I>(t.perm);
     blocks = Array<I>(analysis::triangle_blocks<I>(ptr.data(), n, idx.data(), perm.data()));
   }

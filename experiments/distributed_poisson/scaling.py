@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from learnsolve.recipes.harness.figures import BLUE, ORANGE, png
+from learnsolve.evaluation.figures import BLUE, ORANGE, png
 from learnsolve.recipes.harness.settings import need
 
 LABEL = {"jacobi": "Jacobi", "learned": "learned polynomial"}

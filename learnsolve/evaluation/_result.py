@@ -117,7 +117,7 @@ class Evaluation:
     def plot(self, path: str | Path | None = None) -> Any:
         """A matplotlib Figure of the histories, one line per preconditioner: the median over systems, in a
         band from the smallest to the largest. Saved to `path` (.png, .svg, .pdf) if given."""
-        from learnsolve.evaluation._figure import figure
+        from learnsolve.evaluation.figures import figure
 
         made = figure(self)
         if path is not None:

@@ -24,7 +24,7 @@ from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.preconditioners.learned._factor_network import MatrixNetwork
+from learnsolve.preconditioners.learned.factor_network import MatrixNetwork
 from learnsolve.solvers.core.operators import compiled_form
 from learnsolve.solvers.core.report import quiet
 from learnsolve.solvers.options import KRYLOV

@@ -197,7 +197,16 @@ class Cached:
             else:
                 budget.touch(entry)
             return entry.value
-        plan = self._make(make, self, *others)
+        return self._keep(key, self._make(make, self, *others), others)
+
+    def _has_planned(self, make: Callable[..., Any], *others: Any) -> bool:
+        return _key(make, others) in self._entries
+
+    def _keep_planned(self, plan: Any, make: Callable[..., Any], *others: Any) -> None:
+        """Keep `plan`, a result of something else, as what `make` would plan."""
+        self._keep(_key(make, others), plan, others)
+
+    def _keep(self, key: str, plan: Any, others: tuple) -> Any:
         entry = self._entry(plan, self, key)
         for other in others:
             if isinstance(other, Cached) and other is not self:
@@ -211,6 +220,24 @@ class Cached:
         # Last: an interrupt before leaves a plan that is never found, and the next call makes another.
         self._entries[key] = entry
         return plan
+
+    def _last(self, key: str) -> Any:
+        """What `_keep_last` was given, or None."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        entry.check()
+        budget.touch(entry)
+        return entry.value
+
+    def _keep_last(self, key: str, value: Any) -> None:
+        """Keep a value that depends on more than patterns, in the place of the last: whoever reads it sees
+        whether it fits. It may be dropped, like a plan."""
+        entry = self._entry(value, self, key)
+        for part in _patterns(value):
+            part._count_to(weakref.ref(entry))
+        budget.add(entry, self._serial)
+        self._entries[key] = entry
 
     def _free_with(self, entry: Entry) -> None:
         """Drop a plan of another object when this one dies."""
@@ -232,7 +259,7 @@ class Cached:
         if container is not None:
             for part in _patterns(value):
                 part._count_to(self._container)
-            budget.resize(container)
+            budget.grow(container)
 
     def cache_bytes(self) -> int:
         """Bytes held beyond the index arrays."""

@@ -128,6 +128,7 @@ def mic0(
     *,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
+    omega: float | Tensor = 1.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky: ...
 def norm(A: MatrixLike, ord: float | str | None = None, dim: int | None = None) -> Tensor: ...

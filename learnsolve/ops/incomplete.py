@@ -5,10 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.core.factor_arguments import as_shift, check, check_pattern, missing_diagonal
-from learnsolve.ops.core.incomplete import factor, plan_of
+from learnsolve.ops.core.factor_arguments import as_omega, as_shift, check, check_pattern, missing_diagonal
+from learnsolve.ops.core.incomplete import factor, shifted, with_omega
 from learnsolve.ops.core.selection import onto
 from learnsolve.ops.core.shift import Search
 from learnsolve.ops.triangle import triangle_of
@@ -115,20 +116,20 @@ def mic0(
     *,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
+    omega: float | Tensor = 1.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky:
-    r"""Modified incomplete Cholesky factor without fill: `ic0` that keeps the row sums,
+    r"""Modified incomplete Cholesky factor without fill: `ic0` that keeps the row sums, for omega = 1:
+    :math:`L L^T \mathbf{1} = (A + \sigma\, \mathrm{diag}(A))\, \mathbf{1}`.
 
-    .. math:: L L^T \mathbf{1} = (A + \sigma\, \mathrm{diag}(A))\, \mathbf{1}.
-
-    Where a product l_ik l_jk falls on no entry (i, j) it is subtracted from the diagonal of row i and from
-    that of row j: L L^T agrees with the (shifted) matrix off the diagonal, and in its row sums. Without
-    dropped fill it equals `ic0`. Entries of A outside of a pattern are dropped first: the sums are those of
-    the rest.
+    Where a product l_ik l_jk falls on no entry (i, j), omega times it is subtracted from the diagonals of row
+    i and row j: L L^T agrees with the (shifted) matrix off the diagonal and, for omega = 1, in its row sums;
+    omega = 0 is `ic0`, between is the relaxed factor [2]_. Entries of A outside a pattern are dropped first.
 
     Parameters
     ----------
     A, pattern, shift, on_breakdown : as for `ic0`
+    omega : float or Tensor of A's dtype, between 0 and 1, shape () or that of A's batch
 
     Returns
     -------
@@ -136,29 +137,35 @@ def mic0(
 
     Raises
     ------
-    ValueError, TypeError
-        as `ic0`.
+    ValueError, TypeError : as `ic0`, and if omega is not between 0 and 1.
 
     Notes
     -----
     For elliptic problems the preconditioned condition number is O(1/h) instead of O(1/h^2) if A is slightly
-    more than diagonally dominant [1]_: give a small `shift`. Gradient, cost and warnings are as for `ic0`;
-    dropped products count too.
+    more than diagonally dominant [1]_. Gradient (also for omega), cost and warnings are as for `ic0`; dropped
+    products count too, and between 0 and 1 two entries for each of L.
 
     References
     ----------
     .. [1] I. Gustafsson, "A class of first order factorization methods", BIT 18, 1978,
        doi:10.1007/BF01931691.
+    .. [2] O. Axelsson, G. Lindskog, "On the eigenvalue distribution of a class of preconditioning methods",
+       Numer. Math. 48, 1986, doi:10.1007/BF01389447.
 
     Examples
     --------
     >>> import learnsolve as ls
     >>> A = ls.problems.poisson((3, 3))
     >>> L = ls.ops.mic0(A).L.to_dense()
-    >>> ((L @ L.mT).sum(1) - A.sum(1)).abs().max() < 1e-12
-    tensor(True)
+    >>> bool(((L @ L.mT).sum(1) - A.sum(1)).abs().max() < 1e-12)
+    True
     """
-    return cholesky("mic0", A, pattern, shift, on_breakdown)
+    checks.matrix("mic0", "A", A)
+    checks.dtype("mic0", "A.values", A.values)
+    relaxed = as_omega("mic0", omega, A.values)
+    if not isinstance(omega, Tensor) and omega in (0, 1):  # no products are scaled
+        return cholesky("mic0" if omega else "mic0/ic0", A, pattern, shift, on_breakdown)
+    return cholesky("mic0/relaxed", A, pattern, shift, on_breakdown, relaxed)
 
 
 def ilu0(
@@ -212,56 +219,73 @@ def ilu0(
 
 
 def cholesky(
-    function: str, A: CSR, pattern: SparsityPattern | None, shift: float | Tensor, on_breakdown: str
+    kind: str,
+    A: CSR,
+    pattern: SparsityPattern | None,
+    shift: float | Tensor,
+    on_breakdown: str,
+    omega: Tensor | None = None,
 ) -> IncompleteCholesky:
+    """`kind`: as in core/incomplete.py."""
+    function = kind.partition("/")[0]
     check(function, A, on_breakdown)
     if pattern is not None:
         check_pattern(function, A, pattern)
         pattern = triangle_of(pattern, "lower")
-    f, P, shift = _factors(function, A, pattern, shift, on_breakdown)
-    return IncompleteCholesky(CSR(f, triangle_of(P, "lower")), shift)
+    f, P, shift = _factors(kind, A, pattern, shift, on_breakdown, omega)
+    lower = triangle_of(P, "lower")
+    return IncompleteCholesky(CSR(f if omega is None else f[..., : lower.nnz], lower), shift)
 
 
 def lu(
-    function: str, A: CSR, pattern: SparsityPattern | None, shift: float | Tensor, on_breakdown: str
+    kind: str, A: CSR, pattern: SparsityPattern | None, shift: float | Tensor, on_breakdown: str
 ) -> IncompleteLU:
+    function = kind.partition("/")[0]
     check(function, A, on_breakdown)
     if pattern is not None:
         check_pattern(function, A, pattern)
-    f, P, shift = _factors(function, A, pattern, shift, on_breakdown)
+    f, P, shift = _factors(kind, A, pattern, shift, on_breakdown)
     lower, upper = triangle_of(P, "lower"), triangle_of(P, "upper")
     lower_values, upper_values = f.split([lower.nnz, upper.nnz], dim=-1)
     return IncompleteLU(CSR(lower_values, lower), CSR(upper_values, upper), shift)
 
 
 def _factors(
-    function: str, A: CSR, given: SparsityPattern | None, shift: float | Tensor, on_breakdown: str
+    kind: str,
+    A: CSR,
+    given: SparsityPattern | None,
+    shift: float | Tensor,
+    on_breakdown: str,
+    omega: Tensor | None = None,
 ) -> tuple[Tensor, SparsityPattern, Tensor]:
     """(factors, the pattern they were computed on, shift that was used); factors and shift with A's batch
     axes."""
+    function = kind.partition("/")[0]
     pattern = A.pattern if given is None else given
     missing_diagonal(function, pattern, "A" if given is None else "the pattern")
     values, batch = onto(A, pattern).values, A.batch_shape
     used = as_shift(function, shift, values)
     unshifted = not isinstance(shift, Tensor) and shift == 0
+    if omega is not None:
+        values = with_omega(values, omega, pattern)
+    size = values.shape[-1]
     if on_breakdown == "shift":
         if torch.compiler.is_dynamo_compiling():
             raise NotImplementedError(
                 f'{function}: on_breakdown="shift" cannot be traced by torch.compile, because the search '
                 "depends on values; give a shift"
             )
-        flat = values.detach().reshape(batch.numel(), pattern.nnz)
+        flat = values.detach().reshape(batch.numel(), size)
         start = used.detach().reshape(batch.numel())
-        found = Search.apply(flat, start, pattern, function).reshape(batch)  # type: ignore[union-attr]
+        found = Search.apply(flat, start, pattern, kind).reshape(batch)  # type: ignore[union-attr]
         # Where the first attempt went well this is the shift that was given, with its gradient.
         used = torch.where(found == used, used, found)
         unshifted = False
     if not unshifted:
-        scaled = values * (1 + used.unsqueeze(-1))
-        values = torch.where(plan_of(pattern, function).on_diagonal, scaled, values)
+        values = shifted(values, used, pattern)
     if len(batch) > 1:
-        f = factor(values.reshape(batch.numel(), pattern.nnz), pattern, function)
+        f = factor(values.reshape(batch.numel(), size), pattern, kind)
         f = f.reshape(*batch, f.shape[-1])
     else:
-        f = factor(values, pattern, function)
+        f = factor(values, pattern, kind)
     return f, pattern, used

@@ -1,5 +1,6 @@
 """Incomplete Cholesky and LU factors by a threshold: values choose the pattern, `ic0` and `ilu0` fill it."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +41,7 @@ def ict(
 
     Returns
     -------
-    IncompleteCholesky : ``L``, on a new pattern in every call, and ``shift``
+    IncompleteCholesky : ``L``, on the pattern of the last call for A's if the choice is equal, and ``shift``
 
     Raises
     ------
@@ -53,8 +54,8 @@ def ict(
     Notes
     -----
     Gradient: that of `ic0` on the pattern, which is a constant. Cost: two flops per product l_ik l_jk of kept
-    entries, in float64 on one thread of the host, then plan and pass of `ic0`, in every call: a training loop
-    chooses a pattern once and calls ``ic0(A, pattern=pattern)``. Deterministic. Sources: Lin, Moré,
+    entries, in float64 on one thread of the host, then `ic0`, whose plan serves again while the choice is the
+    same: a training loop chooses once, then ``ic0(A, pattern=pattern)``. Deterministic. Sources: Lin, Moré,
     doi:10.1137/S1064827597327334; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.4.1.
 
     Examples
@@ -66,7 +67,7 @@ def ict(
     (2640, 4377)
     """
     pattern, shift = _choose("ict", A, fill, droptol, shift, on_breakdown)
-    return cholesky("ict", A, pattern, shift, on_breakdown)
+    return cholesky("ict/ic0", A, pattern, shift, on_breakdown)
 
 
 def ilut(
@@ -93,7 +94,7 @@ def ilut(
 
     Returns
     -------
-    IncompleteLU : ``L`` and ``U`` as of `ilu0`, on new patterns in every call, and ``shift``
+    IncompleteLU : ``L`` and ``U`` as of `ilu0`, on patterns as of `ict`, and ``shift``
 
     Raises
     ------
@@ -118,7 +119,7 @@ def ilut(
     [6, 5]
     """
     pattern, shift = _choose("ilut", A, fill, droptol, shift, on_breakdown)
-    return lu("ilut", A, pattern, shift, on_breakdown)
+    return lu("ilut/ilu0", A, pattern, shift, on_breakdown)
 
 
 def _choose(
@@ -173,8 +174,17 @@ def _search(
         if row < 0:
             if shift != start:
                 warn(function, shift)
-            return trusted(P, crow, col, P.shape), given if shift == start else shift
-        message = breakdown_message(function, row, pivot, None)
+            return _chosen(function, P, crow, col), given if shift == start else shift
+        message = breakdown_message("ict/ic0" if cholesky else "ilut/ilu0", row, pivot, None)
         if on_breakdown == "raise":
             raise ValueError(message + REMEDY)
     raise in_vain(message, shift)
+
+
+def _chosen(function: str, P: SparsityPattern, crow: np.ndarray, col: np.ndarray) -> SparsityPattern:
+    """The last choice for P where it is the same, so that what was planned for it serves again."""
+    pattern, last = P._make(trusted, P, crow, col, P.shape), P._last(function)
+    if last is not None and last[0].equals(pattern):
+        return last[0]
+    P._keep_last(function, (pattern,))
+    return pattern

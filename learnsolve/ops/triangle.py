@@ -4,7 +4,7 @@ from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.ops.core.selection import Selection, kept, selected, trusted
+from learnsolve.ops.core.selection import Selection, selected, trusted
 
 
 def tril(A: CSR, k: int = 0) -> CSR:
@@ -82,12 +82,8 @@ def _selection(P: SparsityPattern, side: str, k: int) -> Selection:
 
 
 def _plan_triangle(P: SparsityPattern, side: str, k: int = 0) -> Selection:
-    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
-    upper = side == "upper"
-    if k in (0, 1 if upper else -1):
-        crow, col, at = _analysis.triangle(crow, col, None, upper, k != 0)
-        if len(at) == P.nnz:
-            return Selection(None, None)
-        return Selection(trusted(P, crow, col, P.shape), P._tensor(at.astype("int64")))
-    offset = col.astype("int64") - as_numpy(P.row_indices)
-    return kept(P, offset >= k if upper else offset <= k)
+    part = _analysis.triangle(as_numpy(P.crow_indices), as_numpy(P.col_indices), None, side == "upper", k)
+    if part is None:
+        return Selection(None, None)
+    crow, col, at = part
+    return Selection(trusted(P, crow, col, P.shape), P._tensor(at.astype("int64", copy=False)))

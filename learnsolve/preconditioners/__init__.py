@@ -18,6 +18,8 @@ from learnsolve.preconditioners.classical.ssor import SSOR
 from learnsolve.preconditioners.classical.threshold import ICT, ILUT
 from learnsolve.preconditioners.domain._interfaces import interface_pattern
 from learnsolve.preconditioners.domain.schwarz import AdditiveSchwarz
+from learnsolve.preconditioners.learned._saved import loadable
+from learnsolve.preconditioners.learned.factor_network import FactorNetwork, NetworkStart
 from learnsolve.preconditioners.learned.gnp import GNP
 from learnsolve.preconditioners.learned.load import load
 from learnsolve.preconditioners.learned.neural_amg import NeuralAMG
@@ -43,9 +45,11 @@ __all__ = [
     "BlockJacobi",
     "Chebyshev",
     "Diagonal",
+    "FactorNetwork",
     "Factored",
     "Hierarchy",
     "Jacobi",
+    "NetworkStart",
     "Neumann",
     "NeuralAMG",
     "NeuralIF",
@@ -56,6 +60,7 @@ __all__ = [
     "fill_pattern",
     "interface_pattern",
     "load",
+    "loadable",
     "lower_pattern",
 ]
 guard(globals())

@@ -114,15 +114,18 @@ def incomplete_plan(P, kind):
     Q = incomplete_pattern(P.dtype)
     plan = plan_of(Q, kind)
     tensors, cholesky = plan.elimination
-    entries = int(tensors[-1][0])
-    return ((*(t.to(P.dtype) for t in tensors[:-1]), tensors[-1]), cholesky), Q, entries
+    entries, size = tensors[-1].tolist()
+    return ((*(t.to(P.dtype) for t in tensors[:-1]), tensors[-1]), cholesky), Q, entries, size
 
 
 def incomplete_factor_arguments(P, dtype):
     out = []
-    for kind in ("ic0", "mic0", "ilu0"):
-        plan, Q, _ = incomplete_plan(P, kind)
-        out += [(*plan, Q.crow_indices, dominant(Q, batch, dtype), False) for batch in ((), (2,))]
+    for kind in ("ic0", "mic0", "ilu0", "relaxed"):
+        plan, Q, _, size = incomplete_plan(P, kind)
+        crow = torch.cat((Q.crow_indices, Q.crow_indices.new_tensor([size])))
+        for batch in ((), (2,)):
+            values = torch.nn.functional.pad(dominant(Q, batch, dtype), (0, size - Q.nnz))
+            out.append((*plan, crow, values, False))
     return out
 
 
@@ -131,12 +134,12 @@ def incomplete_derivative_arguments(operands, sized):
 
     def arguments(P, dtype):
         out = []
-        for kind in ("ic0", "mic0", "ilu0"):
-            plan, Q, entries = incomplete_plan(P, kind)
+        for kind in ("ic0", "mic0", "ilu0", "relaxed"):
+            plan, _, entries, size = incomplete_plan(P, kind)
             for batch in ((), (2,)):
-                sizes = ((*batch, entries if o == "f" else Q.nnz) for o in operands)
+                sizes = ((*batch, entries if o == "f" else size) for o in operands)
                 tensors = (normal(size, dtype, seed).abs() + 1 for seed, size in enumerate(sizes))
-                out.append((*plan, *tensors, *((Q.nnz,) if sized else ())))
+                out.append((*plan, *tensors, *((size,) if sized else ())))
         return out
 
     return arguments

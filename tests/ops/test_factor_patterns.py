@@ -365,3 +365,19 @@ def test_pattern_errors(kind):
     ):
         with pytest.raises(error, match=f"{kind}: {message}"):
             op(A, pattern=pattern)
+
+
+@pytest.mark.parametrize("choose", [ls.ops.ict, ls.ops.ilut])
+def test_an_equal_choice_is_one_object(choose):
+    """So that what was planned for it serves again; another choice takes its place."""
+    A = ls.problems.poisson((9, 8))
+    first, again = choose(A, fill=2), choose(A.with_values(2 * A.values), fill=2)
+    assert again.L.pattern is first.L.pattern
+    other = choose(A, fill=1)
+    assert other.L.nnz < first.L.nnz
+    assert choose(A, fill=1).L.pattern is other.L.pattern
+    back = choose(A, fill=2)
+    assert back.L.pattern is not first.L.pattern
+    assert torch.equal(back.L.values, first.L.values)
+    A.pattern.drop_caches()
+    assert choose(A, fill=2).L.pattern is not back.L.pattern

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from ops.incomplete_cases import STRUCTURES, dominant, every_kind, library, loops, small
+from ops.incomplete_cases import (
+    OMEGA,
+    STRUCTURES,
+    dominant,
+    every_elimination,
+    every_kind,
+    library,
+    loops,
+    small,
+)
 from ops.test_memory import peak
 from reference import assert_same_bits, densify, grid, normal, on_pattern, pattern_of
 
@@ -17,7 +26,7 @@ from learnsolve.ops.core import incomplete
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-13}
 
 
-@every_kind
+@every_elimination
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_value_and_gradient(kind, structure):
     for index, dtype in itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64)):
@@ -110,7 +119,7 @@ def test_explicit_zeros_stay_entries(kind):
     assert (grad[v.detach() == 0] != 0).all()
 
 
-@every_kind
+@every_elimination
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_same_bits_for_any_number_of_threads_and_batch(kind, dtype):
     P = pattern_of(grid(5, 60), torch.int32)
@@ -184,7 +193,7 @@ def test_shift_is_relative_to_the_diagonal(kind, tensor):
     assert torch.equal(result.shift, torch.as_tensor(shift, dtype=v.dtype).expand(2))
 
 
-@every_kind
+@every_elimination
 def test_gradient_for_a_shift(kind):
     P = small()
     v, shift = dominant(P).requires_grad_(), torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
@@ -193,6 +202,49 @@ def test_gradient_for_a_shift(kind):
     assert torch.autograd.gradgradcheck(f, (v, shift))
     searched = lambda v, s: library(kind, P, v, shift=s, on_breakdown="shift")  # noqa: E731
     assert torch.autograd.gradcheck(searched, (v, shift), check_forward_ad=True)
+
+
+def test_omega():
+    """0 is ic0, 1 is mic0, as numbers and tensors; between them a part of the dropped fill. It is learned,
+    one value for each matrix of a batch, and goes with a search for a shift."""
+    P = pattern_of(STRUCTURES["9 points"])
+    v = dominant(P, (2,))
+    omega = torch.tensor([0.0, 1.0], dtype=v.dtype)
+    ends = [library(kind, P, one) for kind, one in zip(("ic0", "mic0"), v, strict=True)]
+    assert torch.equal(library("mic0", P, v, omega=omega), torch.stack(ends))
+    assert torch.equal(library("mic0", P, v[0], omega=0), ends[0])
+    L = ls.ops.mic0(ls.CSR(v[1], P), omega=OMEGA).L.to_dense()
+    lower = densify(P, v[1]).tril()
+    symmetric, dropped = lower + lower.tril(-1).mT, torch.zeros_like(lower)
+    for k in range(len(L)):
+        dropped[k + 1 :, k + 1 :] += torch.outer(L[k + 1 :, k], L[k + 1 :, k])
+    dropped *= densify(P, torch.ones(P.nnz, dtype=v.dtype)) == 0
+    wanted = (symmetric + (1 - OMEGA) * dropped).sum(1)
+    torch.testing.assert_close((L @ L.mT).sum(1), wanted, rtol=1e-13, atol=1e-13)
+
+    Q, omega = small(), torch.tensor([0.3, 0.7], dtype=v.dtype, requires_grad=True)
+    values = dominant(Q, (2,)).requires_grad_()
+    f = lambda v, omega: library("mic0", Q, v, omega=omega)  # noqa: E731
+    assert torch.autograd.gradcheck(f, (values, omega), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, (values, omega))
+    each = torch.func.vmap(lambda v, omega: f(v, omega))(values, omega)
+    assert torch.equal(each, f(values, omega))
+    D = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=v.dtype)
+    with pytest.warns(RuntimeWarning, match="mic0: a pivot broke down, the diagonal was shifted by 1.02"):
+        shift = ls.ops.mic0(ls.CSR.from_dense(D), omega=0.5, on_breakdown="shift").shift
+    with pytest.raises(ValueError, match=r"mic0: every pivot must be positive.* that of row 1"):
+        ls.ops.mic0(ls.CSR.from_dense(D), omega=0.5)
+    assert float(shift) == 1.024
+    A = ls.CSR(v, P)
+    for error, message, wrong in (
+        (ValueError, "must be between 0 and 1, got 1.5", 1.5),
+        (ValueError, "must be between 0 and 1, got -0.5", torch.tensor([0.5, -0.5], dtype=v.dtype)),
+        (TypeError, "must be a number or a torch.Tensor, got str", "1"),
+        (TypeError, "has dtype torch.float32", torch.tensor(0.5)),
+        (ValueError, "must broadcast to the batch axes", v[0]),
+    ):
+        with pytest.raises(error, match=f"mic0: omega {message}"):
+            ls.ops.mic0(A, omega=wrong)
 
 
 def indefinite(P, row, value=-3.0):

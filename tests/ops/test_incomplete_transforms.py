@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from ops.incomplete_cases import STRUCTURES, dominant, every_kind, library, loops, small
+from ops.incomplete_cases import STRUCTURES, dominant, every_elimination, library, loops, small
 from reference import normal, pattern_of
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-11}
 
 
-@every_kind
+@every_elimination
 def test_third_derivatives(kind):
     P = small()
     v, t = dominant(P), normal((P.nnz,), seed=1)
@@ -22,7 +22,7 @@ def test_third_derivatives(kind):
     torch.testing.assert_close(third(library), third(loops), **CLOSE)
 
 
-@every_kind
+@every_elimination
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compile_with_a_shift(kind):
     P, shift = small(), torch.tensor(0.1, dtype=torch.float64)
@@ -35,7 +35,7 @@ def _hessian_product(f, v, t):
     return torch.func.jvp(torch.func.grad(lambda v: (f(v) ** 3).sum()), (v,), (t,))[1]
 
 
-@every_kind
+@every_elimination
 @pytest.mark.parametrize("structure", ["9 points", "power law", "random symmetric"])
 def test_second_derivatives_on_larger_patterns(kind, structure):
     """In float32 too: what the derivative checks do not reach."""

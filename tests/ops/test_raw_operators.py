@@ -100,7 +100,7 @@ def test_incomplete_factors_with_either_index_type(kind):
     P = incomplete_pattern()
     v, results = dominant(P), []
     for index in (torch.int32, torch.int64):
-        plan, Q, _ = incomplete_plan(pattern_of(random(6, 6, 0.4), index), kind)
+        plan, Q, *_ = incomplete_plan(pattern_of(random(6, 6, 0.4), index), kind)
         f, breakdown = ops.csr_incomplete_factor(*plan, Q.crow_indices, v, True)
         assert breakdown[0] == -1
         z = ops.csr_incomplete_tangent(*plan, f, v)

@@ -324,3 +324,15 @@ def test_a_zero_on_the_diagonal_of_a_batch_is_named():
     refuses_zero(  # a map has no numbers
         lambda: func.vmap(lambda v, b: sparse(v, b, Q))(v[1], b[1, ..., 0]), rf" row {row} has 0"
     )
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_runs_of_longer_and_longer_rows(transpose):
+    """One column, through rows of a grid with more and more fill: of equal length, in runs."""
+    A, b = ls.problems.poisson((20, 20)), normal((400,))
+    for level in range(6):
+        L = ls.ops.ic0(A, pattern=ls.preconditioners.fill_pattern(A, level)).L
+        D = L.to_dense().mT if transpose else L.to_dense()
+        wanted = torch.linalg.solve_triangular(D, b.unsqueeze(-1), upper=transpose).squeeze(-1)
+        found = ls.ops.sptrsv(L, b, transpose=transpose)
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

@@ -83,6 +83,7 @@ CASES = [
     Case("IC0", P.IC0),
     Case("IC0, shifted", lambda A: P.IC0(A, shift=0.1)),
     Case("MIC0", lambda A: P.MIC0(A, shift=0.01)),
+    Case("MIC0, relaxed", lambda A: P.MIC0(A, omega=0.9)),
     Case("ILU0", P.ILU0),
     Case("ILU0, general", P.ILU0, matrix="general"),
     Case("IC(1)", lambda A: P.IC0(A, pattern=P.fill_pattern(A, 1))),

@@ -10,8 +10,18 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.nn import ResGCN
-from learnsolve.preconditioners import IC0, Jacobi, NeuralIF, PreCorrector, load
-from learnsolve.preconditioners.learned._factor_network import Start
+from learnsolve.preconditioners import (
+    IC0,
+    MIC0,
+    FactorNetwork,
+    Jacobi,
+    NetworkStart,
+    NeuralIF,
+    PreCorrector,
+    fill_pattern,
+    load,
+    loadable,
+)
 
 NETWORKS = (PreCorrector, NeuralIF)
 both = pytest.mark.parametrize("Network", NETWORKS, ids=lambda N: N.__name__)
@@ -43,6 +53,79 @@ def test_untrained_networks_are_classical():
         torch.testing.assert_close(network(A)(r), classical(A)(r), rtol=1e-6, atol=1e-12)
 
 
+def modified(A):
+    return MIC0(A, pattern=fill_pattern(A, 1), omega=0.95)
+
+
+@loadable
+class Corrected(PreCorrector):
+    """A user's: of another factor, on another pattern."""
+
+    def classical(self, A):
+        return modified(A)
+
+
+@loadable
+class Relative(FactorNetwork):
+    """A user's: every entry of that factor times an exponential; a second feature of the edges."""
+
+    node_features, edge_features = 1, 2
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        torch.nn.init.zeros_(self.last.weight)
+        torch.nn.init.zeros_(self.last.bias)
+
+    def start(self, A):
+        L = modified(A).L
+        row, column = L.pattern.row_indices.long(), L.pattern.col_indices.long()
+        scale = L.diagonal()
+        return NetworkStart(
+            L.pattern,
+            scale,
+            A.diagonal().sqrt().div(scale).unsqueeze(-1),
+            L.values / scale[..., row],
+            (scale[..., column] / scale[..., row]).unsqueeze(-1),
+        )
+
+    def entries(self, start, g):
+        return start.e * g.exp()
+
+
+@pytest.mark.parametrize("Network", [Corrected, Relative], ids=lambda N: N.__name__)
+def test_a_corrector_of_any_factor(Network, tmp_path):
+    """Untrained it is that factor; it learns, from A to the loss, for batches as well; its file is read."""
+    given = matrices(2, n=6)
+    A, b = given[0], torch.linspace(-1, 1, 36, dtype=torch.float64)
+    network = Network(rounds=2, width=4, dtype=torch.float64)
+    torch.testing.assert_close(network.factor(A).values, modified(A).L.values)
+    assert network.factor(A).pattern.nnz > IC0(A).L.nnz
+    optimizer, losses = torch.optim.Adam(network.parameters(), lr=0.003), []
+    start = network.start(stacked(given))
+    B = torch.eye(36, dtype=A.dtype).expand(2, -1, -1)
+    for _ in range(15):
+        solution = ls.solvers.cg(
+            stacked(given), B, M=network(start), rtol=0.0, maxiter=2, gradient="unrolled"
+        )
+        losses.append(solution.residual_norms[:, -1].log().mean())
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] - 0.01
+
+    def f(v, p):
+        weights = {"last.bias": p}
+        return torch.func.functional_call(network, weights, (A.with_values(v),)).L.values
+
+    inputs = [t.detach().clone().requires_grad_() for t in (A.values, network.last.bias)]
+    assert gradcheck(f, inputs, fast_mode=True, check_forward_ad=True)
+    network.save(tmp_path / "network.safetensors")
+    again = load(tmp_path / "network.safetensors")
+    assert type(again) is Network
+    assert torch.equal(again(A)(b), network(A)(b))
+    assert ls.solvers.cg(A, b, M=again(A)).converged
+
+
 @both
 def test_a_factor_is_lower_triangular_with_a_positive_diagonal(Network):
     (A,) = matrices(1)
@@ -72,7 +155,7 @@ def test_messages_are_equivariant_to_permutations(Network):
     P = start.pattern
     moved = ls.CSR(torch.arange(1.0, P.nnz + 1), P)[p][:, p]
     place = moved.values.long() - 1
-    permuted = Start(moved.pattern, start.scale[p], start.x[p], start.e[place])
+    permuted = NetworkStart(moved.pattern, start.scale[p], start.x[p], start.e[place])
     found = network.messages(permuted)
     torch.testing.assert_close(found, network.messages(start)[place])
     assert found.std() > 1e-3

@@ -82,6 +82,7 @@ def test_symmetric_is_the_truth_or_what_is_stated(make, spd_is, general_is):
 LEARNED = {
     "IC0, shift": (lambda A, s: P.IC0(A, shift=s), 0.1),
     "MIC0, shift": (lambda A, s: P.MIC0(A, shift=s), 0.1),
+    "MIC0, omega": (lambda A, w: P.MIC0(A, omega=w), 0.6),
     "ILU0, shift": (lambda A, s: P.ILU0(A, shift=s), 0.1),
     "SOR": (P.SOR, 1.2),
     "SOR, backward": (lambda A, w: P.SOR(A, w, direction="backward", multicolor=True), 1.2),

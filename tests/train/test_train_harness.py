@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from html import unescape
 from importlib.util import find_spec
 from typing import ClassVar
@@ -17,7 +18,7 @@ from train.train_cases import SMALL
 from learnsolve import recipes, train
 from learnsolve.recipes.harness import command_line
 from learnsolve.recipes.harness.checkpoint import read_metrics
-from learnsolve.recipes.harness.figures import loss_figure
+from learnsolve.recipes.harness.figures import Curves, of_run
 from learnsolve.recipes.harness.recipe import Recipe
 from learnsolve.recipes.harness.report import Progress
 from learnsolve.recipes.harness.run import Run
@@ -203,7 +204,7 @@ def scalars(folder):
 @installed
 def test_losses_learning_rate_and_pictures(run, rows, monkeypatch):
     def figures(self, history, outcome):
-        yield "loss.png", loss_figure("", "", history)
+        yield "loss.png", Curves().picture("", partial(of_run, history))
 
     monkeypatch.setattr(PcgRecipe, "figures", figures)
     few = ["--steps", 4, "--schedule", "cosine", "--evaluate_every", 2, *SMALL["pcg"].split()]

@@ -11,8 +11,10 @@ from matplotlib.collections import FillBetweenPolyCollection
 from train.train_cases import SMALL
 
 from learnsolve import recipes, train
-from learnsolve.recipes.harness import figures, parallel, seeds
+from learnsolve.evaluation import figures
+from learnsolve.recipes.harness import parallel, seeds
 from learnsolve.recipes.harness.recipe import Curves
+from learnsolve.recipes.harness.tables import tabulate
 from learnsolve.recipes.jacobi import JacobiRecipe
 
 
@@ -153,9 +155,19 @@ def test_torchrun_is_refused(run, monkeypatch, capsys):
     )
 
 
+def test_a_table_has_a_line_for_each_name_and_a_header_for_each_cell():
+    """What the first row of a name has, then what each of its rows adds."""
+    rows = [{"name": name, "rtol": rtol, "x": None} for name in "ab" for rtol in (0.1, 0.01)]
+    heads, lines = tabulate(
+        rows, {"M": "name", "x": "x"}, lambda row: {"rtol": row["rtol"], "ms": row["name"]}
+    )
+    assert heads == ["M", "x", "rtol", "ms", "rtol", "ms"]
+    assert lines == [["a", "", 0.1, "a", 0.01, "a"], ["b", "", 0.1, "b", 0.01, "b"]]
+
+
 def test_cells_and_reports():
     assert seeds.one_cell([2.0, 2.0]) == "2.000"
-    assert seeds.one_cell([1.0, None]) == "diverges in 1 of 2"
+    assert seeds.one_cell([1.0, "diverges"]) == "diverges in 1 of 2"
     assert seeds.one_cell(["10.0 ± 3.0", "12.0 ± 1.0"]) == "11.00 ± 1.4"
     assert seeds.merged([{"a": [1, None]}, {"a": [1, 2.0]}]) == {"a": [1, [None, 2.0]]}
     assert seeds.merged([[1], [1, 2]]) == [[1], [1, 2]]
@@ -181,6 +193,17 @@ def test_a_band_on_a_logarithmic_axis_is_positive():
     assert np.isclose(band, 10 * np.exp(2 * deviation)).any()
     _, (band,) = bands(seeds.curves_figure("", Curves(log=True), histories([[1.0, 0.0], [1.0, 2.0]])))
     assert band.min() > 0
+
+
+def test_curves_name_settings_and_leave_out_what_would_squeeze_them():
+    curves = Curves("Through {sweeps} sweeps", columns={"loss": "{sweeps} sweeps"}, log=True)
+    curves = curves.of(JacobiRecipe.Settings(sweeps=7))
+    values = figures.Line("none", 2.0), figures.Line("learned", 1000.0)
+    figure = curves.picture(curves.title, lambda column: ([0, 1], [4.0, 1.0], None), values)
+    (axes,) = figure.axes
+    assert axes.get_title() == "Through 7 sweeps"
+    assert [line.get_label() for line in axes.lines] == ["none", "7 sweeps"]
+    assert curves.picture("", lambda column: ([], [], None)) is None
 
 
 def test_a_band_is_two_deviations_wide():

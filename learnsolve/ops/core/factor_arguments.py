@@ -1,6 +1,8 @@
 """Checks of what incomplete factorizations are given."""
 
+from collections.abc import Callable
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,23 +46,33 @@ def missing_diagonal(function: str, pattern: SparsityPattern, name: str) -> None
 
 def as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
     """`shift` for each matrix of the batch."""
-    if isinstance(shift, Tensor):
-        checks.same_kind(function, "shift", shift, values)
+    return _for_each(function, "shift", shift, values, lambda t: t < float("inf"), "finite and not negative")
+
+
+def as_omega(function: str, omega: float | Tensor, values: Tensor) -> Tensor:
+    """`omega` for each matrix of the batch."""
+    return _for_each(function, "omega", omega, values, lambda t: t <= 1, "between 0 and 1")
+
+
+def _for_each(
+    function: str, name: str, given: float | Tensor, values: Tensor, at_most: Callable[[Any], Any], rule: str
+) -> Tensor:
+    """A number that is not negative, for each matrix of the batch."""
+    if isinstance(given, Tensor):
+        checks.same_kind(function, name, given, values)
         batch = values.shape[:-1]
-        if not broadcasts_to(shift.shape, batch):
+        if not broadcasts_to(given.shape, batch):
             raise ValueError(
-                f"{function}: shift must broadcast to the batch axes {tuple(batch)} of A, got shape "
-                f"{tuple(shift.shape)}"
+                f"{function}: {name} must broadcast to the batch axes {tuple(batch)} of A, got shape "
+                f"{tuple(given.shape)}"
             )
-        if not torch.compiler.is_dynamo_compiling() and shift.is_cpu:
-            given = plain_values(shift)
-            if not (good := (given >= 0) & (given < float("inf"))).all():
-                raise ValueError(
-                    f"{function}: shift must be finite and not negative, got {float(given[~good][0])}"
-                )
-        return shift.expand(batch)
-    if isinstance(shift, bool) or not isinstance(shift, Real):  # NumPy's scalars too
-        raise TypeError(f"{function}: shift must be a number or a torch.Tensor, got {type(shift).__name__}")
-    if not 0 <= shift < float("inf"):
-        raise ValueError(f"{function}: shift must be finite and not negative, got {shift}")
-    return torch.full(values.shape[:-1], float(shift), dtype=values.dtype, device=values.device)
+        if not torch.compiler.is_dynamo_compiling() and given.is_cpu:
+            plain = plain_values(given)
+            if not (good := (plain >= 0) & at_most(plain)).all():
+                raise ValueError(f"{function}: {name} must be {rule}, got {float(plain[~good][0])}")
+        return given.expand(batch)
+    if isinstance(given, bool) or not isinstance(given, Real):  # NumPy's scalars too
+        raise TypeError(f"{function}: {name} must be a number or a torch.Tensor, got {type(given).__name__}")
+    if not (given >= 0 and at_most(given)):
+        raise ValueError(f"{function}: {name} must be {rule}, got {given}")
+    return torch.full(values.shape[:-1], float(given), dtype=values.dtype, device=values.device)

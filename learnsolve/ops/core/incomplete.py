@@ -24,6 +24,7 @@ from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.l
 from learnsolve.matrix import device_analysis
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.core.autograd import LinearSolve, Multilinear, Operation, dispatch
+from learnsolve.ops.core.selection import on_diagonal
 from learnsolve.ops.triangle import triangle_of
 
 _raw_factor = torch.ops.learnsolve.csr_incomplete_factor.default
@@ -34,8 +35,9 @@ _raw_product_adjoint = torch.ops.learnsolve.csr_incomplete_product_adjoint.defau
 
 PLAN_LIMIT = 2**33  # bytes that the products of one plan may take
 
-_KINDS = {"ilu0": 0, "ic0": 1, "mic0": 2}  # `Factors` of csrc/analysis/incomplete.h
-_SAME = {"ict": "ic0", "ilut": "ilu0"}  # once their pattern is chosen
+# `Factors` of csrc/analysis/incomplete.h. A kind is the name of a public function, which errors have, and
+# after a slash that of its elimination, where it is another: "ict/ic0", once the pattern is chosen.
+_FACTORS = {"ilu0": 0, "ic0": 1, "mic0": 2, "relaxed": 3}
 REMEDY = '; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
 
 
@@ -43,36 +45,41 @@ class Plan(NamedTuple):
     """The elimination on a pattern. Its factors are on the triangles of the pattern (`triangle_of`)."""
 
     elimination: tuple[tuple[Tensor, ...], bool]  # what the operators take (csrc/ops/schema.cpp)
-    on_diagonal: Tensor  # of A's entries
+    size: int  # of the values: A's and, for "relaxed", those of `with_omega`
+    crow: Tensor | None = None  # where the rows of these values begin, if not as the pattern's
 
 
-def elimination_plan(pattern: SparsityPattern, kind: str) -> Plan:
+def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
     """For `pattern._planned`. 16 bytes per entry of A that is read, 8 per product of the elimination."""
     arrays = (
         as_numpy(pattern.crow_indices),
         as_numpy(pattern.col_indices),
         as_numpy(pattern.diagonal_positions),
     )
-    products = _analysis.elimination_products(*arrays, _KINDS[kind])
     largest = torch.iinfo(torch.int32).max
+    enough = min(largest - 1, PLAN_LIMIT // 8)
+    products = _analysis.elimination_products(*arrays, _FACTORS[factors], enough)
     narrow = max(products, pattern.nnz + pattern.shape[0]) < largest
     needed = products * (8 if narrow else 16)
     if needed > PLAN_LIMIT:
+        function = "mic0" if factors == "relaxed" else factors
         raise ValueError(
-            f"{kind}: the elimination on this pattern has {products} products, whose plan would take "
+            f"{function}: the elimination on this pattern has {products} products, whose plan would take "
             f"{needed / 2**30:.3g} GiB, more than learnsolve.ops.core.incomplete.PLAN_LIMIT = "
             f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
         )
-    *made, _, _, _, _ = _analysis.elimination_plan(*arrays, _KINDS[kind], narrow)
+    made = _analysis.elimination_plan(*arrays, _FACTORS[factors], narrow, products)
     by_level: tuple[Tensor, ...] = ()
     if device_analysis.here(pattern.crow_indices):
         made, levels, uses = _by_level(*made)
         by_level = (torch.from_numpy(levels), *(pattern._tensor(a) for a in (levels, *uses)))
     plan = [pattern._tensor(a) for a in made]
-    sizes = torch.tensor((len(made[0]) + len(made[5]), pattern.nnz), device="cpu")
-    on_diagonal = torch.zeros(pattern.nnz, dtype=torch.bool, device=pattern.device)
-    on_diagonal[pattern.diagonal_positions.long()] = True
-    return Plan(((*plan, sizes, *by_level), kind != "ilu0"), on_diagonal)
+    size, crow = pattern.nnz, None
+    if factors == "relaxed":
+        size += len(made[0]) // 2 + 1
+        crow = torch.cat((pattern.crow_indices, pattern.crow_indices.new_tensor([size])))
+    sizes = torch.tensor((len(made[0]) + len(made[5]), size), device="cpu")
+    return Plan(((*plan, sizes, *by_level), factors != "ilu0"), size, crow)
 
 
 def _by_level(order, source, pivot, ptr, pairs, units):
@@ -104,19 +111,34 @@ def _by_level(order, source, pivot, ptr, pairs, units):
 
 
 def plan_of(pattern: SparsityPattern, kind: str) -> Plan:
-    return pattern._planned(elimination_plan, _SAME.get(kind, kind))
+    return pattern._planned(elimination_plan, kind.rpartition("/")[2])
+
+
+def with_omega(values: Tensor, omega: Tensor, pattern: SparsityPattern) -> Tensor:
+    """What the relaxed elimination reads: A's values, -omega, and a zero for each entry of L, whose multiples
+    by omega are unknowns of their own. So omega has derivatives like any value."""
+    zeros = values.new_zeros(*values.shape[:-1], triangle_of(pattern, "lower").nnz)
+    return torch.cat((values, -omega.unsqueeze(-1), zeros), -1)
+
+
+def shifted(values: Tensor, shift: Tensor, pattern: SparsityPattern) -> Tensor:
+    """The same of A + shift diag(A)."""
+    on = torch.nn.functional.pad(on_diagonal(pattern), (0, values.shape[-1] - pattern.nnz))
+    return torch.where(on, values * (1 + shift.unsqueeze(-1)), values)
 
 
 def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> str:
-    what = "nonzero" if _SAME.get(kind, kind) == "ilu0" else "positive"
+    function, _, factors = kind.partition("/")
+    what = "nonzero" if (factors or function) == "ilu0" else "positive"
     batch = "" if matrix is None else f" of matrix {matrix} of the batch (counted through all its axes)"
-    return f"{kind}: every pivot must be {what} and finite, that of row {row}{batch} is {pivot:.6g}"
+    return f"{function}: every pivot must be {what} and finite, that of row {row}{batch} is {pivot:.6g}"
 
 
 def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
     plan = plan_of(pattern, kind)
     traced = torch.compiler.is_dynamo_compiling()
-    f, breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, values, traced)
+    crow = pattern.crow_indices if plan.crow is None else plan.crow
+    f, breakdown = _raw_factor(*plan.elimination, crow, values, traced)
     if traced and not f.is_cuda:
         return f
     if f.is_cuda:  # a check would wait for the device: factors that do not exist are NaN
@@ -141,13 +163,14 @@ def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
     row, column = int(factor.row_indices[at]), int(factor.col_indices[at])
     batch = f" of matrix {int(bad[0, 0])} of the batch (counted through all its axes)" if f.dim() > 1 else ""
     raise ValueError(
-        f"{kind}: every entry of the factors must be finite, that of {name} in row {row}, column {column}"
-        f"{batch} is {float(f[tuple(bad[0])]):.6g}; scale the rows and columns of A first"
+        f"{kind.partition('/')[0]}: every entry of the factors must be finite, that of {name} in row {row}, "
+        f"column {column}{batch} is {float(f[tuple(bad[0])]):.6g}; scale the rows and columns of A first"
     )
 
 
 def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    """The factors of a matrix (nnz) or a batch (B, nnz): L's values and, for LU, U's behind them."""
+    """The factors of a matrix (nnz) or a batch (B, nnz): L's values and behind them, for LU, U's, for
+    "relaxed" auxiliary ones."""
     return dispatch(_Factor, (values,), pattern, kind)
 
 
@@ -206,7 +229,8 @@ class _Tangent(_Map, LinearSolve):
 class _Adjoint(_Map, LinearSolve):
     @staticmethod
     def forward(f, g, pattern, kind):
-        return _raw_adjoint(*plan_of(pattern, kind).elimination, f, g, pattern.nnz)
+        plan = plan_of(pattern, kind)
+        return _raw_adjoint(*plan.elimination, f, g, plan.size)
 
     @staticmethod
     def backward(ctx, h):
@@ -227,7 +251,8 @@ class _Product(_Map, Multilinear):
 
     @staticmethod
     def forward(x, z, pattern, kind):
-        return _raw_product(*plan_of(pattern, kind).elimination, x, z, pattern.nnz)
+        plan = plan_of(pattern, kind)
+        return _raw_product(*plan.elimination, x, z, plan.size)
 
     @staticmethod
     def backward(ctx, h):

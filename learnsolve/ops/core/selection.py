@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
@@ -38,15 +39,6 @@ def places(P: SparsityPattern, at: np.ndarray) -> SparsityPattern:
     """The 0/1 matrix for `handed_out`; at = -1: a zero."""
     crow = np.concatenate(([0], np.cumsum(at >= 0)))
     return trusted(P, crow, at[at >= 0], (len(at), P.nnz))
-
-
-def kept(P: SparsityPattern, keep: np.ndarray) -> Selection:
-    """The entries of P in the mask `keep`."""
-    if keep.all():
-        return Selection(None, None)
-    at = np.flatnonzero(keep)
-    crow = np.searchsorted(at, as_numpy(P.crow_indices))
-    return Selection(trusted(P, crow, as_numpy(P.col_indices)[at], P.shape), P._tensor(at))
 
 
 def used_columns(P: SparsityPattern) -> SparsityPattern:
@@ -83,9 +75,20 @@ def onto(A: CSR, Q: SparsityPattern) -> CSR:
 
 
 def _plan_onto(P: SparsityPattern, Q: SparsityPattern) -> tuple[Tensor, Tensor]:
-    at = find(P, as_numpy(Q.row_indices), as_numpy(Q.col_indices))
-    where = np.flatnonzero(at >= 0)
-    return P._tensor(at[where]), P._tensor(where)
+    arrays = [as_numpy(t) for t in (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)]
+    if P.dtype != Q.dtype:
+        arrays = [a.astype(np.int64, copy=False) for a in arrays]
+    at, where = _analysis.common_positions(*arrays)
+    return P._tensor(at), P._tensor(where)
+
+
+def on_diagonal(P: SparsityPattern) -> Tensor:
+    """Of each entry: does it lie on the diagonal?"""
+    return P._planned(_plan_on_diagonal)[0]
+
+
+def _plan_on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
+    return (P.row_indices == P.col_indices,)
 
 
 class Sorted(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.core.incomplete import _raw_factor, breakdown_message, plan_of
+from learnsolve.ops.core.incomplete import _raw_factor, breakdown_message, plan_of, shifted
 
 _FIRST_SHIFT, _TRIES = 1e-3, 30
 
@@ -39,20 +39,20 @@ class Search(torch.autograd.Function):
             t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
             for t, dim in zip((values, shift), in_dims[:2], strict=True)
         )
-        found = Search.apply(v.reshape(-1, pattern.nnz), s.reshape(-1), pattern, kind)
+        found = Search.apply(v.reshape(-1, v.shape[-1]), s.reshape(-1), pattern, kind)
         return found.reshape(size, -1), 0  # type: ignore[union-attr]
 
 
 def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
     plan = plan_of(pattern, kind)
+    crow = pattern.crow_indices if plan.crow is None else plan.crow
     shift, open_ = shift.clone(), torch.arange(len(shift), device=shift.device)
     breakdown = shift.new_empty(0, 2)
     for attempt in range(_TRIES + 1):
         if attempt:
             shift[open_] = (2 * shift[open_]).clamp(min=_FIRST_SHIFT)
-        v = values[open_]
-        v = torch.where(plan.on_diagonal, v * (1 + shift[open_].unsqueeze(-1)), v)
-        breakdown = _raw_factor(*plan.elimination, pattern.crow_indices, v, False)[1]
+        v = shifted(values[open_], shift[open_], pattern)
+        breakdown = _raw_factor(*plan.elimination, crow, v, False)[1]
         failed = breakdown[:, 0] >= 0
         open_, breakdown = open_[failed], breakdown[failed]
         if len(open_) == 0:
@@ -62,7 +62,7 @@ def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) 
         message = breakdown_message(kind, int(row), pivot, at if len(shift) > 1 else None)
         raise in_vain(message, float(shift[at]))
     if attempt:
-        warn(kind, float(shift.max()))
+        warn(kind.partition("/")[0], float(shift.max()))
     return shift
 
 

@@ -89,8 +89,10 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
     upper = lower == transpose
     crow, col, perm, _ = pattern._structure(transpose)
     ptr, idx, at = as_numpy(crow), as_numpy(col), as_numpy(perm) if len(perm) else None
-    if _analysis.triangle_size(ptr, idx, upper, unit) != pattern.nnz:
-        ptr, idx, at = _analysis.triangle(ptr, idx, at, upper, unit)
+    diagonal = (1 if upper else -1) if unit else 0
+    part = _analysis.triangle(ptr, idx, at, upper, diagonal)
+    if part is not None:
+        ptr, idx, at = part
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
     if device_analysis.here(crow):
         if _scanned(ptr, idx, unit):

@@ -24,6 +24,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.dots import over, scaled
 from learnsolve.ops.core.gather import permuted
 from learnsolve.ops.core.operands import in_open_interval, inside
+from learnsolve.ops.core.selection import on_diagonal
 from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
 from learnsolve.ops.indexing import _plan_permutation
 from learnsolve.ops.sptrsv import sptrsv
@@ -104,8 +105,7 @@ def _with_diagonal_divided(A: CSR, omega: float | Tensor) -> Tensor:
             return A.values
     elif omega.dim():
         omega = omega.unsqueeze(-1)
-    (on_diagonal,) = A.pattern._planned(_on_diagonal)
-    return torch.where(on_diagonal, over(A.values, omega), A.values)
+    return torch.where(on_diagonal(A.pattern), over(A.values, omega), A.values)
 
 
 def _reordered(R: Tensor, order: Tensor, back: Tensor) -> Tensor:
@@ -113,10 +113,6 @@ def _reordered(R: Tensor, order: Tensor, back: Tensor) -> Tensor:
     if R.shape[-1] == 1:  # torch copies rows one by one, single elements faster
         return permuted(R.squeeze(-1), order, back).unsqueeze(-1)
     return permuted(R, order, back, -2)
-
-
-def _on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
-    return (P.row_indices == P.col_indices,)
 
 
 class _Order(NamedTuple):

@@ -3,35 +3,17 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.3.
 """
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.symmetry import symmetric_pattern, symmetry
-from learnsolve.ops.incomplete import IncompleteCholesky, ic0, ilu0, mic0
+from learnsolve.ops.incomplete import ic0, ilu0, mic0
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.factored import Factored
 
 
-class _Cholesky(Factored):
-    _factorize: Callable[..., IncompleteCholesky]
-
-    def __init__(
-        self,
-        A: CSR,
-        *,
-        pattern: SparsityPattern | None = None,
-        shift: float | Tensor = 0.0,
-        on_breakdown: str = "raise",
-    ):
-        Preconditioner.__init__(self, A, shift, finite=False)
-        factorize = type(self)._factorize
-        self.L, self.shift = factorize(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
-
-
-class IC0(_Cholesky):
+class IC0(Factored):
     r"""Incomplete Cholesky without fill, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
 
     Parameters
@@ -70,18 +52,28 @@ class IC0(_Cholesky):
     True
     """
 
-    _factorize = staticmethod(ic0)
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        pattern: SparsityPattern | None = None,
+        shift: float | Tensor = 0.0,
+        on_breakdown: str = "raise",
+    ):
+        Preconditioner.__init__(self, A, shift, finite=False)
+        self.L, self.shift = ic0(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
 
 
-class MIC0(_Cholesky):
+class MIC0(Factored):
     r"""Modified incomplete Cholesky without fill: `IC0` that keeps A's row sums.
 
-    For elliptic problems on fine grids: the condition number of M A is O(1/h), not O(1/h^2). A small `shift`
-    makes that certain, and the factor exist.
+    For elliptic problems on fine grids: the condition number of M A is O(1/h), not O(1/h^2). A small `shift`,
+    or an `omega` a little below 1, makes that certain, and the factor exist.
 
     Parameters
     ----------
     A, pattern, shift, on_breakdown : as for `ops.mic0`
+    omega : how much of the dropped fill is compensated, between 0 (`IC0`) and 1: the relaxed factorization
 
     Attributes
     ----------
@@ -94,7 +86,7 @@ class MIC0(_Cholesky):
 
     Notes
     -----
-    Gradient and cost are as for `IC0`.
+    Gradient and cost are as for `IC0`; omega as a tensor has one too.
 
     References
     ----------
@@ -110,7 +102,18 @@ class MIC0(_Cholesky):
     True
     """
 
-    _factorize = staticmethod(mic0)
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        pattern: SparsityPattern | None = None,
+        shift: float | Tensor = 0.0,
+        omega: float | Tensor = 1.0,
+        on_breakdown: str = "raise",
+    ):
+        Preconditioner.__init__(self, A, shift, omega, finite=False)
+        factor = mic0(A, pattern=pattern, shift=shift, omega=omega, on_breakdown=on_breakdown)
+        self.L, self.shift = factor
 
 
 class ILU0(Factored):

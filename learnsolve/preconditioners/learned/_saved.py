@@ -17,7 +17,18 @@ Kind = TypeVar("Kind", bound="type[Saved]")
 
 
 def loadable(kind: Kind) -> Kind:
-    """A decorator: files of this class are read by `preconditioners.load`."""
+    """A decorator: files of this class of networks are read by `preconditioners.load`, where the class is
+    defined.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> P = ls.preconditioners
+    >>> @P.loadable
+    ... class Corrector(P.PreCorrector):
+    ...     def classical(self, A):
+    ...         return P.MIC0(A, pattern=P.fill_pattern(A, 1))
+    """
     CLASSES[kind.__name__] = kind
     return kind
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spgemm import galerkin, spgemm
-from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start, unit_rows
 from learnsolve.preconditioners.learned._saved import loadable
+from learnsolve.preconditioners.learned.factor_network import MatrixNetwork, NetworkStart, unit_rows
 from learnsolve.preconditioners.multigrid._classical import interpolation, positions
 from learnsolve.preconditioners.multigrid._hierarchy import Hierarchy
 from learnsolve.preconditioners.multigrid.amg import AMG
@@ -31,14 +31,14 @@ class Grids(NamedTuple):
     P : CSR, the classical prolongation; None if there is no coarser grid
     places : positions of its entries among A's; for a coarse point, of the diagonal entry
     fine : 1 where the row of an entry is a fine point, 0 where it is a coarse one
-    graph : Start, features on the graph of A
+    graph : NetworkStart, features on the graph of A
     """
 
     A: CSR
     P: CSR | None
     places: Tensor
     fine: Tensor
-    graph: Start
+    graph: NetworkStart
 
     def to(self, dtype: torch.dtype) -> Grids:
         P = None if self.P is None else self.P.to(dtype)
@@ -146,7 +146,7 @@ class NeuralAMG(MatrixNetwork):
         x = torch.stack((is_coarse, 10 * A.sum(1) / scale.square()), -1)
         e = [A.values / scale.square()[..., row], (column < row).to(A.dtype).expand_as(entries)]
         e += [torch.zeros_like(entries).index_copy(-1, places, f) for f in _of_entries(A, P, fine)]
-        return Grids(A, P, places, fine, Start(A.pattern, scale, x, entries, torch.stack(e, -1)))
+        return Grids(A, P, places, fine, NetworkStart(A.pattern, scale, x, entries, torch.stack(e, -1)))
 
     def prolongation(self, start: Grids) -> CSR:
         """P of two grids, values of A's dtype, with a graph to the weights."""

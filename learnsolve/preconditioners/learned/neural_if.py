@@ -7,6 +7,7 @@ conjugate gradient method", Transactions on Machine Learning Research, 2024.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from learnsolve.nn import positive_diagonal
 from learnsolve.ops.segment_max import segment_max
 from learnsolve.ops.segment_sum import segment_sum
 from learnsolve.ops.triangle import tril
-from learnsolve.preconditioners.learned._factor_network import FactorNetwork, Start, unit_rows
 from learnsolve.preconditioners.learned._saved import loadable
+from learnsolve.preconditioners.learned.factor_network import FactorNetwork, NetworkStart, unit_rows
 
 
 @loadable
@@ -76,11 +77,12 @@ class NeuralIF(FactorNetwork):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        super().__init__(rounds, width, aggregate, seed, dtype, device)
+        options: Any = {"aggregate": aggregate, "seed": seed, "dtype": dtype, "device": device}
+        super().__init__(rounds=rounds, width=width, **options)
         torch.nn.init.zeros_(self.last.weight)
         torch.nn.init.zeros_(self.last.bias)
 
-    def start(self, A: CSR) -> Start:
+    def start(self, A: CSR) -> NetworkStart:
         """The scaled lower triangle of A, or of each matrix of a batch, and its features."""
         scale = unit_rows("NeuralIF", A)
         L = tril(A)
@@ -90,7 +92,7 @@ class NeuralIF(FactorNetwork):
         sizes = torch.stack((beside.abs(), beside.square()), -1)
         parts = segment_sum(sizes, P), segment_sum(sizes, P, "column"), segment_max(sizes[..., :1], P)
         x = torch.cat(parts, -1)
-        return Start(P, scale, x, entries)
+        return NetworkStart(P, scale, x, entries)
 
-    def entries(self, start: Start, g: Tensor) -> Tensor:
+    def entries(self, start: NetworkStart, g: Tensor) -> Tensor:
         return positive_diagonal(g, start.pattern, "sqrt_exp")

@@ -7,15 +7,17 @@ Design for Conjugate Gradient Solvers", arXiv 2405.15557.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.incomplete import ic0
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners.learned._factor_network import FactorNetwork, Start, unit_rows
+from learnsolve.preconditioners.classical.factored import Factored
+from learnsolve.preconditioners.classical.incomplete import IC0
 from learnsolve.preconditioners.learned._saved import loadable
+from learnsolve.preconditioners.learned.factor_network import FactorNetwork, NetworkStart, unit_rows
 
 
 @loadable
@@ -46,9 +48,9 @@ class PreCorrector(FactorNetwork):
 
     Notes
     -----
-    M is symmetric positive definite for all weights. Gradient: exact, for the weights and A's values, to any
-    order. A batch of matrices on one pattern is one call. Cost of a call: IC(0), then for each entry of L
-    about rounds (2 width + 1) width multiplications.
+    M is symmetric positive definite for all weights. A subclass may override `classical`: any other factor.
+    Gradient: exact, for the weights and A's values, to any order. A batch of matrices on one pattern is one
+    call. Cost: IC(0), then for each entry of L about rounds (2 width + 1) width multiplications.
 
     Source: V. Trifonov et al., "Learning from Linear Algebra: A Graph Neural Network Approach to
     Preconditioner Design for Conjugate Gradient Solvers", arXiv 2405.15557, 2024.
@@ -74,20 +76,26 @@ class PreCorrector(FactorNetwork):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        super().__init__(rounds, width, aggregate, seed, dtype, device)
+        options: Any = {"aggregate": aggregate, "seed": seed, "dtype": dtype, "device": device}
+        super().__init__(rounds=rounds, width=width, **options)
         self.alpha = torch.nn.Parameter(torch.zeros((), dtype=dtype, device=device))
 
-    def start(self, A: CSR) -> Start:
-        """IC(0) of A, or of each matrix of a batch, and its features."""
-        scale = unit_rows("PreCorrector", A)
-        L = ic0(A).L
+    def classical(self, A: CSR) -> Factored:
+        """What is corrected: IC(0). A subclass may take any other factor L L^T, such as
+        ``MIC0(A, pattern=fill_pattern(A, 1))``."""
+        return IC0(A)
+
+    def start(self, A: CSR) -> NetworkStart:
+        """`classical` of A, or of each matrix of a batch, and its features."""
+        scale = unit_rows(type(self).__name__, A)
+        L = self.classical(A).L
         ones = torch.ones(A.shape[0], 1, dtype=A.dtype, device=A.device)
         lost = (A @ ones - spmm(L, spmm(L, ones, transpose=True))).squeeze(-1) / scale.square()
         entries = L.values / scale[..., L.pattern.row_indices.long()]
         on = L.pattern.diagonal_positions.long()
-        return Start(L.pattern, scale, torch.stack((entries[..., on], 10 * lost), -1), entries)
+        return NetworkStart(L.pattern, scale, torch.stack((entries[..., on], 10 * lost), -1), entries)
 
-    def entries(self, start: Start, g: Tensor) -> Tensor:
+    def entries(self, start: NetworkStart, g: Tensor) -> Tensor:
         on, g = start.pattern.diagonal_positions.long(), self.alpha * g
         diagonal = start.e.index_select(-1, on) * g.index_select(-1, on).exp()
         return (start.e + g).index_copy(-1, on, diagonal)

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.evaluation._table import middle
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners.learned._factor_network import MatrixNetwork, Start
+from learnsolve.preconditioners.learned.factor_network import MatrixNetwork, NetworkStart
 from learnsolve.problems.datasets import ProblemDataset, Sample
-from learnsolve.recipes.family.results import figures_of, iterations_of, outcome_of
+from learnsolve.recipes.family.results import iterations_of, outcome_of
+from learnsolve.recipes.harness.figures import HELD_OUT_MATRICES, Curves
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe, stream_seed
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe, stream_seed
 from learnsolve.recipes.harness.settings import (
     SettingError,
     VectorSettings,
@@ -33,6 +33,7 @@ from learnsolve.recipes.harness.settings import (
     check_tolerances,
     positive,
 )
+from learnsolve.recipes.harness.tables import middle
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 
 Aggregation = Literal["sum", "mean", "max", "softmax"]
@@ -133,7 +134,7 @@ class Part(NamedTuple):
     """Matrices that one call of the network takes: some of a batch on one pattern, or a single one."""
 
     A: CSR
-    start: Start
+    start: NetworkStart
     X: Tensor  # (..., n, k)
     B: Tensor
 
@@ -188,14 +189,15 @@ class FactorRecipe(Scheduled, VectorRecipe):
     advice = "try a smaller --lr or --clip"
     model: MatrixNetwork
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(log=True),
-        "iterations.png": Curves("Iterations", "on held-out matrices", {"iterations": "mean over matrices"}),
+        "loss.png": Curves("Loss ({loss})", columns=HELD_OUT_MATRICES, log=True),
+        "iterations.png": Curves(
+            "Iterations to the middle one of {tolerances}", "mean, held-out matrices", {"iterations": ""}
+        ),
     }
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: Any):
-        self.settings = settings
+        self.settings, self.where = settings, settings.describe()
         try:
             training = settings.data("train", settings.matrices)
             others = list(settings.data("validation", settings.held_out_matrices))

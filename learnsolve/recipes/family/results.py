@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,13 @@ import torch
 
 from learnsolve import preconditioners as P
 from learnsolve import solvers
-from learnsolve.evaluation import _table, evaluate
-from learnsolve.evaluation._table import Row, milliseconds
+from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation.figures import Line, look, picture
 from learnsolve.matrix.csr import CSR
-from learnsolve.preconditioners.learned._factor_network import MatrixNetwork
-from learnsolve.recipes.harness import figures
-from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED, with_amg
+from learnsolve.preconditioners.learned.factor_network import MatrixNetwork
+from learnsolve.recipes.harness import tables
+from learnsolve.recipes.harness.recipe import Outcome, network_facts
+from learnsolve.recipes.harness.tables import LEARNED, Row
 
 if TYPE_CHECKING:
     from learnsolve.recipes.family import FactorRecipe
@@ -46,7 +45,7 @@ LOSSES = {
 def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
     """Preconditioners by name."""
     classical = {"RS-AMG": network.classical} if isinstance(network, P.NeuralAMG) else {}
-    return with_amg({LEARNED: network, **BASELINES, **classical}, n)
+    return tables.with_amg({LEARNED: network, **BASELINES, **classical}, n)
 
 
 def iterations_of(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
@@ -68,72 +67,51 @@ def absolute(A: CSR, b: torch.Tensor, *, rtol: float, maxiter: int | None, M: An
 
 def evaluation_rows(recipe: FactorRecipe, scale: int) -> list[Row]:
     """The evaluation on matrices `scale` times as large."""
-    settings = recipe.settings
-    data = settings.data("test", settings.evaluated if scale == 1 else settings.evaluated_larger, scale)
-    systems = [(sample.A.to(settings.device), sample.b.to(settings.device)) for sample in data]
-    A, b = map(list, zip(*systems, strict=True))
+    s = recipe.settings
+    data = s.data("test", s.evaluated if scale == 1 else s.evaluated_larger, scale)
+    A, b = map(list, zip(*((sample.A.to(s.device), sample.b.to(s.device)) for sample in data), strict=True))
     M = candidates(recipe.model, n := A[0].shape[0])
-
-    def rows(tolerances: list[float], repeats: int, **options: Any) -> list[Row]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of shifts that were searched
-            result = evaluate(A, b, M, rtol=tolerances, repeats=repeats, on_error="row", **options)
-        return _table.flat(result, matrices=settings.describe(scale), n=n)
-
-    relative = rows(settings.tolerances, settings.repeats)
-    if (stop := settings.absolute_stop) is None:
-        return relative
-    untimed = {"rtol": f"absolute {stop:g}", "seconds": math.nan, "seconds_std": math.nan}
-    return relative + [row | untimed for row in rows([stop], 1, solver=absolute)]
+    which = {"matrices": s.describe(scale), "n": n}
+    rows = tables.flat(tables.compare(A, b, M, s.tolerances, repeats=s.repeats), **which)
+    if (stop := s.absolute_stop) is not None:
+        untimed = {"rtol": f"absolute {stop:g}", "seconds": math.nan, "seconds_std": math.nan}
+        published = tables.compare(A, b, M, [stop], repeats=1, solver=absolute)
+        rows += [row | untimed for row in tables.flat(published, **which)]
+    return rows
 
 
 def outcome_of(recipe: FactorRecipe) -> Outcome:
-    settings, model, A = recipe.settings, recipe.model, recipe.A
-    everything: list[Row] = []
-    lines: list[list[Any]] = []
-    for scale in (1, *sorted(settings.scales)):
-        rows = evaluation_rows(recipe, scale)
-        setup = {row["preconditioner"]: milliseconds(row["setup_seconds"]) for row in reversed(rows)}
-        cells = _table.by_preconditioner(
-            rows,
-            partial(_table.iterations, deviation=True),
-            lambda row: None if isinstance(row["rtol"], str) else milliseconds(row["seconds"]),
-        )
-        lines += [[f"{settings.describe(scale)}: {k}", setup[k], *line] for k, line in cells.items()]
-        everything += rows
-    columns = ["matrices: preconditioner", "set-up ms", *_table.with_milliseconds(settings.tolerances)]
-    columns += [] if settings.absolute_stop is None else [f"absolute {settings.absolute_stop:.0e}"]
-    weights = sum(p.numel() for p in model.parameters())
-    numbers = {
-        "problem": {
-            **{"description": settings.describe(), "n": A.shape[0], "nnz": A.nnz},
-            **{"matrices": settings.matrices, "held_out_matrices": settings.held_out_matrices},
-        },
-        "network": {"class": type(model).__name__, "weights": weights, **model.settings()},
-        "loss_is": LOSSES[settings.loss],
-        "evaluation": everything,
+    settings, A = recipe.settings, recipe.A
+    rows = [row for scale in (1, *sorted(settings.scales)) for row in evaluation_rows(recipe, scale)]
+    columns = {
+        "matrices: preconditioner": lambda row: f"{row['matrices']}: {row['preconditioner']}",
+        "set-up ms": lambda row: tables.milliseconds(row["setup_seconds"]),
     }
-    texts = {"evaluation.csv": _table.as_csv(everything)}
-    return Outcome(numbers, columns, lines, sentence_of(everything, settings.tolerances), {}, texts)
+    about = {"description": settings.describe(), "n": A.shape[0], "nnz": A.nnz}
+    numbers = {
+        "problem": about | {key: getattr(settings, key) for key in ("matrices", "held_out_matrices")},
+        "network": network_facts(recipe.model),
+        "loss_is": LOSSES[settings.loss],
+        "evaluation": rows,
+    }
+    rtol = tables.middle(settings.tolerances)
+    figures = {"sizes.png": partial(sizes_figure, recipe.where, rows, rtol)} if settings.scales else {}
+    table = tables.tabulate(rows, columns, tables.cells)
+    return Outcome(numbers, *table, sentence_of(rows, rtol), figures, texts={"evaluation.csv": as_csv(rows)})
 
 
-def sentence_of(everything: list[Row], tolerances: list[float]) -> str:
-    rtol = _table.middle(tolerances)
-    at = {(row["n"], row["preconditioner"]): row for row in everything if row["rtol"] == rtol}
-    n = everything[0]["n"]
+def sentence_of(rows: list[Row], rtol: float) -> str:
+    at = {(row["n"], row["preconditioner"]): row for row in rows if row["rtol"] == rtol}
+    n = rows[0]["n"]
     learned, other = at[n, LEARNED], at[n, "IC(0)"]
     if learned["converged"] < learned["systems"]:
         return f"Of {learned['systems']} held-out matrices {learned['converged']} reached {rtol:.0e}."
 
-    def total(key: tuple[int, str]) -> float:
-        """Set-up and solve; infinite where not all systems converged."""
-        if key not in at or at[key]["converged"] < at[key]["systems"]:
-            return math.inf
-        setup = at[key]["setup_seconds"]
-        return at[key]["seconds"] + (0.0 if math.isnan(setup) else setup)
-
-    sizes = dict.fromkeys(n for n, _ in at)
-    faster = [str(n) for n in sizes if total((n, LEARNED)) < total((n, "IC(0)"))]
+    seconds = {  # with the set-up
+        key: row["seconds"] + row["setup_seconds"] if row["converged"] == row["systems"] else math.inf
+        for key, row in at.items()
+    }
+    faster = [str(n) for n, name in at if name == LEARNED and seconds[n, name] < seconds[n, "IC(0)"]]
     return (
         f"On {learned['systems']} held-out matrices it takes {learned['iterations']:.1f} iterations to "
         f"{rtol:.0e}, IC(0) {other['iterations']:.1f}; with its set-up it is faster than IC(0) for "
@@ -141,31 +119,14 @@ def sentence_of(everything: list[Row], tolerances: list[float]) -> str:
     )
 
 
-def figures_of(recipe: FactorRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    settings, where = recipe.settings, recipe.settings.describe()
-    title, rtol = f"Loss ({settings.loss}), {where}", _table.middle(settings.tolerances)
-    yield "loss.png", figures.loss_figure(title, "loss", history, held_out="held-out matrices", log=True)
-    counts = figures.column(history, "iterations", "", color=figures.BLUE, linewidth=2)
-    if counts.x:
-        title = f"Iterations to {rtol:.0e} on held-out matrices, {where}"
-        yield "iterations.png", figures.picture(title, "optimizer step", "mean iterations", [counts])
-    if settings.scales:
-        yield "sizes.png", sizes_figure(outcome.numbers["evaluation"], rtol, where)
-
-
-def sizes_figure(everything: list[Row], rtol: float, where: str) -> Any:
-    points: dict[str, list[Row]] = {}
-    for row in everything:
+def sizes_figure(where: str, rows: list[Row], rtol: float) -> Any:
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
         if row["rtol"] == rtol and row["converged"] == row["systems"]:
-            points.setdefault(row["preconditioner"], []).append(row)
+            points.setdefault(row["preconditioner"], []).append((row["n"], row["iterations"]))
     lines = [
-        figures.Line(
-            name,
-            [row["iterations"] for row in rows],
-            [row["n"] for row in rows],
-            style={**figures.look(name), "marker": MARKERS.get(name)},
-        )
-        for name, rows in points.items()
+        Line(name, y, n, style=look(name) | {"marker": MARKERS.get(name)})
+        for name, (n, y) in ((name, zip(*pairs, strict=True)) for name, pairs in points.items())
     ]
     title, ylabel = f"Trained on {where}", f"mean iterations to {rtol:.0e}"
-    return figures.picture(title, "rows of the matrix", ylabel, lines, log="xy")
+    return picture(title, "rows of the matrix", ylabel, lines, log="xy")

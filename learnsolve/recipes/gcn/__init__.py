@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from learnsolve.recipes.gcn import data
 from learnsolve.recipes.gcn.model import GCN
-from learnsolve.recipes.gcn.results import COLUMNS, Scores, figures_of, measured, outcome_of
+from learnsolve.recipes.gcn.results import COLUMNS, CURVES, Scores, measured, outcome_of
 from learnsolve.recipes.harness.recipe import Recipe
 from learnsolve.recipes.harness.settings import (
     RunSettings,
@@ -124,9 +124,9 @@ class GcnRecipe(Recipe):
     columns = COLUMNS
     model: GCN
     measure = measured
+    curves = CURVES
     files = ("loss.png", "accuracy.png", "seeds.png")
     outcome = outcome_of
-    figures = figures_of
     lower_bound = 0.0
     alone = (
         "start it without torchrun: --seeds N trains N initializations side by side, and runs with other "
@@ -142,6 +142,9 @@ class GcnRecipe(Recipe):
             settings.dataset, settings.data, normalize=not demo, self_loops=settings.self_loops, **kind
         )
         self.data = data.demo(graph, settings.seed) if demo else data.kipf_welling(graph)
+        self.where = ("CiteSeer" if graph.name == "citeseer" else graph.name) + ", variant demo" * demo
+        if settings.seeds > 1:
+            self.where += f"\nmean of {settings.seeds} initializations ± 2 standard deviations"
         (n, features), hidden, training = graph.features.shape, settings.hidden or 0, self.data.training
         # Weights, their gradient and Adam's two averages; masks and what the backward keeps; an evaluation.
         count = settings.seeds * 4 * (hidden * features + training.X.nnz + hidden * n)

@@ -16,7 +16,7 @@ from learnsolve import solvers
 from learnsolve.analysis import krylov_basis
 from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import GNP
-from learnsolve.recipes.gnp.results import figures_of, outcome_of
+from learnsolve.recipes.gnp.results import outcome_of
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.recipe import (
     HELD_OUT,
@@ -27,7 +27,7 @@ from learnsolve.recipes.harness.recipe import (
     stream_seed,
 )
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least, check_tolerances
-from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_square
+from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_square, describe
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.solvers.core.report import quiet
 
@@ -114,10 +114,10 @@ class GnpRecipe(Scheduled, VectorRecipe):
     advice = "try a smaller --lr or --clip"
     model: GNP
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: GnpSettings):
         self.settings: Any = settings
+        self.where = describe(settings.problem)
         self.A: CSR = build(replace(settings, dtype="float64"))
         check_square(self.A.shape)
         settings.check_vectors(self.A.shape[0], 4 * settings.width * (settings.layers + 1))

@@ -11,16 +11,18 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from learnsolve.evaluation.figures import Line
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import Curves
+from learnsolve.recipes.harness.figures import Curves, of_run
 from learnsolve.recipes.harness.settings import RunSettings
 
 TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
@@ -34,7 +36,12 @@ class Outcome:
     columns: list[str]  # of the final table
     rows: list[list[Any]] = field(default_factory=list)  # their numbers are formatted where it is printed
     sentence: str = ""  # what was learned; `learned` in report.json
-    data: dict[str, Any] = field(default_factory=dict)  # what the recipe's own figures need beyond that
+    figures: Mapping[str, Callable[[], Any]] = field(
+        default_factory=dict
+    )  # further ones: file, what draws it
+    levels: Mapping[str, Iterable[Line]] = field(
+        default_factory=dict
+    )  # to compare the `curves` with, by file
     texts: dict[str, str] = field(default_factory=dict)  # content of files by name
 
 
@@ -46,8 +53,9 @@ class Recipe:
     Settings : the dataclass of options, a subclass of RunSettings
     columns : names of further columns of metrics.csv, for the numbers that `measure` returns
     model : its parameters are learned, its state_dict is saved
-    curves : pictures of columns of metrics.csv, drawn with mean and band over --seeds
-    files : names of all texts of `outcome` and all pictures of `figures`; a new run removes those of the last
+    curves : pictures of columns of metrics.csv, by file; with --seeds of means and bands
+    where : a few words about the problem, for titles
+    files : names of all texts and pictures; a new run removes those of the last
     finished : True ends the training before --steps; in several processes it is enough that one sets it
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
@@ -58,7 +66,8 @@ class Recipe:
     settings: Any
     columns: ClassVar[tuple[str, ...]] = ()
     curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves()}
-    files: ClassVar[tuple[str, ...]] = ()
+    files: ClassVar[tuple[str, ...]] = ("loss.png",)
+    where: str = ""
     finished: bool = False
     model: torch.nn.Module
     lower_bound: float = -math.inf
@@ -101,8 +110,13 @@ class Recipe:
         raise NotImplementedError
 
     def figures(self, history: History, outcome: Outcome, /) -> Iterator[tuple[str, Any]]:
-        """(file name, matplotlib Figure) of each picture."""
-        raise NotImplementedError
+        """(file name, matplotlib Figure) of each picture: `curves`, and those of the outcome."""
+        for file, curves in self.curves.items():
+            c = curves.of(self.settings)
+            title, levels = f"{c.title}, {self.where}", outcome.levels.get(file, ())
+            if (figure := c.picture(title, partial(of_run, history), levels)) is not None:
+                yield file, figure
+        yield from ((file, draw()) for file, draw in outcome.figures.items())
 
 
 class VectorRecipe(Recipe):
@@ -140,6 +154,12 @@ class VectorRecipe(Recipe):
         """Vectors from N(0, I) for the rows of A, each a function of the seed and these arguments."""
         kind = {"dtype": A.dtype, "device": self.settings.device, "rows": rows}
         return normal_vectors(A.shape[0], indices, seed=self.settings.seed, stream=stream, step=step, **kind)
+
+
+def network_facts(model: Any) -> dict[str, Any]:
+    """What report.json has of a network."""
+    weights = sum(p.numel() for p in model.parameters())
+    return {"class": type(model).__name__, "weights": weights, **model.settings()}
 
 
 def number_of_hardest(fraction: float, count: int) -> int:

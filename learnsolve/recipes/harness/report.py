@@ -17,12 +17,12 @@ import torch
 
 import learnsolve
 from learnsolve.evaluation._result import finite
+from learnsolve.evaluation.figures import png
 from learnsolve.recipes.harness.checkpoint import HTML, REPORT, read_metrics, write_atomic
 from learnsolve.recipes.harness.command_line import dump
-from learnsolve.recipes.harness.figures import png
 from learnsolve.recipes.harness.recipe import Outcome, Recipe
 from learnsolve.recipes.harness.settings import need
-from learnsolve.recipes.harness.tables import cells
+from learnsolve.recipes.harness.tables import printed
 
 TENSORBOARD = "tensorboard"  # the folder of event files
 FLUSH_SECONDS = 10
@@ -86,7 +86,7 @@ def page(
 ) -> str:
     """HTML of a run: what was learned, the final table, pictures (PNG), the settings as YAML and the
     versions."""
-    head, *rows = cells(outcome)
+    head, *rows = printed(outcome)
     images = {name: base64.b64encode(content).decode() for name, content in pictures.items()}
     return "\n".join(
         [

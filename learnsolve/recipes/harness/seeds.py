@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from learnsolve.evaluation.figures import png
 from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.harness.checkpoint import METRICS, History, read_metrics, write_atomic
 from learnsolve.recipes.harness.command_line import dump
-from learnsolve.recipes.harness.figures import COLORS, Curves, Line, each_figure, picture, png
+from learnsolve.recipes.harness.figures import Curves, Series, each_figure
 from learnsolve.recipes.harness.recipe import Outcome, Recipe
 from learnsolve.recipes.harness.report import write_files
 from learnsolve.recipes.harness.run import Diverged, Interrupted, start, train_one
@@ -108,7 +109,8 @@ def write_summary(
         ],
     }
     title = f"learnsolve.train {name}, {which}"
-    figures = {k: curves_figure(f"{c.title}, {name}", c, histories) for k, c in recipe.curves.items()}
+    curves = {file: curves.of(settings) for file, curves in recipe.curves.items()}
+    figures = {file: curves_figure(f"{c.title}, {name}", c, histories) for file, c in curves.items()}
     figures["seeds.png"] = seeds_figure(f"Final loss of each seed, {name}", reports)
     pictures = {file: png(figure) for file, figure in figures.items() if figure is not None}
     write_files(folder, title, summary, outcome, pictures, dump(settings))
@@ -167,7 +169,7 @@ def one_cell(entries: Sequence[Any]) -> str:
     >>> one_cell([1.0, 2.0, 3.0]), one_cell(["9.0", "not reached"]), one_cell(["", ""])
     ('2.000 ± 1', 'not reached in 1 of 2', '')
     """
-    texts = ["diverges" if entry is None else str(entry) for entry in entries]
+    texts = [str(entry) for entry in entries]
     numbers, words = [], []
     for text in texts:
         try:
@@ -207,13 +209,13 @@ def curves_figure(title: str, curves: Curves, histories: Sequence[History]) -> A
     """Means with bands, or None if no column has an entry at a step that all runs have taken."""
     kind = "geometric mean" if curves.log else "mean"
     title += f"\n{kind} of {len(histories)} seeds ± 2 standard deviations" + " of the logarithm" * curves.log
-    lines = []
-    for (column, label), color in zip(curves.columns.items(), COLORS, strict=False):
+
+    def series(column: str) -> Series:
         steps, values = common(histories, column)
-        if steps.size:
-            mean, low, high = statistics_of(values, curves.log)
-            lines.append(Line(label, mean, steps, (low, high), {"color": color}))
-    return picture(title, "optimizer step", curves.ylabel, lines, log="y" * curves.log) if lines else None
+        mean, *band = statistics_of(values, curves.log) if steps.size else (values, values, values)
+        return steps, mean, (band[0], band[1])
+
+    return curves.picture(title, series)
 
 
 def statistics_of(values: np.ndarray, log: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

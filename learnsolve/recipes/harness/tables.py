@@ -1,43 +1,66 @@
-"""Tables as data: the final one of a run, and those of preconditioners that `evaluate` compared."""
+"""Tables as data: columns by header, each a key of a row or a function of it. `flat` gives the rows of an
+`Evaluation`, `cells` those that a tolerance adds to a line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from learnsolve import preconditioners
+from learnsolve.evaluation import Evaluation, evaluate
 from learnsolve.evaluation._table import aligned
-from learnsolve.recipes.harness.recipe import Outcome
+
+if TYPE_CHECKING:
+    from learnsolve.recipes.harness.recipe import Outcome
 
 LEARNED = "learned"
 AMG_COARSE = 100  # rows that AMG solves directly, at most
 
+Row = dict[str, Any]
+Column = str | Callable[[Row], Any]
+
+
+def tabulate(
+    rows: Iterable[Row], columns: Mapping[str, Column], each: Callable[[Row], Row] | None = None
+) -> tuple[list[str], list[list[Any]]]:
+    """The headers, and a line for each name, which is the first column: the `columns` of its first row, then
+    what `each` gives of every row, by header. None is an empty cell."""
+    heads, lines = list(columns), {}
+    for row in rows:
+        line = [column(row) if callable(column) else row[column] for column in columns.values()]
+        line, more = lines.setdefault(line[0], line), each(row) if each else {}
+        heads += more if line[0] == next(iter(lines)) else ()
+        line += more.values()
+    return heads, [["" if cell is None else cell for cell in line] for line in lines.values()]
+
+
+def records(named: Mapping[str, Row]) -> list[Row]:
+    """Rows of records by name."""
+    return [{"name": name, **record} for name, record in named.items()]
+
+
+def printed(outcome: Outcome) -> list[list[str]]:
+    """The headers and the lines of the final table as text."""
+    lines = ([c if isinstance(c, str) else f"{c:#.4g}" for c in row] for row in outcome.rows)
+    return [list(outcome.columns), *lines]
+
 
 def table(outcome: Outcome) -> str:
     """The final table as text, the first column left, the others right."""
-    return aligned(cells(outcome), left={0})
+    return aligned(printed(outcome), left={0})
 
 
-def cells(outcome: Outcome) -> list[list[str]]:
-    """The names of the columns and the rows, as they are printed."""
-    return [list(outcome.columns), *([_cell(value) for value in row] for row in outcome.rows)]
+# --- evaluations ---
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "diverges"
-    return value if isinstance(value, str) else f"{value:#.4g}"
-
-
-def rows_of(
-    records: Mapping[str, Mapping[str, Any]], keys: Mapping[str, str], empty: str | None = ""
-) -> list[list[Any]]:
-    """A row for each record: its name, then its value for each of `keys`, `empty` for one that is None."""
-    return [
-        [name, *(empty if record[key] is None else record[key] for key in keys.values())]
-        for name, record in records.items()
-    ]
+def compare(A: Any, b: Any, M: Mapping[str, Any], rtol: Sequence[float], **options: Any) -> Evaluation:
+    """`evaluate`, where a preconditioner that fails has a row that says so, in place of warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return evaluate(A, b, dict(M), rtol=rtol, on_error="row", **options)  # type: ignore[arg-type]
 
 
 def with_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
@@ -45,3 +68,38 @@ def with_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
     direct solve."""
     coarse = max(1, min(AMG_COARSE, n // 8))
     return candidates | {"AMG": partial(preconditioners.AMG, max_coarse=coarse)}
+
+
+def flat(evaluation: Evaluation, **which: Any) -> list[Row]:
+    """The rows of an evaluation, a number in each column; `which` are columns in front of them."""
+    rows = []
+    for row in evaluation.rows:
+        line = which | {key: getattr(row, key) for key in ("preconditioner", "rtol", "systems", "converged")}
+        line |= {"iterations": row.iterations.mean, "iterations_std": row.iterations.std}
+        line |= {"iterations_min": row.iterations.min, "iterations_max": row.iterations.max}
+        line |= {"seconds": row.seconds.mean, "seconds_std": row.seconds.std}
+        line |= {"setup_seconds": row.setup.mean, "setup_seconds_std": row.setup.std}
+        rows.append(line | {"message": row.message})
+    return rows
+
+
+def iterations(row: Row) -> str:
+    """Mean and deviation; or how many systems reached the tolerance, if some did not."""
+    if row["converged"] < row["systems"]:
+        return f"{row['converged']}/{row['systems']} reached"
+    return f"{row['iterations']:.1f}" + (f" ± {row['iterations_std']:.1f}" if row["systems"] > 1 else "")
+
+
+def milliseconds(seconds: float) -> str:
+    return "" if math.isnan(seconds) else f"{1e3 * seconds:.2f}"
+
+
+def cells(row: Row) -> Row:
+    """Of a tolerance, for `tabulate`; of a rule that `rtol` names, without seconds."""
+    if isinstance(row["rtol"], str):
+        return {row["rtol"]: iterations(row)}
+    return {f"iterations {row['rtol']:.0e}": iterations(row), "ms": milliseconds(row["seconds"])}
+
+
+def middle(tolerances: Sequence[float]) -> float:
+    return sorted(tolerances)[len(tolerances) // 2]

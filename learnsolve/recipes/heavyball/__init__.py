@@ -17,7 +17,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.settings import SettingError, at_least
-from learnsolve.recipes.heavyball.results import figures_of, outcome_of
+from learnsolve.recipes.heavyball.results import outcome_of
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
 from learnsolve.recipes.matrix.problem import grid_of
 
@@ -73,11 +73,12 @@ class HeavyballRecipe(MatrixRecipe):
     advice = "try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
     files = ("loss.png", "parameters.png", "convergence.png")
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(ylabel="energy left by the sweeps, per vector", log=True),
-        "parameters.png": Curves("Parameters", "value", {"alpha": r"$\alpha$", "beta": r"$\beta$"}),
+        "loss.png": Curves("Loss through {sweeps} sweeps", "energy of the error, per vector", log=True),
+        "parameters.png": Curves(
+            "Parameters", "value", {"alpha": r"step size $\alpha$", "beta": r"momentum $\beta$"}
+        ),
     }
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: HeavyballSettings):
         sweeps = settings.sweeps or 0

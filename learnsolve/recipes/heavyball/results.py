@@ -8,36 +8,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.analysis import extreme_eigenvalues
-from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import (
-    BLUE,
-    GRAY,
-    ORANGE,
-    Line,
-    column,
-    look,
-    loss_figure,
-    picture,
-    residuals_figure,
-)
+from learnsolve.evaluation.figures import COLORS, GRAY, Line, look, residuals_figure
+from learnsolve.recipes.harness.figures import levels
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED, rows_of
+from learnsolve.recipes.harness.tables import LEARNED, Row, records, tabulate
 from learnsolve.recipes.heavyball import closed_form
-from learnsolve.recipes.matrix.problem import describe, facts
+from learnsolve.recipes.matrix.problem import facts
 
 if TYPE_CHECKING:
     from learnsolve.recipes.heavyball import HeavyballRecipe
 
 SWEEPS = 60  # of the curves
 COLUMNS = {
-    **{"alpha": "alpha", "beta": "beta", "loss per vector": "held_out_loss"},
+    **{"parameters": "name", "alpha": "alpha", "beta": "beta", "loss per vector": "held_out_loss"},
     **{"expected loss": "expected_loss", "convergence factor": "convergence_factor"},
 }
 
@@ -61,13 +51,12 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
         pairs["asymptotic optimum"] = solvers.heavyball_parameters(*ends.tolist())
     if spectrum is not None:
         pairs[f"best for {sweeps} sweeps"] = closed_form.best_parameters(spectrum, sweeps)
-    compared: dict[str, dict[str, Any]] = {}
-    histories = {}
-    for name, (alpha, beta) in pairs.items():
+
+    def record(alpha: float, beta: float) -> Row:
         expected = None
         if spectrum is not None:
             expected = float(closed_form.expected_energy(spectrum, alpha, beta, sweeps))
-        compared[name] = {
+        return {
             "alpha": alpha,
             "beta": beta,
             "held_out_loss": recipe.held_out_energy(alpha, beta),
@@ -75,20 +64,36 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
             # The largest root belongs to one of the ends.
             "convergence_factor": None if ends is None else closed_form.convergence_factor(ends, alpha, beta),
         }
+
+    def residuals(alpha: float, beta: float) -> list[Tensor]:
         solve = partial(solvers.heavyball, alpha=alpha, beta=beta, iterations=SWEEPS)
-        histories[name] = [torch.tensor(recipe.residual_curve(solve))]
-    ends_listed = None if ends is None else ends.tolist()
+        return [torch.tensor(recipe.residual_curve(solve))]
+
+    compared = {name: record(*pair) for name, pair in pairs.items()}
     numbers = {
-        "problem": {**facts(settings.problem, recipe.A), "extreme_eigenvalues": ends_listed},
+        "problem": facts(settings.problem, recipe.A)
+        | {"extreme_eigenvalues": None if ends is None else ends.tolist()},
         "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
         "sweeps": sweeps,
         "parameters": compared,
     }
-    rows, words = rows_of(compared, COLUMNS), sentence_of(compared, sweeps)
-    return Outcome(numbers, ["parameters", *COLUMNS], rows, words, {"histories": histories})
+    labels = {name: rf"{name} ($\alpha$ {a:.3f}, $\beta$ {b:.3f})" for name, (a, b) in pairs.items()}
+    histories = {labels[name]: residuals(*pair) for name, pair in pairs.items()}
+    mark = Line("sweeps in the loss", x=sweeps, style={"color": GRAY, "linewidth": 0.8})
+    title = f"The heavy ball, {recipe.where}, held-out vectors"
+    return Outcome(
+        numbers,
+        *tabulate(records(compared), COLUMNS),
+        sentence_of(compared, sweeps),
+        {"convergence.png": partial(residuals_figure, title, histories, xlabel="sweep", more=[mark])},
+        {
+            "loss.png": levels(compared, "held_out_loss", but=(LEARNED, "start")),
+            "parameters.png": parameters(compared, "alpha", "beta"),
+        },
+    )
 
 
-def sentence_of(compared: dict[str, dict[str, Any]], sweeps: int) -> str:
+def sentence_of(compared: dict[str, Row], sweeps: int) -> str:
     learned = compared[LEARNED]
     words = f"Learned alpha = {learned['alpha']:.4f} and beta = {learned['beta']:.4f}"
     if (best := compared.get(f"best for {sweeps} sweeps")) is not None:
@@ -100,36 +105,10 @@ def sentence_of(compared: dict[str, dict[str, Any]], sweeps: int) -> str:
     return words + "." + " Repeated indefinitely, the sweeps diverge with these." * diverges
 
 
-def figures_of(recipe: HeavyballRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    where, sweeps = describe(recipe.settings.problem), recipe.settings.sweeps
-    compared = outcome.numbers["parameters"]
-    losses = {n: v["held_out_loss"] for n, v in compared.items() if n not in (LEARNED, "start")}
-    title, ylabel = f"Loss through {sweeps} sweeps, {where}", "energy of the error, per vector"
-    yield "loss.png", loss_figure(title, ylabel, history, baselines=losses, log=True)
-    labels = {"alpha": (r"step size $\alpha$", "alpha"), "beta": (r"momentum $\beta$", "beta")}
-    yield "parameters.png", parameters_figure(where, "value", history, compared, labels)
-    histories = {
-        rf"{name} ($\alpha$ {compared[name]['alpha']:.3f}, $\beta$ {compared[name]['beta']:.3f})": curve
-        for name, curve in outcome.data["histories"].items()
-    }
-    mark = Line("sweeps in the loss", x=sweeps, style={"color": GRAY, "linewidth": 0.8})
-    title = f"The heavy ball, {where}, held-out vectors"
-    yield "convergence.png", residuals_figure(title, histories, xlabel="sweep", more=[mark])
-
-
-def parameters_figure(
-    where: str,
-    ylabel: str,
-    history: History,
-    compared: Mapping[str, Mapping[str, Any]],
-    labels: Mapping[str, tuple[str, str]],
-) -> Any:
-    """alpha and beta over the steps; `labels`: label, and key in `compared`, of each column."""
-    lines = []
-    for (name, (label, key)), color in zip(labels.items(), (BLUE, ORANGE), strict=True):
-        lines.append(column(history, name, label, color=color, linewidth=2))
-        for pair, values in compared.items():
-            if pair.startswith(("asymptotic", "best")):
-                style = {**look(pair), "linewidth": 1.4, "color": color}
-                lines.append(Line(f"{label.split()[-1]}, {pair}", values[key], style=style))
-    return picture(f"Parameters over steps, {where}", "optimizer step", ylabel, lines)
+def parameters(compared: Mapping[str, Row], *keys: str) -> Iterator[Line]:
+    """The values of alpha and beta that formulas give."""
+    for key, symbol, color in zip(keys, (r"$\alpha$", r"$\beta$"), COLORS, strict=False):
+        for name, record in compared.items():
+            if name.startswith(("asymptotic", "best")):
+                style = {**look(name), "linewidth": 1.4, "color": color}
+                yield Line(f"{symbol}, {name}", record[key], style=style)

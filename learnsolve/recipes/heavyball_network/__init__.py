@@ -11,12 +11,13 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve.matrix.csr import CSR
+from learnsolve.recipes.harness.figures import HELD_OUT_MATRICES, Curves
 from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Curves, VectorRecipe
+from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least
 from learnsolve.recipes.heavyball import BUFFERS, usual_sweeps
 from learnsolve.recipes.heavyball_network.network import ParameterNetwork, family
-from learnsolve.recipes.heavyball_network.results import ALPHA, BETA, figures_of, outcome_of
+from learnsolve.recipes.heavyball_network.results import ALPHA, BETA, outcome_of
 
 
 @dataclass
@@ -89,14 +90,16 @@ class HeavyballNetworkRecipe(VectorRecipe):
     vector_dim = 0
     files = ("loss.png", "parameters.png", "matrices.png")
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(ylabel="part of the energy that is left", log=True),
+        "loss.png": Curves(
+            "Loss through {sweeps} sweeps", "energy after, relative to before", HELD_OUT_MATRICES, log=True
+        ),
         "parameters.png": Curves("Parameters", "mean, held-out matrices", {"alpha": ALPHA, "beta": BETA}),
     }
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: HeavyballNetworkSettings):
         self.settings: Any = settings
+        self.where = f"{settings.family} family, {' x '.join(map(str, settings.grid))}"
         self.A = family(settings, settings.matrices, TRAINING)
         most = max(settings.matrices, settings.held_out_matrices)
         settings.check_vectors(self.A.shape[0], (BUFFERS + (settings.sweeps or 0)) * most)

@@ -5,32 +5,27 @@ Pictures: loss, parameters, predicted against best ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import BLUE, GRAY, ORANGE, Line, loss_figure, picture
+from learnsolve.evaluation.figures import BLUE, GRAY, ORANGE, Line, picture
+from learnsolve.recipes.harness.figures import levels
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import rows_of
+from learnsolve.recipes.harness.tables import Row, records, tabulate
 from learnsolve.recipes.heavyball.closed_form import best_parameters, eigenvalues, expected_energy
-from learnsolve.recipes.heavyball.results import parameters_figure
+from learnsolve.recipes.heavyball.results import parameters
 from learnsolve.recipes.heavyball_network.network import bound
 
 if TYPE_CHECKING:
     from learnsolve.recipes.heavyball_network import HeavyballNetworkRecipe
 
 ALPHA, BETA = r"step size $\alpha\,\|A\|_\infty$", r"momentum $\beta$"
-LABELS = {"alpha": (ALPHA, "scaled_alpha"), "beta": (BETA, "beta")}
-COLUMNS = {
-    "alpha ||A||": "scaled_alpha",
-    "beta": "beta",
-    "energy left": "expected_loss",
-    "largest": "largest",
-}
+COLUMNS = {"parameters": "name", "alpha ||A||": "scaled_alpha", "beta": "beta"}
+ENERGIES = {"energy left": "expected_loss", "largest": "largest"}  # where eigenvalues are known
 
 
 @torch.no_grad()
@@ -41,8 +36,6 @@ def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
     sizes = bound(recipe.others).cpu().double()
     alpha, beta = (t.cpu().double() for t in recipe.model(recipe.others))
     pairs: dict[str, tuple[Tensor, Tensor]] = {"network": (alpha, beta)}
-    columns = dict(list(COLUMNS.items())[: 4 if spectrum is not None else 2])
-    words = f"The network predicts alpha and beta for {len(sizes)} matrices that it has not seen."
     if spectrum is not None and training is not None:
         with torch.enable_grad():
             one = best_parameters(training, sweeps, 1 / bound(A).cpu().double())
@@ -52,12 +45,13 @@ def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
             usual = solvers.heavyball_parameters(spectrum[:, 0], spectrum[:, -1])
             pairs["asymptotic optimum of each"] = usual
         pairs["best of each"] = (each[:, 0], each[:, 1])
-    compared: dict[str, dict[str, float]] = {}
+    compared: dict[str, Row] = {}
     for name, (a, c) in pairs.items():
         compared[name] = {"scaled_alpha": float((a * sizes).mean()), "beta": float(c.mean())}
         if spectrum is not None:
             left = expected_energy(spectrum, a, c, sweeps) / spectrum.sum(-1)
             compared[name] |= {"expected_loss": float(left.mean()), "largest": float(left.max())}
+    words = f"The network predicts alpha and beta for {len(sizes)} matrices that it has not seen."
     if spectrum is not None:
         losses = {name: values["expected_loss"] for name, values in compared.items()}
         words = (
@@ -65,47 +59,37 @@ def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
             f"{losses['network']:.3g} of the energy, the best of each matrix {losses['best of each']:.3g}, "
             f"one pair for all {losses['one pair for all']:.3g}."
         )
+    grid = " x ".join(map(str, settings.grid))
     numbers = {
         "problem": {
-            "description": f"{settings.family}, {' x '.join(map(str, settings.grid))}",
-            "n": A.shape[0],
-            "nnz": A.nnz,
-            "matrices": settings.matrices,
-            "held_out_matrices": settings.held_out_matrices,
+            **{"description": f"{settings.family}, {grid}", "n": A.shape[0], "nnz": A.nnz},
+            **{"matrices": settings.matrices, "held_out_matrices": settings.held_out_matrices},
         },
         "loss_is": "e^T A e after the sweeps relative to that before, mean over matrices",
         "sweeps": sweeps,
         "parameters": compared,
     }
-    scaled = {name: ((a * sizes).tolist(), c.tolist()) for name, (a, c) in pairs.items()}
-    return Outcome(numbers, ["parameters", *columns], rows_of(compared, columns), words, {"scaled": scaled})
-
-
-def figures_of(
-    recipe: HeavyballNetworkRecipe, history: History, outcome: Outcome
-) -> Iterator[tuple[str, Any]]:
-    settings, compared = recipe.settings, outcome.numbers["parameters"]
-    where = f"{settings.family} family, {' x '.join(map(str, settings.grid))}"
-    losses = {n: v["expected_loss"] for n, v in compared.items() if n != "network" and "expected_loss" in v}
-    title, ylabel = f"Loss through {settings.sweeps} sweeps, {where}", "energy after, relative to before"
-    yield (
-        "loss.png",
-        loss_figure(title, ylabel, history, baselines=losses, held_out="held-out matrices", log=True),
+    points = [((a * sizes).tolist(), c.tolist()) for a, c in (pairs["network"], list(pairs.values())[-1])]
+    title = f"Parameters of {settings.held_out_matrices} unseen matrices, {recipe.where}"
+    return Outcome(
+        numbers,
+        *tabulate(records(compared), COLUMNS if spectrum is None else COLUMNS | ENERGIES),
+        words,
+        {"matrices.png": partial(matrices_figure, title, *points)} if len(pairs) > 1 else {},
+        {
+            "loss.png": levels(compared, "expected_loss", but=("network",)),
+            "parameters.png": parameters(compared, "scaled_alpha", "beta"),
+        },
     )
-    ylabel = "mean, held-out matrices"
-    yield "parameters.png", parameters_figure(where, ylabel, history, compared, LABELS)
-    if len(outcome.data["scaled"]) > 1:
-        title = f"Parameters of {settings.held_out_matrices} unseen matrices, {where}"
-        yield "matrices.png", matrices_figure(title, outcome)
 
 
-def matrices_figure(title: str, outcome: Outcome) -> Any:
-    """Predicted against best, a point for each held-out matrix."""
-    predicted, best = (outcome.data["scaled"][name] for name in ("network", "best of each"))
+def matrices_figure(title: str, predicted: tuple[list, list], best: tuple[list, list]) -> Any:
+    """alpha and beta of each held-out matrix: predicted against best."""
     everything = [*predicted[0], *predicted[1], *best[0], *best[1]]
-    ends = [min(everything), max(everything)]
-    lines = [Line("", ends, ends, style={"color": GRAY, "linewidth": 0.8, "zorder": 0})]
-    for p, b, color, marker, label in zip(predicted, best, (BLUE, ORANGE), "os", (ALPHA, BETA), strict=True):
-        style = {"linestyle": "none", "marker": marker, "markersize": 5, "color": color}
-        lines.append(Line(label, p, b, style=style))
+    ends, points = [min(everything), max(everything)], {"linestyle": "none", "markersize": 5}
+    lines = [
+        Line("", ends, ends, style={"color": GRAY, "linewidth": 0.8, "zorder": 0}),
+        Line(ALPHA, predicted[0], best[0], style={**points, "marker": "o", "color": BLUE}),
+        Line(BETA, predicted[1], best[1], style={**points, "marker": "s", "color": ORANGE}),
+    ]
     return picture(title, "best for this matrix", "predicted by the network", lines)

@@ -17,7 +17,7 @@ from learnsolve import solvers
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.settings import at_least
-from learnsolve.recipes.jacobi.results import figures_of, outcome_of
+from learnsolve.recipes.jacobi.results import outcome_of
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
 
 
@@ -49,10 +49,9 @@ class JacobiRecipe(MatrixRecipe):
     Settings = JacobiSettings
     files = ("energy.png", "loss.png", "weights.png")
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(ylabel="energy of the error, per vector", log=True)
+        "loss.png": Curves("Training loss", "energy of the error, per vector", log=True)
     }
     outcome = outcome_of
-    figures = figures_of
 
     def __init__(self, settings: JacobiSettings):
         super().__init__(settings, arrays=6)  # as measured

@@ -7,7 +7,6 @@ of the paper) and weights (figure 4).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,13 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
+from learnsolve.evaluation.figures import BLUE, Line, look, new_panels, picture
 from learnsolve.ops.quadratic_form import quadratic_form
-from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import BLUE, Line, look, loss_figure, new_panels, picture
+from learnsolve.recipes.harness.figures import levels
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED, rows_of
+from learnsolve.recipes.harness.tables import LEARNED, Row, records, tabulate
 from learnsolve.recipes.jacobi.closed_form import optimal_weights
-from learnsolve.recipes.matrix.problem import describe, facts, grid_of
+from learnsolve.recipes.matrix.problem import facts, grid_of
 
 if TYPE_CHECKING:
     from learnsolve.recipes.jacobi import JacobiRecipe
@@ -108,51 +107,50 @@ def outcome_of(recipe: JacobiRecipe) -> Outcome:
         "weights": compared,
         "closed_form_distance": distance,
     }
-    rows = rows_of(compared, COLUMNS, empty=None)
-    data = {"weights": weights, "each": each}
-    return Outcome(numbers, ["weights", *COLUMNS], rows, sentences(recipe, compared), data)
+    columns = {head: partial(_or_diverges, key) for head, key in COLUMNS.items()}
+    table = tabulate(records(compared), {"weights": "name", **columns})
+    # The best constant is close to the textbook's.
+    losses = levels(compared, "held_out_loss", but=(LEARNED, "best constant"))
+    figures = {
+        "energy.png": partial(energy_figure, recipe, compared, each, weights["best constant"]),
+        "weights.png": partial(weights_figure, recipe, weights),
+    }
+    return Outcome(numbers, *table, sentences(recipe, compared), figures, {"loss.png": losses})
 
 
-def figures_of(recipe: JacobiRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    where, compared = describe(recipe.settings.problem), outcome.numbers["weights"]
-    title = f"Error that {sweeps_leave(recipe)}, {where}"
-    errors = {name: values["relative_energy_error"] for name, values in compared.items()}
-    yield "energy.png", energy_figure(title, errors, outcome)
-    hidden = LEARNED, "best constant"  # which is close to the textbook's
-    losses = {name: values["held_out_loss"] for name, values in compared.items() if name not in hidden}
-    title, ylabel = f"Training loss, {where}", "energy of the error, per vector"
-    yield "loss.png", loss_figure(title, ylabel, history, baselines=losses, log=True)
-    yield "weights.png", weights_figure(recipe, outcome)
+def _or_diverges(key: str, record: Row) -> Any:
+    return "diverges" if record[key] is None else record[key]
 
 
-def energy_figure(title: str, errors: dict[str, float], outcome: Outcome) -> Any:
+def energy_figure(recipe: JacobiRecipe, compared: dict[str, Row], each: dict[str, Any], best: Any) -> Any:
     """A bar for each choice of weights, and a dot for each held-out vector."""
+    errors = {name: record["relative_energy_error"] for name, record in compared.items()}
     names = [name for name in errors if errors[name] <= max(30 * errors[LEARNED], 1.0)]
     names.sort(key=lambda name: -errors[name])
-    constant = f"best constant, {outcome.data['weights']['best constant']:.3f}"
-    labels = [constant if name == "best constant" else name for name in names]
-    widest = max(max(outcome.data["each"][name]) for name in names) or 1.0
+    labels = {"best constant": f"best constant, {best:.3f}"}
+    widest = max(max(each[name]) for name in names) or 1.0
+    title = f"Error that {sweeps_leave(recipe)}, {recipe.where}"
     xlabel = "energy norm of held-out errors, relative to before"
     figure = picture(title, xlabel, "", xlim=(0, 1.15 * widest))
     (axes,) = figure.axes
     for k, name in enumerate(names):
-        color, each = look(name)["color"], outcome.data["each"][name]
+        color = look(name)["color"]
         axes.barh(k, errors[name], height=0.62, color=color, alpha=0.55 if name == LEARNED else 0.3)
         # Beside one another, evenly: their order within the bar has no meaning.
-        offsets = (np.arange(len(each)) * 0.618 % 1 - 0.5) * 0.5
-        axes.plot(each, k + offsets, linestyle="none", marker=".", markersize=2.5, color=color)
+        offsets = (np.arange(len(each[name])) * 0.618 % 1 - 0.5) * 0.5
+        axes.plot(each[name], k + offsets, linestyle="none", marker=".", markersize=2.5, color=color)
         axes.plot([errors[name]] * 2, [k - 0.31, k + 0.31], color=color, linewidth=2.5)
         weight = "bold" if name == LEARNED else None
         axes.text(1.03 * widest, k, f"{errors[name]:#.3g}", va="center", weight=weight)
-    axes.set_yticks(range(len(names)), labels)
+    axes.set_yticks(range(len(names)), [labels.get(name, name) for name in names])
     axes.grid(False, axis="y")
     return figure
 
 
-def weights_figure(recipe: JacobiRecipe, outcome: Outcome) -> Any:
-    weights, grid = outcome.data["weights"], grid_of(recipe.settings.problem)
+def weights_figure(recipe: JacobiRecipe, weights: dict[str, Tensor | float]) -> Any:
+    grid = grid_of(recipe.settings.problem)
     vectors = {name: w.cpu() for name, w in weights.items() if isinstance(w, Tensor)}
-    title = f"Jacobi weights, {describe(recipe.settings.problem)}"
+    title = f"Jacobi weights, {recipe.where}"
     if grid and len(grid) > 1 and min(grid) > 1:
         return weights_image(title, vectors, grid)
     n = recipe.A.shape[0]
@@ -224,19 +222,11 @@ def lost_columns(compared: dict[str, dict[str, Any]], loss_was_trained: bool) ->
 
 def where_weights_are_large(recipe: JacobiRecipe) -> str:
     weight, grid = recipe.weight.detach().cpu(), grid_of(recipe.settings.problem)
-    low, high = float(weight.min()), float(weight.max())
-    if high - low < 1e-3 * abs(high):
-        return f"All rows carry about the same weight, {float(weight.mean()):.3f}."
-    if grid and min(grid) >= 3:
-        interior = torch.zeros(grid, dtype=torch.bool)
-        interior[(slice(1, -1),) * len(grid)] = True
-        inside = interior.flatten()
-        edge, middle = float(weight[~inside].mean()), float(weight[inside].mean())
-        where = "The two ends" if len(grid) == 1 else "Points beside the boundary"
-        if abs(edge - middle) > 0.2 * (high - low):
-            size = "larger" if edge > middle else "smaller"
-            return f"{where} carry the {size} weights ({edge:.3f} against {middle:.3f} inside, on average)."
-    return (
-        f"The weights lie between {low:.3f} (row {int(weight.argmin())}) and {high:.3f} "
-        f"(row {int(weight.argmax())}), {float(weight.median()):.3f} in the middle."
-    )
+    low, high = (f"{float(weight[row]):.3f} (row {int(row)})" for row in (weight.argmin(), weight.argmax()))
+    words = f"The weights lie between {low} and {high}"
+    if grid is None or min(grid) < 3:
+        return f"{words}, {float(weight.median()):.3f} in the middle."
+    interior = torch.zeros(grid, dtype=torch.bool)
+    interior[(slice(1, -1),) * len(grid)] = True
+    edge, inside = float(weight[~interior.flatten()].mean()), float(weight[interior.flatten()].mean())
+    return f"{words}: on average {edge:.3f} beside the boundary and {inside:.3f} inside."

@@ -15,7 +15,7 @@ from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe
 from learnsolve.recipes.harness.settings import VectorSettings
-from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_energy
+from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_energy, describe
 
 CURVE_NUMBERS = 4_000_000  # in the vectors of a curve: more would take longer than the training
 
@@ -87,7 +87,7 @@ class MatrixRecipe(VectorRecipe):
     by_root: ClassVar[bool] = True
 
     def __init__(self, settings: Any, arrays: int):
-        self.settings = settings
+        self.settings, self.where = settings, describe(settings.problem)
         self.space: Any = self.make_space()
         self.n: int = self.space.n
         settings.check_vectors(self.n, arrays)

@@ -20,7 +20,7 @@ from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.matrix import MatrixRecipe, WholeMatrix
 from learnsolve.recipes.matrix.problem import grid_of
 from learnsolve.recipes.pcg.factor import Guard, build, definiteness, factor_of
-from learnsolve.recipes.pcg.results import figures_of, outcome_of
+from learnsolve.recipes.pcg.results import outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
 from learnsolve.recipes.schedule import Patience, Scheduled, iterations_at
 
@@ -39,11 +39,23 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         "definiteness",
         "shortened_steps",
     )
-    files = ("evaluation.csv", "loss.png", "residuals.png", "residuals_ramp.png", "factor.png")
+    files = (
+        "evaluation.csv",
+        "loss.png",
+        "residual.png",
+        "residuals.png",
+        "residuals_ramp.png",
+        "factor.png",
+    )
     model: Trainable
     by_root = False
     curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(ylabel="weighted residuals", log=True),
+        "loss.png": Curves(
+            "Training loss through {iterations} iterations",
+            "residuals, weighted",
+            {"loss": "training", "held_out_loss": "held-out, all iterations"},
+            log=True,
+        ),
         "residual.png": Curves(
             "Residual after the iterations in the loss",
             r"$\|r\| / \|b\|$",
@@ -52,7 +64,6 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         ),
     }
     outcome = outcome_of
-    figures = figures_of
     advice = "try a smaller --lr, --clip 1, or check that the matrix is symmetric positive definite"
 
     def __init__(self, settings: PcgSettings):

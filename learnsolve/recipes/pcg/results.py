@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from learnsolve import preconditioners as P
 from learnsolve.analysis import condition_number
-from learnsolve.evaluation import Evaluation, _table, evaluate
+from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation.figures import new_panels, residuals_figure
 from learnsolve.matrix.csr import CSR
-from learnsolve.recipes.harness import figures
-from learnsolve.recipes.harness.checkpoint import History
+from learnsolve.recipes.harness import tables
 from learnsolve.recipes.harness.recipe import Outcome
-from learnsolve.recipes.harness.tables import LEARNED, with_amg
-from learnsolve.recipes.matrix.problem import describe, facts
+from learnsolve.recipes.harness.tables import LEARNED, Row
+from learnsolve.recipes.matrix.problem import facts
 from learnsolve.recipes.pcg.factor import definiteness, factor_of
 
 if TYPE_CHECKING:
@@ -29,11 +28,6 @@ if TYPE_CHECKING:
 
 CONDITION_LIMIT = 10_000  # unknowns; beyond, Lanczos takes longer than the solves
 FACTOR_ENTRIES = 20_000  # more would be drawn as one dark area
-WIDE = 5  # quotient of losses from which on the axis is logarithmic
-
-
-def compare(recipe: PcgRecipe, M: dict[str, Any], B: Tensor) -> Evaluation:
-    return evaluate(recipe.A, B, M, rtol=recipe.settings.tolerances, repeats=1, on_error="row")  # type: ignore
 
 
 def condition(A: CSR, argument: Any) -> float | None:
@@ -53,50 +47,54 @@ def condition(A: CSR, argument: Any) -> float | None:
 def outcome_of(recipe: PcgRecipe) -> Outcome:
     settings, A, L = recipe.settings, recipe.A, factor_of(recipe.model)
     classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC0}
-    M = with_amg({LEARNED: recipe.model, **classical}, A.shape[0])
-    evaluations = {"held-out": compare(recipe, M, recipe.held_out[:, : settings.evaluated])}
+    M, tolerances = (
+        tables.with_amg({LEARNED: recipe.model, **classical}, A.shape[0]),
+        settings.tolerances or [],
+    )
+    sides = {"held-out": recipe.held_out[:, : settings.evaluated]}
     if settings.test_vectors == "ramp":
-        evaluations["ramp"] = compare(recipe, M, recipe.ramp())
-    everything = [
-        row for sides, runs in evaluations.items() for row in _table.flat(runs, right_hand_sides=sides)
-    ]
+        sides["ramp"] = recipe.ramp()
+    evaluations = {name: tables.compare(A, B, M, tolerances, repeats=1) for name, B in sides.items()}
+    rows = [row for name, runs in evaluations.items() for row in tables.flat(runs, right_hand_sides=name)]
     conditions = {name: condition(A, preconditioner) for name, preconditioner in M.items()}
-    tolerances = sorted(settings.tolerances or (), reverse=True)
-    columns = [f"{sides}, {rtol:.0e}" for sides in evaluations for rtol in tolerances]
-    rows: list[list[Any]] = [
-        [name, "" if (value := conditions[name]) is None else f"{value:.4g}", *cells]
-        for name, cells in _table.by_preconditioner(everything, _count).items()
-    ]
+    columns = {
+        "preconditioner": "preconditioner",
+        "condition of M A": lambda row: conditions[row["preconditioner"]],
+    }
+    table = tables.tabulate(
+        rows, columns, lambda row: {f"{row['right_hand_sides']}, {row['rtol']:.0e}": tables.iterations(row)}
+    )
     numbers = {
         "variant": settings.variant,
         "problem": facts(settings.problem, A),
         "preconditioner": {
             "form": "L L^T" if settings.form == "product" else "(L L^T)^-1",
-            "pattern": settings.pattern,
-            "nnz": L.nnz,
-            "definiteness": definiteness(L),
+            **{"pattern": settings.pattern, "nnz": L.nnz, "definiteness": definiteness(L)},
         },
         "loss_is": "weighted relative residuals of the first iterations, mean over right-hand sides",
         "stopped_early": recipe.finished,
         "shortened_steps": recipe.guard.shortened,
         "condition_numbers": conditions,
-        "evaluation": everything,
+        "evaluation": rows,
     }
-    words = sentences(everything, _table.middle(tolerances), recipe.guard.shortened)
-    texts = {"evaluation.csv": _table.as_csv(everything)}
-    columns = ["preconditioner", "condition of M A", *columns]
-    return Outcome(numbers, columns, rows, words, {"evaluations": evaluations}, texts)
+    words = sentences(rows, tables.middle(tolerances), recipe.guard.shortened)
+    figures = {}
+    for name, evaluation in evaluations.items():
+        systems = max(map(len, evaluation.histories.values()))
+        title = f"Conjugate gradients, {recipe.where}, {name}"
+        title += f"\nmedian and range of {systems} right-hand sides" if systems > 1 else ""
+        file = "residuals.png" if name == "held-out" else f"residuals_{name}.png"
+        figures[file] = partial(residuals_figure, title, evaluation.histories, tolerances)
+    if L.nnz <= FACTOR_ENTRIES:
+        figures["factor.png"] = partial(factor_figure, L.detach(), settings.form)
+    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
 
 
-def _count(row: _table.Row) -> str:
-    return f"{row['iterations']:.1f}" if row["converged"] == row["systems"] else "not reached"
-
-
-def sentences(everything: list[_table.Row], rtol: float, shortened: int) -> str:
+def sentences(rows: list[Row], rtol: float, shortened: int) -> str:
     """One per set of right-hand sides."""
     words = []
-    for sides in dict.fromkeys(row["right_hand_sides"] for row in everything):
-        at = [row for row in everything if row["right_hand_sides"] == sides and row["rtol"] == rtol]
+    for sides in dict.fromkeys(row["right_hand_sides"] for row in rows):
+        at = [row for row in rows if row["right_hand_sides"] == sides and row["rtol"] == rtol]
         mean = {r["preconditioner"]: r["iterations"] for r in at if r["converged"] == r["systems"]}
         what = "the right-hand side it was trained on" if sides == "ramp" else "held-out right-hand sides"
         if not {LEARNED, "none"} <= mean.keys():
@@ -111,32 +109,11 @@ def sentences(everything: list[_table.Row], rtol: float, shortened: int) -> str:
     return " ".join(words)
 
 
-def figures_of(recipe: PcgRecipe, history: History, outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    settings, where = recipe.settings, describe(recipe.settings.problem)
-    loss = figures.loss_figure(
-        f"Training loss through {settings.iterations} iterations, {where}",
-        "logarithms of residuals, weighted" if settings.variant == "demo" else "relative residuals, weighted",
-        history,
-        held_out="held-out, all iterations" if settings.curriculum else "held-out",
-        log=min(history["loss"]) * WIDE < max(history["loss"]),
-    )
-    yield "loss.png", loss
-    for sides, evaluation in outcome.data["evaluations"].items():
-        systems = max(map(len, evaluation.histories.values()))
-        title = f"Conjugate gradients, {where}, {sides}"
-        title += f"\nmedian and range of {systems} right-hand sides" if systems > 1 else ""
-        name = "residuals.png" if sides == "held-out" else f"residuals_{sides}.png"
-        yield name, figures.residuals_figure(title, evaluation.histories, settings.tolerances or ())
-    L = factor_of(recipe.model).detach()
-    if L.nnz <= FACTOR_ENTRIES:
-        yield "factor.png", factor_figure(L, settings.form)
-
-
 def factor_figure(L: CSR, form: str) -> Any:
     """The diagonal and the other entries of L, each on a scale of its own: their sizes differ."""
     rows, columns, values = L.pattern.row_indices.cpu(), L.col_indices.cpu(), L.values.cpu()
     words = "M = L L^T" if form == "product" else "M = (L L^T)^{-1}"
-    figure, panels = figures.new_panels(f"Learned factor, ${words}$", 2)
+    figure, panels = new_panels(f"Learned factor, ${words}$", 2)
     n, on = L.shape[0], rows == columns
     style = {"s": max(1.0, (220 / n) ** 2), "marker": "s", "cmap": "viridis", "linewidth": 0}
     for axes, name, part in zip(panels, ("diagonal", "below the diagonal"), (on, ~on), strict=True):

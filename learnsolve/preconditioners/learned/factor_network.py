@@ -23,7 +23,7 @@ from learnsolve.preconditioners.learned._saved import Saved
 MOST = 4096  # limits of rounds and width, for damaged files
 
 
-class Start(NamedTuple):
+class NetworkStart(NamedTuple):
     """What a network takes of a matrix, or of a batch of matrices on one pattern; free of its weights.
 
     Attributes
@@ -41,15 +41,15 @@ class Start(NamedTuple):
     e: Tensor
     more: Tensor | None = None
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Start:
+    def _each(self, change: Callable[[Tensor], Tensor]) -> NetworkStart:
         more = None if self.more is None else change(self.more)
-        return Start(self.pattern, change(self.scale), change(self.x), change(self.e), more)
+        return NetworkStart(self.pattern, change(self.scale), change(self.x), change(self.e), more)
 
-    def __getitem__(self, indices: Any) -> Start:  # type: ignore[override]
+    def __getitem__(self, indices: Any) -> NetworkStart:  # type: ignore[override]
         """Some of the matrices of a batch."""
         return self._each(lambda t: t[indices])
 
-    def to(self, dtype: torch.dtype) -> Start:
+    def to(self, dtype: torch.dtype) -> NetworkStart:
         return self._each(lambda t: t.to(dtype))
 
 
@@ -61,7 +61,7 @@ class MatrixNetwork(Saved):
     """
 
     node_features: ClassVar[int]
-    edge_features: ClassVar[int] = 1  # the entry, and those that `Start.more` has
+    edge_features: ClassVar[int] = 1  # the entry, and those that `NetworkStart.more` has
     batches: ClassVar[bool] = True  # one start for a batch of matrices on one pattern
 
     symmetric = True  # as the M that it makes is: a solver that is given the network itself says so
@@ -115,10 +115,10 @@ class MatrixNetwork(Saved):
             "dtype": dtype,
         }
 
-    def start(self, A: CSR) -> Start:
+    def start(self, A: CSR) -> NetworkStart:
         raise NotImplementedError(f"{type(self).__name__} must define start")
 
-    def messages(self, start: Start) -> Tensor:
+    def messages(self, start: NetworkStart) -> Tensor:
         """One value per entry, (..., nnz): rounds of message passing, each added to the features before it,
         and a linear map of the last features and the entry itself."""
         P, x, e = start.pattern, start.x, start.e.unsqueeze(-1)
@@ -138,20 +138,66 @@ class MatrixNetwork(Saved):
 
 
 class FactorNetwork(MatrixNetwork):
-    """A -> M = (L L^T)^-1, base of `PreCorrector` and `NeuralIF`. A subclass defines `entries(start, g)` too,
-    the entries of L from the messages."""
+    r"""Networks A -> M = (L L^T)^{-1}, on any pattern and from any factor: the base of `PreCorrector` and
+    `NeuralIF`.
 
-    def entries(self, start: Start, g: Tensor) -> Tensor:
+    A subclass sets `node_features`, and `edge_features` if `NetworkStart.more` has any, and defines
+
+    - ``start(A)``, a `NetworkStart`: the pattern of L, features, scales, and the entries to begin with;
+    - ``entries(start, g)``, the entries of L in units of the scale, (..., nnz), from what the network says of
+      each, g (..., nnz). Keep the diagonal positive, by `nn.positive_diagonal` or an exponential.
+
+    To correct another factor than IC(0), override `PreCorrector.classical` instead.
+
+    Parameters
+    ----------
+    rounds, width, aggregate, seed, dtype, device : as of `PreCorrector`, and with its defaults
+
+    Notes
+    -----
+    ``network(A)`` is a `Factored`, ``network.factor(A)`` its L, both with a graph to the weights and to A;
+    both take a `NetworkStart` instead of A, which is free of the weights: compute it once per matrix for
+    training. The decorator ``preconditioners.loadable`` has `load` read the files of a subclass, whose
+    constructor takes what `settings` gives.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> class Scaled(ls.preconditioners.FactorNetwork):
+    ...     node_features = 1
+    ...     def start(self, A):
+    ...         L, x = A.tril(), A.sum(1).unsqueeze(-1)
+    ...         return ls.preconditioners.NetworkStart(L.pattern, A.diagonal().rsqrt(), x, L.values)
+    ...     def entries(self, start, g):
+    ...         return ls.nn.positive_diagonal(start.e + 0.01 * g, start.pattern, "exp")
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> ls.solvers.cg(A, b, M=Scaled(rounds=2).requires_grad_(False)(A)).converged
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        rounds: int = 3,
+        width: int = 8,
+        aggregate: str | Sequence[str] = "mean",
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__(rounds, width, aggregate, seed, dtype, device)
+
+    def entries(self, start: NetworkStart, g: Tensor) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define entries")
 
-    def factor(self, A: CSR | Start) -> CSR:
+    def factor(self, A: CSR | NetworkStart) -> CSR:
         """L, lower triangular, values (..., nnz) of A's dtype, with a graph to the weights and to A."""
-        start = A if isinstance(A, Start) else self.start(A)
+        start = A if isinstance(A, NetworkStart) else self.start(A)
         inside = start.to(self.dtype)
         values = self.entries(inside, self.messages(inside)).to(start.scale.dtype)
         return CSR(values * start.scale.index_select(-1, start.pattern.row_indices), start.pattern)
 
-    def forward(self, A: CSR | Start) -> Factored:
+    def forward(self, A: CSR | NetworkStart) -> Factored:
         """M = (L L^T)^-1, for `cg`, of A or of what `start(A)` has given."""
         return Factored(self.factor(A))
 
