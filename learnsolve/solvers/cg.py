@@ -34,7 +34,7 @@ class ConjugateGradients:
     conjugate to the last direction when it is not.
     """
 
-    compiled, state = True, State  # core/advance_cg.py
+    cg_state = State  # core/advance_cg.py
 
     def __init__(self, flexible: bool = False):
         self.flexible = flexible

@@ -1,5 +1,6 @@
 """Each bad argument of the Krylov methods: type of the exception, function, rule, value."""
 
+import inspect
 import re
 
 import pytest
@@ -10,6 +11,7 @@ from reference import normal
 from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, S, matrix, poisson
 
 import learnsolve as ls
+from learnsolve.solvers.options import SOLVERS
 
 A, B = poisson(), normal((16,))
 AA = ls.CSR(A.values.expand(2, -1), A.pattern)
@@ -175,3 +177,10 @@ def test_what_cannot_be_transformed_says_so():
         torch.func.jvp(f, (p,), (p,))
     with pytest.raises(NotImplementedError, match="cg: vmap over what A is made of needs A as a CSR"):
         torch.vmap(f)(p.expand(2))
+
+
+def test_no_method_is_left_out_of_the_list():
+    """By which the tests take them, `evaluate`, and graphs."""
+    assert set(SQUARE) == {
+        name for name, f in SOLVERS.items() if "null_space" in inspect.signature(f).parameters
+    }

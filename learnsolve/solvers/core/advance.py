@@ -58,12 +58,12 @@ def fitting(method: Any, system: System, gradient: str) -> Advance | None:
     """What advances this method on this system; None where the loop goes by operations of torch."""
     if system.callback is not None or gradient == "checkpointed":
         return None
-    if getattr(method, "compiled", False):
+    if hasattr(method, "cg_state"):
         return fitting_cg(method, system) if gradient == "implicit" else None
     return _fitting_steps(method, system) if hasattr(method, "steps") else None
 
 
-class Steps:
+class CompiledSteps:
     """`steps` of a method: its number in csrc/ops/schema.cpp, and how many of its state are vectors, which
     come first; of gmres the state is V and P, of any size."""
 
@@ -132,7 +132,7 @@ class Steps:
         return state
 
 
-def _fitting_steps(method: Any, system: System) -> Steps | None:
+def _fitting_steps(method: Any, system: System) -> CompiledSteps | None:
     A, b, x0 = system.A, system.b, system.x0
     if not isinstance(A, Matrix) or not isinstance(system.criterion, ResidualNorm):
         return None
@@ -159,4 +159,4 @@ def _fitting_steps(method: Any, system: System) -> Steps | None:
             return None
     if tracked(b, values) or (x0 is not None and tracked(x0)):
         return None
-    return Steps(method, A, diagonal, between, b, system.criterion)
+    return CompiledSteps(method, A, diagonal, between, b, system.criterion)

@@ -133,7 +133,7 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
 
 def parts_at_once(method: Any, system: System) -> list[_Part] | None:
     """What `at_once` takes a system as; None where it does not."""
-    fits = getattr(method, "compiled", False) and not method.flexible
+    fits = hasattr(method, "cg_state") and not method.flexible
     if not fits or not system.criterion.fixed or system.callback is not None:
         return None
     parts = _parts(system.A, system.M, system.b)
@@ -151,7 +151,7 @@ def fitting_cg(method: Any, system: System) -> CompiledCG | None:
     recorded = torch.is_grad_enabled()
     if recorded and any(part.form.learns() or part.form.kind == PYTHON_M for part in parts):
         return None
-    return CompiledCG(system, parts, method.flexible, method.state)
+    return CompiledCG(system, parts, method.flexible, method.cg_state)
 
 
 class State(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from learnsolve.ops.core import across
-from learnsolve.solvers.core import gradient
 from learnsolve.solvers.core.criterion import Criterion
+from learnsolve.solvers.core.gradient import linear
 from learnsolve.solvers.core.loop import Method, iterate
 from learnsolve.solvers.core.operators import Operator
 from learnsolve.solvers.core.projected import NullSpace, projected
@@ -57,7 +57,7 @@ class Problem:
 
     def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
         """A^-1 b with derivatives, for `Implicit`; `petsc.KSP` has its own."""
-        return gradient.linear(self, b, what, ended)
+        return linear(self, b, what, ended)
 
     def solution(self, out: Outcome, adjoint: Report | None = None) -> Solution:
         iterations = out.norms.shape[-2] - 1
