@@ -31,7 +31,7 @@ test-petsc: setup ## run the tests of learnsolve.petsc in 1, 2, 3, 4 processes (
 stress: setup ## harnesses that look for faults, 40 min: docs/robustness.md (ARGS="arrays --share 0.1": a tenth of one)
 	@$(python) -m tests.stress $(ARGS)
 
-bench: setup ## measure against SciPy, torch and others: benchmarks/results, 15 min (ARGS=--quick: 1 min)
+bench: setup ## measure against SciPy, torch and others: benchmarks/results, 25 min (ARGS=--quick: 1 min)
 	@$(python) -m benchmarks $(ARGS)
 
 docs: setup ## build the documentation site: build/site/index.html (its packages come first)

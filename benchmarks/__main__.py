@@ -1,6 +1,6 @@
 """Compare learnsolve with SciPy, torch and other libraries; docs/performance.md describes the sections.
 
-    python -m benchmarks [SECTION ...]          all: 15 minutes on an idle machine
+    python -m benchmarks [SECTION ...]          all: 25 minutes on an idle machine
     python -m benchmarks compare A.json B.json  what moved between two runs beyond noise
     python -m benchmarks write-docs             tables and figures of README and docs, from the committed run
 
@@ -30,6 +30,7 @@ SECTIONS = (
         "matrices",
         "solvers",
         "front_door",
+        "multigrid",
         "loops",
         "batches",
         "busy",
@@ -61,6 +62,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--callgrind", action="store_true", help="section calls: count instructions (minutes)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="section multigrid: keep what an interrupted run has measured"
     )
     parser.add_argument("--name", help="of the results; default the processor's")
     parser.add_argument("--out", type=Path, help="folder of the results")

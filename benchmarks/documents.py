@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ROOT
+from benchmarks import ROOT, standings
 from benchmarks.harness import OURS
 from benchmarks.report import duration, markdown
 
@@ -322,12 +322,17 @@ TABLES = {
         iterations,
         multigrid,
         batches,
+        standings.contestants,
+        standings.leaderboard,
+        standings.winners,
+        standings.bandits,
     )
 }
 
 
 def pages() -> list[Path]:
     found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RUN.with_name("slower-cases.md")]
+    found.append(ROOT / "experiments/leaderboard/README.md")
     return [page for page in found if BLOCK.search(page.read_text())]
 
 

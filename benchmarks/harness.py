@@ -9,6 +9,7 @@ waits for a CUDA device before it reads the clock.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import resource
 import statistics
@@ -365,6 +366,14 @@ def peak_bytes(f: Task) -> int | None:
     before = peak()
     f()
     return peak() - before
+
+
+def fresh_peak(f: Task) -> int | None:
+    """`peak_bytes` after a return of all free memory to the system, which would hide what f() takes."""
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+    return peak_bytes(f)
 
 
 def limit_memory(share: float = 0.9) -> None:

@@ -14,7 +14,18 @@ from typing import Any
 import learnsolve as ls
 from benchmarks.harness import OURS
 
-PEERS = ("pyamg", "torchsparsegradutils", "torch-sla", "cupy", "warp-lang", "mkl")
+PEERS = (
+    "pyamg",
+    "torchsparsegradutils",
+    "torch-sla",
+    "cupy",
+    "warp-lang",
+    "mkl",
+    "pypardiso",
+    "scikit-sparse",
+    "pyamgcl",
+    "petsc4py",
+)
 FACTORS = (1.0, 1.1, 1.5, 2.0, 5.0, 10.0)
 SHOWN = ("case", "way", "dtype", "threads")
 HIDDEN = ("section", "cells", "ratio", "best peer", "profile")

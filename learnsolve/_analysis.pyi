@@ -30,12 +30,10 @@ def product_pattern(
     b_ptr: np.ndarray,
     b_idx: np.ndarray,
     columns: int,
-    products: int,
-    plan: bool,
     most: int,
     threads: int,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray] | None: ...
-def masked_positions(
+) -> tuple[np.ndarray, np.ndarray] | None: ...
+def positions_of_products(
     a_ptr: np.ndarray,
     a_idx: np.ndarray,
     b_ptr: np.ndarray,
@@ -44,13 +42,13 @@ def masked_positions(
     c_ptr: np.ndarray,
     c_idx: np.ndarray,
     products: int,
-) -> np.ndarray: ...
+    threads: int,
+) -> tuple[np.ndarray, np.ndarray]: ...
 def row_product_blocks(
     a_ptr: np.ndarray,
     a_idx: np.ndarray,
     b_ptr: np.ndarray,
     c_ptr: np.ndarray,
-    positions: np.ndarray | None,
     repeated: np.ndarray | None,
     target: int,
 ) -> np.ndarray: ...

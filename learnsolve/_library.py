@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,6 +63,11 @@ if os.environ.get("LEARNSOLVE_CHECK", "0") not in ("", "0"):
 _cpu.learnsolve_set_buffer_pool_limit.restype = ctypes.c_size_t
 _cpu.learnsolve_set_buffer_pool_limit.argtypes = (ctypes.c_size_t,)
 _cpu.learnsolve_buffer_bytes.restype = ctypes.c_size_t
+_cpu.learnsolve_spgemm_fused.restype = ctypes.c_bool
+_cpu.learnsolve_spgemm_fused.argtypes = (
+    *(ctypes.c_bool, ctypes.c_bool, *4 * (ctypes.c_int64,)),
+    ctypes.POINTER(ctypes.c_void_p),
+)
 
 
 def load_cuda(name: str = "learnsolve_cuda") -> None:
@@ -101,6 +107,13 @@ def drop_buffers() -> None:
 def buffer_bytes() -> int:
     """Bytes that are kept now."""
     return _cpu.learnsolve_buffer_bytes()
+
+
+def spgemm_fused(rows: int, inner: int, columns: int, products: int, *arrays: Any) -> bool:
+    """csrc/ops/spgemm_fused.cpp, on NumPy arrays; False if memory is missing."""
+    doubles, wide = arrays[4].itemsize == 8, arrays[0].itemsize == 8
+    addresses = (ctypes.c_void_p * len(arrays))(*(t.ctypes.data for t in arrays))
+    return _cpu.learnsolve_spgemm_fused(doubles, wide, rows, inner, columns, products, addresses)
 
 
 def select_instruction_set(name: str) -> None:

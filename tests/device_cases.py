@@ -8,6 +8,7 @@ from preconditioners.cases import spd
 from reference import normal
 
 import learnsolve as ls
+from learnsolve.solvers.options import KRYLOV
 
 S = ls.solvers
 FIXED = {
@@ -26,7 +27,7 @@ FIXED = {
         f"{name}, {gradient}": lambda A, b, w, name=name, gradient=gradient: getattr(S, name)(
             A, w * b, rtol=0, maxiter=4, gradient=gradient
         )
-        for name in ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
+        for name in KRYLOV
         for gradient in ("unrolled", "checkpointed")
     },
     **{
@@ -44,7 +45,7 @@ TO_A_TOLERANCE = {
         f"{name}, {gradient}": lambda A, b, w, name=name, gradient=gradient: getattr(S, name)(
             A, w * b, rtol=1e-10, gradient=gradient
         )
-        for name in ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
+        for name in KRYLOV
         for gradient in ("implicit", "unrolled")
     },
     "cg, Jacobi": lambda A, b, w: S.cg(A, w * b, M=ls.preconditioners.Jacobi(A), rtol=1e-8),

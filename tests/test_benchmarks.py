@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import torch
 
 from learnsolve import CSR
@@ -16,8 +18,10 @@ from learnsolve import CSR
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
-from benchmarks import calls, documents, harness, instructions, peers, report  # noqa: E402
+import learnsolve as ls  # noqa: E402
+from benchmarks import calls, contestants, documents, harness, instructions, peers, report  # noqa: E402
 from benchmarks.__main__ import SECTIONS, main  # noqa: E402
+from benchmarks.ledger import Ledger, supervised  # noqa: E402
 
 GPU_SECTIONS = (
     *("spmv", "sptrsv", "pcg", "spmm", "spgemm", "solve", "stationary"),
@@ -108,6 +112,43 @@ def test_tables_of_the_pages_are_those_of_the_committed_run():
     for page in documents.pages():
         text = page.read_text()
         assert text == documents.rewritten(text, record), f"run python -m benchmarks write-docs ({page.name})"
+
+
+@pytest.mark.slow
+def test_a_ledger_goes_on_after_an_interruption_and_marks_what_kills_a_process(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    assert Ledger(path)("a", lambda: {"x": 1}) == {"x": 1}
+    assert Ledger(path)("a", failing) == {"x": 1}
+    assert "out of memory" in Ledger(path)("b", failing)["failed"]
+    for times in (1, 2):
+        with pytest.raises(BrokenProcessPool):
+            harness.apart(dies, path)
+        assert ("c" in Ledger(path).rows) == (times == 2)
+    assert supervised(dies, path) == {"failed": "its process died"}
+
+
+def dies(path):
+    return Ledger(path)("c", lambda: os._exit(1))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_contestants_solve_again_with_other_values(symmetric):
+    A = ls.problems.poisson((12, 12))
+    if not symmetric:
+        A = ls.problems.convection_diffusion(torch.ones(2, 12, 12, dtype=torch.float64))
+    S = sp.csr_matrix(A.to_scipy())
+    assert contestants.is_symmetric(S) == symmetric
+    B = np.random.default_rng(0).standard_normal((144, 3))
+    for name, contestant in contestants.CONTESTANTS.items():
+        if contestant.absent or not contestant.takes(symmetric):
+            continue
+        set_up = contestant.start(S, symmetric, **contestant.settings[-1])
+        for factor in (1.0, 1.5):
+            row, solve = contestants.timed(lambda f=factor, s=set_up: s(f * S.data), factor * S, B[:, 0])
+            assert row["residual"] <= 2e-8, name
+            assert np.abs(factor * S @ solve(B)[0] - B).max() < 1e-6, name
+    with pytest.raises(ArithmeticError, match="true residual"):
+        contestants.timed(lambda: lambda b: (0.9 * b, 3), sp.eye_array(144), B[:, 0])
 
 
 def failing():

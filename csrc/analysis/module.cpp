@@ -72,47 +72,47 @@ void bind_spgemm(py::module_& m) {
   m.def("count_products", [](const Array<I>& a_idx, const Array<I>& b_ptr) {
     return count_products(a_idx.data(), static_cast<int64_t>(a_idx.size()), b_ptr.data());
   });
-  // (c_ptr, c_idx, positions or None, repeated); None if C may have more than `most` entries.
+  // (c_ptr, c_idx); None if C may have more than `most` entries.
   m.def("product_pattern",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
-           int64_t cols, int64_t products, bool plan, int64_t most, int64_t threads) -> py::object {
+           int64_t cols, int64_t most, int64_t threads) -> py::object {
           const int64_t rows = a_ptr.size() - 1;
           Array<I> c_ptr(rows + 1);
-          Array<int32_t> positions(plan ? products : 0);
-          Array<uint8_t> repeated(rows);
-          uint8_t* rep = repeated.mutable_data();
           Growing<I> c_idx;
           I* ptr = c_ptr.mutable_data();
-          int32_t* pos = plan ? positions.mutable_data() : nullptr;
           bool fits = true;
           {
             py::gil_scoped_release release;
             fits = product_pattern(a_ptr.data(), rows, a_idx.data(), b_ptr.data(),
                                    static_cast<int64_t>(b_ptr.size()) - 1, b_idx.data(), cols, ptr, c_idx,
-                                   most, pos, rep, threads);
+                                   most, threads);
           }
           if (!fits) return py::none();
-          py::object found = py::none();
-          if (plan) found = positions;
-          return py::make_tuple(c_ptr, array(c_idx, ptr[rows]), found, repeated);
+          return py::make_tuple(c_ptr, array(c_idx, ptr[rows]));
         });
-  m.def("masked_positions",
+  // (positions, repeated)
+  m.def("positions_of_products",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx,
-           int64_t cols, const Array<I>& c_ptr, const Array<I>& c_idx, int64_t products) {
+           int64_t cols, const Array<I>& c_ptr, const Array<I>& c_idx, int64_t products, int64_t threads) {
           Array<int32_t> positions(products);
+          Array<uint8_t> repeated(a_ptr.size() - 1);
           int32_t* out = positions.mutable_data();
-          py::gil_scoped_release release;
-          masked_positions(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(),
-                           b_idx.data(), cols, c_ptr.data(), c_idx.data(), out);
-          return positions;
+          uint8_t* rep = repeated.mutable_data();
+          {
+            py::gil_scoped_release release;
+            positions_of_products(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(),
+                                  b_ptr.data(), static_cast<int64_t>(b_ptr.size()) - 1, b_idx.data(), cols,
+                                  c_ptr.data(), c_idx.data(), out, rep, threads);
+          }
+          return py::make_tuple(positions, repeated);
         });
-  m.def("row_product_blocks", [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr,
-                                 const Array<I>& c_ptr, const std::optional<Array<int32_t>>& positions,
-                                 const std::optional<Array<uint8_t>>& repeated, int64_t target) {
-    return table_of_triples(row_product_blocks(
-        a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1, a_idx.data(), b_ptr.data(), c_ptr.data(),
-        positions ? positions->data() : nullptr, repeated ? repeated->data() : nullptr, target));
-  });
+  m.def("row_product_blocks",
+        [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& c_ptr,
+           const std::optional<Array<uint8_t>>& repeated, int64_t target) {
+          return table_of_triples(row_product_blocks(a_ptr.data(), static_cast<int64_t>(a_ptr.size()) - 1,
+                                                     a_idx.data(), b_ptr.data(), c_ptr.data(),
+                                                     repeated ? repeated->data() : nullptr, target));
+        });
   m.def("column_product_blocks", [](const Array<I>& t_ptr, const Array<I>& perm, const Array<I>& b_ptr,
                                     const std::optional<Array<int32_t>>& positions,
                                     const std::optional<Array<int32_t>>& starts, int64_t target) {

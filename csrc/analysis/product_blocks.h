@@ -80,28 +80,22 @@ class BlockTable {
 // (kUniformLength of the kernels).
 inline constexpr int64_t kShortestRun = 16, kLongestRow = 128;
 
-// For the passes over the rows of A; without positions (null) no block is uniform. `repeated` as
-// product_pattern gives it, or null.
+// For the passes over the rows of A. `repeated` as positions_of_products gives it; null without positions:
+// no block is uniform.
 template <class I>
 std::vector<int64_t> row_product_blocks(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr,
-                                        const I* c_ptr, const int32_t* positions, const uint8_t* repeated,
-                                        int64_t target) {
+                                        const I* c_ptr, const uint8_t* repeated, int64_t target) {
   BlockTable table(target);
-  const auto repeats_at = [&](int64_t i, int64_t f) {
-    return repeated ? repeated[i + 1] != 0 : rows_repeat(a_ptr, a_idx, b_ptr, c_ptr, positions, i, f);
-  };
   Pulse pulse;
-  int64_t f = 0;
   for (int64_t i = 0, last; i < rows; i = last) {
     int64_t products = 0;
     for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
     const int64_t weight = products + a_ptr[i + 1] - a_ptr[i] + 1;
     last = i + 1;
-    if (positions && c_ptr[i + 1] - c_ptr[i] <= kLongestRow)
-      while (last < rows && repeats_at(last - 1, f + (last - 1 - i) * products)) pulse(weight), ++last;
+    if (repeated && c_ptr[i + 1] - c_ptr[i] <= kLongestRow)
+      while (last < rows && repeated[last]) pulse(weight), ++last;
     pulse(weight);
     table.add(i, last, products, weight, last - i >= kShortestRun);
-    f += (last - i) * products;
   }
   return table.end(rows);
 }

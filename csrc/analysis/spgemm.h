@@ -1,4 +1,4 @@
-// The pattern of a product C = A B and the place in C of each of its products, in one pass.
+// The pattern of a product C = A B, and the place in C of each of its products.
 #pragma once
 
 #include <algorithm>
@@ -68,72 +68,97 @@ class ColumnSorter {
   std::vector<uint64_t> words_, summary_;
 };
 
-// c_ptr (rows + 1) and c_idx, sorted, of rows first <= i < last of C = A B on its full symbolic pattern;
-// positions (a place for each of their products) if it is not null. Counted from these rows on. False if they
-// may have more than `most` entries.
+// The number of products of row i.
+template <class I>
+int64_t products_of_row(const I* a_ptr, int64_t i, const I* a_idx, const I* b_ptr) {
+  int64_t products = 0;
+  for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
+  return products;
+}
+
+// A and B, and where the passes over their products are cut. A row of A that repeats the one before, shifted,
+// with rows of B that do so too (grids: nearly all), is a copy of that row, shifted.
+template <class I>
+struct FactorPair {
+  const I *a_ptr, *a_idx, *b_ptr, *b_idx;
+  int64_t rows, cols;
+  std::vector<uint8_t> next_repeats;   // of each row of B
+  std::vector<int64_t> before, first;  // products before each row; the first row of each piece
+
+  FactorPair(const I* a_ptr_, int64_t rows_, const I* a_idx_, const I* b_ptr_, int64_t inner, const I* b_idx_,
+             int64_t cols_)
+      : a_ptr(a_ptr_),
+        a_idx(a_idx_),
+        b_ptr(b_ptr_),
+        b_idx(b_idx_),
+        rows(rows_),
+        cols(cols_),
+        next_repeats(inner, 0),
+        before(rows + 1, 0) {
+    Pulse pulse;
+    for (int64_t k = 0; k + 1 < inner; ++k) {
+      pulse(b_ptr[k + 1] - b_ptr[k] + 1);
+      next_repeats[k] = repeats(b_ptr, b_idx, k);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      pulse(a_ptr[i + 1] - a_ptr[i] + 1);
+      before[i + 1] = before[i] + products_of_row(a_ptr, i, a_idx, b_ptr);
+    }
+    // Each piece has an array over the columns.
+    constexpr int64_t kPiece = int64_t{1} << 18, kMost = 16;
+    first = even_rows(before.data(), rows,
+                      std::clamp<int64_t>(before[rows] / std::max(kPiece, 4 * cols), 1, kMost));
+  }
+  int64_t pieces() const { return static_cast<int64_t>(first.size()) - 1; }
+  int64_t products(int64_t i) const { return before[i + 1] - before[i]; }
+  // Does row i > 0 repeat the row before?
+  bool shifted(int64_t i) const {
+    bool same = a_ptr[i + 1] > a_ptr[i] && repeats(a_ptr, a_idx, i - 1);
+    for (int64_t p = a_ptr[i - 1]; same && p < a_ptr[i]; ++p) same = next_repeats[a_idx[p]];
+    return same;
+  }
+};
+
+// c_ptr (rows + 1) and c_idx, sorted, of piece k of C = A B on its full symbolic pattern, counted from this
+// piece on. False if it may have more than `most` entries.
 //
 // The columns of a row are collected by an array over all columns that holds the position of each: each
-// product is visited once. A row of A that repeats the one before, shifted, with rows of B that do so too
-// (grids: nearly all) makes a shifted copy of a row of C: repeated[i] is then 1, else 0.
+// product is visited once.
 template <class I>
-bool rows_of_product(const I* a_ptr, int64_t first, int64_t last, const I* a_idx, const I* b_ptr,
-                     const I* b_idx, int64_t cols, const uint8_t* next_repeats, I* c_ptr, Growing<I>& c_idx,
-                     int64_t most, int32_t* positions, uint8_t* repeated) {
-  ColumnSorter sort(cols);
-  std::vector<I> place(cols, I(-1));  // of a column; not less than c_ptr[i]: it has been met in row i
-  std::vector<int32_t> moved;         // by sorting a row, from a place in it
+bool rows_of_product(const FactorPair<I>& F, int64_t k, I* c_ptr, Growing<I>& c_idx, int64_t most) {
+  ColumnSorter sort(F.cols);
+  std::vector<I> row(F.cols, I(-1));  // the last row in which a column was met
   Pulse pulse;
   int64_t end = 0;
-  for (int64_t i = first; i < last; ++i) {
-    const int64_t begin = end, p0 = a_ptr[i], p1 = a_ptr[i + 1];
-    int64_t products = 0;
-    for (int64_t p = p0; p < p1; ++p) products += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
-    const int64_t longest = std::min(products, cols);
+  for (int64_t i = F.first[k]; i < F.first[k + 1]; ++i) {
+    const int64_t begin = end, longest = std::min(F.products(i), F.cols);
     if (begin > most - longest) return false;
     c_idx.reserve(begin + longest + 1);
     I* const idx = c_idx.data();
-
-    bool shifted = i > first && p1 > p0 && repeats(a_ptr, a_idx, i - 1);
-    for (int64_t p = a_ptr[i > first ? i - 1 : i]; shifted && p < p0; ++p) shifted = next_repeats[a_idx[p]];
-    repeated[i] = shifted;
-    if (shifted) {
-      const int64_t length = i - 1 > first ? begin - c_ptr[i - 1] : begin;
+    if (i > F.first[k] && F.shifted(i)) {
+      const int64_t length = i - 1 > F.first[k] ? begin - c_ptr[i - 1] : begin;
       for (int64_t l = 0; l < length; ++l) idx[begin + l] = idx[begin - length + l] + 1;
-      pulse(products + 1);
-      if (positions) {
-        for (int64_t f = 0; f < products; ++f)
-          positions[f] = positions[f - products] + static_cast<int32_t>(length);
-        positions += products;
-      }
+      pulse(length + 1);
       end = begin + length;
       c_ptr[i + 1] = static_cast<I>(end);
       continue;
     }
-
     bool sorted = true;
     I previous = -1;
-    for (int64_t p = p0, f = 0; p < p1; ++p) {
-      const int64_t k = a_idx[p];
-      pulse(b_ptr[k + 1] - b_ptr[k] + 1);
-      for (int64_t q = b_ptr[k]; q < b_ptr[k + 1]; ++q, ++f) {
-        const I j = b_idx[q];
-        const bool fresh = place[j] < begin;
-        const I at = fresh ? static_cast<I>(end) : place[j];
-        place[j] = at;
+    for (int64_t p = F.a_ptr[i]; p < F.a_ptr[i + 1]; ++p) {
+      const int64_t r = F.a_idx[p];
+      pulse(F.b_ptr[r + 1] - F.b_ptr[r] + 1);
+      for (int64_t q = F.b_ptr[r]; q < F.b_ptr[r + 1]; ++q) {
+        const I j = F.b_idx[q];
+        const bool fresh = row[j] != i;
+        row[j] = static_cast<I>(i);
         idx[end] = j;  // kept only if it is fresh
         sorted &= !fresh | (j > previous);
         previous = fresh ? j : previous;
         end += fresh;
-        if (positions) positions[f] = static_cast<int32_t>(at);
       }
     }
-    if (!sorted) {
-      sort(idx + begin, idx + end);
-      if (static_cast<int64_t>(moved.size()) < end - begin) moved.resize(end - begin);
-      for (int64_t t = begin; t < end; ++t) moved[place[idx[t]] - begin] = static_cast<int32_t>(t);
-      for (int64_t f = 0; positions && f < products; ++f) positions[f] = moved[positions[f] - begin];
-    }
-    if (positions) positions += products;
+    if (!sorted) sort(idx + begin, idx + end);
     c_ptr[i + 1] = static_cast<I>(end);
   }
   return true;
@@ -143,65 +168,55 @@ bool rows_of_product(const I* a_ptr, int64_t first, int64_t last, const I* a_idx
 template <class I>
 bool product_pattern(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, int64_t inner,
                      const I* b_idx, int64_t cols, I* c_ptr, Growing<I>& c_idx, int64_t most,
-                     int32_t* positions, uint8_t* repeated, int64_t threads) {
-  std::vector<uint8_t> next_repeats(inner, 0);
-  Pulse pulse;
-  for (int64_t k = 0; k + 1 < inner; ++k) {
-    pulse(b_ptr[k + 1] - b_ptr[k] + 1);
-    next_repeats[k] = repeats(b_ptr, b_idx, k);
-  }
-  std::vector<int64_t> before(rows + 1, 0);  // products before each row
-  for (int64_t i = 0; i < rows; ++i) {
-    before[i + 1] = before[i];
-    for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p) before[i + 1] += b_ptr[a_idx[p] + 1] - b_ptr[a_idx[p]];
-  }
-  // Each piece has an array over the columns.
-  constexpr int64_t kPiece = int64_t{1} << 18, kMost = 16;
-  const int64_t count = std::clamp<int64_t>(before[rows] / std::max(kPiece, 4 * cols), 1, kMost);
-  const std::vector<int64_t> first = even_rows(before.data(), rows, count);
+                     int64_t threads) {
+  const FactorPair<I> F(a_ptr, rows, a_idx, b_ptr, inner, b_idx, cols);
+  const int64_t count = F.pieces();
   std::vector<Growing<I>> parts(count);
   std::atomic<bool> fits = true;
   c_ptr[0] = 0;
   in_pieces(count, threads, [&](int64_t k) {
-    if (positions) parts[k].reserve((before[first[k + 1]] - before[first[k]]) + 1);
-    if (!rows_of_product(a_ptr, first[k], first[k + 1], a_idx, b_ptr, b_idx, cols, next_repeats.data(), c_ptr,
-                         parts[k], most, positions ? positions + before[first[k]] : nullptr, repeated))
-      fits = false;
+    if (!rows_of_product(F, k, c_ptr, parts[k], most)) fits = false;
   });
   if (!fits) return false;
   std::vector<int64_t> entries{0};
   for (int64_t k = 0; k < count; ++k)
-    entries.push_back(entries.back() + (first[k] < first[k + 1] ? int64_t{c_ptr[first[k + 1]]} : 0));
+    entries.push_back(entries.back() + (F.first[k] < F.first[k + 1] ? int64_t{c_ptr[F.first[k + 1]]} : 0));
   if (entries[count] > most) return false;
   if (count == 1) return c_idx.swap(parts[0]), true;
   c_idx.reserve(entries[count] + 1);
   in_pieces(count, threads, [&](int64_t k) {
     std::copy_n(parts[k].data(), entries[k + 1] - entries[k], c_idx.data() + entries[k]);
-    if (k == 0) return;
-    for (int64_t i = first[k]; i < first[k + 1]; ++i) c_ptr[i + 1] += static_cast<I>(entries[k]);
-    if (positions)
-      for (int64_t f = before[first[k]]; f < before[first[k + 1]]; ++f)
-        positions[f] += static_cast<int32_t>(entries[k]);
+    for (int64_t i = F.first[k]; i < F.first[k + 1]; ++i) c_ptr[i + 1] += static_cast<I>(entries[k]);
   });
   return true;
 }
 
-// The place of each product in a pattern C that is given, -1 where it has no such entry.
+// The place of each product in a pattern C that is given, -1 where it has no such entry. repeated[i] = 1:
+// those of row i are those of the row before, with C's rows of equal length, all in the next row.
 template <class I>
-void masked_positions(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, const I* b_idx,
-                      int64_t cols, const I* c_ptr, const I* c_idx, int32_t* positions) {
-  std::vector<int32_t> place(cols, -1);
-  Pulse pulse;
-  for (int64_t i = 0; i < rows; ++i) {
-    pulse(c_ptr[i + 1] - c_ptr[i] + 1);
-    for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = static_cast<int32_t>(t);
-    for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p) {
-      const int64_t k = a_idx[p];
-      pulse(b_ptr[k + 1] - b_ptr[k]);
-      for (int64_t q = b_ptr[k]; q < b_ptr[k + 1]; ++q) *positions++ = place[b_idx[q]];
+void positions_of_products(const I* a_ptr, int64_t rows, const I* a_idx, const I* b_ptr, int64_t inner,
+                           const I* b_idx, int64_t cols, const I* c_ptr, const I* c_idx, int32_t* positions,
+                           uint8_t* repeated, int64_t threads) {
+  const FactorPair<I> F(a_ptr, rows, a_idx, b_ptr, inner, b_idx, cols);
+  in_pieces(F.pieces(), threads, [&](int64_t k) {
+    std::vector<int32_t> place(cols, -1);
+    Pulse pulse;
+    for (int64_t i = F.first[k]; i < F.first[k + 1]; ++i) {
+      const int64_t products = F.products(i), length = c_ptr[i + 1] - c_ptr[i];
+      int32_t* at = positions + F.before[i];
+      repeated[i] = i > F.first[k] && F.shifted(i) && repeats(c_ptr, c_idx, i - 1);
+      pulse(length + products + 1);
+      if (repeated[i]) {
+        for (const int32_t* end = at + products; at < end; ++at)
+          *at = at[-products] < 0 ? -1 : at[-products] + static_cast<int32_t>(length);
+        continue;
+      }
+      for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = static_cast<int32_t>(t);
+      for (int64_t p = a_ptr[i]; p < a_ptr[i + 1]; ++p)
+        for (int64_t q = b_ptr[a_idx[p]]; q < b_ptr[a_idx[p] + 1]; ++q) *at++ = place[b_idx[q]];
+      for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = -1;
     }
-    for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t) place[c_idx[t]] = -1;
-  }
+  });
 }
 
 // starts[e], for each entry e of A^T, the number of the first product of that entry of A.

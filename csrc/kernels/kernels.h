@@ -42,6 +42,8 @@ struct Kernels {
                       bool accumulate);
   void (*spgemm_columns)(Product, int64_t k0, int64_t k1, bool uniform, const T* a, const T* b, const T* g,
                          T* ga, T* gb, bool add_a, bool add_b);
+  int64_t (*spgemm_fused)(Product, int64_t i, int64_t r1, int64_t end, const T* a, const T* b, I* place,
+                          I* c_ptr, I* c_idx, T* c);
   // These have no indices: the same for every I.
   void (*stencil)(Stencil, Coefficients, int64_t b0, int64_t b1, const T* c, const T* x, T* y,
                   bool accumulate);

@@ -1,6 +1,7 @@
 #include "kernels/add.h"
 #include "kernels/kernels.h"
 #include "kernels/spgemm.h"
+#include "kernels/spgemm_fused.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
@@ -9,6 +10,7 @@ void fill_sparse_products(AllKernels& all) {
     table.spgemm_rows = &spgemm_rows<T, I>;
     table.spgemm_left = &spgemm_left<T, I>;
     table.spgemm_columns = &spgemm_columns<T, I>;
+    table.spgemm_fused = &spgemm_fused<T, I>;
     table.add = &add<T, I>;
     table.add_backward = &add_backward<T, I>;
   });

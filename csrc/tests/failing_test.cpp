@@ -138,17 +138,15 @@ void two_matrices(const Arrays& A, const Arrays& B) {
     std::vector<uint8_t> repeated(n);
     analysis::Growing<I> c_idx;
     require(analysis::product_pattern(A.ptr.data(), n, A.idx.data(), B.ptr.data(), n, B.idx.data(), n,
-                                      c_ptr.data(), c_idx, int64_t{1} << 30, positions.data(),
-                                      repeated.data(), 1),
+                                      c_ptr.data(), c_idx, int64_t{1} << 30, 1),
             "spgemm: too large");
     const Numbers columns(c_idx.data(), c_idx.data() + c_ptr[n]);
-    std::vector<int32_t> masked(products);
-    analysis::masked_positions(A.ptr.data(), n, A.idx.data(), B.ptr.data(), B.idx.data(), n, c_ptr.data(),
-                               columns.data(), masked.data());
+    analysis::positions_of_products(A.ptr.data(), n, A.idx.data(), B.ptr.data(), n, B.idx.data(), n,
+                                    c_ptr.data(), columns.data(), positions.data(), repeated.data(), 1);
     analysis::product_starts(A.idx.data(), A.ptr[n], B.ptr.data(), A.perm.data(), starts.data());
-    return std::tuple(c_ptr, columns, positions, masked,
+    return std::tuple(c_ptr, columns, positions,
                       analysis::row_product_blocks(A.ptr.data(), n, A.idx.data(), B.ptr.data(), c_ptr.data(),
-                                                   positions.data(), repeated.data(), 64),
+                                                   repeated.data(), 64),
                       analysis::column_product_blocks(A.tptr.data(), n, A.perm.data(), B.ptr.data(),
                                                       positions.data(), starts.data(), 64));
   });

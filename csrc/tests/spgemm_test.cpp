@@ -5,6 +5,7 @@
 
 #include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
+#include "kernels/spgemm_fused.h"
 #include "tests/cases.h"
 
 namespace learnsolve::test {
@@ -53,20 +54,19 @@ Plan<I> plan(const Pattern& left, const Pattern& right, bool masked, int64_t blo
   Plan<I> P{A,  At, B,     Array<I>(ptr), Array<I>(idx), Array<int32_t>(products), Array<int32_t>(A.nnz()),
             {}, {}, masked};
   std::vector<uint8_t> repeated(A.rows + 1);
-  if (masked) {
-    analysis::masked_positions(A.ptr.data(), A.rows, A.idx.data(), B.ptr.data(), B.idx.data(), B.cols,
-                               P.c_ptr.data(), P.c_idx.data(), P.positions.data());
-  } else {
+  if (!masked) {
     Array<I> c_ptr(A.rows + 1);
     analysis::Growing<I> c_idx;
     require(analysis::product_pattern(A.ptr.data(), A.rows, A.idx.data(), B.ptr.data(), B.rows, B.idx.data(),
-                                      B.cols, c_ptr.data(), c_idx, int64_t{1} << 30, P.positions.data(),
-                                      repeated.data(), 2),
+                                      B.cols, c_ptr.data(), c_idx, int64_t{1} << 30, 2),
             "product_pattern refuses " + A.name);
     for (int64_t i = 0; i <= A.rows; ++i) require(c_ptr[i] == ptr[i], "product_pattern: rows, " + A.name);
     for (size_t t = 0; t < idx.size(); ++t)
       require(c_idx.data()[t] == idx[t], "product_pattern: columns, " + A.name);
   }
+  analysis::positions_of_products(A.ptr.data(), A.rows, A.idx.data(), B.ptr.data(), B.rows, B.idx.data(),
+                                  B.cols, P.c_ptr.data(), P.c_idx.data(), P.positions.data(), repeated.data(),
+                                  2);
   int64_t f = 0;
   for (int64_t i = 0; i < A.rows; ++i)
     for (int64_t p = A.ptr[i]; p < A.ptr[i + 1]; ++p)
@@ -77,10 +77,35 @@ Plan<I> plan(const Pattern& left, const Pattern& right, bool masked, int64_t blo
       }
   analysis::product_starts(A.idx.data(), A.nnz(), B.ptr.data(), At.perm.data(), P.starts.data());
   P.rows = analysis::row_product_blocks(A.ptr.data(), A.rows, A.idx.data(), B.ptr.data(), P.c_ptr.data(),
-                                        P.positions.data(), masked ? nullptr : repeated.data(), block_weight);
+                                        repeated.data(), block_weight);
   P.columns = analysis::column_product_blocks(At.ptr.data(), At.rows, At.perm.data(), B.ptr.data(),
                                               P.positions.data(), P.starts.data(), block_weight);
   return P;
+}
+
+// The fused pass finds C, with the bits of the other one.
+template <class T, class I>
+void fused_case(const Plan<I>& P, const Array<T>& a, const Array<T>& b, const std::string& name) {
+  const ProductView<I> view = P.view(false, false);
+  Array<I> place(std::vector<I>(P.B.cols, I(-1))), c_ptr(P.A.rows + 1), c_idx(P.positions.size());
+  Array<T> c = unwritten<T>(P.positions.size()), wanted = unwritten<T>(P.c_idx.size());
+  Array<I> marker(std::vector<I>(P.B.cols, I(-1)));
+  isa::spgemm_rows<T, I>(view, 0, P.A.rows, 0, false, a.data(), b.data(), wanted.data(), marker.data(),
+                         false);
+  c_ptr[0] = 0;
+  for (int64_t i = 0, end = 0; i < P.A.rows; ++i) {
+    i = isa::spgemm_fused<T, I>(view, i, P.A.rows, end, a.data(), b.data(), place.data(), c_ptr.data(),
+                                c_idx.data(), c.data());
+    if (i < P.A.rows) end = c_ptr[i + 1];  // its columns are as they came
+  }
+  for (int64_t i = 0; i < P.A.rows; ++i) {
+    require(c_ptr[i + 1] == P.c_ptr[i + 1], "spgemm_fused: rows, " + name);
+    std::vector<std::pair<I, T>> row, same;
+    for (int64_t t = c_ptr[i]; t < c_ptr[i + 1]; ++t)
+      row.push_back({c_idx[t], c[t]}), same.push_back({P.c_idx[t], wanted[t]});
+    if (c_ptr[i + 1] - c_ptr[i] > 16) std::sort(row.begin(), row.end());
+    require(row == same, "spgemm_fused: entries, " + name);
+  }
 }
 
 template <class T, class I>
@@ -96,6 +121,7 @@ void product_case(Random& random, const Plan<I>& P, const std::string& name) {
       if (t < 0) continue;
       c_sum[t].add(a[p], b[q]), a_sum[p].add(g[t], b[q]), b_sum[q].add(a[p], g[t]);
     }
+  if (!P.masked) fused_case<T, I>(P, a, b, name);
   for (const bool planned : {true, false}) {
     const ProductView<I> by_rows = P.view(false, planned), by_columns = P.view(true, planned);
     for (const Partition& partition : partitions(P.rows.size() / 3 - 1)) {

@@ -27,9 +27,9 @@ from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.learned.factor_network import MatrixNetwork
 from learnsolve.solvers.core.operators import compiled_form
 from learnsolve.solvers.core.report import quiet
+from learnsolve.solvers.options import KRYLOV
 from learnsolve.solvers.solution import Solution, Status
 
-SOLVERS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 MADE = (Preconditioner, CSR, scipy.sparse.linalg.LinearOperator, torch.nn.Module)
 
 
@@ -106,7 +106,7 @@ def evaluate(
     if maxiter is not None:
         maxiter = checks.integer(name, "maxiter", maxiter, 0)
     if isinstance(solver, str):
-        checks.one_of(name, "solver", solver, SOLVERS)
+        checks.one_of(name, "solver", solver, KRYLOV)
         called, solve = solver, getattr(solvers, solver)
     elif callable(solver):
         inner = solver.func if isinstance(solver, partial) else solver

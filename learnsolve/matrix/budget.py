@@ -25,12 +25,21 @@ class Budget:
     known = 2**12  # keys of dropped plans that are remembered: about 1 MB
 
     def __init__(self, limit: int):
-        self.limit, self.total, self.warned = limit, 0, False
+        self.limit, self.counted, self.warned = limit, 0, False
         # By address, least recently used first: a weak reference to an entry, and its bytes.
         self.entries: OrderedDict[int, tuple[Callable[[], Entry | None], int]] = OrderedDict()
+        self.grown = set[int]()  # addresses of those that hold more than when they were counted
         # How often a plan was dropped, by the serial of its owner and its key, last dropped last.
         self.drops: OrderedDict[tuple[str, str], int] = OrderedDict()
         self.lock = threading.RLock()  # the backward of a CUDA tensor runs in a thread of its own
+
+    @property
+    def total(self) -> int:
+        """Bytes of all plans."""
+        with self.lock:
+            for address in list(self.grown):
+                self._count(address)
+            return self.counted
 
     def set_limit(self, limit: int) -> int:
         """The limit before."""
@@ -46,7 +55,8 @@ class Budget:
         with self.lock:
             self._forget(address)  # of an entry that was freed while an interrupt kept `_forget` from running
             self.entries[address] = weakref.ref(entry, lambda _: self._forget(address)), 0
-            self.resize(entry)
+            self.grown.add(address)
+            self._drop_beyond_limit()
             repeated = not self.warned and self.drops.get((serial, entry.key), 0) >= 2
             self.warned = self.warned or repeated
         if repeated:
@@ -63,16 +73,22 @@ class Budget:
             if id(entry) in self.entries:
                 self.entries.move_to_end(id(entry))
 
-    def resize(self, entry: Entry) -> None:
-        """The plan holds more than before."""
-        address = id(entry)
+    def grow(self, entry: Entry) -> None:
+        """The plan holds more than before. It is counted when the next one comes: while many things are
+        planned for its patterns, once for all of them."""
         with self.lock:
-            if address in self.entries:
-                size = entry.bytes()
-                reference, before = self.entries[address]
-                # In one line, without a call between: an interrupt (Ctrl-C) may come with every call.
-                self.total, self.entries[address] = self.total + size - before, (reference, size)
-                self._drop_beyond_limit()
+            if id(entry) in self.entries:
+                self.grown.add(id(entry))
+
+    def _count(self, address: int) -> None:
+        reference, _ = self.entries.get(address, (_freed, 0))
+        entry = reference()
+        if entry is not None:
+            size = entry.bytes()
+            before = self.entries[address][1]
+            # In one line, without a call between: an interrupt (Ctrl-C) may come with every call.
+            self.counted, self.entries[address] = self.counted + size - before, (reference, size)
+        self.grown.discard(address)
 
     def counts(self, entry: Entry) -> bool:
         return id(entry) in self.entries
@@ -84,9 +100,10 @@ class Budget:
     def _forget(self, address: int) -> None:
         with self.lock:
             if address in self.entries:
-                # As in `resize`.
-                self.total, self.entries[address] = self.total - self.entries[address][1], (_freed, 0)
+                # As in `_count`.
+                self.counted, self.entries[address] = self.counted - self.entries[address][1], (_freed, 0)
                 del self.entries[address]
+            self.grown.discard(address)
 
     def _drop_beyond_limit(self) -> None:
         while self.total > self.limit and len(self.entries) > self.always:

@@ -197,7 +197,16 @@ class Cached:
             else:
                 budget.touch(entry)
             return entry.value
-        plan = self._make(make, self, *others)
+        return self._keep(key, self._make(make, self, *others), others)
+
+    def _has_planned(self, make: Callable[..., Any], *others: Any) -> bool:
+        return _key(make, others) in self._entries
+
+    def _keep_planned(self, plan: Any, make: Callable[..., Any], *others: Any) -> None:
+        """Keep `plan`, a result of something else, as what `make` would plan."""
+        self._keep(_key(make, others), plan, others)
+
+    def _keep(self, key: str, plan: Any, others: tuple) -> Any:
         entry = self._entry(plan, self, key)
         for other in others:
             if isinstance(other, Cached) and other is not self:
@@ -250,7 +259,7 @@ class Cached:
         if container is not None:
             for part in _patterns(value):
                 part._count_to(self._container)
-            budget.resize(container)
+            budget.grow(container)
 
     def cache_bytes(self) -> int:
         """Bytes held beyond the index arrays."""

@@ -7,7 +7,13 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor, maybe_get_bdim
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    maybe_get_bdim,
+)
 
 try:
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -24,6 +30,16 @@ def plain_tensors() -> Iterator[None]:
     shares must not belong to a transformation of `torch.func` or to inference mode."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
         yield
+
+
+def readable(v: Tensor) -> bool:
+    """Does `v` hold values that Python may look at? Not under transformations, under `torch.compile`, while
+    operations are recorded, or on a GPU."""
+    if torch.compiler.is_dynamo_compiling() or type(v) not in (Tensor, torch.nn.Parameter) or not v.is_cpu:
+        return False
+    if is_legacy_batchedtensor(v) or torch._C._is_tracing():
+        return False
+    return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
 
 
 def unmapped(t: Tensor) -> Tensor:

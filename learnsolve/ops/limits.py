@@ -38,7 +38,8 @@ def set_plan_cache_limit(bytes: int) -> int:
 
     Notes
     -----
-    A plan counts with the pattern of its result and all that is cached there. What belongs to one pattern
+    A plan counts with the pattern of its result and all that is cached there, if later than the plan when the
+    next one is made. What belongs to one pattern
     only, such as its transpose, is kept as long as the pattern: see `SparsityPattern.drop_caches`.
     On the CPU `set_spgemm_plan_limit` decides whether the product of two matrices has a plan at all.
 

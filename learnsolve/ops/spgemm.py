@@ -40,9 +40,9 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     one pass over the products, through the entries of C only. Any order; forward mode, vmap, `torch.compile`.
     The same bits on every run and for every number of threads.
 
-    Cost: 2 F flops for F products, 4 F for both gradients. The first call with two patterns plans the
-    positions of the products, 4 F bytes; docs/operations.md says how long a plan is kept. Source: Nytko et
-    al., arXiv 2212.05159, 2022.
+    Cost: 2 F flops for F products, 4 F for both gradients. The second call with two patterns, or the first
+    gradient, plans the positions of the products, 4 F bytes: docs/operations.md. Source: Nytko et al.,
+    arXiv 2212.05159, 2022.
 
     Examples
     --------

@@ -32,6 +32,7 @@ from torch.autograd import forward_ad
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import matrix
+from learnsolve.matrix.plain import readable
 from learnsolve.ops.core.linear_operator import HostOperator
 
 
@@ -269,13 +270,6 @@ class Transposed(Preconditioner):
 
     def __repr__(self) -> str:
         return f"Transposed({self.M!r})"
-
-
-def readable(v: Tensor) -> bool:
-    """Can checks read these values? Not under transformations, under `torch.compile` or on a GPU."""
-    if torch.compiler.is_dynamo_compiling() or type(v) not in (Tensor, torch.nn.Parameter) or not v.is_cpu:
-        return False
-    return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
 
 
 def check_finite(function: str, A: CSR, name: str = "A") -> None:

@@ -17,6 +17,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SOLVERS: dict[str, Callable[..., Any]] = {}  # by name, for graphs
 _KINDS: dict[str, Any] = {}  # of their options
+# Of a square A, with M: `evaluate` and graphs take them by name. Keywords of a method's own: graph.Call.
+KRYLOV = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 
 
 class SweepOptions(TypedDict, total=False):

@@ -13,6 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fork_program import Program
 
@@ -387,3 +388,54 @@ def test_a_network_gives_better_prolongations_on_larger_matrices(quick, quick_ru
             assert row["learned"] < (1.05 if quick else 1.0) * row[classical]
         if not quick:
             assert max(row["count"] for row in numbers["factors"]) >= 100
+
+
+@both
+def test_the_leaderboard_prints_losers_and_never_beats_the_best_of_each_matrix(quick, quick_run):
+    numbers = read(results("leaderboard", quick, quick_run), "leaderboard.json")
+    board = numbers["board"]
+    assert all(row["residual"] == "" or row["residual"] <= 2 * numbers["rtol"] for row in board)
+    for family, picked in numbers["picked"].items():
+        for count in {row["right-hand sides"] for row in board}:
+            rows = [r for r in board if (r["family"], r["right-hand sides"]) == (family, count)]
+            of = by(rows, "contestant")
+            best = of[picked[str(count)]["best"]]
+            assert best["ratio"] == 1
+            assert best["low"] in (1, "")
+            for row in rows:
+                if not row["learned"] and row["matrices"]:
+                    assert row["ratio"] >= 1
+                if row["learned"] and (row["low"] or 0) > 1:
+                    assert row["paid after"] == "never"
+            replayed = picked[str(count)]["bandit"]
+            assert replayed["best of each / best fixed"] <= 1 + 1e-12
+            assert replayed["all / best fixed"] >= replayed["best of each / best fixed"] * 0.8
+        assert {"MIC(0)", "PreCorrector of MIC(0)", "NeuralAMG", "learned choice"} <= {
+            row["contestant"] for row in board if row["family"] == "log-normal cells"
+        }
+    failures = [why for family in numbers["failures"].values() for why in family.values()]
+    assert all(why.startswith("ArithmeticError: a true residual of") for why in failures)
+
+
+def test_a_choice_follows_the_features_and_a_bandit_finds_the_fastest(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments/leaderboard"))
+    import choice
+
+    rows = {f"features|{i}": {"features": [1.0, i / 10], "seconds": 0.0} for i in range(10)}
+    for i in range(10):
+        for who, total in (("rising", 1 + i / 10), ("falling", 2.2 - i / 10)):
+            rows[f"small|{who}|{i}"] = {"features": [0.5, i / 10], "total": total}
+    rows |= {f"tune|{who}": {"rows": []} for who in ("rising", "falling")}
+    totals = {
+        "rising": [10 * (1 + i / 10) for i in range(10)],
+        "falling": [10 * (2.2 - i / 10) for i in range(10)],
+    }
+    chosen = choice.learned_choice(rows, totals)
+    best = [min(pair) for pair in zip(*totals.values(), strict=True)]
+    assert sum(chosen["totals"]) <= 1.02 * sum(best)
+    found = choice.bandit({"slow": [4.0] * 5, "fast": [1.0] * 5}, 400, 5)  # by chance: 2.5
+    assert 1.02 < found["all / best fixed"] < 1.3
+    assert found["last quarter / best fixed"] < 0.95 * found["all / best fixed"]
+    q = choice.tsallis(np.array([0.0, 1.0, 5.0]), 0.3)
+    assert q.sum() == pytest.approx(1)
+    assert q[0] > q[1] > q[2] > 0

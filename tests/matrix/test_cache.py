@@ -206,6 +206,7 @@ def test_random_batches_take_bounded_memory(name, limit):
         result = COMBINATIONS[name]([pool[i] for i in torch.randperm(24, generator=choose)[:4]])
         if isinstance(result, ls.CSR) and name != "kron":
             ls.ops.spmm(result, result.values.new_ones(result.shape[0]), transpose=True)
+        ls.ops.set_plan_cache_limit(limit)  # counts what was kept since the last plan, as the next one does
         most = max(most, sum(A.pattern.cache_bytes() for A in pool) - own)
     sixteen = 16 * {"kron": 100_000, "hstack": 8000, "product": 8000}.get(name, 0)  # those used last are kept
     assert 0 < most <= max(limit, sixteen)
@@ -261,6 +262,21 @@ def test_a_plan_counts_once(pair):
     result._planned(make, Q, 1)
     result._cached("more", lambda: torch.zeros(3))  # the first plan is counted again
     assert budget.total - before == P.cache_bytes()
+
+
+def test_a_plan_that_grows_is_counted_with_the_next_one(pair, monkeypatch):
+    P, Q = pair
+    coordinates.cache_clear(), gc.collect()
+    before, counted = budget.total, []
+    result = P._planned(make, Q, 0).result
+    bytes = Entry.bytes
+    monkeypatch.setattr(Entry, "bytes", lambda entry: counted.append(entry) or bytes(entry))
+    for i in range(9):
+        result._cached(f"more {i}", lambda: torch.zeros(3))
+    assert not counted
+    Q._planned(make, P, 1)
+    assert len(counted) == 2
+    assert budget.counted - before == P.cache_bytes() + Q.cache_bytes()
 
 
 def test_a_plan_that_another_thread_drops_meanwhile_does_no_harm(pair, monkeypatch):

@@ -265,7 +265,7 @@ def test_compile_through_a_product():
 
 def test_a_plan_is_made_once(monkeypatch):
     made = []
-    analysis, names = sparse_product._analysis, ("product_pattern", "row_product_blocks")
+    analysis, names = sparse_product._analysis, ("positions_of_products", "row_product_blocks")
     names = (*names, "column_product_blocks", "product_starts")
     if device_analysis.everywhere:
         analysis, names = device_analysis, ("first_products", "product_pattern")
@@ -285,6 +285,65 @@ def test_a_plan_is_made_once(monkeypatch):
             assert made.count(names[0]) == 3
     assert len(made) == first
     assert all(r[0] is results[0][0] and r[1] is results[0][1] for r in results)
+
+
+@of_the_cpu
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.usefixtures("isa")
+def test_the_first_call_has_the_bits_of_later_ones(threads):
+    """One pass finds columns and values together; the plan comes with the second call."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    types = itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64))
+    fits = lambda S, T: symbolic(S, T).data.sum() <= 16 * (S.nnz + T.nnz)  # noqa: E731
+    larger = [(S, S) for S in (grid(5, 160), random(2000, 2000, 0.006), power_law(1500))]
+    small = [pair for S in STRUCTURES.values() for pair in pairs(S) if fits(*pair)]
+    assert len(small) > 20
+    try:
+        for (index, dtype), (S, T) in itertools.product(types, small + larger):
+            A, B = matrix(S, 1, index, dtype), matrix(T, 2, index, dtype)
+            first = A @ B
+            assert not A.pattern._has_planned(sparse_product._plan, B.pattern, None)
+            later = A @ B
+            assert A.pattern._has_planned(sparse_product._plan, B.pattern, None)
+            assert later.pattern is first.pattern
+            assert same_pattern(first.pattern, symbolic(S, T))
+            assert sparse_product._result(A.pattern, B.pattern).equals(first.pattern)
+            assert torch.equal(first.values, later.values)
+            assert first.values.signbit().equal(later.values.signbit())
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_first_call_under_transformations():
+    """What records operations gets them: values of a first call are no constants of the record."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def new():
+        A = matrix(random(7, 7, 0.4))
+        B = matrix(random(7, 7, 0.4, 1), 1)
+        return A.values, lambda a: (A.with_values(a) @ B).values
+
+    a, f = new()
+    wanted = f(a)
+    torch.testing.assert_close(make_fx(new()[1])(a)(2 * a), 2 * wanted)
+    torch.testing.assert_close(torch.func.vmap(new()[1])(torch.stack((a, 3 * a)))[1], 3 * wanted)
+    torch.testing.assert_close(torch.func.jvp(new()[1], (a,), (a,))[1], wanted)
+    torch.testing.assert_close(torch.func.vjp(new()[1], a)[1](wanted)[0], torch.func.vjp(f, a)[1](wanted)[0])
+
+
+@of_the_cpu
+def test_a_first_call_without_room_for_its_products_is_planned(monkeypatch):
+    S = random(9, 9, 0.4)
+    wanted = (matrix(S) @ matrix(S)).values
+    monkeypatch.setattr(sparse_product, "_MOST_FUSED", int(symbolic(S, S).data.sum()) - 1)
+    A, B = matrix(S), matrix(S)
+    assert torch.equal((A @ B).values, wanted)
+    assert A.pattern._has_planned(sparse_product._plan, B.pattern, None)
+    monkeypatch.undo()
+    monkeypatch.setattr(sparse_product._library, "spgemm_fused", lambda *_: False)  # no memory
+    A, B = matrix(S), matrix(S)
+    assert torch.equal((A @ B).values, wanted)
 
 
 def test_plans_die_with_either_pattern():
@@ -320,7 +379,8 @@ def test_plan_cache_limit():
     for limit, kept in ((bytes, not device_analysis.everywhere), (bytes - 1, False)):
         before = ops.set_spgemm_plan_limit(limit)
         A = matrix(S)
-        ops.spgemm(A, A)
+        for _ in range(2):
+            ops.spgemm(A, A)
         assert ops.set_spgemm_plan_limit(before) == limit
         assert (A.pattern._planned(sparse_product._plan, A.pattern, None).positions is not None) == kept
 

@@ -1,15 +1,20 @@
 """What the tests of the Krylov methods share."""
 
+import inspect
+
 import numpy as np
 import torch
 from reference import normal
 
 import learnsolve as ls
+from learnsolve.solvers.options import KRYLOV
 
 S = ls.solvers
-SYMMETRIC = ("cg", "fcg", "minres")
-ANY = ("bicgstab", "gmres", "fgmres")
-SQUARE = (*SYMMETRIC, *ANY)
+SQUARE = KRYLOV
+SYMMETRIC = tuple(
+    name for name in SQUARE if "adjoint_M" not in inspect.signature(getattr(S, name)).parameters
+)
+ANY = tuple(name for name in SQUARE if name not in SYMMETRIC)
 RECTANGULAR = ("lsqr", "lsmr")
 MODES = ("implicit", "unrolled", "checkpointed")
 

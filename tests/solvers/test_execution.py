@@ -6,7 +6,7 @@ import torch
 from preconditioners.cases import spd
 from reference import normal
 from solvers.cases import quiet
-from solvers.krylov import S, convection, poisson
+from solvers.krylov import SYMMETRIC, S, convection, poisson
 from solvers.references import agree, eager
 
 import learnsolve as ls
@@ -29,7 +29,7 @@ STEPS = [m for m in METHODS if "cg" not in m]  # with code of csrc/ops/krylov_me
 
 
 def matrix(method: str) -> ls.CSR:
-    return poisson(6, 5) if method in ("cg", "fcg", "minres") else convection(6, 5)
+    return poisson(6, 5) if method in SYMMETRIC else convection(6, 5)
 
 
 def with_entry(A: ls.CSR, value: float) -> ls.CSR:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from reference import grid, normal, pattern_of, peak
 from solvers.cases import quiet
-from solvers.krylov import S
+from solvers.krylov import SQUARE, S
 from solvers.stationary_cases import values_on
 
 import learnsolve as ls
@@ -19,9 +19,7 @@ from learnsolve.ops.core import sweep_calls
 
 pytestmark = quiet
 F64 = torch.float64
-KRYLOV = {
-    name: {"maxiter": 5, "rtol": 0.0} for name in ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
-}
+KRYLOV = {name: {"maxiter": 5, "rtol": 0.0} for name in SQUARE}
 FIXED = {
     "jacobi": {"weight": 0.6},
     "richardson": {"weight": 0.3},

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import learnsolve as ls
 from learnsolve import ops, solvers
+from learnsolve.solvers.options import KRYLOV
 
 from ._samples import KINDS, Sample
 
@@ -258,7 +259,7 @@ CALLS |= {
 }
 
 # Krylov methods, with the gradient of the solution and of the iterations, with and without a preconditioner.
-for name in ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres"):
+for name in KRYLOV:
     f = getattr(solvers, name)
     CALLS[name] = Call(
         "ax", lambda s, v, x, f=f: f(A(s, v), x, rtol=1e-3, maxiter=6, adjoint_maxiter=6), "spd"

@@ -12,11 +12,11 @@ import torch
 
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, Status
-from learnsolve.solvers.core.scaled import ORDINARY
+from learnsolve.solvers.core.units import ORDINARY
+from learnsolve.solvers.options import KRYLOV
 
 from ._systems import DEFINITE, REGULAR, SYMMETRIC, Systems, draw
 
-KRYLOV = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 LEAST_SQUARES = ("lsqr", "lsmr")
 BOUNDED, SWEEPS = ("richardson", "heavyball", "chebyshev"), ("gauss_seidel", "sor", "ssor")
 SOLVERS = (*KRYLOV, *KRYLOV, *LEAST_SQUARES, *BOUNDED, *SWEEPS, "jacobi")

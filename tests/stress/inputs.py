@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 import learnsolve as ls
+from learnsolve.solvers.options import KRYLOV
 
 from . import _calls
 from ._calls import CALLS, Call, flat, turns
 from ._samples import Sample, digest
 
 ITSELF = ("tril", "triu")  # "A itself, if all its entries lie there"
-KRYLOV = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 FIXED = {
     "jacobi": {},
     "richardson": {"weight": 0.1},

@@ -14,12 +14,14 @@ arXiv 2212.05159, table 1.
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve import _analysis, _library
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import plain_tensors, readable
 from learnsolve.ops.core.autograd import dispatch
 from learnsolve.ops.core.trilinear import (
     Derivative,
@@ -41,6 +43,7 @@ LEFT, RIGHT, PRODUCT = 0, 1, 2
 # Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
 _BLOCK_WEIGHT = 8192
 _MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
+_MOST_FUSED = 2**27  # products of a pass that cannot be interrupted
 _spgemm_plan_limit = 2**30
 
 
@@ -57,8 +60,8 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     Returns
     -------
     int, the limit until now. The new one holds for plans that are made from now on: for pairs of patterns
-    whose product is formed for the first time, or again after their plan was dropped (`set_plan_cache_limit`,
-    `SparsityPattern.drop_caches`).
+    without a plan, which is made in the second product or the first gradient, and again after it was dropped
+    (`set_plan_cache_limit`, `SparsityPattern.drop_caches`).
 
     Raises
     ------
@@ -81,7 +84,6 @@ def set_spgemm_plan_limit(bytes: int) -> int:
 
 
 class _Plan(NamedTuple):
-    result: SparsityPattern | None  # None: the mask itself, which a plan must not hold
     positions: Tensor | None  # of each product in C; None: too many to keep, or on a CUDA device
     blocks: Tensor  # none on a CUDA device
     incomplete: bool  # some products have no place in C
@@ -92,41 +94,43 @@ class _ColumnPlan(NamedTuple):
     blocks: Tensor
 
 
+def _result(A: SparsityPattern, B: SparsityPattern) -> SparsityPattern:
+    """The pattern of A B."""
+    shape = (A.shape[0], B.shape[1])
+    if device_analysis.here(A.crow_indices):
+        # Do row and column of all places of C, with a value for each, make a number?
+        return SparsityPattern._trusted(*_symbolic(A, B, shape[0] * shape[1] < 2**62), shape)
+    return SparsityPattern._trusted(*_analyzed(A, B, torch.get_num_threads()), shape)
+
+
 def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
     if device_analysis.here(A.crow_indices):
-        return _plan_on_device(A, B, mask)
-    a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
-    columns = B.shape[1]
+        return _Plan(None, _no_blocks(A), True)  # kernels search for the places of products
+    C, arrays = result_pattern(A, B, mask), _arrays(A, B)
+    c_ptr, c_idx = as_numpy(C.crow_indices), as_numpy(C.col_indices)
+    a_ptr, a_idx, b_ptr, _ = arrays
     products = _analysis.count_products(a_idx, b_ptr)
-    fits = products <= min(_spgemm_plan_limit // 4, _MOST[torch.int32])
-    C, positions, repeated, incomplete = None, None, None, False
-    if mask is None:
-        made = _analysis.product_pattern(
-            *(a_ptr, a_idx, b_ptr, b_idx, columns, products, fits),
-            *(_MOST[A.dtype], torch.get_num_threads()),
+    positions, repeated, incomplete = None, None, False
+    if max(products, C.nnz) <= min(_spgemm_plan_limit // 4, _MOST[torch.int32]):
+        threads = torch.get_num_threads()
+        found, repeated = _analysis.positions_of_products(
+            *arrays, B.shape[1], c_ptr, c_idx, products, threads
         )
-        if made is None:
-            raise _too_many(A.dtype)
-        c_ptr, c_idx, positions, repeated = made
-        C = SparsityPattern._trusted(A._tensor(c_ptr), A._tensor(c_idx), (A.shape[0], columns))
-    else:
-        c_ptr, c_idx = as_numpy(mask.crow_indices), as_numpy(mask.col_indices)
-        if fits and mask.nnz <= _MOST[torch.int32]:
-            positions = _analysis.masked_positions(
-                a_ptr, a_idx, b_ptr, b_idx, columns, c_ptr, c_idx, products
-            )
-            incomplete = bool((positions < 0).any())
-    blocks = _analysis.row_product_blocks(a_ptr, a_idx, b_ptr, c_ptr, positions, repeated, _BLOCK_WEIGHT)
-    return _Plan(C, None if positions is None else A._tensor(positions), A._tensor(blocks), incomplete)
+        positions, incomplete = A._tensor(found), mask is not None and bool((found < 0).any())
+    blocks = _analysis.row_product_blocks(a_ptr, a_idx, b_ptr, c_ptr, repeated, _BLOCK_WEIGHT)
+    return _Plan(positions, A._tensor(blocks), incomplete)
 
 
-def _plan_on_device(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
-    """The pattern of C alone: kernels search in it for the places of products."""
-    C, shape = None, (A.shape[0], B.shape[1])
-    if mask is None:
-        # Do row and column of all places of C, with a value for each, make a number?
-        C = SparsityPattern._trusted(*_symbolic(A, B, shape[0] * shape[1] < 2**62), shape)
-    return _Plan(C, None, _no_blocks(A), True)
+def _arrays(A: SparsityPattern, B: SparsityPattern) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for P in (A, B) for t in (P.crow_indices, P.col_indices))
+    return a_ptr, a_idx, b_ptr, b_idx
+
+
+def _analyzed(A: SparsityPattern, B: SparsityPattern, threads: int) -> tuple[Tensor, Tensor]:
+    made = _analysis.product_pattern(*_arrays(A, B), B.shape[1], _MOST[A.dtype], threads)
+    if made is None:
+        raise _too_many(A.dtype)
+    return A._tensor(made[0]), A._tensor(made[1])
 
 
 def _no_blocks(A: SparsityPattern) -> Tensor:
@@ -136,16 +140,12 @@ def _no_blocks(A: SparsityPattern) -> Tensor:
 def _symbolic(A: SparsityPattern, B: SparsityPattern, numbered: bool) -> tuple[Tensor, Tensor]:
     """The arrays of A B: by sorts on the device, or where its places are too many to number, as there can be
     only with 2^31 rows or columns, on the host."""
-    arrays = (A.crow_indices, A.col_indices, B.crow_indices, B.col_indices)
-    columns, most = B.shape[1], _MOST[A.dtype]
+    if not numbered:
+        return _analyzed(A, B, 1)
     first = device_analysis.first_products(A.col_indices, B.crow_indices)
-    if numbered:
-        made = device_analysis.product_pattern(*arrays, columns, first, most)
-    else:
-        a_ptr, a_idx, b_ptr, b_idx = (as_numpy(t) for t in arrays)
-        products = int(first[-1])
-        made = _analysis.product_pattern(a_ptr, a_idx, b_ptr, b_idx, columns, products, False, most, 1)
-        made = None if made is None else (A._tensor(made[0]), A._tensor(made[1]))
+    made = device_analysis.product_pattern(
+        *(A.crow_indices, A.col_indices, B.crow_indices, B.col_indices, B.shape[1]), first, _MOST[A.dtype]
+    )
     if made is None:
         raise _too_many(A.dtype)
     return made[0].to(A.dtype), made[1].to(A.dtype)
@@ -178,16 +178,12 @@ def _column_plan(
 
 def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> SparsityPattern:
     """That of A B, or `mask`."""
-    result = A._planned(_plan, B, mask).result or mask
-    assert result is not None
-    return result
+    return A._planned(_result, B) if mask is None else mask
 
 
 def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """The arguments before the values of operators that traverse the rows of A."""
-    plan, none = A._planned(_plan, B, mask), A._none
-    C = plan.result or mask
-    assert C is not None
+    C, plan, none = result_pattern(A, B, mask), A._planned(_plan, B, mask), A._none
     tensors = (
         *(A.crow_indices, A.col_indices, none),
         *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
@@ -198,10 +194,8 @@ def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | Non
 
 def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """The same for those that traverse the columns of A."""
-    plan = A._planned(_plan, B, mask)
-    columns = A._planned(_column_plan, B, mask, plan.positions is not None)
-    C, none = plan.result or mask, A._none
-    assert C is not None
+    C, plan = result_pattern(A, B, mask), A._planned(_plan, B, mask)
+    columns, none = A._planned(_column_plan, B, mask, plan.positions is not None), A._none
     tensors = (
         *A._structure(True)[:3],
         *(B.crow_indices, B.col_indices, C.crow_indices, C.col_indices),
@@ -209,6 +203,35 @@ def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | 
         columns.blocks,
     )
     return tensors, plan.incomplete
+
+
+def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tensor | None:
+    """The values of A B, whose pattern is kept for the next time: in one pass over the products, without a
+    plan of them. None where that does not fit: the pattern is known, values have a batch axis or cannot be
+    read, or arrays with room for each product would be too large."""
+    if torch.compiler.is_dynamo_compiling() or A._has_planned(_result, B):
+        return None
+    if a.dim() > 1 or b.dim() > 1 or not (readable(a) and readable(b)) or device_analysis.here(a):
+        return None
+    for P in (A, B):
+        P._check_unchanged()
+    arrays, shape = _arrays(A, B), (A.shape[0], B.shape[1])
+    products = _analysis.count_products(arrays[1], arrays[2])
+    if products > min(_MOST_FUSED, 16 * (A.nnz + B.nnz), _MOST[A.dtype]):
+        return None
+    a_values, b_values = as_numpy(a), as_numpy(b)
+    c_ptr, c_idx = np.empty(len(arrays[0]), arrays[0].dtype), np.empty(products, arrays[1].dtype)
+    c = np.empty(products, a_values.dtype)  # memory that is never written costs nothing
+    if not _library.spgemm_fused(
+        *A.shape, B.shape[1], products, *arrays, a_values, b_values, c_ptr, c_idx, c
+    ):
+        return None
+    for t in (c_idx, c):
+        t.resize(int(c_ptr[-1]), refcheck=False)  # in place
+    with plain_tensors():
+        C = SparsityPattern._trusted(torch.from_numpy(c_ptr), torch.from_numpy(c_idx), shape)
+    A._keep_planned(C, _result, B)
+    return torch.from_numpy(c)
 
 
 def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
@@ -227,6 +250,8 @@ class _Contraction(Derivative):
     @staticmethod
     def forward(u, v, wanted, shared, A, B, mask):
         if wanted == PRODUCT:
+            if mask is None and (values := _fused(A, B, u, v)) is not None:
+                return values
             return _raw_product(*_by_rows(A, B, mask), u, v, shared)
         if wanted == LEFT:
             b, g = u, v

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.preconditioners.base import Part, Preconditioner, readable
+from learnsolve.matrix.plain import readable
+from learnsolve.preconditioners.base import Part, Preconditioner
 
 
 class Diagonal(Preconditioner):

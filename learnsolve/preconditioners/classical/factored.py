@@ -18,6 +18,7 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import readable
 from learnsolve.ops.core.operands import fit, in_open_interval
 from learnsolve.ops.core.triangular import _mask
 from learnsolve.ops.diagonal import diagonal
@@ -26,7 +27,7 @@ from learnsolve.ops.spmm import spmm
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.stack import hstack
 from learnsolve.ops.triangle import tril
-from learnsolve.preconditioners.base import Part, Preconditioner, check_constants, check_finite, readable
+from learnsolve.preconditioners.base import Part, Preconditioner, check_constants, check_finite
 
 FORMS = ("solve", "product")
 

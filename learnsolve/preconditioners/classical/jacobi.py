@@ -11,9 +11,10 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import readable
 from learnsolve.ops.core.dots import times
 from learnsolve.ops.diagonal import shared_inverse_diagonal
-from learnsolve.preconditioners.base import Part, Preconditioner, readable
+from learnsolve.preconditioners.base import Part, Preconditioner
 from learnsolve.preconditioners.classical.diagonal import Diagonal
 
 

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import readable
 from learnsolve.ops.arithmetic import absolute
 from learnsolve.ops.core.dots import over, scaled
 from learnsolve.ops.diagonal import inverse_diagonal
 from learnsolve.ops.structure import sum
-from learnsolve.preconditioners.base import Part, check_finite, readable
+from learnsolve.preconditioners.base import Part, check_finite
 from learnsolve.preconditioners.classical._polynomial import Apply, PolynomialPreconditioner
 from learnsolve.preconditioners.classical._spectrum import RATIO
 

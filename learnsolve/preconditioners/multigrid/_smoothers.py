@@ -20,13 +20,13 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import readable
 from learnsolve.ops.core.dots import times
 from learnsolve.ops.core.linear_steps import product, scaled_rows
 from learnsolve.ops.core.triangular import Side, solve
 from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
 from learnsolve.ops.structure import scale_rows
 from learnsolve.ops.triangle import tril, triu
-from learnsolve.preconditioners.base import readable
 from learnsolve.preconditioners.classical._relaxation import color_order
 
 

@@ -2,12 +2,11 @@
 decides: `fitting` finds what takes a system.
 
     start        None where the state is that of the method; else how its own begins
-    __call__     the state after up to `count` iterations of columns that are `running` (None: all), their
-                 norms (..., at least one iteration, k), and for each
-                 column a code where it stands still (STANDS: to be judged by its true residual), and since
-                 when; or None, if it ends where its only column seems done, and before an iteration that
-                 breaks down, leaves the finite numbers or is in doubt, which the loop takes by operations of
-                 torch
+    __call__     the state after up to `count` iterations of columns that are `running` (None: all); their
+                 norms (..., iterations, k), none if the loop must take the next one by operations of torch;
+                 and for each column its code (STANDS: to be judged by its true residual), and since when;
+                 or None, if it ends where its only column seems done, and before an iteration that breaks
+                 down, leaves the finite numbers or is in doubt
     released     the method's state, for the loop to go on with
     due          when the loop measures stagnation
     execution    as `Solution.execution`
@@ -36,7 +35,7 @@ from learnsolve.solvers.core.system import System
 from learnsolve.solvers.core.vectors import extended
 from learnsolve.solvers.solution import COMPILED, PYTHON_M
 
-# Numbers that a call may read, so that Python handles an interrupt in time: half a second.
+# Entries that a call may read, so that Python handles an interrupt in time: half a second.
 _MOST = 5 * 10**8
 
 

@@ -99,15 +99,11 @@ def solve(
         return joined(layout, turned)
 
     def derived() -> tuple[Problem, Tensor]:
-        rtol = options.rtol if options.adjoint_rtol is None else options.adjoint_rtol
         maxiter = problem.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter
-        # A right-hand side of any size is solved for relative to itself: no atol.
-        criterion = ResidualNorm(rtol, 0.0)
-        # Transposed by `Problem.adjoint`.
-        problem_of_adjoint = replace(
-            problem, callback=None, criterion=criterion, maxiter=maxiter, transposed_M=adjoint_M
-        )
-        return problem_of_adjoint, B
+        rtol = options.rtol if options.adjoint_rtol is None else options.adjoint_rtol
+        criterion = ResidualNorm(rtol, 0.0)  # relative to a right-hand side of any size: no atol
+        same = replace(problem, criterion=criterion, maxiter=maxiter, callback=None, transposed_M=adjoint_M)
+        return same, B
 
     solution = unrolled(problem, B, X0) if recorded else implicit(problem, B, X0, derived)
     if solution.x.is_cpu:  # a device would have to be waited for

@@ -31,12 +31,11 @@ from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.core.operators import compiled_form
 from learnsolve.solvers.core.projected import CONSTANTS
 from learnsolve.solvers.core.report import quiet, report
-from learnsolve.solvers.options import SOLVERS, Options
+from learnsolve.solvers.options import KRYLOV, SOLVERS, Options
 from learnsolve.solvers.solution import CODE, COMPILED, EAGER, Solution, Status
 
 _patterns: interning.Recent[SparsityPattern] = interning.Recent(8)  # which are not analyzed again
 _TAGS = (torch.Tag.cudagraph_unsafe,)
-_METHODS = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 
 
 def traced_solve(
@@ -44,7 +43,7 @@ def traced_solve(
 ) -> Solution | None:
     """A solve with the implicit gradient, or for a fixed number of iterations; None for any other call. In an
     operator `iterations` is a tensor, and to a tolerance `residual_norms` are the first and the last."""
-    if transformed() or name not in _METHODS or not isinstance(A, CSR) or not isinstance(b, Tensor):
+    if transformed() or name not in KRYLOV or not isinstance(A, CSR) or not isinstance(b, Tensor):
         return None
     if options.callback is not None or options.parameters or options.transpose is not None:
         return None
@@ -88,7 +87,7 @@ def traced_solve(
         if pattern is not None:
             others += pattern._structure(False)[:2]
     x, norms, codes, iterations = solve([A.values, b, *others], *call.encoded())
-    steps = name != "fcg" and kind in ("none", "diagonal") and b.dim() == 1 and A.values.dim() == 1
+    steps = hasattr(method, "steps") and kind in ("none", "diagonal") and b.dim() == 1 and A.values.dim() == 1
     execution = COMPILED if name == "cg" or (steps and b.is_cpu) else EAGER
     return Solution(x, iterations, norms, -1 if b.dim() == 1 else -2, codes=codes, execution=execution)
 

@@ -222,8 +222,8 @@ def solve(
         damped = Damped(operator, float(damp), n)
         padded = torch.cat((B, B.new_zeros((*B.shape[:-2], n, B.shape[-1]))), dim=-2)
     criterion = LeastSquares(atol, btol, conlim)
-    problem = Problem(name, method, damped, None, criterion, maxiter, columns, options.throw)
-    problem = replace(problem, gradient=options.gradient, callback=options.callback)
+    ends = options.throw, options.gradient, options.callback
+    problem = Problem(name, method, damped, None, criterion, maxiter, columns, *ends)
     if options.gradient == "implicit":
         refuse_what_has_no_implicit_gradient(name, operator, None, None, x0)
         rtol = atol if options.adjoint_rtol is None else options.adjoint_rtol

@@ -1,7 +1,8 @@
 """The loop of every iterative method. It decides when a column stops, is judged by its true residual, starts
 again, stagnates, fails, and makes status codes, norms and histories. Exceptions: a fixed number of iterations
-of cg that autograd records is one operation (`at_once`), and `explained` names failures that no iteration
-shows.
+of cg that autograd records is one operation (`at_once`), as is one of a stationary method, which does not
+come here; and two correct the codes of the outcome, `explained` by failures that no iteration shows,
+units.py by digits that the caller's units cannot hold.
 
 A method is two functions on blocks of columns (..., n, k):
 
@@ -20,7 +21,7 @@ A method whose recurrences say too little has two more:
 
 A method may have attributes: `products(iterations)`, its products with A (default: one per iteration);
 `compiled`, `steps`, `state` and `restart`, what compiled code takes of it (advance.py); `flexible`, that M
-may change; `in_columns`, that a batch can be solved as columns.
+may change. A state of which `in_columns` is False holds more than columns: they cannot start again singly.
 
 Compiled code only advances the state, by many iterations a call (advance.py), where it takes the system.
 
@@ -382,8 +383,7 @@ class _Loop:
 
 
 def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
-    """`state`, with that of some columns replaced; none, if its size is another, or if it holds more than
-    columns (a State of which `in_columns` is False)."""
+    """`state`, with that of some columns replaced; none, if its size is another, or `in_columns` is False."""
     fits = all(t.shape == f.shape and t.dim() >= 2 for t, f in zip(state, new, strict=True))
     if not fits or not getattr(state, "in_columns", True):
         return state, torch.zeros_like(where)

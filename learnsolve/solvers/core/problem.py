@@ -15,8 +15,8 @@ from learnsolve.solvers.core.loop import Method, iterate
 from learnsolve.solvers.core.operators import Operator
 from learnsolve.solvers.core.projected import NullSpace, projected
 from learnsolve.solvers.core.report import report
-from learnsolve.solvers.core.scaled import scaled
 from learnsolve.solvers.core.system import Columns, Outcome, System
+from learnsolve.solvers.core.units import in_units
 from learnsolve.solvers.solution import Iteration, Report, Solution
 
 
@@ -52,7 +52,7 @@ class Problem:
         )
         system, from_range = projected(system, self.null)
         with across.over(across.of(self.A)):
-            system, from_units = scaled(system, self.method)
+            system, from_units = in_units(system, self.method)
             return from_range(from_units(iterate(self.method, system, self.maxiter, self.gradient)))
 
     def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:

@@ -72,7 +72,7 @@ class Stationary:
 
 
 class _Identity:
-    """The M of a call without one. It is scaled with A like any other (scaled.py), since no method here is
+    """The M of a call without one. It is scaled with A like any other (units.py), since no method here is
     invariant under scaling of M."""
 
     T = property(lambda self: self)

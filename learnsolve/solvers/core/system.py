@@ -4,7 +4,7 @@ What a caller may ask for is a *view*: a function that restates a system, and re
 that restates the outcome. `Problem.run` (problem.py) is the only place that names them:
 
     projected.py   a singular A, solved on its range
-    scaled.py      entries near the limits of the dtype, in units in which they are of size one
+    units.py       entries near the limits of the dtype, in units in which they are of size one
 
 Vectors, batch axes and blocks of a `BlockBatch` become blocks of columns at the door, outside of the gradient
 (`Columns`). Rows in several processes need no view: only sums over rows differ (ops/core/across.py).

@@ -27,7 +27,7 @@ from learnsolve.solvers.solution import CODE, Iteration, Status
 ORDINARY = {torch.float32: 20, torch.float64: 150}
 
 
-def scaled(system: System, method: Any) -> tuple[System, Any]:
+def in_units(system: System, method: Any) -> tuple[System, Any]:
     """The system in units, and the way back of its outcome; the system itself where sizes are ordinary. A
     device that is not waited for gets units whatever they are, and for the compiled loop of cg those of b
     alone, since M would have to be scaled in its own form."""

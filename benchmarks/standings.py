@@ -1,0 +1,100 @@
+"""What pages quote of `benchmarks multigrid` and of experiments/leaderboard, from their committed results."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.report import duration, markdown
+
+MULTIGRID = ROOT / "benchmarks/results/bench-multigrid.json"
+BOARD = ROOT / "experiments/leaderboard/results/leaderboard.json"
+Row = dict[str, Any]
+
+
+def contestants(_: Row) -> str:
+    """Set-up of new values and solve, one thread, with the iterations."""
+    lines: dict[str, dict[str, str]] = {}
+    rows = [r for r in json.loads(MULTIGRID.read_text())["rows"] if r["threads"] == 1]
+    problems = list(dict.fromkeys(row["case"] for row in rows))
+    for row in rows:
+        if row["way"] != "set-up + solve":
+            continue
+        for who, cell in row["cells"].items():
+            line = lines.setdefault(who, {"": who} | dict.fromkeys(problems, ""))
+            line[row["case"]] = "fails" if "failed" in cell else duration(cell["median"])
+            if cell.get("iterations"):
+                line[row["case"]] += f" ({cell['iterations']})"
+    return markdown(list(lines.values()))
+
+
+def _ratio(row: Row) -> str:
+    return f"{row['ratio']:.3g}" + (f" [{row['low']:.3g}, {row['high']:.3g}]" if row["low"] != "" else "")
+
+
+def leaderboard(_: Row) -> str:
+    """Every contestant by family: seconds, and their ratio to those of the best classical one."""
+    record = json.loads(BOARD.read_text())
+    parts = []
+    for family, count in record["families"].items():
+        rows = [row for row in record["board"] if row["family"] == family]
+        lines: dict[str, dict[str, str]] = {}
+        for row in sorted(rows, key=lambda r: (r["right-hand sides"], r["ratio"])):
+            line = lines.setdefault(row["contestant"], {"": _name(row)})
+            if row["right-hand sides"] == 1:
+                some = row["iterations"] != ""
+                line["set-up"] = duration(row["set-up s"]) if some else ""
+                line["iterations"] = f"{row['iterations']:.0f}" if some else ""
+                line["MB"] = f"{row['MB']:.0f}" if row["MB"] != "" else ""
+                line["training"] = duration(row["training s"]) if row["learned"] else ""
+            way = f"{row['right-hand sides']} rhs"
+            line[way] = f"{duration(row['total s'])}, {_ratio(row)}"
+            line[f"paid, {way}"] = str(row["paid after"])
+        size = f"{count['matrices']} matrices, {count['unknowns']:,} unknowns"
+        parts += [f"### {family[0].upper()}{family[1:]}: {size}", markdown([*lines.values()])]
+        failed = {k: v for k, v in record["failures"][family].items() if k.startswith(("tune", "train"))}
+        parts += [f"{key.split('|')[1]} fails: {why}." for key, why in failed.items()]
+    return "\n\n".join(parts)
+
+
+def _name(row: Row) -> str:
+    name = f"*{row['contestant']}*" if row["learned"] else row["contestant"]
+    return name if row["matrices"] else f"{name} (training matrices)"
+
+
+def winners(_: Row) -> str:
+    """A line for each family: the best classical contestant, and the best learned one; and what follows."""
+    record = json.loads(BOARD.read_text())
+    lines, found = [], []
+    for family in record["families"]:
+        line = {"": family}
+        for count in dict.fromkeys(row["right-hand sides"] for row in record["board"]):
+            rows = [r for r in record["board"] if (r["family"], r["right-hand sides"]) == (family, count)]
+            best = min((r for r in rows if r["learned"]), key=lambda r: r["ratio"])
+            low, high = (math.nan if best[end] == "" else best[end] for end in ("low", "high"))
+            what = (
+                "slower" if low > 1 else "undecided" if high >= 1 else "faster" if low < 1 else "one matrix"
+            )
+            found.append((best["ratio"], best["contestant"], family, count, what))
+            line[f"{count} rhs"] = record["picked"][family][str(count)]["best"]
+            line[f"best learned, {count} rhs"] = f"{best['contestant']}, {_ratio(best)}: {what}"
+        lines.append(line)
+    wins = sum(what == "faster" for *_, what in found)
+    cases = f"In {wins or 'none'} of {len(found)} cases a learned contestant is faster than the best other"
+    ratio, who, family, count, _ = min(found)
+    sides = "one right-hand side" if count == 1 else f"{count} right-hand sides"
+    ahead = f"{'furthest ahead' if ratio < 1 else 'closest'}: {who}, {ratio:.2f} of its seconds"
+    return f"{markdown(lines)}\n\n{cases}, beyond the 95 % interval; {ahead} ({family}, {sides})."
+
+
+def bandits(_: Row) -> str:
+    picked = json.loads(BOARD.read_text())["picked"]
+    lines = []
+    for family, counts in picked.items():
+        for count, of in counts.items():
+            if count != "settings":
+                numbers = {k: f"{v:.2f}" for k, v in of["bandit"].items() if k != "solves"}
+                lines.append({"": family, "rhs": count, "solves": str(of["bandit"]["solves"])} | numbers)
+    return markdown(lines)

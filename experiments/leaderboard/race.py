@@ -1,0 +1,191 @@
+"""The race on one family: tuning and training, then held-out matrices, one contestant after another.
+
+A set-up is that of a sequence: of new values on a pattern that is known, where the family has one pattern,
+from the arrays of the matrix. Every step is a row of a ledger, so that an interrupted race goes on.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from families import FAMILIES, TRAINING
+from learned import LEARNED, features, train
+
+import learnsolve as ls
+from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare, timed, warm_up
+from benchmarks.harness import fresh_peak
+from benchmarks.ledger import Ledger
+
+TUNED = 2  # matrices of the size of the race
+
+
+@dataclass
+class Options:
+    """Held-out matrices; how many of them with `columns` right-hand sides; seconds to tune or train a
+    contestant; the share of the usual size; steps (None: for the seconds) and matrices of a training;
+    matrices of a half and a quarter of the side, for the learned choice; times the best total of tuning from
+    which a contestant is shown by that alone."""
+
+    matrices: int
+    many: int
+    columns: int
+    seconds: float
+    scale: float = 1.0
+    steps: int | None = None
+    trained: int = 8
+    small: int = 9
+    hopeless: float = 10.0
+
+
+class Session:
+    """A contestant in a sequence of matrices: what it keeps from one to the next."""
+
+    def __init__(
+        self, contestant: Contestant, setting: dict[str, Any], symmetric: bool, S: Any, memory: bool = False
+    ):
+        self.start = lambda T: contestant.start(T, symmetric, **setting)
+        warm_up(contestant, symmetric, **setting)
+        self.S, self.set_up, self.memory, self.first = S, None, None, 0.0
+
+        def first() -> None:
+            begin = time.perf_counter()
+            self.set_up = self.start(S)
+            self.set_up(S.data)
+            self.first = time.perf_counter() - begin
+
+        if memory:  # slow: all that Python holds is looked through
+            self.memory = fresh_peak(first)
+        else:
+            first()
+
+    def renewed(self, S: Any) -> Any:
+        if self.set_up is None or not same_pattern(S, self.S):
+            self.set_up = self.start(S)
+        self.S = S
+        return self.set_up(S.data)
+
+    def __call__(self, S: Any, b: np.ndarray) -> tuple[dict[str, Any], Any]:
+        return timed(lambda: self.renewed(S), S, b)
+
+
+def same_pattern(S: Any, T: Any) -> bool:
+    return S is T or (np.array_equal(S.indptr, T.indptr) and np.array_equal(S.indices, T.indices))
+
+
+def right_hand_sides(S: Any, seed: int, columns: int | None = None) -> np.ndarray:
+    shape = S.shape[0] if columns is None else (S.shape[0], columns)
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def tuned(contestant: Contestant, symmetric: bool, matrices: list[Any], seconds: float) -> dict[str, Any]:
+    """The setting with the smallest total on training matrices, of those that the seconds allow."""
+    begin, tried, failed = time.perf_counter(), [], RuntimeError("no settings")
+    for setting in contestant.settings:
+        try:
+            session = Session(contestant, setting, symmetric, matrices[0])
+            rows = []
+            for i, S in enumerate(matrices):
+                rows.append(session(S, right_hand_sides(S, TRAINING + i))[0])
+                if time.perf_counter() - begin > seconds > 0:
+                    break
+            tried.append((sum(row["set-up"] + row["solve"] for row in rows) / len(rows), rows))
+        except Exception as error:
+            failed = error
+            tried.append((math.inf, []))
+        if time.perf_counter() - begin > seconds:
+            break
+    best = min(range(len(tried)), key=lambda k: tried[k][0])
+    total, rows = tried[best]
+    if total == math.inf:
+        raise failed
+    return {"setting": best, "total": total, "of": len(tried), "rows": rows}
+
+
+def held_out(session: Session, S: Any, seed: int, columns: int | None) -> dict[str, Any]:
+    row, solve = session(S, right_hand_sides(S, seed))
+    row |= {"first": session.first, "MB": session.memory and session.memory / 2**20}
+    if columns:
+        B = right_hand_sides(S, seed, columns)
+        row["many"] = timed(lambda: solve, S, B)[0]["solve"]
+    return row
+
+
+def race(path: Path, name: str, options: Options) -> None:
+    """All rows of a family, into the ledger at `path`."""
+    prepare(1)
+    family, ledger = FAMILIES[name], Ledger(path)
+    size = round(family.size * options.scale)
+    matrices: list[Any] = [family.matrix(TRAINING + i, size) for i in range(TUNED)]
+    entrants: dict[str, tuple[Contestant, dict[str, Any], dict[str, Any]]] = {}
+    for who, c in CONTESTANTS.items():
+        if c.takes(family.symmetric) and not c.absent:
+            row = ledger(f"tune|{who}", lambda c=c: tuned(c, family.symmetric, matrices, options.seconds))
+            if "failed" not in row:
+                entrants[who] = c, c.settings[row["setting"]], row
+    for who, of in LEARNED.items():
+        if of.symmetric in (None, family.symmetric):
+            file, network = path.with_name(f"{path.stem} {who}.pt"), of.make()
+
+            def training(network=network, of=of, file=file) -> dict[str, Any]:
+                data = family.training(options.trained)
+                row = train(network, data, of.depth, options.seconds, options.steps)
+                torch.save(network.state_dict(), file)
+                return row | tuned(Contestant(ours(network)), family.symmetric, matrices, 0.0)
+
+            if "failed" not in (row := ledger(f"train|{who}", training)):
+                network.load_state_dict(torch.load(file, weights_only=True))
+                entrants[who] = Contestant(ours(network)), {}, row
+    for which in range(options.small):
+        small = family.smaller(size, 4 if which % 3 else 2)
+        for who, (c, setting, _) in entrants.items():
+            if who not in LEARNED:
+                key = f"small|{who}|{which}"
+                ledger(key, lambda c=c, s=setting, w=which, n=small: of_small(c, s, family, w, n))
+    best = min(row["total"] for _, _, row in entrants.values())
+    later = {who: expected(row, options.columns) for who, (_, _, row) in entrants.items()}
+    for i in range(-TUNED, options.matrices):
+        S = matrices[-1 - i] if i < 0 else family.matrix(i, size)
+        ledger(f"features|{i}", lambda S=S: of_features(S))
+    for who, (c, setting, row) in entrants.items():
+        session: Session | None = None
+        for i in range(options.matrices if row["total"] < options.hopeless * best else 0):
+            if f"solve|{who}|{i}" in ledger.rows:
+                continue
+            S = family.matrix(i, size)
+            affordable = later[who] < max(options.hopeless / 2 * min(later.values()), options.seconds)
+            columns = options.columns if i < options.many and affordable else None
+
+            def measured(S=S, i=i, columns=columns, c=c, setting=setting) -> dict[str, Any]:
+                nonlocal session
+                session = session or Session(c, setting, family.symmetric, matrices[0], memory=True)
+                return held_out(session, S, i, columns)
+
+            ledger(f"solve|{who}|{i}", measured)
+    ledger("size", lambda: {"unknowns": matrices[0].shape[0]})
+
+
+def expected(row: dict[str, Any], columns: int) -> float:
+    """Seconds of a set-up and of many columns, one after another, by the rows of tuning."""
+    return sum(r["set-up"] + columns * r["solve"] for r in row["rows"]) / len(row["rows"])
+
+
+def of_small(c: Contestant, setting: dict[str, Any], family: Any, which: int, size: int) -> dict[str, Any]:
+    S = family.matrix(TRAINING + which, size)
+    session = Session(c, setting, family.symmetric, S)
+    row, _ = session(S, right_hand_sides(S, which))
+    return {"total": row["set-up"] + row["solve"], "features": of_features(S)["features"]}
+
+
+def of_features(S: sp.csr_matrix) -> dict[str, Any]:
+    A = ls.CSR.from_scipy(S)
+    features(A)
+    begin = time.perf_counter()
+    values = features(A).tolist()
+    return {"features": values, "seconds": time.perf_counter() - begin}

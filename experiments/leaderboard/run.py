@@ -1,0 +1,213 @@
+"""Learned against classical preconditioners, multigrid of all libraries and direct solvers, set-up included.
+
+Five families of matrices, cg (bicgstab where they are not symmetric) to 1e-8, one and many right-hand sides,
+a thread each. Every contestant has the same seconds for tuning, or training, on other matrices. Missing
+libraries are named and left out. Two families are measured at a time, on two cores; --resume goes on after an
+interruption.
+"""
+
+import math
+import statistics
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import BLUE, GRAY, ORANGE, ROOT, Experiment, new_panels, table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from choice import bandit, learned_choice
+from families import FAMILIES
+from learned import LEARNED
+from race import Options, race
+from scipy.stats import t as student
+
+from benchmarks.contestants import CONTESTANTS, MAXITER, RTOL
+from benchmarks.ledger import Ledger, supervised
+
+CHOICE = "learned choice"
+ARMS = 5  # of the bandit: the best of the tuning
+
+
+def measured(rows: dict, who: str, way: str) -> dict[int, dict]:
+    """Rows by held-out matrix; by training matrix, -1 and -2, of a contestant that tuning has left behind."""
+    of_tuning = rows.get(f"tune|{who}") or rows.get(f"train|{who}") or {}
+    found = {-1 - i: row for i, row in enumerate(of_tuning.get("rows", []))} if way == "solve" else {}
+    for i in range(sum(key.startswith(f"solve|{who}|") for key in rows)):
+        if way in (row := rows[f"solve|{who}|{i}"]):
+            found[i] = row
+    return found
+
+
+def geometric(ratios: list[float]) -> dict[str, float | str]:
+    """Geometric mean and its 95 % interval, Student's, if there are several."""
+    logs = [math.log(r) for r in ratios]
+    mean, n, ends = statistics.fmean(logs), len(logs), ("", "")
+    if n > 1:
+        half = student.ppf(0.975, n - 1) * statistics.stdev(logs) / math.sqrt(n)
+        ends = math.exp(mean - half), math.exp(mean + half)
+    return dict(zip(("ratio", "low", "high"), (math.exp(mean), *ends), strict=True))
+
+
+def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
+    """A row for each contestant and number of right-hand sides; the choice and the bandit."""
+    board, picked = [], {}
+    for count, way in ((1, "solve"), (columns, "many")):
+        known = {who: measured(rows, who, way) for who in (*CONTESTANTS, *LEARNED)}
+        times = {
+            who: {i: row["set-up"] + row[way] for i, row in of.items()} for who, of in known.items() if of
+        }
+        complete = max(len([i for i in t if i >= 0]) for t in times.values())
+        arms = {
+            who: [t[i] for i in range(complete)]
+            for who, t in times.items()
+            if who not in LEARNED and {*range(complete)} <= {*t}
+        }
+        best = min(arms, key=lambda who: statistics.fmean(map(math.log, arms[who])))
+        chosen = learned_choice(rows, arms)
+        tuned = sorted(arms, key=lambda who: rows[f"tune|{who}"]["total"])[:ARMS]
+        picked[count] = {"best": best, "choice": chosen["picks"]}
+        picked[count]["bandit"] = bandit({who: arms[who] for who in tuned})
+        opponent = times[best]
+        times[CHOICE] = dict(enumerate(chosen["totals"]))
+        for who, all_of_it in times.items():
+            seconds = {i: s for i, s in all_of_it.items() if i >= 0} or all_of_it
+            each = [known[who][i] for i in seconds] if who != CHOICE else []
+            learned = who in LEARNED or who == CHOICE
+            trained = (
+                chosen["training s"] if who == CHOICE else rows.get(f"train|{who}", {}).get("training s")
+            )
+            saved = statistics.fmean(opponent[i] - seconds[i] for i in seconds)
+            board.append(
+                {
+                    "family": family,
+                    "right-hand sides": count,
+                    "contestant": who,
+                    "learned": learned,
+                    "matrices": sum(i >= 0 for i in seconds),
+                    "failed": sum("failed" in r for k, r in rows.items() if k.startswith(f"solve|{who}|")),
+                    "set-up s": statistics.fmean(r["set-up"] for r in each) if each else "",
+                    "solve s": statistics.fmean(r[way] for r in each) if each else "",
+                    "total s": statistics.fmean(seconds.values()),
+                    "first set-up s": each[0].get("first", "") if each else "",
+                    "iterations": statistics.fmean(r["iterations"] for r in each) if each else "",
+                    "residual": max(r["residual"] for r in each) if each else "",
+                    "MB": (each[0].get("MB") or "") if each else "",
+                    **geometric([seconds[i] / opponent[i] for i in seconds]),
+                    "training s": trained if learned else "",
+                    "paid after": "" if not learned else math.ceil(trained / saved) if saved > 0 else "never",
+                }
+            )
+    return board, picked
+
+
+def figure(board: list[dict], columns: int):
+    names = list(dict.fromkeys(row["family"] for row in board))
+    figure, panels = new_panels(
+        "Seconds of set-up and solve, over those of the best classical one", len(names)
+    )
+    figure.set_size_inches(2.0 + 2.4 * len(names), 7.5)
+    order = [*CONTESTANTS, *LEARNED, CHOICE]
+    order = [who for who in order if any(row["contestant"] == who for row in board)][::-1]
+    for axes, name in zip(panels, names, strict=True):
+        for row in (row for row in board if row["family"] == name):
+            one = row["right-hand sides"] == 1
+            y = order.index(row["contestant"]) + (0.15 if one else -0.15)
+            color = ORANGE if row["learned"] else BLUE
+            x, ends = row["ratio"], None
+            if row["low"] != "":  # that of two matrices may be endless
+                ends = [[x - max(row["low"], x / 10)], [min(row["high"], 10 * x) - x]]
+            face = color if one else "white"
+            axes.errorbar(
+                [row["ratio"]], [y], xerr=ends, fmt="o", color=color, markerfacecolor=face, markersize=4.5
+            )
+        axes.axvline(1, color=GRAY, linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_title(name, fontsize=9.5)
+        axes.set_yticks(range(len(order)), order, fontsize=8)
+        axes.set_ylim(-0.7, len(order) - 0.3)
+        axes.grid(axis="y", linewidth=0.3)
+    figure.supxlabel(
+        f"filled: one right-hand side, hollow: {columns}; orange: learned; bars: 95 % intervals", fontsize=9
+    )
+    return figure
+
+
+def main() -> None:
+    experiment = Experiment(
+        __file__,
+        __doc__,
+        ("--matrices", {"type": int, "default": 8, "help": "held-out ones of a family; default 8"}),
+        ("--many", {"type": int, "default": 2, "help": "of them with many right-hand sides; default 2"}),
+        ("--seconds", {"type": float, "default": 10, "help": "to tune or to train a contestant; default 10"}),
+        ("--scale", {"type": float, "default": 1, "help": "share of the usual side of the grids; default 1"}),
+        ("--families", {"help": "some of them, by commas"}),
+        ("--resume", {"action": "store_true", "help": "keep what an interrupted run has measured"}),
+        ("--report", {"action": "store_true", "help": "no measurements, only the files"}),
+    )
+    args = experiment.args
+    options = Options(args.matrices, args.many, 32, args.seconds, args.scale)
+    if experiment.quick:
+        options = Options(2, 1, 4, 0.0, scale=0.06, steps=6, trained=2, small=4, hopeless=1e9)
+    names = args.families.split(",") if args.families else [*FAMILIES][:: 4 if experiment.quick else 1]
+    for who, contestant in CONTESTANTS.items():
+        if contestant.absent:
+            print(f"{who}: {contestant.absent}")
+    folder = Path(tempfile.mkdtemp()) if experiment.quick else ROOT / "runs/leaderboard"
+    paths = {name: folder / f"{name}.jsonl" for name in names}
+    if not args.report:
+        for path in paths.values():
+            if not args.resume:
+                path.unlink(missing_ok=True)
+        measure = race if experiment.quick else lambda *job: supervised(race, *job)
+        with ThreadPoolExecutor(1 if experiment.quick else 2) as pool:
+            list(pool.map(measure, paths.values(), names, [options] * len(names)))
+    board, picked, failures, sizes = [], {}, {}, {}
+    for name, path in paths.items():
+        rows = Ledger(path).rows
+        found, picked[name] = standing(name, rows, options.columns)
+        board += found
+        sizes[name] = {
+            "matrices": max(row["matrices"] for row in found),
+            "unknowns": rows["size"]["unknowns"],
+        }
+        failures[name] = {key: row["failed"] for key, row in rows.items() if "failed" in row}
+        settings = {k: r for k, r in rows.items() if k.startswith(("tune|", "train|"))}
+        picked[name]["settings"] = {
+            key: CONTESTANTS[who].settings[row["setting"]]
+            if (who := key.split("|")[1]) in CONTESTANTS
+            else row
+            for key, row in settings.items()
+            if "failed" not in row
+        }
+    shown = (
+        "family",
+        "right-hand sides",
+        "contestant",
+        "iterations",
+        "total s",
+        "ratio",
+        "low",
+        "high",
+        "paid after",
+    )
+    print(table([{key: row[key] for key in shown} for row in board]))
+    experiment.csv("leaderboard.csv", board)
+    experiment.figure("leaderboard.png", figure(board, options.columns))
+    experiment.json(
+        "leaderboard.json",
+        options=asdict(options),
+        rtol=RTOL,
+        maxiter=MAXITER,
+        families=sizes,
+        board=board,
+        picked=picked,
+        failures=failures,
+        absent={who: c.absent for who, c in CONTESTANTS.items() if c.absent},
+    )
+
+
+if __name__ == "__main__":
+    main()
