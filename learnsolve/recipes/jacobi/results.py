@@ -10,18 +10,17 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import scipy.optimize
 import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.evaluation.figures import BLUE, Line, look, new_panels, picture
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.recipes.harness.figures import levels
 from learnsolve.recipes.harness.recipe import Outcome
 from learnsolve.recipes.harness.tables import LEARNED, Row, records, tabulate
 from learnsolve.recipes.jacobi.closed_form import optimal_weights
+from learnsolve.recipes.jacobi.pictures import energy_figure, weights_figure
 from learnsolve.recipes.matrix.problem import facts, grid_of
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ COLUMNS = {
     "convergence factor": "convergence_factor",
     f"residual after {TABLE_SWEEPS} sweeps": REDUCTION,
 }
-MARKERS_UP_TO = 200  # points of a curve that are drawn as circles
 
 
 def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
@@ -111,76 +109,16 @@ def outcome_of(recipe: JacobiRecipe) -> Outcome:
     table = tabulate(records(compared), {"weights": "name", **columns})
     # The best constant is close to the textbook's.
     losses = levels(compared, "held_out_loss", but=(LEARNED, "best constant"))
+    title, grid = f"Error that {sweeps_leave(recipe)}, {recipe.where}", grid_of(recipe.settings.problem)
     figures = {
-        "energy.png": partial(energy_figure, recipe, compared, each, weights["best constant"]),
-        "weights.png": partial(weights_figure, recipe, weights),
+        "energy.png": partial(energy_figure, title, compared, each, weights["best constant"]),
+        "weights.png": partial(weights_figure, f"Jacobi weights, {recipe.where}", weights, grid),
     }
     return Outcome(numbers, *table, sentences(recipe, compared), figures, {"loss.png": losses})
 
 
 def _or_diverges(key: str, record: Row) -> Any:
     return "diverges" if record[key] is None else record[key]
-
-
-def energy_figure(recipe: JacobiRecipe, compared: dict[str, Row], each: dict[str, Any], best: Any) -> Any:
-    """A bar for each choice of weights, and a dot for each held-out vector."""
-    errors = {name: record["relative_energy_error"] for name, record in compared.items()}
-    names = [name for name in errors if errors[name] <= max(30 * errors[LEARNED], 1.0)]
-    names.sort(key=lambda name: -errors[name])
-    labels = {"best constant": f"best constant, {best:.3f}"}
-    widest = max(max(each[name]) for name in names) or 1.0
-    title = f"Error that {sweeps_leave(recipe)}, {recipe.where}"
-    xlabel = "energy norm of held-out errors, relative to before"
-    figure = picture(title, xlabel, "", xlim=(0, 1.15 * widest))
-    (axes,) = figure.axes
-    for k, name in enumerate(names):
-        color = look(name)["color"]
-        axes.barh(k, errors[name], height=0.62, color=color, alpha=0.55 if name == LEARNED else 0.3)
-        # Beside one another, evenly: their order within the bar has no meaning.
-        offsets = (np.arange(len(each[name])) * 0.618 % 1 - 0.5) * 0.5
-        axes.plot(each[name], k + offsets, linestyle="none", marker=".", markersize=2.5, color=color)
-        axes.plot([errors[name]] * 2, [k - 0.31, k + 0.31], color=color, linewidth=2.5)
-        weight = "bold" if name == LEARNED else None
-        axes.text(1.03 * widest, k, f"{errors[name]:#.3g}", va="center", weight=weight)
-    axes.set_yticks(range(len(names)), [labels.get(name, name) for name in names])
-    axes.grid(False, axis="y")
-    return figure
-
-
-def weights_figure(recipe: JacobiRecipe, weights: dict[str, Tensor | float]) -> Any:
-    grid = grid_of(recipe.settings.problem)
-    vectors = {name: w.cpu() for name, w in weights.items() if isinstance(w, Tensor)}
-    title = f"Jacobi weights, {recipe.where}"
-    if grid and len(grid) > 1 and min(grid) > 1:
-        return weights_image(title, vectors, grid)
-    n = recipe.A.shape[0]
-    points, few = np.arange(n) + bool(grid), n <= MARKERS_UP_TO
-    lines = [Line(name, w) for name, w in weights.items() if not isinstance(w, Tensor)]
-    if few and "closed form" in vectors:
-        lines.append(Line("closed form", vectors["closed form"], points))
-    marks = {"marker": "o" if few else ".", "markersize": 6 if few else 2, "linestyle": "none", "color": BLUE}
-    lines.append(Line(LEARNED, vectors[LEARNED], points, style=marks))
-    place = "grid point" if grid else "row of the matrix"
-    ticks: dict[str, Any] = {"xticks": points} if n <= 20 else {}
-    return picture(title, place, "weight", lines, **ticks)
-
-
-def weights_image(title: str, vectors: dict[str, Tensor], grid: tuple[int, ...]) -> Any:
-    """The grid's weights, in 3D those of the middle slice; next to the closed-form ones on one scale."""
-    images, ylabel = {name: w.reshape(grid).numpy() for name, w in vectors.items()}, "first axis"
-    if len(grid) == 3:
-        middle, ylabel = grid[0] // 2, "second axis"
-        images = {name: image[middle] for name, image in images.items()}
-        title += f", slice {middle + 1} of the first axis"
-    vmin, vmax = min(i.min() for i in images.values()), max(i.max() for i in images.values())
-    figure, panels = new_panels(title, len(images))
-    for axes, (name, image) in zip(panels, images.items(), strict=True):
-        axes.set(title=name, xlabel="last axis")
-        extent = (0.5, image.shape[1] + 0.5, image.shape[0] + 0.5, 0.5)
-        drawn = axes.imshow(image, extent=extent, interpolation="nearest", vmin=vmin, vmax=vmax)
-    panels[0].set_ylabel(ylabel)
-    figure.colorbar(drawn, ax=panels, label="weight", shrink=0.8)
-    return figure
 
 
 # --- the run in sentences: where the weights are large, and what they were not trained for ---
