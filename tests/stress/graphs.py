@@ -17,6 +17,7 @@ import learnsolve as ls
 
 # Measurements, files, SciPy's matrices, samples: the docstring says that there is no gradient.
 WITHOUT = {"evaluate", "write_matrix_market", "krylov_basis", "krylov_samples"}
+WITHOUT |= {"Hierarchy.smoothed_aggregation", "Hierarchy.ruge_stuben"}
 WITHOUT |= {
     f"CSR.{name}"
     for name in ("detach", "save", "size", "spy", "to_scipy", "to_scipy_linear_operator", "toarray")

@@ -42,7 +42,8 @@ def _in_one_pass(v: Tensor, P: SparsityPattern) -> bool | None:
         return None
     if P.shape[0] != P.shape[1]:
         return False
-    arrays = as_numpy(P.crow_indices), as_numpy(P.col_indices), as_numpy(v.contiguous())
+    with plain_tensors(), torch.no_grad():
+        arrays = as_numpy(P.crow_indices), as_numpy(P.col_indices), as_numpy(v.contiguous())
     return (False, None, True)[_analysis.symmetry_of(*arrays)]
 
 

@@ -20,6 +20,20 @@ def loadable(kind: Kind) -> Kind:
     """A decorator: files of this class of networks are read by `preconditioners.load`, where the class is
     defined.
 
+    Parameters
+    ----------
+    kind : a subclass of `FactorNetwork` or of another network that has `save`; a later one of the same name
+        takes its place
+
+    Returns
+    -------
+    kind
+
+    Raises
+    ------
+    TypeError
+        if it is not such a class.
+
     Examples
     --------
     >>> import learnsolve as ls
@@ -29,6 +43,10 @@ def loadable(kind: Kind) -> Kind:
     ...     def classical(self, A):
     ...         return P.MIC0(A, pattern=P.fill_pattern(A, 1))
     """
+    if not (isinstance(kind, type) and issubclass(kind, Saved)):
+        raise TypeError(
+            f"loadable: needs a subclass of FactorNetwork, or of another network with save, got {kind!r}"
+        )
     CLASSES[kind.__name__] = kind
     return kind
 

@@ -33,6 +33,14 @@ class NetworkStart(NamedTuple):
     x : (..., n, features), features of the nodes
     e : (..., nnz), the entries of the factor that it begins with, in units of the scale
     more : (..., nnz, features), further features of the entries; None for none
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> A = ls.problems.poisson((4, 4))
+    >>> start = ls.preconditioners.PreCorrector().start(A)
+    >>> start.e.shape == (start.pattern.nnz,)
+    True
     """
 
     pattern: SparsityPattern
@@ -152,6 +160,13 @@ class FactorNetwork(MatrixNetwork):
     Parameters
     ----------
     rounds, width, aggregate, seed, dtype, device : as of `PreCorrector`, and with its defaults
+
+    Raises
+    ------
+    ValueError
+        if rounds, width, seed or dtype do not fit.
+    NotImplementedError
+        from a call, if the subclass lacks one of the two methods.
 
     Notes
     -----

@@ -137,7 +137,7 @@ class Hierarchy:
 
         Notes
         -----
-        Without a gradient: values choose. The same bits for any number of threads. Cost: O(nnz) for each
+        There is no gradient: values choose. The same bits for any number of threads. Cost: O(nnz) for each
         level, most of it for the two products of the next matrix, whose plans stay for refreshes.
 
         Examples
@@ -198,7 +198,7 @@ class Hierarchy:
 
         Notes
         -----
-        Without a gradient, deterministic. Source: Ruge, Stueben, "Algebraic multigrid" (1987); De Sterck,
+        There is no gradient. The same bits for any number of threads. Source: Ruge, Stueben, "Algebraic multigrid" (1987); De Sterck,
         Falgout, Nolting, Yang, Numer. Linear Algebra Appl. 15 (2008), doi:10.1002/nla.559.
 
         Examples

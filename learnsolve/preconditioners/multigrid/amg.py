@@ -134,8 +134,8 @@ class AMG(Preconditioner):
             "coarse_solver": coarse_solver,
             "symmetric": symmetry("AMG", A, symmetric),
         }
-        symmetric: bool = self.options["symmetric"]
-        hierarchy, found = hierarchy_for(A, method, hierarchy, max_levels, max_coarse, symmetric)
+        same = bool(self.options["symmetric"])
+        hierarchy, found = hierarchy_for(A, method, hierarchy, max_levels, max_coarse, same)
         weights = jacobi_weights(weight, hierarchy.sizes, A)
         kept = hierarchy if found else hierarchy.each(_kept)
         self._set_up(_kept(A), kept, weights and [_kept(w) for w in weights], found if _same(A) else None)
