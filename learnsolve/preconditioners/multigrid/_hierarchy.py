@@ -198,8 +198,9 @@ class Hierarchy:
 
         Notes
         -----
-        There is no gradient. The same bits for any number of threads. Source: Ruge, Stueben, "Algebraic multigrid" (1987); De Sterck,
-        Falgout, Nolting, Yang, Numer. Linear Algebra Appl. 15 (2008), doi:10.1002/nla.559.
+        There is no gradient. The same bits for any number of threads. Source: Ruge, Stueben, "Algebraic
+        multigrid" (1987); De Sterck, Falgout, Nolting, Yang, Numer. Linear Algebra Appl. 15 (2008),
+        doi:10.1002/nla.559.
 
         Examples
         --------
