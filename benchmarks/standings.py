@@ -82,7 +82,7 @@ def winners(_: Row) -> str:
             line[f"best learned, {count} rhs"] = f"{best['contestant']}, {_ratio(best)}: {what}"
         lines.append(line)
     wins = sum(what == "faster" for *_, what in found)
-    cases = f"In {wins or 'none'} of {len(found)} cases a learned contestant is faster than the best other"
+    cases = f"A learned contestant is faster than the best other in {wins or 'none'} of {len(found)} cases"
     ratio, who, family, count, _ = min(found)
     sides = "one right-hand side" if count == 1 else f"{count} right-hand sides"
     ahead = f"{'furthest ahead' if ratio < 1 else 'closest'}: {who}, {ratio:.2f} of its seconds"
