@@ -278,20 +278,6 @@ def iterations(run: Row) -> str:
     return markdown(list(lines.values()))
 
 
-def multigrid(run: Row) -> str:
-    """`cg` with AMG, and its set-up."""
-    lines: dict[str, dict[str, str]] = {}
-    for row in single(run, "solvers"):
-        case = row["case"].removeprefix("cg, M = AMG, ")
-        if case != row["case"]:
-            way = "set-up" if row["way"].startswith("set-up") else row["way"]
-            line = lines.setdefault(case, {"": case})
-            for name in (OURS, "pyamg"):
-                if "median" in row["cells"].get(name, {}):
-                    line[f"{way}, {name}"] = duration(row["cells"][name]["median"])
-    return markdown(list(lines.values()))
-
-
 def batches(run: Row) -> str:
     """A batch in one call of `cg`, against a loop in Python."""
     rows = [row for row in run["rows"] if row["section"] == "batches"]
@@ -320,7 +306,6 @@ TABLES = {
         cg_loops,
         front_door,
         iterations,
-        multigrid,
         batches,
         standings.contestants,
         standings.leaderboard,
