@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 from benchmarks.harness import apart, reason
 
 DEATHS = 20  # of the processes of one task
+LIMIT = 180  # seconds for a row; then the process is ended, whatever it is in
 
 
 class Ledger:
-    """Rows by key in a file. A key at which the process has died twice is a row that failed."""
+    """Rows by key in a file. A key at which the process has died twice is a row that failed; so is one that takes too long."""
 
     def __init__(self, path: Path):
         self.path, self.rows, self.starts = path, {}, {}
@@ -27,7 +29,7 @@ class Ledger:
             else:
                 self.starts[key] = self.starts.get(key, 0) + 1
         self.rows |= {
-            key: {"failed": "its process died"}
+            key: {"failed": f"its process died, or took more than {LIMIT} s"}
             for key, count in self.starts.items()
             if count > 1 and key not in self.rows
         }
@@ -36,10 +38,14 @@ class Ledger:
         """make(), once for a key; an error is the row {"failed": reason}."""
         if key not in self.rows:
             self._append({"key": key})
+            alarm = getattr(signal, "alarm", lambda _: None)
+            alarm(LIMIT)  # without a handler: it ends a process that is in a compiled loop too
             try:
                 row = make()
             except Exception as error:
                 row = {"failed": reason(error)}
+            finally:
+                alarm(0)
             self.rows[key] = row
             self._append({"key": key, "row": row})
         return self.rows[key]
