@@ -16,7 +16,7 @@ LIMIT = 180  # seconds for a row; then the process is ended, whatever it is in
 
 
 class Ledger:
-    """Rows by key in a file. A key at which the process has died twice, or was ended, is a row that failed."""
+    """Rows by key in a file. A key at which the process died twice, or was ended, is a row that failed."""
 
     def __init__(self, path: Path):
         self.path, self.rows, self.starts = path, {}, {}
