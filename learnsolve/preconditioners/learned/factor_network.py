@@ -163,10 +163,8 @@ class FactorNetwork(MatrixNetwork):
 
     Raises
     ------
-    ValueError
-        if rounds, width, seed or dtype do not fit.
-    NotImplementedError
-        from a call, if the subclass lacks one of the two methods.
+    ValueError, NotImplementedError
+        if arguments do not fit; from a call, if the subclass lacks a method.
 
     Notes
     -----
