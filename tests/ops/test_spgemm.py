@@ -315,6 +315,7 @@ def test_the_first_call_has_the_bits_of_later_ones(threads):
         torch.set_num_threads(before)
 
 
+@of_the_cpu
 def test_the_first_call_under_transformations():
     """What records operations gets them: values of a first call are no constants of the record."""
     from torch.fx.experimental.proxy_tensor import make_fx

@@ -77,7 +77,7 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
     size, crow = pattern.nnz, None
     if factors == "relaxed":
         size += len(made[0]) // 2 + 1
-        crow = torch.cat((pattern.crow_indices, pattern.crow_indices.new_tensor([size])))
+        crow = pattern._tensor(np.append(arrays[0], arrays[0].dtype.type(size)))
     sizes = torch.tensor((len(made[0]) + len(made[5]), size), device="cpu")
     return Plan(((*plan, sizes, *by_level), factors != "ilu0"), size, crow)
 
