@@ -229,10 +229,50 @@ def test_a_matrix_that_is_not_symmetric_has_restrictions_of_its_transpose():
         ),
         (Hierarchy.ruge_stuben, {"theta": -0.1}, ValueError, "theta must be at least 0"),
         (Hierarchy.ruge_stuben, {"interpolation": "direct"}, ValueError, "interpolation must be one of"),
-        (Hierarchy.ruge_stuben, {"max_entries": 0}, ValueError, "max_entries must be at least 1"),
+        (
+            Hierarchy.ruge_stuben,
+            {"max_entries": 0, "interpolation": "extended+i"},
+            ValueError,
+            "max_entries must be at least 1",
+        ),
         (Hierarchy.ruge_stuben, {"max_levels": 0}, ValueError, "max_levels must be at least 1"),
+        (Hierarchy.ruge_stuben, {"max_entries": 3}, ValueError, "max_entries belongs to interpolation="),
+        (
+            Hierarchy.smoothed_aggregation,
+            {"strength": "evolution", "near_null": torch.eye(16)[:, :2]},
+            ValueError,
+            "needs a near_null of one vector without zeros, got 2 with 30 zeros",
+        ),
     ],
 )
 def test_errors(make, options, error, match):
     with pytest.raises(error, match=match):
         make(ls.problems.poisson((4, 4)), **options)
+
+
+def _changed(value):
+    A = ls.problems.poisson((6, 6))
+    at = A.pattern.diagonal_positions[7].item()
+    return A.with_values(A.values.index_fill(0, torch.tensor([at]), value))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Hierarchy.smoothed_aggregation, Hierarchy.ruge_stuben, lambda A, **options: P.AMG(A, **options)],
+    ids=["aggregation", "classical", "AMG"],
+)
+@pytest.mark.parametrize(
+    ("matrix", "match"),
+    [
+        (lambda: ls.CSR.from_dense(torch.ones(30, 40)), "must be square, got shape"),
+        (lambda: _changed(0.0), "must not have zeros on its diagonal, row 7 has one"),
+        (lambda: _changed(float("nan")), "values must be finite, got nan in row 7"),
+        (
+            lambda: ls.CSR.from_dense(torch.ones(9, 9) - torch.eye(9)),
+            "must have an entry on its diagonal in every row, row 0 has none",
+        ),
+    ],
+)
+def test_matrices_that_cannot_be_coarsened(make, matrix, match):
+    with pytest.raises(ValueError, match=match):
+        make(matrix(), max_coarse=4)

@@ -18,6 +18,7 @@ STRENGTHS = ("symmetric", "evolution")
 
 
 def smoothed_aggregation(
+    function: str,
     A: CSR,
     symmetric: bool,
     max_levels: int,
@@ -54,7 +55,7 @@ def smoothed_aggregation(
         size = bases[0].shape[1]
         return Step(sides[0], None if symmetric else sides[1].T, radius)
 
-    return coarsened(A, max_levels, max_coarse, step)
+    return coarsened(function, A, max_levels, max_coarse, step)
 
 
 def candidates(function: str, A: CSR, near_null: torch.Tensor) -> np.ndarray:

@@ -20,6 +20,7 @@ INTERPOLATIONS = ("classical", "extended+i")
 
 
 def ruge_stuben(
+    function: str,
     A: CSR,
     max_levels: int,
     max_coarse: int,
@@ -33,7 +34,7 @@ def ruge_stuben(
         strong, coarse = _analysis.classical_splitting(*arrays(A), theta, second_pass)
         return None if (P := _prolongation(A, strong, coarse, most)) is None else Step(P)
 
-    return coarsened(A, max_levels, max_coarse, step)
+    return coarsened(function, A, max_levels, max_coarse, step)
 
 
 def _prolongation(A: CSR, strong: np.ndarray, coarse: np.ndarray, most: int) -> CSR | None:
@@ -60,7 +61,7 @@ def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
     common. After only the first one, the default of `AMG`, some have no coarse neighbor, and an empty row.
     """
     with plain_tensors():
-        S = mean(A)
+        S = mean("NeuralAMG", A)
         found, coarse = _analysis.classical_splitting(*arrays(S), THETA, True)
         P = _prolongation(S, found, coarse, 0)
         if P is None:

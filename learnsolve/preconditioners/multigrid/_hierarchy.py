@@ -9,20 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.preconditioners.multigrid._aggregation import STRENGTHS, candidates, smoothed_aggregation
 from learnsolve.preconditioners.multigrid._classical import INTERPOLATIONS, THETA, ruge_stuben
 from learnsolve.preconditioners.multigrid._grids import linear_prolongations
 from learnsolve.preconditioners.multigrid._level import Levels
-
-METHODS = ("smoothed_aggregation", "ruge_stuben")
 
 
 class Hierarchy:
@@ -149,6 +145,7 @@ class Hierarchy:
         """
         function = "Hierarchy.smoothed_aggregation"
         checks.matrix(function, "A", A)
+        checks.dtype(function, "A.values", A.values)
         checks.one_of(function, "strength", strength, STRENGTHS)
         theta = _part(function, theta)
         block = checks.integer(function, "block", block, 1)
@@ -160,10 +157,15 @@ class Hierarchy:
         if A.shape[0] % block:
             raise ValueError(f"{function}: block must divide A's {A.shape[0]} rows, got {block}")
         vectors = None if near_null is None else candidates(function, A, near_null)
+        if strength == "evolution" and vectors is not None and (vectors.shape[1] > 1 or not vectors.all()):
+            raise ValueError(
+                f"{function}: strength='evolution' needs a near_null of one vector without zeros, got "
+                f"{vectors.shape[1]} with {(vectors == 0).sum()} zeros; use strength='symmetric'"
+            )
         same = symmetry(function, A, symmetric)
-        sizes = _sizes(function, max_levels, max_coarse)
+        most = limits(function, max_levels, max_coarse)
         options: dict[str, Any] = {"strength": strength, "theta": theta, "near_null": vectors, "block": block}
-        return _of_levels(smoothed_aggregation(A, same, *sizes, **options))
+        return of_levels(smoothed_aggregation(function, A, same, *most, **options))
 
     @classmethod
     def ruge_stuben(
@@ -173,7 +175,7 @@ class Hierarchy:
         theta: float = THETA,
         second_pass: bool = False,
         interpolation: str = "classical",
-        max_entries: int = 4,
+        max_entries: int | None = None,
         max_levels: int = 10,
         max_coarse: int = 100,
     ) -> Hierarchy:
@@ -188,7 +190,7 @@ class Hierarchy:
         second_pass : bool, whether any two strongly connected fine points get a coarse point in common
         interpolation : "classical" (docs/preconditioners.md has the formula), or "extended+i", from coarse
             points at distance two as well
-        max_entries : int >= 1, of a row for "extended+i"
+        max_entries : int >= 1, of a row for "extended+i"; 4 if not given
         max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest
 
         Raises
@@ -210,12 +212,18 @@ class Hierarchy:
         """
         function = "Hierarchy.ruge_stuben"
         checks.matrix(function, "A", A)
+        checks.dtype(function, "A.values", A.values)
         checks.flag(function, "second_pass", second_pass)
         checks.one_of(function, "interpolation", interpolation, INTERPOLATIONS)
-        most = checks.integer(function, "max_entries", max_entries, 1)
-        most = 0 if interpolation == "classical" else most
-        sizes = _sizes(function, max_levels, max_coarse)
-        return _of_levels(ruge_stuben(A, *sizes, _part(function, theta), second_pass, most))
+        if interpolation == "classical" and max_entries is not None:
+            raise ValueError(
+                f"{function}: max_entries belongs to interpolation='extended+i', got {max_entries} for "
+                "'classical'; leave it out"
+            )
+        entries = checks.integer(function, "max_entries", 4 if max_entries is None else max_entries, 1)
+        entries = 0 if interpolation == "classical" else entries
+        most = limits(function, max_levels, max_coarse)
+        return of_levels(ruge_stuben(function, A, *most, _part(function, theta), second_pass, entries))
 
     @classmethod
     def linear(
@@ -280,70 +288,7 @@ class Hierarchy:
         return f"Hierarchy({', '.join(map(str, self.sizes))})"
 
 
-def _of_solver(solver: Any, A: CSR) -> Hierarchy:
-    """Of a pyamg MultilevelSolver."""
-    levels = solver.levels[:-1]
-    # What pyamg's own Jacobi smoother has found, if it is one: the same weights then.
-    radii = [getattr(level.A, "rho_D_inv", None) for level in levels]
-    return _carried([(level.P, level.R) for level in levels], radii, A)
-
-
-def _carried(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
-    """From SciPy's matrices to CSRs of A's dtype, index type and device."""
-    prolongations, restrictions = [], []
-    for number, (P, R) in enumerate((P.tocsr(), R.tocsr()) for P, R in transfers):
-        if np.iscomplexobj(P.data):
-            raise NotImplementedError(f"AMG: level {number} of hierarchy is complex, which is not supported")
-        transposed = abs(R - P.T).sum() == 0
-        prolongations.append(_like(P, A))
-        restrictions.append(None if transposed else _like(R, A))
-    numbers = [None if radius is None else float(radius) for radius in radii]
-    return Hierarchy(prolongations, restrictions, numbers)
-
-
-def _like(S: Any, A: CSR) -> CSR:
-    with plain_tensors():
-        T = CSR.from_scipy(S, dtype=A.dtype)
-        return CSR(T.values, T.pattern.to(dtype=A.pattern.dtype)).to(A.device)
-
-
-def hierarchy_for(
-    A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any, symmetric: bool
-) -> tuple[Hierarchy, list[CSR] | None]:
-    """Checked: the `given` one, or one by `method`, and then the matrices of its levels, those of the mean of
-    a batch."""
-    if given is None:
-        method = METHODS[0] if method is None else method
-        checks.one_of("AMG", "method", method, METHODS)
-        sizes = _sizes("AMG", max_levels, max_coarse)
-        if method == METHODS[0]:
-            levels = smoothed_aggregation(A, symmetric, *sizes)
-        else:
-            levels = ruge_stuben(A, *sizes)
-        return _of_levels(levels), levels.operators
-    for name, value in (("method", method), ("max_levels", max_levels), ("max_coarse", max_coarse)):
-        if value is not None:
-            raise ValueError(f"AMG: {name} is for making a hierarchy, one was given; leave one of them out")
-    if not isinstance(given, Hierarchy):
-        if not hasattr(given, "levels"):
-            raise TypeError(
-                "AMG: hierarchy must be a Hierarchy, as M.hierarchy of another AMG is, or a pyamg "
-                f"MultilevelSolver, got {type(given).__name__}"
-            )
-        given = _of_solver(given, A)
-    if len(given) and given.prolongations[0].shape[0] != A.shape[0]:
-        raise ValueError(
-            f"AMG: hierarchy must be one of a matrix with {A.shape[0]} rows, its first prolongation has "
-            f"shape {given.prolongations[0].shape}"
-        )
-    for name in ("prolongations", "restrictions"):
-        for level, T in enumerate(getattr(given, name)):
-            if T is not None:
-                checks.same_kind("AMG", f"hierarchy.{name}[{level}].values", T.values, A.values)
-    return given, None
-
-
-def _sizes(function: str, max_levels: Any, max_coarse: Any) -> tuple[int, int]:
+def limits(function: str, max_levels: Any, max_coarse: Any) -> tuple[int, int]:
     levels = checks.integer(function, "max_levels", 10 if max_levels is None else max_levels, 1)
     return levels, checks.integer(function, "max_coarse", 100 if max_coarse is None else max_coarse, 1)
 
@@ -355,5 +300,5 @@ def _part(function: str, theta: Any) -> float:
     return theta
 
 
-def _of_levels(levels: Levels) -> Hierarchy:
+def of_levels(levels: Levels) -> Hierarchy:
     return Hierarchy(*zip(*levels.steps, strict=True)) if levels.steps else Hierarchy([])

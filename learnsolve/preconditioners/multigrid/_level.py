@@ -9,11 +9,14 @@ import numpy as np
 import torch
 
 from learnsolve import _analysis
+from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import as_numpy
 from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.core.operands import plain_values
+from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.ops.spgemm import galerkin, spgemm
+from learnsolve.preconditioners.base import check_finite
 
 
 class Step(NamedTuple):
@@ -30,11 +33,16 @@ class Levels(NamedTuple):
     operators: list[CSR]  # A and the coarse ones: one more than steps
 
 
-def coarsened(A: CSR, max_levels: int, max_coarse: int, step: Callable[[CSR], Step | None]) -> Levels:
+def coarsened(
+    function: str, A: CSR, max_levels: int, max_coarse: int, step: Callable[[CSR], Step | None]
+) -> Levels:
     """The levels of the `mean` of A: `step(matrix)`, None where there is nothing to coarsen."""
-    found = Levels([], [mean(A)])
+    found = Levels([], [mean(function, A)])
     with plain_tensors():
         while len(found.operators) < max_levels and (A := found.operators[-1]).shape[0] > max_coarse:
+            level = f"{function}, level {len(found.steps)}" if found.steps else function
+            check_finite(level, A)
+            shared_inverse_diagonal(A, level)  # or a ValueError
             made = step(A)
             if made is None:
                 break
@@ -47,13 +55,14 @@ def coarse_matrix(P: CSR, R: CSR | None, A: CSR) -> CSR:
     return galerkin(P, A) if R is None else spgemm(R, spgemm(A, P))
 
 
-def mean(A: CSR) -> CSR:
-    """The mean of a batch of matrices, or the one matrix, without a graph."""
+def mean(function: str, A: CSR) -> CSR:
+    """The mean of a batch of square matrices, or the one matrix, without a graph."""
+    checks.square(function, "A", A.shape)
     values = plain_values(A.values)
     if values.shape != A.values.shape:
         raise ValueError(
-            "AMG: inside torch.func.vmap there is not one matrix to analyze; make an AMG outside, and pass "
-            "hierarchy=M.hierarchy"
+            f"{function}: inside torch.func.vmap there is not one matrix to analyze; make an AMG outside, "
+            "and pass hierarchy=M.hierarchy"
         )
     with plain_tensors():
         return CSR(values.reshape(-1, A.nnz).mean(0) if values.dim() > 1 else values, A.pattern)
@@ -84,7 +93,7 @@ def spectral_radius(A: CSR, symmetric: bool) -> float:
     steps for large matrices: more did not change a count of iterations. Else by 30 steps of Arnoldi's
     method, to about a percent.
     """
-    A = mean(A)
+    A = mean("AMG", A)
     with plain_tensors():
         d = diagonal(A)
     if symmetric and (d > 0).all():

@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.autograd import tracked
 from learnsolve.ops.core.linear_steps import LinearSteps, product
 from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.diagonal import shared_inverse_diagonal
 from learnsolve.preconditioners.base import Part, Preconditioner, check_numbers
 from learnsolve.preconditioners.multigrid._direct import DirectSolver
-from learnsolve.preconditioners.multigrid._hierarchy import Hierarchy, hierarchy_for
+from learnsolve.preconditioners.multigrid._given import hierarchy_for
+from learnsolve.preconditioners.multigrid._hierarchy import Hierarchy
 from learnsolve.preconditioners.multigrid._level import coarse_matrix, spectral_radius
 from learnsolve.preconditioners.multigrid._smoothers import (
     Chebyshev,
@@ -138,7 +138,8 @@ class AMG(Preconditioner):
         hierarchy, found = hierarchy_for(A, method, hierarchy, max_levels, max_coarse, same)
         weights = jacobi_weights(weight, hierarchy.sizes, A)
         kept = hierarchy if found else hierarchy.each(_kept)
-        self._set_up(_kept(A), kept, weights and [_kept(w) for w in weights], found if _same(A) else None)
+        plain = A.values.dim() == 1 and not tracked(A.values)  # then it is its mean, without a derivative
+        self._set_up(_kept(A), kept, weights and [_kept(w) for w in weights], found if plain else None)
 
     def _set_up(
         self, A: CSR, hierarchy: Hierarchy, weights: list[Weight] | None, found: list[CSR] | None = None
@@ -306,13 +307,6 @@ def _trained(T: Any) -> bool:
     """By others, in place, perhaps without a new version of the tensor."""
     t = T.values if isinstance(T, CSR) else T
     return isinstance(t, torch.nn.Parameter) or (isinstance(t, Tensor) and t.requires_grad)
-
-
-def _same(A: CSR) -> bool:
-    """Are the values of A those of its mean, without a derivative?"""
-    v = A.values
-    plain = type(v) is Tensor and not v.requires_grad and not is_functorch_wrapped_tensor(v)
-    return plain and v.dim() == 1 and unpack_dual(v).tangent is None
 
 
 def _kept(T: Any) -> Any:
