@@ -206,17 +206,17 @@ class Cached:
         """Keep `plan`, a result of something else, as what `make` would plan."""
         self._keep(_key(make, others), plan, others)
 
-    def _keep(self, key: str, plan: Any, others: tuple) -> Any:
+    def _keep(self, key: str, plan: Any, others: tuple = (), *, may_be_dropped: bool = False) -> Any:
         entry = self._entry(plan, self, key)
         for other in others:
             if isinstance(other, Cached) and other is not self:
                 other._free_with(entry)
-        if all(other is None or isinstance(other, (bool, str)) for other in others):
-            self._count(plan)  # there are a few of this kind
-        else:
+        if may_be_dropped or not all(other is None or isinstance(other, (bool, str)) for other in others):
             for part in _patterns(plan):
                 part._count_to(weakref.ref(entry))
             budget.add(entry, self._serial)
+        else:
+            self._count(plan)  # there are a few of this kind
         # Last: an interrupt before leaves a plan that is never found, and the next call makes another.
         self._entries[key] = entry
         return plan
@@ -233,11 +233,7 @@ class Cached:
     def _keep_last(self, key: str, value: Any) -> None:
         """Keep a value that depends on more than patterns, in the place of the last: whoever reads it sees
         whether it fits. It may be dropped, like a plan."""
-        entry = self._entry(value, self, key)
-        for part in _patterns(value):
-            part._count_to(weakref.ref(entry))
-        budget.add(entry, self._serial)
-        self._entries[key] = entry
+        self._keep(key, value, may_be_dropped=True)
 
     def _free_with(self, entry: Entry) -> None:
         """Drop a plan of another object when this one dies."""
