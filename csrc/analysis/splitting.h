@@ -11,6 +11,7 @@
 
 #include "analysis/aggregation.h"
 #include "analysis/interrupt.h"
+#include "analysis/pattern.h"
 
 namespace learnsolve::analysis {
 
@@ -33,7 +34,7 @@ template <class I>
 struct StrongGraph {
   std::vector<I> ptr, idx, tptr, tidx;
 
-  StrongGraph(const Graph<I>& A, const uint8_t* strong) : ptr(A.n + 1, 0), tptr(A.n + 1, 0) {
+  StrongGraph(const Graph<I>& A, const uint8_t* strong) : ptr(A.n + 1, 0), tptr(A.n + 1) {
     Pulse pulse;
     idx.resize(A.ptr[A.n] + 1);  // one more, to be written and not kept
     I end = 0;
@@ -41,17 +42,14 @@ struct StrongGraph {
       pulse(A.ptr[i + 1] - A.ptr[i] + 1);
       for (int64_t p = A.ptr[i]; p < A.ptr[i + 1]; ++p) {
         idx[end] = A.idx[p];
-        tptr[A.idx[p] + 1] += strong[p];
         end += strong[p];
       }
       ptr[i + 1] = end;
     }
     idx.resize(end);
-    for (int64_t i = 0; i < A.n; ++i) tptr[i + 1] += tptr[i];
-    tidx.resize(idx.size());
-    std::vector<I> next(tptr.begin(), tptr.end() - 1);
-    for (int64_t i = 0; i < A.n; ++i)
-      for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) tidx[next[idx[p]]++] = static_cast<I>(i);
+    tidx.resize(end);
+    std::vector<I> places(end);
+    transpose(ptr.data(), A.n, idx.data(), A.n, tptr.data(), tidx.data(), places.data());
   }
 };
 
