@@ -54,9 +54,19 @@ def leaderboard(_: Row) -> str:
             line[f"paid, {way}"] = str(row["paid after"])
         size = f"{count['matrices']} matrices, {count['unknowns']:,} unknowns"
         parts += [f"### {family[0].upper()}{family[1:]}: {size}", markdown([*lines.values()])]
-        failed = {k: v for k, v in record["failures"][family].items() if k.startswith(("tune", "train"))}
-        parts += [f"{key.split('|')[1]} fails: {why}." for key, why in failed.items()]
+        parts += _failures(record["failures"][family], count["matrices"])
     return "\n\n".join(parts)
+
+
+def _failures(reasons: dict[str, str], matrices: int) -> list[str]:
+    """A line for each contestant that failed, in training or on some of the matrices."""
+    found: dict[str, list[str]] = {}
+    for key, why in reasons.items():
+        phase, who = key.split("|")[:2]
+        found.setdefault(f"{who} fails" + (" on {} of {} matrices" if phase == "solve" else ""), []).append(
+            why
+        )
+    return [f"{who.format(len(whys), matrices)}: {whys[0]}." for who, whys in found.items()]
 
 
 def _name(row: Row) -> str:
