@@ -413,8 +413,10 @@ def test_the_leaderboard_prints_losers_and_never_beats_the_best_of_each_matrix(q
         assert {"MIC(0)", "PreCorrector of MIC(0)", "NeuralAMG", "learned choice"} <= {
             row["contestant"] for row in board if row["family"] == "log-normal cells"
         }
-    failures = [why for family in numbers["failures"].values() for why in family.values()]
-    assert all(why.startswith("ArithmeticError: a true residual of") for why in failures)
+    failures = [one for family in numbers["failures"].values() for one in family.items()]
+    for which, why in failures:  # only a compiled peer may take its process with it
+        died = why == "its process died" and which.split("|")[1] in ("AMGCL SA", "AMGCL RS", "gamg")
+        assert died or why.startswith("ArithmeticError: a true residual of"), (which, why)
 
 
 def test_a_choice_follows_the_features_and_a_bandit_finds_the_fastest(monkeypatch):
