@@ -1,0 +1,1 @@
+"""Nonlinear systems of equations, with gradients."""

@@ -1,0 +1,224 @@
+"""J d = b for the Jacobian of a residual: assembled or by products, factored or by a Krylov method.
+
+The preconditioner, made of an assembled Jacobian, is kept while it is good enough: it is made again where
+iterations take twice as many as they did when it was new, or fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.unchanged import version
+from learnsolve.nonlinear.implicit import Ended
+from learnsolve.nonlinear.residual import Residual
+from learnsolve.ops.add import add
+from learnsolve.ops.core.autograd import pullback, pushforward
+from learnsolve.ops.core.symmetry import symmetry
+from learnsolve.ops.diagonals import eye
+from learnsolve.ops.spsolve import factorized
+from learnsolve.preconditioners import AMG
+from learnsolve.solvers.bicgstab import bicgstab
+from learnsolve.solvers.cg import cg
+from learnsolve.solvers.core import choices
+from learnsolve.solvers.core.report import quiet
+from learnsolve.solvers.gmres import gmres
+from learnsolve.solvers.minres import minres
+from learnsolve.solvers.solution import CODE, Solution, Status, worst
+
+KRYLOV: dict[str, Callable[..., Solution]] = {"cg": cg, "minres": minres, "bicgstab": bicgstab, "gmres": gmres}
+LINEAR = ("auto", "direct", *KRYLOV)
+DIRECT = 2e9  # flops of SuperLU (choices.direct_cost): what a hierarchy and some cycles take, too
+_RESTART = 30  # of gmres
+
+
+class Products:
+    """v -> J v for blocks of columns of one column, by derivatives of f."""
+
+    def __init__(self, residual: Residual, u: Tensor, p: tuple[Tensor, ...], shift: Any, transpose: bool = False):
+        self.residual, self.u, self.p, self.shift, self.transpose = residual, u, p, shift, transpose
+        self.pull: Any = None
+
+    def __call__(self, v: Tensor) -> Tensor:
+        w = v.reshape(self.u.shape)
+
+        def f(z: Tensor) -> Tensor:
+            return self.residual(z, *self.p)
+
+        if self.transpose:
+            if self.pull is None:
+                self.pull = pullback(f, self.u)[1]
+            y = self.pull(w)[0]
+        elif forward_ad._current_level >= 0:
+            y = pushforward(lambda z: (f(z),), (self.u,), (w,))[0]
+        else:
+            y = torch.func.jvp(f, (self.u,), (w,))[1]
+        return (y if self.shift is None else y + self.shift * w).detach().reshape(v.shape)
+
+    @property
+    def T(self) -> Products:
+        return Products(self.residual, self.u, self.p, self.shift, not self.transpose)
+
+
+class Systems:
+    """Linear systems with the Jacobian of `residual` at the u and p of the last `update`."""
+
+    def __init__(self, residual: Residual, linear: Any, M: Any):
+        self.residual, self.linear, self.M = residual, linear, M
+        self.how, self.why = linear, ""
+        if residual.jacobian is None and linear == "auto":
+            self.how, self.why = "gmres", ": J by products"
+        self.kept: Any = None  # a preconditioner, and the iterations that it took when it was new
+        self.usual: int | None = None
+        self.u: Any = None
+        self.p: tuple[Tensor, ...] = ()
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Systems:
+        return Systems(self.residual.mapped(dims), self.linear, self.M)
+
+    @torch.no_grad()
+    def update(self, u: Tensor, p: tuple[Tensor, ...], shift: Tensor | None = None) -> None:
+        """The Jacobian at u, with `shift`, a number for each system, added to its diagonal."""
+        self.u, self.p, self.factors = u.detach(), tuple(t.detach() for t in p), None
+        assembled, batch = self.residual.jacobian, u.shape[: self.residual.levels]
+        if assembled is None:
+            self.A: Any = Products(self.residual, self.u, self.p, None if shift is None else over(shift, u))
+            return
+        values, n = assembled.values(self.u, *self.p).detach(), u.numel() // max(batch.numel(), 1)
+        self.A = CSR(values, assembled.known[0])
+        if self.A.shape != (n, n):
+            raise ValueError(
+                f"{self.residual.name}: jacobian(u, *args) must have shape {(n, n)}, as u has {n} entries, got "
+                f"{self.A.shape}"
+            )
+        if shift is not None:
+            self.A = add(self.A, eye(n, dtype=u.dtype, device=u.device), beta=shift.unsqueeze(-1))
+
+    def at(self, u: Tensor, p: tuple[Tensor, ...]) -> None:
+        """`update`, unless the Jacobian is that of u and p already."""
+        mine, same = (self.u, *self.p), self.u is not None
+        for a, b in zip((u, *p), mine, strict=False):
+            same = same and a.shape == b.shape and a.data_ptr() == b.data_ptr() and version(a) == version(b)
+        if not same:
+            self.update(u, p)
+
+    @torch.no_grad()
+    def solve(
+        self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False
+    ) -> Ended:
+        """J d = b, to rtol ||b||. The norms are those of the linear residual."""
+        levels, batch = self.residual.levels, b.shape[: self.residual.levels]
+        right = b.reshape(*batch, -1, 1) if levels else b.reshape(-1)
+        if self.how == "auto":
+            self._choose()
+        A = self.A.T if transpose else self.A
+        if callable(self.how):
+            x = self.how(A, right)
+            codes = right.new_zeros(batch, dtype=torch.long) + CODE[Status.CONVERGED]
+            norms = torch.zeros((*batch, 2))
+            return Ended(x.reshape(b.shape), norms, codes)
+        if self.how == "direct":
+            x, codes = self._direct(right, transpose)
+            size = torch.linalg.vector_norm(right, dim=-2 if levels else -1).reshape(batch)
+            return Ended(x.reshape(b.shape), torch.stack((size, torch.zeros_like(size)), -1), codes)
+        with quiet():
+            M = self._preconditioner()
+            M = M.T if transpose and M is not None else M
+            options = {"restart": _RESTART} if self.how == "gmres" else {}
+            solution = KRYLOV[self.how](A, right, M=M, rtol=rtol, maxiter=maxiter, **options)
+        codes = solution._codes
+        assert codes is not None
+        if self.linear == "auto" and solution.status in _OTHERWISE and self._another():
+            return self.solve(b, rtol, maxiter, transpose)
+        if self.usual is None:
+            self.usual = solution.iterations
+        elif solution.iterations > 2 * self.usual + 5 or worst(codes) != CODE[Status.CONVERGED]:
+            self.kept = None
+        norms = solution.residual_norms.reshape(*batch, -1)
+        return Ended(solution.x.reshape(b.shape), norms, codes.reshape(batch), solution.note)
+
+    def _direct(self, b: Tensor, transpose: bool) -> tuple[Tensor, Tensor]:
+        batch = b.shape[:-2]
+        codes = torch.full(batch, CODE[Status.CONVERGED], device=b.device)
+        try:
+            self.factors = factorized(self.A) if self.factors is None else self.factors
+            return self.factors.solve(b, transpose=transpose), codes
+        except ValueError as error:
+            if batch and batch.numel() > 1:
+                return self._one_by_one(b, transpose)
+            singular = "singular" in str(error) or "overflow" in str(error)
+            status = Status.SINGULAR_JACOBIAN if singular else Status.NON_FINITE
+            return torch.zeros_like(b), torch.full_like(codes, CODE[status])
+
+    def _one_by_one(self, b: Tensor, transpose: bool) -> tuple[Tensor, Tensor]:
+        """Of matrices of which some are singular."""
+        whole, n, batch = self.A, b.shape[-2], b.shape[:-2]
+        x, codes = [], []
+        for values, right in zip(whole.values.expand(*batch, -1).reshape(-1, whole.nnz), b.reshape(-1, n), strict=True):
+            self.A, self.factors = whole.with_values(values), None
+            solution, code = self._direct(right, transpose)
+            x.append(solution)
+            codes.append(code)
+        self.A, self.factors = whole, None
+        return torch.stack(x).reshape(b.shape), torch.stack(codes).reshape(batch)
+
+    def _choose(self) -> None:
+        A = self.A
+        symmetric = symmetry("root", A, None)
+        cost = choices.direct_cost(A.pattern) * max(A.batch_shape.numel(), 1)
+        positive = bool((A.diagonal() > 0).all())
+        if A.device.type == "cpu" and cost <= DIRECT:
+            self.how, self.why = "direct", ": a factorization is cheap"
+        elif symmetric and positive:
+            self.how, self.why = "cg", ": J is symmetric, its diagonal positive"
+        else:
+            self.how, self.why = "gmres", ": J is not symmetric" if not symmetric else ": J is indefinite"
+
+    def _another(self) -> bool:
+        """After an iteration that failed, where "auto" chose it."""
+        if not isinstance(self.A, CSR) or self.A.device.type != "cpu":
+            return False
+        if choices.direct_cost(self.A.pattern) <= choices.LAST_RESORT:
+            self.how, self.why = "direct", f": {self.how} failed"
+            return True
+        if self.how != "gmres":
+            self.how, self.why, self.kept = "gmres", f": {self.how} failed", None
+            return True
+        return False
+
+    def _preconditioner(self) -> Any:
+        if self.M is None or not isinstance(self.A, CSR):
+            return None
+        if self.kept is None:
+            self.usual = None
+            self.kept = self.M(self.A) if callable(self.M) else _fitting(self.A, self.how)
+        return self.kept
+
+    @property
+    def selected(self) -> str:
+        if callable(self.how):
+            return getattr(self.how, "__name__", "callable")
+        M = f" with {type(self.kept).__name__}" if self.kept is not None and self.how in KRYLOV else ""
+        return f"{self.how}{M}{self.why}"
+
+
+_OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
+
+
+def _fitting(A: CSR, method: str) -> Any:
+    diagonal = A.diagonal()
+    if bool((diagonal == 0).any()) or method == "minres":
+        return None
+    if method == "cg" and A.device.type == "cpu":
+        return AMG(A)
+    return choices.preconditioner("ILU0" if A.device.type == "cpu" else "Jacobi", A, None)[0]
+
+
+def over(t: Tensor, u: Tensor) -> Tensor:
+    """A number for each system, to multiply with u."""
+    return t.reshape(*t.shape, *[1] * (u.dim() - t.dim()))
