@@ -21,7 +21,7 @@ def root(
     u0: Tensor,
     *args: Any,
     method: str = "newton",
-    jacobian: Any = None,
+    jacobian: Any = "auto",
     linear: Any = "auto",
     M: Any = "auto",
     rtol: float | None = None,

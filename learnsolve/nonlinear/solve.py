@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +13,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import _full as full
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import plain_tensors
 from learnsolve.nonlinear.implicit import Ended, Implicit, Linearized, Rule
 from learnsolve.nonlinear.linear import Systems, over
 from learnsolve.nonlinear.newton import Settings
@@ -83,6 +88,7 @@ class Root(Rule):
         return solution
 
 
+DENSE = 200  # unknowns: a Jacobian with all entries, where no pattern is known
 INNER = 500  # iterations of the solve for a direction, at most
 
 
@@ -107,7 +113,11 @@ def solve(
     checks.one_of(name, "gradient", gradient, ("implicit", "unrolled"))
     checks.flag(name, "throw", throw)
     arguments = Arguments(f, args)
-    assembled = None if jacobian is None else Assembled(name, arguments.bind(jacobian))
+    assembled = None
+    if callable(jacobian):
+        assembled = Assembled(name, arguments.bind(jacobian))
+    elif jacobian == "auto" and u0.numel() <= DENSE:
+        assembled = Assembled(name, dense(arguments.bind(f)))
     residual = Residual(name, arguments.bind(f), assembled)
     systems = Systems(residual, linear, M)
     rtol = (settings.rtol or 1e-8) if adjoint_rtol is None else adjoint_rtol
@@ -132,6 +142,22 @@ def solve(
         solution = rule.solution(out._replace(note="" if ended is None else ended.note), rule.report if tracked(*p) else None)
     solution.seconds = time.perf_counter() - start if solution.x.is_cpu else None
     return solution
+
+
+def dense(f: Callable[..., Tensor]) -> Callable[..., CSR]:
+    """The Jacobian of f with all entries."""
+
+    def jacobian(u: Tensor, *p: Tensor) -> CSR:
+        J = torch.func.jacrev(f)(u, *p).reshape(-1)
+        return CSR(J, _full(u.numel(), u.device))
+
+    return jacobian
+
+
+@functools.lru_cache(16)
+def _full(n: int, device: torch.device) -> SparsityPattern:
+    with plain_tensors():
+        return full(torch.empty(n, n, device=device))
 
 
 def settings_of(name: str, u0: Any, rtol: Any, atol: Any, maxiter: Any, callback: Any, **others: Any) -> Settings:
