@@ -65,6 +65,9 @@ def product_starts(a_idx: np.ndarray, b_ptr: np.ndarray, perm: np.ndarray) -> np
 def greedy_coloring(
     ptr: np.ndarray, idx: np.ndarray, tptr: np.ndarray, tidx: np.ndarray, largest_first: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+def column_coloring(
+    ptr: np.ndarray, idx: np.ndarray, tptr: np.ndarray, tidx: np.ndarray, order: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
 def triangle(
     ptr: np.ndarray, idx: np.ndarray, perm: np.ndarray | None, upper: bool, k: int
 ) -> tuple[np.ndarray, ...] | None: ...

@@ -67,6 +67,21 @@ py::array table_of_triples(std::vector<I> table) {
   return array(table).reshape({lines, static_cast<py::ssize_t>(3)});
 }
 
+// (colors, ptr, vertices) of n vertices, by color, for `color(n, colors)`, which returns how many there are.
+template <class I, class Color>
+py::tuple grouped(int64_t n, const Color& color) {
+  Array<I> colors(n), vertices(n);
+  I *c = colors.mutable_data(), *v = vertices.mutable_data();
+  std::vector<I> first;
+  {
+    py::gil_scoped_release release;
+    const int64_t count = color(n, c);
+    first.resize(count + 1);
+    group_by_color(c, n, count, first.data(), v);
+  }
+  return py::make_tuple(colors, array(first), vertices);
+}
+
 template <class I>
 void bind_spgemm(py::module_& m) {
   m.def("count_products", [](const Array<I>& a_idx, const Array<I>& b_ptr) {
@@ -254,20 +269,16 @@ void bind(py::module_& m) {
   bind_spgemm<I>(m);
   m.def("greedy_coloring", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr,
                               const Array<I>& tidx, bool largest_first) {
-    const int64_t n = ptr.size() - 1;
-    Array<I> colors(n), rows(n);
-    I *c = colors.mutable_data(), *r = rows.mutable_data();
-    std::vector<I> first;
-    {
-      py::gil_scoped_release release;
-      const int64_t count =
-          greedy_coloring(ptr.data(), n, idx.data(), tptr.data(), tidx.data(), largest_first, c);
-      first.resize(count + 1);
-      group_by_color(c, n, count, first.data(), r);
-    }
-    Array<I> groups(first.size());
-    std::copy(first.begin(), first.end(), groups.mutable_data());
-    return py::make_tuple(colors, groups, rows);
+    return grouped<I>(ptr.size() - 1, [&](int64_t n, I* colors) {
+      return greedy_coloring(ptr.data(), n, idx.data(), tptr.data(), tidx.data(), largest_first, colors);
+    });
+  });
+  m.def("column_coloring", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr,
+                              const Array<I>& tidx, int order) {
+    return grouped<I>(tptr.size() - 1, [&](int64_t n, I* colors) {
+      return column_coloring(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), tptr.data(), n,
+                             tidx.data(), static_cast<Order>(order), colors);
+    });
   });
   m.def("merge_patterns",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx) {

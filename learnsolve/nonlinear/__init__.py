@@ -1,1 +1,5 @@
-"""Nonlinear systems of equations, with gradients."""
+"""Nonlinear functions: sparse Jacobians and Hessians, roots, fixed points, least squares, implicit time steps."""
+
+from learnsolve.nonlinear._jacobian import Jacobian, jacobian
+
+__all__ = ["Jacobian", "jacobian"]

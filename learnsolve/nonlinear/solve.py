@@ -17,6 +17,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import _full as full
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import plain_tensors
+from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
 from learnsolve.nonlinear.implicit import Ended, Implicit, Linearized, Rule
 from learnsolve.nonlinear.linear import Systems, over
 from learnsolve.nonlinear.newton import Settings
@@ -114,9 +115,13 @@ def solve(
     checks.flag(name, "throw", throw)
     arguments = Arguments(f, args)
     assembled = None
+    if jacobian is None or isinstance(jacobian, str):
+        checks.one_of(name, "jacobian", jacobian, ("auto", None))
+    elif not callable(jacobian):
+        assembled = Assembled(name, sparse_jacobian(arguments.bind(f), jacobian))
     if callable(jacobian):
         assembled = Assembled(name, arguments.bind(jacobian))
-    elif jacobian == "auto" and u0.numel() <= DENSE:
+    elif isinstance(jacobian, str) and u0.numel() <= DENSE:
         assembled = Assembled(name, dense(arguments.bind(f)))
     residual = Residual(name, arguments.bind(f), assembled)
     systems = Systems(residual, linear, M)

@@ -1,0 +1,76 @@
+"""A Jacobian from few derivatives: one for each color of its columns (or rows), and its entries taken out.
+
+Columns of one color have no row in common, so the derivative of f along the sum of their unit vectors shows
+the entries of all of them. Which entry stands where is planned once per pattern.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import ordering
+from learnsolve.matrix.pattern import SparsityPattern
+
+
+class Plan(NamedTuple):
+    """How the values of a pattern are read from compressed derivatives, an array of shape (count, length)."""
+
+    colors: Tensor
+    """Color of each element of a seed, shape (width,)."""
+    count: int
+    """Of the colors."""
+    length: int
+    """Of one derivative."""
+    group: int
+    """How many derivatives are computed at a time: they take about as much memory as the values."""
+    positions: Tensor
+    """Place of each value in the flattened array, int64, shape (nnz,), group by group."""
+    ptr: tuple[int, ...]
+    """Values of group g are those from ptr[g] to ptr[g + 1]."""
+    order: Tensor | None
+    """Place of each value of the pattern among them, int64, shape (nnz,); None: they are in its order."""
+
+
+def plan(pattern: SparsityPattern, mode: str) -> Plan:
+    """For products with J ("forward") or with J^T ("reverse")."""
+    return pattern._planned(_plan, mode)
+
+
+def _plan(pattern: SparsityPattern, mode: str) -> Plan:
+    seeded = pattern if mode == "forward" else pattern.T
+    coloring = ordering.column_coloring(seeded)
+    rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
+    shown, seeds = (rows, columns) if mode == "forward" else (columns, rows)
+    return make_plan(coloring, coloring.colors.long()[seeds], shown, seeded.shape)
+
+
+def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape: tuple[int, int]) -> Plan:
+    """Each value is that `element` of the derivative of that `color`, an array of `shape` times a seed."""
+    length, width = shape
+    group = max(1, -(-len(color) // max(length, width, 1)))
+    positions, order, ptr = color * length + element, None, (0, len(color))
+    if coloring.count > group:
+        by_group = (color // group).argsort(stable=True)
+        sizes = torch.bincount(color // group, minlength=-(-coloring.count // group))
+        ptr = (0, *sizes.cumsum(0).tolist())
+        positions = positions[by_group]
+        order = torch.empty_like(by_group)
+        order[by_group] = torch.arange(len(color), device=color.device)
+    return Plan(coloring.colors, coloring.count, length, group, positions, ptr, order)
+
+
+def compressed_values(derivative: Callable[[Tensor], Tensor], plan: Plan, like: Tensor) -> Tensor:
+    """The values, shape (nnz,), for the linear function `derivative` of seeds."""
+    parts = []
+    for g, first in enumerate(range(0, plan.count, plan.group)):
+        last = min(first + plan.group, plan.count)
+        some = torch.arange(first, last, device=like.device, dtype=plan.colors.dtype)
+        seeds = (plan.colors == some[:, None]).to(like.dtype)
+        shown = derivative(seeds[0]) if len(seeds) == 1 else torch.vmap(derivative)(seeds)
+        parts.append(shown.reshape(-1)[plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length])
+    if not parts:
+        return like.new_zeros(0)
+    values = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return values if plan.order is None else values[plan.order]
