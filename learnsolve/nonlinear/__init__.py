@@ -1,5 +1,9 @@
 """Nonlinear functions: sparse Jacobians and Hessians, roots, fixed points, least squares, implicit time steps."""
 
 from learnsolve.nonlinear._jacobian import Jacobian, jacobian
+from learnsolve.nonlinear.fixed_point import fixed_point
+from learnsolve.nonlinear.least_squares import least_squares
+from learnsolve.nonlinear.root import root
+from learnsolve.nonlinear.steppers import implicit_euler, trapezoidal
 
-__all__ = ["Jacobian", "jacobian"]
+__all__ = ["Jacobian", "fixed_point", "implicit_euler", "jacobian", "least_squares", "root", "trapezoidal"]

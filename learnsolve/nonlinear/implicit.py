@@ -27,6 +27,7 @@ class Ended(NamedTuple):
     norms: Tensor  # (..., iterations + 1)
     codes: Tensor  # (...)
     note: str = ""
+    normal: Tensor | None = None  # of least squares, ||J^T r||
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,70 +34,101 @@ from learnsolve.solvers.solution import CODE, Solution, Status, worst
 KRYLOV: dict[str, Callable[..., Solution]] = {"cg": cg, "minres": minres, "bicgstab": bicgstab, "gmres": gmres}
 LINEAR = ("auto", "direct", *KRYLOV)
 DIRECT = 2e9  # flops of SuperLU (choices.direct_cost): what a hierarchy and some cycles take, too
+INNER = 500  # iterations of a solve for a direction, at most
 _RESTART = 30  # of gmres
 
 
 class Products:
-    """v -> J v for blocks of columns of one column, by derivatives of f."""
+    """v -> J v for vectors (n,), or blocks of one column (..., n, 1), by derivatives of f."""
 
-    def __init__(self, residual: Residual, u: Tensor, p: tuple[Tensor, ...], shift: Any, transpose: bool = False):
-        self.residual, self.u, self.p, self.shift, self.transpose = residual, u, p, shift, transpose
+    def __init__(self, residual: Residual, u: Tensor, p: tuple[Tensor, ...], transpose: bool = False):
+        self.residual, self.u, self.p, self.transpose = residual, u, p, transpose
         self.pull: Any = None
 
     def __call__(self, v: Tensor) -> Tensor:
-        w = v.reshape(self.u.shape)
-
         def f(z: Tensor) -> Tensor:
             return self.residual(z, *self.p)
 
         if self.transpose:
             if self.pull is None:
-                self.pull = pullback(f, self.u)[1]
-            y = self.pull(w)[0]
+                self.r, self.pull = pullback(f, self.u)
+            y = self.pull(v.reshape(self.r.shape))[0]
         elif forward_ad._current_level >= 0:
-            y = pushforward(lambda z: (f(z),), (self.u,), (w,))[0]
+            y = pushforward(lambda z: (f(z),), (self.u,), (v.reshape(self.u.shape),))[0]
         else:
-            y = torch.func.jvp(f, (self.u,), (w,))[1]
-        return (y if self.shift is None else y + self.shift * w).detach().reshape(v.shape)
+            y = torch.func.jvp(f, (self.u,), (v.reshape(self.u.shape),))[1]
+        return column(y.detach(), self.residual.levels)
 
     @property
     def T(self) -> Products:
-        return Products(self.residual, self.u, self.p, self.shift, not self.transpose)
+        return Products(self.residual, self.u, self.p, not self.transpose)
+
+
+class Shifted:
+    """v -> A v + shift v."""
+
+    def __init__(self, A: Any, shift: Tensor):
+        self.A, self.shift = A, shift
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.A(v) + over(self.shift, v) * v
+
+    @property
+    def T(self) -> Shifted:
+        return Shifted(self.A.T, self.shift)
 
 
 class Systems:
     """Linear systems with the Jacobian of `residual` at the u and p of the last `update`."""
 
+    by_products = "gmres"  # the method where J is not assembled
+
     def __init__(self, residual: Residual, linear: Any, M: Any):
         self.residual, self.linear, self.M = residual, linear, M
         self.how, self.why = linear, ""
         if residual.jacobian is None and linear == "auto":
-            self.how, self.why = "gmres", ": J by products"
+            self.how, self.why = self.by_products, ": J by products"
         self.kept: Any = None  # a preconditioner, and the iterations that it took when it was new
         self.usual: int | None = None
         self.u: Any = None
         self.p: tuple[Tensor, ...] = ()
 
     def mapped(self, dims: tuple[int | None, ...]) -> Systems:
-        return Systems(self.residual.mapped(dims), self.linear, self.M)
+        return type(self)(self.residual.mapped(dims), self.linear, self.M)
 
     @torch.no_grad()
     def update(self, u: Tensor, p: tuple[Tensor, ...], shift: Tensor | None = None) -> None:
         """The Jacobian at u, with `shift`, a number for each system, added to its diagonal."""
-        self.u, self.p, self.factors = u.detach(), tuple(t.detach() for t in p), None
+        self.u, self.p = u.detach(), tuple(t.detach() for t in p)
         assembled, batch = self.residual.jacobian, u.shape[: self.residual.levels]
         if assembled is None:
-            self.A: Any = Products(self.residual, self.u, self.p, None if shift is None else over(shift, u))
-            return
-        values, n = assembled.values(self.u, *self.p).detach(), u.numel() // max(batch.numel(), 1)
-        self.A = CSR(values, assembled.known[0])
-        if self.A.shape != (n, n):
+            self.J: Any = Products(self.residual, self.u, self.p)
+        else:
+            values, n = assembled.values(self.u, *self.p).detach(), u.numel() // max(batch.numel(), 1)
+            self.J = CSR(values, assembled.known[0])
+            self.check(n)
+        self.matrix = self.of(self.J)
+        self.shift(shift)
+
+    def check(self, n: int) -> None:
+        if self.J.shape != (n, n):
             raise ValueError(
                 f"{self.residual.name}: jacobian(u, *args) must have shape {(n, n)}, as u has {n} entries, got "
-                f"{self.A.shape}"
+                f"{self.J.shape}"
             )
-        if shift is not None:
-            self.A = add(self.A, eye(n, dtype=u.dtype, device=u.device), beta=shift.unsqueeze(-1))
+
+    def of(self, J: Any) -> Any:
+        """The matrix of the systems."""
+        return J
+
+    def shift(self, shift: Tensor | None) -> None:
+        self.A: Any = self.matrix
+        self.factors: Any = None
+        if shift is not None and isinstance(self.A, CSR):
+            n, values = self.A.shape[0], self.A.values
+            self.A = add(self.A, eye(n, dtype=values.dtype, device=values.device), beta=shift.unsqueeze(-1))
+        elif shift is not None:
+            self.A = Shifted(self.A, shift)
 
     def at(self, u: Tensor, p: tuple[Tensor, ...]) -> None:
         """`update`, unless the Jacobian is that of u and p already."""
@@ -113,7 +144,7 @@ class Systems:
     ) -> Ended:
         """J d = b, to rtol ||b||. The norms are those of the linear residual."""
         levels, batch = self.residual.levels, b.shape[: self.residual.levels]
-        right = b.reshape(*batch, -1, 1) if levels else b.reshape(-1)
+        right = column(b, levels)
         if self.how == "auto":
             self._choose()
         A = self.A.T if transpose else self.A
@@ -153,7 +184,7 @@ class Systems:
                 return self._one_by_one(b, transpose)
             singular = "singular" in str(error) or "overflow" in str(error)
             status = Status.SINGULAR_JACOBIAN if singular else Status.NON_FINITE
-            return torch.zeros_like(b), torch.full_like(codes, CODE[status])
+            return torch.full_like(b, torch.nan), torch.full_like(codes, CODE[status])
 
     def _one_by_one(self, b: Tensor, transpose: bool) -> tuple[Tensor, Tensor]:
         """Of matrices of which some are singular."""
@@ -192,12 +223,21 @@ class Systems:
         return False
 
     def _preconditioner(self) -> Any:
-        if self.M is None or not isinstance(self.A, CSR):
+        if self.kept is None and (self.M is None or not isinstance(self.A, CSR)):
             return None
         if self.kept is None:
             self.usual = None
             self.kept = self.M(self.A) if callable(self.M) else _fitting(self.A, self.how)
         return self.kept
+
+    def inverse(self) -> Any:
+        """An approximation of the inverse of an assembled matrix, for a system near this one."""
+        if self.how == "auto":
+            self._choose()
+        if self.how != "direct":
+            return self._preconditioner()
+        self.factors = factorized(self.A) if self.factors is None else self.factors
+        return self.factors.solve
 
     @property
     def selected(self) -> str:
@@ -217,6 +257,11 @@ def _fitting(A: CSR, method: str) -> Any:
     if method == "cg" and A.device.type == "cpu":
         return AMG(A)
     return choices.preconditioner("ILU0" if A.device.type == "cpu" else "Jacobi", A, None)[0]
+
+
+def column(u: Tensor, levels: int) -> Tensor:
+    """u as a vector, or as one column for each system."""
+    return u.reshape(*u.shape[:levels], -1, 1) if levels else u.reshape(-1)
 
 
 def over(t: Tensor, u: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear.implicit import Ended
-from learnsolve.nonlinear.linear import Systems, over
+from learnsolve.nonlinear.linear import Systems, column, over
 from learnsolve.nonlinear.residual import Residual
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
@@ -41,6 +41,9 @@ class Settings:
     chord: bool = False
     memory: int = 5
     damping: Any = 1.0
+    normal: bool = False  # J^T r is what becomes small
+    gauss_newton: bool = False
+    relative_to_u: bool = False  # ||r|| <= 10 eps ||u|| will do, too
 
 
 def norm(r: Tensor, levels: int) -> Tensor:
@@ -50,10 +53,14 @@ def norm(r: Tensor, levels: int) -> Tensor:
 class Progress:
     """Norms, codes and what is said of the systems while a loop runs."""
 
-    def __init__(self, settings: Settings, first: Tensor):
+    def __init__(
+        self, settings: Settings, first: Tensor, measured: Tensor | None = None, floor: float | Tensor = 0.0
+    ):
+        """`measured` is what becomes small, if not the norm of the residual, to no less than `floor`."""
+        measured = first if measured is None else measured
         self.settings, self.norms = settings, [first]
-        self.target = (settings.rtol * first).clamp(min=settings.atol)
-        self.codes = torch.where(first <= self.target, CODE[Status.CONVERGED], 0)
+        self.target = (settings.rtol * measured).clamp(min=settings.atol).clamp(min=floor)
+        self.codes = torch.where(measured <= self.target, CODE[Status.CONVERGED], 0)
         self.limit = first / torch.finfo(first.dtype).eps
 
     @property
@@ -63,16 +70,16 @@ class Progress:
     def stop(self, which: Tensor, status: Status) -> None:
         self.codes = torch.where(which & self.running, CODE[status], self.codes)
 
-    def step(self, u: Tensor, size: Tensor) -> None:
+    def step(self, u: Tensor, size: Tensor, measured: Tensor | None = None) -> None:
         """After an iteration."""
         self.norms.append(size)
-        self.stop(size <= self.target, Status.CONVERGED)
+        self.stop((size if measured is None else measured) <= self.target, Status.CONVERGED)
         self.stop(~torch.isfinite(size), Status.NON_FINITE)
         self.stop(size > self.limit, Status.DIVERGED)
         if self.settings.callback is not None:
             reached = self.codes == CODE[Status.CONVERGED]
             iteration = Iteration(len(self.norms) - 1, u.detach(), size, reached)
-            if self.settings.callback(iteration) is True:
+            if self.settings.callback(iteration):
                 self.stop(self.running, Status.STOPPED_BY_CALLBACK)
 
     def ended(self, u: Tensor, note: str = "") -> Ended:
@@ -92,7 +99,8 @@ def newton(
     """From u, with r = f(u). `direction`(u, b, eta, shift) solves (J(u) + shift) d = b to eta ||b||, where
     `systems` holds that matrix."""
     size = norm(r, f.levels)
-    progress = Progress(o, size)
+    floor = 10 * torch.finfo(size.dtype).eps * norm(u, f.levels) if o.relative_to_u else 0.0
+    progress = Progress(o, size, floor=floor)
     tau = None if o.pseudo_transient is None else torch.full_like(size, o.pseudo_transient)
     eta, fresh, slow, base, shift = _LEAST if o.forcing is None else o.forcing, False, True, u, None
     while len(progress.norms) <= o.maxiter and bool((running := progress.running).any()):
@@ -193,11 +201,9 @@ def _explain(progress: Progress, failed: Tensor, codes: Tensor, size: Tensor, sy
 @torch.no_grad()
 def rounding_level(systems: Systems, u: Tensor, levels: int) -> Tensor:
     """What the rounding of u alone makes of f: 10 eps || |J| |u| ||, or about that where J is not known."""
-    A, u = systems.A, u.detach()
-    flat = u.reshape(*u.shape[:levels], -1, 1)
-    if isinstance(A, CSR):
-        image = A.with_values(A.values.abs()) @ flat.abs()
+    J, flat = systems.J, column(u.detach(), levels)
+    if isinstance(J, CSR):
+        image = J.with_values(J.values.abs()) @ flat.abs()
     else:
-        signs = 1 - 2 * (torch.arange(flat.shape[-2], device=u.device) % 2)
-        image = A(flat * signs.unsqueeze(-1))
+        image = J(flat * (1 - 2 * (torch.arange(flat.numel(), device=u.device) % 2)).reshape(flat.shape))
     return 10 * torch.finfo(u.dtype).eps * norm(image, levels)

@@ -62,8 +62,12 @@ class Residual:
     """f of u and tensors, and its Jacobian where it is assembled, for one system, or for as many as the
     leading `levels` axes of u hold, one for each vmap."""
 
-    def __init__(self, name: str, call: Callable[..., Tensor], jacobian: Any = None, levels: int = 0):
+    def __init__(
+        self, name: str, call: Callable[..., Tensor], jacobian: Any = None, levels: int = 0, words: str = "f u"
+    ):
         self.name, self.call, self.jacobian, self.levels = name, call, jacobian, levels
+        self.words = words  # of messages: the function, the unknowns
+        self.trusted = False  # it was checked before
 
     def __call__(self, u: Tensor, *tensors: Tensor) -> Tensor:
         return self.call(u, *tensors)
@@ -71,52 +75,54 @@ class Residual:
     def mapped(self, dims: tuple[int | None, ...]) -> Residual:
         """Over a new first axis of u, and of the tensors where dims has 0."""
         jacobian = None if self.jacobian is None else self.jacobian.mapped(dims)
-        return Residual(self.name, torch.vmap(self.call, (0, *dims)), jacobian, self.levels + 1)
+        other = Residual(self.name, torch.vmap(self.call, (0, *dims)), jacobian, self.levels + 1, self.words)
+        other.trusted = self.trusted
+        return other
 
     def first(self, u: Tensor, tensors: tuple[Tensor, ...], square: bool, unrolled: bool) -> Tensor:
         """f(u), checked: its shape, dtype and numbers, and whether f is a function of u and args alone."""
-        name = self.name
+        name, (f, v) = self.name, self.words.split()
         u, tensors = u.detach(), tuple(t.detach() for t in tensors)
         before = [version(t) for t in (u, *tensors)]
         with torch.set_grad_enabled(not unrolled):
             r = self(u, *tensors)
         if not isinstance(r, Tensor):
-            raise TypeError(f"{name}: f(u, *args) must return a torch.Tensor, got {type(r).__name__}")
+            raise TypeError(f"{name}: {f}({v}, *args) must return a torch.Tensor, got {type(r).__name__}")
         changed = [i for i, t in enumerate((u, *tensors)) if version(t) != before[i]]
         if changed:
-            what = "u" if changed[0] == 0 else "one of args"
-            raise ValueError(f"{name}: f changes {what} in place; let it work on a copy, {what}.clone()")
+            what = v if changed[0] == 0 else "one of args"
+            raise ValueError(f"{name}: {f} changes {what} in place; let it work on a copy, {what}.clone()")
         if is_functorch_wrapped_tensor(r):
             raise ValueError(
-                f"{name}: f uses a tensor that torch.func transforms (vmap, grad, jvp) and that is not among its "
-                "arguments; pass it, f(u, *args)"
+                f"{name}: {f} uses a tensor that torch.func transforms (vmap, grad, jvp) and that is not among its "
+                f"arguments; pass it, {f}({v}, *args)"
             )
         if r.requires_grad:
             raise ValueError(
-                f"{name}: f uses a tensor that requires grad and that is not among its arguments, so it would "
-                'get no gradient; pass it, f(u, *args), detach it, or use gradient="unrolled"'
+                f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it would "
+                f'get no gradient; pass it, {f}({v}, *args), detach it, or use gradient="unrolled"'
             )
         if square and r.shape != u.shape:
             shapes = (tuple(t.shape[self.levels :]) for t in (u, r))
             raise ValueError(
-                f"{name}: f(u, *args) must have the shape of u, {next(shapes)}, as many equations as unknowns, "
+                f"{name}: {f}({v}, *args) must have the shape of {v}, {next(shapes)}, as many equations as unknowns, "
                 f"got {next(shapes)}; least_squares takes any number of equations"
             )
         if r.dtype != u.dtype or r.device != u.device:
             raise TypeError(
-                f"{name}: f(u, *args) must have dtype and device of u, {u.dtype} on {u.device}, got {r.dtype} "
-                f"on {r.device}; convert args, or u0, with .to()"
+                f"{name}: {f}({v}, *args) must have dtype and device of {v}, {u.dtype} on {u.device}, got {r.dtype} "
+                f"on {r.device}; convert args, or {v}0, with .to()"
             )
         if not bool(torch.isfinite(r).all()):
             bad = int((~torch.isfinite(r)).sum())
             raise ValueError(
-                f"{name}: f(u0, *args) must be finite, got {bad} of {r.numel()} entries that are not; start "
-                "from another u0, or check args"
+                f"{name}: {f}({v}0, *args) must be finite, got {bad} of {r.numel()} entries that are not; start "
+                f"from another {v}0, or check args"
             )
         with torch.no_grad():
-            if not torch.equal(r, self(u, *tensors)):
+            if not self.trusted and not torch.equal(r, self(u, *tensors)):
                 raise ValueError(
-                    f"{name}: f(u0, *args) gave other numbers when it was called again; a solve needs a "
+                    f"{name}: {f}({v}0, *args) gave other numbers when it was called again; a solve needs a "
                     "function: draw random numbers outside and pass them, and put modules with dropout in eval()"
                 )
         return r

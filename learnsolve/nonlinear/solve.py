@@ -19,15 +19,16 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import plain_tensors
 from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
 from learnsolve.nonlinear.implicit import Ended, Implicit, Linearized, Rule
-from learnsolve.nonlinear.linear import Systems, over
+from learnsolve.nonlinear.linear import INNER, LINEAR, Systems, over
 from learnsolve.nonlinear.newton import Settings
 from learnsolve.nonlinear.residual import Arguments, Assembled, Residual
 from learnsolve.ops.core.autograd import tracked
 from learnsolve.solvers.core.gradient import mapped
 from learnsolve.solvers.core.report import report
-from learnsolve.solvers.solution import Report, Solution
+from learnsolve.solvers.solution import Iteration, Report, Solution
 
 Loop = Callable[..., Ended]
+DENSE = 200  # unknowns: a Jacobian with all entries, where no pattern is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +43,8 @@ class Root(Rule):
     throw: bool
     ended: Report
     report: Report
-    square: bool = True
     shift: Tensor | None = None  # of a direction of the unrolled loop
+    square = True
 
     def F(self, x: Tensor, *p: Tensor) -> Tensor:
         r = self.f(x, *p)
@@ -51,28 +52,27 @@ class Root(Rule):
 
     def find(self, x0: Tensor | None, *p: Tensor) -> Ended:
         assert x0 is not None
-        r = self.f.first(x0, p, self.square, False)
-        out = self.loop(self.f, self.systems, self._direction(p), x0.clone(), p, r, self.settings)
-        self.ended.solution = solution = self.solution(out, None)
-        requested = self.settings.rtol > 0 or self.settings.atol > 0
-        report(self.f.name, solution, self.throw, requested)
-        return out
+        return self.run(x0.clone(), p, self.f.first(x0.clone(), p, self.square, False))
 
-    def _direction(self, p: tuple[Tensor, ...]) -> Callable[..., Ended]:
+    def run(self, u: Tensor, p: tuple[Tensor, ...], r: Tensor) -> Ended:
         def direction(u: Tensor, b: Tensor, eta: float, shift: Tensor | None) -> Ended:
             if not torch.is_grad_enabled():
                 return self.systems.solve(b, eta, INNER)
             step = replace(self, systems=copy.copy(self.systems), adjoint=(eta, INNER), shift=shift)
             return Ended(*Implicit.apply(Linearized(step, False), None, b, u, *p))  # type: ignore[misc]
 
-        return direction
+        out = self.loop(self.f, self.systems, direction, u, p, r, self.settings)
+        self.ended.solution = solution = self.solution(out)
+        report(self.f.name, solution, self.throw, self.settings.rtol > 0 or self.settings.atol > 0)
+        return out
 
     def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
         self.systems.at(x, p)
-        rtol, maxiter = self.adjoint
-        out = self.systems.solve(b, rtol, maxiter, transpose)
-        if maxiter != INNER:
-            self.report.solution = solution = self.solution(out, None)
+        return self.reported(self.systems.solve(b, *self.adjoint, transpose), transpose)
+
+    def reported(self, out: Ended, transpose: bool) -> Ended:
+        if self.adjoint[1] != INNER:  # else it is a direction of the loop
+            self.report.solution = solution = self.solution(out)
             what = "adjoint solve of the backward" if transpose else "solve for the tangent"
             advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
             report(f"{self.f.name}, {what}", solution, self.throw, True, advice)
@@ -82,15 +82,12 @@ class Root(Rule):
         systems = self.systems.mapped(dims)
         return replace(self, f=systems.residual, systems=systems)
 
-    def solution(self, out: Ended, adjoint: Report | None) -> Solution:
+    def solution(self, out: Ended, adjoint: Report | None = None) -> Solution:
         iterations = out.norms.shape[-1] - 1
         solution = Solution(out.x, iterations, out.norms, -1, codes=out.codes, adjoint=adjoint, note=out.note)
         solution.selected = self.systems.selected
+        solution.normal_residual_norm = out.normal
         return solution
-
-
-DENSE = 200  # unknowns: a Jacobian with all entries, where no pattern is known
-INNER = 500  # iterations of the solve for a direction, at most
 
 
 def solve(
@@ -108,69 +105,81 @@ def solve(
     throw: bool,
     adjoint_rtol: float | None,
     adjoint_maxiter: int | None,
-    square: bool = True,
+    residual: Callable[..., Any] | None = None,
+    words: str = "f u",
+    kind: Callable[..., Root] = Root,
+    systems: type[Systems] = Systems,
+    trusted: bool = False,
 ) -> Solution:
+    """f is the user's; `residual`, made of it, is what becomes zero."""
     start = time.perf_counter()
     checks.one_of(name, "gradient", gradient, ("implicit", "unrolled"))
     checks.flag(name, "throw", throw)
+    if not callable(linear):
+        checks.one_of(name, "linear", linear, LINEAR)
     arguments = Arguments(f, args)
-    assembled = None
-    if jacobian is None or isinstance(jacobian, str):
-        checks.one_of(name, "jacobian", jacobian, ("auto", None))
-    elif not callable(jacobian):
-        assembled = Assembled(name, sparse_jacobian(arguments.bind(f), jacobian))
-    if callable(jacobian):
-        assembled = Assembled(name, arguments.bind(jacobian))
-    elif isinstance(jacobian, str) and u0.numel() <= DENSE:
-        assembled = Assembled(name, dense(arguments.bind(f)))
-    residual = Residual(name, arguments.bind(f), assembled)
-    systems = Systems(residual, linear, M)
-    rtol = (settings.rtol or 1e-8) if adjoint_rtol is None else adjoint_rtol
-    rule = Root(
-        residual, systems, loop, settings, (rtol, adjoint_maxiter), throw, Report(), Report(), square
-    )
-    p = arguments.tensors
+    p, call = arguments.tensors, arguments.bind(f if residual is None else residual)
+    r = Residual(name, call, _assembled(name, arguments, call, jacobian, u0), words=words)
+    r.trusted = trusted
+    rtol = (settings.rtol or torch.finfo(u0.dtype).eps ** 0.5) if adjoint_rtol is None else adjoint_rtol
+    rule = kind(r, systems(r, linear, M), loop, settings, (rtol, adjoint_maxiter), throw, Report(), Report())
     if gradient == "unrolled":
         if any(mapped(t) for t in (u0, *p)):
             raise NotImplementedError(
                 f'{name}: vmap needs gradient="implicit", since the number of iterations depends on the data'
             )
-        r = residual.first(u0, p, square, True)
-        r = residual(u0, *p)
-        out = loop(residual, systems, rule._direction(p), u0, p, r, settings)
-        solution = rule.solution(out, None)
-        report(name, solution, throw, settings.rtol > 0 or settings.atol > 0)
+        r.first(u0, p, rule.square, True)
+        solution = rule.solution(rule.run(u0, p, r(u0, *p)))
     else:
-        u0 = u0.detach()
-        out = Ended(*Implicit.apply(rule, u0, *p))  # type: ignore[misc]
-        ended = rule.ended.solution
-        solution = rule.solution(out._replace(note="" if ended is None else ended.note), rule.report if tracked(*p) else None)
+        out = Ended(*Implicit.apply(rule, u0.detach(), *p))  # type: ignore[misc]
+        if (ended := rule.ended.solution) is not None:
+            out = out._replace(note=ended.note, normal=ended.normal_residual_norm)
+        solution = rule.solution(out, rule.report if tracked(*p) else None)
     solution.seconds = time.perf_counter() - start if solution.x.is_cpu else None
     return solution
+
+
+def _assembled(name: str, arguments: Arguments, call: Callable, jacobian: Any, u0: Tensor) -> Assembled | None:
+    """The Jacobian that a user's `jacobian` gives, or its pattern; None: only its products are known."""
+    if callable(jacobian) and not isinstance(jacobian, CSR):
+        return Assembled(name, arguments.bind(jacobian))
+    if jacobian is not None and not isinstance(jacobian, str):
+        return Assembled(name, sparse_jacobian(call, jacobian))
+    checks.one_of(name, "jacobian", jacobian, ("auto", None))
+    return Assembled(name, dense(call)) if jacobian is not None and u0.numel() <= DENSE else None
 
 
 def dense(f: Callable[..., Tensor]) -> Callable[..., CSR]:
     """The Jacobian of f with all entries."""
 
     def jacobian(u: Tensor, *p: Tensor) -> CSR:
-        J = torch.func.jacrev(f)(u, *p).reshape(-1)
-        return CSR(J, _full(u.numel(), u.device))
+        J = torch.func.jacrev(f)(u, *p)
+        return CSR(J.reshape(-1), _full(J.numel() // u.numel(), u.numel(), u.device))
 
     return jacobian
 
 
 @functools.lru_cache(16)
-def _full(n: int, device: torch.device) -> SparsityPattern:
+def _full(m: int, n: int, device: torch.device) -> SparsityPattern:
     with plain_tensors():
-        return full(torch.empty(n, n, device=device))
+        return full(torch.empty(m, n, device=device))
 
 
-def settings_of(name: str, u0: Any, rtol: Any, atol: Any, maxiter: Any, callback: Any, **others: Any) -> Settings:
+def settings_of(
+    name: str,
+    start: str,
+    u0: Any,
+    rtol: float | None,
+    atol: float,
+    maxiter: int,
+    callback: Callable[[Iteration], Any] | None,
+    **others: Any,
+) -> Settings:
     """Checked."""
-    checks.tensor(name, "u0", u0)
-    checks.dtype(name, "u0", u0)
+    checks.tensor(name, start, u0)
+    checks.dtype(name, start, u0)
     if u0.numel() == 0:
-        raise ValueError(f"{name}: u0 must have at least one entry, got shape {tuple(u0.shape)}")
+        raise ValueError(f"{name}: {start} must have at least one entry, got shape {tuple(u0.shape)}")
     rtol = torch.finfo(u0.dtype).eps ** 0.5 if rtol is None else rtol
     for key, value in (("rtol", rtol), ("atol", atol)):
         checks.tolerance(name, key, value)
