@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.nonlinear.implicit import Ended
-from learnsolve.nonlinear.linear import over
-from learnsolve.nonlinear.newton import Progress, Settings, norm
+from learnsolve.nonlinear.linear import norm, over
+from learnsolve.nonlinear.newton import Progress, Settings
 from learnsolve.nonlinear.residual import Residual
 
 _RIDGE = 1e3  # in rounding units, for differences of length one
@@ -24,7 +24,7 @@ def anderson(
 ) -> Ended:
     """x_{k+1} = x_k - d F_k - sum_j gamma_j (Dx_j - d DF_j), where gamma minimizes ||F_k - sum_j gamma_j DF_j||
     over the last `memory` differences, and d is the damping."""
-    progress = Progress(o, norm(r, f.levels))
+    progress = Progress(o, r, norm(r, f.levels))
     steps: list[Tensor] = []
     changes: list[Tensor] = []
     while len(progress.norms) <= o.maxiter and bool((running := progress.running).any()):
@@ -39,7 +39,7 @@ def anderson(
         if o.memory == 0:
             steps, changes = [], []
         x, r = x_next, r_next
-        progress.step(x, torch.where(running, norm(r, f.levels), progress.norms[-1]))
+        progress.step(x, r, norm(r, f.levels))
     return progress.ended(x)
 
 

@@ -76,13 +76,28 @@ def fixed_point(
     """
     settings = settings_of("fixed_point", "x0", x0, rtol, atol, maxiter, callback)
     settings.memory = checks.integer("fixed_point", "memory", memory, 0)
-    settings.damping = damping if isinstance(damping, Tensor) else checks.number("fixed_point", "damping", damping)
+    settings.damping = (
+        damping if isinstance(damping, Tensor) else checks.number("fixed_point", "damping", damping)
+    )
 
     def residual(x: Tensor, *args: Any) -> Any:
         y = g(x, *args)
         return x - y if isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype else y
 
     return solve(
-        "fixed_point", g, x0, args, anderson, settings, jacobian=jacobian, linear=linear, M=M, gradient=gradient,
-        throw=throw, adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter, residual=residual, words="g x",
+        "fixed_point",
+        g,
+        x0,
+        args,
+        anderson,
+        settings,
+        jacobian=jacobian,
+        linear=linear,
+        M=M,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        residual=residual,
+        words="g x",
     )

@@ -10,11 +10,19 @@ same rule: all orders. J is only ever solved with, at numbers; its own derivativ
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._autograd import (
+    _pop_saved_tensors_default_hooks,
+    _push_saved_tensors_default_hooks,
+    _top_saved_tensors_default_hooks,
+)
+from torch._C._functorch import unwrap_if_dead
 
 from learnsolve.matrix.autocast import full_precision
 from learnsolve.ops.core.autograd import keep_for_forward_mode, pullback, pushforward
@@ -47,6 +55,9 @@ class Rule:
 
     def mapped(self, dims: tuple[int | None, ...]) -> Rule:
         raise NotImplementedError
+
+    def release(self) -> None:
+        """Keep no matrix, now or after a `solve`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +98,11 @@ class Implicit(torch.autograd.Function):
 
     @staticmethod
     def forward(rule: Rule, x0: Tensor | None, *p: Tensor):
-        return tuple(rule.find(x0, *p)[:3])
+        with _without_hooks() as checkpointed:
+            out = tuple(rule.find(x0, *p)[:3])
+        if checkpointed:  # else what a rule keeps, which is no saved tensor, would live as long as the graph
+            rule.release()
+        return out
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -100,7 +115,7 @@ class Implicit(torch.autograd.Function):
     @staticmethod
     @full_precision
     def backward(ctx: Any, g: Tensor | None, *_: Any):  # type: ignore[override]
-        x, *p = ctx.saved_tensors
+        x, *p = (unwrap_if_dead(t) for t in ctx.saved_tensors)
         at = [i for i in range(len(p)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(p)
         if g is not None and at:
@@ -144,3 +159,18 @@ def _of_some(rule: Rule, x: Tensor, p: list[Tensor], at: list[int]) -> Any:
         return rule.F(x, *every)
 
     return F
+
+
+@contextmanager
+def _without_hooks() -> Iterator[bool]:
+    """torch.func does not work under saved-tensor hooks, such as those of a checkpoint around a solve. Nothing
+    is saved inside of a forward, which may do without them."""
+    hooks: list[Any] = []
+    while (top := _top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        _pop_saved_tensors_default_hooks()
+    try:
+        yield bool(hooks)
+    finally:
+        for pack, unpack in reversed(hooks):
+            _push_saved_tensors_default_hooks(pack, unpack)

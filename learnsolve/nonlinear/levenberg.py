@@ -13,8 +13,8 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear.implicit import Ended
-from learnsolve.nonlinear.linear import INNER, Systems, column, over
-from learnsolve.nonlinear.newton import Progress, Settings, norm, rounding_level
+from learnsolve.nonlinear.linear import INNER, Systems, column, norm, over
+from learnsolve.nonlinear.newton import Progress, Settings, rounding_level
 from learnsolve.nonlinear.residual import Residual
 from learnsolve.solvers.solution import Status
 
@@ -76,14 +76,18 @@ def levenberg_marquardt(
     systems.update(u, p)
     g = systems.gradient(r)
     steep = first = norm(g, levels)
-    progress = Progress(o, size, steep if o.normal else size)
+    progress = Progress(o, r, size, steep if o.normal else size)
     start = systems.scale(g)
     start = torch.where(start > 0, start, 1)
     mu, nu = (0 if o.gauss_newton else _FIRST) * start, torch.full_like(size, 2.0)
     eps = torch.finfo(u.dtype).eps
     while len(progress.norms) <= o.maxiter and bool((running := progress.running).any()):
         systems.shift(mu)
-        eta = float((steep / first.clamp(min=torch.finfo(u.dtype).tiny)).max()) if o.forcing is None else o.forcing
+        eta = (
+            float((steep / first.clamp(min=torch.finfo(u.dtype).tiny)).max())
+            if o.forcing is None
+            else o.forcing
+        )
         solved = systems.solve(torch.where(over(running, g), -g, 0), min(max(eta, 10 * eps), 1e-2), INNER)
         lost = ~torch.isfinite(norm(solved.x, levels))
         d = torch.where(over(lost, u), 0, solved.x)
@@ -93,8 +97,17 @@ def levenberg_marquardt(
         model = (d * (over(mu, d) * d - g)).flatten(levels).sum(-1) / 2
         gain = (size - size_next) * (size + size_next) / 2 / torch.where(model > 0, model, 1)
         noise = model <= 10 * eps * size**2  # no decrease can be seen
-        good = running & ~lost & (model > 0) & torch.where(noise, size_next <= size * (1 + 10 * eps), gain > _DECREASE)
-        mu = torch.where(good, mu * (1 - (2 * gain.clamp(0, 1) - 1) ** 3).clamp(min=1 / 3), torch.where(mu > 0, mu, _FIRST * start) * nu)
+        good = (
+            running
+            & ~lost
+            & (model > 0)
+            & torch.where(noise, size_next <= size * (1 + 10 * eps), gain > _DECREASE)
+        )
+        mu = torch.where(
+            good,
+            mu * (1 - (2 * gain.clamp(0, 1) - 1) ** 3).clamp(min=1 / 3),
+            torch.where(mu > 0, mu, _FIRST * start) * nu,
+        )
         nu = torch.where(good, 2.0, 2 * nu)
         moved = over(good, u)
         u, r = torch.where(moved, u_next, u), torch.where(over(good, r), r_next, r)
@@ -103,8 +116,11 @@ def levenberg_marquardt(
             systems.update(u, p)
             g = systems.gradient(r)
             steep = norm(g, levels)
-        progress.step(u, size, steep if o.normal else size)
+        progress.step(u, r, size, steep if o.normal else size)
         ended = noise & ((steep > before / 2) | ~good)
         progress.stop(ended & (o.normal | (size <= rounding_level(systems, u, levels))), Status.STAGNATED)
-        progress.stop(ended | (mu > _LARGEST * start) & ~good, Status.LINE_SEARCH_FAILED if o.normal else Status.SINGULAR_JACOBIAN)
+        progress.stop(
+            ended | (mu > _LARGEST * start) & ~good,
+            Status.LINE_SEARCH_FAILED if o.normal else Status.SINGULAR_JACOBIAN,
+        )
     return progress.ended(u)._replace(normal=steep)

@@ -6,19 +6,19 @@ iterations take twice as many as they did when it was new, or fail.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.unchanged import version
 from learnsolve.nonlinear.implicit import Ended
 from learnsolve.nonlinear.residual import Residual
 from learnsolve.ops.add import add
-from learnsolve.ops.core.autograd import pullback, pushforward
+from learnsolve.ops.core.autograd import pullback
 from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.diagonals import eye
 from learnsolve.ops.spsolve import factorized
@@ -31,37 +31,42 @@ from learnsolve.solvers.gmres import gmres
 from learnsolve.solvers.minres import minres
 from learnsolve.solvers.solution import CODE, Solution, Status, worst
 
-KRYLOV: dict[str, Callable[..., Solution]] = {"cg": cg, "minres": minres, "bicgstab": bicgstab, "gmres": gmres}
+KRYLOV: dict[str, Callable[..., Solution]] = {
+    "cg": cg,
+    "minres": minres,
+    "bicgstab": bicgstab,
+    "gmres": gmres,
+}
 LINEAR = ("auto", "direct", *KRYLOV)
 DIRECT = 2e9  # flops of SuperLU (choices.direct_cost): what a hierarchy and some cycles take, too
 INNER = 500  # iterations of a solve for a direction, at most
+_EQUAL = 1e-3  # of b, where two matrices are compared
 _RESTART = 30  # of gmres
 
 
 class Products:
-    """v -> J v for vectors (n,), or blocks of one column (..., n, 1), by derivatives of f."""
+    """v -> J v for vectors (n,), or blocks of one column (..., n, 1), by derivatives of f: J^T y is the pullback of
+    f, recorded once, and J v the pullback of that, a tenth of the time of `torch.func.jvp`, which calls f again."""
 
-    def __init__(self, residual: Residual, u: Tensor, p: tuple[Tensor, ...], transpose: bool = False):
-        self.residual, self.u, self.p, self.transpose = residual, u, p, transpose
-        self.pull: Any = None
+    def __init__(self, residual: Residual, u: Tensor, p: tuple[Tensor, ...]):
+        self.levels, self.u, self.transpose = residual.levels, u, False
+        self.r, self.pull = pullback(lambda z: residual(z, *p), u)
+        self.push: Any = None
 
     def __call__(self, v: Tensor) -> Tensor:
-        def f(z: Tensor) -> Tensor:
-            return self.residual(z, *self.p)
-
         if self.transpose:
-            if self.pull is None:
-                self.r, self.pull = pullback(f, self.u)
             y = self.pull(v.reshape(self.r.shape))[0]
-        elif forward_ad._current_level >= 0:
-            y = pushforward(lambda z: (f(z),), (self.u,), (v.reshape(self.u.shape),))[0]
         else:
-            y = torch.func.jvp(f, (self.u,), (v.reshape(self.u.shape),))[1]
-        return column(y.detach(), self.residual.levels)
+            if self.push is None:
+                self.push = pullback(self.pull, torch.zeros_like(self.r))[1]
+            y = self.push((v.reshape(self.u.shape),))[0]
+        return column(y.detach(), self.levels)
 
     @property
     def T(self) -> Products:
-        return Products(self.residual, self.u, self.p, not self.transpose)
+        other = copy.copy(self)
+        other.transpose = not self.transpose
+        return other
 
 
 class Shifted:
@@ -88,10 +93,21 @@ class Systems:
         self.how, self.why = linear, ""
         if residual.jacobian is None and linear == "auto":
             self.how, self.why = self.by_products, ": J by products"
-        self.kept: Any = None  # a preconditioner, and the iterations that it took when it was new
+        if residual.jacobian is None and linear == "direct":
+            raise ValueError(
+                f'{residual.name}: linear="direct" needs an assembled Jacobian; give its pattern, jacobian=..., or use '
+                '"gmres"'
+            )
+        self.kept: Any  # a preconditioner, and the iterations that it took when it was new
         self.usual: int | None = None
+        self.transient = False
+        self.release()
+
+    def release(self) -> None:
         self.u: Any = None
         self.p: tuple[Tensor, ...] = ()
+        self.J: Any = None
+        self.matrix = self.A = self.factors = self.kept = self.J
 
     def mapped(self, dims: tuple[int | None, ...]) -> Systems:
         return type(self)(self.residual.mapped(dims), self.linear, self.M)
@@ -102,7 +118,7 @@ class Systems:
         self.u, self.p = u.detach(), tuple(t.detach() for t in p)
         assembled, batch = self.residual.jacobian, u.shape[: self.residual.levels]
         if assembled is None:
-            self.J: Any = Products(self.residual, self.u, self.p)
+            self.J = Products(self.residual, self.u, self.p)
         else:
             values, n = assembled.values(self.u, *self.p).detach(), u.numel() // max(batch.numel(), 1)
             self.J = CSR(values, assembled.known[0])
@@ -122,8 +138,7 @@ class Systems:
         return J
 
     def shift(self, shift: Tensor | None) -> None:
-        self.A: Any = self.matrix
-        self.factors: Any = None
+        self.A, self.factors = self.matrix, None
         if shift is not None and isinstance(self.A, CSR):
             n, values = self.A.shape[0], self.A.values
             self.A = add(self.A, eye(n, dtype=values.dtype, device=values.device), beta=shift.unsqueeze(-1))
@@ -139,23 +154,31 @@ class Systems:
             self.update(u, p)
 
     @torch.no_grad()
-    def solve(
-        self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False
-    ) -> Ended:
+    def solve(self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False) -> Ended:
         """J d = b, to rtol ||b||. The norms are those of the linear residual."""
         levels, batch = self.residual.levels, b.shape[: self.residual.levels]
         right = column(b, levels)
         if self.how == "auto":
             self._choose()
+        size = norm(right, levels)
+        if isinstance(self.A, CSR) and not bool(torch.isfinite(self.A.values).all()):
+            codes = torch.full(batch, CODE[Status.NON_FINITE], device=b.device)
+            return Ended(torch.full_like(b, torch.nan), torch.stack((size, size), -1), codes)
         A = self.A.T if transpose else self.A
         if callable(self.how):
             x = self.how(A, right)
-            codes = right.new_zeros(batch, dtype=torch.long) + CODE[Status.CONVERGED]
-            norms = torch.zeros((*batch, 2))
-            return Ended(x.reshape(b.shape), norms, codes)
+            x = getattr(x, "x", x)  # of a Solution
+            if not isinstance(x, Tensor) or x.shape != right.shape:
+                got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+                raise ValueError(
+                    f"{self.residual.name}: linear(J, b) must return a Tensor of b's shape {tuple(right.shape)}, or a "
+                    f"Solution with it, got {got}"
+                )
+            left = norm((A @ x if isinstance(A, CSR) else A(x)) - right, levels)
+            codes = torch.where(left <= rtol * size, CODE[Status.CONVERGED], CODE[Status.MAX_ITERATIONS])
+            return Ended(x.reshape(b.shape), torch.stack((size, left), -1), codes)
         if self.how == "direct":
             x, codes = self._direct(right, transpose)
-            size = torch.linalg.vector_norm(right, dim=-2 if levels else -1).reshape(batch)
             return Ended(x.reshape(b.shape), torch.stack((size, torch.zeros_like(size)), -1), codes)
         with quiet():
             M = self._preconditioner()
@@ -190,7 +213,9 @@ class Systems:
         """Of matrices of which some are singular."""
         whole, n, batch = self.A, b.shape[-2], b.shape[:-2]
         x, codes = [], []
-        for values, right in zip(whole.values.expand(*batch, -1).reshape(-1, whole.nnz), b.reshape(-1, n), strict=True):
+        for values, right in zip(
+            whole.values.expand(*batch, -1).reshape(-1, whole.nnz), b.reshape(-1, n), strict=True
+        ):
             self.A, self.factors = whole.with_values(values), None
             solution, code = self._direct(right, transpose)
             x.append(solution)
@@ -230,6 +255,23 @@ class Systems:
             self.kept = self.M(self.A) if callable(self.M) else _fitting(self.A, self.how)
         return self.kept
 
+    @torch.no_grad()
+    def confirm(self, x: Tensor, b: Tensor, transpose: bool) -> None:
+        """That A, with which x solves A x = b, is the Jacobian of f: by one product with that."""
+        if not isinstance(self.A, CSR) or self.A is not self.matrix:
+            return
+        levels = self.residual.levels
+        x, b = column(x, levels), column(b, levels)
+        A, J, size = self.A, Products(self.residual, self.u, self.p), norm(b, levels)
+        A, J = (A.T, J.T) if transpose else (A, J)
+        left = norm(J(x) - b, levels)
+        if bool(((norm(A @ x - b, levels) <= _EQUAL * size) & (left > 10 * _EQUAL * size)).any()):
+            raise ValueError(
+                f"{self.residual.name}: jacobian is not that of {self.residual.words[0]} at the solution: a solve with "
+                f"it leaves {float((left / size).max()):.2g} of the right-hand side; give a pattern with all entries, "
+                "or correct the function"
+            )
+
     def inverse(self) -> Any:
         """An approximation of the inverse of an assembled matrix, for a system near this one."""
         if self.how == "auto":
@@ -262,6 +304,17 @@ def _fitting(A: CSR, method: str) -> Any:
 def column(u: Tensor, levels: int) -> Tensor:
     """u as a vector, or as one column for each system."""
     return u.reshape(*u.shape[:levels], -1, 1) if levels else u.reshape(-1)
+
+
+def norm(r: Tensor, levels: int) -> Tensor:
+    """||r|| of each system, a constant, also where squares leave the range of the dtype."""
+    r = r.detach().flatten(levels)
+    size = torch.linalg.vector_norm(r, dim=-1)
+    if bool(((size > torch.finfo(r.dtype).tiny ** 0.5) & (size < torch.inf)).all()):
+        return size
+    unit = r.abs().amax(-1)
+    unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1)
+    return unit * torch.linalg.vector_norm(r / unit.unsqueeze(-1), dim=-1)
 
 
 def over(t: Tensor, u: Tensor) -> Tensor:

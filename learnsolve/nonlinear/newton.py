@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear.implicit import Ended
-from learnsolve.nonlinear.linear import Systems, column, over
+from learnsolve.nonlinear.linear import Systems, column, norm, over
 from learnsolve.nonlinear.residual import Residual
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
@@ -46,22 +46,31 @@ class Settings:
     relative_to_u: bool = False  # ||r|| <= 10 eps ||u|| will do, too
 
 
-def norm(r: Tensor, levels: int) -> Tensor:
-    return torch.linalg.vector_norm(r.detach().flatten(levels), dim=-1)
+def live(r: Tensor, size: Tensor) -> Tensor:
+    """||r||, with a graph where r has one."""
+    if not (torch.is_grad_enabled() and r.requires_grad):
+        return size
+    return torch.linalg.vector_norm(r.flatten(size.dim()), dim=-1)
 
 
 class Progress:
     """Norms, codes and what is said of the systems while a loop runs."""
 
     def __init__(
-        self, settings: Settings, first: Tensor, measured: Tensor | None = None, floor: float | Tensor = 0.0
+        self,
+        settings: Settings,
+        r: Tensor,
+        first: Tensor,
+        measured: Tensor | None = None,
+        floor: float | Tensor = 0.0,
     ):
         """`measured` is what becomes small, if not the norm of the residual, to no less than `floor`."""
         measured = first if measured is None else measured
-        self.settings, self.norms = settings, [first]
+        self.settings, self.norms = settings, [live(r, first)]
         self.target = (settings.rtol * measured).clamp(min=settings.atol).clamp(min=floor)
-        self.codes = torch.where(measured <= self.target, CODE[Status.CONVERGED], 0)
         self.limit = first / torch.finfo(first.dtype).eps
+        self.codes = torch.zeros(first.shape, dtype=torch.long, device=first.device)
+        self._judge(first, measured)
 
     @property
     def running(self) -> Tensor:
@@ -70,12 +79,15 @@ class Progress:
     def stop(self, which: Tensor, status: Status) -> None:
         self.codes = torch.where(which & self.running, CODE[status], self.codes)
 
-    def step(self, u: Tensor, size: Tensor, measured: Tensor | None = None) -> None:
-        """After an iteration."""
-        self.norms.append(size)
-        self.stop((size if measured is None else measured) <= self.target, Status.CONVERGED)
-        self.stop(~torch.isfinite(size), Status.NON_FINITE)
+    def _judge(self, size: Tensor, measured: Tensor) -> None:
+        self.stop(~torch.isfinite(size + measured), Status.NON_FINITE)
+        self.stop(measured <= self.target, Status.CONVERGED)
         self.stop(size > self.limit, Status.DIVERGED)
+
+    def step(self, u: Tensor, r: Tensor, size: Tensor, measured: Tensor | None = None) -> None:
+        """After an iteration, with the residual r and its norm."""
+        self.norms.append(live(r, size))
+        self._judge(size, size if measured is None else measured)
         if self.settings.callback is not None:
             reached = self.codes == CODE[Status.CONVERGED]
             iteration = Iteration(len(self.norms) - 1, u.detach(), size, reached)
@@ -100,7 +112,7 @@ def newton(
     `systems` holds that matrix."""
     size = norm(r, f.levels)
     floor = 10 * torch.finfo(size.dtype).eps * norm(u, f.levels) if o.relative_to_u else 0.0
-    progress = Progress(o, size, floor=floor)
+    progress = Progress(o, r, size, floor=floor)
     tau = None if o.pseudo_transient is None else torch.full_like(size, o.pseudo_transient)
     eta, fresh, slow, base, shift = _LEAST if o.forcing is None else o.forcing, False, True, u, None
     while len(progress.norms) <= o.maxiter and bool((running := progress.running).any()):
@@ -108,10 +120,11 @@ def newton(
             base, shift, fresh = u, None if tau is None else 1 / tau, True
             systems.update(u, p, shift)
         solved = direction(base, torch.where(over(running, r), -r, 0), eta, shift)
-        lost = torch.isin(solved.codes, _LOST) | ~torch.isfinite(norm(solved.x, f.levels))
+        lost = ~torch.isfinite(norm(solved.x, f.levels))
         d = torch.where(over(lost, u), 0, solved.x)
-        going = running & ~lost
-        u_next, r_next, size_next, good = _step(f, u, p, d, r, size, eta, going, len(progress.norms), o)
+        u_next, r_next, size_next, good = _step(
+            f, u, p, d, r, size, eta, running & ~lost, len(progress.norms), o
+        )
         failed = running & ~good
         if bool(failed.any()) and not fresh:
             slow = True  # once more, with the Jacobian of this u
@@ -128,16 +141,13 @@ def newton(
         ratio = torch.where(moved, size_next / size, 0)
         poor = moved & (ratio > _SLOW)
         u, r, size, slow, fresh = u_next, r_next, size_next, bool(poor.any()), False
-        progress.step(u, size)
+        progress.step(u, r, size)
         if bool((poor & progress.running).any()):
             level = rounding_level(systems, u, f.levels)
             progress.stop(poor & (size <= level), Status.STAGNATED)
         if o.forcing is None:
             eta = _forcing(eta, float(ratio.max()), progress, size)
     return progress.ended(u)
-
-
-_LOST = torch.tensor([CODE[Status.SINGULAR_JACOBIAN], CODE[Status.NON_FINITE]])
 
 
 def _step(
@@ -188,7 +198,9 @@ def _forcing(eta: float, ratio: float, progress: Progress, size: Tensor) -> floa
     return min(max(next_eta, least), _FORCING)
 
 
-def _explain(progress: Progress, failed: Tensor, codes: Tensor, size: Tensor, systems: Systems, u: Tensor) -> None:
+def _explain(
+    progress: Progress, failed: Tensor, codes: Tensor, size: Tensor, systems: Systems, u: Tensor
+) -> None:
     """Why no step was accepted."""
     progress.stop(failed & (size <= rounding_level(systems, u, size.dim())), Status.STAGNATED)
     for status in (Status.SINGULAR_JACOBIAN, Status.BREAKDOWN, Status.INCONSISTENT):

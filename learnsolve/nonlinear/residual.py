@@ -63,7 +63,12 @@ class Residual:
     leading `levels` axes of u hold, one for each vmap."""
 
     def __init__(
-        self, name: str, call: Callable[..., Tensor], jacobian: Any = None, levels: int = 0, words: str = "f u"
+        self,
+        name: str,
+        call: Callable[..., Tensor],
+        jacobian: Any = None,
+        levels: int = 0,
+        words: str = "f u",
     ):
         self.name, self.call, self.jacobian, self.levels = name, call, jacobian, levels
         self.words = words  # of messages: the function, the unknowns
@@ -84,8 +89,17 @@ class Residual:
         name, (f, v) = self.name, self.words.split()
         u, tensors = u.detach(), tuple(t.detach() for t in tensors)
         before = [version(t) for t in (u, *tensors)]
-        with torch.set_grad_enabled(not unrolled):
-            r = self(u, *tensors)
+        hidden = (
+            f"{name}: {f} uses a tensor that torch.func transforms (vmap, grad, jvp) and that is not among its "
+            f"arguments; pass it, {f}({v}, *args)"
+        )
+        try:
+            with torch.set_grad_enabled(not unrolled):
+                r = self(u, *tensors)
+        except RuntimeError as error:
+            if "escaped from inside a function" in str(error):
+                raise ValueError(hidden) from error
+            raise
         if not isinstance(r, Tensor):
             raise TypeError(f"{name}: {f}({v}, *args) must return a torch.Tensor, got {type(r).__name__}")
         changed = [i for i, t in enumerate((u, *tensors)) if version(t) != before[i]]
@@ -93,10 +107,7 @@ class Residual:
             what = v if changed[0] == 0 else "one of args"
             raise ValueError(f"{name}: {f} changes {what} in place; let it work on a copy, {what}.clone()")
         if is_functorch_wrapped_tensor(r):
-            raise ValueError(
-                f"{name}: {f} uses a tensor that torch.func transforms (vmap, grad, jvp) and that is not among its "
-                f"arguments; pass it, {f}({v}, *args)"
-            )
+            raise ValueError(hidden)
         if r.requires_grad:
             raise ValueError(
                 f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it would "

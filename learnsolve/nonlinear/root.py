@@ -40,11 +40,22 @@ def root(
     checks.one_of("root", "method", method, METHODS)
     krylov = method == "newton-krylov"
     if method not in ("newton", "newton-krylov", "chord"):
-        for key, value, default in (("line_search", line_search, "backtracking"), ("pseudo_transient", pseudo_transient, None)):
+        for key, value, default in (
+            ("line_search", line_search, "backtracking"),
+            ("pseudo_transient", pseudo_transient, None),
+        ):
             if value != default:
-                raise ValueError(f'root: {key} belongs to Newton\'s method, method="{method}" has none; leave it out')
+                raise ValueError(
+                    f'root: {key} belongs to Newton\'s method, method="{method}" has none; leave it out'
+                )
     if method == "lm" and gradient == "unrolled":
-        raise NotImplementedError('root: gradient="unrolled" takes method="newton", "chord" or "anderson", not "lm"')
+        raise NotImplementedError(
+            'root: gradient="unrolled" takes method="newton", "chord" or "anderson", not "lm"'
+        )
+    if method == "chord" and pseudo_transient is not None:
+        raise ValueError(
+            'root: pseudo_transient changes the matrix in every step; use method="newton", not "chord"'
+        )
     if pseudo_transient is not None:
         checks.real("root", "pseudo_transient", pseudo_transient, "positive and finite")
     if forcing is not None:

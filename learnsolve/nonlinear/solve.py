@@ -16,7 +16,8 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import _full as full
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import plain_tensors
+from learnsolve.matrix.plain import outside_of_graphs, plain_tensors
+from learnsolve.nonlinear._jacobian import as_pattern
 from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
 from learnsolve.nonlinear.implicit import Ended, Implicit, Linearized, Rule
 from learnsolve.nonlinear.linear import INNER, LINEAR, Systems, over
@@ -58,7 +59,7 @@ class Root(Rule):
         def direction(u: Tensor, b: Tensor, eta: float, shift: Tensor | None) -> Ended:
             if not torch.is_grad_enabled():
                 return self.systems.solve(b, eta, INNER)
-            step = replace(self, systems=copy.copy(self.systems), adjoint=(eta, INNER), shift=shift)
+            step = replace(self, systems=copy.copy(self.systems), shift=shift)
             return Ended(*Implicit.apply(Linearized(step, False), None, b, u, *p))  # type: ignore[misc]
 
         out = self.loop(self.f, self.systems, direction, u, p, r, self.settings)
@@ -68,15 +69,22 @@ class Root(Rule):
 
     def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
         self.systems.at(x, p)
-        return self.reported(self.systems.solve(b, *self.adjoint, transpose), transpose)
+        out = self.systems.solve(b, *self.adjoint, transpose)
+        self.systems.confirm(out.x, b, transpose)
+        if self.systems.transient:
+            self.systems.release()
+        return self.reported(out, transpose)
 
     def reported(self, out: Ended, transpose: bool) -> Ended:
-        if self.adjoint[1] != INNER:  # else it is a direction of the loop
-            self.report.solution = solution = self.solution(out)
-            what = "adjoint solve of the backward" if transpose else "solve for the tangent"
-            advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
-            report(f"{self.f.name}, {what}", solution, self.throw, True, advice)
+        self.report.solution = solution = self.solution(out)
+        what = "adjoint solve of the backward" if transpose else "linear solve of a step or tangent"
+        advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
+        report(f"{self.f.name}, {what}", solution, self.throw, True, advice)
         return out
+
+    def release(self) -> None:
+        self.systems.transient = True
+        self.systems.release()
 
     def mapped(self, dims: tuple[int | None, ...]) -> Root:
         systems = self.systems.mapped(dims)
@@ -139,12 +147,27 @@ def solve(
     return solution
 
 
-def _assembled(name: str, arguments: Arguments, call: Callable, jacobian: Any, u0: Tensor) -> Assembled | None:
+solve = outside_of_graphs(
+    solve,
+    "nonlinear solves end by the values of f, which are not known while a graph is traced (fullgraph=True, "
+    "torch.export): call them outside of the graph",
+)
+
+
+def _assembled(
+    name: str, arguments: Arguments, call: Callable, jacobian: Any, u0: Tensor
+) -> Assembled | None:
     """The Jacobian that a user's `jacobian` gives, or its pattern; None: only its products are known."""
     if callable(jacobian) and not isinstance(jacobian, CSR):
         return Assembled(name, arguments.bind(jacobian))
     if jacobian is not None and not isinstance(jacobian, str):
-        return Assembled(name, sparse_jacobian(call, jacobian))
+        pattern = as_pattern(name, jacobian)
+        if pattern.shape[1] != u0.numel():
+            raise ValueError(
+                f"{name}: jacobian must be a pattern with a column for each of the {u0.numel()} unknowns, got shape "
+                f"{tuple(pattern.shape)}"
+            )
+        return Assembled(name, sparse_jacobian(call, pattern))
     checks.one_of(name, "jacobian", jacobian, ("auto", None))
     return Assembled(name, dense(call)) if jacobian is not None and u0.numel() <= DENSE else None
 

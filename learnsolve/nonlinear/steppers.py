@@ -102,7 +102,14 @@ _OPTIONS: dict[str, Any] = {
 
 
 def _steps(
-    name: str, share: float, f: Callable, u0: Tensor, steps: int, dt: Any, args: tuple, options: dict[str, Any]
+    name: str,
+    share: float,
+    f: Callable,
+    u0: Tensor,
+    steps: int,
+    dt: Any,
+    args: tuple,
+    options: dict[str, Any],
 ) -> Solution:
     for key in options:
         if key not in _OPTIONS:
@@ -116,7 +123,11 @@ def _steps(
 
     def residual(v: Tensor, before: Tensor, weight: Tensor, *args: Any) -> Any:
         y = f(v, *args)
-        return v - weight * y - before if isinstance(y, Tensor) and y.shape == v.shape and y.dtype == v.dtype else y
+        return (
+            v - weight * y - before
+            if isinstance(y, Tensor) and y.shape == v.shape and y.dtype == v.dtype
+            else y
+        )
 
     ended: dict[int, Solution] = {}
 
