@@ -63,7 +63,7 @@ def test_a_backward_repeats_each_step_once_and_holds_few(step, order):
     assert most[0] == 1  # the graph of the forward has states alone
     forward = calls[0]
     (g,) = torch.autograd.grad(u.sum(), a)
-    assert 3 <= most[0] <= 6
+    assert most[0] <= 2
     assert calls[0] < 3 * forward
     assert torch.isfinite(g).all()
 
