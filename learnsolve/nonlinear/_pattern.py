@@ -1,0 +1,113 @@
+"""`jacobian_pattern`: where the Jacobian of a function may have entries, from its program."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import scipy_parts
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.nonlinear import _operators, _rules  # noqa: F401  (_operators registers rules)
+from learnsolve.nonlinear._trace import Rows, Tracer
+
+
+def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
+    check_argument("jacobian_pattern", u)
+    return find_pattern("jacobian_pattern", f, u, args)
+
+
+def find_pattern(
+    function: str, f: Callable[..., Tensor], u: Tensor, args: tuple, mode: str = "auto"
+) -> SparsityPattern:
+    u = u.detach().clone(memory_format=torch.contiguous_format)
+    args = pytree.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, args)
+
+    def flat(x: Tensor) -> Tensor:
+        return flat_output(function, f(x.reshape(u.shape), *args), x)
+
+    x = u.reshape(-1)
+    if mode != "reverse":
+        try:
+            return _pattern(function, *_forward(function, flat, x, args))
+        except NotImplementedError as error:
+            if mode == "forward" or "forward AD" not in str(error):
+                raise
+    return _pattern(function, *_reverse(function, flat, x, args)).T
+
+
+def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tracer, Rows]:
+    """Rows of J: its products with a tangent."""
+    tracer = Tracer(function, x, _rules.apply, x.numel())
+    mark(tracer, x, args)
+    tangent = random_like(x)
+    tracer.write(tangent, identity(x.numel()))
+    with torch.no_grad(), tracer:
+        out, along = torch.func.jvp(flat, (x,), (tangent,))
+    rows = tracer.rows(along)
+    return tracer, tracer.empty(out.numel()) if rows is None else rows
+
+
+def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tracer, Rows]:
+    """Rows of J^T: its products with a cotangent."""
+    tracer = Tracer(function, x, _rules.apply, 0)
+    mark(tracer, x, args)
+    with tracer:
+        out, pull = torch.func.vjp(flat, x)[:2]
+        tracer.width = out.numel()
+        cotangent = random_like(out)
+        tracer.write(cotangent, identity(out.numel()))
+        along = pull(cotangent)[0]
+    rows = tracer.rows(along)
+    return tracer, tracer.empty(x.numel()) if rows is None else rows
+
+
+def mark(tracer: Tracer, x: Tensor, args: tuple) -> None:
+    """u and floating-point args take other values in other calls; integers are a part of the program."""
+    for t in (x, *pytree.tree_leaves(args)):
+        if isinstance(t, Tensor) and t.is_floating_point():
+            tracer.write(t, None)
+
+
+def random_like(t: Tensor) -> Tensor:
+    """Numbers of which no derivative vanishes by chance; the same in each call."""
+    generator = torch.Generator().manual_seed(20)
+    return torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device)
+
+
+def identity(n: int) -> Rows:
+    return Rows((np.ones(n, dtype=bool), np.arange(n), np.arange(n + 1)), shape=(n, n))
+
+
+_SAY = {
+    "dense": "no rule for {}: its results are taken to depend on all that its arguments depend on",
+    "values": "{} reads values of u or args, which decide what f computes: the pattern holds for these values",
+}
+
+
+def _pattern(function: str, tracer: Tracer, rows: Rows) -> SparsityPattern:
+    for kind, what in tracer.notes:
+        warnings.warn(f"{function}: {_SAY[kind].format(what)}", RuntimeWarning, stacklevel=4)
+    return scipy_parts(scipy.sparse.csr_array(rows, dtype=np.float64))[1]
+
+
+def check_argument(function: str, u: Any) -> None:
+    checks.tensor(function, "u", u)
+    checks.dtype(function, "u", u)
+
+
+def flat_output(function: str, out: Any, u: Tensor) -> Tensor:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"{function}: f must return a torch.Tensor, got {type(out).__name__}")
+    if out.dtype != u.dtype:
+        raise TypeError(
+            f"{function}: f must return the dtype of u, {u.dtype}, got {out.dtype}; convert one with .to()"
+        )
+    return out.reshape(-1)
