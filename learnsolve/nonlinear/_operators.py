@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.nonlinear._rules import all_of, line_groups, rule, unknown
+from learnsolve.nonlinear._rules import all_of, rule, unknown
 from learnsolve.nonlinear._trace import Rows, Tracer
 
 

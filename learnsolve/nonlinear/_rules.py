@@ -37,7 +37,7 @@ def apply(tracer: Tracer, func: Any, name: str, args: tuple, kwargs: dict, resul
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     values = [arguments.get(a.name, a.default_value) for a in func._schema.arguments]
     found = RULES.get(name) or RULES.get(name.removesuffix("_").removesuffix("_copy"))
-    if found is None and (torch.Tag.pointwise in func.tags or func.namespace == "prims" and name in _PRIMS):
+    if found is None and (torch.Tag.pointwise in func.tags or (func.namespace == "prims" and name in _PRIMS)):
         found = pointwise
     return (found or unknown)(tracer, func, values, dict(zip(names, values, strict=True)), results)
 

@@ -21,8 +21,7 @@ from learnsolve.ops.add import add
 from learnsolve.ops.core.autograd import pullback
 from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.diagonals import eye
-from learnsolve.ops.spsolve import factorized
-from learnsolve.preconditioners import AMG
+from learnsolve.preconditioners import AMG, factorize
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
 from learnsolve.solvers.core import choices
@@ -91,13 +90,6 @@ class Systems:
     def __init__(self, residual: Residual, linear: Any, M: Any):
         self.residual, self.linear, self.M = residual, linear, M
         self.how, self.why = linear, ""
-        if residual.jacobian is None and linear == "auto":
-            self.how, self.why = self.by_products, ": J by products"
-        if residual.jacobian is None and linear == "direct":
-            raise ValueError(
-                f'{residual.name}: linear="direct" needs an assembled Jacobian; give its pattern, jacobian=..., or use '
-                '"gmres"'
-            )
         self.kept: Any  # a preconditioner, and the iterations that it took when it was new
         self.usual: int | None = None
         self.transient = False
@@ -117,11 +109,11 @@ class Systems:
         """The Jacobian at u, with `shift`, a number for each system, added to its diagonal."""
         self.u, self.p = u.detach(), tuple(t.detach() for t in p)
         assembled, batch = self.residual.jacobian, u.shape[: self.residual.levels]
-        if assembled is None:
+        if not self.residual.assembled:
             self.J = Products(self.residual, self.u, self.p)
         else:
             values, n = assembled.values(self.u, *self.p).detach(), u.numel() // max(batch.numel(), 1)
-            self.J = CSR(values, assembled.known[0])
+            self.J = CSR(values, assembled.pattern)
             self.check(n)
         self.matrix = self.of(self.J)
         self.shift(shift)
@@ -138,7 +130,7 @@ class Systems:
         return J
 
     def shift(self, shift: Tensor | None) -> None:
-        self.A, self.factors = self.matrix, None
+        self.A = self.matrix
         if shift is not None and isinstance(self.A, CSR):
             n, values = self.A.shape[0], self.A.values
             self.A = add(self.A, eye(n, dtype=values.dtype, device=values.device), beta=shift.unsqueeze(-1))
@@ -158,7 +150,7 @@ class Systems:
         """J d = b, to rtol ||b||. The norms are those of the linear residual."""
         levels, batch = self.residual.levels, b.shape[: self.residual.levels]
         right = column(b, levels)
-        if self.how == "auto":
+        if self.how == "auto" or (self.how == "direct" and not isinstance(self.A, CSR)):
             self._choose()
         size = norm(right, levels)
         if isinstance(self.A, CSR) and not bool(torch.isfinite(self.A.values).all()):
@@ -196,12 +188,21 @@ class Systems:
         norms = solution.residual_norms.reshape(*batch, -1)
         return Ended(solution.x.reshape(b.shape), norms, codes.reshape(batch), solution.note)
 
+    def _factored(self) -> Any:
+        """The factors of A, with the analysis of those before."""
+        F, self.factors = self.factors, None
+        if F is None or F.A.pattern is not self.A.pattern:
+            F = factorize(self.A)
+        elif F.A.values is not self.A.values:
+            F.refactorize(self.A.values)
+        self.factors = F
+        return F
+
     def _direct(self, b: Tensor, transpose: bool) -> tuple[Tensor, Tensor]:
         batch = b.shape[:-2]
         codes = torch.full(batch, CODE[Status.CONVERGED], device=b.device)
         try:
-            self.factors = factorized(self.A) if self.factors is None else self.factors
-            return self.factors.solve(b, transpose=transpose), codes
+            return self._factored().solve(b, transpose=transpose), codes
         except ValueError as error:
             if batch and batch.numel() > 1:
                 return self._one_by_one(b, transpose)
@@ -225,6 +226,14 @@ class Systems:
 
     def _choose(self) -> None:
         A = self.A
+        if not isinstance(A, CSR):
+            if self.how == "direct":
+                raise ValueError(
+                    f'{self.residual.name}: linear="direct" needs an assembled Jacobian; give its pattern, '
+                    'jacobian=..., or use linear="gmres"'
+                )
+            self.how, self.why = self.by_products, ": J by products"
+            return
         symmetric = symmetry("root", A, None)
         cost = choices.direct_cost(A.pattern) * max(A.batch_shape.numel(), 1)
         positive = bool((A.diagonal() > 0).all())
@@ -278,8 +287,7 @@ class Systems:
             self._choose()
         if self.how != "direct":
             return self._preconditioner()
-        self.factors = factorized(self.A) if self.factors is None else self.factors
-        return self.factors.solve
+        return self._factored().solve
 
     @property
     def selected(self) -> str:

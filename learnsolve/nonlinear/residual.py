@@ -136,23 +136,59 @@ class Residual:
                     f"{name}: {f}({v}0, *args) gave other numbers when it was called again; a solve needs a "
                     "function: draw random numbers outside and pass them, and put modules with dropout in eval()"
                 )
+        if self.jacobian is not None:
+            self.jacobian.prepare(u, tensors)
         return r
+
+    @property
+    def assembled(self) -> bool:
+        return self.jacobian is not None and self.jacobian.known
 
 
 class Assembled:
-    """The values of the Jacobian on its pattern, by a function of u and the tensors that gives a CSR."""
+    """The values of the Jacobian on its pattern, by a function of u and the tensors that gives a CSR: `call`, or
+    what `find`(u, *tensors) returns for the first u, None where only products with the Jacobian are to be used."""
 
-    def __init__(self, name: str, call: Callable[..., Any], values: Callable[..., Tensor] | None = None):
-        self.name, self.call, self.values = name, call, values or self._values
-        self.known: list[SparsityPattern] = []
+    def __init__(self, name: str, call: Callable[..., Any] | None, find: Callable[..., Any] | None = None):
+        self.name, self.find = name, find
+        self.call: Any = call
+        self.pattern: SparsityPattern | None = None
 
-    def _values(self, u: Tensor, *tensors: Tensor) -> Tensor:
+    def values(self, u: Tensor, *tensors: Tensor) -> Tensor:
         J = self.call(u, *tensors)
         checks.matrix(self.name, "the result of jacobian(u, *args)", J)
-        self.known[:] = [J.pattern]
+        self.pattern = J.pattern
         return J.values
 
+    def prepare(self, u: Tensor, tensors: tuple[Tensor, ...]) -> None:
+        if self.find is not None:
+            self.call, self.find = self.find(u, *tensors), None
+
+    @property
+    def known(self) -> bool:
+        return self.call is not None
+
     def mapped(self, dims: tuple[int | None, ...]) -> Assembled:
-        other = Assembled(self.name, self.call, torch.vmap(self.values, (0, *dims)))
-        other.known = self.known
-        return other
+        return _Mapped(self, dims)
+
+
+class _Mapped(Assembled):
+    """Over a new first axis."""
+
+    def __init__(self, inner: Assembled, dims: tuple[int | None, ...]):
+        self.inner, self.dims = inner, dims
+
+    def values(self, u: Tensor, *tensors: Tensor) -> Tensor:
+        return torch.vmap(self.inner.values, (0, *self.dims))(u, *tensors)
+
+    def prepare(self, u: Tensor, tensors: tuple[Tensor, ...]) -> None:
+        one = (t if dim is None else t[0] for t, dim in zip(tensors, self.dims, strict=True))
+        self.inner.prepare(u[0], tuple(one))
+
+    @property
+    def known(self) -> bool:
+        return self.inner.known
+
+    @property
+    def pattern(self) -> SparsityPattern | None:  # type: ignore[override]
+        return self.inner.pattern

@@ -19,6 +19,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import outside_of_graphs, plain_tensors
 from learnsolve.nonlinear._jacobian import as_pattern
 from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
+from learnsolve.nonlinear._pattern import find_pattern
 from learnsolve.nonlinear.implicit import Ended, Implicit, Linearized, Rule
 from learnsolve.nonlinear.linear import INNER, LINEAR, Systems, over
 from learnsolve.nonlinear.newton import Settings
@@ -30,6 +31,7 @@ from learnsolve.solvers.solution import Iteration, Report, Solution
 
 Loop = Callable[..., Ended]
 DENSE = 200  # unknowns: a Jacobian with all entries, where no pattern is known
+FULL = 0.1  # of all entries: a pattern that is too full to be of use
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +171,22 @@ def _assembled(
             )
         return Assembled(name, sparse_jacobian(call, pattern))
     checks.one_of(name, "jacobian", jacobian, ("auto", None))
-    return Assembled(name, dense(call)) if jacobian is not None and u0.numel() <= DENSE else None
+    if jacobian is None:
+        return None
+    return Assembled(name, dense(call)) if u0.numel() <= DENSE else Assembled(name, None, _finder(name, call))
+
+
+def _finder(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The Jacobian on the pattern of the program, where that is sparse and found."""
+
+    def find(u: Tensor, *p: Tensor) -> Callable[..., CSR] | None:
+        try:
+            pattern = find_pattern(name, call, u, p)
+        except (ValueError, NotImplementedError):  # too many entries, or an operation without forward mode
+            return None
+        return sparse_jacobian(call, pattern) if pattern.nnz <= FULL * pattern.shape[0] * pattern.shape[1] else None
+
+    return find
 
 
 def dense(f: Callable[..., Tensor]) -> Callable[..., CSR]:
