@@ -1,6 +1,7 @@
 """Nonlinear functions: sparse Jacobians and Hessians, roots, fixed points, least squares, implicit time steps."""
 
 from learnsolve.nonlinear._jacobian import Jacobian, jacobian
+from learnsolve.nonlinear._pattern import jacobian_pattern
 from learnsolve.nonlinear.fixed_point import fixed_point
 from learnsolve.nonlinear.least_squares import least_squares
 from learnsolve.nonlinear.root import root
