@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.nonlinear._rules import all_of, line_groups, rule, unknown
+from learnsolve.nonlinear._rules import all_of, rule, unknown
 from learnsolve.nonlinear._trace import Rows, Tracer
 
 
@@ -116,7 +116,9 @@ def entries(ptr: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
     return torch.repeat_interleave(torch.arange(len(ptr) - 1), ptr.diff().long()), idx.long()
 
 
-def spread(T: Tracer, t: Tensor, axes: int, at: Tensor, batch: int, columns: int) -> tuple[Rows, Tensor] | None:
+def spread(
+    T: Tracer, t: Tensor, axes: int, at: Tensor, batch: int, columns: int
+) -> tuple[Rows, Tensor] | None:
     """Sets of a dense operand or of values, and the elements of it at `at`, (batch, entries, columns)."""
     rows = T.rows(t)
     if rows is None:
@@ -180,7 +182,9 @@ def sddmm(T: Tracer, func: Any, values: list, named: dict, results: list[Tensor]
 
 
 @rule("csr_spmm_backward csr_spmv_scatter_backward")
-def spmm_backward(T: Tracer, func: Any, values: list, named: dict, results: list[Tensor]) -> list[Rows | None]:
+def spmm_backward(
+    T: Tracer, func: Any, values: list, named: dict, results: list[Tensor]
+) -> list[Rows | None]:
     """(entries of g x^T, A^T g): the values by rows (crow, col) of A, x by those of A^T."""
     v, g, x = named["values"], named["g"], named["x"]
     if func._schema.name.endswith("scatter_backward"):
@@ -223,7 +227,6 @@ def segments(T: Tracer, func: Any, values: list, named: dict, results: list[Tens
     return [T.union(sets)]
 
 
-
 @rule("stencil stencil_products")
 def stencil(T: Tracer, func: Any, values: list, named: dict, results: list[Tensor]) -> list[Rows | None]:
     """y_i = sum_k c_k(i) x_{i + o_k}, or, transposed, y_{i + o_k}; of the products, q_k(i) = u_i w_{i + o_k}."""
@@ -242,7 +245,9 @@ def stencil(T: Tracer, func: Any, values: list, named: dict, results: list[Tenso
     k, here = inside.nonzero(as_tuple=True)
     there, wide = neighbor[inside], k * len(point) + here
     by_offset = (len(offsets), *grid)
-    batch = max(t.shape[0] if t.dim() > len(s) else 1 for t, s in ((a, grid if products else by_offset), (b, grid)))
+    batch = max(
+        t.shape[0] if t.dim() > len(s) else 1 for t, s in ((a, grid if products else by_offset), (b, grid))
+    )
 
     def elements(t: Tensor, shape: Sequence[int], at: Tensor) -> np.ndarray:
         ids = torch.arange(t.numel()).reshape(t.shape)

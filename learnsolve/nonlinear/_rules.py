@@ -37,7 +37,7 @@ def apply(tracer: Tracer, func: Any, name: str, args: tuple, kwargs: dict, resul
     arguments = {**dict(zip(names, args, strict=False)), **kwargs}
     values = [arguments.get(a.name, a.default_value) for a in func._schema.arguments]
     found = RULES.get(name) or RULES.get(name.removesuffix("_").removesuffix("_copy"))
-    if found is None and (torch.Tag.pointwise in func.tags or func.namespace == "prims" and name in _PRIMS):
+    if found is None and (torch.Tag.pointwise in func.tags or (func.namespace == "prims" and name in _PRIMS)):
         found = pointwise
     return (found or unknown)(tracer, func, values, dict(zip(names, values, strict=True)), results)
 
@@ -137,8 +137,10 @@ def moved_by_values(T: Tracer, func: Any, values: list, named: dict, results: li
         kept, groups = line_groups(source.shape, [dim])
         lines = torch.arange(kept.numel()).reshape(kept.shape)
         for d, size in enumerate(index.shape):
-            lines = lines.expand(out.shape[: d + 1] + lines.shape[d + 1 :]) if d == dim % source.dim() else (
-                lines.narrow(d, 0, size)
+            lines = (
+                lines.expand(out.shape[: d + 1] + lines.shape[d + 1 :])
+                if d == dim % source.dim()
+                else (lines.narrow(d, 0, size))
             )
         every = T.product(groups, np.arange(source.numel()), kept.numel(), rows)
         return [T.take(every, lines.reshape(-1).numpy())]
@@ -208,7 +210,9 @@ def reduced(T: Tracer, func: Any, values: list, named: dict, results: list[Tenso
     """Each line along the axes to one element."""
     source = tensors(values)[0]
     out = results[0]
-    if len([t for t in tensors(values) if T.has_rows(t)]) > 1 or not isinstance(named.get("dim"), (int, list, type(None))):
+    if len([t for t in tensors(values) if T.has_rows(t)]) > 1 or not isinstance(
+        named.get("dim"), (int, list, type(None))
+    ):
         return unknown(T, func, values, named, results)
     rows = T.rows(source)
     left, groups = line_groups(source.shape, None if func._schema.name == "aten::trace" else named.get("dim"))
@@ -217,8 +221,10 @@ def reduced(T: Tracer, func: Any, values: list, named: dict, results: list[Tenso
     return [T.product(groups, np.arange(source.numel()), out.numel(), rows)] + [None] * (len(results) - 1)
 
 
-@rule("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumprod logcumsumexp cummax sort "
-      "topk renorm")
+@rule(
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumprod logcumsumexp cummax sort "
+    "topk renorm"
+)
 def along(T: Tracer, func: Any, values: list, named: dict, results: list[Tensor]) -> list[Rows | None]:
     """Each element of a line depends on the whole line."""
     sets = []

@@ -32,7 +32,7 @@ _SHAPES += ("new_full", "_new_zeros_with_same_feature_meta", "new_empty_strided"
 
 
 def users_line() -> str:
-    """" at FILE:LINE" of the first caller outside of learnsolve and torch, "" if there is none."""
+    """ " at FILE:LINE" of the first caller outside of learnsolve and torch, "" if there is none."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__", "").split(".")[0] in ("learnsolve", "torch"):
         if frame.f_back is None:
