@@ -1,6 +1,7 @@
 """Orders of the rows of a square matrix, and groups of mutually independent rows or columns."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -276,7 +277,7 @@ def _symmetric_coloring(pattern: SparsityPattern, method: str, order: str) -> Co
 
 
 def _best(color: Callable, order: str, fewest: int, best: tuple | None = None) -> tuple[np.ndarray, ...]:
-    """The coloring (colors, ptr, rows) with fewest colors, by the orders of `order` until one has `fewest`."""
+    """The coloring (colors, ptr, rows) with fewest colors, of the orders until one has `fewest`."""
     for number, name in enumerate(_ORDERS):
         if order in ("best", name) and (best is None or len(best[1]) - 1 > fewest):
             found = color(number)
@@ -331,7 +332,7 @@ def _strides(distances: np.ndarray) -> list[int]:
     """Strides of the axes of a grid: 1, and the middle of each cluster of distances that is far larger than
     those before it."""
     strides, reach = [1], 0
-    for distance, following in zip(distances[:-1], distances[1:], strict=True):
+    for distance, following in pairwise(distances):
         if following > 2 * distance + 2 and len(strides) < 4:
             reach = distance
             cluster = distances[(distances >= following) & (distances <= following + 2 * reach)]

@@ -58,7 +58,8 @@ def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
     colors = coloring.colors.long()
     rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
     # Where row i has no other entry in a column of the color of j, the product for this color shows (i, j) in
-    # row i. Else i is the center of a star of these two colors, and the product for i's shows (j, i) in row j.
+    # row i. Else i is the center of a star of these two colors, and that for the color of i shows (j, i) in
+    # row j.
     _, of, number = torch.unique(
         rows * coloring.count + colors[columns], return_inverse=True, return_counts=True
     )

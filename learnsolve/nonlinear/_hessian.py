@@ -27,7 +27,7 @@ class Hessian(Jacobian):
             out = super(Hessian, self)._flat(x, shape, args)
             if out.numel() != 1:
                 raise ValueError(
-                    f"hessian: f must return one number, got {out.numel()}; of a function with more use jacobian"
+                    f"hessian: f must return one number, got {out.numel()}; use jacobian where f returns more"
                 )
             return out.reshape(())
 

@@ -69,9 +69,9 @@ class Jacobian:
         pattern, mode = self._pattern(u, args)
         self._check_shape(pattern, u, args)
         first = None
-        for plan, direction in self._plans(pattern, mode):
+        for compression, direction in self._plans(pattern, mode):
             for by_vmap in (True, False):
-                analysis = Analysis(pattern, plan, direction, by_vmap, ())
+                analysis = Analysis(pattern, compression, direction, by_vmap, ())
                 try:
                     self._verify(analysis, u, args)
                     return analysis
@@ -124,8 +124,8 @@ class Jacobian:
             out = self._flat(u.reshape(-1), u.shape, args)
         if pattern.shape != (out.numel(), u.numel()):
             raise ValueError(
-                f"{self.function}: pattern must have shape {(out.numel(), u.numel())}, a row for each element of "
-                f"f(u) and a column for each element of u, got {pattern.shape}"
+                f"{self.function}: pattern must have shape {(out.numel(), u.numel())}, a row for each element "
+                f"of f(u) and a column for each element of u, got {pattern.shape}"
             )
 
     def _verify(self, analysis: Analysis, u: Tensor, args: tuple) -> None:
@@ -155,8 +155,8 @@ class Jacobian:
             "leave pattern= out, so that f's program decides" if self.pattern is not None else "give pattern="
         )
         raise ValueError(
-            f"{self.function}: the pattern has no entry ({i}, {j}), but f depends there on u: the derivative is "
-            f"{float(whole[at]):.3g}; add it, or {remedy}"
+            f"{self.function}: the pattern has no entry ({i}, {j}), but f depends on u there: the derivative "
+            f"is {float(whole[at]):.3g}; add it, or {remedy}"
         )
 
 
@@ -193,5 +193,6 @@ def _as_pattern(function: str, pattern: Any) -> SparsityPattern:
     if scipy.sparse.issparse(pattern):
         return convert.scipy_parts(pattern)[1]
     raise TypeError(
-        f"{function}: pattern must be a SparsityPattern, a CSR or a SciPy matrix, got {type(pattern).__name__}"
+        f"{function}: pattern must be a SparsityPattern, a CSR or a SciPy matrix, got "
+        f"{type(pattern).__name__}"
     )

@@ -52,8 +52,8 @@ def _first(t: Tensor) -> Tensor:
         if is_batchedtensor(t):
             if not t.is_floating_point():
                 raise NotImplementedError(
-                    "jacobian: an integer tensor among args that torch.func.vmap maps over may decide the pattern; "
-                    "map over floating-point tensors only"
+                    "jacobian: torch.func.vmap maps over an integer tensor among args, which may decide the "
+                    "pattern; map over floating-point tensors only"
                 )
             inner = inner.select(maybe_get_bdim(t), 0)
         t = inner
@@ -96,9 +96,10 @@ def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     mark(tracer, x, args)
     with tracer:
         out, pull = torch.func.vjp(flat, x)[:2]
-        tracer.width = out.numel()
-        cotangent = random_like(out)
-        tracer.write(cotangent, identity(out.numel()))
+    tracer.width = out.numel()
+    cotangent = random_like(out)
+    tracer.write(cotangent, identity(out.numel()))
+    with tracer:
         along = pull(cotangent)[0]
     rows = tracer.rows(along)
     return tracer, tracer.empty(x.numel()) if rows is None else rows
