@@ -56,6 +56,22 @@ int64_t greedy_coloring(const I* ptr, int64_t n, const I* idx, const I* tptr, co
   return static_cast<int64_t>(taken.size());
 }
 
+// Has no row two columns of one color?
+template <class I>
+bool is_column_coloring(const I* ptr, int64_t m, const I* idx, const I* colors, int64_t count) {
+  std::vector<int64_t> seen(count, -1);
+  Pulse pulse;
+  for (int64_t i = 0; i < m; ++i) {
+    pulse(ptr[i + 1] - ptr[i] + 1);
+    for (int64_t p = ptr[i]; p < ptr[i + 1]; ++p) {
+      int64_t& row = seen[colors[idx[p]]];
+      if (row == i) return false;
+      row = i;
+    }
+  }
+  return true;
+}
+
 // Rows by color, in order within one: those of color c stand at rows[first[c]] .. rows[first[c + 1] - 1].
 template <class I>
 void group_by_color(const I* colors, int64_t n, int64_t count, I* first, I* rows) {

@@ -17,6 +17,7 @@
 #include "analysis/pattern.h"
 #include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
+#include "analysis/symmetric_coloring.h"
 #include "analysis/threshold.h"
 #include "analysis/triples.h"
 #include "analysis/union.h"
@@ -280,6 +281,28 @@ void bind(py::module_& m) {
                              tidx.data(), static_cast<Order>(order), colors);
     });
   });
+  // Is `colors`, each below count, a coloring of the columns? Then as `column_coloring` returns it, else None.
+  m.def("as_column_coloring",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& colors, int64_t count) -> py::object {
+          const int64_t rows = ptr.size() - 1;
+          if (!is_column_coloring(ptr.data(), rows, idx.data(), colors.data(), count)) return py::none();
+          return grouped<I>(colors.size(), [&](int64_t n, I* out) {
+            std::copy(colors.data(), colors.data() + n, out);
+            return count;
+          });
+        });
+  // perm: that of the transpose, which takes each entry to that across the diagonal.
+  m.def("symmetric_coloring",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& perm, int order, bool acyclic) {
+          return grouped<I>(ptr.size() - 1, [&](int64_t n, I* colors) {
+            SymmetricColoring<I> coloring(ptr.data(), n, idx.data(), static_cast<Order>(order), colors);
+            if (!acyclic) return coloring.star();
+            const int64_t nnz = idx.size();
+            std::vector<I> edge(nnz);
+            for (int64_t p = 0; p < nnz; ++p) edge[p] = std::min(static_cast<I>(p), perm.data()[p]);
+            return coloring.acyclic(edge.data(), nnz);
+          });
+        });
   m.def("merge_patterns",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx) {
           auto u = [&] {

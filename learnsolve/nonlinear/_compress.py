@@ -46,6 +46,28 @@ def _plan(pattern: SparsityPattern, mode: str) -> Plan:
     return make_plan(coloring, coloring.colors.long()[seeds], shown, seeded.shape)
 
 
+def symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
+    """For products with a symmetric matrix, colored by "star" or by "columns"."""
+    return pattern._planned(_symmetric_plan, method)
+
+
+def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
+    if method == "columns":
+        return _plan(pattern, "forward")
+    coloring = ordering.symmetric_coloring(pattern, "star")
+    colors = coloring.colors.long()
+    rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
+    # Where row i has no other entry in a column of the color of j, the product for this color shows (i, j) in
+    # row i. Else i is the center of a star of these two colors, and that for the color of i shows (j, i) in
+    # row j.
+    _, of, number = torch.unique(
+        rows * coloring.count + colors[columns], return_inverse=True, return_counts=True
+    )
+    alone = number[of] == 1
+    color = torch.where(alone, colors[columns], colors[rows])
+    return make_plan(coloring, color, torch.where(alone, rows, columns), pattern.shape)
+
+
 def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape: tuple[int, int]) -> Plan:
     """Each value is that `element` of the derivative of that `color`, an array of `shape` times a seed."""
     length, width = shape
@@ -61,14 +83,23 @@ def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape
     return Plan(coloring.colors, coloring.count, length, group, positions, ptr, order)
 
 
-def compressed_values(derivative: Callable[[Tensor], Tensor], plan: Plan, like: Tensor) -> Tensor:
+def compressed_values(
+    derivative: Callable[[Tensor], Tensor], plan: Plan, like: Tensor, by_vmap: bool = True
+) -> Tensor:
     """The values, shape (nnz,), for the linear function `derivative` of seeds."""
+    if by_vmap:
+        together = torch.vmap(derivative)
+    else:
+
+        def together(seeds: Tensor) -> Tensor:
+            return torch.stack([derivative(seed) for seed in seeds])
+
     parts = []
     for g, first in enumerate(range(0, plan.count, plan.group)):
         last = min(first + plan.group, plan.count)
         some = torch.arange(first, last, device=like.device, dtype=plan.colors.dtype)
         seeds = (plan.colors == some[:, None]).to(like.dtype)
-        shown = derivative(seeds[0]) if len(seeds) == 1 else torch.vmap(derivative)(seeds)
+        shown = derivative(seeds[0]) if len(seeds) == 1 else together(seeds)
         parts.append(shown.reshape(-1)[plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length])
     if not parts:
         return like.new_zeros(0)

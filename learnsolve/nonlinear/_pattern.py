@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    maybe_get_bdim,
+)
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks
@@ -21,26 +29,53 @@ from learnsolve.nonlinear._trace import Rows, Tracer
 
 def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
     check_argument("jacobian_pattern", u)
-    return find_pattern("jacobian_pattern", f, u, args)
+
+    def flat(x: Tensor, shape: torch.Size, args: tuple) -> Tensor:
+        return flat_output("jacobian_pattern", f(x.reshape(shape), *args), x)
+
+    with outside(u, args) as (plain, plain_args):
+        return find_pattern("jacobian_pattern", flat, plain, plain_args, "auto")[0]
+
+
+@contextmanager
+def outside(u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
+    """The numbers of the arguments, outside of the transformations of torch.func that are active; the first
+    of those that `vmap` maps over, since the pattern is that of all."""
+    with temporarily_clear_interpreter_stack():
+        u, args = pytree.tree_map(lambda t: _first(t) if isinstance(t, Tensor) else t, (u, args))
+        yield u.clone(memory_format=torch.contiguous_format), args
+
+
+def _first(t: Tensor) -> Tensor:
+    while is_functorch_wrapped_tensor(t):
+        inner = get_unwrapped(t)
+        if is_batchedtensor(t):
+            if not t.is_floating_point():
+                raise NotImplementedError(
+                    "jacobian: torch.func.vmap maps over an integer tensor among args, which may decide the "
+                    "pattern; map over floating-point tensors only"
+                )
+            inner = inner.select(maybe_get_bdim(t), 0)
+        t = inner
+    return t.detach()
 
 
 def find_pattern(
-    function: str, f: Callable[..., Tensor], u: Tensor, args: tuple, mode: str = "auto"
-) -> SparsityPattern:
-    u = u.detach().clone(memory_format=torch.contiguous_format)
-    args = pytree.tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, args)
+    function: str, f: Callable[[Tensor, torch.Size, tuple], Tensor], u: Tensor, args: tuple, mode: str
+) -> tuple[SparsityPattern, str]:
+    """The pattern, and the mode that found it: torch has no forward mode for some operations."""
+    x = u.reshape(-1)
 
     def flat(x: Tensor) -> Tensor:
-        return flat_output(function, f(x.reshape(u.shape), *args), x)
+        return f(x, u.shape, args)
 
-    x = u.reshape(-1)
     if mode != "reverse":
         try:
-            return _pattern(function, *_forward(function, flat, x, args))
+            return _pattern(function, *_forward(function, flat, x, args)), mode
         except NotImplementedError as error:
-            if mode == "forward" or "forward AD" not in str(error):
+            if mode == "forward" or "forward" not in str(error):
                 raise
-    return _pattern(function, *_reverse(function, flat, x, args)).T
+    return _pattern(function, *_reverse(function, flat, x, args)).T, "reverse"
 
 
 def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tracer, Rows]:
@@ -61,9 +96,10 @@ def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     mark(tracer, x, args)
     with tracer:
         out, pull = torch.func.vjp(flat, x)[:2]
-        tracer.width = out.numel()
-        cotangent = random_like(out)
-        tracer.write(cotangent, identity(out.numel()))
+    tracer.width = out.numel()
+    cotangent = random_like(out)
+    tracer.write(cotangent, identity(out.numel()))
+    with tracer:
         along = pull(cotangent)[0]
     rows = tracer.rows(along)
     return tracer, tracer.empty(x.numel()) if rows is None else rows

@@ -32,7 +32,7 @@ _SHAPES += ("new_full", "_new_zeros_with_same_feature_meta", "new_empty_strided"
 
 
 def users_line() -> str:
-    """" at FILE:LINE" of the first caller outside of learnsolve and torch, "" if there is none."""
+    """ " at FILE:LINE" of the first caller outside of learnsolve and torch, "" if there is none."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__", "").split(".")[0] in ("learnsolve", "torch"):
         if frame.f_back is None:
@@ -62,14 +62,14 @@ class Watch(TorchDispatchMode):
             )
         if not func._schema.is_mutable:
             return []
-        named = zip(func._schema.arguments, args, strict=False)
-        written = [a for s, a in named if s.alias_info is not None and s.alias_info.is_write]
-        written += [kwargs[s.name] for s in func._schema.arguments if s.is_out and s.name in kwargs]
+        arguments = func._schema.arguments
+        written = [a for s, a in zip(arguments, args, strict=False) if s.is_write]
+        written += [kwargs[s.name] for s in arguments if s.is_write and s.name in kwargs]
         written = [t for t in pytree.tree_leaves(written) if isinstance(t, Tensor)]
         if any(t.untyped_storage()._cdata == self.own for t in written if not t._is_zerotensor()):
             raise ValueError(
-                f"{self.function}: f must not change u, but writes into it ({func}{users_line()}); begin with "
-                "u = u.clone(), or write x = x + y instead of x += y"
+                f"{self.function}: f must not change u, but writes into it ({func}{users_line()}); begin f "
+                "with u = u.clone(), or write x = x + y instead of x += y"
             )
         return written
 
@@ -164,9 +164,8 @@ class Tracer(Watch):
         """Row index[k] for each k, which is len(rows) for an empty one."""
         lengths = np.append(np.diff(rows.indptr), 0)
         self.check_size(int(lengths[index].sum(dtype=np.int64)))
-        more = Rows((rows.data, rows.indices, np.append(rows.indptr, rows.indptr[-1:])))
-        more.resize((rows.shape[0] + 1, self.width))
-        return more[index]
+        parts = (rows.data, rows.indices, np.append(rows.indptr, rows.indptr[-1:]))
+        return Rows(parts, shape=(rows.shape[0] + 1, self.width))[index]
 
     def product(self, out: np.ndarray, source: np.ndarray, count: int, rows: Rows) -> Rows:
         """`count` sets: number out[k] includes row source[k], for each k."""
@@ -217,7 +216,7 @@ class Tracer(Watch):
             for t in fresh:
                 self.write(t, None)
             return out
-        for t, rows in zip(results, self.rules(self, func, name, args, kwargs, results), strict=True):
+        for t, rows in zip(results, self.rules(self, func, args, kwargs, results), strict=True):
             if any(t is other for other in fresh):
                 self.write(t, rows if t.is_floating_point() or t.is_complex() else None)
         return out
