@@ -17,9 +17,8 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import _full as full
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import outside_of_graphs, plain_tensors
-from learnsolve.nonlinear._jacobian import as_pattern
+from learnsolve.nonlinear._jacobian import _as_pattern as as_pattern
 from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
-from learnsolve.nonlinear._pattern import find_pattern
 from learnsolve.nonlinear.implicit import Ended, Implicit, Linearized, Rule
 from learnsolve.nonlinear.linear import INNER, LINEAR, Systems, over
 from learnsolve.nonlinear.newton import Settings
@@ -173,18 +172,19 @@ def _assembled(
     checks.one_of(name, "jacobian", jacobian, ("auto", None))
     if jacobian is None:
         return None
-    return Assembled(name, dense(call)) if u0.numel() <= DENSE else Assembled(name, None, _finder(name, call))
+    return Assembled(name, dense(call)) if u0.numel() <= DENSE else Assembled(name, None, _finder(call))
 
 
-def _finder(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _finder(call: Callable[..., Any]) -> Callable[..., Any]:
     """The Jacobian on the pattern of the program, where that is sparse and found."""
 
     def find(u: Tensor, *p: Tensor) -> Callable[..., CSR] | None:
+        J = sparse_jacobian(call)
         try:
-            pattern = find_pattern(name, call, u, p)
-        except (ValueError, NotImplementedError):  # too many entries, or an operation without forward mode
+            pattern = J.analysis(u, *p).pattern
+        except (ValueError, NotImplementedError):  # too many entries, or an operation without a derivative
             return None
-        return sparse_jacobian(call, pattern) if pattern.nnz <= FULL * pattern.shape[0] * pattern.shape[1] else None
+        return J if pattern.nnz <= FULL * pattern.shape[0] * pattern.shape[1] else None
 
     return find
 
