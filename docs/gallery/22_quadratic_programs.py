@@ -22,12 +22,13 @@ b = torch.randn(m, dtype=torch.float64, requires_grad=True)
 K = ls.ops.block([[P, A.T], [A, None]])
 x, multipliers = ls.solve(K, torch.cat([-q, b]), rtol=1e-10).x.split([n, m])
 print(f"A x = b to {(A @ x - b).norm().item():.0e}")
-x.square().sum().backward()
-print(f"gradients for q and b: norms {q.grad.norm():.3g} and {b.grad.norm():.3g}")
+for_q, for_b = torch.autograd.grad(x.square().sum(), (q, b))
+print(f"gradients for q and b: norms {for_q.norm():.3g} and {for_b.norm():.3g}")
 
 # %%
-# With x ≥ 0 the multipliers z of the bounds satisfy x z = 0, x ≥ 0, z ≥ 0. Fischer's function turns x z = μ into an
-# equation; a primal-dual method solves it for smaller and smaller μ, each time by Newton's method from the last x, z.
+# With x ≥ 0 the multipliers z of the bounds satisfy x z = 0, x ≥ 0, z ≥ 0. Fischer's function turns x z = μ
+# into an equation; a primal-dual method solves it for smaller and smaller μ, each time by Newton's method
+# from the last x, z.
 
 
 def conditions(u, q, P, mu):
@@ -53,13 +54,13 @@ print(f"{steps} steps; {int((x < 1e-6).sum())} of {n} bounds are active; smalles
 
 # %%
 # The derivative is that of the active set: compared with a difference.
-x.square().sum().backward()
+(gradient,) = torch.autograd.grad(x.square().sum(), q2)
 direction = torch.randn(n, dtype=torch.float64)
 with torch.no_grad():
     ends = [minimize(q2 + t * direction)[0].square().sum() for t in (1e-5, -1e-5)]
-print(f"derivative {q2.grad @ direction:.5g}, difference {(ends[0] - ends[1]) / 2e-5:.5g}")
+print(f"derivative {gradient @ direction:.5g}, difference {(ends[0] - ends[1]) / 2e-5:.5g}")
 
 # %%
-# A package for quadratic programs is better where there are many inequalities, where problems are infeasible, which it
-# detects, and where thousands of small ones are solved together. It does not exploit that P is a stencil, and
-# here A, P and the conditions may be any program.
+# A package for quadratic programs is better where there are many inequalities, where problems are
+# infeasible, which it detects, and where thousands of small ones are solved together. It does not exploit
+# that P is a stencil, and here A, P and the conditions may be any program.

@@ -1,11 +1,12 @@
-"""Two nonlinear problems with the gradient for a field of coefficients: Bratu's, and the p-Laplacian with p = 3.
+"""Two nonlinear problems with the gradient for a field of coefficients: Bratu's, and the p-Laplacian with p
+= 3.
 
-    -div grad u = k exp(u),    -div(k |grad u| grad u) = 1,    on n x n points of the unit square, u = 0 around,
-    loss = mean(u^2), gradient for k; the residual falls by 1e-10.
+    -div grad u = k exp(u),    -div(k |grad u| grad u) = 1,    on n x n points of the unit square, u = 0
+    around, loss = mean(u^2), gradient for k; the residual falls by 1e-10.
 
-Contestants: learnsolve, with the program of f alone; the same, told the pattern; SciPy's newton_krylov, helped
-by factors of the Laplacian (no gradient); Newton's method by hand, with the Jacobian by hand, SciPy's spsolve, and the
-adjoint by one more. Each runs in a process of its own, which measures its memory.
+Contestants: learnsolve, with the program of f alone; the same, told the pattern; SciPy's newton_krylov,
+helped by factors of the Laplacian (no gradient); Newton's method by hand, with the Jacobian by hand, SciPy's
+spsolve, and the adjoint by one more. Each runs in a process of its own, which measures its memory.
 """
 
 import json
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
@@ -50,13 +52,13 @@ def p_laplacian(u: Tensor, k: Tensor) -> Tensor:
 def by_learnsolve(problem: str, n: int, told: bool) -> dict:
     f, (u0, k) = FUNCTIONS[problem], start(problem, n)
     k.requires_grad_()
-    kept = {"jacobian": ls.nonlinear.jacobian_pattern(f, u0, k)} if told else {}
+    pattern = ls.nonlinear.jacobian_pattern(f, u0, k) if told else "auto"
     began, history = time.perf_counter(), []
 
     def callback(at: ls.solvers.Iteration) -> None:
         history.append((time.perf_counter() - began, float(at.residual_norm)))
 
-    solution = ls.nonlinear.root(f, u0, k, rtol=RTOL, callback=callback, throw=True, **kept)
+    solution = ls.nonlinear.root(f, u0, k, rtol=RTOL, callback=callback, throw=True, jacobian=pattern)
     (gradient,) = torch.autograd.grad(solution.x.square().mean(), k)
     return {"u": solution.x, "gradient": gradient, "history": history, "by": solution.selected}
 
@@ -71,10 +73,14 @@ def by_newton_krylov(problem: str, n: int) -> dict:
     factors = sla.splu(ls.problems.poisson((n, n)).to_scipy().tocsc())
     M = sla.LinearOperator((n * n, n * n), factors.solve)
     u = scipy.optimize.newton_krylov(
-        F, u0.numpy().ravel(), inner_M=M, f_tol=RTOL * np.linalg.norm(F(u0.numpy().ravel())),
-        tol_norm=np.linalg.norm, maxiter=200,
+        F,
+        u0.numpy().ravel(),
+        inner_M=M,
+        f_tol=RTOL * np.linalg.norm(F(u0.numpy().ravel())),
+        tol_norm=np.linalg.norm,
+        maxiter=200,
         callback=lambda x, r: history.append((time.perf_counter() - began, float(np.linalg.norm(r)))),
-    )  # fmt: skip
+    )
     return {"u": torch.from_numpy(u).reshape(n, n), "gradient": None, "history": history, "by": "lgmres"}
 
 
@@ -83,13 +89,13 @@ def by_hand(problem: str, n: int) -> dict:
     f, (u0, k) = FUNCTIONS[problem], start(problem, n)
     h, K = 1 / (n + 1), k.numpy()
     laplace = ls.problems.poisson((n, n)).to_scipy()
-    one = sp.eye_array(n + 2, format="csr")[:, 1:-1]  # with the boundary
-    cells = {"low": one[:-1], "high": one[1:]}
-    low, high = cells["low"], cells["high"]
+    one = sp.csr_array(sp.eye_array(n + 2))[:, 1:-1]  # with the boundary
+    low, high = one[:-1], one[1:]
     G = [
-        sp.kron((high - low) / h, (high + low) / 2), sp.kron((high + low) / 2, (high - low) / h),
+        sp.kron((high - low) / h, (high + low) / 2),
+        sp.kron((high + low) / 2, (high - low) / h),
         sp.kron((high - low) / h, high - low),
-    ]  # fmt: skip
+    ]
     C = (1, 1, 1 / 12)
 
     def jacobian(u: np.ndarray) -> sp.csc_array:
@@ -97,10 +103,11 @@ def by_hand(problem: str, n: int) -> dict:
             return (laplace - sp.diags_array(h**2 * K.ravel() * np.exp(u))).tocsc()
         g = [A @ u for A in G]
         size = np.sqrt(sum(c * x * x for c, x in zip(C, g, strict=True)) + SMALL)
-        J = sum(
+        J: Any = sum(
             A.T @ sp.diags_array(h**2 * K.ravel() * (c * (i == j) * size + c * d * x * y / size)) @ B
-            for i, (A, c, x) in enumerate(zip(G, C, g, strict=True)) for j, (B, d, y) in enumerate(zip(G, C, g, strict=True))
-        )  # fmt: skip
+            for i, (A, c, x) in enumerate(zip(G, C, g, strict=True))
+            for j, (B, d, y) in enumerate(zip(G, C, g, strict=True))
+        )
         return J.tocsc()
 
     def F(u: np.ndarray) -> np.ndarray:
@@ -118,8 +125,13 @@ def by_hand(problem: str, n: int) -> dict:
         size = np.linalg.norm(r)
         history.append((time.perf_counter() - began, float(size)))
     y = torch.from_numpy(sla.spsolve(jacobian(u).T.tocsc(), 2 * u / n**2)).reshape(n, n)
-    _, pull = torch.func.vjp(lambda k: f(torch.from_numpy(u).reshape(n, n), k), k)
-    return {"u": torch.from_numpy(u).reshape(n, n), "gradient": -pull(y)[0], "history": history, "by": "SuperLU"}
+    pull: Any = torch.func.vjp(lambda k: f(torch.from_numpy(u).reshape(n, n), k), k)[1]
+    return {
+        "u": torch.from_numpy(u).reshape(n, n),
+        "gradient": -pull(y)[0],
+        "history": history,
+        "by": "SuperLU",
+    }
 
 
 FUNCTIONS = {"bratu": bratu, "p-Laplacian": p_laplacian}
@@ -130,7 +142,9 @@ def start(problem: str, n: int) -> tuple[Tensor, Tensor]:
     x = torch.linspace(0, 1, n + 2, dtype=torch.float64)[1:-1]
     generator = torch.Generator().manual_seed(0)
     if problem == "bratu":
-        return torch.zeros(n, n, dtype=torch.float64), 4 + torch.rand(n, n, dtype=torch.float64, generator=generator)
+        return torch.zeros(n, n, dtype=torch.float64), 4 + torch.rand(
+            n, n, dtype=torch.float64, generator=generator
+        )
     u0 = (x * (1 - x))[:, None] * (x * (1 - x))
     return u0, 1 + torch.rand(n + 1, n + 1, dtype=torch.float64, generator=generator)
 
@@ -147,10 +161,18 @@ def case(problem: str, contestant: str, n: int) -> dict:
     left, first = (FUNCTIONS[problem](u, k).norm() for u in (out["u"].detach(), u0))
     gradient = out["gradient"]
     return {
-        "problem": problem, "n": n, "by": contestant, "steps": len(out["history"]), "seconds": seconds,
-        "CPU seconds": cpu, "GB": peak_gigabytes(), "residual": float(left / first), "linear systems": out["by"],
-        "gradient norm": None if gradient is None else float(gradient.norm()), "history": out["history"],
-    }  # fmt: skip
+        "problem": problem,
+        "n": n,
+        "by": contestant,
+        "steps": len(out["history"]),
+        "seconds": seconds,
+        "CPU seconds": cpu,
+        "GB": peak_gigabytes(),
+        "residual": float(left / first),
+        "linear systems": out["by"],
+        "gradient norm": None if gradient is None else float(gradient.norm()),
+        "history": out["history"],
+    }
 
 
 def main() -> None:
@@ -165,7 +187,16 @@ def main() -> None:
     wanted += [(p, c, large) for p in PROBLEMS for c in CONTESTANTS if large and c.startswith("learnsolve")]
     rows = []
     for problem, contestant, n in wanted:
-        command = [sys.executable, __file__, "--out", str(experiment.out), "--case", problem, contestant, str(n)]
+        command = [
+            sys.executable,
+            __file__,
+            "--out",
+            str(experiment.out),
+            "--case",
+            problem,
+            contestant,
+            str(n),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
         rows.append(json.loads(done.stdout.splitlines()[-1]))
         print(f"{problem}, {contestant}, {n}: {rows[-1]['seconds']:.2f} s", flush=True)
@@ -175,7 +206,12 @@ def main() -> None:
     for axes, problem in zip(panels, PROBLEMS, strict=True):
         for row in rows:
             if row["problem"] == problem and row["n"] == small:
-                axes.semilogy(*zip(*row["history"], strict=True), marker=".", color=CONTESTANTS[row["by"]], label=row["by"])
+                axes.semilogy(
+                    *zip(*row["history"], strict=True),
+                    marker=".",
+                    color=CONTESTANTS[row["by"]],
+                    label=row["by"],
+                )
         axes.set(title=problem, xlabel="seconds", ylabel="residual norm")
     panels[0].legend(frameon=False)
     experiment.figure("residuals.png", figure)

@@ -1,4 +1,4 @@
-"""Nonlinear functions: sparse Jacobians and Hessians, roots, fixed points, least squares, implicit time steps."""
+"""Nonlinear functions: sparse Jacobians and Hessians, roots, fixed points, least squares, time steps."""
 
 from learnsolve.nonlinear._hessian import Hessian, hessian
 from learnsolve.nonlinear._jacobian import Jacobian, jacobian

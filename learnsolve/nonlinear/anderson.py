@@ -22,8 +22,8 @@ _RIDGE = 1e3  # in rounding units, for differences of length one
 def anderson(
     f: Residual, systems: Any, direction: Any, x: Tensor, p: tuple[Tensor, ...], r: Tensor, o: Settings
 ) -> Ended:
-    """x_{k+1} = x_k - d F_k - sum_j gamma_j (Dx_j - d DF_j), where gamma minimizes ||F_k - sum_j gamma_j DF_j||
-    over the last `memory` differences, and d is the damping."""
+    """x_{k+1} = x_k - d F_k - sum_j gamma_j (Dx_j - d DF_j), with the damping d, where gamma minimizes
+    ||F_k - sum_j gamma_j DF_j|| over the last `memory` differences."""
     progress = Progress(o, r, norm(r, f.levels))
     steps: list[Tensor] = []
     changes: list[Tensor] = []

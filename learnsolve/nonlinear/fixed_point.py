@@ -9,10 +9,11 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.nonlinear.anderson import anderson
-from learnsolve.nonlinear.solve import settings_of, solve
+from learnsolve.nonlinear.solve import outside, settings_of, solve
 from learnsolve.solvers.solution import Iteration, Solution
 
 
+@outside
 def fixed_point(
     g: Callable[..., Tensor],
     x0: Tensor,
@@ -67,7 +68,8 @@ def fixed_point(
     --------
     >>> import torch, learnsolve as ls
     >>> a = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    >>> solution = ls.nonlinear.fixed_point(lambda x, a: a * torch.cos(x), torch.zeros(1, dtype=torch.float64), a)
+    >>> x0 = torch.zeros(1, dtype=torch.float64)
+    >>> solution = ls.nonlinear.fixed_point(lambda x, a: a * torch.cos(x), x0, a)
     >>> solution.x.detach()
     tensor([0.4502], dtype=torch.float64)
     >>> solution.x.sum().backward()

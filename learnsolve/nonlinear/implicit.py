@@ -163,8 +163,8 @@ def _of_some(rule: Rule, x: Tensor, p: list[Tensor], at: list[int]) -> Any:
 
 @contextmanager
 def _without_hooks() -> Iterator[bool]:
-    """torch.func does not work under saved-tensor hooks, such as those of a checkpoint around a solve. Nothing
-    is saved inside of a forward, which may do without them."""
+    """torch.func does not work under saved-tensor hooks, such as those of a checkpoint around a solve.
+    Nothing is saved inside of a forward, which may do without them."""
     hooks: list[Any] = []
     while (top := _top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(top)

@@ -14,7 +14,7 @@ from learnsolve.nonlinear.implicit import Ended
 from learnsolve.nonlinear.levenberg import Normal, levenberg_marquardt
 from learnsolve.nonlinear.linear import Systems
 from learnsolve.nonlinear.residual import Assembled, Residual
-from learnsolve.nonlinear.solve import DENSE, Root, dense, settings_of, solve
+from learnsolve.nonlinear.solve import DENSE, Root, dense, outside, settings_of, solve
 from learnsolve.ops.core.autograd import pullback
 from learnsolve.solvers.solution import Iteration, Solution
 
@@ -51,6 +51,7 @@ def _minimum(r: Residual, systems: Systems, *rest: Any, few: bool) -> Minimum:
     return Minimum(r, systems, *rest, hessian=hessian)
 
 
+@outside
 def least_squares(
     r: Callable[..., Tensor],
     u0: Tensor,
@@ -79,16 +80,18 @@ def least_squares(
     args : as for `root`
     method : "lm", or "gauss-newton", which starts from mu = 0 and raises it where a step does not decrease r
     jacobian : as for `root`, with rows for the entries of r
-    linear, M : as for `root`, of the normal equations: "auto" factors them, or runs `cg` where J is not assembled
-    rtol, atol : the tolerance, :math:`\|J^T r\| \le \max(\mathtt{rtol} \|J_0^T r_0\|, \mathtt{atol})`; rtol is
-        the square root of the rounding unit if not given
+    linear, M : as for `root`, of the normal equations: "auto" factors them, or runs `cg` where J is not
+        assembled
+    rtol, atol : the tolerance, :math:`\|J^T r\| \le \max(\mathtt{rtol} \|J_0^T r_0\|, \mathtt{atol})`; rtol
+        is the square root of the rounding unit if not given
     maxiter : int >= 0, steps, rejected ones too
     callback, throw, adjoint_rtol, adjoint_maxiter : as for `root`
     gradient : "implicit"
 
     Returns
     -------
-    Solution, with :math:`\|r(u_i)\|` as `residual_norms`, and `normal_residual_norm` :math:`\|J^T r\|` at the end
+    Solution, with :math:`\|r(u_i)\|` as `residual_norms`, and `normal_residual_norm` :math:`\|J^T r\|` at
+    the end
 
     Raises
     ------
@@ -122,7 +125,20 @@ def least_squares(
     settings = settings_of(name, "u0", u0, rtol, atol, maxiter, callback, normal=True)
     settings.gauss_newton = method == "gauss-newton"
     return solve(
-        name, r, u0, args, levenberg_marquardt, settings, jacobian=jacobian, linear=linear, M=M,
-        gradient=gradient, throw=throw, adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter, words="r u",
-        kind=functools.partial(_minimum, few=u0.numel() <= DENSE), systems=Normal,
-    )  # fmt: skip
+        name,
+        r,
+        u0,
+        args,
+        levenberg_marquardt,
+        settings,
+        jacobian=jacobian,
+        linear=linear,
+        M=M,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        words="r u",
+        kind=functools.partial(_minimum, few=u0.numel() <= DENSE),
+        systems=Normal,
+    )

@@ -31,8 +31,8 @@ class Normal(Systems):
     def check(self, n: int) -> None:
         if self.J.shape[1] != n:
             raise ValueError(
-                f"{self.residual.name}: jacobian(u, *args) must have {n} columns, as u has {n} entries, got shape "
-                f"{self.J.shape}"
+                f"{self.residual.name}: jacobian(u, *args) must have {n} columns, as u has {n} entries, "
+                f"got shape {self.J.shape}"
             )
 
     def of(self, J: Any) -> Any:

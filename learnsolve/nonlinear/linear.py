@@ -44,8 +44,9 @@ _RESTART = 30  # of gmres
 
 
 class Products:
-    """v -> J v for vectors (n,), or blocks of one column (..., n, 1), by derivatives of f: J^T y is the pullback of
-    f, recorded once, and J v the pullback of that, a tenth of the time of `torch.func.jvp`, which calls f again."""
+    """v -> J v for vectors (n,), or blocks of one column (..., n, 1), by derivatives of f: J^T y is the
+    pullback of f, recorded once, and J v the pullback of that, a tenth of the time of `torch.func.jvp`,
+    which calls f again."""
 
     def __init__(self, residual: Residual, u: Tensor, p: tuple[Tensor, ...]):
         self.levels, self.u, self.transpose = residual.levels, u, False
@@ -121,13 +122,15 @@ class Systems:
     def check(self, n: int) -> None:
         if self.J.shape != (n, n):
             raise ValueError(
-                f"{self.residual.name}: jacobian(u, *args) must have shape {(n, n)}, as u has {n} entries, got "
-                f"{self.J.shape}"
+                f"{self.residual.name}: jacobian(u, *args) must have shape {(n, n)}, as u has {n} entries, "
+                f"got {self.J.shape}"
             )
 
     def of(self, J: Any) -> Any:
         """The matrix of the systems."""
         return J
+
+    A: Any
 
     def shift(self, shift: Tensor | None) -> None:
         self.A = self.matrix
@@ -163,7 +166,8 @@ class Systems:
             if not isinstance(x, Tensor) or x.shape != right.shape:
                 got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
                 raise ValueError(
-                    f"{self.residual.name}: linear(J, b) must return a Tensor of b's shape {tuple(right.shape)}, or a "
+                    f"{self.residual.name}: linear(J, b) must return a Tensor of b's shape "
+                    f"{tuple(right.shape)}, or a "
                     f"Solution with it, got {got}"
                 )
             left = norm((A @ x if isinstance(A, CSR) else A(x)) - right, levels)
@@ -276,9 +280,10 @@ class Systems:
         left = norm(J(x) - b, levels)
         if bool(((norm(A @ x - b, levels) <= _EQUAL * size) & (left > 10 * _EQUAL * size)).any()):
             raise ValueError(
-                f"{self.residual.name}: jacobian is not that of {self.residual.words[0]} at the solution: a solve with "
-                f"it leaves {float((left / size).max()):.2g} of the right-hand side; give a pattern with all entries, "
-                "or correct the function"
+                f"{self.residual.name}: jacobian is not that of {self.residual.words[0]} at the solution: "
+                f"a solve with it leaves {float((left / size).max()):.2g} of the right-hand side; give a "
+                "pattern with "
+                "all entries, or correct the function"
             )
 
     def inverse(self) -> Any:

@@ -129,7 +129,7 @@ def newton(
         if bool(failed.any()) and not fresh:
             slow = True  # once more, with the Jacobian of this u
             continue
-        if tau is not None:
+        if tau is not None and o.pseudo_transient is not None:
             tau = torch.where(good, tau * size / size_next, tau / 10)
             failed = failed & (tau < _SMALLEST * o.pseudo_transient)
         if bool(failed.any()):
@@ -163,9 +163,9 @@ def _step(
     o: Settings,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The next u, f(u) and its norm, and where the step is accepted."""
-    rule = o.line_search
+    rule: Any = o.line_search
     if rule != "backtracking" or o.pseudo_transient is not None:
-        t = rule(number, u, d, r) if callable(rule) else rule
+        t: Any = rule(number, u, d, r) if callable(rule) else rule
         u_next = u + d if t is None or isinstance(t, str) else u + t * d
         r_next = f(u_next, *p)
         size_next = norm(r_next, f.levels)

@@ -90,8 +90,8 @@ class Residual:
         u, tensors = u.detach(), tuple(t.detach() for t in tensors)
         before = [version(t) for t in (u, *tensors)]
         hidden = (
-            f"{name}: {f} uses a tensor that torch.func transforms (vmap, grad, jvp) and that is not among its "
-            f"arguments; pass it, {f}({v}, *args)"
+            f"{name}: {f} uses a tensor that torch.func transforms (vmap, grad, jvp) and that is not among "
+            f"its arguments; pass it, {f}({v}, *args)"
         )
         try:
             with torch.set_grad_enabled(not unrolled):
@@ -110,31 +110,34 @@ class Residual:
             raise ValueError(hidden)
         if r.requires_grad:
             raise ValueError(
-                f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it would "
+                f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it "
+                "would "
                 f'get no gradient; pass it, {f}({v}, *args), detach it, or use gradient="unrolled"'
             )
         if square and r.shape != u.shape:
             shapes = (tuple(t.shape[self.levels :]) for t in (u, r))
             raise ValueError(
-                f"{name}: {f}({v}, *args) must have the shape of {v}, {next(shapes)}, as many equations as unknowns, "
-                f"got {next(shapes)}; least_squares takes any number of equations"
+                f"{name}: {f}({v}, *args) must have the shape of {v}, {next(shapes)}, as many equations as "
+                f"unknowns, got {next(shapes)}; least_squares takes any number of equations"
             )
         if r.dtype != u.dtype or r.device != u.device:
             raise TypeError(
-                f"{name}: {f}({v}, *args) must have dtype and device of {v}, {u.dtype} on {u.device}, got {r.dtype} "
+                f"{name}: {f}({v}, *args) must have dtype and device of {v}, {u.dtype} on {u.device}, got "
+                f"{r.dtype} "
                 f"on {r.device}; convert args, or {v}0, with .to()"
             )
         if not bool(torch.isfinite(r).all()):
             bad = int((~torch.isfinite(r)).sum())
             raise ValueError(
-                f"{name}: {f}({v}0, *args) must be finite, got {bad} of {r.numel()} entries that are not; start "
-                f"from another {v}0, or check args"
+                f"{name}: {f}({v}0, *args) must be finite, got {bad} of {r.numel()} entries that are not; "
+                f"start from another {v}0, or check args"
             )
         with torch.no_grad():
             if not self.trusted and not torch.equal(r, self(u, *tensors)):
                 raise ValueError(
                     f"{name}: {f}({v}0, *args) gave other numbers when it was called again; a solve needs a "
-                    "function: draw random numbers outside and pass them, and put modules with dropout in eval()"
+                    "function: draw random numbers outside and pass them, and put modules with dropout in "
+                    "eval()"
                 )
         if self.jacobian is not None:
             self.jacobian.prepare(u, tensors)
@@ -146,8 +149,9 @@ class Residual:
 
 
 class Assembled:
-    """The values of the Jacobian on its pattern, by a function of u and the tensors that gives a CSR: `call`, or
-    what `find`(u, *tensors) returns for the first u, None where only products with the Jacobian are to be used."""
+    """The values of the Jacobian on its pattern, by a function of u and the tensors that gives a CSR:
+    `call`, or what `find`(u, *tensors) returns for the first u, None where only products with the Jacobian
+    are to be used."""
 
     def __init__(self, name: str, call: Callable[..., Any] | None, find: Callable[..., Any] | None = None):
         self.name, self.find = name, find

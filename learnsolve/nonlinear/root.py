@@ -11,12 +11,13 @@ from learnsolve.matrix import checks
 from learnsolve.nonlinear.anderson import anderson
 from learnsolve.nonlinear.levenberg import levenberg_marquardt
 from learnsolve.nonlinear.newton import newton
-from learnsolve.nonlinear.solve import settings_of, solve
+from learnsolve.nonlinear.solve import outside, settings_of, solve
 from learnsolve.solvers.solution import Iteration, Solution
 
 METHODS = ("newton", "newton-krylov", "chord", "lm", "anderson")
 
 
+@outside
 def root(
     f: Callable[..., Tensor],
     u0: Tensor,
@@ -41,20 +42,22 @@ def root(
 
     Parameters
     ----------
-    f : callable (u, *args) -> Tensor of u's shape, dtype and device; a torch.nn.Module, or a method of one, too
+    f : callable (u, *args) -> Tensor of u's shape, dtype and device; a torch.nn.Module, or a method of one,
+        too
     u0 : Tensor of any shape, float32 or float64: where to start
     args : what f depends on, of any nesting: tensors, CSR, modules (their parameters); constants too
-    method : "newton"; "newton-krylov", with products alone; "chord", which keeps the Jacobian while a step halves
-        the residual; "lm", as `least_squares`; "anderson", for u <- u - f(u), as `fixed_point`
-    jacobian : "auto", on the pattern of f's program (`jacobian_pattern`); its pattern, a SparsityPattern, CSR or
-        SciPy matrix; a callable (u, *args) -> CSR, such as `jacobian` returns; None for products alone
-    linear : "auto", "direct", "cg", "minres", "bicgstab", "gmres", or a callable (J, b) -> J^-1 b, also for J.T
+    method : "newton"; "newton-krylov", with products alone; "chord", which keeps the Jacobian while a step
+        halves the residual; "lm", as `least_squares`; "anderson", for u <- u - f(u), as `fixed_point`
+    jacobian : "auto", on the pattern of f's program (`jacobian_pattern`); its pattern, a SparsityPattern,
+        CSR or SciPy matrix; a callable (u, *args) -> CSR, such as `jacobian` returns; None for products alone
+    linear : "auto", "direct", "cg", "minres", "bicgstab", "gmres", or a callable (J, b) -> J^-1 b, also
+        for J.T
     M : "auto"; None; or a callable J -> preconditioner, such as `preconditioners.AMG`, kept while it is good
-    rtol, atol : the tolerance, :math:`\|f(u)\| \le \max(\mathtt{rtol} \|f(u_0)\|, \mathtt{atol})`; rtol is the square
-        root of the rounding unit if not given
+    rtol, atol : the tolerance, :math:`\|f(u)\| \le \max(\mathtt{rtol} \|f(u_0)\|, \mathtt{atol})`; rtol is
+        the square root of the rounding unit if not given
     maxiter : int >= 0, steps
-    line_search : "backtracking", Armijo's rule on 1/2 ||f||^2; None, full steps; number or Tensor, a damping; or a
-        callable (step, u, f(u), d) -> damping
+    line_search : "backtracking", Armijo's rule on 1/2 ||f||^2; None, full steps; number or Tensor, a
+        damping; or a callable (step, u, f(u), d) -> damping
     pseudo_transient : number > 0, the first time step of pseudo-transient continuation, for f with
         du/dt = -f(u) stable, instead of a line search
     forcing : number, relative tolerance of inexact linear solves; Eisenstat's and Walker's if not given
@@ -68,12 +71,14 @@ def root(
     Raises
     ------
     ValueError, TypeError, SolverError
-        if arguments do not fit; if f is not a function of u and args alone, changes them or is not finite at u0.
+        if arguments do not fit; if f is not a function of u and args alone, changes them or is not finite
+        at u0.
 
     Notes
     -----
-    Gradient: with :math:`J^T \lambda = \bar u` it is :math:`-\lambda^T \partial f / \partial \mathtt{args}`; any order, forward
-    mode, vmap (systems that each stop on their own). docs/nonlinear.md has the rules of "auto", and costs.
+    Gradient: with :math:`J^T \lambda = \bar u` it is :math:`-\lambda^T \partial f / \partial \mathtt{args}`;
+    any order, forward mode, vmap (systems that each stop on their own). docs/nonlinear.md has the rules of
+    "auto", and costs.
 
     Examples
     --------
@@ -107,13 +112,33 @@ def root(
     if forcing is not None:
         checks.real("root", "forcing", forcing, "positive and finite")
     settings = settings_of(
-        "root", "u0", u0, rtol, atol, maxiter, callback, line_search=_line_search(line_search),
-        pseudo_transient=pseudo_transient, forcing=forcing, chord=method == "chord",
-    )  # fmt: skip
+        "root",
+        "u0",
+        u0,
+        rtol,
+        atol,
+        maxiter,
+        callback,
+        line_search=_line_search(line_search),
+        pseudo_transient=pseudo_transient,
+        forcing=forcing,
+        chord=method == "chord",
+    )
     return solve(
-        "root", f, u0, args, _LOOPS.get(method, newton), settings, jacobian=None if krylov else jacobian, linear=linear,
-        M=M, gradient=gradient, throw=throw, adjoint_rtol=adjoint_rtol, adjoint_maxiter=adjoint_maxiter,
-    )  # fmt: skip
+        "root",
+        f,
+        u0,
+        args,
+        _LOOPS.get(method, newton),
+        settings,
+        jacobian=None if krylov else jacobian,
+        linear=linear,
+        M=M,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+    )
 
 
 _LOOPS = {"lm": levenberg_marquardt, "anderson": anderson}

@@ -1,4 +1,4 @@
-"""The door of nonlinear solves: arguments are checked, and a loop runs with the gradient that was asked for."""
+"""The door of nonlinear solves: checks arguments and runs a loop, with the gradient that was asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ from learnsolve.solvers.core.report import report
 from learnsolve.solvers.solution import Iteration, Report, Solution
 
 Loop = Callable[..., Ended]
+P = ParamSpec("P")
+T = TypeVar("T")
 DENSE = 200  # unknowns: a Jacobian with all entries, where no pattern is known
 FULL = 0.1  # of all entries: a pattern that is too full to be of use
 
@@ -148,11 +150,13 @@ def solve(
     return solution
 
 
-solve = outside_of_graphs(
-    solve,
-    "nonlinear solves end by the values of f, which are not known while a graph is traced (fullgraph=True, "
-    "torch.export): call them outside of the graph",
-)
+def outside(function: Callable[P, T]) -> Callable[P, T]:
+    """A public function, which torch.compile leaves its graph for."""
+    return outside_of_graphs(
+        function,
+        "nonlinear solves end by the values of f, which are not known while a graph is traced (fullgraph=True, "
+        "torch.export): call them outside of the graph",
+    )
 
 
 def _assembled(
@@ -165,8 +169,8 @@ def _assembled(
         pattern = as_pattern(name, jacobian)
         if pattern.shape[1] != u0.numel():
             raise ValueError(
-                f"{name}: jacobian must be a pattern with a column for each of the {u0.numel()} unknowns, got shape "
-                f"{tuple(pattern.shape)}"
+                f"{name}: jacobian must be a pattern with a column for each of the {u0.numel()} unknowns, "
+                f"got shape {tuple(pattern.shape)}"
             )
         return Assembled(name, sparse_jacobian(call, pattern))
     checks.one_of(name, "jacobian", jacobian, ("auto", None))
@@ -226,4 +230,5 @@ def settings_of(
     checks.integer(name, "maxiter", maxiter, 0)
     if callback is not None and not callable(callback):
         raise TypeError(f"{name}: callback must be a callable, got {type(callback).__name__}")
+    assert rtol is not None
     return Settings(float(rtol), float(atol), int(maxiter), callback, **others)

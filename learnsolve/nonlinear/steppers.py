@@ -14,13 +14,14 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._jacobian import _as_pattern as as_pattern
 from learnsolve.nonlinear.newton import newton
-from learnsolve.nonlinear.solve import settings_of, solve
+from learnsolve.nonlinear.solve import outside, settings_of, solve
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
 from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.solution import Solution
 
 
+@outside
 def implicit_euler(
     f: Callable[..., Tensor], u0: Tensor, steps: int, dt: float | Tensor, *args: Any, **options: Any
 ) -> Solution:
@@ -38,8 +39,9 @@ def implicit_euler(
 
     Returns
     -------
-    Solution: `x`, u after the last step; `iterations`, of all steps; `residual_norms`, (steps), where each step
-    ended; status and statuses, the worst of all steps. For states in between call it once for each of them.
+    Solution: `x`, u after the last step; `iterations`, of all steps; `residual_norms`, (steps), where each
+    step ended; status and statuses, the worst of all steps. For states in between call it once for each of
+    them.
 
     Raises
     ------
@@ -63,6 +65,7 @@ def implicit_euler(
     return _steps("implicit_euler", 1.0, f, u0, steps, dt, args, options)
 
 
+@outside
 def trapezoidal(
     f: Callable[..., Tensor], u0: Tensor, steps: int, dt: float | Tensor, *args: Any, **options: Any
 ) -> Solution:
@@ -96,9 +99,17 @@ def trapezoidal(
 
 
 _OPTIONS: dict[str, Any] = {
-    "jacobian": "auto", "linear": "auto", "M": "auto", "rtol": None, "atol": 0.0, "maxiter": 50, "forcing": None,
-    "throw": False, "adjoint_rtol": None, "adjoint_maxiter": None,
-}  # fmt: skip
+    "jacobian": "auto",
+    "linear": "auto",
+    "M": "auto",
+    "rtol": None,
+    "atol": 0.0,
+    "maxiter": 50,
+    "forcing": None,
+    "throw": False,
+    "adjoint_rtol": None,
+    "adjoint_maxiter": None,
+}
 
 
 def _steps(
@@ -117,8 +128,8 @@ def _steps(
     o = _OPTIONS | options
     checks.integer(name, "steps", steps, 0)
     dt = dt if isinstance(dt, Tensor) else torch.as_tensor(checks.number(name, "dt", dt), dtype=u0.dtype)
-    first = (o.pop(key) for key in ("rtol", "atol", "maxiter"))
-    settings = settings_of(name, "u0", u0, *first, None, relative_to_u=True, forcing=o.pop("forcing"))
+    rtol, atol, maxiter, forcing = (o.pop(key) for key in ("rtol", "atol", "maxiter", "forcing"))
+    settings = settings_of(name, "u0", u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
     o["jacobian"] = _of_a_step(o["jacobian"], u0)
 
     def residual(v: Tensor, before: Tensor, weight: Tensor, *args: Any) -> Any:
@@ -135,9 +146,17 @@ def _steps(
         for k in range(first, last):
             before = u if share == 1 else u + (dt - share * dt) * f(u, *args)
             step = solve(
-                name, f, u, (before, share * dt, *args), newton, settings, residual=residual, gradient="implicit",
-                trusted=k > 0, **o,
-            )  # fmt: skip
+                name,
+                f,
+                u,
+                (before, share * dt, *args),
+                newton,
+                settings,
+                residual=residual,
+                gradient="implicit",
+                trusted=k > 0,
+                **o,
+            )
             u = step.x
             ended.setdefault(k, step)
         return u
@@ -158,7 +177,8 @@ def _of_a_step(jacobian: Any, u: Tensor) -> Any:
         return jacobian
     one = eye(u.numel(), dtype=u.dtype, device=u.device)
     if callable(jacobian) and not isinstance(jacobian, CSR):
-        return lambda v, before, weight, *args: add(one, jacobian(v, *args), beta=-weight)
+        J: Any = jacobian
+        return lambda v, before, weight, *args: add(one, J(v, *args), beta=-weight)
     pattern = as_pattern("jacobian", jacobian)
     return add(CSR(torch.ones(pattern.nnz, dtype=u.dtype, device=u.device), pattern), one).pattern
 

@@ -1,6 +1,7 @@
 """`root`, `fixed_point` and `least_squares`: solutions, statuses, derivatives of every kind."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -46,10 +47,9 @@ def solve(kind, a, **options):
 @pytest.mark.parametrize(("f", "n"), [(cubic, 5), (bratu, 16), (rosenbrock, 2)])
 def test_a_solution_has_a_small_residual(f, n, method):
     a = field(n)
-    damping = {"maxiter": 400}
     if f is bratu and method == "anderson":
         pytest.skip("u - f(u) is no contraction for eigenvalues up to 8")
-    solution = N.root(f, zeros(n), a, method=method, rtol=1e-11, **damping)
+    solution = N.root(f, zeros(n), a, method=method, rtol=1e-11, maxiter=400)
     assert solution.status is Status.CONVERGED
     norms = solution.residual_norms
     assert torch.linalg.vector_norm(f(solution.x, a)) <= 1e-11 * norms[0] * (1 + 1e-9)
@@ -85,10 +85,10 @@ def test_gradient_for_a_field_against_central_differences(jacobian, linear):
         return N.root(bratu, zeros(16), a, jacobian=J, linear=linear, rtol=1e-12).x @ weights
 
     (g,) = torch.autograd.grad(loss(a), a)
-    e = torch.eye(16, dtype=torch.float64) * 1e-4
     with torch.no_grad():
-        differences = torch.stack([(loss(a + d) - loss(a - d)) / 2e-4 for d in e])
-    assert torch.allclose(g, differences, rtol=1e-6, atol=1e-9)
+        for e in torch.eye(16, dtype=torch.float64)[::6] * 1e-4:
+            difference = (loss(a + e) - loss(a - e)) / 2e-4
+            assert torch.allclose(g @ e / 1e-4, difference, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", [*ROOTS, "fixed_point", "least_squares"])
@@ -154,7 +154,11 @@ def test_gradients_for_whatever_args_hold():
 @pytest.mark.parametrize("kind", ["newton", "newton-krylov", "anderson", "fixed_point"])
 def test_unrolled_gradients_are_those_of_the_steps(kind):
     """For u0 and a damping, which the solution does not depend on."""
-    a, u0, t = field(2), field(2, 1).requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    a, u0, t = (
+        field(2),
+        field(2, 1).requires_grad_(),
+        torch.tensor(0.7, dtype=torch.float64, requires_grad=True),
+    )
     options = {"rtol": 0.0, "maxiter": 2, "gradient": "unrolled", "adjoint_rtol": 1e-13}
 
     def steps(u0, t):
@@ -203,7 +207,11 @@ def test_statuses(name, f, start, options):
         solution = N.root(f, one(start), **options)
     assert solution.status.name == name, solution.residual_norms
     silent = name in ("CONVERGED", "STOPPED_BY_CALLBACK")
-    assert [str(w.message).split(".")[0] for w in caught] == [] if silent else [f"root: did not converge: {name}"]
+    assert (
+        [str(w.message).split(".")[0] for w in caught] == []
+        if silent
+        else [f"root: did not converge: {name}"]
+    )
     if not silent:
         with pytest.raises(SolverError, match=name):
             N.root(f, one(start), throw=True, **options)
@@ -231,7 +239,7 @@ def counted(function):
 
 
 def test_chord_and_lagged_preconditioners_do_less():
-    a, kw = field(16), {"rtol": 1e-10}
+    a, kw = field(16), dict[str, Any](rtol=1e-10)
     jacobian = counted(lambda u, a: A - ls.ops.diag(0.1 * a * torch.exp(u)))
     N.root(bratu, zeros(16), a, jacobian=jacobian, **kw)
     newton, jacobian.count = jacobian.count, 0
@@ -245,9 +253,41 @@ def test_chord_and_lagged_preconditioners_do_less():
 
 def test_a_wrong_jacobian_gives_an_error_not_a_wrong_gradient():
     a = field(16).requires_grad_()
-    u = N.root(bratu, zeros(16), a, jacobian=lambda u, a: A).x  # without the derivative of exp: converges, slowly
+    u = N.root(
+        bratu, zeros(16), a, jacobian=lambda u, a: A
+    ).x  # without the derivative of exp: converges, slowly
     with pytest.raises(ValueError, match="root: jacobian is not that of f at the solution"):
         u.sum().backward()
+
+
+def grid_bratu(u, a):
+    v = torch.nn.functional.pad(u, (1, 1, 1, 1))
+    return 4 * u - v[2:, 1:-1] - v[:-2, 1:-1] - v[1:-1, 2:] - v[1:-1, :-2] - 0.003 * a * u.exp()
+
+
+def test_the_pattern_is_found_in_the_program_also_under_vmap():
+    u0, a = (
+        torch.zeros(15, 15, dtype=torch.float64),
+        torch.stack([field(225), field(225, 1)]).reshape(2, 15, 15),
+    )
+    solutions = []
+
+    def x(a, jacobian: Any = "auto"):
+        solutions.append(N.root(grid_bratu, u0, a, jacobian=jacobian, rtol=1e-10))
+        return solutions[-1].x
+
+    together = torch.vmap(x)(a)
+    assert torch.allclose(together[1], x(a[1]), rtol=1e-9)
+    assert torch.allclose(together[1], x(a[1], None), rtol=1e-9)
+    assert [s.selected.partition(":")[2] for s in solutions[1:]] == [
+        " a factorization is cheap",
+        " J by products",
+    ]
+
+
+def test_a_compiled_function_breaks_its_graph_here():
+    solve = torch.compile(lambda a: 2 * N.root(cubic, zeros(2), a).x, backend="eager")
+    assert torch.allclose(solve(field(2)), 2 * N.root(cubic, zeros(2), field(2)).x)
 
 
 def test_a_start_at_the_root_takes_no_step():

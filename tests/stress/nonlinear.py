@@ -13,7 +13,17 @@ import torch
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 
-SOLVERS = ("newton", "newton", "newton-krylov", "chord", "lm", "anderson", "fixed_point", "least_squares", "gauss-newton")
+SOLVERS = (
+    "newton",
+    "newton",
+    "newton-krylov",
+    "chord",
+    "lm",
+    "anderson",
+    "fixed_point",
+    "least_squares",
+    "gauss-newton",
+)
 FORMS = ("monotone", "polynomial", "exponential", "wave", "rootless", "domain", "kink", "singular", "linear")
 SILENT = {Status.CONVERGED, Status.STOPPED_BY_CALLBACK}
 STRIDE = 1_000_000  # cases of one seed at most
@@ -51,14 +61,17 @@ class Case:
         self.name, self.form = str(rng.choice(SOLVERS)), str(rng.choice(FORMS))
         self.dtype = torch.float64 if rng.random() < 0.7 else torch.float32
         self.systems, self.n = int(rng.integers(1, 7)), int(rng.integers(1, 6))
-        power = float(rng.choice([0, 0, 0, 6, -6, 30, -30] if self.dtype == torch.float64 else [0, 0, 0, 6, -6]))
+        power = float(
+            rng.choice([0, 0, 0, 6, -6, 30, -30] if self.dtype == torch.float64 else [0, 0, 0, 6, -6])
+        )
         if self.dtype == torch.float64 and rng.random() < 0.05:
             power = float(rng.choice([-200, 200]))
         self.s = 10.0**power
         self.eps = torch.finfo(self.dtype).eps
 
     def fault(self, said: str) -> None:
-        what = f"{self.name}, {self.form}, {str(self.dtype).removeprefix('torch.')}, n = {self.n}, scale {self.s:g}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        what = f"{self.name}, {self.form}, {dtype}, n = {self.n}, scale {self.s:g}"
         self.faults.append(f"nonlinear, Case({self.seed}): {said} ({what}, {self.options})")
 
     def draw(self, *shape: int) -> torch.Tensor:
@@ -71,7 +84,9 @@ class Case:
         self.a, self.u0 = self.draw(self.systems, n), self.draw(self.systems, n)
         if rng.random() < 0.1:
             self.u0 = self.u0 * 100
-        self.rtol = float(rng.choice([1e-3, 1e-6, 1e-8, 1e-10] if self.dtype == torch.float64 else [1e-2, 1e-4]))
+        self.rtol = float(
+            rng.choice([1e-3, 1e-6, 1e-8, 1e-10] if self.dtype == torch.float64 else [1e-2, 1e-4])
+        )
         self.atol = 0.0 if rng.random() < 0.8 else self.s * float(10 ** rng.uniform(-8, 0))
         self.options: dict[str, Any] = {"rtol": self.rtol, "atol": self.atol}
         if rng.random() < 0.2:
@@ -134,7 +149,10 @@ class Case:
         (size, noise), (first, _) = self.measure(u, i), self.measure(self.u0[i], i)
         target = max(self.rtol * first, self.atol)
         if not size <= target * (1 + 1e-3) + noise:
-            self.fault(f"CONVERGED, but what should be small is {size:.3g}, asked {target:.3g}, noise {noise:.3g}, [{i}]")
+            self.fault(
+                f"CONVERGED, but what should be small is {size:.3g}, asked {target:.3g}, noise "
+                f"{noise:.3g}, [{i}]"
+            )
 
     def measure(self, u: torch.Tensor, i: int) -> tuple[float, float]:
         """||f(u)||, or ||J^T f||, and what rounding may add to it."""
@@ -149,22 +167,29 @@ class Case:
         if self.name == "fixed_point":  # u - (u - f)
             size = size + 4 * abs(x)
         rounding = 16 * (self.n + 4) * self.eps * size
-        r = sum(parts)
+        r: Any = sum(parts)
         if self.name not in ("least_squares", "gauss-newton"):
             return float(np.sqrt((r * r).sum())), float(np.sqrt((rounding * rounding).sum()))
         h = np.longdouble(1e-7) * np.maximum(abs(x), 1)
-        J = np.stack([(sum(f(x + h[j] * e)) - sum(f(x - h[j] * e))) / (2 * h[j]) for j, e in enumerate(np.eye(self.n))], 1)
+        J = np.stack(
+            [
+                (sum(f(x + h[j] * e)) - sum(f(x - h[j] * e))) / (2 * h[j])
+                for j, e in enumerate(np.eye(self.n))
+            ],
+            1,
+        )
         g = J.T @ r
         rounding = abs(J).T @ rounding + 64 * self.eps * (abs(J).T @ abs(r)) + 1e-9 * (abs(J).T @ abs(r))
         return float(np.sqrt((g * g).sum())), float(np.sqrt((rounding * rounding).sum()))
 
 
 def nonlinear(count: int, seed: int, counts: Counter) -> Iterator[str]:
-    """CONVERGED means that f(u), or J^T r for least squares, meets the tolerance, and any other status warns: small
-    nonlinear systems of every character, also without roots, all nonlinear solvers, alone and under vmap.
+    """CONVERGED means that f(u), or J^T r for least squares, meets the tolerance, and any other status
+    warns: small nonlinear systems of every character, also without roots, all nonlinear solvers, alone and
+    under vmap.
 
-    Each system is judged in extended precision, by NumPy alone. At least 98 % of the monotone systems are to be
-    solved by Newton's method with its line search.
+    Each system is judged in extended precision, by NumPy alone. At least 98 % of the monotone systems are to
+    be solved by Newton's method with its line search.
     """
     able = missed = 0
     while counts["systems"] + counts["refused"] < count:
@@ -172,7 +197,11 @@ def nonlinear(count: int, seed: int, counts: Counter) -> Iterator[str]:
         counts += case.counts
         counts["calls"] += 1
         yield from case.faults
-        if case.form == "monotone" and case.name in ("newton", "chord") and not {"maxiter", "line_search", "pseudo_transient"} & set(case.options):
+        if (
+            case.form == "monotone"
+            and case.name in ("newton", "chord")
+            and not {"maxiter", "line_search", "pseudo_transient"} & set(case.options)
+        ):
             able += case.counts["systems"]
             missed += case.counts["systems"] - case.counts["CONVERGED"] - case.counts["STAGNATED"]
     if missed > 0.02 * able + 1:
