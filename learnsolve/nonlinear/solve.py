@@ -154,8 +154,8 @@ def outside(function: Callable[P, T]) -> Callable[P, T]:
     """A public function, which torch.compile leaves its graph for."""
     return outside_of_graphs(
         function,
-        "nonlinear solves end by the values of f, which are not known while a graph is traced (fullgraph=True, "
-        "torch.export): call them outside of the graph",
+        "nonlinear solves end by the values of f, which are not known while a graph is traced "
+        "(fullgraph=True, torch.export): call them outside of the graph",
     )
 
 
