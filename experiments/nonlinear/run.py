@@ -177,12 +177,16 @@ def case(problem: str, contestant: str, n: int) -> dict:
 
 def main() -> None:
     case_option = ("--case", {"nargs": 3, "metavar": ("PROBLEM", "CONTESTANT", "N"), "help": "one, as JSON"})
-    experiment = Experiment(__file__, __doc__, case_option, threads=2)
+    large_option = (
+        "--large",
+        {"action": "store_true", "help": "learnsolve on 1000 x 1000 too: 3 GB, minutes"},
+    )
+    experiment = Experiment(__file__, __doc__, case_option, large_option)
     if experiment.args.case:
         problem, contestant, n = experiment.args.case
         print(json.dumps(case(problem, contestant, int(n))))
         return
-    small, large = (24, 0) if experiment.quick else (300, 1000)
+    small, large = (24 if experiment.quick else 300), (1000 if experiment.args.large else 0)
     wanted = [(p, c, small) for p in PROBLEMS for c in CONTESTANTS]
     wanted += [(p, c, large) for p in PROBLEMS for c in CONTESTANTS if large and c.startswith("learnsolve")]
     rows = []
