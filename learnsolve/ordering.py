@@ -333,7 +333,7 @@ def _strides(distances: np.ndarray) -> list[int]:
     those before it."""
     strides, reach = [1], 0
     for distance, following in pairwise(distances):
-        if following > 2 * distance + 2 and len(strides) < 4:
+        if following > 2 * distance and len(strides) < 4:
             reach = distance
             cluster = distances[(distances >= following) & (distances <= following + 2 * reach)]
             strides.append(int(cluster[0] + cluster[-1]) // 2)

@@ -71,16 +71,17 @@ def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
 def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape: tuple[int, int]) -> Plan:
     """Each value is that `element` of the derivative of that `color`, an array of `shape` times a seed."""
     length, width = shape
+    count = coloring.count if len(color) else 0  # no values, no derivatives
     group = max(1, -(-len(color) // max(length, width, 1)))
     positions, order, ptr = color * length + element, None, (0, len(color))
-    if coloring.count > group:
+    if count > group:
         by_group = (color // group).argsort(stable=True)
-        sizes = torch.bincount(color // group, minlength=-(-coloring.count // group))
+        sizes = torch.bincount(color // group, minlength=-(-count // group))
         ptr = (0, *sizes.cumsum(0).tolist())
         positions = positions[by_group]
         order = torch.empty_like(by_group)
         order[by_group] = torch.arange(len(color), device=color.device)
-    return Plan(coloring.colors, coloring.count, length, group, positions, ptr, order)
+    return Plan(coloring.colors, count, length, group, positions, ptr, order)
 
 
 def compressed_values(

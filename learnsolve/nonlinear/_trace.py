@@ -195,6 +195,9 @@ class Tracer(Watch):
         out = func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        for t in inputs:
+            if t.requires_grad and not self.depends(t) and t.layout is torch.strided:
+                self.write(t, None)  # a parameter, which training changes
         if name in _FREE or name in _SHAPES or not any(self.depends(t) for t in inputs):
             return out
         by_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
