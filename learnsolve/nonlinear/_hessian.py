@@ -44,7 +44,7 @@ class Hessian(Jacobian):
         if not pattern.equals(pattern.T):
             arrays = [t.numpy() for t in (pattern.col_indices, pattern.crow_indices)]
             S = scipy.sparse.csr_array((np.ones(pattern.nnz, dtype=bool), *arrays), shape=pattern.shape)
-            pattern = pattern_of(scipy.sparse.csr_array(S + S.T))
+            pattern = pattern_of(scipy.sparse.csr_array(S + S.T), pattern.shape[0])
         return pattern, mode
 
 

@@ -142,7 +142,7 @@ def coupled(T: Tracer, parts: list, places: Tensor, count: int) -> Rows | None:
 
 
 def _product(
-    T: Tracer, structure: tuple, v: Tensor, x: Tensor, out: Tensor, sum_batch: bool, vector: bool
+    T: Tracer, structure: Sequence[Tensor], v: Tensor, x: Tensor, out: Tensor, sum_batch: bool, vector: bool
 ) -> Rows | None:
     """y = S x: each entry (i, j) brings its value and x_j to y_i."""
     row, column = entries(*structure[:2])
@@ -157,7 +157,7 @@ def _product(
     return coupled(T, parts, places, out.numel())
 
 
-def _sampled(T: Tracer, structure: tuple, u: Tensor, v: Tensor, out: Tensor, sum_batch: bool) -> Rows | None:
+def _sampled(T: Tracer, structure: Sequence[Tensor], u: Tensor, v: Tensor, out: Tensor, sum_batch: bool) -> Rows | None:
     """Entry (i, j) is <u_i, v_j>."""
     row, column = entries(*structure[:2])
     axes = min(u.dim(), 2)

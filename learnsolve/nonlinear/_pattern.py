@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nonlinear import _operators, _rules  # noqa: F401  (_operators registers rules)
-from learnsolve.nonlinear._trace import Rows, Tracer
+from learnsolve.nonlinear._trace import Rows, Tracer, count_of
 
 
 def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
@@ -130,7 +130,7 @@ def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     tangent = random_like(x)
     tracer.write(tangent, identity(x.numel()))
     with torch.no_grad(), tracer:
-        out, along = torch.func.jvp(flat, (x,), (tangent,))
+        out, along = torch.func.jvp(flat, (x,), (tangent,))[:2]
     rows = tracer.rows(along)
     return tracer, tracer.empty(out.numel()) if rows is None else rows
 
@@ -178,13 +178,14 @@ _SAY = {
 def _pattern(function: str, tracer: Tracer, rows: Rows) -> SparsityPattern:
     for kind, what in tracer.notes:
         warnings.warn(f"{function}: {_SAY[kind].format(what)}", RuntimeWarning, stacklevel=4)
-    return pattern_of(rows)
+    return pattern_of(rows, tracer.width)
 
 
-def pattern_of(rows: Rows) -> SparsityPattern:
-    dtype = np.int32 if max(*rows.shape, rows.nnz) < 2**31 else np.int64
+def pattern_of(rows: Rows, width: int) -> SparsityPattern:
+    shape = (count_of(rows), width)
+    dtype = np.int32 if max(*shape, len(rows.indices)) < 2**31 else np.int64
     crow, col = (torch.from_numpy(a.astype(dtype)) for a in (rows.indptr, rows.indices))
-    return SparsityPattern(crow, col, rows.shape)
+    return SparsityPattern(crow, col, shape)
 
 
 def check_argument(function: str, u: Any) -> None:

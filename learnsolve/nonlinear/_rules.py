@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from learnsolve.nonlinear._trace import Rows, Tracer, stacked
+from learnsolve.nonlinear._trace import Rows, Tracer, count_of, stacked
 
 Sets = list[Rows | None]
 """Of each result."""
@@ -85,7 +85,7 @@ def all_of(T: Tracer, values: Any, results: list[Tensor]) -> list[Rows | None]:
 
 
 def one_set(T: Tracer, rows: Rows) -> Rows:
-    count = rows.shape[0]
+    count = count_of(rows)
     return T.product(np.zeros(count, int), np.arange(count), 1, rows)
 
 
