@@ -53,8 +53,7 @@ def hessian(
 ) -> Hessian:
     r"""The sparse Hessian of a function with one value: ``hessian(f)(u, *args)`` is a symmetric CSR.
 
-    The Jacobian of f's gradient, with fewer derivatives than `jacobian` needs, since an entry may be read
-    from either side of the diagonal.
+    The Jacobian of f's gradient, whose entries are read from either side of the diagonal.
 
     Parameters
     ----------
@@ -78,10 +77,9 @@ def hessian(
 
     Notes
     -----
-    Gradient: values carry a graph to u and args, as those of `jacobian`. Cost: 1 + colors derivatives of f's
-    gradient. Where f has an arrow, a variable in every term, a star coloring has two or three colors, and no
-    other has fewer than there are variables. Source: A. Gebremedhin et al., "New acyclic and star coloring
-    algorithms with application to computing Hessians", SIAM J. Sci. Comput. 29 (2007).
+    Gradient: as of `jacobian`. Cost: one derivative of f's gradient per color, with one variable in all terms
+    two or three. Source: A. Gebremedhin et al., "New acyclic and star coloring algorithms with application to
+    computing Hessians", SIAM J. Sci. Comput. 29 (2007).
 
     Examples
     --------

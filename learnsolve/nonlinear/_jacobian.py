@@ -36,6 +36,12 @@ class Analysis(NamedTuple):
 class Jacobian:
     """What `jacobian` returns: ``J(u, *args)`` is a CSR.
 
+    Attributes
+    ----------
+    f : the function
+    mode : as passed
+    pattern : the given pattern, or None
+
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -57,6 +63,7 @@ class Jacobian:
     modes: tuple[str, ...] = _MODES
 
     def __call__(self, u: Tensor, *args: Any) -> CSR:
+        """The Jacobian at u, shape (f(u).numel(), u.numel())."""
         check_argument(self.function, u)
         return self._matrix(self.analysis(u, *args), u, args)
 
@@ -180,10 +187,6 @@ def jacobian(
 
     .. math:: J_{ij} = \partial f_i / \partial u_j
 
-    It is read from few derivatives of f: columns without a common row have one color, and one derivative
-    along the sum of their unit vectors shows all of them (or rows without a common column, by transposed
-    derivatives).
-
     Parameters
     ----------
     f : function of u and args that returns a tensor of u's dtype; both may have any shape, and i and j count
@@ -196,8 +199,7 @@ def jacobian(
     Returns
     -------
     Jacobian
-        called as ``J(u, *args)``. The first call finds pattern and colors; later calls with the same shapes,
-        and the same integers among args, use them. Keep it for the calls of a loop.
+        called as ``J(u, *args)``. The first call finds pattern and colors for arguments of these shapes.
 
     Raises
     ------
@@ -209,12 +211,9 @@ def jacobian(
 
     Notes
     -----
-    Gradient: the values carry a graph to u, to args and to parameters of f. Any order, forward mode and vmap.
-    Cost: one derivative of f per color, in groups under
-    `torch.vmap` that take about as much memory as the values, plus what f's derivative keeps of each; with a
-    graph, all of them are kept until the backward. Operations that vmap does not take are computed color by
-    color. Source: A. Curtis, M. Powell and J. Reid, "On the estimation of sparse Jacobian matrices", IMA J.
-    Appl. Math. 13 (1974).
+    Gradient: the values carry a graph to u, args and parameters of f. Any order, forward mode, vmap. Cost:
+    one derivative of f per color (docs/jacobians.md). Source: A. Curtis, M. Powell and J. Reid, "On the
+    estimation of sparse Jacobian matrices", IMA J. Appl. Math. 13 (1974).
 
     Examples
     --------

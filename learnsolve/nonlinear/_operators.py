@@ -157,7 +157,9 @@ def _product(
     return coupled(T, parts, places, out.numel())
 
 
-def _sampled(T: Tracer, structure: Sequence[Tensor], u: Tensor, v: Tensor, out: Tensor, sum_batch: bool) -> Rows | None:
+def _sampled(
+    T: Tracer, structure: Sequence[Tensor], u: Tensor, v: Tensor, out: Tensor, sum_batch: bool
+) -> Rows | None:
     """Entry (i, j) is <u_i, v_j>."""
     row, column = entries(*structure[:2])
     axes = min(u.dim(), 2)

@@ -51,8 +51,7 @@ def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> Sparsit
     -----
     RuntimeWarning
         names an operation without a rule, whose results are taken to depend on all of its arguments, and one
-        by which values of u or args decide what f computes (`if`, indices): the pattern is then that of these
-        values. docs/nonlinear.md lists the rules.
+        by which values of u or args decide what f computes (`if`, indices): the pattern is that of these.
 
     Notes
     -----
