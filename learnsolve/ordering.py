@@ -247,9 +247,12 @@ def _greedy_coloring(pattern: SparsityPattern, order: str) -> Coloring:
     return _coloring(pattern, _analysis.greedy_coloring(*_both_ways(pattern), order == "largest_first"))
 
 
-def _both_ways(pattern: SparsityPattern) -> tuple[np.ndarray, ...]:
-    parts = (pattern.crow_indices, pattern.col_indices, pattern.T.crow_indices, pattern.T.col_indices)
-    return tuple(as_numpy(part) for part in parts)
+def _both_ways(pattern: SparsityPattern) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    one, other = pattern, pattern.T
+    return (
+        *(as_numpy(one.crow_indices), as_numpy(one.col_indices)),
+        *(as_numpy(other.crow_indices), as_numpy(other.col_indices)),
+    )
 
 
 def _coloring(pattern: SparsityPattern, arrays: tuple[np.ndarray, ...]) -> Coloring:
@@ -262,18 +265,21 @@ def _column_coloring(pattern: SparsityPattern, order: str) -> Coloring:
     # The longest row needs so many.
     fewest = int(np.diff(arrays[0]).max(initial=0))
     best = _repeated_coloring(pattern, fewest) if order == "best" else None
-    return _coloring(
-        pattern, _best(lambda number: _analysis.column_coloring(*arrays, number), order, fewest, best)
-    )
+
+    def color(number: int) -> tuple[np.ndarray, ...]:
+        return _analysis.column_coloring(*arrays, number)
+
+    return _coloring(pattern, _best(color, order, fewest, best))
 
 
 def _symmetric_coloring(pattern: SparsityPattern, method: str, order: str) -> Coloring:
+    ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
     permutation = as_numpy(pattern.transpose_permutation)
-    arrays = (as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices), permutation)
-    acyclic = method == "acyclic"
-    return _coloring(
-        pattern, _best(lambda number: _analysis.symmetric_coloring(*arrays, number, acyclic), order, 2)
-    )
+
+    def color(number: int) -> tuple[np.ndarray, ...]:
+        return _analysis.symmetric_coloring(ptr, idx, permutation, number, method == "acyclic")
+
+    return _coloring(pattern, _best(color, order, 2))
 
 
 def _best(color: Callable, order: str, fewest: int, best: tuple | None = None) -> tuple[np.ndarray, ...]:
@@ -321,8 +327,10 @@ def _repeated_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarra
         factors[:free] = np.indices((count,) * free).reshape(free, count**free)
         distinct = (np.stack(digits).T @ factors % count != 0).all(0)
         for choice in factors.T[distinct][:2]:
-            colors = sum(factor * x for factor, x in zip(choice, coordinates, strict=True)) % count
-            found = _analysis.as_column_coloring(crow, col, colors.astype(crow.dtype), count)
+            colors = np.zeros(n, dtype=np.int64)
+            for factor, x in zip(choice, coordinates, strict=True):
+                colors += factor * x
+            found = _analysis.as_column_coloring(crow, col, (colors % count).astype(crow.dtype), count)
             if found is not None:
                 return found
     return None
@@ -333,7 +341,7 @@ def _strides(distances: np.ndarray) -> list[int]:
     those before it."""
     strides, reach = [1], 0
     for distance, following in pairwise(distances):
-        if following > 2 * distance + 2 and len(strides) < 4:
+        if following > 2 * distance and len(strides) < 4:
             reach = distance
             cluster = distances[(distances >= following) & (distances <= following + 2 * reach)]
             strides.append(int(cluster[0] + cluster[-1]) // 2)

@@ -274,14 +274,15 @@ void bind(py::module_& m) {
       return greedy_coloring(ptr.data(), n, idx.data(), tptr.data(), tidx.data(), largest_first, colors);
     });
   });
-  m.def("column_coloring", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr,
-                              const Array<I>& tidx, int order) {
-    return grouped<I>(tptr.size() - 1, [&](int64_t n, I* colors) {
-      return column_coloring(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), tptr.data(), n,
-                             tidx.data(), static_cast<Order>(order), colors);
-    });
-  });
-  // Is `colors`, each below count, a coloring of the columns? Then as `column_coloring` returns it, else None.
+  m.def("column_coloring",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr, const Array<I>& tidx, int order) {
+          return grouped<I>(tptr.size() - 1, [&](int64_t n, I* colors) {
+            return column_coloring(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), tptr.data(),
+                                   n, tidx.data(), static_cast<Order>(order), colors);
+          });
+        });
+  // Is `colors`, each below count, a coloring of the columns? Then as `column_coloring` returns it, else
+  // None.
   m.def("as_column_coloring",
         [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& colors, int64_t count) -> py::object {
           const int64_t rows = ptr.size() - 1;

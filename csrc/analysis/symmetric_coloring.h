@@ -22,9 +22,8 @@ class SymmetricColoring {
  public:
   SymmetricColoring(const I* ptr, int64_t n, const I* idx, Order kind, I* colors)
       : ptr_(ptr), idx_(idx), n_(n), colors_(colors), forbidden_(n + 1, -1) {
-    order_ = vertex_order(n, kind, pulse_, [&](int64_t v, const auto& f) {
-      each(v, [&](int64_t w, int64_t) { f(w); });
-    });
+    order_ = vertex_order(n, kind, pulse_,
+                          [&](int64_t v, const auto& f) { each(v, [&](int64_t w, int64_t) { f(w); }); });
     std::fill(colors, colors + n, I(-1));
     const auto many = std::max<int64_t>(64, static_cast<int64_t>(4 * std::sqrt(double(ptr[n]))));
     for (int64_t v = 0; v < n; ++v)

@@ -1,6 +1,6 @@
 """Nonlinear functions: sparse Jacobians and Hessians, roots, fixed points, least squares, time steps."""
 
-from learnsolve.nonlinear._hessian import Hessian, hessian
+from learnsolve.nonlinear._hessian import hessian
 from learnsolve.nonlinear._jacobian import Jacobian, jacobian
 from learnsolve.nonlinear._pattern import jacobian_pattern
 from learnsolve.nonlinear.fixed_point import fixed_point
@@ -9,7 +9,6 @@ from learnsolve.nonlinear.root import root
 from learnsolve.nonlinear.steppers import implicit_euler, trapezoidal
 
 __all__ = [
-    "Hessian",
     "Jacobian",
     "fixed_point",
     "hessian",

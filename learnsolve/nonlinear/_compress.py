@@ -13,6 +13,10 @@ from torch import Tensor
 from learnsolve import ordering
 from learnsolve.matrix.pattern import SparsityPattern
 
+# A group has at most so many elements: larger arrays go back to the system when they are freed, and come
+# again page by page.
+_ELEMENTS = 2**21
+
 
 class Plan(NamedTuple):
     """How the values of a pattern are read from compressed derivatives, an array of shape (count, length)."""
@@ -24,13 +28,14 @@ class Plan(NamedTuple):
     length: int
     """Of one derivative."""
     group: int
-    """How many derivatives are computed at a time: they take about as much memory as the values."""
+    """How many derivatives are computed at a time: they take no more memory than the values."""
     positions: Tensor
-    """Place of each value in the flattened array, int64, shape (nnz,), group by group."""
+    """Place of each value in the flattened array, int64, shape (nnz,); with an order, group by group."""
     ptr: tuple[int, ...]
     """Values of group g are those from ptr[g] to ptr[g + 1]."""
     order: Tensor | None
-    """Place of each value of the pattern among them, int64, shape (nnz,); None: they are in its order."""
+    """Place of each value of the pattern among them, int64, shape (nnz,). None: the whole array is not much
+    larger than the values, and is kept."""
 
 
 def plan(pattern: SparsityPattern, mode: str) -> Plan:
@@ -71,37 +76,39 @@ def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
 def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape: tuple[int, int]) -> Plan:
     """Each value is that `element` of the derivative of that `color`, an array of `shape` times a seed."""
     length, width = shape
-    group = max(1, -(-len(color) // max(length, width, 1)))
+    count = coloring.count if len(color) else 0  # no values, no derivatives
+    group = max(1, min(-(-len(color) // max(length, width, 1)), _ELEMENTS // max(length, width, 1)))
     positions, order, ptr = color * length + element, None, (0, len(color))
-    if coloring.count > group:
+    if count * length > 4 * len(color):
         by_group = (color // group).argsort(stable=True)
-        sizes = torch.bincount(color // group, minlength=-(-coloring.count // group))
+        sizes = torch.bincount(color // group, minlength=-(-count // group))
         ptr = (0, *sizes.cumsum(0).tolist())
         positions = positions[by_group]
         order = torch.empty_like(by_group)
         order[by_group] = torch.arange(len(color), device=color.device)
-    return Plan(coloring.colors, coloring.count, length, group, positions, ptr, order)
+    return Plan(coloring.colors, count, length, group, positions, ptr, order)
 
 
 def compressed_values(
     derivative: Callable[[Tensor], Tensor], plan: Plan, like: Tensor, by_vmap: bool = True
 ) -> Tensor:
     """The values, shape (nnz,), for the linear function `derivative` of seeds."""
-    if by_vmap:
-        together = torch.vmap(derivative)
-    else:
 
-        def together(seeds: Tensor) -> Tensor:
-            return torch.stack([derivative(seed) for seed in seeds])
+    def together(seeds: Tensor) -> Tensor:
+        if len(seeds) == 1:
+            return derivative(seeds[0])[None]
+        return torch.vmap(derivative)(seeds) if by_vmap else torch.stack([derivative(s) for s in seeds])
 
     parts = []
     for g, first in enumerate(range(0, plan.count, plan.group)):
         last = min(first + plan.group, plan.count)
         some = torch.arange(first, last, device=like.device, dtype=plan.colors.dtype)
-        seeds = (plan.colors == some[:, None]).to(like.dtype)
-        shown = derivative(seeds[0]) if len(seeds) == 1 else together(seeds)
-        parts.append(shown.reshape(-1)[plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length])
+        shown = together((plan.colors == some[:, None]).to(like.dtype))
+        if plan.order is not None:
+            positions = plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length
+            shown = shown.reshape(-1)[positions]
+        parts.append(shown)
     if not parts:
         return like.new_zeros(0)
     values = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return values if plan.order is None else values[plan.order]
+    return values.reshape(-1)[plan.positions if plan.order is None else plan.order]

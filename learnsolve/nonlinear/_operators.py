@@ -48,8 +48,9 @@ def through(T: Tracer, named: dict, x: Tensor, rows: Rows, out: Tensor, adjoint:
     fine, coarse = (out, x) if adjoint else (x, out)  # W maps the fine grid to positions of windows
     grid, positions = fine.shape[2:], coarse.shape[2:]
     options = (named["stride"], named["padding"], named["dilation"])
-    known = not T.depends(weight) and not weight.requires_grad
-    used = (weight != 0 if known else torch.ones_like(weight, dtype=torch.bool)).flatten(2).cpu()
+    used = (
+        (weight != 0 if not T.depends(weight) else torch.ones_like(weight, dtype=torch.bool)).flatten(2).cpu()
+    )
     covered = windows(grid, positions, weight.shape[2:], options)
     pairs = couplings(covered, used, named["groups"], x.shape[0], grid.numel())
     target, source = pairs[::-1] if adjoint else pairs
@@ -141,7 +142,7 @@ def coupled(T: Tracer, parts: list, places: Tensor, count: int) -> Rows | None:
 
 
 def _product(
-    T: Tracer, structure: tuple, v: Tensor, x: Tensor, out: Tensor, sum_batch: bool, vector: bool
+    T: Tracer, structure: Sequence[Tensor], v: Tensor, x: Tensor, out: Tensor, sum_batch: bool, vector: bool
 ) -> Rows | None:
     """y = S x: each entry (i, j) brings its value and x_j to y_i."""
     row, column = entries(*structure[:2])
@@ -156,7 +157,9 @@ def _product(
     return coupled(T, parts, places, out.numel())
 
 
-def _sampled(T: Tracer, structure: tuple, u: Tensor, v: Tensor, out: Tensor, sum_batch: bool) -> Rows | None:
+def _sampled(
+    T: Tracer, structure: Sequence[Tensor], u: Tensor, v: Tensor, out: Tensor, sum_batch: bool
+) -> Rows | None:
     """Entry (i, j) is <u_i, v_j>."""
     row, column = entries(*structure[:2])
     axes = min(u.dim(), 2)
@@ -198,6 +201,20 @@ def spmm_backward(c: Call) -> Sets:
         _sampled(c.tracer, (c.named["crow"], c.named["col"]), g, x, c.results[0], False),
         _product(c.tracer, c.values[:3], v, g, c.results[1], False, g.dim() == 1),
     ]
+
+
+@rule("csr_add")
+def add(c: Call) -> Sets:
+    """Which entry of a goes where, and which of b, shown by the operator itself."""
+    sets = []
+    for name in ("a", "b"):
+        if (rows := c.tracer.rows(t := c.named[name])) is not None:
+            ids = torch.arange(1, t.numel() + 1, dtype=torch.float64, device=t.device).reshape(t.shape)
+            of = {"a": torch.zeros_like(c.named["a"], dtype=ids.dtype), "alpha": 1.0, "beta": 1.0}
+            of["b"] = torch.zeros_like(c.named["b"], dtype=ids.dtype)
+            at = c.func(**{**c.named, **of, name: ids}).reshape(-1).long().cpu().numpy() - 1
+            sets.append(c.tracer.take(rows, np.where(at < 0, t.numel(), at)))
+    return [c.tracer.union(sets)]
 
 
 @rule("csr_segment_softmax csr_segment_softmax_backward csr_segment_max")

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 from torch._C._functorch import (
@@ -21,20 +20,65 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.convert import scipy_parts
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nonlinear import _operators, _rules  # noqa: F401  (_operators registers rules)
-from learnsolve.nonlinear._trace import Rows, Tracer
+from learnsolve.nonlinear._trace import Rows, Tracer, count_of
 
 
 def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
+    r"""Where the Jacobian of f with respect to u may have entries, from the operations that f calls.
+
+    Parameters
+    ----------
+    f : function of u and args that returns a tensor of u's dtype, of torch and `learnsolve` operations
+    u : Tensor, float32 or float64, of any shape
+    args : further arguments of f: tensors, matrices, numbers, nested in lists, tuples and dictionaries
+
+    Returns
+    -------
+    SparsityPattern, shape (f(u).numel(), u.numel())
+        :math:`\partial f_i / \partial u_j` is zero at all u where it has no entry (i, j), with i and j in the
+        order of the flattened tensors.
+
+    Raises
+    ------
+    ValueError
+        if f uses random numbers, writes into u, or depends on u in more than 2^28 entries.
+    TypeError
+        if u is not a tensor of float32 or float64, or f returns something else.
+
+    Warns
+    -----
+    RuntimeWarning
+        names an operation without a rule, whose results are taken to depend on all of its arguments, and one
+        by which values of u or args decide what f computes (`if`, indices): the pattern is that of these.
+
+    Notes
+    -----
+    Global: it holds for all values of u and of floating-point args; both branches of `torch.where` count, and
+    any element of a line may be its largest. Integers in args and the constants of f are a part of the
+    program, with the zeros of constant matrices that do not require grad. Some entries may always be zero.
+    Cost: one derivative of f along one direction, and O(nnz) for each operation. No gradient. Source: the
+    index sets of A. Griewank and A. Walther, "Evaluating Derivatives", SIAM 2008, section 7.1.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> ls.nonlinear.jacobian_pattern(lambda u: u[1:] * u[:-1], torch.ones(1000))
+    SparsityPattern(shape=(999, 1000), nnz=1998, indices=int32, device=cpu)
+    """
     check_argument("jacobian_pattern", u)
+    return find_pattern("jacobian_pattern", f, u, args)
+
+
+def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple) -> SparsityPattern:
+    """`jacobian_pattern`, called by `function`."""
 
     def flat(x: Tensor, shape: torch.Size, args: tuple) -> Tensor:
-        return flat_output("jacobian_pattern", f(x.reshape(shape), *args), x)
+        return flat_output(function, f(x.reshape(shape), *args), x)
 
     with outside(u, args) as (plain, plain_args):
-        return find_pattern("jacobian_pattern", flat, plain, plain_args, "auto")[0]
+        return trace_pattern(function, flat, plain, plain_args, "auto")[0]
 
 
 @contextmanager
@@ -60,7 +104,7 @@ def _first(t: Tensor) -> Tensor:
     return t.detach()
 
 
-def find_pattern(
+def trace_pattern(
     function: str, f: Callable[[Tensor, torch.Size, tuple], Tensor], u: Tensor, args: tuple, mode: str
 ) -> tuple[SparsityPattern, str]:
     """The pattern, and the mode that found it: torch has no forward mode for some operations."""
@@ -85,7 +129,7 @@ def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     tangent = random_like(x)
     tracer.write(tangent, identity(x.numel()))
     with torch.no_grad(), tracer:
-        out, along = torch.func.jvp(flat, (x,), (tangent,))
+        out, along = torch.func.jvp(flat, (x,), (tangent,))[:2]
     rows = tracer.rows(along)
     return tracer, tracer.empty(out.numel()) if rows is None else rows
 
@@ -119,19 +163,28 @@ def random_like(t: Tensor) -> Tensor:
 
 
 def identity(n: int) -> Rows:
-    return Rows((np.ones(n, dtype=bool), np.arange(n), np.arange(n + 1)), shape=(n, n))
+    dtype = np.int32 if n < 2**31 - 1 else np.int64
+    parts = (np.ones(n, dtype=bool), np.arange(n, dtype=dtype), np.arange(n + 1, dtype=dtype))
+    return Rows(parts, shape=(n, n))
 
 
 _SAY = {
     "dense": "no rule for {}: its results are taken to depend on all that its arguments depend on",
-    "values": "{} reads values of u or args, which decide what f computes: the pattern holds for these values",
+    "values": "{} reads values of u or args, which decide what f computes: the pattern is that of these",
 }
 
 
 def _pattern(function: str, tracer: Tracer, rows: Rows) -> SparsityPattern:
     for kind, what in tracer.notes:
         warnings.warn(f"{function}: {_SAY[kind].format(what)}", RuntimeWarning, stacklevel=4)
-    return scipy_parts(scipy.sparse.csr_array(rows, dtype=np.float64))[1]
+    return pattern_of(rows, tracer.width)
+
+
+def pattern_of(rows: Rows, width: int) -> SparsityPattern:
+    shape = (count_of(rows), width)
+    dtype = np.int32 if max(*shape, len(rows.indices)) < 2**31 else np.int64
+    crow, col = (torch.from_numpy(a.astype(dtype)) for a in (rows.indptr, rows.indices))
+    return SparsityPattern(crow, col, shape)
 
 
 def check_argument(function: str, u: Any) -> None:

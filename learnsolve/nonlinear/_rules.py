@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from learnsolve.nonlinear._trace import Rows, Tracer, stacked
+from learnsolve.nonlinear._trace import Rows, Tracer, count_of, stacked
 
 Sets = list[Rows | None]
 """Of each result."""
@@ -85,12 +85,13 @@ def all_of(T: Tracer, values: Any, results: list[Tensor]) -> list[Rows | None]:
 
 
 def one_set(T: Tracer, rows: Rows) -> Rows:
-    count = rows.shape[0]
+    count = count_of(rows)
     return T.product(np.zeros(count, int), np.arange(count), 1, rows)
 
 
 @rule(
-    "clone _to_copy to add sub mul div neg convert_element_type lift_fresh lift alias contiguous dropout nan_to_num native_dropout_backward"
+    "clone _to_copy to add sub mul div neg convert_element_type lift_fresh lift alias contiguous dropout "
+    "nan_to_num native_dropout_backward"
 )
 def pointwise(c: Call) -> Sets:
     return [c.tracer.union([c.tracer.rows(t, out.shape) for t in tensors(c.values)]) for out in c.results]
@@ -200,7 +201,7 @@ def added(c: Call) -> Sets:
         elif name == "put":
             places = ids.take(c.named["index"])
         else:
-            places = torch.ops.aten.index(ids, c.named["indices"])
+            places = ids[tuple(slice(None) if i is None else i for i in c.named["indices"])]
     rows = c.tracer.rows(source, places.shape)
     before = c.tracer.rows(c.named["self"], out.shape) if "self" in c.named else None
     if rows is None:
@@ -279,7 +280,7 @@ def product(c: Call) -> Sets:
             continue
         ids = torch.arange(size * m * p).reshape(size, m, p)
         mine = torch.arange(t.numel()).reshape(t.shape)
-        known = not c.tracer.depends(other) and not other.requires_grad and bool((other == 0).any())
+        known = not c.tracer.depends(other) and bool((other == 0).any())
         if known and left:
             batch, k, j = other.cpu().nonzero(as_tuple=True)
             target, source = ids[batch, :, j], mine[batch, :, k]

@@ -162,19 +162,19 @@ class Tracer(Watch):
 
     def take(self, rows: Rows, index: np.ndarray) -> Rows:
         """Row index[k] for each k, which is len(rows) for an empty one."""
-        lengths = np.append(np.diff(rows.indptr), 0)
+        lengths = np.append(np.diff(rows.indptr), 0)  # of the empty one too
         self.check_size(int(lengths[index].sum(dtype=np.int64)))
         parts = (rows.data, rows.indices, np.append(rows.indptr, rows.indptr[-1:]))
-        return Rows(parts, shape=(rows.shape[0] + 1, self.width))[index]
+        return Rows(parts, shape=(len(parts[2]) - 1, self.width))[index]
 
     def product(self, out: np.ndarray, source: np.ndarray, count: int, rows: Rows) -> Rows:
         """`count` sets: number out[k] includes row source[k], for each k."""
         ones = np.ones(len(out), dtype=bool)
-        M = scipy.sparse.coo_array((ones, (out, source)), shape=(count, rows.shape[0])).tocsr()
+        M = scipy.sparse.coo_array((ones, (out, source)), shape=(count, count_of(rows))).tocsr()
         bound = int(np.diff(rows.indptr)[source].sum(dtype=np.int64))
         if bound > MOST_ENTRIES:
             self.check_size(min(bound, count * self.width))
-        result = M @ rows
+        result = Rows(M @ rows)
         result.sort_indices()
         return result
 
@@ -195,6 +195,9 @@ class Tracer(Watch):
         out = func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        for t in inputs:
+            if t.requires_grad and not self.depends(t) and t.layout is torch.strided:
+                self.write(t, None)  # a parameter, which training changes
         if name in _FREE or name in _SHAPES or not any(self.depends(t) for t in inputs):
             return out
         by_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
@@ -227,5 +230,9 @@ def _positions(t: Tensor, size: int) -> np.ndarray:
     return torch.arange(size).as_strided(t.shape, t.stride(), t.storage_offset()).reshape(-1).numpy()
 
 
+def count_of(rows: Rows) -> int:
+    return len(rows.indptr) - 1
+
+
 def stacked(parts: Sequence[Rows]) -> Rows:
-    return scipy.sparse.vstack(parts, format="csr")
+    return Rows(scipy.sparse.vstack(parts, format="csr"))
