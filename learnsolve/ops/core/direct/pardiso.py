@@ -29,6 +29,7 @@ _TYPES = {"cholesky": 2, "ldlt": -2, "lu": 11}
 _ANALYZE, _FACTOR, _SOLVE, _FREE_NUMBERS, _FREE = 11, 22, 33, 0, -1
 _OUT_OF_MEMORY, _ZERO_PIVOT = (-2, -9, -10, -11), -4
 _IDLE = 8  # handles that an analysis keeps
+_WIDTH = 8  # columns that a thread solves at once
 _PARTS = 8  # into which PARDISO splits its work, for the same bits with any number of threads ("CNR mode")
 
 
@@ -124,8 +125,7 @@ class _Handle:
         columns = 1 if b is None or b.ndim == 1 else b.shape[1]
         error, one = c_int32(0), byref(c_int32(1))
         with self.lock:
-            # Several columns are split among the threads: the bits of one depend on their number.
-            threads = mkl().MKL_Set_Num_Threads_Local(1 if columns > 1 else self.threads)
+            threads = mkl().MKL_Set_Num_Threads_Local(self.threads)
             self.parameters[11] = 2 * transpose
             mkl().pardiso(
                 self.memory.ctypes.data_as(POINTER(c_int64)),
@@ -181,8 +181,20 @@ class Factored:
         self.entries = int(handle.parameters[17])
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
-        b = np.asfortranarray(b)
-        return self.handle.call(_SOLVE, self.data, b, transpose and self.kind == "lu")
+        transpose = transpose and self.kind == "lu"
+        if b.ndim == 1:
+            return self.handle.call(_SOLVE, self.data, np.ascontiguousarray(b), transpose)
+        # Columns are split among the threads, and the bits depend on how many each gets: always as many.
+        k = b.shape[1]
+        width = 1 if k < _WIDTH / 2 else _WIDTH * self.handle.threads
+        x = np.empty((len(b), k), b.dtype, "F")
+        part = np.zeros((len(b), width), b.dtype, "F")
+        for at in range(0, k, width):
+            columns = min(width, k - at)
+            part[:, :columns] = b[:, at : at + columns]
+            solution = self.handle.call(_SOLVE, self.data, part, transpose)
+            x[:, at : at + columns] = solution[:, :columns]
+        return x
 
     def determinant(self) -> tuple[float, float] | None:
         if self.kind == "lu":  # scaled
