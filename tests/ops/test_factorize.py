@@ -304,7 +304,7 @@ def test_errors(backend, name):
 def test_the_row_that_is_not_definite(backend):
     """With a block of its own, no other pivot can fail."""
     A = ls.ops.block_diag([SPD, ls.CSR.from_dense(torch.tensor([[-2.0]], dtype=torch.float64)), SPD])
-    with pytest.raises(ValueError, match='not positive definite: .* in row 20; use kind="ldlt"'):
+    with pytest.raises(ValueError, match=r'not positive definite: .* in row 20; use kind="ldlt"'):
         ls.factorize(A, kind="cholesky", backend=backend)
 
 
@@ -433,7 +433,7 @@ def test_as_a_method_and_as_a_preconditioner():
     rows, columns = SPD.pattern.row_indices, SPD.pattern.col_indices
     torch.testing.assert_close(g, -y[rows] * x[columns], rtol=1e-11, atol=1e-12)
     with pytest.raises(
-        ValueError, match="solve: method has the factors of another matrix; call method.refac"
+        ValueError, match=r"solve: method has the factors of another matrix; call method\.refac"
     ):
         ls.solve(2.0 * SPD, b, method=F)
     shifted = SPD + 0.1 * ls.ops.eye(20)

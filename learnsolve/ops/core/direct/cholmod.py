@@ -7,7 +7,7 @@ and update/downdate", ACM Trans. Math. Softw. 35 (2008).
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse
@@ -18,7 +18,7 @@ from learnsolve.ops.core.direct.backend import NotDefinite, Structure
 @functools.cache
 def library() -> Any:
     """ImportError where it is missing, or another version."""
-    from sksparse import cholmod
+    from sksparse import cholmod  # type: ignore[import-not-found]
 
     if not hasattr(cholmod, "analyze"):
         raise ImportError("scikit-sparse 0.5 and later are not supported; install scikit-sparse<0.5")
@@ -26,10 +26,14 @@ def library() -> Any:
 
 
 class Cholmod:
-    name = "cholmod"
-    kinds = ("cholesky",)
-    orderings = {"minimum_degree": "amd", "nested_dissection": "metis", "natural": "natural"}  # noqa: RUF012
-    dtypes = (np.float64,)
+    name: ClassVar[str] = "cholmod"
+    kinds: ClassVar[tuple[str, ...]] = ("cholesky",)
+    orderings: ClassVar[dict[str, Any]] = {
+        "minimum_degree": "amd",
+        "nested_dissection": "metis",
+        "natural": "natural",
+    }
+    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
         arrays = np.zeros(structure.nnz), structure.indices, structure.indptr

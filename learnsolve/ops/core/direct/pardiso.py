@@ -3,8 +3,8 @@
 A handle is an analyzed pattern with the factors of at most one matrix. When a factor is gone, its handle goes
 back to the analysis, which gives it to the next matrix: only the numbers are computed again.
 
-Symmetric indefinite matrices have pivots of order 1 and 2 within supernodes; others a maximum weighted matching
-and scaling, made for the first matrix. Where PARDISO replaces tiny pivots, another library decides.
+Symmetric indefinite matrices have pivots of order 1 and 2 within supernodes; others a maximum weighted
+matching and scaling, made for the first matrix. Where PARDISO replaces tiny pivots, another library decides.
 
 Source: Schenk and Gaertner, "Solving unsymmetric sparse systems of linear equations with PARDISO", Future
 Generation Computer Systems 20 (2004); parameters: Intel's reference of oneMKL, "pardiso iparm".
@@ -12,13 +12,12 @@ Generation Computer Systems 20 (2004); parameters: Intel's reference of oneMKL, 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 import threading
 from collections import deque
 from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,7 +35,7 @@ _PARTS = 8  # into which PARDISO splits its work, for the same bits with any num
 @functools.cache
 def mkl() -> Any:
     """MKL as pypardiso finds it; ImportError where one of them is missing."""
-    import pypardiso
+    import pypardiso  # type: ignore[import-not-found]
 
     solver = pypardiso.PyPardisoSolver()  # declares the types of the arguments
     library = solver.libmkl
@@ -45,10 +44,10 @@ def mkl() -> Any:
 
 
 class Pardiso:
-    name = "pardiso"
-    kinds = ("cholesky", "ldlt", "lu")
-    orderings = {"nested_dissection": 2, "minimum_degree": 0}  # noqa: RUF012
-    dtypes = (np.float32, np.float64)
+    name: ClassVar[str] = "pardiso"
+    kinds: ClassVar[tuple[str, ...]] = ("cholesky", "ldlt", "lu")
+    orderings: ClassVar[dict[str, Any]] = {"nested_dissection": 2, "minimum_degree": 0}
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
         self.kind, self.n, self.structure = kind, structure.n, structure
@@ -200,11 +199,14 @@ class Factored:
         if self.kind == "lu":  # scaled
             return None
         size = np.abs(self.handle.diagonal().astype(np.float64))
-        return -1.0 if self.negative() % 2 else 1.0, float(np.log(size).sum())
+        return -1.0 if self._negative() % 2 else 1.0, float(np.log(size).sum())
 
     def negative(self) -> int | None:
         if self.kind == "lu":
             return None
+        return self._negative()
+
+    def _negative(self) -> int:
         return 0 if self.kind == "cholesky" else int(self.handle.parameters[22])
 
     def __del__(self) -> None:

@@ -10,7 +10,7 @@ column in their old order, it leads to the same pivots, hence the same bits, wit
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -40,10 +40,14 @@ class _Order(NamedTuple):
 
 
 class SuperLU:
-    name = "superlu"
-    kinds = ("cholesky", "ldlt", "lu")
-    orderings = {"minimum_degree": "MMD_AT_PLUS_A", "colamd": "COLAMD", "natural": "NATURAL"}  # noqa: RUF012
-    dtypes = (np.float32, np.float64)
+    name: ClassVar[str] = "superlu"
+    kinds: ClassVar[tuple[str, ...]] = ("cholesky", "ldlt", "lu")
+    orderings: ClassVar[dict[str, Any]] = {
+        "minimum_degree": "MMD_AT_PLUS_A",
+        "colamd": "COLAMD",
+        "natural": "NATURAL",
+    }
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
         self.kind, self.ordering, self.n = kind, ordering, structure.n
