@@ -34,8 +34,6 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     ValueError
         if shapes do not fit; without `damp`, if the columns of A depend on each other (always if m < n); if a
         weight is not positive, or values are not finite.
-    TypeError
-        if dtypes or devices do not fit.
 
     Notes
     -----
@@ -44,9 +42,9 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     .. math:: \begin{pmatrix} \alpha I & B \\ B^T & -\mathtt{damp}^2 / \alpha\, I \end{pmatrix}
               \begin{pmatrix} s \\ x \end{pmatrix} = \begin{pmatrix} W^{1/2} b \\ 0 \end{pmatrix}
 
-    is solved. Gradient: for A's values, b, damp and weight, to any order; forward mode, vmap, `torch.compile`.
-    Cost: a factorization of order m + n; for a backward, two triangular solves. `solvers.lsqr` needs O(nnz), and
-    finds the solution of minimum norm where columns depend on each other.
+    is solved. Gradient: for A's values, b, damp and weight, to any order; forward mode, vmap,
+    `torch.compile`. Cost: a factorization of order m + n; for a backward, two triangular solves.
+    `solvers.lsqr` needs O(nnz), and finds the solution of minimum norm where columns depend on each other.
 
     Source: Saunders, "Cholesky-based methods for sparse least squares: the benefits of regularization", in
     Linear and Nonlinear Conjugate Gradient-Related Methods, SIAM (1996).

@@ -56,7 +56,8 @@ class Cholmod:
 
 
 class Factored:
-    backend, kind = "cholmod", "cholesky"
+    backend: str = "cholmod"
+    kind: str = "cholesky"
 
     def __init__(self, factor: Any):
         self.factor = factor
