@@ -92,7 +92,7 @@ class Factorization(Preconditioner):
     >>> F.solve(b), F.T.solve(b)
     (tensor([1., 2.]), tensor([2.0000, 1.5000]))
     >>> F
-    Factorization(lu by superlu, shape=(2, 2), nnz=3, fill=1.67, dtype=float32, device=cpu)
+    Factorization(lu by superlu, shape=(2, 2), nnz=3, fill=2, dtype=float32, device=cpu)
     >>> F.logdet
     tensor(2.0794)
     """

@@ -61,10 +61,13 @@ class Factored:
 
     def __init__(self, factor: Any):
         self.factor = factor
+        self._entries = 0
 
-    @functools.cached_property
+    @property
     def entries(self) -> int:
-        return int(self.factor.L().nnz)
+        if not self._entries:  # L is copied
+            self._entries = int(self.factor.L().nnz)
+        return self._entries
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
         return self.factor.solve_A(b)
