@@ -15,7 +15,7 @@ from learnsolve.matrix.plain import numbers
 from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core.direct.backend import Request
 from learnsolve.ops.core.direct.choice import checked
-from learnsolve.ops.core.direct.factors import Factored, Factors, determinant
+from learnsolve.ops.core.direct.factors import Factored, Factors, logdet
 from learnsolve.ops.core.direct.solve import (
     check_matrix,
     check_right_hand_side,
@@ -121,6 +121,8 @@ class Factorization(Preconditioner):
             self._all()
             self._factors.share()
         self.seconds = time.perf_counter() - start
+        if has_numbers(A.values):  # now: a graph that is traced later cannot read it
+            self._symmetric = symmetry("factorize", A, None)
 
     def _all(self) -> list[Factored]:
         """The factors of all matrices."""
@@ -195,7 +197,7 @@ class Factorization(Preconditioner):
 
     @property
     def logdet(self) -> Tensor:
-        logs = [determinant(f)[1] for f in self._all()] or [0.0] * self.batch_shape.numel()
+        logs = [logdet(f) for f in self._all()] or [0.0] * self.batch_shape.numel()
         return self.A.values.new_tensor(logs).reshape(self.batch_shape)
 
     @property
@@ -213,6 +215,9 @@ class Factorization(Preconditioner):
             counts.append((n - negative, negative, 0))
         counts = counts or [(0, 0, 0)] * self.batch_shape.numel()
         return torch.tensor(counts, device=self.A.device).reshape(*self.batch_shape, 3)
+
+    def _converted(self, **kind: Any) -> Factorization:
+        return _again(self.A.to(**kind), self._request)
 
     def __reduce__(self):
         return _again, (self.A, self._request)

@@ -51,8 +51,8 @@ class Factor(Protocol):
         """A^-1 b or A^-T b, for b (n,) or (n, k)."""
         ...
 
-    def determinant(self) -> tuple[float, float] | None:
-        """Sign and logarithm of the absolute value; None if the factors do not tell."""
+    def logdet(self) -> float | None:
+        """log |det A|; None if the factors do not tell."""
         ...
 
     def negative(self) -> int | None:

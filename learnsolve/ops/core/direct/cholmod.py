@@ -72,8 +72,8 @@ class Factored:
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
         return self.factor.solve_A(b)
 
-    def determinant(self) -> tuple[float, float]:
-        return 1.0, float(self.factor.logdet())
+    def logdet(self) -> float:
+        return float(self.factor.logdet())
 
     def negative(self) -> int:
         return 0

@@ -202,13 +202,13 @@ def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how
         ) from None
 
 
-def determinant(A: Factored) -> tuple[float, float]:
-    """Sign and logarithm of the absolute value."""
-    found = A.factor.determinant()
+def logdet(A: Factored) -> float:
+    """log |det A|."""
+    found = A.factor.logdet()
     if found is None:
         data = torch.from_numpy(A.data)
-        found = _factor_one("factorize", "A", A.pattern, data, Request("lu", "superlu")).determinant()
-    assert found is not None  # SuperLU's are not scaled
+        found = _factor_one("factorize", "A", A.pattern, data, Request("lu", "superlu")).logdet()
+    assert found is not None
     return found
 
 
