@@ -31,6 +31,7 @@ SECTIONS = (
         "solvers",
         "front_door",
         "multigrid",
+        "direct",
         "loops",
         "batches",
         "busy",

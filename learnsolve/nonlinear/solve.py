@@ -17,7 +17,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import _full as full
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import outside_of_graphs, plain_tensors
-from learnsolve.nonlinear._jacobian import _as_pattern as as_pattern
+from learnsolve.nonlinear._jacobian import as_pattern
 from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
 from learnsolve.nonlinear.implicit import Ended, Implicit, Linearized, Rule
 from learnsolve.nonlinear.linear import INNER, LINEAR, Systems, over

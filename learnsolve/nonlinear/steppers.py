@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.nonlinear._jacobian import _as_pattern as as_pattern
+from learnsolve.nonlinear._jacobian import as_pattern
 from learnsolve.nonlinear.newton import newton
 from learnsolve.nonlinear.solve import outside, settings_of, solve
 from learnsolve.ops.add import add
