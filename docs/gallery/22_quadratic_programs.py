@@ -25,8 +25,8 @@ for_q, for_b = torch.autograd.grad(x.square().sum(), (q, b))
 print(f"A x = b to {(A @ x - b).norm():.0e}; gradients of norms {for_q.norm():.3g} and {for_b.norm():.3g}")
 
 # %%
-# With x ≥ 0 the multipliers z satisfy x z = 0, z ≥ 0. Fischer's function makes an equation of x z = μ; a primal-dual
-# method solves it for smaller and smaller μ, each time by Newton's method from the last x and z.
+# With x ≥ 0 the multipliers z satisfy x z = 0, z ≥ 0. Fischer's function makes an equation of x z = μ; a
+# primal-dual method solves it for smaller and smaller μ, each time by Newton's method from the last x and z.
 
 
 def conditions(u, q, P, mu):
@@ -49,8 +49,8 @@ ends = [minimize(q.detach() + t * direction).square().sum() for t in (1e-5, -1e-
 print(f"derivative {gradient @ direction:.5g}, difference {(ends[0] - ends[1]) / 2e-5:.5g}")
 
 # %%
-# A package for quadratic programs is better with many inequalities, detects infeasible ones, and solves thousands of
-# small ones together. Here P and the conditions may be any program.
+# A package for quadratic programs is better with many inequalities, detects infeasible ones, and solves
+# thousands of small ones together. Here P and the conditions may be any program.
 figure, axes = plt.subplots(figsize=(5.4, 2.7), layout="constrained")
 axes.plot(x.detach())
 axes.set(title=f"{int((x < 1e-6).sum())} of {n} bounds are active", xlabel="index", ylabel="x")

@@ -86,7 +86,7 @@ def root(
     >>> a = torch.tensor([4.0, 9.0], dtype=torch.float64, requires_grad=True)
     >>> u = ls.nonlinear.root(lambda u, a: u * u - a, torch.ones(2, dtype=torch.float64), a).x
     >>> u.detach(), torch.autograd.grad(u.sum(), a)[0]
-    (tensor([2., 3.], dtype=torch.float64), tensor([0.2500, 0.1667], dtype=torch.float64))
+    (tensor([2.0000, 3.0000], dtype=torch.float64), tensor([0.2500, 0.1667], dtype=torch.float64))
     """
     checks.one_of("root", "method", method, METHODS)
     krylov = method == "newton-krylov"
