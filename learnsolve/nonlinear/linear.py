@@ -332,4 +332,4 @@ def norm(r: Tensor, levels: int) -> Tensor:
 
 def over(t: Tensor, u: Tensor) -> Tensor:
     """A number for each system, to multiply with u."""
-    return t.reshape(*t.shape, *[1] * (u.dim() - t.dim()))
+    return t.reshape((*t.shape, *[1] * (u.dim() - t.dim())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
@@ -119,7 +120,7 @@ def root(
         atol,
         maxiter,
         callback,
-        line_search=_line_search(line_search),
+        line_search=_line_search(line_search, u0),
         pseudo_transient=pseudo_transient,
         forcing=forcing,
         chord=method == "chord",
@@ -144,7 +145,12 @@ def root(
 _LOOPS = {"lm": levenberg_marquardt, "anderson": anderson}
 
 
-def _line_search(rule: Any) -> Any:
+def _line_search(rule: Any, u0: Tensor) -> Any:
+    if isinstance(rule, Tensor) and rule.shape not in (torch.Size(), torch.Size([1]), u0.shape):
+        raise ValueError(
+            f"root: line_search, a Tensor, must have one element or u0's shape {tuple(u0.shape)}, got "
+            f"{tuple(rule.shape)}"
+        )
     if rule is None or rule == "backtracking" or isinstance(rule, Tensor) or callable(rule):
         return rule
     if isinstance(rule, str):

@@ -126,8 +126,16 @@ def solve(
     start = time.perf_counter()
     checks.one_of(name, "gradient", gradient, ("implicit", "unrolled"))
     checks.flag(name, "throw", throw)
+    if not callable(f):
+        raise TypeError(f"{name}: {words[0]} must be a callable, got {type(f).__name__}")
     if not callable(linear):
         checks.one_of(name, "linear", linear, LINEAR)
+    if M is not None and not callable(M):
+        checks.one_of(name, "M", M, ("auto", None))
+    if adjoint_rtol is not None:
+        checks.tolerance(name, "adjoint_rtol", adjoint_rtol)
+    if adjoint_maxiter is not None:
+        checks.integer(name, "adjoint_maxiter", adjoint_maxiter, 0)
     arguments = Arguments(f, args)
     p, call = arguments.tensors, arguments.bind(f if residual is None else residual)
     r = Residual(name, call, _assembled(name, arguments, call, jacobian, u0), words=words)

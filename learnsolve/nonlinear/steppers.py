@@ -128,6 +128,8 @@ def _steps(
     o = _OPTIONS | options
     checks.integer(name, "steps", steps, 0)
     dt = dt if isinstance(dt, Tensor) else torch.as_tensor(checks.number(name, "dt", dt), dtype=u0.dtype)
+    if dt.numel() != 1:
+        raise ValueError(f"{name}: dt must be a number or have one element, got shape {tuple(dt.shape)}")
     rtol, atol, maxiter, forcing = (o.pop(key) for key in ("rtol", "atol", "maxiter", "forcing"))
     settings = settings_of(name, "u0", u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
     o["jacobian"] = _of_a_step(o["jacobian"], u0)

@@ -65,13 +65,13 @@ class Status(enum.Enum):
         "another method or a better preconditioner."
     )
     LINE_SEARCH_FAILED = (
-        "No step along Newton's direction reduces ||f(u)||: f may have no root near u, the Jacobian may not be "
-        "that of f, or f is not smooth there. Start from another u0, take smaller steps "
+        "No step along Newton's direction reduces ||f(u)||: f may have no root near u, the Jacobian may not "
+        "be that of f, or f is not smooth there. Start from another u0, take smaller steps "
         '(pseudo_transient=...), or minimize ||f(u)|| (method="lm").'
     )
     SINGULAR_JACOBIAN = (
-        'The Jacobian of f is singular at an iterate; with method="lm": the iterate is a minimum of ||f(u)|| '
-        'that is no root. Start from another u0, regularize f, or use method="lm" or pseudo_transient=....'
+        'The Jacobian of f is singular at an iterate; with method="lm" that is a minimum of ||f(u)||, but no '
+        'root. Start from another u0, regularize f, or use method="lm" or pseudo_transient.'
     )
     NON_FINITE = (
         "The iteration met infinities or NaNs: it left the range of the dtype, or A, b, x0, M or a parameter "

@@ -70,6 +70,15 @@ WRONG = [
     (lambda: N.root(f, U, rtol=-1.0), ValueError, "rtol must be finite and not negative"),
     (lambda: N.root(f, U, jacobian=ls.ops.eye(3)), ValueError, "shape"),
     (lambda: N.root(f, U, jacobian=lambda u: torch.eye(2)), TypeError, "must be a CSR, got Tensor"),
+    (lambda: N.root(3, U), TypeError, "f must be a callable, got int"),
+    (lambda: N.root(f, U, M="amg"), ValueError, "M must be one of"),
+    (lambda: N.root(f, U, adjoint_rtol=-1.0), ValueError, "adjoint_rtol must be finite"),
+    (
+        lambda: N.root(f, U, line_search=torch.ones(3)),
+        ValueError,
+        "line_search, a Tensor, must have one element",
+    ),
+    (lambda: N.implicit_euler(f, U, 3, torch.ones(3)), ValueError, "dt must be a number or have one element"),
     (lambda: N.root(f, U, callback=3), TypeError, "callback must be a callable"),
     (
         lambda: torch.vmap(lambda a: N.root(lambda u, a: u - a, U, a, gradient="unrolled").x)(
