@@ -109,6 +109,7 @@ class Systems:
     def update(self, u: Tensor, p: tuple[Tensor, ...], shift: Tensor | None = None) -> None:
         """The Jacobian at u, with `shift`, a number for each system, added to its diagonal."""
         self.u, self.p = u.detach(), tuple(t.detach() for t in p)
+        self.J = self.matrix = self.A = None  # their memory can be used again
         assembled, batch = self.residual.jacobian, u.shape[: self.residual.levels]
         if not self.residual.assembled:
             self.J = Products(self.residual, self.u, self.p)

@@ -76,7 +76,7 @@ WRONG = [
     (
         lambda: N.root(f, U, line_search=torch.ones(3)),
         ValueError,
-        "line_search, a Tensor, must have one element",
+        "a Tensor, must have one element",
     ),
     (lambda: N.implicit_euler(f, U, 3, torch.ones(3)), ValueError, "dt must be a number or have one element"),
     (lambda: N.root(f, U, callback=3), TypeError, "callback must be a callable"),
