@@ -262,7 +262,7 @@ CONTESTANTS: dict[str, Contestant] = {
         ours(P.AdditiveSchwarz), ({"coarse": True}, {"coarse": False}, {"coarse": True, "overlap": 2})
     ),
     "AMG SA": Contestant(ours(plain(P.AMG, method="smoothed_aggregation"))),
-    "AMG RS": Contestant(ours(plain(P.AMG, method="ruge_stuben"))),
+    "AMG RS": Contestant(ours(plain(P.AMG, method="ruge_stuben")), ({}, {"aggressive": 1})),
     "pyamg SA": Contestant(
         pyamg("smoothed_aggregation"),
         ({}, *({"strength": ("symmetric", {"theta": t})} for t in (0.08, 0.25))),
