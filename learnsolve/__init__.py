@@ -13,6 +13,7 @@ from learnsolve.evaluation import Evaluation, evaluate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.preconditioners import Factorization, factorize
 from learnsolve.profiling import profile
 from learnsolve.solvers import solve
 
@@ -21,11 +22,13 @@ __all__ = [
     "CSR",
     "BlockBatch",
     "Evaluation",
+    "Factorization",
     "SparsityPattern",
     "analysis",
     "collate",
     "config",
     "evaluate",
+    "factorize",
     "io",
     "nn",
     "ops",

@@ -26,7 +26,7 @@ from learnsolve.ops.segment_softmax import segment_softmax
 from learnsolve.ops.segment_sum import segment_mean, segment_sum
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
-from learnsolve.ops.spsolve import Factorized, factorized, spsolve
+from learnsolve.ops.spsolve import spsolve
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.stack import block, block_diag, hstack, vstack
 from learnsolve.ops.stencil import stencil
@@ -38,7 +38,6 @@ from learnsolve.ops.threshold import ict, ilut
 from learnsolve.ops.triangle import tril, triu
 
 __all__ = [
-    "Factorized",
     "IncompleteCholesky",
     "IncompleteLU",
     "StencilOperator",
@@ -48,7 +47,6 @@ __all__ = [
     "diag",
     "diagonal",
     "eye",
-    "factorized",
     "galerkin",
     "gather",
     "hstack",

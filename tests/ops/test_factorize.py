@@ -13,7 +13,10 @@ from torch import func
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.ops.core import superlu
+from learnsolve.ops.core.direct import factors as direct
+from learnsolve.ops.core.direct import superlu
+
+HOW = "auto auto auto"
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def factored(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_factors(fresh_compiler):
-    superlu._recent.items.clear()
+    direct._recent.items.clear()
 
 
 def compiled(function):
@@ -77,7 +80,7 @@ def test_once_in_transformations(factored, transform):
 
 def test_kept_for_later_calls(factored):
     v, b = leaves()
-    F = ls.ops.factorized(ls.CSR(v, P))
+    F = ls.factorize(ls.CSR(v, P))
     for seed in range(3):
         c = normal((5, 2), seed=seed)
         for transpose in (False, True):
@@ -92,7 +95,7 @@ def test_kept_for_later_calls(factored):
     torch.testing.assert_close(compiled(lambda b: F.solve(b))(b), F(b))
     assert len(factored) == 1
     with torch.inference_mode():
-        G = ls.ops.factorized(ls.CSR(v.detach(), P))
+        G = ls.factorize(ls.CSR(v.detach(), P))
     assert torch.equal(G(b), F(b))
 
 
@@ -101,7 +104,7 @@ def test_derivatives_of_a_kept_factor(batch):
     v, b = leaves(*batch)
 
     def f(v, b):
-        return ls.ops.factorized(ls.CSR(v, P)).solve(b, transpose=True)
+        return ls.factorize(ls.CSR(v, P)).solve(b, transpose=True)
 
     assert gradcheck(f, (v, b), check_forward_ad=True)
     assert gradgradcheck(f, (v, b))
@@ -116,17 +119,17 @@ def test_derivatives_of_a_kept_factor(batch):
 def test_changed_values_are_refused():
     b = normal((5,))
     A = ls.CSR(VALUES.clone(), P)
-    F = ls.ops.factorized(A)
+    F = ls.factorize(A)
     wanted = F(b)
     A.values.mul_(2)
-    with pytest.raises(RuntimeError, match=r"factorized: the values of A were changed .* call factorized"):
+    with pytest.raises(RuntimeError, match=r"factorize: the values of A were changed .* call F.refactorize"):
         F(b)
-    torch.testing.assert_close(ls.ops.factorized(A)(b), wanted / 2, rtol=1e-13, atol=0)
+    torch.testing.assert_close(ls.factorize(A)(b), wanted / 2, rtol=1e-13, atol=0)
 
 
 def test_a_change_behind_torch_meets_no_old_factor():
     A = ls.CSR(VALUES.clone(), P)
-    F = ls.ops.factorized(A)
+    F = ls.factorize(A)
     A.values.data.mul_(2)
     b = normal((5,))
     torch.testing.assert_close(F(b), dense(VALUES * 2, b), rtol=1e-12, atol=1e-12)
@@ -154,13 +157,12 @@ def test_diagonally_dominant_matrices_are_not_pivoted(factored, rows, dominant):
     A = ls.CSR.from_dense(torch.tensor(rows, dtype=torch.float64))
     b = normal((len(rows),))
     torch.testing.assert_close(ls.ops.spsolve(A, b), torch.linalg.solve(A.to_dense(), b))
-    assert factored == [superlu._NO_PIVOTING if dominant else {}]
+    assert factored == [superlu.NO_PIVOTING if dominant else {}]
 
 
 def test_description():
-    F = ls.ops.factorized(ls.CSR(batch_of_values(2), P))
-    assert "Factorized(shape=(5, 5), nnz=11, batch=(2,), factors=" in repr(F)
-    assert "fill=" in repr(F)
+    F = ls.factorize(ls.CSR(batch_of_values(2), P))
+    assert "Factorization(lu by superlu, shape=(5, 5), nnz=11, batch=(2,), fill=" in repr(F)
     for twin in (copy.deepcopy(F), pickle.loads(pickle.dumps(F))):
         assert twin.A.values is not F.A.values
         b = normal((5, 2))
@@ -213,19 +215,22 @@ def test_compiled_with_other_operations():
 
 
 def test_compiled_refuses_to_trace_the_making_of_a_factor():
-    f = compiled(lambda v, b: ls.ops.factorized(ls.CSR(v, P)).solve(b))
-    with pytest.raises(Exception, match="factorized: cannot be traced"):
+    f = compiled(lambda v, b: ls.factorize(ls.CSR(v, P)).solve(b))
+    with pytest.raises(Exception, match="factorize: cannot be traced"):
         f(VALUES, normal((5,)))
 
 
 def test_what_compiled_calls_leave_is_bounded(monkeypatch):
-    op = torch.ops.learnsolve.superlu_solve
+    op = torch.ops.learnsolve.direct_solve
     b = normal((5,))
     for i in range(1, 20):
-        op(P.crow_indices, P.col_indices, VALUES * i, b, False)
-    assert len(superlu._recent.items) == superlu._recent.count
-    monkeypatch.setattr(superlu._recent, "limit", 100)
+        op(P.crow_indices, P.col_indices, VALUES * i, b, False, HOW)
+    assert len(direct._recent.items) == direct._recent.count
+    monkeypatch.setattr(direct._recent, "limit", 100)
     torch.testing.assert_close(
-        op(P.crow_indices, P.col_indices, VALUES / 3, b, False), dense(VALUES / 3, b), rtol=1e-12, atol=1e-12
+        op(P.crow_indices, P.col_indices, VALUES / 3, b, False, HOW),
+        dense(VALUES / 3, b),
+        rtol=1e-12,
+        atol=1e-12,
     )
-    assert len(superlu._recent.items) == 1
+    assert len(direct._recent.items) == 1
