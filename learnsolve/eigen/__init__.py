@@ -2,7 +2,8 @@
 
 from learnsolve.eigen.eigenpairs import Eigenpairs, SingularTriplets
 from learnsolve.eigen.eigsh import eigsh
+from learnsolve.eigen.svds import svds
 from learnsolve.matrix.autocast import guard
 
-__all__ = ["Eigenpairs", "SingularTriplets", "eigsh"]
+__all__ = ["Eigenpairs", "SingularTriplets", "eigsh", "svds"]
 guard(globals())

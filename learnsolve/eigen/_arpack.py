@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from learnsolve.eigen._shift import Sparse
 
+Sparse = scipy.sparse.csr_array
 # In an invariant subspace SciPy's ARPACK continues with random numbers, since 1.17 seeded by the system.
 SEEDED: dict[str, Any] = (
     {"rng": 0} if "rng" in inspect.signature(scipy.sparse.linalg.eigsh).parameters else {}

@@ -34,11 +34,11 @@ class Deflated(NamedTuple):
 
     def out_of(self, X: Tensor) -> Tensor:
         """P X, P = I - U W^T: of vectors."""
-        return X - self.U @ (self.W.mT @ X)
+        return torch.addmm(X, self.U, self.W.mT @ X, alpha=-1)
 
     def into(self, R: Tensor) -> Tensor:
         """P^T R: of residuals."""
-        return R - self.W @ (self.U.mT @ R)
+        return torch.addmm(R, self.W, self.U.mT @ R, alpha=-1)
 
 
 def by_all_pairs(space: Deflated, others: Tensor, V: Tensor) -> Solve:
@@ -87,16 +87,11 @@ def _galerkin(space: Deflated, inverse: Map, mu: Tensor, W0: Tensor, target: Ten
     while True:
         size, width = sum(q.shape[1] for q in basis), basis[-1].shape[1]
         Z = space.out_of(inverse(images[-1]))
-        column = []
-        # Twice against the last two blocks, as Lanczos; once against all, whose orthogonality decays.
-        for q, bq in zip(basis, images, strict=True):
-            h = bq.mT @ Z
-            Z = Z - q @ h
-            column.append(h)
+        column = [Z.new_zeros(q.shape[1], width) for q in basis]
+        # As Lanczos, against the last two blocks only: what rounding errors leave is for another start.
         for i in range(max(0, len(basis) - 2), len(basis)):
-            h = images[i].mT @ Z
-            Z = Z - basis[i] @ h
-            column[i] = column[i] + h
+            column[i] = images[i].mT @ Z
+            Z.addmm_(basis[i], column[i], alpha=-1)
         grown = S.new_zeros(size, size)
         grown[: H.shape[0], : H.shape[0]] = H
         grown[:, size - width :] = torch.cat(column)
@@ -108,7 +103,10 @@ def _galerkin(space: Deflated, inverse: Map, mu: Tensor, W0: Tensor, target: Ten
         left = mu.abs() * (beta @ c[size - width :]).norm(dim=0)
         done = bool((left <= target).all()) or Q.shape[1] == 0
         if done or size + Q.shape[1] > max(_BASIS, 4 * len(mu)) or len(basis) == _STEPS:
-            return torch.cat(basis, 1) @ c
+            Y = torch.zeros_like(W0)
+            for q, part in zip(basis, c.split([q.shape[1] for q in basis]), strict=True):
+                Y.addmm_(q, part)
+            return Y
         basis.append(Q)
         images.append(BQ)
 

@@ -1,80 +1,94 @@
-"""(A - sigma B)^-1 on the host in float64: a shift below all eigenvalues, and the factor there."""
+"""(A - sigma B)^-1 by a factor: where sigma lies below all eigenvalues, and for blocks of columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
-import scipy.sparse
-import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from learnsolve.ops.core.superlu import _NO_PIVOTING
-
-Sparse = scipy.sparse.csr_array
-
-
-def inverse(function: str, A: Sparse, B: Sparse | None, sigma: float, definite: bool) -> Callable[[Any], Any]:
-    """X -> (A - sigma B)^-1 X for arrays and tensors. Where the matrix is `definite` without pivoting."""
-    try:
-        return _solver(_factor(A, B, sigma, definite))
-    except RuntimeError as error:
-        if "singular" not in str(error):
-            raise
-        raise ValueError(
-            f"{function}: A - sigma B is singular for sigma = {sigma:.6g}, which is an eigenvalue; pass a sigma "
-            "that is a little larger or smaller"
-        ) from None
+from learnsolve import ops
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.direct import superlu
+from learnsolve.preconditioners.classical.factorization import factorize
 
 
-def below_all(function: str, A: Sparse, B: Sparse | None) -> tuple[float, Callable[[Any], Any]]:
-    """(sigma, X -> (A - sigma B)^-1 X) with all eigenvalues above sigma: a little below 0 where A is positive
-    semidefinite, by Gershgorin's theorem or by its pivots; else below Gershgorin's bound."""
-    n = A.shape[0]
-    off = abs(A).sum(1)
-    diagonal = A.diagonal()
-    lowest, norm = float((diagonal - (off - abs(diagonal))).min()), float(off.max())
-    unit = 1.0 if B is None else float(B.diagonal().mean())
-    sigma = -(np.finfo(np.float64).eps ** 0.5) * max(norm, 1e-300) / unit
-    if lowest >= 0:
-        return sigma, inverse(function, A, B, sigma, True)
-    try:
-        lu: Any = _factor(A, B, sigma, True)
-        # By Sylvester's law as many eigenvalues lie below sigma as pivots are negative, if all are on the
-        # diagonal.
-        if (lu.perm_r == lu.perm_c).all() and float(lu.U.diagonal().min(initial=np.inf)) > 0:
-            return sigma, _solver(lu)
-    except RuntimeError as error:
-        if "singular" not in str(error):
-            raise
-    if B is not None:
-        diagonal = B.diagonal()
-        unit = float((2 * diagonal - abs(B).sum(1)).min())
-        if not unit > 0:
+class Shifted:
+    """(A - sigma B)^-1, of matrices on the host in float64, without a graph; B = I if it is None.
+
+    kind : "cholesky" raises ValueError where the matrix is not positive definite; else as of `factorize`
+    """
+
+    def __init__(self, function: str, A: CSR, B: CSR | None, sigma: float, kind: str = "auto"):
+        self.sigma = sigma
+        S = A
+        if sigma:
+            S = ops.add(A, ops.eye(A.shape[0], dtype=A.dtype) if B is None else B, beta=-sigma)
+        try:
+            self.factor = factorize(S, kind=kind)
+        except ValueError as error:
+            if "singular" not in str(error) or kind == "cholesky":
+                raise
             raise ValueError(
-                f"{function}: a bound of the eigenvalues of this pair is not known, since A is not positive "
-                f"semidefinite; pass sigma=, a number below the smallest, of {n} rows"
-            )
-    sigma = lowest / unit + sigma
-    return sigma, inverse(function, A, B, sigma, True)
+                f"{function}: A - sigma B is singular for sigma = {sigma:.6g}, which is an eigenvalue; pass a "
+                "number that is a little larger or smaller"
+            ) from None
+
+    def on_vector(self, x: np.ndarray) -> np.ndarray:
+        return self.factor.solve(torch.from_numpy(x)).numpy()
+
+    def on_block(self, X: Tensor) -> Tensor:
+        made = self._triangles
+        if made is None:
+            return self.factor.solve(X)
+        upper, lower, before, after = made
+        Y = ops.sptrsv(lower, X.index_select(0, before))
+        return ops.sptrsv(upper, Y, lower=False, unit_diagonal=True).index_select(0, after)
+
+    @functools.cached_property
+    def _triangles(self) -> tuple[CSR, CSR, Tensor, Tensor] | None:
+        """L^T and U^T of SuperLU, and where rows go before and after. It solves for one column after the
+        other; the kernel of `sptrsv` loads an entry once for all. The matrix is symmetric, so it is the
+        transpose of what L U is, and the arrays of L by columns are those of L^T by rows."""
+        made: Any = self.factor._all()[0].factor
+        if not isinstance(made, superlu.Factored):
+            return None
+        old, new = (slice(None), slice(None)) if made.order is None else (made.order.old, made.order.new)
+        n = made.lu.shape[0]
+        before = np.arange(n)[old][np.argsort(made.lu.perm_c)]
+        after = made.lu.perm_r[new]
+        return _by_rows(made.lu.L), _by_rows(made.lu.U), *(torch.from_numpy(t.astype(np.int64)) for t in (before, after))
 
 
-def _factor(A: Sparse, B: Sparse | None, sigma: float, definite: bool) -> Any:
-    S = A
-    if sigma:
-        other = scipy.sparse.eye_array(A.shape[0], format="csr") if B is None else B
-        S = scipy.sparse.csr_array(A - sigma * other)
-    # The arrays of a symmetric matrix by rows are those by columns.
-    S = scipy.sparse.csc_array((S.data, S.indices, S.indptr), shape=S.shape)
-    return scipy.sparse.linalg.splu(S, **(_NO_PIVOTING if definite else {}))
+def _by_rows(T: Any) -> CSR:
+    T.sort_indices()
+    pattern = SparsityPattern(torch.from_numpy(T.indptr), torch.from_numpy(T.indices), T.shape)
+    return CSR(torch.from_numpy(T.data), pattern)
 
 
-def _solver(lu: Any) -> Callable[[Any], Any]:
-    def solve(X: Any) -> Any:
-        if isinstance(X, Tensor):
-            return torch.from_numpy(np.ascontiguousarray(lu.solve(X.numpy())))
-        return lu.solve(X)
+def below_all(function: str, A: CSR, B: CSR | None, norm: float) -> Shifted:
+    """A factor at a shift below all eigenvalues: a little below 0 where A is positive semidefinite, by
+    Gershgorin's theorem or by its Cholesky factor; else below Gershgorin's bound. `norm`: of the largest."""
+    lowest = _gershgorin(A)
+    sigma = -(torch.finfo(A.dtype).eps ** 0.5) * max(norm, 1e-300)
+    if lowest >= 0:
+        return Shifted(function, A, B, sigma)
+    try:
+        return Shifted(function, A, B, sigma, "cholesky")
+    except ValueError:  # not definite
+        unit = 1.0 if B is None else _gershgorin(B)
+    if not unit > 0:
+        raise ValueError(
+            f"{function}: A is not positive semidefinite, and no bound of the eigenvalues of the pair is known; "
+            "pass which=, a number below the smallest, or M="
+        )
+    return Shifted(function, A, B, lowest / unit + sigma)
 
-    return solve
+
+def _gershgorin(A: CSR) -> float:
+    """A lower bound of the eigenvalues."""
+    diagonal = A.diagonal()
+    return float((diagonal + diagonal.abs() - ops.sum(abs(A), 1)).min())

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.eigen import _deflated
 from learnsolve.eigen._arpack import lanczos
-from learnsolve.eigen._deflated import Deflated, Solve
+from learnsolve.eigen._deflated import Deflated, Solve, by_all_pairs, by_factor, by_minres
 from learnsolve.eigen._gradient import Known
 from learnsolve.eigen._lobpcg import lobpcg
-from learnsolve.eigen._shift import below_all, inverse
+from learnsolve.eigen._shift import Shifted, below_all
 from learnsolve.eigen.eigenpairs import Eigenpairs
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.core.product import product
@@ -130,7 +129,7 @@ def _dense(request: Request) -> Found:
     others, W = values[rest], V[:, rest]
     return (
         values[chosen], V[:, chosen], 0, "dense",
-        lambda space: _deflated.by_all_pairs(space, others, W),
+        lambda space: by_all_pairs(space, others, W),
     )  # fmt: skip
 
 
@@ -148,25 +147,28 @@ def _not_definite(name: str) -> ValueError:
 
 def _arpack(request: Request) -> Found:
     q = request.in_double()
-    A, B = q.A.to_scipy(), None if q.B is None else q.B.to_scipy()
-    if q.k >= A.shape[0]:
+    if q.k >= q.A.shape[0]:
         raise ValueError(f'{q.name}: ARPACK needs k < n, got k = n = {q.k}; use method="dense"')
     tol = 0.0 if q.rtol is None else 0.1 * q.rtol
+    A, B = q.A.to_scipy(), None if q.B is None else q.B.to_scipy()
     if q.which == "largest":
-        values, U, count = lanczos(
-            A, B, q.k, None, None if B is None else inverse(q.name, B, None, 0.0, True), tol, q.maxiter
-        )
+        values, U, count = lanczos(A, B, q.k, None, None if q.B is None else _inverse_of_B(q), tol, q.maxiter)
         return values, U, count, "Lanczos", lambda space: _above(q, values, space)
     if q.which == "smallest":
-        sigma, apply = below_all(q.name, A, B)
+        shifted = below_all(q.name, q.A, q.B, q.norm)
     else:
-        sigma = float(q.which)
-        apply = inverse(q.name, A, B, sigma, False)
-    values, U, count = lanczos(A, B, q.k, sigma, apply, tol, q.maxiter)
-    return (
-        values, U, count, f"shift-invert at {sigma:.3g}",
-        lambda space: _deflated.by_factor(space, apply, sigma),
-    )  # fmt: skip
+        shifted = Shifted(q.name, q.A, q.B, float(q.which))
+    values, U, count = lanczos(A, B, q.k, shifted.sigma, shifted.on_vector, tol, q.maxiter)
+    what = f"shift-invert at {shifted.sigma:.3g}"
+    return values, U, count, what, lambda space: by_factor(space, shifted.on_block, shifted.sigma)
+
+
+def _inverse_of_B(q: Request) -> Callable[[Any], Any]:
+    assert q.B is not None
+    try:
+        return Shifted(q.name, q.B, None, 0.0, "cholesky").on_vector
+    except ValueError:
+        raise _not_definite(q.name) from None
 
 
 def _above(q: Request, values: Tensor, space: Deflated) -> Solve:
@@ -175,10 +177,9 @@ def _above(q: Request, values: Tensor, space: Deflated) -> Solve:
     def factored() -> Solve:
         spread = float(values.max() - values.min())
         sigma = float(values.max()) + max(spread / len(values), 1e-3 * q.norm)
-        apply = inverse(q.name, q.A.to_scipy(), None if q.B is None else q.B.to_scipy(), sigma, False)
-        return _deflated.by_factor(space, apply, sigma)
+        return by_factor(space, Shifted(q.name, q.A, q.B, sigma).on_block, sigma)
 
-    return _deflated.by_minres(space, q.times_A, None, 200, factored)
+    return by_minres(space, q.times_A, None, 200, factored)
 
 
 def _lobpcg(request: Request) -> Found:
@@ -193,7 +194,7 @@ def _lobpcg(request: Request) -> Found:
     )  # fmt: skip
     if sign < 0:
         values, U = -values.flip(0), U.flip(1)
-    return values, U, steps, "LOBPCG", lambda space: _deflated.by_minres(space, q.times_A, M, 2000)
+    return values, U, steps, "LOBPCG", lambda space: by_minres(space, q.times_A, M, 2000)
 
 
 # --- what the derivatives know ---
@@ -223,7 +224,7 @@ def _known(
             q = request.in_double() if pairs.method[:6] != "LOBPCG" else request
             V = U.to(q.A.values)
             if not inner:
-                inner.append(solver(Deflated(V, q.times_B(V), q.times_B, 1e-12 if eps < 1e-10 else 1e-6)))
+                inner.append(solver(Deflated(V, q.times_B(V), q.times_B, 1e-10 if eps < 1e-10 else 1e-5)))
             Y, trouble = inner[0](at.to(V), R.to(V))
             return Y.to(R), trouble
 

@@ -1,0 +1,80 @@
+"""Some singular triplets of a sparse matrix, by the eigenpairs of a symmetric one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from learnsolve import ops
+from learnsolve.eigen.eigenpairs import SingularTriplets
+from learnsolve.eigen.eigsh import eigsh
+from learnsolve.matrix import checks, inputs
+
+
+def svds(
+    A: Any,
+    k: int,
+    *,
+    which: str = "largest",
+    rtol: float | None = None,
+    maxiter: int | None = None,
+    throw: bool = False,
+) -> SingularTriplets:
+    r"""k singular triplets of a sparse matrix, :math:`A v = s u`, :math:`A^T u = s v`.
+
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz); or a matrix of SciPy, torch or NumPy
+    k : int, 1 to min(m, n)
+    which : "largest" or "smallest" singular values
+    rtol, maxiter, throw : as of `eigsh`
+
+    Returns
+    -------
+    SingularTriplets: U (..., m, k), S (..., k), descending, V (..., n, k)
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        as `eigsh`; for "smallest" if A does not have full rank, to half of the digits.
+
+    Notes
+    -----
+    "largest": the largest eigenvalues of :math:`\begin{pmatrix} 0 & A \\ A^T & 0 \end{pmatrix}`, which are s,
+    with vectors (u, v). "smallest": the smallest of :math:`A^T A`, or :math:`A A^T` if that has fewer rows,
+    which are :math:`s^2`: singular values below :math:`10^{-8}` of the largest (float64) are rounding.
+
+    Gradient: that of `eigsh`, any order; clusters are as there. Cost: of `eigsh`; "smallest" forms the
+    product, in which a dense row of A is a dense block.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> A = ls.problems.convection_diffusion((20, 20), velocity=(30.0, 10.0))
+    >>> U, S, V, _ = ls.svds(A, 2)
+    >>> bool((A @ V - S * U).norm() < 1e-10 * S[0])
+    True
+    """
+    name = "svds"
+    A = inputs.matrix(A)
+    checks.matrix(name, "A", A)
+    checks.dtype(name, "A.values", A.values)
+    m, n = A.shape
+    if checks.integer(name, "k", k, 1) > min(m, n):
+        raise ValueError(f"{name}: k must be at most min(m, n) = {min(m, n)}, got {k}")
+    checks.one_of(name, "which", which, ("largest", "smallest"))
+    options: dict[str, Any] = {"rtol": rtol, "maxiter": maxiter, "throw": throw}
+    if which == "largest":
+        pairs = eigsh(ops.block([[None, A], [A.T, None]]), k, which="largest", **options)
+        X = 2**0.5 * pairs.vectors.flip(-1)
+        U, V = X.split([m, n], -2)
+        return SingularTriplets(U, pairs.values.flip(-1), V, pairs)
+    wide = m < n
+    pairs = eigsh(ops.spgemm(A, A.T) if wide else ops.spgemm(A.T, A), k, **options)
+    S = pairs.values.clamp(min=0).sqrt().flip(-1)
+    if not bool((S.detach() > 0).all()):
+        raise ValueError(f"{name}: A does not have full rank, to half of the digits; shift it, or use which='largest'")
+    X = pairs.vectors.flip(-1)
+    Y = (A.T if wide else A) @ X / S.unsqueeze(-2)
+    return SingularTriplets(X, S, Y, pairs) if wide else SingularTriplets(Y, S, X, pairs)
