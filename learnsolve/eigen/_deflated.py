@@ -36,9 +36,14 @@ class Deflated(NamedTuple):
         """P X, P = I - U W^T: of vectors."""
         return torch.addmm(X, self.U, self.W.mT @ X, alpha=-1)
 
-    def into(self, R: Tensor) -> Tensor:
-        """P^T R: of residuals."""
+    def without_W(self, R: Tensor) -> Tensor:
+        """P^T R."""
         return torch.addmm(R, self.W, self.U.mT @ R, alpha=-1)
+
+    def into(self, R: Tensor) -> Tensor:
+        """P^T R of right-hand sides; zero where that is rounding, as of what depends on the space of U alone."""
+        P = self.without_W(R)
+        return P.where(P.norm(dim=0) > 1e3 * torch.finfo(R.dtype).eps * R.norm(dim=0), 0)
 
 
 def by_all_pairs(space: Deflated, others: Tensor, V: Tensor) -> Solve:
@@ -122,12 +127,11 @@ def by_minres(
     def solve(values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         def operator(X: Tensor) -> Tensor:
             X = space.out_of(X)
-            return space.into(A(X) - space.B(X) * values)
+            return space.without_W(A(X) - space.B(X) * values)
 
-        precondition = None if M is None else (lambda X: space.out_of(M(space.into(X))))
-        R = space.into(R)
+        precondition = None if M is None else (lambda X: space.out_of(M(space.without_W(X))))
         with quiet():
-            solution = minres(operator, R, M=precondition, rtol=space.rtol, maxiter=most)
+            solution = minres(operator, space.into(R), M=precondition, rtol=space.rtol, maxiter=most)
         Y = space.out_of(solution.x)
         # STAGNATED: what rounding errors leave is as good as the dtype allows.
         good = (Status.CONVERGED, Status.STAGNATED)

@@ -149,7 +149,7 @@ def _bordered(
 ) -> tuple[Tensor, Tensor]:
     """(Y, Z) with A Y - B Y H + W Z = R and W^T Y = S, S = 0 if not given."""
     if S is None:
-        S = R.new_zeros(H.shape)
+        S = R.new_zeros((*R.shape[:-2], *H.shape))
     return dispatch(_Bordered, (a, b, H, W, R, S), known, kind)
 
 
