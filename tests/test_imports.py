@@ -19,6 +19,7 @@ LAYERS = [
     ["nn"],
     ["preconditioners", "problems", "io"],
     ["solvers"],
+    ["eigen"],
     ["analysis", "collate", "evaluation", "petsc", "profiling", "testing"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],

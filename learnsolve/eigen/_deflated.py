@@ -130,9 +130,13 @@ def by_minres(
             return space.without_W(A(X) - space.B(X) * values)
 
         precondition = None if M is None else (lambda X: space.out_of(M(space.without_W(X))))
-        with quiet():
-            solution = minres(operator, space.into(R), M=precondition, rtol=space.rtol, maxiter=most)
-        Y = space.out_of(solution.x)
+        size = R.norm(dim=0)
+        size = size.where(size > 0, 1)
+        with quiet():  # to an accuracy relative to R, of which little may be outside of W
+            solution = minres(
+                operator, space.into(R) / size, M=precondition, rtol=0.0, atol=space.rtol, maxiter=most
+            )
+        Y = space.out_of(solution.x) * size
         # STAGNATED: what rounding errors leave is as good as the dtype allows.
         good = (Status.CONVERGED, Status.STAGNATED)
         left = torch.tensor([status not in good for status in solution.statuses], device=R.device)

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import Operation, add, dispatch
@@ -158,6 +159,10 @@ class _Bordered(Operation):
 
     @staticmethod
     def forward(a, b, H, W, R, S, known, kind):
+        if is_legacy_batchedtensor(R) or is_legacy_batchedtensor(S):
+            raise NotImplementedError(
+                "eigsh: is_grads_batched=True (vectorize=True) is not supported; use torch.func.jacrev"
+            )
         values, U = known.values, known.vectors
         G = U.mT @ R
         many = R.movedim(-2, 0).reshape(len(U), -1)  # of a batch of right-hand sides: more columns

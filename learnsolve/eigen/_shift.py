@@ -38,12 +38,17 @@ class Shifted:
             ) from None
 
     def on_vector(self, x: np.ndarray) -> np.ndarray:
-        return self.factor.solve(torch.from_numpy(x)).numpy()
+        # Without the warning that the matrix is nearly singular: near an eigenvalue that is on purpose.
+        return self._raw.solve(x, False)
+
+    @property
+    def _raw(self) -> Any:
+        return self.factor._all()[0].factor
 
     def on_block(self, X: Tensor) -> Tensor:
         made = self._triangles
         if made is None:
-            return self.factor.solve(X)
+            return torch.from_numpy(np.ascontiguousarray(self._raw.solve(X.numpy(), False)))
         upper, lower, before, after = made
         Y = ops.sptrsv(lower, X.index_select(0, before))
         return ops.sptrsv(upper, Y, lower=False, unit_diagonal=True).index_select(0, after)
@@ -53,7 +58,7 @@ class Shifted:
         """L^T and U^T of SuperLU, and where rows go before and after. It solves for one column after the
         other; the kernel of `sptrsv` loads an entry once for all. The matrix is symmetric, so it is the
         transpose of what L U is, and the arrays of L by columns are those of L^T by rows."""
-        made: Any = self.factor._all()[0].factor
+        made = self._raw
         if not isinstance(made, superlu.Factored):
             return None
         old, new = (slice(None), slice(None)) if made.order is None else (made.order.old, made.order.new)

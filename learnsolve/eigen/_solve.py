@@ -80,18 +80,22 @@ class Request:
 
 def solve(request: Request) -> tuple[Known, Eigenpairs]:
     method, why = request.choice()
+    if request.B is not None and not bool((request.B.diagonal() > 0).all()):
+        raise _not_definite(request.name)
     run = {"dense": _dense, "arpack": _arpack, "lobpcg": _lobpcg}[method]
     values, U, iterations, what, solver = run(request)
     like = request.A.values
     values, U = values.to(like), _signed(U).to(like)
     BU = request.times_B(U)
+    if request.B is not None and bool(((U * BU).sum(0) - 1).abs().max() > 0.1):  # NaN: other reasons
+        raise _not_definite(request.name)
     lengths = BU.norm(dim=0)
     residuals = (request.times_A(U) - BU * values).norm(dim=0) / lengths
     limit = _tolerance(request, values, BU) / lengths
     if method != "lobpcg":  # in float64 on the host
         limit = torch.maximum(limit, 100 * torch.finfo(like.dtype).eps * request.norm * torch.ones_like(limit))
     statuses = [
-        Status.CONVERGED if ok else Status.MAX_ITERATIONS if finite else Status.NON_FINITE
+        Status.CONVERGED if ok else Status.MAX_ITERATIONS if finite or method == "arpack" else Status.NON_FINITE
         for ok, finite in zip((residuals <= limit).tolist(), residuals.isfinite().tolist(), strict=True)
     ]
     apart = (values - values.unsqueeze(-1)).abs().fill_diagonal_(torch.inf)
@@ -185,7 +189,9 @@ def _above(q: Request, values: Tensor, space: Deflated) -> Solve:
 def _lobpcg(request: Request) -> Found:
     q = request
     n, k = q.A.shape[0], q.k
-    X = torch.randn(n, min(n, k + max(2, k // 4)), dtype=torch.float64, generator=torch.manual_seed(0))
+    # A few more than k: the last ones converge slowest. The same in every call.
+    columns, generator = min(n, k + max(2, k // 4)), torch.Generator("cpu").manual_seed(0)
+    X = torch.randn(n, columns, dtype=torch.float64, generator=generator, device="cpu")
     sign = 1 if q.which == "smallest" else -1
     M = as_preconditioner(q.name, "M", q.M, X.to(q.A.values))
     values, U, steps = lobpcg(
