@@ -12,7 +12,6 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-
 Sparse = scipy.sparse.csr_array
 # In an invariant subspace SciPy's ARPACK continues with random numbers, since 1.17 seeded by the system.
 SEEDED: dict[str, Any] = (
@@ -31,7 +30,7 @@ def lanczos(
 ) -> tuple[Tensor, Tensor, int]:
     """k values nearest to sigma, `inverse` being (A - sigma B)^-1, or the largest, `inverse` being B^-1;
     their vectors, and products. NaN in place of pairs that did not converge."""
-    n, count = A.shape[0], 0
+    n, count = len(A.indptr) - 1, 0
 
     def operator(apply: Callable[[Any], Any]) -> Any:
         def matvec(x: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ class Deflated(NamedTuple):
         return torch.addmm(R, self.W, self.U.mT @ R, alpha=-1)
 
     def into(self, R: Tensor) -> Tensor:
-        """P^T R of right-hand sides; zero where that is rounding, as of what depends on the space of U alone."""
+        """P^T R of right-hand sides; zero where it is rounding, as of what depends on the span of U alone."""
         P = self.without_W(R)
         return P.where(P.norm(dim=0) > 1e3 * torch.finfo(R.dtype).eps * R.norm(dim=0), 0)
 
@@ -129,12 +129,20 @@ def by_minres(
             X = space.out_of(X)
             return space.without_W(A(X) - space.B(X) * values)
 
-        precondition = None if M is None else (lambda X: space.out_of(M(space.without_W(X))))
+        def precondition(X: Tensor) -> Tensor:
+            assert M is not None
+            return space.out_of(M(space.without_W(X)))
+
         size = R.norm(dim=0)
         size = size.where(size > 0, 1)
         with quiet():  # to an accuracy relative to R, of which little may be outside of W
             solution = minres(
-                operator, space.into(R) / size, M=precondition, rtol=0.0, atol=space.rtol, maxiter=most
+                operator,
+                space.into(R) / size,
+                M=precondition if M else None,
+                rtol=0.0,
+                atol=space.rtol,
+                maxiter=most,
             )
         Y = space.out_of(solution.x) * size
         # STAGNATED: what rounding errors leave is as good as the dtype allows.

@@ -89,7 +89,8 @@ class _Eigen(Operation):
         if g_values is None and g_vectors is None:
             return None, None, None
         H, E = known.block(a, b, values, U)
-        X, within = None, None
+        X: Tensor | None = None
+        within: Tensor | None = None
         if g_values is not None:
             X = U * g_values
         if g_vectors is not None:
@@ -98,7 +99,7 @@ class _Eigen(Operation):
             C = F * G
             for _ in range(0 if E is None else _ORDERS):
                 C = F * (G - C @ E.mT + E.mT @ C)  # type: ignore[union-attr]
-            T, _ = _bordered(a, b, H.mT, W, g_vectors, None, known, "reverse")
+            T = _bordered(a, b, H.mT, W, g_vectors, None, known, "reverse")[0]
             X = add(X, U @ C - T)
             within = U @ torch.where(known.cluster, G, 0)
         assert X is not None
@@ -110,7 +111,7 @@ class _Eigen(Operation):
         return ga, gb, None
 
     @staticmethod
-    def jvp(ctx: Any, ta: Tensor | None, tb: Tensor | None, *_: Any):
+    def jvp(ctx: Any, ta: Tensor | None, tb: Tensor | None, _known: None):
         a, b, values, U = ctx.saved_tensors
         known: Known = ctx.known
         H, E = known.block(a, b, values, U)
@@ -121,11 +122,11 @@ class _Eigen(Operation):
             return torch.zeros_like(values), torch.zeros_like(U)
         N, F = U.mT @ D, known.inverse_gaps(values)
         C = F * N
-        for _ in range(0 if E is None else _ORDERS):
+        for _order in range(0 if E is None else _ORDERS):
             C = F * (N - C @ E + E @ C)  # type: ignore[operator]
         if dB is not None:
             C = C - torch.where(known.cluster, 0.5 * (U.mT @ dB), 0)
-        Y, _ = _bordered(a, b, H, known.times_B(b, U), -D, None, known, "forward")
+        Y = _bordered(a, b, H, known.times_B(b, U), -D, None, known, "forward")[0]
         return N.diagonal(), Y + U @ C
 
     @staticmethod

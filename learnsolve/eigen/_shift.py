@@ -33,8 +33,8 @@ class Shifted:
             if "singular" not in str(error) or kind == "cholesky":
                 raise
             raise ValueError(
-                f"{function}: A - sigma B is singular for sigma = {sigma:.6g}, which is an eigenvalue; pass a "
-                "number that is a little larger or smaller"
+                f"{function}: A - sigma B is singular for sigma = {sigma:.6g}, which is an eigenvalue; pass "
+                "a number that is a little larger or smaller"
             ) from None
 
     def on_vector(self, x: np.ndarray) -> np.ndarray:
@@ -63,9 +63,9 @@ class Shifted:
             return None
         old, new = (slice(None), slice(None)) if made.order is None else (made.order.old, made.order.new)
         n = made.lu.shape[0]
-        before = np.arange(n)[old][np.argsort(made.lu.perm_c)]
-        after = made.lu.perm_r[new]
-        return _by_rows(made.lu.L), _by_rows(made.lu.U), *(torch.from_numpy(t.astype(np.int64)) for t in (before, after))
+        before = torch.from_numpy(np.arange(n)[old][np.argsort(made.lu.perm_c)])
+        after = torch.from_numpy(made.lu.perm_r[new].astype(np.int64))
+        return _by_rows(made.lu.L), _by_rows(made.lu.U), before, after
 
 
 def _by_rows(T: Any) -> CSR:
@@ -87,7 +87,7 @@ def below_all(function: str, A: CSR, B: CSR | None, norm: float) -> Shifted:
         unit = 1.0 if B is None else _gershgorin(B)
     if not unit > 0:
         raise ValueError(
-            f"{function}: A is not positive semidefinite, and no bound of the eigenvalues of the pair is known; "
+            f"{function}: A is not positive semidefinite, and no bound of the eigenvalues is known; "
             "pass which=, a number below the smallest, or M="
         )
     return Shifted(function, A, B, lowest / unit + sigma)

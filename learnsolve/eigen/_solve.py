@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,68 +12,12 @@ from learnsolve.eigen._arpack import lanczos
 from learnsolve.eigen._deflated import Deflated, Solve, by_all_pairs, by_factor, by_minres
 from learnsolve.eigen._gradient import Known
 from learnsolve.eigen._lobpcg import lobpcg
+from learnsolve.eigen._memory import Memory
+from learnsolve.eigen._request import Request
 from learnsolve.eigen._shift import Shifted, below_all
 from learnsolve.eigen.eigenpairs import Eigenpairs
-from learnsolve.matrix.csr import CSR
-from learnsolve.ops.core.product import product
 from learnsolve.solvers.core.operators import as_preconditioner
-from learnsolve.solvers.core.report import users_frame
-from learnsolve.solvers.solution import ConvergenceWarning, SolverError, Status
-
-DENSE = 256  # up to this n all pairs of the dense matrix take milliseconds
-
-
-@dataclass
-class Request:
-    """A call of `eigsh` for one matrix, checked; A and B without a graph."""
-
-    name: str
-    A: CSR
-    B: CSR | None
-    k: int
-    which: str | float
-    M: Any
-    method: str
-    rtol: float | None
-    maxiter: int | None
-    throw: bool
-
-    def choice(self) -> tuple[str, str]:
-        """The method, and why."""
-        if self.method != "auto":
-            return self.method, "as requested"
-        if self.M is not None:
-            return "lobpcg", "for M"
-        n = self.A.shape[0]
-        if n <= DENSE:
-            return "dense", f"n is at most {DENSE}"
-        if 3 * self.k > n:
-            return "dense", "3 k > n"
-        if not self.A.values.is_cpu and isinstance(self.which, str):
-            return "lobpcg", "on a device"
-        return "arpack", "on the host"
-
-    def times_A(self, X: Tensor) -> Tensor:
-        return product(self.A.values, X, self.A.pattern, False)
-
-    def times_B(self, X: Tensor) -> Tensor:
-        return X if self.B is None else product(self.B.values, X, self.B.pattern, False)
-
-    def in_double(self) -> Request:
-        """On the host in float64."""
-
-        def moved(A: CSR) -> CSR:
-            return A.to("cpu", torch.float64)
-
-        B = None if self.B is None else moved(self.B)
-        return Request(**{**vars(self), "A": moved(self.A), "B": B})
-
-    @property
-    def norm(self) -> float:
-        """Of A in the maximum norm, in the units of eigenvalues."""
-        ones = self.A.values.new_ones(self.A.shape[1])
-        largest = float(product(self.A.values.abs(), ones, self.A.pattern, False).max())
-        return largest if self.B is None else largest / max(float(self.B.diagonal().mean()), 1e-300)
+from learnsolve.solvers.solution import Status
 
 
 def solve(request: Request) -> tuple[Known, Eigenpairs]:
@@ -93,15 +35,15 @@ def solve(request: Request) -> tuple[Known, Eigenpairs]:
     residuals = (request.times_A(U) - BU * values).norm(dim=0) / lengths
     limit = _tolerance(request, values, BU) / lengths
     if method != "lobpcg":  # in float64 on the host
-        limit = torch.maximum(limit, 100 * torch.finfo(like.dtype).eps * request.norm * torch.ones_like(limit))
-    statuses = [
-        Status.CONVERGED if ok else Status.MAX_ITERATIONS if finite or method == "arpack" else Status.NON_FINITE
-        for ok, finite in zip((residuals <= limit).tolist(), residuals.isfinite().tolist(), strict=True)
-    ]
+        limit = limit.clamp(min=100 * torch.finfo(like.dtype).eps * request.norm)
+    # ARPACK gives no pair where it did not converge: NaN.
+    broken = ~residuals.isfinite() & (method != "arpack")
+    codes = torch.where(residuals <= limit, 0, 1 + broken.long())
+    ends = (Status.CONVERGED, Status.MAX_ITERATIONS, Status.NON_FINITE)
+    statuses = [ends[code] for code in codes.tolist()]
     apart = (values - values.unsqueeze(-1)).abs().fill_diagonal_(torch.inf)
     pairs = Eigenpairs(values, U, residuals, statuses, apart.min(0).values, f"{what}: {why}", iterations)
-    known = _known(request, values, U, solver, pairs)
-    return known, pairs
+    return Memory(request, pairs, solver).known(), pairs
 
 
 def _tolerance(request: Request, values: Tensor, BX: Tensor) -> Tensor:
@@ -203,76 +145,8 @@ def _lobpcg(request: Request) -> Found:
     return values, U, steps, "LOBPCG", lambda space: by_minres(space, q.times_A, M, 2000)
 
 
-# --- what the derivatives know ---
-
-
 def _signed(U: Tensor) -> Tensor:
     """With the first of the largest entries of each column positive."""
     size = U.abs()
     at = (size >= 0.999 * size.max(0).values).to(torch.uint8).argmax(0)
-    return U * U.gather(0, at.unsqueeze(0)).sign().where(U.new_ones(()).bool(), U.new_ones(()))
-
-
-def _known(
-    request: Request, values: Tensor, U: Tensor, solver: Callable[[Deflated], Solve], pairs: Eigenpairs
-) -> Known:
-    eps = torch.finfo(values.dtype).eps
-    floor = 10 * eps * request.norm
-    close = torch.maximum(values[1:].abs(), values[:-1].abs()) * eps**0.5
-    close = torch.cat((values.new_zeros(1), close)).clamp(min=floor)
-    number = (values.diff(prepend=values[:1]) > close).cumsum(0)
-    cluster = number == number.unsqueeze(-1)
-    inner: list[Solve] = []
-
-    def deflated(at: Tensor, R: Tensor) -> tuple[Tensor, str]:
-        with torch.no_grad():
-            # As the eigenvectors: those of the dense and the factored methods were found in float64.
-            q = request.in_double() if pairs.method[:6] != "LOBPCG" else request
-            V = U.to(q.A.values)
-            if not inner:
-                inner.append(solver(Deflated(V, q.times_B(V), q.times_B, 1e-10 if eps < 1e-10 else 1e-5)))
-            Y, trouble = inner[0](at.to(V), R.to(V))
-            return Y.to(R), trouble
-
-    def say(text: str) -> None:
-        if request.throw:
-            raise ValueError(f"{request.name}: {text}")
-        warnings.warn(f"{request.name}: {text}", RuntimeWarning, stacklevel=users_frame())
-
-    def judge(kind: str, R: Tensor, G: Tensor, Y: Tensor, trouble: str) -> None:
-        scale = R.norm(dim=-2)
-        cut = (Y.norm(dim=-2) * torch.maximum(values.abs() * eps**0.5, values.new_tensor(floor)) > 0.1 * scale)
-        cut = cut & (scale > 0)
-        if kind and bool(cut.any()):
-            i = int(cut.reshape(-1, len(values)).any(0).nonzero()[0])
-            say(
-                f"the derivative of vector {i} is undefined: its value {float(values[i]):.6g} equals one that "
-                f"was not requested, to rounding, and the {len(values)} pairs cut a cluster; ask for more"
-            )
-        elif trouble:
-            if request.throw:
-                raise SolverError(request.name, pairs)  # type: ignore[arg-type]
-            warnings.warn(
-                f"{request.name}: a solve for the derivative did not converge: {trouble}",
-                ConvergenceWarning,
-                stacklevel=users_frame(),
-            )
-        if not kind:
-            return
-        turn = (G - G.mT if kind == "reverse" else G).abs()
-        off = cluster & ~torch.eye(len(values), dtype=torch.bool, device=cluster.device)
-        size = U.norm(dim=0).unsqueeze(-1) * scale.unsqueeze(-2)
-        turns = off & (turn > eps**0.4 * torch.maximum(size, size.mT))
-        if bool(turns.any()):
-            j, i = (int(t) for t in turns.reshape(-1, *off.shape).any(0).nonzero()[0])
-            i, j = min(i, j), max(i, j)
-            gap = abs(float(values[i] - values[j]))
-            say(
-                f"derivatives of single vectors are undefined in a cluster: values {i} and {j} differ by "
-                f"{gap:.2g}, {float(values[i]):.6g} being one of them, and the result depends on more than "
-                "the space of their vectors; use what is invariant, U U^T or a sum, or fewer pairs"
-            )
-
-    return Known(
-        request.A.pattern, None if request.B is None else request.B.pattern, values, U, cluster, deflated, judge
-    )
+    return U * torch.where(U.gather(0, at.unsqueeze(0)) < 0, -1, 1)

@@ -57,7 +57,7 @@ class Eigenpairs(NamedTuple):
         """One paragraph for an error message."""
         bad = [i for i, status in enumerate(self.statuses) if status is not Status.CONVERGED]
         return (
-            f"{self.status.name} in {len(bad)} of {len(self.statuses)} pairs, the first being {bad[:1]}, after "
+            f"{self.status.name} in {len(bad)} of {len(self.statuses)} pairs, the first is {bad[:1]}, after "
             f"{self.iterations} iterations of {self.method}; largest residual "
             f"{float(self.residual_norms.nan_to_num(torch.inf).max()):.3g}. {self.status}"
         )

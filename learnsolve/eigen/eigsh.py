@@ -91,7 +91,8 @@ def eigsh(
     batch = A.batch_shape if B is None else torch.broadcast_shapes(A.batch_shape, B.batch_shape)
 
     def one(a: Tensor, b: Tensor | None) -> Eigenpairs:
-        of_A, of_B = A.with_values(numbers(a)), None if b is None else B.with_values(numbers(b))
+        of_A = A.with_values(numbers(a))
+        of_B = None if b is None else B.with_values(numbers(b))  # type: ignore[union-attr]
         request = Request(name, of_A, of_B, k, which, M, method, rtol, maxiter, throw)
         with plain_tensors(), torch.no_grad():
             known, pairs = solve(request)
@@ -115,14 +116,17 @@ def eigsh(
 
 
 eigsh = outside_of_graphs(
-    eigsh, "eigsh: the number of steps depends on the data; call it outside of the graph, and use its results inside"
+    eigsh,
+    "eigsh: the number of steps depends on the data; call it outside of the graph, and use its results there",
 )
 
 
 def report(name: str, pairs: Eigenpairs, throw: bool) -> None:
     if throw:
-        raise SolverError(name, pairs)
-    text = f"{name}: did not converge: {pairs.status.name}. {pairs.status} (Eigenpairs.summary() has numbers.)"
+        raise SolverError(name, pairs)  # type: ignore[arg-type]
+    text = (
+        f"{name}: did not converge: {pairs.status.name}. {pairs.status} (Eigenpairs.summary() has numbers.)"
+    )
     warnings.warn(text, ConvergenceWarning, stacklevel=users_frame())
 
 

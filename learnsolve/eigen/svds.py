@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from learnsolve import ops
 from learnsolve.eigen.eigenpairs import SingularTriplets
 from learnsolve.eigen.eigsh import eigsh
@@ -74,7 +72,9 @@ def svds(
     pairs = eigsh(ops.spgemm(A, A.T) if wide else ops.spgemm(A.T, A), k, **options)
     S = pairs.values.clamp(min=0).sqrt().flip(-1)
     if not bool((S.detach() > 0).all()):
-        raise ValueError(f"{name}: A does not have full rank, to half of the digits; shift it, or use which='largest'")
+        raise ValueError(
+            f"{name}: A does not have full rank, to half of the digits; shift it, or use which='largest'"
+        )
     X = pairs.vectors.flip(-1)
     Y = (A.T if wide else A) @ X / S.unsqueeze(-2)
     return SingularTriplets(X, S, Y, pairs) if wide else SingularTriplets(Y, S, X, pairs)
