@@ -17,6 +17,7 @@ from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu
 from learnsolve.ops.indexing import permute
 from learnsolve.ops.kron import kron
 from learnsolve.ops.limits import set_buffer_pool_limit, set_plan_cache_limit
+from learnsolve.ops.lstsq import lstsq
 from learnsolve.ops.norm import norm
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.real_form import real_form
@@ -56,6 +57,7 @@ __all__ = [
     "ilut",
     "inverse_diagonal",
     "kron",
+    "lstsq",
     "mic0",
     "norm",
     "permute",

@@ -29,6 +29,8 @@ _TYPES = {"cholesky": 2, "ldlt": -2, "lu": 11}
 _ANALYZE, _FACTOR, _SOLVE, _FREE_NUMBERS, _FREE = 11, 22, 33, 0, -1
 _OUT_OF_MEMORY, _ZERO_PIVOT = (-2, -9, -10, -11), -4
 _IDLE = 8  # handles that an analysis keeps
+_WIDTH = 8  # columns that a thread solves at once
+_PARTS = 8  # into which PARDISO splits its work, for the same bits with any number of threads ("CNR mode")
 
 
 @functools.cache
@@ -49,7 +51,7 @@ class Pardiso:
     dtypes = (np.float32, np.float64)
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
-        self.kind, self.n = kind, structure.n
+        self.kind, self.n, self.structure = kind, structure.n, structure
         self.ordering = self.orderings["nested_dissection" if ordering == "auto" else ordering]
         indptr, indices = structure.indptr, structure.indices
         self.positions: np.ndarray | None = None
@@ -66,20 +68,29 @@ class Pardiso:
         if handle is None:
             handle = _Handle(self, data)
         handle.call(_FACTOR, data)
-        if self.kind == "lu" and known and not handle.reliable(data):
+        if self.kind == "lu" and known and not self._accurate(handle, data):
             # Its matching and scaling are those of another matrix.
             handle = _Handle(self, data)
             handle.call(_FACTOR, data)
-        if not handle.reliable(data):
+        if handle.parameters[13]:  # replaced pivots
             raise Unreliable
         return Factored(self, handle, data)
+
+    def _accurate(self, handle: _Handle, data: np.ndarray) -> bool:
+        """Is a residual about as small as rounding makes it?"""
+        A = self.structure.matrix(data)
+        b = A @ np.ones(self.n, data.dtype)
+        x = handle.call(_SOLVE, data, b)
+        size = (abs(A) @ np.abs(x)).max() + np.abs(b).max()
+        return bool(np.abs(A @ x - b).max() <= np.finfo(data.dtype).eps ** 0.75 * size)
 
     def _idle(self, dtype: np.dtype) -> _Handle | None:
         try:
             handle = self.idle.pop()
         except IndexError:
             return None
-        return handle if handle.dtype == dtype else None
+        fits = handle.dtype == dtype and handle.threads == torch.get_num_threads()
+        return handle if fits and handle.usable() else None
 
 
 class _Handle:
@@ -90,6 +101,7 @@ class _Handle:
         self.arrays = analysis.indptr, analysis.indices
         self.memory, self.parameters = np.zeros(64, np.int64), np.zeros(64, np.int32)
         self.lock = threading.Lock()
+        self.threads = torch.get_num_threads()  # it fails where a later phase has more
         lu = self.kind == "lu"
         for number, value in {
             1: 1,  # these, not the defaults
@@ -100,6 +112,7 @@ class _Handle:
             18: -1,  # counts the entries
             21: 1,  # pivots of order 2
             28: int(self.dtype == np.float32),
+            34: _PARTS,
             56: int(not lu),  # keeps the diagonal
         }.items():
             self.parameters[number - 1] = value
@@ -112,7 +125,7 @@ class _Handle:
         columns = 1 if b is None or b.ndim == 1 else b.shape[1]
         error, one = c_int32(0), byref(c_int32(1))
         with self.lock:
-            threads = mkl().MKL_Set_Num_Threads_Local(torch.get_num_threads())
+            threads = mkl().MKL_Set_Num_Threads_Local(self.threads)
             self.parameters[11] = 2 * transpose
             mkl().pardiso(
                 self.memory.ctypes.data_as(POINTER(c_int64)),
@@ -140,10 +153,6 @@ class _Handle:
             raise Unreliable(error.value)
         return x
 
-    def reliable(self, data: np.ndarray) -> bool:
-        """No pivot was replaced."""
-        return not self.parameters[13]
-
     def diagonal(self) -> np.ndarray:
         d, error = np.empty((2, self.n), self.dtype), c_int32(0)
         with self.lock:
@@ -155,8 +164,13 @@ class _Handle:
         return d[0]
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and self.memory.any():
+        if self.usable() and not sys.is_finalizing():
             self.call(_FREE, np.zeros(1, self.dtype))
+            self.memory[:] = 0
+
+    def usable(self) -> bool:
+        """Its memory is not free: the garbage collector may finalize it before the factor that holds it."""
+        return bool(self.memory.any())
 
 
 class Factored:
@@ -167,8 +181,20 @@ class Factored:
         self.entries = int(handle.parameters[17])
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
-        b = np.asfortranarray(b)
-        return self.handle.call(_SOLVE, self.data, b, transpose and self.kind == "lu")
+        transpose = transpose and self.kind == "lu"
+        if b.ndim == 1:
+            return self.handle.call(_SOLVE, self.data, np.ascontiguousarray(b), transpose)
+        # Columns are split among the threads, and the bits depend on how many each gets: always as many.
+        k = b.shape[1]
+        width = 1 if k < _WIDTH / 2 else _WIDTH * self.handle.threads
+        x = np.empty((len(b), k), b.dtype, "F")
+        part = np.zeros((len(b), width), b.dtype, "F")
+        for at in range(0, k, width):
+            columns = min(width, k - at)
+            part[:, :columns] = b[:, at : at + columns]
+            solution = self.handle.call(_SOLVE, self.data, part, transpose)
+            x[:, at : at + columns] = solution[:, :columns]
+        return x
 
     def determinant(self) -> tuple[float, float] | None:
         if self.kind == "lu":  # scaled
@@ -182,7 +208,7 @@ class Factored:
         return 0 if self.kind == "cholesky" else int(self.handle.parameters[22])
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if self.handle.usable() and not sys.is_finalizing():
             self.handle.call(_FREE_NUMBERS, self.data)
             self.analysis.idle.append(self.handle)
 
