@@ -51,8 +51,10 @@ def lanczos(
     eigsh: Any = scipy.sparse.linalg.eigsh
     try:
         values, vectors = eigsh(matrix, k, M=B, v0=start, tol=tol, maxiter=maxiter, **options, **SEEDED)
-    except scipy.sparse.linalg.ArpackNoConvergence as error:
-        values, vectors = (np.asarray(x) for x in (error.eigenvalues, error.eigenvectors))
+    except scipy.sparse.linalg.ArpackError as error:
+        # Not converged; or a space of few distinct values, which it cannot build a basis of.
+        values = np.asarray(getattr(error, "eigenvalues", ()))
+        vectors = np.asarray(getattr(error, "eigenvectors", np.empty((n, 0))))
     order = np.argsort(values)
     full, block = np.full(k, np.nan), np.full((n, k), np.nan)
     full[: len(order)], block[:, : len(order)] = values[order], vectors[:, order]

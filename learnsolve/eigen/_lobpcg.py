@@ -25,7 +25,7 @@ def lobpcg(
     A: Map, B: Map, M: Map | None, X: Tensor, k: int, tolerance: Callable[[Tensor, Tensor], Tensor], most: int
 ) -> tuple[Tensor, Tensor, int]:
     """The k smallest values, ascending, and their vectors, from the columns of X, at least k; and steps.
-    `tolerance(values, B X)` bounds the norms of the residuals."""
+    `tolerance(values, B X)` bounds the norms of the residuals. NaN where M gives no finite numbers."""
     X = orthonormal(X, B)[0]
     values, C = _ritz(X, A(X), X.shape[1])
     X, P = X @ C, X[:, :0]
@@ -36,14 +36,18 @@ def lobpcg(
         active = ~(norms <= tolerance(values[:k], BX))  # of NaN too
         if not bool(active[:k].any()) or step == most or not bool(norms.isfinite().all()):
             break
-        W = R[:, active]
-        W = _against(X, BX, W if M is None else M(W))
-        S = orthonormal(torch.cat((X, W, P), 1), B)[0]
+        W = R[:, active] if M is None else M(R[:, active])
+        if not bool(W.isfinite().all()):
+            values = values * torch.nan
+            break
+        Q = _against(X, BX, torch.cat((W, P), 1))
+        Q = orthonormal(Q, B)[0]
+        again = _against(X, BX, Q)  # for what rounding left: of a column in the span of X, all of it
+        Q = again[:, again.norm(dim=0) > 0.5 * Q.norm(dim=0)]
+        S = torch.cat((X, Q), 1)
         values, C = _ritz(S, A(S), X.shape[1])
-        new = S @ C
-        # The step: what the new iterates have beyond the old ones.
-        P = _against(X, BX, new)[:, active]
-        X = new
+        P = Q @ C[X.shape[1] :, active]  # what the new iterates have beyond the span of the old ones
+        X = S @ C
     return values[:k], X[:, :k], step
 
 
@@ -54,7 +58,5 @@ def _ritz(S: Tensor, AS: Tensor, m: int) -> tuple[Tensor, Tensor]:
 
 
 def _against(X: Tensor, BX: Tensor, Y: Tensor) -> Tensor:
-    """Y without its components along X, twice for rounding."""
-    for _ in range(2):
-        Y = Y - X @ (BX.mT @ Y)
-    return Y
+    """Y without its components along X."""
+    return torch.addmm(Y, X, BX.mT @ Y, alpha=-1)

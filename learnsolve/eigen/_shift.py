@@ -29,6 +29,10 @@ class Shifted:
             S = ops.add(A, ops.eye(A.shape[0], dtype=A.dtype) if B is None else B, beta=-sigma)
         try:
             self.factor = factorize(S, kind=kind)
+        except MemoryError:
+            raise MemoryError(
+                f"{function}: out of memory while factoring A - sigma B; pass a preconditioner, M="
+            ) from None
         except ValueError as error:
             if "singular" not in str(error) or kind == "cholesky":
                 raise
