@@ -141,7 +141,9 @@ def _check(
         checks.square(name, key, matrix.shape)
         check_numbers(name, matrix)
         if not matrix.values.numel() and matrix.batch_shape.numel() != 1:
-            raise ValueError(f"{name}: {key} is an empty batch of shape {tuple(matrix.batch_shape)}; leave it out")
+            raise ValueError(
+                f"{name}: {key} is an empty batch of shape {tuple(matrix.batch_shape)}; leave it out"
+            )
         if mapped(matrix.values):
             raise _no_vmap()
         with plain_tensors():
