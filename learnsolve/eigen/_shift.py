@@ -28,7 +28,8 @@ class Shifted:
         if sigma:
             S = ops.add(A, ops.eye(A.shape[0], dtype=A.dtype) if B is None else B, beta=-sigma)
         try:
-            self.factor = factorize(S, kind=kind)
+            # Itself, without the warning that A is nearly singular: near an eigenvalue that is on purpose.
+            self._factor: Any = factorize(S, kind=kind)._all()[0].factor
         except MemoryError:
             raise MemoryError(
                 f"{function}: out of memory while factoring A - sigma B; pass a preconditioner, M="
@@ -42,17 +43,12 @@ class Shifted:
             ) from None
 
     def on_vector(self, x: np.ndarray) -> np.ndarray:
-        # Without the warning that the matrix is nearly singular: near an eigenvalue that is on purpose.
-        return self._raw.solve(x, False)
-
-    @property
-    def _raw(self) -> Any:
-        return self.factor._all()[0].factor
+        return self._factor.solve(x, False)
 
     def on_block(self, X: Tensor) -> Tensor:
         made = self._triangles
         if made is None:
-            return torch.from_numpy(np.ascontiguousarray(self._raw.solve(X.numpy(), False)))
+            return torch.from_numpy(np.ascontiguousarray(self._factor.solve(X.numpy(), False)))
         upper, lower, before, after = made
         Y = ops.sptrsv(lower, X.index_select(0, before))
         return ops.sptrsv(upper, Y, lower=False, unit_diagonal=True).index_select(0, after)
@@ -62,7 +58,7 @@ class Shifted:
         """L^T and U^T of SuperLU, and where rows go before and after. It solves for one column after the
         other; the kernel of `sptrsv` loads an entry once for all. The matrix is symmetric, so it is the
         transpose of what L U is, and the arrays of L by columns are those of L^T by rows."""
-        made = self._raw
+        made = self._factor
         if not isinstance(made, superlu.Factored):
             return None
         old, new = (slice(None), slice(None)) if made.order is None else (made.order.old, made.order.new)
