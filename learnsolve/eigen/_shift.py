@@ -79,7 +79,7 @@ def below_all(function: str, A: CSR, B: CSR | None, norm: float) -> Shifted:
     Gershgorin's theorem or by its Cholesky factor; else below Gershgorin's bound. `norm`: of the largest."""
     lowest = _gershgorin(A)
     sigma = -(torch.finfo(A.dtype).eps ** 0.5) * max(norm, 1e-300)
-    if lowest >= 0:
+    if lowest >= (0.5 * sigma if B is None else 0):
         return Shifted(function, A, B, sigma)
     try:
         return Shifted(function, A, B, sigma, "cholesky")

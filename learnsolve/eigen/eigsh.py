@@ -15,7 +15,7 @@ from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.plain import numbers, outside_of_graphs, plain_tensors
 from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.preconditioners.base import check_finite, check_numbers
-from learnsolve.solvers.core.arguments import check_symmetric
+from learnsolve.solvers.core.arguments import _learns, check_symmetric
 from learnsolve.solvers.core.gradient import mapped
 from learnsolve.solvers.core.report import users_frame
 from learnsolve.solvers.solution import ConvergenceWarning, SolverError
@@ -174,6 +174,12 @@ def _check(
     checks.flag(name, "throw", throw)
     if M is not None:
         check_symmetric(name, M)
+        sources = (A.values,) if B is None else (A.values, B.values)
+        if torch.is_grad_enabled() and _learns(M, sources):
+            raise ValueError(
+                f"{name}: M requires grad, but eigenpairs do not depend on it; make it of detached tensors, "
+                "or call eigsh under torch.no_grad()"
+            )
         if method not in ("auto", "lobpcg"):
             raise ValueError(f'{name}: M belongs to method="lobpcg", got method={method!r}; leave M out')
         if not isinstance(which, str):

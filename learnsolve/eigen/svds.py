@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from learnsolve import ops
 from learnsolve.eigen.eigenpairs import SingularTriplets
 from learnsolve.eigen.eigsh import eigsh
 from learnsolve.matrix import checks, inputs
+from learnsolve.matrix.plain import numbers
 
 
 def svds(
@@ -35,7 +39,7 @@ def svds(
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as `eigsh`; for "smallest" if A does not have full rank, to half of the digits.
+        as `eigsh`; if one of the singular values is zero to rounding, for "smallest" to half of the digits.
 
     Notes
     -----
@@ -65,16 +69,23 @@ def svds(
     options: dict[str, Any] = {"rtol": rtol, "maxiter": maxiter, "throw": throw}
     if which == "largest":
         pairs = eigsh(ops.block([[None, A], [A.T, None]]), k, which="largest", **options)
-        X = 2**0.5 * pairs.vectors.flip(-1)
+        S, X = pairs.values.flip(-1), 2**0.5 * pairs.vectors.flip(-1)
+        _check_rank(S, 100 * torch.finfo(S.dtype).eps)
         U, V = X.split([m, n], -2)
-        return SingularTriplets(U, pairs.values.flip(-1), V, pairs)
+        return SingularTriplets(U, S, V, pairs)
     wide = m < n
     pairs = eigsh(ops.spgemm(A, A.T) if wide else ops.spgemm(A.T, A), k, **options)
     S = pairs.values.clamp(min=0).sqrt().flip(-1)
-    if not bool((S.detach() > 0).all()):
-        raise ValueError(
-            f"{name}: A does not have full rank, to half of the digits; shift it, or use which='largest'"
-        )
+    _check_rank(S, 0.0)
     X = pairs.vectors.flip(-1)
     Y = (A.T if wide else A) @ X / S.unsqueeze(-2)
     return SingularTriplets(X, S, Y, pairs) if wide else SingularTriplets(Y, S, X, pairs)
+
+
+def _check_rank(S: Tensor, rounding: float) -> None:
+    """The vectors of singular values that are zero are not those of the symmetric matrix."""
+    if bool((numbers(S) <= rounding * numbers(S).amax(-1, keepdim=True)).any()):
+        raise ValueError(
+            "svds: some of the requested singular values are zero to rounding; ask for fewer, or use "
+            "torch.linalg.svd(A.to_dense())"
+        )
