@@ -32,6 +32,7 @@ SECTIONS = (
         "front_door",
         "eigen",
         "multigrid",
+        "direct",
         "loops",
         "batches",
         "busy",

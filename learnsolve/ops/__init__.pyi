@@ -50,6 +50,7 @@ __all__ = [
     "ilut",
     "inverse_diagonal",
     "kron",
+    "lstsq",
     "mic0",
     "norm",
     "permute",
@@ -119,6 +120,9 @@ def ilut(
 ) -> IncompleteLU: ...
 def inverse_diagonal(A: MatrixLike) -> Tensor: ...
 def kron(A: MatrixLike, B: MatrixLike) -> CSR: ...
+def lstsq(
+    A: MatrixLike, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | None = None
+) -> Tensor: ...
 def mic0(
     A: MatrixLike,
     *,

@@ -34,8 +34,6 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     ValueError
         if shapes do not fit; without `damp`, if the columns of A depend on each other (always if m < n); if a
         weight is not positive, or values are not finite.
-    TypeError
-        if dtypes or devices do not fit.
 
     Notes
     -----
@@ -44,10 +42,9 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     .. math:: \begin{pmatrix} \alpha I & B \\ B^T & -\mathtt{damp}^2 / \alpha\, I \end{pmatrix}
               \begin{pmatrix} s \\ x \end{pmatrix} = \begin{pmatrix} W^{1/2} b \\ 0 \end{pmatrix}
 
-    is solved, which does not square the condition number, as the normal equations do. Gradient: for A's values,
-    b, damp and weight, to any order; forward mode, vmap, `torch.compile`. Cost: a factorization of order m + n
-    and, for a backward, two triangular solves. `solvers.lsqr` and `lsmr` need only O(nnz), and find the
-    solution of minimum norm where columns depend on each other.
+    is solved. Gradient: for A's values, b, damp and weight, to any order; forward mode, vmap,
+    `torch.compile`. Cost: a factorization of order m + n; for a backward, two triangular solves.
+    `solvers.lsqr` needs O(nnz), and finds the solution of minimum norm where columns depend on each other.
 
     Source: Saunders, "Cholesky-based methods for sparse least squares: the benefits of regularization", in
     Linear and Nonlinear Conjugate Gradient-Related Methods, SIAM (1996).
@@ -86,8 +83,8 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
         if readable(weight) and not bool((weight > 0).all()):
             i = int((~(weight > 0)).nonzero()[0])
             raise ValueError(
-                f"{name}: weight must be positive, got {weight[i].item()} in row {i}; leave out rows that do not "
-                "count"
+                f"{name}: weight must be positive, got {weight[i].item()} in row {i}; leave out rows that do "
+                "not count"
             )
         root = weight.sqrt()
         A, b = scale_rows(A, root), b * (root if vector else root.unsqueeze(-1))
@@ -115,7 +112,7 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
 
 
 def _augmented(P: SparsityPattern, damped: bool) -> tuple[SparsityPattern, Tensor]:
-    """The pattern of the augmented matrix, and which of its entries comes first: of I, B, B^T and the corner."""
+    """The pattern of the augmented matrix, and where its entries are in those of I, B, B^T and the corner."""
     m, n = P.shape
     first, last = (torch.arange(k, device=P.device) for k in (m, n if damped else 0))
     rows = torch.cat((first, P.row_indices, P.col_indices + m, last + m))
@@ -123,5 +120,5 @@ def _augmented(P: SparsityPattern, damped: bool) -> tuple[SparsityPattern, Tenso
     order = torch.argsort(rows.long() * (m + n) + columns)
     counts = torch.bincount(rows, minlength=m + n)
     crow = torch.cat((counts.new_zeros(1), counts.cumsum(0)))
-    arrays = (t.to(P.dtype) for t in (crow, columns[order]))
-    return SparsityPattern._trusted(*arrays, (m + n, m + n)), order
+    crow, columns = crow.to(P.dtype), columns[order].to(P.dtype)
+    return SparsityPattern._trusted(crow, columns, (m + n, m + n)), order

@@ -38,9 +38,9 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     a sampled product. `ls.factorize` keeps them for later calls.
 
     Cost: one factorization per matrix of the batch, in A's precision, on the host; then 2 flops per entry
-    of the factors and column of b. The analysis of the pattern is kept for its next matrix. docs/direct.md has
-    libraries, orderings, pivoting and memory. A nearly singular matrix is accepted: the relative error is about its condition number times the unit roundoff, and a
-    RuntimeWarning says when rounding errors in A x are about as large as b.
+    of the factors and column of b. The pattern keeps the analysis for its next matrix (docs/direct.md). A
+    nearly singular matrix is accepted: the relative error is about its condition number times the unit
+    roundoff, and a RuntimeWarning says when rounding errors in A x are about as large as b.
 
     Source: Demmel et al., "A supernodal approach to sparse partial pivoting", SIAM J. Matrix Anal. Appl. 20
     (1999).

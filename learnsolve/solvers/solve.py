@@ -57,8 +57,8 @@ def solve(
     b : Tensor or NumPy array, shape (m,) or (..., m, k), of A's dtype and device
     rtol, atol : the tolerance, :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
     maxiter : int, of each attempt; if not given, what Notes say, or the method's own limit
-    method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr"; or the factors of
-        A, `ls.factorize(A)`
+    method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr"; or factors
+        of A, `ls.factorize(A)`
     M : "auto"; None; or a preconditioner, as for the method
     null_space : "auto": "constants" if all rows and columns of A sum to zero; None; or the null space of a
         singular A, as for `cg`
@@ -95,10 +95,10 @@ def solve(
     A, b = inputs.operands("solve", A, b)
     checks.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
     check_b("solve", b)
-    factors = method if isinstance(method, Factorization) else None
-    if factors is not None:
+    factors = None
+    if isinstance(method, Factorization):
+        factors, method = method, "direct"
         _check_factors(factors, A)
-        method = "direct"
     checks.one_of("solve", "method", method, ("auto", "direct", *METHODS))
     if mapped(A.values):
         raise NotImplementedError(
@@ -225,8 +225,8 @@ def _check_factors(F: Factorization, A: CSR) -> None:
     same = F.A is A or (equal(F.A.pattern, A.pattern) and torch.equal(numbers(F.A.values), numbers(A.values)))
     if not same:
         raise ValueError(
-            "solve: method has the factors of another matrix; call method.refactorize(A.values), or use them as "
-            "a preconditioner, ls.solve(A, b, method=\"gmres\", M=F)"
+            "solve: method has the factors of another matrix; call method.refactorize(A.values), or use them "
+            'as a preconditioner, ls.solve(A, b, method="gmres", M=F)'
         )
 
 

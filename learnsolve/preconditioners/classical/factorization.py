@@ -13,9 +13,9 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.plain import numbers
 from learnsolve.matrix.unchanged import version
-from learnsolve.ops.core.direct.backend import KINDS, ORDERINGS, Request
-from learnsolve.ops.core.direct.choice import BACKENDS, check_request
-from learnsolve.ops.core.direct.factors import Factored, Factors, determinant
+from learnsolve.ops.core.direct.backend import Request
+from learnsolve.ops.core.direct.choice import checked
+from learnsolve.ops.core.direct.factors import Factored, Factors, logdet
 from learnsolve.ops.core.direct.solve import (
     check_matrix,
     check_right_hand_side,
@@ -39,13 +39,13 @@ def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: st
 
     Returns
     -------
-    Factorization: ``F.solve(b)``, ``F.refactorize(values)``, ``F.logdet``, ...; it is an M of solvers as well.
+    Factorization: ``F.solve(b)``, ``F.refactorize(values)``, ``F.logdet``, ...; also an M of solvers.
 
     Raises
     ------
     ValueError
-        if A is singular, or for its kind not symmetric or not positive definite (the message names the row);
-        if the library does not have the kind, ordering or dtype.
+        if A is singular, or for its kind not symmetric or not positive definite (the message names the
+        row); if the library does not have the kind, ordering or dtype.
     ImportError, NotImplementedError
         if the library is not installed; for backend="cudss" and under `torch.compile`.
     MemoryError
@@ -92,7 +92,7 @@ class Factorization(Preconditioner):
     >>> F.solve(b), F.T.solve(b)
     (tensor([1., 2.]), tensor([2.0000, 1.5000]))
     >>> F
-    Factorization(lu by superlu, shape=(2, 2), nnz=3, fill=1.67, dtype=float32, device=cpu)
+    Factorization(lu by superlu, shape=(2, 2), nnz=3, fill=2, dtype=float32, device=cpu)
     >>> F.logdet
     tensor(2.0794)
     """
@@ -102,16 +102,12 @@ class Factorization(Preconditioner):
     def __init__(self, A: CSR, *, kind: str = "auto", backend: str = "auto", ordering: str = "auto"):
         if torch.compiler.is_dynamo_compiling():
             raise NotImplementedError(
-                "factorize: cannot be traced by torch.compile; call it outside and use what it returns inside, "
-                "or call spsolve, whose backward reuses the factors of the forward"
+                "factorize: cannot be traced by torch.compile; call it outside and use what it returns "
+                "inside, or call spsolve, whose backward reuses the factors of the forward"
             )
         check_matrix("factorize", A)
-        checks.one_of("factorize", "kind", kind, ("auto", *KINDS))
-        checks.one_of("factorize", "backend", backend, ("auto", *BACKENDS, "cudss"))
-        checks.one_of("factorize", "ordering", ordering, ORDERINGS)
-        self._request = Request(kind, backend, ordering)
+        self._request = checked("factorize", Request(kind, backend, ordering), A.dtype)
         self._how = " ".join(self._request)  # in compiled code
-        check_request("factorize", self._request, A.dtype)
         self._factor_values(A)
 
     def _factor_values(self, A: CSR) -> None:
@@ -125,13 +121,15 @@ class Factorization(Preconditioner):
             self._all()
             self._factors.share()
         self.seconds = time.perf_counter() - start
+        if has_numbers(A.values):  # now: a graph that is traced later cannot read it
+            self._symmetric = symmetry("factorize", A, None)
 
     def _all(self) -> list[Factored]:
         """The factors of all matrices."""
         return self._factors.of(self.A.pattern, matrices(numbers(self.A.values)))
 
     def refactorize(self, values: Tensor) -> Factorization:
-        """The factors of the matrix with other values, (..., nnz), on the same pattern, in place of these: the
+        """Factors of the matrix with other values, (..., nnz), on the same pattern, in place of these: the
         analysis is kept. Graphs of earlier solves keep the earlier factors. Returns itself."""
         checks.same_kind("refactorize", "values", values, self.A.values)
         if values.shape[-1:] != (self.A.nnz,):
@@ -144,8 +142,8 @@ class Factorization(Preconditioner):
         return self
 
     def solve(self, b: Tensor, *, transpose: bool = False) -> Tensor:
-        """A^-1 b or A^-T b for b (n,) or (..., n, k), as `ops.spsolve`: differentiable in the values of A and
-        in b, to any order."""
+        """A^-1 b or A^-T b, for b (n,) or (..., n, k), as `ops.spsolve`: differentiable in the values of A
+        and in b, to any order."""
         A = self.A
         check_right_hand_side("factorize", A, b)
         checks.flag("factorize", "transpose", transpose)
@@ -154,12 +152,14 @@ class Factorization(Preconditioner):
             return solved(A.values, b, A.pattern, transpose, self._how)
         if A.values is not self._values or (self._version >= 0 and version(A.values) != self._version):
             raise RuntimeError(
-                "factorize: the values of A were changed after it was factored; call F.refactorize(A.values), "
-                "or factor a copy, factorize(A.clone())"
+                "factorize: the values of A were changed after it was factored; call "
+                "F.refactorize(A.values), or factor a copy, factorize(A.clone())"
             )
         return solved(A.values, b, A.pattern, transpose, self._factors)
 
-    forward = solve
+    def forward(self, r: Tensor) -> Tensor:
+        """`solve`."""
+        return self.solve(r)
 
     def _solved_for(self, A: CSR, b: Tensor) -> Tensor:
         """The solution, differentiable in the values of an A that is equal to that of these factors."""
@@ -197,7 +197,7 @@ class Factorization(Preconditioner):
 
     @property
     def logdet(self) -> Tensor:
-        logs = [determinant(f)[1] for f in self._all()] or [0.0] * self.batch_shape.numel()
+        logs = [logdet(f) for f in self._all()] or [0.0] * self.batch_shape.numel()
         return self.A.values.new_tensor(logs).reshape(self.batch_shape)
 
     @property
@@ -215,6 +215,9 @@ class Factorization(Preconditioner):
             counts.append((n - negative, negative, 0))
         counts = counts or [(0, 0, 0)] * self.batch_shape.numel()
         return torch.tensor(counts, device=self.A.device).reshape(*self.batch_shape, 3)
+
+    def _converted(self, **kind: Any) -> Factorization:
+        return _again(self.A.to(**kind), self._request)
 
     def __reduce__(self):
         return _again, (self.A, self._request)

@@ -1,6 +1,6 @@
-"""What a library for direct solves has to offer: an `Analysis` of a pattern, which makes a `Factor` per matrix.
+"""What a library for direct solves offers: an `Analysis` of a pattern, which makes a `Factor` per matrix.
 
-A pattern keeps its analyses (`choice.py`), so that further matrices on it are factored faster. A factor never
+A pattern keeps its analyses (`Structure`), so that further matrices on it are factored faster. A factor never
 changes: a graph that holds it differentiates through it after the analysis has made others.
 """
 
@@ -29,6 +29,9 @@ class Request(NamedTuple):
     ordering: str = "auto"
 
 
+AUTO = Request()
+
+
 class Factor(Protocol):
     """The factors of one matrix A.
 
@@ -40,14 +43,16 @@ class Factor(Protocol):
 
     backend: str
     kind: str
-    entries: int
+
+    @property
+    def entries(self) -> int: ...
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
         """A^-1 b or A^-T b, for b (n,) or (n, k)."""
         ...
 
-    def determinant(self) -> tuple[float, float] | None:
-        """Sign and logarithm of the absolute value; None if the factors do not tell."""
+    def logdet(self) -> float | None:
+        """log |det A|; None if the factors do not tell."""
         ...
 
     def negative(self) -> int | None:
@@ -67,7 +72,7 @@ class Analysis(Protocol):
     name: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
     orderings: ClassVar[dict[str, Any]]
-    dtypes: ClassVar[tuple[type, ...]]
+    dtypes: ClassVar[tuple[str, ...]]
 
     def __init__(self, structure: Structure, kind: str, ordering: str): ...
 
@@ -96,8 +101,8 @@ class Unreliable(Exception):
 class Structure:
     """A pattern on the host, as C ints, and what libraries keep of it.
 
-    `fault`: why every matrix on it is singular, empty if not. SuperLU breaks down on some of them, in calls of
-    BLAS with invalid sizes.
+    `fault`: why every matrix on it is singular, empty if not. SuperLU breaks down on some of them, in calls
+    of BLAS with invalid sizes.
     """
 
     def __init__(self, crow: torch.Tensor, col: torch.Tensor, shape: tuple[int, int]):

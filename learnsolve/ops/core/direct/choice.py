@@ -1,9 +1,9 @@
 """Which library factors a matrix, and as what.
 
-The rule of "auto": below `SMALL` rows SuperLU. From there on PARDISO if it is installed, for symmetric matrices
-with a positive diagonal Cholesky, then LDL^T if that finds a pivot that is not positive; for other symmetric
-ones LDL^T; for the rest LU. Without PARDISO, CHOLMOD if it is installed and the Cholesky factorization
-succeeds, and SuperLU's LU for everything else, and for matrices in which PARDISO has to replace pivots.
+The rule of "auto": below `SMALL` rows SuperLU's LU. From there on PARDISO, if it is installed: Cholesky for
+symmetric matrices with a positive diagonal, LDL^T for other symmetric ones and where Cholesky meets a pivot
+that is not positive, LU for the rest. Without it CHOLMOD, if it is installed and its Cholesky factorization
+succeeds. SuperLU for everything else, and where PARDISO has to replace pivots.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 
+from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.direct import cholmod, pardiso
 from learnsolve.ops.core.direct.backend import (
+    KINDS,
+    ORDERINGS,
     Analysis,
     Factor,
     NotDefinite,
@@ -30,7 +32,7 @@ from learnsolve.ops.core.direct.pardiso import Pardiso
 from learnsolve.ops.core.direct.superlu import SuperLU
 from learnsolve.ops.core.symmetry import _equal, _in_one_pass, symmetric_pattern
 
-SMALL = 4_000  # rows: below, SuperLU takes less time than an analysis by PARDISO
+SMALL = 4_000  # rows: below, SuperLU takes no more time than an analysis by PARDISO
 BACKENDS: dict[str, type[Analysis]] = {"pardiso": Pardiso, "cholmod": Cholmod, "superlu": SuperLU}
 EXTRAS = {"pardiso": "pypardiso", "cholmod": "scikit-sparse"}
 
@@ -52,9 +54,15 @@ def available() -> list[str]:
     return [name for name in BACKENDS if not missing(name)]
 
 
-def check_request(function: str, how: Request, dtype: torch.dtype) -> None:
-    """Before anything is factored: what was asked for exists."""
+def checked(function: str, how: Request, dtype: torch.dtype) -> Request:
+    """What was asked for, if it exists."""
     kind, backend, ordering = how
+    for name, value, values in (
+        ("kind", kind, ("auto", *KINDS)),
+        ("backend", backend, ("auto", *BACKENDS, "cudss")),
+        ("ordering", ordering, ORDERINGS),
+    ):
+        checks.one_of(function, name, value, values)
     if backend == "cudss":
         raise NotImplementedError(
             f'{function}: backend="cudss" (NVIDIA cuDSS, factors on the device) is declared, but does not '
@@ -63,27 +71,27 @@ def check_request(function: str, how: Request, dtype: torch.dtype) -> None:
     if backend == "auto":
         if ordering != "auto" and not any(ordering in BACKENDS[name].orderings for name in available()):
             raise ValueError(
-                f'{function}: ordering="{ordering}" needs PARDISO or CHOLMOD; install learnsolve[pardiso], or '
-                'use ordering="auto"'
+                f'{function}: ordering="{ordering}" needs PARDISO or CHOLMOD; install learnsolve[pardiso], '
+                'or use ordering="auto"'
             )
-        return
+        return how
     if why := missing(backend):
         raise ImportError(
             f'{function}: backend="{backend}" needs {EXTRAS[backend]} ({why}); install '
             f'learnsolve[{backend}], or use backend="auto"'
         )
-    chosen = BACKENDS[backend]
-    name = str(dtype).removeprefix("torch.")
+    chosen, name = BACKENDS[backend], str(dtype).removeprefix("torch.")
     for what, value, values in (
         ("kind", kind, chosen.kinds),
         ("ordering", ordering, tuple(chosen.orderings)),
-        ("a matrix of dtype", name, tuple(np.dtype(t).name for t in chosen.dtypes)),
+        ("a matrix of dtype", name, chosen.dtypes),
     ):
         if value != "auto" and value not in values:
             raise ValueError(
                 f'{function}: backend="{backend}" takes {what} {" or ".join(values)}, got {value}; use '
                 'backend="auto"'
             )
+    return how._replace(kind=chosen.kinds[0]) if len(chosen.kinds) == 1 else how
 
 
 def symmetric(P: SparsityPattern, data: torch.Tensor) -> bool:
@@ -93,7 +101,7 @@ def symmetric(P: SparsityPattern, data: torch.Tensor) -> bool:
 
 
 def factor(P: SparsityPattern, data: torch.Tensor, how: Request) -> Factor:
-    """The factors of the matrix with finite values `data`, (nnz,) on the host. Raises as `Analysis.factor`."""
+    """The factors of the matrix with finite values `data`, on the host; raises as `Analysis.factor`."""
     indefinite: NotDefinite | None = None
     for kind, backend in _plan(P, data, how):
         if kind == "cholesky" and indefinite is not None:
@@ -133,7 +141,7 @@ def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tupl
                 kinds = ["cholesky", *kinds]
     for k in kinds:
         for name in names:
-            if k in BACKENDS[name].kinds and data.numpy().dtype in BACKENDS[name].dtypes:
+            if k in BACKENDS[name].kinds and data.numpy().dtype.name in BACKENDS[name].dtypes:
                 yield k, name
-    if "superlu" not in names:
+    if "superlu" not in names:  # it decides what no other could
         yield kinds[-1], "superlu"

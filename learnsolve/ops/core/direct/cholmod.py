@@ -7,7 +7,7 @@ and update/downdate", ACM Trans. Math. Softw. 35 (2008).
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse
@@ -18,7 +18,7 @@ from learnsolve.ops.core.direct.backend import NotDefinite, Structure
 @functools.cache
 def library() -> Any:
     """ImportError where it is missing, or another version."""
-    from sksparse import cholmod
+    from sksparse import cholmod  # type: ignore[import-not-found]
 
     if not hasattr(cholmod, "analyze"):
         raise ImportError("scikit-sparse 0.5 and later are not supported; install scikit-sparse<0.5")
@@ -26,10 +26,14 @@ def library() -> Any:
 
 
 class Cholmod:
-    name = "cholmod"
-    kinds = ("cholesky",)
-    orderings = {"minimum_degree": "amd", "nested_dissection": "metis", "natural": "natural"}  # noqa: RUF012
-    dtypes = (np.float64,)
+    name: ClassVar[str] = "cholmod"
+    kinds: ClassVar[tuple[str, ...]] = ("cholesky",)
+    orderings: ClassVar[dict[str, Any]] = {
+        "minimum_degree": "amd",
+        "nested_dissection": "metis",
+        "natural": "natural",
+    }
+    dtypes: ClassVar[tuple[str, ...]] = ("float64",)
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
         arrays = np.zeros(structure.nnz), structure.indices, structure.indptr
@@ -52,20 +56,24 @@ class Cholmod:
 
 
 class Factored:
-    backend, kind = "cholmod", "cholesky"
+    backend: str = "cholmod"
+    kind: str = "cholesky"
 
     def __init__(self, factor: Any):
         self.factor = factor
+        self._entries = 0
 
-    @functools.cached_property
+    @property
     def entries(self) -> int:
-        return int(self.factor.L().nnz)
+        if not self._entries:  # L is copied
+            self._entries = int(self.factor.L().nnz)
+        return self._entries
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
         return self.factor.solve_A(b)
 
-    def determinant(self) -> tuple[float, float]:
-        return 1.0, float(self.factor.logdet())
+    def logdet(self) -> float:
+        return float(self.factor.logdet())
 
     def negative(self) -> int:
         return 0

@@ -21,6 +21,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.core.direct import choice
 from learnsolve.ops.core.direct.backend import (
+    AUTO,
     LARGEST,
     Factor,
     NotDefinite,
@@ -52,7 +53,7 @@ class Factors:
 
     __slots__ = ("__weakref__", "_factored", "function", "how")
 
-    def __init__(self, function: str, how: Request = Request()):
+    def __init__(self, function: str, how: Request = AUTO):
         self.function, self.how = function, how
         self._factored: list[tuple[SparsityPattern, Tensor, list[Factored]]] = []
 
@@ -156,7 +157,8 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
         return []
     if fault := structure(P).fault:
         raise ValueError(
-            f"{function}: A is structurally singular: {fault}; remove that row and column, or add entries there"
+            f"{function}: A is structurally singular: {fault}; remove that row and column, or add "
+            "entries there"
         )
     single = values.dim() == 1
     made = []
@@ -168,7 +170,8 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
             p = int(np.flatnonzero(~np.isfinite(numbers))[0])
             raise ValueError(
                 f"{function}: the values of {which} must be finite, got {numbers[p]} at row "
-                f"{int(P.row_indices[p])}, column {int(P.col_indices[p])} (values[{p}]); look for what made it"
+                f"{int(P.row_indices[p])}, column {int(P.col_indices[p])} (values[{p}]); look for "
+                "what made it"
             )
         made.append(Factored(P, numbers, float(largest), _factor_one(function, which, P, data, how)))
     return made
@@ -177,8 +180,8 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
 def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how: Request) -> Factor:
     if how.kind in ("cholesky", "ldlt") and not choice.symmetric(P, data):
         raise ValueError(
-            f'{function}: kind="{how.kind}" needs a symmetric matrix, which {which} is not; use kind="lu", or '
-            'kind="auto"'
+            f'{function}: kind="{how.kind}" needs a symmetric matrix, which {which} is not; use kind="lu", '
+            'or kind="auto"'
         )
     try:
         return choice.factor(P, data, how)
@@ -194,18 +197,18 @@ def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how
         ) from None
     except MemoryError:
         raise MemoryError(
-            f"{function}: out of memory while factoring {which}, {P.shape[0]} rows and {P.nnz} entries; use an "
-            "iterative solver such as cg or gmres, which needs O(nnz)"
+            f"{function}: out of memory while factoring {which}, {P.shape[0]} rows and {P.nnz} entries; use "
+            "an iterative solver such as cg or gmres, which needs O(nnz)"
         ) from None
 
 
-def determinant(A: Factored) -> tuple[float, float]:
-    """Sign and logarithm of the absolute value."""
-    found = A.factor.determinant()
+def logdet(A: Factored) -> float:
+    """log |det A|."""
+    found = A.factor.logdet()
     if found is None:
         data = torch.from_numpy(A.data)
-        found = _factor_one("factorize", "A", A.pattern, data, Request("lu", "superlu")).determinant()
-    assert found is not None  # SuperLU's are not scaled
+        found = _factor_one("factorize", "A", A.pattern, data, Request("lu", "superlu")).logdet()
+    assert found is not None
     return found
 
 
@@ -245,7 +248,7 @@ def _remembered(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list
 
 @torch.library.custom_op("learnsolve::direct_solve", mutates_args=())
 def direct_solve(crow: Tensor, col: Tensor, values: Tensor, b: Tensor, transpose: bool, how: str) -> Tensor:
-    """`solve`, with the factors of one of the last calls if it had the same values. `how`: a Request, joined."""
+    """`solve`, with the factors of one of the last calls if it had the same values. `how`: a Request."""
     return _solve("spsolve", _remembered(crow, col, values, Request(*how.split())), b, transpose)
 
 

@@ -3,8 +3,10 @@
 A handle is an analyzed pattern with the factors of at most one matrix. When a factor is gone, its handle goes
 back to the analysis, which gives it to the next matrix: only the numbers are computed again.
 
-Symmetric indefinite matrices have pivots of order 1 and 2 within supernodes; others a maximum weighted matching
-and scaling, made for the first matrix. Where PARDISO replaces tiny pivots, another library decides.
+Pivots are chosen within supernodes, of order 1 and 2 where A is symmetric, and tiny ones are replaced. Where
+that was necessary, or where a residual is too large, LU is tried with a maximum weighted matching and scaling
+of this matrix; if that does not help, another library decides. So the factors of a matrix do not depend on
+those that came before.
 
 Source: Schenk and Gaertner, "Solving unsymmetric sparse systems of linear equations with PARDISO", Future
 Generation Computer Systems 20 (2004); parameters: Intel's reference of oneMKL, "pardiso iparm".
@@ -12,15 +14,15 @@ Generation Computer Systems 20 (2004); parameters: Intel's reference of oneMKL, 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
 import threading
 from collections import deque
 from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import scipy.sparse
 import torch
 
 from learnsolve.ops.core.direct.backend import NotDefinite, Structure, Unreliable
@@ -36,7 +38,7 @@ _PARTS = 8  # into which PARDISO splits its work, for the same bits with any num
 @functools.cache
 def mkl() -> Any:
     """MKL as pypardiso finds it; ImportError where one of them is missing."""
-    import pypardiso
+    import pypardiso  # type: ignore[import-not-found]
 
     solver = pypardiso.PyPardisoSolver()  # declares the types of the arguments
     library = solver.libmkl
@@ -45,10 +47,10 @@ def mkl() -> Any:
 
 
 class Pardiso:
-    name = "pardiso"
-    kinds = ("cholesky", "ldlt", "lu")
-    orderings = {"nested_dissection": 2, "minimum_degree": 0}  # noqa: RUF012
-    dtypes = (np.float32, np.float64)
+    name: ClassVar[str] = "pardiso"
+    kinds: ClassVar[tuple[str, ...]] = ("cholesky", "ldlt", "lu")
+    orderings: ClassVar[dict[str, Any]] = {"nested_dissection": 2, "minimum_degree": 0}
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
         self.kind, self.n, self.structure = kind, structure.n, structure
@@ -61,28 +63,19 @@ class Pardiso:
         self.idle: deque[_Handle] = deque(maxlen=_IDLE)
 
     def factor(self, data: np.ndarray) -> Factored:
+        A = self.structure.matrix(data)
         if self.positions is not None:
             data = np.append(data, data.dtype.type(0))[self.positions]  # -1: no entry
-        handle = self._idle(data.dtype)
-        known = handle is not None
-        if handle is None:
-            handle = _Handle(self, data)
+        handle = self._idle(data.dtype) or _Handle(self, data, matched=False)
         handle.call(_FACTOR, data)
-        if self.kind == "lu" and known and not self._accurate(handle, data):
-            # Its matching and scaling are those of another matrix.
-            handle = _Handle(self, data)
+        accurate = self.kind == "cholesky" or _accurate(handle, data, A)
+        if self.kind == "lu" and not accurate:
+            handle = _Handle(self, data, matched=True)
             handle.call(_FACTOR, data)
-        if handle.parameters[13]:  # replaced pivots
+            accurate = _accurate(handle, data, A)
+        if not accurate:
             raise Unreliable
         return Factored(self, handle, data)
-
-    def _accurate(self, handle: _Handle, data: np.ndarray) -> bool:
-        """Is a residual about as small as rounding makes it?"""
-        A = self.structure.matrix(data)
-        b = A @ np.ones(self.n, data.dtype)
-        x = handle.call(_SOLVE, data, b)
-        size = (abs(A) @ np.abs(x)).max() + np.abs(b).max()
-        return bool(np.abs(A @ x - b).max() <= np.finfo(data.dtype).eps ** 0.75 * size)
 
     def _idle(self, dtype: np.dtype) -> _Handle | None:
         try:
@@ -96,24 +89,26 @@ class Pardiso:
 class _Handle:
     """PARDISO's memory for a pattern, and its parameters."""
 
-    def __init__(self, analysis: Pardiso, data: np.ndarray):
+    def __init__(self, analysis: Pardiso, data: np.ndarray, matched: bool):
+        self.matched = matched
         self.kind, self.dtype, self.n = analysis.kind, data.dtype, analysis.n
         self.arrays = analysis.indptr, analysis.indices
         self.memory, self.parameters = np.zeros(64, np.int64), np.zeros(64, np.int32)
         self.lock = threading.Lock()
         self.threads = torch.get_num_threads()  # it fails where a later phase has more
-        lu = self.kind == "lu"
         for number, value in {
             1: 1,  # these, not the defaults
             2: analysis.ordering,
-            10: 13 if lu else 8,  # pivots below 10^-13 or 10^-8 of the largest value are replaced
-            11: int(lu),  # scaling
-            13: int(lu),  # matching
+            10: 13
+            if self.kind == "lu"
+            else 8,  # pivots below 10^-13 or 10^-8 of the largest value are replaced
+            11: int(matched),  # scaling
+            13: int(matched),
             18: -1,  # counts the entries
             21: 1,  # pivots of order 2
             28: int(self.dtype == np.float32),
             34: _PARTS,
-            56: int(not lu),  # keeps the diagonal
+            56: int(self.kind != "lu"),  # keeps the diagonal
         }.items():
             self.parameters[number - 1] = value
         self.call(_ANALYZE, data)
@@ -196,11 +191,10 @@ class Factored:
             x[:, at : at + columns] = solution[:, :columns]
         return x
 
-    def determinant(self) -> tuple[float, float] | None:
-        if self.kind == "lu":  # scaled
+    def logdet(self) -> float | None:
+        if self.kind == "lu":  # perhaps scaled
             return None
-        size = np.abs(self.handle.diagonal().astype(np.float64))
-        return -1.0 if self.negative() % 2 else 1.0, float(np.log(size).sum())
+        return float(np.log(np.abs(self.handle.diagonal().astype(np.float64))).sum())
 
     def negative(self) -> int | None:
         if self.kind == "lu":
@@ -210,11 +204,22 @@ class Factored:
     def __del__(self) -> None:
         if self.handle.usable() and not sys.is_finalizing():
             self.handle.call(_FREE_NUMBERS, self.data)
-            self.analysis.idle.append(self.handle)
+            if not self.handle.matched:
+                self.analysis.idle.append(self.handle)
 
 
 def _address(a: np.ndarray) -> c_void_p:
     return a.ctypes.data_as(c_void_p)
+
+
+def _accurate(handle: _Handle, data: np.ndarray, A: scipy.sparse.csr_array) -> bool:
+    """No pivot was replaced, and a residual is about as small as rounding makes it."""
+    if handle.parameters[13]:
+        return False
+    b = np.ones(handle.n, data.dtype)
+    x = handle.call(_SOLVE, data, b)
+    size = (abs(A) @ np.abs(x)).max() + 1
+    return bool(np.abs(A @ x - b).max() <= 64 * np.finfo(data.dtype).eps * size)
 
 
 def _upper(n: int, indptr: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,12 +9,12 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import LinearSolve, dispatch
 from learnsolve.ops.core.direct import factors as direct
-from learnsolve.ops.core.direct.backend import Request
+from learnsolve.ops.core.direct.backend import AUTO
 from learnsolve.ops.core.direct.factors import Factors
 from learnsolve.ops.core.product import _values_gradient, product
 
 _raw = torch.ops.learnsolve.direct_solve.default
-DEFAULT = " ".join(Request())  # in a graph, instead of factors: what the operator is to make
+DEFAULT = " ".join(AUTO)  # in a graph, instead of factors: what the operator is to make
 
 
 def has_numbers(t: Tensor) -> bool:

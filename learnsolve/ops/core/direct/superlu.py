@@ -10,12 +10,11 @@ column in their old order, it leads to the same pivots, hence the same bits, wit
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.sparse
 import scipy.sparse.linalg
-from scipy.sparse.csgraph import connected_components
 
 from learnsolve.ops.core.direct.backend import NotDefinite, Singular, Structure
 
@@ -40,10 +39,14 @@ class _Order(NamedTuple):
 
 
 class SuperLU:
-    name = "superlu"
-    kinds = ("cholesky", "ldlt", "lu")
-    orderings = {"minimum_degree": "MMD_AT_PLUS_A", "colamd": "COLAMD", "natural": "NATURAL"}  # noqa: RUF012
-    dtypes = (np.float32, np.float64)
+    name: ClassVar[str] = "superlu"
+    kinds: ClassVar[tuple[str, ...]] = ("cholesky", "ldlt", "lu")
+    orderings: ClassVar[dict[str, Any]] = {
+        "minimum_degree": "MMD_AT_PLUS_A",
+        "colamd": "COLAMD",
+        "natural": "NATURAL",
+    }
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
         self.kind, self.ordering, self.n = kind, ordering, structure.n
@@ -123,29 +126,17 @@ class Factored:
             return self.lu.solve(b, trans)
         return self.lu.solve(b[self.order.old], trans)[self.order.new]
 
-    def _on_the_diagonal(self) -> bool:
-        return np.array_equal(self.lu.perm_r, self.lu.perm_c)
-
     def check_definite(self) -> None:
-        bad = ~(self.lu.U.diagonal() > 0) | (
-            self.lu.perm_r[np.argsort(self.lu.perm_c)] != np.arange(self.lu.shape[0])
-        )
+        new = self.lu.perm_c
+        bad = ~(self.lu.U.diagonal() > 0)
+        bad[new] |= self.lu.perm_r != new  # a pivot off the diagonal
         if bad.any():
-            row = int(np.argsort(self.lu.perm_c)[np.argmax(bad)])
+            row = int(np.flatnonzero(new == np.argmax(bad))[0])
             raise NotDefinite(row if self.order is None else int(self.order.old[row]))
 
-    def determinant(self) -> tuple[float, float]:
-        d = self.lu.U.diagonal()
-        odd = (d < 0).sum() + _transpositions(self.lu.perm_r) + _transpositions(self.lu.perm_c)
-        return -1.0 if odd % 2 else 1.0, float(np.log(np.abs(d.astype(np.float64))).sum())
+    def logdet(self) -> float:
+        return float(np.log(np.abs(self.lu.U.diagonal().astype(np.float64))).sum())
 
     def negative(self) -> int | None:
-        return int((self.lu.U.diagonal() < 0).sum()) if self._on_the_diagonal() else None
-
-
-def _transpositions(p: np.ndarray) -> int:
-    n = len(p)
-    cycles = connected_components(
-        scipy.sparse.csr_array((np.ones(n, np.int8), p, np.arange(n + 1)), shape=(n, n)), return_labels=False
-    )
-    return n - int(cycles)
+        on_diagonal = np.array_equal(self.lu.perm_r, self.lu.perm_c)
+        return int((self.lu.U.diagonal() < 0).sum()) if on_diagonal else None
