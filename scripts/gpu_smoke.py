@@ -4,8 +4,8 @@
 
 Prints the name of a case before it runs, so that a crash or a kernel that never ends has a name. Cases are
 small enough for compute-sanitizer, which slows kernels down a hundredfold, and, with --device emulator (the
-CUDA operators compiled for the host, csrc/emulator), for ThreadSanitizer. scripts/gpu.py gives each case a
-process of its own (--shard, --progress: scripts/gpu_parts.py).
+CUDA operators compiled for the host, csrc/emulator), for ThreadSanitizer. scripts/gpu.py goes on in
+a new process after an error (--shard, --progress: scripts/gpu_parts.py).
 """
 
 from __future__ import annotations
@@ -61,6 +61,13 @@ def use_emulator() -> None:
     """From now on the CUDA operators in place of those of the CPU."""
     _library.load_cuda("learnsolve_cuda_emulated")
     device_analysis.everywhere = True
+
+
+def settle(device: str) -> None:
+    """torch's thread of a device lets go of a backward after the call has returned; a process that ends then
+    aborts (pytorch#190489). When it has done another one, it has let go of the first."""
+    t = torch.ones((), device=device, requires_grad=True)
+    torch.autograd.grad(t.neg(), t)
 
 
 def main() -> int:
@@ -129,6 +136,8 @@ def main() -> int:
                     return 1
         failed += bool(why)
         tell("failed" if why else "passed", name, why)
+    if args.device == "cuda":
+        settle(args.device)
     tell("end", f"{len(names)} cases, {failed} failed")
     return 1 if failed else 0
 

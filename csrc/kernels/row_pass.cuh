@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/groups.cuh"
+#include "kernels/row_stream.cuh"
 #include "kernels/schedule.cuh"
 
 namespace learnsolve::cuda {
@@ -57,6 +58,60 @@ LS_DEVICE void vector_piece(const Team& team, const RowPass<T, I>& P, int64_t s,
     if (Sum && P.y.ends(b, members)) {
       const T total = team.sum(sum);
       if (team.first()) *P.sums(s, b, members) = total;
+      sum = 0;
+    }
+  }
+}
+
+// One column: what stream_block (row_stream.cuh) needs of row i and of member b of the batch.
+template <bool Sum, bool Dot, class T, class I>
+struct StreamOfPass {
+  const RowPass<T, I>& P;
+  const T* a;
+  const T* x;
+  const T* u;
+  T* d;
+  int64_t i;
+  bool add;
+
+  LS_DEVICE StreamOfPass(const RowPass<T, I>& P_, int64_t i_, int64_t b, const Members& members)
+      : P(P_),
+        a(P.a + b * P.a_step),
+        x(P.x + b * P.x_step),
+        u(P.u + b * P.u_step),
+        d(P.d.of(b, members)),
+        i(i_),
+        add(P.d.goes_on(b, members)) {}
+  LS_DEVICE void load(int64_t p, T& value, T& xj) const {
+    if (Sum) value = a[P.place(p)];
+    xj = x[P.idx[p]];
+  }
+  LS_DEVICE T factor() const { return u[i]; }
+  LS_DEVICE void put(int64_t p, T value) const {
+    const int64_t q = P.place(p);
+    d[q] = add ? d[q] + value : value;
+  }
+};
+
+// One column: rows first <= i < last, one a thread of the block; if any is long, a warp for each.
+template <bool Sum, bool Dot, class T, class I>
+LS_DEVICE void stream_pieces(const RowPass<T, I>& P, int64_t first, int64_t last,
+                             StreamRoom<T, Sum, Dot>& room, const Members& members) {
+  const int64_t begin = P.rows.ptr[first], end = P.rows.ptr[last];
+  const int64_t i = first + threadIdx.x;
+  const int64_t own = i < last ? P.rows.ptr[i] : end, own_end = i < last ? P.rows.ptr[i + 1] : end;
+  if (__syncthreads_or(own_end - own > kSerialEntries)) {
+    const Team<32> team;
+    for (int64_t s = first + threadIdx.x / 32; s < last; s += kThreads / 32)
+      vector_piece<Sum, Dot>(team, P, s, members);
+    return;
+  }
+  T sum = 0;
+  for (int64_t b = members.b0; b < members.b1; ++b) {
+    stream_block<Sum, Dot>(begin, end, own, own_end, room, StreamOfPass<Sum, Dot, T, I>(P, i, b, members),
+                           sum);
+    if (Sum && P.y.ends(b, members)) {
+      if (i < last) *P.sums(i, b, members) = sum;
       sum = 0;
     }
   }

@@ -14,6 +14,26 @@ vector_kernel(LS_ARGUMENT RowPass<T, I> P) {
   });
 }
 
+// Blocks of `each` rows, and after them further pieces of long rows, one a warp.
+template <bool Sum, bool Dot, class T, class I>
+LS_KERNEL(kThreads, 4)
+stream_kernel(LS_ARGUMENT RowPass<T, I> P, int each) {
+  LS_SHARED(room, StreamRoom<T, Sum, Dot>);
+  const int64_t blocks = (P.rows.rows + each - 1) / each, warps = kThreads / 32;
+  for_members(P.groups, [&](const Members& members) {
+    for_blocks(blocks + (P.rows.further + warps - 1) / warps, [&](int64_t block) {
+      if (block < blocks) {
+        const int64_t first = block * each, last = first + each < P.rows.rows ? first + each : P.rows.rows;
+        stream_pieces<Sum, Dot>(P, first, last, room, members);
+      } else {
+        const Team<32> team;
+        const int64_t s = P.rows.rows + (block - blocks) * warps + threadIdx.x / 32;
+        if (s < P.rows.pieces()) vector_piece<Sum, Dot>(team, P, s, members);
+      }
+    });
+  });
+}
+
 template <int Lanes, int V, bool Sum, bool Dot, class T, class I>
 LS_KERNEL(kThreads, 3)
 columns_kernel(LS_ARGUMENT RowPass<T, I> P) {
@@ -46,6 +66,15 @@ further_kernel(LS_ARGUMENT RowPass<T, I> P, int64_t results) {
   });
 }
 
+template <bool Sum, bool Dot, class T, class I>
+void launch_stream(const RowPass<T, I>& P, cudaStream_t stream) {
+  const int each = stream_rows(P.rows.nnz, P.rows.rows);
+  const int64_t blocks =
+      (P.rows.rows + each - 1) / each + (P.rows.further + kThreads / 32 - 1) / (kThreads / 32);
+  const dim3 grid(blocks_for(blocks), 1, blocks_aside(P.groups.count));
+  LS_LAUNCH(grid, kThreads, stream, (P, each), stream_kernel<Sum, Dot, T, I>);
+}
+
 template <int Lanes, bool Sum, bool Dot, class T, class I>
 void launch_vector(const RowPass<T, I>& P, cudaStream_t stream) {
   const dim3 grid(blocks_for(P.rows.pieces(), kThreads / Lanes), 1, blocks_aside(P.groups.count));
@@ -68,19 +97,14 @@ void launch_columns(const RowPass<T, I>& P, cudaStream_t stream) {
     launch_columns<16, V, Sum, Dot>(P, stream);
 }
 
-// The pass, for at least one row, column and member of the batch. One column: about half as many lanes as an
-// average row has entries, so few lanes idle on short rows.
+// The pass, for at least one row, column and member of the batch.
 template <bool Sum, bool Dot, class T, class I>
 cudaError_t launch_row_pass(const RowPass<T, I>& P, cudaStream_t stream) {
   const int64_t mean = P.rows.nnz / P.rows.rows;
   if (P.k > 1)
     P.packs ? launch_columns<16 / sizeof(T), Sum, Dot>(P, stream) : launch_columns<1, Sum, Dot>(P, stream);
-  else if (mean < 6)
-    launch_vector<2, Sum, Dot>(P, stream);
-  else if (mean < 12)
-    launch_vector<4, Sum, Dot>(P, stream);
   else if (mean < 32)
-    launch_vector<8, Sum, Dot>(P, stream);
+    launch_stream<Sum, Dot>(P, stream);
   else
     launch_vector<32, Sum, Dot>(P, stream);
   const int64_t results = P.y.adds ? P.groups.count : P.groups.batch;

@@ -100,12 +100,9 @@ struct ChunkLaunch {
     const cuda::RowProduct<T, I, End> P{{end}, A.rows, x, k};
     if (k > 1) return pass(P, chunks, partials);
     const unsigned grid = cuda::blocks_for(chunks.count * batch);
-    if (A.S.nnz() < 6 * A.S.rows())
-      LS_LAUNCH(grid, cuda::kThreads, device.stream, (P, chunks, batch, partials),
-                cuda::chunk_product_kernel<2, T, I, End>);
-    else
-      LS_LAUNCH(grid, cuda::kThreads, device.stream, (P, chunks, batch, partials),
-                cuda::chunk_product_kernel<8, T, I, End>);
+    const int each = cuda::stream_rows(A.S.nnz(), A.S.rows());
+    LS_LAUNCH(grid, cuda::kThreads, device.stream, (P, chunks, batch, each, partials),
+              cuda::chunk_product_kernel<T, I, End>);
     STD_CUDA_CHECK(cudaGetLastError());
   }
 };

@@ -11,6 +11,7 @@ from preconditioners.cases import CASES, general, matrix, spd
 from reference import normal
 
 import learnsolve as ls
+from learnsolve import _library
 
 P = ls.preconditioners
 T = P.Trainable
@@ -131,7 +132,7 @@ def test_files(case, tmp_path):
             p.mul_(1.25)
     M.save(path)
     if start in (P.Factored, P.Diagonal) and case.name != "learned ILU0, U alone":
-        again = P.load(path)
+        again = P.load(path).to(r.device)
         assert torch.equal(again(r), M(r))
         assert (again.symmetric, again.batch_shape) == (M.symmetric, M.batch_shape)
         assert not any(p.requires_grad for p in again.parameters())
@@ -296,6 +297,9 @@ def test_to_another_device(case):
         assert M.L().values.is_meta
 
 
+@pytest.mark.skipif(
+    _library._torch_version() < (2, 12), reason="torch.compile reads attributes of an object from 2.12 on"
+)
 @every
 def test_compiles(case):
     if case.name.endswith(
