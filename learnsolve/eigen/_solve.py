@@ -68,10 +68,10 @@ def _dense(request: Request) -> Found:
         values, V = torch.linalg.eigh(torch.linalg.solve_triangular(L, left.mT, upper=False))
         V = torch.linalg.solve_triangular(L.mT, V, upper=True)
     if isinstance(q.which, str):
-        chosen = torch.arange(k) + (0 if q.which == "smallest" else len(values) - k)
+        chosen = torch.arange(k, device=values.device) + (0 if q.which == "smallest" else len(values) - k)
     else:
         chosen = (values - q.which).abs().argsort(stable=True)[:k].sort().values
-    rest = torch.ones(len(values), dtype=torch.bool).index_fill(0, chosen, False)
+    rest = torch.ones_like(values, dtype=torch.bool).index_fill(0, chosen, False)
     others, W = values[rest], V[:, rest]
     return (
         values[chosen], V[:, chosen], 0, "dense",

@@ -109,7 +109,7 @@ def test_forward_mode(options, B):
         torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-8)
 
 
-@with_B
+@pytest.mark.parametrize("B", [None, pytest.param(B, marks=pytest.mark.slow)], ids=["I", "B"])
 def test_gradcheck(B):
     inputs = [t.clone().requires_grad_() for t in ((A.values,) if B is None else (A.values, B.values))]
     function = lambda a, b=None: sparse(a, b, 2, method="arpack")  # noqa: E731
