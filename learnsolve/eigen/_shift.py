@@ -26,7 +26,9 @@ class Shifted:
         self.sigma = sigma
         S = A
         if sigma:
-            S = ops.add(A, ops.eye(A.shape[0], dtype=A.dtype, device=A.device) if B is None else B, beta=-sigma)
+            S = ops.add(
+                A, ops.eye(A.shape[0], dtype=A.dtype, device=A.device) if B is None else B, beta=-sigma
+            )
         try:
             # Itself, without the warning that A is nearly singular: near an eigenvalue that is on purpose.
             self._factor: Any = factorize(S, kind=kind)._all()[0].factor
