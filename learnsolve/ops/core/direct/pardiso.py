@@ -83,14 +83,14 @@ class Pardiso:
         except IndexError:
             return None
         fits = handle.dtype == dtype and handle.threads == torch.get_num_threads()
-        return handle if fits and handle.usable() else None
+        return None if handle.free or not fits else handle
 
 
 class _Handle:
     """PARDISO's memory for a pattern, and its parameters."""
 
     def __init__(self, analysis: Pardiso, data: np.ndarray, matched: bool):
-        self.matched = matched
+        self.matched, self.free = matched, True
         self.kind, self.dtype, self.n = analysis.kind, data.dtype, analysis.n
         self.arrays = analysis.indptr, analysis.indices
         self.memory, self.parameters = np.zeros(64, np.int64), np.zeros(64, np.int32)
@@ -111,6 +111,7 @@ class _Handle:
             56: int(self.kind != "lu"),  # keeps the diagonal
         }.items():
             self.parameters[number - 1] = value
+        self.free = False
         self.call(_ANALYZE, data)
 
     def call(
@@ -159,13 +160,9 @@ class _Handle:
         return d[0]
 
     def __del__(self) -> None:
-        if self.usable() and not sys.is_finalizing():
+        if not sys.is_finalizing() and not self.free:
+            self.free = True
             self.call(_FREE, np.zeros(1, self.dtype))
-            self.memory[:] = 0
-
-    def usable(self) -> bool:
-        """Its memory is not free: the garbage collector may finalize it before the factor that holds it."""
-        return bool(self.memory.any())
 
 
 class Factored:
@@ -202,7 +199,8 @@ class Factored:
         return 0 if self.kind == "cholesky" else int(self.handle.parameters[22])
 
     def __del__(self) -> None:
-        if self.handle.usable() and not sys.is_finalizing():
+        # The garbage collector may finalize the handle first.
+        if not sys.is_finalizing() and not self.handle.free:
             self.handle.call(_FREE_NUMBERS, self.data)
             if not self.handle.matched:
                 self.analysis.idle.append(self.handle)
