@@ -26,12 +26,13 @@ def lobpcg(
 ) -> tuple[Tensor, Tensor, int]:
     """The k smallest values, ascending, and their vectors, from the columns of X, at least k; and steps.
     `tolerance(values, B X)` bounds the norms of the residuals. NaN where M gives no finite numbers."""
-    X = orthonormal(X, B)[0]
-    values, C = _ritz(X, A(X), X.shape[1])
-    X, P = X @ C, X[:, :0]
+    X, BX, _ = orthonormal(X, B)
+    m, P = X.shape[1], X[:, :0]
+    values, C = _eigh(X.mT @ A(X))
+    X = X @ C
     for step in range(most + 1):
-        BX = B(X)
-        R = A(X) - BX * values
+        AX, BX = A(X), B(X)
+        R = AX - BX * values
         norms = R.norm(dim=0)
         active = ~(norms <= tolerance(values[:k], BX))  # of NaN too
         if not bool(active[:k].any()) or step == most or not bool(norms.isfinite().all()):
@@ -40,21 +41,20 @@ def lobpcg(
         if not bool(W.isfinite().all()):
             values = values * torch.nan
             break
-        Q = _against(X, BX, torch.cat((W, P), 1))
-        Q = orthonormal(Q, B)[0]
+        Q = orthonormal(_against(X, BX, torch.cat((W, P), 1)), B)[0]
         again = _against(X, BX, Q)  # for what rounding left: of a column in the span of X, all of it
         Q = again[:, again.norm(dim=0) > 0.5 * Q.norm(dim=0)]
-        S = torch.cat((X, Q), 1)
-        values, C = _ritz(S, A(S), X.shape[1])
-        P = Q @ C[X.shape[1] :, active]  # what the new iterates have beyond the span of the old ones
-        X = S @ C
+        XAQ = AX.mT @ Q
+        T = torch.cat((torch.cat((X.mT @ AX, XAQ), 1), torch.cat((XAQ.mT, Q.mT @ A(Q)), 1)))
+        values, C = _eigh(T)
+        values, C = values[:m], C[:, :m]
+        step_taken = Q @ C[m:]  # what the new iterates have beyond the span of the old ones
+        X, P = torch.addmm(step_taken, X, C[:m]), step_taken[:, active]
     return values[:k], X[:, :k], step
 
 
-def _ritz(S: Tensor, AS: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    T = S.mT @ AS
-    values, C = torch.linalg.eigh(0.5 * (T + T.mT))
-    return values[:m], C[:, :m]
+def _eigh(T: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.linalg.eigh(0.5 * (T + T.mT))
 
 
 def _against(X: Tensor, BX: Tensor, Y: Tensor) -> Tensor:
