@@ -269,6 +269,9 @@ def test_failures_are_told():
         (lambda: ls.eigsh(lambda x: x, 2), TypeError, "A must be a CSR, got function"),
         (lambda: torch.vmap(lambda a: ls.eigsh(ls.CSR(a, A.pattern), 2).values)(A.values.expand(2, -1)),
          NotImplementedError, "vmap over matrices"),
+        (lambda: torch.autograd.functional.jacobian(
+            lambda a: ls.eigsh(ls.CSR(a, A.pattern), 2).vectors, A.values, vectorize=True),
+         NotImplementedError, "use torch.func.jacrev"),
         (lambda: ls.eigsh(ls.CSR(A.values * torch.nan, A.pattern), 2), ValueError, "finite"),
         (lambda: ls.eigsh(A, 2, M=ls.preconditioners.Diagonal(torch.ones(30, dtype=F64, requires_grad=True))),
          ValueError, "M requires grad"),
