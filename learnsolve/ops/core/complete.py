@@ -1,7 +1,6 @@
 """Complete factors of a permuted matrix: where they have entries, which values they are made of, and what is
 said where they do not exist. Behind `cholesky`, `ldlt`, `lu`, `logdet`, `slogdet` and `selected_inverse`."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.matrix.plain import makes_plain_tensors, numbers, plain_tensors
+from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.ops.core import incomplete
 from learnsolve.ops.core.autograd import dispatch
 from learnsolve.ops.core.gather import permuted, place, take
@@ -82,8 +81,6 @@ def factored(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: bool = Fal
         f = incomplete.factor(a, P, kind)
     except incomplete.Breakdown as breakdown:
         raise ValueError(_message(function, _is_cholesky(kind), fill.permutation, *breakdown.args)) from None
-    if not _is_cholesky(kind):
-        _warn_of_growth(function, a, f, P)
     return Factored(f, fill, kind, batch)
 
 
@@ -117,27 +114,6 @@ def _message(function: str, positive: bool, permutation: Tensor, row: int, pivot
         f"{function}: every pivot must be {rule} and finite, that of row {int(permutation[row])}{batch}, number "
         f"{row} in the order of elimination, is {pivot:.6g}; {remedy}"
     )
-
-
-def _warn_of_growth(function: str, a: Tensor, f: Tensor, P: SparsityPattern) -> None:
-    """Without exchanges of rows the factors are as accurate as |L| |U| is small."""
-    if torch.compiler.is_dynamo_compiling() or P.nnz == 0:
-        return
-    with plain_tensors(), torch.no_grad():
-        lower, upper = triangle_of(P, "lower"), triangle_of(P, "upper")
-        a, f = numbers(a).abs(), numbers(f).abs()
-        ones = f.new_ones(P.shape[0], 1)
-        L, U = (CSR(v, part) for v, part in zip(f.split([lower.nnz, upper.nnz], -1), (lower, upper), strict=True))
-        growth = (L @ (U @ ones)).amax((-2, -1)) / (CSR(a, P) @ ones).amax((-2, -1))
-        worst = float(growth.max()) if growth.numel() else 0.0
-    if not worst * torch.finfo(f.dtype).eps ** 0.5 < 1:
-        warnings.warn(
-            f"{function}: elimination without exchanges of rows is unstable here: |L| |U| is {worst:.3g} times "
-            "as large as A, and as many times the unit roundoff is the error; pass another ordering, scale A, "
-            "or solve with spsolve, which exchanges rows",
-            RuntimeWarning,
-            stacklevel=3,
-        )
 
 
 def _fill(function: str, P: SparsityPattern, ordering: Any, lower: bool, both: bool) -> Fill:

@@ -14,6 +14,7 @@ All come from one trilinear form <w, B(x, z)> = <C(x, w), z> = <C(z, w), x>, whi
 is one compiled pass over a plan of the pattern. Operands are (size) or (B, size), all with the same batch.
 """
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.l
 from learnsolve.matrix import device_analysis
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.core.autograd import LinearSolve, Multilinear, Operation, dispatch
+from learnsolve.ops.core.product import product
 from learnsolve.ops.core.selection import on_diagonal
 from learnsolve.ops.triangle import triangle_of
 
@@ -174,7 +176,29 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
             raise ValueError(message + REMEDY)
     if f.is_cpu and not f.sum().isfinite():  # the sum may overflow although every entry is finite
         _finite(f, pattern, kind)
+    if kind.endswith("/complete lu"):
+        _warn_of_growth(values, f, pattern, kind)
     return f
+
+
+def _warn_of_growth(values: Tensor, f: Tensor, pattern: SparsityPattern, kind: str) -> None:
+    """The error of L U is the unit roundoff times |L| |U|, which exchanges of rows would keep about as large as
+    A."""
+    if values.numel() == 0:
+        return
+    L, U = (triangle_of(pattern, side) for side in ("lower", "upper"))
+    sums = values.new_ones((*values.shape[:-1], pattern.shape[0], 1))
+    size = product(values.abs(), sums, pattern, False).amax((-2, -1))
+    l, u = f.abs().split([L.nnz, U.nnz], -1)
+    growth = float((product(l, product(u, sums, U, False), L, False).amax((-2, -1)) / size).max())
+    if not growth * torch.finfo(f.dtype).eps ** 0.5 < 1:
+        warnings.warn(
+            f"{kind.partition('/')[0]}: elimination without exchanges of rows is unstable here: |L| |U| is "
+            f"{growth:.3g} times as large as A, and {growth:.3g} times the unit roundoff the relative error; pass "
+            "another ordering, scale A, or solve with spsolve, which exchanges rows",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
