@@ -89,8 +89,8 @@ def minimum_degree(P: SparsityPattern | CSR) -> Tensor:
 
     Notes
     -----
-    Multiple minimum degree, postordered, of SuperLU (SciPy). Computed once and cached with the pattern: do not
-    change it in place. An order has no gradient.
+    Multiple minimum degree, postordered, of SuperLU (SciPy). Computed once and cached with the pattern: do
+    not change it in place. An order has no gradient.
 
     References
     ----------
@@ -103,8 +103,11 @@ def minimum_degree(P: SparsityPattern | CSR) -> Tensor:
     >>> D = torch.eye(4)
     >>> D[0] = D[:, 0] = 1
     >>> p = ls.ordering.minimum_degree(ls.CSR.from_dense(D))
-    >>> D[p][:, p].count_nonzero(1)  # the row that all others are coupled with is not the first
-    tensor([2, 2, 4, 2])
+    >>> D[p][:, p]  # first, the row that all others are coupled with would fill the factor
+    tensor([[1., 0., 0., 1.],
+            [0., 1., 0., 1.],
+            [0., 0., 1., 1.],
+            [1., 1., 1., 1.]])
     """
     return _square("minimum_degree", P)._planned(_minimum_degree)[0]
 

@@ -24,6 +24,7 @@ P, S = ls.preconditioners, ls.solvers
 # Left out: records of results; base classes, settings, readers of files, and what takes functions.
 RECORDS = {"ConvergenceWarning", "DelaunayGraph", "Estimate", "Evaluation", "ExtremeEigenvalues", "Graph"}
 RECORDS |= {"IncompleteCholesky", "IncompleteLU", "Iteration", "MatrixProperties", "PROPERTIES"}
+RECORDS |= {"Cholesky", "LDLT", "LU", "SignLogdet"}
 RECORDS |= {"NetworkStart", "ProblemDataset", "Sample", "Solution", "SolverError", "Status"}
 OTHERS = {"CSR.cuda", "CSR.from_scipy", "CSR.load", "CSR.requires_grad_", "Preconditioner", "Trainable"}
 OTHERS |= {

@@ -18,7 +18,7 @@ from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu
 from learnsolve.ops.indexing import permute
 from learnsolve.ops.kron import kron
 from learnsolve.ops.limits import set_buffer_pool_limit, set_plan_cache_limit
-from learnsolve.ops.logdet import logdet, selected_inverse, slogdet
+from learnsolve.ops.logdet import SignLogdet, logdet, selected_inverse, slogdet
 from learnsolve.ops.norm import norm
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.real_form import real_form
@@ -46,6 +46,7 @@ __all__ = [
     "Factorized",
     "IncompleteCholesky",
     "IncompleteLU",
+    "SignLogdet",
     "StencilOperator",
     "add",
     "block",

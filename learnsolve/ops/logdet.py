@@ -1,4 +1,4 @@
-"""Log-determinants of sparse matrices, and the entries of the inverse on the pattern, which are their gradient."""
+"""Log-determinants of sparse matrices, and their gradient, the entries of the inverse on the pattern."""
 
 from typing import NamedTuple
 
@@ -22,8 +22,8 @@ class SignLogdet(NamedTuple):
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> ls.ops.slogdet(ls.CSR.from_dense(torch.tensor([[2.0, 2.0], [2.0, 0.0]])))
-    SignLogdet(sign=tensor(-1.), logabsdet=tensor(1.3863))
+    >>> ls.ops.slogdet(ls.CSR.from_dense(torch.tensor([[2.0, 3.0], [3.0, 1.0]])))
+    SignLogdet(sign=tensor(-1.), logabsdet=tensor(1.9459))
     """
 
     sign: Tensor
@@ -53,8 +53,8 @@ def logdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
     Notes
     -----
     Gradient: the entries of :math:`A^{-1}` on A's pattern (`selected_inverse`), for about two factorizations;
-    any order, each for a few factorizations; forward mode, vmap, `torch.compile`. Source: Rue, Held, "Gaussian
-    Markov Random Fields", Chapman & Hall, 2005, chapter 2.
+    any order, each for a few factorizations; forward mode, vmap, `torch.compile`. Source: Rue, Held,
+    "Gaussian Markov Random Fields", Chapman & Hall, 2005, chapter 2.
 
     Examples
     --------
@@ -104,8 +104,8 @@ def slogdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
 
 
 def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor = "minimum_degree") -> CSR:
-    r"""The entries of :math:`A^{-1}` on A's pattern, without the others, such as the marginal variances on its
-    diagonal, for A the precision of a Gaussian field.
+    r"""The entries of :math:`A^{-1}` on A's pattern, without the others: of a Gaussian field with the
+    precision A the marginal variances, on the diagonal, and the covariances of neighbors.
 
     Parameters
     ----------

@@ -1,19 +1,19 @@
 """Complete factors, determinants and entries of inverses, and the same by dense torch."""
 
 import torch
-from ops.incomplete_cases import dominant, small
+from ops.incomplete_cases import dominant
 from reference import densify, on_pattern
 from torch import Tensor
 
 import learnsolve as ls
 
+SYMMETRIC = ("logdet", "selected_inverse")  # take no others
 NAMES = ("cholesky", "ldlt", "lu", "logdet", "slogdet", "selected_inverse", "selected_inverse lu")
 
 
 def matrix(name: str, P: ls.SparsityPattern, v: Tensor) -> ls.CSR:
-    """These need a symmetric matrix."""
     A = ls.CSR(v, P)
-    return A + A.T if name in ("logdet", "selected_inverse") else A
+    return A + A.T if name in SYMMETRIC else A
 
 
 def library(name: str, P: ls.SparsityPattern, v: Tensor, ordering: str | Tensor = "minimum_degree") -> Tensor:
@@ -44,7 +44,7 @@ def dense(name: str, P: ls.SparsityPattern, v: Tensor, ordering: str | Tensor = 
     A = densify(P, v)
     if name in ("cholesky", "ldlt"):  # the lower triangle is read
         A = A.tril() + A.tril(-1).mT
-    elif matrix(name, P, v.detach()).pattern is not P:
+    elif name in SYMMETRIC:
         A = A + A.mT
     if "det" in name:
         sign, logabsdet = torch.linalg.slogdet(A)
@@ -59,6 +59,3 @@ def dense(name: str, P: ls.SparsityPattern, v: Tensor, ordering: str | Tensor = 
     out = on_pattern(factors[0].pattern, L / D.rsqrt().unsqueeze(-2) if name == "cholesky" else L)
     rest = {"cholesky": [], "ldlt": [D], "lu": [on_pattern(factors[-1].pattern, U) if name == "lu" else D]}
     return torch.cat([out, *rest[name]], -1)
-
-
-__all__ = ["NAMES", "dense", "dominant", "library", "small"]

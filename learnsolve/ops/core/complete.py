@@ -71,7 +71,7 @@ def factored(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: bool = Fal
     checks.dtype(function, "A.values", A.values)
     checks.square(function, "A", A.shape)
     lower = symmetric or _is_cholesky(kind)
-    fill = _fill(function, A.pattern, ordering, lower, not _is_cholesky(kind))
+    fill = complete_fill(function, A.pattern, ordering, lower, not _is_cholesky(kind))
     batch, P = A.batch_shape, fill.pattern
     values = A.values if len(batch) < 2 else A.values.reshape(batch.numel(), A.nnz)
     a = place(take(values, fill.at), fill.where, P.nnz)
@@ -80,7 +80,7 @@ def factored(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: bool = Fal
     try:
         f = incomplete.factor(a, P, kind)
     except incomplete.Breakdown as breakdown:
-        raise ValueError(_message(function, _is_cholesky(kind), fill.permutation, *breakdown.args)) from None
+        raise ValueError(_message(function, fill, _is_cholesky(kind), *breakdown.args)) from None
     return Factored(f, fill, kind, batch)
 
 
@@ -100,27 +100,38 @@ def _plan_pivots(P: SparsityPattern, factors: str) -> tuple[Tensor]:
     return (triangle_of(P, "upper").diagonal_positions.long() + lower.nnz,)
 
 
-def _message(function: str, positive: bool, permutation: Tensor, row: int, pivot: float, matrix: int | None) -> str:
+_REMEDIES = {
+    "cholesky": "take ops.ldlt or ops.lu",
+    "logdet": "take ops.slogdet",
+    "selected_inverse": 'pass kind="lu"',
+}
+
+
+def _message(function: str, fill: Fill, positive: bool, row: int, pivot: float, matrix: int | None) -> str:
     batch = "" if matrix is None else f" of matrix {matrix} of the batch (counted through all its axes)"
     rule, remedy = "nonzero", "pass another ordering, or solve with spsolve, which exchanges rows"
     if positive:
-        rule, remedy = "positive", "A is not positive definite: take ops.ldlt or ops.lu, or add to its diagonal"
-        if function in ("logdet", "selected_inverse"):
-            remedy = {
-                "logdet": "A is not positive definite: take ops.slogdet, or add to its diagonal",
-                "selected_inverse": 'A is not positive definite: pass kind="lu", or add to its diagonal',
-            }[function]
+        rule = "positive"
+        remedy = f"A is not positive definite: {_REMEDIES[function]}, or add to its diagonal"
     return (
-        f"{function}: every pivot must be {rule} and finite, that of row {int(permutation[row])}{batch}, number "
-        f"{row} in the order of elimination, is {pivot:.6g}; {remedy}"
+        f"{function}: every pivot must be {rule} and finite, that of row {int(fill.permutation[row])}{batch}"
+        f", number {row} in the order of elimination, is {pivot:.6g}; {remedy}"
     )
 
 
-def _fill(function: str, P: SparsityPattern, ordering: Any, lower: bool, both: bool) -> Fill:
-    if isinstance(ordering, Tensor):
-        return _fill_in_order(function, P, ordering, lower, both)
-    checks.one_of(function, "ordering", ordering, ORDERINGS)
-    return P._planned(_plan_fill, function, ordering, lower, both)
+class _TooMany(ValueError):
+    pass
+
+
+def complete_fill(function: str, P: SparsityPattern, ordering: Any, lower: bool, both: bool) -> Fill:
+    """lower: only that triangle of A is read. both: the fill of L and U, else that of L."""
+    try:
+        if isinstance(ordering, Tensor):
+            return _fill_in_order(function, P, ordering, lower, both)
+        checks.one_of(function, "ordering", ordering, ORDERINGS)
+        return P._planned(_plan_fill, ordering, lower, both)
+    except _TooMany as too_many:
+        raise ValueError(f"{function}: {too_many}") from None
 
 
 @makes_plain_tensors
@@ -131,36 +142,39 @@ def _fill_in_order(function: str, P: SparsityPattern, ordering: Tensor, lower: b
     if last is not None and torch.equal(last.permutation, ordering.to(last.permutation)):
         return last
     n, order = P.shape[0], as_numpy(ordering)
-    if order.dtype.kind not in "iu" or order.shape != (n,) or not np.array_equal(np.sort(order), np.arange(n)):
+    if (
+        order.dtype.kind not in "iu"
+        or order.shape != (n,)
+        or not np.array_equal(np.sort(order), np.arange(n))
+    ):
         raise ValueError(
             f"{function}: ordering must hold each of 0, ..., {n - 1} once, got {ordering.dtype} of shape "
-            f"{tuple(ordering.shape)}{' that does not' if order.shape == (n,) else ''}; learnsolve.ordering has "
-            "orders"
+            f"{tuple(ordering.shape)}{' that does not' if order.shape == (n,) else ''}; "
+            "learnsolve.ordering has orders"
         )
-    fill = _make_fill(function, P, order.astype(as_numpy(P.crow_indices).dtype), lower, both)
+    fill = _make_fill(P, order.astype(as_numpy(P.crow_indices).dtype), lower, both)
     P._keep_last(key, fill)
     return fill
 
 
-def _plan_fill(P: SparsityPattern, function: str, ordering: str, lower: bool, both: bool) -> Fill:
+def _plan_fill(P: SparsityPattern, ordering: str, lower: bool, both: bool) -> Fill:
     crow = as_numpy(P.crow_indices)
     natural = ordering == "natural"
     order = np.arange(P.shape[0], dtype=crow.dtype) if natural else as_numpy(minimum_degree(P))
-    return _make_fill(function, P, order, lower, both)
+    return _make_fill(P, order, lower, both)
 
 
-def _make_fill(function: str, P: SparsityPattern, order: np.ndarray, lower: bool, both: bool) -> Fill:
-    """lower: of A only that triangle is read; both: of L and U."""
+def _make_fill(P: SparsityPattern, order: np.ndarray, lower: bool, both: bool) -> Fill:
     n = P.shape[0]
     part = triangle_of(P, "lower") if lower else P
     arrays = as_numpy(part.crow_indices), as_numpy(part.col_indices)
     most = incomplete.PLAN_LIMIT // (32 if both else 16)
     entries, crow, col = _analysis.complete_fill(*arrays, order, most)
     if entries > most:
-        raise ValueError(
-            f"{function}: L would have {entries} entries, more than the {most} that "
-            "learnsolve.ops.core.incomplete.PLAN_LIMIT allows; pass another ordering, take an incomplete factor "
-            "and an iterative solver, or raise the limit"
+        raise _TooMany(
+            f"L would have {entries} entries, more than the {most} that "
+            "learnsolve.ops.core.incomplete.PLAN_LIMIT allows; pass another ordering, take an incomplete "
+            "factor and an iterative solver, or raise the limit"
         )
     Q = trusted(P, crow, col, P.shape)
     if both:

@@ -83,7 +83,9 @@ def _factor_entries(plan: list[Tensor], cholesky: bool) -> int:
 @torch.library.register_fake("learnsolve::csr_incomplete_factor")
 def _(plan, cholesky, crow, values, check):
     batch = values.shape[:-1]
-    return values.new_empty(*batch, _factor_entries(plan, cholesky)), values.new_empty(*batch, 2, dtype=torch.float64)
+    return values.new_empty(*batch, _factor_entries(plan, cholesky)), values.new_empty(
+        *batch, 2, dtype=torch.float64
+    )
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_tangent")

@@ -119,8 +119,8 @@ def complete_plan(pattern: SparsityPattern, factors: str) -> Plan:
     lower = triangle_of(pattern, "lower")
     n, ptr, row = lower.shape[0], as_numpy(lower.T.crow_indices), as_numpy(lower.T.col_indices)
     length = np.diff(ptr)
-    # Columns j and j + 1 are of one supernode if the first entry below the diagonal of j is in row j + 1, whose
-    # column has all others.
+    # Columns j and j + 1 are of one supernode if the first entry below the diagonal of j is in row j + 1,
+    # whose column has all others.
     joined = length[:-1] == length[1:] + 1
     joined[joined] = row[ptr[:-2][joined] + 1] == np.flatnonzero(joined) + 1
     ends = np.append(np.flatnonzero(~joined) + 1, n) if n else np.empty(0, int)
@@ -149,7 +149,7 @@ def shifted(values: Tensor, shift: Tensor, pattern: SparsityPattern) -> Tensor:
 
 
 class Breakdown(ValueError):
-    """Of a complete factorization: row in the order of elimination, pivot, number of the matrix in a batch."""
+    """Of a complete factorization: row in the order of elimination, pivot, number of the matrix."""
 
 
 def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> str:
@@ -182,20 +182,19 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
 
 
 def _warn_of_growth(values: Tensor, f: Tensor, pattern: SparsityPattern, kind: str) -> None:
-    """The error of L U is the unit roundoff times |L| |U|, which exchanges of rows would keep about as large as
-    A."""
+    """The error of L U is the unit roundoff times |L| |U|, as small as A with exchanges of rows."""
     if values.numel() == 0:
         return
     L, U = (triangle_of(pattern, side) for side in ("lower", "upper"))
     sums = values.new_ones((*values.shape[:-1], pattern.shape[0], 1))
     size = product(values.abs(), sums, pattern, False).amax((-2, -1))
-    l, u = f.abs().split([L.nnz, U.nnz], -1)
-    growth = float((product(l, product(u, sums, U, False), L, False).amax((-2, -1)) / size).max())
+    lower, upper = f.abs().split([L.nnz, U.nnz], -1)
+    growth = float((product(lower, product(upper, sums, U, False), L, False).amax((-2, -1)) / size).max())
     if not growth * torch.finfo(f.dtype).eps ** 0.5 < 1:
         warnings.warn(
             f"{kind.partition('/')[0]}: elimination without exchanges of rows is unstable here: |L| |U| is "
-            f"{growth:.3g} times as large as A, and {growth:.3g} times the unit roundoff the relative error; pass "
-            "another ordering, scale A, or solve with spsolve, which exchanges rows",
+            f"{growth:.3g} times as large as A, so is the error, in units of the roundoff; pass another "
+            "ordering, scale A, or solve with spsolve, which exchanges rows",
             RuntimeWarning,
             stacklevel=2,
         )
