@@ -2,8 +2,9 @@
 Hyperparameters of a Gaussian field
 ===================================
 
-A Matérn field solves (κ² - Δ) u = white noise / τ: on a grid its precision matrix is sparse. Which κ and τ made the data?
-Gradient descent on the exact log-likelihood tells: ``ops.logdet`` has the sparse part of the inverse as its gradient.
+A Matérn field solves (κ² - Δ) u = white noise / τ: on a grid its precision matrix is sparse. Which κ and τ
+made the data? Gradient descent on the exact log-likelihood tells: the gradient of ``ops.logdet`` is the
+sparse part of the inverse.
 """
 
 import math
@@ -24,7 +25,7 @@ def root(kappa):
 
 
 # %%
-# The truth: fields with a range of √8 / κ, about 14 grid points. With a factor of the root, a field is one solve.
+# The truth: fields with a range of √8 / κ, about 14 grid points. Each is one solve with the root.
 kappa, tau = torch.tensor(0.2, dtype=torch.float64), 0.5
 fields = ls.ops.spsolve(root(kappa), torch.randn(n * n, count, dtype=torch.float64)) / tau
 noise = 0.3
@@ -32,8 +33,9 @@ data = fields + noise * torch.randn_like(fields)
 
 
 # %%
-# The data's covariance, Q⁻¹ + σ² I, is dense. With the posterior precision Q + I / σ² the likelihood needs sparse matrices
-# only: log p(y) = (log det Q - log det(Q + I / σ²) - n log σ² - yᵀy / σ² + bᵀ (Q + I / σ²)⁻¹ b) / 2 + const., b = y / σ².
+# The data's covariance, Q⁻¹ + σ² I, is dense. With the posterior precision P = Q + I / σ² the likelihood
+# needs sparse matrices only: with N grid points and b = y / σ², up to a constant,
+# 2 log p(y) = log det Q - log det P - N log σ² - yᵀ b + bᵀ P⁻¹ b.
 def log_likelihood(kappa, tau):
     K = root(kappa)
     Q = tau.square() * (K @ K)
