@@ -18,11 +18,14 @@ namespace learnsolve::LEARNSOLVE_ISA {
 
 template <bool LU, class T, class I>
 struct CompleteFactor {
+  static constexpr int64_t W = 8;  // columns of a panel
+
   const CompleteFill<I>& F;
   const int64_t nnz = F.row_ptr[F.n];
-  T* const columns;                                                // of three operands; behind them four rows
-  T *const lower = columns + 3 * nnz, *const upper = lower + F.n;  // of column j, at each of its rows
-  T *const sum = upper + F.n, *const upper_sum = sum + F.n;
+  T* const columns;  // of three operands; behind them four times n rows of a panel
+  // The panel, at each of its rows one number for each column; and sums, or copies, of a group's tails.
+  T *const lower = columns + 3 * nnz, *const upper = lower + W * F.n;
+  T *const sum = upper + W * F.n, *const upper_sum = sum + W * F.n;
 
   CompleteFactor(const CompleteFill<I>& fill, T* work) : F(fill), columns(work) {}
 
@@ -63,107 +66,211 @@ struct CompleteFactor {
     for (int64_t p = 0; p < nnz; ++p) f[p] = l[F.at[p]];
   }
 
-  // f(places of row j's entries in a group of columns, how many, rows of their tails, how many)
+  // Columns that have one pattern below them: from row j on, `m` rows, for `count` columns, whose entries of
+  // row j are in the places `at`. The first of them are rows of the panel: `targets` of them.
+  struct Group {
+    const I* at;
+    int64_t count;
+    const I* rows;
+    int64_t m, targets;
+  };
+
+  // Those of columns before the panel j0 <= j < j1, each once: f(group)
   template <class G>
-  LS_INLINE void groups(int64_t j, const G& f) const {
-    for (int64_t p = F.row_ptr[j], count; p + 1 < F.row_ptr[j + 1]; p += count) {
-      const int64_t k = F.col[p], end = F.next[k];
-      count = (end < j ? end : j) - k;
-      f(F.at + p, count, F.row + F.at[p], F.ptr[k + 1] - F.at[p]);
-    }
+  LS_INLINE void groups(int64_t j0, int64_t j1, const G& f) const {
+    for (int64_t j = j0; j < j1; ++j)
+      for (int64_t p = F.row_ptr[j], count; p + 1 < F.row_ptr[j + 1] && F.col[p] < j0; p += count) {
+        const int64_t k = F.col[p], q = F.at[p], end = F.next[k], m = F.ptr[k + 1] - q;
+        count = (end < j0 ? end : j0) - k;
+        if (F.row[q - 1] >= j0) continue;  // with a row of the panel before
+        int64_t targets = 1;
+        while (targets < m && F.row[q + targets] < j1) ++targets;
+        f(Group{F.at + p, count, F.row + q, m, targets});
+      }
+  }
+  // That of the panel's own columns before j.
+  Group before(int64_t j, int64_t j0) const {
+    return {F.at + F.row_ptr[j + 1] - 1 - (j - j0), j - j0, F.row + F.ptr[j], F.ptr[j + 1] - F.ptr[j], 1};
   }
 
-  // s_i += sum over k of x_jk y_ik
-  LS_INLINE static void add_products(const I* at, int64_t count, int64_t m, const T* x, const T* y, T* s) {
-    int64_t c = 0;
-    for (; c + 4 <= count; c += 4) {
-      const int64_t q0 = at[c], q1 = at[c + 1], q2 = at[c + 2], q3 = at[c + 3];
-      const T x0 = x[q0], x1 = x[q1], x2 = x[q2], x3 = x[q3];
-      const T *LS_RESTRICT y0 = y + q0, *LS_RESTRICT y1 = y + q1, *LS_RESTRICT y2 = y + q2,
-                           *LS_RESTRICT y3 = y + q3;
-#pragma GCC ivdep
-      for (int64_t r = 0; r < m; ++r) s[r] += (x0 * y0[r] + x1 * y1[r]) + (x2 * y2[r] + x3 * y3[r]);
-    }
-    for (; c < count; ++c) {
-      const T x0 = x[at[c]];
-      const T* LS_RESTRICT y0 = y + at[c];
-#pragma GCC ivdep
-      for (int64_t r = 0; r < m; ++r) s[r] += x0 * y0[r];
-    }
-  }
-
-  // Its transpose: gy_ik += s_i x_jk, gx_jk += sum over i of s_i y_ik; gx may be gy.
-  LS_INLINE static void add_gradients(const I* at, int64_t count, int64_t m, const T* s, const T* x,
-                                      const T* y, T* gx, T* gy) {
+  // s_ij += sum over k of x_jk y_ik for N rows j, the first in place `x`, and C columns k from number c on;
+  // s_ij in place m j + i.
+  template <int N, int C>
+  LS_INLINE static void add_columns(const Group& G, int64_t c, const T* x, const T* y, T* s) {
     constexpr int64_t V = kLanes<T>;
-    for (int64_t c = 0; c < count; ++c) {
-      const int64_t q = at[c];
-      const T xk = x[q];
+    T xk[C][N];
+    const T* yk[C];
+#pragma GCC unroll 8
+    for (int k = 0; k < C; ++k) {
+      yk[k] = y + G.at[c + k];
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) xk[k][j] = x[G.at[c + k] + j];
+    }
+    int64_t r = 0;
+    for (; r + V <= G.m; r += V) {
+      typename Lanes<T>::vector yr[C];
+#pragma GCC unroll 8
+      for (int k = 0; k < C; ++k) yr[k] = load(yk[k] + r);
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) {
+        auto a = load(s + j * G.m + r);
+#pragma GCC unroll 8
+        for (int k = 0; k < C; ++k) a += xk[k][j] * yr[k];
+        store(s + j * G.m + r, a);
+      }
+    }
+    for (; r < G.m; ++r)
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j)
+#pragma GCC unroll 8
+        for (int k = 0; k < C; ++k) s[j * G.m + r] += xk[k][j] * yk[k][r];
+  }
+  template <int N>
+  LS_INLINE static void add_products(const Group& G, const T* x, const T* y, T* s) {
+    constexpr int C = N > 2 ? 2 : 4;
+    int64_t c = 0;
+    for (; c + C <= G.count; c += C) add_columns<N, C>(G, c, x, y, s);
+    for (; c < G.count; ++c) add_columns<N, 1>(G, c, x, y, s);
+  }
+
+  // The transpose: gy_ik += s_ij x_jk, gx_jk += sum over i of s_ij y_ik; gx may be gy.
+  template <int N>
+  LS_INLINE static void add_gradients(const Group& G, int64_t t, const T* s, const T* x, const T* y, T* gx,
+                                      T* gy) {
+    constexpr int64_t V = kLanes<T>;
+    for (int64_t c = 0; c < G.count; ++c) {
+      const int64_t q = G.at[c];
       const T* yk = y + q;
       T* gk = gy + q;
-      typename Lanes<T>::vector lanes = {}, more = {};
+      T xk[N], dot[N];
+      typename Lanes<T>::vector lanes[N] = {};
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) xk[i] = x[q + t + i];
       int64_t r = 0;
-      for (; r + 2 * V <= m; r += 2 * V) {
-        const auto s0 = load(s + r), s1 = load(s + r + V);
-        lanes += s0 * load(yk + r), more += s1 * load(yk + r + V);
-        store(gk + r, load(gk + r) + s0 * xk), store(gk + r + V, load(gk + r + V) + s1 * xk);
+      for (; r + V <= G.m; r += V) {
+        const auto yr = load(yk + r);
+        auto g = load(gk + r);
+#pragma GCC unroll 8
+        for (int i = 0; i < N; ++i) {
+          const auto si = load(s + i * G.m + r);
+          lanes[i] += si * yr, g += si * xk[i];
+        }
+        store(gk + r, g);
       }
-      T dot = sum_lanes(lanes + more);
-      for (; r < m; ++r) {
-        dot += s[r] * yk[r];
-        gk[r] += s[r] * xk;
-      }
-      gx[q] += dot;
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) dot[i] = sum_lanes(lanes[i]);
+      for (; r < G.m; ++r)
+#pragma GCC unroll 8
+        for (int i = 0; i < N; ++i) dot[i] += s[i * G.m + r] * yk[r], gk[r] += s[i * G.m + r] * xk[i];
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) gx[q + t + i] += dot[i];
     }
   }
 
-  // lower += sign times the products of row j, of x and y if they are two, else of x with itself.
-  LS_INLINE void gather(int64_t j, T sign, Operand x, const Operand* y = nullptr) const {
-    groups(j, [&](const I* at, int64_t count, const I* rows, int64_t m) LS_LAMBDA {
-      const auto one = [&](const T* row, const T* column, const T* row2, const T* column2, T* out) LS_LAMBDA {
-        for (int64_t r = 0; r < m; ++r) sum[r] = 0;
-        add_products(at, count, m, row, column, sum);
-        if (row2) add_products(at, count, m, row2, column2, sum);
-        for (int64_t r = 0; r < m; ++r) out[rows[r]] += sign * sum[r];
-      };
-      one(x.v, y ? y->l : x.l, y ? y->v : nullptr, x.l, lower);
-      if constexpr (LU) one(x.l, y ? y->v : x.v, y ? y->l : nullptr, x.v, upper);
-    });
-  }
-  LS_INLINE void spread(int64_t j, Operand x, Gradient g) const {
-    groups(j, [&](const I* at, int64_t count, const I* rows, int64_t m) LS_LAMBDA {
-      for (int64_t r = 0; r < m; ++r) {
-        sum[r] = lower[rows[r]];
-        if constexpr (LU) upper_sum[r] = upper[rows[r]];
-      }
-      add_gradients(at, count, m, sum, x.v, x.l, g.v, g.l);
-      if constexpr (LU) add_gradients(at, count, m, upper_sum, x.l, x.v, g.l, g.v);
-    });
+  // f.template operator()<N>(t) for the targets in groups of N, t the first.
+  template <class G>
+  LS_INLINE static void by_targets(int64_t targets, const G& f) {
+    int64_t t = 0;
+    if (targets == 8) return f.template operator()<8>(t);
+    if (targets & 4) f.template operator()<4>(t), t += 4;
+    if (targets & 2) f.template operator()<2>(t), t += 2;
+    if (targets & 1) f.template operator()<1>(t);
   }
 
-  // The column of f, or -1.
+  // panel += sign times the products of its rows, of x and y if they are two, else of x with itself.
+  LS_FUNCTION void gather(const Group& G, int64_t j0, T sign, Operand x, const Operand* y) const {
+    const auto one = [&](const T* row, const T* column, const T* row2, const T* column2, T* panel) LS_LAMBDA {
+      for (int64_t r = 0; r < G.targets * G.m; ++r) sum[r] = 0;
+      by_targets(G.targets, [&]<int N>(int64_t t) LS_LAMBDA {
+        add_products<N>(G, row + t, column, sum + t * G.m);
+        if (row2) add_products<N>(G, row2 + t, column2, sum + t * G.m);
+      });
+      for (int64_t t = 0; t < G.targets; ++t) {
+        T* target = panel + (G.rows[t] - j0);
+        for (int64_t r = 0; r < G.m; ++r) target[W * G.rows[r]] += sign * sum[t * G.m + r];
+      }
+    };
+    one(x.v, y ? y->l : x.l, y ? y->v : nullptr, x.l, lower);
+    if constexpr (LU) one(x.l, y ? y->v : x.v, y ? y->l : nullptr, x.v, upper);
+  }
+  LS_FUNCTION void spread(const Group& G, int64_t j0, Operand x, Gradient g) const {
+    const auto one = [&](const T* panel, T* s, const T* row, const T* column, T* g_row, T* g_column)
+                         LS_LAMBDA {
+                           for (int64_t t = 0; t < G.targets; ++t)
+                             for (int64_t r = 0; r < G.m; ++r)
+                               s[t * G.m + r] = panel[W * G.rows[r] + G.rows[t] - j0];
+                           by_targets(G.targets, [&]<int N>(int64_t t) LS_LAMBDA {
+                             add_gradients<N>(G, t, s + t * G.m, row, column, g_row, g_column);
+                           });
+                         };
+    one(lower, sum, x.v, x.l, g.v, g.l);
+    if constexpr (LU) one(upper, upper_sum, x.l, x.v, g.l, g.v);
+  }
+
+  LS_INLINE void clear(int64_t j0) const {
+    for (int64_t q = F.ptr[j0]; q < F.ptr[j0 + 1]; ++q)
+      for (int64_t t = 0; t < W; ++t) {
+        lower[W * F.row[q] + t] = 0;
+        if constexpr (LU) upper[W * F.row[q] + t] = 0;
+      }
+  }
+  // begin(j, its columns of the panel), sums, end(j, the same): column after column. Stops at the column
+  // where `end` says so, and returns it, else -1.
+  template <class Begin, class End>
+  LS_INLINE int64_t forward(T sign, Operand x, const Operand* y, const Begin& begin, const End& end) const {
+    for (int64_t j0 = 0, j1; j0 < F.n; j0 = j1) {
+      j1 = j0 + W < F.next[j0] ? j0 + W : F.next[j0];
+      clear(j0);
+      for (int64_t j = j0; j < j1; ++j) begin(j, lower + (j - j0), upper + (j - j0));
+      groups(j0, j1, [&](const Group& G) LS_LAMBDA { gather(G, j0, sign, x, y); });
+      for (int64_t j = j0; j < j1; ++j) {
+        if (j > j0) gather(before(j, j0), j0, sign, x, y);
+        if (end(j, lower + (j - j0), upper + (j - j0))) return j;
+      }
+    }
+    return -1;
+  }
+  // begin(j, its columns of the panel), then what it gives to the columns before: from the last to the first.
+  template <class Begin>
+  LS_INLINE void backward(Operand x, Gradient g, const Begin& begin) const {
+    for (int64_t j1 = F.n, j0; j1 > 0; j1 = j0) {
+      for (j0 = j1 - 1; j0 > 0 && j1 - j0 < W && F.next[j0 - 1] == F.next[j0];) --j0;
+      clear(j0);
+      for (int64_t j = j1 - 1; j >= j0; --j) {
+        begin(j, lower + (j - j0), upper + (j - j0));
+        if (j > j0) spread(before(j, j0), j0, x, g);
+      }
+      groups(j0, j1, [&](const Group& G) LS_LAMBDA { spread(G, j0, x, g); });
+    }
+  }
+
+  // The column whose pivot breaks down, or -1.
   int64_t factor(const T* a, T* f, T* pivot) const {
     T *const l = columns, *const v = LU ? f + nnz : l;
     read_values(a, l, v);
-    for (int64_t j = 0; j < F.n; ++j) {
-      const int64_t begin = F.ptr[j], end = F.ptr[j + 1];
-      for (int64_t q = begin; q < end; ++q) {
-        lower[F.row[q]] = l[q];
-        if constexpr (LU) upper[F.row[q]] = v[q];
-      }
-      gather(j, -1, {l, v});
-      T d = (LU ? upper : lower)[j];
-      if (!((LU ? d != 0 : d > 0) && d - d == 0)) return *pivot = d, j;
-      if constexpr (!LU) d = square_root(d);
-      for (int64_t q = begin + 1; q < end; ++q) {
-        l[q] = lower[F.row[q]] / d;
-        if constexpr (LU) v[q] = upper[F.row[q]];
-      }
-      l[begin] = LU ? T(1) : d;
-      if constexpr (LU) v[begin] = d;
-    }
+    const int64_t failed = forward(
+        -1, {l, v}, nullptr,
+        [&](int64_t j, T* lj, T* uj) LS_LAMBDA {
+          for (int64_t q = F.ptr[j]; q < F.ptr[j + 1]; ++q) {
+            lj[W * F.row[q]] = l[q];
+            if constexpr (LU) uj[W * F.row[q]] = v[q];
+          }
+        },
+        [&](int64_t j, const T* lj, const T* uj) LS_LAMBDA {
+          const int64_t begin = F.ptr[j];
+          T d = (LU ? uj : lj)[W * j];
+          if (!((LU ? d != 0 : d > 0) && d - d == 0)) return *pivot = d, true;
+          if constexpr (!LU) d = square_root(d);
+          for (int64_t q = begin + 1; q < F.ptr[j + 1]; ++q) {
+            l[q] = lj[W * F.row[q]] / d;
+            if constexpr (LU) v[q] = uj[W * F.row[q]];
+          }
+          l[begin] = LU ? T(1) : d;
+          if constexpr (LU) v[begin] = d;
+          return false;
+        });
     write_factor(l, f);
-    return -1;
+    return failed;
   }
 
   // z = J(f)^-1 v
@@ -171,21 +278,25 @@ struct CompleteFactor {
     T *const l = columns, *const zl = columns + nnz, *const zv = LU ? z + nnz : zl;
     const Operand x{l, read_factor(f, l)}, y{zl, zv};
     read_values(a, zl, zv);
-    for (int64_t j = 0; j < F.n; ++j) {
-      const int64_t begin = F.ptr[j], end = F.ptr[j + 1];
-      for (int64_t q = begin; q < end; ++q) {
-        lower[F.row[q]] = zl[q];
-        if constexpr (LU) upper[F.row[q]] = zv[q];
-      }
-      gather(j, -1, x, &y);
-      const T scale = T(1) / x.v[begin], d = LU ? upper[j] : lower[j] * scale / 2;
-      for (int64_t q = begin + 1; q < end; ++q) {
-        zl[q] = (lower[F.row[q]] - l[q] * d) * scale;
-        if constexpr (LU) zv[q] = upper[F.row[q]];
-      }
-      zv[begin] = d;
-      if constexpr (LU) zl[begin] = 0;
-    }
+    forward(
+        -1, x, &y,
+        [&](int64_t j, T* lj, T* uj) LS_LAMBDA {
+          for (int64_t q = F.ptr[j]; q < F.ptr[j + 1]; ++q) {
+            lj[W * F.row[q]] = zl[q];
+            if constexpr (LU) uj[W * F.row[q]] = zv[q];
+          }
+        },
+        [&](int64_t j, const T* lj, const T* uj) LS_LAMBDA {
+          const int64_t begin = F.ptr[j];
+          const T scale = T(1) / x.v[begin], d = LU ? uj[W * j] : lj[W * j] * scale / 2;
+          for (int64_t q = begin + 1; q < F.ptr[j + 1]; ++q) {
+            zl[q] = (lj[W * F.row[q]] - l[q] * d) * scale;
+            if constexpr (LU) zv[q] = uj[W * F.row[q]];
+          }
+          zv[begin] = d;
+          if constexpr (LU) zl[begin] = 0;
+          return false;
+        });
     write_factor(zl, z);
   }
 
@@ -196,25 +307,24 @@ struct CompleteFactor {
     const T* given = read_factor(g, gl);
     if constexpr (LU)
       for (int64_t q = 0; q < nnz; ++q) gv[q] = given[q];
-    for (int64_t j = F.n - 1; j >= 0; --j) {
+    backward(x, {gl, gv}, [&](int64_t j, T* lj, T* uj) LS_LAMBDA {
       const int64_t begin = F.ptr[j], end = F.ptr[j + 1];
       const T scale = T(1) / x.v[begin];
       T dot = 0;
       for (int64_t q = begin + 1; q < end; ++q) {
         gl[q] *= scale;
         dot += gl[q] * l[q];
-        lower[F.row[q]] = -gl[q];
+        lj[W * F.row[q]] = -gl[q];
       }
       gv[begin] -= dot;
       if constexpr (LU) {
-        gl[begin] = lower[j] = 0;
-        for (int64_t q = begin; q < end; ++q) upper[F.row[q]] = -gv[q];
+        gl[begin] = 0;
+        for (int64_t q = begin; q < end; ++q) uj[W * F.row[q]] = -gv[q];
       } else {
         gl[begin] *= scale / 2;
-        lower[j] = -gl[begin];
+        lj[W * j] = -gl[begin];
       }
-      spread(j, x, {gl, gv});
-    }
+    });
     write_values(gl, gv, w);
   }
 
@@ -222,18 +332,21 @@ struct CompleteFactor {
   void product(const T* x_, const T* z_, T* b) const {
     T *const xl = columns, *const zl = columns + nnz, *const bl = columns + 2 * nnz;
     const Operand x{xl, read_factor(x_, xl)}, z{zl, read_factor(z_, zl)};
-    for (int64_t j = 0; j < F.n; ++j) {
-      const int64_t begin = F.ptr[j], end = F.ptr[j + 1], behind = F.row_ptr[j + 1] - j - 1;
-      for (int64_t q = begin; q < end; ++q) {
-        lower[F.row[q]] = xl[q] * z.v[begin] + zl[q] * x.v[begin];
-        if constexpr (LU) upper[F.row[q]] = 0;
-      }
-      gather(j, 1, x, &z);
-      for (int64_t q = begin; q < end; ++q) {
-        bl[q] = lower[F.row[q]];
-        if constexpr (LU) b[q + behind] = upper[F.row[q]];
-      }
-    }
+    forward(
+        1, x, &z,
+        [&](int64_t j, T* lj, T*) LS_LAMBDA {
+          const int64_t begin = F.ptr[j];
+          for (int64_t q = begin; q < F.ptr[j + 1]; ++q)
+            lj[W * F.row[q]] = xl[q] * z.v[begin] + zl[q] * x.v[begin];
+        },
+        [&](int64_t j, const T* lj, const T* uj) LS_LAMBDA {
+          const int64_t behind = F.row_ptr[j + 1] - j - 1;  // as in `values`
+          for (int64_t q = F.ptr[j]; q < F.ptr[j + 1]; ++q) {
+            bl[q] = lj[W * F.row[q]];
+            if constexpr (LU) b[q + behind] = uj[W * F.row[q]];
+          }
+          return false;
+        });
     values([&](int64_t place, int64_t q, bool in_l) LS_LAMBDA {
       if (in_l) b[place] = bl[q];
     });
@@ -248,19 +361,18 @@ struct CompleteFactor {
     values([&](int64_t place, int64_t q, bool in_l) LS_LAMBDA {
       if (in_l) wl[q] = w[place];
     });
-    for (int64_t j = 0; j < F.n; ++j) {
-      const int64_t begin = F.ptr[j], end = F.ptr[j + 1], behind = F.row_ptr[j + 1] - j - 1;
+    backward(x, {cl, cv}, [&](int64_t j, T* lj, T* uj) LS_LAMBDA {
+      const int64_t begin = F.ptr[j], behind = F.row_ptr[j + 1] - j - 1;
       if constexpr (LU) wl[begin] = 0;
       T dot = 0;
-      for (int64_t q = begin; q < end; ++q) {
-        lower[F.row[q]] = wl[q];
+      for (int64_t q = begin; q < F.ptr[j + 1]; ++q) {
+        lj[W * F.row[q]] = wl[q];
         dot += wl[q] * xl[q];
-        if constexpr (LU) upper[F.row[q]] = w[q + behind];
+        cl[q] += wl[q] * x.v[begin];
+        if constexpr (LU) uj[W * F.row[q]] = w[q + behind];
       }
-      spread(j, x, {cl, cv});
-      for (int64_t q = begin; q < end; ++q) cl[q] += wl[q] * x.v[begin];
       cv[begin] += dot;
-    }
+    });
     write_factor(cl, c);
   }
 };

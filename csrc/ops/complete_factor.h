@@ -29,7 +29,7 @@ struct CompletePlan {
   // f(b, memory to work in) for the members of a batch.
   template <class T, class F>
   void for_batch(int64_t batch, const F& f) const {
-    const int64_t size = 3 * col.numel() + 4 * rows();
+    const int64_t size = 3 * col.numel() + 32 * rows();
     const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(col.numel(), 1));
     parallel_for(0, batch, grain, [&](int64_t b0, int64_t b1) {
       const std::unique_ptr<T[]> work(new T[size]);  // not initialized
