@@ -191,6 +191,12 @@ def waits(f: Callable[[], Any]) -> bool:
 
 
 @functools.cache
+def generator(device: torch.device) -> torch.Generator:
+    """Not torch's own, which a capture that fails leaves unusable."""
+    return torch.Generator(device).manual_seed(0)
+
+
+@functools.cache
 def poisson(shape: tuple[int, ...], device: torch.device) -> ls.CSR:
     A = ls.problems.poisson(shape)
     return ls.CSR(A.values.to(device), A.pattern.to(device, torch.int32))
@@ -199,14 +205,14 @@ def poisson(shape: tuple[int, ...], device: torch.device) -> ls.CSR:
 def grid(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> ls.CSR:
     """Poisson's matrix with 32-bit indices and distinct values that require grad."""
     A = poisson(shape, device)
-    noise = 1 + 0.1 * torch.rand(A.nnz, device=device, dtype=dtype)
+    noise = 1 + 0.1 * torch.rand(A.nnz, device=device, dtype=dtype, generator=generator(device))
     return A.with_values((A.values.to(dtype) * noise).requires_grad_())
 
 
 def irregular(kind: str, n: int, device: torch.device) -> ls.SparsityPattern:
     """n rows with about 12 entries on average."""
-    torch.manual_seed(0)
-    u = torch.rand(n, device=device, dtype=F64)
+    numbers = generator(device).manual_seed(0)
+    u = torch.rand(n, device=device, dtype=F64, generator=numbers)
     if kind == "12 a row":
         lengths = torch.full((n,), 12, device=device)
     elif kind == "1 to 60 a row":
@@ -219,9 +225,11 @@ def irregular(kind: str, n: int, device: torch.device) -> ls.SparsityPattern:
         raise ValueError(kind)
     rows = torch.repeat_interleave(torch.arange(n, device=device), lengths)
     if kind == "near the diagonal":
-        columns = (rows + torch.randint(-2000, 2001, rows.shape, device=device)).clamp(0, n - 1)
+        columns = (rows + torch.randint(-2000, 2001, rows.shape, device=device, generator=numbers)).clamp(
+            0, n - 1
+        )
     else:
-        columns = torch.randint(0, n, rows.shape, device=device)
+        columns = torch.randint(0, n, rows.shape, device=device, generator=numbers)
     keys = torch.unique(rows * n + columns)
     crow = torch.searchsorted(keys, torch.arange(n + 1, device=device) * n)
     return ls.SparsityPattern(crow.int(), (keys % n).int(), (n, n))
@@ -240,15 +248,22 @@ def lower_band(n: int, width: int, dtype: torch.dtype, device: torch.device) -> 
 def normal(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, requires_grad: bool = True
 ) -> Tensor:
-    return torch.randn(shape, dtype=dtype, device=device).requires_grad_(requires_grad)
+    made = torch.randn(shape, dtype=dtype, device=device, generator=generator(device))
+    return made.requires_grad_(requires_grad)
 
 
 def both_ways(f: Callable[[], Tensor], inputs: list[Tensor]) -> Functions:
     """ "fwd", "bwd" and, for graphs, both in one."""
-    y = f()
-    g = torch.randn_like(y)
-    return {
-        "fwd": f,
-        "bwd": lambda: torch.autograd.grad(y, inputs, g, retain_graph=True),
-        "fwd + bwd": lambda: torch.autograd.grad(f(), inputs, g),
-    }
+    kept = {"y": f()}
+    g = normal(kept["y"].shape, kept["y"].dtype, kept["y"].device, False)
+
+    def backward() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(kept["y"], inputs, g, retain_graph=True)
+
+    def both() -> tuple[Tensor, ...]:
+        # A capture fails where a graph of another stream holds on to the leaves.
+        if g.is_cuda and torch.cuda.is_current_stream_capturing():
+            kept.clear()
+        return torch.autograd.grad(f(), inputs, g)
+
+    return {"fwd": f, "bwd": backward, "fwd + bwd": both}

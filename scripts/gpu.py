@@ -1,13 +1,13 @@
 """Build, test, check and measure on the CUDA device of this machine: `make gpu` (docs/cuda.md).
 
     python scripts/gpu.py [--only look,build,smoke,sanitizer,tests,bench] [--prebuilt learnsolve_cuda.so]
-        [--sections spmv,pcg] [--minutes 60] [--results FOLDER] [--folder FOLDER] [--rehearse]
+        [--sections spmv,pcg] [--seconds 0.2] [--minutes 60] [--results FOLDER] [--folder FOLDER] [--rehearse]
 
 Uses the Python that runs it, with its torch, and installs nothing into it: learnsolve goes into
 build/gpu/site. Needs no network. First contact goes in five calls, each of less than ten minutes:
 
     --only look,build           what is here; the operators, compiled for this device or taken from --prebuilt
-    --only smoke                every kind of kernel, each case in a process of its own
+    --only smoke                every kind of kernel; after a CUDA error a new process goes on
     --only memcheck,racecheck   the same cases under compute-sanitizer; then initcheck and synccheck
     --only tests                after a CUDA error they go on in a new process
     --only bench                what decides most comes first; --sections chooses
@@ -102,6 +102,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="time limit for all steps")
     parser.add_argument("--prebuilt", type=Path, help="a learnsolve_cuda.so that was compiled elsewhere")
     parser.add_argument("--sections", default="", help="of the benchmarks, separated by commas")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of the benchmarks, for each function")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--folder", type=Path, help="for the build and the logs; build/gpu")
     parser.add_argument("--rehearse", action="store_true", help="on the emulator, without a device")
@@ -124,7 +125,9 @@ def main() -> int:
         print("make gpu: cannot run here. What is missing:", file=sys.stderr)
         print("\n".join(f"  - {item}" for item in lacks), file=sys.stderr)
         return 2
-    plan = Plan(facts, folder, args.prebuilt and args.prebuilt.resolve(), args.sections, args.rehearse)
+    plan = Plan(
+        facts, folder, args.prebuilt and args.prebuilt.resolve(), args.sections, args.seconds, args.rehearse
+    )
     if not plan.is_built() and wanted != {"look"}:
         wanted.add("build")
     print("\n".join(f"{name}: {fact}" for name, fact in facts.items()), flush=True)

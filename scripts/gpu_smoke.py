@@ -4,13 +4,14 @@
 
 Prints the name of a case before it runs, so that a crash or a kernel that never ends has a name. Cases are
 small enough for compute-sanitizer, which slows kernels down a hundredfold, and, with --device emulator (the
-CUDA operators compiled for the host, csrc/emulator), for ThreadSanitizer. scripts/gpu.py gives each case a
-process of its own (--shard, --progress: scripts/gpu_parts.py).
+CUDA operators compiled for the host, csrc/emulator), for ThreadSanitizer. scripts/gpu.py goes on in
+a new process after an error (--shard, --progress: scripts/gpu_parts.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from pathlib import Path
@@ -134,4 +135,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    code = main()
+    # At once: torch's thread of a device may still hold a backward, and would abort (pytorch#190489).
+    sys.stdout.flush()
+    os._exit(code)

@@ -13,7 +13,7 @@ from pathlib import Path
 import gpu_machine
 from gpu_parts import ROOT, Parts, Step, all_parts, end_of, run
 
-AT_A_TIME = 8  # processes on the device
+AT_A_TIME = max(2, min(16, os.cpu_count() or 2))  # processes on the device
 
 # Tests of device features: streams, graphs, waits, bits. And tests shared with the CPU, with their tensors on
 # the device (tests/pretend_device.py).
@@ -46,6 +46,7 @@ class Plan:
     folder: Path
     prebuilt: Path | None = None
     sections: str = ""
+    seconds: float = 0.2
     rehearsal: bool = False
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -113,10 +114,10 @@ def loads(plan: Plan, start: float, what: str) -> Step:
 
 
 def smoke(plan: Plan, limit: float) -> Step:
-    """Every kind of kernel once: each case in a process of its own, which waits for each launch."""
+    """Every kind of kernel once, in processes that wait for each launch: a new one after an error."""
     start = time.monotonic()
     _, output = run([*plan.smoke, "--list"], min(limit, 120), plan.folder / "cases.log", **plan.environment)
-    count = len(output.splitlines())
+    count = min(2 * plan.workers, len(output.splitlines()))
     each = Parts(
         plan.smoke, plan.folder / "smoke.log", count, plan.environment | {"CUDA_LAUNCH_BLOCKING": "1"}
     )
@@ -146,14 +147,18 @@ def bench(plan: Plan, limit: float) -> Step:
     start = time.monotonic()
     name = "-".join(["bench", *plan.sections.split(",")]).rstrip("-")
     out = plan.folder / f"{name}.json"
-    command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out)]
+    # -P and this path, so that it imports the learnsolve that was built, and benchmarks of the source folder
+    command = [sys.executable, "-P", "-m", "benchmarks.gpu", "--out", str(out)]
+    command += ["--seconds", str(plan.seconds)]
     if plan.sections:
         command += ["--only", plan.sections]
     if plan.rehearsal:
         command += ["--device", "cpu", "--quick", "--seconds", "0.001"]
     for old in (out, out.with_suffix(".md")):
         old.unlink(missing_ok=True)
-    code, output = run(command, limit, plan.folder / f"{name}.log", **plan.environment)
+    path = os.pathsep.join((str(plan.site), str(ROOT)))
+    environment = plan.environment | {"PYTHONPATH": path}
+    code, output = run(command, limit, plan.folder / f"{name}.log", **environment)
     notes = [line for line in output.splitlines() if line.startswith("left out:")]
     if not plan.facts["cupy"]:
         notes.append("CuPy is not installed: cuSPARSE was measured through torch only")

@@ -262,6 +262,7 @@ def tensors_on(name: str) -> Iterator[torch.device]:
         device = DEVICE if name == "pretend" else torch.device(name)
         with PretendDevice() if name == "pretend" else nullcontext():
             torch.set_default_device(device)
+            torch.backends.cudnn.allow_tf32 = False  # references need all digits
             yield device
     finally:
         torch.set_default_device(None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import learnsolve as ls
+from learnsolve.matrix import device_analysis
 from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.limits import without_buffer_pool
 
@@ -135,6 +136,17 @@ def structures() -> dict[str, scipy.sparse.csr_array]:
         "5 points": grid(5, 6),
         "power law": power_law(24),
     }
+
+
+def on_cuda() -> bool:
+    """Are the operators those of CUDA: on a device (--device cuda), or emulated?"""
+    return device_analysis.everywhere or torch.get_default_device().type == "cuda"
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Of one computation on two layouts: on a device torch adds in the order of memory."""
+    near = {"rtol": 1e-13 if a.dtype == torch.float64 else 1e-5, "atol": 0.0}
+    return torch.equal(a, b) or (a.is_cuda and torch.allclose(a, b, **near))
 
 
 def small_pattern(index: torch.dtype = torch.int64) -> ls.SparsityPattern:

@@ -194,8 +194,8 @@ struct RowProduct : EndOfProduct<End> {
   }
 };
 
-// The same for one column: `Lanes` lanes share the entries of a row.
-template <int Lanes, class T, class I, class End>
+// The same for one column: `Lanes` lanes share the entries of a row, U of them at a time.
+template <int Lanes, int U, class T, class I, class End>
 LS_KERNEL(kThreads, 4)
 chunk_product_kernel(LS_ARGUMENT RowProduct<T, I, End> P, Chunks chunks, int64_t batch,
                      Partials<T> partials) {
@@ -209,8 +209,11 @@ chunk_product_kernel(LS_ARGUMENT RowProduct<T, I, End> P, Chunks chunks, int64_t
     const bool multiplies = P.multiplies(b);
     for (int64_t i = r0 + threadIdx.x / Lanes; i < r1; i += kThreads / Lanes) {
       T sum = 0;
-      const int64_t last = multiplies ? P.A.ptr[i + 1] : P.A.ptr[i];
-      for (int64_t p = P.A.ptr[i] + team.lane; p < last; p += Lanes) sum += a[p] * x[P.A.idx[p]];
+      const int64_t begin = P.A.ptr[i];
+      for_entries<U>(
+          team, multiplies ? static_cast<int>(P.A.ptr[i + 1] - begin) : 0,
+          [&](int e) { return Pack<T, 2>{{a[begin + e], x[P.A.idx[begin + e]]}}; },
+          [&](int, const Pack<T, 2>& entry) { sum += entry.v[0] * entry.v[1]; });
       const T y = team.sum(sum);
       if (team.first()) P.end.at(Place<true, 1>{b, i, i, 0}, Pack<T, 1>{{y}}, sums);
     }

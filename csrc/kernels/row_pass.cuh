@@ -4,9 +4,9 @@
 //     Sum   y_i = sum_p a_p x_{j(p)}      over the entries p of row i
 //     Dot   d_p = <u_i, x_{j(p)}>
 //
-// spmm is Sum, sddmm is Dot, and both gradients of spmm are Sum and Dot over the transposed structure: every
-// row of x is loaded once and serves both. No atomics; the order of every sum depends on the structure and
-// the sizes, and for several columns on the alignment of the operands, alone.
+// spmm is Sum, sddmm is Dot. For several columns both gradients of spmm are Sum and Dot over the transposed
+// structure: every row of x is loaded once and serves both. No atomics; the order of every sum depends on the
+// structure and the sizes, and for several columns on the alignment of the operands, alone.
 #pragma once
 
 #include "kernels/groups.cuh"
@@ -37,23 +37,35 @@ struct RowPass {
   }
 };
 
-// One column: piece s by one team, whose lanes stride over its entries.
-template <bool Sum, bool Dot, class Team, class T, class I>
+// One column: the Sum or the Dot of piece s by one team, whose lanes stride over its entries.
+template <int U, bool Sum, class Team, class T, class I>
 LS_DEVICE void vector_piece(const Team& team, const RowPass<T, I>& P, int64_t s, const Members& members) {
+  struct Entry {
+    T a, x;
+    I place;
+  };
   const Piece row = P.rows.piece(s);
+  const int count = static_cast<int>(row.end - row.begin);
+  const I* const idx = P.idx + row.begin;
+  const I* const perm = P.perm ? P.perm + row.begin : nullptr;
+  const int64_t from = perm ? 0 : row.begin;
   T sum = 0;
   for (int64_t b = members.b0; b < members.b1; ++b) {
-    const T* a = P.a + b * P.a_step;
-    const T* x = P.x + b * P.x_step;
-    const T ui = Dot ? P.u[b * P.u_step + row.i] : T(0);
-    T* d = P.d.of(b, members);
+    const T* const a = P.a + b * P.a_step + from;
+    const T* const x = P.x + b * P.x_step;
+    const T ui = Sum ? T(0) : P.u[b * P.u_step + row.i];
+    T* const d = P.d.of(b, members) + from;
     const bool add = P.d.goes_on(b, members);
-    for (int64_t p = row.begin + team.lane; p < row.end; p += Team::size) {
-      const int64_t q = P.place(p);
-      const T xj = x[P.idx[p]];
-      if (Sum) sum += a[q] * xj;
-      if (Dot) d[q] = add ? d[q] + ui * xj : ui * xj;
-    }
+    for_entries<U>(
+        team, count,
+        [&](int e) {
+          const I place = perm ? perm[e] : static_cast<I>(e);
+          return Entry{Sum ? a[place] : T(0), x[idx[e]], place};
+        },
+        [&](int, const Entry& entry) {
+          if (Sum) sum += entry.a * entry.x;
+          if (!Sum) d[entry.place] = add ? d[entry.place] + ui * entry.x : ui * entry.x;
+        });
     if (Sum && P.y.ends(b, members)) {
       const T total = team.sum(sum);
       if (team.first()) *P.sums(s, b, members) = total;

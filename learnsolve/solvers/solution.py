@@ -263,7 +263,8 @@ class Solution(_Pair):
         if self._norms is not None:
             return self._norms
         assert callable(self._complete)
-        if self._needs is not None and not self._needs.unchanged():
+        unchanged = self._needs is None or self._needs.unchanged()
+        if unchanged is False:
             raise RuntimeError(
                 "Solution.residual_norms: A.values, b or x was changed in place after the solve; ask for the "
                 "norms before, or solve with clones"
@@ -271,6 +272,8 @@ class Solution(_Pair):
         # As at the time of the solve: whether there is a graph must not depend on where this is first read.
         with torch.set_grad_enabled(self._grad_enabled):
             self._norms = self._complete()
+            if unchanged is not True:  # on a device: NaN instead of the error
+                self._norms = torch.where(unchanged, self._norms, torch.nan)
         return self._norms
 
     @property

@@ -7,11 +7,10 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from reference import banded, coordinates, grid, normal, pattern_of, power_law, random, structures
+from reference import banded, coordinates, grid, normal, on_cuda, pattern_of, power_law, random, structures
 from torch.utils import _pytree as pytree
 
 import learnsolve as ls
-from learnsolve.matrix import device_analysis
 
 STRUCTURES = structures()
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
@@ -248,7 +247,7 @@ BLOCKS = STRUCTURES | {
 }
 
 # A device deals rows out otherwise (test_device_analysis.py).
-of_the_cpu = pytest.mark.skipif(device_analysis.everywhere, reason="of the CPU operators alone")
+of_the_cpu = pytest.mark.skipif(on_cuda(), reason="of the CPU operators alone")
 
 
 @of_the_cpu

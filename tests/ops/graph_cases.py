@@ -69,7 +69,8 @@ def distinct(shape):
 
     def make(P, seed):
         size = (*shape[:-1], P.nnz, shape[-1]) if shape else (P.nnz,)
-        order = torch.randperm(int(np.prod(size)), generator=torch.Generator().manual_seed(seed))
+        order = torch.from_numpy(np.random.default_rng(seed).permutation(int(np.prod(size))))
+        order = order.to(torch.get_default_device())
         return [(order.double() / 3 - 2).reshape(size)]
 
     return make

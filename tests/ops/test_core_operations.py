@@ -29,6 +29,7 @@ def ours(P):
     return f
 
 
+@pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("batch", [(), (3,), (2, 2)], ids=len)
 @pytest.mark.parametrize(
@@ -48,6 +49,7 @@ def test_equal_to_the_composition(n, batch, dtype):
                 torch.testing.assert_close(a, b, rtol=0, atol=tolerance["atol"] * float(b.abs().max() + 1))
 
 
+@pytest.mark.cpu_only
 def test_gradients_of_any_order():
     for P, n in ((GRAPH, None), (None, 4)):
         for o in (2, 0):
@@ -56,6 +58,7 @@ def test_gradients_of_any_order():
             assert gradgradcheck(ours(P), given, check_fwd_over_rev=True, fast_mode=True)
 
 
+@pytest.mark.cpu_only
 def test_gradients_that_are_asked_for():
     """Without the others: of no operand alone is anything lost, in the second derivative neither."""
     given = [t.requires_grad_() for t in operands(3, 5, 2)]
@@ -68,6 +71,7 @@ def test_gradients_that_are_asked_for():
         torch.testing.assert_close(torch.autograd.grad(found.square().sum(), alone[i])[0], again)
 
 
+@pytest.mark.cpu_only
 def test_vmap_over_all_operands():
     given = operands(3, 4, 2, batch=(3,))
     given[2:] = [torch.stack([t, 2 * t, -t]) for t in given[2:]]
@@ -79,6 +83,7 @@ def test_vmap_over_all_operands():
         torch.testing.assert_close(a, torch.stack(b))
 
 
+@pytest.mark.cpu_only
 def test_nan_and_infinity_as_with_torch():
     given = operands(3, 8, 2, n=5)
     given[0][1, 0], given[0][2, 1] = torch.nan, torch.inf
@@ -89,6 +94,7 @@ def test_nan_and_infinity_as_with_torch():
     torch.testing.assert_close(a, b, equal_nan=True)
 
 
+@pytest.mark.cpu_only
 def test_no_rows():
     for batch in ((), (0,)):
         given = [t.requires_grad_() for t in operands(3, 8, 2, batch=batch, n=0)]

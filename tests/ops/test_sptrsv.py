@@ -23,11 +23,10 @@ from ops.triangular import (
     values_for,
     with_diagonal,
 )
-from reference import assert_same_bits, coordinates, gradients, grid, normal, pattern_of, random
+from reference import assert_same_bits, coordinates, gradients, grid, normal, on_cuda, pattern_of, random
 from torch import func
 
 import learnsolve as ls
-from learnsolve.matrix import device_analysis
 
 every_side = pytest.mark.parametrize(
     "side", SIDES, ids=lambda s: " ".join(k for k, v in s.items() if v) or "none"
@@ -168,7 +167,7 @@ LARGE = {
 }
 
 
-@pytest.mark.skipif(device_analysis.everywhere, reason="threads of the CPU operators")
+@pytest.mark.skipif(on_cuda(), reason="threads of the CPU operators")
 @pytest.mark.few
 @pytest.mark.parametrize("structure", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
@@ -191,7 +190,7 @@ def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
     assert_same_bits(everything, (2, 3))
 
 
-@pytest.mark.skipif(device_analysis.everywhere, reason="a plan for the CPU operators")
+@pytest.mark.skipif(on_cuda(), reason="a plan for the CPU operators")
 def test_levels_are_used_where_they_are_wide(monkeypatch):
     from learnsolve.ops.core import triangular
 
@@ -214,7 +213,7 @@ def test_levels_are_used_where_they_are_wide(monkeypatch):
 
 @pytest.mark.parametrize("columns", [None, 64])
 def test_memory(columns):
-    n = 2_000 if columns and device_analysis.everywhere else 20_000
+    n = 2_000 if columns and on_cuda() else 20_000
     Q = pattern_of(
         sp.csr_array(sp.tril(sp.random_array((n, n), density=8 / n, rng=0)) + sp.eye_array(n)), torch.int32
     )
@@ -255,7 +254,7 @@ def test_every_instruction_set():
 def refuses_zero(solve, message):
     """A CUDA operator does not wait for the device to look: the result has NaN, where
     tests/ops/test_cuda_triangular.py says."""
-    if device_analysis.everywhere:
+    if on_cuda():
         assert solve().isnan().any()
         return
     with pytest.raises(ValueError, match=f"sptrsv: .*{message}"):

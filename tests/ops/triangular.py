@@ -31,7 +31,7 @@ P = small()
 def values_for(Q, *batch, dtype=F64, seed=0):
     """Solutions that stay of the size of the right-hand side."""
     rows, columns = coordinates(Q)
-    off = torch.from_numpy(rows != columns)
+    off = torch.tensor(rows != columns)
     scale = 0.7 / max(np.bincount(rows, minlength=1).max(initial=1), 2)
     v = normal((*batch, Q.nnz), seed=seed)
     return torch.where(off, scale * v, torch.sign(v) * (1 + 0.2 * v.abs())).to(dtype)

@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from reference import normal
+from reference import normal, on_cuda
 from solvers.krylov import RECTANGULAR, SYMMETRIC, convection, poisson, tall
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.matrix import device_analysis
 from learnsolve.solvers.solution import COMPILED, EAGER, PYTHON_M
 
 S, P = ls.solvers, ls.preconditioners
@@ -119,7 +118,7 @@ def row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises: Any) ->
         build, v = laplacian, WEIGHTS
         blocks = (laplacian(WEIGHTS), ls.problems.poisson((5,), boundary="periodic"))
         promises["keywords"] = {"null_space": "constants"}
-    if device_analysis.everywhere and method not in ("cg", "fcg"):  # the others have no code for a device
+    if on_cuda() and method not in ("cg", "fcg"):  # the others have no code for a device
         promises = {key: value for key, value in promises.items() if key == "keywords"}
     function = "of a function" in name
     return Case(name, method, build, v, M, function=function, blocks=() if function else blocks, **promises)

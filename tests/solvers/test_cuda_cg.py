@@ -5,6 +5,8 @@ not particular to it, such as columns that stop: test_pcg_operator.py, which .ci
 Runs on a CUDA device or, without its last part, with the emulated operators (tests/conftest.py).
 """
 
+import functools
+
 import cuda_promises
 import numpy as np
 import pytest
@@ -30,11 +32,16 @@ def on_device(s):
     return s.with_inputs(*moved)._replace(P=s.P.to(DEVICE), factor=factor)
 
 
+@functools.cache  # a call that must not wait for the device finds them there
+def cotangent(shape, dtype, seed):
+    return normal(shape, dtype, seed).to(DEVICE)
+
+
 def with_gradients(s, iterations, function=fused, checkpointed=False):
     """x, norms and the gradients of all inputs."""
     options = {"checkpointed": checkpointed} if function is fused else {}
     x, norms, _ = function(s, iterations, **options)
-    g = [normal(t.shape, t.dtype, seed=8 + i).to(DEVICE) for i, t in enumerate((x, norms))]
+    g = [cotangent(t.shape, t.dtype, 8 + i) for i, t in enumerate((x, norms))]
     return [x.detach(), norms.detach(), *torch.autograd.grad((x, norms), s.inputs, g)]
 
 

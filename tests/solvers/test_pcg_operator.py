@@ -4,13 +4,12 @@ operations, and against dense autograd; columns that stop; parts, threads and me
 import pytest
 import torch
 from ops.test_memory import peak
-from reference import assert_same_bits, banded, grid, normal, pattern_of, random
+from reference import assert_same_bits, banded, grid, normal, on_cuda, pattern_of, random
 from scipy.sparse import eye_array
 from solvers.dense_pcg import SHAPES, System, dense, fused, gradients, system, unfused
 from solvers.references import close, equal
 
 import learnsolve as ls
-from learnsolve.matrix import device_analysis
 from learnsolve.ops import pcg
 from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.pcg import KINDS, pcg_iterations
@@ -145,7 +144,7 @@ def test_a_zero_on_the_diagonal_of_the_factor(batch):
     m = s.m.clone()
     m[..., 0] = 0
     s = s._replace(m=m)
-    if device_analysis.everywhere:  # a CUDA operator does not look: nothing is divided, and x0 stays
+    if on_cuda():  # a CUDA operator does not look: nothing is divided, and x0 stays
         x, _, status = fused(s, 2)
         assert torch.equal(x, s.x0)
         assert (status.select(-1 if s.b.dim() == 1 else -2, 0) == Stop.NON_FINITE).all()
@@ -336,7 +335,7 @@ def test_threads_do_not_change_a_bit_of_a_batch(kind, of_values, of_m):
     s = s._replace(values=s.values.expand(*of_values, -1).clone(), m=m)
     s = with_start(s, normal((24, 300, 2), seed=3), normal((24, 300, 2), seed=4))
     # Enough for a second thread to wake; an emulated device has none, and takes seconds.
-    iterations = 2 if device_analysis.everywhere else 20
+    iterations = 2 if on_cuda() else 20
     assert_same_bits(lambda: gradients(s, fused, iterations), (2, 3))
 
 

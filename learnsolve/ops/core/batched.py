@@ -27,14 +27,27 @@ class _Members:
         return self.t[min(i, len(self.t) - 1)]
 
 
+def _batched(t: Any) -> bool:
+    return isinstance(t, Tensor) and _functorch.is_legacy_batchedtensor(t)
+
+
+def _level(args: Any) -> int:
+    """The innermost batch. A backward of CUDA tensors runs on a thread that knows of none: there the tensors
+    tell, of which one without an axis of a level gets one, here of size 0."""
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    if level > 0:
+        return level
+    given = [t for t in tree_leaves(args) if _batched(t)]
+    return next(n for n in range(64, 0, -1) for t in given if len(_torch._remove_batch_dim(t, n, 0, 0)))
+
+
 def _rule(operator: Any) -> Any:
     def loop(*args: Any) -> Any:
-        level = torch._C._vmapmode_increment_nesting() - 1
-        torch._C._vmapmode_decrement_nesting()
+        level = _level(args)
 
         def members(t: Any) -> Any:
-            batched = isinstance(t, Tensor) and _functorch.is_legacy_batchedtensor(t)
-            return _Members(_torch._remove_batch_dim(t, level, 1, 0)) if batched else t
+            return _Members(_torch._remove_batch_dim(t, level, 1, 0)) if _batched(t) else t
 
         def member(t: Any, i: int) -> Any:
             return t[i] if isinstance(t, _Members) else t
