@@ -96,29 +96,41 @@ def test_only_the_lower_triangle_is_read():
         assert (grad[upper] == 0).all()
 
 
+def test_the_gradient_of_logdet_is_the_selected_inverse():
+    A = ls.problems.poisson((7, 6)).requires_grad_()
+    ls.ops.logdet(A).backward()
+    torch.testing.assert_close(A.values.grad, ls.ops.selected_inverse(A).values, rtol=1e-14, atol=0)
+    B = A.with_values(dominant(A.pattern)).requires_grad_()
+    ls.ops.slogdet(B).logabsdet.backward()
+    inverse = ls.ops.selected_inverse(B, kind="lu")
+    torch.testing.assert_close(
+        B.values.grad, inverse.values[A.pattern.transpose_permutation], rtol=1e-14, atol=0
+    )
+
+
 def test_breakdown_names_the_row_of_A():
     D = torch.diag(torch.arange(1.0, 6)).double()
-    D[2, 2] = -3.0
+    D[1, 1] = -3.0
     A = ls.CSR.from_dense(D)
     for order in (torch.tensor([4, 3, 2, 1, 0]), "natural", "minimum_degree"):
         with pytest.raises(
-            ValueError, match=r"cholesky: .*positive.*row 2, .*is -3; .*not positive definite: take"
+            ValueError, match=r"cholesky: .*positive.*row 1, .*is -3; .*not positive definite: take"
         ):
             ls.ops.cholesky(A, ordering=order)
-    with pytest.raises(ValueError, match=r"logdet: .*row 2.*ops.slogdet"):
+    with pytest.raises(ValueError, match=r"logdet: .*row 1.*ops.slogdet"):
         ls.ops.logdet(A)
-    with pytest.raises(ValueError, match=r'selected_inverse: .*row 2.*kind="lu"'):
+    with pytest.raises(ValueError, match=r'selected_inverse: .*row 1.*kind="lu"'):
         ls.ops.selected_inverse(A)
     assert ls.ops.slogdet(A).sign == -1
     assert (ls.ops.ldlt(A).D < 0).sum() == 1
     zero = A.with_values(torch.stack((A.values, A.values.clamp(min=0))))
     for f in (ls.ops.lu, ls.ops.ldlt, ls.ops.slogdet):
-        with pytest.raises(ValueError, match=r"nonzero.*row 2 of matrix 1 of the batch.* is 0; .*spsolve"):
+        with pytest.raises(ValueError, match=r"nonzero.*row 1 of matrix 1 of the batch.* is 0; .*spsolve"):
             f(zero)
     traced = torch.compile(
         lambda v: ls.ops.lu(A.with_values(v)).U.values, backend="aot_eager", fullgraph=True
     )
-    with pytest.raises(RuntimeError, match="row 2 in the order of elimination"):
+    with pytest.raises(RuntimeError, match="row 1 in the order of elimination"):
         traced(zero.values[1])
 
 
