@@ -119,7 +119,8 @@ def cholesky(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
     if isinstance(A, CSR) and A.values.is_cuda:
         return through_host(cholesky, A, ordering=ordering)
     F = factored(A, "cholesky/complete", ordering)
-    return Cholesky(*F.factors(), F.fill.permutation)
+    (L,) = F.factors()
+    return Cholesky(L, F.fill.permutation)
 
 
 def ldlt(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LDLT:
@@ -203,4 +204,5 @@ def lu(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LU:
     if isinstance(A, CSR) and A.values.is_cuda:
         return through_host(lu, A, ordering=ordering)
     F = factored(A, "lu/complete lu", ordering)
-    return LU(*F.factors(), F.fill.permutation)
+    L, U = F.factors()
+    return LU(L, U, F.fill.permutation)

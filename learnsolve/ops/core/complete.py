@@ -128,7 +128,9 @@ def complete_fill(function: str, P: SparsityPattern, ordering: Any, lower: bool,
     try:
         if isinstance(ordering, Tensor):
             return _fill_in_order(function, P, ordering, lower, both)
-        checks.one_of(function, "ordering", ordering, ORDERINGS)
+        if ordering not in ORDERINGS:
+            rule = f"one of {ORDERINGS} or a permutation, a Tensor of shape (n,)"
+            raise ValueError(f"{function}: ordering must be {rule}, got {ordering!r}")
         return P._planned(_plan_fill, ordering, lower, both)
     except _TooMany as too_many:
         raise ValueError(f"{function}: {too_many}") from None
