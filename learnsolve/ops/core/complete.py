@@ -1,6 +1,7 @@
 """Complete factors of a permuted matrix: where they have entries, which values they are made of, and what is
 said where they do not exist. Behind `cholesky`, `ldlt`, `lu`, `logdet`, `slogdet` and `selected_inverse`."""
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -113,6 +114,8 @@ def _message(function: str, fill: Fill, positive: bool, row: int, pivot: float, 
     if positive:
         rule = "positive"
         remedy = f"A is not positive definite: {_REMEDIES[function]}, or add to its diagonal"
+    if not math.isfinite(pivot):
+        remedy = "values of A are not finite, or the factors leave the range of its dtype: scale A"
     return (
         f"{function}: every pivot must be {rule} and finite, that of row {int(fill.permutation[row])}{batch}"
         f", number {row} in the order of elimination, is {pivot:.6g}; {remedy}"
