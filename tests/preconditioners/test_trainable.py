@@ -219,7 +219,10 @@ def test_the_compiled_loop_gives_the_parameters_the_same_gradient(case, gradient
 
 @pytest.mark.parametrize(
     "make",
-    [lambda A: P.Trainable(P.Factored.bidiagonal(64)), lambda A: P.Trainable(P.IC0(A), positive="exp")],
+    [
+        lambda A: P.Trainable(P.Factored.bidiagonal(64)).to(A.device),
+        lambda A: P.Trainable(P.IC0(A), positive="exp"),
+    ],
     ids=["bidiagonal", "ic0"],
 )
 def test_training_lowers_the_loss_and_the_iterations(make):
