@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ["_first_line", "_library", "_analysis", "_clock"],
     ["matrix"],
-    ["config"],
     ["ordering"],
     ["ops"],
     ["nn"],
     ["preconditioners", "problems", "io"],
     ["solvers"],
-    ["analysis", "collate", "evaluation", "petsc", "profiling", "testing"],
+    ["eigen"],
+    ["analysis", "collate", "config", "evaluation", "petsc", "profiling", "testing"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],
     ["train"],

@@ -19,6 +19,7 @@ from learnsolve.ops.indexing import permute
 from learnsolve.ops.kron import kron
 from learnsolve.ops.limits import set_buffer_pool_limit, set_plan_cache_limit
 from learnsolve.ops.logdet import SignLogdet, logdet, selected_inverse, slogdet
+from learnsolve.ops.lstsq import lstsq
 from learnsolve.ops.norm import norm
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.real_form import real_form
@@ -28,7 +29,7 @@ from learnsolve.ops.segment_softmax import segment_softmax
 from learnsolve.ops.segment_sum import segment_mean, segment_sum
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
-from learnsolve.ops.spsolve import Factorized, factorized, spsolve
+from learnsolve.ops.spsolve import spsolve
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.stack import block, block_diag, hstack, vstack
 from learnsolve.ops.stencil import stencil
@@ -43,7 +44,6 @@ __all__ = [
     "LDLT",
     "LU",
     "Cholesky",
-    "Factorized",
     "IncompleteCholesky",
     "IncompleteLU",
     "SignLogdet",
@@ -55,7 +55,6 @@ __all__ = [
     "diag",
     "diagonal",
     "eye",
-    "factorized",
     "galerkin",
     "gather",
     "hstack",
@@ -67,6 +66,7 @@ __all__ = [
     "kron",
     "ldlt",
     "logdet",
+    "lstsq",
     "lu",
     "mic0",
     "norm",

@@ -14,7 +14,6 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.factors import LDLT as LDLT
 from learnsolve.ops.factors import LU as LU
 from learnsolve.ops.factors import Cholesky as Cholesky
-from learnsolve.ops.spsolve import Factorized as Factorized
 from learnsolve.ops.incomplete import IncompleteCholesky as IncompleteCholesky
 from learnsolve.ops.incomplete import IncompleteLU as IncompleteLU
 from learnsolve.ops.logdet import SignLogdet as SignLogdet
@@ -40,7 +39,6 @@ __all__ = [
     "LDLT",
     "LU",
     "Cholesky",
-    "Factorized",
     "IncompleteCholesky",
     "IncompleteLU",
     "SignLogdet",
@@ -52,7 +50,6 @@ __all__ = [
     "diag",
     "diagonal",
     "eye",
-    "factorized",
     "galerkin",
     "gather",
     "hstack",
@@ -64,6 +61,7 @@ __all__ = [
     "kron",
     "ldlt",
     "logdet",
+    "lstsq",
     "lu",
     "mic0",
     "norm",
@@ -103,7 +101,6 @@ def block(blocks: Sequence[Sequence[MatrixLike | None]]) -> CSR: ...
 def block_diag(matrices: Sequence[MatrixLike]) -> CSR: ...
 def cholesky(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> Cholesky: ...
 def diagonal(A: MatrixLike, k: int = 0) -> Tensor: ...
-def factorized(A: MatrixLike) -> Factorized: ...
 def galerkin(P: MatrixLike, A: MatrixLike) -> CSR: ...
 def hstack(matrices: Sequence[MatrixLike]) -> CSR: ...
 def ic0(
@@ -140,6 +137,9 @@ def inverse_diagonal(A: MatrixLike) -> Tensor: ...
 def kron(A: MatrixLike, B: MatrixLike) -> CSR: ...
 def ldlt(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> LDLT: ...
 def logdet(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> Tensor: ...
+def lstsq(
+    A: MatrixLike, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | None = None
+) -> Tensor: ...
 def lu(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> LU: ...
 def mic0(
     A: MatrixLike,
