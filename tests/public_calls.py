@@ -25,6 +25,7 @@ P, S = ls.preconditioners, ls.solvers
 RECORDS = {"ConvergenceWarning", "DelaunayGraph", "Eigenpairs", "Estimate", "Evaluation"}
 RECORDS |= {"ExtremeEigenvalues", "Graph", "SingularTriplets"}
 RECORDS |= {"IncompleteCholesky", "IncompleteLU", "Iteration", "MatrixProperties", "PROPERTIES"}
+RECORDS |= {"Cholesky", "LDLT", "LU", "SignLogdet"}
 RECORDS |= {"NetworkStart", "ProblemDataset", "Sample", "Solution", "SolverError", "Status"}
 OTHERS = {"CSR.cuda", "CSR.from_scipy", "CSR.load", "CSR.requires_grad_", "Preconditioner", "Trainable"}
 OTHERS |= {

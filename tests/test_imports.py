@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ["_first_line", "_library", "_analysis", "_clock"],
     ["matrix"],
-    ["ops", "ordering"],
+    ["ordering"],
+    ["ops"],
     ["nn"],
     ["preconditioners", "problems", "io"],
     ["solvers"],

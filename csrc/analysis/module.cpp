@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "analysis/coloring.h"
+#include "analysis/complete_fill.h"
 #include "analysis/incomplete.h"
 #include "analysis/interrupt.h"
 #include "analysis/level_fill.h"
@@ -213,6 +214,14 @@ void bind(py::module_& m) {
       return level_fill(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), most);
     }();
     return py::make_tuple(array(found.ptr), array(found.idx));
+  });
+  // (entries, ptr, idx), the last empty if there are more than `most`
+  m.def("complete_fill", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& order, int64_t most) {
+    auto L = [&] {
+      py::gil_scoped_release release;
+      return complete_fill(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), order.data(), most);
+    }();
+    return py::make_tuple(L.entries, array(L.ptr), array(L.idx));
   });
   m.def("validate", [](const Array<I>& ptr, const Array<I>& idx, int64_t cols) {
     const auto fault = [&] {

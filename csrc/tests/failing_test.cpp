@@ -2,10 +2,12 @@
 #include "tests/failing.h"
 
 #include <array>
+#include <numeric>
 #include <tuple>
 
 #include "analysis/arnoldi.h"
 #include "analysis/coloring.h"
+#include "analysis/complete_fill.h"
 #include "analysis/incomplete.h"
 #include "analysis/interpolation.h"
 #include "analysis/level_fill.h"
@@ -77,6 +79,12 @@ void one_matrix(const Arrays& A) {
   require_survival("level_fill", [&] {
     const auto found = analysis::level_fill(ptr, A.n, idx, 1);
     return std::tuple(found.ptr, found.idx);
+  });
+  require_survival("complete_fill", [&] {
+    std::vector<I> order(A.n);
+    std::iota(order.begin(), order.end(), I(0));
+    const auto L = analysis::complete_fill(ptr, A.n, idx, order.data(), int64_t{1} << 40);
+    return std::tuple(L.entries, L.ptr, L.idx);
   });
   for (const auto kind : {analysis::Factors::lu, analysis::Factors::cholesky,
                           analysis::Factors::modified_cholesky, analysis::Factors::relaxed_cholesky})
