@@ -68,6 +68,9 @@ def greedy_coloring(
 def column_coloring(
     ptr: np.ndarray, idx: np.ndarray, tptr: np.ndarray, tidx: np.ndarray, order: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]: ...
+def substitution(
+    ptr: np.ndarray, idx: np.ndarray, perm: np.ndarray, colors: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...
 def as_column_coloring(
     ptr: np.ndarray, idx: np.ndarray, colors: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None: ...

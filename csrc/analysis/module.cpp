@@ -304,6 +304,16 @@ void bind(py::module_& m) {
             return coloring.acyclic(edge.data(), nnz);
           });
         });
+  // (ptr, idx, equation, unknown), as struct Substitution has them.
+  m.def("substitution",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& perm, const Array<I>& colors) {
+          auto s = [&] {
+            py::gil_scoped_release release;
+            return substitution(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), perm.data(),
+                                colors.data());
+          }();
+          return py::make_tuple(array(s.ptr), array(s.idx), array(s.equation), array(s.unknown));
+        });
   m.def("merge_patterns",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx) {
           auto u = [&] {

@@ -81,6 +81,11 @@ void one_matrix(const Arrays& A) {
                               analysis::Order::smallest_last, colors.data());
     return std::tuple(colors, analysis::is_column_coloring(ptr, A.n, idx, colors.data(), A.n));
   });
+  require_survival("substitution", [&] {
+    const Numbers colors(A.n, 0);
+    const auto s = analysis::substitution<I>(ptr, A.n, idx, A.perm.data(), colors.data());
+    return std::tuple(s.ptr, s.idx, s.equation, s.unknown);
+  });
   require_survival("symmetric_coloring", [&] {
     Numbers star(A.n), acyclic(A.n), edge(A.ptr[A.n], 0);
     using Coloring = analysis::SymmetricColoring<I>;

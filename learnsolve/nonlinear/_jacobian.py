@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import outside_of_graphs
 from learnsolve.nonlinear._compress import Plan, compressed_values, plan
 from learnsolve.nonlinear._pattern import check_argument, flat_output, outside, random_like, trace_pattern
 from learnsolve.nonlinear._trace import Watch
@@ -66,6 +67,11 @@ class Jacobian:
         """The Jacobian at u, shape (f(u).numel(), u.numel())."""
         check_argument(self.function, u)
         return self._matrix(self.analysis(u, *args), u, args)
+
+    # Dynamo would break its graph at each value that the analysis reads.
+    __call__ = outside_of_graphs(
+        __call__, "sparse Jacobians are called outside of the graphs of torch.compile"
+    )
 
     def colors(self, u: Tensor, *args: Any) -> int:
         """How many derivatives of f a call with these arguments takes."""

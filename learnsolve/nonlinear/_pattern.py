@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nonlinear import _operators, _rules  # noqa: F401  (_operators registers rules)
-from learnsolve.nonlinear._trace import Rows, Tracer, count_of
+from learnsolve.nonlinear._trace import Lists, Rows, Tracer, count_of
 
 
 def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
@@ -85,9 +85,22 @@ def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple
 def outside(u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
     """The numbers of the arguments, outside of the transformations of torch.func that are active; the first
     of those that `vmap` maps over, since the pattern is that of all."""
-    with temporarily_clear_interpreter_stack():
+    with temporarily_clear_interpreter_stack(), _within_torch():
         u, args = pytree.tree_map(lambda t: _first(t) if isinstance(t, Tensor) else t, (u, args))
         yield u.clone(memory_format=torch.contiguous_format), args
+
+
+@contextmanager
+def _within_torch() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "data pointer" not in str(error):
+            raise
+        raise ValueError(
+            "jacobian: f must consist of operations of torch and learnsolve, but takes the memory of a "
+            "tensor that depends on u, as .numpy() does; write f in torch, or an autograd.Function with a jvp"
+        ) from error
 
 
 def _first(t: Tensor) -> Tensor:
@@ -128,7 +141,7 @@ def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     mark(tracer, x, args)
     tangent = random_like(x)
     tracer.write(tangent, identity(x.numel()))
-    with torch.no_grad(), tracer:
+    with torch.no_grad(), tracer, Lists(tracer):
         out, along = torch.func.jvp(flat, (x,), (tangent,))[:2]
     rows = tracer.rows(along)
     return tracer, tracer.empty(out.numel()) if rows is None else rows
@@ -138,7 +151,7 @@ def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     """Rows of J^T: its products with a cotangent."""
     tracer = Tracer(function, x, _rules.apply, 0)
     mark(tracer, x, args)
-    with tracer:
+    with tracer, Lists(tracer):
         out, pull = torch.func.vjp(flat, x)[:2]
     tracer.width = out.numel()
     cotangent = random_like(out)

@@ -55,6 +55,7 @@ ANALYSES = {  # name to arguments
     "greedy_coloring": lambda d: (d.ptr, d.square, d.ptr, d.square, True),
     "column_coloring": lambda d: (d.ptr, d.square, d.ptr, d.square, 0),
     "symmetric_coloring": lambda d: (d.ptr, d.square, d.entry, 1, True),
+    "substitution": lambda d: (d.ptr, d.square, d.entry, d.square),
     "as_column_coloring": lambda d: (d.ptr, d.square, np.arange(n), n),
     "match_rows": lambda d: (d.ptr, d.lower, n),
     "count_products": lambda d: (d.square, d.ptr),
