@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -33,11 +33,12 @@ class Hessian(Jacobian):
 
         return torch.func.grad(scalar)(x)
 
-    def _plans(self, pattern: SparsityPattern, mode: str) -> list[tuple[Plan, str]]:
+    def _plans(self, pattern: SparsityPattern, mode: str) -> Iterator[tuple[Plan, str]]:
         methods = ("star", "columns") if self.mode == "auto" else (self.mode,)
         best = min((symmetric_plan(pattern, method) for method in methods), key=lambda plan: plan.count)
         # Products with the transpose are the same: they serve where torch has no forward mode.
-        return [(best, "forward"), (best, "reverse")]
+        yield best, "forward"
+        yield best, "reverse"
 
     def _pattern(self, u: Tensor, args: tuple) -> tuple[SparsityPattern, str]:
         pattern, mode = super()._pattern(u, args)

@@ -23,6 +23,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nonlinear import _operators, _rules  # noqa: F401  (_operators registers rules)
 from learnsolve.nonlinear._trace import Lists, Rows, Tracer, count_of
+from learnsolve.solvers.core.report import users_frame
 
 
 def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
@@ -56,8 +57,8 @@ def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> Sparsit
     Notes
     -----
     Global: it holds for all values of u and of floating-point args; both branches of `torch.where` count, and
-    any element of a line may be its largest. Integers in args and the constants of f are a part of the
-    program, with the zeros of constant matrices that do not require grad. Some entries may always be zero.
+    any element of a line may be its largest. Integers and numbers in args and constants of f are a part of
+    the program, with the zeros of constant matrices that do not require grad. Some entries may always be 0.
     Cost: one derivative of f along one direction, and O(nnz) for each operation. No gradient. Source: the
     index sets of A. Griewank and A. Walther, "Evaluating Derivatives", SIAM 2008, section 7.1.
 
@@ -189,7 +190,7 @@ _SAY = {
 
 def _pattern(function: str, tracer: Tracer, rows: Rows) -> SparsityPattern:
     for kind, what in tracer.notes:
-        warnings.warn(f"{function}: {_SAY[kind].format(what)}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"{function}: {_SAY[kind].format(what)}", RuntimeWarning, stacklevel=users_frame())
     return pattern_of(rows, tracer.width)
 
 

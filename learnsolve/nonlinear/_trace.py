@@ -203,7 +203,9 @@ class Tracer(Watch):
         if name in _FREE or name in _SHAPES or not any(self.depends(t) for t in inputs):
             return out
         by_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
-        if name != "index" and any(tag in func.tags for tag in by_values):  # that has a rule for its indices
+        if any(tag in func.tags for tag in by_values) and (
+            name != "index" or any(self.depends(t) and not t.is_floating_point() for t in inputs)
+        ):
             self.note("values", func)
         results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
         if not results and written:

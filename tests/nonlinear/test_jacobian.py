@@ -135,14 +135,17 @@ def test_groups_of_derivatives():
 
 def test_what_is_kept():
     """One analysis for all values; another for other shapes and other integers."""
-    J, u = jacobian(lambda u, at, k: u[at] * k), random(6)
-    first, other = torch.tensor([0, 1]), torch.tensor([3, 5])
+    J, u = jacobian(lambda u, at, k: u[at] * k if k < 5 else u), random(6)
+    first, other, two = torch.tensor([0, 1]), torch.tensor([3, 5]), torch.tensor(2.0)
     analysis = J.analysis(u, first, 2.0)
-    assert J.analysis(2 * u, first, 3.0) is analysis
+    assert J.analysis(2 * u, first, 2.0) is analysis
     assert J.analysis(u, other, 2.0) is not analysis
     assert J(u, other, 2.0).to_dense()[:, [3, 5]].diagonal().tolist() == [2.0, 2.0]
+    assert J(u, other, 6.0).nnz == 6
     first[0] = 4
     assert J(u, first, 2.0).to_dense()[0, 4] == 2.0
+    product = jacobian(lambda u, k: u * k)
+    assert product.analysis(u, two) is product.analysis(u, 2 * two)
 
 
 # --- what is refused ---
@@ -204,6 +207,36 @@ def test_values_that_leave_torch_are_named():
     with pytest.warns(RuntimeWarning, match="reads values of u"):
         J = jacobian(lambda u: torch.tensor(u.tolist(), dtype=u.dtype) * u)(random(3))
     assert J.nnz == 3
+
+
+def test_a_size_that_depends_on_values_is_named():
+    J = jacobian(lambda u: torch.cat([u, torch.ones(9, dtype=F64)[: int((u > 0).sum())]]))
+    with pytest.warns(RuntimeWarning, match="reads values of u"):
+        J(random(6))
+    with pytest.raises(ValueError, match=r"size of f\(u\).* must not depend on values of u, .* is 6 now"):
+        J(-random(6).abs())
+
+
+def test_the_derivative_that_there_is():
+    """An operation without forward mode, on a pattern with as few colors of columns."""
+
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    for pattern in (None, scipy.sparse.eye_array(3)):
+        J = jacobian(Backward.apply, pattern)
+        assert torch.equal(J(random(3)).values, torch.full((3,), 2.0, dtype=F64))
+        assert J.analysis(random(3)).mode == "reverse"
 
 
 def test_a_call_in_a_compiled_function():
@@ -291,7 +324,7 @@ def test_a_missed_entry_of_a_hessian_is_named(missing):
     pattern = hessian(SCALARS["arrow"][0])(random(9), K).to_scipy().tolil()
     i, j = missing
     pattern[i, j] = pattern[j, i] = 0
-    with pytest.raises(ValueError, match=rf"hessian: the pattern has no entry \({i}, {j}\)"):
+    with pytest.raises(ValueError, match=rf"hessian: .* no entry (\({i}, {j}\)|\({j}, {i}\))"):
         hessian(SCALARS["arrow"][0], pattern.tocsr())(random(9), K)
 
 
