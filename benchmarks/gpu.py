@@ -31,7 +31,7 @@ from learnsolve import _library
 from learnsolve.matrix import device_analysis
 
 # Each yields its steps, so that one failure does not stop the others.
-ORDER = (spmv, sptrsv, pcg, spmm, spgemm, solve, stationary, checks, training, add, sorts)
+ORDER = (spmv, pcg, spmm, spgemm, stationary, checks, add, sorts, training, sptrsv, solve)
 SECTIONS = {f.__name__: f for f in ORDER}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import gpu_machine
 from gpu_parts import ROOT, Parts, Step, all_parts, end_of, run
 
-AT_A_TIME = max(2, min(14, (os.cpu_count() or 2) - 2))  # processes on the device
+AT_A_TIME = max(2, min(16, os.cpu_count() or 2))  # processes on the device
 
 # Tests of device features: streams, graphs, waits, bits. And tests shared with the CPU, with their tensors on
 # the device (tests/pretend_device.py).

@@ -13,8 +13,6 @@ from learnsolve.matrix import device_analysis
 from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.limits import without_buffer_pool
 
-# Are the operators those of CUDA: on a device (--device cuda), or emulated?
-ON_CUDA = device_analysis.everywhere or torch.get_default_device().type == "cuda"
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 
 
@@ -138,6 +136,11 @@ def structures() -> dict[str, scipy.sparse.csr_array]:
         "5 points": grid(5, 6),
         "power law": power_law(24),
     }
+
+
+def on_cuda() -> bool:
+    """Are the operators those of CUDA: on a device (--device cuda), or emulated?"""
+    return device_analysis.everywhere or torch.get_default_device().type == "cuda"
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -13,7 +13,6 @@
 #include <type_traits>
 
 #include "kernels/grid.cuh"
-#include "kernels/row_stream.cuh"
 
 namespace learnsolve::cuda {
 
@@ -195,38 +194,28 @@ struct RowProduct : EndOfProduct<End> {
   }
 };
 
-// What stream_block needs of a matrix that multiplies one column.
-template <class T, class I>
-struct StreamOfRows {
-  const I* idx;
-  const T* a;
-  const T* x;
-  LS_DEVICE void load(int64_t p, T& value, T& xj) const { value = a[p], xj = x[idx[p]]; }
-  LS_DEVICE T factor() const { return 0; }
-  LS_DEVICE void put(int64_t, T) const {}
-};
-
-// The same for one column: `each` rows at a time by the whole block (row_stream.cuh).
-template <class T, class I, class End>
+// The same for one column: `Lanes` lanes share the entries of a row, U of them at a time.
+template <int Lanes, int U, class T, class I, class End>
 LS_KERNEL(kThreads, 4)
-chunk_product_kernel(LS_ARGUMENT RowProduct<T, I, End> P, Chunks chunks, int64_t batch, int each,
+chunk_product_kernel(LS_ARGUMENT RowProduct<T, I, End> P, Chunks chunks, int64_t batch,
                      Partials<T> partials) {
   constexpr int S = End::kSums;
   LS_SHARED(shared, ChunkSums<S, T>);
-  LS_SHARED(room, StreamRoom<T, true, false>);
+  const Team<Lanes> team;
   for_chunks(P, chunks, batch, [&](int64_t b, int64_t r0, int64_t r1, int64_t line) {
     Pack<T, 1> sums[S + 1] = {};
-    const StreamOfRows<T, I> work{P.A.idx, P.A.values.of(b), P.x.of(b)};
+    const T* const a = P.A.values.of(b);
+    const T* const x = P.x.of(b);
     const bool multiplies = P.multiplies(b);
-    for (int64_t first = r0; first < r1; first += each) {
-      const int64_t last = first + each < r1 ? first + each : r1, i = first + threadIdx.x;
-      Pack<T, 1> y{};
-      if (multiplies) {
-        const int64_t end = P.A.ptr[last], own = i < last ? P.A.ptr[i] : end;
-        stream_block<true, false>(P.A.ptr[first], end, own, i < last ? P.A.ptr[i + 1] : end, room, work,
-                                  y.v[0]);
-      }
-      if (i < last) P.end.at(Place<true, 1>{b, i, i, 0}, y, sums);
+    for (int64_t i = r0 + threadIdx.x / Lanes; i < r1; i += kThreads / Lanes) {
+      T sum = 0;
+      const int64_t begin = P.A.ptr[i];
+      for_entries<U>(
+          team, multiplies ? static_cast<int>(P.A.ptr[i + 1] - begin) : 0,
+          [&](int e) { return Pack<T, 2>{{a[begin + e], x[P.A.idx[begin + e]]}}; },
+          [&](int, const Pack<T, 2>& entry) { sum += entry.v[0] * entry.v[1]; });
+      const T y = team.sum(sum);
+      if (team.first()) P.end.at(Place<true, 1>{b, i, i, 0}, Pack<T, 1>{{y}}, sums);
     }
     for (int s = 0; s < S; ++s) shared.of[s][threadIdx.x] = sums[s].v[0];
     shared.write(kThreads, 1, partials, line, 1, 0);

@@ -4,13 +4,12 @@
 //     Sum   y_i = sum_p a_p x_{j(p)}      over the entries p of row i
 //     Dot   d_p = <u_i, x_{j(p)}>
 //
-// spmm is Sum, sddmm is Dot, and both gradients of spmm are Sum and Dot over the transposed structure: every
-// row of x is loaded once and serves both. No atomics; the order of every sum depends on the structure and
-// the sizes, and for several columns on the alignment of the operands, alone.
+// spmm is Sum, sddmm is Dot. For several columns both gradients of spmm are Sum and Dot over the transposed
+// structure: every row of x is loaded once and serves both. No atomics; the order of every sum depends on the
+// structure and the sizes, and for several columns on the alignment of the operands, alone.
 #pragma once
 
 #include "kernels/groups.cuh"
-#include "kernels/row_stream.cuh"
 #include "kernels/schedule.cuh"
 
 namespace learnsolve::cuda {
@@ -38,80 +37,38 @@ struct RowPass {
   }
 };
 
-// One column: piece s by one team, whose lanes stride over its entries.
-template <bool Sum, bool Dot, class Team, class T, class I>
+// One column: the Sum or the Dot of piece s by one team, whose lanes stride over its entries.
+template <int U, bool Sum, class Team, class T, class I>
 LS_DEVICE void vector_piece(const Team& team, const RowPass<T, I>& P, int64_t s, const Members& members) {
+  struct Entry {
+    T a, x;
+    I place;
+  };
   const Piece row = P.rows.piece(s);
+  const int count = static_cast<int>(row.end - row.begin);
+  const I* const idx = P.idx + row.begin;
+  const I* const perm = P.perm ? P.perm + row.begin : nullptr;
+  const int64_t from = perm ? 0 : row.begin;
   T sum = 0;
   for (int64_t b = members.b0; b < members.b1; ++b) {
-    const T* a = P.a + b * P.a_step;
-    const T* x = P.x + b * P.x_step;
-    const T ui = Dot ? P.u[b * P.u_step + row.i] : T(0);
-    T* d = P.d.of(b, members);
+    const T* const a = P.a + b * P.a_step + from;
+    const T* const x = P.x + b * P.x_step;
+    const T ui = Sum ? T(0) : P.u[b * P.u_step + row.i];
+    T* const d = P.d.of(b, members) + from;
     const bool add = P.d.goes_on(b, members);
-    for (int64_t p = row.begin + team.lane; p < row.end; p += Team::size) {
-      const int64_t q = P.place(p);
-      const T xj = x[P.idx[p]];
-      if (Sum) sum += a[q] * xj;
-      if (Dot) d[q] = add ? d[q] + ui * xj : ui * xj;
-    }
+    for_entries<U>(
+        team, count,
+        [&](int e) {
+          const I place = perm ? perm[e] : static_cast<I>(e);
+          return Entry{Sum ? a[place] : T(0), x[idx[e]], place};
+        },
+        [&](int, const Entry& entry) {
+          if (Sum) sum += entry.a * entry.x;
+          if (!Sum) d[entry.place] = add ? d[entry.place] + ui * entry.x : ui * entry.x;
+        });
     if (Sum && P.y.ends(b, members)) {
       const T total = team.sum(sum);
       if (team.first()) *P.sums(s, b, members) = total;
-      sum = 0;
-    }
-  }
-}
-
-// One column: what stream_block (row_stream.cuh) needs of row i and of member b of the batch.
-template <bool Sum, bool Dot, class T, class I>
-struct StreamOfPass {
-  const RowPass<T, I>& P;
-  const T* a;
-  const T* x;
-  const T* u;
-  T* d;
-  int64_t i;
-  bool add;
-
-  LS_DEVICE StreamOfPass(const RowPass<T, I>& P_, int64_t i_, int64_t b, const Members& members)
-      : P(P_),
-        a(P.a + b * P.a_step),
-        x(P.x + b * P.x_step),
-        u(P.u + b * P.u_step),
-        d(P.d.of(b, members)),
-        i(i_),
-        add(P.d.goes_on(b, members)) {}
-  LS_DEVICE void load(int64_t p, T& value, T& xj) const {
-    if (Sum) value = a[P.place(p)];
-    xj = x[P.idx[p]];
-  }
-  LS_DEVICE T factor() const { return u[i]; }
-  LS_DEVICE void put(int64_t p, T value) const {
-    const int64_t q = P.place(p);
-    d[q] = add ? d[q] + value : value;
-  }
-};
-
-// One column: rows first <= i < last, one a thread of the block; if any is long, a warp for each.
-template <bool Sum, bool Dot, class T, class I>
-LS_DEVICE void stream_pieces(const RowPass<T, I>& P, int64_t first, int64_t last,
-                             StreamRoom<T, Sum, Dot>& room, const Members& members) {
-  const int64_t begin = P.rows.ptr[first], end = P.rows.ptr[last];
-  const int64_t i = first + threadIdx.x;
-  const int64_t own = i < last ? P.rows.ptr[i] : end, own_end = i < last ? P.rows.ptr[i + 1] : end;
-  if (__syncthreads_or(own_end - own > kSerialEntries)) {
-    const Team<32> team;
-    for (int64_t s = first + threadIdx.x / 32; s < last; s += kThreads / 32)
-      vector_piece<Sum, Dot>(team, P, s, members);
-    return;
-  }
-  T sum = 0;
-  for (int64_t b = members.b0; b < members.b1; ++b) {
-    stream_block<Sum, Dot>(begin, end, own, own_end, room, StreamOfPass<Sum, Dot, T, I>(P, i, b, members),
-                           sum);
-    if (Sum && P.y.ends(b, members)) {
-      if (i < last) *P.sums(i, b, members) = sum;
       sum = 0;
     }
   }

@@ -5,32 +5,12 @@
 
 namespace learnsolve::cuda {
 
-template <int Lanes, bool Sum, bool Dot, class T, class I>
-LS_KERNEL(kThreads, 4)
+template <int Lanes, int U, bool Sum, class T, class I>
+LS_KERNEL(kThreads, Lanes == 2 ? 6 : 4)
 vector_kernel(LS_ARGUMENT RowPass<T, I> P) {
   for_members(P.groups, [&](const Members& members) {
     for_items<Lanes>(P.rows.pieces(),
-                     [&](const auto& team, int64_t s) { vector_piece<Sum, Dot>(team, P, s, members); });
-  });
-}
-
-// Blocks of `each` rows, and after them further pieces of long rows, one a warp.
-template <bool Sum, bool Dot, class T, class I>
-LS_KERNEL(kThreads, 4)
-stream_kernel(LS_ARGUMENT RowPass<T, I> P, int each) {
-  LS_SHARED(room, StreamRoom<T, Sum, Dot>);
-  const int64_t blocks = (P.rows.rows + each - 1) / each, warps = kThreads / 32;
-  for_members(P.groups, [&](const Members& members) {
-    for_blocks(blocks + (P.rows.further + warps - 1) / warps, [&](int64_t block) {
-      if (block < blocks) {
-        const int64_t first = block * each, last = first + each < P.rows.rows ? first + each : P.rows.rows;
-        stream_pieces<Sum, Dot>(P, first, last, room, members);
-      } else {
-        const Team<32> team;
-        const int64_t s = P.rows.rows + (block - blocks) * warps + threadIdx.x / 32;
-        if (s < P.rows.pieces()) vector_piece<Sum, Dot>(team, P, s, members);
-      }
-    });
+                     [&](const auto& team, int64_t s) { vector_piece<U, Sum>(team, P, s, members); });
   });
 }
 
@@ -66,19 +46,10 @@ further_kernel(LS_ARGUMENT RowPass<T, I> P, int64_t results) {
   });
 }
 
-template <bool Sum, bool Dot, class T, class I>
-void launch_stream(const RowPass<T, I>& P, cudaStream_t stream) {
-  const int each = stream_rows(P.rows.nnz, P.rows.rows);
-  const int64_t blocks =
-      (P.rows.rows + each - 1) / each + (P.rows.further + kThreads / 32 - 1) / (kThreads / 32);
-  const dim3 grid(blocks_for(blocks), 1, blocks_aside(P.groups.count));
-  LS_LAUNCH(grid, kThreads, stream, (P, each), stream_kernel<Sum, Dot, T, I>);
-}
-
-template <int Lanes, bool Sum, bool Dot, class T, class I>
+template <int Lanes, int U, bool Sum, class T, class I>
 void launch_vector(const RowPass<T, I>& P, cudaStream_t stream) {
   const dim3 grid(blocks_for(P.rows.pieces(), kThreads / Lanes), 1, blocks_aside(P.groups.count));
-  LS_LAUNCH(grid, kThreads, stream, (P), vector_kernel<Lanes, Sum, Dot, T, I>);
+  LS_LAUNCH(grid, kThreads, stream, (P), vector_kernel<Lanes, U, Sum, T, I>);
 }
 
 template <int Lanes, int V, bool Sum, bool Dot, class T, class I>
@@ -97,16 +68,30 @@ void launch_columns(const RowPass<T, I>& P, cudaStream_t stream) {
     launch_columns<16, V, Sum, Dot>(P, stream);
 }
 
+// One column: as many loads at a time as an average row has entries, by few lanes, which adds them up sooner.
+// Many rows hide that one of them is long, but for those of several pieces.
+template <bool Sum, class T, class I>
+void launch_vector(const RowPass<T, I>& P, cudaStream_t stream) {
+  const int64_t mean = P.rows.nnz / P.rows.rows;
+  if (mean >= 64)
+    launch_vector<32, 2, Sum>(P, stream);
+  else if (mean >= 24 || P.rows.further > 0)
+    launch_vector<8, 4, Sum>(P, stream);
+  else if (mean >= 9 && (P.perm || !Sum))
+    launch_vector<4, 4, Sum>(P, stream);
+  else if (mean >= 9 || !Sum)
+    launch_vector<2, 4, Sum>(P, stream);
+  else
+    launch_vector<1, 8, Sum>(P, stream);
+}
+
 // The pass, for at least one row, column and member of the batch.
 template <bool Sum, bool Dot, class T, class I>
 cudaError_t launch_row_pass(const RowPass<T, I>& P, cudaStream_t stream) {
-  const int64_t mean = P.rows.nnz / P.rows.rows;
   if (P.k > 1)
     P.packs ? launch_columns<16 / sizeof(T), Sum, Dot>(P, stream) : launch_columns<1, Sum, Dot>(P, stream);
-  else if (mean < 32)
-    launch_stream<Sum, Dot>(P, stream);
-  else
-    launch_vector<32, Sum, Dot>(P, stream);
+  else if constexpr (!Sum || !Dot)
+    launch_vector<Sum>(P, stream);
   const int64_t results = P.y.adds ? P.groups.count : P.groups.batch;
   if (Sum && P.rows.further > 0)
     LS_LAUNCH(dim3(blocks_for(P.rows.further * P.k, kThreads / 32), blocks_aside(results)), kThreads, stream,

@@ -100,9 +100,12 @@ struct ChunkLaunch {
     const cuda::RowProduct<T, I, End> P{{end}, A.rows, x, k};
     if (k > 1) return pass(P, chunks, partials);
     const unsigned grid = cuda::blocks_for(chunks.count * batch);
-    const int each = cuda::stream_rows(A.S.nnz(), A.S.rows());
-    LS_LAUNCH(grid, cuda::kThreads, device.stream, (P, chunks, batch, each, partials),
-              cuda::chunk_product_kernel<T, I, End>);
+    if (A.S.nnz() < 9 * A.S.rows())
+      LS_LAUNCH(grid, cuda::kThreads, device.stream, (P, chunks, batch, partials),
+                cuda::chunk_product_kernel<1, 8, T, I, End>);
+    else
+      LS_LAUNCH(grid, cuda::kThreads, device.stream, (P, chunks, batch, partials),
+                cuda::chunk_product_kernel<4, 4, T, I, End>);
     STD_CUDA_CHECK(cudaGetLastError());
   }
 };

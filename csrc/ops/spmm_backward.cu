@@ -1,5 +1,7 @@
-// csr_spmm_backward for CUDA tensors: both gradients of the product in one pass over the transposed
-// structure.
+// csr_spmm_backward for CUDA tensors: both gradients of the product, for several columns in one pass over the
+// transposed structure.
+#include <utility>
+
 #include "ops/row_pass.cuh"
 #include "ops/spmm.h"
 
@@ -7,8 +9,8 @@ namespace learnsolve {
 
 std::tuple<Tensor, Tensor> csr_spmm_backward_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& perm,
                                                   const Tensor& blocks, const Tensor& crow, const Tensor& col,
-                                                  const Tensor&, const Tensor& values, const Tensor& g,
-                                                  const Tensor& x) {
+                                                  const Tensor& a_blocks, const Tensor& values,
+                                                  const Tensor& g, const Tensor& x) {
   const char* name = "csr_spmm_backward";
   const DeviceStructure S(name, values, ptr, idx, perm, blocks);
   STD_TORCH_CHECK(col.numel() == S.nnz() && crow.numel() > 0, name,
@@ -18,6 +20,19 @@ std::tuple<Tensor, Tensor> csr_spmm_backward_cuda(const Tensor& ptr, const Tenso
   if (o.nothing()) return {new_zeros(values, values_size), new_zeros(values, x_size)};
   Tensor ga = new_empty(values, values_size), gx = new_empty(values, x_size);
   dispatch(name, values, S.idx, [&]<class T, class I>() {
+    if (o.k == 1) {  // apart: in the order of the values their gradient is no scatter (benchmarks.gpu, spmv)
+      const bool moved = S.perm.has_value();
+      const DeviceStructure rows =
+          moved ? DeviceStructure(name, values, crow, col, std::optional<Tensor>(), a_blocks) : S;
+      PassOperands<T> dot{nullptr, data<T>(o.g), data<T>(o.x), nullptr, mutable_data<T>(ga),
+                          0,       o.g_step,     o.x_step,     0,       o.a_step};
+      if (moved) std::swap(dot.x, dot.u), std::swap(dot.x_step, dot.u_step);
+      row_pass<false, true, T, I>(rows, values, dot, 1, o.batch);
+      return row_pass<true, false, T, I>(S, values,
+                                         {data<T>(o.values), data<T>(o.g), nullptr, mutable_data<T>(gx),
+                                          nullptr, o.a_step, o.g_step, 0, o.x_step, 0},
+                                         1, o.batch);
+    }
     row_pass<true, true, T, I>(S, values,
                                {data<T>(o.values), data<T>(o.g), data<T>(o.x), mutable_data<T>(gx),
                                 mutable_data<T>(ga), o.a_step, o.g_step, o.x_step, o.x_step, o.a_step},

@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from reference import ON_CUDA, banded, coordinates, grid, normal, pattern_of, power_law, random, structures
+from reference import banded, coordinates, grid, normal, on_cuda, pattern_of, power_law, random, structures
 from torch.utils import _pytree as pytree
 
 import learnsolve as ls
@@ -247,7 +247,7 @@ BLOCKS = STRUCTURES | {
 }
 
 # A device deals rows out otherwise (test_device_analysis.py).
-of_the_cpu = pytest.mark.skipif(ON_CUDA, reason="of the CPU operators alone")
+of_the_cpu = pytest.mark.skipif(on_cuda(), reason="of the CPU operators alone")
 
 
 @of_the_cpu

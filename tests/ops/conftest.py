@@ -1,6 +1,6 @@
 import pytest
 import torch
-from reference import ON_CUDA, set_isa_or_skip
+from reference import on_cuda, set_isa_or_skip
 
 from learnsolve import _library, ops
 
@@ -27,7 +27,7 @@ def isa(request):
 @pytest.fixture(params=[True, False], ids=["planned", "no plan"])
 def planned(request):
     """Sparse products with a plan, and without."""
-    if ON_CUDA and request.param:
+    if on_cuda() and request.param:
         pytest.skip("a device has no plans")
     if request.param:
         yield True

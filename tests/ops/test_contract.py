@@ -6,11 +6,11 @@ import pytest
 import torch
 from ops.case import Case, moved
 from ops.cases import CASES, is_branch
-from reference import ON_CUDA, assert_within, gradients, layouts, normal, pattern_of, same_bits, structures
+from reference import assert_within, gradients, layouts, normal, on_cuda, pattern_of, same_bits, structures
 from torch.autograd import gradcheck, gradgradcheck
 
 STRUCTURES = structures()
-MOVES = torch.cuda.is_available() and not ON_CUDA
+MOVES = torch.cuda.is_available() and not on_cuda()
 ON_DEVICE = [moved(case, "cuda") for case in CASES] if MOVES else []
 EVERY = CASES + ON_DEVICE
 every_case = pytest.mark.parametrize("case", EVERY, ids=lambda c: c.name)

@@ -17,7 +17,7 @@ from ops.incomplete_cases import (
     small,
 )
 from ops.test_memory import peak
-from reference import ON_CUDA, assert_same_bits, densify, grid, normal, on_pattern, pattern_of
+from reference import assert_same_bits, densify, grid, normal, on_cuda, on_pattern, pattern_of
 
 import learnsolve as ls
 from learnsolve.ops.core import incomplete
@@ -141,7 +141,7 @@ def test_many_blocks_have_the_bits_of_one(kind, dtype):
     """On a CUDA device most levels of them are wide, a launch each; those of one go through one block."""
     copies, one = 500, grid(5, 4)
     small, large = (pattern_of(S, torch.int32) for S in (one, sp.block_diag([one] * copies, format="csr")))
-    if ON_CUDA:
+    if on_cuda():
         for P, wide in ((small, {False}), (large, {False, True})):
             bounds = incomplete.plan_of(P, kind).elimination[0][7]
             assert set((np.diff(bounds) >= 2048).tolist()) == wide  # csrc/ops/incomplete.cu
@@ -267,7 +267,7 @@ def test_breakdown_names_row_and_value(kind):
         torch.vmap(lambda v: library(kind, P, v))(batch)
     with pytest.raises(ValueError, match="that of row 0 is nan"):
         library(kind, P, indefinite(P, 0, torch.nan).requires_grad_())
-    if ON_CUDA:  # a CUDA operator raises nothing: to look would be to wait
+    if on_cuda():  # a CUDA operator raises nothing: to look would be to wait
         return
     with pytest.raises(RuntimeError, match=r"csr_incomplete_factor: the pivot of row 1 is 0.*use a shift"):
         torch.compile(lambda v: library(kind, P, v), fullgraph=True, backend="aot_eager")(v)

@@ -14,7 +14,6 @@ import pytest
 import scipy.sparse
 import torch
 from reference import (
-    ON_CUDA,
     assert_same_bits,
     assert_within,
     banded,
@@ -22,6 +21,7 @@ from reference import (
     grid,
     matrix,
     normal,
+    on_cuda,
     pattern_of,
     power_law,
     random,
@@ -69,7 +69,7 @@ def random_mask(shape, seed=5):
     return pattern_of(random(*shape, 0.3, seed))
 
 
-of_the_cpu = pytest.mark.skipif(ON_CUDA, reason="of the CPU operators alone")
+of_the_cpu = pytest.mark.skipif(on_cuda(), reason="of the CPU operators alone")
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -270,7 +270,7 @@ def test_a_plan_is_made_once(monkeypatch):
     made = []
     analysis, names = sparse_product._analysis, ("positions_of_products", "row_product_blocks")
     names = (*names, "column_product_blocks", "product_starts")
-    if ON_CUDA:
+    if on_cuda():
         analysis, names = device_analysis, ("first_products", "product_pattern")
     for name in names:
         real = getattr(analysis, name)
@@ -398,7 +398,7 @@ def test_plan_cache_limit():
     """The bound is on 4 bytes a product, no byte more; a device keeps none."""
     S = random(9, 9, 0.4)
     bytes = 4 * int(symbolic(S, S).data.sum())
-    for limit, kept in ((bytes, not ON_CUDA), (bytes - 1, False)):
+    for limit, kept in ((bytes, not on_cuda()), (bytes - 1, False)):
         before = ops.set_spgemm_plan_limit(limit)
         A = matrix(S)
         for _ in range(2):

@@ -23,7 +23,7 @@ from ops.triangular import (
     values_for,
     with_diagonal,
 )
-from reference import ON_CUDA, assert_same_bits, coordinates, gradients, grid, normal, pattern_of, random
+from reference import assert_same_bits, coordinates, gradients, grid, normal, on_cuda, pattern_of, random
 from torch import func
 
 import learnsolve as ls
@@ -167,7 +167,7 @@ LARGE = {
 }
 
 
-@pytest.mark.skipif(ON_CUDA, reason="threads of the CPU operators")
+@pytest.mark.skipif(on_cuda(), reason="threads of the CPU operators")
 @pytest.mark.few
 @pytest.mark.parametrize("structure", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
@@ -190,7 +190,7 @@ def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
     assert_same_bits(everything, (2, 3))
 
 
-@pytest.mark.skipif(ON_CUDA, reason="a plan for the CPU operators")
+@pytest.mark.skipif(on_cuda(), reason="a plan for the CPU operators")
 def test_levels_are_used_where_they_are_wide(monkeypatch):
     from learnsolve.ops.core import triangular
 
@@ -213,7 +213,7 @@ def test_levels_are_used_where_they_are_wide(monkeypatch):
 
 @pytest.mark.parametrize("columns", [None, 64])
 def test_memory(columns):
-    n = 2_000 if columns and ON_CUDA else 20_000
+    n = 2_000 if columns and on_cuda() else 20_000
     Q = pattern_of(
         sp.csr_array(sp.tril(sp.random_array((n, n), density=8 / n, rng=0)) + sp.eye_array(n)), torch.int32
     )
@@ -254,7 +254,7 @@ def test_every_instruction_set():
 def refuses_zero(solve, message):
     """A CUDA operator does not wait for the device to look: the result has NaN, where
     tests/ops/test_cuda_triangular.py says."""
-    if ON_CUDA:
+    if on_cuda():
         assert solve().isnan().any()
         return
     with pytest.raises(ValueError, match=f"sptrsv: .*{message}"):

@@ -140,7 +140,7 @@ def test_files(case, tmp_path):
         with pytest.raises(ValueError, match=f"load: .* the parameters of a {start.__name__}, .*pass M="):
             P.load(path)
     fresh = case.make(A).requires_grad_(False).build()
-    assert torch.equal(P.load(path, M=fresh)(r), M(r))
+    assert torch.equal(P.load(path, M=fresh).to(r.device)(r), M(r))
 
 
 def test_files_of_batches(tmp_path):
@@ -148,7 +148,8 @@ def test_files_of_batches(tmp_path):
     A = spd()
     M = T(P.IC0(A.with_values(torch.stack((A.values, 2 * A.values)))), positive="exp")
     M.save(tmp_path / "M")
-    assert torch.equal(P.load(tmp_path / "M")(normal((20, 1))), M(normal((20, 1))))
+    r = normal((20, 1))
+    assert torch.equal(P.load(tmp_path / "M").to(r.device)(r), M(r))
 
 
 def test_files_that_do_not_fit(tmp_path):
@@ -218,7 +219,10 @@ def test_the_compiled_loop_gives_the_parameters_the_same_gradient(case, gradient
 
 @pytest.mark.parametrize(
     "make",
-    [lambda A: P.Trainable(P.Factored.bidiagonal(64)), lambda A: P.Trainable(P.IC0(A), positive="exp")],
+    [
+        lambda A: P.Trainable(P.Factored.bidiagonal(64)).to(A.device),
+        lambda A: P.Trainable(P.IC0(A), positive="exp"),
+    ],
     ids=["bidiagonal", "ic0"],
 )
 def test_training_lowers_the_loss_and_the_iterations(make):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from reference import ON_CUDA, normal
+from reference import normal, on_cuda
 from solvers.krylov import RECTANGULAR, SYMMETRIC, convection, poisson, tall
 from torch import Tensor
 
@@ -118,7 +118,7 @@ def row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises: Any) ->
         build, v = laplacian, WEIGHTS
         blocks = (laplacian(WEIGHTS), ls.problems.poisson((5,), boundary="periodic"))
         promises["keywords"] = {"null_space": "constants"}
-    if ON_CUDA and method not in ("cg", "fcg"):  # the others have no code for a device
+    if on_cuda() and method not in ("cg", "fcg"):  # the others have no code for a device
         promises = {key: value for key, value in promises.items() if key == "keywords"}
     function = "of a function" in name
     return Case(name, method, build, v, M, function=function, blocks=() if function else blocks, **promises)

@@ -4,7 +4,7 @@ operations, and against dense autograd; columns that stop; parts, threads and me
 import pytest
 import torch
 from ops.test_memory import peak
-from reference import ON_CUDA, assert_same_bits, banded, grid, normal, pattern_of, random
+from reference import assert_same_bits, banded, grid, normal, on_cuda, pattern_of, random
 from scipy.sparse import eye_array
 from solvers.dense_pcg import SHAPES, System, dense, fused, gradients, system, unfused
 from solvers.references import close, equal
@@ -144,7 +144,7 @@ def test_a_zero_on_the_diagonal_of_the_factor(batch):
     m = s.m.clone()
     m[..., 0] = 0
     s = s._replace(m=m)
-    if ON_CUDA:  # a CUDA operator does not look: nothing is divided, and x0 stays
+    if on_cuda():  # a CUDA operator does not look: nothing is divided, and x0 stays
         x, _, status = fused(s, 2)
         assert torch.equal(x, s.x0)
         assert (status.select(-1 if s.b.dim() == 1 else -2, 0) == Stop.NON_FINITE).all()
@@ -335,7 +335,7 @@ def test_threads_do_not_change_a_bit_of_a_batch(kind, of_values, of_m):
     s = s._replace(values=s.values.expand(*of_values, -1).clone(), m=m)
     s = with_start(s, normal((24, 300, 2), seed=3), normal((24, 300, 2), seed=4))
     # Enough for a second thread to wake; an emulated device has none, and takes seconds.
-    iterations = 2 if ON_CUDA else 20
+    iterations = 2 if on_cuda() else 20
     assert_same_bits(lambda: gradients(s, fused, iterations), (2, 3))
 
 
