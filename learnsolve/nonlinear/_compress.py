@@ -121,8 +121,8 @@ def compressed_values(
         shown = together((plan.colors == some[:, None]).to(like.dtype))
         if shown.shape[1] != plan.length:
             raise ValueError(
-                f"jacobian: the size of f(u) must not depend on values of u, but was {plan.length} at the first "
-                f"call and is {shown.shape[1]} now; use torch.where in place of masks as indices"
+                f"jacobian: the size of f(u) must not depend on values of u, but was {plan.length} at the "
+                f"first call and is {shown.shape[1]} now; use torch.where in place of masks as indices"
             )
         if plan.order is not None:
             positions = plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length
