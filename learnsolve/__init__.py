@@ -9,10 +9,12 @@ from learnsolve import _library  # noqa: F401  (first: it says what is missing w
 from learnsolve import analysis, io, nn, nonlinear, ops, ordering, preconditioners, problems, solvers, testing
 from learnsolve.collate import collate
 from learnsolve.config import config, show_config
+from learnsolve.eigen import Eigenpairs, SingularTriplets, eigsh, svds
 from learnsolve.evaluation import Evaluation, evaluate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.preconditioners import Factorization, factorize
 from learnsolve.profiling import profile
 from learnsolve.solvers import solve
 
@@ -20,12 +22,17 @@ __version__ = "0.1.0"
 __all__ = [
     "CSR",
     "BlockBatch",
+    "Eigenpairs",
     "Evaluation",
+    "Factorization",
+    "SingularTriplets",
     "SparsityPattern",
     "analysis",
     "collate",
     "config",
+    "eigsh",
     "evaluate",
+    "factorize",
     "io",
     "nn",
     "nonlinear",
@@ -37,5 +44,6 @@ __all__ = [
     "show_config",
     "solve",
     "solvers",
+    "svds",
     "testing",
 ]

@@ -9,6 +9,7 @@ import scipy
 import torch
 
 from learnsolve import _library
+from learnsolve.ops.core.direct.choice import available
 
 
 def config() -> dict[str, Any]:
@@ -22,6 +23,7 @@ def config() -> dict[str, Any]:
         ``instruction_set`` : str, the variant of the CPU kernels in use;
         ``instruction_sets`` : list of str, all compiled variants;
         ``cuda_built``, ``cuda_loaded`` : bool, whether the CUDA operators were built and are in use;
+        ``direct_solvers`` : list of str, libraries that `factorize` can use here, its first choice first;
         ``device`` : str, name of the GPU in use, or else the processor's architecture.
 
     Examples
@@ -45,6 +47,7 @@ def config() -> dict[str, Any]:
         "instruction_sets": _library.instruction_sets(),
         "cuda_built": _library.cuda_built,
         "cuda_loaded": _library.cuda_loaded,
+        "direct_solvers": available(),
         "device": torch.cuda.get_device_name() if _library.cuda_loaded else f"CPU ({platform.machine()})",
     }
 

@@ -26,7 +26,7 @@ OPTIONS = {
 THREADS = [
     "tests/stress/test_stress.py::test_harness_finds_no_fault[threads]",
     "tests/ops/test_buffer_limit.py",
-    "tests/ops/test_factorized.py",
+    "tests/ops/test_factorize.py",
 ]
 
 

@@ -33,7 +33,7 @@ OF_FLOAT64 = {
     "NumPy": lambda x: ls.solvers.cg(A64.to_dense().numpy(), x).x,
     "StencilOperator": lambda x: ls.ops.StencilOperator(torch.ones(3, dtype=torch.float64), (36,)) @ x,
     "BlockBatch": lambda x: ls.BlockBatch([A64]) @ x,
-    "Factorized": lambda x: ls.ops.factorized(A64)(x),
+    "Factorization": lambda x: ls.factorize(A64)(x),
     "Preconditioner": lambda x: P.IC0(A64)(x),
     "Trainable": lambda x: P.Trainable(P.Jacobi(A64))(x),
     "TriangularSolve": lambda x: ls.solvers.TriangularSolve(A64.tril())(x),

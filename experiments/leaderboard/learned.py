@@ -128,7 +128,7 @@ def train(
     """Adam until the seconds (or steps) are over; the weights with the smallest loss of a pass are kept."""
     generator = torch.Generator().manual_seed(0)
     symmetric = is_symmetric(matrices[0].to_scipy())
-    factors = [ls.ops.factorized(A) for A in matrices]
+    factors = [ls.factorize(A) for A in matrices]
     start = getattr(
         network, "start", lambda A: A
     )  # what a network takes of a matrix; of multigrid, two grids

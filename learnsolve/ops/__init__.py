@@ -17,6 +17,7 @@ from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu
 from learnsolve.ops.indexing import permute
 from learnsolve.ops.kron import kron
 from learnsolve.ops.limits import set_buffer_pool_limit, set_plan_cache_limit
+from learnsolve.ops.lstsq import lstsq
 from learnsolve.ops.norm import norm
 from learnsolve.ops.quadratic_form import quadratic_form
 from learnsolve.ops.real_form import real_form
@@ -26,7 +27,7 @@ from learnsolve.ops.segment_softmax import segment_softmax
 from learnsolve.ops.segment_sum import segment_mean, segment_sum
 from learnsolve.ops.spgemm import galerkin, spgemm
 from learnsolve.ops.spmm import spmm
-from learnsolve.ops.spsolve import Factorized, factorized, spsolve
+from learnsolve.ops.spsolve import spsolve
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.stack import block, block_diag, hstack, vstack
 from learnsolve.ops.stencil import stencil
@@ -38,7 +39,6 @@ from learnsolve.ops.threshold import ict, ilut
 from learnsolve.ops.triangle import tril, triu
 
 __all__ = [
-    "Factorized",
     "IncompleteCholesky",
     "IncompleteLU",
     "StencilOperator",
@@ -48,7 +48,6 @@ __all__ = [
     "diag",
     "diagonal",
     "eye",
-    "factorized",
     "galerkin",
     "gather",
     "hstack",
@@ -58,6 +57,7 @@ __all__ = [
     "ilut",
     "inverse_diagonal",
     "kron",
+    "lstsq",
     "mic0",
     "norm",
     "permute",

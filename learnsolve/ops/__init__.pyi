@@ -11,7 +11,6 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix
 from learnsolve.ops.add import Scalar
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.spsolve import Factorized as Factorized
 from learnsolve.ops.incomplete import IncompleteCholesky as IncompleteCholesky
 from learnsolve.ops.incomplete import IncompleteLU as IncompleteLU
 from learnsolve.ops.stencil_operator import StencilOperator as StencilOperator
@@ -33,7 +32,6 @@ from learnsolve.ops.diagonals import zeros as zeros
 MatrixLike: TypeAlias = CSR | Tensor | SparseMatrix | SciPyMatrix
 
 __all__ = [
-    "Factorized",
     "IncompleteCholesky",
     "IncompleteLU",
     "StencilOperator",
@@ -43,7 +41,6 @@ __all__ = [
     "diag",
     "diagonal",
     "eye",
-    "factorized",
     "galerkin",
     "gather",
     "hstack",
@@ -53,6 +50,7 @@ __all__ = [
     "ilut",
     "inverse_diagonal",
     "kron",
+    "lstsq",
     "mic0",
     "norm",
     "permute",
@@ -88,7 +86,6 @@ def add(A: MatrixLike, B: MatrixLike, *, alpha: Scalar = 1, beta: Scalar = 1) ->
 def block(blocks: Sequence[Sequence[MatrixLike | None]]) -> CSR: ...
 def block_diag(matrices: Sequence[MatrixLike]) -> CSR: ...
 def diagonal(A: MatrixLike, k: int = 0) -> Tensor: ...
-def factorized(A: MatrixLike) -> Factorized: ...
 def galerkin(P: MatrixLike, A: MatrixLike) -> CSR: ...
 def hstack(matrices: Sequence[MatrixLike]) -> CSR: ...
 def ic0(
@@ -123,6 +120,9 @@ def ilut(
 ) -> IncompleteLU: ...
 def inverse_diagonal(A: MatrixLike) -> Tensor: ...
 def kron(A: MatrixLike, B: MatrixLike) -> CSR: ...
+def lstsq(
+    A: MatrixLike, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | None = None
+) -> Tensor: ...
 def mic0(
     A: MatrixLike,
     *,

@@ -6,6 +6,7 @@ from learnsolve.preconditioners.classical.block_jacobi import BlockJacobi
 from learnsolve.preconditioners.classical.chebyshev import Chebyshev
 from learnsolve.preconditioners.classical.diagonal import Diagonal
 from learnsolve.preconditioners.classical.factored import Factored
+from learnsolve.preconditioners.classical.factorization import Factorization, factorize
 from learnsolve.preconditioners.classical.fill_pattern import fill_pattern
 from learnsolve.preconditioners.classical.fsai import FSAI, lower_pattern
 from learnsolve.preconditioners.classical.incomplete import IC0, ILU0, MIC0
@@ -47,6 +48,7 @@ __all__ = [
     "Diagonal",
     "FactorNetwork",
     "Factored",
+    "Factorization",
     "Hierarchy",
     "Jacobi",
     "NetworkStart",
@@ -57,6 +59,7 @@ __all__ = [
     "PreCorrector",
     "Preconditioner",
     "Trainable",
+    "factorize",
     "fill_pattern",
     "interface_pattern",
     "load",

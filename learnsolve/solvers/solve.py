@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -11,12 +12,14 @@ from torch import Tensor
 from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.interning import equal
 from learnsolve.matrix.plain import numbers, outside_of_graphs
 from learnsolve.ops.spsolve import spsolve
+from learnsolve.preconditioners.classical.factorization import Factorization
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
 from learnsolve.solvers.core.arguments import check_b
-from learnsolve.solvers.core.choices import Choice, choices, factor, fitting, preconditioner
+from learnsolve.solvers.core.choices import Choice, Ending, choices, factor, fitting, preconditioner
 from learnsolve.solvers.core.gradient import mapped, transformed
 from learnsolve.solvers.core.projected import CONSTANTS, sums_to_zero
 from learnsolve.solvers.core.report import quiet, report
@@ -42,7 +45,7 @@ def solve(
     rtol: float = 1e-5,
     atol: float = 0.0,
     maxiter: int | None = None,
-    method: str = "auto",
+    method: str | Factorization = "auto",
     M: Any = "auto",
     null_space: Any = "auto",
     throw: bool = False,
@@ -55,7 +58,8 @@ def solve(
     b : Tensor or NumPy array, shape (m,) or (..., m, k), of A's dtype and device
     rtol, atol : the tolerance, :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
     maxiter : int, of each attempt; if not given, what Notes say, or the method's own limit
-    method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr"
+    method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr"; or factors
+        of A, `ls.factorize(A)`
     M : "auto"; None; or a preconditioner, as for the method
     null_space : "auto": "constants" if all rows and columns of A sum to zero; None; or the null space of a
         singular A, as for `cg`
@@ -92,6 +96,10 @@ def solve(
     A, b = inputs.operands("solve", A, b)
     checks.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
     check_b("solve", b)
+    factors = None
+    if isinstance(method, Factorization):
+        factors, method = method, "direct"
+        _check_factors(factors, A)
     checks.one_of("solve", "method", method, ("auto", "direct", *METHODS))
     if mapped(A.values):
         raise NotImplementedError(
@@ -121,7 +129,7 @@ def solve(
         failure = None
         try:
             with quiet():
-                solution = _run(choice, A, b, x0, made, rtol, atol, maxiter, throw, null_space)
+                solution = _run(choice, A, b, x0, made, rtol, atol, maxiter, throw, null_space, factors)
             status = solution.status
         except SolverError as error:
             solution = error.solution
@@ -133,7 +141,8 @@ def solve(
         if status not in OTHERWISE:
             break
         try:
-            choice = attempts.send(status)
+            ending = Ending(status) if failure is not None else _ending(solution, b, rtol, atol)
+            choice = attempts.send(ending)
         except StopIteration:
             break
         tried[-1] += "; A is singular" if failure is not None else f"; {status.name}"
@@ -180,7 +189,20 @@ def _start(solution: Solution) -> Tensor | None:
     return torch.where(nearer if axis == -1 else nearer.unsqueeze(-2), solution.x.detach(), 0)
 
 
-def _asked(A: CSR, method: str, M: Any) -> Generator[Choice, Status, None]:
+def _ending(solution: Solution, b: Tensor, rtol: float, atol: float) -> Ending:
+    """Of the slowest column, by what the second half of the iterations has gained."""
+    count = solution.residual_norms.shape[solution._axis] - 1
+    if solution.status is not Status.MAX_ITERATIONS or transformed() or count < 2:
+        return Ending(solution.status)
+    norms = solution.residual_norms.detach().movedim(solution._axis, 0)
+    target = (rtol * torch.linalg.vector_norm(b.detach(), dim=solution._axis)).clamp(min=atol)
+    gain, distance = (norms[count // 2] / norms[-1]).log(), (norms[-1] / target).log()
+    ratio = float(torch.where(distance <= 0, 0, torch.where(gain > 0, distance / gain, torch.inf)).max())
+    power = min(ratio * math.log(count / (count // 2)), 100.0)
+    return Ending(solution.status, ratio * (count - count // 2), count * math.expm1(power))
+
+
+def _asked(A: CSR, method: str, M: Any) -> Generator[Choice, Ending, None]:
     """The method that was asked for, with an M that fits it."""
     made = "given" if not isinstance(M, str) and M is not None else "no M"
     if isinstance(M, str) and method in ("cg", "gmres", "bicgstab") and A.shape[0] == A.shape[1]:
@@ -201,9 +223,10 @@ def _run(
     maxiter: int | None,
     throw: bool,
     null_space: Any,
+    factors: Factorization | None,
 ) -> Solution:
     if choice.method == "direct":
-        return _direct(A, b, rtol, atol)
+        return _direct(A, b, rtol, atol, factors)
     options: dict[str, Any] = {"maxiter": choice.maxiter if maxiter is None else maxiter, "throw": throw}
     if maxiter is None and choice.maxiter is not None:  # which bounds an attempt, not its gradient
         options["adjoint_maxiter"] = 10 * A.shape[0]
@@ -213,11 +236,20 @@ def _run(
     return METHODS[choice.method](A, b, **options, **({} if M is None else {"M": M}))
 
 
-def _direct(A: CSR, b: Tensor, rtol: float, atol: float) -> Solution:
+def _check_factors(F: Factorization, A: CSR) -> None:
+    same = F.A is A or (equal(F.A.pattern, A.pattern) and torch.equal(numbers(F.A.values), numbers(A.values)))
+    if not same:
+        raise ValueError(
+            "solve: method has the factors of another matrix; call method.refactorize(A.values), or use them "
+            'as a preconditioner, ls.solve(A, b, method="gmres", M=F)'
+        )
+
+
+def _direct(A: CSR, b: Tensor, rtol: float, atol: float, factors: Factorization | None) -> Solution:
     """`spsolve`, judged by its residual."""
     for name, value in (("rtol", rtol), ("atol", atol)):
         checks.tolerance("solve", name, value)
-    x = spsolve(A, b)
+    x = spsolve(A, b) if factors is None else factors._solved_for(A, b)
     axis = -1 if b.dim() == 1 else -2
     with torch.no_grad():
         after = torch.linalg.vector_norm(b - A @ x, dim=axis)

@@ -44,7 +44,7 @@ def operation(name, function):
     return call
 
 
-WITHOUT_MATRIX = ("eye", "zeros", "diag", "stencil", "stencil_matrix", "StencilOperator", "Factorized")
+WITHOUT_MATRIX = ("eye", "zeros", "diag", "stencil", "stencil_matrix", "StencilOperator")
 OPS = {
     name: operation(name, function)
     for group, name, function in public_calls.calls()

@@ -55,11 +55,45 @@ def solve(shape: str, transpose: bool) -> Case:
     )
 
 
+TALL = pattern_of(random(7, 5, 0.6, seed=3))
+
+
+def least_squares(shape: str, damped: bool) -> Case:
+    batch, (*of_x, last) = SHAPES[shape]
+    tail = () if len(of_x) == 0 else (last,)
+    of_b = (*of_x[:-1], 7, *tail)
+
+    def dense(P, v, b, w, d):
+        D, b, w = densify(P, v), b if tail else b.unsqueeze(-1), w.exp().unsqueeze(-1)
+        normal_matrix = D.mT @ (w * D) + d**2 * torch.eye(5, dtype=v.dtype, device=v.device)
+        x = torch.linalg.inv(normal_matrix) @ (D.mT @ (w * b))
+        return x if tail else x.squeeze(-1)
+
+    return Case(
+        f"lstsq, {shape}{', damped' * damped}",
+        lambda P, v, b, w, d: ls.ops.lstsq(ls.CSR(v, P), b, damp=d, weight=w.exp()),
+        dense,
+        pattern=lambda: TALL,
+        make=lambda P, seed: [
+            normal((*batch, P.nnz), seed=seed),
+            normal(of_b, seed=seed + 1),
+            normal((7,), seed=seed + 2),
+            torch.tensor(0.3 + 0.1 * seed, dtype=torch.float64)
+            if damped
+            else torch.zeros((), dtype=torch.float64),
+        ],
+        tolerance=1e-10,
+        fast=True,
+        full=shape == "vector",
+    )
+
+
 # Every shape with one side, every side with the shape that has all axes.
 CASES = [
     *(triangle(shape, side) for shape, side in triangular.COMBINATIONS),
     *(solve(shape, False) for shape in FULL),
     *(solve(shape, True) for shape in ("vector", "batch of both")),
+    *(least_squares(shape, True) for shape in ("vector", "columns", "batch of both")),
 ]
 
 

@@ -47,7 +47,7 @@ BAD = [
         "A \\+ B: the batch axes of A.values and B.values must broadcast",
     ),
     (lambda: A * torch.tensor(2j), TypeError, "s must be real, got torch.complex64; solve the real"),
-    (lambda: ls.ops.Factorized(A), ValueError, "Factorized: A must be square"),
+    (lambda: ls.factorize(A), ValueError, "factorize: A must be square"),
     (lambda: spmm(A, A.T), TypeError, "spmm: x must be a torch.Tensor, got CSR"),
     (lambda: spmm(ones(M, N), ones(N)), TypeError, "spmm: A must be a CSR, got Tensor"),
     (lambda: spmm(None, ones(N)), TypeError, "spmm: A must be a CSR"),

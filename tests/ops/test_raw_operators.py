@@ -25,7 +25,7 @@ from learnsolve import _library
 OPERATORS = sorted(
     name.removeprefix("learnsolve::")
     for name in torch._C._dispatch_get_all_op_names()
-    if name.startswith("learnsolve::") and name != "learnsolve::superlu_solve"
+    if name.startswith("learnsolve::") and name != "learnsolve::direct_solve"
 )
 
 
@@ -119,14 +119,15 @@ def test_incomplete_factors_with_either_index_type(kind):
 def test_the_direct_solve(index, dtype):
     Q = DIRECT.to(dtype=index)
     crow, col, v = Q.crow_indices, Q.col_indices, VALUES.to(dtype)
+    how = "auto auto auto"
     utils = ["test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic"]
     for sample in (
-        (crow, col, v, normal((5,), dtype), False),
-        (crow, col, v, normal((5, 2), dtype), True),
-        (crow, col, v.repeat(2, 1), normal((2, 5, 2), dtype), False),
+        (crow, col, v, normal((5,), dtype), False, how),
+        (crow, col, v, normal((5, 2), dtype), True, how),
+        (crow, col, v.repeat(2, 1), normal((2, 5, 2), dtype), False, how),
     ):
-        torch.library.opcheck(ops.superlu_solve.default, sample, test_utils=utils)
-    x = ops.superlu_solve(crow, col, v, torch.ones(5, dtype=dtype), True)
+        torch.library.opcheck(ops.direct_solve.default, sample, test_utils=utils)
+    x = ops.direct_solve(crow, col, v, torch.ones(5, dtype=dtype), True, how)
     torch.testing.assert_close(densify(DIRECT, v).mT @ x, torch.ones(5, dtype=dtype))
 
 

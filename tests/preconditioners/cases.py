@@ -66,6 +66,8 @@ CASES = [
     Case(
         "Jacobi, weights", lambda A: P.Jacobi(A, torch.linspace(0.5, 2, 20, dtype=A.dtype, device=A.device))
     ),
+    Case("Factorization", ls.factorize),
+    Case("Factorization, general", ls.factorize, matrix="general"),
     # of values with a graph
     Case("Diagonal", lambda A: P.Diagonal(1.3 / ls.ops.diagonal(A))),
     Case("Factored", lambda A: P.Factored(ls.ops.ic0(A).L)),

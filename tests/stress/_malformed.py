@@ -309,8 +309,8 @@ OBJECTS: dict[str, tuple[Callable[[int], Any], tuple[Callable[[Any], Any], ...]]
             lambda A: S.cg(A, _ones(36), maxiter=3),
         ),
     ),
-    "Factorized": (
-        lambda n: ls.ops.factorized(_grid(n)),
+    "Factorization": (
+        lambda n: ls.factorize(_grid(n)),
         (lambda F: F.solve(_ones(36)), lambda F: F.solve(_ones(60))),
     ),
     "Hierarchy": (_hierarchy, (_cycle(12), _cycle(20))),

@@ -18,7 +18,7 @@ import torch
 
 import learnsolve
 from learnsolve.matrix.budget import budget
-from learnsolve.ops.core import superlu
+from learnsolve.ops.core.direct import factors as direct
 
 from ._calls import CALLS, Call, quiet
 from ._children import in_children
@@ -124,8 +124,8 @@ def let_go() -> None:
     that is about to leave its block (CPython looks for signals after calls, which are inside of it)."""
     while budget.lock._is_owned():
         budget.lock.release()
-    if superlu._recent.lock.locked():
-        superlu._recent.lock.release()
+    if direct._recent.lock.locked():
+        direct._recent.lock.release()
 
 
 class Lines:

@@ -11,7 +11,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.plain import numbers, plain_tensors
 from learnsolve.ops.core.linear_steps import dense_product
 from learnsolve.ops.core.operands import plain_values
-from learnsolve.ops.spsolve import Factorized, factorized
+from learnsolve.preconditioners.classical.factorization import Factorization, factorize
 
 _BATCHED = 64  # rows up to which blocks are inverted in a batch: LAPACK takes one thread for each
 _DENSE = 500  # rows up to which an inverse is kept: 2 MB in float64
@@ -49,7 +49,7 @@ def cholesky(M: Tensor) -> Tensor | None:
     return None if failed.is_cpu and bool(numbers(failed).any()) else L
 
 
-def _nearly_singular(A: CSR, factors: Factorized) -> int:
+def _nearly_singular(A: CSR, factors: Factorization) -> int:
     """The first matrix whose factors blow a fixed random vector up beyond what one that is regular up
     to rounding could; -1 if no row could."""
     if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
@@ -112,7 +112,7 @@ class DirectSolver:
             self.inverse = inverses(A.to_dense(), singular)
         else:
             try:
-                self.factors = factorized(A)
+                self.factors = factorize(A)
             except ValueError as error:
                 raise singular(0) from error
             bad = _nearly_singular(A, self.factors)

@@ -1,0 +1,245 @@
+"""A matrix with its direct factors: solves, determinant and inertia, and a preconditioner."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import numbers
+from learnsolve.matrix.unchanged import version
+from learnsolve.ops.core.direct.backend import Request
+from learnsolve.ops.core.direct.choice import checked
+from learnsolve.ops.core.direct.factors import Factored, Factors, logdet
+from learnsolve.ops.core.direct.solve import (
+    check_matrix,
+    check_right_hand_side,
+    has_numbers,
+    matrices,
+    solved,
+)
+from learnsolve.ops.core.symmetry import symmetry
+from learnsolve.preconditioners.base import Preconditioner, Transposed
+
+
+def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: str = "auto") -> Factorization:
+    r"""Direct factors of A, kept for any number of solves: :math:`A = L L^T`, :math:`L D L^T` or :math:`L U`.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz)
+    kind : "auto"; "cholesky", for a symmetric positive definite A; "ldlt", for a symmetric A; "lu"
+    backend : "auto"; "superlu" (SciPy's); "pardiso" (MKL's, extra `pardiso`) or "cholmod" (extra `cholmod`)
+    ordering : "auto", "minimum_degree", "colamd", "nested_dissection" or "natural", as the library has them
+
+    Returns
+    -------
+    Factorization: ``F.solve(b)``, ``F.refactorize(values)``, ``F.logdet``, ...; also an M of solvers.
+
+    Raises
+    ------
+    ValueError
+        if A is singular, or for its kind not symmetric or not positive definite (the message names the
+        row); if the library does not have the kind, ordering or dtype.
+    ImportError, NotImplementedError
+        if the library is not installed; for backend="cudss" and under `torch.compile`.
+    MemoryError
+        if the factors do not fit in memory.
+
+    Notes
+    -----
+    Gradient: of a solve, as of `ops.spsolve`, to any order; one triangular pair for each adjoint. The
+    factors themselves are constants: `logdet` and `inertia` are detached.
+
+    Cost: docs/direct.md, which also has the rule by which "auto" chooses.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((3,))
+    >>> F = ls.factorize(A)
+    >>> F.solve(torch.ones(3, dtype=torch.float64))
+    tensor([1.5000, 2.0000, 1.5000], dtype=torch.float64)
+    >>> F.refactorize(2 * A.values).solve(torch.ones(3, dtype=torch.float64))
+    tensor([0.7500, 1.0000, 0.7500], dtype=torch.float64)
+    """
+    return Factorization(A, kind=kind, backend=backend, ordering=ordering)
+
+
+class Factorization(Preconditioner):
+    """What `ls.factorize` returns. Calling it is `solve`: M = A^-1, for any solver.
+
+    Attributes
+    ----------
+    A : CSR, the matrix
+    T : the factors of the transpose, which are the same
+    kind, backend : what was made, and by which library; of a batch those of the first matrix
+    seconds : float, of the last factorization, with its analysis if there was one
+    fill : float, entries of the factors for each entry of A
+    logdet : Tensor, log |det A|, shape batch_shape; detached
+    inertia : Tensor, (positive, negative, zero) eigenvalues of a symmetric A, shape (*batch_shape, 3)
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [0.0, 4.0]]))
+    >>> F, b = ls.factorize(A), torch.tensor([4.0, 8.0])
+    >>> F.solve(b), F.T.solve(b)
+    (tensor([1., 2.]), tensor([2.0000, 1.5000]))
+    >>> F
+    Factorization(lu by superlu, shape=(2, 2), nnz=3, fill=2, dtype=float32, device=cpu)
+    >>> F.logdet
+    tensor(2.0794)
+    """
+
+    A: CSR
+
+    def __init__(self, A: CSR, *, kind: str = "auto", backend: str = "auto", ordering: str = "auto"):
+        if torch.compiler.is_dynamo_compiling():
+            raise NotImplementedError(
+                "factorize: cannot be traced by torch.compile; call it outside and use what it returns "
+                "inside, or call spsolve, whose backward reuses the factors of the forward"
+            )
+        check_matrix("factorize", A)
+        self._request = checked("factorize", Request(kind, backend, ordering), A.dtype)
+        self._how = " ".join(self._request)  # in compiled code
+        self._factor_values(A)
+
+    def _factor_values(self, A: CSR) -> None:
+        self.A, self._values, self._version = A, A.values, version(A.values)
+        self.shape, self.batch_shape, self.depends_on = A.shape, A.batch_shape, (A.values,)
+        self._symmetric: bool | None = None
+        self._factors = Factors("factorize", self._request)
+        start = time.perf_counter()
+        # Inside a transformation the values are not available yet: the first solve factors.
+        if has_numbers(A.values) and not is_functorch_wrapped_tensor(A.values):
+            self._all()
+            self._factors.share()
+        self.seconds = time.perf_counter() - start
+        if has_numbers(A.values):  # now: a graph that is traced later cannot read it
+            self._symmetric = symmetry("factorize", A, None)
+
+    def _all(self) -> list[Factored]:
+        """The factors of all matrices."""
+        return self._factors.of(self.A.pattern, matrices(numbers(self.A.values)))
+
+    def refactorize(self, values: Tensor) -> Factorization:
+        """Factors of the matrix with other values, (..., nnz), on the same pattern, in place of these: the
+        analysis is kept. Graphs of earlier solves keep the earlier factors. Returns itself."""
+        checks.same_kind("refactorize", "values", values, self.A.values)
+        if values.shape[-1:] != (self.A.nnz,):
+            raise ValueError(
+                f"refactorize: values must have shape (..., {self.A.nnz}), as those of A, got "
+                f"{tuple(values.shape)}; call factorize for another pattern"
+            )
+        del self._factors  # first: their memory, and the handle of the library, can be used again
+        self._factor_values(self.A.with_values(values))
+        return self
+
+    def solve(self, b: Tensor, *, transpose: bool = False) -> Tensor:
+        """A^-1 b or A^-T b, for b (n,) or (..., n, k), as `ops.spsolve`: differentiable in the values of A
+        and in b, to any order."""
+        A = self.A
+        check_right_hand_side("factorize", A, b)
+        checks.flag("factorize", "transpose", transpose)
+        if torch.compiler.is_dynamo_compiling():
+            # The operator looks for factors of these values, and recomputes them if none are kept.
+            return solved(A.values, b, A.pattern, transpose, self._how)
+        if A.values is not self._values or (self._version >= 0 and version(A.values) != self._version):
+            raise RuntimeError(
+                "factorize: the values of A were changed after it was factored; call "
+                "F.refactorize(A.values), or factor a copy, factorize(A.clone())"
+            )
+        return solved(A.values, b, A.pattern, transpose, self._factors)
+
+    def forward(self, r: Tensor) -> Tensor:
+        """`solve`."""
+        return self.solve(r)
+
+    def _solved_for(self, A: CSR, b: Tensor) -> Tensor:
+        """The solution, differentiable in the values of an A that is equal to that of these factors."""
+        return solved(A.values, b, A.pattern, False, self._factors)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self.solve(R)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self.solve(R, transpose=True)
+
+    @property
+    def T(self) -> Factorization | TransposedFactorization:
+        return self if self.symmetric else TransposedFactorization(self)
+
+    @property
+    def symmetric(self) -> bool:
+        """Of A's values, once they can be read."""
+        if self._symmetric is None:
+            self._symmetric = symmetry("factorize", self.A, None)
+        return self._symmetric
+
+    @property
+    def kind(self) -> str:
+        return next((f.factor.kind for f in self._all()), "lu")
+
+    @property
+    def backend(self) -> str:
+        return next((f.factor.backend for f in self._all()), "superlu")
+
+    @property
+    def fill(self) -> float:
+        entries = sum(f.factor.entries for f in self._all())
+        return entries / max(self.batch_shape.numel() * self.A.nnz, 1)
+
+    @property
+    def logdet(self) -> Tensor:
+        logs = [logdet(f) for f in self._all()] or [0.0] * self.batch_shape.numel()
+        return self.A.values.new_tensor(logs).reshape(self.batch_shape)
+
+    @property
+    def inertia(self) -> Tensor:
+        if not self.symmetric:
+            raise ValueError("factorize: inertia needs a symmetric A; eigenvalues of others may be complex")
+        counts, n = [], self.shape[0]
+        for f in self._all():
+            negative = f.factor.negative()
+            if negative is None:
+                raise ValueError(
+                    f"factorize: the factors, {self.kind} by {self.backend}, do not tell the inertia, since "
+                    'their pivots are not on the diagonal; use kind="ldlt" with backend="pardiso"'
+                )
+            counts.append((n - negative, negative, 0))
+        counts = counts or [(0, 0, 0)] * self.batch_shape.numel()
+        return torch.tensor(counts, device=self.A.device).reshape(*self.batch_shape, 3)
+
+    def _converted(self, **kind: Any) -> Factorization:
+        return _again(self.A.to(**kind), self._request)
+
+    def __reduce__(self):
+        return _again, (self.A, self._request)
+
+    def __repr__(self) -> str:
+        A = self.A
+        batch = f", batch={tuple(A.batch_shape)}" if A.values.dim() > 1 else ""
+        dtype = str(A.dtype).removeprefix("torch.")
+        return (
+            f"Factorization({self.kind} by {self.backend}, shape={A.shape}, nnz={A.nnz}{batch}, "
+            f"fill={self.fill:.3g}, dtype={dtype}, device={A.device})"
+        )
+
+
+class TransposedFactorization(Transposed):
+    """The factors of A as those of its transpose."""
+
+    M: Factorization
+
+    def solve(self, b: Tensor, *, transpose: bool = False) -> Tensor:
+        return self.M.solve(b, transpose=not transpose)
+
+
+def _again(A: CSR, request: Request) -> Factorization:
+    return Factorization(A, **request._asdict())
