@@ -60,6 +60,7 @@ MODULES = {
     "learnsolve.problems": "Problems",
     "learnsolve.ordering": "Orderings",
     "learnsolve.nn": "Layers of networks",
+    "learnsolve.nonlinear": "Nonlinear functions",
     "learnsolve.io": "Reading and writing",
     "learnsolve.analysis": "Analysis",
     "learnsolve.testing": "Testing",

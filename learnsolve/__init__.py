@@ -6,7 +6,7 @@ from learnsolve import _first_line  # noqa: F401  (before torch)
 from learnsolve import _library  # noqa: F401  (first: it says what is missing where nothing else can work)
 
 # isort: split
-from learnsolve import analysis, io, nn, ops, ordering, preconditioners, problems, solvers, testing
+from learnsolve import analysis, io, nn, nonlinear, ops, ordering, preconditioners, problems, solvers, testing
 from learnsolve.collate import collate
 from learnsolve.config import config, show_config
 from learnsolve.eigen import Eigenpairs, SingularTriplets, eigsh, svds
@@ -35,6 +35,7 @@ __all__ = [
     "factorize",
     "io",
     "nn",
+    "nonlinear",
     "ops",
     "ordering",
     "preconditioners",

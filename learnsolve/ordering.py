@@ -1,5 +1,7 @@
-"""Orders of the rows of a square matrix, and groups of mutually independent rows."""
+"""Orders of the rows of a square matrix, and groups of mutually independent rows or columns."""
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +17,8 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 
 
 class Coloring(NamedTuple):
-    """Colors of rows such that rows of the same color are not coupled, and the rows by color."""
+    """Colors of rows (of `column_coloring`: columns) such that those of the same color are independent, and
+    the rows by color."""
 
     colors: Tensor
     """Color of each row, 0 <= color < count, shape (n,)."""
@@ -157,10 +160,116 @@ def greedy_coloring(
     return _square("greedy_coloring", P)._planned(_greedy_coloring, order)
 
 
-def _square(function: str, P: Any) -> SparsityPattern:
+def column_coloring(
+    P: SparsityPattern | CSR, order: Literal["best", "natural", "largest_first", "smallest_last"] = "best"
+) -> Coloring:
+    """Color the columns such that no row has entries in two columns of one color.
+
+    A product with one vector per color then shows every entry of the matrix: the distance-2 coloring that
+    compressed Jacobians use. For rows pass ``P.T``.
+
+    Parameters
+    ----------
+    P : SparsityPattern or CSR of any shape
+    order : in which columns are colored, each with the smallest color possible: as they are, those that
+        share rows with most others first, or such that each shares rows with few of those before it. "best"
+        keeps the best of these and, for stencils on a grid, of colorings that repeat along its axes
+
+    Returns
+    -------
+    Coloring(colors, count, ptr, rows), with columns in the place of rows
+        At least as many colors as the longest row has entries: 5 for the stencil of 5 points.
+
+    Raises
+    ------
+    ValueError
+        if the order is not one of the above.
+    TypeError
+        if P is neither a SparsityPattern nor a CSR.
+
+    Notes
+    -----
+    O(sum of the squares of the lengths of the rows); rows of more than 128 entries cost less. Deterministic.
+    Computed once and cached with the pattern: do not change it in place. No gradient. Source: A. Gebremedhin,
+    F. Manne and A. Pothen, "What color is your Jacobian?", SIAM Review 47 (2005).
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> coloring = ls.ordering.column_coloring(ls.problems.poisson((6,)))
+    >>> coloring.count, coloring.colors
+    (3, tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32))
+    """
+    checks.one_of("column_coloring", "order", order, ("best", *_ORDERS))
+    return _checked("column_coloring", P)._planned(_column_coloring, order)
+
+
+def symmetric_coloring(
+    P: SparsityPattern | CSR,
+    method: Literal["star", "acyclic"] = "star",
+    order: Literal["best", "natural", "largest_first", "smallest_last"] = "best",
+) -> Coloring:
+    """Color the rows of a symmetric pattern with fewer colors than `column_coloring`, using the symmetry.
+
+    A product with one vector per color, the sum of the unit vectors of its rows, determines the symmetric
+    matrix: compressed Hessians.
+
+    Parameters
+    ----------
+    P : SparsityPattern or CSR, square, with an entry (j, i) for each entry (i, j)
+    method : "star": neighbors differ, and no path of four rows has two colors; each entry stands alone in one
+        of the products. "acyclic": no cycle has two colors, fewer of them; entries follow from one another
+    order : in which rows are colored, as for `column_coloring`
+
+    Returns
+    -------
+    Coloring(colors, count, ptr, rows)
+
+    Raises
+    ------
+    ValueError
+        if P is not square or not symmetric, or method or order is not one of the above.
+    TypeError
+        if P is neither a SparsityPattern nor a CSR.
+
+    Notes
+    -----
+    O(sum of the squares of the numbers of neighbors), times the largest for "star"; rows with very many
+    neighbors have a color of their own and cost less. Deterministic, cached, no gradient. Source: A.
+    Gebremedhin et al., "New acyclic and star coloring algorithms with application to computing Hessians",
+    SIAM J. Sci. Comput. 29 (2007).
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> arrow = torch.eye(5)
+    >>> arrow[4] = arrow[:, 4] = 1
+    >>> A = ls.CSR.from_dense(arrow)
+    >>> ls.ordering.symmetric_coloring(A).count, ls.ordering.column_coloring(A).count
+    (2, 5)
+    """
+    checks.one_of("symmetric_coloring", "method", method, ("star", "acyclic"))
+    checks.one_of("symmetric_coloring", "order", order, ("best", *_ORDERS))
+    pattern = _square("symmetric_coloring", P)
+    if not pattern.equals(pattern.T):
+        raise ValueError(
+            "symmetric_coloring: P must have an entry (j, i) for each entry (i, j); use that of A + A^T"
+        )
+    return pattern._planned(_symmetric_coloring, method, order)
+
+
+_ORDERS = ("natural", "largest_first", "smallest_last")  # as csrc/analysis/coloring.h counts them
+
+
+def _checked(function: str, P: Any) -> SparsityPattern:
     pattern = P.pattern if isinstance(P, CSR) else P
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(f"{function}: P must be a SparsityPattern or a CSR, got {type(P).__name__}")
+    return pattern
+
+
+def _square(function: str, P: Any) -> SparsityPattern:
+    pattern = _checked(function, P)
     if pattern.shape[0] != pattern.shape[1]:
         raise ValueError(
             f"{function}: P must be square, got shape {pattern.shape}; use that of A^T A or A A^T"
@@ -202,8 +311,105 @@ def _minimum_degree(pattern: SparsityPattern) -> tuple[Tensor]:
 
 
 def _greedy_coloring(pattern: SparsityPattern, order: str) -> Coloring:
-    crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
-    tcrow, tcol = as_numpy(pattern.T.crow_indices), as_numpy(pattern.T.col_indices)
-    arrays = _analysis.greedy_coloring(crow, col, tcrow, tcol, order == "largest_first")
+    return _coloring(pattern, _analysis.greedy_coloring(*_both_ways(pattern), order == "largest_first"))
+
+
+def _both_ways(pattern: SparsityPattern) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    one, other = pattern, pattern.T
+    return (
+        *(as_numpy(one.crow_indices), as_numpy(one.col_indices)),
+        *(as_numpy(other.crow_indices), as_numpy(other.col_indices)),
+    )
+
+
+def _coloring(pattern: SparsityPattern, arrays: tuple[np.ndarray, ...]) -> Coloring:
     colors, ptr, rows = (pattern._tensor(a) for a in arrays)
     return Coloring(colors, len(ptr) - 1, ptr, rows)
+
+
+def _column_coloring(pattern: SparsityPattern, order: str) -> Coloring:
+    arrays = _both_ways(pattern)
+    # The longest row needs so many.
+    fewest = int(np.diff(arrays[0]).max(initial=0))
+    best = _repeated_coloring(pattern, fewest) if order == "best" else None
+
+    def color(number: int) -> tuple[np.ndarray, ...]:
+        return _analysis.column_coloring(*arrays, number)
+
+    return _coloring(pattern, _best(color, order, fewest, best))
+
+
+def _symmetric_coloring(pattern: SparsityPattern, method: str, order: str) -> Coloring:
+    ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    permutation = as_numpy(pattern.transpose_permutation)
+
+    def color(number: int) -> tuple[np.ndarray, ...]:
+        return _analysis.symmetric_coloring(ptr, idx, permutation, number, method == "acyclic")
+
+    return _coloring(pattern, _best(color, order, 2))
+
+
+def _best(color: Callable, order: str, fewest: int, best: tuple | None = None) -> tuple[np.ndarray, ...]:
+    """The coloring (colors, ptr, rows) with fewest colors, of the orders until one has `fewest`."""
+    for number, name in enumerate(_ORDERS):
+        if order in ("best", name) and (best is None or len(best[1]) - 1 > fewest):
+            found = color(number)
+            best = found if best is None or len(found[1]) < len(best[1]) else best
+    assert best is not None
+    return best
+
+
+# --- colorings that repeat along the axes of a grid ---
+_SAMPLE = 256
+
+
+def _repeated_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray, ...] | None:
+    """A column coloring x + a y + b z modulo the number of colors, with `fewest` colors or a few more, for
+    the unknowns of a grid in order; None if there is none. The axes are those of the distances of columns
+    that share a row, from a sample of rows; the coloring is then checked in all of them."""
+    crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    n = pattern.shape[1]
+    if not 2 <= fewest <= 64 or n < 4 * fewest:
+        return None
+    sample = np.unique(np.linspace(0, len(crow) - 2, _SAMPLE).astype(np.int64))
+    rows = (col[crow[i] : crow[i + 1]].astype(np.int64) for i in sample)
+    distances, number = np.unique(
+        np.concatenate([(row[:, None] - row).ravel() for row in rows]), return_counts=True
+    )
+    distances = distances[(distances > 0) & (8 * number >= len(sample))]  # at boundaries there are others
+    if not 0 < len(distances) <= 512:
+        return None
+    strides = _strides(distances)
+    digits, coordinates = [], []
+    nearest, unknown = distances, np.arange(n)
+    for stride in reversed(strides):
+        digits.append((2 * nearest + stride) // (2 * stride))
+        coordinates.append(unknown // stride)
+        nearest, unknown = nearest - digits[-1] * stride, unknown % stride
+    for count in range(fewest, fewest + 3):
+        if count ** (len(strides) - 1) > 2**16:
+            return None
+        free = len(strides) - 1  # the factor of the innermost axis is 1
+        factors = np.ones((len(strides), count**free), dtype=np.int64)
+        factors[:free] = np.indices((count,) * free).reshape(free, count**free)
+        distinct = (np.stack(digits).T @ factors % count != 0).all(0)
+        for choice in factors.T[distinct][:2]:
+            colors = np.zeros(n, dtype=np.int64)
+            for factor, x in zip(choice, coordinates, strict=True):
+                colors += factor * x
+            found = _analysis.as_column_coloring(crow, col, (colors % count).astype(crow.dtype), count)
+            if found is not None:
+                return found
+    return None
+
+
+def _strides(distances: np.ndarray) -> list[int]:
+    """Strides of the axes of a grid: 1, and the middle of each cluster of distances that is far larger than
+    those before it."""
+    strides, reach = [1], 0
+    for distance, following in pairwise(distances):
+        if following > 2 * distance and len(strides) < 4:
+            reach = distance
+            cluster = distances[(distances >= following) & (distances <= following + 2 * reach)]
+            strides.append(int(cluster[0] + cluster[-1]) // 2)
+    return strides

@@ -71,7 +71,10 @@ def test_other_functions(name):
     everywhere(lambda: OTHERS[name](A, b))
 
 
-@pytest.mark.parametrize("name", ["reverse_cuthill_mckee", "greedy_coloring"])
+ORDERINGS = ["reverse_cuthill_mckee", "greedy_coloring", "column_coloring", "symmetric_coloring"]
+
+
+@pytest.mark.parametrize("name", ORDERINGS)
 def test_orderings(name):
     everywhere(lambda: tree_leaves(getattr(ls.ordering, name)(A_SPD)))
 

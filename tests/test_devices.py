@@ -212,7 +212,10 @@ def test_problems(name, cuda):
     )
 
 
-@pytest.mark.parametrize("name", ["reverse_cuthill_mckee", "greedy_coloring"])
+ORDERINGS = ["reverse_cuthill_mckee", "greedy_coloring", "column_coloring", "symmetric_coloring"]
+
+
+@pytest.mark.parametrize("name", ORDERINGS)
 def test_orderings(name, cuda):
     order = getattr(ls.ordering, name)
     found, wanted = order(A_SPD.to(DEVICE)), order(A_SPD)

@@ -19,7 +19,7 @@ LAYERS = [
     ["nn"],
     ["preconditioners", "problems", "io"],
     ["solvers"],
-    ["eigen"],
+    ["eigen", "nonlinear"],
     ["analysis", "collate", "config", "evaluation", "petsc", "profiling", "testing"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],

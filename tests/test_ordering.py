@@ -1,4 +1,4 @@
-"""Reverse Cuthill-McKee and greedy coloring."""
+"""Reverse Cuthill-McKee and colorings."""
 
 import numpy as np
 import pytest
@@ -109,6 +109,111 @@ def test_rows_of_one_color_may_be_relaxed_together():
     np.testing.assert_allclose(at_once, one_by_one, rtol=1e-14)
 
 
+RECTANGULAR = {name: S for name, S in structures().items() if name not in SQUARE} | {
+    "wide": random(7, 40, 0.1),
+    "full row": scipy.sparse.csr_array(np.vstack([np.ones(300), np.eye(300)[5:9]])),
+    "full column": scipy.sparse.csr_array(np.ones((200, 1))),
+    "two long rows": scipy.sparse.csr_array(
+        np.vstack([np.arange(300) < 200, np.arange(300) > 140, np.eye(300)])
+    ),
+}
+ORDERS = ["best", "natural", "largest_first", "smallest_last"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", [*SQUARE, *RECTANGULAR])
+def test_columns_of_one_color_share_no_row(name, order):
+    P = pattern_of((SQUARE | RECTANGULAR)[name])
+    found = ordering.column_coloring(P, order)
+    i, j = coordinates(P)
+    colors = found.colors.numpy()
+    assert found.colors.shape == (P.shape[1],)
+    assert set(colors) == set(range(found.count))
+    assert len(set(zip(i, colors[j], strict=True))) == P.nnz
+    assert found.count >= np.bincount(i).max(initial=0)
+    assert (found.rows.numpy() == np.argsort(colors, kind="stable")).all()
+    if order != "best":  # greedy: a smaller color is taken, in a row of the column
+        taken = {(int(row), int(c)) for row, c in zip(i, colors[j], strict=True)}
+        for k in range(P.shape[1]):
+            assert all(any((row, c) in taken for row in i[j == k]) for c in range(colors[k]))
+
+
+def test_the_orders_of_columns():
+    """Natural as defined; the others have their first and last columns by degree."""
+    P = pattern_of(random(25, 25, 0.12, seed=3))
+    S = scipy.sparse.csr_array((np.ones(P.nnz), P.col_indices.numpy(), P.crow_indices.numpy()), shape=P.shape)
+    shared = pattern_of(scipy.sparse.csr_array(S.T @ S))
+    assert (ordering.column_coloring(P, "natural").colors.numpy() == greedy(shared, "natural")).all()
+    star = np.eye(9)
+    star[:, 8] = 1  # the last column shares a row with all others
+    hub = pattern_of(scipy.sparse.csr_array(star))
+    assert int(ordering.column_coloring(hub, "largest_first").colors[8]) == 0
+    assert int(ordering.column_coloring(hub, "natural").colors[8]) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "colors"), [((50,), 3), ((40, 50), 5), ((33, 64), 5), ((9, 11), 5), ((12, 13, 14), 7)]
+)
+def test_grids_take_as_many_colors_as_the_stencil_has_points(shape, colors):
+    P = ls.problems.poisson(shape).pattern
+    assert ordering.column_coloring(P).count == colors
+    assert ordering.column_coloring(P.T).count == colors
+
+
+def test_other_grids():
+    P = ls.problems.poisson((30, 40)).to_scipy()
+    several = {"nine": grid(9, 30), "fields": scipy.sparse.kron(np.ones((2, 2)), P)}
+    several |= {
+        "components": scipy.sparse.kron(P, np.ones((2, 2))),
+        "a part": scipy.sparse.csr_array(P)[100:900],
+    }
+    for S in several.values():
+        pattern = pattern_of(scipy.sparse.csr_array(S))
+        assert ordering.column_coloring(pattern).count == int(pattern.crow_indices.diff().max())
+
+
+def symmetric(name):
+    S = scipy.sparse.csr_array(SQUARE[name])
+    return pattern_of(scipy.sparse.csr_array(abs(S) + abs(S.T)))
+
+
+def pairs_of_colors(P, colors):
+    """The graph of each two colors, as (connected component of each row, edges)."""
+    edges = graph(P)
+    edges = edges[edges[:, 0] < edges[:, 1]]
+    kinds = np.sort(colors[edges], axis=1)
+    for kind in np.unique(kinds, axis=0):
+        some = edges[(kinds == kind).all(1)]
+        S = scipy.sparse.coo_array((np.ones(len(some)), some.T), shape=P.shape)
+        yield scipy.sparse.csgraph.connected_components(S, directed=False)[1], some
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("method", ["star", "acyclic"])
+@every_square
+def test_symmetric_colorings(name, method, order):
+    """Each connected part of two colors is a star or a tree: one edge fewer than rows; of a star all edges
+    meet in one row."""
+    P = symmetric(name)
+    colors = ordering.symmetric_coloring(P, method, order).colors.numpy()
+    for parts, edges in pairs_of_colors(P, colors):
+        assert (colors[edges[:, 0]] != colors[edges[:, 1]]).all()
+        for part in np.unique(parts[edges]):
+            mine = edges[parts[edges[:, 0]] == part]
+            assert len(mine) == (parts == part).sum() - 1
+            if method == "star":
+                assert np.bincount(mine.ravel()).max() == len(mine)
+
+
+def test_arrows_take_two_colors():
+    arrow = scipy.sparse.lil_array(scipy.sparse.eye_array(3000))
+    arrow[-1] = arrow[:, [-1]] = 1
+    P = pattern_of(scipy.sparse.csr_array(arrow))
+    assert ordering.symmetric_coloring(P).count == 2
+    assert ordering.symmetric_coloring(P, "acyclic").count == 2
+    assert ordering.column_coloring(P).count == 3000
+
+
 def bandwidth(S):
     i, j = scipy.sparse.coo_array(S).coords
     return abs(i - j).max(initial=0)
@@ -173,6 +278,20 @@ def test_errors(function):
         function(pattern_of(random(3, 4, 0.5)))
     with pytest.raises(TypeError, match=f"{name}: P must be a SparsityPattern or a CSR, got Tensor"):
         function(torch.eye(3))
+
+
+def test_errors_of_other_colorings():
+    P = pattern_of(grid(5, 3))
+    with pytest.raises(ValueError, match=r"column_coloring: order must be one of .*, got 'random'"):
+        ordering.column_coloring(P, "random")
+    with pytest.raises(ValueError, match=r"symmetric_coloring: method must be one of .*, got 'tree'"):
+        ordering.symmetric_coloring(P, "tree")
+    with pytest.raises(TypeError, match="column_coloring: P must be a SparsityPattern or a CSR, got Tensor"):
+        ordering.column_coloring(torch.eye(3))
+    with pytest.raises(ValueError, match=r"symmetric_coloring: P must be square, got shape \(3, 4\)"):
+        ordering.symmetric_coloring(pattern_of(random(3, 4, 0.5)))
+    with pytest.raises(ValueError, match=r"an entry \(j, i\) for each entry \(i, j\); use that of A \+ A\^T"):
+        ordering.symmetric_coloring(pattern_of(SQUARE["upper triangle"]))
 
 
 def test_an_unknown_order():

@@ -18,6 +18,7 @@
 #include "analysis/pattern.h"
 #include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
+#include "analysis/symmetric_coloring.h"
 #include "analysis/threshold.h"
 #include "analysis/triples.h"
 #include "analysis/union.h"
@@ -66,6 +67,21 @@ template <class I>
 py::array table_of_triples(std::vector<I> table) {
   const auto lines = static_cast<py::ssize_t>(table.size() / 3);
   return array(table).reshape({lines, static_cast<py::ssize_t>(3)});
+}
+
+// (colors, ptr, vertices) of n vertices, by color, for `color(n, colors)`, which returns how many there are.
+template <class I, class Color>
+py::tuple grouped(int64_t n, const Color& color) {
+  Array<I> colors(n), vertices(n);
+  I *c = colors.mutable_data(), *v = vertices.mutable_data();
+  std::vector<I> first;
+  {
+    py::gil_scoped_release release;
+    const int64_t count = color(n, c);
+    first.resize(count + 1);
+    group_by_color(c, n, count, first.data(), v);
+  }
+  return py::make_tuple(colors, array(first), vertices);
 }
 
 template <class I>
@@ -263,21 +279,50 @@ void bind(py::module_& m) {
   bind_spgemm<I>(m);
   m.def("greedy_coloring", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr,
                               const Array<I>& tidx, bool largest_first) {
-    const int64_t n = ptr.size() - 1;
-    Array<I> colors(n), rows(n);
-    I *c = colors.mutable_data(), *r = rows.mutable_data();
-    std::vector<I> first;
-    {
-      py::gil_scoped_release release;
-      const int64_t count =
-          greedy_coloring(ptr.data(), n, idx.data(), tptr.data(), tidx.data(), largest_first, c);
-      first.resize(count + 1);
-      group_by_color(c, n, count, first.data(), r);
-    }
-    Array<I> groups(first.size());
-    std::copy(first.begin(), first.end(), groups.mutable_data());
-    return py::make_tuple(colors, groups, rows);
+    return grouped<I>(ptr.size() - 1, [&](int64_t n, I* colors) {
+      return greedy_coloring(ptr.data(), n, idx.data(), tptr.data(), tidx.data(), largest_first, colors);
+    });
   });
+  m.def("column_coloring",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& tptr, const Array<I>& tidx, int order) {
+          return grouped<I>(tptr.size() - 1, [&](int64_t n, I* colors) {
+            return column_coloring(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), tptr.data(),
+                                   n, tidx.data(), static_cast<Order>(order), colors);
+          });
+        });
+  // Is `colors`, each below count, a coloring of the columns? Then as `column_coloring` returns it, else
+  // None.
+  m.def("as_column_coloring",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& colors, int64_t count) -> py::object {
+          const int64_t rows = ptr.size() - 1;
+          if (!is_column_coloring(ptr.data(), rows, idx.data(), colors.data(), count)) return py::none();
+          return grouped<I>(colors.size(), [&](int64_t n, I* out) {
+            std::copy(colors.data(), colors.data() + n, out);
+            return count;
+          });
+        });
+  // perm: that of the transpose, which takes each entry to that across the diagonal.
+  m.def("symmetric_coloring",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& perm, int order, bool acyclic) {
+          return grouped<I>(ptr.size() - 1, [&](int64_t n, I* colors) {
+            SymmetricColoring<I> coloring(ptr.data(), n, idx.data(), static_cast<Order>(order), colors);
+            if (!acyclic) return coloring.star();
+            const int64_t nnz = idx.size();
+            std::vector<I> edge(nnz);
+            for (int64_t p = 0; p < nnz; ++p) edge[p] = std::min(static_cast<I>(p), perm.data()[p]);
+            return coloring.acyclic(edge.data(), nnz);
+          });
+        });
+  // (ptr, idx, equation, unknown), as struct Substitution has them.
+  m.def("substitution",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& perm, const Array<I>& colors) {
+          auto s = [&] {
+            py::gil_scoped_release release;
+            return substitution(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), perm.data(),
+                                colors.data());
+          }();
+          return py::make_tuple(array(s.ptr), array(s.idx), array(s.equation), array(s.unknown));
+        });
   m.def("merge_patterns",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx) {
           auto u = [&] {

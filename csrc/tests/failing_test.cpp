@@ -16,6 +16,7 @@
 #include "analysis/product_blocks.h"
 #include "analysis/spgemm.h"
 #include "analysis/splitting.h"
+#include "analysis/symmetric_coloring.h"
 #include "analysis/threshold.h"
 #include "analysis/triples.h"
 #include "analysis/union.h"
@@ -75,6 +76,24 @@ void one_matrix(const Arrays& A) {
     Numbers first(count + 1);
     analysis::group_by_color(colors.data(), A.n, count, first.data(), rows.data());
     return std::tuple(colors, first, rows);
+  });
+  require_survival("column_coloring", [&] {
+    Numbers colors(A.n);
+    analysis::column_coloring(ptr, A.n, idx, A.tptr.data(), A.n, A.tidx.data(),
+                              analysis::Order::smallest_last, colors.data());
+    return std::tuple(colors, analysis::is_column_coloring(ptr, A.n, idx, colors.data(), A.n));
+  });
+  require_survival("substitution", [&] {
+    const Numbers colors(A.n, 0);
+    const auto s = analysis::substitution<I>(ptr, A.n, idx, A.perm.data(), colors.data());
+    return std::tuple(s.ptr, s.idx, s.equation, s.unknown);
+  });
+  require_survival("symmetric_coloring", [&] {
+    Numbers star(A.n), acyclic(A.n), edge(A.ptr[A.n], 0);
+    using Coloring = analysis::SymmetricColoring<I>;
+    Coloring(ptr, A.n, idx, analysis::Order::largest_first, star.data()).star();
+    Coloring(ptr, A.n, idx, analysis::Order::natural, acyclic.data()).acyclic(edge.data(), A.ptr[A.n]);
+    return std::tuple(star, acyclic);
   });
   require_survival("level_fill", [&] {
     const auto found = analysis::level_fill(ptr, A.n, idx, 1);

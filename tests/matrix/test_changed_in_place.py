@@ -110,6 +110,7 @@ MORE = {
     "a pickle": lambda A: __import__("pickle").dumps(A),
     "reverse_cuthill_mckee": lambda A: ls.ordering.reverse_cuthill_mckee(A.pattern),
     "greedy_coloring": lambda A: ls.ordering.greedy_coloring(A.pattern),
+    "column_coloring": lambda A: ls.ordering.column_coloring(A.pattern),
     "BlockBatch": lambda A: ls.BlockBatch([A]) @ one,
     "from_scipy on a pattern": lambda A: ls.CSR.from_scipy(fresh().to_scipy(), pattern=A.pattern),
     "cg": lambda A: ls.solvers.cg(A, one, maxiter=3).x,

@@ -1,0 +1,216 @@
+"""`jacobian_pattern`: where the Jacobian of a function may have entries, from its program."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    maybe_get_bdim,
+)
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.utils import _pytree as pytree
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.nonlinear import _operators, _rules  # noqa: F401  (_operators registers rules)
+from learnsolve.nonlinear._trace import Lists, Rows, Tracer, count_of
+from learnsolve.solvers.core.report import users_frame
+
+
+def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
+    r"""Where the Jacobian of f with respect to u may have entries, from the operations that f calls.
+
+    Parameters
+    ----------
+    f : function of u and args that returns a tensor of u's dtype, of torch and `learnsolve` operations
+    u : Tensor, float32 or float64, of any shape
+    args : further arguments of f: tensors, matrices, numbers, nested in lists, tuples and dictionaries
+
+    Returns
+    -------
+    SparsityPattern, shape (f(u).numel(), u.numel())
+        :math:`\partial f_i / \partial u_j` is zero at all u where it has no entry (i, j), with i and j in the
+        order of the flattened tensors.
+
+    Raises
+    ------
+    ValueError
+        if f uses random numbers, writes into u, or depends on u in more than 2^28 entries.
+    TypeError
+        if u is not a tensor of float32 or float64, or f returns something else.
+
+    Warns
+    -----
+    RuntimeWarning
+        names an operation without a rule, whose results are taken to depend on all of its arguments, and one
+        by which values of u or args decide what f computes (`if`, indices): the pattern is that of these.
+
+    Notes
+    -----
+    Global: it holds for all values of u and of floating-point args; both branches of `torch.where` count, and
+    any element of a line may be its largest. Integers and numbers in args and constants of f are a part of
+    the program, with the zeros of constant matrices that do not require grad. Some entries may always be 0.
+    Cost: one derivative of f along one direction, and O(nnz) for each operation. No gradient. Source: the
+    index sets of A. Griewank and A. Walther, "Evaluating Derivatives", SIAM 2008, section 7.1.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> ls.nonlinear.jacobian_pattern(lambda u: u[1:] * u[:-1], torch.ones(1000))
+    SparsityPattern(shape=(999, 1000), nnz=1998, indices=int32, device=cpu)
+    """
+    check_argument("jacobian_pattern", u)
+    return find_pattern("jacobian_pattern", f, u, args)
+
+
+def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple) -> SparsityPattern:
+    """`jacobian_pattern`, called by `function`."""
+
+    def flat(x: Tensor, shape: torch.Size, args: tuple) -> Tensor:
+        return flat_output(function, f(x.reshape(shape), *args), x)
+
+    with outside(u, args) as (plain, plain_args):
+        return trace_pattern(function, flat, plain, plain_args, "auto")[0]
+
+
+@contextmanager
+def outside(u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
+    """The numbers of the arguments, outside of the transformations of torch.func that are active; the first
+    of those that `vmap` maps over, since the pattern is that of all."""
+    with temporarily_clear_interpreter_stack(), _within_torch():
+        u, args = pytree.tree_map(lambda t: _first(t) if isinstance(t, Tensor) else t, (u, args))
+        yield u.clone(memory_format=torch.contiguous_format), args
+
+
+@contextmanager
+def _within_torch() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "data pointer" not in str(error):
+            raise
+        raise ValueError(
+            "jacobian: f must consist of operations of torch and learnsolve, but takes the memory of a "
+            "tensor that depends on u, as .numpy() does; write f in torch, or an autograd.Function with a jvp"
+        ) from error
+
+
+def _first(t: Tensor) -> Tensor:
+    while is_functorch_wrapped_tensor(t):
+        inner = get_unwrapped(t)
+        if is_batchedtensor(t):
+            if not t.is_floating_point():
+                raise NotImplementedError(
+                    "jacobian: torch.func.vmap maps over an integer tensor among args, which may decide the "
+                    "pattern; map over floating-point tensors only"
+                )
+            inner = inner.select(maybe_get_bdim(t), 0)
+        t = inner
+    return t.detach()
+
+
+def trace_pattern(
+    function: str, f: Callable[[Tensor, torch.Size, tuple], Tensor], u: Tensor, args: tuple, mode: str
+) -> tuple[SparsityPattern, str]:
+    """The pattern, and the mode that found it: torch has no forward mode for some operations."""
+    x = u.reshape(-1)
+
+    def flat(x: Tensor) -> Tensor:
+        return f(x, u.shape, args)
+
+    if mode != "reverse":
+        try:
+            return _pattern(function, *_forward(function, flat, x, args)), mode
+        except NotImplementedError as error:
+            if mode == "forward" or "forward" not in str(error):
+                raise
+    return _pattern(function, *_reverse(function, flat, x, args)).T, "reverse"
+
+
+def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tracer, Rows]:
+    """Rows of J: its products with a tangent."""
+    tracer = Tracer(function, x, _rules.apply, x.numel())
+    mark(tracer, x, args)
+    tangent = random_like(x)
+    tracer.write(tangent, identity(x.numel()))
+    with torch.no_grad(), tracer, Lists(tracer):
+        out, along = torch.func.jvp(flat, (x,), (tangent,))[:2]
+    rows = tracer.rows(along)
+    return tracer, tracer.empty(out.numel()) if rows is None else rows
+
+
+def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tracer, Rows]:
+    """Rows of J^T: its products with a cotangent."""
+    tracer = Tracer(function, x, _rules.apply, 0)
+    mark(tracer, x, args)
+    with tracer, Lists(tracer):
+        out, pull = torch.func.vjp(flat, x)[:2]
+    tracer.width = out.numel()
+    cotangent = random_like(out)
+    tracer.write(cotangent, identity(out.numel()))
+    with tracer:
+        along = pull(cotangent)[0]
+    rows = tracer.rows(along)
+    return tracer, tracer.empty(x.numel()) if rows is None else rows
+
+
+def mark(tracer: Tracer, x: Tensor, args: tuple) -> None:
+    """u and floating-point args take other values in other calls; integers are a part of the program."""
+    for t in (x, *pytree.tree_leaves(args)):
+        if isinstance(t, Tensor) and t.is_floating_point():
+            tracer.write(t, None)
+
+
+def random_like(t: Tensor) -> Tensor:
+    """Numbers of which no derivative vanishes by chance; the same in each call."""
+    generator = torch.Generator().manual_seed(20)
+    return torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device)
+
+
+def identity(n: int) -> Rows:
+    dtype = np.int32 if n < 2**31 - 1 else np.int64
+    parts = (np.ones(n, dtype=bool), np.arange(n, dtype=dtype), np.arange(n + 1, dtype=dtype))
+    return Rows(parts, shape=(n, n))
+
+
+_SAY = {
+    "dense": "no rule for {}: its results are taken to depend on all that its arguments depend on",
+    "values": "{} reads values of u or args, which decide what f computes: the pattern is that of these",
+}
+
+
+def _pattern(function: str, tracer: Tracer, rows: Rows) -> SparsityPattern:
+    for kind, what in tracer.notes:
+        warnings.warn(f"{function}: {_SAY[kind].format(what)}", RuntimeWarning, stacklevel=users_frame())
+    return pattern_of(rows, tracer.width)
+
+
+def pattern_of(rows: Rows, width: int) -> SparsityPattern:
+    shape = (count_of(rows), width)
+    dtype = np.int32 if max(*shape, len(rows.indices)) < 2**31 else np.int64
+    crow, col = (torch.from_numpy(a.astype(dtype)) for a in (rows.indptr, rows.indices))
+    return SparsityPattern(crow, col, shape)
+
+
+def check_argument(function: str, u: Any) -> None:
+    checks.tensor(function, "u", u)
+    checks.dtype(function, "u", u)
+
+
+def flat_output(function: str, out: Any, u: Tensor) -> Tensor:
+    if not isinstance(out, Tensor):
+        raise TypeError(f"{function}: f must return a torch.Tensor, got {type(out).__name__}")
+    if out.dtype != u.dtype:
+        raise TypeError(
+            f"{function}: f must return the dtype of u, {u.dtype}, got {out.dtype}; convert one with .to()"
+        )
+    return out.reshape(-1)

@@ -1,0 +1,300 @@
+"""What the results of an operation depend on: one rule for each kind of operation.
+
+A rule is called after the operation, with its arguments and results, and returns the index sets of each
+result (`_trace.py`; None: all empty). An operation without a rule is dense: each element of its results
+depends on all that its operands depend on, and a warning names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from learnsolve.nonlinear._trace import Rows, Tracer, count_of, stacked
+
+Sets = list[Rows | None]
+"""Of each result."""
+
+
+class Call(NamedTuple):
+    """An operation that was called."""
+
+    tracer: Tracer
+    func: Any
+    values: list
+    """One for each argument of its schema."""
+    named: dict[str, Any]
+    """The same by name."""
+    results: list[Tensor]
+
+    @property
+    def name(self) -> str:
+        """Without namespace, and without the underscore of an operation in place."""
+        return self.func._schema.name.rpartition("::")[2].removesuffix("_")
+
+
+Rule = Callable[[Call], Sets]
+RULES: dict[str, Rule] = {}
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """For the operations of these names, also in place and with results that are copies of views."""
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names.split(), function))
+        return function
+
+    return register
+
+
+def apply(tracer: Tracer, func: Any, args: tuple, kwargs: dict, results: list[Tensor]) -> Sets:
+    """The sets of all results."""
+    arguments = func._schema.arguments
+    given = {**{a.name: v for a, v in zip(arguments, args, strict=False)}, **kwargs}
+    named = {a.name: given.get(a.name, a.default_value) for a in arguments}
+    c = Call(tracer, func, list(named.values()), named, results)
+    function = RULES.get(c.name) or RULES.get(c.name.removesuffix("_copy"))
+    if function is None and (
+        torch.Tag.pointwise in func.tags or (func.namespace == "prims" and c.name in _PRIMS)
+    ):
+        function = pointwise
+    return (function or unknown)(c)
+
+
+_PRIMS = ("add", "sub", "mul", "div", "neg", "where", "convert_element_type", "view_of")
+
+
+def tensors(values: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
+
+
+def unknown(c: Call) -> Sets:
+    c.tracer.note("dense", c.func)
+    return all_of(c.tracer, c.values, c.results)
+
+
+def all_of(T: Tracer, values: Any, results: list[Tensor]) -> list[Rows | None]:
+    sets = [T.rows(t) for t in tensors(values)]
+    every = T.union([None if r is None else one_set(T, r) for r in sets])
+    return [None if every is None else T.take(every, np.zeros(t.numel(), int)) for t in results]
+
+
+def one_set(T: Tracer, rows: Rows) -> Rows:
+    count = count_of(rows)
+    return T.product(np.zeros(count, int), np.arange(count), 1, rows)
+
+
+@rule(
+    "clone _to_copy to add sub mul div neg convert_element_type lift_fresh lift alias contiguous dropout "
+    "nan_to_num native_dropout_backward"
+)
+def pointwise(c: Call) -> Sets:
+    return [c.tracer.union([c.tracer.rows(t, out.shape) for t in tensors(c.values)]) for out in c.results]
+
+
+@rule("copy fill")
+def overwritten(c: Call) -> Sets:
+    return [c.tracer.rows(c.values[1], c.results[0].shape) if isinstance(c.values[1], Tensor) else None]
+
+
+@rule("zero")
+def empty(c: Call) -> Sets:
+    return [None] * len(c.results)
+
+
+@rule(
+    "cat stack roll flip rot90 repeat tile tril triu constant_pad_nd reflection_pad1d reflection_pad2d "
+    "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d index index_select index_fill "
+    "index_copy gather scatter take embedding masked_select masked_scatter masked_scatter_backward im2col "
+    "slice_scatter select_scatter diagonal_scatter as_strided_scatter slice_backward select_backward "
+    "diagonal_backward diag_embed repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle "
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d as_strided expand permute transpose view slice "
+    "select squeeze unsqueeze t split unbind diagonal narrow unfold"
+)
+def moved(c: Call) -> Sets:
+    """The operation itself moves the numbers of the sets, counted from one; zeros come in between."""
+    if c.named.get("reduce") is not None:
+        return unknown(c)
+    if any(c.tracer.depends(t) and not t.is_floating_point() for t in tensors(c.values)):
+        return moved_by_values(c)
+    stack: list[Rows] = []
+    first = 1
+
+    def number(t: Any) -> Any:
+        nonlocal first
+        if not isinstance(t, Tensor) or not t.is_floating_point():
+            return t
+        rows = c.tracer.rows(t)
+        if rows is None:
+            return torch.zeros(t.shape, dtype=torch.float64, device=t.device)
+        stack.append(rows)
+        ids = torch.arange(first, first + t.numel(), dtype=torch.float64, device=t.device).reshape(t.shape)
+        first += t.numel()
+        return ids
+
+    numbered = []
+    for argument, value in zip(c.func._schema.arguments, c.values, strict=True):
+        scalar = isinstance(argument.type, torch.NumberType) and value is not None
+        numbered.append(0 if scalar else pytree.tree_map(number, value))
+    out = tensors(call(c.func, numbered))
+    rows = stacked([c.tracer.empty(1), *stack])
+    return [c.tracer.take(rows, ids.reshape(-1).long().cpu().numpy()) for ids in out]
+
+
+def call(func: Any, values: list) -> Any:
+    """`func` with one value for each argument of its schema."""
+    arguments = func._schema.arguments
+    by_name = {a.name: v for a, v in zip(arguments, values, strict=True) if a.kwarg_only}
+    return func(*(v for a, v in zip(arguments, values, strict=True) if not a.kwarg_only), **by_name)
+
+
+def moved_by_values(c: Call) -> Sets:
+    """Values of u or args decide what goes where. A gather, by which torch differentiates sort and max,
+    takes from its line, whatever they decide."""
+    if c.name == "gather":
+        source, dim, index = c.named["self"], c.named["dim"], c.named["index"]
+        rows = c.tracer.rows(source)
+        if rows is None or source.dim() == 0:
+            return [rows]
+        kept, groups = line_groups(source.shape, [dim])
+        lines = torch.arange(kept.numel()).reshape(kept.shape)
+        lines = lines[tuple(slice(n) for n in index.shape)].expand(index.shape)
+        every = c.tracer.product(groups, np.arange(source.numel()), kept.numel(), rows)
+        return [c.tracer.take(every, lines.reshape(-1).numpy())]
+    c.tracer.note("values", c.func)
+    return all_of(c.tracer, c.values, c.results)
+
+
+@rule("where masked_fill")
+def chosen(c: Call) -> Sets:
+    mask = c.named["condition"] if "condition" in c.named else c.named["mask"]
+    constant = not c.tracer.depends(mask)
+    return (moved if constant else pointwise)(c)
+
+
+@rule("index_add scatter_add index_put _index_put_impl embedding_dense_backward put")
+def added(c: Call) -> Sets:
+    """Elements that are added to others at constant places, or overwrite them."""
+    out = c.results[0]
+    indices = tensors([v for k, v in c.named.items() if k.startswith("ind")])
+    if any(c.tracer.depends(i) for i in indices):
+        c.tracer.note("values", c.func)
+        return all_of(c.tracer, c.values, c.results)
+    name, ids = c.name, torch.arange(out.numel(), device=out.device).reshape(out.shape)
+    if name in ("index_put", "_index_put_impl", "put") and not c.named["accumulate"]:
+        return moved(c)
+    if name == "embedding_dense_backward":
+        source = c.named["grad_output"]
+        places = ids[c.named["indices"]]
+    else:
+        source = next(c.named[name] for name in ("source", "src", "values") if name in c.named)
+        if name == "index_add":
+            places = ids.index_select(c.named["dim"], c.named["index"].reshape(-1)) if out.dim() else ids
+        elif name == "scatter_add":
+            places = ids.gather(c.named["dim"], c.named["index"])
+            source = source[tuple(slice(n) for n in c.named["index"].shape)]
+        elif name == "put":
+            places = ids.take(c.named["index"])
+        else:
+            places = ids[tuple(slice(None) if i is None else i for i in c.named["indices"])]
+    rows = c.tracer.rows(source, places.shape)
+    before = c.tracer.rows(c.named["self"], out.shape) if "self" in c.named else None
+    if rows is None:
+        return [before]
+    placed = c.tracer.product(places.reshape(-1).cpu().numpy(), np.arange(places.numel()), out.numel(), rows)
+    return [c.tracer.union([before, placed])]
+
+
+# --- along axes ---
+def line_groups(shape: Sequence[int], dims: Any) -> tuple[Tensor, np.ndarray]:
+    """An empty tensor of the shape that is left when `dims` are reduced to size one, and to which of its
+    elements each element of `shape` belongs."""
+    count = len(shape)
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        dims = range(count)
+    chosen = {d % count for d in ([dims] if isinstance(dims, int) else dims)} if count else set()
+    left = torch.empty([1 if d in chosen else n for d, n in enumerate(shape)], device="meta")
+    groups = torch.arange(left.numel()).reshape(left.shape).expand(tuple(shape))
+    return left, groups.reshape(-1).numpy()
+
+
+@rule("sum mean nansum amax amin linalg_vector_norm logsumexp trace")
+def reduced(c: Call) -> Sets:
+    """Each line along the axes to one element."""
+    source = c.named["self"]
+    rows = c.tracer.rows(source)
+    assert rows is not None
+    left, groups = line_groups(source.shape, c.named.get("dim"))
+    return [c.tracer.product(groups, np.arange(source.numel()), left.numel(), rows)]
+
+
+@rule("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumprod logcumsumexp")
+def along(c: Call) -> Sets:
+    """Each element of a line depends on the whole line."""
+    sets = []
+    for t in tensors(c.values):
+        rows = c.tracer.rows(t)
+        if rows is None:
+            continue
+        left, groups = line_groups(t.shape, c.named["dim"])
+        every = c.tracer.product(groups, np.arange(t.numel()), left.numel(), rows)
+        sets.append(c.tracer.take(every, groups))
+    return [c.tracer.union(sets)]
+
+
+@rule("cumsum")
+def running(c: Call) -> Sets:
+    """Each element depends on those before it in its line: lower triangles."""
+    t = tensors(c.values)[0]
+    rows = c.tracer.rows(t)
+    if rows is None or t.dim() == 0 or t.numel() == 0:
+        return [rows]
+    length = t.shape[c.named["dim"]]
+    c.tracer.check_size(t.numel() * (length + 1) // 2)
+    ids = torch.arange(t.numel()).reshape(t.shape).movedim(c.named["dim"], -1).reshape(-1, length).numpy()
+    later, earlier = np.tril_indices(length)
+    return [c.tracer.product(ids[:, later].reshape(-1), ids[:, earlier].reshape(-1), t.numel(), rows)]
+
+
+# --- products of matrices ---
+@rule("mm bmm mv dot vdot addmm baddbmm addmv")
+def product(c: Call) -> Sets:
+    """Zeros of a matrix that is a constant of the program, and is not trained, count."""
+    name, out = c.name, c.results[0]
+    *before, a, b = tensors(c.values)
+    if name in ("mv", "addmv", "dot", "vdot"):
+        b = b.reshape(-1, 1) if not c.tracer.has_rows(b) else b.unsqueeze(-1)
+    if name in ("dot", "vdot"):
+        a = a.unsqueeze(0)
+    a, b = (t if t.dim() == 3 else t.unsqueeze(0) for t in (a, b))
+    size, m, p = (*a.shape[:2], b.shape[-1])
+    parts = [c.tracer.rows(t, out.shape) for t in before]
+    for t, other, left in ((a, b, True), (b, a, False)):
+        rows = c.tracer.rows(t)
+        if rows is None:
+            continue
+        ids = torch.arange(size * m * p).reshape(size, m, p)
+        mine = torch.arange(t.numel()).reshape(t.shape)
+        known = not c.tracer.depends(other) and bool((other == 0).any())
+        if known and left:
+            batch, k, j = other.cpu().nonzero(as_tuple=True)
+            target, source = ids[batch, :, j], mine[batch, :, k]
+        elif known:
+            batch, i, k = other.cpu().nonzero(as_tuple=True)
+            target, source = ids[batch, i], mine[batch, k]
+        else:
+            line = 2 if left else 1  # all elements of a row of a, or of a column of b
+            kept, groups = line_groups(t.shape, [line])
+            every = c.tracer.product(groups, np.arange(t.numel()), kept.numel(), rows)
+            lines = torch.arange(kept.numel()).reshape(kept.shape).expand(size, m, p)
+            parts.append(c.tracer.take(every, lines.reshape(-1).numpy()))
+            continue
+        parts.append(
+            c.tracer.product(target.reshape(-1).numpy(), source.reshape(-1).numpy(), size * m * p, rows)
+        )
+    return [c.tracer.union(parts)]

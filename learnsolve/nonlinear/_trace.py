@@ -1,0 +1,259 @@
+"""The pattern of a Jacobian from the program: index sets that follow its tangents.
+
+f's derivative along a tangent is computed once, with torch's own forward mode. Each element of the tangent
+starts as the set that holds its own index, and a rule for each operation (`_rules.py`) says which elements
+of its results depend on which of its operands. Sets belong to elements of *storages*, so that views, and
+writes through them, need no rule. What is computed from u or args without a derivative is marked as well: no
+value of it may decide what depends on what, since the pattern holds for all u.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Rows = scipy.sparse.csr_array
+"""The index sets of elements, a boolean matrix: row k has the inputs that element k depends on."""
+
+MOST_ENTRIES = 2**28
+_FREE = ("_has_same_storage_numel", "is_same_size", "sym_size", "sym_stride")  # read sizes only
+_SHAPES = ("zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_ones", "new_empty")
+_SHAPES += ("new_full", "_new_zeros_with_same_feature_meta", "new_empty_strided")
+
+
+def users_line() -> str:
+    """ " at FILE:LINE" of the first caller outside of learnsolve and torch, "" if there is none."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").split(".")[0] in ("learnsolve", "torch"):
+        if frame.f_back is None:
+            return ""
+        frame = frame.f_back
+    return f" at {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+class Watch(TorchDispatchMode):
+    """Rejects what is not a function of u: random numbers, and writes into u."""
+
+    def __init__(self, function: str, u: Tensor):
+        super().__init__()
+        self.function = function
+        self.own = u.untyped_storage()._cdata
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        self.check(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def check(self, func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
+        """The tensors that `func` writes into."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise ValueError(
+                f"{self.function}: f must return the same values at each call, but uses random numbers "
+                f"({func}{users_line()}); draw them before, and pass them as an argument"
+            )
+        if not func._schema.is_mutable:
+            return []
+        arguments = func._schema.arguments
+        written = [a for s, a in zip(arguments, args, strict=False) if s.is_write]
+        written += [kwargs[s.name] for s in arguments if s.is_write and s.name in kwargs]
+        written = [t for t in pytree.tree_leaves(written) if isinstance(t, Tensor)]
+        if any(t.untyped_storage()._cdata == self.own for t in written if not t._is_zerotensor()):
+            raise ValueError(
+                f"{self.function}: f must not change u, but writes into it ({func}{users_line()}); begin f "
+                "with u = u.clone(), or write x = x + y instead of x += y"
+            )
+        return written
+
+
+class _Storage:
+    """What is known of a storage that depends on u or args: its sets, None if all are empty."""
+
+    __slots__ = ("itemsize", "ref", "rows", "size")
+
+    def __init__(self, t: Tensor):
+        storage = t.untyped_storage()
+        self.ref = StorageWeakRef(storage)  # while it lives, no other storage has this address
+        self.itemsize = t.element_size()
+        self.size = storage.nbytes() // self.itemsize
+        self.rows: Rows | None = None
+
+
+class Tracer(Watch):
+    """A dispatch mode that carries the sets, of inputs 0 .. width - 1."""
+
+    def __init__(self, function: str, u: Tensor, rules: Callable[..., Any], width: int):
+        super().__init__(function, u)
+        self.rules, self.width = rules, width
+        self.storages: dict[int, _Storage] = {}
+        self.purge_at = 32  # storages of freed tensors are forgotten
+        self.notes: dict[tuple[str, str], None] = {}
+
+    # --- sets of tensors ---
+    def depends(self, t: Any) -> bool:
+        """On u or args, with or without a derivative."""
+        return self._storage(t) is not None
+
+    def has_rows(self, t: Any) -> bool:
+        storage = self._storage(t)
+        return storage is not None and storage.rows is not None
+
+    def rows(self, t: Tensor, shape: Sequence[int] | None = None) -> Rows | None:
+        """The sets of t's elements in logical order, broadcast to `shape`."""
+        storage = self._storage(t)
+        if storage is None or storage.rows is None:
+            return None
+        t = t if shape is None else t.expand(tuple(shape))
+        if self._is_all(t, storage):
+            return storage.rows
+        if t.element_size() != storage.itemsize:  # a view in another dtype
+            everything = self.product(np.zeros(storage.size, int), np.arange(storage.size), 1, storage.rows)
+            return self.take(everything, np.zeros(t.numel(), int))
+        return self.take(storage.rows, _positions(t, storage.size))
+
+    def write(self, t: Tensor, rows: Rows | None) -> None:
+        """Set t's sets; those of other elements of its storage stay."""
+        if t._is_zerotensor():
+            return
+        storage = self._storage(t)
+        if storage is None:
+            if len(self.storages) > self.purge_at:
+                self.storages = {k: s for k, s in self.storages.items() if not s.ref.expired()}
+                self.purge_at = 2 * len(self.storages) + 32
+            storage = self.storages[t.untyped_storage()._cdata] = _Storage(t)
+        if rows is None and storage.rows is None:
+            return
+        if rows is None or not self._is_all(t, storage):
+            count = t.numel()
+            new = self.empty(count) if rows is None else rows
+            old = self.empty(storage.size) if storage.rows is None else storage.rows
+            source = np.arange(storage.size)
+            source[_positions(t, storage.size)] = storage.size + np.arange(count)
+            rows = self.take(stacked([old, new]), source)
+        storage.rows = rows
+
+    def _storage(self, t: Any) -> _Storage | None:
+        if not isinstance(t, Tensor) or t.layout is not torch.strided or t._is_zerotensor():
+            return None
+        return self.storages.get(t.untyped_storage()._cdata)
+
+    @staticmethod
+    def _is_all(t: Tensor, storage: _Storage) -> bool:
+        return t.is_contiguous() and t.numel() == storage.size and t.element_size() == storage.itemsize
+
+    # --- algebra of sets ---
+    def empty(self, count: int) -> Rows:
+        return Rows((count, self.width), dtype=bool)
+
+    def union(self, parts: Sequence[Rows | None]) -> Rows | None:
+        total = None
+        for rows in parts:
+            if rows is not None and rows is not total:
+                total = rows if total is None else total + rows
+        return total
+
+    def take(self, rows: Rows, index: np.ndarray) -> Rows:
+        """Row index[k] for each k, which is len(rows) for an empty one."""
+        lengths = np.append(np.diff(rows.indptr), 0)  # of the empty one too
+        self.check_size(int(lengths[index].sum(dtype=np.int64)))
+        parts = (rows.data, rows.indices, np.append(rows.indptr, rows.indptr[-1:]))
+        return Rows(parts, shape=(len(parts[2]) - 1, self.width))[index]
+
+    def product(self, out: np.ndarray, source: np.ndarray, count: int, rows: Rows) -> Rows:
+        """`count` sets: number out[k] includes row source[k], for each k."""
+        ones = np.ones(len(out), dtype=bool)
+        M = scipy.sparse.coo_array((ones, (out, source)), shape=(count, count_of(rows))).tocsr()
+        bound = int(np.diff(rows.indptr)[source].sum(dtype=np.int64))
+        if bound > MOST_ENTRIES:
+            self.check_size(min(bound, count * self.width))
+        result = Rows(M @ rows)
+        result.sort_indices()
+        return result
+
+    def check_size(self, entries: int) -> None:
+        if entries > MOST_ENTRIES:
+            raise ValueError(
+                f"{self.function}: a result{users_line()} depends on u in {entries} entries, so the Jacobian "
+                "is not sparse there; use products torch.func.jvp(f, (u,), (v,)) instead, or give pattern="
+            )
+
+    # --- running a program ---
+    def note(self, kind: str, func: Any) -> None:
+        self.notes.setdefault((kind, f"{func}{users_line()}"), None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        written = self.check(func, args, kwargs)
+        out = func(*args, **kwargs)
+        name = func._schema.name.rpartition("::")[2]
+        inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        for t in inputs:
+            if t.requires_grad and not self.depends(t) and t.layout is torch.strided:
+                self.write(t, None)  # a parameter, which training changes
+        if name in _FREE or name in _SHAPES or not any(self.depends(t) for t in inputs):
+            return out
+        by_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
+        if any(tag in func.tags for tag in by_values) and (
+            name != "index" or any(self.depends(t) and not t.is_floating_point() for t in inputs)
+        ):
+            self.note("values", func)
+        results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
+        if not results and written:
+            results = written
+        own = {t.untyped_storage()._cdata for t in inputs if not t._is_zerotensor()}
+        targets = {id(t) for t in written}
+        fresh = [
+            t
+            for t in results
+            if not t._is_zerotensor() and (id(t) in targets or t.untyped_storage()._cdata not in own)
+        ]
+        if not fresh:
+            return out  # views
+        if not any(self.has_rows(t) for t in inputs):
+            for t in fresh:
+                self.write(t, None)
+            return out
+        for t, rows in zip(results, self.rules(self, func, args, kwargs, results), strict=True):
+            if any(t is other for other in fresh):
+                self.write(t, rows if t.is_floating_point() or t.is_complex() else None)
+        return out
+
+
+class Lists(TorchFunctionMode):
+    """Notices `Tensor.tolist`, which reads values without a call of the dispatcher."""
+
+    def __init__(self, tracer: Tracer):
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is Tensor.tolist:
+            t = args[0]
+            while is_functorch_wrapped_tensor(t):
+                t = get_unwrapped(t)
+            if self.tracer.depends(t):
+                self.tracer.note("values", "Tensor.tolist")
+        return func(*args, **(kwargs or {}))
+
+
+def _positions(t: Tensor, size: int) -> np.ndarray:
+    """Where the elements of t lie in its storage."""
+    return torch.arange(size).as_strided(t.shape, t.stride(), t.storage_offset()).reshape(-1).numpy()
+
+
+def count_of(rows: Rows) -> int:
+    return len(rows.indptr) - 1
+
+
+def stacked(parts: Sequence[Rows]) -> Rows:
+    return Rows(scipy.sparse.vstack(parts, format="csr"))

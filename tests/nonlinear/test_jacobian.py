@@ -1,0 +1,335 @@
+"""Sparse Jacobians and Hessians: values, derivatives, what is kept, what is refused."""
+
+import warnings
+
+import pytest
+import scipy.sparse
+import torch
+import torch.nn.functional as F
+
+import learnsolve as ls
+from learnsolve.nonlinear import hessian, jacobian, jacobian_pattern
+
+F64 = torch.float64
+A = ls.problems.poisson((6, 7))
+EDGES = torch.tensor([0, 1, 2, 2, 0, 5])
+
+
+def random(*shape, seed=0):
+    return torch.rand(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)) - 0.4
+
+
+def bratu(u, k):
+    p = F.pad(u, (1, 1, 1, 1))
+    return 4 * u - p[2:, 1:-1] - p[:-2, 1:-1] - p[1:-1, 2:] - p[1:-1, :-2] - k * u.exp()
+
+
+def written(u, k):
+    out = torch.zeros(7, dtype=u.dtype)  # vmap cannot write the tangents of a batch into this
+    out[1:7] = u * u.roll(1) * k
+    return out
+
+
+# f, the shape of u, whether columns or rows need fewer colors, and how many.
+CASES = {
+    "grid": (bratu, (5, 6), "forward", 5),
+    "one output": (lambda u, k: (u * u).sum() * k, (6,), "reverse", 1),
+    "sums of pairs": (lambda u, k: (u.reshape(3, 2) ** 2).sum(1) * k, (6,), "reverse", 1),
+    "few rows": (lambda u, k: torch.stack([u[:4].sum(), u[4:].prod() * k]), (8,), "reverse", 1),
+    "operator": (lambda u, k: A @ (u * u) * k + u, (42,), "forward", 5),
+    "operator of u": (
+        lambda u, k: A.with_values(A.values * k * u[A.col_indices.long()]) @ u,
+        (42,),
+        "forward",
+        5,
+    ),
+    "edges": (lambda u, k: torch.zeros(6, dtype=F64).index_add(0, EDGES, (k * u).tanh()), (6,), "reverse", 1),
+    "no vmap": (written, (6,), "forward", 2),
+    "constant": (lambda u, k: k.expand(3), (4,), "forward", 0),
+    "empty": (lambda u, k: u * k, (0,), "forward", 0),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+K = torch.tensor(1.3, dtype=F64)
+
+
+def dense(f, u, *args):
+    if not u.numel():
+        return u.new_zeros(0, 0)
+    return torch.func.jacfwd(lambda x: f(x.reshape(u.shape), *args).reshape(-1))(u.reshape(-1))
+
+
+@every_case
+@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+def test_values_are_those_of_the_dense_jacobian(case, mode):
+    f, shape, best, colors = CASES[case]
+    u = random(*shape)
+    J = jacobian(f, mode=mode)
+    for x in (u, 2 * u):
+        torch.testing.assert_close(J(x, K).to_dense(), dense(f, x, K), rtol=1e-13, atol=1e-14)
+    if mode == "auto":
+        assert (J.analysis(u, K).mode, J.colors(u, K)) == (best, colors)
+
+
+@every_case
+def test_a_given_pattern(case):
+    f, shape, *_ = CASES[case]
+    u = random(*shape)
+    J = jacobian(f)(u, K)
+    for pattern in (J, J.pattern, J.to_scipy("csc")):
+        again = jacobian(f, pattern)(u, K)
+        assert torch.equal(again.to_dense(), J.to_dense())
+    assert jacobian(f, J.pattern)(u, K).pattern is J.pattern
+
+
+@every_case
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+def test_derivatives(case, mode):
+    f, shape, *_ = CASES[case]
+    shape = (2, 3) if f is bratu else shape
+    u, k = random(*shape).requires_grad_(), K.clone().requires_grad_()
+    J = jacobian(f, mode=mode)
+    if J(u, k).nnz:
+        assert torch.autograd.gradcheck(lambda u, k: J(u, k).values, (u, k), fast_mode=True)
+        assert torch.autograd.gradgradcheck(lambda u, k: J(u, k).values, (u, k), fast_mode=True)
+
+
+def test_transformations_of_torch_func():
+    """Also where the first call is inside of one."""
+    u, total = random(4, 5), lambda k: jacobian(bratu)(u, k).values.square().sum()
+    expected = torch.func.grad(lambda k: dense(bratu, u, k).square().sum())(K)
+    torch.testing.assert_close(torch.func.grad(total)(K), expected)
+    torch.testing.assert_close(torch.func.jacrev(total)(K), expected)
+    torch.testing.assert_close(torch.func.jvp(total, (K,), (torch.ones_like(K),))[1], expected)
+    both = torch.stack([u, u * u])
+    mapped = torch.vmap(lambda u: jacobian(bratu)(u, K).values)(both)
+    torch.testing.assert_close(mapped, torch.stack([jacobian(bratu)(u, K).values for u in both]))
+
+
+def test_parameters_of_a_module_get_gradients():
+    layer = torch.nn.Linear(1, 1).double()
+    J = jacobian(lambda u: layer((u[1:] * u[:-1])[:, None]).squeeze(-1))
+    J(random(5)).values.sum().backward()
+    expected = torch.ones(()) * 2 * random(5)[1:-1].sum() + random(5)[[0, -1]].sum()
+    torch.testing.assert_close(layer.weight.grad.squeeze(), expected.double())
+
+
+def test_float32():
+    J = jacobian(bratu)(random(4, 4).float(), 1.0)
+    assert J.dtype == torch.float32
+    torch.testing.assert_close(J.to_dense(), dense(bratu, random(4, 4).float(), 1.0))
+
+
+def test_groups_of_derivatives():
+    """A full row in forward mode: as many colors as columns, a few at a time."""
+
+    def f(u):
+        return torch.cat([u * u, u.sum()[None] ** 2])
+
+    u, J = random(40), jacobian(f, mode="forward")
+    plan = J.analysis(u).plan
+    assert plan.count == 40
+    assert plan.group * 41 <= J(u).nnz + 41
+    assert torch.equal(J(u).to_dense(), dense(f, u))
+    assert jacobian(f).analysis(u).plan.count == 2
+
+
+def test_what_is_kept():
+    """One analysis for all values; another for other shapes and other integers."""
+    J, u = jacobian(lambda u, at, k: u[at] * k if k < 5 else u), random(6)
+    first, other, two = torch.tensor([0, 1]), torch.tensor([3, 5]), torch.tensor(2.0)
+    analysis = J.analysis(u, first, 2.0)
+    assert J.analysis(2 * u, first, 2.0) is analysis
+    assert J.analysis(u, other, 2.0) is not analysis
+    assert J(u, other, 2.0).to_dense()[:, [3, 5]].diagonal().tolist() == [2.0, 2.0]
+    assert J(u, other, 6.0).nnz == 6
+    first[0] = 4
+    assert J(u, first, 2.0).to_dense()[0, 4] == 2.0
+    product = jacobian(lambda u, k: u * k)
+    assert product.analysis(u, two) is product.analysis(u, 2 * two)
+
+
+# --- what is refused ---
+IN_PLACE = "must not change u, but writes into it .* begin f with u = u.clone"
+ERRORS = {
+    "another dtype": (
+        lambda u: u.float(),
+        TypeError,
+        r"f must return the dtype of u, torch.float64, got torch.float32",
+    ),
+    "no tensor": (lambda u: (u, u), TypeError, "f must return a torch.Tensor, got tuple"),
+    "random numbers": (
+        lambda u: u + torch.randn(3),
+        ValueError,
+        r"random numbers \(aten.randn.default at test_jac",
+    ),
+    "dropout": (lambda u: F.dropout(u, 0.5), ValueError, "random numbers"),
+    "in place": (lambda u: u.mul_(2), ValueError, IN_PLACE),
+    "NumPy": (lambda u: torch.from_numpy(u.numpy() * 2), ValueError, "must consist of operations of torch"),
+    "in place, by a view": (lambda u: u[1:].zero_() + u[0], ValueError, IN_PLACE),
+}
+
+
+@pytest.mark.parametrize("pattern", [None, scipy.sparse.eye_array(3)], ids=["found", "given"])
+@pytest.mark.parametrize("case", ERRORS)
+def test_functions_that_are_refused(case, pattern):
+    f, error, message = ERRORS[case]
+    u = random(3)
+    with pytest.raises(error, match=f"jacobian: .*{message}"):
+        jacobian(f, pattern)(u)
+    assert torch.equal(u, random(3))
+
+
+def test_arguments_that_are_refused():
+    f = torch.sin
+    with pytest.raises(TypeError, match=r"f must be a function of u and args, got int"):
+        jacobian(3)
+    with pytest.raises(ValueError, match=r"mode must be one of .*, got 'both'"):
+        jacobian(f, mode="both")
+    with pytest.raises(
+        TypeError, match="pattern must be a SparsityPattern, a CSR or a SciPy matrix, got Tensor"
+    ):
+        jacobian(f, torch.eye(3))
+    with pytest.raises(ValueError, match=r"pattern must have a row for .*shape \(3, 3\), got \(4, 4\)"):
+        jacobian(f, scipy.sparse.eye_array(4))(random(3))
+    with pytest.raises(TypeError, match=r"u must be float32 or float64, got torch.int64"):
+        jacobian(f)(torch.arange(3))
+    with pytest.raises(TypeError, match=r"u must be a torch.Tensor, got ndarray; torch.from_numpy makes one"):
+        jacobian(f)(random(3).numpy())
+    with pytest.raises(TypeError, match=r"jacobian_pattern: u must be a torch.Tensor, got list"):
+        jacobian_pattern(f, [1.0])
+    with pytest.raises(ValueError, match="hessian: f must return one number, got 3; use jacobian"):
+        hessian(f)(random(3))
+    with pytest.raises(ValueError, match=r"hessian: pattern must have .*shape \(3, 3\), got \(1, 3\)"):
+        hessian(lambda u: u.sum(), scipy.sparse.csr_array([[1.0, 1.0, 1.0]]))(random(3))
+
+
+def test_values_that_leave_torch_are_named():
+    with pytest.warns(RuntimeWarning, match="reads values of u"):
+        J = jacobian(lambda u: torch.tensor(u.tolist(), dtype=u.dtype) * u)(random(3))
+    assert J.nnz == 3
+
+
+def test_a_size_that_depends_on_values_is_named():
+    J = jacobian(lambda u: torch.cat([u, torch.ones(9, dtype=F64)[: int((u > 0).sum())]]))
+    with pytest.warns(RuntimeWarning, match="reads values of u"):
+        J(random(6))
+    with pytest.raises(ValueError, match=r"size of f\(u\).* must not depend on values of u, .* is 6 now"):
+        J(-random(6).abs())
+
+
+def test_the_derivative_that_there_is():
+    """An operation without forward mode, on a pattern with as few colors of columns."""
+
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    for pattern in (None, scipy.sparse.eye_array(3)):
+        J = jacobian(Backward.apply, pattern)
+        assert torch.equal(J(random(3)).values, torch.full((3,), 2.0, dtype=F64))
+        assert J.analysis(random(3)).mode == "reverse"
+
+
+def test_a_call_in_a_compiled_function():
+    J, u = jacobian(torch.sin), random(3)
+    compiled = torch.compile(lambda u: J(2 * u).values.sum(), backend="aot_eager")
+    torch.testing.assert_close(compiled(u), (2 * u).cos().sum())
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("mode", ["forward", "reverse"])
+@pytest.mark.parametrize("missing", [(0, 1), (3, 3), (5, 4)])
+def test_a_missed_entry_is_named(mode, missing):
+    def f(u):
+        return u * u.roll(-1) + u[[0, 0, 0, 0, 0, 4]]
+
+    full = jacobian(f)(random(6)).to_scipy().tolil()
+    i, j = missing
+    full[i, j] = 0
+    with pytest.raises(
+        ValueError, match=rf"no entry \({i}, {j}\), but f depends on u there: the derivative is"
+    ):
+        jacobian(f, full.tocsr(), mode)(random(6))
+
+
+def test_more_entries_than_needed_are_zero():
+    J = jacobian(torch.sin, scipy.sparse.csr_array(torch.ones(4, 4).numpy()))(random(4))
+    assert torch.equal(J.to_dense(), random(4).cos().diag())
+
+
+# --- Hessians ---
+def chain(u, k):
+    return ((u[1:] - u[:-1]) ** 4).sum() * k + ((u[:, 1:] - u[:, :-1]) ** 2 + 1).sqrt().sum()
+
+
+SCALARS = {
+    "grid": (chain, (5, 6), 5, 5),
+    "arrow": (lambda u, k: k * (u[:-1] * u[-1]).square().sum(), (9,), 2, 9),
+    "chain": (lambda u, k: k * (u[1:] * u[:-1].exp()).sum(), (9,), 3, 3),
+    "separate": (lambda u, k: k * u.exp().sum(), (4,), 1, 1),
+    "product": (lambda u, k: k * u.prod(), (4,), 4, 4),
+    "linear": (lambda u, k: k * u.sum(), (4,), 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", SCALARS)
+@pytest.mark.parametrize("mode", ["auto", "star", "acyclic", "columns"])
+def test_hessians(case, mode):
+    f, shape, star, columns = SCALARS[case]
+    u = random(*shape)
+    H = hessian(f, mode=mode)
+    expected = torch.func.hessian(lambda x: f(x.reshape(shape), K))(u.reshape(-1))
+    torch.testing.assert_close(H(u, K).to_dense(), expected, rtol=1e-13, atol=1e-14)
+    if mode == "acyclic":
+        assert H.colors(u, K) <= star
+    else:
+        assert H.colors(u, K) == {"star": star, "columns": columns, "auto": min(star, columns)}[mode]
+
+
+@pytest.mark.parametrize("mode", ["star", "acyclic"])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_symmetric_patterns(mode, seed):
+    """A quadratic form, whose Hessian is known."""
+    S = scipy.sparse.random_array((30, 30), density=0.02 + 0.03 * seed, rng=seed)
+    A = ls.CSR.from_scipy(scipy.sparse.csr_array(S + S.T))
+    H = hessian(lambda u: (u * (A @ u)).sum() / 2, mode=mode)(random(30))
+    torch.testing.assert_close(H.to_dense(), A.to_dense(), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("mode", ["star", "acyclic"])
+def test_derivatives_of_a_hessian(mode):
+    u, k = random(3, 3).requires_grad_(), K.clone().requires_grad_()
+    H = hessian(chain, mode=mode)
+    assert torch.autograd.gradcheck(lambda u, k: H(u, k).values, (u, k), fast_mode=True)
+
+
+def test_half_a_pattern_is_completed():
+    u = random(9)
+    lower = hessian(SCALARS["chain"][0])(u, K).to_scipy()
+    H = hessian(SCALARS["chain"][0], scipy.sparse.tril(lower))(u, K)
+    assert (abs(H.to_scipy() - lower)).max() == 0
+
+
+@pytest.mark.parametrize("missing", [(0, 8), (2, 2)])
+def test_a_missed_entry_of_a_hessian_is_named(missing):
+    pattern = hessian(SCALARS["arrow"][0])(random(9), K).to_scipy().tolil()
+    i, j = missing
+    pattern[i, j] = pattern[j, i] = 0
+    with pytest.raises(ValueError, match=rf"hessian: .* no entry (\({i}, {j}\)|\({j}, {i}\))"):
+        hessian(SCALARS["arrow"][0], pattern.tocsr())(random(9), K)
+
+
+def test_no_warnings_where_all_is_known():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        for f, shape, *_ in CASES.values():
+            jacobian(f)(random(*shape), K)
