@@ -14,11 +14,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = [
     ["_first_line", "_library", "_analysis", "_clock"],
     ["matrix"],
-    ["ops", "ordering"],
+    ["ordering"],
+    ["ops"],
     ["nn"],
     ["preconditioners", "problems", "io"],
     ["solvers"],
-    ["nonlinear"],
+    ["eigen", "nonlinear"],
     ["analysis", "collate", "config", "evaluation", "petsc", "profiling", "testing"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],

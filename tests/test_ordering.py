@@ -297,3 +297,23 @@ def test_errors_of_other_colorings():
 def test_an_unknown_order():
     with pytest.raises(ValueError, match=r"greedy_coloring: order must be one of .*, got 'smallest_last'"):
         ordering.greedy_coloring(pattern_of(grid(5, 3)), "smallest_last")
+
+
+@every_square
+@both_indices
+def test_minimum_degree(name, index):
+    P = pattern_of(SQUARE[name], index)
+    order = ordering.minimum_degree(P)
+    assert order.dtype == index
+    assert torch.equal(order.sort().values.long(), torch.arange(P.shape[0]))
+    assert ordering.minimum_degree(P) is order
+
+
+def test_minimum_degree_has_little_fill():
+    A = ls.problems.poisson((30, 30))
+    natural, found = (ls.ops.cholesky(A, ordering=o).L.nnz for o in ("natural", "minimum_degree"))
+    assert found < 0.5 * natural
+    star = pattern_of(SQUARE["star"], torch.int32)
+    assert (
+        ls.ops.lu(ls.CSR(torch.ones(star.nnz), star) + 20.0 * ls.ops.eye(12, dtype=torch.float32)).L.nnz == 23
+    )

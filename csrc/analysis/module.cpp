@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "analysis/coloring.h"
+#include "analysis/complete_fill.h"
 #include "analysis/incomplete.h"
 #include "analysis/interrupt.h"
 #include "analysis/level_fill.h"
@@ -230,6 +231,14 @@ void bind(py::module_& m) {
     }();
     return py::make_tuple(array(found.ptr), array(found.idx));
   });
+  // (entries, ptr, idx), the last empty if there are more than `most`
+  m.def("complete_fill", [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& order, int64_t most) {
+    auto L = [&] {
+      py::gil_scoped_release release;
+      return complete_fill(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), order.data(), most);
+    }();
+    return py::make_tuple(L.entries, array(L.ptr), array(L.idx));
+  });
   m.def("validate", [](const Array<I>& ptr, const Array<I>& idx, int64_t cols) {
     const auto fault = [&] {
       py::gil_scoped_release release;
@@ -303,6 +312,16 @@ void bind(py::module_& m) {
             for (int64_t p = 0; p < nnz; ++p) edge[p] = std::min(static_cast<I>(p), perm.data()[p]);
             return coloring.acyclic(edge.data(), nnz);
           });
+        });
+  // (ptr, idx, equation, unknown), as struct Substitution has them.
+  m.def("substitution",
+        [](const Array<I>& ptr, const Array<I>& idx, const Array<I>& perm, const Array<I>& colors) {
+          auto s = [&] {
+            py::gil_scoped_release release;
+            return substitution(ptr.data(), static_cast<int64_t>(ptr.size()) - 1, idx.data(), perm.data(),
+                                colors.data());
+          }();
+          return py::make_tuple(array(s.ptr), array(s.idx), array(s.equation), array(s.unknown));
         });
   m.def("merge_patterns",
         [](const Array<I>& a_ptr, const Array<I>& a_idx, const Array<I>& b_ptr, const Array<I>& b_idx) {

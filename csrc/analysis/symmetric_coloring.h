@@ -131,4 +131,62 @@ class SymmetricColoring {
   Pulse pulse_;
 };
 
+// How the entries of a symmetric matrix follow from its products with the sums of an acyclic coloring. The
+// product for color c shows in row i the sum of the entries of row i in the columns of color c: an equation
+// for one of them, once the others are known. Unknowns are the pairs of entries (i, j), (j, i), and the
+// diagonal, in an order in which they can be solved for.
+template <class I>
+struct Substitution {
+  std::vector<I> ptr, idx;  // the unknowns of each equation, a unit lower triangle
+  std::vector<I> equation;  // of each unknown: the entry whose row and color are those of its equation
+  std::vector<I> unknown;   // of each entry
+};
+
+// `perm` takes each entry to that across the diagonal. O(nnz log n) for sorting the rows by color.
+template <class I>
+Substitution<I> substitution(const I* ptr, int64_t n, const I* idx, const I* perm, const I* colors) {
+  const int64_t nnz = ptr[n];
+  Substitution<I> s;
+  s.ptr = {0}, s.unknown.assign(nnz, I(-1));
+  // Entries by equation: those of a row and a color in sequence. first[g] is where equation g begins.
+  std::vector<I> sorted(nnz), group(nnz), first, left, ready;
+  std::iota(sorted.begin(), sorted.end(), I(0));
+  Pulse pulse;
+  for (int64_t i = 0; i < n; ++i) {
+    const auto color = [&](I p) { return colors[idx[p]]; };
+    std::sort(sorted.begin() + ptr[i], sorted.begin() + ptr[i + 1],
+              [&](I a, I b) { return pulse(1), color(a) != color(b) ? color(a) < color(b) : a < b; });
+    for (int64_t q = ptr[i]; q < ptr[i + 1]; ++q) {
+      if (q == ptr[i] || color(sorted[q]) != color(sorted[q - 1])) first.push_back(static_cast<I>(q));
+      group[sorted[q]] = static_cast<I>(first.size() - 1);
+    }
+  }
+  const int64_t groups = static_cast<int64_t>(first.size());
+  first.push_back(static_cast<I>(nnz));
+  for (int64_t g = 0; g < groups; ++g) {
+    left.push_back(first[g + 1] - first[g]);
+    if (left[g] == 1) ready.push_back(static_cast<I>(g));
+  }
+  for (size_t k = 0; k < ready.size(); ++k) {
+    const int64_t g = ready[k];
+    pulse(first[g + 1] - first[g]);
+    if (left[g] != 1) continue;  // its unknown was that of another equation
+    I last = 0;
+    for (int64_t q = first[g]; q < first[g + 1]; ++q)
+      if (s.unknown[sorted[q]] < 0)
+        last = sorted[q];
+      else
+        s.idx.push_back(s.unknown[sorted[q]]);
+    std::sort(s.idx.begin() + s.ptr.back(), s.idx.end());
+    const I number = static_cast<I>(s.equation.size()), across = perm[last];
+    s.idx.push_back(number);
+    s.ptr.push_back(static_cast<I>(s.idx.size()));
+    s.equation.push_back(last);
+    s.unknown[last] = s.unknown[across] = number;
+    left[g] = 0;
+    if (across != last && --left[group[across]] == 1) ready.push_back(group[across]);
+  }
+  return s;
+}
+
 }  // namespace learnsolve::analysis

@@ -1,4 +1,5 @@
-// The plan of an incomplete factorization (analysis/incomplete.h makes it), as kernels see it.
+// The plan of an incomplete factorization (analysis/incomplete.h makes it), and that of a complete one, as
+// kernels see them.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,22 @@ struct Elimination {
   const I* pivot;
   const I* ptr;
   const I* pairs;
+  bool cholesky;
+};
+
+// The rows and the columns of L, n x n, on its complete fill: what l_ik and l_jk, i > j, have in common is an
+// entry (i, j). So column k, from row j on, has its entries where column j has some, and row j has all
+// columns of a supernode before j, or none. U, if not `cholesky`, has the transposed pattern, so that L's
+// columns are U's rows.
+template <class I>
+struct CompleteFill {
+  int64_t n;
+  const I* row_ptr;  // rows of L, the diagonal last: columns `col`
+  const I* col;
+  const I* at;   // place of each of these entries among those by columns
+  const I* ptr;  // columns of L, the diagonal first: rows `row`
+  const I* row;
+  const I* next;  // of each column: the first behind its supernode, columns with the same rows below them
   bool cholesky;
 };
 

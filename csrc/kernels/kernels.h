@@ -19,6 +19,7 @@ template <class T, class I>
 struct Kernels {
   using A = const CsrView<T, I>&;
   using B = const RowBlocks<I>&;
+  using Complete = const CompleteFill<I>&;
   using Incomplete = const Elimination<I>&;
   using Product = const ProductView<I>&;
   using Stencil = const StencilView&;
@@ -36,6 +37,11 @@ struct Kernels {
   void (*incomplete_adjoint)(Incomplete, const T* f, T* g, T* w);
   void (*incomplete_product)(Incomplete, const T* x, const T* z, T* b);
   void (*incomplete_product_adjoint)(Incomplete, const T* x, const T* w, T* c);
+  int64_t (*complete_factor)(Complete, const T* a, T* f, T* work, T* pivot);
+  void (*complete_tangent)(Complete, const T* f, const T* v, T* z, T* work);
+  void (*complete_adjoint)(Complete, const T* f, const T* g, T* w, T* work);
+  void (*complete_product)(Complete, const T* x, const T* z, T* b, T* work);
+  void (*complete_product_adjoint)(Complete, const T* x, const T* w, T* c, T* work);
   void (*spgemm_rows)(Product, int64_t r0, int64_t r1, int64_t f, bool uniform, const T* a, const T* b, T* c,
                       I* marker, bool accumulate);
   void (*spgemm_left)(Product, int64_t r0, int64_t r1, int64_t f, const T* g, const T* b, T* ga, I* marker,

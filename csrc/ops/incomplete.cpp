@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ops/check.h"
+#include "ops/complete_factor.h"
 
 namespace learnsolve {
 namespace {
@@ -64,6 +65,7 @@ int64_t row_of(const Tensor& crow, int64_t place) {
 std::tuple<Tensor, Tensor> csr_incomplete_factor(const std::vector<Tensor>& list, bool cholesky,
                                                  const Tensor& crow_, const Tensor& values, bool check) {
   const char* name = "csr_incomplete_factor";
+  if (is_complete(list)) return complete_factor(name, list, cholesky, values, check);
   const Plan plan(name, list, cholesky, last_size(values), values);
   const Tensor crow = dense(crow_);
   check_device(name, values, {&crow});
@@ -93,6 +95,9 @@ std::tuple<Tensor, Tensor> csr_incomplete_factor(const std::vector<Tensor>& list
 
 Tensor csr_incomplete_tangent(const std::vector<Tensor>& plan, bool cholesky, const Tensor& factor,
                               const Tensor& v) {
+  if (is_complete(plan))
+    return complete_map("csr_incomplete_tangent", plan, cholesky, factor, v, true,
+                        [](auto& table) { return table.complete_tangent; });
   const Map map("csr_incomplete_tangent", plan, cholesky, "factor", factor, "v", v);
   return for_members(map, map.new_factors(), [&]<class T, class I>(auto& E, int64_t b, T* z) {
     map.plan.set_units<T, I>(z, T(0));
@@ -102,6 +107,9 @@ Tensor csr_incomplete_tangent(const std::vector<Tensor>& plan, bool cholesky, co
 
 Tensor csr_incomplete_adjoint(const std::vector<Tensor>& plan, bool cholesky, const Tensor& factor,
                               const Tensor& g, int64_t nnz) {
+  if (is_complete(plan))
+    return complete_map("csr_incomplete_adjoint", plan, cholesky, factor, g, false,
+                        [](auto& table) { return table.complete_adjoint; });
   const Map map("csr_incomplete_adjoint", plan, cholesky, "factor", factor, "g", g, nnz);
   const Tensor used = map.new_factors();
   return for_members(map, map.new_values(), [&]<class T, class I>(auto& E, int64_t b, T* w) {
@@ -114,6 +122,9 @@ Tensor csr_incomplete_adjoint(const std::vector<Tensor>& plan, bool cholesky, co
 
 Tensor csr_incomplete_product(const std::vector<Tensor>& plan, bool cholesky, const Tensor& x,
                               const Tensor& z, int64_t nnz) {
+  if (is_complete(plan))
+    return complete_map("csr_incomplete_product", plan, cholesky, x, z, false,
+                        [](auto& table) { return table.complete_product; });
   const Map map("csr_incomplete_product", plan, cholesky, "x", x, "z", z, nnz);
   return for_members(map, map.new_values(), [&]<class T, class I>(auto& E, int64_t b, T* out) {
     kernels().get<T, I>().incomplete_product(E, map.u.at<T>(b), map.v.at<T>(b), out);
@@ -122,6 +133,9 @@ Tensor csr_incomplete_product(const std::vector<Tensor>& plan, bool cholesky, co
 
 Tensor csr_incomplete_product_adjoint(const std::vector<Tensor>& plan, bool cholesky, const Tensor& x,
                                       const Tensor& w) {
+  if (is_complete(plan))
+    return complete_map("csr_incomplete_product_adjoint", plan, cholesky, x, w, true,
+                        [](auto& table) { return table.complete_product_adjoint; });
   const Map map("csr_incomplete_product_adjoint", plan, cholesky, "x", x, "w", w);
   return for_members(map, map.new_factors(), [&]<class T, class I>(auto& E, int64_t b, T* out) {
     std::fill_n(out, map.plan.entries(), T(0));

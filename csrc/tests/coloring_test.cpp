@@ -63,6 +63,13 @@ void check_symmetric(const Structure<I>& A, const Structure<I>& T, analysis::Ord
       for (int64_t p = A.ptr[i]; p < A.ptr[i + 1]; ++p)
         require(colors[i] < count && (A.idx[p] == i || colors[A.idx[p]] != colors[i]),
                 "symmetric_coloring, " + A.name);
+    if (!acyclic) continue;
+    const auto s =
+        analysis::substitution<I>(A.ptr.data(), A.rows, A.idx.data(), T.perm.data(), colors.data());
+    for (int64_t p = 0; p < static_cast<int64_t>(edge.size()); ++p)
+      require(s.unknown[p] >= 0 && s.unknown[p] == s.unknown[T.perm[p]], "substitution, " + A.name);
+    for (size_t e = 0; e < s.equation.size(); ++e)
+      require(s.idx[s.ptr[e + 1] - 1] == static_cast<I>(e), "substitution is no triangle, " + A.name);
   }
 }
 

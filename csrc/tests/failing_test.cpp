@@ -2,10 +2,12 @@
 #include "tests/failing.h"
 
 #include <array>
+#include <numeric>
 #include <tuple>
 
 #include "analysis/arnoldi.h"
 #include "analysis/coloring.h"
+#include "analysis/complete_fill.h"
 #include "analysis/incomplete.h"
 #include "analysis/interpolation.h"
 #include "analysis/level_fill.h"
@@ -81,6 +83,11 @@ void one_matrix(const Arrays& A) {
                               analysis::Order::smallest_last, colors.data());
     return std::tuple(colors, analysis::is_column_coloring(ptr, A.n, idx, colors.data(), A.n));
   });
+  require_survival("substitution", [&] {
+    const Numbers colors(A.n, 0);
+    const auto s = analysis::substitution<I>(ptr, A.n, idx, A.perm.data(), colors.data());
+    return std::tuple(s.ptr, s.idx, s.equation, s.unknown);
+  });
   require_survival("symmetric_coloring", [&] {
     Numbers star(A.n), acyclic(A.n), edge(A.ptr[A.n], 0);
     using Coloring = analysis::SymmetricColoring<I>;
@@ -91,6 +98,12 @@ void one_matrix(const Arrays& A) {
   require_survival("level_fill", [&] {
     const auto found = analysis::level_fill(ptr, A.n, idx, 1);
     return std::tuple(found.ptr, found.idx);
+  });
+  require_survival("complete_fill", [&] {
+    std::vector<I> order(A.n);
+    std::iota(order.begin(), order.end(), I(0));
+    const auto L = analysis::complete_fill(ptr, A.n, idx, order.data(), int64_t{1} << 40);
+    return std::tuple(L.entries, L.ptr, L.idx);
   });
   for (const auto kind : {analysis::Factors::lu, analysis::Factors::cholesky,
                           analysis::Factors::modified_cholesky, analysis::Factors::relaxed_cholesky})
@@ -135,7 +148,10 @@ void coarsened(const Arrays& A) {
     const std::vector<double> d(A.n, 100);
     const auto P = analysis::classical_interpolation(G, d.data(), strong.data(), coarse.data());
     const auto Q = analysis::extended_interpolation(G, d.data(), strong.data(), coarse.data(), 2);
-    return std::tuple(strong, coarse, P.ptr, P.idx, P.values, Q.ptr, Q.idx, Q.values);
+    std::vector<uint8_t> twice = coarse;
+    analysis::split_again(analysis::StrongGraph<I>(G, strong.data()), twice.data());
+    const auto R = analysis::multipass_interpolation(G, d.data(), strong.data(), twice.data());
+    return std::tuple(strong, coarse, P.ptr, P.idx, P.values, Q.ptr, Q.idx, Q.values, R.ptr, R.idx, R.values);
   });
 }
 

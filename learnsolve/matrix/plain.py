@@ -91,7 +91,11 @@ def makes_plain_tensors(make: Callable[P, T]) -> Callable[P, T]:
 
 def numbers(t: Tensor) -> Tensor:
     """The numbers behind a tensor that transformations of torch.func hold, mapped axes first."""
+    mapped: list[int] = []  # of each map, outermost first, in the tensor that it holds
     while is_functorch_wrapped_tensor(t):
-        inner = get_unwrapped(t)
-        t = inner.movedim(maybe_get_bdim(t), 0) if is_batchedtensor(t) else inner
+        if is_batchedtensor(t):
+            mapped.append(maybe_get_bdim(t))
+        t = get_unwrapped(t)
+    for i, dim in enumerate(reversed(mapped)):
+        t = t.movedim(dim + i, i)
     return t.detach()

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve import ordering
-from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve import _analysis, ordering
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.sptrsv import sptrsv
 
 # A group has at most so many elements: larger arrays go back to the system when they are freed, and come
 # again page by page.
@@ -36,6 +38,10 @@ class Plan(NamedTuple):
     order: Tensor | None
     """Place of each value of the pattern among them, int64, shape (nnz,). None: the whole array is not much
     larger than the values, and is kept."""
+    triangle: SparsityPattern | None = None
+    """Of an acyclic coloring: what is read are right-hand sides, sums of unknowns, a unit lower triangle."""
+    unknown: Tensor | None = None
+    """Which unknown each value is, int64, shape (nnz,)."""
 
 
 def plan(pattern: SparsityPattern, mode: str) -> Plan:
@@ -52,16 +58,25 @@ def _plan(pattern: SparsityPattern, mode: str) -> Plan:
 
 
 def symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
-    """For products with a symmetric matrix, colored by "star" or by "columns"."""
+    """For products with a symmetric matrix, colored by "star", "acyclic" or "columns"."""
     return pattern._planned(_symmetric_plan, method)
 
 
 def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
     if method == "columns":
         return _plan(pattern, "forward")
-    coloring = ordering.symmetric_coloring(pattern, "star")
+    coloring = ordering.symmetric_coloring(pattern, "acyclic" if method == "acyclic" else "star")
     colors = coloring.colors.long()
     rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
+    if method == "acyclic":
+        arrays = (pattern.crow_indices, pattern.col_indices, pattern.transpose_permutation, coloring.colors)
+        ptr, idx, equation, unknown = (
+            pattern._tensor(a) for a in _analysis.substitution(*(as_numpy(a) for a in arrays))
+        )
+        at, number = equation.long(), len(equation)
+        plan = make_plan(coloring, colors[columns[at]], rows[at], pattern.shape)
+        triangle = SparsityPattern(ptr, idx, (number, number))
+        return plan._replace(triangle=triangle, unknown=unknown.long())
     # Where row i has no other entry in a column of the color of j, the product for this color shows (i, j) in
     # row i. Else i is the center of a star of these two colors, and that for the color of i shows (j, i) in
     # row j.
@@ -104,6 +119,11 @@ def compressed_values(
         last = min(first + plan.group, plan.count)
         some = torch.arange(first, last, device=like.device, dtype=plan.colors.dtype)
         shown = together((plan.colors == some[:, None]).to(like.dtype))
+        if shown.shape[1] != plan.length:
+            raise ValueError(
+                f"jacobian: the size of f(u) must not depend on values of u, but was {plan.length} at the "
+                f"first call and is {shown.shape[1]} now; use torch.where in place of masks as indices"
+            )
         if plan.order is not None:
             positions = plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length
             shown = shown.reshape(-1)[positions]
@@ -111,4 +131,8 @@ def compressed_values(
     if not parts:
         return like.new_zeros(0)
     values = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return values.reshape(-1)[plan.positions if plan.order is None else plan.order]
+    values = values.reshape(-1)[plan.positions if plan.order is None else plan.order]
+    if plan.triangle is None:
+        return values
+    ones = values.new_ones(plan.triangle.nnz)
+    return sptrsv(CSR(ones, plan.triangle), values, unit_diagonal=True)[plan.unknown]

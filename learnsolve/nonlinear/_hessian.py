@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ class Hessian(Jacobian):
     """What `hessian` returns: ``H(u, *args)`` is a symmetric CSR, the Jacobian of f's gradient."""
 
     function = "hessian"
-    modes = ("auto", "star", "columns")
+    modes = ("auto", "star", "acyclic", "columns")
 
     def _flat(self, x: Tensor, shape: torch.Size, args: tuple) -> Tensor:
         def scalar(x: Tensor) -> Tensor:
@@ -33,15 +33,16 @@ class Hessian(Jacobian):
 
         return torch.func.grad(scalar)(x)
 
-    def _plans(self, pattern: SparsityPattern, mode: str) -> list[tuple[Plan, str]]:
+    def _plans(self, pattern: SparsityPattern, mode: str) -> Iterator[tuple[Plan, str]]:
         methods = ("star", "columns") if self.mode == "auto" else (self.mode,)
         best = min((symmetric_plan(pattern, method) for method in methods), key=lambda plan: plan.count)
         # Products with the transpose are the same: they serve where torch has no forward mode.
-        return [(best, "forward"), (best, "reverse")]
+        yield best, "forward"
+        yield best, "reverse"
 
     def _pattern(self, u: Tensor, args: tuple) -> tuple[SparsityPattern, str]:
         pattern, mode = super()._pattern(u, args)
-        if not pattern.equals(pattern.T):
+        if pattern.shape[0] == pattern.shape[1] and not pattern.equals(pattern.T):
             arrays = [t.numpy() for t in (pattern.col_indices, pattern.crow_indices)]
             S = scipy.sparse.csr_array((np.ones(pattern.nnz, dtype=bool), *arrays), shape=pattern.shape)
             pattern = pattern_of(scipy.sparse.csr_array(S + S.T), pattern.shape[0])
@@ -49,7 +50,9 @@ class Hessian(Jacobian):
 
 
 def hessian(
-    f: Callable[..., Tensor], pattern: Any = None, mode: Literal["auto", "star", "columns"] = "auto"
+    f: Callable[..., Tensor],
+    pattern: Any = None,
+    mode: Literal["auto", "star", "acyclic", "columns"] = "auto",
 ) -> Hessian:
     r"""The sparse Hessian of a function with one value: ``hessian(f)(u, *args)`` is a symmetric CSR.
 
@@ -60,8 +63,8 @@ def hessian(
     f : function of u and args that returns one number, a tensor of u's dtype
     pattern : SparsityPattern, CSR or SciPy matrix, or None: as for `jacobian`; an entry (i, j) without (j, i)
         gets it
-    mode : "star", the colors of `learnsolve.ordering.symmetric_coloring`; "columns", those of
-        `column_coloring`; "auto", the fewer of both
+    mode : "star" and "acyclic", the colors of `learnsolve.ordering.symmetric_coloring`; "columns", those of
+        `column_coloring`; "auto", the fewer of star and columns
 
     Returns
     -------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import scipy.sparse
@@ -13,6 +13,8 @@ from torch.utils import _pytree as pytree
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import outside_of_graphs
+from learnsolve.matrix.unchanged import version
 from learnsolve.nonlinear._compress import Plan, compressed_values, plan
 from learnsolve.nonlinear._pattern import check_argument, flat_output, outside, random_like, trace_pattern
 from learnsolve.nonlinear._trace import Watch
@@ -67,6 +69,11 @@ class Jacobian:
         check_argument(self.function, u)
         return self._matrix(self.analysis(u, *args), u, args)
 
+    # Dynamo would break its graph at each value that the analysis reads.
+    __call__ = outside_of_graphs(
+        __call__, "sparse Jacobians are called outside of the graphs of torch.compile"
+    )
+
     def colors(self, u: Tensor, *args: Any) -> int:
         """How many derivatives of f a call with these arguments takes."""
         return self.analysis(u, *args).plan.count
@@ -106,18 +113,18 @@ class Jacobian:
             return self.pattern, mode
         return trace_pattern(self.function, self._flat, u, args, mode)
 
-    def _plans(self, pattern: SparsityPattern, mode: str) -> list[tuple[Plan, str]]:
+    def _plans(self, pattern: SparsityPattern, mode: str) -> Iterator[tuple[Plan, str]]:
         """In the order in which they are tried: that with fewer colors first."""
         if mode != "auto":
-            return [(plan(pattern, mode), mode)]
+            yield plan(pattern, mode), mode
+            return
         # No coloring has fewer colors than the longest row, or column, has entries.
         fewest = {"forward": _longest(pattern), "reverse": _longest(pattern.T)}
         one, other = sorted(fewest, key=fewest.__getitem__)
-        plans = [(plan(pattern, one), one)]
-        if fewest[other] < plans[0][0].count:
-            plans.append((plan(pattern, other), other))
-            plans.sort(key=lambda p: p[0].count)
-        return plans
+        if fewest[other] < plan(pattern, one).count and plan(pattern, other).count < plan(pattern, one).count:
+            one, other = other, one
+        yield plan(pattern, one), one
+        yield plan(pattern, other), other  # for functions that torch has not both derivatives of
 
     def _flat(self, x: Tensor, shape: torch.Size, args: tuple) -> Tensor:
         """f as a function of vectors."""
@@ -136,7 +143,8 @@ class Jacobian:
 
     def _matrix(self, analysis: Analysis, u: Tensor, args: tuple) -> CSR:
         derivative = self._derivative(analysis, u, args)
-        return CSR(compressed_values(derivative, analysis.plan, u, analysis.by_vmap), analysis.pattern)
+        values = compressed_values(derivative, analysis.plan, u, analysis.by_vmap)
+        return CSR(values, analysis.pattern)
 
     def _check_shape(self, pattern: SparsityPattern, u: Tensor, args: tuple) -> None:
         with torch.no_grad(), Watch(self.function, u):
@@ -155,8 +163,11 @@ class Jacobian:
             v = random_like(u.new_empty(A.shape[1]))
             true = self._derivative(analysis, u, args)(v)
             small = torch.finfo(u.dtype).eps ** 0.5
-            wrong = (A @ v - true).abs() > small * (abs(A) @ v.abs() + true.abs())
-        for line in wrong.nonzero()[:3].flatten().tolist():  # more would be the same, or rounding errors
+            error = (A @ v - true).abs()
+            error[~(error > small * (abs(A) @ v.abs() + true.abs()))] = 0
+        # Where all derivatives of a row are rounding errors, so may this be: the largest errors tell.
+        worst = error.topk(min(3, len(error)))
+        for line in worst.indices[worst.values > 0].tolist():
             self._check_line(analysis, u, args, line, small)
 
     def _check_line(self, analysis: Analysis, u: Tensor, args: tuple, line: int, small: float) -> None:
@@ -232,16 +243,17 @@ def _longest(pattern: SparsityPattern) -> int:
 
 
 def _key(u: Tensor, args: tuple) -> tuple[Any, tuple]:
-    """Arguments with equal keys have one pattern: floating-point numbers may differ."""
+    """Arguments with equal keys have one pattern: floating-point tensors may differ. Numbers are a part of
+    the program, which may branch by them."""
     key: list[Any] = [tuple(u.shape), u.dtype, u.device]
     held = []
     for leaf in pytree.tree_leaves(args):
         if isinstance(leaf, Tensor):
             key.append(tuple(leaf.shape))
             if not leaf.is_floating_point():
-                key += [id(leaf), leaf._version]
+                key += [id(leaf), version(leaf)]
                 held.append(leaf)
-        elif isinstance(leaf, (bool, int, str, type(None))):
+        elif isinstance(leaf, (bool, int, float, complex, str, type(None))):
             key.append(leaf)
     return tuple(key), tuple(held)
 

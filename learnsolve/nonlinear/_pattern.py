@@ -22,7 +22,8 @@ from torch.utils import _pytree as pytree
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nonlinear import _operators, _rules  # noqa: F401  (_operators registers rules)
-from learnsolve.nonlinear._trace import Rows, Tracer, count_of
+from learnsolve.nonlinear._trace import Lists, Rows, Tracer, count_of
+from learnsolve.solvers.core.report import users_frame
 
 
 def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
@@ -56,8 +57,8 @@ def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> Sparsit
     Notes
     -----
     Global: it holds for all values of u and of floating-point args; both branches of `torch.where` count, and
-    any element of a line may be its largest. Integers in args and the constants of f are a part of the
-    program, with the zeros of constant matrices that do not require grad. Some entries may always be zero.
+    any element of a line may be its largest. Integers and numbers in args and constants of f are a part of
+    the program, with the zeros of constant matrices that do not require grad. Some entries may always be 0.
     Cost: one derivative of f along one direction, and O(nnz) for each operation. No gradient. Source: the
     index sets of A. Griewank and A. Walther, "Evaluating Derivatives", SIAM 2008, section 7.1.
 
@@ -85,9 +86,22 @@ def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple
 def outside(u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
     """The numbers of the arguments, outside of the transformations of torch.func that are active; the first
     of those that `vmap` maps over, since the pattern is that of all."""
-    with temporarily_clear_interpreter_stack():
+    with temporarily_clear_interpreter_stack(), _within_torch():
         u, args = pytree.tree_map(lambda t: _first(t) if isinstance(t, Tensor) else t, (u, args))
         yield u.clone(memory_format=torch.contiguous_format), args
+
+
+@contextmanager
+def _within_torch() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "data pointer" not in str(error):
+            raise
+        raise ValueError(
+            "jacobian: f must consist of operations of torch and learnsolve, but takes the memory of a "
+            "tensor that depends on u, as .numpy() does; write f in torch, or an autograd.Function with a jvp"
+        ) from error
 
 
 def _first(t: Tensor) -> Tensor:
@@ -128,7 +142,7 @@ def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     mark(tracer, x, args)
     tangent = random_like(x)
     tracer.write(tangent, identity(x.numel()))
-    with torch.no_grad(), tracer:
+    with torch.no_grad(), tracer, Lists(tracer):
         out, along = torch.func.jvp(flat, (x,), (tangent,))[:2]
     rows = tracer.rows(along)
     return tracer, tracer.empty(out.numel()) if rows is None else rows
@@ -138,7 +152,7 @@ def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     """Rows of J^T: its products with a cotangent."""
     tracer = Tracer(function, x, _rules.apply, 0)
     mark(tracer, x, args)
-    with tracer:
+    with tracer, Lists(tracer):
         out, pull = torch.func.vjp(flat, x)[:2]
     tracer.width = out.numel()
     cotangent = random_like(out)
@@ -176,7 +190,7 @@ _SAY = {
 
 def _pattern(function: str, tracer: Tracer, rows: Rows) -> SparsityPattern:
     for kind, what in tracer.notes:
-        warnings.warn(f"{function}: {_SAY[kind].format(what)}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"{function}: {_SAY[kind].format(what)}", RuntimeWarning, stacklevel=users_frame())
     return pattern_of(rows, tracer.width)
 
 

@@ -18,7 +18,9 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -201,7 +203,9 @@ class Tracer(Watch):
         if name in _FREE or name in _SHAPES or not any(self.depends(t) for t in inputs):
             return out
         by_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
-        if name != "index" and any(tag in func.tags for tag in by_values):  # that has a rule for its indices
+        if any(tag in func.tags for tag in by_values) and (
+            name != "index" or any(self.depends(t) and not t.is_floating_point() for t in inputs)
+        ):
             self.note("values", func)
         results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
         if not results and written:
@@ -223,6 +227,23 @@ class Tracer(Watch):
             if any(t is other for other in fresh):
                 self.write(t, rows if t.is_floating_point() or t.is_complex() else None)
         return out
+
+
+class Lists(TorchFunctionMode):
+    """Notices `Tensor.tolist`, which reads values without a call of the dispatcher."""
+
+    def __init__(self, tracer: Tracer):
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if func is Tensor.tolist:
+            t = args[0]
+            while is_functorch_wrapped_tensor(t):
+                t = get_unwrapped(t)
+            if self.tracer.depends(t):
+                self.tracer.note("values", "Tensor.tolist")
+        return func(*args, **(kwargs or {}))
 
 
 def _positions(t: Tensor, size: int) -> np.ndarray:

@@ -12,11 +12,13 @@ from learnsolve.ops.core import batched, fake, linear_operator, on_pattern, symm
 from learnsolve.ops.core.sparse_product import set_spgemm_plan_limit
 from learnsolve.ops.diagonal import diagonal, inverse_diagonal, trace
 from learnsolve.ops.diagonals import diag, eye, zeros
+from learnsolve.ops.factors import LDLT, LU, Cholesky, cholesky, ldlt, lu
 from learnsolve.ops.gather import gather
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ilu0, mic0
 from learnsolve.ops.indexing import permute
 from learnsolve.ops.kron import kron
 from learnsolve.ops.limits import set_buffer_pool_limit, set_plan_cache_limit
+from learnsolve.ops.logdet import SignLogdet, logdet, selected_inverse, slogdet
 from learnsolve.ops.lstsq import lstsq
 from learnsolve.ops.norm import norm
 from learnsolve.ops.quadratic_form import quadratic_form
@@ -39,12 +41,17 @@ from learnsolve.ops.threshold import ict, ilut
 from learnsolve.ops.triangle import tril, triu
 
 __all__ = [
+    "LDLT",
+    "LU",
+    "Cholesky",
     "IncompleteCholesky",
     "IncompleteLU",
+    "SignLogdet",
     "StencilOperator",
     "add",
     "block",
     "block_diag",
+    "cholesky",
     "diag",
     "diagonal",
     "eye",
@@ -57,7 +64,10 @@ __all__ = [
     "ilut",
     "inverse_diagonal",
     "kron",
+    "ldlt",
+    "logdet",
     "lstsq",
+    "lu",
     "mic0",
     "norm",
     "permute",
@@ -70,9 +80,11 @@ __all__ = [
     "segment_mean",
     "segment_softmax",
     "segment_sum",
+    "selected_inverse",
     "set_buffer_pool_limit",
     "set_plan_cache_limit",
     "set_spgemm_plan_limit",
+    "slogdet",
     "spgemm",
     "spmm",
     "spsolve",

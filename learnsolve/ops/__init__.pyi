@@ -11,8 +11,12 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.nn.sparse_matrix import SparseMatrix
 from learnsolve.ops.add import Scalar
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.factors import LDLT as LDLT
+from learnsolve.ops.factors import LU as LU
+from learnsolve.ops.factors import Cholesky as Cholesky
 from learnsolve.ops.incomplete import IncompleteCholesky as IncompleteCholesky
 from learnsolve.ops.incomplete import IncompleteLU as IncompleteLU
+from learnsolve.ops.logdet import SignLogdet as SignLogdet
 from learnsolve.ops.stencil_operator import StencilOperator as StencilOperator
 from learnsolve.ops.diagonals import diag as diag
 from learnsolve.ops.diagonals import eye as eye
@@ -32,12 +36,17 @@ from learnsolve.ops.diagonals import zeros as zeros
 MatrixLike: TypeAlias = CSR | Tensor | SparseMatrix | SciPyMatrix
 
 __all__ = [
+    "LDLT",
+    "LU",
+    "Cholesky",
     "IncompleteCholesky",
     "IncompleteLU",
+    "SignLogdet",
     "StencilOperator",
     "add",
     "block",
     "block_diag",
+    "cholesky",
     "diag",
     "diagonal",
     "eye",
@@ -50,7 +59,10 @@ __all__ = [
     "ilut",
     "inverse_diagonal",
     "kron",
+    "ldlt",
+    "logdet",
     "lstsq",
+    "lu",
     "mic0",
     "norm",
     "permute",
@@ -63,9 +75,11 @@ __all__ = [
     "segment_mean",
     "segment_softmax",
     "segment_sum",
+    "selected_inverse",
     "set_buffer_pool_limit",
     "set_plan_cache_limit",
     "set_spgemm_plan_limit",
+    "slogdet",
     "spgemm",
     "spmm",
     "spsolve",
@@ -85,6 +99,7 @@ __all__ = [
 def add(A: MatrixLike, B: MatrixLike, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR: ...
 def block(blocks: Sequence[Sequence[MatrixLike | None]]) -> CSR: ...
 def block_diag(matrices: Sequence[MatrixLike]) -> CSR: ...
+def cholesky(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> Cholesky: ...
 def diagonal(A: MatrixLike, k: int = 0) -> Tensor: ...
 def galerkin(P: MatrixLike, A: MatrixLike) -> CSR: ...
 def hstack(matrices: Sequence[MatrixLike]) -> CSR: ...
@@ -120,9 +135,12 @@ def ilut(
 ) -> IncompleteLU: ...
 def inverse_diagonal(A: MatrixLike) -> Tensor: ...
 def kron(A: MatrixLike, B: MatrixLike) -> CSR: ...
+def ldlt(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> LDLT: ...
+def logdet(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> Tensor: ...
 def lstsq(
     A: MatrixLike, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | None = None
 ) -> Tensor: ...
+def lu(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> LU: ...
 def mic0(
     A: MatrixLike,
     *,
@@ -138,6 +156,10 @@ def real_form(re: Any, im: MatrixLike | None = None) -> CSR: ...
 def scale_columns(A: MatrixLike, d: Tensor) -> CSR: ...
 def scale_rows(A: MatrixLike, d: Tensor) -> CSR: ...
 def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | MatrixLike) -> Tensor: ...
+def selected_inverse(
+    A: MatrixLike, *, kind: str = "cholesky", ordering: str | Tensor = "minimum_degree"
+) -> CSR: ...
+def slogdet(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet: ...
 def spgemm(A: MatrixLike, B: MatrixLike, *, mask: SparsityPattern | None = None) -> CSR: ...
 def spmm(A: MatrixLike, x: Tensor, *, transpose: bool = False) -> Tensor: ...
 def spsolve(A: MatrixLike, b: Tensor, *, transpose: bool = False) -> Tensor: ...

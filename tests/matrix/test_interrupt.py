@@ -55,6 +55,7 @@ ANALYSES = {  # name to arguments
     "greedy_coloring": lambda d: (d.ptr, d.square, d.ptr, d.square, True),
     "column_coloring": lambda d: (d.ptr, d.square, d.ptr, d.square, 0),
     "symmetric_coloring": lambda d: (d.ptr, d.square, d.entry, 1, True),
+    "substitution": lambda d: (d.ptr, d.square, d.entry, d.square),
     "as_column_coloring": lambda d: (d.ptr, d.square, np.arange(n), n),
     "match_rows": lambda d: (d.ptr, d.lower, n),
     "count_products": lambda d: (d.square, d.ptr),
@@ -80,7 +81,7 @@ ANALYSES = {  # name to arguments
         *(np.ones((n, 1)), 0.5),
     ),
     "arnoldi": lambda d: (d.ptr, d.square, d.values, d.diagonal, 3, True),
-    "classical_splitting": lambda d: (d.ptr, d.square, d.values, 0.25, True),
+    "classical_splitting": lambda d: (d.ptr, d.square, d.values, 0.25, False, True),
     "interpolation": lambda d: (
         *(d.ptr, d.square, d.values, d.diagonal),
         *(np.ones(7 * n, np.uint8), d.coarse, 4),

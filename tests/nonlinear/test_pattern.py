@@ -118,7 +118,7 @@ NAMED = {
     "mask": (lambda u: u[u > 0.3], "reads values of u", None),
     "nonzero": (lambda u: u * (u > 0.5).nonzero().sum(), "nonzero.* reads values of u", 6),
     "unknown": (lambda u: torch.fft.rfft(u).abs() + u[0], "no rule for aten._fft_r2c", 24),
-    "solve": (lambda u: ls.ops.spsolve(ls.problems.poisson((6,)), u), "no rule for .*superlu", 36),
+    "solve": (lambda u: ls.ops.spsolve(ls.problems.poisson((6,)), u), "no rule for learnsolve.direct_solve", 36),
     "solver": (lambda u: ls.solvers.cg(ls.problems.poisson((6,)), u).x, "reads values of u", 36),
 }
 

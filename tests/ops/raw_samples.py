@@ -12,8 +12,12 @@ from learnsolve.ops.add import union_plan
 from learnsolve.ops.core import sparse_product
 from learnsolve.ops.core.incomplete import plan_of
 from learnsolve.ops.core.triangular import Side, _adjoint_system, _system
+from learnsolve.ops.triangle import triangle_of
 
 ops = torch.ops.learnsolve
+
+
+COMPLETE = ("complete", "complete lu")
 
 
 def structure(P, transpose=False):
@@ -112,15 +116,25 @@ def scatter_arguments(P, dtype):
 def incomplete_plan(P, kind):
     """The plan of a small matrix, in the index type of P; its values, two factors and crow."""
     Q = incomplete_pattern(P.dtype)
+    if kind in COMPLETE:
+        Q = ls.preconditioners.fill_pattern(Q, None)
+        Q = triangle_of(Q, "lower") if kind == "complete" else Q
     plan = plan_of(Q, kind)
     tensors, cholesky = plan.elimination
+    if kind in COMPLETE:
+        return (
+            ((*(t.to(P.dtype) for t in tensors),), cholesky),
+            Q,
+            len(tensors[1]) * (2 - cholesky),
+            plan.size,
+        )
     entries, size = tensors[-1].tolist()
     return ((*(t.to(P.dtype) for t in tensors[:-1]), tensors[-1]), cholesky), Q, entries, size
 
 
 def incomplete_factor_arguments(P, dtype):
     out = []
-    for kind in ("ic0", "mic0", "ilu0", "relaxed"):
+    for kind in ("ic0", "mic0", "ilu0", "relaxed", *COMPLETE):
         plan, Q, _, size = incomplete_plan(P, kind)
         crow = torch.cat((Q.crow_indices, Q.crow_indices.new_tensor([size])))
         for batch in ((), (2,)):
@@ -134,7 +148,7 @@ def incomplete_derivative_arguments(operands, sized):
 
     def arguments(P, dtype):
         out = []
-        for kind in ("ic0", "mic0", "ilu0", "relaxed"):
+        for kind in ("ic0", "mic0", "ilu0", "relaxed", *COMPLETE):
             plan, _, entries, size = incomplete_plan(P, kind)
             for batch in ((), (2,)):
                 sizes = ((*batch, entries if o == "f" else size) for o in operands)

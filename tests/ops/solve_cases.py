@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 import torch
-from ops import direct, incomplete_cases, triangular
+from ops import complete_cases, direct, incomplete_cases, triangular
 from ops.case import FULL, SHAPES, Case
 from reference import coordinates, densify, normal, on_pattern, pattern_of, random
 from solvers import dense_pcg, stationary_cases
@@ -126,6 +126,17 @@ def on_a_pattern(kind: str) -> Case:
     )
 
 
+def complete(name: str, batch: tuple[int, ...], ordering: str = "minimum_degree") -> Case:
+    return Case(
+        f"{name}{' batch' if batch else ''}{', natural' * (ordering == 'natural')}",
+        lambda P, v: complete_cases.library(name, P, v, ordering),
+        lambda P, v: complete_cases.dense(name, P, v, ordering),
+        pattern=incomplete_cases.small,
+        make=lambda P, seed: [incomplete_cases.dominant(P, batch, seed=seed)],
+        tolerance=1e-11,
+    )
+
+
 def quadratic_form(shape: str) -> Case:
     batch, (*of_x, last) = SHAPES[shape]
     tail = () if shape.endswith("vector") else (last,)
@@ -176,6 +187,9 @@ def dense_local_solve(P: ls.SparsityPattern, half: Tensor, g: Tensor) -> Tensor:
 CASES += [
     *(incomplete(kind, batch) for kind in incomplete_cases.KINDS for batch in ((), (2,))),
     *(on_a_pattern(kind) for kind in incomplete_cases.KINDS),
+    *(complete(name, ()) for name in complete_cases.NAMES),
+    *(complete(name, (2,)) for name in ("cholesky", "lu", "selected_inverse")),
+    complete("cholesky", (), "natural"),
     *(quadratic_form(shape) for shape in FULL),
     *(inverse_diagonal(batch) for batch in ((), (2,))),
     Case(

@@ -126,8 +126,8 @@ def test_lists_of_another_length_are_refused():
             "places must hold row and col, or none, got 1",
         ),
         (
-            lambda: ops.csr_incomplete_tangent(plan[0][:-1], plan[1], normal((entries,)), dominant(Q)),
-            "csr_incomplete_tangent: a plan must hold 7 tensors, got 6",
+            lambda: ops.csr_incomplete_tangent(plan[0][:-2], plan[1], normal((entries,)), dominant(Q)),
+            "csr_incomplete_tangent: a plan must hold 7 tensors, got 5",
         ),
     ):
         with pytest.raises(RuntimeError, match=message):

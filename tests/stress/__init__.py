@@ -45,7 +45,7 @@ HARNESSES = {
     "aliases": Harness("inputs", 2_000, 150),
     "inplace": Harness("inputs", 20_000, 100),
     "autocast": Harness("autocast", 4_000, 200),
-    "programs": Harness("programs", 5_000, 80),
+    "programs": Harness("programs", 1_000, 50),
     "audit": Harness("audit", 16, 1),
 }
 

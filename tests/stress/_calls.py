@@ -251,6 +251,7 @@ CALLS |= {
     "sptrsv batch": Call("aX", lambda s, v, x: ops.sptrsv(A(s, v).tril(), x), "spd"),
     "spsolve": Call("ax", lambda s, v, x: ops.spsolve(A(s, v), x), "local", light=20_000),
     "factorize": Call("ax", lambda s, v, x: ls.factorize(A(s, v))(x), "local", light=20_000),
+    "lstsq": Call("ay", lambda s, v, y: ops.lstsq(A(s, v), y, damp=0.5), "local", light=20_000),
     "ic0": Call("a", lambda s, v: ops.ic0(A(s, v))[:1], "spd"),
     "mic0": Call("a", lambda s, v: ops.mic0(A(s, v))[:1], "spd"),
     "ilu0": Call("a", lambda s, v: ops.ilu0(A(s, v))[:2], "spd"),

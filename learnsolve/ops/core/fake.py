@@ -73,7 +73,9 @@ def _(A, At, values, scale, momentum, b, before, kept, cotangents, iterations, s
     )
 
 
-def _factor_entries(plan: list[Tensor]) -> int:
+def _factor_entries(plan: list[Tensor], cholesky: bool) -> int:
+    if len(plan) == 6:  # of complete fill
+        return plan[1].shape[0] * (1 if cholesky else 2)
     order, units = plan[0], plan[5]
     return order.shape[0] + units.shape[0]
 
@@ -81,13 +83,15 @@ def _factor_entries(plan: list[Tensor]) -> int:
 @torch.library.register_fake("learnsolve::csr_incomplete_factor")
 def _(plan, cholesky, crow, values, check):
     batch = values.shape[:-1]
-    return values.new_empty(*batch, _factor_entries(plan)), values.new_empty(*batch, 2, dtype=torch.float64)
+    return values.new_empty(*batch, _factor_entries(plan, cholesky)), values.new_empty(
+        *batch, 2, dtype=torch.float64
+    )
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_tangent")
 @torch.library.register_fake("learnsolve::csr_incomplete_product_adjoint")
 def _(plan, cholesky, x, w):
-    return x.new_empty(*x.shape[:-1], _factor_entries(plan))
+    return x.new_empty(*x.shape[:-1], _factor_entries(plan, cholesky))
 
 
 @torch.library.register_fake("learnsolve::csr_incomplete_adjoint")

@@ -14,6 +14,7 @@ All come from one trilinear form <w, B(x, z)> = <C(x, w), z> = <C(z, w), x>, whi
 is one compiled pass over a plan of the pattern. Operands are (size) or (B, size), all with the same batch.
 """
 
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.l
 from learnsolve.matrix import device_analysis
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.core.autograd import LinearSolve, Multilinear, Operation, dispatch
+from learnsolve.ops.core.product import product
 from learnsolve.ops.core.selection import on_diagonal
 from learnsolve.ops.triangle import triangle_of
 
@@ -38,6 +40,8 @@ PLAN_LIMIT = 2**33  # bytes that the products of one plan may take
 # `Factors` of csrc/analysis/incomplete.h. A kind is the name of a public function, which errors have, and
 # after a slash that of its elimination, where it is another: "ict/ic0", once the pattern is chosen.
 _FACTORS = {"ilu0": 0, "ic0": 1, "mic0": 2, "relaxed": 3}
+# Of complete fill, without a plan of the products: a pattern of L, and one of L and U that is symmetric.
+_COMPLETE = ("complete", "complete lu")
 REMEDY = '; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
 
 
@@ -110,8 +114,25 @@ def _by_level(order, source, pivot, ptr, pairs, units):
     return plan, levels.astype(np.int64), (uses_ptr.astype(index), np.ascontiguousarray(uses).reshape(-1))
 
 
+def complete_plan(pattern: SparsityPattern, factors: str) -> Plan:
+    """For a `pattern` with all fill, L's or, symmetric, that of L and U: 12 bytes per entry of L."""
+    lower = triangle_of(pattern, "lower")
+    n, ptr, row = lower.shape[0], as_numpy(lower.T.crow_indices), as_numpy(lower.T.col_indices)
+    length = np.diff(ptr)
+    # Columns j and j + 1 are of one supernode if the first entry below the diagonal of j is in row j + 1,
+    # whose column has all others.
+    joined = length[:-1] == length[1:] + 1
+    joined[joined] = row[ptr[:-2][joined] + 1] == np.flatnonzero(joined) + 1
+    ends = np.append(np.flatnonzero(~joined) + 1, n) if n else np.empty(0, int)
+    following = np.repeat(ends, np.diff(ends, prepend=0)).astype(row.dtype)
+    arrays = (lower.crow_indices, lower.col_indices, lower._inverse_permutation)
+    arrays += (lower.T.crow_indices, lower.T.col_indices, pattern._tensor(following))
+    return Plan((tuple(t.detach() for t in arrays), factors == "complete"), pattern.nnz)
+
+
 def plan_of(pattern: SparsityPattern, kind: str) -> Plan:
-    return pattern._planned(elimination_plan, kind.rpartition("/")[2])
+    factors = kind.rpartition("/")[2]
+    return pattern._planned(complete_plan if factors in _COMPLETE else elimination_plan, factors)
 
 
 def with_omega(values: Tensor, omega: Tensor, pattern: SparsityPattern) -> Tensor:
@@ -125,6 +146,10 @@ def shifted(values: Tensor, shift: Tensor, pattern: SparsityPattern) -> Tensor:
     """The same of A + shift diag(A)."""
     on = torch.nn.functional.pad(on_diagonal(pattern), (0, values.shape[-1] - pattern.nnz))
     return torch.where(on, values * (1 + shift.unsqueeze(-1)), values)
+
+
+class Breakdown(ValueError):
+    """Of a complete factorization: row in the order of elimination, pivot, number of the matrix."""
 
 
 def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> str:
@@ -144,12 +169,35 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
     if f.is_cuda:  # a check would wait for the device: factors that do not exist are NaN
         return torch.where(breakdown[..., :1] >= 0, torch.nan, f)
     for matrix, (row, pivot) in enumerate(breakdown.reshape(-1, 2).tolist()):
+        if row >= 0 and kind.rpartition("/")[2] in _COMPLETE:
+            raise Breakdown(int(row), pivot, matrix if values.dim() > 1 else None)
         if row >= 0:
             message = breakdown_message(kind, int(row), pivot, matrix if values.dim() > 1 else None)
             raise ValueError(message + REMEDY)
     if f.is_cpu and not f.sum().isfinite():  # the sum may overflow although every entry is finite
         _finite(f, pattern, kind)
+    if kind.endswith("/complete lu"):
+        _warn_of_growth(values, f, pattern, kind)
     return f
+
+
+def _warn_of_growth(values: Tensor, f: Tensor, pattern: SparsityPattern, kind: str) -> None:
+    """The error of L U is the unit roundoff times |L| |U|, as small as A with exchanges of rows."""
+    if values.numel() == 0:
+        return
+    L, U = (triangle_of(pattern, side) for side in ("lower", "upper"))
+    sums = values.new_ones((*values.shape[:-1], pattern.shape[0], 1))
+    size = product(values.abs(), sums, pattern, False).amax((-2, -1))
+    lower, upper = f.abs().split([L.nnz, U.nnz], -1)
+    growth = float((product(lower, product(upper, sums, U, False), L, False).amax((-2, -1)) / size).max())
+    if not growth * torch.finfo(f.dtype).eps ** 0.5 < 1:
+        warnings.warn(
+            f"{kind.partition('/')[0]}: elimination without exchanges of rows is unstable here: |L| |U| is "
+            f"{growth:.3g} times as large as A, so is the error, in units of the roundoff; pass another "
+            "ordering, scale A, or solve with spsolve, which exchanges rows",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:

@@ -7,22 +7,24 @@ from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.complete import complete_fill
 from learnsolve.ops.core.selection import trusted
 
 
-def fill_pattern(A: CSR | SparsityPattern, level: int = 1) -> SparsityPattern:
+def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPattern:
     r"""The pattern of ILU(k) and IC(k), k = `level`: the entries (i, j) with :math:`\mathrm{lev}_{ij} \le k`.
 
     The level of an entry of A, and of the diagonal, is 0; that of fill is
     :math:`\mathrm{lev}_{ij} = \min_{k < \min(i, j)} (\mathrm{lev}_{ik} + \mathrm{lev}_{kj} + 1)`. So level 0
     is A's pattern, and level n that of L and U without dropping. For `IC0`, `MIC0`, `ILU0` and the operations
     behind them, as ``pattern=``; IC(k) takes its lower triangle. For a matrix that only has one triangle,
-    take the pattern of ``A + A.T``: one triangle has no fill.
+    take the pattern of ``A + A.T``: one triangle has no fill. Level None is the complete fill of A + A^T, by
+    its elimination tree, that of `ops.cholesky` and `ops.lu` in natural order.
 
     Parameters
     ----------
     A : CSR or SparsityPattern, shape (n, n)
-    level : int, not negative
+    level : int, not negative, or None
 
     Returns
     -------
@@ -37,7 +39,7 @@ def fill_pattern(A: CSR | SparsityPattern, level: int = 1) -> SparsityPattern:
     Notes
     -----
     Cost: once for a pattern and a level, as many steps as the elimination on the result has products, on one
-    thread; 8 bytes for each of its entries, 16 meanwhile.
+    thread; 8 bytes for each of its entries, 16 meanwhile. For None as many steps as the result has entries.
 
     References
     ----------
@@ -55,6 +57,8 @@ def fill_pattern(A: CSR | SparsityPattern, level: int = 1) -> SparsityPattern:
     if not isinstance(P, SparsityPattern):
         raise TypeError(f"fill_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
     checks.square("fill_pattern", "A", P.shape)
+    if level is None:
+        return complete_fill("fill_pattern", P, "natural", False, True).pattern
     level = min(checks.integer("fill_pattern", "level", level, 0), P.shape[0])
     return P._planned(_plan_fill, level)[0] or P
 

@@ -223,10 +223,12 @@ def _accurate(handle: _Handle, data: np.ndarray, A: scipy.sparse.csr_array) -> b
 def _upper(n: int, indptr: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The upper triangle with the whole diagonal, and where its entries are; -1 where there is none."""
     rows = np.repeat(np.arange(n, dtype=np.intc), np.diff(indptr))
+    there = np.zeros(n, bool)
+    there[rows[rows == indices]] = True
+    missing = np.flatnonzero(~there).astype(np.intc)
     at = np.flatnonzero(indices >= rows)
-    missing = np.setdiff1d(np.arange(n), rows[at][indices[at] == rows[at]])
+    i, j = (np.concatenate((a[at], missing)) for a in (rows, indices))
     at = np.concatenate((at, np.full(len(missing), -1)))
-    i, j = (np.concatenate((a[at[at >= 0]], missing)).astype(np.intc) for a in (rows, indices))
     order = np.lexsort((j, i)) if len(missing) else slice(None)
     starts = np.concatenate(([0], np.cumsum(np.bincount(i, minlength=n)))).astype(np.intc)
     return starts, j[order], at[order]
