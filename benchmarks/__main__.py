@@ -30,6 +30,7 @@ SECTIONS = (
         "matrices",
         "solvers",
         "front_door",
+        "eigen",
         "multigrid",
         "direct",
         "loops",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
-import signal
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -12,14 +12,16 @@ from typing import Any
 from benchmarks.harness import apart, reason
 
 DEATHS = 20  # of the processes of one task
-LIMIT = 180  # seconds for a row; then the process is ended, whatever it is in
+LIMIT = 180  # seconds for a row; then the process is ended, in compiled loops too
 
 
 class Ledger:
-    """Rows by key in a file. A key at which the process died twice, or was ended, is a row that failed."""
+    """Rows by key in a file. A key at which the process died twice, or was ended once for its time, is a row
+    that failed."""
 
     def __init__(self, path: Path):
-        self.path, self.rows, self.starts = path, {}, {}
+        self.path, self.rows, self.starts, key = path, {}, {}, ""
+        self.late = path.with_suffix(".late")  # where the watchdog of a row writes
         path.parent.mkdir(parents=True, exist_ok=True)
         for line in path.read_text().splitlines() if path.exists() else ():
             record = json.loads(line)
@@ -28,8 +30,10 @@ class Ledger:
                 self.rows[key] = row
             else:
                 self.starts[key] = self.starts.get(key, 0) + 1
+        if self.late.exists() and self.late.stat().st_size and key not in self.rows:
+            self(key, lambda: {"failed": f"took more than {LIMIT} s"})
         self.rows |= {
-            key: {"failed": f"its process died, or took more than {LIMIT} s"}
+            key: {"failed": "its process died"}
             for key, count in self.starts.items()
             if count > 1 and key not in self.rows
         }
@@ -38,17 +42,22 @@ class Ledger:
         """make(), once for a key; an error is the row {"failed": reason}."""
         if key not in self.rows:
             self._append({"key": key})
-            alarm = getattr(signal, "alarm", lambda _: None)
-            alarm(LIMIT)  # without a handler: it ends a process that is in a compiled loop too
-            try:
-                row = make()
-            except Exception as error:
-                row = {"failed": reason(error)}
-            finally:
-                alarm(0)
+            with self.late.open("w") as late:
+                faulthandler.dump_traceback_later(LIMIT, exit=True, file=late)
+                try:
+                    row = make()
+                except Exception as error:
+                    row = {"failed": reason(error)}
+                finally:
+                    faulthandler.cancel_dump_traceback_later()
             self.rows[key] = row
             self._append({"key": key, "row": row})
         return self.rows[key]
+
+    def forget(self, which: Callable[[str], bool]) -> None:
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        self.path.write_text("".join(line for line in lines if not which(json.loads(line)["key"])))
+        self.rows = {key: row for key, row in self.rows.items() if not which(key)}
 
     def _append(self, record: dict[str, Any]) -> None:
         with self.path.open("a") as file:

@@ -32,6 +32,7 @@ COMPARED: dict[str, tuple[str, dict[str, Any]]] = {
         name: (name, CONTESTANTS[name].settings[0])
         for name in ("MIC(0)", "MIC fill 1", "MIC fill 2", "AMG SA", "AMG RS", "pyamg SA", "pyamg RS")
     },
+    "AMG RS, aggressive": ("AMG RS", {"aggressive": 1}),
     "AMGCL SA, GS": ("AMGCL SA", {"relax": "gauss_seidel"}),
     "AMGCL RS, GS": ("AMGCL RS", {"relax": "gauss_seidel"}),
     **{

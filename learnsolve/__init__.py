@@ -9,6 +9,7 @@ from learnsolve import _library  # noqa: F401  (first: it says what is missing w
 from learnsolve import analysis, io, nn, ops, ordering, preconditioners, problems, solvers, testing
 from learnsolve.collate import collate
 from learnsolve.config import config, show_config
+from learnsolve.eigen import Eigenpairs, SingularTriplets, eigsh, svds
 from learnsolve.evaluation import Evaluation, evaluate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
@@ -21,12 +22,15 @@ __version__ = "0.1.0"
 __all__ = [
     "CSR",
     "BlockBatch",
+    "Eigenpairs",
     "Evaluation",
     "Factorization",
+    "SingularTriplets",
     "SparsityPattern",
     "analysis",
     "collate",
     "config",
+    "eigsh",
     "evaluate",
     "factorize",
     "io",
@@ -39,5 +43,6 @@ __all__ = [
     "show_config",
     "solve",
     "solvers",
+    "svds",
     "testing",
 ]

@@ -100,7 +100,7 @@ def arnoldi(
     symmetric: bool,
 ) -> tuple[np.ndarray, int, float]: ...
 def classical_splitting(
-    ptr: np.ndarray, idx: np.ndarray, values: np.ndarray, theta: float, second: bool
+    ptr: np.ndarray, idx: np.ndarray, values: np.ndarray, theta: float, second: bool, aggressive: bool
 ) -> tuple[np.ndarray, np.ndarray]: ...
 def interpolation(
     ptr: np.ndarray,

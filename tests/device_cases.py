@@ -59,6 +59,8 @@ OTHERS = {
     "spsolve": lambda A, b: ls.ops.spsolve(A, b),
     "spsolve, transpose": lambda A, b: ls.ops.spsolve(A, b, transpose=True),
     "factorize": lambda A, b: ls.factorize(A)(b),
+    "eigsh": lambda A, b: ls.eigsh(A, 2).vectors @ b[:2],
+    "eigsh, lobpcg": lambda A, b: ls.eigsh(A, 2, method="lobpcg", rtol=1e-11).vectors @ b[:2],
     "sptrsv": lambda A, b: ls.ops.sptrsv(A.tril(), b),
     "ic0": lambda A, b: ls.ops.ic0(A).L.values,
     "mic0": lambda A, b: ls.ops.mic0(A).L.values,

@@ -22,7 +22,8 @@ import learnsolve as ls
 F64 = torch.float64
 P, S = ls.preconditioners, ls.solvers
 # Left out: records of results; base classes, settings, readers of files, and what takes functions.
-RECORDS = {"ConvergenceWarning", "DelaunayGraph", "Estimate", "Evaluation", "ExtremeEigenvalues", "Graph"}
+RECORDS = {"ConvergenceWarning", "DelaunayGraph", "Eigenpairs", "Estimate", "Evaluation"}
+RECORDS |= {"ExtremeEigenvalues", "Graph", "SingularTriplets"}
 RECORDS |= {"IncompleteCholesky", "IncompleteLU", "Iteration", "MatrixProperties", "PROPERTIES"}
 RECORDS |= {"NetworkStart", "ProblemDataset", "Sample", "Solution", "SolverError", "Status"}
 OTHERS = {"CSR.cuda", "CSR.from_scipy", "CSR.load", "CSR.requires_grad_", "Preconditioner", "Trainable"}
@@ -145,6 +146,8 @@ NUMBERS: dict[str, Any] = {
     "SparseDropout().X": A,
     "block.blocks": [[A, A.tril()]],
     "diag.d": random(4),
+    "eigsh.B": A,
+    "eigsh.k": 2,
     "galerkin.P": HIERARCHY.prolongations[0],
     "kron.A": ls.problems.poisson((2,)),
     "krylov_samples.m": random(16, 3),
@@ -152,6 +155,7 @@ NUMBERS: dict[str, Any] = {
     "p1_stiffness.kappa": random(len(MESH.triangles)),
     "spectral_radius.E": A,
     "stencil.x": random(4, 4),
+    "svds.k": 2,
     "two_grid_symbols.A": PERIODIC,
     "two_grid_factor.A": PERIODIC,
 }

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
 
 import learnsolve as ls  # noqa: E402
-from benchmarks import calls, contestants, documents, harness, instructions, peers, report  # noqa: E402
+from benchmarks import calls, contestants, documents, harness, instructions, ledger, peers, report  # noqa: E402
 from benchmarks.__main__ import SECTIONS, main  # noqa: E402
 from benchmarks.ledger import Ledger, supervised  # noqa: E402
 
@@ -124,11 +125,19 @@ def test_a_ledger_goes_on_after_an_interruption_and_marks_what_kills_a_process(t
         with pytest.raises(BrokenProcessPool):
             harness.apart(dies, path)
         assert ("c" in Ledger(path).rows) == (times == 2)
-    assert supervised(dies, path)["failed"].startswith("its process died")
+    assert supervised(dies, path)["failed"] == "its process died"
+    assert supervised(hangs, path)["failed"].startswith("took more than")
+    Ledger(path).forget(lambda key: key == "a")
+    assert sorted(Ledger(path).rows) == ["b", "c", "d"]
 
 
 def dies(path):
     return Ledger(path)("c", lambda: os._exit(1))
+
+
+def hangs(path):
+    ledger.LIMIT = 0.1
+    return Ledger(path)("d", lambda: re.match("(a*)*b", 40 * "a"))  # a compiled loop
 
 
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -271,3 +271,17 @@ def test_iterations_beyond_rounding(name, cuda):
     assert gradient.isfinite().all()
     assert found.residual_norms.shape == (71, 3)
     assert found.statuses == [S.Status.MAX_ITERATIONS, S.Status.CONVERGED, S.Status.MAX_ITERATIONS]
+
+
+def test_norms_of_a_changed_matrix_are_nan(cuda):
+    """On the host an error: to look at numbers is to wait."""
+    v, b = moved((A_SPD.values, normal((A_SPD.shape[0],))))
+    A = A_SPD.to(DEVICE).with_values(v.requires_grad_())
+    kept, changed = (ls.solvers.jacobi(A, b, iterations=3) for _ in range(2))
+    waits.clear()
+    before = kept.residual_norms
+    v.data.mul_(2)  # which torch's versions do not tell
+    after = changed.residual_norms
+    assert waits == []
+    assert before.cpu().isfinite().all()
+    assert after.cpu().isnan().all()

@@ -18,6 +18,7 @@ LAYERS = [
     ["nn"],
     ["preconditioners", "problems", "io"],
     ["solvers"],
+    ["eigen"],
     ["analysis", "collate", "config", "evaluation", "petsc", "profiling", "testing"],
     ["learnsolve"],  # the package itself: exports of the above
     ["recipes"],

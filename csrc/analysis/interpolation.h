@@ -2,7 +2,8 @@
 //
 // Source: J. W. Ruge, K. Stueben, "Algebraic multigrid" (1987), section 4.5 (classical); H. De Sterck, R. D.
 // Falgout, J. W. Nolting, U. M. Yang, "Distance-two interpolation for parallel algebraic multigrid", Numer.
-// Linear Algebra Appl. 15 (2008), doi:10.1002/nla.559, equation 4.10 (extended+i).
+// Linear Algebra Appl. 15 (2008), doi:10.1002/nla.559, equation 4.10 (extended+i); K. Stueben, in U.
+// Trottenberg et al., "Multigrid" (2001), A.7.3 (multipass).
 #pragma once
 
 #include <algorithm>
@@ -147,6 +148,68 @@ Interpolation<I> extended_interpolation(const Graph<I>& A, const double* diagona
     }
     std::sort(row.begin(), row.end());
   });
+}
+
+// From coarse points at any distance, pass after pass: with the strong neighbors K of i that an earlier pass
+// has interpolated (the coarse points at first), row i of P is
+//
+//   p_i = -(sum_{m != i} a_im / sum_{k in K} a_ik) / a_ii * sum_{k in K} a_ik p_k
+template <class I>
+Interpolation<I> multipass_interpolation(const Graph<I>& A, const double* diagonal, const uint8_t* strong,
+                                         const uint8_t* coarse) {
+  std::vector<int32_t> pass(A.n, -1);
+  std::vector<int64_t> begin(A.n, 0), end(A.n, 0);
+  std::vector<I> columns;  // of rows, in the order in which they are made
+  std::vector<double> weights;
+  for (int64_t i = 0; i < A.n; ++i)
+    if (coarse[i]) {
+      pass[i] = 0, begin[i] = static_cast<int64_t>(columns.size()), end[i] = begin[i] + 1;
+      columns.push_back(static_cast<I>(columns.size())), weights.push_back(1);
+    }
+  std::vector<int64_t> of(columns.size(), -1), place(columns.size());
+  std::vector<std::pair<I, double>> row;
+  Pulse pulse;
+  bool more = true;
+  for (int32_t now = 1; more; ++now) {
+    more = false;
+    for (int64_t i = 0; i < A.n; ++i) {
+      if (pass[i] >= 0) continue;
+      double all = 0, known = 0, size = 0;
+      row.clear();
+      pulse(A.ptr[i + 1] - A.ptr[i] + 1);
+      for (int64_t p = A.ptr[i]; p < A.ptr[i + 1]; ++p) {
+        const int64_t k = A.idx[p];
+        const double a = A.values[p];
+        if (k == i) continue;
+        all += a;
+        if (!strong[p] || pass[k] < 0 || pass[k] == now) continue;
+        pass[i] = now, known += a, size += std::fabs(a);
+        pulse(end[k] - begin[k]);
+        for (int64_t q = begin[k]; q < end[k]; ++q) {
+          const I j = columns[q];
+          if (of[j] != i) of[j] = i, place[j] = static_cast<int64_t>(row.size()), row.emplace_back(j, 0.0);
+          row[place[j]].second += a * weights[q];
+        }
+      }
+      if (pass[i] < 0) continue;
+      more = true;
+      if (std::fabs(known) <= 1e-12 * size) row.clear();
+      std::sort(row.begin(), row.end());
+      begin[i] = static_cast<int64_t>(columns.size());
+      for (const auto& [j, weight] : row)
+        columns.push_back(j), weights.push_back(-all / known / diagonal[i] * weight);
+      end[i] = static_cast<int64_t>(columns.size());
+    }
+  }
+  Interpolation<I> P;
+  P.ptr.reserve(A.n + 1), P.ptr.push_back(0);
+  P.idx.reserve(columns.size()), P.values.reserve(columns.size());
+  for (int64_t i = 0; i < A.n; ++i) {
+    P.idx.insert(P.idx.end(), columns.begin() + begin[i], columns.begin() + end[i]);
+    P.values.insert(P.values.end(), weights.begin() + begin[i], weights.begin() + end[i]);
+    P.ptr.push_back(static_cast<I>(P.idx.size()));
+  }
+  return P;
 }
 
 }  // namespace learnsolve::analysis

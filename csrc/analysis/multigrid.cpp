@@ -86,25 +86,28 @@ void bind(py::module_& m) {
     return py::make_tuple(H, made, bound);
   });
   // (strong or not, of each entry; coarse or not, of each row)
-  m.def("classical_splitting",
-        [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values, double theta, bool second) {
-          const Graph<I> A = graph(ptr, idx, values);
-          Array<uint8_t> strong(idx.size()), coarse(static_cast<py::ssize_t>(A.n));
-          uint8_t *s = strong.mutable_data(), *c = coarse.mutable_data();
-          {
-            py::gil_scoped_release release;
-            classical_strength(A, theta, s);
-            split(StrongGraph<I>(A, s), second, c);
-          }
-          return py::make_tuple(strong, coarse);
-        });
-  // `most` 0: classical, of any number of entries.
+  m.def("classical_splitting", [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values,
+                                  double theta, bool second, bool aggressive) {
+    const Graph<I> A = graph(ptr, idx, values);
+    Array<uint8_t> strong(idx.size()), coarse(static_cast<py::ssize_t>(A.n));
+    uint8_t *s = strong.mutable_data(), *c = coarse.mutable_data();
+    {
+      py::gil_scoped_release release;
+      classical_strength(A, theta, s);
+      const StrongGraph<I> S(A, s);
+      split(S, second && !aggressive, c);
+      if (aggressive) split_again(S, c);
+    }
+    return py::make_tuple(strong, coarse);
+  });
+  // `most` 0: classical, of any number of entries; -1: multipass.
   m.def("interpolation", [](const Array<I>& ptr, const Array<I>& idx, const Array<double>& values,
                             const Array<double>& diagonal, const Array<uint8_t>& strong,
                             const Array<uint8_t>& coarse, int64_t most) {
     Interpolation<I> P = [&] {
       py::gil_scoped_release release;
       const Graph<I> A = graph(ptr, idx, values);
+      if (most < 0) return multipass_interpolation(A, diagonal.data(), strong.data(), coarse.data());
       if (most == 0) return classical_interpolation(A, diagonal.data(), strong.data(), coarse.data());
       return extended_interpolation(A, diagonal.data(), strong.data(), coarse.data(), most);
     }();

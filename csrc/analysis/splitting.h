@@ -1,7 +1,7 @@
 // Classical coarsening: strong connections, and the choice of coarse points.
 //
 // Source: J. W. Ruge, K. Stueben, "Algebraic multigrid", in S. F. McCormick (ed.), "Multigrid Methods"
-// (1987), section 4.6.
+// (1987), section 4.6; K. Stueben, in U. Trottenberg et al., "Multigrid" (2001), A.7.1.2 (aggressive).
 #pragma once
 
 #include <algorithm>
@@ -34,6 +34,7 @@ template <class I>
 struct StrongGraph {
   std::vector<I> ptr, idx, tptr, tidx;
 
+  explicit StrongGraph(int64_t n) : ptr(n + 1, 0), tptr(n + 1) {}
   StrongGraph(const Graph<I>& A, const uint8_t* strong) : ptr(A.n + 1, 0), tptr(A.n + 1) {
     Pulse pulse;
     idx.resize(A.ptr[A.n] + 1);  // one more, to be written and not kept
@@ -47,9 +48,13 @@ struct StrongGraph {
       ptr[i + 1] = end;
     }
     idx.resize(end);
-    tidx.resize(end);
-    std::vector<I> places(end);
-    transpose(ptr.data(), A.n, idx.data(), A.n, tptr.data(), tidx.data(), places.data());
+    finish();
+  }
+  void finish() {
+    const int64_t n = static_cast<int64_t>(ptr.size()) - 1;
+    tidx.resize(idx.size());
+    std::vector<I> places(idx.size());
+    transpose(ptr.data(), n, idx.data(), n, tptr.data(), tidx.data(), places.data());
   }
 };
 
@@ -155,6 +160,45 @@ void split(const StrongGraph<I>& S, bool second, uint8_t* coarse) {
     }
     if (chosen >= 0) coarse[chosen] = kCoarse;
   }
+}
+
+// Of the coarse points, those that remain coarse where the others are interpolated from afar: a second split,
+// of the graph in which i depends on j directly or along at least two paths of two strong connections. A
+// point without any connection there stays.
+template <class I>
+void split_again(const StrongGraph<I>& S, uint8_t* coarse) {
+  const int64_t n = static_cast<int64_t>(S.ptr.size()) - 1;
+  std::vector<I> number(n), points, paths(n, 0), reached;
+  for (int64_t i = 0; i < n; ++i)
+    if (coarse[i]) number[i] = static_cast<I>(points.size()), points.push_back(static_cast<I>(i));
+  StrongGraph<I> G(static_cast<int64_t>(points.size()));
+  Pulse pulse;
+  for (size_t c = 0; c < points.size(); ++c) {
+    const I i = points[c];
+    const auto count = [&](I j, I more) {
+      if (!coarse[j] || j == i) return;
+      if (paths[j] == 0) reached.push_back(j);
+      paths[j] += more;
+    };
+    for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p) {
+      const int64_t k = S.idx[p];
+      pulse(S.ptr[k + 1] - S.ptr[k] + 1);
+      count(S.idx[p], 2);
+      for (int64_t q = S.ptr[k]; q < S.ptr[k + 1]; ++q) count(S.idx[q], 1);
+    }
+    std::sort(reached.begin(), reached.end());
+    for (const I j : reached) {
+      if (paths[j] > 1) G.idx.push_back(number[j]);
+      paths[j] = 0;
+    }
+    reached.clear();
+    G.ptr[c + 1] = static_cast<I>(G.idx.size());
+  }
+  G.finish();
+  std::vector<uint8_t> remains(points.size());
+  split(G, false, remains.data());
+  for (size_t c = 0; c < points.size(); ++c)
+    coarse[points[c]] = remains[c] || (G.ptr[c] == G.ptr[c + 1] && G.tptr[c] == G.tptr[c + 1]);
 }
 
 }  // namespace learnsolve::analysis

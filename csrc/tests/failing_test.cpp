@@ -121,7 +121,10 @@ void coarsened(const Arrays& A) {
     const std::vector<double> d(A.n, 100);
     const auto P = analysis::classical_interpolation(G, d.data(), strong.data(), coarse.data());
     const auto Q = analysis::extended_interpolation(G, d.data(), strong.data(), coarse.data(), 2);
-    return std::tuple(strong, coarse, P.ptr, P.idx, P.values, Q.ptr, Q.idx, Q.values);
+    std::vector<uint8_t> twice = coarse;
+    analysis::split_again(analysis::StrongGraph<I>(G, strong.data()), twice.data());
+    const auto R = analysis::multipass_interpolation(G, d.data(), strong.data(), twice.data());
+    return std::tuple(strong, coarse, P.ptr, P.idx, P.values, Q.ptr, Q.idx, Q.values, R.ptr, R.idx, R.values);
   });
 }
 

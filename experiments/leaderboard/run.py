@@ -3,7 +3,7 @@
 Five families of matrices, cg (bicgstab where they are not symmetric) to 1e-8, one and many right-hand sides,
 a thread each. Every contestant has the same seconds for tuning, or training, on other matrices. Missing
 libraries are named and left out. Two families are measured at a time, on two cores; --resume goes on after an
-interruption.
+interruption, --again replaces the rows of some contestants.
 """
 
 import math
@@ -145,6 +145,7 @@ def main() -> None:
         ("--scale", {"type": float, "default": 1, "help": "share of the usual side of the grids; default 1"}),
         ("--families", {"help": "some of them, by commas"}),
         ("--resume", {"action": "store_true", "help": "keep what an interrupted run has measured"}),
+        ("--again", {"default": "", "help": "contestants, by commas: keep all rows but theirs"}),
         ("--report", {"action": "store_true", "help": "no measurements, only the files"}),
     )
     args = experiment.args
@@ -158,9 +159,13 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp()) if experiment.quick else ROOT / "runs/leaderboard"
     paths = {name: folder / f"{name}.jsonl" for name in names}
     if not args.report:
+        again = args.again.split(",") if args.again else []
+        if unknown := [who for who in again if who not in (*CONTESTANTS, *LEARNED)]:
+            raise SystemExit(f"--again: no contestants {unknown}; there are {[*CONTESTANTS, *LEARNED]}")
         for path in paths.values():
-            if not args.resume:
+            if not (args.resume or again):
                 path.unlink(missing_ok=True)
+            Ledger(path).forget(lambda key: key.split("|")[1:2] in [[who] for who in again])
         measure = race if experiment.quick else lambda *job: supervised(race, *job)
         with ThreadPoolExecutor(1 if experiment.quick else 2) as pool:
             list(pool.map(measure, paths.values(), names, [options] * len(names)))

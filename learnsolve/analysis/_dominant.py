@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.analysis._operands import Map, Space, as_array, constant
+from learnsolve.eigen._arpack import SEEDED
 
 
 class Pair(NamedTuple):
@@ -51,12 +51,6 @@ def _pick(values: np.ndarray, vectors: np.ndarray, near: complex | None, converg
     return Pair(complex(values[at]), vector / np.linalg.norm(vector), converged)
 
 
-# In an invariant subspace SciPy's ARPACK continues with random numbers, since 1.17 seeded by the system.
-_SEEDED: dict[str, Any] = (
-    {"rng": 0} if "rng" in inspect.signature(scipy.sparse.linalg.eigs).parameters else {}
-)
-
-
 def _dominant(
     name: str, apply: Map, space: Space, rtol: float, maxiter: int | None, near: complex | None
 ) -> Pair | None:
@@ -81,7 +75,7 @@ def _dominant(
     eigs: Any = scipy.sparse.linalg.eigs
     try:
         # Four, since up to four may share one modulus: complex pairs of both signs.
-        pairs: Any = eigs(operator, k=4, ncv=ncv, v0=start, tol=rtol, maxiter=maxiter, which="LM", **_SEEDED)
+        pairs: Any = eigs(operator, k=4, ncv=ncv, v0=start, tol=rtol, maxiter=maxiter, which="LM", **SEEDED)
     except scipy.sparse.linalg.ArpackError as error:
         pairs, converged = (getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", None)), False
     if lost:

@@ -91,6 +91,6 @@ class _Once(torch.autograd.Function):
 
 def _no_second(function: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{function}: has first derivatives only; for second ones use torch.linalg.eigvalsh or eigvals on "
-        "A.to_dense()"
+        f"{function}: has first derivatives only; for second ones use ls.eigsh for a symmetric CSR, or "
+        "torch.linalg.eigvalsh or eigvals on A.to_dense()"
     )

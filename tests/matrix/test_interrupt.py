@@ -77,7 +77,7 @@ ANALYSES = {  # name to arguments
         *(np.ones((n, 1)), 0.5),
     ),
     "arnoldi": lambda d: (d.ptr, d.square, d.values, d.diagonal, 3, True),
-    "classical_splitting": lambda d: (d.ptr, d.square, d.values, 0.25, True),
+    "classical_splitting": lambda d: (d.ptr, d.square, d.values, 0.25, False, True),
     "interpolation": lambda d: (
         *(d.ptr, d.square, d.values, d.diagonal),
         *(np.ones(7 * n, np.uint8), d.coarse, 4),

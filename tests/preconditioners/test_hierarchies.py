@@ -76,11 +76,11 @@ def test_extended_interpolation_needs_no_more_iterations_than_classical():
         assert int(Q.pattern.crow_indices.diff().max()) <= 4
 
 
-@pytest.mark.parametrize("interpolation", ["classical", "extended+i"])
-def test_a_constant_is_interpolated_exactly_where_rows_sum_to_zero(interpolation):
+@pytest.mark.parametrize("option", [{}, {"interpolation": "extended+i"}, {"aggressive": 1}])
+def test_a_constant_is_interpolated_exactly_where_rows_sum_to_zero(option):
     S = delaunay()
     S = S - scipy.sparse.diags_array(S.sum(1))
-    options = {"second_pass": True, "max_levels": 2, "max_coarse": 1, "interpolation": interpolation}
+    options = {"second_pass": True, "max_levels": 2, "max_coarse": 1, **option}
     H = Hierarchy.ruge_stuben(ls.CSR.from_scipy(scipy.sparse.csr_array(S)), **options)
     assert torch.allclose(H.prolongations[0].sum(1), torch.ones(S.shape[0], dtype=torch.float64))
 
@@ -113,10 +113,45 @@ def test_extended_interpolation_by_its_formula():
     assert np.allclose(found, expected[:, coarse])
 
 
-def _splitting(A, theta, second):
+def test_aggressive_coarsening_by_its_definition():
+    A = ls.problems.dataset("delaunay_laplacian", "train", 1, n=300, boundary="dirichlet")[0].A
+    D, n = A.to_dense().numpy(), A.shape[0]
+    strong, once = _splitting(A, 0.25, False)
+    coarse = _splitting(A, 0.25, False, True)[1]
+    S = np.zeros((n, n))
+    S[A.pattern.row_indices, A.pattern.col_indices] = strong
+    connected = (((2 * S + S @ S) >= 2) & ~np.eye(n, dtype=bool))[once][:, once]
+    among = ls.CSR.from_scipy(scipy.sparse.csr_array(connected.astype(float)))
+    lonely = ~(connected.any(0) | connected.any(1))
+    assert np.array_equal(coarse[once], _splitting(among, 0.0, False)[1] | lonely)
+    assert coarse.sum() < 0.7 * once.sum()
+    assert not (coarse & ~once).any()
+    found = Hierarchy.ruge_stuben(A, aggressive=1, max_levels=2, max_coarse=1).prolongations[0]
+    rows, done = np.eye(n)[:, coarse] * coarse[:, None], coarse.copy()
+    while True:
+        reached = [i for i in np.flatnonzero(~done) if (S[i] * done).any()]
+        if not reached:
+            break
+        for i in reached:
+            K = np.flatnonzero(S[i] * done)
+            rows[i] = -(D[i].sum() - D[i, i]) / D[i, K].sum() / D[i, i] * D[i, K] @ rows[K]
+        done[reached] = True
+    assert np.allclose(found.to_dense().numpy(), rows)
+
+
+def test_aggressive_coarsening_saves_memory_in_three_dimensions():
+    A = ls.problems.poisson((24, 24, 24))
+    M, N = (P.AMG(A, method="ruge_stuben", aggressive=levels) for levels in (0, 1))
+    assert N.operator_complexity < 0.65 * M.operator_complexity
+    assert iterations(A, N.hierarchy) <= iterations(A, M.hierarchy) + 4
+    apart = ls.CSR.from_scipy(scipy.sparse.block_diag([[[2.0, -1.0], [-1.0, 2.0]]] * 200, format="csr"))
+    assert Hierarchy.ruge_stuben(apart, aggressive=1).sizes[1] == 200  # one of each pair
+
+
+def _splitting(A, theta, second, aggressive=False):
     P = A.pattern
     arrays = P.crow_indices.numpy(), P.col_indices.numpy(), A.values.numpy()
-    strong, coarse = _analysis.classical_splitting(*arrays, theta, second)
+    strong, coarse = _analysis.classical_splitting(*arrays, theta, second, aggressive)
     return strong.astype(bool), coarse.astype(bool)
 
 
@@ -235,6 +270,9 @@ def test_a_matrix_that_is_not_symmetric_has_restrictions_of_its_transpose():
             ValueError,
             "max_entries must be at least 1",
         ),
+        (Hierarchy.ruge_stuben, {"aggressive": -1}, ValueError, "aggressive must be at least 0"),
+        (P.AMG, {"aggressive": 1}, ValueError, "aggressive belongs to method='ruge_stuben', got 1"),
+        (P.AMG, {"aggressive": 1, "hierarchy": Hierarchy([])}, ValueError, "aggressive is for making a hi"),
         (Hierarchy.ruge_stuben, {"max_levels": 0}, ValueError, "max_levels must be at least 1"),
         (Hierarchy.ruge_stuben, {"max_entries": 3}, ValueError, "max_entries belongs to interpolation="),
         (

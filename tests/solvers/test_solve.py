@@ -10,9 +10,10 @@ import scipy.sparse.linalg
 import torch
 
 import learnsolve as ls
-from learnsolve.solvers import ConvergenceWarning, SolverError, Status
+from learnsolve.solvers import ConvergenceWarning, Solution, SolverError, Status
 from learnsolve.solvers.core import choices
-from learnsolve.solvers.core.choices import FACTORS, direct_cost
+from learnsolve.solvers.core.choices import FACTORS, Ending, direct_cost
+from learnsolve.solvers.solve import _ending
 
 RNG = np.random.default_rng(0)
 
@@ -68,8 +69,8 @@ CHOICES = {
         'null_space="constants", as the rows of A sum to zero; cg with Jacobi: ',
     ),
     "easy": (grid(16, 16, 16), "cg with Jacobi: A is symmetric, its diagonal positive"),
-    "M-matrix": (grid(110, 110), "MAX_ITERATIONS; then cg with MIC0: "),
-    "positive": (checkered(grid(110, 110)), "MAX_ITERATIONS; then cg with IC0: "),
+    "M-matrix": (grid(110, 110), "its diagonal positive; MAX_ITERATIONS; then cg with MIC0: "),
+    "positive": (checkered(grid(110, 110)), "its diagonal positive; MAX_ITERATIONS; then cg with IC0: "),
     "coefficients that jump": (jumps(), "MAX_ITERATIONS; then cg with IC0: "),
     "indefinite": (grid(16, 16, 16, shift=-6.5), "minres: A is symmetric and may be indefinite"),
     "hidden": (grid(16, 16, 16, shift=-0.5), "INDEFINITE; then minres"),
@@ -165,9 +166,37 @@ def test_failing_attempts_cost_less_than_a_direct_solve(name, columns):
         assert choice.maxiter is not None
         plain = choice.M in ("Jacobi", "no M")
         spent += choice.maxiter * (choices.PLAIN if plain else choices.TRIANGULAR)[choice.method]
-        spent += 0 if plain else choices.SETUP
-        choice = attempts.send(Status.MAX_ITERATIONS)
+        spent += 0 if plain else choices.SETUP / columns
+        choice = attempts.send(Ending(Status.MAX_ITERATIONS))
     assert 5 * A.nnz * columns * spent <= 0.66 * direct_cost(A.pattern)
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_iterations_that_are_left_decide_on_a_factor(columns):
+    """Few at worst: they go on, before a direct solve is estimated; many at best: a factor at once."""
+    setup, results = choices.SETUP / columns, []
+    for least, most in ((setup / 2, 2 * setup), (setup / 2, 9 * setup), (2 * setup, 9 * setup)):
+        A = matrix(CHOICES["M-matrix"][0])
+        attempts = choices.choices(A, torch.ones(A.shape[0], columns, dtype=A.dtype), "auto", False)
+        next(attempts)
+        choice = attempts.send(Ending(Status.MAX_ITERATIONS, least, most))
+        results.append((choice.M, choice.maxiter, A.pattern._has_planned(choices._direct_cost)))
+    more = choices.QUICK["cg"] - choices.PROBE
+    assert results[0] == ("Jacobi", int(2 * setup), False)
+    assert results[1] == ("Jacobi", more, True)
+    assert results[2][0] == "MIC0"
+
+
+def test_iterations_left_are_those_of_the_slowest_column():
+    k = torch.arange(31.0, dtype=torch.float64)
+    norms = torch.stack((0.5**k, 1 / k.clamp(min=1)), 1)  # a rate, a power
+    b = torch.eye(2, dtype=torch.float64)
+    ending = _ending(Solution(b, 30, norms[:, :1], -2), b[:, :1], 2.0**-40, 0.0)
+    assert abs(ending.least - 10) < 1e-9
+    assert ending.most > 10
+    ending = _ending(Solution(b, 30, norms, -2), b, 2.0**-10, 0.0)
+    assert abs(ending.most - (1024 - 30)) < 1e-6
+    assert ending.least < 200
 
 
 def test_where_no_direct_solve_is_affordable_the_last_attempt_is_unlimited():
@@ -178,7 +207,7 @@ def test_where_no_direct_solve_is_affordable_the_last_attempt_is_unlimited():
         tried = [next(attempts)]
         with contextlib.suppress(StopIteration):
             while True:
-                tried.append(attempts.send(Status.MAX_ITERATIONS))
+                tried.append(attempts.send(Ending(Status.MAX_ITERATIONS)))
         assert (tried[-1].method, tried[-1].maxiter) == (last, None)
 
 

@@ -1,6 +1,7 @@
 """Classical coarsening and interpolation.
 
-Source: J. W. Ruge, K. Stueben, "Algebraic multigrid", in S. F. McCormick (ed.), "Multigrid Methods" (1987).
+Source: J. W. Ruge, K. Stueben, "Algebraic multigrid", in S. F. McCormick (ed.), "Multigrid Methods" (1987);
+K. Stueben, in U. Trottenberg, C. Oosterlee, A. Schueller, "Multigrid" (2001), A.7 (aggressive coarsening).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from learnsolve.preconditioners.multigrid._level import Levels, Step, arrays, co
 
 THETA = 0.25  # an entry that is at least this part of the largest one in its row is strong
 INTERPOLATIONS = ("classical", "extended+i")
+_MULTIPASS = -1  # instead of a number of entries
 
 
 def ruge_stuben(
@@ -27,12 +29,18 @@ def ruge_stuben(
     theta: float = THETA,
     second_pass: bool = False,
     most: int = 0,
+    aggressive: int = 0,
 ) -> Levels:
-    """The levels of A, by classical interpolation, or for `most` entries of a row, by extended+i."""
+    """The levels of A, by classical interpolation, or for `most` entries of a row, by extended+i; after two
+    splits and by multipass interpolation on the first `aggressive` levels."""
+    left = aggressive
 
     def step(A: CSR) -> Step | None:
-        strong, coarse = _analysis.classical_splitting(*arrays(A), theta, second_pass)
-        return None if (P := _prolongation(A, strong, coarse, most)) is None else Step(P)
+        nonlocal left
+        left, twice = left - 1, left > 0
+        strong, coarse = _analysis.classical_splitting(*arrays(A), theta, second_pass, twice)
+        P = _prolongation(A, strong, coarse, _MULTIPASS if twice else most)
+        return None if P is None else Step(P)
 
     return coarsened(function, A, max_levels, max_coarse, step)
 
@@ -62,7 +70,7 @@ def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
     """
     with plain_tensors():
         S = mean("NeuralAMG", A)
-        found, coarse = _analysis.classical_splitting(*arrays(S), THETA, True)
+        found, coarse = _analysis.classical_splitting(*arrays(S), THETA, True, False)
         P = _prolongation(S, found, coarse, 0)
         if P is None:
             return None, torch.zeros(0, dtype=torch.long, device=A.device)

@@ -18,7 +18,7 @@ METHODS = ("smoothed_aggregation", "ruge_stuben")
 
 
 def hierarchy_for(
-    A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any, symmetric: bool
+    A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any, aggressive: int, symmetric: bool
 ) -> tuple[Hierarchy, list[CSR] | None]:
     """Checked: the `given` one, or one by `method`, and then the matrices of its levels, those of the mean of
     a batch."""
@@ -26,12 +26,18 @@ def hierarchy_for(
         method = METHODS[0] if method is None else method
         checks.one_of("AMG", "method", method, METHODS)
         most = limits("AMG", max_levels, max_coarse)
-        if method == METHODS[0]:
-            levels = smoothed_aggregation("AMG", A, symmetric, *most)
+        checks.integer("AMG", "aggressive", aggressive, 0)
+        if method == "ruge_stuben":
+            levels = ruge_stuben("AMG", A, *most, aggressive=aggressive)
+        elif aggressive:
+            raise ValueError(
+                f"AMG: aggressive belongs to method='ruge_stuben', got {aggressive} for {method!r}"
+            )
         else:
-            levels = ruge_stuben("AMG", A, *most)
+            levels = smoothed_aggregation("AMG", A, symmetric, *most)
         return of_levels(levels), levels.operators
-    for name, value in (("method", method), ("max_levels", max_levels), ("max_coarse", max_coarse)):
+    others = {"method": method, "max_levels": max_levels, "max_coarse": max_coarse}
+    for name, value in (others | {"aggressive": aggressive or None}).items():
         if value is not None:
             raise ValueError(f"AMG: {name} is for making a hierarchy, one was given; leave one of them out")
     if not isinstance(given, Hierarchy):

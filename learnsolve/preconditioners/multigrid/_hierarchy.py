@@ -176,6 +176,7 @@ class Hierarchy:
         second_pass: bool = False,
         interpolation: str = "classical",
         max_entries: int | None = None,
+        aggressive: int = 0,
         max_levels: int = 10,
         max_coarse: int = 100,
     ) -> Hierarchy:
@@ -191,6 +192,8 @@ class Hierarchy:
         interpolation : "classical" (docs/preconditioners.md has the formula), or "extended+i", from coarse
             points at distance two as well
         max_entries : int >= 1, of a row for "extended+i"; 4 if not given
+        aggressive : int >= 0, levels, from the finest on, whose coarse points are split once more and
+            interpolate in several passes: less memory; 1 suits three dimensions
         max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest
 
         Raises
@@ -222,8 +225,10 @@ class Hierarchy:
             )
         entries = checks.integer(function, "max_entries", 4 if max_entries is None else max_entries, 1)
         entries = 0 if interpolation == "classical" else entries
+        aggressive = checks.integer(function, "aggressive", aggressive, 0)
         most = limits(function, max_levels, max_coarse)
-        return of_levels(ruge_stuben(function, A, *most, _part(function, theta), second_pass, entries))
+        theta = _part(function, theta)
+        return of_levels(ruge_stuben(function, A, *most, theta, second_pass, entries, aggressive))
 
     @classmethod
     def linear(

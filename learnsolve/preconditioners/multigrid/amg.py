@@ -54,6 +54,7 @@ class AMG(Preconditioner):
         but the coarsest; :math:`(4/3) / \rho(D^{-1} A_l)` if not given
     degree : of "chebyshev", the number of steps, 3 if not given
     max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest; 10 and 100 if not given
+    aggressive : int >= 0, of "ruge_stuben": levels that are coarsened twice; 1 suits three dimensions
     coarse_solver : "lu" or, for singular matrices, "pinv"; chosen by the coarsest matrix if not given
     symmetric : bool, whether A is symmetric; if not given, values are compared (not under `torch.compile`)
 
@@ -65,10 +66,8 @@ class AMG(Preconditioner):
 
     Raises
     ------
-    ValueError
+    ValueError, TypeError; NotImplementedError (CUDA tensors)
         if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments do not fit.
-    TypeError, NotImplementedError
-        if types do not fit; for CUDA tensors.
 
     Notes
     -----
@@ -96,6 +95,7 @@ class AMG(Preconditioner):
         degree: int | None = None,
         max_levels: int | None = None,
         max_coarse: int | None = None,
+        aggressive: int = 0,
         coarse_solver: str | None = None,
         symmetric: bool | None = None,
     ):
@@ -135,7 +135,7 @@ class AMG(Preconditioner):
             "symmetric": symmetry("AMG", A, symmetric),
         }
         same = bool(self.options["symmetric"])
-        hierarchy, found = hierarchy_for(A, method, hierarchy, max_levels, max_coarse, same)
+        hierarchy, found = hierarchy_for(A, method, hierarchy, max_levels, max_coarse, aggressive, same)
         weights = jacobi_weights(weight, hierarchy.sizes, A)
         kept = hierarchy if found else hierarchy.each(_kept)
         plain = A.values.dim() == 1 and not tracked(A.values)  # then it is its mean, without a derivative

@@ -2,7 +2,7 @@
 
 Costs are counted in flops of a direct solve (`direct_cost`). All attempts before it together take at most
 about half of its time, so that `ls.solve` takes little more than the best method, whether that iterates or
-factorizes. The rule reads the matrix and the number of columns of b, never a clock.
+factorizes. The rule reads the matrix, the number of columns of b and norms of residuals, never a clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENTRY = 5  # flops in the time of an entry in a product with A
 # An iteration in products with A, as measured: without M or with Jacobi's, and with triangular solves.
 PLAIN = {"cg": 1.0, "minres": 1.5, "bicgstab": 2.0}
 TRIANGULAR = {"cg": 2.5, "bicgstab": 8.0}
-SETUP = 100  # an incomplete factor, likewise
+SETUP = 60  # an incomplete factor of a new pattern, likewise: 70 for 10^4 rows, 20 to 40 for 10^6
 PROBE = 30  # products before a direct solve is estimated, which takes as long
 QUICK = {"cg": 145, "bicgstab": 125}  # iterations with Jacobi's M, before an incomplete factor is made
 SAFE = 60  # such iterations where ILU(0) is stable, as A is diagonally dominant
@@ -46,57 +46,75 @@ class Choice(NamedTuple):
     maxiter: int | None = None
 
 
-def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Status, None]:
+class Ending(NamedTuple):
+    """How an attempt ended, and the iterations that it would still have needed: at least these if norms go
+    on falling at one rate, at most those if they fall as a power of the iterations."""
+
+    status: Status = Status.MAX_ITERATIONS
+    least: float = 0.0
+    most: float = torch.inf
+
+
+NOTHING_YET = Ending()
+
+
+def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Ending, None]:
     """What to try; `send` takes how that ended."""
     m, n = A.shape
     if m != n:
         yield Choice("lsqr", "no M" if isinstance(M, str) else "given", f"A is {m} x {n}")
         return
-    cost, spent, status = torch.inf, 0.0, None
-    product = ENTRY * max(A.nnz, 1) * (b.shape[-1] if b.dim() > 1 else 1)
+    cost, spent, ending = torch.inf, 0.0, NOTHING_YET
+    columns = b.shape[-1] if b.dim() > 1 else 1
+    product, setup = ENTRY * max(A.nnz, 1) * columns, SETUP / max(columns, 1)
     if A.device.type == "cpu" and not singular:
         if FACTORS * A.nnz > max(DIRECT / 4, FEW * product):  # what a direct solve takes at least
-            status, spent = (yield from _iterations(A, M, PROBE, 0.0, None)), PROBE
+            ending, spent = (yield from _iterations(A, M, PROBE, setup)), PROBE
+            if ending.most <= 2 * setup:
+                more = PROBE + 2 * setup
+                ending, spent = (yield from _iterations(A, M, more, setup, PROBE, ending)), more
         cost = direct_cost(A.pattern)
     products = SHARE * cost / product if cost <= LAST_RESORT else torch.inf
     cheap = isinstance(M, str) and (cost <= DIRECT or products < FEW)
     if not cheap:
-        yield from _iterations(A, M, products, spent, status)
+        yield from _iterations(A, M, products, setup, spent, ending)
     if cost <= LAST_RESORT:
         why = "a factorization is cheap" if cheap else "iterations take longer"
-        if (yield Choice("direct", "no M", why)) is Status.BREAKDOWN:  # A is singular
-            yield from _iterations(A, M, torch.inf, 0.0, None)
+        if (yield Choice("direct", "no M", why)).status is Status.BREAKDOWN:  # A is singular
+            yield from _iterations(A, M, torch.inf, setup)
 
 
 def _iterations(
-    A: CSR, M: Any, products: float, spent: float, status: Status | None
-) -> Generator[Choice, Status, Status | None]:
-    """Iterative methods, in the time of so many products with A, of which `spent` were for an attempt that
-    ended with `status`."""
+    A: CSR, M: Any, products: float, setup: float, spent: float = 0.0, ending: Ending = NOTHING_YET
+) -> Generator[Choice, Ending, Ending]:
+    """Iterative methods, in the time of so many products with A, of which an incomplete factor takes `setup`,
+    and `spent` were for an attempt that ended as `ending` says."""
     method, plain = fitting(A)
     incomplete = isinstance(M, str) and plain == "Jacobi" and A.device.type == "cpu"
     plain = plain if isinstance(M, str) else "given"
-    if method != "minres" and status is not Status.INDEFINITE:
+    if method != "minres" and ending.status is not Status.INDEFINITE:
         # A direct solve follows, or gmres: else there is no limit.
         most = FIRST if method == "bicgstab" and products == torch.inf else torch.inf
         limit, rest = min((products - spent) / PLAIN[method], most), 0.0
         if incomplete:
             quick = SAFE if method == "bicgstab" and _dominant(A) else QUICK[method]
-            quick = min(quick - spent / PLAIN[method], limit)
-            rest = (products - spent - quick * PLAIN[method] - SETUP) / TRIANGULAR[method]
+            if method == "cg" and ending.least > setup:
+                quick = 0  # a factor saves more than it takes
+            quick = max(min(quick - spent / PLAIN[method], limit), 0)
+            rest = (products - spent - quick * PLAIN[method] - setup) / TRIANGULAR[method]
             limit = quick if rest >= FEW else limit
         why = "A is symmetric, its diagonal positive" if method == "cg" else "A is not symmetric"
         if limit >= 1:
-            status = yield Choice(method, plain, why if not spent else "more iterations", _limit(limit))
-        if rest >= FEW and status is not Status.INDEFINITE:
+            ending = yield Choice(method, plain, why if not spent else "more iterations", _limit(limit))
+        if rest >= FEW and ending.status is not Status.INDEFINITE:
             plain = factor(A, method)
-            status = yield Choice(method, plain, "these are many iterations", _limit(min(rest, most)))
+            ending = yield Choice(method, plain, "these are many iterations", _limit(min(rest, most)))
     if method == "bicgstab" and products == torch.inf:
         yield Choice("gmres", plain, "it does not break down")
     limit = (products - spent) / PLAIN["minres"]
-    if (method == "minres" and limit >= 1) or (status is Status.INDEFINITE and limit > FEW):
+    if (method == "minres" and limit >= 1) or (ending.status is Status.INDEFINITE and limit > FEW):
         yield Choice("minres", "no M", "A is symmetric and may be indefinite", _limit(limit))
-    return status
+    return ending
 
 
 def _limit(iterations: float) -> int | None:

@@ -1,0 +1,35 @@
+"""Orthonormal bases in the inner product of B."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def lengths(X: Tensor, BX: Tensor) -> Tensor:
+    """Of columns, sqrt(<x, B x>)."""
+    return (X * BX).sum(0).clamp(min=0).sqrt()
+
+
+def orthonormal(X: Tensor, B: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """(Q, B Q, S) with X = Q S, Q^T B Q = I; what depends on other columns to rounding is left out.
+
+    Source: Stathopoulos and Wu, "A block orthogonalization procedure with constant synchronization
+    requirements", SIAM J. Sci. Comput. 23 (2002) 2165-2182.
+    """
+    BX = B(X)
+    scale = lengths(X, BX)
+    scale = torch.where(scale > 0, scale, 1)
+    Q, BQ, S = X / scale, BX / scale, torch.diag(scale)
+    for _ in range(2):  # the second time for what rounding errors left, where columns nearly depended
+        gram = Q.mT @ BQ
+        d, E = torch.linalg.eigh(0.5 * (gram + gram.mT))
+        rank = d > 1e3 * torch.finfo(X.dtype).eps * d.max() if len(d) else d > 0
+        root = d[rank].sqrt()
+        Q, S = Q @ (E[:, rank] / root), (root.unsqueeze(-1) * E[:, rank].mT) @ S
+        BQ = B(Q)
+        if len(d) and bool(rank.all()) and d.min() > 1e-3 * d.max():
+            break
+    return Q, BQ, S

@@ -1,0 +1,221 @@
+r"""Derivatives of eigenpairs, of any order: two operations that are closed under differentiation.
+
+With A U = B U H, U^T B U = I, H = diag(lambda), and a change dA, dB, let N = U^T (dA U - dB U H) and W = B U:
+
+    d lambda_j = N_jj,   dU = Y + U C,
+    C_ij = N_ij / (lambda_j - lambda_i) between clusters,   C_ij = -u_i^T dB u_j / 2 within one,
+    A Y - B Y H + W Z = -(dA U - dB U H),   W^T Y = 0.
+
+The bordered system has a solution where no eigenvalue outside of `lambda` equals one inside, however many of
+those are equal. Within a cluster of equal values the vectors are a basis of its space: dU leaves out their
+rotation, on which what is invariant (the projector, sums over the cluster) does not depend.
+
+Source: Magnus, "On differentiating eigenvalues and eigenvectors", Econometric Theory 1 (1985) 179-191; for
+clusters Stewart and Sun, "Matrix Perturbation Theory" (1990), section V.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
+
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.autograd import Operation, add, dispatch
+from learnsolve.ops.core.product import product, sampled
+
+# Uses of E below, each of which is right to one order of derivatives more within clusters.
+_ORDERS = 3
+
+
+@dataclass(eq=False)
+class Known:
+    """The numbers of a solve, which have no derivative."""
+
+    A: SparsityPattern
+    B: SparsityPattern | None
+    values: Tensor  # (k,)
+    vectors: Tensor  # (n, k)
+    cluster: Tensor  # bool (k, k): are values i and j equal to rounding?
+    # (values (c,), R (n, c)) -> Y, what went wrong: column by column (A - lambda B) y = r up to a multiple of
+    # W, W^T y = 0
+    deflated: Callable[[Tensor, Tensor], tuple[Tensor, str]]
+    judge: Callable[[str, Tensor, Tensor, Tensor, str], None]  # of (kind, R, U^T R, Y, what went wrong)
+
+    def times_B(self, b: Tensor, X: Tensor) -> Tensor:
+        return X if self.B is None else product(b, X, self.B, False)
+
+    def block(self, a: Tensor, b: Tensor, values: Tensor, U: Tensor) -> tuple[Tensor, Tensor | None]:
+        """H, and E = H - diag(lambda): zero, but within clusters its derivative is not."""
+        if self.simple:
+            return torch.diag(values), None
+        H = torch.where(self.cluster, U.mT @ product(a, U, self.A, False), 0)
+        return H, H - torch.diag(values)
+
+    @property
+    def simple(self) -> bool:
+        return int(self.cluster.sum()) == len(self.values)
+
+    def inverse_gaps(self, values: Tensor) -> Tensor:
+        """F_ij = 1 / (lambda_j - lambda_i) between clusters, else 0."""
+        gaps = values - values.unsqueeze(-1)
+        return torch.where(self.cluster, 0, 1 / torch.where(self.cluster, 1, gaps))
+
+
+def attached(a: Tensor, b: Tensor, known: Known) -> tuple[Tensor, Tensor]:
+    """The values and vectors of `known` as functions of the values of A and B."""
+    return dispatch(_Eigen, (a, b), known)
+
+
+class _Eigen(Operation):
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, known: Known):
+        return known.values.clone(), known.vectors.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2], *output)
+        ctx.known = inputs[2]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g_values: Tensor | None, g_vectors: Tensor | None):
+        a, b, values, U = ctx.saved_tensors
+        known: Known = ctx.known
+        if g_values is None and g_vectors is None:
+            return None, None, None
+        H, E = known.block(a, b, values, U)
+        X: Tensor | None = None
+        within: Tensor | None = None
+        if g_values is not None:
+            X = U * g_values
+        if g_vectors is not None:
+            W, F = known.times_B(b, U), known.inverse_gaps(values)
+            G = U.mT @ g_vectors
+            C = F * G
+            for _ in range(0 if E is None else _ORDERS):
+                C = F * (G - C @ E.mT + E.mT @ C)  # type: ignore[union-attr]
+            T = _bordered(a, b, H.mT, W, g_vectors, None, known, "reverse")[0]
+            X = add(X, U @ C - T)
+            within = U @ torch.where(known.cluster, G, 0)
+        assert X is not None
+        ga = _symmetric(X, U, known.A) if ctx.needs_input_grad[0] else None
+        gb = None
+        if known.B is not None and ctx.needs_input_grad[1]:
+            Y = X @ H.mT if within is None else X @ H.mT + 0.5 * within
+            gb = -_symmetric(Y, U, known.B)
+        return ga, gb, None
+
+    @staticmethod
+    def jvp(ctx: Any, ta: Tensor | None, tb: Tensor | None, _known: None):
+        a, b, values, U = ctx.saved_tensors
+        known: Known = ctx.known
+        H, E = known.block(a, b, values, U)
+        dA = None if ta is None else product(ta, U, known.A, False)
+        dB = None if tb is None or known.B is None else product(tb, U, known.B, False)
+        D = add(dA, None if dB is None else -dB @ H)
+        if D is None:
+            return torch.zeros_like(values), torch.zeros_like(U)
+        N, F = U.mT @ D, known.inverse_gaps(values)
+        C = F * N
+        for _order in range(0 if E is None else _ORDERS):
+            C = F * (N - C @ E + E @ C)  # type: ignore[operator]
+        if dB is not None:
+            C = C - torch.where(known.cluster, 0.5 * (U.mT @ dB), 0)
+        Y = _bordered(a, b, H, known.times_B(b, U), -D, None, known, "forward")[0]
+        return N.diagonal(), Y + U @ C
+
+    @staticmethod
+    def vmap(*_: Any):
+        raise _no_vmap()
+
+
+def _symmetric(X: Tensor, U: Tensor, pattern: SparsityPattern) -> Tensor:
+    """(X U^T + U X^T) / 2 on the pattern: a step along it leaves a symmetric matrix symmetric."""
+    return 0.5 * sampled(torch.cat((X, U), -1), torch.cat((U, X), -1), pattern)
+
+
+def _no_vmap() -> NotImplementedError:
+    return NotImplementedError(
+        "eigsh: vmap over matrices is not supported, since the number of steps depends on the data; pass "
+        "values with batch axes, CSR(values (..., nnz), pattern)"
+    )
+
+
+def _bordered(
+    a: Tensor, b: Tensor, H: Tensor, W: Tensor, R: Tensor, S: Tensor | None, known: Known, kind: str
+) -> tuple[Tensor, Tensor]:
+    """(Y, Z) with A Y - B Y H + W Z = R and W^T Y = S, S = 0 if not given."""
+    if S is None:
+        S = R.new_zeros((*R.shape[:-2], *H.shape))
+    return dispatch(_Bordered, (a, b, H, W, R, S), known, kind)
+
+
+class _Bordered(Operation):
+    """Symmetric but for H, which its adjoint has transposed; linear in (A, B, H, W)."""
+
+    @staticmethod
+    def forward(a, b, H, W, R, S, known, kind):
+        if is_legacy_batchedtensor(R) or is_legacy_batchedtensor(S):
+            raise NotImplementedError(
+                "eigsh: is_grads_batched=True (vectorize=True) is not supported; use torch.func.jacrev"
+            )
+        values, U = known.values, known.vectors
+        G = U.mT @ R
+        many = R.movedim(-2, 0).reshape(len(U), -1)  # of a batch of right-hand sides: more columns
+        Y, trouble = known.deflated(values.repeat(many.shape[1] // len(values)), many)
+        Y = Y.reshape(len(U), *R.shape[:-2], len(values)).movedim(0, -2)
+        known.judge(kind, R, G, Y, trouble)
+        return Y + U @ S, G - values.unsqueeze(-1) * S + S * values
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:4], *output)
+        ctx.known = inputs[6]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, gY, gZ):
+        a, b, H, W, Y, Z = ctx.saved_tensors
+        known = ctx.known
+        if gY is None and gZ is None:
+            return (None,) * 8
+        gY = torch.zeros_like(Y) if gY is None else gY
+        R, S = _bordered(a, b, H.mT, W, gY, gZ, known, "")
+        need_a, need_b, need_H, need_W = ctx.needs_input_grad[:4]
+        ga = -sampled(R, Y, known.A).sum_to_size(a.shape) if need_a else None
+        gb = None
+        if known.B is not None and need_b:
+            gb = sampled(R, Y @ H, known.B).sum_to_size(b.shape)
+        gH = (known.times_B(b, Y).mT @ R).sum_to_size(H.shape) if need_H else None
+        gW = -(R @ Z.mT + Y @ S.mT).sum_to_size(W.shape) if need_W else None
+        return ga, gb, gH, gW, R, S, None, None
+
+    @staticmethod
+    def jvp(ctx, ta, tb, tH, tW, tR, tS, *_):
+        a, b, H, W, Y, Z = ctx.saved_tensors
+        known = ctx.known
+        R = add(
+            tR,
+            None if ta is None else -product(ta, Y, known.A, False),
+            None if tb is None or known.B is None else product(tb, Y, known.B, False) @ H,
+            None if tH is None else known.times_B(b, Y) @ tH,
+            None if tW is None else -tW @ Z,
+        )
+        S = add(tS, None if tW is None else -tW.mT @ Y)
+        return _bordered(a, b, H, W, torch.zeros_like(Y) if R is None else R, S, known, "")
+
+    @staticmethod
+    def vmap(info, in_dims, a, b, H, W, R, S, known, kind):
+        if any(d is not None for d in in_dims[:4]):
+            raise _no_vmap()
+        size = info.batch_size
+        R, S = (
+            t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip((R, S), in_dims[4:6], strict=True)
+        )
+        return _bordered(a, b, H, W, R, S, known, kind), (0, 0)

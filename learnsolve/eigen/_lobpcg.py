@@ -1,0 +1,62 @@
+"""LOBPCG: the smallest eigenpairs from products with A, B and a preconditioner, all columns at once.
+
+Each step minimizes the Rayleigh quotient over the span of [X W P]: the iterates, their preconditioned
+residuals, the last steps. The block is kept orthonormal in the inner product of B, dependent columns are left
+out, and columns that have converged stay in X, but add no direction ("soft locking").
+
+Sources: Knyazev, "Toward the optimal preconditioned eigensolver", SIAM J. Sci. Comput. 23 (2001) 517-541;
+Duersch, Shao, Yang and Gu, "A robust and efficient implementation of LOBPCG", SIAM J. Sci. Comput. 40 (2018)
+C655-C676.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from learnsolve.eigen._basis import orthonormal
+
+Map = Callable[[Tensor], Tensor]
+
+
+def lobpcg(
+    A: Map, B: Map, M: Map | None, X: Tensor, k: int, tolerance: Callable[[Tensor, Tensor], Tensor], most: int
+) -> tuple[Tensor, Tensor, int]:
+    """The k smallest values, ascending, and their vectors, from the columns of X, at least k; and steps.
+    `tolerance(values, B X)` bounds the norms of the residuals. NaN where M gives no finite numbers."""
+    X, BX, _ = orthonormal(X, B)
+    m, P = X.shape[1], X[:, :0]
+    values, C = _eigh(X.mT @ A(X))
+    X = X @ C
+    for step in range(most + 1):
+        AX, BX = A(X), B(X)
+        R = AX - BX * values
+        norms = R.norm(dim=0)
+        active = ~(norms <= tolerance(values[:k], BX))  # of NaN too
+        if not bool(active[:k].any()) or step == most or not bool(norms.isfinite().all()):
+            break
+        W = R[:, active] if M is None else M(R[:, active])
+        if not bool(W.isfinite().all()):
+            values = values * torch.nan
+            break
+        Q = orthonormal(_against(X, BX, torch.cat((W, P), 1)), B)[0]
+        again = _against(X, BX, Q)  # for what rounding left: of a column in the span of X, all of it
+        Q = again[:, again.norm(dim=0) > 0.5 * Q.norm(dim=0)]
+        XAQ = AX.mT @ Q
+        T = torch.cat((torch.cat((X.mT @ AX, XAQ), 1), torch.cat((XAQ.mT, Q.mT @ A(Q)), 1)))
+        values, C = _eigh(T)
+        values, C = values[:m], C[:, :m]
+        step_taken = Q @ C[m:]  # what the new iterates have beyond the span of the old ones
+        X, P = torch.addmm(step_taken, X, C[:m]), step_taken[:, active]
+    return values[:k], X[:, :k], step
+
+
+def _eigh(T: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.linalg.eigh(0.5 * (T + T.mT))
+
+
+def _against(X: Tensor, BX: Tensor, Y: Tensor) -> Tensor:
+    """Y without its components along X."""
+    return torch.addmm(Y, X, BX.mT @ Y, alpha=-1)

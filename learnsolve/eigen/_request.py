@@ -1,0 +1,67 @@
+"""A call of `eigsh` for one matrix, and which method runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.product import product
+
+DENSE = 256  # up to this n all pairs of the dense matrix take milliseconds
+
+
+@dataclass
+class Request:
+    """A call of `eigsh` for one matrix, checked; A and B without a graph."""
+
+    name: str
+    A: CSR
+    B: CSR | None
+    k: int
+    which: str | float
+    M: Any
+    method: str
+    rtol: float | None
+    maxiter: int | None
+    throw: bool
+
+    def choice(self) -> tuple[str, str]:
+        """The method, and why."""
+        if self.method != "auto":
+            return self.method, "as requested"
+        if self.M is not None:
+            return "lobpcg", "for M"
+        n = self.A.shape[0]
+        if n <= DENSE:
+            return "dense", f"n is at most {DENSE}"
+        if 3 * self.k > n:
+            return "dense", "3 k > n"
+        if not self.A.values.is_cpu and isinstance(self.which, str):
+            return "lobpcg", "on a device"
+        return "arpack", "on the host"
+
+    def times_A(self, X: Tensor) -> Tensor:
+        return product(self.A.values, X, self.A.pattern, False)
+
+    def times_B(self, X: Tensor) -> Tensor:
+        return X if self.B is None else product(self.B.values, X, self.B.pattern, False)
+
+    def in_double(self) -> Request:
+        """On the host in float64."""
+
+        def moved(A: CSR) -> CSR:
+            return A.to("cpu", torch.float64)
+
+        B = None if self.B is None else moved(self.B)
+        return replace(self, A=moved(self.A), B=B)
+
+    @property
+    def norm(self) -> float:
+        """Of A in the maximum norm, in the units of eigenvalues."""
+        ones = self.A.values.new_ones(self.A.shape[1])
+        largest = float(product(self.A.values.abs(), ones, self.A.pattern, False).max())
+        return largest if self.B is None else largest / max(float(self.B.diagonal().mean()), 1e-300)

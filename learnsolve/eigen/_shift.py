@@ -1,0 +1,101 @@
+"""(A - sigma B)^-1 by a factor: where sigma lies below all eigenvalues, and for blocks of columns."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import ops
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.direct import superlu
+from learnsolve.preconditioners.classical.factorization import factorize
+
+
+class Shifted:
+    """(A - sigma B)^-1, of matrices on the host in float64, without a graph; B = I if it is None.
+
+    kind : "cholesky" raises ValueError where the matrix is not positive definite; else as of `factorize`
+    """
+
+    def __init__(self, function: str, A: CSR, B: CSR | None, sigma: float, kind: str = "auto"):
+        self.sigma = sigma
+        S = A
+        if sigma:
+            S = ops.add(
+                A, ops.eye(A.shape[0], dtype=A.dtype, device=A.device) if B is None else B, beta=-sigma
+            )
+        try:
+            # Itself, without the warning that A is nearly singular: near an eigenvalue that is on purpose.
+            self._factor: Any = factorize(S, kind=kind)._all()[0].factor
+        except MemoryError:
+            raise MemoryError(
+                f"{function}: out of memory while factoring A - sigma B; pass a preconditioner, M="
+            ) from None
+        except ValueError as error:
+            if "singular" not in str(error) or kind == "cholesky":
+                raise
+            raise ValueError(
+                f"{function}: A - sigma B is singular for sigma = {sigma:.6g}, which is an eigenvalue; pass "
+                "a number that is a little larger or smaller"
+            ) from None
+
+    def on_vector(self, x: np.ndarray) -> np.ndarray:
+        return self._factor.solve(x, False)
+
+    def on_block(self, X: Tensor) -> Tensor:
+        made = self._triangles
+        if made is None:
+            return torch.from_numpy(np.ascontiguousarray(self._factor.solve(X.numpy(), False)))
+        upper, lower, before, after = made
+        Y = ops.sptrsv(lower, X.index_select(0, before))
+        return ops.sptrsv(upper, Y, lower=False, unit_diagonal=True).index_select(0, after)
+
+    @functools.cached_property
+    def _triangles(self) -> tuple[CSR, CSR, Tensor, Tensor] | None:
+        """L^T and U^T of SuperLU, and where rows go before and after. It solves for one column after the
+        other; the kernel of `sptrsv` loads an entry once for all. The matrix is symmetric, so it is the
+        transpose of what L U is, and the arrays of L by columns are those of L^T by rows."""
+        made = self._factor
+        if not isinstance(made, superlu.Factored):
+            return None
+        old, new = (slice(None), slice(None)) if made.order is None else (made.order.old, made.order.new)
+        n = made.lu.shape[0]
+        before = torch.from_numpy(np.arange(n)[old][np.argsort(made.lu.perm_c)])
+        after = torch.from_numpy(made.lu.perm_r[new].astype(np.int64))
+        return _by_rows(made.lu.L), _by_rows(made.lu.U), before, after
+
+
+def _by_rows(T: Any) -> CSR:
+    T.sort_indices()
+    pattern = SparsityPattern(torch.from_numpy(T.indptr), torch.from_numpy(T.indices), T.shape)
+    return CSR(torch.from_numpy(T.data), pattern)
+
+
+def below_all(function: str, A: CSR, B: CSR | None, norm: float) -> Shifted:
+    """A factor at a shift below all eigenvalues: a little below 0 where A is positive semidefinite, by
+    Gershgorin's theorem or by its Cholesky factor; else below Gershgorin's bound. `norm`: of the largest."""
+    lowest = _gershgorin(A)
+    sigma = -(torch.finfo(A.dtype).eps ** 0.5) * max(norm, 1e-300)
+    if lowest >= (0.5 * sigma if B is None else 0):
+        return Shifted(function, A, B, sigma)
+    try:
+        return Shifted(function, A, B, sigma, "cholesky")
+    except ValueError:  # not definite
+        unit = 1.0 if B is None else _gershgorin(B)
+    if not unit > 0:
+        raise ValueError(
+            f"{function}: A is not positive semidefinite, and no bound of the eigenvalues is known; "
+            "pass which=, a number below the smallest, or M="
+        )
+    return Shifted(function, A, B, lowest / unit + sigma)
+
+
+def _gershgorin(A: CSR) -> float:
+    """A lower bound of the eigenvalues."""
+    diagonal = A.diagonal()
+    return float((diagonal + diagonal.abs() - ops.sum(abs(A), 1)).min())
