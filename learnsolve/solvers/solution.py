@@ -64,6 +64,15 @@ class Status(enum.Enum):
         "(Jacobi on a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)); else "
         "another method or a better preconditioner."
     )
+    LINE_SEARCH_FAILED = (
+        "No step along Newton's direction reduces ||f(u)||: f may have no root near u, the Jacobian may not "
+        "be that of f, or f is not smooth there. Start from another u0, take smaller steps "
+        '(pseudo_transient=...), or minimize ||f(u)|| (method="lm").'
+    )
+    SINGULAR_JACOBIAN = (
+        'The Jacobian of f is singular at an iterate; with method="lm" that is a minimum of ||f(u)||, but no '
+        'root. Start from another u0, regularize f, or use method="lm" or pseudo_transient.'
+    )
     NON_FINITE = (
         "The iteration met infinities or NaNs: it left the range of the dtype, or A, b, x0, M or a parameter "
         "holds them. Check the input, reduce the weight or the number of iterations, or use float64."

@@ -32,6 +32,7 @@ HARNESSES = {
     "arrays": Harness("arrays", 1_000_000, 800),
     "files": Harness("files", 20_000, 400),
     "converged": Harness("converged", 100_000, 100),
+    "nonlinear": Harness("nonlinear", 20_000, 120),
     "gradients": Harness("gradients", 20_000, 60),
     "graphs": Harness("graphs", 5_000, 552),  # each argument once
     "bits": Harness("threads", 200, 1),

@@ -1,0 +1,126 @@
+"""Gauss-Newton and Levenberg-Marquardt, by the normal equations.
+
+Sources: Marquardt, "An algorithm for least-squares estimation of nonlinear parameters", J. SIAM 11 (1963)
+431-441; Nielsen, "Damping parameter in Marquardt's method", IMM-REP-1999-05 (1999).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix.csr import CSR
+from learnsolve.nonlinear.implicit import Ended
+from learnsolve.nonlinear.linear import INNER, Systems, column, norm, over
+from learnsolve.nonlinear.newton import Progress, Settings, rounding_level
+from learnsolve.nonlinear.residual import Residual
+from learnsolve.solvers.solution import Status
+
+_FIRST = 1e-3  # damping, relative to the largest diagonal entry of J^T J
+_LARGEST = 1e12  # damping, likewise, with which no step was accepted
+_DECREASE = 1e-4  # of ||r||^2, relative to that of the model
+
+
+class Normal(Systems):
+    """(J^T J + shift) d = b, for J of any shape."""
+
+    by_products = "cg"
+
+    def check(self, n: int) -> None:
+        if self.J.shape[1] != n:
+            raise ValueError(
+                f"{self.residual.name}: jacobian(u, *args) must have {n} columns, as u has {n} entries, "
+                f"got shape {self.J.shape}"
+            )
+
+    def of(self, J: Any) -> Any:
+        return J.T @ J if isinstance(J, CSR) else Squared(J)
+
+    def gradient(self, r: Tensor) -> Tensor:
+        """J^T r."""
+        y = column(r, self.residual.levels)
+        return (self.J.T @ y if isinstance(self.J, CSR) else self.J.T(y)).reshape(self.u.shape)
+
+    def scale(self, g: Tensor) -> Tensor:
+        """The largest diagonal entry of J^T J, or where only products are known ||J g||^2 / ||g||^2."""
+        levels = self.residual.levels
+        if isinstance(self.matrix, CSR):
+            return self.matrix.diagonal().amax(-1)
+        v = column(g, levels)
+        return norm(self.J(v), levels) ** 2 / norm(v, levels).clamp(min=torch.finfo(g.dtype).tiny) ** 2
+
+
+class Squared:
+    """v -> J^T J v."""
+
+    def __init__(self, J: Any):
+        self.J, self.Jt = J, J.T
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.Jt(self.J(v))
+
+    @property
+    def T(self) -> Squared:
+        return self
+
+
+def levenberg_marquardt(
+    f: Residual, systems: Systems, direction: Any, u: Tensor, p: tuple[Tensor, ...], r: Tensor, o: Settings
+) -> Ended:
+    """Steps d with (J^T J + mu) d = -J^T r. mu falls where the linear model predicted the decrease, and grows
+    where it did not. Converged: ||r||, or with o.normal ||J^T r||, reached the tolerance."""
+    size, levels = norm(r, f.levels), f.levels
+    systems = systems if isinstance(systems, Normal) else Normal(f, systems.linear, systems.M)
+    systems.update(u, p)
+    g = systems.gradient(r)
+    steep = first = norm(g, levels)
+    progress = Progress(o, r, size, steep if o.normal else size)
+    start = systems.scale(g)
+    start = torch.where(start > 0, start, 1)
+    mu, nu = (0 if o.gauss_newton else _FIRST) * start, torch.full_like(size, 2.0)
+    eps = torch.finfo(u.dtype).eps
+    while len(progress.norms) <= o.maxiter and bool((running := progress.running).any()):
+        systems.shift(mu)
+        eta = (
+            float((steep / first.clamp(min=torch.finfo(u.dtype).tiny)).max())
+            if o.forcing is None
+            else o.forcing
+        )
+        solved = systems.solve(torch.where(over(running, g), -g, 0), min(max(eta, 10 * eps), 1e-2), INNER)
+        lost = ~torch.isfinite(norm(solved.x, levels))
+        d = torch.where(over(lost, u), 0, solved.x)
+        u_next = u + d
+        r_next = f(u_next, *p)
+        size_next = norm(r_next, levels)
+        model = (d * (over(mu, d) * d - g)).flatten(levels).sum(-1) / 2
+        gain = (size - size_next) * (size + size_next) / 2 / torch.where(model > 0, model, 1)
+        noise = model <= 10 * eps * size**2  # no decrease can be seen
+        good = (
+            running
+            & ~lost
+            & (model > 0)
+            & torch.where(noise, size_next <= size * (1 + 10 * eps), gain > _DECREASE)
+        )
+        mu = torch.where(
+            good,
+            mu * (1 - (2 * gain.clamp(0, 1) - 1) ** 3).clamp(min=1 / 3),
+            torch.where(mu > 0, mu, _FIRST * start) * nu,
+        )
+        nu = torch.where(good, 2.0, 2 * nu)
+        moved = over(good, u)
+        u, r = torch.where(moved, u_next, u), torch.where(over(good, r), r_next, r)
+        size, before = torch.where(good, size_next, size), steep
+        if bool(good.any()):
+            systems.update(u, p)
+            g = systems.gradient(r)
+            steep = norm(g, levels)
+        progress.step(u, r, size, steep if o.normal else size)
+        ended = noise & ((steep > before / 2) | ~good)
+        progress.stop(ended & (o.normal | (size <= rounding_level(systems, u, levels))), Status.STAGNATED)
+        progress.stop(
+            ended | (mu > _LARGEST * start) & ~good,
+            Status.LINE_SEARCH_FAILED if o.normal else Status.SINGULAR_JACOBIAN,
+        )
+    return progress.ended(u)._replace(normal=steep)

@@ -1,0 +1,198 @@
+"""f(u, *args) as a function of tensors: what loops, Jacobians and derivatives see of a user's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.func import functional_call
+from torch.nn import Module
+from torch.utils import _pytree as pytree
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.unchanged import version
+
+
+class _Held(Module):
+    """Modules whose parameters `functional_call` replaces while a function of them runs."""
+
+    def __init__(self, modules: list[Module]):
+        super().__init__()
+        self.modules_of_call = torch.nn.ModuleList(modules)
+
+    def forward(self, call: Callable[[], Any]) -> Any:
+        return call()
+
+
+class Arguments:
+    """All tensors of args: those of its pytree (a CSR is one), and the parameters of modules among them, or
+    of f, if it is a module or the method of one."""
+
+    def __init__(self, f: Any, args: tuple):
+        self.leaves, self.spec = pytree.tree_flatten(list(args))
+        owners = (f, getattr(f, "__self__", None), *self.leaves)
+        modules = list({id(m): m for m in owners if isinstance(m, Module)}.values())
+        self.held = _Held(modules) if modules else None
+        named = dict(self.held.named_parameters()) if self.held is not None else {}
+        self.names = tuple(named)
+        self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
+        self.tensors: tuple[Tensor, ...] = (*named.values(), *(self.leaves[i] for i in self.at))
+
+    def bind(self, f: Callable) -> Callable[..., Any]:
+        """f as a function of u and the tensors."""
+
+        def call(u: Tensor, *tensors: Tensor) -> Any:
+            leaves = list(self.leaves)
+            for i, t in zip(self.at, tensors[len(self.names) :], strict=True):
+                leaves[i] = t
+            args = pytree.tree_unflatten(leaves, self.spec)
+            if self.held is None:
+                return f(u, *args)
+            parameters = dict(zip(self.names, tensors, strict=False))
+            return functional_call(self.held, parameters, (lambda: f(u, *args),))
+
+        return call
+
+
+class Residual:
+    """f of u and tensors, and its Jacobian where it is assembled, for one system, or for as many as the
+    leading `levels` axes of u hold, one for each vmap."""
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Tensor],
+        jacobian: Any = None,
+        levels: int = 0,
+        words: str = "f u",
+    ):
+        self.name, self.call, self.jacobian, self.levels = name, call, jacobian, levels
+        self.words = words  # of messages: the function, the unknowns
+        self.trusted = False  # it was checked before
+
+    def __call__(self, u: Tensor, *tensors: Tensor) -> Tensor:
+        return self.call(u, *tensors)
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Residual:
+        """Over a new first axis of u, and of the tensors where dims has 0."""
+        jacobian = None if self.jacobian is None else self.jacobian.mapped(dims)
+        other = Residual(self.name, torch.vmap(self.call, (0, *dims)), jacobian, self.levels + 1, self.words)
+        other.trusted = self.trusted
+        return other
+
+    def first(self, u: Tensor, tensors: tuple[Tensor, ...], square: bool, unrolled: bool) -> Tensor:
+        """f(u), checked: its shape, dtype and numbers, and whether f is a function of u and args alone."""
+        name, (f, v) = self.name, self.words.split()
+        u, tensors = u.detach(), tuple(t.detach() for t in tensors)
+        before = [version(t) for t in (u, *tensors)]
+        hidden = (
+            f"{name}: {f} uses a tensor that torch.func transforms (vmap, grad, jvp) and that is not among "
+            f"its arguments; pass it, {f}({v}, *args)"
+        )
+        try:
+            with torch.set_grad_enabled(not unrolled):
+                r = self(u, *tensors)
+        except RuntimeError as error:
+            if "escaped from inside a function" in str(error):
+                raise ValueError(hidden) from error
+            raise
+        if not isinstance(r, Tensor):
+            raise TypeError(f"{name}: {f}({v}, *args) must return a torch.Tensor, got {type(r).__name__}")
+        changed = [i for i, t in enumerate((u, *tensors)) if version(t) != before[i]]
+        if changed:
+            what = v if changed[0] == 0 else "one of args"
+            raise ValueError(f"{name}: {f} changes {what} in place; let it work on a copy, {what}.clone()")
+        if is_functorch_wrapped_tensor(r):
+            raise ValueError(hidden)
+        if r.requires_grad:
+            raise ValueError(
+                f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it "
+                "would "
+                f'get no gradient; pass it, {f}({v}, *args), detach it, or use gradient="unrolled"'
+            )
+        if square and r.shape != u.shape:
+            shapes = (tuple(t.shape[self.levels :]) for t in (u, r))
+            raise ValueError(
+                f"{name}: {f}({v}, *args) must have the shape of {v}, {next(shapes)}, as many equations as "
+                f"unknowns, got {next(shapes)}; least_squares takes any number of equations"
+            )
+        if r.dtype != u.dtype or r.device != u.device:
+            raise TypeError(
+                f"{name}: {f}({v}, *args) must have dtype and device of {v}, {u.dtype} on {u.device}, got "
+                f"{r.dtype} "
+                f"on {r.device}; convert args, or {v}0, with .to()"
+            )
+        if not bool(torch.isfinite(r).all()):
+            bad = int((~torch.isfinite(r)).sum())
+            raise ValueError(
+                f"{name}: {f}({v}0, *args) must be finite, got {bad} of {r.numel()} entries that are not; "
+                f"start from another {v}0, or check args"
+            )
+        with torch.no_grad():
+            if not self.trusted and not torch.equal(r, self(u, *tensors)):
+                raise ValueError(
+                    f"{name}: {f}({v}0, *args) gave other numbers when it was called again; a solve needs a "
+                    "function: draw random numbers outside and pass them, and put modules with dropout in "
+                    "eval()"
+                )
+        if self.jacobian is not None:
+            self.jacobian.prepare(u, tensors)
+        return r
+
+    @property
+    def assembled(self) -> bool:
+        return self.jacobian is not None and self.jacobian.known
+
+
+class Assembled:
+    """The values of the Jacobian on its pattern, by a function of u and the tensors that gives a CSR:
+    `call`, or what `find`(u, *tensors) returns for the first u, None where only products with the Jacobian
+    are to be used."""
+
+    def __init__(self, name: str, call: Callable[..., Any] | None, find: Callable[..., Any] | None = None):
+        self.name, self.find = name, find
+        self.call: Any = call
+        self.pattern: SparsityPattern | None = None
+
+    def values(self, u: Tensor, *tensors: Tensor) -> Tensor:
+        J = self.call(u, *tensors)
+        checks.matrix(self.name, "the result of jacobian(u, *args)", J)
+        self.pattern = J.pattern
+        return J.values
+
+    def prepare(self, u: Tensor, tensors: tuple[Tensor, ...]) -> None:
+        if self.find is not None:
+            self.call, self.find = self.find(u, *tensors), None
+
+    @property
+    def known(self) -> bool:
+        return self.call is not None
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Assembled:
+        return _Mapped(self, dims)
+
+
+class _Mapped(Assembled):
+    """Over a new first axis."""
+
+    def __init__(self, inner: Assembled, dims: tuple[int | None, ...]):
+        self.inner, self.dims = inner, dims
+
+    def values(self, u: Tensor, *tensors: Tensor) -> Tensor:
+        return torch.vmap(self.inner.values, (0, *self.dims))(u, *tensors)
+
+    def prepare(self, u: Tensor, tensors: tuple[Tensor, ...]) -> None:
+        one = (t if dim is None else t[0] for t, dim in zip(tensors, self.dims, strict=True))
+        self.inner.prepare(u[0], tuple(one))
+
+    @property
+    def known(self) -> bool:
+        return self.inner.known
+
+    @property
+    def pattern(self) -> SparsityPattern | None:  # type: ignore[override]
+        return self.inner.pattern

@@ -1,0 +1,242 @@
+"""The door of nonlinear solves: checks arguments and runs a loop, with the gradient that was asked for."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import _full as full
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import outside_of_graphs, plain_tensors
+from learnsolve.nonlinear._jacobian import as_pattern
+from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
+from learnsolve.nonlinear.implicit import Ended, Implicit, Linearized, Rule
+from learnsolve.nonlinear.linear import INNER, LINEAR, Systems, over
+from learnsolve.nonlinear.newton import Settings
+from learnsolve.nonlinear.residual import Arguments, Assembled, Residual
+from learnsolve.ops.core.autograd import tracked
+from learnsolve.solvers.core.gradient import mapped
+from learnsolve.solvers.core.report import report
+from learnsolve.solvers.solution import Iteration, Report, Solution
+
+Loop = Callable[..., Ended]
+P = ParamSpec("P")
+T = TypeVar("T")
+DENSE = 200  # unknowns: a Jacobian with all entries, where no pattern is known
+FULL = 0.1  # of all entries: a pattern that is too full to be of use
+
+
+@dataclass(frozen=True, eq=False)
+class Root(Rule):
+    """f(u, *p) = 0."""
+
+    f: Residual
+    systems: Systems
+    loop: Loop
+    settings: Settings
+    adjoint: tuple[float, int | None]  # rtol and maxiter
+    throw: bool
+    ended: Report
+    report: Report
+    shift: Tensor | None = None  # of a direction of the unrolled loop
+    square = True
+
+    def F(self, x: Tensor, *p: Tensor) -> Tensor:
+        r = self.f(x, *p)
+        return r if self.shift is None else r + over(self.shift, x) * x
+
+    def find(self, x0: Tensor | None, *p: Tensor) -> Ended:
+        assert x0 is not None
+        return self.run(x0.clone(), p, self.f.first(x0.clone(), p, self.square, False))
+
+    def run(self, u: Tensor, p: tuple[Tensor, ...], r: Tensor) -> Ended:
+        def direction(u: Tensor, b: Tensor, eta: float, shift: Tensor | None) -> Ended:
+            if not torch.is_grad_enabled():
+                return self.systems.solve(b, eta, INNER)
+            step = replace(self, systems=copy.copy(self.systems), shift=shift)
+            return Ended(*Implicit.apply(Linearized(step, False), None, b, u, *p))  # type: ignore[misc]
+
+        out = self.loop(self.f, self.systems, direction, u, p, r, self.settings)
+        self.ended.solution = solution = self.solution(out)
+        report(self.f.name, solution, self.throw, self.settings.rtol > 0 or self.settings.atol > 0)
+        return out
+
+    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
+        self.systems.at(x, p)
+        out = self.systems.solve(b, *self.adjoint, transpose)
+        self.systems.confirm(out.x, b, transpose)
+        if self.systems.transient:
+            self.systems.release()
+        return self.reported(out, transpose)
+
+    def reported(self, out: Ended, transpose: bool) -> Ended:
+        self.report.solution = solution = self.solution(out)
+        what = "adjoint solve of the backward" if transpose else "linear solve of a step or tangent"
+        advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
+        report(f"{self.f.name}, {what}", solution, self.throw, True, advice)
+        return out
+
+    def release(self) -> None:
+        self.systems.transient = True
+        self.systems.release()
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Root:
+        systems = self.systems.mapped(dims)
+        return replace(self, f=systems.residual, systems=systems)
+
+    def solution(self, out: Ended, adjoint: Report | None = None) -> Solution:
+        iterations = out.norms.shape[-1] - 1
+        solution = Solution(out.x, iterations, out.norms, -1, codes=out.codes, adjoint=adjoint, note=out.note)
+        solution.selected = self.systems.selected
+        solution.normal_residual_norm = out.normal
+        return solution
+
+
+def solve(
+    name: str,
+    f: Callable[..., Tensor],
+    u0: Tensor,
+    args: tuple,
+    loop: Loop,
+    settings: Settings,
+    *,
+    jacobian: Any,
+    linear: Any,
+    M: Any,
+    gradient: str,
+    throw: bool,
+    adjoint_rtol: float | None,
+    adjoint_maxiter: int | None,
+    residual: Callable[..., Any] | None = None,
+    words: str = "f u",
+    kind: Callable[..., Root] = Root,
+    systems: type[Systems] = Systems,
+    trusted: bool = False,
+) -> Solution:
+    """f is the user's; `residual`, made of it, is what becomes zero."""
+    start = time.perf_counter()
+    checks.one_of(name, "gradient", gradient, ("implicit", "unrolled"))
+    checks.flag(name, "throw", throw)
+    if not callable(f):
+        raise TypeError(f"{name}: {words[0]} must be a callable, got {type(f).__name__}")
+    if not callable(linear):
+        checks.one_of(name, "linear", linear, LINEAR)
+    if M is not None and not callable(M):
+        checks.one_of(name, "M", M, ("auto", None))
+    if adjoint_rtol is not None:
+        checks.tolerance(name, "adjoint_rtol", adjoint_rtol)
+    if adjoint_maxiter is not None:
+        checks.integer(name, "adjoint_maxiter", adjoint_maxiter, 0)
+    arguments = Arguments(f, args)
+    p, call = arguments.tensors, arguments.bind(f if residual is None else residual)
+    r = Residual(name, call, _assembled(name, arguments, call, jacobian, u0), words=words)
+    r.trusted = trusted
+    rtol = (settings.rtol or torch.finfo(u0.dtype).eps ** 0.5) if adjoint_rtol is None else adjoint_rtol
+    rule = kind(r, systems(r, linear, M), loop, settings, (rtol, adjoint_maxiter), throw, Report(), Report())
+    if gradient == "unrolled":
+        if any(mapped(t) for t in (u0, *p)):
+            raise NotImplementedError(
+                f'{name}: vmap needs gradient="implicit", since the number of iterations depends on the data'
+            )
+        r.first(u0, p, rule.square, True)
+        solution = rule.solution(rule.run(u0, p, r(u0, *p)))
+    else:
+        out = Ended(*Implicit.apply(rule, u0.detach(), *p))  # type: ignore[misc]
+        if (ended := rule.ended.solution) is not None:
+            out = out._replace(note=ended.note, normal=ended.normal_residual_norm)
+        solution = rule.solution(out, rule.report if tracked(*p) else None)
+    solution.seconds = time.perf_counter() - start if solution.x.is_cpu else None
+    return solution
+
+
+def outside(function: Callable[P, T]) -> Callable[P, T]:
+    """A public function, which torch.compile leaves its graph for."""
+    return outside_of_graphs(
+        function,
+        "nonlinear solves end by the values of f, which are not known while a graph is traced "
+        "(fullgraph=True, torch.export): call them outside of the graph",
+    )
+
+
+def _assembled(
+    name: str, arguments: Arguments, call: Callable, jacobian: Any, u0: Tensor
+) -> Assembled | None:
+    """The Jacobian that a user's `jacobian` gives, or its pattern; None: only its products are known."""
+    if callable(jacobian) and not isinstance(jacobian, CSR):
+        return Assembled(name, arguments.bind(jacobian))
+    if jacobian is not None and not isinstance(jacobian, str):
+        pattern = as_pattern(name, jacobian)
+        if pattern.shape[1] != u0.numel():
+            raise ValueError(
+                f"{name}: jacobian must be a pattern with a column for each of the {u0.numel()} unknowns, "
+                f"got shape {tuple(pattern.shape)}"
+            )
+        return Assembled(name, sparse_jacobian(call, pattern))
+    checks.one_of(name, "jacobian", jacobian, ("auto", None))
+    if jacobian is None:
+        return None
+    return Assembled(name, dense(call)) if u0.numel() <= DENSE else Assembled(name, None, _finder(call))
+
+
+def _finder(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The Jacobian on the pattern of the program, where that is sparse and found."""
+
+    def find(u: Tensor, *p: Tensor) -> Callable[..., CSR] | None:
+        J = sparse_jacobian(call)
+        try:
+            pattern = J.analysis(u, *p).pattern
+        except (ValueError, NotImplementedError):  # too many entries, or an operation without a derivative
+            return None
+        return J if pattern.nnz <= FULL * pattern.shape[0] * pattern.shape[1] else None
+
+    return find
+
+
+def dense(f: Callable[..., Tensor]) -> Callable[..., CSR]:
+    """The Jacobian of f with all entries."""
+
+    def jacobian(u: Tensor, *p: Tensor) -> CSR:
+        J = torch.func.jacrev(f)(u, *p)
+        return CSR(J.reshape(-1), _full(J.numel() // u.numel(), u.numel(), u.device))
+
+    return jacobian
+
+
+@functools.lru_cache(16)
+def _full(m: int, n: int, device: torch.device) -> SparsityPattern:
+    with plain_tensors():
+        return full(torch.empty(m, n, device=device))
+
+
+def settings_of(
+    name: str,
+    start: str,
+    u0: Any,
+    rtol: float | None,
+    atol: float,
+    maxiter: int,
+    callback: Callable[[Iteration], Any] | None,
+    **others: Any,
+) -> Settings:
+    """Checked."""
+    checks.tensor(name, start, u0)
+    checks.dtype(name, start, u0)
+    if u0.numel() == 0:
+        raise ValueError(f"{name}: {start} must have at least one entry, got shape {tuple(u0.shape)}")
+    rtol = torch.finfo(u0.dtype).eps ** 0.5 if rtol is None else rtol
+    for key, value in (("rtol", rtol), ("atol", atol)):
+        checks.tolerance(name, key, value)
+    checks.integer(name, "maxiter", maxiter, 0)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"{name}: callback must be a callable, got {type(callback).__name__}")
+    assert rtol is not None
+    return Settings(float(rtol), float(atol), int(maxiter), callback, **others)

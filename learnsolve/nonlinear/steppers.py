@@ -1,0 +1,196 @@
+"""Implicit time steps, with the derivative of all of them in O(sqrt(steps)) memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.nonlinear._jacobian import as_pattern
+from learnsolve.nonlinear.newton import newton
+from learnsolve.nonlinear.solve import outside, settings_of, solve
+from learnsolve.ops.add import add
+from learnsolve.ops.diagonals import eye
+from learnsolve.solvers.core.gradient import transformed
+from learnsolve.solvers.solution import Solution
+
+
+@outside
+def implicit_euler(
+    f: Callable[..., Tensor], u0: Tensor, steps: int, dt: float | Tensor, *args: Any, **options: Any
+) -> Solution:
+    r"""Steps :math:`u_{k+1} = u_k + \Delta t\, f(u_{k+1}, \mathtt{args})`, of first order and L-stable.
+
+    Parameters
+    ----------
+    f : callable (u, *args) -> Tensor of u's shape: du/dt
+    u0 : Tensor of any shape, float32 or float64
+    steps : int >= 0
+    dt : number, or Tensor with one element, which gets a gradient
+    args : as for `root`
+    options : jacobian (of f, or its pattern), linear, M, rtol, atol, maxiter, forcing, throw, adjoint_rtol,
+        adjoint_maxiter: of each step, as for `root`
+
+    Returns
+    -------
+    Solution: `x`, u after the last step; `iterations`, of all steps; `residual_norms`, (steps), where each
+    step ended; status and statuses, the worst of all steps. For states in between call it once for each of
+    them.
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as `root`.
+
+    Notes
+    -----
+    Gradient: the implicit one of every step, for u0, dt and args, any order, forward mode, vmap. A backward
+    repeats the steps in segments of about sqrt(steps), whose graph it holds one at a time. A step also ends
+    where its residual is 10 rounding units of u.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> u0 = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    >>> u = ls.nonlinear.implicit_euler(lambda u: -u, u0, 4, 0.25).x
+    >>> u.detach(), torch.autograd.grad(u.sum(), u0)[0]  # 1.25 ** -4
+    (tensor([0.4096], dtype=torch.float64), tensor([0.4096], dtype=torch.float64))
+    """
+    return _steps("implicit_euler", 1.0, f, u0, steps, dt, args, options)
+
+
+@outside
+def trapezoidal(
+    f: Callable[..., Tensor], u0: Tensor, steps: int, dt: float | Tensor, *args: Any, **options: Any
+) -> Solution:
+    r"""Steps :math:`u_{k+1} = u_k + \frac{\Delta t}{2} (f(u_k) + f(u_{k+1}))`, of second order and A-stable.
+
+    Parameters
+    ----------
+    f, u0, steps, dt, args, options : as for `implicit_euler`
+
+    Returns
+    -------
+    Solution, as that of `implicit_euler`
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as `root`.
+
+    Notes
+    -----
+    Gradient and memory: as of `implicit_euler`.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> u0 = torch.ones(1, dtype=torch.float64)
+    >>> ls.nonlinear.trapezoidal(lambda u: -u, u0, 4, 0.25).x  # (0.875 / 1.125) ** 4
+    tensor([0.3660], dtype=torch.float64)
+    """
+    return _steps("trapezoidal", 0.5, f, u0, steps, dt, args, options)
+
+
+_OPTIONS: dict[str, Any] = {
+    "jacobian": "auto",
+    "linear": "auto",
+    "M": "auto",
+    "rtol": None,
+    "atol": 0.0,
+    "maxiter": 50,
+    "forcing": None,
+    "throw": False,
+    "adjoint_rtol": None,
+    "adjoint_maxiter": None,
+}
+
+
+def _steps(
+    name: str,
+    share: float,
+    f: Callable,
+    u0: Tensor,
+    steps: int,
+    dt: Any,
+    args: tuple,
+    options: dict[str, Any],
+) -> Solution:
+    for key in options:
+        if key not in _OPTIONS:
+            raise TypeError(f"{name}: unexpected keyword argument {key!r}; it takes {', '.join(_OPTIONS)}")
+    o = _OPTIONS | options
+    checks.integer(name, "steps", steps, 0)
+    dt = dt if isinstance(dt, Tensor) else torch.as_tensor(checks.number(name, "dt", dt), dtype=u0.dtype)
+    if dt.numel() != 1:
+        raise ValueError(f"{name}: dt must be a number or have one element, got shape {tuple(dt.shape)}")
+    rtol, atol, maxiter, forcing = (o.pop(key) for key in ("rtol", "atol", "maxiter", "forcing"))
+    settings = settings_of(name, "u0", u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
+    o["jacobian"] = _of_a_step(o["jacobian"], u0)
+
+    def residual(v: Tensor, before: Tensor, weight: Tensor, *args: Any) -> Any:
+        y = f(v, *args)
+        return (
+            v - weight * y - before
+            if isinstance(y, Tensor) and y.shape == v.shape and y.dtype == v.dtype
+            else y
+        )
+
+    ended: dict[int, Solution] = {}
+
+    def segment(u: Tensor, first: int, last: int) -> Tensor:
+        for k in range(first, last):
+            before = u if share == 1 else u + (dt - share * dt) * f(u, *args)
+            step = solve(
+                name,
+                f,
+                u,
+                (before, share * dt, *args),
+                newton,
+                settings,
+                residual=residual,
+                gradient="implicit",
+                trusted=k > 0,
+                **o,
+            )
+            u = step.x
+            ended.setdefault(k, step)
+        return u
+
+    u, length = u0, max(isqrt(steps), 1)
+    for first in range(0, steps, length):
+        last = min(first + length, steps)
+        if torch.is_grad_enabled() and not transformed():
+            u = checkpoint(segment, u, first, last, use_reentrant=False, preserve_rng_state=False)
+        else:
+            u = segment(u, first, last)
+    return _joined(u, [ended[k] for k in range(steps)])
+
+
+def _of_a_step(jacobian: Any, u: Tensor) -> Any:
+    """Of v - weight f(v) - before: of f with the diagonal."""
+    if jacobian is None or isinstance(jacobian, str):
+        return jacobian
+    one = eye(u.numel(), dtype=u.dtype, device=u.device)
+    if callable(jacobian) and not isinstance(jacobian, CSR):
+        J: Any = jacobian
+        return lambda v, before, weight, *args: add(one, J(v, *args), beta=-weight)
+    pattern = as_pattern("jacobian", jacobian)
+    return add(CSR(torch.ones(pattern.nnz, dtype=u.dtype, device=u.device), pattern), one).pattern
+
+
+def _joined(u: Tensor, steps: list[Solution]) -> Solution:
+    """The worst of the steps."""
+    if not steps:
+        return Solution(u, 0, u.new_zeros(1), -1, codes=torch.tensor(1))
+    norms = torch.stack([step.residual_norms[..., -1] for step in steps], -1)
+    codes = torch.stack([step._codes for step in steps], -1).amax(-1)  # type: ignore[arg-type]
+    total = Solution(u, sum(step.iterations for step in steps), norms, -1, codes=codes)
+    total.seconds, total.selected = sum(step.seconds or 0.0 for step in steps), steps[-1].selected
+    return total
