@@ -73,7 +73,7 @@ class SuperLU:
         except RuntimeError as error:
             if "singular" not in str(error):
                 raise
-            raise Singular from None
+            raise (NotDefinite() if self.kind == "cholesky" else Singular()) from None
         if order is None:
             self._columns[way] = lu.perm_c
         factor = Factored(self.kind, lu, order)
