@@ -111,6 +111,8 @@ def test_patterns_hold_for_all_u(case):
         assert not (needed(f, 10 * random(6, seed=seed)) & ~pattern).any()
 
 
+POISSON = ls.problems.poisson((6,))
+
 # Named, and dense where the operation is.
 NAMED = {
     "if": (lambda u: u if u.sum() > 0 else -u, "_local_scalar_dense.* reads values of u", 6),
@@ -118,8 +120,8 @@ NAMED = {
     "mask": (lambda u: u[u > 0.3], "reads values of u", None),
     "nonzero": (lambda u: u * (u > 0.5).nonzero().sum(), "nonzero.* reads values of u", 6),
     "unknown": (lambda u: torch.fft.rfft(u).abs() + u[0], "no rule for aten._fft_r2c", 24),
-    "solve": (lambda u: ls.ops.spsolve(ls.problems.poisson((6,)), u), "no rule for learnsolve.direct_solve", 36),
-    "solver": (lambda u: ls.solvers.cg(ls.problems.poisson((6,)), u).x, "reads values of u", 36),
+    "solve": (lambda u: ls.ops.spsolve(POISSON, u), "no rule for learnsolve.direct_solve", 36),
+    "solver": (lambda u: ls.solvers.cg(POISSON, u).x, "reads values of u", 36),
 }
 
 
