@@ -1,7 +1,6 @@
 """Orders of the rows of a square matrix, and groups of mutually independent rows or columns."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.grid_coloring import repeated_coloring
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 
 
@@ -331,7 +331,7 @@ def _column_coloring(pattern: SparsityPattern, order: str) -> Coloring:
     arrays = _both_ways(pattern)
     # The longest row needs so many.
     fewest = int(np.diff(arrays[0]).max(initial=0))
-    best = _repeated_coloring(pattern, fewest) if order == "best" else None
+    best = repeated_coloring(pattern, fewest) if order == "best" else None
 
     def color(number: int) -> tuple[np.ndarray, ...]:
         return _analysis.column_coloring(*arrays, number)
@@ -357,59 +357,3 @@ def _best(color: Callable, order: str, fewest: int, best: tuple | None = None) -
             best = found if best is None or len(found[1]) < len(best[1]) else best
     assert best is not None
     return best
-
-
-# --- colorings that repeat along the axes of a grid ---
-_SAMPLE = 256
-
-
-def _repeated_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray, ...] | None:
-    """A column coloring x + a y + b z modulo the number of colors, with `fewest` colors or a few more, for
-    the unknowns of a grid in order; None if there is none. The axes are those of the distances of columns
-    that share a row, from a sample of rows; the coloring is then checked in all of them."""
-    crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
-    n = pattern.shape[1]
-    if not 2 <= fewest <= 64 or n < 4 * fewest:
-        return None
-    sample = np.unique(np.linspace(0, len(crow) - 2, _SAMPLE).astype(np.int64))
-    rows = (col[crow[i] : crow[i + 1]].astype(np.int64) for i in sample)
-    distances, number = np.unique(
-        np.concatenate([(row[:, None] - row).ravel() for row in rows]), return_counts=True
-    )
-    distances = distances[(distances > 0) & (8 * number >= len(sample))]  # at boundaries there are others
-    if not 0 < len(distances) <= 512:
-        return None
-    strides = _strides(distances)
-    digits, coordinates = [], []
-    nearest, unknown = distances, np.arange(n)
-    for stride in reversed(strides):
-        digits.append((2 * nearest + stride) // (2 * stride))
-        coordinates.append(unknown // stride)
-        nearest, unknown = nearest - digits[-1] * stride, unknown % stride
-    for count in range(fewest, fewest + 3):
-        if count ** (len(strides) - 1) > 2**16:
-            return None
-        free = len(strides) - 1  # the factor of the innermost axis is 1
-        factors = np.ones((len(strides), count**free), dtype=np.int64)
-        factors[:free] = np.indices((count,) * free).reshape(free, count**free)
-        distinct = (np.stack(digits).T @ factors % count != 0).all(0)
-        for choice in factors.T[distinct][:2]:
-            colors = np.zeros(n, dtype=np.int64)
-            for factor, x in zip(choice, coordinates, strict=True):
-                colors += factor * x
-            found = _analysis.as_column_coloring(crow, col, (colors % count).astype(crow.dtype), count)
-            if found is not None:
-                return found
-    return None
-
-
-def _strides(distances: np.ndarray) -> list[int]:
-    """Strides of the axes of a grid: 1, and the middle of each cluster of distances that is far larger than
-    those before it."""
-    strides, reach = [1], 0
-    for distance, following in pairwise(distances):
-        if following > 2 * distance and len(strides) < 4:
-            reach = distance
-            cluster = distances[(distances >= following) & (distances <= following + 2 * reach)]
-            strides.append(int(cluster[0] + cluster[-1]) // 2)
-    return strides

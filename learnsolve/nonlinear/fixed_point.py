@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.nonlinear.anderson import anderson
-from learnsolve.nonlinear.solve import outside, settings_of, solve
+from learnsolve.nonlinear._anderson import anderson
+from learnsolve.nonlinear._solve import outside, settings_of, solve
 from learnsolve.solvers.solution import Iteration, Solution
 
 

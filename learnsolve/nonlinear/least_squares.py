@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.nonlinear.implicit import Ended
-from learnsolve.nonlinear.levenberg import Normal, levenberg_marquardt
-from learnsolve.nonlinear.linear import Systems
-from learnsolve.nonlinear.residual import Assembled, Residual
-from learnsolve.nonlinear.solve import DENSE, Root, dense, outside, settings_of, solve
+from learnsolve.nonlinear._implicit import Ended
+from learnsolve.nonlinear._levenberg import Normal, levenberg_marquardt
+from learnsolve.nonlinear._linear import Systems
+from learnsolve.nonlinear._residual import Assembled, Residual
+from learnsolve.nonlinear._solve import DENSE, Root, dense, outside, settings_of, solve
 from learnsolve.ops.core.autograd import pullback
 from learnsolve.solvers.solution import Iteration, Solution
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.nonlinear.anderson import anderson
-from learnsolve.nonlinear.levenberg import levenberg_marquardt
-from learnsolve.nonlinear.newton import newton
-from learnsolve.nonlinear.solve import outside, settings_of, solve
+from learnsolve.nonlinear._anderson import anderson
+from learnsolve.nonlinear._levenberg import levenberg_marquardt
+from learnsolve.nonlinear._newton import newton
+from learnsolve.nonlinear._solve import outside, settings_of, solve
 from learnsolve.solvers.solution import Iteration, Solution
 
 METHODS = ("newton", "newton-krylov", "chord", "lm", "anderson")

@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._jacobian import as_pattern
-from learnsolve.nonlinear.newton import newton
-from learnsolve.nonlinear.solve import outside, settings_of, solve
+from learnsolve.nonlinear._newton import newton
+from learnsolve.nonlinear._solve import outside, settings_of, solve
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
 from learnsolve.solvers.core.gradient import transformed

@@ -183,9 +183,10 @@ def lu(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LU:
     -------
     LU : ``L`` with its ones stored, ``U``, and ``permutation``
 
-    Raises, Warns
-    -------------
-    as `ldlt`
+    Raises
+    ------
+    ValueError, TypeError, RuntimeWarning
+        as `ldlt`
 
     Notes
     -----

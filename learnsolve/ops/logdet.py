@@ -80,9 +80,10 @@ def slogdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
     -------
     SignLogdet : ``sign``, 1 or -1, without a gradient, and ``logabsdet``
 
-    Raises, Warns
-    -------------
-    as `lu`: a singular matrix is an error
+    Raises
+    ------
+    ValueError, TypeError, RuntimeWarning
+        as `lu`: a singular matrix is an error
 
     Notes
     -----
@@ -117,9 +118,10 @@ def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor =
     -------
     CSR, on A's pattern
 
-    Raises, Warns
-    -------------
-    as `logdet`, or `lu`
+    Raises
+    ------
+    ValueError, TypeError, RuntimeWarning
+        as `logdet`, or `lu`
 
     Notes
     -----

@@ -57,6 +57,7 @@ ANALYSES = {  # name to arguments
     "symmetric_coloring": lambda d: (d.ptr, d.square, d.entry, 1, True),
     "substitution": lambda d: (d.ptr, d.square, d.entry, d.square),
     "as_column_coloring": lambda d: (d.ptr, d.square, np.arange(n), n),
+    "complete_fill": lambda d: (*d.middle, np.arange(n), 2**40),
     "match_rows": lambda d: (d.ptr, d.lower, n),
     "count_products": lambda d: (d.square, d.ptr),
     "product_pattern": lambda d: (d.ptr, d.square, d.ptr, d.idx, cols, 2**40, 1),

@@ -112,7 +112,7 @@ SETTINGS = {"set_buffer_pool_limit", "set_plan_cache_limit", "set_spgemm_plan_li
 RECORDS = {"ConvergenceWarning", "Iteration", "Solution", "SolverError", "Status"}
 # Of functions in CALLS.
 MODULES = {"Chebyshev", "Heavyball", "Jacobi", "Richardson", "SOR", "TriangularSolve"}
-RESULTS = {"Factorization", "IncompleteCholesky", "IncompleteLU"}
+RESULTS = {"Cholesky", "Factorization", "IncompleteCholesky", "IncompleteLU", "LDLT", "LU", "SignLogdet"}
 # Whose products of dense matrices, or inverses of large blocks, are split among the threads of BLAS.
 BLAS = {
     "extreme_eigenvalues",

@@ -158,7 +158,7 @@ class Factorization(Preconditioner):
         return solved(A.values, b, A.pattern, transpose, self._factors)
 
     def forward(self, r: Tensor) -> Tensor:
-        """`solve`."""
+        """The solution of A z = r, as `solve` gives it."""
         return self.solve(r)
 
     def _solved_for(self, A: CSR, b: Tensor) -> Tensor:

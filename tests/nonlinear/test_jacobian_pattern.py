@@ -131,7 +131,7 @@ def test_what_is_not_known_is_named(case):
     u = random(6)
     with pytest.warns(RuntimeWarning, match=rf"jacobian_pattern: .*{message}") as caught:
         P = jacobian_pattern(f, u)
-    assert any("test_pattern.py:" in str(w.message) for w in caught)
+    assert any("test_jacobian_pattern.py:" in str(w.message) for w in caught)
     assert entries in (None, P.nnz)
     assert P.nnz >= int(needed(f, u).sum()) if case != "solver" else P.nnz == 36
 
@@ -156,7 +156,7 @@ def test_parameters_that_are_trained_may_be_zero():
 
 def test_a_dense_jacobian_of_many_unknowns_is_an_error_not_an_array():
     with pytest.raises(
-        ValueError, match=r"at test_pattern.py:\d+ depends on u in \d+ entries, .* torch.func.jvp"
+        ValueError, match=r"at test_jacobian_pattern.py:\d+ depends on u in \d+ entries, .* torch.func.jvp"
     ):
         jacobian_pattern(lambda u: u * u.sum(), torch.ones(100_000))
 

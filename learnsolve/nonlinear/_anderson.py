@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.nonlinear.implicit import Ended
-from learnsolve.nonlinear.linear import norm, over
-from learnsolve.nonlinear.newton import Progress, Settings
-from learnsolve.nonlinear.residual import Residual
+from learnsolve.nonlinear._implicit import Ended
+from learnsolve.nonlinear._linear import norm, over
+from learnsolve.nonlinear._newton import Progress, Settings
+from learnsolve.nonlinear._residual import Residual
 
 _RIDGE = 1e3  # in rounding units, for differences of length one
 

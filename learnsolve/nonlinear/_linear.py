@@ -15,8 +15,8 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.unchanged import version
-from learnsolve.nonlinear.implicit import Ended
-from learnsolve.nonlinear.residual import Residual
+from learnsolve.nonlinear._implicit import Ended
+from learnsolve.nonlinear._residual import Residual
 from learnsolve.ops.add import add
 from learnsolve.ops.core.autograd import pullback
 from learnsolve.ops.core.symmetry import symmetry

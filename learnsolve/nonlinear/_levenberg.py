@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
-from learnsolve.nonlinear.implicit import Ended
-from learnsolve.nonlinear.linear import INNER, Systems, column, norm, over
-from learnsolve.nonlinear.newton import Progress, Settings, rounding_level
-from learnsolve.nonlinear.residual import Residual
+from learnsolve.nonlinear._implicit import Ended
+from learnsolve.nonlinear._linear import INNER, Systems, column, norm, over
+from learnsolve.nonlinear._newton import Progress, Settings, rounding_level
+from learnsolve.nonlinear._residual import Residual
 from learnsolve.solvers.solution import Status
 
 _FIRST = 1e-3  # damping, relative to the largest diagonal entry of J^T J

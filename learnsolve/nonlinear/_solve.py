@@ -17,12 +17,12 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import _full as full
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import outside_of_graphs, plain_tensors
+from learnsolve.nonlinear._implicit import Ended, Implicit, Linearized, Rule
 from learnsolve.nonlinear._jacobian import as_pattern
 from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
-from learnsolve.nonlinear.implicit import Ended, Implicit, Linearized, Rule
-from learnsolve.nonlinear.linear import INNER, LINEAR, Systems, over
-from learnsolve.nonlinear.newton import Settings
-from learnsolve.nonlinear.residual import Arguments, Assembled, Residual
+from learnsolve.nonlinear._linear import INNER, LINEAR, Systems, over
+from learnsolve.nonlinear._newton import Settings
+from learnsolve.nonlinear._residual import Arguments, Assembled, Residual
 from learnsolve.ops.core.autograd import tracked
 from learnsolve.solvers.core.gradient import mapped
 from learnsolve.solvers.core.report import report

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
-from learnsolve.nonlinear.implicit import Ended
-from learnsolve.nonlinear.linear import Systems, column, norm, over
-from learnsolve.nonlinear.residual import Residual
+from learnsolve.nonlinear._implicit import Ended
+from learnsolve.nonlinear._linear import Systems, column, norm, over
+from learnsolve.nonlinear._residual import Residual
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
 _DECREASE = 1e-4  # of Armijo
