@@ -7,8 +7,6 @@ made the data? Gradient descent on the exact log-likelihood tells: the gradient 
 sparse part of the inverse.
 """
 
-import math
-
 import matplotlib.pyplot as plt
 import torch
 
@@ -35,25 +33,28 @@ data = fields + noise * torch.randn_like(fields)
 def log_likelihood(kappa, tau):
     K = root(kappa)
     Q = tau.square() * (K @ K)
-    P = Q + identity / noise**2
-    b = data / noise**2
+    P, b = Q + identity / noise**2, data / noise**2
     quadratic = (b * ls.ops.spsolve(P, b)).sum() - (data * b).sum()
     return (count * (ls.ops.logdet(Q) - ls.ops.logdet(P)) + quadratic) / 2
 
 
-theta = torch.tensor([math.log(0.8), 0.0], dtype=torch.float64, requires_grad=True)  # log κ, log τ
-optimizer = torch.optim.Adam([theta], lr=0.2)
-for _ in range(50):
+theta = torch.zeros(2, dtype=torch.float64, requires_grad=True)  # log κ, log τ
+optimizer = torch.optim.LBFGS([theta], max_iter=30, line_search_fn="strong_wolfe")
+
+
+def closure():
     optimizer.zero_grad()
-    (-log_likelihood(*theta.exp()) / (count * n * n)).backward()
-    optimizer.step()
+    (loss := -log_likelihood(*theta.exp()) / (count * n * n)).backward()
+    return loss
+
+
+optimizer.step(closure)
 
 # %%
 # Second derivatives are exact too: the curvature at the maximum gives standard errors.
 curvature = torch.autograd.functional.hessian(lambda t: -log_likelihood(*t.exp()), theta.detach())
 errors = torch.linalg.inv(curvature).diagonal().sqrt()
-for name, true, log, error in zip(("kappa", "tau"), (kappa, tau), theta.detach(), errors, strict=True):
-    print(f"{name}: {log.exp():.3f} +- {log.exp() * error:.3f}, true {true:.3f}")
+print("kappa and tau:", theta.detach().exp(), "+-", theta.detach().exp() * errors, "; true:", kappa, tau)
 
 plt.imshow(data[:, 0].reshape(n, n), cmap="RdBu", origin="lower")
 plt.show()
