@@ -68,8 +68,8 @@ void launch_columns(const RowPass<T, I>& P, cudaStream_t stream) {
     launch_columns<16, V, Sum, Dot>(P, stream);
 }
 
-// One column: as many loads at a time as an average row has entries, by few lanes, which adds them up sooner.
-// Many rows hide that one of them is long, but for those of several pieces.
+// One column: as many loads at a time as an average row has entries, by few lanes, whose total is soon made.
+// Other rows hide a long one, but not one of several pieces.
 template <bool Sum, class T, class I>
 void launch_vector(const RowPass<T, I>& P, cudaStream_t stream) {
   const int64_t mean = P.rows.nnz / P.rows.rows;

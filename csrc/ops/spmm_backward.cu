@@ -2,7 +2,7 @@
 // transposed structure.
 #include <utility>
 
-#include "ops/row_pass.cuh"
+#include "ops/spmm.cuh"
 #include "ops/spmm.h"
 
 namespace learnsolve {
@@ -27,11 +27,11 @@ std::tuple<Tensor, Tensor> csr_spmm_backward_cuda(const Tensor& ptr, const Tenso
       PassOperands<T> dot{nullptr, data<T>(o.g), data<T>(o.x), nullptr, mutable_data<T>(ga),
                           0,       o.g_step,     o.x_step,     0,       o.a_step};
       if (moved) std::swap(dot.x, dot.u), std::swap(dot.x_step, dot.u_step);
-      row_pass<false, true, T, I>(rows, values, dot, 1, o.batch);
-      return row_pass<true, false, T, I>(S, values,
-                                         {data<T>(o.values), data<T>(o.g), nullptr, mutable_data<T>(gx),
-                                          nullptr, o.a_step, o.g_step, 0, o.x_step, 0},
-                                         1, o.batch);
+      sddmm_into<T, I>(rows, values, dot, 1, o.batch);
+      return spmm_into<T, I>(S, values,
+                             {data<T>(o.values), data<T>(o.g), nullptr, mutable_data<T>(gx), nullptr,
+                              o.a_step, o.g_step, 0, o.x_step, 0},
+                             1, o.batch);
     }
     row_pass<true, true, T, I>(S, values,
                                {data<T>(o.values), data<T>(o.g), data<T>(o.x), mutable_data<T>(gx),
