@@ -56,5 +56,5 @@ curvature = torch.autograd.functional.hessian(lambda t: -log_likelihood(*t.exp()
 errors = torch.linalg.inv(curvature).diagonal().sqrt()
 print("kappa and tau:", theta.detach().exp(), "+-", theta.detach().exp() * errors, "; true:", kappa, tau)
 
-plt.imshow(data[:, 0].reshape(n, n), cmap="RdBu", origin="lower")
+plt.figure(figsize=(4, 4)).subplots().imshow(data[:, 0].reshape(n, n), cmap="RdBu", origin="lower")
 plt.show()
