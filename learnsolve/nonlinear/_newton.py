@@ -190,7 +190,7 @@ def _step(
 
 def _forcing(eta: float, ratio: float, progress: Progress, size: Tensor) -> float:
     """How far the next linear system is solved, by Eisenstat and Walker, and no further than needed."""
-    next_eta = 0.9 * ratio**2
+    next_eta = 0.9 * ratio * ratio  # ** raises where it overflows
     if 0.9 * eta**2 > 0.1:
         next_eta = max(next_eta, 0.9 * eta**2)
     needed = torch.where(progress.running, 0.5 * progress.target / size, torch.inf).min()

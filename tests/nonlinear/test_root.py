@@ -1,12 +1,14 @@
 """`root`, `fixed_point` and `least_squares`: solutions, statuses, derivatives of every kind."""
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import learnsolve as ls
+from learnsolve.nonlinear import _newton
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 
 N = ls.nonlinear
@@ -301,3 +303,9 @@ def test_float32_and_any_shape():
     assert solution.converged
     assert solution.x.shape == (2, 3)
     assert solution.x.dtype == torch.float32
+
+
+def test_a_residual_may_grow_without_bound():
+    """The next linear system is solved roughly: no error of Python's floats."""
+    progress = SimpleNamespace(running=torch.tensor([True]), target=torch.ones(1))
+    assert 0 < _newton._forcing(0.1, 1e200, progress, torch.full((1,), 1e300)) < 1
