@@ -308,4 +308,4 @@ def test_float32_and_any_shape():
 def test_a_residual_may_grow_without_bound():
     """The next linear system is solved roughly: no error of Python's floats."""
     progress = SimpleNamespace(running=torch.tensor([True]), target=torch.ones(1))
-    assert 0 < _newton._forcing(0.1, 1e200, progress, torch.full((1,), 1e300)) < 1
+    assert 0 < _newton._forcing(0.1, 1e200, progress, torch.tensor([1e300], dtype=torch.float64)) < 1
