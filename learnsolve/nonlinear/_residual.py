@@ -17,6 +17,11 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.unchanged import version
 
 
+def if_alike(y: Any, u: Tensor, made: Callable[[Tensor], Tensor]) -> Any:
+    """made(y); or y, where it is not like u: then an error names what f returned, not what it met."""
+    return made(y) if isinstance(y, Tensor) and (y.shape, y.dtype) == (u.shape, u.dtype) else y
+
+
 class _Held(Module):
     """Modules whose parameters `functional_call` replaces while a function of them runs."""
 

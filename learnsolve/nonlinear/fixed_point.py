@@ -9,6 +9,7 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.nonlinear._anderson import anderson
+from learnsolve.nonlinear._residual import if_alike
 from learnsolve.nonlinear._solve import outside, settings_of, solve
 from learnsolve.solvers.solution import Iteration, Solution
 
@@ -83,8 +84,7 @@ def fixed_point(
     )
 
     def residual(x: Tensor, *args: Any) -> Any:
-        y = g(x, *args)
-        return x - y if isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype else y
+        return if_alike(g(x, *args), x, lambda y: x - y)
 
     return solve(
         "fixed_point",

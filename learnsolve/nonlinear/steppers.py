@@ -14,6 +14,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._jacobian import as_pattern
 from learnsolve.nonlinear._newton import newton
+from learnsolve.nonlinear._residual import if_alike
 from learnsolve.nonlinear._solve import outside, settings_of, solve
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
@@ -135,12 +136,7 @@ def _steps(
     o["jacobian"] = _of_a_step(o["jacobian"], u0)
 
     def residual(v: Tensor, before: Tensor, weight: Tensor, *args: Any) -> Any:
-        y = f(v, *args)
-        return (
-            v - weight * y - before
-            if isinstance(y, Tensor) and y.shape == v.shape and y.dtype == v.dtype
-            else y
-        )
+        return if_alike(f(v, *args), v, lambda y: v - weight * y - before)
 
     ended: dict[int, Solution] = {}
 
