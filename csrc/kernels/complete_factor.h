@@ -214,6 +214,13 @@ struct CompleteFactor {
         if constexpr (LU) upper[W * F.row[q] + t] = 0;
       }
   }
+  // Column j, into its columns of the panel.
+  LS_INLINE void spread_column(Operand from, int64_t j, T* lj, T* uj) const {
+    for (int64_t q = F.ptr[j]; q < F.ptr[j + 1]; ++q) {
+      lj[W * F.row[q]] = from.l[q];
+      if constexpr (LU) uj[W * F.row[q]] = from.v[q];
+    }
+  }
   // begin(j, its columns of the panel), sums, end(j, the same): column after column. Stops at the column
   // where `end` says so, and returns it, else -1.
   template <class Begin, class End>
@@ -249,13 +256,7 @@ struct CompleteFactor {
     T *const l = columns, *const v = LU ? f + nnz : l;
     read_values(a, l, v);
     const int64_t failed = forward(
-        -1, {l, v}, nullptr,
-        [&](int64_t j, T* lj, T* uj) LS_LAMBDA {
-          for (int64_t q = F.ptr[j]; q < F.ptr[j + 1]; ++q) {
-            lj[W * F.row[q]] = l[q];
-            if constexpr (LU) uj[W * F.row[q]] = v[q];
-          }
-        },
+        -1, {l, v}, nullptr, [&](int64_t j, T* lj, T* uj) LS_LAMBDA { spread_column({l, v}, j, lj, uj); },
         [&](int64_t j, const T* lj, const T* uj) LS_LAMBDA {
           const int64_t begin = F.ptr[j];
           T d = (LU ? uj : lj)[W * j];
@@ -279,13 +280,7 @@ struct CompleteFactor {
     const Operand x{l, read_factor(f, l)}, y{zl, zv};
     read_values(a, zl, zv);
     forward(
-        -1, x, &y,
-        [&](int64_t j, T* lj, T* uj) LS_LAMBDA {
-          for (int64_t q = F.ptr[j]; q < F.ptr[j + 1]; ++q) {
-            lj[W * F.row[q]] = zl[q];
-            if constexpr (LU) uj[W * F.row[q]] = zv[q];
-          }
-        },
+        -1, x, &y, [&](int64_t j, T* lj, T* uj) LS_LAMBDA { spread_column({zl, zv}, j, lj, uj); },
         [&](int64_t j, const T* lj, const T* uj) LS_LAMBDA {
           const int64_t begin = F.ptr[j];
           const T scale = T(1) / x.v[begin], d = LU ? uj[W * j] : lj[W * j] * scale / 2;
