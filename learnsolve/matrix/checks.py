@@ -14,6 +14,7 @@ from learnsolve.matrix.convert import check_real
 from learnsolve.matrix.csr import CSR
 
 SUPPORTED = (torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
 MAKE = "; make one with CSR.from_dense, CSR.from_scipy, CSR.from_torch or CSR.from_coo"
 _IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the module"
 
@@ -58,8 +59,8 @@ def rows(function: str, name: str, x: Tensor, matrix: str, shape: tuple[int, int
         )
 
 
-def dtype(function: str, name: str, value: Tensor) -> None:
-    if value.dtype not in SUPPORTED:
+def dtype(function: str, name: str, value: Tensor, complex: bool = False) -> None:
+    if value.dtype not in SUPPORTED and not (complex and value.dtype in COMPLEX):
         check_real(function, name, value.dtype)
         raise TypeError(
             f"{function}: {name} must be float32 or float64, got {value.dtype}; convert it with "

@@ -43,8 +43,6 @@ def check_real(function: str, name: str, dtype: Any) -> None:
 
 def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPattern]:
     values, pattern = scipy_parts(S)
-    if values.is_complex():
-        check_real("CSR.from_scipy", "the matrix", values.dtype)
     return values.to(dtype), pattern
 
 

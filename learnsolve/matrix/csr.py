@@ -90,8 +90,6 @@ class CSR(Views, Habits, Immutable):
             raise TypeError(
                 f"CSR: values are on {values.device}, the pattern on {pattern.device}; use pattern.to(...)"
             )
-        if values.dtype.is_complex:
-            convert.check_real("CSR", "values", values.dtype)
         if is_dynamo_compiling():  # Dynamo knows only this way
             object.__setattr__(self, "values", values)
             object.__setattr__(self, "pattern", pattern)

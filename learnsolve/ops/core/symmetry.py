@@ -57,7 +57,7 @@ def alike(a: Tensor, b: Tensor, scale: Tensor) -> bool:
 
 
 def _equal(v: Tensor, P: SparsityPattern) -> bool:
-    turned = v.index_select(-1, P.transpose_permutation)
+    turned = v.index_select(-1, P.transpose_permutation).conj().resolve_conj()
     if torch.equal(v, turned):
         return True
     at = P.diagonal_positions

@@ -137,7 +137,7 @@ def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tupl
         if any(name != "superlu" for name in names) and symmetric(P, data):
             at = P.diagonal_positions.cpu()
             kinds = ["ldlt", "lu"]
-            if bool((at >= 0).all()) and bool((data[at] > 0).all()):
+            if bool((at >= 0).all()) and bool((data[at].real > 0).all()):
                 kinds = ["cholesky", *kinds]
     for k in kinds:
         for name in names:

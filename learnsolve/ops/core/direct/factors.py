@@ -143,7 +143,9 @@ def _judge(function: str, S: scipy.sparse.csr_array, x: np.ndarray, b: np.ndarra
 
 
 def _largest(a: np.ndarray) -> float:
-    return max(a.max(), -a.min()) if a.size else 0.0
+    if not a.size:
+        return 0.0
+    return np.abs(a).max() if np.iscomplexobj(a) else max(a.max(), -a.min())
 
 
 def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> list[Factored]:
@@ -180,7 +182,7 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
 def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how: Request) -> Factor:
     if how.kind in ("cholesky", "ldlt") and not choice.symmetric(P, data):
         raise ValueError(
-            f'{function}: kind="{how.kind}" needs a symmetric matrix, which {which} is not; use kind="lu", '
+            f'{function}: kind="{how.kind}" needs a {"Hermitian" if data.is_complex() else "symmetric"} matrix, which {which} is not; use kind="lu", '
             'or kind="auto"'
         )
     try:
@@ -213,7 +215,7 @@ def logdet(A: Factored) -> float:
 
 
 def _host(t: Tensor) -> Tensor:
-    return t.detach().resolve_neg().cpu().contiguous()
+    return t.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -28,6 +28,7 @@ import torch
 from learnsolve.ops.core.direct.backend import NotDefinite, Structure, Unreliable
 
 _TYPES = {"cholesky": 2, "ldlt": -2, "lu": 11}
+_COMPLEX = {"cholesky": 4, "ldlt": -4, "lu": 13}  # the former two of Hermitian matrices
 _ANALYZE, _FACTOR, _SOLVE, _FREE_NUMBERS, _FREE = 11, 22, 33, 0, -1
 _OUT_OF_MEMORY, _ZERO_PIVOT = (-2, -9, -10, -11), -4
 _IDLE = 8  # handles that an analysis keeps
@@ -50,7 +51,7 @@ class Pardiso:
     name: ClassVar[str] = "pardiso"
     kinds: ClassVar[tuple[str, ...]] = ("cholesky", "ldlt", "lu")
     orderings: ClassVar[dict[str, Any]] = {"nested_dissection": 2, "minimum_degree": 0}
-    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64", "complex64", "complex128")
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
         self.kind, self.n, self.structure = kind, structure.n, structure
@@ -92,6 +93,7 @@ class _Handle:
     def __init__(self, analysis: Pardiso, data: np.ndarray, matched: bool):
         self.matched, self.free = matched, True
         self.kind, self.dtype, self.n = analysis.kind, data.dtype, analysis.n
+        self.type = (_COMPLEX if self.dtype.kind == "c" else _TYPES)[self.kind]
         self.arrays = analysis.indptr, analysis.indices
         self.memory, self.parameters = np.zeros(64, np.int64), np.zeros(64, np.int32)
         self.lock = threading.Lock()
@@ -106,7 +108,7 @@ class _Handle:
             13: int(matched),
             18: -1,  # counts the entries
             21: 1,  # pivots of order 2
-            28: int(self.dtype == np.float32),
+            28: int(self.dtype in (np.float32, np.complex64)),
             34: _PARTS,
             56: int(self.kind != "lu"),  # keeps the diagonal
         }.items():
@@ -127,7 +129,7 @@ class _Handle:
                 self.memory.ctypes.data_as(POINTER(c_int64)),
                 one,
                 one,
-                byref(c_int32(_TYPES[self.kind])),
+                byref(c_int32(self.type)),
                 byref(c_int32(phase)),
                 byref(c_int32(self.n)),
                 _address(data),
@@ -173,7 +175,8 @@ class Factored:
         self.entries = int(handle.parameters[17])
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
-        transpose = transpose and self.kind == "lu"
+        if transpose and self.kind != "lu":  # the transpose of a Hermitian matrix is its conjugate
+            return self.solve(b.conj(), False).conj()
         if b.ndim == 1:
             return self.handle.call(_SOLVE, self.data, np.ascontiguousarray(b), transpose)
         # Columns are split among the threads, and the bits depend on how many each gets: always as many.
@@ -191,7 +194,7 @@ class Factored:
     def logdet(self) -> float | None:
         if self.kind == "lu":  # perhaps scaled
             return None
-        return float(np.log(np.abs(self.handle.diagonal().astype(np.float64))).sum())
+        return float(np.log(np.abs(self.handle.diagonal()), dtype=np.float64).sum())
 
     def negative(self) -> int | None:
         if self.kind == "lu":

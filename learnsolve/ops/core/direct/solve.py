@@ -25,7 +25,7 @@ def has_numbers(t: Tensor) -> bool:
 
 def check_matrix(function: str, A: CSR) -> None:
     checks.matrix(function, "A", A)
-    checks.dtype(function, "A.values", A.values)
+    checks.dtype(function, "A.values", A.values, complex=True)
     checks.square(function, "A", A.shape)
 
 
@@ -102,10 +102,11 @@ class _Solve(LinearSolve):
     def backward(ctx, g):
         values, x = ctx.saved_tensors
         pattern, transpose, factors = ctx.constants
-        y = _solve(values, g, pattern, not transpose, factors)
+        # By the conjugate transpose; of real numbers `conj` returns what it is given.
+        y = _solve(values, g.conj(), pattern, not transpose, factors).conj()
         gv = None
         if ctx.needs_input_grad[0]:
-            gv = -_values_gradient(y, x, pattern, transpose, values)
+            gv = -_values_gradient(y, x.conj(), pattern, transpose, values)
         return gv, y if ctx.needs_input_grad[1] else None, None, None, None
 
     @staticmethod

@@ -46,7 +46,7 @@ class SuperLU:
         "colamd": "COLAMD",
         "natural": "NATURAL",
     }
-    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64")
+    dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64", "complex64", "complex128")
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
         self.kind, self.ordering, self.n = kind, ordering, structure.n
@@ -128,15 +128,15 @@ class Factored:
 
     def check_definite(self) -> None:
         new = self.lu.perm_c
-        bad = ~(self.lu.U.diagonal() > 0)
+        bad = ~(self.lu.U.diagonal().real > 0)
         bad[new] |= self.lu.perm_r != new  # a pivot off the diagonal
         if bad.any():
             row = int(np.flatnonzero(new == np.argmax(bad))[0])
             raise NotDefinite(row if self.order is None else int(self.order.old[row]))
 
     def logdet(self) -> float:
-        return float(np.log(np.abs(self.lu.U.diagonal().astype(np.float64))).sum())
+        return float(np.log(np.abs(self.lu.U.diagonal()), dtype=np.float64).sum())
 
     def negative(self) -> int | None:
         on_diagonal = np.array_equal(self.lu.perm_r, self.lu.perm_c)
-        return int((self.lu.U.diagonal() < 0).sum()) if on_diagonal else None
+        return int((self.lu.U.diagonal().real < 0).sum()) if on_diagonal else None
