@@ -15,7 +15,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.ops.core.dots import combination, scaled
 from learnsolve.solvers.core.door import solve
-from learnsolve.solvers.core.vectors import divide, dot, extended, root, size
+from learnsolve.solvers.core.vectors import divide, dot, extended, root, size, square
 from learnsolve.solvers.options import SolverOptions, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status
 
@@ -33,7 +33,8 @@ class State(NamedTuple):
 
 
 class GeneralizedMinimalResidual:
-    """Arnoldi, orthogonalized twice, preconditioned from the right."""
+    """Arnoldi, orthogonalized twice, preconditioned from the right. Of complex numbers the rotations are
+    ((conj(c), s), (-s, c)) with real sines."""
 
     steps = (2, 0)  # see core/advance.py
 
@@ -44,7 +45,7 @@ class GeneralizedMinimalResidual:
         return iterations + max(iterations - 1, 0) // self.restart
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
-        length = root(dot(r, r))
+        length = root(square(r))
         v = divide(r, length, running)
         none = length.new_empty((0, *length.shape))
         basis, directions = v.unsqueeze(0), v.new_empty((0, *v.shape))
@@ -68,22 +69,22 @@ class GeneralizedMinimalResidual:
         again = dot(V, w)
         w = w - combination(again, V)
         h = h + again
-        below = root(dot(w, w))
+        below = root(square(w))
         # What is left of A z may be rounding errors only: the basis is then complete.
         noise = 10 * torch.finfo(w.dtype).eps * largest
         below = torch.where(below.detach() <= noise, 0, below)
         column = (Q * h).sum(1)
-        diagonal = root(column[-1] * column[-1] + below * below)
+        diagonal = root((column[-1] * column[-1].conj()).real + below * below)
         c, s = divide(column[-1], diagonal, running), divide(below, diagonal, running)
         direction = z
         if j:
             direction = z - combination(column[:-1], P)
         p = divide(direction, diagonal, running)
         v = divide(w, below, running)
-        x = x + scaled(c * eta, p)
+        x = x + scaled(c.conj() * eta, p)
         eta_next = -s * eta
-        # r_j = s_j^2 r_{j-1} + c_j eta_{j+1} v_{j+1}
-        r = scaled(s * s, r) + scaled(c * eta_next, v)
+        # r_j = s_j^2 r_{j-1} + conj(c_j) eta_{j+1} v_{j+1}
+        r = scaled(s * s, r) + scaled(c.conj() * eta_next, v)
         new = State(
             x,
             r,
@@ -101,9 +102,9 @@ class GeneralizedMinimalResidual:
 def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
     """The product with one more rotation, of the last row and a new one."""
     last = Q[-1:]
-    rows = torch.cat((Q[:-1], c * last, -s * last))
+    rows = torch.cat((Q[:-1], c.conj() * last, -s * last))
     one = torch.zeros_like(rows[:, :1])
-    one[-2:, 0] = torch.stack((s, c))
+    one[-2:, 0] = torch.stack((s.to(c), c))
     return torch.cat((rows, one), 1)
 
 

@@ -32,10 +32,26 @@ SPLIT = 32768  # at::internal::GRAIN_SIZE
 
 
 def dots(u: Tensor, v: Tensor, keepdim: bool = False) -> Tensor:
-    """<u, v> of each column, (..., k), for u and v (..., n, k); of all rows, where processes share them."""
+    """<u, v> of each column, (..., k), for u and v (..., n, k); of all rows, where processes share them. Of
+    complex ones u is conjugated."""
+    if u.is_complex():
+        return _complex_dots(u, v, keepdim)
     if u.numel() < SPLIT and v.numel() < SPLIT:
         return across.total((u * v).sum(-2, keepdim))
     return across.total(ordered_dots(u, v).unsqueeze(-2) if keepdim else ordered_dots(u, v))
+
+
+def _complex_dots(u: Tensor, v: Tensor, keepdim: bool) -> Tensor:
+    """By real columns: Re <u, v>, and Im <u, v> = Re <u, -i v>."""
+    if u.numel() < SPLIT and v.numel() < SPLIT:
+        return across.total((u.conj() * v).sum(-2, keepdim))
+    parts = [dots(_parts(u), _parts(w), keepdim).unflatten(-1, (-1, 2)).sum(-1) for w in (v, -1j * v)]
+    return torch.complex(*parts)
+
+
+def _parts(v: Tensor) -> Tensor:
+    """Real columns (..., n, 2 k) of complex ones."""
+    return torch.view_as_real(v.resolve_conj()).flatten(-2)
 
 
 def ordered_dots(u: Tensor, v: Tensor) -> Tensor:
@@ -48,6 +64,12 @@ def scaled(a: Tensor | float, v: Tensor) -> Tensor:
     gradient is a dot."""
     if v.numel() < SPLIT or not isinstance(a, Tensor) or not tracked(a):
         return a * v
+    if v.is_complex() and a.dim() > 1 and a.shape[-2] == 1:
+        both = a.expand((*a.shape[:-2], 1, v.shape[-1])).repeat_interleave(2, -1)
+        parts = scaled(both.real, _parts(v))
+        if a.is_complex():
+            parts = parts + scaled(both.imag, _parts(1j * v))
+        return torch.view_as_complex(parts.unflatten(-1, (-1, 2)))
     if v.dim() == 1:
         return scaled(a.reshape(1, 1), v.unsqueeze(-1)).squeeze(-1) if a.numel() == 1 else a * v
     if a.dim() > 1 and a.shape[-2] != 1:
@@ -87,7 +109,7 @@ def combination(a: Tensor, v: Tensor) -> Tensor:
     """sum_j a_j o v_j, (..., n, k), for a (j, ..., 1, k) and v (j, ..., n, k)."""
     if v.numel() < SPLIT:
         return (a * v).sum(0)
-    if v.dim() == 3:
+    if v.dim() == 3 and not v.is_complex():
         return dispatch(_Columns, (a.squeeze(-2), v), _U, True)
     out = scaled(a[0], v[0])
     for i in range(1, len(a)):

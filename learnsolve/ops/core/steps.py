@@ -18,10 +18,10 @@ def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     """||r|| along `dim`, the last axis but one, or the last of vectors. Its derivatives at zero are zero; the
     second one of `vector_norm` is NaN there."""
     if dim == -1 or r.dim() == 1:
-        square = dots(r.unsqueeze(-1), r.unsqueeze(-1))
+        square = dots(r.unsqueeze(-1), r.unsqueeze(-1)).real
         square = square if keepdim else square.squeeze(-1)
     else:
-        square = dots(r, r, keepdim)
+        square = dots(r, r, keepdim).real
     if not torch.is_grad_enabled():
         return square.sqrt()
     zero = square == 0

@@ -144,6 +144,7 @@ def _fitting_steps(method: Any, system: System) -> CompiledSteps | None:
         and b.dim() == 2
         and b.shape[1] == 1
         and values.dim() == 1
+        and not values.is_complex()
         and len(b)
     ):
         return None

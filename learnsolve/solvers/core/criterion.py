@@ -98,7 +98,7 @@ class ResidualNorm:
     def target_for(self, b: Tensor, length: Tensor) -> Tensor:
         relative = self.rtol * length
         if isinstance(self.atol, Tensor):
-            return torch.maximum(relative, self.atol.to(b))
+            return torch.maximum(relative, self.atol.to(length))
         return relative.clamp(min=self.atol) if self.atol else relative
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.autocast import full_precision
 from learnsolve.solvers.core.system import Operator
+from learnsolve.solvers.core.vectors import conjugate
 
 Edge = tuple[Any, int]  # a node of autograd's graph, and which of its results
 
@@ -110,7 +111,7 @@ class _Pullback(torch.autograd.Function):
         y, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
         with torch.enable_grad():
             first = partial_derivatives((y * ctx.product(x)).sum(), ctx.parameters, True)
-            total = torch.stack([(a * b).sum() for a, b in zip(first, h, strict=True)]).sum()
+            total = torch.stack([(a * b.conj()).sum().real for a, b in zip(first, h, strict=True)]).sum()
             return None, *partial_derivatives(total, (y, x, *ctx.parameters), False)
 
 
@@ -191,16 +192,21 @@ def on_columns(
     return apply
 
 
-def on_host(function: str, name: str, A: scipy.sparse.linalg.LinearOperator) -> Callable[..., Tensor]:
+def on_host(
+    function: str, name: str, A: scipy.sparse.linalg.LinearOperator, complex: bool = False
+) -> Callable[..., Tensor]:
     """Products with a SciPy operator, or its transpose, as a function of blocks of columns."""
 
-    convert.check_real(function, f"the LinearOperator {name}", A.dtype)
+    if not complex:
+        convert.check_real(function, f"the LinearOperator {name}", A.dtype)
 
     def product(X: np.ndarray, transpose: bool) -> np.ndarray:
-        Y = np.asarray(A.rmatmat(X) if transpose else A.matmat(X))
+        # `rmatmat` is by the conjugate transpose.
+        Y = np.asarray(A.rmatmat(X.conj()) if transpose else A.matmat(X))
         # Its dtype need not be what the operator says.
-        convert.check_real(function, f"the result of the LinearOperator {name}", Y.dtype)
-        return Y
+        if not complex:
+            convert.check_real(function, f"the result of the LinearOperator {name}", Y.dtype)
+        return Y.conj() if transpose and complex else Y
 
     def apply(x: Tensor, transpose: bool = False) -> Tensor:
         if x.shape[:-2].numel() == 0:
@@ -218,7 +224,7 @@ class _Host(torch.autograd.Function):
 
     @staticmethod
     def forward(x, product, transpose):
-        blocks = x.detach().cpu().reshape(x.shape[:-2].numel(), *x.shape[-2:])
+        blocks = x.detach().resolve_conj().cpu().reshape(x.shape[:-2].numel(), *x.shape[-2:])
         out = [torch.from_numpy(np.ascontiguousarray(product(block.numpy(), transpose))) for block in blocks]
         y = torch.stack(out)
         return y.reshape(*x.shape[:-2], *y.shape[1:]).to(x)
@@ -229,7 +235,7 @@ class _Host(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
-        return _Host.apply(g, ctx.product, not ctx.transpose), None, None
+        return conjugate(_Host.apply(conjugate(g), ctx.product, not ctx.transpose)), None, None
 
     @staticmethod
     def jvp(ctx, t, *_):  # type: ignore[override]

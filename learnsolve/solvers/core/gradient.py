@@ -5,6 +5,9 @@ Implicit, for any method that finds x: with lambda = A^-T xbar,
 
     bbar = lambda,    Abar = -lambda x^T on the pattern (for a callable A: the gradient of -<lambda, A x>).
 
+Complex numbers follow torch's convention: the transpose becomes the conjugate transpose, by
+conj(lambda) = A^-T conj(xbar), and x^T becomes x^H.
+
 lambda is found by the same method on the transpose, itself differentiable by the same rule, so that
 derivatives of any order exist. In forward mode, dx = A^-1 (db - dA x).
 
@@ -42,6 +45,7 @@ from learnsolve.ops.core import across
 from learnsolve.ops.core.autograd import keep_for_forward_mode, tracked
 from learnsolve.solvers.core.functions import Function
 from learnsolve.solvers.core.system import Outcome
+from learnsolve.solvers.core.vectors import conjugate
 from learnsolve.solvers.solution import Report, Solution, SolverError
 
 if TYPE_CHECKING:
@@ -174,10 +178,10 @@ class Implicit(torch.autograd.Function):
     def backward(ctx, g):  # type: ignore[override]
         x, *parameters = ctx.saved_tensors
         problem: Problem = ctx.problem.with_parameters(tuple(parameters))
-        y = problem.adjoint().linear(g, "adjoint solve of the backward", ctx.report)
+        y = problem.adjoint().linear(conjugate(g), "adjoint solve of the backward", ctx.report)
         need = ctx.needs_input_grad[4:]
         grads = problem.A.pullback(-y, x) if any(need) else (None,) * len(parameters)
-        return None, None, None, y if ctx.needs_input_grad[3] else None, *grads
+        return None, None, None, conjugate(y) if ctx.needs_input_grad[3] else None, *grads
 
     @staticmethod
     def jvp(ctx, _s, _r, _x, tb, *tangents):  # type: ignore[override]

@@ -17,7 +17,7 @@ from learnsolve.ops.block_batch import BlockBatch, Layout
 from learnsolve.ops.core.product import product, sampled
 from learnsolve.solvers.core.functions import Function, Watched, on_columns, on_host
 from learnsolve.solvers.core.system import Map, Operator
-from learnsolve.solvers.core.vectors import largest, safe_size
+from learnsolve.solvers.core.vectors import conjugate, largest, safe_size
 from learnsolve.solvers.options import Options
 
 
@@ -44,7 +44,7 @@ class Matrix(Operator):
 
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
         u, w = (x, y) if self.transpose else (y, x)
-        return (sampled(u, w, self.A.pattern).sum_to_size(self.A.values.shape),)
+        return (conjugate(sampled(u, w, self.A.pattern).sum_to_size(self.A.values.shape)),)
 
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
         assert tangents[0] is not None
@@ -181,12 +181,12 @@ def as_operator(
                 f"{function}: parameters belong to a callable A; a {type(A).__name__}'s are its values"
             )
         matrix = A if isinstance(A, CSR) else A.matrix
-        checks.dtype(function, "A.values", matrix.values)
+        checks.dtype(function, "A.values", matrix.values, b.is_complex())
         return Matrix(A) if isinstance(A, CSR) else Blocks(A, Matrix(matrix))
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
         if parameters:
             raise ValueError(f"{function}: parameters belong to a callable A; a LinearOperator has none")
-        forward = on_host(function, "A", A)
+        forward = on_host(function, "A", A, b.is_complex())
         return Function(function, forward, lambda x: forward(x, True), ())
     if not callable(A):
         raise TypeError(
@@ -225,7 +225,7 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
             )
         return Matrix(M)
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
-        return on_host(function, name, M)
+        return on_host(function, name, M, b.is_complex())
     if not callable(M):
         raise TypeError(
             f"{function}: {name} must be a callable r -> M r, a CSR or a LinearOperator, got "

@@ -15,7 +15,7 @@ from torch import Tensor
 from learnsolve.ops.core import across
 from learnsolve.ops.core.across import rows
 from learnsolve.solvers.core.system import Outcome, System
-from learnsolve.solvers.core.vectors import divide, dot, size
+from learnsolve.solvers.core.vectors import conjugate, divide, dot, size
 from learnsolve.solvers.solution import CODE, ConvergenceWarning, Solution, SolverError, Status, worst
 
 _SILENT = {Status.CONVERGED, Status.STOPPED_BY_CALLBACK}
@@ -108,7 +108,7 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tenso
     share, constant = 0.0, False
     for number, y in enumerate((torch.ones_like(b), r, x, _least_residual(A, At, b))):
         y = divide(y, size(y), torch.isfinite(size(y)))
-        part, image = dot(y, b).abs() / size(b).clamp(min=torch.finfo(b.dtype).tiny), size(At(y))
+        part, image = dot(y.conj(), b).abs() / size(b).clamp(min=torch.finfo(b.dtype).tiny), size(At(y))
         tells = (part * _norm(At, y) >= limit * image) | (part * norm_b >= sure * image)
         tells = (part > eps**0.5) & tells & (lost | broken).unsqueeze(-2)
         if bool(tells.any()):
@@ -131,14 +131,14 @@ def _norm(A: Any, y: Tensor) -> Tensor:
 def _least_residual(A: Any, At: Any, b: Tensor) -> Tensor:
     """b - A x after some steps of conjugate gradients for least squares. Directions and their images have a
     length of about one, whatever A's: no square leaves the dtype's range."""
-    r, s = b, At(b)
+    r, s = b, conjugate(At(conjugate(b)))
     length = size(s)
     p = divide(s, length, length > 0)
     for _ in range(min(_STEPS, rows(b))):
         q = A(p)
         q = divide(q, size(q), size(q) > 0)
         r = r - dot(q, r) * q
-        s, before = At(r), length
+        s, before = conjugate(At(conjugate(r))), length
         length = size(s)
         p = divide(s, length, length > 0) + divide(length, before, before > 0) * p
     return r

@@ -44,7 +44,7 @@ class Operator:
         raise NotImplementedError
 
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of <y, A x> for the parameters, differentiable."""
+        """The gradient of y^T A x for the parameters, differentiable: its conjugate derivative."""
         raise NotImplementedError
 
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:

@@ -24,7 +24,7 @@ from learnsolve.solvers.core.vectors import largest, size, surely_finite
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
 # Exponents of two that are ordinary. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
-ORDINARY = {torch.float32: 20, torch.float64: 150}
+ORDINARY = {torch.float32: 20, torch.float64: 150, torch.complex64: 20, torch.complex128: 150}
 
 
 def in_units(system: System, method: Any) -> tuple[System, Any]:
@@ -158,7 +158,7 @@ def _surely_ordinary(system: System) -> bool:
     if not isinstance(A, Matrix) or not isinstance(negligible, (int, float)) or negligible > limit:
         return False
     values, n = A.A.values, b.shape[-2]
-    if values.dim() != 1 or values.numel() == 0 or not values.is_cpu or not b.is_cpu or b.numel() != n:
+    if values.dim() != 1 or values.numel() == 0 or values.is_complex() or not values.is_cpu or not b.is_cpu or b.numel() != n:
         return False
     least, most = torch.aminmax(values.detach())
     # The largest entry of b is at least ||b|| / sqrt(n).

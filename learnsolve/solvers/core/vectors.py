@@ -1,6 +1,6 @@
 """Arithmetic on blocks of columns (..., n, k), whose derivatives are finite wherever a column has stopped."""
 
-import math
+import cmath
 
 import torch
 from torch import Tensor
@@ -10,8 +10,17 @@ from learnsolve.ops.core.dots import SPLIT, dots, scaled
 
 
 def dot(u: Tensor, v: Tensor) -> Tensor:
-    """<u, v> of each column, (..., 1, k)."""
+    """<u, v> of each column, (..., 1, k); of complex ones with u conjugated."""
     return dots(u, v, True)
+
+
+def square(u: Tensor) -> Tensor:
+    """<u, u> of each column, a real number."""
+    return dots(u, u, True).real
+
+
+def conjugate(t: Tensor) -> Tensor:
+    return t.conj().resolve_conj() if t.is_complex() else t
 
 
 def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
@@ -41,7 +50,7 @@ def safe_size(u: Tensor) -> Tensor:
 
 def surely_finite(t: Tensor) -> bool:
     """All of it, at the cost of a pass: a sum of finite numbers may overflow."""
-    return math.isfinite((t if t.numel() == 1 else t.detach().sum()).item())
+    return cmath.isfinite((t if t.numel() == 1 else t.detach().sum()).item())
 
 
 def largest(u: Tensor, dim: int) -> Tensor:
@@ -57,7 +66,7 @@ def size(u: Tensor) -> Tensor:
     u = u.detach()
     if u.numel() < SPLIT and across() is None:
         return torch.linalg.vector_norm(u, dim=-2, keepdim=True)
-    return dot(u, u).sqrt()
+    return square(u).sqrt()
 
 
 def extended(vectors: Tensor, j: int, v: Tensor, most: int) -> Tensor:
