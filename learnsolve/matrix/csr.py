@@ -261,7 +261,7 @@ class CSR(Views, Habits, Immutable):
             else:
                 raise TypeError(f"CSR.to: expected a device or a dtype, got {type(arg).__name__}")
         check_device("CSR.to", device)
-        return CSR(self.values.to(device=device, dtype=dtype), self.pattern.to(device))
+        return CSR(convert.cast("CSR.to", self.values, dtype, device), self.pattern.to(device))
 
     def detach(self) -> CSR:
         """The same values, not copied, without their history."""

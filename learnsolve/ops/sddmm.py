@@ -48,7 +48,7 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
         pattern = pattern.pattern
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(f"sddmm: pattern must be a SparsityPattern or a CSR, got {type(pattern).__name__}")
-    checks.dtype("sddmm", "U", U)
+    checks.dtype("sddmm", "U", U, or_complex=True)
     if V.dtype != U.dtype or U.device != pattern.device or V.device != pattern.device:
         raise TypeError(
             f"sddmm: U ({U.dtype}, {U.device}) and V ({V.dtype}, {V.device}) must have one dtype and the "

@@ -45,8 +45,8 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     """
     checks.matrix("spmm", "A", A)
     values, pattern = A.values, A.pattern
-    checks.dtype("spmm", "A.values", values)
-    checks.same_kind("spmm", "x", x, values)
+    checks.dtype("spmm", "A.values", values, or_complex=True)
+    checks.same_kind("spmm", "x", x, values, or_complex=True)
     if x.dim() == 0:
         raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
     checks.flag("spmm", "transpose", transpose)
