@@ -87,6 +87,7 @@ class Preconditioner:
     """
 
     linear: bool = True
+    takes_complex: bool = False
     symmetric: bool = False
     shape: tuple[int, int]
     batch_shape: torch.Size = torch.Size()
@@ -102,7 +103,7 @@ class Preconditioner:
         """For a preconditioner made of the square matrix A and of `others`, tensors or floats."""
         name = type(self).__name__
         checks.matrix(name, "A", A)
-        checks.dtype(name, "A.values", A.values)
+        checks.dtype(name, "A.values", A.values, self.takes_complex)
         checks.square(name, "A", A.shape)
         if finite:
             check_finite(name, A)

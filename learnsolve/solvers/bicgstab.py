@@ -41,6 +41,7 @@ class BiCGSTAB:
         return 2 * iterations
 
     steps = (1, 5)  # see core/advance.py
+    takes_complex = True
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> State:
         none, one = torch.zeros_like(r), torch.ones_like(r[..., :1, :])

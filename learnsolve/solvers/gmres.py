@@ -37,6 +37,7 @@ class GeneralizedMinimalResidual:
     ((conj(c), s), (-s, c)) with real sines."""
 
     steps = (2, 0)  # see core/advance.py
+    takes_complex = True
 
     def __init__(self, restart: int):
         self.restart = restart

@@ -75,6 +75,8 @@ def _values_gradient(u: Tensor, w: Tensor, pattern: SparsityPattern, transpose: 
     """dPhi/dv for y-side u and x-side w, in the shape of `like`."""
     if transpose:
         u, w = w, u
+    if complex.either(u, w):
+        return sampled(u, w, pattern).sum_to_size(like.shape)
     return gradient(_Product, _VALUES, w, _X, u, like, pattern)
 
 

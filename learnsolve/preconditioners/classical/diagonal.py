@@ -1,5 +1,6 @@
 """A diagonal that may carry a graph."""
 
+import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
@@ -39,14 +40,13 @@ class Diagonal(Preconditioner):
     True
     """
 
-    symmetric = True
     is_diagonal = True  # `pcg_form` computes nothing
     d: Tensor
 
     def __init__(self, d: Tensor):
         name = type(self).__name__
         checks.tensor(name, "d", d)
-        checks.dtype(name, "d", d)
+        checks.dtype(name, "d", d, or_complex=True)
         if d.dim() == 0:
             raise ValueError(f"{name}: d must have shape (n,) or (..., n), got a scalar; use d.expand(n)")
         if readable(d) and not (good := d.detach().isfinite()).all():
@@ -63,6 +63,23 @@ class Diagonal(Preconditioner):
 
     def _columns(self, R: Tensor) -> Tensor:
         return self.d.unsqueeze(-1) * R
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self._columns(R)
+
+    @property
+    def symmetric(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of a complex d: Hermitian, so that d is real up to rounding."""
+        d = self.d
+        return not d.is_complex() or bool((d.imag.abs() <= 64 * torch.finfo(d.dtype).eps * d.abs()).all())
+
+    @property
+    def T(self) -> Preconditioner:
+        return self
+
+    def real_form(self) -> Preconditioner:
+        """Of a Hermitian one, on the rows of ops/core/interleaved.py."""
+        return Diagonal(self.d.real.repeat_interleave(2, -1)) if self.symmetric else self
 
     def pcg_form(self) -> tuple[str, Tensor, None]:
         return "diagonal", self.d, None

@@ -173,7 +173,8 @@ class Factorization(Preconditioner):
 
     @property
     def T(self) -> Factorization | TransposedFactorization:
-        return self if self.symmetric else TransposedFactorization(self)
+        same = self.symmetric and not self.A.values.is_complex()
+        return self if same else TransposedFactorization(self)
 
     @property
     def symmetric(self) -> bool:

@@ -10,6 +10,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.symmetry import symmetric_pattern, symmetry
 from learnsolve.ops.incomplete import ic0, ilu0, mic0
 from learnsolve.preconditioners.base import Preconditioner
+from learnsolve.preconditioners.classical.complex_form import of_complex
 from learnsolve.preconditioners.classical.factored import Factored
 
 
@@ -51,6 +52,9 @@ class IC0(Factored):
     >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations / 2
     True
     """
+
+    hermitian = True
+    __new__ = of_complex
 
     def __init__(
         self,
@@ -153,6 +157,9 @@ class ILU0(Factored):
     >>> ls.preconditioners.ILU0(A)(torch.tensor([3.0, 9.0]))  # no fill is dropped: A^-1 r
     tensor([1., 1.])
     """
+
+    hermitian = False
+    __new__ = of_complex
 
     def __init__(
         self,

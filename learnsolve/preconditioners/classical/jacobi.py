@@ -50,6 +50,8 @@ class Jacobi(Diagonal):
     True
     """
 
+    takes_complex = True
+
     def __init__(self, A: CSR, weight: float | Tensor = 1.0):
         Preconditioner.__init__(self, A, weight)
         self.weight, self._inverse = _checked(weight, A), shared_inverse_diagonal(A, "Jacobi")

@@ -25,19 +25,33 @@ def check_system(
     name: str, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
 ) -> tuple[Operator, torch.Size]:
     """A as the loops see it, and its batch axes."""
-    check_b(name, b)
+    check_b(name, b, or_complex=True)
     check_options(name, options)
+    if b.is_complex():
+        check_complex(name, A, options)
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric, blocks=True)
     batch = check_operands(name, A, b)
     check_x0(name, x0, b)
     return operator, batch
 
 
-def check_b(name: str, b: Any) -> None:
+def check_complex(name: str, A: Any, options: Options) -> None:
+    if isinstance(A, BlockBatch) or hasattr(A, "as_operator"):
+        raise NotImplementedError(
+            f"{name}: takes no complex {type(A).__name__}; give A as a CSR, a LinearOperator or a callable"
+        )
+    if options.null_space is not None:
+        raise NotImplementedError(
+            f"{name}: null_space takes no complex values; solve the real system whose matrix "
+            "learnsolve.ops.real_form makes, and whose null vectors are those of A and i times them"
+        )
+
+
+def check_b(name: str, b: Any, or_complex: bool = False) -> None:
     checks.tensor(name, "b", b)
     if b.dim() == 0:
         raise ValueError(f"{name}: b must have shape (n,) or (..., n, k), got a scalar; use b.reshape(1)")
-    checks.dtype(name, "b", b)
+    checks.dtype(name, "b", b, or_complex)
 
 
 def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:

@@ -21,6 +21,7 @@ from learnsolve.solvers.core.arguments import (
     check_system,
     refuse_what_has_no_implicit_gradient,
 )
+from learnsolve.solvers.core.complex_values import complex_solution, real_system
 from learnsolve.solvers.core.criterion import ResidualNorm
 from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.graph import traced_solve
@@ -49,6 +50,8 @@ def solve(
     of M, or else runs without one.
     """
     if torch.compiler.is_dynamo_compiling():
+        if _needs_real_form(method, b):
+            return _by_real_form(name, method, A, b, x0, options, symmetric)
         traced = traced_solve(name, method, A, b, x0, options, symmetric)
         if traced is None:
             return _outside(name, method, A, b, x0, options, symmetric, needs_transposed_M)
@@ -56,6 +59,8 @@ def solve(
     check_not_exported(name)
     start = time.perf_counter()
     A, b, x0 = operands(name, A, b, x0)
+    if _needs_real_form(method, b):
+        return _by_real_form(name, method, A, b, x0, options, symmetric)
     operator, batch = check_system(name, A, b, x0, options, symmetric)
     layout = operator.layout if isinstance(operator, Blocks) else None
     columns = Columns(b.dim() == 1, batch, layout)
@@ -109,6 +114,18 @@ def solve(
     if solution.x.is_cpu:  # a device would have to be waited for
         solution.seconds = time.perf_counter() - start
     return solution
+
+
+def _needs_real_form(method: Method, b: Any) -> bool:
+    return isinstance(b, Tensor) and b.is_complex() and not hasattr(method, "takes_complex")
+
+
+def _by_real_form(
+    name: str, method: Method, A: Any, b: Tensor, x0: Any, options: Options, symmetric: bool
+) -> Solution:
+    flexible = getattr(method, "flexible", False)
+    A, b, x0, options = real_system(name, A, b, x0, options, flexible)
+    return complex_solution(solve(name, method, A, b, x0, options, symmetric))
 
 
 _outside = outside_of_graphs(

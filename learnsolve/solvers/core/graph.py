@@ -45,6 +45,8 @@ def traced_solve(
     operator `iterations` is a tensor, and to a tolerance `residual_norms` are the first and the last."""
     if transformed() or name not in KRYLOV or not isinstance(A, CSR) or not isinstance(b, Tensor):
         return None
+    if b.is_complex():
+        return None
     if options.callback is not None or options.parameters or options.transpose is not None:
         return None
     null = options.null_space
@@ -176,7 +178,7 @@ class Call(NamedTuple):
         n, M = len(crow) - 1, None
         if m is not None:
             shape = (n, self.factor_columns)
-            M = _OfForm(self.kind, m, _pattern(factor[0], factor[1], shape) if factor else None)
+            M = OfForm(self.kind, m, _pattern(factor[0], factor[1], shape) if factor else None)
         return CSR(values, _pattern(crow, col, (n, n))), b, x0, M, null
 
     def run(self, A: CSR, b: Tensor, x0: Tensor | None, M: Any, null: list[Any]) -> tuple[Solution, Tensor]:
@@ -281,7 +283,7 @@ def _backward(ctx, gx, gnorms, *_):
 solve.register_autograd(_backward, setup_context=_keep)
 
 
-class _OfForm:
+class OfForm:
     """A preconditioner given by its compiled form."""
 
     symmetric = True

@@ -25,7 +25,7 @@ def has_numbers(t: Tensor) -> bool:
 
 def check_matrix(function: str, A: CSR) -> None:
     checks.matrix(function, "A", A)
-    checks.dtype(function, "A.values", A.values, complex=True)
+    checks.dtype(function, "A.values", A.values, or_complex=True)
     checks.square(function, "A", A.shape)
 
 

@@ -1,0 +1,80 @@
+"""Preconditioners of complex matrices by those of their real forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import matrix
+from learnsolve.ops.core.interleaved import complex_rows, real_matrix, real_pattern, real_rows
+from learnsolve.preconditioners.base import Preconditioner, Transposed
+
+
+class ComplexForm(Preconditioner):
+    """What `IC0` and `ILU0` of a complex matrix are: the factor of its real form, in which the entry a + ib is
+    the block ((a, -b), (b, a)). The pattern is closed under such blocks, so that the real factor is the complex
+    one, entry for entry.
+
+    Attributes
+    ----------
+    real : Preconditioner, the factor of the real form
+    """
+
+    def __init__(self, real: Preconditioner, values: Tensor, phase: Tensor | None = None):
+        self.real, self.phase, self.symmetric = real, phase, real.symmetric and phase is None
+        self.shape = (real.shape[0] // 2, real.shape[1] // 2)
+        self.batch_shape, self.depends_on = real.batch_shape, (values,)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        R = R if self.phase is None else self.phase.unsqueeze(-1) * R
+        return complex_rows(self.real._columns(real_rows(R)))
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        """M^T R, by the transpose of the real form, which is that of the conjugate transpose."""
+        Z = complex_rows(self.real.T._columns(real_rows(R.conj()))).conj()
+        return Z if self.phase is None else self.phase.unsqueeze(-1) * Z
+
+    @property
+    def T(self) -> Preconditioner:
+        return Transposed(self)
+
+    def real_form(self) -> Preconditioner:
+        return self.real if self.phase is None else self
+
+    def _converted(self, **kind: Any) -> Preconditioner:
+        raise NotImplementedError("a preconditioner of a complex matrix: make it again of A.to(...)")
+
+    def __repr__(self) -> str:
+        return f"ComplexForm({self.real!r})"
+
+
+def of_complex(cls: Any, *args: Any, **keywords: Any) -> Any:
+    """`__new__` of a preconditioner: of a complex A, that of its real form."""
+    A = matrix(args[0] if args else keywords.get("A"))
+    if not (isinstance(A, CSR) and A.values.is_complex()):
+        return object.__new__(cls)
+    if args:
+        args = args[1:]
+    keywords.pop("A", None)
+    name = cls.__name__
+    checks.square(name, "A", A.shape)
+    if isinstance(keywords.get("shift"), Tensor):
+        raise NotImplementedError(f"{name}: of a complex matrix shift must be a number, got a tensor")
+    if keywords.get("pattern") is not None:
+        keywords["pattern"] = real_pattern(keywords["pattern"])
+    phase = None if cls.hermitian else _phase(A)
+    B = A if phase is None else A.with_values(A.values * phase.index_select(-1, A.pattern.row_indices))
+    return ComplexForm(cls(real_matrix(B), *args, **keywords), A.values, phase)
+
+
+def _phase(A: CSR) -> Tensor | None:
+    """Rows times these have a real, positive diagonal, so that elimination within a block is stable."""
+    d = A.diagonal()
+    size = d.abs()
+    if bool(((d.real > 0) & (d.imag.abs() <= d.real)).all()):
+        return None
+    return torch.where(size > 0, d.conj() / torch.where(size > 0, size, 1), 1)

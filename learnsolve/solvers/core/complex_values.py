@@ -1,0 +1,91 @@
+"""Complex systems for methods whose coefficients are real: they solve the real form (ops/core/interleaved.py),
+whose iterates, norms, statuses and derivatives are those of the complex system."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import scipy.sparse.linalg
+from torch import Tensor
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core.interleaved import complex_rows, real_matrix, real_rows
+from learnsolve.solvers.core.arguments import check_b, check_complex, check_symmetric, check_x0, refuse_what_learns
+from learnsolve.solvers.core.functions import on_host
+from learnsolve.solvers.core.graph import OfForm
+from learnsolve.solvers.core.operators import compiled_form
+from learnsolve.solvers.options import Options
+from learnsolve.solvers.solution import Solution
+
+
+def real_system(
+    name: str, A: Any, b: Tensor, x0: Tensor | None, options: Options, flexible: bool
+) -> tuple[Any, Tensor, Tensor | None, Options]:
+    """A, b, x0 and the options of the real form of a Hermitian system."""
+    check_b(name, b, or_complex=True)
+    check_x0(name, x0, b)
+    check_complex(name, A, options)
+    if options.M is not None and not flexible:
+        check_symmetric(name, options.M)
+    implicit = options.gradient == "implicit"
+    if implicit:
+        refuse_what_learns(name, None, options.M, (A.values,) if isinstance(A, CSR) else ())
+    callback = options.callback
+    real = replace(
+        options,
+        M=_preconditioner(name, options.M, b, implicit),
+        callback=None if callback is None else lambda at: callback(at._replace(x=complex_rows(at.x))),
+    )
+    return _matrix(name, A, b), real_rows(b), None if x0 is None else real_rows(x0), real
+
+
+def complex_solution(solution: Solution) -> Solution:
+    solution.x = complex_rows(solution.x)
+    return solution
+
+
+def _matrix(name: str, A: Any, b: Tensor) -> Any:
+    if isinstance(A, CSR):
+        checks.same_kind(name, "b", b, A.values)
+        return real_matrix(A)
+    if isinstance(A, scipy.sparse.linalg.LinearOperator):
+        return _on_real_rows(_of_vectors(on_host(name, "A", A, True)))
+    if not callable(A):
+        raise TypeError(
+            f"{name}: with complex values A must be a CSR, a LinearOperator of SciPy or a callable, got "
+            f"{type(A).__name__}"
+        )
+    return _on_real_rows(A)
+
+
+def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
+    """M on real rows; constant where a solution does not depend on it."""
+    if M is None:
+        return None
+    if isinstance(M, CSR):
+        checks.same_kind(name, f"M.values", M.values, b)
+        return real_matrix(M.detach() if implicit else M)
+    if isinstance(M, scipy.sparse.linalg.LinearOperator):
+        return _on_real_rows(_of_vectors(on_host(name, "M", M, True)))
+    form = compiled_form(M.real_form()) if hasattr(M, "real_form") else None
+    if form is not None:
+        kind, m, factor = form
+        return OfForm(kind, m if m is None or not implicit else m.detach(), factor)
+    if not callable(M):
+        return M  # an error of the solver
+    return _on_real_rows(M, implicit)
+
+
+def _on_real_rows(f: Callable[[Tensor], Tensor], constant: bool = False) -> Callable[[Tensor], Tensor]:
+    def apply(x: Tensor) -> Tensor:
+        y = real_rows(f(complex_rows(x)))
+        return y.detach() if constant else y
+
+    return apply
+
+
+def _of_vectors(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: f(x) if x.dim() > 1 else f(x.unsqueeze(-1)).squeeze(-1)
