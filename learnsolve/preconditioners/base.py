@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import math
+import cmath
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -278,7 +278,7 @@ def check_finite(function: str, A: CSR, name: str = "A") -> None:
     if not readable(A.values):
         return
     v = A.values.detach()
-    if math.isfinite(v.sum().item()):  # one pass; a sum of finite values may still overflow
+    if cmath.isfinite(v.sum().item()):  # one pass; a sum of finite values may still overflow
         return
     if not (bad := ~v.isfinite()).any():
         return
