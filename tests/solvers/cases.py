@@ -16,6 +16,7 @@ from solvers.krylov import RECTANGULAR, SYMMETRIC, convection, poisson, tall
 from torch import Tensor
 
 import learnsolve as ls
+from learnsolve.ops.core.interleaved import complex_rows, real_rows
 from learnsolve.solvers.solution import COMPILED, EAGER, PYTHON_M
 
 S, P = ls.solvers, ls.preconditioners
@@ -170,8 +171,54 @@ CASES = [
     row("lsmr"),
     row("lsmr, damped", keywords={"damp": 0.4}),
 ]
+
+
+class Complex(Case):
+    """A complex system as a function of real numbers: of real values v, and of b and x by real rows, so that
+    what is promised of derivatives is tested by the same tests."""
+
+    @property
+    def shape(self) -> torch.Size:
+        m, n = self.build(self.v).shape
+        return torch.Size((2 * m, 2 * n))
+
+    def solve(self, v: Tensor, b: Tensor, x0: Tensor | None = None, **options: Any) -> S.Solution:
+        if (M := options.get("M")) is not None and not isinstance(M, P.Preconditioner):
+            options["M"] = lambda r: complex_rows(M(real_rows(r)))
+        solution = self.call(
+            self.build(v), complex_rows(b), None if x0 is None else complex_rows(x0), **options
+        )
+        solution.x = real_rows(solution.x)
+        return solution
+
+    def dense(self, v: Tensor, b: Tensor) -> Tensor:
+        if b.dim() == 1:
+            return self.dense(v, b.unsqueeze(-1)).squeeze(-1)
+        return real_rows(torch.linalg.solve(self.build(v).to_dense(), complex_rows(b)))
+
+
+def complex_row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises: Any) -> Case:
+    real = row(name)
+    A = real.build(real.v)
+    skew = torch.sign(A.pattern.col_indices - A.pattern.row_indices).double()
+    if not real.symmetric:  # damped
+        skew = skew + (skew == 0)
+    build = lambda v: (B := real.build(v)).with_values(B.values * (1 + 0.4j * skew).to(v.dtype.to_complex()))  # noqa: E731
+    return Complex(f"{name}, complex", real.method, build, real.v, M, function=real.function, **promises)
+
+
+COMPLEX = [
+    complex_row("cg", **WHOLE),
+    complex_row("cg, IC0", P.IC0, **WHOLE),
+    complex_row("minres, Jacobi", P.Jacobi, **VECTOR),
+    complex_row("bicgstab, ILU0", P.ILU0),
+    complex_row("gmres"),
+    complex_row("gmres of a function"),
+    complex_row("fgmres, Jacobi", P.Jacobi),
+]
 # The first row of each method and of what it may be given: where a test is slow.
 BRANCHES = ("cg, IC0", "cg, function", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")
+BRANCHES += ("cg, IC0, complex", "gmres, complex", "gmres of a function, complex", "bicgstab, ILU0, complex")
 BRANCHES += ("gmres, null space", "gmres(3)", "fgmres, Jacobi", "lsqr, damped", "lsmr")
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
@@ -184,6 +231,8 @@ def in_branches(cases: list[Case]) -> Any:
 
 
 branch = in_branches(CASES)
+complex_too = pytest.mark.parametrize("case", [*CASES, *COMPLEX], ids=lambda c: c.name)
+complex_branch = in_branches([*CASES, *COMPLEX])
 every_mode = pytest.mark.parametrize("mode", MODES)
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 quiet = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")

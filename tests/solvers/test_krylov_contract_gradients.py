@@ -9,13 +9,15 @@ import weakref
 import pytest
 import torch
 from reference import normal, on_cuda
-from solvers.cases import BRANCHES, CASES, MODES, branch, every, every_mode, quiet
+from solvers.cases import BRANCHES, CASES, COMPLEX, MODES, complex_branch, complex_too, every, every_mode, quiet
 from solvers.krylov import S, poisson
 from solvers.references import close, gradients
 from torch.autograd import grad, gradcheck, gradgradcheck
 
+COMPILED_TOO = ("cg", "minres", "gmres(3)", "lsqr", "cg, IC0, complex", "gmres, complex")
 
-@every
+
+@complex_too
 def test_gradients_are_those_of_dense_algebra(case):
     """Whatever the size of the cotangent; both solves of an implicit gradient run the same way."""
     solutions = []
@@ -41,7 +43,7 @@ def test_gradients_are_those_of_dense_algebra(case):
         assert solutions[0].adjoint.execution == solutions[0].execution
 
 
-@branch
+@complex_branch
 def test_derivatives_of_any_order(case):
     def f(v, b):
         return case.solve(v, b, tol=1e-13).x
@@ -51,7 +53,7 @@ def test_derivatives_of_any_order(case):
     assert gradgradcheck(f, inputs, fast_mode=True)
 
 
-@branch
+@complex_branch
 @quiet
 def test_derivatives_of_the_iterations(case):
     """Of iterates that have not converged, and of the history; x0 and a scaled M."""
@@ -92,7 +94,7 @@ def test_columns_that_stopped_leave_finite_gradients(case, mode):
     assert all(torch.isfinite(g).all() for g in grad(loss, (v, b)))
 
 
-@branch
+@complex_branch
 def test_transformations(case):
     v, B = case.v, case.right(3)
 
@@ -128,7 +130,9 @@ def test_transformations(case):
 
 @pytest.mark.few
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if c.name in ("cg", "minres", "gmres(3)", "lsqr")], ids=lambda c: c.name
+    "case",
+    [c for c in [*CASES, *COMPLEX] if c.name in COMPILED_TOO],
+    ids=lambda c: c.name,
 )
 @every_mode
 def test_compile_breaks_its_graph_and_goes_on(case, mode):
@@ -139,7 +143,7 @@ def test_compile_breaks_its_graph_and_goes_on(case, mode):
     close(gradients(torch.compile(f, backend="aot_eager"), v, b), gradients(f, v, b), 1e-12)
 
 
-@branch
+@complex_branch
 @every_mode
 def test_no_cycles_and_no_graph_that_nobody_asked_for(case, mode):
     """Without the garbage collector, all is freed with the last name of it."""
