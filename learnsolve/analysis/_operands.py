@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.convert import check_real
 from learnsolve.matrix.plain import plain_tensors
 
 Map = Callable[[Tensor], Tensor]
@@ -63,6 +64,7 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
                 f"{function}: {key} is for a callable {name}; that of this {type(A).__name__} is "
                 f"{known}, got {argument}"
             )
+    check_real(function, name, _dtype(A))
     batch = torch.Size(getattr(A, "batch_shape", ()))
     if batch.numel() == 0:
         raise ValueError(f"{function}: {name} is an empty batch of shape {tuple(batch)}; leave it out")

@@ -95,7 +95,8 @@ def solve(
         raise NotImplementedError(_NO_GRAPH)
     A, b = inputs.operands("solve", A, b)
     checks.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
-    check_b("solve", b)
+    check_b("solve", b, or_complex=True)
+    checks.same_kind("solve", "b", b, A.values)
     factors = None
     if isinstance(method, Factorization):
         factors, method = method, "direct"
@@ -113,7 +114,8 @@ def solve(
     automatic = isinstance(null_space, str) and null_space == "auto"
     if automatic:
         takes = method not in ("direct", "lsqr") and A.shape[0] == A.shape[1]
-        null_space = CONSTANTS if takes and sums_to_zero(A) else None
+        real = not A.values.is_complex()
+        null_space = CONSTANTS if takes and real and sums_to_zero(A) else None
     elif null_space is not None and (method in ("direct", "lsqr") or A.shape[0] != A.shape[1]):
         raise ValueError(
             "solve: null_space belongs to cg, minres, gmres and bicgstab; lsqr finds the solution of minimum "

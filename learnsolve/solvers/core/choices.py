@@ -125,7 +125,7 @@ def fitting(A: CSR) -> tuple[str, str]:
     """An iterative method, and an M that costs nothing to make."""
     diagonal, symmetric = numbers(A.diagonal()), symmetry("solve", A, None)
     if symmetric:
-        return ("cg", "Jacobi") if bool((diagonal > 0).all()) else ("minres", "no M")
+        return ("cg", "Jacobi") if bool((diagonal.real > 0).all()) else ("minres", "no M")
     return "bicgstab", "Jacobi" if bool((diagonal != 0).all()) else "no M"
 
 
@@ -152,7 +152,7 @@ def _modified(A: CSR) -> bool:
     harm.
     """
     P, values, diagonal = A.pattern, numbers(A.values), numbers(A.diagonal())
-    if bool(((values > 0) & (P.row_indices != P.col_indices)).any()) or not _dominant(A):
+    if values.is_complex() or bool(((values > 0) & (P.row_indices != P.col_indices)).any()) or not _dominant(A):
         return False
     least = diagonal + A.with_values(torch.where(P.row_indices > P.col_indices, values, 0)).sum(1)
     return bool(((least < 0.01 * diagonal).sum(-1) <= 0.01 * A.shape[0]).all())

@@ -13,7 +13,7 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.core.interleaved import complex_rows, real_matrix, real_rows
-from learnsolve.solvers.core.arguments import check_b, check_complex, check_symmetric, check_x0, refuse_what_learns
+from learnsolve.solvers.core.arguments import check_b, check_complex, refuse_what_learns
 from learnsolve.solvers.core.functions import on_host
 from learnsolve.solvers.core.graph import OfForm
 from learnsolve.solvers.core.operators import compiled_form
@@ -22,21 +22,22 @@ from learnsolve.solvers.solution import Solution
 
 
 def real_system(
-    name: str, A: Any, b: Tensor, x0: Tensor | None, options: Options, flexible: bool
+    name: str, A: Any, b: Tensor, x0: Tensor | None, options: Options
 ) -> tuple[Any, Tensor, Tensor | None, Options]:
-    """A, b, x0 and the options of the real form of a Hermitian system."""
+    """A, b, x0 and the options of the real form."""
     check_b(name, b, or_complex=True)
-    check_x0(name, x0, b)
     check_complex(name, A, options)
-    if options.M is not None and not flexible:
-        check_symmetric(name, options.M)
+    if x0 is not None:
+        checks.same_kind(name, "x0", x0, b)
     implicit = options.gradient == "implicit"
     if implicit:
         refuse_what_learns(name, None, options.M, (A.values,) if isinstance(A, CSR) else ())
-    callback = options.callback
+    callback, transpose = options.callback, options.transpose
     real = replace(
         options,
         M=_preconditioner(name, options.M, b, implicit),
+        # The transpose of the real form is that of the conjugate transpose.
+        transpose=None if transpose is None else _on_real_rows(lambda y: transpose(y.conj()).conj()),
         callback=None if callback is None else lambda at: callback(at._replace(x=complex_rows(at.x))),
     )
     return _matrix(name, A, b), real_rows(b), None if x0 is None else real_rows(x0), real
@@ -66,7 +67,7 @@ def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
     if M is None:
         return None
     if isinstance(M, CSR):
-        checks.same_kind(name, f"M.values", M.values, b)
+        checks.same_kind(name, "M.values", M.values, b)
         return real_matrix(M.detach() if implicit else M)
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
         return _on_real_rows(_of_vectors(on_host(name, "M", M, True)))

@@ -123,8 +123,9 @@ def _needs_real_form(method: Method, b: Any) -> bool:
 def _by_real_form(
     name: str, method: Method, A: Any, b: Tensor, x0: Any, options: Options, symmetric: bool
 ) -> Solution:
-    flexible = getattr(method, "flexible", False)
-    A, b, x0, options = real_system(name, A, b, x0, options, flexible)
+    if options.M is not None and not getattr(method, "flexible", False):
+        check_symmetric(name, options.M)
+    A, b, x0, options = real_system(name, A, b, x0, options)
     return complex_solution(solve(name, method, A, b, x0, options, symmetric))
 
 

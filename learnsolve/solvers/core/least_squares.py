@@ -29,6 +29,7 @@ from learnsolve.solvers.core.arguments import (
     number,
     refuse_what_has_no_implicit_gradient,
 )
+from learnsolve.solvers.core.complex_values import complex_solution, real_system
 from learnsolve.solvers.core.criterion import ResidualNorm, rounding_level, terms
 from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.loop import Method
@@ -204,6 +205,9 @@ def solve(
 ) -> Solution:
     """Check, run, differentiate as `options.gradient` says."""
     A, b, x0 = operands(name, A, b, x0)
+    if isinstance(b, Tensor) and b.is_complex():
+        A, b, x0, options = real_system(name, A, b, x0, options)
+        return complex_solution(solve(name, method, A, b, x0, damp, atol, btol, conlim, options))
     check_b(name, b)
     atol, btol = (1e-6 if tolerance is None else tolerance for tolerance in (atol, btol))
     conlim = 1e8 if conlim is None else conlim
