@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.autograd import forward_mode_may_come
 
 
 def either(u: Tensor, v: Tensor) -> bool:
@@ -22,6 +23,8 @@ def either(u: Tensor, v: Tensor) -> bool:
 
 def parts(t: Tensor) -> Tensor:
     """Real and imaginary part along a new last axis."""
+    if forward_mode_may_come():  # a tangent may be a lazy conjugate, which a view of the real parts rejects
+        t = 1 * t
     return torch.view_as_real(t.resolve_conj())
 
 
