@@ -74,7 +74,7 @@ def same_kind(function: str, name: str, value: Any, values: Tensor, or_complex: 
     """`value` must be a tensor with the dtype and device of the matrix's values; `or_complex`: of its
     precision, real or complex."""
     tensor(function, name, value)
-    if value.dtype != values.dtype and not (or_complex and _one_precision(value.dtype, values.dtype)):
+    if value.dtype != values.dtype and not (or_complex and one_precision(value.dtype, values.dtype)):
         if not or_complex:
             check_real(function, name, value.dtype)
         remedy = f"convert it with .to({values.dtype})"
@@ -88,7 +88,7 @@ def same_kind(function: str, name: str, value: Any, values: Tensor, or_complex: 
         )
 
 
-def _one_precision(a: torch.dtype, b: torch.dtype) -> bool:
+def one_precision(a: torch.dtype, b: torch.dtype) -> bool:
     return COMPLEX.get(a, a) == COMPLEX.get(b, b)
 
 

@@ -119,8 +119,8 @@ def _check_factors(function: str, first: str, A: Any, second: str, B: Any) -> No
     for name, M in ((first, A), (second, B)):
         remedy = "; make one with CSR.from_*, or multiply by a dense tensor with spmm"
         checks.matrix(function, name, M, remedy)
-        checks.dtype(function, f"{name}.values", M.values)
-    checks.same_kind(function, f"{second}.values", B.values, A.values)
+        checks.dtype(function, f"{name}.values", M.values, or_complex=True)
+    checks.same_kind(function, f"{second}.values", B.values, A.values, or_complex=True)
     checks.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
 
 

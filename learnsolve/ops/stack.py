@@ -170,7 +170,7 @@ def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
         raise ValueError(f"{function}: expected at least one matrix, got an empty {type(matrices).__name__}")
     for i, A in enumerate(matrices):
         checks.matrix(function, f"matrix {i}", A)
-        checks.same_kind(function, f"matrix {i}", A.values, matrices[0].values)
+        checks.same_kind(function, f"matrix {i}", A.values, matrices[0].values, or_complex=True)
     return matrices[0]
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.autograd import forward_mode_may_come
 
 
 def either(u: Tensor, v: Tensor) -> bool:
@@ -22,6 +23,8 @@ def either(u: Tensor, v: Tensor) -> bool:
 
 def parts(t: Tensor) -> Tensor:
     """Real and imaginary part along a new last axis."""
+    if forward_mode_may_come():  # a tangent may be a lazy conjugate, which a view of the real parts rejects
+        t = 1 * t
     return torch.view_as_real(t.resolve_conj())
 
 
@@ -30,13 +33,28 @@ def joined(t: Tensor) -> Tensor:
     return torch.view_as_complex(t.contiguous())
 
 
-def _flat(t: Tensor) -> Tensor:
-    """(..., k) as real numbers (..., 2 k)."""
+def flat(t: Tensor) -> Tensor:
+    """(..., k) as real numbers (..., 2 k): Re t_1, Im t_1, Re t_2, ..."""
     return parts(t).flatten(-2)
 
 
-def _unflat(t: Tensor) -> Tensor:
+def unflat(t: Tensor) -> Tensor:
     return joined(t.unflatten(-1, (t.shape[-1] // 2, 2)))
+
+
+def tall(x: Tensor) -> Tensor:
+    """(n,) as (2 n,), or (..., n, k) as (..., 2 n, k), likewise."""
+    return flat(x) if x.dim() == 1 else parts(x).movedim(-1, -2).flatten(-3, -2)
+
+
+def untall(x: Tensor) -> Tensor:
+    if x.dim() == 1:
+        return unflat(x)
+    return torch.complex(*x.unflatten(-2, (x.shape[-2] // 2, 2)).unbind(-2))
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
 
 def product(real: Callable[..., Tensor], values: Tensor, x: Tensor, P: SparsityPattern, transpose: bool) -> Tensor:
@@ -44,11 +62,11 @@ def product(real: Callable[..., Tensor], values: Tensor, x: Tensor, P: SparsityP
     if x.dim() == 1:
         return product(real, values, x.unsqueeze(-1), P, transpose).squeeze(-1)
     if not values.is_complex():
-        return _unflat(real(values, _flat(x), P, transpose))
+        return unflat(real(values, flat(x), P, transpose))
     x = x.to(values.dtype)
     if transpose:
-        return _folded(_unflat(real(_flat(values), _flat(x), _doubled(P), True)))
-    return _unflat(real(_flat(values), _flat(_lifted(x)), _doubled(P), False))
+        return _folded(unflat(real(flat(values), flat(x), _doubled(P), True)))
+    return unflat(real(flat(values), flat(_lifted(x)), _doubled(P), False))
 
 
 def sampled(real: Callable[..., Tensor], u: Tensor, w: Tensor, P: SparsityPattern) -> Tensor:
@@ -56,7 +74,7 @@ def sampled(real: Callable[..., Tensor], u: Tensor, w: Tensor, P: SparsityPatter
     if u.dim() == 1:
         u, w = u.unsqueeze(-1), w.unsqueeze(-1)
     dtype = torch.promote_types(u.dtype, w.dtype)
-    return _unflat(real(_flat(u.to(dtype)), _flat(_lifted(torch.conj_physical(w.to(dtype)))), _doubled(P)))
+    return unflat(real(flat(u.to(dtype)), flat(_lifted(torch.conj_physical(w.to(dtype)))), _doubled(P)))
 
 
 def _lifted(x: Tensor) -> Tensor:
@@ -95,9 +113,10 @@ def bilinear(real: Callable[[Tensor, Tensor], Tensor], u: Tensor, v: Tensor, axe
     return torch.complex(of_re[0] - of_im[1], of_re[1] + of_im[0])
 
 
-def linear(real: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
-    """f(t) for a linear f, `real`, that takes any batch axes."""
-    return torch.complex(*real(_split(t, t.dim())).unbind(0))
+def linear(real: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """f(...) for a linear f of complex operands, `real`, that takes any batch axes."""
+    rank = max(t.dim() for t in operands)
+    return torch.complex(*real(*(_split(t, rank) for t in operands)).unbind(0))
 
 
 def _split(t: Tensor, rank: int) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops.core import across
+from learnsolve.ops.core import across, complex
 from learnsolve.ops.core.autograd import dispatch, tracked
 from learnsolve.ops.core.trilinear import Derivative, broadcast, gradients
 
@@ -32,26 +32,11 @@ SPLIT = 32768  # at::internal::GRAIN_SIZE
 
 
 def dots(u: Tensor, v: Tensor, keepdim: bool = False) -> Tensor:
-    """<u, v> of each column, (..., k), for u and v (..., n, k); of all rows, where processes share them. Of
-    complex ones u is conjugated."""
-    if u.is_complex():
-        return _complex_dots(u, v, keepdim)
+    """<u, v> of each column, (..., k), for u and v (..., n, k); of all rows, where processes share them.
+    Nothing is conjugated."""
     if u.numel() < SPLIT and v.numel() < SPLIT:
         return across.total((u * v).sum(-2, keepdim))
     return across.total(ordered_dots(u, v).unsqueeze(-2) if keepdim else ordered_dots(u, v))
-
-
-def _complex_dots(u: Tensor, v: Tensor, keepdim: bool) -> Tensor:
-    """By real columns: Re <u, v>, and Im <u, v> = Re <u, -i v>."""
-    if u.numel() < SPLIT and v.numel() < SPLIT:
-        return across.total((u.conj() * v).sum(-2, keepdim))
-    parts = [dots(_parts(u), _parts(w), keepdim).unflatten(-1, (-1, 2)).sum(-1) for w in (v, -1j * v)]
-    return torch.complex(*parts)
-
-
-def _parts(v: Tensor) -> Tensor:
-    """Real columns (..., n, 2 k) of complex ones."""
-    return torch.view_as_real(v.resolve_conj()).flatten(-2)
 
 
 def ordered_dots(u: Tensor, v: Tensor) -> Tensor:
@@ -64,12 +49,6 @@ def scaled(a: Tensor | float, v: Tensor) -> Tensor:
     gradient is a dot."""
     if v.numel() < SPLIT or not isinstance(a, Tensor) or not tracked(a):
         return a * v
-    if v.is_complex() and a.dim() > 1 and a.shape[-2] == 1:
-        both = a.expand((*a.shape[:-2], 1, v.shape[-1])).repeat_interleave(2, -1)
-        parts = scaled(both.real, _parts(v))
-        if a.is_complex():
-            parts = parts + scaled(both.imag, _parts(1j * v))
-        return torch.view_as_complex(parts.unflatten(-1, (-1, 2)))
     if v.dim() == 1:
         return scaled(a.reshape(1, 1), v.unsqueeze(-1)).squeeze(-1) if a.numel() == 1 else a * v
     if a.dim() > 1 and a.shape[-2] != 1:
@@ -83,7 +62,7 @@ def times(v: Tensor, s: Any) -> Tensor:
     """v s for v (..., n) and s, a float or a tensor; the gradient of a scalar or (..., 1) is a sum."""
     if not _sums(v, s):
         return v * s
-    s = s.to(v.dtype)
+    s = s.to(torch.result_type(v, s))
     return scaled(s.unsqueeze(-1) if s.dim() else s, v.unsqueeze(-1)).squeeze(-1)
 
 
@@ -119,6 +98,8 @@ def combination(a: Tensor, v: Tensor) -> Tensor:
 
 def total(t: Tensor) -> Tensor:
     """The sum along the last axis."""
+    if t.is_complex():
+        return complex.linear(total, t)
     if t.dtype not in (torch.float32, torch.float64):
         return t.sum(-1)
     column = t.unsqueeze(-1)
@@ -129,6 +110,8 @@ def total(t: Tensor) -> Tensor:
 
 def _apply(role: int, u: Tensor, v: Tensor) -> Tensor:
     inner = 1 if role == _U else 2
+    if complex.either(u, v):
+        return complex.bilinear(lambda u, v: _apply(role, u, v), u, v, (inner, 2))
     if u.dim() <= inner + 1 and v.dim() <= 3 and (u.dim() == inner or v.dim() == 2 or len(u) == len(v)):
         return dispatch(_Columns, (u, v), role, False)
     return broadcast(_Columns, role, u, v)

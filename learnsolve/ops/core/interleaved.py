@@ -1,6 +1,8 @@
-"""Complex systems as real ones, with the real and imaginary part of each row side by side: a complex entry
-a + ib becomes the block ((a, -b), (b, a)). Norms, Hermitian matrices (as symmetric ones), definiteness,
-conjugate transposes (as transposes) and products stay what they are."""
+"""The real form of a complex matrix with real and imaginary parts interleaved: each entry a + i b is the block
+[[a, -b], [b, a]], so that a triangle, a band or a block stays one. Vectors are those of `complex.tall`.
+
+The real form of A^H is its transpose. For what is not a product: triangular solves, factors.
+"""
 
 import numpy as np
 import torch
@@ -8,46 +10,29 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core import complex
+from learnsolve.ops.core.selection import Sorted, reordered, sorted_by_row
 
 
-def real_rows(x: Tensor) -> Tensor:
-    """(..., 2 n, k) of complex x (..., n, k), and (2 n) of (n)."""
-    x = torch.view_as_real(x.resolve_conj())
-    return x.flatten() if x.dim() == 2 else x.movedim(-1, -2).flatten(-3, -2)
-
-
-def complex_rows(x: Tensor) -> Tensor:
-    """The inverse of `real_rows`."""
-    pairs = x.unflatten(0 if x.dim() == 1 else -2, (-1, 2))
-    return torch.view_as_complex((pairs if x.dim() == 1 else pairs.movedim(-2, -1)).contiguous())
+def interleaved(values: Tensor, P: SparsityPattern) -> tuple[Tensor, SparsityPattern]:
+    """Values (..., 4 nnz) and the pattern, (2 m, 2 n), of the real form; planned once, differentiable."""
+    plan = P._planned(_plan)
+    conjugate = torch.conj_physical(values)
+    rows = torch.cat((complex.flat(conjugate), complex.flat(1j * conjugate)), -1)  # a, -b and b, a
+    return reordered(rows, plan), plan.pattern
 
 
 def real_matrix(A: CSR) -> CSR:
-    """(2 n, 2 n) of a complex A."""
-    pattern, at = _expanded(A.pattern)
-    re, im = A.values.real, A.values.imag
-    return CSR(torch.stack((re, -im, im, re), -1).flatten(-2).index_select(-1, at), pattern)
+    return CSR(*interleaved(A.values, A.pattern))
 
 
 def real_pattern(P: SparsityPattern) -> SparsityPattern:
-    return _expanded(P)[0]
+    return P._planned(_plan).pattern
 
 
-def _expanded(P: SparsityPattern) -> tuple[SparsityPattern, Tensor]:
-    return P._planned(_plan)
-
-
-def _plan(P: SparsityPattern) -> tuple[SparsityPattern, Tensor]:
-    """The pattern, and for each entry its place among a, -b, b, a of all entries."""
-    crow, col = (as_numpy(t).astype(np.int64) for t in (P.crow_indices, P.col_indices))
-    lengths = np.diff(crow)
-    first = np.repeat(4 * crow[:-1], lengths) + 2 * (np.arange(len(col)) - np.repeat(crow[:-1], lengths))
-    place = np.stack((first, first + 1, *(first + 2 * np.repeat(lengths, lengths) + i for i in (0, 1))), -1)
-    columns, at = np.empty((2, 4 * len(col)), np.int64)
-    columns[place] = np.stack((2 * col, 2 * col + 1) * 2, -1)
-    at[place] = np.arange(4 * len(col)).reshape(-1, 4)
-    starts = np.concatenate(([0], np.cumsum(np.repeat(2 * lengths, 2))))
-    shape = (2 * P.shape[0], 2 * P.shape[1])
-    index = np.int64 if max(*shape, len(at)) > np.iinfo(np.int32).max else as_numpy(P.crow_indices).dtype
-    arrays = (P._tensor(t.astype(index)) for t in (starts, columns))
-    return SparsityPattern._trusted(*arrays, shape), P._tensor(at)
+def _plan(P: SparsityPattern) -> Sorted:
+    rows, columns = (2 * np.repeat(as_numpy(t).astype(np.int64), 2) for t in (P.row_indices, P.col_indices))
+    columns[1::2] += 1
+    return sorted_by_row(
+        P, np.concatenate((rows, rows + 1)), np.tile(columns, 2), (2 * P.shape[0], 2 * P.shape[1])
+    )

@@ -10,7 +10,8 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import matrix
-from learnsolve.ops.core.interleaved import complex_rows, real_matrix, real_pattern, real_rows
+from learnsolve.ops.core.complex import tall, untall
+from learnsolve.ops.core.interleaved import real_matrix, real_pattern
 from learnsolve.preconditioners.base import Preconditioner, Transposed
 
 
@@ -31,11 +32,11 @@ class ComplexForm(Preconditioner):
 
     def _columns(self, R: Tensor) -> Tensor:
         R = R if self.phase is None else self.phase.unsqueeze(-1) * R
-        return complex_rows(self.real._columns(real_rows(R)))
+        return untall(self.real._columns(tall(R)))
 
     def _transposed(self, R: Tensor) -> Tensor:
         """M^T R, by the transpose of the real form, which is that of the conjugate transpose."""
-        Z = complex_rows(self.real.T._columns(real_rows(R.conj()))).conj()
+        Z = untall(self.real.T._columns(tall(R.conj()))).conj()
         return Z if self.phase is None else self.phase.unsqueeze(-1) * Z
 
     @property

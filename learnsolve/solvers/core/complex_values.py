@@ -12,7 +12,8 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.core.interleaved import complex_rows, real_matrix, real_rows
+from learnsolve.ops.core.complex import tall, untall
+from learnsolve.ops.core.interleaved import real_matrix
 from learnsolve.solvers.core.arguments import check_b, check_complex, refuse_what_learns
 from learnsolve.solvers.core.functions import on_host
 from learnsolve.solvers.core.graph import OfForm
@@ -38,13 +39,13 @@ def real_system(
         M=_preconditioner(name, options.M, b, implicit),
         # The transpose of the real form is that of the conjugate transpose.
         transpose=None if transpose is None else _on_real_rows(lambda y: transpose(y.conj()).conj()),
-        callback=None if callback is None else lambda at: callback(at._replace(x=complex_rows(at.x))),
+        callback=None if callback is None else lambda at: callback(at._replace(x=untall(at.x))),
     )
-    return _matrix(name, A, b), real_rows(b), None if x0 is None else real_rows(x0), real
+    return _matrix(name, A, b), tall(b), None if x0 is None else tall(x0), real
 
 
 def complex_solution(solution: Solution) -> Solution:
-    solution.x = complex_rows(solution.x)
+    solution.x = untall(solution.x)
     return solution
 
 
@@ -82,7 +83,7 @@ def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
 
 def _on_real_rows(f: Callable[[Tensor], Tensor], constant: bool = False) -> Callable[[Tensor], Tensor]:
     def apply(x: Tensor) -> Tensor:
-        y = real_rows(f(complex_rows(x)))
+        y = tall(f(untall(x)))
         return y.detach() if constant else y
 
     return apply

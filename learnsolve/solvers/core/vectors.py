@@ -5,18 +5,21 @@ import cmath
 import torch
 from torch import Tensor
 
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.across import across
 from learnsolve.ops.core.dots import SPLIT, dots, scaled
 
 
 def dot(u: Tensor, v: Tensor) -> Tensor:
     """<u, v> of each column, (..., 1, k); of complex ones with u conjugated."""
-    return dots(u, v, True)
+    return dots(conjugate(u), v, True)
 
 
 def square(u: Tensor) -> Tensor:
     """<u, u> of each column, a real number."""
-    return dots(u, u, True).real
+    if u.is_complex():
+        u = complex.tall(u)
+    return dots(u, u, True)
 
 
 def conjugate(t: Tensor) -> Tensor:
