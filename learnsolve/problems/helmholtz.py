@@ -1,5 +1,7 @@
 """The Helmholtz equation on a structured grid, differentiable in the wavenumber."""
 
+import cmath
+
 import torch
 from torch import Tensor
 
@@ -11,8 +13,13 @@ from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.properties import MatrixProperties
 
 
-def helmholtz(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) -> CSR:
-    r"""The real Helmholtz operator :math:`-\Delta u - k^2 u` by finite differences, zero on the boundary.
+BOUNDARIES = ("zero", "absorbing")
+
+
+def helmholtz(
+    kh: Tensor, *, shift: complex = 1.0, boundary: str = "zero", dimensions: int | None = None
+) -> CSR:
+    r"""The Helmholtz operator :math:`-\Delta u - k^2 u` by finite differences.
 
     .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbor of } i} u_j - \text{shift}\; (k_i h)^2 u_i
 
@@ -20,26 +27,32 @@ def helmholtz(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) 
     ----------
     kh : Tensor, shape ``(..., *grid)``, grid of 1, 2 or 3 axes, float32 or float64: the wavenumber k at each
         grid point, times the grid width h. Points are numbered with the last axis fastest
-    shift : float, factor of k^2. 1: Helmholtz. 0 and -1: the Laplacian of Bayliss, Goldstein and Turkel and
-        the shifted Laplacian of Laird and Giles, positive definite preconditioners for shift = 1
+    shift : float or complex, factor of k^2. 1: Helmholtz; 1 + 0.01j: damped waves. As preconditioners for
+        these 0 and -1, positive definite, the Laplacian of Bayliss, Goldstein and Turkel and the shifted one of
+        Laird and Giles; 1 + 0.5j, that of Erlangga
+    boundary : "zero", or "absorbing": waves :math:`e^{ikx}` leave, :math:`\partial u / \partial n = i k u`
+        between a point on the rim and its neighbor outside, which is therefore
+        :math:`u_i (1 + i k_i h / 2) / (1 - i k_i h / 2)`
     dimensions : 1, 2 or 3, axes of the grid, default all axes of kh. The axes of kh before them make a batch
         of matrices on one pattern
 
     Returns
     -------
-    CSR, shape (n, n), n the number of grid points; values of shape (..., nnz) in kh's dtype, on its device.
+    CSR, shape (n, n), n the number of grid points; values of shape (..., nnz) in kh's dtype, on its device,
+    complex of its precision if `shift` or the boundary is.
 
     Raises
     ------
     ValueError
-        if kh, shift or dimensions is not as described above.
+        if kh, shift, boundary or dimensions is not as described above.
     TypeError
         if kh is not a float32 or float64 tensor.
 
     Notes
     -----
-    Symmetric; indefinite once shift k^2 exceeds the smallest eigenvalue of the Laplacian. The matrix is
-    :math:`h^2` times the operator. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
+    Symmetric, not Hermitian where complex; the real one is indefinite once shift k^2 exceeds the smallest
+    eigenvalue of the Laplacian. The matrix is :math:`h^2` times the operator: :math:`h^2` times a source f is its
+    right-hand side. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
     grid share one `SparsityPattern`. Cost: O(n).
 
     Source: Y. A. Erlangga, "Advances in iterative methods and preconditioners for the Helmholtz equation",
@@ -52,22 +65,40 @@ def helmholtz(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) 
     tensor([-1.,  1., -1.])
     """
     d, shift = _checked(kh, shift, dimensions)
-    diagonal = (2.0 * d - shift * kh * kh).flatten(-d)
+    checks.one_of("helmholtz", "boundary", boundary, BOUNDARIES)
+    diagonal = 2.0 * d - shift * kh * kh
+    if boundary == "absorbing":
+        diagonal = diagonal - _outside(kh, d) * (1 + 0.5j * kh) / (1 - 0.5j * kh)
+    diagonal = diagonal.flatten(-d)
     plan = grid_plan(tuple(kh.shape[-d:]), kh.device)
     pairs = (plan.pattern.nnz - plan.pattern.shape[0]) // 2
     above = diagonal.new_full((1,), -1.0).expand(*diagonal.shape[:-1], pairs)
     return plan.matrix(diagonal, above)
 
 
-def _checked(kh: Tensor, shift: float, dimensions: int | None) -> tuple[int, float]:
+def _checked(kh: Tensor, shift: complex, dimensions: int | None) -> tuple[int, complex]:
     d = grid_axes("helmholtz", "kh", kh, dimensions, (1, 2, 3))
+    if isinstance(shift, complex) and cmath.isfinite(shift):
+        return d, shift
     return d, checks.real("helmholtz", "shift", shift, "finite")
 
 
-def _eigenvalues(kh: Tensor, *, shift: float = 1.0, dimensions: int | None = None) -> Tensor:
+def _outside(kh: Tensor, d: int) -> Tensor:
+    """How many neighbors of each grid point lie outside."""
+    shape = kh.shape[-d:]
+    count = kh.new_zeros(shape)
+    for axis, n in enumerate(shape):
+        for end in (0, n - 1):
+            count.select(axis, end).add_(1)
+    return count
+
+
+def _eigenvalues(
+    kh: Tensor, *, shift: complex = 1.0, boundary: str = "zero", dimensions: int | None = None
+) -> Tensor:
     d, shift = _checked(kh, shift, dimensions)
-    if kh.dim() != d or not bool((kh == kh.flatten()[0]).all()):
-        raise ValueError("helmholtz: the eigenvalues are known for one grid of constant kh only")
+    if boundary != "zero" or kh.dim() != d or not bool((kh == kh.flatten()[0]).all()):
+        raise ValueError("helmholtz: the eigenvalues are known for one grid of constant kh, zero on its boundary, only")
     lines = [4 * torch.sin(sine_angles(n) / 2) ** 2 for n in kh.shape]
     return sum_over_axes(lines) - shift * float(kh.flatten()[0]) ** 2
 

@@ -16,7 +16,8 @@ from solvers.krylov import RECTANGULAR, SYMMETRIC, convection, poisson, tall
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.ops.core.complex import tall, untall
+from learnsolve.ops.core.complex import tall as real_rows
+from learnsolve.ops.core.complex import untall as complex_rows
 from learnsolve.solvers.solution import COMPILED, EAGER, PYTHON_M
 
 S, P = ls.solvers, ls.preconditioners
@@ -184,17 +185,17 @@ class Complex(Case):
 
     def solve(self, v: Tensor, b: Tensor, x0: Tensor | None = None, **options: Any) -> S.Solution:
         if (M := options.get("M")) is not None and not isinstance(M, P.Preconditioner):
-            options["M"] = lambda r: untall(M(tall(r)))
+            options["M"] = lambda r: complex_rows(M(real_rows(r)))
         solution = self.call(
-            self.build(v), untall(b), None if x0 is None else untall(x0), **options
+            self.build(v), complex_rows(b), None if x0 is None else complex_rows(x0), **options
         )
-        solution.x = tall(solution.x)
+        solution.x = real_rows(solution.x)
         return solution
 
     def dense(self, v: Tensor, b: Tensor) -> Tensor:
         if b.dim() == 1:
             return self.dense(v, b.unsqueeze(-1)).squeeze(-1)
-        return tall(torch.linalg.solve(self.build(v).to_dense(), untall(b)))
+        return real_rows(torch.linalg.solve(self.build(v).to_dense(), complex_rows(b)))
 
 
 def complex_row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises: Any) -> Case:

@@ -70,8 +70,8 @@ class Diagonal(Preconditioner):
     @property
     def symmetric(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Of a complex d: Hermitian, so that d is real up to rounding."""
-        d = self.d
-        return not d.is_complex() or bool((d.imag.abs() <= 64 * torch.finfo(d.dtype).eps * d.abs()).all())
+        d = getattr(self, "d", None)  # which a `Trainable` takes out
+        return d is None or not d.is_complex() or bool((d.imag.abs() <= 64 * torch.finfo(d.dtype).eps * d.abs()).all())
 
     @property
     def T(self) -> Preconditioner:
