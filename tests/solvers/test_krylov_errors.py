@@ -28,7 +28,7 @@ BAD = [
     (lambda f: f(A.to(torch.int64), B), TypeError, "A.values must be float32 or float64"),
     (lambda f: f(A, B.tolist()), TypeError, "b must be a torch.Tensor, got list"),
     (lambda f: f(A, B[0]), ValueError, r"b must have shape \(n,\) or \(..., n, k\), got a scalar"),
-    (lambda f: f(A, B.long()), TypeError, "b must be float32 or float64, got torch.int64"),
+    (lambda f: f(A, B.long()), TypeError, "b must be float32 or float64.*, got torch.int64"),
     (lambda f: f(A, B[:9]), ValueError, r"b must have A.shape\[0\] = 16 rows, got shape \(9,\)"),
     (lambda f: f(A, B.float()), TypeError, "b has dtype torch.float32, the matrix"),
     (lambda f: f(AA, B), ValueError, "for a batch of matrices b must have shape"),
