@@ -17,10 +17,10 @@ versions do not always tell, they would mix old and new ones. All continue with 
 
 from __future__ import annotations
 
+import cmath
 import functools
 import inspect
 import itertools
-import cmath
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 

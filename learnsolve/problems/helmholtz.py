@@ -12,7 +12,6 @@ from learnsolve.problems._grid import sine_angles, sum_over_axes
 from learnsolve.problems._plan import grid_plan
 from learnsolve.problems.properties import MatrixProperties
 
-
 BOUNDARIES = ("zero", "absorbing")
 
 
@@ -98,7 +97,9 @@ def _eigenvalues(
 ) -> Tensor:
     d, shift = _checked(kh, shift, dimensions)
     if boundary != "zero" or kh.dim() != d or not bool((kh == kh.flatten()[0]).all()):
-        raise ValueError("helmholtz: the eigenvalues are known for one grid of constant kh, zero on its boundary, only")
+        raise ValueError(
+            "helmholtz: the eigenvalues are known for one grid of constant kh, zero on its boundary, only"
+        )
     lines = [4 * torch.sin(sine_angles(n) / 2) ** 2 for n in kh.shape]
     return sum_over_axes(lines) - shift * float(kh.flatten()[0]) ** 2
 

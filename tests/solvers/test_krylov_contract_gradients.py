@@ -9,7 +9,17 @@ import weakref
 import pytest
 import torch
 from reference import normal, on_cuda
-from solvers.cases import BRANCHES, CASES, COMPLEX, MODES, complex_branch, complex_too, every, every_mode, quiet
+from solvers.cases import (
+    BRANCHES,
+    CASES,
+    COMPLEX,
+    MODES,
+    complex_branch,
+    complex_too,
+    every,
+    every_mode,
+    quiet,
+)
 from solvers.krylov import S, poisson
 from solvers.references import close, gradients
 from torch.autograd import grad, gradcheck, gradgradcheck

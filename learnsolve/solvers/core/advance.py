@@ -26,7 +26,7 @@ from torch import Tensor
 
 from learnsolve.matrix import device_analysis
 from learnsolve.ops.core.autograd import tracked
-from learnsolve.ops.krylov import GMRES, krylov_steps
+from learnsolve.ops.core.steps import GMRES, krylov_steps
 from learnsolve.solvers.core.advance_cg import fitting_cg
 from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, ResidualNorm, Schedule
 from learnsolve.solvers.core.functions import Watched

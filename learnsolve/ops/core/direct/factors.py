@@ -181,8 +181,9 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
 
 def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how: Request) -> Factor:
     if how.kind in ("cholesky", "ldlt") and not choice.symmetric(P, data):
+        needed = "Hermitian" if data.is_complex() else "symmetric"
         raise ValueError(
-            f'{function}: kind="{how.kind}" needs a {"Hermitian" if data.is_complex() else "symmetric"} matrix, which {which} is not; use kind="lu", '
+            f'{function}: kind="{how.kind}" needs a {needed} matrix, which {which} is not; use kind="lu", '
             'or kind="auto"'
         )
     try:
