@@ -25,20 +25,18 @@ def helmholtz(
     Parameters
     ----------
     kh : Tensor, shape ``(..., *grid)``, grid of 1, 2 or 3 axes, float32 or float64: the wavenumber k at each
-        grid point, times the grid width h. Points are numbered with the last axis fastest
-    shift : float or complex, factor of k^2. 1: Helmholtz; 1 + 0.01j: damped waves. As preconditioners for
-        these 0 and -1, positive definite, the Laplacian of Bayliss, Goldstein and Turkel and the shifted one of
-        Laird and Giles; 1 + 0.5j, that of Erlangga
-    boundary : "zero", or "absorbing": waves :math:`e^{ikx}` leave, :math:`\partial u / \partial n = i k u`
-        between a point on the rim and its neighbor outside, which is therefore
-        :math:`u_i (1 + i k_i h / 2) / (1 - i k_i h / 2)`
+        grid point, times the grid width h. The last axis is numbered fastest
+    shift : float or complex. 1: Helmholtz; 1 + 0.01j: damped. Preconditioners for these: 0 (Bayliss,
+        Goldstein and Turkel) and -1 (Laird and Giles), positive definite; 1 + 0.5j (Erlangga)
+    boundary : "zero", or "absorbing", where waves leave: :math:`\partial u / \partial n = i k u` half-way to
+        a neighbor outside, which is :math:`u_i (1 + i k_i h / 2) / (1 - i k_i h / 2)`
     dimensions : 1, 2 or 3, axes of the grid, default all axes of kh. The axes of kh before them make a batch
         of matrices on one pattern
 
     Returns
     -------
-    CSR, shape (n, n), n the number of grid points; values of shape (..., nnz) in kh's dtype, on its device,
-    complex of its precision if `shift` or the boundary is.
+    CSR, shape (n, n), n the number of grid points; values (..., nnz) in kh's dtype, or complex if `shift` is
+    or the boundary absorbs.
 
     Raises
     ------
@@ -49,13 +47,11 @@ def helmholtz(
 
     Notes
     -----
-    Symmetric, not Hermitian where complex; the real one is indefinite once shift k^2 exceeds the smallest
-    eigenvalue of the Laplacian. The matrix is :math:`h^2` times the operator: :math:`h^2` times a source f is its
-    right-hand side. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
+    Symmetric, not Hermitian where complex; indefinite once shift k^2 exceeds the smallest eigenvalue of the
+    Laplacian. h^2 times the operator. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
     grid share one `SparsityPattern`. Cost: O(n).
 
-    Source: Y. A. Erlangga, "Advances in iterative methods and preconditioners for the Helmholtz equation",
-    Arch. Comput. Methods Eng. 15, 2008.
+    Source: Y. A. Erlangga, Arch. Comput. Methods Eng. 15 (2008), doi:10.1007/s11831-007-9013-7.
 
     Examples
     --------

@@ -163,7 +163,7 @@ def test_what_is_not_taken_names_the_remedy():
         A @ x
     with pytest.raises(TypeError, match=r"class IC0.* give IC0\(A\)"):
         ls.solvers.cg(A, B, M=ls.preconditioners.IC0)
-    with pytest.raises(TypeError, match="cg: b must be real, got torch.complex128"):
+    with pytest.raises(TypeError, match=r"cg: b must be real, got torch\.complex128"):
         ls.solvers.cg(A, B + 0j)
     with pytest.raises(ValueError, match="format must be one of"):
         A.to_scipy("coordinates")

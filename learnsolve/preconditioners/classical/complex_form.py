@@ -16,9 +16,9 @@ from learnsolve.preconditioners.base import Preconditioner, Transposed
 
 
 class ComplexForm(Preconditioner):
-    """What `IC0` and `ILU0` of a complex matrix are: the factor of its real form (ops/core/interleaved.py), whose
-    pattern is closed under 2 x 2 blocks, so that it acts as the complex factor does. A `shift` adds to the real
-    part of the diagonal.
+    """What `IC0` and `ILU0` of a complex matrix are: the factor of its real form (ops/core/interleaved.py),
+    whose pattern is closed under 2 x 2 blocks, so that it acts as the complex factor does. A `shift` adds to
+    the real part of the diagonal.
 
     Attributes
     ----------

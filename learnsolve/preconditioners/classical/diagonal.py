@@ -71,11 +71,9 @@ class Diagonal(Preconditioner):
     def symmetric(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Of a complex d: Hermitian, so that d is real up to rounding."""
         d = getattr(self, "d", None)  # which a `Trainable` takes out
-        return (
-            d is None
-            or not d.is_complex()
-            or bool((d.imag.abs() <= 64 * torch.finfo(d.dtype).eps * d.abs()).all())
-        )
+        if d is None or not d.is_complex():
+            return True
+        return bool((d.imag.abs() <= 64 * torch.finfo(d.dtype).eps * d.abs()).all())
 
     @property
     def T(self) -> Preconditioner:

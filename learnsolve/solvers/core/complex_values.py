@@ -1,5 +1,5 @@
-"""Complex systems for methods whose coefficients are real: they solve the real form (ops/core/interleaved.py),
-whose iterates, norms, statuses and derivatives are those of the complex system."""
+"""Complex systems for methods whose coefficients are real: they solve the real form of
+ops/core/interleaved.py, whose iterates, norms, statuses and derivatives are those of the complex system."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ A method whose recurrences say too little has two more:
     mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
 
 A method may have attributes: `products(iterations)`, its products with A (default: one per iteration);
-`cg_state`, `steps` and `restart`, what compiled code takes of it (advance.py); `flexible`, that M may change; `takes_complex`, that its
-inner products conjugate (the others solve the real form of a complex system, complex_values.py).
+`cg_state`, `steps` and `restart`, what compiled code takes of it (advance.py); `flexible`, that M may change;
+`takes_complex`, that its inner products conjugate, where others solve real forms (complex_values.py).
 A state of which `in_columns` is False holds more than columns: they cannot start again singly.
 
 Compiled code only advances the state, by many iterations a call (advance.py), where it takes the system.

@@ -158,14 +158,9 @@ def _surely_ordinary(system: System) -> bool:
     if not isinstance(A, Matrix) or not isinstance(negligible, (int, float)) or negligible > limit:
         return False
     values, n = A.A.values, b.shape[-2]
-    if (
-        values.dim() != 1
-        or values.numel() == 0
-        or values.is_complex()
-        or not values.is_cpu
-        or not b.is_cpu
-        or b.numel() != n
-    ):
+    if values.dim() != 1 or values.numel() == 0 or not values.is_cpu or not b.is_cpu or b.numel() != n:
+        return False
+    if values.is_complex():
         return False
     least, most = torch.aminmax(values.detach())
     # The largest entry of b is at least ||b|| / sqrt(n).
