@@ -88,7 +88,11 @@ def combination(a: Tensor, v: Tensor) -> Tensor:
     """sum_j a_j o v_j, (..., n, k), for a (j, ..., 1, k) and v (j, ..., n, k)."""
     if v.numel() < SPLIT:
         return (a * v).sum(0)
-    if v.dim() == 3 and not v.is_complex():
+    if v.is_complex():  # nothing of v's size is copied
+        flat, pairs = complex.flat(v), a.repeat_interleave(2, -1)
+        re = complex.unflat(combination(pairs.real, flat))
+        return torch.add(re, complex.unflat(combination(pairs.imag, flat)), alpha=1j) if a.is_complex() else re
+    if v.dim() == 3:
         return dispatch(_Columns, (a.squeeze(-2), v), _U, True)
     out = scaled(a[0], v[0])
     for i in range(1, len(a)):
