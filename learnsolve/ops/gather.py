@@ -44,5 +44,5 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     >>> ls.ops.gather(x, P, "row"), ls.ops.gather(x, P, "column")
     (tensor([10., 10., 20.]), tensor([10., 20., 20.]))
     """
-    segments.check("gather", "X", X, pattern, by, entries=False)
+    segments.check("gather", "X", X, pattern, by, entries=False, or_complex=True)
     return segments.spread(X, pattern, by)

@@ -49,7 +49,7 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(f"sddmm: pattern must be a SparsityPattern or a CSR, got {type(pattern).__name__}")
     checks.dtype("sddmm", "U", U, or_complex=True)
-    if V.dtype != U.dtype or U.device != pattern.device or V.device != pattern.device:
+    if not checks.one_precision(V.dtype, U.dtype) or U.device != pattern.device or V.device != pattern.device:
         raise TypeError(
             f"sddmm: U ({U.dtype}, {U.device}) and V ({V.dtype}, {V.device}) must have one dtype and the "
             f"pattern's device, {pattern.device}; convert with .to()"

@@ -64,7 +64,7 @@ def stencil(
     """
     _operand("coefficients", coefficients)
     _operand("x", x)
-    if x.dtype != coefficients.dtype or x.device != coefficients.device:
+    if not checks.one_precision(x.dtype, coefficients.dtype) or x.device != coefficients.device:
         raise TypeError(
             "stencil: coefficients and x must have one dtype and device, got "
             f"{coefficients.dtype} on {coefficients.device} and {x.dtype} on {x.device}; convert one with "
@@ -86,7 +86,7 @@ def stencil(
 
 def _operand(name: str, value: Any) -> None:
     checks.tensor("stencil", name, value)
-    checks.dtype("stencil", name, value)
+    checks.dtype("stencil", name, value, or_complex=True)
 
 
 def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, Neighbors]:

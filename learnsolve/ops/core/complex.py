@@ -1,8 +1,8 @@
 """Complex values, by real operations.
 
-A complex matrix A (m x n) times x is the real matrix of its columns Re a_1, Im a_1, Re a_2, ... (m x 2n), whose
-values are those of A as they lie in memory, times the rows x_1, i x_1, x_2, i x_2, ...: one real product, as is
-each of its derivatives. Real operations on the real and imaginary parts side by side do the rest.
+A complex matrix A (m x n) times x is the real matrix of its columns Re a_1, Im a_1, Re a_2, ... (m x 2n),
+whose values are those of A as they lie in memory, times the rows x_1, i x_1, x_2, i x_2, ...: one real
+product, as is each of its derivatives. Real operations on real and imaginary parts side by side do the rest.
 
 A real loss L of complex numbers z has the gradient dL/dRe z + i dL/dIm z, as everywhere in torch.
 """
@@ -57,12 +57,19 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
 
-def product(real: Callable[..., Tensor], values: Tensor, x: Tensor, P: SparsityPattern, transpose: bool) -> Tensor:
+def columns(real: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """f(x) for a linear f, `real`, of the columns of x, (n,) or (..., n, k)."""
+    return joined(real(parts(x))) if x.dim() == 1 else unflat(real(flat(x)))
+
+
+def product(
+    real: Callable[..., Tensor], values: Tensor, x: Tensor, P: SparsityPattern, transpose: bool
+) -> Tensor:
     """A x or A^T x, with values or x or both complex, by the product `real`."""
+    if not values.is_complex():
+        return columns(lambda x: real(values, x, P, transpose), x)
     if x.dim() == 1:
         return product(real, values, x.unsqueeze(-1), P, transpose).squeeze(-1)
-    if not values.is_complex():
-        return unflat(real(values, flat(x), P, transpose))
     x = x.to(values.dtype)
     if transpose:
         return _folded(unflat(real(flat(values), flat(x), _doubled(P), True)))

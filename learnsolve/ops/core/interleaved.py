@@ -1,5 +1,5 @@
-"""The real form of a complex matrix with real and imaginary parts interleaved: each entry a + i b is the block
-[[a, -b], [b, a]], so that a triangle, a band or a block stays one. Vectors are those of `complex.tall`.
+"""The real form of a complex matrix with real and imaginary parts interleaved: each entry a + i b is the
+block [[a, -b], [b, a]], so that a triangle, a band or a block stays one. Vectors are those of `complex.tall`.
 
 The real form of A^H is its transpose. For what is not a product: triangular solves, factors.
 """

@@ -172,10 +172,10 @@ def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Te
 
 def _complex_solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """T = D U, D the diagonal: of a U with ones there the real form, interleaved, is triangular too."""
+    if not values.is_complex():
+        return complex.columns(lambda b: solve(values, b, pattern, side), b)
     if b.dim() == 1:
         return _complex_solve(values, b.unsqueeze(-1), pattern, side).squeeze(-1)
-    if not values.is_complex():
-        return complex.unflat(solve(values, complex.flat(b), pattern, side))
     b, inverse = b.to(values.dtype), None
     values, diagonal = _only_read(values, pattern, side._replace(unit=True)), values
     if not side.unit:
