@@ -64,9 +64,9 @@ def dtype(function: str, name: str, value: Tensor, or_complex: bool = False) -> 
     if value.dtype not in SUPPORTED and not (or_complex and value.dtype in _COMPLEX):
         if not or_complex:
             check_real(function, name, value.dtype)
+        supported = "complex64 or complex128" if value.is_complex() else "float32 or float64"
         raise TypeError(
-            f"{function}: {name} must be float32 or float64{', complex64 or complex128' if or_complex else ''}, "
-            f"got {value.dtype}; convert it with .to(dtype=...)"
+            f"{function}: {name} must be {supported}, got {value.dtype}; convert it with .to(dtype=...)"
         )
 
 
