@@ -11,7 +11,8 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     Parameters
     ----------
-    X : Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns, float32 or float64
+    X : Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns, float32 or float64, or
+        complex
     pattern : SparsityPattern, shape (m, n)
     by : "row" or "column"
 

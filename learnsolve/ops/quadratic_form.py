@@ -18,8 +18,8 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz)
-    x : Tensor, shape (n,) or (..., n, k), of A's dtype and device
+    A : CSR, shape (n, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
+    x : Tensor, shape (n,) or (..., n, k), of A's precision and device
     symmetric : promise that A equals its transpose (not checked); the backward then needs no product
 
     Returns

@@ -13,8 +13,8 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
 
     Parameters
     ----------
-    U : Tensor, shape (m,) or (..., m, k), float32 or float64
-    V : Tensor, shape (n,) or (..., n, k), of U's dtype and device
+    U : Tensor, shape (m,) or (..., m, k), float32 or float64, or complex
+    V : Tensor, shape (n,) or (..., n, k), of U's precision and device
     pattern : SparsityPattern, shape (m, n), or a CSR, of which the values are not read
 
     Returns

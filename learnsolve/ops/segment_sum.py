@@ -11,7 +11,7 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     Parameters
     ----------
-    E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64: features of the entries
+    E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64, or complex: features of the entries
     pattern : SparsityPattern, shape (m, n)
     by : "row" or "column": whether segments are rows or columns
 

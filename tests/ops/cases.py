@@ -29,7 +29,7 @@ BRANCHES = {
     *("quadratic_form, columns", "quadratic_form, batch of values", "inverse_diagonal", "local_solve"),
     *("jacobi, row and sweep, columns, unrolled", "momentum, batch of all"),
     *("spmm vector, complex all", "spmm matrix, complex second", "sddmm matrix, complex all"),
-    *("spgemm, complex all", "sptrsv, vector, lower, complex all"),
+    *("spgemm, complex all", "sptrsv, batch of values, transpose, complex all"),
     *("pcg, diagonal, vector", "pcg, triangular, batch of b"),
 }
 

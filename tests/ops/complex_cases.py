@@ -1,6 +1,6 @@
-"""Rows of the table with complex values, made of rows with real ones: real and imaginary parts lie along a last
-axis of the inputs and of the result, so that every test of the contract runs as it is, and checks gradients by
-torch's convention, dL/dRe z + i dL/dIm z."""
+"""Rows of the table with complex values, made of rows with real ones: real and imaginary parts lie along a
+last axis of the inputs and of the result, so that every test of the contract runs as it is, and checks
+gradients by torch's convention, dL/dRe z + i dL/dIm z."""
 
 import dataclasses
 
@@ -67,6 +67,6 @@ CASES = [
     *(of_complex(name) for name in ("add union batch", "kron", "scale_rows batch", "from_coo", "A / s")),
     *(of_complex(name) for name in ("stencil variable", "sum 1", "A[rows][:, columns]")),
     of_complex("sptrsv, vector, lower"),
-    of_complex("sptrsv, batch of both, unit_diagonal transpose"),
+    of_complex("sptrsv, batch of values, transpose"),
     of_complex("sptrsv, batch of b, upper", "second"),
 ]
