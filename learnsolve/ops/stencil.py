@@ -27,8 +27,8 @@ def stencil(
 
     Parameters
     ----------
-    coefficients : Tensor, float32 or float64, complex too. Without `offsets`: a window of odd sizes, (w,), (wx,
-        wy) or (wx, wy, wz), the same for all points and centered on them, not flipped (as in `conv2d`). With K
+    coefficients : Tensor, float32 or float64, or complex. Without `offsets`: a window of odd sizes, (w,),
+        (wx, wy) or (wx, wy, wz), for all points and centered on them, not flipped (as in `conv2d`). With K
         `offsets` of d integers: (K,), the same for all points; (..., K, \*grid), :math:`c_k(i)`; or (..., K,
         1, ..., 1), d ones, the same for all points with batch axes
     x : Tensor, shape (..., \*grid), of the coefficients' dtype and device

@@ -28,8 +28,7 @@ BRANCHES = {
     *("segment_max row, vector", "segment_softmax row, batch", "segment_softmax column, features"),
     *("quadratic_form, columns", "quadratic_form, batch of values", "inverse_diagonal", "local_solve"),
     *("jacobi, row and sweep, columns, unrolled", "momentum, batch of all"),
-    *("spmm vector, complex all", "spmm matrix, complex second", "sddmm matrix, complex all"),
-    *("spgemm, complex all", "sptrsv, batch of values, transpose, complex all"),
+    *("spmm vector, complex all", "spgemm, complex all", "sptrsv, batch of values, transpose, complex all"),
     *("pcg, diagonal, vector", "pcg, triangular, batch of b"),
 }
 
