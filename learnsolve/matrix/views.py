@@ -42,7 +42,11 @@ class Views:
 
     def conj(self) -> Self:
         """With conjugate values; A itself where they are real."""
-        return self._with(torch.conj_physical(self.values)) if self.values.is_complex() else self
+        return (
+            self._with(torch.complex(self.values.real, -self.values.imag))
+            if self.values.is_complex()
+            else self
+        )
 
     @property
     def real(self) -> Self:

@@ -36,7 +36,8 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
 
     Parameters
     ----------
-    A, B : CSR of one shape, dtype (float32 or float64) and device; batch axes of their values broadcast
+    A, B : CSR of one shape, precision (float32 or float64, real or complex) and device; batch axes of their
+        values broadcast
     alpha, beta : floats, or tensors with one element or one per matrix of the batch, shape (..., 1)
 
     Returns

@@ -16,7 +16,7 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
 
     Parameters
     ----------
-    A : CSR, float32 or float64; its values may have batch axes
+    A : CSR, float32 or float64, or complex; its values may have batch axes
     ord : of a matrix None or "fro" (Frobenius), 1 (largest sum of magnitudes in a column) or infinity (in a
         row); of rows and columns None or 2 (Euclidean), or 1 (sum of magnitudes)
     dim : as in `sum`

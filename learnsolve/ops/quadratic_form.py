@@ -18,8 +18,8 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz)
-    x : Tensor, shape (n,) or (..., n, k), of A's dtype and device
+    A : CSR, shape (n, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
+    x : Tensor, shape (n,) or (..., n, k), of A's precision and device
     symmetric : promise that A equals its transpose (not checked); the backward then needs no product
 
     Returns
@@ -55,7 +55,7 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2 or complex.either(values, x):
         checks.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)
-        return _inner(torch.conj_physical(x), y)
+        return _inner(complex.conjugate(x), y)
     if tracked(values, x):
         return _QuadraticForm.eager.apply(values, x, pattern, symmetric)[0]
     return _QuadraticForm.forward(values, x, pattern, symmetric)[0]

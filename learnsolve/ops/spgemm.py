@@ -16,8 +16,8 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
 
     Parameters
     ----------
-    A : CSR, shape (m, n), float32 or float64; its values may have batch axes, (..., nnz)
-    B : CSR, shape (n, k), of A's dtype and device; likewise
+    A : CSR, shape (m, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
+    B : CSR, shape (n, k), of A's precision and device; likewise
     mask : SparsityPattern, shape (m, k): the entries of A B to compute
 
     Returns
@@ -69,7 +69,7 @@ def galerkin(P: CSR, A: CSR) -> CSR:
     Parameters
     ----------
     P : CSR, shape (n, k), the interpolation; its values may have batch axes, (..., nnz)
-    A : CSR, shape (n, n), of P's dtype and device; likewise
+    A : CSR, shape (n, n), of P's precision and device; likewise
 
     Returns
     -------

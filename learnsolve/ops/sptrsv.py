@@ -21,9 +21,9 @@ def sptrsv(
 
     Parameters
     ----------
-    L : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz). Only one triangle
-        is read: entries of the other may be there, even NaN, and change nothing
-    b : Tensor, shape (n,) or (..., n, k), of L's dtype and device
+    L : CSR, shape (n, n), float32 or float64, or complex; its values may have batch axes, (..., nnz). Only
+        one triangle is read: entries of the other may be there, even NaN, and change nothing
+    b : Tensor, shape (n,) or (..., n, k), of L's precision and device
     lower : read the lower triangle; else the upper one
     unit_diagonal : take the diagonal as ones; what is stored there is not read
     transpose : solve with the transpose of that triangle, which is not formed

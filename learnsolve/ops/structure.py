@@ -98,7 +98,7 @@ def scale_rows(A: CSR, d: Tensor) -> CSR:
     Parameters
     ----------
     A : CSR, shape (m, n), values (..., nnz)
-    d : Tensor, shape (..., m), of A's dtype and device
+    d : Tensor, shape (..., m), of A's precision and device
 
     Returns
     -------
@@ -126,7 +126,7 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
     Parameters
     ----------
     A : CSR, shape (m, n), values (..., nnz)
-    d : Tensor, shape (..., n), of A's dtype and device
+    d : Tensor, shape (..., n), of A's precision and device
 
     Returns
     -------

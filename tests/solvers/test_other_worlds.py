@@ -165,5 +165,7 @@ def test_what_is_not_taken_names_the_remedy():
         ls.solvers.cg(A, B, M=ls.preconditioners.IC0)
     with pytest.raises(TypeError, match=r"cg: b must be real, got torch\.complex128"):
         ls.solvers.cg(A, B + 0j)
+    with pytest.raises(TypeError, match="cg: a NumPy array must hold numbers, got object"):
+        ls.solvers.cg(A, B.astype(object))
     with pytest.raises(ValueError, match="format must be one of"):
         A.to_scipy("coordinates")

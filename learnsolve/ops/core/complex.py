@@ -23,6 +23,8 @@ def either(u: Tensor, v: Tensor) -> bool:
 
 def parts(t: Tensor) -> Tensor:
     """Real and imaginary part along a new last axis."""
+    if t.numel() == 0:
+        return torch.stack((t.real, t.imag), -1)
     if forward_mode_may_come():  # a tangent may be a lazy conjugate, which a view of the real parts rejects
         t = 1 * t
     return torch.view_as_real(t.resolve_conj())
@@ -30,7 +32,14 @@ def parts(t: Tensor) -> Tensor:
 
 def joined(t: Tensor) -> Tensor:
     """The inverse of `parts`."""
+    if t.numel() == 0:  # its strides may be odd, which no view takes
+        return torch.complex(*t.unbind(-1))
     return torch.view_as_complex(t.contiguous())
+
+
+def conjugate(t: Tensor) -> Tensor:
+    """In memory; of `torch.conj_physical` torch 2.13 has no batching rule."""
+    return torch.complex(t.real, -t.imag) if t.is_complex() else t
 
 
 def flat(t: Tensor) -> Tensor:
@@ -81,7 +90,7 @@ def sampled(real: Callable[..., Tensor], u: Tensor, w: Tensor, P: SparsityPatter
     if u.dim() == 1:
         u, w = u.unsqueeze(-1), w.unsqueeze(-1)
     dtype = torch.promote_types(u.dtype, w.dtype)
-    return unflat(real(flat(u.to(dtype)), flat(_lifted(torch.conj_physical(w.to(dtype)))), _doubled(P)))
+    return unflat(real(flat(u.to(dtype)), flat(_lifted(conjugate(w.to(dtype)))), _doubled(P)))
 
 
 def _lifted(x: Tensor) -> Tensor:

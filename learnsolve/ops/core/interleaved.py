@@ -1,5 +1,5 @@
-"""The real form of a complex matrix with real and imaginary parts interleaved: each entry a + i b is the block
-[[a, -b], [b, a]], so that a triangle, a band or a block stays one. Vectors are those of `complex.tall`.
+"""The real form of a complex matrix with real and imaginary parts interleaved: each entry a + i b is the
+block [[a, -b], [b, a]], so that a triangle, a band or a block stays one. Vectors are those of `complex.tall`.
 
 The real form of A^H is its transpose. For what is not a product: triangular solves, factors.
 """
@@ -17,9 +17,9 @@ from learnsolve.ops.core.selection import Sorted, reordered, sorted_by_row
 def interleaved(values: Tensor, P: SparsityPattern) -> tuple[Tensor, SparsityPattern]:
     """Values (..., 4 nnz) and the pattern, (2 m, 2 n), of the real form; planned once, differentiable."""
     plan = P._planned(_plan)
-    conjugate = torch.conj_physical(values)
-    rows = torch.cat((complex.flat(conjugate), complex.flat(1j * conjugate)), -1)  # a, -b and b, a
-    return reordered(rows, plan), plan.pattern
+    re, im = complex.parts(values).unbind(-1)
+    upper, lower = torch.stack((re, -im), -1), torch.stack((im, re), -1)
+    return reordered(torch.cat((upper.flatten(-2), lower.flatten(-2)), -1), plan), plan.pattern
 
 
 def real_matrix(A: CSR) -> CSR:

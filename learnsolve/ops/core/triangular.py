@@ -172,10 +172,10 @@ def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Te
 
 def _complex_solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """T = D U, D the diagonal: of a U with ones there the real form, interleaved, is triangular too."""
+    if not values.is_complex():
+        return complex.columns(lambda b: solve(values, b, pattern, side), b)
     if b.dim() == 1:
         return _complex_solve(values, b.unsqueeze(-1), pattern, side).squeeze(-1)
-    if not values.is_complex():
-        return complex.unflat(solve(values, complex.flat(b), pattern, side))
     b, inverse = b.to(values.dtype), None
     values, diagonal = _only_read(values, pattern, side._replace(unit=True)), values
     if not side.unit:
@@ -184,10 +184,10 @@ def _complex_solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Si
         values = values * sampled(inverse, ones, pattern)
         b = b if side.transpose else inverse * b
     # The transpose of the real form belongs to T^H: T^T x = b is T^H conj(x) = conj(b).
-    b = torch.conj_physical(b) if side.transpose else b
+    b = complex.conjugate(b) if side.transpose else b
     real, Q = interleaved(values, pattern)
     x = complex.untall(solve(real, complex.tall(b), Q, side._replace(unit=True)))
-    x = torch.conj_physical(x) if side.transpose else x
+    x = complex.conjugate(x) if side.transpose else x
     return inverse * x if side.transpose and inverse is not None else x
 
 
