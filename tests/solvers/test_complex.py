@@ -1,0 +1,197 @@
+"""Complex systems: what the rows of cases.py do not show. Solutions against dense algebra and SciPy in both
+precisions, the choice of `ls.solve`, preconditioners as complex factors, and what refuses by name."""
+
+import numpy as np
+import pytest
+import scipy.sparse.linalg
+import torch
+from reference import normal
+from solvers.references import close
+from torch.autograd import grad
+
+import learnsolve as ls
+from learnsolve.solvers import Status
+
+S, P = ls.solvers, ls.preconditioners
+KH = torch.full((6, 5), 1.1, dtype=torch.float64)
+WAVE = ls.problems.helmholtz(KH, boundary="absorbing")
+SKEW = torch.sign(WAVE.pattern.col_indices - WAVE.pattern.row_indices)
+BASE = ls.problems.poisson((6, 5)) + ls.ops.diag(normal((30,), seed=6).abs())
+HERMITIAN = BASE.with_values(BASE.values * (1 + 0.4j * SKEW))
+INDEFINITE = HERMITIAN - 3.3 * ls.ops.eye(30, dtype=torch.float64)
+SYSTEMS = {"wave": WAVE, "Hermitian": HERMITIAN, "indefinite": INDEFINITE}
+TOLERANCE = {torch.complex64: 1e-5, torch.complex128: 1e-11}
+
+
+def right(*shape: int, dtype: torch.dtype = torch.complex128, seed: int = 0) -> torch.Tensor:
+    return torch.complex(normal(shape, seed=seed), normal(shape, seed=seed + 1)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [
+        *(("cg", "Hermitian"), ("fcg", "Hermitian"), ("minres", "Hermitian"), ("minres", "indefinite")),
+        *((name, system) for name in ("gmres", "fgmres", "bicgstab", "lsqr", "lsmr") for system in ("wave",)),
+    ],
+)
+def test_solution_status_and_history(name, system, dtype):
+    A, tol = SYSTEMS[system].to(dtype), TOLERANCE[dtype]
+    key = {"atol": tol, "btol": tol} if name in ("lsqr", "lsmr") else {"rtol": tol}
+    key |= {"restart": 40} if "gmres" in name else {}
+    for shape in ((30,), (30, 3), (2, 30, 2)):
+        b, iterates = right(*shape, dtype=dtype), []
+        solution = getattr(S, name)(A, b, right(*shape, dtype=dtype, seed=5), callback=iterates.append, **key)
+        assert solution.converged, solution.summary()
+        assert (solution.x.dtype, solution.residual_norms.dtype) == (dtype, dtype.to_real())
+        expected = torch.linalg.solve(A.to_dense(), b if b.dim() > 1 else b.unsqueeze(1)).reshape(shape)
+        close([solution.x], [expected], 1e3 * tol)
+        for at in iterates[:: len(iterates) // 3]:
+            norm = torch.linalg.vector_norm(b - A @ at.x, dim=-1 if b.dim() == 1 else -2)
+            close([at.residual_norm], [norm], 1e4 * tol)
+    numpy = getattr(S, name)(A.to_scipy(), right(30, dtype=dtype).numpy(), **key).x
+    close([A @ numpy], [right(30, dtype=dtype)], 1e2 * tol)
+
+
+def test_as_many_iterations_as_scipy():
+    """So that no Krylov space is that of twice the unknowns."""
+    b, wave, hermitian = right(30), WAVE.to_scipy(), HERMITIAN.to_scipy()
+    for name, A, matrix in (("gmres", WAVE, wave), ("bicgstab", WAVE, wave), ("cg", HERMITIAN, hermitian)):
+        count, extra = [], {"restart": 30, "callback_type": "pr_norm"} if name == "gmres" else {}
+        getattr(scipy.sparse.linalg, name)(
+            matrix, b.numpy(), rtol=1e-9, callback=lambda _: count.append(1), **extra
+        )
+        ours = getattr(S, name)(A, b, rtol=1e-9, **({"restart": 30} if name == "gmres" else {}))
+        assert abs(ours.iterations - len(count)) <= 2, name
+
+
+def test_the_solver_of_solve():
+    for name, word in (("Hermitian", "cg"), ("indefinite", "minres"), ("wave", "bicgstab")):
+        A, b = SYSTEMS[name].detach().requires_grad_(), right(30).requires_grad_()
+        solution = ls.solve(A, b, rtol=1e-10)
+        assert solution.selected.startswith("direct")
+        (gb,) = grad(solution.x.real.sum(), b)
+        close([A.H @ gb], [torch.ones(30, dtype=b.dtype)], 1e-8)
+        assert ls.solve(A, b, method="gmres", rtol=1e-9).converged
+        assert next(ls.solvers.core.choices._iterations(A, "auto", torch.inf, 60)).method == word
+    assert ls.solve(WAVE, right(30), method=ls.factorize(WAVE)).execution == "direct"
+
+
+def test_incomplete_factors_are_the_complex_ones():
+    """On a tridiagonal pattern nothing is dropped; pivots may be imaginary where rows can be turned."""
+    b = right(30, 2)
+    line = torch.diag(normal((30,), seed=3).abs() + 2) + torch.diag(normal((29,)), 1) * 1j
+    line = line + line.mH
+    for D, factors in (
+        (line, (P.IC0, P.ILU0)),
+        (1j * line, (P.ILU0,)),
+        (line + torch.diag(right(30)), (P.ILU0,)),
+    ):
+        for M in (factor(ls.CSR.from_dense(D)) for factor in factors):
+            close([M(b), M.T(b), M.T.T(b)], [torch.linalg.solve(T, b) for T in (D, D.mT, D)], 1e-10)
+    A = WAVE.detach().requires_grad_()
+    (g,) = grad((P.ILU0(A)(b).abs() ** 2).sum(), A.values)
+    v = A.values.detach()
+    for step in (1e-6, 1e-6j):
+        d = right(len(v), seed=9)
+        f = [(P.ILU0(A.with_values(v + s * step * d))(b).abs() ** 2).sum() for s in (1, -1)]
+        slope = (f[0] - f[1]) / 2e-6
+        assert abs(float(slope) - float((g.conj() * step / 1e-6 * d).sum().real)) < 1e-5 * g.norm()
+    assert S.cg(HERMITIAN, right(30), M=P.IC0(HERMITIAN)).iterations < S.cg(HERMITIAN, right(30)).iterations
+
+
+@pytest.mark.parametrize("kind", ["auto", "lu", "cholesky", "ldlt"])
+def test_direct_factors(kind):
+    """Determinant and inertia too; a pivot that is not positive is found."""
+    A, b = HERMITIAN.detach().requires_grad_(), right(30, 2).requires_grad_()
+    F = ls.factorize(A, kind=kind)
+    D = A.detach().to_dense().requires_grad_()
+    for transpose in (False, True):
+        T = D.mT if transpose else D
+        ours = grad(F.solve(b, transpose=transpose).real.sum(), (A.values, b))
+        theirs = grad(torch.linalg.solve(T, b).real.sum(), (D, b))
+        close(ours, (theirs[0][A.pattern.row_indices, A.pattern.col_indices], theirs[1]), 1e-11)
+    close([F.logdet], [torch.linalg.slogdet(D)[1].detach()], 1e-12)
+    assert F.inertia.tolist() == [30, 0, 0]
+    close([F.T.solve(b), F.refactorize(2 * A.values).solve(b)], [F.T(b), torch.linalg.solve(2 * D, b)], 1e-11)
+    if kind in ("cholesky", "ldlt"):
+        with pytest.raises(ValueError, match=f'kind="{kind}" needs a Hermitian matrix'):
+            ls.factorize(WAVE, kind=kind)
+    if kind == "cholesky":
+        with pytest.raises(ValueError, match="not positive definite"):
+            ls.factorize(INDEFINITE, kind=kind)
+
+
+def test_operators():
+    """A callable with a complex parameter, and SciPy's, whose adjoint is conjugated."""
+    p = torch.tensor(0.3 - 0.2j, dtype=torch.complex128, requires_grad=True)
+    b = right(30).requires_grad_()
+    call = lambda x: WAVE @ x + p * x  # noqa: E731
+    transposed = lambda x: WAVE.T @ x + p * x  # noqa: E731
+    x = S.gmres(call, b, parameters=(p,), transpose=transposed, rtol=1e-12, restart=30).x
+    dense = torch.linalg.solve(WAVE.to_dense() + p * torch.eye(30), b)
+    w = right(30, seed=7)
+    close(grad(x, (p, b), w), grad(dense, (p, b), w), 1e-8)
+    A = scipy.sparse.linalg.aslinearoperator(WAVE.to_scipy())
+    M = scipy.sparse.linalg.aslinearoperator(np.diag(1 / WAVE.to_scipy().diagonal()))
+    ours = S.bicgstab(A, b, M=M, rtol=1e-12).x
+    reference = torch.linalg.solve(WAVE.to_dense(), b)
+    close(grad(ours, b, w), grad(reference, b, w), 1e-8)
+    H = scipy.sparse.linalg.aslinearoperator(HERMITIAN.to_scipy())
+    close([HERMITIAN @ S.minres(H, right(30, 2), rtol=1e-11).x], [right(30, 2)], 1e-8)
+
+
+def test_large_blocks_are_the_same():
+    """Beyond the size from which sums go by ordered kernels; on the way to them nothing is lost."""
+    A = ls.problems.helmholtz(torch.full((140, 140), 0.9, dtype=torch.float64), shift=1 + 0.5j)
+    b = right(140 * 140, 2).requires_grad_()
+    for solver in (S.gmres, S.bicgstab):
+        solution = solver(A, b, rtol=1e-9, gradient="unrolled")
+        assert solution.converged
+        close([A @ solution.x], [b], 1e-6)
+        (g,) = grad((solution.x.conj() * right(140 * 140, 2, seed=3)).sum().real, b)
+        close([A.H @ g], [right(140 * 140, 2, seed=3)], 1e-4)
+
+
+REAL = right(30).real
+REFUSED = {
+    "b must be real": [
+        lambda: S.richardson(WAVE, right(30), iterations=2),
+        lambda: S.chebyshev(WAVE, right(30), lmin=1.0, lmax=2.0, iterations=2),
+    ],
+    "A.values must be real": [
+        *(lambda f=f: f(WAVE, right(30)) for f in (S.jacobi, S.sor, S.ssor)),
+        *(lambda M=M: M(WAVE) for M in (P.AMG, P.MIC0, P.ILUT, P.BlockJacobi, P.SSOR, P.FSAI)),
+    ],
+    "A must be real": [lambda: ls.analysis.spectral_radius(WAVE), lambda: ls.analysis.condition_number(WAVE)],
+    "null_space takes no complex values": [
+        lambda: S.gmres(WAVE, right(30), null_space="constants"),
+        lambda: S.cg(HERMITIAN, right(30), null_space="constants"),
+    ],
+    "b has dtype torch.float64, the matrix torch.complex128": [
+        *(lambda f=f: f(WAVE, REAL) for f in (S.gmres, S.cg, S.lsqr, ls.solve, ls.ops.spsolve)),
+    ],
+    "b must be real, got torch.complex128": [lambda: S.cg(BASE, right(30))],
+    "takes no complex BlockBatch": [lambda: S.gmres(ls.BlockBatch([WAVE, WAVE]), right(60))],
+    "needs a linear, symmetric M": [lambda: S.cg(HERMITIAN, right(30), M=P.Jacobi(WAVE))],
+    "M requires grad, but a converged solution": [
+        lambda: S.cg(HERMITIAN, right(30), M=P.Diagonal((right(30).abs() + 0j).requires_grad_()))
+    ],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refused(message):
+    for call in REFUSED[message]:
+        with pytest.raises((TypeError, ValueError, NotImplementedError), match=message.replace(".", r"\.")):
+            call()
+
+
+def test_a_failure_is_named():
+    assert S.cg(INDEFINITE, right(30), throw=False).status is not Status.CONVERGED
+    bad = WAVE.with_values(WAVE.values * torch.nan)
+    assert S.gmres(bad, right(30)).status is Status.NON_FINITE
+    with pytest.raises(ValueError, match="finite"):
+        ls.factorize(bad)
+    with pytest.raises(ValueError, match="singular"):
+        ls.factorize(WAVE.with_values(WAVE.values * 0))
