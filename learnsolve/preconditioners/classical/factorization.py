@@ -199,7 +199,7 @@ class Factorization(Preconditioner):
     @property
     def logdet(self) -> Tensor:
         logs = [logdet(f) for f in self._all()] or [0.0] * self.batch_shape.numel()
-        return self.A.values.new_tensor(logs).reshape(self.batch_shape)
+        return self.A.values.new_tensor(logs, dtype=self.A.dtype.to_real()).reshape(self.batch_shape)
 
     @property
     def inertia(self) -> Tensor:

@@ -181,7 +181,9 @@ def as_operator(
                 f"{function}: parameters belong to a callable A; a {type(A).__name__}'s are its values"
             )
         matrix = A if isinstance(A, CSR) else A.matrix
-        checks.dtype(function, "A.values", matrix.values, b.is_complex())
+        if matrix.values.is_complex() and not b.is_complex():
+            checks.same_kind(function, "b", b, matrix.values)
+        checks.dtype(function, "A.values", matrix.values, or_complex=True)
         return Matrix(A) if isinstance(A, CSR) else Blocks(A, Matrix(matrix))
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
         if parameters:
