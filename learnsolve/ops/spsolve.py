@@ -14,7 +14,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz)
+    A : CSR, shape (n, n), real or complex; its values may have batch axes, (..., nnz)
     b : Tensor, shape (n,) or (..., n, k), of A's dtype and device
     transpose : solve with the transpose
 
@@ -33,7 +33,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     Notes
     -----
     Gradient: :math:`\bar b = A^{-T} \bar x`, :math:`\bar A = -\bar b\, x^T` on the pattern (if `transpose`,
-    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`). Any order; forward mode, vmap, `torch.compile`. A
+    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`), of complex values with adjoints. Any order; forward mode, vmap, `torch.compile`. A
     backward costs two triangular solves with the factors of the forward, which live as long as the graph, and
     a sampled product. `ls.factorize` keeps them for later calls.
 

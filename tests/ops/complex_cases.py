@@ -69,5 +69,5 @@ CASES = [
     of_complex("sptrsv, vector, lower"),
     of_complex("sptrsv, batch of values, transpose"),
     of_complex("sptrsv, batch of b, upper", "second"),
-    *(of_complex(name) for name in ("spsolve, vector", "spsolve, batch of values, transpose")),
+    *(of_complex(name) for name in ("spsolve, vector", "spsolve, batch of both, transpose")),
 ]

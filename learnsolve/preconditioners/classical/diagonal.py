@@ -15,7 +15,7 @@ class Diagonal(Preconditioner):
 
     Parameters
     ----------
-    d : Tensor, shape (n,), or (..., n) for a batch of systems, float32 or float64
+    d : Tensor, shape (n,), or (..., n) for a batch of systems, real or complex
 
     Raises
     ------

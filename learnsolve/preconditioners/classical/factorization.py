@@ -32,8 +32,8 @@ def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: st
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz)
-    kind : "auto"; "cholesky", for a symmetric positive definite A; "ldlt", for a symmetric A; "lu"
+    A : CSR, shape (n, n), real or complex; its values may have batch axes, (..., nnz)
+    kind : "auto"; "cholesky", for a symmetric (Hermitian) positive definite A; "ldlt", a symmetric A; "lu"
     backend : "auto"; "superlu" (SciPy's); "pardiso" (MKL's, extra `pardiso`) or "cholmod" (extra `cholmod`)
     ordering : "auto", "minimum_degree", "colamd", "nested_dissection" or "natural", as the library has them
 
