@@ -73,7 +73,9 @@ def helmholtz(
 
 def _checked(kh: Tensor, shift: complex, dimensions: int | None) -> tuple[int, complex]:
     d = grid_axes("helmholtz", "kh", kh, dimensions, (1, 2, 3))
-    if isinstance(shift, complex) and cmath.isfinite(shift):
+    if isinstance(shift, complex):
+        if not cmath.isfinite(shift):
+            raise ValueError(f"helmholtz: shift must be finite, got {shift}; use a finite number")
         return d, shift
     return d, checks.real("helmholtz", "shift", shift, "finite")
 

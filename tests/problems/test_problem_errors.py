@@ -114,6 +114,8 @@ VALUES = [
     (lambda: P.helmholtz(torch.ones(4), dimensions=2), r"helmholtz: kh must have shape \(..., nx, ny\)"),
     (lambda: P.helmholtz(torch.ones(4, 0)), "helmholtz: .* with a grid point at least"),
     (lambda: P.helmholtz(torch.ones(4), dimensions=0), "helmholtz: dimensions must be 1, 2 or 3, got 0"),
+    (lambda: P.helmholtz(torch.ones(4), boundary="open"), "helmholtz: boundary must be one of"),
+    (lambda: P.helmholtz(torch.ones(4), shift=complex(1, math.inf)), "helmholtz: shift must be finite"),
     (lambda: P.helmholtz(torch.ones(4), shift=math.inf), "helmholtz: shift must be finite"),
     # graphs
     (

@@ -211,6 +211,30 @@ def test_the_published_stencil_of_helmholtz():
             assert int((torch.linalg.eigvalsh(A.to_dense()) < 0).sum()) == negative
 
 
+def test_waves_leave_through_an_absorbing_boundary():
+    """To second order: i e^(ik|x - y|) / 2k is the wave of a point on a line."""
+    errors = []
+    for n in (50, 100):
+        A = P.helmholtz(torch.full((n,), 15 / n, dtype=torch.float64), boundary="absorbing")
+        b = torch.zeros(n, dtype=torch.complex128)
+        b[n // 3] = 1 / n
+        distance = (torch.arange(n) - n // 3).abs() / n
+        errors.append((30 * ls.ops.spsolve(A, b) - 1j * torch.exp(15j * distance)).abs().max())
+    assert errors[0] < 0.05
+    assert 3.8 < errors[0] / errors[1] < 4.3
+    corner = P.helmholtz(torch.full((3, 4), 0.7, dtype=torch.float64), shift=1 + 0.5j, boundary="absorbing")
+    beyond = (1 + 0.35j) / (1 - 0.35j)
+    d = corner.diagonal().reshape(3, 4)
+    inside = 4 - (1 + 0.5j) * 0.49
+    expected = torch.tensor([inside - 2 * beyond, inside - beyond, inside], dtype=d.dtype)
+    torch.testing.assert_close(torch.stack((d[0, 0], d[0, 1], d[1, 1])), expected)
+    assert P.helmholtz(torch.ones(3), shift=1j).dtype == torch.complex64
+    kh = normal((2, 4, 3)).abs().requires_grad_()
+    f = lambda kh: P.helmholtz(kh, shift=1 + 0.2j, boundary="absorbing", dimensions=2).values  # noqa: E731
+    assert torch.autograd.gradcheck(f, kh, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(f, kh)
+
+
 # --- convection ---
 
 

@@ -91,7 +91,9 @@ def combination(a: Tensor, v: Tensor) -> Tensor:
     if v.is_complex():  # nothing of v's size is copied
         flat, pairs = complex.flat(v), a.repeat_interleave(2, -1)
         re = complex.unflat(combination(pairs.real, flat))
-        return torch.add(re, complex.unflat(combination(pairs.imag, flat)), alpha=1j) if a.is_complex() else re
+        return (
+            torch.add(re, complex.unflat(combination(pairs.imag, flat)), alpha=1j) if a.is_complex() else re
+        )
     if v.dim() == 3:
         return dispatch(_Columns, (a.squeeze(-2), v), _U, True)
     out = scaled(a[0], v[0])
