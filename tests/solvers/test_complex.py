@@ -59,7 +59,7 @@ def test_as_many_iterations_as_scipy():
     for name, A, matrix in (("gmres", WAVE, wave), ("bicgstab", WAVE, wave), ("cg", HERMITIAN, hermitian)):
         count, extra = [], {"restart": 30, "callback_type": "pr_norm"} if name == "gmres" else {}
         getattr(scipy.sparse.linalg, name)(
-            matrix, b.numpy(), rtol=1e-9, callback=lambda _: count.append(1), **extra
+            matrix, b.numpy(), rtol=1e-9, callback=lambda _, count=count: count.append(1), **extra
         )
         ours = getattr(S, name)(A, b, rtol=1e-9, **({"restart": 30} if name == "gmres" else {}))
         assert abs(ours.iterations - len(count)) <= 2, name

@@ -152,11 +152,9 @@ def _modified(A: CSR) -> bool:
     harm.
     """
     P, values, diagonal = A.pattern, numbers(A.values), numbers(A.diagonal())
-    if (
-        values.is_complex()
-        or bool(((values > 0) & (P.row_indices != P.col_indices)).any())
-        or not _dominant(A)
-    ):
+    if values.is_complex():  # of which there is no MIC(0)
+        return False
+    if bool(((values > 0) & (P.row_indices != P.col_indices)).any()) or not _dominant(A):
         return False
     least = diagonal + A.with_values(torch.where(P.row_indices > P.col_indices, values, 0)).sum(1)
     return bool(((least < 0.01 * diagonal).sum(-1) <= 0.01 * A.shape[0]).all())
