@@ -33,9 +33,9 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     Notes
     -----
     Gradient: :math:`\bar b = A^{-T} \bar x`, :math:`\bar A = -\bar b\, x^T` on the pattern (if `transpose`,
-    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`); of complex values with adjoints in place of transposes. Any
-    order; forward mode, vmap, `torch.compile`. A backward costs two triangular solves with the factors of the
-    forward, which live as long as the graph, and a sampled product. `ls.factorize` keeps them for later calls.
+    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`); of complex values adjoints, not transposes. Any order;
+    forward mode, vmap, `torch.compile`. A backward costs two triangular solves with the factors of the
+    forward, which live as long as the graph, and a sampled product. `ls.factorize` keeps them.
 
     Cost: one factorization per matrix of the batch, in A's precision, on the host; then 2 flops per entry
     of the factors and column of b. The pattern keeps the analysis for its next matrix (docs/direct.md). A
