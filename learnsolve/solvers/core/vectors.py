@@ -14,6 +14,8 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
     """<u, v> of each column, (..., 1, k); of complex ones with u conjugated."""
     if not u.is_complex():
         return dots(u, v, True)
+    if u.numel() < SPLIT:
+        return dots(u.conj(), v, True)
     # Re <u, v> and Im <u, v> = Re <u, -i v>, of real columns side by side: nothing of u's size is copied.
     flat = complex.flat(u)
     parts = [dots(flat, complex.flat(w), True).unflatten(-1, (-1, 2)).sum(-1) for w in (v, -1j * v)]
@@ -72,7 +74,7 @@ def largest(u: Tensor, dim: int) -> Tensor:
 def size(u: Tensor) -> Tensor:
     """||u|| of each column, (..., 1, k), a constant."""
     u = u.detach()
-    if u.numel() < SPLIT and across() is None:
+    if u.numel() < SPLIT and across() is None and not u.is_complex():  # of which the norm is slow
         return torch.linalg.vector_norm(u, dim=-2, keepdim=True)
     return square(u).sqrt()
 
