@@ -1,5 +1,6 @@
 """Sums of two matrices on the union of their patterns."""
 
+import builtins
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from learnsolve.ops.core.operands import factor, fit, one_shape
 _raw = torch.ops.learnsolve.csr_add.default
 _raw_backward = torch.ops.learnsolve.csr_add_backward.default
 
-Scalar = float | Tensor
+Scalar = float | builtins.complex | Tensor
 
 
 @torch.library.register_fake("learnsolve::csr_add")
@@ -38,7 +39,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     ----------
     A, B : CSR of one shape, precision (float32 or float64, real or complex) and device; batch axes of their
         values broadcast
-    alpha, beta : floats, or tensors with one element or one per matrix of the batch, shape (..., 1)
+    alpha, beta : numbers, or tensors with one element or one per matrix of the batch, shape (..., 1)
 
     Returns
     -------
