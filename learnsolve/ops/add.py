@@ -37,8 +37,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
 
     Parameters
     ----------
-    A, B : CSR of one shape, precision (float32 or float64, real or complex) and device; batch axes of their
-        values broadcast
+    A, B : CSR of one shape, device and precision, real or complex; batch axes of their values broadcast
     alpha, beta : numbers, or tensors with one element or one per matrix of the batch, shape (..., 1)
 
     Returns
