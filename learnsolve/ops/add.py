@@ -161,7 +161,8 @@ def _merge(a: Tensor, b: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: 
     """alpha a + beta b on the union of P and Q, for values of any batch axes."""
     if complex.either(a, b):
         a, b = (t.to(torch.promote_types(a.dtype, b.dtype)) for t in (a, b))
-        return complex.linear(lambda a, b: _merge(a, b, P, Q, alpha, beta), a, b)
+        P, Q = complex.doubled(P), complex.doubled(Q)
+        return complex.unflat(_merge(complex.flat(a), complex.flat(b), P, Q, alpha, beta))
     if a.dim() == 1 and b.dim() == 1:
         return _merge_one_axis(a, b, P, Q, alpha, beta)
     batch = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
