@@ -1,5 +1,6 @@
 """Sums of two matrices on the union of their patterns."""
 
+import builtins
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from learnsolve.ops.core.operands import factor, fit, one_shape
 _raw = torch.ops.learnsolve.csr_add.default
 _raw_backward = torch.ops.learnsolve.csr_add_backward.default
 
-Scalar = float | Tensor
+Scalar = float | builtins.complex | Tensor
 
 
 @torch.library.register_fake("learnsolve::csr_add")
@@ -36,9 +37,8 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
 
     Parameters
     ----------
-    A, B : CSR of one shape, precision (float32 or float64, real or complex) and device; batch axes of their
-        values broadcast
-    alpha, beta : floats, or tensors with one element or one per matrix of the batch, shape (..., 1)
+    A, B : CSR of one shape, device and precision, real or complex; batch axes of their values broadcast
+    alpha, beta : numbers, or tensors with one element or one per matrix of the batch, shape (..., 1)
 
     Returns
     -------
@@ -161,7 +161,8 @@ def _merge(a: Tensor, b: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: 
     """alpha a + beta b on the union of P and Q, for values of any batch axes."""
     if complex.either(a, b):
         a, b = (t.to(torch.promote_types(a.dtype, b.dtype)) for t in (a, b))
-        return complex.linear(lambda a, b: _merge(a, b, P, Q, alpha, beta), a, b)
+        P, Q = complex.doubled(P), complex.doubled(Q)
+        return complex.unflat(_merge(complex.flat(a), complex.flat(b), P, Q, alpha, beta))
     if a.dim() == 1 and b.dim() == 1:
         return _merge_one_axis(a, b, P, Q, alpha, beta)
     batch = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])

@@ -9,7 +9,7 @@ from learnsolve.ops.core.product import sampled
 
 
 def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
-    r"""Entries of :math:`U V^T` on a pattern, :math:`c_{ij} = \langle u_i, v_j \rangle`.
+    r"""Entries of :math:`U V^T` on a pattern, :math:`c_{ij} = u_i^T v_j`: nothing is conjugated.
 
     Parameters
     ----------

@@ -81,8 +81,8 @@ def product(
         return product(real, values, x.unsqueeze(-1), P, transpose).squeeze(-1)
     x = x.to(values.dtype)
     if transpose:
-        return _folded(unflat(real(flat(values), flat(x), _doubled(P), True)))
-    return unflat(real(flat(values), flat(_lifted(x)), _doubled(P), False))
+        return _folded(unflat(real(flat(values), flat(x), doubled(P), True)))
+    return unflat(real(flat(values), flat(_lifted(x)), doubled(P), False))
 
 
 def sampled(real: Callable[..., Tensor], u: Tensor, w: Tensor, P: SparsityPattern) -> Tensor:
@@ -90,7 +90,7 @@ def sampled(real: Callable[..., Tensor], u: Tensor, w: Tensor, P: SparsityPatter
     if u.dim() == 1:
         u, w = u.unsqueeze(-1), w.unsqueeze(-1)
     dtype = torch.promote_types(u.dtype, w.dtype)
-    return unflat(real(flat(u.to(dtype)), flat(_lifted(conjugate(w.to(dtype)))), _doubled(P)))
+    return unflat(real(flat(u.to(dtype)), flat(_lifted(conjugate(w.to(dtype)))), doubled(P)))
 
 
 def _lifted(x: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def _folded(u: Tensor) -> Tensor:
     return torch.add(even, odd, alpha=1j)
 
 
-def _doubled(P: SparsityPattern) -> SparsityPattern:
+def doubled(P: SparsityPattern) -> SparsityPattern:
     """Columns 2 j and 2 j + 1 for each column j."""
     return P._planned(_plan_doubled)
 
@@ -127,12 +127,6 @@ def bilinear(real: Callable[[Tensor, Tensor], Tensor], u: Tensor, v: Tensor, axe
         return torch.complex(*real(a, b).unbind(0))
     of_re, of_im = real(a.unsqueeze(1), b.unsqueeze(0)).unbind(0)
     return torch.complex(of_re[0] - of_im[1], of_re[1] + of_im[0])
-
-
-def linear(real: Callable[..., Tensor], *operands: Tensor) -> Tensor:
-    """f(...) for a linear f of complex operands, `real`, that takes any batch axes."""
-    rank = max(t.dim() for t in operands)
-    return torch.complex(*real(*(_split(t, rank) for t in operands)).unbind(0))
 
 
 def _split(t: Tensor, rank: int) -> Tensor:

@@ -105,7 +105,7 @@ def combination(a: Tensor, v: Tensor) -> Tensor:
 def total(t: Tensor) -> Tensor:
     """The sum along the last axis."""
     if t.is_complex():
-        return complex.linear(total, t)
+        return torch.complex(total(t.real), total(t.imag))
     if t.dtype not in (torch.float32, torch.float64):
         return t.sum(-1)
     column = t.unsqueeze(-1)

@@ -20,7 +20,7 @@ class HostOperator(scipy.sparse.linalg.LinearOperator):
         super().__init__(dtype=np.dtype(str(self.like.dtype).removeprefix("torch.")), shape=of.shape)
 
     def _multiply(self, x: np.ndarray, transpose: bool) -> np.ndarray:
-        if self.dtype.kind != "c" and np.iscomplexobj(x):
+        if np.iscomplexobj(x) and not self.like.dtype.is_complex:
             return self._multiply(np.real(x), transpose) + 1j * self._multiply(np.imag(x), transpose)
         # A copy: torch does not take read-only arrays, or negative strides.
         vectors = torch.from_numpy(np.array(x, dtype=self.dtype)).to(self.like.device)

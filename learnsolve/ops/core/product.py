@@ -41,7 +41,7 @@ _VALUES, _X, _G = 0, 1, 2
 
 def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool) -> Tensor:
     """`spmm` on values and pattern, unchecked: brings any batch axes to the one axis of the kernels."""
-    if complex.either(values, x):
+    if values.is_complex() or x.is_complex():
         return complex.product(product, values, x, pattern, transpose)
     if values.dim() == 1 and x.dim() <= 3:
         role = _X if transpose else _G

@@ -158,7 +158,7 @@ def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
 
 def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """T x = b, unchecked: brings any batch axes to the one axis of the kernels."""
-    if complex.either(values, b):
+    if values.is_complex() or b.is_complex():
         return _complex_solve(values, b, pattern, side)
     if values.dim() == 1 and b.dim() <= 3:
         return _solve(values, b, pattern, side)
