@@ -9,7 +9,8 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import matrix
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import readable
 from learnsolve.ops.core.complex import tall, untall
 from learnsolve.ops.core.interleaved import real_matrix, real_pattern
 from learnsolve.preconditioners.base import Preconditioner, Transposed
@@ -53,29 +54,30 @@ class ComplexForm(Preconditioner):
         return f"ComplexForm({self.real!r})"
 
 
-def of_complex(cls: Any, *args: Any, **keywords: Any) -> Any:
-    """`__new__` of a preconditioner: of a complex A, that of its real form."""
-    A = matrix(args[0] if args else keywords.get("A"))
+def of_complex(
+    M: Preconditioner, A: Any, pattern: SparsityPattern | None, hermitian: bool, **keywords: Any
+) -> bool:
+    """Make M, which is under construction, that of a complex A; False if A is not complex."""
     if not (isinstance(A, CSR) and A.values.is_complex()):
-        return object.__new__(cls)
-    if args:
-        args = args[1:]
-    keywords.pop("A", None)
-    name = cls.__name__
-    checks.square(name, "A", A.shape)
-    if isinstance(keywords.get("shift"), Tensor):
-        raise NotImplementedError(f"{name}: of a complex matrix shift must be a number, got a tensor")
-    if keywords.get("pattern") is not None:
-        keywords["pattern"] = real_pattern(keywords["pattern"])
-    phase = None if cls.hermitian else _phase(A)
+        return False
+    make: Any = type(M)
+    checks.square(make.__name__, "A", A.shape)
+    if isinstance(keywords["shift"], Tensor):
+        raise NotImplementedError(
+            f"{make.__name__}: of a complex matrix shift must be a number, got a tensor"
+        )
+    phase = None if hermitian else _phase(A)
     B = A if phase is None else A.with_values(A.values * phase.index_select(-1, A.pattern.row_indices))
-    return ComplexForm(cls(real_matrix(B), *args, **keywords), A.values, phase)
+    real = make(real_matrix(B), pattern=None if pattern is None else real_pattern(pattern), **keywords)
+    M.__class__ = ComplexForm
+    ComplexForm.__init__(M, real, A.values, phase)  # type: ignore[arg-type]
+    return True
 
 
 def _phase(A: CSR) -> Tensor | None:
     """Rows times these have a real, positive diagonal, so that elimination within a block is stable."""
     d = A.diagonal()
     size = d.abs()
-    if bool(((d.real > 0) & (d.imag.abs() <= d.real)).all()):
+    if readable(d) and bool(((d.real > 0) & (d.imag.abs() <= d.real)).all()):
         return None
     return torch.where(size > 0, d.conj() / torch.where(size > 0, size, 1), 1)

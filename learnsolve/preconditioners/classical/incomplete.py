@@ -53,9 +53,6 @@ class IC0(Factored):
     True
     """
 
-    hermitian = True
-    __new__ = of_complex
-
     def __init__(
         self,
         A: CSR,
@@ -64,6 +61,8 @@ class IC0(Factored):
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
     ):
+        if of_complex(self, A, pattern, True, shift=shift, on_breakdown=on_breakdown):
+            return
         Preconditioner.__init__(self, A, shift, finite=False)
         self.L, self.shift = ic0(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
 
@@ -158,9 +157,6 @@ class ILU0(Factored):
     tensor([1., 1.])
     """
 
-    hermitian = False
-    __new__ = of_complex
-
     def __init__(
         self,
         A: CSR,
@@ -170,6 +166,8 @@ class ILU0(Factored):
         on_breakdown: str = "raise",
         symmetric: bool | None = None,
     ):
+        if of_complex(self, A, pattern, False, shift=shift, on_breakdown=on_breakdown, symmetric=symmetric):
+            return
         Preconditioner.__init__(self, A, shift, finite=False)
         self.L, self.U, self.shift = ilu0(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
         if symmetric is None and pattern is not None and not symmetric_pattern(pattern):
