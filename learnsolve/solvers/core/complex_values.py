@@ -75,13 +75,14 @@ def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
     form = compiled_form(M.real_form()) if hasattr(M, "real_form") else None
     if form is not None:
         kind, m, factor = form
-        return OfForm(kind, m if m is None or not implicit else m.detach(), factor)
+        assert m is not None
+        return OfForm(kind, m.detach() if implicit else m, factor)
     if not callable(M):
         return M  # an error of the solver
     return _on_real_rows(M, implicit)
 
 
-def _on_real_rows(f: Callable[[Tensor], Tensor], constant: bool = False) -> Callable[[Tensor], Tensor]:
+def _on_real_rows(f: Callable[..., Any], constant: bool = False) -> Callable[[Tensor], Tensor]:
     def apply(x: Tensor) -> Tensor:
         y = tall(f(untall(x)))
         return y.detach() if constant else y

@@ -121,7 +121,7 @@ def _needs_real_form(method: Method, b: Any) -> bool:
 
 
 def _by_real_form(
-    name: str, method: Method, A: Any, b: Tensor, x0: Any, options: Options, symmetric: bool
+    name: str, method: Method, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
 ) -> Solution:
     if options.M is not None and not getattr(method, "flexible", False):
         check_symmetric(name, options.M)
