@@ -209,9 +209,10 @@ class Factorization(Preconditioner):
         for f in self._all():
             negative = f.factor.negative()
             if negative is None:
+                other = "superlu" if self.A.values.is_complex() else "pardiso"
                 raise ValueError(
-                    f"factorize: the factors, {self.kind} by {self.backend}, do not tell the inertia, since "
-                    'their pivots are not on the diagonal; use kind="ldlt" with backend="pardiso"'
+                    f"factorize: the factors, {self.kind} by {self.backend}, do not tell the inertia, as "
+                    f'pivots are not counted, or not on the diagonal; use kind="ldlt" with backend="{other}"'
                 )
             counts.append((n - negative, negative, 0))
         counts = counts or [(0, 0, 0)] * self.batch_shape.numel()

@@ -4,9 +4,9 @@ A handle is an analyzed pattern with the factors of at most one matrix. When a f
 back to the analysis, which gives it to the next matrix: only the numbers are computed again.
 
 Pivots are chosen within supernodes, of order 1 and 2 where A is symmetric, and tiny ones are replaced. Where
-that was necessary, or where a residual is too large, LU is tried with a maximum weighted matching and scaling
-of this matrix; if that does not help, another library decides. So the factors of a matrix do not depend on
-those that came before.
+a residual is too large, as of indefinite matrices, each solution is refined once. Where that does not help,
+or pivots were replaced, LU is tried with a maximum weighted matching and scaling of this matrix; if that does
+not help, another library decides. So the factors of a matrix do not depend on those that came before.
 
 Source: Schenk and Gaertner, "Solving unsymmetric sparse systems of linear equations with PARDISO", Future
 Generation Computer Systems 20 (2004); parameters: Intel's reference of oneMKL, "pardiso iparm".
@@ -69,14 +69,14 @@ class Pardiso:
             data = np.append(data, data.dtype.type(0))[self.positions]  # -1: no entry
         handle = self._idle(data.dtype) or _Handle(self, data, matched=False)
         handle.call(_FACTOR, data)
-        accurate = self.kind == "cholesky" or _accurate(handle, data, A)
-        if self.kind == "lu" and not accurate:
+        steps = 0 if self.kind == "cholesky" else _refinements(handle, data, A)
+        if self.kind == "lu" and steps is None:
             handle = _Handle(self, data, matched=True)
             handle.call(_FACTOR, data)
-            accurate = _accurate(handle, data, A)
-        if not accurate:
+            steps = _refinements(handle, data, A)
+        if steps is None:
             raise Unreliable
-        return Factored(self, handle, data)
+        return Factored(self, handle, data, A if steps else None)
 
     def _idle(self, dtype: np.dtype) -> _Handle | None:
         try:
@@ -170,13 +170,21 @@ class _Handle:
 class Factored:
     backend = "pardiso"
 
-    def __init__(self, analysis: Pardiso, handle: _Handle, data: np.ndarray):
+    def __init__(self, analysis: Pardiso, handle: _Handle, data: np.ndarray, refined: Any):
         self.analysis, self.handle, self.data, self.kind = analysis, handle, data, analysis.kind
+        self.refined = refined  # the matrix, where a solution is refined once
         self.entries = int(handle.parameters[17])
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
+        x = self._solve(b, transpose)
+        if self.refined is not None:
+            A = self.refined.T if transpose else self.refined
+            x = x + self._solve(b - A @ x, transpose)
+        return x
+
+    def _solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
         if transpose and self.kind != "lu":  # the transpose of a Hermitian matrix is its conjugate
-            return self.solve(b.conj(), False).conj()
+            return self._solve(b.conj(), False).conj()
         if b.ndim == 1:
             return self.handle.call(_SOLVE, self.data, np.ascontiguousarray(b), transpose)
         # Columns are split among the threads, and the bits depend on how many each gets: always as many.
@@ -197,7 +205,7 @@ class Factored:
         return float(np.log(np.abs(self.handle.diagonal()), dtype=np.float64).sum())
 
     def negative(self) -> int | None:
-        if self.kind == "lu":
+        if self.kind == "lu" or (self.kind == "ldlt" and self.data.dtype.kind == "c"):  # which is not counted
             return None
         return 0 if self.kind == "cholesky" else int(self.handle.parameters[22])
 
@@ -213,14 +221,20 @@ def _address(a: np.ndarray) -> c_void_p:
     return a.ctypes.data_as(c_void_p)
 
 
-def _accurate(handle: _Handle, data: np.ndarray, A: scipy.sparse.csr_array) -> bool:
-    """No pivot was replaced, and a residual is about as small as rounding makes it."""
+def _refinements(handle: _Handle, data: np.ndarray, A: scipy.sparse.csr_array) -> int | None:
+    """The steps of iterative refinement, 0 or 1, after which a residual is about as small as rounding makes
+    it; None where that is not enough, or where a pivot was replaced."""
     if handle.parameters[13]:
-        return False
-    b = np.ones(handle.n, data.dtype)
-    x = handle.call(_SOLVE, data, b)
-    size = (abs(A) @ np.abs(x)).max() + 1
-    return bool(np.abs(A @ x - b).max() <= 64 * np.finfo(data.dtype).eps * size)
+        return None
+    r = b = np.ones(handle.n, data.dtype)
+    x = np.zeros_like(b)
+    for steps in (0, 1):
+        x = x + handle.call(_SOLVE, data, r)
+        r = b - A @ x
+        size = (abs(A) @ np.abs(x)).max() + 1
+        if np.abs(r).max() <= 64 * np.finfo(data.dtype).eps * size:
+            return steps
+    return None
 
 
 def _upper(n: int, indptr: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
