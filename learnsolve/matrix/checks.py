@@ -92,6 +92,15 @@ def one_precision(a: torch.dtype, b: torch.dtype) -> bool:
     return COMPLEX.get(a, a) == COMPLEX.get(b, b)
 
 
+def one_dtype(function: str, b: Tensor, values: Tensor) -> None:
+    """Of a complex b and a matrix that may be complex."""
+    if b.dtype != values.dtype:
+        raise TypeError(
+            f"{function}: b has dtype {b.dtype}, the matrix {values.dtype}; convert one of them, as by "
+            f"A.to({b.dtype})"
+        )
+
+
 def batches(function: str, a: torch.Size, b: torch.Size, names: str) -> None:
     """Batch axes `a` and `b`, of the operands `names`, must broadcast."""
     if a and b and any(i != j and i != 1 and j != 1 for i, j in zip(reversed(a), reversed(b), strict=False)):

@@ -96,6 +96,8 @@ def solve(
     A, b = inputs.operands("solve", A, b)
     checks.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
     check_b("solve", b, or_complex=True)
+    if b.is_complex():
+        checks.one_dtype("solve", b, A.values)
     check_operands("solve", A, b)
     factors = None
     if isinstance(method, Factorization):

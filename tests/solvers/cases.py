@@ -195,7 +195,8 @@ class Complex(Case):
     def dense(self, v: Tensor, b: Tensor) -> Tensor:
         if b.dim() == 1:
             return self.dense(v, b.unsqueeze(-1)).squeeze(-1)
-        return real_rows(torch.linalg.solve(self.build(v).to_dense(), complex_rows(b)))
+        D, b = self.build(v).to_dense(), complex_rows(b)
+        return real_rows(torch.linalg.solve(D, b) if self.square else torch.linalg.solve(D.mH @ D, D.mH @ b))
 
 
 def complex_row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises: Any) -> Case:
@@ -216,6 +217,7 @@ COMPLEX = [
     complex_row("gmres"),
     complex_row("gmres of a function"),
     complex_row("fgmres, Jacobi", P.Jacobi),
+    complex_row("lsqr"),
 ]
 # The first row of each method and of what it may be given: where a test is slow.
 BRANCHES = ("cg, IC0", "cg, function", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")

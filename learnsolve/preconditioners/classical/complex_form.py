@@ -68,7 +68,10 @@ def of_complex(
         )
     phase = None if hermitian else _phase(A)
     B = A if phase is None else A.with_values(A.values * phase.index_select(-1, A.pattern.row_indices))
-    real = make(real_matrix(B), pattern=None if pattern is None else real_pattern(pattern), **keywords)
+    try:
+        real = make(real_matrix(B), pattern=None if pattern is None else real_pattern(pattern), **keywords)
+    except ValueError as error:
+        raise ValueError(f"{error} (of the real form, which has two rows for each row of A)") from None
     M.__class__ = ComplexForm
     ComplexForm.__init__(M, real, A.values, phase)  # type: ignore[arg-type]
     return True

@@ -28,14 +28,16 @@ def check_system(
     check_b(name, b, or_complex=True)
     check_options(name, options)
     if b.is_complex():
-        check_complex(name, A, options)
+        check_complex(name, A, b, options)
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric, blocks=True)
     batch = check_operands(name, A, b)
     check_x0(name, x0, b)
     return operator, batch
 
 
-def check_complex(name: str, A: Any, options: Options) -> None:
+def check_complex(name: str, A: Any, b: Tensor, options: Options) -> None:
+    if isinstance(A, CSR):
+        checks.one_dtype(name, b, A.values)
     if isinstance(A, BlockBatch) or hasattr(A, "as_operator"):
         raise NotImplementedError(
             f"{name}: takes no complex {type(A).__name__}; give A as a CSR, a LinearOperator or a callable"

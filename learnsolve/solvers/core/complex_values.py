@@ -27,7 +27,7 @@ def real_system(
 ) -> tuple[Any, Tensor, Tensor | None, Options]:
     """A, b, x0 and the options of the real form."""
     check_b(name, b, or_complex=True)
-    check_complex(name, A, options)
+    check_complex(name, A, b, options)
     if x0 is not None:
         checks.same_kind(name, "x0", x0, b)
     implicit = options.gradient == "implicit"
@@ -38,7 +38,9 @@ def real_system(
         options,
         M=_preconditioner(name, options.M, b, implicit),
         # The transpose of the real form is that of the conjugate transpose.
-        transpose=None if transpose is None else _on_real_rows(lambda y: transpose(y.conj()).conj()),
+        transpose=None
+        if transpose is None
+        else _on_real_rows(name, "transpose", lambda y: transpose(y.conj()).conj()),
         callback=None if callback is None else lambda at: callback(at._replace(x=untall(at.x))),
     )
     return _matrix(name, A, b), tall(b), None if x0 is None else tall(x0), real
@@ -51,16 +53,16 @@ def complex_solution(solution: Solution) -> Solution:
 
 def _matrix(name: str, A: Any, b: Tensor) -> Any:
     if isinstance(A, CSR):
-        checks.same_kind(name, "b", b, A.values)
+        checks.rows(name, "b", b, "A", A.shape)
         return real_matrix(A)
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
-        return _on_real_rows(_of_vectors(on_host(name, "A", A, True)))
+        return _on_real_rows(name, "A", _of_vectors(on_host(name, "A", A, True)))
     if not callable(A):
         raise TypeError(
             f"{name}: with complex values A must be a CSR, a LinearOperator of SciPy or a callable, got "
             f"{type(A).__name__}"
         )
-    return _on_real_rows(A)
+    return _on_real_rows(name, "A", A)
 
 
 def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
@@ -71,20 +73,24 @@ def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
         checks.same_kind(name, "M.values", M.values, b)
         return real_matrix(M.detach() if implicit else M)
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
-        return _on_real_rows(_of_vectors(on_host(name, "M", M, True)))
+        return _on_real_rows(name, "M", _of_vectors(on_host(name, "M", M, True)))
     form = compiled_form(M.real_form()) if hasattr(M, "real_form") else None
     if form is not None:
         kind, m, factor = form
         assert m is not None
         return OfForm(kind, m.detach() if implicit else m, factor)
-    if not callable(M):
+    if isinstance(M, type) or not callable(M):
         return M  # an error of the solver
-    return _on_real_rows(M, implicit)
+    return _on_real_rows(name, "M", M, implicit)
 
 
-def _on_real_rows(f: Callable[..., Any], constant: bool = False) -> Callable[[Tensor], Tensor]:
+def _on_real_rows(
+    function: str, name: str, f: Callable[..., Any], constant: bool = False
+) -> Callable[[Tensor], Tensor]:
     def apply(x: Tensor) -> Tensor:
-        y = tall(f(untall(x)))
+        v = untall(x)
+        checks.same_kind(function, f"the result of {name}", y := f(v), v)
+        y = tall(y)
         return y.detach() if constant else y
 
     return apply

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import operands
 from learnsolve.matrix.plain import outside_of_graphs
 from learnsolve.ops.core import across
@@ -19,6 +21,7 @@ from learnsolve.solvers.core.arguments import (
     check_not_exported,
     check_symmetric,
     check_system,
+    check_x0,
     refuse_what_has_no_implicit_gradient,
 )
 from learnsolve.solvers.core.complex_values import complex_solution, real_system
@@ -125,6 +128,10 @@ def _by_real_form(
 ) -> Solution:
     if options.M is not None and not getattr(method, "flexible", False):
         check_symmetric(name, options.M)
+    if isinstance(A, CSR):
+        checks.square(name, "A", A.shape)
+    if x0 is not None:
+        check_x0(name, x0, b)
     A, b, x0, options = real_system(name, A, b, x0, options)
     return complex_solution(solve(name, method, A, b, x0, options, symmetric))
 

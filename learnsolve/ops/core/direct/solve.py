@@ -30,6 +30,8 @@ def check_matrix(function: str, A: CSR) -> None:
 
 
 def check_right_hand_side(function: str, A: CSR, b: Tensor) -> None:
+    if isinstance(b, Tensor) and b.is_complex():
+        checks.one_dtype(function, b, A.values)
     checks.same_kind(function, "b", b, A.values)
     n = A.shape[0]
     if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
