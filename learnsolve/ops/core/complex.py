@@ -27,7 +27,10 @@ def parts(t: Tensor) -> Tensor:
         return torch.stack((t.real, t.imag), -1)
     if forward_mode_may_come():  # a tangent may be a lazy conjugate, which a view of the real parts rejects
         t = 1 * t
-    return torch.view_as_real(t.resolve_conj())
+    t = t.resolve_conj()
+    if 1 in t.shape:  # torch 2.10 cannot differentiate a view with such an axis
+        return torch.view_as_real(t.squeeze()).reshape(*t.shape, 2)
+    return torch.view_as_real(t)
 
 
 def joined(t: Tensor) -> Tensor:
