@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse.linalg
 import torch
 from reference import normal
-from solvers.references import close
+from solvers.references import close, gradients
 from torch.autograd import grad
 
 import learnsolve as ls
@@ -208,3 +208,12 @@ def test_a_failure_is_named():
         ls.factorize(bad)
     with pytest.raises(ValueError, match="singular"):
         ls.factorize(WAVE.with_values(WAVE.values * 0))
+
+
+def test_cg_is_part_of_a_graph():
+    def x(v, b):
+        return S.cg(HERMITIAN.with_values(v), b, rtol=1e-10).x
+
+    inputs = HERMITIAN.values, right(30)
+    traced = torch.compile(x, fullgraph=True, backend="eager")
+    close(gradients(traced, *inputs), gradients(x, *inputs), 1e-9)
