@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import learnsolve as ls
-from learnsolve.nonlinear import _newton
+from learnsolve.nonlinear import _jacobian, _newton
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 
 N = ls.nonlinear
@@ -285,6 +285,34 @@ def test_the_pattern_is_found_in_the_program_also_under_vmap():
         " a factorization is cheap",
         " J by products",
     ]
+
+
+def test_a_jacobian_is_analyzed_once_where_it_is_kept(monkeypatch):
+    """As a training loop keeps it; a function that changes after the analysis is noticed."""
+    trace = counted(_jacobian.trace_pattern)
+    monkeypatch.setattr(_jacobian, "trace_pattern", trace)
+    shift, u0 = 1, torch.zeros(15, 15, dtype=torch.float64)
+
+    def f(u, a):
+        return grid_bratu(u, a) + 0.5 * (u - u.roll(shift, 0))
+
+    J = N.jacobian(f)
+    for seed in range(3):
+        a = field(225, seed).reshape(15, 15).requires_grad_()
+        for gradient in ("implicit", "unrolled"):
+            grads = [
+                torch.autograd.grad(N.root(f, u0, a, jacobian=j, rtol=1e-10, gradient=gradient).x.sum(), a)[0]
+                for j in (J, "auto")
+            ]
+            torch.testing.assert_close(*grads, rtol=1e-7, atol=0)
+    together = torch.vmap(lambda a: N.root(f, u0, a, jacobian=J, rtol=1e-10).x)(torch.stack([a, 2 * a]))
+    torch.testing.assert_close(together[1], N.root(f, u0, 2 * a, jacobian=J, rtol=1e-10).x)
+    assert trace.count == 1 + 6  # those of "auto"
+    shift = 4  # another pattern
+    with pytest.warns(ConvergenceWarning, match="the Jacobian may not be that of f"):
+        u = N.root(f, u0, a, jacobian=J, rtol=1e-6).x
+    with pytest.raises(ValueError, match="root: jacobian is not that of f at the solution"):
+        u.sum().backward()
 
 
 def test_a_compiled_function_breaks_its_graph_here():

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -107,20 +108,34 @@ class NewtonSettings(ScheduleSettings):
             raise SettingError(f"--modes must be at most {most} on --grid {self.grid}, got {self.modes}")
 
 
-def energy(u: Tensor, k: Tensor, p: float) -> Tensor:
-    """E of nodal values, (..., n - 1, n - 1), linear on the two triangles of each of n x n cells."""
-    v, h = pad(u, (1, 1, 1, 1)), 1 / k.shape[-1]
+def differences(u: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Of nodal values, (..., n - 1, n - 1), along the edges of the two triangles of each of n x n cells."""
+    v = pad(u, (1, 1, 1, 1))
     a, b, c, d = v[..., :-1, :-1], v[..., :-1, 1:], v[..., 1:, :-1], v[..., 1:, 1:]
-    squares = ((c - a) ** 2 + (b - a) ** 2) / h**2, ((d - b) ** 2 + (d - c) ** 2) / h**2
-    density = ((squares[0] + SMALL) ** (p / 2) + (squares[1] + SMALL) ** (p / 2)) * k / (2 * p)
-    return h**2 * (density.sum((-2, -1)) - u.sum((-2, -1)))
+    return (c - a, b - a), (d - b, d - c)
+
+
+def energy(u: Tensor, k: Tensor, p: float) -> Tensor:
+    """E for u that is linear on each triangle."""
+    h = 1 / k.shape[-1]
+    both = sum(((x**2 + y**2) / h**2 + SMALL) ** (p / 2) for x, y in differences(u))
+    return h**2 * ((k * both / (2 * p)).sum((-2, -1)) - u.sum((-2, -1)))
+
+
+def gradient(u: Tensor, k: Tensor, p: float) -> Tensor:
+    """Of E, for u."""
+    h, both = 1 / k.shape[-1], differences(u)
+    weights = (k / 2 * ((x**2 + y**2) / h**2 + SMALL) ** (p / 2 - 1) for x, y in both)
+    (x, y), (s, t) = ((w * x, w * y) for w, (x, y) in zip(weights, both, strict=True))
+    at_a, at_b, at_c, at_d = -x - y, y - s, x - t, s + t
+    return at_a[1:, 1:] + at_b[1:, :-1] + at_c[:-1, 1:] + at_d[:-1, :-1] - h**2
 
 
 class Problem:
     """grad E(u) = 0 for one p, on grids of any size."""
 
     def __init__(self, p: float):
-        self.p, self.f = p, torch.func.grad(lambda u, k: energy(u, k, p))
+        self.f = partial(gradient, p=p)
         self.J = jacobian(self.f)  # holds patterns and colors
 
     def solve(self, u: Tensor, k: Tensor, rtol: float, callback: Callable | None = None) -> Solution:

@@ -94,12 +94,12 @@ def measured(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[
 
 
 def outcome_of(recipe: NewtonRecipe) -> Outcome:
-    s, rows, histories = recipe.settings, [], {}
+    s, rows, histories, every = recipe.settings, [], {}, starts(recipe)
     for scale in (1, *sorted(s.scales)):
         fields = recipe.fields(TEST, range(max(1, s.evaluated // scale)), scale=scale)
         solutions = [recipe.solution(k) for k in fields]
         first = recipe.problem.f(torch.zeros_like(solutions[0]), fields[0]).norm()
-        for name, start in starts(recipe).items():
+        for name, start in every.items():
             each = [measured(recipe, start, k, x) for k, x in zip(fields, solutions, strict=True)]
             means = {key: sum(row[key] for row, _ in each) / len(each) for key in each[0][0]}
             rows.append({"cells": scale * s.grid, "start": name, "fields": len(each)} | means)
@@ -136,7 +136,7 @@ def sentence_of(rows: list[Row]) -> str:
         fastest[row["cells"]] = min(best, row, key=lambda row: row["seconds"])
     winners = ", ".join(f"{row['start']} ({cells} x {cells})" for cells, row in fastest.items())
     return (
-        f"On {rows[0]['fields']} fields that it has not seen, Newton's method takes {steps[LEARNED]} steps from "
-        f"the network's start, {steps['zero']} from zero, {steps['coarse grids']} from coarse grids; fastest, "
-        f"with the time of the start: {winners}."
+        f"On {rows[0]['fields']} unseen fields Newton's method takes {steps[LEARNED]} steps from the "
+        f"predicted start, {steps['zero']} from zero, {steps['coarse grids']} from coarse grids; fastest, with "
+        f"the time of the start: {winners}."
     )
