@@ -137,6 +137,6 @@ def sentence_of(rows: list[Row]) -> str:
     winners = ", ".join(f"{row['start']} ({cells} x {cells})" for cells, row in fastest.items())
     return (
         f"On {rows[0]['fields']} unseen fields Newton's method takes {steps[LEARNED]} steps from the "
-        f"predicted start, {steps['zero']} from zero, {steps['coarse grids']} from coarse grids; fastest, with "
-        f"the time of the start: {winners}."
+        f"predicted start, {steps['zero']} from zero, {steps['coarse grids']} from coarse grids; fastest, "
+        f"with the time of the start: {winners}."
     )
