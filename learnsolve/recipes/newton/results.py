@@ -80,31 +80,37 @@ def starts(recipe: NewtonRecipe) -> dict[str, Start]:
 
 @torch.no_grad()
 def measured(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[Row, Tensor]:
-    """Steps, work and the shortest times for one field, with the residuals; x is the solution."""
-    times = []
-    for _ in range(recipe.settings.repeats):
-        began = time.perf_counter()
-        u, work = start(k)
-        middle = time.perf_counter()
-        solution = recipe.problem.solve(u, k, recipe.settings.rtol)
-        times.append((middle - began, time.perf_counter() - middle))
+    """Steps, work and times for one field, with the residuals; x is the solution."""
+    began = time.perf_counter()
+    u, work = start(k)
+    middle = time.perf_counter()
+    solution = recipe.problem.solve(u, k, recipe.settings.rtol)
+    seconds = time.perf_counter() - began
     row = {"error": float((u - x).norm() / x.norm()), "steps": solution.iterations}
-    row |= {"work": work + solution.iterations, "start_seconds": min(t[0] for t in times)}
-    return row | {"seconds": min(map(sum, times))}, solution.residual_norms
+    row |= {"work": work + solution.iterations, "start_seconds": middle - began, "seconds": seconds}
+    return row, solution.residual_norms
 
 
 def outcome_of(recipe: NewtonRecipe) -> Outcome:
     s, rows, histories, every = recipe.settings, [], {}, starts(recipe)
     for scale in (1, *sorted(s.scales)):
         fields = recipe.fields(TEST, range(max(1, s.evaluated // scale)), scale=scale)
-        solutions = [recipe.solution(k) for k in fields]
-        first = recipe.problem.f(torch.zeros_like(solutions[0]), fields[0]).norm()
-        for name, start in every.items():
-            each = [measured(recipe, start, k, x) for k, x in zip(fields, solutions, strict=True)]
-            means = {key: sum(row[key] for row, _ in each) / len(each) for key in each[0][0]}
-            rows.append({"cells": scale * s.grid, "start": name, "fields": len(each)} | means)
-            if scale == 1:
-                histories[name] = [each[0][1] / first]
+        total: dict[str, Row] = {name: {} for name in every}
+        for k in fields:
+            x = recipe.solution(k)
+            # In turns, so that all see the same machine.
+            each = [
+                {n: measured(recipe, start, k, x) for n, start in every.items()} for _ in range(s.repeats)
+            ]
+            for name, sums in total.items():
+                runs = [run[name][0] for run in each]
+                for key in runs[0]:
+                    sums[key] = sums.get(key, 0) + min(run[key] for run in runs) / len(fields)
+            if not histories:
+                first = recipe.problem.f(torch.zeros_like(x), k).norm()
+                histories = {name: [norms / first] for name, (_, norms) in each[0].items()}
+        kind = {"cells": scale * s.grid, "fields": len(fields)}
+        rows += [{**kind, "start": name, **means} for name, means in total.items()]
     columns = {
         "cells: start": lambda row: f"{row['cells']} x {row['cells']}: {row['start']}",
         "error of the start": lambda row: f"{100 * row['error']:.1f} %",
