@@ -61,8 +61,11 @@ class Normal(Systems):
         options |= {"damp": 0.0 if self.mu is None else float(self.mu) ** 0.5, "maxiter": maxiter}
         with quiet():
             solution = lsmr(J, -self.r, atol=tolerance, btol=0.0, conlim=0.0, **options)
-        norms = torch.stack((size, solution.normal_residual_norm.reshape(())))
-        return Ended(solution.x.reshape(b.shape), norms, solution._codes.reshape(()), solution.note)
+        left, codes = solution.normal_residual_norm, solution._codes
+        assert left is not None
+        assert codes is not None
+        norms = torch.stack((size, left.reshape(())))
+        return Ended(solution.x.reshape(b.shape), norms, codes.reshape(()), solution.note)
 
     def inverse(self) -> Any:
         return None if self.how == "lsmr" else super().inverse()

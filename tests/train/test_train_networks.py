@@ -11,7 +11,7 @@ from learnsolve import train
 from learnsolve.recipes import load
 from learnsolve.recipes.family.results import candidates
 from learnsolve.recipes.harness.recipe import TRAINING
-from learnsolve.recipes.newton import SMALL, energy
+from learnsolve.recipes.newton.problem import SMALL, energy
 from learnsolve.recipes.newton.results import starts
 
 

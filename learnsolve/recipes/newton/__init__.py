@@ -12,26 +12,23 @@ H. Yang, "Int-Deep: a deep learning initialized iterative method for nonlinear p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from learnsolve.nonlinear import jacobian, root
 from learnsolve.problems import gaussian_field
 from learnsolve.recipes.harness.figures import Curves
 from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, Recipe, stream_seed
 from learnsolve.recipes.harness.settings import SettingError, about_option, at_least
 from learnsolve.recipes.newton.network import FourierOperator
+from learnsolve.recipes.newton.problem import Problem, energy
 from learnsolve.recipes.newton.results import outcome_of
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
-from learnsolve.solvers.solution import Solution
-
-SMALL = 1e-4  # added to |grad u|^2: without it the Jacobian is singular where that vanishes
+from learnsolve.solvers.solution import SolverError
 
 
 @dataclass
@@ -108,43 +105,6 @@ class NewtonSettings(ScheduleSettings):
             raise SettingError(f"--modes must be at most {most} on --grid {self.grid}, got {self.modes}")
 
 
-def differences(u: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Of nodal values, (..., n - 1, n - 1), along the edges of the two triangles of each of n x n cells."""
-    v = pad(u, (1, 1, 1, 1))
-    a, b, c, d = v[..., :-1, :-1], v[..., :-1, 1:], v[..., 1:, :-1], v[..., 1:, 1:]
-    return (c - a, b - a), (d - b, d - c)
-
-
-def energy(u: Tensor, k: Tensor, p: float) -> Tensor:
-    """E for u that is linear on each triangle."""
-    h = 1 / k.shape[-1]
-    both = sum(((x**2 + y**2) / h**2 + SMALL) ** (p / 2) for x, y in differences(u))
-    return h**2 * ((k * both / (2 * p)).sum((-2, -1)) - u.sum((-2, -1)))
-
-
-def gradient(u: Tensor, k: Tensor, p: float) -> Tensor:
-    """Of E, for u."""
-    h, both = 1 / k.shape[-1], differences(u)
-    weights = (k / 2 * ((x**2 + y**2) / h**2 + SMALL) ** (p / 2 - 1) for x, y in both)
-    (x, y), (s, t) = ((w * x, w * y) for w, (x, y) in zip(weights, both, strict=True))
-    at_a, at_b, at_c, at_d = -x - y, y - s, x - t, s + t
-    return at_a[1:, 1:] + at_b[1:, :-1] + at_c[:-1, 1:] + at_d[:-1, :-1] - h**2
-
-
-class Problem:
-    """grad E(u) = 0 for one p, on grids of any size."""
-
-    def __init__(self, p: float):
-        self.f = partial(gradient, p=p)
-        self.J = jacobian(self.f)  # holds patterns and colors
-
-    def solve(self, u: Tensor, k: Tensor, rtol: float, callback: Callable | None = None) -> Solution:
-        """By Newton's method from u, to rtol of the residual of 0."""
-        atol = rtol * float(self.f(torch.zeros_like(u), k).norm())
-        options: Any = {"jacobian": self.J, "linear": "direct", "callback": callback, "maxiter": 200}
-        return root(self.f, u, k, rtol=0.0, atol=atol, throw=True, **options)
-
-
 class NewtonRecipe(Scheduled, Recipe):
     """See `NewtonSettings`."""
 
@@ -169,9 +129,14 @@ class NewtonRecipe(Scheduled, Recipe):
         self.model = FourierOperator(*sizes, **kind).to(settings.device)
         try:
             self.held_out = self.fields(HELD_OUT, range(settings.held_out))
+            self.minima = torch.stack([self.solution(k) for k in self.held_out])
         except ValueError as error:
-            raise about_option(error, {name: name for name in ("variance", "length")}) from error
-        self.minima = torch.stack([self.solution(k) for k in self.held_out])
+            raise about_option(error, {"length": "length", "variance": "variance"}) from error
+        except SolverError as error:
+            raise SettingError(
+                f"--p {settings.p:g} with --variance {settings.variance:g}: from zero Newton's method does not "
+                f"converge for a held-out field; take smaller ones ({str(error).partition('.')[0]})"
+            ) from error
         self.step = 0
 
     def fields(self, stream: int, which: Iterable[int], step: int = 0, scale: int = 1) -> Tensor:
@@ -205,5 +170,6 @@ class NewtonRecipe(Scheduled, Recipe):
         k, p = self.held_out, self.settings.p
         u = self.predicted(k)
         gap = (energy(u, k, p) - energy(self.minima, k, p)).mean().item()
-        steps = [self.problem.solve(*pair, self.settings.rtol).iterations for pair in zip(u, k, strict=True)]
+        solve = partial(self.problem.solve, rtol=self.settings.rtol, throw=False)
+        steps = [solve(*pair).iterations for pair in zip(u, k, strict=True)]
         return [self.learning_rate, gap, sum(steps) / len(steps)]

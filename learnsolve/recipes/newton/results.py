@@ -18,6 +18,7 @@ from learnsolve.evaluation._table import as_csv
 from learnsolve.evaluation.figures import COLORS, residuals_figure
 from learnsolve.recipes.harness.recipe import TRAINING, Outcome, network_facts
 from learnsolve.recipes.harness.tables import LEARNED, Row, milliseconds, tabulate
+from learnsolve.recipes.newton.problem import Problem, energy
 
 if TYPE_CHECKING:
     from learnsolve.recipes.newton import NewtonRecipe
@@ -34,8 +35,6 @@ def finer(u: Tensor, cells: int) -> Tensor:
 
 def starts(recipe: NewtonRecipe) -> dict[str, Start]:
     """By name."""
-    from learnsolve.recipes.newton import Problem, energy
-
     s, problem, linear = recipe.settings, recipe.problem, Problem(2.0)
     known = recipe.fields(TRAINING, range(s.solved), step=-1)  # of the training's family
     solutions = torch.stack([recipe.solution(k) for k in known])
@@ -84,9 +83,10 @@ def measured(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[
     began = time.perf_counter()
     u, work = start(k)
     middle = time.perf_counter()
-    solution = recipe.problem.solve(u, k, recipe.settings.rtol)
+    solution = recipe.problem.solve(u, k, recipe.settings.rtol, throw=False)
     seconds = time.perf_counter() - began
     row = {"error": float((u - x).norm() / x.norm()), "steps": solution.iterations}
+    row["converged"] = float(solution.converged)
     row |= {"work": work + solution.iterations, "start_seconds": middle - began, "seconds": seconds}
     return row, solution.residual_norms
 
@@ -114,7 +114,9 @@ def outcome_of(recipe: NewtonRecipe) -> Outcome:
     columns = {
         "cells: start": lambda row: f"{row['cells']} x {row['cells']}: {row['start']}",
         "error of the start": lambda row: f"{100 * row['error']:.1f} %",
-        "Newton steps": lambda row: f"{row['steps']:.2f}",
+        "Newton steps": lambda row: (
+            f"{row['steps']:.2f}" if row["converged"] == 1 else f"{100 * row['converged']:.0f} % converge"
+        ),
         "work": lambda row: f"{row['work']:.2f}",
         "start ms": lambda row: milliseconds(row["start_seconds"]),
         "all ms": lambda row: milliseconds(row["seconds"]),
