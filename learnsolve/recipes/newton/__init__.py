@@ -134,8 +134,8 @@ class NewtonRecipe(Scheduled, Recipe):
             raise about_option(error, {"length": "length", "variance": "variance"}) from error
         except SolverError as error:
             raise SettingError(
-                f"--p {settings.p:g} with --variance {settings.variance:g}: Newton's method "
-                f"does not converge for a held-out field, from zero ({str(error).partition(' after ')[0]}); take smaller ones"
+                f"--p {settings.p:g} with --variance {settings.variance:g}: from zero Newton's method does "
+                f"not solve a held-out field ({str(error).partition(' after ')[0]}); take smaller ones"
             ) from error
         self.step = 0
 
