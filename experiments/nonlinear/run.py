@@ -6,9 +6,11 @@
 
 Contestants: learnsolve, with the program of f alone; the same, told the pattern; SciPy's newton_krylov,
 helped by factors of the Laplacian (no gradient); Newton's method by hand, with the Jacobian by hand, SciPy's
-spsolve, and the adjoint by one more. Each runs in a process of its own, which measures its memory.
+spsolve, and the adjoint by one more; for Bratu, where installed, optimistix and asdex (jax_peers.py). Each
+runs in a process of its own, which measures its memory.
 """
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -22,7 +24,7 @@ import scipy.optimize
 import scipy.sparse as sp
 import scipy.sparse.linalg as sla
 import torch
-from common import BLUE, GRAY, ORANGE, PURPLE, Experiment, new_panels, peak_gigabytes, table
+from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, new_panels, peak_gigabytes, table
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -31,6 +33,7 @@ import learnsolve as ls
 RTOL, SMALL = 1e-10, 1e-10  # of the residual; added to |grad u|^2
 PROBLEMS = ("bratu", "p-Laplacian")
 CONTESTANTS = {"learnsolve": BLUE, "learnsolve, pattern": PURPLE, "newton_krylov": GRAY, "spsolve": ORANGE}
+JAX = {"optimistix": BLACK, "asdex": "#009E73"}  # optional
 
 
 def bratu(u: Tensor, k: Tensor) -> Tensor:
@@ -154,6 +157,12 @@ def case(problem: str, contestant: str, n: int) -> dict:
     began, cpu = time.perf_counter(), time.process_time()
     if contestant.startswith("learnsolve"):
         out = by_learnsolve(problem, n, "pattern" in contestant)
+    elif contestant in JAX:
+        import jax_peers
+
+        u0, k = (t.numpy() for t in start(problem, n))
+        asdex = contestant == "asdex"
+        out = jax_peers.by_asdex(u0, k, RTOL) if asdex else jax_peers.by_optimistix(u0, k)
     else:
         out = {"newton_krylov": by_newton_krylov, "spsolve": by_hand}[contestant](problem, n)
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -164,7 +173,7 @@ def case(problem: str, contestant: str, n: int) -> dict:
         "problem": problem,
         "n": n,
         "by": contestant,
-        "steps": len(out["history"]),
+        "steps": out.get("steps", len(out["history"])),
         "seconds": seconds,
         "CPU seconds": cpu,
         "GB": peak_gigabytes(),
@@ -194,6 +203,11 @@ def main() -> None:
         return
     small, large = (24 if experiment.quick else 300), (1000 if experiment.args.large else 0)
     wanted = [(p, c, small) for p in PROBLEMS for c in CONTESTANTS]
+    for name in JAX:
+        if importlib.util.find_spec(name) is None:
+            print(f"{name}: SKIPPED, it is not installed (pip install {name})")
+        else:
+            wanted.append(("bratu", name, small))
     wanted += [(p, c, large) for p in PROBLEMS for c in CONTESTANTS if large and c.startswith("learnsolve")]
     rows = []
     for problem, contestant, n in wanted:
@@ -212,7 +226,7 @@ def main() -> None:
                 axes.semilogy(
                     *zip(*row["history"], strict=True),
                     marker=".",
-                    color=CONTESTANTS[row["by"]],
+                    color=(CONTESTANTS | JAX)[row["by"]],
                     label=row["by"],
                 )
         axes.set(title=problem, xlabel="seconds", ylabel="residual norm")

@@ -1,4 +1,4 @@
-"""Gauss-Newton and Levenberg-Marquardt, by the normal equations.
+"""Gauss-Newton and Levenberg-Marquardt, by the normal equations, or by LSMR without them.
 
 Sources: Marquardt, "An algorithm for least-squares estimation of nonlinear parameters", J. SIAM 11 (1963)
 431-441; Nielsen, "Damping parameter in Marquardt's method", IMM-REP-1999-05 (1999).
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._implicit import Ended
-from learnsolve.nonlinear._linear import INNER, Systems, column, norm, over
+from learnsolve.nonlinear._linear import INNER, LINEAR, Systems, column, norm, over
 from learnsolve.nonlinear._newton import Progress, Settings, rounding_level
 from learnsolve.nonlinear._residual import Residual
+from learnsolve.solvers.core.report import quiet
+from learnsolve.solvers.lsqr import lsmr
 from learnsolve.solvers.solution import Status
 
 _FIRST = 1e-3  # damping, relative to the largest diagonal entry of J^T J
@@ -27,6 +29,8 @@ class Normal(Systems):
     """(J^T J + shift) d = b, for J of any shape."""
 
     by_products = "cg"
+    methods = (*LINEAR, "lsmr")
+    r: Any = None  # b = -J^T r, for "lsmr"
 
     def check(self, n: int) -> None:
         if self.J.shape[1] != n:
@@ -36,11 +40,39 @@ class Normal(Systems):
             )
 
     def of(self, J: Any) -> Any:
-        return J.T @ J if isinstance(J, CSR) else Squared(J)
+        return J.T @ J if isinstance(J, CSR) and self.how != "lsmr" else Squared(J)
+
+    def shift(self, shift: Tensor | None) -> None:
+        self.mu = shift
+        super().shift(shift)
+
+    def solve(self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False) -> Ended:
+        """With "lsmr" min ||J d + r||^2 + shift ||d||^2, until its gradient is as small as asked."""
+        if self.how != "lsmr":
+            return super().solve(b, rtol, maxiter, transpose)
+        if self.residual.levels:
+            raise NotImplementedError(
+                f'{self.residual.name}: linear="lsmr" takes one system, under vmap use linear="cg"'
+            )
+        J, size = self.J, norm(b, 0)
+        largest = norm(J.values, 0) if isinstance(J, CSR) else self.scale(b).sqrt()
+        tolerance = rtol * float(size / (largest * norm(self.r, 0)).clamp(min=torch.finfo(b.dtype).tiny))
+        options: dict[str, Any] = {} if isinstance(J, CSR) else {"transpose": J.T}
+        options |= {"damp": 0.0 if self.mu is None else float(self.mu) ** 0.5, "maxiter": maxiter}
+        with quiet():
+            solution = lsmr(J, -self.r, atol=tolerance, btol=0.0, conlim=0.0, **options)
+        left, codes = solution.normal_residual_norm, solution._codes
+        assert left is not None
+        assert codes is not None
+        norms = torch.stack((size, left.reshape(())))
+        return Ended(solution.x.reshape(b.shape), norms, codes.reshape(()), solution.note)
+
+    def inverse(self) -> Any:
+        return None if self.how == "lsmr" else super().inverse()
 
     def gradient(self, r: Tensor) -> Tensor:
         """J^T r."""
-        y = column(r, self.residual.levels)
+        self.r = y = column(r, self.residual.levels)
         return (self.J.T @ y if isinstance(self.J, CSR) else self.J.T(y)).reshape(self.u.shape)
 
     def scale(self, g: Tensor) -> Tensor:
@@ -49,7 +81,10 @@ class Normal(Systems):
         if isinstance(self.matrix, CSR):
             return self.matrix.diagonal().amax(-1)
         v = column(g, levels)
-        return norm(self.J(v), levels) ** 2 / norm(v, levels).clamp(min=torch.finfo(g.dtype).tiny) ** 2
+        return (
+            norm(self.J @ v if isinstance(self.J, CSR) else self.J(v), levels) ** 2
+            / norm(v, levels).clamp(min=torch.finfo(g.dtype).tiny) ** 2
+        )
 
 
 class Squared:

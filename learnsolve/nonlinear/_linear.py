@@ -87,6 +87,7 @@ class Systems:
     """Linear systems with the Jacobian of `residual` at the u and p of the last `update`."""
 
     by_products = "gmres"  # the method where J is not assembled
+    methods: tuple[str, ...] = LINEAR
 
     def __init__(self, residual: Residual, linear: Any, M: Any):
         self.residual, self.linear, self.M = residual, linear, M

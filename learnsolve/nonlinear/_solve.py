@@ -20,7 +20,7 @@ from learnsolve.matrix.plain import outside_of_graphs, plain_tensors
 from learnsolve.nonlinear._implicit import Ended, Implicit, Linearized, Rule
 from learnsolve.nonlinear._jacobian import as_pattern
 from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
-from learnsolve.nonlinear._linear import INNER, LINEAR, Systems, over
+from learnsolve.nonlinear._linear import INNER, Systems, over
 from learnsolve.nonlinear._newton import Settings
 from learnsolve.nonlinear._residual import Arguments, Assembled, Residual
 from learnsolve.ops.core.autograd import tracked
@@ -129,7 +129,7 @@ def solve(
     if not callable(f):
         raise TypeError(f"{name}: {words[0]} must be a callable, got {type(f).__name__}")
     if not callable(linear):
-        checks.one_of(name, "linear", linear, LINEAR)
+        checks.one_of(name, "linear", linear, systems.methods)
     if M is not None and not callable(M):
         checks.one_of(name, "M", M, ("auto", None))
     if adjoint_rtol is not None:

@@ -81,7 +81,7 @@ def least_squares(
     method : "lm", or "gauss-newton", which starts from mu = 0 and raises it where a step does not decrease r
     jacobian : as for `root`, with rows for the entries of r
     linear, M : as for `root`, of the normal equations: "auto" factors them, or runs `cg` where J is not
-        assembled
+        assembled; "lsmr", without M, works with J, whose condition number it does not square
     rtol, atol : the tolerance, :math:`\|J^T r\| \le \max(\mathtt{rtol} \|J_0^T r_0\|, \mathtt{atol})`; rtol
         is the square root of the rounding unit if not given
     maxiter : int >= 0, steps, rejected ones too

@@ -50,7 +50,8 @@ def root(
     method : "newton"; "newton-krylov", with products alone; "chord", which keeps the Jacobian while a step
         halves the residual; "lm", as `least_squares`; "anderson", for u <- u - f(u), as `fixed_point`
     jacobian : "auto", on the pattern of f's program (`jacobian_pattern`); its pattern, a SparsityPattern,
-        CSR or SciPy matrix; a callable (u, *args) -> CSR, such as `jacobian` returns; None for products alone
+        CSR or SciPy matrix; a callable (u, *args) -> CSR, such as `jacobian(f)`, which keeps its pattern for
+        the calls of a loop; None for products alone
     linear : "auto", "direct", "cg", "minres", "bicgstab", "gmres", or a callable (J, b) -> J^-1 b, also
         for J.T
     M : "auto"; None; or a callable J -> preconditioner, such as `preconditioners.AMG`, kept while it is good

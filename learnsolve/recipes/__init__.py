@@ -26,6 +26,7 @@ RECIPES: dict[str, Entry] = {
     "neuralif": Entry("NeuralifRecipe", "A network that gives incomplete factors of random matrices."),
     "gnp": Entry("GnpRecipe", "A nonlinear network for one matrix that ILU(0) fails on."),
     "multigrid": Entry("MultigridRecipe", "A network that corrects the prolongations of multigrid."),
+    "newton": Entry("NewtonRecipe", "A network that predicts where Newton's method starts."),
     "gcn": Entry("GcnRecipe", "Classes of a citation graph's nodes, by graph convolutions."),
 }
 

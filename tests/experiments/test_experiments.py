@@ -340,6 +340,26 @@ def test_a_corrected_factor_takes_the_published_iterations(quick, quick_run):
 
 
 @both
+def test_a_predicted_start_halves_the_steps_of_newtons_method(quick, quick_run):
+    numbers = read(results("newton", quick, quick_run), "summary.json")
+    rows = {(row["cells"], row["start"]): row for row in numbers["evaluation"]}
+    for (cells, name), row in rows.items():
+        zero = rows[cells, "zero"]
+        assert row["steps / zero"] == pytest.approx(row["steps"] / zero["steps"])
+        assert row["work"] >= row["steps"]
+        assert row["seconds"] > row["start_seconds"]
+        if name == "learned":
+            assert row["steps"] < zero["steps"]
+    if not quick:
+        assert rows[32, "learned"]["error"] < 0.015
+        for cells in (32, 64, 128):
+            assert rows[cells, "learned"]["steps / zero"] < 0.56
+            assert rows[cells, "learned"]["seconds"] < rows[cells, "zero"]["seconds"]
+        assert rows[32, "learned"]["steps"] < rows[32, "coarse grids"]["steps"]
+        assert rows[128, "learned"]["steps"] > rows[128, "coarse grids"]["steps"]
+
+
+@both
 def test_a_given_factor_takes_fewer_iterations_than_jacobi(quick, quick_run):
     numbers = read(results("neuralif", quick, quick_run), "summary.json")
     rows = by(numbers["evaluation"], "preconditioner")

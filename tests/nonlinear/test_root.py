@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import learnsolve as ls
-from learnsolve.nonlinear import _newton
+from learnsolve.nonlinear import _jacobian, _newton
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 
 N = ls.nonlinear
@@ -184,6 +184,42 @@ def test_the_initial_guess_gets_no_implicit_gradient():
     assert torch.autograd.grad(N.root(cubic, u0, a).x.sum(), (u0, a), allow_unused=True)[0] is None
 
 
+@pytest.mark.parametrize("jacobian", ["auto", None])
+def test_lsmr_does_not_square_the_condition_number(jacobian):
+    V = torch.linspace(0, 1, 60, dtype=torch.float64)[:, None] ** torch.arange(10)
+    c = torch.linspace(-1, 1, 10, dtype=torch.float64)
+    assert torch.linalg.cond(V) > 1e6
+
+    def r(u, y):
+        return V @ u + 0.1 * (V @ u) ** 3 - y - 0.1 * y**3
+
+    kw: dict[str, Any] = {"jacobian": jacobian, "rtol": 1e-13, "method": "gauss-newton"}
+    squared, not_squared = (
+        (N.least_squares(r, 0 * c, V @ c, linear=linear, **kw).x - c).norm()
+        for linear in ("cg" if jacobian is None else "direct", "lsmr")
+    )
+    assert not_squared < 1e-9
+    assert squared > 1e-7
+
+
+@pytest.mark.parametrize("n", [5, 210])  # the Hessian of the adjoint solve is dense, or by products
+def test_lsmr_has_the_gradient_and_takes_no_batch(n):
+    a = field(n).requires_grad_()
+    for jacobian in ("auto", None):
+        kw: dict[str, Any] = {"jacobian": jacobian, "rtol": 1e-11, "adjoint_rtol": 1e-11}
+        found = [
+            torch.autograd.grad(solve("least_squares", a, linear=linear, **kw).x.square().sum(), a)[0]
+            for linear in ("auto", "lsmr")
+        ]
+        torch.testing.assert_close(*found, rtol=1e-7, atol=1e-9)
+    with pytest.raises(
+        NotImplementedError, match='least_squares: linear="lsmr" takes one system, under vmap'
+    ):
+        torch.vmap(lambda a: solve("least_squares", a, linear="lsmr").x)(torch.stack([a, a]))
+    with pytest.raises(ValueError, match="root: linear must be one of"):
+        N.root(cubic, zeros(n), a, linear="lsmr", method="lm")
+
+
 def one(value):
     return torch.tensor([value], dtype=torch.float64)
 
@@ -285,6 +321,34 @@ def test_the_pattern_is_found_in_the_program_also_under_vmap():
         " a factorization is cheap",
         " J by products",
     ]
+
+
+def test_a_jacobian_is_analyzed_once_where_it_is_kept(monkeypatch):
+    """As a training loop keeps it; a function that changes after the analysis is noticed."""
+    trace = counted(_jacobian.trace_pattern)
+    monkeypatch.setattr(_jacobian, "trace_pattern", trace)
+    shift, u0 = 1, torch.zeros(15, 15, dtype=torch.float64)
+
+    def f(u, a):
+        return grid_bratu(u, a) + 0.5 * (u - u.roll(shift, 0))
+
+    J, a = N.jacobian(f), torch.zeros(15, 15)
+    for seed in range(3):
+        a = field(225, seed).reshape(15, 15).requires_grad_()
+        for gradient in ("implicit", "unrolled"):
+            grads = [
+                torch.autograd.grad(N.root(f, u0, a, jacobian=j, rtol=1e-10, gradient=gradient).x.sum(), a)[0]
+                for j in (J, "auto")
+            ]
+            torch.testing.assert_close(*grads, rtol=1e-7, atol=0)
+    together = torch.vmap(lambda a: N.root(f, u0, a, jacobian=J, rtol=1e-10).x)(torch.stack([a, 2 * a]))
+    torch.testing.assert_close(together[1], N.root(f, u0, 2 * a, jacobian=J, rtol=1e-10).x)
+    assert trace.count == 1 + 6  # those of "auto"
+    shift = 4  # another pattern
+    with pytest.warns(ConvergenceWarning, match="the Jacobian may not be that of f"):
+        u = N.root(f, u0, a, jacobian=J, rtol=1e-6).x
+    with pytest.raises(ValueError, match="root: jacobian is not that of f at the solution"):
+        u.sum().backward()
 
 
 def test_a_compiled_function_breaks_its_graph_here():

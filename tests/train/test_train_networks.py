@@ -1,4 +1,4 @@
-"""The recipes precorrector, neuralif, multigrid and gnp: losses against dense algebra, files, tables."""
+"""Recipes that train networks: losses against dense algebra, files, tables."""
 
 import csv
 
@@ -11,6 +11,8 @@ from learnsolve import train
 from learnsolve.recipes import load
 from learnsolve.recipes.family.results import candidates
 from learnsolve.recipes.harness.recipe import TRAINING
+from learnsolve.recipes.newton.problem import SMALL, energy
+from learnsolve.recipes.newton.results import starts
 
 
 def recipe(name, **options):
@@ -121,6 +123,11 @@ def test_what_the_recipes_refuse(run, capsys):
         ("gnp", ["--problem.shape", "[4,4,4]"], "convection_diffusion needs a shape of two axes"),
         ("gnp", ["--krylov", 0], "--krylov must be at least 1"),
         ("gnp", ["--problem.contrast", 3], "not used by --problem.name convection_diffusion"),
+        ("newton", ["--p", 1.5], "--p must be at least 2"),
+        ("newton", ["--modes", 21], "--modes must be at most 20 on --grid 32, got 21"),
+        ("newton", ["--rtol", 1.0], "--rtol must be a number between 0 and 1, got 1.0"),
+        ("newton", ["--length", -1.0], "--length: gaussian_field: length"),
+        ("newton", ["--scales", "[1]"], "--scales must be at least 2"),
     ):
         capsys.readouterr()
         assert run(*options, recipe=name)[0] == train.BAD_SETTING
@@ -238,3 +245,76 @@ def test_the_file_of_gnp_is_a_preconditioner(run, report, no_pictures):
     assert by_name["learned"]["residual"] < 1
     M = ls.preconditioners.load(out / "model.safetensors")
     assert ls.solvers.fgmres(gnp().A, torch.ones(20, dtype=torch.float64), M=M, restart=20).converged
+
+
+# --- newton ---
+
+
+def newton(**options):
+    few = {"grid": 8, "modes": 3, "width": 4, "rounds": 2, "batch": 3, "held_out": 2, "solved": 3}
+    return make(
+        "newton", **{"dtype": "float64", "evaluated": 2, "scales": [], "repeats": 1, **few, **options}
+    )
+
+
+def test_the_energy_is_that_of_linear_elements_and_its_minimum_the_root():
+    its, A = newton(p=2.0), ls.problems.poisson((7, 7))
+    u, k = torch.rand(7, 7, dtype=A.dtype), 3 * torch.ones(8, 8, dtype=A.dtype)
+    expected = 1.5 * (u.reshape(-1) @ (A @ u.reshape(-1))) + 1.5 * SMALL - u.sum() / 64
+    torch.testing.assert_close(energy(u, k, 2.0), expected)
+    torch.testing.assert_close(its.solution(k).reshape(-1), ls.ops.spsolve(3 * A, u.new_ones(49) / 64))
+    its = newton()
+    k, u = its.held_out[0], its.minima[0]
+    v = torch.rand_like(u).requires_grad_()
+    torch.testing.assert_close(its.problem.f(v, k), torch.autograd.grad(energy(v, k, 5.0), v)[0])
+    around = u + 1e-3 * torch.randn(50, 7, 7, dtype=u.dtype)
+    assert bool((energy(around, k, 5.0) > energy(u, k, 5.0)).all())
+    loss = its.loss(3)
+    assert torch.equal(its.loss(3), loss)
+    assert not torch.equal(its.loss(4), loss)
+    assert its.evaluate() == pytest.approx(
+        sum(energy(its.predicted(k), k, 5.0).item() for k in its.held_out) / 2
+    )
+
+
+def test_the_starts_are_what_they_are_called():
+    its = newton()
+    every, known = starts(its), its.fields(TRAINING, range(3), step=-1)
+    for k in known:
+        torch.testing.assert_close(every["nearest solution"](k)[0], its.solution(k))
+    u, x = every["linear problem"](known[0])[0], its.solution(known[0])
+    lengths = torch.linspace(0.5, 1.5, 11, dtype=u.dtype)[:, None, None]
+    assert energy(lengths * u, known[0], 5.0).argmin() == 5  # u is the best of its multiples
+    u, work = every["coarse grids"](its.fields(TRAINING, [0], scale=2)[0])
+    assert work > 1
+    assert (u - x.new_zeros(15, 15)).norm() > 0
+    rows = its.outcome().numbers["evaluation"]
+    at = {row["start"]: row for row in rows}
+    assert at["zero"]["error"] == 1
+    assert at["zero"]["work"] == at["zero"]["steps"] > at["coarse grids"]["steps"]
+    assert at["linear problem"]["work"] == at["linear problem"]["steps"] + 1
+    assert all(row["seconds"] > row["start_seconds"] > 0 for row in rows)
+
+
+def test_a_prediction_is_of_any_grid_and_zero_around():
+    its = newton()
+    k = its.held_out
+    whole = its.predicted(k)
+    assert whole.shape == (2, 7, 7)
+    torch.testing.assert_close(its.predicted(k[1]), whole[1])
+    fine = its.predicted(k.repeat_interleave(4, 1).repeat_interleave(4, 2))
+    assert fine.shape == (2, 31, 31)
+    assert fine[:, 0].abs().max() < 0.6 * fine.abs().max()
+
+
+@pytest.mark.slow
+def test_training_makes_newtons_method_shorter():
+    its = newton(steps=150, width=8, lr=1e-2, batch=8)
+    optimizer, before = its.optimizer(), its.measure()
+    for step in range(150):
+        optimizer.zero_grad()
+        its.loss(step).backward()
+        optimizer.step()
+    after = its.measure()
+    assert after[1] < 0.2 * before[1]
+    assert after[2] < before[2]
