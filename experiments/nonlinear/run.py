@@ -175,6 +175,12 @@ def case(problem: str, contestant: str, n: int) -> dict:
     }
 
 
+def case_alone(out: Path, problem: str, contestant: str, n: int) -> dict:
+    command = [sys.executable, __file__, "--out", str(out), "--case", problem, contestant, str(n)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
     case_option = ("--case", {"nargs": 3, "metavar": ("PROBLEM", "CONTESTANT", "N"), "help": "one, as JSON"})
     large_option = (
@@ -191,18 +197,11 @@ def main() -> None:
     wanted += [(p, c, large) for p in PROBLEMS for c in CONTESTANTS if large and c.startswith("learnsolve")]
     rows = []
     for problem, contestant, n in wanted:
-        command = [
-            sys.executable,
-            __file__,
-            "--out",
-            str(experiment.out),
-            "--case",
-            problem,
-            contestant,
-            str(n),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
-        rows.append(json.loads(done.stdout.splitlines()[-1]))
+        # A quick run imports torch twice, not eight times.
+        alone = not experiment.quick or not rows
+        rows.append(
+            case_alone(experiment.out, problem, contestant, n) if alone else case(problem, contestant, n)
+        )
         print(f"{problem}, {contestant}, {n}: {rows[-1]['seconds']:.2f} s", flush=True)
     hidden = ("history", "linear systems")
     print(table([{k: v for k, v in row.items() if k not in hidden} for row in rows]))

@@ -55,7 +55,7 @@ class Memory:
     def _judge(self, kind: str, R: Tensor, G: Tensor, Y: Tensor, trouble: str) -> None:
         """Of a first derivative, `kind` "forward" or "reverse": is it defined? Of all: was it solved?"""
         size = R.norm(dim=-2)
-        cut = (Y.norm(dim=-2) * self.gap > 0.1 * size) & (size > 0)
+        cut = ~(Y.norm(dim=-2) * self.gap <= 0.1 * size) & (size > 0)  # NaN is cut too
         if kind and bool(cut.any()):
             i = int(cut.reshape(-1, cut.shape[-1]).any(0).nonzero()[0])
             self._say(

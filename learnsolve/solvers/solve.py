@@ -18,7 +18,7 @@ from learnsolve.ops.spsolve import spsolve
 from learnsolve.preconditioners.classical.factorization import Factorization
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
-from learnsolve.solvers.core.arguments import check_b
+from learnsolve.solvers.core.arguments import check_b, check_operands
 from learnsolve.solvers.core.choices import Choice, Ending, choices, factor, fitting, preconditioner
 from learnsolve.solvers.core.gradient import mapped, transformed
 from learnsolve.solvers.core.projected import CONSTANTS, sums_to_zero
@@ -96,6 +96,8 @@ def solve(
     A, b = inputs.operands("solve", A, b)
     checks.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
     check_b("solve", b)
+    check_operands("solve", A, b)
+    check_operands("solve", A, b)
     factors = None
     if isinstance(method, Factorization):
         factors, method = method, "direct"

@@ -69,6 +69,7 @@ SYMMETRIC_TOO = [
     (lambda f: f(lambda x: x.numpy(), B), TypeError, "the result of A must be a torch.Tensor"),
     (lambda f: f(A, B, rtol=-1e-3), ValueError, "rtol must not be negative, got -0.001"),
     (lambda f: f(A, B, M="IC0"), TypeError, "M must be a callable r -> M r, a CSR .*got str"),
+    (lambda f: f(A, B, M=A.diagonal()), TypeError, r"got Tensor; of a diagonal d pass ops.diag\(d\)"),
     (lambda f: f(A, B, M=OTHER), ValueError, r"M must have shape \(16, 16\).*\(9, 9\)"),
     (lambda f: f(A, B, M=A.to(torch.float32)), TypeError, "M.values has dtype"),
     (lambda f: f(A, B, M=AA), ValueError, "M must not have more batch axes than A or b"),

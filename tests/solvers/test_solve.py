@@ -226,6 +226,8 @@ def test_what_is_asked_for_is_taken():
         ls.solve(A, [1.0] * 20)
     with pytest.raises(TypeError, match=r"solve: A .*CSR\.from"):
         ls.solve(A.to_dense().tolist(), ones(A))
+    with pytest.raises(ValueError, match="solve: for a batch of matrices b must have shape"):
+        ls.solve(A.with_values(torch.stack((A.values, A.values))), ones(A))
 
 
 def test_a_failure_is_said():
