@@ -210,6 +210,8 @@ def test_pardiso_matches_where_its_pivots_fail(monkeypatch):
         torch.testing.assert_close(F.solve(b), torch.linalg.solve(matrix, b), rtol=1e-10, atol=1e-20)
         other = ls.factorize(ls.CSR.from_dense(matrix), kind="lu", backend="pardiso")
         assert torch.equal(F.solve(b), other.solve(b))
+    monkeypatch.undo()
+    torch.testing.assert_close(F.logdet, torch.linalg.slogdet(second).logabsdet)  # by SuperLU
 
 
 def test_the_rule_of_auto(monkeypatch):
