@@ -10,9 +10,9 @@ import scipy.sparse.linalg
 import torch
 
 import learnsolve as ls
+from learnsolve.ops.core.direct import choice as libraries
 from learnsolve.solvers import ConvergenceWarning, Solution, SolverError, Status
 from learnsolve.solvers.core import choices
-from learnsolve.ops.core.direct import choice as libraries
 from learnsolve.solvers.core.choices import FACTORS, Ending, direct_cost
 from learnsolve.solvers.solve import _ending
 
