@@ -249,7 +249,7 @@ def called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 def outputs(result: Any) -> list[Tensor]:
     """The numbers of a result; of a function or a module those that it gives."""
     if isinstance(result, Tensor):
-        result = torch.view_as_real(result) if result.is_complex() else result
+        result = torch.view_as_real(result.to_dense()) if result.is_complex() else result
         return [result] if result.is_floating_point() else []
     if isinstance(result, float):
         return [torch.tensor(result, dtype=F64)]

@@ -49,6 +49,11 @@ def test_an_operand_of_low_precision_gets_the_dtype_of_the_matrix(name, low):
         assert OF_FLOAT64[name](vector(low)).dtype == torch.float64
 
 
+def test_an_operand_of_low_precision_gets_the_precision_of_a_complex_matrix(low):
+    with torch.autocast("cpu", low):
+        assert ((1j * A64) @ vector(low)).dtype == torch.complex128
+
+
 def test_a_matrix_of_low_precision_is_an_operand_too(low):
     B = A.with_values(A.values.to(low))
     with torch.autocast("cpu", low):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from public_calls import F64, A, P, beside, called, calls, outputs
+from public_calls import F64, A, P, beside, called, calls, number, outputs
 from stress.graphs import CASES, carriers
 
 import learnsolve as ls
@@ -89,6 +89,43 @@ def test_only_float32_and_float64_are_accepted(case, dtype):
 def test_matrices_made_without_data_are_float64(make):
     """Whatever torch's default is: they fit one another."""
     assert make().dtype == F64
+
+
+# What reads no values, or those of another argument.
+BLIND = {"learnsolve.CSR.with_values", "nn.GraphNetBlock()", "problems.TriangleMesh"}
+
+
+def imaginary(value, size):
+    """With imaginary parts, `size` times the real ones in opposite order."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return torch.complex(value, size * value.flip(-1))
+    if isinstance(value, ls.CSR):
+        return value.with_values(imaginary(value.values, size))
+    return [imaginary(v, size) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name in CALLS if "unrolled" not in name])
+def test_complex_values_are_taken_or_refused_by_name(name, tmp_path, monkeypatch):
+    """What takes them gives the real result where imaginary parts are zero, and another where not."""
+    monkeypatch.chdir(tmp_path)
+    call, given = CALLS[name]
+    for key in inspect.signature(call).parameters:
+        value = given.get(key, number(name.rpartition(".")[2], key))
+        if repr(imaginary(value, 0.0)) == repr(value):
+            continue
+        arguments = beside(name.split(".", 1)[1], call, key)
+        try:
+            zero, other = (outputs(called(call, arguments | {key: imaginary(value, i)})) for i in (0.0, 0.25))
+        except (TypeError, NotImplementedError) as error:
+            if "complex" not in str(error):
+                raise
+            continue
+        real = outputs(called(call, arguments | {key: value}))
+        for a, b in zip(real, zero, strict=True):
+            b = torch.view_as_complex(b) if b.dim() > a.dim() else b
+            torch.testing.assert_close(b.to(torch.complex128), a.to_dense().to(torch.complex128))
+        assert not real or name in BLIND or not all(map(torch.equal, zero, other)), key
 
 
 # --- random numbers ---

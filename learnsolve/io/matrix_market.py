@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.io
 import scipy.sparse
 
 from learnsolve.matrix import checks
@@ -49,6 +48,8 @@ def write_matrix_market(
     >>> torch.equal(ls.problems.matrix_market(path).values, A.values)
     True
     """
+    from scipy.io import mmwrite  # takes long to import
+
     name = "write_matrix_market"
     checks.matrix(name, "A", A)
     checks.dtype(name, "A.values", A.values)
@@ -68,7 +69,7 @@ def write_matrix_market(
         S = scipy.sparse.coo_array((S.data[lower], (S.row[lower], S.col[lower])), S.shape)
     text = io.BytesIO()
     kind = "symmetric" if symmetric else "general"
-    scipy.io.mmwrite(text, S, comment=comment, field="real", symmetry=kind)
+    mmwrite(text, S, comment=comment, field="real", symmetry=kind)
     content = text.getvalue()
     replace_file(path, gzip.compress(content, mtime=0) if Path(path).suffix == ".gz" else content)
 

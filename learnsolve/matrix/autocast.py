@@ -24,6 +24,8 @@ _LOW = (torch.float16, torch.bfloat16)
 _FULL = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
+    torch.complex64: torch.float32,  # the precision of what is cast
+    torch.complex128: torch.float64,
     np.dtype("float32"): torch.float32,
     np.dtype("float64"): torch.float64,
 }

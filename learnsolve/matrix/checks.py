@@ -14,6 +14,8 @@ from learnsolve.matrix.convert import check_real
 from learnsolve.matrix.csr import CSR
 
 SUPPORTED = (torch.float32, torch.float64)
+COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # of the same precision
+_COMPLEX = tuple(COMPLEX.values())
 MAKE = "; make one with CSR.from_dense, CSR.from_scipy, CSR.from_torch or CSR.from_coo"
 _IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the module"
 
@@ -58,22 +60,25 @@ def rows(function: str, name: str, x: Tensor, matrix: str, shape: tuple[int, int
         )
 
 
-def dtype(function: str, name: str, value: Tensor) -> None:
-    if value.dtype not in SUPPORTED:
-        check_real(function, name, value.dtype)
+def dtype(function: str, name: str, value: Tensor, or_complex: bool = False) -> None:
+    if value.dtype not in SUPPORTED and not (or_complex and value.dtype in _COMPLEX):
+        if not or_complex:
+            check_real(function, name, value.dtype)
+        supported = "complex64 or complex128" if value.is_complex() else "float32 or float64"
         raise TypeError(
-            f"{function}: {name} must be float32 or float64, got {value.dtype}; convert it with "
-            ".to(dtype=...)"
+            f"{function}: {name} must be {supported}, got {value.dtype}; convert it with .to(dtype=...)"
         )
 
 
-def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
-    """`value` must be a tensor with the dtype and device of the matrix's values."""
+def same_kind(function: str, name: str, value: Any, values: Tensor, or_complex: bool = False) -> None:
+    """`value` must be a tensor with the dtype and device of the matrix's values; `or_complex`: of its
+    precision, real or complex."""
     tensor(function, name, value)
-    if value.dtype != values.dtype:
-        check_real(function, name, value.dtype)
+    if value.dtype != values.dtype and not (or_complex and one_precision(value.dtype, values.dtype)):
+        if not or_complex:
+            check_real(function, name, value.dtype)
         remedy = f"convert it with .to({values.dtype})"
-        if value.dtype in SUPPORTED:
+        if value.dtype in SUPPORTED or (or_complex and value.dtype in _COMPLEX):
             remedy = f"convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
         raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; {remedy}")
     if not (value.is_cpu and values.is_cpu) and value.device != values.device:
@@ -81,6 +86,10 @@ def same_kind(function: str, name: str, value: Any, values: Tensor) -> None:
             f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to() "
             f"({_IN_A_MODULE})"
         )
+
+
+def one_precision(a: torch.dtype, b: torch.dtype) -> bool:
+    return COMPLEX.get(a, a) == COMPLEX.get(b, b)
 
 
 def batches(function: str, a: torch.Size, b: torch.Size, names: str) -> None:

@@ -43,9 +43,17 @@ def check_real(function: str, name: str, dtype: Any) -> None:
 
 def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPattern]:
     values, pattern = scipy_parts(S)
-    if values.is_complex():
-        check_real("CSR.from_scipy", "the matrix", values.dtype)
-    return values.to(dtype), pattern
+    return cast("CSR.from_scipy", values, dtype), pattern
+
+
+def cast(function: str, values: Tensor, dtype: torch.dtype | None, device: Any = None) -> Tensor:
+    """`values.to`, which does not drop imaginary parts."""
+    if dtype is not None and values.is_complex() and not dtype.is_complex:
+        raise TypeError(
+            f"{function}: {dtype} would drop the imaginary parts of {values.dtype}; take A.real, A.imag or "
+            "A.abs(), or a complex dtype"
+        )
+    return values.to(device=device, dtype=dtype)
 
 
 def scipy_parts(S: Any) -> tuple[Tensor, SparsityPattern]:
@@ -73,9 +81,8 @@ def tensor_of(value: Any, like: Tensor | None = None) -> Any:
     """A copy of a NumPy array as a tensor, on the device of `like`; anything else is returned as it is."""
     if not isinstance(value, np.ndarray):
         return value
-    if value.dtype.kind not in "fiub":
-        remedy = REAL_FORM if value.dtype.kind == "c" else "convert it with .astype"
-        raise TypeError(f"a NumPy array must hold real numbers, got {value.dtype}; {remedy}")
+    if value.dtype.kind not in "fiubc":
+        raise TypeError(f"a NumPy array must hold numbers, got {value.dtype}; convert it with .astype")
     tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
     return tensor if like is None else tensor.to(like.device)
 

@@ -90,8 +90,6 @@ class CSR(Views, Habits, Immutable):
             raise TypeError(
                 f"CSR: values are on {values.device}, the pattern on {pattern.device}; use pattern.to(...)"
             )
-        if values.dtype.is_complex:
-            convert.check_real("CSR", "values", values.dtype)
         if is_dynamo_compiling():  # Dynamo knows only this way
             object.__setattr__(self, "values", values)
             object.__setattr__(self, "pattern", pattern)
@@ -263,7 +261,7 @@ class CSR(Views, Habits, Immutable):
             else:
                 raise TypeError(f"CSR.to: expected a device or a dtype, got {type(arg).__name__}")
         check_device("CSR.to", device)
-        return CSR(self.values.to(device=device, dtype=dtype), self.pattern.to(device))
+        return CSR(convert.cast("CSR.to", self.values, dtype, device), self.pattern.to(device))
 
     def detach(self) -> CSR:
         """The same values, not copied, without their history."""

@@ -37,8 +37,30 @@ class Views:
 
     @property
     def H(self) -> Self:
-        """The conjugate transpose, ``A.T``: values are real."""
-        return self.T
+        """The conjugate transpose, ``A.T`` where values are real."""
+        return self.conj().T
+
+    def conj(self) -> Self:
+        """With conjugate values; A itself where they are real."""
+        return (
+            self._with(torch.complex(self.values.real, -self.values.imag))
+            if self.values.is_complex()
+            else self
+        )
+
+    @property
+    def real(self) -> Self:
+        """The real parts of the values, on A's pattern; A itself where they are real."""
+        return self._with(self.values.real) if self.values.is_complex() else self
+
+    @property
+    def imag(self) -> Self:
+        """The imaginary parts of the values, on A's pattern; zeros where they are real."""
+        return self._with(self.values.imag if self.values.is_complex() else torch.zeros_like(self.values))
+
+    def _with(self, values: Tensor) -> Self:
+        made: Any = type(self)
+        return made(values, self.pattern)
 
     @property
     def ndim(self) -> int:
@@ -176,32 +198,38 @@ _KEYS = {"values", "crow_indices", "col_indices"}
 
 
 def _save(path: str | os.PathLike[str], values: Tensor, pattern: SparsityPattern) -> None:
+    is_complex = values.is_complex()
     tensors = {
-        "values": values,
+        "values": torch.view_as_real(values.detach().resolve_conj()) if is_complex else values,
         "crow_indices": pattern.crow_indices,
         "col_indices": pattern.col_indices,
     }
-    about = json.dumps({"format": 1, "matrix": "CSR", "shape": pattern.shape})
+    parts = {"complex": True} if is_complex else {}  # the format has no complex128
+    about = json.dumps({"format": 1, "matrix": "CSR", "shape": pattern.shape, **parts})
     files.write_tensors("CSR.save", path, tensors, {"learnsolve": about})
 
 
 def _load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
     tensors, header = files.read_tensors("CSR.load", path)
-    shape = _shape_in(path, header)
+    shape, is_complex = _shape_in(path, header)
     if tensors.keys() != _KEYS:
         raise ValueError(f"CSR.load: {path} is damaged, it must hold {sorted(_KEYS)}, got {sorted(tensors)}")
     try:
         pattern = SparsityPattern(tensors["crow_indices"], tensors["col_indices"], shape)
-        if tensors["values"].dim() == 0 or tensors["values"].shape[-1] != pattern.nnz:
-            raise ValueError(f"values have shape {tuple(tensors['values'].shape)}, entries are {pattern.nnz}")
-        if tensors["values"].is_complex():
-            raise TypeError(f"values must be real, got {tensors['values'].dtype}")
+        values = tensors["values"]
+        if is_complex:
+            if values.dtype not in (torch.float32, torch.float64) or values.shape[-1:] != (2,):
+                raise ValueError(f"complex values are of {values.dtype} and shape {tuple(values.shape)}")
+            values = torch.view_as_complex(values)
+        if values.dim() == 0 or values.shape[-1] != pattern.nnz:
+            raise ValueError(f"values have shape {tuple(values.shape)}, entries are {pattern.nnz}")
     except (ValueError, TypeError) as error:
         raise ValueError(f"CSR.load: {path} is damaged ({error})") from error
-    return tensors["values"], interning.intern(pattern)
+    return values, interning.intern(pattern)
 
 
-def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[int, int]:
+def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[tuple[int, int], bool]:
+    """The shape, and whether real and imaginary parts of the values lie along a last axis."""
     try:
         about = json.loads(header["learnsolve"])
         made_by, kind = about["format"], about["matrix"]
@@ -215,4 +243,4 @@ def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[int
             f"CSR.load: {path} has format {made_by!r} of {kind!r}, this version reads 1 of 'CSR'; update "
             "learnsolve"
         )
-    return rows, columns
+    return (rows, columns), about.get("complex") is True

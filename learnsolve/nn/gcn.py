@@ -207,6 +207,7 @@ class GCNConv(torch.nn.Module):
 
     def _check(self, A: CSR, X: Tensor | CSR) -> None:
         checks.matrix("GCNConv", "A", A)
+        checks.dtype("GCNConv", "A.values", A.values)
         if not isinstance(X, CSR):
             checks.same_kind("GCNConv", "X", X, self.weight)
         elif X.dtype != self.weight.dtype:

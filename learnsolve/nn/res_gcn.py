@@ -105,6 +105,7 @@ class ResGCN(torch.nn.Module):
             if dtypes or devices do not fit.
         """
         checks.matrix("ResGCN", "A", A)
+        checks.dtype("ResGCN", "A.values", A.values)
         checks.square("ResGCN", "A", A.shape)
         checks.same_kind("ResGCN", "X", X, self.first.weight)
         wanted = (A.shape[0], self.in_features)

@@ -1,5 +1,6 @@
 """Sums of two matrices on the union of their patterns."""
 
+import builtins
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.l
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import Multilinear, Operation, dispatch, tracked
 from learnsolve.ops.core.dots import times
 from learnsolve.ops.core.operands import factor, fit, one_shape
@@ -16,7 +18,7 @@ from learnsolve.ops.core.operands import factor, fit, one_shape
 _raw = torch.ops.learnsolve.csr_add.default
 _raw_backward = torch.ops.learnsolve.csr_add_backward.default
 
-Scalar = float | Tensor
+Scalar = float | builtins.complex | Tensor
 
 
 @torch.library.register_fake("learnsolve::csr_add")
@@ -35,8 +37,8 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
 
     Parameters
     ----------
-    A, B : CSR of one shape, dtype (float32 or float64) and device; batch axes of their values broadcast
-    alpha, beta : floats, or tensors with one element or one per matrix of the batch, shape (..., 1)
+    A, B : CSR of one shape, device and precision, real or complex; batch axes of their values broadcast
+    alpha, beta : numbers, or tensors with one element or one per matrix of the batch, shape (..., 1)
 
     Returns
     -------
@@ -96,10 +98,12 @@ def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
 def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
     """Values and a float; a tensor is multiplied in, so that it gets its gradient."""
     s = factor(function, name, A, s)
-    if not isinstance(s, Tensor):
+    if isinstance(s, float):
         return A.values, s
     values = times(A.values, s)
-    if values.dtype != A.dtype or s.device.type not in (values.device.type, "cpu"):
+    if not isinstance(s, Tensor):
+        return values, 1.0
+    if not checks.one_precision(values.dtype, A.dtype) or s.device.type not in (values.device.type, "cpu"):
         raise TypeError(
             f"{function}: {name} ({s.dtype}, {s.device}) must have the dtype and device of the matrix, "
             f"{A.dtype} on {A.device}; convert it with .to()"
@@ -155,6 +159,10 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
 
 def _merge(a: Tensor, b: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: float, beta: float) -> Tensor:
     """alpha a + beta b on the union of P and Q, for values of any batch axes."""
+    if complex.either(a, b):
+        a, b = (t.to(torch.promote_types(a.dtype, b.dtype)) for t in (a, b))
+        P, Q = complex.doubled(P), complex.doubled(Q)
+        return complex.unflat(_merge(complex.flat(a), complex.flat(b), P, Q, alpha, beta))
     if a.dim() == 1 and b.dim() == 1:
         return _merge_one_axis(a, b, P, Q, alpha, beta)
     batch = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])

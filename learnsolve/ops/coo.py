@@ -27,7 +27,7 @@ def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
     """
     for name, t in (("rows", rows), ("columns", columns), ("values", values)):
         checks.tensor("from_coo", name, t)
-    checks.dtype("from_coo", "values", values)
+    checks.dtype("from_coo", "values", values, or_complex=True)
     for t in (rows, columns):
         if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool or t.dim() != 1:
             raise TypeError(

@@ -11,7 +11,8 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     Parameters
     ----------
-    X : Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns, float32 or float64
+    X : Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns, float32 or float64, or
+        complex
     pattern : SparsityPattern, shape (m, n)
     by : "row" or "column"
 
@@ -44,5 +45,5 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     >>> ls.ops.gather(x, P, "row"), ls.ops.gather(x, P, "column")
     (tensor([10., 10., 20.]), tensor([10., 20., 20.]))
     """
-    segments.check("gather", "X", X, pattern, by, entries=False)
+    segments.check("gather", "X", X, pattern, by, entries=False, or_complex=True)
     return segments.spread(X, pattern, by)

@@ -16,7 +16,7 @@ def kron(A: CSR, B: CSR) -> CSR:
 
     Parameters
     ----------
-    A, B : CSR of one dtype (float32 or float64) and device; batch axes of their values broadcast
+    A, B : CSR of one device and precision, real or complex; batch axes of their values broadcast
 
     Returns
     -------

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.selection import used_columns
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.ops.structure import sum as sum_
@@ -15,7 +16,7 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
 
     Parameters
     ----------
-    A : CSR, float32 or float64; its values may have batch axes
+    A : CSR, float32 or float64, or complex; its values may have batch axes
     ord : of a matrix None or "fro" (Frobenius), 1 (largest sum of magnitudes in a column) or infinity (in a
         row); of rows and columns None or 2 (Euclidean), or 1 (sum of magnitudes)
     dim : as in `sum`
@@ -46,7 +47,7 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
     (tensor(4., dtype=torch.float64), tensor([3., 4., 3.], dtype=torch.float64))
     """
     checks.matrix("norm", "A", A)
-    checks.dtype("norm", "A.values", A.values)
+    checks.dtype("norm", "A.values", A.values, or_complex=True)
     checks.one_of("norm", "dim", dim, (None, 0, 1, -1, -2))
     if dim is None:
         checks.one_of("norm", "ord", ord, (None, "fro", 1, float("inf")))
@@ -58,6 +59,8 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
     checks.one_of("norm", "ord", ord, (None, 2, 1))
     if ord == 1:
         return sum_(A.abs(), dim)
-    square = sum_(A.with_values(A.values * A.values), dim)
+    values = A.values
+    squares = complex.parts(values).square().sum(-1) if values.is_complex() else values * values
+    square = sum_(A.with_values(squares), dim)
     zero = square == 0
     return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())

@@ -6,18 +6,20 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import Operation, add, tracked, vmapped
 from learnsolve.ops.core.dots import ordered_dots
 from learnsolve.ops.core.product import product, sampled
 
 
 def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
-    r"""Quadratic form :math:`q = x^T A x`, summed over the columns of x: :math:`\operatorname{tr}(X^T A X)`.
+    r"""Quadratic form :math:`q = x^T A x`, summed over the columns of x: :math:`\operatorname{tr}(X^T A X)`;
+    :math:`x^H A x` where x is complex.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz)
-    x : Tensor, shape (n,) or (..., n, k), of A's dtype and device
+    A : CSR, shape (n, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
+    x : Tensor, shape (n,) or (..., n, k), of A's precision and device
     symmetric : promise that A equals its transpose (not checked); the backward then needs no product
 
     Returns
@@ -46,14 +48,14 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     name = "quadratic_form"
     checks.matrix(name, "A", A)
     values, pattern = A.values, A.pattern
-    checks.dtype(name, "A.values", values)
-    checks.same_kind(name, "x", x, values)
+    checks.dtype(name, "A.values", values, or_complex=True)
+    checks.same_kind(name, "x", x, values, or_complex=True)
     checks.square(name, "A", pattern.shape)
     checks.rows(name, "x", x, "A", pattern.shape)
-    if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2:
+    if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2 or complex.either(values, x):
         checks.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)
-        return _inner(x, y)
+        return _inner(complex.conjugate(x), y)
     if tracked(values, x):
         return _QuadraticForm.eager.apply(values, x, pattern, symmetric)[0]
     return _QuadraticForm.forward(values, x, pattern, symmetric)[0]

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import scipy.sparse
-
-from learnsolve.matrix import checks, convert
+from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import sparse_matrix
 from learnsolve.ops.core.operands import fit, one_shape
@@ -22,7 +20,7 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
     Parameters
     ----------
     re, im : CSR, shape (m, n), of one dtype (float32 or float64) and device, on any two patterns; batch axes
-        of their values broadcast. Or only re, a complex sparse matrix of SciPy
+        of their values broadcast. Or only re, a complex CSR or sparse matrix of SciPy or torch
 
     Returns
     -------
@@ -33,7 +31,7 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
     ValueError
         if shapes or batch axes do not fit.
     TypeError
-        if a single re is not a complex sparse matrix of SciPy, or types, dtypes or devices do not fit.
+        if a single re is not a complex sparse matrix, or types, dtypes or devices do not fit.
 
     Notes
     -----
@@ -54,16 +52,17 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
     """
     name = "real_form"
     if im is None:
-        if not scipy.sparse.issparse(re) or re.dtype.kind != "c":
+        A = sparse_matrix(re)
+        if not isinstance(A, CSR) or not A.values.is_complex():
             raise TypeError(
-                f"{name}: without im, re must be a complex sparse matrix of SciPy, got {type(re).__name__}"
+                f"{name}: without im, re must be a complex sparse matrix, got {type(re).__name__}"
                 f"{' of ' + str(re.dtype) if hasattr(re, 'dtype') else ''}; pass the imaginary part as im"
             )
-        values, pattern = convert.scipy_parts(re)
-        re, im = CSR(values.real.contiguous(), pattern), CSR(values.imag.contiguous(), pattern)
+        re, im = A.real, A.imag
     re = sparse_matrix(re)
-    checks.matrix(name, "re", re)
-    checks.matrix(name, "im", im)
+    for key, part in (("re", re), ("im", im)):
+        checks.matrix(name, key, part)
+        checks.dtype(name, f"{key}.values", part.values)
     fit(name, re, im, "re", "im")
     one_shape(name, re, im)
     return vstack([hstack([re, -im]), hstack([im, re])])

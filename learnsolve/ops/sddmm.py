@@ -9,12 +9,12 @@ from learnsolve.ops.core.product import sampled
 
 
 def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
-    r"""Entries of :math:`U V^T` on a pattern, :math:`c_{ij} = \langle u_i, v_j \rangle`.
+    r"""Entries of :math:`U V^T` on a pattern, :math:`c_{ij} = u_i^T v_j`: nothing is conjugated.
 
     Parameters
     ----------
-    U : Tensor, shape (m,) or (..., m, k), float32 or float64
-    V : Tensor, shape (n,) or (..., n, k), of U's dtype and device
+    U : Tensor, shape (m,) or (..., m, k), float32 or float64, or complex
+    V : Tensor, shape (n,) or (..., n, k), of U's precision and device
     pattern : SparsityPattern, shape (m, n), or a CSR, of which the values are not read
 
     Returns
@@ -48,8 +48,8 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
         pattern = pattern.pattern
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(f"sddmm: pattern must be a SparsityPattern or a CSR, got {type(pattern).__name__}")
-    checks.dtype("sddmm", "U", U)
-    if V.dtype != U.dtype or U.device != pattern.device or V.device != pattern.device:
+    checks.dtype("sddmm", "U", U, or_complex=True)
+    if not checks.one_precision(V.dtype, U.dtype) or U.device != pattern.device or V.device != pattern.device:
         raise TypeError(
             f"sddmm: U ({U.dtype}, {U.device}) and V ({V.dtype}, {V.device}) must have one dtype and the "
             f"pattern's device, {pattern.device}; convert with .to()"

@@ -11,7 +11,7 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     Parameters
     ----------
-    E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64: features of the entries
+    E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64, or complex: features of the entries
     pattern : SparsityPattern, shape (m, n)
     by : "row" or "column": whether segments are rows or columns
 
@@ -41,7 +41,7 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     >>> ls.ops.segment_sum(e, P, "row"), ls.ops.segment_sum(e, P, "column")
     (tensor([3., 4.]), tensor([1., 6.]))
     """
-    segments.check("segment_sum", "E", E, pattern, by, entries=True)
+    segments.check("segment_sum", "E", E, pattern, by, entries=True, or_complex=True)
     return segments.summed(E, pattern, by)
 
 
@@ -72,6 +72,6 @@ def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor
     >>> ls.ops.segment_mean(torch.tensor([1.0, 2.0, 4.0]), P)
     tensor([1.5000, 4.0000])
     """
-    segments.check("segment_mean", "E", E, pattern, by, entries=True)
+    segments.check("segment_mean", "E", E, pattern, by, entries=True, or_complex=True)
     count = segments.lengths(pattern, by)
     return segments.summed(E, pattern, by) / (count[:, 0] if E.dim() == 1 else count)

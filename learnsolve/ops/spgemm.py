@@ -16,8 +16,8 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
 
     Parameters
     ----------
-    A : CSR, shape (m, n), float32 or float64; its values may have batch axes, (..., nnz)
-    B : CSR, shape (n, k), of A's dtype and device; likewise
+    A : CSR, shape (m, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
+    B : CSR, shape (n, k), of A's precision and device; likewise
     mask : SparsityPattern, shape (m, k): the entries of A B to compute
 
     Returns
@@ -69,7 +69,7 @@ def galerkin(P: CSR, A: CSR) -> CSR:
     Parameters
     ----------
     P : CSR, shape (n, k), the interpolation; its values may have batch axes, (..., nnz)
-    A : CSR, shape (n, n), of P's dtype and device; likewise
+    A : CSR, shape (n, n), of P's precision and device; likewise
 
     Returns
     -------
@@ -119,8 +119,8 @@ def _check_factors(function: str, first: str, A: Any, second: str, B: Any) -> No
     for name, M in ((first, A), (second, B)):
         remedy = "; make one with CSR.from_*, or multiply by a dense tensor with spmm"
         checks.matrix(function, name, M, remedy)
-        checks.dtype(function, f"{name}.values", M.values)
-    checks.same_kind(function, f"{second}.values", B.values, A.values)
+        checks.dtype(function, f"{name}.values", M.values, or_complex=True)
+    checks.same_kind(function, f"{second}.values", B.values, A.values, or_complex=True)
     checks.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
 
 

@@ -12,8 +12,8 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
 
     Parameters
     ----------
-    A : CSR, shape (m, n), float32 or float64; its values may have batch axes, (..., nnz)
-    x : Tensor, shape (n,) or (..., n, k), of A's dtype and device ((m,) or (..., m, k) if `transpose`)
+    A : CSR, shape (m, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
+    x : Tensor, shape (n,) or (..., n, k), of A's precision and device ((m,) or (..., m, k) if `transpose`)
     transpose : multiply by the transpose, which is not formed
 
     Returns
@@ -31,6 +31,7 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     -----
     Gradient: :math:`\bar x = A^T \bar y`, :math:`\bar A = (\bar y x^T)` on the pattern, at the cost of
     about a pass over the transposed pattern, which is cached. Any order; forward mode, vmap, `torch.compile`.
+    Of complex values :math:`\bar x = A^H \bar y`, as in torch; the transpose is :math:`A^T`, not ``A.H``.
 
     Cost: 2 nnz k flops; reads values and indices once for 32 columns (float64) or 64 (float32) with AVX2. The
     backward reads and writes values once more. The result has the same bits on every run and for every
@@ -45,8 +46,8 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     """
     checks.matrix("spmm", "A", A)
     values, pattern = A.values, A.pattern
-    checks.dtype("spmm", "A.values", values)
-    checks.same_kind("spmm", "x", x, values)
+    checks.dtype("spmm", "A.values", values, or_complex=True)
+    checks.same_kind("spmm", "x", x, values, or_complex=True)
     if x.dim() == 0:
         raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
     checks.flag("spmm", "transpose", transpose)

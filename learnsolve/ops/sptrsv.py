@@ -21,9 +21,9 @@ def sptrsv(
 
     Parameters
     ----------
-    L : CSR, shape (n, n), float32 or float64; its values may have batch axes, (..., nnz). Only one triangle
-        is read: entries of the other may be there, even NaN, and change nothing
-    b : Tensor, shape (n,) or (..., n, k), of L's dtype and device
+    L : CSR, shape (n, n), float32 or float64, or complex; its values may have batch axes, (..., nnz). Only
+        one triangle is read: entries of the other may be there, even NaN, and change nothing
+    b : Tensor, shape (n,) or (..., n, k), of L's precision and device
     lower : read the lower triangle; else the upper one
     unit_diagonal : take the diagonal as ones; what is stored there is not read
     transpose : solve with the transpose of that triangle, which is not formed
@@ -59,8 +59,8 @@ def sptrsv(
     for name, flag in (("lower", lower), ("unit_diagonal", unit_diagonal), ("transpose", transpose)):
         checks.flag("sptrsv", name, flag)
     values, pattern = L.values, L.pattern
-    checks.dtype("sptrsv", "L.values", values)
-    checks.same_kind("sptrsv", "b", b, values)
+    checks.dtype("sptrsv", "L.values", values, or_complex=True)
+    checks.same_kind("sptrsv", "b", b, values, or_complex=True)
     checks.square("sptrsv", "L", pattern.shape)
     if b.dim() == 0:
         raise ValueError("sptrsv: b must have shape (n,) or (..., n, k), got a scalar")
@@ -82,7 +82,7 @@ def sptrsv(
             raise
         row, value = int(found[1]), found[2]
         at = f"row {row}{_which_matrix(values, pattern, row)}"
-        if float(value) == 0:
+        if complex(value) == 0:
             raise ValueError(
                 f"sptrsv: L must not have zeros on its diagonal, {at} has {value}; shift the diagonal, or "
                 "pass unit_diagonal=True"
@@ -99,7 +99,7 @@ def _which_matrix(values: Tensor, pattern: SparsityPattern, row: int) -> str:
     if values.dim() == 1 or plain.shape != values.shape:  # one matrix, or one of a map of torch.func
         return ""
     d = plain[..., int(pattern.diagonal_positions[row])].flatten()
-    found = d.reciprocal().isinf().nonzero()
+    found = (d.isfinite() & ~d.reciprocal().isfinite()).nonzero()
     return (
         "" if len(found) == 0 else f" of matrix {int(found[0])} of the batch (counted through all its axes)"
     )

@@ -21,7 +21,7 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
 
     Parameters
     ----------
-    matrices : sequence of CSR with as many rows, of one dtype and device; at least one
+    matrices : sequence of CSR with as many rows, of one precision and device; at least one
 
     Returns
     -------
@@ -47,7 +47,7 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
 
     Parameters
     ----------
-    matrices : sequence of CSR with as many columns, of one dtype and device; at least one
+    matrices : sequence of CSR with as many columns, of one precision and device; at least one
 
     Returns
     -------
@@ -73,7 +73,7 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
 
     Parameters
     ----------
-    matrices : sequence of CSR, of one dtype and device; at least one
+    matrices : sequence of CSR, of one precision and device; at least one
 
     Returns
     -------
@@ -99,8 +99,9 @@ def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
 
     Parameters
     ----------
-    blocks : sequence of rows of equal length, each a sequence of CSR, of one dtype and device, and None. Each
-        row and each column has at least one matrix, which gives its size; `zeros` makes one without entries
+    blocks : sequence of rows of equal length, each a sequence of CSR, of one precision and device, and None.
+        Each row and each column has at least one matrix, which gives its size; `zeros` makes one without
+        entries
 
     Returns
     -------
@@ -163,14 +164,14 @@ def stack(matrices: Sequence[CSR]) -> CSR:
 
 
 def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
-    """The first of some matrices of one dtype and device."""
+    """The first of some matrices of one precision and device."""
     if isinstance(matrices, CSR) or not isinstance(matrices, Sequence):
         raise TypeError(f"{function}: expected a list of CSR matrices, got {type(matrices).__name__}")
     if not matrices:
         raise ValueError(f"{function}: expected at least one matrix, got an empty {type(matrices).__name__}")
     for i, A in enumerate(matrices):
         checks.matrix(function, f"matrix {i}", A)
-        checks.same_kind(function, f"matrix {i}", A.values, matrices[0].values)
+        checks.same_kind(function, f"matrix {i}", A.values, matrices[0].values, or_complex=True)
     return matrices[0]
 
 

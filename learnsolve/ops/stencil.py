@@ -27,8 +27,8 @@ def stencil(
 
     Parameters
     ----------
-    coefficients : Tensor, float32 or float64. Without `offsets`: a window of odd sizes, (w,), (wx, wy) or
-        (wx, wy, wz), the same for all points and centered on them, not flipped (as in `conv2d`). With K
+    coefficients : Tensor, float32 or float64, or complex. Without `offsets`: a window of odd sizes, (w,),
+        (wx, wy) or (wx, wy, wz), for all points and centered on them, not flipped (as in `conv2d`). With K
         `offsets` of d integers: (K,), the same for all points; (..., K, \*grid), :math:`c_k(i)`; or (..., K,
         1, ..., 1), d ones, the same for all points with batch axes
     x : Tensor, shape (..., \*grid), of the coefficients' dtype and device
@@ -64,7 +64,7 @@ def stencil(
     """
     _operand("coefficients", coefficients)
     _operand("x", x)
-    if x.dtype != coefficients.dtype or x.device != coefficients.device:
+    if not checks.one_precision(x.dtype, coefficients.dtype) or x.device != coefficients.device:
         raise TypeError(
             "stencil: coefficients and x must have one dtype and device, got "
             f"{coefficients.dtype} on {coefficients.device} and {x.dtype} on {x.device}; convert one with "
@@ -86,7 +86,7 @@ def stencil(
 
 def _operand(name: str, value: Any) -> None:
     checks.tensor("stencil", name, value)
-    checks.dtype("stencil", name, value)
+    checks.dtype("stencil", name, value, or_complex=True)
 
 
 def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, Neighbors]:

@@ -67,7 +67,7 @@ def stencil_matrix(
             [ 0.,  0., -1.,  2.]])
     """
     checks.tensor("stencil_matrix", "coefficients", coefficients)
-    checks.dtype("stencil_matrix", "coefficients", coefficients)
+    checks.dtype("stencil_matrix", "coefficients", coefficients, or_complex=True)
     if offsets is None:
         c, where = window("stencil_matrix", coefficients, boundary)
     else:

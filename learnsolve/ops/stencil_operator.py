@@ -64,7 +64,7 @@ class StencilOperator:
     ):
         name = "StencilOperator"
         checks.tensor(name, "coefficients", coefficients)
-        checks.dtype(name, "coefficients", coefficients)
+        checks.dtype(name, "coefficients", coefficients, or_complex=True)
         if offsets is None:
             c, where = window(name, coefficients, boundary)
         else:
@@ -114,7 +114,7 @@ class StencilOperator:
         with the new operator's dtype and device."""
         name = "StencilOperator.with_coefficients"
         checks.tensor(name, "coefficients", coefficients)
-        checks.dtype(name, "coefficients", coefficients)
+        checks.dtype(name, "coefficients", coefficients, or_complex=True)
         return self._like(by_offset(name, coefficients, self._where, self.grid), self._transpose)
 
     def to_csr(self) -> CSR:
@@ -124,7 +124,7 @@ class StencilOperator:
 
     def __matmul__(self, x: Tensor) -> Tensor:
         name = "StencilOperator"
-        checks.same_kind(name, "x", x, self.coefficients)
+        checks.same_kind(name, "x", x, self.coefficients, or_complex=True)
         n = self.shape[0]
         if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != n:
             raise ValueError(

@@ -88,7 +88,7 @@ def sum(A: CSR, dim: int | None = None) -> Tensor:
     columns = dim in (0, -2)
     P = A.pattern if columns else used_columns(A.pattern)
     ones = torch.ones(P.shape[0 if columns else 1], dtype=A.dtype, device=A.device)
-    checks.dtype("sum", "A.values", A.values)
+    checks.dtype("sum", "A.values", A.values, or_complex=True)
     return product(A.values, ones, P, columns)
 
 
@@ -98,7 +98,7 @@ def scale_rows(A: CSR, d: Tensor) -> CSR:
     Parameters
     ----------
     A : CSR, shape (m, n), values (..., nnz)
-    d : Tensor, shape (..., m), of A's dtype and device
+    d : Tensor, shape (..., m), of A's precision and device
 
     Returns
     -------
@@ -126,7 +126,7 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
     Parameters
     ----------
     A : CSR, shape (m, n), values (..., nnz)
-    d : Tensor, shape (..., n), of A's dtype and device
+    d : Tensor, shape (..., n), of A's precision and device
 
     Returns
     -------
@@ -150,8 +150,8 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
 
 def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
     checks.matrix(function, "A", A)
-    checks.dtype(function, "A.values", A.values)
-    checks.same_kind(function, "d", d, A.values)
+    checks.dtype(function, "A.values", A.values, or_complex=True)
+    checks.same_kind(function, "d", d, A.values, or_complex=True)
     if d.dim() == 0 or d.shape[-1] != A.shape[side]:
         raise ValueError(
             f"{function}: d must have shape (..., A.shape[{side}] = {A.shape[side]}), got {tuple(d.shape)}; "

@@ -17,10 +17,10 @@ versions do not always tell, they would mix old and new ones. All continue with 
 
 from __future__ import annotations
 
+import cmath
 import functools
 import inspect
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -277,7 +277,7 @@ def check_finite(function: str, A: CSR, name: str = "A") -> None:
     if not readable(A.values):
         return
     v = A.values.detach()
-    if math.isfinite(v.sum().item()):  # one pass; a sum of finite values may still overflow
+    if cmath.isfinite(v.sum().item()):  # one pass; a sum of finite values may still overflow
         return
     if not (bad := ~v.isfinite()).any():
         return

@@ -6,7 +6,6 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-import scipy.fft
 import torch
 from torch import Tensor
 
@@ -120,4 +119,6 @@ def _amplitudes(shape: tuple[int, ...], steps: tuple[float, ...], covariance: st
 
 
 def _fast_length(n: int) -> int:
-    return scipy.fft.next_fast_len(n)  # type: ignore[return-value]
+    from scipy.fft import next_fast_len  # takes long to import
+
+    return next_fast_len(n)  # type: ignore[return-value]

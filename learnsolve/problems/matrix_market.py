@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, NoReturn
 
 import numpy as np
-import scipy.io
 import scipy.sparse
 import torch
 
@@ -66,11 +65,13 @@ def matrix_market(
     """
     check_dtype("matrix_market", dtype)
     path = Path(path)
+    from scipy.io import mmread  # takes long to import
+
     try:
         with _open(path) as stream:
             header = _read_header(path, stream)
             _check_body(path, stream, header)
-        S = scipy.io.mmread(path)
+        S = mmread(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"matrix_market: there is no file {path}") from None
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:

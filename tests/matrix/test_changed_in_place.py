@@ -72,7 +72,19 @@ class Axes:
 # What reads no index gives a right result, and is not called.
 METHODS = {
     **dict.fromkeys(("abs", "clone", "detach", "from_coo", "from_dense", "from_scipy", "from_torch", "pow")),
-    **dict.fromkeys(("requires_grad_", "with_values", "values", "pattern", "batch_shape", "requires_grad")),
+    **dict.fromkeys(
+        (
+            "conj",
+            "real",
+            "imag",
+            "requires_grad_",
+            "with_values",
+            "values",
+            "pattern",
+            "batch_shape",
+            "requires_grad",
+        )
+    ),
     **dict.fromkeys(("shape", "nnz", "dtype", "device", "ndim", "cpu", "cuda", "float", "double", "load")),
     "size": None,
     **{f: lambda A, f=f: getattr(A, f) for f in ("H", "T", "mT", "col_indices", "crow_indices")},

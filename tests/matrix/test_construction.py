@@ -242,35 +242,63 @@ def test_stack_refuses_what_is_no_batch():
 A = ls.CSR.from_scipy(random(6, 6, 0.4))
 S = A.to_scipy() * (1 + 2j)
 z = torch.complex(A.values, 2 * A.values)
+Z = A.with_values(z)
 FORMATS = ("csr", "csc", "coo", "bsr", "dia", "dok", "lil")
-MAKERS = {
-    "CSR": lambda: ls.CSR(z, A.pattern),
-    "to": lambda: A.to(torch.complex128),
-    **{f"from_scipy, {f}": lambda f=f: ls.CSR.from_scipy(S.asformat(f)) for f in FORMATS},
-    "from_scipy with a dtype": lambda: ls.CSR.from_scipy(S, dtype=torch.float64),
-    "from_scipy on a pattern": lambda: ls.CSR.from_scipy(S, pattern=A.pattern),
-    "from_torch, CSR": lambda: ls.CSR.from_torch(A.to_torch() * 1j),
-    "from_torch, COO": lambda: ls.CSR.from_torch(A.to_torch(torch.sparse_coo) * 1j),
-    "from_dense": lambda: ls.CSR.from_dense(1j * A.to_dense()),
-    "from_dense on a pattern": lambda: ls.CSR.from_dense(1j * A.to_dense(), pattern=A.pattern),
-    "from_dense of NumPy": lambda: ls.CSR.from_dense(S.toarray()),
-    "from_coo": lambda: ls.CSR.from_coo(torch.arange(3), torch.arange(3), z[:3], (3, 3)),
-    "diag": lambda: ls.ops.diag(z),
-    "eye": lambda: ls.ops.eye(3, dtype=torch.complex64),
-    "SparseMatrix": lambda: ls.nn.SparseMatrix(A).to(torch.complex64)(),
-    "diffusion": lambda: ls.problems.diffusion(1j * torch.ones(3, 3)),
-    "StencilOperator": lambda: ls.ops.StencilOperator(1j * torch.ones(3), (4,)),
-    "cg": lambda: ls.solvers.cg(S, np.ones(6)),
-    "A @ x": lambda: A @ z[:6],
-    "Jacobi": lambda: ls.preconditioners.Jacobi(ls.problems.poisson((6,)))(z[:6]),
+MADE = {
+    "to": lambda: A.to(torch.complex128).to_dense() * (1 + 2j),
+    **{f"from_scipy, {f}": lambda f=f: ls.CSR.from_scipy(S.asformat(f)).to_dense() for f in FORMATS},
+    "from_scipy on a pattern": lambda: ls.CSR.from_scipy(S, pattern=A.pattern).to_dense(),
+    "from_torch, CSR": lambda: ls.CSR.from_torch(Z.to_torch()).to_dense(),
+    "from_torch, COO": lambda: ls.CSR.from_torch(Z.to_torch(torch.sparse_coo)).to_dense(),
+    "from_dense": lambda: ls.CSR.from_dense(Z.to_dense()).to_dense(),
+    "from_dense on a pattern": lambda: ls.CSR.from_dense(Z.to_dense(), pattern=A.pattern).to_dense(),
+    "from_dense of NumPy": lambda: ls.CSR.from_dense(S.toarray()).to_dense(),
+    "from_coo": lambda: ls.CSR.from_coo(Z.pattern.row_indices, Z.col_indices, z, Z.shape).to_dense(),
+    "to_scipy": lambda: torch.from_numpy(Z.to_scipy().toarray()),
+    "real and imag": lambda: torch.complex(Z.real.to_dense(), Z.imag.to_dense()),
+    "H": lambda: Z.H.to_dense().mT.conj(),
+    "conj": lambda: Z.conj().to_dense().conj(),
+    "product": lambda: Z @ torch.eye(6, dtype=z.dtype),
+    "LinearOperator": lambda: torch.from_numpy(Z.to_scipy_linear_operator() @ np.eye(6)),
+    "its adjoint": lambda: torch.from_numpy(Z.to_scipy_linear_operator().H @ np.eye(6)).mT.conj(),
+    "a number": lambda: (A * (1 + 2j)).to_dense(),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Complex modules")
-@pytest.mark.parametrize("make", MAKERS.values(), ids=list(MAKERS))
-def test_complex_numbers_are_refused_at_once_with_the_real_form_as_remedy(make):
+@pytest.mark.parametrize("make", MADE.values(), ids=list(MADE))
+def test_complex_numbers_come_and_go(make):
+    torch.testing.assert_close(make(), torch.from_numpy(S.toarray()), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_a_file_of_complex_numbers(tmp_path, dtype):
+    Z.to(dtype).save(tmp_path / "Z")
+    found = ls.CSR.load(tmp_path / "Z")
+    assert torch.equal(found.values, z.to(dtype))
+    assert found.shape == Z.shape
+
+
+REFUSED = {
+    "SparseMatrix": lambda: ls.nn.SparseMatrix(Z),
+    "diffusion": lambda: ls.problems.diffusion(1j * torch.ones(3, 3)),
+    "segment_softmax": lambda: ls.ops.segment_softmax(z, A.pattern),
+    "write_matrix_market": lambda: ls.io.write_matrix_market("nowhere", Z),
+}
+
+
+@pytest.mark.parametrize("make", REFUSED.values(), ids=list(REFUSED))
+def test_complex_numbers_are_refused_with_the_real_form_as_remedy(make):
     with pytest.raises(TypeError, match=r"real.*got .*complex.*Im A, Re A.*learnsolve\.ops\.real_form"):
         make()
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [lambda: Z.to(torch.float64), lambda: Z.float(), lambda: ls.CSR.from_scipy(S, dtype=torch.float64)],
+)
+def test_no_imaginary_part_is_dropped(drop):
+    with pytest.raises(TypeError, match=r"would drop the imaginary parts .*A\.real"):
+        drop()
 
 
 def test_files_with_complex_numbers_are_refused(tmp_path):

@@ -1,9 +1,10 @@
 """The table of differentiable operations. Every test of test_contract.py runs for each row."""
 
-from ops import graph_cases, product_cases, solve_cases, structure_cases
+from ops import complex_cases, graph_cases, product_cases, solve_cases, structure_cases
 from ops.case import Case
 
 CASES = [*product_cases.CASES, *structure_cases.CASES, *graph_cases.CASES, *solve_cases.CASES]
+CASES += complex_cases.CASES
 
 # The first case of each autograd Function and branch of it: `make test` tries the transformations on them, CI
 # on all.
@@ -28,6 +29,7 @@ BRANCHES = {
     *("segment_max row, vector", "segment_softmax row, batch", "segment_softmax column, features"),
     *("quadratic_form, columns", "quadratic_form, batch of values", "inverse_diagonal", "local_solve"),
     *("jacobi, row and sweep, columns, unrolled", "momentum, batch of all"),
+    *("spmm vector, complex all", "spgemm, complex all", "sptrsv, batch of values, transpose, complex all"),
     *("pcg, diagonal, vector", "pcg, triangular, batch of b"),
 }
 

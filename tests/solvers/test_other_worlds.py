@@ -163,7 +163,7 @@ def test_what_is_not_taken_names_the_remedy():
         A @ x
     with pytest.raises(TypeError, match=r"class IC0.* give IC0\(A\)"):
         ls.solvers.cg(A, B, M=ls.preconditioners.IC0)
-    with pytest.raises(TypeError, match="cg: a NumPy array must hold real numbers, got complex128"):
-        ls.solvers.cg(A, B + 0j)
+    with pytest.raises(TypeError, match="cg: a NumPy array must hold numbers, got object"):
+        ls.solvers.cg(A, B.astype(object))
     with pytest.raises(ValueError, match="format must be one of"):
         A.to_scipy("coordinates")

@@ -69,7 +69,7 @@ def _keeps(operands: int, both: bool) -> Callable[[Any, tuple, Any], None]:
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         if operands > 1:
             ctx.save_for_backward(*inputs[:operands])
-            if both and _forward_mode_may_come():
+            if both and forward_mode_may_come():
                 ctx.save_for_forward(*inputs[:operands])
         ctx.constants = inputs[operands:]
 
@@ -81,7 +81,7 @@ def _keeps_for_both(setup: Callable[[Any, tuple, Any], None]) -> Callable[[Any, 
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         setup(ctx, inputs, output)
-        if _forward_mode_may_come():
+        if forward_mode_may_come():
             ctx.save_for_forward(*(ctx.to_save or ()))
 
     return setup_context
@@ -128,7 +128,7 @@ def tracked(*tensors: Tensor) -> bool:
         for t in tensors:
             if t.requires_grad:
                 return True
-    return _forward_mode_may_come() and not _excluded(_FRONT)
+    return forward_mode_may_come() and not _excluded(_FRONT)
 
 
 def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> Any:
@@ -157,13 +157,13 @@ _excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
 _FRONT = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 
 
-def _forward_mode_may_come() -> bool:
+def forward_mode_may_come() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def keep_for_forward_mode(ctx: Any, *tensors: Tensor) -> None:
     """`save_for_forward`, if forward mode or a functorch transform is active, because it takes time."""
-    if _forward_mode_may_come():
+    if forward_mode_may_come():
         ctx.save_for_forward(*tensors)
 
 

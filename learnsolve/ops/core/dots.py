@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
-from learnsolve.ops.core import across
+from learnsolve.ops.core import across, complex
 from learnsolve.ops.core.autograd import dispatch, tracked
 from learnsolve.ops.core.trilinear import Derivative, broadcast, gradients
 
@@ -32,7 +32,8 @@ SPLIT = 32768  # at::internal::GRAIN_SIZE
 
 
 def dots(u: Tensor, v: Tensor, keepdim: bool = False) -> Tensor:
-    """<u, v> of each column, (..., k), for u and v (..., n, k); of all rows, where processes share them."""
+    """<u, v> of each column, (..., k), for u and v (..., n, k); of all rows, where processes share them.
+    Nothing is conjugated."""
     if u.numel() < SPLIT and v.numel() < SPLIT:
         return across.total((u * v).sum(-2, keepdim))
     return across.total(ordered_dots(u, v).unsqueeze(-2) if keepdim else ordered_dots(u, v))
@@ -61,7 +62,7 @@ def times(v: Tensor, s: Any) -> Tensor:
     """v s for v (..., n) and s, a float or a tensor; the gradient of a scalar or (..., 1) is a sum."""
     if not _sums(v, s):
         return v * s
-    s = s.to(v.dtype)
+    s = s.to(torch.result_type(v, s))
     return scaled(s.unsqueeze(-1) if s.dim() else s, v.unsqueeze(-1)).squeeze(-1)
 
 
@@ -97,6 +98,8 @@ def combination(a: Tensor, v: Tensor) -> Tensor:
 
 def total(t: Tensor) -> Tensor:
     """The sum along the last axis."""
+    if t.is_complex():
+        return torch.complex(total(t.real), total(t.imag))
     if t.dtype not in (torch.float32, torch.float64):
         return t.sum(-1)
     column = t.unsqueeze(-1)
@@ -107,6 +110,8 @@ def total(t: Tensor) -> Tensor:
 
 def _apply(role: int, u: Tensor, v: Tensor) -> Tensor:
     inner = 1 if role == _U else 2
+    if complex.either(u, v):
+        return complex.bilinear(lambda u, v: _apply(role, u, v), u, v, (inner, 2))
     if u.dim() <= inner + 1 and v.dim() <= 3 and (u.dim() == inner or v.dim() == 2 or len(u) == len(v)):
         return dispatch(_Columns, (u, v), role, False)
     return broadcast(_Columns, role, u, v)

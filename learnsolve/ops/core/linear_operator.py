@@ -20,7 +20,7 @@ class HostOperator(scipy.sparse.linalg.LinearOperator):
         super().__init__(dtype=np.dtype(str(self.like.dtype).removeprefix("torch.")), shape=of.shape)
 
     def _multiply(self, x: np.ndarray, transpose: bool) -> np.ndarray:
-        if np.iscomplexobj(x):
+        if np.iscomplexobj(x) and not self.like.dtype.is_complex:
             return self._multiply(np.real(x), transpose) + 1j * self._multiply(np.imag(x), transpose)
         # A copy: torch does not take read-only arrays, or negative strides.
         vectors = torch.from_numpy(np.array(x, dtype=self.dtype)).to(self.like.device)
@@ -31,13 +31,13 @@ class HostOperator(scipy.sparse.linalg.LinearOperator):
         return self._multiply(x.reshape(-1), False)
 
     def _rmatvec(self, x: np.ndarray) -> np.ndarray:
-        return self._multiply(x.reshape(-1), True)
+        return self._rmatmat(x.reshape(-1))
 
     def _matmat(self, X: np.ndarray) -> np.ndarray:
         return self._multiply(X, False)
 
     def _rmatmat(self, X: np.ndarray) -> np.ndarray:
-        return self._multiply(X, True)
+        return self._multiply(X.conj(), True).conj()  # A^H X
 
 
 def matrix_product(A: Any, x: Tensor, transpose: bool) -> Tensor:

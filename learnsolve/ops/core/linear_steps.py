@@ -24,7 +24,7 @@ from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core import product as _product
-from learnsolve.ops.core.autograd import Eager, _forward_mode_may_come, tracked
+from learnsolve.ops.core.autograd import Eager, forward_mode_may_come, tracked
 
 _raw = torch.ops.learnsolve.linear_steps.default
 _raw_backward = torch.ops.learnsolve.linear_steps_backward.default
@@ -129,7 +129,7 @@ class LinearSteps:
     def __call__(self, b: Tensor) -> Tensor:
         """For b (..., n, k)."""
         apart = b.dim() != 2 or device_analysis.here(b) or torch.compiler.is_dynamo_compiling()
-        if apart or _forward_mode_may_come():
+        if apart or forward_mode_may_come():
             return self.apart(b, self.operands)
         if tracked(b, *self.operands):
             return _Run.apply(self, b, *self.operands)

@@ -33,7 +33,7 @@ def on_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
         )
     if interning.equal(A.pattern, pattern):
         return CSR(A.values, pattern)
-    checks.dtype(function, "the values", A.values)
+    checks.dtype(function, "the values", A.values, or_complex=True)
     plan = union_plan(pattern, A.pattern)
     if plan.lies not in ("A", "both"):
         raise _outside(function, A, plan)
@@ -49,7 +49,7 @@ def _outside(function: str, A: CSR, plan: UnionPlan) -> ValueError:
 
 
 def _error(function: str, row: int, column: int, value: Tensor, more: str = "") -> ValueError:
-    number = f", {float(value):.6g}" if value.dim() == 0 else ""
+    number = f", {value.item():.6g}" if value.dim() == 0 else ""
     return ValueError(
         f"{function}: every entry{more} must lie on the pattern, but that of row {row}, column {column}"
         f"{number}, does not{_REMEDY}, or drop the entry first"

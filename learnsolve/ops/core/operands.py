@@ -1,6 +1,6 @@
 """Checks of operands that must fit one another: two matrices, a scalar and a matrix."""
 
-from numbers import Real
+from numbers import Complex, Real
 from typing import Any
 
 import torch
@@ -12,9 +12,10 @@ from learnsolve.matrix.csr import CSR
 
 
 def fit(function: str, A: CSR, B: CSR, first: str = "A", second: str = "B") -> None:
-    """The matrices must have one dtype and device, and batch axes that broadcast."""
-    checks.dtype(function, f"{first}.values", A.values)
-    checks.same_kind(function, f"{second}.values", B.values, A.values)
+    """The matrices must have one precision and device, and batch axes that broadcast; both are real, or one
+    or both complex."""
+    checks.dtype(function, f"{first}.values", A.values, or_complex=True)
+    checks.same_kind(function, f"{second}.values", B.values, A.values, or_complex=True)
     checks.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
 
 
@@ -84,8 +85,7 @@ def factor(function: str, name: str, A: CSR, s: Any) -> Any:
     rule = f"{name} must be a number or a tensor with one element (or one per matrix, shape (..., 1))"
     if isinstance(s, Tensor):
         # A scalar takes the matrix's precision, as with torch's tensors; an array would change it.
-        checks.check_real(function, name, s.dtype)
-        if s.dim() > 1 and s.dtype != A.dtype:
+        if s.dim() > 1 and s.dtype != A.dtype and not checks.one_precision(s.dtype, A.dtype):
             raise TypeError(
                 f"{function}: {name} has dtype {s.dtype}, the matrix {A.dtype}; convert one with .to()"
             )
@@ -99,4 +99,6 @@ def factor(function: str, name: str, A: CSR, s: Any) -> Any:
         )
     if isinstance(s, Real):  # NumPy's scalars too
         return float(s)
+    if isinstance(s, Complex):
+        return complex(s)
     raise TypeError(f"{function}: {rule}, got {type(s).__name__}")

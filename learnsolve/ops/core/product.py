@@ -18,6 +18,7 @@ from torch import Tensor
 from learnsolve import _library  # noqa: F401  (_library registers torch.ops.learnsolve)
 from learnsolve.matrix import device_analysis
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import dispatch, tracked
 from learnsolve.ops.core.trilinear import (
     Derivative,
@@ -40,6 +41,8 @@ _VALUES, _X, _G = 0, 1, 2
 
 def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool) -> Tensor:
     """`spmm` on values and pattern, unchecked: brings any batch axes to the one axis of the kernels."""
+    if values.is_complex() or x.is_complex():
+        return complex.product(product, values, x, pattern, transpose)
     if values.dim() == 1 and x.dim() <= 3:
         role = _X if transpose else _G
         if torch.compiler.is_dynamo_compiling():
@@ -56,6 +59,8 @@ def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool
 
 def sampled(u: Tensor, w: Tensor, pattern: SparsityPattern) -> Tensor:
     """`sddmm` on tensors of any batch axes, unchecked."""
+    if complex.either(u, w):
+        return complex.sampled(sampled, u, w, pattern)
     if u.dim() <= 2 and w.dim() <= 2:
         return dispatch(_Product, (w, u), _VALUES, False, pattern)
     return broadcast(_Product, _VALUES, w, u, pattern)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import Multilinear, dispatch
 from learnsolve.ops.core.product import product, sampled
 from learnsolve.ops.core.selection import used_columns
@@ -16,10 +17,19 @@ _raw = torch.ops.learnsolve.csr_spmm.default
 LARGE = 32 << 20  # bytes
 
 
-def check(function: str, name: str, t: Tensor, pattern: SparsityPattern, by: str, *, entries: bool) -> None:
+def check(
+    function: str,
+    name: str,
+    t: Tensor,
+    pattern: SparsityPattern,
+    by: str,
+    *,
+    entries: bool,
+    or_complex: bool = False,
+) -> None:
     """`t` holds features of the entries of `pattern`, or of the rows or columns `by`."""
     checks.tensor(function, name, t)
-    checks.dtype(function, name, t)
+    checks.dtype(function, name, t, or_complex)
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(
             f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; a CSR has one, "
@@ -41,6 +51,8 @@ def check(function: str, name: str, t: Tensor, pattern: SparsityPattern, by: str
 def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     """Sums over the segments. A single feature is summed as values of the pattern, without indices where rows
     repeat, as on a grid."""
+    if e.is_complex():
+        return complex.columns(lambda e: summed(e, pattern, by), e)
     if e.dim() == 1:
         pattern = used_columns(pattern) if by == "row" else pattern
         return product(e, _ones(pattern.shape[by == "row"], e), pattern, by == "column")
@@ -49,6 +61,8 @@ def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
 
 def spread(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     """For each entry the features of its segment: the adjoint."""
+    if x.is_complex():
+        return complex.columns(lambda x: spread(x, pattern, by), x)
     if x.dim() == 1:
         pattern = used_columns(pattern) if by == "row" else pattern
         ones = _ones(pattern.shape[by == "row"], x)

@@ -31,7 +31,7 @@ def selected(A: CSR, plan: Selection) -> CSR:
 
 def handed_out(values: Tensor, places: SparsityPattern) -> Tensor:
     """Row i of `places` has the place of value i of the result, or none for a zero."""
-    checks.dtype("A[...]", "A.values", values)
+    checks.dtype("A[...]", "A.values", values, or_complex=True)
     return added_up(values, places)
 
 

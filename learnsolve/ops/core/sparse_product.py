@@ -22,6 +22,7 @@ from learnsolve import _analysis, _library
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.matrix.plain import plain_tensors, readable
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import dispatch
 from learnsolve.ops.core.trilinear import (
     Derivative,
@@ -237,6 +238,8 @@ def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tens
 def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
     """The derivative of Phi by `wanted`, unchecked: brings any batch axes to the one of the kernels.
     `patterns`: of A and of B, and the mask or None."""
+    if complex.either(u, v):
+        return complex.bilinear(lambda u, v: contraction(wanted, u, v, *patterns), u, v, (1, 1))
     if u.dim() == 1 and v.dim() == 1:
         return dispatch(_Contraction, (u, v), wanted, False, *patterns)
     return broadcast(_Contraction, wanted, u, v, *patterns)

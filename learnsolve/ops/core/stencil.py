@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import dispatch
 from learnsolve.ops.core.trilinear import Derivative, broadcast, gradients
 
@@ -57,6 +58,8 @@ class Neighbors(NamedTuple):
 def apply(c: Tensor, x: Tensor, where: Neighbors, transpose: bool = False) -> Tensor:
     """S(c) x or S(c)^T x, unchecked: brings any batch axes to the one axis of the kernels."""
     d, role = len(where.periodic), _X if transpose else _G
+    if complex.either(c, x):
+        return complex.bilinear(lambda c, x: apply(c, x, where, transpose), c, x, (d + 1, d))
     constant = c.shape[-d:].numel() == 1
     both = c.dim() == d + 2 and x.dim() == d + 1
     if c.dim() <= d + 2 and x.dim() <= d + 1 and not (both and len(c) != len(x)):

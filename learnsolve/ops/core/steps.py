@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.dots import dots, scaled
 
 
 def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
     """||r|| along `dim`, the last axis but one, or the last of vectors. Its derivatives at zero are zero; the
     second one of `vector_norm` is NaN there."""
+    if r.is_complex():
+        r = complex.flat(r) if dim == -1 or r.dim() == 1 else complex.tall(r)
     if dim == -1 or r.dim() == 1:
         square = dots(r.unsqueeze(-1), r.unsqueeze(-1))
         square = square if keepdim else square.squeeze(-1)

@@ -20,8 +20,11 @@ from torch import Tensor
 from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix import device_analysis
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import LinearSolve, Operation, add, dispatch, vmapped
-from learnsolve.ops.core.product import _product, _values_gradient
+from learnsolve.ops.core.interleaved import interleaved
+from learnsolve.ops.core.operands import plain_values
+from learnsolve.ops.core.product import _product, _values_gradient, sampled
 from learnsolve.ops.core.trilinear import one_batch_axis
 
 _raw = torch.ops.learnsolve.csr_sptrsv.default
@@ -155,6 +158,8 @@ def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
 
 def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
     """T x = b, unchecked: brings any batch axes to the one axis of the kernels."""
+    if values.is_complex() or b.is_complex():
+        return _complex_solve(values, b, pattern, side)
     if values.dim() == 1 and b.dim() <= 3:
         return _solve(values, b, pattern, side)
     if b.dim() == 1:
@@ -163,6 +168,38 @@ def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Te
     v = one_batch_axis(values, batch, 1)
     B = b.expand(batch + b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
     return _solve(v, B, pattern, side).reshape(batch + b.shape[-2:])
+
+
+def _complex_solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
+    """T = D U, D the diagonal: of a U with ones there the real form, interleaved, is triangular too."""
+    if not values.is_complex():
+        return complex.columns(lambda b: solve(values, b, pattern, side), b)
+    if b.dim() == 1:
+        return _complex_solve(values, b.unsqueeze(-1), pattern, side).squeeze(-1)
+    b, inverse = b.to(values.dtype), None
+    values, diagonal = _only_read(values, pattern, side._replace(unit=True)), values
+    if not side.unit:
+        inverse = _inverse(diagonal.index_select(-1, pattern.diagonal_positions)).unsqueeze(-1)
+        ones = torch.ones(pattern.shape[1], 1, dtype=values.dtype, device=values.device)
+        values = values * sampled(inverse, ones, pattern)
+        b = b if side.transpose else inverse * b
+    # The transpose of the real form belongs to T^H: T^T x = b is T^H conj(x) = conj(b).
+    b = complex.conjugate(b) if side.transpose else b
+    real, Q = interleaved(values, pattern)
+    x = complex.untall(solve(real, complex.tall(b), Q, side._replace(unit=True)))
+    x = complex.conjugate(x) if side.transpose else x
+    return inverse * x if side.transpose and inverse is not None else x
+
+
+def _inverse(d: Tensor) -> Tensor:
+    inverse = d.reciprocal()
+    if d.is_cpu and not torch.compiler.is_dynamo_compiling():
+        plain = plain_values(d)
+        wrong = plain.isfinite() & ~plain_values(inverse).isfinite()
+        if wrong.any():
+            at = tuple(wrong.nonzero()[0].tolist())
+            raise RuntimeError(f"cannot divide by the diagonal: row {at[-1]} has {plain[at].item()}")
+    return inverse
 
 
 def _solve(v: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:

@@ -91,6 +91,7 @@ class Factored(Preconditioner):
         self.shape, self.batch_shape, self.depends_on = (L.shape[0], L.shape[0]), L.batch_shape, (L.values,)
         if U is not None:
             checks.matrix(name, "U", U)
+            checks.dtype(name, "U.values", U.values)
             fit(name, L, U, "L", "U")
             check_finite(name, U, "U")
             if U.shape != L.shape[::-1]:

@@ -118,6 +118,7 @@ class Polynomial(PolynomialPreconditioner):
         name = "Polynomial.chebyshev"
         degree = checks.integer(name, "degree", degree, 0)
         checks.matrix(name, "A", A)
+        checks.dtype(name, "A.values", A.values)
         check_finite(name, A)
         if lmax is None:
             with torch.no_grad():

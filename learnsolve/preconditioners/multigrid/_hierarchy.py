@@ -71,6 +71,8 @@ class Hierarchy:
             for name, T in (("prolongations", P), ("restrictions", R)):
                 if T is not None or name == "prolongations":
                     checks.matrix("Hierarchy", f"{name}[{level}]", T)
+                    assert T is not None
+                    checks.dtype("Hierarchy", f"{name}[{level}].values", T.values)
             if R is not None and R.shape != P.shape[::-1]:
                 raise ValueError(
                     f"Hierarchy: restrictions[{level}] must have shape {P.shape[::-1]}, got {R.shape}"

@@ -1,0 +1,138 @@
+"""Complex values, by real operations.
+
+A complex matrix A (m x n) times x is the real matrix of its columns Re a_1, Im a_1, Re a_2, ... (m x 2n),
+whose values are those of A as they lie in memory, times the rows x_1, i x_1, x_2, i x_2, ...: one real
+product, as is each of its derivatives. Real operations on real and imaginary parts side by side do the rest.
+
+A real loss L of complex numbers z has the gradient dL/dRe z + i dL/dIm z, as everywhere in torch.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.autograd import forward_mode_may_come
+
+
+def either(u: Tensor, v: Tensor) -> bool:
+    return u.is_complex() or v.is_complex()
+
+
+def parts(t: Tensor) -> Tensor:
+    """Real and imaginary part along a new last axis."""
+    if t.numel() == 0:
+        return torch.stack((t.real, t.imag), -1)
+    if forward_mode_may_come():  # a tangent may be a lazy conjugate, which a view of the real parts rejects
+        t = 1 * t
+    t = t.resolve_conj()
+    if 1 in t.shape:  # torch 2.10 cannot differentiate a view with such an axis
+        return torch.view_as_real(t.squeeze()).reshape(*t.shape, 2)
+    return torch.view_as_real(t)
+
+
+def joined(t: Tensor) -> Tensor:
+    """The inverse of `parts`."""
+    if t.numel() == 0:  # its strides may be odd, which no view takes
+        return torch.complex(*t.unbind(-1))
+    return torch.view_as_complex(t.contiguous())
+
+
+def conjugate(t: Tensor) -> Tensor:
+    """In memory; of `torch.conj_physical` torch 2.13 has no batching rule."""
+    return torch.complex(t.real, -t.imag) if t.is_complex() else t
+
+
+def flat(t: Tensor) -> Tensor:
+    """(..., k) as real numbers (..., 2 k): Re t_1, Im t_1, Re t_2, ..."""
+    return parts(t).flatten(-2)
+
+
+def unflat(t: Tensor) -> Tensor:
+    return joined(t.unflatten(-1, (t.shape[-1] // 2, 2)))
+
+
+def tall(x: Tensor) -> Tensor:
+    """(n,) as (2 n,), or (..., n, k) as (..., 2 n, k), likewise."""
+    return flat(x) if x.dim() == 1 else parts(x).movedim(-1, -2).flatten(-3, -2)
+
+
+def untall(x: Tensor) -> Tensor:
+    if x.dim() == 1:
+        return unflat(x)
+    return torch.complex(*x.unflatten(-2, (x.shape[-2] // 2, 2)).unbind(-2))
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+
+
+def columns(real: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """f(x) for a linear f, `real`, of the columns of x, (n,) or (..., n, k)."""
+    return joined(real(parts(x))) if x.dim() == 1 else unflat(real(flat(x)))
+
+
+def product(
+    real: Callable[..., Tensor], values: Tensor, x: Tensor, P: SparsityPattern, transpose: bool
+) -> Tensor:
+    """A x or A^T x, with values or x or both complex, by the product `real`."""
+    if not values.is_complex():
+        return columns(lambda x: real(values, x, P, transpose), x)
+    if x.dim() == 1:
+        return product(real, values, x.unsqueeze(-1), P, transpose).squeeze(-1)
+    x = x.to(values.dtype)
+    if transpose:
+        return _folded(unflat(real(flat(values), flat(x), doubled(P), True)))
+    return unflat(real(flat(values), flat(_lifted(x)), doubled(P), False))
+
+
+def sampled(real: Callable[..., Tensor], u: Tensor, w: Tensor, P: SparsityPattern) -> Tensor:
+    """The entries sum_k u_ik w_jk, nothing conjugated, likewise."""
+    if u.dim() == 1:
+        u, w = u.unsqueeze(-1), w.unsqueeze(-1)
+    dtype = torch.promote_types(u.dtype, w.dtype)
+    return unflat(real(flat(u.to(dtype)), flat(_lifted(conjugate(w.to(dtype)))), doubled(P)))
+
+
+def _lifted(x: Tensor) -> Tensor:
+    """The rows x_1, i x_1, x_2, i x_2, ... for the rows x_j of x (..., n, k)."""
+    return torch.stack((x, 1j * x), -2).flatten(-3, -2)
+
+
+def _folded(u: Tensor) -> Tensor:
+    """u_1 + i u_2, u_3 + i u_4, ...: the transpose of `_lifted`."""
+    even, odd = u.unflatten(-2, (u.shape[-2] // 2, 2)).unbind(-2)
+    return torch.add(even, odd, alpha=1j)
+
+
+def doubled(P: SparsityPattern) -> SparsityPattern:
+    """Columns 2 j and 2 j + 1 for each column j."""
+    return P._planned(_plan_doubled)
+
+
+def _plan_doubled(P: SparsityPattern) -> SparsityPattern:
+    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
+    dtype = np.int64 if max(2 * P.shape[1], 2 * P.nnz) > np.iinfo(np.int32).max else crow.dtype
+    col = 2 * col.astype(dtype)
+    col = np.stack((col, col + 1), -1).reshape(-1)
+    return SparsityPattern._trusted(
+        P._tensor(2 * crow.astype(dtype)), P._tensor(col), (P.shape[0], 2 * P.shape[1])
+    )
+
+
+def bilinear(real: Callable[[Tensor, Tensor], Tensor], u: Tensor, v: Tensor, axes: tuple[int, int]) -> Tensor:
+    """f(u, v) for a bilinear f, `real`, that takes any batch axes before the `axes` of u and of v."""
+    batch = max(u.dim() - axes[0], v.dim() - axes[1])
+    a, b = (_split(t, batch + n) if t.is_complex() else t for t, n in zip((u, v), axes, strict=True))
+    if not (u.is_complex() and v.is_complex()):
+        return torch.complex(*real(a, b).unbind(0))
+    of_re, of_im = real(a.unsqueeze(1), b.unsqueeze(0)).unbind(0)
+    return torch.complex(of_re[0] - of_im[1], of_re[1] + of_im[0])
+
+
+def _split(t: Tensor, rank: int) -> Tensor:
+    """Real and imaginary part along a new first axis, before batch axes of 1 up to this rank."""
+    t = parts(t).movedim(-1, 0)
+    return t.reshape(2, *(1,) * (rank + 1 - t.dim()), *t.shape[1:])
