@@ -55,7 +55,7 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     b = A @ torch.from_numpy(np.random.default_rng(1).standard_normal(S.shape[0]))
     constants = sums_to_zero(A)
     names = list(SYMMETRIC if A.is_symmetric() else GENERAL)
-    if direct_cost(A.pattern) <= LONG and not constants:
+    if direct_cost(A) <= LONG and not constants:
         names.insert(0, "direct")
     choice = ls.solve(A, b, rtol=rtol).selected
     cells: dict[str, dict[str, Any]] = {}

@@ -22,12 +22,13 @@ struct CompleteFactor {
 
   const CompleteFill<I>& F;
   const int64_t nnz = F.row_ptr[F.n];
-  T* const columns;  // of three operands; behind them four times n rows of a panel
   // The panel, at each of its rows one number for each column; and sums, or copies, of a group's tails.
-  T *const lower = columns + 3 * nnz, *const upper = lower + W * F.n;
+  T *const lower, *const upper = lower + W * F.n;
   T *const sum = upper + W * F.n, *const upper_sum = sum + W * F.n;
+  T* const columns =
+      upper_sum + W * F.n;  // of the operands: one of a factor, two or, LU's, three of an adjoint
 
-  CompleteFactor(const CompleteFill<I>& fill, T* work) : F(fill), columns(work) {}
+  CompleteFactor(const CompleteFill<I>& fill, T* work) : F(fill), lower(work) {}
 
   // L by columns, and V, which is by columns where it stands; the same for L L^T.
   struct Operand {
@@ -295,13 +296,18 @@ struct CompleteFactor {
     write_factor(zl, z);
   }
 
-  // w = J(f)^-T g
+  // w = J(f)^-T g; without g, for the derivative of log |det A|.
   void adjoint(const T* f, const T* g, T* w) const {
     T *const l = columns, *const gl = columns + nnz, *const gv = LU ? gl + nnz : gl;
     const Operand x{l, read_factor(f, l)};
-    const T* given = read_factor(g, gl);
-    if constexpr (LU)
-      for (int64_t q = 0; q < nnz; ++q) gv[q] = given[q];
+    if (g == nullptr) {
+      for (int64_t q = 0; q < nnz; ++q) gl[q] = gv[q] = 0;
+      for (int64_t j = 0; j < F.n; ++j) gv[F.ptr[j]] = (LU ? T(1) : T(2)) / x.v[F.ptr[j]];
+    } else {
+      const T* given = read_factor(g, gl);
+      if constexpr (LU)
+        for (int64_t q = 0; q < nnz; ++q) gv[q] = given[q];
+    }
     backward(x, {gl, gv}, [&](int64_t j, T* lj, T* uj) LS_LAMBDA {
       const int64_t begin = F.ptr[j], end = F.ptr[j + 1];
       const T scale = T(1) / x.v[begin];

@@ -66,7 +66,7 @@ std::tuple<Tensor, Tensor> complete_factor(const char* name, const std::vector<T
          breakdown = new_empty(values, a.size(2), aoti_torch_dtype_float64());
   double* failed = mutable_data<double>(breakdown);
   dispatch(name, values, plan.col, [&]<class T, class I>() {
-    plan.for_batch<T>(a.batch, [&](int64_t b, T* work) {
+    plan.for_batch<T>(values, a.batch, 1, [&](int64_t b, T* work) {
       T pivot = 0;
       failed[2 * b] = static_cast<double>(kernels().get<T, I>().complete_factor(
           plan.view<I>(), a.at<T>(b), mutable_data<T>(f) + b * plan.entries(), work, &pivot));

@@ -108,8 +108,10 @@ Tensor csr_incomplete_tangent(const std::vector<Tensor>& plan, bool cholesky, co
 Tensor csr_incomplete_adjoint(const std::vector<Tensor>& plan, bool cholesky, const Tensor& factor,
                               const Tensor& g, int64_t nnz) {
   if (is_complete(plan))
-    return complete_map("csr_incomplete_adjoint", plan, cholesky, factor, g, false,
-                        [](auto& table) { return table.complete_adjoint; });
+    return complete_map(
+        "csr_incomplete_adjoint", plan, cholesky, factor, g, false,
+        [](auto& table) { return table.complete_adjoint; }, cholesky ? 2 : 3,
+        g.dim() > 0 && g.size(g.dim() - 1) == 0);
   const Map map("csr_incomplete_adjoint", plan, cholesky, "factor", factor, "g", g, nnz);
   const Tensor used = map.new_factors();
   return for_members(map, map.new_values(), [&]<class T, class I>(auto& E, int64_t b, T* w) {

@@ -76,7 +76,8 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "csr_incomplete_factor(Tensor[] plan, bool cholesky, Tensor crow, Tensor values, bool check) -> "
       "(Tensor, Tensor)");
   // What derivatives of the factors are made of, as kernels/incomplete.h defines them: J(f)^-1 v, J(f)^-T g,
-  // B(x, z) and C(x, w). v, w and the results of the second and third are in the places of A's nnz values.
+  // B(x, z) and C(x, w). v, w and the results of the second and third are in the places of A's nnz values. Of
+  // a complete fill g may have no entries: that of log |det A|, whose adjoint is the entries of the inverse.
   m.def("csr_incomplete_tangent(Tensor[] plan, bool cholesky, Tensor factor, Tensor v) -> Tensor");
   m.def("csr_incomplete_adjoint(Tensor[] plan, bool cholesky, Tensor factor, Tensor g, int nnz) -> Tensor");
   m.def("csr_incomplete_product(Tensor[] plan, bool cholesky, Tensor x, Tensor z, int nnz) -> Tensor");

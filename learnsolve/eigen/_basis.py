@@ -19,17 +19,21 @@ def orthonormal(X: Tensor, B: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tenso
     Source: Stathopoulos and Wu, "A block orthogonalization procedure with constant synchronization
     requirements", SIAM J. Sci. Comput. 23 (2002) 2165-2182.
     """
-    BX = B(X)
-    scale = lengths(X, BX)
-    scale = torch.where(scale > 0, scale, 1)
-    Q, BQ, S = X / scale, BX / scale, torch.diag(scale)
+    Q, BQ, S = X, B(X), torch.eye(X.shape[1], dtype=X.dtype, device=X.device)
     for _ in range(2):  # the second time for what rounding errors left, where columns nearly depended
         gram = Q.mT @ BQ
-        d, E = torch.linalg.eigh(0.5 * (gram + gram.mT))
+        scale = gram.diagonal().clamp(min=0).sqrt()
+        scale = torch.where(scale > 0, scale, 1)
+        d, E = torch.linalg.eigh(0.5 * (gram + gram.mT) / (scale * scale.unsqueeze(-1)))
         rank = d > 1e3 * torch.finfo(X.dtype).eps * d.max() if len(d) else d > 0
-        root = d[rank].sqrt()
-        Q, S = Q @ (E[:, rank] / root), (root.unsqueeze(-1) * E[:, rank].mT) @ S
+        root, E = d[rank].sqrt(), E[:, rank]
+        Q, S = Q @ (E / (scale.unsqueeze(-1) * root)), (root.unsqueeze(-1) * E.mT * scale) @ S
         BQ = B(Q)
         if len(d) and bool(rank.all()) and d.min() > 1e-3 * d.max():
             break
     return Q, BQ, S
+
+
+def columns(X: Tensor, chosen: Tensor) -> Tensor:
+    """X[:, chosen], which copies slowly, and not where all are."""
+    return X if bool(chosen.all()) else X[:, chosen]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from learnsolve.eigen._basis import orthonormal
+from learnsolve.eigen._basis import columns, lengths, orthonormal
 
 Map = Callable[[Tensor], Tensor]
 
@@ -32,24 +32,26 @@ def lobpcg(
     X = X @ C
     for step in range(most + 1):
         AX, BX = A(X), B(X)
-        R = AX - BX * values
-        norms = R.norm(dim=0)
+        R = torch.addcmul(AX, BX, values, value=-1)
+        norms = lengths(R, R)
         active = ~(norms <= tolerance(values[:k], BX))  # of NaN too
         if not bool(active[:k].any()) or step == most or not bool(norms.isfinite().all()):
             break
-        W = R[:, active] if M is None else M(R[:, active])
-        if not bool(W.isfinite().all()):
+        W = columns(R, active)
+        W = W if M is None else M(W)
+        if not bool(W.sum().isfinite()) and not bool(W.isfinite().all()):
             values = values * torch.nan
             break
         Q = orthonormal(_against(X, BX, torch.cat((W, P), 1)), B)[0]
-        again = _against(X, BX, Q)  # for what rounding left: of a column in the span of X, all of it
-        Q = again[:, again.norm(dim=0) > 0.5 * Q.norm(dim=0)]
+        size = lengths(Q, Q)
+        Q = _against(X, BX, Q)  # for what rounding left: of a column in the span of X, all of it
+        Q = columns(Q, lengths(Q, Q) > 0.5 * size)
         XAQ = AX.mT @ Q
         T = torch.cat((torch.cat((X.mT @ AX, XAQ), 1), torch.cat((XAQ.mT, Q.mT @ A(Q)), 1)))
         values, C = _eigh(T)
         values, C = values[:m], C[:, :m]
         step_taken = Q @ C[m:]  # what the new iterates have beyond the span of the old ones
-        X, P = torch.addmm(step_taken, X, C[:m]), step_taken[:, active]
+        X, P = torch.addmm(step_taken, X, C[:m]), columns(step_taken, active)
     return values[:k], X[:, :k], step
 
 
@@ -58,5 +60,5 @@ def _eigh(T: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _against(X: Tensor, BX: Tensor, Y: Tensor) -> Tensor:
-    """Y without its components along X."""
-    return torch.addmm(Y, X, BX.mT @ Y, alpha=-1)
+    """Y without its components along X, in place."""
+    return Y.addmm_(X, BX.mT @ Y, alpha=-1)

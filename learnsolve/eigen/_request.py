@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +60,7 @@ class Request:
         B = None if self.B is None else moved(self.B)
         return replace(self, A=moved(self.A), B=B)
 
-    @property
+    @functools.cached_property
     def norm(self) -> float:
         """Of A in the maximum norm, in the units of eigenvalues."""
         ones = self.A.values.new_ones(self.A.shape[1])

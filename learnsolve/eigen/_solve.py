@@ -49,7 +49,8 @@ def solve(request: Request) -> tuple[Known, Eigenpairs]:
 def _tolerance(request: Request, values: Tensor, BX: Tensor) -> Tensor:
     eps = torch.finfo(values.dtype).eps
     rtol = request.rtol if request.rtol is not None else 1e-8 if eps < 1e-10 else 1e-4
-    return max(rtol * float(values.abs().max()), 10 * eps * request.norm) * BX.norm(dim=0)
+    sizes = torch.ones_like(BX[0]) if request.B is None else BX.norm(dim=0)
+    return max(rtol * float(values.abs().max()), 10 * eps * request.norm) * sizes
 
 
 # --- the methods: values, vectors, iterations, what it is, and what solves in the complement ---

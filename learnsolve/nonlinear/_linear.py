@@ -241,9 +241,8 @@ class Systems:
             self.how, self.why = self.by_products, ": J by products"
             return
         symmetric = symmetry("root", A, None)
-        cost = choices.direct_cost(A.pattern) * max(A.batch_shape.numel(), 1)
         positive = bool((A.diagonal() > 0).all())
-        if A.device.type == "cpu" and cost <= DIRECT:
+        if A.device.type == "cpu" and choices.direct_cost(A) * A.batch_shape.numel() <= DIRECT:
             self.how, self.why = "direct", ": a factorization is cheap"
         elif symmetric and positive:
             self.how, self.why = "cg", ": J is symmetric, its diagonal positive"
@@ -254,7 +253,7 @@ class Systems:
         """After an iteration that failed, where "auto" chose it."""
         if not isinstance(self.A, CSR) or self.A.device.type != "cpu":
             return False
-        if choices.direct_cost(self.A.pattern) <= choices.LAST_RESORT:
+        if choices.direct_cost(self.A) <= choices.LAST_RESORT:
             self.how, self.why = "direct", f": {self.how} failed"
             return True
         if self.how != "gmres":

@@ -24,6 +24,7 @@ BRANCHES = {
     *("sptrsv, vector, lower", "sptrsv, batch of b, upper", "sptrsv, batch of both, unit_diagonal transpose"),
     *("spsolve, columns", "spsolve, batch of both, transpose", "ic0", "mic0 batch", "ilu0"),
     *("cholesky", "ldlt", "lu", "logdet", "selected_inverse"),
+    *("factorize.logdet dominant", "factorize.logdet no diagonal batch"),
     *("gather row", "segment_sum column, batch", "segment_mean row", "segment_max column, features"),
     *("segment_max row, vector", "segment_softmax row, batch", "segment_softmax column, features"),
     *("quadratic_form, columns", "quadratic_form, batch of values", "inverse_diagonal", "local_solve"),

@@ -137,6 +137,26 @@ def complete(name: str, batch: tuple[int, ...], ordering: str = "minimum_degree"
     )
 
 
+def determinant(name: str, batch: tuple[int, ...] = ()) -> Case:
+    """By elimination, or where the diagonal is zero by columns of the inverse."""
+    dominant = name == "dominant"
+
+    def make(P, seed):
+        if dominant:
+            return [incomplete_cases.dominant(P, batch, seed=seed)]
+        return [direct.VALUES * (1 + 0.1 * normal((*batch, P.nnz), seed=seed + 6))]
+
+    return Case(
+        f"factorize.logdet {name}{' batch' if batch else ''}",
+        lambda P, v: ls.factorize(ls.CSR(v, P)).logdet.unsqueeze(-1),
+        lambda P, v: torch.linalg.slogdet(densify(P, v)).logabsdet.unsqueeze(-1),
+        pattern=incomplete_cases.small if dominant else direct.small,
+        make=make,
+        compiles=False,  # the making of factors; test_factorize.py
+        tolerance=1e-11,
+    )
+
+
 def quadratic_form(shape: str) -> Case:
     batch, (*of_x, last) = SHAPES[shape]
     tail = () if shape.endswith("vector") else (last,)
@@ -190,6 +210,7 @@ CASES += [
     *(complete(name, ()) for name in complete_cases.NAMES),
     *(complete(name, (2,)) for name in ("cholesky", "lu", "selected_inverse")),
     complete("cholesky", (), "natural"),
+    *(determinant(name, batch) for name in ("dominant", "no diagonal") for batch in ((), (2,))),
     *(quadratic_form(shape) for shape in FULL),
     *(inverse_diagonal(batch) for batch in ((), (2,))),
     Case(

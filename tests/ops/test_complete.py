@@ -108,6 +108,18 @@ def test_the_gradient_of_logdet_is_the_selected_inverse():
     )
 
 
+@pytest.mark.parametrize("kind", ["cholesky", "lu"])
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_the_selected_inverse_is_the_same_with_a_graph(kind, batch):
+    """Without one the gradient of the determinant by the factors is not stored."""
+    A = ls.problems.poisson((7, 6))
+    v = A.values * (1 + torch.arange(2.0).reshape(2, 1)) if batch else A.values.clone()
+    with_graph = ls.ops.selected_inverse(A.with_values(v.requires_grad_()), kind=kind).values
+    assert with_graph.requires_grad
+    with torch.no_grad():
+        assert torch.equal(ls.ops.selected_inverse(A.with_values(v), kind=kind).values, with_graph)
+
+
 def test_breakdown_names_the_row_of_A():
     D = torch.diag(torch.arange(1.0, 6)).double()
     D[1, 1] = -3.0

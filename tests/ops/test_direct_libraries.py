@@ -56,7 +56,11 @@ def test_solves_and_what_the_factors_know(backend):
             b = normal((len(D), *shape)).to(A.dtype)
             for M, E in ((F, D), (F.T, D.T)):
                 torch.testing.assert_close(M.solve(b), torch.linalg.solve(E, b), rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(F.logdet, torch.linalg.slogdet(D).logabsdet, rtol=1e-13, atol=1e-13)
+        v = A.values.clone().requires_grad_()
+        logs = [ls.factorize(A.with_values(v), kind=kind, backend=backend).logdet]
+        logs.append(torch.linalg.slogdet(A.with_values(v).to_dense()).logabsdet)
+        torch.testing.assert_close(*logs, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(*(torch.autograd.grad(x, v) for x in logs), rtol=1e-12, atol=1e-12)
         assert F.fill > 0.5
         uncounted = backend == "pardiso" and kind == "ldlt" and A.values.is_complex()
         if kind == "lu" or uncounted:
@@ -219,6 +223,8 @@ def test_pardiso_matches_where_its_pivots_fail(monkeypatch):
         torch.testing.assert_close(F.solve(b), torch.linalg.solve(matrix, b), rtol=1e-10, atol=1e-20)
         other = ls.factorize(ls.CSR.from_dense(matrix), kind="lu", backend="pardiso")
         assert torch.equal(F.solve(b), other.solve(b))
+    monkeypatch.undo()
+    torch.testing.assert_close(F.logdet, torch.linalg.slogdet(second).logabsdet)  # by SuperLU
 
 
 @pytest.mark.skipif(bool(choice.missing("pardiso")), reason="needs PARDISO")

@@ -15,7 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.ops.core.direct import factors as direct
-from learnsolve.ops.core.direct import superlu
+from learnsolve.ops.core.direct import logdet, superlu
 
 HOW = "auto auto auto"
 
@@ -117,14 +117,55 @@ def test_derivatives_of_a_kept_factor(batch):
     )
 
 
+def test_the_gradient_of_logdet_takes_the_elimination_that_is_stable(monkeypatch):
+    ways = []
+    for name in ("selected_inverse", "_by_elimination", "_by_columns"):
+        original = getattr(logdet, name)
+        monkeypatch.setattr(
+            logdet, name, lambda *a, name=name, original=original: ways.append(name) or original(*a)
+        )
+    spd = ls.problems.poisson((3, 4))
+    small = ls.CSR.from_dense(torch.tensor([[1e-12, 1.0, 0], [1, 1, 1], [0, 1, 3]], dtype=torch.float64))
+    for A, graph, way in (
+        (spd, False, ["selected_inverse"]),
+        (spd, True, ["_by_elimination"]),
+        (-1.0 * spd, False, ["_by_elimination"]),
+        (small, False, ["_by_elimination", "_by_columns"]),  # too small a pivot
+        (ls.CSR(VALUES, P), False, ["_by_elimination", "_by_columns"]),  # no diagonal
+    ):
+        ways.clear()
+        v = A.values.clone().requires_grad_()
+        (g,) = torch.autograd.grad(ls.factorize(A.with_values(v)).logdet, v, create_graph=graph)
+        inverse = torch.linalg.inv(A.to_dense()).mT
+        wanted = inverse[A.pattern.row_indices.long(), A.pattern.col_indices.long()]
+        torch.testing.assert_close(g, wanted, rtol=1e-13, atol=1e-13)
+        assert ways == way
+        assert g.requires_grad == graph
+
+
+def test_logdet_in_a_graph(factored):
+    """Without another factorization; its derivatives too."""
+    A = ls.problems.poisson((3, 4))
+    v = A.values.clone().requires_grad_()
+    F = ls.factorize(A.with_values(v))
+    f = compiled(lambda s: s * F.logdet)
+    s = torch.tensor(2.0, dtype=torch.float64)
+    out = f(s)
+    torch.testing.assert_close(out, s * F.logdet, rtol=1e-14, atol=0)
+    grads = [torch.autograd.grad(x, v)[0] for x in (out, s * F.logdet)]
+    torch.testing.assert_close(*grads, rtol=1e-13, atol=1e-14)
+    assert len(factored) == 1
+
+
 def test_changed_values_are_refused():
     b = normal((5,))
     A = ls.CSR(VALUES.clone(), P)
     F = ls.factorize(A)
     wanted = F(b)
     A.values.mul_(2)
-    with pytest.raises(RuntimeError, match=r"factorize: the values of A were changed .* call F.refactorize"):
-        F(b)
+    for use in (F, lambda _: F.logdet):
+        with pytest.raises(RuntimeError, match=r"factorize: the values of A were changed .* F.refactorize"):
+            use(b)
     torch.testing.assert_close(ls.factorize(A)(b), wanted / 2, rtol=1e-13, atol=0)
 
 

@@ -25,7 +25,7 @@ from learnsolve import _library
 OPERATORS = sorted(
     name.removeprefix("learnsolve::")
     for name in torch._C._dispatch_get_all_op_names()
-    if name.startswith("learnsolve::") and name != "learnsolve::direct_solve"
+    if name.startswith("learnsolve::") and not name.startswith("learnsolve::direct_")
 )
 
 
@@ -127,6 +127,7 @@ def test_the_direct_solve(index, dtype):
         (crow, col, v.repeat(2, 1), normal((2, 5, 2), dtype), False, how),
     ):
         torch.library.opcheck(ops.direct_solve.default, sample, test_utils=utils)
+        torch.library.opcheck(ops.direct_logdet.default, (*sample[:3], how), test_utils=utils)
     x = ops.direct_solve(crow, col, v, torch.ones(5, dtype=dtype), True, how)
     torch.testing.assert_close(densify(DIRECT, v).mT @ x, torch.ones(5, dtype=dtype))
 

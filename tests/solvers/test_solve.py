@@ -10,6 +10,7 @@ import scipy.sparse.linalg
 import torch
 
 import learnsolve as ls
+from learnsolve.ops.core.direct import choice as libraries
 from learnsolve.solvers import ConvergenceWarning, Solution, SolverError, Status
 from learnsolve.solvers.core import choices
 from learnsolve.solvers.core.choices import FACTORS, Ending, direct_cost
@@ -83,7 +84,8 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_choice(name):
+def test_choice(name, monkeypatch):
+    monkeypatch.setattr(libraries, "available", lambda: ["superlu"])
     S, words = CHOICES[name]
     A = matrix(S)
     b = torch.from_numpy(RNG.standard_normal(A.shape[0]))
@@ -138,8 +140,9 @@ def test_batches_and_columns():
     assert ls.solve(A.with_values(A.values[0]), many).selected == CHEAP
 
 
-def test_estimated_cost_of_a_direct_solve():
+def test_estimated_cost_of_a_direct_solve(monkeypatch):
     """Within a factor of 6 of the flops of SuperLU, and of 400 for each entry of its factors."""
+    monkeypatch.setattr(libraries, "available", lambda: ["superlu"])
     for S in (
         grid(80, 80),
         grid(16, 16, 16),
@@ -152,7 +155,20 @@ def test_estimated_cost_of_a_direct_solve():
         lu = scipy.sparse.linalg.splu(T)
         rows = np.bincount(lu.U.indices, minlength=T.shape[0])
         flops = 2.0 * (np.diff(lu.L.indptr) * rows).sum() + FACTORS * lu.nnz
-        assert 1 / 6 < direct_cost(A.pattern) / flops < 6
+        assert 1 / 6 < direct_cost(A) / flops < 6
+
+
+def test_the_cost_is_that_of_the_library(monkeypatch):
+    """In space PARDISO and CHOLMOD take less than SuperLU; of both factors PARDISO twice as much."""
+    A = matrix(grid(16, 16, 16))
+    other = A.with_values(A.values * (1 + 0.1 * torch.rand(A.nnz, dtype=A.dtype)))
+    costs = {}
+    for library in ("superlu", "pardiso", "cholmod"):
+        monkeypatch.setattr(libraries, "available", lambda library=library: [library])
+        costs[library] = direct_cost(A), direct_cost(other)
+    assert max(costs["pardiso"][0], costs["cholmod"][0]) < 0.8 * costs["superlu"][0]
+    assert costs["pardiso"][0] < 0.8 * costs["pardiso"][1]
+    assert costs["cholmod"][1] == costs["superlu"][1] == costs["superlu"][0]
 
 
 @pytest.mark.parametrize("name", ["complex as real", "M-matrix", "hidden", "needs a factor"])
@@ -168,7 +184,7 @@ def test_failing_attempts_cost_less_than_a_direct_solve(name, columns):
         spent += choice.maxiter * (choices.PLAIN if plain else choices.TRIANGULAR)[choice.method]
         spent += 0 if plain else choices.SETUP / columns
         choice = attempts.send(Ending(Status.MAX_ITERATIONS))
-    assert 5 * A.nnz * columns * spent <= 0.66 * direct_cost(A.pattern)
+    assert 5 * A.nnz * columns * spent <= 0.66 * direct_cost(A)
 
 
 @pytest.mark.parametrize("columns", [1, 2])

@@ -15,7 +15,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.ops.core import incomplete
-from learnsolve.ops.core.autograd import dispatch
+from learnsolve.ops.core.autograd import dispatch, tracked
 from learnsolve.ops.core.gather import permuted, place, take
 from learnsolve.ops.core.selection import find, on_diagonal, trusted
 from learnsolve.ops.triangle import triangle_of
@@ -55,6 +55,9 @@ class Factored(NamedTuple):
     def inverse(self) -> Tensor:
         """Entries of A^-T on the pattern, those off the diagonal twice for L L^T, permuted: the gradient of
         log |det A|, by the adjoint of the factorization, Takahashi's recurrence."""
+        if not torch.compiler.is_dynamo_compiling() and not tracked(self.values):
+            nothing = self.values[..., :0]  # in place of that gradient by the factors
+            return incomplete._Adjoint.forward(self.values, nothing, self.fill.pattern, self.kind)
         weight = 2.0 if _is_cholesky(self.kind) else 1.0
         g = place(weight / self.pivots(), self._places, self.values.shape[-1])
         return dispatch(incomplete._Adjoint, (self.values, g), self.fill.pattern, self.kind)

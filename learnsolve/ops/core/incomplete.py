@@ -152,6 +152,10 @@ class Breakdown(ValueError):
     """Of a complete factorization: row in the order of elimination, pivot, number of the matrix."""
 
 
+class Unstable(ValueError):
+    """Complete factors without exchanges of rows are."""
+
+
 def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> str:
     function, _, factors = kind.partition("/")
     what = "nonzero" if (factors or function) == "ilu0" else "positive"
@@ -191,6 +195,8 @@ def _warn_of_growth(values: Tensor, f: Tensor, pattern: SparsityPattern, kind: s
     lower, upper = f.abs().split([L.nnz, U.nnz], -1)
     growth = float((product(lower, product(upper, sums, U, False), L, False).amax((-2, -1)) / size).max())
     if not growth * torch.finfo(f.dtype).eps ** 0.5 < 1:
+        if kind.startswith("factorize/"):  # has another way
+            raise Unstable
         warnings.warn(
             f"{kind.partition('/')[0]}: elimination without exchanges of rows is unstable here: |L| |U| is "
             f"{growth:.3g} times as large as A, so is the error, in units of the roundoff; pass another "

@@ -15,7 +15,8 @@ from learnsolve.matrix.plain import numbers
 from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core.direct.backend import Request
 from learnsolve.ops.core.direct.choice import checked
-from learnsolve.ops.core.direct.factors import Factored, Factors, logdet
+from learnsolve.ops.core.direct.factors import Factored, Factors
+from learnsolve.ops.core.direct.logdet import logdet
 from learnsolve.ops.core.direct.solve import (
     check_matrix,
     check_right_hand_side,
@@ -53,8 +54,9 @@ def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: st
 
     Notes
     -----
-    Gradient: of a solve, as of `ops.spsolve`, to any order; one triangular pair for each adjoint. The
-    factors themselves are constants: `logdet` and `inertia` are detached.
+    Gradient: of a solve, as of `ops.spsolve`, to any order; one triangular pair for each adjoint. Of
+    ``F.logdet``, to any order: the entries of :math:`A^{-T}` on A's pattern, by other factors, as of
+    `ops.selected_inverse`; where they do not exist or are unstable, by n solves.
 
     Cost: docs/direct.md, which also has the rule by which "auto" chooses.
 
@@ -81,7 +83,7 @@ class Factorization(Preconditioner):
     kind, backend : what was made, and by which library; of a batch those of the first matrix
     seconds : float, of the last factorization, with its analysis if there was one
     fill : float, entries of the factors for each entry of A
-    logdet : Tensor, log |det A|, shape batch_shape; detached
+    logdet : Tensor, log |det A|, shape batch_shape
     inertia : Tensor, (positive, negative, zero) eigenvalues of a symmetric A, shape (*batch_shape, 3)
 
     Examples
@@ -150,12 +152,16 @@ class Factorization(Preconditioner):
         if torch.compiler.is_dynamo_compiling():
             # The operator looks for factors of these values, and recomputes them if none are kept.
             return solved(A.values, b, A.pattern, transpose, self._how)
-        if A.values is not self._values or (self._version >= 0 and version(A.values) != self._version):
+        return solved(A.values, b, A.pattern, transpose, self._current())
+
+    def _current(self) -> Factors:
+        values = self.A.values
+        if values is not self._values or (self._version >= 0 and version(values) != self._version):
             raise RuntimeError(
                 "factorize: the values of A were changed after it was factored; call "
                 "F.refactorize(A.values), or factor a copy, factorize(A.clone())"
             )
-        return solved(A.values, b, A.pattern, transpose, self._factors)
+        return self._factors
 
     def forward(self, r: Tensor) -> Tensor:
         """The solution of A z = r, as `solve` gives it."""
@@ -198,8 +204,8 @@ class Factorization(Preconditioner):
 
     @property
     def logdet(self) -> Tensor:
-        logs = [logdet(f) for f in self._all()] or [0.0] * self.batch_shape.numel()
-        return self.A.values.new_tensor(logs, dtype=self.A.dtype.to_real()).reshape(self.batch_shape)
+        factors = self._how if torch.compiler.is_dynamo_compiling() else self._current()
+        return logdet(matrices(self.A.values), self.A.pattern, factors).reshape(self.batch_shape)
 
     @property
     def inertia(self) -> Tensor:

@@ -17,12 +17,15 @@ from torch import Tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.matrix.plain import numbers
+from learnsolve.ops.core.direct.choice import expected
 from learnsolve.ops.core.symmetry import symmetric_pattern, symmetry
 from learnsolve.ordering import reverse_cuthill_mckee
 from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
 from learnsolve.solvers.solution import Status
 
 FACTORS = 400  # flops in the time that SuperLU spends on the structure of an entry of the factors
+# Of a new pattern, in flops of SuperLU: each entry of A, each of the factors, each flop, as measured.
+LIBRARIES = {"superlu": (0, FACTORS, 1.0), "pardiso": (5_000, 200, 0.12), "cholmod": (2_500, 200, 0.25)}
 DIRECT = 8e7  # 8 ms: a direct solve first, which has no tolerance to miss
 LAST_RESORT = 1e12  # 100 s, or some gigabytes of factors: no direct solve beyond
 SHARE = 0.65  # of a direct solve, for all attempts before it
@@ -73,7 +76,7 @@ def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Endi
             if ending.most <= 2 * setup:
                 more = PROBE + 2 * setup
                 ending, spent = (yield from _iterations(A, M, more, setup, PROBE, ending)), more
-        cost = direct_cost(A.pattern)
+        cost = direct_cost(A)
     products = SHARE * cost / product if cost <= LAST_RESORT else torch.inf
     cheap = isinstance(M, str) and (cost <= DIRECT or products < FEW)
     if not cheap:
@@ -179,22 +182,30 @@ def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
     return Jacobi(plain), " with Jacobi"
 
 
-def direct_cost(P: SparsityPattern) -> float:
-    """The time of `spsolve` with a matrix of this pattern, in flops of SuperLU (about 1e-10 s each). O(nnz),
-    once for a pattern. Within a factor of three on meshes; too much on trees and on graphs with few cycles.
+def direct_cost(A: CSR) -> float:
+    """The time of `spsolve` with A, on the host, by the library that it takes, in flops of SuperLU (about
+    1e-10 s each). O(nnz), what depends on the pattern once. Within a factor of three on meshes; too much on
+    trees and on graphs with few cycles.
 
     In reverse Cuthill-McKee order the envelope of A + A^T has rows of w entries, about the size of the
     separators of the graph. A band of this width needs 2 n w entries and n w^2 flops. An order that reduces
     fill leaves at most about 8 entries per nonzero, and 10 (w / n)^1/2 of the flops: n^1.5 in the plane.
     """
-    return P._planned(_direct_cost)[0]
+    entries, flops = A.pattern._planned(_direct_cost)
+    if not entries or not A.values.numel():
+        return 0.0
+    kind, library = expected(A.pattern, numbers(A.values).reshape(-1, A.nnz)[0])
+    of_A, of_factors, of_flops = LIBRARIES[library]
+    both = 2 if kind == "lu" and library != "superlu" else 1  # L and U; SuperLU has no other kind
+    return of_A * A.nnz + both * (of_factors * entries + of_flops * flops)
 
 
-def _direct_cost(P: SparsityPattern) -> tuple[float]:
+def _direct_cost(P: SparsityPattern) -> tuple[float, float]:
+    """Entries and flops."""
     n = P.shape[0]
     sides = [P] if symmetric_pattern(P) else [P, P.T]
     if n == 0 or not all(np.diff(as_numpy(side.crow_indices)).all() for side in sides):
-        return (0.0,)  # no factor of an empty row
+        return 0.0, 0.0  # no factor of an empty row
     place = np.empty(n, dtype=np.int64)
     place[as_numpy(reverse_cuthill_mckee(P))] = np.arange(n)
     first = place
@@ -205,4 +216,4 @@ def _direct_cost(P: SparsityPattern) -> tuple[float]:
     entries = min(2 * width.sum() + n, 8 * P.nnz)
     flops = np.square(width).sum()
     by_order = min(2.0, 10 * (flops / n) ** 0.25 / n**0.5)
-    return (float(FACTORS * entries + by_order * flops),)
+    return float(entries), float(by_order * flops)

@@ -17,6 +17,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.direct import cholmod, pardiso
 from learnsolve.ops.core.direct.backend import (
+    AUTO,
     KINDS,
     ORDERINGS,
     Analysis,
@@ -114,6 +115,11 @@ def factor(P: SparsityPattern, data: torch.Tensor, how: Request) -> Factor:
             pass
     assert indefinite is not None  # else SuperLU was the last, which decides
     raise indefinite
+
+
+def expected(P: SparsityPattern, data: torch.Tensor) -> tuple[str, str]:
+    """The kind and library that "auto" tries first for values on the host."""
+    return next(_plan(P, data.resolve_neg(), AUTO))
 
 
 def _analysis(S: Structure, backend: str, kind: str, ordering: str) -> Analysis:

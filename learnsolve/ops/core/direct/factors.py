@@ -205,8 +205,14 @@ def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how
         ) from None
 
 
-def logdet(A: Factored) -> float:
-    """log |det A|."""
+def logdets(factors: list[Factored], values: Tensor) -> Tensor:
+    """log |det A| for values (nnz,), or (B, nnz)."""
+    batch = values.shape[:-1]
+    logs = [_logdet(A) for A in factors] or [0.0] * batch.numel()
+    return torch.tensor(logs, dtype=values.dtype.to_real(), device=values.device).reshape(batch)
+
+
+def _logdet(A: Factored) -> float:
     found = A.factor.logdet()
     if found is None:
         data = torch.from_numpy(A.data)
@@ -227,7 +233,7 @@ def _same_pattern(P: SparsityPattern, Q: SparsityPattern) -> bool:
     return P is Q or all(_same(a, b) for a, b in zip(P._arrays, Q._arrays, strict=True))
 
 
-# --- for torch.compile: the same solve as an opaque operator ---
+# --- for torch.compile: the same as opaque operators ---
 
 # The backward may never run: hence the limit.
 _recent = Recent(8, 2**30, Factors.bytes)
@@ -258,3 +264,14 @@ def direct_solve(crow: Tensor, col: Tensor, values: Tensor, b: Tensor, transpose
 @direct_solve.register_fake
 def _(crow, col, values, b, transpose, how):
     return b.new_empty(b.shape)
+
+
+@torch.library.custom_op("learnsolve::direct_logdet", mutates_args=())
+def direct_logdet(crow: Tensor, col: Tensor, values: Tensor, how: str) -> Tensor:
+    """`logdets`, with factors as of `direct_solve`."""
+    return logdets(_remembered(crow, col, values, Request(*how.split())), values)
+
+
+@direct_logdet.register_fake
+def _(crow, col, values, how):
+    return values.new_empty(values.shape[:-1], dtype=values.dtype.to_real())

@@ -110,7 +110,7 @@ class _Handle:
             21: 1,  # pivots of order 2
             28: int(self.dtype in (np.float32, np.complex64)),
             34: _PARTS,
-            56: int(self.kind != "lu"),  # keeps the diagonal
+            56: 1,  # keeps the diagonal
         }.items():
             self.parameters[number - 1] = value
         self.free = False
@@ -200,7 +200,7 @@ class Factored:
         return x
 
     def logdet(self) -> float | None:
-        if self.kind == "lu":  # perhaps scaled
+        if self.handle.matched:  # scaled
             return None
         return float(np.log(np.abs(self.handle.diagonal()), dtype=np.float64).sum())
 
