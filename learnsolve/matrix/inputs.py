@@ -37,11 +37,9 @@ def matrix(A: Any) -> Any:
     """
     if isinstance(A, CSR):
         return A
-    if not isinstance(A, np.ndarray) and not (isinstance(A, Tensor) and A.layout == torch.strided):
-        return sparse_matrix(A)
-    if A.ndim != 2:
-        return A
-    return CSR(A.flatten(), _full(A)) if getattr(A, "requires_grad", False) else CSR.from_dense(A)
+    if isinstance(A, Tensor) and A.layout == torch.strided and A.dim() == 2:
+        return CSR(A.flatten(), _full(A)) if A.requires_grad else CSR.from_dense(A)
+    return CSR.from_dense(A) if isinstance(A, np.ndarray) and A.ndim == 2 else sparse_matrix(A)
 
 
 def sparse_matrix(A: Any) -> Any:
