@@ -199,7 +199,6 @@ def one(rng: random.Random) -> str | None:
     if P.crow_indices.tolist() != crow.tolist() or P.col_indices.tolist() != col.tolist():
         return f"the pattern has other indices than {crow}, {col}"
     fits = isinstance(values, torch.Tensor) and values.dim() and values.shape[-1] == P.nnz
-    fits = fits and not values.is_complex()
     try:
         A = ls.CSR(values, P)
     except Exception as error:
