@@ -42,27 +42,40 @@ def joined(t: Tensor) -> Tensor:
 
 def conjugate(t: Tensor) -> Tensor:
     """In memory; of `torch.conj_physical` torch 2.13 has no batching rule."""
-    return torch.complex(t.real, -t.imag) if t.is_complex() else t
+    if not t.is_complex():
+        return t
+    t = t.resolve_conj()
+    return torch.complex(t.real, -t.imag)
 
 
 def flat(t: Tensor) -> Tensor:
     """(..., k) as real numbers (..., 2 k): Re t_1, Im t_1, Re t_2, ..."""
-    return parts(t).flatten(-2)
+    # `flatten` and `unflatten` have no rule for batched gradients.
+    return parts(t).reshape(*t.shape[:-1], 2 * t.shape[-1])
 
 
 def unflat(t: Tensor) -> Tensor:
-    return joined(t.unflatten(-1, (t.shape[-1] // 2, 2)))
+    return joined(t.reshape(*t.shape[:-1], t.shape[-1] // 2, 2))
 
 
 def tall(x: Tensor) -> Tensor:
     """(n,) as (2 n,), or (..., n, k) as (..., 2 n, k), likewise."""
-    return flat(x) if x.dim() == 1 else parts(x).movedim(-1, -2).flatten(-3, -2)
+    if x.dim() == 1:
+        return flat(x)
+    *batch, n, k = x.shape
+    return parts(x).movedim(-1, -2).reshape(*batch, 2 * n, k)
 
 
 def untall(x: Tensor) -> Tensor:
     if x.dim() == 1:
         return unflat(x)
-    return torch.complex(*x.unflatten(-2, (x.shape[-2] // 2, 2)).unbind(-2))
+    return torch.complex(*_pairs(x).unbind(-2))
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """(..., 2 n, k) as (..., n, 2, k)."""
+    *batch, n, k = x.shape
+    return x.reshape(*batch, n // 2, 2, k)
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -98,12 +111,13 @@ def sampled(real: Callable[..., Tensor], u: Tensor, w: Tensor, P: SparsityPatter
 
 def _lifted(x: Tensor) -> Tensor:
     """The rows x_1, i x_1, x_2, i x_2, ... for the rows x_j of x (..., n, k)."""
-    return torch.stack((x, 1j * x), -2).flatten(-3, -2)
+    *batch, n, k = x.shape
+    return torch.stack((x, 1j * x), -2).reshape(*batch, 2 * n, k)
 
 
 def _folded(u: Tensor) -> Tensor:
     """u_1 + i u_2, u_3 + i u_4, ...: the transpose of `_lifted`."""
-    even, odd = u.unflatten(-2, (u.shape[-2] // 2, 2)).unbind(-2)
+    even, odd = _pairs(u).unbind(-2)
     return torch.add(even, odd, alpha=1j)
 
 

@@ -8,6 +8,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import LinearSolve, dispatch
+from learnsolve.ops.core.complex import conjugate
 from learnsolve.ops.core.direct import factors as direct
 from learnsolve.ops.core.direct.backend import AUTO
 from learnsolve.ops.core.direct.factors import Factors
@@ -104,11 +105,11 @@ class _Solve(LinearSolve):
     def backward(ctx, g):
         values, x = ctx.saved_tensors
         pattern, transpose, factors = ctx.constants
-        # By the conjugate transpose; of real numbers `conj` returns what it is given.
-        y = _solve(values, g.conj(), pattern, not transpose, factors).conj()
+        # By the conjugate transpose.
+        y = conjugate(_solve(values, conjugate(g), pattern, not transpose, factors))
         gv = None
         if ctx.needs_input_grad[0]:
-            gv = -_values_gradient(y, x.conj(), pattern, transpose, values)
+            gv = -_values_gradient(y, conjugate(x), pattern, transpose, values)
         return gv, y if ctx.needs_input_grad[1] else None, None, None, None
 
     @staticmethod
