@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from learnsolve.matrix.convert import check_real
+from learnsolve.matrix.convert import check_real, real_on_a_device
 from learnsolve.matrix.csr import CSR
 
 SUPPORTED = (torch.float32, torch.float64)
@@ -81,11 +81,13 @@ def same_kind(function: str, name: str, value: Any, values: Tensor, or_complex: 
         if value.dtype in SUPPORTED or (or_complex and value.dtype in _COMPLEX):
             remedy = f"convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
         raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; {remedy}")
-    if not (value.is_cpu and values.is_cpu) and value.device != values.device:
-        raise TypeError(
-            f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with .to() "
-            f"({_IN_A_MODULE})"
-        )
+    if not (value.is_cpu and values.is_cpu):
+        if value.device != values.device:
+            raise TypeError(
+                f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with "
+                f".to() ({_IN_A_MODULE})"
+            )
+        real_on_a_device(function, name, value)
 
 
 def one_precision(a: torch.dtype, b: torch.dtype) -> bool:

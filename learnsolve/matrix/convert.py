@@ -35,6 +35,14 @@ REAL_FORM = (
 )
 
 
+def real_on_a_device(function: str, name: str, value: Tensor) -> None:
+    if value.is_complex() and not value.is_cpu:
+        raise TypeError(
+            f"{function}: {name} is complex and on {value.device}; complex values are for the CPU; there "
+            f"{REAL_FORM}"
+        )
+
+
 def check_real(function: str, name: str, dtype: Any) -> None:
     """No complex numbers, of torch or NumPy: a conversion would drop their imaginary parts."""
     if "complex" in str(dtype):

@@ -86,10 +86,13 @@ class CSR(Views, Habits, Immutable):
         if not shape or shape[-1] != pattern.nnz:
             raise ValueError(f"CSR: values must have shape (..., nnz = {pattern.nnz}), got {tuple(shape)}")
         # Devices are compared only where one is not the host: it takes longer than all other checks.
-        if not (values.is_cpu and pattern._arrays[0].is_cpu) and values.device != pattern.device:
-            raise TypeError(
-                f"CSR: values are on {values.device}, the pattern on {pattern.device}; use pattern.to(...)"
-            )
+        if not (values.is_cpu and pattern._arrays[0].is_cpu):
+            if values.device != pattern.device:
+                raise TypeError(
+                    f"CSR: values are on {values.device}, the pattern on {pattern.device}; use "
+                    "pattern.to(...)"
+                )
+            convert.real_on_a_device("CSR", "values", values)
         if is_dynamo_compiling():  # Dynamo knows only this way
             object.__setattr__(self, "values", values)
             object.__setattr__(self, "pattern", pattern)
