@@ -64,6 +64,14 @@ def cast(function: str, values: Tensor, dtype: torch.dtype | None, device: Any =
     return values.to(device=device, dtype=dtype)
 
 
+def conjugate(t: Tensor) -> Tensor:
+    """In memory; of `torch.conj_physical` torch 2.13 has no batching rule."""
+    if not t.is_complex():
+        return t
+    t = t.resolve_conj()
+    return torch.complex(t.real, -t.imag)
+
+
 def scipy_parts(S: Any) -> tuple[Tensor, SparsityPattern]:
     if not scipy.sparse.issparse(S):
         raise TypeError(f"CSR.from_scipy: expected a scipy.sparse matrix, got {type(S).__name__}")

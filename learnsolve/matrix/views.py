@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import files, interning
+from learnsolve.matrix import convert, files, interning
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.pattern_checks import as_numpy
 
@@ -42,11 +42,7 @@ class Views:
 
     def conj(self) -> Self:
         """With conjugate values; A itself where they are real."""
-        return (
-            self._with(torch.complex(self.values.real, -self.values.imag))
-            if self.values.is_complex()
-            else self
-        )
+        return self._with(convert.conjugate(self.values)) if self.values.is_complex() else self
 
     @property
     def real(self) -> Self:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core import complex
@@ -55,7 +56,7 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2 or complex.either(values, x):
         checks.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)
-        return _inner(complex.conjugate(x), y)
+        return _inner(conjugate(x), y)
     if tracked(values, x):
         return _QuadraticForm.eager.apply(values, x, pattern, symmetric)[0]
     return _QuadraticForm.forward(values, x, pattern, symmetric)[0]

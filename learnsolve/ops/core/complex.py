@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.core.autograd import forward_mode_may_come
 
@@ -38,14 +39,6 @@ def joined(t: Tensor) -> Tensor:
     if t.numel() == 0:  # its strides may be odd, which no view takes
         return torch.complex(*t.unbind(-1))
     return torch.view_as_complex(t.contiguous())
-
-
-def conjugate(t: Tensor) -> Tensor:
-    """In memory; of `torch.conj_physical` torch 2.13 has no batching rule."""
-    if not t.is_complex():
-        return t
-    t = t.resolve_conj()
-    return torch.complex(t.real, -t.imag)
 
 
 def flat(t: Tensor) -> Tensor:
@@ -76,10 +69,6 @@ def _pairs(x: Tensor) -> Tensor:
     """(..., 2 n, k) as (..., n, 2, k)."""
     *batch, n, k = x.shape
     return x.reshape(*batch, n // 2, 2, k)
-
-
-def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
 
 
 def columns(real: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import Multilinear, dispatch
 from learnsolve.ops.core.product import product
 
@@ -32,7 +31,7 @@ def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -
 def added_up(values: Tensor, places: SparsityPattern) -> Tensor:
     """Value i of the result is the sum of the `values` (..., n) at the columns of row i of `places`, a 0/1
     matrix: the gradient of a value that comes several times is a sum in a fixed order."""
-    ones = torch.ones(places.nnz, dtype=complex.real_dtype(values.dtype), device=values.device)
+    ones = torch.ones(places.nnz, dtype=values.dtype.to_real(), device=values.device)
     if values.dim() == 1:
         return product(ones, values, places, False)
     return product(ones, values.unsqueeze(-1), places, False).squeeze(-1)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from learnsolve import _analysis, _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix import device_analysis
+from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import LinearSolve, Operation, add, dispatch, vmapped
@@ -184,10 +185,10 @@ def _complex_solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Si
         values = values * sampled(inverse, ones, pattern)
         b = b if side.transpose else inverse * b
     # The transpose of the real form belongs to T^H: T^T x = b is T^H conj(x) = conj(b).
-    b = complex.conjugate(b) if side.transpose else b
+    b = conjugate(b) if side.transpose else b
     real, Q = interleaved(values, pattern)
     x = complex.untall(solve(real, complex.tall(b), Q, side._replace(unit=True)))
-    x = complex.conjugate(x) if side.transpose else x
+    x = conjugate(x) if side.transpose else x
     return inverse * x if side.transpose and inverse is not None else x
 
 

@@ -14,8 +14,8 @@ from torch.autograd.graph import get_gradient_edge
 
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.autocast import full_precision
+from learnsolve.matrix.convert import conjugate
 from learnsolve.solvers.core.system import Operator
-from learnsolve.solvers.core.vectors import conjugate
 
 Edge = tuple[Any, int]  # a node of autograd's graph, and which of its results
 

@@ -40,12 +40,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 from learnsolve.matrix.autocast import full_precision
+from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core import across
 from learnsolve.ops.core.autograd import keep_for_forward_mode, tracked
 from learnsolve.solvers.core.functions import Function
 from learnsolve.solvers.core.system import Outcome
-from learnsolve.solvers.core.vectors import conjugate
 from learnsolve.solvers.solution import Report, Solution, SolverError
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops import structure
 from learnsolve.ops.block_batch import BlockBatch, Layout
 from learnsolve.ops.core.product import product, sampled
 from learnsolve.solvers.core.functions import Function, Watched, on_columns, on_host
 from learnsolve.solvers.core.system import Map, Operator
-from learnsolve.solvers.core.vectors import conjugate, largest, safe_size
+from learnsolve.solvers.core.vectors import largest, safe_size
 from learnsolve.solvers.options import Options
 
 

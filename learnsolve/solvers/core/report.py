@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve.matrix.convert import conjugate
 from learnsolve.ops.core import across
 from learnsolve.ops.core.across import rows
 from learnsolve.solvers.core.system import Outcome, System
-from learnsolve.solvers.core.vectors import conjugate, divide, dot, size
+from learnsolve.solvers.core.vectors import divide, dot, size
 from learnsolve.solvers.solution import CODE, ConvergenceWarning, Solution, SolverError, Status, worst
 
 _SILENT = {Status.CONVERGED, Status.STOPPED_BY_CALLBACK}

@@ -29,10 +29,6 @@ def square(u: Tensor) -> Tensor:
     return dots(u, u, True)
 
 
-def conjugate(t: Tensor) -> Tensor:
-    return t.conj().resolve_conj() if t.is_complex() else t
-
-
 def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
     """a / b where `where` holds and b is not zero, else 0; its derivatives there are 0 too, not NaN."""
     good = where & (b != 0)

@@ -8,6 +8,7 @@ breaks down or is unstable, and for complex values, solves with the factors in u
 import torch
 from torch import Tensor
 
+from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import Operation, dispatch
@@ -46,7 +47,7 @@ class _Logdet(Operation):
     @staticmethod
     def backward(ctx, g):
         (values,) = ctx.saved_tensors
-        return g.unsqueeze(-1) * _inverse(values, *ctx.constants).conj(), None, None
+        return g.unsqueeze(-1) * conjugate(_inverse(values, *ctx.constants)), None, None
 
     @staticmethod
     def jvp(ctx, tv, *_):

@@ -5,10 +5,10 @@ from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import LinearSolve, dispatch
-from learnsolve.ops.core.complex import conjugate
 from learnsolve.ops.core.direct import factors as direct
 from learnsolve.ops.core.direct.backend import AUTO
 from learnsolve.ops.core.direct.factors import Factors
