@@ -1,8 +1,8 @@
-"""Trainings one after the other, in each of the processes that torchrun starts: `parallel_cases.py FILE`.
+"""Trainings one after the other, in each of several processes: `parallel_cases.py FILE`.
 
-FILE is JSON, a list of cases: "argv", and "fail", "stop" or "finish", [rank, step] where that process raises
-an error, sends itself signals or ends the training. What each process did goes into FILE.RANK. Only jacobi
-draws figures, which would take nearly all of the others' time.
+FILE is JSON, a list of cases: "argv", "draws" where it draws its figures, which would take nearly all of the
+others' time, and "fail", "stop" or "finish", [rank, step] where that process raises an error, sends itself
+signals or ends the training. What each process did goes into FILE.RANK.
 """
 
 import contextlib
@@ -49,8 +49,7 @@ def loss(case: dict[str, Any]):
 
 def main(file: str) -> None:
     sys.addaudithook(watch)
-    for name in set(recipes.RECIPES) - {"jacobi"}:
-        recipes.load(name).figures = lambda self, history, outcome: iter(())  # type: ignore[method-assign]
+    Recipes = {Recipe: Recipe.figures for Recipe in map(recipes.load, recipes.RECIPES)}
     with open(file) as opened:
         cases = json.load(opened)
     results = []
@@ -58,6 +57,8 @@ def main(file: str) -> None:
     for case in cases:
         written.clear()
         JacobiRecipe.loss = loss(case)  # type: ignore[method-assign]
+        for Recipe, figures in Recipes.items():
+            Recipe.figures = figures if case.get("draws") else lambda *_: iter(())  # type: ignore[method-assign]
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = train.main(case["argv"])

@@ -1,6 +1,6 @@
 """`torchrun --nproc-per-node N -m learnsolve.train`: several processes follow the curve of one.
 
-Starting processes takes seconds: all cases of a number of processes run in the same ones.
+All cases of a number of processes run in the same ones.
 """
 
 import json
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from fork_program import Program
 from quick import runs_all
 from safetensors.torch import load_file
 
@@ -63,6 +65,7 @@ def argv(out: str, *options: str) -> list[str]:
 
 CASES = {
     **{name: {"argv": argv(name, *options)} for name, options in (CURVES | OTHERS).items()},
+    "fixed": {"argv": argv("fixed"), "draws": True},
     "resumed": {"argv": ["jacobi", "--resume", "runs/begun", "--steps", "30", "--quiet"]},
     "begun_here": {"argv": argv("begun_here", "--steps", "15")},
     "talking": {"argv": [word for word in argv("talking") if word != "--quiet"]},
@@ -79,18 +82,16 @@ CASES = {
 
 
 def launched(processes: int, folder: Path, cases: dict[str, dict]) -> dict[str, list[dict]]:
-    """What each process says of each case."""
+    """What each process says of each case; with torchrun's variables, without its seconds."""
     (folder / "cases").write_text(json.dumps(list(cases.values())))
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     script = str(Path(__file__).with_name("parallel_cases.py"))
-    done = subprocess.run(
-        [*TORCHRUN, str(processes), script, "cases"],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    same = {"MASTER_ADDR": "localhost", "MASTER_PORT": store.port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    same |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    variables = [same | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
+    texts = [{key: str(value) for key, value in each.items()} for each in variables]
+    for program in [Program(folder, script, "cases", place=folder, **each) for each in texts]:
+        program.end(100)
     of_rank = [json.loads((folder / f"cases.{rank}").read_text()) for rank in range(processes)]
     return {name: [results[i] for results in of_rank] for i, name in enumerate(cases)}
 

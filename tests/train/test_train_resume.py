@@ -3,12 +3,11 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
+from fork_program import Program
 from safetensors.torch import load_file
 from train.train_cases import SMALL
 
@@ -123,30 +122,22 @@ def test_a_signal_leaves_a_checkpoint(run, rows, monkeypatch, capsys, number, op
 
 def test_processes_that_are_interrupted_and_killed(run, rows, tmp_path):
     """Ctrl-C and kill -9 for real: one run suffers both and still ends like one that was left alone."""
-    steps = 1_000_000
-    python = [sys.executable, "-m", "learnsolve.train", "jacobi", "--quiet"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    first = [*python, "--out", "run", "--threads", "1", "--steps", str(steps), "--checkpoint_seconds", "0"]
 
-    def start(arguments, after) -> subprocess.Popen:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        process = subprocess.Popen(arguments, cwd=tmp_path, env=environment, **pipes)
+    def stopped(number: int, after: int, *arguments: str) -> str:
+        program = Program(tmp_path, train.__file__, "jacobi", "--quiet", *arguments, place=tmp_path)
         deadline = time.monotonic() + 120
         while step_of(tmp_path / "run") < after:
-            assert process.poll() is None, process.communicate()
+            assert program.process.is_alive(), program.end()
             assert time.monotonic() < deadline
-            time.sleep(0.1)
-        return process
+            time.sleep(0.02)
+        os.kill(program.process.pid, number)
+        program.process.join(60)
+        assert program.process.exitcode == {signal.SIGKILL: -number, signal.SIGINT: train.INTERRUPTED}[number]
+        return program.file.read_text()
 
-    process = start(first, 5)
-    process.kill()
-    process.communicate()
-    killed_at = step_of(tmp_path / "run")
-
-    process = start([*python, "--resume", "run"], killed_at + 5)
-    process.send_signal(signal.SIGINT)
-    _, message = process.communicate(timeout=60)
-    assert process.returncode == train.INTERRUPTED, message
+    every = ["--steps", "1000000", "--checkpoint_seconds", "0"]
+    stopped(signal.SIGKILL, 5, "--out", "run", "--threads", "1", *every)
+    message = stopped(signal.SIGINT, step_of(tmp_path / "run") + 5, "--resume", "run")
     assert "--resume run" in message
 
     facts, _ = checkpoint.read_state(tmp_path / "run")
