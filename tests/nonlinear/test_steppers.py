@@ -41,7 +41,7 @@ def test_derivatives(step, order):
 
 @pytest.mark.parametrize(("step", "order"), STEPPERS)
 def test_a_backward_repeats_each_step_once_and_holds_few(step, order):
-    """Of 25 steps the graph of a segment of 5 is held at a time: states, not Jacobians, of the others."""
+    """Of 16 steps the graph of a segment of 4 is held at a time: states, not Jacobians, of the others."""
     A = ls.problems.poisson((30,))
     calls, alive, most = [0], [0], [0]
 
@@ -59,7 +59,7 @@ def test_a_backward_repeats_each_step_once_and_holds_few(step, order):
         return -a * (A @ u) - u**3
 
     a = torch.ones(30, dtype=torch.float64, requires_grad=True)
-    u = step(f, torch.ones(30, dtype=torch.float64), 25, 0.01, a, jacobian=A, linear="cg", M=Held).x
+    u = step(f, torch.ones(30, dtype=torch.float64), 16, 0.01, a, jacobian=A, linear="cg", M=Held).x
     assert most[0] == 1  # the graph of the forward has states alone
     forward = calls[0]
     (g,) = torch.autograd.grad(u.sum(), a)

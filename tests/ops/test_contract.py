@@ -31,20 +31,19 @@ def test_every_case_runs_on_the_device():
 
 
 @every_sum
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_value_and_gradients(case: Case, structure: str, quick: bool):
-    S, n = STRUCTURES[structure], min(STRUCTURES[structure].shape)
-    S = S[:n, :n] if case.square else S
+def test_value_and_gradients(case: Case, quick: bool):
     pairs = list(itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64)))
-    if quick:  # both types of indices and of numbers with each structure, all four pairs with two
-        pairs = pairs[::3] if list(STRUCTURES).index(structure) % 2 else pairs[1:3]
-    for index, dtype in pairs:
-        P = pattern_of(S, index)
+    every = list(itertools.product(STRUCTURES, pairs))
+    # One pair of types with each structure, each pair with some, and with a structure in another case.
+    some = [(s, pairs[(i + EVERY.index(case)) % 4]) for i, s in enumerate(STRUCTURES)]
+    for structure, (index, dtype) in some if quick else every:
+        S, n = STRUCTURES[structure], min(STRUCTURES[structure].shape)
+        P = pattern_of(S[:n, :n] if case.square else S, index)
         inputs = case.inputs(P, dtype)
         exact = [t.double() for t in inputs]
         size = [t.abs() for t in exact]
         ones = [torch.ones_like(t) for t in exact]
-        what = f"{case.name}, {index}, {dtype}"
+        what = f"{case.name}, {structure}, {index}, {dtype}"
 
         out = case.sparse(P, *inputs)
         reference = case.dense(P, *exact)
@@ -71,7 +70,7 @@ def test_gradcheck(case: Case, quick: bool):
         check_forward_ad=True,
         check_batched_grad=case.batched,
         check_batched_forward_grad=case.batched,
-        fast_mode=case.fast and (quick or not case.full),
+        fast_mode=quick or (case.fast and not case.full),
     )
 
 
@@ -84,7 +83,7 @@ def test_gradgradcheck(case: Case, quick: bool):
         inputs,
         check_fwd_over_rev=True,
         check_batched_grad=case.batched,
-        fast_mode=case.fast and (quick or not case.full),
+        fast_mode=quick or (case.fast and not case.full),
     )
 
 

@@ -264,8 +264,8 @@ def run(name, contents, rounds):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("contents", [False, True], ids=["sizes", "contents"])
 @pytest.mark.parametrize("name", OPERATORS)
-def test_no_call_ends_the_process(name, contents):
-    status, last = run(name, contents, 250)
+def test_no_call_ends_the_process(name, contents, quick):
+    status, last = run(name, contents, 100 if quick else 250)
     assert status == 0, f"status {status} in {last}"
 
 
