@@ -14,6 +14,10 @@ import pytest
 import torch
 from quick import enough, runs_all
 
+# Until all tests are collected: what is imported and collected stays, and looking through it again and again
+# takes a third of that time.
+gc.disable()
+
 EMULATED = os.environ.get("LEARNSOLVE_CUDA_EMULATOR", "0") not in ("", "0")
 if EMULATED:
     # The CUDA operators, their threads emulated, in place of those for the CPU: for the tests of products,
@@ -73,9 +77,11 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(skip)
 
 
-def pytest_collection_finish(session):
-    """What lives as long as the process need not be looked through again and again."""
-    gc.collect(), gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """What lives as long as the process need not be looked through later, either."""
+    yield
+    gc.collect(), gc.freeze(), gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter):

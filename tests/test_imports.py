@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,12 +34,17 @@ def module_name(path: Path) -> str:
 
 
 SOURCES = {module_name(path): path for path in sorted((ROOT / "learnsolve").rglob("*.py"))}
-TREES = {name: ast.parse(path.read_text()) for name, path in SOURCES.items()}
 
 
+@cache
+def tree_of(name: str) -> ast.Module:
+    return ast.parse(SOURCES[name].read_text())
+
+
+@cache
 def imports(name: str) -> list[tuple[str, bool]]:
     """(module, whether at module level) for each import of a module."""
-    tree = TREES[name]
+    tree = tree_of(name)
     lazy = {
         id(node)
         for function in ast.walk(tree)
@@ -137,7 +143,7 @@ def names_torch_ops(tree: ast.AST) -> bool:
 
 
 def test_only_ops_names_torch_ops():
-    users = {name for name, tree in TREES.items() if names_torch_ops(tree)}
+    users = {name for name in SOURCES if names_torch_ops(tree_of(name))}
     assert "learnsolve._library" in users, "the search finds nothing"
     stray = {name for name in users if group(name) not in ("ops", "_library")}
     assert not stray, f"{stray} must call learnsolve.ops instead of torch.ops"

@@ -61,12 +61,13 @@ def check(Q, v, columns, side):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
-def test_value_and_gradients(structure, dtype):
+def test_value_and_gradients(structure, dtype, quick):
     S = STRUCTURES[structure]
-    for index, side in itertools.product((torch.int32, torch.int64), SIDES):
+    for index, (i, side) in itertools.product((torch.int32, torch.int64), enumerate(SIDES)):
         Q = pattern_of(S, index)
         v = values_for(Q, dtype=dtype)
-        for columns in ((), (1,), (3,), (70,)) if index == torch.int32 else ((),):
+        columns_of = ((), (1,), (3,), (70,)) if index == torch.int32 else ((),)
+        for columns in columns_of[i % 2 :: 2] if quick and len(columns_of) > 1 else columns_of:
             b, g, found = check(Q, v, columns, side)
             only = torch.autograd.grad(sparse(v, b.requires_grad_(), Q, **side), b, g)[0]
             assert torch.equal(only, found[1])

@@ -77,6 +77,7 @@ def keys(n):
     yield from (rng.random(n) < 0.5, torch.zeros(n, dtype=torch.bool), [])
 
 
+@pytest.mark.few
 @every_structure
 @both_indices
 def test_submatrices_agree_with_numpy(structure, index):
@@ -258,7 +259,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_norms(name):
+def test_norms(name, quick):
     """With empty rows and columns, whose norm has the gradient zero, and not NaN."""
     sparse, dense = NORMS[name]
     for dtype in (torch.float32, torch.float64):
@@ -271,8 +272,8 @@ def test_norms(name):
     def f(v):
         return sparse(ls.CSR(v, P))
 
-    assert gradcheck(f, v, check_forward_ad=True, check_batched_grad=True)
-    assert gradgradcheck(f, v, check_fwd_over_rev=True, check_batched_grad=True)
+    assert gradcheck(f, v, check_forward_ad=True, check_batched_grad=True, fast_mode=quick)
+    assert gradgradcheck(f, v, check_fwd_over_rev=True, check_batched_grad=True, fast_mode=quick)
     batch = normal((3, P.nnz), seed=5)
     one_by_one = torch.stack([f(b) for b in batch])
     torch.testing.assert_close(torch.vmap(f)(batch), one_by_one)

@@ -74,6 +74,7 @@ def test_every_keyword_counts(row):
     assert (stopped.status, stopped.iterations) == (Status.STOPPED_BY_CALLBACK, 3)
 
 
+@pytest.mark.few
 @every_row_that_stops
 @pytest.mark.parametrize("mode", MODES)
 def test_unrolled_until_a_tolerance(row, mode):

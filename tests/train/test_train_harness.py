@@ -103,7 +103,13 @@ ABSENT = {"pcg": {"residuals_ramp.png"}, "gcn": {"seeds.png"}}
 ABSENT |= {name: {"sizes.png"} for name in ("precorrector", "neuralif", "multigrid")}  # --scales []
 
 
-@pytest.mark.parametrize("name", SMALL)
+# Of these other tests look at the files of a run too, or they have the figures of another.
+OFTEN_SEEN = ("heavyball", "precorrector", "neuralif", "multigrid")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OFTEN_SEEN)) for name in SMALL]
+)
 def test_a_run_leaves_its_files_and_says_what_it_learned(run, rows, report, leaves, capsys, name):
     code, out = run("--steps", 3, "--evaluate_every", 2, *SMALL[name].split(), recipe=name)
     assert code == train.OK
