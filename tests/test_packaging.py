@@ -47,69 +47,77 @@ COPIES = {  # of the Python files, out of reach of the installed extension: what
         "does not load with torch",
     ),
 }
-# The first copy has a torch of its own; the others are imported in forks of one process with the real one.
+# The first copy has a torch of its own. The others are imported in forks of one process with the real one; so
+# is a whole copy with each LEARNSOLVE_ISA, which multiplies once.
 TRIES = """
 import json, os, sys
-copies, sys.path[:] = json.loads(sys.argv[1])
+copies, sys.path[:], whole, names = json.loads(sys.argv[1])
+
+def attempt(place, name=None):
+    if os.fork():
+        return os.wait()
+    sys.path.insert(0, place)
+    if name is not None:
+        os.environ["LEARNSOLVE_ISA"] = name
+    import learnsolve as ls
+    import numpy, torch
+    A = ls.problems.poisson((12, 9), dtype=torch.float64)
+    x = torch.linspace(-1, 1, 108, dtype=torch.float64)
+    assert numpy.allclose(A @ x, A.to_scipy() @ x.numpy(), rtol=1e-14, atol=1e-14)
+    print(ls.config()["instruction_set"], flush=True)
+    os._exit(0)
+
 for copy in copies:
-    if os.fork() == 0:
-        sys.path.insert(0, copy)
-        import learnsolve
-        os._exit(0)
-    os.wait()
+    attempt(copy)
     import torch
+import numpy, scipy.sparse
+for name in names:
+    attempt(whole, name)
 """
+REQUESTED = (*_library.instruction_sets(), "nonsense")
 
 
-def test_an_import_that_cannot_work_says_what_to_run(tmp_path):
+@pytest.fixture(scope="module")
+def tries(tmp_path_factory):
+    """(errors of the copies, errors of requests for instruction sets, those that were used, all errors)."""
+    folder = tmp_path_factory.mktemp("tries")
     for name, (files, _) in COPIES.items():
         ignored = shutil.ignore_patterns("*.so", "__pycache__")
-        shutil.copytree(PACKAGE, tmp_path / name / "learnsolve", ignore=ignored)
+        shutil.copytree(PACKAGE, folder / name / "learnsolve", ignore=ignored)
         for file, text in files.items():
             if file == "_analysis":
                 for built in _library.folder.glob("_analysis*"):
-                    shutil.copy(built, tmp_path / name / "learnsolve")
+                    shutil.copy(built, folder / name / "learnsolve")
             else:
-                (tmp_path / name / file).parent.mkdir(exist_ok=True)
-                (tmp_path / name / file).write_text(text)
+                (folder / name / file).parent.mkdir(exist_ok=True)
+                (folder / name / file).write_text(text)
+    shutil.copytree(PACKAGE, folder / "whole" / "learnsolve")
+    for built in _library.folder.glob("*.so"):
+        shutil.copy(built, folder / "whole" / "learnsolve")
     # -S leaves out the import hooks that an editable install puts into site-packages.
-    given = json.dumps(
-        [[str(tmp_path / name) for name in COPIES], [p for p in sys.path if p and p != str(ROOT)]]
-    )
-    done = run(sys.executable, "-I", "-S", "-c", TRIES, given, cwd=Path("/"))
+    places = [str(folder / name) for name in COPIES], [p for p in sys.path if p and p != str(ROOT)]
+    given = json.dumps([*places, str(folder / "whole"), REQUESTED])
+    done = run(sys.executable, "-I", "-S", "-c", TRIES, given, cwd=Path("/"), OMP_NUM_THREADS="1")
     errors = [line for line in done.stderr.splitlines() if line.startswith("ImportError: ")]
-    assert len(errors) == len(COPIES), done.stderr
+    return errors[: len(COPIES)], errors[len(COPIES) :], done.stdout.split(), done.stderr
+
+
+def test_an_import_that_cannot_work_says_what_to_run(tries):
+    errors, *_, everything = tries
+    assert len(errors) == len(COPIES), everything
     for error, (_, message) in zip(errors, COPIES.values(), strict=True):
         assert re.search(message, error)
         assert "torch >=" in error or _library.REBUILD in error
 
 
-# What a process with LEARNSOLVE_ISA does, in forks of one that has imported torch.
-WITH_ISA = """
-import os, sys, numpy, scipy.sparse, torch
-for name in sys.argv[1:]:
-    if os.fork() == 0:
-        os.environ["LEARNSOLVE_ISA"] = name
-        import learnsolve as ls
-        A = ls.problems.poisson((12, 9), dtype=torch.float64)
-        x = torch.linspace(-1, 1, 108, dtype=torch.float64)
-        assert numpy.allclose(A @ x, A.to_scipy() @ x.numpy(), rtol=1e-14, atol=1e-14)
-        print(ls.config()["instruction_set"], flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-def test_every_instruction_set_can_be_requested_and_others_are_rejected():
-    names = _library.instruction_sets()
-    done = run(sys.executable, "-c", WITH_ISA, *names, "nonsense", OMP_NUM_THREADS="1")
-    *errors, last = [line for line in done.stderr.splitlines() if line.startswith("ImportError: ")]
+def test_every_instruction_set_can_be_requested_and_others_are_rejected(tries):
+    _, (*errors, last), found, everything = tries
+    *names, _ = REQUESTED
     assert last.startswith("ImportError: LEARNSOLVE_ISA must be one of ")
-    assert all(name in last for name in (*names, "nonsense"))
-    assert all("this machine does not have these instructions" in error for error in errors), done.stderr
-    found = done.stdout.split()
-    assert found == [name for name in names if name in found], done.stderr
-    assert len(found) + len(errors) == len(names), done.stderr
+    assert all(name in last for name in REQUESTED)
+    assert all("this machine does not have these instructions" in error for error in errors), everything
+    assert found == [name for name in names if name in found], everything
+    assert len(found) + len(errors) == len(names), everything
     assert found
 
 

@@ -33,10 +33,13 @@ def test_every_case_runs_on_the_device():
 @every_sum
 def test_value_and_gradients(case: Case, quick: bool):
     pairs = list(itertools.product((torch.int32, torch.int64), (torch.float32, torch.float64)))
-    every = list(itertools.product(STRUCTURES, pairs))
-    # One pair of types with each structure, each pair with some, and with a structure in another case.
-    some = [(s, pairs[(i + EVERY.index(case)) % 4]) for i, s in enumerate(STRUCTURES)]
-    for structure, (index, dtype) in some if quick else every:
+    # One pair of types with each structure, each pair with some, and with a structure in another case; or two
+    # pairs, with both types of each kind.
+    first = [(i + EVERY.index(case)) % 4 for i in range(len(STRUCTURES))]
+    some = [
+        (s, pairs[k]) for s, i in zip(STRUCTURES, first, strict=True) for k in ((i,) if quick else (i, 3 - i))
+    ]
+    for structure, (index, dtype) in some:
         S, n = STRUCTURES[structure], min(STRUCTURES[structure].shape)
         P = pattern_of(S[:n, :n] if case.square else S, index)
         inputs = case.inputs(P, dtype)
@@ -70,7 +73,7 @@ def test_gradcheck(case: Case, quick: bool):
         check_forward_ad=True,
         check_batched_grad=case.batched,
         check_batched_forward_grad=case.batched,
-        fast_mode=quick or (case.fast and not case.full),
+        fast_mode=quick or (case.fast and not case.full) or not is_branch(case),
     )
 
 
@@ -83,7 +86,7 @@ def test_gradgradcheck(case: Case, quick: bool):
         inputs,
         check_fwd_over_rev=True,
         check_batched_grad=case.batched,
-        fast_mode=quick or (case.fast and not case.full),
+        fast_mode=quick or (case.fast and not case.full) or not is_branch(case),
     )
 
 

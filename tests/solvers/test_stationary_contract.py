@@ -58,7 +58,7 @@ def test_values_and_gradients_within_rounding(row, structure, quick):
 
     N, at = 3, (ROWS.index(row), list(MATRICES).index(structure))
     every = itertools.product((torch.int32, torch.int64), (F64, torch.float32), ((), (1,), (3,), (8,), (21,)))
-    for index, dtype, columns in some(every, 8 if quick else 2, *at):
+    for index, dtype, columns in some(every, 8 if quick else 4, *at):
         pattern = pattern_of(MATRICES[structure], index)
         n = pattern.shape[0]
         # On a path from an input to x stand, in each step, a sum along a row, b - Ax, w / d, s r, x + s r.
@@ -87,9 +87,11 @@ def test_values_and_gradients_within_rounding(row, structure, quick):
 def test_shapes(row, shape, quick):
     """Of A's values, b and the parameters, with gradients of x, of the norms, and of both."""
     which = ((0,), (1,), (0, 1))
-    # Parameters come in one way with an M and without: together the rows of a method have every form.
-    step, at = 8 if quick else 2 if row.M else 1, (ROWS.index(row), list(SHAPES).index(shape))
-    for form, N in itertools.product(some(FORMS, step, *at), some((0, 1, 5, 2), 2 if quick else 1, *at)):
+    # Parameters come in one way with an M and without: together the rows of a method have every form once.
+    step, at = 8 if quick else 2, (ROWS.index(row), list(SHAPES).index(shape))
+    numbers = (5, sum(at) % 3) if quick else (0, 1, 2, 5)
+    forms = {tuple(row.form(key, form) for key in row.parameters): form for form in FORMS}.values()
+    for form, N in itertools.product(some(forms, min(step, len(forms)), *at), numbers):
         if shape not in row.shapes or (N == 2 and ("N" in form or form == "(B,)")):
             continue  # the latter is refused: one a step or one a member?
         inputs = row.inputs(P, shape, form, N)
@@ -161,13 +163,13 @@ COMBINATIONS = [("columns", form) for form in ("()", "(n,)", "(N,)", "(1, n)", "
 
 @every_row
 def test_gradcheck(row, quick):
-    """Every combination in one of the modes, the next row in the other. Under vmap, and forward over reverse,
+    """Every second combination, the next row has the others. Under vmap, and forward over reverse,
     which take most of the time: every third, others in each row."""
     if quick and row.M == "diagonal":
         pytest.skip("long; run it with --slow")  # the sweeps without M
     at = ROWS.index(row)
-    every = [(c, MODES[(i + at) % 2], (i + at) % 3 == 0) for i, c in enumerate(COMBINATIONS)]
-    for combination, mode, deep in [every[(5 * at + at // 2) % len(every)]] if quick else every:
+    every = [(c, MODES[(i // 2 + at // 2) % 2], (i + at) % 3 == 0) for i, c in enumerate(COMBINATIONS)]
+    for combination, mode, deep in [every[(5 * at + at // 2) % len(every)]] if quick else every[at % 2 :: 2]:
         deep = at % 2 == 0 if quick else deep
         inputs = row.inputs(P, *combination, N=3, requires_grad=True)
         f = of(row, iterations=3, gradient=mode)
