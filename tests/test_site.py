@@ -63,6 +63,8 @@ def test_a_docstring_says_what_a_page_needs(module, name):
     if inspect.isclass(thing) or inspect.isfunction(thing):
         missing, excepted = missing_sections(thing, text), EXCEPTIONS.get(whole, set())
         assert missing == excepted, f"{whole}: its docstring lacks {missing or 'nothing, it is no exception'}"
+    for call in {"forward", "__call__"} & vars(thing).keys() if inspect.isclass(thing) else ():
+        assert len(inspect.getdoc(vars(thing)[call]) or "") > 10, f"{whole}.{call}: no docstring"
 
 
 def missing_sections(thing, text: str) -> set[str]:
@@ -93,16 +95,6 @@ def test_a_docstring_of_petsc_says_what_a_page_needs(tree):
     missing = {name for name in needed if not re.search(rf"^{name}\n-+$", text, re.MULTILINE)}
     assert missing == EXCEPTIONS.get(f"learnsolve.petsc.{tree.name}", set())
     assert ">>> " in text, f"petsc.{tree.name}: no example"
-
-
-@pytest.mark.parametrize(("module", "name"), PUBLIC)
-def test_what_a_class_computes_is_explained(module, name):
-    """`forward` and `__call__` of a public class: by a line of their own."""
-    thing = getattr(importlib.import_module(module), name)
-    for call in ("forward", "__call__"):
-        if inspect.isclass(thing) and call in vars(thing):
-            text = inspect.getdoc(vars(thing)[call]) or ""
-            assert len(text) > 10, f"{module}.{name}.{call}: no docstring"
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
