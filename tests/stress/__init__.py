@@ -22,7 +22,7 @@ KEPT = 50  # faults of one report: a promise that is broken everywhere needs no 
 class Harness(NamedTuple):
     module: str
     cases: int  # of `make stress`
-    short: int  # of the tests: some seconds; a third of them by `make test`
+    short: int  # of the tests: a second or two, by `make test` too
 
     def function(self, name: str) -> Callable[[int, int, Counter], Iterator[str]]:
         return getattr(importlib.import_module(f"{__name__}.{self.module}"), name)
