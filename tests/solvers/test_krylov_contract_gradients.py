@@ -153,7 +153,6 @@ def test_compile_breaks_its_graph_and_goes_on(case, mode):
     close(gradients(torch.compile(f, backend="aot_eager"), v, b), gradients(f, v, b), 1e-12)
 
 
-@pytest.mark.few
 @complex_branch
 @every_mode
 def test_no_cycles_and_no_graph_that_nobody_asked_for(case, mode):
