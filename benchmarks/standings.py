@@ -1,4 +1,4 @@
-"""What pages quote of `benchmarks multigrid direct eigen` and of experiments/leaderboard, from their committed
+"""What pages quote of `benchmarks multigrid`, `direct`, `eigen` and experiments/leaderboard, from committed
 results."""
 
 from __future__ import annotations

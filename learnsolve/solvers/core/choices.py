@@ -184,8 +184,8 @@ def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
 
 def direct_cost(A: CSR, library: str | None = None) -> float:
     """The time of `spsolve` with A, on the host, by a library or the one that it takes, in flops of SuperLU
-    (about 1e-10 s each). O(nnz), what depends on the pattern once. Within a factor of three on meshes; too much on
-    trees and on graphs with few cycles.
+    (about 1e-10 s each). O(nnz), what depends on the pattern once. Within a factor of three on meshes; too
+    much on trees and on graphs with few cycles.
 
     In reverse Cuthill-McKee order the envelope of A + A^T has rows of w entries, about the size of the
     separators of the graph. A band of this width needs 2 n w entries and n w^2 flops. An order that reduces
