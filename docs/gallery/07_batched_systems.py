@@ -43,7 +43,7 @@ axes.set(xlabel="iteration", ylabel="relative residual of each matrix")
 plt.show()
 
 # %%
-# Matrices with different patterns form one block-diagonal matrix, whose blocks have their own residual history.
+# Matrices with different patterns form one block-diagonal matrix, with a residual history per block.
 batch = ls.BlockBatch([ls.problems.poisson((k, k)) for k in (8, 16, 32)])
 solution = ls.solvers.cg(batch, torch.ones(batch.matrix.shape[0], dtype=torch.float64))
 print([x.shape[0] for x in batch.split(solution.x)], solution.residual_norms.shape)
