@@ -18,8 +18,8 @@ jobs = $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
 	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
 
-# A process for each core, a file of tests in one of them, so that what its tests share is made once (200 s instead of
-# 270), in the order of tests/conftest.py. Threads of OpenMP or OpenBLAS beside them would mostly wait for one another.
+# A process for each core, a file of tests in one of them, so that what its tests share is made once, in the
+# order of tests/conftest.py. Threads of OpenMP or OpenBLAS beside them would mostly wait for one another.
 test: export OMP_NUM_THREADS ?= 1
 test: export OPENBLAS_NUM_THREADS ?= 1
 test: setup ## run all tests (ARGS="-k spmm" chooses; ARGS="-n 0 --pdb" runs them in one process)
