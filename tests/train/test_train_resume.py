@@ -123,13 +123,14 @@ def test_a_signal_leaves_a_checkpoint(run, rows, monkeypatch, capsys, number, op
 def test_processes_that_are_interrupted_and_killed(run, rows, tmp_path):
     """Ctrl-C and kill -9 for real: one run suffers both and still ends like one that was left alone."""
 
-    def stopped(number: int, after: int, *arguments: str) -> str:
+    def stopped(number: signal.Signals, after: int, *arguments: str) -> str:
         program = Program(tmp_path, train.__file__, "jacobi", "--quiet", *arguments, place=tmp_path)
         deadline = time.monotonic() + 120
         while step_of(tmp_path / "run") < after:
             assert program.process.is_alive(), program.end()
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        assert program.process.pid is not None
         os.kill(program.process.pid, number)
         program.process.join(60)
         assert program.process.exitcode == {signal.SIGKILL: -number, signal.SIGINT: train.INTERRUPTED}[number]
