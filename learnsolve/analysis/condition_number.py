@@ -43,7 +43,7 @@ def condition_number(
 
     Notes
     -----
-    Gradient and cost are those of `extreme_eigenvalues`. As a loss, its logarithm is better scaled.
+    Gradient and cost are as for `extreme_eigenvalues`. As a loss, its logarithm is better scaled.
 
     Examples
     --------

@@ -72,7 +72,7 @@ def extreme_eigenvalues(
     Raises
     ------
     ValueError, TypeError
-        if arguments do not fit, A or M is not symmetric, or M not positive definite.
+        if arguments are invalid, A or M is not symmetric, or M not positive definite.
     RuntimeWarning
         (a warning) if `steps` is too small, or a product is not finite (the values are NaN).
 

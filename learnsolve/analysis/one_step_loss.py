@@ -46,7 +46,7 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
     Raises
     ------
     ValueError, TypeError
-        if shapes, types, dtypes or devices do not fit.
+        if shapes, types, dtypes or devices are invalid.
 
     Notes
     -----

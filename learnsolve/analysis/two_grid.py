@@ -82,7 +82,7 @@ def two_grid_symbols(
     Raises
     ------
     ValueError, TypeError
-        if arguments do not fit, values do not repeat themselves, or a coarse block is singular.
+        if arguments are invalid, values do not repeat themselves, or a coarse block is singular.
 
     Notes
     -----

@@ -22,7 +22,7 @@ SUPERLU = 4e9  # flops, 0.4 s, which its solves save: PARDISO's and CHOLMOD's ta
 class Shifted:
     """(A - sigma B)^-1, of matrices on the host in float64, without a graph; B = I if it is None.
 
-    kind : "cholesky" raises ValueError where the matrix is not positive definite; else as of `factorize`
+    kind : "cholesky" raises ValueError where the matrix is not positive definite; else as for `factorize`
     """
 
     def __init__(self, function: str, A: CSR, B: CSR | None, sigma: float, kind: str = "auto"):

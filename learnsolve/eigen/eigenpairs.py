@@ -76,7 +76,7 @@ class SingularTriplets(NamedTuple):
     ----------
     U : Tensor, shape (..., m, k), differentiable
     S : Tensor, shape (..., k), descending, differentiable
-    V : Tensor, shape (..., n, k), differentiable, signs as of `Eigenpairs.vectors`
+    V : Tensor, shape (..., n, k), differentiable, signs as for `Eigenpairs.vectors`
     pairs : Eigenpairs of the symmetric matrix that was solved
 
     Examples

@@ -58,7 +58,7 @@ def eigsh(
     Raises
     ------
     ValueError, TypeError
-        if arguments do not fit, A is not symmetric, B not positive definite, or `which` is an eigenvalue.
+        if arguments are invalid, A is not symmetric, B not positive definite, or `which` is an eigenvalue.
     NotImplementedError
         under vmap and in graphs of `torch.compile`.
 

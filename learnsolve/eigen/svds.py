@@ -30,7 +30,7 @@ def svds(
     A : CSR, shape (m, n), values (..., nnz); or a matrix of SciPy, torch or NumPy
     k : int, 1 to min(m, n)
     which : "largest" or "smallest" singular values
-    rtol, maxiter, throw : as of `eigsh`
+    rtol, maxiter, throw : as for `eigsh`
 
     Returns
     -------

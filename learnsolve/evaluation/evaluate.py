@@ -82,7 +82,7 @@ def evaluate(
     Raises
     ------
     ValueError, TypeError
-        if arguments do not fit; or, naming the preconditioner, with the error of a factory or the solver.
+        if arguments are invalid; or, naming the preconditioner, with the error of a factory or the solver.
 
     Notes
     -----

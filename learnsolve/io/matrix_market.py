@@ -32,7 +32,7 @@ def write_matrix_market(
         if A is a batch, or has an infinity or a NaN, which the format does not have; or, with `symmetric`, is
         not symmetric.
     TypeError
-        if types do not fit.
+        if a type is wrong.
 
     Notes
     -----

@@ -43,7 +43,7 @@ class SparsityPattern(Cached, Immutable):
     ValueError
         if the arrays are not a pattern; the message names array, position and value.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

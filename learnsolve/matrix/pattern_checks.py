@@ -47,7 +47,7 @@ def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
 def check_tensors(
     function: str, crow: Any, col: Any, names: tuple[str, str] = ("crow_indices", "col_indices")
 ) -> None:
-    """`crow` and `col` must be 1-D tensors of int32 or int64, of one dtype and device."""
+    """`crow` and `col` must be 1-D tensors of int32 or int64, of the same dtype and device."""
     for name, t in zip(names, (crow, col), strict=True):
         if not isinstance(t, Tensor) or t.layout != torch.strided:
             what = type(t).__name__ if not isinstance(t, Tensor) else f"layout {t.layout}"

@@ -176,9 +176,9 @@ class GCNConv(torch.nn.Module):
         Raises
         ------
         ValueError
-            if shapes do not fit.
+            if shapes do not match.
         TypeError
-            if dtypes or devices do not fit.
+            if dtypes or devices do not match.
         """
         A, X = self._graph_first(A, X, edge_weight)
         self._check(A, X)

@@ -131,9 +131,9 @@ class GraphNetBlock(torch.nn.Module):
         Raises
         ------
         ValueError
-            if shapes do not fit, or edge_index has an edge twice.
+            if shapes do not match, or edge_index has an edge twice.
         TypeError
-            if dtypes or devices do not fit.
+            if dtypes or devices do not match.
 
         Notes
         -----

@@ -35,10 +35,10 @@ def positive_diagonal(
     Raises
     ------
     ValueError
-        if the pattern is not square or lacks a diagonal entry, the shape does not fit, or how or shift is
+        if the pattern is not square or lacks a diagonal entry, the shape is wrong, or how or shift is
         something else.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

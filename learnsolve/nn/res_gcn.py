@@ -100,9 +100,9 @@ class ResGCN(torch.nn.Module):
         Raises
         ------
         ValueError
-            if shapes do not fit.
+            if shapes do not match.
         TypeError
-            if dtypes or devices do not fit.
+            if dtypes or devices do not match.
         """
         checks.matrix("ResGCN", "A", A)
         checks.dtype("ResGCN", "A.values", A.values)

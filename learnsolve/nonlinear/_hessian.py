@@ -80,9 +80,9 @@ def hessian(
 
     Notes
     -----
-    Gradient: as of `jacobian`. Cost: one derivative of f's gradient per color, with one variable in all terms
-    two or three. Source: A. Gebremedhin et al., "New acyclic and star coloring algorithms with application to
-    computing Hessians", SIAM J. Sci. Comput. 29 (2007).
+    Gradient: as for `jacobian`. Cost: one derivative of f's gradient per color, with one variable in all
+    terms two or three. Source: A. Gebremedhin et al., "New acyclic and star coloring algorithms with
+    application to computing Hessians", SIAM J. Sci. Comput. 29 (2007).
 
     Examples
     --------

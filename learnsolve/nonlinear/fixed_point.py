@@ -57,7 +57,7 @@ def fixed_point(
 
     Notes
     -----
-    Gradient: as of `root`, for :math:`f(x) = x - g(x)`. Cost of an iteration: one call of g, and 2 `memory`
+    Gradient: as for `root`, for :math:`f(x) = x - g(x)`. Cost of an iteration: one call of g, and 2 `memory`
     vectors of memory.
 
     References

@@ -100,7 +100,7 @@ def least_squares(
 
     Notes
     -----
-    Gradient: as of `root`, for :math:`f(u) = J^T r`, whose Jacobian is the full Hessian (dense up to 200
+    Gradient: as for `root`, for :math:`f(u) = J^T r`, whose Jacobian is the full Hessian (dense up to 200
     unknowns, else its products, by `cg`). Any order. Normal equations square the condition number of J.
 
     References

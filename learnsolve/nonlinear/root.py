@@ -58,7 +58,7 @@ def root(
     rtol, atol : the tolerance, :math:`\|f(u)\| \le \max(\mathtt{rtol} \|f(u_0)\|, \mathtt{atol})`; rtol is
         the square root of the rounding unit if not given
     maxiter : int >= 0, steps
-    line_search : "backtracking", Armijo's rule on 1/2 ||f||^2; None, full steps; number or Tensor, a
+    line_search : "backtracking", Armijo's rule on 1/2 ||f||^2; None, full steps; float or Tensor, a
         damping; or a callable (step, u, f(u), d) -> damping
     pseudo_transient : number > 0, the first time step of pseudo-transient continuation, for f with
         du/dt = -f(u) stable, instead of a line search
@@ -73,7 +73,7 @@ def root(
     Raises
     ------
     ValueError, TypeError, SolverError
-        if arguments do not fit; if f is not a function of u and args alone, changes them or is not finite
+        if arguments are invalid; if f is not a function of u and args alone, changes them or is not finite
         at u0.
 
     Notes

@@ -87,7 +87,7 @@ def trapezoidal(
 
     Notes
     -----
-    Gradient and memory: as of `implicit_euler`.
+    Gradient and memory: as for `implicit_euler`.
 
     Examples
     --------

@@ -48,9 +48,9 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     Raises
     ------
     ValueError
-        if shapes or batch axes do not fit.
+        if shapes or batch axes do not match.
     TypeError
-        if dtypes or devices do not fit, or an operand is not a CSR: adding a number would fill the matrix.
+        if dtypes or devices do not match, or an operand is not a CSR: adding a number would fill the matrix.
 
     Notes
     -----

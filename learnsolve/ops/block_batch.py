@@ -58,7 +58,7 @@ class BlockBatch:
 
     Parameters
     ----------
-    matrices : sequence of square CSRs of one dtype and device, without batch axes
+    matrices : sequence of square CSRs of the same dtype and device, without batch axes
 
     Attributes
     ----------

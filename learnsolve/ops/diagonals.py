@@ -30,7 +30,7 @@ def eye(
     ----------
     n, m : int, rows and columns
     k : int, above the main diagonal if positive
-    dtype : float64 if not given, as of `learnsolve.problems`, whatever torch's default dtype is
+    dtype : float64 if not given, as for `learnsolve.problems`, whatever torch's default dtype is
     device : the host if not given
     index_dtype : torch.int32 or torch.int64
 
@@ -72,7 +72,7 @@ def zeros(
     Parameters
     ----------
     n, m : int, rows and columns
-    dtype, device, index_dtype : as of `eye`
+    dtype, device, index_dtype : as for `eye`
 
     Returns
     -------

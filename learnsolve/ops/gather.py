@@ -23,9 +23,9 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     Raises
     ------
     ValueError
-        if the shape does not fit, or `by` is something else.
+        if the shape is wrong, or `by` is something else.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

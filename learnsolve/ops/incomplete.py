@@ -77,7 +77,7 @@ def ic0(
         Only the lower triangle is read; the rest has a zero gradient
     pattern : SparsityPattern, shape (n, n), with its diagonal, such as `preconditioners.fill_pattern`, IC(k).
         Entries that A lacks count as zeros; entries of A outside are dropped. A's pattern if not given
-    shift : sigma, float or Tensor of A's dtype, shape () or that of A's batch; finite, not negative
+    shift : sigma, float or Tensor of A's dtype, shape () or A's batch shape; finite, not negative
     on_breakdown : at a pivot that is not positive "raise", or "shift": double sigma, from 1e-3 on, until the
         factor exists, at most 30 times, for each matrix of a batch separately
 
@@ -88,10 +88,10 @@ def ic0(
     Raises
     ------
     ValueError
-        if shapes do not fit, a diagonal entry is missing, a pivot is not positive (the message names its
+        if shapes do not match, a diagonal entry is missing, a pivot is not positive (the message names its
         row), the factor overflows, sigma is negative, or the plan exceeds 8 GiB.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
@@ -129,11 +129,11 @@ def mic0(
     Parameters
     ----------
     A, pattern, shift, on_breakdown : as for `ic0`
-    omega : float or Tensor of A's dtype, between 0 and 1, shape () or that of A's batch
+    omega : float or Tensor of A's dtype, between 0 and 1, shape () or A's batch shape
 
     Returns
     -------
-    IncompleteCholesky, as of `ic0`
+    IncompleteCholesky, as for `ic0`
 
     Raises
     ------
@@ -197,7 +197,7 @@ def ilu0(
     ValueError
         as `ic0`, at a pivot that is zero or not finite.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

@@ -27,7 +27,7 @@ def kron(A: CSR, B: CSR) -> CSR:
     ValueError
         if batch axes do not broadcast, or the product has more than 2^60 rows or columns.
     TypeError
-        if A or B is not a sparse matrix, or dtypes or devices do not fit.
+        if A or B is not a sparse matrix, or dtypes or devices do not match.
 
     Notes
     -----

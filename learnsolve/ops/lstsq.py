@@ -32,8 +32,8 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     Raises
     ------
     ValueError
-        if shapes do not fit; without `damp`, if the columns of A depend on each other (always if m < n); if a
-        weight is not positive, or values are not finite.
+        if shapes do not match; without `damp`, if the columns of A depend on each other (always if m < n); if
+        a weight is not positive, or values are not finite.
 
     Notes
     -----

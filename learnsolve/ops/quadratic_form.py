@@ -30,9 +30,9 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     Raises
     ------
     ValueError
-        if shapes do not fit.
+        if shapes do not match.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

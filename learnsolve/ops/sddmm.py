@@ -24,9 +24,9 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
     Raises
     ------
     ValueError
-        if shapes do not fit.
+        if shapes do not match.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

@@ -32,9 +32,9 @@ def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     Raises
     ------
     ValueError
-        if the shape does not fit, or `by` is something else.
+        if the shape is wrong, or `by` is something else.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

@@ -31,9 +31,9 @@ def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Ten
     Raises
     ------
     ValueError
-        if the shape does not fit, or `by` is something else.
+        if the shape is wrong, or `by` is something else.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

@@ -22,9 +22,9 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     Raises
     ------
     ValueError
-        if the shape does not fit, or `by` is something else.
+        if the shape is wrong, or `by` is something else.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
@@ -54,7 +54,7 @@ def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor
 
     Returns
     -------
-    Tensor, as of `segment_sum`; 0 where there is no entry.
+    Tensor, as for `segment_sum`; 0 where there is no entry.
 
     Raises
     ------

@@ -30,9 +30,9 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     Raises
     ------
     ValueError
-        if shapes do not fit, or the result has more entries than the index type can number.
+        if shapes do not match, or the result has more entries than the index type can number.
     TypeError
-        if dtypes or devices do not fit, or A or B is not a CSR.
+        if dtypes or devices do not match, or A or B is not a CSR.
 
     Notes
     -----
@@ -78,9 +78,9 @@ def galerkin(P: CSR, A: CSR) -> CSR:
     Raises
     ------
     ValueError
-        if shapes do not fit.
+        if shapes do not match.
     TypeError
-        if dtypes or devices do not fit, or P or A is not a CSR.
+        if dtypes or devices do not match, or P or A is not a CSR.
 
     Notes
     -----

@@ -25,10 +25,10 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     Raises
     ------
     ValueError
-        if shapes do not fit; if A is singular (the message names the row, or what else was found), or has
+        if shapes do not match; if A is singular (the message names the row, or what else was found), or has
         values that are not finite; if the solution overflows.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

@@ -35,10 +35,10 @@ def sptrsv(
     Raises
     ------
     ValueError
-        if L is not square, shapes do not fit, or a row has no entry on the diagonal or, on the CPU, a zero
+        if L is not square, shapes do not match, or a row has no entry on the diagonal or, on the CPU, a zero
         there (or a number so small that its reciprocal overflows); the message names the row.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

@@ -21,7 +21,7 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
 
     Parameters
     ----------
-    matrices : sequence of CSR with as many rows, of one precision and device; at least one
+    matrices : sequence of CSR with as many rows, of the same precision and device; at least one
 
     Returns
     -------
@@ -30,7 +30,7 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if there is none, or shapes, dtypes, devices or batch axes do not fit.
+        if there is none, or shapes, dtypes, devices or batch axes do not match.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
 
     Parameters
     ----------
-    matrices : sequence of CSR with as many columns, of one precision and device; at least one
+    matrices : sequence of CSR with as many columns, of the same precision and device; at least one
 
     Returns
     -------
@@ -56,7 +56,7 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if there is none, or shapes, dtypes, devices or batch axes do not fit.
+        if there is none, or shapes, dtypes, devices or batch axes do not match.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
 
     Parameters
     ----------
-    matrices : sequence of CSR, of one precision and device; at least one
+    matrices : sequence of CSR, of the same precision and device; at least one
 
     Returns
     -------
@@ -82,7 +82,7 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if there is none, or dtypes, devices or batch axes do not fit.
+        if there is none, or dtypes, devices or batch axes do not match.
 
     Examples
     --------
@@ -99,9 +99,9 @@ def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
 
     Parameters
     ----------
-    blocks : sequence of rows of equal length, each a sequence of CSR, of one precision and device, and None.
-        Each row and each column has at least one matrix, which gives its size; `zeros` makes one without
-        entries
+    blocks : sequence of rows of equal length, each a sequence of CSR, of the same precision and device, and
+        None. Each row and each column has at least one matrix, which gives its size; `zeros` makes one
+        without entries
 
     Returns
     -------
@@ -110,7 +110,7 @@ def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if a row or a column has no matrix, or shapes, dtypes, devices or batch axes do not fit.
+        if a row or a column has no matrix, or shapes, dtypes, devices or batch axes do not match.
 
     Examples
     --------
@@ -164,7 +164,7 @@ def stack(matrices: Sequence[CSR]) -> CSR:
 
 
 def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
-    """The first of some matrices of one precision and device."""
+    """The first of some matrices of the same precision and device."""
     if isinstance(matrices, CSR) or not isinstance(matrices, Sequence):
         raise TypeError(f"{function}: expected a list of CSR matrices, got {type(matrices).__name__}")
     if not matrices:

@@ -43,9 +43,9 @@ def stencil(
     Raises
     ------
     ValueError
-        if shapes, offsets or boundary do not fit.
+        if shapes, offsets or boundary are invalid.
     TypeError
-        if dtypes or devices do not fit, or offsets are not integers.
+        if dtypes or devices do not match, or offsets are not integers.
 
     Notes
     -----

@@ -35,7 +35,7 @@ def stencil_matrix(
 
     Parameters
     ----------
-    coefficients, offsets, boundary : as of `stencil`
+    coefficients, offsets, boundary : as for `stencil`
     grid : its sizes; points are numbered with the last axis fastest
 
     Returns

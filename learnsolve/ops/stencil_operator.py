@@ -22,7 +22,7 @@ class StencilOperator:
 
     Parameters
     ----------
-    coefficients, offsets, boundary : as of `stencil`; coefficients may be trainable
+    coefficients, offsets, boundary : as for `stencil`; coefficients may be trainable
     grid : its sizes
 
     Attributes

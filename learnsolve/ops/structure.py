@@ -107,7 +107,7 @@ def scale_rows(A: CSR, d: Tensor) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if shapes, dtypes or devices do not fit.
+        if shapes, dtypes or devices do not match.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if shapes, dtypes or devices do not fit.
+        if shapes, dtypes or devices do not match.
 
     Examples
     --------

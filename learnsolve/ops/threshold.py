@@ -94,7 +94,7 @@ def ilut(
 
     Returns
     -------
-    IncompleteLU : ``L`` and ``U`` as of `ilu0`, on patterns as of `ict`, and ``shift``
+    IncompleteLU : ``L`` and ``U`` as for `ilu0`, on patterns as for `ict`, and ``shift``
 
     Raises
     ------

@@ -43,7 +43,7 @@ class Matrix:
     Raises
     ------
     ValueError
-        if rows and ranges do not fit together.
+        if rows and ranges do not match.
     TypeError
         if the values are not float64 on the CPU.
 

@@ -30,7 +30,7 @@ def spmm(A: Matrix, x: Tensor, *, transpose: bool = False) -> Tensor:
     Raises
     ------
     ValueError
-        if shapes do not fit.
+        if shapes do not match.
     TypeError
         if A is not a petsc.Matrix or x is not float64 on the CPU.
 

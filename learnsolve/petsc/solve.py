@@ -56,7 +56,7 @@ def solve(
     Raises
     ------
     ValueError, TypeError
-        if shapes, types or dtypes do not fit, PETSc has no such method or M, or x0 requires grad.
+        if shapes, types or dtypes are invalid, PETSc has no such method or M, or x0 requires grad.
     SolverError
         if `throw` and a column did not converge.
 

@@ -30,8 +30,8 @@ class TriangleMesh(Immutable):
     Raises
     ------
     ValueError
-        if shapes do not fit, a triangle has no area or a point that does not exist, or no point is free; in a
-        batch of points by `torch.func.vmap`.
+        if shapes do not match, a triangle has no area or a point that does not exist, or no point is free; in
+        a batch of points by `torch.func.vmap`.
     TypeError
         for other dtypes.
 

@@ -47,11 +47,11 @@ class BlockJacobi(Preconditioner):
     Raises
     ------
     ValueError
-        if shapes do not fit, not exactly one of block_size and blocks is given, a block is singular or has a
-        condition number above 1 / (16 eps) (the message names its unknowns), or the inverses have more than
+        if shapes do not match, not exactly one of block_size and blocks is given, a block is singular or has
+        a condition number above 1 / (16 eps) (the message names its unknowns), or the inverses have more than
         2^27 entries per matrix.
     TypeError
-        if types or dtypes do not fit.
+        if a type or dtype is wrong.
 
     Notes
     -----

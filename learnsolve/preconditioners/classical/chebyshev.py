@@ -43,7 +43,7 @@ class Chebyshev(PolynomialPreconditioner):
     Raises
     ------
     ValueError, TypeError
-        if bounds, types, dtypes or devices do not fit, a diagonal entry is zero ("jacobi"), M is not linear,
+        if bounds, types, dtypes or devices are invalid, a diagonal entry is zero ("jacobi"), M is not linear,
         or A is zero or not finite.
 
     Notes

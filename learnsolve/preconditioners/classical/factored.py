@@ -55,10 +55,10 @@ class Factored(Preconditioner):
     Raises
     ------
     ValueError
-        if shapes or patterns do not fit, or, on the CPU, values are not finite or a diagonal to solve with
+        if shapes or patterns do not match, or, on the CPU, values are not finite or a diagonal to solve with
         has a zero (the message names the row).
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 
     Notes
     -----

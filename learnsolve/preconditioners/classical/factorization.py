@@ -54,7 +54,7 @@ def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: st
 
     Notes
     -----
-    Gradient: of a solve, as of `ops.spsolve`, to any order; one triangular pair for each adjoint. Of
+    Gradient: of a solve, as for `ops.spsolve`, to any order; one triangular pair for each adjoint. Of
     ``F.logdet``, to any order: the entries of :math:`A^{-T}` on A's pattern, by other factors, as of
     `ops.selected_inverse`; where they do not exist or are unstable, by n solves.
 

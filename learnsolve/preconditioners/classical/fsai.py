@@ -43,7 +43,7 @@ class FSAI(Factored):
         if A is not square or not finite, the pattern does not fit, or a block :math:`A_{JJ}` is not
         numerically positive definite.
     TypeError
-        if types or dtypes do not fit.
+        if a type or dtype is wrong.
 
     Notes
     -----

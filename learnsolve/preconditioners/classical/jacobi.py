@@ -35,7 +35,7 @@ class Jacobi(Diagonal):
         if a diagonal entry is missing or zero, A is not finite (the message names the row), or the weight is
         not finite or does not fit.
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 
     Notes
     -----

@@ -49,9 +49,9 @@ class Polynomial(PolynomialPreconditioner):
     ------
     ValueError
         if there is no coefficient, the interval is invalid, a diagonal entry is zero ("jacobi"), M is not
-        linear, shapes do not fit, or A is not finite.
+        linear, shapes do not match, or A is not finite.
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 
     Notes
     -----

@@ -34,7 +34,7 @@ class SOR(Preconditioner):
         if a diagonal entry is missing or zero, A is not finite (the message names the row), or omega is out
         of its range.
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 
     Notes
     -----

@@ -39,7 +39,7 @@ class SPAI(Preconditioner):
     Raises
     ------
     ValueError
-        if shapes do not fit, a column of the pattern (for "left" a row) is empty, or its least-squares
+        if shapes do not match, a column of the pattern (for "left" a row) is empty, or its least-squares
         problem is rank-deficient to working precision (the message names it).
 
     Notes

@@ -58,7 +58,7 @@ class AdditiveSchwarz(Preconditioner):
     ------
     ValueError, TypeError, NotImplementedError
         if A is not finite, a local or coarse matrix is singular (named), a row is in no subdomain, or
-        inverses have more than 2^27 entries; if types do not fit; for CUDA tensors.
+        inverses have more than 2^27 entries; if a type is wrong; for CUDA tensors.
 
     Notes
     -----

@@ -159,12 +159,12 @@ class FactorNetwork(MatrixNetwork):
 
     Parameters
     ----------
-    rounds, width, aggregate, seed, dtype, device : as of `PreCorrector`, and with its defaults
+    rounds, width, aggregate, seed, dtype, device : as for `PreCorrector`, and with its defaults
 
     Raises
     ------
     ValueError, NotImplementedError
-        if arguments do not fit; from a call, if the subclass lacks a method.
+        if arguments are invalid; from a call, if the subclass lacks a method.
 
     Notes
     -----

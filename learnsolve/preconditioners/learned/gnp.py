@@ -50,7 +50,7 @@ class GNP(Trainable):
     Raises
     ------
     ValueError, TypeError
-        if A is not square or not finite or requires grad; if types or dtypes do not fit.
+        if A is not square or not finite or requires grad; if a type or dtype is wrong.
 
     Notes
     -----

@@ -33,7 +33,7 @@ def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.dev
     ------
     ValueError
         if the file is damaged, needs an M or has no use for it, holds something else, was written by a later
-        version, or has weights that are not finite or do not fit its settings.
+        version, or has weights that are not finite or do not match its settings.
     OSError
         if it cannot be read.
     ImportError

@@ -131,7 +131,7 @@ class Hierarchy:
         Raises
         ------
         ValueError, TypeError
-            if arguments do not fit one another.
+            if arguments do not match one another.
 
         Notes
         -----
@@ -201,7 +201,7 @@ class Hierarchy:
         Raises
         ------
         ValueError, TypeError
-            if arguments do not fit.
+            if arguments are invalid.
 
         Notes
         -----

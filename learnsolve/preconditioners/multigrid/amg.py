@@ -67,7 +67,7 @@ class AMG(Preconditioner):
     Raises
     ------
     ValueError, TypeError; NotImplementedError (CUDA tensors)
-        if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments do not fit.
+        if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments are invalid.
 
     Notes
     -----

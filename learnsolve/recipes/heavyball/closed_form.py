@@ -33,7 +33,7 @@ def eigenvalues(A: CSR) -> Tensor | None:
 def expected_energy(spectrum: Tensor, alpha: Any, beta: Any, sweeps: int) -> Tensor:
     """Mean of e^T A e after the sweeps over e ~ N(0, I), shape (...), for eigenvalues (..., n).
 
-    `alpha` and `beta` are numbers or Tensors that broadcast with (...). Differentiable.
+    `alpha` and `beta` are floats or Tensors that broadcast with (...). Differentiable.
 
     Examples
     --------

@@ -268,7 +268,7 @@ def _(crow, col, values, b, transpose, how):
 
 @torch.library.custom_op("learnsolve::direct_logdet", mutates_args=())
 def direct_logdet(crow: Tensor, col: Tensor, values: Tensor, how: str) -> Tensor:
-    """`logdets`, with factors as of `direct_solve`."""
+    """`logdets`, with factors as for `direct_solve`."""
     return logdets(_remembered(crow, col, values, Request(*how.split())), values)
 
 
