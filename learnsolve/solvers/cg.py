@@ -188,7 +188,7 @@ class PCG(torch.nn.Module):
     ):
         super().__init__()
         if not callable(M):
-            raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; else use cg")
+            raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; without M use cg")
         checks.one_of("PCG", "gradient", gradient, GRADIENTS)
         self.M = M
         self.flexible = flexible
