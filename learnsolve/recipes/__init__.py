@@ -18,7 +18,7 @@ class Entry:
 
 
 RECIPES: dict[str, Entry] = {
-    "jacobi": Entry("JacobiRecipe", "One weight per row for Jacobi's method."),
+    "jacobi": Entry("JacobiRecipe", "One weight for every row of Jacobi's method."),
     "heavyball": Entry("HeavyballRecipe", "Step and momentum of the heavy ball."),
     "heavyball_network": Entry("HeavyballNetworkRecipe", "A network that predicts both from the matrix."),
     "pcg": Entry("PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."),
