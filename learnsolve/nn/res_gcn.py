@@ -40,7 +40,7 @@ class ResGCN(torch.nn.Module):
 
     Notes
     -----
-    A keeps its signs and is not scaled: scale it, for example by a bound of its norm, so that features
+    A is used as given, with its signs; scale it, for example by a bound of its norm, so that features
     neither grow nor vanish (`preconditioners.GNP` does). Weights start as in `torch.nn.Linear`.
     Differentiable to any order with respect to A's values, X and the parameters; equivariant to permutations
     of the nodes. Cost per layer: a product with `width` columns, 2 width^2 multiplications per node.
