@@ -1,5 +1,4 @@
-"""Vectors to train M(A x) = x on: Gaussian vectors, and vectors whose images A x are white noise in a Krylov
-space.
+"""Vectors to train M(A x) = x on: Gaussian, or with images A x that are white noise in a Krylov space.
 
 Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025.
 """
@@ -31,9 +30,8 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
 
     Returns
     -------
-    Tensor, shape (..., n, m), without a graph. If the space has fewer dimensions, or A maps one of its
-    directions to zero,
-        up to rounding, columns are zero.
+    Tensor, shape (..., n, m), without a graph. Columns are zero if the space has fewer dimensions, or
+        A maps one of its directions to zero, up to rounding.
 
     Raises
     ------

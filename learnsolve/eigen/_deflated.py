@@ -41,8 +41,7 @@ class Deflated(NamedTuple):
         return torch.addmm(R, self.W, self.U.mT @ R, alpha=-1)
 
     def into(self, R: Tensor) -> Tensor:
-        """P^T R for right-hand sides; zero if it is only rounding, as for R that depends only on the span of
-        U."""
+        """P^T R for right-hand sides; zero if it is only rounding, as for R that depends only on span(U)."""
         P = self.without_W(R)
         return P.where(P.norm(dim=0) > 1e3 * torch.finfo(R.dtype).eps * R.norm(dim=0), 0)
 

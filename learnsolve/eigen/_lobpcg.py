@@ -25,8 +25,7 @@ def lobpcg(
     A: Map, B: Map, M: Map | None, X: Tensor, k: int, tolerance: Callable[[Tensor, Tensor], Tensor], most: int
 ) -> tuple[Tensor, Tensor, int]:
     """The k smallest values, ascending, and their vectors, starting from the columns of X, at least k; and
-    the number of steps. `tolerance(values, B X)` bounds the residual norms. NaN if M returns values that are
-    not finite."""
+    the number of steps. `tolerance(values, B X)` bounds the residual norms. NaN if M returns infinities."""
     X, BX, _ = orthonormal(X, B)
     m, P = X.shape[1], X[:, :0]
     values, C = _eigh(X.mT @ A(X))

@@ -39,8 +39,7 @@ class Memory:
     def _deflated(self, values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         with torch.no_grad():
             if self.solve is None:
-                # Like the eigenvectors: for LOBPCG with A's device and dtype, otherwise on the host in
-                # float64.
+                # Like the eigenvectors: for LOBPCG with A's device and dtype, else on the host in float64.
                 q = self.request if self.pairs.method.startswith("LOBPCG") else self.request.in_double()
                 U = self.pairs.vectors.to(q.A.values)
                 rtol = 1e-10 if self.eps < 1e-10 else 1e-5
@@ -54,8 +53,7 @@ class Memory:
         warnings.warn(f"{self.request.name}: {text}", RuntimeWarning, stacklevel=users_frame())
 
     def _judge(self, kind: str, R: Tensor, G: Tensor, Y: Tensor, trouble: str) -> None:
-        """Check that a first derivative (`kind` "forward" or "reverse") is defined, and that any was
-        solved."""
+        """Check that a first derivative (`kind` "forward" or "reverse") is defined, and any is solved."""
         size = R.norm(dim=-2)
         cut = ~(Y.norm(dim=-2) * self.gap <= 0.1 * size) & (size > 0)  # true also for NaN
         if kind and bool(cut.any()):
@@ -78,8 +76,7 @@ class Memory:
 
     def _judge_rotations(self, turn: Tensor, size: Tensor) -> None:
         """Within a cluster, a G = U^T R that is not symmetric (a cotangent) depends on the rotation of the
-        basis, and one that splits the values (a tangent) separates them: single vectors have no
-        derivative."""
+        basis, and one that splits the values (a tangent) separates them: vectors have no derivative."""
         scale = self.pairs.vectors.norm(dim=0).unsqueeze(-1) * size.unsqueeze(-2)
         turns = (turn > self.eps**0.4 * torch.maximum(scale, scale.mT)) & self.cluster
         turns = turns.reshape(-1, *self.cluster.shape).any(0).triu(1)

@@ -83,8 +83,8 @@ def _by_rows(T: Any) -> CSR:
 
 def below_all(function: str, A: CSR, B: CSR | None, norm: float) -> Shifted:
     """A factor at a shift below all eigenvalues: slightly below 0 if A is positive semidefinite, by
-    Gershgorin's theorem or its Cholesky factor; otherwise below Gershgorin's bound. `norm`: of the largest
-    eigenvalue."""
+    Gershgorin's theorem or its Cholesky factor; else below Gershgorin's bound. `norm`: of the largest
+    value."""
     lowest = _gershgorin(A)
     sigma = -(torch.finfo(A.dtype).eps ** 0.5) * max(norm, 1e-300)
     if lowest >= (0.5 * sigma if B is None else 0):

@@ -119,7 +119,7 @@ def _inverse_of_B(q: Request) -> Callable[[Any], Any]:
 
 
 def _above(q: Request, values: Tensor, space: Deflated) -> Solve:
-    """For the largest values: MINRES, and, if it is slow, a factor at a shift above all values, made on
+    """For the largest values: MINRES or, if it is slow, a factor at a shift above all values, made on
     demand."""
 
     def factored() -> Solve:

@@ -65,8 +65,7 @@ def eigsh(
     Notes
     -----
     "auto": LOBPCG with M and on a device; "dense" for n <= 256 or 3 k > n; else ARPACK on the host in
-    float64, for "smallest" and a float on :math:`(A - \sigma B)^{-1}` with a sparse factor, for "largest" on
-    A.
+    float64, for "largest" on A, otherwise on :math:`(A - \sigma B)^{-1}` with a sparse factor.
 
     Gradient: implicit, any order, reverse and forward mode; symmetric on the pattern. For values it costs a
     sampled product, for vectors also solves in the complement of all k, with the factor or MINRES with M. In

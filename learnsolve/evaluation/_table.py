@@ -10,8 +10,7 @@ from typing import Any
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
-    """Lines of cells as text, with a rule below the first; columns `left` are left-aligned, others
-    right-aligned."""
+    """Lines of cells as text, with a rule below the first; columns `left` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def text(line: Sequence[str]) -> str:

@@ -1,5 +1,5 @@
 """Figures as data: `picture` draws lines, levels and bands in one style, with the legend below the axes,
-where it hides nothing; `LOOKS` gives each name the same color in all figures, distinguishable for color-blind
+where it hides nothing; `LOOKS` gives each name the same color in all figures, safe for color-blind
 readers."""
 
 from __future__ import annotations

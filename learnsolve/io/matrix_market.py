@@ -29,8 +29,8 @@ def write_matrix_market(
     Raises
     ------
     ValueError
-        if A is a batch, or has an infinity or a NaN, which the format does not support; or, with `symmetric`,
-        is not symmetric.
+        if A is a batch, or has an infinity or a NaN, which the format lacks; or, with `symmetric`, is not
+        symmetric.
     TypeError
         if a type is wrong.
 

@@ -217,8 +217,7 @@ class Cached:
             budget.add(entry, self._serial)
         else:
             self._count(plan)  # there are only a few of this kind
-        # Last, because an interrupt before it leaves a plan that is never found, and the next call makes
-        # another.
+        # Last: after an interrupt before this line, the plan is never found, and the next call makes another.
         self._entries[key] = entry
         return plan
 
@@ -330,8 +329,7 @@ def _drop_all(entries: Iterable[Entry]) -> None:
 @constant_in_graphs
 def _analyze_while_tracing(serial: str) -> bool:
     """Compute everything that an operation may need of a pattern, for real, while torch.compile traces, since
-    it cannot trace the analysis. The argument is a string, because torch before 2.12 accepts no other objects
-    here."""
+    it cannot trace the analysis. The argument is a string, as torch before 2.12 accepts no other object."""
     _by_serial[serial]._analyze()
     return True
 

@@ -113,8 +113,7 @@ def batches(function: str, a: torch.Size, b: torch.Size, names: str) -> None:
 
 
 def start(function: str, name: str, value: Tensor, instead: str) -> None:
-    """`value`, which a module copies into its state, must not require grad: no derivative passes through the
-    copy."""
+    """`value`, which a module copies into its state, must not require grad: the copy has no derivative."""
     if value.requires_grad or forward_ad.unpack_dual(value).tangent is not None:
         raise ValueError(
             f"{function}: {name} requires grad, but would get no gradient, because the module keeps a copy; "

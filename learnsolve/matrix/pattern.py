@@ -199,8 +199,7 @@ class SparsityPattern(Cached, Immutable):
         return self._original() or self._transposed()[0]
 
     def _original(self) -> SparsityPattern | None:
-        """The pattern that this one is the transpose of, while it lives: it holds this one, not vice
-        versa."""
+        """The pattern whose transpose this is, while it lives. It holds this one, not vice versa."""
         return None if self._source is None else self._source()
 
     @property

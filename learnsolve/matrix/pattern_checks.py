@@ -114,8 +114,7 @@ def sorted_triples(
     names: tuple[str, str] = ("rows", "columns"),
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Triples in any order as a pattern: (crow, col, order, first). `order` sorts the triples by row and
-    column and keeps the order of duplicates; `first` is the index in it of the first triple of each
-    position."""
+    column and keeps the order of duplicates; `first` is the index in it of the first of each."""
     i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, that no other code can modify
     for name, indices, size in zip(names, (i, j), shape, strict=True):
         check_range(function, name, indices, size)

@@ -11,8 +11,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 class Immutable:
-    """The constructor sets attributes by ``object.__setattr__``; afterwards attributes cannot be set or
-    deleted."""
+    """The constructor sets attributes by ``object.__setattr__``; afterwards they cannot be set or deleted."""
 
     __slots__ = ()
 

@@ -28,8 +28,8 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
     Returns
     -------
     SparsityPattern, shape (n, n), int32 if edge_index is, otherwise int64; and order, int64, shape (E,):
-    entry p is edge ``order[p]``, so features of edges, (..., E, f), become features of entries by ``e[...,
-    order, :]``.
+    entry p is edge ``order[p]``, so edge features (..., E, f) become entry features as
+    ``e[..., order, :]``.
 
     Raises
     ------

@@ -35,8 +35,7 @@ def positive_diagonal(
     Raises
     ------
     ValueError
-        if the pattern is not square or lacks a diagonal entry, the shape is wrong, or how or shift is
-        invalid.
+        if the pattern is not square or lacks a diagonal entry, the shape is wrong, or how or shift invalid.
     TypeError
         if dtypes or devices do not match.
 

@@ -1,5 +1,4 @@
-"""f(u, *args) as a function of tensors: the form of a user's function for loops, Jacobians and
-derivatives."""
+"""f(u, *args) as a function of tensors: the form for loops, Jacobians and derivatives."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ def fixed_point(
 
     Notes
     -----
-    Gradient: as for `root`, for :math:`f(x) = x - g(x)`. Cost per iteration: one call of g, and memory for 2
-    `memory` vectors.
+    Gradient: as for `root`, for :math:`f(x) = x - g(x)`. Cost per iteration: one call of g; 2 `memory`
+    vectors.
 
     References
     ----------

@@ -41,8 +41,7 @@ def implicit_euler(
     Returns
     -------
     Solution: `x`, u after the last step; `iterations`, of all steps together; `residual_norms`, (steps), at
-    the end of each step; status and statuses, the worst of all steps. For intermediate states, call it once
-    for each.
+    the end of each step; status and statuses, the worst of all steps. Intermediate states need one call each.
 
     Raises
     ------

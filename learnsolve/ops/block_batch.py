@@ -80,8 +80,7 @@ class BlockBatch:
     Vectors are concatenated (`torch.cat`): b has shape (n,) or (..., n, k), and `split` separates the blocks.
     In a solve, M is any preconditioner of the block-diagonal matrix that does not couple its blocks, or a
     list of one per block. Gradients flow back into the values of the given matrices. Cost: O(nnz); the
-    pattern is planned once. docs/batching.md compares with `CSR.stack`, which is faster for matrices on the
-    same pattern.
+    pattern is planned once. `CSR.stack` is faster for matrices on the same pattern: docs/batching.md.
 
     Examples
     --------
@@ -207,8 +206,7 @@ class BlockBatch:
 
         Returns
         -------
-        list of views, or of CSRs on the same patterns in each call (for `matrix` the patterns of the given
-        matrices)
+        list of views, or of CSRs on the same patterns in each call (for `matrix` the given ones)
         """
         name = "BlockBatch.split"
         if isinstance(value, CSR):

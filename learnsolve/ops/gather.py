@@ -7,7 +7,7 @@ from learnsolve.ops.core import segments
 
 
 def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
-    r"""Gather, for each entry (i, j) of a pattern, the features :math:`x_i` of its row or :math:`x_j` of its
+    r"""Gather for each entry (i, j) of a pattern the features :math:`x_i` of its row or :math:`x_j` of its
     column.
 
     Parameters

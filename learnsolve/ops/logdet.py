@@ -126,9 +126,8 @@ def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor =
     Notes
     -----
     Takahashi's recurrence on the complete fill, from the last column to the first, costs about two
-    factorizations. Gradient: :math:`-A^{-T} G A^{-T}` on A's pattern, with the incoming gradient G, by the
-    adjoint of the recurrence: a few factorizations, no solves. Any order; forward mode, vmap,
-    `torch.compile`.
+    factorizations. Gradient for the incoming G: :math:`-A^{-T} G A^{-T}` on A's pattern, by the adjoint
+    recurrence, a few factorizations without solves. Any order; forward mode, vmap, `torch.compile`.
 
     Source: Takahashi, Fagan, Chen, "Formation of a sparse bus impedance matrix and its application to short
     circuit study", PICA 1973; Erisman, Tinney, doi:10.1145/360680.360704.

@@ -6,8 +6,7 @@ pcg_column.cuh), split so that Python can handle an interrupt in time. Second de
 unusual batches use core/pcg_unfused.py.
 
 A column that has reached the rounding level, or cannot continue, is frozen: it keeps x and r, cotangents of
-both pass through, and later iterations add nothing to any gradient. `status` has the reason and the
-iteration.
+both pass through, and later iterations add nothing to any gradient. `status` says why and when.
 
 Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1; the problem of learning
 from truncated iterations: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic

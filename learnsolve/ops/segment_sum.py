@@ -30,8 +30,7 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     Notes
     -----
     Gradient: the gradient of the segment at each of its entries, which is `gather`, and vice versa. Any
-    order; forward mode, vmap, `torch.compile`. For features of length 1, ``CSR(e, pattern).sum(1)`` is the
-    same.
+    order; forward mode, vmap, `torch.compile`. For a single feature, ``CSR(e, pattern).sum(1)`` is the same.
 
     Cost: reads nnz f values once. The result has the same bits on every run and for every number of threads.
 

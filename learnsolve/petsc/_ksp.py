@@ -54,8 +54,7 @@ _REFUSED = {56, 60, 62, 63, 75, 86, 92}
 
 
 class Ended(NamedTuple):
-    """The result of a column: norms, with ||b - A x0|| first and the true one last, and the code of its
-    Status."""
+    """The result of a column: norms, from ||b - A x0|| to the true last one, and the code of its Status."""
 
     norms: list[float]
     code: int
@@ -134,8 +133,7 @@ class System:
                 database.delValue(prefix + key.removeprefix("-"))
 
     def solve(self, b: Tensor, x: Tensor, guess: bool, transpose: bool, derivative: bool) -> Ended:
-        """Solve for one column: x, the guess or zeros, becomes the solution. A derivative has any size, hence
-        no atol."""
+        """Solve for one column: x, the guess or zeros, becomes the solution. Derivatives have no atol."""
         if transpose and not self.symmetric and self._assembles_transpose():
             return self._transposed().solve(b, x, guess, False, derivative)
         self.b.placeArray(b.numpy())

@@ -24,8 +24,7 @@ from learnsolve.petsc._engine import engine
 
 
 class Processes:
-    """The processes of PETSC_COMM_WORLD. All get the same bits, since each sums all parts in the same
-    order."""
+    """The processes of PETSC_COMM_WORLD. All get the same bits: each sums all parts in the same order."""
 
     def __init__(self) -> None:
         comm = engine().COMM_WORLD

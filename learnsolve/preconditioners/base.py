@@ -37,8 +37,7 @@ from learnsolve.ops.core.linear_operator import HostOperator
 
 
 class Part(NamedTuple):
-    """A tensor, a CSR, or a sequence of them, from which a preconditioner is computed and which can be
-    learned.
+    """A tensor, a CSR, or a sequence of them, that defines a preconditioner and can be learned.
 
     Attributes
     ----------
@@ -127,8 +126,7 @@ class Preconditioner:
         return M
 
     def _like(self) -> Tensor | None:
-        """A tensor with M's dtype and device, if it has any: one that M is computed from, or else one of its
-        attributes."""
+        """A tensor with M's dtype and device, if any: one that M is computed from, or an attribute."""
         held = (a.values if isinstance(a, CSR) else a for a in vars(self).values())
         numbers = (t for t in held if isinstance(t, Tensor) and t.is_floating_point())
         return next(itertools.chain(self.depends_on, numbers), None)

@@ -54,8 +54,7 @@ class Plan(NamedTuple):
 
 
 def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
-    """A plan for `pattern._planned`. 16 bytes per entry of A that is read, 8 per product of the
-    elimination."""
+    """For `pattern._planned`. 16 bytes per entry of A that is read, 8 per product of the elimination."""
     arrays = (
         as_numpy(pattern.crow_indices),
         as_numpy(pattern.col_indices),

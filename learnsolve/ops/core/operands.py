@@ -12,8 +12,8 @@ from learnsolve.matrix.csr import CSR
 
 
 def fit(function: str, A: CSR, B: CSR, first: str = "A", second: str = "B") -> None:
-    """The matrices must have the same precision and device, and batch axes that broadcast; each may be real
-    or complex."""
+    """The matrices must have the same precision and device, and batch axes that broadcast; real or
+    complex."""
     checks.dtype(function, f"{first}.values", A.values, or_complex=True)
     checks.same_kind(function, f"{second}.values", B.values, A.values, or_complex=True)
     checks.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
@@ -58,8 +58,7 @@ def inside(
     rule: str,
     remedies: tuple[str, str] = ("", ""),
 ) -> None:
-    """0 < value < high, for a float or all elements of a tensor (only on the CPU, to avoid synchronizing a
-    device)."""
+    """0 < value < high, for a float or all elements of a tensor (checked only on the CPU)."""
     if not isinstance(value, Tensor):
         if not 0 < value < high:
             raise ValueError(f"{function}: {name} must {rule}, got {value}{remedies[0]}")

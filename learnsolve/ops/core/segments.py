@@ -159,8 +159,7 @@ def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
 
 
 def sums_at_ends(e: Tensor, pattern: SparsityPattern) -> Tensor:
-    """The adjoint of `at_ends`: row 2i has the sum of row i of the pattern, row 2j + 1 the sum of column
-    j."""
+    """The adjoint of `at_ends`: in row 2i the sum of row i, in row 2j + 1 the sum of column j."""
     S = pattern._planned(_both_ends)
     return product(_ones(S.nnz, e), e, S, True)
 

@@ -31,8 +31,8 @@ from learnsolve.ops.core.trilinear import one_batch_axis
 _raw = torch.ops.learnsolve.csr_sptrsv.default
 _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 
-# Mean number of entries and rows per level from which levels are distributed over threads: each level ends in
-# a barrier.
+# Mean number of entries and rows per level from which levels are distributed over threads, with a barrier
+# each.
 _LEVEL_WORK = 16384
 
 # On a CUDA device: rows from which a bidiagonal system is scanned; entries of a row per thread.
@@ -172,8 +172,7 @@ def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Te
 
 
 def _complex_solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
-    """T = D U with the diagonal D: since U has a unit diagonal, its interleaved real form is also
-    triangular."""
+    """T = D U with the diagonal D: U has a unit diagonal, so its interleaved real form is triangular."""
     if not values.is_complex():
         return complex.columns(lambda b: solve(values, b, pattern, side), b)
     if b.dim() == 1:

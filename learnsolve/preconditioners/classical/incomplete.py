@@ -36,8 +36,7 @@ class IC0(Factored):
     Notes
     -----
     Gradient: exact, for A's values, a tensor shift, and r, to any order. Cost: the factorization
-    once, two triangular solves with L, 2 nnz flops per column, per call. The compiled loop of `cg` supports
-    it.
+    once, two triangular solves with L, 2 nnz flops per column, per call. Compiled in `cg`.
 
     References
     ----------
@@ -77,8 +76,7 @@ class MIC0(Factored):
     Parameters
     ----------
     A, pattern, shift, on_breakdown : as for `ops.mic0`
-    omega : the fraction of the dropped fill that is compensated, from 0 (`IC0`) to 1: the relaxed
-        factorization
+    omega : the fraction of the dropped fill that is compensated, from 0 (`IC0`) to 1
 
     Attributes
     ----------

@@ -185,8 +185,7 @@ def _entries(
     T.sort_indices()
     subdomain = np.repeat(np.repeat(np.arange(len(sizes)), sizes), np.diff(T.indptr))
     row = np.repeat(np.concatenate([np.arange(s) for s in sizes] or [sizes]), np.diff(T.indptr))
-    # B's entries are sorted by subdomain and column: a search for subdomain * n + column finds the local
-    # column.
+    # B's entries are sorted by subdomain and column: a search finds the local column.
     keys = np.repeat(np.arange(len(sizes)), sizes).astype(np.int64) * n + B.indices
     wanted = subdomain.astype(np.int64) * n + T.indices
     found = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))

@@ -54,8 +54,7 @@ def loadable(kind: Kind) -> Kind:
 class Saved(torch.nn.Module):
     """Base of modules that `preconditioners.load` reads. A subclass is decorated with `loadable` and has
 
-    settings()              arguments of its constructor, for JSON, that make a module with the same state
-    dict;
+    settings()              arguments of its constructor, for JSON, that make one with the same state dict;
                             a dtype by its name, "float64"
     _made(settings, tensors)    only if it is not ``cls(**settings)``: for a module whose size is in the file
     """

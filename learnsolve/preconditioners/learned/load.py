@@ -20,8 +20,7 @@ def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.dev
     ----------
     path : model.safetensors of a run of `learnsolve.train`, or a file written by ``network.save(path)``
     M : for a `Trainable`, which is saved without its matrix: the preconditioner inside it, such as
-        ``Jacobi(A)`` or ``Polynomial(A, [1.0])``, with as many coefficients as were trained; factors need no
-        M
+        ``Jacobi(A)`` or ``Polynomial(A, [1.0])``, with as many coefficients as trained. Not for factors
     device : of the weights
 
     Returns

@@ -124,8 +124,7 @@ class NeuralAMG(MatrixNetwork):
         return super().settings() | levels | self.options
 
     def interpolation(self, A: CSR) -> tuple[CSR | None, Tensor]:
-        """The classical P, None if there is no coarser grid, and the coarse points in the order of its
-        columns."""
+        """The classical P, None if there is no coarser grid, and the coarse points of its columns."""
         if A.batch_shape:
             raise ValueError(
                 f"NeuralAMG: needs one matrix, got a batch of shape {tuple(A.batch_shape)}; the grids depend "

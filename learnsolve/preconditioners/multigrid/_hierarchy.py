@@ -27,8 +27,8 @@ class Hierarchy:
     Parameters
     ----------
     prolongations : CSRs; the l-th has shape (n_l, n_(l + 1)), n_0 rows of the matrix
-    restrictions : as many CSRs of shape (n_(l + 1), n_l), or None for the transpose of the prolongation.
-        Default: all None
+    restrictions : as many CSRs of shape (n_(l + 1), n_l), or None (default) for the transpose of the
+        prolongation
     radii : estimates of the spectral radius of D^-1 A on each level, None: computed
 
     Raises
@@ -136,8 +136,7 @@ class Hierarchy:
         Notes
         -----
         There is no gradient, since values determine the choice. The same bits for any number of threads.
-        Cost: O(nnz) per level, mostly for the two products of the next matrix, whose plans are kept for
-        refreshes.
+        Cost: O(nnz) per level, mostly for the two products of the next matrix, with cached plans.
 
         Examples
         --------
@@ -251,8 +250,7 @@ class Hierarchy:
         shape : points per axis, numbered as in `problems.poisson`: :math:`2^k - 1`, of which the odd ones
             (from zero) are coarse, so that all neighbors are inside or on a Dirichlet boundary; with
             `periodic` even, and the even ones are coarse
-        levels : the maximum number of grids, at least 2; default: until an axis has at most 3 points
-            (periodic: 4)
+        levels : the maximum number of grids, at least 2; default: until an axis has 3 points (periodic: 4)
 
         Raises
         ------

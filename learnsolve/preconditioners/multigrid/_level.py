@@ -20,8 +20,8 @@ from learnsolve.preconditioners.base import check_finite
 
 
 class Step(NamedTuple):
-    """From one level to the next: prolongation, restriction if it is not the transpose, spectral radius of
-    D^-1 A if known."""
+    """From one level to the next: prolongation, restriction if it is not the transpose, rho(D^-1 A) if
+    known."""
 
     P: CSR
     R: CSR | None = None

@@ -113,7 +113,7 @@ _BESIDE = {
     ),
     **dict.fromkeys(
         ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"),
-        '{key} belongs to gradient="implicit", which iterations does not support',
+        '{key} belongs to gradient="implicit", which cannot be combined with iterations',
     ),
 }
 
