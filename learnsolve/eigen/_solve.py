@@ -119,8 +119,7 @@ def _inverse_of_B(q: Request) -> Callable[[Any], Any]:
 
 
 def _above(q: Request, values: Tensor, space: Deflated) -> Solve:
-    """For the largest values: MINRES or, if it is slow, a factor at a shift above all values, made on
-    demand."""
+    """For the largest values: MINRES or, if it is slow, a factor at a shift above all, made on demand."""
 
     def factored() -> Solve:
         spread = float(values.max() - values.min())

@@ -64,8 +64,8 @@ def eigsh(
 
     Notes
     -----
-    "auto": LOBPCG with M and on a device; "dense" for n <= 256 or 3 k > n; else ARPACK on the host in
-    float64, for "largest" on A, otherwise on :math:`(A - \sigma B)^{-1}` with a sparse factor.
+    "auto": LOBPCG with M and on a device; else, on the host in float64, "dense" for n <= 256 or 3 k > n, and
+    ARPACK on A for "largest", on :math:`(A - \sigma B)^{-1}` with a sparse factor otherwise.
 
     Gradient: implicit, any order, reverse and forward mode; symmetric on the pattern. For values it costs a
     sampled product, for vectors also solves in the complement of all k, with the factor or MINRES with M. In

@@ -284,7 +284,7 @@ class CSR(Views, Habits, Immutable):
 
     def is_symmetric(self) -> bool:
         """Whether A equals its transpose, pattern included, up to
-        ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``?
+        ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``.
 
         For a batch: whether all do. O(nnz), on the host; not under `torch.compile`."""
         return _ops.core.symmetry.symmetry("CSR.is_symmetric", self, None)
