@@ -152,8 +152,8 @@ class SparsityPattern(Cached, Immutable):
         """
         if not isinstance(other, SparsityPattern):
             raise TypeError(
-                f"SparsityPattern.equals: other must be a SparsityPattern, got {type(other).__name__}; for a "
-                "CSR pass A.pattern"
+                f"SparsityPattern.equals: other must be a SparsityPattern, got {type(other).__name__}; of a "
+                "CSR take A.pattern"
             )
         return interning.equal(self, other)
 

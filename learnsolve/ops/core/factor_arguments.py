@@ -23,8 +23,8 @@ def check(function: str, A: CSR, on_breakdown: str) -> None:
 def check_pattern(function: str, A: CSR, pattern: SparsityPattern) -> None:
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(
-            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; for a CSR pass "
-            "its .pattern"
+            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; of a CSR take its "
+            ".pattern"
         )
     if pattern.shape != A.shape:
         raise ValueError(f"{function}: the pattern must have A's shape {A.shape}, got {pattern.shape}")

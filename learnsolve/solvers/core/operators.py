@@ -231,7 +231,7 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
     if not callable(M):
         raise TypeError(
             f"{function}: {name} must be a callable r -> M r, a CSR or a LinearOperator, got "
-            f"{type(M).__name__}; for a diagonal d pass ops.diag(d)"
+            f"{type(M).__name__}; of a diagonal d pass ops.diag(d)"
         )
     columns: Any = on_columns(function, name, M, b.dim() == 1, True)
     columns.original = M  # for its compiled form
