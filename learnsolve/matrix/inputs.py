@@ -118,8 +118,8 @@ def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray,
         raise TypeError(f"{function}: edge_index must hold integers, got {edge_index.dtype}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(
-            f"{function}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}; for pairs, "
-            "(E, 2), pass pairs.T"
+            f"{function}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}; of pairs, "
+            "(E, 2), give pairs.T"
         )
     ends = as_numpy(edge_index).astype(np.int64)
     if n is None and ends.size == 0:
