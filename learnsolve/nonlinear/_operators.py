@@ -1,4 +1,5 @@
-"""Rules of `_rules.py` for convolutions, averages over windows, and the operators of learnsolve.ops."""
+"""Rules of `_rules.py` for convolutions, averages over windows, interpolation, and the operators of
+learnsolve.ops."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.nonlinear._rules import Call, Sets, all_of, rule, unknown
+from learnsolve.nonlinear._rules import Call, Sets, all_of, blocks, call, placed, rule, unknown
 from learnsolve.nonlinear._trace import Rows, Tracer
 
 
@@ -108,6 +109,51 @@ def averaged(c: Call) -> Sets:
     return [c.tracer.product(target, source, out.numel(), rows)]
 
 
+@rule(
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa "
+    "_upsample_bicubic2d_aa _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_linear1d_backward "
+    "upsample_bilinear2d_backward upsample_trilinear3d_backward upsample_bicubic2d_backward"
+)
+def separable(c: Call) -> Sets:
+    """One matrix for each axis, which the operation itself shows for the columns of the identity."""
+    backward = c.name.endswith("_backward")
+    x, out = c.values[0], c.results[0]
+    rows = c.tracer.rows(x)
+    if rows is None:
+        return [None]
+    fine, coarse = (out, x) if backward else (x, out)
+    forward = getattr(torch.ops.aten, c.name.removesuffix("_backward")).default
+    axes = len(c.named["output_size"])
+    target = source = np.arange(coarse.shape[:-axes].numel())
+    for d, (n, m) in enumerate(zip(fine.shape[-axes:], coarse.shape[-axes:], strict=True)):
+        given = {**c.named, "self": torch.eye(n, dtype=x.dtype).reshape(1, n, *_only(d, n, axes))}
+        given["input"], given["output_size"] = given["self"], _only(d, m, axes)
+        shown = call(forward, [given[a.name] for a in forward._schema.arguments])
+        i, j = (t.numpy() for t in shown.reshape(n, m).T.nonzero(as_tuple=True))
+        target, source = ((t[:, None] * k + at).reshape(-1) for t, k, at in ((target, m, i), (source, n, j)))
+    target, source = (source, target) if backward else (target, source)
+    return [c.tracer.product(target, source, out.numel(), rows)]
+
+
+def _only(d: int, n: int, axes: int) -> list[int]:
+    return [n if e == d else 1 for e in range(axes)]
+
+
+@rule(
+    "col2im unfold_backward reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward "
+    "replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward "
+    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"
+)
+def moved_back(c: Call) -> Sets:
+    """The adjoint of an operation that moves: that shows where each element came from."""
+    out, names = c.results[0], {"col2im": "im2col", "unfold_backward": "unfold"}
+    forward = getattr(torch.ops.aten, names.get(c.name, c.name.removesuffix("_backward"))).default
+    ids = torch.arange(1, out.numel() + 1, dtype=torch.float64, device=out.device).reshape(out.shape)
+    given = {**c.named, "self": ids, "dimension": c.named.get("dim")}
+    places = call(forward, [given[a.name] for a in forward._schema.arguments])
+    return [placed(c.tracer, c.values[0], places.long() - 1, out)]
+
+
 # --- learnsolve.ops: ptr, idx, perm and blocks are a structure, as csrc/ops/schema.cpp says ---
 def entries(ptr: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of each entry."""
@@ -201,6 +247,45 @@ def spmm_backward(c: Call) -> Sets:
         _sampled(c.tracer, (c.named["crow"], c.named["col"]), g, x, c.results[0], False),
         _product(c.tracer, c.values[:3], v, g, c.results[1], False, g.dim() == 1),
     ]
+
+
+@rule("csr_spgemm csr_spgemm_left csr_spgemm_right csr_spgemm_backward")
+def spgemm(c: Call) -> Sets:
+    """C = A B: each product brings an entry of A and one of B to one of C, and their derivatives likewise."""
+    a_ptr, a_idx, perm, b_ptr, b_idx, c_ptr, c_idx = (t.cpu().long() for t in c.named["plan"][:7])
+    row, k = entries(a_ptr, a_idx)
+    if c.name in ("csr_spgemm_right", "csr_spgemm_backward"):  # those of A^T
+        row, k = k, row
+    count = b_ptr.diff()[k]
+    p = torch.repeat_interleave(count)
+    q = b_ptr[k[p]] + torch.arange(len(p)) - (count.cumsum(0) - count)[p]
+    width = 1 + max(int(t.max()) if len(t) else 0 for t in (b_idx, c_idx))
+    c_row, c_col = entries(c_ptr, c_idx)
+    key, keys = row[p] * width + b_idx[q], c_row * width + c_col
+    r = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
+    inside = keys[r] == key if len(keys) else key < 0  # others are masked
+    at = {"a": (perm[p] if len(perm) else p)[inside], "b": q[inside], "g": r[inside]}
+    results = {"csr_spgemm": "g", "csr_spgemm_left": "a", "csr_spgemm_right": "b"}
+    sets = []
+    for of, out in zip(results.get(c.name, "ab"), c.results, strict=True):
+        operands = {n: c.named[n] for n in "abg" if n != of and n in c.named}
+        batch = max(len(t) if t.dim() == 2 else 1 for t in operands.values())
+        b = torch.arange(batch) if out.dim() == 2 else torch.zeros(batch, dtype=torch.int64)
+        places = (b[:, None] * out.shape[-1] + at[of])[..., None]
+        parts = [spread(c.tracer, t, 1, at[n], batch, 1) for n, t in operands.items()]
+        sets.append(coupled(c.tracer, parts, places, out.numel()))
+    return sets
+
+
+@rule("csr_sptrsv direct_solve linear_steps")
+def systems(c: Call) -> Sets:
+    """Linear functions of the columns of b, (..., n, k), or of one, (n): dense, column by column."""
+    b, sets = c.named["b"], []
+    others = [t for name, t in c.named.items() if name != "b"]
+    for out in c.results:
+        by_column = blocks(c.tracer, [b], out, -2 if b.dim() > 1 else 0)
+        sets.append(c.tracer.union([by_column, *all_of(c.tracer, others, [out])]))
+    return sets
 
 
 @rule("csr_add")

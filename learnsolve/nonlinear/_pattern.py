@@ -138,7 +138,7 @@ def trace_pattern(
 
 def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tracer, Rows]:
     """Rows of J: its products with a tangent."""
-    tracer = Tracer(function, x, _rules.apply, x.numel())
+    tracer = Tracer(function, x, _rules, x.numel())
     mark(tracer, x, args)
     tangent = random_like(x)
     tracer.write(tangent, identity(x.numel()))
@@ -150,7 +150,7 @@ def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
 
 def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tracer, Rows]:
     """Rows of J^T: its products with a cotangent."""
-    tracer = Tracer(function, x, _rules.apply, 0)
+    tracer = Tracer(function, x, _rules, 0)
     mark(tracer, x, args)
     with tracer, Lists(tracer):
         out, pull = torch.func.vjp(flat, x)[:2]

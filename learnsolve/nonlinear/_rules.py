@@ -73,6 +73,10 @@ def tensors(values: Any) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
 
 
+def differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
 def unknown(c: Call) -> Sets:
     c.tracer.note("dense", c.func)
     return all_of(c.tracer, c.values, c.results)
@@ -120,14 +124,14 @@ def moved(c: Call) -> Sets:
     """The operation itself moves the numbers of the sets, counted from one; zeros come in between."""
     if c.named.get("reduce") is not None:
         return unknown(c)
-    if any(c.tracer.depends(t) and not t.is_floating_point() for t in tensors(c.values)):
+    if any(c.tracer.depends(t) and not differentiable(t) for t in tensors(c.values)):
         return moved_by_values(c)
     stack: list[Rows] = []
     first = 1
 
     def number(t: Any) -> Any:
         nonlocal first
-        if not isinstance(t, Tensor) or not t.is_floating_point():
+        if not isinstance(t, Tensor) or not differentiable(t):
             return t
         rows = c.tracer.rows(t)
         if rows is None:
@@ -158,14 +162,10 @@ def moved_by_values(c: Call) -> Sets:
     takes from its line, whatever they decide."""
     if c.name == "gather":
         source, dim, index = c.named["self"], c.named["dim"], c.named["index"]
-        rows = c.tracer.rows(source)
-        if rows is None or source.dim() == 0:
-            return [rows]
-        kept, groups = line_groups(source.shape, [dim])
-        lines = torch.arange(kept.numel()).reshape(kept.shape)
-        lines = lines[tuple(slice(n) for n in index.shape)].expand(index.shape)
-        every = c.tracer.product(groups, np.arange(source.numel()), kept.numel(), rows)
-        return [c.tracer.take(every, lines.reshape(-1).numpy())]
+        if source.dim() == 0:
+            return [c.tracer.rows(source)]
+        part = tuple(slice(n) for n in index.shape)
+        return [lines(c.tracer, source, [dim], lambda ids: ids[part].expand(index.shape))]
     c.tracer.note("values", c.func)
     return all_of(c.tracer, c.values, c.results)
 
@@ -202,12 +202,17 @@ def added(c: Call) -> Sets:
             places = ids.take(c.named["index"])
         else:
             places = ids[tuple(slice(None) if i is None else i for i in c.named["indices"])]
-    rows = c.tracer.rows(source, places.shape)
     before = c.tracer.rows(c.named["self"], out.shape) if "self" in c.named else None
+    return [c.tracer.union([before, placed(c.tracer, source, places, out)])]
+
+
+def placed(T: Tracer, source: Tensor, places: Tensor, out: Tensor) -> Rows | None:
+    """Each element of `source` is added to the element of `out` with the number in `places`, or to none."""
+    rows, at = T.rows(source, places.shape), places.reshape(-1).cpu().numpy()
     if rows is None:
-        return [before]
-    placed = c.tracer.product(places.reshape(-1).cpu().numpy(), np.arange(places.numel()), out.numel(), rows)
-    return [c.tracer.union([before, placed])]
+        return None
+    (inside,) = (at >= 0).nonzero()
+    return T.product(at[inside], inside, out.numel(), rows)
 
 
 # --- along axes ---
@@ -223,28 +228,60 @@ def line_groups(shape: Sequence[int], dims: Any) -> tuple[Tensor, np.ndarray]:
     return left, groups.reshape(-1).numpy()
 
 
+def lines(
+    T: Tracer, t: Tensor, dims: Any, places: Callable[[Tensor], Tensor] | None = None
+) -> Rows | None:
+    """What all elements of t in each line (or block) along `dims` depend on. `places` gives the lines to the
+    elements of a result: a function of their numbers, of t's shape with one element along `dims`."""
+    rows = T.rows(t)
+    if rows is None:
+        return None
+    left, groups = line_groups(t.shape, dims)
+    every = T.product(groups, np.arange(t.numel()), left.numel(), rows)
+    if places is None:
+        return every
+    ids = places(torch.arange(left.numel()).reshape(left.shape))
+    return T.take(every, ids.reshape(-1).numpy())
+
+
+def blocks(T: Tracer, inputs: Sequence[Tensor], out: Tensor, dims: Any) -> Rows | None:
+    """Dense along `dims`, with a block for each place along the other axes, broadcast."""
+    return T.union([lines(T, t, dims, lambda ids: ids.expand(out.shape)) for t in inputs])
+
+
 @rule("sum mean nansum amax amin linalg_vector_norm logsumexp trace")
 def reduced(c: Call) -> Sets:
     """Each line along the axes to one element."""
-    source = c.named["self"]
-    rows = c.tracer.rows(source)
-    assert rows is not None
-    left, groups = line_groups(source.shape, c.named.get("dim"))
-    return [c.tracer.product(groups, np.arange(source.numel()), left.numel(), rows)]
+    return [lines(c.tracer, c.named["self"], c.named.get("dim"))]
 
 
-@rule("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumprod logcumsumexp")
+@rule(
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumprod logcumsumexp "
+    "linalg_cross _fft_r2c _fft_c2r _fft_c2c"
+)
 def along(c: Call) -> Sets:
-    """Each element of a line depends on the whole line."""
-    sets = []
-    for t in tensors(c.values):
-        rows = c.tracer.rows(t)
-        if rows is None:
-            continue
-        left, groups = line_groups(t.shape, c.named["dim"])
-        every = c.tracer.product(groups, np.arange(t.numel()), left.numel(), rows)
-        sets.append(c.tracer.take(every, groups))
-    return [c.tracer.union(sets)]
+    """Each element of a line, or of a block of several axes, depends on all of it."""
+    return [blocks(c.tracer, tensors(c.values), c.results[0], c.named["dim"])]
+
+
+@rule(
+    "linalg_lu_solve linalg_solve_triangular triangular_solve cholesky_solve linalg_matrix_exp "
+    "_scaled_dot_product_flash_attention_for_cpu_backward"
+)
+def matrices(c: Call) -> Sets:
+    """Dense, but matrix by matrix of a batch: what torch differentiates its linear algebra by."""
+    return [blocks(c.tracer, tensors(c.values), out, (-2, -1)) for out in c.results]
+
+
+def solved(T: Tracer, inputs: Sequence[Tensor], x: Tensor, dims: Sequence[int]) -> Rows | None:
+    """x of a solver: dense along `dims`, system by system where an input has x's other axes."""
+
+    def axes(t: Tensor) -> list[int]:
+        return [n for d, n in enumerate(t.shape, -t.dim()) if d not in dims]
+
+    alike = [t for t in inputs if t.dim() == x.dim() and axes(t) == axes(x)]
+    others = [t for t in inputs if not any(t is other for other in alike)]
+    return T.union([blocks(T, alike, x, dims), *all_of(T, others, [x])])
 
 
 @rule("cumsum")
@@ -287,12 +324,8 @@ def product(c: Call) -> Sets:
         elif known:
             batch, i, k = other.cpu().nonzero(as_tuple=True)
             target, source = ids[batch, i], mine[batch, k]
-        else:
-            line = 2 if left else 1  # all elements of a row of a, or of a column of b
-            kept, groups = line_groups(t.shape, [line])
-            every = c.tracer.product(groups, np.arange(t.numel()), kept.numel(), rows)
-            lines = torch.arange(kept.numel()).reshape(kept.shape).expand(size, m, p)
-            parts.append(c.tracer.take(every, lines.reshape(-1).numpy()))
+        else:  # all elements of a row of a, or of a column of b
+            parts.append(lines(c.tracer, t, [2 if left else 1], lambda ids: ids.expand(size, m, p)))
             continue
         parts.append(
             c.tracer.product(target.reshape(-1).numpy(), source.reshape(-1).numpy(), size * m * p, rows)

@@ -50,6 +50,10 @@ class Root(Rule):
     shift: Tensor | None = None  # of a direction of the unrolled loop
     square = True
 
+    @property
+    def levels(self) -> int:  # type: ignore[override]
+        return self.f.levels
+
     def F(self, x: Tensor, *p: Tensor) -> Tensor:
         r = self.f(x, *p)
         return r if self.shift is None else r + over(self.shift, x) * x

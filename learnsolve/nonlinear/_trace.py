@@ -22,7 +22,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 Rows = scipy.sparse.csr_array
 """The index sets of elements, a boolean matrix: row k has the inputs that element k depends on."""
@@ -77,14 +77,15 @@ class Watch(TorchDispatchMode):
 
 
 class _Storage:
-    """What is known of a storage that depends on u or args: its sets, None if all are empty."""
+    """What is known of a storage that depends on u or args: the sets of its real numbers, None if all are
+    empty."""
 
     __slots__ = ("itemsize", "ref", "rows", "size")
 
     def __init__(self, t: Tensor):
         storage = t.untyped_storage()
         self.ref = StorageWeakRef(storage)  # while it lives, no other storage has this address
-        self.itemsize = t.element_size()
+        self.itemsize = _itemsize(t)
         self.size = storage.nbytes() // self.itemsize
         self.rows: Rows | None = None
 
@@ -92,7 +93,7 @@ class _Storage:
 class Tracer(Watch):
     """A dispatch mode that carries the sets, of inputs 0 .. width - 1."""
 
-    def __init__(self, function: str, u: Tensor, rules: Callable[..., Any], width: int):
+    def __init__(self, function: str, u: Tensor, rules: Any, width: int):
         super().__init__(function, u)
         self.rules, self.width = rules, width
         self.storages: dict[int, _Storage] = {}
@@ -114,12 +115,16 @@ class Tracer(Watch):
         if storage is None or storage.rows is None:
             return None
         t = t if shape is None else t.expand(tuple(shape))
-        if self._is_all(t, storage):
+        if self._is_all(t, storage) and not t.is_complex():
             return storage.rows
-        if t.element_size() != storage.itemsize:  # a view in another dtype
+        if _itemsize(t) != storage.itemsize:  # a view in another dtype
             everything = self.product(np.zeros(storage.size, int), np.arange(storage.size), 1, storage.rows)
             return self.take(everything, np.zeros(t.numel(), int))
-        return self.take(storage.rows, _positions(t, storage.size))
+        rows = self.take(storage.rows, _positions(t, storage.size))
+        if t.is_complex():
+            pairs = np.arange(2 * t.numel())
+            rows = self.product(pairs // 2, pairs, t.numel(), rows)
+        return rows
 
     def write(self, t: Tensor, rows: Rows | None) -> None:
         """Set t's sets; those of other elements of its storage stay."""
@@ -133,13 +138,19 @@ class Tracer(Watch):
             storage = self.storages[t.untyped_storage()._cdata] = _Storage(t)
         if rows is None and storage.rows is None:
             return
+        count = t.numel() * (2 if t.is_complex() else 1)
+        if rows is not None and t.is_complex():
+            rows = self.take(rows, np.arange(count) // 2)
         if rows is None or not self._is_all(t, storage):
-            count = t.numel()
             new = self.empty(count) if rows is None else rows
             old = self.empty(storage.size) if storage.rows is None else storage.rows
-            source = np.arange(storage.size)
-            source[_positions(t, storage.size)] = storage.size + np.arange(count)
-            rows = self.take(stacked([old, new]), source)
+            both, source = stacked([old, new]), np.arange(storage.size)
+            if _itemsize(t) == storage.itemsize:
+                source[_positions(t, storage.size)] = storage.size + np.arange(count)
+            else:  # bytes of other numbers
+                both = self.product(0 * np.arange(count_of(both)), np.arange(count_of(both)), 1, both)
+                source = 0 * source
+            rows = self.take(both, source)
         storage.rows = rows
 
     def _storage(self, t: Any) -> _Storage | None:
@@ -149,7 +160,8 @@ class Tracer(Watch):
 
     @staticmethod
     def _is_all(t: Tensor, storage: _Storage) -> bool:
-        return t.is_contiguous() and t.numel() == storage.size and t.element_size() == storage.itemsize
+        count = t.numel() * (2 if t.is_complex() else 1)
+        return t.is_contiguous() and count == storage.size and _itemsize(t) == storage.itemsize
 
     # --- algebra of sets ---
     def empty(self, count: int) -> Rows:
@@ -191,6 +203,19 @@ class Tracer(Watch):
     def note(self, kind: str, func: Any) -> None:
         self.notes.setdefault((kind, f"{func}{users_line()}"), None)
 
+    def as_one(self, run: Callable[[], Any], inputs: Sequence[Tensor], dims: Sequence[int]) -> Any:
+        """The results of `run`, a solver: of its iterations, and the values that end them, nothing is
+        noted."""
+        with _pop_mode_temporarily():
+            x, *others = out = run()
+            rows = self.rules.solved(self, inputs, x, dims)
+        if any(self.depends(t) for t in inputs):
+            self.write(x, rows)
+            for t in others:
+                if isinstance(t, Tensor):
+                    self.write(t, None)
+        return out
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         written = self.check(func, args, kwargs)
@@ -223,7 +248,7 @@ class Tracer(Watch):
             for t in fresh:
                 self.write(t, None)
             return out
-        for t, rows in zip(results, self.rules(self, func, args, kwargs, results), strict=True):
+        for t, rows in zip(results, self.rules.apply(self, func, args, kwargs, results), strict=True):
             if any(t is other for other in fresh):
                 self.write(t, rows if t.is_floating_point() or t.is_complex() else None)
         return out
@@ -246,9 +271,17 @@ class Lists(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _itemsize(t: Tensor) -> int:
+    """Of a real number: a complex one is two."""
+    return t.element_size() // (2 if t.is_complex() else 1)
+
+
 def _positions(t: Tensor, size: int) -> np.ndarray:
-    """Where the elements of t lie in its storage."""
-    return torch.arange(size).as_strided(t.shape, t.stride(), t.storage_offset()).reshape(-1).numpy()
+    """Where the real numbers of t's elements lie in its storage."""
+    shape, stride, offset = t.shape, t.stride(), t.storage_offset()
+    if t.is_complex():
+        shape, stride, offset = (*shape, 2), (*(2 * s for s in stride), 1), 2 * offset
+    return torch.arange(size).as_strided(shape, stride, offset).reshape(-1).numpy()
 
 
 def count_of(rows: Rows) -> int:

@@ -41,6 +41,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_e
 
 from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.convert import conjugate
+from learnsolve.matrix.plain import as_one
 from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core import across
 from learnsolve.ops.core.autograd import keep_for_forward_mode, tracked
@@ -136,7 +137,8 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: Problem, ended: Report, b: Tensor, x0: Tensor | None, *parameters: Tensor):
-        out = problem.with_parameters(parameters).run(b, x0)
+        run = problem.with_parameters(parameters).run
+        out = as_one(lambda: run(b, x0), (b, *parameters), (-2,))
         ended.solution = problem.reported(out)
         return out[:3]
 
