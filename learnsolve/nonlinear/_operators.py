@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.nonlinear._rules import Call, Sets, all_of, blocks, call, placed, rule, unknown
+from learnsolve.nonlinear._rules import Call, Sets, all_of, blocks, call, lines, placed, rule, unknown
 from learnsolve.nonlinear._trace import Rows, Tracer
 
 
@@ -110,9 +110,9 @@ def averaged(c: Call) -> Sets:
 
 
 @rule(
-    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa "
-    "_upsample_bicubic2d_aa _adaptive_avg_pool2d _adaptive_avg_pool3d upsample_linear1d_backward "
-    "upsample_bilinear2d_backward upsample_trilinear3d_backward upsample_bicubic2d_backward"
+    "upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d _adaptive_avg_pool2d "
+    "_adaptive_avg_pool3d upsample_linear1d_backward upsample_bilinear2d_backward "
+    "upsample_trilinear3d_backward upsample_bicubic2d_backward"
 )
 def separable(c: Call) -> Sets:
     """One matrix for each axis, which the operation itself shows for the columns of the identity."""
@@ -142,7 +142,8 @@ def _only(d: int, n: int, axes: int) -> list[int]:
 @rule(
     "col2im unfold_backward reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward "
     "replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward "
-    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"
+    "upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward "
+    "_upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward"
 )
 def moved_back(c: Call) -> Sets:
     """The adjoint of an operation that moves: that shows where each element came from."""
@@ -152,6 +153,24 @@ def moved_back(c: Call) -> Sets:
     given = {**c.named, "self": ids, "dimension": c.named.get("dim")}
     places = call(forward, [given[a.name] for a in forward._schema.arguments])
     return [placed(c.tracer, c.values[0], places.long() - 1, out)]
+
+
+@rule("grid_sampler_2d_backward grid_sampler_3d_backward")
+def sampled_backward(c: Call) -> Sets:
+    """Of the input each channel is dense; each point of the grid is moved for itself."""
+    g, axes, sets = c.values[0], tuple(range(2, c.values[0].dim())), []
+    for wanted, out in zip(c.named["output_mask"], c.results, strict=False):
+        if not sets and wanted:
+            sets.append(blocks(c.tracer, [g], out, axes))
+        else:
+            point = lines(c.tracer, g, 1, lambda ids, shape=out.shape: ids[:, 0, ..., None].expand(shape))
+            sets.append(point if wanted else None)
+    return sets
+
+
+@rule("_cdist_backward")
+def distances_backward(c: Call) -> Sets:
+    return [blocks(c.tracer, c.values[:1], c.results[0], -1)]
 
 
 # --- learnsolve.ops: ptr, idx, perm and blocks are a structure, as csrc/ops/schema.cpp says ---

@@ -130,9 +130,13 @@ def trace_pattern(
     if mode != "reverse":
         try:
             return _pattern(function, *_forward(function, flat, x, args)), mode
-        except NotImplementedError as error:
-            if mode == "forward" or "forward" not in str(error):
+        except (NotImplementedError, RuntimeError) as error:  # of torch's forward mode
+            if mode == "forward":
                 raise
+            try:
+                return _pattern(function, *_reverse(function, flat, x, args)).T, "reverse"
+            except (NotImplementedError, RuntimeError):
+                raise error from None
     return _pattern(function, *_reverse(function, flat, x, args)).T, "reverse"
 
 

@@ -95,7 +95,7 @@ def one_set(T: Tracer, rows: Rows) -> Rows:
 
 @rule(
     "clone _to_copy to add sub mul div neg convert_element_type lift_fresh lift alias contiguous dropout "
-    "nan_to_num native_dropout_backward"
+    "nan_to_num native_dropout_backward complex polar"
 )
 def pointwise(c: Call) -> Sets:
     return [c.tracer.union([c.tracer.rows(t, out.shape) for t in tensors(c.values)]) for out in c.results]
@@ -112,18 +112,19 @@ def empty(c: Call) -> Sets:
 
 
 @rule(
-    "cat stack roll flip rot90 repeat tile tril triu constant_pad_nd reflection_pad1d reflection_pad2d "
+    "cat stack block_diag roll flip rot90 repeat tile tril triu constant_pad_nd reflection_pad1d reflection_pad2d "
     "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d index index_select index_fill "
     "index_copy gather scatter take embedding masked_select masked_scatter masked_scatter_backward im2col "
     "slice_scatter select_scatter diagonal_scatter as_strided_scatter slice_backward select_backward "
     "diagonal_backward diag_embed repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d as_strided expand permute transpose view slice "
-    "select squeeze unsqueeze t split unbind diagonal narrow unfold"
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+    "_upsample_nearest_exact2d _upsample_nearest_exact3d as_strided expand permute transpose view slice select "
+    "squeeze unsqueeze t split unbind diagonal narrow unfold"
 )
 def moved(c: Call) -> Sets:
     """The operation itself moves the numbers of the sets, counted from one; zeros come in between."""
     if c.named.get("reduce") is not None:
-        return unknown(c)
+        return unknown(c) if c.name != "scatter" else added(c)
     if any(c.tracer.depends(t) and not differentiable(t) for t in tensors(c.values)):
         return moved_by_values(c)
     stack: list[Rows] = []
@@ -177,7 +178,7 @@ def chosen(c: Call) -> Sets:
     return (moved if constant else pointwise)(c)
 
 
-@rule("index_add scatter_add index_put _index_put_impl embedding_dense_backward put")
+@rule("index_add scatter_add scatter_reduce index_put _index_put_impl embedding_dense_backward put")
 def added(c: Call) -> Sets:
     """Elements that are added to others at constant places, or overwrite them."""
     out = c.results[0]
@@ -195,7 +196,7 @@ def added(c: Call) -> Sets:
         source = next(c.named[name] for name in ("source", "src", "values") if name in c.named)
         if name == "index_add":
             places = ids.index_select(c.named["dim"], c.named["index"].reshape(-1)) if out.dim() else ids
-        elif name == "scatter_add":
+        elif name.startswith("scatter"):
             places = ids.gather(c.named["dim"], c.named["index"])
             source = source[tuple(slice(n) for n in c.named["index"].shape)]
         elif name == "put":
@@ -266,11 +267,18 @@ def along(c: Call) -> Sets:
 
 @rule(
     "linalg_lu_solve linalg_solve_triangular triangular_solve cholesky_solve linalg_matrix_exp "
-    "_scaled_dot_product_flash_attention_for_cpu_backward"
+    "_scaled_dot_product_flash_attention_for_cpu_backward _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
 )
 def matrices(c: Call) -> Sets:
-    """Dense, but matrix by matrix of a batch: what torch differentiates its linear algebra by."""
-    return [blocks(c.tracer, tensors(c.values), out, (-2, -1)) for out in c.results]
+    """Dense, but matrix by matrix of a batch (what torch differentiates its linear algebra by), and column by
+    column of a right-hand side, or row by row."""
+    right = c.named.get("B", c.values[0]) if c.name.endswith(("solve", "_triangular")) else None
+    others = [t for t in tensors(c.values) if t is not right]
+    sets = [blocks(c.tracer, others, out, (-2, -1)) for out in c.results]
+    if right is not None:
+        dim = -2 if c.named.get("left", True) else -1
+        sets[0] = c.tracer.union([sets[0], blocks(c.tracer, [right], c.results[0], dim)])
+    return sets
 
 
 def solved(T: Tracer, inputs: Sequence[Tensor], x: Tensor, dims: Sequence[int]) -> Rows | None:
@@ -308,6 +316,7 @@ def product(c: Call) -> Sets:
         b = b.reshape(-1, 1) if not c.tracer.has_rows(b) else b.unsqueeze(-1)
     if name in ("dot", "vdot"):
         a = a.unsqueeze(0)
+    a, b = (t if t.layout is torch.strided else t.to_sparse_coo() for t in (a, b))
     a, b = (t if t.dim() == 3 else t.unsqueeze(0) for t in (a, b))
     size, m, p = (*a.shape[:2], b.shape[-1])
     parts = [c.tracer.rows(t, out.shape) for t in before]
@@ -317,12 +326,16 @@ def product(c: Call) -> Sets:
             continue
         ids = torch.arange(size * m * p).reshape(size, m, p)
         mine = torch.arange(t.numel()).reshape(t.shape)
-        known = not c.tracer.depends(other) and bool((other == 0).any())
+        sparse = other.layout is not torch.strided
+        known = sparse or (not c.tracer.depends(other) and bool((other == 0).any()))
+        if known:
+            at = other.coalesce().indices().unbind() if sparse else other.nonzero(as_tuple=True)
+            at = [t.cpu() for t in at]
         if known and left:
-            batch, k, j = other.cpu().nonzero(as_tuple=True)
+            batch, k, j = at
             target, source = ids[batch, :, j], mine[batch, :, k]
         elif known:
-            batch, i, k = other.cpu().nonzero(as_tuple=True)
+            batch, i, k = at
             target, source = ids[batch, i], mine[batch, k]
         else:  # all elements of a row of a, or of a column of b
             parts.append(lines(c.tracer, t, [2 if left else 1], lambda ids: ids.expand(size, m, p)))

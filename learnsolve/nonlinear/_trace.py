@@ -53,18 +53,25 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self.check(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        return self.call(func, args, kwargs or {})
+
+    @staticmethod
+    def call(func: Any, args: tuple, kwargs: dict) -> Any:
+        if func._overloadname == "Scalar" and isinstance(args[0], Tensor) and args[0]._is_zerotensor():
+            t = args[0]  # within a dispatch mode torch 2.13 crashes
+            args = (torch.zeros(t.shape, dtype=t.dtype, device=t.device), *args[1:])
+        return func(*args, **kwargs)
 
     def check(self, func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
         """The tensors that `func` writes into."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        arguments = func._schema.arguments
+        if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(arguments, args, kwargs):
             raise ValueError(
                 f"{self.function}: f must return the same values at each call, but uses random numbers "
                 f"({func}{users_line()}); draw them before, and pass them as an argument"
             )
         if not func._schema.is_mutable:
             return []
-        arguments = func._schema.arguments
         written = [a for s, a in zip(arguments, args, strict=False) if s.is_write]
         written += [kwargs[s.name] for s in arguments if s.is_write and s.name in kwargs]
         written = [t for t in pytree.tree_leaves(written) if isinstance(t, Tensor)]
@@ -74,6 +81,13 @@ class Watch(TorchDispatchMode):
                 "with u = u.clone(), or write x = x + y instead of x += y"
             )
         return written
+
+
+def _without_dropout(arguments: Any, args: tuple, kwargs: dict) -> bool:
+    """Attention has random numbers only for its dropout."""
+    given = {a.name: a.default_value for a in arguments}
+    given |= {a.name: v for a, v in zip(arguments, args, strict=False)} | kwargs
+    return given.get("dropout_p") == 0
 
 
 class _Storage:
@@ -219,7 +233,7 @@ class Tracer(Watch):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         written = self.check(func, args, kwargs)
-        out = func(*args, **kwargs)
+        out = self.call(func, args, kwargs)
         name = func._schema.name.rpartition("::")[2]
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         for t in inputs:
@@ -229,12 +243,13 @@ class Tracer(Watch):
             return out
         by_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
         if any(tag in func.tags for tag in by_values) and (
-            name != "index" or any(self.depends(t) and not t.is_floating_point() for t in inputs)
+            name != "index" or any(self.depends(t) and t.dtype in (torch.bool, torch.uint8) for t in inputs)
         ):
             self.note("values", func)
         results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
         if not results and written:
             results = written
+        inputs = [t for t in inputs if t.layout is torch.strided]
         own = {t.untyped_storage()._cdata for t in inputs if not t._is_zerotensor()}
         targets = {id(t) for t in written}
         fresh = [

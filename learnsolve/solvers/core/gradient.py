@@ -137,10 +137,12 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: Problem, ended: Report, b: Tensor, x0: Tensor | None, *parameters: Tensor):
-        run = problem.with_parameters(parameters).run
-        out = as_one(lambda: run(b, x0), (b, *parameters), (-2,))
-        ended.solution = problem.reported(out)
-        return out[:3]
+        def run() -> Any:
+            out = problem.with_parameters(parameters).run(b, x0)
+            ended.solution = problem.reported(out)
+            return out[:3]
+
+        return as_one(run, (b, *parameters), (-2,))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
