@@ -101,6 +101,7 @@ class Systems:
         self.u: Any = None
         self.p: tuple[Tensor, ...] = ()
         self.J: Any = None
+        self.lost: Tensor | None = None  # systems whose Jacobian is not finite
         self.matrix = self.A = self.factors = self.kept = self.J
 
     def mapped(self, dims: tuple[int | None, ...]) -> Systems:
@@ -116,6 +117,10 @@ class Systems:
             self.J = Products(self.residual, self.u, self.p)
         else:
             values, n = assembled.values(self.u, *self.p).detach(), u.numel() // max(batch.numel(), 1)
+            finite = torch.isfinite(values).all(-1)
+            self.lost = ~finite
+            if batch and bool(self.lost.any()) and bool(finite.any()):  # others must not meet it
+                values = torch.where(finite.unsqueeze(-1), values, values[finite][0])
             self.J = CSR(values, assembled.pattern)
             self.check(n)
         self.matrix = self.of(self.J)
@@ -153,6 +158,13 @@ class Systems:
     @torch.no_grad()
     def solve(self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False) -> Ended:
         """J d = b, to rtol ||b||. The norms are those of the linear residual."""
+        out = self._solve(b, rtol, maxiter, transpose)
+        if self.lost is not None and bool(self.lost.any()):
+            x, codes = torch.where(over(self.lost, b), torch.nan, out.x), CODE[Status.NON_FINITE]
+            out = out._replace(x=x, codes=torch.where(self.lost, codes, out.codes))
+        return out
+
+    def _solve(self, b: Tensor, rtol: float, maxiter: int | None, transpose: bool) -> Ended:
         levels, batch = self.residual.levels, b.shape[: self.residual.levels]
         right = column(b, levels)
         if self.how == "auto" or (self.how == "direct" and not isinstance(self.A, CSR)):
@@ -186,7 +198,7 @@ class Systems:
         codes = solution._codes
         assert codes is not None
         if self.linear == "auto" and solution.status in _OTHERWISE and self._another():
-            return self.solve(b, rtol, maxiter, transpose)
+            return self._solve(b, rtol, maxiter, transpose)
         if self.usual is None:
             self.usual = solution.iterations
         elif solution.iterations > 2 * self.usual + 5 or worst(codes) != CODE[Status.CONVERGED]:

@@ -131,14 +131,14 @@ class Residual:
                 f"{r.dtype} "
                 f"on {r.device}; convert args, or {v}0, with .to()"
             )
-        if not bool(torch.isfinite(r).all()):
+        if not bool(torch.isfinite(r).flatten(self.levels).all(-1).any()):  # of a batch all systems
             bad = int((~torch.isfinite(r)).sum())
             raise ValueError(
                 f"{name}: {f}({v}0, *args) must be finite, got {bad} of {r.numel()} entries that are not; "
                 f"start from another {v}0, or check args"
             )
         with torch.no_grad():
-            if not self.trusted and not torch.equal(r, self(u, *tensors)):
+            if not self.trusted and not torch.equal(*(t.nan_to_num() for t in (r, self(u, *tensors)))):
                 raise ValueError(
                     f"{name}: {f}({v}0, *args) gave other numbers when it was called again; a solve needs a "
                     "function: draw random numbers outside and pass them, and put modules with dropout in "
