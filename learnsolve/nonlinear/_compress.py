@@ -54,9 +54,14 @@ def plan(pattern: SparsityPattern, mode: str) -> Plan:
 def _plan(pattern: SparsityPattern, mode: str) -> Plan:
     seeded = pattern if mode == "forward" else pattern.T
     coloring = ordering.column_coloring(seeded)
-    rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
+    rows, columns = _places(pattern)
     shown, seeds = (rows, columns) if mode == "forward" else (columns, rows)
     return make_plan(coloring, coloring.colors.long()[seeds], shown, seeded.shape)
+
+
+def _places(pattern: SparsityPattern) -> tuple[Tensor, Tensor]:
+    """Row and column of each entry; the pattern keeps no rows for this one use."""
+    return torch.repeat_interleave(pattern.crow_indices.diff()), pattern.col_indices.long()
 
 
 def symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
@@ -69,7 +74,7 @@ def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
         return _plan(pattern, "forward")
     coloring = ordering.symmetric_coloring(pattern, "acyclic" if method == "acyclic" else "star")
     colors = coloring.colors.long()
-    rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
+    rows, columns = _places(pattern)
     if method == "acyclic":
         arrays = (pattern.crow_indices, pattern.col_indices, pattern.transpose_permutation, coloring.colors)
         ptr, idx, equation, unknown = (

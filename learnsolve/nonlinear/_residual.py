@@ -47,18 +47,27 @@ class Arguments:
         self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
         self.tensors: tuple[Tensor, ...] = (*named.values(), *(self.leaves[i] for i in self.at))
 
-    def bind(self, f: Callable) -> Callable[..., Any]:
-        """f as a function of u and the tensors."""
+    def bind(self, f: Callable, name: str) -> Callable[..., Any]:
+        """f as a function of u and the tensors, for the solver of this name."""
 
         def call(u: Tensor, *tensors: Tensor) -> Any:
             leaves = list(self.leaves)
             for i, t in zip(self.at, tensors[len(self.names) :], strict=True):
                 leaves[i] = t
             args = pytree.tree_unflatten(leaves, self.spec)
-            if self.held is None:
-                return f(u, *args)
-            parameters = dict(zip(self.names, tensors, strict=False))
-            return functional_call(self.held, parameters, (lambda: f(u, *args),))
+            try:
+                if self.held is None:
+                    return f(u, *args)
+                parameters = dict(zip(self.names, tensors, strict=False))
+                return functional_call(self.held, parameters, (lambda: f(u, *args),))
+            except RuntimeError as error:
+                if "numpy()" not in str(error):
+                    raise
+                raise TypeError(
+                    f"{name}: the function must compute with torch, but takes numpy() of a tensor, which has "
+                    "no derivative; write it in torch, or as a torch.autograd.Function with a backward and "
+                    "a jvp"
+                ) from error
 
         return call
 
@@ -117,7 +126,8 @@ class Residual:
             raise ValueError(
                 f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it "
                 "would "
-                f'get no gradient; pass it, {f}({v}, *args), detach it, or use gradient="unrolled"'
+                f'get no gradient; pass it, {f}({v}, *args), detach it, or use gradient="unrolled"; for '
+                f"derivatives within {f} use torch.func.grad, not requires_grad_()"
             )
         if square and r.shape != u.shape:
             shapes = (tuple(t.shape[self.levels :]) for t in (u, r))

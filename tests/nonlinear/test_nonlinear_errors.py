@@ -73,6 +73,12 @@ WRONG = [
     (lambda: N.root(3, U), TypeError, "f must be a callable, got int"),
     (lambda: N.root(f, U, M="amg"), ValueError, "M must be one of"),
     (lambda: N.root(f, U, adjoint_rtol=-1.0), ValueError, "adjoint_rtol must be finite"),
+    (lambda: N.root(lambda u: torch.from_numpy(u.numpy() - 1), U), TypeError, r"takes numpy\(\) of a tensor"),
+    (
+        lambda: N.root(lambda u: u.abs().sqrt() - 1, 0 * U, throw=True),
+        ls.solvers.SolverError,
+        "The Jacobian of f is not finite, where f is",
+    ),
     (
         lambda: N.root(f, U, line_search=torch.ones(3)),
         ValueError,
