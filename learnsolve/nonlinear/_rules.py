@@ -229,9 +229,7 @@ def line_groups(shape: Sequence[int], dims: Any) -> tuple[Tensor, np.ndarray]:
     return left, groups.reshape(-1).numpy()
 
 
-def lines(
-    T: Tracer, t: Tensor, dims: Any, places: Callable[[Tensor], Tensor] | None = None
-) -> Rows | None:
+def lines(T: Tracer, t: Tensor, dims: Any, places: Callable[[Tensor], Tensor] | None = None) -> Rows | None:
     """What all elements of t in each line (or block) along `dims` depend on. `places` gives the lines to the
     elements of a result: a function of their numbers, of t's shape with one element along `dims`."""
     rows = T.rows(t)

@@ -127,9 +127,13 @@ def resampled(r: random.Random, x: Tensor) -> Tensor:
     y = flat2(r, x)[None]
     match r.randrange(6):
         case 0:
-            return F.interpolate(y, scale_factor=r.choice([0.5, 1.5, 2.0]) if y.shape[-1] > 1 else 2, mode="linear")
+            return F.interpolate(
+                y, scale_factor=r.choice([0.5, 1.5, 2.0]) if y.shape[-1] > 1 else 2, mode="linear"
+            )
         case 1:
-            return F.interpolate(y[None], size=(3, 4), mode=r.choice(["bilinear", "bicubic"]), align_corners=True)
+            return F.interpolate(
+                y[None], size=(3, 4), mode=r.choice(["bilinear", "bicubic"]), align_corners=True
+            )
         case 2:
             return F.interpolate(y, size=5, mode=r.choice(["nearest", "nearest-exact", "area"]))
         case 3:
@@ -137,7 +141,9 @@ def resampled(r: random.Random, x: Tensor) -> Tensor:
         case 4:
             return F.fold(F.unfold(y[None], (1, 1)) ** 2, y.shape[1:], (1, 1))
         case _:
-            return F.pad(y, (1, 1), mode="replicate") if r.random() < 0.5 else F.pad(y, (0, 1), mode="circular")
+            return (
+                F.pad(y, (1, 1), mode="replicate") if r.random() < 0.5 else F.pad(y, (0, 1), mode="circular")
+            )
 
 
 def sparse_product(r: random.Random, x: Tensor) -> Tensor:
@@ -338,8 +344,8 @@ def programs(count: int, seed: int, counts: Counter) -> Iterator[str]:
     """The pattern that is found in a program holds every entry of its dense Jacobian, also at other points,
     and compressed derivatives on it give the Jacobian.
 
-    Programs of up to five steps (elementwise, moves, reductions, in place, matrices, convolutions, sparse
-    operations, control flow, gradients) on up to twelve inputs. Those whose values decide what they compute
+    Programs of up to five steps (elementwise, moves, reductions, in place, matrices, transforms,
+    interpolation, convolutions, sparse operations, solves, control flow, gradients) on up to twelve inputs. Those whose values decide what they compute
     must say so, and are compared at one point.
 
     A fault is an entry of the dense Jacobian that the pattern misses, or a Jacobian that differs by 1e-9.
