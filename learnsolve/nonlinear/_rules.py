@@ -217,28 +217,22 @@ def placed(T: Tracer, source: Tensor, places: Tensor, out: Tensor) -> Rows | Non
 
 
 # --- along axes ---
-def line_groups(shape: Sequence[int], dims: Any) -> tuple[Tensor, np.ndarray]:
-    """An empty tensor of the shape that is left when `dims` are reduced to size one, and to which of its
-    elements each element of `shape` belongs."""
-    count = len(shape)
-    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
-        dims = range(count)
-    chosen = {d % count for d in ([dims] if isinstance(dims, int) else dims)} if count else set()
-    left = torch.empty([1 if d in chosen else n for d, n in enumerate(shape)], device="meta")
-    groups = torch.arange(left.numel()).reshape(left.shape).expand(tuple(shape))
-    return left, groups.reshape(-1).numpy()
-
-
-def lines(T: Tracer, t: Tensor, dims: Any, places: Callable[[Tensor], Tensor] | None = None) -> Rows | None:
+def lines(
+    T: Tracer, t: Tensor, dims: Any, places: Callable[[Tensor], Tensor] = lambda ids: ids
+) -> Rows | None:
     """What all elements of t in each line (or block) along `dims` depend on. `places` gives the lines to the
     elements of a result: a function of their numbers, of t's shape with one element along `dims`."""
     rows = T.rows(t)
     if rows is None:
         return None
-    left, groups = line_groups(t.shape, dims)
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        dims = range(t.dim())
+    chosen = {d % t.dim() for d in ([dims] if isinstance(dims, int) else dims)} if t.dim() else set()
+    left = torch.Size(1 if d in chosen else n for d, n in enumerate(t.shape))
+    ids = torch.arange(left.numel()).reshape(left)
+    groups = ids.expand(t.shape).reshape(-1).numpy()
     every = T.product(groups, np.arange(t.numel()), left.numel(), rows)
-    ids = places(torch.arange(left.numel()).reshape(left.shape))
-    return T.take(every, ids.reshape(-1).numpy())
+    return T.take(every, places(ids).reshape(-1).numpy())
 
 
 def blocks(T: Tracer, inputs: Sequence[Tensor], out: Tensor, dims: Any) -> Rows | None:
