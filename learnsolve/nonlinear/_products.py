@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve._library import operator_of_torch
 from learnsolve.nonlinear._rules import Call, Sets, all_of, blocks, call, lines, placed, rule, tensors
 from learnsolve.nonlinear._trace import Rows, Tracer
 
@@ -178,7 +179,7 @@ def separable(c: Call) -> Sets:
     if rows is None:
         return [None]
     fine, coarse = (out, x) if backward else (x, out)
-    forward = getattr(torch.ops.aten, c.name.removesuffix("_backward")).default
+    forward = operator_of_torch(c.name.removesuffix("_backward"))
     axes = len(c.named["output_size"])
     target = source = np.arange(coarse.shape[:-axes].numel())
     for d, (n, m) in enumerate(zip(fine.shape[-axes:], coarse.shape[-axes:], strict=True)):
@@ -204,7 +205,7 @@ def _only(d: int, n: int, axes: int) -> list[int]:
 def moved_back(c: Call) -> Sets:
     """The adjoint of an operation that moves: that shows where each element came from."""
     out, names = c.results[0], {"col2im": "im2col", "unfold_backward": "unfold"}
-    forward = getattr(torch.ops.aten, names.get(c.name, c.name.removesuffix("_backward"))).default
+    forward = operator_of_torch(names.get(c.name, c.name.removesuffix("_backward")))
     ids = torch.arange(1, out.numel() + 1, dtype=torch.float64, device=out.device).reshape(out.shape)
     given = {**c.named, "self": ids, "dimension": c.named.get("dim")}
     places = call(forward, [given[a.name] for a in forward._schema.arguments])
