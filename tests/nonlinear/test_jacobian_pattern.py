@@ -105,7 +105,7 @@ EXACT = {
     "transform along an axis": lambda u: torch.fft.fft(u, dim=0).abs(),
     "transform of blocks": lambda u: torch.fft.ifft2(torch.fft.fft2(blocks(u)).sin()).abs(),
     "complex": lambda u: torch.complex(u[0], u[1:]).sin().roll(1, 1).abs(),
-    "parts of complex numbers": lambda u: (z := u[0] + 1j, z.imag.mul_(u[2]), z.real + u[1])[2],
+    "parts of complex numbers": lambda u: (z := u[0] + 1j, z.imag.mul_(u[2]), z.sin().abs())[2],
     "solves of a batch": lambda u: torch.linalg.solve(blocks(u), u.reshape(3, 2, 2)[..., 0]),
     "columns of a solve": lambda u: torch.linalg.solve(LINE.to_dense(), u),
     "determinants": lambda u: torch.logdet(blocks(u)),
