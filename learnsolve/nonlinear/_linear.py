@@ -113,7 +113,7 @@ class Systems:
         self.u, self.p = u.detach(), tuple(t.detach() for t in p)
         self.J = self.matrix = self.A = None  # their memory can be used again
         assembled, batch = self.residual.jacobian, u.shape[: self.residual.levels]
-        if not self.residual.assembled:
+        if not self.residual.assembled(self.u, self.p):
             self.J = Products(self.residual, self.u, self.p)
         else:
             values, n = assembled.values(self.u, *self.p).detach(), u.numel() // max(batch.numel(), 1)

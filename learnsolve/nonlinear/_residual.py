@@ -154,12 +154,12 @@ class Residual:
                     "function: draw random numbers outside and pass them, and put modules with dropout in "
                     "eval()"
                 )
-        if self.jacobian is not None:
-            self.jacobian.prepare(u, tensors)
         return r
 
-    @property
-    def assembled(self) -> bool:
+    def assembled(self, u: Tensor, tensors: tuple[Tensor, ...]) -> bool:
+        """Is the Jacobian a CSR? Found out when one is first asked for."""
+        if self.jacobian is not None:
+            self.jacobian.prepare(u, tensors)
         return self.jacobian is not None and self.jacobian.known
 
 
