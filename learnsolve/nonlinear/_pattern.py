@@ -86,22 +86,33 @@ def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple
 def outside(u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
     """The numbers of the arguments, outside of the transformations of torch.func that are active; the first
     of those that `vmap` maps over, since the pattern is that of all."""
-    with temporarily_clear_interpreter_stack(), _within_torch():
+    with temporarily_clear_interpreter_stack(), within_torch("jacobian"):
         u, args = pytree.tree_map(lambda t: _first(t) if isinstance(t, Tensor) else t, (u, args))
         yield u.clone(memory_format=torch.contiguous_format), args
 
 
+_MEMORY = (
+    "f must consist of operations of torch and learnsolve, but takes the memory of a tensor that depends on "
+    "u, as .numpy() does; write f in torch, or an autograd.Function with a jvp"
+)
+_REASONS = {
+    "data pointer": _MEMORY,
+    "numpy()": _MEMORY,
+    "do not have strides": "f multiplies by a torch.sparse CSR tensor, which torch.func does not take; make it "
+    "a learnsolve.CSR, CSR.from_torch(T), or T.to_sparse_coo()",
+}
+
+
 @contextmanager
-def _within_torch() -> Iterator[None]:
+def within_torch(function: str) -> Iterator[None]:
+    """What torch says of an f that it cannot differentiate, in our words."""
     try:
         yield
     except RuntimeError as error:
-        if "data pointer" not in str(error):
-            raise
-        raise ValueError(
-            "jacobian: f must consist of operations of torch and learnsolve, but takes the memory of a "
-            "tensor that depends on u, as .numpy() does; write f in torch, or an autograd.Function with a jvp"
-        ) from error
+        for said, reason in _REASONS.items():
+            if said in str(error):
+                raise ValueError(f"{function}: {reason}") from error
+        raise
 
 
 def _first(t: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.unchanged import version
+from learnsolve.nonlinear._pattern import within_torch
 
 
 def if_alike(y: Any, u: Tensor, made: Callable[[Tensor], Tensor]) -> Any:
@@ -55,19 +56,11 @@ class Arguments:
             for i, t in zip(self.at, tensors[len(self.names) :], strict=True):
                 leaves[i] = t
             args = pytree.tree_unflatten(leaves, self.spec)
-            try:
+            with within_torch(name):
                 if self.held is None:
                     return f(u, *args)
                 parameters = dict(zip(self.names, tensors, strict=False))
                 return functional_call(self.held, parameters, (lambda: f(u, *args),))
-            except RuntimeError as error:
-                if "numpy()" not in str(error):
-                    raise
-                raise TypeError(
-                    f"{name}: the function must compute with torch, but takes numpy() of a tensor, which has "
-                    "no derivative; write it in torch, or as a torch.autograd.Function with a backward and "
-                    "a jvp"
-                ) from error
 
         return call
 
