@@ -98,8 +98,8 @@ _MEMORY = (
 _REASONS = {
     "data pointer": _MEMORY,
     "numpy()": _MEMORY,
-    "do not have strides": "f multiplies by a torch.sparse CSR tensor, which torch.func does not take; make it "
-    "a learnsolve.CSR, CSR.from_torch(T), or T.to_sparse_coo()",
+    "do not have strides": "f multiplies by a torch.sparse CSR tensor, which torch.func does not take; make "
+    "it a learnsolve.CSR, CSR.from_torch(T), or T.to_sparse_coo()",
 }
 
 
