@@ -22,7 +22,7 @@ def entries(ptr: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
 def spread(
     T: Tracer, t: Tensor, axes: int, at: Tensor, batch: int, columns: int
 ) -> tuple[Rows, Tensor] | None:
-    """Sets of a dense operand or of values, and the elements of it at `at`, (batch, entries, columns)."""
+    """Sets of a dense operand or of values, and its elements at `at`, (batch, entries, columns)."""
     rows = T.rows(t)
     if rows is None:
         return None
@@ -48,7 +48,7 @@ def coupled(T: Tracer, parts: list, places: Tensor, count: int) -> Rows | None:
 def _product(
     T: Tracer, structure: Sequence[Tensor], v: Tensor, x: Tensor, out: Tensor, sum_batch: bool, vector: bool
 ) -> Rows | None:
-    """y = S x: each entry (i, j) brings its value and x_j to y_i."""
+    """y = S x: each entry (i, j) passes its value and x_j on to y_i."""
     row, column = entries(*structure[:2])
     perm = structure[2].cpu().long() if len(structure[2]) else torch.arange(len(column))
     axes = 1 if vector else 2
@@ -88,7 +88,7 @@ def sddmm(c: Call) -> Sets:
 
 @rule("csr_spmm_backward csr_spmv_scatter_backward")
 def spmm_backward(c: Call) -> Sets:
-    """(entries of g x^T, A^T g): by the rows of A, which are (crow, col), and of A^T."""
+    """(entries of g x^T, A^T g): by the rows of A, (crow, col), and of A^T."""
     v, g, x = c.named["values"], c.named["g"], c.named["x"]
     if c.name.endswith("scatter_backward"):
         rows = (c.named["ptr"], c.named["idx"])
@@ -148,7 +148,7 @@ def systems(c: Call) -> Sets:
 
 @rule("csr_add")
 def add(c: Call) -> Sets:
-    """Which entry of a goes where, and which of b, shown by the operator itself."""
+    """The positions of the entries of a and of b, determined with the operator itself."""
     sets = []
     for name in ("a", "b"):
         if (rows := c.tracer.rows(t := c.named[name])) is not None:
@@ -162,7 +162,7 @@ def add(c: Call) -> Sets:
 
 @rule("csr_segment_softmax csr_segment_softmax_backward csr_segment_max")
 def segments(c: Call) -> Sets:
-    """Each entry depends on those of its row; of the maximum, each row on its entries."""
+    """Each entry depends on the entries of its row; for the maximum, each row on its entries."""
     ptr, idx, perm = c.values[0][:3]
     row, _ = entries(ptr, idx)
     where = perm.cpu().long() if len(perm) else torch.arange(len(row))

@@ -72,8 +72,8 @@ def matrices(c: Call) -> Sets:
 
 # --- windows ---
 def windows(grid: Sequence[int], positions: Sequence[int], kernel: Sequence[int], options: tuple) -> Tensor:
-    """Which elements of a grid windows cover, for (stride, padding, dilation): for each offset of the kernel
-    and each position of the window, -1 outside of the grid; shape (offsets, positions)."""
+    """The elements of a grid that windows cover, for (stride, padding, dilation): for each offset of the
+    kernel and each position of the window, -1 outside the grid; shape (offsets, positions)."""
     table = []
     for offset in combinations(*(range(k) for k in kernel)):
         element, inside = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
@@ -87,7 +87,7 @@ def windows(grid: Sequence[int], positions: Sequence[int], kernel: Sequence[int]
 
 
 def couplings(covered: Tensor, used: Tensor, groups: int, batch: int, grid: int) -> tuple[np.ndarray, ...]:
-    """(elements of the output, of the input) of a convolution, by pairs; the weight is nonzero where `used`,
+    """Pairs (element of the output, of the input) of a convolution; the weight is nonzero where `used`,
     (channels of the output, of the input / groups, offsets)."""
     outs, ins, _ = used.shape
     o, c, k = used.nonzero(as_tuple=True)
@@ -132,7 +132,7 @@ def convolution(c: Call) -> Sets:
 def convolution_backward(c: Call) -> Sets:
     g, x, weight = c.named["grad_output"], c.named["input"], c.named["weight"]
     sets: Sets = []
-    remaining = iter(c.results)  # those that are computed
+    remaining = iter(c.results)  # the results that are computed
     for wanted, of in zip(c.named["output_mask"], ("input", "weight", "bias"), strict=True):
         if not wanted:
             continue

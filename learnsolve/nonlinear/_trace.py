@@ -1,10 +1,10 @@
-"""The pattern of a Jacobian from the program: index sets that follow its tangents.
+"""The pattern of a Jacobian from the program of f: index sets that follow its tangents.
 
 f's derivative along a tangent is computed once, with torch's own forward mode. Each element of the tangent
 starts as the set that holds its own index, and a rule for each operation (`_rules.py`) says which elements
 of its results depend on which of its operands. Sets belong to elements of *storages*, so that views, and
-writes through them, need no rule. What is computed from u or args without a derivative is marked as well: no
-value of it may decide what depends on what, since the pattern holds for all u.
+writes through them, need no rule. Values computed from u or args without a derivative are marked as well:
+they must not decide the dependencies, since the pattern holds for all u.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def users_line() -> str:
 
 
 class Watch(TorchDispatchMode):
-    """Rejects what is not a function of u: random numbers, and writes into u."""
+    """Rejects programs that are not functions of u: random numbers, and writes into u."""
 
     def __init__(self, function: str, u: Tensor):
         super().__init__()
@@ -91,8 +91,7 @@ def _without_dropout(arguments: Any, args: tuple, kwargs: dict) -> bool:
 
 
 class _Storage:
-    """What is known of a storage that depends on u or args: the sets of its real numbers, None if all are
-    empty."""
+    """The sets of the real numbers in a storage that depends on u or args, None if all are empty."""
 
     __slots__ = ("itemsize", "ref", "rows", "size")
 
@@ -116,7 +115,7 @@ class Tracer(Watch):
 
     # --- sets of tensors ---
     def depends(self, t: Any) -> bool:
-        """On u or args, with or without a derivative."""
+        """Whether t depends on u or args, with or without a derivative."""
         return self._storage(t) is not None
 
     def has_rows(self, t: Any) -> bool:
@@ -141,7 +140,7 @@ class Tracer(Watch):
         return rows
 
     def write(self, t: Tensor, rows: Rows | None) -> None:
-        """Set t's sets; those of other elements of its storage stay."""
+        """Set t's sets; the sets of other elements of its storage are kept."""
         if t._is_zerotensor():
             return
         storage = self._storage(t)
@@ -189,14 +188,14 @@ class Tracer(Watch):
         return total
 
     def take(self, rows: Rows, index: np.ndarray) -> Rows:
-        """Row index[k] for each k, which is len(rows) for an empty one."""
-        lengths = np.append(np.diff(rows.indptr), 0)  # of the empty one too
+        """Row index[k] for each k, where len(rows) stands for an empty row."""
+        lengths = np.append(np.diff(rows.indptr), 0)  # including the empty row
         self.check_size(int(lengths[index].sum(dtype=np.int64)))
         parts = (rows.data, rows.indices, np.append(rows.indptr, rows.indptr[-1:]))
         return Rows(parts, shape=(len(parts[2]) - 1, self.width))[index]
 
     def product(self, out: np.ndarray, source: np.ndarray, count: int, rows: Rows) -> Rows:
-        """`count` sets: number out[k] includes row source[k], for each k."""
+        """`count` sets: set out[k] includes row source[k], for each k."""
         ones = np.ones(len(out), dtype=bool)
         M = scipy.sparse.coo_array((ones, (out, source)), shape=(count, count_of(rows))).tocsr()
         bound = int(np.diff(rows.indptr)[source].sum(dtype=np.int64))
@@ -270,7 +269,7 @@ class Tracer(Watch):
 
 
 class Lists(TorchFunctionMode):
-    """Notices `Tensor.tolist`, which reads values without a call of the dispatcher."""
+    """Notices `Tensor.tolist`, which reads values without calling the dispatcher."""
 
     def __init__(self, tracer: Tracer):
         super().__init__()
@@ -292,7 +291,7 @@ def _itemsize(t: Tensor) -> int:
 
 
 def _positions(t: Tensor, size: int) -> np.ndarray:
-    """Where the real numbers of t's elements lie in its storage."""
+    """The positions in its storage of the real numbers that the elements of t consist of."""
     shape, stride, offset = t.shape, t.stride(), t.storage_offset()
     if t.is_complex():
         shape, stride, offset = (*shape, 2), (*(2 * s for s in stride), 1), 2 * offset
