@@ -5,6 +5,7 @@ import cmath
 import torch
 from torch import Tensor
 
+from learnsolve.matrix.convert import conjugate
 from learnsolve.ops.core import complex
 from learnsolve.ops.core.across import across
 from learnsolve.ops.core.dots import SPLIT, dots, scaled
@@ -16,10 +17,7 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
         return dots(u, v, True)
     if u.numel() < SPLIT:
         return dots(u.conj(), v, True)
-    # Re <u, v> and Im <u, v> = Re <u, -i v>, of real columns side by side: nothing of u's size is copied.
-    flat = complex.flat(u)
-    parts = [dots(flat, complex.flat(w), True).unflatten(-1, (-1, 2)).sum(-1) for w in (v, -1j * v)]
-    return torch.complex(*parts)
+    return conjugate(dots(u, conjugate(v), True))  # of v, where u may be many
 
 
 def square(u: Tensor) -> Tensor:
