@@ -45,7 +45,7 @@ LS_INLINE void add_multiple(const T* LS_RESTRICT a, const T* LS_RESTRICT v, int6
   using R = Reals<T, V>;
   for (; o + V <= end; o += V) {
     const auto vo = R::load(v + o);
-    R::put(y + o, R::with_i(a[0] * vo, a[1] * vo), accumulate);
+    R::put(y + o, R::with_i(a[0] * vo, a[1] * vo, 1), accumulate);
   }
 }
 

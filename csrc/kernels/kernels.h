@@ -28,9 +28,10 @@ struct Kernels {
   void (*sddmm)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* u, const T* v, int64_t k,
                 T* out, bool accumulate);
   // The same with complex numbers, pairs of T (complex_products.h).
-  void (*complex_spmm)(A, B, int64_t b0, int64_t b1, const T* x, int64_t k, T* y, bool accumulate);
+  void (*complex_spmm)(A, B, int64_t b0, int64_t b1, const T* x, int64_t k, T* y, bool accumulate,
+                       bool conjugate);
   void (*complex_sddmm)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* u, const T* v,
-                        int64_t k, T* out, bool accumulate);
+                        int64_t k, T* out, bool accumulate, int64_t conjugate);
   void (*spmm_backward)(A, B, int64_t b0, int64_t b1, const T* g, const T* x, int64_t k, T* gx, T* ga,
                         bool accumulate_gx, bool accumulate_ga);
   void (*scatter_backward)(A, int64_t r0, int64_t r1, const T* g, const T* x, T* gx, T* ga);

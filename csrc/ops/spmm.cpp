@@ -6,7 +6,7 @@
 namespace learnsolve {
 
 Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const Tensor& perm, const Tensor& blocks,
-                const Tensor& values, const Tensor& x, bool sum_batch) {
+                const Tensor& values, const Tensor& x, bool sum_batch, bool conjugate) {
   const Structure S("csr_spmm", ptr, idx, perm, blocks);
   const Spmm o(S, values, x, sum_batch);
   S.check_columns(o.x_rows);
@@ -15,14 +15,14 @@ Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const Tensor& perm, const 
   const int64_t parts = is_complex(values) ? 2 : 1;
   dispatch<true>(S.name, values, S.idx, [&]<class T, class I>() {
     const auto& table = kernels().get<T, I>();
-    const auto kernel = parts == 2 ? table.complex_spmm : table.spmm;
     const RowBlocks<I> row_blocks = S.row_blocks<I>();
     for (int64_t b = 0; b < o.batch; ++b) {
       const CsrView<T, I> A = S.view<T, I>(data<T>(o.values) + b * o.a_step * parts);
       const T* xb = data<T>(o.x) + b * o.x_step * parts;
       T* yb = mutable_data<T>(y) + b * o.y_step * parts;
       parallel_blocks<I>(S, o.k * parts, [&](int64_t b0, int64_t b1) {
-        kernel(A, row_blocks, b0, b1, xb, o.k, yb, sum_batch && b > 0);
+        if (parts == 1) return table.spmm(A, row_blocks, b0, b1, xb, o.k, yb, sum_batch && b > 0);
+        table.complex_spmm(A, row_blocks, b0, b1, xb, o.k, yb, sum_batch && b > 0, conjugate);
       });
     }
   });

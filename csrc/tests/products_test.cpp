@@ -1,5 +1,7 @@
-// spmm, sddmm, their complex forms, spmm_backward and scatter_backward against plain sums, and the comparer against corrupted
-// results.
+// spmm, sddmm, their complex forms, spmm_backward and scatter_backward against plain sums, and the comparer
+// against corrupted results.
+#include <array>
+
 #include "kernels/complex_products.h"
 #include "kernels/sddmm.h"
 #include "kernels/spmm.h"
@@ -154,7 +156,9 @@ template <class T, class I>
 void complex_case(Random& random, const Structure<I>& S, int64_t k, const std::string& name) {
   const Array<T> values = uniform<T>(random, 2 * S.nnz()), x = uniform<T>(random, 2 * S.cols * k),
                  u = uniform<T>(random, 2 * S.rows * k);
-  for (const bool accumulate : {false, true}) {
+  const auto conjugate = [](const T* a, bool whether) { return std::array{a[0], whether ? -a[1] : a[1]}; };
+  for (const int of : {0, 1, 2}) {
+    const bool accumulate = of > 0;
     const Array<T> y_start = before<T>(random, 2 * S.rows * k, accumulate);
     const Array<T> out_start = before<T>(random, 2 * S.nnz(), accumulate);
     std::vector<Sum> y_expected = sums(y_start, accumulate), out_expected = sums(out_start, accumulate);
@@ -162,16 +166,18 @@ void complex_case(Random& random, const Structure<I>& S, int64_t k, const std::s
       for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p)
         for (int64_t c = 0; c < k; ++c) {
           const int64_t at = 2 * (i * k + c), from = 2 * (S.idx[p] * k + c);
-          add_product(&y_expected[at], &values[2 * S.value_at(p)], &x[from]);
-          add_product(&out_expected[2 * p], &u[at], &x[from]);
+          add_product(&y_expected[at], conjugate(&values[2 * S.value_at(p)], of > 0).data(), &x[from]);
+          add_product(&out_expected[2 * p], conjugate(&u[at], of == 1).data(),
+                      conjugate(&x[from], of == 2).data());
         }
     Array<T> y_whole, out_whole;
     for (const Partition& partition : partitions(S.n_blocks())) {
       Array<T> y = y_start, out = out_start;
       for_ranges(partition, [&](int64_t b0, int64_t b1) {
-        isa::complex_spmm<T, I>(view(S, values), {S.table.data()}, b0, b1, x.data(), k, y.data(), accumulate);
+        isa::complex_spmm<T, I>(view(S, values), {S.table.data()}, b0, b1, x.data(), k, y.data(), accumulate,
+                                of > 0);
         isa::complex_sddmm<T, I>(S.ptr.data(), S.idx.data(), {S.table.data()}, b0, b1, u.data(), x.data(), k,
-                                 out.data(), accumulate);
+                                 out.data(), accumulate, of);
       });
       if (partition.name == "whole") {
         require_close(y, y_expected, "complex_spmm, " + name);

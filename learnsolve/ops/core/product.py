@@ -101,15 +101,13 @@ def _scattered(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, need_v
 
 
 def _complex_gradients(ctx: Any, g: Tensor, values: Tensor, x: Tensor) -> tuple:
-    """`gradients` by torch's convention, at conjugate operands. Vectors are conjugated rather than values."""
+    """`gradients` by torch's convention, at conjugate operands."""
     role, _, pattern = ctx.constants
-    if role == _VALUES:
+    if role == _VALUES or torch.compiler.is_dynamo_compiling() or tracked(values, g, x):
         return gradients(_Product, ctx, g, (conjugate(values), conjugate(x)))
-    gv = gx = None
-    if ctx.needs_input_grad[0]:
-        gv = gradient(_Product, _VALUES, g, role, conjugate(x), values, pattern)
-    if ctx.needs_input_grad[1]:
-        gx = conjugate(gradient(_Product, 3 - role, conjugate(g), role, values, x, pattern))
+    need_values, need_x = ctx.needs_input_grad[:2]
+    gv = gradient(_AtConjugate, _VALUES, g, role, x, values, role, pattern) if need_values else None
+    gx = gradient(_AtConjugate, 3 - role, g, role, values, x, role, pattern) if need_x else None
     return gv, gx, None, None, None
 
 
@@ -160,6 +158,22 @@ class _Product(Derivative):
             if x.dim() == 3:
                 return dispatch(cls, (u, x.movedim(in_dims[1], 0)), role, False, pattern), 0
         return super().vmap(info, in_dims, u, x, role, shared, pattern)
+
+
+class _AtConjugate(Derivative):
+    """The gradients of a complex product, the derivative `of`, for calls that nothing tracks: kernels
+    conjugate what was saved, and nothing is copied."""
+
+    @staticmethod
+    def axes(role, of, pattern):
+        return _Product.axes(role, pattern)
+
+    @staticmethod
+    def forward(u, x, role, shared, of, pattern):
+        if role == _VALUES:
+            ptr, idx, _, blocks = pattern._structure(False)
+            return _raw_sddmm(ptr, idx, blocks, x, u, shared, of)  # _X: the conjugate of x here, _G: of u
+        return _raw(*pattern._structure(role == _X), u, x, shared, True)
 
 
 class _Gradients(Gradients):
