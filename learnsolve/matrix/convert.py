@@ -7,6 +7,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from learnsolve.matrix import scipy_sparse
 from learnsolve.matrix.pattern import SparsityPattern
@@ -68,7 +69,8 @@ def conjugate(t: Tensor) -> Tensor:
     """In memory; of `torch.conj_physical` torch 2.13 has no batching rule, and `conj` no batched gradient."""
     if not t.is_complex():
         return t
-    if readable(t) and not (t.requires_grad and torch.is_grad_enabled()):  # a fourth of the time
+    recorded = forward_ad._current_level >= 0 or (t.requires_grad and torch.is_grad_enabled())
+    if readable(t) and not recorded:  # a fourth of the time
         return t.conj().resolve_conj()
     t = t.resolve_conj()
     return torch.complex(t.real, -t.imag)
