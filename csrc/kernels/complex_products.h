@@ -111,8 +111,8 @@ LS_FUNCTION void complex_uniform_rows(const T* const* first, const T* const* col
 }
 
 template <class T, class I>
-LS_INLINE void complex_vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int64_t length, const T* x,
-                                    T* y, bool accumulate, T sign) {
+LS_INLINE void complex_vector_block(const CsrView<T, I>& A, int64_t r0, int64_t r1, int64_t length,
+                                    const T* x, T* y, bool accumulate, T sign) {
   constexpr int kLongest = 9;
   const T *a[kLongest], *xs[kLongest];
   for (int64_t l = 0, p = A.ptr[r0]; l < length && l < kLongest; ++l, ++p) {
@@ -141,8 +141,8 @@ void complex_spmm(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0
     complex_vector_block(A, table[2 * b], table[2 * b + 2], table[2 * b + 1], x, y, accumulate, sign);
 }
 
-// (sum_c Re u_c Re v_c, sum_c Im u_c Im v_c) and (sum_c Re u_c Im v_c, sum_c Im u_c Re v_c), from number c on,
-// as many as vectors of V hold; c moves on.
+// (sum_c Re u_c Re v_c, sum_c Im u_c Im v_c) and (sum_c Re u_c Im v_c, sum_c Im u_c Re v_c), from number c
+// on, as many as vectors of V hold; c moves on.
 template <int V, class T>
 LS_INLINE void add_dots(const T* LS_RESTRICT u, const T* LS_RESTRICT v, int64_t& c, int64_t n,
                         typename Reals<T, 2>::vector& s, typename Reals<T, 2>::vector& t) {

@@ -27,7 +27,8 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "csr_spmm(Tensor ptr, Tensor idx, Tensor perm, Tensor blocks, Tensor values, Tensor x, "
       "bool sum_batch=False, bool conjugate=False) -> Tensor");
-  // out_p = u_i . v_j, with the conjugate of u (conjugate = 1), of v (2) or none (0); on the CPU also complex.
+  // out_p = u_i . v_j, with the conjugate of u (conjugate = 1), of v (2) or none (0); on the CPU also
+  // complex.
   m.def(
       "csr_sddmm(Tensor ptr, Tensor idx, Tensor blocks, Tensor u, Tensor v, bool sum_batch=False, int "
       "conjugate=0) -> Tensor");

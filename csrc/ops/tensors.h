@@ -63,8 +63,8 @@ template <bool OrComplex = false, class F>
 void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
   const ScalarType t = values.scalar_type(), i = idx.scalar_type();
   STD_TORCH_CHECK(i == ScalarType::Int || i == ScalarType::Long, name, ": indices must be int32 or int64");
-  STD_TORCH_CHECK(t == ScalarType::Float || t == ScalarType::Double || (OrComplex && is_complex(values)), name,
-                  ": values must be float32 or float64", OrComplex ? ", complex64 or complex128" : "");
+  STD_TORCH_CHECK(t == ScalarType::Float || t == ScalarType::Double || (OrComplex && is_complex(values)),
+                  name, ": values must be float32 or float64", OrComplex ? ", complex64 or complex128" : "");
   if (t == ScalarType::Double || t == ScalarType::ComplexDouble) {
     i == ScalarType::Int ? f.template operator()<double, int32_t>()
                          : f.template operator()<double, int64_t>();
@@ -77,8 +77,8 @@ void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
 template <bool OrComplex = false, class F>
 void dispatch_dtype(const char* name, const Tensor& t, F f) {
   const ScalarType type = t.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double || (OrComplex && is_complex(t)), name,
-                  ": tensors must be float32 or float64", OrComplex ? ", complex64 or complex128" : "");
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double || (OrComplex && is_complex(t)),
+                  name, ": tensors must be float32 or float64", OrComplex ? ", complex64 or complex128" : "");
   type == ScalarType::Double || type == ScalarType::ComplexDouble ? f.template operator()<double>()
                                                                   : f.template operator()<float>();
 }
