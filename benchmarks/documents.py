@@ -308,6 +308,8 @@ TABLES = {
         iterations,
         batches,
         standings.contestants,
+        standings.direct,
+        standings.eigen,
         standings.leaderboard,
         standings.winners,
         standings.bandits,

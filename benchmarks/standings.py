@@ -1,4 +1,5 @@
-"""What pages quote of `benchmarks multigrid` and of experiments/leaderboard, from their committed results."""
+"""What pages quote of `benchmarks multigrid`, `direct`, `eigen` and experiments/leaderboard, from committed
+results."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from benchmarks import ROOT
 from benchmarks.report import duration, markdown
 
 MULTIGRID = ROOT / "benchmarks/results/bench-multigrid.json"
+DIRECT = MULTIGRID.with_name("bench-direct.json")
 BOARD = ROOT / "experiments/leaderboard/results/leaderboard.json"
 Row = dict[str, Any]
 
@@ -28,6 +30,30 @@ def contestants(_: Row) -> str:
             if cell.get("iterations"):
                 line[row["case"]] += f" ({cell['iterations']})"
     return markdown(list(lines.values()))
+
+
+def direct(_: Row) -> str:
+    """First / again, one thread."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in json.loads(DIRECT.read_text())["rows"]:
+        if (row["section"], row["threads"]) == ("direct", 1):
+            for who, cell in row["cells"].items():
+                line, time = lines.setdefault(who, {"": who}), duration(cell["median"])
+                line[row["case"]] = f"{line[row['case']]} / {time}" if row["case"] in line else time
+    return markdown(list(lines.values()))
+
+
+def eigen(_: Row) -> str:
+    """Of each way all libraries."""
+    rows = [row for row in json.loads(DIRECT.read_text())["rows"] if row["section"] == "eigen"]
+    names = dict.fromkeys(who for row in rows for who in row["cells"])
+    return markdown(
+        [
+            {"": f"{row['case']}, {row['way']}"}
+            | {who: duration(row["cells"][who]["median"]) if who in row["cells"] else "" for who in names}
+            for row in rows
+        ]
+    )
 
 
 def _ratio(row: Row) -> str:

@@ -36,7 +36,7 @@ struct Kernels {
                         bool accumulate_gx, bool accumulate_ga);
   void (*scatter_backward)(A, int64_t r0, int64_t r1, const T* g, const T* x, T* gx, T* ga);
   void (*richardson_sweep)(A, B, int64_t b0, int64_t b1, Sweep<T>, int64_t k);
-  void (*richardson_adjoint)(A, B, int64_t b0, int64_t b1, SweepAdjoint<T>, int64_t k);
+  void (*richardson_adjoint)(B, int64_t b0, int64_t b1, SweepAdjoint<T>, int64_t k);
   int64_t (*incomplete_factor)(Incomplete, const T* a, T* f);
   void (*incomplete_tangent)(Incomplete, const T* f, const T* v, T* z);
   void (*incomplete_adjoint)(Incomplete, const T* f, T* g, T* w);

@@ -13,8 +13,8 @@
 
 #include "kernels/csr_view.h"
 #include "kernels/richardson_operands.h"
-#include "kernels/sddmm.h"
 #include "kernels/spmm.h"
+#include "kernels/vector_pass.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
@@ -78,117 +78,51 @@ void richardson_sweep(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_
     for_each_row(A, blocks, b0, b1, a.x, k, Relax<T, false>(a, k));
 }
 
-template <class T, bool Momentum>
-struct RelaxAdjoint {
-  const T* LS_RESTRICT x;
-  const T* LS_RESTRICT b;
-  const T* LS_RESTRICT s;
-  const T* LS_RESTRICT lambda;
-  const T* LS_RESTRICT c;
-  T* LS_RESTRICT g;
-  T* LS_RESTRICT bbar;
-  T* LS_RESTRICT sbar;
-  T momentum, factor;
-  T* LS_RESTRICT later;
-  const T* LS_RESTRICT old;
-  T* LS_RESTRICT sums;
-  int64_t k;
-  T lanes[kRows<T>] = {};
-  static constexpr bool kAddsByLanes = true;
-
-  RelaxAdjoint(const SweepAdjoint<T>& a, int64_t k_)
-      : x(a.x),
-        b(a.b),
-        s(a.s),
-        lambda(a.lambda),
-        c(a.c),
-        g(a.g),
-        bbar(a.bbar),
-        sbar(a.sbar),
-        momentum(a.momentum),
-        factor(a.factor),
-        later(a.later),
-        old(a.old),
-        sums(a.sums),
-        k(k_) {}
-  void begin(int64_t) {
+// Where there are c or sbar, g holds A x before.
+template <class T, bool Residual, bool Scale, bool Momentum, bool Old>
+struct RelaxAdjointPass : SweepAdjoint<T> {
+  static constexpr int kSums = Old;
+  static constexpr bool kRowSums = Scale;
+  LS_INLINE T* sums(int) const { return this->sum; }
+  LS_INLINE T* rows() const { return this->sbar; }
+  template <class W, class P>
+  LS_INLINE W at(const P& place, W* sums) const {
+    const int64_t o = place.o;
+    const W lambda = get<W>(this->lambda + o);
+    W rho = place.template of_row<W>(this->s) * lambda, for_row{};
+    if constexpr (Residual) {
+      const W r = get<W>(this->b + o) - get<W>(this->g + o);
+      if (this->c) rho += place.template coefficient<W>(this->c) * r;
+      for_row = r * lambda;
+    }
+    if (this->bbar) set<W>(this->bbar + o, get<W>(this->bbar + o) + rho);
+    set<W>(this->g + o, -rho);
+    if constexpr (Old) sums[0] += lambda * (get<W>(this->x + o) - get<W>(this->old + o));
     if constexpr (Momentum)
-      for (int e = 0; e < kRows<T>; ++e) lanes[e] = 0;
-  }
-  void end(int64_t block) {
-    if constexpr (Momentum) {
-      if (!old) return;
-      T sum = 0;
-      for (int e = 0; e < kRows<T>; ++e) sum += lanes[e];
-      sums[block] = sum;
-    }
-  }
-  LS_INLINE T turned(int64_t o) const { return lambda[o] + momentum * lambda[o] + factor * later[o]; }
-  LS_INLINE void rows(int64_t i, int n, const T* ax) {
-    const T cr = c ? c[0] : T(0);
-    for (int e = 0; e < n; ++e) {
-      const T r = b[i + e] - ax[e];
-      const T rho = s[i + e] * lambda[i + e] + cr * r;
-      if (sbar) sbar[i + e] += r * lambda[i + e];
-      if (bbar) bbar[i + e] += rho;
-      g[i + e] = -rho;
-    }
-    if constexpr (Momentum) {
-      if (old)
-        for (int e = 0; e < n; ++e) lanes[e] += lambda[i + e] * (x[i + e] - old[i + e]);
-      for (int e = 0; e < n; ++e) later[i + e] = turned(i + e);
-    }
-  }
-  LS_INLINE void columns(int64_t i, int64_t j, int n, const T* ax) {
-    const int64_t o = i * k + j;
-    T sum = 0;
-    for (int e = 0; e < n; ++e) {
-      const T r = b[o + e] - ax[e];
-      const T rho = s[i] * lambda[o + e] + (c ? c[j + e] * r : T(0));
-      sum += r * lambda[o + e];
-      if (bbar) bbar[o + e] += rho;
-      g[o + e] = -rho;
-    }
-    if (sbar) sbar[i] += sum;
-    if constexpr (Momentum) momentum_row(o, n);
-  }
-  LS_INLINE void momentum_row(int64_t o, int64_t n) {
-    T sum = 0;
-    if (old)
-      for (int64_t e = 0; e < n; ++e) sum += lambda[o + e] * (x[o + e] - old[o + e]);
-    for (int64_t e = 0; e < n; ++e) later[o + e] = turned(o + e);
-    lanes[0] += sum;
-  }
-  // Row i where the residual is not needed: rho = s o lambda.
-  LS_INLINE void without_residual(int64_t i) {
-    for (int64_t o = i * k; o < (i + 1) * k; ++o) {
-      const T rho = s[i] * lambda[o];
-      if (bbar) bbar[o] += rho;
-      g[o] = -rho;
-    }
-    if constexpr (Momentum) momentum_row(i * k, k);
+      set<W>(this->later + o, lambda + this->momentum * lambda + this->factor * get<W>(this->later + o));
+    return for_row;
   }
 };
 
-template <class T, class I, bool Momentum>
-void relax_adjoint(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
-                   const SweepAdjoint<T>& a, int64_t k) {
-  RelaxAdjoint<T, Momentum> out(a, k);
-  if (a.c || a.sbar) return for_each_row(A, blocks, b0, b1, a.x, k, out);
-  for (int64_t block = b0; block < b1; ++block) {
-    out.begin(block);
-    for (int64_t i = blocks.table[2 * block]; i < blocks.table[2 * block + 2]; ++i) out.without_residual(i);
-    out.end(block);
-  }
+template <bool Momentum, bool Old, class T, class I>
+void relax_adjoint(const RowBlocks<I>& blocks, int64_t b0, int64_t b1, const SweepAdjoint<T>& a, int64_t k) {
+  if (a.sbar)
+    run_pass<T>(blocks, b0, b1, k, RelaxAdjointPass<T, true, true, Momentum, Old>{a});
+  else if (a.c)
+    run_pass<T>(blocks, b0, b1, k, RelaxAdjointPass<T, true, false, Momentum, Old>{a});
+  else
+    run_pass<T>(blocks, b0, b1, k, RelaxAdjointPass<T, false, false, Momentum, Old>{a});
 }
 
 template <class T, class I>
-void richardson_adjoint(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t b0, int64_t b1,
-                        SweepAdjoint<T> a, int64_t k) {
-  if (a.later)
-    relax_adjoint<T, I, true>(A, blocks, b0, b1, a, k);
+void richardson_adjoint(const RowBlocks<I>& blocks, int64_t b0, int64_t b1, SweepAdjoint<T> a, int64_t k) {
+  const Pinned<T> c(a.c, k);
+  if (a.old)
+    relax_adjoint<true, true>(blocks, b0, b1, a, k);
+  else if (a.later)
+    relax_adjoint<true, false>(blocks, b0, b1, a, k);
   else
-    relax_adjoint<T, I, false>(A, blocks, b0, b1, a, k);
+    relax_adjoint<false, false>(blocks, b0, b1, a, k);
 }
 
 }  // namespace learnsolve::LEARNSOLVE_ISA

@@ -19,7 +19,8 @@ struct Sweep {
 
 // With lambda the cotangent of next, and later that of the iterate after it:
 // rho = s o lambda + c r,  g = -rho,  bbar += rho,  sbar += <r, lambda> of each row,
-// later = (1 + momentum) lambda + factor later,  sums = <lambda, x - old> of each block.
+// later = (1 + momentum) lambda + factor later,  sum = <lambda, x - old>, blocks x k. For c and sbar g is A x
+// on entry.
 template <class T>
 struct SweepAdjoint {
   const T* x;
@@ -33,8 +34,8 @@ struct SweepAdjoint {
   T momentum;
   T factor;
   T* later;      // or null: no momentum
-  const T* old;  // or null: no sums
-  T* sums;
+  const T* old;  // or null: no sum
+  T* sum;
 };
 
 }  // namespace learnsolve

@@ -52,7 +52,7 @@ class SweepsAdjoint {
       own_later.assign(nk, T(0)), later = own_later.data();
       if (in.gbefore) columns.take(in.gbefore, later), factor = 1;
     }
-    g.resize(nk), c.resize(k), sums.resize(S.n_blocks());
+    g.resize(nk), c.resize(k), sums.resize(S.n_blocks() * k);
     for (int64_t it = p.sweeps - 1; it >= 0; --it) step(it);
     if (in.before_out) {  // first: `later` may lie where lambda goes
       for (int64_t o = 0; o < nk; ++o) later[o] *= factor;
@@ -67,6 +67,7 @@ class SweepsAdjoint {
   }
 
  private:
+  static constexpr int64_t kTogether = 512;
   const Structure &S, &St;
   const SweepSizes& p;
   const int64_t stride, batch;
@@ -144,12 +145,26 @@ class SweepsAdjoint {
     const T* old = moving && in.gm ? iterate(it - 1) : nullptr;
     const T* x = residual || in.ga || old ? iterate(it) : nullptr;
     const T m = moving ? momentum_of(it) : T(0);
+    const SweepAdjoint<T> operands{x,
+                                   b,
+                                   scale_of(it),
+                                   lambda,
+                                   norms ? c.data() : nullptr,
+                                   g.data(),
+                                   gb,
+                                   in.gs ? in.gs + p.scale_at(batch, it) : nullptr,
+                                   m,
+                                   factor,
+                                   later,
+                                   old,
+                                   sums.data()};
+    const RowBlocks<I> blocks = S.row_blocks<I>();
     parallel_blocks<I>(S, k, [&](int64_t b0, int64_t b1) {
-      table.richardson_adjoint(
-          S.view<T, I>(in.values), S.row_blocks<I>(), b0, b1,
-          {x, b, scale_of(it), lambda, norms ? c.data() : nullptr, g.data(), gb,
-           in.gs ? in.gs + p.scale_at(batch, it) : nullptr, m, factor, later, old, sums.data()},
-          k);
+      for (int64_t end; b0 < b1; b0 = end) {  // rows that stay in the first cache
+        for (end = b0 + 1; end < b1 && (blocks.table[2 * end] - blocks.table[2 * b0]) * k < kTogether;) ++end;
+        if (residual) table.spmm(S.view<T, I>(in.values), blocks, b0, end, x, k, g.data(), false);
+        table.richardson_adjoint(blocks, b0, end, operands, k);
+      }
     });
     if (old) {
       double sum = 0;

@@ -46,10 +46,10 @@ void adjoint_case(Random& random, const System<T, I>& system, bool norms, bool w
   const Structure<I>& S = system.S;
   const int64_t k = system.k;
   const Array<T> b_start = uniform<T>(random, S.rows * k), s_start = uniform<T>(random, S.rows);
-  std::vector<Sum> g(S.rows * k), bbar(S.rows * k), sbar(S.rows), later(S.rows * k), sums(S.n_blocks());
+  std::vector<Sum> g(S.rows * k), bbar(S.rows * k), sbar(S.rows), later(S.rows * k), sums(S.n_blocks() * k);
   for (int64_t block = 0; block < S.n_blocks(); ++block)
     for (int64_t o = S.table[2 * block] * k; o < S.table[2 * block + 2] * k; ++o)
-      sums[block] = sums[block] + scaled(moved(system, o), system.lambda[o]);
+      sums[block * k + o % k] = sums[block * k + o % k] + scaled(moved(system, o), system.lambda[o]);
   for (int64_t i = 0; i < S.rows; ++i) {
     sbar[i].add(s_start[i]);
     for (int64_t j = 0; j < k; ++j) {
@@ -64,10 +64,13 @@ void adjoint_case(Random& random, const System<T, I>& system, bool norms, bool w
   }
   Array<T> whole[5];
   for (const Partition& partition : partitions(S.n_blocks())) {
-    Array<T> got[5] = {unwritten<T>(S.rows * k), b_start, s_start, system.later, unwritten<T>(S.n_blocks())};
+    Array<T> got[5] = {unwritten<T>(S.rows * k), b_start, s_start, system.later,
+                       unwritten<T>(S.n_blocks() * k)};
     for_ranges(partition, [&](int64_t b0, int64_t b1) {
+      if (norms || want_s)
+        isa::spmm<T, I>(system.view(), {S.table.data()}, b0, b1, system.x.data(), k, got[0].data(), false);
       isa::richardson_adjoint<T, I>(
-          system.view(), {S.table.data()}, b0, b1,
+          {S.table.data()}, b0, b1,
           {system.x.data(), system.b.data(), system.s.data(), system.lambda.data(),
            norms ? system.c.data() : nullptr, got[0].data(), want_b ? got[1].data() : nullptr,
            want_s ? got[2].data() : nullptr, system.momentum, system.factor,

@@ -14,6 +14,9 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.direct import superlu
 from learnsolve.preconditioners.classical.factorization import factorize
+from learnsolve.solvers.core.choices import direct_cost
+
+SUPERLU = 4e9  # flops, 0.4 s, which its solves save: PARDISO's and CHOLMOD's take 1.2 to 3 times as long
 
 
 class Shifted:
@@ -30,8 +33,9 @@ class Shifted:
                 A, ops.eye(A.shape[0], dtype=A.dtype, device=A.device) if B is None else B, beta=-sigma
             )
         try:
+            backend = "superlu" if direct_cost(S, "superlu") <= SUPERLU else "auto"
             # Itself, without the warning that A is nearly singular: near an eigenvalue that is on purpose.
-            self._factor: Any = factorize(S, kind=kind)._all()[0].factor
+            self._factor: Any = factorize(S, kind=kind, backend=backend)._all()[0].factor
         except MemoryError:
             raise MemoryError(
                 f"{function}: out of memory while factoring A - sigma B; pass a preconditioner, M="

@@ -240,7 +240,7 @@ def test_pardiso_refines_solutions_of_indefinite_matrices():
 
 
 def test_the_rule_of_auto(monkeypatch):
-    """By size, symmetry, diagonal; then what the factorization finds."""
+    """By size, bandwidth, symmetry, diagonal; then what the factorization finds."""
     for name in ("pardiso", "cholmod"):
         if why := choice.missing(name):
             pytest.skip(why)
@@ -248,7 +248,10 @@ def test_the_rule_of_auto(monkeypatch):
     shifted = SPD - 3.0 * ls.ops.eye(20)
     general = SPD.with_values(SPD.values * (1 + 0.1 * torch.rand(SPD.nnz, dtype=torch.float64)))
     assert ls.factorize(SPD).backend == "superlu"
+    for shape, backend in (((300, 16), "superlu"), ((300, 17), "pardiso")):  # the bandwidth is the latter
+        assert ls.factorize(ls.problems.poisson(shape)).backend == backend
     monkeypatch.setattr(choice, "SMALL", 20)
+    monkeypatch.setattr(choice, "BAND", 0)
     for A, kind in ((SPD, "cholesky"), (shifted, "ldlt"), (-1.0 * SPD, "ldlt"), (general, "lu")):
         F = ls.factorize(A)
         assert (F.kind, F.backend) == (kind, "pardiso")

@@ -182,10 +182,10 @@ def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
     return Jacobi(plain), " with Jacobi"
 
 
-def direct_cost(A: CSR) -> float:
-    """The time of `spsolve` with A, on the host, by the library that it takes, in flops of SuperLU (about
-    1e-10 s each). O(nnz), what depends on the pattern once. Within a factor of three on meshes; too much on
-    trees and on graphs with few cycles.
+def direct_cost(A: CSR, library: str | None = None) -> float:
+    """The time of `spsolve` with A, on the host, by a library or the one that it takes, in flops of SuperLU
+    (about 1e-10 s each). O(nnz), what depends on the pattern once. Within a factor of three on meshes; too
+    much on trees and on graphs with few cycles.
 
     In reverse Cuthill-McKee order the envelope of A + A^T has rows of w entries, about the size of the
     separators of the graph. A band of this width needs 2 n w entries and n w^2 flops. An order that reduces
@@ -194,7 +194,9 @@ def direct_cost(A: CSR) -> float:
     entries, flops = A.pattern._planned(_direct_cost)
     if not entries or not A.values.numel():
         return 0.0
-    kind, library = expected(A.pattern, numbers(A.values).reshape(-1, A.nnz)[0])
+    kind = "lu"
+    if library is None:
+        kind, library = expected(A.pattern, numbers(A.values).reshape(-1, A.nnz)[0])
     of_A, of_factors, of_flops = LIBRARIES[library]
     both = 2 if kind == "lu" and library != "superlu" else 1  # L and U; SuperLU has no other kind
     return of_A * A.nnz + both * (of_factors * entries + of_flops * flops)

@@ -1,9 +1,10 @@
 """Which library factors a matrix, and as what.
 
-The rule of "auto": below `SMALL` rows SuperLU's LU. From there on PARDISO, if it is installed: Cholesky for
-symmetric matrices with a positive diagonal, LDL^T for other symmetric ones and where Cholesky meets a pivot
-that is not positive, LU for the rest. Without it CHOLMOD, if it is installed and its Cholesky factorization
-succeeds. SuperLU for everything else, and where PARDISO has to replace pivots.
+The rule of "auto": SuperLU's LU below `SMALL` rows and for bands of at most `BAND` diagonals on either side.
+Else PARDISO, if it is installed: Cholesky for symmetric matrices with a positive diagonal, LDL^T for other
+symmetric ones and where Cholesky meets a pivot that is not positive, LU for the rest. Without it CHOLMOD, if
+it is installed and its Cholesky factorization succeeds. SuperLU for everything else, and where PARDISO has to
+replace pivots.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from learnsolve.ops.core.direct.superlu import SuperLU
 from learnsolve.ops.core.symmetry import _equal, _in_one_pass, symmetric_pattern
 
 SMALL = 4_000  # rows: below, SuperLU takes no more time than an analysis by PARDISO
+BAND = 16  # SuperLU factors these in the time of PARDISO, and solves in a tenth of its
 BACKENDS: dict[str, type[Analysis]] = {"pardiso": Pardiso, "cholmod": Cholmod, "superlu": SuperLU}
 EXTRAS = {"pardiso": "pypardiso", "cholmod": "scikit-sparse"}
 
@@ -135,7 +137,8 @@ def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tupl
     kind, backend, ordering = how
     names = [backend]
     if backend == "auto":
-        names = [] if P.shape[0] < SMALL and ordering in ("auto", *SuperLU.orderings) else available()
+        small = P.shape[0] < SMALL or P._planned(_bandwidth) <= BAND
+        names = [] if small and ordering in ("auto", *SuperLU.orderings) else available()
         names = [n for n in names if n != "superlu" and ordering in ("auto", *BACKENDS[n].orderings)]
     kinds = [kind]
     if kind == "auto":
@@ -151,3 +154,7 @@ def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tupl
                 yield k, name
     if "superlu" not in names:  # it decides what no other could
         yield kinds[-1], "superlu"
+
+
+def _bandwidth(P: SparsityPattern) -> int:
+    return int((P.row_indices - P.col_indices).abs().max()) if P.nnz else 0
