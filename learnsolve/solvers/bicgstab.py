@@ -51,7 +51,7 @@ class BiCGSTAB:
         rho = dot(q.shadow, q.r)
         again = _zero(rho, q.shadow, q.r) | (q.alpha == 0) | (q.omega == 0)
         shadow = torch.where(again, q.r, q.shadow)
-        rho = torch.where(again, square(q.r), rho)
+        rho = torch.where(again, square(q.r).to(rho.dtype), rho)
         beta = divide(rho, q.rho, running & ~again) * divide(q.alpha, q.omega, running)
         p = add_scaled(q.r, beta, add_scaled(q.p, -q.omega, q.v))
         Mp = p if M is None else M(p)
