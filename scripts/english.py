@@ -25,7 +25,7 @@ PHRASES = {
 }
 TABLE = re.compile("<!--.*?-->.*?<!-- .*?end.*?-->", re.DOTALL)  # generated
 KINDS = (ast.Module, ast.ClassDef, ast.FunctionDef)
-paths = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]
+paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")]
 found = 0
 for path in [*paths, *ROOT.glob("docs/gallery/*.py"), *ROOT.glob("learnsolve/**/*.py")]:
     texts = [(1, TABLE.sub(lambda m: "\n" * m[0].count("\n"), path.read_text()))]

@@ -18,7 +18,8 @@ A = ls.CSR.from_scipy(S).requires_grad_()
 b = torch.ones(n, dtype=torch.float64)
 
 # %%
-# The solution at the midpoint, and its derivative for every entry: one more solve, no dense n x n matrix.
+# The derivative of the solution at the midpoint with respect to every entry costs one more solve and no
+# dense n x n matrix.
 solution = ls.solvers.cg(A, b, rtol=1e-10)
 solution.x[n // 2].backward()
 sensitivity = A.with_values(A.values.grad).to_scipy()

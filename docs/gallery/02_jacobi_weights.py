@@ -23,7 +23,7 @@ def energy(solver, x):
 
 
 # %%
-# All sweeps over all vectors are one compiled operation; their adjoint is one more.
+# All sweeps over all vectors run as one compiled operation, and their adjoint as another.
 optimizer = torch.optim.Adam(smoother.parameters(), lr=0.02)
 losses = []
 for _ in range(300):

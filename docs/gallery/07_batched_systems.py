@@ -2,7 +2,7 @@
 Many systems at once
 ====================
 
-Matrices of one pattern in one call; each system stops on its own. Then matrices of different patterns.
+Matrices on one pattern, solved in one call in which each system stops on its own; then different patterns.
 """
 
 import time
@@ -43,7 +43,7 @@ axes.set(xlabel="iteration", ylabel="relative residual of each matrix")
 plt.show()
 
 # %%
-# Different patterns: one block-diagonal matrix. Each block has its own recurrence and residual history.
+# Matrices with different patterns form one block-diagonal matrix, with a residual history per block.
 batch = ls.BlockBatch([ls.problems.poisson((k, k)) for k in (8, 16, 32)])
 solution = ls.solvers.cg(batch, torch.ones(batch.matrix.shape[0], dtype=torch.float64))
 print([x.shape[0] for x in batch.split(solution.x)], solution.residual_norms.shape)

@@ -1,8 +1,8 @@
 """
-A cheap backward of your own
-============================
+A cheap backward for your own operation
+=======================================
 
-An operation whose backward is one call for all sizes of the data, and how to verify it.
+How to write an operation whose backward is one call for any size of the data, and how to verify it.
 """
 
 import matplotlib.pyplot as plt

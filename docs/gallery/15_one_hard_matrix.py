@@ -2,7 +2,7 @@
 One network for one hard matrix
 ===============================
 
-A recirculating wind with a reaction that makes the diagonal zero: no ILU(0), and restarted GMRES stagnates.
+A recirculating wind with a reaction that makes the diagonal zero: ILU(0) fails, restarted GMRES stagnates.
 """
 
 import matplotlib.pyplot as plt

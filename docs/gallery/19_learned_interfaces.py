@@ -29,7 +29,7 @@ def worst(u, K=8):
 
 
 # %%
-# The loss is that of MLORAS, the largest error after K steps.
+# The loss is the largest error after K steps, as in MLORAS.
 u = torch.nn.functional.normalize(torch.randn(256, 100, dtype=A.dtype), dim=0)
 optimizer = torch.optim.Adam([values], lr=0.05)
 losses = []

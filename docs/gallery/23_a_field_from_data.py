@@ -3,8 +3,8 @@ Hyperparameters of a Gaussian field
 ===================================
 
 A Matérn field solves (κ² - Δ) u = white noise / τ: on a grid its precision matrix is sparse. Which κ and τ
-made the data? Gradient descent on the exact log-likelihood tells: the gradient of ``ops.logdet`` is the
-sparse part of the inverse.
+generated the data? Gradient descent on the exact log-likelihood finds them: the gradient of ``ops.logdet``
+is the sparse part of the inverse.
 """
 
 import matplotlib.pyplot as plt

@@ -24,13 +24,13 @@ def bratu(u, lam):
 
 
 # %%
-# The pattern of the Jacobian is found once; each solve is Newton's method on it.
+# The pattern of the Jacobian is found once and used by Newton's method in each solve.
 u0 = torch.zeros(n, n, dtype=torch.float64)
 pattern = ls.nonlinear.jacobian_pattern(bratu, u0, truth)
 measured = ls.nonlinear.root(bratu, u0, truth, jacobian=pattern).x
 
 # %%
-# The gradient of the loss for the field is one adjoint solve.
+# The gradient of the loss with respect to the field costs one adjoint solve.
 log_lam = torch.zeros(n, n, dtype=torch.float64, requires_grad=True)
 optimizer = torch.optim.LBFGS([log_lam], max_iter=60, line_search_fn="strong_wolfe")
 

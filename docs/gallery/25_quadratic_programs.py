@@ -2,7 +2,7 @@
 A quadratic program as a layer
 ==============================
 
-x that minimizes ½ xᵀP x + qᵀx, subject to A x = b, or to x ≥ 0, with its derivatives.
+The x that minimizes ½ xᵀP x + qᵀx, subject to A x = b or x ≥ 0, and its derivatives.
 """
 
 import matplotlib.pyplot as plt
@@ -18,15 +18,15 @@ q = torch.randn(n, dtype=torch.float64, requires_grad=True)
 b = torch.randn(m, dtype=torch.float64, requires_grad=True)
 
 # %%
-# With equations, the conditions of a minimum are one symmetric, indefinite system, whose solve has gradients.
+# With equations, the optimality conditions are a symmetric indefinite system, whose solve is differentiable.
 K = ls.ops.block([[P, A.T], [A, None]])
 x, multipliers = ls.solve(K, torch.cat([-q, b]), rtol=1e-10).x.split([n, m])
 for_q, for_b = torch.autograd.grad(x.square().sum(), (q, b))
 print(f"A x = b to {(A @ x - b).norm():.0e}; gradients of norms {for_q.norm():.3g} and {for_b.norm():.3g}")
 
 # %%
-# With x ≥ 0 the multipliers z satisfy x z = 0, z ≥ 0. Fischer's function makes an equation of x z = μ; a
-# primal-dual method solves it for smaller and smaller μ, each time by Newton's method from the last x and z.
+# With x ≥ 0, the multipliers z satisfy x z = 0 and z ≥ 0. Fischer's function turns x z = μ into an equation.
+# A primal-dual method solves it for smaller and smaller μ by Newton's method from the previous x and z.
 
 
 def conditions(u, q, P, mu):
@@ -49,8 +49,8 @@ ends = [minimize(q.detach() + t * direction).square().sum() for t in (1e-5, -1e-
 print(f"derivative {gradient @ direction:.5g}, difference {(ends[0] - ends[1]) / 2e-5:.5g}")
 
 # %%
-# A package for quadratic programs is better with many inequalities, detects infeasible ones, and solves
-# thousands of small ones together. Here P and the conditions may be any program.
+# Use a package for quadratic programs if there are many inequalities, infeasible problems, or thousands of
+# small problems. Here P and the constraints may come from any program.
 figure, axes = plt.subplots(figsize=(5.4, 2.7), layout="constrained")
 axes.plot(x.detach())
 axes.set(title=f"{int((x < 1e-6).sum())} of {n} bounds are active", xlabel="index", ylabel="x")

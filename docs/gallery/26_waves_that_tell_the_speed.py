@@ -36,7 +36,7 @@ def smoothed(t):
 
 
 # %%
-# The factors for all waves give the gradient, too. Long waves first: the phase of short ones is ambiguous.
+# The gradient uses the same factors. Long waves come first, because the phase of short waves is ambiguous.
 for length in (20.0, 12.0, 8.0):
     heard = waves(truth, length)[microphones]
     optimizer = torch.optim.LBFGS([speed], max_iter=12, line_search_fn="strong_wolfe")

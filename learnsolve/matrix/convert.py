@@ -69,9 +69,8 @@ def conjugate(t: Tensor) -> Tensor:
     """In memory; of `torch.conj_physical` torch 2.13 has no batching rule, and `conj` no batched gradient."""
     if not t.is_complex():
         return t
-    recorded = forward_ad._current_level >= 0 or (t.requires_grad and torch.is_grad_enabled())
-    if readable(t) and not recorded:  # a fourth of the time
-        return t.conj().resolve_conj()
+    if readable(t) and forward_ad._current_level < 0 and not (t.requires_grad and torch.is_grad_enabled()):
+        return t.conj().resolve_conj()  # in one pass
     t = t.resolve_conj()
     return torch.complex(t.real, -t.imag)
 

@@ -90,7 +90,8 @@ def combination(a: Tensor, v: Tensor) -> Tensor:
     if v.numel() < SPLIT:
         return (a * v).sum(0)
     if v.dim() == 3:
-        return dispatch(_Columns, (a.squeeze(-2).to(v.dtype), v), _U, True)
+        a = a.to(v.dtype) if v.is_complex() else a
+        return dispatch(_Columns, (a.squeeze(-2), v), _U, True)
     out = scaled(a[0], v[0])
     for i in range(1, len(a)):
         out = out + scaled(a[i], v[i])
