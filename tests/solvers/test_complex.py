@@ -12,7 +12,9 @@ from solvers.references import close, gradients
 from torch.autograd import grad
 
 import learnsolve as ls
+from learnsolve.ops.core.dots import combination
 from learnsolve.solvers import Status
+from learnsolve.solvers.core.vectors import dot
 
 S, P = ls.solvers, ls.preconditioners
 KH = torch.full((6, 5), 1.1, dtype=torch.float64)
@@ -156,6 +158,9 @@ def test_large_blocks_are_the_same():
         x = solver(A, b, rtol=1e-7, gradient=mode).x
         (g,) = grad((x.conj() * w).sum().real, b)
         close([A @ x, A.H @ g], [b, w], 1e-5)
+        V, h = right(3, n, k), right(3, 1, k)
+        sums = (V.conj() * w).sum(-2, keepdim=True), (h * V).sum(0)
+        close([dot(V, w), combination(h, V)], sums, 1e-9)
 
 
 REAL = right(30).real
