@@ -3,7 +3,7 @@
 from learnsolve import _first_line  # noqa: F401  (before torch)
 
 # isort: split
-from learnsolve import _library  # noqa: F401  (first: it says what is missing where nothing else can work)
+from learnsolve import _library  # noqa: F401  (first, because it reports missing requirements)
 
 # isort: split
 from learnsolve import analysis, io, nn, nonlinear, ops, ordering, preconditioners, problems, solvers, testing

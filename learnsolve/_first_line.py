@@ -1,4 +1,4 @@
-"""`python -m learnsolve.train RECIPE` says on a terminal that it has started, before torch is imported."""
+"""`python -m learnsolve.train RECIPE` reports on a terminal that it has started, before torch is imported."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ PROGRAM = "learnsolve.train"
 
 
 def first_line(words: list[str]) -> str | None:
-    """What to print for the command line `words`; None for any that does not train, or that shall be quiet.
+    """The line to print for the command line `words`; None if it does not train or must be quiet.
 
     Examples
     --------
@@ -23,7 +23,7 @@ def first_line(words: list[str]) -> str | None:
     return f"{PROGRAM} {recipe}: loading torch ..."
 
 
-# While `-m` imports the package of a program, argv[0] is "-m". Of several processes the first one speaks.
+# While `-m` imports the package of a program, argv[0] is "-m". Only the first process prints.
 if sys.argv[:1] == ["-m"] and os.environ.get("RANK", "0") == "0" and sys.stderr and sys.stderr.isatty():
     line = first_line(sys.orig_argv)
     if line is not None:

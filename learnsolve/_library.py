@@ -58,7 +58,7 @@ if _cpu.learnsolve_isa() is None:
     )
 
 if os.environ.get("LEARNSOLVE_CHECK", "0") not in ("", "0"):
-    _cpu.learnsolve_check_contents(1)  # of index arrays that raw operators are given: csrc/ops/contents.h
+    _cpu.learnsolve_check_contents(1)  # check index arrays passed to raw operators: csrc/ops/contents.h
 
 _cpu.learnsolve_set_buffer_pool_limit.restype = ctypes.c_size_t
 _cpu.learnsolve_set_buffer_pool_limit.argtypes = (ctypes.c_size_t,)
@@ -71,7 +71,7 @@ _cpu.learnsolve_spgemm_fused.argtypes = (
 
 
 def load_cuda(name: str = "learnsolve_cuda") -> None:
-    """Register the CUDA operators, or those for the emulator of csrc/emulator under another name."""
+    """Register the CUDA operators, or under another name the operators for the emulator (csrc/emulator)."""
     _load(name)
 
 
@@ -95,22 +95,22 @@ def instruction_set() -> str:
 
 
 def swap_buffer_pool_limit(bytes: int) -> int:
-    """Set the limit of csrc/ops/buffers.h, and return the one until now."""
+    """Set the limit of csrc/ops/buffers.h, and return the previous one."""
     return _cpu.learnsolve_set_buffer_pool_limit(bytes)
 
 
 def drop_buffers() -> None:
-    """Return what is kept to the system."""
+    """Return the kept memory to the system."""
     _cpu.learnsolve_drop_buffers()
 
 
 def buffer_bytes() -> int:
-    """Bytes that are kept now."""
+    """The size of the kept memory, in bytes."""
     return _cpu.learnsolve_buffer_bytes()
 
 
 def spgemm_fused(rows: int, inner: int, columns: int, products: int, *arrays: Any) -> bool:
-    """csrc/ops/spgemm_fused.cpp, on NumPy arrays; False if memory is missing."""
+    """csrc/ops/spgemm_fused.cpp, on NumPy arrays; False if out of memory."""
     doubles, wide = arrays[4].itemsize == 8, arrays[0].itemsize == 8
     addresses = (ctypes.c_void_p * len(arrays))(*(t.ctypes.data for t in arrays))
     return _cpu.learnsolve_spgemm_fused(doubles, wide, rows, inner, columns, products, addresses)

@@ -1,4 +1,4 @@
-"""Samples of a data set as one batch, for `torch.utils.data.DataLoader`."""
+"""Combine samples of a data set into a batch, for `torch.utils.data.DataLoader`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from learnsolve.problems.datasets import Sample
 
 
 def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
-    """Several systems as one: the `collate_fn` of a `DataLoader`.
+    """Combine several systems into one: the `collate_fn` of a `DataLoader`.
 
     Parameters
     ----------
-    samples : list of CSRs; or of tuples (A, b), (A, b, x), ... of a CSR and tensors of its rows, (n,) or
-        (n, k), or None; or of samples of `problems.dataset`, taken as (A, b, x)
-    stack : matrices of equal patterns as a batch, by `CSR.stack`: ``functools.partial(collate, stack=True)``.
-        Which of the two is returned depends on this argument, never on the data.
+    samples : list of CSRs; of tuples (A, b), (A, b, x), ... of a CSR and tensors over its rows, (n,) or (n,
+        k), or None; or of samples of `problems.dataset`, used as (A, b, x)
+    stack : batch matrices with equal patterns by `CSR.stack`: ``functools.partial(collate, stack=True)``.
+        The type of the result depends on this argument, never on the data.
 
     Returns
     -------
     A `BlockBatch`, or a tuple of it and concatenated tensors, (n_1 + n_2 + ...,) or (..., k); None where all
-    are None. With `stack` a CSR with values (B, nnz) and tensors (B, n, k), k = 1 for vectors.
+    samples have None. With `stack`, a CSR with values (B, nnz) and tensors (B, n, k), k = 1 for vectors.
 
     Raises
     ------
     ValueError, TypeError
-        if the samples are not of one kind, or tensors do not have a matrix's rows.
+        if the samples differ in kind, or tensors do not match the rows of their matrix.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def _joined(name: str, what: str, column: tuple, matrices: tuple[CSR, ...], stac
 
 
 def _default(samples: Sequence[CSR], *, collate_fn_map: Any = None) -> CSR:
-    """What `torch.utils.data.default_collate` makes of matrices: `CSR.stack`."""
+    """The rule of `torch.utils.data.default_collate` for matrices: `CSR.stack`."""
     return CSR.stack(samples)
 
 

@@ -1,4 +1,4 @@
-"""Orders of the rows of a square matrix, and groups of mutually independent rows or columns."""
+"""Orderings of the rows of a square matrix, and colorings of rows or columns."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
@@ -17,8 +17,8 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 
 
 class Coloring(NamedTuple):
-    """Colors of rows (of `column_coloring`: columns) such that those of the same color are independent, and
-    the rows by color."""
+    """Colors of rows (columns for `column_coloring`) in which rows of the same color are independent, and the
+    rows sorted by color."""
 
     colors: Tensor
     """Color of each row, 0 <= color < count, shape (n,)."""
@@ -31,7 +31,7 @@ class Coloring(NamedTuple):
 
 
 def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
-    """The reverse Cuthill-McKee order, which moves the entries close to the diagonal.
+    """The reverse Cuthill-McKee ordering, which moves the entries close to the diagonal.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
 
     Returns
     -------
-    Tensor, shape (n,), of the pattern's index type: row ``p[i]`` becomes row i.
+    Tensor, shape (n,), with the pattern's index type: row ``p[i]`` becomes row i.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
     Notes
     -----
     Uses `scipy.sparse.csgraph.reverse_cuthill_mckee`, about O(nnz). Computed once and cached with the
-    pattern: do not change it in place. An order has no gradient.
+    pattern: do not change it in place. An ordering has no gradient.
 
     References
     ----------
@@ -73,7 +73,7 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
 
 
 def minimum_degree(P: SparsityPattern | CSR) -> Tensor:
-    """A minimum degree order of A + A^T, for little fill in its factors (`ops.cholesky`, `ops.lu`).
+    """A minimum degree ordering of A + A^T, for little fill in its factors (`ops.cholesky`, `ops.lu`).
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def minimum_degree(P: SparsityPattern | CSR) -> Tensor:
 
     Returns
     -------
-    Tensor, shape (n,), of the pattern's index type: row ``p[i]`` becomes row i.
+    Tensor, shape (n,), with the pattern's index type: row ``p[i]`` becomes row i.
 
     Raises
     ------
@@ -92,8 +92,8 @@ def minimum_degree(P: SparsityPattern | CSR) -> Tensor:
 
     Notes
     -----
-    Multiple minimum degree, postordered, of SuperLU (SciPy). Computed once and cached with the pattern: do
-    not change it in place. An order has no gradient.
+    Multiple minimum degree, postordered, from SuperLU (SciPy). Computed once and cached with the pattern: do
+    not change it in place. An ordering has no gradient.
 
     References
     ----------
@@ -118,27 +118,27 @@ def minimum_degree(P: SparsityPattern | CSR) -> Tensor:
 def greedy_coloring(
     P: SparsityPattern | CSR, order: Literal["natural", "largest_first"] = "natural"
 ) -> Coloring:
-    """Color the rows such that coupled rows differ, for multicolor sweeps.
+    """Color the rows such that coupled rows have different colors, for multicolor sweeps.
 
-    Rows i and j are coupled if there is an entry (i, j) or (j, i), i != j. Rows of one color can be relaxed
-    at the same time.
+    Rows i and j are coupled if there is an entry (i, j) or (j, i), i != j. Rows of the same color can be
+    relaxed simultaneously.
 
     Parameters
     ----------
     P : SparsityPattern or CSR, square
-    order : "natural" or "largest_first", the order in which rows are colored, each with the smallest color
-        that none of its neighbors has: the given order, or rows with most neighbors first
+    order : "natural" or "largest_first", the order in which rows are colored: the given order, or rows with
+        most neighbors first. Each row gets the smallest color that none of its neighbors has
 
     Returns
     -------
     Coloring(colors, count, ptr, rows)
-        At most one color more than the largest number of neighbors of a row. On a grid with a stencil of
-        3, 5 or 7 points in natural order, two: red and black.
+        At most one color more than the largest number of neighbors of a row. On a grid with a stencil of 3, 5
+        or 7 points in natural order, two colors: red and black.
 
     Raises
     ------
     ValueError
-        if P is not square, or the order is not one of the above.
+        if P is not square, or `order` is invalid.
     TypeError
         if P is neither a SparsityPattern nor a CSR.
 
@@ -163,27 +163,28 @@ def greedy_coloring(
 def column_coloring(
     P: SparsityPattern | CSR, order: Literal["best", "natural", "largest_first", "smallest_last"] = "best"
 ) -> Coloring:
-    """Color the columns such that no row has entries in two columns of one color.
+    """Color the columns such that no row has entries in two columns of the same color.
 
-    A product with one vector per color then shows every entry of the matrix: the distance-2 coloring that
-    compressed Jacobians use. For rows pass ``P.T``.
+    A product with one vector per color then gives every entry of the matrix: the distance-2 coloring of
+    compressed Jacobians. For rows pass ``P.T``.
 
     Parameters
     ----------
     P : SparsityPattern or CSR of any shape
-    order : in which columns are colored, each with the smallest color possible: as they are, those that
-        share rows with most others first, or such that each shares rows with few of those before it. "best"
-        keeps the best of these and, for stencils on a grid, of colorings that repeat along its axes
+    order : the order in which columns are colored, each with the smallest possible color: "natural";
+        "largest_first", columns that share rows with most others first; or "smallest_last", each sharing rows
+        with few previous ones. "best" is the best of these and, for stencils on a grid, of colorings that
+        repeat along its axes
 
     Returns
     -------
     Coloring(colors, count, ptr, rows), with columns in the place of rows
-        At least as many colors as the longest row has entries: 5 for the stencil of 5 points.
+        At least as many colors as the longest row has entries: 5 for the 5-point stencil.
 
     Raises
     ------
     ValueError
-        if the order is not one of the above.
+        if `order` is invalid.
     TypeError
         if P is neither a SparsityPattern nor a CSR.
 
@@ -217,9 +218,10 @@ def symmetric_coloring(
     Parameters
     ----------
     P : SparsityPattern or CSR, square, with an entry (j, i) for each entry (i, j)
-    method : "star": neighbors differ, and no path of four rows has two colors; each entry stands alone in one
-        of the products. "acyclic": no cycle has two colors, fewer of them; entries follow from one another
-    order : in which rows are colored, as for `column_coloring`
+    method : "star": neighbors differ, and no path of four rows has only two colors, so that each entry
+        appears alone in one of the products. "acyclic": no cycle has only two colors, which needs fewer
+        colors; entries follow successively
+    order : the order in which rows are colored, as for `column_coloring`
 
     Returns
     -------
@@ -228,14 +230,14 @@ def symmetric_coloring(
     Raises
     ------
     ValueError
-        if P is not square or not symmetric, or method or order is not one of the above.
+        if P is not square or not symmetric, or method or order is invalid.
     TypeError
         if P is neither a SparsityPattern nor a CSR.
 
     Notes
     -----
-    O(sum of the squares of the numbers of neighbors), times the largest for "star"; rows with very many
-    neighbors have a color of their own and cost less. Deterministic, cached, no gradient. Source: A.
+    O(sum of the squares of the numbers of neighbors), times the largest number for "star"; rows with very
+    many neighbors have separate colors and cost less. Deterministic, cached, no gradient. Source: A.
     Gebremedhin et al., "New acyclic and star coloring algorithms with application to computing Hessians",
     SIAM J. Sci. Comput. 29 (2007).
 
@@ -258,7 +260,7 @@ def symmetric_coloring(
     return pattern._planned(_symmetric_coloring, method, order)
 
 
-_ORDERS = ("natural", "largest_first", "smallest_last")  # as csrc/analysis/coloring.h counts them
+_ORDERS = ("natural", "largest_first", "smallest_last")  # numbered as in csrc/analysis/coloring.h
 
 
 def _checked(function: str, P: Any) -> SparsityPattern:
@@ -294,8 +296,8 @@ def _minimum_degree(pattern: SparsityPattern) -> tuple[Tensor]:
     arrays = (np.ones(pattern.nnz), as_numpy(pattern.col_indices).astype(np.int32), crow.astype(np.int32))
     S = scipy.sparse.csr_array(arrays, shape=pattern.shape)
     S = scipy.sparse.csc_array(S + S.T + scipy.sparse.eye_array(n))
-    # SuperLU orders on the way to factors only. Those of a matrix that is almost diagonal, almost all of them
-    # dropped, cost less than the order.
+    # SuperLU computes orderings only together with factors. The factors of an almost diagonal matrix, almost
+    # all of them dropped, cost less than the ordering.
     S.data = np.where(S.indices == np.repeat(np.arange(n), np.diff(S.indptr)), 1.0, 1e-30)
     factors = scipy.sparse.linalg.spilu(
         S,
@@ -329,7 +331,7 @@ def _coloring(pattern: SparsityPattern, arrays: tuple[np.ndarray, ...]) -> Color
 
 def _column_coloring(pattern: SparsityPattern, order: str) -> Coloring:
     arrays = _both_ways(pattern)
-    # The longest row needs so many.
+    # A lower bound: the longest row.
     fewest = int(np.diff(arrays[0]).max(initial=0))
     best = repeated_coloring(pattern, fewest) if order == "best" else None
 
@@ -350,7 +352,7 @@ def _symmetric_coloring(pattern: SparsityPattern, method: str, order: str) -> Co
 
 
 def _best(color: Callable, order: str, fewest: int, best: tuple | None = None) -> tuple[np.ndarray, ...]:
-    """The coloring (colors, ptr, rows) with fewest colors, of the orders until one has `fewest`."""
+    """The coloring (colors, ptr, rows) with the fewest colors, trying orders until one has `fewest`."""
     for number, name in enumerate(_ORDERS):
         if order in ("best", name) and (best is None or len(best[1]) - 1 > fewest):
             found = color(number)

@@ -30,7 +30,7 @@ class Pass:
     seconds : median time of the pass, without a profiler
     calls : number of operators that ran, including those called by other operators
     operators : name -> (calls, seconds), from the profiler; seconds of the operator itself, without operators
-        that it called, and on a CUDA device those of its kernels
+        that it called; on a CUDA device the seconds of its kernels
     peak_bytes : peak of the memory allocated by torch during the pass, above the level before it; None if
         unknown
     """
@@ -175,8 +175,8 @@ def _outputs(result: Any) -> list[Tensor]:
 
 
 class _Border:
-    """Where the backward pass ends: at arguments, leaves, and nodes of the graph that existed before fn was
-    called. The latter are the nodes that two calls have in common."""
+    """The end of the backward pass: arguments, leaves, and nodes of the graph that existed before fn was
+    called, which are the nodes that two calls have in common."""
 
     def __init__(self, arguments: list[Tensor]):
         self.ends: dict[Any, list[Tensor]] = {}
@@ -213,7 +213,7 @@ class _Border:
         return run
 
     def _inputs(self, outputs: list[Tensor]) -> tuple[list[Tensor | GradientEdge], set[Any]]:
-        """Where a backward pass from the outputs ends, and the nodes that it visits."""
+        """The edges at which a backward pass from the outputs ends, and the nodes that it visits."""
         leaves = {id(t): t for t in outputs if t.is_leaf}
         edges: dict[tuple, GradientEdge] = {}
         todo = [(t.grad_fn, t.output_nr) for t in outputs if t.grad_fn is not None]

@@ -1,5 +1,5 @@
 """Quantities that determine how fast an iteration converges: eigenvalues, condition numbers, convergence
-factors, with gradients; losses of one step, and vectors to train on."""
+factors, with gradients; one-step losses, and training vectors."""
 
 from learnsolve.analysis._estimate import Estimate
 from learnsolve.analysis.condition_number import condition_number

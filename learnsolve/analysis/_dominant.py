@@ -22,8 +22,8 @@ class Pair(NamedTuple):
     converged: bool
 
 
-# Finds an eigenvalue, of the transpose or not: the dominant one, or the one nearest to a number. None if a
-# product is not finite.
+# Finds an eigenvalue, of the transpose or not: the dominant one, or the one nearest to a given value. None if
+# a product is not finite.
 Search = Callable[[bool, complex | None], Pair | None]
 
 

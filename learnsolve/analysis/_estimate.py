@@ -12,7 +12,7 @@ from learnsolve.solvers.core.report import users_frame
 
 
 class Estimate(NamedTuple):
-    """An estimated number.
+    """An estimated value.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ def warn(function: str, message: str) -> None:
 
 def with_derivative(function: str, value: Tensor, form: Tensor) -> Tensor:
     """`value`, with the first derivative of `form`, in which eigenvectors are constants. The first derivative
-    of an eigenvalue does not need those of the eigenvectors; the second does, and raises."""
+    of an eigenvalue does not need the derivatives of the eigenvectors; the second does, and raises."""
     return _FirstOrder.apply(function, value, form)  # type: ignore[return-value]
 
 

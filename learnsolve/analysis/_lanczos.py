@@ -1,4 +1,4 @@
-"""Lanczos for M A, in the inner product of M^-1, without M^-1.
+"""Lanczos for M A, in the inner product of M^-1, without applying M^-1.
 
 Source: Parlett, "The Symmetric Eigenvalue Problem" (1998), chapters 13 and 15; Saad, "Iterative Methods for
 Sparse Linear Systems" (2003), section 9.2.1 for the inner product.
@@ -43,7 +43,7 @@ def lanczos(name: str, A: Map, M: Map | None, space: Space, most: int, rtol: flo
     results: list[Ends | None] = [None] * len(runs)
     asked = {i: next(run) for i, run in enumerate(runs)}
     shape = (*space.batch, *start.shape)
-    by_M = M is not None  # the runs ask for products with M and with A in turn
+    by_M = M is not None  # the runs request products with M and with A alternately
     while asked:
         with plain_tensors():
             columns = [asked.get(i, start) for i in range(len(runs))]
@@ -63,13 +63,13 @@ def _steps(
     name: str, with_M: bool, start: Tensor, most: int, rtol: float
 ) -> Generator[Tensor, Tensor, Ends | None]:
     """Up to `most` steps, until both extreme eigenvalues are known to a relative accuracy of `rtol`. Yields
-    what is to be multiplied by M, if there is one, and by A in turn. None if a product is not finite."""
+    the vectors to multiply by M, if given, and by A alternately. None if a product is not finite."""
     n, eps = start.shape[0], torch.finfo(start.dtype).eps
-    with plain_tensors():  # tensors of inference mode could not be filled here
+    with plain_tensors():  # inference tensors could not be modified here
         V = start.new_empty(most + 1, n)
         Y = torch.empty_like(V) if with_M else V
     alpha, beta = [], []  # of the tridiagonal matrix
-    size = length = 0.0  # size: of its largest entry
+    size = length = 0.0  # size: its largest entry in magnitude
     w = start
     for k in range(most + 1):
         y = (yield w) if with_M else w

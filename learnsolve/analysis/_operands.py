@@ -40,7 +40,7 @@ class Space(NamedTuple):
         return X.expand(*self.batch, *X.shape)
 
     def which(self, i: int) -> str:
-        """Of matrix number i, for messages."""
+        """The prefix of messages about matrix i."""
         return f"matrix {i} of the batch: " if self.batch else ""
 
 
@@ -80,7 +80,7 @@ def with_batch_of(function: str, space: Space, M: Any) -> Space:
 
 
 def member(apply: Map, space: Space, i: int) -> Map:
-    """Of a batch, the map of matrix number i, by products with all: the others are given zeros."""
+    """The map of matrix i of a batch, by products with all matrices, zeros for the others."""
     if not space.batch:
         return apply
     count = space.batch.numel()
@@ -118,7 +118,7 @@ def constant(function: str, f: Map) -> Map:
 
 
 def plain(function: str, t: Tensor) -> Tensor:
-    """The numbers in t."""
+    """The values of t."""
     functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
     while functorch.is_functorch_wrapped_tensor(t):
         if functorch.is_batchedtensor(t):
@@ -132,7 +132,7 @@ def plain(function: str, t: Tensor) -> Tensor:
 
 
 def as_array(function: str, t: Tensor) -> np.ndarray:
-    """The numbers in t on the host."""
+    """The values of t on the host."""
     t = plain(function, t)
     with plain_tensors():
         return t.cpu().numpy()

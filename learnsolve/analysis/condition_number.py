@@ -31,19 +31,19 @@ def condition_number(
 
     Returns
     -------
-    Estimate, of shape () or that of the batch, whose `error` follows from those of the eigenvalues:
+    Estimate, with shape () or the batch shape; its `error` follows from the eigenvalue errors:
         :math:`(\lambda_{\max} + e_2) / (\lambda_{\min} - e_1) - \kappa`. For a matrix that is singular up to
         rounding the value is infinite and has no gradient.
 
     Raises
     ------
     ValueError
-        if an eigenvalue is negative, or as `extreme_eigenvalues`, whose warnings it gives, too; one more if
+        if an eigenvalue is negative, or as for `extreme_eigenvalues`, including its warnings; also warns if
         the matrix is singular up to the error.
 
     Notes
     -----
-    Gradient and cost are those of `extreme_eigenvalues`. As a loss, its logarithm is better scaled.
+    Gradient and cost are as for `extreme_eigenvalues`. As a loss, its logarithm is better scaled.
 
     Examples
     --------

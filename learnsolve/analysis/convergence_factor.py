@@ -23,7 +23,8 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
 
     Returns
     -------
-    Estimate, value and error of shape () or (..., k). The error, no bound, is the difference between the
+    Estimate, value and error of shape () or (..., k). The error, which is not a bound, is the difference
+    between the
         factors of the two halves of that part; `converged`: it is at most rtol times the factor everywhere.
 
     Raises

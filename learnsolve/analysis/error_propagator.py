@@ -28,17 +28,17 @@ class ErrorPropagator:
     ----------
     A : CSR, values (..., nnz), or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or
         a callable on blocks of columns (n, k)
-    M : a preconditioner, as for solvers; Jacobi(A) for Jacobi's method; the identity if not given
-    weight : number or Tensor of shape (), (n,), or for N sweeps (N, 1) or (N, n)
+    M : a preconditioner, as for solvers; Jacobi(A) for Jacobi's method; default: the identity
+    weight : float or Tensor of shape (), (n,), or for N sweeps (N, 1) or (N, n)
     sweeps : int >= 1, N, for one weight
-    n, dtype : size and dtype (float64 if not given) of a callable A
+    n, dtype : size and dtype (default float64) of a callable A
 
     Raises
     ------
     ValueError
-        if shapes do not fit, or M is not linear.
+        if shapes do not match, or M is not linear.
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 
     Notes
     -----
@@ -107,7 +107,7 @@ class ErrorPropagator:
             self._steps = LinearSteps(sweep, [A, *matrices], others, self.sweeps)
 
     def __call__(self, X: Tensor) -> Tensor:
-        """E X, of X's shape, (n,) or (..., n, k)."""
+        """E X, with X's shape, (n,) or (..., n, k)."""
         name = "ErrorPropagator"
         checks.tensor(name, "X", X)
         n = self.shape[0]

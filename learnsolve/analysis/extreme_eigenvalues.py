@@ -1,4 +1,4 @@
-"""The smallest and the largest eigenvalue of A, or of M A, by Lanczos.
+"""The smallest and the largest eigenvalue of A, or of M A, by Lanczos's method.
 
 Source: Parlett, "The Symmetric Eigenvalue Problem" (1998), chapter 13.
 """
@@ -24,7 +24,7 @@ class ExtremeEigenvalues(NamedTuple):
 
     Attributes
     ----------
-    smallest, largest : Tensor, shape (), or that of the batch, differentiable
+    smallest, largest : Tensor, shape () or the batch shape, differentiable
     errors : Tensor, shape (..., 2), constants: an eigenvalue lies within this distance of smallest and of
         largest
     steps : int, number of Lanczos steps, the largest of a batch
@@ -62,8 +62,8 @@ def extreme_eigenvalues(
         a callable on blocks of columns (n, k)
     M : a preconditioner: Preconditioner, CSR, LinearOperator, or callable on blocks of columns
     steps : int, maximum number of Lanczos steps
-    rtol : stop when both errors are at most rtol times the eigenvalue; 1e-6 if not given, 1e-3 in float32
-    n, dtype : size and dtype (float64 if not given) of a callable A
+    rtol : stop when both errors are at most rtol times the eigenvalue; default 1e-6, 1e-3 in float32
+    n, dtype : size and dtype (default float64) of a callable A
 
     Returns
     -------
@@ -72,16 +72,17 @@ def extreme_eigenvalues(
     Raises
     ------
     ValueError, TypeError
-        if arguments do not fit, A or M is not symmetric, or M not positive definite.
+        if arguments are invalid, A or M is not symmetric, or M not positive definite.
     RuntimeWarning
         (a warning) if `steps` is too small, or a product is not finite (the values are NaN).
 
     Notes
     -----
-    Lanczos, from a vector that is the same in every call; docs/gradients.md has the method, its error bounds
-    and its derivative: first order, reverse and forward mode, with respect to A and M. Second derivatives
-    raise. Deterministic with the same number of threads. Cost: k steps take k products with A and with M and
-    :math:`4 k^2 n` flops, k about :math:`\sqrt{\kappa}` times a logarithm; a backward is that of one product.
+    Lanczos's method with the same start vector in every call; docs/gradients.md has the method, its error
+    bounds and its derivative: first order, reverse and forward mode, with respect to A and M. Second
+    derivatives raise. Deterministic with the same number of threads. Cost: k steps take k products with A and
+    with M and :math:`4 k^2 n` flops, k about :math:`\sqrt{\kappa}` times a logarithm; the backward costs as
+    much as that of one product.
 
     Examples
     --------

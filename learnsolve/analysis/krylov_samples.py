@@ -1,4 +1,4 @@
-"""Vectors to train M(A x) = x on: Gaussian ones, and ones whose images A x are white in a Krylov space.
+"""Vectors to train M(A x) = x on: Gaussian, or with images A x that are white noise in a Krylov space.
 
 Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025.
 """
@@ -26,12 +26,12 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     m : steps, at least 1
-    generator : of the first vector, on the CPU; torch's own if not given
+    generator : for the first vector, on the CPU; default: torch's global generator
 
     Returns
     -------
-    Tensor, shape (..., n, m), without a graph. Where the space has fewer dimensions, or A maps a direction of
-        it to zero, up to rounding, columns are zero.
+    Tensor, shape (..., n, m), without a graph. Columns are zero if the space has fewer dimensions, or
+        A maps one of its directions to zero, up to rounding.
 
     Raises
     ------
@@ -40,7 +40,7 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
 
     Notes
     -----
-    Constant: no derivatives. Cost: m products, and 4 m^2 inner products. Source: as `krylov_samples`.
+    Constant: no derivatives. Cost: m products, and 4 m^2 inner products. Source: as for `krylov_samples`.
 
     Examples
     --------
@@ -89,15 +89,15 @@ def krylov_samples(
     r"""Random x for training M(A x) = x, as for GNP: half of them Gaussian, half from a Krylov space of A.
 
     The first ``count - count // 2`` columns are from N(0, I). The others are Q e with e from N(0, I) and the
-    Q of `krylov_basis`: their images A x are white noise in the space :math:`A \mathcal{K}_m`, so that
-    directions that A nearly annihilates, hardly visible in A x for x from N(0, I), are seen too.
+    Q of `krylov_basis`: their images A x are white noise in the space :math:`A \mathcal{K}_m`. So they
+    include directions that A nearly annihilates, which are hardly visible in A x for x from N(0, I).
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    m : steps of Arnoldi; or a Q of `krylov_basis`, which spares them in a loop
+    m : Arnoldi steps; or a Q from `krylov_basis`, which avoids repeating them in a loop
     count : number of columns, at least 1
-    generator : on the CPU; torch's own if not given
+    generator : on the CPU; default: torch's global generator
 
     Returns
     -------
@@ -107,11 +107,11 @@ def krylov_samples(
     Raises
     ------
     ValueError, TypeError
-        as in `krylov_basis`, or if Q does not fit A.
+        as for `krylov_basis`, or if Q does not match A.
 
     Notes
     -----
-    Cost: that of `krylov_basis`, and a product with Q. Source: J. Chen, "Graph Neural Preconditioners for
+    Cost: as for `krylov_basis`, plus a product with Q. Source: J. Chen, "Graph Neural Preconditioners for
     Iterative Solutions of Sparse Linear Systems", ICLR 2025, arXiv 2406.00809.
 
     Examples

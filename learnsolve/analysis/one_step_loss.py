@@ -1,4 +1,4 @@
-"""What the best step along a direction leaves of a residual: a loss of networks that predict directions.
+"""The residual that the best step along a direction leaves: a loss for networks that predict directions.
 
 Sources: A. Kaneda et al., "A Deep Conjugate Direction Method for Iteratively Solving Linear Systems", ICML
 2023; K. W. Lan et al., "A Neural-Preconditioned Poisson Solver for Mixed Dirichlet and Neumann Boundary
@@ -23,7 +23,7 @@ from learnsolve.solvers.core.vectors import divide, dot, largest
 
 
 def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
-    r"""What is left of the residual b after the best step along d, relative to it:
+    r"""The relative residual after the best step along d:
 
     .. math::
 
@@ -41,12 +41,12 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
 
     Returns
     -------
-    Tensor, one loss for each column: shape () for vectors, else (..., k); (blocks, k) for a `BlockBatch`.
+    Tensor, one loss per column: shape () for vectors, else (..., k); (blocks, k) for a `BlockBatch`.
 
     Raises
     ------
     ValueError, TypeError
-        if shapes, types, dtypes or devices do not fit.
+        if shapes, types, dtypes or devices are invalid.
 
     Notes
     -----

@@ -40,14 +40,14 @@ def spectral_radius(
     ----------
     E : an `ErrorPropagator`; or a CSR, values (..., nnz), StencilOperator or
         scipy.sparse.linalg.LinearOperator; or a linear, differentiable callable on blocks of columns (n, k)
-    n, dtype : size and dtype (float64 if not given) of a callable E
+    n, dtype : size and dtype (default float64) of a callable E
     method : "dense", all eigenvalues of E as a dense matrix; "arnoldi", implicitly restarted Arnoldi (ARPACK)
         on products with E; "auto", "dense" up to n = 256
-    rtol, maxiter : of Arnoldi: relative error, 1e-6 if not given (1e-3 in float32); restarts, 10 n
+    rtol, maxiter : for Arnoldi: relative error, default 1e-6 (1e-3 in float32); restarts, default 10 n
 
     Returns
     -------
-    Estimate, of shape () or that of the batch axes of E. The error is the norm of the residual
+    Estimate, with shape () or the batch shape of E. The error is the norm of the residual
         :math:`E v - \lambda v`, :math:`\|v\| = 1`: a backward error, to which `converged` refers.
 
     Raises
@@ -56,7 +56,7 @@ def spectral_radius(
         if E is not square, not linear (as a random test shows), or `n` is missing.
     RuntimeWarning
         (a warning) if Arnoldi did not converge, a product is not finite (the value is NaN), or the derivative
-        is meaningless, so ill-conditioned is the eigenvalue.
+        is meaningless because the eigenvalue is too ill-conditioned.
 
     Notes
     -----

@@ -21,7 +21,7 @@ NAME = "two_grid_symbols"
 
 
 class _Grid(NamedTuple):
-    """Points on each axis, those of a block, and the number of blocks."""
+    """The number of points on each axis, of points of a block, and of blocks."""
 
     points: tuple[int, ...]
     period: tuple[int, ...]
@@ -35,7 +35,7 @@ class _Grid(NamedTuple):
         return _Grid(tuple(n // 2 for n in self.points), tuple(b // 2 for b in self.period))
 
     def positions(self, index: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Of points: number within their block, and the block's number on each axis."""
+        """The index of points within their block, and the index of the block on each axis."""
         local, blocks, step = torch.zeros_like(index), [], 1
         for n, b in zip(reversed(self.points), reversed(self.period), strict=True):
             at, index = index % n, index // n
@@ -57,7 +57,7 @@ def two_grid_symbols(
     R: CSR | None = None,
     without_constants: bool = False,
 ) -> Tensor:
-    r"""The Fourier transform of a two-grid cycle on a periodic grid that repeats itself in blocks:
+    r"""The Fourier transform of a two-grid cycle on a periodic grid whose problem repeats in blocks:
 
     .. math::
         \hat E(\theta) = \hat S^{\nu_2} (I - \hat P (\hat R \hat A \hat P)^{-1} \hat R \hat A) \hat S^{\nu_1},
@@ -69,24 +69,24 @@ def two_grid_symbols(
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), float32 or float64, on a periodic grid
-    P, R : CSR, (n, n') and (n', n), R = :math:`P^T` if not given; half as many points on each axis
-    grid, period : points on each axis, numbered as `problems.poisson` does; those of a block, even divisors
-    weight : of damped Jacobi: a number, or a tensor of shape () or (..., n)
+    P, R : CSR, (n, n') and (n', n), default R = :math:`P^T`; half as many points on each axis
+    grid, period : points per axis, numbered as in `problems.poisson`; of a block, even divisors of these
+    weight : of damped Jacobi: float, or Tensor of shape () or (..., n)
     presweeps, postsweeps : int >= 0
-    without_constants : leave out constant errors, for a singular A; P must interpolate constants exactly
+    without_constants : exclude constant errors, for a singular A; P must interpolate constants exactly
 
     Returns
     -------
-    Tensor, complex, shape (..., c_1 c_2 ..., m, m), m points in a block: together with E's eigenvalues.
+    Tensor, complex, shape (..., c_1 c_2 ..., m, m), m points in a block; together they have E's eigenvalues.
 
     Raises
     ------
     ValueError, TypeError
-        if arguments do not fit, values do not repeat themselves, or a coarse block is singular.
+        if arguments are invalid, values are not periodic, or a coarse block is singular.
 
     Notes
     -----
-    Gradient: exact, to any order, in the values and the weight; that of an entry is spread evenly over its
+    Gradient: exact, to any order, in the values and the weight; an entry's gradient is spread evenly over its
     repetitions. Cost: O(c m^3) flops, c blocks. Losses: `two_grid_factor`, or the mean squares of entries.
 
     Examples
@@ -137,7 +137,7 @@ def two_grid_factor(
     without_constants: bool = False,
 ) -> Tensor:
     r"""The spectral radius of a two-grid cycle, the factor by which it reduces errors asymptotically, for a
-    problem on a periodic grid that repeats itself in blocks.
+    periodic problem that repeats in blocks.
 
     Parameters
     ----------
@@ -150,11 +150,11 @@ def two_grid_factor(
     Raises
     ------
     ValueError, TypeError
-        as `two_grid_symbols`.
+        as for `two_grid_symbols`.
 
     Notes
     -----
-    Gradient as that of `torch.linalg.eigvals`, where the largest modulus is attained once.
+    Gradient as for `torch.linalg.eigvals`, if the largest modulus is attained once.
 
     Examples
     --------
@@ -256,7 +256,7 @@ def _scaled(A: CSR, weight: float | Tensor, fine: _Grid) -> Tensor:
 
 
 def _regular(coarse: Tensor) -> Tensor:
-    """With the block of theta = 0 shifted along the constants, which it maps to zero."""
+    """Shift the block of theta = 0 along the constants, which it maps to zero."""
     m = coarse.shape[-1]
     shift = torch.zeros_like(coarse)
     shift[..., 0, :, :] = plain_values(coarse).abs().amax((-3, -2, -1)).unsqueeze(-1).unsqueeze(-1) / m
@@ -264,7 +264,7 @@ def _regular(coarse: Tensor) -> Tensor:
 
 
 def _without_constants(E: Tensor) -> Tensor:
-    """With I - 1 1^T / m on both sides of the block of theta = 0."""
+    """Multiply the block of theta = 0 by I - 1 1^T / m from both sides."""
     first, others = E[..., :1, :, :], E[..., 1:, :, :]
     first = first - first.mean(-1, keepdim=True)
     first = first - first.mean(-2, keepdim=True)

@@ -1,4 +1,4 @@
-"""SciPy's ARPACK: Lanczos with implicit restarts, on A or on (A - sigma B)^-1."""
+"""SciPy's ARPACK: Lanczos's method with implicit restarts, on A or on (A - sigma B)^-1."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 Sparse = scipy.sparse.csr_array
-# In an invariant subspace SciPy's ARPACK continues with random numbers, since 1.17 seeded by the system.
+# In an invariant subspace SciPy's ARPACK continues with random numbers, system-seeded since 1.17.
 SEEDED: dict[str, Any] = (
     {"rng": 0} if "rng" in inspect.signature(scipy.sparse.linalg.eigsh).parameters else {}
 )
@@ -28,8 +28,8 @@ def lanczos(
     tol: float,
     maxiter: int | None,
 ) -> tuple[Tensor, Tensor, int]:
-    """k values nearest to sigma, `inverse` being (A - sigma B)^-1, or the largest, `inverse` being B^-1;
-    their vectors, and products. NaN in place of pairs that did not converge."""
+    """The k values nearest to sigma, where `inverse` is (A - sigma B)^-1, or the largest, where `inverse` is
+    B^-1; their vectors, and the number of products. NaN for pairs that did not converge."""
     n, count = len(A.indptr) - 1, 0
 
     def operator(apply: Callable[[Any], Any]) -> Any:
@@ -52,7 +52,7 @@ def lanczos(
     try:
         values, vectors = eigsh(matrix, k, M=B, v0=start, tol=tol, maxiter=maxiter, **options, **SEEDED)
     except scipy.sparse.linalg.ArpackError as error:
-        # Not converged; or a space of few distinct values, which it cannot build a basis of.
+        # Not converged, or too few distinct values to build a basis.
         values = np.asarray(getattr(error, "eigenvalues", ()))
         vectors = np.asarray(getattr(error, "eigenvectors", np.empty((n, 0))))
     order = np.argsort(values)

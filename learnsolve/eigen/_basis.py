@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 def lengths(X: Tensor, BX: Tensor) -> Tensor:
-    """Of columns, sqrt(<x, B x>)."""
+    """The norms sqrt(<x, B x>) of columns."""
     return (X * BX).sum(0).clamp(min=0).sqrt()
 
 
 def orthonormal(X: Tensor, B: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """(Q, B Q, S) with X = Q S, Q^T B Q = I; what depends on other columns to rounding is left out.
+    """(Q, B Q, S) with X = Q S, Q^T B Q = I; numerically dependent columns are dropped.
 
     Source: Stathopoulos and Wu, "A block orthogonalization procedure with constant synchronization
     requirements", SIAM J. Sci. Comput. 23 (2002) 2165-2182.
     """
     Q, BQ, S = X, B(X), torch.eye(X.shape[1], dtype=X.dtype, device=X.device)
-    for _ in range(2):  # the second time for what rounding errors left, where columns nearly depended
+    for _ in range(2):  # the second pass removes rounding errors of nearly dependent columns
         gram = Q.mT @ BQ
         scale = gram.diagonal().clamp(min=0).sqrt()
         scale = torch.where(scale > 0, scale, 1)
@@ -35,5 +35,5 @@ def orthonormal(X: Tensor, B: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tenso
 
 
 def columns(X: Tensor, chosen: Tensor) -> Tensor:
-    """X[:, chosen], which copies slowly, and not where all are."""
+    """X[:, chosen], without the slow copy if all columns are chosen."""
     return X if bool(chosen.all()) else X[:, chosen]

@@ -1,7 +1,7 @@
-r"""(A - lambda_i B) y_i = r_i up to a multiple of B U, with U^T B y_i = 0: numbers, without a derivative.
+r"""(A - lambda_i B) y_i = r_i up to a multiple of B U, with U^T B y_i = 0, without derivatives.
 
-For the derivatives of the eigenvectors U, whose span is left out of the space: the systems are not singular,
-though each lambda_i is an eigenvalue.
+For the derivatives of the eigenvectors U. Their span is excluded from the space, so the systems are
+nonsingular, although each lambda_i is an eigenvalue.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from learnsolve.solvers.minres import minres
 from learnsolve.solvers.solution import Status
 
 Map = Callable[[Tensor], Tensor]
-# (values (c,), R (n, c)) -> Y, and what went wrong, if anything did.
+# (values (c,), R (n, c)) -> Y, and a message on failures, empty if there are none.
 Solve = Callable[[Tensor, Tensor], tuple[Tensor, str]]
-_STEPS = 40  # of `Shifted`, in blocks; it starts again after as many as make a basis of `_BASIS` columns
+_STEPS = 40  # of `Shifted`, in blocks; it restarts when the basis has `_BASIS` columns
 _BASIS = 240
 
 
 class Deflated(NamedTuple):
-    """What the methods share: U, W = B U, and products with B."""
+    """Data shared by the methods: U, W = B U, and products with B."""
 
     U: Tensor
     W: Tensor
@@ -33,7 +33,7 @@ class Deflated(NamedTuple):
     rtol: float
 
     def out_of(self, X: Tensor) -> Tensor:
-        """P X, P = I - U W^T: of vectors."""
+        """P X for vectors, P = I - U W^T."""
         return torch.addmm(X, self.U, self.W.mT @ X, alpha=-1)
 
     def without_W(self, R: Tensor) -> Tensor:
@@ -41,13 +41,13 @@ class Deflated(NamedTuple):
         return torch.addmm(R, self.W, self.U.mT @ R, alpha=-1)
 
     def into(self, R: Tensor) -> Tensor:
-        """P^T R of right-hand sides; zero where it is rounding, as of what depends on the span of U alone."""
+        """P^T R for right-hand sides; zero if it is only rounding, as for R that depends only on span(U)."""
         P = self.without_W(R)
         return P.where(P.norm(dim=0) > 1e3 * torch.finfo(R.dtype).eps * R.norm(dim=0), 0)
 
 
 def by_all_pairs(space: Deflated, others: Tensor, V: Tensor) -> Solve:
-    """From all other eigenpairs of a dense matrix."""
+    """Solves with all other eigenpairs of a dense matrix."""
 
     def solve(values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         return V @ ((V.mT @ R) / (others.unsqueeze(-1) - values)), ""
@@ -56,7 +56,7 @@ def by_all_pairs(space: Deflated, others: Tensor, V: Tensor) -> Solve:
 
 
 def by_factor(space: Deflated, inverse: Map, sigma: float) -> Solve:
-    """With T = (A - sigma B)^-1, by Galerkin's method in a Krylov space that all columns share:
+    """Solves with T = (A - sigma B)^-1, by Galerkin's method in a Krylov space shared by all columns:
 
         y - (lambda_i - sigma) T B y = T r.
 
@@ -72,7 +72,7 @@ def by_factor(space: Deflated, inverse: Map, sigma: float) -> Solve:
         active = (W0 != 0).any(0)
         target = space.rtol * lengths(W0, space.B(W0))
         residual, left = W0, torch.zeros_like(target)
-        for _ in range(3):  # again for what rounding errors leave
+        for _ in range(3):  # repeated to remove rounding errors
             if not bool(active.any()):
                 break
             Y[:, active] += _galerkin(space, inverse, mu[active], residual[:, active], target[active])
@@ -93,7 +93,7 @@ def _galerkin(space: Deflated, inverse: Map, mu: Tensor, W0: Tensor, target: Ten
         size, width = sum(q.shape[1] for q in basis), basis[-1].shape[1]
         Z = space.out_of(inverse(images[-1]))
         column = [Z.new_zeros(q.shape[1], width) for q in basis]
-        # As Lanczos, against the last two blocks only: what rounding errors leave is for another start.
+        # Like Lanczos, only against the last two blocks: a restart handles the rounding errors.
         for i in range(max(0, len(basis) - 2), len(basis)):
             column[i] = images[i].mT @ Z
             Z.addmm_(basis[i], column[i], alpha=-1)
@@ -119,8 +119,8 @@ def _galerkin(space: Deflated, inverse: Map, mu: Tensor, W0: Tensor, target: Ten
 def by_minres(
     space: Deflated, A: Map, M: Map | None, most: int, otherwise: Callable[[], Solve] | None = None
 ) -> Solve:
-    """By MINRES on P^T (A - lambda_i B) P, all columns in one call; M approximates A^-1. Columns that take
-    more steps than `most` are left to `otherwise`, if that is given."""
+    """MINRES on P^T (A - lambda_i B) P, all columns in one call; M approximates A^-1. Columns that take more
+    than `most` steps are passed to `otherwise`, if given."""
 
     made: list[Solve] = []
 
@@ -135,7 +135,7 @@ def by_minres(
 
         size = R.norm(dim=0)
         size = size.where(size > 0, 1)
-        with quiet():  # to an accuracy relative to R, of which little may be outside of W
+        with quiet():  # accuracy relative to R, which may be almost in the span of W
             solution = minres(
                 operator,
                 space.into(R) / size,
@@ -145,7 +145,7 @@ def by_minres(
                 maxiter=most,
             )
         Y = space.out_of(solution.x) * size
-        # STAGNATED: what rounding errors leave is as good as the dtype allows.
+        # STAGNATED: the accuracy is limited by rounding errors.
         good = (Status.CONVERGED, Status.STAGNATED)
         left = torch.tensor([status not in good for status in solution.statuses], device=R.device)
         if not bool(left.any()):

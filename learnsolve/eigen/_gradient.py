@@ -6,9 +6,9 @@ With A U = B U H, U^T B U = I, H = diag(lambda), and a change dA, dB, let N = U^
     C_ij = N_ij / (lambda_j - lambda_i) between clusters,   C_ij = -u_i^T dB u_j / 2 within one,
     A Y - B Y H + W Z = -(dA U - dB U H),   W^T Y = 0.
 
-The bordered system has a solution where no eigenvalue outside of `lambda` equals one inside, however many of
-those are equal. Within a cluster of equal values the vectors are a basis of its space: dU leaves out their
-rotation, on which what is invariant (the projector, sums over the cluster) does not depend.
+The bordered system has a solution if no eigenvalue outside `lambda` equals one inside, however many of those
+inside are equal. Within a cluster of equal values the vectors are a basis of its space: dU excludes their
+rotation, on which invariant quantities (the projector, sums over the cluster) do not depend.
 
 Source: Magnus, "On differentiating eigenvalues and eigenvectors", Econometric Theory 1 (1985) 179-191; for
 clusters Stewart and Sun, "Matrix Perturbation Theory" (1990), section V.2.
@@ -28,29 +28,29 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import Operation, add, dispatch
 from learnsolve.ops.core.product import product, sampled
 
-# Uses of E below, each of which is right to one order of derivatives more within clusters.
+# The number of uses of E below, each of which adds one correct order of derivatives within clusters.
 _ORDERS = 3
 
 
 @dataclass(eq=False)
 class Known:
-    """The numbers of a solve, which have no derivative."""
+    """The results of a solve, without derivatives."""
 
     A: SparsityPattern
     B: SparsityPattern | None
     values: Tensor  # (k,)
     vectors: Tensor  # (n, k)
-    cluster: Tensor  # bool (k, k): are values i and j equal to rounding?
-    # (values (c,), R (n, c)) -> Y, what went wrong: column by column (A - lambda B) y = r up to a multiple of
+    cluster: Tensor  # bool (k, k): whether values i and j are equal up to rounding
+    # (values (c,), R (n, c)) -> Y, message on failures: per column (A - lambda B) y = r up to a multiple of
     # W, W^T y = 0
     deflated: Callable[[Tensor, Tensor], tuple[Tensor, str]]
-    judge: Callable[[str, Tensor, Tensor, Tensor, str], None]  # of (kind, R, U^T R, Y, what went wrong)
+    judge: Callable[[str, Tensor, Tensor, Tensor, str], None]  # of (kind, R, U^T R, Y, message on failures)
 
     def times_B(self, b: Tensor, X: Tensor) -> Tensor:
         return X if self.B is None else product(b, X, self.B, False)
 
     def block(self, a: Tensor, b: Tensor, values: Tensor, U: Tensor) -> tuple[Tensor, Tensor | None]:
-        """H, and E = H - diag(lambda): zero, but within clusters its derivative is not."""
+        """H, and E = H - diag(lambda), which is zero but has nonzero derivatives within clusters."""
         if self.simple:
             return torch.diag(values), None
         H = torch.where(self.cluster, U.mT @ product(a, U, self.A, False), 0)
@@ -149,14 +149,14 @@ def _no_vmap() -> NotImplementedError:
 def _bordered(
     a: Tensor, b: Tensor, H: Tensor, W: Tensor, R: Tensor, S: Tensor | None, known: Known, kind: str
 ) -> tuple[Tensor, Tensor]:
-    """(Y, Z) with A Y - B Y H + W Z = R and W^T Y = S, S = 0 if not given."""
+    """(Y, Z) with A Y - B Y H + W Z = R and W^T Y = S, default S = 0."""
     if S is None:
         S = R.new_zeros((*R.shape[:-2], *H.shape))
     return dispatch(_Bordered, (a, b, H, W, R, S), known, kind)
 
 
 class _Bordered(Operation):
-    """Symmetric but for H, which its adjoint has transposed; linear in (A, B, H, W)."""
+    """Symmetric except for H, which is transposed in the adjoint; linear in (A, B, H, W)."""
 
     @staticmethod
     def forward(a, b, H, W, R, S, known, kind):
@@ -166,7 +166,7 @@ class _Bordered(Operation):
             )
         values, U = known.values, known.vectors
         G = U.mT @ R
-        many = R.movedim(-2, 0).reshape(len(U), -1)  # of a batch of right-hand sides: more columns
+        many = R.movedim(-2, 0).reshape(len(U), -1)  # a batch of right-hand sides becomes columns
         Y, trouble = known.deflated(values.repeat(many.shape[1] // len(values)), many)
         Y = Y.reshape(len(U), *R.shape[:-2], len(values)).movedim(0, -2)
         known.judge(kind, R, G, Y, trouble)

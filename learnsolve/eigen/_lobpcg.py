@@ -1,8 +1,8 @@
 """LOBPCG: the smallest eigenpairs from products with A, B and a preconditioner, all columns at once.
 
 Each step minimizes the Rayleigh quotient over the span of [X W P]: the iterates, their preconditioned
-residuals, the last steps. The block is kept orthonormal in the inner product of B, dependent columns are left
-out, and columns that have converged stay in X, but add no direction ("soft locking").
+residuals, and the previous steps. The block is kept orthonormal in the inner product of B, dependent columns
+are dropped, and converged columns stay in X but add no direction ("soft locking").
 
 Sources: Knyazev, "Toward the optimal preconditioned eigensolver", SIAM J. Sci. Comput. 23 (2001) 517-541;
 Duersch, Shao, Yang and Gu, "A robust and efficient implementation of LOBPCG", SIAM J. Sci. Comput. 40 (2018)
@@ -24,8 +24,8 @@ Map = Callable[[Tensor], Tensor]
 def lobpcg(
     A: Map, B: Map, M: Map | None, X: Tensor, k: int, tolerance: Callable[[Tensor, Tensor], Tensor], most: int
 ) -> tuple[Tensor, Tensor, int]:
-    """The k smallest values, ascending, and their vectors, from the columns of X, at least k; and steps.
-    `tolerance(values, B X)` bounds the norms of the residuals. NaN where M gives no finite numbers."""
+    """The k smallest values, ascending, and their vectors, starting from the columns of X, at least k; and
+    the number of steps. `tolerance(values, B X)` bounds the residual norms. NaN if M returns infinities."""
     X, BX, _ = orthonormal(X, B)
     m, P = X.shape[1], X[:, :0]
     values, C = _eigh(X.mT @ A(X))
@@ -34,7 +34,7 @@ def lobpcg(
         AX, BX = A(X), B(X)
         R = torch.addcmul(AX, BX, values, value=-1)
         norms = lengths(R, R)
-        active = ~(norms <= tolerance(values[:k], BX))  # of NaN too
+        active = ~(norms <= tolerance(values[:k], BX))  # true also for NaN
         if not bool(active[:k].any()) or step == most or not bool(norms.isfinite().all()):
             break
         W = columns(R, active)
@@ -44,13 +44,13 @@ def lobpcg(
             break
         Q = orthonormal(_against(X, BX, torch.cat((W, P), 1)), B)[0]
         size = lengths(Q, Q)
-        Q = _against(X, BX, Q)  # for what rounding left: of a column in the span of X, all of it
+        Q = _against(X, BX, Q)  # removes rounding errors, all that remains of a column in span(X)
         Q = columns(Q, lengths(Q, Q) > 0.5 * size)
         XAQ = AX.mT @ Q
         T = torch.cat((torch.cat((X.mT @ AX, XAQ), 1), torch.cat((XAQ.mT, Q.mT @ A(Q)), 1)))
         values, C = _eigh(T)
         values, C = values[:m], C[:, :m]
-        step_taken = Q @ C[m:]  # what the new iterates have beyond the span of the old ones
+        step_taken = Q @ C[m:]  # the part of the new iterates outside the span of the old ones
         X, P = torch.addmm(step_taken, X, C[:m]), columns(step_taken, active)
     return values[:k], X[:, :k], step
 

@@ -1,4 +1,4 @@
-"""What derivatives of eigenpairs know of the solve: clusters, the complement, what is undefined."""
+"""Data of a solve for the derivatives of eigenpairs: clusters, the complement, undefined derivatives."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from learnsolve.solvers.solution import ConvergenceWarning, SolverError
 
 
 class Memory:
-    """Made after a solve; `solver` makes what solves in the complement, when it is first needed."""
+    """Created after a solve; `solver` makes the solver in the complement when first needed."""
 
     def __init__(self, request: Request, pairs: Eigenpairs, solver: Callable[[Deflated], Solve]):
         self.request, self.pairs, self.solver = request, pairs, solver
         values = pairs.values
         self.eps = torch.finfo(values.dtype).eps
-        # A gap below which two values count as equal: half of the digits, or what rounding in A changes.
+        # The gap below which two values count as equal: half of the digits, or the effect of rounding in A.
         self.gap = (values.abs() * self.eps**0.5).clamp(min=10 * self.eps * request.norm)
         number = (values.diff(prepend=values[:1]) > torch.maximum(self.gap, self.gap.roll(1))).cumsum(0)
         self.cluster = number == number.unsqueeze(-1)
@@ -39,7 +39,7 @@ class Memory:
     def _deflated(self, values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         with torch.no_grad():
             if self.solve is None:
-                # As the eigenvectors were found: by LOBPCG where and as A is, else on the host in float64.
+                # Like the eigenvectors: for LOBPCG with A's device and dtype, else on the host in float64.
                 q = self.request if self.pairs.method.startswith("LOBPCG") else self.request.in_double()
                 U = self.pairs.vectors.to(q.A.values)
                 rtol = 1e-10 if self.eps < 1e-10 else 1e-5
@@ -53,9 +53,9 @@ class Memory:
         warnings.warn(f"{self.request.name}: {text}", RuntimeWarning, stacklevel=users_frame())
 
     def _judge(self, kind: str, R: Tensor, G: Tensor, Y: Tensor, trouble: str) -> None:
-        """Of a first derivative, `kind` "forward" or "reverse": is it defined? Of all: was it solved?"""
+        """Check that a first derivative (`kind` "forward" or "reverse") is defined, and any is solved."""
         size = R.norm(dim=-2)
-        cut = ~(Y.norm(dim=-2) * self.gap <= 0.1 * size) & (size > 0)  # NaN is cut too
+        cut = ~(Y.norm(dim=-2) * self.gap <= 0.1 * size) & (size > 0)  # true also for NaN
         if kind and bool(cut.any()):
             i = int(cut.reshape(-1, cut.shape[-1]).any(0).nonzero()[0])
             self._say(
@@ -75,8 +75,8 @@ class Memory:
             self._judge_rotations((G - G.mT if kind == "reverse" else G).abs(), size)
 
     def _judge_rotations(self, turn: Tensor, size: Tensor) -> None:
-        """Within a cluster, G = U^T R asks how the basis turns where it is not symmetric (a cotangent), or
-        tells that the values part (a tangent): no derivative of single vectors exists."""
+        """Within a cluster, a G = U^T R that is not symmetric (a cotangent) depends on the rotation of the
+        basis, and one that splits the values (a tangent) separates them: vectors have no derivative."""
         scale = self.pairs.vectors.norm(dim=0).unsqueeze(-1) * size.unsqueeze(-2)
         turns = (turn > self.eps**0.4 * torch.maximum(scale, scale.mT)) & self.cluster
         turns = turns.reshape(-1, *self.cluster.shape).any(0).triu(1)

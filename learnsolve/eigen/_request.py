@@ -1,4 +1,4 @@
-"""A call of `eigsh` for one matrix, and which method runs."""
+"""A call of `eigsh` for one matrix, and the choice of its method."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Request:
     throw: bool
 
     def choice(self) -> tuple[str, str]:
-        """The method, and why."""
+        """The method and the reason."""
         if self.method != "auto":
             return self.method, "as requested"
         if self.M is not None:
@@ -52,7 +52,7 @@ class Request:
         return X if self.B is None else product(self.B.values, X, self.B.pattern, False)
 
     def in_double(self) -> Request:
-        """On the host in float64."""
+        """The request on the host in float64."""
 
         def moved(A: CSR) -> CSR:
             return A.to("cpu", torch.float64)
@@ -62,7 +62,7 @@ class Request:
 
     @functools.cached_property
     def norm(self) -> float:
-        """Of A in the maximum norm, in the units of eigenvalues."""
+        """The size of A in the maximum norm, in units of eigenvalues."""
         ones = self.A.values.new_ones(self.A.shape[1])
         largest = float(product(self.A.values.abs(), ones, self.A.pattern, False).max())
         return largest if self.B is None else largest / max(float(self.B.diagonal().mean()), 1e-300)

@@ -1,4 +1,4 @@
-"""(A - sigma B)^-1 by a factor: where sigma lies below all eigenvalues, and for blocks of columns."""
+"""(A - sigma B)^-1 from a factor, with a sigma below all eigenvalues, for blocks of columns."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from learnsolve.ops.core.direct import superlu
 from learnsolve.preconditioners.classical.factorization import factorize
 from learnsolve.solvers.core.choices import direct_cost
 
-SUPERLU = 4e9  # flops, 0.4 s, which its solves save: PARDISO's and CHOLMOD's take 1.2 to 3 times as long
+SUPERLU = 4e9  # flops, 0.4 s, which faster solves save: PARDISO's and CHOLMOD's take 1.2 to 3 times as long
 
 
 class Shifted:
-    """(A - sigma B)^-1, of matrices on the host in float64, without a graph; B = I if it is None.
+    """(A - sigma B)^-1, for matrices on the host in float64, without a graph; B = I if None.
 
-    kind : "cholesky" raises ValueError where the matrix is not positive definite; else as of `factorize`
+    kind : "cholesky" raises ValueError if the matrix is not positive definite; otherwise as for `factorize`
     """
 
     def __init__(self, function: str, A: CSR, B: CSR | None, sigma: float, kind: str = "auto"):
@@ -34,7 +34,7 @@ class Shifted:
             )
         try:
             backend = "superlu" if direct_cost(S, "superlu") <= SUPERLU else "auto"
-            # Itself, without the warning that A is nearly singular: near an eigenvalue that is on purpose.
+            # Solve directly, without the warning for nearly singular A: near an eigenvalue this is intended.
             self._factor: Any = factorize(S, kind=kind, backend=backend)._all()[0].factor
         except MemoryError:
             raise MemoryError(
@@ -61,9 +61,10 @@ class Shifted:
 
     @functools.cached_property
     def _triangles(self) -> tuple[CSR, CSR, Tensor, Tensor] | None:
-        """L^T and U^T of SuperLU, and where rows go before and after. It solves for one column after the
-        other; the kernel of `sptrsv` loads an entry once for all. The matrix is symmetric, so it is the
-        transpose of what L U is, and the arrays of L by columns are those of L^T by rows."""
+        """L^T and U^T of SuperLU, and the permutations of rows before and after. SuperLU solves for one
+        column after another; the kernel of `sptrsv` loads an entry once for all columns. The matrix is
+        symmetric, hence equal to the transpose of L U, and the arrays of L by columns are the arrays of L^T
+        by rows."""
         made = self._factor
         if not isinstance(made, superlu.Factored):
             return None
@@ -81,8 +82,9 @@ def _by_rows(T: Any) -> CSR:
 
 
 def below_all(function: str, A: CSR, B: CSR | None, norm: float) -> Shifted:
-    """A factor at a shift below all eigenvalues: a little below 0 where A is positive semidefinite, by
-    Gershgorin's theorem or by its Cholesky factor; else below Gershgorin's bound. `norm`: of the largest."""
+    """A factor at a shift below all eigenvalues: slightly below 0 if A is positive semidefinite, by
+    Gershgorin's theorem or its Cholesky factor; else below Gershgorin's bound. `norm`: of the largest
+    value."""
     lowest = _gershgorin(A)
     sigma = -(torch.finfo(A.dtype).eps ** 0.5) * max(norm, 1e-300)
     if lowest >= (0.5 * sigma if B is None else 0):

@@ -1,4 +1,4 @@
-"""The numbers of `eigsh`: which method runs, what it found, what is known for the derivatives."""
+"""The solve of `eigsh`: the method, its results, and the data for derivatives."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def solve(request: Request) -> tuple[Known, Eigenpairs]:
     like = request.A.values
     values, U = values.to(like), _signed(U).to(like)
     BU = request.times_B(U)
-    if request.B is not None and bool(((U * BU).sum(0) - 1).abs().max() > 0.1):  # NaN: other reasons
+    if request.B is not None and bool(((U * BU).sum(0) - 1).abs().max() > 0.1):  # NaN has other reasons
         raise _not_definite(request.name)
     lengths = BU.norm(dim=0)
     residuals = (request.times_A(U) - BU * values).norm(dim=0) / lengths
     limit = _tolerance(request, values, BU) / lengths
     if method != "lobpcg":  # in float64 on the host
         limit = limit.clamp(min=100 * torch.finfo(like.dtype).eps * request.norm)
-    # ARPACK gives no pair where it did not converge: NaN.
+    # ARPACK returns no pair if it did not converge: NaN.
     broken = ~residuals.isfinite() & (method != "arpack")
     codes = torch.where(residuals <= limit, 0, 1 + broken.long())
     ends = (Status.CONVERGED, Status.MAX_ITERATIONS, Status.NON_FINITE)
@@ -53,7 +53,7 @@ def _tolerance(request: Request, values: Tensor, BX: Tensor) -> Tensor:
     return max(rtol * float(values.abs().max()), 10 * eps * request.norm) * sizes
 
 
-# --- the methods: values, vectors, iterations, what it is, and what solves in the complement ---
+# --- the methods: values, vectors, iterations, description, and solver in the complement ---
 
 Found = tuple[Tensor, Tensor, int, str, Callable[[Deflated], Solve]]
 
@@ -119,7 +119,7 @@ def _inverse_of_B(q: Request) -> Callable[[Any], Any]:
 
 
 def _above(q: Request, values: Tensor, space: Deflated) -> Solve:
-    """For the largest: MINRES, and where it is slow a factor at a shift above all, made when it is needed."""
+    """For the largest values: MINRES or, if it is slow, a factor at a shift above all, made on demand."""
 
     def factored() -> Solve:
         spread = float(values.max() - values.min())
@@ -132,7 +132,7 @@ def _above(q: Request, values: Tensor, space: Deflated) -> Solve:
 def _lobpcg(request: Request) -> Found:
     q = request
     n, k = q.A.shape[0], q.k
-    # A few more than k: the last ones converge slowest. The same in every call.
+    # A few more than k, since the last ones converge slowest. The same in every call.
     columns, generator = min(n, k + max(2, k // 4)), torch.Generator("cpu").manual_seed(0)
     X = torch.randn(n, columns, dtype=torch.float64, generator=generator, device="cpu")
     sign = 1 if q.which == "smallest" else -1
@@ -147,7 +147,7 @@ def _lobpcg(request: Request) -> Found:
 
 
 def _signed(U: Tensor) -> Tensor:
-    """With the first of the largest entries of each column positive."""
+    """Normalize signs: the first of the largest entries of each column is positive."""
     size = U.abs()
     at = (size >= 0.999 * size.max(0).values).to(torch.uint8).argmax(0)
     return U * torch.where(U.gather(0, at.unsqueeze(0)) < 0, -1, 1)

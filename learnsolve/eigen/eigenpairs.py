@@ -1,4 +1,4 @@
-"""What `eigsh` and `svds` return."""
+"""The results of `eigsh` and `svds`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Eigenpairs(NamedTuple):
     Attributes
     ----------
     values : Tensor, shape (..., k), ascending, differentiable
-    vectors : Tensor, shape (..., n, k), differentiable, U^T B U = I. In each column the first of the entries
-        that are largest in size (up to 0.1 %) is positive
-    residual_norms : Tensor, shape (..., k), constants: ||A u - lambda B u|| / ||B u||, for B = I the distance
-        to an eigenvalue at most
-    statuses : list of `solvers.Status`, one per pair, those of a batch in order
-    gaps : Tensor, shape (..., k), constants: the distance to the nearest other value of these
-    method : str, what ran: "dense", "shift-invert", "Lanczos" or "LOBPCG", and why
-    iterations : int, products with the operator or steps; 0 of "dense"
+    vectors : Tensor, shape (..., n, k), differentiable, U^T B U = I. In each column the first of the largest
+        entries in magnitude (up to 0.1 %) is positive
+    residual_norms : Tensor, shape (..., k), constants: ||A u - lambda B u|| / ||B u||, for B = I a bound of
+        the distance to an eigenvalue
+    statuses : list of `solvers.Status`, one per pair, in order for a batch
+    gaps : Tensor, shape (..., k), constants: the distance to the nearest other of these values
+    method : str, the method that ran: "dense", "shift-invert", "Lanczos" or "LOBPCG", and the reason
+    iterations : int, products with the operator, or steps; 0 for "dense"
 
     Examples
     --------
@@ -45,7 +45,7 @@ class Eigenpairs(NamedTuple):
 
     @property
     def status(self) -> Status:
-        """The worst of all pairs."""
+        """The worst status of all pairs."""
         order = list(Status)
         return max(self.statuses, key=order.index)
 
@@ -76,8 +76,8 @@ class SingularTriplets(NamedTuple):
     ----------
     U : Tensor, shape (..., m, k), differentiable
     S : Tensor, shape (..., k), descending, differentiable
-    V : Tensor, shape (..., n, k), differentiable, signs as of `Eigenpairs.vectors`
-    pairs : Eigenpairs of the symmetric matrix that was solved
+    V : Tensor, shape (..., n, k), differentiable, signs as for `Eigenpairs.vectors`
+    pairs : Eigenpairs of the symmetric matrix used
 
     Examples
     --------

@@ -39,17 +39,17 @@ def eigsh(
 
     Parameters
     ----------
-    A : CSR, symmetric, shape (n, n), values (..., nnz); or a matrix of SciPy, torch or NumPy
+    A : CSR, symmetric, shape (n, n), values (..., nnz); or a SciPy, torch or NumPy matrix
     k : int, 1 to n
-    B : the same, symmetric positive definite; the identity if not given
-    which : "smallest" or "largest" values; or a number, those nearest to it
-    M : symmetric positive definite preconditioner, M ~ A^-1, of LOBPCG: callable, CSR or LinearOperator
-    method : "dense"; "arpack", SciPy's Lanczos with restarts; "lobpcg"; "auto" (Notes)
-    rtol : a pair has converged when ||A u - lambda B u|| <= rtol |lambda| ||B u||, lambda the requested value
-        that is largest in size, or is at rounding level; 1e-8 if not given, 1e-4 in float32
-    maxiter : int, restarts of ARPACK (10 n if not given) or steps of LOBPCG (500)
-    throw : raise `SolverError` where a pair, or a solve for a gradient, did not converge, and ValueError for
-        a gradient that is undefined; else these are warnings
+    B : like A, symmetric positive definite; default: the identity
+    which : "smallest" or "largest" values; or a float: the values nearest to it
+    M : symmetric positive definite preconditioner, M ~ A^-1, for LOBPCG: callable, CSR or LinearOperator
+    method : "dense"; "arpack", SciPy's restarted Lanczos; "lobpcg"; "auto" (Notes)
+    rtol : a pair has converged when ||A u - lambda B u|| <= rtol |lambda| ||B u||, lambda the largest
+        requested value in magnitude, or is at rounding level; default 1e-8, 1e-4 in float32
+    maxiter : int, restarts of ARPACK (default 10 n) or steps of LOBPCG (default 500)
+    throw : raise `SolverError` if a pair, or a solve for a gradient, did not converge, and ValueError for an
+        undefined gradient; otherwise warn
 
     Returns
     -------
@@ -58,19 +58,19 @@ def eigsh(
     Raises
     ------
     ValueError, TypeError
-        if arguments do not fit, A is not symmetric, B not positive definite, or `which` is an eigenvalue.
+        if arguments are invalid, A is not symmetric, B not positive definite, or `which` is an eigenvalue.
     NotImplementedError
         under vmap and in graphs of `torch.compile`.
 
     Notes
     -----
-    "auto": LOBPCG with M, and on a device; "dense" for n <= 256 or 3 k > n; else ARPACK, for "smallest" and a
-    number on :math:`(A - \sigma B)^{-1}`, by a sparse factor, for "largest" on A. On the host in float64.
+    "auto": LOBPCG with M and on a device; else, on the host in float64, "dense" for n <= 256 or 3 k > n, and
+    ARPACK on A for "largest", on :math:`(A - \sigma B)^{-1}` with a sparse factor otherwise.
 
     Gradient: implicit, any order, reverse and forward mode; symmetric on the pattern. For values it costs a
-    sampled product, for vectors also solves in the complement of all k, by the factor or MINRES with M.
-    In a cluster of equal values the projector and the sum are differentiable. What is not, single vectors
-    there or a cluster that is cut at k, is detected by the gap, and a warning names it. docs/eigenpairs.md.
+    sampled product, for vectors also solves in the complement of all k, with the factor or MINRES with M. In
+    a cluster of equal values the projector and the sum are differentiable; single vectors, or a cluster that
+    is cut at k, are not: this is detected by the gap, and a warning names the pair. See docs/eigenpairs.md.
 
     References
     ----------

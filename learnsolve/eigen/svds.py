@@ -1,4 +1,4 @@
-"""Some singular triplets of a sparse matrix, by the eigenpairs of a symmetric one."""
+"""Some singular triplets of a sparse matrix, from the eigenpairs of a symmetric matrix."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def svds(
 
     Parameters
     ----------
-    A : CSR, shape (m, n), values (..., nnz); or a matrix of SciPy, torch or NumPy
+    A : CSR, shape (m, n), values (..., nnz); or a SciPy, torch or NumPy matrix
     k : int, 1 to min(m, n)
     which : "largest" or "smallest" singular values
-    rtol, maxiter, throw : as of `eigsh`
+    rtol, maxiter, throw : as for `eigsh`
 
     Returns
     -------
@@ -39,16 +39,17 @@ def svds(
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as `eigsh`; if one of the singular values is zero to rounding, for "smallest" to half of the digits.
+        as for `eigsh`; if a singular value is zero up to rounding (for "smallest", up to half of the digits).
 
     Notes
     -----
     "largest": the largest eigenvalues of :math:`\begin{pmatrix} 0 & A \\ A^T & 0 \end{pmatrix}`, which are s,
-    with vectors (u, v). "smallest": the smallest of :math:`A^T A`, or :math:`A A^T` if that has fewer rows,
-    which are :math:`s^2`: singular values below :math:`10^{-8}` of the largest (float64) are rounding.
+    with vectors (u, v). "smallest": the smallest eigenvalues, :math:`s^2`, of :math:`A^T A`, or of :math:`A
+    A^T` if it has fewer rows: singular values below :math:`10^{-8}` of the largest (float64) are rounding
+    errors.
 
-    Gradient: that of `eigsh`, any order; clusters are as there. Cost: of `eigsh`; "smallest" forms the
-    product, in which a dense row of A is a dense block.
+    Gradient, including clusters, as for `eigsh`, any order. Cost: as for `eigsh`; "smallest" forms the
+    product, in which a dense row of A becomes a dense block.
 
     Examples
     --------
@@ -83,7 +84,7 @@ def svds(
 
 
 def _check_rank(S: Tensor, rounding: float) -> None:
-    """The vectors of singular values that are zero are not those of the symmetric matrix."""
+    """Reject singular values of zero: their vectors are not vectors of the symmetric matrix."""
     if bool((numbers(S) <= rounding * numbers(S).amax(-1, keepdim=True)).any()):
         raise ValueError(
             "svds: some of the requested singular values are zero to rounding; ask for fewer, or use "

@@ -1,4 +1,4 @@
-"""The result of `evaluate`: rows of numbers, a table, files, a figure."""
+"""The result of `evaluate`: rows of values, a table, files, a figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from learnsolve.matrix.files import replace_file
 
 
 class Spread(NamedTuple):
-    """Statistics over systems; `std` divides by their number. All NaN if there are none."""
+    """Statistics over systems; `std` divides by the number of systems. All NaN if there are none."""
 
     mean: float
     std: float
@@ -39,16 +39,16 @@ class Row:
     Attributes
     ----------
     preconditioner, rtol : name and tolerance
-    systems, converged : number of systems, and of those that reached the tolerance
+    systems, converged : number of systems, and of converged systems
     iterations : of the converged systems
-    seconds : of a solve to this tolerance, of the converged systems, without set-up; median over repeats
+    seconds : of a solve to this tolerance, for the converged systems, without setup; median over repeats
     setup : seconds to build the preconditioner for a matrix whose pattern was used before; NaN for a
         preconditioner that was passed in
     first_setup : seconds to build it for a new pattern, without plans
-    execution : what ran the iterations (`Solution.execution`): "compiled"; "compiled, Python preconditioner";
-        "eager". The seconds of the last are in good part Python's, those of the second where M is cheap.
-        Several where systems differ
-    failures : number of the other systems by the name of their Status
+    execution : how the iterations ran (`Solution.execution`): "compiled"; "compiled, Python preconditioner";
+        "eager". With "eager", and with a cheap Python M, the seconds are mostly Python overhead. Several
+        values if systems differ
+    failures : number of unconverged systems by the name of their Status
     message : error of the solver or the factory, with ``on_error="row"``
     """
 
@@ -115,7 +115,7 @@ class Evaluation:
         replace_file(path, (json.dumps(finite(content), indent=1) + "\n").encode())
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """A matplotlib Figure of the histories, one line per preconditioner: the median over systems, in a
+        """A matplotlib Figure of the histories, one line per preconditioner: the median over systems, with a
         band from the smallest to the largest. Saved to `path` (.png, .svg, .pdf) if given."""
         from learnsolve.evaluation.figures import figure
 

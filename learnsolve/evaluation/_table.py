@@ -1,4 +1,4 @@
-"""Tables: of cells as text, of rows as CSV."""
+"""Tables: cells as text, rows as CSV."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
-    """Lines of cells as text, a rule below the first; columns `left` begin, the others end at one place."""
+    """Lines of cells as text, with a rule below the first; columns `left` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def text(line: Sequence[str]) -> str:
@@ -21,7 +21,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
 
 
 def as_csv(rows: Sequence[dict[str, Any]], end: str = "\n") -> str:
-    """A line for each row, below the names of the first row's entries; NaN is an empty cell."""
+    """One line per row, below a header from the first row; NaN is an empty cell."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["preconditioner"], lineterminator=end)
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Solve the same systems with one preconditioner after another, and count."""
+"""Solve the same systems with several preconditioners, and compare."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def evaluate(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz); StencilOperator; `BlockBatch`, each block a matrix; a matrix of
-        SciPy or torch; or a sequence of these
+    A : CSR, shape (n, n), values (..., nnz); StencilOperator; `BlockBatch`, each block a matrix; a SciPy
+        or torch matrix; or a sequence of these
     b : Tensor or NumPy array, (n,) or (..., n, k), each column a system; or a sequence, one per matrix
     preconditioners : a dict from names to None; to a Preconditioner, CSR, LinearOperator or Module for all
         matrices; or to a class, function or network A -> M, called and timed for each matrix (a plain
@@ -72,7 +72,7 @@ def evaluate(
     rtol : finite tolerances; reached if the solver, called with it, reports convergence
     solver : "cg", "fcg", "minres", "bicgstab", "gmres", "fgmres"; or a callable
         ``(A, b, *, rtol, maxiter, M) -> Solution``, such as ``functools.partial(gmres, restart=50)``
-    maxiter, repeats : int; the solver's default if not given; how often to time (the median is reported)
+    maxiter, repeats : int; default: the solver's; how often to time (the median is reported)
     on_error : "raise"; or "row": an error of a factory or the solver (no TypeError) is a row's message
 
     Returns
@@ -82,12 +82,12 @@ def evaluate(
     Raises
     ------
     ValueError, TypeError
-        if arguments do not fit; or, naming the preconditioner, with the error of a factory or the solver.
+        if arguments are invalid; or, naming the preconditioner, with the error of a factory or the solver.
 
     Notes
     -----
     A system is solved separately to each tolerance, one after another, without gradient; the run to the
-    tightest gives the history. The first set-up has no plans, later ones reuse them. Seconds of executions
+    tightest gives the history. The first setup has no plans, later ones reuse them. Seconds of executions
     other than "compiled" include those of Python. Counts and residuals are deterministic. Cost: systems x
     tolerances x (repeats + 1) solves per preconditioner, one if a system does not converge.
 
@@ -164,7 +164,7 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
 
 def _build(argument: Any, A: Matrix, setup: _Setup, repeats: int, compiled: bool) -> Any:
     """The preconditioner of A. A class is a factory, even if its objects are preconditioners. `compiled`:
-    what `cg` computes of it once, for its compiled loop, is part of the set-up."""
+    data that `cg` computes once from M for its compiled loop is part of the setup."""
     if argument is None or (isinstance(argument, MADE) and not isinstance(argument, MatrixNetwork)):
         batch: Any = getattr(argument, "batch_shape", ())
         if batch:

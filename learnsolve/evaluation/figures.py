@@ -1,6 +1,6 @@
-"""Pictures as data: `picture` draws lines, levels and bands in one style, with the legend below the axes,
-where it hides nothing; `LOOKS` gives each name its color in all pictures, one that color-blind readers can
-distinguish."""
+"""Figures as data: `picture` draws lines, levels and bands in one style, with the legend below the axes,
+where it hides nothing; `LOOKS` gives each name the same color in all figures, safe for color-blind
+readers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def look(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; without `x` a level, without `y` a vertical line. `band`: its lower and upper end.
+    """A curve; without `x` a horizontal level, without `y` a vertical line. `band`: its lower and upper end.
 
     A label "" is not in the legend. `style` is matplotlib's; None is that of `LOOKS` for the label.
     """
@@ -101,7 +101,7 @@ def new_panels(title: str, count: int) -> tuple[Any, list[Any]]:
 def picture(
     title: str, xlabel: str, ylabel: str, lines: Iterable[Line] = (), *, log: str = "", **options: Any
 ) -> Any:
-    """A figure of the lines; `log` names its logarithmic axes ("y", "xy"), `options` are those of
+    """A figure of the lines; `log` names its logarithmic axes ("y", "xy"), `options` are passed to
     `axes.set`."""
     figure, axes = new_figure(title, xlabel, ylabel, size=(5.6, 3.6))
     axes.title.set_size("medium" if max(map(len, title.split("\n"))) < 56 else "small")
@@ -110,7 +110,7 @@ def picture(
     axes.set(**{f"{axis}scale": "log" for axis in log}, **options)
     axes.margins(x=0.01)
     ticker, (bottom, top) = _load("matplotlib.ticker"), axes.get_ylim()
-    if log and bottom > 0 and top < 10 * bottom:  # numbers in place of powers
+    if log and bottom > 0 and top < 10 * bottom:  # plain numbers instead of powers
         axes.yaxis.set_major_locator(ticker.MaxNLocator(6))
         axes.yaxis.set_major_formatter(ticker.ScalarFormatter())
         axes.yaxis.set_minor_locator(ticker.NullLocator())
@@ -130,8 +130,8 @@ def residuals_figure(
     more: Iterable[Line] = (),
     styles: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    """Relative residuals by name, as `Evaluation.histories` has them: median and range over systems. `styles`
-    are those of the names, by default of `LOOKS`."""
+    """Relative residuals by name, as in `Evaluation.histories`: median and range over systems. `styles` by
+    name, default `LOOKS`."""
     lines = [
         Line(
             name, median, range(len(median)), None if low is median else (low, high), (styles or {}).get(name)
@@ -147,10 +147,10 @@ def residuals_figure(
 
 
 def figure(evaluation: Evaluation) -> Any:
-    """`Evaluation.plot`: of any names, the styles by their order."""
+    """`Evaluation.plot`: any names, with styles by their order."""
     names, styles = list(evaluation.histories), {}
     for i, name in enumerate(names):
-        # A line below another remains visible beside it.
+        # Thicker lines below remain visible.
         style = {"color": COLORS[i % len(COLORS)], "linestyle": STYLES[i // len(COLORS) % len(STYLES)]}
         styles[name] = style | {"linewidth": 1.4 + 1.6 * (1 - (i + 1) / len(names))}
     systems = max(map(len, evaluation.histories.values()), default=0)
@@ -170,8 +170,8 @@ def png(figure: Any) -> bytes:
 
 
 def medians(histories: Mapping[str, list[Tensor]]) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-    """Of each preconditioner that solved a system: its name, the median of its systems' residuals, the
-    smallest and the largest; of a single system the same array three times."""
+    """For each preconditioner that solved a system: its name, and the median, smallest and largest of its
+    residuals; for a single system the same array three times."""
     for name, runs in histories.items():
         if runs:
             table = _padded(runs)

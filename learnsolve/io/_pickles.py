@@ -1,7 +1,7 @@
 """Arrays and SciPy matrices from pickles of Python 2, without running anything that a pickle names.
 
-A pickle is a program: it may call whatever it can name, and set attributes of it. Here a name resolves to a
-class of this file, which only stores its arguments and has no attributes to set, or to an empty container;
+A pickle is a program: it may call anything that it can name, and set its attributes. Here a name resolves to
+a class of this file, which only stores its arguments and has no attributes to set, or to an empty container;
 every other name is rejected. Arrays are created from the stored data by `numpy.frombuffer`, so that no
 constructor of NumPy or SciPy receives a state from the file. Before it runs, the program is scanned for
 operations that take memory or stack out of proportion to its length.

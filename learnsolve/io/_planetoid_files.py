@@ -1,4 +1,4 @@
-"""The eight raw files of a Planetoid data set: read, checked against one another, and put together."""
+"""The eight raw files of a Planetoid data set: read, checked against one another, and combined."""
 
 from pathlib import Path
 from typing import Any, NoReturn

@@ -1,4 +1,4 @@
-"""Matrices to MatrixMarket files."""
+"""Write matrices to MatrixMarket files."""
 
 import gzip
 import io
@@ -21,23 +21,23 @@ def write_matrix_market(
 
     Parameters
     ----------
-    path : the file; one that is there is replaced at once, not in parts
+    path : the file; an existing file is replaced atomically
     A : CSR, float32 or float64, one matrix
-    symmetric : write the lower triangle, of a matrix that equals its transpose exactly
+    symmetric : write only the lower triangle of a matrix that equals its transpose exactly
     comment : lines of text for the head of the file
 
     Raises
     ------
     ValueError
-        if A is a batch, or has an infinity or a NaN, which the format does not have; or, with `symmetric`, is
-        not symmetric.
+        if A is a batch, or has an infinity or a NaN, which the format lacks; or, with `symmetric`, is not
+        symmetric.
     TypeError
-        if types do not fit.
+        if a type is wrong.
 
     Notes
     -----
-    In coordinate format with as many digits as give back the same bits, explicit zeros included:
-    `problems.matrix_market` reads it. The text is made in memory. No gradient.
+    In coordinate format with enough digits to restore the same bits, including explicit zeros:
+    `problems.matrix_market` reads it. The text is created in memory. No gradient.
 
     Examples
     --------

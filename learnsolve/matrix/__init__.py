@@ -1,1 +1,1 @@
-"""Sparse matrices: `CSR`, `SparsityPattern`, and what is kept for them."""
+"""Sparse matrices: `CSR`, `SparsityPattern`, and their caches."""

@@ -1,9 +1,9 @@
 """Under `torch.autocast` learnsolve computes in full precision.
 
-What users call casts operands of lower precision to the dtype of the matrix and runs with autocast off, as a
-function with `torch.amp.custom_fwd(cast_inputs=torch.float32)` does: a solver whose products are rounded to
-bfloat16 does not converge. Functions and classes are guarded where a package exports them; what they call
-inside is not, and costs nothing.
+Public functions cast operands of lower precision to the dtype of the matrix and run with autocast off, like a
+function with `torch.amp.custom_fwd(cast_inputs=torch.float32)`: a solver whose products are rounded to
+bfloat16 does not converge. Functions and classes are guarded where a package exports them; internal calls are
+not guarded and have no overhead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOW = (torch.float16, torch.bfloat16)
 _FULL = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
-    torch.complex64: torch.float32,  # the precision of what is cast
+    torch.complex64: torch.float32,  # the precision of cast operands
     torch.complex128: torch.float64,
     np.dtype("float32"): torch.float32,
     np.dtype("float64"): torch.float64,
@@ -33,7 +33,7 @@ _guarded: set[type] = set()
 
 
 def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which `torch.autocast` leaves alone."""
+    """`function`, unaffected by `torch.autocast`."""
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -45,7 +45,7 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_autocast(function: Callable[..., Any], args: tuple, keywords: dict[str, Any]) -> Any:
-    """`function` of operands in the first full precision among them; float32 if there is none."""
+    """`function` with operands cast to the first full precision among them, default float32."""
     dtype = _first((args, keywords)) or torch.float32
     args, keywords = _cast(args, dtype), _cast(keywords, dtype)
     for device in ("cpu", "cuda"):
@@ -61,7 +61,7 @@ def guard(package: dict[str, Any], wrapped: Callable[[Any], Any] = full_precisio
         value = package[name]
         if inspect.isfunction(value):
             package[name] = value.as_exported = wrapped(value)  # type: ignore[attr-defined]
-            package[name].__module__ = package["__name__"]  # where pickle finds it
+            package[name].__module__ = package["__name__"]  # for pickle
         elif inspect.isclass(value):
             for cls in value.__mro__:
                 if cls.__module__.startswith("learnsolve.") and cls not in _guarded:
@@ -71,7 +71,7 @@ def guard(package: dict[str, Any], wrapped: Callable[[Any], Any] = full_precisio
 
 
 def guard_methods(cls: type, *names: str) -> None:
-    """Guard those of the names that are methods of this class."""
+    """Guard the names that are methods of this class."""
     for name in names:
         method = vars(cls).get(name)
         if inspect.isfunction(method):
@@ -85,18 +85,18 @@ def _first(value: Any) -> torch.dtype | None:
     if isinstance(value, (list, tuple, dict)):
         parts = value.values() if isinstance(value, dict) else value
     elif isinstance(value, torch.nn.Module):
-        made = "_parameters" in vars(value)  # else this is a call of its __init__
+        made = "_parameters" in vars(value)  # otherwise this is a call of its __init__
         parts = (*value.parameters(), *value.buffers()) if made else ()
     else:
         try:
             return _FULL.get(getattr(value, "dtype", None))
-        except TypeError:  # a preconditioner that has none
+        except TypeError:  # a preconditioner without one
             return None
     return next((dtype for part in parts if (dtype := _first(part)) is not None), None)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """An argument, in which tensors and matrices of lower precision have this one."""
+    """An argument with its tensors and matrices of lower precision cast to `dtype`."""
     if isinstance(value, (Tensor, CSR)):
         return value.to(dtype=dtype) if value.dtype in _LOW else value
     if type(value) in (list, tuple):

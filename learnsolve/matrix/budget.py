@@ -1,4 +1,4 @@
-"""How much memory the plans for several patterns take together, and which are dropped."""
+"""The memory budget of plans for several patterns, and which plans are dropped."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 class Budget:
-    """How much memory the plans for several patterns take together.
+    """The memory budget of plans for several patterns.
 
-    A program that combines matrices at random, batches of graphs say, makes a plan for each combination: the
-    least recently used are dropped. A step of training that takes turns with more plans than fit would make
-    all of them again in every step, since each is dropped just before its turn: a warning says so.
+    A program that combines matrices at random, such as batches of graphs, makes a plan per combination; the
+    least recently used are dropped. A training step that cycles through more plans than fit would recompute
+    all of them in every step, since each is dropped just before its next use; a warning says so.
     """
 
-    always = 16  # the last plans are kept, whatever their size: a step of training takes turns with a few
+    always = 16  # the last plans are kept, whatever their size: a training step cycles through a few
     known = 2**12  # keys of dropped plans that are remembered: about 1 MB
 
     def __init__(self, limit: int):
         self.limit, self.counted, self.warned = limit, 0, False
         # By address, least recently used first: a weak reference to an entry, and its bytes.
         self.entries: OrderedDict[int, tuple[Callable[[], Entry | None], int]] = OrderedDict()
-        self.grown = set[int]()  # addresses of those that hold more than when they were counted
-        # How often a plan was dropped, by the serial of its owner and its key, last dropped last.
+        self.grown = set[int]()  # addresses of plans that have grown since they were counted
+        # How often a plan was dropped, by the serial of its owner and its key, most recent last.
         self.drops: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self.lock = threading.RLock()  # the backward of a CUDA tensor runs in a thread of its own
+        self.lock = threading.RLock()  # the backward of a CUDA tensor runs in a separate thread
 
     @property
     def total(self) -> int:
@@ -42,7 +42,7 @@ class Budget:
             return self.counted
 
     def set_limit(self, limit: int) -> int:
-        """The limit before."""
+        """Set the limit; the previous one."""
         with self.lock:
             before, self.limit, self.warned = self.limit, limit, False
             self.drops.clear()
@@ -50,7 +50,7 @@ class Budget:
         return before
 
     def add(self, entry: Entry, serial: str) -> None:
-        """A new plan, used now, of the object with this serial."""
+        """Add a new plan, used now, of the object with this serial."""
         address = id(entry)
         with self.lock:
             self._forget(address)  # of an entry that was freed while an interrupt kept `_forget` from running
@@ -68,14 +68,14 @@ class Budget:
             )
 
     def touch(self, entry: Entry) -> None:
-        """The plan is used now."""
+        """Mark the plan as used now."""
         with self.lock:
             if id(entry) in self.entries:
                 self.entries.move_to_end(id(entry))
 
     def grow(self, entry: Entry) -> None:
-        """The plan holds more than before. It is counted when the next one comes: while many things are
-        planned for its patterns, once for all of them."""
+        """The plan has grown. It is counted when the next plan is added, because many things are computed for
+        its patterns at once."""
         with self.lock:
             if id(entry) in self.entries:
                 self.grown.add(id(entry))
@@ -94,7 +94,7 @@ class Budget:
         return id(entry) in self.entries
 
     def pin(self, entry: Entry) -> None:
-        """The plan must stay while its patterns live."""
+        """Keep the plan while its patterns live."""
         self._forget(id(entry))
 
     def _forget(self, address: int) -> None:
@@ -123,4 +123,4 @@ budget = Budget(2**26)
 
 
 def _freed() -> None:
-    """A reference to an entry that is freed."""
+    """A reference to a freed entry."""

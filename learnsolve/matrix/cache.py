@@ -1,10 +1,10 @@
-"""`Cached`, an object that caches what is computed from it: the base of `SparsityPattern`.
+"""`Cached`, an object that caches data computed from it: the base of `SparsityPattern`.
 
-Each object has one store of entries. An entry knows the versions of its tensors, and reading it after one of
-them was changed in place, which could send a kernel out of bounds, is an error. What depends on one pattern
-only lives as long as the pattern. Plans for several patterns, of which a program can make any number, share
-one budget. On a CUDA device, reading an entry makes its memory wait, when it is freed, for what the current
-stream has to do until then.
+Each object has one store of entries. An entry knows the versions of its tensors; reading it after one of them
+was changed in place, which could send a kernel out of bounds, raises an error. Data that depends on one
+pattern only lives as long as the pattern. Plans for several patterns, of which a program can make any number,
+share one budget. On a CUDA device, reading an entry delays the reuse of its freed memory until the current
+stream has done its work.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Entry(Versions):
 
 
 class EntryOnDevice(Entry):
-    """One of an object on a CUDA device. The allocator takes memory that is freed to be at the disposal of
-    the stream that it was made on; it must be told of others that read it, each once."""
+    """An entry of an object on a CUDA device. When memory is freed, the allocator makes it available to the
+    stream it was allocated on; other streams that read it must be recorded, once each."""
 
     __slots__ = ("device", "streams")
 
@@ -85,8 +85,8 @@ class EntriesOnDevice(dict[str, EntryOnDevice]):
 
 
 class _InGraphs:
-    """What compiled code reads: attributes, because Dynamo sees those that are set after it has read others,
-    but assumes that a dictionary stays as it was when first read."""
+    """Data that compiled code reads: attributes, because Dynamo sees attributes that are set after it has
+    read others, but assumes that a dictionary stays the same after the first read."""
 
     __slots__ = ("__dict__",)
 
@@ -108,10 +108,10 @@ class Cached:
     _entry: type[Entry]
 
     def _begin(self, *arrays: Tensor) -> None:
-        """Keep the arrays that this object consists of; nothing is cached yet."""
+        """Set the arrays of this object; nothing is cached yet."""
         set_ = object.__setattr__
         set_(self, "_arrays", arrays)
-        # A store of its own class, so that reading costs nothing more on the CPU.
+        # A separate class of store, so that reading has no overhead on the CPU.
         on_device = arrays[0].is_cuda
         set_(self, "_entry", EntryOnDevice if on_device else Entry)
         set_(self, "_own", self._entry(arrays, self, ""))
@@ -120,22 +120,22 @@ class Cached:
         set_(self, "_serial", f"p{next(_serials)}")  # names this object in the keys of others
         _by_serial[self._serial] = self
         set_(self, "_dependents", None)  # plans of other objects that involve this one
-        set_(self, "_container", None)  # the plan that this object is a part of: its entries count to it
+        set_(self, "_container", None)  # the plan that includes this object and its entries
 
     def _check_unchanged(self) -> None:
-        """No analysis and no kernel may use arrays that differ from the validated ones."""
+        """Raise if the arrays differ from the validated ones, before an analysis or a kernel uses them."""
         self._own.check()
 
     def _is_unchanged(self) -> bool:
-        """Neither the arrays nor what was computed from them was changed in place."""
+        """Whether neither the arrays nor data computed from them was changed in place."""
         return all(entry.unchanged() for entry in (self._own, *self._entries.values()))
 
     def _cached(self, key: str, make: Callable[..., Any], *arguments: Any) -> Any:
-        """`make(*arguments)`, computed once for each key."""
+        """`make(*arguments)`, computed once per key."""
         if torch.compiler.is_dynamo_compiling():
             _analyze_while_tracing(self._serial)
             return getattr(self._in_graphs, key)
-        # `check` twice, written out: every operation comes here, most of them several times.
+        # `check`, inlined twice: every operation comes here, mostly several times.
         for t, number in self._own.numbers:
             if t._version != number:
                 raise changed()
@@ -155,12 +155,12 @@ class Cached:
         raise NotImplementedError
 
     def _show(self) -> None:
-        """Compiled code may read all that is cached."""
+        """Let compiled code read everything that is cached."""
         vars(self._in_graphs).update({key: entry.value for key, entry in list(self._entries.items())})
 
     def _make(self, make: Callable[..., Any], *arguments: Any) -> Any:
-        """`make(*arguments)` among plain tensors. On a CUDA device every stream can use it when this returns,
-        since later calls may be on other streams than the first."""
+        """`make(*arguments)` with plain tensors. On a CUDA device every stream can use the result when this
+        returns, since later calls may be on other streams."""
         device = self._arrays[0].device
         if device.type != "cuda":
             with plain_tensors():
@@ -176,10 +176,10 @@ class Cached:
         return value
 
     def _planned(self, make: Callable[..., Any], *others: Any) -> Any:
-        """`make(self, *others)`, computed once: what an operation plans for this object together with others,
-        or with numbers. The plan is freed with the first of the objects, so it must not hold any of `others`;
-        or earlier, if many were used since (`Budget`), and is then computed again. Tensors and patterns in
-        tuples, so that they are watched and counted."""
+        """`make(self, *others)`, computed once: the plan of an operation for this object together with other
+        objects or integers. The plan is freed with the first of the objects, so it must not hold any of
+        `others`; or earlier, if many others were used since (`Budget`), and is then recomputed. It consists
+        of tensors and patterns in tuples, so that they can be watched and counted."""
         key = _key(make, others)
         if torch.compiler.is_dynamo_compiling():
             names = [o._serial if isinstance(o, Cached) else o for o in others]
@@ -193,7 +193,7 @@ class Cached:
         if entry is not None:
             entry.check()
             if self._arrays[0].is_cuda and torch.cuda.is_current_stream_capturing():
-                budget.pin(entry)  # the graph will read it whenever it is replayed
+                budget.pin(entry)  # the graph reads it whenever it is replayed
             else:
                 budget.touch(entry)
             return entry.value
@@ -203,7 +203,7 @@ class Cached:
         return _key(make, others) in self._entries
 
     def _keep_planned(self, plan: Any, make: Callable[..., Any], *others: Any) -> None:
-        """Keep `plan`, a result of something else, as what `make` would plan."""
+        """Store `plan`, which was obtained otherwise, as the plan that `make` would compute."""
         self._keep(_key(make, others), plan, others)
 
     def _keep(self, key: str, plan: Any, others: tuple = (), *, may_be_dropped: bool = False) -> Any:
@@ -216,13 +216,13 @@ class Cached:
                 part._count_to(weakref.ref(entry))
             budget.add(entry, self._serial)
         else:
-            self._count(plan)  # there are a few of this kind
-        # Last: an interrupt before leaves a plan that is never found, and the next call makes another.
+            self._count(plan)  # there are only a few of this kind
+        # Last: after an interrupt before this line, the plan is never found, and the next call makes another.
         self._entries[key] = entry
         return plan
 
     def _last(self, key: str) -> Any:
-        """What `_keep_last` was given, or None."""
+        """The value stored by `_keep_last`, or None."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -231,12 +231,12 @@ class Cached:
         return entry.value
 
     def _keep_last(self, key: str, value: Any) -> None:
-        """Keep a value that depends on more than patterns, in the place of the last: whoever reads it sees
-        whether it fits. It may be dropped, like a plan."""
+        """Store a value that depends on more than patterns, replacing the last one; the reader must check
+        whether it matches. It may be dropped, like a plan."""
         self._keep(key, value, may_be_dropped=True)
 
     def _free_with(self, entry: Entry) -> None:
-        """Drop a plan of another object when this one dies."""
+        """Drop a plan of another object when this object dies."""
         if self._dependents is None:
             dependents: weakref.WeakSet[Entry] = weakref.WeakSet()
             # The attribute comes last: an interrupt in between leaves dependents that are never dropped.
@@ -245,12 +245,12 @@ class Cached:
         self._dependents.add(entry)
 
     def _count_to(self, container: weakref.ref[Entry]) -> None:
-        """This object is a part of a plan: what is cached here counts to it."""
+        """Make this object a part of a plan, which then includes the memory cached here."""
         if self._container is None or self._container() is None:
             object.__setattr__(self, "_container", container)
 
     def _count(self, value: Any) -> None:
-        """Count `value`, which is cached here now, to the plan that this object is a part of."""
+        """Count `value`, now cached here, towards the plan that this object is a part of."""
         container = None if self._container is None else self._container()
         if container is not None:
             for part in _patterns(value):
@@ -265,15 +265,15 @@ class Cached:
         return sum(sizes.values())
 
     def drop_caches(self) -> None:
-        """Free what is cached, which is computed again when it is needed, and all memory that is kept of
-        freed results (`ops.set_buffer_pool_limit`)."""
+        """Free all cached data, which is recomputed when needed, and all memory kept of freed results
+        (`ops.set_buffer_pool_limit`)."""
         drop_buffers()
         vars(self._in_graphs).clear()
         self._entries.clear()
 
 
 def _key(make: Callable[..., Any], others: tuple) -> str:
-    key = f"{make.__module__} {make.__name__}".replace(".", " ")  # Dynamo takes no dots in attributes
+    key = f"{make.__module__} {make.__name__}".replace(".", " ")  # Dynamo does not accept dots in attributes
     for other in others:
         key += f" {other._serial}" if isinstance(other, Cached) else f" {other}"
     return key
@@ -305,8 +305,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _sizes(value: Any, seen: set[int] | None = None, separate: bool = True) -> dict[int, int]:
-    """Bytes of each tensor in `value` and in what its patterns cache, by its address. `separate`: with the
-    plans there that have a place of their own in the budget."""
+    """Bytes of each tensor in `value` and in the caches of its patterns, by address. `separate`: include
+    plans there that are budgeted separately."""
     sizes: dict[int, int] = {}
     seen = set() if seen is None else seen
     pending = list(_parts(value))
@@ -328,16 +328,15 @@ def _drop_all(entries: Iterable[Entry]) -> None:
 
 @constant_in_graphs
 def _analyze_while_tracing(serial: str) -> bool:
-    """Everything that an operation may need of a pattern, actually computed while torch.compile traces, which
-    cannot trace the analysis itself. The argument is a string, because torch before 2.12 takes no other
-    objects here."""
+    """Compute everything that an operation may need of a pattern, for real, while torch.compile traces, since
+    it cannot trace the analysis. The argument is a string, as torch before 2.12 accepts no other object."""
     _by_serial[serial]._analyze()
     return True
 
 
 @constant_in_graphs
 def _plan_while_tracing(serial: str, make: Callable[..., Any], *names: Any) -> bool:
-    """A plan, actually computed while torch.compile traces, which may then read it at any time."""
+    """Compute a plan for real while torch.compile traces, so that compiled code can read it at any time."""
     owner, others = _by_serial[serial], tuple(_by_serial.get(name, name) for name in names)
     plan, key = owner._planned(make, *others), _key(make, others)
     budget.pin(owner._entries[key])

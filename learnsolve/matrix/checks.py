@@ -42,7 +42,7 @@ def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
 
 
 def of_graph(value: Any) -> str:
-    """The remedy for a graph of PyTorch Geometric in the place of its edges."""
+    """The remedy for a graph of PyTorch Geometric given in place of its edges."""
     return "; of this graph pass its .edge_index" if hasattr(value, "edge_index") else ""
 
 
@@ -52,7 +52,7 @@ def square(function: str, name: str, shape: tuple[int, int]) -> None:
 
 
 def rows(function: str, name: str, x: Tensor, matrix: str, shape: tuple[int, int], side: int = 0) -> None:
-    """`x`, (n,) or (..., n, k), must have as many rows as axis `side` of the matrix is long."""
+    """`x`, (n,) or (..., n, k), must have as many rows as the size of axis `side` of the matrix."""
     if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != shape[side]:
         raise ValueError(
             f"{function}: {name} must have {matrix}.shape[{side}] = {shape[side]} rows, got shape "
@@ -71,8 +71,8 @@ def dtype(function: str, name: str, value: Tensor, or_complex: bool = False) -> 
 
 
 def same_kind(function: str, name: str, value: Any, values: Tensor, or_complex: bool = False) -> None:
-    """`value` must be a tensor with the dtype and device of the matrix's values; `or_complex`: of its
-    precision, real or complex."""
+    """`value` must be a tensor with the dtype and device of the matrix's values; with `or_complex`, with
+    their precision, real or complex."""
     tensor(function, name, value)
     if value.dtype != values.dtype and not (or_complex and one_precision(value.dtype, values.dtype)):
         if not or_complex:
@@ -95,7 +95,7 @@ def one_precision(a: torch.dtype, b: torch.dtype) -> bool:
 
 
 def one_dtype(function: str, b: Tensor, values: Tensor) -> None:
-    """Of a complex b and a matrix that may be complex."""
+    """A complex b and a matrix must have the same dtype."""
     if b.dtype != values.dtype:
         raise TypeError(
             f"{function}: b has dtype {b.dtype}, the matrix {values.dtype}; convert one of them, as by "
@@ -113,7 +113,7 @@ def batches(function: str, a: torch.Size, b: torch.Size, names: str) -> None:
 
 
 def start(function: str, name: str, value: Tensor, instead: str) -> None:
-    """`value`, which a module copies into its state, must not be tracked: no derivative passes the copy."""
+    """`value`, which a module copies into its state, must not require grad: the copy has no derivative."""
     if value.requires_grad or forward_ad.unpack_dual(value).tangent is not None:
         raise ValueError(
             f"{function}: {name} requires grad, but would get no gradient, because the module keeps a copy; "
@@ -139,8 +139,8 @@ _RULES: dict[str, Callable[[float], bool]] = {
 
 
 def real(function: str, name: str, value: Any, rule: str = "", what: str = "a number") -> float:
-    """`value`, a real number of Python or NumPy that follows `rule`, one of _RULES, as Python's. A tensor is
-    rejected, because it would lose its gradient."""
+    """`value`, a real Python or NumPy scalar that follows `rule`, one of _RULES, as a Python float. Tensors
+    are rejected, because they would lose their gradient."""
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
         raise TypeError(f"{function}: {name} must be {what}, got {type(value).__name__}")
     value = float(value)
@@ -150,12 +150,12 @@ def real(function: str, name: str, value: Any, rule: str = "", what: str = "a nu
 
 
 def number(function: str, name: str, value: Any) -> float:
-    """`value`, a number where a tensor may stand too, as Python's."""
+    """`value`, a scalar for an argument that may also be a tensor, as a Python float."""
     return real(function, name, value, what="a number or a torch.Tensor")
 
 
 def integer(function: str, name: str, value: Any, minimum: int) -> int:
-    """`value`, an integer of Python or NumPy, as Python's."""
+    """`value`, a Python or NumPy integer, as a Python int."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
     if value < minimum:
@@ -164,7 +164,7 @@ def integer(function: str, name: str, value: Any, minimum: int) -> int:
 
 
 def memory(function: str, bytes: Any) -> None:
-    """A limit in bytes."""
+    """A limit in bytes must be a nonnegative int."""
     if isinstance(bytes, bool) or not isinstance(bytes, int):
         raise TypeError(f"{function}: bytes must be an int, got {type(bytes).__name__}")
     if bytes < 0:

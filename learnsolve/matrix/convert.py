@@ -1,4 +1,4 @@
-"""Values and pattern of a sparse matrix from and to SciPy, torch and dense tensors: behind `CSR.from_*` and
+"""Conversion of values and pattern from and to SciPy, torch and dense tensors: the code of `CSR.from_*` and
 `CSR.to_*`."""
 
 from typing import Any, Protocol
@@ -21,11 +21,11 @@ from learnsolve.matrix.pattern_checks import (
 from learnsolve.matrix.plain import readable, unmapped
 
 Shape = tuple[int, int]
-TensorLike = Tensor | np.ndarray  # what `tensor_of` makes a tensor
+TensorLike = Tensor | np.ndarray  # accepted by `tensor_of`
 
 
 class SciPyMatrix(Protocol):
-    """A sparse array or matrix of SciPy for type checkers, which find no types in SciPy itself."""
+    """A SciPy sparse array or matrix, for type checkers, since SciPy has no types."""
 
     def tocsr(self, copy: bool = False) -> Any: ...
 
@@ -45,7 +45,7 @@ def real_on_a_device(function: str, name: str, value: Tensor) -> None:
 
 
 def check_real(function: str, name: str, dtype: Any) -> None:
-    """No complex numbers, of torch or NumPy: a conversion would drop their imaginary parts."""
+    """Reject complex dtypes of torch and NumPy: a conversion would drop imaginary parts."""
     if "complex" in str(dtype):
         raise TypeError(f"{function}: {name} must be real, got {dtype}; {REAL_FORM}")
 
@@ -56,17 +56,18 @@ def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPatte
 
 
 def cast(function: str, values: Tensor, dtype: torch.dtype | None, device: Any = None) -> Tensor:
-    """`values.to`, which does not drop imaginary parts."""
+    """`values.to` that never drops imaginary parts."""
     if dtype is not None and values.is_complex() and not dtype.is_complex:
         raise TypeError(
-            f"{function}: {dtype} would drop the imaginary parts of {values.dtype}; take A.real, A.imag or "
+            f"{function}: {dtype} would drop the imaginary parts of {values.dtype}; use A.real, A.imag or "
             "A.abs(), or a complex dtype"
         )
     return values.to(device=device, dtype=dtype)
 
 
 def conjugate(t: Tensor) -> Tensor:
-    """In memory; of `torch.conj_physical` torch 2.13 has no batching rule, and `conj` no batched gradient."""
+    """The conjugate, not lazy; torch 2.13 has no batching rule for `torch.conj_physical`, and no batched
+    gradient of `conj`."""
     if not t.is_complex():
         return t
     if readable(t) and forward_ad._current_level < 0 and not (t.requires_grad and torch.is_grad_enabled()):
@@ -97,7 +98,7 @@ _FORMATS = ("csr", "csc", "coo", "bsr", "dia", "dok", "lil")
 
 
 def tensor_of(value: Any, like: Tensor | None = None) -> Any:
-    """A copy of a NumPy array as a tensor, on the device of `like`; anything else is returned as it is."""
+    """A copy of a NumPy array as a tensor, on the device of `like`; anything else is returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind not in "fiubc":
@@ -107,8 +108,8 @@ def tensor_of(value: Any, like: Tensor | None = None) -> Any:
 
 
 def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
-    """(crow_indices, col_indices, values, shape) of a CSR or COO tensor, and of the transpose of a CSC one;
-    of blocks, and of columns that are not sorted, (None, (rows, columns), values, shape)."""
+    """(crow_indices, col_indices, values, shape) of a CSR or COO tensor, and of the transpose of a CSC
+    tensor; for blocks and unsorted columns, (None, (rows, columns), values, shape)."""
     if not isinstance(T, Tensor) or T.layout not in _LAYOUTS or T.dim() != 2:
         raise TypeError(
             "CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor (or CSC, BSR, BSC); see from_dense"
@@ -135,7 +136,7 @@ def _from_coo(T: Tensor, shape: Shape) -> tuple[Tensor | None, Any, Tensor, Shap
             "CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor without dense dimensions, "
             f"got {T.dense_dim()} dense"
         )
-    # torch makes sparse tensors of unchecked arrays, and reads them unchecked in coalesce.
+    # torch makes sparse tensors from unchecked arrays and reads them unchecked in coalesce.
     if T._indices().shape != (2, len(T._values())):
         raise ValueError(
             f"{name}: the indices of a COO tensor must have shape (2, {len(T._values())}), as it has "
@@ -168,7 +169,7 @@ def _from_compressed(T: Tensor, shape: Shape) -> tuple[Tensor | None, Any, Tenso
         raise ValueError(
             f"{name}: the tensor must have as many values as {names[1]}, got {len(T.values())} and {len(col)}"
         )
-    if check_structure(name, crow, col, shape, names=names, canonical=False):  # torch allows it
+    if check_structure(name, crow, col, shape, names=names, canonical=False):  # torch allows unsorted columns
         return crow, col, T.values(), shape
     if T.requires_grad and not by_columns:
         raise NotImplementedError(
@@ -180,7 +181,7 @@ def _from_compressed(T: Tensor, shape: Shape) -> tuple[Tensor | None, Any, Tenso
 
 
 def _from_blocks(T: Tensor, shape: Shape) -> tuple[Tensor | None, Any, Tensor, Shape]:
-    """The triples of all entries of the blocks, zeros too."""
+    """The triples of all entries of the blocks, including zeros."""
     name = "CSR.from_torch"
     values, by_columns = T.values(), T.layout == torch.sparse_bsc
     height, width = values.shape[-2:]

@@ -1,5 +1,5 @@
 """`CSR`, a sparse matrix: a pattern with values. Its methods call `convert` and `learnsolve.ops`; `views` and
-`habits` add what is not arithmetic."""
+`habits` add everything except arithmetic."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from learnsolve.matrix.pattern_checks import check_device
 from learnsolve.matrix.unchanged import Immutable
 from learnsolve.matrix.views import Views
 
-_ops: Any = None  # learnsolve.ops, which needs CSR and sets this: methods of a CSR are operations
+_ops: Any = None  # learnsolve.ops, which imports CSR and sets this: the methods of a CSR are operations
 
 
 class CSR(Views, Habits, Immutable):
-    """A sparse matrix: a `SparsityPattern` and a dense tensor of values, which is what autograd sees.
+    """A sparse matrix: a `SparsityPattern` and a dense tensor of values, which autograd differentiates.
 
     Parameters
     ----------
-    values : Tensor, shape (nnz,), or (..., nnz) for a batch of matrices on one pattern
+    values : Tensor, shape (nnz,), or (..., nnz) for a batch of matrices on the same pattern
     pattern : SparsityPattern on the same device
 
     Raises
     ------
     ValueError
-        if the last axis of values is not as long as the pattern has entries.
+        if the length of the last axis of values is not the number of entries of the pattern.
     TypeError
         if values is not a tensor, pattern not a SparsityPattern, or they are on different devices.
 
@@ -54,7 +54,7 @@ class CSR(Views, Habits, Immutable):
     tensor([1., 1., 1.], dtype=torch.float64)
     """
 
-    __slots__ = ("__weakref__", "_inverse_diagonal", "pattern", "values")  # the former: ops/diagonal.py
+    __slots__ = ("__weakref__", "_inverse_diagonal", "pattern", "values")  # the second: ops/diagonal.py
 
     _instead = "make another one with A.with_values(values) or learnsolve.CSR(values, pattern)"
 
@@ -85,7 +85,7 @@ class CSR(Views, Habits, Immutable):
         shape = values.shape
         if not shape or shape[-1] != pattern.nnz:
             raise ValueError(f"CSR: values must have shape (..., nnz = {pattern.nnz}), got {tuple(shape)}")
-        # Devices are compared only where one is not the host: it takes longer than all other checks.
+        # Devices are compared only if one is not the CPU: this takes longer than all other checks.
         if not (values.is_cpu and pattern._arrays[0].is_cpu):
             if values.device != pattern.device:
                 raise TypeError(
@@ -93,7 +93,7 @@ class CSR(Views, Habits, Immutable):
                     "pattern.to(...)"
                 )
             convert.real_on_a_device("CSR", "values", values)
-        if is_dynamo_compiling():  # Dynamo knows only this way
+        if is_dynamo_compiling():  # Dynamo supports only this
             object.__setattr__(self, "values", values)
             object.__setattr__(self, "pattern", pattern)
         else:
@@ -145,12 +145,12 @@ class CSR(Views, Habits, Immutable):
         device: torch.device | str | None = None,
         pattern: SparsityPattern | None = None,
     ) -> CSR:
-        """From any scipy.sparse array or matrix. The dtype is kept unless one is given; explicit zeros stay
-        entries; duplicates are added up.
+        """From any scipy.sparse array or matrix. The dtype is kept unless one is given; explicit zeros remain
+        entries; duplicates are summed.
 
-        With `pattern` the matrix has that pattern, the very object, and zeros where S has no entry: matrices
-        of a data set share it, and what is planned for it. An entry of S that is not on it, also a zero, is a
-        ValueError. It costs O(nnz).
+        With `pattern` the matrix has exactly this pattern object, with zeros where S has no entry, so that
+        the matrices of a data set share it and its plans. An entry of S outside the pattern, even a zero, is
+        a ValueError. It costs O(nnz).
         """
         A = cls(*convert.from_scipy(S, dtype))
         if pattern is not None:
@@ -160,21 +160,21 @@ class CSR(Views, Habits, Immutable):
         return A.to(device=device)
 
     def to_scipy(self, format: str = "csr") -> Any:
-        """A scipy.sparse array, csr_array or that of another `format` ("csc", "coo", "bsr", "dia", ...), with
-        copies of the values and indices (no gradient). Explicit zeros stay entries in "csr", "csc", "coo"."""
+        """A scipy.sparse array, csr_array or another `format` ("csc", "coo", "bsr", "dia", ...), with copies
+        of the values and indices (no gradient). Explicit zeros remain entries in "csr", "csc" and "coo"."""
         self._single("to_scipy")
         return convert.to_scipy(self.values, self.pattern, format)
 
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
-        """A scipy.sparse.linalg.LinearOperator with our products and no copy (no gradient)."""
+        """A scipy.sparse.linalg.LinearOperator that uses our products without a copy (no gradient)."""
         self._single("to_scipy_linear_operator")
         return _ops.core.linear_operator.HostOperator(self, _ops.core.linear_operator.matrix_product)
 
     @classmethod
     def from_torch(cls, T: Tensor, pattern: SparsityPattern | None = None) -> CSR:
-        """From a torch sparse CSR, COO, CSC, BSR or BSC tensor; differentiable in its values, which are
-        copied only if they have to be sorted. A gradient arrives at a CSR or COO tensor, or at the values
-        that a tensor of any layout was made from. Of blocks all entries are kept. `pattern` as for
+        """From a torch sparse CSR, COO, CSC, BSR or BSC tensor. Differentiable in its values, which are
+        copied only if they must be sorted. The gradient arrives at a CSR or COO tensor, or at the values that
+        a tensor of any layout was made from. All entries of blocks are kept. `pattern` as for
         `from_scipy`."""
         crow, col, values, shape = convert.from_torch(T)
         if crow is not None:
@@ -187,15 +187,15 @@ class CSR(Views, Habits, Immutable):
         return A if pattern is None else _ops.core.on_pattern.on_pattern("CSR.from_torch", A, pattern)
 
     def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
-        """A torch sparse tensor, CSR or COO: a copy of the indices and A's own values, in which it is
+        """A torch sparse tensor, CSR or COO, with a copy of the indices and A's own values, in which it is
         differentiable."""
         self._single("to_torch")
         return convert.to_torch(self.values, self.pattern, layout)
 
     @classmethod
     def from_dense(cls, D: TensorLike, pattern: SparsityPattern | None = None) -> CSR:
-        """The nonzeros of a 2-D tensor, in which it is differentiable, or of a NumPy array.
-        With `pattern`, as for `from_scipy`, the numbers at its entries, zeros too."""
+        """The nonzeros of a 2-D tensor, in which it is differentiable, or of a NumPy array. With `pattern`,
+        as for `from_scipy`, the values at its entries, including zeros."""
         D = cast(Tensor, convert.tensor_of(D))
         if pattern is None:
             return cls(*convert.from_dense(D))
@@ -215,7 +215,7 @@ class CSR(Views, Habits, Immutable):
         shape: tuple[int, int],
         pattern: SparsityPattern | None = None,
     ) -> CSR:
-        """From triples in any order; those of one place are added up. Differentiable in `values`.
+        """From triples in any order; duplicates are summed. Differentiable in `values`.
 
         Parameters
         ----------
@@ -230,10 +230,10 @@ class CSR(Views, Habits, Immutable):
 
     @classmethod
     def stack(cls, matrices: Sequence[CSR]) -> CSR:
-        """A batch, values (B, ..., nnz), of matrices with equal patterns. Differentiable in all of them.
+        """A batch of matrices with equal patterns, values (B, ..., nnz). Differentiable in all of them.
 
-        The pattern is that of the first; another object is accepted if its entries are the same. A ValueError
-        where they are not: `BlockBatch` takes matrices of different patterns and sizes.
+        The pattern is the first matrix's; other pattern objects are accepted if their entries are the same,
+        otherwise a ValueError is raised: `BlockBatch` supports matrices of different patterns and sizes.
         """
         return _ops.stack.stack(matrices)
 
@@ -252,8 +252,8 @@ class CSR(Views, Habits, Immutable):
     def to(
         self, *args: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> CSR:
-        """Move or convert, as `torch.Tensor.to`: a device, a dtype, or both. Indices keep their dtype.
-        What needs no change is not copied."""
+        """Move or convert, like `torch.Tensor.to`: a device, a dtype, or both. Indices keep their dtype.
+        Parts that need no change are not copied."""
         for arg in args:
             if isinstance(arg, torch.dtype) and dtype is None:
                 dtype = arg
@@ -267,7 +267,7 @@ class CSR(Views, Habits, Immutable):
         return CSR(convert.cast("CSR.to", self.values, dtype, device), self.pattern.to(device))
 
     def detach(self) -> CSR:
-        """The same values, not copied, without their history."""
+        """The same values, not copied, detached from the graph."""
         return CSR(self.values.detach(), self.pattern)
 
     def clone(self) -> CSR:
@@ -283,10 +283,10 @@ class CSR(Views, Habits, Immutable):
         return _ops.transpose(self)
 
     def is_symmetric(self) -> bool:
-        """Does A equal its transpose, pattern included, up to
-        ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``?
+        """Whether A equals its transpose, pattern included, up to
+        ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``.
 
-        Of a batch: all of them. O(nnz), on the host; not under `torch.compile`."""
+        For a batch: whether all do. O(nnz), on the host; not under `torch.compile`."""
         return _ops.core.symmetry.symmetry("CSR.is_symmetric", self, None)
 
     def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:
@@ -307,13 +307,13 @@ class CSR(Views, Habits, Immutable):
         return _ops.norm(self, ord, alias("norm", None, dim=dim, axis=axis))
 
     def abs(self) -> CSR:
-        """The magnitudes of the entries; also ``abs(A)``."""
+        """The absolute values of the entries; also ``abs(A)``."""
         return _ops.arithmetic.absolute(self)
 
     __abs__ = abs
 
     def pow(self, exponent: float) -> CSR:
-        """The entries to a positive power, each by itself; also ``A ** e``."""
+        """The entries raised to a positive power; also ``A ** e``."""
         return _ops.arithmetic.power(self, exponent)
 
     __pow__ = pow
@@ -321,14 +321,14 @@ class CSR(Views, Habits, Immutable):
     def __getitem__(self, key: Any) -> CSR | Tensor:
         """``A[rows, columns]`` or ``A[rows]``: ints, slices, integer arrays, boolean masks.
 
-        Slices and arrays keep an axis, and ``A[1:5]``, ``A[p]``, ``A[p][:, q]``, ``A[numpy.ix_(p, q)]`` are
-        matrices; explicit zeros stay entries. An int drops its axis: ``A[i]`` is a dense row, ``A[i, j]`` a
-        number. Two index arrays pick entries one by one, a dense vector. Batch axes stay in front. All are
-        differentiable; entries that come twice add their gradients up. ``A[:, :]`` is A itself.
+        Slices and arrays keep an axis, so ``A[1:5]``, ``A[p]``, ``A[p][:, q]``, ``A[numpy.ix_(p, q)]`` are
+        matrices; explicit zeros remain entries. An int drops its axis: ``A[i]`` is a dense row, ``A[i, j]`` a
+        scalar. Two index arrays select entries one by one into a dense vector. Batch axes stay in front. All
+        results are differentiable; the gradients of repeated entries are summed. ``A[:, :]`` is A itself.
         """
         return _ops.indexing.index(self, key)
 
-    __iter__ = None  # or Python would try A[0], A[1], ...
+    __iter__ = None  # otherwise Python would try A[0], A[1], ...
 
     def sum(self, dim: int | None = None, *, axis: int | None = None) -> Tensor:
         return _ops.sum(self, alias("sum", None, dim=dim, axis=axis))
@@ -377,12 +377,12 @@ class CSR(Views, Habits, Immutable):
         return _ops.arithmetic.divide(self, other)
 
 
-# Past the __setattr__ of the class, in a third of the time of object.__setattr__.
+# Bypass the __setattr__ of the class; 3 times faster than object.__setattr__.
 _set_values, _set_pattern = CSR.values.__set__, CSR.pattern.__set__  # type: ignore[attr-defined]
 
 
 def _unflatten(children: Any, pattern: SparsityPattern) -> CSR:
-    # Transformations put placeholders in the leaves: no checks here.
+    # Transformations put placeholders into the leaves: no checks here.
     A = object.__new__(CSR)
     object.__setattr__(A, "values", *children)
     object.__setattr__(A, "pattern", pattern)
@@ -397,4 +397,4 @@ pytree.register_pytree_node(
     flatten_with_keys_fn=lambda A: ([(pytree.GetAttrKey("values"), A.values)], A.pattern),  # type: ignore
 )
 torch.serialization.add_safe_globals([CSR])  # read by torch.load with weights_only=True, its default
-assert _library.folder  # the operators are loaded: a CSR without them could do nothing
+assert _library.folder  # load the operators, without which a CSR is useless

@@ -1,30 +1,30 @@
-"""What kernels need of a pattern, computed on the device that holds it.
+"""Analysis of a pattern for the kernels, computed on the device that holds it.
 
-The twin of `learnsolve._analysis` for CUDA tensors: sorts, searches and prefix sums of torch, which are CUB's
-on a CUDA device, so that only a few sizes pass through the host. Once for each pattern, O(nnz) or as a radix
-sort of it. All functions work on any device, and are tested on the CPU.
+The counterpart of `learnsolve._analysis` for CUDA tensors: torch's sorts, searches and prefix sums (from CUB
+on a CUDA device), so that only a few sizes pass through the host. Once per pattern, in O(nnz) or a radix
+sort. All functions work on any device, and are tested on the CPU.
 """
 
 import torch
 from torch import Tensor
 
-PIECE = 1024  # entries of a row that one team has: csrc/kernels/schedule.cuh
-# Products per sort if there are too many for one: 40 bytes each while it runs. Not measured.
+PIECE = 1024  # entries of a row per team: csrc/kernels/schedule.cuh
+# Products per sort if there are too many for one sort, at 40 bytes each. Not measured.
 SORTED = 2**24
 
-# Numbers that torch can sort on a CUDA device. What would need more is analyzed on the host.
+# Maximum size of a sort by torch on a CUDA device. Larger patterns are analyzed on the host.
 MOST_SORTED = 2**31 - 1
 
-everywhere = False  # CPU tensors too: for tests of the emulated CUDA operators
+everywhere = False  # include CPU tensors, for tests of the emulated CUDA operators
 
 
 def here(t: Tensor) -> bool:
-    """Are patterns with this array analyzed here, and not by `learnsolve._analysis` on the host?"""
+    """Whether patterns with this array are analyzed here, not by `learnsolve._analysis` on the host."""
     return everywhere or not t.is_cpu
 
 
 def is_valid(crow: Tensor, col: Tensor, columns: int) -> bool:
-    """Are these the arrays of a pattern (analysis/pattern.h, `validate`)? Waits for the device, once."""
+    """Whether these are the arrays of a pattern (analysis/pattern.h, `validate`). Synchronizes once."""
     nnz = len(col)
     starts = torch.zeros(nnz + 1, dtype=torch.bool, device=col.device)
     starts[crow.clamp(0, nnz).long()] = True
@@ -40,7 +40,7 @@ def row_indices(crow: Tensor, nnz: int) -> Tensor:
 
 
 def transpose(crow: Tensor, col: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(crow, col, permutation) of the transposed pattern. The sort is stable: rows come in order."""
+    """(crow, col, permutation) of the transposed pattern. The sort is stable: rows stay in order."""
     by_column, permutation = torch.sort(col, stable=True)
     ends = torch.arange(columns + 1, dtype=col.dtype, device=col.device)
     starts = torch.searchsorted(by_column, ends).to(col.dtype)
@@ -48,7 +48,7 @@ def transpose(crow: Tensor, col: Tensor, columns: int) -> tuple[Tensor, Tensor, 
 
 
 def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
-    """Position of entry (i, i), -1 where there is none."""
+    """Position of entry (i, i), -1 if missing."""
     n = min(len(crow) - 1, columns)
     rows = row_indices(crow, len(col))
     positions = torch.arange(len(col), dtype=col.dtype, device=col.device)
@@ -59,8 +59,8 @@ def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
 
 
 def row_schedule(crow: Tensor, nnz: int) -> Tensor:
-    """How long rows are distributed (csrc/kernels/schedule.cuh): row and first entry of each piece of PIECE
-    entries beyond the first of its row, in order; the last line is (rows, nnz)."""
+    """The distribution of long rows (csrc/kernels/schedule.cuh): row and first entry of each piece of PIECE
+    entries after the first piece of its row, in order; the last line is (rows, nnz)."""
     rows = len(crow) - 1
     end = torch.tensor([[rows, nnz]], dtype=crow.dtype, device=crow.device)
     if nnz <= PIECE:
@@ -76,8 +76,8 @@ def row_schedule(crow: Tensor, nnz: int) -> Tensor:
 def merge_patterns(
     a_crow: Tensor, a_col: Tensor, b_crow: Tensor, b_col: Tensor, columns: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(crow, col) of the union of two patterns of one shape, and for each of its entries the place in A and
-    that in B, -1 where it has none: (2, nnz)."""
+    """(crow, col) of the union of two patterns of the same shape, and the positions of each of its entries in
+    A and in B, -1 if it is not there: (2, nnz)."""
     operands = _keys(a_crow, a_col, columns), _keys(b_crow, b_col, columns)
     keys = torch.unique(torch.cat(operands))
     places = torch.full((2, len(keys)), -1, dtype=dtype, device=a_crow.device)
@@ -90,7 +90,7 @@ def merge_patterns(
 
 
 def first_products(a_col: Tensor, b_crow: Tensor) -> Tensor:
-    """Number of the first product of each entry of A, and how many there are: int64, one more than A has."""
+    """Index of the first product of each entry of A, then the number of products: int64, (nnz of A + 1,)."""
     first = torch.zeros(len(a_col) + 1, dtype=torch.int64, device=a_col.device)
     torch.cumsum(b_crow.diff()[a_col.long()], 0, dtype=torch.int64, out=first[1:])
     return first
@@ -99,9 +99,9 @@ def first_products(a_col: Tensor, b_crow: Tensor) -> Tensor:
 def product_pattern(
     a_crow: Tensor, a_col: Tensor, b_crow: Tensor, b_col: Tensor, columns: int, first: Tensor, most: int
 ) -> tuple[Tensor, Tensor] | None:
-    """(crow, col) of A B, of any number of products: a sort for each stretch of A's entries with about
-    SORTED products, which continues the row that the stretch before has left open. None if there are more
-    than `most` entries. Waits for the device once a stretch."""
+    """(crow, col) of A B for any number of products: one sort per stretch of A's entries with about SORTED
+    products, which continues the last row of the previous stretch. None if there are more than `most`
+    entries. Synchronizes once per stretch."""
     rows, nnz, device = len(a_crow) - 1, len(a_col), a_crow.device
     cuts = torch.searchsorted(first, torch.arange(0, int(first[-1]), SORTED, device=device))
     cuts = torch.unique_consecutive(torch.cat((cuts, torch.tensor([nnz], device=device))))
@@ -129,7 +129,7 @@ def product_pattern(
 
 
 def _keys(crow: Tensor, col: Tensor, columns: int) -> Tensor:
-    """Row and column of each entry as one number, in increasing order."""
+    """Row and column of each entry as one integer, in increasing order."""
     return row_indices(crow, len(col)).long() * columns + col.long()
 
 

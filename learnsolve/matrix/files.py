@@ -1,5 +1,5 @@
-"""Files: one is replaced whole or not at all; tensors with a header of strings are in the safetensors format,
-and reading them runs no code.
+"""Files: atomic replacement, and tensors with a header of strings in the safetensors format, which runs no
+code when read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 
 def replace_file(path: str | os.PathLike[str], content: bytes, durable: bool = False) -> None:
-    """`path` holds the old content or the new one, never a part, whatever becomes of this process. With
-    `durable` the new one is on the disk when this returns. An OSError names the file.
+    """`path` holds the old content or the new content, never a part, whatever happens to this process. With
+    `durable` the new content is on the disk when this returns. An OSError names the file.
 
-    The temporary file lies in the same folder: a rename is atomic only within one file system.
+    The temporary file is in the same folder: a rename is atomic only within a file system.
     """
     path = Path(path)
-    # Of digits alone behind the name, by which a resumed run knows what killed writers have left.
+    # Only digits after the name, by which a resumed run recognizes leftovers of killed writers.
     temporary = path.with_name(f".{path.name}.{os.getpid()}{threading.get_native_id():08}.tmp")
     try:
         try:
@@ -34,7 +34,7 @@ def replace_file(path: str | os.PathLike[str], content: bytes, durable: bool = F
         if durable:
             _sync(path.parent)  # the rename itself
     except OSError as error:
-        # A write or a sync that fails does not say where, and the temporary file is no name to a reader.
+        # A failed write or sync does not name a file, and the temporary name would not help the reader.
         error.filename, error.filename2 = str(path), None
         raise
 
@@ -60,13 +60,13 @@ def _safetensors(function: str) -> Any:
 def write_tensors(
     function: str, path: str | os.PathLike[str], tensors: dict[str, Tensor], header: dict[str, str]
 ) -> None:
-    """A file that is there is replaced at once, not in parts."""
+    """An existing file is replaced atomically."""
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     replace_file(path, _safetensors(function).save(tensors, header))
 
 
 def read_tensors(function: str, path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header; a ValueError for a file that is damaged."""
+    """Tensors and header; a ValueError for a damaged file."""
     content, load = Path(path).read_bytes(), _safetensors(function).load
     try:
         length = int.from_bytes(content[:8], "little")

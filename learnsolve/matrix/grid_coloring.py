@@ -12,8 +12,8 @@ _SAMPLE = 256
 
 def repeated_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray, ...] | None:
     """A column coloring x + a y + b z modulo the number of colors, with `fewest` colors or a few more, for
-    the unknowns of a grid in order; None if there is none. The axes are those of the distances of columns
-    that share a row, from a sample of rows; the coloring is then checked in all of them."""
+    the unknowns of a grid in order; None if there is none. The axes are found from the distances of columns
+    that share a row, in a sample of rows; the coloring is then checked in all rows."""
     crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
     n = pattern.shape[1]
     if not 2 <= fewest <= 64 or n < 4 * fewest:
@@ -23,7 +23,7 @@ def repeated_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray
     distances, number = np.unique(
         np.concatenate([(row[:, None] - row).ravel() for row in rows]), return_counts=True
     )
-    distances = distances[(distances > 0) & (8 * number >= len(sample))]  # at boundaries there are others
+    distances = distances[(distances > 0) & (8 * number >= len(sample))]  # boundary rows have other distances
     if not 0 < len(distances) <= 512:
         return None
     strides = _strides(distances)
@@ -52,7 +52,7 @@ def repeated_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray
 
 def _strides(distances: np.ndarray) -> list[int]:
     """Strides of the axes of a grid: 1, and the middle of each cluster of distances that is far larger than
-    those before it."""
+    the previous ones."""
     strides, reach = [1], 0
     for distance, following in pairwise(distances):
         if following > 2 * distance and len(strides) < 4:

@@ -1,4 +1,4 @@
-"""How a `CSR` meets habits from other libraries: it does the same, or names what to write instead."""
+"""Names from other libraries on a `CSR`: they work as there, or an error says what to write instead."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INSTEAD = {
 
 
 class _Missing:
-    """An attribute that a matrix does not have, with what to write instead."""
+    """A missing attribute, whose error says what to write instead."""
 
     def __init__(self, name: str, remedy: str):
         self.message = f"CSR: a matrix has no attribute {name!r}; write {remedy}"
@@ -37,7 +37,7 @@ class _Missing:
 
 
 class Habits:
-    """Mixed into `CSR`."""
+    """Mixin of `CSR`."""
 
     __slots__ = ()
 
@@ -45,9 +45,9 @@ class Habits:
     T: Any
     to_dense: Any
 
-    # --- done as there ---
+    # --- supported ---
     def t(self) -> Any:
-        """``A.T``, as torch."""
+        """``A.T``, as in torch."""
         return self.T
 
     @overload
@@ -55,24 +55,24 @@ class Habits:
     @overload
     def size(self, dim: int) -> int: ...
     def size(self, dim: int | None = None) -> tuple[int, int] | int:
-        """``A.shape``, or ``A.shape[dim]``, as torch; no gradient."""
+        """``A.shape``, or ``A.shape[dim]``, as in torch; no gradient."""
         return self.shape if dim is None else self.shape[dim]
 
     def toarray(self) -> np.ndarray:
-        """The dense NumPy array, as SciPy: a copy on the host, without gradient."""
+        """The dense NumPy array, as in SciPy: a copy on the host, without gradient."""
         dense: Tensor = self.to_dense()
         return dense.detach().cpu().numpy()
 
-    # --- answered ---
+    # --- not supported: errors with a remedy ---
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
 
-    if not TYPE_CHECKING:  # type checkers would find every attribute, and take a CSR for an array
+    if not TYPE_CHECKING:  # otherwise type checkers would find every attribute and treat a CSR as an array
 
         def __dir__(self) -> list[str]:
             return sorted(set(super().__dir__()) - set(_INSTEAD))
 
         def __array__(self, *_: Any, **__: Any) -> Any:
-            # Else NumPy would make an array of one object.
+            # Otherwise NumPy would make an array of one object.
             raise TypeError(
                 "CSR: a sparse matrix is not a NumPy array; use A.toarray(), or A.to_scipy() for a sparse "
                 "one. For S @ A with a SciPy matrix S write CSR.from_scipy(S) @ A"
@@ -88,12 +88,12 @@ class Habits:
         super().__setattr__(name, value)
 
 
-for _name, _remedy in _INSTEAD.items():  # no __getattr__, which would slow every other attribute down
+for _name, _remedy in _INSTEAD.items():  # a __getattr__ would slow down every other attribute
     setattr(Habits, _name, _Missing(_name, _remedy))
 
 
 def alias(method: str, default: Any, **names: Any) -> Any:
-    """The argument that has these names."""
+    """The value of an argument with several names."""
     arguments = {name: value for name, value in names.items() if value is not None}
     if len(arguments) > 1:
         raise TypeError(f"CSR.{method}: {' and '.join(arguments)} are names of one argument; leave one out")
@@ -101,7 +101,7 @@ def alias(method: str, default: Any, **names: Any) -> Any:
 
 
 def no_matrix_function(func: Any, types: Any) -> Any:
-    """What a function of torch that takes no CSR answers."""
+    """Raise the error of a torch function that does not accept a CSR."""
     if is_dynamo_compiling() or any(not issubclass(t, (Habits, Tensor)) for t in types):
         return NotImplemented
     name = getattr(func, "__name__", str(func))

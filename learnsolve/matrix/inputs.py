@@ -1,9 +1,8 @@
-"""The matrices, vectors and graphs of other libraries, as arguments.
+"""Matrices, vectors and graphs of other libraries as arguments.
 
-A SciPy sparse array, a sparse tensor of torch, a dense tensor, a NumPy array or an `nn.SparseMatrix` becomes
-a CSR, and a NumPy array of right-hand sides a tensor. A CSR made here has a pattern of its own, analyzed in
-each call: in a loop convert once, with `CSR.from_*`. Edges are integers of shape (2, E), as in PyTorch
-Geometric.
+A SciPy sparse array, a torch sparse tensor, a dense tensor, a NumPy array or an `nn.SparseMatrix` becomes a
+CSR, and a NumPy array of right-hand sides a tensor. A CSR made here has a new pattern, analyzed in each call:
+in a loop, convert once with `CSR.from_*`. Edges are integers of shape (2, E), as in PyTorch Geometric.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ T = TypeVar("T")
 
 
 def matrix(A: Any) -> Any:
-    """A as a CSR if it is a matrix of another library; else A itself.
+    """A as a CSR if it is a matrix of another library; otherwise A itself.
 
-    A dense tensor that requires grad keeps its zeros as entries, since they have gradients too; of any other
-    the entries are the nonzeros.
+    A dense tensor that requires grad keeps its zeros as entries, since they have gradients too; any other
+    tensor has only its nonzeros as entries.
     """
     if isinstance(A, CSR):
         return A
@@ -43,7 +42,7 @@ def matrix(A: Any) -> Any:
 
 
 def sparse_matrix(A: Any) -> Any:
-    """A as a CSR if it is a sparse matrix of another library, or an `nn.SparseMatrix`; else A itself."""
+    """A as a CSR if it is a sparse matrix of another library, or an `nn.SparseMatrix`; otherwise A itself."""
     if isinstance(A, CSR):
         return A
     if isinstance(A, Tensor):
@@ -54,9 +53,9 @@ def sparse_matrix(A: Any) -> Any:
 
 
 def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, whose parameters that are annotated as CSR, or as a sequence of them, may be what
+    """`function`, whose parameters annotated as CSR, or as a sequence of them, also accept what
     `sparse_matrix` converts. Not dense tensors, which may be arguments in the wrong order. Under
-    `torch.autocast`, in full precision."""
+    `torch.autocast` it runs in full precision."""
     parameters = inspect.signature(function).parameters.values()
     matrices = [(i, p.name) for i, p in enumerate(parameters) if "CSR" in str(p.annotation)]
     if not matrices:
@@ -88,7 +87,7 @@ def operands(
     function: str, A: Any, b: TensorLike, x0: TensorLike | None, /
 ) -> tuple[Any, Tensor, Tensor | None]: ...
 def operands(function: str, A: Any, *vectors: Any) -> tuple[Any, ...]:
-    """A by `matrix`, and vectors, NumPy arrays among them as tensors on its device."""
+    """A converted by `matrix`, and vectors, with NumPy arrays as tensors on its device."""
     A = matrix(A)
     for v in vectors:
         if isinstance(v, np.ndarray):
@@ -112,8 +111,8 @@ def _full(D: Tensor) -> SparsityPattern:
 @makes_plain_tensors
 def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray, int]:
     """(edges, n): a copy of the edges, int64, shape (2, E), and the number of nodes; by default the largest
-    node plus one. The bytes of the edges are the key of what is computed from them: comparing these costs
-    little compared with sorting edges again."""
+    node plus one. The bytes of the edges are the key of cached data: comparing them is cheap compared with
+    sorting edges again."""
     checks.tensor(function, "edge_index", edge_index)
     if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
         raise TypeError(f"{function}: edge_index must hold integers, got {edge_index.dtype}")
@@ -132,5 +131,5 @@ def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray,
 
 
 def edges_of(key: bytes) -> np.ndarray:
-    """The edges, int64, (2, E), of their bytes."""
+    """The edges, int64, (2, E), from their bytes."""
     return np.frombuffer(key, dtype=np.int64).reshape(2, -1)

@@ -1,8 +1,8 @@
-"""Objects found by their contents: patterns that arrive in pickles, results of calls from compiled graphs.
+"""Objects looked up by their contents: patterns from pickles, results of calls from compiled graphs.
 
-Equal patterns that arrive in a process, in pickles, are one object: the first, or one that lives here.
-Patterns that a program makes itself stay separate, as its objects do. They are entered by their contents when
-the first pickle arrives, so that making one costs nothing more.
+Equal patterns that arrive in a process in pickles are one object: the first of them, or one that already
+lives here. Patterns that a program creates itself remain separate objects. They are registered by their
+contents when the first pickle arrives, so that creating one has no extra cost.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from learnsolve.matrix.pattern_checks import as_numpy
 P = TypeVar("P")
 T = TypeVar("T")
 
-_new: WeakSet[Any] = WeakSet()  # not entered yet
+_new: WeakSet[Any] = WeakSet()  # not registered yet
 _by_contents: WeakValueDictionary[tuple, Any] = WeakValueDictionary()
 
 
 def register(pattern: Any) -> None:
-    """`intern` may find this pattern later."""
+    """Let `intern` find this pattern later."""
     _new.add(pattern)
 
 
 def intern(pattern: P) -> P:
-    """The oldest living pattern that is equal to this new one, or this one itself. A pattern that was changed
-    in place is never found."""
+    """The oldest living pattern equal to this new one, or this one itself. A pattern that was changed in
+    place is never found."""
     _new.discard(pattern)
     for one in sorted(_new, key=lambda one: int(one._serial[1:])):
         _new.discard(one)
@@ -41,7 +41,7 @@ def intern(pattern: P) -> P:
 
 
 def _has_contents(pattern: Any) -> bool:
-    """Not while torch traces, nor on the meta device."""
+    """Whether the pattern has values: not while torch traces, nor on the meta device."""
     return all(type(t) is torch.Tensor and not t.is_meta for t in pattern._arrays)
 
 
@@ -56,7 +56,7 @@ def _enter(pattern: Any) -> Any:
 
 
 def equal(P: Any, Q: Any) -> bool:
-    """Have two patterns on one device the same entries?"""
+    """Whether two patterns on the same device have the same entries."""
     P._check_unchanged()
     Q._check_unchanged()
     if P is Q:
@@ -68,17 +68,17 @@ def equal(P: Any, Q: Any) -> bool:
 
 
 class Recent(Generic[T]):
-    """Results of the last calls from compiled graphs, whose backward is another call: no object of the caller
-    can hold them. At most `count`, of `limit` bytes together."""
+    """Results of recent calls from compiled graphs, whose backward is a separate call, so that no object of
+    the caller can hold them. At most `count`, with `limit` bytes in total."""
 
     def __init__(self, count: int, limit: int = 2**30, size: Callable[[T], int] = lambda _: 0):
         self.count, self.limit, self.size = count, limit, size
         self.items: list[T] = []
-        self.shared: WeakSet[Any] = WeakSet()  # results that a caller holds, found too
+        self.shared: WeakSet[Any] = WeakSet()  # results that a caller holds, also searched
         self.lock = threading.Lock()
 
     def find(self, match: Callable[[T], Any]) -> Any:
-        """What `match` gives for the newest item for which it is not None."""
+        """The first result of `match` that is not None, newest item first."""
         with self.lock:
             matches = (match(item) for item in (*reversed(self.items), *self.shared))
             return next((result for result in matches if result is not None), None)

@@ -27,9 +27,9 @@ _BLOCK_WEIGHT = 8192
 
 
 class SparsityPattern(Cached, Immutable):
-    """Where a sparse matrix has entries: immutable, checked once, shared by all matrices that have it.
+    """The positions of the entries of a sparse matrix: immutable, checked once, shared between matrices.
 
-    Row i holds the entries p with ``crow_indices[i] <= p < crow_indices[i + 1]``, in the columns
+    Row i has the entries p with ``crow_indices[i] <= p < crow_indices[i + 1]``, in the columns
     ``col_indices[p]``, sorted and without duplicates.
 
     Parameters
@@ -41,21 +41,21 @@ class SparsityPattern(Cached, Immutable):
     Raises
     ------
     ValueError
-        if the arrays are not a pattern; the message names array, position and value.
+        if the arrays are not a valid pattern; the message names array, position and value.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
-    The arrays are copied. The pattern hands out its own, which must not be changed: after a change in place
-    every use raises, unless the change bypasses torch, through ``.data`` or NumPy. What kernels need beyond
-    them is computed at first use and cached: the transpose, the row of each entry, the positions of the
-    diagonal, blocks of rows of about equal work. Patterns are equal only if they are the same object, so a
-    pattern can be a dictionary key. Making one costs O(rows + nnz).
+    The arrays are copied. The pattern returns its own arrays, which must not be changed: after an in-place
+    change every use raises, unless the change bypasses torch, through ``.data`` or NumPy. Other data for the
+    kernels is computed at first use and cached: the transpose, the row of each entry, the positions of the
+    diagonal, blocks of rows of about equal work. Patterns compare equal only if they are the same object, so
+    a pattern can be a dictionary key. Creating one costs O(rows + nnz).
 
-    Pickles that arrive in a process, from the workers of a `DataLoader` or a file of `torch.save`, share one
-    object where their patterns have the same arrays: that of the process, if it has the pattern already, so
-    that what is planned for it is planned once. `copy.deepcopy` does not copy a pattern.
+    Unpickled patterns, from the workers of a `DataLoader` or a file of `torch.save`, share one object if
+    their arrays are equal; this is the existing pattern of the process, if there is one, so that its plans
+    are reused. `copy.deepcopy` does not copy a pattern.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class SparsityPattern(Cached, Immutable):
         check_tensors("SparsityPattern", crow_indices, col_indices)
         shape = matrix_shape("SparsityPattern", shape)
         with plain_tensors():
-            # Copied first: the caller's arrays may share memory with others, of NumPy or another thread.
+            # Copied first: the caller's arrays may share memory with NumPy arrays or another thread.
             crow, col = (
                 unmapped(t).detach().clone(memory_format=torch.contiguous_format)
                 for t in (crow_indices, col_indices)
@@ -84,16 +84,16 @@ class SparsityPattern(Cached, Immutable):
         self._fill(crow, col, shape)
 
     def _fill(self, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> None:
-        assert max(shape) <= MOST  # what makes larger ones says which function it is
+        assert max(shape) <= MOST  # callers check this and name their function
         crow, col = unmapped(crow), unmapped(col)
-        if crow.is_inference() or col.is_inference():  # they have no versions: changes would go unnoticed
+        if crow.is_inference() or col.is_inference():  # without versions, changes would go unnoticed
             with plain_tensors():
                 crow, col = crow.clone(), col.clone()
         self._begin(crow, col)
         set_ = object.__setattr__
         set_(self, "shape", shape)
         set_(self, "nnz", len(col))
-        set_(self, "_source", None)  # of a transposed pattern: a weak reference to the original
+        set_(self, "_source", None)  # for a transposed pattern: a weak reference to the original
         interning.register(self)
 
     @classmethod
@@ -118,7 +118,7 @@ class SparsityPattern(Cached, Immutable):
 
     @property
     def crow_indices(self) -> Tensor:
-        """Where each row begins, shape (rows + 1,)."""
+        """The start of each row, shape (rows + 1,)."""
         if not torch.compiler.is_dynamo_compiling():
             self._check_unchanged()
         return self._arrays[0]
@@ -132,7 +132,7 @@ class SparsityPattern(Cached, Immutable):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the indices: int32 or int64."""
+        """The dtype of the indices: int32 or int64."""
         return self._arrays[0].dtype
 
     @property
@@ -140,8 +140,8 @@ class SparsityPattern(Cached, Immutable):
         return self._arrays[0].device
 
     def equals(self, other: SparsityPattern) -> bool:
-        """Have both the same entries, on one device? ``==`` asks whether they are one object. O(nnz) where
-        they are not; index types may differ.
+        """Whether both have the same entries, on the same device. ``==`` tests whether they are the same
+        object. O(nnz) if they are not; index types may differ.
 
         Examples
         --------
@@ -173,7 +173,7 @@ class SparsityPattern(Cached, Immutable):
 
     @property
     def diagonal_positions(self) -> Tensor:
-        """Position of entry (i, i), -1 where there is none, shape (min(rows, columns),)."""
+        """Position of entry (i, i), -1 if missing, shape (min(rows, columns),)."""
 
         def find() -> Tensor:
             crow, col, columns = self.crow_indices, self.col_indices, self.shape[1]
@@ -199,8 +199,7 @@ class SparsityPattern(Cached, Immutable):
         return self._original() or self._transposed()[0]
 
     def _original(self) -> SparsityPattern | None:
-        """The pattern that this one is the transpose of, while it lives: it holds this one, not the
-        reverse."""
+        """The pattern whose transpose this is, while it lives. It holds this one, not vice versa."""
         return None if self._source is None else self._source()
 
     @property
@@ -239,7 +238,7 @@ class SparsityPattern(Cached, Immutable):
 
     @property
     def _prefers_scatter(self) -> bool:
-        """Is A^T g better scattered, in the order of A's rows, than gathered through the transpose?
+        """Whether A^T g is faster scattered, in the order of A's rows, than gathered through the transpose.
 
         This is so if the values exceed a cache, have no regular order, and are many per column: a gather then
         waits for memory at each of them.
@@ -256,21 +255,21 @@ class SparsityPattern(Cached, Immutable):
 
     @property
     def row_blocks(self) -> Tensor:
-        """Blocks of rows of about equal work, shape (blocks + 1, 2): first row, and the length of every row
-        if consecutive rows repeat one another shifted by a column, else 0. The last line is (rows, 0).
+        """Blocks of rows of about equal work, shape (blocks + 1, 2): the first row, and the length of each
+        row if consecutive rows are copies shifted by one column, else 0. The last line is (rows, 0).
 
-        On a CUDA device: the row and the first entry of every further piece of a row of more than 1,024
+        On a CUDA device: the row and the first entry of every further piece of rows with more than 1,024
         entries (csrc/kernels/schedule.cuh), and (rows, nnz) at the end."""
         return self._structure(False)[3]
 
     @property
     def _none(self) -> Tensor:
-        """An empty tensor: none, where operators take a list."""
+        """An empty tensor, for operators that take a list."""
         return self._cached("none", lambda: self.crow_indices.new_empty(0))
 
     def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What an operator takes for A or A^T on A's values: (ptr, idx, perm, blocks), perm empty for A
-        (csrc/ops/schema.cpp)."""
+        """Arguments of an operator for A or A^T with A's values: (ptr, idx, perm, blocks), with an empty perm
+        for A (csrc/ops/schema.cpp)."""
         key = "adjoint structure" if transpose else "structure"
         return self._cached(key, self._make_structure, transpose)
 
@@ -280,7 +279,7 @@ class SparsityPattern(Cached, Immutable):
         if transpose:
             transposed, perm = self._transposed()
             ptr, idx = transposed.crow_indices, transposed.col_indices
-        # Views: the guards of torch.compile in torch 2.10 fail for one tensor in two places.
+        # Views: the guards of torch.compile in torch 2.10 fail for a tensor that occurs twice.
         ptr, idx, perm = ptr.detach(), idx.detach(), perm.detach()
         if device_analysis.here(ptr):
             return ptr, idx, perm, device_analysis.row_schedule(ptr, self.nnz)
@@ -298,7 +297,7 @@ class SparsityPattern(Cached, Immutable):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> SparsityPattern:
-        """This pattern on `device` with indices of `dtype`; the same object where nothing changes."""
+        """This pattern on `device` with indices of `dtype`; the same object if nothing changes."""
         check_device("SparsityPattern.to", device)
         target = self.device if device is None else torch.empty(0, device=device).device
         dtype = dtype or self.dtype
@@ -319,7 +318,7 @@ class SparsityPattern(Cached, Immutable):
 
 
 def _unpickled(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
-    """The pattern of a pickle: checked, and one object for all that are equal."""
+    """The pattern from a pickle: checked, and one object for all equal ones."""
     return interning.intern(SparsityPattern(crow_indices, col_indices, shape))
 
 

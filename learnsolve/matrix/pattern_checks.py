@@ -1,4 +1,4 @@
-"""What makes index arrays a pattern."""
+"""Checks that index arrays are a valid pattern."""
 
 import operator
 from typing import Any
@@ -20,7 +20,7 @@ def as_numpy(t: Tensor) -> np.ndarray:
 
 
 def check_device(function: str, device: torch.device | str | None) -> None:
-    """Torch's own error tells how torch was compiled, or what driver is missing."""
+    """Torch's own error would describe how torch was compiled, or a missing driver."""
     if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(
             f"{function}: there is no device {str(device)!r}, torch.cuda.is_available() is False; stay with "
@@ -29,7 +29,7 @@ def check_device(function: str, device: torch.device | str | None) -> None:
 
 
 def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
-    """`shape` as two sizes."""
+    """Check `shape` and return it as two ints."""
     try:
         rows, columns = (operator.index(s) for s in shape)
     except (TypeError, ValueError):
@@ -47,7 +47,7 @@ def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
 def check_tensors(
     function: str, crow: Any, col: Any, names: tuple[str, str] = ("crow_indices", "col_indices")
 ) -> None:
-    """`crow` and `col` must be 1-D tensors of int32 or int64, of one dtype and device."""
+    """`crow` and `col` must be 1-D tensors of int32 or int64, of the same dtype and device."""
     for name, t in zip(names, (crow, col), strict=True):
         if not isinstance(t, Tensor) or t.layout != torch.strided:
             what = type(t).__name__ if not isinstance(t, Tensor) else f"layout {t.layout}"
@@ -72,8 +72,8 @@ def check_structure(
     names: tuple[str, str, str] = ("crow_indices", "col_indices", "columns"),
     canonical: bool = True,
 ) -> bool:
-    """Are the columns of every row sorted, and without duplicates? Every other fault is an error, and so is
-    this one if `canonical`; if not, columns behind the first such fault are not checked."""
+    """Whether the columns of every row are sorted and without duplicates. Every other fault is an error, and
+    so is this one if `canonical`; otherwise columns after the first such fault are not checked."""
     rows, columns = shape
     if len(crow) != rows + 1:
         what = "rows" if names[2] == "columns" else "columns"
@@ -86,7 +86,7 @@ def check_structure(
     return not kind
 
 
-_DUPLICATE = 5  # as `Fault` of csrc/analysis/pattern.h numbers them, also below
+_DUPLICATE = 5  # numbered as in `Fault` of csrc/analysis/pattern.h, also below
 
 
 def _message(
@@ -113,8 +113,8 @@ def sorted_triples(
     shape: tuple[int, int],
     names: tuple[str, str] = ("rows", "columns"),
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Triples in any order as a pattern: (crow, col, order, first). `order` has the triples by row and
-    column, those of one place as they came; each place begins in it at `first`."""
+    """Triples in any order as a pattern: (crow, col, order, first). `order` sorts the triples by row and
+    column and keeps the order of duplicates; `first` is the index in it of the first of each."""
     i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, that no other code can modify
     for name, indices, size in zip(names, (i, j), shape, strict=True):
         check_range(function, name, indices, size)

@@ -1,4 +1,4 @@
-"""Ordinary tensors, wherever they are made."""
+"""Ordinary tensors, whatever the context in which they are created."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ from torch._C._functorch import (
 
 try:
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-except ImportError:  # names that are private to torch
+except ImportError:  # private names of torch
     set_code_exec_strategy = None
 
 P = ParamSpec("P")
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:
-    """Tensors made inside are ordinary ones, whatever the context of the caller. What a pattern keeps and
-    shares must not belong to a transformation of `torch.func` or to inference mode."""
+    """Tensors created inside are ordinary ones, whatever the context of the caller. Cached and shared data of
+    a pattern must not belong to a `torch.func` transformation or to inference mode."""
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
         yield
 
 
 def readable(v: Tensor) -> bool:
-    """Does `v` hold values that Python may look at? Not under transformations, under `torch.compile`, while
+    """Whether Python may read the values of `v`: not under transformations, under `torch.compile`, while
     operations are recorded, or on a GPU."""
     if torch.compiler.is_dynamo_compiling() or type(v) not in (Tensor, torch.nn.Parameter) or not v.is_cpu:
         return False
@@ -43,7 +43,7 @@ def readable(v: Tensor) -> bool:
 
 
 def unmapped(t: Tensor) -> Tensor:
-    """The tensor behind one that `torch.func` differentiates, for numbers without a derivative."""
+    """The tensor behind one that `torch.func` differentiates, for values without a derivative."""
     while is_functorch_wrapped_tensor(t):
         if is_batchedtensor(t):
             raise NotImplementedError(
@@ -56,10 +56,10 @@ def unmapped(t: Tensor) -> Tensor:
 
 
 def outside_of_graphs(function: Callable[P, T], why: str | None = None) -> Callable[P, T]:
-    """`torch.compile` does not look inside `function`: it breaks its graph there, and says `why` where it may
-    not (`fullgraph=True`).
+    """`torch.compile` does not trace `function`: it breaks its graph there, or, with `fullgraph=True`, raises
+    an error that says `why`.
 
-    The same as `torch.compiler.disable`, which would load Dynamo here (a second and a half).
+    The same as `torch.compiler.disable`, without loading Dynamo here, which takes seconds.
     """
     if set_code_exec_strategy is None:
         return torch.compiler.disable(function, reason=why)  # type: ignore[return-value]
@@ -72,14 +72,14 @@ def outside_of_graphs(function: Callable[P, T], why: str | None = None) -> Calla
 
 
 def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
-    """`torch.compile` calls `function` while it traces and takes the result for a constant: the mark that
-    `torch.compiler.assume_constant_result` sets, without loading Dynamo."""
+    """`torch.compile` calls `function` while it traces and treats the result as a constant: the mark set by
+    `torch.compiler.assume_constant_result`, without loading Dynamo."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def makes_plain_tensors(make: Callable[P, T]) -> Callable[P, T]:
-    """Run `make` among `plain_tensors`, and outside of the graph that `torch.compile` traces."""
+    """Run `make` within `plain_tensors`, and outside the graph that `torch.compile` traces."""
 
     @wraps(make)
     def outside(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -90,8 +90,8 @@ def makes_plain_tensors(make: Callable[P, T]) -> Callable[P, T]:
 
 
 def numbers(t: Tensor) -> Tensor:
-    """The numbers behind a tensor that transformations of torch.func hold, mapped axes first."""
-    mapped: list[int] = []  # of each map, outermost first, in the tensor that it holds
+    """The values of a tensor under torch.func transformations, mapped axes first."""
+    mapped: list[int] = []  # axis of each map, outermost first, in the tensor that it holds
     while is_functorch_wrapped_tensor(t):
         if is_batchedtensor(t):
             mapped.append(maybe_get_bdim(t))

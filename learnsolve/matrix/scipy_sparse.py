@@ -1,5 +1,5 @@
 """The arrays of scipy.sparse matrices, checked before anything reads them: SciPy's compiled functions check
-nothing, and a matrix whose arrays were changed after it was made sends them out of bounds."""
+nothing, and arrays that were changed after the matrix was made would send them out of bounds."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # indptr, indices and data o
 
 
 def arrays(S: Any, shape: Shape) -> Arrays:
-    """Of the CSR matrix that is equal to S, of any format: new ones, and those of a pattern."""
+    """New arrays of the CSR matrix equal to S, which may have any format; they form a valid pattern."""
     if S.format == "bsr":
         S = _without_blocks(S, shape)
     return _compressed(S, shape) if S.format in ("csr", "csc") else _from_triples(*_triples(S, shape), shape)
 
 
 def _index(name: str, a: Any) -> np.ndarray:
-    """A copy, with 32 bits if the array has them, else 64."""
+    """A copy, with 32 bits if the array has 32, else 64."""
     a = np.asarray(a)
     if a.dtype.kind not in "iu" or a.ndim != 1:
         raise TypeError(
@@ -112,7 +112,7 @@ def _triples(S: Any, shape: Shape) -> Arrays:
 
 
 def _diagonals(S: Any, shape: Shape) -> Arrays:
-    """As SciPy does it: zeros, which fill diagonals up, are no entries."""
+    """As in SciPy: zeros, which pad diagonals, are not entries."""
     offsets, data = _index("offsets", S.offsets).astype(np.int64), np.asarray(S.data)
     _one_length("offsets", offsets, data)
     if data.ndim != 2:
@@ -144,7 +144,7 @@ def _lists(S: Any, shape: Shape) -> Arrays:
 
 
 def _joined(name: str, lists: Any, dtype: Any) -> np.ndarray:
-    """The numbers of all lists, one after another."""
+    """The elements of all lists, concatenated."""
     try:
         return np.array([v for row in lists for v in row], dtype=dtype)
     except (ValueError, TypeError, OverflowError) as error:
@@ -154,7 +154,7 @@ def _joined(name: str, lists: Any, dtype: Any) -> np.ndarray:
 
 
 def _from_triples(rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: Shape) -> Arrays:
-    """Values of one entry are added up."""
+    """Duplicates are summed."""
     if data.ndim != 1:
         raise ValueError(f"{_NAME}: data must have one axis, got shape {data.shape}")
     crow, col, order, first = sorted_triples(_NAME, rows, columns, shape, ("row", "col"))

@@ -1,4 +1,4 @@
-"""Objects whose attributes stay as they were made, and whether tensors were changed in place."""
+"""Immutable objects, and detection of in-place changes of tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 class Immutable:
-    """The constructor sets attributes by ``object.__setattr__``; afterwards none can be set or deleted."""
+    """The constructor sets attributes by ``object.__setattr__``; afterwards they cannot be set or deleted."""
 
     __slots__ = ()
 
@@ -28,10 +28,10 @@ class Immutable:
 
 
 class Versions:
-    """Tensors as they are now: have they been changed in place since? A copy starts from its own time.
+    """The versions of tensors, to detect later in-place changes. A copy starts anew.
 
-    By torch's versions, which changes through ``.data`` and by fused optimizers do not raise. Parameters
-    (leaves that require grad) are compared number by number as well, which finds those too.
+    Uses torch's versions, which changes through ``.data`` and by fused optimizers do not increase. Parameters
+    (leaves that require grad) are also compared by value, which detects those changes.
     """
 
     __slots__ = ("copies", "numbers")
@@ -45,7 +45,7 @@ class Versions:
                     self.copies += ((t, t.detach().clone()),)
 
     def unchanged(self) -> bool | Tensor:
-        """A tensor where numbers of a CUDA device were compared: to look at it would be to wait."""
+        """A tensor if values on a CUDA device were compared, since reading it would synchronize."""
         if any(version(t) not in (number, -1) for t, number in self.numbers):
             return False
         on_device = []

@@ -1,6 +1,6 @@
-"""Methods of a `CSR` other than arithmetic, under the names of torch and NumPy: transposes, sizes, moves and
-conversions; pictures, with matplotlib, and for notebooks without; files, of safetensors with the shape in the
-header."""
+"""Methods of a `CSR` other than arithmetic, with the names of torch and NumPy: transposes, sizes, moves and
+conversions; plots with matplotlib and pictures in notebooks without it; safetensors files with the shape in
+the header."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from learnsolve.matrix.pattern_checks import as_numpy
 
 
 class Views:
-    """Mixed into `CSR`."""
+    """Mixin of `CSR`."""
 
     __slots__ = ()
 
@@ -37,21 +37,21 @@ class Views:
 
     @property
     def H(self) -> Self:
-        """The conjugate transpose, ``A.T`` where values are real."""
+        """The conjugate transpose, ``A.T`` if values are real."""
         return self.conj().T
 
     def conj(self) -> Self:
-        """With conjugate values; A itself where they are real."""
+        """With conjugate values; A itself if they are real."""
         return self._with(convert.conjugate(self.values)) if self.values.is_complex() else self
 
     @property
     def real(self) -> Self:
-        """The real parts of the values, on A's pattern; A itself where they are real."""
+        """The real parts of the values, on A's pattern; A itself if they are real."""
         return self._with(self.values.real) if self.values.is_complex() else self
 
     @property
     def imag(self) -> Self:
-        """The imaginary parts of the values, on A's pattern; zeros where they are real."""
+        """The imaginary parts of the values, on A's pattern; zeros if they are real."""
         return self._with(self.values.imag if self.values.is_complex() else torch.zeros_like(self.values))
 
     def _with(self, values: Tensor) -> Self:
@@ -60,7 +60,7 @@ class Views:
 
     @property
     def ndim(self) -> int:
-        """2, the length of ``A.shape``, of a batch too: its axes are ``A.batch_shape``."""
+        """2, the length of ``A.shape``, also for a batch, whose axes are ``A.batch_shape``."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Views:
         return self.shape[0]
 
     def __bool__(self) -> bool:
-        # Else Python would take it from __len__.
+        # Otherwise Python would use __len__.
         raise TypeError("CSR: a matrix is neither true nor false; compare with None, or look at A.nnz")
 
     # --- moves and conversions ---
@@ -76,17 +76,17 @@ class Views:
         return self.to(device="cpu")
 
     def cuda(self, device: torch.device | int | str | None = None) -> Self:
-        """On the current CUDA device, or another one."""
+        """A copy on the current CUDA device, or another one."""
         if isinstance(device, int) and not isinstance(device, bool):
             device = torch.device("cuda", device)
         return self.to(device="cuda" if device is None else device)
 
     def float(self) -> Self:
-        """With values in float32."""
+        """A copy with float32 values."""
         return self.to(dtype=torch.float32)
 
     def double(self) -> Self:
-        """With values in float64."""
+        """A copy with float64 values."""
         return self.to(dtype=torch.float64)
 
     # --- pictures ---
@@ -104,36 +104,36 @@ class Views:
         return f"CSR({', '.join(f'{name}={value}' for name, value in facts.items())})"
 
     def spy(self, ax: Any = None, **options: Any) -> Any:
-        """A picture of the pattern by matplotlib (``pip install 'learnsolve[train]'``).
+        """Plot the pattern with matplotlib (``pip install 'learnsolve[train]'``).
 
         Parameters
         ----------
-        ax : matplotlib Axes; those of a new figure if not given
+        ax : matplotlib Axes; default: the axes of a new figure
         options : for ``Axes.imshow``, such as ``cmap``
 
         Returns
         -------
-        The Axes. A cell is dark where it has an entry, also a zero; of a matrix with more than 512 rows or
-        columns a cell is several. O(nnz). No gradient.
+        The Axes. A cell is dark if it has an entry, even a zero; for a matrix with more than 512 rows or
+        columns a cell covers several entries. O(nnz). No gradient.
         """
         return _spy(self.pattern, ax, options)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the facts, and a small picture of the pattern."""
+        """For notebooks: the properties and a small picture of the pattern."""
         return _html(repr(self), self.pattern)
 
     # --- files ---
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write values and pattern to a safetensors file, which `CSR.load` reads (``pip install
-        'learnsolve[train]'``). A file that is there is replaced at once, not in parts. No gradient."""
+        'learnsolve[train]'``). An existing file is replaced atomically. No gradient."""
         _save(path, self.values, self.pattern)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Self:
-        """A matrix from the file that ``A.save(path)`` has written, checked. Reading runs no code.
+        """A matrix from a file written by ``A.save(path)``, checked. Reading runs no code.
 
-        Matrices of one pattern share the object, as those of pickles do. A ValueError for a file that is
-        damaged or holds something else.
+        Matrices with the same pattern share the object, like pickled ones. Raises ValueError for a file that
+        is damaged or holds something else.
 
         Examples
         --------
@@ -160,7 +160,7 @@ def _spy(pattern: SparsityPattern, ax: Any, options: dict[str, Any]) -> Any:
             ) from error
         ax = pyplot.figure().add_subplot()
     rows, columns = pattern.shape
-    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # of the matrix, whatever the cells
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # of the matrix, independent of the cells
     defaults = {"cmap": "Greys", "vmin": 0, "vmax": 1, "interpolation": "nearest", "extent": extent}
     ax.imshow(_cells(pattern, _SPY_CELLS), **{**defaults, **options})
     ax.set_title(f"{rows} x {columns}, {pattern.nnz} entries")
@@ -168,7 +168,7 @@ def _spy(pattern: SparsityPattern, ax: Any, options: dict[str, Any]) -> Any:
 
 
 def _html(text: str, pattern: SparsityPattern) -> str:
-    """The text above an SVG with a square for each cell that has an entry."""
+    """The text above an SVG with one square per cell that has an entry."""
     line = f"<code>{escaping.escape(text)}</code>"
     if pattern.device.type == "meta":
         return line
@@ -182,7 +182,7 @@ def _html(text: str, pattern: SparsityPattern) -> str:
 
 
 def _cells(pattern: SparsityPattern, most: int) -> np.ndarray:
-    """Which cells of a grid of at most most x most have an entry."""
+    """The cells of a grid of at most most x most that have an entry."""
     rows, columns = pattern.shape
     scale = max(1, -(-max(rows, columns) // most))
     cells = np.zeros((max(1, -(-rows // scale)), max(1, -(-columns // scale))), dtype=bool)
@@ -225,7 +225,7 @@ def _load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
 
 
 def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[tuple[int, int], bool]:
-    """The shape, and whether real and imaginary parts of the values lie along a last axis."""
+    """The shape, and whether a last axis of the values holds real and imaginary parts."""
     try:
         about = json.loads(header["learnsolve"])
         made_by, kind = about["format"], about["matrix"]

@@ -1,4 +1,4 @@
-"""The matrix of a graph that PyTorch Geometric's edge_index describes, with a loop at every node."""
+"""The matrix of a graph that PyTorch Geometric's edge_index describes, with a self-loop at every node."""
 
 from functools import lru_cache
 from typing import Any, TypeGuard
@@ -16,13 +16,13 @@ from learnsolve.ops.core.gather import added_up
 
 
 def is_edges(t: Any) -> TypeGuard[Tensor]:
-    """Integers, that is: features are real numbers."""
+    """Whether the tensor holds integers; features are real."""
     return isinstance(t, Tensor) and not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
 
 
 def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int | None) -> CSR:
     """Entry (edge_index[1, k], edge_index[0, k]) is weight k, repeated ones added up, and each diagonal
-    entry is 1, or the weight of the node's last loop."""
+    entry is 1, or the weight of the node's last self-loop."""
     edges, n = inputs.edges(function, edge_index, n)
     if weights is None:
         weights = torch.ones(edges.shape[1], device=edge_index.device)

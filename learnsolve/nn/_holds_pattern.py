@@ -1,4 +1,4 @@
-"""Modules that hold a sparsity pattern, and the parameters on it."""
+"""Modules with a sparsity pattern and parameters on it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def parameter(value: Tensor) -> torch.nn.Parameter:
 
 
 class HoldsPattern(torch.nn.Module):
-    """A module on a `pattern`, which moves with it and whose index arrays stand in its state.
+    """A module on a `pattern`, which moves with it and whose index arrays are in its state dict.
 
-    The state has copies of the arrays: safetensors rejects tensors that share memory, and patterns are
-    shared. Weights of another pattern raise an error that names it: they would mean nothing here.
+    The state dict has copies of the arrays, since safetensors rejects tensors that share memory, and patterns
+    are shared. Weights of another pattern raise an error that names it, since they would be meaningless here.
     """
 
     pattern: SparsityPattern

@@ -1,4 +1,4 @@
-"""Layers of narrow networks on nodes and edges; on the CPU they are operators (ops/core/perceptron.py)."""
+"""Layers of narrow networks on nodes and edges; on the CPU they run as operators (ops/core/perceptron.py)."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def linear(t: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def through(layers: torch.nn.Sequential, t: Tensor) -> Tensor:
-    """The layers one after another."""
+    """The layers in sequence."""
     every: list[Any] = list(layers)
     if not _is_plain(every[0], torch.nn.Linear):
         return _rest(every, t)
@@ -31,8 +31,8 @@ def through(layers: torch.nn.Sequential, t: Tensor) -> Tensor:
 def through_edges(
     layers: torch.nn.Sequential, e: Tensor, weight: Tensor, ends: Tensor, pattern: SparsityPattern
 ) -> Tensor:
-    """The same for the entries of a pattern: the first layer, which is linear, has this weight instead of its
-    own, and `ends` are added to its result (`segments.at_ends`)."""
+    """The same for the entries of a pattern: the linear first layer uses this weight instead of its own, and
+    `ends` are added to its result (`segments.at_ends`)."""
     every: list[Any] = list(layers)
     return _from_first(every, e, (weight, every[0].bias), ends, pattern)
 
@@ -67,5 +67,5 @@ def _narrow(t: Tensor, weight: Tensor) -> bool:
 
 
 def _is_plain(layer: Any, kind: type) -> bool:
-    """Does calling it do nothing but what its class does?"""
+    """Whether calling the module does nothing beyond its class (no hooks)."""
     return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks

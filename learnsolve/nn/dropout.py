@@ -71,7 +71,7 @@ class SparseDropout(torch.nn.Module):
         Raises
         ------
         ValueError
-            if the shape of `keep` does not fit X.
+            if the shape of `keep` does not match X.
         TypeError
             if X is not a CSR, or `keep` is not a tensor of bool on its device.
         """

@@ -1,4 +1,4 @@
-"""Graphs as PyTorch Geometric has them."""
+"""Graphs in the form of PyTorch Geometric."""
 
 from functools import lru_cache
 
@@ -22,26 +22,26 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
 
     Parameters
     ----------
-    edge_index : integer Tensor, shape (2, E), no edge twice
+    edge_index : integer Tensor, shape (2, E), without duplicate edges
     n : number of nodes
 
     Returns
     -------
-    SparsityPattern, shape (n, n), of int32 if edge_index is, else int64; and order, int64, shape (E,): entry
-    p is edge ``order[p]``, so features of edges, (..., E, f), become features of entries by
+    SparsityPattern, shape (n, n), int32 if edge_index is, otherwise int64; and order, int64, shape (E,):
+    entry p is edge ``order[p]``, so edge features (..., E, f) become entry features as
     ``e[..., order, :]``.
 
     Raises
     ------
     ValueError
-        for an edge that is given twice, a node outside 0 <= node < n, n < 0, or a wrong shape.
+        for a duplicate edge, a node outside 0 <= node < n, n < 0, or a wrong shape.
     TypeError
         if edge_index is not a tensor of integers.
 
     Notes
     -----
-    Cost: O(E log E), on the host, to sort edges that were not used recently, then O(E) to compare. Equal
-    edges give one pattern object while they are among the last 8.
+    Cost: O(E log E), on the host, to sort edges not used recently, otherwise O(E) to compare. Equal
+    edges return the same pattern object while they are among the last 8.
 
     Examples
     --------

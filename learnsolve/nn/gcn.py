@@ -26,12 +26,12 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
     Parameters
     ----------
     A : CSR, square, float32 or float64: the edges of a graph, with nonnegative weights; its values may have
-        batch axes. Or ``edge_index`` as PyTorch Geometric has it, integers, shape (2, E): edge k sends from
-        node ``edge_index[0, k]`` to node ``edge_index[1, k]``, its row; edges that come twice are added up,
-        and a node with an edge to itself keeps that weight instead of the 1 of I, as there
-    edge_weight : Tensor, shape (..., E), the weights of edge_index; if not given, ones of torch's default
+        batch axes. Or ``edge_index`` as in PyTorch Geometric, integers, shape (2, E): edge k goes from
+        node ``edge_index[0, k]`` to node ``edge_index[1, k]``, its row; duplicate edges are summed,
+        and a node with an edge to itself keeps that weight instead of 1
+    edge_weight : Tensor, shape (..., E), the weights of edge_index; default: ones of torch's default
         dtype
-    n : the number of nodes of edge_index; the largest node plus one if not given
+    n : the number of nodes of edge_index; default: the largest node plus one
 
     Returns
     -------
@@ -90,14 +90,14 @@ class GCNConv(torch.nn.Module):
     Raises
     ------
     ValueError
-        if a number of columns is less than 1, or a batch axis negative.
+        if a number of columns is less than 1, or a batch axis is negative.
     TypeError
         if one of them is not an int, or bias not a bool.
 
     Notes
     -----
     Weights start from Glorot and Bengio's uniform distribution on (-a, a), a = sqrt(6 / (in + out)); a bias
-    starts at zero. `load_state_dict` also takes the state of PyTorch Geometric's ``GCNConv``.
+    starts at zero. `load_state_dict` also accepts the state of PyTorch Geometric's ``GCNConv``.
 
     Differentiable to any order with respect to :math:`\hat A`, X and the weights. The product uses the
     cheaper order of :math:`\hat A (X \Theta)` and :math:`(\hat A X) \Theta`; for a sparse X always the first.
@@ -147,7 +147,7 @@ class GCNConv(torch.nn.Module):
         return (6 / (self.in_features + self.out_features)) ** 0.5
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        if (theirs := state_dict.pop(f"{prefix}lin.weight", None)) is not None:  # of PyTorch Geometric
+        if (theirs := state_dict.pop(f"{prefix}lin.weight", None)) is not None:  # from PyTorch Geometric
             state_dict[f"{prefix}weight"] = theirs.mT
         super()._load_from_state_dict(state_dict, prefix, *others)
 
@@ -176,9 +176,9 @@ class GCNConv(torch.nn.Module):
         Raises
         ------
         ValueError
-            if shapes do not fit.
+            if shapes do not match.
         TypeError
-            if dtypes or devices do not fit.
+            if dtypes or devices do not match.
         """
         A, X = self._graph_first(A, X, edge_weight)
         self._check(A, X)
@@ -222,7 +222,7 @@ class GCNConv(torch.nn.Module):
             )
 
     def _weights_first(self, A: CSR, X: Tensor) -> bool:
-        """Does A (X W) need fewer multiplications than (A X) W?"""
+        """Whether A (X W) needs fewer multiplications than (A X) W."""
         a, x, w = A.batch_shape, X.shape[:-2], self.weight.shape[:-2]
         f_in, f_out = self.in_features, self.out_features
         m, n = A.shape

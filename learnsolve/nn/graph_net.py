@@ -31,7 +31,7 @@ AGGREGATIONS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max, "s
 
 
 class GraphNetBlock(torch.nn.Module):
-    r"""New features of edges, from edges and their two nodes, then of nodes, from nodes and their edges:
+    r"""New edge features from edges and their two nodes, then new node features from nodes and their edges:
 
     .. math:: e'_{ij} = \phi_e(x_i, x_j, e_{ij}), \qquad
         x'_i = \phi_v\bigl(x_i, \rho_j(e'_{ij}), \rho_j(e'_{ji})\bigr)
@@ -43,8 +43,8 @@ class GraphNetBlock(torch.nn.Module):
     node_features, edge_features : numbers of columns of x and e
     node_out, edge_out : numbers of columns of x' and e'; default: the same. ``node_out=0``: no :math:`\phi_v`
     hidden : widths of the hidden layers of both networks; () for a single linear map
-    rows, columns : "sum", "mean", "max", "softmax", several of them or (): aggregations; at least one in all
-    activation : makes the activation between layers
+    rows, columns : "sum", "mean", "max", "softmax", several of them or (): aggregations; at least one
+    activation : factory of the activation between layers
     dtype, device : of the parameters
 
     Attributes
@@ -57,7 +57,7 @@ class GraphNetBlock(torch.nn.Module):
     ValueError
         if a number of columns or a width is too small, an aggregation is unknown, or none is named.
     TypeError
-        if a number is not an int, hidden not a sequence, or activation a module instead of what makes one.
+        if a number is not an int, hidden not a sequence, or activation a module instead of a factory.
 
     Notes
     -----
@@ -119,8 +119,8 @@ class GraphNetBlock(torch.nn.Module):
 
         Parameters
         ----------
-        graph : SparsityPattern, shape (n, n), or a CSR, for its pattern, or edges in any order as PyTorch
-            Geometric has them, ``edge_index`` (2, nnz): edge k is entry (edge_index[0, k], edge_index[1, k])
+        graph : SparsityPattern, shape (n, n), or a CSR, for its pattern, or edges in any order as in PyTorch
+            Geometric, ``edge_index`` (2, nnz): edge k is entry (edge_index[0, k], edge_index[1, k])
         x : Tensor, shape (..., n, node_features)
         e : Tensor, shape (..., nnz, edge_features), in the order of the entries or of edge_index
 
@@ -131,14 +131,14 @@ class GraphNetBlock(torch.nn.Module):
         Raises
         ------
         ValueError
-            if shapes do not fit, or edge_index has an edge twice.
+            if shapes do not match, or edge_index has a duplicate edge.
         TypeError
-            if dtypes or devices do not fit.
+            if dtypes or devices do not match.
 
         Notes
         -----
-        ``edge_index`` costs sorting its edges at first use, and comparing and permuting in every call. In a
-        loop, and under `torch.compile`, take the result of `pattern_from_edge_index` instead.
+        ``edge_index`` sorts its edges at first use, and compares and permutes in every call. In a
+        loop, and under `torch.compile`, use the result of `pattern_from_edge_index` instead.
         """
         for what, t in (("x", x), ("e", e)):
             checks.same_kind("GraphNetBlock", what, t, next(self.parameters()))

@@ -1,4 +1,4 @@
-"""Triangular factors with a positive diagonal, from the values that a network gives."""
+"""Triangular factors with a positive diagonal, from the values of a network."""
 
 import torch
 from torch import Tensor
@@ -18,14 +18,14 @@ def positive_diagonal(
 ) -> Tensor:
     r"""Values with positive entries :math:`f(d_i) + \text{shift}` on the diagonal of a square pattern.
 
-    With them :math:`L L^T` is positive definite for any lower triangular L: a preconditioner for `cg`.
+    Then :math:`L L^T` is positive definite for any lower triangular L: a preconditioner for `cg`.
 
     Parameters
     ----------
     values : Tensor, shape (..., nnz), float32 or float64
     pattern : SparsityPattern, shape (n, n), with all diagonal entries
     how : f: "softplus", log(1 + exp(d)); "exp"; or "sqrt_exp", exp(d / 2), the square root of a positive
-        diagonal of A that NeuralIF takes
+        diagonal of A, as in NeuralIF
     shift : not negative, added to the diagonal; with 0 it can underflow to 0, as f(-800) does in float64
 
     Returns
@@ -35,10 +35,9 @@ def positive_diagonal(
     Raises
     ------
     ValueError
-        if the pattern is not square or lacks a diagonal entry, the shape does not fit, or how or shift is
-        something else.
+        if the pattern is not square or lacks a diagonal entry, the shape is wrong, or how or shift invalid.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----

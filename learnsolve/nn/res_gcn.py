@@ -1,4 +1,4 @@
-"""A graph convolutional network with skip connections, whose graph is a matrix with its signs.
+"""A graph convolutional network with skip connections, on the graph of a matrix, with signed entries.
 
 Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025.
 """
@@ -15,7 +15,7 @@ from learnsolve.ops.spmm import spmm
 
 
 class ResGCN(torch.nn.Module):
-    r"""Graph convolutions on the entries of a matrix, each added to the features before it:
+    r"""Graph convolutions on the entries of a matrix, each added to the previous features:
 
     .. math::
 
@@ -40,10 +40,10 @@ class ResGCN(torch.nn.Module):
 
     Notes
     -----
-    A is used as it is, with its signs: scale it, for example by a bound of its norm, so that features neither
-    grow nor vanish (`preconditioners.GNP` does). Weights start as in `torch.nn.Linear`. Differentiable to any
-    order with respect to A's values, X and the parameters; equivariant to permutations of the nodes. Cost of
-    a layer: a product with A of `width` columns, and 2 width^2 multiplications per node.
+    A is used as given, with its signs; scale it, for example by a bound of its norm, so that features
+    neither grow nor vanish (`preconditioners.GNP` does). Weights start as in `torch.nn.Linear`.
+    Differentiable to any order with respect to A's values, X and the parameters; equivariant to permutations
+    of the nodes. Cost per layer: a product with `width` columns, 2 width^2 multiplications per node.
 
     Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR
     2025, arXiv 2406.00809, without the separate skip connection: its U is the only one.
@@ -100,9 +100,9 @@ class ResGCN(torch.nn.Module):
         Raises
         ------
         ValueError
-            if shapes do not fit.
+            if shapes do not match.
         TypeError
-            if dtypes or devices do not fit.
+            if dtypes or devices do not match.
         """
         checks.matrix("ResGCN", "A", A)
         checks.dtype("ResGCN", "A.values", A.values)

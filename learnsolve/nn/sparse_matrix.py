@@ -15,17 +15,17 @@ from learnsolve.ops.spmm import spmm
 
 
 class SparseMatrix(HoldsPattern):
-    """A sparse matrix as a module: it moves, converts, saves and loads with the module that holds it.
+    """A sparse matrix as a module: it moves, converts, saves and loads with its parent module.
 
     Parameters
     ----------
     A : CSR, float32 or float64; its values, which may have batch axes and must not require grad, are copied
-    trainable : the values are a parameter, else a buffer
+    trainable : whether the values are a parameter; otherwise a buffer
 
     Attributes
     ----------
     values : Tensor, shape (..., nnz), a buffer or a Parameter
-    pattern : SparsityPattern, one object until the module moves to another device, so that its plans are kept
+    pattern : SparsityPattern, the same object until the module moves to another device: plans are reused
     crow_indices, col_indices : buffers, copies of the pattern's, for the state dict
 
     Raises
@@ -37,7 +37,7 @@ class SparseMatrix(HoldsPattern):
 
     Notes
     -----
-    ``module(x)`` is A x, and ``module()`` the CSR of the current values; with a parameter both carry
+    ``module(x)`` is A x, and ``module()`` the CSR with the current values; with a parameter both carry
     gradients. A CSR itself can be neither a buffer nor a parameter, and as an attribute it would not follow
     the module. `.to`, `state_dict`, `load_state_dict` (values of another pattern raise an error),
     `copy.deepcopy`, pickles and DistributedDataParallel work as for any module; copies and pickles share the
@@ -58,7 +58,7 @@ class SparseMatrix(HoldsPattern):
     """
 
     values: Tensor
-    is_sparse_matrix = True  # for what takes matrices (matrix/inputs.py)
+    is_sparse_matrix = True  # for functions that accept matrices (matrix/inputs.py)
 
     def __init__(self, A: CSR, trainable: bool = False):
         super().__init__()
@@ -75,11 +75,11 @@ class SparseMatrix(HoldsPattern):
 
     @property
     def matrix(self) -> CSR:
-        """The CSR of the values as they are now; also ``module()``."""
+        """The CSR with the current values; also ``module()``."""
         return CSR(self.values, self.pattern)
 
     def forward(self, x: Tensor | None = None) -> CSR | Tensor:
-        """The product with x, as `spmm` computes it; without x the CSR of the values as they are now. With a
+        """The product with x, by `spmm`; without x the CSR with the current values. With a
         parameter both carry gradients."""
         return self.matrix if x is None else spmm(self.matrix, x)
 
@@ -89,7 +89,7 @@ class SparseMatrix(HoldsPattern):
 
 
 def _reject(module: Any, name: str, buffer: Any) -> None:
-    # torch accepts whatever has __torch_function__, and fails later, in `.to` or `state_dict`.
+    # torch accepts any object with __torch_function__, and fails later, in `.to` or `state_dict`.
     if isinstance(buffer, CSR):
         raise TypeError(
             f"{type(module).__name__}.register_buffer: {name!r} must be a tensor, got a CSR; write "

@@ -16,7 +16,7 @@ from learnsolve.nonlinear._linear import norm, over
 from learnsolve.nonlinear._newton import Progress, Settings
 from learnsolve.nonlinear._residual import Residual
 
-_RIDGE = 1e3  # in rounding units, for differences of length one
+_RIDGE = 1e3  # in rounding units, for differences of norm one
 
 
 def anderson(
@@ -44,7 +44,7 @@ def anderson(
 
 
 def _least_squares(D: Tensor, r: Tensor) -> Tensor:
-    """gamma, (..., m), for D (..., n, m); a column that is zero, as of a system that stopped, gets zero."""
+    """gamma, (..., m), for D (..., n, m); zero columns, as for systems that have stopped, get zero."""
     length = torch.linalg.vector_norm(D.detach(), dim=-2, keepdim=True)
     unit = D / torch.where(length > 0, length, 1)
     gram = unit.mT @ unit

@@ -17,7 +17,7 @@ from learnsolve.nonlinear._pattern import pattern_of
 
 
 class Hessian(Jacobian):
-    """What `hessian` returns: ``H(u, *args)`` is a symmetric CSR, the Jacobian of f's gradient."""
+    """The result of `hessian`: ``H(u, *args)`` is a symmetric CSR, the Jacobian of f's gradient."""
 
     function = "hessian"
     modes = ("auto", "star", "acyclic", "columns")
@@ -36,7 +36,7 @@ class Hessian(Jacobian):
     def _plans(self, pattern: SparsityPattern, mode: str) -> Iterator[tuple[Plan, str]]:
         methods = ("star", "columns") if self.mode == "auto" else (self.mode,)
         best = min((symmetric_plan(pattern, method) for method in methods), key=lambda plan: plan.count)
-        # Products with the transpose are the same: they serve where torch has no forward mode.
+        # Products with the transpose are the same: used if torch has no forward mode.
         yield best, "forward"
         yield best, "reverse"
 
@@ -54,35 +54,35 @@ def hessian(
     pattern: Any = None,
     mode: Literal["auto", "star", "acyclic", "columns"] = "auto",
 ) -> Hessian:
-    r"""The sparse Hessian of a function with one value: ``hessian(f)(u, *args)`` is a symmetric CSR.
+    r"""The sparse Hessian of a scalar function: ``hessian(f)(u, *args)`` is a symmetric CSR.
 
     The Jacobian of f's gradient, whose entries are read from either side of the diagonal.
 
     Parameters
     ----------
-    f : function of u and args that returns one number, a tensor of u's dtype
+    f : function of u and args that returns one element, a tensor with u's dtype
     pattern : SparsityPattern, CSR or SciPy matrix, or None: as for `jacobian`; an entry (i, j) without (j, i)
-        gets it
-    mode : "star" and "acyclic", the colors of `learnsolve.ordering.symmetric_coloring`; "columns", those of
-        `column_coloring`; "auto", the fewer of star and columns
+        is completed
+    mode : "star" and "acyclic", the colorings of `learnsolve.ordering.symmetric_coloring`; "columns", the
+        coloring of `column_coloring`; "auto", star or columns, whichever has fewer colors
 
     Returns
     -------
     Hessian
-        called as ``H(u, *args)``, with pattern and colors of its first call.
+        called as ``H(u, *args)``, with the pattern and colors of its first call.
 
     Raises
     ------
     ValueError
-        if f returns more than one number, and as `jacobian`.
+        if f returns more than one element, and as for `jacobian`.
     TypeError
-        as `jacobian`.
+        as for `jacobian`.
 
     Notes
     -----
-    Gradient: as of `jacobian`. Cost: one derivative of f's gradient per color, with one variable in all terms
-    two or three. Source: A. Gebremedhin et al., "New acyclic and star coloring algorithms with application to
-    computing Hessians", SIAM J. Sci. Comput. 29 (2007).
+    Gradient: as for `jacobian`. Cost: one derivative of f's gradient per color, if one variable occurs in all
+    terms, two or three. Source: A. Gebremedhin et al., "New acyclic and star coloring algorithms with
+    application to computing Hessians", SIAM J. Sci. Comput. 29 (2007).
 
     Examples
     --------

@@ -1,11 +1,11 @@
-"""Derivatives of the solution of F(x, *p) = 0, whatever found it.
+"""Derivatives of the solution of F(x, *p) = 0, however it was found.
 
 With J the derivative of F for x, and lambda = J^-T xbar,
 
     pbar = -(dF/dp)^T lambda,    in forward mode dx = -J^-1 (dF/dp) dp.
 
 lambda solves a linear equation of the same kind, J(x, p)^T lambda - xbar = 0, whose derivatives come from the
-same rule: all orders. J is only ever solved with, at numbers; its own derivatives are those of products.
+same rule, to all orders. J itself is only solved with, as a constant; only its products are differentiated.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from learnsolve.ops.core.autograd import keep_for_forward_mode, pullback, pushfo
 
 
 class Ended(NamedTuple):
-    """How a loop ended, in systems of the leading axes of x."""
+    """The result of a loop, for the systems along the leading axes of x."""
 
     x: Tensor
     norms: Tensor  # (..., iterations + 1)
     codes: Tensor  # (...)
     note: str = ""
-    normal: Tensor | None = None  # of least squares, ||J^T r||
+    normal: Tensor | None = None  # for least squares, ||J^T r||
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """An equation: F, a way to find x, and a way to solve with J, for numbers."""
+    """An equation: F, a method to find x, and a method to solve with J, without derivatives."""
 
-    dense = 0  # how many of p are states, with all mapped axes, as x
+    dense = 0  # the number of p that are states, with all mapped axes, like x
 
     def F(self, x: Tensor, *p: Tensor) -> Tensor:
         raise NotImplementedError
@@ -62,7 +62,7 @@ class Rule:
 
 @dataclass(frozen=True, eq=False)
 class Linearized(Rule):
-    """J(x, p) y = b, or with the transpose, as an equation for y with parameters b, x, *p."""
+    """J(x, p) y = b, or its transpose, as an equation for y with parameters b, x, *p."""
 
     rule: Rule
     transpose: bool
@@ -150,7 +150,7 @@ class Implicit(torch.autograd.Function):
 
 
 def _of_some(rule: Rule, x: Tensor, p: list[Tensor], at: list[int]) -> Any:
-    """F at x as a function of the p of these indices."""
+    """F at x as a function of the p with these indices."""
 
     def F(*some: Tensor) -> Tensor:
         every = list(p)
@@ -163,8 +163,8 @@ def _of_some(rule: Rule, x: Tensor, p: list[Tensor], at: list[int]) -> Any:
 
 @contextmanager
 def _without_hooks() -> Iterator[bool]:
-    """torch.func does not work under saved-tensor hooks, such as those of a checkpoint around a solve.
-    Nothing is saved inside of a forward, which may do without them."""
+    """torch.func does not work under saved-tensor hooks, such as those of a checkpoint around a solve. A
+    forward that saves nothing can disable them."""
     hooks: list[Any] = []
     while (top := _top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(top)

@@ -23,20 +23,20 @@ _MODES = ("auto", "forward", "reverse")
 
 
 class Analysis(NamedTuple):
-    """What a first call finds out."""
+    """The results of the first call."""
 
     pattern: SparsityPattern
     plan: Plan
     mode: str
     """"forward" or "reverse"."""
     by_vmap: bool
-    """Else the derivatives are computed one by one: f holds an operation that cannot be mapped."""
+    """If False, derivatives are computed one by one, since f has an operation that vmap does not support."""
     arguments: tuple
     """Integer tensors among args, held so that their addresses are not reused."""
 
 
 class Jacobian:
-    """What `jacobian` returns: ``J(u, *args)`` is a CSR.
+    """The result of `jacobian`: ``J(u, *args)`` is a CSR.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Jacobian:
     )
 
     def colors(self, u: Tensor, *args: Any) -> int:
-        """How many derivatives of f a call with these arguments takes."""
+        """The number of derivatives of f in a call with these arguments."""
         return self.analysis(u, *args).plan.count
 
     def analysis(self, u: Tensor, *args: Any) -> Analysis:
@@ -107,14 +107,14 @@ class Jacobian:
         raise first
 
     def _pattern(self, u: Tensor, args: tuple) -> tuple[SparsityPattern, str]:
-        """And the mode to compute it in."""
+        """The coloring and the mode."""
         mode = self.mode if self.mode in _MODES else "auto"
         if self.pattern is not None:
             return self.pattern, mode
         return trace_pattern(self.function, self._flat, u, args, mode)
 
     def _plans(self, pattern: SparsityPattern, mode: str) -> Iterator[tuple[Plan, str]]:
-        """In the order in which they are tried: that with fewer colors first."""
+        """The colorings in the order in which they are tried: fewer colors first."""
         if mode != "auto":
             yield plan(pattern, mode), mode
             return
@@ -124,7 +124,7 @@ class Jacobian:
         if fewest[other] < plan(pattern, one).count and plan(pattern, other).count < plan(pattern, one).count:
             one, other = other, one
         yield plan(pattern, one), one
-        yield plan(pattern, other), other  # for functions that torch has not both derivatives of
+        yield plan(pattern, other), other  # for functions for which torch lacks one of the modes
 
     def _flat(self, x: Tensor, shape: torch.Size, args: tuple) -> Tensor:
         """f as a function of vectors."""
@@ -156,7 +156,7 @@ class Jacobian:
             )
 
     def _verify(self, analysis: Analysis, u: Tensor, args: tuple) -> None:
-        """One product of J with a random vector, against the derivative of f along it."""
+        """Compare a product of J with a random vector with the derivative of f along it."""
         with torch.no_grad():
             A = self._matrix(analysis, u, args)
             A = A if analysis.mode == "forward" else A.T
@@ -165,13 +165,13 @@ class Jacobian:
             small = torch.finfo(u.dtype).eps ** 0.5
             error = (A @ v - true).abs()
             error[~(error > small * (abs(A) @ v.abs() + true.abs()))] = 0
-        # Where all derivatives of a row are rounding errors, so may this be: the largest errors tell.
+        # If all derivatives of a row are rounding errors, so may this be: look at the largest errors.
         worst = error.topk(min(3, len(error)))
         for line in worst.indices[worst.values > 0].tolist():
             self._check_line(analysis, u, args, line, small)
 
     def _check_line(self, analysis: Analysis, u: Tensor, args: tuple, line: int, small: float) -> None:
-        """A row of J, or in reverse mode a column, by one derivative, against the pattern."""
+        """Compare a row of J (in reverse mode a column), from one derivative, with the pattern."""
         forward = analysis.mode == "forward"
         lines = analysis.pattern if forward else analysis.pattern.T
         unit = u.new_zeros(lines.shape[0])
@@ -200,30 +200,30 @@ def jacobian(
 
     Parameters
     ----------
-    f : function of u and args that returns a tensor of u's dtype; both may have any shape, and i and j count
+    f : function of u and args that returns a tensor of u's dtype; both may have any shape, and i and j index
         their elements in the order of the flattened tensors
-    pattern : SparsityPattern, CSR or SciPy matrix with an entry wherever J may be nonzero, or None: that of
+    pattern : SparsityPattern, CSR or SciPy matrix with an entry wherever J may be nonzero, default: that of
         `jacobian_pattern`
-    mode : "forward", by columns (`torch.func.jvp`); "reverse", by rows (`torch.func.vjp`); "auto", that with
-        fewer colors, or the one that torch has for all operations of f
+    mode : "forward", by columns (`torch.func.jvp`); "reverse", by rows (`torch.func.vjp`); "auto", the mode
+        with fewer colors, or the mode that torch supports for all operations of f
 
     Returns
     -------
     Jacobian
-        called as ``J(u, *args)``. The first call finds pattern and colors for arguments of these shapes.
+        called as ``J(u, *args)``. The first call determines pattern and colors for arguments of these shapes.
 
     Raises
     ------
     ValueError
-        if f uses random numbers or writes into u; if `pattern` has another shape than J; if it misses an
+        if f uses random numbers or writes into u; if `pattern` has the wrong shape; if it lacks an
         entry (the message names it): the first call compares J with one derivative in a random direction.
     TypeError
-        if u is not a tensor of float32 or float64, or f returns another dtype or no tensor.
+        if u is not a tensor of float32 or float64, or f does not return a tensor with u's dtype.
 
     Notes
     -----
-    Gradient: the values carry a graph to u, args and parameters of f. Any order, forward mode, vmap. Cost:
-    one derivative of f per color (docs/jacobians.md). Source: A. Curtis, M. Powell and J. Reid, "On the
+    Gradient: the values are differentiable in u, args and parameters of f. Any order, forward mode, vmap.
+    Cost: one derivative of f per color (docs/jacobians.md). Source: A. Curtis, M. Powell and J. Reid, "On the
     estimation of sparse Jacobian matrices", IMA J. Appl. Math. 13 (1974).
 
     Examples
@@ -243,8 +243,8 @@ def _longest(pattern: SparsityPattern) -> int:
 
 
 def _key(u: Tensor, args: tuple) -> tuple[Any, tuple]:
-    """Arguments with equal keys have one pattern: floating-point tensors may differ. Numbers are a part of
-    the program, which may branch by them."""
+    """Arguments with equal keys have the same pattern: floating-point tensors may differ. Python numbers are
+    part of the program, which may branch on them."""
     key: list[Any] = [tuple(u.shape), u.dtype, u.device]
     held = []
     for leaf in pytree.tree_leaves(args):

@@ -1,4 +1,4 @@
-"""Gauss-Newton and Levenberg-Marquardt, by the normal equations, or by LSMR without them.
+"""Gauss-Newton and Levenberg-Marquardt, with the normal equations, or with LSMR.
 
 Sources: Marquardt, "An algorithm for least-squares estimation of nonlinear parameters", J. SIAM 11 (1963)
 431-441; Nielsen, "Damping parameter in Marquardt's method", IMM-REP-1999-05 (1999).
@@ -21,7 +21,7 @@ from learnsolve.solvers.lsqr import lsmr
 from learnsolve.solvers.solution import Status
 
 _FIRST = 1e-3  # damping, relative to the largest diagonal entry of J^T J
-_LARGEST = 1e12  # damping, likewise, with which no step was accepted
+_LARGEST = 1e12  # relative damping at which the method gives up
 _DECREASE = 1e-4  # of ||r||^2, relative to that of the model
 
 
@@ -47,7 +47,7 @@ class Normal(Systems):
         super().shift(shift)
 
     def solve(self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False) -> Ended:
-        """With "lsmr" min ||J d + r||^2 + shift ||d||^2, until its gradient is as small as asked."""
+        """With "lsmr": min ||J d + r||^2 + shift ||d||^2, until its gradient reaches the tolerance."""
         if self.how != "lsmr":
             return super().solve(b, rtol, maxiter, transpose)
         if self.residual.levels:
@@ -76,7 +76,7 @@ class Normal(Systems):
         return (self.J.T @ y if isinstance(self.J, CSR) else self.J.T(y)).reshape(self.u.shape)
 
     def scale(self, g: Tensor) -> Tensor:
-        """The largest diagonal entry of J^T J, or where only products are known ||J g||^2 / ||g||^2."""
+        """The largest diagonal entry of J^T J, or, if only products are known, ||J g||^2 / ||g||^2."""
         levels = self.residual.levels
         if isinstance(self.matrix, CSR):
             return self.matrix.diagonal().amax(-1)
@@ -104,8 +104,8 @@ class Squared:
 def levenberg_marquardt(
     f: Residual, systems: Systems, direction: Any, u: Tensor, p: tuple[Tensor, ...], r: Tensor, o: Settings
 ) -> Ended:
-    """Steps d with (J^T J + mu) d = -J^T r. mu falls where the linear model predicted the decrease, and grows
-    where it did not. Converged: ||r||, or with o.normal ||J^T r||, reached the tolerance."""
+    """Steps d with (J^T J + mu) d = -J^T r. mu falls if the linear model predicted the decrease, and grows
+    otherwise. Converged: ||r||, or with o.normal ||J^T r||, reached the tolerance."""
     size, levels = norm(r, f.levels), f.levels
     systems = systems if isinstance(systems, Normal) else Normal(f, systems.linear, systems.M)
     systems.update(u, p)
@@ -131,7 +131,7 @@ def levenberg_marquardt(
         size_next = norm(r_next, levels)
         model = (d * (over(mu, d) * d - g)).flatten(levels).sum(-1) / 2
         gain = (size - size_next) * (size + size_next) / 2 / torch.where(model > 0, model, 1)
-        noise = model <= 10 * eps * size**2  # no decrease can be seen
+        noise = model <= 10 * eps * size**2  # no decrease is measurable
         good = (
             running
             & ~lost

@@ -1,7 +1,7 @@
-"""J d = b for the Jacobian of a residual: assembled or by products, factored or by a Krylov method.
+"""J d = b for the Jacobian of a residual: assembled or matrix-free, factored or with a Krylov method.
 
-The preconditioner, made of an assembled Jacobian, is kept while it is good enough: it is made again where
-iterations take twice as many as they did when it was new, or fail.
+The preconditioner of an assembled Jacobian is kept while it is good enough: it is rebuilt if a solve needs
+twice as many iterations as with the new preconditioner, or fails.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ KRYLOV: dict[str, Callable[..., Solution]] = {
     "gmres": gmres,
 }
 LINEAR = ("auto", "direct", *KRYLOV)
-DIRECT = 2e9  # flops of SuperLU (choices.direct_cost): what a hierarchy and some cycles take, too
-INNER = 500  # iterations of a solve for a direction, at most
-_EQUAL = 1e-3  # of b, where two matrices are compared
+DIRECT = 2e9  # flops of SuperLU (choices.direct_cost): about the cost of a hierarchy and some cycles
+INNER = 500  # maximum number of iterations of a solve for a direction
+_EQUAL = 1e-3  # relative to b, to compare two matrices
 _RESTART = 30  # of gmres
 
 
 class Products:
     """v -> J v for vectors (n,), or blocks of one column (..., n, 1), by derivatives of f: J^T y is the
-    pullback of f, recorded once, and J v the pullback of that, a tenth of the time of `torch.func.jvp`,
-    which calls f again."""
+    pullback of f, recorded once, and J v the pullback of that, 10 times faster than `torch.func.jvp`."""
 
     def __init__(self, residual: Residual, u: Tensor, p: tuple[Tensor, ...]):
         self.levels, self.u, self.transpose = residual.levels, u, False
@@ -86,13 +85,13 @@ class Shifted:
 class Systems:
     """Linear systems with the Jacobian of `residual` at the u and p of the last `update`."""
 
-    by_products = "gmres"  # the method where J is not assembled
+    by_products = "gmres"  # the method if J is not assembled
     methods: tuple[str, ...] = LINEAR
 
     def __init__(self, residual: Residual, linear: Any, M: Any):
         self.residual, self.linear, self.M = residual, linear, M
         self.how, self.why = linear, ""
-        self.kept: Any  # a preconditioner, and the iterations that it took when it was new
+        self.kept: Any  # a preconditioner, and its number of iterations when it was new
         self.usual: int | None = None
         self.transient = False
         self.release()
@@ -108,9 +107,9 @@ class Systems:
 
     @torch.no_grad()
     def update(self, u: Tensor, p: tuple[Tensor, ...], shift: Tensor | None = None) -> None:
-        """The Jacobian at u, with `shift`, a number for each system, added to its diagonal."""
+        """Set the Jacobian at u, with `shift`, one scalar per system, added to its diagonal."""
         self.u, self.p = u.detach(), tuple(t.detach() for t in p)
-        self.J = self.matrix = self.A = None  # their memory can be used again
+        self.J = self.matrix = self.A = None  # free their memory for reuse
         assembled, batch = self.residual.jacobian, u.shape[: self.residual.levels]
         if not self.residual.assembled:
             self.J = Products(self.residual, self.u, self.p)
@@ -143,7 +142,7 @@ class Systems:
             self.A = Shifted(self.A, shift)
 
     def at(self, u: Tensor, p: tuple[Tensor, ...]) -> None:
-        """`update`, unless the Jacobian is that of u and p already."""
+        """`update`, unless the Jacobian already belongs to u and p."""
         mine, same = (self.u, *self.p), self.u is not None
         for a, b in zip((u, *p), mine, strict=False):
             same = same and a.shape == b.shape and a.data_ptr() == b.data_ptr() and version(a) == version(b)
@@ -152,7 +151,7 @@ class Systems:
 
     @torch.no_grad()
     def solve(self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False) -> Ended:
-        """J d = b, to rtol ||b||. The norms are those of the linear residual."""
+        """Solve J d = b to rtol ||b||. The norms are of the linear residual."""
         levels, batch = self.residual.levels, b.shape[: self.residual.levels]
         right = column(b, levels)
         if self.how == "auto" or (self.how == "direct" and not isinstance(self.A, CSR)):
@@ -164,7 +163,7 @@ class Systems:
         A = self.A.T if transpose else self.A
         if callable(self.how):
             x = self.how(A, right)
-            x = getattr(x, "x", x)  # of a Solution
+            x = getattr(x, "x", x)  # a Solution
             if not isinstance(x, Tensor) or x.shape != right.shape:
                 got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
                 raise ValueError(
@@ -195,7 +194,7 @@ class Systems:
         return Ended(solution.x.reshape(b.shape), norms, codes.reshape(batch), solution.note)
 
     def _factored(self) -> Any:
-        """The factors of A, with the analysis of those before."""
+        """The factors of A, reusing the earlier analysis."""
         F, self.factors = self.factors, None
         if F is None or F.A.pattern is not self.A.pattern:
             F = factorize(self.A)
@@ -217,7 +216,7 @@ class Systems:
             return torch.full_like(b, torch.nan), torch.full_like(codes, CODE[status])
 
     def _one_by_one(self, b: Tensor, transpose: bool) -> tuple[Tensor, Tensor]:
-        """Of matrices of which some are singular."""
+        """Solve with matrices of which some are singular."""
         whole, n, batch = self.A, b.shape[-2], b.shape[:-2]
         x, codes = [], []
         for values, right in zip(
@@ -250,7 +249,7 @@ class Systems:
             self.how, self.why = "gmres", ": J is not symmetric" if not symmetric else ": J is indefinite"
 
     def _another(self) -> bool:
-        """After an iteration that failed, where "auto" chose it."""
+        """Choose another method after a failed iteration chosen by "auto"."""
         if not isinstance(self.A, CSR) or self.A.device.type != "cpu":
             return False
         if choices.direct_cost(self.A) <= choices.LAST_RESORT:
@@ -271,7 +270,7 @@ class Systems:
 
     @torch.no_grad()
     def confirm(self, x: Tensor, b: Tensor, transpose: bool) -> None:
-        """That A, with which x solves A x = b, is the Jacobian of f: by one product with that."""
+        """Check that A, with A x = b, is the Jacobian of f, by one product with the latter."""
         if not isinstance(self.A, CSR) or self.A is not self.matrix:
             return
         levels = self.residual.levels
@@ -288,7 +287,7 @@ class Systems:
             )
 
     def inverse(self) -> Any:
-        """An approximation of the inverse of an assembled matrix, for a system near this one."""
+        """An approximate inverse of an assembled matrix, for systems near this one."""
         if self.how == "auto":
             self._choose()
         if self.how != "direct":
@@ -316,12 +315,12 @@ def _fitting(A: CSR, method: str) -> Any:
 
 
 def column(u: Tensor, levels: int) -> Tensor:
-    """u as a vector, or as one column for each system."""
+    """u as a vector, or as one column per system."""
     return u.reshape(*u.shape[:levels], -1, 1) if levels else u.reshape(-1)
 
 
 def norm(r: Tensor, levels: int) -> Tensor:
-    """||r|| of each system, a constant, also where squares leave the range of the dtype."""
+    """||r|| of each system, a constant, even if squares leave the range of the dtype."""
     r = r.detach().flatten(levels)
     size = torch.linalg.vector_norm(r, dim=-1)
     if bool(((size > torch.finfo(r.dtype).tiny ** 0.5) & (size < torch.inf)).all()):
@@ -332,5 +331,5 @@ def norm(r: Tensor, levels: int) -> Tensor:
 
 
 def over(t: Tensor, u: Tensor) -> Tensor:
-    """A number for each system, to multiply with u."""
+    """One scalar per system, shaped to multiply u."""
     return t.reshape((*t.shape, *[1] * (u.dim() - t.dim())))

@@ -1,4 +1,4 @@
-"""Newton's method with a line search, for systems of one shape that each stop on their own.
+"""Newton's method with a line search, for systems of the same shape that stop independently.
 
 Sources: Dennis and Schnabel, "Numerical Methods for Unconstrained Optimization and Nonlinear Equations"
 (1983), chapter 6; Eisenstat and Walker, "Choosing the forcing terms in an inexact Newton method", SIAM J.
@@ -21,15 +21,15 @@ from learnsolve.nonlinear._linear import Systems, column, norm, over
 from learnsolve.nonlinear._residual import Residual
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
-_DECREASE = 1e-4  # of Armijo
+_DECREASE = 1e-4  # of Armijo's rule
 _SMALLEST = 1e-10  # step
-_SLOW = 0.5  # a chord step that reduces the residual by less asks for the Jacobian of its iterate
-_FORCING, _LEAST = 0.1, 1e-2  # the loosest linear solve, and the first
+_SLOW = 0.5  # a chord step that reduces the residual by less requests a new Jacobian
+_FORCING, _LEAST = 0.1, 1e-2  # tolerance of the loosest linear solve, and of the first
 
 
 @dataclass(eq=False)
 class Settings:
-    """What the loops share."""
+    """Settings shared by the loops."""
 
     rtol: float
     atol: float
@@ -41,20 +41,20 @@ class Settings:
     chord: bool = False
     memory: int = 5
     damping: Any = 1.0
-    normal: bool = False  # J^T r is what becomes small
+    normal: bool = False  # the criterion is J^T r
     gauss_newton: bool = False
-    relative_to_u: bool = False  # ||r|| <= 10 eps ||u|| will do, too
+    relative_to_u: bool = False  # also accept ||r|| <= 10 eps ||u||
 
 
 def live(r: Tensor, size: Tensor) -> Tensor:
-    """||r||, with a graph where r has one."""
+    """||r||, with a graph if r has one."""
     if not (torch.is_grad_enabled() and r.requires_grad):
         return size
     return torch.linalg.vector_norm(r.flatten(size.dim()), dim=-1)
 
 
 class Progress:
-    """Norms, codes and what is said of the systems while a loop runs."""
+    """Norms, codes and messages of the systems while a loop runs."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Progress:
         measured: Tensor | None = None,
         floor: float | Tensor = 0.0,
     ):
-        """`measured` is what becomes small, if not the norm of the residual, to no less than `floor`."""
+        """`measured`: the quantity that must become small (default: the residual norm), at least `floor`."""
         measured = first if measured is None else measured
         self.settings, self.norms = settings, [live(r, first)]
         self.target = (settings.rtol * measured).clamp(min=settings.atol).clamp(min=floor)
@@ -108,8 +108,8 @@ def newton(
     r: Tensor,
     o: Settings,
 ) -> Ended:
-    """From u, with r = f(u). `direction`(u, b, eta, shift) solves (J(u) + shift) d = b to eta ||b||, where
-    `systems` holds that matrix."""
+    """Newton's method from u, with r = f(u). `direction`(u, b, eta, shift) solves (J(u) + shift) d = b to eta
+    ||b||, with the matrix in `systems`."""
     size = norm(r, f.levels)
     floor = 10 * torch.finfo(size.dtype).eps * norm(u, f.levels) if o.relative_to_u else 0.0
     progress = Progress(o, r, size, floor=floor)
@@ -127,7 +127,7 @@ def newton(
         )
         failed = running & ~good
         if bool(failed.any()) and not fresh:
-            slow = True  # once more, with the Jacobian of this u
+            slow = True  # retry with the Jacobian of this u
             continue
         if tau is not None and o.pseudo_transient is not None:
             tau = torch.where(good, tau * size / size_next, tau / 10)
@@ -162,7 +162,7 @@ def _step(
     number: int,
     o: Settings,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The next u, f(u) and its norm, and where the step is accepted."""
+    """The next u, f(u) and its norm, and for which systems the step is accepted."""
     rule: Any = o.line_search
     if rule != "backtracking" or o.pseudo_transient is not None:
         t: Any = rule(number, u, d, r) if callable(rule) else rule
@@ -189,8 +189,8 @@ def _step(
 
 
 def _forcing(eta: float, ratio: float, progress: Progress, size: Tensor) -> float:
-    """How far the next linear system is solved, by Eisenstat and Walker, and no further than needed."""
-    next_eta = 0.9 * ratio * ratio  # ** raises where it overflows
+    """The tolerance of the next linear solve, by Eisenstat and Walker, no tighter than needed."""
+    next_eta = 0.9 * ratio * ratio  # ** raises on overflow
     if 0.9 * eta**2 > 0.1:
         next_eta = max(next_eta, 0.9 * eta**2)
     needed = torch.where(progress.running, 0.5 * progress.target / size, torch.inf).min()
@@ -201,7 +201,7 @@ def _forcing(eta: float, ratio: float, progress: Progress, size: Tensor) -> floa
 def _explain(
     progress: Progress, failed: Tensor, codes: Tensor, size: Tensor, systems: Systems, u: Tensor
 ) -> None:
-    """Why no step was accepted."""
+    """The reason why no step was accepted."""
     progress.stop(failed & (size <= rounding_level(systems, u, size.dim())), Status.STAGNATED)
     for status in (Status.SINGULAR_JACOBIAN, Status.BREAKDOWN, Status.INCONSISTENT):
         progress.stop(failed & (codes == CODE[status]), Status.SINGULAR_JACOBIAN)
@@ -212,7 +212,7 @@ def _explain(
 
 @torch.no_grad()
 def rounding_level(systems: Systems, u: Tensor, levels: int) -> Tensor:
-    """What the rounding of u alone makes of f: 10 eps || |J| |u| ||, or about that where J is not known."""
+    """The effect on f of rounding u: 10 eps || |J| |u| ||, or about that if J is not known."""
     J, flat = systems.J, column(u.detach(), levels)
     if isinstance(J, CSR):
         image = J.with_values(J.values.abs()) @ flat.abs()

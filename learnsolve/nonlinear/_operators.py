@@ -14,8 +14,8 @@ from learnsolve.nonlinear._trace import Rows, Tracer
 
 
 def windows(grid: Sequence[int], positions: Sequence[int], kernel: Sequence[int], options: tuple) -> Tensor:
-    """Which elements of a grid windows cover, for (stride, padding, dilation): for each offset of the kernel
-    and each position of the window, -1 outside of the grid; shape (offsets, positions)."""
+    """The elements of a grid that windows cover, for (stride, padding, dilation): for each offset of the
+    kernel and each position of the window, -1 outside the grid; shape (offsets, positions)."""
     table = []
     for offset in combinations(*(range(k) for k in kernel)):
         element, inside = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
@@ -29,7 +29,7 @@ def windows(grid: Sequence[int], positions: Sequence[int], kernel: Sequence[int]
 
 
 def couplings(covered: Tensor, used: Tensor, groups: int, batch: int, grid: int) -> tuple[np.ndarray, ...]:
-    """(elements of the output, of the input) of a convolution, by pairs; the weight is nonzero where `used`,
+    """Pairs (element of the output, of the input) of a convolution; the weight is nonzero where `used`,
     (channels of the output, of the input / groups, offsets)."""
     outs, ins, _ = used.shape
     o, c, k = used.nonzero(as_tuple=True)
@@ -74,7 +74,7 @@ def convolution(c: Call) -> Sets:
 def convolution_backward(c: Call) -> Sets:
     g, x, weight = c.named["grad_output"], c.named["input"], c.named["weight"]
     sets: Sets = []
-    remaining = iter(c.results)  # those that are computed
+    remaining = iter(c.results)  # the results that are computed
     for wanted, of in zip(c.named["output_mask"], ("input", "weight", "bias"), strict=True):
         if not wanted:
             continue
@@ -108,7 +108,7 @@ def averaged(c: Call) -> Sets:
     return [c.tracer.product(target, source, out.numel(), rows)]
 
 
-# --- learnsolve.ops: ptr, idx, perm and blocks are a structure, as csrc/ops/schema.cpp says ---
+# --- learnsolve.ops: ptr, idx, perm and blocks are a structure (csrc/ops/schema.cpp) ---
 def entries(ptr: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of each entry."""
     ptr, idx = ptr.cpu(), idx.cpu().long()
@@ -118,7 +118,7 @@ def entries(ptr: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
 def spread(
     T: Tracer, t: Tensor, axes: int, at: Tensor, batch: int, columns: int
 ) -> tuple[Rows, Tensor] | None:
-    """Sets of a dense operand or of values, and the elements of it at `at`, (batch, entries, columns)."""
+    """Sets of a dense operand or of values, and its elements at `at`, (batch, entries, columns)."""
     rows = T.rows(t)
     if rows is None:
         return None
@@ -144,7 +144,7 @@ def coupled(T: Tracer, parts: list, places: Tensor, count: int) -> Rows | None:
 def _product(
     T: Tracer, structure: Sequence[Tensor], v: Tensor, x: Tensor, out: Tensor, sum_batch: bool, vector: bool
 ) -> Rows | None:
-    """y = S x: each entry (i, j) brings its value and x_j to y_i."""
+    """y = S x: each entry (i, j) passes its value and x_j on to y_i."""
     row, column = entries(*structure[:2])
     perm = structure[2].cpu().long() if len(structure[2]) else torch.arange(len(column))
     axes = 1 if vector else 2
@@ -184,7 +184,7 @@ def sddmm(c: Call) -> Sets:
 
 @rule("csr_spmm_backward csr_spmv_scatter_backward")
 def spmm_backward(c: Call) -> Sets:
-    """(entries of g x^T, A^T g): by the rows of A, which are (crow, col), and of A^T."""
+    """(entries of g x^T, A^T g): by the rows of A, (crow, col), and of A^T."""
     v, g, x = c.named["values"], c.named["g"], c.named["x"]
     if c.name.endswith("scatter_backward"):
         rows = (c.named["ptr"], c.named["idx"])
@@ -205,7 +205,7 @@ def spmm_backward(c: Call) -> Sets:
 
 @rule("csr_add")
 def add(c: Call) -> Sets:
-    """Which entry of a goes where, and which of b, shown by the operator itself."""
+    """The positions of the entries of a and of b, determined with the operator itself."""
     sets = []
     for name in ("a", "b"):
         if (rows := c.tracer.rows(t := c.named[name])) is not None:
@@ -219,7 +219,7 @@ def add(c: Call) -> Sets:
 
 @rule("csr_segment_softmax csr_segment_softmax_backward csr_segment_max")
 def segments(c: Call) -> Sets:
-    """Each entry depends on those of its row; of the maximum, each row on its entries."""
+    """Each entry depends on the entries of its row; for the maximum, each row on its entries."""
     ptr, idx, perm = c.values[0][:3]
     row, _ = entries(ptr, idx)
     where = perm.cpu().long() if len(perm) else torch.arange(len(row))

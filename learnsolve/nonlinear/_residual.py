@@ -1,4 +1,4 @@
-"""f(u, *args) as a function of tensors: what loops, Jacobians and derivatives see of a user's function."""
+"""f(u, *args) as a function of tensors: the form for loops, Jacobians and derivatives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from learnsolve.matrix.unchanged import version
 
 
 def if_alike(y: Any, u: Tensor, made: Callable[[Tensor], Tensor]) -> Any:
-    """made(y); or y, where it is not like u: then an error names what f returned, not what it met."""
+    """made(y); or y if it is not like u, so that an error names the result of f, not a later failure."""
     return made(y) if isinstance(y, Tensor) and (y.shape, y.dtype) == (u.shape, u.dtype) else y
 
 
@@ -34,7 +34,7 @@ class _Held(Module):
 
 
 class Arguments:
-    """All tensors of args: those of its pytree (a CSR is one), and the parameters of modules among them, or
+    """All tensors of args: the leaves of its pytree (a CSR is one), and the parameters of modules in it, or
     of f, if it is a module or the method of one."""
 
     def __init__(self, f: Any, args: tuple):
@@ -64,8 +64,8 @@ class Arguments:
 
 
 class Residual:
-    """f of u and tensors, and its Jacobian where it is assembled, for one system, or for as many as the
-    leading `levels` axes of u hold, one for each vmap."""
+    """f of u and tensors, and its Jacobian if assembled, for one system, or for the systems along the leading
+    `levels` axes of u, one vmap each."""
 
     def __init__(
         self,
@@ -76,21 +76,21 @@ class Residual:
         words: str = "f u",
     ):
         self.name, self.call, self.jacobian, self.levels = name, call, jacobian, levels
-        self.words = words  # of messages: the function, the unknowns
-        self.trusted = False  # it was checked before
+        self.words = words  # for messages: the names of the function and of the unknowns
+        self.trusted = False  # whether it was checked before
 
     def __call__(self, u: Tensor, *tensors: Tensor) -> Tensor:
         return self.call(u, *tensors)
 
     def mapped(self, dims: tuple[int | None, ...]) -> Residual:
-        """Over a new first axis of u, and of the tensors where dims has 0."""
+        """The residual over a new first axis of u, and of the tensors whose dims is 0."""
         jacobian = None if self.jacobian is None else self.jacobian.mapped(dims)
         other = Residual(self.name, torch.vmap(self.call, (0, *dims)), jacobian, self.levels + 1, self.words)
         other.trusted = self.trusted
         return other
 
     def first(self, u: Tensor, tensors: tuple[Tensor, ...], square: bool, unrolled: bool) -> Tensor:
-        """f(u), checked: its shape, dtype and numbers, and whether f is a function of u and args alone."""
+        """f(u), checked: its shape, dtype and values, and whether f is a function of u and args only."""
         name, (f, v) = self.name, self.words.split()
         u, tensors = u.detach(), tuple(t.detach() for t in tensors)
         before = [version(t) for t in (u, *tensors)]
@@ -154,9 +154,9 @@ class Residual:
 
 
 class Assembled:
-    """The values of the Jacobian on its pattern, by a function of u and the tensors that gives a CSR:
-    `call`, or what `find`(u, *tensors) returns for the first u, None where only products with the Jacobian
-    are to be used."""
+    """The values of the Jacobian on its pattern, from a function of u and the tensors that returns a CSR:
+    `call`, or the result of `find`(u, *tensors) for the first u, which is None if only products with the
+    Jacobian should be used."""
 
     def __init__(self, name: str, call: Callable[..., Any] | None, find: Callable[..., Any] | None = None):
         self.name, self.find = name, find
@@ -182,7 +182,7 @@ class Assembled:
 
 
 class _Mapped(Assembled):
-    """Over a new first axis."""
+    """The Jacobian over a new first axis."""
 
     def __init__(self, inner: Assembled, dims: tuple[int | None, ...]):
         self.inner, self.dims = inner, dims

@@ -1,4 +1,4 @@
-"""The door of nonlinear solves: checks arguments and runs a loop, with the gradient that was asked for."""
+"""The entry of nonlinear solves: checks arguments and runs a loop, with the requested gradient."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from learnsolve.solvers.solution import Iteration, Report, Solution
 Loop = Callable[..., Ended]
 P = ParamSpec("P")
 T = TypeVar("T")
-DENSE = 200  # unknowns: a Jacobian with all entries, where no pattern is known
-FULL = 0.1  # of all entries: a pattern that is too full to be of use
+DENSE = 200  # unknowns up to which a dense Jacobian is used if no pattern is known
+FULL = 0.1  # fraction of all entries above which a pattern is too full to be useful
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Root(Rule):
     throw: bool
     ended: Report
     report: Report
-    shift: Tensor | None = None  # of a direction of the unrolled loop
+    shift: Tensor | None = None  # for a direction of the unrolled loop
     square = True
 
     def F(self, x: Tensor, *p: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def solve(
     systems: type[Systems] = Systems,
     trusted: bool = False,
 ) -> Solution:
-    """f is the user's; `residual`, made of it, is what becomes zero."""
+    """f is the user's function; `residual`, derived from it, must become zero."""
     start = time.perf_counter()
     checks.one_of(name, "gradient", gradient, ("implicit", "unrolled"))
     checks.flag(name, "throw", throw)
@@ -159,7 +159,7 @@ def solve(
 
 
 def outside(function: Callable[P, T]) -> Callable[P, T]:
-    """A public function, which torch.compile leaves its graph for."""
+    """A public function, at which torch.compile breaks its graph."""
     return outside_of_graphs(
         function,
         "nonlinear solves end by the values of f, which are not known while a graph is traced "
@@ -170,7 +170,7 @@ def outside(function: Callable[P, T]) -> Callable[P, T]:
 def _assembled(
     name: str, arguments: Arguments, call: Callable, jacobian: Any, u0: Tensor
 ) -> Assembled | None:
-    """The Jacobian that a user's `jacobian` gives, or its pattern; None: only its products are known."""
+    """The Jacobian from a user's `jacobian`, or its pattern; None: only products are known."""
     if callable(jacobian) and not isinstance(jacobian, CSR):
         return Assembled(name, arguments.bind(jacobian))
     if jacobian is not None and not isinstance(jacobian, str):
@@ -188,7 +188,7 @@ def _assembled(
 
 
 def _finder(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The Jacobian on the pattern of the program, where that is sparse and found."""
+    """The Jacobian on the pattern of f's program, if it is sparse and can be determined."""
 
     def find(u: Tensor, *p: Tensor) -> Callable[..., CSR] | None:
         J = sparse_jacobian(call)
@@ -227,7 +227,7 @@ def settings_of(
     callback: Callable[[Iteration], Any] | None,
     **others: Any,
 ) -> Settings:
-    """Checked."""
+    """Check the arguments."""
     checks.tensor(name, start, u0)
     checks.dtype(name, start, u0)
     if u0.numel() == 0:

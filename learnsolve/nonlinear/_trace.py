@@ -1,10 +1,10 @@
-"""The pattern of a Jacobian from the program: index sets that follow its tangents.
+"""The pattern of a Jacobian from the program of f: index sets that follow its tangents.
 
 f's derivative along a tangent is computed once, with torch's own forward mode. Each element of the tangent
 starts as the set that holds its own index, and a rule for each operation (`_rules.py`) says which elements
 of its results depend on which of its operands. Sets belong to elements of *storages*, so that views, and
-writes through them, need no rule. What is computed from u or args without a derivative is marked as well: no
-value of it may decide what depends on what, since the pattern holds for all u.
+writes through them, need no rule. Values computed from u or args without a derivative are marked as well:
+they must not decide the dependencies, since the pattern holds for all u.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def users_line() -> str:
 
 
 class Watch(TorchDispatchMode):
-    """Rejects what is not a function of u: random numbers, and writes into u."""
+    """Rejects programs that are not functions of u: random numbers, and writes into u."""
 
     def __init__(self, function: str, u: Tensor):
         super().__init__()
@@ -77,7 +77,7 @@ class Watch(TorchDispatchMode):
 
 
 class _Storage:
-    """What is known of a storage that depends on u or args: its sets, None if all are empty."""
+    """The sets of a storage that depends on u or args, None if all are empty."""
 
     __slots__ = ("itemsize", "ref", "rows", "size")
 
@@ -101,7 +101,7 @@ class Tracer(Watch):
 
     # --- sets of tensors ---
     def depends(self, t: Any) -> bool:
-        """On u or args, with or without a derivative."""
+        """Whether t depends on u or args, with or without a derivative."""
         return self._storage(t) is not None
 
     def has_rows(self, t: Any) -> bool:
@@ -122,7 +122,7 @@ class Tracer(Watch):
         return self.take(storage.rows, _positions(t, storage.size))
 
     def write(self, t: Tensor, rows: Rows | None) -> None:
-        """Set t's sets; those of other elements of its storage stay."""
+        """Set t's sets; the sets of other elements of its storage are kept."""
         if t._is_zerotensor():
             return
         storage = self._storage(t)
@@ -163,14 +163,14 @@ class Tracer(Watch):
         return total
 
     def take(self, rows: Rows, index: np.ndarray) -> Rows:
-        """Row index[k] for each k, which is len(rows) for an empty one."""
-        lengths = np.append(np.diff(rows.indptr), 0)  # of the empty one too
+        """Row index[k] for each k, where len(rows) stands for an empty row."""
+        lengths = np.append(np.diff(rows.indptr), 0)  # including the empty row
         self.check_size(int(lengths[index].sum(dtype=np.int64)))
         parts = (rows.data, rows.indices, np.append(rows.indptr, rows.indptr[-1:]))
         return Rows(parts, shape=(len(parts[2]) - 1, self.width))[index]
 
     def product(self, out: np.ndarray, source: np.ndarray, count: int, rows: Rows) -> Rows:
-        """`count` sets: number out[k] includes row source[k], for each k."""
+        """`count` sets: set out[k] includes row source[k], for each k."""
         ones = np.ones(len(out), dtype=bool)
         M = scipy.sparse.coo_array((ones, (out, source)), shape=(count, count_of(rows))).tocsr()
         bound = int(np.diff(rows.indptr)[source].sum(dtype=np.int64))
@@ -230,7 +230,7 @@ class Tracer(Watch):
 
 
 class Lists(TorchFunctionMode):
-    """Notices `Tensor.tolist`, which reads values without a call of the dispatcher."""
+    """Notices `Tensor.tolist`, which reads values without calling the dispatcher."""
 
     def __init__(self, tracer: Tracer):
         super().__init__()
@@ -247,7 +247,7 @@ class Lists(TorchFunctionMode):
 
 
 def _positions(t: Tensor, size: int) -> np.ndarray:
-    """Where the elements of t lie in its storage."""
+    """The positions of the elements of t in its storage."""
     return torch.arange(size).as_strided(t.shape, t.stride(), t.storage_offset()).reshape(-1).numpy()
 
 

@@ -40,10 +40,10 @@ def fixed_point(
     g : callable (x, *args) -> Tensor of x's shape, dtype and device
     x0 : Tensor of any shape, float32 or float64
     args : as for `root`
-    memory : int >= 0, differences that a step combines; 0 for plain iterations x <- g(x)
-    damping : number, or Tensor, which gradient="unrolled" differentiates: the share of g(x) - x in a step
-    jacobian, linear, M : of :math:`x - g(x)`, for the derivative, as for `root`
-    rtol, atol : the tolerance, of :math:`\|g(x) - x\|`, as for `root`
+    memory : int >= 0, the number of differences that a step combines; 0: plain iteration x <- g(x)
+    damping : float, or Tensor, which gradient="unrolled" differentiates: the factor of g(x) - x in a step
+    jacobian, linear, M : for the derivative of :math:`x - g(x)`, as for `root`
+    rtol, atol : the tolerance for :math:`\|g(x) - x\|`, as for `root`
     maxiter, callback, gradient, throw, adjoint_rtol, adjoint_maxiter : as for `root`
 
     Returns
@@ -53,12 +53,12 @@ def fixed_point(
     Raises
     ------
     ValueError, TypeError, SolverError
-        as `root`.
+        as for `root`.
 
     Notes
     -----
-    Gradient: as of `root`, for :math:`f(x) = x - g(x)`. Cost of an iteration: one call of g, and 2 `memory`
-    vectors of memory.
+    Gradient: as for `root`, for :math:`f(x) = x - g(x)`. Cost per iteration: one call of g; 2 `memory`
+    vectors.
 
     References
     ----------

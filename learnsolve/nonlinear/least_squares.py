@@ -21,7 +21,7 @@ from learnsolve.solvers.solution import Iteration, Solution
 
 @dataclass(frozen=True, eq=False)
 class Minimum(Root):
-    """J(u)^T r(u) = 0, whose Jacobian is the Hessian H of 1/2 ||r||^2: solved by cg, with J^T J for M."""
+    """J(u)^T r(u) = 0, whose Jacobian is the Hessian H of 1/2 ||r||^2: solved by cg with M from J^T J."""
 
     hessian: Any = None  # Systems
     square = False
@@ -75,16 +75,16 @@ def least_squares(
 
     Parameters
     ----------
-    r : callable (u, *args) -> Tensor of any shape, of u's dtype and device
+    r : callable (u, *args) -> Tensor of any shape, with u's dtype and device
     u0 : Tensor of any shape, float32 or float64
     args : as for `root`
-    method : "lm", or "gauss-newton", which starts from mu = 0 and raises it where a step does not decrease r
+    method : "lm", or "gauss-newton", which starts with mu = 0 and increases it if a step does not decrease r
     jacobian : as for `root`, with rows for the entries of r
-    linear, M : as for `root`, of the normal equations: "auto" factors them, or runs `cg` where J is not
-        assembled; "lsmr", without M, works with J, whose condition number it does not square
-    rtol, atol : the tolerance, :math:`\|J^T r\| \le \max(\mathtt{rtol} \|J_0^T r_0\|, \mathtt{atol})`; rtol
-        is the square root of the rounding unit if not given
-    maxiter : int >= 0, steps, rejected ones too
+    linear, M : as for `root`, for the normal equations: "auto" factors them, or runs `cg` if J is not
+        assembled; "lsmr", without M, uses J and does not square its condition number
+    rtol, atol : the tolerance, :math:`\|J^T r\| \le \max(\mathtt{rtol} \|J_0^T r_0\|, \mathtt{atol})`;
+        default rtol: the square root of the rounding unit
+    maxiter : int >= 0, steps, including rejected ones
     callback, throw, adjoint_rtol, adjoint_maxiter : as for `root`
     gradient : "implicit"
 
@@ -96,12 +96,12 @@ def least_squares(
     Raises
     ------
     ValueError, TypeError, SolverError
-        as `root`.
+        as for `root`.
 
     Notes
     -----
-    Gradient: as of `root`, for :math:`f(u) = J^T r`, whose Jacobian is the full Hessian (dense up to 200
-    unknowns, else its products, by `cg`). Any order. Normal equations square the condition number of J.
+    Gradient: as for `root`, for :math:`f(u) = J^T r`, whose Jacobian is the full Hessian (dense up to 200
+    unknowns, otherwise products, with `cg`). Any order. Normal equations square the condition number of J.
 
     References
     ----------

@@ -39,47 +39,46 @@ def root(
     adjoint_rtol: float | None = None,
     adjoint_maxiter: int | None = None,
 ) -> Solution:
-    r"""Solve :math:`f(u, \mathtt{args}) = 0` for u, by Newton's method; differentiable in args.
+    r"""Solve :math:`f(u, \mathtt{args}) = 0` for u by Newton's method, differentiably in args.
 
     Parameters
     ----------
-    f : callable (u, *args) -> Tensor of u's shape, dtype and device; a torch.nn.Module, or a method of one,
-        too
-    u0 : Tensor of any shape, float32 or float64: where to start
-    args : what f depends on, of any nesting: tensors, CSR, modules (their parameters); constants too
-    method : "newton"; "newton-krylov", with products alone; "chord", which keeps the Jacobian while a step
-        halves the residual; "lm", as `least_squares`; "anderson", for u <- u - f(u), as `fixed_point`
+    f : callable (u, *args) -> Tensor of u's shape, dtype and device; also a torch.nn.Module or its method
+    u0 : Tensor of any shape, float32 or float64: the initial guess
+    args : the arguments of f, in any nesting: tensors, CSR, modules (their parameters), constants
+    method : "newton"; "newton-krylov", with products only; "chord", which keeps the Jacobian while a step
+        halves the residual; "lm", see `least_squares`; "anderson", for u <- u - f(u), see `fixed_point`
     jacobian : "auto", on the pattern of f's program (`jacobian_pattern`); its pattern, a SparsityPattern,
         CSR or SciPy matrix; a callable (u, *args) -> CSR, such as `jacobian(f)`, which keeps its pattern for
-        the calls of a loop; None for products alone
+        the calls of a loop; None for products only
     linear : "auto", "direct", "cg", "minres", "bicgstab", "gmres", or a callable (J, b) -> J^-1 b, also
-        for J.T
-    M : "auto"; None; or a callable J -> preconditioner, such as `preconditioners.AMG`, kept while it is good
-    rtol, atol : the tolerance, :math:`\|f(u)\| \le \max(\mathtt{rtol} \|f(u_0)\|, \mathtt{atol})`; rtol is
-        the square root of the rounding unit if not given
+        called with J.T
+    M : "auto"; None; or a callable J -> preconditioner, such as `preconditioners.AMG`, reused while good
+    rtol, atol : the tolerance, :math:`\|f(u)\| \le \max(\mathtt{rtol} \|f(u_0)\|, \mathtt{atol})`; default
+        rtol: the square root of the rounding unit
     maxiter : int >= 0, steps
-    line_search : "backtracking", Armijo's rule on 1/2 ||f||^2; None, full steps; number or Tensor, a
+    line_search : "backtracking", Armijo's rule on 1/2 ||f||^2; None, full steps; float or Tensor, a
         damping; or a callable (step, u, f(u), d) -> damping
-    pseudo_transient : number > 0, the first time step of pseudo-transient continuation, for f with
-        du/dt = -f(u) stable, instead of a line search
-    forcing : number, relative tolerance of inexact linear solves; Eisenstat's and Walker's if not given
-    callback, throw, adjoint_rtol, adjoint_maxiter : as for `solvers.cg`; the iterates are those of steps
-    gradient : "implicit", one adjoint solve; "unrolled", of the steps, also for u0 and a damping
+    pseudo_transient : float > 0, the first time step of pseudo-transient continuation, in place of a line
+        search, for f with stable du/dt = -f(u)
+    forcing : float, relative tolerance of inexact linear solves; default: Eisenstat and Walker's
+    callback, throw, adjoint_rtol, adjoint_maxiter : as for `solvers.cg`; one iterate per step
+    gradient : "implicit", one adjoint solve; "unrolled", through the steps, also for u0 and a damping
 
     Returns
     -------
-    Solution; with gradient="implicit" u0 gets no gradient, as u does not depend on it.
+    Solution; with gradient="implicit" u0 gets no gradient, since u does not depend on it.
 
     Raises
     ------
     ValueError, TypeError, SolverError
-        if arguments do not fit; if f is not a function of u and args alone, changes them or is not finite
+        if arguments are invalid; if f is not a function of u and args only, changes them or is not finite
         at u0.
 
     Notes
     -----
     Gradient: with :math:`J^T \lambda = \bar u` it is :math:`-\lambda^T \partial f / \partial \mathtt{args}`;
-    any order, forward mode, vmap (systems that each stop on their own). docs/nonlinear.md has the rules of
+    any order, forward mode, vmap (each system stops independently). docs/nonlinear.md has the rules of
     "auto", and costs.
 
     Examples

@@ -1,4 +1,4 @@
-"""Implicit time steps, with the derivative of all of them in O(sqrt(steps)) memory."""
+"""Implicit time steps, differentiated in O(sqrt(steps)) memory."""
 
 from __future__ import annotations
 
@@ -26,34 +26,33 @@ from learnsolve.solvers.solution import Solution
 def implicit_euler(
     f: Callable[..., Tensor], u0: Tensor, steps: int, dt: float | Tensor, *args: Any, **options: Any
 ) -> Solution:
-    r"""Steps :math:`u_{k+1} = u_k + \Delta t\, f(u_{k+1}, \mathtt{args})`, of first order and L-stable.
+    r"""Time steps :math:`u_{k+1} = u_k + \Delta t\, f(u_{k+1}, \mathtt{args})`, first order, L-stable.
 
     Parameters
     ----------
     f : callable (u, *args) -> Tensor of u's shape: du/dt
     u0 : Tensor of any shape, float32 or float64
     steps : int >= 0
-    dt : number, or Tensor with one element, which gets a gradient
+    dt : float, or Tensor with one element, which gets a gradient
     args : as for `root`
     options : jacobian (of f, or its pattern), linear, M, rtol, atol, maxiter, forcing, throw, adjoint_rtol,
-        adjoint_maxiter: of each step, as for `root`
+        adjoint_maxiter: for each step, as for `root`
 
     Returns
     -------
-    Solution: `x`, u after the last step; `iterations`, of all steps; `residual_norms`, (steps), where each
-    step ended; status and statuses, the worst of all steps. For states in between call it once for each of
-    them.
+    Solution: `x`, u after the last step; `iterations`, of all steps together; `residual_norms`, (steps), at
+    the end of each step; status and statuses, the worst of all steps. Intermediate states need one call each.
 
     Raises
     ------
     ValueError, TypeError, SolverError
-        as `root`.
+        as for `root`.
 
     Notes
     -----
-    Gradient: the implicit one of every step, for u0, dt and args, any order, forward mode, vmap. A backward
-    repeats the steps in segments of about sqrt(steps), whose graph it holds one at a time. A step also ends
-    where its residual is 10 rounding units of u.
+    Gradient: implicit for every step, for u0, dt and args, any order, forward mode, vmap. The backward
+    repeats the steps in segments of about sqrt(steps), and holds the graph of one segment at a time. A step
+    also ends when its residual is below 10 rounding units of u.
 
     Examples
     --------
@@ -70,7 +69,7 @@ def implicit_euler(
 def trapezoidal(
     f: Callable[..., Tensor], u0: Tensor, steps: int, dt: float | Tensor, *args: Any, **options: Any
 ) -> Solution:
-    r"""Steps :math:`u_{k+1} = u_k + \frac{\Delta t}{2} (f(u_k) + f(u_{k+1}))`, of second order and A-stable.
+    r"""Steps :math:`u_{k+1} = u_k + \frac{\Delta t}{2} (f(u_k) + f(u_{k+1}))`, second order, A-stable.
 
     Parameters
     ----------
@@ -78,16 +77,16 @@ def trapezoidal(
 
     Returns
     -------
-    Solution, as that of `implicit_euler`
+    Solution, as for `implicit_euler`
 
     Raises
     ------
     ValueError, TypeError, SolverError
-        as `root`.
+        as for `root`.
 
     Notes
     -----
-    Gradient and memory: as of `implicit_euler`.
+    Gradient and memory: as for `implicit_euler`.
 
     Examples
     --------
@@ -170,7 +169,7 @@ def _steps(
 
 
 def _of_a_step(jacobian: Any, u: Tensor) -> Any:
-    """Of v - weight f(v) - before: of f with the diagonal."""
+    """The Jacobian of v - weight f(v) - before, from the Jacobian of f."""
     if jacobian is None or isinstance(jacobian, str):
         return jacobian
     one = eye(u.numel(), dtype=u.dtype, device=u.device)
@@ -182,7 +181,7 @@ def _of_a_step(jacobian: Any, u: Tensor) -> Any:
 
 
 def _joined(u: Tensor, steps: list[Solution]) -> Solution:
-    """The worst of the steps."""
+    """The worst status of the steps."""
     if not steps:
         return Solution(u, 0, u.new_zeros(1), -1, codes=torch.tensor(1))
     norms = torch.stack([step.residual_norms[..., -1] for step in steps], -1)

@@ -1,4 +1,4 @@
-"""Differentiable operations on `CSR` matrices, one a file."""
+"""Differentiable operations on `CSR` matrices, one per file."""
 
 import sys
 
@@ -101,7 +101,7 @@ __all__ = [
     "zeros",
 ]
 csr._ops = sys.modules[__name__]
-# What users call takes the sparse matrices of other libraries too; the library itself calls what is inside.
+# Public functions also accept sparse matrices of other libraries; the library calls the inner functions.
 guard(globals(), takes_sparse_matrices)
 guard_methods(  # its other methods are operations of this package
     csr.CSR,

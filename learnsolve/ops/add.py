@@ -37,20 +37,20 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
 
     Parameters
     ----------
-    A, B : CSR of one shape, device and precision, real or complex; batch axes of their values broadcast
-    alpha, beta : numbers, or tensors with one element or one per matrix of the batch, shape (..., 1)
+    A, B : CSR of the same shape, device and precision, real or complex; batch axes of their values broadcast
+    alpha, beta : scalars, or tensors with one element or one per matrix of the batch, shape (..., 1)
 
     Returns
     -------
-    CSR on the union of the patterns: every entry of A and of B is an entry of C, zeros too. It is A's pattern
-    itself if that contains B's, B's if that contains A's; else a new one, the same in every later call.
+    CSR on the union of the patterns: every entry of A or B is an entry of C, even if zero. The pattern is A's
+    or B's pattern itself if one contains the other, otherwise a new one, which later calls reuse.
 
     Raises
     ------
     ValueError
-        if shapes or batch axes do not fit.
+        if shapes or batch axes do not match.
     TypeError
-        if dtypes or devices do not fit, or an operand is not a CSR: adding a number would fill the matrix.
+        if dtypes or devices do not match, or an operand is not a CSR: adding a scalar would fill the matrix.
 
     Notes
     -----
@@ -58,9 +58,9 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     B, :math:`\bar\alpha = \langle V, A \rangle`, :math:`\bar\beta = \langle V, B \rangle`. Any order; forward
     mode, vmap, `torch.compile`. Deterministic.
 
-    Cost: one pass over the values, likewise in the backward. The union is planned once for a pair of
-    patterns, O(nnz), and takes two bits per entry of C (two indices on a CUDA device); matrices on one
-    pattern object need no plan.
+    Cost: one pass over the values, and another in the backward. The union is planned once per pair of
+    patterns, in O(nnz), and takes two bits per entry of C (two indices on a CUDA device); matrices on the
+    same pattern object need no plan.
 
     Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
     arXiv 2212.05159, table 1.
@@ -80,7 +80,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
 
 
 def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
-    """`add` for two matrices, under the name of `function` in errors."""
+    """`add` for two matrices; errors name `function`."""
     P, Q = A.pattern, B.pattern
     one_shape(function, A, B)
     fit(function, A, B)
@@ -96,7 +96,7 @@ def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
 
 
 def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
-    """Values and a float; a tensor is multiplied in, so that it gets its gradient."""
+    """Values and a float factor; a tensor is multiplied into the values, so that it gets a gradient."""
     s = factor(function, name, A, s)
     if isinstance(s, float):
         return A.values, s
@@ -119,7 +119,7 @@ class UnionPlan(NamedTuple):
     pattern: SparsityPattern | None  # if new
 
     def places(self) -> Tensor:
-        """(2, nnz): where each entry of the union stands in A, and where in B; -1 where it has none."""
+        """(2, nnz): the position of each entry of the union in A and in B; -1 if it is not there."""
         return self.codes if self.codes.dim() == 2 else _decoded(self.codes, self.nnz, self.starts.dtype)
 
 
@@ -138,7 +138,7 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
     wide = wide or P.nnz + Q.nnz > torch.iinfo(torch.int32).max
     index = torch.int64 if wide else torch.int32
     arrays = (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)
-    # The position of an entry must be an index.
+    # Positions of entries must fit into an index.
     sorted_there = P.shape[0] * P.shape[1] < 2**62 and P.nnz + Q.nnz <= device_analysis.MOST_SORTED
     there = device_analysis.here(P.crow_indices)
     if there and sorted_there:
@@ -178,7 +178,7 @@ def _merge_one_axis(a, b, P, Q, alpha, beta):
 def _split(
     g: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: float, beta: float
 ) -> tuple[Tensor, Tensor]:
-    """The adjoint of `_merge`: alpha and beta times the entries of g that P and Q have."""
+    """The adjoint of `_merge`: alpha times the entries of g on P, and beta times those on Q."""
     if g.dim() > 2:
         parts = _split(g.reshape(g.shape[:-1].numel(), g.shape[-1]), P, Q, alpha, beta)
         ga, gb = (t.reshape(g.shape[:-1] + t.shape[-1:]) for t in parts)
@@ -225,7 +225,7 @@ class _Merge(Operation):
 
     @staticmethod
     def vmap(info, in_dims, a, b, P, Q, alpha, beta):
-        # Both operands have a batch axis already, or neither.
+        # Either both operands already have a batch axis, or neither.
         a, b = (
             t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
             for t, dim in zip((a, b), in_dims[:2], strict=True)

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic between matrices, and with scalars."""
+"""Elementwise arithmetic between matrices and with scalars."""
 
 from numbers import Real
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from learnsolve.ops.core.operands import factor, fit, one_shape
 
 
 def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
-    """A + B or A - B, B also a sparse matrix of another library."""
+    """A + B or A - B; B may be a sparse matrix of another library."""
     B = sparse_matrix(B)
     checks.matrix(
         *(function, "B", B),
@@ -30,7 +30,7 @@ def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
 
 
 def multiply(function: str, A: CSR, B: Any) -> CSR:
-    """A * B: entry by entry for two matrices, on the intersection of their patterns; else by a scalar."""
+    """A * B: entry by entry on the intersection of the patterns for two matrices; otherwise by a scalar."""
     if not isinstance(B, CSR):
         return A.with_values(times(A.values, factor(function, "s", A, B)))
     P, Q = A.pattern, B.pattern
@@ -46,9 +46,9 @@ def multiply(function: str, A: CSR, B: Any) -> CSR:
 
 
 class _IntersectionPlan(NamedTuple):
-    in_a: Tensor | None  # places of the common entries; None where these are all
+    in_a: Tensor | None  # positions of the common entries; None if all are common
     in_b: Tensor | None
-    pattern: SparsityPattern | None  # where it is neither A's nor B's
+    pattern: SparsityPattern | None  # if it is neither A's nor B's
 
 
 def _plan_intersection(P: SparsityPattern, Q: SparsityPattern) -> _IntersectionPlan:
@@ -80,7 +80,7 @@ def absolute(A: CSR) -> CSR:
 
 
 def power(A: CSR, exponent: Any) -> CSR:
-    """A ** e, entry by entry, for a float e > 0, so that the power of a missing entry is zero too."""
+    """A ** e, entry by entry, for a float e > 0, so that missing entries stay zero."""
     if not isinstance(exponent, Real) or isinstance(exponent, bool) or not float(exponent) > 0:
         raise ValueError(
             f"A ** exponent: exponent must be a positive number, got {exponent!r}, or what is not stored "

@@ -1,4 +1,4 @@
-"""Square matrices of different patterns and sizes as one: `BlockBatch`."""
+"""Square matrices of different patterns and sizes as one matrix: `BlockBatch`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from learnsolve.ops.stack import block_diag, check_matrices
 
 
 class Layout(NamedTuple):
-    """Where the rows of blocks are, one block after another, and in a batch padded with zeros to the largest
-    one. Each of `padded` and `joined` is the other's adjoint."""
+    """The positions of the rows of blocks, concatenated and in a batch padded with zeros to the size of the
+    largest. `padded` and `joined` are adjoints of each other."""
 
     sizes: tuple[int, ...]
     batch: Tensor  # the block of each row
-    at: Tensor | None  # the place of each row in the padded batch; None: the blocks are of one size
+    at: Tensor | None  # the position of each row in the padded batch; None: all blocks have the same size
     largest: int
 
     def padded(self, X: Tensor) -> Tensor:
@@ -53,18 +53,18 @@ def _layout(sizes: tuple[int, ...], device: torch.device) -> Layout:
 
 
 class BlockBatch:
-    """Square matrices of different patterns and sizes as one block-diagonal matrix, whose blocks are systems
-    of their own: solvers give each its own recurrence, stop, status and history of residuals.
+    """Square matrices of different patterns and sizes as one block-diagonal matrix, each block of which is an
+    independent system: solvers give each its own recurrence, stop, status and residual history.
 
     Parameters
     ----------
-    matrices : sequence of square CSRs of one dtype and device, without batch axes
+    matrices : sequence of square CSRs of the same dtype and device, without batch axes
 
     Attributes
     ----------
     matrix : the block-diagonal CSR. Networks work on its graph, ``matrix.pattern``; preconditioners are built
         from it: ``IC0(batch.matrix)``
-    sizes : tuple of int, of the blocks
+    sizes : tuple of int, the sizes of the blocks
     batch : int64 Tensor, shape (n,), n the sum of the sizes: the index of the block of each row
     shape : (n, n)
     T : the batch of the transposed matrices
@@ -77,11 +77,10 @@ class BlockBatch:
 
     Notes
     -----
-    Vectors are concatenated (`torch.cat`): b has shape (n,) or (..., n, k), and `split` takes it apart. M,
-    for a solve, is any preconditioner of the block-diagonal matrix that does not couple its blocks, or a list
-    of one for each block. Gradients flow back into the values of the given matrices. Cost: O(nnz); the
-    pattern is planned once. docs/batching.md compares with `CSR.stack`, which is faster for matrices on one
-    pattern.
+    Vectors are concatenated (`torch.cat`): b has shape (n,) or (..., n, k), and `split` separates the blocks.
+    In a solve, M is any preconditioner of the block-diagonal matrix that does not couple its blocks, or a
+    list of one per block. Gradients flow back into the values of the given matrices. Cost: O(nnz); the
+    pattern is planned once. `CSR.stack` is faster for matrices on the same pattern: docs/batching.md.
 
     Examples
     --------
@@ -114,8 +113,8 @@ class BlockBatch:
 
     def _fill(self, matrix: CSR, layout: Layout) -> None:
         self.matrix, self.sizes, self._layout = matrix, layout.sizes, layout
-        self._patterns: tuple[SparsityPattern, ...] | None = None  # of the blocks, where they are known
-        self._sources: tuple[Tensor, ...] = ()  # the values of the matrices that it was made of
+        self._patterns: tuple[SparsityPattern, ...] | None = None  # of the blocks, if known
+        self._sources: tuple[Tensor, ...] = ()  # the values of the matrices given to the constructor
 
     def _like(self, matrix: CSR, patterns: tuple[SparsityPattern, ...] | None) -> BlockBatch:
         other = object.__new__(type(self))
@@ -131,7 +130,7 @@ class BlockBatch:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    __iter__ = None  # or Python would try batch[0], batch[1], ...
+    __iter__ = None  # otherwise Python would try batch[0], batch[1], ...
 
     @property
     def batch(self) -> Tensor:
@@ -169,7 +168,7 @@ class BlockBatch:
 
     # --- the same blocks, other values ---
     def with_values(self, values: Tensor) -> BlockBatch:
-        """The blocks with other values, on ``matrix.pattern``, shape (nnz,)."""
+        """The same blocks with these values on ``matrix.pattern``, shape (nnz,)."""
         checks.tensor("BlockBatch.with_values", "values", values)
         if values.dim() != 1:
             raise ValueError(
@@ -181,7 +180,7 @@ class BlockBatch:
     def to(
         self, *args: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> BlockBatch:
-        """Move or convert, as `CSR.to`."""
+        """Move or convert, like `CSR.to`."""
         matrix = self.matrix.to(*args, device=device, dtype=dtype)
         same = matrix.pattern is self.matrix.pattern
         return self._like(matrix, self._patterns if same else None)
@@ -197,13 +196,13 @@ class BlockBatch:
     @overload
     def split(self, value: CSR) -> list[CSR]: ...
     def split(self, value: Tensor | CSR, *, entries: bool = False) -> list[Tensor] | list[CSR]:
-        """The parts that belong to the blocks.
+        """Split a tensor or matrix into the parts of the blocks.
 
         Parameters
         ----------
-        value : a Tensor of the rows, shape (n,) or (..., n, k); with `entries` of the entries of `matrix`,
-            shape (nnz,) or (..., nnz, k); or a CSR of shape (n, n) without entries outside of the blocks, on
-            any pattern: a factor, say
+        value : a Tensor over the rows, shape (n,) or (..., n, k); with `entries`, over the entries of
+            `matrix`, shape (nnz,) or (..., nnz, k); or a CSR of shape (n, n) on any pattern without entries
+            outside the blocks, for example a factor
 
         Returns
         -------

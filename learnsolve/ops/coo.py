@@ -13,9 +13,9 @@ from learnsolve.ops.core.gather import added_up
 
 
 def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> CSR:
-    """See `CSR.from_coo`. Sorting costs O(e log k) for e entries, k at most in a row, once; values then flow
-    through a product with the 0/1 matrix that sends each entry to its place, whose gradient hands each its
-    own back.
+    """See `CSR.from_coo`. Sorting costs O(e log k) once, for e entries with at most k per row. Values then
+    flow through a product with the 0/1 matrix that moves each entry to its position, and gradients flow back
+    through its transpose.
 
     Examples
     --------

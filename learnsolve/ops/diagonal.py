@@ -16,7 +16,7 @@ from learnsolve.ops.core.operands import plain_values
 
 
 def diagonal(A: CSR, k: int = 0) -> Tensor:
-    """Diagonal k, the entries (i, i + k), shape (..., its length); zero where the pattern has no entry.
+    """Diagonal k, the entries (i, i + k), shape (..., length); zero where the pattern has no entry.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def diagonal(A: CSR, k: int = 0) -> Tensor:
     k = checks.integer("diagonal", "k", k, -(2**62))
     at = A.pattern.diagonal_positions if k == 0 else A.pattern._planned(_plan_diagonal, k)
     if A.nnz == 0:
-        return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros, with a graph
+        return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros with a graph
     if k == 0 and not torch.compiler.is_dynamo_compiling() and A.pattern._missing_diagonal < 0:
         return A.values.index_select(-1, at)
     return torch.where(at >= 0, A.values.index_select(-1, at.clamp(min=0)), 0)
@@ -87,8 +87,8 @@ def trace(A: CSR) -> Tensor:
 def inverse_diagonal(A: CSR) -> Tensor:
     """1 / diag(A), shape (..., n), for a square A without zeros on its diagonal.
 
-    A missing entry is always an error; a stored zero is one on the CPU. On a CUDA tensor a check would
-    wait for the device: it becomes an infinity, which `Solution.status` reports.
+    A missing entry is always an error; a stored zero is an error on the CPU. On a CUDA device the check would
+    synchronize, so a zero becomes an infinity, which `Solution.status` reports.
 
     Parameters
     ----------
@@ -114,11 +114,11 @@ def inverse_diagonal(A: CSR) -> Tensor:
 
 
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
-    """`inverse_diagonal` for solvers, not to be changed.
+    """`inverse_diagonal` for solvers; do not modify the result.
 
-    It is kept with A, and holds while the diagonal is the same value by value: fused optimizers and
-    ``.data`` change values without a new version. Not for values on a device: other streams would have to
-    wait for it, and a graph would hold it indefinitely."""
+    It is cached with A and reused while the diagonal has the same values; versions do not suffice, because
+    fused optimizers and ``.data`` change values without a new version. Not cached for values on a device:
+    other streams would have to wait for it, and a graph would hold it indefinitely."""
     values, traced = A.values, torch.compiler.is_dynamo_compiling()
     keeps = not traced and values.is_cpu and not tracked(values)
     kept = getattr(A, "_inverse_diagonal", None) if keeps else None

@@ -1,4 +1,4 @@
-"""Matrices that are one diagonal, or nothing."""
+"""Matrices with a single diagonal, or without entries."""
 
 import functools
 
@@ -22,16 +22,16 @@ def eye(
     device: torch.device | str | None = None,
     index_dtype: torch.dtype = torch.int64,
 ) -> CSR:
-    """The identity, n rows and m (n if None) columns, its ones on diagonal k.
+    """The identity with n rows and m (default n) columns and ones on diagonal k.
 
-    Equal arguments give one pattern object as long as it is among the last 64 that were requested.
+    Equal arguments return the same pattern object while it is among the last 64 requested.
 
     Parameters
     ----------
     n, m : int, rows and columns
     k : int, above the main diagonal if positive
-    dtype : float64 if not given, as of `learnsolve.problems`, whatever torch's default dtype is
-    device : the host if not given
+    dtype : default float64, as for `learnsolve.problems`, regardless of torch's default dtype
+    device : default: the CPU
     index_dtype : torch.int32 or torch.int64
 
     Returns
@@ -67,12 +67,12 @@ def zeros(
     device: torch.device | str | None = None,
     index_dtype: torch.dtype = torch.int64,
 ) -> CSR:
-    """A matrix without entries, n rows and m (n if None) columns; see `eye`.
+    """A matrix without entries, with n rows and m (default n) columns; see `eye`.
 
     Parameters
     ----------
     n, m : int, rows and columns
-    dtype, device, index_dtype : as of `eye`
+    dtype, device, index_dtype : as for `eye`
 
     Returns
     -------
@@ -100,8 +100,8 @@ def zeros(
 def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CSR:
     """The square matrix with a copy of d on diagonal k.
 
-    `diagonal` reads a diagonal. Patterns are shared as by `eye`. Not to be called under
-    `torch.compile`, which cannot make patterns: make one matrix before, then ``D.with_values(d)``.
+    `diagonal` reads a diagonal. Patterns are shared as in `eye`. Cannot be called under `torch.compile`,
+    which cannot create patterns: make a matrix first, then use ``D.with_values(d)``.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CS
     Raises
     ------
     ValueError
-        if d is a scalar, or index_dtype not one of those.
+        if d is a scalar, or index_dtype is neither of these.
     TypeError
         if d is not a tensor, or k not an int.
 

@@ -9,7 +9,7 @@ from learnsolve.ops.core.complete import factored, through_host
 
 
 class Cholesky(NamedTuple):
-    """P A P^T = L L^T, by `cholesky`.
+    """P A P^T = L L^T, from `cholesky`.
 
     Attributes
     ----------
@@ -31,11 +31,11 @@ class Cholesky(NamedTuple):
 
 
 class LDLT(NamedTuple):
-    """P A P^T = L D L^T, by `ldlt`.
+    """P A P^T = L D L^T, from `ldlt`.
 
     Attributes
     ----------
-    L : CSR, lower triangular, its diagonal of ones stored
+    L : CSR, lower triangular, with its unit diagonal stored
     D : Tensor, shape (..., n), the diagonal of D
     permutation : Tensor, as for `Cholesky`
 
@@ -53,11 +53,11 @@ class LDLT(NamedTuple):
 
 
 class LU(NamedTuple):
-    """P A P^T = L U, by `lu`.
+    """P A P^T = L U, from `lu`.
 
     Attributes
     ----------
-    L : CSR, lower triangular, its diagonal of ones stored
+    L : CSR, lower triangular, with its unit diagonal stored
     U : CSR, upper triangular, with its diagonal, on the transposed pattern of L
     permutation : Tensor, as for `Cholesky`
 
@@ -77,7 +77,7 @@ class LU(NamedTuple):
 
 
 def cholesky(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
-    r"""Cholesky factor of a sparse positive definite matrix, on its complete fill: :math:`P A P^T = L L^T`.
+    r"""Cholesky factor of a sparse positive definite matrix, with complete fill: :math:`P A P^T = L L^T`.
 
     Parameters
     ----------
@@ -100,10 +100,10 @@ def cholesky(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
 
     Notes
     -----
-    Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527), for which only L is kept.
-    Any order; forward mode, vmap, `torch.compile`. Cost: order and fill once per pattern; two flops per
-    product l_ik l_jk, twice as many for the gradient; by supernodes, on one thread per matrix of a batch, on
-    the host: what is on a CUDA device is copied.
+    Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527), which stores only L. Any order;
+    forward mode, vmap, `torch.compile`. Cost: ordering and fill once per pattern; two flops per product l_ik
+    l_jk, and twice as many for the gradient, by supernodes, with one thread per matrix of a batch. Computed
+    on the host: CUDA tensors are copied.
 
     Source: Ng, Peyton, "Block sparse Cholesky algorithms on advanced uniprocessor computers", SIAM J. Sci.
     Comput. 14, 1993, doi:10.1137/0914063.
@@ -126,8 +126,8 @@ def cholesky(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
 def ldlt(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LDLT:
     r"""Factors of a sparse symmetric matrix that may be indefinite: :math:`P A P^T = L D L^T`, D diagonal.
 
-    Rows are not exchanged: they exist for every order if A is quasi-definite (a positive definite block, a
-    negative definite one, and anything between them), else for those whose leading minors are not zero.
+    Rows are not exchanged. The factors exist for every ordering if A is quasi-definite (one positive and one
+    negative definite diagonal block), otherwise if no leading principal minor is zero.
 
     Parameters
     ----------
@@ -135,23 +135,22 @@ def ldlt(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LDLT:
 
     Returns
     -------
-    LDLT : ``L`` with its ones stored, ``D``, and ``permutation``
+    LDLT : ``L`` with its unit diagonal stored, ``D``, and ``permutation``
 
     Raises
     ------
     ValueError, TypeError
-        as `cholesky`, at a pivot that is zero or not finite.
+        as for `cholesky`, for a pivot that is zero or not finite.
 
     Warns
     -----
     RuntimeWarning
-        where rounding errors grow so much that half of the digits or more are lost (not under
-        `torch.compile`).
+        if rounding errors grow so much that at least half of the digits are lost (not under `torch.compile`).
 
     Notes
     -----
-    As `cholesky`, at twice the cost. The numbers of positive and negative entries of D are those of A's
-    eigenvalues.
+    Like `cholesky`, at twice the cost. D has as many positive and negative entries as A has positive and
+    negative eigenvalues.
 
     Examples
     --------
@@ -168,29 +167,29 @@ def ldlt(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LDLT:
 
 
 def lu(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LU:
-    r"""LU factors of a sparse matrix on the complete fill of A + A^T: :math:`P A P^T = L U`, with
+    r"""LU factors of a sparse matrix with the complete fill of A + A^T: :math:`P A P^T = L U`, with
     :math:`L_{ii} = 1`.
 
-    Rows are not exchanged: pivots are on the diagonal, whatever their size. That is stable if A or A^T is
-    diagonally dominant, or A + A^T positive definite and A - A^T not large against it.
+    Rows are not exchanged: pivots are on the diagonal, regardless of their size. This is stable if A or A^T
+    is diagonally dominant, or if A + A^T is positive definite and A - A^T is not large compared with it.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64; values may have batch axes
-    ordering : as for `cholesky`, of A + A^T
+    ordering : as for `cholesky`, applied to A + A^T
 
     Returns
     -------
-    LU : ``L`` with its ones stored, ``U``, and ``permutation``
+    LU : ``L`` with its unit diagonal stored, ``U``, and ``permutation``
 
     Raises
     ------
     ValueError, TypeError, RuntimeWarning
-        as `ldlt`
+        as for `ldlt`
 
     Notes
     -----
-    As `cholesky`, at twice the cost; what reaches L's ones has no effect on the gradient.
+    Like `cholesky`, at twice the cost. Gradients with respect to the unit diagonal of L are ignored.
 
     Examples
     --------

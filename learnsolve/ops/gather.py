@@ -1,4 +1,4 @@
-"""Features of nodes at the entries of a pattern."""
+"""Node features gathered at the entries of a pattern."""
 
 from torch import Tensor
 
@@ -7,7 +7,8 @@ from learnsolve.ops.core import segments
 
 
 def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
-    r"""For each entry (i, j) of a pattern the features :math:`x_i` of its row, or :math:`x_j` of its column.
+    r"""Gather for each entry (i, j) of a pattern the features :math:`x_i` of its row or :math:`x_j` of its
+    column.
 
     Parameters
     ----------
@@ -18,24 +19,24 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     Returns
     -------
-    Tensor, shape (nnz,) or (..., nnz, f): one row of features for each entry.
+    Tensor, shape (nnz,) or (..., nnz, f): one row of features per entry.
 
     Raises
     ------
     ValueError
-        if the shape does not fit, or `by` is something else.
+        if the shape is wrong, or `by` is invalid.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
-    Gradient: :math:`\bar x_i = \sum_{p \text{ in row } i} \bar e_p`, that is `segment_sum`, in a fixed order;
-    and the reverse. Any order; forward mode, vmap, `torch.compile`.
+    Gradient: :math:`\bar x_i = \sum_{p \text{ in row } i} \bar e_p`, which is `segment_sum`, in a fixed
+    order; and vice versa. Any order; forward mode, vmap, `torch.compile`.
 
-    A linear map of gathered features is cheaper before: ``gather(X @ W, P)`` instead of ``gather(X, P) @ W``.
+    Apply linear maps before gathering: ``gather(X @ W, P)`` is cheaper than ``gather(X, P) @ W``.
 
-    Cost: writes nnz f values and reads as many, from the cache if rows are near one another. From 32 MiB on,
-    a plan of some indices per entry is kept with the pattern.
+    Cost: writes nnz f values and reads as many, from the cache if neighboring rows are close together. From
+    32 MiB on, a plan of a few indices per entry is cached with the pattern.
 
     Examples
     --------

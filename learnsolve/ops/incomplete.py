@@ -1,4 +1,4 @@
-"""Incomplete Cholesky and LU factors on a pattern, A's or a given one, differentiable in the matrix."""
+"""Incomplete Cholesky and LU factors on the pattern of A or a given pattern, differentiable in the matrix."""
 
 from typing import NamedTuple
 
@@ -16,12 +16,12 @@ from learnsolve.ops.triangle import triangle_of
 
 
 class IncompleteCholesky(NamedTuple):
-    """A ~ L L^T, by `ic0`, `mic0` or `ict`.
+    """A ~ L L^T, from `ic0`, `mic0` or `ict`.
 
     Attributes
     ----------
     L : CSR, lower triangular, with its diagonal
-    shift : Tensor, the one that was used, shape (...) of the batch
+    shift : Tensor, the shift used, with the batch shape (...)
 
     Examples
     --------
@@ -38,13 +38,13 @@ class IncompleteCholesky(NamedTuple):
 
 
 class IncompleteLU(NamedTuple):
-    """A ~ L U, by `ilu0` or `ilut`.
+    """A ~ L U, from `ilu0` or `ilut`.
 
     Attributes
     ----------
-    L : CSR, lower triangular, its diagonal of ones stored
+    L : CSR, lower triangular, with its unit diagonal stored
     U : CSR, upper triangular, with its diagonal
-    shift : Tensor, the one that was used, shape (...) of the batch
+    shift : Tensor, the shift used, with the batch shape (...)
 
     Examples
     --------
@@ -75,11 +75,11 @@ def ic0(
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes.
         Only the lower triangle is read; the rest has a zero gradient
-    pattern : SparsityPattern, shape (n, n), with its diagonal, such as `preconditioners.fill_pattern`, IC(k).
-        Entries that A lacks count as zeros; entries of A outside are dropped. A's pattern if not given
-    shift : sigma, float or Tensor of A's dtype, shape () or that of A's batch; finite, not negative
-    on_breakdown : at a pivot that is not positive "raise", or "shift": double sigma, from 1e-3 on, until the
-        factor exists, at most 30 times, for each matrix of a batch separately
+    pattern : SparsityPattern, shape (n, n), with its diagonal, such as `preconditioners.fill_pattern` for
+        IC(k). Entries missing in A are zeros; entries of A outside are dropped. Default: A's pattern
+    shift : sigma, float or Tensor of A's dtype, shape () or A's batch shape; finite, not negative
+    on_breakdown : for a pivot that is not positive, "raise", or "shift": start from sigma = 1e-3 and double
+        it until the factor exists, at most 30 times, for each matrix of a batch separately
 
     Returns
     -------
@@ -88,17 +88,17 @@ def ic0(
     Raises
     ------
     ValueError
-        if shapes do not fit, a diagonal entry is missing, a pivot is not positive (the message names its
+        if shapes do not match, a diagonal entry is missing, a pivot is not positive (the message names its
         row), the factor overflows, sigma is negative, or the plan exceeds 8 GiB.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
-    Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527); a sigma that was searched is a
-    constant. Any order; forward mode, vmap, `torch.compile` (not "shift"). A RuntimeWarning names the shift.
-    Cost: two flops per product l_ik l_jk on an entry, twice as many for the gradient (docs/operations.md). On
-    a CUDA device a breakdown gives NaN. Source: Meijerink, van der Vorst,
+    Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527); a searched sigma is a
+    constant. Any order; forward mode, vmap, `torch.compile` (not "shift"). A RuntimeWarning reports the
+    shift. Cost: two flops per product l_ik l_jk on an entry, twice as many for the gradient
+    (docs/operations.md). On a CUDA device a breakdown gives NaN. Source: Meijerink, van der Vorst,
     doi:10.1090/S0025-5718-1977-0438681-4.
 
     Examples
@@ -122,28 +122,28 @@ def mic0(
     r"""Modified incomplete Cholesky factor without fill: `ic0` that keeps the row sums, for omega = 1:
     :math:`L L^T \mathbf{1} = (A + \sigma\, \mathrm{diag}(A))\, \mathbf{1}`.
 
-    Where a product l_ik l_jk falls on no entry (i, j), omega times it is subtracted from the diagonals of row
-    i and row j: L L^T agrees with the (shifted) matrix off the diagonal and, for omega = 1, in its row sums;
-    omega = 0 is `ic0`, between is the relaxed factor [2]_. Entries of A outside a pattern are dropped first.
+    A product l_ik l_jk outside the pattern is multiplied by omega and subtracted from the diagonals of rows i
+    and j: L L^T agrees with the (shifted) matrix off the diagonal and, for omega = 1, in its row sums. omega
+    = 0 is `ic0`; in between is the relaxed factor [2]_. Entries of A outside a pattern are dropped first.
 
     Parameters
     ----------
     A, pattern, shift, on_breakdown : as for `ic0`
-    omega : float or Tensor of A's dtype, between 0 and 1, shape () or that of A's batch
+    omega : float or Tensor of A's dtype, between 0 and 1, shape () or A's batch shape
 
     Returns
     -------
-    IncompleteCholesky, as of `ic0`
+    IncompleteCholesky, as for `ic0`
 
     Raises
     ------
-    ValueError, TypeError : as `ic0`, and if omega is not between 0 and 1.
+    ValueError, TypeError : as for `ic0`, and if omega is not between 0 and 1.
 
     Notes
     -----
     For elliptic problems the preconditioned condition number is O(1/h) instead of O(1/h^2) if A is slightly
-    more than diagonally dominant [1]_. Gradient (also for omega), cost and warnings are as for `ic0`; dropped
-    products count too, and between 0 and 1 two entries for each of L.
+    more than diagonally dominant [1]_. Gradient (also for omega), cost and warnings are as for `ic0`, but
+    dropped products also cost flops, and for 0 < omega < 1 two values are stored per entry of L.
 
     References
     ----------
@@ -163,7 +163,7 @@ def mic0(
     checks.matrix("mic0", "A", A)
     checks.dtype("mic0", "A.values", A.values)
     relaxed = as_omega("mic0", omega, A.values)
-    if not isinstance(omega, Tensor) and omega in (0, 1):  # no products are scaled
+    if not isinstance(omega, Tensor) and omega in (0, 1):  # no product is scaled
         return cholesky("mic0" if omega else "mic0/ic0", A, pattern, shift, on_breakdown)
     return cholesky("mic0/relaxed", A, pattern, shift, on_breakdown, relaxed)
 
@@ -183,27 +183,27 @@ def ilu0(
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
-    pattern : as for `ic0`; `preconditioners.fill_pattern` makes that of ILU(k), `ilut` another
-    shift, on_breakdown : as for `ic0`; a pivot breaks down if it is zero. Rows are not exchanged
+    pattern : as for `ic0`; `preconditioners.fill_pattern` for ILU(k), or the pattern of `ilut`
+    shift, on_breakdown : as for `ic0`; a breakdown is a zero pivot. Rows are not exchanged
 
     Returns
     -------
-    IncompleteLU : ``L`` with its ones stored, so that ``L @ (U @ x)`` is the product (`sptrsv` with
-        unit_diagonal does not read them), ``U`` with its diagonal, both on the same pattern objects in every
-        call with A's pattern, and ``shift`` as for `ic0`
+    IncompleteLU : ``L`` with its unit diagonal stored, so that ``L @ (U @ x)`` is the product (`sptrsv` with
+        unit_diagonal does not read it), and ``U`` with its diagonal, both on the same pattern objects in
+        every call with A's pattern; ``shift`` as for `ic0`
 
     Raises
     ------
     ValueError
-        as `ic0`, at a pivot that is zero or not finite.
+        as for `ic0`, for a pivot that is zero or not finite.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
-    Gradient: the reverse sweep of the elimination on the same pattern; what reaches L's ones has no effect.
-    Cost, order of derivatives and threads are as for `ic0`. Source: Y. Saad, "Iterative Methods for Sparse
-    Linear Systems", 2nd edition, SIAM, 2003, section 10.3.
+    Gradient: the reverse sweep of the elimination on the same pattern; gradients with respect to the unit
+    diagonal of L are ignored. Cost, order of derivatives and threads are as for `ic0`. Source: Y. Saad,
+    "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.3.
 
     Examples
     --------
@@ -258,8 +258,7 @@ def _factors(
     on_breakdown: str,
     omega: Tensor | None = None,
 ) -> tuple[Tensor, SparsityPattern, Tensor]:
-    """(factors, the pattern they were computed on, shift that was used); factors and shift with A's batch
-    axes."""
+    """(factors, their pattern, the shift used); factors and shift have A's batch axes."""
     function = kind.partition("/")[0]
     pattern = A.pattern if given is None else given
     missing_diagonal(function, pattern, "A" if given is None else "the pattern")
@@ -278,7 +277,7 @@ def _factors(
         flat = values.detach().reshape(batch.numel(), size)
         start = used.detach().reshape(batch.numel())
         found = Search.apply(flat, start, pattern, kind).reshape(batch)  # type: ignore[union-attr]
-        # Where the first attempt went well this is the shift that was given, with its gradient.
+        # If the first attempt succeeded, this is the given shift, with its gradient.
         used = torch.where(found == used, used, found)
         unshifted = False
     if not unshifted:

@@ -1,8 +1,8 @@
 """A[rows, columns] and permutations, differentiable in the values.
 
-An int drops its axis, as everywhere in NumPy and torch: the result is a dense vector, or a scalar. Slices
-and index arrays keep theirs: the result is a matrix. Two index arrays pick entries one by one, unless they
-are of shapes (r, 1) and (1, c), as from ``numpy.ix_``. So a submatrix is ``A[rows][:, columns]`` too.
+An int drops its axis, as in NumPy and torch: the result is a dense vector or a scalar. Slices and index
+arrays keep their axes: the result is a matrix. Two index arrays select entries one by one, unless they have
+shapes (r, 1) and (1, c), as from ``numpy.ix_``. So a submatrix is also ``A[rows][:, columns]``.
 """
 
 from typing import Any
@@ -23,8 +23,8 @@ from learnsolve.ops.core.selection import Selection, find, handed_out, places, s
 def index(A: CSR, key: Any) -> CSR | Tensor:
     """``A[key]``, see `CSR.__getitem__`.
 
-    Slices are planned once, with the pattern of the result, which is the same in every later call. Plans by
-    index arrays are made in every call, O(nnz), outside of what `torch.compile` traces.
+    Slices are planned once, with the pattern of the result, which is the same in every later call. Index
+    arrays are planned in every call, in O(nnz), outside the code that `torch.compile` traces.
     """
     key = key if isinstance(key, tuple) else (key,)
     if not key:
@@ -49,9 +49,9 @@ def index(A: CSR, key: Any) -> CSR | Tensor:
 
 
 def permute(A: CSR, p: Any, q: Any = None) -> CSR:
-    """A[p][:, q], rows and columns in another order; q = p if it is None: P A P^T for a square A.
+    """A[p][:, q], with permuted rows and columns; q defaults to p: P A P^T for a square A.
 
-    The gradient is the permutation back. The plan is made in every call, O(nnz), outside of what
+    The gradient is permuted back. The plan is made in every call, in O(nnz), outside the code that
     `torch.compile` traces.
 
     Parameters
@@ -141,7 +141,7 @@ def _plan_submatrix(P: SparsityPattern, *axes: Any) -> Selection:
 
 
 def _submatrix(P: SparsityPattern, rows: np.ndarray, columns: range | np.ndarray) -> Selection:
-    # SciPy drops no entry that is not zero: each is its own position in P, plus one.
+    # SciPy keeps nonzero entries, so each entry is its position in P, plus one.
     numbers = np.arange(1, P.nnz + 1)
     S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
     S = _columns_of(S[rows], columns)
@@ -152,7 +152,7 @@ def _submatrix(P: SparsityPattern, rows: np.ndarray, columns: range | np.ndarray
 
 
 def _columns_of(S: Any, columns: range | np.ndarray) -> Any:
-    """S[:, columns], without SciPy's array of all columns of S where most of them are empty."""
+    """S[:, columns], without SciPy's array over all columns of S if most of them are empty."""
     if isinstance(columns, range):
         steps, off = np.divmod(S.indices.astype(np.int64) - columns.start, columns.step)
         keep = (off == 0) & (steps >= 0) & (steps < len(columns))
@@ -161,7 +161,7 @@ def _columns_of(S: Any, columns: range | np.ndarray) -> Any:
     if S.shape[1] > S.nnz + len(columns):
         used, col = np.unique(S.indices, return_inverse=True)
         at = np.searchsorted(used, columns)
-        there = np.append(used, -1)[at] == columns  # else a column without entries, behind the others
+        there = np.append(used, -1)[at] == columns  # otherwise a column without entries, after the others
         S = scipy.sparse.csr_array((S.data, col, S.indptr), (S.shape[0], len(used) + 1))
         columns = np.where(there, at, len(used))
     return S[:, columns]
@@ -190,7 +190,7 @@ def _plan_permutation(P: SparsityPattern, p: Any, q: Any) -> tuple[Selection, Te
 
 
 def _entries(A: CSR, rows: Any, columns: Any) -> Tensor:
-    """The entries (rows, columns) one by one, zero for missing ones."""
+    """The entries (rows, columns) one by one, zero if missing."""
     plan = _plan_entries(A.pattern, rows, columns)
     shape, size, at, where, repeats = plan
     if repeats is not None:

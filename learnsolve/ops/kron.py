@@ -16,24 +16,24 @@ def kron(A: CSR, B: CSR) -> CSR:
 
     Parameters
     ----------
-    A, B : CSR of one device and precision, real or complex; batch axes of their values broadcast
+    A, B : CSR of the same device and precision, real or complex; batch axes of their values broadcast
 
     Returns
     -------
-    CSR, shape (A.shape[0] B.shape[0], A.shape[1] B.shape[1]), with an entry for each pair of entries.
+    CSR, shape (A.shape[0] B.shape[0], A.shape[1] B.shape[1]), with one entry per pair of entries.
 
     Raises
     ------
     ValueError
         if batch axes do not broadcast, or the product has more than 2^60 rows or columns.
     TypeError
-        if A or B is not a sparse matrix, or dtypes or devices do not fit.
+        if A or B is not a sparse matrix, or dtypes or devices do not match.
 
     Notes
     -----
     Gradient: :math:`\bar a_{ij} = \langle V_{ij}, B \rangle`, :math:`\bar B = \sum_{ij} a_{ij} V_{ij}` for
-    the blocks :math:`V_{ij}` of the incoming one. Planned once for a pair of patterns; then an outer product
-    of values and a permutation. Any order, deterministic.
+    the blocks :math:`V_{ij}` of the incoming gradient. Planned once per pair of patterns; then an outer
+    product of values and a permutation. Any order, deterministic.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""How much memory is kept between calls: plans (matrix/budget.py), and freed results (csrc/ops/buffers.h)."""
+"""Limits of memory kept between calls: plans (matrix/budget.py) and freed results (csrc/ops/buffers.h)."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ swap_buffer_pool_limit(2**28)
 
 
 def set_plan_cache_limit(bytes: int) -> int:
-    """Set how many bytes the plans for combinations of patterns may take together.
+    """Set the total size of cached plans for combinations of patterns, in bytes.
 
-    An operation on several patterns (`add`, `spgemm`, `hstack`, `kron`, ...), or on one with numbers
-    (``A[2:5]``, `tril` and `diagonal` with k), plans once for each combination and keeps the plan while the
-    patterns live. Beyond this limit the least recently used plans are freed, and computed again when needed;
-    the last 16 are always kept, and so are those used by `torch.compile` or in a CUDA graph. When a plan is
-    made for the third time, a warning says so, once after each setting.
+    An operation on several patterns (`add`, `spgemm`, `hstack`, `kron`, ...), or on a pattern and integers
+    (``A[2:5]``, `tril` and `diagonal` with k), plans once per combination and caches the plan while the
+    patterns live. Beyond this limit the least recently used plans are freed and recomputed when needed; the
+    last 16 plans are always kept, and so are plans used by `torch.compile` or in a CUDA graph. When a plan is
+    computed for the third time, a warning is issued, once after each setting.
 
     Parameters
     ----------
-    bytes : int, 64 MiB at the start
+    bytes : int, initially 64 MiB
 
     Returns
     -------
-    int, the limit until now.
+    int, the previous limit.
 
     Raises
     ------
     TypeError
         if bytes is not an int.
     ValueError
-        if it is negative.
+        if bytes is negative.
 
     Notes
     -----
-    A plan counts with the pattern of its result and all that is cached there, if later than the plan when the
-    next one is made. What belongs to one pattern
-    only, such as its transpose, is kept as long as the pattern: see `SparsityPattern.drop_caches`.
-    On the CPU `set_spgemm_plan_limit` decides whether the product of two matrices has a plan at all.
+    The size of a plan includes the pattern of its result and everything cached there; later additions are
+    counted when the next plan is made. Data of a single pattern, such as its transpose, is kept as long as
+    the pattern: see `SparsityPattern.drop_caches`. On the CPU, `set_spgemm_plan_limit` decides whether the
+    product of two matrices has a plan at all.
 
     Examples
     --------
@@ -55,34 +55,34 @@ def set_plan_cache_limit(bytes: int) -> int:
 
 
 def set_buffer_pool_limit(bytes: int) -> int:
-    """Set how much memory of freed results is kept for later ones, on the CPU.
+    """Set how much memory of freed results is kept for reuse on the CPU.
 
-    Results of operations and solvers, gradients and what a solver keeps for its backward lie in memory that
-    is used again after their tensors are freed, if they have 256 KiB or more: fresh memory costs more time
-    than many operations that write to it. Beyond the limit the blocks that were freed first go back to the
-    system. All of them go with ``set_buffer_pool_limit(0)``, and with `SparsityPattern.drop_caches`.
+    Results of operations and solvers, gradients and saved tensors of 256 KiB or more use memory that is
+    reused after their tensors are freed, because allocating fresh memory takes longer than many operations
+    that write to it. Beyond the limit, the blocks freed first are returned to the system.
+    ``set_buffer_pool_limit(0)`` and `SparsityPattern.drop_caches` return all of them.
 
     Parameters
     ----------
-    bytes : int, 256 MiB at the start; 0 keeps nothing. A result larger than the limit is never kept.
+    bytes : int, initially 256 MiB; 0 keeps nothing. A result larger than the limit is never kept.
 
     Returns
     -------
-    int, the limit until now.
+    int, the previous limit.
 
     Raises
     ------
     TypeError
         if bytes is not an int.
     ValueError
-        if it is negative, or 2^63 or more.
+        if bytes is negative, or 2^63 or more.
 
     Notes
     -----
-    Tensors that are alive do not count: the limit is for memory beyond them. torch's profiler does not see
-    memory that is kept, and torch cannot enlarge such a tensor in place (`Tensor.resize_`); with
-    ``set_buffer_pool_limit(0)`` results are ordinary tensors. torch 2.10 keeps nothing, whatever the limit. A
-    process that is forked starts with nothing kept.
+    Memory of live tensors does not count towards the limit. torch's profiler does not see memory that is
+    kept, and torch cannot enlarge such a tensor in place (`Tensor.resize_`); with
+    ``set_buffer_pool_limit(0)`` results are ordinary tensors. With torch 2.10 nothing is kept, whatever the
+    limit. A forked process starts with nothing kept.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def set_buffer_pool_limit(bytes: int) -> int:
 
 @contextmanager
 def without_buffer_pool() -> Iterator[None]:
-    """Every result is allocated by torch, whose profiler then sees it."""
+    """Inside, torch allocates every result, so that its profiler sees it."""
     before = swap_buffer_pool_limit(0)
     try:
         yield

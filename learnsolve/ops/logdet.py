@@ -1,4 +1,4 @@
-"""Log-determinants of sparse matrices, and their gradient, the entries of the inverse on the pattern."""
+"""Log-determinants of sparse matrices, and the entries of the inverse on the pattern, their gradient."""
 
 from typing import NamedTuple
 
@@ -13,11 +13,11 @@ from learnsolve.ops.core.symmetry import symmetric_pattern, symmetry
 
 
 class SignLogdet(NamedTuple):
-    """det A = sign exp(logabsdet), by `slogdet`.
+    """det A = sign exp(logabsdet), from `slogdet`.
 
     Attributes
     ----------
-    sign, logabsdet : Tensor, shape (...) of the batch
+    sign, logabsdet : Tensor, with the batch shape (...)
 
     Examples
     --------
@@ -31,7 +31,7 @@ class SignLogdet(NamedTuple):
 
 
 def logdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
-    r"""log det A of a sparse symmetric positive definite matrix, by its Cholesky factor:
+    r"""log det A of a sparse symmetric positive definite matrix, from its Cholesky factor:
     :math:`2 \sum_i \log L_{ii}`.
 
     Parameters
@@ -41,20 +41,20 @@ def logdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
 
     Returns
     -------
-    Tensor, shape (...) of the batch
+    Tensor, with the batch shape (...)
 
     Raises
     ------
     ValueError
-        if A is not symmetric (under `torch.compile`: its pattern), or as `cholesky`.
+        if A is not symmetric (under `torch.compile`: its pattern), or as for `cholesky`.
     TypeError
         if A is not a CSR of float32 or float64.
 
     Notes
     -----
-    Gradient: the entries of :math:`A^{-1}` on A's pattern (`selected_inverse`), for about two factorizations;
-    any order, each for a few factorizations; forward mode, vmap, `torch.compile`. Source: Rue, Held,
-    "Gaussian Markov Random Fields", Chapman & Hall, 2005, chapter 2.
+    Gradient: the entries of :math:`A^{-1}` on A's pattern (`selected_inverse`), at the cost of about two
+    factorizations; any order, at a few factorizations each; forward mode, vmap, `torch.compile`. Source: Rue,
+    Held, "Gaussian Markov Random Fields", Chapman & Hall, 2005, chapter 2.
 
     Examples
     --------
@@ -69,7 +69,7 @@ def logdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
 
 
 def slogdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
-    r"""Sign and logarithm of det A of any sparse matrix that has LU factors without exchanges of rows (`lu`).
+    r"""Sign and logarithm of det A for any sparse matrix with LU factors without row exchanges (`lu`).
 
     Parameters
     ----------
@@ -83,11 +83,11 @@ def slogdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
     Raises
     ------
     ValueError, TypeError, RuntimeWarning
-        as `lu`: a singular matrix is an error
+        as for `lu`: a singular matrix is an error
 
     Notes
     -----
-    Gradient of ``logabsdet``: the entries of :math:`A^{-T}` on A's pattern. As `logdet`, at twice the cost.
+    Gradient of ``logabsdet``: the entries of :math:`A^{-T}` on A's pattern. Like `logdet`, at twice the cost.
 
     Examples
     --------
@@ -105,13 +105,13 @@ def slogdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
 
 
 def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor = "minimum_degree") -> CSR:
-    r"""The entries of :math:`A^{-1}` on A's pattern, without the others: of a Gaussian field with the
-    precision A the marginal variances, on the diagonal, and the covariances of neighbors.
+    r"""The entries of :math:`A^{-1}` on A's pattern only. For a Gaussian field with precision A these are the
+    marginal variances, on the diagonal, and the covariances of neighbors.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64; values may have batch axes
-    kind : "cholesky", for a symmetric positive definite A, or "lu", for any that `lu` takes
+    kind : "cholesky", for a symmetric positive definite A, or "lu", for any matrix that `lu` accepts
     ordering : as for `cholesky`
 
     Returns
@@ -121,13 +121,13 @@ def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor =
     Raises
     ------
     ValueError, TypeError, RuntimeWarning
-        as `logdet`, or `lu`
+        as for `logdet` or `lu`
 
     Notes
     -----
-    By Takahashi's recurrence on the complete fill, from the last column to the first, for about two
-    factorizations. Gradient: :math:`-A^{-T} G A^{-T}` on A's pattern, G the incoming one, by the adjoint of
-    the recurrence: for a few factorizations, no solves. Any order; forward mode, vmap, `torch.compile`.
+    Takahashi's recurrence on the complete fill, from the last column to the first, costs about two
+    factorizations. Gradient for the incoming G: :math:`-A^{-T} G A^{-T}` on A's pattern, by the adjoint
+    recurrence, a few factorizations without solves. Any order; forward mode, vmap, `torch.compile`.
 
     Source: Takahashi, Fagan, Chen, "Formation of a sparse bus impedance matrix and its application to short
     circuit study", PICA 1973; Erisman, Tinney, doi:10.1145/360680.360704.
@@ -152,7 +152,7 @@ def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor =
 
 
 def _symmetric(function: str, A: CSR, ordering: str | Tensor) -> Factored:
-    """Both triangles count alike, and get the same gradient."""
+    """Both triangles have the same weight and get the same gradient."""
     checks.matrix(function, "A", A)
     checks.dtype(function, "A.values", A.values)
     checks.square(function, "A", A.shape)

@@ -22,8 +22,8 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     ----------
     A : CSR, shape (m, n), float32 or float64; its values may have batch axes, (..., nnz)
     b : Tensor, shape (m,) or (..., m, k), of A's dtype and device
-    damp : float or Tensor, shape (); the regularization
-    weight : Tensor, shape (m,), positive; ones if not given
+    damp : float or Tensor, shape (), the regularization
+    weight : Tensor, shape (m,), positive; default: ones
 
     Returns
     -------
@@ -32,19 +32,19 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     Raises
     ------
     ValueError
-        if shapes do not fit; without `damp`, if the columns of A depend on each other (always if m < n); if a
-        weight is not positive, or values are not finite.
+        if shapes do not match; without `damp`, if the columns of A are linearly dependent (always if m < n);
+        if a weight is not positive, or values are not finite.
 
     Notes
     -----
-    With :math:`B = W^{1/2} A` and a scale :math:`\alpha`, the symmetric, with `damp` quasi-definite system
+    With :math:`B = W^{1/2} A` and a scale :math:`\alpha`, the symmetric system (quasi-definite with `damp`)
 
     .. math:: \begin{pmatrix} \alpha I & B \\ B^T & -\mathtt{damp}^2 / \alpha\, I \end{pmatrix}
               \begin{pmatrix} s \\ x \end{pmatrix} = \begin{pmatrix} W^{1/2} b \\ 0 \end{pmatrix}
 
     is solved. Gradient: for A's values, b, damp and weight, to any order; forward mode, vmap,
-    `torch.compile`. Cost: a factorization of order m + n; for a backward, two triangular solves.
-    `solvers.lsqr` needs O(nnz), and finds the solution of minimum norm where columns depend on each other.
+    `torch.compile`. Cost: a factorization of order m + n; backward: two triangular solves. `solvers.lsqr`
+    needs only O(nnz) memory, and finds the solution of minimum norm if columns are linearly dependent.
 
     Source: Saunders, "Cholesky-based methods for sparse least squares: the benefits of regularization", in
     Linear and Nonlinear Conjugate Gradient-Related Methods, SIAM (1996).
@@ -112,7 +112,7 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
 
 
 def _augmented(P: SparsityPattern, damped: bool) -> tuple[SparsityPattern, Tensor]:
-    """The pattern of the augmented matrix, and where its entries are in those of I, B, B^T and the corner."""
+    """The pattern of the augmented matrix, and the positions of its entries in I, B, B^T and the corner."""
     m, n = P.shape
     first, last = (torch.arange(k, device=P.device) for k in (m, n if damped else 0))
     rows = torch.cat((first, P.row_indices, P.col_indices + m, last + m))

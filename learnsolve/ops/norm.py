@@ -1,4 +1,4 @@
-"""Norms of matrices, of their rows and of their columns."""
+"""Norms of matrices, rows and columns."""
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
     Parameters
     ----------
     A : CSR, float32 or float64, or complex; its values may have batch axes
-    ord : of a matrix None or "fro" (Frobenius), 1 (largest sum of magnitudes in a column) or infinity (in a
-        row); of rows and columns None or 2 (Euclidean), or 1 (sum of magnitudes)
+    ord : for a matrix None or "fro" (Frobenius), 1 (largest column sum of magnitudes) or infinity (largest
+        row sum); for rows and columns None or 2 (Euclidean), or 1 (sum of magnitudes)
     dim : as in `sum`
 
     Returns
@@ -28,16 +28,16 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
     Raises
     ------
     ValueError
-        for other norms: the spectral norm, for one, needs an eigenvalue solver.
+        for other norms; the spectral norm, for example, needs an eigenvalue solver.
 
     Notes
     -----
-    A Euclidean norm sums squares, which are not scaled: entries below 1e-154 (1e-19 in float32) in magnitude
-    lose digits, those below 1e-161 (1e-22) count as zeros, with a zero gradient, and a norm above 1.3e154
-    (1.8e19) is infinite. Scale the matrix first: ``(A * s).norm() / s``.
+    Euclidean norms sum unscaled squares: entries below 1e-154 in magnitude (1e-19 in float32) lose digits,
+    entries below 1e-161 (1e-22) count as zeros, with a zero gradient, and a norm above 1.3e154 (1.8e19) is
+    infinite. If that matters, scale the matrix: ``(A * s).norm() / s``.
 
     Gradient of a Euclidean norm: :math:`\bar a = \bar\nu\, a / \nu`, and zero (with all further derivatives)
-    where the norm is zero. That of a largest sum goes to the largest, in equal parts if there are several.
+    where the norm is zero. The gradient of a largest sum goes to the largest, split equally among ties.
 
     Examples
     --------

@@ -2,14 +2,14 @@
 operation, and iterations to a tolerance without a gradient.
 
 Forward and adjoint are compiled calls (formulas: csrc/kernels/pcg.h and pcg_adjoint.h; when a column stops:
-pcg_column.cuh), cut into several where they would run for long, so that Python can handle an interrupt in
-between. Second derivatives, forward mode and unusual batches go through core/pcg_unfused.py.
+pcg_column.cuh), split so that Python can handle an interrupt in time. Second derivatives, forward mode and
+unusual batches use core/pcg_unfused.py.
 
-A column that has reached rounding level, or cannot go on, stands still: it keeps x and r, cotangents of both
-pass through, and the iterations from there on add nothing to any gradient. Why and when is in `status`.
+A column that has reached the rounding level, or cannot continue, is frozen: it keeps x and r, cotangents of
+both pass through, and later iterations add nothing to any gradient. `status` says why and when.
 
-Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1; the problem of learning by
-truncated iterations: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic
+Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1; the problem of learning
+from truncated iterations: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic
 Differentiation", arXiv 2212.05159, section 4.3.
 """
 
@@ -30,7 +30,7 @@ from learnsolve.ops.core.triangular import _only_read
 _raw = torch.ops.learnsolve.csr_pcg.default
 _raw_backward = torch.ops.learnsolve.csr_pcg_backward.default
 
-_FIRST_CALL = 32  # iterations to a tolerance; later calls take twice as many, as far as interrupts allow
+_FIRST_CALL = 32  # iterations to a tolerance; later calls double this, as far as interrupts allow
 _WORK = WORK  # of one call
 
 
@@ -46,18 +46,18 @@ def pcg_iterations(
     factor: SparsityPattern | None = None,
     checkpointed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x after `iterations` steps, the norm of the residual before each and after the last. Not checked.
+    """x after `iterations` steps, and the residual norm before each and after the last. Unchecked arguments.
 
     Parameters
     ----------
     values : (nnz,) or (B, nnz)
-    b : (n,), (n, k) or (B, n, k); B if values or m have it
+    b : (n,), (n, k) or (B, n, k); with B if values or m have it
     x0 : of b's shape; None: zero
-    kind : what M is: "none" the identity; "diagonal" diag(m); "product" L L^T and "triangular" (L L^T)^-1,
-        for the L with values m on the pattern `factor`: of n rows and any number of columns for a product,
-        lower triangular for solves
+    kind : the form of M: "none", the identity; "diagonal", diag(m); "product", L L^T; or "triangular", (L
+        L^T)^-1, where L has the values m on the pattern `factor`, with n rows and, for a product, any number
+        of columns; lower triangular for solves
     m : (n,) or (B, n); values of L, (nnz of factor,) or (B, nnz of factor)
-    checkpointed : keep O(sqrt(iterations)) vectors for the backward, and repeat the iterations between them:
+    checkpointed : keep O(sqrt(iterations)) vectors for the backward and repeat the iterations between them:
         the same bits
 
     Returns
@@ -68,8 +68,8 @@ def pcg_iterations(
 
     Notes
     -----
-    Gradients for values, m, b and x0, also through the norms, exact for the iterations that ran. A column
-    whose cotangents are all exactly zero costs the backward no more than reading them.
+    Gradients for values, m, b and x0, also through the norms, exact for the iterations that ran. For a column
+    whose cotangents are all exactly zero, the backward only reads them.
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     from_zero = x0 is None
@@ -85,21 +85,21 @@ def pcg_iterations(
 
 
 class Carried(NamedTuple):
-    """What goes on from one call of `Iterations` to the next."""
+    """The state passed from one call of `Iterations` to the next."""
 
     x: Tensor
     r: Tensor
-    p: Tensor  # the next direction; with `between` the last one
+    p: Tensor  # the next direction; with `between` the previous one
     carry: Tensor  # (B, 6, k): csrc/kernels/pcg_state.h
 
 
 class Iterations:
-    """Iterations to a tolerance, in several calls, without a gradient. Arguments are as for
+    """Iterations to a tolerance in several calls, without a gradient. Arguments are as for
     `pcg_iterations`, with b (n, k) or (B, n, k); no tensor may require grad.
 
-    `every`: iterations of each call; None: 32, 64, 128, ..., as far as interrupts allow. `between`, with kind
+    `every`: iterations per call; None: 32, 64, 128, ..., as far as interrupts allow. `between`, with kind
     "none": M as a function of blocks of b's shape, which is called between calls of one iteration each, and
-    need not be linear if `flexible`.
+    may be nonlinear if `flexible`.
     """
 
     def __init__(
@@ -124,15 +124,15 @@ class Iterations:
         self.length, self.growth = (_FIRST_CALL, 2) if every is None else (every, 1)
 
     def most(self, count: int) -> int:
-        """Of the next call."""
+        """The largest number of iterations of the next call."""
         return 1 if self.directions is not None else min(count, self.length, self.longest)
 
     def __call__(
         self, state: Carried | None, count: int, done: int, runs: Tensor | None, target: Tensor
     ) -> tuple[Carried, Tensor]:
-        """`count` iterations after `done`, at most as many as `most` allows, and the norm, by the recurrence,
-        after each. A column whose norm is at or below its `target`, (..., 1, k), stops too, as ROUNDING.
-        `runs`, (..., 1, k): the columns that have not been stopped; None: all."""
+        """`count` iterations after `done`, at most `most`, and the norm after each, from the recurrence. A
+        column whose norm is at or below its `target`, (..., 1, k), also stops, as ROUNDING. `runs`, (..., 1,
+        k): the columns that have not been stopped; None: all."""
         self.length *= self.growth
         if state is None:
             first = count if self.directions is None else 0
@@ -151,7 +151,7 @@ class Iterations:
         return Carried(x, r, after if self.directions is None else p, carry), history
 
     def direction(self, state: Carried) -> Tensor:
-        """The next one."""
+        """The next direction."""
         if self.directions is None:
             return state.p
         return self.directions(state.r, state.p, state.carry, torch.ones_like(state.carry[:, STOP]) > 0, 0)
@@ -169,7 +169,7 @@ def _longest(values: Tensor, entries: int, b: Tensor) -> int:
 
 
 def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: bool) -> list[int]:
-    """Iterations of each call."""
+    """The number of iterations of each call."""
     length = _longest(values, m.shape[-1], b)
     if checkpointed:
         length = min(length, max(1, round(iterations**0.5)))
@@ -177,7 +177,7 @@ def _calls(values: Tensor, m: Tensor, b: Tensor, iterations: int, checkpointed: 
 
 
 class _PCG(Operation):
-    """x, norms and status of `pcg_iterations`, and what its adjoint needs."""
+    """x, norms and status of `pcg_iterations`, and the tensors that its adjoint needs."""
 
     @staticmethod
     def forward(values, m, b, x0, pattern, factor, kind, iterations, from_zero, checkpointed, recorded):
@@ -240,7 +240,7 @@ class _PCG(Operation):
         v_dim, m_dim, b_dim, x_dim = in_dims[:4]
         inner = [t.dim() - (d is not None) for t, d in zip((values, m, b, x0), in_dims[:4], strict=True)]
         if inner[0] > 1 or inner[1] > 1 or inner[2] > 2:
-            # A batch within the map: two batch axes are more than the kernel has.
+            # A batch within the map: the kernel supports only one batch axis.
             def mapped(v, m, b, x):
                 return unfused(v, m, b, x, pattern, factor, kind, iterations, from_zero)
 
@@ -297,12 +297,12 @@ def _adjoint(values, m, b, x0, gx, gnorms, norms, constants, saved, needs):
 
 
 def _narrow(t: Tensor, axis: int, first: int, count: int) -> Tensor:
-    """`t.narrow`, or `t` itself if that is all of it."""
+    """`t.narrow`, or `t` itself if nothing is cut off."""
     return t if count == t.shape[axis] else t.narrow(axis, first, count)
 
 
 class _PCGAdjoint(Operation):
-    """Gradients for (values, m, b, x0), as an operation that has derivatives itself."""
+    """Gradients for (values, m, b, x0), as a differentiable operation."""
 
     @staticmethod
     def forward(values, m, b, x0, gx, gnorms, norms, constants, *saved):

@@ -1,4 +1,4 @@
-"""The quadratic form of a matrix, whose root is the energy norm for symmetric positive definite ones."""
+"""The quadratic form of a matrix; for a symmetric positive definite matrix its root is the energy norm."""
 
 import torch
 from torch import Tensor
@@ -15,29 +15,29 @@ from learnsolve.ops.core.product import product, sampled
 
 def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     r"""Quadratic form :math:`q = x^T A x`, summed over the columns of x: :math:`\operatorname{tr}(X^T A X)`;
-    :math:`x^H A x` where x is complex.
+    :math:`x^H A x` if x is complex.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
     x : Tensor, shape (n,) or (..., n, k), of A's precision and device
-    symmetric : promise that A equals its transpose (not checked); the backward then needs no product
+    symmetric : declares that A equals its transpose (not checked); the backward then needs no product
 
     Returns
     -------
-    Tensor, shape (...): one value for each member of the batch.
+    Tensor, shape (...): one value per member of the batch.
 
     Raises
     ------
     ValueError
-        if shapes do not fit.
+        if shapes do not match.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
     Gradient: :math:`\bar x = \bar q (A x + A^T x)`, :math:`\bar A = \bar q\, x x^T` on the pattern. A x is
-    kept from the forward, so the backward costs one more product, or none if `symmetric`. Any order.
+    saved by the forward, so the backward costs one more product, or none if `symmetric`. Any order.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
 
 
 def _inner(x: Tensor, y: Tensor) -> Tensor:
-    """<x, y>, added up over all columns, of each member of a batch."""
+    """<x, y>, summed over all columns, for each member of a batch."""
     axes = min(x.dim(), 2)
     column = (x.shape[-axes:].numel(), 1)
     x, y = x.reshape((*x.shape[:-axes], *column)), y.reshape((*y.shape[:-axes], *column))
@@ -71,7 +71,7 @@ def _inner(x: Tensor, y: Tensor) -> Tensor:
 
 
 class _QuadraticForm(Operation):
-    """(q, A x); the second is returned in order to be saved."""
+    """(q, A x); A x is returned so that it can be saved."""
 
     @staticmethod
     def forward(values: Tensor, x: Tensor, pattern: SparsityPattern, symmetric: bool):
@@ -93,11 +93,11 @@ class _QuadraticForm(Operation):
         pattern = ctx.pattern
         again = tracked(values, x, g)
         if again:
-            y = product(values, x, pattern, False)  # with its graph: this gradient is differentiated
+            y = product(values, x, pattern, False)  # with a graph, since this gradient is differentiated
         need_values, need_x = ctx.needs_input_grad[:2]
         gx = gv = None
         if need_x:
-            # The promise holds for the values at hand, not for the directions of a second derivative.
+            # `symmetric` holds for these values, not for the directions of a second derivative.
             once = ctx.symmetric and not again
             gx = y * (g + g) if once else g * (y + product(values, x, pattern, True))
         if need_values:

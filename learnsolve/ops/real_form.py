@@ -19,8 +19,8 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
 
     Parameters
     ----------
-    re, im : CSR, shape (m, n), of one dtype (float32 or float64) and device, on any two patterns; batch axes
-        of their values broadcast. Or only re, a complex CSR or sparse matrix of SciPy or torch
+    re, im : CSR, shape (m, n), of the same dtype (float32 or float64) and device, on any two patterns; batch
+        axes of their values broadcast. Or only re, a complex CSR or sparse matrix of SciPy or torch
 
     Returns
     -------
@@ -29,9 +29,9 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
     Raises
     ------
     ValueError
-        if shapes or batch axes do not fit.
+        if shapes or batch axes do not match.
     TypeError
-        if a single re is not a complex sparse matrix, or types, dtypes or devices do not fit.
+        if a single re is not a complex sparse matrix, or a type, dtype or device is wrong.
 
     Notes
     -----

@@ -1,11 +1,11 @@
-"""Scaled Richardson sweeps, a fixed number of them as one differentiable operation,
+"""A fixed number of scaled Richardson sweeps as one differentiable operation,
 
     x_{k+1} = x_k + s_k o (b - A x_k) + m_k (x_k - x_{k-1}),   x_{-1} = x_0.
 
-With s = w / diag(A) and no momentum m this is weighted Jacobi, with constants the heavy ball, and Chebyshev's
-semi-iteration has this form too. Forward and adjoint are one compiled call each (sweep_calls.py;
-csrc/kernels/richardson.h has the adjoint's recursion). Second derivatives, forward mode and unusual batches
-go through `_unfused`, the same sweeps as a composition of public operations.
+With s = w / diag(A) and no momentum m this is weighted Jacobi; with constants the heavy ball; Chebyshev's
+semi-iteration also has this form. Forward and adjoint are one compiled call each (sweep_calls.py; the
+recursion of the adjoint is in csrc/kernels/richardson.h). Second derivatives, forward mode and unusual
+batches use `_unfused`, the same sweeps composed of public operations.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def richardson_sweeps(
     ----------
     values : (nnz,) or (B, nnz)
     scale : (n,), (1 or iterations, n) or (B, 1 or iterations, n)
-    b, x0 : (n,), (n, k) or (B, n, k), of one shape; B only if one of the others has it or for itself
+    b, x0 : (n,), (n, k) or (B, n, k), of the same shape
     checkpointed : keep O(sqrt(iterations)) iterates for the backward, and repeat the sweeps between them
     momentum : (1 or iterations,) or (B, 1 or iterations); None or empty: none
 
@@ -48,7 +48,7 @@ def richardson_sweeps(
 
     Notes
     -----
-    In the backward a column whose cotangents are all exactly zero costs one pass over them.
+    For a column whose cotangents are all exactly zero, the backward only reads them.
     """
     m = sweep_calls.empty(values) if momentum is None else momentum
     constants = (pattern, iterations, checkpointed)
@@ -132,7 +132,7 @@ class _Richardson(Operation):
         tensors = (values, scale, momentum, b, x0)
         inner = [t.dim() - (d is not None) for t, d in zip(tensors, in_dims[:5], strict=True)]
         if inner[0] > 1 or inner[1] > 2 or inner[2] > 1 or inner[3] > 2:
-            # A batch within the map: two batch axes are more than the kernel has.
+            # A batch within the map: the kernel supports only one batch axis.
             unfused = lambda v, s, m, c, y: _unfused(v, s, m, c, y, pattern, iterations)  # noqa: E731
             return vmapped(unfused, in_dims[:5], tensors)
         vector = inner[3] == 1
@@ -154,7 +154,7 @@ class _Richardson(Operation):
 
 
 class _RichardsonAdjoint(Operation):
-    """Gradients for (values, scale, momentum, b, x0), as an operation that has derivatives itself."""
+    """Gradients for (values, scale, momentum, b, x0), as a differentiable operation."""
 
     @staticmethod
     def forward(values, scale, momentum, b, x0, gx, gnorms, norms, fixed, *saved):

@@ -1,4 +1,4 @@
-"""Sampled dense-dense product."""
+"""Sampled dense-dense matrix product."""
 
 from torch import Tensor
 
@@ -9,13 +9,13 @@ from learnsolve.ops.core.product import sampled
 
 
 def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
-    r"""Entries of :math:`U V^T` on a pattern, :math:`c_{ij} = u_i^T v_j`: nothing is conjugated.
+    r"""Entries of :math:`U V^T` on a pattern, :math:`c_{ij} = u_i^T v_j`: without conjugation.
 
     Parameters
     ----------
     U : Tensor, shape (m,) or (..., m, k), float32 or float64, or complex
     V : Tensor, shape (n,) or (..., n, k), of U's precision and device
-    pattern : SparsityPattern, shape (m, n), or a CSR, of which the values are not read
+    pattern : SparsityPattern, shape (m, n), or a CSR, whose values are not read
 
     Returns
     -------
@@ -24,13 +24,13 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
     Raises
     ------
     ValueError
-        if shapes do not fit.
+        if shapes do not match.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
-    Gradient: :math:`\bar U = \bar C V`, :math:`\bar V = \bar C^T U` with :math:`\bar C` the matrix that has
+    Gradient: :math:`\bar U = \bar C V`, :math:`\bar V = \bar C^T U` where the matrix :math:`\bar C` has
     the incoming gradient as its values. Any order; forward mode, vmap, `torch.compile`.
 
     Cost: 2 nnz k flops; reads the indices and writes the values once. Deterministic.

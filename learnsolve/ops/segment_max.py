@@ -1,4 +1,4 @@
-"""The largest entry of each row or column of a pattern."""
+"""The maximum over the entries of each row or column of a pattern."""
 
 from typing import Any
 
@@ -15,32 +15,32 @@ _raw_place = torch.ops.learnsolve.csr_segment_place.default
 
 
 def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
-    r"""Largest of the features of all entries in a row, :math:`x_i = \max_j e_{ij}`, or in a column, each
-    feature for itself.
+    r"""Maximum of the features over all entries of a row, :math:`x_i = \max_j e_{ij}`, or of a column, for
+    each feature separately.
 
     Parameters
     ----------
     E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64: features of the entries
     pattern : SparsityPattern, shape (m, n)
-    by : "row" or "column": whether segments are rows or columns
+    by : "row" or "column", the segments
 
     Returns
     -------
-    Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns; 0 where there is no entry, and
-    NaN where an entry is NaN. The smallest is ``-segment_max(-E, ...)``.
+    Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns; 0 for a segment without
+    entries, NaN for one with a NaN. For the minimum use ``-segment_max(-E, ...)``.
 
     Raises
     ------
     ValueError
-        if the shape does not fit, or `by` is something else.
+        if the shape is wrong, or `by` is invalid.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
-    Gradient: the segment's at the first of its largest entries (in the order of the pattern), zero at all
-    others, as with `torch.max` along a dimension and torch-scatter's ``scatter_max``; torch's
-    ``scatter_reduce`` with "amax" divides it among equal entries instead. Any order; forward mode, vmap,
+    Gradient: passed to the first of the largest entries of the segment (in the order of the pattern), zero
+    elsewhere, like `torch.max` along a dimension and torch-scatter's ``scatter_max``; torch's
+    ``scatter_reduce`` with "amax" instead divides it among equal entries. Any order; forward mode, vmap,
     `torch.compile`.
 
     Cost: reads nnz f values once and writes the position of each maximum; backward: writes nnz f values.
@@ -68,7 +68,7 @@ def _take(e: Tensor, at: Tensor) -> Tensor:
 
 
 class _Max(Operation):
-    """(largest, its place)"""
+    """(maximum, its position)"""
 
     @staticmethod
     def forward(e, pattern, columns):
@@ -99,7 +99,7 @@ class _Max(Operation):
 
 
 class _Linear(Multilinear):
-    """Linear in its first operand, for places `at`."""
+    """Linear in its first operand, for positions `at`."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -116,7 +116,7 @@ class _Linear(Multilinear):
 
 
 class _Take(_Linear):
-    """The entries at these places."""
+    """The entries at these positions."""
 
     @staticmethod
     def forward(e, at, pattern, columns):
@@ -128,7 +128,7 @@ class _Take(_Linear):
 
 
 class _Place(_Linear):
-    """Its adjoint: g at these places, among zeros."""
+    """The adjoint of `_Take`: g at these positions, zeros elsewhere."""
 
     @staticmethod
     def forward(g, at, pattern, columns):

@@ -15,31 +15,31 @@ _raw_backward = torch.ops.learnsolve.csr_segment_softmax_backward.default
 
 
 def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
-    r"""Softmax over each row, :math:`a_{ij} = \exp(e_{ij}) / \sum_k \exp(e_{ik})`, or over each column, each
-    feature for itself: weights that are positive and sum to 1 over every row that has an entry.
+    r"""Softmax over each row, :math:`a_{ij} = \exp(e_{ij}) / \sum_k \exp(e_{ik})`, or over each column, for
+    each feature separately. The weights are positive and sum to 1 over every row that has an entry.
 
     Parameters
     ----------
     E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64: features of the entries
     pattern : SparsityPattern, shape (m, n)
-    by : "row" or "column": whether segments are rows or columns
+    by : "row" or "column", the segments
 
     Returns
     -------
-    Tensor in the shape of E.
+    Tensor of E's shape.
 
     Raises
     ------
     ValueError
-        if the shape does not fit, or `by` is something else.
+        if the shape is wrong, or `by` is invalid.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
-    The largest entry of a segment is subtracted first: finite features never overflow. As with
-    `torch.softmax`, a NaN makes its whole segment NaN, and so does infinity; an entry of -infinity has weight
-    0, but a segment of nothing else is NaN. Weights below 1e-307 (1e-37 in float32) are 0.
+    The largest entry of a segment is subtracted first, so finite features never overflow. As with
+    `torch.softmax`, a NaN or an infinity makes its whole segment NaN. An entry of -infinity has weight 0, but
+    a segment with only such entries is NaN. Weights below 1e-307 (1e-37 in float32) are 0.
 
     Gradient: :math:`\bar e_{ij} = a_{ij} (\bar a_{ij} - \sum_k a_{ik} \bar a_{ik})`. Any order; forward mode,
     vmap, `torch.compile`.
@@ -84,7 +84,7 @@ class _Softmax(Operation):
 
 
 class _Tangent(Operation):
-    """T(y, g) = y (g - sum of y g over the segment): symmetric in g, as <h, T(y, g)> = <g, T(y, h)>."""
+    """T(y, g) = y (g - sum of y g over the segment): symmetric in g: <h, T(y, g)> = <g, T(y, h)>."""
 
     operands = 2
 
@@ -98,7 +98,7 @@ class _Tangent(Operation):
         y, g = ctx.saved_tensors
         by_y = by_g = None
         if ctx.needs_input_grad[0]:
-            # h (g - s(y g)) - g s(y h), s: the sum over the segment, at each of its entries.
+            # h (g - s(y g)) - g s(y h), with s the sum over the segment, at each of its entries.
             by_y = h * (g - _segment_sums(y * g, *ctx.constants)) - g * _segment_sums(y * h, *ctx.constants)
         if ctx.needs_input_grad[1]:
             by_g = dispatch(_Tangent, (y, h), *ctx.constants)

@@ -13,23 +13,24 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     ----------
     E : Tensor, shape (nnz,) or (..., nnz, f), float32 or float64, or complex: features of the entries
     pattern : SparsityPattern, shape (m, n)
-    by : "row" or "column": whether segments are rows or columns
+    by : "row" or "column", the segments
 
     Returns
     -------
-    Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns; 0 where there is no entry.
+    Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns; 0 for a segment without
+    entries.
 
     Raises
     ------
     ValueError
-        if the shape does not fit, or `by` is something else.
+        if the shape is wrong, or `by` is invalid.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
-    Gradient: the segment's gradient at each of its entries, which is `gather`, and the reverse. Any order;
-    forward mode, vmap, `torch.compile`. For features of length 1, ``CSR(e, pattern).sum(1)`` is the same.
+    Gradient: the gradient of the segment at each of its entries, which is `gather`, and vice versa. Any
+    order; forward mode, vmap, `torch.compile`. For a single feature, ``CSR(e, pattern).sum(1)`` is the same.
 
     Cost: reads nnz f values once. The result has the same bits on every run and for every number of threads.
 
@@ -46,7 +47,7 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
 
 def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
-    """Mean of the features of all entries in a row or column: `segment_sum` over the number of its entries.
+    """Mean of the features of all entries in a row or column: `segment_sum` divided by the number of entries.
 
     Parameters
     ----------
@@ -54,12 +55,12 @@ def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor
 
     Returns
     -------
-    Tensor, as of `segment_sum`; 0 where there is no entry.
+    Tensor, as for `segment_sum`; 0 for a segment without entries.
 
     Raises
     ------
     ValueError, TypeError
-        as `segment_sum`.
+        as for `segment_sum`.
 
     Notes
     -----

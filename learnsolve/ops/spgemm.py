@@ -1,4 +1,4 @@
-"""Sparse times sparse."""
+"""Sparse-sparse matrix products."""
 
 from typing import Any
 
@@ -17,32 +17,32 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     Parameters
     ----------
     A : CSR, shape (m, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
-    B : CSR, shape (n, k), of A's precision and device; likewise
+    B : CSR, shape (n, k), of A's precision and device; may have batch axes
     mask : SparsityPattern, shape (m, k): the entries of A B to compute
 
     Returns
     -------
-    CSR, shape (m, k); batch axes broadcast. Without `mask` it has every entry that a product a_ij b_jl of
-    entries falls on, zeros and sums that cancel included, and its pattern is the same object in every call
-    while the plan is kept. With `mask` it has that pattern: products outside are left out, an entry without
-    products is zero.
+    CSR, shape (m, k); batch axes broadcast. Without `mask` it has an entry for every product a_ij b_jl of
+    entries, including zeros and sums that cancel, and its pattern is the same object in every call while the
+    plan is cached. With `mask` it has that pattern: products outside are skipped, entries without products
+    are zero.
 
     Raises
     ------
     ValueError
-        if shapes do not fit, or the result has more entries than the index type can number.
+        if shapes do not match, or the result has more entries than the index type can represent.
     TypeError
-        if dtypes or devices do not fit, or A or B is not a CSR.
+        if dtypes or devices do not match, or A or B is not a CSR.
 
     Notes
     -----
-    Gradient: :math:`\bar A = \bar C B^T` on the pattern of A, :math:`\bar B = A^T \bar C` on B's, in
-    one pass over the products, through the entries of C only. Any order; forward mode, vmap, `torch.compile`.
-    The same bits on every run and for every number of threads.
+    Gradient: :math:`\bar A = \bar C B^T` on the pattern of A and :math:`\bar B = A^T \bar C` on the pattern
+    of B, in one pass over the products, through the entries of C only. Any order; forward mode, vmap,
+    `torch.compile`. The same bits on every run and for every number of threads.
 
     Cost: 2 F flops for F products, 4 F for both gradients. The second call with two patterns, or the first
-    gradient, plans the positions of the products, 4 F bytes: docs/operations.md. Source: Nytko et al.,
-    arXiv 2212.05159, 2022.
+    gradient, plans the positions of the products, which takes 4 F bytes: docs/operations.md. Source: Nytko et
+    al., arXiv 2212.05159, 2022.
 
     Examples
     --------
@@ -69,25 +69,25 @@ def galerkin(P: CSR, A: CSR) -> CSR:
     Parameters
     ----------
     P : CSR, shape (n, k), the interpolation; its values may have batch axes, (..., nnz)
-    A : CSR, shape (n, n), of P's precision and device; likewise
+    A : CSR, shape (n, n), of P's precision and device; may have batch axes
 
     Returns
     -------
-    CSR, shape (k, k), on its full pattern as `spgemm` has it; batch axes broadcast.
+    CSR, shape (k, k), on its full pattern, as from `spgemm`; batch axes broadcast.
 
     Raises
     ------
     ValueError
-        if shapes do not fit.
+        if shapes do not match.
     TypeError
-        if dtypes or devices do not fit, or P or A is not a CSR.
+        if dtypes or devices do not match, or P or A is not a CSR.
 
     Notes
     -----
-    Computed as :math:`P^T (A P)` by two calls of `spgemm`, whose plans are kept: for P^T and
-    the second product with P's pattern, for A P with A's pattern. Differentiable in P and A, to any order.
+    Computed as :math:`P^T (A P)` by two calls of `spgemm`, whose plans are cached: for P^T and the second
+    product with P's pattern, for A P with A's pattern. Differentiable in P and A, to any order.
 
-    Cost: 2 flops for each product of A P and of P^T (A P); the gradients twice that.
+    Cost: 2 flops per product in A P and P^T (A P); twice that for the gradients.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def _check_factors(function: str, first: str, A: Any, second: str, B: Any) -> No
 def _check_mask(mask: Any, A: CSR, B: CSR) -> None:
     if not isinstance(mask, SparsityPattern):
         raise TypeError(
-            f"spgemm: mask must be a SparsityPattern, got {type(mask).__name__}; of a CSR take C.pattern"
+            f"spgemm: mask must be a SparsityPattern, got {type(mask).__name__}; for a CSR pass C.pattern"
         )
     if mask.shape != (A.shape[0], B.shape[1]):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Sparse times dense."""
+"""Sparse-dense matrix products."""
 
 from torch import Tensor
 
@@ -23,19 +23,19 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     Raises
     ------
     ValueError
-        if shapes do not fit.
+        if shapes do not match.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
-    Gradient: :math:`\bar x = A^T \bar y`, :math:`\bar A = (\bar y x^T)` on the pattern, at the cost of
-    about a pass over the transposed pattern, which is cached. Any order; forward mode, vmap, `torch.compile`.
-    Of complex values :math:`\bar x = A^H \bar y`, as in torch; the transpose is :math:`A^T`, not ``A.H``.
+    Gradient: :math:`\bar x = A^T \bar y`, :math:`\bar A = (\bar y x^T)` on the pattern, at the cost of about
+    one pass over the cached transposed pattern. Any order; forward mode, vmap, `torch.compile`. For complex
+    values :math:`\bar x = A^H \bar y`, as in torch; the transpose is :math:`A^T`, not ``A.H``.
 
-    Cost: 2 nnz k flops; reads values and indices once for 32 columns (float64) or 64 (float32) with AVX2. The
-    backward reads and writes values once more. The result has the same bits on every run and for every
-    number of threads.
+    Cost: 2 nnz k flops; values and indices are read once per 32 columns (float64) or 64 columns (float32)
+    with AVX2. The backward reads and writes values once more. The result has the same bits on every run and
+    for every number of threads.
 
     Examples
     --------

@@ -25,22 +25,22 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     Raises
     ------
     ValueError
-        if shapes do not fit; if A is singular (the message names the row, or what else was found), or has
+        if shapes do not match; if A is singular (the message names the row or the reason), or has
         values that are not finite; if the solution overflows.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
     Gradient: :math:`\bar b = A^{-T} \bar x`, :math:`\bar A = -\bar b\, x^T` on the pattern (if `transpose`,
-    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`); of complex values adjoints, not transposes. Any order;
-    forward mode, vmap, `torch.compile`. A backward costs two triangular solves with the factors of the
-    forward, which live as long as the graph, and a sampled product. `ls.factorize` keeps them.
+    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`); for complex values with adjoints, not transposes. Any
+    order; forward mode, vmap, `torch.compile`. The backward costs a sampled product and two triangular solves
+    with the factors of the forward, which live as long as the graph. `ls.factorize` keeps them.
 
-    Cost: one factorization per matrix of the batch, in A's precision, on the host; then 2 flops per entry
-    of the factors and column of b. The pattern keeps the analysis for its next matrix (docs/direct.md). A
-    nearly singular matrix is accepted: the relative error is about its condition number times the unit
-    roundoff, and a RuntimeWarning says when rounding errors in A x are about as large as b.
+    Cost: one factorization per matrix of the batch, in A's precision, on the host; then 2 flops per entry of
+    the factors and column of b. The analysis is cached with the pattern (docs/direct.md). A nearly singular
+    matrix is accepted: the relative error is about the condition number times the unit roundoff, and a
+    RuntimeWarning is issued if rounding errors in A x are about as large as b.
 
     Source: Demmel et al., "A supernodal approach to sparse partial pivoting", SIAM J. Matrix Anal. Appl. 20
     (1999).

@@ -22,10 +22,10 @@ def sptrsv(
     Parameters
     ----------
     L : CSR, shape (n, n), float32 or float64, or complex; its values may have batch axes, (..., nnz). Only
-        one triangle is read: entries of the other may be there, even NaN, and change nothing
+        one triangle is read; the entries of the other are ignored, even NaN
     b : Tensor, shape (n,) or (..., n, k), of L's precision and device
-    lower : read the lower triangle; else the upper one
-    unit_diagonal : take the diagonal as ones; what is stored there is not read
+    lower : use the lower triangle; otherwise the upper
+    unit_diagonal : assume a unit diagonal; stored diagonal entries are not read
     transpose : solve with the transpose of that triangle, which is not formed
 
     Returns
@@ -35,18 +35,18 @@ def sptrsv(
     Raises
     ------
     ValueError
-        if L is not square, shapes do not fit, or a row has no entry on the diagonal or, on the CPU, a zero
-        there (or a number so small that its reciprocal overflows); the message names the row.
+        if L is not square, shapes do not match, or a row has no diagonal entry or, on the CPU, a zero
+        diagonal entry (or one so small that its reciprocal overflows); the message names the row.
     TypeError
-        if dtypes or devices do not fit.
+        if dtypes or devices do not match.
 
     Notes
     -----
     Gradient: :math:`\bar b = L^{-T} \bar x` and :math:`\bar L = -\bar b x^T` on the entries that are read,
-    exactly zero on the others: a solve and a pass over the values. Any order; forward mode, vmap,
+    exactly zero elsewhere: a solve and a pass over the values. Any order; forward mode, vmap,
     `torch.compile`. Cost: 2 nnz k flops. The same bits on every run and for every number of threads.
-    docs/operations.md describes the schedules, on the CPU and on CUDA devices, where a row whose reciprocal
-    is not finite is NaN instead of an error.
+    docs/operations.md describes the schedules on the CPU and on CUDA devices, where a row whose reciprocal is
+    not finite becomes NaN instead of an error.
 
     Examples
     --------
@@ -94,9 +94,9 @@ def sptrsv(
 
 
 def _which_matrix(values: Tensor, pattern: SparsityPattern, row: int) -> str:
-    """The first of a batch that cannot be divided by in this row, for the message."""
+    """The first matrix of a batch with an invalid diagonal entry in this row, for the message."""
     plain = plain_values(values)
-    if values.dim() == 1 or plain.shape != values.shape:  # one matrix, or one of a map of torch.func
+    if values.dim() == 1 or plain.shape != values.shape:  # one matrix, or a torch.func transformation
         return ""
     d = plain[..., int(pattern.diagonal_positions[row])].flatten()
     found = (d.isfinite() & ~d.reciprocal().isfinite()).nonzero()

@@ -1,4 +1,4 @@
-"""Matrices side by side, on top of one another, along a diagonal, in a grid, and as a batch."""
+"""Matrices stacked horizontally, vertically, along a diagonal, in a grid, and as a batch."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
@@ -14,14 +14,14 @@ from learnsolve.ops.core.selection import Sorted, reordered, sorted_by_row
 
 
 def hstack(matrices: Sequence[CSR]) -> CSR:
-    """[A, B, ...]: matrices of as many rows as each other, side by side.
+    """[A, B, ...]: matrices with the same number of rows, side by side.
 
-    Planned once for the patterns in this order; then values are joined and permuted, and the gradient is
-    permuted back and cut. Batch axes broadcast. A single matrix is returned as it is.
+    Planned once per sequence of patterns; then values are concatenated and permuted, and the gradient is
+    permuted back and split. Batch axes broadcast. A single matrix is returned unchanged.
 
     Parameters
     ----------
-    matrices : sequence of CSR with as many rows, of one precision and device; at least one
+    matrices : nonempty sequence of CSR with the same number of rows, precision and device
 
     Returns
     -------
@@ -30,7 +30,7 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if there is none, or shapes, dtypes, devices or batch axes do not fit.
+        if the sequence is empty, or shapes, dtypes, devices or batch axes do not match.
 
     Examples
     --------
@@ -43,11 +43,11 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
 
 
 def vstack(matrices: Sequence[CSR]) -> CSR:
-    """[A; B; ...]: matrices of as many columns as each other, on top of one another; see `hstack`.
+    """[A; B; ...]: matrices with the same number of columns, on top of one another; see `hstack`.
 
     Parameters
     ----------
-    matrices : sequence of CSR with as many columns, of one precision and device; at least one
+    matrices : nonempty sequence of CSR with the same number of columns, precision and device
 
     Returns
     -------
@@ -56,7 +56,7 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if there is none, or shapes, dtypes, devices or batch axes do not fit.
+        if the sequence is empty, or shapes, dtypes, devices or batch axes do not match.
 
     Examples
     --------
@@ -69,11 +69,11 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
 
 
 def block_diag(matrices: Sequence[CSR]) -> CSR:
-    """Matrices of any shapes along the diagonal, no entries elsewhere; see `hstack`.
+    """Matrices of any shapes along the diagonal, without entries elsewhere; see `hstack`.
 
     Parameters
     ----------
-    matrices : sequence of CSR, of one precision and device; at least one
+    matrices : nonempty sequence of CSR, of the same precision and device
 
     Returns
     -------
@@ -82,7 +82,7 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if there is none, or dtypes, devices or batch axes do not fit.
+        if the sequence is empty, or dtypes, devices or batch axes do not match.
 
     Examples
     --------
@@ -99,9 +99,8 @@ def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
 
     Parameters
     ----------
-    blocks : sequence of rows of equal length, each a sequence of CSR, of one precision and device, and None.
-        Each row and each column has at least one matrix, which gives its size; `zeros` makes one without
-        entries
+    blocks : sequence of rows of equal length, each a sequence of CSR, of the same precision and device, and
+        None. Each row and column needs at least one matrix, which sets its size; `zeros` makes an empty one
 
     Returns
     -------
@@ -110,7 +109,7 @@ def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if a row or a column has no matrix, or shapes, dtypes, devices or batch axes do not fit.
+        if a row or a column has no matrix, or shapes, dtypes, devices or batch axes do not match.
 
     Examples
     --------
@@ -164,7 +163,7 @@ def stack(matrices: Sequence[CSR]) -> CSR:
 
 
 def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
-    """The first of some matrices of one precision and device."""
+    """Check that matrices have the same precision and device; the first of them."""
     if isinstance(matrices, CSR) or not isinstance(matrices, Sequence):
         raise TypeError(f"{function}: expected a list of CSR matrices, got {type(matrices).__name__}")
     if not matrices:
@@ -176,8 +175,8 @@ def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
 
 
 def _placed(function: str, matrices: Sequence[CSR], cell: Callable[[int], tuple[int, int]]) -> CSR:
-    """Matrix i in the block (row, column) = cell(i) of a grid, sorted by row, then column. Each row and each
-    column of blocks has a matrix."""
+    """Matrix i in the block (row, column) = cell(i) of a grid, sorted by row, then column. Every row and
+    every column of blocks has a matrix."""
     first = check_matrices(function, matrices)
     batch = torch.Size()
     heights: dict[int, int] = {}

@@ -21,20 +21,19 @@ def stencil(
     offsets: Sequence[Sequence[int]] | None = None,
     boundary: str | Sequence[str] = "zero",
 ) -> Tensor:
-    r"""Stencil operator on a grid of one, two or three dimensions, without a matrix.
+    r"""Apply a stencil on a one-, two- or three-dimensional grid, without a matrix.
 
     .. math:: y_i = \sum_k c_k(i)\, x_{i + o_k}
 
     Parameters
     ----------
     coefficients : Tensor, float32 or float64, or complex. Without `offsets`: a window of odd sizes, (w,),
-        (wx, wy) or (wx, wy, wz), for all points and centered on them, not flipped (as in `conv2d`). With K
-        `offsets` of d integers: (K,), the same for all points; (..., K, \*grid), :math:`c_k(i)`; or (..., K,
-        1, ..., 1), d ones, the same for all points with batch axes
+        (wx, wy) or (wx, wy, wz), for all points, centered and not flipped (as in `conv2d`). With K `offsets`
+        of d integers: (K,), constant over the grid; (..., K, \*grid), :math:`c_k(i)`; or (..., K, 1, ..., 1)
+        with d ones, constant over the grid with batch axes
     x : Tensor, shape (..., \*grid), of the coefficients' dtype and device
-    offsets : K sequences of d integers, or None: positions of the neighbors; one that comes twice counts
-        twice
-    boundary : "zero", "periodic", or one of them for each axis: what lies outside of the grid
+    offsets : K sequences of d integers, or None: relative positions of the neighbors; repeated ones are added
+    boundary : "zero", "periodic", or one of them per axis: the values outside the grid
 
     Returns
     -------
@@ -43,9 +42,9 @@ def stencil(
     Raises
     ------
     ValueError
-        if shapes, offsets or boundary do not fit.
+        if shapes, offsets or boundary are invalid.
     TypeError
-        if dtypes or devices do not fit, or offsets are not integers.
+        if dtypes or devices do not match, or offsets are not integers.
 
     Notes
     -----
@@ -90,7 +89,7 @@ def _operand(name: str, value: Any) -> None:
 
 
 def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, Neighbors]:
-    """The coefficients of a centered window, (K, 1, ..., 1), and where they apply."""
+    """The coefficients of a centered window, (K, 1, ..., 1), and their neighbors."""
     sizes = tuple(coefficients.shape)
     if not 1 <= len(sizes) <= 3 or any(w % 2 == 0 for w in sizes):
         raise ValueError(
@@ -105,7 +104,7 @@ def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, 
 
 @functools.lru_cache(maxsize=64)
 def _window_offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The offsets of a window's places, in their order."""
+    """The offsets of the entries of a window, in order."""
     places: list[tuple[int, ...]] = [()]
     for w in sizes:
         places = [(*p, o) for p in places for o in range(-(w // 2), w // 2 + 1)]
@@ -113,7 +112,7 @@ def _window_offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def neighbors(function: str, offsets: Any, boundary: Any) -> Neighbors:
-    """`offsets` and `boundary` as the kernels take them."""
+    """`offsets` and `boundary` in the form of the kernels."""
     try:
         each = [tuple([operator.index(o) for o in _ordered(offset)]) for offset in _ordered(offsets)]
     except TypeError:
@@ -160,7 +159,7 @@ def _periodic(function: str, boundary: Any, d: int) -> tuple[int, ...]:
 
 
 def by_offset(function: str, c: Tensor, where: Neighbors, grid: torch.Size) -> Tensor:
-    """Checked coefficients in the shape (..., K, *grid) or (..., K, 1, ..., 1)."""
+    """Checked coefficients of shape (..., K, *grid) or (..., K, 1, ..., 1)."""
     d = len(where.periodic)
     K = len(where.offsets) // d
     if c.dim() == 1 and c.shape[0] == K:

@@ -18,7 +18,7 @@ from learnsolve.ops.core.selection import first_of_each
 from learnsolve.ops.core.stencil import Neighbors
 from learnsolve.ops.stencil import by_offset, grid_sizes, neighbors, window
 
-# Patterns in use: a matrix that is made again and again, with other coefficients, keeps its pattern.
+# Patterns in use: a matrix that is rebuilt with other coefficients keeps its pattern.
 _patterns: weakref.WeakValueDictionary[Any, SparsityPattern] = weakref.WeakValueDictionary()
 
 
@@ -35,27 +35,27 @@ def stencil_matrix(
 
     Parameters
     ----------
-    coefficients, offsets, boundary : as of `stencil`
-    grid : its sizes; points are numbered with the last axis fastest
+    coefficients, offsets, boundary : as for `stencil`
+    grid : sequence of int, its sizes; points are numbered with the last axis fastest
 
     Returns
     -------
-    CSR, shape (n, n), n the number of points; int32 indices where they can count the entries, else int64. Its
-    values have the batch axes of the coefficients. A zero coefficient is an entry. Where offsets meet in one
-    point, on a small periodic grid, their coefficients are added up.
+    CSR, shape (n, n), n the number of points; int32 indices if they can count the entries, otherwise int64.
+    Its values have the batch axes of the coefficients. Zero coefficients are entries. If offsets coincide, on
+    a small periodic grid, their coefficients are added.
 
     Raises
     ------
     ValueError, TypeError
-        as `stencil` does.
+        as for `stencil`.
 
     Notes
     -----
-    Gradient: :math:`\bar c_k(i) = \bar A_{i, i + o_k}`, summed over the grid where the coefficient is the
+    Gradient: :math:`\bar c_k(i) = \bar A_{i, i + o_k}`, summed over the grid if the coefficient is the
     same for all points. Any order.
 
-    Cost: O(K n log(K n)) when the pattern is made; as long as a matrix with it lives, the next one shares it
-    and only gathers its values, O(K n). Not under `torch.compile`.
+    Cost: O(K n log(K n)) to make the pattern. While a matrix with this pattern lives, later ones share it and
+    only gather their values, O(K n). Not supported under `torch.compile`.
 
     Examples
     --------
@@ -99,9 +99,9 @@ def _plan(
 def stencil_entries(
     offsets: Sequence[Sequence[int]], periodic: Sequence[int | bool], grid: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(row, column, offset) of each neighbor that exists, by row, then column, then offset."""
+    """(row, column, offset) of each neighbor on the grid, sorted by row, column, offset."""
     n, count = math.prod(grid), len(offsets)
-    narrow = n <= np.iinfo(np.int32).max // 4  # room for columns beyond the grid, which are left out
+    narrow = n <= np.iinfo(np.int32).max // 4  # room for columns outside the grid, which are dropped
     inside = np.ones((*grid, count), dtype=bool)
     column = np.empty((*grid, count), dtype=np.int32 if narrow else np.int64)
     column[:] = np.arange(n).reshape(*grid, 1)

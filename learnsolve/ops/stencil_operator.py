@@ -1,4 +1,4 @@
-"""A stencil on a grid as a matrix that is never made."""
+"""A stencil on a grid as a matrix-free operator."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from learnsolve.ops.stencil_matrix import matrix_of
 
 
 class StencilOperator:
-    r"""The matrix of a stencil without its entries, for products and as the A of solvers.
+    r"""The matrix of a stencil without stored entries, for products and as the A of solvers.
 
     :math:`(A x)_i = \sum_k c_k(i)\, x_{i + o_k}` for vectors x on a grid, its points numbered with the
     last axis fastest.
 
     Parameters
     ----------
-    coefficients, offsets, boundary : as of `stencil`; coefficients may be trainable
-    grid : its sizes
+    coefficients, offsets, boundary : as for `stencil`; coefficients may be trainable
+    grid : sequence of int, its sizes
 
     Attributes
     ----------
     shape : (n, n), n the number of points
-    coefficients : Tensor, (..., K, \*grid), or (..., K, 1, ..., 1) where they are the same for all points
-    batch_shape : their batch axes
+    coefficients : Tensor, (..., K, \*grid), or (..., K, 1, ..., 1) if constant over the grid
+    batch_shape : the batch axes of the coefficients
     T : the transposed operator
     dtype, device
 
     Raises
     ------
     ValueError, TypeError
-        as `stencil` does.
+        as for `stencil`.
 
     Notes
     -----
-    ``A @ x`` takes x of shape (n,) or (..., n, k); gradients as `stencil`, to any order. Cost: 2 K n flops a
-    column and no indices; k > 1 columns are copied to lie one after another.
+    ``A @ x`` accepts x of shape (n,) or (..., n, k); gradients as for `stencil`, to any order. Cost: 2 K n
+    flops per column, no indices; k > 1 columns are copied to make each contiguous.
 
     Examples
     --------
@@ -110,15 +110,15 @@ class StencilOperator:
         return self._like(self.coefficients, not self._transpose)
 
     def with_coefficients(self, coefficients: Tensor) -> StencilOperator:
-        """The same stencil with other coefficients, of the shape of the attribute but for batch axes. Their
-        with the new operator's dtype and device."""
+        """The same stencil with other coefficients, of the shape of the attribute except for batch axes.
+        Their dtype and device become those of the new operator."""
         name = "StencilOperator.with_coefficients"
         checks.tensor(name, "coefficients", coefficients)
         checks.dtype(name, "coefficients", coefficients, or_complex=True)
         return self._like(by_offset(name, coefficients, self._where, self.grid), self._transpose)
 
     def to_csr(self) -> CSR:
-        """The matrix with its entries, as by `stencil_matrix`."""
+        """The matrix as a CSR, as from `stencil_matrix`."""
         A = matrix_of(self.coefficients, self._where, self.grid)
         return A.T if self._transpose else A
 
@@ -141,7 +141,7 @@ class StencilOperator:
         return self._product(x.unsqueeze(-1)).squeeze(-1)
 
     def as_operator(self, function: str, b: Tensor) -> _Linear:
-        """For the solvers, checked."""
+        """A checked operator for the solvers."""
         rows = b.shape[0 if b.dim() == 1 else -2]
         if rows != self.shape[0]:
             raise ValueError(
@@ -158,7 +158,7 @@ class StencilOperator:
         return self._columns(Y)
 
     def _outer(self, Y: Tensor, X: Tensor) -> Tensor:
-        """The gradient of <Y, A X> for the coefficients, in their shape."""
+        """The gradient of <Y, A X> with respect to the coefficients, in their shape."""
         if self._transpose:
             X, Y = Y, X
         return products(self._fields(Y), self._fields(X), self._where, self.coefficients)
@@ -176,7 +176,7 @@ class StencilOperator:
 
 
 class _Linear:
-    """As the loops of solvers see it: `Operator` of solvers/core/system.py."""
+    """An `Operator` of solvers/core/system.py, for the loops."""
 
     def __init__(self, A: StencilOperator):
         self.A = A
@@ -207,7 +207,7 @@ class _Linear:
         return self.A.with_coefficients(self.A.coefficients.detach().abs())._product(x.abs())
 
     def frobenius(self) -> Tensor | None:
-        return None  # some coefficients reach beyond the grid
+        return None  # some coefficients point outside the grid
 
     def core(self) -> int:
         return 1 + len(self.A.grid)

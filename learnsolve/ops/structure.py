@@ -12,7 +12,7 @@ from learnsolve.ops.core.selection import used_columns
 
 
 def transpose(A: CSR) -> CSR:
-    """The transposed matrix, on the cached transposed pattern. O(nnz); the gradient is the transpose back.
+    """The transposed matrix, on the cached transposed pattern. O(nnz); the gradient is transposed back.
 
     ``spmm(A, x, transpose=True)`` multiplies by the transpose without forming it.
 
@@ -42,7 +42,7 @@ def transpose(A: CSR) -> CSR:
 
 
 class _Transpose(Multilinear):
-    """The gradient is that of the transposed pattern: its permutation is made when it is asked for."""
+    """The gradient uses the transposed pattern, whose permutation is computed on demand."""
 
     generate_vmap_rule = True
 
@@ -58,8 +58,8 @@ class _Transpose(Multilinear):
 def sum(A: CSR, dim: int | None = None) -> Tensor:
     """Sum of all entries (`dim` None), of each column (0 or -2) or of each row (1 or -1).
 
-    The sums along rows and columns are products with a vector of ones: deterministic, and their gradient
-    spreads the incoming one over the pattern.
+    The sums along rows and columns are products with a vector of ones: deterministic, and the gradient
+    spreads the incoming gradient over the pattern.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def sum(A: CSR, dim: int | None = None) -> Tensor:
     Raises
     ------
     ValueError
-        if `dim` is anything else.
+        if `dim` is invalid.
 
     Examples
     --------
@@ -107,7 +107,7 @@ def scale_rows(A: CSR, d: Tensor) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if shapes, dtypes or devices do not fit.
+        if shapes, dtypes or devices do not match.
 
     Examples
     --------
@@ -135,7 +135,7 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        if shapes, dtypes or devices do not fit.
+        if shapes, dtypes or devices do not match.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
             "multiply by a scalar with A * s"
         )
     checks.batches(function, A.batch_shape, d.shape[:-1], "A.values and d")
-    # d on the pattern is a sampled product with ones: its gradient is a deterministic sum of rows, where
+    # d on the pattern is a sampled product with ones: its gradient is a deterministic sum over rows, where
     # indexing by the row of each entry would scatter.
     P = used_columns(A.pattern) if side == 0 else A.pattern
     ones = torch.ones(P.shape[1 - side], dtype=d.dtype, device=d.device)

@@ -1,4 +1,4 @@
-"""Scaling from both sides that keeps symmetry."""
+"""Two-sided scaling that preserves symmetry."""
 
 import torch
 
@@ -16,7 +16,7 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     Parameters
     ----------
     A : CSR, square, float32 or float64; its values may have batch axes
-    by : "diagonal", D = diag(A), which makes the diagonal ones; or "row_sums", D = diag(A 1), the normalized
+    by : "diagonal", D = diag(A), for a unit diagonal; or "row_sums", D = diag(A 1), for the normalized
         adjacency matrix of a graph convolution
 
     Returns
@@ -26,12 +26,12 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     Raises
     ------
     ValueError
-        if D has an entry that is not positive and finite; the message names the row. (Under `torch.compile`
-        and on a CUDA device this is not checked, and becomes an infinity or a NaN.)
+        if D has an entry that is not positive and finite; the message names the row. (Not checked under
+        `torch.compile` and on a CUDA device, where it gives infinities or NaNs.)
 
     Notes
     -----
-    Differentiable in A's values, through D as well. Cost: a sampled product and a product of values.
+    Differentiable in A's values, also through D. Cost: a sampled product and a product of values.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Incomplete Cholesky and LU factors by a threshold: values choose the pattern, `ic0` and `ilu0` fill it."""
+"""Threshold incomplete Cholesky and LU factors: values choose the pattern for `ic0` and `ilu0`."""
 
 import numpy as np
 import torch
@@ -25,37 +25,37 @@ def ict(
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky:
-    r"""Incomplete Cholesky factor by a threshold, ICT: `ic0` on a pattern that is chosen by the values of A.
+    r"""Incomplete Cholesky factor with a threshold, ICT: `ic0` on a pattern chosen from the values of A.
 
     Column by column, :math:`w_i = a_{ij} - \sum_{k<j} l_{ik} l_{jk}`, i > j, is computed from the entries
-    kept so far. Those with :math:`|w_i| < \mathrm{droptol}\, \|a_j\|_2` are dropped, with a_j the column of
-    (shifted) A on and below the diagonal; of the others the largest are kept, of equal ones the first. The
-    diagonal stays.
+    kept so far. Entries with :math:`|w_i| < \mathrm{droptol}\, \|a_j\|_2` are dropped, where a_j is the
+    column of (shifted) A on and below the diagonal. Of the others the largest are kept (ties in order), and
+    the diagonal.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
-    fill : int; column j of L has at most `fill` entries more than that of tril(A)
+    fill : int; column j of L has at most `fill` entries more than column j of tril(A)
     droptol : float, relative to the norm of a column; 0: only `fill` bounds the pattern
-    shift, on_breakdown : as for `ic0`; a search for a shift chooses the pattern again in each trial
+    shift, on_breakdown : as for `ic0`; a search for a shift chooses a new pattern in each trial
 
     Returns
     -------
-    IncompleteCholesky : ``L``, on the pattern of the last call for A's if the choice is equal, and ``shift``
+    IncompleteCholesky : ``L``, on the last call's pattern object if the choice is equal, and ``shift``
 
     Raises
     ------
     ValueError, TypeError
-        as `ic0`; if `fill` or `droptol` is negative.
+        as for `ic0`; if `fill` or `droptol` is negative.
     NotImplementedError
         for a batch of matrices (also under `vmap`) and under `torch.compile`: choose the pattern from one
         matrix, then ``ic0(A, pattern=L.pattern)``.
 
     Notes
     -----
-    Gradient: that of `ic0` on the pattern, which is a constant. Cost: two flops per product l_ik l_jk of kept
-    entries, in float64 on one thread of the host, then `ic0`, whose plan serves again while the choice is the
-    same: a training loop chooses once, then ``ic0(A, pattern=pattern)``. Deterministic. Sources: Lin, Moré,
+    Gradient: as for `ic0` on the pattern, which is a constant. Cost: two flops per product l_ik l_jk of kept
+    entries, in float64 on one thread of the host, then `ic0`, whose plan is reused for an equal choice. In
+    a training loop choose once, then use ``ic0(A, pattern=pattern)``. Deterministic. Sources: Lin, Moré,
     doi:10.1137/S1064827597327334; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.4.1.
 
     Examples
@@ -78,36 +78,36 @@ def ilut(
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteLU:
-    r"""Incomplete LU factors by a threshold, ILUT: `ilu0` on a pattern that is chosen by the values of A.
+    r"""Incomplete LU factors with a threshold, ILUT: `ilu0` on a pattern chosen from the values of A.
 
-    Saad's dual threshold: row by row, an entry :math:`l_{ik} u_{kk}` or u_ij that is smaller than
-    :math:`\mathrm{droptol}\, \|a_i\|_2` is dropped, with a_i the row of (shifted) A; of a complete row the
-    largest are kept, in L and U separately (of equal ones the first), and the diagonal. Saad compares l_ik
-    itself, whose size depends on the scaling of rows; this pattern does not.
+    Saad's dual threshold: row by row, an entry :math:`l_{ik} u_{kk}` or u_ij smaller than
+    :math:`\mathrm{droptol}\, \|a_i\|_2` is dropped, where a_i is the row of (shifted) A. Of a complete row
+    the largest entries are kept, in L and U separately (ties in order), and the diagonal. Saad compares l_ik
+    itself, which depends on the scaling of the rows; this pattern does not.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
-    fill : int; a row of L, and one of U, has at most `fill` entries more than A has in that part of the row
+    fill : int; rows of L and of U have at most `fill` entries more than that part of the row of A
     droptol : float, relative to the norm of a row; 0: only `fill` bounds the pattern
-    shift, on_breakdown : as for `ilu0`; a search for a shift chooses the pattern again in each trial
+    shift, on_breakdown : as for `ilu0`; a search for a shift chooses a new pattern in each trial
 
     Returns
     -------
-    IncompleteLU : ``L`` and ``U`` as of `ilu0`, on patterns as of `ict`, and ``shift``
+    IncompleteLU : ``L`` and ``U`` as for `ilu0`, on patterns as for `ict`, and ``shift``
 
     Raises
     ------
     ValueError, TypeError
-        as `ilu0`; if `fill` or `droptol` is negative.
+        as for `ilu0`; if `fill` or `droptol` is negative.
     NotImplementedError
-        for a batch of matrices (also under `vmap`) and under `torch.compile`: take the pattern of one matrix,
+        for a batch of matrices (also under `vmap`) and under `torch.compile`: use the pattern of one matrix,
         ``pattern = (L + U).pattern``, and ``ilu0(A, pattern=pattern)``.
 
     Notes
     -----
-    Values are as by `ilu0` on the kept pattern: they differ from the values of the choice, to which
-    entries contribute that `fill` removes in the end. Gradient: that of `ilu0` on the pattern, which is a
+    Values are as for `ilu0` on the kept pattern: they differ from the values used for the choice, which
+    include entries that `fill` removes at the end. Gradient: as for `ilu0` on the pattern, which is a
     constant. Cost as for `ict`. Source: Y. Saad, "ILUT: a dual threshold incomplete LU factorization", Numer.
     Linear Algebra Appl. 1 (1994), doi:10.1002/nla.1680010405.
 
@@ -125,7 +125,7 @@ def ilut(
 def _choose(
     function: str, A: CSR, fill: int, droptol: float, shift: float | Tensor, on_breakdown: str
 ) -> tuple[SparsityPattern, float | Tensor]:
-    """The pattern, and the shift: the argument, or the one that the search found."""
+    """The pattern and the shift: the argument, or the result of the search."""
     check(function, A, on_breakdown)
     fill = min(checks.integer(function, "fill", fill, 0), A.shape[0])
     checks.tolerance(function, "droptol", droptol)
@@ -182,7 +182,7 @@ def _search(
 
 
 def _chosen(function: str, P: SparsityPattern, crow: np.ndarray, col: np.ndarray) -> SparsityPattern:
-    """The last choice for P where it is the same, so that what was planned for it serves again."""
+    """The last choice for P if it is the same, so that its plans are reused."""
     pattern, last = P._make(trusted, P, crow, col, P.shape), P._last(function)
     if last is not None and last[0].equals(pattern):
         return last[0]

@@ -10,13 +10,13 @@ from learnsolve.ops.core.selection import Selection, selected, trusted
 def tril(A: CSR, k: int = 0) -> CSR:
     """The entries (i, j) of A with j <= i + k, on a pattern that is the same in every call.
 
-    Planned once, then a gather of values; the gradient puts the incoming one back, zeros elsewhere. Explicit
-    zeros stay. A itself, if all its entries lie there.
+    Planned once, then a gather of values; the gradient is scattered back, with zeros elsewhere. Explicit
+    zeros are kept. Returns A itself if all its entries are there.
 
     Parameters
     ----------
     A : CSR, shape (m, n), values (..., nnz)
-    k : int, diagonals above the main one that belong to it; below it if negative
+    k : int, the last diagonal that is included; below the main one if negative
 
     Returns
     -------
@@ -43,7 +43,7 @@ def triu(A: CSR, k: int = 0) -> CSR:
     Parameters
     ----------
     A : CSR, shape (m, n), values (..., nnz)
-    k : int, the first diagonal that belongs to it
+    k : int, the first diagonal that is included
 
     Returns
     -------
@@ -71,13 +71,13 @@ def _triangle(function: str, A: CSR, k: int, side: str) -> CSR:
 
 
 def triangle_of(P: SparsityPattern, side: str) -> SparsityPattern:
-    """The pattern of `tril` or `triu`, side "lower" or "upper": one object for all callers, so that what is
-    planned for it is planned once. P itself, if all its entries lie there."""
+    """The pattern of `tril` or `triu`, side "lower" or "upper": one object for all callers, so that its plans
+    are computed once. P itself if all its entries are there."""
     return _selection(P, side, 0).pattern or P
 
 
 def _selection(P: SparsityPattern, side: str, k: int) -> Selection:
-    # Without k the plan is kept as long as P: the limit of `set_plan_cache_limit` does not drop it.
+    # With k = 0 the plan is kept as long as P, regardless of `set_plan_cache_limit`.
     return P._planned(_plan_triangle, side, k) if k else P._planned(_plan_triangle, side)
 
 

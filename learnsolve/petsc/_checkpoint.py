@@ -1,4 +1,4 @@
-"""What a process reads of a file of trained weights: its own rows, where the weights have rows."""
+"""The part of a file of trained weights that a process reads: its own rows, if the weights have rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""petsc4py, imported when something needs it; and the end of all processes where one has an exception."""
+"""petsc4py, imported on demand; and the end of all processes if one raises an exception."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 @cache
 def engine() -> Any:
-    """The module petsc4py.PETSc, for real numbers of float64.
+    """The module petsc4py.PETSc, for real float64 values.
 
-    The options of the command line are PETSc's if the program has called petsc4py.init(sys.argv) before, or
-    as the environment's PETSC_OPTIONS.
+    Command line options are passed to PETSc if the program has called petsc4py.init(sys.argv) before; the
+    environment variable PETSC_OPTIONS also sets options.
     """
     try:
         PETSc: Any = import_module("petsc4py.PETSc")
@@ -71,8 +71,8 @@ def _warn_if_alone() -> None:
 
 
 def _end_all(kind: Any, error: BaseException, trace: Any) -> None:
-    """The message, and the end of this process without a farewell to the others: mpirun then ends them. To
-    leave as usual would wait, in MPI_Finalize, for processes that wait for data from this one."""
+    """Print the message and end this process without finalizing MPI, so that mpirun ends the others. A
+    regular exit would wait, in MPI_Finalize, for processes that wait for data from this one."""
     comm = engine().COMM_WORLD
     text = "".join(traceback.format_exception(kind, error, trace))
     print(f"process {comm.rank} of {comm.size} ends all:\n{text}", file=sys.stderr, flush=True)

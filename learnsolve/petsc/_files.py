@@ -1,4 +1,4 @@
-"""A matrix from a file of which each process holds its share.
+"""A matrix from a file of which each process reads its share.
 
 PETSc's binary format: the header (class, rows, columns, entries), the length of each row, columns, values,
 all big-endian; a process maps the file and reads its parts. Matrix Market: a process reads the lines in its
@@ -26,7 +26,7 @@ _LONGEST_HEADER = 1 << 20
 
 
 def read(path: str | os.PathLike[str]) -> tuple[CSR, tuple[int, int]]:
-    """The rows here, (hi - lo, n), and (lo, hi)."""
+    """The local rows, (hi - lo, n), and (lo, hi)."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"petsc.Matrix.from_file: there is no file {path}")
@@ -121,11 +121,11 @@ def _header(path: Path) -> _Header:
 
 
 def _entries(path: Path, header: _Header) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Those of the lines that begin in this process's part of the bytes; counted from 0."""
+    """The entries in lines that begin in this process's part of the bytes, counted from 0."""
     p, size = processes(), path.stat().st_size - header.body
     first, last = (header.body + size * r // p.size for r in (p.rank, p.rank + 1))
     with path.open("rb") as stream:
-        if p.rank:  # what begins before belongs to the process before
+        if p.rank:  # lines that begin earlier belong to the previous process
             stream.seek(first - 1)
             stream.readline()
             first = stream.tell()
@@ -147,7 +147,7 @@ def _entries(path: Path, header: _Header) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def _sent(i: np.ndarray, j: np.ndarray, v: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """All entries whose rows this process has."""
+    """All entries in the rows of this process."""
     p = processes()
     if p.size == 1:
         return i, j, v

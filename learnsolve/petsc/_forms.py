@@ -1,4 +1,4 @@
-"""What a learned preconditioner does with vectors of PETSc. Each form has
+"""The application of a learned preconditioner to PETSc vectors. Each form has
 
     apply(x, y, transpose)    y = M x or M^T x
     destroy()                 its vectors and matrices
@@ -23,7 +23,7 @@ from learnsolve.preconditioners.base import Preconditioner
 
 
 def tensor_on(array: np.ndarray) -> Tensor:
-    """A tensor on the memory of an array of PETSc's, which may be read-only: torch has no such tensors."""
+    """A tensor on the memory of an array of PETSc's, which may be read-only, unlike torch tensors."""
     if array.size == 0:
         return torch.zeros(0, dtype=torch.float64)
     memory = (ctypes.c_double * array.size).from_address(array.ctypes.data)
@@ -51,7 +51,7 @@ class Form:
 
 
 class Sweeps(Form):
-    """Weighted Jacobi from zero: z += w_k D^-1 (x - A z), k = 1 .. N; transposed with A^T, the last first.
+    """Weighted Jacobi from zero: z += w_k D^-1 (x - A z), k = 1 .. N; transposed with A^T, in reverse order.
     For N = 1 it is w D^-1."""
 
     def __init__(self, mat: Any, weights: Tensor):
@@ -98,7 +98,7 @@ class PolynomialForm(Form):
         b_0 = S A b_1   - s (hi + lo) / 2 b_1   + c_0 / s v     - 2 b_2
 
     All but b_0 are halved, so that the last step has the same S. For powers Horner's: s = 1,
-    b_k = S A b_k+1 + c_k v. b_k lies in vector k mod 3, and b_0 so in the result: no vector is copied or
+    b_k = S A b_k+1 + c_k v. b_k is in vector k mod 3, hence b_0 in the result: no vector is copied or
     scaled, and a step accesses elements of vectors 8 times, for powers 6 times.
     """
 
@@ -144,7 +144,7 @@ class ProductForm(Form):
 
 
 class BlockForm(Form):
-    """A preconditioner of this process's diagonal block, on the memory of PETSc's vectors."""
+    """A preconditioner of the local diagonal block, on the memory of PETSc's vectors."""
 
     def __init__(self, mat: Any, make: Callable[[CSR], Preconditioner]):
         crow, col, values = mat.getDiagonalBlock().getValuesCSR()
@@ -163,7 +163,7 @@ class BlockForm(Form):
 
 
 def distributed(rows: CSR, like: Any) -> Any:
-    """A Mat of the local rows, of the size and the processes of another, which may be this process only."""
+    """A Mat of the local rows, with the size and processes of another, which may be this process only."""
     PETSc = engine()
     crow, col = (t.numpy().astype(PETSc.IntType) for t in (rows.crow_indices, rows.col_indices))
     csr = crow, col, rows.values.detach().numpy()

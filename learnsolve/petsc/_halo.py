@@ -1,5 +1,4 @@
-"""The entries of a distributed vector that other processes hold, and sums back into them: each other's
-adjoints."""
+"""The entries of a distributed vector that other processes hold, and the adjoint: sums into these entries."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from torch import Tensor
 from learnsolve.petsc._engine import engine
 from learnsolve.petsc._rows import Rows
 
-_KEPT = 4  # how many numbers of columns have cached scatters
+_KEPT = 4  # the number of column counts with cached scatters
 
 
 class Halo:
-    """Entries `columns`, sorted, of vectors with these rows, by a scatter of PETSc.
+    """Entries `columns`, sorted, of vectors with these rows, by a PETSc scatter.
 
-    Nothing is copied on the way but into and out of PETSc's messages.
+    The only copies are into and out of PETSc's messages.
     """
 
     def __init__(self, rows: Rows, columns: np.ndarray):
@@ -30,7 +29,7 @@ class Halo:
         return _Fetch.apply(x, self)  # type: ignore[return-value]
 
     def deliver(self, g: Tensor) -> Tensor:
-        """(rows here, k): the sums of what all processes have for these rows in g (halo, k)."""
+        """(rows here, k): the sums over all processes of the entries of g (halo, k) for these rows."""
         return _Deliver.apply(g, self)  # type: ignore[return-value]
 
     def move(self, t: Tensor, back: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""A KSP of PETSc with its matrix, which it destroys, and vectors, from the set-up to the end in order."""
+"""A PETSc KSP with its matrix, which it destroys, and vectors, from setup to destruction."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from learnsolve.petsc._engine import engine, option_used
 from learnsolve.solvers.solution import CODE, Status
 
 _alive: weakref.WeakSet[System] = weakref.WeakSet()
-_numbers = count()  # of KSPs, for prefixes of options; the same in all processes, which run one program
-_RESTARTS = 3  # of a KSP whose own residual has drifted from b - A x
+_numbers = count()  # numbers of KSPs for option prefixes; equal in all processes, which run the same program
+_RESTARTS = 3  # for a KSP whose own residual has drifted from b - A x
 # Methods that minimize or watch ||b - A x|| itself if M is applied from the right.
 _RIGHT = {"gmres", "lgmres", "bcgs", "bcgsl", "ibcgs", "fbcgs", "fbcgsr", "gcr", "tfqmr"}
 _OF_PRECONDITIONED = {
@@ -49,20 +49,20 @@ _STATUS = {
 }
 
 
-# PETSc's errors for what a caller has chosen: not supported, of wrong size, state, value or type, no package.
+# PETSc's error codes for invalid choices of the caller: support, size, state, value, type, package.
 _REFUSED = {56, 60, 62, 63, 75, 86, 92}
 
 
 class Ended(NamedTuple):
-    """A column: norms, of b - A x0 first and the true one last, and the code of its Status."""
+    """The result of a column: norms, from ||b - A x0|| to the true last one, and the code of its Status."""
 
     norms: list[float]
     code: int
 
 
 class System:
-    """KSP and matrix. They end with `destroy`, or with the last reference, or before PETSc does: a KSP with a
-    preconditioner in Python that lives at the exit crashes PETSc 3.18."""
+    """KSP and matrix. They are destroyed by `destroy`, with the last reference, or before PETSc ends: a KSP
+    with a Python preconditioner that exists at exit crashes PETSc 3.18."""
 
     def __init__(
         self,
@@ -133,8 +133,7 @@ class System:
                 database.delValue(prefix + key.removeprefix("-"))
 
     def solve(self, b: Tensor, x: Tensor, guess: bool, transpose: bool, derivative: bool) -> Ended:
-        """One column: x, the guess or zeros, becomes the solution. A derivative has any size, and so no
-        atol."""
+        """Solve for one column: x, the guess or zeros, becomes the solution. Derivatives have no atol."""
         if transpose and not self.symmetric and self._assembles_transpose():
             return self._transposed().solve(b, x, guess, False, derivative)
         self.b.placeArray(b.numpy())
@@ -147,7 +146,7 @@ class System:
 
     def _solve(self, guess: bool, transpose: bool, atol: float) -> Ended:
         ksp, length = self.ksp, self.b.norm()
-        if length == 0:  # the solution is zero, whatever the guess is
+        if length == 0:  # the solution is zero for every guess
             self.x.set(0.0)
             return Ended([0.0], CODE[Status.CONVERGED])
         target = max(self.rtol * length, atol)
@@ -182,11 +181,11 @@ class System:
         return Ended(norms, CODE[Status.STAGNATED])
 
     def _assembles_transpose(self) -> bool:
-        """hypre's transpose is not the transpose of the operator it applies."""
+        """Whether the transpose is right: hypre's is not the transpose of the operator that it applies."""
         return self.ksp.getPC().getType() == "hypre" or "hypre" in self._of_transpose[3].values()
 
     def _transposed(self) -> System:
-        """The same KSP with the assembled transpose; kept."""
+        """The same KSP with the assembled transpose, cached."""
         if "transposed" not in vars(self):
             mat = engine().Mat()
             self.mat.transpose(mat)
@@ -200,7 +199,7 @@ class System:
         return self.r.norm()
 
     def destroy(self) -> None:
-        """In order; nothing the second time. What is behind holds what is before."""
+        """Destroy in order, once: later objects hold earlier ones."""
         for each in ("transposed", "ksp", "r", "b", "x", "mat"):
             if (held := self.__dict__.pop(each, None)) is not None:
                 held.destroy()
@@ -211,7 +210,7 @@ class System:
 
 @atexit.register
 def _destroy_all() -> None:
-    """After petsc4py has registered its own end, and so before it."""
+    """Registered after petsc4py's own finalization, hence run before it."""
     for system in list(_alive):
         system.destroy()
 
@@ -233,7 +232,7 @@ def _said(error: Any) -> str:
 
 
 def stacked(ended: list[Ended]) -> tuple[Tensor, Tensor]:
-    """Norms (iterations + 1, k), of a column that has stopped its last, and codes (k,)."""
+    """Norms (iterations + 1, k), where a stopped column keeps its last, and codes (k,)."""
     longest = max((len(e.norms) for e in ended), default=1)
     padded = [e.norms + e.norms[-1:] * (longest - len(e.norms)) for e in ended]
     norms = torch.tensor(padded, dtype=torch.float64).reshape(len(ended), longest).T

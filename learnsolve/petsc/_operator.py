@@ -1,4 +1,4 @@
-"""A distributed matrix as the loops of solvers see it."""
+"""A distributed matrix as an operator for the solver loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Operator:
-    """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) of the rows here; see `Operator` of
+    """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) with the local rows; see `Operator` of
     solvers/core/system.py."""
 
     def __init__(self, A: Matrix, transpose: bool = False):

@@ -1,13 +1,13 @@
 """Sums over processes, differentiable to any order.
 
-A scalar that all processes have in common is of one of two kinds. *In common*: each has it, with its
-cotangent in full. *A copy*: each has one, and the cotangents of all copies add up to the scalar's, as
-for an operand that is used in several places. Sum : copies -> in common and Copies : in common ->
-copies are each other's adjoints,
+A scalar that all processes share is of one of two kinds. *In common*: each has it, with its full cotangent.
+*A copy*: each has one, and the cotangents of all copies add up to the scalar's, as for an operand that is
+used in several places.
+Sum : copies -> in common and Copies : in common -> copies are adjoints of each other,
 
     (Sum c) = sum_p c_p,    (Copies s)_p = s,    <g, Sum c> = sum_p <(Copies g)_p, c_p>,
 
-so that each is the other's derivative, and the set is closed. Loops work with copies (ops/core/across.py):
+so each is the other's derivative, and the set is closed. Loops work with copies (ops/core/across.py):
 their sums are Copies(Sum(.)). Callers get values in common, also from `dot` and `norm`.
 """
 
@@ -24,7 +24,7 @@ from learnsolve.petsc._engine import engine
 
 
 class Processes:
-    """Those of PETSC_COMM_WORLD. The same bits in all of them: every one adds up all parts in their order."""
+    """The processes of PETSC_COMM_WORLD. All get the same bits: each sums all parts in the same order."""
 
     def __init__(self) -> None:
         comm = engine().COMM_WORLD
@@ -39,7 +39,7 @@ class Processes:
         if count not in self._gathers:
             own = engine().Vec().createMPI((count, count * self.size))
             scatter, whole = engine().Scatter.toAll(own)
-            if count > 4096:  # what is kept is kept for the sums of loops
+            if count > 4096:  # only scatters for the sums of loops are cached
                 return self._gather(own, scatter, whole, t, destroy=True)
             self._gathers[count] = own, scatter, whole
         own, scatter, whole = self._gathers[count]
@@ -55,7 +55,7 @@ class Processes:
         return found
 
     def concatenated(self, t: Tensor) -> Tensor:
-        """The vectors of all processes, of any lengths, one after the other."""
+        """The vectors of all processes, of any lengths, concatenated."""
         if self.size == 1:
             return t.detach().clone()
         own = engine().Vec().createMPI((t.numel(), engine().DECIDE))
@@ -68,7 +68,7 @@ class Processes:
         return found
 
     def sum(self, t: Tensor) -> Tensor:
-        """Of local values: in common."""
+        """The sum of local values, in common."""
         return _Sum.apply(t, self)  # type: ignore[return-value]
 
     def copies(self, t: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class _Copies(_Linear):
 
 
 class _Shown(_Linear):
-    """One of equal copies, their mean: the identity, with the derivative Copies(.) / P."""
+    """The value of equal copies, as their mean: the identity, with the derivative Copies(.) / P."""
 
     @staticmethod
     def forward(t, processes):

@@ -1,4 +1,4 @@
-"""Which rows of a matrix, and of its vectors, which process holds."""
+"""The distribution of the rows of a matrix and its vectors over the processes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from learnsolve.petsc._processes import processes
 
 
 def share(n: int) -> tuple[int, int]:
-    """This process's rows of n, (lo, hi): consecutive; shares differ by at most one row.
+    """This process's share of n rows, (lo, hi), consecutive; shares differ by at most one row.
 
     Parameters
     ----------
-    n : int, rows in all
+    n : int, the total number of rows
 
     Returns
     -------
@@ -25,7 +25,7 @@ def share(n: int) -> tuple[int, int]:
 
     Examples
     --------
-    In one process; in two, (0, 5) and (5, 10):
+    In one process; with two processes, (0, 5) and (5, 10):
 
     >>> from learnsolve import petsc
     >>> petsc.share(10)
@@ -63,7 +63,7 @@ class Rows:
         self.most = int((ranges[:, 1] - ranges[:, 0]).max())
 
     def check(self, function: str, name: str, t: Tensor) -> None:
-        """t must be the rows here of a vector, or of several."""
+        """t must hold the local rows of one or several vectors."""
         if t.dim() not in (1, 2) or t.shape[0] != self.count:
             whole = t.dim() in (1, 2) and t.shape[0] == self.rows
             raise ValueError(

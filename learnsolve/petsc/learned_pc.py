@@ -1,4 +1,4 @@
-"""Trained weights as a preconditioner of PETSc: in any application, by options only."""
+"""Trained weights as a PETSc preconditioner, usable in any application through options."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ OPTIONS = ("checkpoint", "amg")
 class LearnedPC:
     """A PC of PETSc, of type python, with trained weights.
 
-    An application that was not written for it uses them by options only:
+    Any PETSc application can use them through options:
 
         -pc_type python -pc_python_type learnsolve.petsc.LearnedPC -learnsolve_checkpoint model.safetensors
 
-    A further option: ``-learnsolve_amg '{"max_coarse": 50}'``, the arguments of the `AMG` that was trained.
-    They follow the PC's prefix, if it has one, or stand without it.
+    A further option, ``-learnsolve_amg '{"max_coarse": 50}'``, has the arguments of the trained `AMG`.
+    Options may have the PC's prefix, if it has one, or no prefix.
 
     Parameters
     ----------
@@ -39,14 +39,14 @@ class LearnedPC:
     Raises
     ------
     ValueError
-        if there is no checkpoint, or it does not fit the matrix.
+        if there is no checkpoint, or it does not match the matrix.
 
     Notes
     -----
-    The file determines what is applied to the matrix of the PC (Pmat); docs/petsc.md has the list. Vectors
-    are not copied: PETSc's own operations work on them, or tensors on their memory. applyTranspose exists for
-    KSPSolveTranspose. A Python program that keeps its KSP until it exits crashes in PETSc 3.18: destroy it
-    before.
+    The file determines the preconditioner for the matrix of the PC (Pmat); docs/petsc.md has the list.
+    Vectors are not copied: PETSc's own operations work on them, or tensors on their memory. applyTranspose
+    exists for KSPSolveTranspose. A Python program that keeps its KSP until exit crashes in PETSc 3.18:
+    destroy it before.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class LearnedPC:
         self._form: Any = None
         self.what = ""
 
-    # What PETSc calls
+    # The interface called by PETSc
 
     def setFromOptions(self, pc: Any) -> None:
         for name in OPTIONS:
@@ -121,7 +121,7 @@ class LearnedPC:
         if form is not None:
             form.destroy()
 
-    # What a file holds
+    # The contents of a file
 
     def _read(self, mat: Any, file: Checkpoint) -> tuple[Form, str]:
         lo, hi = mat.getOwnershipRange()
@@ -173,7 +173,7 @@ class LearnedPC:
 
 
 def _weights(file: Checkpoint, lo: int, hi: int, n: int) -> Tensor:
-    """(N, 1 or rows here)"""
+    """The weights, (N, 1 or local rows)."""
     shape = file.shapes["weight"]
     if shape in ((), (1,)):
         return file.whole("weight").double().reshape(1, 1)
@@ -193,7 +193,7 @@ def _how(name: str) -> str | None:
 
 
 def _mapped(file: Checkpoint, name: str, lo: int = 0, hi: int | None = None) -> Tensor:
-    """The values that the parameter stands for."""
+    """The values that the parameter represents."""
     raw = file.part(name, lo, file.shapes[name][0] if hi is None else hi)
     return positive(raw.double(), _how(name))
 

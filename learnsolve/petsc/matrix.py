@@ -1,4 +1,4 @@
-"""A sparse matrix whose rows lie in several processes."""
+"""A sparse matrix whose rows are distributed over several processes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ LIMIT = 100_000_000  # entries that `to_scipy` gathers in every process
 class Matrix:
     """A sparse matrix of which each process holds consecutive rows.
 
-    Vectors are tensors of the local rows, (hi - lo,) or (hi - lo, k). All processes create and
-    use it at the same places.
+    Vectors are tensors of the local rows, (hi - lo,) or (hi - lo, k). All processes must make the same calls.
 
     Parameters
     ----------
@@ -33,7 +32,7 @@ class Matrix:
     pattern : SparsityPattern, shape (hi - lo, columns of the whole matrix), of the local rows
     row_range : (lo, hi); the ranges of the processes are consecutive, and may be empty (`share(n)`)
     n : int, rows of the whole matrix
-    column_range : the local entries of vectors that the matrix is applied to; the row_range, if it is square
+    column_range : the local entries of vectors that the matrix is applied to; default if square: row_range
 
     Attributes
     ----------
@@ -43,15 +42,15 @@ class Matrix:
     Raises
     ------
     ValueError
-        if rows and ranges do not fit together.
+        if rows and ranges do not match.
     TypeError
         if the values are not float64 on the CPU.
 
     Notes
     -----
-    Solvers that take a callable take it (docs/petsc.md), with the same gradients as for a `CSR`; each process
-    has the gradient of its entries, and parameters for all rows get the same one. All call backward. A
-    product exchanges the entries of x that other processes hold, then multiplies as `ops.spmm` does.
+    Solvers that accept a callable accept it (docs/petsc.md), with the same gradients as for a `CSR`; each
+    process has the gradient of its entries, and parameters for all rows get the same gradient. All processes
+    must call backward. A product exchanges remote entries of x, then multiplies like `ops.spmm`.
 
     Examples
     --------
@@ -104,14 +103,14 @@ class Matrix:
 
     @classmethod
     def from_rows(cls, rows: CSR, row_range: tuple[int, int]) -> Matrix:
-        """A square one, of the rows here as a `CSR` of shape (hi - lo, n), as problems give with
+        """A square matrix from the local rows as a `CSR` of shape (hi - lo, n), such as problems return with
         ``rows=``."""
         checks.matrix("petsc.Matrix.from_rows", "rows", rows)
         return cls(rows.values, rows.pattern, row_range, rows.shape[1])
 
     @classmethod
     def from_scipy(cls, S: Any) -> Matrix:
-        """The `share` of a square SciPy array that every process has: for tests and small matrices."""
+        """The `share` of a square SciPy array that every process has, for tests and small matrices."""
         name = "petsc.Matrix.from_scipy"
         if not (scipy.sparse.issparse(S) or isinstance(S, np.ndarray)):
             raise TypeError(
@@ -125,7 +124,7 @@ class Matrix:
 
     @classmethod
     def from_file(cls, path: Any) -> Matrix:
-        """A square one from a file, of which each process holds its share of rows and never reads it all.
+        """A square matrix from a file, of which each process reads only its share of rows.
 
         Parameters
         ----------
@@ -175,7 +174,7 @@ class Matrix:
 
     @property
     def across(self) -> Rows:
-        """The processes, as loops use them (ops/core/across.py)."""
+        """The processes, for the loops (ops/core/across.py)."""
         return self._structure.rows
 
     def as_operator(self, function: str, b: Tensor) -> Any:
@@ -207,7 +206,7 @@ class Matrix:
         return 1 / d
 
     def to_scipy(self) -> scipy.sparse.csr_array:
-        """The whole matrix, in every process; without a graph. For small ones."""
+        """The whole matrix in every process, without a graph; for small matrices."""
         parts, total = processes(), int(processes().gathered(torch.tensor([float(self.nnz)])).sum())
         if total > LIMIT:
             raise ValueError(
@@ -237,7 +236,7 @@ class Matrix:
         return self.product("petsc.spmm", x, False)
 
     def product(self, function: str, x: Tensor, transpose: bool) -> Tensor:
-        """A x or A^T x, checked."""
+        """A x or A^T x, with checks."""
         checks.tensor(function, "x", x)
         check_dtype(function, "x", x)
         checks.flag(function, "transpose", transpose)
@@ -250,9 +249,9 @@ class Matrix:
 
 
 class Structure:
-    """What is analyzed once: the entries of x that rows here need, x extended by them, columns counted in it.
+    """The analysis: the entries of x that local rows need, and column indices into x extended by them.
 
-    An extended x is (entries of processes before, own entries, entries of processes behind), so that columns
+    An extended x is (entries of earlier processes, own entries, entries of later processes), so that columns
     keep their order.
     """
 
@@ -264,7 +263,7 @@ class Structure:
         self.halo = Halo(columns, halo)
         self.before = int(np.searchsorted(halo, lo))
         width = columns.count + len(halo)
-        # Where a column lies in an extended x.
+        # The position of a column in an extended x.
         local = np.where(
             col < lo,
             np.searchsorted(halo, col),

@@ -20,25 +20,25 @@ def spmm(A: Matrix, x: Tensor, *, transpose: bool = False) -> Tensor:
     Parameters
     ----------
     A : petsc.Matrix
-    x : Tensor, the rows here, (n,) or (n, k), float64
+    x : Tensor, the local rows, (n,) or (n, k), float64
     transpose : multiply with the transpose
 
     Returns
     -------
-    Tensor, the rows here
+    Tensor, the local rows
 
     Raises
     ------
     ValueError
-        if shapes do not fit.
+        if shapes do not match.
     TypeError
         if A is not a petsc.Matrix or x is not float64 on the CPU.
 
     Notes
     -----
-    Gradient: with respect to A.values and x, to any order, forward mode. With H the exchange of entries that
-    other processes hold and its adjoint :math:`H^T`, which adds into them, :math:`A x = A_p H x` and
-    :math:`A^T y = H^T A_p^T y` for the rows :math:`A_p` here: :math:`\bar x = H^T A_p^T \bar y`, and
+    Gradient: with respect to A.values and x, to any order, forward mode. Let H be the exchange of entries
+    that other processes hold, and its adjoint :math:`H^T`, which adds into them. Then :math:`A x = A_p H x`
+    and :math:`A^T y = H^T A_p^T y` for the local rows :math:`A_p`, so :math:`\bar x = H^T A_p^T \bar y`, and
     :math:`\bar A` are the entries of :math:`\bar y (H x)^T`. Cost: one exchange and the product of
     `ops.spmm`.
 
@@ -67,7 +67,7 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
 
     Parameters
     ----------
-    u, v : Tensors, the rows here, (n,) or (n, k), float64
+    u, v : Tensors, the local rows, (n,) or (n, k), float64
 
     Returns
     -------
@@ -82,8 +82,8 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
 
     Notes
     -----
-    Gradient: for u and v, to any order, forward mode. A loss of it is the same in every process, and each
-    calls its backward. Cost: one reduction over the processes; none in the first backward.
+    Gradient: for u and v, to any order, forward mode. A loss that uses it is the same in every process, and
+    each process must call its backward. Cost: one reduction over the processes; none in the first backward.
 
     Examples
     --------
@@ -109,12 +109,12 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
 
 
 def norm(u: Tensor) -> Tensor:
-    r"""Euclidean norm of a distributed vector, :math:`\sqrt{\langle u, u \rangle}`, of each column; with the
+    r"""Euclidean norm of a distributed vector, :math:`\sqrt{\langle u, u \rangle}`, of each column, with
     derivative 0 at zero.
 
     Parameters
     ----------
-    u : Tensor, the rows here, (n,) or (n, k), float64
+    u : Tensor, the local rows, (n,) or (n, k), float64
 
     Returns
     -------
@@ -123,7 +123,7 @@ def norm(u: Tensor) -> Tensor:
     Raises
     ------
     ValueError, TypeError
-        as `dot`.
+        as for `dot`.
 
     Examples
     --------

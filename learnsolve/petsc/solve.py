@@ -33,7 +33,7 @@ def solve(
     options: Mapping[str, Any] | None = None,
     throw: bool = False,
 ) -> Solution:
-    r"""Solve A x = b by a KSP of PETSc, with the gradient of the solution for A and b.
+    r"""Solve A x = b by a PETSc KSP, with the gradient of the solution for A and b.
 
     A column stops when :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`.
 
@@ -41,13 +41,13 @@ def solve(
     ----------
     A : petsc.Matrix, square
     b : Tensor, the local rows, (n,) or (n, k), float64; each of the k columns is solved separately
-    x0 : Tensor of b's shape, where the iteration starts; zero if not given
+    x0 : Tensor of b's shape, the initial guess; default zero
     rtol, atol : the tolerance
-    maxiter : int, 10 n if not given
+    maxiter : int, default 10 n
     method : a KSP type: "cg", "fcg", "gmres", "bcgs", "minres", ...
     M : a PC type: "bjacobi" (incomplete factors), "gamg", "hypre", "jacobi", "none"; None; or a `LearnedPC`
     options : PETSc options of this KSP, ``{"pc_gamg_threshold": 0.02, "sub_pc_type": "icc"}``
-    throw : raise `SolverError` where a solve or its adjoint did not converge
+    throw : raise `SolverError` if a solve or its adjoint did not converge
 
     Returns
     -------
@@ -56,7 +56,7 @@ def solve(
     Raises
     ------
     ValueError, TypeError
-        if shapes, types or dtypes do not fit, PETSc has no such method or M, or x0 requires grad.
+        if shapes, types or dtypes are invalid, PETSc has no such method or M, or x0 requires grad.
     SolverError
         if `throw` and a column did not converge.
 
@@ -130,7 +130,7 @@ def _preconditioner(name: str, M: Any) -> Any:
 
 @dataclass
 class KSP:
-    """The solver of A x = b, or of the transposed system, as `Implicit` uses one."""
+    """The solver of A x = b, or of the transposed system, for `Implicit`."""
 
     name: str
     A: Operator
@@ -148,7 +148,7 @@ class KSP:
         return replace(self, A=self.A.T)
 
     def run(self, b: Tensor, x0: Tensor | None, derivative: bool = False) -> tuple[Tensor, Solution]:
-        """x, a constant, and the plain solution, whose failure is reported."""
+        """x, a constant, and the plain solution; failures are reported."""
         columns, ended = [], []
         for j in range(b.shape[1]):
             x = torch.zeros(len(b), dtype=b.dtype) if x0 is None else x0.detach()[:, j].clone()
@@ -182,7 +182,7 @@ class KSP:
         return plain
 
     def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
-        """As `Problem.linear`: A^-1 b for a derivative, itself differentiable."""
+        """Like `Problem.linear`: A^-1 b for a derivative, itself differentiable."""
         named = replace(
             self,
             name=f"{self.name}, {what}",

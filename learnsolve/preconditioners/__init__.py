@@ -1,4 +1,4 @@
-"""Preconditioners: functions M(r) ~ A^-1 r, one a file; trainable ones are torch.nn.Modules."""
+"""Preconditioners: functions M(r) ~ A^-1 r, one per file; trainable ones are torch.nn.Modules."""
 
 from learnsolve.matrix.autocast import guard
 from learnsolve.preconditioners.base import Preconditioner

@@ -1,18 +1,18 @@
-"""What every preconditioner has: checks of its argument, a transpose, flags, a form for SciPy.
+"""The base of all preconditioners: argument checks, a transpose, flags, a SciPy LinearOperator.
 
-A subclass defines what it does with blocks of columns, (..., n, k); docs/extending.md has an example:
+A subclass defines products with blocks of columns, (..., n, k); docs/extending.md has an example:
 
     _columns(R)       M R
     _transposed(R)    M^T R; not needed if the preconditioner is `symmetric`, or not `linear`
 
-One that is computed from a matrix keeps what it computed (with its graph, so that unrolled solvers
-differentiate through it) and is rebuilt when the matrix changes; this is cheap, since patterns keep the
-plans. `Trainable` (learned/trainable.py) makes a torch.nn.Module of one: its parameters are what `_learnable`
-names and `_with` puts back.
+A preconditioner computed from a matrix stores its data (with the graph, so that unrolled solvers
+differentiate through it) and is rebuilt when the matrix changes; this is cheap, since patterns cache the
+plans. `Trainable` (learned/trainable.py) makes a torch.nn.Module of a preconditioner: `_learnable` lists its
+parameters, and `_with` restores them.
 
-Some of the first kind read A's values in every call, in addition to what they computed once (`SOR`, `SSOR`,
-`Neumann`, `Chebyshev`, `AMG`). They read a copy: after a change of the values in place, of which torch's
-versions do not always tell, they would mix old and new ones. All continue with the matrix as it was.
+Some preconditioners of the first kind also read A's values in every call (`SOR`, `SSOR`, `Neumann`,
+`Chebyshev`, `AMG`). They read a copy: after an in-place change of the values, which torch's versions do not
+always show, they would mix old and new values. All of them keep using the original matrix.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from learnsolve.ops.core.linear_operator import HostOperator
 
 
 class Part(NamedTuple):
-    """A tensor, a CSR, or a sequence of them, that a preconditioner is computed from and that can be learned.
+    """A tensor, a CSR, or a sequence of them, that defines a preconditioner and can be learned.
 
     Attributes
     ----------
-    value : as it is; without the entries that are never read
-    positive : what `Trainable(positive=)` maps to positive numbers: "all" entries; the "diagonal" of a CSR,
+    value : the current value; without entries that are never read
+    positive : the entries that `Trainable(positive=)` keeps positive: "all"; the "diagonal" of a CSR,
         or its "absolute diagonal", which keeps its signs; "" for nothing
-    default : learned where a `Trainable` is given no names
-    state : in the state dict also where it is not learned, since the others mean nothing without it
+    default : learned if a `Trainable` is given no names
+    state : in the state dict even if not learned, since the others are meaningless without it
     """
 
     value: Any
@@ -61,11 +61,11 @@ class Preconditioner:
     ----------
     shape : (n, n)
     linear : bool, M(r) is a matrix times r
-    symmetric : bool, <M x, y> = <x, M y>: fit for `cg` and `minres` (which need M positive definite as well)
+    symmetric : bool, <M x, y> = <x, M y>: suitable for `cg` and `minres` (if M is also positive definite)
     T : the transpose, a Preconditioner; itself if `symmetric`
-    dtype, device : of the tensors that it computes with
-    batch_shape : batch axes of the matrices that it is made of
-    depends_on : the tensors that it depends on and that may require gradients
+    dtype, device : the dtype and device of its tensors
+    batch_shape : batch axes of the matrices that it is computed from
+    depends_on : the tensors that it depends on and that may require grad
 
     Examples
     --------
@@ -92,7 +92,7 @@ class Preconditioner:
     shape: tuple[int, int]
     batch_shape: torch.Size = torch.Size()
     depends_on: tuple[Tensor, ...] = ()
-    _factor: tuple[CSR | None] | None = None  # by `_kept_factor`
+    _factor: tuple[CSR | None] | None = None  # set by `_kept_factor`
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -100,7 +100,7 @@ class Preconditioner:
             cls.__init__ = _takes_matrices(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, A: CSR, *others: Any, finite: bool = True):
-        """For a preconditioner made of the square matrix A and of `others`, tensors or floats."""
+        """For a preconditioner computed from the square matrix A and `others`, tensors or floats."""
         name = type(self).__name__
         checks.matrix(name, "A", A)
         checks.dtype(name, "A.values", A.values, self.takes_complex)
@@ -120,14 +120,13 @@ class Preconditioner:
 
     @classmethod
     def _trusted(cls, **attributes: Any) -> Self:
-        """One with these attributes, unchecked."""
+        """A preconditioner with these attributes, unchecked."""
         M = cls.__new__(cls)
         vars(M).update(attributes)
         return M
 
     def _like(self) -> Tensor | None:
-        """A tensor of the dtype and on the device of M, if it has any: of those that it is made of, or else
-        of its attributes."""
+        """A tensor with M's dtype and device, if any: one that M is computed from, or an attribute."""
         held = (a.values if isinstance(a, CSR) else a for a in vars(self).values())
         numbers = (t for t in held if isinstance(t, Tensor) and t.is_floating_point())
         return next(itertools.chain(self.depends_on, numbers), None)
@@ -156,23 +155,23 @@ class Preconditioner:
         return self if self.symmetric else Transposed(self)
 
     def _learnable(self) -> dict[str, Part]:
-        """What `Trainable` can learn, by the name of the attribute."""
+        """The parts that `Trainable` can learn, by attribute name."""
         return {}
 
     def _without(self, names: Collection[str]) -> Preconditioner:
-        """M without these parts, symmetric where it is for all values of them."""
+        """M without these parts; symmetric if it is for all values of them."""
         gone = [v.values if isinstance(v, CSR) else v for v in map(vars(self).get, names)]
         check_constants(t for t in self.depends_on if all(t is not v for v in gone))
         rest = {k: v for k, v in vars(self).items() if k not in (*names, "_factor", "depends_on")}
         return self._trusted(**rest)
 
     def _with(self, parts: dict[str, Any]) -> Preconditioner:
-        """What `_without` has left, with these values of the parts, unchecked."""
+        """The result of `_without` with these values of the parts, unchecked."""
         tensors = tuple(v.values if isinstance(v, CSR) else v for v in parts.values())
         return self._trusted(**{**vars(self), **parts, "depends_on": tensors})
 
     def _converted(self, **kind: Any) -> Preconditioner:
-        """In another dtype and on another device."""
+        """A copy with another dtype or device."""
         return self._trusted(**{k: _converted(v, kind) for k, v in vars(self).items() if k != "_factor"})
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
@@ -180,12 +179,12 @@ class Preconditioner:
         return None
 
     def _recorded(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
-        """M or M^T as a function that can be written down as `LinearSteps`, with what it reads; or None."""
+        """M or M^T as a function that can be recorded as `LinearSteps`, with its operands; or None."""
         return None
 
     def _kept_factor(self, make: Callable[[], CSR | None]) -> CSR | None:
-        """`make()`, cached, since solvers need it in every solve: on the CPU, while nothing that M is made
-        of requires a gradient. On a device other streams would have to wait for it."""
+        """`make()`, cached, since every solve needs it: on the CPU, while M depends on nothing that requires
+        grad. On a device other streams would have to wait for it."""
         if any(t.requires_grad or t.is_inference() or not t.is_cpu for t in self.depends_on):
             return make()
         if self._factor is None:
@@ -193,7 +192,7 @@ class Preconditioner:
         return self._factor[0]
 
     def forward(self, r: Tensor) -> Tensor:
-        """M r, of r's shape, (n,) or (..., n, k)."""
+        """M r, with r's shape, (n,) or (..., n, k)."""
         name = type(self).__name__
         checks.tensor(name, "r", r)
         like = self.depends_on[0] if self.depends_on else r
@@ -220,7 +219,7 @@ class Preconditioner:
         return self._columns(r.unsqueeze(-1)).squeeze(-1)
 
     def __call__(self, r: Tensor) -> Tensor:
-        """M r, as `forward`."""
+        """M r, like `forward`."""
         return self.forward(r)
 
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
@@ -274,7 +273,7 @@ class Transposed(Preconditioner):
 
 
 def check_finite(function: str, A: CSR, name: str = "A") -> None:
-    """No NaN and no infinity in A, where its values are `readable`."""
+    """Raise for NaN or infinity in A, if its values are `readable`."""
     if not readable(A.values):
         return
     v = A.values.detach()
@@ -292,7 +291,7 @@ def check_finite(function: str, A: CSR, name: str = "A") -> None:
 
 
 def check_constants(tensors: Iterable[Tensor]) -> None:
-    """What a `Trainable` keeps has no graph, which the backward of its first training step would free."""
+    """The fixed tensors of a `Trainable` must have no graph, which its first backward would free."""
     if any(t.requires_grad or forward_ad.unpack_dual(t).tangent is not None for t in tensors):
         raise ValueError(
             "Trainable: M depends on a tensor that requires grad and is not learned, whose graph would end "
@@ -301,7 +300,7 @@ def check_constants(tensors: Iterable[Tensor]) -> None:
 
 
 def check_numbers(function: str, A: CSR) -> None:
-    """A holds values (is not on the meta device)."""
+    """Raise if A has no values (is on the meta device)."""
     if A.values.is_meta:
         raise NotImplementedError(
             f"{function}: needs A's values, and a matrix on {A.device} has none; use a matrix on the CPU or "

@@ -16,8 +16,8 @@ def grid_axes(
     allowed: tuple[int, ...],
     vector: bool = False,
 ) -> int:
-    """How many axes the grid of a coefficient has: `dimensions`, or else all. `vector`: an axis before them
-    has a component for each."""
+    """The number of grid axes of a coefficient: `dimensions`, or by default all axes. `vector`: an axis of
+    components precedes them."""
     checks.tensor(function, name, value)
     checks.dtype(function, name, value)
     d = value.dim() - vector if dimensions is None else dimensions

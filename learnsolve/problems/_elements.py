@@ -26,12 +26,12 @@ class ElementPlan(NamedTuple):
     order: Tensor
 
     def weights(self, local: Tensor) -> Tensor:
-        """What `matrix` needs of the element matrices K, (elements, k, k), or one (k, k) of all."""
+        """The data of `matrix` from element matrices K, (elements, k, k), or a shared one (k, k)."""
         local = local.expand(self.places.shape[1], *local.shape[-2:]).reshape(-1)
         return local.index_select(0, self.order)
 
     def matrix(self, weights: Tensor, coefficients: Tensor, shift: float = 0.0) -> CSR:
-        """For coefficients (..., elements); `shift` is added to the diagonal."""
+        """The matrix for coefficients (..., elements); `shift` is added to the diagonal."""
         weights = weights.to(coefficients.dtype)
         sums = product(weights, coefficients.unsqueeze(-1), self.places, False).squeeze(-1)
         n = self.plan.pattern.shape[0]

@@ -1,4 +1,4 @@
-"""What the families of `dataset` have in common: seeds, right-hand sides, checks of their parameters."""
+"""The base of the families of `dataset`: seeds, right-hand sides, parameter checks."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,14 +14,14 @@ from learnsolve.problems.gaussian_field import two_fields
 
 
 class Family:
-    """Base of all families: frozen dataclasses whose fields are the parameters of the data set, checked when
-    one is made. `draw(seed)` returns the arguments of `problem`.
+    """Base of all families: frozen dataclasses whose fields are the parameters of the data set, checked on
+    construction. `draw(seed)` returns the arguments of `problem`.
 
     Attributes
     ----------
     problem : the function of `learnsolve.problems` that makes the matrix
     right_hand_side : "normal", N(0, I); "uniform", U(0, 1); or "solution": b = A x with x ~ N(0, I)
-    one_pattern : do all samples have one pattern?
+    one_pattern : whether all samples have the same pattern
     first_seeds : of the three splits
     """
 
@@ -34,7 +34,7 @@ class Family:
         raise NotImplementedError
 
     def constants(self) -> dict[str, Any]:
-        """Those arguments of `problem` that all samples share."""
+        """The arguments of `problem` that all samples share."""
         return {}
 
     def _integer(self, name: str, minimum: int) -> None:
@@ -59,15 +59,15 @@ def in_order(name: str, value: Any) -> tuple[float, float]:
 
 
 def rejection_fields(seed: int, *arguments: Any) -> Iterator[np.ndarray]:
-    """10,000 independent fields of variance 1, to take the first that is accepted."""
+    """10,000 independent fields of variance 1, from which the first accepted one is used."""
     rng = np.random.default_rng(seed)
     for _ in range(5000):
         yield from two_fields(rng, *arguments)
 
 
 def right_hand_side(family: Family, seed: int, A: CSR) -> tuple[Tensor, Tensor | None]:
-    """(b, x), x None where it is not known."""
-    # A stream of its own: b is independent of what `draw` makes of the same seed.
+    """(b, x), with x None if it is not known."""
+    # A separate random stream: b is independent of the result of `draw` for the same seed.
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
     n = A.shape[0]
     vector = rng.random(n) if family.right_hand_side == "uniform" else rng.standard_normal(n)

@@ -30,8 +30,8 @@ def check_weights(function: str, weights: Tensor, edge_index: Tensor) -> None:
 def laplacian(
     function: str, edges: np.ndarray, both: bool, weights: Tensor, free: np.ndarray, shift: float = 0.0
 ) -> CSR:
-    """Of the nodes that are `free`, bool (nodes,); those that are not are held at zero. `both`: edges have
-    both directions, and each is half of one."""
+    """The Laplacian on the `free` nodes, bool (nodes,); the other nodes are held at zero. `both`: edges are
+    given in both directions, and each counts half."""
     checks.flag(function, "both_directions", both)
     plan, signs = _plan(function, edges.tobytes(), both, free.tobytes(), weights.device)
     return plan.matrix(signs, weights, shift)
@@ -48,7 +48,7 @@ def _plan(
     n = int(np.count_nonzero(free))
     row = np.full(len(free), -1)
     row[free] = np.arange(n)
-    ends = np.where(edges[0] == edges[1], -1, row[edges])  # a loop joins nothing
+    ends = np.where(edges[0] == edges[1], -1, row[edges])  # a self-loop joins nothing
     plan = element_plan(ends.T, n, device)
     signs = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64, device=device)
     return plan, plan.weights(signs / 2 if both else signs)

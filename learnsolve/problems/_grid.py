@@ -57,7 +57,7 @@ def check_rows(function: str, rows: Any, n: int) -> tuple[int, int]:
 def neighbors(
     offsets: np.ndarray, shape: tuple[int, ...], lo: int, hi: int, periodic: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the points at these offsets (K, d) from the points lo to hi - 1, and which of them exist:
+    """Indices of the points at these offsets (K, d) from the points lo to hi - 1, and whether they exist:
     both (hi - lo, K)."""
     points = np.unravel_index(np.arange(lo, hi), shape)
     inside = np.ones((hi - lo, len(offsets)), dtype=bool)
@@ -72,7 +72,7 @@ def neighbors(
 
 
 def pattern_of_rows(numbers: np.ndarray, inside: np.ndarray, n: int, device: Any) -> SparsityPattern:
-    """Of some rows of n columns, by their `neighbors` at ascending offsets."""
+    """Rows of a matrix with n columns, from their `neighbors` at ascending offsets."""
     index = index_dtype(n, int(inside.sum()))
     crow = torch.from_numpy(np.concatenate(([0], inside.sum(1).cumsum()))).to(device, index)
     col = torch.from_numpy(numbers[inside]).to(device, index)
@@ -89,14 +89,14 @@ def stencil_matrix(
     rows_of: tuple[int, int] | None = None,
 ) -> CSR:
     """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; zeros are not stored. Periodic
-    axes have 3 points at least. `rows_of`: only the rows lo to hi - 1."""
+    axes have at least 3 points. `rows_of`: only the rows lo to hi - 1."""
     check_device("problems", device)
     offsets = np.argwhere(stencil != 0) - 1
     n = math.prod(shape)
     if rows_of is not None:
         numbers, inside = neighbors(offsets, shape, *rows_of, periodic)
         each = np.broadcast_to(stencil[stencil != 0], inside.shape)
-        if periodic:  # around the end of an axis columns do not ascend with the offsets
+        if periodic:  # near the end of an axis columns do not ascend with the offsets
             order = numbers.argsort(1)
             numbers, each = (np.take_along_axis(a, order, 1) for a in (numbers, each))
         values = torch.from_numpy(each[inside]).to(device, dtype)

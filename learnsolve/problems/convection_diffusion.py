@@ -77,14 +77,14 @@ def convection_diffusion(
             diagonal = diagonal + p[axis].abs()
         above.append(forward.narrow(at, 0, n - 1).flatten(-d))
         below.append(backward.narrow(at, 1, n - 1).flatten(-d))
-    # The plan of a symmetric matrix: the entries (lower, upper), then (upper, lower), of the same pairs.
+    # The plan of a symmetric matrix, with the entries (lower, upper), then (upper, lower), of the same pairs.
     plan = grid_plan(tuple(wind.shape[-d:]), wind.device)
     parts = torch.cat((diagonal.flatten(-d), *above, *below), -1)
     return CSR(permuted(parts, plan.forward, plan.backward), plan.pattern)
 
 
 def _reaction(reaction: float | Tensor, like: Tensor) -> Tensor:
-    """As a tensor of the shape of one component of the wind."""
+    """The reaction as a tensor with the shape of one component of the wind."""
     name = "convection_diffusion"
     if not isinstance(reaction, Tensor):
         number = checks.real(name, "reaction", reaction, "finite", "a number or a torch.Tensor")

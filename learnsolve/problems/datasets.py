@@ -26,16 +26,16 @@ def dataset(
     dtype: torch.dtype = torch.float64,
     **parameters: Any,
 ) -> "ProblemDataset":
-    """A sequence of linear systems A x = b of one family, generated when they are indexed.
+    """A sequence of linear systems A x = b of one family, generated on indexing.
 
     Parameters
     ----------
     name : "log_gaussian_diffusion", "random_spd", "q1_diffusion", "delaunay_laplacian", "p1_diffusion",
         "convection_diffusion" or "helmholtz"
     split : "train", "validation" or "test": disjoint ranges of seeds, so that no two samples are the same
-    count : number of samples; a longer data set begins with the samples of a shorter one
+    count : number of samples; a longer data set starts with the samples of a shorter one
     dtype : torch.float32 or torch.float64; everything is drawn in float64
-    parameters : of the family; docs/problems.md has meaning, defaults and source of each
+    parameters : of the family; for their meaning, defaults and sources see docs/problems.md
 
     Returns
     -------
@@ -78,7 +78,7 @@ def dataset(
 
 
 class ProblemDataset:
-    """What `dataset` returns: samples of a family.
+    """The result of `dataset`: samples of a family.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class Sample:
     ----------
     A : CSR; the samples of a family on a fixed grid or mesh share its pattern, also after pickling
     b : right-hand side, shape (n,)
-    x : the solution, shape (n,); None where b was drawn and not x
+    x : the solution, shape (n,); None if b was drawn instead of x
     seed : of this sample
     inputs : arguments of the family's problem, such as the coefficients
 
@@ -183,7 +183,7 @@ class Sample:
     def __reduce__(self):
         if self._structure is None:
             return Sample, (self.A, self.b, self.x, self.seed, self.inputs)
-        # Neither the pattern nor the mesh travels: the receiving process has them, or makes them once.
+        # Neither the pattern nor the mesh is sent: the receiving process has them, or makes them once.
         shared = self._structure.constants
         own = {k: v for k, v in self.inputs.items() if k not in shared}
         return _restored, (self._structure.family, self.A.values, self.b, self.x, self.seed, own)
@@ -197,8 +197,8 @@ def _restored(
 
 
 class _Structure:
-    """What all samples of a family share, made at first use: one object in a process for all data sets and
-    samples of equal parameters."""
+    """Data that all samples of a family share, made at first use: one object per process for all data sets
+    and samples with equal parameters."""
 
     def __init__(self, family: Family):
         self.family = family

@@ -74,7 +74,7 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
 
 
 def _rows(kappa: Tensor, d: int, rows: tuple[int, int]) -> CSR:
-    """The same arithmetic, entry by entry the same bits, cell by cell."""
+    """The rows lo to hi - 1, with the same arithmetic cell by cell, hence the same bits."""
     if kappa.dim() != d:
         raise ValueError(
             f"diffusion: rows are of one grid, but kappa has a batch, got shape {tuple(kappa.shape)}"

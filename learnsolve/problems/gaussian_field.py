@@ -13,7 +13,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._grid import check_dtype, grid_shape
 
-# The covariance may differ from the stated one by this share of the variance, at most.
+# The maximum error of the covariance, as a fraction of the variance.
 _TOLERANCE = 1e-10
 _LARGEST = 2**24  # points of the torus: 256 MB in complex128
 

@@ -169,7 +169,7 @@ _VALUE = {
 
 
 def _check_body(path: Path, stream: IO[bytes], header: _Header) -> None:
-    """Require lines of numbers, as many as the size line states. Reads the file in pieces."""
+    """Require as many lines of numbers as the size line states. Reads the file in pieces."""
     what, value = _VALUE[header.field]
     if header.format == "coordinate":
         what, entry = f"a row, a column and {what}", rb"[ \t]*+[0-9]++[ \t]++[0-9]++" + value

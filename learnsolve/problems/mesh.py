@@ -1,4 +1,4 @@
-"""Triangular meshes, their linear finite elements, and random ones."""
+"""Triangular meshes, their geometry, and random meshes."""
 
 import math
 from functools import lru_cache
@@ -30,8 +30,8 @@ class TriangleMesh(Immutable):
     Raises
     ------
     ValueError
-        if shapes do not fit, a triangle has no area or a point that does not exist, or no point is free; in a
-        batch of points by `torch.func.vmap`.
+        if shapes do not match, a triangle has no area or a point that does not exist, or no point is free; in
+        a batch of points by `torch.func.vmap`.
     TypeError
         for other dtypes.
 
@@ -111,7 +111,7 @@ class TriangleMesh(Immutable):
 
 @lru_cache(maxsize=8)
 def _shared_plan(triangles: bytes, fixed: bytes, device: torch.device) -> ElementPlan:
-    """One for meshes that differ only in their points."""
+    """A shared plan for meshes that differ only in their points."""
     free = ~np.frombuffer(fixed, dtype=bool)
     row = np.where(free, np.cumsum(free) - 1, -1)
     elements = row[np.frombuffer(triangles, dtype=np.int64).reshape(-1, 3)]

@@ -76,7 +76,7 @@ def p1_mass(mesh: TriangleMesh, rho: Tensor | None = None) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        as `p1_stiffness`; rho may be zero.
+        as for `p1_stiffness`; rho may be zero.
 
     Notes
     -----

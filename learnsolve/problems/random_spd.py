@@ -45,8 +45,8 @@ def random_spd(
     -----
     Symmetric bit for bit, positive definite: all eigenvalues are at least alpha, up to rounding, and a row of
     M without an entry gives the eigenvalue alpha. Distributed as NeuralIF's training data; the random values
-    differ. With the default parameters and n = 10,000 a row of M has 10 entries, and A 10^6, 1 % of all. In
-    float32 the product is computed in float64 and rounded.
+    differ. With the default parameters and n = 10,000 a row of M has 10 entries, and A has 10^6, 1 % of all.
+    In float32 the product is computed in float64 and rounded.
 
     References
     ----------

@@ -1,6 +1,6 @@
-"""Training tasks, a folder each: settings, model, loss, and what to report and plot.
+"""Training tasks, one module or folder each: settings, model, loss, report and plots.
 
-`learnsolve.train` runs them. `RECIPES` lists them without importing any; `harness` is what they share.
+`learnsolve.train` runs them. `RECIPES` lists them without importing any; `harness` is their shared code.
 """
 
 import importlib
@@ -11,7 +11,7 @@ from learnsolve.recipes.harness.recipe import Recipe
 
 @dataclass(frozen=True)
 class Entry:
-    """The recipe's class in `learnsolve.recipes.NAME`, and what it learns in one sentence."""
+    """The recipe's class in `learnsolve.recipes.NAME`, and a phrase on what it learns."""
 
     class_name: str
     summary: str
@@ -23,10 +23,10 @@ RECIPES: dict[str, Entry] = {
     "heavyball_network": Entry("HeavyballNetworkRecipe", "A network that predicts both from the matrix."),
     "pcg": Entry("PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."),
     "precorrector": Entry("PrecorrectorRecipe", "A network that corrects incomplete Cholesky factors."),
-    "neuralif": Entry("NeuralifRecipe", "A network that gives incomplete factors of random matrices."),
+    "neuralif": Entry("NeuralifRecipe", "A network that predicts incomplete factors of random matrices."),
     "gnp": Entry("GnpRecipe", "A nonlinear network for one matrix that ILU(0) fails on."),
     "multigrid": Entry("MultigridRecipe", "A network that corrects the prolongations of multigrid."),
-    "newton": Entry("NewtonRecipe", "A network that predicts where Newton's method starts."),
+    "newton": Entry("NewtonRecipe", "A network that predicts the start of Newton's method."),
     "gcn": Entry("GcnRecipe", "Classes of a citation graph's nodes, by graph convolutions."),
 }
 

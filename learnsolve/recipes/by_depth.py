@@ -23,18 +23,18 @@ def train_by_depth(
     steps: int,
     carry: bool = False,
 ) -> list[float]:
-    """Trains the first weight of an iteration, then the first two, and so on, each depth from what the one
-    before has learned: a deep iteration starts near a shallow one that is already good.
+    """Train the first weight of an iteration, then the first two, and so on, each depth starting from the
+    weights learned at the previous one: a deep iteration starts near a good shallow one.
 
     Parameters
     ----------
-    loss : of the weights of the first iterations, ``w[:depth]`` of each of `weights`, for any depth
-    weights : parameters of one length, an entry for each iteration: the step sizes of `solvers.richardson`,
-        alpha and beta of `solvers.heavyball`
-    optimizer : of the weights; it goes on from depth to depth. Without weight decay, which would move
-        weights before their turn
-    steps : of the optimizer at each depth
-    carry : a new iteration starts from the weights of the one before it, not from its own
+    loss : function of the weights of the first iterations, ``w[:depth]`` for each of `weights`, for any depth
+    weights : parameters of the same length, with one entry per iteration: the step sizes of
+        `solvers.richardson`, alpha and beta of `solvers.heavyball`
+    optimizer : optimizer of the weights, which keeps its state from depth to depth. Without weight decay,
+        which would change weights that are not trained yet
+    steps : optimizer steps at each depth
+    carry : a new iteration starts from the weights of the previous one instead of its own
 
     Returns
     -------
@@ -43,9 +43,9 @@ def train_by_depth(
     Raises
     ------
     ValueError
-        if the weights have no common length, or steps is less than 1
+        if the weights differ in length, or steps is less than 1
     FloatingPointError
-        if a loss is not finite; the weights are those of the last step before
+        if a loss is not finite; the weights are those after the last good step
 
     Examples
     --------

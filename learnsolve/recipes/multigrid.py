@@ -22,16 +22,16 @@ from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.family import FactorRecipe, FactorSettings, Part, Systems
 from learnsolve.recipes.harness.settings import SettingError, at_least
 
-DENSE = 1024  # unknowns of a matrix that is factored densely: 8 MiB each
+DENSE = 1024  # maximum size of densely factored matrices: 8 MiB each
 
 
 @dataclass
 class MultigridSettings(FactorSettings):
     """Learn a graph network that corrects the prolongations of Ruge-Stueben multigrid.
 
-    The matrices are those of bilinear elements for -div(k grad u) on square grids with log-normal k in each
-    cell, as Greenfeld et al. have them, or Laplacians of Delaunay graphs with log-normal weights, those of
-    Luz et al. The network learns two grids, the table has all levels.
+    The matrices are from bilinear elements for -div(k grad u) on square grids with log-normal k per cell
+    (Greenfeld et al.), or Laplacians of Delaunay graphs with log-normal weights (Luz et al.). The network
+    learns on two grids; the table uses all levels.
 
     Parameters
     ----------
@@ -40,17 +40,17 @@ class MultigridSettings(FactorSettings):
         all modes have the same energy; the root of the total over --cycles. iterations: weighted relative
         residuals of the first iterations of conjugate gradients.
     cycles : int
-        Cycles of --loss cycles: few weight all modes of the error, many the slowest.
+        Cycles of --loss cycles: few cycles weight all modes of the error, many the slowest.
     family : str
         grid or graph.
     grid : int
-        Unknowns along each side; of a graph the root of their number.
+        Unknowns along each side; for a graph the square root of their number.
     cycle : str
         Cycle of the multigrid method.
     smoother : str
-        Its relaxation, one sweep before and one after the correction.
+        Its smoother, one sweep before and one after the correction.
     max_coarse : int
-        Unknowns that are solved directly, at most.
+        Maximum number of unknowns that are solved directly.
     """
 
     dtype: Literal["float32", "float64"] = "float64"
@@ -112,7 +112,7 @@ class MultigridRecipe(FactorRecipe):
         return torch.linalg.solve_triangular(self._factor(systems, i).mT, noise, upper=True)
 
     def _factor(self, systems: Systems, i: int) -> Tensor:
-        """Cholesky's, L L^T = A, dense."""
+        """The dense Cholesky factor, L L^T = A."""
         known = self.__dict__.setdefault("_factors", {})
         if (which := (systems is self.training, i)) not in known:
             known[which] = torch.linalg.cholesky(systems.matrices[i].to_dense())
@@ -127,5 +127,5 @@ class MultigridRecipe(FactorRecipe):
 
 
 def energy(A: CSR, error: Tensor) -> Tensor:
-    """Of all columns."""
+    """The energy of all columns."""
     return quadratic_form(A, error, symmetric=True).sum()

@@ -1,4 +1,4 @@
-"""A graph network that gives an incomplete factor, for random symmetric positive definite matrices.
+"""A graph network that predicts an incomplete factor, for random symmetric positive definite matrices.
 
 Source: P. Häusner, O. Öktem, J. Sjölund, "Neural incomplete factorization: learning preconditioners for the
 conjugate gradient method", Transactions on Machine Learning Research, 2024.
@@ -24,17 +24,17 @@ SOLVED = 1e-8  # relative residual of the solutions for --loss product
 
 @dataclass
 class NeuralifSettings(FactorSettings):
-    """Learn a graph network that gives an incomplete Cholesky factor of random matrices M M^T + alpha I.
+    """Learn a graph network that predicts an incomplete Cholesky factor of random matrices M M^T + alpha I.
 
     Published: 10,000 rows, a density of 1e-3, 1000 matrices. The default is smaller, with as many entries
-    in a row.
+    per row.
 
     Parameters
     ----------
     rows : int
         Rows of a matrix.
     density : float
-        Share of the entries of M that are drawn; null for ten in a row.
+        Fraction of the entries of M that are drawn; null for ten per row.
     alpha : float
         Shift that makes the matrix definite.
     """
@@ -70,7 +70,7 @@ class NeuralifSettings(FactorSettings):
 
     def data(self, split: Any, count: int, scale: int = 1) -> ProblemDataset:
         n = scale * self.rows
-        # As many entries in a row for every size.
+        # The same number of entries per row for every size.
         density = min(1.0, 10 / n) if self.density is None else self.density / scale
         return dataset("random_spd", split, count, n=n, density=density, alpha=self.alpha)
 

@@ -1,8 +1,8 @@
-"""`--engine petsc`: the matrix of a training over the processes of mpirun, each with a block of its rows.
+"""`--engine petsc`: the matrix of a training distributed over the processes of mpirun, by blocks of rows.
 
-The loss of a step is computed in all processes, on their rows: each makes only those of the matrix and of the
-test vectors. What is learned all of them hold and step alike, with the gradient of all rows; the first one
-evaluates on the whole matrix, which it alone makes, writes and prints.
+The loss of a step is computed in all processes, on their rows: each makes only its rows of the matrix and of
+the test vectors. All processes hold the parameters and update them identically, with the gradient over all
+rows. The first process evaluates on the whole matrix, which only it makes, writes and prints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def over_rows(Recipe: Any) -> Any:
         def __init__(self, settings: Any):
             check(settings)
             super().__init__(settings)
-            # Pcg needs it for the start. The factor, whose entries are learned, stays in all processes.
+            # Pcg needs it for the initial factor, whose learned entries stay in all processes.
             self.__dict__.pop("A", None)
 
         def make_space(self) -> Rows:
@@ -39,7 +39,7 @@ def over_rows(Recipe: Any) -> Any:
 
 
 def check(settings: Any) -> None:
-    """SettingError for what does not run over the rows."""
+    """Raise SettingError for settings that do not support distributed rows."""
     if settings.seeds > 1:
         raise SettingError(
             f"--seeds {settings.seeds} trains in one process, --engine petsc in those of mpirun; start "
@@ -73,7 +73,7 @@ class Rows:
     Attributes
     ----------
     A, n : petsc.Matrix, and the number of unknowns
-    rows : of the test vectors here
+    rows : the rows of the test vectors in this process
     """
 
     def __init__(self, settings: Any):
@@ -92,7 +92,7 @@ class Rows:
         self._check_energy(petsc.spmm)
 
     def _check_energy(self, spmm: Any) -> None:
-        """`problem.check_energy`, which sees the whole matrix, over the rows."""
+        """`problem.check_energy`, which needs the whole matrix, for distributed rows."""
         generator = torch.Generator().manual_seed(self.lo)
         x = torch.randn(self.hi - self.lo, generator=generator, dtype=torch.float64)
         y = self.A @ x
@@ -111,11 +111,11 @@ class Rows:
             raise not_positive(int(row), entry)
 
     def local(self, t: Tensor) -> Tensor:
-        """The rows here; the gradient of t is that of all processes."""
+        """The rows of this process; the gradient of t sums over all processes."""
         return self.processes.copies(t)[self.rows]
 
     def matrix(self, A: CSR) -> Any:
-        """Over the processes, with the gradient of all for A.values. What is analyzed is kept."""
+        """The matrix over the processes; the gradient for A.values sums over all. The analysis is cached."""
         from learnsolve import petsc
 
         crow = A.crow_indices
@@ -158,7 +158,7 @@ class RowGroup(Group):
         return [None if code < 0 else code for code in codes]
 
     def end(self, error: BaseException) -> None:
-        """Nothing is left to report: what comes in one process alone ends all (learnsolve.petsc)."""
+        """Nothing to report: an error in one process ends all of them (learnsolve.petsc)."""
 
 
 def group_of(exit_code: Any) -> Group:
@@ -168,7 +168,7 @@ def group_of(exit_code: Any) -> Group:
 
 
 def leave(code: int) -> None:
-    """The end of one of several processes that failed: PETSc's would wait for the others."""
+    """End a failed process: PETSc's finalization would wait for the others."""
     if code and "petsc4py.PETSc" in sys.modules and sys.modules["petsc4py.PETSc"].COMM_WORLD.size > 1:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -25,7 +25,7 @@ class PrecorrectorSettings(FactorSettings):
     """Learn a graph network that corrects the incomplete Cholesky factor of diffusion matrices.
 
     The matrices are those of -div(e^k grad u) on square grids, k a Gaussian field; their solutions come from
-    a direct solver. The final table also has the published stop: a residual of 1e-6 from a random x0.
+    a direct solver. The final table also has the published criterion: a residual of 1e-6 from a random x0.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class PrecorrectorSettings(FactorSettings):
     variance : float
         Variance of the field.
     contrast : list[float]
-        Smallest and largest quotient of two coefficients of a matrix; null for any.
+        Smallest and largest allowed quotient of two coefficients of a matrix; null for any.
     """
 
     steps: int = 2000

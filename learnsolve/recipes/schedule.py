@@ -1,4 +1,4 @@
-"""What depends on the step of a training: learning rate, number of iterations in the loss, when to stop."""
+"""Quantities that depend on the training step: learning rate, iterations in the loss, the stop."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 
 from learnsolve.recipes.harness.settings import RunSettings, at_least, positive
 
-LAST = 0.01  # of the learning rate, where the cosine ends
+LAST = 0.01  # fraction of the learning rate at the end of the cosine
 
 
 @dataclass
 class ScheduleSettings(RunSettings):
-    """Options of optimizers whose gradient is clipped and whose learning rate changes.
+    """Options for gradient clipping and a learning rate schedule.
 
     Parameters
     ----------
     clip : float
-        Largest norm of the gradient; a larger one is scaled down; null for no limit.
+        Maximum norm of the gradient, to which larger gradients are scaled down; null for no limit.
     schedule : str
-        Learning rate over the steps: the same, or half a cosine down to a hundredth of it.
+        Learning rate over the steps: constant, or half a cosine down to a hundredth of it.
     schedule_steps : int
         Steps of the cosine; null for --steps.
     """
@@ -41,7 +41,7 @@ class ScheduleSettings(RunSettings):
 
 @dataclass
 class DepthSettings(ScheduleSettings):
-    """Options of trainings through a number of iterations that may grow.
+    """Options for training through a number of iterations that may grow.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class Scheduled:
 
     Attributes
     ----------
-    step : of the last loss
+    step : the step of the last loss
     """
 
     settings: Any
@@ -104,7 +104,7 @@ def learning_rate(lr: float, schedule: str, step: int, steps: int) -> float:
 
 
 def iterations_at(step: int, iterations: int, every: int | None) -> int:
-    """Iterations in the loss of a step: one at first and one more every `every` steps, up to `iterations`.
+    """Iterations in the loss of a step: one initially, and one more every `every` steps, up to `iterations`.
 
     Examples
     --------
@@ -120,7 +120,7 @@ class Patience:
 
     Attributes
     ----------
-    evaluations : how many to wait; None: any number
+    evaluations : the number to wait for; None: unlimited
     best : smallest loss so far
     waited : evaluations since
     """

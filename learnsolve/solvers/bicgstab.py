@@ -1,7 +1,7 @@
-"""BiCGSTAB, for any square matrix, in short recurrences.
+"""BiCGSTAB, a short-recurrence method for any square matrix.
 
-Source: van der Vorst, "Bi-CGSTAB", SIAM J. Sci. Stat. Comput. 13 (1992) 631-644; preconditioned from the
-right.
+Source: van der Vorst, "Bi-CGSTAB", SIAM J. Sci. Stat. Comput. 13 (1992) 631-644; with right
+preconditioning.
 """
 
 from typing import Any, NamedTuple, Unpack
@@ -28,11 +28,11 @@ class State(NamedTuple):
 
 
 class BiCGSTAB:
-    """A step of BiCG, and one of GMRES(1), which chooses omega.
+    """One step of BiCG followed by one step of GMRES(1), which chooses omega.
 
-    BiCG divides by rho = <shadow, r>, <shadow, v> and omega. Where one of them is zero the column starts
-    again, with its residual as the shadow: deterministic, and it keeps x. It is lost only if the first step
-    from there does not move x.
+    BiCG divides by rho = <shadow, r>, <shadow, v> and omega. If one of them is zero, the column restarts with
+    its residual as the shadow vector; this is deterministic and keeps x. The column fails only if the first
+    step after a restart does not change x.
     """
 
     @staticmethod
@@ -57,7 +57,7 @@ class BiCGSTAB:
         Mp = p if M is None else M(p)
         v = A(Mp)
         rv = dot(shadow, v)
-        # Without this part the step is one of GMRES(1) alone, which never increases the residual.
+        # Without this part the step is a pure GMRES(1) step, which never increases the residual.
         alpha = divide(rho, rv, running & ~_zero(rv, shadow, v))
         s = add_scaled(q.r, -alpha, v)
         Ms = s if M is None else M(s)
@@ -70,7 +70,7 @@ class BiCGSTAB:
 
 
 def _zero(product: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Are u and v orthogonal to rounding?"""
+    """Whether u and v are orthogonal up to rounding."""
     return product.detach().abs() <= torch.finfo(u.dtype).eps * size(u) * size(v)
 
 
@@ -81,7 +81,7 @@ def bicgstab(
     x0: TensorLike | None = None,
     **options: Unpack[SolverOptions],
 ) -> Solution:
-    r"""BiCGSTAB for any square A, preconditioned by M from the right. Little memory, but it may break down.
+    r"""BiCGSTAB for any square A, right-preconditioned by M. It uses little memory but may break down.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def bicgstab(
     Notes
     -----
     Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
-    :math:`A^T \lambda = \bar x`, solved by the same method. Cost: two products with A and two with M an
+    :math:`A^T \lambda = \bar x`, solved by the same method. Cost: two products with A and two with M per
     iteration.
 
     References

@@ -1,4 +1,4 @@
-"""Conjugate gradients, preconditioned: `cg`, flexible (`fcg`), and as a module (`PCG`).
+"""Preconditioned conjugate gradients: `cg`, the flexible `fcg`, and the module `PCG`.
 
 Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1; Notay, "Flexible conjugate
 gradients", SIAM J. Sci. Comput. 22 (2000) 1444-1460, with one direction kept.
@@ -30,8 +30,8 @@ class State(NamedTuple):
 class ConjugateGradients:
     """With q = A p: x += alpha p, r -= alpha q, alpha = rho / <p, q>; p = M r + beta p, beta = rho / rho_old.
 
-    `flexible` takes <r_old, M r> off rho in beta, which is zero if M is linear and symmetric: p stays
-    conjugate to the last direction when it is not.
+    `flexible` subtracts <r_old, M r> from rho in beta; the term is zero if M is linear and symmetric. For any
+    other M it keeps p conjugate to the previous direction.
     """
 
     cg_state = State  # core/advance_cg.py
@@ -68,7 +68,7 @@ def cg(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz); or a `BlockBatch`, of which each block is a system; or a
+    A : CSR, shape (n, n), values (..., nnz); or a `BlockBatch`, each block of which is a system; or a
         scipy.sparse.linalg.LinearOperator; or a callable x -> A x on tensors of b's shape
     b : Tensor or NumPy array, shape (n,) or (..., n, k). Each column stops by its own true residual.
     x0 : like b; zero if not given
@@ -83,18 +83,18 @@ def cg(
     Raises
     ------
     ValueError
-        if shapes do not fit, something requires grad that gradient="implicit" has no gradient for, or A maps
-        a vector of null_space to more than rounding (not checked on a device without a tolerance).
+        if shapes do not match, a tensor that gradient="implicit" does not cover requires grad, or A does not
+        map null_space to zero up to rounding (not checked on a device without a tolerance).
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
     SolverError
         if `throw` and a column did not converge.
 
     Notes
     -----
     Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
-    :math:`A \lambda = \bar x`; any order, forward mode. With `null_space`, and how the others agree with it:
-    docs/solvers.md. Cost: one product with A and one with M per iteration.
+    :math:`A \lambda = \bar x`; any order, forward mode. `null_space` and comparison with the other
+    gradients: docs/solvers.md. Cost: one product with A and one with M per iteration.
 
     Examples
     --------
@@ -117,13 +117,13 @@ def fcg(
 ) -> Solution:
     """Flexible conjugate gradients: `cg` for an M that is nonlinear, not quite symmetric, or learned.
 
-    Where M differs from step to step, plain conjugate gradients stall; this form keeps each direction
-    conjugate to the last at the cost of one more inner product.
+    If M changes from step to step, plain conjugate gradients stall; this method keeps each direction
+    conjugate to the previous one at the cost of one more inner product.
 
     Parameters
     ----------
     A, b, x0 : as for `cg`
-    M : as for `cg`, but neither linear nor symmetric of necessity
+    M : as for `cg`, but it need not be linear or symmetric
     options : shared keywords
 
     Examples
@@ -143,7 +143,7 @@ class PCG(torch.nn.Module):
 
     Parameters
     ----------
-    M : callable r -> M r, usually a torch.nn.Module, whose parameters are then those of this module
+    M : callable r -> M r, usually a torch.nn.Module, whose parameters become parameters of this module
     flexible : use `fcg`, for an M that is nonlinear or not symmetric
     rtol, atol, maxiter : as for `cg`; rtol=0 for exactly `maxiter` iterations
     gradient : "unrolled" or "checkpointed" for the gradient of M; "implicit" for an M that is not trained
@@ -154,7 +154,7 @@ class PCG(torch.nn.Module):
     ValueError
         if gradient is not one of the three.
     TypeError
-        if M is not callable; the rest is checked in a call, as by `cg`.
+        if M is not callable; other arguments are checked by `cg` in the forward call.
 
     Examples
     --------
@@ -188,7 +188,7 @@ class PCG(torch.nn.Module):
     ):
         super().__init__()
         if not callable(M):
-            raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; for none use cg")
+            raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; without M use cg")
         checks.one_of("PCG", "gradient", gradient, GRADIENTS)
         self.M = M
         self.flexible = flexible
@@ -196,7 +196,7 @@ class PCG(torch.nn.Module):
         self.gradient, self.throw, self.null_space = gradient, throw, null_space
 
     def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
-        """`cg` for A x = b with the parameters as they are now; arguments and result as there."""
+        """Solve A x = b by `cg` with the current parameters; arguments and result as for `cg`."""
         return (fcg if self.flexible else cg)(
             A,
             b,

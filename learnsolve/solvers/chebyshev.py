@@ -17,11 +17,11 @@ from learnsolve.solvers.solution import Solution
 
 
 class SemiIteration(Stationary):
-    """For the loop, of which no length is known: by the recurrence of the Chebyshev polynomials, with t_k the
-    rho_k 2 / (lmax - lmin) of `_coefficients`."""
+    """The three-term recurrence of the Chebyshev polynomials, for loops whose length is not known in advance;
+    t_k is rho_k 2 / (lmax - lmin) of `_coefficients`."""
 
     def __init__(self, lmin: Any, lmax: Any):
-        self.middle, self.half = (lmax + lmin) / 2, (lmax - lmin) / 2  # whose square may leave the range
+        self.middle, self.half = (lmax + lmin) / 2, (lmax - lmin) / 2  # half**2 may leave the range
 
     def coefficients(self, t: Tensor) -> tuple[Any, Any, Tensor]:
         first = t == 0
@@ -30,20 +30,20 @@ class SemiIteration(Stationary):
 
 
 def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Those of all steps, (..., iterations), for bounds (..., 1 or iterations), in closed form: with
+    """The coefficients (..., iterations) of all steps in closed form, for bounds (..., 1 or iterations): with
     q = (sqrt kappa - 1) / (sqrt kappa + 1),
 
         a_0 = 2 / (lmin + lmax),  a_k = rho_k 4 / (lmax - lmin),  c_k = rho_k rho_{k-1},
         rho_k = T_k(s) / T_{k+1}(s) = q (1 + q^2k) / (1 + q^(2k+2)),  s = (lmax + lmin) / (lmax - lmin)
 
-    written so that lmin = lmax needs no special case. A step with bounds of its own has the coefficients that
-    they give its number.
+    written so that lmin = lmax needs no special case. If bounds differ from step to step, step k has
+    the coefficients k of its own bounds.
     """
     root = lmin**0.5 * lmax**0.5  # their product may leave the range of the dtype
     middle, radius = (lmax + lmin) / 2, (lmax - lmin) / 2
     q2 = (radius / (middle + root)) ** 2
-    # The powers of q2, not by **, whose second derivatives at 0 are NaN, and not copied from the host, which
-    # a graph could not hold.
+    # Powers of q2 by ** would have NaN second derivatives at 0, and powers copied from the host could not be
+    # captured in a graph.
     if isinstance(q2, Tensor):
         powers = [0 * q2 + 1]
         for _ in range(iterations):
@@ -56,7 +56,7 @@ def _coefficients(lmin: Any, lmax: Any, iterations: int, b: Tensor) -> tuple[Ten
     first = torch.arange(iterations, device=b.device) == 0
 
     def at(ahead: int) -> Tensor:
-        """p_{k + ahead} of each step k that has one, by its own bounds."""
+        """p_{k + ahead} for each step k, from its own bounds."""
         if p.shape[-2] != 1:
             return p.diagonal(ahead, -2, -1)
         return p[..., 0, max(ahead, 0) : max(iterations + ahead, 0)]
@@ -82,19 +82,19 @@ def chebyshev(
 
     .. math:: x_{k+1} = x_k + a_k M (b - A x_k) + c_k (x_k - x_{k-1})
 
-    No inner products; gradients and cost are those of `richardson`. Of all polynomials of its degree, that
-    of the error is the smallest on [lmin, lmax]: its energy norm, for symmetric positive definite A and M,
-    shrinks by
-    :math:`2 q^k / (1 + q^{2k})` at least, with :math:`q = (\sqrt\kappa - 1) / (\sqrt\kappa + 1)` and
-    :math:`\kappa = \mathtt{lmax} / \mathtt{lmin}`, in k steps.
+    It needs no inner products. Gradients and cost are as for `richardson`. The error polynomial is the
+    smallest of its degree on [lmin, lmax]: for symmetric positive definite A and M, k steps reduce the energy
+    norm of the error to at most :math:`2 q^k / (1 + q^{2k})` times its initial value, with :math:`q =
+    (\sqrt\kappa - 1) / (\sqrt\kappa + 1)` and :math:`\kappa = \mathtt{lmax} / \mathtt{lmin}`.
 
     Parameters
     ----------
     A, b, x0 : as for `cg`
-    lmin, lmax : numbers or Tensors, positive bounds of the spectrum of M A; differentiable; () or one per
-        step or member of the batch ("Shapes of parameters" in docs/solvers.md). lmax if not given: 1.1 times
-        an estimate by 10 steps of Arnoldi's method from a fixed vector, a constant; lmin: lmax / 30.
-        Eigenvalues below lmin only converge more slowly, those above lmax may diverge
+    lmin, lmax : floats or Tensors, positive bounds of the spectrum of M A; differentiable; () or one per
+        step or member of the batch ("Shapes of parameters" in docs/solvers.md). Default lmax: 1.1 times
+        an estimate by 10 steps of Arnoldi's method from a fixed vector, not differentiated; default lmin:
+        lmax / 30. Eigenvalues below lmin only slow convergence down; eigenvalues above lmax may cause
+        divergence
     options : shared keywords
 
     Examples
@@ -119,7 +119,7 @@ def chebyshev(
 
 class Chebyshev(FixedNumber):
     """`chebyshev` with trainable bounds `lmin` and `lmax`, positive because the parameters are their
-    logarithms, `log_lmin` and `log_lmax`. A fixed number of its steps from zero, as an M:
+    logarithms, `log_lmin` and `log_lmax`. For a fixed number of steps from zero as a preconditioner, see
     `preconditioners.Chebyshev`.
 
     Parameters

@@ -1,9 +1,9 @@
 """GMRES with restarts, and its flexible form, for any square matrix.
 
 Sources: Saad and Schultz, "GMRES", SIAM J. Sci. Stat. Comput. 7 (1986) 856-869; Saad, "A flexible inner-outer
-preconditioned GMRES algorithm", SIAM J. Sci. Comput. 14 (1993) 461-469. The iterate is brought up to date in
-every iteration, with directions P = Z R^-1 (Saad, "Iterative Methods for Sparse Linear Systems" (2003),
-section 6.5.8), so that the method can stop, and its iterate be read, after any of them.
+preconditioned GMRES algorithm", SIAM J. Sci. Comput. 14 (1993) 461-469. The iterate is updated in every
+iteration, with directions P = Z R^-1 (Saad, "Iterative Methods for Sparse Linear Systems" (2003), section
+6.5.8), so that the method can stop after any iteration and callbacks can read its iterate.
 """
 
 from typing import Any, NamedTuple, Unpack
@@ -23,9 +23,9 @@ from learnsolve.solvers.solution import CODE, Solution, Status
 class State(NamedTuple):
     x: Tensor
     r: Tensor
-    V: Tensor  # the orthonormal basis, (j + 1, ..., n, k), and room for more if autograd does not record
+    V: Tensor  # the orthonormal basis, (j + 1, ..., n, k), with spare room if autograd does not record
     P: Tensor  # (j, ..., n, k), directions of x, likewise
-    Q: Tensor | None  # (j + 1, j + 1, ..., 1, k), the product of the rotations; None: to be made of them
+    Q: Tensor | None  # (j + 1, j + 1, ..., 1, k), the product of the rotations; None: computed from c and s
     c: Tensor  # (j, ..., 1, k), cosines of the rotations
     s: Tensor  # and sines
     eta: Tensor  # the last entry of the rotated right-hand side
@@ -33,8 +33,8 @@ class State(NamedTuple):
 
 
 class GeneralizedMinimalResidual:
-    """Arnoldi, orthogonalized twice, preconditioned from the right. Of complex numbers the rotations are
-    ((conj(c), s), (-s, c)) with real sines."""
+    """Arnoldi's method with two orthogonalizations, right preconditioning. For complex values the rotations
+    are ((conj(c), s), (-s, c)) with real sines."""
 
     steps = (2, 0)  # see core/advance.py
     takes_complex = True
@@ -71,7 +71,7 @@ class GeneralizedMinimalResidual:
         w = w - combination(again, V)
         h = h + again
         below = root(square(w))
-        # What is left of A z may be rounding errors only: the basis is then complete.
+        # If the remainder of A z is only rounding errors, the basis is complete.
         noise = 10 * torch.finfo(w.dtype).eps * largest
         below = torch.where(below.detach() <= noise, 0, below)
         column = (Q * h).sum(1)
@@ -101,7 +101,7 @@ class GeneralizedMinimalResidual:
 
 
 def _rotated(Q: Tensor, c: Tensor, s: Tensor) -> Tensor:
-    """The product with one more rotation, of the last row and a new one."""
+    """Q with one more rotation, applied to the last row and a new one."""
     last = Q[-1:]
     rows = torch.cat((Q[:-1], c.conj() * last, -s * last))
     one = torch.zeros_like(rows[:, :1])
@@ -131,7 +131,7 @@ def gmres(
     ----------
     A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
     b : Tensor or NumPy array, shape (n,) or (..., n, k)
-    maxiter : int, 10 n if not given: iterations, each with one product, where SciPy counts restarts
+    maxiter : int, 10 n if not given: iterations, each with one product (SciPy counts restarts)
     restart : int, iterations between restarts
     x0 : as for `cg`
     options : shared keywords
@@ -140,7 +140,7 @@ def gmres(
     -----
     Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
     :math:`A^T \lambda = \bar x`, solved by the same method. Cost: one product with A and one with M
-    an iteration, up to 4 `restart` inner products; memory of 2 `restart` blocks of b's size.
+    per iteration, up to 4 `restart` inner products; memory for 2 `restart` blocks of b's size.
 
     References
     ----------
@@ -172,15 +172,15 @@ def fgmres(
 ) -> Solution:
     r"""Flexible GMRES: for an M that is nonlinear, learned, or another iteration.
 
-    The iterate is made of what M returned, so M may differ from step to step. The recurrences are those of
-    `gmres`, which keeps the same vectors here; what differs is the adjoint solve, for which a nonlinear M has
-    no transpose. Gradients and cost are those of `gmres`.
+    The iterate is a combination of the vectors that M returned, so M may change from step to step. The
+    recurrences are the same as in `gmres`, which stores the same vectors in this implementation; only the
+    adjoint solve differs, since a nonlinear M has no transpose. Gradients and cost are as for `gmres`.
 
     Parameters
     ----------
-    M : an approximation of A^-1: any callable r -> M r, given vectors of length one; CSR or LinearOperator
-    adjoint_M : of the adjoint solve with A^T, gradient="implicit". If not given it is M.T where M has one,
-        else the adjoint solve goes without.
+    M : an approximation of A^-1: any callable r -> M r, applied to vectors of norm one; CSR or LinearOperator
+    adjoint_M : preconditioner of the adjoint solve with A^T, for gradient="implicit". Default: M.T if M has
+        it, otherwise none
     A, b, x0, restart : as for `gmres`
     options : shared keywords
 

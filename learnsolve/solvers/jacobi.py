@@ -43,13 +43,13 @@ def jacobi(
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal D; its values may be (..., nnz)
     b : Tensor or NumPy array, shape (n,) or (..., n, k): one or k right-hand sides
     x0 : like b; zero if not given
-    weight : number or Tensor, () or one per row, sweep or member of the batch ("Shapes of parameters" in
+    weight : float or Tensor, () or one per row, sweep or member of the batch ("Shapes of parameters" in
         docs/solvers.md)
     options : shared keywords
 
     Notes
     -----
-    The gradient is exact for the values of A, b, x0 and weight, to any order; adjoint and cost as of
+    The gradient is exact for the values of A, b, x0 and weight, to any order; adjoint and cost as for
     `richardson`. There is no gradient="implicit": a converged solution does not depend on the weight.
 
     Examples
@@ -66,7 +66,7 @@ def jacobi(
     A, b, x0 = operands(name, A, b, x0)
     iterations = checks.integer(name, "iterations", iterations, 0)
     checks.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
-    if across.of(A) is not None:  # rows in several processes: sweep by sweep, w of the rows of this one
+    if across.of(A) is not None:  # rows in several processes: sweep by sweep, with w of the local rows
         check_b(name, b)
         w = Parameters(name, A, b, iterations).read("weight", weight)
         scale = w * A.inverse_diagonal(name).unsqueeze(0)  # pyright: ignore[reportAttributeAccessIssue]
@@ -80,7 +80,7 @@ def jacobi(
     x0 = torch.zeros_like(b) if x0 is None else x0
     if values.dim() > 1:
         checks.batches(name, values.shape[:-1], b.shape[:-2], "A.values and b")
-        if b.dim() == 1:  # one vector for a batch of matrices: a column, whose axis is taken away again
+        if b.dim() == 1:  # one vector for a batch of matrices: add an axis of columns, removed at the end
             columns = jacobi(
                 A, b[:, None], x0[:, None], weight=weight, iterations=iterations, gradient=gradient
             )
@@ -97,8 +97,8 @@ def _only_scale_learns(scale: Tensor, *others: Tensor) -> bool:
 
 
 def _one_sweep(A: CSR, scale: Tensor, b: Tensor, x0: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
-    """x and the norm before. With the residual a constant, three operations of torch cost less than the fused
-    one (python -m benchmarks training)."""
+    """x and the norm before the sweep. If the residual is a constant, three torch operations are faster than
+    the fused one (python -m benchmarks training)."""
     vector, r = b.dim() == 1, b - product(A.values, x0, A.pattern, False)
     scale = scale.squeeze(-2) if scale.dim() > 1 else scale
     x = torch.addcmul(x0, scale if vector else scale.unsqueeze(-1), r)
@@ -112,7 +112,7 @@ def _scale(A: CSR, b: Tensor, weight: Value, iterations: int) -> Tensor:
         checks.same_kind("jacobi", "weight", weight, b)
         of_rows = weight.shape == inverse.shape and weight.shape[0] != iterations and b.dim() <= 2
         if of_rows or weight.dim() == 0:
-            return times(inverse, weight)  # without views, which cost a small step more than the product
+            return times(inverse, weight)  # views would cost a small step more than the product
     factor = Parameters("jacobi", A, b, iterations).read("weight", weight)
     if isinstance(factor, Tensor):
         return times(inverse if single else inverse.unsqueeze(-2), factor)
@@ -121,7 +121,7 @@ def _scale(A: CSR, b: Tensor, weight: Value, iterations: int) -> Tensor:
 
 
 class Jacobi(FixedNumber):
-    """`jacobi` with a trainable weight. For the inverse of the diagonal as an M: `preconditioners.Jacobi`.
+    """`jacobi` with a trainable weight. As a preconditioner: `preconditioners.Jacobi`.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ def _first_vectors(A: Any, r: Tensor, running: Tensor) -> tuple[_Bidiagonal, Ten
 
 
 def _next_vectors(A: Any, state: Any, running: Tensor) -> tuple[_Bidiagonal, Tensor]:
-    """beta u = A v - alpha u, alpha v = A^T u - beta v, from a state with the last ones; and beta."""
+    """beta u = A v - alpha u, alpha v = A^T u - beta v, from a state with the previous vectors; and beta."""
     u, beta = _unit(state.Av - scaled(state.alpha, state.u), running)
     v, alpha = _unit(A.T(u) - scaled(beta, state.v), running)
     return _Bidiagonal(u, v, alpha, A(v), state.square + beta.detach() ** 2 + alpha.detach() ** 2), beta
@@ -90,7 +90,7 @@ class LSQR:
         turn = divide(sine * q.alpha, rho, running)
         w, Aw = q.v - scaled(turn, s.w), q.Av - scaled(turn, s.Aw)
         directions = s.directions + divide(size(s.w), rho.detach(), running) ** 2
-        A_norm = (q.square - q.alpha.detach() ** 2).clamp(min=0).sqrt()  # of what the QR has seen
+        A_norm = (q.square - q.alpha.detach() ** 2).clamp(min=0).sqrt()  # of the columns processed so far
         new = LSQRState(
             x, r, *q, w, Aw, -cosine * q.alpha, phi_bar, directions,
             (q.alpha * cosine * phi_bar).detach(), A_norm, A_norm * directions.sqrt(),
@@ -114,17 +114,17 @@ def lsqr(
 
     A column stops, as in SciPy, when :math:`\|r\| \le \mathtt{btol} \|b\| + \mathtt{atol} \|A\| \|x\|` or
     :math:`\|A^T r\| \le \mathtt{atol} \|A\| \|r\|`, with the true residual r and the Frobenius norm of A, or
-    the method's estimate of it where A's entries are not known.
+    the estimate of it by the method if the entries of A are not known.
 
     Parameters
     ----------
-    A : CSR, shape (m, n), values (..., nnz); or a LinearOperator of SciPy, or a callable, with `transpose`
+    A : CSR, shape (m, n), values (..., nnz); or a SciPy LinearOperator, or a callable with `transpose`
     b : Tensor or NumPy array, shape (m,) or (..., m, k)
     x0 : Tensor or NumPy array, shape (n,) or (..., n, k); zero if not given
-    damp : number, damping of x (not of x - x0 as in SciPy)
-    atol, btol : the tolerances; less than the rounding unit counts as that. None: 1e-6
-    conlim : gives up (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0 for never
-    adjoint_rtol, adjoint_maxiter : of the adjoint solve, by `cg`; atol and maxiter if not given
+    damp : float, the damping of x (SciPy damps x - x0)
+    atol, btol : the tolerances, at least the rounding unit. None: 1e-6
+    conlim : stop (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0: never
+    adjoint_rtol, adjoint_maxiter : of the adjoint solve by `cg`. Default: atol and maxiter
     options : shared keywords
 
     Returns
@@ -139,9 +139,9 @@ def lsqr(
     Notes
     -----
     Implicit gradient, of any order, forward mode: :math:`\bar b = A w` and, on the pattern,
-    :math:`\bar A = r w^T - (A w) x^T`, with :math:`(A^T A + \mathtt{damp}^2 I) w = \bar x`. If A lacks
-    full column rank and damp = 0, x is that of least norm (from x0 = 0), and the adjoint solve has in general
-    no solution, which is reported. Cost per iteration: a product with A, one with its transpose.
+    :math:`\bar A = r w^T - (A w) x^T`, with :math:`(A^T A + \mathtt{damp}^2 I) w = \bar x`. If A is rank
+    deficient and damp = 0, x has the least norm (from x0 = 0), and the adjoint solve generally has no
+    solution, which is reported. Cost per iteration: one product with A and one with its transpose.
 
     Examples
     --------
@@ -162,7 +162,7 @@ class LSMRState(NamedTuple):
     alpha: Tensor
     Av: Tensor
     square: Tensor
-    h: Tensor  # directions, and what A makes of them
+    h: Tensor  # directions and their products with A
     Ah: Tensor
     h_bar: Tensor
     Ah_bar: Tensor
@@ -172,7 +172,7 @@ class LSMRState(NamedTuple):
     c_bar: Tensor
     s_bar: Tensor
     zeta_bar: Tensor  # +-||A^T r||
-    largest: Tensor  # of the diagonal of the second factor, and the smallest but for the last
+    largest: Tensor  # on the diagonal of the second factor; smallest: without the last
     smallest: Tensor
     normal: Tensor
     A_norm: Tensor
@@ -208,8 +208,7 @@ class LSMR:
         h_bar, Ah_bar = s.h - scaled(back, s.h_bar), s.Ah - scaled(back, s.Ah_bar)
         step = divide(zeta, rho * rho_bar, running)
         turn = divide(theta, rho, running)
-        # The condition number is estimated by the diagonal of the second factor, without the 1 it begins
-        # with.
+        # The condition number is estimated from the diagonal of the second factor, without its initial 1.
         known = above.detach().abs()
         largest = torch.maximum(s.largest, known)
         smallest = torch.minimum(s.smallest, known)
@@ -237,7 +236,7 @@ def lsmr(
 ) -> Solution:
     r"""LSMR: x that minimizes :math:`\|b - A x\|^2 + \mathtt{damp}^2 \|x\|^2`, for A of any shape.
 
-    As `lsqr`, but each iterate minimizes :math:`\|A^T r\|`, which decreases steadily: better to stop early.
+    Like `lsqr`, but each iterate minimizes :math:`\|A^T r\|`, which decreases steadily: safer to stop early.
 
     Parameters
     ----------
@@ -246,7 +245,7 @@ def lsmr(
 
     Returns
     -------
-    Solution, as that of `lsqr`
+    Solution, as for `lsqr`
 
     Raises
     ------
@@ -255,7 +254,7 @@ def lsmr(
 
     Notes
     -----
-    Gradients and cost are those of `lsqr`.
+    Gradients and cost are as for `lsqr`.
 
     References
     ----------

@@ -28,20 +28,20 @@ class State(NamedTuple):
     w_old: Tensor
     Aw_older: Tensor  # and of r
     Aw_old: Tensor
-    gamma_old: Tensor  # lengths of v_old and v in the norm of M
+    gamma_old: Tensor  # norms of v_old and v with respect to M
     gamma: Tensor
     c_old: Tensor  # Givens rotations
     c: Tensor
     s_old: Tensor
     s: Tensor
-    eta: Tensor  # what is left of the residual in the norm of M
+    eta: Tensor  # the remaining residual in the norm of M
     largest: Tensor  # entry of the tridiagonal matrix so far, a constant
-    norm_A: Tensor  # ||A z|| / ||z|| at most so far, a constant
-    began: Tensor  # ||r|| at the start, a constant
+    norm_A: Tensor  # the largest ||A z|| / ||z|| so far, a constant
+    began: Tensor  # the initial ||r||, a constant
 
 
 class MinimalResidual:
-    """Lanczos with M, and the QR factorization of its tridiagonal matrix by rotations."""
+    """Lanczos's method with M, and a QR factorization of the tridiagonal matrix by rotations."""
 
     steps = (0, 9)  # see core/advance.py
 
@@ -49,7 +49,7 @@ class MinimalResidual:
         z = r if M is None else M(r)
         gamma = root(dot(r, z))
         none, one, zero = torch.zeros_like(r), torch.ones_like(gamma), torch.zeros_like(gamma)
-        # A negative <r, M r> is kept, for the first step to find.
+        # A negative <r, M r> is kept, and detected by the first step.
         gamma = torch.where(dot(r, z) < 0, -one, gamma)
         nil = zero.detach()
         return State(
@@ -69,7 +69,7 @@ class MinimalResidual:
         gamma = root(square)
         eps = 10 * torch.finfo(v.dtype).eps
         largest = torch.maximum(torch.maximum(q.largest, delta.abs()), gamma).detach()
-        # What is left of A z may be rounding errors only: the basis is then complete.
+        # If the remainder of A z is only rounding errors, the basis is complete.
         gamma = torch.where(gamma <= eps * largest, 0, gamma)
         a0 = q.c * delta - q.c_old * q.s * q.gamma
         a1 = root(a0 * a0 + gamma * gamma)
@@ -81,11 +81,11 @@ class MinimalResidual:
         length = c * q.eta
         x, r = q.x + scaled(length, w), q.r - scaled(length, Aw)
         norm_A = torch.maximum(q.norm_A, divide(size(Az), size(z), running))
-        # Rounding alone makes <v, M v> a little negative.
+        # Rounding errors can make <v, M v> slightly negative.
         slack = eps * dot(v.detach().abs(), z_next.detach().abs())
         indefinite = (q.gamma < 0) | (square < -slack)
-        # ||A r|| / ||r|| (Paige and Saunders): where it is zero r cannot be made less, and x is least
-        # squares.
+        # ||A r|| / ||r|| (Paige and Saunders): where it is zero, r cannot be reduced further and x is a
+        # least-squares solution.
         left = root(a0 * a0 + (q.c * gamma) ** 2).detach()
         stuck = left <= eps * largest
         new = State(
@@ -97,14 +97,14 @@ class MinimalResidual:
         return new, trouble
 
     def doubts(self, state: State, running: Tensor) -> Tensor:
-        """Rounding errors may outgrow r, which its recurrence does not show."""
+        """Whether rounding errors may have outgrown r, which the recurrence for r does not show."""
         eps = torch.finfo(state.r.dtype).eps
         return running & (100 * eps * state.norm_A * size(state.x) > size(state.r))
 
     def mended(
         self, A: Any, M: Any, b: Tensor, old: State, new: State, doubt: Tensor
     ) -> tuple[State, Tensor]:
-        """Where they have, the step is not taken."""
+        """The old state where they have: the step is discarded."""
         lost = doubt & (size(b - A(new.x)) > 1.1 * size(old.r))
         fresh = self.start(A, M, old.x, b - A(old.x), doubt)
         state = State(*(torch.where(lost, f, n) for f, n in zip(fresh, new, strict=True)))
@@ -121,13 +121,13 @@ def minres(
 ) -> Solution:
     r"""MINRES for a symmetric A that may be indefinite, preconditioned by M.
 
-    Each iterate minimizes :math:`\|b - A x\|` (without M; with it the norm of M) over the Krylov space.
-    Singular systems that have a solution are solved; `null_space` gives the one of minimum norm.
+    Each iterate minimizes :math:`\|b - A x\|` (with M: in the norm of M) over the Krylov space.
+    It also solves consistent singular systems; `null_space` gives the solution of minimum norm.
 
     Parameters
     ----------
-    A : symmetric; else as for `cg`
-    M : symmetric positive definite, even where A is not; else as for `cg`
+    A : symmetric; otherwise as for `cg`
+    M : symmetric positive definite, even if A is not; otherwise as for `cg`
     b, x0 : as for `cg`
     options : shared keywords
 
@@ -142,7 +142,7 @@ def minres(
 
     Notes
     -----
-    Gradients are those of `cg`. Cost: one product with A and one with M an iteration.
+    Gradients are as for `cg`. Cost: one product with A and one with M per iteration.
 
     References
     ----------

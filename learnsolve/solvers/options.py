@@ -1,4 +1,4 @@
-"""The keywords that solvers share: named, typed and described once."""
+"""The keywords that solvers share: their names, types and descriptions."""
 
 import inspect
 import re
@@ -17,12 +17,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SOLVERS: dict[str, Callable[..., Any]] = {}  # by name, for graphs
 _KINDS: dict[str, Any] = {}  # of their options
-# Of a square A, with M: `evaluate` and graphs take them by name. Keywords of a method's own: graph.Call.
+# Solvers for a square A with M: `evaluate` and graphs take them by name. Other keywords: graph.Call.
 KRYLOV = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 
 
 class SweepOptions(TypedDict, total=False):
-    """Of `sor` and its variants."""
+    """Options of `sor` and its variants."""
 
     rtol: float | None
     atol: float | None
@@ -35,7 +35,7 @@ class SweepOptions(TypedDict, total=False):
 
 
 class LeastSquaresOptions(TypedDict, total=False):
-    """Of `lsqr` and `lsmr`."""
+    """Options of `lsqr` and `lsmr`."""
 
     maxiter: int | None
     callback: Callable[[Iteration], Any] | None
@@ -48,7 +48,7 @@ class LeastSquaresOptions(TypedDict, total=False):
 
 
 class SymmetricOptions(TypedDict, total=False):
-    """Of `cg`, `fcg` and `minres`."""
+    """Options of `cg`, `fcg` and `minres`."""
 
     rtol: float | None
     atol: float | None
@@ -64,14 +64,14 @@ class SymmetricOptions(TypedDict, total=False):
 
 
 class SolverOptions(SymmetricOptions, total=False):
-    """Of `bicgstab`, `gmres` and `fgmres`."""
+    """Options of `bicgstab`, `gmres` and `fgmres`."""
 
     adjoint_M: Any
     transpose: Callable[[Tensor], Tensor] | None
 
 
 class StationaryOptions(SweepOptions, total=False):
-    """Of `richardson`, `heavyball` and `chebyshev`."""
+    """Options of `richardson`, `heavyball` and `chebyshev`."""
 
     M: Any
     adjoint_M: Any
@@ -86,37 +86,37 @@ MEANING = {
     "M": "an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator",
     "callback": "called after every iteration with an `Iteration`; returning True stops",
     "gradient": """"implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient
-        of the iterations that ran, for all that requires grad, M and x0 too, and of `residual_norms`;
-        "checkpointed", the same numbers in O(sqrt(iterations)) memory""",
-    "throw": "raise `SolverError` where a solve or its adjoint did not converge",
-    "adjoint_rtol, adjoint_maxiter": "of the adjoint solve; rtol and maxiter if not given",
-    "adjoint_M": "of the adjoint solve with A^T, gradient='implicit'; the transpose of M (M.T) if not given",
-    "transpose": "callable x -> A^T x, if A is a callable and gradient='implicit' is to be differentiated",
-    "parameters": """tensors that a callable A computes with and that require grad (gradient="implicit")""",
+        of the iterations that ran, for all inputs that require grad, M and x0 included, and of
+        `residual_norms`; "checkpointed", the same values in O(sqrt(iterations)) memory""",
+    "throw": "raise `SolverError` if a solve or its adjoint solve did not converge",
+    "adjoint_rtol, adjoint_maxiter": "of the adjoint solve. Default: rtol and maxiter",
+    "adjoint_M": "preconditioner of the adjoint solve with A^T, for gradient='implicit'. Default: M.T",
+    "transpose": "callable x -> A^T x, needed to differentiate a callable A with gradient='implicit'",
+    "parameters": "tensors used by a callable A that require grad, for gradient='implicit'",
     "null_space": """of a singular A: "constants", on each connected component of A's graph (graph Laplacians,
-        Neumann and periodic boundaries); or a Tensor (n, k), of A's batch axes if it has some, of k linearly
-        independent vectors; of a `BlockBatch` its rows are null vectors of each block. x is then
-        :math:`A^+ b`, of minimum norm, and the component of b along them is left out. Where A and A^T have
-        different ones, a pair of them""",
+        Neumann and periodic boundaries); or a Tensor (n, k), with A's batch axes if it has any, of k linearly
+        independent vectors; for a `BlockBatch` its rows are null vectors of each block. x is then
+        :math:`A^+ b`, of minimum norm, and the component of b along the null vectors is dropped. If the null
+        spaces of A and A^T differ, a pair of them""",
 }
 
 ITERATIONS = {  # of methods that also run a fixed number of steps
-    "iterations": """int >= 0: run exactly this number of steps, whatever b is; excludes rtol, atol, maxiter
-        and adjoint_*. If not given, steps run to the tolerance""",
-    "gradient": """with `iterations` "unrolled" (if not given), the exact gradient of the steps that ran, for
-        all that requires grad and of `residual_norms`, or "checkpointed", the same numbers in
-        O(sqrt(iterations)) memory; without also "implicit" (if not given), one adjoint solve at the solution,
-        for A and b""",
-    "throw": """raise `SolverError` where a solve or its adjoint did not converge; with `iterations`, where it
+    "iterations": """int >= 0: run exactly this number of steps, for every b; excludes rtol, atol, maxiter
+        and adjoint_*. If not given, run until the tolerance is met""",
+    "gradient": """with `iterations`: "unrolled" (default), the exact gradient of the steps that ran, for all
+        inputs that require grad and of `residual_norms`, or "checkpointed", the same values in
+        O(sqrt(iterations)) memory; to a tolerance also "implicit" (default), one adjoint solve at the
+        solution, for A and b""",
+    "throw": """raise `SolverError` if a solve or its adjoint solve did not converge; with `iterations`, if it
         diverged""",
 }
 MODULE = {  # of modules with trainable parameters
     "iterations": "int >= 0, the number of steps",
-    "M": "as for the function; the parameters of a torch.nn.Module are then those of this module",
+    "M": "as for the function; the parameters of a torch.nn.Module become parameters of this module",
     "gradient": """"unrolled", the exact gradient of the steps; "checkpointed", the same numbers in
         O(sqrt(iterations)) memory""",
 }
-# The sections of a docstring that does not have its own.
+# Sections for docstrings that do not have them.
 OF_SOLVERS = """
     Returns
     -------
@@ -125,10 +125,10 @@ OF_SOLVERS = """
     Raises
     ------
     ValueError
-        if shapes or values do not fit, keywords exclude one another, or something requires grad that
-        gradient="implicit" has no gradient for.
+        if shapes or values are wrong, keywords exclude one another, or a tensor without an implicit gradient
+        requires grad with gradient="implicit".
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 """
 OF_THROW = """    SolverError
         if `throw` and a solve failed.
@@ -137,20 +137,20 @@ OF_MODULES = """
     Raises
     ------
     ValueError
-        if an initial value requires grad, or a value does not fit.
+        if an initial value requires grad, or a value is invalid.
     TypeError
-        if a type or dtype does not fit.
+        if a type or dtype is wrong.
 
     Notes
     -----
-    Initial values are numbers or floating-point Tensors of any shape that the function takes. A number
+    Initial values are floats or floating-point Tensors of any shape that the function accepts. A float
     becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
 """
 
 
 def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A solver whose `**options` are of this kind: its signature lists them, with `defaults` where they
-    differ from `Options`, and its docstring says what they mean where it does not do so itself."""
+    """Decorate a solver whose `**options` are of this kind: list them in its signature, with `defaults` where
+    they differ from `Options`, and document those that its docstring does not describe."""
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
         SOLVERS[function.__name__], _KINDS[function.__name__] = function, kind
@@ -171,15 +171,15 @@ def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P,
 
 
 def smoother(function: Callable[P, T]) -> Callable[P, T]:
-    """A solver for a fixed number of steps without shared `**options`."""
+    """Decorate a solver for a fixed number of steps, without shared `**options`."""
     keys = inspect.signature(function).parameters
     function.__doc__ = described(function.__doc__ or "", keys, MODULE, OF_SOLVERS)
     return function
 
 
 def described(text: str, keys: Collection[str], meanings: Mapping[str, str], sections: str) -> str:
-    """The docstring with the line of its `options` replaced by the `meanings` of those of these keys that it
-    does not describe itself, and by the `sections`, unless it has its own."""
+    """The docstring with its `options` line replaced by the `meanings` of the keys that it does not describe
+    itself, and with the `sections` that it does not have."""
     own = set(re.findall(r"\w+", " ".join(re.findall(r"^    ([\w, ]+?) :", text, re.MULTILINE))))
     lines = ""
     for names, meaning in meanings.items():
@@ -204,7 +204,7 @@ def described(text: str, keys: Collection[str], meanings: Mapping[str, str], sec
 class Options:
     """The keywords of a call, by any solver."""
 
-    rtol: Any = 1e-5  # a number; None, for this and the next: the default
+    rtol: Any = 1e-5  # a float; None, here and for atol: the default
     atol: Any = 0.0
     maxiter: int | None = None
     M: Any = None
@@ -231,6 +231,6 @@ def options_of(name: str, arguments: Mapping[str, Any]) -> Options:
     for key in arguments:
         if key not in keys:
             similar = get_close_matches(key, keys, 1)
-            hint = f"; did you mean {similar[0]}?" if similar else f"; it takes {', '.join(keys)}"
+            hint = f"; did you mean {similar[0]}?" if similar else f"; valid keywords: {', '.join(keys)}"
             raise TypeError(f"{name}() got an unexpected keyword argument {key!r}{hint}")
     return Options(**arguments)

@@ -1,4 +1,4 @@
-"""Richardson's iteration, x <- x + w M (b - A x), and with momentum the heavy ball.
+"""Richardson's iteration, x <- x + w M (b - A x), and its form with momentum, the heavy ball.
 
 Sources: Richardson, Phil. Trans. R. Soc. A 210 (1911) 307-357; Saad, "Iterative Methods for Sparse Linear
 Systems" (2003), section 4.2; Polyak, "Some methods of speeding up the convergence of iteration methods", USSR
@@ -21,18 +21,18 @@ def richardson_weight(lmin: Any, lmax: Any) -> Any:
 
     Parameters
     ----------
-    lmin, lmax : numbers or Tensors, the extreme eigenvalues of M A; differentiable
+    lmin, lmax : floats or Tensors, the extreme eigenvalues of M A; differentiable
 
     Returns
     -------
-    number or Tensor. The error shrinks by (kappa - 1) / (kappa + 1) per step, kappa = lmax / lmin.
+    float or Tensor. The error shrinks by (kappa - 1) / (kappa + 1) per step, kappa = lmax / lmin.
 
     Raises
     ------
     ValueError, TypeError
-        if a bound is not a number or a float32 or float64 tensor, positive and finite (of tensors: not
-        checked under `torch.compile`, under transformations of `torch.func` and on a GPU), or a number
-        lmin > lmax.
+        if a bound is not positive and finite, not a number or a float32 or float64 tensor (values of tensors
+        are not checked under `torch.compile`, under `torch.func` transformations or on a GPU), or if numbers
+        have lmin > lmax.
 
     Examples
     --------
@@ -65,20 +65,20 @@ def richardson(
     ----------
     A : as for `cg`; M A with eigenvalues of positive real part
     b, x0 : as for `cg`
-    weight : number or Tensor, () or one per row, step or member of the batch ("Shapes of parameters" in
-        docs/solvers.md). If not given, 1 with an M and without bounds, else `richardson_weight` of lmin, lmax
-    lmin, lmax : instead of `weight`: bounds of the spectrum of M A, as for `chebyshev`. Their estimates give
-        a weight that converges for a symmetric positive definite A, if the largest eigenvalue was not
+    weight : float or Tensor, () or one per row, step or member of the batch ("Shapes of parameters" in
+        docs/solvers.md). Default: 1 with an M and no bounds, else `richardson_weight(lmin, lmax)`
+    lmin, lmax : instead of `weight`: bounds of the spectrum of M A, as for `chebyshev`. With the estimated
+        bounds the iteration converges for a symmetric positive definite A, unless the largest eigenvalue was
         underestimated by more than an eighth
     options : shared keywords
 
     Notes
     -----
-    Implicit gradient as for `bicgstab`; that of `iterations` is exact, for all that requires grad, to any
-    order. With a CSR and M None or diagonal (`preconditioners.Jacobi`) all steps are one compiled operation,
-    and so is their adjoint (formulas: docs/gradients.md). Cost: one product with A and one with M per step;
-    in the backward one product with the transpose, one with A more if a parameter or M requires grad or a
-    norm is in the loss, and a sampled product if A's values require grad.
+    Implicit gradient as for `bicgstab`; with `iterations` the gradient is exact, for all inputs that require
+    grad, to any order. For a CSR and M None or diagonal (`preconditioners.Jacobi`), all steps are one
+    compiled operation, and so is their adjoint (formulas: docs/gradients.md). Cost: one product with A and
+    one with M per step. Backward: one product with the transpose, another product with A if a parameter or M
+    requires grad or a norm is in the loss, and a sampled product if A's values require grad.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def richardson(
         if w is None:
             w = 1.0 if free and settings.M is not None else _best_weight(*bounds(read, lmin, lmax, settings))
         elif not free:
-            raise ValueError("richardson: weight must not be given beside lmin or lmax, which choose one")
+            raise ValueError("richardson: weight must not be given beside lmin or lmax, which determine it")
         return read.coefficient("weight", w), None
 
     return run("richardson", A, b, x0, iterations, options, coefficients)
@@ -139,7 +139,7 @@ def heavyball_parameters(lmin: Any, lmax: Any) -> tuple[Any, Any]:
 
     Returns
     -------
-    two numbers or Tensors. The error shrinks by sqrt(beta) per step in the end, not from the beginning.
+    two floats or Tensors. The error shrinks by sqrt(beta) per step asymptotically, not from the first step.
 
     Raises
     ------
@@ -174,14 +174,14 @@ def heavyball(
     **options: Unpack[StationaryOptions],
 ) -> Solution:
     r"""The heavy ball, :math:`x_{k+1} = x_k + \alpha_k M (b - A x_k) + \beta_k (x_k - x_{k-1})`,
-    :math:`x_{-1} = x_0`. Gradients and cost are those of `richardson`.
+    :math:`x_{-1} = x_0`. Gradients and cost are as for `richardson`.
 
     Parameters
     ----------
     A : as for `cg`; M A with positive eigenvalues
     b, x0 : as for `cg`
-    alpha, beta : numbers or Tensors, () or one per row (alpha only), step or member of the batch ("Shapes of
-        parameters" in docs/solvers.md). If neither is given, the `heavyball_parameters` of lmin and lmax
+    alpha, beta : floats or Tensors, () or one per row (alpha only), step or member of the batch ("Shapes of
+        parameters" in docs/solvers.md). Default: `heavyball_parameters(lmin, lmax)`
     lmin, lmax : instead of `alpha` and `beta`: bounds of the spectrum of M A, as for `chebyshev`
     options : shared keywords
 
@@ -202,12 +202,12 @@ def heavyball(
             return read.coefficient("alpha", a), read.momentum("beta", c)
         if not (lmin is None and lmax is None):
             keys = " and ".join(keys)
-            raise ValueError(f"heavyball: {keys} must not be given beside lmin or lmax, which choose both")
+            raise ValueError(f"heavyball: {keys} must not be given beside lmin or lmax, which determine both")
         if len(keys) == 1:
             missing = "beta" if beta is None else "alpha"
             raise ValueError(
                 f"heavyball: {keys[0]} must be given with {missing}, got {missing}=None; or give neither, "
-                "and lmin and lmax"
+                "and optionally lmin and lmax"
             )
         return read.coefficient("alpha", alpha), read.momentum("beta", beta)
 

@@ -1,4 +1,4 @@
-"""What every solver returns: `Solution`, and `Status`, a sentence on what happened."""
+"""The result of every solver, `Solution`, and `Status`, which explains how a solve ended."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from learnsolve.ops.core.symmetry import numbers
 
 
 class Status(enum.Enum):
-    """How a solve ended, from best to worst. The value is a sentence: what happened and what to try.
+    """How a solve ended, from best to worst. The value is a message: what happened and what to try.
 
     Attributes
     ----------
     name : str, ``"CONVERGED"``, ``"MAX_ITERATIONS"``, ...
-    value : str, the sentence; `str()` of a Status is it too
+    value : str, the message, also returned by `str()`
 
     Examples
     --------
@@ -78,7 +78,7 @@ class Status(enum.Enum):
         "holds them. Check the input, reduce the weight or the number of iterations, or use float64."
     )
 
-    __hash__ = object.__hash__  # Enum's is Python code, and loops look up the code of a Status
+    __hash__ = object.__hash__  # Enum's is Python code, which slows down lookups of codes in the loops
 
     def __str__(self) -> str:
         return self.value
@@ -88,18 +88,18 @@ class Status(enum.Enum):
 COMPILED, PYTHON_M, EAGER = "compiled", "compiled, Python preconditioner", "eager"
 _ENDED = (Status.MAX_ITERATIONS, Status.STOPPED_BY_CALLBACK, Status.STAGNATED)
 STATUSES = tuple(Status)
-CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # in the loops; 0 while a column runs
+CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # codes in the loops; 0 while a column runs
 
 
 def worst(codes: Tensor) -> int:
-    """Status is ordered from best to worst."""
+    """The worst of these codes; Status is ordered from best to worst."""
     if codes.numel() == 1:
         return int(codes.item())
     return int(codes.max()) if codes.numel() else CODE[Status.CONVERGED]
 
 
 def _worst(codes: Tensor) -> Status:
-    return STATUSES[worst(numbers(codes)) - 1]  # of all systems of a vmap
+    return STATUSES[worst(numbers(codes)) - 1]  # over all systems of a vmap
 
 
 _worst = outside_of_graphs(
@@ -110,13 +110,13 @@ _worst = outside_of_graphs(
 
 
 class Iteration(NamedTuple):
-    """What a callback is given. It returns True to stop.
+    """The argument of a callback, which returns True to stop the solve.
 
     Attributes
     ----------
     iteration : int, from 1
     x : Tensor, the iterate
-    residual_norm : Tensor, shape () or (..., k), ||b - A x|| of each column, by the method
+    residual_norm : Tensor, shape () or (..., k), ||b - A x|| of each column, as the method computes it
     converged : bool Tensor of that shape
 
     Examples
@@ -137,7 +137,7 @@ class Iteration(NamedTuple):
 class ConvergenceWarning(UserWarning):
     """A solve to a tolerance, or the adjoint solve of a backward, did not converge.
 
-    Python shows it once for every line that calls a solver. ``warnings.simplefilter("error",
+    Python shows it once per line that calls a solver. ``warnings.simplefilter("error",
     learnsolve.solvers.ConvergenceWarning)`` makes it an exception, ``"ignore"`` silences it.
 
     Examples
@@ -155,18 +155,18 @@ class ConvergenceWarning(UserWarning):
 
 
 class Report:
-    """Where a backward stores its report. It holds no tensor of the graph: a graph holds its report, and
-    neither would be freed if the report held the graph."""
+    """Where a backward pass stores its report. It holds no tensor of the graph: since a graph holds its
+    report, a reference back would keep both alive."""
 
     solution: Solution | None = None
 
 
 class SolverError(RuntimeError):
-    """A solve, or the adjoint solve of a backward, that did not converge, with `throw`.
+    """Raised with `throw` if a solve, or the adjoint solve of a backward pass, did not converge.
 
     Attributes
     ----------
-    solution : Solution, as far as it came
+    solution : Solution, with the last iterate
 
     Examples
     --------
@@ -184,7 +184,7 @@ class SolverError(RuntimeError):
         self.solution = solution
 
 
-if TYPE_CHECKING:  # only of a tuple do type checkers know what `x, info = cg(A, b)` are
+if TYPE_CHECKING:  # type checkers infer the types in `x, info = cg(A, b)` only for a tuple
 
     class _Pair(tuple[Tensor, int]):
         def __new__(cls, *arguments: Any, **keywords: Any) -> Self: ...
@@ -194,35 +194,35 @@ else:
 
 
 class Solution(_Pair):
-    """The result of a solve. It unpacks as SciPy's, ``x, info = cg(A, b)``.
+    """The result of a solve. It unpacks as in SciPy: ``x, info = cg(A, b)``.
 
     Attributes
     ----------
-    x : Tensor, also for a NumPy b: the last iterate, of b's shape (with A's batch axes, if b lacks some)
-    iterations : int, how many ran (of the column that took most). `cg` on a CUDA device with a fixed number
-        does not wait for it, and gives the number requested.
+    x : Tensor (also for a NumPy b), the last iterate, with b's shape and any batch axes of A that b lacks
+    iterations : int, the iterations that ran (the largest number over all columns). `cg` on a CUDA device
+        with a fixed number of iterations does not wait for it and reports the requested number.
     residual_norms : Tensor, shape (..., iterations + 1), or (..., iterations + 1, k) for k right-hand sides:
-        ||b - A x_i|| for every iterate, the initial one first; differentiable unless the gradient is
-        "implicit". For a `BlockBatch` B follows the batch axes; a column that has stopped keeps its last
-        norm. After a fixed number of iterations it is completed when it is first read, by a product with A:
-        RuntimeError if A's values, b or x were changed in place since.
-    status, converged : Status of the worst column, and whether it is CONVERGED; reading waits for the device
+        ||b - A x_i|| for every iterate, starting with the initial one; differentiable unless the gradient is
+        "implicit". For a `BlockBatch` the axis B follows the batch axes; a column that has stopped keeps its
+        last norm. After a fixed number of iterations the last norm is computed by a product with A when
+        the attribute is first read: RuntimeError if A's values, b or x were changed in place in between.
+    status, converged : Status of the worst column, and whether it is CONVERGED; reading synchronizes a device
     statuses : list of Status, one per column (batch axes, blocks of a `BlockBatch` and columns in order)
-    normal_residual_norm : Tensor, () or (..., k), of least squares: ||A^T (b - A x) - damp^2 x||; else None
+    normal_residual_norm : Tensor, () or (..., k), for least squares: ||A^T (b - A x) - damp^2 x||, else None
     info : int, SciPy's code: 0 converged, > 0 iterations without converging, < 0 breakdown
-    note : str, of a solve that did not converge: what was reached and what was asked; `summary` has it. With
-        `null_space`: the component of b that was left out, if it is more than rounding
-    execution : str, what ran the iterations: "compiled", calls of many iterations each; "compiled, Python
-        preconditioner", a compiled call for each, and M between them; "eager", one operation of torch after
-        the other; "direct", a factorization; "PETSc"
-    seconds : float, of a solve on the CPU, without its backward; None for `jacobi`, with `iterations`, in
-        graphs of torch.compile and on a CUDA device, whose work goes on after the call
-    products : int, with A and A^T, that the iterations took: one each, two of `bicgstab`, `lsqr` and `lsmr`,
-        one more for a restart of `gmres`. The first residual and checks of the last are not counted. None
-        where `seconds` is
-    selected : str, of `learnsolve.solve`: the methods that ran and why; else empty
+    note : str, for a solve that did not converge: the accuracy reached and the accuracy requested, part of
+        `summary`. With `null_space`: the component of b that was dropped, if it is more than rounding
+    execution : str, how the iterations ran: "compiled", many iterations per call; "compiled, Python
+        preconditioner", one iteration per compiled call with M called in between; "eager", one torch
+        operation after another; "direct", a factorization; "PETSc"
+    seconds : float, of a solve on the CPU, without the backward pass; None for `jacobi`, with `iterations`,
+        in graphs of torch.compile and on a CUDA device, which works asynchronously
+    products : int, the products with A and A^T in the iterations: one per iteration, two for `bicgstab`,
+        `lsqr` and `lsmr`, one more for each restart of `gmres`. The first residual and the final checks are
+        not counted. None where `seconds` is
+    selected : str, for `learnsolve.solve`: the methods that ran and why; otherwise empty
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
-        backward
+        backward pass
 
     Examples
     --------
@@ -256,7 +256,7 @@ class Solution(_Pair):
         self.iterations = iterations
         self._norms = None if callable(residual_norms) else residual_norms
         self._complete = residual_norms
-        self._axis = axis  # of residual_norms, along which the iterates lie
+        self._axis = axis  # the axis of residual_norms along which the iterates lie
         self._codes = codes
         self._adjoint = adjoint
         self.note = note
@@ -278,7 +278,7 @@ class Solution(_Pair):
                 "Solution.residual_norms: A.values, b or x was changed in place after the solve; ask for the "
                 "norms before, or solve with clones"
             )
-        # As at the time of the solve: whether there is a graph must not depend on where this is first read.
+        # Whether there is a graph is decided by the solve, not by where this is first read.
         with torch.set_grad_enabled(self._grad_enabled):
             self._norms = self._complete()
             if unchanged is not True:  # on a device: NaN instead of the error
@@ -319,8 +319,8 @@ class Solution(_Pair):
 
     @property
     def info(self) -> int:
-        """SciPy's code: 0 where all columns converged; the iterations, at least 1, where they ended without
-        it (the limit, a callback, stagnation); negative where the method could not go on."""
+        """SciPy's code: 0 if all columns converged; the number of iterations, at least 1, if they ended early
+        (the limit, a callback, stagnation); negative if the method could not continue."""
         status = self.status
         if status is Status.CONVERGED:
             return 0

@@ -1,4 +1,4 @@
-"""One function for any matrix: it looks at A and chooses a method and a preconditioner."""
+"""One function for any matrix: it analyzes A and chooses a method and a preconditioner."""
 
 from __future__ import annotations
 
@@ -50,38 +50,38 @@ def solve(
     null_space: Any = "auto",
     throw: bool = False,
 ) -> Solution:
-    r"""Solve :math:`A x = b` by a method and a preconditioner that fit A, or minimize the residual.
+    r"""Solve :math:`A x = b` with a method and preconditioner suited to A, or minimize the residual.
 
     Parameters
     ----------
-    A : CSR, shape (m, n), values (..., nnz); or a matrix of SciPy, torch or NumPy
+    A : CSR, shape (m, n), values (..., nnz); or a SciPy, torch or NumPy matrix
     b : Tensor or NumPy array, shape (m,) or (..., m, k), of A's dtype and device
     rtol, atol : the tolerance, :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
-    maxiter : int, of each attempt; if not given, what Notes say, or the method's own limit
+    maxiter : int, limit of each attempt. Default: see docs/solvers.md, or the limit of the method
     method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr"; or factors
         of A, `ls.factorize(A)`
     M : "auto"; None; or a preconditioner, as for the method
-    null_space : "auto": "constants" if all rows and columns of A sum to zero; None; or the null space of a
+    null_space : "auto": "constants" if all row and column sums of A are zero; None; or the null space of a
         singular A, as for `cg`
     throw : raise `SolverError` if the tolerance was not reached
 
     Returns
     -------
-    Solution; its `selected` says what was chosen and why.
+    Solution; its attribute `selected` says what was chosen and why.
 
     Raises
     ------
     ValueError, TypeError
-        if shapes, dtypes or arguments do not fit, as in the methods.
+        as for the methods.
     SolverError
         if `throw` and a column did not converge.
 
     Notes
     -----
-    How "auto" chooses: docs/solvers.md. The choice reads the values of A: O(nnz), and it waits for a device.
-    Where b has a component along null vectors that "auto" detected, above the tolerance, the status is
-    INCONSISTENT; null_space="constants" leaves it out. Gradient: the implicit one of the method, for A and b.
-    Under vmap b may be mapped; in a graph (`fullgraph=True`, `torch.export`) call the method itself.
+    How "auto" chooses: docs/solvers.md. The choice reads the values of A in O(nnz) and synchronizes a device.
+    If "auto" detected null vectors and b has a component along them above the tolerance, the status is
+    INCONSISTENT; null_space="constants" drops the component. Gradient: the implicit gradient of the method,
+    for A and b. Under vmap b may be mapped; in a graph (`fullgraph=True`) call the method directly.
 
     Examples
     --------
@@ -165,14 +165,14 @@ solve = outside_of_graphs(solve, _NO_GRAPH)
 
 
 def _judge_as_given(solution: Solution, A: CSR, b: Tensor, rtol: float, atol: float) -> None:
-    """Of a null space that was found, not given: x must solve A x = b, not only for a part of b."""
-    vector = b.dim() == 1  # under vmap the numbers have more axes
+    """For a detected null space: x must solve A x = b, not only for a part of b."""
+    vector = b.dim() == 1  # under vmap the values have more axes
     assert solution._codes is not None
     with torch.no_grad():
         x, right = (numbers(t).unsqueeze(-1) if vector else numbers(t) for t in (solution.x, b))
         left = torch.linalg.vector_norm(right - A.with_values(numbers(A.values)) @ x, dim=-2)
         target = (rtol * torch.linalg.vector_norm(right, dim=-2)).clamp(min=atol)
-        # The method measured another sum of the same numbers.
+        # The method summed the same values in another order.
         lost = left > 1.01 * target
         codes = numbers(solution._codes)
         lost = (codes == CODE[Status.CONVERGED]) & (lost.squeeze(-1) if vector else lost)
@@ -185,8 +185,8 @@ def _judge_as_given(solution: Solution, A: CSR, b: Tensor, rtol: float, atol: fl
 
 
 def _start(solution: Solution) -> Tensor | None:
-    """x, where it is nearer than where it came from: the next attempt starts from there."""
-    if transformed():  # mapped: the norms have other axes
+    """x if it is closer to a solution than its start: the next attempt then starts from it."""
+    if transformed():  # under vmap the norms have other axes
         return None
     norms, axis = solution.residual_norms.detach(), solution._axis
     nearer = norms.select(axis, -1) < norms.select(axis, 0)
@@ -194,7 +194,7 @@ def _start(solution: Solution) -> Tensor | None:
 
 
 def _ending(solution: Solution, b: Tensor, rtol: float, atol: float) -> Ending:
-    """Of the slowest column, by what the second half of the iterations has gained."""
+    """For the slowest column, extrapolated from the second half of the iterations."""
     count = solution.residual_norms.shape[solution._axis] - 1
     if solution.status is not Status.MAX_ITERATIONS or transformed() or count < 2:
         return Ending(solution.status)
@@ -207,7 +207,7 @@ def _ending(solution: Solution, b: Tensor, rtol: float, atol: float) -> Ending:
 
 
 def _asked(A: CSR, method: str, M: Any) -> Generator[Choice, Ending, None]:
-    """The method that was asked for, with an M that fits it."""
+    """The requested method, with an M that suits it."""
     made = "given" if not isinstance(M, str) and M is not None else "no M"
     if isinstance(M, str) and method in ("cg", "gmres", "bicgstab") and A.shape[0] == A.shape[1]:
         own, plain = fitting(A)
@@ -232,7 +232,7 @@ def _run(
     if choice.method == "direct":
         return _direct(A, b, rtol, atol, factors)
     options: dict[str, Any] = {"maxiter": choice.maxiter if maxiter is None else maxiter, "throw": throw}
-    if maxiter is None and choice.maxiter is not None:  # which bounds an attempt, not its gradient
+    if maxiter is None and choice.maxiter is not None:  # the limit is for the attempt, not for its gradient
         options["adjoint_maxiter"] = 10 * A.shape[0]
     options |= {} if x0 is None else {"x0": x0}
     options |= {} if null_space is None else {"null_space": null_space}
@@ -250,7 +250,7 @@ def _check_factors(F: Factorization, A: CSR) -> None:
 
 
 def _direct(A: CSR, b: Tensor, rtol: float, atol: float, factors: Factorization | None) -> Solution:
-    """`spsolve`, judged by its residual."""
+    """`spsolve`, with a status from its residual."""
     for name, value in (("rtol", rtol), ("atol", atol)):
         checks.tolerance("solve", name, value)
     x = spsolve(A, b) if factors is None else factors._solved_for(A, b)

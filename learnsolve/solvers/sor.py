@@ -28,14 +28,14 @@ from learnsolve.solvers.solution import Solution
 class State(NamedTuple):
     x: Tensor
     r: Tensor
-    values: Tensor  # of the triangles that S solves with
+    values: Tensor  # of the triangles in S
 
-    in_columns = False  # for the loop: the values are no column's
+    in_columns = False  # for the loop: the values belong to no column
 
 
 class Correction(NamedTuple):
-    """x' = x + S (b - A x), with S the triangular solves of a sweep. For the operator A^T it takes S^T, which
-    converges as fast: I - S^T A^T = (I - A S)^T, and A S has the eigenvalues of S A."""
+    """x' = x + S (b - A x), where S is the triangular solves of a sweep. For the operator A^T it uses S^T,
+    which converges as fast: I - S^T A^T = (I - A S)^T, and A S has the eigenvalues of S A."""
 
     sweep: Sweep
     omega: Value
@@ -81,7 +81,7 @@ def _relax(
     check_omega(name, omegas)
     learned = (omega,) if isinstance(omega, Tensor) else ()
     if isinstance(omegas, Tensor):
-        # No unbind: where omega is changed in place before a backward, torch's error would be about a view.
+        # No unbind: if omega is changed in place before backward, torch's error would be about a view.
         corrections = [Correction(sweep, omegas.squeeze(-1).select(-1, i)) for i in range(omegas.shape[-2])]
     else:
         corrections = [Correction(sweep, omegas)]
@@ -105,8 +105,8 @@ def _relax(
 
 
 def _sweeps(corrections: list[Correction], A: Matrix) -> Any:
-    """S of all steps, or of each: these are made when they are needed, and again by a backward that repeats
-    them, so that checkpoints hold no more than they must."""
+    """S of all steps, or one S per step. The latter are made when needed, and again by a backward that
+    repeats the steps, so that checkpoints hold no more than necessary."""
     if len(corrections) == 1:
         return corrections[0].map(A, corrections[0].values(A))
     return [lambda r, one=one: one.map(A, one.values(A))(r) for one in corrections]
@@ -124,29 +124,29 @@ def sor(
     iterations: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
-    r"""Successive over-relaxation: each unknown in turn is moved omega times as far as would solve its row.
+    r"""Successive over-relaxation: each unknown in turn moves omega times the step that would solve its row.
 
     .. math:: x_{k+1} = x_k + \omega (D + \omega L)^{-1} (b - A x_k)
 
-    with A = L + D + U, for a forward sweep; U for L backward. It converges for a symmetric positive definite
-    A and every 0 < omega < 2.
+    for a forward sweep with A = L + D + U; a backward sweep has U in place of L. It converges for a symmetric
+    positive definite A and every 0 < omega < 2.
 
     Parameters
     ----------
     A, b, x0 : as for `jacobi`
-    omega : number or Tensor, which may require grad, 0 < omega < 2; 1 (Gauss-Seidel) if not given; () or one
+    omega : float or Tensor, which may require grad, 0 < omega < 2, default 1 (Gauss-Seidel); () or one
         per sweep or member of the batch ("Shapes of parameters" in docs/solvers.md)
-    direction : "forward", first to last unknown; "backward"; or "symmetric", one of each: `ssor`
-    multicolor : sweep through the unknowns color by color, as `ordering.greedy_coloring` colors them, so
-        that those of one color are relaxed at the same time
+    direction : "forward", first to last unknown; "backward"; or "symmetric", one sweep of each: `ssor`
+    multicolor : sweep through the unknowns color by color, with the colors of `ordering.greedy_coloring`;
+        unknowns of one color are relaxed simultaneously
     callback, throw : as for `cg`; neither with `iterations`
     options : shared keywords
 
     Notes
     -----
-    Implicit gradient as for `bicgstab`, by the transposed sweeps, which converge as fast. Cost: one product
-    with A and one triangular solve per sweep (two if symmetric); in the backward the transposes of both and
-    the gradients of the values. The best omega of Poisson's matrices: docs/solvers.md.
+    Implicit gradient as for `bicgstab`, with the transposed sweeps, which converge as fast. Cost: one product
+    with A and one triangular solve per sweep (two if symmetric); backward: the transposes of both and
+    the gradients of the values. The best omega for Poisson matrices: docs/solvers.md.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def sor(
     >>> A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
     >>> omega = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
     >>> ls.solvers.sor(A, b, omega=omega, iterations=10).residual_norms[-1].backward()
-    >>> bool(omega.grad < 0)  # more than 1 would have been faster
+    >>> bool(omega.grad < 0)  # a larger omega would have converged faster
     True
     """
     return _relax("sor", A, b, x0, omega, Sweep(direction, multicolor), iterations, options)
@@ -175,7 +175,7 @@ def ssor(
 
     .. math:: x_{k+1} = x_k + \omega (2 - \omega) (D + \omega U)^{-1} D (D + \omega L)^{-1} (b - A x_k)
 
-    One product with A and two triangular solves count as one iteration. Gradients are those of `sor`.
+    One product with A and two triangular solves count as one iteration. Gradients are as for `sor`.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def gauss_seidel(
     iterations: int | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
-    r"""Gauss-Seidel, `sor` with omega = 1: each unknown in turn solves its row, with the others as they are.
+    r"""Gauss-Seidel, `sor` with omega = 1: each unknown in turn solves its row for the current others.
 
     .. math:: x_{k+1} = x_k + (D + L)^{-1} (b - A x_k)
 
@@ -223,14 +223,14 @@ def gauss_seidel(
 
 
 class SOR(FixedNumber):
-    r"""`sor` with a trainable `omega` = 2 sigmoid(`logit`): every value of the parameter `logit` is a
-    relaxation that can converge.
+    r"""`sor` with a trainable `omega` = 2 sigmoid(`logit`), which lies in (0, 2) for every value of the
+    parameter `logit`.
 
-    Sweeps towards a solution; `preconditioners.SOR` is one of them from zero, as an M.
+    As a preconditioner (one sweep from zero): `preconditioners.SOR`.
 
     Parameters
     ----------
-    omega : the initial one, 0 < omega < 2
+    omega : the initial value, 0 < omega < 2
     direction, multicolor : as for `sor`
     options : shared keywords
 
@@ -267,7 +267,7 @@ class SOR(FixedNumber):
 
     @property
     def omega(self) -> Tensor:
-        info = torch.finfo(self.logit.dtype)  # far out sigmoid rounds to 0 or 1
+        info = torch.finfo(self.logit.dtype)  # for large |logit| sigmoid rounds to 0 or 1
         return (2 * torch.sigmoid(self.logit)).clamp(info.tiny, 2 - info.eps)
 
     def extra_repr(self) -> str:

@@ -17,30 +17,30 @@ class TriangularSolve(MatrixValues):
 
     Parameters
     ----------
-    L : CSR, shape (n, n), float32 or float64, triangular: the pattern and the start; values (..., nnz)
+    L : CSR, shape (n, n), float32 or float64, triangular: the pattern and the initial values (..., nnz)
     lower : L is lower triangular; else upper
-    unit_diagonal : the diagonal is ones, which are not parameters; entries of L there are left out
+    unit_diagonal : the diagonal is one and not trainable; diagonal entries of L are ignored
     transpose : solve with the transpose
-    positive : None, or "exp" or "softplus": the diagonal is that of a parameter, so that it stays positive
-        and L regular
+    positive : None, "exp" or "softplus": the diagonal is this function of a parameter, so that it stays
+        positive and L nonsingular
 
     Attributes
     ----------
     values : Parameter on the pattern, if `positive` is None
-    off_diagonal, and log_diagonal ("exp") or raw_diagonal ("softplus") : Parameters otherwise
+    off_diagonal, and log_diagonal ("exp") or raw_diagonal ("softplus") : Parameters, with `positive`
     matrix() : L, a CSR
 
     Raises
     ------
     ValueError
         if L has entries in the other triangle, a row without its diagonal entry, or a diagonal that is not
-        positive where it should be; in a call, for a zero on the diagonal (the message names the row).
+        positive with `positive`; in a call, for a zero on the diagonal (the message names the row).
 
     Notes
     -----
-    The matrix is the module's own, so it is called with b alone. It returns the Tensor x, not a `Solution`: a
-    direct solve has no iterations, no residual history and no status; if it fails, it raises. Gradient and
-    cost are those of `ops.sptrsv`.
+    The module holds the matrix, so it is called with b only. It returns the Tensor x, not a `Solution`,
+    because a direct solve has no iterations, residual history or status; if it fails, it raises. Gradient and
+    cost are as for `ops.sptrsv`.
 
     Examples
     --------
@@ -84,7 +84,7 @@ class TriangularSolve(MatrixValues):
         self.lower, self.unit_diagonal, self.transpose = lower, unit_diagonal, transpose
 
     def forward(self, b: Tensor) -> Tensor:  # type: ignore[override]
-        """x with T x = b, or with `transpose` T^T x = b, of b's shape, (n,) or (..., n, k)."""
+        """Solve L x = b, or L^T x = b with `transpose`; b and x have shape (n,) or (..., n, k)."""
         return sptrsv(
             self.matrix(), b, lower=self.lower, unit_diagonal=self.unit_diagonal, transpose=self.transpose
         )

@@ -1,4 +1,4 @@
-"""Tests for functions of sparse matrices: are their derivatives right?"""
+"""Tests of the derivatives of functions of sparse matrices."""
 
 from learnsolve.testing.check_gradients import check_gradients
 from learnsolve.testing.report import GradientEntry, GradientReport

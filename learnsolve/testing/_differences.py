@@ -1,11 +1,11 @@
-"""Differences of a function of one number, and how far they can be trusted.
+"""Finite differences of a function of one variable, and their accuracy.
 
 Central differences d(h) = f' + h^2 f''' / 6 + ... for h and 2 h: the extrapolated value (4 d(h) - d(2 h)) / 3
 is free of the first term, whose size |d(h) - d(2 h)| / 3 estimates the error (it exceeds that of the
-extrapolated value where f is smooth). Rounding adds eps times the sum of the moduli, over h.
+extrapolated value if f is smooth). Rounding adds eps times the sum of the moduli, divided by h.
 
-One-sided differences differ by h f'' where f is smooth, half as much for half the step. At a kink they differ
-by as much for every step.
+One-sided differences differ by h f'' if f is smooth, half as much for half the step. At a kink they differ by
+the same amount for every step.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import NamedTuple
 class Difference(NamedTuple):
     value: float
     error: float  # an estimate
-    kink: tuple[float, float] | None  # the one-sided derivatives, where they differ
+    kink: tuple[float, float] | None  # the one-sided derivatives, if they differ
 
 
 def difference(
     at: Callable[[float], tuple[float, float]], here: tuple[float, float], h: float, eps: float
 ) -> Difference:
-    """The derivative at 0; `at(t)` is a sum and that of its moduli, `here` those at 0."""
+    """The derivative at 0; `at(t)` is a sum and the sum of its moduli, `here` both at 0."""
     (zero, size), ahead, behind = here, [], []
     for t in (h, 2 * h):
         for value, side in ((at(t), ahead), (at(-t), behind)):

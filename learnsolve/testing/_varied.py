@@ -1,4 +1,4 @@
-"""The function that `check_gradients` checks, seen from the tensors that are varied."""
+"""The function that `check_gradients` checks, as a function of the tensors that are varied."""
 
 from __future__ import annotations
 

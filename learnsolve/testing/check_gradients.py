@@ -1,4 +1,4 @@
-"""`check_gradients`: derivatives against differences, and identities that need no second formula."""
+"""`check_gradients`: derivatives against finite differences and identities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from learnsolve.testing._differences import Difference, difference
 from learnsolve.testing._varied import Varied
 from learnsolve.testing.report import GradientEntry, GradientReport
 
-_SAFETY = 10  # an estimate of an error is one of its size, not a bound
+_SAFETY = 10  # error estimates are not bounds
 
 
 def check_gradients(
@@ -26,7 +26,7 @@ def check_gradients(
     rtol: float | None = None,
     seed: int = 0,
 ) -> GradientReport:
-    r"""Are the derivatives of fn(\*args) right? For a function of your own, with a backward of your own.
+    r"""Check the derivatives of fn(\*args), for example of a custom autograd function.
 
     With J the Jacobian of fn at args, for random v and w:
 
@@ -37,18 +37,19 @@ def check_gradients(
         \langle f(v), w \rangle = \langle v, J^T w \rangle
 
     These are the tests "difference" (also of v in place of :math:`e_j`), "dot product" (of forward mode) and
-    "transpose" (where f is linear in the input). "repeated": a second call returns the same. "undecided":
+    "transpose" (if f is linear in the input). "repeated": a second call returns the same. "undecided":
     the estimated error of a difference is too large; docs/gradients.md says when. Cost: about 4 (entries +
-    directions) calls for each input, 2 backwards for each direction. The arguments stay.
+    directions) calls per input, 2 backwards per direction. The arguments are not changed.
 
     Parameters
     ----------
     fn : callable, returns a tensor, a CSR, a `Solution`, or lists or tuples of them
-    args : arguments of fn. Those that require grad are varied, or all if none does: tensors of float32 or
-        float64, and CSR matrices, by their values
-    entries, directions, seed : int, how many single entries and random directions of each input are moved
-    step : number > 0, h relative to the entry, or to the root mean square of its input if that is larger
-    rtol : number > 0, the relative error that passes: if not given, 1.5e-8 in float64, 3.5e-4 in float32
+    args : arguments of fn. Those that require grad are varied, or all if none does: float32 or float64
+        tensors, and CSR matrices, by their values
+    entries, directions, seed : int, the number of single entries and random directions tested per input, and
+        the seed
+    step : float > 0, h relative to the entry, or to the root mean square of its input if that is larger
+    rtol : float > 0, the accepted relative error: default 1.5e-8 in float64, 3.5e-4 in float32
 
     Returns
     -------
@@ -57,7 +58,7 @@ def check_gradients(
     Raises
     ------
     ValueError, TypeError
-        if there is nothing to vary, fn returns no floating-point numbers, or an argument does not fit.
+        if there is nothing to vary, fn returns no floating-point values, or an argument is invalid.
 
     Examples
     --------
@@ -109,11 +110,11 @@ class _Audit:
         return [torch.randn(t.shape, generator=self.generator, dtype=torch.float64).to(t) for t in like]
 
     def direction(self, number: int) -> None:
-        """All tests with one cotangent w; single entries with the first."""
+        """All tests with one cotangent w; single entries only with the first."""
         w = self.random(self.call.values)
         try:
             gradients = self.backward(w)
-        except Exception as error:  # fn's own, whatever it is
+        except Exception as error:  # any error of fn
             self.rows.append(_failed("difference", f"backward {number}", error))
             return
         for i, (name, x, gradient) in enumerate(
@@ -196,7 +197,7 @@ class _Audit:
         self.identity("dot product", where, w, list(tangents), v, gradients)
 
     def transpose(self, where: str, i: int, v: Tensor, w: list[Tensor]) -> None:
-        """Only where fn is linear in the input, by its values at some points."""
+        """Only if fn is linear in the input, judged by its values at some points."""
         x = self.call.inputs[i]
 
         def of(t: Tensor) -> list[Tensor]:
@@ -204,7 +205,7 @@ class _Audit:
                 return self.call([t if j == i else s for j, s in enumerate(self.call.inputs)])
 
         def sums(parts: Sequence[tuple[float, list[Tensor]]]) -> bool:
-            """Are the sums of these multiples zero?"""
+            """Whether the sums of these multiples are zero."""
             for column in zip(*(values for _, values in parts), strict=True):
                 terms = [factor * t for (factor, _), t in zip(parts, column, strict=True)]
                 if len({t.shape for t in terms}) > 1:
@@ -215,14 +216,14 @@ class _Audit:
             return True
 
         try:
-            # Along x first: what is not linear, such as a solve in its matrix, may not exist elsewhere.
+            # Along x first: a nonlinear function, such as a solve in its matrix, may not exist elsewhere.
             fx = self.call.values
             if not (sums([(2, fx), (-1, of(2 * x))]) and sums([(1, fx), (1, of(-x))])):
                 return
             fv = of(v)
             if not sums([(1, fx), (-0.5, fv), (-1, of(x - 0.5 * v))]):
                 return
-        except Exception:  # such numbers are no input of fn
+        except Exception:  # such values are not valid inputs of fn
             return
         inputs = [v if j == i else s for j, s in enumerate(self.call.inputs)]
         self.identity("transpose", where, w, fv, [v], [self.backward(w, inputs)[i]])

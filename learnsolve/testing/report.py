@@ -12,11 +12,11 @@ class GradientEntry:
     Attributes
     ----------
     test : str, "repeated", "difference", "dot product" or "transpose"
-    where : str, the input, and the entry of it that was moved, or the number of a random direction
-    found : float, by the function's own derivatives
-    expected : float, by the test
+    where : str, the input, and the entry that was varied, or the index of a random direction
+    found : float, from the derivatives of the function
+    expected : float, from the test
     error : float, \\|found - expected\\|
-    allowed : float, the largest error that passes
+    allowed : float, the largest accepted error
     verdict : str, "ok", "FAILED", or "undecided"
     note : str, why it failed or is undecided
 
@@ -40,16 +40,16 @@ class GradientEntry:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """The result of `check_gradients`. Printing it gives a table: failures, what is undecided, and then
-    the largest errors.
+    """The result of `check_gradients`. Printing it gives a table: failures, undecided tests, then the largest
+    errors.
 
     Attributes
     ----------
     entries : list of `GradientEntry`, in the order of the tests
-    ok : bool, nothing failed. What is undecided does not count: look at `undecided`
-    failures : list of the entries that failed
-    undecided : list of the entries whose test could not tell
-    notes : list of str, what limits the whole check, such as float32
+    ok : bool, whether nothing failed; undecided tests do not count: see `undecided`
+    failures : list of failed entries
+    undecided : list of undecided entries
+    notes : list of str, limits of the whole check, such as float32
 
     Examples
     --------

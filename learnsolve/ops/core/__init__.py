@@ -1,1 +1,1 @@
-"""What operations share: the calculus of products and solves, and the calls of the kernels."""
+"""Code shared by the operations: derivatives of products and solves, and kernel calls."""

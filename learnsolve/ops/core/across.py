@@ -1,11 +1,11 @@
 """Vectors whose rows lie in several processes: loops on them need sums over all processes.
 
 Every process runs the same loop on its rows. A scalar per column (an inner product, a norm, a coefficient)
-exists in each process, with the same bits; the cotangents of these copies are parts that add up to the
-scalar's. A sum over the rows is then a local sum and one over the processes, in the forward and in the
-backward, and all between two sums is the arithmetic of one process.
+exists in each process, with the same bits; the cotangents of these copies add up to the cotangent of the
+scalar. A sum over the rows is then a local sum followed by a sum over the processes, in the forward and in
+the backward; between two sums, each process works independently.
 
-A solver enters `over(A)` where it works with such a matrix; `dots`, `largest` and `size` call `across()`.
+A solver enters `over(A)` to work with such a matrix; `dots`, `largest` and `size` call `across()`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 
 
 class Across(Protocol):
-    """The processes that share the rows of a matrix. All of them must call each method, at the same place."""
+    """The processes that share the rows of a matrix. All of them must call each method, in the same order."""
 
     rows: int  # of the whole matrix
 
     def total(self, t: Tensor) -> Tensor:
-        """The sum over the processes, of which each has its copy; differentiable."""
+        """The sum over the processes, with a copy in each; differentiable."""
         ...
 
     def largest(self, t: Tensor) -> Tensor:
@@ -33,16 +33,16 @@ class Across(Protocol):
         ...
 
     def shown(self, t: Tensor) -> Tensor:
-        """A scalar of the loops for the caller, whose cotangent each process has in full."""
+        """A scalar of the loops for the caller, whose full cotangent every process has."""
         ...
 
     def parameter(self, name: str, key: str, value: Tensor, rows: bool) -> Tensor:
-        """A parameter (..., 1 or n) or, not `rows`, (...), for the loops: of what all processes hold, its
-        gradient is that of all."""
+        """A parameter (..., 1 or n) or, not `rows`, (...), for the loops: all processes hold a copy, and its
+        gradient is the gradient of the copies together."""
         ...
 
 
-_loops = 0  # loops that run on such vectors, in any thread: torch.compile reads this count and no ContextVar
+_loops = 0  # loops that run on such vectors, in any thread: for torch.compile, which reads no ContextVar
 _across: ContextVar[Across | None] = ContextVar("_across", default=None)
 
 
@@ -56,7 +56,7 @@ def of(A: Any) -> Across | None:
 
 
 def over(shared: Across | None) -> AbstractContextManager[None]:
-    """Sums over rows inside are over these processes too."""
+    """Inside, sums over rows include these processes."""
     return _HERE if shared is None else _over(shared)
 
 
@@ -81,17 +81,17 @@ def total(t: Tensor) -> Tensor:
 
 
 def anywhere(flags: Tensor) -> Tensor:
-    """Which of these hold in any process."""
+    """Which of these flags hold in any process."""
     processes = across()
     return flags if processes is None else processes.largest(flags.to(torch.float64)) > 0
 
 
 def everywhere(flag: bool) -> bool:
-    """Does it hold in all processes?"""
+    """Whether the flag holds in all processes."""
     return flag if across() is None else not bool(anywhere(torch.tensor([not flag])))
 
 
 def rows(t: Tensor) -> int:
-    """Of blocks of columns (..., n, k), in all processes."""
+    """The number of rows of blocks of columns (..., n, k) in all processes."""
     processes = across()
     return t.shape[-2] if processes is None else processes.rows

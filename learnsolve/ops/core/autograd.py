@@ -1,7 +1,7 @@
-"""What the differentiable operations share.
+"""Code shared by the differentiable operations.
 
-Each operation is an `Operation` around one raw operator: its derivatives as static methods. Two
-`torch.autograd.Function`s are made of it, because `torch.compile` rejects a `jvp`.
+Each operation is an `Operation` around one raw operator: with its derivatives as static methods. Two
+`torch.autograd.Function`s are made from it, because `torch.compile` rejects a `jvp`.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from torch.autograd import forward_ad
 
 
 class Eager:
-    """Mixed into a Function that `torch.compile` does not trace: a cheaper `apply`.
+    """Mixin for a Function that `torch.compile` does not trace: a faster `apply`.
 
-    `torch.autograd.Function.apply` binds the arguments to the signature of `forward` in every call, for
-    defaults that no operation here has, which takes longer than the operator itself.
+    `torch.autograd.Function.apply` binds the arguments to the signature of `forward` in every call, to fill
+    in defaults that no operation here has. This takes longer than the operator itself.
     """
 
-    _apply: Callable[..., Any]  # `apply` of torch's own base, looked up once
+    _apply: Callable[..., Any]  # `apply` of torch's base class, looked up once
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -39,10 +39,10 @@ class Operation:
     `vmap` (or `generate_vmap_rule`) and perhaps `setup_context` of a `torch.autograd.Function`.
 
     `forward` takes `operands` tensors, then constants. By default, several operands become
-    `ctx.saved_tensors`; the constants become `ctx.constants`. What is saved for `backward` is available to
+    `ctx.saved_tensors`; the constants become `ctx.constants`. Tensors saved for `backward` are available to
     `jvp` too.
 
-    `eager` is the Function with all of them, `traced` the one without `jvp`, for `torch.compile`.
+    `eager` is the Function with all of them; `traced`, for `torch.compile`, is the Function without `jvp`.
     """
 
     operands = 1
@@ -64,7 +64,7 @@ class Operation:
 
 
 def _keeps(operands: int, both: bool) -> Callable[[Any, tuple, Any], None]:
-    """The default, `both`: as `_keeps_for_both` makes it, in one call."""
+    """The default setup; with `both` it does the same as `_keeps_for_both`, in one call."""
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         if operands > 1:
@@ -77,7 +77,7 @@ def _keeps(operands: int, both: bool) -> Callable[[Any, tuple, Any], None]:
 
 
 def _keeps_for_both(setup: Callable[[Any, tuple, Any], None]) -> Callable[[Any, tuple, Any], None]:
-    """`setup`, which also saves its tensors for `jvp` where forward mode may follow."""
+    """`setup` that also saves its tensors for `jvp` if forward mode may follow."""
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         setup(ctx, inputs, output)
@@ -88,8 +88,8 @@ def _keeps_for_both(setup: Callable[[Any, tuple, Any], None]) -> Callable[[Any, 
 
 
 class Multilinear(Operation):
-    """Linear in each of its operands: the derivative along a tangent is the operation itself, with that in
-    place of the operand."""
+    """Linear in each of its operands: the derivative along a tangent is the operation itself, with the
+    tangent in place of the operand."""
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Tensor | None:
@@ -103,7 +103,7 @@ class Multilinear(Operation):
 
 
 class LinearSolve(Operation):
-    """x = M(p)^-1 b for a matrix M that is linear in p: forward(p, b, *constants). p and x are kept, and a
+    """x = M(p)^-1 b for a matrix M that is linear in p: forward(p, b, *constants). p and x are saved, and a
     subclass has times(p, x, *constants) = M(p) x, so that dx = M(p)^-1 (db - M(dp) x)."""
 
     operands = 2
@@ -122,8 +122,8 @@ class LinearSolve(Operation):
 
 
 def tracked(*tensors: Tensor) -> bool:
-    """Does autograd or a functorch transform track this call? If not, the raw operator will do. Among
-    `plain_tensors` no transform does."""
+    """Whether autograd or a functorch transform tracks this call. If not, the raw operator suffices. No
+    transform tracks `plain_tensors`."""
     if torch.is_grad_enabled():
         for t in tensors:
             if t.requires_grad:
@@ -132,8 +132,8 @@ def tracked(*tensors: Tensor) -> bool:
 
 
 def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> Any:
-    """One operation by the Function that this call needs: `traced` while `torch.compile` traces, `eager`
-    where autograd or a transform of functorch tracks the call, and else its `forward` alone."""
+    """Run one operation through the Function that this call needs: `traced` while `torch.compile` traces,
+    `eager` if autograd or a functorch transform tracks the call, and otherwise only its `forward`."""
     if torch.compiler.is_dynamo_compiling():
         return operation.traced.apply(*_distinct(*tensors), *constants)
     if tracked(*tensors):
@@ -142,8 +142,8 @@ def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> An
 
 
 def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same tensors, a view in place of one that comes again: Dynamo (torch 2.13) rejects a Function that
-    is given one tensor twice."""
+    """The same tensors, with a view in place of a repeated one: Dynamo (torch 2.13) rejects a Function that
+    is called with the same tensor twice."""
     out: list[Tensor] = []
     for t in tensors:
         again = False
@@ -162,7 +162,7 @@ def forward_mode_may_come() -> bool:
 
 
 def keep_for_forward_mode(ctx: Any, *tensors: Tensor) -> None:
-    """`save_for_forward`, if forward mode or a functorch transform is active, because it takes time."""
+    """`save_for_forward`, which takes time, only if forward mode or a functorch transform is active."""
     if forward_mode_may_come():
         ctx.save_for_forward(*tensors)
 
@@ -180,8 +180,8 @@ def pullback(function: Callable, *primals: Any) -> tuple[Any, Callable]:
 
 
 def pushforward(function: Callable, primals: tuple, tangents: tuple) -> tuple:
-    """The tangents of function(*primals), a tuple; a tangent may be None. It is the transpose of the
-    transpose, since torch does not nest forward modes."""
+    """The tangents of function(*primals), a tuple; a tangent may be None. Computed as the transpose of the
+    transpose, since torch does not nest forward mode."""
     tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
     out, pull = pullback(function, *primals)
     _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))
@@ -189,7 +189,7 @@ def pushforward(function: Callable, primals: tuple, tangents: tuple) -> tuple:
 
 
 def add(*terms: Tensor | None) -> Tensor | None:
-    """The sum of the terms that are there."""
+    """The sum of the terms that are not None."""
     total = None
     for t in terms:
         if t is not None:

@@ -1,7 +1,7 @@
 """Batched gradients (`is_grads_batched=True`) of operators that take lists of tensors: one call per member.
 
-torch makes such a loop itself for operators without lists. What torch.func maps does not come here: the
-operations have rules of their own for it.
+torch loops by itself for operators without lists. Tensors mapped by torch.func do not come here, because the
+operations have vmap rules.
 """
 
 from typing import Any
@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 
-_torch: Any = torch  # whose functions for batches are private
+_torch: Any = torch  # its functions for batches are private
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 _rules = torch.library.Library("learnsolve", "IMPL")
 
 
 class _Members:
-    """A tensor with the axis of the batch in front, of size 1 if it has none at this level."""
+    """A tensor with the batch axis first, of size 1 if it has none at this level."""
 
     def __init__(self, t: Tensor):
         self.t = t
@@ -32,8 +32,8 @@ def _batched(t: Any) -> bool:
 
 
 def _level(args: Any) -> int:
-    """The innermost batch. A backward of CUDA tensors runs on a thread that knows of none: there the tensors
-    tell, of which one without an axis of a level gets one, here of size 0."""
+    """The innermost batch level. The backward of CUDA tensors runs on a thread without this information, so
+    it is read from the tensors: a tensor without an axis at a level gets one, here of size 0."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     if level > 0:

@@ -1,5 +1,6 @@
-"""Complete factors of a permuted matrix: where they have entries, which values they are made of, and what is
-said where they do not exist. Behind `cholesky`, `ldlt`, `lu`, `logdet`, `slogdet` and `selected_inverse`."""
+"""Complete factors of a permuted matrix: their patterns, the values that they are computed from, and the
+error messages if they do not exist. Used by `cholesky`, `ldlt`, `lu`, `logdet`, `slogdet` and
+`selected_inverse`."""
 
 import math
 from collections.abc import Callable
@@ -25,16 +26,16 @@ ORDERINGS = ("minimum_degree", "natural")
 
 
 class Fill(NamedTuple):
-    """Of P A P^T, row permutation[i] of A as row i."""
+    """The fill of P A P^T, whose row i is row permutation[i] of A."""
 
     pattern: SparsityPattern  # of L, or of L and U
-    at: Tensor  # the values of A that are read, and where they go; in the lower triangle if it is all of them
+    at: Tensor  # the positions of A's values that are read, in the lower triangle if it holds them all
     where: Tensor
     permutation: Tensor
 
 
 class Factored(NamedTuple):
-    """values: L's and, for LU, U's behind them, (size) or (B, size) for a batch of any axes."""
+    """values: of L and, for LU, of U after them, (size) or (B, size) for any batch axes."""
 
     values: Tensor
     fill: Fill
@@ -53,10 +54,10 @@ class Factored(NamedTuple):
         return self.values.index_select(-1, self._places)
 
     def inverse(self) -> Tensor:
-        """Entries of A^-T on the pattern, those off the diagonal twice for L L^T, permuted: the gradient of
-        log |det A|, by the adjoint of the factorization, Takahashi's recurrence."""
+        """The entries of A^-T on the pattern, permuted; those off the diagonal twice for L L^T. This is the
+        gradient of log |det A|, by the adjoint of the factorization, Takahashi's recurrence."""
         if not torch.compiler.is_dynamo_compiling() and not tracked(self.values):
-            nothing = self.values[..., :0]  # in place of that gradient by the factors
+            nothing = self.values[..., :0]  # in place of the gradient with respect to the factors
             return incomplete._Adjoint.forward(self.values, nothing, self.fill.pattern, self.kind)
         weight = 2.0 if _is_cholesky(self.kind) else 1.0
         g = place(weight / self.pivots(), self._places, self.values.shape[-1])
@@ -68,8 +69,8 @@ class Factored(NamedTuple):
 
 
 def factored(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: bool = False) -> Factored:
-    """`kind` as in core/incomplete.py: "cholesky/complete", say. `symmetric`: of L U, of the matrix that A's
-    lower triangle is one half of."""
+    """`kind` as in core/incomplete.py, such as "cholesky/complete". `symmetric`: for L U of the matrix whose
+    half is A's lower triangle."""
     function = kind.partition("/")[0]
     checks.matrix(function, "A", A)
     checks.dtype(function, "A.values", A.values)
@@ -130,7 +131,7 @@ class _TooMany(ValueError):
 
 
 def complete_fill(function: str, P: SparsityPattern, ordering: Any, lower: bool, both: bool) -> Fill:
-    """lower: only that triangle of A is read. both: the fill of L and U, else that of L."""
+    """lower: only this triangle of A is read. both: the fill of L and U, otherwise only of L."""
     try:
         if isinstance(ordering, Tensor):
             return _fill_in_order(function, P, ordering, lower, both)
@@ -144,7 +145,7 @@ def complete_fill(function: str, P: SparsityPattern, ordering: Any, lower: bool,
 
 @makes_plain_tensors
 def _fill_in_order(function: str, P: SparsityPattern, ordering: Tensor, lower: bool, both: bool) -> Fill:
-    """The last is kept."""
+    """The fill for the last ordering is cached."""
     key = f"complete fill {lower} {both}"
     last: Fill | None = P._last(key)
     if last is not None and torch.equal(last.permutation, ordering.to(last.permutation)):
@@ -190,7 +191,7 @@ def _make_fill(P: SparsityPattern, order: np.ndarray, lower: bool, both: bool) -
         up, above = as_numpy(T.crow_indices).astype(np.int64), as_numpy(T.col_indices)
         rows, columns = (as_numpy(t).astype(np.int64) for t in (Q.row_indices, T.row_indices))
         joined = np.empty(2 * entries - n, above.dtype)
-        joined[np.arange(entries) + (up[:-1] - np.arange(n))[rows]] = col  # the diagonal: again, below
+        joined[np.arange(entries) + (up[:-1] - np.arange(n))[rows]] = col  # the diagonal is set again below
         joined[np.arange(entries) + (crow[1:] - np.arange(1, n + 1))[columns]] = above
         Q = trusted(P, crow + up - np.arange(n + 1), joined, P.shape)
     rows, columns = (as_numpy(t).astype(np.int64) for t in (P.row_indices, P.col_indices))
@@ -204,6 +205,6 @@ def _make_fill(P: SparsityPattern, order: np.ndarray, lower: bool, both: bool) -
 
 
 def through_host(operation: Callable, A: CSR, **keywords: Any) -> Any:
-    """Of a matrix on a device: the result for its copy on the host, moved back."""
+    """For a matrix on a device: compute the result on the host and move it back."""
     out = operation(A.to("cpu"), **keywords)
     return type(out)(*(t.to(A.device) for t in out)) if isinstance(out, tuple) else out.to(A.device)

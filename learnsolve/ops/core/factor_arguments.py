@@ -1,4 +1,4 @@
-"""Checks of what incomplete factorizations are given."""
+"""Argument checks of incomplete factorizations."""
 
 from collections.abc import Callable
 from numbers import Real
@@ -57,7 +57,7 @@ def as_omega(function: str, omega: float | Tensor, values: Tensor) -> Tensor:
 def _for_each(
     function: str, name: str, given: float | Tensor, values: Tensor, at_most: Callable[[Any], Any], rule: str
 ) -> Tensor:
-    """A number that is not negative, for each matrix of the batch."""
+    """A nonnegative scalar per matrix of the batch."""
     if isinstance(given, Tensor):
         checks.same_kind(function, name, given, values)
         batch = values.shape[:-1]
@@ -71,7 +71,7 @@ def _for_each(
             if not (good := (plain >= 0) & at_most(plain)).all():
                 raise ValueError(f"{function}: {name} must be {rule}, got {float(plain[~good][0])}")
         return given.expand(batch)
-    if isinstance(given, bool) or not isinstance(given, Real):  # NumPy's scalars too
+    if isinstance(given, bool) or not isinstance(given, Real):  # includes NumPy scalars
         raise TypeError(f"{function}: {name} must be a number or a torch.Tensor, got {type(given).__name__}")
     if not (given >= 0 and at_most(given)):
         raise ValueError(f"{function}: {name} must be {rule}, got {given}")

@@ -1,4 +1,4 @@
-"""Shapes of the raw operators' results, for `torch.compile` and meta tensors (csrc/ops/schema.cpp), where
+"""Shapes of the raw operators' results, for `torch.compile` and meta tensors (csrc/ops/schema.cpp), if
 several files use an operator; the others are next to their operation."""
 
 import torch
@@ -74,7 +74,7 @@ def _(A, At, values, scale, momentum, b, before, kept, cotangents, iterations, s
 
 
 def _factor_entries(plan: list[Tensor], cholesky: bool) -> int:
-    if len(plan) == 6:  # of complete fill
+    if len(plan) == 6:  # complete fill
         return plan[1].shape[0] * (1 if cholesky else 2)
     order, units = plan[0], plan[5]
     return order.shape[0] + units.shape[0]

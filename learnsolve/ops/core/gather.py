@@ -1,8 +1,7 @@
-"""Values taken from others, placed among zeros, permuted and added up: the steps of indexing, triangles and
-their gradients.
+"""Gather, scatter, permute and sum values: the steps of indexing, triangles and their gradients.
 
-Positions are planned once by the operation. Those of `take` and `place` are distinct, and each of the two is
-the other's adjoint: nothing is added up, so gradients are exact and deterministic, of any order.
+Positions are planned once by the operation. The positions of `take` and `place` are distinct, and the two are
+adjoints of each other: nothing is added up, so gradients are exact and deterministic, to any order.
 """
 
 import torch
@@ -14,23 +13,23 @@ from learnsolve.ops.core.product import product
 
 
 def take(values: Tensor, at: Tensor, dim: int = -1) -> Tensor:
-    """values[..., at] for distinct int64 positions, or that along another axis, counted from the end."""
+    """values[..., at] for distinct int64 positions, or along another axis `dim` < 0."""
     return dispatch(_Take, (values,), at, dim)
 
 
 def place(values: Tensor, at: Tensor, size: int, dim: int = -1) -> Tensor:
-    """Zeros (..., size) with values at distinct int64 positions, or that along another axis."""
+    """Zeros (..., size) with values at distinct int64 positions, or along another axis."""
     return dispatch(_Place, (values,), at, size, dim)
 
 
 def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
-    """values[..., forward], or that along another axis, counted from the end; `backward` is the inverse."""
+    """values[..., forward], or along another axis `dim` < 0; `backward` is the inverse."""
     return dispatch(_Permute, (values,), forward, backward, dim)
 
 
 def added_up(values: Tensor, places: SparsityPattern) -> Tensor:
     """Value i of the result is the sum of the `values` (..., n) at the columns of row i of `places`, a 0/1
-    matrix: the gradient of a value that comes several times is a sum in a fixed order."""
+    matrix, so that the gradient of a repeated value is a sum in a fixed order."""
     ones = torch.ones(places.nnz, dtype=values.dtype.to_real(), device=values.device)
     if values.dim() == 1:
         return product(ones, values, places, False)
@@ -71,7 +70,7 @@ class _Place(Multilinear):
 
 
 class _Permute(Multilinear):
-    """Its gradient is a gather too, where torch's own would add into zeros."""
+    """Its gradient is also a gather, whereas torch's would add into zeros."""
 
     generate_vmap_rule = True
 

@@ -1,7 +1,7 @@
-"""Incomplete factors and their derivatives, to any order: the core of `ic0`, `mic0` and `ilu0`, and, on
-patterns that they choose, of `ict` and `ilut`.
+"""Incomplete factors and their derivatives, to any order: the core of `ic0`, `mic0` and `ilu0`, and of `ict`
+and `ilut` on the patterns that they choose.
 
-The factors f of the values a solve F(f) = a, one quadratic equation for each entry that is read
+The factors f of the values a solve F(f) = a, one quadratic equation per entry that is read
 (csrc/kernels/incomplete.h). With B the symmetric bilinear form of F's quadratic part, J(f) z = E z + B(f, z)
 its derivative and C(x, .) the transpose of B(x, .), four maps are closed under differentiation:
 
@@ -10,7 +10,7 @@ its derivative and C(x, .) the transpose of B(x, .), four maps are closed under 
     adjoint  w = J^-T g     dw = J^-T (dg - C(df, w))
     product  B(x, z), C(x, w), which are linear in each argument.
 
-All come from one trilinear form <w, B(x, z)> = <C(x, w), z> = <C(z, w), x>, which gives the backwards. Each
+All follow from one trilinear form <w, B(x, z)> = <C(x, w), z> = <C(z, w), x>, which gives the backwards. Each
 is one compiled pass over a plan of the pattern. Operands are (size) or (B, size), all with the same batch.
 """
 
@@ -35,12 +35,12 @@ _raw_adjoint = torch.ops.learnsolve.csr_incomplete_adjoint.default
 _raw_product = torch.ops.learnsolve.csr_incomplete_product.default
 _raw_product_adjoint = torch.ops.learnsolve.csr_incomplete_product_adjoint.default
 
-PLAN_LIMIT = 2**33  # bytes that the products of one plan may take
+PLAN_LIMIT = 2**33  # maximum bytes for the products of one plan
 
-# `Factors` of csrc/analysis/incomplete.h. A kind is the name of a public function, which errors have, and
-# after a slash that of its elimination, where it is another: "ict/ic0", once the pattern is chosen.
+# `Factors` of csrc/analysis/incomplete.h. A kind is the name of the public function, for errors, and after a
+# slash the elimination, if it has another name: "ict/ic0", once the pattern is chosen.
 _FACTORS = {"ilu0": 0, "ic0": 1, "mic0": 2, "relaxed": 3}
-# Of complete fill, without a plan of the products: a pattern of L, and one of L and U that is symmetric.
+# Complete fill, without a plan of the products: a pattern of L, or a symmetric pattern of L and U.
 _COMPLETE = ("complete", "complete lu")
 REMEDY = '; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
 
@@ -48,9 +48,9 @@ REMEDY = '; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
 class Plan(NamedTuple):
     """The elimination on a pattern. Its factors are on the triangles of the pattern (`triangle_of`)."""
 
-    elimination: tuple[tuple[Tensor, ...], bool]  # what the operators take (csrc/ops/schema.cpp)
-    size: int  # of the values: A's and, for "relaxed", those of `with_omega`
-    crow: Tensor | None = None  # where the rows of these values begin, if not as the pattern's
+    elimination: tuple[tuple[Tensor, ...], bool]  # arguments of the operators (csrc/ops/schema.cpp)
+    size: int  # number of values: A's and, for "relaxed", those added by `with_omega`
+    crow: Tensor | None = None  # row starts of these values, if not the pattern's
 
 
 def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
@@ -87,7 +87,7 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
 
 
 def _by_level(order, source, pivot, ptr, pairs, units):
-    """The plan with its steps by level, where each level begins, and the uses of each entry
+    """The plan with its steps sorted by level, the starts of the levels, and the uses of each entry
     (csrc/kernels/incomplete.cuh)."""
     entries = len(order) + len(units)
     level = _analysis.elimination_levels(order, pivot, ptr, pairs, entries)
@@ -115,12 +115,12 @@ def _by_level(order, source, pivot, ptr, pairs, units):
 
 
 def complete_plan(pattern: SparsityPattern, factors: str) -> Plan:
-    """For a `pattern` with all fill, L's or, symmetric, that of L and U: 12 bytes per entry of L."""
+    """A plan for a `pattern` with all fill, of L or, symmetric, of L and U: 12 bytes per entry of L."""
     lower = triangle_of(pattern, "lower")
     n, ptr, row = lower.shape[0], as_numpy(lower.T.crow_indices), as_numpy(lower.T.col_indices)
     length = np.diff(ptr)
-    # Columns j and j + 1 are of one supernode if the first entry below the diagonal of j is in row j + 1,
-    # whose column has all others.
+    # Columns j and j + 1 belong to the same supernode if the first entry below the diagonal of j is in row j
+    # + 1, and column j + 1 has all the others.
     joined = length[:-1] == length[1:] + 1
     joined[joined] = row[ptr[:-2][joined] + 1] == np.flatnonzero(joined) + 1
     ends = np.append(np.flatnonzero(~joined) + 1, n) if n else np.empty(0, int)
@@ -136,24 +136,24 @@ def plan_of(pattern: SparsityPattern, kind: str) -> Plan:
 
 
 def with_omega(values: Tensor, omega: Tensor, pattern: SparsityPattern) -> Tensor:
-    """What the relaxed elimination reads: A's values, -omega, and a zero for each entry of L, whose multiples
-    by omega are unknowns of their own. So omega has derivatives like any value."""
+    """The values that the relaxed elimination reads: A's values, -omega, and a zero per entry of L, whose
+    multiples by omega are additional unknowns. So omega has derivatives like any value."""
     zeros = values.new_zeros(*values.shape[:-1], triangle_of(pattern, "lower").nnz)
     return torch.cat((values, -omega.unsqueeze(-1), zeros), -1)
 
 
 def shifted(values: Tensor, shift: Tensor, pattern: SparsityPattern) -> Tensor:
-    """The same of A + shift diag(A)."""
+    """The same values for A + shift diag(A)."""
     on = torch.nn.functional.pad(on_diagonal(pattern), (0, values.shape[-1] - pattern.nnz))
     return torch.where(on, values * (1 + shift.unsqueeze(-1)), values)
 
 
 class Breakdown(ValueError):
-    """Of a complete factorization: row in the order of elimination, pivot, number of the matrix."""
+    """In a complete factorization: row in elimination order, pivot, index of the matrix."""
 
 
 class Unstable(ValueError):
-    """Complete factors without exchanges of rows are."""
+    """Complete factors without row exchanges are unstable."""
 
 
 def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> str:
@@ -170,7 +170,7 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
     f, breakdown = _raw_factor(*plan.elimination, crow, values, traced)
     if traced and not f.is_cuda:
         return f
-    if f.is_cuda:  # a check would wait for the device: factors that do not exist are NaN
+    if f.is_cuda:  # a check would synchronize the device: missing factors are NaN
         return torch.where(breakdown[..., :1] >= 0, torch.nan, f)
     for matrix, (row, pivot) in enumerate(breakdown.reshape(-1, 2).tolist()):
         if row >= 0 and kind.rpartition("/")[2] in _COMPLETE:
@@ -186,7 +186,7 @@ def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Ten
 
 
 def _warn_of_growth(values: Tensor, f: Tensor, pattern: SparsityPattern, kind: str) -> None:
-    """The error of L U is the unit roundoff times |L| |U|, as small as A with exchanges of rows."""
+    """The error of L U is the unit roundoff times |L| |U|, which is as small as A with row exchanges."""
     if values.numel() == 0:
         return
     L, U = (triangle_of(pattern, side) for side in ("lower", "upper"))
@@ -207,7 +207,7 @@ def _warn_of_growth(values: Tensor, f: Tensor, pattern: SparsityPattern, kind: s
 
 
 def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
-    """Each entry of the factors: one can overflow, or be NaN from the start, and reach no pivot."""
+    """Check each entry of the factors: it can overflow, or be NaN initially, without affecting a pivot."""
     bad = (~f.isfinite()).nonzero()
     if len(bad) == 0:
         return
@@ -223,15 +223,15 @@ def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
 
 
 def factor(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    """The factors of a matrix (nnz) or a batch (B, nnz): L's values and behind them, for LU, U's, for
-    "relaxed" auxiliary ones."""
+    """The factors of a matrix (nnz) or a batch (B, nnz): values of L, for LU followed by those of U, for
+    "relaxed" by auxiliary ones."""
     return dispatch(_Factor, (values,), pattern, kind)
 
 
 class _Map(Operation):
     @classmethod
     def vmap(cls, info, in_dims, *inputs):
-        """One batch axis, of the map's and of any that the operands had."""
+        """Merges the mapped axis and the batch axes of the operands into one."""
         given = list(zip(inputs[: cls.operands], in_dims, strict=False))
         operands = [t.unsqueeze(0) if dim is None else t.movedim(dim, 0) for t, dim in given]
         size, batch = info.batch_size, max((t.shape[1:-1] for t in operands), key=len)

@@ -1,7 +1,7 @@
-"""The real form of a complex matrix with real and imaginary parts interleaved: each entry a + i b is the
-block [[a, -b], [b, a]], so that a triangle, a band or a block stays one. Vectors are those of `complex.tall`.
+"""The real form of a complex matrix with interleaved real and imaginary parts: each entry a + i b becomes the
+block [[a, -b], [b, a]], so that triangles, bands and blocks are preserved. Vectors are as in `complex.tall`.
 
-The real form of A^H is its transpose. For what is not a product: triangular solves, factors.
+The real form of A^H is its transpose. Used for triangular solves and factors.
 """
 
 import numpy as np

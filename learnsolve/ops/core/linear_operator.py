@@ -1,4 +1,4 @@
-"""A linear map of tensors as SciPy's solvers take it."""
+"""A linear map of tensors as a SciPy LinearOperator."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from learnsolve.ops.core.product import product
 
 class HostOperator(scipy.sparse.linalg.LinearOperator):
     """`apply(of, X, transpose)` for NumPy arrays, on the host, without gradient. `of` has a shape; it, or
-    `like`, a dtype and a device; later changes of its values are seen."""
+    `like`, has a dtype and a device. Later changes of its values take effect."""
 
     def __init__(self, of: Any, apply: Callable[[Any, Tensor, bool], Tensor], like: Tensor | None = None):
         self.of, self.apply, self.like = of, apply, of if like is None else like
@@ -22,7 +22,7 @@ class HostOperator(scipy.sparse.linalg.LinearOperator):
     def _multiply(self, x: np.ndarray, transpose: bool) -> np.ndarray:
         if np.iscomplexobj(x) and not self.like.dtype.is_complex:
             return self._multiply(np.real(x), transpose) + 1j * self._multiply(np.imag(x), transpose)
-        # A copy: torch does not take read-only arrays, or negative strides.
+        # A copy: torch does not accept read-only arrays or negative strides.
         vectors = torch.from_numpy(np.array(x, dtype=self.dtype)).to(self.like.device)
         with torch.no_grad():
             return self.apply(self.of, vectors, transpose).cpu().numpy()

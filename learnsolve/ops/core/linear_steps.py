@@ -1,13 +1,12 @@
-"""Linear functions of a block of columns as a list of steps: written down once, run as one operation.
+"""Linear functions of a block of columns as a list of steps: recorded once, run as one operation.
 
-A `Recorded` block of columns takes part in what code does with a tensor: x + y, x - y, `scaled_rows`,
-`product` and `dense_product`; each of these writes a step down. The list runs compiled
+A `Recorded` block of columns supports the operations of a tensor x + y, x - y, `scaled_rows`, `product` and
+`dense_product`; each of these records a step. The list runs compiled
 (csrc/ops/linear_steps.cpp), with one operation of autograd for all of it, or step by step by differentiable
 operations: under `torch.compile`, `torch.func` and forward mode, on devices, for batches of columns and for
 second derivatives.
 
-A training step of multigrid V-cycles on 15 x 15 points takes 0.47 of the same in dense PyTorch, and took as
-long as that with single operations (`python -m benchmarks training`).
+The gain, for a training step of multigrid V-cycles: `python -m benchmarks training`.
 """
 
 from __future__ import annotations
@@ -74,14 +73,14 @@ def dense_product(D: Tensor, x: Any, transpose: bool) -> Any:
 
 
 class LinearSteps:
-    """What `function` does with a block of columns, for matrices without batch axes.
+    """`function` of a block of columns as recorded steps, for matrices without batch axes.
 
     Parameters
     ----------
-    function : a linear function of one block of columns, of the steps above
-    matrices : CSRs, those that it multiplies by
+    function : a linear function of one block of columns, composed of the steps above
+    matrices : the CSRs that it multiplies by
     others : scalars per row (n, 1), or dense matrices
-    times : how often it is applied, one after another
+    times : how often it is applied in succession
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class LinearSteps:
         return Recorded(self, len(self._written))
 
     def takes_back(self, x: Recorded, kind: int) -> tuple[int, ...] | None:
-        """The last step, off the list, if it made x and is of this kind; x is none after that."""
+        """Remove and return the last step if it computed x and is of this kind; x is then invalid."""
         if x.number != len(self._written) or x.number == 0 or self._written[-1][0] != kind:
             return None
         x.number = -1
@@ -127,7 +126,7 @@ class LinearSteps:
         return self._numbers[id(values), id(pattern)]
 
     def __call__(self, b: Tensor) -> Tensor:
-        """For b (..., n, k)."""
+        """Apply to b (..., n, k)."""
         apart = b.dim() != 2 or device_analysis.here(b) or torch.compiler.is_dynamo_compiling()
         if apart or forward_mode_may_come():
             return self.apart(b, self.operands)
@@ -136,7 +135,7 @@ class LinearSteps:
         return _raw(self.structures, self.operands, b, self.steps, False)[0]
 
     def apart(self, b: Tensor, operands: Sequence[Tensor]) -> Tensor:
-        """Step by step."""
+        """Run step by step."""
         registers = [b]
         for kind, operand, transpose, x, y in self._written:
             to, other = registers[x], registers[y]
@@ -155,7 +154,7 @@ class LinearSteps:
 
 
 class _Run(Eager, torch.autograd.Function):
-    """All steps at once; derivatives of its derivatives by single steps."""
+    """All steps at once; higher derivatives use single steps."""
 
     @staticmethod
     def forward(ctx: Any, steps: LinearSteps, b: Tensor, *operands: Tensor) -> Tensor:
@@ -170,7 +169,7 @@ class _Run(Eager, torch.autograd.Function):
         (g,), steps, saved = gradients, ctx.steps, ctx.saved_tensors
         count, needs = 1 + len(steps.operands), ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():
-            # Operands may be made of one another. Views have derivatives that do not follow those ways.
+            # Operands may depend on one another. Derivatives with respect to views do not follow those paths.
             inputs = [t.view_as(t) for t in saved[:count]]
             wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
             x = steps.apart(inputs[0], inputs[1:])

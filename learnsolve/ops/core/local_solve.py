@@ -1,15 +1,15 @@
-r"""Small systems cut out of a sparse matrix, one per column of a pattern, for sparse approximate inverses.
+r"""Small submatrix systems of a sparse matrix, one per column of a pattern, for sparse approximate inverses.
 
 For a symmetric K and each column j of a pattern S, with rows J_j,
 
     K[J_j, J_j] y_j = g_j,            g, y: values on S.
 
-With Y, G the matrices on S, the derivatives are the same solves and sparse products again:
+For the matrices Y, G on S, the derivatives are again such solves and sparse products:
 
     dY = solve(dG - (dK Y) on S),     Gbar = W = solve(Ybar),     Kbar = -W Y^T on the pattern of K.
 
-Blocks are cut out, scaled to unit diagonal and factored by Cholesky, those of one size together, a bounded
-number at a time.
+Blocks are extracted, scaled to unit diagonal and factored by Cholesky, all blocks of one size together, a
+bounded number at a time.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ from learnsolve.ops.core.autograd import LinearSolve, dispatch
 from learnsolve.ops.spgemm import spgemm
 from learnsolve.ops.structure import transpose
 
-_CHUNK = 2**20  # entries of the blocks that are held at a time, and positions that are searched for
+_CHUNK = 2**20  # entries of blocks in memory at a time, and positions searched for at a time
 
 
 class NotPositive(ValueError):
@@ -39,12 +39,12 @@ class Group(NamedTuple):
     """Columns with s entries each."""
 
     columns: Tensor  # (c,)
-    entries: Tensor  # (c, s) places in S
-    blocks: Tensor  # (c, s, s) places in K's values; nnz of K: no entry, a zero
+    entries: Tensor  # (c, s) positions in S
+    blocks: Tensor  # (c, s, s) positions in K's values; nnz of K: no entry, a zero
 
 
 def local_solve(K: CSR, G: CSR) -> CSR:
-    """The values y on the pattern of G. Raises `NotPositive`. K is taken to be symmetric; batch axes
+    """The values y on the pattern of G. Raises `NotPositive`. K is assumed to be symmetric; batch axes
     broadcast."""
     batch = torch.broadcast_shapes(K.batch_shape, G.batch_shape)
     values, g = (t.values.expand((*batch, t.nnz)) for t in (K, G))
@@ -102,8 +102,8 @@ def _solved(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) -
 
 
 def _solve_blocks(B: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Solutions, and which blocks are positive definite: of unit diagonal, a pivot is one minus what the
-    others explain of it, and there is nothing left of it at rounding level."""
+    """Solutions, and which blocks are positive definite: with a unit diagonal, a pivot is one minus the part
+    explained by the other columns, and is at rounding level if the block is singular."""
     scale = B.diagonal(dim1=-2, dim2=-1).rsqrt()
     good = scale.isfinite().all(-1) & (scale > 0).all(-1)
     scale = torch.where(good.unsqueeze(-1), scale, 1)

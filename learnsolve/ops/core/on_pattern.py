@@ -1,5 +1,5 @@
-"""The values of a matrix on a given pattern, which has more entries, or the same: behind `CSR.from_*` with
-`pattern=`, so that a set of matrices shares one pattern and what is planned for it."""
+"""The values of a matrix on a given pattern that contains its own: `CSR.from_*` with `pattern=`, so that a
+set of matrices shares one pattern and its plans."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def _error(function: str, row: int, column: int, value: Tensor, more: str = "") 
 
 
 def dense_on_pattern(D: Tensor, pattern: SparsityPattern) -> CSR:
-    """D's values at the entries of the pattern, zeros too, all differentiable."""
+    """D's values at the entries of the pattern, including zeros, all differentiable."""
     function = "CSR.from_dense"
     check_pattern(function, pattern, (D.shape[0], D.shape[1]))
     if D.device != pattern.device:

@@ -1,4 +1,4 @@
-"""Checks of operands that must fit one another: two matrices, a scalar and a matrix."""
+"""Checks that operands match: two matrices, or a scalar and a matrix."""
 
 from numbers import Complex, Real
 from typing import Any
@@ -12,8 +12,8 @@ from learnsolve.matrix.csr import CSR
 
 
 def fit(function: str, A: CSR, B: CSR, first: str = "A", second: str = "B") -> None:
-    """The matrices must have one precision and device, and batch axes that broadcast; both are real, or one
-    or both complex."""
+    """The matrices must have the same precision and device, and batch axes that broadcast; real or
+    complex."""
     checks.dtype(function, f"{first}.values", A.values, or_complex=True)
     checks.same_kind(function, f"{second}.values", B.values, A.values, or_complex=True)
     checks.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
@@ -33,8 +33,8 @@ def in_open_interval(
     rule: str,
     remedies: tuple[str, str] = ("", ""),
 ) -> float | Tensor:
-    """`value`: a float between 0 and `high`, or a tensor of them, one for each matrix of the batch that
-    `values` has; `remedies`: for a float, for a tensor."""
+    """`value`: a float between 0 and `high`, or a tensor of them, one per matrix of the batch of `values`;
+    `remedies`: for a float, for a tensor."""
     if not isinstance(value, Tensor):
         value = checks.number(function, name, value)
         inside(function, name, value, high, rule, remedies)
@@ -58,7 +58,7 @@ def inside(
     rule: str,
     remedies: tuple[str, str] = ("", ""),
 ) -> None:
-    """0 < value < high, for a float or all of a tensor (on the CPU: no call waits for a device)."""
+    """0 < value < high, for a float or all elements of a tensor (checked only on the CPU)."""
     if not isinstance(value, Tensor):
         if not 0 < value < high:
             raise ValueError(f"{function}: {name} must {rule}, got {value}{remedies[0]}")
@@ -74,17 +74,17 @@ def broadcasts_to(shape: torch.Size, batch: torch.Size) -> bool:
 
 
 def plain_values(t: Tensor) -> Tensor:
-    """The values behind a tensor that a transformation of `torch.func` holds, without a graph."""
+    """The values of a tensor under `torch.func` transformations, without a graph."""
     while is_functorch_wrapped_tensor(t):
         t = get_unwrapped(t)
     return t.detach()
 
 
 def factor(function: str, name: str, A: CSR, s: Any) -> Any:
-    """A scalar as something that broadcasts against (..., nnz): a float or a tensor."""
+    """A scalar as a float or tensor that broadcasts with (..., nnz)."""
     rule = f"{name} must be a number or a tensor with one element (or one per matrix, shape (..., 1))"
     if isinstance(s, Tensor):
-        # A scalar takes the matrix's precision, as with torch's tensors; an array would change it.
+        # A scalar takes the matrix's precision, as with torch tensors; an array would change it.
         if s.dim() > 1 and s.dtype != A.dtype and not checks.one_precision(s.dtype, A.dtype):
             raise TypeError(
                 f"{function}: {name} has dtype {s.dtype}, the matrix {A.dtype}; convert one with .to()"
@@ -97,7 +97,7 @@ def factor(function: str, name: str, A: CSR, s: Any) -> Any:
         raise TypeError(
             f"{function}: {rule}, got shape {tuple(s.shape)}; use scale_rows or scale_columns for a vector"
         )
-    if isinstance(s, Real):  # NumPy's scalars too
+    if isinstance(s, Real):  # includes NumPy scalars
         return float(s)
     if isinstance(s, Complex):
         return complex(s)

@@ -1,4 +1,4 @@
-"""M in the compiled loop of pcg.py: the kinds that its operators take, and any function between its steps."""
+"""M in the compiled loop of pcg.py: the kinds that its operators support, or any function between steps."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ KINDS = ("none", "diagonal", "product", "triangular")
 def fitting(
     kind: str, pattern: SparsityPattern, factor: SparsityPattern | None
 ) -> tuple[int, SparsityPattern, SparsityPattern | None]:
-    """The code of the kind, and the patterns with one type of indices."""
+    """The code of the kind, and the patterns with a common index type."""
     if factor is not None and factor.dtype != pattern.dtype:
         pattern, factor = _wide(pattern), _wide(factor)
     return KINDS.index(kind), pattern, factor
@@ -31,7 +31,7 @@ def _with_int64(pattern: SparsityPattern) -> tuple[SparsityPattern]:
 
 
 def preconditioner(m: Tensor | None, factor: SparsityPattern | None, kind: int) -> tuple[Tensor, ...]:
-    """M as the raw operators take it (csrc/ops/pcg_factor.h)."""
+    """M in the form of the raw operators (csrc/ops/pcg_factor.h)."""
     if kind == 0:
         return ()
     assert m is not None
@@ -47,8 +47,8 @@ RHO, STOP, WHEN = 0, 4, 5  # rows of the state of a column (csrc/kernels/pcg_sta
 
 
 class Directions:
-    """p = M r + beta p with beta = rho / rho_old and rho = <r, M r>, where a step without M has computed x
-    and r. `M` takes blocks (n, k) or (B, n, k). When a column stops: csrc/kernels/pcg_column.cuh.
+    """p = M r + beta p with beta = rho / rho_old and rho = <r, M r>, after a step without M has computed x
+    and r. `M` takes blocks (n, k) or (B, n, k). Stopping rules: csrc/kernels/pcg_column.cuh.
 
     `flexible`: beta = (rho - <r_old, M r>) / rho_old, for an M that is not linear and symmetric."""
 
@@ -58,8 +58,8 @@ class Directions:
         self.r: Tensor | None = None
 
     def __call__(self, r: Tensor, p: Tensor | None, carry: Tensor, runs: Tensor, iterations: int) -> Tensor:
-        """The direction after `iterations`, before which it was `p`. `runs`, (B, k): the columns that do.
-        Rho, and why and when a column stops, are written to `carry`, (B, 6, k)."""
+        """The direction after `iterations`; `p` is the previous one. `runs`, (B, k): the running columns.
+        Writes rho, and why and when a column stops, to `carry`, (B, 6, k)."""
         z, old, r_old = self.M(r), self.rho, self.r
         self.rho = rho = _raw_dots(r, z, False).reshape(runs.shape)
         if self.flexible:

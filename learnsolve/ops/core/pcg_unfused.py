@@ -1,7 +1,7 @@
 """Conjugate gradients of pcg.py as a composition of public operations: the definition of the compiled loop,
-from which its second derivatives, forward mode and unusual batches are taken.
+used for its second derivatives, forward mode and unusual batches.
 
-csrc/kernels/pcg_column.cuh states when a column stops; here the same rules are written in operations that
+csrc/kernels/pcg_column.cuh states when a column stops; here the same rules are written with operations that
 autograd differentiates, under the same names.
 """
 
@@ -22,13 +22,13 @@ LOWER, LOWER_T = Side(True, False, False), Side(True, False, True)
 
 
 class Stop(enum.IntEnum):
-    """Why a column stands still."""
+    """Why a column has stopped."""
 
-    RUNNING = 0  # it does not
-    ROUNDING = 1  # the residual meets its target, or it, <r, M r> or <p, A p> is at rounding level
+    RUNNING = 0  # it has not
+    ROUNDING = 1  # the residual meets its target, or r, <r, M r> or <p, A p> is at rounding level
     CURVATURE = 2  # <p, A p> <= 0: A is not positive definite
-    PRECONDITIONER = 3  # <r, M r> <= 0: M is not
-    NON_FINITE = 4  # infinities or NaNs; x and r are those from before
+    PRECONDITIONER = 3  # <r, M r> <= 0: M is not positive definite
+    NON_FINITE = 4  # infinities or NaNs; x and r are from before
     DIVERGED = 5  # the residual has grown by the inverse of the rounding unit
 
 
@@ -45,7 +45,7 @@ def applied(m: Tensor, factor: SparsityPattern | None, kind: int) -> Callable[[T
 
 
 class _Columns:
-    """Which columns run: `PcgColumn` of csrc/kernels/pcg_column.cuh for all columns at once."""
+    """The running columns: `PcgColumn` of csrc/kernels/pcg_column.cuh for all columns at once."""
 
     def __init__(self, size: Tensor, length: Tensor):
         info = torch.finfo(size.dtype)
@@ -64,7 +64,7 @@ class _Columns:
         self.why, self.when = torch.where(where, why, self.why), torch.where(where, when, self.when)
 
     def divisor(self, value: Tensor, not_positive: Stop, when: int) -> None:
-        """Can the method divide by this inner product?"""
+        """Stop columns in which the method cannot divide by this inner product."""
         value = value.detach()
         self.stop(~value.isfinite(), Stop.NON_FINITE, when)
         self.stop(value <= 0, not_positive, when)

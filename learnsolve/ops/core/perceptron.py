@@ -2,8 +2,8 @@
 
     h_p = W1 z_p + b1 (+ u_i + v_j for p = entry (i, j)),    y_p = W2 max(h_p, 0) + b2 (without W2: h_p)
 
-The derivatives are those of the composition `composed`. The first is an operator too, which computes h again
-instead of keeping it; what comes after it is composed.
+The derivatives are those of the composition `composed`. The first is also an operator, which recomputes h
+instead of storing it; higher derivatives are composed.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def perceptron(
 
 
 def composed(pattern: SparsityPattern | None) -> Callable:
-    """The same by torch's operations: (z, ends, W1, b1, W2, b2) -> (y,)."""
+    """The same with torch operations: (z, ends, W1, b1, W2, b2) -> (y,)."""
 
     def forward(z, ends, w1, b1, w2, b2):
         h = torch.nn.functional.linear(z, w1, b1)
@@ -84,7 +84,7 @@ class _Perceptron(Operation):
     def backward(ctx, g):
         operands, (pattern,) = ctx.saved_tensors, ctx.constants
         needs = ctx.needs_input_grad[:6]
-        every = tracked(*operands, g)  # derivatives of it are for all operands
+        every = tracked(*operands, g)  # its derivatives are for all operands
         grads = dispatch(
             _Adjoint, (*operands, g), pattern, every or needs[0], pattern is not None and (every or needs[1])
         )

@@ -1,4 +1,4 @@
-"""The segments of a pattern, its rows or its columns, and what is common to the operations on them."""
+"""The segments of a pattern, its rows or its columns, and code shared by the operations on them."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def check(
     entries: bool,
     or_complex: bool = False,
 ) -> None:
-    """`t` holds features of the entries of `pattern`, or of the rows or columns `by`."""
+    """Check that `t` holds features of the entries of `pattern`, or of its rows or columns (`by`)."""
     checks.tensor(function, name, t)
     checks.dtype(function, name, t, or_complex)
     if not isinstance(pattern, SparsityPattern):
@@ -49,7 +49,7 @@ def check(
 
 
 def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
-    """Sums over the segments. A single feature is summed as values of the pattern, without indices where rows
+    """Sums over the segments. A single feature is summed as values of the pattern, without indices if rows
     repeat, as on a grid."""
     if e.is_complex():
         return complex.columns(lambda e: summed(e, pattern, by), e)
@@ -60,7 +60,7 @@ def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
 
 
 def spread(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
-    """For each entry the features of its segment: the adjoint."""
+    """For each entry the features of its segment: the adjoint of `summed`."""
     if x.is_complex():
         return complex.columns(lambda x: spread(x, pattern, by), x)
     if x.dim() == 1:
@@ -89,8 +89,8 @@ class _Sums(Multilinear):
 
 
 class _Spread(Multilinear):
-    """A product with its transpose, for which torch's copy of rows is faster, except for
-    results of the size for which operators ask for huge pages (csrc/ops/tensors.h), and torch does not."""
+    """A product with its transpose, for which torch's copy of rows is faster, except for results so large
+    that our operators request huge pages (csrc/ops/tensors.h), which torch does not."""
 
     @staticmethod
     def forward(x, pattern, columns):
@@ -110,12 +110,12 @@ class _Spread(Multilinear):
 
 
 def sum_values(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
-    """Sums of (..., nnz) over the segments: each feature is values of the pattern."""
+    """Sums of (..., nnz) over the segments: each feature as values of the pattern."""
     return dispatch(_SumsOfValues, (e,), pattern, by == "column")
 
 
 def spread_values(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
-    """For each entry the value of its segment, (..., nnz): the adjoint."""
+    """For each entry the value of its segment, (..., nnz): the adjoint of `sum_values`."""
     return dispatch(_SpreadOfValues, (x,), pattern, by == "column")
 
 
@@ -159,7 +159,7 @@ def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
 
 
 def sums_at_ends(e: Tensor, pattern: SparsityPattern) -> Tensor:
-    """Its adjoint: in row 2i the sum of row i of the pattern, in row 2j + 1 the sum of column j."""
+    """The adjoint of `at_ends`: in row 2i the sum of row i, in row 2j + 1 the sum of column j."""
     S = pattern._planned(_both_ends)
     return product(_ones(S.nnz, e), e, S, True)
 
@@ -199,7 +199,7 @@ def lengths(pattern: SparsityPattern, by: str) -> Tensor:
 
 
 def _shares_of_both(P: SparsityPattern) -> Tensor:
-    """For each entry of `_both_ends` one over the length of its segment."""
+    """For each entry of `_both_ends` 1 / the length of its segment."""
     both = torch.cat((lengths(P, "row"), lengths(P, "column")), 1).reshape(-1)
     return both.double().reciprocal()[P._planned(_both_ends).col_indices.long()]
 
@@ -213,12 +213,12 @@ def _column_lengths(P: SparsityPattern) -> Tensor:
 
 
 def flat(t: Tensor) -> Tensor:
-    """(n, f) or (batch, n, f): what the operators take."""
+    """(n, f) or (batch, n, f), for the operators."""
     return t if t.dim() <= 3 else t.reshape(t.shape[:-2].numel(), *t.shape[-2:])
 
 
 def mapped(operation: Any, info: Any, in_dims: tuple, tensors: tuple, *constants: Any) -> tuple:
-    """A vmap rule: the operation on tensors that all have the axis of the map as their first."""
+    """A vmap rule: the operation on tensors whose first axis is the mapped one."""
     first = (
         t.expand((info.batch_size, *t.shape)) if dim is None else t.movedim(dim, 0)
         for t, dim in zip(tensors, in_dims, strict=False)

@@ -1,4 +1,4 @@
-"""Parts of a pattern, and the values that belong to them."""
+"""Parts of a pattern and their values."""
 
 from typing import NamedTuple
 
@@ -14,11 +14,11 @@ from learnsolve.ops.core.gather import added_up, permuted, place, take
 
 
 class Selection(NamedTuple):
-    """Another pattern and, for each of its entries, the place of its value; None: the pattern itself."""
+    """Another pattern and the position of the value of each of its entries; None: the pattern itself."""
 
     pattern: SparsityPattern | None
     at: Tensor | None
-    repeats: SparsityPattern | None = None  # where a value comes twice: the 0/1 matrix that hands them out
+    repeats: SparsityPattern | None = None  # if values repeat: the 0/1 matrix that distributes them
 
 
 def selected(A: CSR, plan: Selection) -> CSR:
@@ -30,7 +30,7 @@ def selected(A: CSR, plan: Selection) -> CSR:
 
 
 def handed_out(values: Tensor, places: SparsityPattern) -> Tensor:
-    """Row i of `places` has the place of value i of the result, or none for a zero."""
+    """Row i of `places` has the position of value i of the result, or no entry for a zero."""
     checks.dtype("A[...]", "A.values", values, or_complex=True)
     return added_up(values, places)
 
@@ -42,8 +42,8 @@ def places(P: SparsityPattern, at: np.ndarray) -> SparsityPattern:
 
 
 def used_columns(P: SparsityPattern) -> SparsityPattern:
-    """P, or P without its empty columns where these are most: for results that no column number enters, such
-    as sums of rows, in O(nnz + rows)."""
+    """P, or P without its empty columns if most are empty: for results that do not depend on column indices,
+    such as row sums, in O(nnz + rows)."""
     return P._planned(_plan_used_columns) if P.shape[1] > P.nnz + P.shape[0] else P
 
 
@@ -53,7 +53,7 @@ def _plan_used_columns(P: SparsityPattern) -> SparsityPattern:
 
 
 def find(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Positions of the entries, -1 for missing ones: all binary searches side by side."""
+    """Positions of the entries, -1 for missing ones: all binary searches in parallel."""
     crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
     low, high = crow[rows].astype(np.int64), crow[rows + 1].astype(np.int64)
     end = high.copy()
@@ -67,7 +67,7 @@ def find(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarra
 
 
 def onto(A: CSR, Q: SparsityPattern) -> CSR:
-    """A's entries on the pattern Q, zeros where A has none; entries of A outside of Q are dropped."""
+    """A's entries on the pattern Q, zeros where A has none; entries of A outside Q are dropped."""
     if A.pattern is Q:
         return A
     at, where = A.pattern._planned(_plan_onto, Q)
@@ -83,7 +83,7 @@ def _plan_onto(P: SparsityPattern, Q: SparsityPattern) -> tuple[Tensor, Tensor]:
 
 
 def on_diagonal(P: SparsityPattern) -> Tensor:
-    """Of each entry: does it lie on the diagonal?"""
+    """For each entry, whether it is on the diagonal."""
     return P._planned(_plan_on_diagonal)[0]
 
 
@@ -92,7 +92,7 @@ def _plan_on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
 
 
 class Sorted(NamedTuple):
-    """A pattern, the order of its entries among those it was made of, and the inverse; None: the same."""
+    """A pattern, the order of its entries among the original ones, and the inverse; None: unchanged."""
 
     pattern: SparsityPattern
     forward: Tensor | None = None
@@ -100,7 +100,7 @@ class Sorted(NamedTuple):
 
 
 def sorted_by_row(like: SparsityPattern, rows: np.ndarray, columns: np.ndarray, shape: tuple) -> Sorted:
-    """For entries that within a row are sorted by column, and differ."""
+    """For distinct entries that are sorted by column within each row."""
     crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=shape[0]))))
     if len(rows) < 2 or (np.diff(rows) >= 0).all():
         return Sorted(trusted(like, crow, columns, shape))
@@ -117,7 +117,7 @@ def reordered(values: Tensor, plan: Sorted) -> Tensor:
 
 
 def first_of_each(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Where each new place begins among sorted ones that may repeat."""
+    """The first index of each distinct position among sorted ones that may repeat."""
     new = np.ones(len(rows), dtype=bool)
     new[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
     return np.flatnonzero(new)

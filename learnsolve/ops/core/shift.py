@@ -13,8 +13,8 @@ _FIRST_SHIFT, _TRIES = 1e-3, 30
 
 
 class Search(torch.autograd.Function):
-    """The first of shift, 1e-3 (or twice the shift, if that is more), its double, ... with which the factors
-    exist; values (B, nnz), shift (B). A constant to every derivative."""
+    """The first shift for which the factors exist, of shift, 1e-3 (or twice the shift, if that is larger),
+    its double, ...; values (B, nnz), shift (B). A constant to every derivative."""
 
     @staticmethod
     def forward(values, shift, pattern, kind):
@@ -67,7 +67,7 @@ def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) 
 
 
 def attempts(shift: float) -> Iterator[float]:
-    """The shifts that are tried, one after another."""
+    """The shifts to try, in order."""
     for _ in range(_TRIES + 1):
         yield shift
         shift = max(2 * shift, _FIRST_SHIFT)

@@ -1,4 +1,4 @@
-"""What makes a matrix singular, in words."""
+"""Explanations of why a matrix is singular."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _SHOWN = 5
 
 
 def why_singular(S: Any) -> str:
-    """What was found, and a remedy, for a matrix whose structure alone is not the reason."""
+    """The reason and a remedy, for a matrix that is not structurally singular."""
     nonzero = S.copy()
     nonzero.eliminate_zeros()
     found = no_matching(nonzero)
@@ -58,10 +58,10 @@ def sums_to_zero(S: Any) -> str:
 
 
 def _dependence(S: Any) -> str:
-    """Columns that depend on each other, empty if none are found."""
+    """Linearly dependent columns, empty if none are found."""
     try:
         v = _null_vector(S.astype(np.float64))
-    except RuntimeError:  # singular with the shift too
+    except RuntimeError:  # singular even with the shift
         return ""
     tolerance = 32 * np.finfo(S.dtype).eps
     if np.abs(S @ v).max() > tolerance * (abs(S) @ np.abs(v)).max():
@@ -75,7 +75,7 @@ def _null_vector(S: Any) -> np.ndarray:
     """A vector v, max |v| = 1, with S v nearly 0 if there is one, by inverse iteration."""
     n = S.shape[0]
     rng = np.random.default_rng(0)
-    # Small, but not lost in rounding; of random sizes, because one size could be minus an eigenvalue.
+    # Small but above rounding; random, because a fixed value could be minus an eigenvalue.
     shift = 8 * np.finfo(np.float64).eps * np.abs(S.data).max() * rng.uniform(1, 2, n)
     lu = splu(scipy.sparse.csc_array(S + scipy.sparse.diags_array(shift)))
     v = rng.standard_normal(n)

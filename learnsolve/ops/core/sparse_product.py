@@ -2,11 +2,11 @@
 
 The product and its gradients are the derivatives of one trilinear form over the products f of C = A B,
 
-    Phi(a, b, g) = sum_f a[i(f)] b[j(f)] g[t(f)],       a, b: the values of A and B, g: a cotangent of C's.
+    Phi(a, b, g) = sum_f a[i(f)] b[j(f)] g[t(f)],       a, b: the values of A and B, g: a cotangent of C.
 
-dPhi/dg is C, dPhi/da and dPhi/db are the gradients for A and B, and so the derivatives of these three are the
-same three again. Each of a, b, g has a batch axis or is shared by the batch; a derivative for a shared
-operand is summed over it.
+dPhi/dg is C, dPhi/da and dPhi/db are the gradients for A and B, so the derivatives of these three are again
+of this form. Each of a, b, g has a batch axis or is shared by the batch; the derivative for a shared operand
+is summed over the batch.
 
 Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
 arXiv 2212.05159, table 1.
@@ -41,27 +41,27 @@ _raw_backward = torch.ops.learnsolve.csr_spgemm_backward.default
 # The operands a, b, g of Phi.
 LEFT, RIGHT, PRODUCT = 0, 1, 2
 
-# Products and entries of one block of rows, as of `SparsityPattern.row_blocks`.
+# Products and entries of one block of rows, as in `SparsityPattern.row_blocks`.
 _BLOCK_WEIGHT = 8192
-_MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # entries that indices can number
+_MOST = {t: torch.iinfo(t).max for t in (torch.int32, torch.int64)}  # largest index
 _MOST_FUSED = 2**27  # products of a pass that cannot be interrupted
 _spgemm_plan_limit = 2**30
 
 
 def set_spgemm_plan_limit(bytes: int) -> int:
-    """Set how many bytes the plan of one sparse product on the CPU may take, 4 for each of its multiply-adds.
+    """Set the maximum size in bytes of the plan of one sparse product on the CPU, 4 per multiply-add.
 
-    A product that would need more is computed without a plan, in O(nnz) memory: the places of its products
-    are recomputed in each pass. So is every product on a CUDA device, whatever the limit.
+    A larger product is computed without a plan, in O(nnz) memory: the positions of its products are
+    recomputed in each pass. This is also how products on a CUDA device are computed, whatever the limit.
 
     Parameters
     ----------
-    bytes : int, 1 GiB at the start; 0 plans nothing. No plan is ever made for 2^31 or more multiply-adds.
+    bytes : int, initially 1 GiB; 0: no plans. No plan is ever made for 2^31 or more multiply-adds.
 
     Returns
     -------
-    int, the limit until now. The new one holds for plans that are made from now on: for pairs of patterns
-    without a plan, which is made in the second product or the first gradient, and again after it was dropped
+    int, the previous limit. The new limit applies to plans made from now on: for pairs of patterns without a
+    plan, which is made in the second product or the first gradient, and again after it was dropped
     (`set_plan_cache_limit`, `SparsityPattern.drop_caches`).
 
     Raises
@@ -69,7 +69,7 @@ def set_spgemm_plan_limit(bytes: int) -> int:
     TypeError
         if bytes is not an int.
     ValueError
-        if it is negative.
+        if bytes is negative.
 
     Examples
     --------
@@ -85,9 +85,9 @@ def set_spgemm_plan_limit(bytes: int) -> int:
 
 
 class _Plan(NamedTuple):
-    positions: Tensor | None  # of each product in C; None: too many to keep, or on a CUDA device
+    positions: Tensor | None  # of each product in C; None: too many to store, or on a CUDA device
     blocks: Tensor  # none on a CUDA device
-    incomplete: bool  # some products have no place in C
+    incomplete: bool  # some products are outside C
 
 
 class _ColumnPlan(NamedTuple):
@@ -99,14 +99,14 @@ def _result(A: SparsityPattern, B: SparsityPattern) -> SparsityPattern:
     """The pattern of A B."""
     shape = (A.shape[0], B.shape[1])
     if device_analysis.here(A.crow_indices):
-        # Do row and column of all places of C, with a value for each, make a number?
+        # Can all positions of C, with a value for each, be numbered?
         return SparsityPattern._trusted(*_symbolic(A, B, shape[0] * shape[1] < 2**62), shape)
     return SparsityPattern._trusted(*_analyzed(A, B, torch.get_num_threads()), shape)
 
 
 def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
     if device_analysis.here(A.crow_indices):
-        return _Plan(None, _no_blocks(A), True)  # kernels search for the places of products
+        return _Plan(None, _no_blocks(A), True)  # kernels search for the positions of products
     C, arrays = result_pattern(A, B, mask), _arrays(A, B)
     c_ptr, c_idx = as_numpy(C.crow_indices), as_numpy(C.col_indices)
     a_ptr, a_idx, b_ptr, _ = arrays
@@ -139,8 +139,8 @@ def _no_blocks(A: SparsityPattern) -> Tensor:
 
 
 def _symbolic(A: SparsityPattern, B: SparsityPattern, numbered: bool) -> tuple[Tensor, Tensor]:
-    """The arrays of A B: by sorts on the device, or where its places are too many to number, as there can be
-    only with 2^31 rows or columns, on the host."""
+    """The arrays of A B: by sorting on the device, or on the host if there are too many positions to number,
+    which is possible only with 2^31 rows or columns."""
     if not numbered:
         return _analyzed(A, B, 1)
     first = device_analysis.first_products(A.col_indices, B.crow_indices)
@@ -162,8 +162,8 @@ def _too_many(dtype: torch.dtype) -> ValueError:
 def _column_plan(
     A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, positioned: bool
 ) -> _ColumnPlan:
-    """For the pass over the rows of B: where the products of each entry of A^T begin. `positioned`: of a plan
-    with positions, as it may not be when it is made again, under another limit."""
+    """For the pass over the rows of B: where the products of each entry of A^T begin. `positioned`: for a
+    plan with positions, which a plan made again under another limit may lack."""
     if device_analysis.here(A.crow_indices):
         return _ColumnPlan(None, _no_blocks(A))
     t_ptr, _, permutation, _ = A._structure(True)
@@ -178,12 +178,12 @@ def _column_plan(
 
 
 def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> SparsityPattern:
-    """That of A B, or `mask`."""
+    """The pattern of A B, or `mask`."""
     return A._planned(_result, B) if mask is None else mask
 
 
 def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
-    """The arguments before the values of operators that traverse the rows of A."""
+    """The arguments before the values, for operators that traverse the rows of A."""
     C, plan, none = result_pattern(A, B, mask), A._planned(_plan, B, mask), A._none
     tensors = (
         *(A.crow_indices, A.col_indices, none),
@@ -194,7 +194,7 @@ def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | Non
 
 
 def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
-    """The same for those that traverse the columns of A."""
+    """The same for operators that traverse the columns of A."""
     C, plan = result_pattern(A, B, mask), A._planned(_plan, B, mask)
     columns, none = A._planned(_column_plan, B, mask, plan.positions is not None), A._none
     tensors = (
@@ -207,9 +207,9 @@ def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | 
 
 
 def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tensor | None:
-    """The values of A B, whose pattern is kept for the next time: in one pass over the products, without a
-    plan of them. None where that does not fit: the pattern is known, values have a batch axis or cannot be
-    read, or arrays with room for each product would be too large."""
+    """The values of A B, whose pattern is cached, in one pass over the products without a plan. None if this
+    is not possible: the pattern is known, values have a batch axis or cannot be read, or arrays with room for
+    each product would be too large."""
     if torch.compiler.is_dynamo_compiling() or A._has_planned(_result, B):
         return None
     if a.dim() > 1 or b.dim() > 1 or not (readable(a) and readable(b)) or device_analysis.here(a):
@@ -236,8 +236,8 @@ def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tens
 
 
 def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
-    """The derivative of Phi by `wanted`, unchecked: brings any batch axes to the one of the kernels.
-    `patterns`: of A and of B, and the mask or None."""
+    """The derivative of Phi with respect to operand `wanted`, unchecked: merges batch axes into the one of
+    the kernels. `patterns`: of A and of B, and the mask or None."""
     if complex.either(u, v):
         return complex.bilinear(lambda u, v: contraction(wanted, u, v, *patterns), u, v, (1, 1))
     if u.dim() == 1 and v.dim() == 1:

@@ -5,10 +5,10 @@ They are the derivatives of one trilinear form,
     Phi(c, x, g) = sum_b <g_b, S(c_b) x_b>,      (S(c) x)_i = sum_k c_k(i) x_{i + o_k},
 
 where each of c, x, g has a batch axis b or is shared by the batch: dPhi/dg = S(c) x is the stencil, dPhi/dx
-= S(c)^T g its transpose, dPhi/dc_k(i) = g_i x_{i + o_k} the products, summed over the grid where c_k is one
-value for all points. A derivative for a shared operand is summed over the batch.
+:= S(c)^T g its transpose, dPhi/dc_k(i) = g_i x_{i + o_k} the products, summed over the grid if c_k is
+constant over the grid. The derivative for a shared operand is summed over the batch.
 
-Here c is (K, *grid) or (K, 1, ..., 1), x and g are (*grid), each perhaps with one batch axis in front.
+Here c is (K, *grid) or (K, 1, ..., 1), x and g are (*grid), each optionally with a leading batch axis.
 """
 
 from typing import NamedTuple
@@ -49,14 +49,14 @@ def _(u, w, offsets, periodic, constant, sum_batch=False):
 
 
 class Neighbors(NamedTuple):
-    """K offsets of d integers, one after another; for each of the d axes whether it is periodic, 1 or 0."""
+    """K offsets of d integers, concatenated, and 1 or 0 for each of the d axes: periodic or not."""
 
     offsets: tuple[int, ...]
     periodic: tuple[int, ...]
 
 
 def apply(c: Tensor, x: Tensor, where: Neighbors, transpose: bool = False) -> Tensor:
-    """S(c) x or S(c)^T x, unchecked: brings any batch axes to the one axis of the kernels."""
+    """S(c) x or S(c)^T x, unchecked: merges any batch axes into the one axis of the kernels."""
     d, role = len(where.periodic), _X if transpose else _G
     if complex.either(c, x):
         return complex.bilinear(lambda c, x: apply(c, x, where, transpose), c, x, (d + 1, d))
@@ -69,7 +69,7 @@ def apply(c: Tensor, x: Tensor, where: Neighbors, transpose: bool = False) -> Te
 
 def products(y: Tensor, x: Tensor, where: Neighbors, like: Tensor) -> Tensor:
     """The gradient of <y, S(c) x> for the coefficients c, in the shape of `like`; the last axis before the
-    grid is one of columns, which all have these coefficients."""
+    grid is an axis of columns, which share the coefficients."""
     d = len(where.periodic)
     batch = torch.broadcast_shapes(y.shape[:-d], x.shape[:-d])
     u, w = (t.expand(batch + t.shape[-d:]).reshape((batch.numel(), *t.shape[-d:])) for t in (y, x))
@@ -81,7 +81,7 @@ def products(y: Tensor, x: Tensor, where: Neighbors, like: Tensor) -> Tensor:
 
 
 class _Stencil(Derivative):
-    """dPhi/dg, dPhi/dx and dPhi/dc; `constant`: c is one value for all points."""
+    """dPhi/dg, dPhi/dx and dPhi/dc; `constant`: c is constant over the grid."""
 
     @staticmethod
     def axes(role, where, constant):

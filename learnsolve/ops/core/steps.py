@@ -1,9 +1,9 @@
-"""Stationary steps by public operations, x' = x + s o M (b - A x) + m (x - before), with `before` the iterate
-before x: stated once.
+"""Stationary steps by public operations, x' = x + s o M (b - A x) + m (x - before), where `before` is the
+iterate before x: defined only here.
 
-The compiled sweeps of richardson.py do the same for a CSR matrix and a diagonal M. The steps here give their
-forward mode and second derivatives, and run for any other A and M. Steps to a tolerance add their momentum by
-the same function (solvers/core/stationary.py has both).
+The compiled sweeps of richardson.py do the same for a CSR matrix and a diagonal M. These steps provide their
+forward mode and second derivatives, and support any other A and M. Steps to a tolerance add momentum by the
+same function (both are used in solvers/core/stationary.py).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +17,8 @@ from learnsolve.ops.core.dots import dots, scaled
 
 
 def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """||r|| along `dim`, the last axis but one, or the last of vectors. Its derivatives at zero are zero; the
-    second one of `vector_norm` is NaN there."""
+    """||r|| along `dim`, the second to last axis, or the last for vectors. Its derivatives at zero are zero;
+    the second derivative of `vector_norm` is NaN there."""
     if r.is_complex():
         r = complex.flat(r) if dim == -1 or r.dim() == 1 else complex.tall(r)
     if dim == -1 or r.dim() == 1:
@@ -49,15 +49,15 @@ def stationary_steps(
     r: Tensor | None = None,
     stops: Callable[[int, Tensor, Tensor], bool] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The steps with these parameters: x, the iterate before it, and the residual norm before each step.
+    """Run the steps: x, the previous iterate, and the residual norm before each step.
 
     Parameters
     ----------
-    M : r -> M r, or a sequence with one for each step; None: the identity
+    M : r -> M r, or a sequence of one per step; None: the identity
     scale : s, shape (..., 1 or steps, 1 or n); None: 1
     momentum : m, shape (..., 1 or steps); None: 0
     b, x, before : (n,) or (..., n, k)
-    r : b - A x of the given x, if it is known
+    r : b - A x for the given x, if known
     stops : called with (number, x, residual norm) before each step; True ends the steps
     """
     axis, norms = 0 if b.dim() == 1 else -2, []

@@ -1,5 +1,5 @@
 """The compiled sweeps and their adjoint. Python handles an interrupt only between calls, so a long call is
-split into several: how it is split, and how their results are combined.
+split into several; this file splits calls and combines their results.
 """
 
 from typing import Any
@@ -13,12 +13,11 @@ from learnsolve.matrix.pattern import SparsityPattern
 _raw = torch.ops.learnsolve.csr_richardson.default
 _raw_backward = torch.ops.learnsolve.csr_richardson_backward.default
 
-# Elements that one call may process, so that no call, adjoints included, takes longer than an interrupt may
-# wait.
+# Elements that one call may process, so that no call, including adjoints, delays an interrupt for too long.
 WORK = 100_000_000
 _WORK = WORK  # of one call of sweeps
 # A CUDA device may process this many times as many elements (not measured), and the host does not wait for
-# it; the second limits the iterations that the host launches in one call.
+# it; the second value limits the iterations that the host launches in one call.
 _DEVICE_FACTOR, _DEVICE_ITERATIONS = 100, 10_000
 
 
@@ -26,7 +25,7 @@ _EMPTY = {dtype: torch.empty(0, dtype=dtype, device="cpu") for dtype in (torch.f
 
 
 def empty(like: Tensor) -> Tensor:
-    """No tensor, in the place of one."""
+    """An empty tensor as a placeholder."""
     t = _EMPTY.get(like.dtype)
     return like.new_empty(0) if t is None or t.device != like.device else t
 
@@ -39,7 +38,7 @@ def iterations_of_a_call(values: Tensor, numbers: int, work: int) -> int:
 
 
 def _length(values: Tensor, b: Tensor) -> int:
-    """The most iterations that one call may have."""
+    """The maximum number of iterations of one call."""
     count = b.numel()
     columns = count // max(b.shape[max(b.dim() - 2, 0)], 1)
     return iterations_of_a_call(values, values.shape[-1] * columns + 6 * count + 1, _WORK)
@@ -48,13 +47,13 @@ def _length(values: Tensor, b: Tensor) -> int:
 def _calls(
     values: Tensor, b: Tensor, iterations: int, checkpointed: bool, heavy: bool = True
 ) -> list[list[int]]:
-    """Iterations of each call, and of each segment that is repeated by itself in the backward."""
+    """Iterations of each call, and of each segment that the backward repeats separately."""
     length = _length(values, b)
     if iterations <= length:
         return [[iterations]]
     segment = max(1, round(iterations**0.5)) if checkpointed else iterations
     if checkpointed and not heavy and segment <= length:
-        length -= length % segment  # each call keeps some of its iterates: the next goes on from one
+        length -= length % segment  # each call stores some of its iterates: the next continues from one
         return [[min(length, iterations - i) for i in range(0, iterations, length)]]
     out = []
     for first in range(0, iterations, segment):
@@ -64,12 +63,12 @@ def _calls(
 
 
 def _stride(iterations: int, checkpointed: bool) -> int:
-    """Which iterates a call keeps that can repeat the sweeps between them itself."""
+    """The distance of the stored iterates of a call that repeats the sweeps in between."""
     return max(1, round(iterations**0.5)) if checkpointed else 1
 
 
 def _of(t: Tensor, axis: int, first: int, count: int) -> Tensor:
-    """What sweeps first ... first + count of a call use of scale or momentum, one for all or one for each."""
+    """The part of scale or momentum (shared or per sweep) for the sweeps first ... first + count."""
     return t.narrow(axis, first, count) if t.dim() >= -axis and t.shape[axis] > 1 else t
 
 
@@ -86,7 +85,7 @@ class _Sweeps:
         return self.values, _of(self.scale, -2, first, count), m, self.b
 
     def __call__(self, x, before, first, count, stride):
-        """x, the iterate before it, norms, what is kept."""
+        """x, the previous iterate, norms, saved tensors."""
         operands = self.operands(first, count)
         x, norms, kept, last = _raw(self.structure, *operands, x, before, count, stride)
         if stride == 1 and self.heavy and count > 0:
@@ -108,7 +107,7 @@ def forward(
     checkpointed: bool,
     learns: bool,
 ) -> tuple[Tensor, ...]:
-    """x, norms, and if it `learns` what the adjoint needs of the forward."""
+    """x, norms, and, if it `learns`, the tensors that the adjoint needs."""
     stride = _stride(iterations, checkpointed) if learns else 0
     if iterations <= _length(values, b):  # skip work that would dominate for small systems
         m = momentum if momentum.shape[-1] else None
@@ -140,7 +139,7 @@ def adjoint(
     saved: Any,
     needs: tuple[bool, ...],
 ) -> tuple[Any, ...]:
-    """Gradients for the operands (values, scale, momentum, b, x0), of those that are needed."""
+    """Gradients for the operands (values, scale, momentum, b, x0) that are needed."""
     values, scale, momentum, b, x0 = operands
     pattern, iterations, checkpointed = fixed
     A, At = pattern._structure(False), pattern._structure(True)
@@ -188,7 +187,7 @@ def adjoint(
 
 
 def _together(part: list, total: list, scale: Tensor, momentum: Tensor) -> list:
-    """Gradients for (values, scale, momentum, b) of a call, and of all calls after it."""
+    """Add the gradients for (values, scale, momentum, b) of a call to those of all later calls."""
 
     def rows(i, t, axis):
         several = part[i].dim() >= -axis and t.shape[axis] > 1

@@ -1,8 +1,8 @@
-"""Is a matrix symmetric? For `CSR.is_symmetric` and preconditioners that are symmetric where their matrix is.
+"""The test for symmetry, for `CSR.is_symmetric` and preconditioners that are symmetric if A is.
 
-Entries count as equal that differ by rounding, |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|): assembled in
-another order, or scaled from both sides, a symmetric matrix is symmetric only to rounding. The bound gives
-the same answer for A and for D A D.
+Entries count as equal if they differ by rounding, |a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|): after assembly
+in another order, or two-sided scaling, a symmetric matrix is symmetric only up to rounding. The bound gives
+the same result for A and D A D.
 """
 
 import torch
@@ -18,7 +18,7 @@ _ROUNDINGS = 64
 
 
 def symmetry(function: str, A: CSR, given: bool | None) -> bool:
-    """`given`, an argument `symmetric`, or what A's values show: O(nnz), on the host."""
+    """The argument `symmetric` if `given`, otherwise a test of A's values: O(nnz), on the host."""
     if given is not None:
         checks.flag(function, "symmetric", given)
         return given
@@ -37,7 +37,7 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
 
 
 def _in_one_pass(v: Tensor, P: SparsityPattern) -> bool | None:
-    """For one matrix on the CPU, without its transpose; None if values differ, perhaps by rounding."""
+    """For one matrix on the CPU, without its transpose; None if values differ, possibly by rounding."""
     if v.dim() > 1 or v.dtype not in (torch.float32, torch.float64) or not v.is_cpu:
         return None
     if P.shape[0] != P.shape[1]:

@@ -4,8 +4,8 @@ T(v) is the triangle of the matrix with values v, or its transpose; x = T^-1 b a
 
     y = T^-T g,    gradient for b: y,    for entry (i, j) of T: -y_i x_j,
 
-zero for the entries that are not read. One operator gives both gradients (csrc/kernels/sptrsv.h). A
-product with T, in the derivatives of these, is the product with the values masked.
+zero for the entries that are not read. One operator gives both gradients (csrc/kernels/sptrsv.h). Products
+with T, in the derivatives of these, are products with masked values.
 
 Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
 arXiv 2212.05159, table 1.
@@ -31,18 +31,18 @@ from learnsolve.ops.core.trilinear import one_batch_axis
 _raw = torch.ops.learnsolve.csr_sptrsv.default
 _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 
-# Mean number of entries and rows per level from which levels are distributed over threads: each ends in a
-# barrier.
+# Mean number of entries and rows per level from which levels are distributed over threads, with a barrier
+# each.
 _LEVEL_WORK = 16384
 
-# On a CUDA device: from how many rows a bidiagonal system is scanned; entries of a row that one thread takes.
+# On a CUDA device: rows from which a bidiagonal system is scanned; entries of a row per thread.
 # Not measured.
 _SCANNED_ROWS = 16
 _SHORT_ROW = 32
 
 
 class Side(NamedTuple):
-    """Which part of a square matrix is the system."""
+    """The part of a square matrix that forms the system."""
 
     lower: bool
     unit: bool
@@ -54,7 +54,7 @@ class Side(NamedTuple):
 
 
 class _Triangle(NamedTuple):
-    """What the raw operators take (csrc/ops/schema.cpp)."""
+    """Arguments of the raw operators (csrc/ops/schema.cpp)."""
 
     tensors: tuple[Tensor, ...]  # ptr, idx, perm, blocks, order, levels
     upper: bool
@@ -62,7 +62,7 @@ class _Triangle(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """The entries by rows of the matrix, as the raw backward takes them."""
+    """The entries by rows of the matrix, for the raw backward."""
 
     structure: tuple[Tensor, ...]
 
@@ -73,12 +73,12 @@ class _Schedule(NamedTuple):
 
 
 class _Mask(NamedTuple):
-    read: Tensor | None  # of each entry: is it read? None: all are
+    read: Tensor | None  # whether each entry is read; None: all are
 
 
 def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
-    """Rows by level, if levels are wide: last level first for the transpose of the lower triangle, and for
-    the upper one itself."""
+    """Rows by level, if levels are wide: in reverse order for the transpose of the lower triangle and for the
+    upper triangle itself."""
     ptr, idx = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
     order, levels = _analysis.level_schedule(ptr, idx, not lower)
     if device_analysis.here(pattern.crow_indices):
@@ -111,7 +111,7 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
 
 
 def _scanned(ptr: np.ndarray, idx: np.ndarray, unit: bool) -> bool:
-    """Should a CUDA device scan this triangle: has each row an entry next to its diagonal and no other?"""
+    """Whether a CUDA device scans this triangle: each row has exactly the entry next to its diagonal."""
     n = len(ptr) - 1
     if n < _SCANNED_ROWS or len(idx) != (1 if unit else 2) * n - 1:
         return False
@@ -119,7 +119,7 @@ def _scanned(ptr: np.ndarray, idx: np.ndarray, unit: bool) -> bool:
 
 
 def _lanes(ptr: np.ndarray) -> int:
-    """Lanes that solve a row on a CUDA device."""
+    """The number of lanes that solve a row on a CUDA device."""
     longest = int(np.diff(ptr).max(initial=0))
     return 1 if longest <= _SHORT_ROW else 8 if longest <= 16 * _SHORT_ROW else 32
 
@@ -146,19 +146,19 @@ def _system(pattern: SparsityPattern, side: Side) -> _Triangle:
 
 
 def _adjoint_system(pattern: SparsityPattern, side: Side) -> tuple:
-    """What the raw backward takes: T^T, and the entries by rows of the matrix."""
+    """Arguments of the raw backward: T^T, and the entries by rows of the matrix."""
     rows = pattern._planned(_rows, side.lower, side.unit)
     return (*_system(pattern, side.adjoint), rows.structure, side.transpose)
 
 
 def _only_read(t: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
-    """Entries `t` of the pattern with zeros where the solve does not read."""
+    """Entries `t` of the pattern, with zeros where the solve does not read."""
     read = pattern._planned(_mask, side.lower, side.unit).read
     return t if read is None else torch.where(read, t, 0)
 
 
 def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
-    """T x = b, unchecked: brings any batch axes to the one axis of the kernels."""
+    """Solve T x = b, unchecked: merges any batch axes into the one axis of the kernels."""
     if values.is_complex() or b.is_complex():
         return _complex_solve(values, b, pattern, side)
     if values.dim() == 1 and b.dim() <= 3:
@@ -172,7 +172,7 @@ def solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Te
 
 
 def _complex_solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
-    """T = D U, D the diagonal: of a U with ones there the real form, interleaved, is triangular too."""
+    """T = D U with the diagonal D: U has a unit diagonal, so its interleaved real form is triangular."""
     if not values.is_complex():
         return complex.columns(lambda b: solve(values, b, pattern, side), b)
     if b.dim() == 1:
@@ -209,7 +209,7 @@ def _solve(v: Tensor, b: Tensor, pattern: SparsityPattern, side: Side) -> Tensor
 
 
 def _times(v: Tensor, x: Tensor, pattern: SparsityPattern, side: Side) -> Tensor:
-    """T(v) x without a unit diagonal's ones: the derivative of T x for T's values."""
+    """T(v) x without a unit diagonal: the derivative of T x with respect to T's values."""
     return _product(_only_read(v, pattern, side), x, pattern, side.transpose)
 
 
@@ -224,7 +224,7 @@ def _gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: 
 
 
 def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
-    """The same by differentiable operations, for any batch axes of all three."""
+    """The same with differentiable operations, for any batch axes of all three."""
     y = solve(v, g, pattern, side.adjoint)
     return -_outer(y, x, pattern, side, v), y
 
@@ -267,8 +267,8 @@ class _Solve(LinearSolve):
 
 
 class _Backward(Operation):
-    """Both gradients in one call. Its own derivatives, for cotangents (hv, hy) and H the matrix that T is
-    with values hv: y's cotangent is c = hy - H x, and that goes through y = T^-T g like any solve's."""
+    """Both gradients in one call. Its derivatives, for cotangents (hv, hy) and the matrix H with values hv on
+    T: the cotangent of y is c = hy - H x, which goes through y = T^-T g as in any solve."""
 
     @staticmethod
     def forward(v, g, x, pattern, side):

@@ -1,1 +1,1 @@
-"""Diagonals, factors, polynomials and sweeps, of a matrix or of tensors that a network predicts."""
+"""Diagonals, factors, polynomials and sweeps, from a matrix or from tensors predicted by a network."""

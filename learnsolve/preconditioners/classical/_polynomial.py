@@ -1,4 +1,4 @@
-"""What polynomials in M A share: the inner M, the transposed recursion, bounds of the spectrum."""
+"""Code shared by polynomials in M A: the inner M, the transposed recursion, bounds of the spectrum."""
 
 import math
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class PolynomialPreconditioner(Preconditioner):
         if not (M is None or isinstance(M, Preconditioner)):
             raise TypeError(
                 f'{name}: M must be a Preconditioner, "jacobi" or None, got {type(M).__name__}; CSR matrices '
-                "and functions are none"
+                "and functions are not accepted"
             )
         if M is not None:
             if not M.linear:
@@ -73,7 +73,7 @@ class PolynomialPreconditioner(Preconditioner):
         return self._polynomial(self._operator(True), self._inner(True), R)
 
     def _inverse_diagonal(self) -> Tensor | None:
-        """M as a diagonal, where one compiled operation does all steps (ops/richardson.py); else None."""
+        """M as a diagonal, if one compiled operation can run all steps (ops/richardson.py); else None."""
         if self.batch_shape or not (self.M is None or isinstance(self.M, Diagonal)):
             return None
         return torch.ones_like(self.A.values[:1]).expand(self.shape[0]) if self.M is None else self.M.d
@@ -86,7 +86,7 @@ class PolynomialPreconditioner(Preconditioner):
         return x.reshape(R.shape)
 
     def _parameter(self, key: str, value: Any) -> float | Tensor:
-        """A positive float, or a tensor of them, one for each matrix, as a factor of blocks of columns."""
+        """A positive float, or a tensor with one per matrix, as a factor of blocks of columns."""
         values = self.A.values.expand(*self.batch_shape, -1)
         value = in_open_interval(type(self).__name__, key, value, values, math.inf, "be positive and finite")
         if not isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Sweeps through the unknowns, as triangular solves: SOR and SSOR are made of them, as preconditioners and as
+"""Sweeps through the unknowns as triangular solves: the core of SOR and SSOR, as preconditioners and as
 solvers.
 
 For A = L + D + U and T = A with its diagonal divided by omega, a sweep adds M r to x, with
@@ -7,8 +7,8 @@ For A = L + D + U and T = A with its diagonal divided by omega, a sweep adds M r
     backward    M = (D / omega + U)^-1
     symmetric   M = (2 - omega) (D / omega + U)^-1 (D / omega) (D / omega + L)^-1
 
-the last one forward sweep and then one backward. A triangular solve reads one triangle of T and leaves the
-other alone.
+where the symmetric sweep is a forward and then a backward sweep. A triangular solve reads only one triangle
+of T.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1, 10.2 and 12.4.
 """
@@ -47,18 +47,18 @@ class Sweep(NamedTuple):
         return CSR(values, A.pattern)
 
     def copied_system(self, A: CSR, omega: float | Tensor) -> CSR:
-        """T, which changes of A's values in place do not change."""
+        """T, unaffected by in-place changes of A's values."""
         T = self.system(A, omega)
         return T.clone() if T.values is A.values else T
 
     def pattern(self, original: SparsityPattern) -> SparsityPattern:
-        """That of T."""
+        """The pattern of T."""
         return original._planned(color_order).pattern if self.multicolor else original
 
     def apply(
         self, T: CSR, original: SparsityPattern, omega: float | Tensor, R: Tensor, transpose: bool
     ) -> Tensor:
-        """M R or M^T R for the blocks of columns R (..., n, k) of the matrix on the pattern `original`."""
+        """M R or M^T R for blocks of columns R (..., n, k), for the matrix on the pattern `original`."""
         if self.multicolor:
             order = original._planned(color_order)
             return order.back(self._in_order(T, omega, order.there(R), transpose))
@@ -82,7 +82,7 @@ _RANGE: tuple[float, str, tuple[str, str]] = (
 
 
 def check_relaxation(function: str, A: Any, omega: Any, multicolor: Any) -> float | Tensor:
-    """Checks of what every sweep takes; omega as a float or a tensor."""
+    """Check the arguments of a sweep; returns omega as a float or tensor."""
     check_sweep(function, A, multicolor)
     return in_open_interval(function, "omega", omega, A.values, *_RANGE)
 
@@ -95,7 +95,7 @@ def check_sweep(function: str, A: Any, multicolor: Any) -> None:
     checks.matrix(function, "A", A)
     checks.dtype(function, "A.values", A.values)
     checks.flag(function, "multicolor", multicolor)
-    with torch.no_grad():  # for its errors: a diagonal without zeros
+    with torch.no_grad():  # for its errors: the diagonal must not have zeros
         shared_inverse_diagonal(A, function)
 
 
@@ -110,25 +110,25 @@ def _with_diagonal_divided(A: CSR, omega: float | Tensor) -> Tensor:
 
 def _reordered(R: Tensor, order: Tensor, back: Tensor) -> Tensor:
     """R[..., order, :]"""
-    if R.shape[-1] == 1:  # torch copies rows one by one, single elements faster
+    if R.shape[-1] == 1:  # torch copies rows one by one, but single elements faster
         return permuted(R.squeeze(-1), order, back).unsqueeze(-1)
     return permuted(R, order, back, -2)
 
 
 class _Order(NamedTuple):
-    """The unknowns color by color."""
+    """The order of the unknowns by color."""
 
     pattern: SparsityPattern  # of the matrix, unknowns color by color
-    at: Tensor  # place in the original pattern of each entry
+    at: Tensor  # position of each entry in the original pattern
     inverse: Tensor
     rows: Tensor  # unknowns color by color
-    places: Tensor  # place of each unknown there
+    places: Tensor  # position of each unknown in this order
 
     def matrix(self, A: CSR) -> CSR:
         return CSR(permuted(A.values, self.at, self.inverse), self.pattern)
 
     def there(self, R: Tensor) -> Tensor:
-        """Blocks of columns, from the order of the unknowns."""
+        """Reorder blocks of columns from the order of the unknowns."""
         return _reordered(R, self.rows, self.places)
 
     def back(self, R: Tensor) -> Tensor:

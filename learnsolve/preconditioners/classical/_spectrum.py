@@ -5,18 +5,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Steps of Arnoldi's method, and what its estimate from below is multiplied by: after 10 steps it is within a
-# few per cent for the spectra of elliptic problems.
+# Steps of Arnoldi's method, and the safety factor of its estimate, a lower bound: after 10 steps it is within
+# a few percent for the spectra of elliptic problems.
 _STEPS, _SAFETY = 10, 1.1
 
-# lmax / lmin, where lmin is not given. A few eigenvalues below it cost cg little; the polynomial is spent on
-# the others. As pyamg's smoother.
+# Default lmax / lmin. A few eigenvalues below lmin cost cg little, and the polynomial serves the others. As
+# in pyamg's smoother.
 RATIO = 30.0
 
 
 def largest_eigenvalue(apply: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """1.1 times the largest modulus of a Ritz value of `apply` after 10 steps from `start` (..., n, 1): shape
-    (...). An estimate from below, but for the factor; a constant to every derivative."""
+    (...). Without the factor a lower bound; a constant to every derivative."""
     with torch.no_grad():
         n = start.shape[-2]
         steps = min(_STEPS, n)
@@ -31,13 +31,13 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], start: Tensor) -> Tens
                 column.append(h)
                 w = w - q * h.unsqueeze(-1)
             norm = torch.linalg.vector_norm(w, dim=-2)
-            # In an invariant subspace only rounding is left: zeros from here on.
+            # In an invariant subspace only rounding errors remain: zeros from here on.
             norm = torch.where(norm > 100 * eps * before, norm, 0)
             basis.append(torch.where(norm > 0, w.squeeze(-1) / norm, 0).unsqueeze(-1))
             column += [norm] + [torch.zeros_like(norm)] * (steps - j - 1)
             H.append(torch.cat(column[:steps], dim=-1))
         hessenberg = torch.stack(H, dim=-1)
         finite = hessenberg.isfinite().all(-1).all(-1)
-        hessenberg = torch.where(finite[..., None, None], hessenberg, 0)  # eigvals raises for others
+        hessenberg = torch.where(finite[..., None, None], hessenberg, 0)  # eigvals raises otherwise
         largest = torch.linalg.eigvals(hessenberg).abs().amax(dim=-1)
         return _SAFETY * torch.where(finite, largest, torch.nan)

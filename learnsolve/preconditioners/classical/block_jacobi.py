@@ -1,4 +1,4 @@
-"""The inverses of diagonal blocks.
+"""Block Jacobi: the inverses of diagonal blocks.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1.1 and 12.2.
 """
@@ -35,29 +35,29 @@ class BlockJacobi(Preconditioner):
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     block_size : int, the size of consecutive blocks (the last may be smaller)
-    blocks : integers, shape (n,): instead, the block that each unknown belongs to. Unknowns of a block need
-        not be neighbors, labels need not be consecutive
-    symmetric : bool, whether the blocks are symmetric; if not given, values are compared (not under
+    blocks : integers, shape (n,), instead of block_size: the block of each unknown. The unknowns of a block
+        need not be neighbors, and labels need not be consecutive
+    symmetric : bool, whether the blocks are symmetric; default: determined from the values (not under
         `torch.compile`)
 
     Attributes
     ----------
-    matrix : CSR, M, the inverses of the blocks in their positions
+    matrix : CSR, M, with the inverses of the blocks in their positions
 
     Raises
     ------
     ValueError
-        if shapes do not fit, not exactly one of block_size and blocks is given, a block is singular or has a
-        condition number above 1 / (16 eps) (the message names its unknowns), or the inverses have more than
+        if shapes do not match, not exactly one of block_size and blocks is given, a block is singular or has
+        a condition number above 1 / (16 eps) (the message names its unknowns), or the inverses have more than
         2^27 entries per matrix.
     TypeError
-        if types or dtypes do not fit.
+        if a type or dtype is wrong.
 
     Notes
     -----
-    Gradient: exact, for A's values and r, to any order. Cost: 2 s^3 flops for a block of s unknowns, once;
-    then a product with sum s^2 entries per call. The same bits on every run with the same number of threads
-    (the inverses are LAPACK's).
+    Gradient: exact, for A's values and r, to any order. Cost: 2 s^3 flops once for a block of s unknowns,
+    then one product with sum s^2 entries per call. The same bits on every run with the same number of threads
+    (the inverses use LAPACK).
 
     Examples
     --------
@@ -99,7 +99,7 @@ class BlockJacobi(Preconditioner):
         return None if L is None else ("product", L.values, L.pattern)
 
     def _cholesky(self) -> CSR | None:
-        """The lower triangular L with M = L L^T, block by block; None where M is not positive definite."""
+        """The lower triangular L with M = L L^T, block by block; None if M is not positive definite."""
         plan = self._plan
         factors = [cholesky(M) for M in plan.split(plan.in_blocks(self.matrix.values))]
         if not factors or any(L is None for L in factors):
@@ -108,25 +108,25 @@ class BlockJacobi(Preconditioner):
 
 
 class _Blocks(NamedTuple):
-    """Entries of blocks: blocks of one size together, each row by row."""
+    """The entries of blocks: grouped by block size, each block row by row."""
 
-    sizes: tuple[tuple[int, int], ...]  # (size, how many)
-    unknowns: Tensor  # of all blocks, in that order
-    at: Tensor  # places in A's values of entries that it has
-    where: Tensor  # and among the entries of the blocks
+    sizes: tuple[tuple[int, int], ...]  # (size, count)
+    unknowns: Tensor  # of all blocks, in this order
+    at: Tensor  # positions in A's values of the entries that it has
+    where: Tensor  # and their positions among the entries of the blocks
     pattern: SparsityPattern  # of M
-    order: Tensor | None  # position of each entry of M among the entries of the blocks; None: the same order
+    order: Tensor | None  # position of each entry of M among the entries of the blocks; None: same order
     inverse: Tensor | None
 
     def split(self, entries: Tensor) -> list[Tensor]:
-        """Entries of blocks as (..., how many, size, size), one for each size."""
+        """The entries of blocks as tensors (..., count, size, size), one per size."""
         parts = entries.split([count * size * size for size, count in self.sizes], -1)
         return [
             t.unflatten(-1, (count, size, size)) for t, (size, count) in zip(parts, self.sizes, strict=True)
         ]
 
     def in_blocks(self, values: Tensor) -> Tensor:
-        """Entries of blocks, from the entries of a matrix on M's pattern."""
+        """The entries of blocks from the entries of a matrix on M's pattern."""
         return values if self.order is None else permuted(values, self.inverse, self.order)  # type: ignore[arg-type]
 
     def in_rows(self, blocks: list[Tensor]) -> Tensor:
@@ -161,23 +161,23 @@ def _labeled_blocks(P: SparsityPattern, blocks: Any) -> _Blocks:
 
 
 def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
-    """For labels 0, 1, 2, ..., each in use."""
+    """The plan for labels 0, 1, 2, ..., all in use."""
     n = len(labels)
     size_of = np.bincount(labels)
     total = int((size_of.astype(np.float64) ** 2).sum())
     if total > _LIMIT:
         raise ValueError(
             f"BlockJacobi: the inverses of {len(size_of)} blocks of up to {size_of.max()} unknowns hold "
-            f"{total} numbers, at most {_LIMIT} are allowed; take smaller blocks"
+            f"{total} values, at most {_LIMIT} are allowed; use smaller blocks"
         )
-    # Unknowns by the size of their block, then by block, then in their order.
+    # Unknowns sorted by the size of their block, then by block, then by index.
     unknowns = np.lexsort((np.arange(n), labels, size_of[labels]))
     sizes, counts = np.unique(size_of, return_counts=True)
     place_in_order = np.empty(n, dtype=np.int64)
     place_in_order[unknowns] = np.arange(n)
     size_in_order = size_of[labels[unknowns]]
     row_start = np.concatenate(([0], np.cumsum(size_in_order)))  # entries before each unknown's row
-    first = np.empty(len(size_of), dtype=np.int64)  # of each block, among the ordered unknowns
+    first = np.empty(len(size_of), dtype=np.int64)  # first unknown of each block, in this order
     first[labels[unknowns[::-1]]] = np.arange(n)[::-1]
 
     rows, columns = as_numpy(P.row_indices).astype(np.int64), as_numpy(P.col_indices).astype(np.int64)
@@ -185,7 +185,7 @@ def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
     i, j = rows[at], columns[at]
     where = row_start[place_in_order[i]] + place_in_order[j] - first[labels[j]]
 
-    # M has, in row i, the unknowns of i's block in their order.
+    # Row i of M has the unknowns of i's block, sorted.
     lengths = size_of[labels]
     crow = np.concatenate(([0], np.cumsum(lengths)))
     within = np.arange(crow[-1]) - np.repeat(crow[:-1], lengths)
@@ -207,7 +207,7 @@ def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
 
 
 def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple[bool, Tensor]:
-    """Are the blocks symmetric, and M's values."""
+    """Whether the blocks are symmetric, and M's values."""
     if symmetric is not None:
         checks.flag(name, "symmetric", symmetric)
     tracing = torch.compiler.is_dynamo_compiling()
@@ -231,7 +231,7 @@ def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple
 
 
 def _singular(name: str, unknowns: Tensor, size: int, batch_shape: torch.Size) -> Callable[[int], Exception]:
-    """Makes the error for block i of one size, counted through the batch."""
+    """A function that makes the error for block i of one size, counted through the batch."""
 
     def error(i: int) -> Exception:
         count = len(unknowns) // size

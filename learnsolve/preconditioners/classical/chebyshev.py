@@ -17,7 +17,7 @@ from learnsolve.preconditioners.classical._spectrum import RATIO, largest_eigenv
 
 
 class Chebyshev(PolynomialPreconditioner):
-    r"""The polynomial that is best for eigenvalues in [lmin, lmax]: `degree` + 1 Chebyshev steps from zero.
+    r"""The optimal polynomial for eigenvalues in [lmin, lmax]: `degree` + 1 Chebyshev steps from zero.
 
     .. math:: M_p = p(M A)\, M, \qquad
               1 - t\, p(t) = T_{d+1}\!\Bigl(\frac{\theta - t}{\delta}\Bigr) \Big/
@@ -30,26 +30,26 @@ class Chebyshev(PolynomialPreconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    lmin, lmax : 0 < lmin <= lmax, floats or Tensors, shape () or one per matrix of the batch. lmax if not
-        given: 1.1 times an estimate of the largest eigenvalue of M A by 10 steps of Arnoldi; lmin: lmax / 30
-    degree : int >= 0, products with A in a call
-    M : Preconditioner, the inner one, linear; "jacobi" for the inverse of the diagonal, None for none
-    symmetric : bool, whether A is symmetric; if not given, values are compared (not under `torch.compile`)
+    lmin, lmax : 0 < lmin <= lmax, floats or Tensors, shape () or one per matrix of the batch. Default lmax:
+        1.1 times an estimate of the largest eigenvalue of M A by 10 Arnoldi steps; default lmin: lmax / 30
+    degree : int >= 0, products with A per call
+    M : inner Preconditioner, linear; "jacobi" for the inverse of the diagonal; or None
+    symmetric : bool, whether A is symmetric; default: determined from the values (not under `torch.compile`)
 
     Attributes
     ----------
-    lmin, lmax : as given, or estimates (tensors of A's batch shape)
+    lmin, lmax : as given, or estimates (tensors with A's batch shape)
 
     Raises
     ------
     ValueError, TypeError
-        if bounds, types, dtypes or devices do not fit, a diagonal entry is zero ("jacobi"), M is not linear,
+        if bounds, types, dtypes or devices are invalid, a diagonal entry is zero ("jacobi"), M is not linear,
         or A is zero or not finite.
 
     Notes
     -----
-    Gradient: exact, for A's values, lmin, lmax, what M is made of, and r, to any order; estimated bounds are
-    constants. Cost: `degree` products with A, one more with M, no inner products.
+    Gradient: exact, for A's values, lmin, lmax, the tensors of M, and r, to any order; estimated bounds are
+    constants. Cost: `degree` products with A, `degree` + 1 with M, no inner products.
 
     Examples
     --------
@@ -131,11 +131,11 @@ class Chebyshev(PolynomialPreconditioner):
 
 
 def _coefficients(theta: Any, delta: Any, degree: int) -> list[tuple[Any, Any]]:
-    """a and m of the steps x <- x + a M (r - A x) + m (x - the x before), from 0: with rho_0 = delta / theta,
+    """a and m of the steps x <- x + a M (r - A x) + m (x - the x before), from 0, with rho_0 = delta / theta,
 
         rho_k = delta s_k,  s_k = 1 / (2 theta - delta rho_{k-1}),  a_k = 2 s_k,  m_k = rho_k rho_{k-1}
 
-    and a_0 = 1 / theta, m_0 = 0: without a division by delta, which is zero for one eigenvalue."""
+    and a_0 = 1 / theta, m_0 = 0: no division by delta, which is zero for a single eigenvalue."""
     rho, found = delta / theta, [(1 / theta, 0 * theta)]
     for _ in range(degree):
         s = 1 / (2 * theta - delta * rho)
@@ -145,12 +145,12 @@ def _coefficients(theta: Any, delta: Any, degree: int) -> list[tuple[Any, Any]]:
 
 
 def _stacked(numbers: tuple[Any, ...], like: Tensor) -> Tensor:
-    """Without a copy from the host, which a CUDA graph could not hold."""
+    """Stack without a copy from the host, which a CUDA graph could not capture."""
     return torch.stack([t.reshape(()) if isinstance(t, Tensor) else like.new_full((), t) for t in numbers])
 
 
 def _start(P: SparsityPattern) -> tuple[Tensor]:
-    """Where the estimate starts. A plan: under vmap random numbers are not available."""
+    """The start vector of the estimate. A plan, since random numbers are not available under vmap."""
     generator = torch.Generator("cpu").manual_seed(0)
     start = torch.randn((P.shape[0], 1), dtype=torch.float64, generator=generator, device="cpu")
     return (start.to(P.device),)

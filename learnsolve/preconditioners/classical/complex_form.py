@@ -1,4 +1,4 @@
-"""Preconditioners of complex matrices by those of their real forms."""
+"""Preconditioners of complex matrices through their real forms."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from learnsolve.preconditioners.base import Preconditioner, Transposed
 
 
 class ComplexForm(Preconditioner):
-    """What `IC0` and `ILU0` of a complex matrix are: the factor of its real form (ops/core/interleaved.py),
-    whose pattern is closed under 2 x 2 blocks, so that it acts as the complex factor does. A `shift` adds to
-    the real part of the diagonal.
+    """`IC0` and `ILU0` of a complex matrix: the factor of its real form (ops/core/interleaved.py). Its
+    pattern is closed under 2 x 2 blocks, so that it is equivalent to the complex factor. A `shift` is added
+    to the real part of the diagonal.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class ComplexForm(Preconditioner):
         return untall(self.real._columns(tall(R)))
 
     def _transposed(self, R: Tensor) -> Tensor:
-        """M^T R, by the transpose of the real form, which is that of the conjugate transpose."""
+        """M^T R, by the transpose of the real form, which is the real form of the conjugate transpose."""
         Z = untall(self.real.T._columns(tall(R.conj()))).conj()
         return Z if self.phase is None else self.phase.unsqueeze(-1) * Z
 
@@ -57,7 +57,7 @@ class ComplexForm(Preconditioner):
 def of_complex(
     M: Preconditioner, A: Any, pattern: SparsityPattern | None, hermitian: bool, **keywords: Any
 ) -> bool:
-    """Make M, which is under construction, that of a complex A; False if A is not complex."""
+    """Initialize M for a complex A; False if A is not complex."""
     if not (isinstance(A, CSR) and A.values.is_complex()):
         return False
     make: Any = type(M)
@@ -78,7 +78,7 @@ def of_complex(
 
 
 def _phase(A: CSR) -> Tensor | None:
-    """Rows times these have a real, positive diagonal, so that elimination within a block is stable."""
+    """Factors that make the diagonal real and positive, so that elimination within blocks is stable."""
     d = A.diagonal()
     size = d.abs()
     if readable(d) and bool(((d.real > 0) & (d.imag.abs() <= d.real)).all()):

@@ -1,4 +1,4 @@
-"""A diagonal that may carry a graph."""
+"""A differentiable diagonal preconditioner."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from learnsolve.preconditioners.base import Part, Preconditioner
 
 
 class Diagonal(Preconditioner):
-    r"""A diagonal that may carry a graph, :math:`M = \mathrm{diag}(d)`, such as a network predicts.
+    r"""A differentiable diagonal, :math:`M = \mathrm{diag}(d)`, for example predicted by a network.
 
     Linear, symmetric, positive definite if d is positive.
 
@@ -22,12 +22,12 @@ class Diagonal(Preconditioner):
     ValueError
         if d is a scalar or, on the CPU, not finite (the message names the row).
     TypeError
-        if d is not a Tensor, or of another dtype.
+        if d is not a Tensor, or has another dtype.
 
     Notes
     -----
-    Gradient: exact, for d and r, to any order. Cost: one multiplication per row. Compiled loops (`cg`, and
-    sweeps for a number of iterations) run it. `Trainable` learns d.
+    Gradient: exact, for d and r, to any order. Cost: one multiplication per row. Compiled loops (`cg`,
+    and sweeps with `iterations`) support it. `Trainable` learns d.
 
     Examples
     --------
@@ -40,7 +40,7 @@ class Diagonal(Preconditioner):
     True
     """
 
-    is_diagonal = True  # `pcg_form` computes nothing
+    is_diagonal = True  # `pcg_form` needs no computation
     d: Tensor
 
     def __init__(self, d: Tensor):
@@ -69,8 +69,8 @@ class Diagonal(Preconditioner):
 
     @property
     def symmetric(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of a complex d: Hermitian, so that d is real up to rounding."""
-        d = getattr(self, "d", None)  # which a `Trainable` takes out
+        """For a complex d: whether M is Hermitian, that is, d is real up to rounding."""
+        d = getattr(self, "d", None)  # a `Trainable` removes it
         if d is None or not d.is_complex():
             return True
         return bool((d.imag.abs() <= 64 * torch.finfo(d.dtype).eps * d.abs()).all())
@@ -80,7 +80,7 @@ class Diagonal(Preconditioner):
         return self
 
     def real_form(self) -> Preconditioner:
-        """Of a Hermitian one, on the rows of ops/core/interleaved.py."""
+        """The real form of a Hermitian diagonal, on the rows of ops/core/interleaved.py."""
         return Diagonal(self.d.real.repeat_interleave(2, -1)) if self.symmetric else self
 
     def pcg_form(self) -> tuple[str, Tensor, None]:

@@ -1,4 +1,4 @@
-"""Preconditioners in factored form, of factors that may carry a graph.
+"""Preconditioners in factored form, with differentiable factors.
 
 Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), chapter 10; Kolotilina and Yeremin,
 "Factorized sparse approximate inverse preconditionings I. Theory", SIAM J. Matrix Anal. Appl. 14, 1993,
@@ -33,12 +33,12 @@ FORMS = ("solve", "product")
 
 
 class Factored(Preconditioner):
-    r"""Triangular solves or products with factors that may carry a graph, such as a network predicts.
+    r"""Triangular solves or products with differentiable factors, for example predicted by a network.
 
     .. math:: M = (L L^T)^{-1} \text{ or } (L U)^{-1} \quad (\mathtt{form="solve"}), \qquad
               M = L L^T + s I \text{ or } L U + s I \quad (\mathtt{form="product"})
 
-    Linear; without `U` symmetric, and positive definite if s > 0 or L is regular.
+    Linear; without `U` symmetric, and positive definite if s > 0 or L is nonsingular.
 
     Parameters
     ----------
@@ -55,15 +55,15 @@ class Factored(Preconditioner):
     Raises
     ------
     ValueError
-        if shapes or patterns do not fit, or, on the CPU, values are not finite or a diagonal to solve with
+        if shapes or patterns do not match, or, on the CPU, values are not finite or a diagonal to solve with
         has a zero (the message names the row).
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 
     Notes
     -----
-    Gradient: exact, for the values of L and U, a shift that is a Tensor, and r, to any order. Nothing is
-    copied. ``Factored.bidiagonal(n)`` and ``from_pattern(pattern)`` are products to start from. Cost: two
+    Gradient: exact, for the values of L and U, a Tensor shift, and r, to any order. Nothing is copied.
+    ``Factored.bidiagonal(n)`` and ``from_pattern(pattern)`` are initial products for training. Cost: two
     triangular solves or products, 2 nnz flops each per column.
 
     Examples
@@ -112,8 +112,8 @@ class Factored(Preconditioner):
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> Factored:
-        """M = L L^T with L lower bidiagonal, `diagonal` on the diagonal and `off` below. L = 2 I + 0.1 S is
-        where section 4.3 of arXiv 2212.05159 starts."""
+        """M = L L^T with L lower bidiagonal, `diagonal` on the diagonal and `off` below. Section 4.3 of arXiv
+        2212.05159 starts from L = 2 I + 0.1 S."""
         n = checks.integer("Factored.bidiagonal", "n", n, 0)
         rows = np.arange(n)
         crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1))).to(device)
@@ -132,8 +132,8 @@ class Factored(Preconditioner):
         function = "Factored.from_pattern"
         if not isinstance(pattern, SparsityPattern):
             raise TypeError(
-                f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; of a CSR take "
-                "L.pattern, or lower_pattern(A)"
+                f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; for a CSR "
+                "pass L.pattern, or lower_pattern(A)"
             )
         diagonal, off = (checks.real(function, k, v) for k, v in (("diagonal", diagonal), ("off", off)))
         on = pattern.row_indices == pattern.col_indices
@@ -168,7 +168,7 @@ class Factored(Preconditioner):
         L, U = self.L, self.U
         if U is None:
             parts = {"L": Part(L, "diagonal")}
-        elif self.form == "solve":  # the ones of L are not read
+        elif self.form == "solve":  # the unit diagonal of L is not read
             parts = {"L": Part(tril(L, -1)), "U": Part(U, "absolute diagonal")}
         else:
             parts = {"L": Part(L), "U": Part(U)}
@@ -178,7 +178,7 @@ class Factored(Preconditioner):
         return parts
 
     def _without(self, names: Collection[str]) -> Preconditioner:
-        """A `Factored`, of factors from any source."""
+        """A plain `Factored`, whatever the source of the factors."""
         shift = self.shift if self.form == "product" else 0.0
         rest = {"L": self.L, "U": self.U, "shift": shift}
         rest = {name: value for name, value in rest.items() if name not in names}
@@ -251,7 +251,7 @@ def check_has_diagonal(function: str, name: str, T: CSR) -> None:
 
 
 def _check_divisors(function: str, name: str, T: CSR) -> None:
-    """No zero on the diagonal, where the values can be read: what `sptrsv` checks in every call."""
+    """Raise for a zero on the diagonal, if values can be read; `sptrsv` checks it in every call."""
     if not readable(T.values):
         return
     d = T.values.detach().index_select(-1, T.pattern.diagonal_positions)

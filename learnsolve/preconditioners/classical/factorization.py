@@ -1,4 +1,4 @@
-"""A matrix with its direct factors: solves, determinant and inertia, and a preconditioner."""
+"""Direct factors of a matrix: solves, determinant and inertia, and a preconditioner."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from learnsolve.preconditioners.base import Preconditioner, Transposed
 
 
 def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: str = "auto") -> Factorization:
-    r"""Direct factors of A, kept for any number of solves: :math:`A = L L^T`, :math:`L D L^T` or :math:`L U`.
+    r"""Direct factors of A, for any number of solves: :math:`A = L L^T`, :math:`L D L^T` or :math:`L U`.
 
     Parameters
     ----------
     A : CSR, shape (n, n), real or complex; its values may have batch axes, (..., nnz)
     kind : "auto"; "cholesky", for a symmetric (Hermitian) positive definite A; "ldlt", a symmetric A; "lu"
     backend : "auto"; "superlu" (SciPy's); "pardiso" (MKL's, extra `pardiso`) or "cholmod" (extra `cholmod`)
-    ordering : "auto", "minimum_degree", "colamd", "nested_dissection" or "natural", as the library has them
+    ordering : "auto", "minimum_degree", "colamd", "nested_dissection" or "natural", if supported
 
     Returns
     -------
-    Factorization: ``F.solve(b)``, ``F.refactorize(values)``, ``F.logdet``, ...; also an M of solvers.
+    Factorization: ``F.solve(b)``, ``F.refactorize(values)``, ``F.logdet``, ...; also a preconditioner.
 
     Raises
     ------
     ValueError
-        if A is singular, or for its kind not symmetric or not positive definite (the message names the
-        row); if the library does not have the kind, ordering or dtype.
+        if A is singular, or not symmetric or positive definite as its kind requires (the message names the
+        row); if the library does not support the kind, ordering or dtype.
     ImportError, NotImplementedError
         if the library is not installed; for backend="cudss" and under `torch.compile`.
     MemoryError
@@ -54,11 +54,11 @@ def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: st
 
     Notes
     -----
-    Gradient: of a solve, as of `ops.spsolve`, to any order; one triangular pair for each adjoint. Of
-    ``F.logdet``, to any order: the entries of :math:`A^{-T}` on A's pattern, by other factors, as of
-    `ops.selected_inverse`; where they do not exist or are unstable, by n solves.
+    Gradient: of a solve, as for `ops.spsolve`, to any order, with one triangular pair per adjoint. Of
+    ``F.logdet``, to any order: the entries of :math:`A^{-T}` on A's pattern, computed by the factors of
+    `ops.selected_inverse`, or by n solves if those do not exist or are unstable.
 
-    Cost: docs/direct.md, which also has the rule by which "auto" chooses.
+    For the cost, and the rule of "auto", see docs/direct.md.
 
     Examples
     --------
@@ -74,15 +74,15 @@ def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: st
 
 
 class Factorization(Preconditioner):
-    """What `ls.factorize` returns. Calling it is `solve`: M = A^-1, for any solver.
+    """The result of `ls.factorize`. Calling it solves with A: M = A^-1, for any solver.
 
     Attributes
     ----------
     A : CSR, the matrix
-    T : the factors of the transpose, which are the same
-    kind, backend : what was made, and by which library; of a batch those of the first matrix
-    seconds : float, of the last factorization, with its analysis if there was one
-    fill : float, entries of the factors for each entry of A
+    T : the factorization of the transpose, which uses the same factors
+    kind, backend : the kind of factors and the library; for a batch, of the first matrix
+    seconds : float, of the last factorization, including the analysis if it ran
+    fill : float, entries of the factors per entry of A
     logdet : Tensor, log |det A|, shape batch_shape
     inertia : Tensor, (positive, negative, zero) eigenvalues of a symmetric A, shape (*batch_shape, 3)
 
@@ -109,7 +109,7 @@ class Factorization(Preconditioner):
             )
         check_matrix("factorize", A)
         self._request = checked("factorize", Request(kind, backend, ordering), A.dtype)
-        self._how = " ".join(self._request)  # in compiled code
+        self._how = " ".join(self._request)  # for compiled code
         self._factor_values(A)
 
     def _factor_values(self, A: CSR) -> None:
@@ -118,12 +118,12 @@ class Factorization(Preconditioner):
         self._symmetric: bool | None = None
         self._factors = Factors("factorize", self._request)
         start = time.perf_counter()
-        # Inside a transformation the values are not available yet: the first solve factors.
+        # Inside a transformation values are not available yet: the first solve computes the factors.
         if has_numbers(A.values) and not is_functorch_wrapped_tensor(A.values):
             self._all()
             self._factors.share()
         self.seconds = time.perf_counter() - start
-        if has_numbers(A.values):  # now: a graph that is traced later cannot read it
+        if has_numbers(A.values):  # now, since a graph traced later cannot read it
             self._symmetric = symmetry("factorize", A, None)
 
     def _all(self) -> list[Factored]:
@@ -131,26 +131,26 @@ class Factorization(Preconditioner):
         return self._factors.of(self.A.pattern, matrices(numbers(self.A.values)))
 
     def refactorize(self, values: Tensor) -> Factorization:
-        """Factors of the matrix with other values, (..., nnz), on the same pattern, in place of these: the
-        analysis is kept. Graphs of earlier solves keep the earlier factors. Returns itself."""
+        """Factor the matrix with other values, (..., nnz), on the same pattern and replace these factors; the
+        analysis is reused. Graphs of earlier solves keep the earlier factors. Returns self."""
         checks.same_kind("refactorize", "values", values, self.A.values)
         if values.shape[-1:] != (self.A.nnz,):
             raise ValueError(
                 f"refactorize: values must have shape (..., {self.A.nnz}), as those of A, got "
                 f"{tuple(values.shape)}; call factorize for another pattern"
             )
-        del self._factors  # first: their memory, and the handle of the library, can be used again
+        del self._factors  # first, so that their memory and the library's handle can be reused
         self._factor_values(self.A.with_values(values))
         return self
 
     def solve(self, b: Tensor, *, transpose: bool = False) -> Tensor:
-        """A^-1 b or A^-T b, for b (n,) or (..., n, k), as `ops.spsolve`: differentiable in the values of A
+        """A^-1 b or A^-T b, for b (n,) or (..., n, k), like `ops.spsolve`: differentiable in the values of A
         and in b, to any order."""
         A = self.A
         check_right_hand_side("factorize", A, b)
         checks.flag("factorize", "transpose", transpose)
         if torch.compiler.is_dynamo_compiling():
-            # The operator looks for factors of these values, and recomputes them if none are kept.
+            # The operator looks up factors of these values, and recomputes them if there are none.
             return solved(A.values, b, A.pattern, transpose, self._how)
         return solved(A.values, b, A.pattern, transpose, self._current())
 
@@ -164,11 +164,11 @@ class Factorization(Preconditioner):
         return self._factors
 
     def forward(self, r: Tensor) -> Tensor:
-        """The solution of A z = r, as `solve` gives it."""
+        """The solution of A z = r, like `solve`."""
         return self.solve(r)
 
     def _solved_for(self, A: CSR, b: Tensor) -> Tensor:
-        """The solution, differentiable in the values of an A that is equal to that of these factors."""
+        """The solution, differentiable in the values of an A that equals the factored matrix."""
         return solved(A.values, b, A.pattern, False, self._factors)
 
     def _columns(self, R: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class Factorization(Preconditioner):
 
     @property
     def symmetric(self) -> bool:
-        """Of A's values, once they can be read."""
+        """Whether A is symmetric, from its values once they can be read."""
         if self._symmetric is None:
             self._symmetric = symmetry("factorize", self.A, None)
         return self._symmetric
@@ -241,7 +241,7 @@ class Factorization(Preconditioner):
 
 
 class TransposedFactorization(Transposed):
-    """The factors of A as those of its transpose."""
+    """The factors of A used for its transpose."""
 
     M: Factorization
 

@@ -1,4 +1,4 @@
-"""The pattern of incomplete factors by levels of fill.
+"""Patterns of incomplete factors by level of fill.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.3.3.
 """
@@ -14,12 +14,12 @@ from learnsolve.ops.core.selection import trusted
 def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPattern:
     r"""The pattern of ILU(k) and IC(k), k = `level`: the entries (i, j) with :math:`\mathrm{lev}_{ij} \le k`.
 
-    The level of an entry of A, and of the diagonal, is 0; that of fill is
+    The level of an entry of A, and of the diagonal, is 0; the level of fill is
     :math:`\mathrm{lev}_{ij} = \min_{k < \min(i, j)} (\mathrm{lev}_{ik} + \mathrm{lev}_{kj} + 1)`. So level 0
-    is A's pattern, and level n that of L and U without dropping. For `IC0`, `MIC0`, `ILU0` and the operations
-    behind them, as ``pattern=``; IC(k) takes its lower triangle. For a matrix that only has one triangle,
-    take the pattern of ``A + A.T``: one triangle has no fill. Level None is the complete fill of A + A^T, by
-    its elimination tree, that of `ops.cholesky` and `ops.lu` in natural order.
+    is A's pattern, and level n the pattern of L and U without dropping. Pass the result as ``pattern=`` to
+    `IC0`, `MIC0`, `ILU0` and the operations behind them; IC(k) uses its lower triangle. For a matrix with
+    only one triangle, pass ``A + A.T``, since one triangle has no fill. Level None is the complete fill of A
+    + A^T from its elimination tree, as for `ops.cholesky` and `ops.lu` in natural order.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPat
     Returns
     -------
     SparsityPattern
-        with its diagonal, the same object in every call. A's own where nothing is added.
+        with its diagonal, the same object in every call. A's own pattern if nothing is added.
 
     Raises
     ------
@@ -38,8 +38,8 @@ def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPat
 
     Notes
     -----
-    Cost: once for a pattern and a level, as many steps as the elimination on the result has products, on one
-    thread; 8 bytes for each of its entries, 16 meanwhile. For None as many steps as the result has entries.
+    Cost: once per pattern and level, as many steps as the elimination on the result has products, on one
+    thread, with 8 bytes per entry of the result (16 temporarily). For None, one step per entry of the result.
 
     References
     ----------

@@ -24,14 +24,14 @@ class FSAI(Factored):
     r"""The factorized sparse approximate inverse on a triangular pattern, :math:`M = L L^T`.
 
     Linear, symmetric, positive definite, applied as two products. Column j of L, on its rows J, is :math:`l_j
-    = y / \sqrt{y_j}` with :math:`A_{JJ}\, y = e_j`. Of all L on the pattern this one minimizes Kaporin's
-    condition number of :math:`L^T A L`, whose diagonal is one.
+    = y / \sqrt{y_j}` with :math:`A_{JJ}\, y = e_j`. Of all L on the pattern, it minimizes Kaporin's condition
+    number of :math:`L^T A L`, whose diagonal is one.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz), positive definite; its symmetric part is read
-    pattern : SparsityPattern, lower or upper triangular, with its diagonal; that of tril(A) if not given.
-        `lower_pattern` makes larger ones
+    A : CSR, shape (n, n), values (..., nnz), positive definite; its symmetric part is used
+    pattern : SparsityPattern, lower or upper triangular, with its diagonal; default: of tril(A).
+        `lower_pattern` gives larger ones
 
     Attributes
     ----------
@@ -40,15 +40,15 @@ class FSAI(Factored):
     Raises
     ------
     ValueError
-        if A is not square or not finite, the pattern does not fit, or a block :math:`A_{JJ}` is not
+        if A is not square or not finite, the pattern is invalid, or a block :math:`A_{JJ}` is not
         numerically positive definite.
     TypeError
-        if types or dtypes do not fit.
+        if a type or dtype is wrong.
 
     Notes
     -----
-    Gradient: exact, for A's values and r, to any order. Set-up: a Cholesky factorization of a dense block per
-    column. Cost of a call: 4 nnz flops per column of r.
+    Gradient: exact, for A's values and r, to any order. Setup: one Cholesky factorization of a dense block
+    per column. Cost of a call: 4 nnz flops per column of r.
 
     References
     ----------
@@ -71,10 +71,10 @@ class FSAI(Factored):
 
 
 def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
-    """Entries on and below the diagonal of A's pattern, or of the power `power` of it.
+    """The entries on and below the diagonal of a power of A's pattern.
 
-    ``power=1`` is tril(A), ``power=2`` has the neighbors of neighbors, and so on. The same object in every
-    call, for ``power=1`` that of `ops.tril` and of the factors of `ops.ic0`.
+    ``power=1`` is tril(A), ``power=2`` also has the neighbors of neighbors, and so on. The result is the same
+    object in every call; for ``power=1`` it is the pattern of `ops.tril` and of the factors of `ops.ic0`.
 
     Parameters
     ----------
@@ -129,10 +129,10 @@ def _fsai(function: str, A: CSR, S: SparsityPattern) -> CSR:
     if not (bool(below.all()) or bool((S.col_indices >= S.row_indices).all())):
         raise ValueError(
             f"{function}: the pattern must be lower or upper triangular, {int(below.sum())} of its {S.nnz} "
-            "entries are on or below the diagonal; take ops.tril, or lower_pattern(A)"
+            "entries are on or below the diagonal; use ops.tril, or lower_pattern(A)"
         )
     unit = (S.row_indices == S.col_indices).to(A.dtype)
-    K = add(A, transpose(A), alpha=0.5, beta=0.5)  # of which the blocks read one triangle
+    K = add(A, transpose(A), alpha=0.5, beta=0.5)  # the blocks read one triangle of it
     try:
         y = local_solve(K, CSR(unit, S))
     except NotPositive as error:

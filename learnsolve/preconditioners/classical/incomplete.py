@@ -1,4 +1,4 @@
-"""Incomplete factors on a pattern, A's or a given one: two triangular solves.
+"""Incomplete factors on A's pattern or a given pattern: two triangular solves.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.3.
 """
@@ -19,24 +19,24 @@ class IC0(Factored):
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz), taken to be symmetric: only its lower triangle is read
-    pattern : SparsityPattern whose lower triangle L has, instead of A's: ``fill_pattern(A, k)`` for IC(k)
+    A : CSR, shape (n, n), values (..., nnz), assumed symmetric: only its lower triangle is read
+    pattern : SparsityPattern whose lower triangle L uses instead of A's: ``fill_pattern(A, k)`` for IC(k)
     shift, on_breakdown : as for `ops.ic0`
 
     Attributes
     ----------
     L : CSR, the factor
-    shift : Tensor, the shift that was used, of A's batch shape
+    shift : Tensor, the shift used, with A's batch shape
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as `ops.ic0`.
+        as for `ops.ic0`.
 
     Notes
     -----
-    Gradient: exact, for A's values, a shift that is a tensor, and r, to any order. Cost: the factorization
-    once, two triangular solves with L, 2 nnz flops per column, per call. `cg` runs it in its compiled loop.
+    Gradient: exact, for A's values, a tensor shift, and r, to any order. Cost: the factorization
+    once, two triangular solves with L, 2 nnz flops per column, per call. Compiled in `cg`.
 
     References
     ----------
@@ -68,15 +68,15 @@ class IC0(Factored):
 
 
 class MIC0(Factored):
-    r"""Modified incomplete Cholesky without fill: `IC0` that keeps A's row sums.
+    r"""Modified incomplete Cholesky without fill: `IC0` that preserves A's row sums.
 
     For elliptic problems on fine grids: the condition number of M A is O(1/h), not O(1/h^2). A small `shift`,
-    or an `omega` a little below 1, makes that certain, and the factor exist.
+    or an `omega` slightly below 1, guarantees this and the existence of the factor.
 
     Parameters
     ----------
     A, pattern, shift, on_breakdown : as for `ops.mic0`
-    omega : how much of the dropped fill is compensated, between 0 (`IC0`) and 1: the relaxed factorization
+    omega : the fraction of the dropped fill that is compensated, from 0 (`IC0`) to 1
 
     Attributes
     ----------
@@ -85,11 +85,11 @@ class MIC0(Factored):
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as `ops.mic0`.
+        as for `ops.mic0`.
 
     Notes
     -----
-    Gradient and cost are as for `IC0`; omega as a tensor has one too.
+    Gradient and cost are as for `IC0`; a tensor omega also gets a gradient.
 
     References
     ----------
@@ -125,25 +125,25 @@ class ILU0(Factored):
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    pattern : SparsityPattern of L + U, instead of A's: ``fill_pattern(A, k)`` for ILU(k)
+    pattern : SparsityPattern of L + U instead of A's: ``fill_pattern(A, k)`` for ILU(k)
     shift, on_breakdown : as for `ops.ilu0`
-    symmetric : bool, whether A and the pattern are symmetric; if not given, values are compared, once for
-        a matrix (not under `torch.compile`)
+    symmetric : bool, whether A and the pattern are symmetric; default: determined from the values, once per
+        matrix (not under `torch.compile`)
 
     Attributes
     ----------
-    L, U : CSR, the factors; L's ones are stored
-    shift : Tensor, the shift that was used, of A's batch shape
+    L, U : CSR, the factors; the unit diagonal of L is stored
+    shift : Tensor, the shift used, with A's batch shape
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as `ops.ilu0`.
+        as for `ops.ilu0`.
 
     Notes
     -----
-    Gradient: exact, for A's values, a shift that is a tensor, and r, to any order. Cost: the factorization
-    once, a triangular solve with L and one with U, 2 nnz flops per column, per call.
+    Gradient: exact, for A's values, a tensor shift, and r, to any order. Cost: the factorization
+    once, one triangular solve with L and one with U, 2 nnz flops per column, per call.
 
     References
     ----------

@@ -22,7 +22,7 @@ class Jacobi(Diagonal):
     r"""The inverse of the diagonal, :math:`M = \mathrm{diag}(w) D^{-1}`: linear, symmetric, one
     multiplication per row; positive definite if w and D are positive.
 
-    A preconditioner, M of a solver; `solvers.Jacobi` is weighted Jacobi sweeps with a trainable weight.
+    For weighted Jacobi sweeps with a trainable weight, see `solvers.Jacobi`.
 
     Parameters
     ----------
@@ -33,13 +33,13 @@ class Jacobi(Diagonal):
     ------
     ValueError
         if a diagonal entry is missing or zero, A is not finite (the message names the row), or the weight is
-        not finite or does not fit.
+        not finite or has the wrong shape.
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 
     Notes
     -----
-    Gradient: exact, for A's values, the weight and r, to any order. `Trainable` learns a weight for each row.
+    Gradient: exact, for A's values, the weight and r, to any order. `Trainable` learns one weight per row.
 
     Examples
     --------

@@ -17,27 +17,27 @@ class Neumann(PolynomialPreconditioner):
 
     .. math:: M_p = \sum_{i=0}^{d} (I - w M A)^i\, w M
 
-    Linear; symmetric if A and M are. Then, with both positive definite, it is positive definite for every
-    even degree, and for an odd one if w < 2 / lmax with the largest eigenvalue lmax of M A.
+    Linear; symmetric if A and M are. If, in addition, both are positive definite, it is positive definite for
+    every even degree, and for odd degrees if w < 2 / lmax, where lmax is the largest eigenvalue of M A.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    degree : int >= 0, products with A in a call
-    weight : float or Tensor, positive; a tensor, which may require grad, has shape () or one value per
+    degree : int >= 0, products with A per call
+    weight : float or Tensor, positive; a tensor may require grad and has shape () or one value per
         matrix of the batch
     M, symmetric : as for `Chebyshev`
 
     Raises
     ------
     ValueError, TypeError
-        as `Chebyshev`.
+        as for `Chebyshev`.
 
     Notes
     -----
-    Gradient: exact, for A's values, the weight, what M is made of, and r, to any order. Cost: `degree`
+    Gradient: exact, for A's values, the weight, the tensors of M, and r, to any order. Cost: `degree`
     products with A and one more with M; with M="jacobi" and one matrix the whole polynomial is one compiled
-    operation. A Chebyshev polynomial of the same degree costs the same and is better, if the spectrum is
+    operation. A Chebyshev polynomial of the same degree is better at the same cost, if the spectrum is
     known.
 
     References

@@ -1,4 +1,4 @@
-"""A polynomial in the matrix, of any coefficients.
+"""A polynomial in the matrix with arbitrary coefficients.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 12.3.
 """
@@ -27,18 +27,18 @@ from learnsolve.preconditioners.classical._spectrum import RATIO
 
 
 class Polynomial(PolynomialPreconditioner):
-    r"""The polynomial of given coefficients, :math:`M_p = \sum_k c_k\, B_k(M A)\, M`.
+    r"""The polynomial with given coefficients, :math:`M_p = \sum_k c_k\, B_k(M A)\, M`.
 
-    Linear; symmetric if A and M are; positive definite if M is and the polynomial is, on M A's eigenvalues.
+    Linear; symmetric if A and M are; positive definite if M is and p > 0 on the eigenvalues of M A.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     coefficients : floats or Tensor (degree + 1,), or (..., degree + 1), one set per matrix of the batch
     interval : None for powers, :math:`B_k(t) = t^k`; (lo, hi), floats or Tensors, for Chebyshev polynomials
-        of this interval, better conditioned for degrees above four or so
-    M : Preconditioner, the inner one, linear; "jacobi" for the inverse of the diagonal, None for none
-    symmetric : bool, whether A is symmetric; if not given, values are compared (not under `torch.compile`)
+        on this interval, which are better conditioned for degrees above about four
+    M : inner Preconditioner, linear; "jacobi" for the inverse of the diagonal; or None
+    symmetric : bool, whether A is symmetric; default: determined from the values (not under `torch.compile`)
 
     Attributes
     ----------
@@ -48,16 +48,16 @@ class Polynomial(PolynomialPreconditioner):
     Raises
     ------
     ValueError
-        if there is no coefficient, the interval is invalid, a diagonal entry is zero ("jacobi"), M is not
-        linear, shapes do not fit, or A is not finite.
+        if there are no coefficients, the interval is invalid, a diagonal entry is zero ("jacobi"), M is not
+        linear, shapes do not match, or A is not finite.
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 
     Notes
     -----
-    Gradient: exact, for coefficients, interval, A's values, what M is made of, and r, to any order. Cost:
+    Gradient: exact, for coefficients, interval, A's values, the tensors of M, and r, to any order. Cost:
     `degree` products with A, one more with M. ``neumann(A, degree)`` and ``chebyshev(A, degree)`` are
-    polynomials to start from; ``on`` applies the coefficients to another matrix.
+    initial polynomials for training; ``on`` applies the coefficients to another matrix.
 
     Examples
     --------
@@ -112,8 +112,8 @@ class Polynomial(PolynomialPreconditioner):
         r"""The smallest error :math:`\max |1 - t\, p(t)|` for eigenvalues t of
         :math:`D^{-1} A` in [lmin, lmax].
 
-        lmax if not given: Gershgorin's bound, a constant; lmin: lmax / 30. A smoother then, and safe, since p
-        is positive below lmin too.
+        Default lmax: Gershgorin's bound, a constant; default lmin: lmax / 30. The result is then a smoother,
+        and safe, since p is positive below lmin too.
         """
         name = "Polynomial.chebyshev"
         degree = checks.integer(name, "degree", degree, 0)
@@ -137,7 +137,7 @@ class Polynomial(PolynomialPreconditioner):
         return parts
 
     def _polynomial(self, A: Apply, M: Apply, R: Tensor) -> Tensor:
-        """By Horner's and Clenshaw's schemes."""
+        """Evaluate the polynomial by Horner's and Clenshaw's schemes."""
         c = [t[..., None, None] if t.dim() else t for t in self.coefficients.unbind(-1)]
         V = M(R)
         out = scaled(c[-1], V)
@@ -154,7 +154,7 @@ class Polynomial(PolynomialPreconditioner):
 
 
 def _coefficients(function: str, given: Sequence[float] | Tensor, like: Tensor) -> Tensor:
-    """A tensor (..., degree + 1) of the dtype and on the device of `like`."""
+    """A tensor (..., degree + 1) with the dtype and device of `like`."""
     if not isinstance(given, Tensor):
         given = torch.tensor(
             [checks.real(function, "coefficients", c) for c in given], dtype=like.dtype, device=like.device
@@ -172,8 +172,8 @@ def _coefficients(function: str, given: Sequence[float] | Tensor, like: Tensor) 
 
 
 def _interval(function: str, given: Sequence[float] | Tensor, like: Tensor) -> Tensor:
-    """A tensor (lo, hi) of the dtype and on the device of `like`. Numbers are checked, tensors where they can
-    be read without waiting for a device."""
+    """A tensor (lo, hi) with the dtype and device of `like`. Floats are checked, and tensors if they can be
+    read without synchronizing a device."""
     valid = True
     if isinstance(given, Tensor):
         ends = given
@@ -194,8 +194,8 @@ def _interval(function: str, given: Sequence[float] | Tensor, like: Tensor) -> T
 
 
 def _chebyshev_coefficients(degree: int, lo: float, hi: float) -> list[float]:
-    """Of p with 1 - t p(t) = T_{d+1}(s(t)) / T_{d+1}(s(0)), s the map of the interval onto (-1, 1) turned
-    round, in the Chebyshev polynomials of the interval."""
+    """The coefficients of p with 1 - t p(t) = T_{d+1}(s(t)) / T_{d+1}(s(0)), where s maps the interval onto
+    (-1, 1) in reverse, in the Chebyshev polynomials of the interval."""
     T = np.polynomial.chebyshev.Chebyshev.basis(degree + 1)
 
     def p(s):

@@ -1,4 +1,4 @@
-"""Successive over-relaxation, one sweep of it.
+"""One sweep of successive over-relaxation.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1 and 12.4.
 """
@@ -17,16 +17,16 @@ class SOR(Preconditioner):
     .. math:: M = \omega (D + \omega L)^{-1} \quad \text{(forward)}, \qquad
               M = \omega (D + \omega U)^{-1} \quad \text{(backward)}
 
-    with A = L + D + U. Gauss-Seidel where omega is 1. For `gmres`, `fgmres` and `bicgstab`; `cg` needs
-    `SSOR`. A preconditioner; `solvers.SOR` is sweeps with a trainable omega.
+    with A = L + D + U. omega = 1 is Gauss-Seidel. For `gmres`, `fgmres` and `bicgstab`; `cg` needs
+    `SSOR`. For sweeps with a trainable omega, see `solvers.SOR`.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), without zeros on the diagonal
     omega : float or Tensor, 0 < omega < 2; shape () or one per matrix of the batch
     direction : "forward" or "backward", first to last unknown or last to first
-    multicolor : sweep color by color, as `ordering.greedy_coloring` colors the unknowns: as many levels of
-        the triangular solve as colors
+    multicolor : sweep color by color, with the colors of `ordering.greedy_coloring`; the triangular solve
+        then has as many levels as there are colors
 
     Raises
     ------
@@ -34,12 +34,12 @@ class SOR(Preconditioner):
         if a diagonal entry is missing or zero, A is not finite (the message names the row), or omega is out
         of its range.
     TypeError
-        if types, dtypes or devices do not fit.
+        if a type, dtype or device is wrong.
 
     Notes
     -----
-    Gradient: exact, for A's values, omega and r. Cost: a triangular solve, nnz flops per column, on one
-    triangle of A as it is; with `multicolor` two more passes over r. The order is planned once on the
+    Gradient: exact, for A's values, omega and r. Cost: one triangular solve, nnz flops per column, on one
+    triangle of the original A; with `multicolor` two more passes over r. The order is planned once per
     pattern.
 
     Source: D. M. Young, "Iterative methods for solving partial difference equations of elliptic type", Trans.

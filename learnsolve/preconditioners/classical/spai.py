@@ -20,16 +20,16 @@ from learnsolve.preconditioners.base import Part, Preconditioner
 
 
 class SPAI(Preconditioner):
-    r"""Sparse approximate inverse on a static pattern: the M on it that minimizes :math:`\|A M - I\|_F`.
+    r"""Sparse approximate inverse: the M on a static pattern that minimizes :math:`\|A M - I\|_F`.
 
-    Each column of M is a small least-squares problem of its own, :math:`\min \|A\, m_j - e_j\|_2` over the
-    m_j on the pattern's column j. Linear; not symmetric in general, even if A is: for `gmres`, `bicgstab`,
+    Each column of M solves a separate small least-squares problem, :math:`\min \|A\, m_j - e_j\|_2` over the
+    m_j on column j of the pattern. Linear; generally not symmetric, even if A is: for `gmres`, `bicgstab`,
     `fgmres`.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64; its values may be (..., nnz)
-    pattern : SparsityPattern of M, with an entry in every column; that of A if not given
+    pattern : SparsityPattern of M, with an entry in every column; default: A's pattern
     side : "right" as above; "left" minimizes :math:`\|M A - I\|_F`, row by row
 
     Attributes
@@ -39,15 +39,15 @@ class SPAI(Preconditioner):
     Raises
     ------
     ValueError
-        if shapes do not fit, a column of the pattern (for "left" a row) is empty, or its least-squares
+        if shapes do not match, a column of the pattern (a row for "left") is empty, or its least-squares
         problem is rank-deficient to working precision (the message names it).
 
     Notes
     -----
     Gradient: for A's values and r, to any order: with R = I - A M and W the solutions of the normal equations
     for :math:`\bar M`, :math:`\bar A = R W^T - A W M^T` on the pattern. Cost: the product :math:`A^T A`, and
-    a Cholesky factorization of an s x s block of it, in float64, for each column with s entries; then one
-    product per call. docs/preconditioners.md has accuracy and memory.
+    for each column with s entries the Cholesky factorization of an s x s block of it in float64; then one
+    product per call. docs/preconditioners.md discusses accuracy and memory.
 
     Source: M. J. Grote and T. Huckle, "Parallel preconditioning with sparse approximate inverses", SIAM J.
     Sci. Comput. 18, 1997, doi:10.1137/S1064827594276552.
@@ -69,7 +69,7 @@ class SPAI(Preconditioner):
             raise TypeError(f"SPAI: pattern must be a SparsityPattern, got {type(pattern).__name__}")
         if pattern.shape != A.shape:
             raise ValueError(f"SPAI: the pattern must have A's shape {A.shape}, got {pattern.shape}")
-        # M A ~ I is A^T M^T ~ I.
+        # M A ~ I is equivalent to A^T M^T ~ I.
         right = side == "right"
         wide = A.to(dtype=torch.float64)
         M = _minimize(wide if right else transpose(wide), pattern if right else pattern.T, right)
@@ -107,6 +107,6 @@ def _minimize(A: CSR, S: SparsityPattern, right: bool) -> CSR:
     except NotPositive as error:
         raise ValueError(
             f"SPAI: the least-squares problem of {line} {error.column} of the pattern is rank-deficient to "
-            "working precision, or not finite; take a smaller pattern, or a matrix that is regular"
+            "working precision, or not finite; use a smaller pattern, or a nonsingular matrix"
         ) from None
     return CSR(M.values + change.values, S)

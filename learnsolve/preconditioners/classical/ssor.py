@@ -27,22 +27,22 @@ class SSOR(Preconditioner):
     Parameters
     ----------
     A, omega, multicolor : as for `SOR`
-    symmetric : bool, whether A is symmetric; if not given, values are compared (not
+    symmetric : bool, whether A is symmetric; default: determined from the values (not
         under `torch.compile`)
 
     Raises
     ------
     ValueError, TypeError
-        as `SOR`.
+        as for `SOR`.
 
     Notes
     -----
-    Gradient: exact, for A's values, omega and r. Cost: two triangular solves, 2 nnz flops per column. Which
-    omega is used matters little: the best omega of `sor` serves well, 1 is a good start.
+    Gradient: exact, for A's values, omega and r. Cost: two triangular solves, 2 nnz flops per column. The
+    choice of omega matters little: the best omega of `sor` works well, and 1 is a good start.
 
-    `cg` runs it in its compiled loop where A is symmetric with a positive diagonal, and `multicolor` is not
-    requested, as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`.
-    Only the lower triangle of A is read then, and has the gradient of both.
+    The compiled loop of `cg` supports it if A is symmetric with a positive diagonal and `multicolor` is off,
+    as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`. Then only
+    the lower triangle of A is read, and gets the gradient of both.
 
     References
     ----------
@@ -85,7 +85,7 @@ class SSOR(Preconditioner):
         return None if K is None else ("triangular", K.values, K.pattern)
 
     def _cholesky(self) -> CSR | None:
-        """K of the lower triangle; None where M is not positive definite."""
+        """K of the lower triangle; None if M is not positive definite."""
         d = diagonal(self._system)
         if d.is_cpu and not (plain_values(d) > 0).all():
             return None

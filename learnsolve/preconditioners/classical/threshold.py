@@ -1,4 +1,4 @@
-"""Incomplete factors by a threshold: two triangular solves.
+"""Threshold incomplete factors: two triangular solves.
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.4.
 """
@@ -14,29 +14,29 @@ from learnsolve.preconditioners.classical.factored import Factored
 
 
 class ICT(Factored):
-    r"""Incomplete Cholesky by a threshold, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
+    r"""Incomplete Cholesky with a threshold, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (nnz,), taken to be symmetric: only its lower triangle is read
+    A : CSR, shape (n, n), values (nnz,), assumed symmetric: only its lower triangle is read
     fill, droptol, shift, on_breakdown : as for `ops.ict`
 
     Attributes
     ----------
     L : CSR, the factor
-    shift : Tensor, the shift that was used
+    shift : Tensor, the shift used
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as `ops.ict`; for a batch of matrices: ``IC0(A, pattern=M.L.pattern)``, M of one of them.
+        as for `ops.ict`; for a batch of matrices use ``IC0(A, pattern=M.L.pattern)``, with M of one of them.
 
     Notes
     -----
-    Gradient: exact on the pattern that was chosen, for A's values, a shift that is a tensor, and r, to any
-    order. Cost: the choice and the factorization once, then two triangular solves with L, 2 nnz flops
-    per column. `cg` runs it in its compiled loop. For another matrix on the same pattern
-    ``IC0(A, pattern=M.L.pattern)`` takes less time.
+    Gradient: exact on the chosen pattern, for A's values, a tensor shift, and r, to any order. Cost: the
+    choice and the factorization once, then two triangular solves with L, 2 nnz flops per column. The compiled
+    loop of `cg` supports it. For another matrix on the same pattern, ``IC0(A, pattern=M.L.pattern)`` is
+    faster.
 
     References
     ----------
@@ -66,23 +66,23 @@ class ICT(Factored):
 
 
 class ILUT(Factored):
-    r"""Incomplete LU by a threshold, :math:`M = (L U)^{-1}`: linear, symmetric if A and the pattern are.
+    r"""Incomplete LU with a threshold, :math:`M = (L U)^{-1}`: linear, symmetric if A and the pattern are.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (nnz,)
     fill, droptol, shift, on_breakdown : as for `ops.ilut`
-    symmetric : bool, as for `ILU0`; for a symmetric A rather take `ICT`
+    symmetric : bool, as for `ILU0`; for a symmetric A prefer `ICT`
 
     Attributes
     ----------
-    L, U : CSR, the factors; L's ones are stored
-    shift : Tensor, the shift that was used
+    L, U : CSR, the factors; the unit diagonal of L is stored
+    shift : Tensor, the shift used
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as `ops.ilut`.
+        as for `ops.ilut`.
 
     Notes
     -----

@@ -1,7 +1,7 @@
-"""Interfaces of overlapping subdomains, and the positions in local matrices of the values added to them.
+"""Interfaces of overlapping subdomains, and the positions of interface values in the local matrices.
 
-The rows of all local matrices, one subdomain after another in the order of `AdditiveSchwarz`, each in
-ascending order, are the rows of one block-diagonal matrix L. What is added to the matrices is one L.
+The rows of all local matrices, subdomain by subdomain in the order of `AdditiveSchwarz`, each in ascending
+order, are the rows of one block-diagonal matrix L, which is added to the local matrices.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from learnsolve.preconditioners.domain._subdomains import Subdomains, graph, pla
 def interface_pattern(
     A: CSR, subdomains: Sequence[Any] | None = None, *, n_subdomains: int | None = None, overlap: int = 1
 ) -> SparsityPattern:
-    r"""The pattern of interface values of `AdditiveSchwarz`, one block for each subdomain.
+    r"""The pattern of interface values of `AdditiveSchwarz`, with one block per subdomain.
 
     A row of a subdomain is on its interface if it is coupled, in the graph of A + A^T, with a row outside.
-    Entries are those (i, j) of two interface rows of one subdomain that are coupled, and i = j.
+    The entries are (i, j) for two coupled interface rows of the same subdomain, and i = j.
 
     Parameters
     ----------
@@ -42,11 +42,11 @@ def interface_pattern(
     Raises
     ------
     ValueError, TypeError
-        as `AdditiveSchwarz`.
+        as for `AdditiveSchwarz`.
 
     Notes
     -----
-    Cost: O(nnz + N), on the host. Patterns of the same arguments are equal, not the same object.
+    Cost: O(nnz + N), on the host. Patterns for the same arguments are equal, but not the same object.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def interface_pattern(
     at = np.arange(total + 1)
     B = scipy.sparse.csr_array((np.ones(total, dtype=np.int32), rows, at), shape=(total, n))
     coupled = scipy.sparse.coo_array(B @ graph(A.pattern))  # local rows x rows of A
-    # Ascending by subdomain and row: a search finds the local row of a column, if the subdomain holds it.
+    # Sorted by subdomain and row: a search finds the local row of a column, if the subdomain has it.
     keys = which.astype(np.int64) * n + rows
     wanted = which[coupled.row].astype(np.int64) * n + coupled.col
     j = np.minimum(np.searchsorted(keys, wanted), max(total - 1, 0))
@@ -89,7 +89,7 @@ def rows_of(plan: Subdomains) -> np.ndarray:
 
 
 def added(L: CSR, plan: Subdomains) -> Tensor:
-    """The values of L where they stand in the local matrices, one after the other: (..., plan.size)."""
+    """The values of L at their positions in the concatenated local matrices: (..., plan.size)."""
     (at,) = plan.restriction._planned(_places, L.pattern, plan.groups, tuple(as_numpy(plan.numbers).tolist()))
     return place(L.values, at, plan.size)
 

@@ -1,4 +1,4 @@
-"""Overlapping subdomains of a graph, and where the entries of their matrices stand.
+"""Overlapping subdomains of a graph, and the positions of the entries of their matrices.
 
 Source: Karypis, Kumar, "A fast and high quality multilevel scheme for partitioning irregular graphs", SIAM J.
 Sci. Comput. 20 (1998), section 2 (recursive bisection); Smith, Bjorstad, Gropp, "Domain Decomposition"
@@ -22,34 +22,34 @@ from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.core.gather import place
 from learnsolve.ops.core.selection import handed_out, places, trusted
 
-_STEP = 8  # sizes are padded to multiples of it: few groups, little padding
-_CORE = 64  # rows of a subdomain, before its overlap, if their number is not given
+_STEP = 8  # sizes are padded to multiples of this: few groups, little padding
+_CORE = 64  # default number of rows of a subdomain, without its overlap
 _LIMIT = 2**27  # entries of all local inverses of one matrix: 1 GiB in float64
 
 
 class Subdomains(NamedTuple):
     """The plan of `AdditiveSchwarz` for one pattern. Slots are the rows of all local matrices, group by
-    group: subdomains of about one size, padded to the same one, so that a group is one batch of dense
+    group: subdomains of similar size are padded to the same size, so that a group is one batch of dense
     matrices."""
 
     count: int
     groups: tuple[tuple[int, int], ...]  # (number of subdomains, padded size) of each
-    numbers: Tensor  # of the subdomain, in this order
-    restriction: SparsityPattern  # slots x n, one entry a slot that is not padding
-    owned: Tensor  # of those entries: 1 where the row is this subdomain's own, else 0
+    numbers: Tensor  # indices of the subdomains, in this order
+    restriction: SparsityPattern  # slots x n, one entry per slot that is not padding
+    owned: Tensor  # for those entries: 1 if the subdomain owns the row, else 0
     entries: SparsityPattern  # the entry of A for each entry of a local matrix
-    at: Tensor  # and its place in the local matrices, one after the other
-    padding: Tensor  # places of the ones on padded diagonals
+    at: Tensor  # and its position in the concatenated local matrices
+    padding: Tensor  # positions of the ones on padded diagonals
     parts: SparsityPattern  # n x count: the subdomain that owns each row
 
     @property
     def size(self) -> int:
-        """Numbers in all local matrices."""
+        """The number of elements of all local matrices."""
         return sum(count * size * size for count, size in self.groups)
 
     def local_matrices(self, A: CSR, added: Tensor | None = None) -> list[Tensor]:
-        """The blocks of A, one (..., count, size, size) a group, with ones on the padded diagonal; `added` is
-        added to them, flat, (..., size)."""
+        """The blocks of A, one (..., count, size, size) per group, with ones on the padded diagonal, plus
+        `added`, flat, (..., size)."""
         flat = place(handed_out(A.values, self.entries), self.at, self.size)
         flat = flat + torch.zeros(self.size, dtype=A.dtype, device=A.device).index_fill(0, self.padding, 1)
         sizes = [count * size * size for count, size in self.groups]
@@ -59,16 +59,16 @@ class Subdomains(NamedTuple):
 
 
 class LocalFactors(NamedTuple):
-    """A matrix n x slots that holds lower triangular factors of local matrices, each row where it belongs."""
+    """An n x slots matrix of the lower triangular factors of local matrices, with rows in place."""
 
     pattern: SparsityPattern
-    at: Tensor  # place of each entry in the local matrices, one after the other
+    at: Tensor  # position of each entry in the concatenated local matrices
 
 
 def plan_factors(slots: SparsityPattern, groups: tuple[tuple[int, int], ...]) -> LocalFactors:
-    """For `Subdomains.restriction` and its `groups`."""
+    """The plan for `Subdomains.restriction` and its `groups`."""
     crow, n = as_numpy(slots.crow_indices), slots.shape[1]
-    row_of = np.full(slots.shape[0], -1, dtype=np.int64)  # of a slot; -1: padding
+    row_of = np.full(slots.shape[0], -1, dtype=np.int64)  # row of a slot; -1: padding
     row_of[np.diff(crow) > 0] = as_numpy(slots.col_indices)
     rows, columns, at, slot, number = [], [], [], 0, 0
     for count, size in groups:
@@ -88,7 +88,7 @@ def plan_factors(slots: SparsityPattern, groups: tuple[tuple[int, int], ...]) ->
 
 
 def plan_subdomains(P: SparsityPattern, count: int, overlap: int) -> Subdomains:
-    """`count` parts by recursive bisection, extended by `overlap` rings of neighbors."""
+    """`count` parts by recursive bisection, extended by `overlap` layers of neighbors."""
     G = graph(P)
     return _planned(P, G, _bisected(G, count), overlap)
 
@@ -98,7 +98,7 @@ def plan_given(P: SparsityPattern, cores: Sequence[np.ndarray], overlap: int) ->
 
 
 def graph(P: SparsityPattern) -> Any:
-    """Ones where rows are coupled, either way, and on the diagonal."""
+    """Ones where rows are coupled in either direction, and on the diagonal."""
     n = P.shape[0]
     ones = np.ones(P.nnz, dtype=np.int32)
     S = scipy.sparse.csr_array((ones, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
@@ -108,8 +108,8 @@ def graph(P: SparsityPattern) -> Any:
 
 
 def _bisected(G: Any, count: int) -> list[np.ndarray]:
-    """Halves along breadth-first levels, from a vertex at the rim (SciPy's reverse Cuthill-McKee order), of
-    halves of halves, in proportion where `count` is odd."""
+    """Recursive halves along breadth-first levels from a peripheral vertex (SciPy's reverse Cuthill-McKee
+    order), in proportion if `count` is odd."""
     done, todo = [], [(np.arange(G.shape[0]), G, count)] if count else []
     while todo:
         rows, G, parts = todo.pop()
@@ -129,7 +129,7 @@ def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: i
     crow = np.concatenate(([0], np.cumsum(sizes)))
     rows = np.concatenate([np.asarray(c, dtype=np.int64) for c in cores]) if count else crow[:0]
     owner = np.full(n, -1)
-    owner[rows[::-1]] = np.repeat(np.arange(count), sizes)[::-1]  # the first subdomain that holds a row
+    owner[rows[::-1]] = np.repeat(np.arange(count), sizes)[::-1]  # the first subdomain with a row owns it
     B = scipy.sparse.csr_array((np.ones(len(rows), dtype=np.int32), rows, crow), shape=(count, n))
     for _ in range(overlap):
         B = scipy.sparse.csr_array(B @ G)
@@ -144,13 +144,13 @@ def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: i
     if total > _LIMIT:
         raise ValueError(
             f"AdditiveSchwarz: the inverses of {count} subdomains of up to {sizes.max()} rows hold {total} "
-            f"numbers, at most {_LIMIT} are allowed; take more subdomains, or less overlap"
+            f"numbers, at most {_LIMIT} are allowed; use more subdomains, or less overlap"
         )
     B, sizes, padded = B[numbers], sizes[numbers], padded[numbers]
     group_sizes, group_counts = np.unique(padded, return_counts=True)
     first_slot = np.concatenate(([0], np.cumsum(padded)))
     first_number = np.concatenate(([0], np.cumsum(padded**2)))
-    # Slots: padding has empty rows of the restriction.
+    # Slots: padding gives empty rows of the restriction.
     lengths = np.stack((sizes, padded - sizes), 1).reshape(-1)
     filled = np.repeat(np.tile((1, 0), count), lengths)
     slots = trusted(P, np.concatenate(([0], np.cumsum(filled))), B.indices, (first_slot[-1], n))
@@ -176,16 +176,16 @@ def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: i
 def _entries(
     P: SparsityPattern, B: Any, sizes: np.ndarray, padded: np.ndarray, first_number: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places in the local matrices, and the entries of A that belong there."""
+    """Positions in the local matrices, and their entries of A."""
     n = P.shape[0]
     numbers = np.arange(1, P.nnz + 1)  # from 1 on: SciPy could drop a zero
     S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
-    # Row s of T is the row of A in slot s; of its entries those stay whose column is in the subdomain.
+    # Row s of T is the row of A in slot s, restricted to columns in the subdomain.
     T = scipy.sparse.csr_array(S[B.indices])
     T.sort_indices()
     subdomain = np.repeat(np.repeat(np.arange(len(sizes)), sizes), np.diff(T.indptr))
     row = np.repeat(np.concatenate([np.arange(s) for s in sizes] or [sizes]), np.diff(T.indptr))
-    # B's entries are sorted by subdomain and column: a search among subdomain n + column finds the local one.
+    # B's entries are sorted by subdomain and column: a search finds the local column.
     keys = np.repeat(np.arange(len(sizes)), sizes).astype(np.int64) * n + B.indices
     wanted = subdomain.astype(np.int64) * n + T.indices
     found = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
@@ -196,7 +196,7 @@ def _entries(
 
 
 def sizes_of(plan: Subdomains) -> np.ndarray:
-    """Rows of each subdomain, in the order of the user's."""
+    """The number of rows of each subdomain, in the user's order."""
     filled = as_numpy(plan.restriction.crow_indices)
     padded = np.repeat([size for _, size in plan.groups], [count for count, _ in plan.groups])
     sizes = np.diff(filled[np.concatenate(([0], np.cumsum(padded))).astype(np.int64)])
@@ -206,7 +206,7 @@ def sizes_of(plan: Subdomains) -> np.ndarray:
 
 
 def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> Subdomains:
-    """For the arguments of `AdditiveSchwarz`, kept with A's pattern."""
+    """The plan for the arguments of `AdditiveSchwarz`, cached with A's pattern."""
     overlap = checks.integer("AdditiveSchwarz", "overlap", overlap, 0)
     n = A.shape[0]
     if subdomains is None:
@@ -242,7 +242,7 @@ def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> 
 
 
 class _Cores(list):
-    """Rows of subdomains, by their indices."""
+    """The row indices of subdomains."""
 
     def __str__(self) -> str:
         known = hashlib.sha256()

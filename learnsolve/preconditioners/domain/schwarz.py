@@ -1,11 +1,11 @@
-"""Additive Schwarz: the sum of the solutions on overlapping subdomains.
+"""Additive Schwarz: the sum of solutions on overlapping subdomains.
 
 Source: Smith, Bjorstad, Gropp, "Domain Decomposition" (1996), chapters 1 and 2; Cai, Sarkis, "A restricted
 additive Schwarz preconditioner for general sparse linear systems", SIAM J. Sci. Comput. 21 (1999),
 doi:10.1137/S106482759732678X; St-Cyr, Gander, Thomas, "Optimized multiplicative, additive, and restricted
 additive Schwarz preconditioning", SIAM J. Sci. Comput. 29 (2007), doi:10.1137/060652610 (Robin values);
 Taghibakhshi et al., "Learning interface conditions in domain decomposition solvers", NeurIPS 2022, arXiv
-2205.09833 (learned ones).
+2205.09833 (learned values).
 """
 
 from collections.abc import Callable, Sequence
@@ -30,35 +30,35 @@ from learnsolve.preconditioners.multigrid._direct import DirectSolver, cholesky,
 
 
 class AdditiveSchwarz(Preconditioner):
-    r"""Local solves on overlapping subdomains, added up: linear.
+    r"""The sum of local solves on overlapping subdomains: linear.
 
     .. math::
         M = \sum_i \tilde R_i^T (A_i + L_i)^{-1} R_i + P_0 (P_0^T A P_0)^{-1} P_0^T, \quad A_i = R_i A R_i^T
 
-    R_i takes the rows of subdomain i, P_0 is one on the rows that it owns (docs/preconditioners.md).
+    R_i restricts to the rows of subdomain i; column i of P_0 is one on the rows that it owns.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64; its values may have batch axes
-    subdomains : integer arrays, rows of each; the first owns a row. By recursive graph bisection if not given
-    n_subdomains : int, 1 to n, the number of parts; n / 64, rounded up, if not given
-    overlap : int >= 0, rings of neighbors, in the graph of A + A^T, by which subdomains are extended
-    restricted : True (RAS): rows that others own are zero in :math:`\tilde R_i`; "symmetric": in R_i too
-    local : the L_i, zero if not given: a block-diagonal CSR, (N, N), whose rows are `rows`, or a sequence of
+    subdomains : integer arrays, the rows of each; the first with a row owns it. Default: graph bisection
+    n_subdomains : int, 1 to n, the number of parts; default: n / 64, rounded up
+    overlap : int >= 0, layers of neighbors in the graph of A + A^T by which subdomains are extended
+    restricted : True (RAS): rows owned by others are zero in :math:`\tilde R_i`; "symmetric": also in R_i
+    local : the L_i, default zero: a block-diagonal CSR, (N, N), whose rows are `rows`, or a sequence of
         (s_i, s_i) CSRs or dense tensors
-    coarse : bool, add the second term
-    symmetric : bool, whether A is symmetric; if not given, values are compared (not under `torch.compile`)
+    coarse : bool, whether to add the second term
+    symmetric : bool, whether A is symmetric; default: determined from the values (not under `torch.compile`)
 
     Attributes
     ----------
-    sizes : tuple of int, rows of each subdomain with its overlap; N is their sum
-    rows : int64 Tensor, shape (N,), the rows of subdomain 0 in ascending order, of 1, ...
+    sizes : tuple of int, the sizes of the subdomains with overlap; N is their sum
+    rows : int64 Tensor, shape (N,), the rows of subdomain 0 in ascending order, then of 1, ...
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
         if A is not finite, a local or coarse matrix is singular (named), a row is in no subdomain, or
-        inverses have more than 2^27 entries; if types do not fit; for CUDA tensors.
+        inverses have more than 2^27 entries; if a type is wrong; for CUDA tensors.
 
     Notes
     -----
@@ -106,7 +106,7 @@ class AdditiveSchwarz(Preconditioner):
         self._restricted = restricted is not False and overlapping
 
     def _local(self, A: CSR, local: CSR | Sequence[Any]) -> CSR:
-        """One block-diagonal CSR, as a part of what M is made of."""
+        """`local` as one block-diagonal CSR."""
         name, sizes = "AdditiveSchwarz", self.sizes
         L: Any = matrix(local)
         if isinstance(L, (list, tuple)):
@@ -189,15 +189,15 @@ class AdditiveSchwarz(Preconditioner):
         return z
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
-        # The factor of the coarse correction would be dense below its diagonal.
-        # Nor is the matrix of a restricted one lower triangular in slots.
+        # The factor of the coarse correction would be dense below its diagonal,
+        # and the matrix of a restricted method is not lower triangular in slots.
         if not self.symmetric or self._restricted or self._coarse is not None or not self.plan.groups:
             return None
         G = self._kept_factor(self._cholesky)
         return None if G is None else ("product", G.values, G.pattern)
 
     def _cholesky(self) -> CSR | None:
-        """G with M = G G^T: the local R_i^T L_i, A_i^-1 = L_i L_i^T, side by side; None where an A_i is not
+        """G with M = G G^T: the local R_i^T L_i side by side, with A_i^-1 = L_i L_i^T; None if an A_i is not
         positive definite."""
         factors = [cholesky(X) for X in self.inverses]
         if any(L is None for L in factors):

@@ -1,1 +1,1 @@
-"""Preconditioners with parameters, networks that predict one, and their files."""
+"""Trainable preconditioners, networks that predict preconditioners, and their files."""

@@ -1,7 +1,7 @@
-"""The tensors of a preconditioner as parameters, one module each: calling it gives the tensor as it is now.
+"""The tensors of a preconditioner as parameters, one module each; calling it returns the current tensor.
 
-The names in the state show a map to positive values: ``values`` are the values themselves,
-``log_values`` their logarithms, ``raw_values`` what softplus maps to them; likewise ``diagonal``.
+The names in the state dict show the map to positive values: ``values`` are the values themselves,
+``log_values`` their logarithms, ``raw_values`` their inverse softplus; likewise for ``diagonal``.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ INSTEAD = "use M itself, which keeps the graph"
 
 
 def positive(raw: Tensor, how: str | None) -> Tensor:
-    """The values that a parameter stands for: positive, unless `how` is None."""
+    """The values that a parameter represents: positive, unless `how` is None."""
     if how is None:
         return raw
-    info = torch.finfo(raw.dtype)  # far out an exponential rounds to 0, or overflows
+    info = torch.finfo(raw.dtype)  # for large |raw| an exponential rounds to 0 or overflows
     return (raw.exp() if how == "exp" else torch.nn.functional.softplus(raw)).clamp(info.tiny, info.max)
 
 
 def _raw(value: Tensor, how: str | None) -> Tensor:
-    """The parameter that stands for `value`."""
+    """The parameter that represents `value`."""
     if how is None:
         return value
     # log(e^v - 1), without overflow for large v or cancellation for small ones
@@ -42,7 +42,7 @@ def _raw(value: Tensor, how: str | None) -> Tensor:
 
 
 def module_of(name: str, part: Part, how: str | None, learned: bool) -> torch.nn.Module:
-    """Of a part by this name, or a list of one for each item of a sequence."""
+    """The module of a part with this name, or a list with one module per item of a sequence."""
     value = part.value
     if isinstance(value, (list, tuple)):
         items = (part._replace(value=v) for v in value)
@@ -56,13 +56,13 @@ def module_of(name: str, part: Part, how: str | None, learned: bool) -> torch.nn
 
 
 def current(module: Any) -> Any:
-    """The tensor, the matrix, or a list of them, of the parameters as they are."""
-    # `forward` itself: the overhead of Module's `__call__` shows in small solves.
+    """The tensor or matrix, or a list of them, for the current parameters."""
+    # Call `forward` directly: the overhead of Module's `__call__` matters in small solves.
     return [m.forward() for m in module] if isinstance(module, torch.nn.ModuleList) else module.forward()
 
 
 def _check_start(function: str, name: str, value: Tensor, instead: str) -> None:
-    """`value` must be fit for a parameter: finite, and without a graph, which would end there."""
+    """`value` must be finite and must not require grad, since a parameter would cut the graph."""
     checks.dtype(function, name, value)
     checks.start(function, name, value, instead)
     if not bool(value.isfinite().all()):
@@ -94,11 +94,11 @@ class TensorValues(torch.nn.Module):
 
 
 class Split(NamedTuple):
-    """Entries off the diagonal and on it, as one list: in this order, and back."""
+    """The permutation of entries into a list, off-diagonal entries first, and back."""
 
     off: int
-    split: Tensor  # place in the pattern of each of the list
-    join: Tensor  # place in the list of each of the pattern
+    split: Tensor  # position in the pattern of each element of the list
+    join: Tensor  # position in the list of each entry of the pattern
 
 
 def _plan_split(P: SparsityPattern) -> Split:
@@ -111,8 +111,8 @@ def _plan_split(P: SparsityPattern) -> Split:
 
 
 class MatrixValues(HoldsPattern):
-    """A matrix: `values`; or, if `how` is not None, one with a positive diagonal or, `signed`, with a
-    diagonal whose signs stay, of `off_diagonal` and `log_diagonal` or `raw_diagonal`."""
+    """A matrix with parameters `values`; or, if `how` is not None, with a positive diagonal or, if `signed`,
+    a diagonal with fixed signs, from `off_diagonal` and `log_diagonal` or `raw_diagonal`."""
 
     sign: Tensor
     instead = INSTEAD
@@ -131,7 +131,7 @@ class MatrixValues(HoldsPattern):
         values = start.values.detach().index_select(-1, plan.split)
         off, diagonal = values[..., : plan.off], values[..., plan.off :]
         size = diagonal.abs() if signed else diagonal
-        # Of a subnormal number the reciprocal overflows, and the solve divides by it.
+        # The solve divides by the diagonal, and the reciprocal of a subnormal number overflows.
         bad = ~(size >= torch.finfo(size.dtype).tiny)
         if bad.any():
             at = tuple(bad.nonzero()[0].tolist())
@@ -146,7 +146,7 @@ class MatrixValues(HoldsPattern):
             self.register_buffer("sign", diagonal.sign())
 
     def matrix(self) -> CSR:
-        """The matrix, a differentiable function of the parameters."""
+        """The matrix, as a differentiable function of the parameters."""
         if self.how is None:
             return CSR(self.values, self.pattern)
         d = positive(getattr(self, self.key), self.how)

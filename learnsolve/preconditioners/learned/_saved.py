@@ -1,4 +1,4 @@
-"""Modules with files: safetensors, class and settings in the header. `load` reads them and runs no code."""
+"""Modules saved as safetensors with class and settings in the header. `load` runs no code."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 
 from learnsolve.matrix import files
 
-CLASSES: dict[str, type[Saved]] = {}  # by the name in the header; `loadable` fills it
+CLASSES: dict[str, type[Saved]] = {}  # by the name in the header; filled by `loadable`
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Kind = TypeVar("Kind", bound="type[Saved]")
 
 
 def loadable(kind: Kind) -> Kind:
-    """A decorator: files of this class of networks are read by `preconditioners.load`, where the class is
+    """Decorate a network class so that `preconditioners.load` can read its files, wherever the class is
     defined.
 
     Parameters
     ----------
-    kind : a subclass of `FactorNetwork` or of another network that has `save`; a later one of the same name
-        takes its place
+    kind : a subclass of `FactorNetwork` or of another network with `save`; it replaces an earlier class of
+        the same name
 
     Returns
     -------
@@ -32,7 +32,7 @@ def loadable(kind: Kind) -> Kind:
     Raises
     ------
     TypeError
-        if it is not such a class.
+        if kind is not such a class.
 
     Examples
     --------
@@ -52,11 +52,11 @@ def loadable(kind: Kind) -> Kind:
 
 
 class Saved(torch.nn.Module):
-    """Base of modules that `preconditioners.load` reads. A subclass has the decorator `loadable`, and
+    """Base of modules that `preconditioners.load` reads. A subclass is decorated with `loadable` and has
 
     settings()              arguments of its constructor, for JSON, that make one with the same state dict;
                             a dtype by its name, "float64"
-    _made(settings, tensors)    only if that is not ``cls(**settings)``: one whose size is in the file
+    _made(settings, tensors)    only if it is not ``cls(**settings)``: for a module whose size is in the file
     """
 
     def settings(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Saved(torch.nn.Module):
 
     @classmethod
     def _made(cls, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
-        """One of these settings; its tensors are replaced afterwards, so they need no memory."""
+        """A module with these settings; its tensors are replaced later, so they need no memory."""
         with torch.device("meta"):
             return cls(**settings)
 
@@ -74,6 +74,6 @@ class Saved(torch.nn.Module):
         return {"learnsolve": json.dumps(about)}
 
     def save(self, path: str | Path) -> None:
-        """Write weights and settings as a safetensors file, for `preconditioners.load`. A file that is there
-        is replaced at once, not in parts."""
+        """Write weights and settings to a safetensors file for `preconditioners.load`. An existing file is
+        replaced atomically."""
         files.write_tensors("save", path, self.state_dict(), self.header())

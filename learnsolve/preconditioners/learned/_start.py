@@ -1,4 +1,4 @@
-"""The description in a file of the preconditioner that a `Trainable` is made of."""
+"""The description, in a file, of the preconditioner inside a `Trainable`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def settings_of(module: Trainable) -> dict[str, Any]:
-    """For JSON; "complete" where `made` needs no more than these and the tensors of the file."""
+    """Settings for JSON; "complete" if `made` needs only these and the tensors of the file."""
     M: Any = module.M
     complete = not module._keeps_tensors and isinstance(M, (Diagonal, Factored))
     settings: dict[str, Any] = {"M": type(M).__name__, "complete": complete}
@@ -29,7 +29,7 @@ def settings_of(module: Trainable) -> dict[str, Any]:
 
 
 def made(settings: dict[str, Any], tensors: dict[str, Tensor]) -> Preconditioner:
-    """One of these patterns; its values are replaced afterwards."""
+    """A preconditioner with these patterns; its values are replaced later."""
     if settings["M"] == "Diagonal":
         (d,) = tensors.values()
         return Diagonal(torch.ones_like(d))
@@ -43,7 +43,7 @@ def made(settings: dict[str, Any], tensors: dict[str, Tensor]) -> Preconditioner
 
 
 def _matrix(tensors: dict[str, Tensor], name: str, shape: tuple[int, int]) -> CSR:
-    """Ones on the diagonal."""
+    """A matrix on the saved pattern, with ones on the diagonal."""
     pattern = SparsityPattern(tensors[f"{name}.crow_indices"], tensors[f"{name}.col_indices"], shape)
     split = f"{name}.off_diagonal" in tensors
     values = tensors[f"{name}.off_diagonal" if split else f"{name}.values"]

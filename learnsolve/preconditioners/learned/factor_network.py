@@ -1,4 +1,4 @@
-"""The common part of networks that read a matrix and give a triangular factor, or an AMG.
+"""Base classes of networks that map a matrix to a triangular factor or an AMG.
 
 Sources: as for `PreCorrector` and `NeuralIF`; P. W. Battaglia et al., arXiv 1806.01261, 2018 (the blocks).
 """
@@ -24,15 +24,15 @@ MOST = 4096  # limits of rounds and width, for damaged files
 
 
 class NetworkStart(NamedTuple):
-    """What a network takes of a matrix, or of a batch of matrices on one pattern; free of its weights.
+    """The input of a network from a matrix, or a batch of matrices on one pattern; without its weights.
 
     Attributes
     ----------
     pattern : SparsityPattern of L
     scale : (..., n), L is diag(scale) times the output of the network
-    x : (..., n, features), features of the nodes
-    e : (..., nnz), the entries of the factor that it begins with, in units of the scale
-    more : (..., nnz, features), further features of the entries; None for none
+    x : (..., n, features), node features
+    e : (..., nnz), the entries of the initial factor, in units of the scale
+    more : (..., nnz, features), further features of the entries, or None
 
     Examples
     --------
@@ -54,7 +54,7 @@ class NetworkStart(NamedTuple):
         return NetworkStart(self.pattern, change(self.scale), change(self.x), change(self.e), more)
 
     def __getitem__(self, indices: Any) -> NetworkStart:  # type: ignore[override]
-        """Some of the matrices of a batch."""
+        """A selection of the matrices of a batch."""
         return self._each(lambda t: t[indices])
 
     def to(self, dtype: torch.dtype) -> NetworkStart:
@@ -62,17 +62,17 @@ class NetworkStart(NamedTuple):
 
 
 class MatrixNetwork(Saved):
-    """A -> M by message passing on the graph of a matrix.
+    """Networks A -> M by message passing on the graph of a matrix.
 
-    A subclass defines `start(A)`, the features and scales of a matrix, and what it makes of `messages`, one
-    value per entry that `rounds` of message passing give.
+    A subclass defines `start(A)`, the features and scales of a matrix, and how M is computed from `messages`,
+    one value per entry after `rounds` of message passing.
     """
 
     node_features: ClassVar[int]
-    edge_features: ClassVar[int] = 1  # the entry, and those that `NetworkStart.more` has
-    batches: ClassVar[bool] = True  # one start for a batch of matrices on one pattern
+    edge_features: ClassVar[int] = 1  # the entry, and the features in `NetworkStart.more`
+    batches: ClassVar[bool] = True  # supports a batch of matrices on one pattern
 
-    symmetric = True  # as the M that it makes is: a solver that is given the network itself says so
+    symmetric = True  # like its M; a solver called with the network itself then explains the mistake
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class MatrixNetwork(Saved):
         options: Any = {"rows": self.aggregate, "columns": self.aggregate, "hidden": (width,)}
         options |= {"edge_out": width, "dtype": dtype, "device": device}
         sizes = [(self.node_features, self.edge_features), *[(width, width)] * (self.rounds - 1)]
-        with torch.random.fork_rng(devices=[]):  # weights depend on the seed only
+        with torch.random.fork_rng(devices=[]):  # weights depend only on the seed
             torch.manual_seed(self.seed)
             blocks = [
                 GraphNetBlock(nodes, edges, node_out=width if k < self.rounds else 0, **options)
@@ -127,7 +127,7 @@ class MatrixNetwork(Saved):
         raise NotImplementedError(f"{type(self).__name__} must define start")
 
     def messages(self, start: NetworkStart) -> Tensor:
-        """One value per entry, (..., nnz): rounds of message passing, each added to the features before it,
+        """One value per entry, (..., nnz): rounds of message passing, each added to the previous features,
         and a linear map of the last features and the entry itself."""
         P, x, e = start.pattern, start.x, start.e.unsqueeze(-1)
         if start.more is not None:
@@ -136,42 +136,42 @@ class MatrixNetwork(Saved):
         for block in list(self.blocks)[1:]:
             dx, dh = block(P, x, h)
             x, h = x + dx if dx.shape[-1] else x, h + dh
-        weight = self.last.weight  # for h and e, which are not joined
+        weight = self.last.weight  # for h and e, which are not concatenated
         by_features = linear(h, weight[:, :-1], self.last.bias).squeeze(-1)
         return by_features + weight[0, -1] * start.e
 
     def forward(self, A: Any) -> Preconditioner:
-        """M, of A or of what `start(A)` has given."""
+        """M, for A or the result of `start(A)`."""
         raise NotImplementedError(f"{type(self).__name__} must define forward")
 
 
 class FactorNetwork(MatrixNetwork):
-    r"""Networks A -> M = (L L^T)^{-1}, on any pattern and from any factor: the base of `PreCorrector` and
-    `NeuralIF`.
+    r"""Networks A -> M = (L L^T)^{-1}, on any pattern and from any initial factor: the base of `PreCorrector`
+    and `NeuralIF`.
 
     A subclass sets `node_features`, and `edge_features` if `NetworkStart.more` has any, and defines
 
-    - ``start(A)``, a `NetworkStart`: the pattern of L, features, scales, and the entries to begin with;
-    - ``entries(start, g)``, the entries of L in units of the scale, (..., nnz), from what the network says of
-      each, g (..., nnz). Keep the diagonal positive, by `nn.positive_diagonal` or an exponential.
+    - ``start(A)``, a `NetworkStart`: the pattern of L, features, scales, and initial entries;
+    - ``entries(start, g)``, the entries of L in units of the scale, (..., nnz), from the network's output g,
+      (..., nnz). Keep the diagonal positive, with `nn.positive_diagonal` or an exponential.
 
     To correct another factor than IC(0), override `PreCorrector.classical` instead.
 
     Parameters
     ----------
-    rounds, width, aggregate, seed, dtype, device : as of `PreCorrector`, and with its defaults
+    rounds, width, aggregate, seed, dtype, device : as for `PreCorrector`, with the same defaults
 
     Raises
     ------
     ValueError, NotImplementedError
-        if arguments do not fit; from a call, if the subclass lacks a method.
+        if arguments are invalid; from a call, if the subclass lacks a method.
 
     Notes
     -----
-    ``network(A)`` is a `Factored`, ``network.factor(A)`` its L, both with a graph to the weights and to A;
-    both take a `NetworkStart` instead of A, which is free of the weights: compute it once per matrix for
-    training. The decorator ``preconditioners.loadable`` has `load` read the files of a subclass, whose
-    constructor takes what `settings` gives.
+    ``network(A)`` is a `Factored`, ``network.factor(A)`` its L, both with a graph to the weights and to A.
+    Both accept a `NetworkStart` instead of A, which does not depend on the weights: in training, compute it
+    once per matrix. With the decorator ``preconditioners.loadable``, `load` reads the files of a subclass;
+    its constructor must accept the result of `settings`.
 
     Examples
     --------
@@ -204,19 +204,19 @@ class FactorNetwork(MatrixNetwork):
         raise NotImplementedError(f"{type(self).__name__} must define entries")
 
     def factor(self, A: CSR | NetworkStart) -> CSR:
-        """L, lower triangular, values (..., nnz) of A's dtype, with a graph to the weights and to A."""
+        """L, lower triangular, values (..., nnz) with A's dtype, with a graph to the weights and to A."""
         start = A if isinstance(A, NetworkStart) else self.start(A)
         inside = start.to(self.dtype)
         values = self.entries(inside, self.messages(inside)).to(start.scale.dtype)
         return CSR(values * start.scale.index_select(-1, start.pattern.row_indices), start.pattern)
 
     def forward(self, A: CSR | NetworkStart) -> Factored:
-        """M = (L L^T)^-1, for `cg`, of A or of what `start(A)` has given."""
+        """M = (L L^T)^-1, for `cg`, for A or the result of `start(A)`."""
         return Factored(self.factor(A))
 
 
 def unit_rows(function: str, A: CSR) -> Tensor:
-    """The roots of the diagonal of A, (..., n): what makes it ones from both sides."""
+    """The square roots of A's diagonal, (..., n): dividing rows and columns by them makes it ones."""
     checks.matrix(
         function,
         "A",

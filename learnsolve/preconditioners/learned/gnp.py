@@ -26,19 +26,19 @@ MOST = 4096  # limits of width and layers, for damaged files
 
 @loadable
 class GNP(Trainable):
-    r"""A nonlinear network for one matrix, for `fgmres` and `fcg`, where incomplete factors fail:
+    r"""A nonlinear network for one matrix, for `fgmres` and `fcg` if incomplete factors fail:
 
     .. math::
         M(r) = \frac{s}{\gamma}\, N\!\left(\frac{A}{\gamma}, \frac{r}{s}\right), \qquad
         s = \frac{\|r\|}{\sqrt n}, \qquad \gamma = \min(\|A\|_1, \|A\|_\infty)
 
-    N is an `nn.ResGCN` with one feature in and out. docs/preconditioners.md trains it.
+    N is an `nn.ResGCN` with one input and one output feature. For training see docs/preconditioners.md.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz), without grad; the module keeps a copy of A / γ
-    width, layers, transpose : of the `nn.ResGCN`
-    seed : of the first weights
+    A : CSR, shape (n, n), values (..., nnz), not requiring grad; the module keeps a copy of A / γ
+    width, layers, transpose : as for `nn.ResGCN`
+    seed : of the initial weights
     dtype : of the weights and of A / γ in the network. M has the dtype of A
 
     Attributes
@@ -50,11 +50,11 @@ class GNP(Trainable):
     Raises
     ------
     ValueError, TypeError
-        if A is not square or not finite or requires grad; if types or dtypes do not fit.
+        if A is not square or not finite or requires grad; if a type or dtype is wrong.
 
     Notes
     -----
-    M(c r) = c M(r) for c > 0; M for c A is M / c. Not linear: `cg` and `minres` reject it. A batch of
+    M(c r) = c M(r) for c > 0; M for c A is M / c. It is not linear: `cg` and `minres` reject it. A batch of
     matrices on one pattern shares the weights. Gradient: exact, for the weights and r, to any order; zero at
     r = 0. Cost of a call: about layers (nnz + 2 n width) width multiplications per column. Source: Chen,
     arXiv 2406.00809, 2025.
@@ -106,18 +106,18 @@ class GNP(Trainable):
 
     @property
     def depends_on(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return (self.unit, *self.parameters())  # r has the dtype of the first
+        return (self.unit, *self.parameters())  # r has the dtype of the first tensor
 
     def _columns(self, R: Tensor) -> Tensor:
         A = self.matrix()
         if A.batch_shape:
-            A = A.with_values(A.values.unsqueeze(-2))  # each of the columns
+            A = A.with_values(A.values.unsqueeze(-2))  # for each column
         R, size = _split(R)
         Y = self.network(A, R.mT.unsqueeze(-1).to(A.dtype)).squeeze(-1).mT
         return Y.to(size.dtype) * (size / self.unit[..., None, None])
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor except A, whose pattern and values are in the state."""
+        """The arguments of the constructor except A, whose pattern and values are in the state dict."""
         dtype = str(self.network.first.weight.dtype).removeprefix("torch.")
         return {
             "width": self.width,
@@ -139,10 +139,10 @@ class GNP(Trainable):
 
 
 def _split(R: Tensor) -> tuple[Tensor, Tensor]:
-    """R / s and s = ||R|| / sqrt(n) of each column; zeros for zeros, with zero derivatives."""
+    """R / s and s = ||R|| / sqrt(n) for each column; zero for zero columns, with zero derivatives."""
     if R.shape[-2] == 0:
         return R, R.sum(-2, keepdim=True)
     largest = R.detach().abs().amax(-2, keepdim=True)
-    R = R / torch.where((largest > 0) & torch.isfinite(largest), largest, 1)  # squares within the range
+    R = R / torch.where((largest > 0) & torch.isfinite(largest), largest, 1)  # keep squares in range
     size = residual_norm(R, -2, keepdim=True) / R.shape[-2] ** 0.5
     return R / torch.where(size > 0, size, 1), largest * size

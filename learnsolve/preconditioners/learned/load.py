@@ -1,4 +1,4 @@
-"""Trained modules from their files."""
+"""Load trained modules from files."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from learnsolve.preconditioners.learned._saved import CLASSES, DTYPES, Saved
 
 
 def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.device | str = "cpu") -> Saved:
-    """Read a network A -> M, or another module that was saved by its `save`, such as a `Trainable`, from its
-    file.
+    """Read a network A -> M, or another module saved by its `save`, such as a `Trainable`, from its file.
 
     Parameters
     ----------
-    path : model.safetensors of a run of `learnsolve.train`, or what ``network.save(path)`` has written
-    M : for a `Trainable`, which is saved without its matrix: what it is made of, such as ``Jacobi(A)`` or
-        ``Polynomial(A, [1.0])``, with as many coefficients as were trained; factors need none
+    path : model.safetensors of a run of `learnsolve.train`, or a file written by ``network.save(path)``
+    M : for a `Trainable`, which is saved without its matrix: the preconditioner inside it, such as
+        ``Jacobi(A)`` or ``Polynomial(A, [1.0])``, with as many coefficients as trained. Not for factors
     device : of the weights
 
     Returns
     -------
-    What was saved, such as a `PreCorrector` or `NeuralIF`; its weights do not require grad, so that
-    ``M=network(A)`` may be used in any solver. ``network.requires_grad_(True)`` to train it further.
+    The saved module, such as a `PreCorrector` or `NeuralIF`. Its weights do not require grad, so that
+    ``M=network(A)`` works in any solver; call ``network.requires_grad_(True)`` to train it further.
 
     Raises
     ------
     ValueError
-        if the file is damaged, needs an M or has no use for it, holds something else, was written by a later
-        version, or has weights that are not finite or do not fit its settings.
+        if the file is damaged, needs an M or does not use it, holds something else, was written by a later
+        version, or has weights that are not finite or do not match its settings.
     OSError
-        if it cannot be read.
+        if the file cannot be read.
     ImportError
         without safetensors (``pip install 'learnsolve[train]'``).
 
     Notes
     -----
-    The file holds tensors and names only: reading it runs no code.
+    The file holds only tensors and strings: reading it runs no code.
 
     Examples
     --------
@@ -66,7 +65,7 @@ def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.dev
 def _made(
     path: str | Path, about: str, tensors: dict[str, Tensor], other: str, M: Preconditioner | None
 ) -> Saved:
-    """The module of these settings."""
+    """The module with these settings."""
     try:
         facts = json.loads(about)
         made_by, kind, settings = facts["format"], facts["network"], dict(facts["settings"])

@@ -23,14 +23,14 @@ from learnsolve.preconditioners.multigrid.amg import AMG
 
 
 class Grids(NamedTuple):
-    """What the network takes of a matrix: two grids, and features.
+    """The input of the network from a matrix: two grids, and features.
 
     Attributes
     ----------
     A : CSR
     P : CSR, the classical prolongation; None if there is no coarser grid
-    places : positions of its entries among A's; for a coarse point, of the diagonal entry
-    fine : 1 where the row of an entry is a fine point, 0 where it is a coarse one
+    places : positions of its entries in A; for coarse points, of the diagonal entry
+    fine : 1 if the row of an entry is a fine point, 0 if it is a coarse point
     graph : NetworkStart, features on the graph of A
     """
 
@@ -52,31 +52,31 @@ class NeuralAMG(MatrixNetwork):
     .. math:: p_{ij} = s_i\, \hat p_{ij}\, e^{g_{ij}}
 
     in rows of fine points, where :math:`\hat P` is classical interpolation, g is the network on the graph of
-    A, and :math:`s_i` keeps the sums of the row's positive and of its negative entries. An untrained network
-    is `classical`. All levels share the weights; docs/preconditioners.md has the features.
+    A, and :math:`s_i` preserves the sums of the positive and of the negative entries of the row. An untrained
+    network equals `classical`. All levels share the weights; for the features see docs/preconditioners.md.
 
     Parameters
     ----------
     rounds : blocks of message passing, `nn.GraphNetBlock`
     width : features of nodes and edges, and of the hidden layers
     aggregate : "sum", "mean", "max", "softmax" or several, over the rows and over the columns
-    max_levels, max_coarse : int >= 2 and >= 1, most levels, and most unknowns of the coarsest
-    cycle, smoother, presweeps, postsweeps : of the `AMG`
-    seed : of the first weights
+    max_levels, max_coarse : int >= 2 and >= 1, the maximum number of levels, and of unknowns of the coarsest
+    cycle, smoother, presweeps, postsweeps : as for `AMG`
+    seed : of the initial weights
     dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
 
     Raises
     ------
     TypeError
-        from a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
+        in a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
     ValueError
-        from a call, for a batch, or a matrix whose diagonal is not positive.
+        in a call, for a batch, or a matrix whose diagonal is not positive.
 
     Notes
     -----
     Gradient: exact, for the weights and A's values, on all levels, with splitting and strong connections held
-    fixed; with smoother "jacobi" or "chebyshev" the spectral radii too, as in `AMG`. Source: Luz et al.,
-    "Learning algebraic multigrid using graph neural networks", ICML 2020.
+    fixed; with smoother "jacobi" or "chebyshev" the spectral radii are also fixed, as in `AMG`. Source: Luz
+    et al., "Learning algebraic multigrid using graph neural networks", ICML 2020.
 
     Examples
     --------
@@ -124,7 +124,7 @@ class NeuralAMG(MatrixNetwork):
         return super().settings() | levels | self.options
 
     def interpolation(self, A: CSR) -> tuple[CSR | None, Tensor]:
-        """The classical P, None if there is no coarser grid, and the coarse points in its columns' order."""
+        """The classical P, None if there is no coarser grid, and the coarse points of its columns."""
         if A.batch_shape:
             raise ValueError(
                 f"NeuralAMG: needs one matrix, got a batch of shape {tuple(A.batch_shape)}; the grids depend "
@@ -133,7 +133,7 @@ class NeuralAMG(MatrixNetwork):
         return interpolation(A)
 
     def start(self, A: CSR) -> Grids:  # type: ignore[override]
-        """Two grids of A, classical, and the features."""
+        """Two grids of A by classical coarsening, and the features."""
         scale = unit_rows("NeuralAMG", A)
         P, coarse = self.interpolation(A)
         row, column = A.pattern.row_indices.long(), A.pattern.col_indices.long()
@@ -149,7 +149,7 @@ class NeuralAMG(MatrixNetwork):
         return Grids(A, P, places, fine, NetworkStart(A.pattern, scale, x, entries, torch.stack(e, -1)))
 
     def prolongation(self, start: Grids) -> CSR:
-        """P of two grids, values of A's dtype, with a graph to the weights."""
+        """P of two grids, with A's dtype and a graph to the weights."""
         P = start.P
         if P is None:
             raise ValueError("NeuralAMG: the matrix has no coarser grid, all its unknowns are coarse or fine")
@@ -162,7 +162,7 @@ class NeuralAMG(MatrixNetwork):
         return P.with_values(values)
 
     def forward(self, A: CSR | Grids) -> AMG:
-        """M of A; or of what `start(A)` has given, the cycle on two grids."""
+        """M for A; for the result of `start(A)`, the cycle on two grids."""
         if isinstance(A, Grids):
             found = [] if A.P is None else [self.prolongation(A)]
             return AMG(A.A, hierarchy=Hierarchy(found), **self.options)
@@ -174,7 +174,7 @@ class NeuralAMG(MatrixNetwork):
         return self._levels(A, learned)
 
     def classical(self, A: CSR) -> AMG:
-        """The untrained one, for comparison."""
+        """The AMG of an untrained network, for comparison."""
         return self._levels(A, lambda level: self.interpolation(level)[0])
 
     def _levels(self, A: CSR, prolongation: Callable[[CSR], CSR | None]) -> AMG:

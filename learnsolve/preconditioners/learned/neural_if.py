@@ -1,4 +1,4 @@
-"""A graph network that gives an incomplete Cholesky factor.
+"""A graph network that predicts an incomplete Cholesky factor.
 
 Source: P. Häusner, O. Öktem, J. Sjölund, "Neural incomplete factorization: learning preconditioners for the
 conjugate gradient method", Transactions on Machine Learning Research, 2024.
@@ -23,36 +23,36 @@ from learnsolve.preconditioners.learned.factor_network import FactorNetwork, Net
 
 @loadable
 class NeuralIF(FactorNetwork):
-    r"""A graph network that gives a factor on the pattern of tril(A): a function A -> M.
+    r"""A graph network that predicts a factor on the pattern of tril(A): a function A -> M.
 
     .. math::
         M = (L L^T)^{-1}, \qquad L = D^{1/2} C, \qquad
         c_{ij} = g_{ij} \ (i > j), \qquad c_{ii} = e^{g_{ii} / 2}
 
-    where g is the network on the graph of tril(:math:`D^{-1/2} A D^{-1/2}`), D = diag(A). Nothing is
-    factorized, nothing breaks down. An untrained network is Jacobi's method. docs/preconditioners.md has the
-    features.
+    where g is the network on the graph of tril(:math:`D^{-1/2} A D^{-1/2}`), D = diag(A). There is no
+    factorization, hence no breakdown. An untrained network is Jacobi's method. For the features see
+    docs/preconditioners.md.
 
     Parameters
     ----------
     rounds : blocks of message passing, `nn.GraphNetBlock`
     width : features of nodes and edges, and of the hidden layers
     aggregate : "sum", "mean", "max", "softmax" or several, over the rows and over the columns
-    seed : of the first weights
+    seed : of the initial weights
     dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
 
     Raises
     ------
     TypeError
-        from a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
+        in a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
     ValueError
-        from a call, for a matrix whose diagonal is not positive.
+        in a call, for a matrix whose diagonal is not positive.
 
     Notes
     -----
     M is symmetric positive definite for all weights. Gradient: exact, for the weights and A's values, to any
-    order. A batch of matrices on one pattern is one call. Cost of a call: for each entry of L about rounds (2
-    width + 1) width multiplications.
+    order. A batch of matrices on one pattern is one call. Cost of a call: about rounds (2
+    width + 1) width multiplications per entry of L.
 
     Source: P. Häusner, O. Öktem, J. Sjölund, "Neural incomplete factorization: learning preconditioners for
     the conjugate gradient method", TMLR 2024.

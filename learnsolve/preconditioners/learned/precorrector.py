@@ -29,28 +29,28 @@ class PreCorrector(FactorNetwork):
         c_{ij} = \hat l_{ij} + \alpha\, g_{ij} \ (i > j), \qquad c_{ii} = \hat l_{ii}\, e^{\alpha g_{ii}}
 
     where :math:`\hat L = D^{-1/2} L_{IC}`, D = diag(A), g is the network on the graph of :math:`L_{IC}`, and
-    :math:`\alpha` a weight that starts at 0: an untrained network is IC(0) (docs/preconditioners.md).
+    :math:`\alpha` is a weight, initially 0: an untrained network is IC(0) (docs/preconditioners.md).
 
     Parameters
     ----------
     rounds : blocks of message passing, `nn.GraphNetBlock`
     width : features of nodes and edges, and of the hidden layers
     aggregate : "sum", "mean", "max", "softmax" or several, over the rows and over the columns
-    seed : of the first weights
+    seed : of the initial weights
     dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
 
     Raises
     ------
     TypeError
-        from a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
+        in a call, for anything but a CSR, such as a vector: M is ``network(A)``, not the network.
     ValueError
-        from a call, for a matrix that has no IC(0).
+        in a call, for a matrix without an IC(0) factor.
 
     Notes
     -----
-    M is symmetric positive definite for all weights. A subclass may override `classical`: any other factor.
-    Gradient: exact, for the weights and A's values, to any order. A batch of matrices on one pattern is one
-    call. Cost: IC(0), then for each entry of L about rounds (2 width + 1) width multiplications.
+    M is symmetric positive definite for all weights. A subclass may override `classical` to use another
+    factor. Gradient: exact, for the weights and A's values, to any order. A batch of matrices on one pattern
+    is one call. Cost: IC(0), then about rounds (2 width + 1) width multiplications per entry of L.
 
     Source: V. Trifonov et al., "Learning from Linear Algebra: A Graph Neural Network Approach to
     Preconditioner Design for Conjugate Gradient Solvers", arXiv 2405.15557, 2024.
@@ -81,8 +81,8 @@ class PreCorrector(FactorNetwork):
         self.alpha = torch.nn.Parameter(torch.zeros((), dtype=dtype, device=device))
 
     def classical(self, A: CSR) -> Factored:
-        """What is corrected: IC(0). A subclass may take any other factor L L^T, such as
-        ``MIC0(A, pattern=fill_pattern(A, 1))``."""
+        """The factor to correct: IC(0). A subclass may use any other factor L L^T, such as ``MIC0(A,
+        pattern=fill_pattern(A, 1))``."""
         return IC0(A)
 
     def start(self, A: CSR) -> NetworkStart:

@@ -1,4 +1,4 @@
-"""A module of any preconditioner that is computed from tensors: its parameters are some of them.
+"""A module made from any preconditioner that is computed from tensors; some of them are its parameters.
 
 Sources: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation", arXiv
 2212.05159, section 4 (factors, cycles); Greenfeld, Galun, Basri, Yavneh, Kimmel, "Learning to optimize
@@ -33,22 +33,22 @@ class _Ready(Saved):
 
 @loadable
 class Trainable(_Ready, Preconditioner):
-    """A preconditioner with parameters: tensors of M, or of a subclass. Solvers give them a gradient with
-    gradient="unrolled" or "checkpointed". docs/preconditioners.md has the table of names and defaults.
+    """A preconditioner with parameters: tensors of M, or of a subclass. Solvers compute their gradient with
+    gradient="unrolled" or "checkpointed". Table of names and defaults: docs/preconditioners.md.
 
     Parameters
     ----------
-    M : Preconditioner, where training starts; what is not learned stays as it is
-    learn : names of tensors of M, such as ("L",) of `Factored`, ("coefficients",) of `Polynomial`
+    M : Preconditioner, the start of the training; tensors that are not learned stay fixed
+    learn : names of tensors of M, such as ("L",) for `Factored`, ("coefficients",) for `Polynomial`
     positive : None, or "exp" or "softplus": the parameters are the logarithms, or inverse softplus, of the
-        diagonals of factors (a U keeps its signs) and of all entries of d, weights, coefficients
+        diagonals of factors (U keeps its signs) and of all entries of d, weights, coefficients
 
     Attributes
     ----------
-    each name of `learn` : a module or a list of them; calling it gives the tensor or `CSR`. Parameters are
+    each name of `learn` : a module or a list of them; calling it returns the tensor or `CSR`. Parameters are
         `values`; with `positive` `log_` or `raw_values`, or `off_diagonal` and `log_` or `raw_diagonal`
     depends_on : tuple of Tensors, the parameters and others
-    shape, linear, symmetric, T, dtype, device, batch_shape : as of a `Preconditioner`
+    shape, linear, symmetric, T, dtype, device, batch_shape : as for a `Preconditioner`
 
     Raises
     ------
@@ -60,10 +60,10 @@ class Trainable(_Ready, Preconditioner):
 
     Notes
     -----
-    ``build()`` is the preconditioner of the parameters, with their graph: for several calls of an `AMG` build
-    once. State dicts include the patterns of matrices; others raise an error. ``save(path)`` and
-    `preconditioners.load` write and read files. Gradient: exact, for the parameters and r, to any order.
-    Cost: as M, and a pass over the values. A subclass defines `_columns` or `build` (docs/extending.md).
+    ``build()`` returns the preconditioner for the current parameters, with their graph: build once for
+    several calls of an `AMG`. State dicts include the patterns of matrices; other patterns raise an error.
+    ``save(path)`` and `preconditioners.load` write and read files. Gradient: exact, for the parameters and r,
+    to any order. Cost: as for M, plus a pass over the values. Subclasses: docs/extending.md.
 
     Examples
     --------
@@ -75,14 +75,14 @@ class Trainable(_Ready, Preconditioner):
     torch.Size([256])
     """
 
-    if TYPE_CHECKING:  # what `learn` names is not known to type checkers
+    if TYPE_CHECKING:  # type checkers do not know the names in `learn`
 
         def __getattr__(self, name: str) -> Any: ...
 
     forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
-    M: Preconditioner | None = None  # what is not learned
+    M: Preconditioner | None = None  # the fixed part
 
-    # Not Module's `__init__` here, which would forget what the module has.
+    # Do not call Module's `__init__` here, which would reset the module.
     def __init__(
         self,
         M: Preconditioner | None = None,
@@ -123,7 +123,7 @@ class Trainable(_Ready, Preconditioner):
         self._others = tuple(tensors)
 
     def build(self) -> Preconditioner:
-        """The preconditioner of the parameters as they are, with their graph."""
+        """The preconditioner for the current parameters, with their graph."""
         if self.M is None:
             raise NotImplementedError(f"{type(self).__name__} must define build, or _columns")
         parts = {name: current(self._modules[name]) for name in self._held}
@@ -158,7 +158,7 @@ class Trainable(_Ready, Preconditioner):
         return self
 
     def _compared(self, function: str, M: Preconditioner) -> Trainable:
-        """One that starts at M, of the same state as this."""
+        """A module that starts at M, checked to have the same state as this."""
         function = f"Trainable.{function}"
         other = Trainable(M, learn=self.learn, positive=self.positive)
         if other.settings() != self.settings():
@@ -186,7 +186,7 @@ class Trainable(_Ready, Preconditioner):
         return other
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """`.to`, `.float` and the like: also moves what is not learned, first, because that may raise."""
+        """`.to`, `.float` and the like also move the fixed part, first, because that may raise."""
         like = None if self.M is None else self.M._like()
         if self.M is not None and like is not None:
             to = fn(like.detach())
@@ -203,11 +203,11 @@ class Trainable(_Ready, Preconditioner):
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         if self.M is None:
             return None if type(self).build is Trainable.build else self.build().pcg_form()
-        # An AMG would set up its cycle for a None.
+        # An AMG would set up its cycle only to return None.
         return None if type(self.M).pcg_form is Preconditioner.pcg_form else self.build().pcg_form()
 
     def settings(self) -> dict[str, Any]:
-        """What M was, and the other arguments, for JSON."""
+        """A description of M, and the other arguments, for JSON."""
         if self.M is None:
             return super().settings()
         return {"start": settings_of(self), "learn": list(self.learn), "positive": self.positive}

@@ -1,4 +1,4 @@
-"""Smoothed aggregation, one level after another.
+"""Smoothed aggregation, level by level.
 
 Source: Vanek, Mandel, Brezina, "Algebraic multigrid by smoothed aggregation for second and fourth order
 elliptic problems", Computing 56 (1996), doi:10.1007/BF02238511.
@@ -29,10 +29,10 @@ def smoothed_aggregation(
     near_null: np.ndarray | None = None,
     block: int = 1,
 ) -> Levels:
-    """The levels of A. A restriction is the transpose of the prolongation if A is `symmetric`, or else of
-    A^T's."""
+    """The levels of A. A restriction is the transpose of the prolongation if A is `symmetric`, otherwise of
+    the prolongation for A^T."""
     B = np.ones((A.shape[0], 1)) if near_null is None else near_null
-    bases, size = [B] * (1 if symmetric else 2), block  # of A, and of A^T
+    bases, size = [B] * (1 if symmetric else 2), block  # for A, and for A^T
 
     def step(A: CSR) -> Step | None:
         nonlocal bases, size
@@ -59,7 +59,7 @@ def smoothed_aggregation(
 
 
 def candidates(function: str, A: CSR, near_null: torch.Tensor) -> np.ndarray:
-    """Checked."""
+    """The checked near-null vectors."""
     if not isinstance(near_null, torch.Tensor):
         raise TypeError(
             f"{function}: near_null must be a tensor of shape (A.shape[0], k), got "

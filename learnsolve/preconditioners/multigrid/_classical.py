@@ -16,9 +16,9 @@ from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.spgemm import spgemm
 from learnsolve.preconditioners.multigrid._level import Levels, Step, arrays, coarsened, diagonal, like, mean
 
-THETA = 0.25  # an entry that is at least this part of the largest one in its row is strong
+THETA = 0.25  # an entry is strong if it is at least this fraction of the largest in its row
 INTERPOLATIONS = ("classical", "extended+i")
-_MULTIPASS = -1  # instead of a number of entries
+_MULTIPASS = -1  # in place of a number of entries
 
 
 def ruge_stuben(
@@ -31,8 +31,8 @@ def ruge_stuben(
     most: int = 0,
     aggressive: int = 0,
 ) -> Levels:
-    """The levels of A, by classical interpolation, or for `most` entries of a row, by extended+i; after two
-    splits and by multipass interpolation on the first `aggressive` levels."""
+    """The levels of A, with classical interpolation or, for `most` entries per row, extended+i; on the first
+    `aggressive` levels, with two splittings and multipass interpolation."""
     left = aggressive
 
     def step(A: CSR) -> Step | None:
@@ -46,7 +46,7 @@ def ruge_stuben(
 
 
 def _prolongation(A: CSR, strong: np.ndarray, coarse: np.ndarray, most: int) -> CSR | None:
-    """None if all points, or none, are coarse."""
+    """The prolongation; None if all points, or none, are coarse."""
     columns = int(coarse.sum())
     if not 0 < columns < A.shape[0]:
         return None
@@ -57,16 +57,17 @@ def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
     r"""The first prolongation of "ruge_stuben" with both passes of the coarsening, and the coarse points in
     increasing order; None if all points, or none, are coarse.
 
-    With the strong connections of i to coarse points, C_i, and to fine ones with a strong coarse point in
-    common, F_i, and with :math:`a^-` where the sign differs from the diagonal's (pyamg calls it modified):
+    With the strong connections of i to coarse points, C_i, and to fine points that share a strong coarse
+    point, F_i, and with :math:`a^-` for entries whose sign differs from the diagonal's (called modified in
+    pyamg):
 
     .. math:: p_{ij} = -\frac{a_{ij} + \sum_{k \in F_i} a_{ik} a^-_{kj} / \sum_{l \in C_i} a^-_{kl}}
                              {\sum_{m \notin C_i \cup F_i} a_{im}}
 
-    The choice is by values; the entries have the graph of A.
+    The choice depends on values; the entries have the graph of A.
 
-    The second pass sees to it that two fine points with a strong connection have a strong coarse neighbor in
-    common. After only the first one, the default of `AMG`, some have no coarse neighbor, and an empty row.
+    The second pass ensures that two strongly connected fine points share a strong coarse neighbor. After only
+    the first pass, the default of `AMG`, some fine points have no coarse neighbor, and an empty row.
     """
     with plain_tensors():
         S = mean("NeuralAMG", A)
@@ -86,7 +87,7 @@ def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
 
 
 def _weights(A: CSR, to_coarse: Tensor, to_fine: Tensor) -> Tensor:
-    """The formula, for each entry of A."""
+    """The formula for each entry of A."""
     row, v = A.pattern.row_indices, A.values
     opposite = A.with_values(torch.where(v * A.diagonal()[row] < 0, v, 0))
     sums = spgemm(A.with_values(to_coarse.to(v.dtype)), opposite.T, mask=A.pattern).values
@@ -98,7 +99,7 @@ def _weights(A: CSR, to_coarse: Tensor, to_fine: Tensor) -> Tensor:
 
 
 def positions(A: CSR, P: CSR, coarse: Tensor) -> Tensor:
-    """Where (i, f(c)) is among the entries of A, for the entries (i, c) of P, f(c) the coarse point c."""
+    """Positions of (i, f(c)) in A for the entries (i, c) of P, where f(c) is the coarse point c."""
     return _find(A, P.pattern.row_indices, coarse[P.pattern.col_indices.long()])
 
 

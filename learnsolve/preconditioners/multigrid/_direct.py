@@ -1,4 +1,4 @@
-"""Inverses of small matrices: of a coarsest grid, of a subdomain."""
+"""Inverses of small matrices: of coarsest grids and subdomains."""
 
 import warnings
 from collections.abc import Callable
@@ -13,29 +13,29 @@ from learnsolve.ops.core.linear_steps import dense_product
 from learnsolve.ops.core.operands import plain_values
 from learnsolve.preconditioners.classical.factorization import Factorization, factorize
 
-_BATCHED = 64  # rows up to which blocks are inverted in a batch: LAPACK takes one thread for each
-_DENSE = 500  # rows up to which an inverse is kept: 2 MB in float64
+_BATCHED = 64  # rows up to which blocks are inverted in a batch: LAPACK uses one thread each
+_DENSE = 500  # rows up to which an inverse is stored: 2 MB in float64
 
 
 def inverses(D: Tensor, singular: Callable[[int], Exception]) -> Tensor:
-    """D^-1 for D of shape (..., n, n). `singular(i)` makes the error for block i, counted through all leading
-    axes, mapped ones first, that is singular up to rounding: its condition number times 16 units of rounding
+    """D^-1 for D of shape (..., n, n). `singular(i)` makes the error for block i (counted through all leading
+    axes, mapped ones first) that is singular up to rounding: its condition number times 16 units of rounding
     exceeds one. LAPACK's bits depend on the number of threads."""
     if D.numel() == 0:
         return torch.zeros_like(D)
     if torch.compiler.is_dynamo_compiling():
-        return torch.linalg.inv(D)  # raises where D is exactly singular: values cannot be read here
+        return torch.linalg.inv(D)  # raises if D is exactly singular: values cannot be read here
     X = _inverse(D)
     d, x = numbers(D), numbers(X)
     condition = (d.abs().sum(-1).amax(-1) * x.abs().sum(-1).amax(-1)).reshape(-1)
-    bad = ~(condition * 16 * torch.finfo(d.dtype).eps < 1)  # of a NaN too
+    bad = ~(condition * 16 * torch.finfo(d.dtype).eps < 1)  # true also for NaN
     if bad.any():
         raise singular(int(bad.nonzero()[0]))
     return X
 
 
 def _inverse(D: Tensor) -> Tensor:
-    """Larger blocks one after another on the CPU. For a batch, torch calls LAPACK from several threads, and
+    """Invert larger blocks one by one on the CPU. For a batch, torch calls LAPACK from several threads, and
     oneMKL's parallel LU (in torch 2.13, with two or more threads) then hangs or returns wrong pivots."""
     if D.is_cpu and D.dim() > 2 and D.shape[-1] > _BATCHED:
         return torch.stack([torch.linalg.inv_ex(B).inverse for B in D.flatten(0, -3)]).reshape(D.shape)
@@ -44,17 +44,17 @@ def _inverse(D: Tensor) -> Tensor:
 
 def cholesky(M: Tensor) -> Tensor | None:
     """The lower triangular factors L, M = L L^T, of the symmetric part of M (..., n, n); None if one is not
-    positive definite. On a CUDA device they are NaN then: a check would wait for it."""
+    positive definite. On a CUDA device they are NaN then, since a check would synchronize."""
     L, failed = torch.linalg.cholesky_ex((M + M.mT) / 2)
     return None if failed.is_cpu and bool(numbers(failed).any()) else L
 
 
 def _nearly_singular(A: CSR, factors: Factorization) -> int:
-    """The first matrix whose factors blow a fixed random vector up beyond what one that is regular up
-    to rounding could; -1 if no row could."""
+    """The first matrix whose factors amplify a fixed random vector more than the factors of a numerically
+    nonsingular matrix could; -1 if there is none."""
     if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
         return -1
-    with plain_tensors():  # under a vmap of something else random numbers are not available
+    with plain_tensors():  # under a vmap random numbers are not available
         generator = torch.Generator("cpu").manual_seed(0)
         v = torch.rand((A.shape[0], 1), generator=generator, dtype=torch.float64, device="cpu")
         v = v.to(A.device, A.dtype)
@@ -71,10 +71,10 @@ class _Singular(ValueError):
 
 
 class DirectSolver:
-    """A^-1, or A^+ if `pseudo`, for a matrix that is small compared with those it is used for. `pseudo` None:
+    """A^-1, or A^+ if `pseudo`, for a matrix that is small compared with the whole problem. `pseudo` None:
     A^+ if a matrix is singular up to rounding.
 
-    Up to 500 rows by a dense inverse: one matrix product, 2 n^2 flops per column; beyond by sparse LU.
+    Up to 500 rows by a dense inverse (one matrix product, 2 n^2 flops per column), beyond by sparse LU.
     Differentiable in the values of A.
     """
 
@@ -106,7 +106,7 @@ class DirectSolver:
                     f"{function}: a pseudo-inverse is dense and for at most {4 * _DENSE} unknowns, the "
                     f"coarsest level has {n}; coarsen further"
                 )
-            tolerance = 4 * max(n, 16) * torch.finfo(A.dtype).eps  # rounding errors on each level
+            tolerance = 4 * max(n, 16) * torch.finfo(A.dtype).eps  # rounding errors of each level
             self.inverse = torch.linalg.pinv(A.to_dense(), rtol=tolerance)
         elif n <= _DENSE:
             self.inverse = inverses(A.to_dense(), singular)

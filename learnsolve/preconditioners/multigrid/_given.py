@@ -1,4 +1,4 @@
-"""The hierarchy that `AMG` works on: made by a method, or what a caller gives in its place."""
+"""The hierarchy of an `AMG`: built by a method, or given by the caller."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ METHODS = ("smoothed_aggregation", "ruge_stuben")
 def hierarchy_for(
     A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any, aggressive: int, symmetric: bool
 ) -> tuple[Hierarchy, list[CSR] | None]:
-    """Checked: the `given` one, or one by `method`, and then the matrices of its levels, those of the mean of
-    a batch."""
+    """The checked hierarchy, `given` or built by `method`; in the latter case also the matrices of its
+    levels, for the mean of a batch."""
     if given is None:
         method = METHODS[0] if method is None else method
         checks.one_of("AMG", "method", method, METHODS)
@@ -60,15 +60,15 @@ def hierarchy_for(
 
 
 def _of_solver(solver: Any, A: CSR) -> Hierarchy:
-    """Of a pyamg MultilevelSolver."""
+    """The hierarchy of a pyamg MultilevelSolver."""
     levels = solver.levels[:-1]
-    # What pyamg's own Jacobi smoother has found, if it is one: the same weights then.
+    # The radii found by pyamg's own Jacobi smoother, if it has one, to use the same weights.
     radii = [getattr(level.A, "rho_D_inv", None) for level in levels]
     return _carried([(level.P, level.R) for level in levels], radii, A)
 
 
 def _carried(transfers: Sequence[tuple[Any, Any]], radii: Sequence[Any], A: CSR) -> Hierarchy:
-    """From SciPy's matrices to CSRs of A's dtype, index type and device."""
+    """SciPy matrices converted to CSRs with A's dtype, index type and device."""
     prolongations, restrictions = [], []
     for number, (P, R) in enumerate((P.tocsr(), R.tocsr()) for P, R in transfers):
         if np.iscomplexobj(P.data):

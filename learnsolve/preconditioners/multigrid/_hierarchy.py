@@ -1,4 +1,4 @@
-"""The grids of a multigrid method: how vectors go from one to the next.
+"""The grids of a multigrid method: transfers between grids.
 
 Source: Trottenberg, Oosterlee, Schueller, "Multigrid" (2001), appendix A (K. Stueben); Vanek, Mandel,
 Brezina, "Algebraic multigrid by smoothed aggregation" (1996).
@@ -27,21 +27,21 @@ class Hierarchy:
     Parameters
     ----------
     prolongations : CSRs; the l-th has shape (n_l, n_(l + 1)), n_0 rows of the matrix
-    restrictions : as many; a CSR of shape (n_(l + 1), n_l), or None for the transpose of the prolongation.
-        All None if not given
-    radii : estimates of the spectral radius of D^-1 A on each level, None where it is to be found
+    restrictions : as many CSRs of shape (n_(l + 1), n_l), or None (default) for the transpose of the
+        prolongation
+    radii : estimates of the spectral radius of D^-1 A on each level, None: computed
 
     Raises
     ------
     ValueError
-        if restrictions or radii are not as many as the prolongations, or shapes do not follow one another.
+        if the numbers of restrictions, radii and prolongations differ, or shapes do not match.
     TypeError
-        if one of them is not a CSR.
+        if a prolongation or restriction is not a CSR.
 
     Notes
     -----
     `AMG` is differentiable in prolongations and restrictions that have a graph or require grad. Their values
-    may have batch axes, (..., nnz), which broadcast with the matrix's: a cycle for each.
+    may have batch axes, (..., nnz), which broadcast with the matrix's: one cycle each.
 
     Examples
     --------
@@ -90,13 +90,13 @@ class Hierarchy:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Unknowns of each level but the coarsest, and of that."""
+        """The number of unknowns of each level, including the coarsest."""
         last = tuple(P.shape[1] for P in self.prolongations[-1:])
         return tuple(P.shape[0] for P in self.prolongations) + last
 
     @property
     def batch_shape(self) -> torch.Size:
-        """That of the transfers, broadcast."""
+        """The broadcast batch shape of the transfers."""
         return torch.broadcast_shapes(*(T.batch_shape for T in self.transfers))
 
     @classmethod
@@ -112,31 +112,31 @@ class Hierarchy:
         max_levels: int = 10,
         max_coarse: int = 100,
     ) -> Hierarchy:
-        r"""Nodes with strong connections are joined to aggregates, one coarse unknown each; the piecewise
-        constant interpolation T is smoothed by a step of Jacobi's method, :math:`P = (I - \omega D^{-1} A) T`
-        with :math:`\omega = (4/3) / \rho(D^{-1} A)`. What `AMG` makes if it is not told otherwise.
+        r"""Build by smoothed aggregation, the default of `AMG`. Strongly connected nodes form aggregates, one
+        coarse unknown each; the piecewise constant interpolation T is smoothed by a step of Jacobi's method,
+        :math:`P = (I - \omega D^{-1} A) T` with :math:`\omega = (4/3) / \rho(D^{-1} A)`.
 
         Parameters
         ----------
-        A : CSR, shape (n, n); the mean of a batch counts
-        strength : "symmetric", :math:`a_{ij}^2 \ge \theta^2 |a_{ii} a_{jj}|`; or "evolution", by how errors
-            spread: for strong anisotropy that the grid does not follow
-        theta : float in [0, 1), of "symmetric"
-        near_null : Tensor, shape (n, k), vectors with small A v: as many unknowns for each aggregate. A
-            constant if not given; for elasticity the rigid body motions
-        block : rows of one node, which stay together
-        symmetric : bool, compared if not given; else restrictions are made of A^T
-        max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest
+        A : CSR, shape (n, n); of a batch the mean is used
+        strength : "symmetric", :math:`a_{ij}^2 \ge \theta^2 |a_{ii} a_{jj}|`; or "evolution", based on the
+            spread of errors, for strong anisotropy that is not aligned with the grid
+        theta : float in [0, 1), for "symmetric"
+        near_null : Tensor, shape (n, k), vectors with small A v: k unknowns per aggregate. Default: a
+            constant; for elasticity pass the rigid body modes
+        block : the number of rows per node, which stay together
+        symmetric : bool, whether A is symmetric; default: determined. If False, restrictions come from A^T
+        max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest
 
         Raises
         ------
         ValueError, TypeError
-            if arguments do not fit one another.
+            if arguments do not match one another.
 
         Notes
         -----
-        There is no gradient: values choose. The same bits for any number of threads. Cost: O(nnz) for each
-        level, most of it for the two products of the next matrix, whose plans stay for refreshes.
+        There is no gradient, since values determine the choice. The same bits for any number of threads.
+        Cost: O(nnz) per level, mostly for the two products of the next matrix, with cached plans.
 
         Examples
         --------
@@ -182,26 +182,26 @@ class Hierarchy:
         max_levels: int = 10,
         max_coarse: int = 100,
     ) -> Hierarchy:
-        r"""Coarse points are points on which many others depend; each fine one is interpolated from coarse
-        ones that it is strongly connected to, :math:`|a_{ij}| \ge \theta \max_k |a_{ik}|`. What `AMG` makes
-        with ``method="ruge_stuben"``.
+        r"""Build by classical coarsening, ``method="ruge_stuben"`` of `AMG`. Coarse points are points on
+        which many others depend; each fine point is interpolated from coarse points to which it is strongly
+        connected, :math:`|a_{ij}| \ge \theta \max_k |a_{ik}|`.
 
         Parameters
         ----------
-        A : CSR, shape (n, n); the mean of a batch counts
+        A : CSR, shape (n, n); of a batch the mean is used
         theta : float in [0, 1)
-        second_pass : bool, whether any two strongly connected fine points get a coarse point in common
-        interpolation : "classical" (docs/preconditioners.md has the formula), or "extended+i", from coarse
-            points at distance two as well
-        max_entries : int >= 1, of a row for "extended+i"; 4 if not given
-        aggressive : int >= 0, levels, from the finest on, whose coarse points are split once more and
-            interpolate in several passes: less memory; 1 suits three dimensions
-        max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest
+        second_pass : bool, whether any two strongly connected fine points must share a coarse point
+        interpolation : "classical" (formula: docs/preconditioners.md), or "extended+i", also from coarse
+            points at distance two
+        max_entries : int >= 1, entries per row for "extended+i"; default 4
+        aggressive : int >= 0, the number of finest levels whose coarse points are split once more and which
+            use multipass interpolation: less memory; 1 suits three dimensions
+        max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest
 
         Raises
         ------
         ValueError, TypeError
-            if arguments do not fit.
+            if arguments are invalid.
 
         Notes
         -----
@@ -242,20 +242,20 @@ class Hierarchy:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> Hierarchy:
-        r"""Linear interpolation on grids of which every other point is on the next: [1/2, 1, 1/2] on each
+        r"""Linear interpolation on grids where every other point is on the next grid: [1/2, 1, 1/2] on each
         axis, bilinear in two dimensions.
 
         Parameters
         ----------
-        shape : points on each axis, numbered as `problems.poisson` does: :math:`2^k - 1`, of which those with
-            odd numbers (from zero) are coarse, so that all neighbors are inside or on a Dirichlet boundary;
-            with `periodic` even, and the even ones are coarse
-        levels : grids at most, at least 2; until an axis has 3 points (periodic: 4) or fewer if not given
+        shape : points per axis, numbered as in `problems.poisson`: :math:`2^k - 1`, of which the odd ones
+            (from zero) are coarse, so that all neighbors are inside or on a Dirichlet boundary; with
+            `periodic` even, and the even ones are coarse
+        levels : the maximum number of grids, at least 2; default: until an axis has 3 points (periodic: 4)
 
         Raises
         ------
         ValueError
-            if the grid has no coarser one.
+            if the grid has no coarser grid.
 
         Examples
         --------
@@ -270,18 +270,18 @@ class Hierarchy:
     def with_prolongations(
         self, prolongations: Sequence[CSR], restrictions: Sequence[CSR | None] | None = None
     ) -> Hierarchy:
-        """Others on the same levels, with a graph or not; a restriction that was the transpose remains it,
-        if `restrictions` are not given."""
+        """Replace the prolongations, on the same levels. A restriction that was the transpose remains the
+        transpose, if `restrictions` are not given."""
         return Hierarchy(
             prolongations, self.restrictions if restrictions is None else restrictions, self.radii
         )
 
     def to(self, *args: Any, **keywords: Any) -> Hierarchy:
-        """In another dtype or on another device, as `CSR.to`."""
+        """Convert to another dtype or device, like `CSR.to`."""
         return self.each(lambda T: T.to(*args, **keywords))
 
     def each(self, function: Callable[[CSR], CSR]) -> Hierarchy:
-        """With `function` of each transfer in its place."""
+        """Apply `function` to each transfer."""
         return Hierarchy(
             [function(P) for P in self.prolongations],
             [None if R is None else function(R) for R in self.restrictions],

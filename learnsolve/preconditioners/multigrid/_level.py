@@ -1,4 +1,4 @@
-"""One level of a hierarchy, for the analysis of csrc/analysis/multigrid.cpp, and the way to the next."""
+"""One level of a hierarchy, for the analysis of csrc/analysis/multigrid.cpp, and the step to the next."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from learnsolve.preconditioners.base import check_finite
 
 
 class Step(NamedTuple):
-    """From one level to the next: prolongation, restriction if it is not the transpose, spectral radius of
-    D^-1 A if it is known."""
+    """From one level to the next: prolongation, restriction if it is not the transpose, rho(D^-1 A) if
+    known."""
 
     P: CSR
     R: CSR | None = None
@@ -30,19 +30,19 @@ class Step(NamedTuple):
 
 class Levels(NamedTuple):
     steps: list[Step]
-    operators: list[CSR]  # A and the coarse ones: one more than steps
+    operators: list[CSR]  # A and the coarse matrices: one more than steps
 
 
 def coarsened(
     function: str, A: CSR, max_levels: int, max_coarse: int, step: Callable[[CSR], Step | None]
 ) -> Levels:
-    """The levels of the `mean` of A: `step(matrix)`, None where there is nothing to coarsen."""
+    """The levels of the `mean` of A, by `step(matrix)`, which is None if there is nothing to coarsen."""
     found = Levels([], [mean(function, A)])
     with plain_tensors():
         while len(found.operators) < max_levels and (A := found.operators[-1]).shape[0] > max_coarse:
             level = f"{function}, level {len(found.steps)}" if found.steps else function
             check_finite(level, A)
-            shared_inverse_diagonal(A, level)  # or a ValueError
+            shared_inverse_diagonal(A, level)  # for its ValueError
             made = step(A)
             if made is None:
                 break
@@ -69,7 +69,7 @@ def mean(function: str, A: CSR) -> CSR:
 
 
 def arrays(A: CSR) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of one matrix, on the host, as the compiled functions take it."""
+    """The arrays of one matrix on the host, for the compiled functions."""
     P = A.pattern
     return as_numpy(P.crow_indices), as_numpy(P.col_indices), as_numpy(A.values.double())
 
@@ -79,19 +79,19 @@ def diagonal(A: CSR) -> np.ndarray:
 
 
 def like(A: CSR, made: tuple[np.ndarray, np.ndarray, np.ndarray], columns: int) -> CSR:
-    """A matrix of A's dtype and device from what a compiled function returned."""
+    """A matrix with A's dtype and device from the result of a compiled function."""
     ptr, idx, values = (torch.from_numpy(a) for a in made)
     pattern = type(A.pattern)._trusted(ptr.to(A.device), idx.to(A.device), (len(ptr) - 1, columns))
     return CSR(values.to(A.device, A.dtype), pattern)
 
 
 def spectral_radius(A: CSR, symmetric: bool) -> float:
-    """An estimate of rho(D^-1 A) for the `mean` of A, at most the largest sum of the magnitudes of a row.
+    """An estimate of rho(D^-1 A) for the `mean` of A, at most the largest row sum of magnitudes.
 
-    For a symmetric A with a positive diagonal by Lanczos' method in the inner product of D: an eigenvalue is
-    no farther from its estimate than the residual, which is added, so that smoothers do not diverge. Three
-    steps for large matrices: more did not change a count of iterations. Else by 30 steps of Arnoldi's
-    method, to about a percent.
+    For a symmetric A with a positive diagonal, Lanczos's method in the inner product of D: the distance of an
+    eigenvalue from its estimate is at most the residual, which is added so that smoothers do not diverge.
+    Three steps for large matrices; more did not change iteration counts. Otherwise 30 steps of Arnoldi's
+    method, accurate to about a percent.
     """
     A = mean("AMG", A)
     with plain_tensors():

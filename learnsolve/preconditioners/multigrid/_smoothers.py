@@ -1,7 +1,7 @@
 """Smoothers of multigrid: one sweep is x <- x + S (b - A x), with S here.
 
-S is symmetric where A is, and the same before and after the coarse correction: so is the cycle then.
-`transpose` selects the sweep of A^T, which has S^T. Each has
+S is symmetric if A is, and the same before and after the coarse correction, so that the cycle is symmetric.
+`transpose` selects the sweep for A^T, with S^T. Each smoother has
 
     first(b, transpose)      x = S b, the sweep from zero, and b - A x
     again(x, b, transpose)   x + S (b - A x)
@@ -31,7 +31,7 @@ from learnsolve.preconditioners.classical._relaxation import color_order
 
 
 class _Explicit:
-    """A smoother that is a function r -> S r of the residual."""
+    """A smoother given as a function r -> S r of the residual."""
 
     A: CSR
 
@@ -57,8 +57,8 @@ class Jacobi(_Explicit):
 
 
 class Chebyshev(_Explicit):
-    """S = p(D^-1 A) D^-1: `degree` steps of the Chebyshev iteration from zero, for eigenvalues of D^-1 A
-    between rho / 30 and 1.1 rho."""
+    """S = p(D^-1 A) D^-1: `degree` steps of the Chebyshev iteration from zero, for eigenvalues of D^-1 A in
+    [rho / 30, 1.1 rho]."""
 
     def __init__(self, function: str, A: CSR, radius: float, degree: int):
         self.A, self.degree = A, degree
@@ -80,20 +80,20 @@ class Chebyshev(_Explicit):
 
 
 class GaussSeidel:
-    """S = (D + U)^-1 D (D + L)^-1, a sweep forward and one backward; on a device color by color, so that
-    each triangular solve has as many levels as there are colors.
+    """S = (D + U)^-1 D (D + L)^-1, a forward and a backward sweep; on a device color by color, so that each
+    triangular solve has as many levels as there are colors.
 
     With F = (D + L)^-1, V = D^-1 U and B = (I + V)^-1, S is B F, and no sweep needs a product with all of A:
 
         first   z = F b, x = B z, b - A x = L (z - x)            since (D + U) x = D z and (D + L) z = b
         again   y = F (b - D V x), x' = B (y + V x)              since L y = b - D V x - D y
 
-    and with A^T
+    and for A^T
 
         first   z = B^T b, x = F^T z, b - A^T x = V^T (z - D x)
         again   y = B^T (b - L^T x), x' = F^T (y + L^T x)
 
-    Both at 3/2 times the products and solves of a cycle with one step of Jacobi on each side.
+    Both cost 3/2 times the products and solves of a cycle with one Jacobi step on each side.
     """
 
     def __init__(self, function: str, A: CSR):
@@ -149,12 +149,12 @@ Weight = float | Tensor
 
 
 def jacobi_weights(weight: Any, sizes: Sequence[int], A: CSR) -> list[Weight] | None:
-    """Checked: one for each of the levels of these sizes, all but the coarsest; None if none is given."""
+    """The checked weights, one per level of these sizes except the coarsest; None if none is given."""
     if weight is None:
         return None
     count = max(len(sizes) - 1, 0)
     several = isinstance(weight, (list, tuple))
-    weights = list(weight) if several else [weight] * max(count, 1)  # checked on a single level too
+    weights = list(weight) if several else [weight] * max(count, 1)  # checked even on a single level
     if several and len(weights) != count:
         raise ValueError(
             f"AMG: weight must be one, or one for each of the {count} levels but the coarsest, got "

@@ -1,4 +1,4 @@
-"""Which connections are strong, by how an error that starts at one point spreads.
+"""Strong connections, determined by how an error at one point spreads.
 
 Source: L. N. Olson, J. Schroder, R. S. Tuminaro, "A new perspective on strength measures in algebraic
 multigrid", Numer. Linear Algebra Appl. 17 (2010), doi:10.1002/nla.669.
@@ -15,10 +15,11 @@ _DROP = 4.0  # a connection is strong up to this multiple of the best measure in
 
 
 def evolution(A: CSR, b: torch.Tensor, radius: float) -> CSR:
-    r"""1 for the strong entries of A and those of A^T, on A's pattern, else 0.
+    r"""1 for the strong entries of A and of A^T, on A's pattern, else 0.
 
     Two steps :math:`z = (I - D^{-1} A / \rho)^2 \delta_i` of Jacobi's method, on the pattern: j is close to i
-    if z there is what the candidate b, scaled to agree in i, has: :math:`|1 - z_i b_j / (b_i z_j)|` is small.
+    if z_j agrees with the candidate b scaled to agree in i, that is, :math:`|1 - z_i b_j / (b_i z_j)|` is
+    small.
     """
     rows, columns = A.pattern.row_indices.long(), A.pattern.col_indices.long()
     own = rows == columns

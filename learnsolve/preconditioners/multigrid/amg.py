@@ -34,40 +34,41 @@ from learnsolve.preconditioners.multigrid._smoothers import (
 )
 
 SMOOTHERS = ("gauss_seidel", "jacobi", "chebyshev")
-# What a level does for the next one, in order: W is W twice, F is F and then V.
+# The cycles on the next level, in order: W is W twice, F is F and then V.
 _CYCLES = {"V": "V", "W": "WW", "F": "FV"}
 _PSEUDO = {None: None, "lu": False, "pinv": True}
 
 
 class AMG(Preconditioner):
-    r"""One cycle of algebraic multigrid from zero, linear (docs/preconditioners.md has the formulas).
+    r"""One cycle of algebraic multigrid from zero, linear (formulas: docs/preconditioners.md).
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may have batch axes
-    method : "smoothed_aggregation" (if not given) or "ruge_stuben", as those methods of `Hierarchy`
+    method : "smoothed_aggregation" (default) or "ruge_stuben", as in `Hierarchy`
     hierarchy : instead of `method`: a `Hierarchy`, such as another AMG's, or a pyamg MultilevelSolver
     cycle : "V", "W" or "F"
     smoother : "gauss_seidel", symmetric; "jacobi", the default for CUDA or with `weight`; "chebyshev"
     presweeps, postsweeps : int >= 0, not both 0
-    weight : of "jacobi", positive: float or Tensor, () or (..., n_l), or a sequence of them, one per level
-        but the coarsest; :math:`(4/3) / \rho(D^{-1} A_l)` if not given
-    degree : of "chebyshev", the number of steps, 3 if not given
-    max_levels, max_coarse : int >= 1, most levels, most unknowns of the coarsest; 10 and 100 if not given
-    aggressive : int >= 0, of "ruge_stuben": levels that are coarsened twice; 1 suits three dimensions
-    coarse_solver : "lu" or, for singular matrices, "pinv"; chosen by the coarsest matrix if not given
-    symmetric : bool, whether A is symmetric; if not given, values are compared (not under `torch.compile`)
+    weight : for "jacobi", positive: float or Tensor, () or (..., n_l), or a sequence of one per level except
+        the coarsest; default :math:`(4/3) / \rho(D^{-1} A_l)`
+    degree : for "chebyshev", the number of steps, default 3
+    max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest; default
+        10, 100
+    aggressive : int >= 0, for "ruge_stuben": levels that are coarsened twice; 1 suits three dimensions
+    coarse_solver : "lu" or, for singular matrices, "pinv"; default: depends on the coarsest matrix
+    symmetric : bool, whether A is symmetric; default: determined from the values (not under `torch.compile`)
 
     Attributes
     ----------
-    hierarchy, operators : Hierarchy; tuple of CSR, A and the coarse ones
-    weights : list, one per level but the coarsest; None if the smoother is not "jacobi"
-    operator_complexity : float, entries of all levels over A's
+    hierarchy, operators : Hierarchy; tuple of CSR, A and the coarse matrices
+    weights : list, one per level except the coarsest; None if the smoother is not "jacobi"
+    operator_complexity : float, entries of all levels divided by A's
 
     Raises
     ------
     ValueError, TypeError; NotImplementedError (CUDA tensors)
-        if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments do not fit.
+        if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments are invalid.
 
     Notes
     -----
@@ -107,7 +108,7 @@ class AMG(Preconditioner):
             )
         checks.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
         if smoother is None:
-            apart = device_analysis.here(A.values)  # one sweep forward is a launch for each color there
+            apart = device_analysis.here(A.values)  # there a forward sweep takes one launch per color
             smoother = "jacobi" if apart or weight is not None else "gauss_seidel"
         checks.one_of("AMG", "smoother", smoother, SMOOTHERS)
         checks.one_of("AMG", "coarse_solver", coarse_solver, tuple(_PSEUDO))
@@ -138,13 +139,13 @@ class AMG(Preconditioner):
         hierarchy, found = hierarchy_for(A, method, hierarchy, max_levels, max_coarse, aggressive, same)
         weights = jacobi_weights(weight, hierarchy.sizes, A)
         kept = hierarchy if found else hierarchy.each(_kept)
-        plain = A.values.dim() == 1 and not tracked(A.values)  # then it is its mean, without a derivative
+        plain = A.values.dim() == 1 and not tracked(A.values)  # then it is its own mean, without a derivative
         self._set_up(_kept(A), kept, weights and [_kept(w) for w in weights], found if plain else None)
 
     def _set_up(
         self, A: CSR, hierarchy: Hierarchy, weights: list[Weight] | None, found: list[CSR] | None = None
     ) -> None:
-        """Of what is `_kept`; the radii that are found are written into `hierarchy`. `found`: the matrices of
+        """Set up from `_kept` data; the radii found are written into `hierarchy`. `found`: the matrices of
         the levels."""
         self._join_batches(hierarchy, weights)
         smoother, degree = self.options["smoother"], self.options["degree"]
@@ -156,7 +157,7 @@ class AMG(Preconditioner):
             given = hierarchy.radii[number]
             asked = smoother == "chebyshev" or (smoother == "jacobi" and weights is None)
             if asked or smoother == "gauss_seidel":
-                shared_inverse_diagonal(A, function)  # or a ValueError
+                shared_inverse_diagonal(A, function)  # for its ValueError
             radius = given or 0.0
             if given is None and asked:
                 radius = spectral_radius(A, self.options["symmetric"])
@@ -172,7 +173,7 @@ class AMG(Preconditioner):
             A = found[number + 1] if found else coarse_matrix(P, R, A)
             operators.append(A)
         self._levels = tuple(levels)
-        self._steps: dict[bool, LinearSteps | None] = {}  # the cycle and its transpose, once used
+        self._steps: dict[bool, LinearSteps | None] = {}  # the cycle and its transpose, after their first use
         remedy = 'use coarse_solver="pinv" (for at most 2000 unknowns), coarsen further'
         self._coarsest = DirectSolver("AMG", A, _PSEUDO[self.options["coarse_solver"]], remedy)
         self.operators = tuple(operators)
@@ -183,7 +184,7 @@ class AMG(Preconditioner):
         self.symmetric = (not levels or (balanced and transposed)) and self.options["symmetric"]
 
     def _join_batches(self, hierarchy: Hierarchy, weights: Any) -> None:
-        """`batch_shape`: of the matrix, the transfers and the weights."""
+        """Set `batch_shape` from the matrix, the transfers and the weights."""
         others = [("transfers", T.batch_shape) for T in hierarchy.transfers]
         others += [("weights", w.shape[:-1]) for w in weights or () if isinstance(w, Tensor)]
         for name, batch in others:
@@ -193,7 +194,7 @@ class AMG(Preconditioner):
             self.batch_shape = torch.broadcast_shapes(self.batch_shape, batch)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AMG:
-        """Rebuilt from copies: what was computed may have a graph, which torch does not copy."""
+        """Rebuilt from copies: computed tensors may have a graph, which torch does not copy."""
         try:
             A, hierarchy, weight = copy.deepcopy((self.operators[0], self.hierarchy, self.weights), memo)
         except RuntimeError as error:
@@ -216,7 +217,7 @@ class AMG(Preconditioner):
         return parts
 
     def _without(self, names: Collection[str]) -> Preconditioner:
-        """All of it: what is fixed may have a graph, since `_with` sets up everything again."""
+        """Keeps everything: fixed parts may have a graph, since `_with` sets up everything again."""
         symmetric = self.symmetric and "restrictions" not in names
         return self._trusted(**{**vars(self), "symmetric": symmetric})
 
@@ -261,7 +262,7 @@ class AMG(Preconditioner):
         return self._correction(0, R, self.cycle, transpose) if steps is None else steps(R)
 
     def _recorded(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
-        """Cycles of Jacobi sweeps and a dense inverse."""
+        """For cycles with Jacobi sweeps and a dense coarse inverse."""
         if self.weights is None or not self._levels or self._coarsest.inverse is None or self.batch_shape:
             return None
         matrices = [T for level in self._levels for T in (level.A, level.P, level.R) if T is not None]
@@ -269,7 +270,7 @@ class AMG(Preconditioner):
         return (lambda b: self._correction(0, b, self.cycle, transpose)), matrices, others
 
     def _correction(self, number: int, b: Tensor, cycles: str, transpose: bool) -> Tensor:
-        """The cycles from zero one after the other; transposed, in the other order."""
+        """Run the cycles from zero in order; transposed, in reverse order."""
         if number == len(self._levels):
             return self._coarsest(b, transpose)
         x: Any = None
@@ -278,7 +279,7 @@ class AMG(Preconditioner):
         return x
 
     def _cycle(self, number: int, x: Tensor | None, b: Tensor, cycle: str, transpose: bool) -> Tensor:
-        """From x, None for zero. Transposed: A^T, R^T for P, and S^T."""
+        """One cycle from x (None: zero). Transposed: with A^T, R^T in place of P, and S^T."""
         level = self._levels[number]
         before, after = reversed(self.sweeps) if transpose else self.sweeps
         r: Tensor | None = b if x is None else None
@@ -304,18 +305,18 @@ class AMG(Preconditioner):
 
 
 def _trained(T: Any) -> bool:
-    """By others, in place, perhaps without a new version of the tensor."""
+    """Whether others may change T in place, possibly without a new version of the tensor."""
     t = T.values if isinstance(T, CSR) else T
     return isinstance(t, torch.nn.Parameter) or (isinstance(t, Tensor) and t.requires_grad)
 
 
 def _kept(T: Any) -> Any:
-    """To set up from, again for each step of a `Trainable`: what is trained itself, a copy of all else."""
+    """The data for a set-up, repeated in each step of a `Trainable`: T itself if trained, else a copy."""
     return T if _trained(T) or isinstance(T, (int, float)) else T.clone()
 
 
 def _own(T: Any) -> Any:
-    """To be read, of what is `_kept`: not what is trained, which would mix with coarse matrices of before."""
+    """A copy of `_kept` data to read: trained tensors could get out of step with the coarse matrices."""
     return T.clone() if _trained(T) else T
 
 

@@ -1,6 +1,6 @@
-"""Recipes that train a network A -> M on a family of matrices: of factors, M = (L L^T)^-1, or of multigrid.
+"""Recipes that train a network A -> M on a family of matrices: for factors, M = (L L^T)^-1, or multigrid.
 
-For factors two of the losses are one formula, ||L L^T x - b||^2 / ||b||^2 with b = A x, by products alone:
+For factors, two losses share the formula ||L L^T x - b||^2 / ||b||^2, b = A x, computed by products only:
 "product" draws b and solves for x, "frobenius" draws x. The third runs iterations of `cg`.
 
 Sources: V. Trifonov et al., arXiv 2405.15557 ("product"); P. Häusner, O. Öktem, J. Sjölund, TMLR 2024
@@ -37,8 +37,8 @@ from learnsolve.recipes.harness.tables import middle
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 
 Aggregation = Literal["sum", "mean", "max", "softmax"]
-ORDER = 3  # stream of the order in which matrices are taken
-ARRAYS = 4  # of the vectors' size: x, b, the residual, its cotangent
+ORDER = 3  # random stream of the order of the matrices
+ARRAYS = 4  # arrays of the vectors' size: x, b, the residual, its cotangent
 
 
 @dataclass
@@ -59,13 +59,13 @@ class FactorSettings(ScheduleSettings, VectorSettings):
     matrices : int
         Number of matrices to train on.
     batch : int
-        Number of matrices in a step.
+        Number of matrices per step.
     held_out_matrices : int
-        Number of matrices on which the loss is evaluated during the training.
+        Number of matrices on which the loss is evaluated during training.
     validated : int
-        How many of these are solved then, for the column iterations; 0 for none.
+        How many of these systems are then solved, for the column iterations; 0 for none.
     test_vectors : int
-        How many random vectors for each matrix, or identity for the columns of I.
+        Number of random vectors per matrix, or identity for the columns of I.
     rounds : int
         Blocks of message passing.
     width : int
@@ -77,11 +77,11 @@ class FactorSettings(ScheduleSettings, VectorSettings):
     evaluated : int
         Matrices of the final evaluation.
     scales : list[int]
-        The final evaluation is repeated on grids (or numbers of rows) as many times as large.
+        Factors by which grids (or numbers of rows) are enlarged for further final evaluations.
     evaluated_larger : int
-        Matrices of each of these.
+        Matrices of each of these evaluations.
     repeats : int
-        How often each solve of the final evaluation is timed; the median counts.
+        How often each solve of the final evaluation is timed; the median is reported.
     """
 
     SIZE: ClassVar[str] = "grid"  # the option with the argument n of `problems.dataset`
@@ -126,12 +126,12 @@ class FactorSettings(ScheduleSettings, VectorSettings):
         raise NotImplementedError
 
     def describe(self, scale: int = 1) -> str:
-        """The family and the size, for tables and pictures."""
+        """The family and the size, for tables and figures."""
         raise NotImplementedError
 
 
 class Part(NamedTuple):
-    """Matrices that one call of the network takes: some of a batch on one pattern, or a single one."""
+    """Matrices for one call of the network: some of a batch on one pattern, or a single one."""
 
     A: CSR
     start: NetworkStart
@@ -139,7 +139,7 @@ class Part(NamedTuple):
     B: Tensor
 
 
-Vectors = Tensor | list[Tensor]  # (matrices, n, k), or one for each matrix, whose sizes may differ
+Vectors = Tensor | list[Tensor]  # (matrices, n, k), or one per matrix, of any sizes
 
 
 class Systems:
@@ -147,9 +147,9 @@ class Systems:
 
     Parameters
     ----------
-    network : for what it takes of a matrix
-    matrices : their CSRs; of one pattern object, or each with its own
-    dtype : of the loss
+    network : the network, which computes its input from a matrix
+    matrices : CSRs on one pattern object, or each with its own pattern
+    dtype : the dtype of the loss
     """
 
     def __init__(self, network: MatrixNetwork, matrices: list[CSR], dtype: torch.dtype):
@@ -178,8 +178,8 @@ class Systems:
 class FactorRecipe(Scheduled, VectorRecipe):
     """A network for a family of matrices.
 
-    What a `VectorRecipe` counts as vectors are the matrices of a step, each with its own test vectors:
-    `vectors` are their places in the step.
+    The vectors of a `VectorRecipe` are here the matrices of a step, each with its own test vectors: `vectors`
+    are their positions in the step.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "iterations")
@@ -239,7 +239,8 @@ class FactorRecipe(Scheduled, VectorRecipe):
 
     def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Vectors, Vectors]:
         """x and b = A x for the matrices `which`, (n, k) each, scaled so that ||b|| = 1 over the vectors of a
-        matrix; stacked if the matrices are a batch. `numbers`: by which the vectors are drawn."""
+        matrix; stacked if the matrices are a batch. `numbers`: the indices from which the vectors are
+        drawn."""
         dtype, which = self.settings.torch_dtype, list(which)
         drawn = [self._drawn(systems, i, j, stream, step) for i, j in zip(which, numbers, strict=True)]
         if systems.shared:
@@ -271,8 +272,8 @@ class FactorRecipe(Scheduled, VectorRecipe):
         return torch.arange(self.indices.start, self.indices.stop)
 
     def _of_step(self, positions: Tensor, step: int) -> tuple[list[int], list[int]]:
-        """The matrices at these positions of a step: each once in an epoch, in another order in each; and the
-        numbers by which their vectors are drawn."""
+        """The matrices at these positions of a step (each once per epoch, in a new order), and the indices
+        from which their vectors are drawn."""
         matrices, chosen = self.settings.matrices, []
         for position in positions.tolist():
             epoch, at = divmod(step * self.count + position, matrices)
@@ -297,7 +298,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
         return self._losses(self.training.parts(which, X, B)) / self.count
 
     def _losses(self, parts: Iterator[Part]) -> Tensor:
-        """One loss for each matrix, not divided."""
+        """One loss per matrix, not divided."""
         return torch.cat([self._loss_of(part).reshape(-1) for part in parts])
 
     def _loss_of(self, part: Part) -> Tensor:

@@ -1,6 +1,6 @@
-"""A trained network compared with classical preconditioners, on matrices that it has not seen.
+"""A trained network compared with classical preconditioners on unseen matrices.
 
-Pictures: the loss, iterations during the training, iterations on larger matrices.
+Figures: the loss, iterations during training, iterations on larger matrices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from learnsolve.recipes.harness.tables import LEARNED, Row
 if TYPE_CHECKING:
     from learnsolve.recipes.family import FactorRecipe
 
-# What the network is compared with: functions A -> M.
+# The preconditioners to compare with: functions A -> M.
 BASELINES: dict[str, Callable[[CSR], Any] | None] = {
     **{"none": None, "Jacobi": P.Jacobi, "SSOR": P.SSOR},
     "IC(0)": partial(P.IC0, on_breakdown="shift"),
@@ -107,7 +107,7 @@ def sentence_of(rows: list[Row], rtol: float) -> str:
     if learned["converged"] < learned["systems"]:
         return f"Of {learned['systems']} held-out matrices {learned['converged']} reached {rtol:.0e}."
 
-    seconds = {  # with the set-up
+    seconds = {  # including the setup
         key: row["seconds"] + row["setup_seconds"] if row["converged"] == row["systems"] else math.inf
         for key, row in at.items()
     }

@@ -1,4 +1,4 @@
-"""Classes of the nodes of a citation graph, learned by two graph convolutions from the labels of a few.
+"""Classes of the nodes of a citation graph, learned by two graph convolutions from few labels.
 
 Sources: T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR
 2017; Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for Reverse
@@ -55,15 +55,15 @@ VARIANTS = {
 
 @dataclass
 class GcnSettings(RunSettings):
-    """Learn the classes of a citation graph's nodes from the labels of a few, by two graph convolutions.
+    """Learn the classes of a citation graph's nodes from few labels, by two graph convolutions.
 
-    One step is one epoch: the gradient of all training nodes. Held-out data are the validation nodes, in the
-    variant demo the test nodes. The final accuracies are those after the last epoch.
+    One step is one epoch: the gradient over all training nodes. Held-out data are the validation nodes, or
+    the test nodes in the variant demo. The final accuracies are those after the last epoch.
 
     Parameters
     ----------
     steps : int
-        Epochs in all, --epochs for short; null for 200, in the variant demo 100.
+        Total number of epochs, --epochs for short; null for 200, in the variant demo 100.
     lr : float
         Learning rate of Adam; null for 0.01, in the variant demo 0.1.
     dtype : str
@@ -75,12 +75,12 @@ class GcnSettings(RunSettings):
     data : str
         Folder with the files ind.citeseer.x and so on of the Planetoid project; null downloads them once.
     dataset : str
-        The name in the files' names; only citeseer is downloaded.
+        The name in the file names; only citeseer is downloaded.
     self_loops : bool
         Keep the edges from a node to itself, as Kipf and Welling's code does (124 nodes of CiteSeer).
     seeds : int
-        Initializations to train side by side. Each has its own random numbers; its result does not depend on
-        the number of others.
+        Initializations to train side by side. Each has its own random numbers, so its result does not depend
+        on how many there are.
     hidden : int
         Hidden units; null for 16, in the variant demo 100.
     dropout : float
@@ -94,7 +94,7 @@ class GcnSettings(RunSettings):
     SYNONYMS: ClassVar[Mapping[str, str]] = {"epochs": "steps"}
     SIDE_BY_SIDE = True
 
-    steps: int | None = None  # type: ignore[assignment]  # until `check` takes the variant's
+    steps: int | None = None  # type: ignore[assignment]  # until `check` sets the variant's
     lr: float | None = None  # type: ignore[assignment]
     dtype: Literal["float32", "float64"] = "float32"
     evaluate_every: int = 1
@@ -146,7 +146,7 @@ class GcnRecipe(Recipe):
         if settings.seeds > 1:
             self.where += f"\nmean of {settings.seeds} initializations ± 2 standard deviations"
         (n, features), hidden, training = graph.features.shape, settings.hidden or 0, self.data.training
-        # Weights, their gradient and Adam's two averages; masks and what the backward keeps; an evaluation.
+        # Weights, their gradient and Adam's two averages; masks and saved tensors; an evaluation.
         count = settings.seeds * 4 * (hidden * features + training.X.nnz + hidden * n)
         what = f"--seeds {settings.seeds} with --hidden {hidden}"
         check_memory(what, count, settings, "use fewer, and several runs with other --seed")
@@ -175,8 +175,8 @@ class GcnRecipe(Recipe):
     def _cross_entropy(self, results: Tensor, labels: Tensor) -> Tensor:
         """Means over the nodes of `results` (seeds, nodes, classes)."""
         if self.variant.demo:
-            # One training at a time: torch rounds the last numbers of an array, which do not fill a vector
-            # register, differently, and their places must not depend on the number of trainings.
+            # One training at a time: torch rounds the trailing elements of an array, which do not fill a
+            # vector register, differently, and their positions must not depend on the number of trainings.
             results = torch.stack([torch.sigmoid(of_one) for of_one in results])
         return cross_entropy(results.movedim(-1, 1), labels.expand(results.shape[:2]), reduction="none").mean(
             1
@@ -195,5 +195,5 @@ class GcnRecipe(Recipe):
 
     @property
     def held_out(self) -> str:
-        """The part whose loss is the held-out one: validation, or test where there is none."""
+        """The part whose loss is the held-out one: validation, or test if there is none."""
         return self.data.parts[1].name

@@ -20,7 +20,7 @@ DEMO_TRAINING = 0.8  # share of the nodes
 
 
 class Inputs(NamedTuple):
-    """Of two layers: A_2 relu(A_1 X W_1) W_2."""
+    """The inputs of two layers: A_2 relu(A_1 X W_1) W_2."""
 
     first: CSR
     second: CSR
@@ -34,7 +34,7 @@ class Part:
     Attributes
     ----------
     name : training, validation or test
-    on : which of the evaluated inputs has them
+    on : the index of the evaluated inputs that contain them
     rows : their rows in its result
     labels : their classes
     """
@@ -47,14 +47,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Data:
-    """What a variant of the recipe works with.
+    """The data of a variant of the recipe.
 
     Attributes
     ----------
-    graph : as it was read
-    training : inputs whose results are those of the training nodes alone, in the order of `parts[0]`
+    graph : as read from the files
+    training : inputs whose results are for the training nodes only, in the order of `parts[0]`
     evaluated : inputs for everything else
-    parts : training, validation (where there is one) and test
+    parts : training, validation (if there is one) and test
     """
 
     graph: Graph
@@ -72,7 +72,7 @@ def read(
     dtype: torch.dtype,
     device: str | torch.device,
 ) -> Graph:
-    """The graph; SettingError where the files do not allow one."""
+    """The graph; SettingError if the files are unsuitable."""
     try:
         options = {"normalize": normalize, "self_loops": self_loops}
         graph = planetoid(dataset, folder, **options, dtype=dtype, device=device)
@@ -87,7 +87,7 @@ def read(
 
 
 def kipf_welling(graph: Graph) -> Data:
-    """The public split: one graph for all, of which the training sees the labels of a few nodes."""
+    """The public split: one graph for all parts; training sees the labels of a few nodes."""
     A, X = gcn_norm(graph.adjacency), graph.features
     named = {"training": graph.train, "validation": graph.validation, "test": graph.test}
     parts = tuple(Part(k, 0, rows, graph.labels[rows]) for k, rows in named.items() if len(rows))
@@ -98,8 +98,8 @@ def kipf_welling(graph: Graph) -> Data:
 
 
 def demo(graph: Graph, seed: int) -> Data:
-    """The authors' demonstration: 80 % of the nodes, drawn at random, and the edges among them for training,
-    the rest with theirs for the test; D^-1/2 A D^-1/2 without loops, where D counts one.
+    """The authors' demonstration: a random 80 % of the nodes and the edges among them for training, the rest
+    with its edges for the test; D^-1/2 A D^-1/2 without loops, but D counts one.
 
     Nodes without a label belong to neither.
     """
@@ -122,10 +122,10 @@ def demo(graph: Graph, seed: int) -> Data:
 
 
 def seen_from(A: CSR, X: CSR, rows: Tensor) -> Inputs:
-    """Inputs for the results of `rows` alone, from no more than what two steps along A reach.
+    """Inputs for the results of `rows` alone, restricted to the nodes that two steps along A reach.
 
-    The same numbers as those rows of the whole, at the cost of what they depend on: a third of CiteSeer's
-    features, for its training nodes.
+    The same values as those rows of the full result, at a lower cost: a third of CiteSeer's features, for its
+    training nodes.
     """
     structure = A.to_scipy()
     hidden = np.unique(structure[rows.cpu().numpy()].indices)

@@ -14,19 +14,19 @@ WEIGHTS, DROP_FEATURES, DROP_HIDDEN = 1, 2, 3
 
 
 class GCN(torch.nn.Module):
-    """A_2 relu(A_1 X W_1 + b_1) W_2 + b_2 with weights of its own for each of `seeds` trainings.
+    """A_2 relu(A_1 X W_1 + b_1) W_2 + b_2 with separate weights for each of `seeds` trainings.
 
     The weights have a leading axis for the trainings, so that one product with a matrix serves all of them.
-    Random numbers of a training depend on its number alone, not on how many there are.
+    The random numbers of a training depend only on its index, not on how many there are.
 
     Parameters
     ----------
     features, hidden, classes : widths
-    seeds : how many trainings
-    seed : the run's, from which all random numbers follow
+    seeds : number of trainings
+    seed : the seed of the run, which determines all random numbers
     dropout : probability, on the entries of X and on the hidden layer
     bias : whether there are b_1 and b_2
-    normal : weights and biases from N(0, 1) instead of Glorot's uniform weights
+    normal : weights and biases from N(0, 1) instead of Glorot uniform weights
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class GCN(torch.nn.Module):
 def keep_mask(shape: torch.Size, p: float, generator: torch.Generator) -> Tensor:
     """True with probability 1 - p, to a multiple of 2^-16.
 
-    A 64-bit number decides on four entries: half the time of a random number for each, which would be a
-    fifth of a training step.
+    One 64-bit random number decides four entries: twice as fast as one random number per entry, which would
+    take a fifth of a training step.
     """
     count = shape.numel()
     words = torch.empty((count + 3) // 4, dtype=torch.int64)

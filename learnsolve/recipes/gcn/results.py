@@ -1,6 +1,6 @@
-"""Accuracies and losses of the initializations of a run of gcn: means, deviations, and each by itself.
+"""Accuracies and losses of the initializations of a run of gcn: means, deviations, and individual values.
 
-Pictures: losses and accuracies (figures 9 and 10 of the paper), and each training.
+Figures: losses and accuracies (figures 9 and 10 of the paper), and each training.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def mean_std(values: Tensor) -> tuple[float, float | None]:
 
 
 def measured(recipe: GcnRecipe) -> list[float | None]:
-    """The numbers of COLUMNS, after an evaluation."""
+    """The values of COLUMNS after an evaluation."""
     assert recipe.losses is not None
     numbers = [mean_std(recipe.losses.double())[1], mean_std(recipe.scores[recipe.held_out][0])[1]]
     numbers += mean_std(recipe.scores["test"][0])

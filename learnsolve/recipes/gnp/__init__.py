@@ -1,4 +1,4 @@
-"""A nonlinear graph network for one matrix, where incomplete factors fail.
+"""A nonlinear graph network for one matrix, for which incomplete factors fail.
 
 Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025.
 """
@@ -31,7 +31,7 @@ from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_squa
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.solvers.core.report import quiet
 
-BASIS, TEST = 3, 4  # streams: the first vector of Arnoldi, the systems of the final table
+BASIS, TEST = 3, 4  # random streams: the first Arnoldi vector, the systems of the final table
 
 
 def _problem() -> ProblemSettings:
@@ -51,29 +51,29 @@ class GnpSettings(ScheduleSettings, VectorSettings):
     dtype : str
         Floating-point type of the network; the matrix and the solves are in float64.
     test_vectors : int
-        Vectors of a step.
+        Number of vectors per step.
     resample : bool
-        Draw other vectors at every step.
+        Draw new vectors at every step.
     problem : ProblemSettings
         The matrix.
     krylov : int
-        Steps of Arnoldi for half of the vectors.
+        Arnoldi steps for half of the vectors.
     width : int
         Features of nodes.
     layers : int
         Layers of the network.
     transpose : bool
-        Layers multiply with the transpose of A too; the published ones do not.
+        Layers also multiply with the transpose of A; the published ones do not.
     restart : int
-        Iterations of flexible GMRES between restarts, and of the inner GMRES that it is compared with.
+        Iterations of flexible GMRES between restarts, and of the inner GMRES used for comparison.
     iterations : int
-        Iterations of the final evaluation, at most.
+        Maximum number of iterations in the final evaluation.
     tolerances : list[float]
-        Relative residuals to which it solves.
+        Relative residuals to which the final evaluation solves.
     evaluated : int
         Right-hand sides of the final evaluation.
     repeats : int
-        How often each of its solves is timed; the median counts.
+        How often each of its solves is timed; the median is reported.
     """
 
     steps: int = 2000

@@ -1,6 +1,6 @@
-"""Flexible GMRES with a trained network and with other preconditioners, on right-hand sides of a matrix.
+"""Flexible GMRES with a trained network and with other preconditioners, for right-hand sides of one matrix.
 
-Pictures: the loss, and the residuals of the solves.
+Figures: the loss, and the residuals of the solves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
-    """r -> what some iterations of GMRES make of it; not linear."""
+    """r -> the result of some GMRES iterations; not linear."""
     return lambda r: solvers.gmres(A, r, rtol=0.0, maxiter=iterations, restart=iterations).x
 
 
@@ -75,6 +75,6 @@ def outcome_of(recipe: GnpRecipe) -> Outcome:
 
 
 def _last(histories: list[Tensor]) -> float:
-    """The geometric mean of the last residuals; NaN where there are none."""
+    """The geometric mean of the last residuals; NaN if there are none."""
     logs = [math.log(max(float(h[-1]), 1e-300)) for h in histories if math.isfinite(float(h[-1]))]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan

@@ -1,1 +1,2 @@
-"""What all recipes share: command line, training loop, checkpoints, metrics, report, plots, test vectors."""
+"""Code shared by all recipes: command line, training loop, checkpoints, metrics, report, plots, test
+vectors."""

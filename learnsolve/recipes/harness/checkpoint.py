@@ -1,5 +1,5 @@
-"""The files of a run under way: its folder, its rows in metrics.csv, and checkpoints that a kill at any
-moment leaves intact.
+"""The files of an unfinished run: its folder, its rows in metrics.csv, and checkpoints that survive a kill at
+any moment.
 
 state.safetensors is the checkpoint: parameters and optimizer state, and in its header the rest as JSON. One
 atomic rename replaces it, so that tensors and step always belong together. state.json repeats the header for
@@ -30,25 +30,25 @@ from learnsolve.recipes.harness.command_line import CONFIG
 from learnsolve.recipes.harness.settings import RunSettings, SettingError, need
 
 FORMAT = 1
-FIELDS: dict[str, Any] = {"step": int, "seconds": (int, float), "metrics_bytes": int}  # none is negative
+FIELDS: dict[str, Any] = {"step": int, "seconds": (int, float), "metrics_bytes": int}  # all nonnegative
 TENSORS, SUMMARY, MODEL = "state.safetensors", "state.json", "model.safetensors"
 METRICS, REPORT, HTML, LIST = "metrics.csv", "report.json", "report.html", "files.json"
 COLUMNS = ("step", "loss", "held_out_loss", "gradient_norm", "seconds")
 WRITTEN_BY = "learnsolve.train"
-EVENTS = "events.out.tfevents.*"  # of TensorBoard, which names them by time and process
-# The checkpoint is deleted first: an interruption must not leave it beside files of another run.
+EVENTS = "events.out.tfevents.*"  # TensorBoard files, named by time and process
+# The checkpoint is deleted first: an interruption must not leave it with files of another run.
 EVERY_RUN = (TENSORS, SUMMARY, MODEL, METRICS, REPORT, HTML, CONFIG, LIST)
-# Columns of metrics.csv by name; None where a step has no such entry.
+# Columns of metrics.csv by name; None if a step has no such entry.
 History = dict[str, list]
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write bytes or text; `path` holds the old content or the new one, never a part."""
+    """Write bytes or text; `path` holds the old or the new content, never a part."""
     replace_file(path, content.encode() if isinstance(content, str) else content, durable=True)
 
 
 def save_model(folder: Path, model: torch.nn.Module) -> None:
-    """model.safetensors: the tensors of the model's state_dict, and what a `FactorNetwork` says of itself."""
+    """model.safetensors: the tensors of the model's state_dict, and the header of a `FactorNetwork`."""
     save, header = need("safetensors.torch").save, getattr(model, "header", dict)
     write_atomic(folder / MODEL, save(_contiguous(model.state_dict()), header() or None))
 
@@ -64,7 +64,7 @@ def save_state(
         if not isinstance(tensor, Tensor):
             raise TypeError(f"the state {name!r} is not a tensor and could not be restored exactly")
     facts = {"format": FORMAT, **facts}
-    # The JSON is one string: safetensors headers hold text only, and the order of several is not kept.
+    # The JSON is one string: safetensors headers hold only strings, whose order is not kept.
     content = need("safetensors.torch").save(_contiguous(tensors), {"state": json.dumps(facts)})
     write_atomic(folder / TENSORS, content)
     _write_summary(folder, facts, hashlib.sha256(content).hexdigest())
@@ -100,7 +100,7 @@ def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Opti
 def _check_optimizer(
     optimizer: torch.optim.Optimizer, state: dict[int, dict[str, Tensor]], parameters: list[Any], step: int
 ) -> None:
-    """ValueError if the optimizer cannot have this state after `step` steps for the parameters."""
+    """Raise ValueError if the optimizer cannot have this state after `step` steps for the parameters."""
     adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     lost = any(not entries.keys() >= {"step", "exp_avg", "exp_avg_sq"} for entries in state.values())
     if not set(state) <= set(range(len(parameters))) or (state and not step):
@@ -127,7 +127,7 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
         length = int.from_bytes(content[:8], "little")
         facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["state"])
         load(content)
-    except Exception as error:  # any error of the parsers on a damaged file
+    except Exception as error:  # parsers raise many kinds of errors on a damaged file
         raise SettingError(f"{tensors} is damaged ({error}); start again") from error
     if not isinstance(facts, dict):
         raise SettingError(f"{tensors} is damaged (it has no facts); start again")
@@ -160,9 +160,9 @@ def _contiguous(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Metrics:
-    """Appends to metrics.csv in `folder`, from its first `size` bytes on.
+    """Appends to metrics.csv in `folder` after its first `size` bytes.
 
-    `columns` are those of the recipe, behind COLUMNS. `also` is called with every row as a dictionary.
+    `columns` are the recipe's, after COLUMNS. `also` is called with every row as a dictionary.
     """
 
     def __init__(self, folder: Path, size: int, columns: Sequence[str] = (), also: Any = None):
@@ -176,7 +176,7 @@ class Metrics:
         self._file = path.open("a")
 
     def add(self, *row, measured: Sequence[float | None] | None = None) -> None:
-        """The values of COLUMNS in order, None for a missing one, and those of the recipe if measured."""
+        """The values of COLUMNS in order, None for a missing one, and the recipe's columns if measured."""
         more = [None] * (len(self._names) - len(COLUMNS)) if measured is None else measured
         self._rows.append((*row, *more))
         if self._also is not None:
@@ -191,7 +191,7 @@ class Metrics:
         self._file.flush()
 
     def size(self) -> int:
-        """Bytes of the file, all of them on disk when this returns."""
+        """The size of the file, which is on disk when this returns."""
         self.flush()
         os.fsync(self._file.fileno())
         return os.fstat(self._file.fileno()).st_size
@@ -206,7 +206,7 @@ def _text(value: float | None) -> str:
 
 
 def check_metrics(folder: Path, size: int, step: int) -> None:
-    """SettingError unless the first `size` bytes of metrics.csv are the rows of `step` steps."""
+    """Raise SettingError unless the first `size` bytes of metrics.csv are the rows of `step` steps."""
     try:
         content = (folder / METRICS).read_bytes()[:size]
         if len(content) < size:
@@ -237,8 +237,8 @@ def _columns(file: TextIO) -> History:
 
 
 def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Iterable[str] = ()) -> None:
-    """Make the folder fit for a new run, and list in it what the run will write: the files of every
-    run, `files`, and what it keeps in `folders` of their own.
+    """Prepare the folder for a new run, and list in it the files that the run will write: the files of every
+    run, `files`, and the files in its `folders`.
 
     An earlier run is removed only with --overwrite. Files that are not listed stay; the folder is rejected if
     the new run would write over one of them, or if there is no earlier run in it.
@@ -263,7 +263,7 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
             "would replace; move it, or choose another --out"
         )
     before = _folders(folder)
-    # A kill while files are removed leaves none that is not listed.
+    # A kill while files are removed leaves only listed files.
     write_list(folder, {*earlier, *ours}, {*before, *folders})
     for name in [*EVERY_RUN[:-1], *sorted(earlier - set(EVERY_RUN))]:
         (folder / name).unlink(missing_ok=True)
@@ -274,8 +274,8 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
 
 
 def resume(folder: Path, files: Iterable[str], folders: Iterable[str] = ()) -> None:
-    """Remove what killed writers have left in a run's folder, and its report, which is that of an earlier
-    end; and list what the run will write."""
+    """Remove leftovers of killed writers from a run's folder, and its report, which belongs to an earlier
+    end; then list the files that the run will write."""
     ours = {*EVERY_RUN, *files}
     remove_leftovers(folder, ours)
     write_list(folder, ours | (_listed(folder) or set()), {*_folders(folder), *folders})
@@ -283,7 +283,7 @@ def resume(folder: Path, files: Iterable[str], folders: Iterable[str] = ()) -> N
 
 
 def _forget(folder: Path) -> None:
-    """Remove what a run has written in a folder of its own, and the folder if that was all."""
+    """Remove the files of a run from its own folder, and the folder if it is then empty."""
     if folder.is_symlink() or not folder.is_dir():
         return
     names, inner = _listed(folder) or set(), _folders(folder)
@@ -292,7 +292,7 @@ def _forget(folder: Path) -> None:
         path.unlink(missing_ok=True)
     for name in inner:
         _forget(folder / name)
-    with contextlib.suppress(OSError):  # other files are in it
+    with contextlib.suppress(OSError):  # it contains other files
         folder.rmdir()
 
 
@@ -334,7 +334,7 @@ def _list(folder: Path) -> dict[str, Any] | None:
 
 
 def _plain(name: Any) -> bool:
-    """Can a recipe have written it? A damaged list must not lead elsewhere, nor be read as a pattern."""
+    """Whether a recipe can have written it: a damaged list must not name other folders or glob patterns."""
     return isinstance(name, str) and re.fullmatch(r"\w[\w.-]{,99}", name, re.ASCII) is not None
 
 

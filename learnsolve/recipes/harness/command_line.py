@@ -1,7 +1,7 @@
 """The command line of a recipe, built from its dataclass of settings, with errors of one sentence.
 
-Options and values are checked here, by the types of the settings: jsonargparse converts them, reads config
-files and prints help; its messages name types of Python.
+Options and values are checked here, by the types of the settings, because the messages of jsonargparse, which
+converts them, reads config files and prints help, name Python types.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEEPEST = 32  # levels of lists and mappings: deeper ones overflow the stack of 
 LARGEST = 2**20  # bytes of a config file
 # Options of the invocation, not of the run: neither stored nor compared.
 TRANSIENT = {"resume", "overwrite", "quiet"}
-# May change when a run is resumed.
+# Options that may change when a run is resumed.
 FREE = {"steps", "checkpoint_seconds", "out", "logger", *TRANSIENT}
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
 EXAMPLES = {float: "numbers such as [1e-3,1e-6]", int: "whole numbers such as [64,64]", str: "words"}
@@ -68,7 +68,7 @@ def dump(settings: RunSettings) -> str:
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """The values by option; those of a nested dataclass as problem.shape."""
+    """The values by option; values of a nested dataclass as problem.shape."""
     values = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -90,7 +90,7 @@ def parser(name: str, Settings: type[RunSettings]) -> Any:
 
 def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
     types = dict(_types(Settings))
-    words, values = [], []  # values: (option, as it was written, what the parser takes)
+    words, values = [], []  # values: (option, as written, text for the parser)
     for option, value in _pairs(name, Settings, types, argv):
         words.append(f"--{option}" if value is None else f"--{option}={value}")
         if option == "config":
@@ -104,7 +104,7 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
     try:
         settings = _build(Settings, convert(words).as_dict())
     except argparse.ArgumentError as error:
-        for option, value, text in values:  # which one is it?
+        for option, value, text in values:  # find the wrong one
             try:
                 convert([f"--{option}={text}"])
             except argparse.ArgumentError:
@@ -123,7 +123,7 @@ def _pairs(
     name: str, Settings: type[RunSettings], types: Mapping[str, Any], argv: Sequence[str]
 ) -> Iterator[tuple[str, str | None]]:
     """Options under their first names (RunSettings.SYNONYMS), with their values: `--quiet` is
-    `--quiet true`. Those that take none have None."""
+    `--quiet true`. Options without a value have None."""
     words = list(argv)
     while words:
         word, equals, value = words.pop(0).partition("=")
@@ -187,7 +187,7 @@ def _build(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
             option, value, kind = prefix + field.name, values[field.name], hints[field.name]
             if dataclasses.is_dataclass(kind) and not isinstance(value, dict):
                 raise SettingError(f"--{option} must have options below it, got {value!r}; leave it out")
-            if value is None and type(None) not in typing.get_args(kind):  # jsonargparse lets it pass
+            if value is None and type(None) not in typing.get_args(kind):  # jsonargparse accepts it
                 raise SettingError(f"--{option} must have a value, got none; leave it out")
             nested = isinstance(value, dict)
             arguments[field.name] = _build(kind, value, f"{option}.") if nested else value  # type: ignore
@@ -217,7 +217,7 @@ def _config(path: str) -> dict[Any, Any]:
     _check_text(f"--config {path}", text)
     try:
         options = need("yaml").safe_load(text)
-    except Exception as error:  # the parser raises more than YAMLError
+    except Exception as error:  # the parser raises other errors than YAMLError
         raise SettingError(f"{wrong}: {' '.join(str(error).split())}") from error
     if not isinstance(options, dict):
         raise SettingError(wrong)
@@ -235,9 +235,9 @@ def _flat_keys(content: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _check_text(where: str, text: str) -> None:
-    """Reject text that YAML would nest too deeply, or that repeats itself."""
+    """Reject YAML text that is nested too deeply or uses aliases."""
     yaml, depth = need("yaml"), 0
-    for character in text:  # before the scanner, which takes quadratic time
+    for character in text:  # before the scanner, whose time is quadratic
         depth += (character in "[{") - (character in "]}")
         if depth > DEEPEST:
             raise SettingError(f"{where}: lists may be nested {DEEPEST} deep, got more brackets")

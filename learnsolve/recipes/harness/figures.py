@@ -1,4 +1,4 @@
-"""Pictures of metrics.csv over the steps, as data, in the style of `evaluation.figures`."""
+"""Figures of metrics.csv over the steps, as data, in the style of `evaluation.figures`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ HELD_OUT_MATRICES = LOSSES | {"held_out_loss": "held-out matrices"}
 
 @dataclass(frozen=True)
 class Curves:
-    """A picture of columns of metrics.csv (their labels) over the steps, of one run, and of --seeds with mean
-    and band. Title and labels may name settings, as "{sweeps} sweeps"."""
+    """A figure of columns of metrics.csv (with labels) over the steps: for one run, or for --seeds with mean
+    and band. Title and labels may name settings, such as "{sweeps} sweeps"."""
 
     title: str = "Loss"
     ylabel: str = "loss"
     columns: Mapping[str, str] = field(default_factory=lambda: dict(LOSSES))
-    log: bool = False  # the axis of the values
+    log: bool = False  # for the value axis
     xlabel: str = "optimizer step"
     ylim: tuple[float | None, float | None] | None = None
 
     def of(self, settings: Any) -> Curves:
-        """With the settings' values."""
+        """Insert the values of the settings."""
         labels = {column: label.format_map(vars(settings)) for column, label in self.columns.items()}
         return replace(self, title=self.title.format_map(vars(settings)), columns=labels)
 
     def picture(self, title: str, series: Callable[[str], Series], levels: Iterable[Line] = ()) -> Any:
         """The figure, or None if no column has an entry; `series`: the steps of a column, its values, and
-        their band or None. A level far above the curves, which would only squeeze them, is left out."""
+        their band or None. Levels far above the curves are left out."""
         lines = []
         for (column, label), color in zip(self.columns.items(), COLORS, strict=False):
             steps, values, band = series(column)
@@ -58,7 +58,7 @@ def levels(records: Mapping[str, Mapping[str, Any]], key: str, but: Collection[s
 
 
 def of_run(history: History, column: str) -> Series:
-    """A column of metrics.csv; where it has a deviation, in a band of two."""
+    """A column of metrics.csv, with a band of two deviations if it has a deviation."""
     pairs = [(k, v) for k, v in zip(history["step"], history.get(column, ()), strict=False) if v is not None]
     steps, values = np.array(pairs).reshape(-1, 2).T
     deviations = np.array([v for v in history.get(f"{column}_std", ()) if v is not None])
@@ -76,7 +76,7 @@ def each_figure(
     label: str,
     color: str = BLUE,
 ) -> Any:
-    """A value of each training, by its number, and their mean in a band of two deviations."""
+    """A value of each training by its index, and their mean in a band of two deviations."""
     points = {"color": color, "linestyle": "none", "marker": "o", "markersize": 5}
     lines = [Line(label, mean, style={"color": BLACK, "linewidth": 1})]
     lines.append(Line("", list(values.values()), list(values), style=points))

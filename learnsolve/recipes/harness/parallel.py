@@ -1,8 +1,8 @@
 """Several processes that train one model, started by torchrun.
 
-A failure that all processes meet, such as a loss that diverges, ends all of them. A failure of some reaches
-the others at the end of a block that all pass (`Group.together`), or, where they wait for this process's
-numbers, through torchrun's store: their wait ends with an error when it leaves, and the store has the reason.
+A failure that all processes meet, such as a diverging loss, ends all of them. A failure of some reaches the
+others at the end of a block that all pass (`Group.together`) or, if they wait for values from this process,
+through torchrun's store: their wait ends with an error when it leaves, and the store has the reason.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from learnsolve.recipes.harness.settings import SettingError
 
-# Only rank 0 evaluates and draws, while the others wait. A process that has ended is noticed at once.
+# Only rank 0 evaluates and draws while the others wait. A process that has ended is noticed at once.
 WAIT = timedelta(hours=2)
 FAILURE = "failure"
 CLOSED = ("Connection closed by peer", "Connection reset by peer")  # gloo's messages when a process has ended
-_joined = count()  # every group has keys of its own in the store
+_joined = count()  # every group has its own keys in the store
 
 
 class Elsewhere(Exception):
@@ -52,9 +52,9 @@ class Together(Exception):
 class Group:
     """The processes of a training; one by default."""
 
-    rank: int = 0  # this process's number
+    rank: int = 0  # the rank of this process
     size: int = 1
-    store: Any = None  # where a process that fails leaves its exit code
+    store: Any = None  # a failing process stores its exit code here
     exit_code: Callable[[BaseException], int] = lambda error: 1
 
     @property
@@ -64,8 +64,8 @@ class Group:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """A block that raises in every process if it does in one: its own error in the first of those that
-        have one, `Elsewhere` in all others."""
+        """A block that raises in every process if it raises in one: its own error in the first process that
+        has one, `Elsewhere` in all others."""
         if self is ALONE:
             yield
             return
@@ -81,13 +81,13 @@ class Group:
                 raise Elsewhere(code) from failure
 
     def exit_codes(self, failure: BaseException | None) -> list[int | None]:
-        """Those of all processes, None for one that goes on."""
+        """The exit codes of all processes, None for a process that continues."""
         codes: list[int | None] = [None] * self.size
         dist.all_gather_object(codes, None if failure is None else self.exit_code(failure))
         return codes
 
     def total(self, value: float, *flags: bool) -> tuple[float, ...]:
-        """The sum of all processes' values, and of each flag whether it is set in any of them."""
+        """The sum of all processes' values, and for each flag whether it is set in any of them."""
         if self.size == 1:
             return value, *flags
         numbers = torch.tensor([value, *flags], dtype=torch.float64)
@@ -96,14 +96,15 @@ class Group:
         return value, *(number > 0 for number in raised)
 
     def gathered(self, own: Tensor, indices: range, count: int) -> Tensor:
-        """All processes' numbers, (count,), of which this one has those of `indices`; on the CPU."""
+        """The values of all processes, (count,), on the CPU; this process provides the values at
+        `indices`."""
         numbers = torch.zeros(count, dtype=torch.float64)
         numbers[indices.start : indices.stop] = own.cpu()
         dist.all_reduce(numbers)  # adds zeros: exact
         return numbers
 
     def of_first(self, value: Any) -> Any:
-        """The first process's value."""
+        """The value of the first process."""
         if self.size == 1:
             return value
         values = [value]
@@ -157,16 +158,16 @@ def joined(exit_code: Callable[[BaseException], int], leaves: bool = False) -> I
     try:
         yield group
     except BaseException as error:
-        # The error's frames hold the model and with it the connections, whose end the others wait for.
+        # The frames of the error hold the model and its connections, whose end the others wait for.
         traceback.clear_frames(error.__traceback__)
         gc.collect()
         group.end(error)
         raise
     finally:
         if not leaves:
-            time.sleep(0.1)  # without Python's lock: gloo's threads drop what they hold
+            time.sleep(0.1)  # releases Python's lock, so that gloo's threads drop their references
             dist.destroy_process_group()
-            gc.collect()  # what a cycle still holds of it, before the interpreter ends
+            gc.collect()  # collects reference cycles before the interpreter ends
 
 
 def launcher() -> str:
@@ -177,7 +178,7 @@ def launcher() -> str:
 
 
 def take_device(device: str) -> None:
-    """Give each process on a machine a GPU of its own, under the name cuda."""
+    """Give each process on a machine its own GPU, under the name cuda."""
     kind = torch.device(device)
     if not dist.is_initialized() or kind.type != "cuda":
         return
@@ -195,7 +196,7 @@ def take_device(device: str) -> None:
 
 
 def summed(own: Tensor) -> Tensor:
-    """The sum of all processes' numbers, without a graph. All must call it at the same place."""
+    """The sum of the values of all processes, without a graph. All must call it in the same order."""
     total = own.detach().clone()
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(total)

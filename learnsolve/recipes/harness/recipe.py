@@ -1,8 +1,8 @@
-"""What a recipe derives from: `Recipe`, what the harness calls; `VectorRecipe`, with a batch of test vectors;
+"""Base classes of recipes: `Recipe`, which the harness calls; `VectorRecipe`, with a batch of test vectors;
 `Scheduled`, for changing learning rates.
 
-Every random number must be a function of (seed, stream, step, index), as in `normal_vectors`: then the step
-is the whole random state, a resumed run sees the same numbers, and so do several processes that share the
+Every random number must be a function of (seed, stream, step, index), as in `normal_vectors`. Then the step
+is the whole random state, and a resumed run sees the same numbers, as do several processes that share the
 work.
 """
 
@@ -33,16 +33,16 @@ class Outcome:
     """The result of a training."""
 
     numbers: dict[str, Any]  # for report.json
-    columns: list[str]  # of the final table
-    rows: list[list[Any]] = field(default_factory=list)  # their numbers are formatted where it is printed
+    columns: list[str]  # columns of the final table
+    rows: list[list[Any]] = field(default_factory=list)  # values are formatted when printed
     sentence: str = ""  # what was learned; `learned` in report.json
     figures: Mapping[str, Callable[[], Any]] = field(
         default_factory=dict
-    )  # further ones: file, what draws it
+    )  # further figures: file, function that draws it
     levels: Mapping[str, Iterable[Line]] = field(
         default_factory=dict
-    )  # to compare the `curves` with, by file
-    texts: dict[str, str] = field(default_factory=dict)  # content of files by name
+    )  # levels to compare the `curves` with, by file
+    texts: dict[str, str] = field(default_factory=dict)  # contents of files by name
 
 
 class Recipe:
@@ -51,12 +51,12 @@ class Recipe:
     Attributes
     ----------
     Settings : the dataclass of options, a subclass of RunSettings
-    columns : names of further columns of metrics.csv, for the numbers that `measure` returns
+    columns : names of further columns of metrics.csv, for the values that `measure` returns
     model : its parameters are learned, its state_dict is saved
-    curves : pictures of columns of metrics.csv, by file; with --seeds of means and bands
+    curves : figures of columns of metrics.csv, by file; with --seeds as means and bands
     where : a few words about the problem, for titles
-    files : names of all texts and pictures; a new run removes those of the last
-    finished : True ends the training before --steps; in several processes it is enough that one sets it
+    files : names of all texts and figures; a new run removes those of the previous one
+    finished : True ends the training before --steps; with several processes it suffices that one sets it
     lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
     advice : what to try when the loss diverges
     alone : what to do instead of training in several processes, which only a `VectorRecipe` supports
@@ -75,7 +75,7 @@ class Recipe:
     alone: ClassVar[str] = "start it without torchrun"
 
     def __init__(self, settings: Any):
-        """Build matrix, model and data; SettingError for what cannot work."""
+        """Build matrix, model and data; SettingError for settings that cannot work."""
         raise NotImplementedError
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -85,32 +85,32 @@ class Recipe:
     def loss(self, step: int) -> Tensor:
         """The training loss of `step`, a scalar that depends on the model's parameters.
 
-        Or a vector: the losses of trainings that run side by side on parameters of their own. Their mean is
-        recorded; the gradient is that of their sum, so that none depends on how many there are.
+        Or a vector: the losses of trainings that run side by side on separate parameters. Their mean is
+        recorded; the gradient is taken of their sum, so that no training depends on how many there are.
         """
         raise NotImplementedError
 
     def evaluate(self) -> float:
-        """The loss on held-out data, always the same."""
+        """The loss on held-out data, which are always the same."""
         raise NotImplementedError
 
     def measure(self, /) -> Sequence[float | None]:
-        """The numbers of `columns`, called after each `evaluate`, whose results it may use."""
+        """The values of `columns`; called after each `evaluate`, whose results it may use."""
         return ()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs besides model, optimizer and step; numbers and strings only."""
+        """The state of a resumed run besides model, optimizer and step; only numbers and strings."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
 
     def outcome(self, /) -> Outcome:
-        """Numbers, table and sentence about the trained model."""
+        """Values, table and sentence about the trained model."""
         raise NotImplementedError
 
     def figures(self, history: History, outcome: Outcome, /) -> Iterator[tuple[str, Any]]:
-        """(file name, matplotlib Figure) of each picture: `curves`, and those of the outcome."""
+        """(file name, matplotlib Figure) of each figure: `curves`, and the figures of the outcome."""
         for file, curves in self.curves.items():
             c = curves.of(self.settings)
             title, levels = f"{c.title}, {self.where}", outcome.levels.get(file, ())
@@ -124,10 +124,10 @@ class VectorRecipe(Recipe):
 
     Attributes
     ----------
-    count : number of test vectors of a step, in all processes
-    indices : those of this process: `share(count)` of `learnsolve.recipes.harness.parallel`. What a recipe
-        records, or stops by, over all training vectors it sums by `summed` from there
-    vector_dim : the axis of `vectors` along which they are counted
+    count : number of test vectors per step, over all processes
+    indices : the indices of this process: `share(count)` of `learnsolve.recipes.harness.parallel`. A quantity
+        over all training vectors that a recipe records, or stops by, must be summed by `summed` from there
+    vector_dim : the axis of `vectors` that counts them
     """
 
     count: int
@@ -135,16 +135,16 @@ class VectorRecipe(Recipe):
     vector_dim: ClassVar[int] = -1
 
     def vectors(self, step: int) -> Tensor:
-        """The test vectors `indices` of `step`, possibly none; or numbers by which `losses` finds them."""
+        """The test vectors `indices` of `step`, possibly none; or indices by which `losses` finds them."""
         raise NotImplementedError
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
-        """One loss for each of `vectors`. Over all vectors they sum to the loss of the step: for a mean, each
-        is divided by `count`."""
+        """One loss per vector in `vectors`. Over all vectors they sum to the loss of the step, so for a mean
+        each is divided by `count`."""
         raise NotImplementedError
 
     def total(self, vectors: Tensor, step: int) -> Tensor:
-        """The sum of `losses`; for recipes that can compute it at a lower cost than one by one."""
+        """The sum of `losses`; for recipes that can compute it faster than one by one."""
         return self.losses(vectors, step).sum()
 
     def loss(self, step: int) -> Tensor:
@@ -157,13 +157,13 @@ class VectorRecipe(Recipe):
 
 
 def network_facts(model: Any) -> dict[str, Any]:
-    """What report.json has of a network."""
+    """The entries of report.json about a network."""
     weights = sum(p.numel() for p in model.parameters())
     return {"class": type(model).__name__, "weights": weights, **model.settings()}
 
 
 def number_of_hardest(fraction: float, count: int) -> int:
-    """Of `count` vectors: ceil(fraction * count), for the fraction as it is written."""
+    """The number of vectors: ceil(fraction * count), with the fraction in decimal."""
     return math.ceil(Fraction(str(fraction)) * count)
 
 
@@ -186,7 +186,7 @@ def normal_vectors(
 ) -> Tensor:
     """The columns `indices` of step `step`, shape (n, len(indices)), from N(0, I); `rows` of them.
 
-    Drawn on the CPU in float64, whatever the dtype and device: those change the rounding, not the vectors.
+    Drawn on the CPU in float64, for every dtype and device, which only change the rounding.
     """
     generator = torch.Generator()
     columns = []

@@ -1,5 +1,5 @@
-"""What a user sees of a run: progress on the terminal, TensorBoard, and report.json, report.html and the
-pictures of a finished one."""
+"""The output of a run: progress on the terminal, TensorBoard, and, when finished, report.json, report.html
+and figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from learnsolve.recipes.harness.tables import printed
 
 TENSORBOARD = "tensorboard"  # the folder of event files
 FLUSH_SECONDS = 10
-WITHOUT = {"step", "learning_rate"}  # the axis; taken from the optimizer at every step
+WITHOUT = {"step", "learning_rate"}  # the axis; read from the optimizer at every step
 FIRST_LINE, LAST_INTERVAL = 2.0, 60.0  # seconds
 BAR_INTERVAL = 0.1
 STYLE = (
@@ -39,14 +39,14 @@ STYLE = (
 
 
 def versions() -> dict[str, Any]:
-    """The versions that the numbers were computed with."""
+    """The versions that computed the results."""
     return {**learnsolve.config(), **{name: need(name).__version__ for name in ("matplotlib", "safetensors")}}
 
 
 def write_report(
     folder: Path, name: str, recipe: Recipe, steps: int, seconds: float, training: Mapping[str, Any]
 ) -> Outcome:
-    """Evaluate the trained recipe, and write report.json (with `training`), the pictures and report.html."""
+    """Evaluate the trained recipe, and write report.json (with `training`), the figures and report.html."""
     history = read_metrics(folder)
     outcome = recipe.outcome()
     report = {
@@ -73,7 +73,7 @@ def write_report(
 def write_files(
     folder: Path, title: str, report: dict, outcome: Outcome, pictures: Mapping[str, bytes], settings: str
 ) -> None:
-    """Pictures and texts, report.html, and report.json, which shows that the run has ended."""
+    """Write figures and texts, report.html, and report.json, which marks the run as finished."""
     report |= {"table": {"columns": outcome.columns, "rows": outcome.rows}, "versions": versions()}
     for name, content in (*pictures.items(), *outcome.texts.items()):
         write_atomic(folder / name, content)
@@ -84,7 +84,7 @@ def write_files(
 def page(
     title: str, outcome: Outcome, pictures: Mapping[str, bytes], settings: str, versions: Mapping[str, Any]
 ) -> str:
-    """HTML of a run: what was learned, the final table, pictures (PNG), the settings as YAML and the
+    """HTML of a run: what was learned, the final table, figures (PNG), the settings as YAML and the
     versions."""
     head, *rows = printed(outcome)
     images = {name: base64.b64encode(content).decode() for name, content in pictures.items()}
@@ -110,8 +110,8 @@ def _row(tag: str, cells: list[str]) -> str:
 
 
 class TensorBoard:
-    """Writes events of the run in `folder` from its step `first` on. Those that an earlier writer has left
-    from there on, before the run was killed or resumed, are hidden."""
+    """Writes events of the run in `folder` from step `first` on. Later events of an earlier writer, left
+    before the run was killed or resumed, are hidden."""
 
     def __init__(self, folder: Path, first: int, optimizer: torch.optim.Optimizer | None = None):
         from torch.utils.tensorboard import SummaryWriter
@@ -128,7 +128,7 @@ class TensorBoard:
                 self._writer.add_scalar(name, value, row["step"])
 
     def end(self, step: int, pictures: Mapping[str, bytes], sentence: str, settings: str) -> None:
-        """Pictures (PNG), what was learned, and the settings."""
+        """Write figures (PNG), what was learned, and the settings."""
         image = need("matplotlib.image")
         for name, content in pictures.items():
             pixels = image.imread(io.BytesIO(content))
@@ -156,14 +156,14 @@ class Progress:
         self.due = self._start + self._interval
 
     def update(self, step: int, loss: float, now: float) -> None:
-        """`step` steps are done. Call it when `now` (time.perf_counter) has reached `due`."""
+        """Report `step` finished steps. Call it when `now` (time.perf_counter) has reached `due`."""
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
             self._bar.set_postfix_str(f"loss {loss:.6g}")
         else:
             left = (now - self._start) / max(step - self._first, 1) * (self._steps - step)
             self._print(step, loss, f", {left:.0f} s left")
-            # The interval doubles, so that a log of a day stays short.
+            # The interval doubles, so that the log of a long run stays short.
             self._interval = min(self._interval * 2, LAST_INTERVAL)
         self.due = now + self._interval
 

@@ -1,5 +1,5 @@
-"""A run: what a step minimizes, the training loop (step, watch, record, checkpoint), and from settings to
-report."""
+"""A run: the objective of a step, the training loop (step, watch, record, checkpoint), and the path from
+settings to report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Diverged(Together, RuntimeError):
 
 
 class Interrupted(Together):
-    """Ctrl-C or SIGTERM; a checkpoint has been written at `step`, of the run that `where` names."""
+    """Ctrl-C or SIGTERM; a checkpoint has been written at `step`, of the run named by `where`."""
 
     def __init__(self, step: int, where: str = ""):
         super().__init__(step)
@@ -52,18 +52,18 @@ class Interrupted(Together):
 
 @dataclass
 class Run:
-    """A training under way."""
+    """A training in progress."""
 
     folder: Path
     settings: RunSettings
     recipe: Recipe
     optimizer: torch.optim.Optimizer
-    step: int = 0  # optimizer steps that have been taken
-    first_loss: float | None = None  # before the first of them: divergence is judged by it
+    step: int = 0  # optimizer steps taken
+    first_loss: float | None = None  # before the first step, to detect divergence
     seconds: float = 0.0  # spent in training, over all resumptions
-    metrics_bytes: int = 0  # of metrics.csv that belong to the last checkpoint
+    metrics_bytes: int = 0  # size of metrics.csv at the last checkpoint
     group: Group = ALONE  # the processes that train; rank 0 writes
-    report: dict[str, Any] = field(default_factory=dict)  # numbers on the training itself, when it is done
+    report: dict[str, Any] = field(default_factory=dict)  # on the training itself, when finished
 
     def save(self, metrics: Metrics | None) -> None:
         if metrics is None:  # another process writes
@@ -78,8 +78,8 @@ class Run:
 
 
 def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Group = ALONE) -> Outcome | None:
-    """Train in the folder of the settings, new or resumed, and write the report; None in a process that does
-    not write."""
+    """Train in the folder of the settings, new or resumed, and write the report; returns None in a process
+    that does not write."""
     with group.together():
         recipe = Recipe(settings)
     run = Run(Path(settings.out), settings, recipe, recipe.optimizer(), group=group)
@@ -88,7 +88,7 @@ def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Gro
         if group.writes:
             start(settings, recipe.files, folders, lambda: _load(run))
     with group.together():
-        # After rank 0, which repairs what a kill has left.
+        # After rank 0, which repairs leftovers of a kill.
         if not group.writes and settings.resume is not None:
             _load(run)
     train(run)
@@ -99,7 +99,7 @@ def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Gro
 
 
 def start(settings: RunSettings, files: Iterable[str], folders: Iterable[str], load: Any = None) -> None:
-    """Prepare the folder of a new run, or of one that is resumed, after `load`; and write its settings."""
+    """Prepare the folder of a new run or, after `load`, of a resumed run, and write its settings."""
     folder, load = Path(settings.out), load or (lambda: None)
     try:
         if settings.resume is None:
@@ -131,13 +131,13 @@ def _load(run: Run) -> None:
 
 
 def train(run: Run) -> None:
-    """Take the remaining steps. The run is saved at its end, at intervals, and when it is interrupted.
+    """Take the remaining steps. The run is saved at its end, at intervals, and on interruption.
 
     Raises
     ------
     Diverged
-        when the loss is not finite, 10^4 times the first one, or below the recipe's bound. The last
-        checkpoint stays: it was taken where the loss was good.
+        when the loss is not finite, 10^4 times the first loss, or below the recipe's bound. The last
+        checkpoint, taken while the loss was good, remains.
     Interrupted
         after a checkpoint, on SIGINT or SIGTERM.
     """
@@ -171,7 +171,7 @@ def _steps(run: Run, objective: Objective, metrics: Metrics | None, progress: Pr
         clock() + shift for shift in (-run.seconds, settings.checkpoint_seconds, FLUSH_SECONDS)
     )
     while True:
-        for p in parameters:  # optimizer.zero_grad() at a tenth of its cost
+        for p in parameters:  # like optimizer.zero_grad(), 10 times faster
             p.grad = None
         loss = objective(run.step)
         (loss.sum() if loss.dim() else loss).backward()
@@ -185,7 +185,7 @@ def _steps(run: Run, objective: Objective, metrics: Metrics | None, progress: Pr
         _watch(run, value, norm)
         now = clock()
         run.seconds = now - start
-        # Weights are saved once their loss is checked, and before its row, which a resumed run writes again.
+        # Weights are saved after their loss is checked and before its row, which a resumed run writes again.
         done = run.step >= settings.steps or finished
         if done or stopping or now >= next_save:
             run.save(metrics)
@@ -213,22 +213,22 @@ def _watch(run: Run, loss: float, gradient_norm: float) -> None:
     limit = DIVERGED * first or sys.float_info.max  # a first loss of 0 gives no scale
     what = f"the training diverged: loss {loss:.6g} after {run.first_loss:.6g} at the start"
     if abs(loss) <= limit and gradient_norm < float("inf"):
-        if loss >= bound - 1e-6 * first:  # rounding may take a loss of zero below zero
+        if loss >= bound - 1e-6 * first:  # rounding may make a loss of zero negative
             return
         what = f"the loss {loss:.6g} is below its lower bound {bound:g}"
     raise Diverged(f"step {run.step}: {what}; {run.recipe.advice}", run.folder)
 
 
 class _Stop:
-    """Turns the first SIGINT or SIGTERM into a request; the second one ends the program as usual. With
-    `patient` all are requests: torchrun may send several, and kills a process that does not end."""
+    """Turns the first SIGINT or SIGTERM into a request; the second ends the program as usual. With `patient`
+    all are requests, because torchrun may send several, and kills a process that does not end."""
 
     def __init__(self, patient: bool):
         self.requested, self._patient = False, patient
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Stop:
-        # Only the main thread may set handlers; elsewhere the caller stops the run in its own way.
+        # Only the main thread may set handlers; in other threads the caller must stop the run itself.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._request)
@@ -245,8 +245,9 @@ class _Stop:
 
 
 class Objective:
-    """Call it with a step for the loss to differentiate. In several processes this is the part of this one,
-    and the gradients that `backward` leaves are those of the sum over all. `columns`: more of metrics.csv."""
+    """Call it with a step for the loss to differentiate. With several processes this is the part of this
+    process, and `backward` leaves the gradients of the sum over all. `columns`: further columns of
+    metrics.csv."""
 
     def __init__(self, recipe: Recipe, group: Group):
         self.recipe, self.group = recipe, group
@@ -266,7 +267,7 @@ class Objective:
         return self._loss(step, self.hardest, self.how)
 
     def measure(self) -> tuple[float, ...]:
-        """The numbers of `columns`, for the last step."""
+        """The values of `columns` for the last step."""
         return () if self._losses is None else (self._losses.double().sum().item(),)
 
     def _part(self, step: int, chosen: int, how: str) -> Tensor:
@@ -280,7 +281,7 @@ class Objective:
         self._losses = losses.detach()
         if self.group.size > 1:
             self._losses = self.group.gathered(self._losses, recipe.indices, self.count)
-        # Stable: of equal losses, those with the smaller indices.
+        # Stable: ties go to the smaller indices.
         hardest = torch.sort(self._losses, descending=True, stable=True).indices[:chosen].sort().values
         if self.group.size > 1:
             own = (hardest >= recipe.indices.start) & (hardest < recipe.indices.stop)
@@ -291,14 +292,14 @@ class Objective:
         return recipe.total(vectors.index_select(recipe.vector_dim, hardest), step) * scale
 
     def report(self, step: int, seconds: float) -> dict[str, Any]:
-        """Numbers for report.json. All processes must call it; `seconds` is the time of a step."""
+        """Values for report.json. All processes must call it; `seconds` is the time of a step."""
         processes: dict[str, Any] = {"processes": self.group.size}
         if self.hardest == self.count:
             return processes
         repeats = self.group.of_first(REPEATS if seconds < LONG else 1)
         variants = {"all": (self.count, "two"), "two": (self.hardest, "two"), "one": (self.hardest, "one")}
         times: dict[str, list[float]] = {name: [] for name in variants}
-        for turn in range(repeats + (repeats > 1)):  # in turns; the first one builds plans
+        for turn in range(repeats + (repeats > 1)):  # alternating; the first run builds plans
             for name, variant in variants.items():
                 start = time.perf_counter()
                 loss = self._loss(step, *variant)
@@ -313,8 +314,8 @@ class Objective:
 
 
 class _Part(torch.nn.Module):
-    """This process's part of the loss as a module, for DistributedDataParallel. Parameters only: buffers,
-    such as the arrays of a pattern, would be sent at each step."""
+    """This process's part of the loss as a module, for DistributedDataParallel. Only with parameters:
+    buffers, such as the arrays of a pattern, would be sent at each step."""
 
     def __init__(self, model: torch.nn.Module, part: Any):
         super().__init__()
@@ -326,6 +327,6 @@ class _Part(torch.nn.Module):
 
 
 def _summed(state, bucket):  # without annotations: those that torch checks differ between its versions
-    """The sum of all processes' gradients, where DistributedDataParallel takes their mean by itself."""
+    """The sum of the gradients of all processes; DistributedDataParallel's default is the mean."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])  # type: ignore[union-attr]

@@ -1,6 +1,7 @@
-"""`--seeds N`: a recipe is trained N times, with a seed and a folder for each, and the results summarized.
+"""`--seeds N`: a recipe is trained N times, each time with its own seed and folder, and the results are
+summarized.
 
-Every run is an ordinary one, in the folder `seed-S` below --out, and can be read and resumed by itself. The
+Every run is an ordinary run in the folder `seed-S` below --out, and can be read and resumed separately. The
 summary has means and deviations of the runs' reports, tables and curves.
 """
 
@@ -26,19 +27,19 @@ from learnsolve.recipes.harness.report import write_files
 from learnsolve.recipes.harness.run import Diverged, Interrupted, start, train_one
 from learnsolve.recipes.harness.settings import RunSettings, SettingError
 
-# What a finished run's report.json must have.
+# Required entries of report.json of a finished run.
 NEEDED = {"steps", "final_loss", "held_out_loss", "seconds", "table"}
 PICTURES = ("seeds.png",)
 EACH = ("steps", "final_loss", "held_out_loss", "seconds", "learned")
 
 
 def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outcome:
-    """Train with each seed, one after another, and write the summary. Runs that are finished are kept.
+    """Train with each seed, one after another, and write the summary. Finished runs are kept.
 
     Raises
     ------
     Diverged, Interrupted
-        by the first run that does, with its seed. Finished runs and the checkpoint of this one stay.
+        from the first run that raises it, with its seed. Finished runs and the checkpoint of this one stay.
     """
     folder = Path(settings.out)
     runs = [
@@ -62,7 +63,7 @@ def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outco
 
 
 def finished(folder: Path, steps: int) -> dict[str, Any] | None:
-    """The report of the run in a folder, if it needs no more steps. (A run that is resumed loses its own.)"""
+    """The report of the run in a folder, if it needs no more steps. (Resuming a run deletes its report.)"""
     try:
         report = json.loads((folder / checkpoint.REPORT).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -73,7 +74,8 @@ def finished(folder: Path, steps: int) -> dict[str, Any] | None:
 
 
 def _continued(run: RunSettings) -> RunSettings:
-    """The run, resumed if it has a checkpoint. What a kill has left before the first one is replaced."""
+    """The run, resumed if it has a checkpoint. Leftovers of a kill before the first checkpoint are
+    replaced."""
     if (Path(run.out) / checkpoint.TENSORS).exists():
         return dataclasses.replace(run, resume=run.out)
     return dataclasses.replace(run, overwrite=(Path(run.out) / checkpoint.LIST).exists())
@@ -91,8 +93,8 @@ def _train(name: str, Recipe: type[Recipe], run: RunSettings) -> None:
 def write_summary(
     folder: Path, name: str, recipe: type[Recipe], settings: RunSettings, reports: Mapping[int, dict]
 ) -> Outcome:
-    """Write metrics.csv, report.json, report.html and the pictures of the runs, whose reports are given by
-    their seeds, and return the table of means and deviations."""
+    """Write metrics.csv, report.json, report.html and the figures of the runs, whose reports are given by
+    seed, and return the table of means and deviations."""
     histories = [read_metrics(folder / f"seed-{seed}") for seed in reports]
     which = f"{len(reports)} seeds, {min(reports)} to {max(reports)}"
     outcome = outcome_of(list(reports.values()), which)
@@ -118,7 +120,7 @@ def write_summary(
 
 
 def mean_std(values: Sequence[float]) -> str:
-    """Mean and sample standard deviation, or the value that all have.
+    """Mean and sample standard deviation, or the common value.
 
     Examples
     --------
@@ -130,8 +132,8 @@ def mean_std(values: Sequence[float]) -> str:
 
 
 def merged(values: Sequence[Any]) -> Any:
-    """One value for those of several runs, in depth: what all have; of numbers their mean and deviation; else
-    a list.
+    """Combine the values of several runs, recursively: a common value; for numbers, mean and deviation;
+    otherwise a list.
 
     Examples
     --------
@@ -151,7 +153,7 @@ def merged(values: Sequence[Any]) -> Any:
 
 
 def outcome_of(reports: Sequence[dict[str, Any]], which: str) -> Outcome:
-    """The final tables of the runs as one, row by row of the same name."""
+    """The final tables of the runs combined, by row name."""
     held_out = mean_std([report["held_out_loss"] for report in reports])
     sentence = f"Held-out loss {held_out}, mean and standard deviation of {which}."
     rows: dict[str, list[list[Any]]] = {}  # of all runs, by name
@@ -162,7 +164,7 @@ def outcome_of(reports: Sequence[dict[str, Any]], which: str) -> Outcome:
 
 
 def one_cell(entries: Sequence[Any]) -> str:
-    """A cell of the table of several runs. Of "12.1 ± 0.3", the mean over matrices, the first number counts.
+    """A cell of the combined table. Of "12.1 ± 0.3", the mean over matrices, the first number is used.
 
     Examples
     --------
@@ -191,7 +193,7 @@ def common(histories: Sequence[History], column: str) -> tuple[np.ndarray, np.nd
 
 
 def mean_metrics(histories: Sequence[History]) -> str:
-    """metrics.csv of the means, and behind the columns of a run NAME_std, the standard deviations."""
+    """metrics.csv of the means, followed by columns NAME_std with the standard deviations."""
     names = [name for name in histories[0] if name != "step"]
     order = ["step", *names, *(f"{name}_std" for name in names if name != "seconds")]
     rows: list[dict[str, Any]] = [
@@ -219,8 +221,9 @@ def curves_figure(title: str, curves: Curves, histories: Sequence[History]) -> A
 
 
 def statistics_of(values: np.ndarray, log: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean over the runs and both ends of its band; on a logarithmic axis those of the logarithms, so that
-    the band stays positive. What is zero or below counts there as the smallest positive number of all."""
+    """Mean over the runs and both ends of its band; on a logarithmic axis, of the logarithms, so that the
+    band stays positive. Values that are not positive are then replaced by the smallest positive value of
+    all."""
     if log:
         positive = values[values > 0]
         values = np.log(np.maximum(values, positive.min() if positive.size else 1.0))

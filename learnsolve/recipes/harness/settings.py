@@ -1,4 +1,4 @@
-"""Options that recipes share, and what checks them. Errors are one sentence that names option and remedy."""
+"""Options shared by recipes, and their checks. Errors are one sentence that names option and remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 MOST_THREADS = 1024
-IDENTITY_LIMIT = 4096  # unknowns: n columns of n numbers, 128 MiB in float64, and several times that in use
+IDENTITY_LIMIT = 4096  # unknowns: n columns of n values, 128 MiB in float64, and several times that in use
 HELD_OUT_VECTORS = 100
 
 
@@ -45,39 +45,39 @@ class RunSettings:
     Parameters
     ----------
     steps : int
-        Optimizer steps in all; when a run is resumed this counts from its first step.
+        Total number of optimizer steps, including those before a run was resumed.
     lr : float
         Learning rate of the optimizer.
     dtype : str
-        Floating-point type of the matrix, the vectors and what is learned.
+        Floating-point type of the matrix, the vectors and the parameters.
     device : str
-        Where to compute: cpu, cuda, cuda:N, or auto for cuda where torch sees a GPU.
+        Where to compute: cpu, cuda, cuda:N, or auto for cuda if torch sees a GPU.
     threads : int
         Threads that torch may use; null leaves torch's own number.
     seed : int
-        All random numbers follow from it.
+        Determines all random numbers.
     seeds : int
-        Train this number of times, with --seed, --seed + 1 and so on, each in a folder of its own below
-        --out; the report has means and standard deviations.
+        Train this number of times, with --seed, --seed + 1 and so on, each in its own folder below --out; the
+        report has means and standard deviations.
     evaluate_every : int
         Steps between evaluations of the loss on held-out data.
     checkpoint_seconds : float
-        Seconds between checkpoints while training; 0 writes one at every step.
+        Seconds between checkpoints during training; 0 writes one at every step.
     out : str
-        Folder for the results, made if it does not exist.
+        Folder for the results, created if it does not exist.
     resume : str
         Continue the run in this folder with its settings; only --steps, and options that do not change the
-        numbers, may be given again.
+        results, may be given again.
     overwrite : bool
         Replace the run that is already in --out.
     quiet : bool
         No progress on the terminal, only the final table.
     logger : str
-        Where to send losses, learning rate and pictures too; tensorboard: events in --out/tensorboard.
+        Additional log of losses, learning rate and figures; tensorboard: events in --out/tensorboard.
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {}  # second names of options on the command line
-    SIDE_BY_SIDE: ClassVar[bool] = False  # whether one run trains all --seeds by itself
+    SIDE_BY_SIDE: ClassVar[bool] = False  # whether one run trains all --seeds
 
     steps: int = 100
     lr: float = 1e-2
@@ -131,16 +131,16 @@ class VectorSettings(RunSettings):
     Parameters
     ----------
     hard_fraction : float
-        Learn in each step only from this fraction of the test vectors, those with the largest losses.
+        In each step, learn only from this fraction of the test vectors, those with the largest losses.
     hard_pass : str
-        With --hard_fraction: two computes the losses of all vectors without a graph, then those of the
-        hardest again; one computes all with a graph, and gives zeros to the backward of the others.
+        With --hard_fraction: two computes the losses of all vectors without a graph, then the hardest again;
+        one computes all with a graph, and gives zero cotangents to the others.
     test_vectors : int
-        How many random test vectors, or identity for the columns of I, which give the exact expectation.
+        Number of random test vectors, or identity for the columns of I, which give the exact expectation.
     resample : bool
-        Draw other test vectors at every step instead of a fixed set.
+        Draw new test vectors at every step instead of a fixed set.
     held_out : int
-        Random vectors to evaluate on; null for as many as test vectors, at most 100.
+        Number of random vectors to evaluate on; null for as many as test vectors, at most 100.
     """
 
     hard_fraction: float = 1.0
@@ -168,8 +168,8 @@ class VectorSettings(RunSettings):
         at_least(self, 1, "held_out")
 
     def check_vectors(self, n: int, arrays: int) -> None:
-        """Reject vectors of n numbers for which the free memory is too small; a step holds `arrays` arrays of
-        their size."""
+        """Reject vectors of n elements for which the free memory is too small; a step holds `arrays` arrays
+        of their size."""
         vectors = self.test_vectors
         if vectors == "identity" and n > IDENTITY_LIMIT:
             raise SettingError(
@@ -182,7 +182,7 @@ class VectorSettings(RunSettings):
 
 
 def at_least(settings: Any, minimum: int, *options: str) -> None:
-    """Options, or the entries of lists; null passes, here and below."""
+    """Options, or the entries of lists, must be at least `minimum`; null is accepted, here and below."""
     for option in options:
         values = getattr(settings, option)
         for value in values if isinstance(values, list) else [values]:
@@ -208,8 +208,8 @@ def check_tolerances(tolerances: list[float]) -> None:
 
 
 def about_option(error: Exception, options: Mapping[str, str], otherwise: str = "") -> SettingError:
-    """The library's `error`, "function: argument must ...", of the option that `options` has for the
-    argument; of `otherwise` if it has none."""
+    """The library's `error`, "function: argument must ...", as an error of the option that `options` has for
+    the argument, or of `otherwise` if it has none."""
     message = " ".join(str(error).split())
     named = re.match(r"[\w.]+: (\w+)", message)
     option = options.get(named[1], otherwise) if named else otherwise
@@ -217,7 +217,7 @@ def about_option(error: Exception, options: Mapping[str, str], otherwise: str = 
 
 
 def check_memory(what: str, count: float, settings: RunSettings, remedy: str) -> None:
-    """Reject `what`, which needs memory for `count` numbers, if less is free."""
+    """Reject `what`, which needs memory for `count` elements, if less is free."""
     needed, free = count * settings.torch_dtype.itemsize, free_memory(settings.device)
     if needed > free:
         raise SettingError(
@@ -226,7 +226,7 @@ def check_memory(what: str, count: float, settings: RunSettings, remedy: str) ->
 
 
 def free_memory(device: str) -> float:
-    """Bytes that are free on the device; infinity where the system does not say."""
+    """Free bytes on the device; infinity if unknown."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

@@ -1,5 +1,5 @@
 """Tables as data: columns by header, each a key of a row or a function of it. `flat` gives the rows of an
-`Evaluation`, `cells` those that a tolerance adds to a line."""
+`Evaluation`, `cells` the cells that a tolerance adds to a line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from learnsolve.recipes.harness.recipe import Outcome
 
 LEARNED = "learned"
-AMG_COARSE = 100  # rows that AMG solves directly, at most
+AMG_COARSE = 100  # maximum number of rows that AMG solves directly
 
 Row = dict[str, Any]
 Column = str | Callable[[Row], Any]
@@ -27,7 +27,7 @@ def tabulate(
     rows: Iterable[Row], columns: Mapping[str, Column], each: Callable[[Row], Row] | None = None
 ) -> tuple[list[str], list[list[Any]]]:
     """The headers, and a line for each name, which is the first column: the `columns` of its first row, then
-    what `each` gives of every row, by header. None is an empty cell."""
+    the result of `each` for every row, by header. None is an empty cell."""
     heads, lines = list(columns), {}
     for row in rows:
         line = [column(row) if callable(column) else row[column] for column in columns.values()]
@@ -57,21 +57,21 @@ def table(outcome: Outcome) -> str:
 
 
 def compare(A: Any, b: Any, M: Mapping[str, Any], rtol: Sequence[float], **options: Any) -> Evaluation:
-    """`evaluate`, where a preconditioner that fails has a row that says so, in place of warnings."""
+    """`evaluate` in which a failing preconditioner gets a row that says so, instead of warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return evaluate(A, b, dict(M), rtol=rtol, on_error="row", **options)  # type: ignore[arg-type]
 
 
 def with_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
-    """The candidates and AMG for n rows, of several levels also where the matrix is small: on one, it is a
-    direct solve."""
+    """The candidates and AMG for n rows, with several levels even for small matrices, since on one level AMG
+    is a direct solve."""
     coarse = max(1, min(AMG_COARSE, n // 8))
     return candidates | {"AMG": partial(preconditioners.AMG, max_coarse=coarse)}
 
 
 def flat(evaluation: Evaluation, **which: Any) -> list[Row]:
-    """The rows of an evaluation, a number in each column; `which` are columns in front of them."""
+    """The rows of an evaluation, one value per column, preceded by the columns `which`."""
     rows = []
     for row in evaluation.rows:
         line = which | {key: getattr(row, key) for key in ("preconditioner", "rtol", "systems", "converged")}
@@ -84,7 +84,7 @@ def flat(evaluation: Evaluation, **which: Any) -> list[Row]:
 
 
 def iterations(row: Row) -> str:
-    """Mean and deviation; or how many systems reached the tolerance, if some did not."""
+    """Mean and deviation, or the number of systems that reached the tolerance if some did not."""
     if row["converged"] < row["systems"]:
         return f"{row['converged']}/{row['systems']} reached"
     return f"{row['iterations']:.1f}" + (f" ± {row['iterations_std']:.1f}" if row["systems"] > 1 else "")
@@ -95,7 +95,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def cells(row: Row) -> Row:
-    """Of a tolerance, for `tabulate`; of a rule that `rtol` names, without seconds."""
+    """The cells of a tolerance, for `tabulate`; without seconds for a rule named by `rtol`."""
     if isinstance(row["rtol"], str):
         return {row["rtol"]: iterations(row)}
     return {f"iterations {row['rtol']:.0e}": iterations(row), "ms": milliseconds(row["seconds"])}

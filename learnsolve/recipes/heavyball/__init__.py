@@ -21,14 +21,14 @@ from learnsolve.recipes.heavyball.results import outcome_of
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
 from learnsolve.recipes.matrix.problem import grid_of
 
-BUFFERS = 6  # arrays of the vectors' size that a step holds beside one a sweep
+BUFFERS = 6  # arrays of the vectors' size per step, in addition to one per sweep
 
 
 @dataclass
 class HeavyballSettings(MatrixSettings):
     """Learn the two parameters of x <- x + alpha (b - A x) + beta (x - x_before), for a number of sweeps.
 
-    The loss is the energy e^T A e of the error that the sweeps leave of a random vector from N(0, I), as the
+    The loss is the energy e^T A e of the error after the sweeps from a random vector from N(0, I), as the
     mean over the test vectors.
 
     Parameters
@@ -100,7 +100,7 @@ class HeavyballRecipe(MatrixRecipe):
 
     @torch.no_grad()
     def held_out_energy(self, alpha: float, beta: float) -> float:
-        """Energy per held-out vector that the sweeps of the loss leave with other parameters."""
+        """Energy per held-out vector after the sweeps of the loss with other parameters."""
         E, sweeps = self.held_out, self.settings.sweeps
         x = solvers.heavyball(self.A, torch.zeros_like(E), E, alpha=alpha, beta=beta, iterations=sweeps).x
         return (x * (self.A @ x)).sum().item()

@@ -1,4 +1,4 @@
-r"""The heavy ball without iterating: what it leaves of a white error, and its best parameters, by formula.
+r"""The heavy ball in closed form: the mean energy of a white error after it, and its best parameters.
 
 On an eigenvector of A with eigenvalue :math:`\lambda` the method with b = 0 is the recurrence
 
@@ -20,11 +20,11 @@ from torch import Tensor
 from learnsolve.matrix.csr import CSR
 
 EIGENVALUE_LIMIT = 2048  # unknowns, dense: 32 MiB and a second
-GRID = 61  # points along each parameter where the search for the best ones begins
+GRID = 61  # points per parameter of the initial search grid
 
 
 def eigenvalues(A: CSR) -> Tensor | None:
-    """All of them, (..., n) in float64 on the CPU, ascending; None where the matrix is too large."""
+    """All eigenvalues, (..., n) in float64 on the CPU, ascending; None if the matrix is too large."""
     if A.shape[0] > EIGENVALUE_LIMIT:
         return None
     return torch.linalg.eigvalsh(A.detach().to(device="cpu", dtype=torch.float64).to_dense())
@@ -33,7 +33,7 @@ def eigenvalues(A: CSR) -> Tensor | None:
 def expected_energy(spectrum: Tensor, alpha: Any, beta: Any, sweeps: int) -> Tensor:
     """Mean of e^T A e after the sweeps over e ~ N(0, I), shape (...), for eigenvalues (..., n).
 
-    `alpha` and `beta` are numbers or Tensors that broadcast with (...). Differentiable.
+    `alpha` and `beta` are floats or Tensors that broadcast with (...). Differentiable.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def expected_energy(spectrum: Tensor, alpha: Any, beta: Any, sweeps: int) -> Ten
 
 
 def convergence_factor(spectrum: Tensor, alpha: float, beta: float) -> float:
-    r"""The factor by which an error shrinks in the end: the largest root of
+    r"""The asymptotic factor by which an error shrinks: the largest root of
     :math:`z^2 - (1 + \beta - \alpha \lambda) z + \beta`.
 
     Examples
@@ -69,8 +69,8 @@ def best_parameters(spectrum: Tensor, sweeps: int, scale: Tensor | float = 1.0) 
 
     Parameters
     ----------
-    spectrum : (n,), or (matrices, n) for one pair for several: the mean of their relative energies
-    scale : a matrix takes alpha times this; () or (matrices,)
+    spectrum : (n,), or (matrices, n) for a common pair: the mean of their relative energies
+    scale : alpha is multiplied by this for each matrix; () or (matrices,)
 
     Returns
     -------

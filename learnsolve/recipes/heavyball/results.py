@@ -1,6 +1,6 @@
 """The learned heavy-ball parameters compared with those given by formulas.
 
-Pictures: loss (figure 5 of the paper), parameters (figure 6), residuals.
+Figures: loss (figure 5 of the paper), parameters (figure 6), residuals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from learnsolve.recipes.matrix.problem import facts
 if TYPE_CHECKING:
     from learnsolve.recipes.heavyball import HeavyballRecipe
 
-SWEEPS = 60  # of the curves
+SWEEPS = 60  # sweeps shown by the curves
 COLUMNS = {
     **{"parameters": "name", "alpha": "alpha", "beta": "beta", "loss per vector": "held_out_loss"},
     **{"expected loss": "expected_loss", "convergence factor": "convergence_factor"},
@@ -33,11 +33,11 @@ COLUMNS = {
 
 
 def ends_of(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
-    """The smallest and the largest eigenvalue; None if they would take long to find."""
+    """The smallest and the largest eigenvalue; None if they take too long to compute."""
     if spectrum is not None:
         return spectrum[[0, -1]]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # what has not converged is left out
+        warnings.simplefilter("ignore", RuntimeWarning)  # unconverged values are left out
         estimate = extreme_eigenvalues(recipe.A.detach(), rtol=1e-3)
     return torch.stack((estimate.smallest, estimate.largest)).cpu().double() if estimate.converged else None
 
@@ -106,7 +106,7 @@ def sentence_of(compared: dict[str, Row], sweeps: int) -> str:
 
 
 def parameters(compared: Mapping[str, Row], *keys: str) -> Iterator[Line]:
-    """The values of alpha and beta that formulas give."""
+    """The values of alpha and beta from formulas."""
     for key, symbol, color in zip(keys, (r"$\alpha$", r"$\beta$"), COLORS, strict=False):
         for name, record in compared.items():
             if name.startswith(("asymptotic", "best")):

@@ -24,8 +24,8 @@ from learnsolve.recipes.heavyball_network.results import ALPHA, BETA, outcome_of
 class HeavyballNetworkSettings(VectorSettings):
     """Learn a graph network that predicts alpha and beta of the heavy ball from the matrix.
 
-    It learns over a family of matrices. The loss is the energy e^T A e of the error that the sweeps leave,
-    relative to the energy before them, as the mean over the matrices; other matrices are held out.
+    It learns over a family of matrices. The loss is the energy e^T A e of the error after the sweeps,
+    relative to the initial energy, as the mean over the matrices; other matrices are held out.
 
     Parameters
     ----------
@@ -34,11 +34,11 @@ class HeavyballNetworkSettings(VectorSettings):
     sweeps : int
         Sweeps in the loss; null for three quarters of the number of points along the grid's longest axis.
     test_vectors : int
-        How many random test vectors for each matrix, or identity for the columns of I, which give the exact
+        Number of random test vectors per matrix, or identity for the columns of I, which give the exact
         expectation.
     held_out : int
-        Random vectors to evaluate on, for each held-out matrix; null for as many as test vectors, at most
-        100.
+        Number of random vectors to evaluate on, per held-out matrix; null for as many as test vectors, at
+        most 100.
     family : str
         Anisotropic problems of random strength and angle, or diffusion with random coefficients.
     grid : list[int]
@@ -79,8 +79,8 @@ class HeavyballNetworkSettings(VectorSettings):
 class HeavyballNetworkRecipe(VectorRecipe):
     """A network for a family of matrices, which are the batch axis of all tensors.
 
-    What a `VectorRecipe` counts as vectors are the matrices, each with all of its test vectors: `vectors` are
-    their numbers among those of this process.
+    The vectors of a `VectorRecipe` are here the matrices, each with all of its test vectors: `vectors` are
+    their indices among the matrices of this process.
     """
 
     Settings = HeavyballNetworkSettings
@@ -116,7 +116,7 @@ class HeavyballNetworkRecipe(VectorRecipe):
         self.held_out = self._vectors(self.others, others, settings.held_out or 0, HELD_OUT, 0)
 
     def _vectors(self, A: CSR, indices: range, count: int | str, stream: int, step: int) -> Tensor:
-        """(matrices, n, vectors) with a total energy of one for each matrix; `indices` are the matrices'."""
+        """(matrices, n, vectors) with a total energy of one per matrix; `indices` select the matrices."""
         n, matrices = A.shape[0], len(indices)
         if isinstance(count, str):
             E = torch.eye(n, dtype=A.dtype, device=A.device).expand(matrices, n, n)
@@ -135,7 +135,7 @@ class HeavyballNetworkRecipe(VectorRecipe):
         return self._parts(vectors, step).sum() / self.count
 
     def _parts(self, which: Tensor, step: int) -> Tensor:
-        """The fraction of its energy that is left of the vectors of each of these matrices."""
+        """The remaining fraction of the energy of the vectors, for each of these matrices."""
         A, E = self._own, self._of_step(step)
         if len(which) < len(E):
             A, E = A.with_values(A.values[which]), E[which]
@@ -167,6 +167,6 @@ class HeavyballNetworkRecipe(VectorRecipe):
 
     @torch.no_grad()
     def measure(self) -> list[float | None]:
-        """alpha, times the matrix's norm, and beta: means over the held-out matrices."""
+        """alpha times the norm of the matrix, and beta: means over the held-out matrices."""
         scaled, beta = self.model.scaled(self.others)  # type: ignore[operator]
         return [scaled.mean().item(), beta.mean().item()]

@@ -18,13 +18,14 @@ from learnsolve.recipes.harness.settings import SettingError
 if TYPE_CHECKING:
     from learnsolve.recipes.heavyball_network import HeavyballNetworkSettings
 
-EPSILON = (1e-3, 1.0)  # of the anisotropic family, evenly in the logarithm; angles are even
-CONTRAST = (1.0, 1e3)  # of the diffusion family, evenly in the logarithm; then coefficients as in problem.py
+EPSILON = (1e-3, 1.0)  # for the anisotropic family, log-uniform; angles are uniform
+CONTRAST = (1.0, 1e3)  # for the diffusion family, log-uniform; then coefficients as in problem.py
 FEATURES = 3
 
 
 def family(settings: HeavyballNetworkSettings, count: int, part: int) -> CSR:
-    """Matrices 0 .. count - 1 of a part of the family, values (count, nnz); each follows from its index."""
+    """Matrices 0 .. count - 1 of a part of the family, values (count, nnz); each depends only on its
+    index."""
     matrices = [_one(settings, part, index) for index in range(count)]
     values = torch.stack([A.values for A in matrices]).to(settings.torch_dtype)
     return CSR(values, matrices[0].pattern).to(device=settings.device)
@@ -58,7 +59,7 @@ class ParameterNetwork(torch.nn.Module):
 
     .. math:: X \leftarrow \mathrm{silu}(\hat A X W_k + X U_k + c_k),
 
-    then mean, smallest and largest over the grid points, and a layer with two results u and v:
+    then the mean, minimum and maximum over the grid points, and a layer with two outputs u and v:
 
     .. math:: \beta = \sigma(v), \quad \alpha = \sigma(u)\, 2 (1 + \beta) / \|A\|_\infty.
 
@@ -72,7 +73,7 @@ class ParameterNetwork(torch.nn.Module):
     Parameters
     ----------
     layers, hidden : rounds of message passing, width of the hidden layers
-    seed : weights follow from it
+    seed : determines the weights
     """
 
     def __init__(self, layers: int, hidden: int, *, seed: int, dtype: torch.dtype):
@@ -91,7 +92,7 @@ class ParameterNetwork(torch.nn.Module):
             self.last.weight.mul_(0.1)  # near beta = 1/2 for every matrix
 
     def scaled(self, A: CSR) -> tuple[Tensor, Tensor]:
-        """alpha times the bound, and beta, each of A's batch shape."""
+        """alpha times the bound, and beta, each with A's batch shape."""
         size = bound(A).unsqueeze(-1)
         H = A.with_values(A.values / size)
         ones = torch.ones((*H.batch_shape, H.shape[0], 1), dtype=A.dtype, device=A.device)

@@ -1,6 +1,6 @@
 """The predicted heavy-ball parameters compared with those given by formulas, for the held-out matrices.
 
-Pictures: loss, parameters, predicted against best ones.
+Figures: loss, parameters, predicted against best parameters.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 ALPHA, BETA = r"step size $\alpha\,\|A\|_\infty$", r"momentum $\beta$"
 COLUMNS = {"parameters": "name", "alpha ||A||": "scaled_alpha", "beta": "beta"}
-ENERGIES = {"energy left": "expected_loss", "largest": "largest"}  # where eigenvalues are known
+ENERGIES = {"energy left": "expected_loss", "largest": "largest"}  # if eigenvalues are known
 
 
 @torch.no_grad()
 def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
-    """All by formula, for the held-out matrices: energies after the sweeps, relative to those before."""
+    """Closed-form energies after the sweeps for the held-out matrices, relative to the initial energies."""
     settings, sweeps, A = recipe.settings, recipe.settings.sweeps or 0, recipe.A
     training, spectrum = eigenvalues(A), eigenvalues(recipe.others)
     sizes = bound(recipe.others).cpu().double()

@@ -23,9 +23,9 @@ from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings
 
 @dataclass
 class JacobiSettings(MatrixSettings):
-    """Learn one weight w_i for every row of x <- x + w D^-1 (b - A x).
+    """Learn one weight w_i per row of x <- x + w D^-1 (b - A x).
 
-    The loss is the energy e^T A e of the error that one sweep leaves of a random vector from N(0, I), as the
+    The loss is the energy e^T A e of the error after one sweep from a random vector from N(0, I), as the
     mean over the test vectors; it is reported per test vector.
 
     Parameters
@@ -75,7 +75,7 @@ class JacobiRecipe(MatrixRecipe):
 
     @torch.no_grad()
     def held_out_energy(self, weight: Tensor | float) -> float:
-        """Energy per held-out vector that the sweeps of the loss leave with `weight`."""
+        """Energy per held-out vector after the sweeps of the loss with `weight`."""
         return quadratic_form(self.A, self.after(self.held_out, weight, self.A), symmetric=True).item()
 
     def after(self, E: Tensor, weight: Tensor | float, A: Any) -> Tensor:
@@ -83,5 +83,5 @@ class JacobiRecipe(MatrixRecipe):
         zeros = self._zeros if E.shape == self._zeros.shape else torch.zeros_like(E)
         sweeps = self.settings.sweeps
         if isinstance(weight, Tensor) and sweeps > 1:
-            weight = weight.unsqueeze(0)  # in full: for as many sweeps as rows it could be one a sweep
+            weight = weight.unsqueeze(0)  # in full: (n,) could mean one per sweep if sweeps = n
         return solvers.jacobi(A, zeros, E, weight=weight, iterations=sweeps).x

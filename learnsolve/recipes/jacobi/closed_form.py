@@ -55,7 +55,7 @@ def optimal_weights(A: CSR) -> Tensor | None:
     diagonal = M.diagonal()
     if not (diagonal > 0).all():
         return None
-    # Scaled to a unit diagonal, which makes the condition number that of the couplings alone.
+    # Scaled to a unit diagonal, so that the condition number depends only on the couplings.
     scale = 1 / np.sqrt(diagonal)
     scaled = scipy.sparse.diags_array(scale) @ M @ scipy.sparse.diags_array(scale)
     y, failed = scipy.sparse.linalg.cg(scaled, scale * rhs, rtol=1e-13, maxiter=2000)

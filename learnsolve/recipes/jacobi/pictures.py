@@ -1,4 +1,4 @@
-"""The pictures of the recipe: errors that the sweeps leave, and the weights (figure 4 of the paper)."""
+"""The figures of the recipe: errors after the sweeps, and the weights (figure 4 of the paper)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def energy_figure(title: str, compared: dict[str, Row], each: dict[str, Any], be
     for k, name in enumerate(names):
         color = look(name)["color"]
         axes.barh(k, errors[name], height=0.62, color=color, alpha=0.55 if name == LEARNED else 0.3)
-        # Beside one another, evenly: their order within the bar has no meaning.
+        # Evenly spaced: their order within the bar has no meaning.
         offsets = (np.arange(len(each[name])) * 0.618 % 1 - 0.5) * 0.5
         axes.plot(each[name], k + offsets, linestyle="none", marker=".", markersize=2.5, color=color)
         axes.plot([errors[name]] * 2, [k - 0.31, k + 0.31], color=color, linewidth=2.5)
@@ -38,7 +38,7 @@ def energy_figure(title: str, compared: dict[str, Row], each: dict[str, Any], be
 
 
 def weights_figure(title: str, weights: dict[str, Tensor | float], grid: tuple[int, ...] | None) -> Any:
-    """The weights over the points; on grids of more axes as images."""
+    """The weights over the points; for grids with several axes as images."""
     vectors = {name: w.cpu() for name, w in weights.items() if isinstance(w, Tensor)}
     if grid and len(grid) > 1 and min(grid) > 1:
         return weights_image(title, vectors, grid)
@@ -55,7 +55,7 @@ def weights_figure(title: str, weights: dict[str, Tensor | float], grid: tuple[i
 
 
 def weights_image(title: str, vectors: dict[str, Tensor], grid: tuple[int, ...]) -> Any:
-    """The grid's weights, in 3D those of the middle slice; next to the closed-form ones on one scale."""
+    """The weights on the grid (in 3D the middle slice), next to the closed-form weights on the same scale."""
     images, ylabel = {name: w.reshape(grid).numpy() for name, w in vectors.items()}, "first axis"
     if len(grid) == 3:
         middle, ylabel = grid[0] // 2, "second axis"

@@ -1,6 +1,6 @@
-"""The learned Jacobi weights compared with weight 1, the textbook's and the closed-form optimum.
+"""The learned Jacobi weights compared with weight 1, the textbook weight and the closed-form optimum.
 
-Pictures: the error that the sweeps of the loss leave, which is what is learned to be small; loss (figure 3
+Figures: the error after the sweeps of the loss, which the training minimizes; loss (figure 3
 of the paper) and weights (figure 4).
 """
 
@@ -26,7 +26,7 @@ from learnsolve.recipes.matrix.problem import facts, grid_of
 if TYPE_CHECKING:
     from learnsolve.recipes.jacobi import JacobiRecipe
 
-CLOSED_FORM_LIMIT = 100_000  # unknowns; beyond them, B B^T takes longer than the training
+CLOSED_FORM_LIMIT = 100_000  # unknowns above which B B^T takes longer than the training
 SWEEPS = 100
 TABLE_SWEEPS = 50
 REDUCTION = f"residual_after_{TABLE_SWEEPS}_sweeps"
@@ -38,8 +38,8 @@ COLUMNS = {
 
 
 def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
-    """Weights to compare, by name, the learned ones first. The textbook's is 2d / (2d + 1), the best constant
-    smoother on a d-dimensional grid; its value for d = 1 elsewhere."""
+    """Weights to compare, by name, the learned ones first. The textbook weight is 2d / (2d + 1), the best
+    constant smoother on a d-dimensional grid; elsewhere the value for d = 1."""
     d = len(grid_of(recipe.settings.problem) or (1,))
     weights: dict[str, Tensor | float] = {LEARNED: recipe.weight.detach(), "weight 1": 1.0}
     weights[f"textbook {2 * d}/{2 * d + 1}"] = 2 * d / (2 * d + 1)
@@ -52,7 +52,7 @@ def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
 
 @torch.no_grad()
 def best_constant(recipe: JacobiRecipe) -> float:
-    """The constant weight with the smallest training loss: what is left to learn beyond one number.
+    """The constant weight with the smallest training loss: the baseline of a single value.
 
     The loss is convex in a constant weight: a sum of positive multiples of (1 - w mu)^2s, mu an eigenvalue of
     D^-1 A.
@@ -68,7 +68,7 @@ def best_constant(recipe: JacobiRecipe) -> float:
 
 @torch.no_grad()
 def relative_errors(recipe: JacobiRecipe, weight: Tensor | float) -> tuple[float, list[float]]:
-    """||e||_A after the sweeps of the loss relative to before, of all held-out vectors and of each."""
+    """||e||_A after the sweeps of the loss relative to before, for all held-out vectors together and each."""
     A, E = recipe.A, recipe.held_out
     after, before = ((e * (A @ e)).sum(0).double() for e in (recipe.after(E, weight, A), E))
     return float((after.sum() / before.sum()).sqrt()), (after / before).sqrt().tolist()
@@ -77,7 +77,7 @@ def relative_errors(recipe: JacobiRecipe, weight: Tensor | float) -> tuple[float
 def convergence_factor(curve: list[float], floor: float) -> float | None:
     """Mean factor by which a sweep reduces the residual, over the second half of the curve above `floor`.
 
-    None for a curve that overflowed, 0 for one that at once falls below the floor, where rounding dominates.
+    None for a curve that overflowed, 0 for one that falls at once below the floor, where rounding dominates.
     """
     if len(curve) < SWEEPS + 1:
         return None
@@ -121,7 +121,7 @@ def _or_diverges(key: str, record: Row) -> Any:
     return "diverges" if record[key] is None else record[key]
 
 
-# --- the run in sentences: where the weights are large, and what they were not trained for ---
+# --- the summary: where the weights are large, and columns that were not trained for ---
 
 
 def sentences(recipe: JacobiRecipe, compared: dict[str, dict[str, Any]]) -> str:
@@ -147,7 +147,8 @@ def sweeps_leave(recipe: JacobiRecipe) -> str:
 
 
 def lost_columns(compared: dict[str, dict[str, Any]], loss_was_trained: bool) -> list[str]:
-    """The columns that were not trained for and where a constant weight is better, to the digits shown."""
+    """The columns that were not trained for and for which a constant weight is better, to the digits
+    shown."""
 
     def shown(name: str, key: str) -> float:
         value = compared[name][key]

@@ -1,4 +1,5 @@
-"""Recipes that learn from test vectors and one symmetric positive definite matrix, that of `--problem.*`."""
+"""Recipes that learn from test vectors and one symmetric positive definite matrix, chosen by
+`--problem.*`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from learnsolve.recipes.harness.recipe import HELD_OUT, TRAINING, VectorRecipe
 from learnsolve.recipes.harness.settings import VectorSettings
 from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_energy, describe
 
-CURVE_NUMBERS = 4_000_000  # in the vectors of a curve: more would take longer than the training
+CURVE_NUMBERS = 4_000_000  # elements of the vectors of a curve: more would take longer than the training
 
 
 @dataclass
@@ -29,7 +30,7 @@ class MatrixSettings(VectorSettings):
     problem : ProblemSettings
         The matrix to train on.
     engine : str
-        torch; or petsc, with the rows of the matrix over the processes of mpirun.
+        torch; or petsc, with the rows of the matrix distributed over the processes of mpirun.
     """
 
     problem: ProblemSettings = field(default_factory=ProblemSettings)
@@ -37,13 +38,13 @@ class MatrixSettings(VectorSettings):
 
 
 class WholeMatrix:
-    """What the losses of a `MatrixRecipe` compute with: the matrix in one process. (`recipes.petsc` has its
-    rows over several.)
+    """The matrix in one process, for the losses of a `MatrixRecipe`. (`recipes.petsc` distributes its rows
+    over several processes.)
 
     Attributes
     ----------
     A, n : the matrix, and the number of unknowns
-    rows : of the test vectors here
+    rows : the rows of the test vectors in this process
     """
 
     rows = slice(None)
@@ -52,15 +53,15 @@ class WholeMatrix:
         self.A, self.n = A, A.shape[0]
 
     def local(self, t: Tensor) -> Tensor:
-        """The rows here of what all processes hold."""
+        """The rows of this process, of a tensor that all processes hold."""
         return t
 
     def product(self, model: Any) -> Any:
-        """The preconditioner that is learned."""
+        """The learned preconditioner."""
         return model
 
     def norm(self, x: Tensor) -> Tensor:
-        """Of each column."""
+        """The norm of each column."""
         return torch.linalg.vector_norm(x, dim=0)
 
     def energy(self, x: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ class MatrixRecipe(VectorRecipe):
 
     Attributes
     ----------
-    space : what losses compute with
+    space : the matrix for the losses
     by_root : whether the vectors are divided by the root of their number. The sum of their energies is then
         the mean, without an operation for it in each step. (The columns of I need no division: E e e^T = I.)
     """
@@ -113,7 +114,7 @@ class MatrixRecipe(VectorRecipe):
         return self._drawn(range(self.settings.held_out), self.settings.held_out, HELD_OUT)
 
     def every_vector(self) -> Tensor:
-        """The test vectors of the first step, whole, also those of other processes."""
+        """The test vectors of the first step, with all rows and including those of other processes."""
         vectors = self.settings.test_vectors
         if self.test_vectors.shape == (self.n, self.count):
             return self.test_vectors
@@ -122,7 +123,7 @@ class MatrixRecipe(VectorRecipe):
         return self.named_vectors(vectors)
 
     def named_vectors(self, name: str) -> Tensor:
-        """The vectors of a `--test_vectors` that is not a number: the columns of I."""
+        """The vectors for a `--test_vectors` that is not a number: the columns of I."""
         return torch.eye(self.n, dtype=self.settings.torch_dtype, device=self.settings.device)
 
     def _drawn(
@@ -138,7 +139,7 @@ class MatrixRecipe(VectorRecipe):
 
     @torch.no_grad()
     def residual_curve(self, solve: Callable[..., Any]) -> list[float]:
-        """||A x_k|| over held-out vectors x_0 = e relative to k = 0, for b = 0; it ends where it overflows.
+        """||A x_k|| over held-out vectors x_0 = e relative to k = 0, for b = 0; it ends on overflow.
 
         `solve(A, b, x0)` returns a Solution.
         """

@@ -23,7 +23,7 @@ USED = {
     "gallery": {"matrix"},
     "matrix_market": {"path"},
 }
-BY_ROWS = {"poisson", "anisotropic", "diffusion"}  # families that make the rows of a process alone
+BY_ROWS = {"poisson", "anisotropic", "diffusion"}  # families that can make only the rows of a process
 
 
 @dataclass
@@ -44,7 +44,7 @@ class ProblemSettings:
     theta : float
         Angle of the direction in radians (anisotropic).
     contrast : float
-        Coefficients are drawn between 1 and this number, evenly in their logarithm (diffusion).
+        Coefficients are drawn log-uniformly between 1 and this value (diffusion).
     shift : float
         Added to the diagonal; a positive one makes the matrix definite (graph_laplacian).
     peclet : float
@@ -99,15 +99,15 @@ def describe(settings: ProblemSettings) -> str:
 
 
 def facts(settings: ProblemSettings, A: CSR) -> dict[str, Any]:
-    """What report.json has of the matrix."""
+    """The entries of report.json about the matrix."""
     return {"description": describe(settings), "n": A.shape[0], "nnz": A.nnz}
 
 
 def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CSR:
-    """The matrix of a run's settings; SettingError if the settings or the data do not allow one.
+    """The matrix of a run's settings; SettingError if the settings or the data are unsuitable.
 
-    share : n -> (lo, hi), for these rows alone, (hi - lo, n); cut out of what cannot be made by rows:
-        files, graphs and galleries
+    share : n -> (lo, hi), to make only these rows, (hi - lo, n); cut out of matrices that cannot be made by
+        rows: files, graphs and galleries
     """
     settings, usual = run.problem, type(run)().problem
     for f in fields(settings):
@@ -121,7 +121,7 @@ def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CS
             raise SettingError(f"--problem.name {settings.name} needs --problem.{f.name}")
     if (grid := grid_of(settings)) and min(grid) > 0:
         entries = math.prod(grid) * (2 * len(grid) + 1)
-        # Values, indices, and while they are made the same again.
+        # Values and indices, and the same again during assembly.
         check_memory(f"--problem.shape {settings.shape}", 4 * entries, run, "choose a smaller grid")
     try:
         rows = share(math.prod(grid)) if share and grid and settings.name in BY_ROWS else None
@@ -132,7 +132,7 @@ def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CS
         return A.to(device=run.device, dtype=run.torch_dtype)
     except (ImportError, NotImplementedError, OSError, TypeError, ValueError) as error:
         options = {f.name: f"problem.{f.name}" for f in fields(settings)}
-        options["name"] = "problem.matrix"  # of `gallery`
+        options["name"] = "problem.matrix"  # for `gallery`
         raise about_option(error, options, otherwise="problem") from error
 
 
@@ -163,14 +163,14 @@ def _build(
     if A.shape[0] != A.shape[1]:
         raise ValueError(f"the edges of a graph are entries of a square matrix, got shape {A.shape}")
     edges = torch.stack((A.pattern.row_indices, A.col_indices)).long()
-    # One triangle: a file may hold every edge twice, or once.
+    # One triangle: a file may list every edge once or twice.
     once = edges[:, edges[0] < edges[1]]
     return problems.graph_laplacian(once, n=A.shape[0], shift=settings.shift, both_directions=False)
 
 
 def recirculating_wind(grid: tuple[int, ...]) -> torch.Tensor:
-    """(2 y (1 - x^2), -2 x (1 - y^2)) on [-1, 1]^2, that of the "double glazing" problem (Elman, Silvester,
-    Wathen, chapter 6)."""
+    """(2 y (1 - x^2), -2 x (1 - y^2)) on [-1, 1]^2, the wind of the "double glazing" problem (Elman,
+    Silvester, Wathen, chapter 6)."""
     if len(grid) != 2:
         raise ValueError(f"convection_diffusion needs a shape of two axes, got {list(grid)}")
     axes = [2 * torch.arange(1, n + 1, dtype=torch.float64) / (n + 1) - 1 for n in grid]

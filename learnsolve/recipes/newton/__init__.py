@@ -1,9 +1,9 @@
-"""A network that predicts where Newton's method starts, for the p-Laplacian with random coefficients.
+"""A network that predicts the start of Newton's method, for the p-Laplacian with random coefficients.
 
     u minimizes  E(u) = integral of k (|grad u|^2 + 1e-4)^(p/2) / p - u  on the unit square, u = 0 around,
 
-with log-normal k. Newton's method solves grad E(u) = 0. E, which is convex, is the loss, too: training
-solves nothing.
+with log-normal k. Newton's method solves grad E(u) = 0. The convex E is also the loss, so training
+needs no solutions.
 
 Sources: W. E, B. Yu, "The Deep Ritz Method", Commun. Math. Stat. 6 (2018) 1-12 (the loss); J. Huang, H. Wang,
 H. Yang, "Int-Deep: a deep learning initialized iterative method for nonlinear problems", J. Comput. Phys. 419
@@ -33,10 +33,10 @@ from learnsolve.solvers.solution import SolverError
 
 @dataclass
 class NewtonSettings(ScheduleSettings):
-    """Learn where Newton's method starts, for the p-Laplacian with random coefficients.
+    """Learn the start of Newton's method for the p-Laplacian with random coefficients.
 
-    A Fourier neural operator takes the logarithm of the coefficients; the loss is the energy of what it
-    gives, a mean over new fields in each step.
+    A Fourier neural operator maps the logarithm of the coefficients to a start; the loss is its energy, the
+    mean over new fields in each step.
 
     Parameters
     ----------
@@ -49,11 +49,11 @@ class NewtonSettings(ScheduleSettings):
     variance : float
         Variance of the Gaussian field log k.
     length : float
-        Its correlation length.
+        Correlation length of that field.
     batch : int
-        Fields of a step.
+        Number of fields per step.
     held_out : int
-        Fields on which the loss and the steps of Newton's method are evaluated during the training.
+        Fields on which the loss and the steps of Newton's method are evaluated during training.
     width : int
         Channels of the network.
     modes : int
@@ -61,15 +61,15 @@ class NewtonSettings(ScheduleSettings):
     rounds : int
         Fourier layers.
     rtol : float
-        Newton's method stops where the residual has fallen by this factor from that of u = 0.
+        Newton's method stops when the residual, relative to that of u = 0, is below this value.
     evaluated : int
-        Fields of the final table.
+        Number of fields in the final table.
     scales : list[int]
-        It is repeated on grids as many times as fine, for as many times fewer fields.
+        Refinement factors of grids on which the table is repeated, with as many times fewer fields.
     solved : int
-        Fields that are solved for starts that know solutions, their mean and the nearest.
+        Fields solved in advance, for starts from their mean and from the nearest solution.
     repeats : int
-        How often each start of the final table is timed; the shortest time counts.
+        How often each start of the final table is timed; the minimum is reported.
     """
 
     steps: int = 2000

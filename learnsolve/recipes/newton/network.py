@@ -32,7 +32,7 @@ class FourierOperator(torch.nn.Module):
         n, m = field.shape[-1], self.sizes["modes"]
         a = field.to(self.R.dtype).reshape(-1, n, n)
         x = ((torch.arange(n, dtype=a.dtype, device=a.device) + 0.5) / n).expand_as(a)
-        z = pad(self.lift(torch.stack((a, x, x.mT), 1)), (0, n // 4, 0, n // 4))  # it is not periodic
+        z = pad(self.lift(torch.stack((a, x, x.mT), 1)), (0, n // 4, 0, n // 4))  # the field is not periodic
         for R, W in zip(torch.view_as_complex(self.R), self.W, strict=True):
             Z = torch.fft.rfft2(z, norm="forward")
             low = torch.zeros_like(Z)

@@ -13,11 +13,12 @@ from learnsolve.nonlinear import jacobian, root
 from learnsolve.solvers.core.report import quiet
 from learnsolve.solvers.solution import Solution
 
-SMALL = 1e-4  # added to |grad u|^2: without it the Jacobian is singular where that vanishes
+SMALL = 1e-4  # added to |grad u|^2: without it the Jacobian is singular where the gradient vanishes
 
 
 def differences(u: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Of nodal values, (..., n - 1, n - 1), along the edges of the two triangles of each of n x n cells."""
+    """Differences of nodal values, (..., n - 1, n - 1), along the edges of the two triangles of n x n
+    cells."""
     v = pad(u, (1, 1, 1, 1))
     a, b, c, d = v[..., :-1, :-1], v[..., :-1, 1:], v[..., 1:, :-1], v[..., 1:, 1:]
     return (c - a, b - a), (d - b, d - c)
@@ -31,7 +32,7 @@ def energy(u: Tensor, k: Tensor, p: float) -> Tensor:
 
 
 def gradient(u: Tensor, k: Tensor, p: float) -> Tensor:
-    """Of E, for u."""
+    """The gradient of E at u."""
     h, both = 1 / k.shape[-1], differences(u)
     weights = (k / 2 * ((x**2 + y**2) / h**2 + SMALL) ** (p / 2 - 1) for x, y in both)
     (x, y), (s, t) = ((w * x, w * y) for w, (x, y) in zip(weights, both, strict=True))
@@ -44,10 +45,10 @@ class Problem:
 
     def __init__(self, p: float):
         self.f = partial(gradient, p=p)
-        self.J = jacobian(self.f)  # holds patterns and colors
+        self.J = jacobian(self.f)  # caches patterns and colors
 
     def solve(self, u: Tensor, k: Tensor, rtol: float, throw: bool = True) -> Solution:
-        """By Newton's method from u, to rtol of the residual of 0."""
+        """Solve by Newton's method from u, to rtol relative to the residual of 0."""
         atol = rtol * float(self.f(torch.zeros_like(u), k).norm())
         options: Any = {"jacobian": self.J, "linear": "direct", "maxiter": 200, "throw": throw}
         with quiet():

@@ -1,6 +1,6 @@
-"""Newton's method from the predicted start and from others, on fields that the network has not seen.
+"""Newton's method from the predicted start and from others, on unseen fields.
 
-A start costs time and, where it solves, steps on coarser grids; work counts these by their cells.
+A start costs time and possibly steps on coarser grids, which count as work in proportion to their cells.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from learnsolve.recipes.newton.problem import Problem, energy
 if TYPE_CHECKING:
     from learnsolve.recipes.newton import NewtonRecipe
 
-TEST, COARSEST, LOOSE = 3, 4, 1e-2  # stream; cells along a side; tolerance on coarse grids
-Start = Callable[[Tensor], tuple[Tensor, float]]  # k -> u, and steps of Newton's method that it took
+TEST, COARSEST, LOOSE = 3, 4, 1e-2  # random stream; cells along a side; tolerance on coarse grids
+Start = Callable[[Tensor], tuple[Tensor, float]]  # k -> u, and the steps of Newton's method it took
 
 
 def finer(u: Tensor, cells: int) -> Tensor:
-    """u on a grid of so many cells, by bicubic interpolation."""
+    """u on a grid with `cells` cells per side, by bicubic interpolation."""
     whole = pad(u, (1, 1, 1, 1)).expand(1, 1, -1, -1)
     return interpolate(whole, 2 * (cells + 1,), mode="bicubic", align_corners=True)[0, 0, 1:-1, 1:-1]
 
 
 def starts(recipe: NewtonRecipe) -> dict[str, Start]:
-    """By name."""
+    """The starts by name."""
     s, problem, linear = recipe.settings, recipe.problem, Problem(2.0)
-    known = recipe.fields(TRAINING, range(s.solved), step=-1)  # of the training's family
+    known = recipe.fields(TRAINING, range(s.solved), step=-1)  # from the family of the training
     solutions = torch.stack([recipe.solution(k) for k in known])
 
     def zero(k: Tensor) -> tuple[Tensor, float]:
@@ -98,7 +98,7 @@ def outcome_of(recipe: NewtonRecipe) -> Outcome:
         total: dict[str, Row] = {name: {} for name in every}
         for k in fields:
             x = recipe.solution(k)
-            # In turns, so that all see the same machine.
+            # Alternating, so that all see the same machine load.
             each = [
                 {n: measured(recipe, start, k, x) for n, start in every.items()} for _ in range(s.repeats)
             ]

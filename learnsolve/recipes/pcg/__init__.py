@@ -24,7 +24,7 @@ from learnsolve.recipes.pcg.results import outcome_of
 from learnsolve.recipes.pcg.settings import VARIANTS, PcgSettings
 from learnsolve.recipes.schedule import Patience, Scheduled, iterations_at
 
-BUFFERS = 8  # arrays of the vectors' size that a step holds beside two an iteration
+BUFFERS = 8  # arrays of the vectors' size per step, in addition to two per iteration
 
 
 class PcgRecipe(Scheduled, MatrixRecipe):
@@ -74,7 +74,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
             raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
         self.patience = Patience(settings.patience)
         self.step = 0
-        self._weights = torch.empty(0)  # of the residuals in the loss, kept between steps
+        self._weights = torch.empty(0)  # of the residuals in the loss, cached between steps
         self._training_residual = torch.zeros(())  # of the last step
         self._held_out_residual = self._held_out_loss = 0.0  # of the last evaluation
 
@@ -101,7 +101,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
 
     @property
     def iterations(self) -> int:
-        """In the loss of this step."""
+        """The number of iterations in the loss of this step."""
         return iterations_at(self.step, self.settings.iterations or 0, self.settings.curriculum)
 
     def residuals(self, vectors: Tensor, iterations: int, space: Any) -> Tensor:
@@ -117,7 +117,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         return self._terms(residuals).sum(0)
 
     def _terms(self, residuals: Tensor) -> Tensor:
-        """Of `_weighted`, which adds them up for each vector."""
+        """The weights for `_weighted`, which sums the residuals of each vector."""
         demo = VARIANTS[self.settings.variant].demo
         terms = torch.log10(1 + residuals) if demo else residuals[1:]
         if len(self._weights) != len(terms):
@@ -144,7 +144,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
     def _see(self, last: Tensor) -> None:
         """Record the mean last residual over all training vectors; `last` has those of this process.
 
-        At each step, so that a run ends at the weights that reach --target, in any number of processes.
+        At each step, so that a run ends at the weights that reach --target, with any number of processes.
         """
         self._training_residual = summed(last.sum()) / self.count
         if self.settings.target is not None and self.iterations == self.settings.iterations:

@@ -1,5 +1,5 @@
-"""The learned preconditioner: pattern, form and start of its factor L, and a guard that keeps it definite;
-and the patience of a training."""
+"""The learned preconditioner: pattern, form and initial value of its factor L, and a guard that keeps it
+definite."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ HALVINGS = 20
 
 
 def pattern_of(A: CSR, name: str) -> SparsityPattern:
-    """The pattern of L: its diagonal with the one below, tril(A), or that of tril(A^2)."""
+    """The pattern of L: the diagonal and the one below, tril(A), or tril(A^2)."""
     if name == "bidiagonal":
         return Factored.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device).L.pattern
     return lower_pattern(A, power=2 if name == "two_ring" else 1)
 
 
 def build(A: CSR, settings: PcgSettings) -> Trainable:
-    """The module, at its start; SettingError where the matrix does not allow this start."""
+    """The module, at its start; SettingError if the matrix does not allow this start."""
     pattern = pattern_of(A, settings.pattern)
     try:
         if settings.form == "product":
@@ -52,7 +52,7 @@ def build(A: CSR, settings: PcgSettings) -> Trainable:
 
 
 def factor_of(model: Trainable) -> CSR:
-    """L, as it is now."""
+    """The current L."""
     return model.L()
 
 
@@ -65,10 +65,10 @@ def _restricted(A: CSR, pattern: SparsityPattern) -> CSR:
 
 @torch.no_grad()
 def definiteness(L: CSR) -> float:
-    """Smallest eigenvalue of L L^T over its largest, L lower triangular; 0 where it is not definite.
+    """Smallest eigenvalue of L L^T over its largest, L lower triangular; 0 if it is not definite.
 
-    In float64, to which (L L^T)^-1 has the same number. All eigenvalues of small matrices, Arnoldi's method
-    on the matrix and on its inverse for large ones.
+    In float64; the value is the same for (L L^T)^-1. All eigenvalues for small matrices, Arnoldi's method on
+    the matrix and on its inverse for large ones.
     """
     L = L.detach().to(device="cpu", dtype=torch.float64)
     if not bool(torch.isfinite(L.values).all()) or bool((L.diagonal() == 0).any()):
@@ -90,13 +90,13 @@ def definiteness(L: CSR) -> float:
 
 
 class Guard:
-    """Keeps L L^T positive definite: a step of the optimizer after which it is not is halved until it is.
+    """Keeps L L^T positive definite: an optimizer step after which it is not is halved until it is.
 
     Parameters
     ----------
-    parameters : what the optimizer changes
-    factor : L, as it is now
-    floor : smallest `definiteness` that a step may leave; 0 lets every step pass
+    parameters : the parameters of the optimizer
+    factor : function that returns the current L
+    floor : smallest `definiteness` allowed after a step; 0 accepts every step
 
     Attributes
     ----------

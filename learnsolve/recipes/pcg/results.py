@@ -1,6 +1,6 @@
 """The learned preconditioner compared with none, Jacobi, IC(0) and AMG on other right-hand sides.
 
-Pictures: loss (figure 7 of the paper), residuals (figure 8) and the learned factor.
+Figures: loss (figure 7 of the paper), residuals (figure 8) and the learned factor.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from learnsolve.recipes.pcg.factor import definiteness, factor_of
 if TYPE_CHECKING:
     from learnsolve.recipes.pcg import PcgRecipe
 
-CONDITION_LIMIT = 10_000  # unknowns; beyond, Lanczos takes longer than the solves
-FACTOR_ENTRIES = 20_000  # more would be drawn as one dark area
+CONDITION_LIMIT = 10_000  # unknowns above which Lanczos takes longer than the solves
+FACTOR_ENTRIES = 20_000  # more would appear as one dark area
 
 
 def condition(A: CSR, argument: Any) -> float | None:
@@ -36,7 +36,7 @@ def condition(A: CSR, argument: Any) -> float | None:
         return None
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of a singular matrix: the number is infinite
+            warnings.simplefilter("ignore", RuntimeWarning)  # for a singular matrix the value is infinite
             M = argument if argument is None or isinstance(argument, P.Preconditioner) else argument(A)
             value = float(condition_number(A, M).value)
     except ValueError:
@@ -91,7 +91,7 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
 
 
 def sentences(rows: list[Row], rtol: float, shortened: int) -> str:
-    """One per set of right-hand sides."""
+    """One sentence per set of right-hand sides."""
     words = []
     for sides in dict.fromkeys(row["right_hand_sides"] for row in rows):
         at = [row for row in rows if row["right_hand_sides"] == sides and row["rtol"] == rtol]
@@ -110,7 +110,7 @@ def sentences(rows: list[Row], rtol: float, shortened: int) -> str:
 
 
 def factor_figure(L: CSR, form: str) -> Any:
-    """The diagonal and the other entries of L, each on a scale of its own: their sizes differ."""
+    """The diagonal and the other entries of L, each on its own scale, since their sizes differ."""
     rows, columns, values = L.pattern.row_indices.cpu(), L.col_indices.cpu(), L.values.cpu()
     words = "M = L L^T" if form == "product" else "M = (L L^T)^{-1}"
     figure, panels = new_panels(f"Learned factor, ${words}$", 2)

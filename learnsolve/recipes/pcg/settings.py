@@ -25,7 +25,7 @@ class Variant:
     Attributes
     ----------
     steps, iterations, gamma, test_vectors, target : defaults of the options of these names
-    demo : the loss of the authors' public demonstration: all residuals, the first one too, and of each
+    demo : the loss of the authors' public demonstration: all residuals, including the first, each as
         log10(1 + ||r|| / ||b||)
     """
 
@@ -53,15 +53,15 @@ class PcgSettings(DepthSettings, MatrixSettings):
     Parameters
     ----------
     steps : int
-        Optimizer steps in all; null for 1000, in the variant demo 100000.
+        Total number of optimizer steps; null for 1000, in the variant demo 100000.
     variant : str
-        The paper's loss, or that of the public demonstration of its authors.
+        The paper's loss, or the loss of its authors' public demonstration.
     nx : int
         --nx with --ny is short for --problem.shape [nx, ny].
     ny : int
         See --nx.
     pattern : str
-        Pattern of L: the diagonal and the one below it, that of tril(A), or of tril(A^2).
+        Pattern of L: the diagonal and the one below it, tril(A), or tril(A^2).
     form : str
         M = L L^T as a product, or M = (L L^T)^-1 by triangular solves.
     start : str
@@ -71,14 +71,15 @@ class PcgSettings(DepthSettings, MatrixSettings):
     gamma : float
         Weight of a residual relative to that of the next one; null for 0.6, in the variant demo 0.7.
     test_vectors : int
-        How many random ones, null for 100; or ramp (demo), from -1 to 1 along the grid's last axis.
+        Number of random right-hand sides, null for 100; or ramp (demo), from -1 to 1 along the last grid
+        axis.
     weight_decay : float
-        That of AdamW.
+        Weight decay of AdamW.
     target : float
         Stop when the last residual in the loss, relative to b and as the mean over the training right-hand
-        sides, is below this number; null for never, in the variant demo 3e-5.
+        sides, is below this value; null for never, in the variant demo 3e-5.
     guard : float
-        Smallest quotient of eigenvalues of L L^T: steps that would go below are halved; 0 disables this.
+        Smallest allowed quotient of eigenvalues of L L^T: steps that go below are halved; 0 disables this.
     tolerances : list[float]
         Relative residuals to which the final evaluation solves; null for [1e-3, 1e-6, 1e-9], in float32
         [1e-2, 1e-3, 1e-4].
@@ -86,7 +87,7 @@ class PcgSettings(DepthSettings, MatrixSettings):
         Held-out right-hand sides that the final evaluation solves.
     """
 
-    steps: int | None = None  # type: ignore[assignment]  # until `check` takes the variant's
+    steps: int | None = None  # type: ignore[assignment]  # until `check` sets the variant's
     lr: float = 1e-3
     out: str = "runs/pcg"
     variant: Literal["paper", "demo"] = "paper"

@@ -1,1 +1,2 @@
-"""What all methods share: one system, one loop, one door. docs/architecture.md tells the way of a solve."""
+"""What all methods share: one system, one loop, one door. docs/architecture.md describes the path of a
+solve."""

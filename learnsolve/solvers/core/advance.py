@@ -1,19 +1,19 @@
-"""Compiled code that advances the state of a method, many iterations a call, for the loop (loop.py), which
-decides: `fitting` finds what takes a system.
+"""Compiled code that advances the state of a method by many iterations per call. The loop (loop.py) decides;
+`fitting` finds the code that supports a system.
 
-    start        None where the state is that of the method; else how its own begins
+    start        None if the state is the state of the method; otherwise how its own state begins
     __call__     the state after up to `count` iterations of columns that are `running` (None: all); their
-                 norms (..., iterations, k), none if the loop must take the next one by operations of torch;
+                 norms (..., iterations, k), none if the loop must run the next one with torch operations;
                  and for each column its code (STANDS: to be judged by its true residual), and since when;
-                 or None, if it ends where its only column seems done, and before an iteration that breaks
-                 down, leaves the finite numbers or is in doubt
+                 or None. It returns early where its only column seems done, and before an iteration that
+                 breaks down, is not finite or is in doubt
     released     the method's state, for the loop to go on with
     due          when the loop measures stagnation
     execution    as `Solution.execution`
 
-Here: `minres`, `bicgstab`, `gmres` and `fgmres` for one right-hand side, where autograd records nothing, on
-the CPU, without M or with a diagonal; `gmres` and `fgmres` call any other M between steps of one iteration
-each. Conjugate gradients: advance_cg.py. What it gains: `python -m benchmarks loops`.
+Here: `minres`, `bicgstab`, `gmres` and `fgmres` for one right-hand side on the CPU, without autograd, without
+M or with a diagonal M; `gmres` and `fgmres` call any other M between steps of one iteration each. Conjugate
+gradients: advance_cg.py. The gain: `python -m benchmarks loops`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Advance(Protocol):
 
 
 def fitting(method: Any, system: System, gradient: str) -> Advance | None:
-    """What advances this method on this system; None where the loop goes by operations of torch."""
+    """The code that advances this method on this system; None if the loop uses torch operations."""
     if system.callback is not None or gradient == "checkpointed":
         return None
     if hasattr(method, "cg_state"):
@@ -64,8 +64,8 @@ def fitting(method: Any, system: System, gradient: str) -> Advance | None:
 
 
 class CompiledSteps:
-    """`steps` of a method: its number in csrc/ops/schema.cpp, and how many of its state are vectors, which
-    come first; of gmres the state is V and P, of any size."""
+    """`steps` of a method: its number in csrc/ops/schema.cpp, and how many fields of its state are vectors,
+    which come first; for gmres the state is V and P, of any size."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class CompiledSteps:
         if self.number == GMRES:
             x, r, V, P, _, c, s, eta, largest = state
             vectors, scalars = (x, r, V[: len(c) + 1], P[: len(c)]), (eta, largest, c, s)
-            if len(c) == self.restart:  # it starts from x
+            if len(c) == self.restart:  # a restart from x
                 if self.M is not None:
-                    return state, self.none, None  # M of a vector that is not there yet
+                    return state, self.none, None  # M needs a vector that does not exist yet
                 vectors, scalars = (x, r), (eta, largest)
             elif self.M is not None:
                 vectors, count = (*vectors, self.M(V[len(c)])), 1
@@ -126,7 +126,7 @@ class CompiledSteps:
 
     @property
     def start(self) -> None:
-        """The state is the method's."""
+        """The state is the state of the method."""
 
     def released(self, state: Any) -> Any:
         return state
@@ -148,7 +148,7 @@ def _fitting_steps(method: Any, system: System) -> CompiledSteps | None:
         and len(b)
     ):
         return None
-    # Another form would be computed here, and not used.
+    # Any other form would be computed here in vain.
     form = compiled_form(M) if M is None or getattr(M, "is_diagonal", False) else None
     if form is None and (method.steps[0] != GMRES or torch.is_grad_enabled()):
         return None

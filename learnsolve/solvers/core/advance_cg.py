@@ -1,14 +1,14 @@
 """Compiled conjugate gradients for the loop (loop.py): `at_once`, a fixed number of iterations as one
-operation, which autograd may record, and `fitting_cg`, many iterations a call, to a tolerance, where it does
-not.
+operation, which autograd may record, and `fitting_cg`, many iterations per call to a tolerance, without
+autograd.
 
-Columns stop on their own in compiled code, by the rules of csrc/kernels/pcg_column.cuh, which are those of
-`ResidualNorm`: one at or below its target, or the rounding level, stands still until the loop judges it by
-its true residual, and goes on in the loop if that is larger.
+Columns stop on their own in compiled code, by the rules of `ResidualNorm` (csrc/kernels/pcg_column.cuh): a
+column at or below its target, or at the rounding level, waits until the loop judges it by its true residual,
+and continues in the loop if that is larger.
 
-With a fixed number nothing waits for a CUDA device, so that a solve can be part of a CUDA graph. No value is
-read back: the solution has all requested iterations, in which columns that have stopped keep their last norm,
-and A is used as it is, whatever the size of its entries.
+A fixed number of iterations never synchronizes a CUDA device, so a solve can be part of a CUDA graph. No
+value is read back: the solution has all requested iterations, in which columns that have stopped keep their
+last norm, and A is used without scaling, whatever the size of its entries.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ONE = _CODES.reshape(-1, 1, 1).unbind()  # of one column
 
 
 class _Form(NamedTuple):
-    """An M as compiled code takes it (ops/pcg.py); of kind PYTHON_M it is called between the steps."""
+    """An M in the form of compiled code (ops/pcg.py); an M of kind PYTHON_M is called between the steps."""
 
     kind: str
     m: Tensor | None = None
@@ -64,11 +64,11 @@ class _Part(NamedTuple):
     block: int | None = None
 
     def of(self, t: Tensor | None) -> Any:
-        """Its rows of a block of columns."""
+        """The rows of this part in a block of columns."""
         return t if t is None or self.block is None else t[self.block, : self.A.shape[0]]
 
     def operands(self, b: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The values of A and M with the batch axes of b as one, or none, as the kernels have them."""
+        """The values of A and M with the batch axes of b merged into one, or none, as the kernels expect."""
         lead = b.shape[:-2]
 
         def of_members(t: Tensor) -> Tensor:
@@ -87,15 +87,15 @@ def _shaped(t: Any) -> Any:
 
 
 def _joined(A: Any, parts: list[_Part], blocks: list[Tensor], b: Tensor) -> Tensor:
-    """Of the whole system, from the rows of its parts."""
+    """Columns of the whole system from the rows of its parts."""
     if parts[0].block is not None:
         return A.layout.padded(torch.cat(blocks, -2))
     return blocks[0] if blocks[0].dim() == b.dim() else blocks[0].reshape(b.shape)
 
 
 def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome | None:
-    """All of a fixed number of iterations as one differentiable operation, with the exact gradient of those
-    that ran; None where it does not take the system."""
+    """A fixed number of iterations as one differentiable operation, with the exact gradient of the iterations
+    that ran; None if the operation does not support the system."""
     parts = None if gradient == "implicit" else parts_at_once(method, system)
     if parts is None:
         return None
@@ -119,11 +119,11 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
         norms, status = (t.reshape(*b.shape[:-2], *t.shape[-2:]) for t in (histories[0], states[0]))
     reads = not device_analysis.here(b) and status.numel() > 0
     one = status.numel() == 2 and status.dim() == 2
-    if reads and not (status.tolist()[0][0] if one else status.select(-2, 0).any()):  # all ran to the end
+    if reads and not (status.tolist()[0][0] if one else status.select(-2, 0).any()):  # some stopped early
         return Outcome(x, norms, _LAST.expand(b.shape[:-2] + b.shape[-1:]), "", COMPILED)
     why, when = status.unbind(-2)
     codes = _codes_of(why)
-    codes = torch.where(codes <= 0, CODE[Status.MAX_ITERATIONS], codes)  # there was no tolerance to meet
+    codes = torch.where(codes <= 0, CODE[Status.MAX_ITERATIONS], codes)  # there is no tolerance
     codes = torch.where(norms[..., 0, :].detach() == 0, CODE[Status.CONVERGED], codes)
     if reads:
         ran = torch.where(why == Stop.RUNNING, maxiter, when)
@@ -132,7 +132,7 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
 
 
 def parts_at_once(method: Any, system: System) -> list[_Part] | None:
-    """What `at_once` takes a system as; None where it does not."""
+    """The parts of a system for `at_once`; None if it does not support the system."""
     fits = hasattr(method, "cg_state") and not method.flexible
     if not fits or not system.criterion.fixed or system.callback is not None:
         return None
@@ -141,7 +141,7 @@ def parts_at_once(method: Any, system: System) -> list[_Part] | None:
 
 
 def fitting_cg(method: Any, system: System) -> CompiledCG | None:
-    """Solves to a tolerance; None, too, if autograd or a transformation tracks the call."""
+    """Solves to a tolerance; None also if autograd or a transformation tracks the call."""
     A, M, b = system.A, system.M, system.b
     if b.numel() == 0 or (method.flexible and (M is None or isinstance(A, Blocks))):
         return None
@@ -223,13 +223,13 @@ class CompiledCG:
 
 
 def _between(M: Any, shape: torch.Size) -> Callable[[Tensor], Tensor]:
-    """M for vectors with one batch axis. No method: that would be a cycle, which keeps all vectors of a solve
-    until the garbage collector runs."""
+    """M for vectors with one batch axis. Not a method, because that would be a reference cycle, which keeps
+    all vectors of a solve until the garbage collector runs."""
     return lambda r: M(r.reshape(shape)).reshape(r.shape)
 
 
 def _parts(A: Any, M: Any, b: Tensor, flexible: bool = False) -> list[_Part] | None:
-    """A matrix, or each block of a `BlockBatch`, with its M; None where compiled code does not take them."""
+    """A matrix, or each block of a `BlockBatch`, with its M; None if compiled code does not support them."""
     if not isinstance(A, (Matrix, Blocks)) or A.parameters[0].device != b.device:
         return None
     if not (b.is_cpu or b.is_cuda):
@@ -237,7 +237,7 @@ def _parts(A: Any, M: Any, b: Tensor, flexible: bool = False) -> list[_Part] | N
     if isinstance(A, Matrix):
         form = _form(M, b, flexible)
         return None if form is None else [_Part(A.csr, form)]
-    if b.dim() != 3 or b.is_cuda:  # on a device the blocks run side by side in the loop
+    if b.dim() != 3 or b.is_cuda:  # on a device the loop runs the blocks in parallel
         return None
     forms = _forms_of_blocks(A, M, b)
     if forms is None:
@@ -246,7 +246,7 @@ def _parts(A: Any, M: Any, b: Tensor, flexible: bool = False) -> list[_Part] | N
 
 
 def _form(M: Any, b: Tensor, flexible: bool = False) -> _Form | None:
-    """`flexible`: M is called between the steps, since those with a form are of a linear, symmetric one."""
+    """`flexible`: M is called between the steps, since the compiled forms are linear and symmetric."""
     form = None if flexible else compiled_form(source(M))
     if form is not None:
         m = form[1]
@@ -258,7 +258,7 @@ def _form(M: Any, b: Tensor, flexible: bool = False) -> _Form | None:
 
 
 def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
-    """Where each block has a form: of an M of its own, or of its part of one for the whole matrix."""
+    """The form of each block, from a list of M or from the parts of one M for the whole matrix."""
     sizes, maps = A.layout.sizes, M.maps if isinstance(M, Padded) else [M]
     if len(maps) > 1:
         forms = [_form(M, b[i]) for i, M in enumerate(maps)]
@@ -270,18 +270,18 @@ def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
         return [whole] * len(sizes)
     if whole.factor is None:
         if len(whole.m) != sum(sizes):
-            return None  # the loop says what is wrong
+            return None  # the loop raises the error
         return [whole._replace(m=m) for m in whole.m.split(sizes)]
     try:
         factors = A.batch.split(CSR(whole.m, whole.factor))
-    except ValueError:  # it couples blocks
+    except ValueError:  # M couples blocks
         return None
     return [whole._replace(m=L.values, factor=L.pattern) for L in factors]
 
 
 def _stops(carry: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor | int]:
-    """A code for each column, and since when; of one column at no operation, which would take longer than an
-    iteration of a small system."""
+    """The code of each column and the iteration of its stop; a single column needs no torch operation, which
+    would take longer than an iteration of a small system."""
     if carry.is_cpu and carry.shape[2] == 1 and len(shape) == 2:
         (rows,) = carry.tolist()
         return _ONE[int(rows[STOP][0])], int(rows[WHEN][0])
@@ -290,10 +290,10 @@ def _stops(carry: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor | int]:
 
 
 def _codes_of(why: Tensor) -> Tensor:
-    """Codes of the loop for the `Stop` of each column."""
+    """The loop's codes for the `Stop` of each column."""
     if why.is_cpu:
         return _CODES.take(why)
-    # The table would have to be moved to the device, which waits for it.
+    # A lookup table would have to be copied to the device, which synchronizes.
     codes = torch.zeros_like(why)
     for stop, code in STOP_CODE.items():
         codes = torch.where(why == stop, code, codes)

@@ -1,4 +1,4 @@
-"""Checks of the arguments of solvers, at the door: each error names solver, rule, value and remedy."""
+"""Argument checks of all solvers: each error names the solver, the rule, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOW_TO_DETACH = {
 def check_system(
     name: str, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
 ) -> tuple[Operator, torch.Size]:
-    """A as the loops see it, and its batch axes."""
+    """A as an operator for the loops, and its batch axes."""
     check_b(name, b, or_complex=True)
     check_options(name, options)
     if b.is_complex():
@@ -109,8 +109,8 @@ def check_options(name: str, options: Options) -> None:
 
 
 def check_symmetric(name: str, M: Any) -> None:
-    """M says by `linear` and `symmetric` what it is. A function that says nothing is trusted, a network not:
-    one that is neither would make the iteration slow, or stall, without a word."""
+    """M declares its properties as `linear` and `symmetric`. A function without them is trusted, a network is
+    not: one that is neither linear nor symmetric would make the iteration slow or stall silently."""
     if M is None:
         return
     trusted = not isinstance(M, torch.nn.Module)
@@ -131,7 +131,7 @@ def check_symmetric(name: str, M: Any) -> None:
 def refuse_what_has_no_implicit_gradient(
     name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, adjoint_M: Any = None
 ) -> Any:
-    """M. The tensors that a callable uses are checked at its first application."""
+    """Check M. The tensors that a callable uses are checked at its first application."""
     if not torch.is_grad_enabled():
         return M
     if isinstance(A, Function):
@@ -154,7 +154,7 @@ def refuse_what_has_no_implicit_gradient(
 
 
 def refuse_what_learns(name: str, x0: Tensor | None, M: Any, sources: tuple[Tensor, ...]) -> None:
-    """`sources`: what A is made of."""
+    """`sources`: the tensors that A depends on."""
     if x0 is not None and torch.is_grad_enabled() and x0.requires_grad:
         raise no_implicit_gradient(name, "x0")
     if torch.is_grad_enabled() and _learns(M, sources):
@@ -170,7 +170,7 @@ def _tracked(M: Any) -> list[Tensor]:
 
 
 def _learns(M: Any, sources: tuple[Tensor, ...]) -> bool:
-    """A preconditioner computed from A itself does not: the solution depends on A only."""
+    """False for a preconditioner computed from A itself: the solution depends on A only."""
     if M is None:
         return False
     cached = sources if hasattr(M, "depends_on") else ()
@@ -193,7 +193,7 @@ def no_implicit_gradient(name: str, what: str) -> ValueError:
 
 
 def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) -> None:
-    """Numbers of a method, such as a step: an implicit gradient does not include them."""
+    """Parameters of a method, such as a step size, have no implicit gradient."""
     if gradient != "implicit" or not torch.is_grad_enabled():
         return
     for key, value in parameters.items():

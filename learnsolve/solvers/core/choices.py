@@ -1,8 +1,8 @@
-"""What `ls.solve` tries for a matrix, in order, and how far each attempt may go.
+"""The methods that `ls.solve` tries for a matrix, in order, and the limit of each attempt.
 
-Costs are counted in flops of a direct solve (`direct_cost`). All attempts before it together take at most
-about half of its time, so that `ls.solve` takes little more than the best method, whether that iterates or
-factorizes. The rule reads the matrix, the number of columns of b and norms of residuals, never a clock.
+Costs are counted in flops of a direct solve (`direct_cost`). All attempts before the direct solve together
+take at most about half of its time, so that `ls.solve` takes little longer than the best method, iterative or
+direct. The rule uses the matrix, the number of columns of b and residual norms, but never a clock.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
 from learnsolve.solvers.solution import Status
 
 FACTORS = 400  # flops in the time that SuperLU spends on the structure of an entry of the factors
-# Of a new pattern, in flops of SuperLU: each entry of A, each of the factors, each flop, as measured.
+# Measured for a new pattern, in flops of SuperLU: per entry of A, per entry of the factors, per flop.
 LIBRARIES = {"superlu": (0, FACTORS, 1.0), "pardiso": (5_000, 200, 0.12), "cholmod": (2_500, 200, 0.25)}
-DIRECT = 8e7  # 8 ms: a direct solve first, which has no tolerance to miss
-LAST_RESORT = 1e12  # 100 s, or some gigabytes of factors: no direct solve beyond
+DIRECT = 8e7  # 8 ms: below this, start with a direct solve, which cannot miss a tolerance
+LAST_RESORT = 1e12  # 100 s, or some gigabytes of factors: no direct solve above this
 SHARE = 0.65  # of a direct solve, for all attempts before it
 ENTRY = 5  # flops in the time of an entry in a product with A
-# An iteration in products with A, as measured: without M or with Jacobi's, and with triangular solves.
+# Measured cost of an iteration in products with A: without M or with Jacobi, and with triangular solves.
 PLAIN = {"cg": 1.0, "minres": 1.5, "bicgstab": 2.0}
 TRIANGULAR = {"cg": 2.5, "bicgstab": 8.0}
 SETUP = 60  # an incomplete factor of a new pattern, likewise: 70 for 10^4 rows, 20 to 40 for 10^6
 PROBE = 30  # products before a direct solve is estimated, which takes as long
 QUICK = {"cg": 145, "bicgstab": 125}  # iterations with Jacobi's M, before an incomplete factor is made
 SAFE = 60  # such iterations where ILU(0) is stable, as A is diagonally dominant
-FEW = 20  # iterations that are not worth a start
+FEW = 20  # fewer iterations than this are not worth starting
 FIRST = 1_000  # iterations of bicgstab before gmres, where a direct solve is not an option
 SHIFTS = (0.0, 1e-3, 1e-2, 1e-1, 1.0)  # of the diagonal, relative, for incomplete factors
 
 
 class Choice(NamedTuple):
     method: str
-    M: str  # what makes it, or "given", or "no M"
+    M: str  # the name of the preconditioner, or "given", or "no M"
     why: str
     maxiter: int | None = None
 
 
 class Ending(NamedTuple):
-    """How an attempt ended, and the iterations that it would still have needed: at least these if norms go
-    on falling at one rate, at most those if they fall as a power of the iterations."""
+    """How an attempt ended, and the iterations that it would still have needed: at least `least` if the norms
+    keep falling at the same rate, at most `most` if they fall as a power of the iterations."""
 
     status: Status = Status.MAX_ITERATIONS
     least: float = 0.0
@@ -62,7 +62,7 @@ NOTHING_YET = Ending()
 
 
 def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Ending, None]:
-    """What to try; `send` takes how that ended."""
+    """The choices in order; `send` receives the ending of each."""
     m, n = A.shape
     if m != n:
         yield Choice("lsqr", "no M" if isinstance(M, str) else "given", f"A is {m} x {n}")
@@ -71,7 +71,7 @@ def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Endi
     columns = b.shape[-1] if b.dim() > 1 else 1
     product, setup = ENTRY * max(A.nnz, 1) * columns, SETUP / max(columns, 1)
     if A.device.type == "cpu" and not singular:
-        if FACTORS * A.nnz > max(DIRECT / 4, FEW * product):  # what a direct solve takes at least
+        if FACTORS * A.nnz > max(DIRECT / 4, FEW * product):  # a lower bound of a direct solve
             ending, spent = (yield from _iterations(A, M, PROBE, setup)), PROBE
             if ending.most <= 2 * setup:
                 more = PROBE + 2 * setup
@@ -90,19 +90,19 @@ def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Endi
 def _iterations(
     A: CSR, M: Any, products: float, setup: float, spent: float = 0.0, ending: Ending = NOTHING_YET
 ) -> Generator[Choice, Ending, Ending]:
-    """Iterative methods, in the time of so many products with A, of which an incomplete factor takes `setup`,
-    and `spent` were for an attempt that ended as `ending` says."""
+    """Iterative methods within the cost of so many products with A, of which an incomplete factor takes
+    `setup`; `spent` were used by an attempt that ended with `ending`."""
     method, plain = fitting(A)
     incomplete = isinstance(M, str) and plain == "Jacobi" and A.device.type == "cpu"
     plain = plain if isinstance(M, str) else "given"
     if method != "minres" and ending.status is not Status.INDEFINITE:
-        # A direct solve follows, or gmres: else there is no limit.
+        # A limit only if a direct solve or gmres follows.
         most = FIRST if method == "bicgstab" and products == torch.inf else torch.inf
         limit, rest = min((products - spent) / PLAIN[method], most), 0.0
         if incomplete:
             quick = SAFE if method == "bicgstab" and _dominant(A) else QUICK[method]
             if method == "cg" and ending.least > setup:
-                quick = 0  # a factor saves more than it takes
+                quick = 0  # a factor saves more than it costs
             quick = max(min(quick - spent / PLAIN[method], limit), 0)
             rest = (products - spent - quick * PLAIN[method] - setup) / TRIANGULAR[method]
             limit = quick if rest >= FEW else limit
@@ -125,7 +125,7 @@ def _limit(iterations: float) -> int | None:
 
 
 def fitting(A: CSR) -> tuple[str, str]:
-    """An iterative method, and an M that costs nothing to make."""
+    """An iterative method, and an M without setup cost."""
     diagonal, symmetric = numbers(A.diagonal()), symmetry("solve", A, None)
     if symmetric:
         return ("cg", "Jacobi") if bool((diagonal.real > 0).all()) else ("minres", "no M")
@@ -133,7 +133,7 @@ def fitting(A: CSR) -> tuple[str, str]:
 
 
 def factor(A: CSR, method: str) -> str:
-    """The incomplete factor for a matrix that `method` fits."""
+    """The incomplete factor to use with `method`."""
     if method != "cg":
         return "ILU0"
     return "MIC0" if _modified(A) else "IC0"
@@ -147,7 +147,7 @@ def _dominant(A: CSR) -> bool:
 
 
 def _modified(A: CSR) -> bool:
-    """Does MIC(0) exist, and do better than IC(0)?
+    """Whether MIC(0) exists and is better than IC(0).
 
     If A is diagonally dominant and a_ij <= 0 off the diagonal, its pivots are at least a_ii minus the |a_ij|
     of earlier columns. Where that is almost zero in 4 to 16 % of the rows (coefficients that jump, graphs in
@@ -155,7 +155,7 @@ def _modified(A: CSR) -> bool:
     harm.
     """
     P, values, diagonal = A.pattern, numbers(A.values), numbers(A.diagonal())
-    if values.is_complex():  # of which there is no MIC(0)
+    if values.is_complex():  # there is no complex MIC(0)
         return False
     if bool(((values > 0) & (P.row_indices != P.col_indices)).any()) or not _dominant(A):
         return False
@@ -164,7 +164,7 @@ def _modified(A: CSR) -> bool:
 
 
 def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
-    """M, and words for it."""
+    """M and its description."""
     if name == "no M":
         return None, ""
     if name == "given":
@@ -183,9 +183,9 @@ def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
 
 
 def direct_cost(A: CSR, library: str | None = None) -> float:
-    """The time of `spsolve` with A, on the host, by a library or the one that it takes, in flops of SuperLU
-    (about 1e-10 s each). O(nnz), what depends on the pattern once. Within a factor of three on meshes; too
-    much on trees and on graphs with few cycles.
+    """The cost of `spsolve` with A on the host, by the given library or the default one, in flops of SuperLU
+    (about 1e-10 s each). O(nnz), once per pattern. Accurate within a factor of three on meshes; too large on
+    trees and on graphs with few cycles.
 
     In reverse Cuthill-McKee order the envelope of A + A^T has rows of w entries, about the size of the
     separators of the graph. A band of this width needs 2 n w entries and n w^2 flops. An order that reduces

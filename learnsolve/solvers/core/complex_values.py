@@ -1,5 +1,5 @@
-"""Complex systems for methods whose coefficients are real: they solve the real form of
-ops/core/interleaved.py, whose iterates, norms, statuses and derivatives are those of the complex system."""
+"""Complex systems for methods with real coefficients: they solve the real form of
+ops/core/interleaved.py, which has the iterates, norms, statuses and derivatives of the complex system."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def real_system(
     real = replace(
         options,
         M=_preconditioner(name, options.M, b, implicit),
-        # The transpose of the real form is that of the conjugate transpose.
+        # The transpose of the real form is the real form of the conjugate transpose.
         transpose=None
         if transpose is None
         else _on_real_rows(name, "transpose", lambda y: transpose(y.conj()).conj()),
@@ -66,7 +66,7 @@ def _matrix(name: str, A: Any, b: Tensor) -> Any:
 
 
 def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
-    """M on real rows; constant where a solution does not depend on it."""
+    """M on real rows; constant if the gradient does not depend on it."""
     if M is None:
         return None
     if isinstance(M, CSR):
@@ -80,7 +80,7 @@ def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
         assert m is not None
         return OfForm(kind, m.detach() if implicit else m, factor)
     if isinstance(M, type) or not callable(M):
-        return M  # an error of the solver
+        return M  # the solver raises the error
     return _on_real_rows(name, "M", M, implicit)
 
 

@@ -1,7 +1,7 @@
-"""When a column is done, or lost, and when that is checked, for the loop of all methods (loop.py).
+"""When a column has converged or failed, and when that is checked, for the loop of all methods (loop.py).
 
-`ResidualNorm` is the criterion of systems; that of least squares is in least_squares.py. A column stops, and
-this is its `Status`, when
+`ResidualNorm` is the criterion for linear systems; least_squares.py has the criterion for least squares. A
+column stops, with this `Status`, when
 
     the true residual norm is at or below the target     CONVERGED; a recurrence alone is not trusted
     the residual norm exceeds max(||r_0||, ||b||) / eps  DIVERGED
@@ -10,8 +10,8 @@ this is its `Status`, when
     the method reports that it cannot continue            INDEFINITE, BREAKDOWN, ILL_CONDITIONED
     all iterations ran                                    MAX_ITERATIONS
 
-Compiled code of `cg` has the same rules (csrc/kernels/pcg_column.cuh): a column at or below the target, or
-the rounding level, stands still there until it is judged by its true residual.
+Compiled code of `cg` has the same rules (csrc/kernels/pcg_column.cuh): there a column at or below the target,
+or at the rounding level, waits until it is judged by its true residual.
 """
 
 from __future__ import annotations
@@ -27,53 +27,53 @@ from learnsolve.matrix import checks
 from learnsolve.solvers.core.vectors import size
 from learnsolve.solvers.solution import CODE, Status
 
-STANDS = -1  # the code of a column that stands still until it is judged by its true residual
+STANDS = -1  # the code of a column that waits to be judged by its true residual
 
 
 class Criterion(Protocol):
-    """Whether a column is done. All answers are (..., 1, k); `norm` is ||r||."""
+    """Whether a column has converged. All results are (..., 1, k); `norm` is ||r||."""
 
-    fixed: bool  # no tolerance that a column could meet: all iterations run
+    fixed: bool  # no column can meet a tolerance: all iterations run
     has_tolerance: bool  # a tolerance, so that a column that does not meet it has failed
-    square: bool  # asks for A x = b, of which it may turn out that there is no solution
-    reads: tuple[str, ...]  # what `is_done` reads of a state, beside x and r
+    square: bool  # requires A x = b, which may have no solution
+    reads: tuple[str, ...]  # the fields of a state that `is_done` reads, other than x and r
     negligible: Any  # the size of b below which nothing matters
 
     def fresh(self) -> Criterion:
-        """The same for another run."""
+        """A copy for another run."""
         ...
 
     def in_units(self, of_b: Tensor) -> Criterion:
-        """The same for a system in units, whose right-hand side is b / of_b."""
+        """A copy for a scaled system with right-hand side b / of_b."""
         ...
 
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
-        """Is x a solution before the first iteration? Called once, before the others."""
+        """Whether x is a solution before the first iteration. Called once, before the other methods."""
         ...
 
     def seems_done(self, state: Any, norm: Tensor) -> Tensor:
-        """Should the true residual be computed, by the norm that the method has?"""
+        """Whether to compute the true residual, judging by the norm of the method."""
         ...
 
     def is_done(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
-        """Is it done, by the true residual r?"""
+        """Whether the column has converged, judging by the true residual r."""
         ...
 
     def failure(self, state: Any, norm: Tensor) -> Tensor:
-        """The code of a Status for a column that is lost, 0 for others."""
+        """The code of a Status for a column that failed, 0 for others."""
         ...
 
     def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        """What has to become small, by the true residual r, and the level of rounding errors in it."""
+        """The quantity that must become small, from the true residual r, and its level of rounding errors."""
         ...
 
     def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
-        """What the worst column reached and what was asked, for a message."""
+        """The accuracy of the worst column and the requested accuracy, for a message."""
         ...
 
 
 class ResidualNorm:
-    """||b - A x|| <= max(rtol ||b||, atol), with atol a number or one per column."""
+    """||b - A x|| <= max(rtol ||b||, atol), with one atol, or one per column."""
 
     square = True
     reads: tuple[str, ...] = ()
@@ -88,8 +88,8 @@ class ResidualNorm:
         return ResidualNorm(self.rtol, self.atol)
 
     def in_units(self, of_b: Tensor) -> ResidualNorm:
-        """For b / of_b. A number divided by a tensor would be multiplied with its reciprocal, infinity for
-        the smallest units."""
+        """For b / of_b. A float divided by a tensor would be multiplied by its reciprocal, which is infinite
+        for the smallest units."""
         if not isinstance(self.atol, Tensor) and self.atol == 0:
             return ResidualNorm(self.rtol, 0.0)
         atol = self.atol if isinstance(self.atol, Tensor) else of_b.new_tensor(self.atol)
@@ -107,7 +107,7 @@ class ResidualNorm:
 
     @cached_property
     def floor(self) -> Tensor:
-        """A recurrence for r says nothing below the rounding level of what it began with."""
+        """A recurrence for r is meaningless below the rounding level of its initial value."""
         norm, _ = self.first
         return torch.finfo(norm.dtype).eps * norm
 
@@ -141,23 +141,23 @@ class ResidualNorm:
 
 
 class Schedule(NamedTuple):
-    """When a column stagnates: rounding errors alone keep its residual from falling.
+    """When a column stagnates: only rounding errors keep its residual from falling.
 
-    After iterations 20, 40, 60, 80, 100, 125, 156, ... (each 1 / `share` of those before later than the last,
-    and `least` at least) the true residual r = b - A x is measured. A column stops, as STAGNATED, if
+    After iterations 20, 40, 60, 80, 100, 125, 156, ... (each 1 / `share` of the previous number later, and at
+    least `least` later) the true residual r = b - A x is measured. A column stops as STAGNATED if
 
         ||r|| <= 10 eps || |A| |x| + |b| ||      more accuracy cannot be expected, and
-        ||r|| > the smallest one before, halved  none was gained since
+        ||r|| > the smallest one before, halved  no progress since then
 
-    once more after it has started again from r, where the method's own residual had drifted away from it. Why
-    these two: docs/solvers.md, "Stagnation".
+    and this holds again after a restart from r, if the method's own residual had drifted away from it. For
+    the reasons see "Stagnation" in docs/solvers.md.
     """
 
     least: int
     share: int
 
     def after(self, done: int) -> int:
-        """The first one after number `done`."""
+        """The first scheduled iteration after `done`."""
         at = 0
         while at <= done:
             at += max(self.least, at // self.share)
@@ -168,7 +168,7 @@ class Schedule(NamedTuple):
 
 
 LOOP_SCHEDULE = Schedule(20, 4)
-# Of the compiled loop of cg, to which a measurement costs two of its iterations: 480, 960, 1920, ...
+# For the compiled loop of cg, where a measurement costs two iterations: 480, 960, 1920, ...
 CG_SCHEDULE = Schedule(480, 1)
 
 
@@ -178,8 +178,8 @@ def rounding_level(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
 
 
 def terms(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
-    """|A| |x| + |b|. Where the entries of A are not known, its length, (..., 1, k), by ||A y|| / ||y||, a
-    lower bound of ||A||, and a close one: rounding errors have components in all directions."""
+    """|A| |x| + |b|. If the entries of A are not known, its norm (..., 1, k) from ||A y|| / ||y||, a lower
+    bound of ||A|| that is close, since rounding errors have components in all directions."""
     entries = A.magnitude(x)
     if entries is not None:
         return entries + b.abs()
@@ -189,9 +189,9 @@ def terms(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
 
 
 # When the host checks a solve to a tolerance on a device. A check waits for the device, which then waits for
-# the host to launch the next iteration. Between two checks columns that seem done stand still: a late check
-# costs the iterations after the last one stopped, which are not part of a graph.
-_every: int | None = None  # None: as `_unhurried` says
+# the host to launch the next iteration. Between two checks, columns that seem done do not move: a late check
+# costs only the iterations after the last column stopped, which are not part of a graph.
+_every: int | None = None  # None: see `_unhurried`
 # A short solve may have a costly M; a long one must not be slowed down. Not measured.
 _SHARE, _LONGEST = 8, 32
 
@@ -199,22 +199,22 @@ _SHARE, _LONGEST = 8, 32
 def set_check_every(iterations: int | None) -> int | None:
     """Set how often (in iterations) convergence is checked on a CUDA device, in solves to a tolerance.
 
-    A check waits for the device. Columns that seemed done since the last one, and stood still from there, are
-    then confirmed by their true residual: `x`, `iterations` and `residual_norms` are those of checks after
-    every iteration, unless a recurrence was wrong and starts again (`minres`, which watches its own, does so
-    in every eighth iteration). Checking rarely wastes the iterations after the last column has stopped; M
-    is called in these too.
+    A check synchronizes the device. Columns that seemed done since the last check, and have not moved since,
+    are then confirmed by their true residual: `x`, `iterations` and `residual_norms` are the same as with a
+    check after every iteration, unless a recurrence was wrong and restarts (`minres` monitors its recurrence
+    in every eighth iteration). Checking rarely wastes the iterations after the last column has stopped; M is
+    called in these too.
 
     Parameters
     ----------
-    iterations : int, at least 1; None, as at the start: after an eighth of those that ran, 32 at most (the
-        compiled loop of `cg`, where iterations after the last cost next to nothing: 32, 64, 128, ...)
+    iterations : int, at least 1; None, the initial setting: after an eighth of the iterations so far, at most
+        32 (in the compiled loop of `cg`, where extra iterations cost next to nothing: 32, 64, 128, ...)
 
     Returns
     -------
-    int or None, the previous setting. The new one holds for solves that begin later, in all threads. A CPU,
-    and a solve with a callback, are checked after every iteration; gradient="checkpointed" also at the end of
-    every segment, after 1, 3, 6, 10, ... iterations.
+    int or None, the previous setting. The new setting applies to solves that begin later, in all threads.
+    Solves on a CPU or with a callback are checked after every iteration; gradient="checkpointed" also checks
+    at the end of every segment, after 1, 3, 6, 10, ... iterations.
 
     Raises
     ------
@@ -240,7 +240,7 @@ def check_every() -> int | None:
 
 
 def gaps() -> Callable[[int], int]:
-    """The number of iterations to the next check, as a function of those that ran."""
+    """The number of iterations to the next check, as a function of the iterations so far."""
     every = _every
     return _unhurried if every is None else lambda done: every
 

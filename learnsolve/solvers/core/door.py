@@ -1,5 +1,5 @@
-"""The door of all solvers: arguments are checked here, once, and become a problem of blocks of columns, which
-is solved with the gradient that was asked for."""
+"""The entry of all solvers: arguments are checked here, once, and become a problem of blocks of columns,
+which is solved with the requested gradient."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def solve(
     symmetric: bool = False,
     needs_transposed_M: bool = True,
 ) -> Solution:
-    """Check, run, differentiate as `options.gradient` says.
+    """Check the arguments, run the method, differentiate according to `options.gradient`.
 
     `symmetric`: A and M are their own transposes. `needs_transposed_M`: the adjoint solve needs a transpose
     of M, or else runs without one.
@@ -74,11 +74,11 @@ def solve(
             check_symmetric(name, part_options.M)
     Ms = [as_preconditioner(name, "M", part_options.M, part) for part_options, part in systems]
     for part_options, part in systems:
-        if isinstance(part_options.adjoint_M, type):  # else it is checked when it is needed
+        if isinstance(part_options.adjoint_M, type):  # otherwise checked when needed
             as_preconditioner(name, "adjoint_M", part_options.adjoint_M, part)
     shared, criterion = across.of(operator), ResidualNorm(options.rtol, options.atol)
     rows = B.shape[-2] if shared is None else shared.rows
-    reads = B.is_cpu or criterion.has_tolerance  # else nothing waits for the device
+    reads = B.is_cpu or criterion.has_tolerance  # otherwise do not synchronize the device
     recorded = options.gradient != "implicit"
     if not recorded:
         for i, (part_options, _) in enumerate(systems):
@@ -109,12 +109,12 @@ def solve(
     def derived() -> tuple[Problem, Tensor]:
         maxiter = problem.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter
         rtol = options.rtol if options.adjoint_rtol is None else options.adjoint_rtol
-        criterion = ResidualNorm(rtol, 0.0)  # relative to a right-hand side of any size: no atol
+        criterion = ResidualNorm(rtol, 0.0)  # no atol, since the right-hand side may have any size
         same = replace(problem, criterion=criterion, maxiter=maxiter, callback=None, transposed_M=adjoint_M)
         return same, B
 
     solution = unrolled(problem, B, X0) if recorded else implicit(problem, B, X0, derived)
-    if solution.x.is_cpu:  # a device would have to be waited for
+    if solution.x.is_cpu:  # would synchronize a device
         solution.seconds = time.perf_counter() - start
     return solution
 
@@ -138,8 +138,8 @@ def _by_real_form(
 
 _outside = outside_of_graphs(
     lambda *arguments: solve(*arguments),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    "a solve is part of a graph (fullgraph=True, torch.export) only with a CSR as A, M none or one that "
-    "solvers.cg has a compiled form of, no callback, gradient='implicit', or, for a fixed "
+    "a solve is part of a graph (fullgraph=True, torch.export) only with a CSR as A, no M or an M with a "
+    "compiled form for solvers.cg, no callback, gradient='implicit', or, for a fixed "
     "number of iterations (rtol=0, maxiter=), 'unrolled': docs/solvers.md, 'torch.compile and torch.export'",
 )
 

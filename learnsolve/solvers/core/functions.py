@@ -1,4 +1,4 @@
-"""Callables and SciPy's LinearOperators as the loops see them: functions of blocks of columns, checked."""
+"""Callables and SciPy's LinearOperators for the loops: checked functions of blocks of columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.convert import conjugate
 from learnsolve.solvers.core.system import Operator
 
-Edge = tuple[Any, int]  # a node of autograd's graph, and which of its results
+Edge = tuple[Any, int]  # a node of autograd's graph, and the index of its result
 
 
 class Function(Operator):
@@ -46,7 +46,7 @@ class Function(Operator):
         return Function(self.function, self.transpose, self.apply, self.parameters)
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Function:
-        # A callable holds its parameters itself, so they cannot be replaced by others.
+        # A callable holds its own parameters, so they cannot be replaced.
         if all(new is old for new, old in zip(parameters, self.parameters, strict=True)):
             return self
         raise self._cannot()
@@ -94,14 +94,14 @@ class Watched:
 
 
 class _Pullback(torch.autograd.Function):
-    """d<y, A x>/dp, whose derivatives are found by differentiating once more: no third order."""
+    """d<y, A x>/dp, differentiated by differentiating once more: no third order."""
 
     @staticmethod
     def forward(ctx, apply, y, x, *parameters):
         ctx.product, ctx.parameters = apply, parameters
         ctx.save_for_backward(y, x)
         with torch.enable_grad():
-            # Detached: y and x may be made of the parameters themselves.
+            # Detached: y and x may depend on the parameters.
             return partial_derivatives((y.detach() * apply(x.detach())).sum(), parameters, False)
 
     @staticmethod
@@ -120,7 +120,7 @@ def _edge(t: Tensor) -> Edge:
 
 
 def _reached(starts: Iterable[Edge], ends: Collection[Edge]) -> tuple[set[Edge], bool]:
-    """The ends that lie upstream of the starts, without a look beyond them, and: is there another leaf?"""
+    """The ends upstream of the starts (the search stops at them), and whether there is another leaf."""
     met, other = set(), False
     nodes, todo = set(), list(starts)
     while todo:
@@ -135,16 +135,16 @@ def _reached(starts: Iterable[Edge], ends: Collection[Edge]) -> tuple[set[Edge],
 
 
 def depends_on_others(y: Tensor, named: Sequence[Tensor]) -> bool:
-    """Does y depend on a leaf that requires grad, other than by way of a named tensor?"""
+    """Whether y depends on a leaf that requires grad other than through a named tensor."""
     return y.requires_grad and _reached([_edge(y)], {_edge(t) for t in named if t.requires_grad})[1]
 
 
 def partial_derivatives(y: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
     """dy/dt for a scalar y and each t of the inputs, with the others held constant.
 
-    `torch.autograd.grad` follows all ways from y to t. So the inputs that nothing else is made of come first;
-    the next ones subtract the ways through them: their derivatives are added to y's with a minus sign.
-    An input that comes twice has its derivative once.
+    `torch.autograd.grad` follows all paths from y to t. So the inputs on which no other input depends come
+    first; the next ones subtract the paths through them: their derivatives are added to y's with a minus
+    sign. An input that occurs twice has its derivative once.
     """
     left = {_edge(t): t for t in inputs} if y.requires_grad else {}
     upstream = {edge: _reached(edge[0].next_functions, left)[0] for edge in left}

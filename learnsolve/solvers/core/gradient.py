@@ -1,28 +1,28 @@
-"""The derivatives of a solve: of the solution ("implicit"), or of the iterations that ran ("unrolled", and
-"checkpointed" in less memory). They differentiate `Problem.run`, whatever the method.
+"""Derivatives of a solve: of the solution ("implicit"), or of the iterations that ran ("unrolled", and
+"checkpointed" in less memory). They differentiate `Problem.run` for every method.
 
 Implicit, for any method that finds x: with lambda = A^-T xbar,
 
     bbar = lambda,    Abar = -lambda x^T on the pattern (for a callable A: the gradient of -<lambda, A x>).
 
-Complex numbers follow torch's convention: the transpose becomes the conjugate transpose, by
+Complex values follow torch's convention: the transpose becomes the conjugate transpose, with
 conj(lambda) = A^-T conj(xbar), and x^T becomes x^H.
 
 lambda is found by the same method on the transpose, itself differentiable by the same rule, so that
 derivatives of any order exist. In forward mode, dx = A^-1 (db - dA x).
 
-Unrolled, nothing is needed here: autograd records the loop, or `ops.pcg` has the adjoint of its iterations.
+Unrolled gradients need no code here: autograd records the loop, or `ops.pcg` has its own adjoint.
 
-Two functions of autograd: `Solve` solves, a constant for autograd, on the plain tensors that it receives
-where a transformation of torch.func is on; `Implicit` gives its x the derivatives.
+Two autograd functions: `Solve` solves the system, as a constant, on the plain tensors that it receives under
+a torch.func transformation; `Implicit` adds the derivatives to its x.
 
-Checkpointed: the graph holds what a segment of iterations starts from, and nothing that they compute. If the
-repetition in a backward reads other values than the forward did, the gradient belongs to neither: that is an
-error. It shows in
+Checkpointed: the graph holds the initial state of each segment of iterations, and none of the intermediate
+values. If the repetition in a backward reads other values than the forward did, the gradient would belong to
+neither, so that is an error. It is detected from
 
     versions         of all tensors that autograd saves, as without checkpoints; torch checks the arguments
-    residual norms   on the CPU, to sqrt(eps): changes that raise no version, and functions that give
-                     something else when they are called again
+    residual norms   on the CPU, to sqrt(eps): detects changes without a new version, and functions that
+                     return something else when called again
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def unrolled(problem: Problem, b: Tensor, x0: Tensor | None) -> Solution:
 def implicit(
     problem: Problem, b: Tensor, x0: Tensor | None, derived: Callable[[], tuple[Problem, Tensor]]
 ) -> Solution:
-    """`derived`() is the problem as derivatives solve it, and its right-hand side."""
+    """`derived`() returns the problem that derivatives solve, and its right-hand side."""
     report, parameters = Report(), problem.A.parameters
     if transformed():
         ended = Report()
@@ -90,7 +90,7 @@ def implicit(
 
 
 def linear(problem: Problem, b: Tensor, what: str, ended: Report) -> Tensor:
-    """A^-1 b for a derivative, itself differentiable; a failure is reported as that of a solve."""
+    """A^-1 b for a derivative, itself differentiable; a failure is reported like a failed solve."""
     advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
     named = replace(problem, name=f"{problem.name}, {what}", advice=advice)
     try:
@@ -109,7 +109,7 @@ def linear(problem: Problem, b: Tensor, what: str, ended: Report) -> Tensor:
 
 
 def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
-    """x, with zero gradients for those of `others` that require grad: a backward works even if no iteration
+    """x, with zero gradients for the `others` that require grad, so that backward works even if no iteration
     ran."""
     for t in others:
         if tracked(t):
@@ -118,7 +118,7 @@ def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
 
 
 def mapped(t: Tensor) -> bool:
-    """Is a vmap at work on this tensor?"""
+    """Whether a vmap is active on this tensor."""
     functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
     while functorch.is_functorch_wrapped_tensor(t):
         if functorch.is_batchedtensor(t):
@@ -161,7 +161,7 @@ class Solve(torch.autograd.Function):
 
 
 class Implicit(torch.autograd.Function):
-    """x = A^-1 b, found already, with its derivatives."""
+    """The derivatives of a known solution x = A^-1 b."""
 
     @staticmethod
     def forward(problem: Problem, report: Report, x: Tensor, b: Tensor, *parameters: Tensor):
@@ -239,12 +239,12 @@ def in_segments(loop: Any, progress: Any, maxiter: int) -> tuple[Any, list[Tenso
 
 
 class _Segment:
-    """`count` iterations as a function of tensors, which a backward repeats."""
+    """`count` iterations as a function of tensors, repeated by the backward pass."""
 
     def __init__(self, loop: Any, kind: type, make: type, count: int, done: int):
         self.loop, self.kind, self.make, self.count, self.done = loop, kind, make, count, done
         self.first, self.runs = True, True
-        self.across = across.across()  # a backward repeats this outside of the solve
+        self.across = across.across()  # the backward pass repeats this outside the solve
 
     def __call__(self, _: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         rest, state = tensors[:4], tensors[4:]
@@ -252,17 +252,17 @@ class _Segment:
         with across.over(self.across):
             ended, history, self.runs = self.loop.run(self.count, self.done, progress, replay=not self.first)
         if self.first and self.loop.callback is not None:
-            self.count = len(history)  # a callback may have ended it; a repetition does not call it
+            self.count = len(history)  # a callback may have stopped it; the repetition does not call it
         self.first = False
         return (*ended[1:], *ended.state, torch.cat(history, dim=-2))
 
 
 def repeated(function: str, run: Callable[..., tuple], *tensors: Tensor | None) -> Any:
-    """run(*tensors), whose last result are residual norms, (..., iterations, k). A backward repeats it, and
-    an error names `function`."""
+    """run(*tensors), whose last result is the residual norms, (..., iterations, k). The backward pass repeats
+    it, and an error names `function`."""
     if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
         return checkpoint(run, *tensors, use_reentrant=False)
-    # The repetition runs to its end: its last norms are compared too.
+    # The repetition runs to the end, so that its last norms are compared too.
     with set_checkpoint_early_stop(False):
         return checkpoint(_Repeated(function, run), *tensors, use_reentrant=False)
 
@@ -305,7 +305,7 @@ class _Repeated:
 
 @contextmanager
 def _watching_saved(call: Callable[[Tensor], None]) -> Iterator[None]:
-    """Calls `call` with every tensor that autograd saves, and then the hooks of the checkpoint."""
+    """Calls `call` with every tensor that autograd saves, before the hooks of the checkpoint."""
     hooks = _top_saved_tensors_default_hooks(True)
     assert hooks is not None
     pack, unpack = hooks
@@ -321,7 +321,7 @@ def _watching_saved(call: Callable[[Tensor], None]) -> Iterator[None]:
 def _alike(a: Tensor, b: Tensor) -> bool:
     if a.shape != b.shape:
         return False
-    if not a.is_cpu:  # to compare would wait for the device
+    if not a.is_cpu:  # a comparison would synchronize the device
         return True
     rtol = torch.finfo(a.dtype).eps ** 0.5
     return torch.allclose(a, b, rtol=rtol, atol=0.0, equal_nan=True)

@@ -1,11 +1,11 @@
 """Solves as part of the graph that `torch.compile` or `torch.export` traces.
 
-A fixed number of iterations of `cg` is traced by its compiled calls. How often any other solve iterates
-depends on its values, so that its loop cannot be traced: it is one operator, `solve`, that runs the solver
-itself, outside of what is traced, on the tensors that A and M consist of. Hence M must have a compiled form
-(`pcg_form`: none, a diagonal, a factor). What does not converge warns when the graph runs, or raises with
-`throw`, as a solve outside of a graph does. Its gradient is one operator more: to a tolerance the adjoint
-solve, for a fixed number of iterations the same iterations again, recorded. What is neither breaks the graph
+A fixed number of iterations of `cg` is traced through its compiled calls. The number of iterations of any
+other solve depends on its values, so its loop cannot be traced: it becomes one operator, `solve`, which runs
+the solver outside the traced code, on the tensors that A and M consist of. Hence M must have a compiled form
+(`pcg_form`: none, a diagonal, a factor). A solve that does not converge warns when the graph runs, or raises
+with `throw`, as outside a graph. Its gradient is one more operator: to a tolerance the adjoint solve, for a
+fixed number of iterations the same iterations again, recorded. All other calls break the graph
 (`outside_of_graphs` in door.py).
 """
 
@@ -34,15 +34,16 @@ from learnsolve.solvers.core.report import quiet, report
 from learnsolve.solvers.options import KRYLOV, SOLVERS, Options
 from learnsolve.solvers.solution import CODE, COMPILED, EAGER, Solution, Status
 
-_patterns: interning.Recent[SparsityPattern] = interning.Recent(8)  # which are not analyzed again
+_patterns: interning.Recent[SparsityPattern] = interning.Recent(8)  # not analyzed again
 _TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
 def traced_solve(
     name: str, method: Any, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
 ) -> Solution | None:
-    """A solve with the implicit gradient, or for a fixed number of iterations; None for any other call. In an
-    operator `iterations` is a tensor, and to a tolerance `residual_norms` are the first and the last."""
+    """A solve with the implicit gradient, or for a fixed number of iterations; None for any other call.
+    Inside an operator `iterations` is a tensor; to a tolerance `residual_norms` has only the first and the
+    last norm."""
     if transformed() or name not in KRYLOV or not isinstance(A, CSR) or not isinstance(b, Tensor):
         return None
     if b.is_complex():
@@ -95,7 +96,7 @@ def traced_solve(
 
 
 def _is_null(null: Any) -> bool:
-    """May `null_space` have it? Anything else is rejected outside of the graph."""
+    """Whether this is a valid `null_space`. Anything else is rejected outside the graph."""
     if isinstance(null, Tensor):
         return not null.requires_grad
     return isinstance(null, str) and null == CONSTANTS
@@ -104,8 +105,7 @@ def _is_null(null: Any) -> bool:
 def _traced_cg(
     A: CSR, b: Tensor, x0: Tensor | None, options: Options, kind: str, m: Tensor | None, factor: Any
 ) -> Solution:
-    """A fixed number of iterations, for one matrix. The norms are those of all iterations, as on a CUDA
-    device."""
+    """A fixed number of iterations for one matrix. The norms include all iterations, as on a CUDA device."""
     B, start = (t.unsqueeze(-1) if t is not None and b.dim() == 1 else t for t in (b, x0))
     assert B is not None
     assert options.maxiter is not None
@@ -137,17 +137,17 @@ _CODES = {int(stop): code for stop, code in STOP_CODE.items() if code > 0}
 
 class Call(NamedTuple):
     """A solve without its tensors. The list of tensors has A's values, b, x0 unless `from_zero`, m unless
-    `kind` is "none", the null vectors that are "given", A's pattern, and that of the factor of M if there is
+    `kind` is "none", the null vectors if "given", A's pattern, and the pattern of the factor of M if there is
     one. Words come first, then integers, then floats.
 
-    `fixed`: a fixed number of iterations, with all norms, of which columns that have stopped keep the last,
-    and the gradient of the iterations. Otherwise to a tolerance, with the first norm and the last, and the
-    implicit gradient.
+    `fixed`: a fixed number of iterations, with all norms (columns that have stopped keep their last) and the
+    gradient of the iterations. Otherwise to a tolerance, with the first and the last norm and the implicit
+    gradient.
     """
 
     name: str  # of the solver
     kind: str  # of M
-    null: str  # the null space of A, or those of A and A^T, "constants" or "given"; empty for a regular A
+    null: str  # for A, or A and A^T: "constants" or "given"; empty for a nonsingular A
     fixed: bool
     throw: bool
     from_zero: bool
@@ -160,7 +160,7 @@ class Call(NamedTuple):
     adjoint_rtol: float
 
     def encoded(self) -> tuple[str, list[int], list[float]]:
-        """As operators take it. Integers may be symbols: one graph serves every `maxiter`."""
+        """The arguments of the operators. Integers may be symbols: one graph serves every `maxiter`."""
         return " ".join(self[:3]), [int(n) for n in self[3:10]], [*self[10:]]
 
     @classmethod
@@ -186,7 +186,7 @@ class Call(NamedTuple):
         keywords: dict[str, Any] = {"restart": self.restart} if self.restart else {}
         if null:
             keywords["null_space"] = null[0] if len(null) == 1 else tuple(null)
-        # A fixed number runs as it does with a gradient, so that its repetition has the same numbers.
+        # A fixed number runs as with a gradient, so that its repetition gives the same values.
         keywords["gradient"] = "unrolled" if self.fixed else "implicit"
         tolerance = {"rtol": self.rtol, "atol": self.atol, "maxiter": self.maxiter}
         with quiet():
@@ -230,7 +230,7 @@ def gradient(
     counts: list[int],
     tolerances: list[float],
 ) -> list[Tensor]:
-    """The gradients for the tensors with the numbers `requested`; the last tensor is x."""
+    """The gradients for the tensors with the indices `requested`; the last tensor is x."""
     call = Call.decoded(words, counts, tolerances)
     if call.fixed:
         leaves = [t.detach().requires_grad_(i in requested) for i, t in enumerate(tensors[:-1])]
@@ -246,7 +246,7 @@ def gradient(
     adjoint = call._replace(rtol=call.adjoint_rtol, atol=0.0, maxiter=call.adjoint_maxiter)
     with torch.no_grad():
         *plain, x = (t.detach() for t in tensors)
-        A, b, _, M, null = call.operands(plain)  # M is its own transpose, as all with a compiled form are
+        A, b, _, M, null = call.operands(plain)  # every M with a compiled form is symmetric
         solution, _ = adjoint.run(transpose(A), gx.detach(), None, M, null[::-1])
         advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
         report(f"{call.name}, adjoint solve of the backward", solution, call.throw, True, advice)
@@ -300,7 +300,7 @@ class OfForm:
 
 
 def _pattern(crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
-    """The pattern with these arrays: that of an earlier call, the program's own, or else a new one."""
+    """The pattern with these arrays: from an earlier call, from the user's program, or a new one."""
     pattern = SparsityPattern._trusted(crow, col, shape)
 
     def match(known: SparsityPattern) -> SparsityPattern | None:

@@ -1,9 +1,9 @@
-"""What `lsqr` and `lsmr` share around their iterations: damping, when to stop, derivatives.
+"""Code shared by `lsqr` and `lsmr`: damping, the stopping rule, derivatives.
 
-Damping is least squares for the larger matrix [A; damp I] and [b; 0], so the methods need no code for it, and
-a start x0 does not change the solution. With r = b - A x, the solution satisfies A^T r - damp^2 x = 0, that
-is N x = A^T b with N = A^T A + damp^2 I, whose derivatives are those of any other system (gradient.py). With
-w = N^-1 xbar, by conjugate gradients,
+A damped problem is the least-squares problem of the larger matrix [A; damp I] and [b; 0], so the methods need
+no code for damping, and x0 does not change the solution. With r = b - A x, the solution satisfies A^T r -
+damp^2 x = 0, that is, N x = A^T b with N = A^T A + damp^2 I, which is differentiated like any other system
+(gradient.py). With w = N^-1 xbar, computed by conjugate gradients,
 
     bbar = A w,    Abar = r w^T - (A w) x^T on the pattern.
 """
@@ -124,12 +124,13 @@ class Normal(_OfA):
 
 
 class LeastSquares:
-    """SciPy's rules, with the Frobenius norm of A; the method's estimate where A's entries are not known:
+    """SciPy's rules, with the Frobenius norm of A; or the method's estimate if the entries of A are not
+    known:
 
         ||r|| <= btol ||b|| + atol ||A|| ||x||        (the system has a solution)
         ||A^T r|| <= atol ||A|| ||r||                 (it has none)
 
-    A tolerance below the rounding unit counts as that. The method gives up where its estimate of cond(A)
+    A tolerance below the rounding unit is replaced by it. The method gives up if its estimate of cond(A)
     exceeds conlim.
     """
 
@@ -160,7 +161,7 @@ class LeastSquares:
 
     def _small(self, x: Tensor, norm: Tensor, normal: Tensor, A_norm: Tensor) -> Tensor:
         A_norm = A_norm if self.A_norm is None else self.A_norm
-        # Infinity is an overflow here, and proves nothing.
+        # Infinity is an overflow here and proves nothing.
         solved = norm <= self.btol * self.length + self.atol * A_norm * safe_size(x)
         small = (normal <= self.atol * A_norm * norm) & torch.isfinite(A_norm * norm)
         return (solved & torch.isfinite(A_norm * safe_size(x)) | small) & torch.isfinite(norm)
@@ -176,7 +177,7 @@ class LeastSquares:
         return torch.where(state.condition.detach() > limit, CODE[Status.ILL_CONDITIONED], 0)
 
     def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-        """A^T r, which inherits the errors of r."""
+        """A^T r, with the rounding errors of r."""
         g = A.T(r)
         return size(g), rounding_level(A.T, terms(A, x, b, g), torch.zeros_like(x), r)
 
@@ -203,7 +204,7 @@ def solve(
     conlim: float | None,
     options: Options,
 ) -> Solution:
-    """Check, run, differentiate as `options.gradient` says."""
+    """Check the arguments, run the method, differentiate according to `options.gradient`."""
     A, b, x0 = operands(name, A, b, x0)
     if isinstance(b, Tensor) and b.is_complex():
         A, b, x0, options = real_system(name, A, b, x0, options)

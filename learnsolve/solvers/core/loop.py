@@ -1,34 +1,35 @@
-"""The loop of every iterative method. It decides when a column stops, is judged by its true residual, starts
-again, stagnates, fails, and makes status codes, norms and histories. Exceptions: a fixed number of iterations
-of cg that autograd records is one operation (`at_once`), as is one of a stationary method, which does not
-come here; and two correct the codes of the outcome, `explained` by failures that no iteration shows,
-units.py by digits that the caller's units cannot hold.
+"""The loop of every iterative method. It decides when a column stops, is judged by its true residual,
+restarts, stagnates or fails, and sets status codes, norms and histories. Exceptions: a fixed number of
+iterations of cg that autograd records is one operation (`at_once`), and so is a fixed number of steps of a
+stationary method, which does not use this loop. The codes of the outcome are corrected in two places: in
+`explained` for failures that no iteration shows, and in units.py for digits that the caller's units cannot
+represent.
 
 A method is two functions on blocks of columns (..., n, k):
 
     start(A, M, x, r, running) -> state             r = b - A x
     step(A, M, b, state, running) -> state, trouble    one iteration
 
-A state is a NamedTuple of tensors with the column last, whose first two are x and r. `running`, (..., 1, k),
-marks the columns that still count: the others are computed too and discarded, so a division that may fail in
-them must be guarded with it (`divide`). `trouble`, (..., 1, k), is 0 or the code of a Status for a column
-that cannot go on: it keeps x and r from before the step.
+A state is a NamedTuple of tensors with the column axis last; its first two are x and r. `running`, (..., 1,
+k), marks the columns that still count. The others are computed too and discarded, so a division that may fail
+in them must be guarded with it (`divide`). `trouble`, (..., 1, k), is 0, or the code of a Status for a column
+that cannot continue; such a column keeps x and r from before the step.
 
-A method whose recurrences say too little has two more:
+A method whose recurrences are not reliable has two more functions:
 
     doubts(state, running) -> doubt                          may rounding errors have outgrown r? (..., 1, k)
     mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
 
 A method may have attributes: `products(iterations)`, its products with A (default: one per iteration);
-`cg_state`, `steps` and `restart`, what compiled code takes of it (advance.py); `flexible`, that M may change;
-`takes_complex`, that its inner products conjugate, where others solve real forms (complex_values.py).
-A state of which `in_columns` is False holds more than columns: they cannot start again singly.
+`cg_state`, `steps` and `restart`, its data for compiled code (advance.py); `flexible`, M may change;
+`takes_complex`, its inner products conjugate (other methods solve real forms, complex_values.py).
+If a state has `in_columns` False, it holds more than columns, so single columns cannot restart.
 
-Compiled code only advances the state, by many iterations a call (advance.py), where it takes the system.
+Compiled code only advances the state, by many iterations per call, if it supports the system (advance.py).
 
 A `Criterion` says when to stop (criterion.py). The host checks the columns after every iteration on a CPU,
-and from time to time on a device (`gaps`): between two checks a column that seems done stands still, and is
-judged at the next.
+and occasionally on a device (`gaps`): between two checks a column that seems done does not move, and is
+judged at the next check.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import surely_finite
 from learnsolve.solvers.solution import CODE, EAGER, Iteration, Status
 
-# Iterations from one `mended` to the next on a device, which it costs as much as two steps.
+# Iterations from one `mended` to the next on a device, where it costs as much as two steps.
 _MENDED_EVERY = 8
-# Of all columns, until one has been measured, or has started again.
+# For all columns, until one has been measured or restarted.
 _INFINITE, _NONE = torch.tensor(torch.inf, device="cpu"), torch.tensor(False, device="cpu")
 
 
@@ -64,23 +65,23 @@ class Method(Protocol):
 
 
 class _Progress(NamedTuple):
-    """All that changes from one iteration to the next."""
+    """Everything that changes from one iteration to the next."""
 
     state: Any
     codes: Tensor  # (..., 1, k), 0 while a column runs, STANDS while it waits to be judged
     norm: Tensor  # (..., 1, k)
-    best: Tensor  # (..., 1, k), the least that the criterion has measured (`Schedule`)
-    restarted: Tensor  # (..., 1, k), has it started again from its true residual?
+    best: Tensor  # (..., 1, k), the smallest value that the criterion measured (`Schedule`)
+    restarted: Tensor  # (..., 1, k), whether it has restarted from its true residual
 
 
 class _Stretch(NamedTuple):
-    """What one iteration, or one compiled call, has made."""
+    """The result of one iteration or one compiled call."""
 
     progress: _Progress
     norms: Tensor  # (..., at least iterations, k)
     first: int  # iterations before it
     iterations: int = 1
-    when: Tensor | int | None = None  # (..., 1, k), since which a column stands still; None: the last
+    when: Tensor | int | None = None  # (..., 1, k), the iteration of each column's stop; None: the last
 
     def history(self) -> Tensor:
         """The norms, (..., iterations, k)."""
@@ -91,7 +92,8 @@ class _Stretch(NamedTuple):
         return self._replace(progress=self.progress._replace(state=None))
 
     def with_true(self, true: Tensor, every: bool) -> _Stretch:
-        """With the true residual norm of columns that stand still, from there on; `every` one does."""
+        """With the true residual norm, from the iteration where a column stopped; `every`: all have
+        stopped."""
         if isinstance(self.when, Tensor) and self.when.numel() > 1:
             waiting = self.progress.codes == STANDS
             norms = self.history()
@@ -109,7 +111,7 @@ class _Stretch(NamedTuple):
         return _Stretch(self.progress, norms, *self[2:])
 
     def ended(self) -> _Stretch:
-        """Without the iterations in which no column took part, once all have stopped."""
+        """Without the iterations after all columns have stopped."""
         if self.when is None:
             return self
         last = self.when if isinstance(self.when, int) else max(_values(self.when), default=0)
@@ -118,12 +120,12 @@ class _Stretch(NamedTuple):
 
 
 def iterate(method: Method, system: System, maxiter: int, gradient: str = "implicit") -> Outcome:
-    """Run `method` until every column has stopped. With gradient="checkpointed" for a backward in
-    O(sqrt(iterations)) memory: the graph keeps the state between segments of 1, 2, 3, ... iterations, and
-    repeats what is inside.
+    """Run `method` until every column has stopped. With gradient="checkpointed", backward needs
+    O(sqrt(iterations)) memory: the graph keeps the state between segments of 1, 2, 3, ... iterations and
+    repeats the iterations inside a segment.
 
-    On a CUDA device, with a criterion without a tolerance and no callback, the host never waits for it: a
-    column that comes to rounding level stops there, where on the CPU it is started again."""
+    On a CUDA device, with a criterion without a tolerance and no callback, the host never synchronizes: a
+    column at the rounding level stops there, whereas on the CPU it restarts."""
     out = at_once(method, system, maxiter, gradient)
     if out is None:
         loop = _Loop(method, system, gradient)
@@ -141,7 +143,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
 
 
 def _values(codes: Tensor) -> Any:
-    """The codes that occur; of few columns, which cost no operation but the read."""
+    """The codes that occur; for few columns all codes, which costs only the read."""
     if codes.numel() == 1:
         return (codes.item(),)
     return codes.flatten().tolist() if codes.numel() <= 64 else torch.unique(codes).tolist()
@@ -156,7 +158,7 @@ class _Loop:
         self.A, self.M, self.b, self.criterion = system.A, system.M, system.b, system.criterion
         self.callback, self.unattended = system.callback, system.unattended
         self.on_device = self.b.is_cuda
-        # A callback is called after every iteration. A backward that repeats a segment repeats its checks.
+        # A callback runs after every iteration. A backward that repeats a segment repeats its checks.
         self.gap = gaps() if self.on_device and self.callback is None else lambda done: 1
         self.compiled = fitting(method, system, gradient)
         self.execution = EAGER if self.compiled is None else self.compiled.execution
@@ -182,7 +184,7 @@ class _Loop:
         return _Progress(state, codes, norm, _INFINITE, _NONE)
 
     def runs(self, progress: _Progress) -> tuple[bool, bool]:
-        """Some column, and surely every one."""
+        """Whether some column runs, and whether certainly all do."""
         values = [0] if self.unattended else _values(progress.codes)
         return 0 in values, not self.on_device and not any(values)
 
@@ -190,8 +192,8 @@ class _Loop:
         return self.method.start(self.A, self.guarded(running), x, r, running)
 
     def guarded(self, running: Tensor) -> Any:
-        """M for columns that run. For the others M might be applied to 0, where a nonlinear M need not have a
-        derivative; they are replaced by a vector of length one, and their results by zeros."""
+        """M for columns that run. For the others M might be applied to 0, where a nonlinear M may not be
+        differentiable; they are replaced by a vector of norm one, and their results by zeros."""
         preconditioner = self.M
         if preconditioner is None or isinstance(preconditioner, Matrix) or not torch.is_grad_enabled():
             return preconditioner
@@ -205,8 +207,8 @@ class _Loop:
     def run(
         self, count: int, done: int, progress: _Progress, replay: bool = False
     ) -> tuple[_Progress, list[Tensor], bool]:
-        """Up to `count` iterations from number `done` on, with a check after the last; their norms; whether
-        columns run on."""
+        """Up to `count` iterations after the first `done`, with a check after the last; their norms; whether
+        columns are still running."""
         history: list[Tensor] = []
         runs, every, end = *self.runs(progress), done + count
         while done < end and runs:
@@ -222,12 +224,12 @@ class _Loop:
             for i in range(steps):
                 progress = self.stepped(progress, done + i + 1)
                 if stretches and (self.unattended or not progress.norm.requires_grad):
-                    stretches[-1] = stretches[-1].without_state()  # not needed again
+                    stretches[-1] = stretches[-1].without_state()  # not needed any more
                 stretches.append(_Stretch(progress, progress.norm, done + i))
             if not self.unattended:
                 stretches, waiting, runs, alike = self.checked(stretches)
                 every = alike and runs
-                if waiting:  # the recurrence for r may have drifted from b - A x, and proves nothing
+                if waiting:  # the recurrence for r may have drifted from b - A x
                     r = self.b - self.A(stretches[-1].progress.state.x)
                     stretches, runs = self.judged(stretches, r, alike)
             progress = stretches[-1].progress
@@ -240,7 +242,7 @@ class _Loop:
         return progress, history, runs
 
     def stepped(self, progress: _Progress, number: int) -> _Progress:
-        """One iteration; `number` is its count."""
+        """Iteration `number`."""
         state, codes, norm, best, restarted = progress
         running = codes == 0
         M = self.guarded(running)
@@ -255,7 +257,7 @@ class _Loop:
         new_norm = residual_norm(new.r, -2, keepdim=True)
         codes = codes.masked_fill((codes == 0) & ~(new_norm.detach() < torch.inf), CODE[Status.NON_FINITE])
         moved = codes == 0
-        if self.on_device or not moved.all():  # without waiting for a device
+        if self.on_device or not moved.all():  # without synchronizing a device
             # A column that has stopped does not use the rest of the state.
             fields = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
             new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in fields.items()})
@@ -271,7 +273,7 @@ class _Loop:
         norms: Tensor,
         stops: tuple[Tensor, Tensor | int] | None,
     ) -> _Stretch:
-        """The iterations of a compiled call, before which, perhaps, every column ran."""
+        """The iterations of a compiled call; `every`: all columns were running before it."""
         ran = norms.shape[-2]
         number = done + ran
         if stops is None:
@@ -289,7 +291,7 @@ class _Loop:
         return _Stretch(progress, norms, done, ran, when)
 
     def classified(self, progress: _Progress, number: int) -> _Progress:
-        """Which columns seem done, and which are lost, after iteration `number`."""
+        """Mark the columns that seem done or have failed after iteration `number`."""
         state, codes, norm, *_ = progress
         moved, known = codes == 0, norm.detach()
         waiting = moved & self.criterion.seems_done(state, known)
@@ -299,19 +301,19 @@ class _Loop:
         return self.measured(progress) if not self.criterion.fixed and number in self.due else progress
 
     def measured(self, progress: _Progress) -> _Progress:
-        """Stop the columns that stagnate (`Schedule`); their norm is then the true one."""
+        """Stop the columns that stagnate (`Schedule`) and set their true norm."""
         state, codes, norm, best, restarted = progress
         r = self.b - self.A(state.x)
         true = residual_norm(r, -2, keepdim=True)
         with torch.no_grad():
             reached, level = self.criterion.reached(self.A, self.b, state.x.detach(), r.detach())
             done = self.criterion.is_done(self.A, state, r.detach(), true.detach())
-        # What waits starts again from its true residual each time that it seems done, and is not.
+        # A waiting column restarts from its true residual whenever it only seemed done.
         stalled = (codes == 0) | ((codes == STANDS) & ~done)
         stalled = stalled & (reached <= level) & (reached > 0.5 * best)
         restart = stalled & (codes == 0) & ~restarted & (norm.detach() < 0.5 * true.detach())
         if self.on_device:
-            restart = torch.zeros_like(restart)  # to know of any would wait for the device
+            restart = torch.zeros_like(restart)  # finding out would synchronize the device
         elif restart.any():
             state = self.released(state)
             new = self.start(state.x, torch.where(restart, r, state.r), restart)
@@ -322,15 +324,15 @@ class _Loop:
         return _Progress(state, codes, norm, torch.minimum(best, reached), restart)
 
     def checked(self, stretches: list[_Stretch]) -> tuple[list[_Stretch], bool, bool, bool]:
-        """The iterations that some column took part in, whether columns stand still, whether some run, and
-        whether all of them surely do the same."""
+        """The iterations with at least one active column, whether some columns wait, whether some run, and
+        whether all certainly do the same."""
         alike = False
-        if self.on_device:  # one read for all
+        if self.on_device:  # a single read
             stands = stretches[-1].progress.codes == STANDS
             ran = [(stretch.progress.codes == 0).any() for stretch in stretches]
             *ran, waiting = torch.stack((*ran, stands.any())).tolist()
             runs = ran[-1]
-            # Later ones have changed no column, and must not be part of a graph.
+            # Later iterations changed no column and must not be part of a graph.
             last, stretches = stretches[-1], stretches[: 1 + sum(ran)]
             if stretches[-1].progress.state is None:
                 stretches[-1] = last
@@ -342,14 +344,14 @@ class _Loop:
         return stretches, waiting, runs, alike
 
     def judged(self, stretches: list[_Stretch], r: Tensor, every: bool) -> tuple[list[_Stretch], bool]:
-        """By the true residual r, columns that stand still, some or `every` one; those that are not done
-        start again from it."""
+        """Judge waiting columns, some or `every` one, by the true residual r; columns that have not converged
+        restart from it."""
         state, codes, norm, best, restarted = stretches[-1].progress
         true = residual_norm(r, -2, keepdim=True)
         known = true.detach()
         stretches = [stretch.with_true(true, every) for stretch in stretches]
         holds = self.criterion.is_done(self.A, state, r.detach(), known)
-        if every and all(_values(holds)):  # the rule, and nothing else to decide
+        if every and all(_values(holds)):  # the usual case: nothing else to decide
             progress = _Progress(state, holds.long(), true, best, restarted)
             return [_Stretch(progress, *stretches[-1][1:])], False
         lost = self.criterion.failure(state, known).masked_fill(holds, CODE[Status.CONVERGED])
@@ -362,14 +364,14 @@ class _Loop:
         if runs and bool(restarted.any()):
             state = self.released(state)
             new = self.start(state.x, torch.where(restarted, r, state.r), running)
-            # All columns start again where a state is of another size than a fresh one.
+            # All columns restart if the state and a fresh one differ in size.
             state, started = _started(state, new, restarted)
             state = state if bool(started.any()) else new
         progress = _Progress(state, codes, torch.where(waiting, true, norm), best, restarted)
         return [*stretches[:-1], stretches[-1]._replace(progress=progress)], runs
 
     def released(self, state: Any) -> Any:
-        """The state of the method, where compiled code that keeps one of its own does not go on with it."""
+        """The state of the method, when compiled code with its own state hands over."""
         if self.compiled is None or self.compiled.start is None:
             return state
         compiled, self.compiled, self.due = self.compiled, None, LOOP_SCHEDULE
@@ -384,7 +386,7 @@ class _Loop:
 
 
 def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
-    """`state`, with that of some columns replaced; none, if its size is another, or `in_columns` is False."""
+    """`state` with some columns replaced by `new`; none if sizes differ or `in_columns` is False."""
     fits = all(t.shape == f.shape and t.dim() >= 2 for t, f in zip(state, new, strict=True))
     if not fits or not getattr(state, "in_columns", True):
         return state, torch.zeros_like(where)

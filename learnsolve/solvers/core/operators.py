@@ -1,4 +1,4 @@
-"""A and M as loops see them, on blocks of columns: a CSR, a `BlockBatch`. Callables: functions.py."""
+"""A and M as operators on blocks of columns, for a CSR and a `BlockBatch`. Callables: functions.py."""
 
 from __future__ import annotations
 
@@ -62,16 +62,15 @@ class Matrix(Operator):
         return safe_size(self.A.values.detach().unsqueeze(-1))
 
     def divided(self, unit: Tensor) -> Matrix:
-        """Entry by entry, by one number for each matrix, (..., 1, 1)."""
+        """Divide all entries by one scalar per matrix, (..., 1, 1)."""
         return Matrix(self.A.with_values(self.A.values / unit.squeeze(-1)), self.transpose)
 
 
 class Blocks(Operator):
-    """A `BlockBatch`, one system for each block, on vectors padded with zeros to the largest.
+    """A `BlockBatch`, one system per block, on vectors padded with zeros to the size of the largest.
 
     With E the 0/1 matrix that pads, the operator is E A E^T and M is E M E^T (`Padded`): padding stays zero
-    in every method, and each value that a method computes for a column it computes for each block,
-    (..., B, 1, k).
+    in every method, and a method computes each of its per-column values once per block, (..., B, 1, k).
     """
 
     def __init__(self, A: BlockBatch, inner: Matrix):
@@ -123,7 +122,7 @@ class Blocks(Operator):
         return self.layout.batch[self.inner.A.pattern.row_indices]
 
     def core(self) -> int:
-        return 0  # values (..., nnz) of all blocks belong to x of (..., B, largest, k)
+        return 0  # values (..., nnz) of all blocks go with x of shape (..., B, largest, k)
 
 
 class Padded:
@@ -150,8 +149,8 @@ def as_operator(
     square: bool = True,
     blocks: bool = False,
 ) -> Operator:
-    """A CSR, a SciPy LinearOperator or a callable as what the loops work with; with `blocks` a BlockBatch, on
-    padded columns."""
+    """A CSR, a SciPy LinearOperator or a callable as an operator for the loops; with `blocks` a BlockBatch,
+    on padded columns."""
     for i, p in enumerate(parameters):
         checks.tensor(function, f"parameters[{i}]", p)
     if hasattr(A, "as_operator"):  # a StencilOperator; a matrix whose rows lie in several processes
@@ -260,21 +259,21 @@ def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) ->
 
 
 def joined(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:
-    """The M of a solve: the only one; with blocks, on padded columns."""
+    """The M of a solve: the single one; with blocks, all of them on padded columns."""
     if layout is None:
         return maps[0]
     return None if all(M is None for M in maps) else Padded(layout, maps)
 
 
 def source(M: Any) -> Any:
-    """What the caller gave, of an M of the loops."""
+    """The caller's M behind an M of the loops."""
     M = M.function if isinstance(M, Watched) else M
     return getattr(M, "original", M)
 
 
 def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
-    """(kind, m, factor) of M as the compiled loop of `cg` takes them (ops/pcg.py), else None. A
-    preconditioner states it by a method `pcg_form()`."""
+    """(kind, m, factor) of M for the compiled loop of `cg` (ops/pcg.py), else None. A
+    preconditioner provides it by a method `pcg_form()`."""
     if isinstance(M, type):
         return None
     return ("none", None, None) if M is None else getattr(M, "pcg_form", lambda: None)()

@@ -1,15 +1,15 @@
 """Parameters of the stationary methods (weights, steps, momenta, bounds, omega): one rule for their shapes,
-bounds of the spectrum of M A where none are given, and modules that train them.
+bounds of the spectrum of M A if none are given, and modules that train them.
 
-For the batch axes of A and b (broadcast), N steps and n rows the shape in full is (*batch, N, n), with 1
-along each axis on which a parameter does not depend. A shape with as many axes is read in full; short forms:
+With the batch axes of A and b (broadcast), N steps and n rows, the full shape is (*batch, N, n), with size 1
+along each axis on which a parameter does not depend. A shape with as many axes is read as full; short forms:
 
     ()          one value                     (N,)         one per step
     (n,)        one per row                   (N, n)       one per step and row, ones allowed
     batch       one per member                (N, *batch)  one per step and member
 
-A shape that two of them have is an error. To a tolerance there is no axis N (1 in full). Parameters that
-cannot depend on the row have 1 for n in full, and no short form with n.
+A shape that matches two of these is an error. To a tolerance there is no axis N (1 in the full shape).
+Parameters that cannot depend on the row have 1 for n in the full shape, and no short form with n.
 """
 
 import inspect
@@ -37,7 +37,7 @@ FIXED_GRADIENTS = ("unrolled", "checkpointed")  # of a fixed number of steps
 
 
 class Parameters:
-    """Reads the parameters of a call of `name`, which `values` records; steps=None: to a tolerance."""
+    """Reads the parameters of a call of `name` and records them in `values`; steps=None: to a tolerance."""
 
     def __init__(self, name: str, A: Any, b: Tensor, steps: int | None):
         self.name, self.A, self.b, self.steps = name, A, b, steps
@@ -52,7 +52,7 @@ class Parameters:
         return torch.broadcast_shapes(check_operands(self.name, self.A, self.b), of_b)
 
     def read(self, key: str, value: Any, rows: bool = True) -> Any:
-        """A number; or a tensor, as (..., 1 or N, 1 or n)."""
+        """A float, or a tensor (..., 1 or N, 1 or n)."""
         self.values[key] = value
         value, shared = self._read(key, value, rows), across.of(self.A)
         if shared is None or not isinstance(value, Tensor):
@@ -83,7 +83,7 @@ class Parameters:
         return next(iter(readings.values()))
 
     def coefficient(self, key: str, value: Any) -> Any:
-        """A parameter of all steps, (..., 1 or N, 1 or n); to a tolerance a number or (..., 1 or n, 1), for
+        """A parameter of all steps, (..., 1 or N, 1 or n); to a tolerance a float or (..., 1 or n, 1), for
         blocks of columns."""
         value = self.read(key, value)
         if self.steps is not None:
@@ -94,7 +94,7 @@ class Parameters:
         return self.A._layout.padded(value.mT) if rows else value.mT
 
     def momentum(self, key: str, value: Any) -> Any:
-        """One that cannot depend on the row, (..., 1 or N); to a tolerance a number or (..., 1, 1)."""
+        """A parameter that cannot depend on the row, (..., 1 or N); to a tolerance a float or (..., 1, 1)."""
         value = self.read(key, value, rows=False)
         if self.steps is None:
             return value
@@ -115,7 +115,7 @@ class Parameters:
         return {words: view() for words, holds, view in forms if holds}
 
     def _rule(self, rows: bool) -> str:
-        """The forms, and what their letters are."""
+        """The valid shapes, and the sizes behind their letters."""
         members = ["B"] if len(self.batch) == 1 else [f"B{i + 1}" for i in range(len(self.batch))]
         n, N = ["n"] * rows, ["N"] * (self.steps is not None)
         forms = [[], n, N, members, N + members, N + n if members else []]
@@ -134,8 +134,8 @@ def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
 
 
 def bounds(read: Parameters, lmin: Any, lmax: Any, options: Options) -> tuple[Any, Any]:
-    """`lmin` and `lmax` as `read.read` has them: lmax, if it is None, 1.1 times an estimate by 10 steps of
-    Arnoldi's method, constant to every derivative; lmin lmax / 30."""
+    """`lmin` and `lmax` as `read.read` returns them. Default: lmax is 1.1 times an estimate by 10 steps of
+    Arnoldi's method, constant to every derivative; lmin is lmax / 30."""
     named = (("lmin", lmin), ("lmax", lmax))
     low, high = (None if value is None else read.read(key, value, rows=False) for key, value in named)
     low, high = _checked(read.name, low, high)
@@ -144,14 +144,14 @@ def bounds(read: Parameters, lmin: Any, lmax: Any, options: Options) -> tuple[An
 
 
 def given_bounds(name: str, lmin: Any, lmax: Any) -> tuple[Any, Any]:
-    """The same, both given and outside of a call."""
+    """The same for two given bounds, outside a call."""
     named = (("lmin", lmin), ("lmax", lmax))
     return _checked(name, *(t if isinstance(t, Tensor) else checks.number(name, key, t) for key, t in named))
 
 
 def _checked(name: str, low: Any, high: Any) -> tuple[Any, Any]:
-    """0 < lmin <= lmax < inf for numbers. Tensors that are `readable`: 0 < t < inf; bounds that are learned
-    may cross on the way, and mean the same then."""
+    """0 < lmin <= lmax < inf for floats. `readable` tensors: 0 < t < inf; learned bounds may cross during
+    training, and then mean the same."""
     for key, value in (("lmin", low), ("lmax", high)):
         wrong = None
         if isinstance(value, Tensor):
@@ -171,8 +171,8 @@ def _checked(name: str, low: Any, high: Any) -> tuple[Any, Any]:
 
 
 def _estimate(read: Parameters, options: Options) -> Tensor:
-    """In the form in full of Parameters, with one value per member of the batch; 1 where there is none that
-    is positive, so that the solve says what is wrong."""
+    """The estimate in the full shape of Parameters, with one value per member of the batch; 1 if no estimate
+    is positive, so that the solve reports what is wrong."""
     name, A, b, M = read.name, read.A, read.b, options.M
     for wrong, error, case in (
         (torch.compiler.is_dynamo_compiling(), NotImplementedError, "under torch.compile"),
@@ -199,8 +199,8 @@ def _estimate(read: Parameters, options: Options) -> Tensor:
 
 
 class FixedNumber(torch.nn.Module):
-    """A method for a fixed number of iterations with trainable parameters: `function`, with the attributes of
-    these `keywords`."""
+    """A method for a fixed number of iterations with trainable parameters: calls `function` with its
+    attributes named `keywords`."""
 
     function: ClassVar[Callable[..., Solution]]
     keywords: ClassVar[tuple[str, ...]]
@@ -220,7 +220,7 @@ class FixedNumber(torch.nn.Module):
             setattr(self, key, torch.nn.Parameter(start(name, key, value)))
 
     def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
-        """The function with the parameters as they are now; arguments and result as there."""
+        """Call the function with the current parameters; arguments and result as for the function."""
         keywords = {key: getattr(self, key) for key in self.keywords}
         return type(self).function(A, b, x0, iterations=self.iterations, gradient=self.gradient, **keywords)
 
@@ -230,7 +230,7 @@ class FixedNumber(torch.nn.Module):
 
 
 def start(name: str, key: str, value: Any) -> Tensor:
-    """A number or tensor as the initial value of a parameter of the module `name`, whose function has it as
+    """A float or tensor as the initial value of a parameter of the module `name`, which its function takes as
     the option `key`."""
     if not isinstance(value, Tensor):
         value = torch.tensor(checks.number(name, key, value))

@@ -1,4 +1,4 @@
-"""A problem A x = b for any b: what gradients (gradient.py) solve for one right-hand side after another."""
+"""A problem A x = b for any b, which gradients (gradient.py) solve for several right-hand sides."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Problem:
     callback: Callable[[Iteration], Any] | None = None
     null: NullSpace | None = None  # of a singular A
     transposed_M: Callable[[], Any] | None = None  # makes the preconditioner of A^T
-    advice: str = ""  # of a warning that it did not converge
+    advice: str = ""  # appended to the warning if it did not converge
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Problem:
         return replace(self, A=self.A.with_parameters(parameters))
@@ -46,7 +46,7 @@ class Problem:
         return replace(self, A=self.A.T, M=M, transposed_M=lambda: self.M, null=null)
 
     def run(self, b: Tensor, x0: Tensor | None) -> Outcome:
-        """The way of b to the loop and back: through each view, and through them in reverse."""
+        """Pass b through each view to the loop, and the outcome back through them in reverse."""
         system = System(
             self.name, self.A, self.M, b, x0, self.criterion.fresh(), self.columns.callback(self.callback)
         )

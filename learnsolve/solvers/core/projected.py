@@ -1,13 +1,13 @@
-"""Singular systems: `null_space=` of the Krylov methods, and null vectors found in a matrix.
+"""Singular systems: `null_space=` of the Krylov methods, and null vectors detected in a matrix.
 
-N has orthonormal columns that span the null space of A, N' those of the null space of A^T (N' = N for a
-symmetric A). With them a method computes the solution of minimum norm of the least-squares problem,
+The orthonormal columns of N span the null space of A, and the columns of N' the null space of A^T (N' = N for
+a symmetric A). With them a method computes the least-squares solution of minimum norm,
 
     x = A^+ b:    solve A y = b - N' N'^T b, from any y0;    x = y - N N^T y.
 
-b is projected once and y once, whatever the number of iterations. In between the iteration is that of a
-regular system: its residuals lie in the range of A, where A has an inverse, and a component of y along N
-changes no residual. Derivatives: docs/gradients.md, "Singular systems".
+b and y are projected once each, whatever the number of iterations. In between, the iteration is the same as
+for a nonsingular system: its residuals lie in the range of A, where A has an inverse, and a component of y
+along N changes no residual. Derivatives: docs/gradients.md, "Singular systems".
 
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 6.5; Golub, Pereyra, "The
 differentiation of pseudo-inverses", SIAM J. Numer. Anal. 10 (1973) 413-432, equation 4.12.
@@ -52,7 +52,7 @@ class NullSpace:
         return NullSpace(self.left, self.right, self.layout)
 
     def consistent(self, b: Tensor) -> Tensor:
-        """b without its component along the null space of A^T; zero where nothing but rounding is left."""
+        """b without its component along the null space of A^T; zero where only rounding errors remain."""
         rest = self._without(self.left, b)
         noise = safe_size(rest) <= 16 * torch.finfo(b.dtype).eps * safe_size(b)
         return torch.where(noise, 0, rest)
@@ -63,14 +63,14 @@ class NullSpace:
     def _without(self, N: CSR, x: Tensor) -> Tensor:
         if self.layout is not None:
             x = self.layout.joined(x)
-        for _ in range(2):  # the second removes what rounding left where x is nearly in the null space
+        for _ in range(2):  # the second pass removes rounding errors if x is nearly in the null space
             x = x - product(N.values, product(N.values, x, N.pattern, True), N.pattern, False)
         return x if self.layout is None else self.layout.padded(x)
 
     @torch.no_grad()
     def note(self, b: Tensor, rest: Tensor) -> str:
-        """What was left out of b, in words; nothing of rounding errors, nor on a device, which would have to
-        be waited for."""
+        """A message on the component of b that was dropped; empty for rounding errors, and on a device, which
+        it would synchronize."""
         if not b.is_cpu or b.numel() == 0:
             return ""
         length = safe_size(b)
@@ -81,7 +81,7 @@ class NullSpace:
 
 
 def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
-    """The system on the range of a singular A, and the way back of its outcome."""
+    """The system on the range of a singular A, and the function that maps its outcome back."""
     if null is None:
         return system, lambda out: out
     b = null.consistent(system.b)
@@ -98,7 +98,7 @@ def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
 def checked_null_space(
     name: str, value: Any, A: Operator, b: Tensor, layout: Layout | None, symmetric: bool, reads: bool
 ) -> NullSpace | None:
-    """`null_space=` of a solve, checked against the numbers of A if it `reads` them, which waits for a
+    """`null_space=` of a solve, checked against the values of A if it `reads` them, which synchronizes a
     device."""
     if value is None:
         return None
@@ -115,7 +115,7 @@ def checked_null_space(
                 f"{left.shape[1]}"
             )
         if reads:
-            # A callable holds its parameters itself.
+            # A callable holds its own parameters.
             plain = A if isinstance(A, Function) else A.with_parameters(tuple(map(numbers, A.parameters)))
             plain_b = numbers(b)
             _check_null(name, "A", plain, right, plain_b, layout, "")
@@ -136,13 +136,13 @@ def _transposed(A: Operator) -> Operator | None:
 
 
 def _basis(name: str, vectors: Any, A: Operator, b: Tensor, layout: Layout | None, reads: bool) -> CSR:
-    """Orthonormal columns: of each block, if there are blocks."""
+    """Orthonormal columns, per block if there are blocks."""
     n = b.shape[-2] if layout is None else sum(layout.sizes)
     if isinstance(vectors, str):
         if vectors != CONSTANTS:
             raise ValueError(f"{name}: {_USES}, got {vectors!r}")
         inner = A.inner if isinstance(A, Blocks) else A
-        if not isinstance(inner, Matrix):  # whose graph is not known: one component
+        if not isinstance(inner, Matrix):  # its graph is unknown: one component
             ones = torch.full((n,), max(n, 1) ** -0.5, dtype=b.dtype, device=b.device)
             return CSR(ones, _full(n, 1, b.device))
         parts, weights = inner.A.pattern._planned(components)
@@ -199,7 +199,7 @@ def _full(n: int, k: int, device: torch.device) -> SparsityPattern:
 
 @makes_plain_tensors
 def _by_block(layout: Layout, k: int) -> SparsityPattern:
-    """Row i has k entries, in the columns of its block."""
+    """Each row has k entries, in the columns of its block."""
     n, device = sum(layout.sizes), layout.batch.device
     columns = layout.batch.unsqueeze(-1) * k + torch.arange(k, device=device)
     crow = torch.arange(n + 1, device=device) * k
@@ -207,8 +207,8 @@ def _by_block(layout: Layout, k: int) -> SparsityPattern:
 
 
 def components(P: SparsityPattern) -> tuple[SparsityPattern, Tensor]:
-    """The connected components of the graph of P as a pattern n x count with one entry a row, and for each
-    row 1 / sqrt(rows of its component)."""
+    """The connected components of the graph of P as a pattern n x count with one entry per row, and
+    1 / sqrt(rows of its component) for each row."""
     n = P.shape[0]
     ones = np.ones(P.nnz, dtype=np.int8)
     S = scipy.sparse.csr_array((ones, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
@@ -221,9 +221,9 @@ def components(P: SparsityPattern) -> tuple[SparsityPattern, Tensor]:
 def _check_null(
     name: str, label: str, A: Operator, N: CSR, b: Tensor, layout: Layout | None, hint: str
 ) -> None:
-    """||A v|| <= eps^(3/4) ||A|| ||v|| for each null vector v: about 10^4 roundings."""
+    """||A v|| <= eps^(3/4) ||A|| ||v|| for each null vector v: about 10^4 rounding errors."""
     P, values = N.pattern, N.values
-    # Of components the sum: they share no row, and no entry of A joins two.
+    # For components check the sum: they share no row, and no entry of A joins two.
     summed = bool(P.nnz == P.shape[0]) and P.shape[1] != 1
     for j in range(1 if summed else P.shape[1]):
         e = torch.zeros(P.shape[1], 1, dtype=b.dtype, device=b.device)
@@ -231,10 +231,10 @@ def _check_null(
         v = product(values, e, P, False)
         if layout is not None:
             v = layout.padded(v)
-        if isinstance(A, Function):  # which is given what the user's b is
+        if isinstance(A, Function):  # called with the shape of the user's b
             v = v.expand(b.shape)
         norm_A = A.size()
-        if norm_A is None:  # a lower bound, of no right-hand side: b may be zero, or a null vector
+        if norm_A is None:  # a lower bound, not from b, which may be zero or a null vector
             y = torch.frac(0.618034 * torch.arange(b.shape[-2], dtype=b.dtype, device=b.device)) - 0.4
             y = y.unsqueeze(-1).expand(b.shape)
             norm_A = size(A(y)) / size(y).clamp(min=torch.finfo(b.dtype).tiny)
@@ -251,7 +251,7 @@ def _check_null(
 
 
 def _check_complementary(name: str, right: CSR, left: CSR) -> None:
-    """Krylov methods stay in the range of A, which must hold no null vector: N'^T N is regular."""
+    """Krylov methods stay in the range of A, which must not contain a null vector: N'^T N is nonsingular."""
     gram = torch.linalg.svdvals((left.to_dense().mT @ right.to_dense()).double())
     if gram.numel() and not float(gram.min()) > 1e-6:
         raise ValueError(
@@ -262,7 +262,8 @@ def _check_complementary(name: str, right: CSR, left: CSR) -> None:
 
 
 def sums_to_zero(A: CSR) -> bool:
-    """Are all row and column sums of A zero, up to rounding? The constants are then null vectors of both."""
+    """Whether all row and column sums of A are zero up to rounding, so that constants are null vectors of
+    both."""
     values = numbers(A.values)
     plain = A.with_values(values)
     limit = 64 * torch.finfo(values.dtype).eps

@@ -1,4 +1,4 @@
-"""What is said of a solve that did not converge: why, how far it came, as a warning or an exception."""
+"""The report of a solve that did not converge: the reason and the accuracy, as a warning or an exception."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _quiet: ContextVar[bool] = ContextVar("_quiet", default=False)
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Solves inside do not warn, because the caller reports their statuses. No filter of `warnings`, which
-    are those of all threads, and whose changes make Python show again what it has shown once."""
+    """Solves inside do not warn, because the caller reports their statuses. Not a `warnings` filter: filters
+    are global to all threads, and changing them makes Python show warnings again."""
     before = _quiet.set(True)
     try:
         yield
@@ -44,13 +44,13 @@ def report(name: str, solution: Solution, throw: bool, requested: bool, advice: 
     if throw:
         raise SolverError(name, solution)
     if status not in _SILENT and not _quiet.get():
-        # Without numbers, which would make each a warning of its own: Python shows equal ones once a line.
+        # Without values, which would make every warning different: Python shows equal ones once per line.
         text = f"{name}: did not converge{advice}: {status.name}. {status} (Solution.summary() has numbers.)"
         warnings.warn(text, ConvergenceWarning, stacklevel=users_frame())
 
 
 def users_frame() -> int:
-    """The stacklevel, seen from the caller, of the first frame outside of learnsolve and torch."""
+    """The stacklevel, relative to the caller, of the first frame outside learnsolve and torch."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _OURS:
         level, frame = level + 1, frame.f_back
@@ -61,8 +61,8 @@ _OURS = {"learnsolve", "torch"}
 
 
 def explained(system: System, out: Outcome) -> Outcome:
-    """With the codes of columns that failed for a reason that no single iteration shows, and what to say of
-    them."""
+    """The outcome with codes for columns that failed for a reason that no single iteration shows, and a note
+    on them."""
     return out if worst(out.codes) <= CODE[Status.CONVERGED] else _reasons(system, out)
 
 
@@ -70,7 +70,7 @@ def explained(system: System, out: Outcome) -> Outcome:
 def _reasons(system: System, out: Outcome) -> Outcome:
     failed = out.codes > CODE[Status.CONVERGED]
     A, b, x, codes = system.A, system.b.detach(), out.x.detach(), out.codes
-    # Whatever the method took it for, as an infinite curvature for a breakdown.
+    # Overrides the code of the method, such as a breakdown for an infinite curvature.
     broken = failed & across.anywhere(~torch.isfinite(b - A(x)).all(dim=-2))
     codes = torch.where(broken, CODE[Status.NON_FINITE], codes)
     if bool((broken == failed).all()):
@@ -82,8 +82,8 @@ def _reasons(system: System, out: Outcome) -> Outcome:
 
 
 def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tensor, str]:
-    """`codes` (..., k), with INCONSISTENT for columns that failed because A x = b has no solution; and how
-    large the component of b is that no A x has.
+    """`codes` (..., k), with INCONSISTENT for columns that failed because A x = b has no solution, and the
+    size of the component of b outside the range of A.
 
     For every solution z and every y, <y, b> = <A^T y, z>, so ||z|| >= |<y, b>| / ||A^T y||. The bound is
     evaluated for four y: the constants, the residual of the solve, x, which may have grown along the null
@@ -96,11 +96,11 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tenso
         return codes, ""
     try:
         At = A.T
-    except ValueError:  # a callable without its transpose
+    except ValueError:  # a callable without a transpose
         return codes, ""
     eps, proved = torch.finfo(b.dtype).eps, torch.zeros_like(lost)
-    # A method that broke down has met a singular direction. Rounding errors have many reasons, in float32
-    # conditions of 1e5 among them, where a small residual remains; what has no solution keeps a part of b.
+    # A method that broke down has met a singular direction. Rounding errors have many causes, such as a
+    # condition number of 1e5 in float32, but leave a small residual; without a solution a part of b remains.
     r = b - A(x)
     large = size(r) > (eps**0.25 if b.dtype == torch.float32 else -1) * size(b)
     sure = torch.where(large, eps**-0.75, eps**-0.9)
@@ -130,8 +130,8 @@ def _norm(A: Any, y: Tensor) -> Tensor:
 
 
 def _least_residual(A: Any, At: Any, b: Tensor) -> Tensor:
-    """b - A x after some steps of conjugate gradients for least squares. Directions and their images have a
-    length of about one, whatever A's: no square leaves the dtype's range."""
+    """b - A x after some steps of conjugate gradients for least squares. Directions and their images have
+    norms of about one, whatever the scale of A, so no square leaves the dtype's range."""
     r, s = b, conjugate(At(conjugate(b)))
     length = size(s)
     p = divide(s, length, length > 0)

@@ -1,12 +1,12 @@
-"""The engine of the stationary methods and semi-iterations,
+"""The engine of stationary methods and semi-iterations,
 
     x' = x + a_k M (b - A x) + c_k (x - x before).
 
-A method is its coefficients a_k and c_k; `sor` and its variants are an M. With `iterations` exactly that
-number of steps runs, so that a loss on them is the same function of the parameters for every b: by the
-compiled sweeps of ops/richardson.py for a CSR and a diagonal M, else by public operations
-(ops/core/steps.py), which give the same values. To a tolerance the loop of all methods (loop.py) runs
-`Stationary`.
+A method is defined by its coefficients a_k and c_k; `sor` and its variants are an M. With `iterations`,
+exactly that number of steps runs, so that a loss on them is the same function of the parameters for every b:
+through the compiled sweeps of ops/richardson.py for a CSR and a diagonal M, otherwise through public
+operations (ops/core/steps.py), which give the same values. To a tolerance, the loop of all methods (loop.py)
+runs `Stationary`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, Sol
 class State(NamedTuple):
     x: Tensor
     r: Tensor
-    old: Tensor  # x before
-    t: Tensor  # what the coefficients are made of; 0 at the start
+    old: Tensor  # the previous x
+    t: Tensor  # the state of the coefficients; 0 at the start
 
 
 class Stationary:
@@ -72,7 +72,7 @@ class Stationary:
 
 
 class _Identity:
-    """The M of a call without one. It is scaled with A like any other (units.py), since no method here is
+    """The M of a call without one. It is scaled with A like any other (units.py), since these methods are not
     invariant under scaling of M."""
 
     T = property(lambda self: self)
@@ -91,7 +91,7 @@ def run(
     coefficients: Callable[[Parameters, Options], tuple[Any, Any]],
     method: Callable[[Any, Any], Stationary] = Stationary,
 ) -> Solution:
-    """`coefficients` of all steps, (..., 1 or iterations, 1 or n) and (..., 1 or iterations); to a tolerance
+    """`coefficients`: of all steps, (..., 1 or iterations, 1 or n) and (..., 1 or iterations); to a tolerance
     the arguments of `method`."""
     A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)
@@ -113,7 +113,7 @@ _BESIDE = {
     ),
     **dict.fromkeys(
         ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"),
-        '{key} belongs to gradient="implicit", which iterations do not have',
+        '{key} belongs to gradient="implicit", which cannot be combined with iterations',
     ),
 }
 
@@ -121,7 +121,7 @@ _BESIDE = {
 def settings_of(
     name: str, iterations: int | None, arguments: Mapping[str, Any], beside: Mapping[str, str] = _BESIDE
 ) -> Options:
-    """The options of a call; a keyword that does not go with `iterations` raises its rule."""
+    """The options of a call; a keyword that `iterations` excludes raises an error."""
     keywords = {key: value for key, value in arguments.items() if value is not None}
     if iterations is None:
         return options_of(name, keywords)
@@ -169,8 +169,8 @@ def run_fixed(
 def compiled(
     A: CSR, b: Tensor, x0: Tensor, scale: Tensor, iterations: int, checkpointed: bool, momenta: Any = None
 ) -> Solution:
-    """`richardson_sweeps` for scale (n,) or (..., rows, n), momenta (..., rows) and any batch axes, of these,
-    of A and of b, as the one axis of the kernel."""
+    """`richardson_sweeps` for scale (n,) or (..., rows, n) and momenta (..., rows); all batch axes (of these,
+    A and b) are merged into the one axis of the kernel."""
     values, pattern = A.values, A.pattern
     single = values.dim() == 1 and b.dim() <= 2 and scale.dim() <= 2
     if single and (momenta is None or momenta.dim() == 1):
@@ -200,7 +200,7 @@ def solution_of(
     iterations: int,
     execution: str = COMPILED,
 ) -> Solution:
-    """`norms`: before each step. That of the last residual is computed when it is asked for."""
+    """`norms`: before each step. The norm of the last residual is computed on demand."""
     values, pattern = A.values, A.pattern
 
     def complete() -> Tensor:
@@ -210,14 +210,14 @@ def solution_of(
 
 
 def _with_last(norms: Tensor, r: Tensor) -> Tensor:
-    """The norms before each step, and that of the last residual."""
+    """The norms before each step, and the norm of the last residual."""
     return torch.cat((norms, residual_norm(r, -2, keepdim=True)), 0 if r.dim() == 1 else -2)
 
 
 @dataclass
 class Steps:
-    """Steps by public operations, on blocks of columns (..., n, k). M: one map, or one for each step;
-    `counts`: of the steps of each segment, which a callback may have ended."""
+    """Steps by public operations on blocks of columns (..., n, k). M: one map, or one per step; `counts`: the
+    number of steps of each segment, which a callback may have ended."""
 
     function: str
     A: Map
@@ -231,8 +231,8 @@ class Steps:
     def solution(
         self, b: Tensor, x: Tensor, iterations: int, checkpointed: bool, r: Any = None, sources: tuple = ()
     ) -> Solution:
-        """`r`: b - A x, if it is known. With `sources`, which b - A x is made of, the last norm is computed
-        when it is asked for."""
+        """`r`: b - A x, if it is known. With `sources`, the tensors that b - A x depends on, the last norm is
+        computed on demand."""
         x, norms, count, stopped = self._run(b, x, iterations, checkpointed, r)
         x = x if count else x.clone()  # x0 is the caller's
         shared, codes = across.of(self.A), []
@@ -258,10 +258,10 @@ class Steps:
     def _run(
         self, b: Tensor, x: Tensor, iterations: int, checkpointed: bool, r: Tensor | None
     ) -> tuple[Tensor, Tensor, int, bool]:
-        """x, the norms before each step, how many steps ran, whether the callback stopped them. With
-        `checkpointed` the graph holds O(sqrt(iterations)) iterates, and a backward repeats the steps between
-        them."""
-        # Checkpoints work by hooks on saved tensors, which transformations of torch.func do not have.
+        """x, the norms before each step, the number of steps, and whether the callback stopped them. With
+        `checkpointed` the graph holds O(sqrt(iterations)) iterates, and the backward pass repeats the steps
+        in between."""
+        # Checkpoints use hooks on saved tensors, which transformations of torch.func do not support.
         segments = checkpointed and torch.is_grad_enabled() and not transformed()
         length = max(1, round(iterations**0.5) if segments else iterations)
         before, norms, count, stopped = x, [], 0, False
@@ -279,7 +279,7 @@ class Steps:
         return x, torch.cat(norms, -2) if norms else b.new_empty(b[..., :0, :].shape), count, stopped
 
     def _segment(self, first: int, most: int, b: Tensor, x: Tensor, before: Tensor, r: Tensor | None):
-        """Steps from number `first` on. When a backward repeats them, the callback is not called."""
+        """Steps from `first` on. When the backward pass repeats them, the callback is not called."""
         end = first + self.counts.get(first, most)
         stops = (lambda number, *_: number == end) if first in self.counts else self._stops
         numbers = range(first, first + most)

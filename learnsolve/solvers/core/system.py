@@ -1,12 +1,12 @@
-"""A x = b as the loop (loop.py) sees it: blocks of columns and nothing else.
+"""A x = b for the loop (loop.py): blocks of columns and nothing else.
 
-What a caller may ask for is a *view*: a function that restates a system, and returns with it the function
-that restates the outcome. `Problem.run` (problem.py) is the only place that names them:
+Other features are *views*: a view is a function that restates a system and returns, with it, the function
+that maps the outcome back. `Problem.run` (problem.py) is the only place that names them:
 
     projected.py   a singular A, solved on its range
     units.py       entries near the limits of the dtype, in units in which they are of size one
 
-Vectors, batch axes and blocks of a `BlockBatch` become blocks of columns at the door, outside of the gradient
+Vectors, batch axes and blocks of a `BlockBatch` become blocks of columns on entry, outside the gradient
 (`Columns`). Rows in several processes need no view: only sums over rows differ (ops/core/across.py).
 """
 
@@ -28,8 +28,8 @@ Map = Callable[[Tensor], Tensor]  # of blocks of columns
 
 
 class Operator:
-    """A linear map of blocks of columns (..., n, k), made of `parameters`. No Protocol: `isinstance` of one
-    takes as long as a small product."""
+    """A linear map of blocks of columns (..., n, k), which depends on `parameters`. Not a Protocol, whose
+    `isinstance` takes as long as a small product."""
 
     parameters: tuple[Tensor, ...]
 
@@ -70,7 +70,7 @@ class Operator:
 
 @dataclass
 class System:
-    """A x = b for blocks of columns (..., n, k), and when each of them is done."""
+    """A x = b for blocks of columns (..., n, k), and the criterion for each of them."""
 
     name: str  # of the solver, for messages
     A: Any  # Operator
@@ -87,15 +87,15 @@ class System:
 
     @property
     def unattended(self) -> bool:
-        """A device runs all iterations, and the host does not wait for it."""
+        """A device runs all iterations and the host does not wait for it."""
         return self.b.is_cuda and self.criterion.fixed and self.callback is None
 
 
 class Outcome(NamedTuple):
     x: Tensor
     norms: Tensor  # (..., iterations + 1, k)
-    codes: Tensor  # (..., k), of the Status that each column ended with
-    note: str = ""  # how far columns came that did not converge
+    codes: Tensor  # (..., k), of the final Status of each column
+    note: str = ""  # on the accuracy of columns that did not converge
     execution: str = EAGER  # `Solution.execution`
 
 
@@ -113,7 +113,7 @@ class Columns(NamedTuple):
         return t if self.layout is None else self.layout.padded(t)
 
     def out_of(self, x: Tensor, *of_columns: Tensor) -> tuple[Any, ...]:
-        """x, what each column has one of (..., k), and the axis of the rows in (..., rows, k)."""
+        """x, the values per column (..., k), and the axis of the rows in (..., rows, k)."""
         x = x if self.layout is None else self.layout.joined(x)
         if self.vector and x.dim() == 2:  # under vmap it has a batch axis
             return x.squeeze(-1), *(t.squeeze(-1) for t in of_columns), -1

@@ -1,9 +1,8 @@
 """Units in which A and b are of size one, so that no inner product of a method leaves the range of the dtype.
 
-A method multiplies vectors of the size of b, and of A b, with each other: for a cotangent of 1e-12 in
-float32, or of 1e200 in float64, it would compute zeros and infinities and report a breakdown. All units are
-powers of two, so the iterates are the same to the last bit. Where sizes are ordinary there are no units, and
-nothing is spent on them.
+A method multiplies vectors of the size of b and of A b with each other: for a cotangent of 1e-12 in float32,
+or of 1e200 in float64, it would compute zeros and infinities and report a breakdown. All units are powers of
+two, so the iterates are the same to the last bit. If sizes are ordinary, there are no units and no cost.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import largest, size, surely_finite
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
-# Exponents of two that are ordinary. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
+# Ordinary exponents of two. The largest product is <A b, A b>, the smallest rtol^2 <b, A b>.
 ORDINARY = {torch.float32: 20, torch.float64: 150, torch.complex64: 20, torch.complex128: 150}
 
 
 def in_units(system: System, method: Any) -> tuple[System, Any]:
-    """The system in units, and the way back of its outcome; the system itself where sizes are ordinary. A
-    device that is not waited for gets units whatever they are, and for the compiled loop of cg those of b
-    alone, since M would have to be scaled in its own form."""
+    """The system in units, and the function that maps its outcome back; the same system if sizes are
+    ordinary. A device that must not be synchronized always gets units, and the compiled loop of cg only units
+    of b, since M would have to be scaled in its own form."""
     b, criterion = system.b, system.criterion
     if _surely_ordinary(system):
         return system, lambda out: _finite(None, out)
@@ -68,7 +67,7 @@ def in_units(system: System, method: Any) -> tuple[System, Any]:
 
 
 def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
-    """A NaN that no product has met: in x where a column of A is empty, in A where b is zero. And what a
+    """Find a NaN that no product has met: in x if a column of A is empty, in A if b is zero. Also one that a
     method took for something else, such as an infinite curvature."""
     x = out.x.detach()
     if x.is_cpu and _across.everywhere(surely_finite(x)) and (size_A is None or surely_finite(size_A)):
@@ -81,7 +80,7 @@ def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
 
 @torch.no_grad()
 def _with_digits_lost(system: System, out: Outcome, x: Tensor) -> Outcome:
-    """The outcome judged by x as the caller gets it, some of whose digits may lie below the range."""
+    """The outcome judged by the caller's x, some of whose digits may be below the range."""
     lost = (out.codes == CODE[Status.CONVERGED]) & _across.anywhere((x != out.x).any(dim=-2))
     if not bool(lost.any()):
         return out
@@ -95,7 +94,7 @@ def _with_digits_lost(system: System, out: Outcome, x: Tensor) -> Outcome:
 class Units(NamedTuple):
     """Powers of two."""
 
-    of_A: Tensor | None  # (..., 1, 1); None: A is taken as it is
+    of_A: Tensor | None  # (..., 1, 1); None: A is not scaled
     of_b: Tensor  # (..., 1, k)
 
     @property
@@ -138,22 +137,22 @@ class InUnits:
 
 
 def _operator(A: Any, units: Units) -> Any:
-    """A in these units: entry by entry where they are known, as compiled code and subnormal entries need it,
-    else its results."""
+    """A in these units: scaled entry by entry if the entries are known, as compiled code and subnormal
+    entries require, otherwise its results are scaled."""
     if units.of_A is None:
         return A
     return A.divided(units.of_A) if hasattr(A, "divided") else InUnits(A, units.of_A)
 
 
 def _preconditioner(M: Any, units: Units) -> Any:
-    """M, an approximation of A^-1, which may be nonlinear and is given residuals as they are."""
+    """M, an approximation of A^-1, which may be nonlinear and is applied to unscaled residuals."""
     if M is None or (units.of_A is None and compiled_form(source(M)) is not None):  # it is linear
         return M
     return lambda r: M(r * units.of_b) / units.of_x
 
 
 def _surely_ordinary(system: System) -> bool:
-    """Of one matrix and one column on the CPU, in few calls: small solves take the time of their calls."""
+    """For one matrix and one column on the CPU, in few calls, which dominate the time of small solves."""
     A, b, negligible, limit = system.A, system.b, system.criterion.negligible, 2.0 ** ORDINARY[system.b.dtype]
     if not isinstance(A, Matrix) or not isinstance(negligible, (int, float)) or negligible > limit:
         return False
@@ -171,8 +170,8 @@ def _surely_ordinary(system: System) -> bool:
 
 
 def _choose(size_A: Tensor | None, b: Tensor, negligible: float | Tensor, unseen: bool) -> Units | None:
-    """None where sizes are ordinary. That is not checked if `unseen`: it would wait for a device. No number
-    below `negligible` matters."""
+    """None if sizes are ordinary. That is not checked if `unseen`, since it would synchronize a device.
+    Values below `negligible` do not matter."""
     if b.numel() == 0 and across() is None:
         return None
     limit, size_b = 2.0 ** ORDINARY[b.dtype], largest(b, -2)
@@ -188,8 +187,8 @@ def _choose(size_A: Tensor | None, b: Tensor, negligible: float | Tensor, unseen
 
 
 def within(size: Tensor, low: float, high: float) -> bool:
-    """Are all of these numbers in [low, high]? NaN is not. Few calls, for what is so as a rule: small solves
-    on the CPU take the time of their calls."""
+    """Whether all values are in [low, high]; NaN is not. The usual case takes few calls, which dominate the
+    time of small solves on the CPU."""
     if size.numel() == 1:
         return low <= size.item() <= high
     least, most = torch.aminmax(size)
@@ -197,7 +196,7 @@ def within(size: Tensor, low: float, high: float) -> bool:
 
 
 def _of_right_hand_side(b: Tensor) -> Units | None:
-    """The unit of b alone, 1 where its size is ordinary: without waiting for the device."""
+    """The unit of b only, 1 where its size is ordinary, without synchronizing the device."""
     if b.numel() == 0:
         return None
     unit = _unit(largest(b, -2))

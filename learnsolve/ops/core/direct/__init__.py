@@ -1,1 +1,1 @@
-"""Direct solves on the host: factors by one of several libraries, chosen by `choice.py`."""
+"""Direct solves on the host: factors from one of several libraries, chosen by `choice.py`."""

@@ -1,7 +1,7 @@
-"""What a library for direct solves offers: an `Analysis` of a pattern, which makes a `Factor` per matrix.
+"""The interface of a direct-solver library: an `Analysis` of a pattern, which makes a `Factor` per matrix.
 
-A pattern keeps its analyses (`Structure`), so that further matrices on it are factored faster. A factor never
-changes: a graph that holds it differentiates through it after the analysis has made others.
+A pattern keeps its analyses (`Structure`), so that further matrices on it are factored faster. A factor is
+immutable: a graph that holds it differentiates through it after the analysis has made others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from learnsolve.ops.core.singular import no_matching
 
 KINDS = ("cholesky", "ldlt", "lu")
 ORDERINGS = ("auto", "minimum_degree", "colamd", "nested_dissection", "natural")
-# All of them count rows and entries in C ints.
+# All libraries count rows and entries in C ints.
 LARGEST = int(np.iinfo(np.intc).max)
 
 
 class Request(NamedTuple):
-    """What the caller asked for."""
+    """The options of the caller."""
 
     kind: str = "auto"
     backend: str = "auto"
@@ -37,8 +37,8 @@ class Factor(Protocol):
 
     Attributes
     ----------
-    backend, kind : what made them, and which: "cholesky", "ldlt" or "lu"
-    entries : int, stored in them
+    backend, kind : the library, and "cholesky", "ldlt" or "lu"
+    entries : int, stored entries
     """
 
     backend: str
@@ -52,21 +52,21 @@ class Factor(Protocol):
         ...
 
     def logdet(self) -> float | None:
-        """log |det A|; None if the factors do not tell."""
+        """log |det A|; None if not available from the factors."""
         ...
 
     def negative(self) -> int | None:
-        """The number of negative eigenvalues of a symmetric A; None if the factors do not tell."""
+        """The number of negative eigenvalues of a symmetric A; None if not available from the factors."""
         ...
 
 
 class Analysis(Protocol):
-    """What a library computes from a pattern alone, and keeps.
+    """The data that a library computes from a pattern and keeps.
 
     Attributes
     ----------
-    kinds : the kinds of factors that it makes
-    orderings : name of the library's own for each that it has
+    kinds : the supported kinds of factors
+    orderings : the library's name of each supported ordering
     """
 
     name: ClassVar[str]
@@ -77,8 +77,8 @@ class Analysis(Protocol):
     def __init__(self, structure: Structure, kind: str, ordering: str): ...
 
     def factor(self, data: np.ndarray) -> Factor:
-        """The factors of the matrix with these values, which are finite; for "cholesky" and "ldlt" those of
-        a symmetric matrix. Raises what is below, or MemoryError."""
+        """The factors of the matrix with these finite values; for "cholesky" and "ldlt" the matrix is
+        symmetric. Raises one of the exceptions below, or MemoryError."""
         ...
 
 
@@ -87,7 +87,7 @@ class Singular(Exception):
 
 
 class NotDefinite(Exception):
-    """A pivot of a Cholesky factorization is not positive. `row`: of A; -1 if the library does not tell."""
+    """A pivot of a Cholesky factorization is not positive. `row`: of A; -1 if unknown."""
 
     def __init__(self, row: int = -1):
         super().__init__(row)
@@ -95,11 +95,11 @@ class NotDefinite(Exception):
 
 
 class Unreliable(Exception):
-    """The library had to replace pivots, or has lost accuracy: another one decides."""
+    """The library had to replace pivots, or has lost accuracy: another library is tried."""
 
 
 class Structure:
-    """A pattern on the host, as C ints, and what libraries keep of it.
+    """A pattern on the host, as C ints, and the data that libraries keep for it.
 
     `fault`: why every matrix on it is singular, empty if not. SuperLU breaks down on some of them, in calls
     of BLAS with invalid sizes.
@@ -119,10 +119,10 @@ class Structure:
 
 
 def structure(P: SparsityPattern) -> Structure:
-    """Made once for a pattern."""
+    """The structure of a pattern, made once."""
     return P._cached("direct", _structure, P)[0]
 
 
 def _structure(P: SparsityPattern) -> tuple[Structure, torch.Tensor, torch.Tensor]:
     crow, col = (t.to(torch.int32).cpu().contiguous() for t in (P.crow_indices, P.col_indices))
-    return Structure(crow, col, P.shape), crow, col  # tensors, so that they are counted
+    return Structure(crow, col, P.shape), crow, col  # tensors, so that their memory is counted

@@ -1,9 +1,9 @@
-"""Which library factors a matrix, and as what.
+"""The choice of the library and the kind of factors of a matrix.
 
 The rule of "auto": SuperLU's LU below `SMALL` rows and for bands of at most `BAND` diagonals on either side.
-Else PARDISO, if it is installed: Cholesky for symmetric matrices with a positive diagonal, LDL^T for other
-symmetric ones and where Cholesky meets a pivot that is not positive, LU for the rest. Without it CHOLMOD, if
-it is installed and its Cholesky factorization succeeds. SuperLU for everything else, and where PARDISO has to
+Otherwise PARDISO, if installed: Cholesky for symmetric matrices with a positive diagonal; LDL^T for other
+symmetric matrices and if Cholesky meets a pivot that is not positive; LU otherwise. Without PARDISO, CHOLMOD,
+if it is installed and its Cholesky factorization succeeds. SuperLU in all other cases, and if PARDISO has to
 replace pivots.
 """
 
@@ -34,8 +34,8 @@ from learnsolve.ops.core.direct.pardiso import Pardiso
 from learnsolve.ops.core.direct.superlu import SuperLU
 from learnsolve.ops.core.symmetry import _equal, _in_one_pass, symmetric_pattern
 
-SMALL = 4_000  # rows: below, SuperLU takes no more time than an analysis by PARDISO
-BAND = 16  # SuperLU factors these in the time of PARDISO, and solves in a tenth of its
+SMALL = 4_000  # rows: below this, SuperLU is at least as fast as an analysis by PARDISO
+BAND = 16  # SuperLU factors these as fast as PARDISO, and solves 10 times faster
 BACKENDS: dict[str, type[Analysis]] = {"pardiso": Pardiso, "cholmod": Cholmod, "superlu": SuperLU}
 EXTRAS = {"pardiso": "pypardiso", "cholmod": "scikit-sparse"}
 
@@ -58,7 +58,7 @@ def available() -> list[str]:
 
 
 def checked(function: str, how: Request, dtype: torch.dtype) -> Request:
-    """What was asked for, if it exists."""
+    """The request, if it is available."""
     kind, backend, ordering = how
     for name, value, values in (
         ("kind", kind, ("auto", *KINDS)),
@@ -98,7 +98,7 @@ def checked(function: str, how: Request, dtype: torch.dtype) -> Request:
 
 
 def symmetric(P: SparsityPattern, data: torch.Tensor) -> bool:
-    """Up to rounding, as `symmetry` is."""
+    """Whether the matrix is symmetric up to rounding, as in `symmetry`."""
     found = _in_one_pass(data, P)
     return _equal(data.to(P.device), P) if found is None and symmetric_pattern(P) else bool(found)
 
@@ -115,7 +115,7 @@ def factor(P: SparsityPattern, data: torch.Tensor, how: Request) -> Factor:
             indefinite = error
         except Unreliable:
             pass
-    assert indefinite is not None  # else SuperLU was the last, which decides
+    assert indefinite is not None  # otherwise SuperLU was the last
     raise indefinite
 
 
@@ -152,7 +152,7 @@ def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tupl
         for name in names:
             if k in BACKENDS[name].kinds and data.numpy().dtype.name in BACKENDS[name].dtypes:
                 yield k, name
-    if "superlu" not in names:  # it decides what no other could
+    if "superlu" not in names:  # the last resort
         yield kinds[-1], "superlu"
 
 

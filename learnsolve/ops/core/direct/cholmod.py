@@ -1,4 +1,4 @@
-"""SuiteSparse's CHOLMOD, by scikit-sparse 0.4 (extra `cholmod`): the supernodal Cholesky factorization.
+"""SuiteSparse's CHOLMOD, through scikit-sparse 0.4 (extra `cholmod`): the supernodal Cholesky factorization.
 
 Source: Chen, Davis, Hager and Rajamanickam, "Algorithm 887: CHOLMOD, supernodal sparse Cholesky factorization
 and update/downdate", ACM Trans. Math. Softw. 35 (2008).
@@ -17,7 +17,7 @@ from learnsolve.ops.core.direct.backend import NotDefinite, Structure
 
 @functools.cache
 def library() -> Any:
-    """ImportError where it is missing, or another version."""
+    """ImportError if it is missing or has another version."""
     from sksparse import cholmod  # type: ignore[import-not-found]
 
     if not hasattr(cholmod, "analyze"):

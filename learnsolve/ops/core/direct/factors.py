@@ -1,8 +1,8 @@
-"""Factors of the matrices that occur in a solve: made once, and looked up by the matrix values.
+"""Factors of the matrices that occur in a solve: computed once and looked up by the matrix values.
 
-A factor is looked up by comparing values, not by the identity of a tensor: transformations of torch pass on
-the same values in other tensors, and values that were changed unnoticed by torch do not match an old factor.
-A comparison costs O(nnz), less than any solve.
+A factor is looked up by comparing values, not by the identity of a tensor: torch transformations pass the
+same values in other tensors, and values changed without torch's knowledge do not match an old factor. A
+comparison costs O(nnz), less than any solve.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Factored(NamedTuple):
 
     pattern: SparsityPattern
     data: np.ndarray
-    largest: float  # of the values, in size
+    largest: float  # largest absolute value
     factor: Factor
 
     @property
@@ -58,7 +58,7 @@ class Factors:
         self._factored: list[tuple[SparsityPattern, Tensor, list[Factored]]] = []
 
     def find(self, P: SparsityPattern, values: Tensor, how: Request) -> list[Factored] | None:
-        """Factors of `values`, (nnz,) or (B, nnz) on the host, if there are some: one for each matrix."""
+        """Factors of `values`, (nnz,) or (B, nnz) on the host, if they exist: one per matrix."""
         for pattern, known, factors in self._factored:
             if self.how == how and (known is values or _same(known, values)) and _same_pattern(pattern, P):
                 return factors
@@ -79,7 +79,7 @@ class Factors:
         return [f for _, _, factors in self._factored for f in factors]
 
     def bytes(self) -> int:
-        """Of the entries of all factors, and of their indices."""
+        """The size of the entries and indices of all factors."""
         index = np.intc().itemsize
         return sum((f.data.itemsize + index) * f.factor.entries for f in self.all)
 
@@ -114,7 +114,7 @@ def _solve_one(function: str, A: Factored, b: np.ndarray, transpose: bool) -> np
 
 
 def _judge(function: str, S: scipy.sparse.csr_array, x: np.ndarray, b: np.ndarray, transpose: bool) -> None:
-    """Reject a solution that is not finite where it should be; warn of one that solves nothing."""
+    """Reject a solution that is not finite; warn if its residual is large."""
     usable = np.isfinite(b).all(0)
     if (usable & ~np.isfinite(x).all(0)).any():
         raise ValueError(
@@ -123,8 +123,8 @@ def _judge(function: str, S: scipy.sparse.csr_array, x: np.ndarray, b: np.ndarra
             "float64, or add a shift to the diagonal of A"
         )
     # Is rounding in A x about as large as b? Each equation counts relative to its largest coefficient.
-    # A singular matrix whose last pivot is rounding gives 0.01 to 30 (Laplacians of random weights), others
-    # come near only at condition numbers beyond what the precision holds.
+    # A singular matrix whose last pivot is rounding gives 0.01 to 30 (Laplacians with random weights); others
+    # come close only at condition numbers that exceed the precision.
     size = abs(S.T.tocsr() if transpose else S)
     with np.errstate(all="ignore"):
         scale = 1 / size.max(1).toarray()
@@ -240,12 +240,12 @@ _recent = Recent(8, 2**30, Factors.bytes)
 
 
 def _remembered(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list[Factored]:
-    """The factors that an earlier call made."""
+    """The factors from an earlier call."""
     values, shape = _host(values), (len(crow) - 1, len(crow) - 1)
     P = SparsityPattern._trusted(crow, col, shape)
     factors = _recent.find(lambda known: known.find(P, values, how))
     if factors is None:
-        # What was planned for the pattern is kept as long as one of its matrices is.
+        # The plans of the pattern are kept as long as one of its matrices.
         same = _recent.find(
             lambda known: next((Q for Q, _, _ in known._factored if _same_pattern(Q, P)), None)
         )
@@ -257,7 +257,7 @@ def _remembered(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list
 
 @torch.library.custom_op("learnsolve::direct_solve", mutates_args=())
 def direct_solve(crow: Tensor, col: Tensor, values: Tensor, b: Tensor, transpose: bool, how: str) -> Tensor:
-    """`solve`, with the factors of one of the last calls if it had the same values. `how`: a Request."""
+    """`solve`, with the factors of a recent call if it had the same values. `how`: a Request."""
     return _solve("spsolve", _remembered(crow, col, values, Request(*how.split())), b, transpose)
 
 
@@ -268,7 +268,7 @@ def _(crow, col, values, b, transpose, how):
 
 @torch.library.custom_op("learnsolve::direct_logdet", mutates_args=())
 def direct_logdet(crow: Tensor, col: Tensor, values: Tensor, how: str) -> Tensor:
-    """`logdets`, with factors as of `direct_solve`."""
+    """`logdets`, with factors as for `direct_solve`."""
     return logdets(_remembered(crow, col, values, Request(*how.split())), values)
 
 

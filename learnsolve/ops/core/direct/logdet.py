@@ -1,8 +1,8 @@
-"""log |det A| by factors, as an operation with derivatives of any order.
+"""log |det A| from factors, as an operation with derivatives of any order.
 
-The gradient is A^-T on A's pattern. No library gives entries of the inverse, so the complete factors of
-`ops.selected_inverse` do, made when a derivative is asked for. Where elimination without exchanges of rows
-breaks down or is unstable, and for complex values, solves with the factors in use: one for each column of A.
+The gradient is A^-T on A's pattern. No library computes entries of the inverse, so this uses the complete
+factors of `ops.selected_inverse`, made when a derivative is computed. If elimination without row exchanges
+breaks down or is unstable, and for complex values, it solves with the existing factors, once per column of A.
 """
 
 import torch
@@ -21,11 +21,11 @@ from learnsolve.ops.core.gather import permuted, take
 from learnsolve.ops.logdet import selected_inverse
 
 _raw = torch.ops.learnsolve.direct_logdet.default
-_COLUMNS = 64  # of the inverse at once
+_COLUMNS = 64  # columns of the inverse at a time
 
 
 def logdet(values: Tensor, pattern: SparsityPattern, factors: Factors | str) -> Tensor:
-    """For values (nnz,) or (B, nnz): (), or (B,)."""
+    """log |det A|, () or (B,), for values (nnz,) or (B, nnz)."""
     return dispatch(_Logdet, (values,), pattern, factors)
 
 
@@ -69,7 +69,7 @@ def _inverse(values: Tensor, pattern: SparsityPattern, factors: Factors | str) -
     if torch.compiler.is_dynamo_compiling():
         return _by_elimination(A).to(values.device)
     try:
-        # Further derivatives are those of a matrix that need not stay symmetric.
+        # Further derivatives are for a matrix that need not stay symmetric.
         if not torch.is_grad_enabled() and _definite(factors):
             return selected_inverse(A).values.to(values.device)
         return _by_elimination(A).to(values.device)

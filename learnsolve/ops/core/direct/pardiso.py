@@ -1,12 +1,12 @@
 """MKL's PARDISO, through the library that pypardiso loads (extra `pardiso`).
 
-A handle is an analyzed pattern with the factors of at most one matrix. When a factor is gone, its handle goes
-back to the analysis, which gives it to the next matrix: only the numbers are computed again.
+A handle is an analyzed pattern with the factors of at most one matrix. When a factor is freed, its handle
+returns to the analysis, which reuses it for the next matrix: only the numerical factorization is repeated.
 
-Pivots are chosen within supernodes, of order 1 and 2 where A is symmetric, and tiny ones are replaced. Where
-a residual is too large, as of indefinite matrices, each solution is refined once. Where that does not help,
-or pivots were replaced, LU is tried with a maximum weighted matching and scaling of this matrix; if that does
-not help, another library decides. So the factors of a matrix do not depend on those that came before.
+Pivots are chosen within supernodes, of order 1 and also 2 if A is symmetric; tiny pivots are replaced. If a
+residual is too large, as for indefinite matrices, each solution is refined once. If this is not enough, or
+pivots were replaced, LU is tried with a maximum weighted matching and scaling of this matrix; if that fails
+too, another library is used. So the factors of a matrix do not depend on earlier matrices.
 
 Source: Schenk and Gaertner, "Solving unsymmetric sparse systems of linear equations with PARDISO", Future
 Generation Computer Systems 20 (2004); parameters: Intel's reference of oneMKL, "pardiso iparm".
@@ -28,17 +28,17 @@ import torch
 from learnsolve.ops.core.direct.backend import NotDefinite, Structure, Unreliable
 
 _TYPES = {"cholesky": 2, "ldlt": -2, "lu": 11}
-_COMPLEX = {"cholesky": 4, "ldlt": -4, "lu": 13}  # the former two of Hermitian matrices
+_COMPLEX = {"cholesky": 4, "ldlt": -4, "lu": 13}  # the first two for Hermitian matrices
 _ANALYZE, _FACTOR, _SOLVE, _FREE_NUMBERS, _FREE = 11, 22, 33, 0, -1
 _OUT_OF_MEMORY, _ZERO_PIVOT = (-2, -9, -10, -11), -4
-_IDLE = 8  # handles that an analysis keeps
+_IDLE = 8  # idle handles that an analysis keeps
 _WIDTH = 8  # columns that a thread solves at once
 _PARTS = 8  # into which PARDISO splits its work, for the same bits with any number of threads ("CNR mode")
 
 
 @functools.cache
 def mkl() -> Any:
-    """MKL as pypardiso finds it; ImportError where one of them is missing."""
+    """MKL as found by pypardiso; ImportError if either is missing."""
     import pypardiso  # type: ignore[import-not-found]
 
     solver = pypardiso.PyPardisoSolver()  # declares the types of the arguments
@@ -97,9 +97,9 @@ class _Handle:
         self.arrays = analysis.indptr, analysis.indices
         self.memory, self.parameters = np.zeros(64, np.int64), np.zeros(64, np.int32)
         self.lock = threading.Lock()
-        self.threads = torch.get_num_threads()  # it fails where a later phase has more
+        self.threads = torch.get_num_threads()  # a later phase with more threads fails
         for number, value in {
-            1: 1,  # these, not the defaults
+            1: 1,  # these parameters, not the defaults
             2: analysis.ordering,
             10: 13
             if self.kind == "lu"
@@ -172,7 +172,7 @@ class Factored:
 
     def __init__(self, analysis: Pardiso, handle: _Handle, data: np.ndarray, refined: Any):
         self.analysis, self.handle, self.data, self.kind = analysis, handle, data, analysis.kind
-        self.refined = refined  # the matrix, where a solution is refined once
+        self.refined = refined  # the matrix, if solutions are refined once
         self.entries = int(handle.parameters[17])
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
@@ -187,7 +187,7 @@ class Factored:
             return self._solve(b.conj(), False).conj()
         if b.ndim == 1:
             return self.handle.call(_SOLVE, self.data, np.ascontiguousarray(b), transpose)
-        # Columns are split among the threads, and the bits depend on how many each gets: always as many.
+        # Columns are split among threads, and the bits depend on the number per thread, so it is fixed.
         k = b.shape[1]
         width = 1 if k < _WIDTH / 2 else _WIDTH * self.handle.threads
         x = np.empty((len(b), k), b.dtype, "F")
@@ -205,7 +205,7 @@ class Factored:
         return float(np.log(np.abs(self.handle.diagonal()), dtype=np.float64).sum())
 
     def negative(self) -> int | None:
-        if self.kind == "lu" or (self.kind == "ldlt" and self.data.dtype.kind == "c"):  # which is not counted
+        if self.kind == "lu" or (self.kind == "ldlt" and self.data.dtype.kind == "c"):  # not counted
             return None
         return 0 if self.kind == "cholesky" else int(self.handle.parameters[22])
 
@@ -222,8 +222,8 @@ def _address(a: np.ndarray) -> c_void_p:
 
 
 def _refinements(handle: _Handle, data: np.ndarray, A: scipy.sparse.csr_array) -> int | None:
-    """The steps of iterative refinement, 0 or 1, after which a residual is about as small as rounding makes
-    it; None where that is not enough, or where a pivot was replaced."""
+    """The number of refinement steps, 0 or 1, after which a residual is at rounding level; None if that is
+    not enough or a pivot was replaced."""
     if handle.parameters[13]:
         return None
     r = b = np.ones(handle.n, data.dtype)
@@ -238,7 +238,7 @@ def _refinements(handle: _Handle, data: np.ndarray, A: scipy.sparse.csr_array) -
 
 
 def _upper(n: int, indptr: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The upper triangle with the whole diagonal, and where its entries are; -1 where there is none."""
+    """The upper triangle with the whole diagonal, and the positions of its entries; -1 if missing."""
     rows = np.repeat(np.arange(n, dtype=np.intc), np.diff(indptr))
     there = np.zeros(n, bool)
     there[rows[rows == indices]] = True

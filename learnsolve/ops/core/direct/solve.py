@@ -1,4 +1,4 @@
-"""x = A^-1 b by factors, as an operation with derivatives of any order."""
+"""x = A^-1 b from factors, as an operation with derivatives of any order."""
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from learnsolve.ops.core.direct.factors import Factors
 from learnsolve.ops.core.product import _values_gradient, product
 
 _raw = torch.ops.learnsolve.direct_solve.default
-DEFAULT = " ".join(AUTO)  # in a graph, instead of factors: what the operator is to make
+DEFAULT = " ".join(AUTO)  # in a graph, instead of factors: the factors to make
 
 
 def has_numbers(t: Tensor) -> bool:
-    """Does `t` hold values? Not if it represents a shape or a batch, or while operations are recorded."""
+    """Whether `t` has values: not if it represents a shape or a batch, or while operations are recorded."""
     ordinary = type(t) is Tensor or type(t) is torch.nn.Parameter
     return ordinary and not is_legacy_batchedtensor(t) and not torch._C._len_torch_dispatch_stack()
 
@@ -46,8 +46,8 @@ def check_right_hand_side(function: str, A: CSR, b: Tensor) -> None:
 def solved(
     values: Tensor, b: Tensor, pattern: SparsityPattern, transpose: bool, factors: Factors | str
 ) -> Tensor:
-    """`spsolve` on values and pattern, unchecked. Of the batch axes, those in which the matrix is the same
-    become columns of b: one factor for each matrix, and gradients that are summed where they are made."""
+    """`spsolve` on values and pattern, unchecked. Batch axes along which the matrix is constant become
+    columns of b: one factor per matrix, and gradients are summed where they are computed."""
     if values.dim() == 1 and b.dim() <= 2:
         return _solve(values, b, pattern, transpose, factors)
     if b.dim() == 1:
@@ -69,12 +69,12 @@ def solved(
 
 
 def _own_axes(values: Tensor) -> list[int]:
-    """The batch axes along which there are other matrices."""
+    """The batch axes along which the matrix varies."""
     return [i for i, size in enumerate(values.shape[:-1]) if size != 1]
 
 
 def matrices(values: Tensor) -> Tensor:
-    """One matrix, (nnz,), or all different ones, (B, nnz)."""
+    """One matrix, (nnz,), or all different matrices, (B, nnz)."""
     nnz, own = values.shape[-1], _own_axes(values)
     return values.reshape((values.shape[:-1].numel(), nnz) if own else (nnz,))
 
@@ -82,7 +82,7 @@ def matrices(values: Tensor) -> Tensor:
 def _solve(
     values: Tensor, b: Tensor, pattern: SparsityPattern, transpose: bool, factors: Factors | str
 ) -> Tensor:
-    """For values (nnz,) with b (n,) or (n, k), or (B, nnz) with (B, n, k)."""
+    """Solve for values (nnz,) with b (n,) or (n, k), or (B, nnz) with (B, n, k)."""
     return dispatch(_Solve, (values, b), pattern, transpose, factors)
 
 
@@ -105,7 +105,7 @@ class _Solve(LinearSolve):
     def backward(ctx, g):
         values, x = ctx.saved_tensors
         pattern, transpose, factors = ctx.constants
-        # By the conjugate transpose.
+        # With the conjugate transpose.
         y = conjugate(_solve(values, conjugate(g), pattern, not transpose, factors))
         gv = None
         if ctx.needs_input_grad[0]:

@@ -1,10 +1,10 @@
-"""SciPy's SuperLU: always there, for every matrix.
+"""SciPy's SuperLU: always available, for every matrix.
 
-The CSR arrays of A are the CSC arrays of A^T, so SuperLU factors A^T without any conversion, and a solve with
-A is the transposed solve of what was factored.
+The CSR arrays of A are the CSC arrays of A^T, so SuperLU factors A^T without conversion, and a solve with A
+is a transposed solve with these factors.
 
-What is kept of a pattern is the order of the columns. Applied to rows and columns, with the entries of each
-column in their old order, it leads to the same pivots, hence the same bits, without looking for it again.
+The column order is cached with the pattern. Applied to rows and columns, with the entries of each column in
+their old order, it leads to the same pivots, hence the same bits, without searching again.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import scipy.sparse.linalg
 from learnsolve.ops.core.direct.backend import NotDefinite, Singular, Structure
 
 # For diagonally dominant matrices: growth is at most 2 (Higham, Accuracy and Stability of Numerical
-# Algorithms, section 9.5), and an ordering for pivots on the diagonal leaves half the fill or less.
+# Algorithms, section 9.5), and an ordering for pivots on the diagonal gives at most half the fill.
 NO_PIVOTING = {
     "permc_spec": "MMD_AT_PLUS_A",
     "diag_pivot_thresh": 0.0,
     "options": {"SymmetricMode": True},
 }
-# Pivots on the diagonal, where they are not much smaller than others.
+# Pivots on the diagonal, unless they are much smaller than others.
 _RARE_PIVOTING = NO_PIVOTING | {"diag_pivot_thresh": 0.01}
 
 
 class _Order(NamedTuple):
-    """Row and column i come from `old[i]`, and go to `new[i]`."""
+    """Row and column i come from `old[i]` and go to `new[i]`."""
 
     old: np.ndarray
     new: np.ndarray
@@ -82,13 +82,13 @@ class SuperLU:
         return factor
 
     def _matrix(self, indices: np.ndarray, indptr: np.ndarray) -> scipy.sparse.csc_array:
-        """A^T, whose values follow. SuperLU does not need the entries of a column in order."""
+        """A^T without values. SuperLU does not need sorted columns."""
         S = scipy.sparse.csc_array((np.empty(len(indices)), indices, indptr), shape=(self.n, self.n))
         S.has_canonical_format = True
         return S
 
     def _order(self, way: str) -> _Order | None:
-        """Made when the second matrix comes: most patterns have one."""
+        """Computed for the second matrix, since most patterns have only one."""
         order = self._orders.get(way)
         if order is None and (new := self._columns.get(way)) is not None:
             old = np.argsort(new)
@@ -100,7 +100,7 @@ class SuperLU:
         return order
 
     def _diagonally_dominant(self, data: np.ndarray) -> bool:
-        """|a_ii| >= sum of the |a_ij|, i != j, in every row, or so in every column."""
+        """|a_ii| >= sum of the |a_ij|, i != j, in every row, or in every column."""
         size = np.abs(data)
         rows = np.repeat(np.arange(self.n, dtype=np.intc), np.diff(self.indptr))
         on_diagonal = rows == self.indices
@@ -109,7 +109,7 @@ class SuperLU:
 
 
 class Factored:
-    """SuperLU's factors of the transpose of a matrix, whose rows and columns are in another order."""
+    """SuperLU's factors of the transpose of a matrix, whose rows and columns are reordered."""
 
     backend = "superlu"
 
