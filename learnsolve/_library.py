@@ -116,6 +116,11 @@ def spgemm_fused(rows: int, inner: int, columns: int, products: int, *arrays: An
     return _cpu.learnsolve_spgemm_fused(doubles, wide, rows, inner, columns, products, addresses)
 
 
+def operator_of_torch(name: str) -> Any:
+    """For code that asks torch's operators about one another (nonlinear/_products.py)."""
+    return getattr(torch.ops.aten, name).default
+
+
 def select_instruction_set(name: str) -> None:
     """Use one variant of the CPU kernels. `LEARNSOLVE_ISA` does this at import."""
     outcome = _cpu.learnsolve_select_isa(name.encode())

@@ -29,7 +29,7 @@ if EMULATED:
     device_analysis.everywhere = True
 
 # Operations that a device leaves to the host: the emulated operators would be given the plans of the host's.
-ON_HOST = re.compile(r"\[(ops\.|factorize\.)?(cholesky|ldlt|lu|logdet|slogdet|selected_inverse)\b")
+ON_HOST = re.compile(r"\[(ops\.|factorize\.)?(cholesky|ldlt|lu|logdet|slogdet|selected_inverse)\b|, complex ")
 
 # Files that take long for the number of their tests come first: in the end no process waits for another.
 LONG = (

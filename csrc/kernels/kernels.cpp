@@ -6,6 +6,7 @@ AllKernels all_kernels() {
   AllKernels all;
   fill_products(all);
   fill_sampled_products(all);
+  fill_complex_products(all);
   fill_sweeps(all);
   fill_conjugate_gradients(all);
   fill_triangular(all);

@@ -27,6 +27,11 @@ struct Kernels {
   void (*spmm)(A, B, int64_t b0, int64_t b1, const T* x, int64_t k, T* y, bool accumulate);
   void (*sddmm)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* u, const T* v, int64_t k,
                 T* out, bool accumulate);
+  // The same with complex numbers, pairs of T (complex_products.h).
+  void (*complex_spmm)(A, B, int64_t b0, int64_t b1, const T* x, int64_t k, T* y, bool accumulate,
+                       bool conjugate);
+  void (*complex_sddmm)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* u, const T* v,
+                        int64_t k, T* out, bool accumulate, int64_t conjugate);
   void (*spmm_backward)(A, B, int64_t b0, int64_t b1, const T* g, const T* x, int64_t k, T* gx, T* ga,
                         bool accumulate_gx, bool accumulate_ga);
   void (*scatter_backward)(A, int64_t r0, int64_t r1, const T* g, const T* x, T* gx, T* ga);
@@ -57,6 +62,8 @@ struct Kernels {
   void (*stencil_correlation)(Stencil, int64_t b0, int64_t b1, const T* u, const T* w, T* partial);
   void (*column_dots)(const T* u, const T* v, int64_t rows, int64_t k, T* sum);
   void (*column_combination)(const T* a, const T* v, int64_t rows, int64_t k, T* y, bool accumulate);
+  void (*complex_column_dots)(const T* u, const T* v, int64_t rows, int64_t k, T* sum);  // complex_columns.h
+  void (*complex_column_combination)(const T* a, const T* v, int64_t rows, int64_t k, T* y, bool accumulate);
   bool (*sptrsv)(Triangle, const T* b, T* x, int64_t k, int64_t c0, int64_t c1);
   bool (*sptrsv_rows)(Triangle, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
   void (*sptrsv_gradient)(Triangle, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,
@@ -121,6 +128,7 @@ namespace LEARNSOLVE_ISA {
 
 void fill_products(AllKernels&);
 void fill_sampled_products(AllKernels&);
+void fill_complex_products(AllKernels&);
 void fill_sweeps(AllKernels&);
 void fill_conjugate_gradients(AllKernels&);
 void fill_triangular(AllKernels&);

@@ -23,14 +23,15 @@
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(learnsolve, m) {
-  // y = S x. sum_batch adds the results of the batch up.
+  // y = S x, or conj(S) x; on the CPU also complex. sum_batch adds the results of the batch up.
   m.def(
       "csr_spmm(Tensor ptr, Tensor idx, Tensor perm, Tensor blocks, Tensor values, Tensor x, "
-      "bool sum_batch=False) -> Tensor");
-  // out_p = <u_i, v_j>
+      "bool sum_batch=False, bool conjugate=False) -> Tensor");
+  // out_p = u_i . v_j, with the conjugate of u (conjugate = 1), of v (2) or none (0); on the CPU also
+  // complex.
   m.def(
-      "csr_sddmm(Tensor ptr, Tensor idx, Tensor blocks, Tensor u, Tensor v, bool sum_batch=False) -> "
-      "Tensor");
+      "csr_sddmm(Tensor ptr, Tensor idx, Tensor blocks, Tensor u, Tensor v, bool sum_batch=False, int "
+      "conjugate=0) -> Tensor");
   // For y = A x and S = A^T: (gradient for the values, gradient for x), for the cotangent g of y. crow, col
   // and row_blocks are the structure of A.
   m.def(

@@ -19,7 +19,7 @@ template void sddmm_into<double, int64_t>(const DeviceStructure&, const Tensor&,
                                           int64_t, int64_t);
 
 Tensor csr_sddmm_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& blocks, const Tensor& u,
-                      const Tensor& v, bool sum_batch) {
+                      const Tensor& v, bool sum_batch, int64_t) {
   const DeviceStructure S("csr_sddmm", u, ptr, idx, std::nullopt, blocks);
   const Sddmm o(S, u, v, sum_batch);
   if (o.batch == 0 || o.k == 0) return new_zeros(u, o.size);

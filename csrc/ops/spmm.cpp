@@ -6,21 +6,23 @@
 namespace learnsolve {
 
 Tensor csr_spmm(const Tensor& ptr, const Tensor& idx, const Tensor& perm, const Tensor& blocks,
-                const Tensor& values, const Tensor& x, bool sum_batch) {
+                const Tensor& values, const Tensor& x, bool sum_batch, bool conjugate) {
   const Structure S("csr_spmm", ptr, idx, perm, blocks);
   const Spmm o(S, values, x, sum_batch);
   S.check_columns(o.x_rows);
   if (o.batch == 0) return new_zeros(values, o.size);
   Tensor y = new_empty(values, o.size);
-  dispatch(S.name, values, S.idx, [&]<class T, class I>() {
+  const int64_t parts = is_complex(values) ? 2 : 1;
+  dispatch<true>(S.name, values, S.idx, [&]<class T, class I>() {
     const auto& table = kernels().get<T, I>();
     const RowBlocks<I> row_blocks = S.row_blocks<I>();
     for (int64_t b = 0; b < o.batch; ++b) {
-      const CsrView<T, I> A = S.view<T, I>(data<T>(o.values) + b * o.a_step);
-      const T* xb = data<T>(o.x) + b * o.x_step;
-      T* yb = mutable_data<T>(y) + b * o.y_step;
-      parallel_blocks<I>(S, o.k, [&](int64_t b0, int64_t b1) {
-        table.spmm(A, row_blocks, b0, b1, xb, o.k, yb, sum_batch && b > 0);
+      const CsrView<T, I> A = S.view<T, I>(data<T>(o.values) + b * o.a_step * parts);
+      const T* xb = data<T>(o.x) + b * o.x_step * parts;
+      T* yb = mutable_data<T>(y) + b * o.y_step * parts;
+      parallel_blocks<I>(S, o.k * parts, [&](int64_t b0, int64_t b1) {
+        if (parts == 1) return table.spmm(A, row_blocks, b0, b1, xb, o.k, yb, sum_batch && b > 0);
+        table.complex_spmm(A, row_blocks, b0, b1, xb, o.k, yb, sum_batch && b > 0, conjugate);
       });
     }
   });

@@ -19,7 +19,7 @@ template void spmm_into<double, int64_t>(const DeviceStructure&, const Tensor&, 
                                          int64_t, int64_t);
 
 Tensor csr_spmm_cuda(const Tensor& ptr, const Tensor& idx, const Tensor& perm, const Tensor& blocks,
-                     const Tensor& values, const Tensor& x, bool sum_batch) {
+                     const Tensor& values, const Tensor& x, bool sum_batch, bool) {
   const DeviceStructure S("csr_spmm", values, ptr, idx, perm, blocks);
   const Spmm o(S, values, x, sum_batch);
   if (o.batch == 0) return new_zeros(values, o.size);

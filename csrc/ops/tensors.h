@@ -53,14 +53,19 @@ inline void check_device(const char* name, const Tensor& like, std::initializer_
                     ": all tensors must be on one device");
 }
 
-// f.template operator()<T, I>() for the dtype of the values and the type of the indices.
-template <class F>
+inline bool is_complex(const Tensor& t) {
+  return t.scalar_type() == ScalarType::ComplexFloat || t.scalar_type() == ScalarType::ComplexDouble;
+}
+
+// f.template operator()<T, I>() for the dtype of the values and the type of the indices. T is real: complex
+// numbers, which an operator takes with `OrComplex`, are pairs of T.
+template <bool OrComplex = false, class F>
 void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
   const ScalarType t = values.scalar_type(), i = idx.scalar_type();
   STD_TORCH_CHECK(i == ScalarType::Int || i == ScalarType::Long, name, ": indices must be int32 or int64");
-  STD_TORCH_CHECK(t == ScalarType::Float || t == ScalarType::Double, name,
-                  ": values must be float32 or float64");
-  if (t == ScalarType::Double) {
+  STD_TORCH_CHECK(t == ScalarType::Float || t == ScalarType::Double || (OrComplex && is_complex(values)),
+                  name, ": values must be float32 or float64", OrComplex ? ", complex64 or complex128" : "");
+  if (t == ScalarType::Double || t == ScalarType::ComplexDouble) {
     i == ScalarType::Int ? f.template operator()<double, int32_t>()
                          : f.template operator()<double, int64_t>();
   } else {
@@ -69,12 +74,13 @@ void dispatch(const char* name, const Tensor& values, const Tensor& idx, F f) {
 }
 
 // The same where there are no indices.
-template <class F>
+template <bool OrComplex = false, class F>
 void dispatch_dtype(const char* name, const Tensor& t, F f) {
   const ScalarType type = t.scalar_type();
-  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double, name,
-                  ": tensors must be float32 or float64");
-  type == ScalarType::Double ? f.template operator()<double>() : f.template operator()<float>();
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double || (OrComplex && is_complex(t)),
+                  name, ": tensors must be float32 or float64", OrComplex ? ", complex64 or complex128" : "");
+  type == ScalarType::Double || type == ScalarType::ComplexDouble ? f.template operator()<double>()
+                                                                  : f.template operator()<float>();
 }
 
 inline size_t bytes_of(const Tensor& t) { return static_cast<size_t>(t.numel()) * t.element_size(); }

@@ -63,6 +63,13 @@ struct Sum {
   }
 };
 
+// out[0], out[1] += the product of two complex numbers, Re and Im.
+template <class T>
+void add_product(Sum* out, const T* a, const T* b) {
+  out[0].add(a[0], b[0]), out[0].add(-a[1], b[1]);
+  out[1].add(a[0], b[1]), out[1].add(a[1], b[0]);
+}
+
 // Any order of summation, with or without fused multiply-adds, errs by at most gamma_n sum |terms| with
 // gamma_n = n u / (1 - n u) (Higham, Accuracy and Stability of Numerical Algorithms, 2002, sections 3.1
 // and 4.2). n counts one rounding for each product and each addition.

@@ -1,6 +1,7 @@
 // The passes of conjugate gradients and of their adjoint against plain sums.
 #include "kernels/pcg.h"
 
+#include "kernels/complex_columns.h"
 #include "kernels/pcg_adjoint.h"
 #include "kernels/sddmm_pairs.h"
 #include "tests/cases.h"
@@ -155,6 +156,18 @@ void column_sums(Random& random) {
       const std::string size = std::to_string(n) + " x " + std::to_string(k);
       require_close(dots, wanted, "column_dots, " + size);
       require_close(y, combined, "column_combination, " + size);
+      if (k % 2) continue;  // as complex numbers
+      dots = unwritten<T>(k), y = unwritten<T>(n * k);
+      wanted.assign(k, {}), combined.assign(n * k, {});
+      for (int64_t i = 0; i < n * k; i += 2) {
+        add_product(&wanted[i % k], &u[i], &v[i]);
+        add_product(&combined[i], &a[i % k], &u[i]), add_product(&combined[i], &a[i % k], &v[i]);
+      }
+      isa::complex_column_dots(u.data(), v.data(), n, k / 2, dots.data());
+      isa::complex_column_combination(a.data(), u.data(), n, k / 2, y.data(), false);
+      isa::complex_column_combination(a.data(), v.data(), n, k / 2, y.data(), true);
+      require_close(dots, wanted, "complex_column_dots, " + size);
+      require_close(y, combined, "complex_column_combination, " + size);
     }
 }
 

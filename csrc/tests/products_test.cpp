@@ -1,5 +1,8 @@
-// spmm, sddmm, spmm_backward and scatter_backward against plain sums, and the comparer against corrupted
-// results.
+// spmm, sddmm, their complex forms, spmm_backward and scatter_backward against plain sums, and the comparer
+// against corrupted results.
+#include <array>
+
+#include "kernels/complex_products.h"
 #include "kernels/sddmm.h"
 #include "kernels/spmm.h"
 #include "tests/cases.h"
@@ -150,12 +153,51 @@ void scatter_case(Random& random, const Structure<I>& A, const std::string& name
 }
 
 template <class T, class I>
+void complex_case(Random& random, const Structure<I>& S, int64_t k, const std::string& name) {
+  const Array<T> values = uniform<T>(random, 2 * S.nnz()), x = uniform<T>(random, 2 * S.cols * k),
+                 u = uniform<T>(random, 2 * S.rows * k);
+  const auto conjugate = [](const T* a, bool whether) { return std::array{a[0], whether ? -a[1] : a[1]}; };
+  for (const int of : {0, 1, 2}) {
+    const bool accumulate = of > 0;
+    const Array<T> y_start = before<T>(random, 2 * S.rows * k, accumulate);
+    const Array<T> out_start = before<T>(random, 2 * S.nnz(), accumulate);
+    std::vector<Sum> y_expected = sums(y_start, accumulate), out_expected = sums(out_start, accumulate);
+    for (int64_t i = 0; i < S.rows; ++i)
+      for (int64_t p = S.ptr[i]; p < S.ptr[i + 1]; ++p)
+        for (int64_t c = 0; c < k; ++c) {
+          const int64_t at = 2 * (i * k + c), from = 2 * (S.idx[p] * k + c);
+          add_product(&y_expected[at], conjugate(&values[2 * S.value_at(p)], of > 0).data(), &x[from]);
+          add_product(&out_expected[2 * p], conjugate(&u[at], of == 1).data(),
+                      conjugate(&x[from], of == 2).data());
+        }
+    Array<T> y_whole, out_whole;
+    for (const Partition& partition : partitions(S.n_blocks())) {
+      Array<T> y = y_start, out = out_start;
+      for_ranges(partition, [&](int64_t b0, int64_t b1) {
+        isa::complex_spmm<T, I>(view(S, values), {S.table.data()}, b0, b1, x.data(), k, y.data(), accumulate,
+                                of > 0);
+        isa::complex_sddmm<T, I>(S.ptr.data(), S.idx.data(), {S.table.data()}, b0, b1, u.data(), x.data(), k,
+                                 out.data(), accumulate, of);
+      });
+      if (partition.name == "whole") {
+        require_close(y, y_expected, "complex_spmm, " + name);
+        require_close(out, out_expected, "complex_sddmm, " + name);
+        y_whole = y, out_whole = out;
+      }
+      require_same_bits(y, y_whole, "complex_spmm, " + name);
+      require_same_bits(out, out_whole, "complex_sddmm, " + name);
+    }
+  }
+}
+
+template <class T, class I>
 void all_cases(Random& random, const char* types) {
   for_each_case<I>(random, [&](const Structure<I>& A, const Structure<I>& At, int64_t k) {
     for (const Structure<I>* S : {&A, &At}) {
       const std::string name = S->name + ", " + types + ", k = " + std::to_string(k);
       spmm_case<T>(random, *S, k, name);
       sddmm_case<T>(random, *S, k, name);
+      complex_case<T>(random, *S, k, name);
       if (k > 0) backward_case<T>(random, *S, k, name);
     }
     if (k == 1) scatter_case<T>(random, A, A.name + ", " + types);

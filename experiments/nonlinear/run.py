@@ -175,6 +175,7 @@ def case(problem: str, contestant: str, n: int) -> dict:
         "by": contestant,
         "steps": out.get("steps", len(out["history"])),
         "seconds": seconds,
+        "seconds to u": out["history"][-1][0],
         "CPU seconds": cpu,
         "GB": peak_gigabytes(),
         "residual": float(left / first),

@@ -7,6 +7,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from learnsolve.matrix import scipy_sparse
 from learnsolve.matrix.pattern import SparsityPattern
@@ -17,7 +18,7 @@ from learnsolve.matrix.pattern_checks import (
     check_tensors,
     matrix_shape,
 )
-from learnsolve.matrix.plain import unmapped
+from learnsolve.matrix.plain import readable, unmapped
 
 Shape = tuple[int, int]
 TensorLike = Tensor | np.ndarray  # accepted by `tensor_of`
@@ -65,9 +66,12 @@ def cast(function: str, values: Tensor, dtype: torch.dtype | None, device: Any =
 
 
 def conjugate(t: Tensor) -> Tensor:
-    """The conjugate, not lazy; torch 2.13 has no batching rule for `torch.conj_physical`."""
+    """The conjugate, not lazy; torch 2.13 has no batching rule for `torch.conj_physical`, and no batched
+    gradient of `conj`."""
     if not t.is_complex():
         return t
+    if readable(t) and forward_ad._current_level < 0 and not (t.requires_grad and torch.is_grad_enabled()):
+        return t.conj().resolve_conj()  # in one pass
     t = t.resolve_conj()
     return torch.complex(t.real, -t.imag)
 

@@ -232,6 +232,8 @@ class SparsityPattern(Cached, Immutable):
         else:
             arrays = _analysis.transpose(as_numpy(self.crow_indices), as_numpy(self.col_indices), columns)
             crow, col, permutation = (self._tensor(a) for a in arrays)
+            if torch.equal(crow, self.crow_indices) and torch.equal(col, self.col_indices):
+                crow, col = self.crow_indices, self.col_indices  # symmetric: held once
         transposed = SparsityPattern._trusted(crow, col, (columns, rows))
         object.__setattr__(transposed, "_source", weakref.ref(self))
         return transposed, permutation

@@ -1,6 +1,6 @@
 """Ordinary tensors, whatever the context in which they are created."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -53,6 +53,15 @@ def unmapped(t: Tensor) -> Tensor:
             )
         t = get_unwrapped(t)
     return t
+
+
+def as_one(run: Callable[[], T], inputs: Sequence[Tensor], dims: Sequence[int]) -> T:
+    """`run()`, a solve whose first result depends on `inputs` along `dims`: a dispatch mode with a method of
+    this name (nonlinear/_trace.py) takes it as one operation."""
+    modes = torch._C._len_torch_dispatch_stack()
+    mode = torch._C._get_dispatch_stack_at(modes - 1) if modes else None
+    watched = getattr(mode, "as_one", None)
+    return run() if watched is None else watched(run, inputs, dims)
 
 
 def outside_of_graphs(function: Callable[P, T], why: str | None = None) -> Callable[P, T]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from learnsolve import _analysis, ordering
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.core.autograd import tracked
 from learnsolve.ops.sptrsv import sptrsv
 
 # A group has at most so many elements: larger arrays go back to the system when they are freed, and come
@@ -32,12 +33,13 @@ class Plan(NamedTuple):
     group: int
     """How many derivatives are computed at a time: they take no more memory than the values."""
     positions: Tensor
-    """Place of each value in the flattened array, int64, shape (nnz,); with an order, group by group."""
+    """Place of each value in the flattened array, shape (nnz,); with an order, group by group. Of the
+    pattern's index type where that holds them."""
     ptr: tuple[int, ...]
     """Values of group g are those from ptr[g] to ptr[g + 1]."""
     order: Tensor | None
-    """Place of each value of the pattern among them, int64, shape (nnz,). None: the whole array is not much
-    larger than the values, and is kept."""
+    """Place of each value of the pattern among them, shape (nnz,). None: the whole array is not much larger
+    than the values, and is kept."""
     triangle: SparsityPattern | None = None
     """Of an acyclic coloring: what is read are right-hand sides, sums of unknowns, a unit lower triangle."""
     unknown: Tensor | None = None
@@ -52,9 +54,14 @@ def plan(pattern: SparsityPattern, mode: str) -> Plan:
 def _plan(pattern: SparsityPattern, mode: str) -> Plan:
     seeded = pattern if mode == "forward" else pattern.T
     coloring = ordering.column_coloring(seeded)
-    rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
+    rows, columns = _places(pattern)
     shown, seeds = (rows, columns) if mode == "forward" else (columns, rows)
     return make_plan(coloring, coloring.colors.long()[seeds], shown, seeded.shape)
+
+
+def _places(pattern: SparsityPattern) -> tuple[Tensor, Tensor]:
+    """Row and column of each entry; the pattern keeps no rows for this one use."""
+    return torch.repeat_interleave(pattern.crow_indices.diff()), pattern.col_indices.long()
 
 
 def symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
@@ -67,7 +74,7 @@ def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
         return _plan(pattern, "forward")
     coloring = ordering.symmetric_coloring(pattern, "acyclic" if method == "acyclic" else "star")
     colors = coloring.colors.long()
-    rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
+    rows, columns = _places(pattern)
     if method == "acyclic":
         arrays = (pattern.crow_indices, pattern.col_indices, pattern.transpose_permutation, coloring.colors)
         ptr, idx, equation, unknown = (
@@ -94,6 +101,7 @@ def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape
     count = coloring.count if len(color) else 0  # no values, no derivatives
     group = max(1, min(-(-len(color) // max(length, width, 1)), _ELEMENTS // max(length, width, 1)))
     positions, order, ptr = color * length + element, None, (0, len(color))
+    index = torch.int32 if count * length < 2**31 else torch.int64
     if count * length > 4 * len(color):
         by_group = (color // group).argsort(stable=True)
         sizes = torch.bincount(color // group, minlength=-(-count // group))
@@ -101,7 +109,8 @@ def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape
         positions = positions[by_group]
         order = torch.empty_like(by_group)
         order[by_group] = torch.arange(len(color), device=color.device)
-    return Plan(coloring.colors, count, length, group, positions, ptr, order)
+        order = order.to(index)
+    return Plan(coloring.colors, count, length, group, positions.to(index), ptr, order)
 
 
 def compressed_values(
@@ -114,7 +123,7 @@ def compressed_values(
             return derivative(seeds[0])[None]
         return torch.vmap(derivative)(seeds) if by_vmap else torch.stack([derivative(s) for s in seeds])
 
-    parts = []
+    parts, whole = [], None
     for g, first in enumerate(range(0, plan.count, plan.group)):
         last = min(first + plan.group, plan.count)
         some = torch.arange(first, last, device=like.device, dtype=plan.colors.dtype)
@@ -126,12 +135,18 @@ def compressed_values(
             )
         if plan.order is not None:
             positions = plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length
-            shown = shown.reshape(-1)[positions]
+            shown = shown.reshape(-1).index_select(0, positions)
+        elif plan.group < plan.count and not tracked(shown):  # no second copy of all parts
+            whole = shown.new_empty(plan.count, plan.length) if whole is None else whole
+            whole[first:last] = shown
+            continue
         parts.append(shown)
-    if not parts:
+    if plan.count == 0:
         return like.new_zeros(0)
-    values = parts[0] if len(parts) == 1 else torch.cat(parts)
-    values = values.reshape(-1)[plan.positions if plan.order is None else plan.order]
+    if whole is None:
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts.clear()
+    values = whole.reshape(-1).index_select(0, plan.positions if plan.order is None else plan.order)
     if plan.triangle is None:
         return values
     ones = values.new_ones(plan.triangle.nnz)

@@ -25,6 +25,7 @@ from torch._C._autograd import (
 from torch._C._functorch import unwrap_if_dead
 
 from learnsolve.matrix.autocast import full_precision
+from learnsolve.matrix.plain import as_one
 from learnsolve.ops.core.autograd import keep_for_forward_mode, pullback, pushforward
 
 
@@ -43,6 +44,7 @@ class Rule:
     """An equation: F, a method to find x, and a method to solve with J, without derivatives."""
 
     dense = 0  # the number of p that are states, with all mapped axes, like x
+    levels = 0  # the number of mapped axes
 
     def F(self, x: Tensor, *p: Tensor) -> Tensor:
         raise NotImplementedError
@@ -70,6 +72,10 @@ class Linearized(Rule):
     @property
     def dense(self) -> int:  # type: ignore[override]
         return 2 + self.rule.dense
+
+    @property
+    def levels(self) -> int:  # type: ignore[override]
+        return self.rule.levels
 
     def F(self, y: Tensor, *parameters: Tensor) -> Tensor:
         b, x, *p = parameters
@@ -99,7 +105,8 @@ class Implicit(torch.autograd.Function):
     @staticmethod
     def forward(rule: Rule, x0: Tensor | None, *p: Tensor):
         with _without_hooks() as checkpointed:
-            out = tuple(rule.find(x0, *p)[:3])
+            like = p[0] if x0 is None else x0
+            out = as_one(lambda: tuple(rule.find(x0, *p)[:3]), p, range(rule.levels - like.dim(), 0))
         if checkpointed:  # else what a rule keeps, which is no saved tensor, would live as long as the graph
             rule.release()
         return out

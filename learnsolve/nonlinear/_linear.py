@@ -100,6 +100,7 @@ class Systems:
         self.u: Any = None
         self.p: tuple[Tensor, ...] = ()
         self.J: Any = None
+        self.lost: Tensor | None = None  # systems whose Jacobian is not finite
         self.matrix = self.A = self.factors = self.kept = self.J
 
     def mapped(self, dims: tuple[int | None, ...]) -> Systems:
@@ -111,10 +112,14 @@ class Systems:
         self.u, self.p = u.detach(), tuple(t.detach() for t in p)
         self.J = self.matrix = self.A = None  # free their memory for reuse
         assembled, batch = self.residual.jacobian, u.shape[: self.residual.levels]
-        if not self.residual.assembled:
+        if not self.residual.assembled(self.u, self.p):
             self.J = Products(self.residual, self.u, self.p)
         else:
             values, n = assembled.values(self.u, *self.p).detach(), u.numel() // max(batch.numel(), 1)
+            finite = torch.isfinite(values).all(-1)
+            self.lost = ~finite
+            if batch and bool(self.lost.any()) and bool(finite.any()):  # others must not meet it
+                values = torch.where(finite.unsqueeze(-1), values, values[finite][0])
             self.J = CSR(values, assembled.pattern)
             self.check(n)
         self.matrix = self.of(self.J)
@@ -152,6 +157,13 @@ class Systems:
     @torch.no_grad()
     def solve(self, b: Tensor, rtol: float, maxiter: int | None = None, transpose: bool = False) -> Ended:
         """Solve J d = b to rtol ||b||. The norms are of the linear residual."""
+        out = self._solve(b, rtol, maxiter, transpose)
+        if self.lost is not None and bool(self.lost.any()):
+            x, codes = torch.where(over(self.lost, b), torch.nan, out.x), CODE[Status.NON_FINITE]
+            out = out._replace(x=x, codes=torch.where(self.lost, codes, out.codes))
+        return out
+
+    def _solve(self, b: Tensor, rtol: float, maxiter: int | None, transpose: bool) -> Ended:
         levels, batch = self.residual.levels, b.shape[: self.residual.levels]
         right = column(b, levels)
         if self.how == "auto" or (self.how == "direct" and not isinstance(self.A, CSR)):
@@ -185,7 +197,7 @@ class Systems:
         codes = solution._codes
         assert codes is not None
         if self.linear == "auto" and solution.status in _OTHERWISE and self._another():
-            return self.solve(b, rtol, maxiter, transpose)
+            return self._solve(b, rtol, maxiter, transpose)
         if self.usual is None:
             self.usual = solution.iterations
         elif solution.iterations > 2 * self.usual + 5 or worst(codes) != CODE[Status.CONVERGED]:
@@ -302,6 +314,10 @@ class Systems:
         return f"{self.how}{M}{self.why}"
 
 
+NOT_FINITE = (
+    "The Jacobian of f is not finite, where f is: a derivative in f does not exist there, such as that of "
+    "sqrt or of a norm at 0. "
+)
 _OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
 
 

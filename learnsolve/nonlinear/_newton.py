@@ -17,7 +17,7 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._implicit import Ended
-from learnsolve.nonlinear._linear import Systems, column, norm, over
+from learnsolve.nonlinear._linear import NOT_FINITE, Systems, column, norm, over
 from learnsolve.nonlinear._residual import Residual
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
@@ -114,6 +114,7 @@ def newton(
     floor = 10 * torch.finfo(size.dtype).eps * norm(u, f.levels) if o.relative_to_u else 0.0
     progress = Progress(o, r, size, floor=floor)
     tau = None if o.pseudo_transient is None else torch.full_like(size, o.pseudo_transient)
+    note = ""
     eta, fresh, slow, base, shift = _LEAST if o.forcing is None else o.forcing, False, True, u, None
     while len(progress.norms) <= o.maxiter and bool((running := progress.running).any()):
         if slow or not o.chord:
@@ -134,6 +135,8 @@ def newton(
             failed = failed & (tau < _SMALLEST * o.pseudo_transient)
         if bool(failed.any()):
             _explain(progress, failed, solved.codes, size, systems, u)
+            lost = systems.lost is not None and bool((systems.lost & failed).any())
+            note = NOT_FINITE if lost else ""
         moved = running & good
         if not bool(moved.all()):
             u_next, r_next = (torch.where(over(moved, a), a, b) for a, b in ((u_next, u), (r_next, r)))
@@ -141,13 +144,14 @@ def newton(
         ratio = torch.where(moved, size_next / size, 0)
         poor = moved & (ratio > _SLOW)
         u, r, size, slow, fresh = u_next, r_next, size_next, bool(poor.any()), False
+        del solved, d, u_next, r_next  # the next Jacobian needs memory
         progress.step(u, r, size)
         if bool((poor & progress.running).any()):
             level = rounding_level(systems, u, f.levels)
             progress.stop(poor & (size <= level), Status.STAGNATED)
         if o.forcing is None:
             eta = _forcing(eta, float(ratio.max()), progress, size)
-    return progress.ended(u)
+    return progress.ended(u, note)
 
 
 def _step(

@@ -1,114 +1,18 @@
-"""Rules of `_rules.py` for convolutions, averages over windows, and the operators of learnsolve.ops."""
+"""Rules of `_rules.py` for the operators of learnsolve.ops: ptr, idx, perm and blocks are a structure, as
+csrc/ops/schema.cpp says."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product as combinations
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.nonlinear._rules import Call, Sets, all_of, rule, unknown
+from learnsolve.nonlinear._rules import Call, Sets, all_of, blocks, rule, unknown
 from learnsolve.nonlinear._trace import Rows, Tracer
 
 
-def windows(grid: Sequence[int], positions: Sequence[int], kernel: Sequence[int], options: tuple) -> Tensor:
-    """The elements of a grid that windows cover, for (stride, padding, dilation): for each offset of the
-    kernel and each position of the window, -1 outside the grid; shape (offsets, positions)."""
-    table = []
-    for offset in combinations(*(range(k) for k in kernel)):
-        element, inside = torch.zeros((), dtype=torch.int64), torch.ones((), dtype=torch.bool)
-        for d, n in enumerate(grid):
-            stride, padding, dilation = (option[d if len(option) > 1 else 0] for option in options)
-            at = torch.arange(positions[d]) * stride - padding + offset[d] * dilation
-            element = element[..., None] * n + at
-            inside = inside[..., None] & (at >= 0) & (at < n)
-        table.append(torch.where(inside, element, -1).reshape(-1))
-    return torch.stack(table)
-
-
-def couplings(covered: Tensor, used: Tensor, groups: int, batch: int, grid: int) -> tuple[np.ndarray, ...]:
-    """Pairs (element of the output, of the input) of a convolution; the weight is nonzero where `used`,
-    (channels of the output, of the input / groups, offsets)."""
-    outs, ins, _ = used.shape
-    o, c, k = used.nonzero(as_tuple=True)
-    c = o // max(outs // groups, 1) * ins + c
-    positions, inner = covered.shape[1], covered[k]
-    inside = inner >= 0
-    b = torch.arange(batch)[:, None, None]
-    target = (b * outs + o[:, None]) * positions + torch.arange(positions)
-    source = (b * ins * groups + c[:, None]) * grid + inner
-    return target[:, inside].reshape(-1).numpy(), source[:, inside].reshape(-1).numpy()
-
-
-def through(T: Tracer, named: dict, x: Tensor, rows: Rows, out: Tensor, adjoint: bool) -> Rows:
-    """Sets of `out` = W x, or W^T x, for the convolution W of `named`."""
-    weight = named["weight"]
-    fine, coarse = (out, x) if adjoint else (x, out)  # W maps the fine grid to positions of windows
-    grid, positions = fine.shape[2:], coarse.shape[2:]
-    options = (named["stride"], named["padding"], named["dilation"])
-    used = (
-        (weight != 0 if not T.depends(weight) else torch.ones_like(weight, dtype=torch.bool)).flatten(2).cpu()
-    )
-    covered = windows(grid, positions, weight.shape[2:], options)
-    pairs = couplings(covered, used, named["groups"], x.shape[0], grid.numel())
-    target, source = pairs[::-1] if adjoint else pairs
-    return T.product(target, source, out.numel(), rows)
-
-
-@rule("convolution")
-def convolution(c: Call) -> Sets:
-    x, weight, bias, out = c.named["input"], c.named["weight"], c.named["bias"], c.results[0]
-    parts = []
-    if (rows := c.tracer.rows(x)) is not None:
-        parts.append(through(c.tracer, c.named, x, rows, out, c.named["transposed"]))
-    if c.tracer.has_rows(weight):
-        parts += all_of(c.tracer, [weight], [out])
-    if bias is not None:
-        parts.append(c.tracer.rows(bias.reshape(-1, *(1 for _ in out.shape[2:])), out.shape))
-    return [c.tracer.union(parts)]
-
-
-@rule("convolution_backward")
-def convolution_backward(c: Call) -> Sets:
-    g, x, weight = c.named["grad_output"], c.named["input"], c.named["weight"]
-    sets: Sets = []
-    remaining = iter(c.results)  # the results that are computed
-    for wanted, of in zip(c.named["output_mask"], ("input", "weight", "bias"), strict=True):
-        if not wanted:
-            continue
-        out = next(remaining)
-        if of != "input":
-            sets += all_of(c.tracer, [g, x] if of == "weight" else [g], [out])
-            continue
-        parts = all_of(c.tracer, [weight], [out]) if c.tracer.has_rows(weight) else []
-        if (rows := c.tracer.rows(g)) is not None:
-            parts.append(through(c.tracer, c.named, g, rows, out, not c.named["transposed"]))
-        sets.append(c.tracer.union(parts))
-    return sets
-
-
-@rule("avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward")
-def averaged(c: Call) -> Sets:
-    backward = "grad_output" in c.named
-    x, out = c.named["grad_output" if backward else "self"], c.results[0]
-    rows = c.tracer.rows(x)
-    if rows is None:
-        return [None]
-    fine, coarse = (out, x) if backward else (x, out)
-    axes = 3 if "3d" in c.name else 2
-    grid, positions = fine.shape[-axes:], coarse.shape[-axes:]
-    kernel = c.named["kernel_size"]
-    kernel = kernel if len(kernel) == axes else kernel * axes
-    covered = windows(grid, positions, kernel, (c.named["stride"] or kernel, c.named["padding"], (1,)))
-    used = torch.ones(1, 1, len(covered), dtype=torch.bool)
-    pairs = couplings(covered, used, 1, fine.shape[:-axes].numel(), grid.numel())
-    target, source = pairs[::-1] if backward else pairs
-    return [c.tracer.product(target, source, out.numel(), rows)]
-
-
-# --- learnsolve.ops: ptr, idx, perm and blocks are a structure (csrc/ops/schema.cpp) ---
 def entries(ptr: Tensor, idx: Tensor) -> tuple[Tensor, Tensor]:
     """Row and column of each entry."""
     ptr, idx = ptr.cpu(), idx.cpu().long()
@@ -201,6 +105,45 @@ def spmm_backward(c: Call) -> Sets:
         _sampled(c.tracer, (c.named["crow"], c.named["col"]), g, x, c.results[0], False),
         _product(c.tracer, c.values[:3], v, g, c.results[1], False, g.dim() == 1),
     ]
+
+
+@rule("csr_spgemm csr_spgemm_left csr_spgemm_right csr_spgemm_backward")
+def spgemm(c: Call) -> Sets:
+    """C = A B: each product brings an entry of A and one of B to one of C, and their derivatives likewise."""
+    a_ptr, a_idx, perm, b_ptr, b_idx, c_ptr, c_idx = (t.cpu().long() for t in c.named["plan"][:7])
+    row, k = entries(a_ptr, a_idx)
+    if c.name in ("csr_spgemm_right", "csr_spgemm_backward"):  # those of A^T
+        row, k = k, row
+    count = b_ptr.diff()[k]
+    p = torch.repeat_interleave(count)
+    q = b_ptr[k[p]] + torch.arange(len(p)) - (count.cumsum(0) - count)[p]
+    width = 1 + max(int(t.max()) if len(t) else 0 for t in (b_idx, c_idx))
+    c_row, c_col = entries(c_ptr, c_idx)
+    key, keys = row[p] * width + b_idx[q], c_row * width + c_col
+    r = torch.searchsorted(keys, key).clamp(max=max(len(keys) - 1, 0))
+    inside = keys[r] == key if len(keys) else key < 0  # others are masked
+    at = {"a": (perm[p] if len(perm) else p)[inside], "b": q[inside], "g": r[inside]}
+    results = {"csr_spgemm": "g", "csr_spgemm_left": "a", "csr_spgemm_right": "b"}
+    sets = []
+    for of, out in zip(results.get(c.name, "ab"), c.results, strict=True):
+        operands = {n: c.named[n] for n in "abg" if n != of and n in c.named}
+        batch = max(len(t) if t.dim() == 2 else 1 for t in operands.values())
+        b = torch.arange(batch) if out.dim() == 2 else torch.zeros(batch, dtype=torch.int64)
+        places = (b[:, None] * out.shape[-1] + at[of])[..., None]
+        parts = [spread(c.tracer, t, 1, at[n], batch, 1) for n, t in operands.items()]
+        sets.append(coupled(c.tracer, parts, places, out.numel()))
+    return sets
+
+
+@rule("csr_sptrsv direct_solve linear_steps")
+def systems(c: Call) -> Sets:
+    """Linear functions of the columns of b, (..., n, k), or of one, (n): dense, column by column."""
+    b, sets = c.named["b"], []
+    others = [t for name, t in c.named.items() if name != "b"]
+    for out in c.results:
+        by_column = blocks(c.tracer, [b], out, -2 if b.dim() > 1 else 0)
+        sets.append(c.tracer.union([by_column, *all_of(c.tracer, others, [out])]))
+    return sets
 
 
 @rule("csr_add")

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.nonlinear import _operators, _rules  # noqa: F401  (_operators registers rules)
+from learnsolve.nonlinear import _operators, _products, _rules  # noqa: F401  (they register rules)
 from learnsolve.nonlinear._trace import Lists, Rows, Tracer, count_of
 from learnsolve.solvers.core.report import users_frame
 
@@ -86,22 +86,33 @@ def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple
 def outside(u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
     """The numbers of the arguments, outside of the transformations of torch.func that are active; the first
     of those that `vmap` maps over, since the pattern is that of all."""
-    with temporarily_clear_interpreter_stack(), _within_torch():
+    with temporarily_clear_interpreter_stack(), within_torch("jacobian"):
         u, args = pytree.tree_map(lambda t: _first(t) if isinstance(t, Tensor) else t, (u, args))
         yield u.clone(memory_format=torch.contiguous_format), args
 
 
+_MEMORY = (
+    "f must consist of operations of torch and learnsolve, but takes the memory of a tensor that depends on "
+    "u, as .numpy() does; write f in torch, or an autograd.Function with a jvp"
+)
+_REASONS = {
+    "data pointer": _MEMORY,
+    "numpy()": _MEMORY,
+    "do not have strides": "f multiplies by a torch.sparse CSR tensor, which torch.func does not take; make "
+    "it a learnsolve.CSR, CSR.from_torch(T), or T.to_sparse_coo()",
+}
+
+
 @contextmanager
-def _within_torch() -> Iterator[None]:
+def within_torch(function: str) -> Iterator[None]:
+    """What torch says of an f that it cannot differentiate, in our words."""
     try:
         yield
     except RuntimeError as error:
-        if "data pointer" not in str(error):
-            raise
-        raise ValueError(
-            "jacobian: f must consist of operations of torch and learnsolve, but takes the memory of a "
-            "tensor that depends on u, as .numpy() does; write f in torch, or an autograd.Function with a jvp"
-        ) from error
+        for said, reason in _REASONS.items():
+            if said in str(error):
+                raise ValueError(f"{function}: {reason}") from error
+        raise
 
 
 def _first(t: Tensor) -> Tensor:
@@ -130,15 +141,19 @@ def trace_pattern(
     if mode != "reverse":
         try:
             return _pattern(function, *_forward(function, flat, x, args)), mode
-        except NotImplementedError as error:
-            if mode == "forward" or "forward" not in str(error):
+        except (NotImplementedError, RuntimeError) as error:  # of torch's forward mode
+            if mode == "forward":
                 raise
+            try:
+                return _pattern(function, *_reverse(function, flat, x, args)).T, "reverse"
+            except (NotImplementedError, RuntimeError):
+                raise error from None
     return _pattern(function, *_reverse(function, flat, x, args)).T, "reverse"
 
 
 def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tracer, Rows]:
     """Rows of J: its products with a tangent."""
-    tracer = Tracer(function, x, _rules.apply, x.numel())
+    tracer = Tracer(function, x, _rules, x.numel())
     mark(tracer, x, args)
     tangent = random_like(x)
     tracer.write(tangent, identity(x.numel()))
@@ -150,7 +165,7 @@ def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
 
 def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tracer, Rows]:
     """Rows of J^T: its products with a cotangent."""
-    tracer = Tracer(function, x, _rules.apply, 0)
+    tracer = Tracer(function, x, _rules, 0)
     mark(tracer, x, args)
     with tracer, Lists(tracer):
         out, pull = torch.func.vjp(flat, x)[:2]

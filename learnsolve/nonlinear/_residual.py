@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.unchanged import version
+from learnsolve.nonlinear._pattern import within_torch
 
 
 def if_alike(y: Any, u: Tensor, made: Callable[[Tensor], Tensor]) -> Any:
@@ -47,18 +48,19 @@ class Arguments:
         self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
         self.tensors: tuple[Tensor, ...] = (*named.values(), *(self.leaves[i] for i in self.at))
 
-    def bind(self, f: Callable) -> Callable[..., Any]:
-        """f as a function of u and the tensors."""
+    def bind(self, f: Callable, name: str) -> Callable[..., Any]:
+        """f as a function of u and the tensors, for the solver of this name."""
 
         def call(u: Tensor, *tensors: Tensor) -> Any:
             leaves = list(self.leaves)
             for i, t in zip(self.at, tensors[len(self.names) :], strict=True):
                 leaves[i] = t
             args = pytree.tree_unflatten(leaves, self.spec)
-            if self.held is None:
-                return f(u, *args)
-            parameters = dict(zip(self.names, tensors, strict=False))
-            return functional_call(self.held, parameters, (lambda: f(u, *args),))
+            with within_torch(name):
+                if self.held is None:
+                    return f(u, *args)
+                parameters = dict(zip(self.names, tensors, strict=False))
+                return functional_call(self.held, parameters, (lambda: f(u, *args),))
 
         return call
 
@@ -117,7 +119,8 @@ class Residual:
             raise ValueError(
                 f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it "
                 "would "
-                f'get no gradient; pass it, {f}({v}, *args), detach it, or use gradient="unrolled"'
+                f'get no gradient; pass it, {f}({v}, *args), detach it, or use gradient="unrolled"; for '
+                f"derivatives within {f} use torch.func.grad, not requires_grad_()"
             )
         if square and r.shape != u.shape:
             shapes = (tuple(t.shape[self.levels :]) for t in (u, r))
@@ -131,25 +134,25 @@ class Residual:
                 f"{r.dtype} "
                 f"on {r.device}; convert args, or {v}0, with .to()"
             )
-        if not bool(torch.isfinite(r).all()):
+        if not bool(torch.isfinite(r).flatten(self.levels).all(-1).any()):  # of a batch all systems
             bad = int((~torch.isfinite(r)).sum())
             raise ValueError(
                 f"{name}: {f}({v}0, *args) must be finite, got {bad} of {r.numel()} entries that are not; "
                 f"start from another {v}0, or check args"
             )
         with torch.no_grad():
-            if not self.trusted and not torch.equal(r, self(u, *tensors)):
+            if not self.trusted and not torch.equal(*(t.nan_to_num() for t in (r, self(u, *tensors)))):
                 raise ValueError(
                     f"{name}: {f}({v}0, *args) gave other numbers when it was called again; a solve needs a "
                     "function: draw random numbers outside and pass them, and put modules with dropout in "
                     "eval()"
                 )
-        if self.jacobian is not None:
-            self.jacobian.prepare(u, tensors)
         return r
 
-    @property
-    def assembled(self) -> bool:
+    def assembled(self, u: Tensor, tensors: tuple[Tensor, ...]) -> bool:
+        """Is the Jacobian a CSR? Found out when one is first asked for."""
+        if self.jacobian is not None:
+            self.jacobian.prepare(u, tensors)
         return self.jacobian is not None and self.jacobian.known
 
 

@@ -73,6 +73,10 @@ def tensors(values: Any) -> list[Tensor]:
     return [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
 
 
+def differentiable(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
 def unknown(c: Call) -> Sets:
     c.tracer.note("dense", c.func)
     return all_of(c.tracer, c.values, c.results)
@@ -91,7 +95,7 @@ def one_set(T: Tracer, rows: Rows) -> Rows:
 
 @rule(
     "clone _to_copy to add sub mul div neg convert_element_type lift_fresh lift alias contiguous dropout "
-    "nan_to_num native_dropout_backward"
+    "nan_to_num native_dropout_backward complex polar"
 )
 def pointwise(c: Call) -> Sets:
     return [c.tracer.union([c.tracer.rows(t, out.shape) for t in tensors(c.values)]) for out in c.results]
@@ -108,26 +112,27 @@ def empty(c: Call) -> Sets:
 
 
 @rule(
-    "cat stack roll flip rot90 repeat tile tril triu constant_pad_nd reflection_pad1d reflection_pad2d "
-    "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d index index_select index_fill "
-    "index_copy gather scatter take embedding masked_select masked_scatter masked_scatter_backward im2col "
-    "slice_scatter select_scatter diagonal_scatter as_strided_scatter slice_backward select_backward "
-    "diagonal_backward diag_embed repeat_interleave pixel_shuffle pixel_unshuffle channel_shuffle "
-    "upsample_nearest1d upsample_nearest2d upsample_nearest3d as_strided expand permute transpose view slice "
-    "select squeeze unsqueeze t split unbind diagonal narrow unfold"
+    "cat stack block_diag roll flip rot90 repeat tile tril triu constant_pad_nd reflection_pad1d "
+    "reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d index "
+    "index_select index_fill index_copy gather scatter take embedding masked_select masked_scatter "
+    "masked_scatter_backward im2col slice_scatter select_scatter diagonal_scatter as_strided_scatter "
+    "slice_backward select_backward diagonal_backward diag_embed repeat_interleave pixel_shuffle "
+    "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d as_strided expand "
+    "permute transpose view slice select squeeze unsqueeze t split unbind diagonal narrow unfold"
 )
 def moved(c: Call) -> Sets:
     """The operation itself moves the numbers of the sets, counted from one; zeros come in between."""
     if c.named.get("reduce") is not None:
-        return unknown(c)
-    if any(c.tracer.depends(t) and not t.is_floating_point() for t in tensors(c.values)):
+        return unknown(c) if c.name != "scatter" else added(c)
+    if any(c.tracer.depends(t) and not differentiable(t) for t in tensors(c.values)):
         return moved_by_values(c)
     stack: list[Rows] = []
     first = 1
 
     def number(t: Any) -> Any:
         nonlocal first
-        if not isinstance(t, Tensor) or not t.is_floating_point():
+        if not isinstance(t, Tensor) or not differentiable(t):
             return t
         rows = c.tracer.rows(t)
         if rows is None:
@@ -158,14 +163,10 @@ def moved_by_values(c: Call) -> Sets:
     takes from its line, whatever they decide."""
     if c.name == "gather":
         source, dim, index = c.named["self"], c.named["dim"], c.named["index"]
-        rows = c.tracer.rows(source)
-        if rows is None or source.dim() == 0:
-            return [rows]
-        kept, groups = line_groups(source.shape, [dim])
-        lines = torch.arange(kept.numel()).reshape(kept.shape)
-        lines = lines[tuple(slice(n) for n in index.shape)].expand(index.shape)
-        every = c.tracer.product(groups, np.arange(source.numel()), kept.numel(), rows)
-        return [c.tracer.take(every, lines.reshape(-1).numpy())]
+        if source.dim() == 0:
+            return [c.tracer.rows(source)]
+        part = tuple(slice(n) for n in index.shape)
+        return [lines(c.tracer, source, [dim], lambda ids: ids[part].expand(index.shape))]
     c.tracer.note("values", c.func)
     return all_of(c.tracer, c.values, c.results)
 
@@ -177,7 +178,7 @@ def chosen(c: Call) -> Sets:
     return (moved if constant else pointwise)(c)
 
 
-@rule("index_add scatter_add index_put _index_put_impl embedding_dense_backward put")
+@rule("index_add scatter_add scatter_reduce index_put _index_put_impl embedding_dense_backward put")
 def added(c: Call) -> Sets:
     """Elements that are added to others at constant places, or overwrite them."""
     out = c.results[0]
@@ -195,56 +196,74 @@ def added(c: Call) -> Sets:
         source = next(c.named[name] for name in ("source", "src", "values") if name in c.named)
         if name == "index_add":
             places = ids.index_select(c.named["dim"], c.named["index"].reshape(-1)) if out.dim() else ids
-        elif name == "scatter_add":
+        elif name.startswith("scatter"):
             places = ids.gather(c.named["dim"], c.named["index"])
             source = source[tuple(slice(n) for n in c.named["index"].shape)]
         elif name == "put":
             places = ids.take(c.named["index"])
         else:
             places = ids[tuple(slice(None) if i is None else i for i in c.named["indices"])]
-    rows = c.tracer.rows(source, places.shape)
     before = c.tracer.rows(c.named["self"], out.shape) if "self" in c.named else None
+    return [c.tracer.union([before, placed(c.tracer, source, places, out)])]
+
+
+def placed(T: Tracer, source: Tensor, places: Tensor, out: Tensor) -> Rows | None:
+    """Each element of `source` is added to the element of `out` with the number in `places`, or to none."""
+    rows, at = T.rows(source, places.shape), places.reshape(-1).cpu().numpy()
     if rows is None:
-        return [before]
-    placed = c.tracer.product(places.reshape(-1).cpu().numpy(), np.arange(places.numel()), out.numel(), rows)
-    return [c.tracer.union([before, placed])]
+        return None
+    (inside,) = (at >= 0).nonzero()
+    return T.product(at[inside], inside, out.numel(), rows)
 
 
 # --- along axes ---
-def line_groups(shape: Sequence[int], dims: Any) -> tuple[Tensor, np.ndarray]:
-    """An empty tensor of the shape that is left when `dims` are reduced to size one, and to which of its
-    elements each element of `shape` belongs."""
-    count = len(shape)
+def lines(
+    T: Tracer, t: Tensor, dims: Any, places: Callable[[Tensor], Tensor] = lambda ids: ids
+) -> Rows | None:
+    """What all elements of t in each line (or block) along `dims` depend on. `places` gives the lines to the
+    elements of a result: a function of their numbers, of t's shape with one element along `dims`."""
+    rows = T.rows(t)
+    if rows is None:
+        return None
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
-        dims = range(count)
-    chosen = {d % count for d in ([dims] if isinstance(dims, int) else dims)} if count else set()
-    left = torch.empty([1 if d in chosen else n for d, n in enumerate(shape)], device="meta")
-    groups = torch.arange(left.numel()).reshape(left.shape).expand(tuple(shape))
-    return left, groups.reshape(-1).numpy()
+        dims = range(t.dim())
+    chosen = {d % t.dim() for d in ([dims] if isinstance(dims, int) else dims)} if t.dim() else set()
+    left = torch.Size(1 if d in chosen else n for d, n in enumerate(t.shape))
+    ids = torch.arange(left.numel()).reshape(left)
+    groups = ids.expand(t.shape).reshape(-1).numpy()
+    every = T.product(groups, np.arange(t.numel()), left.numel(), rows)
+    return T.take(every, places(ids).reshape(-1).numpy())
+
+
+def blocks(T: Tracer, inputs: Sequence[Tensor], out: Tensor, dims: Any) -> Rows | None:
+    """Dense along `dims`, with a block for each place along the other axes, broadcast."""
+    return T.union([lines(T, t, dims, lambda ids: ids.expand(out.shape)) for t in inputs])
 
 
 @rule("sum mean nansum amax amin linalg_vector_norm logsumexp trace")
 def reduced(c: Call) -> Sets:
     """Each line along the axes to one element."""
-    source = c.named["self"]
-    rows = c.tracer.rows(source)
-    assert rows is not None
-    left, groups = line_groups(source.shape, c.named.get("dim"))
-    return [c.tracer.product(groups, np.arange(source.numel()), left.numel(), rows)]
+    return [lines(c.tracer, c.named["self"], c.named.get("dim"))]
 
 
-@rule("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumprod logcumsumexp")
+@rule(
+    "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumprod logcumsumexp "
+    "linalg_cross _fft_r2c _fft_c2r _fft_c2c"
+)
 def along(c: Call) -> Sets:
-    """Each element of a line depends on the whole line."""
-    sets = []
-    for t in tensors(c.values):
-        rows = c.tracer.rows(t)
-        if rows is None:
-            continue
-        left, groups = line_groups(t.shape, c.named["dim"])
-        every = c.tracer.product(groups, np.arange(t.numel()), left.numel(), rows)
-        sets.append(c.tracer.take(every, groups))
-    return [c.tracer.union(sets)]
+    """Each element of a line, or of a block of several axes, depends on all of it."""
+    return [blocks(c.tracer, tensors(c.values), c.results[0], c.named["dim"])]
+
+
+def solved(T: Tracer, inputs: Sequence[Tensor], x: Tensor, dims: Sequence[int]) -> Rows | None:
+    """x of a solver: dense along `dims`, system by system where an input has x's other axes."""
+
+    def axes(t: Tensor) -> list[int]:
+        return [n for d, n in enumerate(t.shape, -t.dim()) if d not in dims]
+
+    alike = [t for t in inputs if t.dim() == x.dim() and axes(t) == axes(x)]
+    others = [t for t in inputs if not any(t is other for other in alike)]
+    return T.union([blocks(T, alike, x, dims), *all_of(T, others, [x])])
 
 
 @rule("cumsum")
@@ -259,42 +278,3 @@ def running(c: Call) -> Sets:
     ids = torch.arange(t.numel()).reshape(t.shape).movedim(c.named["dim"], -1).reshape(-1, length).numpy()
     later, earlier = np.tril_indices(length)
     return [c.tracer.product(ids[:, later].reshape(-1), ids[:, earlier].reshape(-1), t.numel(), rows)]
-
-
-# --- products of matrices ---
-@rule("mm bmm mv dot vdot addmm baddbmm addmv")
-def product(c: Call) -> Sets:
-    """Zeros of a matrix that is a constant of the program, and is not trained, count."""
-    name, out = c.name, c.results[0]
-    *before, a, b = tensors(c.values)
-    if name in ("mv", "addmv", "dot", "vdot"):
-        b = b.reshape(-1, 1) if not c.tracer.has_rows(b) else b.unsqueeze(-1)
-    if name in ("dot", "vdot"):
-        a = a.unsqueeze(0)
-    a, b = (t if t.dim() == 3 else t.unsqueeze(0) for t in (a, b))
-    size, m, p = (*a.shape[:2], b.shape[-1])
-    parts = [c.tracer.rows(t, out.shape) for t in before]
-    for t, other, left in ((a, b, True), (b, a, False)):
-        rows = c.tracer.rows(t)
-        if rows is None:
-            continue
-        ids = torch.arange(size * m * p).reshape(size, m, p)
-        mine = torch.arange(t.numel()).reshape(t.shape)
-        known = not c.tracer.depends(other) and bool((other == 0).any())
-        if known and left:
-            batch, k, j = other.cpu().nonzero(as_tuple=True)
-            target, source = ids[batch, :, j], mine[batch, :, k]
-        elif known:
-            batch, i, k = other.cpu().nonzero(as_tuple=True)
-            target, source = ids[batch, i], mine[batch, k]
-        else:
-            line = 2 if left else 1  # all elements of a row of a, or of a column of b
-            kept, groups = line_groups(t.shape, [line])
-            every = c.tracer.product(groups, np.arange(t.numel()), kept.numel(), rows)
-            lines = torch.arange(kept.numel()).reshape(kept.shape).expand(size, m, p)
-            parts.append(c.tracer.take(every, lines.reshape(-1).numpy()))
-            continue
-        parts.append(
-            c.tracer.product(target.reshape(-1).numpy(), source.reshape(-1).numpy(), size * m * p, rows)
-        )
-    return [c.tracer.union(parts)]

@@ -50,6 +50,10 @@ class Root(Rule):
     shift: Tensor | None = None  # for a direction of the unrolled loop
     square = True
 
+    @property
+    def levels(self) -> int:  # type: ignore[override]
+        return self.f.levels
+
     def F(self, x: Tensor, *p: Tensor) -> Tensor:
         r = self.f(x, *p)
         return r if self.shift is None else r + over(self.shift, x) * x
@@ -67,7 +71,8 @@ class Root(Rule):
 
         out = self.loop(self.f, self.systems, direction, u, p, r, self.settings)
         self.ended.solution = solution = self.solution(out)
-        report(self.f.name, solution, self.throw, self.settings.rtol > 0 or self.settings.atol > 0)
+        advice = f" ({out.note.rstrip('. ')})" if out.note else ""
+        report(self.f.name, solution, self.throw, self.settings.rtol > 0 or self.settings.atol > 0, advice)
         return out
 
     def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
@@ -137,7 +142,7 @@ def solve(
     if adjoint_maxiter is not None:
         checks.integer(name, "adjoint_maxiter", adjoint_maxiter, 0)
     arguments = Arguments(f, args)
-    p, call = arguments.tensors, arguments.bind(f if residual is None else residual)
+    p, call = arguments.tensors, arguments.bind(f if residual is None else residual, name)
     r = Residual(name, call, _assembled(name, arguments, call, jacobian, u0), words=words)
     r.trusted = trusted
     rtol = (settings.rtol or torch.finfo(u0.dtype).eps ** 0.5) if adjoint_rtol is None else adjoint_rtol
@@ -172,7 +177,7 @@ def _assembled(
 ) -> Assembled | None:
     """The Jacobian from a user's `jacobian`, or its pattern; None: only products are known."""
     if callable(jacobian) and not isinstance(jacobian, CSR):
-        return Assembled(name, arguments.bind(jacobian))
+        return Assembled(name, arguments.bind(jacobian, name))
     if jacobian is not None and not isinstance(jacobian, str):
         pattern = as_pattern(name, jacobian)
         if pattern.shape[1] != u0.numel():

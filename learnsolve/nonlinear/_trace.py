@@ -22,7 +22,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 Rows = scipy.sparse.csr_array
 """The index sets of elements, a boolean matrix: row k has the inputs that element k depends on."""
@@ -53,18 +53,25 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         self.check(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        return self.call(func, args, kwargs or {})
+
+    @staticmethod
+    def call(func: Any, args: tuple, kwargs: dict) -> Any:
+        if func._overloadname == "Scalar" and isinstance(args[0], Tensor) and args[0]._is_zerotensor():
+            t = args[0]  # within a dispatch mode torch 2.13 crashes
+            args = (torch.zeros(t.shape, dtype=t.dtype, device=t.device), *args[1:])
+        return func(*args, **kwargs)
 
     def check(self, func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
         """The tensors that `func` writes into."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        arguments = func._schema.arguments
+        if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(arguments, args, kwargs):
             raise ValueError(
                 f"{self.function}: f must return the same values at each call, but uses random numbers "
                 f"({func}{users_line()}); draw them before, and pass them as an argument"
             )
         if not func._schema.is_mutable:
             return []
-        arguments = func._schema.arguments
         written = [a for s, a in zip(arguments, args, strict=False) if s.is_write]
         written += [kwargs[s.name] for s in arguments if s.is_write and s.name in kwargs]
         written = [t for t in pytree.tree_leaves(written) if isinstance(t, Tensor)]
@@ -76,15 +83,22 @@ class Watch(TorchDispatchMode):
         return written
 
 
+def _without_dropout(arguments: Any, args: tuple, kwargs: dict) -> bool:
+    """Attention has random numbers only for its dropout."""
+    given = {a.name: a.default_value for a in arguments}
+    given |= {a.name: v for a, v in zip(arguments, args, strict=False)} | kwargs
+    return given.get("dropout_p") == 0
+
+
 class _Storage:
-    """The sets of a storage that depends on u or args, None if all are empty."""
+    """The sets of the real numbers in a storage that depends on u or args, None if all are empty."""
 
     __slots__ = ("itemsize", "ref", "rows", "size")
 
     def __init__(self, t: Tensor):
         storage = t.untyped_storage()
         self.ref = StorageWeakRef(storage)  # while it lives, no other storage has this address
-        self.itemsize = t.element_size()
+        self.itemsize = _itemsize(t)
         self.size = storage.nbytes() // self.itemsize
         self.rows: Rows | None = None
 
@@ -92,7 +106,7 @@ class _Storage:
 class Tracer(Watch):
     """A dispatch mode that carries the sets, of inputs 0 .. width - 1."""
 
-    def __init__(self, function: str, u: Tensor, rules: Callable[..., Any], width: int):
+    def __init__(self, function: str, u: Tensor, rules: Any, width: int):
         super().__init__(function, u)
         self.rules, self.width = rules, width
         self.storages: dict[int, _Storage] = {}
@@ -114,12 +128,16 @@ class Tracer(Watch):
         if storage is None or storage.rows is None:
             return None
         t = t if shape is None else t.expand(tuple(shape))
-        if self._is_all(t, storage):
+        if self._is_all(t, storage) and not t.is_complex():
             return storage.rows
-        if t.element_size() != storage.itemsize:  # a view in another dtype
+        if _itemsize(t) != storage.itemsize:  # a view in another dtype
             everything = self.product(np.zeros(storage.size, int), np.arange(storage.size), 1, storage.rows)
             return self.take(everything, np.zeros(t.numel(), int))
-        return self.take(storage.rows, _positions(t, storage.size))
+        rows = self.take(storage.rows, _positions(t, storage.size))
+        if t.is_complex():
+            pairs = np.arange(2 * t.numel())
+            rows = self.product(pairs // 2, pairs, t.numel(), rows)
+        return rows
 
     def write(self, t: Tensor, rows: Rows | None) -> None:
         """Set t's sets; the sets of other elements of its storage are kept."""
@@ -133,13 +151,19 @@ class Tracer(Watch):
             storage = self.storages[t.untyped_storage()._cdata] = _Storage(t)
         if rows is None and storage.rows is None:
             return
+        count = t.numel() * (2 if t.is_complex() else 1)
+        if rows is not None and t.is_complex():
+            rows = self.take(rows, np.arange(count) // 2)
         if rows is None or not self._is_all(t, storage):
-            count = t.numel()
             new = self.empty(count) if rows is None else rows
             old = self.empty(storage.size) if storage.rows is None else storage.rows
-            source = np.arange(storage.size)
-            source[_positions(t, storage.size)] = storage.size + np.arange(count)
-            rows = self.take(stacked([old, new]), source)
+            both, source = stacked([old, new]), np.arange(storage.size)
+            if _itemsize(t) == storage.itemsize:
+                source[_positions(t, storage.size)] = storage.size + np.arange(count)
+            else:  # bytes of other numbers
+                both = self.product(0 * np.arange(count_of(both)), np.arange(count_of(both)), 1, both)
+                source = 0 * source
+            rows = self.take(both, source)
         storage.rows = rows
 
     def _storage(self, t: Any) -> _Storage | None:
@@ -149,7 +173,8 @@ class Tracer(Watch):
 
     @staticmethod
     def _is_all(t: Tensor, storage: _Storage) -> bool:
-        return t.is_contiguous() and t.numel() == storage.size and t.element_size() == storage.itemsize
+        count = t.numel() * (2 if t.is_complex() else 1)
+        return t.is_contiguous() and count == storage.size and _itemsize(t) == storage.itemsize
 
     # --- algebra of sets ---
     def empty(self, count: int) -> Rows:
@@ -191,10 +216,23 @@ class Tracer(Watch):
     def note(self, kind: str, func: Any) -> None:
         self.notes.setdefault((kind, f"{func}{users_line()}"), None)
 
+    def as_one(self, run: Callable[[], Any], inputs: Sequence[Tensor], dims: Sequence[int]) -> Any:
+        """The results of `run`, a solver: of its iterations, and the values that end them, nothing is
+        noted."""
+        with _pop_mode_temporarily():
+            x, *others = out = run()
+            rows = self.rules.solved(self, inputs, x, dims)
+        if any(self.depends(t) for t in inputs):
+            self.write(x, rows)
+            for t in others:
+                if isinstance(t, Tensor):
+                    self.write(t, None)
+        return out
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         written = self.check(func, args, kwargs)
-        out = func(*args, **kwargs)
+        out = self.call(func, args, kwargs)
         name = func._schema.name.rpartition("::")[2]
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         for t in inputs:
@@ -204,12 +242,13 @@ class Tracer(Watch):
             return out
         by_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
         if any(tag in func.tags for tag in by_values) and (
-            name != "index" or any(self.depends(t) and not t.is_floating_point() for t in inputs)
+            name != "index" or any(self.depends(t) and t.dtype in (torch.bool, torch.uint8) for t in inputs)
         ):
             self.note("values", func)
         results = [t for t in pytree.tree_leaves(out) if isinstance(t, Tensor)]
         if not results and written:
             results = written
+        inputs = [t for t in inputs if t.layout is torch.strided]
         own = {t.untyped_storage()._cdata for t in inputs if not t._is_zerotensor()}
         targets = {id(t) for t in written}
         fresh = [
@@ -223,7 +262,7 @@ class Tracer(Watch):
             for t in fresh:
                 self.write(t, None)
             return out
-        for t, rows in zip(results, self.rules(self, func, args, kwargs, results), strict=True):
+        for t, rows in zip(results, self.rules.apply(self, func, args, kwargs, results), strict=True):
             if any(t is other for other in fresh):
                 self.write(t, rows if t.is_floating_point() or t.is_complex() else None)
         return out
@@ -246,9 +285,17 @@ class Lists(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _itemsize(t: Tensor) -> int:
+    """Of a real number: a complex one is two."""
+    return t.element_size() // (2 if t.is_complex() else 1)
+
+
 def _positions(t: Tensor, size: int) -> np.ndarray:
-    """The positions of the elements of t in its storage."""
-    return torch.arange(size).as_strided(t.shape, t.stride(), t.storage_offset()).reshape(-1).numpy()
+    """The positions in its storage of the real numbers that the elements of t consist of."""
+    shape, stride, offset = t.shape, t.stride(), t.storage_offset()
+    if t.is_complex():
+        shape, stride, offset = (*shape, 2), (*(2 * s for s in stride), 1), 2 * offset
+    return torch.arange(size).as_strided(shape, stride, offset).reshape(-1).numpy()
 
 
 def count_of(rows: Rows) -> int:

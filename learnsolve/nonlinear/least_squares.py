@@ -31,7 +31,7 @@ class Minimum(Root):
 
     def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
         self.hessian.at(x, p)
-        if self.hessian.how == "cg" and self.f.assembled:
+        if self.hessian.how == "cg" and self.f.assembled(x, p):
             self.systems.at(x, p)
             self.hessian.kept = self.systems.inverse()
         return self.reported(self.hessian.solve(b, *self.adjoint), transpose)

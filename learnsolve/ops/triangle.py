@@ -86,4 +86,4 @@ def _plan_triangle(P: SparsityPattern, side: str, k: int = 0) -> Selection:
     if part is None:
         return Selection(None, None)
     crow, col, at = part
-    return Selection(trusted(P, crow, col, P.shape), P._tensor(at.astype("int64", copy=False)))
+    return Selection(trusted(P, crow, col, P.shape), P._tensor(at.astype(crow.dtype, copy=False)))

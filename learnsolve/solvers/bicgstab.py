@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.convert import TensorLike
-from learnsolve.ops.core.dots import scaled
 from learnsolve.solvers.core.door import solve
-from learnsolve.solvers.core.vectors import divide, dot, size
+from learnsolve.solvers.core.vectors import add_scaled, divide, dot, size, square
 from learnsolve.solvers.options import SolverOptions, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status
 
@@ -52,19 +51,20 @@ class BiCGSTAB:
         rho = dot(q.shadow, q.r)
         again = _zero(rho, q.shadow, q.r) | (q.alpha == 0) | (q.omega == 0)
         shadow = torch.where(again, q.r, q.shadow)
-        rho = torch.where(again, dot(q.r, q.r), rho)
+        rho = torch.where(again, square(q.r).to(rho.dtype), rho)
         beta = divide(rho, q.rho, running & ~again) * divide(q.alpha, q.omega, running)
-        p = q.r + scaled(beta, q.p - scaled(q.omega, q.v))
+        p = add_scaled(q.r, beta, add_scaled(q.p, -q.omega, q.v))
         Mp = p if M is None else M(p)
         v = A(Mp)
         rv = dot(shadow, v)
         # Without this part the step is a pure GMRES(1) step, which never increases the residual.
         alpha = divide(rho, rv, running & ~_zero(rv, shadow, v))
-        s = q.r - scaled(alpha, v)
+        s = add_scaled(q.r, -alpha, v)
         Ms = s if M is None else M(s)
         t = A(Ms)
-        omega = divide(dot(t, s), dot(t, t), running & ~_zero(dot(t, s), t, s))
-        x, r = q.x + scaled(alpha, Mp) + scaled(omega, Ms), s - scaled(omega, t)
+        ts = dot(t, s)
+        omega = divide(ts, square(t), running & ~_zero(ts, t, s))
+        x, r = add_scaled(add_scaled(q.x, alpha, Mp), omega, Ms), add_scaled(s, -omega, t)
         stuck = again & (alpha == 0) & (omega == 0)
         return State(x, r, shadow, p, v, rho, alpha, omega), torch.where(stuck, CODE[Status.BREAKDOWN], 0)
 

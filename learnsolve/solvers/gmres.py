@@ -15,7 +15,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.ops.core.dots import combination, scaled
 from learnsolve.solvers.core.door import solve
-from learnsolve.solvers.core.vectors import divide, dot, extended, root, size, square
+from learnsolve.solvers.core.vectors import add_scaled, divide, dot, extended, root, size, square
 from learnsolve.solvers.options import SolverOptions, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status
 
@@ -82,10 +82,10 @@ class GeneralizedMinimalResidual:
             direction = z - combination(column[:-1], P)
         p = divide(direction, diagonal, running)
         v = divide(w, below, running)
-        x = x + scaled(c.conj() * eta, p)
+        x = add_scaled(x, c.conj() * eta, p)
         eta_next = -s * eta
         # r_j = s_j^2 r_{j-1} + conj(c_j) eta_{j+1} v_{j+1}
-        r = scaled(s * s, r) + scaled(c.conj() * eta_next, v)
+        r = add_scaled(scaled(s * s, r), c.conj() * eta_next, v)
         new = State(
             x,
             r,

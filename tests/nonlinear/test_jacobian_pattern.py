@@ -16,6 +16,23 @@ COLUMNS = A.col_indices.long()
 LAPLACE = torch.tensor([[0, 1, 0], [1, -4, 1], [0, 1, 0]], dtype=F64)[None, None]
 OFFSETS = [(0, 0), (0, 1), (-1, 0)]
 WEIGHTS = torch.rand(3, 3, 4, dtype=F64) + 0.5
+TABLE = torch.rand(20, dtype=F64)
+LINE = ls.problems.poisson((3,))
+ATTENTION = torch.nn.MultiheadAttention(4, 2, dropout=0.1, batch_first=True).double().eval()
+
+
+def blocks(u):
+    return u.reshape(3, 2, 2) + 3 * torch.eye(2, dtype=F64)
+
+
+def squared(f):
+    return torch.func.grad(lambda u: f(u).pow(3).sum())
+
+
+def local_roots(u):
+    """A system for each row."""
+    zero = torch.zeros(4, dtype=F64)
+    return torch.vmap(lambda a: ls.nonlinear.root(lambda v, a: v + v.sum() ** 3 - a, zero, a).x)(u)
 
 
 def random(*shape, seed=0):
@@ -32,7 +49,13 @@ def found(f, u):
 
 
 def needed(f, u):
-    J = torch.func.jacfwd(lambda x: f(x.reshape(u.shape)).reshape(-1))(u.reshape(-1))
+    def flat(x):
+        return f(x.reshape(u.shape)).reshape(-1)
+
+    try:
+        J = torch.func.jacfwd(flat)(u.reshape(-1))
+    except RuntimeError:  # torch has no forward mode for it, or no vmap
+        J = torch.autograd.functional.jacobian(flat, u.reshape(-1))
     return J.reshape(-1, u.numel()) != 0
 
 
@@ -79,6 +102,41 @@ EXACT = {
     "gradient of a stencil": torch.func.grad(
         lambda u: ls.ops.stencil(u.reshape(-1)[:3], u, offsets=OFFSETS).square().sum()
     ),
+    "transform along an axis": lambda u: torch.fft.fft(u, dim=0).abs(),
+    "transform of blocks": lambda u: torch.fft.ifft2(torch.fft.fft2(blocks(u)).sin()).abs(),
+    "complex": lambda u: torch.complex(u[0], u[1:]).sin().roll(1, 1).abs(),
+    "parts of complex numbers": lambda u: (z := u[0] + 1j, z.imag.mul_(u[2]), z.sin().abs())[2],
+    "solves of a batch": lambda u: torch.linalg.solve(blocks(u), u.reshape(3, 2, 2)[..., 0]),
+    "columns of a solve": lambda u: torch.linalg.solve(LINE.to_dense(), u),
+    "determinants": lambda u: torch.logdet(blocks(u)),
+    "eigenvectors": lambda u: torch.linalg.eigh(blocks(u) + blocks(u).mT).eigenvectors ** 2,
+    "matrix exponentials": lambda u: torch.linalg.matrix_exp(blocks(u)),
+    "interpolation": lambda u: F.interpolate(u[None, None], scale_factor=2, mode="bilinear"),
+    "gradient of an interpolation": squared(lambda u: F.interpolate(u[None], size=7, mode="linear")),
+    "gradient of nearest points": squared(lambda u: F.interpolate(u[None], size=7, mode="nearest-exact")),
+    "adaptive pool": lambda u: F.adaptive_avg_pool2d(u[None], (2, 3)),
+    "gradient of windows": squared(lambda u: F.unfold(u[None, None], 2)),
+    "means of segments": lambda u: torch.zeros(2, 4, dtype=F64).scatter_reduce(
+        0, torch.tensor([[0], [1], [1]]).expand(3, 4), u, "mean"
+    ),
+    "a table": lambda u: TABLE[(9 * u).long()] + u,
+    "a sparse matrix of torch": lambda u: A.to_dense().to_sparse_coo() @ u.reshape(-1),
+    "attention": lambda u: ATTENTION(u[None], u[None], u[None], need_weights=False)[0],
+    "gradient by autograd": lambda u: torch.autograd.grad(
+        ((v := u.clone())[1:] - v[:-1]).pow(4).sum(), v, create_graph=True
+    )[0],
+    "a scalar times no tangent": lambda u: torch.addcmul(u, LINE.to_dense()[:, :1], u * u, value=-1),
+    "sparse product": lambda u: (A.with_values(u.reshape(-1)[COLUMNS]) @ A).values,
+    "masked product": lambda u: ls.ops.spgemm(
+        A, A.with_values(u.reshape(-1)[A.pattern.row_indices.long()]), mask=A.pattern
+    ).values,
+    "gradient of a sparse product": torch.func.grad(
+        lambda v: (A.with_values(v.reshape(-1)[COLUMNS]) @ A.T).values.pow(3).sum()
+    ),
+    "columns of a direct solve": lambda u: ls.ops.spsolve(LINE, u),
+    "columns of a solver": lambda u: ls.solvers.cg(LINE, u).x,
+    "multigrid": lambda u: ls.preconditioners.AMG(A, max_coarse=4)(u.reshape(-1)),
+    "a root for each row": local_roots,
 }  # fmt: skip
 
 
@@ -119,9 +177,8 @@ NAMED = {
     "indices": (lambda u: u[u.argsort()], r"index.* reads values of u", 36),
     "mask": (lambda u: u[u > 0.3], "reads values of u", None),
     "nonzero": (lambda u: u * (u > 0.5).nonzero().sum(), "nonzero.* reads values of u", 6),
-    "unknown": (lambda u: torch.fft.rfft(u).abs() + u[0], "no rule for aten._fft_r2c", 24),
-    "solve": (lambda u: ls.ops.spsolve(POISSON, u), "no rule for learnsolve.direct_solve", 36),
-    "solver": (lambda u: ls.solvers.cg(POISSON, u).x, "reads values of u", 36),
+    "unknown": (lambda u: F.bilinear(u, u, torch.ones(4, 6, 6).double()), "no rule for aten._trilinear", 24),
+    "status": (lambda u: u * ls.solvers.cg(POISSON, u).converged, "reads values of u", 6),
 }
 
 

@@ -11,6 +11,7 @@ N: Any = ls.nonlinear  # arguments of wrong types
 U = torch.full((2,), 2.0, dtype=torch.float64)
 TRACKED = torch.ones(2, dtype=torch.float64, requires_grad=True)
 NET = torch.nn.Dropout(0.5)
+SPARSE = ls.ops.eye(2, dtype=torch.float64).to_torch()
 
 
 def f(u):
@@ -73,6 +74,17 @@ WRONG = [
     (lambda: N.root(3, U), TypeError, "f must be a callable, got int"),
     (lambda: N.root(f, U, M="amg"), ValueError, "M must be one of"),
     (lambda: N.root(f, U, adjoint_rtol=-1.0), ValueError, "adjoint_rtol must be finite"),
+    (
+        lambda: N.root(lambda u: torch.from_numpy(u.numpy() - 1), U),
+        ValueError,
+        r"root: .* as .numpy\(\) does",
+    ),
+    (lambda: N.root(lambda u: SPARSE @ u - 1, U), ValueError, r"root: f multiplies by a torch.sparse CSR"),
+    (
+        lambda: N.root(lambda u: u.abs().sqrt() - 1, 0 * U, throw=True),
+        ls.solvers.SolverError,
+        "The Jacobian of f is not finite, where f is",
+    ),
     (
         lambda: N.root(f, U, line_search=torch.ones(3)),
         ValueError,

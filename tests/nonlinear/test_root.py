@@ -126,6 +126,31 @@ def test_a_system_of_a_batch_that_fails_leaves_the_others_alone():
     assert torch.allclose(u[[0, 2], 0], torch.tensor([2.0, 3.0], dtype=torch.float64))
 
 
+@pytest.mark.parametrize("kind", [*ROOTS[:4], "fixed_point", "least_squares"])
+def test_one_is_solved_one_is_not_finite_one_is_slow(kind):
+    """In one batch: statuses and gradients are those of each alone."""
+    batch, solutions = torch.tensor([[1.0], [-1.0], [1e6], [4.0]], dtype=torch.float64), []
+    ones = torch.ones(1, dtype=torch.float64)
+
+    def x(a):
+        options: dict[str, Any] = {"rtol": 1e-12, "maxiter": 300, "atol": 1e-12}
+        if kind == "fixed_point":  # of Heron
+            solution = N.fixed_point(lambda u, a: (u + a / u) / 2 + 0 * a.sqrt(), ones, a, **options)
+        elif kind == "least_squares":
+            solution = N.least_squares(lambda u, a: u * u - a + 0 * a.sqrt(), ones, a, **options)
+        else:
+            solution = N.root(lambda u, a: u * u - a + 0 * a.sqrt(), ones, a, method=kind, **options)
+        solutions.append(solution)
+        return solution.x
+
+    with pytest.warns(ConvergenceWarning, match="NON_FINITE"):
+        g = torch.vmap(torch.func.grad(lambda a: x(a).sum()))(batch)
+    good = [0, 2, 3]
+    assert [i for i, s in enumerate(solutions[0].statuses) if s is Status.CONVERGED] == good
+    assert torch.allclose(g[good], 0.5 / batch[good].sqrt(), rtol=1e-6)
+    assert g[1].isnan()
+
+
 def test_gradients_for_whatever_args_hold():
     torch.manual_seed(0)
     net = torch.nn.Linear(3, 3).double()

@@ -35,7 +35,10 @@ def spmm_arguments(P, dtype):
     v, x, y = normal((P.nnz,), dtype), normal((n, 3), dtype), normal((m, 3), dtype)
     vb, xb = normal((2, P.nnz), dtype), normal((2, n, 3), dtype)
     A, At = structure(P), structure(P, True)
+    vz, xz = v * (1 + 2j), x * (2 - 1j)
     return [
+        (*A, vz, xz),
+        (*structure(P, True), vz, y * 1j, False, True),
         (*A, v, x[:, 0]),
         (*A, v, x),
         (*A, v, xb),
@@ -55,6 +58,7 @@ def sddmm_arguments(P, dtype):
     u, v = normal((m, 3), dtype), normal((n, 3), dtype)
     ub, vb = normal((2, m, 3), dtype), normal((2, n, 3), dtype)
     return [
+        (ptr, idx, blocks, u * 1j, vb * (2 - 1j), True, 2),
         (ptr, idx, blocks, u[:, 0], v[:, 0]),
         (ptr, idx, blocks, u, v),
         (ptr, idx, blocks, ub, v),
@@ -264,7 +268,7 @@ def column_samples(P, dtype, shape=(6, 3)):
     """With and without batches, `shape` that of the first operand of one member."""
     u, v = normal(shape, dtype), normal((6, 3), dtype, seed=1)
     ub, vb = normal((2, *shape), dtype), normal((2, 6, 3), dtype, seed=1)
-    return [(u, v), (ub, v), (u, vb), (ub, vb)]
+    return [(u * (1 + 2j), vb * 1j), (u, v), (ub, v), (u, vb), (ub, vb)]
 
 
 def segment_arguments(P, dtype, *operands):

@@ -194,7 +194,7 @@ def sizes_of(t, rng):
 def contents_of(t, rng):
     """Other indices, some of them negative or far too large."""
     out = t.clone().flatten()
-    if t.is_floating_point() or len(out) == 0:
+    if t.is_floating_point() or t.is_complex() or len(out) == 0:
         return sizes_of(t, rng)
     most = torch.iinfo(t.dtype).max
     for _ in range(rng.choice((1, 1, 2, len(out)))):

@@ -12,7 +12,9 @@ from solvers.references import close, gradients
 from torch.autograd import grad
 
 import learnsolve as ls
+from learnsolve.ops.core.dots import combination
 from learnsolve.solvers import Status
+from learnsolve.solvers.core.vectors import dot
 
 S, P = ls.solvers, ls.preconditioners
 KH = torch.full((6, 5), 1.1, dtype=torch.float64)
@@ -150,12 +152,15 @@ def test_operators():
 def test_large_blocks_are_the_same():
     """Beyond the size from which sums go by ordered kernels."""
     n = 160 * 110
-    A, w = ls.problems.helmholtz(KH.new_full((160, 110), 0.9), shift=1 + 4j), right(n, 2, seed=3)
-    b = right(n, 2).requires_grad_()
-    for solver, mode in ((S.gmres, "unrolled"), (S.bicgstab, "implicit")):
+    A = ls.problems.helmholtz(KH.new_full((160, 110), 0.9), shift=1 + 4j)
+    for solver, mode, k in ((S.gmres, "unrolled", 1), (S.bicgstab, "implicit", 2)):
+        b, w = right(n, k).requires_grad_(), right(n, k, seed=3)
         x = solver(A, b, rtol=1e-7, gradient=mode).x
         (g,) = grad((x.conj() * w).sum().real, b)
         close([A @ x, A.H @ g], [b, w], 1e-5)
+        V, h = right(3, n, k), right(3, 1, k)
+        sums = (V.conj() * w).sum(-2, keepdim=True), (h * V).sum(0)
+        close([dot(V, w), combination(h, V)], sums, 1e-9)
 
 
 REAL = right(30).real

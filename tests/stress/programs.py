@@ -82,6 +82,94 @@ def weights_of(r: random.Random, x: Tensor) -> Tensor:
     return ls.CSR(values, A.pattern) @ v[integers(r, v.numel(), A.shape[1])]
 
 
+def blocks_of(r: random.Random, x: Tensor) -> Tensor:
+    """A batch of well-conditioned matrices."""
+    n = r.choice([1, 2, 3])
+    v = x.reshape(-1)[: x.numel() // n**2 * n**2] if x.numel() >= n * n else x.reshape(-1).repeat(9)[: n * n]
+    return v.tanh().reshape(-1, n, n) + 4 * torch.eye(n, dtype=F64)
+
+
+def linear_algebra(r: random.Random, x: Tensor) -> Tensor:
+    B = blocks_of(r, x)
+    match r.randrange(7):
+        case 0:
+            return torch.linalg.solve(B, B.sin())
+        case 1:
+            return torch.linalg.solve(B[0].detach(), B.flatten(1).T[: B.shape[1]])
+        case 2:
+            return torch.linalg.inv(B)
+        case 3:
+            return torch.logdet(B)
+        case 4:
+            return torch.linalg.cholesky(B @ B.mT)
+        case 5:
+            return torch.linalg.matrix_exp(B / 4)
+        case _:
+            return torch.linalg.eigvalsh(B + B.mT + torch.diag(torch.arange(B.shape[-1])))
+
+
+def transformed(r: random.Random, x: Tensor) -> Tensor:
+    d = axis(r, x)
+    match r.randrange(4):
+        case 0:
+            return torch.fft.fft(x, dim=d).abs()
+        case 1:
+            return torch.fft.irfft(torch.fft.rfft(x, dim=d) * 1j, n=x.shape[d], dim=d)
+        case 2:
+            return torch.fft.ifftn(torch.fft.fftn(x).sin()).real
+        case _:
+            z = torch.complex(x, x.roll(1, d))
+            z.real.mul_(2)
+            return (z.conj() * z.flip(0)).imag
+
+
+def resampled(r: random.Random, x: Tensor) -> Tensor:
+    y = flat2(r, x)[None]
+    match r.randrange(6):
+        case 0:
+            return F.interpolate(
+                y, scale_factor=r.choice([0.5, 1.5, 2.0]) if y.shape[-1] > 1 else 2, mode="linear"
+            )
+        case 1:
+            return F.interpolate(
+                y[None], size=(3, 4), mode=r.choice(["bilinear", "bicubic"]), align_corners=True
+            )
+        case 2:
+            return F.interpolate(y, size=5, mode=r.choice(["nearest", "nearest-exact", "area"]))
+        case 3:
+            return F.adaptive_avg_pool2d(y, (2, 2))
+        case 4:
+            return F.fold(F.unfold(y[None], (1, 1)) ** 2, y.shape[1:], (1, 1))
+        case _:
+            return (
+                F.pad(y, (1, 1), mode="replicate") if r.random() < 0.5 else F.pad(y, (0, 1), mode="circular")
+            )
+
+
+def sparse_product(r: random.Random, x: Tensor) -> Tensor:
+    A, v = matrix(r, 3), x.reshape(-1)
+    B = ls.CSR(v[integers(r, v.numel(), A.nnz)], A.pattern)
+    match r.randrange(3):
+        case 0:
+            return (A @ B).values
+        case 1:
+            return (B.T @ B).values
+        case _:
+            return ls.ops.spgemm(B, A, mask=A.pattern).values
+
+
+def solved(r: random.Random, x: Tensor) -> Tensor:
+    y = flat2(r, x)
+    A = matrix(r, len(y))
+    match r.randrange(3):
+        case 0:
+            return ls.ops.spsolve(A, y)
+        case 1:
+            return ls.ops.sptrsv(A.tril(), y)
+        case _:
+            return ls.solvers.gmres(A, y, rtol=1e-12, atol=1e-300, maxiter=100).x
+
+
 UNARY = [
     torch.sin,
     torch.tanh,
@@ -174,7 +262,16 @@ STEPS: dict[str, Step] = {
     "stencil": lambda r, x: ls.ops.stencil(
         numbers(r, 3, zeros=0.3), x.reshape(-1), boundary=r.choice(["zero", "periodic"])
     ),
-    "solve": lambda r, x: ls.ops.spsolve(matrix(r, x.numel()), x.reshape(-1)),
+    "linear algebra": linear_algebra,
+    "transformed": transformed,
+    "resampled": resampled,
+    "sparse product": sparse_product,
+    "solved": solved,
+    "table": lambda r, x: numbers(r, 9)[(4 + 4 * x.tanh()).long()] * x,
+    "means of segments": lambda r, x: x.new_zeros(4).scatter_reduce(
+        0, integers(r, 4, x.numel()), x.reshape(-1), r.choice(["sum", "mean"])
+    ),
+    "blocks": lambda r, x: torch.block_diag(flat2(r, x), x.reshape(1, -1)[:, :3]),
     "decides": lambda r, x: x.sin() if x.sum() > 0 else x.roll(1, 0) * 2,
 }
 
@@ -247,9 +344,9 @@ def programs(count: int, seed: int, counts: Counter) -> Iterator[str]:
     """The pattern that is found in a program holds every entry of its dense Jacobian, also at other points,
     and compressed derivatives on it give the Jacobian.
 
-    Programs of up to five steps (elementwise, moves, reductions, in place, matrices, convolutions, sparse
-    operations, control flow, gradients) on up to twelve inputs. Those whose values decide what they compute
-    must say so, and are compared at one point.
+    Programs of up to five steps (elementwise, moves, reductions, in place, matrices, transforms,
+    interpolation, convolutions, sparse operations, solves, control flow, gradients) on up to twelve inputs.
+    Those whose values decide what they compute must say so, and are compared at one point.
 
     A fault is an entry of the dense Jacobian that the pattern misses, or a Jacobian that differs by 1e-9.
     """

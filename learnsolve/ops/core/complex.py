@@ -1,8 +1,4 @@
-"""Complex values, by real operations.
-
-A complex matrix A (m x n) times x is the real matrix of its columns Re a_1, Im a_1, Re a_2, ... (m x 2n),
-whose values are those of A as they lie in memory, times the rows x_1, i x_1, x_2, i x_2, ...: one real
-product, as is each of its derivatives. Real operations on real and imaginary parts side by side do the rest.
+"""Complex values by real operations, on real and imaginary parts side by side, where no kernel takes them.
 
 A real loss L of complex numbers z has the gradient dL/dRe z + i dL/dIm z, as everywhere in torch.
 """
@@ -13,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.core.autograd import forward_mode_may_come
 
@@ -62,52 +57,13 @@ def tall(x: Tensor) -> Tensor:
 def untall(x: Tensor) -> Tensor:
     if x.dim() == 1:
         return unflat(x)
-    return torch.complex(*_pairs(x).unbind(-2))
-
-
-def _pairs(x: Tensor) -> Tensor:
-    """(..., 2 n, k) as (..., n, 2, k)."""
     *batch, n, k = x.shape
-    return x.reshape(*batch, n // 2, 2, k)
+    return torch.complex(*x.reshape(*batch, n // 2, 2, k).unbind(-2))
 
 
 def columns(real: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """f(x) for a linear f, `real`, of the columns of x, (n,) or (..., n, k)."""
     return joined(real(parts(x))) if x.dim() == 1 else unflat(real(flat(x)))
-
-
-def product(
-    real: Callable[..., Tensor], values: Tensor, x: Tensor, P: SparsityPattern, transpose: bool
-) -> Tensor:
-    """A x or A^T x, with values or x or both complex, by the product `real`."""
-    if not values.is_complex():
-        return columns(lambda x: real(values, x, P, transpose), x)
-    if x.dim() == 1:
-        return product(real, values, x.unsqueeze(-1), P, transpose).squeeze(-1)
-    x = x.to(values.dtype)
-    if transpose:
-        return _folded(unflat(real(flat(values), flat(x), doubled(P), True)))
-    return unflat(real(flat(values), flat(_lifted(x)), doubled(P), False))
-
-
-def sampled(real: Callable[..., Tensor], u: Tensor, w: Tensor, P: SparsityPattern) -> Tensor:
-    """The entries sum_k u_ik w_jk, nothing conjugated, likewise."""
-    if u.dim() == 1:
-        u, w = u.unsqueeze(-1), w.unsqueeze(-1)
-    dtype = torch.promote_types(u.dtype, w.dtype)
-    return unflat(real(flat(u.to(dtype)), flat(_lifted(conjugate(w.to(dtype)))), doubled(P)))
-
-
-def _lifted(x: Tensor) -> Tensor:
-    """The rows x_1, i x_1, x_2, i x_2, ... for the rows x_j of x (..., n, k)."""
-    *batch, n, k = x.shape
-    return torch.stack((x, 1j * x), -2).reshape(*batch, 2 * n, k)
-
-
-def _folded(u: Tensor) -> Tensor:
-    """u_1 + i u_2, u_3 + i u_4, ...: the transpose of `_lifted`."""
-    even, odd = _pairs(u).unbind(-2)
-    return torch.add(even, odd, alpha=1j)
 
 
 def doubled(P: SparsityPattern) -> SparsityPattern:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
+from learnsolve.matrix.convert import conjugate
 from learnsolve.ops.core import across, complex
 from learnsolve.ops.core.autograd import dispatch, tracked
 from learnsolve.ops.core.trilinear import Derivative, broadcast, gradients
@@ -88,13 +89,8 @@ def combination(a: Tensor, v: Tensor) -> Tensor:
     """sum_j a_j o v_j, (..., n, k), for a (j, ..., 1, k) and v (j, ..., n, k)."""
     if v.numel() < SPLIT:
         return (a * v).sum(0)
-    if v.is_complex():  # nothing of v's size is copied
-        flat, pairs = complex.flat(v), a.repeat_interleave(2, -1)
-        re = complex.unflat(combination(pairs.real, flat))
-        return (
-            torch.add(re, complex.unflat(combination(pairs.imag, flat)), alpha=1j) if a.is_complex() else re
-        )
     if v.dim() == 3:
+        a = a.to(v.dtype) if v.is_complex() else a
         return dispatch(_Columns, (a.squeeze(-2), v), _U, True)
     out = scaled(a[0], v[0])
     for i in range(1, len(a)):
@@ -116,7 +112,7 @@ def total(t: Tensor) -> Tensor:
 
 def _apply(role: int, u: Tensor, v: Tensor) -> Tensor:
     inner = 1 if role == _U else 2
-    if complex.either(u, v):
+    if u.is_complex() != v.is_complex():
         return complex.bilinear(lambda u, v: _apply(role, u, v), u, v, (inner, 2))
     if u.dim() <= inner + 1 and v.dim() <= 3 and (u.dim() == inner or v.dim() == 2 or len(u) == len(v)):
         return dispatch(_Columns, (u, v), role, False)
@@ -138,7 +134,8 @@ class _Columns(Derivative):
 
     @staticmethod
     def backward(ctx, g):
-        return gradients(_Columns, ctx, g)
+        u, v = ctx.saved_tensors
+        return gradients(_Columns, ctx, g, (conjugate(u), conjugate(v)))
 
 
 @torch.library.register_fake("learnsolve::column_dots")

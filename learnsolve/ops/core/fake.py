@@ -13,7 +13,7 @@ def _batch(values: Tensor, x: Tensor) -> int:
 
 
 @torch.library.register_fake("learnsolve::csr_spmm")
-def _(ptr, idx, perm, blocks, values, x, sum_batch=False):
+def _(ptr, idx, perm, blocks, values, x, sum_batch=False, conjugate=False):
     m = ptr.shape[0] - 1
     if x.dim() == 1 and values.dim() == 1:
         return values.new_empty(m)
@@ -24,7 +24,7 @@ def _(ptr, idx, perm, blocks, values, x, sum_batch=False):
 
 
 @torch.library.register_fake("learnsolve::csr_sddmm")
-def _(ptr, idx, blocks, u, v, sum_batch=False):
+def _(ptr, idx, blocks, u, v, sum_batch=False, conjugate=0):
     nnz = idx.shape[0]
     if sum_batch or (u.dim() < 3 and v.dim() < 3):
         return u.new_empty(nnz)

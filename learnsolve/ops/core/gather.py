@@ -13,12 +13,12 @@ from learnsolve.ops.core.product import product
 
 
 def take(values: Tensor, at: Tensor, dim: int = -1) -> Tensor:
-    """values[..., at] for distinct int64 positions, or along another axis `dim` < 0."""
+    """values[..., at] for distinct positions, or along another axis `dim` < 0."""
     return dispatch(_Take, (values,), at, dim)
 
 
 def place(values: Tensor, at: Tensor, size: int, dim: int = -1) -> Tensor:
-    """Zeros (..., size) with values at distinct int64 positions, or along another axis."""
+    """Zeros (..., size) with values at distinct positions, or along another axis."""
     return dispatch(_Place, (values,), at, size, dim)
 
 
@@ -61,7 +61,7 @@ class _Place(Multilinear):
     def forward(values, at, size, dim):
         shape = list(values.shape)
         shape[dim] = size
-        return values.new_zeros(shape).index_copy(dim, at, values)
+        return values.new_zeros(shape).index_copy(dim, at.long(), values)
 
     @staticmethod
     def backward(ctx, g):

@@ -12,11 +12,14 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, table 1.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (_library registers torch.ops.learnsolve)
 from learnsolve.matrix import device_analysis
+from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core import complex
 from learnsolve.ops.core.autograd import dispatch, tracked
@@ -41,8 +44,10 @@ _VALUES, _X, _G = 0, 1, 2
 
 def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool) -> Tensor:
     """`spmm` on values and pattern, unchecked: brings any batch axes to the one axis of the kernels."""
-    if values.is_complex() or x.is_complex():
-        return complex.product(product, values, x, pattern, transpose)
+    if values.is_complex() != x.is_complex():
+        if x.is_complex():
+            return complex.columns(lambda x: product(values, x, pattern, transpose), x)
+        x = x.to(values.dtype)
     if values.dim() == 1 and x.dim() <= 3:
         role = _X if transpose else _G
         if torch.compiler.is_dynamo_compiling():
@@ -59,8 +64,9 @@ def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool
 
 def sampled(u: Tensor, w: Tensor, pattern: SparsityPattern) -> Tensor:
     """`sddmm` on tensors of any batch axes, unchecked."""
-    if complex.either(u, w):
-        return complex.sampled(sampled, u, w, pattern)
+    if u.is_complex() != w.is_complex():
+        dtype = torch.promote_types(u.dtype, w.dtype)
+        u, w = u.to(dtype), w.to(dtype)
     if u.dim() <= 2 and w.dim() <= 2:
         return dispatch(_Product, (w, u), _VALUES, False, pattern)
     return broadcast(_Product, _VALUES, w, u, pattern)
@@ -75,14 +81,14 @@ def _values_gradient(u: Tensor, w: Tensor, pattern: SparsityPattern, transpose: 
     """dPhi/dv for y-side u and x-side w, in the shape of `like`."""
     if transpose:
         u, w = w, u
-    if complex.either(u, w):
-        return sampled(u, w, pattern).sum_to_size(like.shape)
     return gradient(_Product, _VALUES, w, _X, u, like, pattern)
 
 
 def _scatters(v: Tensor, x: Tensor, pattern: SparsityPattern) -> bool:
-    """Is a product with the transpose cheaper in the order of A's rows? For a vector, on the CPU."""
+    """Is a product with the transpose cheaper in the order of A's rows? For a real vector, on the CPU."""
     if torch.compiler.is_dynamo_compiling() or v.dim() > 1 or x.dim() > 2 or x.numel() != x.shape[0]:
+        return False
+    if v.is_complex():
         return False
     return not device_analysis.here(v) and pattern._prefers_scatter
 
@@ -92,6 +98,17 @@ def _scattered(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, need_v
     ptr, idx, _, blocks = pattern._structure(False)
     gv, gx = _raw_scatter_backward(ptr, idx, blocks, v, g.reshape(-1), x.reshape(-1), need_values, True)
     return gv, gx.reshape(x.shape)
+
+
+def _complex_gradients(ctx: Any, g: Tensor, values: Tensor, x: Tensor) -> tuple:
+    """`gradients` by torch's convention, at conjugate operands."""
+    role, _, pattern = ctx.constants
+    if role == _VALUES or torch.compiler.is_dynamo_compiling() or tracked(values, g, x):
+        return gradients(_Product, ctx, g, (conjugate(values), conjugate(x)))
+    need_values, need_x = ctx.needs_input_grad[:2]
+    gv = gradient(_AtConjugate, _VALUES, g, role, x, values, role, pattern) if need_values else None
+    gx = gradient(_AtConjugate, 3 - role, g, role, values, x, role, pattern) if need_x else None
+    return gv, gx, None, None, None
 
 
 class _Product(Derivative):
@@ -120,6 +137,8 @@ class _Product(Derivative):
         need_values, need_x = ctx.needs_input_grad[:2]
         role, _, pattern = ctx.constants
         values, x = ctx.saved_tensors
+        if g.is_complex():
+            return _complex_gradients(ctx, g, values, x)
         if role != _VALUES and need_x:
             if role == _G and _scatters(values, x, pattern) and not tracked(values, g, x):
                 gv, gx = _scattered(values, g, x, pattern, need_values)
@@ -139,6 +158,22 @@ class _Product(Derivative):
             if x.dim() == 3:
                 return dispatch(cls, (u, x.movedim(in_dims[1], 0)), role, False, pattern), 0
         return super().vmap(info, in_dims, u, x, role, shared, pattern)
+
+
+class _AtConjugate(Derivative):
+    """The gradients of a complex product, the derivative `of`, for calls that nothing tracks: kernels
+    conjugate what was saved, and nothing is copied."""
+
+    @staticmethod
+    def axes(role, of, pattern):
+        return _Product.axes(role, pattern)
+
+    @staticmethod
+    def forward(u, x, role, shared, of, pattern):
+        if role == _VALUES:
+            ptr, idx, _, blocks = pattern._structure(False)
+            return _raw_sddmm(ptr, idx, blocks, x, u, shared, of)  # _X: the conjugate of x here, _G: of u
+        return _raw(*pattern._structure(role == _X), u, x, shared, True)
 
 
 class _Gradients(Gradients):

@@ -41,6 +41,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_e
 
 from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.convert import conjugate
+from learnsolve.matrix.plain import as_one
 from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core import across
 from learnsolve.ops.core.autograd import keep_for_forward_mode, tracked
@@ -136,9 +137,12 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(problem: Problem, ended: Report, b: Tensor, x0: Tensor | None, *parameters: Tensor):
-        out = problem.with_parameters(parameters).run(b, x0)
-        ended.solution = problem.reported(out)
-        return out[:3]
+        def run() -> Any:
+            out = problem.with_parameters(parameters).run(b, x0)
+            ended.solution = problem.reported(out)
+            return out[:3]
+
+        return as_one(run, (b, *parameters), (-2,))
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -5,8 +5,10 @@ import cmath
 import torch
 from torch import Tensor
 
+from learnsolve.matrix.convert import conjugate
 from learnsolve.ops.core import complex
 from learnsolve.ops.core.across import across
+from learnsolve.ops.core.autograd import tracked
 from learnsolve.ops.core.dots import SPLIT, dots, scaled
 
 
@@ -16,10 +18,7 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
         return dots(u, v, True)
     if u.numel() < SPLIT:
         return dots(u.conj(), v, True)
-    # Re <u, v> and Im <u, v> = Re <u, -i v>, of real columns side by side: nothing of u's size is copied.
-    flat = complex.flat(u)
-    parts = [dots(flat, complex.flat(w), True).unflatten(-1, (-1, 2)).sum(-1) for w in (v, -1j * v)]
-    return torch.complex(*parts)
+    return conjugate(dots(u, conjugate(v), True))  # of v, where u may be many
 
 
 def square(u: Tensor) -> Tensor:
@@ -35,6 +34,13 @@ def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
     if a.numel() >= SPLIT and a.numel() > b.numel():  # the gradient for b is then a dot
         return scaled(torch.where(good, 1, 0) / torch.where(good, b, 1), torch.where(good, a, 0))
     return torch.where(good, a, 0) / torch.where(good, b, 1)
+
+
+def add_scaled(u: Tensor, a: Tensor, v: Tensor) -> Tensor:
+    """u + a o v; of complex numbers, which no compiled loop takes, in one pass."""
+    if u.is_complex() and not tracked(u, a, v):
+        return torch.addcmul(u, a.to(u.dtype), v)
+    return u + scaled(a, v)
 
 
 def root(t: Tensor) -> Tensor:
@@ -80,6 +86,7 @@ def extended(vectors: Tensor, j: int, v: Tensor, most: int) -> Tensor:
     if torch.is_grad_enabled():
         return torch.cat((vectors, v.unsqueeze(0)))
     if len(vectors) == j:
-        vectors = torch.cat((vectors, vectors.new_empty((max(min(most - j, j, 32), 1), *v.shape))))
+        room = 32 if v.is_cpu else min(j, 32)  # what is not written takes no memory of a CPU
+        vectors = torch.cat((vectors, vectors.new_empty((max(min(most - j, room), 1), *v.shape))))
     vectors[j] = v
     return vectors
