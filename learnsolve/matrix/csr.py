@@ -267,7 +267,7 @@ class CSR(Views, Habits, Immutable):
         return CSR(convert.cast("CSR.to", self.values, dtype, device), self.pattern.to(device))
 
     def detach(self) -> CSR:
-        """The same values, not copied, detached from the graph."""
+        """The same values, not copied, without a graph."""
         return CSR(self.values.detach(), self.pattern)
 
     def clone(self) -> CSR:

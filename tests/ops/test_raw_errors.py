@@ -103,7 +103,7 @@ BAD = [
 def test_wrong_arguments_are_refused(name, changes, message):
     P = pattern_of(random(6, 6, 0.4), torch.int64)
     samples = SAMPLES[name](P, torch.float64)
-    sample = samples[{"csr_spmm": 1, "csr_sddmm": 1, "csr_spmm_backward": 1, "csr_sptrsv": 1}.get(name, 0)]
+    sample = samples[{"csr_spmm": 3, "csr_sddmm": 2, "csr_spmm_backward": 1, "csr_sptrsv": 1}.get(name, 0)]
     getattr(ops, name)(*sample)
     leaves, tree = tree_flatten(list(sample))
     for at, change in changes.items():
