@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
@@ -243,18 +244,27 @@ def _longest(pattern: SparsityPattern) -> int:
 
 
 def _key(u: Tensor, args: tuple) -> tuple[Any, tuple]:
-    """Arguments with equal keys have the same pattern: floating-point tensors may differ. Python numbers are
-    part of the program, which may branch on them."""
-    key: list[Any] = [tuple(u.shape), u.dtype, u.device]
+    """Arguments with equal keys have the same pattern: values of floating-point tensors may differ. All other
+    arguments are part of the program, which may branch on them or index with them."""
+    leaves, structure = pytree.tree_flatten(args)  # the structure holds the patterns of CSRs
+    key: list[Any] = [tuple(u.shape), u.dtype, u.device, structure]
     held = []
-    for leaf in pytree.tree_leaves(args):
+    for leaf in leaves:
         if isinstance(leaf, Tensor):
             key.append(tuple(leaf.shape))
             if not leaf.is_floating_point():
                 key += [id(leaf), version(leaf)]
                 held.append(leaf)
-        elif isinstance(leaf, (bool, int, float, complex, str, type(None))):
-            key.append(leaf)
+        elif isinstance(leaf, np.ndarray):
+            key += [leaf.shape, leaf.dtype, leaf.tobytes()]
+        elif isinstance(leaf, slice):
+            key.append(leaf.__reduce__())
+        else:
+            try:
+                hash(leaf)
+            except TypeError:
+                leaf = object()  # never found again
+            key += [type(leaf), leaf]
     return tuple(key), tuple(held)
 
 

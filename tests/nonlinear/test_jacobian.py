@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import scipy.sparse
 import torch
@@ -131,6 +132,33 @@ def test_groups_of_derivatives():
     assert plan.group * 41 <= J(u).nnz + 41
     assert torch.equal(J(u).to_dense(), dense(f, u))
     assert jacobian(f).analysis(u).plan.count == 2
+
+
+def shifted(k):
+    return ls.CSR.from_dense(torch.diag(torch.ones(7, dtype=torch.float64), k))
+
+
+@pytest.mark.parametrize(
+    ("f", "first", "second"),
+    [
+        (lambda u, A: (A @ u) ** 2, shifted(1), shifted(-1)),
+        (lambda u, s: u[s] * u[s], slice(0, 4), slice(4, 8)),
+        (lambda u, s: u[s[0]] * u[s[0]], [range(0, 4)], [range(4, 8)]),
+        (lambda u, i: u[torch.from_numpy(i)] ** 2, np.arange(4), np.arange(4, 8)),
+        (lambda u, s: sum(u[3 * i] ** 2 for i in s).reshape(1), {0, 1}, {0, 2}),
+        (lambda u, s: u**3 if s is True else (u**3).flip(0), True, 1),
+        (lambda u, s: u**3 if isinstance(s, list) else (u**3).flip(0), [1.0], (1.0,)),
+        (lambda u, s: u**3 if "a" in s else (u**3).flip(0), {"a": 1.0}, {"b": 1.0}),
+    ],
+    ids=["CSR", "slice", "range", "NumPy", "not hashable", "True and 1", "list or tuple", "dictionary"],
+)
+def test_arguments_that_change_the_pattern(f, first, second):
+    J, u = jacobian(f), random(8)
+    for argument in (first, second, first):
+        torch.testing.assert_close(
+            J(u, argument).to_dense(),
+            torch.func.jacrev(lambda u: f(u, argument))(u),  # noqa: B023
+        )
 
 
 def test_what_is_kept():
