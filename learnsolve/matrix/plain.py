@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,10 +58,31 @@ def unmapped(t: Tensor) -> Tensor:
 def as_one(run: Callable[[], T], inputs: Sequence[Tensor], dims: Sequence[int]) -> T:
     """`run()`, a solve whose first result depends on `inputs` along `dims`: a dispatch mode with a method of
     this name (nonlinear/_trace.py) takes it as one operation."""
+    mode = _follower()
+    return run() if mode is None else mode.as_one(run, inputs, dims)
+
+
+def _follower() -> Any:
     modes = torch._C._len_torch_dispatch_stack()
     mode = torch._C._get_dispatch_stack_at(modes - 1) if modes else None
-    watched = getattr(mode, "as_one", None)
-    return run() if watched is None else watched(run, inputs, dims)
+    return mode if hasattr(mode, "as_one") else None
+
+
+def chooses(function: Callable[P, T]) -> Callable[P, T]:
+    """The values that `function` reads decide how it solves, not what its results depend on."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        mode = _follower()
+        if mode is None or mode.choosing:
+            return function(*args, **kwargs)
+        mode.choosing = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            mode.choosing = False
+
+    return call
 
 
 def outside_of_graphs(function: Callable[P, T], why: str | None = None) -> Callable[P, T]:

@@ -114,7 +114,7 @@ def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape
 
 
 def compressed_values(
-    derivative: Callable[[Tensor], Tensor], plan: Plan, like: Tensor, by_vmap: bool = True
+    function: str, derivative: Callable[[Tensor], Tensor], plan: Plan, like: Tensor, by_vmap: bool = True
 ) -> Tensor:
     """The values, shape (nnz,), for the linear function `derivative` of seeds."""
 
@@ -130,7 +130,7 @@ def compressed_values(
         shown = together((plan.colors == some[:, None]).to(like.dtype))
         if shown.shape[1] != plan.length:
             raise ValueError(
-                f"jacobian: the size of f(u) must not depend on values of u, but was {plan.length} at the "
+                f"{function}: the size of f(u) must not depend on values of u, but was {plan.length} at the "
                 f"first call and is {shown.shape[1]} now; use torch.where in place of masks as indices"
             )
         if plan.order is not None:

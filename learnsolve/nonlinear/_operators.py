@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.nonlinear._rules import Call, Sets, all_of, blocks, rule, unknown
+from learnsolve.nonlinear._rules import Call, Sets, all_of, blocks, lines, rule, unknown
 from learnsolve.nonlinear._trace import Rows, Tracer
 
 
@@ -144,6 +144,18 @@ def systems(c: Call) -> Sets:
         by_column = blocks(c.tracer, [b], out, -2 if b.dim() > 1 else 0)
         sets.append(c.tracer.union([by_column, *all_of(c.tracer, others, [out])]))
     return sets
+
+
+@rule("column_dots column_combination")
+def columns(c: Call) -> Sets:
+    """Sums along columns, over the batch, or both: learnsolve/ops/core/dots.py."""
+    dots, out, sets = c.name == "column_dots", c.results[0], []
+    dims = [1] if dots and not c.named["sum_batch"] else [0, 1] if dots else [0]
+    shape = (*(out.shape[:-1] or (1,)), 1, out.shape[-1]) if dots else (1, *out.shape)
+    for t, axes in zip(c.operands, (2 if dots else 1, 2), strict=True):
+        t = t if t.dim() > axes else t.unsqueeze(0)
+        sets.append(lines(c.tracer, t, dims, lambda ids: ids.expand(shape)))
+    return [c.tracer.union(sets)]
 
 
 @rule("csr_add")

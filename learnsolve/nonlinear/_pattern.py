@@ -78,16 +78,16 @@ def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple
     def flat(x: Tensor, shape: torch.Size, args: tuple) -> Tensor:
         return flat_output(function, f(x.reshape(shape), *args), x)
 
-    with outside(u, args) as (plain, plain_args):
+    with outside(function, u, args) as (plain, plain_args):
         return trace_pattern(function, flat, plain, plain_args, "auto")[0]
 
 
 @contextmanager
-def outside(u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
+def outside(function: str, u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
     """The numbers of the arguments, outside of the transformations of torch.func that are active; the first
     of those that `vmap` maps over, since the pattern is that of all."""
-    with temporarily_clear_interpreter_stack(), within_torch("jacobian"):
-        u, args = pytree.tree_map(lambda t: _first(t) if isinstance(t, Tensor) else t, (u, args))
+    with temporarily_clear_interpreter_stack(), within_torch(function):
+        u, args = pytree.tree_map(lambda t: _first(function, t) if isinstance(t, Tensor) else t, (u, args))
         yield u.clone(memory_format=torch.contiguous_format), args
 
 
@@ -95,12 +95,13 @@ _MEMORY = (
     "f must consist of operations of torch and learnsolve, but takes the memory of a tensor that depends on "
     "u, as .numpy() does; write f in torch, or an autograd.Function with a jvp"
 )
-_REASONS = {
-    "data pointer": _MEMORY,
-    "numpy()": _MEMORY,
-    "do not have strides": "f multiplies by a torch.sparse CSR tensor, which torch.func does not take; make "
-    "it a learnsolve.CSR, CSR.from_torch(T), or T.to_sparse_coo()",
-}
+_SPARSE = (
+    "f uses a torch.sparse tensor otherwise than in T @ u, for a constant T in the COO layout; make it a "
+    "learnsolve.CSR, CSR.from_torch(T), or dense, T.to_dense()"
+)
+_REASONS = {"data pointer": _MEMORY, "numpy()": _MEMORY, "do not have strides": _SPARSE}
+_REASONS |= {"access storage of Sparse": _SPARSE, "_sparse_coo_tensor": _SPARSE, "with _to_sparse": _SPARSE}
+_REASONS |= {"with sparse_mask": _SPARSE}
 
 
 @contextmanager
@@ -115,14 +116,14 @@ def within_torch(function: str) -> Iterator[None]:
         raise
 
 
-def _first(t: Tensor) -> Tensor:
+def _first(function: str, t: Tensor) -> Tensor:
     while is_functorch_wrapped_tensor(t):
         inner = get_unwrapped(t)
         if is_batchedtensor(t):
             if not t.is_floating_point():
                 raise NotImplementedError(
-                    "jacobian: torch.func.vmap maps over an integer tensor among args, which may decide the "
-                    "pattern; map over floating-point tensors only"
+                    f"{function}: torch.func.vmap maps over an integer tensor among args, which may decide "
+                    "the pattern; map over floating-point tensors only"
                 )
             inner = inner.select(maybe_get_bdim(t), 0)
         t = inner
@@ -159,6 +160,8 @@ def _forward(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
     tracer.write(tangent, identity(x.numel()))
     with torch.no_grad(), tracer, Lists(tracer):
         out, along = torch.func.jvp(flat, (x,), (tangent,))[:2]
+    if tracer.only_reverse:
+        raise NotImplementedError(tracer.only_reverse)
     rows = tracer.rows(along)
     return tracer, tracer.empty(out.numel()) if rows is None else rows
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve._library import operator_of_torch
-from learnsolve.nonlinear._rules import Call, Sets, all_of, blocks, call, lines, placed, rule, tensors
+from learnsolve.nonlinear._rules import Call, Sets, all_of, blocks, call, lines, placed, rule
 from learnsolve.nonlinear._trace import Rows, Tracer
 
 
@@ -19,7 +19,7 @@ from learnsolve.nonlinear._trace import Rows, Tracer
 def product(c: Call) -> Sets:
     """Zeros of a matrix that is a constant of the program, and is not trained, count."""
     name, out = c.name, c.results[0]
-    *before, a, b = tensors(c.values)
+    *before, a, b = c.operands
     if name in ("mv", "addmv", "dot", "vdot"):
         b = b.reshape(-1, 1) if not c.tracer.has_rows(b) else b.unsqueeze(-1)
     if name in ("dot", "vdot"):
@@ -62,7 +62,7 @@ def matrices(c: Call) -> Sets:
     """Dense, but matrix by matrix of a batch (what torch differentiates its linear algebra by), and column by
     column of a right-hand side, or row by row."""
     right = c.named.get("B", c.values[0]) if c.name.endswith(("solve", "_triangular")) else None
-    others = [t for t in tensors(c.values) if t is not right]
+    others = [t for t in c.operands if t is not right]
     sets = [blocks(c.tracer, others, out, (-2, -1)) for out in c.results]
     if right is not None:
         dim = -2 if c.named.get("left", True) else -1
@@ -215,13 +215,10 @@ def moved_back(c: Call) -> Sets:
 @rule("grid_sampler_2d_backward grid_sampler_3d_backward")
 def sampled_backward(c: Call) -> Sets:
     """Of the input each channel is dense; each point of the grid is moved for itself."""
-    g, axes, sets = c.values[0], tuple(range(2, c.values[0].dim())), []
-    for wanted, out in zip(c.named["output_mask"], c.results, strict=False):
-        if not sets and wanted:
-            sets.append(blocks(c.tracer, [g], out, axes))
-        else:
-            point = lines(c.tracer, g, 1, lambda ids, shape=out.shape: ids[:, 0, ..., None].expand(shape))
-            sets.append(point if wanted else None)
+    g, of_input = c.values[0], c.named["output_mask"][0]  # else there is only one result
+    sets = [blocks(c.tracer, [g], out, range(2, g.dim())) for out in c.results[:of_input]]
+    for out in c.results[of_input:]:
+        sets.append(lines(c.tracer, g, 1, lambda ids, out=out: ids[:, 0, ..., None].expand(out.shape)))
     return sets
 
 

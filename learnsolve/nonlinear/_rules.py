@@ -37,6 +37,12 @@ class Call(NamedTuple):
         """Without namespace, and without the underscore of an operation in place."""
         return self.func._schema.name.rpartition("::")[2].removesuffix("_")
 
+    @property
+    def operands(self) -> list[Tensor]:
+        """All tensors, but not that of `out=`."""
+        arguments = zip(self.func._schema.arguments, self.values, strict=True)
+        return tensors([v for a, v in arguments if not a.is_out])
+
 
 Rule = Callable[[Call], Sets]
 RULES: dict[str, Rule] = {}
@@ -79,7 +85,7 @@ def differentiable(t: Tensor) -> bool:
 
 def unknown(c: Call) -> Sets:
     c.tracer.note("dense", c.func)
-    return all_of(c.tracer, c.values, c.results)
+    return all_of(c.tracer, c.operands, c.results)
 
 
 def all_of(T: Tracer, values: Any, results: list[Tensor]) -> list[Rows | None]:
@@ -98,7 +104,7 @@ def one_set(T: Tracer, rows: Rows) -> Rows:
     "nan_to_num native_dropout_backward complex polar"
 )
 def pointwise(c: Call) -> Sets:
-    return [c.tracer.union([c.tracer.rows(t, out.shape) for t in tensors(c.values)]) for out in c.results]
+    return [c.tracer.union([c.tracer.rows(t, out.shape) for t in c.operands]) for out in c.results]
 
 
 @rule("copy fill")
@@ -134,13 +140,17 @@ def moved(c: Call) -> Sets:
         nonlocal first
         if not isinstance(t, Tensor) or not differentiable(t):
             return t
+        layout = None
+        if "as_strided" in c.name:  # which reads the storage
+            layout = t.shape, t.stride(), t.storage_offset()
+            t = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
         rows = c.tracer.rows(t)
         if rows is None:
             return torch.zeros(t.shape, dtype=torch.float64, device=t.device)
         stack.append(rows)
-        ids = torch.arange(first, first + t.numel(), dtype=torch.float64, device=t.device).reshape(t.shape)
-        first += t.numel()
-        return ids
+        ids = torch.arange(first, first + count_of(rows), dtype=torch.float64, device=t.device)
+        first += len(ids)
+        return ids.as_strided(*layout) if layout else ids.reshape(t.shape)
 
     numbered = []
     for argument, value in zip(c.func._schema.arguments, c.values, strict=True):
@@ -252,7 +262,7 @@ def reduced(c: Call) -> Sets:
 )
 def along(c: Call) -> Sets:
     """Each element of a line, or of a block of several axes, depends on all of it."""
-    return [blocks(c.tracer, tensors(c.values), c.results[0], c.named["dim"])]
+    return [blocks(c.tracer, c.operands, c.results[0], c.named["dim"])]
 
 
 def solved(T: Tracer, inputs: Sequence[Tensor], x: Tensor, dims: Sequence[int]) -> Rows | None:

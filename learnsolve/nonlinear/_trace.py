@@ -46,6 +46,8 @@ def users_line() -> str:
 class Watch(TorchDispatchMode):
     """Rejects programs that are not functions of u: random numbers, and writes into u."""
 
+    only_reverse = ""  # what torch's forward mode gets wrong, without a word
+
     def __init__(self, function: str, u: Tensor):
         super().__init__()
         self.function = function
@@ -69,6 +71,11 @@ class Watch(TorchDispatchMode):
             raise ValueError(
                 f"{self.function}: f must return the same values at each call, but uses random numbers "
                 f"({func}{users_line()}); draw them before, and pass them as an argument"
+            )
+        if func._schema.name.startswith("aten::scatter_reduce") and args[4:] == ("prod",):
+            self.only_reverse = (
+                f'{self.function}: torch\'s forward mode takes the derivative of scatter_reduce(..., "prod")'
+                f'{users_line()} for zero; use mode="reverse", or multiply without scatter_reduce'
             )
         if not func._schema.is_mutable:
             return []
@@ -112,6 +119,7 @@ class Tracer(Watch):
         self.storages: dict[int, _Storage] = {}
         self.purge_at = 32  # storages of freed tensors are forgotten
         self.notes: dict[tuple[str, str], None] = {}
+        self.choosing = False  # values that are read decide how a system is solved
 
     # --- sets of tensors ---
     def depends(self, t: Any) -> bool:
@@ -169,7 +177,12 @@ class Tracer(Watch):
     def _storage(self, t: Any) -> _Storage | None:
         if not isinstance(t, Tensor) or t.layout is not torch.strided or t._is_zerotensor():
             return None
-        return self.storages.get(t.untyped_storage()._cdata)
+        memory = t.untyped_storage()
+        storage = self.storages.get(memory._cdata)
+        if storage is not None and (more := memory.nbytes() // storage.itemsize - storage.size) > 0:
+            storage.size += more  # after resize_
+            storage.rows = None if storage.rows is None else stacked([storage.rows, self.empty(more)])
+        return storage
 
     @staticmethod
     def _is_all(t: Tensor, storage: _Storage) -> bool:
@@ -214,7 +227,8 @@ class Tracer(Watch):
 
     # --- running a program ---
     def note(self, kind: str, func: Any) -> None:
-        self.notes.setdefault((kind, f"{func}{users_line()}"), None)
+        if not (self.choosing and kind == "values"):
+            self.notes.setdefault((kind, f"{func}{users_line()}"), None)
 
     def as_one(self, run: Callable[[], Any], inputs: Sequence[Tensor], dims: Sequence[int]) -> Any:
         """The results of `run`, a solver: of its iterations, and the values that end them, nothing is
@@ -239,6 +253,8 @@ class Tracer(Watch):
             if t.requires_grad and not self.depends(t) and t.layout is torch.strided:
                 self.write(t, None)  # a parameter, which training changes
         if name in _FREE or name in _SHAPES or not any(self.depends(t) for t in inputs):
+            return out
+        if torch.Tag.inplace_view in func.tags:  # such as t_: sets belong to the storage
             return out
         by_values = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape
         if any(tag in func.tags for tag in by_values) and (

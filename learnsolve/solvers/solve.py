@@ -13,7 +13,7 @@ from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.interning import equal
-from learnsolve.matrix.plain import numbers, outside_of_graphs
+from learnsolve.matrix.plain import chooses, numbers, outside_of_graphs
 from learnsolve.ops.spsolve import spsolve
 from learnsolve.preconditioners.classical.factorization import Factorization
 from learnsolve.solvers.bicgstab import bicgstab
@@ -161,7 +161,7 @@ def solve(
     return solution
 
 
-solve = outside_of_graphs(solve, _NO_GRAPH)
+solve = outside_of_graphs(chooses(solve), _NO_GRAPH)
 
 
 def _judge_as_given(solution: Solution, A: CSR, b: Tensor, rtol: float, atol: float) -> None:

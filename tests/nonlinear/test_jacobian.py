@@ -267,6 +267,49 @@ def test_the_derivative_that_there_is():
         assert J.analysis(random(3)).mode == "reverse"
 
 
+PLACES = torch.tensor([0, 1, 1, 0, 1, 0])
+ONE_MODE = {  # functions that have a derivative, or the right one, in reverse mode only
+    "products": (
+        lambda u: torch.ones(2, dtype=F64).scatter_reduce(0, PLACES, u, "prod"),
+        "torch's forward mode takes .*for zero; use mode",
+    ),
+    "points of a grid": (
+        lambda u: F.grid_sample(IMAGE, u.reshape(1, 1, 3, 2), align_corners=False),
+        "forward AD with grid_sampler_2d",
+    ),
+}
+IMAGE = torch.arange(9.0, dtype=F64).sin().reshape(1, 1, 3, 3)
+
+
+@pytest.mark.filterwarnings("ignore:.*reads values")  # torch reads some in the backward of products
+@pytest.mark.parametrize("mode", ["auto", "reverse"])
+@pytest.mark.parametrize("case", ONE_MODE)
+def test_functions_without_a_forward_mode(case, mode):
+    f, message = ONE_MODE[case]
+    u = random(6)
+    expected = torch.autograd.functional.jacobian(lambda u: f(u).reshape(-1), u)
+    J = jacobian(f, mode=mode)(u)
+    assert torch.equal(J.to_dense(), expected)
+    assert torch.equal(jacobian(f, J, mode)(u).to_dense(), expected)
+    for pattern in (None, J):
+        with pytest.raises(NotImplementedError, match=message):
+            jacobian(f, pattern, "forward")(u)
+    missing = J.to_scipy().tolil()
+    missing[1, 2] = 0
+    with pytest.raises(
+        ValueError, match=rf"no entry \(1, 2\), .* derivative is {float(expected[1, 2]):.3g};"
+    ):
+        jacobian(f, missing.tocsr(), mode)(u)
+
+
+def test_products_have_hessians():
+    def f(u):
+        return ONE_MODE["products"][0](u * u).prod()
+
+    u = random(6)
+    torch.testing.assert_close(hessian(f)(u).to_dense(), torch.autograd.functional.hessian(f, u))
+
+
 def test_a_call_in_a_compiled_function():
     J, u = jacobian(torch.sin), random(3)
     compiled = torch.compile(lambda u: J(2 * u).values.sum(), backend="aot_eager")

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import learnsolve as ls
 from learnsolve.nonlinear import jacobian_pattern
+from learnsolve.ops.core.dots import ordered_dots as dots
 
 F64 = torch.float64
 A = ls.problems.poisson((3, 4))
@@ -35,6 +36,22 @@ def local_roots(u):
     return torch.vmap(lambda a: ls.nonlinear.root(lambda v, a: v + v.sum() ** 3 - a, zero, a).x)(u)
 
 
+class Given(torch.autograd.Function):
+    """A product whose derivative is written into a tensor."""
+
+    @staticmethod
+    def forward(x):
+        return x @ WEIGHTS[0, :, :3]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def jvp(ctx, t):
+        return torch.mm(t, WEIGHTS[0, :, :3], out=torch.zeros(3, 3, dtype=F64))
+
+
 def random(*shape, seed=0):
     return torch.rand(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)) + 0.1
 
@@ -52,9 +69,10 @@ def needed(f, u):
     def flat(x):
         return f(x.reshape(u.shape)).reshape(-1)
 
+    columns = torch.eye(u.numel(), dtype=F64)
     try:
-        J = torch.func.jacfwd(flat)(u.reshape(-1))
-    except RuntimeError:  # torch has no forward mode for it, or no vmap
+        J = torch.stack([torch.func.jvp(flat, (u.reshape(-1),), (e,))[1] for e in columns], 1)
+    except RuntimeError:  # torch has no forward mode for it
         J = torch.autograd.functional.jacobian(flat, u.reshape(-1))
     return J.reshape(-1, u.numel()) != 0
 
@@ -137,6 +155,19 @@ EXACT = {
     "columns of a solver": lambda u: ls.solvers.cg(LINE, u).x,
     "multigrid": lambda u: ls.preconditioners.AMG(A, max_coarse=4)(u.reshape(-1)),
     "a root for each row": local_roots,
+    "a chosen solver": lambda u: ls.solve(A, u.reshape(-1)).x,
+    "axes in place": lambda u: (u**2).t_().unsqueeze_(0).squeeze_().swapaxes_(0, 1).transpose_(0, 1) * u.T,
+    "transforms of windows": lambda u: torch.stft(
+        u.reshape(-1), 6, 3, window=WEIGHTS[:3, 0, :2].reshape(-1), return_complex=True
+    ).real,
+    "points of a grid": lambda u: F.grid_sample(
+        TABLE[:18].reshape(1, 2, 3, 3), u.tanh().reshape(1, 2, 3, 2), align_corners=False
+    ),
+    "a given output": lambda u: Given.apply(u[:, :3]),
+    "a storage": lambda u: torch.as_strided_scatter(u[:2].reshape(4, 2).T, u[2, :2], (2,), (1,), 1),
+    "dots of columns": lambda u: dots(u, u**2),
+    "dots of columns of a batch": squared(lambda u: dots(u, WEIGHTS).square() * u.sum(0)),
+    "sums over a batch": squared(lambda u: dots(u * WEIGHTS[:, :1, :1], WEIGHTS)),
 }  # fmt: skip
 
 
@@ -156,6 +187,10 @@ GLOBAL = {
     "median": (lambda u: u.reshape(3, 2).median(1).values, 6),
     "maximum of two": (lambda u: torch.maximum(u, u.flip(0)), 12),
     "amax": (lambda u: u.amax()[None], 6),
+    "values on a grid": (
+        lambda u: F.grid_sample(u.reshape(1, 1, 2, 3), WEIGHTS[None, :2, :, :2] - 1, align_corners=False),
+        36,
+    ),
 }
 
 
@@ -191,6 +226,30 @@ def test_what_is_not_known_is_named(case):
     assert any("test_jacobian_pattern.py:" in str(w.message) for w in caught)
     assert entries in (None, P.nnz)
     assert P.nnz >= int(needed(f, u).sum()) if case != "solver" else P.nnz == 36
+
+
+TORCH = LINE.to_dense().to_sparse_coo()
+
+REJECTED = {
+    "NumPy": (lambda u: torch.from_numpy(u.numpy()), "takes the memory of a tensor"),
+    "sparse factor": (
+        lambda u: (TORCH * u).to_dense(),
+        "uses a torch.sparse tensor .*make it a learnsolve.CSR",
+    ),
+    "sparse of u": (
+        lambda u: torch.sparse_coo_tensor(torch.tensor([[0, 1, 2]]), u) @ u,
+        "uses a torch.sparse tensor",
+    ),
+    "to_sparse": (lambda u: u.diag().to_sparse() @ u, "uses a torch.sparse tensor"),
+    "mask": (lambda u: u.diag().sparse_mask(TORCH).to_dense(), "uses a torch.sparse tensor"),
+}
+
+
+@pytest.mark.parametrize("case", REJECTED)
+def test_what_cannot_be_followed_is_an_error(case):
+    f, message = REJECTED[case]
+    with pytest.raises(ValueError, match=f"^jacobian_pattern: f .*{message}"):
+        jacobian_pattern(f, random(3))
 
 
 def test_floating_point_arguments_may_be_zero_and_integers_are_constants():
