@@ -93,11 +93,12 @@ def outside(function: str, u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tup
 
 _MEMORY = (
     "f must consist of operations of torch and learnsolve, but takes the memory of a tensor that depends on "
-    "u, as .numpy() does; write f in torch, or an autograd.Function with a jvp"
+    "u, as .numpy() and torch.sparse_coo_tensor do; write f in torch, with a learnsolve.CSR for a sparse "
+    "matrix, or an autograd.Function with a jvp"
 )
 _SPARSE = (
-    "f uses a torch.sparse tensor otherwise than in T @ u, for a constant T in the COO layout; make it a "
-    "learnsolve.CSR, CSR.from_torch(T), or dense, T.to_dense()"
+    "f uses a torch.sparse tensor T in an operation other than T @ u, or T is not a constant in COO layout; "
+    "make it a learnsolve.CSR, CSR.from_torch(T), or dense, T.to_dense()"
 )
 _REASONS = {"data pointer": _MEMORY, "numpy()": _MEMORY, "do not have strides": _SPARSE}
 _REASONS |= {"access storage of Sparse": _SPARSE, "_sparse_coo_tensor": _SPARSE, "with _to_sparse": _SPARSE}

@@ -144,12 +144,11 @@ def moved(c: Call) -> Sets:
         if "as_strided" in c.name:  # which reads the storage
             layout = t.shape, t.stride(), t.storage_offset()
             t = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
-        rows = c.tracer.rows(t)
-        if rows is None:
-            return torch.zeros(t.shape, dtype=torch.float64, device=t.device)
-        stack.append(rows)
-        ids = torch.arange(first, first + count_of(rows), dtype=torch.float64, device=t.device)
-        first += len(ids)
+        ids = torch.zeros(t.numel(), dtype=torch.float64, device=t.device)
+        if (rows := c.tracer.rows(t)) is not None:
+            stack.append(rows)
+            ids += torch.arange(first, first + len(ids), device=t.device)
+            first += len(ids)
         return ids.as_strided(*layout) if layout else ids.reshape(t.shape)
 
     numbered = []

@@ -237,7 +237,7 @@ REJECTED = {
         "uses a torch.sparse tensor .*make it a learnsolve.CSR",
     ),
     "sparse of u": (
-        lambda u: torch.sparse_coo_tensor(torch.tensor([[0, 1, 2]]), u) @ u,
+        lambda u: torch.sparse_coo_tensor(torch.arange(3).expand(2, 3), u, (3, 3)) @ u,
         "uses a torch.sparse tensor",
     ),
     "to_sparse": (lambda u: u.diag().to_sparse() @ u, "uses a torch.sparse tensor"),
