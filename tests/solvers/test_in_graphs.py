@@ -145,7 +145,7 @@ def test_a_solve_in_a_graph_that_does_not_converge_is_not_silent():
         compiled(lambda b: s.cg(A, b, rtol=1e-10, maxiter=3, throw=True).x)(B)
 
 
-ONLY = r"only with a CSR as A, M none or one that .* no callback, gradient="
+ONLY = r"only with a CSR as A, no M or an M with a compiled form .* no callback, gradient="
 
 
 @pytest.mark.parametrize(
