@@ -28,8 +28,11 @@ if EMULATED:
     _library.load_cuda("learnsolve_cuda_emulated")
     device_analysis.everywhere = True
 
-# Operations that a device leaves to the host: the emulated operators would be given the plans of the host's.
-ON_HOST = re.compile(r"\[(ops\.|factorize\.)?(cholesky|ldlt|lu|logdet|slogdet|selected_inverse)\b|, complex ")
+# Complex values, for which the emulated operators have no kernels, and operations that a device leaves to the
+# host, which would be given its plans.
+ON_HOST = re.compile(
+    r"^test_complex_|, complex |\[(ops\.|factorize\.)?(cholesky|ldlt|lu|logdet|slogdet|selected_inverse)\b"
+)
 
 # Files that take long for the number of their tests come first: in the end no process waits for another.
 LONG = (

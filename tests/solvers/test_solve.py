@@ -104,7 +104,7 @@ def test_choice(name, monkeypatch):
 def test_gradient_is_that_of_the_solution(name):
     S, _ = CHOICES[name]
     A = matrix(S).requires_grad_()
-    b = torch.from_numpy(RNG.standard_normal(A.shape[0])).requires_grad_()
+    b = torch.from_numpy(np.random.default_rng(0).standard_normal(A.shape[0])).requires_grad_()
     ls.solve(A, b, rtol=1e-10).x.square().sum().backward()
     actual = A.values.grad.clone(), b.grad.clone()
     A.values.grad = b.grad = None
