@@ -13,6 +13,7 @@ from learnsolve import ops
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.direct import superlu
+from learnsolve.ops.core.direct.choice import available
 from learnsolve.preconditioners.classical.factorization import factorize
 from learnsolve.solvers.core.choices import direct_cost
 
@@ -33,7 +34,8 @@ class Shifted:
                 A, ops.eye(A.shape[0], dtype=A.dtype, device=A.device) if B is None else B, beta=-sigma
             )
         try:
-            backend = "superlu" if direct_cost(S, "superlu") <= SUPERLU else "auto"
+            cheap = len(available()) > 1 and direct_cost(S, "superlu") <= SUPERLU
+            backend = "superlu" if cheap else "auto"
             # Solve directly, without the warning for nearly singular A: near an eigenvalue this is intended.
             self._factor: Any = factorize(S, kind=kind, backend=backend)._all()[0].factor
         except MemoryError:

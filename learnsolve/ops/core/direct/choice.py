@@ -12,10 +12,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.core.direct import cholmod, pardiso
 from learnsolve.ops.core.direct.backend import (
     AUTO,
@@ -137,9 +138,10 @@ def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tupl
     kind, backend, ordering = how
     names = [backend]
     if backend == "auto":
-        small = P.shape[0] < SMALL or P._planned(_bandwidth) <= BAND
-        names = [] if small and ordering in ("auto", *SuperLU.orderings) else available()
-        names = [n for n in names if n != "superlu" and ordering in ("auto", *BACKENDS[n].orderings)]
+        names = [n for n in available() if n != "superlu" and ordering in ("auto", *BACKENDS[n].orderings)]
+        by_superlu = names and ordering in ("auto", *SuperLU.orderings)
+        if by_superlu and (P.shape[0] < SMALL or P._planned(_bandwidth) <= BAND):
+            names = []
     kinds = [kind]
     if kind == "auto":
         kinds = ["lu"]
@@ -157,4 +159,6 @@ def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tupl
 
 
 def _bandwidth(P: SparsityPattern) -> int:
-    return int((P.row_indices - P.col_indices).abs().max()) if P.nnz else 0
+    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
+    rows = np.flatnonzero(np.diff(crow))  # whose columns are sorted
+    return int(np.abs(np.stack((col[crow[rows]], col[crow[rows + 1] - 1])) - rows).max(initial=0))
