@@ -1,21 +1,23 @@
 """Build, test, check and measure on the CUDA device of this machine: `make gpu` (docs/cuda.md).
 
-    python scripts/gpu.py [--only look,build,smoke,sanitizer,tests,bench] [--prebuilt learnsolve_cuda.so]
-        [--sections spmv,pcg] [--seconds 0.2] [--minutes 60] [--results FOLDER] [--folder FOLDER] [--rehearse]
+    python scripts/gpu.py [--only look,build,smoke,sanitizer,tests,probes,bench] [--sections spmv,pcg]
+        [--prebuilt learnsolve_cuda.so] [--seconds 0.2] [--minutes 60] [--results FOLDER] [--folder FOLDER]
+        [--rehearse]
 
 Uses the Python that runs it, with its torch, and installs nothing into it: learnsolve goes into
-build/gpu/site. Needs no network. First contact goes in five calls, each of less than ten minutes:
+build/gpu/site. Needs no network. First contact goes in six calls, each of less than ten minutes:
 
     --only look,build           what is here; the operators, compiled for this device or taken from --prebuilt
     --only smoke                every kind of kernel; after a CUDA error a new process goes on
     --only memcheck,racecheck   the same cases under compute-sanitizer; then initcheck and synccheck
     --only tests                after a CUDA error they go on in a new process
+    --only probes               ceilings of the device, variants of products (benchmarks/probes)
     --only bench                what decides most comes first; --sections chooses
 
-A failed step does not stop the others. Results are written after each: to gpu-DEVICE.json and .md in
-benchmarks/results, and with all logs to build/gpu/results.tar.gz; steps that another call ran stay, until
-the next build. --rehearse goes through all steps on the emulator, without a device, with little in each. Exit
-code: 0 on success, 1 if a step failed, 2 if nothing could be run here.
+A failed step does not stop the others. Results are written after each: to gpu-DEVICE.json, gpu-DEVICE.md and
+probes-DEVICE.json in benchmarks/results, and with all logs to build/gpu/results.tar.gz; steps that another
+call ran stay, until the next build. --rehearse goes through all steps on the emulator, without a device, with
+little in each. Exit code: 0 on success, 1 if a step failed, 2 if nothing could be run here.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import gpu_probes
 import gpu_sanitizer
 import gpu_steps
 from gpu_machine import look, missing, missing_for_rehearsal
@@ -45,6 +48,7 @@ STEPS: dict[str, tuple[Callable[[Plan, float], Step], float]] = {
         for name in gpu_sanitizer.TOOLS
     },
     "tests": (gpu_steps.tests, 570),
+    "probes": (gpu_probes.probes, 400),
     "bench": (gpu_steps.bench, 570),
 }
 CHOICES = ("look", *STEPS, "sanitizer")
@@ -85,6 +89,7 @@ def write(plan: Plan, steps: list[Step], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     out = place_of_results(facts, folder)
     out.write_text(json.dumps(record, indent=1) + "\n")
+    gpu_probes.keep(plan, out)
     tables = "\n".join(path.with_suffix(".md").read_text() for path in measured)
     text = f"# `make gpu`\n\n{summary(facts, steps)}\n{tables}".rstrip() + "\n"
     out.with_suffix(".md").write_text(text)

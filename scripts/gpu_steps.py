@@ -73,7 +73,7 @@ def build(plan: Plan, limit: float) -> Step:
     """A wheel for this torch and this device only, unpacked into the folder: a new start. A prebuilt library
     takes the place of what nvcc would have compiled."""
     start, facts = time.monotonic(), plan.facts
-    for pattern in ("bench*", "*.progress", "*.log"):
+    for pattern in ("bench*", "probes.json", "*.progress", "*.log"):
         for old in plan.folder.glob(pattern):
             old.unlink()
     if plan.rehearsal:
