@@ -13,10 +13,11 @@ python = "$(if $(VENV),$(VENV)/bin/python,$(PYTHON))"
 bin = $(if $(VENV),$(VENV)/bin/)
 jobs = $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 
-.PHONY: train test test-petsc stress bench docs gpu experiments lint sanitize sanitize-python wheels compat setup clean help
+.PHONY: train test test-petsc stress bench docs docs-packages gpu experiments lint sanitize sanitize-python wheels compat setup clean help
 
+# Coefficients between 1 and 100: the best weights differ from row to row. The recipe's default is the paper's matrix.
 train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
-	@$(python) -m learnsolve.train jacobi --out "$(OUT)" --overwrite true $(ARGS)
+	@$(python) -m learnsolve.train jacobi --problem.name diffusion --problem.shape [32,32] --out "$(OUT)" --overwrite true $(ARGS)
 
 # A process for each core, a file of tests in one of them, so that what its tests share is made once, in the
 # order of tests/conftest.py. Threads of OpenMP or OpenBLAS beside them would mostly wait for one another.
@@ -34,8 +35,10 @@ stress: setup ## harnesses that look for faults, 40 min: docs/robustness.md (ARG
 bench: setup ## measure against SciPy, torch and others: benchmarks/results, 25 min (ARGS=--quick: 1 min)
 	@$(python) -m benchmarks $(ARGS)
 
-docs: setup ## build the documentation site: build/site/index.html (its packages come first)
+docs-packages: setup
 	@$(python) -m pip install -q $$($(python) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+
+docs: docs-packages ## build the documentation site: build/site/index.html (its packages come first)
 	@$(python) -m sphinx -W --keep-going -q -b html docs build/site
 	@echo "build/site/index.html"
 

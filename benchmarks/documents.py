@@ -323,8 +323,29 @@ def pages() -> list[Path]:
     return [page for page in found if BLOCK.search(page.read_text())]
 
 
+# Where the numbers of a table come from, unless it is RUN.
+SOURCES = {
+    "front_door": FRONT_DOOR,
+    "regression": REGRESSION / "full.json",
+    "contestants": standings.MULTIGRID,
+    **dict.fromkeys(("direct", "eigen"), standings.DIRECT),
+    **dict.fromkeys(("leaderboard", "winners", "bandits"), standings.BOARD),
+}
+
+
+def measured(table: str, run: Row) -> str:
+    """Where and when the numbers of a table were measured."""
+    record = json.loads(SOURCES[table].read_text()) if table in SOURCES else run
+    about = record.get("machine") or record["environment"]
+    return "*{cpu}, torch {torch}, {date}, commit {commit}.*".format(**about)
+
+
 def rewritten(text: str, run: Row) -> str:
-    return BLOCK.sub(lambda block: f"{block[1]}{TABLES[block[2]](run)}\n{block[3]}", text)
+    def block(found: re.Match) -> str:
+        name = found[2]
+        return f"{found[1]}{TABLES[name](run)}\n\n{measured(name, run)}\n{found[3]}"
+
+    return BLOCK.sub(block, text)
 
 
 # --- the figure at the top of the README ---

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import platform
 import statistics
+import subprocess
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import learnsolve as ls
+from benchmarks import ROOT
 from benchmarks.harness import OURS
 
 PEERS = (
@@ -32,12 +35,14 @@ HIDDEN = ("section", "cells", "ratio", "best peer", "profile")
 
 
 def machine() -> dict[str, Any]:
-    """The machine on which the numbers were measured, and the versions."""
+    """Where and when the numbers were measured: the machine, the versions, the date and the commit."""
     cpu, info = platform.processor(), Path("/proc/cpuinfo")
     if info.exists():
         rows = info.read_text().splitlines()
         cpu = next((row.split(":")[1].strip() for row in rows if "model name" in row), cpu)
+    git = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
     found = {"cpu": cpu, "cores": os.cpu_count(), **ls.config()}
+    found |= {"date": datetime.date.today().isoformat(), "commit": git.stdout.strip() or "unknown"}
     for name in PEERS:
         try:
             found[name] = version(name)

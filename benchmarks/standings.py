@@ -4,7 +4,6 @@ results."""
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from benchmarks import ROOT
@@ -57,7 +56,10 @@ def eigen(_: Row) -> str:
 
 
 def _ratio(row: Row) -> str:
-    return f"{row['ratio']:.3g}" + (f" [{row['low']:.3g}, {row['high']:.3g}]" if row["low"] != "" else "")
+    if row["low"] == "":
+        return f"{row['ratio']:.3g}"
+    ends = "[{:.3g}, {:.3g}]" if row["matrices"] >= 6 else "({:.3g} to {:.3g})"
+    return f"{row['ratio']:.3g} {ends.format(row['low'], row['high'])}"
 
 
 def leaderboard(_: Row) -> str:
@@ -109,9 +111,14 @@ def winners(_: Row) -> str:
         for count in dict.fromkeys(row["right-hand sides"] for row in record["board"]):
             rows = [r for r in record["board"] if (r["family"], r["right-hand sides"]) == (family, count)]
             best = min((r for r in rows if r["learned"]), key=lambda r: r["ratio"])
-            low, high = (math.nan if best[end] == "" else best[end] for end in ("low", "high"))
             what = (
-                "slower" if low > 1 else "undecided" if high >= 1 else "faster" if low < 1 else "one matrix"
+                f"{best['matrices']} matrices, too few"
+                if best["matrices"] < 6
+                else "slower"
+                if best["low"] > 1
+                else "undecided"
+                if best["high"] >= 1
+                else "faster"
             )
             found.append((best["ratio"], best["contestant"], family, count, what))
             line[f"{count} rhs"] = record["picked"][family][str(count)]["best"]

@@ -79,7 +79,7 @@ def public(module: str) -> list[str]:
 def write_api(app: object) -> None:
     folder = HERE / "api"
     folder.mkdir(exist_ok=True)
-    index = ["API", "===", ""]
+    index, seen = ["API", "===", ""], set()
     for module, title in MODULES.items():
         index += [title, "-" * len(title), "", ".. toctree::", "   :maxdepth: 1", ""]
         for name in public(module):
@@ -89,6 +89,8 @@ def write_api(app: object) -> None:
             lines = [short, "=" * len(short), ""]
             if inspect.isclass(thing):
                 lines += [f".. autoclass:: {whole}", "   :members:"]
+                lines += ["   :no-index:"] if thing in seen else []  # exported by two modules
+                seen.add(thing)
             else:
                 lines += [f".. autofunction:: {whole}"]
             page(folder / f"{whole}.rst", lines)

@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+import printed
 import pytest
 
 import learnsolve as ls
@@ -53,7 +54,23 @@ def test_python_of_pages(page, tmp_path, monkeypatch):
             assert runner.failures == 0
             namespace = parsed.globs
         else:  # blank lines in front, so that a traceback names the line of the page
-            exec(compile("\n" * line + code, str(page), "exec"), namespace)
+            printed.run("\n" * line + code, str(page), namespace)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('18 and 9')  # 19 and 9",
+        "print(1.02)  # 1.00",
+        "print('a')",
+        "print('a')\nprint('b')\n# a",
+        "for i in range(2):\n    print(i)\n    # 0",
+        "print('1e-12')  # 3e-12",
+    ],
+)
+def test_what_an_example_prints_is_compared(code):
+    with pytest.raises(AssertionError, match="its comments say"):
+        printed.run(code, "example", {})
 
 
 def commands(page: Path, start: str) -> list[str]:

@@ -24,6 +24,7 @@ solution = ls.solvers.cg(A, b, rtol=1e-10)
 solution.x[n // 2].backward()
 sensitivity = A.with_values(A.values.grad).to_scipy()
 print(solution, sensitivity.nnz)
+# Solution(x=(60,), iterations=30, status=CONVERGED) 178
 
 # %%
 # Compared with a finite difference for one diagonal entry:
@@ -32,6 +33,7 @@ moved = S.copy().tolil()
 moved[i, i] += h
 difference = (np.linalg.solve(moved.toarray(), b.numpy())[n // 2] - solution.x[n // 2].item()) / h
 print(f"{sensitivity[i, i]:.4f} by the adjoint, {difference:.4f} by a difference")
+# -4337.7049 by the adjoint, -4337.6452 by a difference
 
 # %%
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")

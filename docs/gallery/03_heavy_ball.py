@@ -17,6 +17,7 @@ ends = torch.linalg.eigvalsh(A.to_dense())[[0, -1]]
 asymptotic = ls.solvers.heavyball_parameters(*ends.tolist())
 solver = ls.solvers.Heavyball(*asymptotic, iterations=steps).double()
 print("best in the limit: alpha {:.3f}, beta {:.3f}".format(*asymptotic))
+# best in the limit: alpha 0.913, beta 0.826
 
 
 def residual(alpha, beta, b):
@@ -36,6 +37,7 @@ for _ in range(200):
 b = torch.randn(n, 500, dtype=A.dtype)
 learned = solver.alpha.item(), solver.beta.item()
 print("learned: alpha {:.3f}, beta {:.3f}".format(*learned))
+# learned: alpha 0.707, beta 0.624
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for name, pair in (("best in the limit", asymptotic), ("learned", learned)):
     axes.semilogy(residual(*pair, b).mean(-1), "o-", label=name)

@@ -41,6 +41,9 @@ for name, given in (("none", None), ("IC(0)", ls.preconditioners.IC0(A)), ("lear
         axes.semilogy(history(given, b, 30).mean(-1), label=name)
         count = ls.solvers.cg(A, b, M=given, rtol=1e-6).iterations
     print(f"{name:8} {count} iterations to 1e-6")
+    # none     65 iterations to 1e-6
+    # IC(0)    23 iterations to 1e-6
+    # learned  15 iterations to 1e-6
 axes.set(xlabel="iteration", ylabel="relative residual")
 axes.legend(frameon=False)
 plt.show()

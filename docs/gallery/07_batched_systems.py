@@ -15,6 +15,7 @@ import learnsolve as ls
 data = ls.problems.dataset("log_gaussian_diffusion", "train", 16, n=32, variance=0.5, contrast=None)
 A, b = ls.CSR.stack([s.A for s in data]), torch.stack([s.b for s in data]).unsqueeze(-1)
 print(A)
+# CSR(shape=(1024, 1024), nnz=4992, batch=(16,), dtype=float64, device=cpu, density=0.5%)
 
 
 def seconds(f):
@@ -34,6 +35,7 @@ def one_by_one():
 
 ratio = seconds(one_by_one) / seconds(together)
 print(f"{ratio:.1f} times as fast as a loop in Python")
+# ... times as fast as a loop in Python
 
 # %%
 norms = together().residual_norms.squeeze(-1)
@@ -47,3 +49,4 @@ plt.show()
 batch = ls.BlockBatch([ls.problems.poisson((k, k)) for k in (8, 16, 32)])
 solution = ls.solvers.cg(batch, torch.ones(batch.matrix.shape[0], dtype=torch.float64))
 print([x.shape[0] for x in batch.split(solution.x)], solution.residual_norms.shape)
+# [64, 256, 1024] torch.Size([3, 47])

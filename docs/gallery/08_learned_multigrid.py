@@ -41,6 +41,8 @@ for name, M in (("classical", classical), ("learned", learned.build())):
     with torch.no_grad():
         axes.semilogy(history(M, b, 20).mean(-1), label=name)
         print(f"{name:10} {ls.solvers.cg(A, b, M=M, rtol=1e-8).iterations} iterations to 1e-8")
+        # classical  19 iterations to 1e-8
+        # learned    9 iterations to 1e-8
 axes.set(xlabel="iteration", ylabel="relative residual")
 axes.legend(frameon=False)
 plt.show()

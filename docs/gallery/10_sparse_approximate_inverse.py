@@ -45,6 +45,7 @@ counts = {
     for name, given in (("none", None), ("learned", M), ("IC(0)", ls.preconditioners.IC0(A)))
 }
 print(counts)
+# {'none': 28, 'learned': 19, 'IC(0)': 17}
 figure, (left, right) = plt.subplots(1, 2, figsize=(5.4, 2.7), layout="constrained")
 left.semilogy(losses)
 left.set(xlabel="step", ylabel="squared norm of A M - I")

@@ -47,6 +47,7 @@ for k in sizes:
     for name, f in (("loop", written_as_a_loop), ("Function", WeightedSum.apply)):
         calls[name].append(ls.profile(f, w, x).backward.calls)
 print(calls)
+# {'loop': [82, 334, 1406], 'Function': [8, 8, 8]}
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for name, counts in calls.items():
     axes.loglog(sizes, counts, "o-", label=name, base=2)

@@ -20,6 +20,17 @@ train.main(["jacobi", "--steps", "100", "--out", str(folder), "--quiet"])
 # %%
 # The files:
 print(*sorted(path.name for path in folder.iterdir()), sep="\n")
+# config.yaml
+# energy.png
+# files.json
+# loss.png
+# metrics.csv
+# model.safetensors
+# report.html
+# report.json
+# state.json
+# state.safetensors
+# weights.png
 
 # %%
 # 200 more steps, with the same results as without the interruption:
@@ -29,6 +40,7 @@ train.main(["jacobi", "--resume", str(folder), "--steps", "300", "--quiet"])
 with (folder / "metrics.csv").open() as file:
     rows = list(csv.DictReader(file))
 print(len(rows), rows[-1]["loss"])
+# 301 2.881943904741717
 
 # %%
 # ``report.html`` has the table, the pictures and the settings on one page. The loss, from ``metrics.csv``:

@@ -48,6 +48,7 @@ for loss in (frobenius, five_cycles, radius):
         loss(E).backward()
         optimizer.step()
 print(f"spectral radius {radii[0]:.3f} before training, {radii[-1]:.3f} after")
+# spectral radius 0.286 before training, 0.183 after
 assert radii[-1] < 0.9 * radii[0]
 
 # %%

@@ -45,6 +45,7 @@ assert worst(u) < 0.7 * losses[0]
 # The result is a preconditioner like any other.
 solution = ls.solvers.gmres(A, torch.ones(256, dtype=A.dtype), M=schwarz(), gradient="unrolled")
 print(solution)
+# Solution(x=(256,), iterations=11, status=CONVERGED)
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes.semilogy(losses)
 axes.set(xlabel="training step", ylabel="largest error after 8 steps")

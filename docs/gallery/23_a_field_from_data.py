@@ -54,7 +54,9 @@ optimizer.step(closure)
 # Second derivatives are exact too: the curvature at the maximum gives standard errors.
 curvature = torch.autograd.functional.hessian(lambda t: -log_likelihood(*t.exp()), theta.detach())
 errors = torch.linalg.inv(curvature).diagonal().sqrt()
-print("kappa and tau:", theta.detach().exp(), "+-", theta.detach().exp() * errors, "; true:", kappa, tau)
+found = theta.detach().exp()
+print("kappa {:.4f}, tau {:.4f}".format(*found), "+- {:.4f}, {:.4f}".format(*found * errors))
+# kappa 0.1825, tau 0.5003 +- 0.0140, 0.0047
 
 plt.figure(figsize=(4, 4)).subplots().imshow(data[:, 0].reshape(n, n), cmap="RdBu", origin="lower")
 plt.show()

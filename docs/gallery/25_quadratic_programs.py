@@ -23,6 +23,7 @@ K = ls.ops.block([[P, A.T], [A, None]])
 x, multipliers = ls.solve(K, torch.cat([-q, b]), rtol=1e-10).x.split([n, m])
 for_q, for_b = torch.autograd.grad(x.square().sum(), (q, b))
 print(f"A x = b to {(A @ x - b).norm():.0e}; gradients of norms {for_q.norm():.3g} and {for_b.norm():.3g}")
+# A x = b to ...; gradients of norms 26.2 and 2.88
 
 # %%
 # With x ≥ 0, the multipliers z satisfy x z = 0 and z ≥ 0. Fischer's function turns x z = μ into an equation.
@@ -47,6 +48,7 @@ x = minimize(q)
 direction = torch.randn(n, dtype=torch.float64)
 ends = [minimize(q.detach() + t * direction).square().sum() for t in (1e-5, -1e-5)]
 print(f"derivative {gradient @ direction:.5g}, difference {(ends[0] - ends[1]) / 2e-5:.5g}")
+# derivative 116.04, difference 116.04
 
 # %%
 # Use a package for quadratic programs if there are many inequalities, infeasible problems, or thousands of

@@ -48,6 +48,9 @@ for length in (20.0, 12.0, 8.0):
         return loss
 
     print(f"wavelength {length:g}: {optimizer.step(misfit).item():.1e}, fitted {misfit().item():.1e}")
+    # wavelength 20: 4.9e-02, fitted 2.8e-05
+    # wavelength 12: 1.3e-03, fitted 5.1e-05
+    # wavelength 8: 6.2e-04, fitted 7.1e-05
 
 figure, axes = plt.subplots(1, 3, figsize=(5.5, 2.1), layout="constrained")
 wave = waves(truth, 8.0)[:, 4].reshape(n, n).real

@@ -42,10 +42,12 @@ def measured(rows: dict, who: str, way: str) -> dict[int, dict]:
 
 
 def geometric(ratios: list[float]) -> dict[str, float | str]:
-    """Geometric mean and its 95 % interval, Student's, if there are several."""
+    """Geometric mean and its 95 % interval, Student's; of two to five ratios their range."""
     logs = [math.log(r) for r in ratios]
     mean, n, ends = statistics.fmean(logs), len(logs), ("", "")
-    if n > 1:
+    if 1 < n < 6:
+        ends = min(ratios), max(ratios)
+    elif n > 1:
         half = student.ppf(0.975, n - 1) * statistics.stdev(logs) / math.sqrt(n)
         ends = math.exp(mean - half), math.exp(mean + half)
     return dict(zip(("ratio", "low", "high"), (math.exp(mean), *ends), strict=True))
@@ -117,8 +119,8 @@ def figure(board: list[dict], columns: int):
             y = order.index(row["contestant"]) + (0.15 if one else -0.15)
             color = ORANGE if row["learned"] else BLUE
             x, ends = row["ratio"], None
-            if row["low"] != "":  # that of two matrices may be endless
-                ends = [[x - max(row["low"], x / 10)], [min(row["high"], 10 * x) - x]]
+            if row["low"] != "":
+                ends = [[x - row["low"]], [row["high"] - x]]
             face = color if one else "white"
             axes.errorbar(
                 [row["ratio"]], [y], xerr=ends, fmt="o", color=color, markerfacecolor=face, markersize=4.5
@@ -129,9 +131,8 @@ def figure(board: list[dict], columns: int):
         axes.set_yticks(range(len(order)), order, fontsize=8)
         axes.set_ylim(-0.7, len(order) - 0.3)
         axes.grid(axis="y", linewidth=0.3)
-    figure.supxlabel(
-        f"filled: one right-hand side, hollow: {columns}; orange: learned; bars: 95 % intervals", fontsize=9
-    )
+    bars = "bars: 95 % intervals (fewer than six matrices: ranges)"
+    figure.supxlabel(f"filled: one right-hand side, hollow: {columns}; orange: learned; {bars}", fontsize=9)
     return figure
 
 

@@ -45,8 +45,8 @@ def eigsh(
     which : "smallest" or "largest" values; or a float: the values nearest to it
     M : symmetric positive definite preconditioner, M ~ A^-1, for LOBPCG: callable, CSR or LinearOperator
     method : "dense"; "arpack", SciPy's restarted Lanczos; "lobpcg"; "auto" (Notes)
-    rtol : a pair has converged when ||A u - lambda B u|| <= rtol |lambda| ||B u||, lambda the largest
-        requested value in magnitude, or is at rounding level; default 1e-8, 1e-4 in float32
+    rtol : a pair has converged when :math:`\|A u - \lambda B u\| \le rtol |\lambda| \|B u\|`, where lambda is
+        the largest requested value in magnitude, or at rounding level; default 1e-8, 1e-4 in float32
     maxiter : int, restarts of ARPACK (default 10 n) or steps of LOBPCG (default 500)
     throw : raise `SolverError` if a pair, or a solve for a gradient, did not converge, and ValueError for an
         undefined gradient; otherwise warn

@@ -37,7 +37,7 @@ def fixed_point(
 
     Parameters
     ----------
-    g : callable (x, *args) -> Tensor of x's shape, dtype and device
+    g : callable ``(x, *args)`` -> Tensor of x's shape, dtype and device
     x0 : Tensor of any shape, float32 or float64
     args : as for `root`
     memory : int >= 0, the number of differences that a step combines; 0: plain iteration x <- g(x)

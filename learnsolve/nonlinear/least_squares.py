@@ -75,7 +75,7 @@ def least_squares(
 
     Parameters
     ----------
-    r : callable (u, *args) -> Tensor of any shape, with u's dtype and device
+    r : callable ``(u, *args)`` -> Tensor of any shape, with u's dtype and device
     u0 : Tensor of any shape, float32 or float64
     args : as for `root`
     method : "lm", or "gauss-newton", which starts with mu = 0 and increases it if a step does not decrease r

@@ -30,7 +30,7 @@ def implicit_euler(
 
     Parameters
     ----------
-    f : callable (u, *args) -> Tensor of u's shape: du/dt
+    f : callable ``(u, *args)`` -> Tensor of u's shape: du/dt
     u0 : Tensor of any shape, float32 or float64
     steps : int >= 0
     dt : float, or Tensor with one element, which gets a gradient

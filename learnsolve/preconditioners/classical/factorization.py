@@ -74,7 +74,7 @@ def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: st
 
 
 class Factorization(Preconditioner):
-    """The result of `ls.factorize`. Calling it solves with A: M = A^-1, for any solver.
+    r"""The result of `ls.factorize`. Calling it solves with A: M = A^-1, for any solver.
 
     Attributes
     ----------
@@ -83,8 +83,8 @@ class Factorization(Preconditioner):
     kind, backend : the kind of factors and the library; for a batch, of the first matrix
     seconds : float, of the last factorization, including the analysis if it ran
     fill : float, entries of the factors per entry of A
-    logdet : Tensor, log |det A|, shape batch_shape
-    inertia : Tensor, (positive, negative, zero) eigenvalues of a symmetric A, shape (*batch_shape, 3)
+    logdet : Tensor, :math:`\log |\det A|`, shape batch_shape
+    inertia : Tensor, (positive, negative, zero) eigenvalues of a symmetric A, shape (..., 3)
 
     Examples
     --------
