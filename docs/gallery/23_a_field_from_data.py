@@ -57,6 +57,5 @@ errors = torch.linalg.inv(curvature).diagonal().sqrt()
 found = theta.detach().exp()
 print("kappa {:.4f}, tau {:.4f}".format(*found), "+- {:.4f}, {:.4f}".format(*found * errors))
 # kappa 0.1825, tau 0.5003 +- 0.0140, 0.0047
-
 plt.figure(figsize=(4, 4)).subplots().imshow(data[:, 0].reshape(n, n), cmap="RdBu", origin="lower")
 plt.show()
