@@ -24,7 +24,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import Operation, pullback, pushforward, tracked, vmapped
 from learnsolve.ops.core.pcg_preconditioner import KINDS, STOP, Directions, fitting, preconditioner
 from learnsolve.ops.core.pcg_unfused import LOWER, unfused, unfused_adjoint
-from learnsolve.ops.core.sweep_calls import WORK, empty, iterations_of_a_call
+from learnsolve.ops.core.sweep_calls import WORK, apart, empty, iterations_of_a_call, separate, together
 from learnsolve.ops.core.triangular import _only_read
 
 _raw = torch.ops.learnsolve.csr_pcg.default
@@ -118,7 +118,9 @@ class Iterations:
     ):
         number, pattern, factor = fitting(kind, pattern, factor)
         self.fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
-        self.x0, self.b = x0, b
+        shared = values.dim() == 1 and (m is None or m.dim() == 1)
+        self.lead = b.shape[:-2] if shared and between is None and separate(b) else None
+        self.x0, self.b = self.apart(x0), self.apart(b)
         self.longest = _longest(values, 0 if m is None else m.shape[-1], b)
         self.directions = None if between is None else Directions(between, flexible)
         self.length, self.growth = (_FIRST_CALL, 2) if every is None else (every, 1)
@@ -136,10 +138,11 @@ class Iterations:
         self.length *= self.growth
         if state is None:
             first = count if self.directions is None else 0
+            target = self.apart(target)
             x, r, p, _, carry, history, *_ = _raw(*self.fixed, self.x0, self.b, (), target, 0, first, False)
             history = history[..., 1:, :]
             if self.directions is None:
-                return Carried(x, r, p, carry), history
+                return self.together(x, r, p, carry, history)
             p: Any = None
         else:
             x, r, p, carry = state
@@ -147,8 +150,18 @@ class Iterations:
                 carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)
         if self.directions is not None:
             p = self.directions(r, p, carry, carry[:, STOP] == 0, done)
-        x, r, after, _, carry, history, *_ = _raw(*self.fixed, x, r, (p, carry), target, done, count, False)
-        return Carried(x, r, after if self.directions is None else p, carry), history
+        x, r, d, carry, target = (self.apart(t) for t in (x, r, p, carry, target))
+        x, r, after, _, carry, history, *_ = _raw(*self.fixed, x, r, (d, carry), target, done, count, False)
+        return self.together(x, r, after if self.directions is None else p, carry, history)
+
+    def apart(self, t: Any) -> Any:
+        return t if t is None or self.lead is None else apart(t)
+
+    def together(self, *tensors: Tensor) -> tuple[Carried, Tensor]:
+        if self.lead is not None:
+            x, r, p, carry, history = (together(t, self.lead) for t in tensors)
+            tensors = x, r, p, carry if self.lead else carry.unsqueeze(0), history
+        return Carried(*tensors[:4]), tensors[4]
 
     def direction(self, state: Carried) -> Tensor:
         """The next direction."""
