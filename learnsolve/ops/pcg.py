@@ -121,7 +121,8 @@ class Iterations:
         shared = values.dim() == 1 and (m is None or m.dim() == 1)
         self.lead = b.shape[:-2] if shared and between is None and separate(b) else None
         self.x0, self.b = self.apart(x0), self.apart(b)
-        self.longest = _longest(values, 0 if m is None else m.shape[-1], b)
+        alone = b if self.lead is None else self.b[:1]
+        self.longest = _longest(values, 0 if m is None else m.shape[-1], alone)
         self.directions = None if between is None else Directions(between, flexible)
         self.length, self.growth = (_FIRST_CALL, 2) if every is None else (every, 1)
 
@@ -138,8 +139,7 @@ class Iterations:
         self.length *= self.growth
         if state is None:
             first = count if self.directions is None else 0
-            target = self.apart(target)
-            x, r, p, _, carry, history, *_ = _raw(*self.fixed, self.x0, self.b, (), target, 0, first, False)
+            x, r, p, carry, history = self.advanced(self.x0, self.b, (), self.apart(target), 0, first)
             history = history[..., 1:, :]
             if self.directions is None:
                 return self.together(x, r, p, carry, history)
@@ -151,8 +151,22 @@ class Iterations:
         if self.directions is not None:
             p = self.directions(r, p, carry, carry[:, STOP] == 0, done)
         x, r, d, carry, target = (self.apart(t) for t in (x, r, p, carry, target))
-        x, r, after, _, carry, history, *_ = _raw(*self.fixed, x, r, (d, carry), target, done, count, False)
+        x, r, after, carry, history = self.advanced(x, r, (d, carry), target, done, count)
         return self.together(x, r, after if self.directions is None else p, carry, history)
+
+    def advanced(self, x: Any, r: Tensor, state: tuple, target: Tensor, done: int, count: int) -> Any:
+        """x, r, p, carry and norms. Columns apart take all iterations of a call before the next begins, as
+        many columns in one call of the operator as interrupts allow."""
+        width = max(len(r), 1) if self.lead is None else max(self.longest // max(count, 1), 1)
+        if width >= len(r):
+            out = _raw(*self.fixed, x, r, state, target, done, count, False)
+            return *out[:3], *out[4:6]
+        outs = []
+        for i in range(0, len(r), width):
+            x_i, r_i, t_i, *state_i = (t if t is None else t[i : i + width] for t in (x, r, target, *state))
+            out = _raw(*self.fixed, x_i, r_i, state_i, t_i, done, count, False)
+            outs.append((*out[:3], *out[4:6]))
+        return tuple(map(torch.cat, zip(*outs, strict=True)))
 
     def apart(self, t: Any) -> Any:
         return t if t is None or self.lead is None else apart(t)
