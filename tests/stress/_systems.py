@@ -208,7 +208,7 @@ def draw(rng: np.random.Generator) -> Systems:
     mask[rows, columns] = True
     alone = rng.random() < 0.4  # one right-hand side, one matrix: the compiled steps
     members = 1 if alone or rng.random() < 0.3 else int(rng.integers(2, 25))
-    k = 1 if alone else int(rng.integers(1, 5 if members > 1 or rng.random() < 0.5 else 34))
+    k = 1 if alone else int(rng.integers(1, 5))
     sober = rng.random() < 0.3  # as a user has them: here a failure is a miss
     kinds = [str(rng.choice(SOBER if sober else MATRICES)) for _ in range(members)]
     scales = [str(rng.choice(SCALES)) for _ in range(members)]

@@ -11,8 +11,8 @@
     due          when the loop measures stagnation
     execution    as `Solution.execution`
 
-Here: `minres`, `bicgstab`, `gmres` and `fgmres` for one right-hand side on the CPU, without autograd, without
-M or with a diagonal M; `gmres` and `fgmres` call any other M between steps of one iteration each. Conjugate
+Here: `minres`, `bicgstab`, `gmres` and `fgmres` for one right-hand side (tiles.py) on the CPU, without
+autograd, without M or with a diagonal M; `gmres` and `fgmres` call any other M between steps of one iteration each. Conjugate
 gradients: advance_cg.py. The gain: `python -m benchmarks loops`.
 """
 
