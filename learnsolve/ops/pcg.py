@@ -137,36 +137,32 @@ class Iterations:
         column whose norm is at or below its `target`, (..., 1, k), also stops, as ROUNDING. `runs`, (..., 1,
         k): the columns that have not been stopped; None: all."""
         self.length *= self.growth
-        if state is None:
-            first = count if self.directions is None else 0
-            x, r, p, carry, history = self.advanced(self.x0, self.b, (), self.apart(target), 0, first)
-            history = history[..., 1:, :]
-            if self.directions is None:
-                return self.together(x, r, p, carry, history)
-            p: Any = None
-        else:
+        p: Any = None
+        if state is not None:
             x, r, p, carry = state
             if runs is not None:
                 carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)
+        elif self.directions is None:
+            x, r, carry = self.x0, self.b, None
+        else:
+            x, r, _, _, carry, *_ = _raw(*self.fixed, self.x0, self.b, (), target, 0, 0, False)
         if self.directions is not None:
             p = self.directions(r, p, carry, carry[:, STOP] == 0, done)
-        x, r, d, carry, target = (self.apart(t) for t in (x, r, p, carry, target))
-        x, r, after, carry, history = self.advanced(x, r, (d, carry), target, done, count)
-        return self.together(x, r, after if self.directions is None else p, carry, history)
-
-    def advanced(self, x: Any, r: Tensor, state: tuple, target: Tensor, done: int, count: int) -> Any:
-        """x, r, p, carry and norms. Columns apart take all iterations of a call before the next begins, as
-        many columns in one call of the operator as interrupts allow."""
-        width = max(len(r), 1) if self.lead is None else max(self.longest // max(count, 1), 1)
-        if width >= len(r):
-            out = _raw(*self.fixed, x, r, state, target, done, count, False)
-            return *out[:3], *out[4:6]
-        outs = []
-        for i in range(0, len(r), width):
-            x_i, r_i, t_i, *state_i = (t if t is None else t[i : i + width] for t in (x, r, target, *state))
-            out = _raw(*self.fixed, x_i, r_i, state_i, t_i, done, count, False)
+        given, outs = [] if carry is None else [p, carry], []
+        # Columns apart take all iterations of a call before the next begins, as many in one call of the
+        # operator as interrupts allow.
+        width = max(self.longest // max(count, 1), 1)
+        for i in [0] if self.lead is None else range(0, len(self.b), width):
+            parts = [x, r, target, *given]
+            if self.lead is not None:
+                parts = [t if t is None else self.apart(t)[i : i + width] for t in parts]
+            out = _raw(*self.fixed, *parts[:2], parts[3:], parts[2], done, count, False)
             outs.append((*out[:3], *out[4:6]))
-        return tuple(map(torch.cat, zip(*outs, strict=True)))
+        x, r, after, carry, history = outs[0] if len(outs) == 1 else map(torch.cat, zip(*outs, strict=True))
+        return self.together(
+            x, r, after if self.directions is None else p, carry,
+            history if given else history[..., 1:, :],
+        )  # fmt: skip
 
     def apart(self, t: Any) -> Any:
         return t if t is None or self.lead is None else apart(t)

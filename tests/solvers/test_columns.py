@@ -8,7 +8,7 @@ import torch
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.solvers.core import tiles
+from learnsolve.solvers.core import advance
 
 S, P = ls.solvers, ls.preconditioners
 A = ls.problems.poisson((32, 32))  # from 4 columns on, the compiled loop of cg takes them one by one
@@ -84,8 +84,8 @@ class Widths(P.Preconditioner):
 @pytest.mark.parametrize("name", ["minres", "bicgstab", "gmres", "fcg", "chebyshev"])
 def test_torch_operations_take_tiles_on_large_matrices(name, monkeypatch):
     """No vector of all columns, which would not fit the cache; and a user's function gets all columns."""
-    monkeypatch.setattr(tiles, "_MANY_ROWS", 64)
-    monkeypatch.setattr(tiles, "_ROWS", 64)
+    monkeypatch.setattr(advance, "_MANY_ROWS", 64)
+    monkeypatch.setattr(advance, "_ROWS", 64)
     solve, own = getattr(S, name), ls.problems.poisson((8, 8))
     keywords = {"lmin": 0.05, "lmax": 2.0} if name == "chebyshev" else {}
     M, b = Widths(own), normal((64, 18))
@@ -96,7 +96,7 @@ def test_torch_operations_take_tiles_on_large_matrices(name, monkeypatch):
     whole = solve(own, b, M=Widths(own), **keywords)
     torch.testing.assert_close(block.x, whole.x, rtol=0, atol=1e-3)
     assert block.statuses == whole.statuses
-    monkeypatch.setattr(tiles, "_MANY_ROWS", 64)
+    monkeypatch.setattr(advance, "_MANY_ROWS", 64)
     seen = set()
     solve(own, b, M=lambda r: (seen.add(r.shape[-1]), M.d * r)[1], **keywords)
     assert seen == {18}
