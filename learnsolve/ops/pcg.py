@@ -138,6 +138,7 @@ class Iterations:
         k): the columns that have not been stopped; None: all."""
         self.length *= self.growth
         p: Any = None
+        carry: Any
         if state is not None:
             x, r, p, carry = state
             if runs is not None:

@@ -63,8 +63,8 @@ def richardson_sweeps(
         return _Richardson.eager.apply(values, scale, m, b, x0, *constants, True)[:2]
     if iterations < _APART or values.dim() > 1 or b.dim() != 2 or not sweep_calls.separate(b):
         return sweep_calls.forward(values, scale, m, b, x0, *constants, False)[:2]  # type: ignore[return-value]
-    columns = (sweep_calls.apart(t) for t in (b, x0))
-    x, norms, _ = sweep_calls.forward(values, scale, m, *columns, *constants, False)
+    B, X = sweep_calls.apart(b), sweep_calls.apart(x0)
+    x, norms, _ = sweep_calls.forward(values, scale, m, B, X, *constants, False)
     return tuple(sweep_calls.together(t, b.shape[:0]).contiguous() for t in (x, norms))  # type: ignore[return-value]
 
 

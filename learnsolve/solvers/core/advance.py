@@ -184,8 +184,8 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
         return []
     few = k < 4 and n >= _ROWS
     if hasattr(method, "cg_state") and isinstance(system.A, Matrix):  # compiled, or M between compiled steps
-        here = few and (compiled := fitting(method, system, gradient)) is not None
-        return [1] * k if here and compiled.execution != COMPILED else []
+        own = fitting(method, system, gradient) if few else None
+        return [1] * k if own is not None and own.execution != COMPILED else []
     # A solve of its own costs a column more than it saves where both are small.
     if hasattr(method, "steps") and k <= max(8, n // 16):
         one = fitting(method, next(columns_of(system, [1, k - 1])), gradient)
