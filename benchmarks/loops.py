@@ -1,15 +1,22 @@
 """A solver's loop as one operation against the same iterations op by op, with the adjoint.
 
 Conjugate gradients with every form of M, per iteration: "no record" without a gradient, "forward" recording,
-"forward + backward" by A's values, b and M's parameters. Then the adjoint of a loss over some of 64 columns.
+"forward + backward" by A's values, b and M's parameters. Then the adjoint of a loss over some of 64 columns;
+an iteration for each of k columns, in one solve and in a loop over them; and methods whose iterations Python
+steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import scipy.sparse
+import scipy.sparse.linalg
 import torch
 from scipy.sparse import diags_array
 from torch import Tensor
@@ -43,6 +50,8 @@ def measure(run: Run, args: argparse.Namespace) -> None:
         conjugate_gradients(run, dtype)
     for solver in ("heavyball", "jacobi"):
         some_columns(run, solver)
+    columns(run)
+    python_steps(run)
 
 
 def conjugate_gradients(run: Run, dtype: torch.dtype) -> None:
@@ -117,3 +126,73 @@ def some_columns(run: Run, solver: str) -> None:
         }
         case = f"{solver}, {name} of {k} columns, n = {side * side}"
         run.row(case, tasks, way="backward", check=lambda _: 0.0)
+
+
+# Iterations of a solve: with `rtol` and `atol` that none reaches, so that all run and none is recorded.
+ALL: dict[str, float] = {"rtol": 0.0, "atol": 1e-200}
+
+
+def columns(run: Run) -> None:
+    side, iterations = (8, 4) if run.quick else (316, 40)
+    A = ls.problems.poisson((side, side))
+    P, S = ls.preconditioners, ls.solvers
+    Ms: dict[str, Any] = {"none": None, "Jacobi": P.Jacobi(A), "MIC0": P.MIC0(A), "AMG": P.AMG(A)}
+    cases = [("cg", M) for M in Ms] + [("minres", "none"), ("minres", "MIC0"), ("bicgstab", "none")]
+    for (name, M), k in itertools.product(cases, (2, 8, 32)):
+        B = torch.randn(side * side, k, dtype=torch.float64)
+        keywords = ALL | {"M": Ms[M], "maxiter": iterations}
+
+        @torch.no_grad()
+        def block(B: Tensor = B, name: str = name, keywords: dict = keywords) -> Tensor:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", S.ConvergenceWarning)
+                return getattr(S, name)(A, B, **keywords).x
+
+        tasks = {
+            OURS: lambda block=block: block,
+            "one by one": lambda block=block, B=B: (
+                lambda: torch.stack([block(b.contiguous()) for b in B.unbind(1)], 1)
+            ),
+        }
+        case = f"columns: {name}, M {M}, an iteration of one of {k}, n = {side * side}"
+        run.row(case, tasks, way="forward", check=lambda _: 0.0, per=k * iterations)
+
+
+def python_steps(run: Run) -> None:
+    """Against a compiled loop with the same M, or SciPy."""
+    side, iterations = (8, 4) if run.quick else (64, 40)
+    A, S = ls.problems.poisson((side, side)), ls.solvers
+    b = torch.ones(side * side, dtype=torch.float64)
+    M, N = ls.preconditioners.IC0(A), ls.preconditioners.ILU0(A)
+
+    def steps(name: str, M: Any) -> Callable:
+        @torch.no_grad()
+        def solve() -> Tensor:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", S.ConvergenceWarning)
+                return getattr(S, name)(A, b, M=M, maxiter=iterations, **ALL).x
+
+        return lambda: solve
+
+    for name, own in (("minres", M), ("bicgstab", N)):
+        tasks = {OURS: steps(name, own), "cg with IC0": steps("cg", M)}
+        case = f"an iteration of {name}, M {type(own).__name__}, n = {side * side}"
+        run.row(case, tasks, way="forward", check=lambda _: 0.0, per=iterations)
+    for m, n in ((21, 8),) if run.quick else ((219, 85), (2000, 1000)):
+        D = scipy.sparse.random_array((m, n), density=min(5 / n, 1), rng=0) + scipy.sparse.eye_array(m, n)
+        D = D.tocsr()
+        R, c = ls.CSR.from_scipy(D), torch.ones(m, dtype=torch.float64)
+        for name in ("lsqr", "lsmr"):
+            theirs = getattr(scipy.sparse.linalg, name)
+
+            @torch.no_grad()
+            def ours(name: str = name, R: ls.CSR = R, c: Tensor = c) -> Tensor:
+                return getattr(S, name)(R, c, atol=1e-10, btol=1e-10).x
+
+            tasks = {
+                OURS: lambda ours=ours: ours,
+                "SciPy": lambda theirs=theirs, D=D: (
+                    lambda: torch.as_tensor(theirs(D, np.ones(D.shape[0]), atol=1e-10, btol=1e-10)[0])
+                ),
+            }
+            run.row(f"{name}, {m} x {n}, to 1e-10", tasks, way="forward", tolerance=1e-6)

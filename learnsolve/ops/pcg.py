@@ -24,7 +24,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.autograd import Operation, pullback, pushforward, tracked, vmapped
 from learnsolve.ops.core.pcg_preconditioner import KINDS, STOP, Directions, fitting, preconditioner
 from learnsolve.ops.core.pcg_unfused import LOWER, unfused, unfused_adjoint
-from learnsolve.ops.core.sweep_calls import WORK, empty, iterations_of_a_call
+from learnsolve.ops.core.sweep_calls import WORK, apart, empty, iterations_of_a_call, separate, together
 from learnsolve.ops.core.triangular import _only_read
 
 _raw = torch.ops.learnsolve.csr_pcg.default
@@ -118,8 +118,11 @@ class Iterations:
     ):
         number, pattern, factor = fitting(kind, pattern, factor)
         self.fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
-        self.x0, self.b = x0, b
-        self.longest = _longest(values, 0 if m is None else m.shape[-1], b)
+        shared = values.dim() == 1 and (m is None or m.dim() == 1)
+        self.lead = b.shape[:-2] if shared and between is None and separate(b) else None
+        self.x0, self.b = self.apart(x0), self.apart(b)
+        alone = b if self.lead is None else self.b[:1]
+        self.longest = _longest(values, 0 if m is None else m.shape[-1], alone)
         self.directions = None if between is None else Directions(between, flexible)
         self.length, self.growth = (_FIRST_CALL, 2) if every is None else (every, 1)
 
@@ -134,21 +137,42 @@ class Iterations:
         column whose norm is at or below its `target`, (..., 1, k), also stops, as ROUNDING. `runs`, (..., 1,
         k): the columns that have not been stopped; None: all."""
         self.length *= self.growth
-        if state is None:
-            first = count if self.directions is None else 0
-            x, r, p, _, carry, history, *_ = _raw(*self.fixed, self.x0, self.b, (), target, 0, first, False)
-            history = history[..., 1:, :]
-            if self.directions is None:
-                return Carried(x, r, p, carry), history
-            p: Any = None
-        else:
+        p: Any = None
+        carry: Any
+        if state is not None:
             x, r, p, carry = state
             if runs is not None:
                 carry[:, STOP] = torch.where(runs.reshape(carry[:, STOP].shape), carry[:, STOP], 1)
+        elif self.directions is None:
+            x, r, carry = self.x0, self.b, None
+        else:
+            x, r, _, _, carry, *_ = _raw(*self.fixed, self.x0, self.b, (), target, 0, 0, False)
         if self.directions is not None:
             p = self.directions(r, p, carry, carry[:, STOP] == 0, done)
-        x, r, after, _, carry, history, *_ = _raw(*self.fixed, x, r, (p, carry), target, done, count, False)
-        return Carried(x, r, after if self.directions is None else p, carry), history
+        given, outs = [] if carry is None else [p, carry], []
+        # Columns apart take all iterations of a call before the next begins, as many in one call of the
+        # operator as interrupts allow.
+        width = max(self.longest // max(count, 1), 1)
+        for i in [0] if self.lead is None else range(0, len(self.b), width):
+            parts = [x, r, target, *given]
+            if self.lead is not None:
+                parts = [t if t is None else self.apart(t)[i : i + width] for t in parts]
+            out = _raw(*self.fixed, *parts[:2], parts[3:], parts[2], done, count, False)
+            outs.append((*out[:3], *out[4:6]))
+        x, r, after, carry, history = outs[0] if len(outs) == 1 else map(torch.cat, zip(*outs, strict=True))
+        return self.together(
+            x, r, after if self.directions is None else p, carry,
+            history if given else history[..., 1:, :],
+        )  # fmt: skip
+
+    def apart(self, t: Any) -> Any:
+        return t if t is None or self.lead is None else apart(t)
+
+    def together(self, *tensors: Tensor) -> tuple[Carried, Tensor]:
+        if self.lead is not None:
+            x, r, p, carry, history = (together(t, self.lead) for t in tensors)
+            tensors = x, r, p, carry if self.lead else carry.unsqueeze(0), history
+        return Carried(*tensors[:4]), tensors[4]
 
     def direction(self, state: Carried) -> Tensor:
         """The next direction."""

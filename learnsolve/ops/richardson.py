@@ -21,6 +21,8 @@ from learnsolve.ops.core.steps import residual_norm, stationary_steps
 
 __all__ = ["residual_norm", "richardson_sweeps"]
 
+_APART = 8  # sweeps that are worth two changes of the layout
+
 
 def richardson_sweeps(
     values: Tensor,
@@ -59,7 +61,11 @@ def richardson_sweeps(
         return _Richardson.traced.apply(values, scale, m, b, x0, *constants, learns)[:2]
     if tracked(values, scale, m, b, x0):
         return _Richardson.eager.apply(values, scale, m, b, x0, *constants, True)[:2]
-    return sweep_calls.forward(values, scale, m, b, x0, *constants, False)[:2]  # type: ignore[return-value]
+    if iterations < _APART or values.dim() > 1 or b.dim() != 2 or not sweep_calls.separate(b):
+        return sweep_calls.forward(values, scale, m, b, x0, *constants, False)[:2]  # type: ignore[return-value]
+    B, X = sweep_calls.apart(b), sweep_calls.apart(x0)
+    x, norms, _ = sweep_calls.forward(values, scale, m, B, X, *constants, False)
+    return tuple(sweep_calls.together(t, b.shape[:0]).contiguous() for t in (x, norms))  # type: ignore[return-value]
 
 
 def _unfused(

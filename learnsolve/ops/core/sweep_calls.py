@@ -37,6 +37,24 @@ def iterations_of_a_call(values: Tensor, numbers: int, work: int) -> int:
     return max(1, work // numbers)
 
 
+def separate(b: Tensor) -> bool:
+    """Whether a CPU works on the columns of b one by one. Several share the loads of a matrix, but fewer than
+    a vector register holds are slow, and vectors of many do not fit the cache. Sizes alone decide, because
+    rounding errors of a column depend on it."""
+    n, k = b.shape[-2:]
+    return b.is_cpu and k > 1 and (k < 4 or n * k >= (2**12 if k < 8 else 2**18))
+
+
+def apart(t: Tensor) -> Tensor:
+    """A block of columns (..., n, k) as a batch of single ones."""
+    return t.mT.reshape(-1, t.shape[-2], 1)
+
+
+def together(t: Tensor, lead: torch.Size) -> Tensor:
+    """The reverse, without a copy."""
+    return t.reshape(*lead, -1, t.shape[-2]).mT
+
+
 def _length(values: Tensor, b: Tensor) -> int:
     """The maximum number of iterations of one call."""
     count = b.numel()

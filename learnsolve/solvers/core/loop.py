@@ -26,6 +26,7 @@ A method may have attributes: `products(iterations)`, its products with A (defau
 If a state has `in_columns` False, it holds more than columns, so single columns cannot restart.
 
 Compiled code only advances the state, by many iterations per call, if it supports the system (advance.py).
+On a CPU columns run in tiles one after another where that is faster (`tiles`).
 
 A `Criterion` says when to stop (criterion.py). The host checks the columns after every iteration on a CPU,
 and occasionally on a device (`gaps`): between two checks a column that seems done does not move, and is
@@ -41,7 +42,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.ops.richardson import residual_norm
-from learnsolve.solvers.core.advance import fitting
+from learnsolve.solvers.core.advance import columns_of, fitting, side_by_side, tiles
 from learnsolve.solvers.core.advance_cg import at_once
 from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, STANDS, gaps
 from learnsolve.solvers.core.gradient import in_segments
@@ -126,19 +127,23 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
 
     On a CUDA device, with a criterion without a tolerance and no callback, the host never synchronizes: a
     column at the rounding level stops there, whereas on the CPU it restarts."""
-    out = at_once(method, system, maxiter, gradient)
-    if out is None:
-        loop = _Loop(method, system, gradient)
-        progress = loop.begin()
-        if gradient == "checkpointed":
-            (progress, norms), runs = in_segments(loop, progress, maxiter), True
-        else:
-            progress, norms, runs = loop.run(maxiter, 0, progress)
-        codes = progress.codes
-        if runs:
-            codes = codes.masked_fill(codes == 0, CODE[Status.MAX_ITERATIONS])
-        codes = codes.squeeze(-2)
-        out = Outcome(progress.state.x, torch.cat((loop.first, *norms), -2), codes, "", loop.execution)
+    outs: list[Outcome] = []
+    for part in columns_of(system, tiles(method, system, gradient)):
+        out = at_once(method, part, maxiter, gradient)
+        if out is None:
+            loop = _Loop(method, part, gradient)
+            progress = loop.begin()
+            if gradient == "checkpointed":
+                (progress, norms), runs = in_segments(loop, progress, maxiter), True
+            else:
+                progress, norms, runs = loop.run(maxiter, 0, progress)
+            codes = progress.codes
+            if runs:
+                codes = codes.masked_fill(codes == 0, CODE[Status.MAX_ITERATIONS])
+            codes, x = codes.squeeze(-2), progress.state.x.contiguous()
+            out = Outcome(x, torch.cat((loop.first, *norms), -2), codes, "", loop.execution)
+        outs.append(out)
+    out = side_by_side(outs)
     return explained(system, out) if system.criterion.has_tolerance else out
 
 
