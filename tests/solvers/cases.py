@@ -72,8 +72,10 @@ class Case:
         return normal((*lead, self.shape[0], *tail), dtype, seed)
 
     def start(self, b: Tensor) -> Tensor:
-        """An x0 for b."""
+        """An x0 for b, in the row space of A, so that the solution does not depend on it."""
         x0 = self.right(*b.shape[-1:][: b.dim() - 1], lead=b.shape[:-2], dtype=b.dtype, seed=5)
+        if self.shape[0] < self.shape[1]:
+            return self.build(self.v).to_dense().to(b.dtype).mT @ x0
         return x0.narrow(0 if b.dim() == 1 else -2, 0, self.shape[1])
 
     def solve(self, v: Tensor, b: Tensor, x0: Tensor | None = None, **options: Any) -> S.Solution:
@@ -224,7 +226,7 @@ COMPLEX = [
 # The first row of each method and of what it may be given: where a test is slow.
 BRANCHES = ("cg, IC0", "cg, function", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")
 BRANCHES += ("cg, IC0, complex", "gmres, complex", "gmres of a function, complex", "bicgstab, ILU0, complex")
-BRANCHES += ("gmres, null space", "gmres(3)", "fgmres, Jacobi", "lsqr, damped", "lsqr, wide", "lsmr")
+BRANCHES += ("gmres, null space", "gmres(3)", "fgmres, Jacobi", "lsqr, damped", "lsmr")
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 
