@@ -135,6 +135,32 @@ def least_norm(rng: np.random.Generator) -> tuple[str, Callable, Callable, list[
     return what, sparse, dense, [D.flatten(-2), b]
 
 
+def singular(rng: np.random.Generator) -> tuple[str, Callable, Callable, list[Tensor]]:
+    """Singular values apart by 0.3 at least, perhaps with a tiny one or, of a square matrix, a zero."""
+    m, n, seed = *(int(k) for k in rng.integers(2, 9, 2)), int(rng.integers(10**6))
+    r, least = min(m, n), float(rng.choice([1.0, 1.0, 1e-3, 1e-7, 0.0 if m == n else 1e-7]))
+    k, which = int(rng.integers(1, r + 1)), str(rng.choice(["largest", "smallest"]))
+    U, V = (torch.linalg.qr(normal((j, r), seed=seed + j))[0] for j in (m, n))
+    sizes = torch.as_tensor(least + np.arange(r) * rng.uniform(0.3, 1))
+    P = ls.CSR.from_dense(torch.ones(m, n)).pattern
+    some = slice(0, k) if which == "largest" else slice(r - k, r)
+
+    def shown(U: Tensor, S: Tensor, V: Tensor) -> Tensor:
+        """Without the vectors of a tiny value, whose derivatives are as large as its inverse."""
+        big = S.detach() > 1e-2
+        return torch.cat((S, ((U * big) @ V.mT).flatten()))
+
+    def sparse(v: Tensor) -> Tensor:
+        U, S, V, _ = ls.svds(ls.CSR(v, P), k, which=which)
+        return shown(U, S, V)
+
+    def dense(v: Tensor) -> Tensor:
+        U, S, Vh = torch.linalg.svd(v.view(m, n), full_matrices=False)
+        return shown(U[:, some], S[some], Vh.mT[:, some])
+
+    return f"svds, {m} x {n}, {k} {which}, least {least:.0e}", sparse, dense, [((U * sizes) @ V.mT).flatten()]
+
+
 def _place(P: ls.SparsityPattern) -> tuple[Tensor, Tensor]:
     crow = P.crow_indices
     return torch.repeat_interleave(torch.arange(P.shape[0]), crow.diff()), P.col_indices
@@ -203,6 +229,7 @@ KINDS: dict[str, Any] = {
     "operations": operation,
     "solves": solver,
     "least norm": least_norm,
+    "singular values": singular,
     "made of one tensor": None,
 }
 
@@ -210,7 +237,7 @@ KINDS: dict[str, Any] = {
 def fault(number: int, counts: Counter | None = None) -> str | None:
     counts = Counter() if counts is None else counts
     rng = np.random.default_rng(number)
-    kind = str(rng.choice(list(KINDS), p=[0.55, 0.2, 0.1, 0.15]))
+    kind = str(rng.choice(list(KINDS), p=[0.53, 0.19, 0.1, 0.04, 0.14]))
     counts[kind] += 1
     if kind == "made of one tensor":
         name, f = (_composed.preconditioner if rng.random() < 0.5 else _composed.solver)(rng)
@@ -222,7 +249,7 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
         return said and f"{what}: {said}"
     name, sparse, dense, inputs = KINDS[kind](rng)
     order = (first, recorded, forward, second)[rng.choice(4, p=[0.5, 0.1, 0.2, 0.2])]
-    order = first if name.endswith(("unrolled", "checkpointed")) and kind == "solves" else order
+    order = first if name.endswith(("unrolled", "checkpointed", "least 0e+00")) else order
     scale = float(10 ** rng.uniform(-30, 30))
     with torch.no_grad():
         shape = dense(*inputs).shape
@@ -256,7 +283,8 @@ def gradients(count: int, seed: int, counts: Counter) -> Iterator[str]:
     The operations are the rows of the table in tests/ops/cases.py, with other numbers in each case and,
     where a row allows it, other patterns. Implicit gradients of the solvers, to a tolerance of 1e-13, are
     compared with those of torch.linalg.solve, those of least squares of any shape and rank, real and
-    complex, with those of torch.linalg.pinv, and unrolled ones with the same iterations of a dense matrix,
+    complex, with those of torch.linalg.pinv, those of singular values and vectors, beside tiny values and
+    zeros, with those of torch.linalg.svd, and unrolled ones with the same iterations of a dense matrix,
     recorded operation by operation. What is made of one tensor (_composed.py) has the gradient of a plain
     backward with create_graph=True too.
 
