@@ -116,6 +116,9 @@ def test_gradient_from_a_start_outside_of_the_row_space(name):
     b[:, 1] = 0
     sparse, _ = pair(name, D, x0=x0)
     start = x0 * torch.tensor([1.0, 0.0])
+    A = ls.CSR.from_dense(D)
+    solve = lambda A: getattr(S, name)(A, b, 1e6 * x0, **TIGHT).x  # noqa: E731
+    assert torch.equal(solve(A), solve(A.detach().requires_grad_()).detach())  # to the last bit
     found = []
     for f in (sparse, lambda v, b: start + pinv(v.view(4, 6), b - v.view(4, 6) @ start)):
         v, c = D.flatten().requires_grad_(), b.clone().requires_grad_()

@@ -88,7 +88,9 @@ def implicit(
             x = Implicit.apply(again, report, out.x, right, *parameters)
         else:  # x = x0 + A^+ (b - A x0), and 0 where b = 0
             start = torch.where((b == 0).all(-2, keepdim=True), 0, x0)
-            x = start + Implicit.apply(again, report, out.x - start, right - again.A(start), *parameters)
+            d = out.x - start
+            # out.x to the last bit, with the derivatives of d.
+            x = out.x + (Implicit.apply(again, report, d, right - again.A(start), *parameters) - d)
         out = out._replace(x=x)
     return problem.solution(out, report)
 
