@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +31,15 @@ class Request:
     maxiter: int | None
     throw: bool
 
+    @property
+    def methods(self) -> dict[str, Callable[[Request], Any]]:
+        """Methods of its own."""
+        return {}
+
     def choice(self) -> tuple[str, str]:
         """The method and the reason."""
+        if isinstance(self.which, str) and self.method != "dense" and self.norm == 0:
+            return "lobpcg", "A is zero"  # of which Lanczos's method makes no second vector
         if self.method != "auto":
             return self.method, "as requested"
         if self.M is not None:

@@ -24,7 +24,7 @@ def solve(request: Request) -> tuple[Known, Eigenpairs]:
     method, why = request.choice()
     if request.B is not None and not bool((request.B.diagonal() > 0).all()):
         raise _not_definite(request.name)
-    run = {"dense": _dense, "arpack": _arpack, "lobpcg": _lobpcg}[method]
+    run = {"dense": _dense, "arpack": _arpack, "lobpcg": _lobpcg, **request.methods}[method]
     values, U, iterations, what, solver = run(request)
     like = request.A.values
     values, U = values.to(like), _signed(U).to(like)

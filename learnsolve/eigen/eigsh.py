@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -88,16 +89,21 @@ def eigsh(
     name = "eigsh"
     A, B = inputs.matrix(A), None if B is None else inputs.matrix(B)
     _check(name, A, k, B, which, M, method, rtol, maxiter, throw)
+    return computed(Request(name, A, B, k, which, M, method, rtol, maxiter, throw))
+
+
+def computed(request: Request) -> Eigenpairs:
+    """The pairs of each matrix of a batch, with derivatives."""
+    A, B = request.A, request.B
     batch = A.batch_shape if B is None else torch.broadcast_shapes(A.batch_shape, B.batch_shape)
 
     def one(a: Tensor, b: Tensor | None) -> Eigenpairs:
         of_A = A.with_values(numbers(a))
         of_B = None if b is None else B.with_values(numbers(b))  # type: ignore[union-attr]
-        request = Request(name, of_A, of_B, k, which, M, method, rtol, maxiter, throw)
         with plain_tensors(), torch.no_grad():
-            known, pairs = solve(request)
+            known, pairs = solve(replace(request, A=of_A, B=of_B))
         if not pairs.converged:
-            report(name, pairs, throw)
+            report(request.name, pairs, request.throw)
         values, vectors = attached(a, a.new_empty(0) if b is None else b, known)
         return pairs._replace(values=values, vectors=vectors)
 

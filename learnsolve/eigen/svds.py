@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from learnsolve import ops
+from learnsolve.eigen._singular import SingularRequest
 from learnsolve.eigen.eigenpairs import SingularTriplets
-from learnsolve.eigen.eigsh import eigsh
+from learnsolve.eigen.eigsh import _check, computed
 from learnsolve.matrix import checks, inputs
-from learnsolve.matrix.plain import numbers
 
 
 def svds(
@@ -39,17 +36,18 @@ def svds(
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `eigsh`; if a singular value is zero up to rounding (for "smallest", up to half of the digits).
+        as for `eigsh`.
 
     Notes
     -----
-    "largest": the largest eigenvalues of :math:`\begin{pmatrix} 0 & A \\ A^T & 0 \end{pmatrix}`, which are s,
-    with vectors (u, v). "smallest": the smallest eigenvalues, :math:`s^2`, of :math:`A^T A`, or of :math:`A
-    A^T` if it has fewer rows: singular values below :math:`10^{-8}` of the largest (float64) are rounding
-    errors.
+    Eigenpairs of :math:`\begin{pmatrix} 0 & A \\ A^T & 0 \end{pmatrix}`, which are s with vectors (u, v): by
+    LAPACK's decomposition of A if min(m, n) <= 256 or 3 k > min(m, n); else "largest" by Lanczos's method,
+    "smallest" from the space of the smallest eigenvectors of :math:`A^T A`, or :math:`A A^T` if A has
+    fewer rows. The accuracy is relative to the largest singular value. Vectors of zero complete the bases.
 
-    Gradient, including clusters, as for `eigsh`, any order. Cost: as for `eigsh`; "smallest" forms the
-    product, in which a dense row of A becomes a dense block.
+    Gradient, including clusters, as for `eigsh`, any order; of a value of zero :math:`u v^T`, a subgradient.
+    Where A and its transpose have different null spaces, the vectors of zero have no derivative: a warning.
+    Cost: as for `eigsh`; "smallest" forms the product, in which a dense row of A becomes a dense block.
 
     Examples
     --------
@@ -67,26 +65,8 @@ def svds(
     if checks.integer(name, "k", k, 1) > min(m, n):
         raise ValueError(f"{name}: k must be at most min(m, n) = {min(m, n)}, got {k}")
     checks.one_of(name, "which", which, ("largest", "smallest"))
-    options: dict[str, Any] = {"rtol": rtol, "maxiter": maxiter, "throw": throw}
-    if which == "largest":
-        pairs = eigsh(ops.block([[None, A], [A.T, None]]), k, which="largest", **options)
-        S, X = pairs.values.flip(-1), 2**0.5 * pairs.vectors.flip(-1)
-        _check_rank(S, 100 * torch.finfo(S.dtype).eps)
-        U, V = X.split([m, n], -2)
-        return SingularTriplets(U, S, V, pairs)
-    wide = m < n
-    pairs = eigsh(ops.spgemm(A, A.T) if wide else ops.spgemm(A.T, A), k, **options)
-    S = pairs.values.clamp(min=0).sqrt().flip(-1)
-    _check_rank(S, 0.0)
-    X = pairs.vectors.flip(-1)
-    Y = (A.T if wide else A) @ X / S.unsqueeze(-2)
-    return SingularTriplets(X, S, Y, pairs) if wide else SingularTriplets(Y, S, X, pairs)
-
-
-def _check_rank(S: Tensor, rounding: float) -> None:
-    """Reject singular values of zero: their vectors are not vectors of the symmetric matrix."""
-    if bool((numbers(S) <= rounding * numbers(S).amax(-1, keepdim=True)).any()):
-        raise ValueError(
-            "svds: some of the requested singular values are zero to rounding; ask for fewer, or use "
-            "torch.linalg.svd(A.to_dense())"
-        )
+    H = ops.block([[None, A], [A.T, None]])
+    _check(name, H, k, None, which, None, "auto", rtol, maxiter, throw)
+    pairs = computed(SingularRequest(name, H, None, k, which, None, "auto", rtol, maxiter, throw, m))
+    U, V = (2**0.5 * pairs.vectors.flip(-1)).split([m, n], -2)
+    return SingularTriplets(U, pairs.values.flip(-1), V, pairs)

@@ -32,7 +32,8 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     Raises
     ------
     ValueError
-        if shapes do not match; without `damp`, if the columns of A are linearly dependent (always if m < n);
+        if shapes do not match; if the columns of A, with `damp` of [A; damp I], are linearly dependent up to
+        rounding errors of the normal equations (without `damp` always if m < n);
         if a weight is not positive, or values are not finite.
 
     Notes
@@ -98,16 +99,9 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     values = torch.cat(parts, -1).index_select(-1, order)
     rhs = b.unsqueeze(-1) if vector else b
     rhs = torch.cat((rhs, rhs.new_zeros((*rhs.shape[:-2], n, rhs.shape[-1]))), -2)
-    factors = " ".join(_SYMMETRIC) if torch.compiler.is_dynamo_compiling() else Factors(name, _SYMMETRIC)
-    try:
-        x = solved(values, rhs, P, False, factors)[..., m:, :]
-    except ValueError as error:
-        if "singular" not in str(error) or "not finite" in str(error):
-            raise
-        raise ValueError(
-            f"{name}: the columns of A depend on each other; give damp > 0, or use solvers.lsqr for the "
-            "solution of minimum norm"
-        ) from error
+    how = _SYMMETRIC._replace(unknowns=str(n))
+    factors = " ".join(how) if torch.compiler.is_dynamo_compiling() else Factors(name, how)
+    x = solved(values, rhs, P, False, factors)[..., m:, :]
     return x.squeeze(-1) if vector else x
 
 

@@ -124,7 +124,7 @@ def lsqr(
     damp : float, the damping of x (SciPy damps x - x0)
     atol, btol : the tolerances, at least the rounding unit. None: 1e-6
     conlim : stop (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0: never
-    adjoint_rtol, adjoint_maxiter : of the adjoint solve by `cg`. Default: atol and maxiter
+    adjoint_rtol, adjoint_maxiter : of the adjoint solves, atol and btol too. Default: atol and maxiter
     options : shared keywords
 
     Returns
@@ -138,10 +138,10 @@ def lsqr(
 
     Notes
     -----
-    Implicit gradient, of any order, forward mode: :math:`\bar b = A w` and, on the pattern,
-    :math:`\bar A = r w^T - (A w) x^T`, with :math:`(A^T A + \mathtt{damp}^2 I) w = \bar x`. If A is rank
-    deficient and damp = 0, x has the least norm (from x0 = 0), and the adjoint solve generally has no
-    solution, which is reported. Cost per iteration: one product with A and one with its transpose.
+    x has the least norm (from x0 = 0). Implicit gradient of any order, forward mode, with r = b - A x:
+    :math:`\bar b = A^{+T} \bar x`, :math:`\bar A = -\bar b x^T + r (A^+ \bar b)^T + (A^{+T} x) (\bar x - A^T
+    \bar b)^T` on the pattern: up to three solves, for changes of A that keep its rank (docs/gradients.md).
+    Cost per iteration: one product with A and one with its transpose.
 
     Examples
     --------

@@ -348,29 +348,3 @@ def test_wrong_arguments():
         ):
             with pytest.raises(kind, match=f"^{name}: .*{message}"):
                 f(*bad)
-
-
-@pytest.mark.parametrize("damp", [0.0, 0.7])
-def test_least_squares(damp):
-    """Against LAPACK on [W^1/2 A; damp I], also where A is badly scaled; and what has no solution."""
-    D, b, w = normal((9, 4)), normal((9, 2), seed=1), normal((9,), seed=2).exp()
-    for scale in (1.0, 1e6, 1e-6):
-        A = ls.CSR.from_dense(scale * D)
-        stacked = torch.cat((w.sqrt()[:, None] * A.to_dense(), damp * scale * torch.eye(4, dtype=D.dtype)))
-        rhs = torch.cat((w.sqrt()[:, None] * b, torch.zeros(4, 2, dtype=D.dtype)))
-        wanted = torch.linalg.lstsq(stacked, rhs).solution
-        for found in (
-            ls.ops.lstsq(A, b, damp=damp * scale, weight=w),
-            torch.stack([ls.ops.lstsq(A, c, damp=damp * scale, weight=w) for c in b.T], 1),
-        ):
-            torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12 / scale)
-    tall = ls.CSR.from_dense(torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]))
-    for bad, options, message in (
-        (tall, {}, "the columns of A depend on each other; give damp > 0, or use solvers.lsqr"),
-        (tall.T, {}, "A is 2 x 3, so that its columns depend on each other"),
-        (tall, {"damp": -1.0}, "damp must be finite and at least 0, got -1.0"),
-        (tall, {"weight": torch.tensor([1.0, 0.0, 1.0])}, "weight must be positive, got 0.0 in row 1"),
-        (tall, {"weight": torch.ones(2)}, r"weight must have shape \(m,\) = \(3,\), got \(2,\)"),
-    ):
-        with pytest.raises(ValueError, match=f"^lstsq: {message}"):
-            ls.ops.lstsq(bad, torch.ones(bad.shape[0]), **options)

@@ -72,8 +72,10 @@ class Case:
         return normal((*lead, self.shape[0], *tail), dtype, seed)
 
     def start(self, b: Tensor) -> Tensor:
-        """An x0 for b."""
+        """An x0 for b, in the row space of A, so that the solution does not depend on it."""
         x0 = self.right(*b.shape[-1:][: b.dim() - 1], lead=b.shape[:-2], dtype=b.dtype, seed=5)
+        if self.shape[0] < self.shape[1]:
+            return self.build(self.v).to_dense().to(b.dtype).mT @ x0
         return x0.narrow(0 if b.dim() == 1 else -2, 0, self.shape[1])
 
     def solve(self, v: Tensor, b: Tensor, x0: Tensor | None = None, **options: Any) -> S.Solution:
@@ -101,8 +103,9 @@ class Case:
             return torch.linalg.pinv(D, hermitian=True) @ b
         if self.square:
             return torch.linalg.solve(D, b)
-        N = D.mT @ D + self.keywords.get("damp", 0.0) ** 2 * torch.eye(D.shape[-1], dtype=D.dtype)
-        return torch.linalg.solve(N, D.mT @ b)
+        damped = self.keywords.get("damp", 0.0) * torch.eye(D.shape[-1], dtype=D.dtype)
+        D = torch.cat((D, damped.expand(*D.shape[:-2], -1, -1)), -2)
+        return torch.linalg.pinv(D)[..., : b.shape[-2]] @ b
 
 
 def row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises: Any) -> Case:
@@ -110,7 +113,7 @@ def row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises: Any) ->
     method = re.split(r"\W", name)[0]
     A, blocks = shifted(poisson(3, 5)), tuple(ls.problems.poisson(shape) for shape in ((2,), (4, 5), (6,)))
     if method in RECTANGULAR:
-        A, blocks = tall(), ()
+        A, blocks = tall(5, 8) if "wide" in name else tall(), ()
     elif method not in SYMMETRIC:
         A, blocks = shifted(convection(3, 5)), (convection(3, 3), convection(4, 5), convection(3, 2))
     build, v = A.with_values, A.values
@@ -169,6 +172,7 @@ CASES = [
     row("lsqr"),
     row("lsqr, damped", keywords={"damp": 0.4}),
     row("lsqr of a function"),
+    row("lsqr, wide"),
     row("lsmr"),
     row("lsmr, damped", keywords={"damp": 0.4}),
 ]

@@ -81,6 +81,25 @@ def test_the_solver_of_solve():
     assert ls.solve(WAVE, right(30), method=ls.factorize(WAVE)).execution == "direct"
 
 
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_fcg_takes_a_diagonal_that_is_not_hermitian(k, dtype):
+    """As it takes the same numbers in a CSR and as a function."""
+    A, b = HERMITIAN.detach().to(dtype=dtype), right(*([30, k] if k else [30])).to(dtype)
+    d = ((normal((30,), seed=4).abs() + 1) * torch.exp(0.2j * normal((30,), seed=5))).to(dtype)
+    tol = 1e-4 if dtype is torch.complex64 else 1e-10
+    found = [
+        S.fcg(A, b, M=M, rtol=tol).x
+        for M in (
+            P.Diagonal(d),
+            ls.ops.diag(d),
+            lambda r: d.reshape(-1, *[1] * (r.dim() - 1)) * r,
+            P.Jacobi(A.with_values(A.values * (1 + 0.1j))),
+        )
+    ]
+    close(found, len(found) * [torch.linalg.solve(A.to_dense(), b)], 30 * tol)
+
+
 def test_incomplete_factors_are_the_complex_ones():
     """On a tridiagonal pattern nothing is dropped; pivots may be imaginary where rows can be turned."""
     b = right(30, 2)

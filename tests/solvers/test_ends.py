@@ -222,19 +222,6 @@ def test_least_squares_are_never_without_solution(name, dtype, decades):
     assert Status.STAGNATED in ends
 
 
-def test_least_squares_without_full_rank_warns_in_the_adjoint():
-    A = ls.CSR.from_dense(torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]).double())
-    b = normal((3,)).requires_grad_()
-    solution = S.lsqr(A, b)
-    assert solution.converged
-    torch.testing.assert_close(solution.x.detach(), torch.full((2,), b.mean().item() / 2).double())
-    with pytest.warns(ConvergenceWarning, match="did not converge"):
-        solution.x[0].backward()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        S.lsqr(A, b, damp=0.1).x[0].backward()
-
-
 @quiet
 def test_names_of_failures():
     b, A = normal((16,)), poisson()

@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,6 +103,64 @@ def solver(rng: np.random.Generator) -> tuple[str, Callable, Callable, list[Tens
     return f"{name}, {keywords.get('gradient', 'implicit')}", sparse, dense, [V, b]
 
 
+def least_norm(rng: np.random.Generator) -> tuple[str, Callable, Callable, list[Tensor]]:
+    """Least squares of any shape and rank, with nonzero singular values between 1 and 4."""
+    m, n, seed = *(int(k) for k in rng.integers(1, 9, 2)), int(rng.integers(10**6))
+    rank = min(m, n) if rng.random() < 0.4 else int(rng.integers(1, min(m, n) + 1))
+    batch, damp = () if rng.random() < 0.7 else (2,), float(rng.choice([0, 0, 0.5]))
+    named = ("lsqr", "lsmr", "lstsq") if damp or rank == n else ("lsqr", "lsmr")
+    name, many = str(rng.choice(named)), batch or rng.random() < 0.5
+    complex = name != "lstsq" and bool(rng.random() < 0.25)
+    dtype = torch.complex128 if complex else torch.float64
+    U, V = (torch.linalg.qr(normal((*batch, k, rank), seed=seed + k).to(dtype))[0] for k in (m, n))
+    if complex:  # rows and columns turned in the plane
+        U, V = (W * torch.exp(1j * normal(W.shape[:-1], seed=seed + 3)).unsqueeze(-1) for W in (U, V))
+    sizes = torch.as_tensor(rng.uniform(1, 4, rank))
+    D, P = (U * sizes) @ V.mH, ls.CSR.from_dense(torch.ones(m, n)).pattern
+    b = normal((*batch, m, int(rng.integers(1, 4))) if many else (m,), seed=seed + 20)
+    b = torch.complex(b, normal(b.shape, seed=seed + 21)) if complex else b
+
+    def sparse(v: Tensor, b: Tensor) -> Tensor:
+        A = ls.CSR(v, P)
+        if name == "lstsq":
+            return ls.ops.lstsq(A, b, damp=damp)
+        return getattr(S, name)(A, b, damp=damp, atol=1e-12, btol=1e-12).x
+
+    def dense(v: Tensor, b: Tensor) -> Tensor:
+        eye = damp * torch.eye(n, dtype=dtype).expand(*v.shape[:-1], n, n)
+        X = torch.linalg.pinv(torch.cat((v.unflatten(-1, (m, n)), eye), -2), rtol=1e-8)[..., :m]
+        return X @ b if b.dim() > 1 else (X @ b.unsqueeze(-1)).squeeze(-1)
+
+    what = f"{name}, {m} x {n}, rank {rank}, damp {damp}, {str(dtype)[6:]}"
+    return what, sparse, dense, [D.flatten(-2), b]
+
+
+def singular(rng: np.random.Generator) -> tuple[str, Callable, Callable, list[Tensor]]:
+    """Singular values apart by 0.3 at least, perhaps with a tiny one or, of a square matrix, a zero."""
+    m, n, seed = *(int(k) for k in rng.integers(2, 9, 2)), int(rng.integers(10**6))
+    r, least = min(m, n), float(rng.choice([1.0, 1.0, 1e-3, 1e-7, 0.0 if m == n else 1e-7]))
+    k, which = int(rng.integers(1, r + 1)), str(rng.choice(["largest", "smallest"]))
+    U, V = (torch.linalg.qr(normal((j, r), seed=seed + j))[0] for j in (m, n))
+    sizes = torch.as_tensor(least + np.arange(r) * rng.uniform(0.3, 1))
+    P = ls.CSR.from_dense(torch.ones(m, n)).pattern
+    some = slice(0, k) if which == "largest" else slice(r - k, r)
+
+    def shown(U: Tensor, S: Tensor, V: Tensor) -> Tensor:
+        """Without the vectors of a tiny value, whose derivatives are as large as its inverse."""
+        big = S.detach() > 1e-2
+        return torch.cat((S, ((U * big) @ V.mT).flatten()))
+
+    def sparse(v: Tensor) -> Tensor:
+        U, S, V, _ = ls.svds(ls.CSR(v, P), k, which=which)
+        return shown(U, S, V)
+
+    def dense(v: Tensor) -> Tensor:
+        U, S, Vh = torch.linalg.svd(v.view(m, n), full_matrices=False)
+        return shown(U[:, some], S[some], Vh.mT[:, some])
+
+    return f"svds, {m} x {n}, {k} {which}, least {least:.0e}", sparse, dense, [((U * sizes) @ V.mT).flatten()]
+
+
 def _place(P: ls.SparsityPattern) -> tuple[Tensor, Tensor]:
     crow = P.crow_indices
     return torch.repeat_interleave(torch.arange(P.shape[0]), crow.diff()), P.col_indices
@@ -123,7 +182,7 @@ def second(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tup
     """The gradient of <gradient, w> for the inputs and for g."""
     inputs, g = [t.clone().requires_grad_() for t in inputs], g.clone().requires_grad_()
     found = torch.autograd.grad(f(*inputs), inputs, g, create_graph=True)
-    inner = torch.stack([(a * b).sum() for a, b in zip(found, w, strict=True)]).sum()
+    inner = torch.stack([(a * b).sum().real for a, b in zip(found, w, strict=True)]).sum()
     if not inner.requires_grad:  # torch's gradient of a concatenation of nothing; ours must be zeros too
         return tuple(torch.zeros_like(t) for t in (*inputs, g))
     grads = torch.autograd.grad(inner, (*inputs, g), allow_unused=True)
@@ -166,10 +225,19 @@ def composed(f: Callable[[Tensor], Tensor], seed: int) -> str | None:
     return None
 
 
+KINDS: dict[str, Any] = {
+    "operations": operation,
+    "solves": solver,
+    "least norm": least_norm,
+    "singular values": singular,
+    "made of one tensor": None,
+}
+
+
 def fault(number: int, counts: Counter | None = None) -> str | None:
     counts = Counter() if counts is None else counts
     rng = np.random.default_rng(number)
-    kind = str(rng.choice(["operations", "solves", "made of one tensor"], p=[0.6, 0.25, 0.15]))
+    kind = str(rng.choice(list(KINDS), p=[0.53, 0.19, 0.1, 0.04, 0.14]))
     counts[kind] += 1
     if kind == "made of one tensor":
         name, f = (_composed.preconditioner if rng.random() < 0.5 else _composed.solver)(rng)
@@ -179,14 +247,14 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
         except Exception as error:  # whatever it is
             return f"{what}: raised {type(error).__name__}: {error}"
         return said and f"{what}: {said}"
-    name, sparse, dense, inputs = (operation if kind == "operations" else solver)(rng)
+    name, sparse, dense, inputs = KINDS[kind](rng)
     order = (first, recorded, forward, second)[rng.choice(4, p=[0.5, 0.1, 0.2, 0.2])]
-    order = first if name.endswith(("unrolled", "checkpointed")) and kind == "solves" else order
+    order = first if name.endswith(("unrolled", "checkpointed", "least 0e+00")) else order
     scale = float(10 ** rng.uniform(-30, 30))
     with torch.no_grad():
         shape = dense(*inputs).shape
-    g = scale * normal(shape, seed=number % 9973)
-    w = [normal(t.shape, seed=i + 7) for i, t in enumerate(inputs)]
+    g = scale * normal(shape, seed=number % 9973).to(inputs[0].dtype)
+    w = [normal(t.shape, seed=i + 7).to(t.dtype) for i, t in enumerate(inputs)]
     counts[
         {first: "first derivatives", recorded: "with a graph", second: "second", forward: "in forward mode"}[
             order
@@ -214,9 +282,11 @@ def gradients(count: int, seed: int, counts: Counter) -> Iterator[str]:
 
     The operations are the rows of the table in tests/ops/cases.py, with other numbers in each case and,
     where a row allows it, other patterns. Implicit gradients of the solvers, to a tolerance of 1e-13, are
-    compared with those of torch.linalg.solve, and unrolled ones with the same iterations of a dense
-    matrix, recorded operation by operation. What is made of one tensor (_composed.py) has the gradient of
-    a plain backward with create_graph=True too.
+    compared with those of torch.linalg.solve, those of least squares of any shape and rank, real and
+    complex, with those of torch.linalg.pinv, those of singular values and vectors, beside tiny values and
+    zeros, with those of torch.linalg.svd, and unrolled ones with the same iterations of a dense matrix,
+    recorded operation by operation. What is made of one tensor (_composed.py) has the gradient of a plain
+    backward with create_graph=True too.
 
     A fault is a gradient that differs from that of autograd on dense matrices by more than 1e-8 of its norm
     (second derivatives: of the largest), or, where all is made of one tensor, from the plain backward by

@@ -44,8 +44,8 @@ class ComplexForm(Preconditioner):
     def T(self) -> Preconditioner:
         return Transposed(self)
 
-    def real_form(self) -> Preconditioner:
-        return self.real if self.phase is None else self
+    def real_form(self) -> Preconditioner | None:
+        return self.real if self.phase is None else None
 
     def _converted(self, **kind: Any) -> Preconditioner:
         raise NotImplementedError("a preconditioner of a complex matrix: make it again of A.to(...)")

@@ -79,9 +79,9 @@ class Diagonal(Preconditioner):
     def T(self) -> Preconditioner:
         return self
 
-    def real_form(self) -> Preconditioner:
-        """The real form of a Hermitian diagonal, on the rows of ops/core/interleaved.py."""
-        return Diagonal(self.d.real.repeat_interleave(2, -1)) if self.symmetric else self
+    def real_form(self) -> Preconditioner | None:
+        """The real form of a Hermitian diagonal, on the rows of ops/core/interleaved.py; of others None."""
+        return Diagonal(self.d.real.repeat_interleave(2, -1)) if self.symmetric else None
 
     def pcg_form(self) -> tuple[str, Tensor, None]:
         return "diagonal", self.d, None

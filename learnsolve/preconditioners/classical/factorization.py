@@ -250,4 +250,4 @@ class TransposedFactorization(Transposed):
 
 
 def _again(A: CSR, request: Request) -> Factorization:
-    return Factorization(A, **request._asdict())
+    return Factorization(A, kind=request.kind, backend=request.backend, ordering=request.ordering)

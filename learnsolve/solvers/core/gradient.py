@@ -40,7 +40,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
 from learnsolve.matrix.autocast import full_precision
-from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.plain import as_one
 from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core import across
@@ -85,7 +84,13 @@ def implicit(
             return plain
     if tracked(b, *parameters):
         again, right = derived()
-        x = Implicit.apply(again, report, out.x, right, *parameters)
+        if x0 is None or not again.keeps_b:
+            x = Implicit.apply(again, report, out.x, right, *parameters)
+        else:  # x = x0 + A^+ (b - A x0), and 0 where b = 0
+            start = torch.where((b == 0).all(-2, keepdim=True), 0, x0)
+            d = out.x - start
+            # out.x to the last bit, with the derivatives of d.
+            x = out.x + (Implicit.apply(again, report, d, right - again.A(start), *parameters) - d)
         out = out._replace(x=x)
     return problem.solution(out, report)
 
@@ -174,27 +179,22 @@ class Implicit(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.problem, ctx.report, _, b, *parameters = inputs
-        ctx.save_for_backward(output, *parameters)
+        ctx.save_for_backward(output, b if ctx.problem.keeps_b else None, *parameters)
         keep_for_forward_mode(ctx, output, b, *parameters)
 
     @staticmethod
     @full_precision
     def backward(ctx, g):  # type: ignore[override]
-        x, *parameters = ctx.saved_tensors
+        x, b, *parameters = ctx.saved_tensors
         problem: Problem = ctx.problem.with_parameters(tuple(parameters))
-        y = problem.adjoint().linear(conjugate(g), "adjoint solve of the backward", ctx.report)
-        need = ctx.needs_input_grad[4:]
-        grads = problem.A.pullback(-y, x) if any(need) else (None,) * len(parameters)
-        return None, None, None, conjugate(y) if ctx.needs_input_grad[3] else None, *grads
+        of_b, grads = problem.pullback(g, x, b, any(ctx.needs_input_grad[4:]), ctx.report)
+        return None, None, None, of_b if ctx.needs_input_grad[3] else None, *grads
 
     @staticmethod
     def jvp(ctx, _s, _r, _x, tb, *tangents):  # type: ignore[override]
         x, b, *parameters = ctx.saved_tensors
         problem: Problem = ctx.problem.with_parameters(tuple(parameters))
-        right = torch.zeros_like(b) if tb is None else tb
-        if any(t is not None for t in tangents):
-            right = right - problem.A.pushforward(x, tangents)
-        return problem.linear(right, "solve for the tangent", ctx.report)
+        return problem.tangent(x, b, tb, tangents, ctx.report)
 
     @staticmethod
     def vmap(info, in_dims, problem, report, x, b, *parameters):

@@ -1,11 +1,18 @@
 """Code shared by `lsqr` and `lsmr`: damping, the stopping rule, derivatives.
 
 A damped problem is the least-squares problem of the larger matrix [A; damp I] and [b; 0], so the methods need
-no code for damping, and x0 does not change the solution. With r = b - A x, the solution satisfies A^T r -
-damp^2 x = 0, that is, N x = A^T b with N = A^T A + damp^2 I, which is differentiated like any other system
-(gradient.py). With w = N^-1 xbar, computed by conjugate gradients,
+no code for damping. From x0 they find x = x0 + A^+ (b - A x0), of least norm from x0 = 0. The derivatives of
+x = A^+ b, where A keeps its rank, are made of other solutions of least norm and differentiated like them:
+with r = b - A x,
 
-    bbar = A w,    Abar = r w^T - (A w) x^T on the pattern.
+    bbar = A^+T xbar,    Abar = -bbar x^T + r (A^+ bbar)^T + (A^+T x) (xbar - A^T bbar)^T on the pattern,
+    dx = A^+ (db - dA x + A^+T dA^T r - A t) + t,    t = dA^T A^+T x.
+
+The last term of Abar, and t - A^+ A t, vanish if the columns of A are independent; the second term of Abar,
+and dA^T r, if b is in the range of A.
+
+Source: Golub and Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares problems whose
+variables separate", SIAM J. Numer. Anal. 10 (1973) 413-432.
 """
 
 from __future__ import annotations
@@ -20,8 +27,8 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.inputs import operands
-from learnsolve.matrix.plain import outside_of_graphs
-from learnsolve.solvers.cg import ConjugateGradients
+from learnsolve.matrix.plain import outside_of_graphs, readable
+from learnsolve.ops.core.autograd import add
 from learnsolve.solvers.core.arguments import (
     check_b,
     check_operands,
@@ -30,51 +37,59 @@ from learnsolve.solvers.core.arguments import (
     refuse_what_has_no_implicit_gradient,
 )
 from learnsolve.solvers.core.complex_values import complex_solution, real_system
-from learnsolve.solvers.core.criterion import ResidualNorm, rounding_level, terms
+from learnsolve.solvers.core.criterion import rounding_level, terms
 from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import Operator, as_operator
-from learnsolve.solvers.core.problem import Problem
-from learnsolve.solvers.core.system import Columns
+from learnsolve.solvers.core.problem import ADJOINT, TANGENT, Problem
+from learnsolve.solvers.core.system import Columns, Outcome
 from learnsolve.solvers.core.vectors import safe_size, size
 from learnsolve.solvers.options import Options
-from learnsolve.solvers.solution import CODE, Solution, Status
+from learnsolve.solvers.solution import CODE, Report, Solution, Status
 
 
 @dataclass(frozen=True, eq=False)
-class _OfA:
-    """An operator made of A and damp."""
+class Damped:
+    """[A; damp I], or its transpose."""
 
     A: Operator
     damp: float
+    columns: int
+    transpose: bool = False
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
         return self.A.parameters
 
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Any:
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Damped:
         return replace(self, A=self.A.with_parameters(parameters))
 
     def core(self) -> int:
         return self.A.core()
 
-
-@dataclass(frozen=True, eq=False)
-class Damped(_OfA):
-    """[A; damp I], or its transpose."""
-
-    columns: int
-    transpose: bool = False
-
     @property
     def T(self) -> Damped:
         return replace(self, transpose=not self.transpose)
 
+    def _above(self, x: Tensor) -> Tensor:
+        """The rows that belong to A."""
+        return x[..., : x.shape[-2] - self.columns, :]
+
+    def _below(self, x: Tensor) -> Tensor:
+        return x[..., x.shape[-2] - self.columns :, :]
+
     def __call__(self, x: Tensor) -> Tensor:
         if not self.transpose:
             return torch.cat((self.A(x), self.damp * x), dim=-2)
-        rows = x.shape[-2] - self.columns
-        return self.A.T(x[..., :rows, :]) + self.damp * x[..., rows:, :]
+        return self.A.T(self._above(x)) + self.damp * self._below(x)
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        return self.A.T.pullback(y, self._above(x)) if self.transpose else self.A.pullback(self._above(y), x)
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        if self.transpose:
+            return self.A.T.pushforward(self._above(x), tangents)
+        return torch.cat((self.A.pushforward(x, tangents), torch.zeros_like(x)), dim=-2)
 
     def size(self) -> Tensor | None:
         largest = self.A.size()
@@ -84,43 +99,79 @@ class Damped(_OfA):
         if not self.transpose:
             y = self.A.magnitude(x)
             return None if y is None else torch.cat((y, self.damp * x.abs()), dim=-2)
-        rows = x.shape[-2] - self.columns
-        y = self.A.T.magnitude(x[..., :rows, :])
-        return None if y is None else y + self.damp * x[..., rows:, :].abs()
+        y = self.A.T.magnitude(self._above(x))
+        return None if y is None else y + self.damp * self._below(x).abs()
 
     def frobenius(self) -> Tensor | None:
         norm = self.A.frobenius()
         return None if norm is None else torch.hypot(norm, norm.new_tensor(self.damp * self.columns**0.5))
 
 
-class Normal(_OfA):
-    """N = A^T A + damp^2 I."""
+@dataclass(eq=False)
+class LeastSquaresProblem(Problem):
+    """min ||b - A x||, with the derivatives of A^+ b."""
+
+    keeps_b = True
+    shape: tuple[int, int] = (0, 0)  # of A
+
+    def adjoint(self) -> LeastSquaresProblem:
+        return replace(self, A=self.A.T, shape=self.shape[::-1])
+
+    def run(self, b: Tensor, x0: Tensor | None) -> Outcome:
+        return super().run(b, b.new_zeros((*b.shape[:-2], self.shape[1], b.shape[-1])) if x0 is None else x0)
+
+    def pullback(
+        self, g: Tensor, x: Tensor, b: Tensor, need: bool, report: Report
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        report.solution = None
+
+        def linear(problem: Problem, right: Tensor) -> Tensor:
+            ended = Report()
+            try:
+                return problem.linear(right, ADJOINT, ended)
+            finally:  # the worst is reported
+                known, new = report.solution, ended.solution
+                if new is not None and (known is None or CODE[new.status] > CODE[known.status]):
+                    report.solution = new
+
+        transposed = self.adjoint()
+        y = linear(transposed, g)
+        if not need:
+            return y, (None,) * len(self.A.parameters)
+        terms, r, left = [(-y, x)], b - self.A(x), g - self.A.T(y)
+        if not (self.onto or self._solves(self.A, r, b, x)):
+            terms.append((r, linear(self, y)))
+        if not (transposed.onto or self._solves(self.A.T, left, g, y)):
+            terms.append((linear(transposed, x), left))
+        return y, tuple(add(*of_one) for of_one in zip(*(self.A.pullback(*t) for t in terms), strict=True))
+
+    def tangent(
+        self, x: Tensor, b: Tensor, tb: Tensor | None, tangents: tuple[Tensor | None, ...], report: Report
+    ) -> Tensor:
+        if all(t is None for t in tangents):
+            return super().tangent(x, b, tb, tangents, report)
+        transposed, A = self.adjoint(), self.A
+        right = add(tb, -A.pushforward(x, tangents))
+        assert right is not None
+        if not self.onto:
+            right = right + transposed.linear(A.T.pushforward(b - A(x), tangents), TANGENT, Report())
+        if transposed.onto:
+            return self.linear(right, TANGENT, report)
+        t = A.T.pushforward(transposed.linear(x, TANGENT, Report()), tangents)
+        return self.linear(right - A(t), TANGENT, report) + t
 
     @property
-    def T(self) -> Normal:
-        return self
+    def onto(self) -> bool:
+        """Whether A is known to have independent rows."""
+        return isinstance(self.A, Damped) and self.A.transpose
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = self.A.T(self.A(x))
-        return y if self.damp == 0 else y + self.damp**2 * x
-
-    def size(self) -> Tensor | None:
-        largest = self.A.size()
-        return None if largest is None else torch.clamp(largest, min=self.damp) ** 2
-
-    def magnitude(self, x: Tensor) -> Tensor | None:
-        y = self.A.magnitude(x)
-        y = None if y is None else self.A.T.magnitude(y)
-        return None if y is None else y + self.damp**2 * x.abs()
-
-    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        # <y, N x> = <A y, A x> + ...
-        by_x, by_y = self.A.pullback(self.A(y), x), self.A.pullback(self.A(x), y)
-        return tuple(None if p is None or q is None else p + q for p, q in zip(by_x, by_y, strict=True))
-
-    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
-        change = self.A.pushforward(x, tangents)
-        return self.A.T(change) + self.A.T.pushforward(self.A(x), tangents)
+    def _solves(self, A: Any, r: Tensor, b: Tensor, x: Tensor) -> bool:
+        """Whether r = b - A x is zero to the tolerance, and no derivative of it is asked for."""
+        if torch.is_grad_enabled() or not readable(r):
+            return False
+        criterion: Any = self.criterion
+        norm_A = criterion.norm_of(A)
+        return bool(criterion.solves(safe_size(r), safe_size(b), 0 if norm_A is None else norm_A, x).all())
 
 
 class LeastSquares:
@@ -131,7 +182,7 @@ class LeastSquares:
         ||A^T r|| <= atol ||A|| ||r||                 (it has none)
 
     A tolerance below the rounding unit is replaced by it. The method gives up if its estimate of cond(A)
-    exceeds conlim.
+    exceeds conlim. `form`: how often A's entries occur in the operator, 2 for the real form of a complex A.
     """
 
     fixed = False
@@ -139,8 +190,8 @@ class LeastSquares:
     negligible = 0.0
     reads: tuple[str, ...] = ("A_norm", "condition")
 
-    def __init__(self, atol: float, btol: float, conlim: float):
-        self.atol, self.btol, self.conlim = atol, btol, conlim
+    def __init__(self, atol: float, btol: float, conlim: float, form: int = 1):
+        self.atol, self.btol, self.conlim, self.form = atol, btol, conlim, form
         self.has_tolerance = atol > 0 or btol > 0
 
     def fresh(self) -> LeastSquares:
@@ -152,17 +203,25 @@ class LeastSquares:
     def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
         eps = torch.finfo(b.dtype).eps
         self.atol, self.btol = max(self.atol, eps), max(self.btol, eps)
-        self.length, self.A_norm, normal = length, A.frobenius(), safe_size(A.T(r))
+        self.length, self.A_norm, normal = length, self.norm_of(A), safe_size(A.T(r))
         if (A_norm := self.A_norm) is None:
             # ||A^T b|| / ||b|| <= ||A||, which a solve from x = 0 computes in its first iteration.
             of_b = normal if r is b else safe_size(A.T(b))
             A_norm = of_b / torch.where(length == 0, 1, length)
         return self._small(x, norm, normal, A_norm) | (length == 0)
 
+    def norm_of(self, A: Any) -> Tensor | None:
+        """||A||, if its entries are known: those of a complex A occur twice in its real form."""
+        norm = A.frobenius()
+        return None if norm is None else norm / self.form**0.5
+
+    def solves(self, norm: Tensor, length: Tensor, A_norm: Any, x: Tensor) -> Tensor:
+        return norm <= self.btol * length + self.atol * A_norm * safe_size(x)
+
     def _small(self, x: Tensor, norm: Tensor, normal: Tensor, A_norm: Tensor) -> Tensor:
         A_norm = A_norm if self.A_norm is None else self.A_norm
         # Infinity is an overflow here and proves nothing.
-        solved = norm <= self.btol * self.length + self.atol * A_norm * safe_size(x)
+        solved = self.solves(norm, self.length, A_norm, x)
         small = (normal <= self.atol * A_norm * norm) & torch.isfinite(A_norm * norm)
         return (solved & torch.isfinite(A_norm * safe_size(x)) | small) & torch.isfinite(norm)
 
@@ -203,12 +262,13 @@ def solve(
     btol: float | None,
     conlim: float | None,
     options: Options,
+    form: int = 1,
 ) -> Solution:
     """Check the arguments, run the method, differentiate according to `options.gradient`."""
     A, b, x0 = operands(name, A, b, x0)
     if isinstance(b, Tensor) and b.is_complex():
         A, b, x0, options = real_system(name, A, b, x0, options)
-        return complex_solution(solve(name, method, A, b, x0, damp, atol, btol, conlim, options))
+        return complex_solution(solve(name, method, A, b, x0, damp, atol, btol, conlim, options, form=2))
     check_b(name, b)
     atol, btol = (1e-6 if tolerance is None else tolerance for tolerance in (atol, btol))
     conlim = 1e8 if conlim is None else conlim
@@ -218,30 +278,29 @@ def solve(
     operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), square=False)
     columns = Columns(b.dim() == 1, check_operands(name, A, b))
     B = columns.into(b)
-    X0 = _start(name, A, operator, b, x0, B, columns)
-    n = X0.shape[-2]
+    n = A.shape[1] if hasattr(A, "shape") else operator.T(B.detach()).shape[-2]
+    X0 = None if x0 is None else _start(name, n, b, x0, columns)
     maxiter = 10 * n if options.maxiter is None else options.maxiter
     damped: Any = operator
     padded = B
     if damp:
         damped = Damped(operator, float(damp), n)
         padded = torch.cat((B, B.new_zeros((*B.shape[:-2], n, B.shape[-1]))), dim=-2)
-    criterion = LeastSquares(atol, btol, conlim)
+    criterion = LeastSquares(atol, btol, conlim, form)
     ends = options.throw, options.gradient, options.callback
-    problem = Problem(name, method, damped, None, criterion, maxiter, columns, *ends)
+    problem = LeastSquaresProblem(
+        name, method, damped, None, criterion, maxiter, columns, *ends, shape=(padded.shape[-2], n)
+    )
     if options.gradient == "implicit":
         refuse_what_has_no_implicit_gradient(name, operator, None, None, x0)
         rtol = atol if options.adjoint_rtol is None else options.adjoint_rtol
-        normal: Any = Normal(operator, float(damp))
-        adjoint = replace(
+        again = replace(
             problem,
-            method=ConjugateGradients(),
-            A=normal,
-            criterion=ResidualNorm(rtol, 0.0),
+            criterion=LeastSquares(rtol, rtol, conlim, form),
             maxiter=maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
             callback=None,
         )
-        solution = implicit(problem, padded, X0, lambda: (adjoint, operator.T(B)))
+        solution = implicit(problem, padded, X0, lambda: (again, padded))
     else:
         solution = unrolled(problem, padded, X0)
     with torch.no_grad():
@@ -251,12 +310,7 @@ def solve(
     return solution
 
 
-def _start(
-    name: str, A: Any, operator: Operator, b: Tensor, x0: Tensor | None, B: Tensor, columns: Columns
-) -> Tensor:
-    n = A.shape[1] if hasattr(A, "shape") else operator.T(B.detach()).shape[-2]
-    if x0 is None:
-        return B.new_zeros((*B.shape[:-2], n, B.shape[-1]))
+def _start(name: str, n: int, b: Tensor, x0: Tensor, columns: Columns) -> Tensor:
     checks.same_kind(name, "x0", x0, b)
     shape = (n,) if b.dim() == 1 else (*b.shape[:-2], n, b.shape[-1])
     if x0.shape != shape:

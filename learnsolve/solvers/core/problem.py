@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
+from learnsolve.matrix.convert import conjugate
 from learnsolve.ops.core import across
 from learnsolve.solvers.core.criterion import Criterion
 from learnsolve.solvers.core.gradient import linear
@@ -18,6 +20,8 @@ from learnsolve.solvers.core.report import report
 from learnsolve.solvers.core.system import Columns, Outcome, System
 from learnsolve.solvers.core.units import in_units
 from learnsolve.solvers.solution import Iteration, Report, Solution
+
+ADJOINT, TANGENT = "adjoint solve of the backward", "solve for the tangent"
 
 
 @dataclass(eq=False)
@@ -35,6 +39,7 @@ class Problem:
     null: NullSpace | None = None  # of a singular A
     transposed_M: Callable[[], Any] | None = None  # makes the preconditioner of A^T
     advice: str = ""  # appended to the warning if it did not converge
+    keeps_b: ClassVar[bool] = False  # derivatives read b
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Problem:
         return replace(self, A=self.A.with_parameters(parameters))
@@ -58,6 +63,22 @@ class Problem:
     def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
         """A^-1 b with derivatives, for `Implicit`; `petsc.KSP` has its own."""
         return linear(self, b, what, ended)
+
+    def pullback(
+        self, g: Tensor, x: Tensor, b: Tensor | None, need: bool, report: Report
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """The gradients of <g, x>, x = A^-1 b, for b and, if there is a `need`, for the parameters."""
+        y = self.adjoint().linear(conjugate(g), ADJOINT, report)
+        return conjugate(y), self.A.pullback(-y, x) if need else (None,) * len(self.A.parameters)
+
+    def tangent(
+        self, x: Tensor, b: Tensor, tb: Tensor | None, tangents: tuple[Tensor | None, ...], report: Report
+    ) -> Tensor:
+        """dx for changes of b and the parameters."""
+        right = torch.zeros_like(b) if tb is None else tb
+        if any(t is not None for t in tangents):
+            right = right - self.A.pushforward(x, tangents)
+        return self.linear(right, TANGENT, report)
 
     def solution(self, out: Outcome, adjoint: Report | None = None) -> Solution:
         iterations = out.norms.shape[-2] - 1

@@ -22,11 +22,12 @@ LARGEST = int(np.iinfo(np.intc).max)
 
 
 class Request(NamedTuple):
-    """The options of the caller."""
+    """The options of the caller, as words."""
 
     kind: str = "auto"
     backend: str = "auto"
     ordering: str = "auto"
+    unknowns: str = ""  # how many, of least squares: the last ones of the augmented system of ops/lstsq.py
 
 
 AUTO = Request()

@@ -60,7 +60,7 @@ def available() -> list[str]:
 
 def checked(function: str, how: Request, dtype: torch.dtype) -> Request:
     """The request, if it is available."""
-    kind, backend, ordering = how
+    kind, backend, ordering = how[:3]
     for name, value, values in (
         ("kind", kind, ("auto", *KINDS)),
         ("backend", backend, ("auto", *BACKENDS, "cudss")),
@@ -135,7 +135,7 @@ def _analysis(S: Structure, backend: str, kind: str, ordering: str) -> Analysis:
 
 def _plan(P: SparsityPattern, data: torch.Tensor, how: Request) -> Iterator[tuple[str, str]]:
     """Pairs of kind and library, to be tried in this order."""
-    kind, backend, ordering = how
+    kind, backend, ordering = how[:3]
     names = [backend]
     if backend == "auto":
         names = [n for n in available() if n != "superlu" and ordering in ("auto", *BACKENDS[n].orderings)]

@@ -158,6 +158,8 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
     if n == 0:
         return []
     if fault := structure(P).fault:
+        if how.unknowns:
+            raise _dependent(function, "A")
         raise ValueError(
             f"{function}: A is structurally singular: {fault}; remove that row and column, or add "
             "entries there"
@@ -176,7 +178,36 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
                 "what made it"
             )
         made.append(Factored(P, numbers, float(largest), _factor_one(function, which, P, data, how)))
+        if how.unknowns:
+            _check_independent(function, which, made[-1], int(how.unknowns))
     return made
+
+
+def _check_independent(function: str, which: str, K: Factored, n: int) -> None:
+    """For K = a [I, B; B^T, -c I]: the smallest eigenvalue of (B^T B + c I) / (D D^T), of unit diagonal, by
+    two steps of inverse iteration. At the level of rounding errors the columns of B depend on each other, and
+    the factors give any one of the solutions."""
+    S, m = K.S, K.pattern.shape[0] - n
+    if not m or not n:
+        return
+    a = S[0, 0]
+    B, c = S[:m, m:] / a, -S[m:, m:].diagonal() / a
+    D = np.sqrt(B.multiply(B).sum(0) + c).astype(K.data.dtype)
+    x, size = np.random.default_rng(0).standard_normal(n).astype(D.dtype), 0.0
+    with np.errstate(all="ignore"):
+        for _ in range(2):
+            b = np.concatenate((np.zeros(m, D.dtype), D * (x / np.linalg.norm(x))))
+            x = a * K.factor.solve(b, False)[m:] * D
+            size = 1 / np.linalg.norm(x)
+    if not size > 10 * np.finfo(D.dtype).eps:  # true for NaN too
+        raise _dependent(function, which)
+
+
+def _dependent(function: str, which: str) -> ValueError:
+    return ValueError(
+        f"{function}: the columns of {which} depend on each other up to rounding errors; give damp, or more "
+        "of it, or use solvers.lsqr for the solution of minimum norm"
+    )
 
 
 def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how: Request) -> Factor:
@@ -189,6 +220,8 @@ def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how
     try:
         return choice.factor(P, data, how)
     except Singular:
+        if how.unknowns:
+            raise _dependent(function, which) from None
         raise ValueError(
             f"{function}: {which} is {why_singular(structure(P).matrix(data.numpy()))}"
         ) from None
@@ -249,7 +282,7 @@ def _remembered(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list
         same = _recent.find(
             lambda known: next((Q for Q, _, _ in known._factored if _same_pattern(Q, P)), None)
         )
-        new = Factors("spsolve", how)
+        new = Factors("lstsq" if how.unknowns else "spsolve", how)
         factors = new.of(same or SparsityPattern._trusted(crow.clone(), col.clone(), shape), values)
         _recent.add(new)
     return factors
@@ -258,7 +291,9 @@ def _remembered(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list
 @torch.library.custom_op("learnsolve::direct_solve", mutates_args=())
 def direct_solve(crow: Tensor, col: Tensor, values: Tensor, b: Tensor, transpose: bool, how: str) -> Tensor:
     """`solve`, with the factors of a recent call if it had the same values. `how`: a Request."""
-    return _solve("spsolve", _remembered(crow, col, values, Request(*how.split())), b, transpose)
+    request = Request(*how.split())
+    factors = _remembered(crow, col, values, request)
+    return _solve("lstsq" if request.unknowns else "spsolve", factors, b, transpose)
 
 
 @direct_solve.register_fake
