@@ -24,7 +24,9 @@ class Memory:
         values = pairs.values
         self.eps = torch.finfo(values.dtype).eps
         # The gap below which two values count as equal: half of the digits, or the effect of rounding in A.
-        self.gap = (values.abs() * self.eps**0.5).clamp(min=10 * self.eps * request.norm)
+        U = pairs.vectors
+        sizes = request.sizes(values, U) / request.times_B(U).norm(dim=0)
+        self.gap = torch.maximum(values.abs() * self.eps**0.5, 10 * self.eps * sizes)
         number = (values.diff(prepend=values[:1]) > torch.maximum(self.gap, self.gap.roll(1))).cumsum(0)
         self.cluster = number == number.unsqueeze(-1)
         self.solve: Solve | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +22,18 @@ from learnsolve.solvers.solution import Status
 
 
 def solve(request: Request) -> tuple[Known, Eigenpairs]:
-    method, why = request.choice()
     if request.B is not None and not bool((request.B.diagonal() > 0).all()):
         raise _not_definite(request.name)
+    method, why = request.choice()
+    known, pairs = _solve(request, method, why)
+    if method == "dense" and request.method == "auto" and not pairs.converged and request.k < len(known.vectors):
+        why = "all pairs of the dense matrix are less accurate"
+        with contextlib.suppress(ValueError):  # no shift is known, or it is an eigenvalue
+            known, pairs = min((known, pairs), _solve(request, "arpack", why), key=lambda found: sum(s is not Status.CONVERGED for s in found[1].statuses))
+    return known, pairs
+
+
+def _solve(request: Request, method: str, why: str) -> tuple[Known, Eigenpairs]:
     run = {"dense": _dense, "arpack": _arpack, "lobpcg": _lobpcg}[method]
     values, U, iterations, what, solver = run(request)
     like = request.A.values
@@ -33,24 +43,27 @@ def solve(request: Request) -> tuple[Known, Eigenpairs]:
         raise _not_definite(request.name)
     lengths = BU.norm(dim=0)
     residuals = (request.times_A(U) - BU * values).norm(dim=0) / lengths
-    limit = _tolerance(request, values, BU) / lengths
-    if method != "lobpcg":  # in float64 on the host
-        limit = limit.clamp(min=100 * torch.finfo(like.dtype).eps * request.norm)
+    # Dense and factored methods run in float64 on the host, to the end: what is left is rounding.
+    limit = _tolerance(request, values, U, BU, 10 if method == "lobpcg" else 100) / lengths
     # ARPACK returns no pair if it did not converge: NaN.
-    broken = ~residuals.isfinite() & (method != "arpack")
-    codes = torch.where(residuals <= limit, 0, 1 + broken.long())
-    ends = (Status.CONVERGED, Status.MAX_ITERATIONS, Status.NON_FINITE)
+    undone = residuals.isfinite() if method == "lobpcg" else (U.isnan().any(0) & (method == "arpack"))
+    rounding = residuals.isfinite() & ~undone
+    codes = torch.where(residuals <= limit, 0, torch.where(undone, 1, torch.where(rounding, 2, 3)))
+    ends = (Status.CONVERGED, Status.MAX_ITERATIONS, Status.STAGNATED, Status.NON_FINITE)
     statuses = [ends[code] for code in codes.tolist()]
     apart = (values - values.unsqueeze(-1)).abs().fill_diagonal_(torch.inf)
     pairs = Eigenpairs(values, U, residuals, statuses, apart.min(0).values, f"{what}: {why}", iterations)
     return Memory(request, pairs, solver).known(), pairs
 
 
-def _tolerance(request: Request, values: Tensor, BX: Tensor) -> Tensor:
+def _tolerance(request: Request, values: Tensor, X: Tensor, BX: Tensor, roundings: int) -> Tensor:
+    """Of ||A x - lambda B x||: rtol |lambda| ||B x||, lambda the largest of the k values in magnitude, but no
+    larger than A is where x is not small; at least some roundings of that."""
     eps = torch.finfo(values.dtype).eps
     rtol = request.rtol if request.rtol is not None else 1e-8 if eps < 1e-10 else 1e-4
-    sizes = torch.ones_like(BX[0]) if request.B is None else BX.norm(dim=0)
-    return max(rtol * float(values.abs().max()), 10 * eps * request.norm) * sizes
+    largest = values[: request.k].abs().max() * BX.norm(dim=0)
+    sizes = request.sizes(values, X)
+    return torch.maximum(rtol * torch.minimum(largest, sizes), roundings * eps * sizes)
 
 
 # --- the methods: values, vectors, iterations, description, and solver in the complement ---
@@ -102,7 +115,7 @@ def _arpack(request: Request) -> Found:
         values, U, count = lanczos(A, B, q.k, None, None if q.B is None else _inverse_of_B(q), tol, q.maxiter)
         return values, U, count, "Lanczos", lambda space: _above(q, values, space)
     if q.which == "smallest":
-        shifted = below_all(q.name, q.A, q.B, q.norm)
+        shifted = below_all(q.name, q.A, q.B, q.sought, q.norm)
     else:
         shifted = Shifted(q.name, q.A, q.B, float(q.which))
     values, U, count = lanczos(A, B, q.k, shifted.sigma, shifted.on_vector, tol, q.maxiter)
@@ -139,7 +152,7 @@ def _lobpcg(request: Request) -> Found:
     M = as_preconditioner(q.name, "M", q.M, X.to(q.A.values))
     values, U, steps = lobpcg(
         lambda Y: sign * q.times_A(Y), q.times_B, M, X.to(q.A.values), k,
-        lambda v, BX: _tolerance(q, v, BX), 500 if q.maxiter is None else q.maxiter,
+        lambda v, X, BX: _tolerance(q, v, X, BX, 10), 500 if q.maxiter is None else q.maxiter,
     )  # fmt: skip
     if sign < 0:
         values, U = -values.flip(0), U.flip(1)
