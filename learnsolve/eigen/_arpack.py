@@ -81,6 +81,9 @@ def _run(
     `known`. Only the pairs that converged."""
     count = 0
     W = U if B is None or U is None else B @ U
+    # ARPACK's criterion is absolute for values below 1e-11: in its units those sought are not small.
+    largest = abs(A).sum(1).max() + abs(sigma or 0.0)
+    unit = 2.0 ** round(np.log2(largest)) if largest > 0 else 1.0
 
     def operator(apply: Callable[[Any], Any]) -> Any:
         def matvec(x: np.ndarray) -> np.ndarray:
@@ -90,32 +93,30 @@ def _run(
 
         return scipy.sparse.linalg.LinearOperator(A.shape, matvec=matvec, dtype=np.float64)  # type: ignore
 
-    def inside(x: np.ndarray) -> np.ndarray:
-        return x if U is None else x - U @ (W.T @ x)
+    def without(X: Any, Y: Any, x: np.ndarray) -> np.ndarray:
+        return x if U is None else x - X @ (Y.T @ x)
 
+    options: dict[str, Any] = {"which": "LA"}
     if sigma is not None:
-        options: dict[str, Any] = {"which": "LM", "sigma": sigma}
-        options["OPinv"] = operator(lambda x: inside(inverse(x)))  # type: ignore[misc]
-        matrix: Any = A
+        # In terms of nu = (lambda - sigma) / unit, the shift is zero.
+        solve = operator(lambda x: unit * without(U, W, inverse(without(W, U, x))))  # type: ignore[misc]
+        options, matrix = {"which": "LM", "sigma": 0.0, "OPinv": solve}, A
         # Of a random vector, rows with huge entries would keep rounding errors.
         start = inverse(start if B is None else B @ start)  # type: ignore[misc]
     else:
-        options = {"which": "LA"}
         if B is not None:
             options["Minv"] = scipy.sparse.linalg.LinearOperator(A.shape, matvec=inverse, dtype=np.float64)  # type: ignore
 
         def product(x: np.ndarray) -> np.ndarray:
-            if U is None:
-                return A @ x
-            y = A @ inside(x)
+            y = without(W, U, A @ without(U, W, x)) / unit
             # The known vectors get a value below all that could be missing.
-            return y - W @ (U.T @ y) - (abs(known).max() - known.min()) * (W @ (W.T @ x))  # type: ignore
+            return y if U is None else y - (abs(known).max() - known.min()) / unit * (W @ (W.T @ x))  # type: ignore
 
         matrix = operator(product)
-    eigsh: Any = scipy.sparse.linalg.eigsh
+    start, eigsh = without(U, W, start), scipy.sparse.linalg.eigsh
     try:
-        found = eigsh(matrix, k, M=B, v0=inside(start), tol=tol, maxiter=maxiter, **options, **SEEDED)
+        found: Any = eigsh(matrix, k, M=B, v0=start, tol=tol, maxiter=maxiter, **options, **SEEDED)  # type: ignore
     except scipy.sparse.linalg.ArpackError as error:
         # Not converged, or too few distinct values to build a basis.
         found = getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", np.empty((A.shape[0], 0)))
-    return np.asarray(found[0]), np.asarray(found[1]), count
+    return (sigma or 0.0) + unit * np.asarray(found[0]), np.asarray(found[1]), count

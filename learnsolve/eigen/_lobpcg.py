@@ -22,7 +22,13 @@ Map = Callable[[Tensor], Tensor]
 
 
 def lobpcg(
-    A: Map, B: Map, M: Map | None, X: Tensor, k: int, tolerance: Callable[[Tensor, Tensor, Tensor], Tensor], most: int
+    A: Map,
+    B: Map,
+    M: Map | None,
+    X: Tensor,
+    k: int,
+    tolerance: Callable[[Tensor, Tensor, Tensor], Tensor],
+    most: int,
 ) -> tuple[Tensor, Tensor, int]:
     """The k smallest values, ascending, and their vectors, starting from the columns of X, at least k; and
     the number of steps. `tolerance(values, X, B X)` bounds the residual norms. NaN if M returns infinities."""

@@ -67,7 +67,9 @@ class Request:
         sums = product(self.A.values.abs(), U.abs(), self.A.pattern, False)
         if self.B is None:
             return (sums + values.abs() * U.abs()).norm(dim=0)
-        return (sums + values.abs() * product(self.B.values.abs(), U.abs(), self.B.pattern, False)).norm(dim=0)
+        return (sums + values.abs() * product(self.B.values.abs(), U.abs(), self.B.pattern, False)).norm(
+            dim=0
+        )
 
     @functools.cached_property
     def sought(self) -> float:

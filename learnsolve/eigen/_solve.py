@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.eigen._arpack import lanczos
+from learnsolve.eigen._basis import orthonormal
 from learnsolve.eigen._deflated import Deflated, Solve, by_all_pairs, by_factor, by_minres
 from learnsolve.eigen._gradient import Known
 from learnsolve.eigen._lobpcg import lobpcg
@@ -26,10 +27,19 @@ def solve(request: Request) -> tuple[Known, Eigenpairs]:
         raise _not_definite(request.name)
     method, why = request.choice()
     known, pairs = _solve(request, method, why)
-    if method == "dense" and request.method == "auto" and not pairs.converged and request.k < len(known.vectors):
+    if (
+        method == "dense"
+        and request.method == "auto"
+        and not pairs.converged
+        and request.k < len(known.vectors)
+    ):
         why = "all pairs of the dense matrix are less accurate"
         with contextlib.suppress(ValueError):  # no shift is known, or it is an eigenvalue
-            known, pairs = min((known, pairs), _solve(request, "arpack", why), key=lambda found: sum(s is not Status.CONVERGED for s in found[1].statuses))
+            known, pairs = min(
+                (known, pairs),
+                _solve(request, "arpack", why),
+                key=lambda found: sum(s is not Status.CONVERGED for s in found[1].statuses),
+            )
     return known, pairs
 
 
@@ -39,7 +49,10 @@ def _solve(request: Request, method: str, why: str) -> tuple[Known, Eigenpairs]:
     like = request.A.values
     values, U = values.to(like), _signed(U).to(like)
     BU = request.times_B(U)
-    if request.B is not None and bool(((U * BU).sum(0) - 1).abs().max() > 0.1):  # NaN has other reasons
+    size = (U * BU).sum(0)
+    if request.B is not None and bool(
+        (size <= 0).any() or ((abs(size - 1) > 0.1).any() and method != "lobpcg")
+    ):
         raise _not_definite(request.name)
     lengths = BU.norm(dim=0)
     residuals = (request.times_A(U) - BU * values).norm(dim=0) / lengths
@@ -120,7 +133,26 @@ def _arpack(request: Request) -> Found:
         shifted = Shifted(q.name, q.A, q.B, float(q.which))
     values, U, count = lanczos(A, B, q.k, shifted.sigma, shifted.on_vector, tol, q.maxiter)
     what = f"shift-invert at {shifted.sigma:.3g}"
+    values, U = _refined(q, values, U, shifted.on_block)
     return values, U, count, what, lambda space: by_factor(space, shifted.on_block, shifted.sigma)
+
+
+def _refined(
+    q: Request, values: Tensor, U: Tensor, inverse: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """One step of subspace iteration, if it helps: where A - sigma B is almost singular, the Krylov space has
+    rounding errors relative to the norm of its inverse, also in the vectors of other values."""
+
+    def worst(values: Tensor, U: Tensor) -> float:
+        R = q.times_A(U) - q.times_B(U) * values
+        return float((R.norm(dim=0) / q.sizes(values, U)).max())
+
+    before = worst(values, U)
+    if not before > 100 * torch.finfo(U.dtype).eps:  # true also for NaN
+        return values, U
+    X = orthonormal(inverse(q.times_B(U)), q.times_B)[0]
+    ritz, C = torch.linalg.eigh(X.mT @ q.times_A(X))
+    return (ritz, X @ C) if X.shape == U.shape and worst(ritz, X @ C) < before else (values, U)
 
 
 def _inverse_of_B(q: Request) -> Callable[[Any], Any]:

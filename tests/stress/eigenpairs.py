@@ -12,7 +12,6 @@ import scipy.sparse as sp
 import torch
 
 import learnsolve as ls
-from learnsolve.solvers import Status
 
 STRIDE = 1_000_000  # cases of one seed at most
 FORMS = ("copies", "grid", "hypercube", "components", "rows", "rows", "penalty")
@@ -158,7 +157,9 @@ class Case:
         if isinstance(self.which, float):  # a pair on the other side may be as near
             values, wanted = (np.sort(abs(v - self.which)) for v in (values, wanted))
         off = abs(values - wanted)
-        bound = unit * (rtol * np.minimum(abs(pairs.values.double().numpy()).max(), sizes) + 200 * eps * sizes)
+        bound = unit * (
+            rtol * np.minimum(abs(pairs.values.double().numpy()).max(), sizes) + 200 * eps * sizes
+        )
         if (off <= bound + 1e-12 * abs(wanted)).all():
             return None
         i = int(np.argmax(off / (bound + 1e-12 * abs(wanted))))
