@@ -1,9 +1,9 @@
 """SciPy's ARPACK: Lanczos's method with implicit restarts, on A or on (A - sigma B)^-1.
 
-A Krylov space holds one vector of each eigenspace. Further copies of a multiple eigenvalue enter by rounding
-errors only, and some are missed. So a second run, from another vector and with the found pairs deflated, looks
-for one that should be among them, until there is none: with probability one a random vector has a component
-in every eigenspace.
+A Krylov space holds one vector of each eigenspace. Further copies of a multiple eigenvalue enter only by
+rounding errors, and some are missed. So another run, from another vector and with the found pairs deflated,
+looks for one that should be among them, until there is none: with probability one a random vector has a
+component in every eigenspace.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ def lanczos(
         # The distances from sigma, or from the upper end: a new pair replaces the one that is farthest.
         far, at = (-values, -new) if sigma is None else (abs(values - sigma), abs(new - sigma))
         last = int(np.argmax(far))
-        if len(new) and not at[0] < far[last] - 1e-10 * abs(far).max():
+        if not len(new):
+            values = new
             break
-        if len(new):
-            new, u, more = _run(A, B, 1, sigma, inverse, tol, maxiter, u[:, 0], values, U)
-            count += more
+        if not at[0] < far[last] - 1e-10 * abs(far).max():
+            break
+        new, u, more = _run(A, B, 1, sigma, inverse, tol, maxiter, u[:, 0], values, U)
+        count += more
         values, U = np.append(np.delete(values, last), new), np.append(np.delete(U, last, 1), u, 1)
     else:
         values = values[:0]

@@ -31,7 +31,8 @@ def lobpcg(
     most: int,
 ) -> tuple[Tensor, Tensor, int]:
     """The k smallest values, ascending, and their vectors, starting from the columns of X, at least k; and
-    the number of steps. `tolerance(values, X, B X)` bounds the residual norms. NaN if M returns infinities."""
+    the number of steps. `tolerance(values, X, B X)` bounds the residual norms. NaN if M returns infinities.
+    """
     X, BX, _ = orthonormal(X, B)
     m, P = X.shape[1], X[:, :0]
     values, C = _eigh(X.mT @ A(X))

@@ -64,12 +64,9 @@ class Request:
         """The norms of |A| |u| + |lambda| |B| |u|: rounding errors in A u - lambda B u are a few units of
         roundoff of these. A huge entry in a row where u is tiny does not count, as it would in a norm of
         A."""
-        sums = product(self.A.values.abs(), U.abs(), self.A.pattern, False)
-        if self.B is None:
-            return (sums + values.abs() * U.abs()).norm(dim=0)
-        return (sums + values.abs() * product(self.B.values.abs(), U.abs(), self.B.pattern, False)).norm(
-            dim=0
-        )
+        X = U.abs()
+        BX = X if self.B is None else product(self.B.values.abs(), X, self.B.pattern, False)
+        return (product(self.A.values.abs(), X, self.A.pattern, False) + values.abs() * BX).norm(dim=0)
 
     @functools.cached_property
     def sought(self) -> float:

@@ -26,21 +26,15 @@ def solve(request: Request) -> tuple[Known, Eigenpairs]:
     if request.B is not None and not bool((request.B.diagonal() > 0).all()):
         raise _not_definite(request.name)
     method, why = request.choice()
-    known, pairs = _solve(request, method, why)
-    if (
-        method == "dense"
-        and request.method == "auto"
-        and not pairs.converged
-        and request.k < len(known.vectors)
-    ):
+    made = _solve(request, method, why)
+    small = method == "dense" and request.method == "auto" and request.k < request.A.shape[0]
+    if small and not made[1].converged:
         why = "all pairs of the dense matrix are less accurate"
         with contextlib.suppress(ValueError):  # no shift is known, or it is an eigenvalue
-            known, pairs = min(
-                (known, pairs),
-                _solve(request, "arpack", why),
-                key=lambda found: sum(s is not Status.CONVERGED for s in found[1].statuses),
-            )
-    return known, pairs
+            again = _solve(request, "arpack", why)
+            if again[1].statuses.count(Status.CONVERGED) > made[1].statuses.count(Status.CONVERGED):
+                return again
+    return made
 
 
 def _solve(request: Request, method: str, why: str) -> tuple[Known, Eigenpairs]:
@@ -49,17 +43,16 @@ def _solve(request: Request, method: str, why: str) -> tuple[Known, Eigenpairs]:
     like = request.A.values
     values, U = values.to(like), _signed(U).to(like)
     BU = request.times_B(U)
-    size = (U * BU).sum(0)
-    if request.B is not None and bool(
-        (size <= 0).any() or ((abs(size - 1) > 0.1).any() and method != "lobpcg")
-    ):
+    squares = (U * BU).sum(0)  # NaN has other reasons, and where LOBPCG fails they may be less than 1
+    off = (squares <= 0) | ((squares - 1).abs() > 0.1) & (method != "lobpcg")
+    if request.B is not None and bool(off.any()):
         raise _not_definite(request.name)
     lengths = BU.norm(dim=0)
     residuals = (request.times_A(U) - BU * values).norm(dim=0) / lengths
     # Dense and factored methods run in float64 on the host, to the end: what is left is rounding.
     limit = _tolerance(request, values, U, BU, 10 if method == "lobpcg" else 100) / lengths
-    # ARPACK returns no pair if it did not converge: NaN.
-    undone = residuals.isfinite() if method == "lobpcg" else (U.isnan().any(0) & (method == "arpack"))
+    # ARPACK returns no pair if it did not converge, NaN, and then others may not be among those asked for.
+    undone = residuals.isfinite() if method == "lobpcg" else U.isnan().any() & (method == "arpack")
     rounding = residuals.isfinite() & ~undone
     codes = torch.where(residuals <= limit, 0, torch.where(undone, 1, torch.where(rounding, 2, 3)))
     ends = (Status.CONVERGED, Status.MAX_ITERATIONS, Status.STAGNATED, Status.NON_FINITE)

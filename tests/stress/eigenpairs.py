@@ -1,4 +1,4 @@
-"""Symmetric matrices with multiple eigenvalues, and with huge or tiny rows, through all methods of `eigsh`."""
+"""Matrices with multiple eigenvalues, and with huge or tiny rows, through all methods of `eigsh`."""
 
 from __future__ import annotations
 
@@ -170,12 +170,17 @@ def eigenpairs(count: int, seed: int, counts: Counter) -> Iterator[str]:
     """CONVERGED means that the k values are those asked for, with all copies of multiple ones: clusters of 3
     to 40 equal values, matrices with single huge or tiny rows, all methods, both sides of 256 unknowns.
 
-    The values are known from smaller matrices, or by Jacobi's method. Except for the scaled matrices and
-    LOBPCG, every call has to converge.
+    The values are known from smaller matrices, or by Jacobi's method. Every call has to converge, except for
+    LOBPCG and for scaled matrices; of these 90 % where the smallest values are asked for.
     """
+    able = missed = 0
     for i in range(count):
         case = Case(seed * STRIDE + i)
         fault = case.run()
         counts += case.counts
         if fault:
             yield fault
+        if case.graded and case.which == "smallest" and case.options["method"] != "lobpcg":
+            able, missed = able + 1, missed + 1 - case.counts["CONVERGED"]
+    if missed > 0.1 * able + 1:
+        yield f"eigenpairs: of {able} scaled matrices {missed} did not converge"
