@@ -34,9 +34,8 @@ class Memory:
     def known(self) -> Known:
         A, B, pairs = self.request.A, self.request.B, self.pairs
         pattern = None if B is None else B.pattern
-        return Known(
-            A.pattern, pattern, pairs.values, pairs.vectors, self.cluster, self._deflated, self._judge
-        )
+        rules = self._deflated, self._judge, self._say
+        return Known(A.pattern, pattern, pairs.values, pairs.vectors, self.cluster, *rules)
 
     def _deflated(self, values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         with torch.no_grad():
