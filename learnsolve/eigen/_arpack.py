@@ -40,12 +40,12 @@ def lanczos(
     """The k values nearest to sigma, where `inverse` is (A - sigma B)^-1, or the largest, where `inverse` is
     B^-1, with all copies; their vectors, and the number of products. NaN for pairs that did not converge, or
     are not known to be among the k."""
-    random = np.random.default_rng(0)
-    values, U, count = _run(A, B, k, sigma, inverse, tol, maxiter, random.standard_normal(A.shape[0]))
+    n, random = len(A.indptr) - 1, np.random.default_rng(0)
+    values, U, count = _run(A, B, k, sigma, inverse, tol, maxiter, random.standard_normal(n))
     for _ in range(k + 1):
-        if len(values) < k or k == A.shape[0]:
+        if len(values) < k or k == n:
             break
-        start = random.standard_normal(A.shape[0])
+        start = random.standard_normal(n)
         new, u, more = _run(A, B, 1, sigma, inverse, _LOOK, None, start, values, U)
         count += more
         # The distances from sigma, or from the upper end: a new pair replaces the one that is farthest.
@@ -62,7 +62,7 @@ def lanczos(
     else:
         values = values[:0]
     order = np.argsort(values)
-    full, block = np.full(k, np.nan), np.full((A.shape[0], k), np.nan)
+    full, block = np.full(k, np.nan), np.full((n, k), np.nan)
     full[: len(order)], block[:, : len(order)] = values[order], U[:, order]
     return torch.from_numpy(full), torch.from_numpy(block), count
 
@@ -120,5 +120,5 @@ def _run(
         found: Any = eigsh(matrix, k, M=B, v0=start, tol=tol, maxiter=maxiter, **options, **SEEDED)  # type: ignore
     except scipy.sparse.linalg.ArpackError as error:
         # Not converged, or too few distinct values to build a basis.
-        found = getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", np.empty((A.shape[0], 0)))
+        found = getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", np.empty((len(start), 0)))
     return (sigma or 0.0) + unit * np.asarray(found[0]), np.asarray(found[1]), count

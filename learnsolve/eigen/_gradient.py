@@ -8,7 +8,9 @@ With A U = B U H, U^T B U = I, H = diag(lambda), and a change dA, dB, let N = U^
 
 The bordered system has a solution if no eigenvalue outside `lambda` equals one inside, however many of those
 inside are equal. Within a cluster of equal values the vectors are a basis of its space: dU excludes their
-rotation, on which invariant quantities (the projector, sums over the cluster) do not depend.
+rotation, on which invariant quantities (the projector, sums over the cluster) do not depend. In the
+gradient U diag(g) U^T of a loss L(lambda), diag(g) becomes diag(g) + G within a cluster, to first order, with
+G_ij = (L_ii - L_ij) N_ij: for L = sum f(lambda_i), the divided differences f''(lambda) of f' at equal points.
 
 Source: Magnus, "On differentiating eigenvalues and eigenvectors", Econometric Theory 1 (1985) 179-191; for
 clusters Stewart and Sun, "Matrix Perturbation Theory" (1990), section V.2.
@@ -97,7 +99,7 @@ class Known:
         return U @ (bend * E)
 
     def small(self, slope: Tensor, h: Tensor, g: Tensor) -> Tensor:
-        """Whether a third derivative is rounding, beside the second and first ones."""
+        """Whether a third derivative is rounding, compared with the second and first ones."""
         slope, h, g = (numbers(t).abs().amax() for t in (slope, h, g))
         return slope <= 1e3 * torch.finfo(g.dtype).eps * (h + g / self.values.abs().amax())
 

@@ -160,6 +160,8 @@ class Case:
         bound = unit * (
             rtol * np.minimum(abs(pairs.values.double().numpy()).max(), sizes) + 200 * eps * sizes
         )
+        if not self.graded:  # of the reference
+            bound = bound + 1e-14 * abs(self.exact).max()
         if (off <= bound + 1e-12 * abs(wanted)).all():
             return None
         i = int(np.argmax(off / (bound + 1e-12 * abs(wanted))))
