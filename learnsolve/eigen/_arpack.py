@@ -1,4 +1,10 @@
-"""SciPy's ARPACK: Lanczos's method with implicit restarts, on A or on (A - sigma B)^-1."""
+"""SciPy's ARPACK: Lanczos's method with implicit restarts, on A or on (A - sigma B)^-1.
+
+A Krylov space holds one vector of each eigenspace. Further copies of a multiple eigenvalue enter only by
+rounding errors, and some are missed. So another run, from another vector and with the found pairs deflated,
+looks for one that should be among them, until there is none: with probability one a random vector has a
+component in every eigenspace.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +25,9 @@ SEEDED: dict[str, Any] = (
 )
 
 
+_LOOK = 1e-8  # accuracy of a vector that only shows whether a pair is missing: its value has its square
+
+
 def lanczos(
     A: Sparse,
     B: Sparse | None,
@@ -29,8 +38,54 @@ def lanczos(
     maxiter: int | None,
 ) -> tuple[Tensor, Tensor, int]:
     """The k values nearest to sigma, where `inverse` is (A - sigma B)^-1, or the largest, where `inverse` is
-    B^-1; their vectors, and the number of products. NaN for pairs that did not converge."""
-    n, count = len(A.indptr) - 1, 0
+    B^-1, with all copies; their vectors, and the number of products. NaN for pairs that did not converge, or
+    are not known to be among the k."""
+    n, random = len(A.indptr) - 1, np.random.default_rng(0)
+    values, U, count = _run(A, B, k, sigma, inverse, tol, maxiter, random.standard_normal(n))
+    for _ in range(k + 1):
+        if len(values) < k or k == n:
+            break
+        start = random.standard_normal(n)
+        new, u, more = _run(A, B, 1, sigma, inverse, _LOOK, None, start, values, U)
+        count += more
+        # The distances from sigma, or from the upper end: a new pair replaces the one that is farthest.
+        far, at = (-values, -new) if sigma is None else (abs(values - sigma), abs(new - sigma))
+        last = int(np.argmax(far))
+        if not len(new):
+            values = new
+            break
+        if not at[0] < far[last] - 1e-10 * abs(far).max():
+            break
+        new, u, more = _run(A, B, 1, sigma, inverse, tol, maxiter, u[:, 0], values, U)
+        count += more
+        values, U = np.append(np.delete(values, last), new), np.append(np.delete(U, last, 1), u, 1)
+    else:
+        values = values[:0]
+    order = np.argsort(values)
+    full, block = np.full(k, np.nan), np.full((n, k), np.nan)
+    full[: len(order)], block[:, : len(order)] = values[order], U[:, order]
+    return torch.from_numpy(full), torch.from_numpy(block), count
+
+
+def _run(
+    A: Sparse,
+    B: Sparse | None,
+    k: int,
+    sigma: float | None,
+    inverse: Callable[[Any], Any] | None,
+    tol: float,
+    maxiter: int | None,
+    start: np.ndarray,
+    known: np.ndarray | None = None,
+    U: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """One run of ARPACK, among the vectors that are orthogonal to U in the product of B, with the values
+    `known`. Only the pairs that converged."""
+    count = 0
+    W = U if B is None or U is None else B @ U
+    # ARPACK's criterion is absolute for values below 1e-11: in its units those sought are not small.
+    largest = abs(A).sum(1).max() + abs(sigma or 0.0)
+    unit = 2.0 ** round(np.log2(largest)) if largest > 0 else 1.0
 
     def operator(apply: Callable[[Any], Any]) -> Any:
         def matvec(x: np.ndarray) -> np.ndarray:
@@ -40,22 +95,30 @@ def lanczos(
 
         return scipy.sparse.linalg.LinearOperator(A.shape, matvec=matvec, dtype=np.float64)  # type: ignore
 
+    def without(X: Any, Y: Any, x: np.ndarray) -> np.ndarray:
+        return x if U is None else x - X @ (Y.T @ x)
+
     options: dict[str, Any] = {"which": "LA"}
-    matrix: Any = operator(lambda x: A @ x)
     if sigma is not None:
-        options = {"which": "LM", "sigma": sigma, "OPinv": operator(inverse)}  # type: ignore[arg-type]
-        matrix = A
-    elif B is not None:
-        options["Minv"] = scipy.sparse.linalg.LinearOperator(A.shape, matvec=inverse, dtype=np.float64)  # type: ignore
-    start = np.random.default_rng(0).standard_normal(n)
-    eigsh: Any = scipy.sparse.linalg.eigsh
+        # In terms of nu = (lambda - sigma) / unit, the shift is zero.
+        solve = operator(lambda x: unit * without(U, W, inverse(without(W, U, x))))  # type: ignore[misc]
+        options, matrix = {"which": "LM", "sigma": 0.0, "OPinv": solve}, A
+        # Of a random vector, rows with huge entries would keep rounding errors.
+        start = inverse(start if B is None else B @ start)  # type: ignore[misc]
+    else:
+        if B is not None:
+            options["Minv"] = scipy.sparse.linalg.LinearOperator(A.shape, matvec=inverse, dtype=np.float64)  # type: ignore
+
+        def product(x: np.ndarray) -> np.ndarray:
+            y = without(W, U, A @ without(U, W, x)) / unit
+            # The known vectors get a value below all that could be missing.
+            return y if U is None else y - (abs(known).max() - known.min()) / unit * (W @ (W.T @ x))  # type: ignore
+
+        matrix = operator(product)
+    start, eigsh = without(U, W, start), scipy.sparse.linalg.eigsh
     try:
-        values, vectors = eigsh(matrix, k, M=B, v0=start, tol=tol, maxiter=maxiter, **options, **SEEDED)
+        found: Any = eigsh(matrix, k, M=B, v0=start, tol=tol, maxiter=maxiter, **options, **SEEDED)  # type: ignore
     except scipy.sparse.linalg.ArpackError as error:
         # Not converged, or too few distinct values to build a basis.
-        values = np.asarray(getattr(error, "eigenvalues", ()))
-        vectors = np.asarray(getattr(error, "eigenvectors", np.empty((n, 0))))
-    order = np.argsort(values)
-    full, block = np.full(k, np.nan), np.full((n, k), np.nan)
-    full[: len(order)], block[:, : len(order)] = values[order], vectors[:, order]
-    return torch.from_numpy(full), torch.from_numpy(block), count
+        found = getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", np.empty((len(start), 0)))
+    return (sigma or 0.0) + unit * np.asarray(found[0]), np.asarray(found[1]), count

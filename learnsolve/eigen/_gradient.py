@@ -8,7 +8,9 @@ With A U = B U H, U^T B U = I, H = diag(lambda), and a change dA, dB, let N = U^
 
 The bordered system has a solution if no eigenvalue outside `lambda` equals one inside, however many of those
 inside are equal. Within a cluster of equal values the vectors are a basis of its space: dU excludes their
-rotation, on which invariant quantities (the projector, sums over the cluster) do not depend.
+rotation, on which invariant quantities (the projector, sums over the cluster) do not depend. In the
+gradient U diag(g) U^T of a loss L(lambda), diag(g) becomes diag(g) + G within a cluster, to first order, with
+G_ij = (L_ii - L_ij) N_ij: for L = sum f(lambda_i), the divided differences f''(lambda) of f' at equal points.
 
 Source: Magnus, "On differentiating eigenvalues and eigenvectors", Econometric Theory 1 (1985) 179-191; for
 clusters Stewart and Sun, "Matrix Perturbation Theory" (1990), section V.2.
@@ -22,14 +24,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_legacy_batchedtensor
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.core.autograd import Operation, add, dispatch
+from learnsolve.matrix.plain import numbers
+from learnsolve.ops.core.autograd import Operation, add, dispatch, forward_mode_may_come
 from learnsolve.ops.core.product import product, sampled
 
 # The number of uses of E below, each of which adds one correct order of derivatives within clusters.
 _ORDERS = 3
+_UNKNOWN = (
+    "the second derivative of a function of equal eigenvalues is not available in this transformation of "
+    "torch.func; use torch.autograd.grad(..., create_graph=True) twice, or fewer pairs"
+)
+_THIRD = (
+    "third derivatives of a function of equal eigenvalues, other than their sum, lack terms within the "
+    "cluster; ask for fewer pairs"
+)
 
 
 @dataclass(eq=False)
@@ -45,6 +56,8 @@ class Known:
     # W, W^T y = 0
     deflated: Callable[[Tensor, Tensor], tuple[Tensor, str]]
     judge: Callable[[str, Tensor, Tensor, Tensor, str], None]  # of (kind, R, U^T R, Y, message on failures)
+    say: Callable[[str], None]  # a warning, or an error
+    heard: list[str] | None = None  # what is kept instead
 
     def times_B(self, b: Tensor, X: Tensor) -> Tensor:
         return X if self.B is None else product(b, X, self.B, False)
@@ -55,6 +68,46 @@ class Known:
             return torch.diag(values), None
         H = torch.where(self.cluster, U.mT @ product(a, U, self.A, False), 0)
         return H, H - torch.diag(values)
+
+    def bent(self, g: Tensor, values: Tensor, U: Tensor, E: Tensor) -> Tensor | None:
+        """What U g lacks, for g = dL / d lambda: (L_ii - L_ij) E within clusters. It is zero, and has the
+        first derivative of g there. L_ii - L_ij is the same for all pairs of a cluster if L is symmetric in
+        their values, so one product of the Hessian with differences e_i - e_j gives it."""
+        first = self.cluster.int().argmax(0)  # of each value, the first value of its cluster
+        last = len(first) - 1 - self.cluster.flip(0).int().argmax(0)
+        ends = torch.zeros_like(self.values).index_fill(0, first, 1).index_fill(0, last, -1)
+        ends = (ends * (first != last)).expand_as(g)
+        self.heard = heard = []  # by derivatives of higher order than the caller's
+        bend = slope = None
+        try:
+            if not is_batchedtensor(g) and g.requires_grad:
+                (h,) = torch.autograd.grad(g, values, ends, True, True, allow_unused=True)
+                if h is None:
+                    return None
+                bend = 0.5 * (h[first] - h[last])
+                if bend.requires_grad:
+                    (slope,) = torch.autograd.grad(bend.sum(), values, None, True, allow_unused=True)
+        except RuntimeError:  # torch.func has released the graph
+            pass
+        finally:
+            self.heard = None
+        if bend is None:
+            return U @ dispatch(_Unknown, (E, g), self) if forward_mode_may_come() else None
+        # Functions of the sum alone, and of values and their squares, have all orders.
+        if slope is not None and not bool(self.small(slope * self.values.abs().max(), h, g)):
+            E = dispatch(_Limited, (E,), 0 if heard else 1, self)
+        return U @ (bend * E)
+
+    def small(self, slope: Tensor, h: Tensor, g: Tensor) -> Tensor:
+        """Whether a third derivative is rounding, compared with the second and first ones."""
+        slope, h, g = (numbers(t).abs().amax() for t in (slope, h, g))
+        return slope <= 1e3 * torch.finfo(g.dtype).eps * (h + g / self.values.abs().amax())
+
+    def tell(self, text: str) -> None:
+        if self.heard is None:
+            self.say(text)
+        else:
+            self.heard.append(text)
 
     @property
     def simple(self) -> bool:
@@ -93,6 +146,8 @@ class _Eigen(Operation):
         within: Tensor | None = None
         if g_values is not None:
             X = U * g_values
+            if E is not None:
+                X = add(X, known.bent(g_values, values, U, E))
         if g_vectors is not None:
             W, F = known.times_B(b, U), known.inverse_gaps(values)
             G = U.mT @ g_vectors
@@ -132,6 +187,64 @@ class _Eigen(Operation):
     @staticmethod
     def vmap(*_: Any):
         raise _no_vmap()
+
+
+class _Unknown(Operation):
+    """Zero; for the derivative of `bent` where the graph of g = dL / d lambda is out of reach, a warning."""
+
+    @staticmethod
+    def forward(E: Tensor, g: Tensor, known: Known) -> Tensor:
+        return torch.zeros_like(E)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.known = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor):
+        if ctx.needs_input_grad[1]:
+            ctx.known.tell(_UNKNOWN)
+        return None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tE: Tensor, tg: Tensor | None, _known: None):
+        if tg is not None and bool(numbers(tg).any()):
+            ctx.known.tell(_UNKNOWN)
+        return torch.zeros_like(tE)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, E: Tensor, g: Tensor, known: Known):
+        return dispatch(_Unknown, (E, g if in_dims[1] is None else g.sum(in_dims[1])), known), in_dims[0]
+
+
+class _Limited(Operation):
+    """The same tensor, of which `bent` is a function to first order: for further derivatives, a warning."""
+
+    @staticmethod
+    def forward(E: Tensor, orders: int, known: Known) -> Tensor:
+        return E.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.orders, ctx.known = inputs[1:]
+
+    @staticmethod
+    def _change(ctx: Any, change: Tensor) -> Tensor:
+        if not ctx.orders:
+            ctx.known.tell(_THIRD)
+        return dispatch(_Limited, (change,), max(ctx.orders - 1, 0), ctx.known)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor):
+        return _Limited._change(ctx, cotangent), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None):
+        return _Limited._change(ctx, tangent)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, E: Tensor, orders: int, known: Known):
+        return dispatch(_Limited, (E,), orders, known), in_dims[0]
 
 
 def _symmetric(X: Tensor, U: Tensor, pattern: SparsityPattern) -> Tensor:

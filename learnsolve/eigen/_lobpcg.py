@@ -22,10 +22,17 @@ Map = Callable[[Tensor], Tensor]
 
 
 def lobpcg(
-    A: Map, B: Map, M: Map | None, X: Tensor, k: int, tolerance: Callable[[Tensor, Tensor], Tensor], most: int
+    A: Map,
+    B: Map,
+    M: Map | None,
+    X: Tensor,
+    k: int,
+    tolerance: Callable[[Tensor, Tensor, Tensor], Tensor],
+    most: int,
 ) -> tuple[Tensor, Tensor, int]:
     """The k smallest values, ascending, and their vectors, starting from the columns of X, at least k; and
-    the number of steps. `tolerance(values, B X)` bounds the residual norms. NaN if M returns infinities."""
+    the number of steps. `tolerance(values, X, B X)` bounds the residual norms. NaN if M returns infinities.
+    """
     X, BX, _ = orthonormal(X, B)
     m, P = X.shape[1], X[:, :0]
     values, C = _eigh(X.mT @ A(X))
@@ -34,7 +41,7 @@ def lobpcg(
         AX, BX = A(X), B(X)
         R = torch.addcmul(AX, BX, values, value=-1)
         norms = lengths(R, R)
-        active = ~(norms <= tolerance(values[:k], BX))  # true also for NaN
+        active = ~(norms <= tolerance(values, X, BX))  # true also for NaN
         if not bool(active[:k].any()) or step == most or not bool(norms.isfinite().all()):
             break
         W = columns(R, active)

@@ -24,7 +24,9 @@ class Memory:
         values = pairs.values
         self.eps = torch.finfo(values.dtype).eps
         # The gap below which two values count as equal: half of the digits, or the effect of rounding in A.
-        self.gap = (values.abs() * self.eps**0.5).clamp(min=10 * self.eps * request.norm)
+        U = pairs.vectors
+        sizes = request.sizes(values, U) / request.times_B(U).norm(dim=0)
+        self.gap = torch.maximum(values.abs() * self.eps**0.5, 10 * self.eps * sizes)
         number = (values.diff(prepend=values[:1]) > torch.maximum(self.gap, self.gap.roll(1))).cumsum(0)
         self.cluster = number == number.unsqueeze(-1)
         self.solve: Solve | None = None
@@ -32,9 +34,8 @@ class Memory:
     def known(self) -> Known:
         A, B, pairs = self.request.A, self.request.B, self.pairs
         pattern = None if B is None else B.pattern
-        return Known(
-            A.pattern, pattern, pairs.values, pairs.vectors, self.cluster, self._deflated, self._judge
-        )
+        rules = self._deflated, self._judge, self._say
+        return Known(A.pattern, pattern, pairs.values, pairs.vectors, self.cluster, *rules)
 
     def _deflated(self, values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         with torch.no_grad():

@@ -83,27 +83,32 @@ def _by_rows(T: Any) -> CSR:
     return CSR(torch.from_numpy(T.data), pattern)
 
 
-def below_all(function: str, A: CSR, B: CSR | None, norm: float) -> Shifted:
+def below_all(function: str, A: CSR, B: CSR | None, *sizes: float) -> Shifted:
     """A factor at a shift below all eigenvalues: slightly below 0 if A is positive semidefinite, by
-    Gershgorin's theorem or its Cholesky factor; else below Gershgorin's bound. `norm`: of the largest
-    value."""
+    Gershgorin's theorem or its Cholesky factor; else below Gershgorin's bound. `sizes`: of the values that
+    are sought, then of the largest, for matrices that are singular with a shift relative to the first."""
     lowest = _gershgorin(A)
-    sigma = -(torch.finfo(A.dtype).eps ** 0.5) * max(norm, 1e-300)
-    if lowest >= (0.5 * sigma if B is None else 0):
-        return Shifted(function, A, B, sigma)
-    try:
-        return Shifted(function, A, B, sigma, "cholesky")
-    except ValueError:  # not definite
-        unit = 1.0 if B is None else _gershgorin(B)
+    for size in sizes:
+        sigma = -(torch.finfo(A.dtype).eps ** 0.5) * max(size, 1e-300)
+        definite = lowest >= (0.5 * sigma if B is None else 0)
+        try:
+            return Shifted(function, A, B, sigma, "auto" if definite else "cholesky")
+        except ValueError:  # singular, or not definite
+            continue
+    unit, sigma = 1.0 if B is None else _gershgorin(B), -(torch.finfo(A.dtype).eps ** 0.5) * sizes[0]
     if not unit > 0:
         raise ValueError(
             f"{function}: A is not positive semidefinite, and no bound of the eigenvalues is known; "
             "pass which=, a number below the smallest, or M="
         )
-    return Shifted(function, A, B, lowest / unit + sigma)
+    lowest = lowest / unit
+    return Shifted(function, A, B, lowest - max(-sigma, 1e-8 * abs(lowest)))
 
 
 def _gershgorin(A: CSR) -> float:
-    """A lower bound of the eigenvalues."""
+    """A lower bound of the eigenvalues, from A or from D^-1 A D, which is better where a row and its column
+    are much larger than others."""
     diagonal = A.diagonal()
-    return float((diagonal + diagonal.abs() - ops.sum(abs(A), 1)).min())
+    size = diagonal.abs()
+    D = torch.stack((torch.ones_like(size), size.where(size > 0, 1).rsqrt()), 1)
+    return float(((diagonal + size).unsqueeze(1) - (abs(A) @ D) / D).min(0).values.max())

@@ -47,7 +47,8 @@ def eigsh(
     M : symmetric positive definite preconditioner, M ~ A^-1, for LOBPCG: callable, CSR or LinearOperator
     method : "dense"; "arpack", SciPy's restarted Lanczos; "lobpcg"; "auto" (Notes)
     rtol : a pair has converged when :math:`\|A u - \lambda B u\| \le rtol |\lambda| \|B u\|`, where lambda is
-        the largest requested value in magnitude, or at rounding level; default 1e-8, 1e-4 in float32
+        the largest requested value in magnitude, at most the norm of :math:`|A| |u|`, or at rounding level
+        of that; default 1e-8, 1e-4 in float32
     maxiter : int, restarts of ARPACK (default 10 n) or steps of LOBPCG (default 500)
     throw : raise `SolverError` if a pair, or a solve for a gradient, did not converge, and ValueError for an
         undefined gradient; otherwise warn
@@ -66,7 +67,8 @@ def eigsh(
     Notes
     -----
     "auto": LOBPCG with M and on a device; else, on the host in float64, "dense" for n <= 256 or 3 k > n, and
-    ARPACK on A for "largest", on :math:`(A - \sigma B)^{-1}` with a sparse factor otherwise.
+    ARPACK on A for "largest", on :math:`(A - \sigma B)^{-1}` with a sparse factor otherwise. Further runs of
+    ARPACK look for copies of multiple values that the first missed.
 
     Gradient: implicit, any order, reverse and forward mode; symmetric on the pattern. For values it costs a
     sampled product, for vectors also solves in the complement of all k, with the factor or MINRES with M. In

@@ -34,6 +34,7 @@ HARNESSES = {
     "converged": Harness("converged", 100_000, 100),
     "nonlinear": Harness("nonlinear", 20_000, 120),
     "gradients": Harness("gradients", 20_000, 60),
+    "eigenpairs": Harness("eigenpairs", 4_000, 8),
     "graphs": Harness("graphs", 5_000, 552),  # each argument once
     "bits": Harness("threads", 200, 1),
     "interrupts": Harness("resources", 300, 24),
