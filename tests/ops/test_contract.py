@@ -9,6 +9,8 @@ from ops.cases import CASES, is_branch
 from reference import assert_within, gradients, layouts, normal, on_cuda, pattern_of, same_bits, structures
 from torch.autograd import gradcheck, gradgradcheck
 
+from learnsolve.ops.core.autograd import pushforward
+
 STRUCTURES = structures()
 MOVES = torch.cuda.is_available() and not on_cuda()
 ON_DEVICE = [moved(case, "cuda") for case in CASES] if MOVES else []
@@ -133,6 +135,43 @@ def test_torch_func(case: Case):
     both(lambda f: func.jacrev(func.jacrev(loss(f), argnums=every), argnums=every)(*inputs))
     # Forward over reverse along one direction: a Hessian-vector product.
     both(lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=every)(*a), inputs, tangents))
+
+
+@transformed
+def test_forward_mode_in_forward_mode(case: Case, quick: bool):
+    """Against reverse mode: torch's linalg.solve and logdet are wrong in forward mode over forward mode."""
+    P, func = case.pattern(), torch.func
+    inputs = tuple(case.inputs(P))
+    ways = [tuple(normal(t.shape, seed=20 + 9 * k + i) for i, t in enumerate(inputs)) for k in range(3)]
+    many = tuple(torch.stack((t, -2 * u)) for t, u in zip(*ways[1:], strict=True))
+
+    def forward(f, tangents):
+        return lambda *a: func.jvp(f, a, tangents)[1]
+
+    def reverse(f, tangents):
+        return lambda *a: pushforward(lambda *t: (f(*t),), a, tangents)[0]
+
+    def mapped(along, f):
+        return lambda *a: torch.vmap(lambda *t: along(f, t)(*a))(*many)
+
+    def of_two(f):
+        return lambda *a: torch.vmap(f)(*(torch.stack((t, 2 * t)) for t in a))
+
+    stacks = [lambda f, along: along(along(f, ways[0]), ways[1])]
+    if not quick:
+        stacks += [
+            lambda f, along: along(along(along(f, ways[0]), ways[1]), ways[2]),
+            lambda f, along: along(mapped(along, f), ways[0]),
+            lambda f, along: mapped(along, along(f, ways[0])),
+            lambda f, along: along(of_two(along(f, ways[0])), ways[1]),
+            lambda f, along: func.grad(lambda *a: along(along(f, ways[0]), ways[1])(*a).sum()),
+            lambda f, along: along(along(func.grad(lambda *a: f(*a).sum()), ways[0]), ways[1]),
+        ]
+    for stack in stacks:
+        found = stack(lambda *a: torch.sin(case.sparse(P, *a)), forward)(*inputs)
+        wanted = stack(lambda *a: torch.sin(case.dense(P, *a)), reverse)(*inputs)
+        scale = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
+        torch.testing.assert_close(found, wanted, rtol=0.0, atol=10 * scale * case.tolerance)
 
 
 def close(found, wanted, case):
