@@ -6,10 +6,19 @@ import pytest
 import torch
 from ops.case import Case, moved
 from ops.cases import CASES, is_branch
-from reference import assert_within, gradients, layouts, normal, on_cuda, pattern_of, same_bits, structures
+from reference import (
+    assert_within,
+    forward_along,
+    gradients,
+    layouts,
+    normal,
+    on_cuda,
+    pattern_of,
+    reverse_along,
+    same_bits,
+    structures,
+)
 from torch.autograd import gradcheck, gradgradcheck
-
-from learnsolve.ops.core.autograd import pushforward
 
 STRUCTURES = structures()
 MOVES = torch.cuda.is_available() and not on_cuda()
@@ -137,19 +146,18 @@ def test_torch_func(case: Case):
     both(lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=every)(*a), inputs, tangents))
 
 
-@transformed
+# One mechanism for all: by `make test` for a few.
+NESTED = {"spmm vector", "transpose batch", "sptrsv, vector, lower", "ic0", "logdet", "pcg, diagonal, vector"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c.name in NESTED else pytest.mark.slow, id=c.name) for c in EVERY]
+)
 def test_forward_mode_in_forward_mode(case: Case, quick: bool):
-    """Against reverse mode: torch's linalg.solve and logdet are wrong in forward mode over forward mode."""
     P, func = case.pattern(), torch.func
     inputs = tuple(case.inputs(P))
     ways = [tuple(normal(t.shape, seed=20 + 9 * k + i) for i, t in enumerate(inputs)) for k in range(3)]
     many = tuple(torch.stack((t, -2 * u)) for t, u in zip(*ways[1:], strict=True))
-
-    def forward(f, tangents):
-        return lambda *a: func.jvp(f, a, tangents)[1]
-
-    def reverse(f, tangents):
-        return lambda *a: pushforward(lambda *t: (f(*t),), a, tangents)[0]
 
     def mapped(along, f):
         return lambda *a: torch.vmap(lambda *t: along(f, t)(*a))(*many)
@@ -168,8 +176,8 @@ def test_forward_mode_in_forward_mode(case: Case, quick: bool):
             lambda f, along: along(along(func.grad(lambda *a: f(*a).sum()), ways[0]), ways[1]),
         ]
     for stack in stacks:
-        found = stack(lambda *a: torch.sin(case.sparse(P, *a)), forward)(*inputs)
-        wanted = stack(lambda *a: torch.sin(case.dense(P, *a)), reverse)(*inputs)
+        found = stack(lambda *a: torch.sin(case.sparse(P, *a)), forward_along)(*inputs)
+        wanted = stack(lambda *a: torch.sin(case.dense(P, *a)), reverse_along)(*inputs)
         scale = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
         torch.testing.assert_close(found, wanted, rtol=0.0, atol=10 * scale * case.tolerance)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 
 class Nestable(torch.autograd.Function):
@@ -221,8 +222,8 @@ def vmapped(function: Callable, in_dims: tuple, args: tuple) -> tuple[Any, Any]:
 
 
 def pullback(function: Callable, *primals: Any) -> tuple[Any, Callable]:
-    """`torch.func.vjp` without auxiliary output."""
-    out, pull = torch.func.vjp(function, *primals)[:2]
+    """`torch.func.vjp` without auxiliary output, also of what a backward saved at a level that has ended."""
+    out, pull = torch.func.vjp(function, *tree_map_only(Tensor, unwrap_if_dead, primals))[:2]
     return out, pull
 
 
