@@ -82,6 +82,9 @@ def test_derivatives_of_the_iterations(case):
 
     assert gradcheck(f, inputs, fast_mode=True, check_forward_ad=not case.function)
     assert gradgradcheck(lambda *t: f(*t, mode="checkpointed"), inputs, fast_mode=True)
+    if not case.function:
+        given = [t.detach() for t in inputs]
+        assert_nested_forward_mode(lambda *t: f(*t)[0], given, lambda *t: f(*t)[0], 1e-7)
     for count in (0, 4):
         loss = lambda x, norms: norms.sum() + (x**2).sum()  # noqa: E731
         actual = [
