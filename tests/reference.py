@@ -11,6 +11,7 @@ from torch import Tensor
 import learnsolve as ls
 from learnsolve.matrix import device_analysis
 from learnsolve.matrix.plain import plain_tensors
+from learnsolve.ops.core.autograd import pushforward
 from learnsolve.ops.limits import without_buffer_pool
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
@@ -184,6 +185,29 @@ def inputs_for(
 def gradients(function: Callable, inputs: list[Tensor], g: Tensor) -> tuple[Tensor, ...]:
     inputs = [t.detach().requires_grad_() for t in inputs]
     return torch.autograd.grad(function(*inputs), inputs, g, allow_unused=False)
+
+
+def forward_along(f: Callable[..., Tensor], tangents: Iterable[Tensor]) -> Callable[..., Tensor]:
+    """The derivative of f along the tangents, in forward mode."""
+    return lambda *a: torch.func.jvp(f, a, tuple(tangents))[1]
+
+
+def reverse_along(f: Callable[..., Tensor], tangents: Iterable[Tensor]) -> Callable[..., Tensor]:
+    """The same in reverse mode: torch's linalg.solve and logdet are wrong in forward over forward mode."""
+    return lambda *a: pushforward(lambda *t: (f(*t),), a, tuple(tangents))[0]
+
+
+def assert_nested_forward_mode(
+    f: Callable[..., Tensor], inputs: Iterable[Tensor], dense: Callable[..., Tensor], rtol: float
+) -> None:
+    """Forward mode in forward mode gives the second derivatives of `dense`, in a mixed order of modes too."""
+    inputs = tuple(inputs)
+    u, v = (
+        tuple(normal(t.shape, t.dtype, seed=20 + 9 * k + i) for i, t in enumerate(inputs)) for k in (0, 1)
+    )
+    wanted = reverse_along(reverse_along(dense, u), v)(*inputs)
+    for found in (forward_along(forward_along(f, u), v), forward_along(reverse_along(f, u), v)):
+        torch.testing.assert_close(found(*inputs), wanted, rtol=0.0, atol=rtol * max(1.0, wanted.abs().max()))
 
 
 def layouts(t: Tensor) -> Iterator[tuple[str, Tensor]]:

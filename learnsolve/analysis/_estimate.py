@@ -5,9 +5,9 @@ from __future__ import annotations
 import warnings
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
+from learnsolve.ops.core.autograd import Nestable
 from learnsolve.solvers.core.report import users_frame
 
 
@@ -45,7 +45,7 @@ def with_derivative(function: str, value: Tensor, form: Tensor) -> Tensor:
     return _FirstOrder.apply(function, value, form)  # type: ignore[return-value]
 
 
-class _FirstOrder(torch.autograd.Function):
+class _FirstOrder(Nestable):
     generate_vmap_rule = True
 
     @staticmethod
@@ -67,7 +67,7 @@ class _FirstOrder(torch.autograd.Function):
         return _Once.apply(ctx.function, t, ctx.saved_tensors[0])
 
 
-class _Once(torch.autograd.Function):
+class _Once(Nestable):
     """A derivative that depends on `form`, so that differentiating it again raises."""
 
     generate_vmap_rule = True

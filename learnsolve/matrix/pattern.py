@@ -158,6 +158,11 @@ class SparsityPattern(Cached, Immutable):
         return interning.equal(self, other)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
+        owner: object = array
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        if isinstance(owner, Tensor):  # whose memory `share_memory_` would move, without NumPy's noticing
+            array = array.copy()
         return torch.from_numpy(array).to(self.device)
 
     @property

@@ -16,7 +16,8 @@ MOST = 2**60
 
 
 def as_numpy(t: Tensor) -> np.ndarray:
-    return unmapped(t).detach().cpu().contiguous().numpy()
+    with torch._C._DisableFuncTorch():  # which would wrap what `detach` returns
+        return unmapped(t).detach().cpu().contiguous().numpy()
 
 
 def check_device(function: str, device: torch.device | str | None) -> None:

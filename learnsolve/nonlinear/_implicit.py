@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch._C._autograd import (
     _pop_saved_tensors_default_hooks,
@@ -26,7 +25,7 @@ from torch._C._functorch import unwrap_if_dead
 
 from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.plain import as_one
-from learnsolve.ops.core.autograd import keep_for_forward_mode, pullback, pushforward
+from learnsolve.ops.core.autograd import Nestable, keep_for_forward_mode, pullback, pushforward
 
 
 class Ended(NamedTuple):
@@ -99,7 +98,7 @@ def linear_solve(rule: Rule, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transp
     return Implicit.apply(Linearized(rule, transpose), None, b, x, *p)[0]  # type: ignore[index]
 
 
-class Implicit(torch.autograd.Function):
+class Implicit(Nestable):
     """x, norms and codes."""
 
     @staticmethod

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.core.autograd import Multilinear, dispatch
+from learnsolve.ops.core.autograd import OfLastAxes, dispatch
 from learnsolve.ops.core.dots import total
 from learnsolve.ops.core.product import product, sampled
 from learnsolve.ops.core.selection import used_columns
@@ -41,10 +41,8 @@ def transpose(A: CSR) -> CSR:
     return CSR(dispatch(_Transpose, (A.values,), A.pattern), A.pattern.T)
 
 
-class _Transpose(Multilinear):
+class _Transpose(OfLastAxes):
     """The gradient uses the transposed pattern, whose permutation is computed on demand."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(values, P):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from learnsolve.ops.core.autograd import Nestable
 from learnsolve.petsc._engine import engine
 from learnsolve.petsc._rows import Rows
 
@@ -79,7 +79,7 @@ class Halo:
         return self._scatters[k]
 
 
-class _Fetch(torch.autograd.Function):
+class _Fetch(Nestable):
     @staticmethod
     def forward(x, halo):
         return halo.move(x, False)
@@ -97,7 +97,7 @@ class _Fetch(torch.autograd.Function):
         return ctx.halo.fetch(t)
 
 
-class _Deliver(torch.autograd.Function):
+class _Deliver(Nestable):
     @staticmethod
     def forward(g, halo):
         return halo.move(g, True)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.ops.core.autograd import Nestable
 from learnsolve.petsc._engine import engine
 
 
@@ -89,7 +90,7 @@ def processes() -> Processes:
     return Processes()
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(Nestable):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _, ctx.processes = inputs

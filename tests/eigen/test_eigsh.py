@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from reference import assert_nested_forward_mode
 from torch._dynamo.exc import Unsupported
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -107,6 +108,14 @@ def test_forward_mode(options, B):
     found, wanted = tangent(sparse), tangent(dense)
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("B", [None, pytest.param(B, marks=pytest.mark.slow)], ids=["I", "B"])
+@pytest.mark.parametrize("part", [0, 1], ids=["values", "vectors"])
+def test_forward_mode_in_forward_mode(B, part):
+    inputs = (A.values,) if B is None else (A.values, B.values)
+    of = lambda f: lambda a, b=None: f(a, b, 2, method="arpack")[part]  # noqa: E731
+    assert_nested_forward_mode(of(sparse), inputs, of(dense), 1e-7)
 
 
 @pytest.mark.parametrize("B", [None, pytest.param(B, marks=pytest.mark.slow)], ids=["I", "B"])

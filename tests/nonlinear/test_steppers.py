@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from reference import assert_nested_forward_mode
 
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning
@@ -35,6 +36,7 @@ def test_derivatives(step, order, quick):
 
     assert torch.autograd.gradcheck(end, (u0, dt, a), check_forward_ad=True)
     assert torch.autograd.gradgradcheck(end, (u0, dt, a), fast_mode=quick)
+    assert_nested_forward_mode(end, (u0.detach(), dt.detach(), a.detach()), end, 1e-8)
     together = torch.vmap(lambda a: end(U0, 0.2, a))(torch.tensor([1.0, 2.0], dtype=torch.float64))
     assert torch.allclose(together[1], end(U0, 0.2, torch.tensor(2.0, dtype=torch.float64)))
 

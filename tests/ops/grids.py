@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.matrix.plain import plain_tensors
+
 CROSS = ((0, 0), (-1, 0), (1, 0), (0, -1), (0, 1))
 SKEW = ((-7, 3), (0, 1), (2, -1), (0, 1), (0, -40))  # beyond small grids; one offset comes twice
 LINE = ((0,), (3,), (-1,), (-100,))
@@ -20,6 +22,7 @@ def box(*sizes: int) -> tuple[tuple[int, ...], ...]:
 
 
 @functools.lru_cache(maxsize=512)
+@plain_tensors()
 def neighbors(grid: tuple[int, ...], offsets: tuple, boundary: str | tuple) -> tuple[Tensor, Tensor]:
     """Place of each neighbor, 0 where there is none, and whether there is one: both (K, n)."""
     words = (boundary,) * len(grid) if isinstance(boundary, str) else boundary

@@ -6,7 +6,18 @@ import pytest
 import torch
 from ops.case import Case, moved
 from ops.cases import CASES, is_branch
-from reference import assert_within, gradients, layouts, normal, on_cuda, pattern_of, same_bits, structures
+from reference import (
+    assert_within,
+    forward_along,
+    gradients,
+    layouts,
+    normal,
+    on_cuda,
+    pattern_of,
+    reverse_along,
+    same_bits,
+    structures,
+)
 from torch.autograd import gradcheck, gradgradcheck
 
 STRUCTURES = structures()
@@ -133,6 +144,42 @@ def test_torch_func(case: Case):
     both(lambda f: func.jacrev(func.jacrev(loss(f), argnums=every), argnums=every)(*inputs))
     # Forward over reverse along one direction: a Hessian-vector product.
     both(lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=every)(*a), inputs, tangents))
+
+
+# One mechanism for all: by `make test` for a few.
+NESTED = {"spmm vector", "transpose batch", "sptrsv, vector, lower", "ic0", "logdet", "pcg, diagonal, vector"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=() if c.name in NESTED else pytest.mark.slow, id=c.name) for c in EVERY]
+)
+def test_forward_mode_in_forward_mode(case: Case, quick: bool):
+    P, func = case.pattern(), torch.func
+    inputs = tuple(case.inputs(P))
+    ways = [tuple(normal(t.shape, seed=20 + 9 * k + i) for i, t in enumerate(inputs)) for k in range(3)]
+    many = tuple(torch.stack((t, -2 * u)) for t, u in zip(*ways[1:], strict=True))
+
+    def mapped(along, f):
+        return lambda *a: torch.vmap(lambda *t: along(f, t)(*a))(*many)
+
+    def of_two(f):
+        return lambda *a: torch.vmap(f)(*(torch.stack((t, 2 * t)) for t in a))
+
+    stacks = [lambda f, along: along(along(f, ways[0]), ways[1])]
+    if not quick:
+        stacks += [
+            lambda f, along: along(along(along(f, ways[0]), ways[1]), ways[2]),
+            lambda f, along: along(mapped(along, f), ways[0]),
+            lambda f, along: mapped(along, along(f, ways[0])),
+            lambda f, along: along(of_two(along(f, ways[0])), ways[1]),
+            lambda f, along: func.grad(lambda *a: along(along(f, ways[0]), ways[1])(*a).sum()),
+            lambda f, along: along(along(func.grad(lambda *a: f(*a).sum()), ways[0]), ways[1]),
+        ]
+    for stack in stacks:
+        found = stack(lambda *a: torch.sin(case.sparse(P, *a)), forward_along)(*inputs)
+        wanted = stack(lambda *a: torch.sin(case.dense(P, *a)), reverse_along)(*inputs)
+        scale = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0
+        torch.testing.assert_close(found, wanted, rtol=0.0, atol=10 * scale * case.tolerance)
 
 
 def close(found, wanted, case):

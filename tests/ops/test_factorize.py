@@ -290,3 +290,22 @@ def test_what_compiled_calls_leave_is_bounded(monkeypatch):
         atol=1e-12,
     )
     assert len(direct._recent.items) == 1
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("columns", [3000, 60000])  # many empty ones, which row sums leave out
+def test_a_pattern_may_move_to_shared_memory(index, columns):
+    """As a torch.multiprocessing.Queue moves it: no plan points to the memory that is left."""
+    n = 3000
+    P = ls.SparsityPattern(torch.arange(n + 1, dtype=index), torch.arange(n, dtype=index), (n, columns))
+    A = ls.CSR(normal((n,)).abs() + 1, P)
+
+    def call(A):
+        return ls.ops.spsolve(A, A.values) if n == columns else ls.ops.sum(A, 1)
+
+    wanted, left = call(A), []
+    for t in (P.crow_indices, P.col_indices, A.values):
+        size = t.untyped_storage().nbytes()
+        t.share_memory_()
+        left += [torch.full((size,), 0xF7, dtype=torch.uint8) for _ in range(8)]
+    assert torch.equal(call(A.with_values(2 * A.values)), (1 if n == columns else 2) * wanted)

@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse
 import torch
 from preconditioners.cases import CASES, dense, general, matrix, spd
-from reference import normal
+from reference import assert_nested_forward_mode, normal
 
 import learnsolve as ls
 from learnsolve.ops.core.symmetry import symmetry
@@ -107,6 +107,23 @@ def test_gradients_of_the_matrix_and_of_r(case, quick):
     apply = lambda v, r: case.make(A.with_values(v))(r)  # noqa: E731
     assert torch.autograd.gradcheck(apply, (values, r), fast_mode=quick)
     assert torch.autograd.gradgradcheck(apply, (values, r), fast_mode=True)
+
+
+NESTED = ("IC0", "Chebyshev, estimated", "Schwarz, Robin values")  # by `make test`
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, marks=() if c.name in NESTED else pytest.mark.slow, id=c.name)
+        for c in CASES
+        if not learns(c)
+    ],
+)
+def test_forward_mode_in_forward_mode(case):
+    A = matrix(case)
+    apply = lambda v, r: case.make(A.with_values(v))(r)  # noqa: E731
+    assert_nested_forward_mode(apply, (A.values, normal((A.shape[0], 2))), apply, 1e-10)
 
 
 @rows(learns)

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from reference import normal, on_cuda
+from reference import assert_nested_forward_mode, normal, on_cuda
 from solvers.cases import (
     BRANCHES,
     CASES,
@@ -82,6 +82,9 @@ def test_derivatives_of_the_iterations(case):
 
     assert gradcheck(f, inputs, fast_mode=True, check_forward_ad=not case.function)
     assert gradgradcheck(lambda *t: f(*t, mode="checkpointed"), inputs, fast_mode=True)
+    if not case.function:
+        given = [t.detach() for t in inputs]
+        assert_nested_forward_mode(lambda *t: f(*t)[0], given, lambda *t: f(*t)[0], 1e-7)
     for count in (0, 4):
         loss = lambda x, norms: norms.sum() + (x**2).sum()  # noqa: E731
         actual = [
@@ -130,6 +133,7 @@ def test_transformations(case):
     expected = torch.func.jacrev(case.dense)(v, B)
     torch.testing.assert_close(torch.func.jacrev(f)(v, B), expected, **near)
     torch.testing.assert_close(torch.func.jacfwd(f)(v, B), expected, **near)
+    assert_nested_forward_mode(f, (v, B), case.dense, 1e-7)
     loss = lambda h: lambda v: (h(v, B[:, 0]) ** 2).sum()  # noqa: E731
     each = torch.vmap(torch.func.grad(loss(f)))(batch)
     torch.testing.assert_close(each[1], torch.func.grad(loss(case.dense))(2 * v), **near)

@@ -198,6 +198,7 @@ def test_torch_func(row):
 
     both(lambda f: gradient(f)(*inputs))
     both(lambda f: func.jvp(f, tuple(inputs), tangents))
+    both(lambda f: func.jvp(lambda *t: func.jvp(f, t, tangents), tuple(inputs), tuple(inputs)))
     both(lambda f: func.vmap(f, in_dims=-1)(*stacks))
     both(lambda f: func.vmap(gradient(f), in_dims=-1)(*stacks))
     for i in every:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from ops.cases import CASES
-from reference import densify, normal, pattern_of, structures
+from reference import densify, forward_along, normal, pattern_of, reverse_along, structures
 from torch import Tensor
 
 import learnsolve as ls
@@ -197,6 +197,31 @@ def forward(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tu
     return torch.func.jvp(f, tuple(inputs), tuple(w))
 
 
+def nested(f: Callable, inputs: list[Tensor], number: int, along: Callable) -> tuple[Tensor, ...]:
+    """A stack of two or three transformations, at least two of them derivatives `along` a direction."""
+    rng = np.random.default_rng(number)
+    ways = [[normal(t.shape, seed=int(rng.integers(1000))) for t in inputs] for _ in range(4)]
+    many = [torch.stack(pair) for pair in zip(ways[2], ways[3], strict=True)]
+
+    def directions(f: Callable) -> Callable:
+        return lambda *a: torch.vmap(lambda *t: along(f, t)(*a))(*many)
+
+    def members(f: Callable) -> Callable:
+        return lambda *a: torch.vmap(f)(*(torch.stack((t, 1.1 * t)) for t in a))
+
+    def gradient(f: Callable) -> Callable:
+        return torch.func.grad(lambda *a: torch.sin(f(*a)).sum())
+
+    stack = [lambda f: along(f, ways[0]), lambda f: along(f, ways[1])]
+    between = [directions, members, gradient, lambda f: along(f, ways[2])]
+    if rng.random() < 0.7:
+        stack.insert(int(rng.integers(3)), between[rng.integers(4)])
+    F: Callable = lambda *a: torch.sin(f(*a))  # noqa: E731
+    for transform in stack:
+        F = transform(F)
+    return (F(*inputs),)
+
+
 def along(f: Callable[[Tensor], Tensor], t: Tensor, w: Tensor, h: float) -> Tensor:
     """The derivative of f at t along w, by central differences of order 4."""
     near, far = (f(t + k * h * w) - f(t - k * h * w) for k in (1, 2))
@@ -248,7 +273,7 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
             return f"{what}: raised {type(error).__name__}: {error}"
         return said and f"{what}: {said}"
     name, sparse, dense, inputs = KINDS[kind](rng)
-    order = (first, recorded, forward, second)[rng.choice(4, p=[0.5, 0.1, 0.2, 0.2])]
+    order = (first, recorded, forward, second, nested)[rng.choice(5, p=[0.45, 0.1, 0.15, 0.2, 0.1])]
     order = first if name.endswith(("unrolled", "checkpointed", "least 0e+00")) else order
     scale = float(10 ** rng.uniform(-30, 30))
     with torch.no_grad():
@@ -256,13 +281,20 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
     g = scale * normal(shape, seed=number % 9973).to(inputs[0].dtype)
     w = [normal(t.shape, seed=i + 7).to(t.dtype) for i, t in enumerate(inputs)]
     counts[
-        {first: "first derivatives", recorded: "with a graph", second: "second", forward: "in forward mode"}[
-            order
-        ]
+        {
+            first: "first derivatives",
+            recorded: "with a graph",
+            second: "second",
+            forward: "in forward mode",
+            nested: "in nested forward mode",
+        }[order]
     ] += 1
+    ours, theirs = order, order
+    if order is nested:  # in reverse mode for dense matrices: torch's linalg.solve is wrong otherwise
+        ours, theirs = (lambda f, t, *_, a=a: nested(f, t, number, a) for a in (forward_along, reverse_along))
     what = f"gradients, case {number}: {name}, {order.__name__}, cotangent of {scale:.0e}"
     try:
-        found, wanted = order(sparse, inputs, g, w), order(dense, inputs, g, w)
+        found, wanted = ours(sparse, inputs, g, w), theirs(dense, inputs, g, w)
     except Exception as error:  # whatever it is
         return f"{what}: raised {type(error).__name__}: {error}"
     # Second derivatives sum terms that cancel: their size is that of all of them.
@@ -276,9 +308,9 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
 
 def gradients(count: int, seed: int, counts: Counter) -> Iterator[str]:
     """Gradients of all differentiable operations and solvers are those of autograd on dense matrices, to
-    1e-8 in float64, with cotangents from 1e-30 to 1e30; in shares also forward mode and second
-    derivatives. Where A, b, weights and M are all made of one tensor, they are those of central
-    differences, to 1e-6
+    1e-8 in float64, with cotangents from 1e-30 to 1e30; in shares also second
+    derivatives, forward mode, and forward mode in forward mode with other transformations between. Where A,
+    b, weights and M are all made of one tensor, they are those of central differences, to 1e-6
 
     The operations are the rows of the table in tests/ops/cases.py, with other numbers in each case and,
     where a row allows it, other patterns. Implicit gradients of the solvers, to a tolerance of 1e-13, are

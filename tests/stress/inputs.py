@@ -203,11 +203,13 @@ def inplace(count: int, seed: int, counts: Counter) -> Iterator[str]:
     an optimizer. A fault is a backward that neither raises an error about the change nor gives the gradient
     of the original values. Then parameters change, also by fused optimizers and through `.data`, and
     matrices made of them are used again. A fault is a result with other bits than that of fresh matrices.
+    Last, operands, the pattern and its transpose move to shared memory, as a queue of processes moves them,
+    and the memory that they leave is filled: a fault is a call that gives other bits then.
     """
     rng = np.random.default_rng(seed)
     # Fewer rows than 6: 4 weights could be of 4 rows or of 4 sweeps.
     for turn in turns({**CALLS, **_solves()}, count, seed, 400, counts, first=7 * seed, rows=6):
-        for part in (_before_backward, _after_a_change):
+        for part in (_before_backward, _after_a_change, _in_shared_memory):
             yield from turn.faults(part(turn.s, turn.call, rng, counts))
 
 
@@ -263,6 +265,23 @@ def _after_a_change(s: Sample, call: Call, rng: np.random.Generator, counts: Cou
     counts["calls after a change"] += 1
     if results != _outcome(s, call, [t.clone() for t in given]):
         yield f"after {how} another result than that of a fresh matrix"
+
+
+def _in_shared_memory(s: Sample, call: Call, rng: np.random.Generator, counts: Counter) -> Iterator[str]:
+    s.fresh()
+    given = [t.detach() for t in call.make(s)]
+    _outcome(s, call, given)
+    moved = [t for P in (s.P, s.P.T) for t in (P.crow_indices, P.col_indices, P.row_indices)]
+    moved = [t for t in (*moved, s.P.transpose_permutation, *given) if rng.random() < 0.8]
+    sizes = [t.untyped_storage().nbytes() for t in moved]
+    for t in moved:
+        t.share_memory_()
+    left = [torch.full((size,), 0xF7, dtype=torch.uint8) for size in sizes for _ in range(4)]
+    counts["calls in shared memory"] += 1
+    found = _outcome(s, call, [1.25 * t for t in given])  # of other numbers: no factors are kept for them
+    s.fresh()
+    if found != _outcome(s, call, [1.25 * t for t in given]):
+        yield f"another result in shared memory, with {len(left)} arrays in what was left"
 
 
 def _outcome(s: Sample, call: Call, operands: list[Tensor]) -> Any:

@@ -5,16 +5,58 @@ Each operation is an `Operation` around one raw operator: with its derivatives a
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._functorch import unwrap_if_dead
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 
-class Eager:
-    """Mixin for a Function that `torch.compile` does not trace: a faster `apply`.
+class Nestable(torch.autograd.Function):
+    """Base of all Functions with a `jvp`, which may itself be differentiated in forward mode.
+
+    torch calls a `jvp` with forward mode turned off, because the saved tensors have the tangents of this
+    level; under torch.func the tangents of outer levels are lost with them. So forward mode is turned on
+    here, for saved tensors without the tangents of this level, as in torch's own rules.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "jvp" in vars(cls):
+            cls.jvp = staticmethod(_differentiable(cls.jvp))  # type: ignore[method-assign]
+
+
+def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(jvp)
+    def with_outer_tangents(ctx: Any, *tangents: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():  # one level
+            return jvp(ctx, *tangents)
+        with forward_ad._set_fwd_grad_enabled(True):
+            return jvp(_OfPrimals(ctx), *tangents)
+
+    return with_outer_tangents
+
+
+class _OfPrimals:
+    """A context whose saved tensors have no tangents of this level."""
+
+    def __init__(self, ctx: Any):
+        self.ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ctx, name)
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        saved = self.ctx.saved_tensors
+        return tuple(None if t is None else forward_ad.unpack_dual(t, level=0).primal for t in saved)
+
+
+class Eager(Nestable):
+    """Base of a Function that `torch.compile` does not trace: a faster `apply`.
 
     `torch.autograd.Function.apply` binds the arguments to the signature of `forward` in every call, to fill
     in defaults that no operation here has. This takes longer than the operator itself.
@@ -36,7 +78,7 @@ class Eager:
 
 class Operation:
     """A differentiable operation: base of classes with the static methods `forward`, `backward`, `jvp`,
-    `vmap` (or `generate_vmap_rule`) and perhaps `setup_context` of a `torch.autograd.Function`.
+    `vmap` and perhaps `setup_context` of a `torch.autograd.Function`.
 
     `forward` takes `operands` tensors, then constants. By default, several operands become
     `ctx.saved_tensors`; the constants become `ctx.constants`. Tensors saved for `backward` are available to
@@ -46,19 +88,17 @@ class Operation:
     """
 
     operands = 1
-    generate_vmap_rule = False
     eager: Any
     traced: Any
 
     def __init_subclass__(cls) -> None:
         names = ("forward", "setup_context", "backward", "jvp", "vmap")
         members: dict[str, Any] = {n: staticmethod(getattr(cls, n)) for n in names if hasattr(cls, n)}
-        members["generate_vmap_rule"] = cls.generate_vmap_rule
         own = members.get("setup_context")
         for_both = _keeps(cls.operands, True) if own is None else _keeps_for_both(own)
         both = {**members, "setup_context": staticmethod(for_both)}
         members.setdefault("setup_context", staticmethod(_keeps(cls.operands, False)))
-        cls.eager = type(cls.__name__, (Eager, torch.autograd.Function), both)
+        cls.eager = type(cls.__name__, (Eager,), both)
         members.pop("jvp", None)
         cls.traced = type(cls.__name__, (torch.autograd.Function,), members)
 
@@ -100,6 +140,14 @@ class Multilinear(Operation):
             if t is not None
         )
         return add(*along)
+
+
+class OfLastAxes(Multilinear):
+    """Linear in one tensor, along axes that are counted from the last one: a mapped axis goes first."""
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple, values: Tensor, *constants: Any) -> tuple[Tensor, int]:
+        return dispatch(cls, (values.movedim(in_dims[0], 0),), *constants), 0
 
 
 class LinearSolve(Operation):
@@ -174,14 +222,14 @@ def vmapped(function: Callable, in_dims: tuple, args: tuple) -> tuple[Any, Any]:
 
 
 def pullback(function: Callable, *primals: Any) -> tuple[Any, Callable]:
-    """`torch.func.vjp` without auxiliary output."""
-    out, pull = torch.func.vjp(function, *primals)[:2]
+    """`torch.func.vjp` without auxiliary output, also of what a backward saved at a level that has ended."""
+    out, pull = torch.func.vjp(function, *tree_map_only(Tensor, unwrap_if_dead, primals))[:2]
     return out, pull
 
 
 def pushforward(function: Callable, primals: tuple, tangents: tuple) -> tuple:
     """The tangents of function(*primals), a tuple; a tangent may be None. Computed as the transpose of the
-    transpose, since torch does not nest forward mode."""
+    transpose, since torch does not nest the forward mode of `torch.autograd`, where a jvp may run."""
     tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
     out, pull = pullback(function, *primals)
     _, push = pullback(pull, tuple(torch.zeros_like(o) for o in out))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.core.autograd import Multilinear, dispatch
+from learnsolve.ops.core.autograd import OfLastAxes, dispatch
 from learnsolve.ops.core.product import product
 
 
@@ -36,9 +36,7 @@ def added_up(values: Tensor, places: SparsityPattern) -> Tensor:
     return product(ones, values.unsqueeze(-1), places, False).squeeze(-1)
 
 
-class _Take(Multilinear):
-    generate_vmap_rule = True
-
+class _Take(OfLastAxes):
     @staticmethod
     def forward(values, at, dim):
         return values.index_select(dim, at)
@@ -54,9 +52,7 @@ class _Take(Multilinear):
         return place(g, at, ctx.size, dim), None, None
 
 
-class _Place(Multilinear):
-    generate_vmap_rule = True
-
+class _Place(OfLastAxes):
     @staticmethod
     def forward(values, at, size, dim):
         shape = list(values.shape)
@@ -69,10 +65,8 @@ class _Place(Multilinear):
         return take(g, at, dim), None, None, None
 
 
-class _Permute(Multilinear):
+class _Permute(OfLastAxes):
     """Its gradient is also a gather, whereas torch's would add into zeros."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(values, forward, backward, dim):

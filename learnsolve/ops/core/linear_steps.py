@@ -153,7 +153,7 @@ class LinearSteps:
         return registers[-1]
 
 
-class _Run(Eager, torch.autograd.Function):
+class _Run(Eager):
     """All steps at once; higher derivatives use single steps."""
 
     @staticmethod

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.core.autograd import Nestable
 from learnsolve.ops.core.incomplete import _raw_factor, breakdown_message, plan_of, shifted
 
 _FIRST_SHIFT, _TRIES = 1e-3, 30
 
 
-class Search(torch.autograd.Function):
+class Search(Nestable):
     """The first shift for which the factors exist, of shift, 1e-3 (or twice the shift, if that is larger),
     its double, ...; values (B, nnz), shift (B). A constant to every derivative."""
 

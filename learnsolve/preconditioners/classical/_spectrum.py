@@ -40,4 +40,5 @@ def largest_eigenvalue(apply: Callable[[Tensor], Tensor], start: Tensor) -> Tens
         finite = hessenberg.isfinite().all(-1).all(-1)
         hessenberg = torch.where(finite[..., None, None], hessenberg, 0)  # eigvals raises otherwise
         largest = torch.linalg.eigvals(hessenberg).abs().amax(dim=-1)
-        return _SAFETY * torch.where(finite, largest, torch.nan)
+        # Forward mode goes through `no_grad`, and so do the outer levels of torch.func.
+        return (_SAFETY * torch.where(finite, largest, torch.nan)).detach()

@@ -15,6 +15,7 @@ from torch.autograd.graph import get_gradient_edge
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.convert import conjugate
+from learnsolve.ops.core.autograd import Nestable
 from learnsolve.solvers.core.system import Operator
 
 Edge = tuple[Any, int]  # a node of autograd's graph, and the index of its result
@@ -219,7 +220,7 @@ def on_host(
     return apply
 
 
-class _Host(torch.autograd.Function):
+class _Host(Nestable):
     """product(X, transpose) of NumPy arrays (n, k) for tensors (..., n, k): linear, without parameters."""
 
     @staticmethod

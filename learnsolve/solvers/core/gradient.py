@@ -43,7 +43,7 @@ from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.plain import as_one
 from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core import across
-from learnsolve.ops.core.autograd import keep_for_forward_mode, tracked
+from learnsolve.ops.core.autograd import Nestable, keep_for_forward_mode, tracked
 from learnsolve.solvers.core.functions import Function
 from learnsolve.solvers.core.system import Outcome
 from learnsolve.solvers.solution import Report, Solution, SolverError
@@ -137,7 +137,7 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-class Solve(torch.autograd.Function):
+class Solve(Nestable):
     """x, norms and codes of a solve."""
 
     @staticmethod
@@ -169,7 +169,7 @@ class Solve(torch.autograd.Function):
         return Solve.apply(problem, report, b, x0, *parameters), (0, 0, 0)
 
 
-class Implicit(torch.autograd.Function):
+class Implicit(Nestable):
     """The derivatives of a known solution x = A^-1 b."""
 
     @staticmethod

@@ -125,5 +125,6 @@ def structure(P: SparsityPattern) -> Structure:
 
 
 def _structure(P: SparsityPattern) -> tuple[Structure, torch.Tensor, torch.Tensor]:
-    crow, col = (t.to(torch.int32).cpu().contiguous() for t in (P.crow_indices, P.col_indices))
+    # Copies: NumPy does not notice that `share_memory_` moves what a tensor holds.
+    crow, col = (t.to("cpu", torch.int32, copy=True) for t in (P.crow_indices, P.col_indices))
     return Structure(crow, col, P.shape), crow, col  # tensors, so that their memory is counted
