@@ -24,6 +24,7 @@ from learnsolve.solvers.core.choices import Choice, Ending, choices, factor, fit
 from learnsolve.solvers.core.gradient import mapped, transformed
 from learnsolve.solvers.core.projected import detected
 from learnsolve.solvers.core.report import quiet, report, users_frame
+from learnsolve.solvers.core.vectors import safe_size
 from learnsolve.solvers.gmres import gmres
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
@@ -242,8 +243,11 @@ def _direct(A: CSR, b: Tensor, rtol: float, atol: float, factors: Factorization 
     x = spsolve(A, b) if factors is None else factors._solved_for(A, b)
     axis = -1 if b.dim() == 1 else -2
     with torch.no_grad():
-        after = torch.linalg.vector_norm(b - A @ x, dim=axis)
-        before = torch.linalg.vector_norm(b, dim=axis).expand(after.shape)
+        after, before = (
+            safe_size(t.unsqueeze(-1)).squeeze(-1).squeeze(-1) if axis == -1 else safe_size(t).squeeze(-2)
+            for t in (b - A @ x, b)
+        )
+        before = before.expand(after.shape)
         reached = after <= (rtol * before).clamp(min=atol)
         codes = torch.where(reached, CODE[Status.CONVERGED], CODE[Status.STAGNATED])
         codes = torch.where(after.isfinite(), codes, CODE[Status.NON_FINITE])

@@ -15,6 +15,7 @@ from learnsolve.solvers import ConvergenceWarning, Status
 from learnsolve.solvers.core.units import ORDINARY
 from learnsolve.solvers.options import KRYLOV
 
+from . import _near
 from ._systems import DEFINITE, REGULAR, SYMMETRIC, Systems, draw
 
 LEAST_SQUARES = ("lsqr", "lsmr")
@@ -369,7 +370,10 @@ def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
     """CONVERGED means that the residual meets the tolerance, and a status names what is not finite: systems
     of every character, also such as no method can solve, all solvers, preconditioners that lie.
 
-    Each column is a system, and is judged in extended precision, by NumPy alone.
+    Each column is a system, and is judged in extended precision, by NumPy alone. Every fourth time
+    `ls.solve` also gets a system at the border of what is singular or symmetric (_near.py), with 0 to 33
+    columns and tensors with torch's neg bit: what it calls CONVERGED solves the system as given, a gradient
+    is exact or warned of, and a wrong `null_space` is refused at any scale.
 
     docs/robustness.md lists the faults.
 
@@ -384,6 +388,8 @@ def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
         case = Case(seed * STRIDE + counts["solves"]).run()
         counts += case.counts
         counts["solves"] += 1
+        if counts["solves"] % 4 == 0:
+            yield from _near.faults(seed * STRIDE + counts["solves"], counts)
         able[case.name] += case.able
         for fault in case.faults:
             if "MISS" in fault:
