@@ -120,11 +120,8 @@ def _solve(kind: str, A: ls.CSR, shift: float, rng: np.random.Generator) -> Iter
         G = G - G.mean(0)
     adjoint = solution.adjoint
     for j in range(Y.shape[1]):
-        if (
-            (nearly or "not finite" in said)
-            if adjoint is None
-            else adjoint.statuses[j] is not Status.CONVERGED
-        ):
+        exact = not nearly if adjoint is None else adjoint.statuses[j] is Status.CONVERGED
+        if not exact:
             if "nearly singular" not in said and "adjoint solve" not in said:
                 yield f"the gradient of column {j} is not exact, and nothing says so"
             continue

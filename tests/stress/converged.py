@@ -371,11 +371,8 @@ def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
     of every character, also such as no method can solve, all solvers, preconditioners that lie.
 
     Each column is a system, and is judged in extended precision, by NumPy alone. Every fourth time
-    `ls.solve` also gets a system at the border of what is singular or symmetric (_near.py), with 0 to 33
-    columns and tensors with torch's neg bit: what it calls CONVERGED solves the system as given, a gradient
-    is exact or warned of, and a wrong `null_space` is refused at any scale.
-
-    docs/robustness.md lists the faults.
+    `ls.solve` also gets a system at the border of singular and symmetric (_near.py), in 0 to 33 columns: a
+    gradient is exact or warned of, and a wrong `null_space` is refused.
 
     Rounding: with m entries in a row and u the unit roundoff the computed residual is off by at most
     gamma_(m+1) (|A| |x| + |b|), entry by entry (Higham, Accuracy and Stability of Numerical Algorithms,
