@@ -22,7 +22,7 @@ from learnsolve.solvers.cg import cg
 from learnsolve.solvers.core.arguments import check_b, check_operands
 from learnsolve.solvers.core.choices import Choice, Ending, choices, factor, fitting, preconditioner
 from learnsolve.solvers.core.gradient import mapped, transformed
-from learnsolve.solvers.core.projected import detected
+from learnsolve.solvers.core.projected import Detected, detected
 from learnsolve.solvers.core.report import quiet, report, users_frame
 from learnsolve.solvers.core.vectors import safe_size
 from learnsolve.solvers.gmres import gmres
@@ -157,7 +157,7 @@ def solve(
     if failure is not None:
         raise failure
     solution.selected = "; then ".join(tried)
-    if automatic and singular:
+    if isinstance(null_space, Detected):
         found = 'null_space="constants", as the rows of A sum to zero'
         exactly = "" if null_space.exactly else " up to rounding"
         solution.selected = f"{found}; {solution.selected}"
