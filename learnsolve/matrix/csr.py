@@ -324,7 +324,7 @@ class CSR(Views, Habits, Immutable):
         Slices and arrays keep an axis, so ``A[1:5]``, ``A[p]``, ``A[p][:, q]``, ``A[numpy.ix_(p, q)]`` are
         matrices; explicit zeros remain entries. An int drops its axis: ``A[i]`` is a dense row, ``A[i, j]`` a
         scalar. Two index arrays, or a mask of A's shape, select entries into a dense vector. Batch axes stay
-        in front. Results are differentiable; gradients of repeated entries are summed. ``A[:, :]`` is A itself.
+        in front. Results are differentiable; those of repeated entries too. ``A[:, :]`` is A itself.
         """
         return _ops.indexing.index(self, key)
 
