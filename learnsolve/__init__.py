@@ -1,5 +1,7 @@
 """learnsolve: differentiable sparse iterative solvers for scientific machine learning, in PyTorch."""
 
+from typing import TYPE_CHECKING
+
 from learnsolve import _first_line  # noqa: F401  (before torch)
 
 # isort: split
@@ -47,3 +49,11 @@ __all__ = [
     "svds",
     "testing",
 ]
+
+if not TYPE_CHECKING:  # type checkers would take every name for an attribute
+
+    def __getattr__(name: str) -> object:
+        parts = ("solvers", "preconditioners", "ops", "problems", "nonlinear", "nn", "io", "analysis")
+        found = [f"{__name__}.{part}.{name}" for part in parts if name in globals()[part].__all__]
+        meant = f"; did you mean {' or '.join(found)}?" if found else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")

@@ -186,3 +186,14 @@ def test_no_file_names_a_place_of_one_machine():
             continue
         named += [f"{file}: {line.strip()}" for line in text.splitlines() if place.search(line)]
     assert not named
+
+
+def test_a_name_of_another_module_is_found():
+    import learnsolve
+
+    for name, home in (("cg", "solvers"), ("AMG", "preconditioners"), ("spmm", "ops"), ("root", "nonlinear")):
+        with pytest.raises(AttributeError, match=rf"'{name}'; did you mean learnsolve\.{home}\.{name}\?"):
+            getattr(learnsolve, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'conjugate_gradients'$"):
+        _ = learnsolve.conjugate_gradients
+    assert not hasattr(learnsolve, "__wrapped__")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.convert import check_real
+from learnsolve.matrix.pattern import as_numpy
 from learnsolve.matrix.plain import plain_tensors
 
 Map = Callable[[Tensor], Tensor]
@@ -135,4 +136,4 @@ def as_array(function: str, t: Tensor) -> np.ndarray:
     """The values of t on the host."""
     t = plain(function, t)
     with plain_tensors():
-        return t.cpu().numpy()
+        return as_numpy(t)

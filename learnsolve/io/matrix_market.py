@@ -22,7 +22,7 @@ def write_matrix_market(
     Parameters
     ----------
     path : the file; an existing file is replaced atomically
-    A : CSR, float32 or float64, one matrix
+    A : CSR, real or complex, one matrix
     symmetric : write only the lower triangle of a matrix that equals its transpose exactly
     comment : lines of text for the head of the file
 
@@ -52,7 +52,7 @@ def write_matrix_market(
 
     name = "write_matrix_market"
     checks.matrix(name, "A", A)
-    checks.dtype(name, "A.values", A.values)
+    checks.dtype(name, "A.values", A.values, or_complex=True)
     checks.flag(name, "symmetric", symmetric)
     if A.batch_shape:
         raise ValueError(
@@ -69,7 +69,7 @@ def write_matrix_market(
         S = scipy.sparse.coo_array((S.data[lower], (S.row[lower], S.col[lower])), S.shape)
     text = io.BytesIO()
     kind = "symmetric" if symmetric else "general"
-    mmwrite(text, S, comment=comment, field="real", symmetry=kind)
+    mmwrite(text, S, comment=comment, field="complex" if A.values.is_complex() else "real", symmetry=kind)
     content = text.getvalue()
     replace_file(path, gzip.compress(content, mtime=0) if Path(path).suffix == ".gz" else content)
 

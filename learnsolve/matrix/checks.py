@@ -23,6 +23,8 @@ _IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the mod
 def tensor(function: str, name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         remedy = "; torch.from_numpy makes one" if isinstance(value, np.ndarray) else of_graph(value)
+        if isinstance(value, (list, tuple, float, int)):
+            remedy = f"; torch.tensor({name}, dtype=A.dtype) makes one"
         raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}{remedy}")
     if value.layout is not torch.strided:
         raise TypeError(
@@ -39,6 +41,11 @@ def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
             remedy = "; a petsc.Matrix goes to petsc.spmm, petsc.solve and the solvers (cg, minres, ...)"
         remedy = of_graph(A) or remedy
         raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
+    if (A.values.shape or (-1,))[-1] != A.pattern.nnz:  # checked when A was made, but tensors can be swapped
+        raise ValueError(
+            f"{function}: {name}.values has now shape {tuple(A.values.shape)}, the pattern "
+            f"{A.pattern.nnz} entries; make another matrix with learnsolve.CSR(values, pattern)"
+        )
 
 
 def of_graph(value: Any) -> str:

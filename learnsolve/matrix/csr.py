@@ -284,7 +284,7 @@ class CSR(Views, Habits, Immutable):
 
     def is_symmetric(self) -> bool:
         """Whether A equals its transpose, pattern included, up to
-        ``|a_ij - a_ji| <= 64 eps sqrt(|a_ii a_jj|)``.
+        ``|a_ij - a_ji| <= 512 eps sqrt(m_i m_j)``, with ``m_i`` the largest modulus in row and column i.
 
         For a batch: whether all do. O(nnz), on the host; not under `torch.compile`."""
         return _ops.core.symmetry.symmetry("CSR.is_symmetric", self, None)
@@ -323,8 +323,8 @@ class CSR(Views, Habits, Immutable):
 
         Slices and arrays keep an axis, so ``A[1:5]``, ``A[p]``, ``A[p][:, q]``, ``A[numpy.ix_(p, q)]`` are
         matrices; explicit zeros remain entries. An int drops its axis: ``A[i]`` is a dense row, ``A[i, j]`` a
-        scalar. Two index arrays select entries one by one into a dense vector. Batch axes stay in front. All
-        results are differentiable; the gradients of repeated entries are summed. ``A[:, :]`` is A itself.
+        scalar. Two index arrays, or a mask of A's shape, select entries into a dense vector. Batch axes stay
+        in front. Results are differentiable; those of repeated entries too. ``A[:, :]`` is A itself.
         """
         return _ops.indexing.index(self, key)
 

@@ -8,6 +8,8 @@ import numpy as np
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from learnsolve.matrix.pattern_checks import as_numpy
+
 _INSTEAD = {
     **{name: f"A.values.{name}(), or with the zeros A.to_dense().{name}()" for name in ("max", "min")},
     **{f"to{name}": f'A.to_scipy("{name}")' for name in ("csr", "csc", "coo")},
@@ -61,7 +63,7 @@ class Habits:
     def toarray(self) -> np.ndarray:
         """The dense NumPy array, as in SciPy: a copy on the host, without gradient."""
         dense: Tensor = self.to_dense()
-        return dense.detach().cpu().numpy()
+        return as_numpy(dense)
 
     # --- not supported: errors with a remedy ---
     __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__

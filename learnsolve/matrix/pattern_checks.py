@@ -17,7 +17,7 @@ MOST = 2**60
 
 def as_numpy(t: Tensor) -> np.ndarray:
     with torch._C._DisableFuncTorch():  # which would wrap what `detach` returns
-        return unmapped(t).detach().cpu().contiguous().numpy()
+        return unmapped(t).detach().resolve_conj().resolve_neg().cpu().contiguous().numpy()
 
 
 def check_device(function: str, device: torch.device | str | None) -> None:

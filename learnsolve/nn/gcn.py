@@ -15,7 +15,7 @@ from learnsolve.nn import _graph
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
 from learnsolve.ops.spmm import spmm
-from learnsolve.ops.symmetric_scaling import symmetric_scaling
+from learnsolve.ops.symmetric_scaling import scaled
 
 
 def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | None = None) -> CSR:
@@ -61,7 +61,7 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
             [0.5000, 0.5000]])
     """
     if _graph.is_edges(A):
-        return symmetric_scaling(_graph.with_loops("gcn_norm", A, edge_weight, n), by="row_sums")
+        return scaled("gcn_norm", _graph.with_loops("gcn_norm", A, edge_weight, n), "row_sums")
     checks.matrix("gcn_norm", "A", A)
     if edge_weight is not None or n is not None:
         raise ValueError("gcn_norm: edge_weight and n belong to edge_index; a CSR has its own")
@@ -69,7 +69,7 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
     checks.dtype("gcn_norm", "A.values", A.values)
     checks.square("gcn_norm", "A", A.shape)
     identity = eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.col_indices.dtype)
-    return symmetric_scaling(add(A, identity), by="row_sums")
+    return scaled("gcn_norm", add(A, identity), "row_sums")
 
 
 class GCNConv(torch.nn.Module):

@@ -2,7 +2,8 @@
 
 An int drops its axis, as in NumPy and torch: the result is a dense vector or a scalar. Slices and index
 arrays keep their axes: the result is a matrix. Two index arrays select entries one by one, unless they have
-shapes (r, 1) and (1, c), as from ``numpy.ix_``. So a submatrix is also ``A[rows][:, columns]``.
+shapes (r, 1) and (1, c), as from ``numpy.ix_``. So a submatrix is also ``A[rows][:, columns]``. A mask of
+A's shape selects entries one by one too, in the order of rows.
 """
 
 from typing import Any
@@ -31,6 +32,8 @@ def index(A: CSR, key: Any) -> CSR | Tensor:
         raise IndexError("A[...]: expected one or two indices, got none; A[:, :] is the whole matrix")
     if len(key) > 2:
         raise IndexError(f"A[...]: a matrix has two axes, got {len(key)} indices")
+    if len(key) == 1 and isinstance(key[0], (Tensor, np.ndarray)) and key[0].ndim == 2:
+        key = _selected_by_mask(key[0], A.shape)
     axes: list[Any] = [_axis(k, n) for k, n in zip((*key, slice(None))[:2], A.shape, strict=True)]
     rows, columns = axes
     if isinstance(rows, tuple) and isinstance(columns, tuple):
@@ -86,6 +89,20 @@ def permute(A: CSR, p: Any, q: Any = None) -> CSR:
         )
     plan, inverse = _plan_permutation(A.pattern, p, p if q is None else q)
     return CSR(permuted(A.values, plan.at, inverse), plan.pattern)  # type: ignore[arg-type]
+
+
+@makes_plain_tensors
+def _selected_by_mask(mask: Any, shape: tuple[int, int]) -> tuple[Any, ...]:
+    """The rows and columns that a boolean array of the matrix's shape selects."""
+    a = as_numpy(mask) if isinstance(mask, Tensor) else mask
+    if a.dtype != bool:
+        return (mask,)
+    if a.shape != shape:
+        raise IndexError(
+            f"A[...]: a mask of entries must have A's shape {shape}, one of rows the shape ({shape[0]},), "
+            f"got {a.shape}"
+        )
+    return np.nonzero(a)
 
 
 def _axis(k: Any, n: int) -> int | tuple[int, int, int] | np.ndarray:

@@ -43,7 +43,11 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     >>> ls.ops.symmetric_scaling(ls.problems.poisson((3,))).to_dense()[0]
     tensor([ 1.0000, -0.5000,  0.0000], dtype=torch.float64)
     """
-    name = "symmetric_scaling"
+    return scaled("symmetric_scaling", A, by)
+
+
+def scaled(name: str, A: CSR, by: str) -> CSR:
+    """`symmetric_scaling`, for a public function of this name."""
     checks.matrix(name, "A", A)
     checks.dtype(name, "A.values", A.values)
     checks.one_of(name, "by", by, ("diagonal", "row_sums"))
@@ -55,10 +59,12 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
         if plain.is_cpu and wrong.any():
             at = wrong.nonzero()[0].tolist()
             what = "diagonal entries" if by == "diagonal" else "row sums"
+            remedy = "shift the diagonal, or scale with A.scale_rows and A.scale_columns"
+            if name == "gcn_norm":
+                what, remedy = f"{what} of A + I", "make the weights nonnegative"
             raise ValueError(
                 f"{name}: all {what} must be positive and finite, row {at[-1]} has "
-                f"{plain[tuple(at)].item():g}; shift the diagonal, or scale with A.scale_rows and "
-                "A.scale_columns"
+                f"{plain[tuple(at)].item():g}; {remedy}"
             )
     s = d.rsqrt()
     s = s.unsqueeze(-1) if s.dim() > 1 else s

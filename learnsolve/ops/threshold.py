@@ -158,7 +158,7 @@ def _search(
     start: float,
     on_breakdown: str,
 ) -> tuple[SparsityPattern, float | Tensor]:
-    numbers = values.cpu().double().numpy()
+    numbers = as_numpy(values.double())
     on = as_numpy(P.diagonal_positions)
     if cholesky := function == "ict":  # by columns
         by = as_numpy(P.transpose_permutation)

@@ -99,9 +99,14 @@ class Preconditioner:
         if "__init__" in vars(cls):
             cls.__init__ = _takes_matrices(cls.__init__)  # type: ignore[method-assign]
 
-    def __init__(self, A: CSR, *others: Any, finite: bool = True):
+    def __init__(self, A: CSR | None = None, *others: Any, finite: bool = True):
         """For a preconditioner computed from the square matrix A and `others`, tensors or floats."""
         name = type(self).__name__
+        if A is None:
+            raise TypeError(
+                f"{name}: A is missing, the matrix that it is made for; call {name}(A), or, in a "
+                "constructor, super().__init__(A)"
+            )
         checks.matrix(name, "A", A)
         checks.dtype(name, "A.values", A.values, self.takes_complex)
         checks.square(name, "A", A.shape)

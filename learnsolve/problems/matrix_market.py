@@ -27,9 +27,10 @@ def matrix_market(
 
     Parameters
     ----------
-    path : file with a matrix in coordinate or array format, with real, integer or pattern entries; general,
-        symmetric or skew-symmetric
-    dtype : torch.float32 or torch.float64
+    path : file with a matrix in coordinate or array format, with real, integer, pattern or complex entries;
+        general, symmetric, skew-symmetric or Hermitian
+    dtype : torch.float32, torch.float64, torch.complex64 or torch.complex128; a complex one for complex
+        entries
     device : device of the matrix
 
     Returns
@@ -46,7 +47,7 @@ def matrix_market(
         index outside its size or a value that is not a finite number of `dtype`. No memory of the stated size
         is allocated before the whole file has been checked.
     NotImplementedError
-        for complex and Hermitian matrices, vectors, and more than 2^31 - 1 rows or columns.
+        for complex and Hermitian matrices with a real dtype, vectors, and more than 2^31 - 1 rows or columns.
 
     Notes
     -----
@@ -63,13 +64,14 @@ def matrix_market(
     >>> ls.problems.matrix_market(path).to_dense()[0]
     tensor([ 2.5000, -1.0000], dtype=torch.float64)
     """
-    check_dtype("matrix_market", dtype)
+    if dtype not in (torch.complex64, torch.complex128):
+        check_dtype("matrix_market", dtype)
     path = Path(path)
     from scipy.io import mmread  # takes long to import
 
     try:
         with _open(path) as stream:
-            header = _read_header(path, stream)
+            header = _read_header(path, stream, dtype.is_complex)
             _check_body(path, stream, header)
         S = mmread(path)
     except FileNotFoundError:
@@ -83,6 +85,8 @@ def matrix_market(
     S = scipy.sparse.coo_array(S)
     if header.symmetry == "skew-symmetric" and np.any(S.data[S.row == S.col]):
         _fail(path, "is declared skew-symmetric but has an entry on its diagonal")
+    if header.symmetry == "hermitian" and np.any(S.data.imag[S.row == S.col]):
+        _fail(path, "is declared hermitian but has an entry on its diagonal that is not real")
     A = CSR.from_scipy(S, dtype=dtype)
     if header.symmetry != "general" and A.nnz != S.nnz:
         _fail(path, f"is declared {header.symmetry} but lists an entry twice or in both triangles")
@@ -112,29 +116,35 @@ def _fail(path: Path, what: str) -> NoReturn:
     raise ValueError(f"matrix_market: {path} {what}")
 
 
-def _read_header(path: Path, stream: IO[bytes]) -> _Header:
+def _read_header(path: Path, stream: IO[bytes], or_complex: bool) -> _Header:
     banner = stream.readline(_LONGEST_LINE + 1).decode("ascii", "replace").lower().split()
     if banner[:1] != ["%%matrixmarket"]:
         _fail(path, "is not a MatrixMarket file: its first line does not begin with %%MatrixMarket")
     if len(banner) != 5:
         _fail(path, "must begin with '%%MatrixMarket object format field symmetry'")
     _, kind, format, field, symmetry = banner
-    unsupported = [w for w in (kind, field, symmetry) if w in ("vector", "complex", "hermitian")]
-    if unsupported:
+    if kind == "vector":
         raise NotImplementedError(
-            f"matrix_market: {path} holds a {unsupported[0]} object, which is not supported; real, integer "
-            f"and pattern matrices are; read others with scipy.io.mmread and, if complex, {REAL_FORM}"
+            f"matrix_market: {path} holds a vector object, which is not supported; read it with "
+            "scipy.io.mmread"
+        )
+    if not or_complex and (field == "complex" or symmetry == "hermitian"):
+        raise NotImplementedError(
+            f"matrix_market: {path} holds complex entries; read them with dtype=torch.complex128, or for a "
+            f"solver without complex values {REAL_FORM}"
         )
     for name, word, allowed in (
         ("object", kind, ("matrix",)),
         ("format", format, ("coordinate", "array")),
-        ("field", field, ("real", "integer", "pattern")),
-        ("symmetry", symmetry, ("general", "symmetric", "skew-symmetric")),
+        ("field", field, ("real", "integer", "pattern", "complex")),
+        ("symmetry", symmetry, ("general", "symmetric", "skew-symmetric", "hermitian")),
     ):
         if word not in allowed:
             _fail(path, f"must have one of {', '.join(allowed)} as {name}, got {word!r}")
     if field == "pattern" and (format == "array" or symmetry == "skew-symmetric"):
         _fail(path, f"combines pattern with {format} and {symmetry}, which is invalid")
+    if symmetry == "hermitian" and field != "complex":
+        _fail(path, f"combines hermitian with {field}, which is invalid")
 
     line = 2
     while (text := stream.readline(_LONGEST_LINE + 1)).startswith(b"%") or text.isspace():
@@ -153,8 +163,8 @@ def _read_header(path: Path, stream: IO[bytes]) -> _Header:
         )
     if symmetry != "general" and rows != columns:
         _fail(path, f"is declared {symmetry} but has {rows} rows and {columns} columns")
-    triangle = {"general": rows * columns, "symmetric": rows * (rows + 1) // 2}
-    entries = stated[0] if stated else triangle.get(symmetry, rows * (rows - 1) // 2)
+    triangle = {"general": rows * columns, "skew-symmetric": rows * (rows - 1) // 2}
+    entries = stated[0] if stated else triangle.get(symmetry, rows * (rows + 1) // 2)
     return _Header(format, field, symmetry, entries, line)
 
 
@@ -165,6 +175,7 @@ _VALUE = {
     "real": ("a number such as -1.5e-3", rb"[ \t]++" + _REAL),
     "integer": ("an integer", rb"[ \t]++" + _INTEGER),
     "pattern": ("no value", rb""),
+    "complex": ("two numbers, real and imaginary", rb"[ \t]++" + _REAL + rb"[ \t]++" + _REAL),
 }
 
 
@@ -218,9 +229,8 @@ def _check_length(path: Path, line: int, length: int) -> None:
 
 
 def _numbers_per_entry(header: _Header) -> int:
-    if header.format == "array":
-        return 1
-    return 2 if header.field == "pattern" else 3
+    values = {"pattern": 0, "complex": 2}.get(header.field, 1)
+    return values if header.format == "array" else 2 + values
 
 
 PROPERTIES = MatrixProperties(

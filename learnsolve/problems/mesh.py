@@ -90,7 +90,7 @@ class TriangleMesh(Immutable):
     def delaunay(cls, points: Tensor, fixed: Tensor | None = None) -> "TriangleMesh":
         """The Delaunay triangulation of `points`, by SciPy."""
         checks.tensor("TriangleMesh.delaunay", "points", points)
-        triangles = triangulate(plain_values(points).cpu().double().numpy())
+        triangles = triangulate(as_numpy(plain_values(points).double()))
         return cls(points, torch.from_numpy(triangles), fixed)
 
     def __reduce__(self):

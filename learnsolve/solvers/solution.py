@@ -85,7 +85,7 @@ class Status(enum.Enum):
 
 
 # Values of `Solution.execution`.
-COMPILED, PYTHON_M, EAGER = "compiled", "compiled, Python preconditioner", "eager"
+COMPILED, PYTHON_M, EAGER, DIRECT = "compiled", "compiled, Python preconditioner", "eager", "direct"
 _ENDED = (Status.MAX_ITERATIONS, Status.STOPPED_BY_CALLBACK, Status.STAGNATED)
 STATUSES = tuple(Status)
 CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # codes in the loops; 0 while a column runs
@@ -312,8 +312,10 @@ class Solution(_Pair):
         columns = f" in {len(bad)} of {len(self.statuses)} columns" if len(self.statuses) > 1 else ""
         norms = self.residual_norms.detach()
         last, first = (float(norms.select(self._axis, i).max()) for i in (-1, 0))
+        steps = f"after {self.iterations} iteration{'' if self.iterations == 1 else 's'}"
+        how = "by a factorization" if self.execution == DIRECT else steps
         return (
-            f"{self.status.name}{columns} after {self.iterations} iterations, residual norm {last:.3g} "
+            f"{self.status.name}{columns} {how}, residual norm {last:.3g} "
             f"(initially {first:.3g}). {self.note}{self.status}"
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -21,12 +22,13 @@ from learnsolve.solvers.cg import cg
 from learnsolve.solvers.core.arguments import check_b, check_operands
 from learnsolve.solvers.core.choices import Choice, Ending, choices, factor, fitting, preconditioner
 from learnsolve.solvers.core.gradient import mapped, transformed
-from learnsolve.solvers.core.projected import CONSTANTS, sums_to_zero
-from learnsolve.solvers.core.report import quiet, report
+from learnsolve.solvers.core.projected import Detected, detected
+from learnsolve.solvers.core.report import quiet, report, users_frame
+from learnsolve.solvers.core.vectors import safe_size
 from learnsolve.solvers.gmres import gmres
 from learnsolve.solvers.lsqr import lsqr
 from learnsolve.solvers.minres import minres
-from learnsolve.solvers.solution import CODE, Solution, SolverError, Status
+from learnsolve.solvers.solution import CODE, DIRECT, ConvergenceWarning, Solution, SolverError, Status
 
 METHODS: dict[str, Callable[..., Solution]] = {
     "cg": cg, "minres": minres, "gmres": gmres, "bicgstab": bicgstab, "lsqr": lsqr,
@@ -99,6 +101,7 @@ def solve(
     if b.is_complex():
         checks.one_dtype("solve", b, A.values)
     check_operands("solve", A, b)
+    checks.rows("solve", "b", b, "A", A.shape)
     factors = None
     if isinstance(method, Factorization):
         factors, method = method, "direct"
@@ -117,7 +120,7 @@ def solve(
     if automatic:
         takes = method not in ("direct", "lsqr") and A.shape[0] == A.shape[1]
         real = not A.values.is_complex()
-        null_space = CONSTANTS if takes and real and sums_to_zero(A) else None
+        null_space = detected(A) if takes and real else None
     elif null_space is not None and (method in ("direct", "lsqr") or A.shape[0] != A.shape[1]):
         raise ValueError(
             "solve: null_space belongs to cg, minres, gmres and bicgstab; lsqr finds the solution of minimum "
@@ -132,7 +135,7 @@ def solve(
         tried.append(f"{choice.method}{note}: {choice.why}")
         failure = None
         try:
-            with quiet():
+            with quiet() as said:
                 solution = _run(choice, A, b, x0, made, rtol, atol, maxiter, throw, null_space, factors)
             status = solution.status
         except SolverError as error:
@@ -154,34 +157,18 @@ def solve(
     if failure is not None:
         raise failure
     solution.selected = "; then ".join(tried)
-    if automatic and singular:
-        solution.selected = f'null_space="constants", as the rows of A sum to zero; {solution.selected}'
-        _judge_as_given(solution, A, b, rtol, atol)
+    if isinstance(null_space, Detected):
+        found = 'null_space="constants", as the rows of A sum to zero'
+        exactly = "" if null_space.exactly else " up to rounding"
+        solution.selected = f"{found}; {solution.selected}"
+        solution.note = f"{found}{exactly}, and so do its columns. {solution.note}"
     report("solve", solution, throw, True)
+    for text in said:
+        warnings.warn(text, ConvergenceWarning, stacklevel=users_frame())
     return solution
 
 
 solve = outside_of_graphs(chooses(solve), _NO_GRAPH)
-
-
-def _judge_as_given(solution: Solution, A: CSR, b: Tensor, rtol: float, atol: float) -> None:
-    """For a detected null space: x must solve A x = b, not only for a part of b."""
-    vector = b.dim() == 1  # under vmap the values have more axes
-    assert solution._codes is not None
-    with torch.no_grad():
-        x, right = (numbers(t).unsqueeze(-1) if vector else numbers(t) for t in (solution.x, b))
-        left = torch.linalg.vector_norm(right - A.with_values(numbers(A.values)) @ x, dim=-2)
-        target = (rtol * torch.linalg.vector_norm(right, dim=-2)).clamp(min=atol)
-        # The method summed the same values in another order.
-        lost = left > 1.01 * target
-        codes = numbers(solution._codes)
-        lost = (codes == CODE[Status.CONVERGED]) & (lost.squeeze(-1) if vector else lost)
-        solution._codes = torch.where(lost, CODE[Status.INCONSISTENT], codes)
-    if bool(lost.any()):
-        solution.note += (
-            "The rows and columns of A sum to zero; x solves A x = b but for the component of b along the "
-            'constants, and null_space="constants" asks for that. '
-        )
 
 
 def _start(solution: Solution) -> Tensor | None:
@@ -256,9 +243,12 @@ def _direct(A: CSR, b: Tensor, rtol: float, atol: float, factors: Factorization 
     x = spsolve(A, b) if factors is None else factors._solved_for(A, b)
     axis = -1 if b.dim() == 1 else -2
     with torch.no_grad():
-        after = torch.linalg.vector_norm(b - A @ x, dim=axis)
-        before = torch.linalg.vector_norm(b, dim=axis).expand(after.shape)
+        after, before = (
+            safe_size(t.unsqueeze(-1)).squeeze(-1).squeeze(-1) if axis == -1 else safe_size(t).squeeze(-2)
+            for t in (b - A @ x, b)
+        )
+        before = before.expand(after.shape)
         reached = after <= (rtol * before).clamp(min=atol)
         codes = torch.where(reached, CODE[Status.CONVERGED], CODE[Status.STAGNATED])
         codes = torch.where(after.isfinite(), codes, CODE[Status.NON_FINITE])
-    return Solution(x, 1, torch.stack((before, after), axis), axis, codes=codes, execution="direct")
+    return Solution(x, 1, torch.stack((before, after), axis), axis, codes=codes, execution=DIRECT)

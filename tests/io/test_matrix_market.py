@@ -56,6 +56,32 @@ def test_kinds(tmp_path, header, body, dense):
     assert dense_of(tmp_path, text, "small.mtx.gz") == dense
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_matrices(tmp_path, dtype):
+    path, rng = tmp_path / "m.mtx", np.random.default_rng(0)
+    D = (rng.standard_normal((6, 6)) + 1j * rng.standard_normal((6, 6))) * (rng.random((6, 6)) < 0.5)
+    for symmetry, S in (("general", D), ("symmetric", D + D.T), ("hermitian", D + D.conj().T)):
+        for written in (S, scipy.sparse.coo_array(S)):
+            scipy.io.mmwrite(path, written, symmetry=symmetry, precision=17)
+            A = load(path, dtype=dtype)
+            assert A.dtype == dtype
+            assert np.array_equal(A.to_dense().numpy(), torch.from_numpy(S).to(dtype).numpy())
+    A = ls.CSR.from_dense(torch.from_numpy(D).to(dtype))
+    save(path, A)
+    assert torch.equal(load(path, dtype=dtype).values, A.values)
+    save(path, ls.problems.poisson((3,)))
+    assert torch.equal(load(path, dtype=dtype).values, ls.problems.poisson((3,)).values.to(dtype))
+    for text, words in (
+        ("coordinate complex hermitian\n2 2 1\n1 1 1 2\n", "entry on its diagonal that is not real"),
+        ("coordinate real hermitian\n2 2 1\n1 1 1\n", "combines hermitian with real"),
+        ("coordinate complex general\n2 2 1\n1 1 1\n", "does not hold a row, a column and two numbers"),
+        ("array complex general\n1 2\n1 2\n", "is truncated: 2 entries make 4 numbers"),
+        ("coordinate complex general\n2 2 1\n1 1 1 1e999\n", "an entry too large"),
+    ):
+        with pytest.raises(ValueError, match=f"^matrix_market: .*{words}"):
+            load(write(tmp_path, KIND + text), dtype=dtype)
+
+
 def test_pattern_and_dtype(tmp_path):
     path = write(tmp_path, COORDINATE + "3 3 3\n3 1 0.1\n1 2 0\n1 1 1\n")
     A = load(path)
@@ -107,7 +133,7 @@ def test_several_pieces(tmp_path):
             "must have one of matrix as object, got 'tensor'",
         ),
         (KIND + "sparse real general\n", "one of coordinate, array as format, got 'sparse'"),
-        (KIND + "array double general\n", "one of real, integer, pattern as field, got 'double'"),
+        (KIND + "array double general\n", "one of real, integer, pattern, complex as field, got"),
         (KIND + "array real lower\n", "one of general, symmetric, skew-symm.* as symmetry, got 'lower'"),
         (KIND + "array pattern general\n", "combines pattern with array"),
         (KIND + "coordinate pattern skew-symmetric\n", "combines pattern with coordinate and skew"),
@@ -175,8 +201,11 @@ def test_faulty_files(tmp_path, text, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (KIND + "coordinate complex general\n1 1 1\n1 1 1 2\n", "holds a complex object"),
-        (KIND + "array real hermitian\n1 1\n1\n", "holds a hermitian object"),
+        (
+            KIND + "coordinate complex general\n1 1 1\n1 1 1 2\n",
+            "holds complex entries; read them with dtype=",
+        ),
+        (KIND + "array complex hermitian\n1 1\n1\n", "holds complex entries"),
         ("%%MatrixMarket vector coordinate real general\n1 1\n1 1\n", "holds a vector object"),
         (COORDINATE + f"{2**31} 1 1\n1 1 1\n", "states 2147483648 rows and 1 columns; up to 2147483647"),
     ],

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, default_collate
 
 import learnsolve as ls
+from learnsolve.solvers.core.choices import choices
 
 P = pattern_of(random(6, 5, 0.5))
 
@@ -157,6 +158,27 @@ def test_is_symmetric():
     assert not ls.CSR.stack([B, B.with_values(values)]).is_symmetric()
     assert not A.is_symmetric()
     assert not B.tril().is_symmetric()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_symmetry_up_to_rounding_needs_no_diagonal(dtype):
+    """By one rule, relative to the rows, wherever symmetry is asked for."""
+    eps = torch.finfo(dtype).eps
+    D = torch.tensor([[0, 0.3 * (1 + eps)], [0.3, 0]], dtype=dtype)
+    assert D[0, 1] != D[1, 0]
+    A, full = ls.CSR.from_dense(D), ls.CSR.from_dense(torch.ones(2, 2)).pattern
+    kept = ls.CSR(D.flatten(), full)  # with its zeros
+    for B in (A, kept, ls.CSR((D + 0.3).flatten(), full), A * 1e-30, ls.CSR.stack([A, 2 * A])):
+        assert B.is_symmetric()
+    assert not A.with_values(A.values * torch.tensor([1, 1 + 2048 * eps], dtype=dtype)).is_symmetric()
+    b = torch.tensor([1.0, 2.0], dtype=dtype)
+    assert ls.factorize(A, kind="ldlt").kind == "ldlt"
+    assert ls.solve(kept, b, M=None).converged
+    if not dtype.is_complex:
+        assert ls.eigsh(A, 2).converged
+        assert ls.ops.logdet(2.0 * ls.ops.eye(2, dtype=dtype) + A).isfinite()
+        assert ls.preconditioners.BlockJacobi(kept, 2).symmetric
+        assert next(choices(kept, b, None, True)).method == "minres"
 
 
 def test_names_of_torch_and_numpy():

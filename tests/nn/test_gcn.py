@@ -166,7 +166,11 @@ BAD = [
     (lambda: GCNConv(IN, OUT)(A32, X32[0]), ValueError, r"got \(5,\)"),
     (lambda: gcn_norm(X32), TypeError, "gcn_norm: A must be a CSR"),
     (lambda: gcn_norm(sparse(N, IN)), ValueError, r"A must be square, got shape \(7, 5\)"),
-    (lambda: gcn_norm(A64 * -9.0), ValueError, "row sums must be positive"),
+    (
+        lambda: gcn_norm(A64 * -9.0),
+        ValueError,
+        r"^gcn_norm: all row sums of A \+ I must be positive .*; make the weights nonnegative",
+    ),
     (lambda: SparseDropout(1.0), ValueError, "p must be a probability below 1, got 1.0"),
     (lambda: SparseDropout(float("nan")), ValueError, "p must be a probability"),
     (lambda: SparseDropout(-0.1), ValueError, "p must be a probability"),

@@ -109,6 +109,9 @@ def test_entries_agree_with_numpy(structure):
     assert torch.equal(A[i, j], D[i, j])
     assert torch.equal(A[torch.as_tensor(i), 0], D[i, 0])
     assert torch.equal(A[np.ix_(i, j)].to_dense(), D[np.ix_(i, j)])
+    for mask in (D > 0, D.isnan(), torch.ones_like(D, dtype=torch.bool)):
+        assert torch.equal(A[mask], D[mask])
+        assert torch.equal(A[mask.numpy()], D[mask])
     for a, b in zip(i.tolist(), j.tolist(), strict=True):
         assert A[a, b].shape == ()
         assert A[a, b] == D[a, b]
@@ -197,6 +200,7 @@ BAD = [
     (lambda: A[0, -6], IndexError, "index -6 is out of range .* 5"),
     (lambda: A[[0, 9]], IndexError, "index 9 is out of range"),
     (lambda: A[0, 0, 0], IndexError, "two axes, got 3"),
+    (lambda: A[np.ones((5, 5), bool)], IndexError, r"mask of entries must have A's shape \(6, 5\)"),
     (lambda: A[np.ones(5, bool)], IndexError, r"mask must have .* length 6, got shape \(5,\)"),
     (lambda: A[1.5], IndexError, "A.*an index must be an int"),
     (lambda: A[None], IndexError, "None is no index"),

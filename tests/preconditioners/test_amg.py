@@ -266,6 +266,28 @@ def test_the_pseudo_inverse_is_chosen_only_for_a_singular_coarsest_matrix():
     assert torch.allclose(P.AMG(B, max_coarse=5)(r), pinv(r), rtol=1e-12)
 
 
+def test_a_matrix_with_large_rounding_errors_is_symmetric():
+    """Of a discontinuous Galerkin method: entries that mirror one another differ by 246 eps."""
+    S = pytest.importorskip("pyamg").gallery.load_example("local_disc_galerkin_diffusion")["A"].tocsr()
+    A = ls.CSR.from_scipy(S)
+    assert A.is_symmetric()
+    assert ls.solvers.cg(A, torch.ones(966, dtype=torch.float64), M=ls.preconditioners.AMG(A)).converged
+    rough = A.with_values(A.values * (1 + 1e-9 * torch.rand(A.nnz, dtype=torch.float64)))
+    b, M = torch.ones(966, dtype=torch.float64), ls.preconditioners.AMG(rough)
+    with pytest.raises(ValueError, match=r"cg: .*AMG is not symmetric; .*, AMG\(A, symmetric=True\)$"):
+        ls.solvers.cg(rough, b, M=M)
+    solution = ls.solvers.cg(rough, b, M=ls.preconditioners.AMG(rough, symmetric=True))
+    assert solution.converged
+    assert solution.iterations < 60
+
+
+def test_an_empty_batch_of_matrices_without_rows():
+    nothing = ls.CSR.from_dense(torch.zeros(0, 0)).pattern
+    for batch in ((), (3,), (2, 3)):
+        M = ls.preconditioners.AMG(ls.CSR(torch.zeros(*batch, 0, dtype=torch.float64), nothing))
+        assert M(torch.zeros(*batch, 0, 2, dtype=torch.float64)).shape == (*batch, 0, 2)
+
+
 def test_a_batch_takes_the_hierarchy_of_the_mean():
     A = spd()
     values = torch.stack((A.values, 3 * A.values))

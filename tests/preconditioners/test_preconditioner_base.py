@@ -234,6 +234,16 @@ def test_a_class_of_ones_own_is_made_of_a_matrix(A):
         RowSums(A * float("nan"))
 
 
+def test_a_class_of_ones_own_that_is_given_no_matrix(A):
+    class Forgetful(Preconditioner):
+        def __init__(self, A):
+            super().__init__()
+
+    for make in (type("Forgetful", (Preconditioner,), {}), lambda: Forgetful(A)):
+        with pytest.raises(TypeError, match=r"^Forgetful: A is missing.* call Forgetful\(A\), or, .*super"):
+            make()
+
+
 def test_a_class_of_ones_own_needs_no_matrix(A):
     M, b = Times(), torch.ones(N, dtype=torch.float64, requires_grad=True)
     for dtype in (torch.float32, torch.float64):

@@ -63,6 +63,16 @@ def test_two_directions_count_with_the_mean_of_their_weights():
     assert w.grad.tolist() == [0.5, 0.5]
 
 
+def test_the_matrix_of_pyg_for_two_weights_of_an_edge():
+    """docs/migration.md; PyG takes the sums over the weights that leave a node."""
+    edge_index, w = torch.tensor([[0, 1, 1, 2, 2], [1, 0, 2, 1, 2]]), torch.arange(1.0, 6)
+    W = ls.CSR.from_coo(*edge_index, w, (3, 3))
+    L = ls.ops.diag(W.sum(1)) - W
+    assert L.to_dense().tolist() == [[1, -1, 0], [-2, 5, -3], [0, -4, 4]]
+    mean = P.graph_laplacian(edge_index, w).to_dense()
+    assert torch.equal(mean - mean.diag().diag(), (L + L.T).to_dense() / 2 - L.diagonal().diag())
+
+
 def test_weights_default_to_one_and_no_edges_to_zero():
     L = graph_laplacian(EDGES)
     assert L.shape == (6, 6)

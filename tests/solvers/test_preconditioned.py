@@ -124,7 +124,14 @@ def test_preconditioner_of_the_adjoint():
     solution.x.sum().backward()
     assert solution.adjoint.iterations == 1
     with pytest.raises(ValueError, match=r"gmres: .* needs that of M; give M an attribute T"):
-        S.gmres(A, b, M=lambda r: dense @ r).x.sum().backward()
+        S.gmres(A, b, M=lambda r: dense @ r)  # not after the solve, by the backward
+    with pytest.raises(ValueError, match=r"gmres: .* needs that of M"):
+        S.gmres(ls.CSR(A.values.clone().requires_grad_(), A.pattern), b.detach(), M=lambda r: dense @ r)
+    with pytest.raises(TypeError, match=r"gmres: adjoint_M must be a callable"):
+        S.gmres(A, b.detach(), M=lambda r: dense @ r, adjoint_M=3)
+    assert S.gmres(A, b.detach(), M=lambda r: dense @ r).converged
+    with torch.no_grad():
+        assert S.gmres(A, b, M=lambda r: dense @ r).converged
     solution = S.fgmres(A, b, M=lambda r: dense @ r)
     solution.x.sum().backward()
     assert solution.adjoint.iterations > 5

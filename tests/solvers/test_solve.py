@@ -246,6 +246,29 @@ def test_what_is_asked_for_is_taken():
         ls.solve(A.with_values(torch.stack((A.values, A.values))), ones(A))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+def test_no_columns(dtype):
+    small = tridiagonal(20, -1.0, 2.0, -1.0)
+    for S in (small, checkered(grid(60, 60)), convection(9, 9), sp.eye_array(5, 3)):
+        A = matrix(S).to(dtype).requires_grad_()
+        solution = ls.solve(A, torch.zeros(A.shape[0], 0, dtype=dtype, requires_grad=True))
+        assert solution.x.shape == (A.shape[1], 0)
+        assert solution.converged
+        solution.x.abs().sum().backward()
+        assert not A.values.grad.any()
+
+
+def test_errors_name_solve_and_a_direct_solve_counts_no_iterations():
+    A = matrix(tridiagonal(20, -1.0, 2.0, -1.0))
+    for method in ("auto", "direct", "cg", "lsqr"):
+        with pytest.raises(ValueError, match=r"^solve: b must have A.shape\[0\] = 20 rows, got shape"):
+            ls.solve(A, ones(A)[:10], method=method)
+    with pytest.raises(TypeError, match=r"^solve: b must .* got list; torch.tensor\(b, dtype=A.dtype\)"):
+        ls.solve(A, [1.0] * 20)
+    assert ls.solve(A, ones(A), method="direct").summary().startswith("CONVERGED by a factorization, resid")
+    assert " after 1 iteration, " in ls.solve(2.0 * ls.ops.eye(20), ones(A), method="cg", M=None).summary()
+
+
 def test_a_failure_is_said():
     A = matrix(tridiagonal(2_001, -1.0, 2.0, -1.0))
     with pytest.warns(ConvergenceWarning, match="solve: did not converge: MAX_ITERATIONS"):

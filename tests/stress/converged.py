@@ -15,6 +15,7 @@ from learnsolve.solvers import ConvergenceWarning, Status
 from learnsolve.solvers.core.units import ORDINARY
 from learnsolve.solvers.options import KRYLOV
 
+from . import _near
 from ._columns import beside
 from ._systems import DEFINITE, REGULAR, SYMMETRIC, Systems, draw
 
@@ -376,7 +377,8 @@ def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
     of every character, also such as no method can solve, all solvers, preconditioners that lie.
 
     Each column is a system, and is judged in extended precision, by NumPy alone. One of 1 to 33 columns gets
-    what it gets alone.
+    what it gets alone. Every fourth time `ls.solve` also gets a system at the border of singular and symmetric
+    (_near.py), in 0 to 33 columns: a gradient is exact or warned of, and a wrong `null_space` is refused.
 
     docs/robustness.md lists the faults.
 
@@ -392,7 +394,9 @@ def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
         counts += case.counts
         counts["solves"] += 1
         if counts["solves"] % 4 == 0:
-            yield from beside(seed * STRIDE + counts["solves"], counts)
+            number = seed * STRIDE + counts["solves"]
+            yield from beside(number, counts)
+            yield from _near.faults(number, counts)
         able[case.name] += case.able
         for fault in case.faults:
             if "MISS" in fault:

@@ -56,10 +56,29 @@ def aliases(count: int, seed: int, counts: Counter) -> Iterator[str]:
     """No call changes its inputs, and no result shares memory with them.
 
     Every operation, solver and preconditioner; solves too that have nothing to do: no iterations, a start
-    that is the solution, b = 0.
+    that is the solution, b = 0. In a third of the turns the call is repeated with operands that torch holds
+    as the negative, or the conjugate, of other numbers: a fault is another result.
     """
     for turn in turns({**CALLS, **_idle()}, count, seed, 1000, counts):
         yield from turn.faults(_shared(turn.s, turn.call, bool(turn.number % 2), turn.name in ITSELF))
+        if turn.number % 3 == 0:
+            yield from turn.faults(_pending(turn.s, turn.call, counts))
+
+
+def _pending(s: Sample, call: Call, counts: Counter) -> Iterator[str]:
+    leaves = [t.detach() for t in call.make(s)]
+    wanted = flat(call.f(s, *leaves))
+    counts["operands with a pending sign"] += 1
+    for t, w in zip(flat(call.f(s, *map(_with_bit, leaves))), wanted, strict=True):
+        atol = 1e-6 * float(w.abs().max()) if w.numel() else 0.0
+        if not torch.allclose(t, w, rtol=1e-6, atol=atol, equal_nan=True):
+            yield "another result for operands with a pending negation or conjugation"
+            return
+
+
+def _with_bit(t: Tensor) -> Tensor:
+    """t with torch's neg bit, or conj bit."""
+    return t.conj().resolve_conj().conj() if t.is_complex() else torch._neg_view(-t)
 
 
 def _shared(s: Sample, call: Call, grad: bool, may_be_itself: bool) -> Iterator[str]:

@@ -51,16 +51,16 @@ def sums_to_zero(S: Any) -> str:
     """The most common null vectors, the constants of a pure Neumann problem; empty if A 1 is not zero."""
     tolerance = 4 * S.shape[0] * np.finfo(S.dtype).eps
     size = abs(S)
-    for axis, words in ((1, "every row sums to zero"), (0, "every column sums to zero")):
+    for axis, line in ((1, "row"), (0, "column")):
         if (np.abs(S.sum(axis)) <= tolerance * size.sum(axis)).all():
-            return f" ({words})"
+            return f" (every {line} sums to zero up to rounding)"
     return ""
 
 
 def _dependence(S: Any) -> str:
     """Linearly dependent columns, empty if none are found."""
     try:
-        v = _null_vector(S.astype(np.float64))
+        v = _null_vector(S.astype(np.result_type(S.dtype, np.float64)))
     except RuntimeError:  # singular even with the shift
         return ""
     tolerance = 32 * np.finfo(S.dtype).eps
@@ -78,7 +78,7 @@ def _null_vector(S: Any) -> np.ndarray:
     # Small but above rounding; random, because a fixed value could be minus an eigenvalue.
     shift = 8 * np.finfo(np.float64).eps * np.abs(S.data).max() * rng.uniform(1, 2, n)
     lu = splu(scipy.sparse.csc_array(S + scipy.sparse.diags_array(shift)))
-    v = rng.standard_normal(n)
+    v = rng.standard_normal(n).astype(S.dtype)
     for _ in range(3):
         v = lu.solve(v)
         v /= np.abs(v).max()

@@ -18,7 +18,7 @@ from learnsolve.matrix.plain import makes_plain_tensors, numbers, plain_tensors
 from learnsolve.ops.core.gather import permuted, place, take
 from learnsolve.ops.core.product import product
 from learnsolve.ops.core.selection import trusted
-from learnsolve.ops.core.symmetry import alike
+from learnsolve.ops.core.symmetry import symmetric_blocks
 from learnsolve.ops.triangle import tril
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.multigrid._direct import cholesky, inverses
@@ -220,9 +220,7 @@ def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple
     found, unknown, all_alike = [], 0, True
     for (size, count), blocks in zip(plan.sizes, plan.split(entries), strict=True):
         if symmetric is None and size > 1:
-            B = numbers(blocks)
-            d = B.diagonal(dim1=-2, dim2=-1).abs().sqrt()
-            all_alike = all_alike and alike(B, B.mT, d.unsqueeze(-1) * d.unsqueeze(-2))
+            all_alike = all_alike and symmetric_blocks(numbers(blocks))
         singular = _singular(name, plan.unknowns[unknown : unknown + count * size], size, A.batch_shape)
         found.append(inverses(blocks, singular))
         unknown += count * size

@@ -65,7 +65,7 @@ def mean(function: str, A: CSR) -> CSR:
             "and pass hierarchy=M.hierarchy"
         )
     with plain_tensors():
-        return CSR(values.reshape(-1, A.nnz).mean(0) if values.dim() > 1 else values, A.pattern)
+        return CSR(values.flatten(0, -2).mean(0) if values.dim() > 1 else values, A.pattern)
 
 
 def arrays(A: CSR) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

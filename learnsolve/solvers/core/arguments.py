@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -120,6 +121,8 @@ def check_symmetric(name: str, M: Any) -> None:
     kind = type(M).__name__
     if not linear or hasattr(M, "symmetric"):
         what = f"{kind} is not {'symmetric' if linear else 'linear'}; use fcg, gmres or fgmres"
+        if linear and "symmetric" in inspect.signature(type(M)).parameters:
+            what += f", or, if A is symmetric but for errors of its entries, {kind}(A, symmetric=True)"
     else:
         what = (
             f"a torch.nn.Module, as {kind} is, is taken to be neither unless it says so; use fcg or fgmres, "

@@ -68,8 +68,8 @@ def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Endi
         yield Choice("lsqr", "no M" if isinstance(M, str) else "given", f"A is {m} x {n}")
         return
     cost, spent, ending = torch.inf, 0.0, NOTHING_YET
-    columns = b.shape[-1] if b.dim() > 1 else 1
-    product, setup = ENTRY * max(A.nnz, 1) * columns, SETUP / max(columns, 1)
+    columns = max(b.shape[-1], 1) if b.dim() > 1 else 1
+    product, setup = ENTRY * max(A.nnz, 1) * columns, SETUP / columns
     if A.device.type == "cpu" and not singular:
         if FACTORS * A.nnz > max(DIRECT / 4, FEW * product):  # a lower bound of a direct solve
             ending, spent = (yield from _iterations(A, M, PROBE, setup)), PROBE

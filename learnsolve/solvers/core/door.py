@@ -74,8 +74,7 @@ def solve(
             check_symmetric(name, part_options.M)
     Ms = [as_preconditioner(name, "M", part_options.M, part) for part_options, part in systems]
     for part_options, part in systems:
-        if isinstance(part_options.adjoint_M, type):  # otherwise checked when needed
-            as_preconditioner(name, "adjoint_M", part_options.adjoint_M, part)
+        as_preconditioner(name, "adjoint_M", part_options.adjoint_M, part)
     shared, criterion = across.of(operator), ResidualNorm(options.rtol, options.atol)
     rows = B.shape[-2] if shared is None else shared.rows
     reads = B.is_cpu or criterion.has_tolerance  # otherwise do not synchronize the device
@@ -106,11 +105,16 @@ def solve(
         ]
         return joined(layout, turned)
 
+    if not recorded and torch.is_grad_enabled() and any(t.requires_grad for t in (B, *operator.parameters)):
+        adjoint_M()  # refuses now what a backward would refuse after the solve
+
     def derived() -> tuple[Problem, Tensor]:
         maxiter = problem.maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter
         rtol = options.rtol if options.adjoint_rtol is None else options.adjoint_rtol
         criterion = ResidualNorm(rtol, 0.0)  # no atol, since the right-hand side may have any size
         same = replace(problem, criterion=criterion, maxiter=maxiter, callback=None, transposed_M=adjoint_M)
+        if problem.null is not None:
+            same.null = problem.null.of_derivatives
         return same, B
 
     solution = unrolled(problem, B, X0) if recorded else implicit(problem, B, X0, derived)
@@ -157,6 +161,6 @@ def _adjoint_preconditioner(
     if T is None and needed:
         raise ValueError(
             f"{name}: the implicit gradient solves with the transpose of A and needs that of M; give M an "
-            "attribute T, or pass adjoint_M="
+            "attribute T, or pass adjoint_M=; if no gradient is wanted, solve under torch.no_grad()"
         )
     return as_preconditioner(name, "M.T", T, b)

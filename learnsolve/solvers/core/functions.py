@@ -225,7 +225,7 @@ class _Host(Nestable):
 
     @staticmethod
     def forward(x, product, transpose):
-        blocks = x.detach().resolve_conj().cpu().reshape(x.shape[:-2].numel(), *x.shape[-2:])
+        blocks = x.detach().resolve_conj().resolve_neg().cpu().reshape(x.shape[:-2].numel(), *x.shape[-2:])
         out = [torch.from_numpy(np.ascontiguousarray(product(block.numpy(), transpose))) for block in blocks]
         y = torch.stack(out)
         return y.reshape(*x.shape[:-2], *y.shape[1:]).to(x)

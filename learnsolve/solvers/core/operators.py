@@ -181,6 +181,7 @@ def as_operator(
                 f"{function}: parameters belong to a callable A; a {type(A).__name__}'s are its values"
             )
         matrix = A if isinstance(A, CSR) else A.matrix
+        checks.matrix(function, "A", matrix)
         if matrix.values.is_complex() and not b.is_complex():
             checks.same_kind(function, "b", b, matrix.values)
         checks.dtype(function, "A.values", matrix.values, or_complex=True)

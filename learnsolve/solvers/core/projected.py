@@ -36,20 +36,42 @@ from learnsolve.solvers.core.functions import Function
 from learnsolve.solvers.core.operators import Blocks, Matrix, Operator
 from learnsolve.solvers.core.system import Outcome, System
 from learnsolve.solvers.core.vectors import divide, dot, safe_size, size
+from learnsolve.solvers.solution import CODE, Status
 
 CONSTANTS = "constants"
+
+
+class Detected(str):
+    """CONSTANTS that `ls.solve` found, not its caller. A component along them is not dropped without a word:
+    of b never; of a cotangent only if A is `exactly` singular, since otherwise A may well be regular."""
+
+    __slots__ = ("exactly",)
+    exactly: bool
+
+
 _USES = f'null_space must be None, "{CONSTANTS}", a tensor (n, k) of null vectors, or a pair of them'
 
 
 class NullSpace:
-    """Bases of the null spaces of A and A^T, sparse matrices n x k with orthonormal columns."""
+    """Bases of the null spaces of A and A^T, sparse matrices n x k with orthonormal columns.
 
-    def __init__(self, right: CSR, left: CSR, layout: Layout | None):
+    `judged`: CONVERGED is said only of what solves A x = b for the whole b. `derivatives_judged`: likewise of
+    the systems of derivatives.
+    """
+
+    def __init__(
+        self, right: CSR, left: CSR, layout: Layout | None, judged: bool = False, derivatives: bool = False
+    ):
         self.right, self.left, self.layout = right, left, layout
+        self.judged, self.derivatives_judged = judged, derivatives
 
     @property
     def T(self) -> NullSpace:
-        return NullSpace(self.left, self.right, self.layout)
+        return NullSpace(self.left, self.right, self.layout, self.judged, self.derivatives_judged)
+
+    @property
+    def of_derivatives(self) -> NullSpace:
+        return NullSpace(self.right, self.left, self.layout, self.derivatives_judged, self.derivatives_judged)
 
     def consistent(self, b: Tensor) -> Tensor:
         """b without its component along the null space of A^T; zero where only rounding errors remain."""
@@ -77,7 +99,21 @@ class NullSpace:
         share = float((safe_size(b - rest) / torch.where(length == 0, 1, length)).max())
         if not share > torch.finfo(b.dtype).eps ** 0.5:
             return ""
-        return f"b has a component of {share:.2g} ||b|| along null_space, which was left out. "
+        along, end = "null_space", ""
+        if self.judged:
+            along, end = "the constants", ', and null_space="constants" asks for that'
+        return f"b has a component of {share:.2g} ||b|| along {along}, which was left out{end}. "
+
+    @torch.no_grad()
+    def as_given(self, system: System, out: Outcome) -> Outcome:
+        """The outcome judged by the caller's b, all of it."""
+        b, x = system.b.detach(), out.x.detach()
+        r = b - system.A(x)
+        # The method summed the same values in another order.
+        norm, length = safe_size(r) / 1.01, safe_size(b)
+        holds = system.criterion.fresh().begin(system.A, b, x, r, norm, length).squeeze(-2)
+        lost = (out.codes == CODE[Status.CONVERGED]) & ~holds
+        return out._replace(codes=torch.where(lost, CODE[Status.INCONSISTENT], out.codes))
 
 
 def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
@@ -90,7 +126,8 @@ def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
         inner.callback = lambda at: callback(at._replace(x=null.shortest(at.x)))
 
     def back(out: Outcome) -> Outcome:
-        return out._replace(x=null.shortest(out.x), note=null.note(system.b, b) + out.note)
+        out = out._replace(x=null.shortest(out.x), note=null.note(system.b, b) + out.note)
+        return null.as_given(system, out) if null.judged else out
 
     return inner, back
 
@@ -125,6 +162,8 @@ def checked_null_space(
                 _check_null(name, "A^T", transposed, left, plain_b, layout, hint)
             if pair:
                 _check_complementary(name, right, left)
+    if isinstance(value, Detected):
+        return NullSpace(right, left, layout, True, not value.exactly)
     return NullSpace(right, left, layout)
 
 
@@ -237,8 +276,8 @@ def _check_null(
         if norm_A is None:  # a lower bound, not from b, which may be zero or a null vector
             y = torch.frac(0.618034 * torch.arange(b.shape[-2], dtype=b.dtype, device=b.device)) - 0.4
             y = y.unsqueeze(-1).expand(b.shape)
-            norm_A = size(A(y)) / size(y).clamp(min=torch.finfo(b.dtype).tiny)
-        ratio = size(A(v)) / (norm_A * size(v)).clamp(min=torch.finfo(b.dtype).tiny)
+            norm_A = safe_size(A(y)) / size(y).clamp(min=torch.finfo(b.dtype).tiny)
+        ratio = divide(safe_size(A(v)), norm_A * size(v), norm_A > 0)
         worst, limit = float(ratio.max()) if ratio.numel() else 0.0, torch.finfo(b.dtype).eps ** 0.75
         if not worst <= limit:
             what = (
@@ -261,11 +300,42 @@ def _check_complementary(name: str, right: CSR, left: CSR) -> None:
         )
 
 
-def sums_to_zero(A: CSR) -> bool:
-    """Whether all row and column sums of A are zero up to rounding, so that constants are null vectors of
-    both."""
+def detected(A: CSR) -> Detected | None:
+    """Constants, if they are null vectors of a square A and of its transpose as far as the dtype tells.
+
+    If A was made by rounding the entries of a singular matrix, its sums over m entries are off by about
+    m^1/2 eps times the sum of the moduli, in either direction. Sums of a component of A's graph that all have
+    one sign and exceed the rounding of an entry are a shift, however small: A is regular.
+    """
     values = numbers(A.values)
-    plain = A.with_values(values)
-    limit = 64 * torch.finfo(values.dtype).eps
-    scale = plain.with_values(values.abs())
-    return all(bool((plain.sum(d).abs() <= limit * scale.sum(d)).all()) for d in (1, 0))
+    eps, plain = torch.finfo(values.dtype).eps, A.with_values(values)
+    if not bool((plain.sum(1).abs() <= eps**0.5 * plain.with_values(values.abs()).sum(1)).all()):
+        return None  # most matrices
+    v = values.double()
+    if A.nnz:  # in units of the largest entry, by two steps within the range of the dtype
+        exponent = -torch.frexp(v.abs().amax(-1, keepdim=True)).exponent
+        v = torch.ldexp(torch.ldexp(v, exponent // 2), exponent - exponent // 2)
+    # Of what float64 rounds v to on a common grid, sums are exact, and so small those of the rest that
+    # rounding errors in them do not matter.
+    coarse = (v + 3 * 2.0**25) - 3 * 2.0**25
+    plain, ratios = A.with_values(v), []
+    for d in (1, 0):
+        sums = plain.with_values(coarse).sum(d) + plain.with_values(v - coarse).sum(d)
+        size, count = plain.with_values(v.abs()).sum(d), A.with_values(torch.ones_like(v)).sum(d)
+        if not bool((sums.abs() <= 2 * eps * count.sqrt() * size).all()):
+            return None
+        ratios.append(torch.where(size > 0, sums / size, 0))
+    part = A.pattern._planned(components)[0].col_indices.long().expand(ratios[0].shape)
+    parts = (*part.shape[:-1], int(part.max()) + 1 if part.numel() else 0)
+    shifted = torch.ones(parts, dtype=torch.bool, device=part.device)
+    for ratio in ratios:
+        low, high = (
+            ratio.new_zeros(parts).scatter_reduce(-1, part, ratio, f"a{which}", include_self=False)
+            for which in ("min", "max")
+        )
+        shifted &= (low > eps / 3) | (high < -eps / 3)
+    if bool(shifted.any()):
+        return None
+    found = Detected(CONSTANTS)
+    found.exactly = not any(bool(ratio.any()) for ratio in ratios)
+    return found

@@ -23,16 +23,18 @@ _SILENT = {Status.CONVERGED, Status.STOPPED_BY_CALLBACK}
 _STEPS = 30
 
 
-_quiet: ContextVar[bool] = ContextVar("_quiet", default=False)
+_quiet: ContextVar[list[str] | None] = ContextVar("_quiet", default=None)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Solves inside do not warn, because the caller reports their statuses. Not a `warnings` filter: filters
-    are global to all threads, and changing them makes Python show warnings again."""
-    before = _quiet.set(True)
+def quiet() -> Iterator[list[str]]:
+    """Solves inside do not warn, because the caller reports their statuses. The list receives what those of
+    derivatives, in forward mode, would have said. Not a `warnings` filter: filters are global to all threads,
+    and changing them makes Python show warnings again."""
+    held: list[str] = []
+    before = _quiet.set(held)
     try:
-        yield
+        yield held
     finally:
         _quiet.reset(before)
 
@@ -43,10 +45,14 @@ def report(name: str, solution: Solution, throw: bool, requested: bool, advice: 
         return
     if throw:
         raise SolverError(name, solution)
-    if status not in _SILENT and not _quiet.get():
-        # Without values, which would make every warning different: Python shows equal ones once per line.
-        text = f"{name}: did not converge{advice}: {status.name}. {status} (Solution.summary() has numbers.)"
+    if status in _SILENT:
+        return
+    # Without values, which would make every warning different: Python shows equal ones once per line.
+    text = f"{name}: did not converge{advice}: {status.name}. {status} (Solution.summary() has numbers.)"
+    if (held := _quiet.get()) is None:
         warnings.warn(text, ConvergenceWarning, stacklevel=users_frame())
+    elif advice:
+        held.append(text)
 
 
 def users_frame() -> int:

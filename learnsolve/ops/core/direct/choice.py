@@ -122,7 +122,7 @@ def factor(P: SparsityPattern, data: torch.Tensor, how: Request) -> Factor:
 
 def expected(P: SparsityPattern, data: torch.Tensor) -> tuple[str, str]:
     """The kind and library that "auto" tries first for values on the host."""
-    return next(_plan(P, data.resolve_neg(), AUTO))
+    return next(_plan(P, data.resolve_conj().resolve_neg(), AUTO))
 
 
 def _analysis(S: Structure, backend: str, kind: str, ordering: str) -> Analysis:
