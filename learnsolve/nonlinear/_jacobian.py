@@ -317,21 +317,23 @@ def jacobian(
     Returns
     -------
     Jacobian
-        called as ``J(u, *args)``. The first call determines pattern and colors for arguments of these shapes.
+        called as ``J(u, *args)``. The first call determines pattern and colors for arguments of these shapes;
+        a call that finds that f has changed determines them again.
 
     Raises
     ------
     ValueError
         if f uses random numbers or writes into u; if `pattern` has the wrong shape; if it lacks an
-        entry (the message names it): the first call compares J with one derivative in a random direction.
+        entry (the message names it), or torch's derivative is wrong: each call compares J with one derivative
+        in a random direction, the first also both modes.
     TypeError
         if u is not a tensor of float32 or float64, or f does not return a tensor with u's dtype.
 
     Notes
     -----
     Gradient: the values are differentiable in u, args and parameters of f. Any order, forward mode, vmap.
-    Cost: one derivative of f per color (docs/jacobians.md). Source: A. Curtis, M. Powell and J. Reid, "On the
-    estimation of sparse Jacobian matrices", IMA J. Appl. Math. 13 (1974).
+    Cost: one derivative of f per color, and one for the check (docs/jacobians.md). Source: A. Curtis, M.
+    Powell and J. Reid, "On the estimation of sparse Jacobian matrices", IMA J. Appl. Math. 13 (1974).
 
     Examples
     --------
