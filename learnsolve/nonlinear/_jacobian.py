@@ -5,22 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import outside_of_graphs
-from learnsolve.matrix.unchanged import version
+from learnsolve.matrix.plain import numbers, outside_of_graphs
 from learnsolve.nonlinear._compress import Plan, compressed_values, plan
-from learnsolve.nonlinear._pattern import check_argument, flat_output, outside, random_like, trace_pattern
+from learnsolve.nonlinear._pattern import (
+    check_argument,
+    flat_output,
+    outside,
+    program_key,
+    random_like,
+    trace_pattern,
+)
 from learnsolve.nonlinear._trace import Watch
+from learnsolve.ops.core.autograd import pushforward
+from learnsolve.ops.spmm import spmm
 
 _MODES = ("auto", "forward", "reverse")
+_ROUNDING = (
+    1e-3  # error of a product with J, relative to its largest element, up to which rounding explains it
+)
 
 
 class Analysis(NamedTuple):
@@ -31,9 +40,14 @@ class Analysis(NamedTuple):
     mode: str
     """"forward" or "reverse"."""
     by_vmap: bool
-    """If False, derivatives are computed one by one, since f has an operation that vmap does not support."""
-    arguments: tuple
-    """Integer tensors among args, held so that their addresses are not reused."""
+    """If False, derivatives are computed one by one, since f has an operation that vmap does not support, or
+    gets wrong."""
+    check: str
+    """The mode of the product that checks each J."""
+    along: Tensor
+    """Random numbers, at least as many as the longer side of J, for this product."""
+    slack: float = 0.0
+    """What its error was at the first call, by rounding, relative to the largest element; with a margin."""
 
 
 class Jacobian:
@@ -68,7 +82,16 @@ class Jacobian:
     def __call__(self, u: Tensor, *args: Any) -> CSR:
         """The Jacobian at u, shape (f(u).numel(), u.numel())."""
         check_argument(self.function, u)
-        return self._matrix(self.analysis(u, *args), u, args)
+        key = program_key(self.function, u, args)
+        kept = self._analyses.get(key)
+        if kept is not None:
+            try:
+                J = self._matrix(kept, u, args)
+                if self._holds(kept, J, u, args):
+                    return J
+            except (NotImplementedError, RuntimeError):
+                pass  # f may have changed, and the next lines say what is wrong otherwise
+        return self._matrix(self._renewed(key, u, args), u, args)
 
     # Dynamo would break its graph at each value that the analysis reads.
     __call__ = outside_of_graphs(
@@ -82,31 +105,45 @@ class Jacobian:
     def analysis(self, u: Tensor, *args: Any) -> Analysis:
         """Pattern and coloring for these arguments, found at the first call with their shapes."""
         check_argument(self.function, u)
-        key, held = _key(u, args)
-        analysis = self._analyses.get(key)
-        if analysis is None:
-            with outside(self.function, u, args) as (plain, plain_args):
-                analysis = self._analyze(plain, plain_args)._replace(arguments=held)
-            if len(self._analyses) >= 8:
-                self._analyses.pop(next(iter(self._analyses)))
-            self._analyses[key] = analysis
+        key = program_key(self.function, u, args)
+        return self._analyses.get(key) or self._renewed(key, u, args)
+
+    def _renewed(self, key: Any, u: Tensor, args: tuple) -> Analysis:
+        with outside(self.function, u, args) as (plain, plain_args):
+            analysis = self._analyze(plain, plain_args)
+        self._analyses.pop(key, None)
+        if len(self._analyses) >= 8:
+            self._analyses.pop(next(iter(self._analyses)))
+        self._analyses[program_key(self.function, u, args, keep=True)] = analysis
         return analysis
 
     def _analyze(self, u: Tensor, args: tuple) -> Analysis:
         pattern, mode = self._pattern(u, args)
         only_reverse = self._check_shape(pattern, u, args)
-        first = None
+        first: Exception | None = None
+        along = random_like(u.new_empty(max(pattern.shape)))
         for compression, direction in self._plans(pattern, mode):
             if direction == "forward" and only_reverse:
+                first = first or NotImplementedError(only_reverse)
                 continue
-            for by_vmap in (True, False):
-                analysis = Analysis(pattern, compression, direction, by_vmap, ())
-                try:
-                    self._verify(analysis, u, args)
-                    return analysis
-                except (RuntimeError, NotImplementedError) as error:
-                    first = first or error
-        raise first or NotImplementedError(only_reverse)
+            found = []
+            try:
+                for by_vmap in (True, False):  # which may have no rule for an operation, or a wrong one
+                    analysis = Analysis(pattern, compression, direction, by_vmap, direction, along)
+                    try:
+                        found.append((self._verify(analysis, u, args), analysis))
+                    except (RuntimeError, NotImplementedError) as error:
+                        first = first or error
+                        continue
+                    if not found[-1][0]:
+                        break
+                for error, analysis in found:
+                    if error <= 10 * found[-1][0]:
+                        return self._compare(analysis._replace(slack=10 * error), u, args)
+            except ValueError as error:  # torch may be right in the other mode
+                first = first or error
+        assert first is not None
+        raise first
 
     def _pattern(self, u: Tensor, args: tuple) -> tuple[SparsityPattern, str]:
         """The coloring and the mode."""
@@ -132,19 +169,19 @@ class Jacobian:
         """f as a function of vectors."""
         return flat_output(self.function, self.f(x.reshape(shape), *args), x)
 
-    def _derivative(self, analysis: Analysis, u: Tensor, args: tuple) -> Callable[[Tensor], Tensor]:
+    def _derivative(self, mode: str, u: Tensor, args: tuple) -> Callable[[Tensor], Tensor]:
         x = u.reshape(-1)
 
         def flat(x: Tensor) -> Tensor:
             return self._flat(x, u.shape, args)
 
-        if analysis.mode == "forward":
+        if mode == "forward":
             return lambda s: torch.func.jvp(flat, (x,), (s,))[1]
         pull = torch.func.vjp(flat, x)[1]
         return lambda s: pull(s)[0]
 
     def _matrix(self, analysis: Analysis, u: Tensor, args: tuple) -> CSR:
-        derivative = self._derivative(analysis, u, args)
+        derivative = self._derivative(analysis.mode, u, args)
         values = compressed_values(self.function, derivative, analysis.plan, u, analysis.by_vmap)
         return CSR(values, analysis.pattern)
 
@@ -159,29 +196,92 @@ class Jacobian:
             )
         return watch.only_reverse
 
-    def _verify(self, analysis: Analysis, u: Tensor, args: tuple) -> None:
-        """Compare a product of J with a random vector with the derivative of f along it."""
+    @torch.no_grad()
+    def _errors(self, analysis: Analysis, A: CSR, u: Tensor, args: tuple) -> Tensor:
+        """f is called again: it must not use random numbers now."""
+        transpose, derivative = (
+            analysis.check == "reverse",
+            self._derivative(analysis.check, u.detach(), args),
+        )
+        v = analysis.along[: A.shape[0 if transpose else 1]]
+        return errors(A.detach(), derivative, v, transpose, analysis.slack)
+
+    def _holds(self, analysis: Analysis, A: CSR, u: Tensor, args: tuple) -> bool:
+        """Whether f is still as it was when it was analyzed."""
+        if torch._C._len_torch_dispatch_stack() or torch._C._is_tracing():
+            return True  # operations are recorded: there are no numbers to look at
+        return not bool(self._errors(analysis, A, u, args).any())
+
+    def _verify(self, analysis: Analysis, u: Tensor, args: tuple) -> float:
+        """The largest error, which is 0 but for rounding or what torch gets wrong, if no entry is missed."""
         with torch.no_grad():
-            A = self._matrix(analysis, u, args)
-            A = A if analysis.mode == "forward" else A.T
-            v = random_like(u.new_empty(A.shape[1]))
-            true = self._derivative(analysis, u, args)(v)
-            small = torch.finfo(u.dtype).eps ** 0.5
-            error = (A @ v - true).abs()
-            error[~(error > small * (abs(A) @ v.abs() + true.abs()))] = 0
+            error = self._errors(analysis, self._matrix(analysis, u, args), u, args)
         # If all derivatives of a row are rounding errors, so may this be: look at the largest errors.
         worst = error.topk(min(3, len(error)))
         for line in worst.indices[worst.values > 0].tolist():
-            self._check_line(analysis, u, args, line, small)
+            self._check_line(analysis, u, args, line)
+        return float(worst.values.sum())
 
-    def _check_line(self, analysis: Analysis, u: Tensor, args: tuple, line: int, small: float) -> None:
+    @torch.no_grad()
+    def _compare(self, analysis: Analysis, u: Tensor, args: tuple) -> Analysis:
+        """With the other mode, if there is one, which then checks the following calls: derivatives by torch
+        may be wrong in either. If they differ, not only at this u, where f may have a kink, differences of f
+        decide."""
+        mode, error = analysis.mode, analysis.slack / 10
+        if error > _ROUNDING:
+            eps, size = torch.finfo(u.dtype).eps, self._flat(u.reshape(-1), u.shape, args).abs().max()
+            if self._matrix(analysis, u, args).values.abs().max() <= 1e4 * eps * (1 + size):
+                return analysis._replace(slack=0.0)  # all derivatives are rounding errors
+            raise ValueError(
+                f"{self.function}: derivatives of f in {mode} mode along a direction and along its parts "
+                f"differ by {error:.2g} of the largest: an operation of f has a derivative that is not "
+                "linear, or not always the same; correct it, or tighten the tolerance of a solve in f"
+            )
+        other = analysis._replace(check="reverse" if mode == "forward" else "forward")
+        remedy = f'use mode="{other.check}"' if self.mode == mode else "write f with other operations"
+        h = torch.finfo(u.dtype).eps ** (1 / 3) * (float(u.abs().max()) or 1.0 if u.numel() else 1.0)
+        v = random_like(u).clamp(-1, 1)
+        near = u + 10 * h * (v + v.sign())
+        v, differs = v.reshape(-1), None
+        try:
+            for at in (u, near):
+                A = self._matrix(analysis, at, args)
+                if not bool(self._errors(other, A, at, args).any()):
+                    return analysis if at is near else analysis._replace(check="reverse")
+            differs = self._along(other.check, near, args, v)
+        except (RuntimeError, NotImplementedError) as error:
+            if "not differentiable with respect to" not in str(error):  # forward mode then says zero
+                return analysis
+            A, remedy = self._matrix(analysis, near, args), "write f with other operations"
+        ends = [self._flat(near.reshape(-1) + t * v, u.shape, args) for t in (h, -h)]
+        mine, true = A @ v, (ends[0] - ends[1]) / (2 * h)
+        bound = 0.01 * (abs(A) @ v.abs() + true.abs()) + 100 * h**2 * (ends[0].abs() + ends[1].abs())
+        if differs is not None:  # if both are as far away, the differences are wrong
+            bound = torch.maximum(bound, 10 * (differs - true).abs())
+        wrong = ((mine - true).abs() > bound).nonzero()
+        if len(wrong):
+            i = int(wrong[0])
+            raise ValueError(
+                f"{self.function}: torch's {mode} mode gives a wrong derivative: {float(mine[i]):.3g} for "
+                f"element {i} of f along a random direction, where differences of f give "
+                f"{float(true[i]):.3g}; {remedy}"
+            )
+        return analysis
+
+    def _along(self, mode: str, u: Tensor, args: tuple, v: Tensor) -> Tensor:
+        """J v by derivatives of this mode."""
+        if mode == "forward":
+            return self._derivative(mode, u, args)(v)
+        return pushforward(lambda x: (self._flat(x, u.shape, args),), (u.reshape(-1),), (v,))[0]
+
+    def _check_line(self, analysis: Analysis, u: Tensor, args: tuple, line: int) -> None:
         """Is an entry of this row of J (in reverse mode of this column) missed? Halves of what the pattern
         leaves out are searched by derivatives in the same mode, as f may have no other."""
         forward = analysis.mode == "forward"
         lines = analysis.pattern if forward else analysis.pattern.T
         inside = lines.col_indices[lines.crow_indices[line] : lines.crow_indices[line + 1]].long()
         left = u.new_ones(lines.shape[1], dtype=torch.bool).index_fill(0, inside, False)
-        at, derivative = left.nonzero().squeeze(-1), self._derivative(analysis, u, args)
+        at, derivative = left.nonzero().squeeze(-1), self._derivative(analysis.mode, u, args)
 
         def along(weights: Tensor, at: Tensor) -> float:
             return float(derivative(torch.zeros_like(weights).index_copy(0, at, weights[at]))[line])
@@ -191,7 +291,7 @@ class Jacobian:
         while len(at) > 1:
             at = max(at.chunk(2), key=lambda half: abs(along(v, half)))
         missed = along(ones, at)
-        if not abs(missed) > small * max(largest, abs(missed)):
+        if not abs(missed) > torch.finfo(u.dtype).eps ** 0.5 * max(largest, abs(missed)):
             return
         i, j = (line, int(at)) if forward else (int(at), line)
         remedy = "or leave pattern= out" if self.pattern is not None else "or give pattern="
@@ -220,21 +320,23 @@ def jacobian(
     Returns
     -------
     Jacobian
-        called as ``J(u, *args)``. The first call determines pattern and colors for arguments of these shapes.
+        called as ``J(u, *args)``. The first call determines pattern and colors for arguments of these shapes;
+        a call that finds that f has changed determines them again.
 
     Raises
     ------
     ValueError
         if f uses random numbers or writes into u; if `pattern` has the wrong shape; if it lacks an
-        entry (the message names it): the first call compares J with one derivative in a random direction.
+        entry (the message names it), or torch's derivative is wrong: each call compares J with one derivative
+        in a random direction, the first also both modes.
     TypeError
         if u is not a tensor of float32 or float64, or f does not return a tensor with u's dtype.
 
     Notes
     -----
     Gradient: the values are differentiable in u, args and parameters of f. Any order, forward mode, vmap.
-    Cost: one derivative of f per color (docs/jacobians.md). Source: A. Curtis, M. Powell and J. Reid, "On the
-    estimation of sparse Jacobian matrices", IMA J. Appl. Math. 13 (1974).
+    Cost: one derivative of f per color, and one for the check (docs/jacobians.md). Source: A. Curtis, M.
+    Powell and J. Reid, "On the estimation of sparse Jacobian matrices", IMA J. Appl. Math. 13 (1974).
 
     Examples
     --------
@@ -248,33 +350,21 @@ def jacobian(
     return Jacobian(f, pattern, mode)
 
 
+def errors(
+    A: CSR, derivative: Callable[[Tensor], Tensor], v: Tensor, transpose: bool, slack: float = 0.0
+) -> Tensor:
+    """The elements of A v, or A^T v, that differ from the derivative of f along v by more than rounding,
+    relative to the largest element; else 0. `slack`: rounding, relative to the largest element."""
+    true = derivative(v)
+    error = numbers((spmm(A, v, transpose=transpose) - true).abs())
+    size = numbers(spmm(abs(A), v.abs(), transpose=transpose) + true.abs())
+    largest = torch.where(size.isfinite(), size, 0).amax(-1, keepdim=True) if size.numel() else size
+    bound = torch.finfo(size.dtype).eps ** 0.5 * size + slack * largest
+    return torch.where(error > bound, error / largest, 0)
+
+
 def _longest(pattern: SparsityPattern) -> int:
     return int(pattern.crow_indices.diff().max()) if pattern.shape[0] else 0
-
-
-def _key(u: Tensor, args: tuple) -> tuple[Any, tuple]:
-    """Arguments with equal keys have the same pattern: values of floating-point tensors may differ. All other
-    arguments are part of the program, which may branch on them or index with them."""
-    leaves, structure = pytree.tree_flatten(args)  # the structure holds the patterns of CSRs
-    key: list[Any] = [tuple(u.shape), u.dtype, u.device, structure]
-    held = []
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            key.append(tuple(leaf.shape))
-            if not leaf.is_floating_point():
-                key += [id(leaf), version(leaf)]
-                held.append(leaf)
-        elif isinstance(leaf, np.ndarray):
-            key += [leaf.shape, leaf.dtype, leaf.tobytes()]
-        elif isinstance(leaf, slice):
-            key.append(leaf.__reduce__())
-        else:
-            try:
-                hash(leaf)
-            except TypeError:
-                leaf = object()  # never found again
-            key += [type(leaf), leaf]
-    return tuple(key), tuple(held)
 
 
 def as_pattern(function: str, pattern: Any) -> SparsityPattern:

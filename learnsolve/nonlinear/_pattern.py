@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import plain_tensors
 from learnsolve.nonlinear import _operators, _products, _rules  # noqa: F401  (they register rules)
 from learnsolve.nonlinear._trace import Lists, Rows, Tracer, count_of
 from learnsolve.solvers.core.report import users_frame
@@ -87,7 +88,7 @@ def outside(function: str, u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tup
     """The numbers of the arguments, outside of the transformations of torch.func that are active; the first
     of those that `vmap` maps over, since the pattern is that of all."""
     with temporarily_clear_interpreter_stack(), within_torch(function):
-        u, args = pytree.tree_map(lambda t: _first(function, t) if isinstance(t, Tensor) else t, (u, args))
+        u, args = pytree.tree_map(lambda t: first_of(function, t) if isinstance(t, Tensor) else t, (u, args))
         yield u.clone(memory_format=torch.contiguous_format), args
 
 
@@ -117,7 +118,7 @@ def within_torch(function: str) -> Iterator[None]:
         raise
 
 
-def _first(function: str, t: Tensor) -> Tensor:
+def first_of(function: str, t: Tensor) -> Tensor:
     while is_functorch_wrapped_tensor(t):
         inner = get_unwrapped(t)
         if is_batchedtensor(t):
@@ -129,6 +130,44 @@ def _first(function: str, t: Tensor) -> Tensor:
             inner = inner.select(maybe_get_bdim(t), 0)
         t = inner
     return t.detach()
+
+
+class _Content:
+    """A tensor that is a part of the program, as a key: equal to those with the same values."""
+
+    def __init__(self, t: Tensor):
+        self.t = t
+
+    def __hash__(self) -> int:
+        return hash((self.t.shape, self.t.dtype, self.t.device))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Content) and hash(self) == hash(other) and torch.equal(self.t, other.t)
+
+
+def program_key(function: str, u: Tensor, args: tuple, keep: bool = False) -> tuple:
+    """Arguments with equal keys have the same pattern: values of floating-point tensors may differ. All
+    other arguments are part of the program, which may branch on them or index with them. `keep`: with
+    copies of what may change."""
+    leaves, structure = pytree.tree_flatten(args)  # the structure holds the patterns of CSRs
+    key: list[Any] = [tuple(u.shape), u.dtype, u.device, structure]
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            key.append(tuple(leaf.shape))
+            if not leaf.is_floating_point():
+                t = first_of(function, leaf)
+                key.append(_Content(t.clone() if keep else t))
+        elif isinstance(leaf, np.ndarray):
+            key += [leaf.shape, leaf.dtype, leaf.tobytes()]
+        elif isinstance(leaf, slice):
+            key.append(leaf.__reduce__())
+        else:
+            try:
+                hash(leaf)
+            except TypeError:
+                leaf = object()  # never found again
+            key += [type(leaf), leaf]
+    return tuple(key)
 
 
 def trace_pattern(
@@ -191,8 +230,9 @@ def mark(tracer: Tracer, x: Tensor, args: tuple) -> None:
 
 def random_like(t: Tensor) -> Tensor:
     """Numbers of which no derivative vanishes by chance; the same in each call."""
-    generator = torch.Generator().manual_seed(20)
-    return torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device)
+    with plain_tensors():
+        generator = torch.Generator().manual_seed(20)
+        return torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device)
 
 
 def identity(n: int) -> Rows:

@@ -18,12 +18,13 @@ from learnsolve.matrix.inputs import _full as full
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import outside_of_graphs, plain_tensors
 from learnsolve.nonlinear._implicit import Ended, Implicit, Linearized, Rule
-from learnsolve.nonlinear._jacobian import as_pattern
+from learnsolve.nonlinear._jacobian import as_pattern, errors
 from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
 from learnsolve.nonlinear._linear import INNER, Systems, over
 from learnsolve.nonlinear._newton import Settings
+from learnsolve.nonlinear._pattern import random_like
 from learnsolve.nonlinear._residual import Arguments, Assembled, Residual
-from learnsolve.ops.core.autograd import tracked
+from learnsolve.ops.core.autograd import pullback, tracked
 from learnsolve.solvers.core.gradient import mapped
 from learnsolve.solvers.core.report import report
 from learnsolve.solvers.solution import Iteration, Report, Solution
@@ -207,11 +208,24 @@ def _finder(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dense(f: Callable[..., Tensor]) -> Callable[..., CSR]:
-    """The Jacobian of f with all entries."""
+    """The Jacobian of f with all entries, row by row where torch's vmap cannot do it, or is wrong."""
 
     def jacobian(u: Tensor, *p: Tensor) -> CSR:
-        J = torch.func.jacrev(f)(u, *p)
-        return CSR(J.reshape(-1), _full(J.numel() // u.numel(), u.numel(), u.device))
+        r, pull = pullback(lambda u: f(u, *p), u)
+        rows = torch.eye(r.numel(), dtype=r.dtype, device=r.device)
+        pattern = _full(r.numel(), u.numel(), u.device)
+
+        def row(v: Tensor) -> Tensor:
+            return pull(v.reshape(r.shape))[0].reshape(-1)
+
+        try:
+            J = CSR(torch.vmap(row)(rows).reshape(-1), pattern)
+            with torch.no_grad():
+                slack = 100 * torch.finfo(u.dtype).eps
+                wrong = errors(J.detach(), row, random_like(rows[0]), transpose=True, slack=slack)
+        except RuntimeError:
+            wrong = rows
+        return CSR(torch.cat([row(e) for e in rows]), pattern) if bool(wrong.any()) else J
 
     return jacobian
 

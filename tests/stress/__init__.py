@@ -47,6 +47,7 @@ HARNESSES = {
     "inplace": Harness("inputs", 20_000, 100),
     "autocast": Harness("autocast", 4_000, 200),
     "programs": Harness("programs", 1_000, 50),
+    "kept": Harness("kept", 2_000, 58),
     "audit": Harness("audit", 16, 1),
 }
 

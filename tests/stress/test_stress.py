@@ -12,7 +12,7 @@ from .__main__ import BEGIN, END, PAGE, _replaced, in_a_process
 from ._children import in_children
 from .graphs import CASES, fault
 
-LONG = ("interrupts", "exhaustion", "programs", "nonlinear", "kills")  # `make test`: a third
+LONG = ("interrupts", "exhaustion", "programs", "nonlinear", "kills", "kept")  # `make test`: a third
 
 
 @pytest.mark.cpu_only
