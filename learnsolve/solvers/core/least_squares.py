@@ -230,7 +230,7 @@ def solve(
     ends = options.throw, options.gradient, options.callback
     problem = Problem(name, method, damped, None, criterion, maxiter, columns, *ends)
     if options.gradient == "implicit":
-        refuse_what_has_no_implicit_gradient(name, operator, None, None, x0)
+        refuse_what_has_no_implicit_gradient(name, operator, None, None, x0, X0)
         rtol = atol if options.adjoint_rtol is None else options.adjoint_rtol
         normal: Any = Normal(operator, float(damp))
         adjoint = replace(
