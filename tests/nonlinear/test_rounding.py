@@ -108,6 +108,7 @@ def without_the_weak(pattern):
     return jacobian
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("linear", ["auto", "gmres", "direct", lambda J, b: ls.solve(J, b)])
 @pytest.mark.parametrize("n", [40, 210])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

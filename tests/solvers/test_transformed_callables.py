@@ -48,6 +48,7 @@ def solve(name, d, **options):
     return getattr(S, name)(times(d), B, **options).x
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("transform", [*TRANSFORMS, "vmap"])
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_callable_that_uses_a_transformed_tensor_is_an_error(name, transform):
@@ -82,6 +83,7 @@ MADE = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("made", MADE)
 def test_an_M_that_is_differentiated_is_an_error(made, transform):
