@@ -13,7 +13,11 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,
     is_legacy_batchedtensor,
     maybe_get_bdim,
+    maybe_get_level,
+    peek_interpreter_stack,
 )
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.autograd import forward_ad
 
 try:
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -129,3 +133,30 @@ def numbers(t: Tensor) -> Tensor:
     for i, dim in enumerate(reversed(mapped)):
         t = t.movedim(dim + i, i)
     return t.detach()
+
+
+def sample(t: Tensor) -> Tensor:
+    """The values of a tensor under torch.func transformations, of the first index of each map: a plain
+    tensor, also at the levels of the transformations."""
+    with plain_tensors():
+        values = numbers(t)
+        return values[(0,) * (values.dim() - t.dim())]
+
+
+def transformations(t: Tensor) -> set[str]:
+    """What acts on t at any level: torch.func's "grad", "jvp" and "vmap", and "dual", forward mode outside of
+    torch.func. Each level is looked at from within: from above, the tangents of a lower one are not
+    visible."""
+    interpreter = peek_interpreter_stack()
+    if interpreter is None:
+        return {"dual"} if forward_ad.unpack_dual(t).tangent is not None else set()
+    acting: set[str] = set()
+    if is_functorch_wrapped_tensor(t) and maybe_get_level(t) == interpreter.level():
+        if is_batchedtensor(t):
+            acting.add("vmap")
+        else:
+            acting |= {"grad"} if t.requires_grad else set()
+            acting |= {"jvp"} if forward_ad.unpack_dual(t).tangent is not None else set()
+        t = get_unwrapped(t)
+    with temporarily_pop_interpreter_stack():
+        return acting | transformations(t)

@@ -24,7 +24,11 @@ def anderson(
 ) -> Ended:
     """x_{k+1} = x_k - d F_k - sum_j gamma_j (Dx_j - d DF_j), with the damping d, where gamma minimizes
     ||F_k - sum_j gamma_j DF_j|| over the last `memory` differences."""
-    progress = Progress(o, r, norm(r, f.levels))
+    size = norm(r, f.levels)
+    progress = Progress(o, r, size)
+    if o.rtol > 0:
+        progress.rest(progress.running, f, x, p, r, stuck=False)
+    due = 0  # the number of norms from which an increase is looked at
     steps: list[Tensor] = []
     changes: list[Tensor] = []
     while len(progress.norms) <= o.maxiter and bool((running := progress.running).any()):
@@ -38,8 +42,12 @@ def anderson(
         steps, changes = [*steps, x_next - x][-o.memory :], [*changes, r_next - r][-o.memory :]
         if o.memory == 0:
             steps, changes = [], []
+        before, size = size, norm(r_next, f.levels)
         x, r = x_next, r_next
-        progress.step(x, r, norm(r, f.levels))
+        progress.step(x, r, size)
+        if o.rtol > 0 and len(progress.norms) >= due and bool((rising := running & (size >= before)).any()):
+            progress.rest(rising, f, x, p, r, stuck=False)
+            due = 2 * len(progress.norms)
     return progress.ended(x)
 
 

@@ -127,7 +127,11 @@ def compressed_values(
     for g, first in enumerate(range(0, plan.count, plan.group)):
         last = min(first + plan.group, plan.count)
         some = torch.arange(first, last, device=like.device, dtype=plan.colors.dtype)
-        shown = together((plan.colors == some[:, None]).to(like.dtype))
+        seeds = (plan.colors == some[:, None]).to(like.dtype)
+        if torch._C._are_functorch_transforms_active() and seeds.shape[1] == like.numel():
+            # Mapped where u is: in forward mode f may write a mapped tangent into a copy of u.
+            seeds = seeds + torch.zeros_like(like).reshape(-1)
+        shown = together(seeds)
         if shown.shape[1] != plan.length:
             raise ValueError(
                 f"{function}: the size of f(u) must not depend on values of u, but was {plan.length} at the "

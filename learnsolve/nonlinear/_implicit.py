@@ -60,6 +60,10 @@ class Rule:
     def release(self) -> None:
         """Keep no matrix, now or after a `solve`."""
 
+    def spared(self, g: Tensor, codes: Tensor, x: Tensor, p: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """x and p where derivatives of F are computed, for the cotangent g."""
+        return x, p
+
 
 @dataclass(frozen=True, eq=False)
 class Linearized(Rule):
@@ -115,16 +119,17 @@ class Implicit(Nestable):
         ctx.rule, _, *p = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(output[0], *p)
-        keep_for_forward_mode(ctx, output[0], *p)
+        ctx.save_for_backward(output[0], output[2], *p)
+        keep_for_forward_mode(ctx, output[0], output[2], *p)
 
     @staticmethod
     @full_precision
     def backward(ctx: Any, g: Tensor | None, *_: Any):  # type: ignore[override]
-        x, *p = (unwrap_if_dead(t) for t in ctx.saved_tensors)
+        x, codes, *p = (unwrap_if_dead(t) for t in ctx.saved_tensors)
         at = [i for i in range(len(p)) if ctx.needs_input_grad[2 + i]]
         grads: list[Tensor | None] = [None] * len(p)
         if g is not None and at:
+            x, p = ctx.rule.spared(g, codes, x, p)
             y = linear_solve(ctx.rule, x, tuple(p), g, True)
             pull = pullback(_of_some(ctx.rule, x, p, at), *(p[i] for i in at))[1]
             for i, t in zip(at, pull(-y), strict=True):
@@ -133,7 +138,7 @@ class Implicit(Nestable):
 
     @staticmethod
     def jvp(ctx: Any, _rule: Any, _x0: Any, *tangents: Any):  # type: ignore[override]
-        x, *p = ctx.saved_tensors
+        x, _, *p = ctx.saved_tensors
         at = [i for i, t in enumerate(tangents) if t is not None]
 
         F = _of_some(ctx.rule, x, p, at)

@@ -8,11 +8,13 @@ from typing import Any, Literal, NamedTuple
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch._C._functorch import get_interpreter_stack
+from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import numbers, outside_of_graphs
+from learnsolve.matrix.plain import numbers, outside_of_graphs, sample, transformations
 from learnsolve.nonlinear._compress import Plan, compressed_values, plan
 from learnsolve.nonlinear._pattern import (
     check_argument,
@@ -109,6 +111,7 @@ class Jacobian:
         return self._analyses.get(key) or self._renewed(key, u, args)
 
     def _renewed(self, key: Any, u: Tensor, args: tuple) -> Analysis:
+        self._check_alone(u, args)
         with outside(self.function, u, args) as (plain, plain_args):
             analysis = self._analyze(plain, plain_args)
         self._analyses.pop(key, None)
@@ -116,6 +119,18 @@ class Jacobian:
             self._analyses.pop(next(iter(self._analyses)))
         self._analyses[program_key(self.function, u, args, keep=True)] = analysis
         return analysis
+
+    def _check_alone(self, u: Tensor, args: tuple) -> None:
+        """The analysis, outside of torch.func, cannot tell tensors of its levels from its own."""
+        if not torch._C._are_functorch_transforms_active():
+            return
+        u, args = pytree.tree_map(lambda t: sample(t) if isinstance(t, Tensor) else t, (u, args))
+        acting = transformations(self._flat(u.reshape(-1), u.shape, args))
+        if acting & {"jvp", "vmap"} or (acting and len(get_interpreter_stack() or ()) > 1):
+            raise ValueError(
+                f"{self.function}: f uses a tensor that torch.func transforms (vmap, jvp, nested grad) and "
+                "that is not among its arguments; pass it, f(u, *args)"
+            )
 
     def _analyze(self, u: Tensor, args: tuple) -> Analysis:
         pattern, mode = self._pattern(u, args)

@@ -14,7 +14,7 @@ from torch import Tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._implicit import Ended
 from learnsolve.nonlinear._linear import INNER, LINEAR, Systems, column, norm, over
-from learnsolve.nonlinear._newton import Progress, Settings, rounding_level
+from learnsolve.nonlinear._newton import Progress, Settings
 from learnsolve.nonlinear._residual import Residual
 from learnsolve.solvers.core.report import quiet
 from learnsolve.solvers.lsqr import lsmr
@@ -75,6 +75,17 @@ class Normal(Systems):
         self.r = y = column(r, self.residual.levels)
         return (self.J.T @ y if isinstance(self.J, CSR) else self.J.T(y)).reshape(self.u.shape)
 
+    def magnitude(self, y: Tensor) -> Tensor:
+        """About |J|^T y for y >= 0; if only products are known, by some of them."""
+        v = column(y, self.residual.levels)
+        if isinstance(self.J, CSR):
+            return (self.J.with_values(self.J.values.abs()).T @ v).reshape(self.u.shape)
+        generator, largest = torch.Generator().manual_seed(0), torch.zeros_like(self.u)
+        for _ in range(8):
+            signs = 2 * torch.randint(0, 2, v.shape, generator=generator).to(v) - 1
+            largest = torch.maximum(largest, self.J.T(signs * v).reshape(self.u.shape).abs())
+        return largest
+
     def scale(self, g: Tensor) -> Tensor:
         """The largest diagonal entry of J^T J, or, if only products are known, ||J g||^2 / ||g||^2."""
         levels = self.residual.levels
@@ -112,6 +123,13 @@ def levenberg_marquardt(
     g = systems.gradient(r)
     steep = first = norm(g, levels)
     progress = Progress(o, r, size, steep if o.normal else size)
+
+    def rest(which: Tensor, stuck: bool) -> None:
+        of: Any = {"measured": g, "through": systems.magnitude} if o.normal else {}
+        progress.rest(which, f, u, p, r, stuck=stuck, **of)
+
+    if o.rtol > 0:
+        rest(progress.running, False)
     start = systems.scale(g)
     start = torch.where(start > 0, start, 1)
     mu, nu = (0 if o.gauss_newton else _FIRST) * start, torch.full_like(size, 2.0)
@@ -153,7 +171,8 @@ def levenberg_marquardt(
             steep = norm(g, levels)
         progress.step(u, r, size, steep if o.normal else size)
         ended = noise & ((steep > before / 2) | ~good)
-        progress.stop(ended & (o.normal | (size <= rounding_level(systems, u, levels))), Status.STAGNATED)
+        rest(ended, True)
+        progress.stop(ended & o.normal, Status.STAGNATED)
         progress.stop(
             ended | (mu > _LARGEST * start) & ~good,
             Status.LINE_SEARCH_FAILED if o.normal else Status.SINGULAR_JACOBIAN,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.unchanged import version
@@ -148,7 +149,7 @@ class Systems:
 
     def at(self, u: Tensor, p: tuple[Tensor, ...]) -> None:
         """`update`, unless the Jacobian already belongs to u and p."""
-        mine, same = (self.u, *self.p), self.u is not None
+        mine, same = (self.u, *self.p), self.u is not None and not is_functorch_wrapped_tensor(self.u)
         for a, b in zip((u, *p), mine, strict=False):
             same = same and a.shape == b.shape and a.data_ptr() == b.data_ptr() and version(a) == version(b)
         if not same:
@@ -161,6 +162,9 @@ class Systems:
         if self.lost is not None and bool(self.lost.any()):
             x, codes = torch.where(over(self.lost, b), torch.nan, out.x), CODE[Status.NON_FINITE]
             out = out._replace(x=x, codes=torch.where(self.lost, codes, out.codes))
+        if self.residual.levels and bool((nothing := norm(b, self.residual.levels) == 0).any()):
+            x, codes = torch.where(over(nothing, b), 0, out.x), CODE[Status.CONVERGED]
+            out = out._replace(x=x, codes=torch.where(nothing, codes, out.codes))
         return out
 
     def _solve(self, b: Tensor, rtol: float, maxiter: int | None, transpose: bool) -> Ended:
@@ -281,22 +285,42 @@ class Systems:
         return self.kept
 
     @torch.no_grad()
-    def confirm(self, x: Tensor, b: Tensor, transpose: bool) -> None:
-        """Check that A, with A x = b, is the Jacobian of f, by one product with the latter."""
+    def confirmed(self, out: Ended, b: Tensor, rtol: float, maxiter: int | None, transpose: bool) -> Ended:
+        """`out` with A x = b, for the Jacobian of f: refined by products with it where A lacks small entries,
+        as a given pattern may; an error where it lacks large ones."""
         if not isinstance(self.A, CSR) or self.A is not self.matrix:
-            return
-        levels = self.residual.levels
-        x, b = column(x, levels), column(b, levels)
-        A, J, size = self.A, Products(self.residual, self.u, self.p), norm(b, levels)
+            return out
+        levels, x = self.residual.levels, out.x
+        right = column(b, levels)
+        A, J, size = self.A, Products(self.residual, self.u, self.p), norm(right, levels)
         A, J = (A.T, J.T) if transpose else (A, J)
-        left = norm(J(x) - b, levels)
-        if bool(((norm(A @ x - b, levels) <= _EQUAL * size) & (left > 10 * _EQUAL * size)).any()):
+        own = norm(A @ column(x, levels) - right, levels)
+        r = right - J(column(x, levels))
+        left = norm(r, levels)
+        if bool(((own <= _EQUAL * size) & (left > 10 * _EQUAL * size)).any()):
             raise ValueError(
                 f"{self.residual.name}: jacobian is not that of {self.residual.words[0]} at the solution: "
                 f"a solve with it leaves {float((left / size).max()):.2g} of the right-hand side; give a "
-                "pattern with "
-                "all entries, or correct the function"
+                "pattern with all entries, or correct the function"
             )
+        goal = torch.maximum(rtol * size, 10 * own)
+        if bool((left > goal).any()):
+            image = A.with_values(A.values.abs()) @ column(x, levels).abs()
+            goal = goal + 10 * torch.finfo(x.dtype).eps * norm(image, levels)
+        codes, norms = out.codes, out.norms
+        while bool((far := left > goal).any()):
+            step = self._solve(torch.where(over(far, b), r.reshape(b.shape), 0), rtol, maxiter, transpose)
+            x_next = x + step.x
+            r_next = right - J(column(x_next, levels))
+            better = far & (norm(r_next, levels) < left / 2)
+            codes = torch.where(
+                far & ~better & (codes == CODE[Status.CONVERGED]), CODE[Status.STAGNATED], codes
+            )
+            x, r = torch.where(over(better, x), x_next, x), torch.where(over(better, r), r_next, r)
+            goal = torch.where(far & ~better, torch.inf, goal)
+            left = norm(r, levels)
+            norms = torch.cat((norms, left.unsqueeze(-1)), -1)
+        return out._replace(x=x, codes=codes, norms=norms)
 
     def inverse(self) -> Any:
         """An approximate inverse of an assembled matrix, for systems near this one."""

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._implicit import Ended
-from learnsolve.nonlinear._linear import NOT_FINITE, Systems, column, norm, over
+from learnsolve.nonlinear._linear import NOT_FINITE, Systems, norm, over
 from learnsolve.nonlinear._residual import Residual
+from learnsolve.nonlinear._rounding import explained, rounding
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
 _DECREASE = 1e-4  # of Armijo's rule
@@ -84,6 +84,30 @@ class Progress:
         self.stop(measured <= self.target, Status.CONVERGED)
         self.stop(size > self.limit, Status.DIVERGED)
 
+    def rest(
+        self,
+        which: Tensor,
+        f: Residual,
+        u: Tensor,
+        p: tuple[Tensor, ...],
+        r: Tensor,
+        *,
+        measured: Tensor | None = None,
+        through: Callable[[Tensor], Tensor] | None = None,
+        stuck: bool = True,
+    ) -> None:
+        """Stop those of `which` where all that is `measured` is rounding errors: this meets a tolerance that
+        is relative to a first residual. If they are `stuck`, rounding errors of the largest entries do."""
+        which = which & self.running
+        if not bool(which.any()):
+            return
+        measured = r if measured is None else measured
+        floor = rounding(f, u, p, r, measured, through)
+        if self.settings.rtol > 0:
+            self.stop(which & explained(measured, floor, f.levels), Status.CONVERGED)
+        if stuck:
+            self.stop(which & (norm(measured, f.levels) <= norm(floor, f.levels)), Status.STAGNATED)
+
     def step(self, u: Tensor, r: Tensor, size: Tensor, measured: Tensor | None = None) -> None:
         """After an iteration, with the residual r and its norm."""
         self.norms.append(live(r, size))
@@ -113,6 +137,8 @@ def newton(
     size = norm(r, f.levels)
     floor = 10 * torch.finfo(size.dtype).eps * norm(u, f.levels) if o.relative_to_u else 0.0
     progress = Progress(o, r, size, floor=floor)
+    if o.rtol > 0 and not o.relative_to_u:
+        progress.rest(progress.running, f, u, p, r, stuck=False)
     tau = None if o.pseudo_transient is None else torch.full_like(size, o.pseudo_transient)
     note = ""
     eta, fresh, slow, base, shift = _LEAST if o.forcing is None else o.forcing, False, True, u, None
@@ -134,7 +160,8 @@ def newton(
             tau = torch.where(good, tau * size / size_next, tau / 10)
             failed = failed & (tau < _SMALLEST * o.pseudo_transient)
         if bool(failed.any()):
-            _explain(progress, failed, solved.codes, size, systems, u)
+            progress.rest(failed, f, u, p, r)
+            _explain(progress, failed, solved.codes)
             lost = systems.lost is not None and bool((systems.lost & failed).any())
             note = NOT_FINITE if lost else ""
         moved = running & good
@@ -146,9 +173,7 @@ def newton(
         u, r, size, slow, fresh = u_next, r_next, size_next, bool(poor.any()), False
         del solved, d, u_next, r_next  # the next Jacobian needs memory
         progress.step(u, r, size)
-        if bool((poor & progress.running).any()):
-            level = rounding_level(systems, u, f.levels)
-            progress.stop(poor & (size <= level), Status.STAGNATED)
+        progress.rest(poor, f, u, p, r)
         if o.forcing is None:
             eta = _forcing(eta, float(ratio.max()), progress, size)
     return progress.ended(u, note)
@@ -202,24 +227,10 @@ def _forcing(eta: float, ratio: float, progress: Progress, size: Tensor) -> floa
     return min(max(next_eta, least), _FORCING)
 
 
-def _explain(
-    progress: Progress, failed: Tensor, codes: Tensor, size: Tensor, systems: Systems, u: Tensor
-) -> None:
+def _explain(progress: Progress, failed: Tensor, codes: Tensor) -> None:
     """The reason why no step was accepted."""
-    progress.stop(failed & (size <= rounding_level(systems, u, size.dim())), Status.STAGNATED)
     for status in (Status.SINGULAR_JACOBIAN, Status.BREAKDOWN, Status.INCONSISTENT):
         progress.stop(failed & (codes == CODE[status]), Status.SINGULAR_JACOBIAN)
     for status in (Status.NON_FINITE, Status.INDEFINITE):
         progress.stop(failed & (codes == CODE[status]), status)
     progress.stop(failed, Status.LINE_SEARCH_FAILED)
-
-
-@torch.no_grad()
-def rounding_level(systems: Systems, u: Tensor, levels: int) -> Tensor:
-    """The effect on f of rounding u: 10 eps || |J| |u| ||, or about that if J is not known."""
-    J, flat = systems.J, column(u.detach(), levels)
-    if isinstance(J, CSR):
-        image = J.with_values(J.values.abs()) @ flat.abs()
-    else:
-        image = J(flat * (1 - 2 * (torch.arange(flat.numel(), device=u.device) % 2)).reshape(flat.shape))
-    return 10 * torch.finfo(u.dtype).eps * norm(image, levels)

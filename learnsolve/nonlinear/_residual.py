@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.func import functional_call
 from torch.nn import Module
 from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import sample, transformations
 from learnsolve.matrix.unchanged import version
 from learnsolve.nonlinear._pattern import within_torch
 
@@ -23,17 +23,6 @@ def if_alike(y: Any, u: Tensor, made: Callable[[Tensor], Tensor]) -> Any:
     return made(y) if isinstance(y, Tensor) and (y.shape, y.dtype) == (u.shape, u.dtype) else y
 
 
-class _Held(Module):
-    """Modules whose parameters `functional_call` replaces while a function of them runs."""
-
-    def __init__(self, modules: list[Module]):
-        super().__init__()
-        self.modules_of_call = torch.nn.ModuleList(modules)
-
-    def forward(self, call: Callable[[], Any]) -> Any:
-        return call()
-
-
 class Arguments:
     """All tensors of args: the leaves of its pytree (a CSR is one), and the parameters of modules in it, or
     of f, if it is a module or the method of one."""
@@ -41,28 +30,41 @@ class Arguments:
     def __init__(self, f: Any, args: tuple):
         self.leaves, self.spec = pytree.tree_flatten(list(args))
         owners = (f, getattr(f, "__self__", None), *self.leaves)
-        modules = list({id(m): m for m in owners if isinstance(m, Module)}.values())
-        self.held = _Held(modules) if modules else None
-        named = dict(self.held.named_parameters()) if self.held is not None else {}
-        self.names = tuple(named)
+        parts = {id(m): m for owner in owners if isinstance(owner, Module) for m in owner.modules()}
+        named = [(m, name, p) for m in parts.values() for name, p in m._parameters.items() if p is not None]
+        parameters = list({id(p): p for *_, p in named}.values())
+        places = {id(p): i for i, p in enumerate(parameters)}
+        # Each place where a module holds a parameter, once, by whatever path the module is reached.
+        self.held = [(m._parameters, name, places[id(p)]) for m, name, p in named]
+        self.count = len(parameters)
         self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
-        self.tensors: tuple[Tensor, ...] = (*named.values(), *(self.leaves[i] for i in self.at))
+        self.tensors: tuple[Tensor, ...] = (*parameters, *(self.leaves[i] for i in self.at))
 
     def bind(self, f: Callable, name: str) -> Callable[..., Any]:
         """f as a function of u and the tensors, for the solver of this name."""
 
         def call(u: Tensor, *tensors: Tensor) -> Any:
             leaves = list(self.leaves)
-            for i, t in zip(self.at, tensors[len(self.names) :], strict=True):
+            for i, t in zip(self.at, tensors[self.count :], strict=True):
                 leaves[i] = t
             args = pytree.tree_unflatten(leaves, self.spec)
-            with within_torch(name):
-                if self.held is None:
-                    return f(u, *args)
-                parameters = dict(zip(self.names, tensors, strict=False))
-                return functional_call(self.held, parameters, (lambda: f(u, *args),))
+            with within_torch(name), self.holding(tensors):
+                return f(u, *args)
 
         return call
+
+    @contextmanager
+    def holding(self, tensors: tuple[Tensor, ...]) -> Iterator[None]:
+        """The modules have these tensors for parameters. Not by torch's `functional_call`, which leaves its
+        tensors in a module that it reaches twice."""
+        before = [parameters[name] for parameters, name, _ in self.held]
+        try:
+            for parameters, name, i in self.held:
+                parameters[name] = tensors[i]  # type: ignore[assignment]
+            yield
+        finally:
+            for (parameters, name, _), p in zip(self.held, before, strict=True):
+                parameters[name] = p
 
 
 class Residual:
@@ -80,6 +82,7 @@ class Residual:
         self.name, self.call, self.jacobian, self.levels = name, call, jacobian, levels
         self.words = words  # for messages: the names of the function and of the unknowns
         self.trusted = False  # whether it was checked before
+        self.axes: tuple[tuple[int | None, ...], ...] = ()  # dims of the tensors, for each level
 
     def __call__(self, u: Tensor, *tensors: Tensor) -> Tensor:
         return self.call(u, *tensors)
@@ -88,39 +91,44 @@ class Residual:
         """The residual over a new first axis of u, and of the tensors whose dims is 0."""
         jacobian = None if self.jacobian is None else self.jacobian.mapped(dims)
         other = Residual(self.name, torch.vmap(self.call, (0, *dims)), jacobian, self.levels + 1, self.words)
-        other.trusted = self.trusted
+        other.trusted, other.axes = self.trusted, (dims, *self.axes)
         return other
 
-    def first(self, u: Tensor, tensors: tuple[Tensor, ...], square: bool, unrolled: bool) -> Tensor:
+    def alone(self, u: Tensor, tensors: tuple[Tensor, ...]) -> None:
+        """Check that f, and a user's Jacobian, use no other tensors that torch.func or forward mode
+        transforms. This shows only where the solve is called, and only if the arguments are plain."""
+        u, tensors = sample(u), tuple(sample(t) for t in tensors)
+        f, v = self.words.split()
+        calls = {f: self.call}
+        if self.jacobian is not None and self.jacobian.users:
+            calls["jacobian"] = self.jacobian.values
+        for function, call in calls.items():
+            y = call(u, *tensors)
+            if isinstance(y, Tensor) and transformations(y):
+                raise ValueError(
+                    f"{self.name}: {function} uses a tensor that torch.func transforms (vmap, grad, jvp), or "
+                    "forward mode, and that is not among its arguments; pass it, "
+                    f"{function}({v}, *args)"
+                )
+
+    def first(self, u: Tensor, tensors: tuple[Tensor, ...], square: bool) -> Tensor:
         """f(u), checked: its shape, dtype and values, and whether f is a function of u and args only."""
         name, (f, v) = self.name, self.words.split()
         u, tensors = u.detach(), tuple(t.detach() for t in tensors)
         before = [version(t) for t in (u, *tensors)]
-        hidden = (
-            f"{name}: {f} uses a tensor that torch.func transforms (vmap, grad, jvp) and that is not among "
-            f"its arguments; pass it, {f}({v}, *args)"
-        )
-        try:
-            with torch.set_grad_enabled(not unrolled):
-                r = self(u, *tensors)
-        except RuntimeError as error:
-            if "escaped from inside a function" in str(error):
-                raise ValueError(hidden) from error
-            raise
+        with torch.enable_grad():
+            r = self(u, *tensors)
         if not isinstance(r, Tensor):
             raise TypeError(f"{name}: {f}({v}, *args) must return a torch.Tensor, got {type(r).__name__}")
         changed = [i for i, t in enumerate((u, *tensors)) if version(t) != before[i]]
         if changed:
             what = v if changed[0] == 0 else "one of args"
             raise ValueError(f"{name}: {f} changes {what} in place; let it work on a copy, {what}.clone()")
-        if is_functorch_wrapped_tensor(r):
-            raise ValueError(hidden)
         if r.requires_grad:
             raise ValueError(
                 f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it "
-                "would "
-                f'get no gradient; pass it, {f}({v}, *args), detach it, or use gradient="unrolled"; for '
-                f"derivatives within {f} use torch.func.grad, not requires_grad_()"
+                f"would get no right gradient; pass it, {f}({v}, *args), or detach it; for derivatives in "
+                f"{f} use torch.func.grad, not requires_grad_()"
             )
         if square and r.shape != u.shape:
             shapes = (tuple(t.shape[self.levels :]) for t in (u, r))
@@ -161,8 +169,15 @@ class Assembled:
     `call`, or the result of `find`(u, *tensors) for the first u, which is None if only products with the
     Jacobian should be used."""
 
-    def __init__(self, name: str, call: Callable[..., Any] | None, find: Callable[..., Any] | None = None):
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Any] | None,
+        find: Callable[..., Any] | None = None,
+        users: bool = False,
+    ):
         self.name, self.find = name, find
+        self.users = users  # whether a user wrote `call`
         self.call: Any = call
         self.pattern: SparsityPattern | None = None
 

@@ -16,7 +16,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import _full as full
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import outside_of_graphs, plain_tensors
+from learnsolve.matrix.plain import numbers, outside_of_graphs, plain_tensors
 from learnsolve.nonlinear._implicit import Ended, Implicit, Linearized, Rule
 from learnsolve.nonlinear._jacobian import as_pattern, errors
 from learnsolve.nonlinear._jacobian import jacobian as sparse_jacobian
@@ -25,9 +25,9 @@ from learnsolve.nonlinear._newton import Settings
 from learnsolve.nonlinear._pattern import random_like
 from learnsolve.nonlinear._residual import Arguments, Assembled, Residual
 from learnsolve.ops.core.autograd import pullback, tracked
-from learnsolve.solvers.core.gradient import mapped
+from learnsolve.solvers.core.gradient import mapped, transformed
 from learnsolve.solvers.core.report import report
-from learnsolve.solvers.solution import Iteration, Report, Solution
+from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
 
 Loop = Callable[..., Ended]
 P = ParamSpec("P")
@@ -61,7 +61,7 @@ class Root(Rule):
 
     def find(self, x0: Tensor | None, *p: Tensor) -> Ended:
         assert x0 is not None
-        return self.run(x0.clone(), p, self.f.first(x0.clone(), p, self.square, False))
+        return self.run(x0.clone(), p, self.f.first(x0.clone(), p, self.square))
 
     def run(self, u: Tensor, p: tuple[Tensor, ...], r: Tensor) -> Ended:
         def direction(u: Tensor, b: Tensor, eta: float, shift: Tensor | None) -> Ended:
@@ -79,7 +79,7 @@ class Root(Rule):
     def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
         self.systems.at(x, p)
         out = self.systems.solve(b, *self.adjoint, transpose)
-        self.systems.confirm(out.x, b, transpose)
+        out = self.systems.confirmed(out, b, *self.adjoint, transpose)
         if self.systems.transient:
             self.systems.release()
         return self.reported(out, transpose)
@@ -94,6 +94,32 @@ class Root(Rule):
     def release(self) -> None:
         self.systems.transient = True
         self.systems.release()
+
+    def spared(self, g: Tensor, codes: Tensor, x: Tensor, p: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """A solved system takes the place of each that failed and whose cotangent is zero. It adds zero to
+        the gradients of what systems share, not the NaN that zero times one of its derivatives may be."""
+        solved = codes == CODE[Status.CONVERGED]
+        gone = ~solved & (g == 0).flatten(self.levels).all(-1)
+        if not bool(numbers(gone).any()):
+            return x, p
+        first = solved.flatten().int().argmax()
+        at = []
+        for n in reversed(codes.shape):
+            at.insert(0, (first % n).reshape(1))
+            first = first // n
+
+        def spare(t: Tensor, levels: list[int]) -> Tensor:
+            other, all_gone = t, gone
+            for axis, level in enumerate(levels):
+                other = other.index_select(axis, at[level])
+            for level in reversed(range(self.levels)):
+                all_gone = all_gone if level in levels else all_gone.all(level)
+            return torch.where(over(all_gone, t), other, t)
+
+        every = list(range(self.levels))
+        return spare(x, every), [
+            spare(t, [level for level in every if self.f.axes[level][i] is not None]) for i, t in enumerate(p)
+        ]
 
     def mapped(self, dims: tuple[int | None, ...]) -> Root:
         systems = self.systems.mapped(dims)
@@ -147,13 +173,15 @@ def solve(
     r = Residual(name, call, _assembled(name, arguments, call, jacobian, u0), words=words)
     r.trusted = trusted
     rtol = (settings.rtol or torch.finfo(u0.dtype).eps ** 0.5) if adjoint_rtol is None else adjoint_rtol
+    if transformed() and not trusted:
+        r.alone(u0, p)
     rule = kind(r, systems(r, linear, M), loop, settings, (rtol, adjoint_maxiter), throw, Report(), Report())
     if gradient == "unrolled":
         if any(mapped(t) for t in (u0, *p)):
             raise NotImplementedError(
                 f'{name}: vmap needs gradient="implicit", since the number of iterations depends on the data'
             )
-        r.first(u0, p, rule.square, True)
+        r.first(u0, p, rule.square)
         solution = rule.solution(rule.run(u0, p, r(u0, *p)))
     else:
         out = Ended(*Implicit.apply(rule, u0.detach(), *p))  # type: ignore[misc]
@@ -178,7 +206,7 @@ def _assembled(
 ) -> Assembled | None:
     """The Jacobian from a user's `jacobian`, or its pattern; None: only products are known."""
     if callable(jacobian) and not isinstance(jacobian, CSR):
-        return Assembled(name, arguments.bind(jacobian, name))
+        return Assembled(name, arguments.bind(jacobian, name), users=True)
     if jacobian is not None and not isinstance(jacobian, str):
         pattern = as_pattern(name, jacobian)
         if pattern.shape[1] != u0.numel():

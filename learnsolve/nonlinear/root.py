@@ -55,7 +55,7 @@ def root(
         called with J.T
     M : "auto"; None; or a callable J -> preconditioner, such as `preconditioners.AMG`, reused while good
     rtol, atol : the tolerance, :math:`\|f(u)\| \le \max(\mathtt{rtol} \|f(u_0)\|, \mathtt{atol})`; default
-        rtol: the square root of the rounding unit
+        rtol: the square root of the rounding unit. With rtol > 0 rounding errors of f are small enough
     maxiter : int >= 0, steps
     line_search : "backtracking", Armijo's rule on 1/2 ||f||^2; None, full steps; float or Tensor, a
         damping; or a callable (step, u, f(u), d) -> damping

@@ -36,6 +36,7 @@ HARNESSES = {
     "gradients": Harness("gradients", 20_000, 60),
     "eigenpairs": Harness("eigenpairs", 4_000, 8),
     "graphs": Harness("graphs", 5_000, 552),  # each argument once
+    "closures": Harness("closures", 5_000, 60),
     "bits": Harness("threads", 200, 1),
     "interrupts": Harness("resources", 300, 24),
     "exhaustion": Harness("resources", 1_000, 60),

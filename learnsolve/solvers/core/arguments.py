@@ -10,7 +10,9 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import sample, transformations
 from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.core.autograd import forward_mode_may_come
 from learnsolve.solvers.core.functions import Function, Watched
 from learnsolve.solvers.core.operators import Blocks, Operator, as_operator
 from learnsolve.solvers.options import Options
@@ -132,9 +134,12 @@ def check_symmetric(name: str, M: Any) -> None:
 
 
 def refuse_what_has_no_implicit_gradient(
-    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, adjoint_M: Any = None
+    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, x: Tensor, adjoint_M: Any = None
 ) -> Any:
-    """Check M. The tensors that a callable uses are checked at its first application."""
+    """Check M. The tensors that a callable uses are checked at its first application; those that torch.func
+    or forward mode transforms here, by an application to x, as inside the solve they look like others."""
+    if forward_mode_may_come():
+        _refuse_what_is_transformed(name, A, given_M, M, x0, x, adjoint_M)
     if not torch.is_grad_enabled():
         return M
     if isinstance(A, Function):
@@ -156,6 +161,41 @@ def refuse_what_has_no_implicit_gradient(
     return Watched(M, no_implicit_gradient(name, "M"))
 
 
+def _refuse_what_is_transformed(
+    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, x: Tensor, adjoint_M: Any
+) -> None:
+    x = sample(x)
+    x = x.unsqueeze(-1) if x.dim() == 1 else x
+    reached = any(transformations(p) for p in A.parameters)  # refused where it is differentiated
+    if isinstance(A, Function) and not reached and _transformations_of(A, x):
+        raise ValueError(
+            f"{name}: A computes with a tensor that torch.func transforms (vmap, grad, jvp), or forward "
+            'mode, which cannot reach it there; give A as a CSR, or use gradient="unrolled"'
+        )
+    if x0 is not None and transformations(x0) - {"vmap"}:
+        raise no_implicit_gradient(name, "x0")
+    for key, given, apply in (("M", given_M, M), ("adjoint_M", adjoint_M, None)):
+        acting = {t: transformations(t) for t in _named(given)}
+        if apply is not None and not acting:
+            acting = {x: _transformations_of(apply, x)}
+        if any("vmap" in by for by in acting.values()):
+            raise NotImplementedError(
+                f"{name}: {key} is made of a tensor that torch.func.vmap maps over; make one {key} for all "
+                "systems outside of vmap, or of all matrices, CSR(values, pattern) with values (..., nnz)"
+            )
+        if any(by and all(t is not p for p in A.parameters) for t, by in acting.items()):
+            raise no_implicit_gradient(name, key)
+
+
+def _transformations_of(apply: Any, x: Tensor) -> set[str]:
+    try:
+        return transformations(apply(x))
+    except (
+        RuntimeError
+    ):  # of an autograd.Function without rules for torch.func, which the solve does not need
+        return set()
+
+
 def refuse_what_learns(name: str, x0: Tensor | None, M: Any, sources: tuple[Tensor, ...]) -> None:
     """`sources`: the tensors that A depends on."""
     if x0 is not None and torch.is_grad_enabled() and x0.requires_grad:
@@ -164,12 +204,14 @@ def refuse_what_learns(name: str, x0: Tensor | None, M: Any, sources: tuple[Tens
         raise no_implicit_gradient(name, "M")
 
 
-def _tracked(M: Any) -> list[Tensor]:
+def _named(M: Any) -> tuple[Tensor, ...]:
     if isinstance(M, CSR):
-        named = (M.values,)
-    else:
-        named = getattr(M, "depends_on", None) or (M.parameters() if isinstance(M, torch.nn.Module) else ())
-    return [t for t in named if t.requires_grad]
+        return (M.values,)
+    return getattr(M, "depends_on", None) or (tuple(M.parameters()) if isinstance(M, torch.nn.Module) else ())
+
+
+def _tracked(M: Any) -> list[Tensor]:
+    return [t for t in _named(M) if t.requires_grad]
 
 
 def _learns(M: Any, sources: tuple[Tensor, ...]) -> bool:
@@ -197,8 +239,11 @@ def no_implicit_gradient(name: str, what: str) -> ValueError:
 
 def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) -> None:
     """Parameters of a method, such as a step size, have no implicit gradient."""
-    if gradient != "implicit" or not torch.is_grad_enabled():
+    if gradient != "implicit":
         return
     for key, value in parameters.items():
-        if isinstance(value, Tensor) and value.requires_grad:
+        if isinstance(value, Tensor) and (
+            (torch.is_grad_enabled() and value.requires_grad)
+            or (forward_mode_may_come() and transformations(value) - {"vmap"})
+        ):
             raise no_implicit_gradient(name, key)

@@ -80,9 +80,9 @@ def solve(
     reads = B.is_cpu or criterion.has_tolerance  # otherwise do not synchronize the device
     recorded = options.gradient != "implicit"
     if not recorded:
-        for i, (part_options, _) in enumerate(systems):
+        for i, (part_options, part) in enumerate(systems):
             Ms[i] = refuse_what_has_no_implicit_gradient(
-                name, operator, part_options.M, Ms[i], x0, part_options.adjoint_M
+                name, operator, part_options.M, Ms[i], x0, part, part_options.adjoint_M
             )
     problem = Problem(
         name,
