@@ -376,9 +376,10 @@ def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
     """CONVERGED means that the residual meets the tolerance, and a status names what is not finite: systems
     of every character, also such as no method can solve, all solvers, preconditioners that lie.
 
-    Each column is a system, and is judged in extended precision, by NumPy alone. One of 1 to 33 columns gets
-    what it gets alone. Every fourth time `ls.solve` also gets a system at the border of singular and symmetric
-    (_near.py), in 0 to 33 columns: a gradient is exact or warned of, and a wrong `null_space` is refused.
+    Each column is a system, and is judged in extended precision, by NumPy alone. Every fourth time it is
+    compared with what it gets alone, among 1 to 33 columns, and `ls.solve` gets a system at the border of
+    singular and symmetric (_near.py), in 0 to 33 columns: a gradient is exact or warned of, and a wrong
+    `null_space` is refused.
 
     docs/robustness.md lists the faults.
 
