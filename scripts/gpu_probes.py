@@ -80,8 +80,7 @@ def number(cell: str) -> float | str | None:
 
 def counters(plan: Plan, name: str, libraries: str, end: float) -> dict[str, dict[str, str]]:
     """By kernel and counter, as ncu prints them; nothing without ncu."""
-    places = glob.glob("/opt/nvidia/nsight-compute/*/ncu")
-    ncu = gpu_machine.tool("ncu") or (places[0] if places else None)
+    ncu = gpu_machine.tool("ncu")
     found: dict[str, dict[str, str]] = {}
     for kernel in COUNTED if ncu and not plan.rehearsal else ():
         line = [ncu, "--clock-control", "none", "--kill", "yes", "-c", "1", "-k", f"regex:{kernel}"]

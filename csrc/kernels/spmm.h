@@ -209,7 +209,7 @@ LS_FUNCTION void column_rows(CsrView<T, I> A, const RowBlocks<I> blocks, int64_t
   for (int64_t b = b0; b < b1; ++b) {
     const int64_t r0 = blocks.table[2 * b], r1 = blocks.table[2 * b + 2], length = blocks.table[2 * b + 1];
     out.begin(b);
-    if (k < 4 && length > 0 && length <= kLongestUniform) {
+    if ((k == 2 || k == 3) && length > 0 && length <= kLongestUniform) {
       const T *a[kLongestUniform], *xs[kLongestUniform];
       uniform_entries(A, r0, length, x, k, a, xs);
       if (k == 2)

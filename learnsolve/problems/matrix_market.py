@@ -85,7 +85,7 @@ def matrix_market(
     S = scipy.sparse.coo_array(S)
     if header.symmetry == "skew-symmetric" and np.any(S.data[S.row == S.col]):
         _fail(path, "is declared skew-symmetric but has an entry on its diagonal")
-    if header.symmetry == "hermitian" and np.any(S.data.imag[S.row == S.col]):
+    if header.symmetry == "hermitian" and np.any(np.imag(S.data)[S.row == S.col]):
         _fail(path, "is declared hermitian but has an entry on its diagonal that is not real")
     A = CSR.from_scipy(S, dtype=dtype)
     if header.symmetry != "general" and A.nnz != S.nnz:

@@ -197,10 +197,15 @@ def forward(f: Callable, inputs: list[Tensor], g: Tensor, w: list[Tensor]) -> tu
     return torch.func.jvp(f, tuple(inputs), tuple(w))
 
 
+def parts(t: Tensor) -> Tensor:
+    """Real numbers."""
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
 def nested(f: Callable, inputs: list[Tensor], number: int, along: Callable) -> tuple[Tensor, ...]:
     """A stack of two or three transformations, at least two of them derivatives `along` a direction."""
     rng = np.random.default_rng(number)
-    ways = [[normal(t.shape, seed=int(rng.integers(1000))) for t in inputs] for _ in range(4)]
+    ways = [[normal(t.shape, t.dtype, int(rng.integers(1000))) for t in inputs] for _ in range(4)]
     many = [torch.stack(pair) for pair in zip(ways[2], ways[3], strict=True)]
 
     def directions(f: Callable) -> Callable:
@@ -216,7 +221,7 @@ def nested(f: Callable, inputs: list[Tensor], number: int, along: Callable) -> t
     between = [directions, members, gradient, lambda f: along(f, ways[2])]
     if rng.random() < 0.7:
         stack.insert(int(rng.integers(3)), between[rng.integers(4)])
-    F: Callable = lambda *a: torch.sin(f(*a))  # noqa: E731
+    F: Callable = lambda *a: torch.sin(parts(f(*a)))  # noqa: E731
     for transform in stack:
         F = transform(F)
     return (F(*inputs),)

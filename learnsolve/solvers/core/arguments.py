@@ -190,9 +190,7 @@ def _refuse_what_is_transformed(
 def _transformations_of(apply: Any, x: Tensor) -> set[str]:
     try:
         return transformations(apply(x))
-    except (
-        RuntimeError
-    ):  # of an autograd.Function without rules for torch.func, which the solve does not need
+    except RuntimeError:  # of a Function without rules for torch.func, which the solve does not need
         return set()
 
 

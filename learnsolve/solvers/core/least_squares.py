@@ -292,7 +292,8 @@ def solve(
         name, method, damped, None, criterion, maxiter, columns, *ends, shape=(padded.shape[-2], n)
     )
     if options.gradient == "implicit":
-        refuse_what_has_no_implicit_gradient(name, operator, None, None, x0, X0)
+        start = B.new_zeros((*B.shape[:-2], n, B.shape[-1])) if X0 is None else X0
+        refuse_what_has_no_implicit_gradient(name, operator, None, None, x0, start)
         rtol = atol if options.adjoint_rtol is None else options.adjoint_rtol
         again = replace(
             problem,
