@@ -1,8 +1,8 @@
 r"""The solve of `svds`: singular triplets as eigenpairs of H = [0, A; A^T, 0].
 
 H (u; v) = s (u; v). Its other eigenpairs are the mirrors, -s with (u; -v), and vectors with A^T u = 0 or with
-A v = 0. A change of A keeps a pair orthogonal to its own mirror, so the mirror is left out of the systems for
-the derivatives: they are regular also where s equals the mirror's -s, at zero.
+A v = 0. First derivatives for A have no part along the mirror of the pair itself, so it is left out for a tiny s:
+they exist also where s equals the mirror's -s, at zero.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from learnsolve.eigen._solve import Found, _arpack
 from learnsolve.matrix.csr import CSR
 
 _ENTRIES = 2**22  # of a matrix that is made dense
+_TINY = 1e-8  # singular values relative to the largest, for which 1 / s would amplify rounding errors
 
 
 @dataclass
@@ -73,8 +74,9 @@ def _by_all_triplets(space: Deflated, U: Tensor, S: Tensor, V: Tensor, chosen: T
         p, q = R.split([len(U), len(V)])
         a, b = U.mT @ p, V.mT @ q
         plus = divided((a + b) / 2, S.unsqueeze(1) - values).index_fill(0, chosen, 0)
-        minus = divided((a - b) / 2, -S.unsqueeze(1) - values)
-        minus[own, torch.arange(len(values))] = 0
+        along, each = (a - b) / 2, torch.arange(len(values))
+        along[own, each] = along[own, each].where(values > _TINY * S[-1], 0)
+        minus = divided(along, -S.unsqueeze(1) - values)
         rest = torch.cat((p - U @ a, q - V @ b))
         rest = rest.where(rest.norm(dim=0) > 1e-12 * R.norm(dim=0), 0)
         Y = torch.cat((U @ (plus + minus), V @ (plus - minus)))
@@ -135,14 +137,16 @@ def _of_gram(q: SingularRequest, A: CSR, k: int) -> tuple[Tensor, int]:
 
 
 def _by_factor(q: SingularRequest, space: Deflated, X: Tensor, sigma: float) -> Solve:
-    """`by_factor` without the mirror of each pair."""
+    """`by_factor`, with the mirror of each pair apart: (H - s) (u; -v) = -2 s (u; -v)."""
     inner = by_factor(space, Shifted(q.name, q.in_double().A, None, sigma).on_block, sigma)
     mirrors = torch.cat((X[: q.rows], -X[q.rows :]))
 
     def solve(values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         own = mirrors.repeat(1, len(values) // mirrors.shape[1])
-        Y, trouble = inner(values, R - own * (own * R).sum(0))
-        return Y - own * (own * Y).sum(0), trouble
+        along = (own * R).sum(0)
+        Y, trouble = inner(values, R - own * along)
+        mirrored = torch.where(values > _TINY * q.norm, along / (-2 * values), 0)
+        return Y + own * (mirrored - (own * Y).sum(0)), trouble
 
     return solve
 

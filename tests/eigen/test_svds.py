@@ -93,6 +93,34 @@ def test_gradient_of_a_large_matrix_is_that_of_the_dense_one():
     )
 
 
+@both
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_third_derivatives(which, large):
+    """In which the mirror of a pair has a part."""
+    m, n = (290, 270) if large else (6, 5)
+    D = of_values(m, n, torch.linspace(1, 3, n, dtype=torch.float64).tolist())
+    P, w = ls.CSR.from_dense(torch.ones(m, n)).pattern, normal((m, n), seed=5)
+
+    def third(vectors):
+        v = D.flatten().requires_grad_()
+        U, V = vectors(v)
+        g = ((w @ V) * U).sum()
+        for seed in range(3):
+            g = grad(g, v, create_graph=True)[0] @ normal((m * n,), seed=seed)
+        return g.detach()
+
+    def ours(v):
+        U, _, V, _ = ls.svds(ls.CSR(v, P), 1, which=which)
+        return U, V
+
+    def dense(v):
+        U, _, Vh = torch.linalg.svd(v.view(m, n), full_matrices=False)
+        at = slice(0, 1) if which == "largest" else slice(n - 1, n)
+        return U[:, at], Vh.mT[:, at]
+
+    torch.testing.assert_close(third(ours), third(dense), rtol=1e-7, atol=0)
+
+
 def test_an_undefined_derivative_warns():
     A = ls.CSR.from_dense(torch.ones(5, 6).double()).requires_grad_()
     U, S = ls.svds(A, 2)[:2]
