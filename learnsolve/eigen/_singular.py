@@ -1,8 +1,8 @@
 r"""The solve of `svds`: singular triplets as eigenpairs of H = [0, A; A^T, 0].
 
 H (u; v) = s (u; v). Its other eigenpairs are the mirrors, -s with (u; -v), and vectors with A^T u = 0 or with
-A v = 0. First derivatives for A have no part along the mirror of the pair itself, so it is left out for a tiny
-s: they exist also where s equals the mirror's -s, at zero.
+A v = 0. First derivatives for A have no part along the mirror of the pair itself, so it is left out for a
+tiny s: they exist also where s equals the mirror's -s, at zero.
 """
 
 from __future__ import annotations
