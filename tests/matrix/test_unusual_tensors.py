@@ -40,7 +40,7 @@ def test_a_pending_negation(call):
     torch.testing.assert_close(call(A.with_values(negated(A.values)), negated(b)), call(A, b))
 
 
-def test_a_pending_conjugation():
+def test_complex_values_with_a_pending_conjugation():
     C = A.with_values(torch.complex(A.values, torch.linspace(-0.1, 0.1, A.nnz, dtype=torch.float64)))
     D, c = C.with_values(conjugated(C.values)), conjugated(torch.complex(b, b.flip(0)))
     assert D.values.is_conj()
