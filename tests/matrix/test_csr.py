@@ -160,7 +160,9 @@ def test_is_symmetric():
     assert not B.tril().is_symmetric()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex128])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, pytest.param(torch.complex128, marks=pytest.mark.cpu_only)]
+)
 def test_symmetry_up_to_rounding_needs_no_diagonal(dtype):
     """By one rule, relative to the rows, wherever symmetry is asked for."""
     eps = torch.finfo(dtype).eps
