@@ -3,15 +3,16 @@
     python -m benchmarks.gpu [--device cuda] [--only spmv,spmm,...] [--seconds 0.2] [--quick] [--out FILE]
 
 Writes FILE (JSON) and the same tables as Markdown (.md). Times are medians in microseconds, per iteration for
-solvers. "fwd": the public call on tensors that require grad, with its graph; "bwd": the backward alone, all
-gradients; "graph": a call within a replayed CUDA graph, without delays by the host; "first": a call on
-patterns without plans. "cusparse": cuSPARSE with descriptors, buffers and analysis reused; "cupy": as CuPy
-calls it, recreating all of them in each call; "torch": its sparse CSR tensors. "speed-up": over the faster of
-cusparse and torch. "of copy": the minimum bytes that the operation moves, divided by its time, relative to
-the bandwidth of a device copy in the same run. "checks" and "sorts" compare constants of our own. An operator
-or a peer that fails is omitted and listed; the rest continues; exit code 1 if one of ours failed. Sections
-that decide something come first, and results are written after each. --device cpu --quick tests the program
-itself, without a GPU, and with LEARNSOLVE_CUDA_EMULATOR=1 on the emulated CUDA operators.
+solvers. "fwd": the public call on tensors that require grad, with its graph; "no grad": without; "bwd": the
+backward alone, all gradients; "graph": a call within a replayed CUDA graph, without delays by the host;
+"first": a call on patterns without plans. "cusparse": cuSPARSE with descriptors, buffers and analysis reused,
+also with its second algorithm; "cupy": as CuPy calls it, recreating all of them in each call; "torch": its
+sparse CSR tensors. "speed-up": of "no grad" over the fastest of cusparse and torch. "of copy": the minimum
+bytes that the operation moves, divided by its time, relative to the bandwidth of a device copy in this run.
+"checks" and "sorts" compare constants of our own. An operator or a peer that fails is omitted and listed; the
+rest continues; exit code 1 if one of ours failed. Sections that decide something come first, and results are
+written after each. --device cpu --quick tests the program itself, without a GPU, and with
+LEARNSOLVE_CUDA_EMULATOR=1 on the emulated CUDA operators.
 """
 
 from __future__ import annotations
