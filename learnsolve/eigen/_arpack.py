@@ -86,6 +86,7 @@ def _run(
     # ARPACK's criterion is absolute for values below 1e-11: in its units those sought are not small.
     largest = abs(A).sum(1).max() + abs(sigma or 0.0)
     unit = 2.0 ** round(np.log2(largest)) if largest > 0 else 1.0
+    moved = 0.0 if U is None or sigma is not None else 2.0
 
     def operator(apply: Callable[[Any], Any]) -> Any:
         def matvec(x: np.ndarray) -> np.ndarray:
@@ -111,8 +112,11 @@ def _run(
 
         def product(x: np.ndarray) -> np.ndarray:
             y = without(W, U, A @ without(U, W, x)) / unit
-            # The known vectors get a value below all that could be missing.
-            return y if U is None else y - (abs(known).max() - known.min()) / unit * (W @ (W.T @ x))  # type: ignore
+            if U is None:
+                return y
+            # The known vectors get a value below all that could be missing, which is not near zero.
+            y = y - (abs(known).max() - known.min()) / unit * (W @ (W.T @ x))  # type: ignore
+            return y + moved * (x if B is None else B @ x)
 
         matrix = operator(product)
     start, eigsh = without(U, W, start), scipy.sparse.linalg.eigsh
@@ -121,4 +125,4 @@ def _run(
     except scipy.sparse.linalg.ArpackError as error:
         # Not converged, or too few distinct values to build a basis.
         found = getattr(error, "eigenvalues", ()), getattr(error, "eigenvectors", np.empty((len(start), 0)))
-    return (sigma or 0.0) + unit * np.asarray(found[0]), np.asarray(found[1]), count
+    return (sigma or 0.0) + unit * (np.asarray(found[0]) - moved), np.asarray(found[1]), count

@@ -69,23 +69,25 @@ class Request:
         return replace(self, A=moved(self.A), B=B)
 
     def sizes(self, values: Tensor, U: Tensor) -> Tensor:
-        """The norms of |A| |u| + |lambda| |B| |u|: rounding errors in A u - lambda B u are a few units of
-        roundoff of these. A huge entry in a row where u is tiny does not count, as it would in a norm of
-        A."""
+        """The norms of |A| |u| + (|lambda| + s) |B| |u|, with s the size of what is sought: rounding errors
+        in A u - lambda B u, and in u, are a few units of roundoff of these. A huge entry in a row where u is
+        tiny does not count, as it would in a norm of A; s does where lambda is zero."""
         X = U.abs()
         BX = X if self.B is None else product(self.B.values.abs(), X, self.B.pattern, False)
-        return (product(self.A.values.abs(), X, self.A.pattern, False) + values.abs() * BX).norm(dim=0)
+        scale = values.abs() + self.sought
+        return (product(self.A.values.abs(), X, self.A.pattern, False) + scale * BX).norm(dim=0)
 
     @functools.cached_property
     def sought(self) -> float:
         """The size of the k smallest values, if A is positive semidefinite: of the k-th smallest quotient
-        a_ii / b_ii, or the next that is not zero."""
+        a_ii / b_ii, or the next that is not zero. Of the k largest: of the k-th largest, or one before."""
         quotients = self.A.diagonal().abs()
         if self.B is not None:
             quotients = quotients / self.B.diagonal()
-        later = quotients.sort().values[self.k - 1 :]
-        later = later[later > 0]
-        return float(later[0]) if len(later) else self.norm
+        quotients = quotients.sort().values
+        near = quotients[-self.k :] if self.which == "largest" else quotients[self.k - 1 :]
+        near = near[near > 0]
+        return float(near[0]) if len(near) else self.norm
 
     @functools.cached_property
     def norm(self) -> float:

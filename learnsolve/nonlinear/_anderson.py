@@ -26,8 +26,6 @@ def anderson(
     ||F_k - sum_j gamma_j DF_j|| over the last `memory` differences."""
     size = norm(r, f.levels)
     progress = Progress(o, r, size)
-    if o.rtol > 0:
-        progress.rest(progress.running, f, x, p, r, stuck=False)
     due = 0  # the number of norms from which an increase is looked at
     steps: list[Tensor] = []
     changes: list[Tensor] = []

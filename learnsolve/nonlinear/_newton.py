@@ -137,8 +137,6 @@ def newton(
     size = norm(r, f.levels)
     floor = 10 * torch.finfo(size.dtype).eps * norm(u, f.levels) if o.relative_to_u else 0.0
     progress = Progress(o, r, size, floor=floor)
-    if o.rtol > 0 and not o.relative_to_u:
-        progress.rest(progress.running, f, u, p, r, stuck=False)
     tau = None if o.pseudo_transient is None else torch.full_like(size, o.pseudo_transient)
     note = ""
     eta, fresh, slow, base, shift = _LEAST if o.forcing is None else o.forcing, False, True, u, None

@@ -139,3 +139,24 @@ def test_gradients_beside_a_huge_entry():
         loss = pairs.values.prod() + (weights * pairs.vectors[:n] ** 4).sum()
         grads.append(torch.autograd.grad(loss, S.values)[0])
     torch.testing.assert_close(grads[0][:-1], grads[1], rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("which", ["smallest", "largest"])
+@pytest.mark.parametrize("method", ["arpack", "dense", "lobpcg"])
+def test_zero_rows_have_the_value_zero(method, which):
+    """As isolated nodes of a graph have: nothing but rounding errors is left in A u, and in |A| |u|."""
+    for sign in (1, -1):
+        d = torch.zeros(280, dtype=F64)
+        d[7], d[9] = sign, 3 * sign
+        for k in (1, 3):
+            pairs = ls.eigsh(ls.CSR.from_dense(d.diag()), k, which=which, method=method, throw=True)
+            wanted = d.sort().values[:k] if which == "smallest" else d.sort().values[-k:]
+            torch.testing.assert_close(pairs.values, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["arpack", "dense"])
+def test_a_grid_with_isolated_nodes(method):
+    L = ls.problems.poisson((150,)).to_scipy()
+    A = ls.CSR.from_scipy(sp.block_diag([L, sp.csr_array((3, 3)), L], format="csr"))
+    values = torch.cat([torch.zeros(3, dtype=F64), line(150)[:1]])
+    torch.testing.assert_close(ls.eigsh(A, 4, method=method, throw=True).values, values, rtol=0, atol=1e-12)

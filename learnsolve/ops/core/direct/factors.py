@@ -187,12 +187,13 @@ def _check_independent(function: str, which: str, K: Factored, n: int) -> None:
     """For K = a [I, B; B^T, -c I]: the smallest eigenvalue of (B^T B + c I) / (D D^T), of unit diagonal, by
     two steps of inverse iteration. At the level of rounding errors the columns of B depend on each other, and
     the factors give any one of the solutions."""
-    S, m = K.S, K.pattern.shape[0] - n
+    S, m = structure(K.pattern), K.pattern.shape[0] - n
     if not m or not n:
         return
-    a = S[0, 0]
-    B, c = S[:m, m:] / a, -S[m:, m:].diagonal() / a
-    D = np.sqrt(B.multiply(B).sum(0) + c).astype(K.data.dtype)
+    first, a = S.indptr[m], K.data[0]
+    entries = K.data[first:] / a
+    terms = np.where(S.indices[first:] < m, entries * entries, -entries)
+    D = np.sqrt(np.add.reduceat(terms, S.indptr[m:-1] - first))
     x, size = np.random.default_rng(0).standard_normal(n).astype(D.dtype), 0.0
     with np.errstate(all="ignore"):
         for _ in range(2):
