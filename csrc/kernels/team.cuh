@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/both.h"
 
@@ -25,11 +26,13 @@ struct alignas(N == 1 ? alignof(T) : 16) Pack {
 
 template <int N, class T>
 LS_DEVICE Pack<T, N> load_pack(const T* p) {
-  return *reinterpret_cast<const Pack<T, N>*>(p);
+  Pack<T, N> value;
+  memcpy(&value, __builtin_assume_aligned(p, alignof(Pack<T, N>)), sizeof(value));
+  return value;
 }
 template <int N, class T>
 LS_DEVICE void store_pack(T* p, const Pack<T, N>& value) {
-  *reinterpret_cast<Pack<T, N>*>(p) = value;
+  memcpy(__builtin_assume_aligned(p, alignof(Pack<T, N>)), &value, sizeof(value));
 }
 
 // Can packs be read from here on, and at multiples of `step` numbers from here?
