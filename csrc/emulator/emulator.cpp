@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "emulator/cuda.h"
+#include "emulator/meter.h"
 
 extern "C" {
 // Of the sanitizers, where there are any.
@@ -40,6 +41,7 @@ namespace {
 
 constexpr std::size_t kStack = std::size_t{128} << 10, kShared = std::size_t{48} << 10;
 constexpr std::size_t kGap = 64, kVariables = 15, kRoom = kShared + (kVariables + 2) * kGap;
+constexpr std::size_t kArguments = std::size_t{64} << 10;  // of the host's stack, from those of a launch on
 constexpr int kWarp = 32;
 constexpr unsigned kNoSync = 1;  // a switch of ThreadSanitizer's that orders nothing
 
@@ -105,10 +107,13 @@ class Engine {
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random);
     Place* const outside = std::exchange(place, nullptr);
+    if (meter_launch) meter_launch(kernel);
     for (const int64_t b : order) {
       const dim3 at(b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y);
       run_block(at, grid, threads, random);
+      if (meter_block) meter_block();
     }
+    if (meter_end) meter_end();
     if (watched()) __tsan_acquire(this);
     place = outside;
   }
@@ -141,6 +146,16 @@ class Engine {
     for (int64_t i = 0; i < bytes; ++i) static_cast<volatile std::byte*>(at)[i] = std::byte{0xff};
     variables.emplace_back(key, at);
     return at;
+  }
+
+  Memory memory_of(const void* at) const {
+    const auto within = [&](const void* from, std::size_t size) {
+      return at >= from && at < static_cast<const std::byte*>(from) + size;
+    };
+    if (within(room, kRoom)) return Memory::shared;
+    const bool own = within(running->stack->memory, kStack) || within(&running->place, sizeof(Place)) ||
+                     within(arguments, kArguments);
+    return own ? Memory::own : Memory::device;
   }
 
   [[noreturn]] void fault(const char* what, const Where& where) const {
@@ -391,6 +406,7 @@ void launch(const char* kernel, dim3 grid, dim3 threads, void (*body)(const void
 void* shared(const void* key, int64_t bytes, int64_t alignment, const Where& where) {
   return one.shared(key, bytes, alignment, where);
 }
+Memory memory_of(const void* at) { return one.memory_of(at); }
 bool barrier(bool says, const Where& where) { return one.barrier(says, where); }
 uint64_t exchange(unsigned mask, uint64_t bits, int from, const Where& where) {
   return one.exchange(mask, bits, from, where);
@@ -403,11 +419,13 @@ void require(bool holds, const char* what, const Where& where) {
 
 cudaError_t cudaGetLastError() { return std::exchange(learnsolve::emulator::last_error, cudaSuccess); }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  if (learnsolve::emulator::meter_launch) learnsolve::emulator::meter_launch("cudaMemcpyAsync");
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_step, const void* from, std::size_t from_step,
                               std::size_t bytes, std::size_t count, cudaMemcpyKind, cudaStream_t) {
+  if (learnsolve::emulator::meter_launch) learnsolve::emulator::meter_launch("cudaMemcpy2DAsync");
   for (std::size_t i = 0; i < count; ++i)
     std::memcpy(static_cast<std::byte*>(to) + i * to_step,
                 static_cast<const std::byte*>(from) + i * from_step, bytes);

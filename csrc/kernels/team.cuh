@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/both.h"
 
@@ -23,13 +24,24 @@ struct alignas(N == 1 ? alignof(T) : 16) Pack {
   T v[N];
 };
 
+// On the host by memcpy, which GCC makes one access too: for the emulator's meter.
 template <int N, class T>
 LS_DEVICE Pack<T, N> load_pack(const T* p) {
+#ifdef __CUDACC__
   return *reinterpret_cast<const Pack<T, N>*>(p);
+#else
+  Pack<T, N> value;
+  std::memcpy(&value, p, sizeof(value));
+  return value;
+#endif
 }
 template <int N, class T>
 LS_DEVICE void store_pack(T* p, const Pack<T, N>& value) {
+#ifdef __CUDACC__
   *reinterpret_cast<Pack<T, N>*>(p) = value;
+#else
+  std::memcpy(p, &value, sizeof(value));
+#endif
 }
 
 // Can packs be read from here on, and at multiples of `step` numbers from here?
