@@ -2,7 +2,6 @@
 // (two passes), by tiles with w_p = a_p g_i handed on or without it, and by masks.
 #include <numeric>
 
-#include "kernels/row_pass_launch.cuh"
 #include "tiles.cuh"
 
 namespace probe {
@@ -77,16 +76,16 @@ void gradients(const Matrix& A, const Transposed& B, double rate) {
           return (!(results & 1) || d.agrees(sets[0].d.p)) && (!(results & 2) || y.agrees(sets[0].y.p));
         });
   };
-  const Buffer<int> table(0);
+  const LibraryTiles rows(A.rows), columns(B.rows);
   const auto values_now = [&](const Operands<T>& o) {
     RowPass<T, int> P{};
-    P.rows = {A.ptr.p, table.p, A.n(), A.nnz(), 0};
+    P.rows = {A.ptr.p, nullptr, A.n(), A.nnz(), 0, rows.of(A.ptr)};
     P.idx = A.idx.p, P.x = o.x.p, P.u = o.g.p, P.d = {o.d.p}, P.k = 1;
     launch_row_pass<false, true>(P, stream());
   };
   const auto vector_now = [&](const Operands<T>& o) {
     RowPass<T, int> P{};
-    P.rows = {B.ptr.p, table.p, A.n(), A.nnz(), 0};
+    P.rows = {B.ptr.p, nullptr, A.n(), A.nnz(), 0, columns.of(B.ptr)};
     P.idx = B.idx.p, P.perm = B.perm.p, P.a = o.a.p, P.x = o.g.p, P.y = {o.y.p}, P.k = 1;
     launch_row_pass<true, false>(P, stream());
   };

@@ -8,7 +8,6 @@
 
 #include <optional>
 
-#include "kernels/row_pass_launch.cuh"
 #include "tiles.cuh"
 
 namespace probe {
@@ -26,24 +25,22 @@ reference_kernel(int64_t n, const int* ptr, const int* idx, const T* a, const T*
   });
 }
 
-// Long rows in pieces: of the library, a table of further ones; of tiles, pointers of all pieces, in which
-// row or behind which the sum of each goes, and for each row that has been cut where its further ones stand.
+// Long rows in pieces: pointers of all pieces, in which row or behind which the sum of each goes, and for
+// each row that has been cut where its further ones stand.
 struct Cut {
-  std::vector<int> rows, table, target, cuts;
+  std::vector<int> rows, target, cuts;
+  int further = 0;
   explicit Cut(const Matrix& A) : rows{0} {
     const int n = static_cast<int>(A.n());
-    int further = 0;
     for (int i = 0; i < n; ++i) {
       const int begin = A.rows[i], end = A.rows[i + 1], before = further;
       for (int p = begin; p == begin || p < end; p += kLongest) {
         rows.push_back(std::min(p + kLongest, end));
         target.push_back(p == begin ? i : n + further++);
-        if (p > begin) table.insert(table.end(), {i, p});
       }
       if (further > before) cuts.insert(cuts.end(), {i, n + before, n + further});
     }
   }
-  int64_t further() const { return static_cast<int64_t>(table.size() / 2); }
 };
 
 #ifdef __CUDACC__
@@ -101,7 +98,7 @@ struct CusparseProduct {
 template <class T>
 struct Operands {
   Buffer<T> a, x, y;
-  Operands(const Matrix& A, const Cut& cut, int seed) : a(A.nnz()), x(A.n()), y(A.n() + cut.further()) {
+  Operands(const Matrix& A, const Cut& cut, int seed) : a(A.nnz()), x(A.n()), y(A.n() + cut.further) {
     fill(a, 2 * seed), fill(x, 2 * seed + 1);
   }
 };
@@ -124,11 +121,12 @@ void products(const Matrix& A, const Cut& cut, double rate) {
         [&] { return wanted.agrees(sets[0].y.p); });
   };
 
-  const Buffer<int> table(cut.table), cut_ptr(cut.rows), target(cut.target), cuts(cut.cuts);
-  Buffer<T> sums(cut.further());
+  const LibraryTiles library(A.rows);
+  const Buffer<int> cut_ptr(cut.rows), target(cut.target), cuts(cut.cuts);
+  Buffer<T> sums(library.count);
   row("now", [&](const Operands<T>& o) {
     RowPass<T, int> P{};
-    P.rows = {A.ptr.p, table.p, A.n(), A.nnz(), cut.further()};
+    P.rows = {A.ptr.p, nullptr, A.n(), A.nnz(), cut.further, library.of(A.ptr)};
     P.idx = A.idx.p, P.a = o.a.p, P.x = o.x.p, P.y = {o.y.p}, P.further = {sums.p}, P.k = 1;
     launch_row_pass<true, false>(P, stream());
   });
@@ -136,33 +134,33 @@ void products(const Matrix& A, const Cut& cut, double rate) {
     const Buffer<int> first(tiles_of(cut.rows, size));
     row(variant, [&](const Operands<T>& o) {
       Tiles<T> P{};
-      P.first = first.p, P.ptr = cut_ptr.p, P.idx = A.idx.p, P.target = cut.further() ? target.p : nullptr;
+      P.first = first.p, P.ptr = cut_ptr.p, P.idx = A.idx.p, P.target = cut.further ? target.p : nullptr;
       P.a = o.a.p, P.x = o.x.p, P.y = o.y.p, P.count = first.n - 1, P.each = each;
       launch(P);
-      if (cut.further())
+      if (cut.further)
         LS_LAUNCH(blocks_for(cuts.n / 3, kThreads / 32), kThreads, stream(), (cuts.p, cuts.n / 3, o.y.p),
                   cut_rows_kernel<T>);
     });
   };
   using P = Tiles<T>;
   for_lanes(A.mean(), [&]<int L>() {
-    tiles("tiles", 1984, 1, [](const P& p) { launch_tiles<1984, 8, L, true, kProducts>(p); });
-    tiles("tiles, 4 loads", 1984, 1, [](const P& p) { launch_tiles<1984, 4, L, true, kProducts>(p); });
-    tiles("tiles, 16 loads", 1984, 1, [](const P& p) { launch_tiles<1984, 16, L, true, kProducts>(p); });
-    tiles("tiles of 480", 480, 1, [](const P& p) { launch_tiles<480, 8, L, true, kProducts>(p); });
-    tiles("tiles of 992", 992, 1, [](const P& p) { launch_tiles<992, 8, L, true, kProducts>(p); });
-    tiles("tiles of 3968", 3968, 1, [](const P& p) { launch_tiles<3968, 8, L, true, kProducts>(p); });
-    tiles("tiles, 4 in a row", 1984, 4, [](const P& p) { launch_tiles<1984, 8, L, true, kProducts>(p); });
-    tiles("tiles, 16 in a row", 1984, 16, [](const P& p) { launch_tiles<1984, 8, L, true, kProducts>(p); });
-    tiles("tiles, plain loads", 1984, 1, [](const P& p) { launch_tiles<1984, 8, L, false, kProducts>(p); });
+    tiles("tiles", 1984, 1, [](const P& p) { launch_tiles<1984, 8, L, true, kInOrder>(p); });
+    tiles("tiles, 4 loads", 1984, 1, [](const P& p) { launch_tiles<1984, 4, L, true, kInOrder>(p); });
+    tiles("tiles, 16 loads", 1984, 1, [](const P& p) { launch_tiles<1984, 16, L, true, kInOrder>(p); });
+    tiles("tiles of 480", 480, 1, [](const P& p) { launch_tiles<480, 8, L, true, kInOrder>(p); });
+    tiles("tiles of 992", 992, 1, [](const P& p) { launch_tiles<992, 8, L, true, kInOrder>(p); });
+    tiles("tiles of 3968", 3968, 1, [](const P& p) { launch_tiles<3968, 8, L, true, kInOrder>(p); });
+    tiles("tiles, 4 in a row", 1984, 4, [](const P& p) { launch_tiles<1984, 8, L, true, kInOrder>(p); });
+    tiles("tiles, 16 in a row", 1984, 16, [](const P& p) { launch_tiles<1984, 8, L, true, kInOrder>(p); });
+    tiles("tiles, plain loads", 1984, 1, [](const P& p) { launch_tiles<1984, 8, L, false, kInOrder>(p); });
     tiles("tiles, 16 bytes", 1984, 1, [](const P& p) {
       LS_LAUNCH(blocks_for(p.count), kThreads, stream(), (p), packed_tile_kernel<1984, L, T>);
     });
   });
-  tiles("tiles, 1 lane", 1984, 1, [](const P& p) { launch_tiles<1984, 8, 1, true, kProducts>(p); });
-  tiles("tiles, 4 lanes", 1984, 1, [](const P& p) { launch_tiles<1984, 8, 4, true, kProducts>(p); });
-  tiles("tiles, 8 lanes", 1984, 1, [](const P& p) { launch_tiles<1984, 8, 8, true, kProducts>(p); });
-  tiles("tiles, 32 lanes", 1984, 1, [](const P& p) { launch_tiles<1984, 8, 32, true, kProducts>(p); });
+  tiles("tiles, 1 lane", 1984, 1, [](const P& p) { launch_tiles<1984, 8, 1, true, kInOrder>(p); });
+  tiles("tiles, 4 lanes", 1984, 1, [](const P& p) { launch_tiles<1984, 8, 4, true, kInOrder>(p); });
+  tiles("tiles, 8 lanes", 1984, 1, [](const P& p) { launch_tiles<1984, 8, 8, true, kInOrder>(p); });
+  tiles("tiles, 32 lanes", 1984, 1, [](const P& p) { launch_tiles<1984, 8, 32, true, kInOrder>(p); });
   for_places(A.shape, [&]<int D>() {
     const Buffer<int> diagonals(diagonals_of(A.shape));
     row("masks", [&](const Operands<T>& o) {

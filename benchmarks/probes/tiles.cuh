@@ -2,9 +2,45 @@
 // shared memory, where the rows are added up. And by masks: rows whose entries lie on few diagonals.
 #pragma once
 
+#include "kernels/grid.cuh"
+#include "kernels/row_pass_launch.cuh"
 #include "probe.h"
 
 namespace probe {
+
+// The library's tiles of rows that are pointed to (learnsolve/matrix/device_analysis.py).
+struct LibraryTiles {
+  int64_t count;
+  Buffer<int> table;
+  explicit LibraryTiles(const std::vector<int>& ptr) : LibraryTiles(ptr, Chunks(ptr.size() - 1)) {}
+  learnsolve::cuda::Tiles<int> of(const Buffer<int>& ptr) const { return {ptr.p, table.p, count}; }
+
+ private:
+  LibraryTiles(const std::vector<int>& ptr, const Chunks& chunks)
+      : count(chunks.count + ptr.back() / kTile), table(lines(ptr, chunks, count)) {}
+  static std::vector<int> lines(const std::vector<int>& ptr, const Chunks& chunks, int64_t count) {
+    std::vector<int> tiles, of_chunks;
+    const auto tile = [&](int64_t row, int64_t begin) {
+      tiles.insert(tiles.end(), {static_cast<int>(row), static_cast<int>(begin)});
+    };
+    for (int64_t c = 0; c < chunks.count; ++c) {
+      const int64_t begin = ptr[chunks.begin(c)], entries = ptr[chunks.end(c)] - begin,
+                    parts = std::max<int64_t>((entries + kTile - 1) / kTile, 1);
+      of_chunks.push_back(static_cast<int>(tiles.size() / 2));
+      tile(chunks.begin(c), begin);
+      for (int64_t part = 1; part < parts; ++part) {
+        const int64_t p = begin + part * entries / parts,
+                      row = std::lower_bound(ptr.begin(), ptr.end(), p) - ptr.begin();
+        const bool cut = ptr[row] > p && ptr[row] - ptr[row - 1] > kPiece;
+        cut ? tile(row - 1, p) : tile(row, ptr[row]);
+      }
+      of_chunks.push_back(static_cast<int>(tiles.size() / 2));
+    }
+    while (static_cast<int64_t>(tiles.size()) < 2 * count + 2) tile(chunks.rows, ptr.back());
+    tiles.insert(tiles.end(), of_chunks.begin(), of_chunks.end());
+    return tiles;
+  }
+};
 
 template <class T>
 struct Tiles {
@@ -26,16 +62,13 @@ inline std::vector<int> tiles_of(const std::vector<int>& rows, int size) {
   return first;
 }
 
-// Of what is read once, if Once: it gives way in the caches to x, which is not.
+// Of what is read once, if Once.
 template <bool Once, class T>
 LS_DEVICE T load(const T* p) {
-#ifdef __CUDACC__
-  if constexpr (Once) return __ldcs(p);
-#endif
-  return *p;
+  return Once ? load_once(p) : *p;
 }
 
-constexpr int kLongest = 1024;  // of a row or a piece of one: a tile has room for the rest of its last
+constexpr int kLongest = kPiece;  // of a row or a piece of one: a tile has room for the rest of its last
 
 // Every row of a tile by a team, from its products.
 template <int Lanes, class T>
@@ -57,8 +90,6 @@ LS_DEVICE void for_tiles(const Tiles<T>& P, const F& f) {
     f(P.first[t], P.first[t + 1], P.ptr[P.first[t]], P.ptr[P.first[t + 1]]);
 }
 
-enum Terms { kProducts, kMoved, kPlain };  // a_p x_j, a at perm, or x at perm alone
-
 // Blocks of a processor, whose registers hold U numbers of each of two vectors and U columns without spills.
 template <int U, class T>
 constexpr int kBlocks = U * sizeof(T) <= 32   ? 6
@@ -79,7 +110,7 @@ tile_kernel(LS_ARGUMENT Tiles<T> P) {
       for (int u = 0; u < U; ++u) {
         const int q = q0 + u * kThreads;
         if (q >= count) continue;
-        if (What == kProducts) v[u] = load<Once>(P.a + p0 + q);
+        if (What == kInOrder) v[u] = load<Once>(P.a + p0 + q);
         if (What == kMoved) v[u] = P.a[load<Once>(P.perm + p0 + q)];
         c[u] = load<Once>((What == kPlain ? P.perm : P.idx) + p0 + q);
       }

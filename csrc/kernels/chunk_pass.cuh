@@ -13,6 +13,7 @@
 #include <type_traits>
 
 #include "kernels/grid.cuh"
+#include "kernels/tile.cuh"
 
 namespace learnsolve::cuda {
 
@@ -165,7 +166,7 @@ struct EndOfProduct {
 // Rows that multiply.
 template <class T, class I>
 struct RowsOf {
-  const I* ptr;
+  Tiles<I> tiles;
   const I* idx;
   Vectors<const T> values;
 };
@@ -183,8 +184,8 @@ struct RowProduct : EndOfProduct<End> {
     if (this->multiplies(place.b)) {
       const T* const a = A.values.of(place.b);
       const T* const from = x.of(place.b) + place.c;
-      const int64_t last = A.ptr[place.i + 1];
-      for (int64_t p = A.ptr[place.i]; p < last; ++p) {
+      const int64_t last = A.tiles.ptr[place.i + 1];
+      for (int64_t p = A.tiles.ptr[place.i]; p < last; ++p) {
         const Pack<T, V> xj = place.load(from + A.idx[p] * k);
         LS_UNROLL
         for (int v = 0; v < V; ++v) y.v[v] += a[p] * xj.v[v];
@@ -194,28 +195,27 @@ struct RowProduct : EndOfProduct<End> {
   }
 };
 
-// The same for one column: `Lanes` lanes share the entries of a row, U of them at a time.
-template <int Lanes, int U, class T, class I, class End>
+// The same for one column, by the tiles of a chunk.
+template <class T, class I, class End>
 LS_KERNEL(kThreads, 4)
-chunk_product_kernel(LS_ARGUMENT RowProduct<T, I, End> P, Chunks chunks, int64_t batch,
-                     Partials<T> partials) {
+tile_product_kernel(LS_ARGUMENT RowProduct<T, I, End> P, Chunks chunks, int64_t batch, Partials<T> partials) {
   constexpr int S = End::kSums;
+  LS_SHARED(products, T[kTileRoom]);
   LS_SHARED(shared, ChunkSums<S, T>);
-  const Team<Lanes> team;
-  for_chunks(P, chunks, batch, [&](int64_t b, int64_t r0, int64_t r1, int64_t line) {
+  for_chunks(P, chunks, batch, [&](int64_t b, int64_t, int64_t, int64_t line) {
     Pack<T, 1> sums[S + 1] = {};
-    const T* const a = P.A.values.of(b);
-    const T* const x = P.x.of(b);
     const bool multiplies = P.multiplies(b);
-    for (int64_t i = r0 + threadIdx.x / Lanes; i < r1; i += kThreads / Lanes) {
-      T sum = 0;
-      const int64_t begin = P.A.ptr[i];
-      for_entries<U>(
-          team, multiplies ? static_cast<int>(P.A.ptr[i + 1] - begin) : 0,
-          [&](int e) { return Pack<T, 2>{{a[begin + e], x[P.A.idx[begin + e]]}}; },
-          [&](int, const Pack<T, 2>& entry) { sum += entry.v[0] * entry.v[1]; });
-      const T y = team.sum(sum);
-      if (team.first()) P.end.at(Place<true, 1>{b, i, i, 0}, Pack<T, 1>{{y}}, sums);
+    const int end = P.A.tiles.end(line % chunks.count);
+    for (int t = P.A.tiles.first(line % chunks.count); t < end; ++t) {
+      if (multiplies)
+        for_tile<kInOrder>(P.A.tiles.range(t), P.A.idx, nullptr, P.A.values.of(b), P.x.of(b),
+                           [&](int q, T a, T x) { products[q] = a * x; });
+      __syncthreads();
+      Tile tile = P.A.tiles.tile(t);
+      if (!multiplies) tile.count = 0;
+      add_rows(P.A.tiles, tile, 1, products,
+               [&](int64_t i, T sum) { P.end.at(Place<true, 1>{b, i, i, 0}, Pack<T, 1>{{sum}}, sums); });
+      __syncthreads();
     }
     for (int s = 0; s < S; ++s) shared.of[s][threadIdx.x] = sums[s].v[0];
     shared.write(kThreads, 1, partials, line, 1, 0);

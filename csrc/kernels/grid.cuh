@@ -11,6 +11,7 @@
 namespace learnsolve::cuda {
 
 // Rows begin(c) <= i < end(c), 0 <= c < count. At least one chunk, so that a total is written for no rows.
+// Tiles are made for the same chunks (learnsolve/matrix/device_analysis.py).
 struct Chunks {
   static constexpr int64_t kMost = 1024, kFewestRows = 128;
   int64_t rows = 0, size = kFewestRows, count = 1;

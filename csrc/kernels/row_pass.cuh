@@ -24,7 +24,7 @@ struct RowPass {
   const T* u;
   BatchResult<T> y;
   BatchResult<T> d;
-  BatchResult<T> further;  // the sums of further pieces of rows, before they are added to y
+  BatchResult<T> further;  // sums of further pieces of rows, or of tiles' first rows, before they go to y
   int64_t a_step, x_step, u_step;
   int64_t k;
   Groups groups;
@@ -36,43 +36,6 @@ struct RowPass {
     return s < rows.rows ? y.of(b, members) + s * k : further.of(b, members) + (s - rows.rows) * k;
   }
 };
-
-// One column: the Sum or the Dot of piece s by one team, whose lanes stride over its entries.
-template <int U, bool Sum, class Team, class T, class I>
-LS_DEVICE void vector_piece(const Team& team, const RowPass<T, I>& P, int64_t s, const Members& members) {
-  struct Entry {
-    T a, x;
-    I place;
-  };
-  const Piece row = P.rows.piece(s);
-  const int count = static_cast<int>(row.end - row.begin);
-  const I* const idx = P.idx + row.begin;
-  const I* const perm = P.perm ? P.perm + row.begin : nullptr;
-  const int64_t from = perm ? 0 : row.begin;
-  T sum = 0;
-  for (int64_t b = members.b0; b < members.b1; ++b) {
-    const T* const a = P.a + b * P.a_step + from;
-    const T* const x = P.x + b * P.x_step;
-    const T ui = Sum ? T(0) : P.u[b * P.u_step + row.i];
-    T* const d = P.d.of(b, members) + from;
-    const bool add = P.d.goes_on(b, members);
-    for_entries<U>(
-        team, count,
-        [&](int e) {
-          const I place = perm ? perm[e] : static_cast<I>(e);
-          return Entry{Sum ? a[place] : T(0), x[idx[e]], place};
-        },
-        [&](int, const Entry& entry) {
-          if (Sum) sum += entry.a * entry.x;
-          if (!Sum) d[entry.place] = add ? d[entry.place] + ui * entry.x : ui * entry.x;
-        });
-    if (Sum && P.y.ends(b, members)) {
-      const T total = team.sum(sum);
-      if (team.first()) *P.sums(s, b, members) = total;
-      sum = 0;
-    }
-  }
-}
 
 // k columns: piece s by one team, for its tiles c0 <= c < c1 of V columns a lane: Dot needs all of them, Sum
 // any. Indices and values are loaded by all lanes together and then shared.

@@ -5,12 +5,82 @@
 
 namespace learnsolve::cuda {
 
-template <int Lanes, int U, bool Sum, class T, class I>
-LS_KERNEL(kThreads, Lanes == 2 ? 6 : 4)
-vector_kernel(LS_ARGUMENT RowPass<T, I> P) {
+// f(t) for the tiles of this block: `each` neighbors, whose rows often gather the same numbers.
+template <class I, class F>
+LS_DEVICE void for_tiles(const Tiles<I>& tiles, int each, const F& f) {
+  const int count = static_cast<int>(tiles.count), past = (count + each - 1) / each * each;
+  for (int u = static_cast<int>(blockIdx.x) * each; u < past; u += static_cast<int>(gridDim.x) * each)
+    for (int t = u; t < u + each && t < count; ++t) f(t);
+}
+
+// One column: Sum. Registers are for entries: a tile is looked up again when its rows are added.
+template <Terms What, class T, class I>
+LS_KERNEL(kThreads, kTileBlocks<T>)
+tile_sum_kernel(LS_ARGUMENT RowPass<T, I> P, int each) {
+  LS_SHARED(products, T[kTileRoom]);
   for_members(P.groups, [&](const Members& members) {
-    for_items<Lanes>(P.rows.pieces(),
-                     [&](const auto& team, int64_t s) { vector_piece<U, Sum>(team, P, s, members); });
+    for_tiles(P.rows.tiles, each, [&](int t) {
+      for (int64_t b = members.b0; b < members.b1; ++b) {
+        const Range range = P.rows.tiles.range(t);
+        const bool add = P.y.goes_on(b, members);
+        for_tile<What>(range, P.idx, P.perm, P.a + b * P.a_step, P.x + b * P.x_step, [&](int q, T a, T x) {
+          const T term = What == kPlain ? x : a * x;
+          products[q] = add ? products[q] + term : term;
+        });
+        if (!P.y.ends(b, members)) continue;
+        __syncthreads();
+        const Tile tile = P.rows.tiles.tile(t);
+        add_rows(P.rows.tiles, tile, P.rows.further > 0 ? 8 : 1, products, [&](int64_t i, T sum) {
+          *(tile.carried && i == tile.row ? P.further.of(b, members) + t : P.y.of(b, members) + i) = sum;
+        });
+        __syncthreads();
+      }
+    });
+  });
+}
+
+// One column: Dot.
+template <class T, class I>
+LS_KERNEL(kThreads, kTileBlocks<T>)
+tile_dot_kernel(LS_ARGUMENT RowPass<T, I> P, int each) {
+  LS_SHARED(row_of, int[kTileRoom]);
+  for_members(P.groups, [&](const Members& members) {
+    for_tiles(P.rows.tiles, each, [&](int t) {
+      P.rows.tiles.for_rows(P.rows.tiles.tile(t), 1, [&](int r, int begin, int end, int lanes) {
+        for (int q = begin; q < end; q += lanes) row_of[q] = r;
+      });
+      __syncthreads();
+      const Range range = P.rows.tiles.range(t);
+      for (int64_t b = members.b0; b < members.b1; ++b) {
+        const T* const u = P.u + b * P.u_step + P.rows.tiles.row(t);
+        T* const d = P.d.of(b, members) + range.begin;
+        const bool add = P.d.goes_on(b, members);
+        for_tile<kPlain>(range, P.idx, P.perm, P.a, P.x + b * P.x_step, [&](int q, T, T x) {
+          const T term = u[row_of[q]] * x;
+          d[q] = add ? d[q] + term : term;
+        });
+      }
+      __syncthreads();
+    });
+  });
+}
+
+// y_i += the sums of row i's parts in the tiles that carry it on, for each of the results: by the team of the
+// first of them.
+template <class T, class I>
+LS_KERNEL(kThreads)
+carried_kernel(LS_ARGUMENT RowPass<T, I> P, int64_t results) {
+  const Tiles<I>& tiles = P.rows.tiles;
+  for_aside(results, [&](int64_t r) {
+    for_items<32>(tiles.count, [&](const auto& team, int64_t t) {
+      const int64_t i = tiles.table[2 * t];
+      if (!tiles.carries(t, i) || tiles.carries(t - 1, i)) return;
+      T sum = 0;
+      for (int64_t s = t + team.lane; tiles.carries(s, i); s += 32)
+        sum += P.further.p[r * P.further.step + s];
+      sum = team.sum(sum);
+      if (team.first()) P.y.p[r * P.y.step + i] += sum;
+    });
   });
 }
 
@@ -46,12 +116,6 @@ further_kernel(LS_ARGUMENT RowPass<T, I> P, int64_t results) {
   });
 }
 
-template <int Lanes, int U, bool Sum, class T, class I>
-void launch_vector(const RowPass<T, I>& P, cudaStream_t stream) {
-  const dim3 grid(blocks_for(P.rows.pieces(), kThreads / Lanes), 1, blocks_aside(P.groups.count));
-  LS_LAUNCH(grid, kThreads, stream, (P), vector_kernel<Lanes, U, Sum, T, I>);
-}
-
 template <int Lanes, int V, bool Sum, bool Dot, class T, class I>
 void launch_columns(const RowPass<T, I>& P, cudaStream_t stream) {
   const dim3 grid(blocks_for(P.rows.pieces(), kThreads / Lanes), Dot ? 1 : blocks_for(P.k, Lanes * V, 0xffff),
@@ -68,21 +132,19 @@ void launch_columns(const RowPass<T, I>& P, cudaStream_t stream) {
     launch_columns<16, V, Sum, Dot>(P, stream);
 }
 
-// One column: as many loads at a time as an average row has entries, by few lanes, whose total is soon made.
-// Other rows hide a long one, but not one of several pieces.
+// From this number of tiles on a block has several: there are many more than a device runs at a time.
+constexpr int64_t kManyTiles = 6000;
+
 template <bool Sum, class T, class I>
-void launch_vector(const RowPass<T, I>& P, cudaStream_t stream) {
-  const int64_t mean = P.rows.nnz / P.rows.rows;
-  if (mean >= 64)
-    launch_vector<32, 2, Sum>(P, stream);
-  else if (mean >= 24 || P.rows.further > 0)
-    launch_vector<8, 4, Sum>(P, stream);
-  else if (mean >= 9 && (P.perm || !Sum))
-    launch_vector<4, 4, Sum>(P, stream);
-  else if (mean >= 9 || !Sum)
-    launch_vector<2, 4, Sum>(P, stream);
+void launch_tiles(const RowPass<T, I>& P, cudaStream_t stream) {
+  const int each = P.rows.tiles.count > kManyTiles ? 4 : 1;
+  const dim3 grid(blocks_for(P.rows.tiles.count, each), 1, blocks_aside(P.groups.count));
+  if constexpr (!Sum)
+    LS_LAUNCH(grid, kThreads, stream, (P, each), tile_dot_kernel<T, I>);
+  else if (P.perm)
+    LS_LAUNCH(grid, kThreads, stream, (P, each), tile_sum_kernel<kMoved, T, I>);
   else
-    launch_vector<1, 8, Sum>(P, stream);
+    LS_LAUNCH(grid, kThreads, stream, (P, each), tile_sum_kernel<kInOrder, T, I>);
 }
 
 // The pass, for at least one row, column and member of the batch.
@@ -91,11 +153,16 @@ cudaError_t launch_row_pass(const RowPass<T, I>& P, cudaStream_t stream) {
   if (P.k > 1)
     P.packs ? launch_columns<16 / sizeof(T), Sum, Dot>(P, stream) : launch_columns<1, Sum, Dot>(P, stream);
   else if constexpr (!Sum || !Dot)
-    launch_vector<Sum>(P, stream);
+    launch_tiles<Sum>(P, stream);
   const int64_t results = P.y.adds ? P.groups.count : P.groups.batch;
-  if (Sum && P.rows.further > 0)
-    LS_LAUNCH(dim3(blocks_for(P.rows.further * P.k, kThreads / 32), blocks_aside(results)), kThreads, stream,
-              (P, results), further_kernel<T, I>);
+  if (Sum && P.rows.further > 0) {
+    const int64_t sums = P.k > 1 ? P.rows.further * P.k : P.rows.tiles.count;
+    const dim3 grid(blocks_for(sums, kThreads / 32), blocks_aside(results));
+    if (P.k > 1)
+      LS_LAUNCH(grid, kThreads, stream, (P, results), further_kernel<T, I>);
+    else
+      LS_LAUNCH(grid, kThreads, stream, (P, results), carried_kernel<T, I>);
+  }
   return cudaGetLastError();
 }
 

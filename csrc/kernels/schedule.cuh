@@ -1,13 +1,12 @@
-// How rows are distributed: each to one team, but for long ones, which are cut into pieces of kPiece entries.
-// Pieces 0 to rows - 1 are the beginnings of all rows. What long rows have beyond stands in a table
-// (learnsolve/matrix/device_analysis.py): the row and the first entry of every further piece, in order.
+// How rows are distributed: for one column by tiles (tile.cuh), otherwise each to one team, but for long
+// ones, which are cut into pieces of kPiece entries. Pieces 0 to rows - 1 are the beginnings of all rows.
+// What long rows have beyond stands in a table (learnsolve/matrix/device_analysis.py): the row and the first
+// entry of every further piece, in order.
 #pragma once
 
-#include "kernels/launch.cuh"
+#include "kernels/tile.cuh"
 
 namespace learnsolve::cuda {
-
-constexpr int64_t kPiece = 1024;
 
 // Entries begin <= p < end of row i.
 struct Piece {
@@ -19,6 +18,7 @@ struct Schedule {
   const I* ptr;
   const I* table;
   int64_t rows, nnz, further;
+  Tiles<I> tiles;
 
   LS_BOTH int64_t pieces() const { return rows + further; }
   LS_BOTH Piece piece(int64_t s) const {

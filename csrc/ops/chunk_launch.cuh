@@ -53,7 +53,7 @@ struct LoopMatrix {
       STD_CUDA_CHECK(cudaGetLastError());
       S.perm.reset();
     }
-    rows = {data<I>(S.ptr), data<I>(S.idx), {data<T>(values), step}};
+    rows = {S.tile_table<I>(), data<I>(S.idx), {data<T>(values), step}};
   }
   bool ends_in_pass() const { return S.further() == 0 && S.nnz() < kManyEntries * S.rows(); }
 };
@@ -99,13 +99,8 @@ struct ChunkLaunch {
     }
     const cuda::RowProduct<T, I, End> P{{end}, A.rows, x, k};
     if (k > 1) return pass(P, chunks, partials);
-    const unsigned grid = cuda::blocks_for(chunks.count * batch);
-    if (A.S.nnz() < 9 * A.S.rows())
-      LS_LAUNCH(grid, cuda::kThreads, device.stream, (P, chunks, batch, partials),
-                cuda::chunk_product_kernel<1, 8, T, I, End>);
-    else
-      LS_LAUNCH(grid, cuda::kThreads, device.stream, (P, chunks, batch, partials),
-                cuda::chunk_product_kernel<4, 4, T, I, End>);
+    LS_LAUNCH(cuda::blocks_for(chunks.count * batch), cuda::kThreads, device.stream,
+              (P, chunks, batch, partials), cuda::tile_product_kernel<T, I, End>);
     STD_CUDA_CHECK(cudaGetLastError());
   }
 };

@@ -1,6 +1,7 @@
 // A structure on a CUDA device, and a pass over its rows (kernels/row_pass.cuh) for tensors.
 #pragma once
 
+#include "kernels/grid.cuh"
 #include "kernels/row_pass_launch.cuh"
 #include "ops/batch_sum.cuh"
 #include "ops/structure.h"
@@ -14,13 +15,20 @@ struct DeviceStructure : SparseStructure {
       : SparseStructure(name, arrays...) {
     check_device(name, values, {&idx});
     STD_TORCH_CHECK(
-        blocks.dim() == 2 && blocks.size(1) == 2 && blocks.size(0) >= 1 && further() * cuda::kPiece <= nnz(),
-        name, ": blocks must be the schedule of these rows on a CUDA device, (further pieces + 1, 2)");
+        blocks.dim() == 2 && blocks.size(1) == 2 && further() >= 0 && further() * cuda::kPiece <= nnz(), name,
+        ": blocks must be the schedule of these rows on a CUDA device, (further pieces + tiles, 2)");
   }
-  int64_t further() const { return blocks.size(0) - 1; }
+  // Of the table: those of tiles, and with their end and the chunks of rows.
+  int64_t tiles() const { return cuda::Chunks(rows()).count + nnz() / cuda::kTile; }
+  int64_t lines_of_tiles() const { return tiles() + 1 + cuda::Chunks(rows()).count; }
+  int64_t further() const { return blocks.size(0) - lines_of_tiles(); }
+  template <class I>
+  cuda::Tiles<I> tile_table() const {
+    return {data<I>(ptr), data<I>(blocks), tiles()};
+  }
   template <class I>
   cuda::Schedule<I> schedule() const {
-    return {data<I>(ptr), data<I>(blocks), rows(), nnz(), further()};
+    return {data<I>(ptr), data<I>(blocks) + 2 * lines_of_tiles(), rows(), nnz(), further(), tile_table<I>()};
   }
 };
 
@@ -55,8 +63,9 @@ void row_pass(const DeviceStructure& S, const Tensor& like, const PassOperands<T
   P.packs =
       k % (16 / sizeof(T)) == 0 && cuda::takes_packs(o.x) && cuda::takes_packs(o.u) && cuda::takes_packs(o.y);
   if (Sum && further > 0) {
-    sums = new_empty(like, Size{y.result.adds ? groups.count : batch, further * k});
-    P.further = {mutable_data<T>(*sums), further * k, y.result.adds};
+    const int64_t size = k > 1 ? further * k : S.tiles();
+    sums = new_empty(like, Size{y.result.adds ? groups.count : batch, size});
+    P.further = {mutable_data<T>(*sums), size, y.result.adds};
   }
   STD_CUDA_CHECK((cuda::launch_row_pass<Sum, Dot>(P, device.stream)));
   y.finish(device);

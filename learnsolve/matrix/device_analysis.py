@@ -8,7 +8,8 @@ sort. All functions work on any device, and are tested on the CPU.
 import torch
 from torch import Tensor
 
-PIECE = 1024  # entries of a row per team: csrc/kernels/schedule.cuh
+# Entries of a row per team, and of a tile: csrc/kernels/tile.cuh.
+PIECE, TILE = 1024, 1984
 # Products per sort if there are too many for one sort, at 40 bytes each. Not measured.
 SORTED = 2**24
 
@@ -59,18 +60,49 @@ def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
 
 
 def row_schedule(crow: Tensor, nnz: int) -> Tensor:
-    """The distribution of long rows (csrc/kernels/schedule.cuh): row and first entry of each piece of PIECE
-    entries after the first piece of its row, in order; the last line is (rows, nnz)."""
-    rows = len(crow) - 1
-    end = torch.tensor([[rows, nnz]], dtype=crow.dtype, device=crow.device)
+    """The distribution of rows (csrc/kernels/schedule.cuh): tiles and further pieces, two numbers each."""
+    return torch.cat((*tiles(crow, nnz), further_pieces(crow, nnz))).to(crow.dtype)
+
+
+def further_pieces(crow: Tensor, nnz: int) -> Tensor:
+    """Row and first entry of each piece of PIECE entries after the first piece of its row, in order."""
+    none = crow.new_empty((0, 2))
     if nnz <= PIECE:
-        return end
+        return none
     further = (crow.diff() - 1).clamp(min=0) // PIECE
     if not (total := int(further.sum())):
-        return end
+        return none
     row = torch.repeat_interleave(further, output_size=total)
     of_row = torch.arange(total, device=crow.device) - (further.cumsum(0) - further)[row]
-    return torch.cat((torch.stack((row, crow[row] + PIECE * (of_row + 1)), 1).to(crow.dtype), end))
+    return torch.stack((row, crow[row] + PIECE * (of_row + 1)), 1)
+
+
+def chunk_rows(rows: int) -> int:
+    """The number of rows of a chunk (csrc/kernels/grid.cuh)."""
+    return max(128, (-(-rows // 1024) + 31) // 32 * 32)
+
+
+def tiles(crow: Tensor, nnz: int) -> tuple[Tensor, Tensor]:
+    """Row and first entry of each tile, and (rows, nnz) until there are as many as follows from the sizes;
+    the first tile of each chunk, and the one after its last. Chunks are cut into equal tiles: where a row
+    ends, or within a row of more than PIECE entries."""
+    rows, device = len(crow) - 1, crow.device
+    count = max(1, -(-rows // chunk_rows(rows)))
+    first_row = (torch.arange(count + 1, device=device) * chunk_rows(rows)).clamp(max=rows)
+    start = crow[first_row].long()
+    entries = start.diff(append=start[-1:])  # of a chunk; none of the one after the last
+    parts = ((entries + TILE - 1) // TILE).clamp(min=1)
+    first = parts.cumsum(0) - parts  # tile of a chunk
+    tile = torch.arange(count + nnz // TILE + 1, device=device)
+    chunk = torch.searchsorted(first, tile, right=True) - 1
+    part = tile - first[chunk]
+    entry = start[chunk] + part * entries[chunk] // parts[chunk]
+    row = torch.searchsorted(crow, entry.to(crow.dtype))
+    within = crow[row] - crow[(row - 1).clamp(min=0)] > PIECE
+    opens = (part == 0) | (chunk == count)
+    row = torch.where(opens, first_row[chunk], row - (within & (crow[row] > entry)).long())
+    entry = torch.where(opens | (crow[row] < entry), entry, crow[row].long())
+    return torch.stack((row, entry), 1), torch.stack((first[:-1], first[1:]), 1)
 
 
 def merge_patterns(

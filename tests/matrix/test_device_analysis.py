@@ -1,5 +1,7 @@
 """The analysis of CUDA patterns on their device, run on the CPU and compared with `learnsolve._analysis`."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -19,6 +21,11 @@ STRUCTURES = {
 }
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
 both_indices = pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
+
+
+def about_a_piece() -> scipy.sparse.csr_array:
+    lengths = [0, 1023, 1024, 1025, 0, 2047, 2048, 2049, 1, 3000]
+    return scipy.sparse.csr_array(np.arange(3000) < np.array(lengths)[:, None])
 
 
 def equal(result: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -63,16 +70,44 @@ def test_every_fault_is_seen(structure, index):
 @both_indices
 @pytest.mark.parametrize("structure", [*STRUCTURES, "about a piece"])
 def test_row_schedule(structure, index):
-    """Row and first entry of every piece of a row but its first, in order."""
-    lengths = [0, 1023, 1024, 1025, 0, 2047, 2048, 2049, 1, 3000]
-    about = scipy.sparse.csr_array(np.arange(3000) < np.array(lengths)[:, None])
-    P = pattern_of({**STRUCTURES, "about a piece": about}[structure], index)
+    """Row and first entry of every piece of a row but its first, in order, after the tiles."""
+    P = pattern_of({**STRUCTURES, "about a piece": about_a_piece()}[structure], index)
     table = device_analysis.row_schedule(P.crow_indices, P.nnz)
     assert table.dtype == index
     crow, piece = P.crow_indices.tolist(), device_analysis.PIECE
     further = [[i, p] for i in range(P.shape[0]) for p in range(crow[i] + piece, crow[i + 1], piece)]
-    assert table.tolist() == [*further, [P.shape[0], P.nnz]]
+    tiles = torch.cat(device_analysis.tiles(P.crow_indices, P.nnz))
+    assert table.tolist() == [*tiles.tolist(), *further]
     assert structure not in ("about a piece", "one giant row", "all in the last row") or further
+
+
+@both_indices
+@pytest.mark.parametrize("structure", [*STRUCTURES, "about a piece", "dense chunks", "empty chunks"])
+def test_tiles_hold_every_entry_once(structure, index):
+    """And fit their room, end where rows or chunks end, and cut only long rows; their number follows from the
+    sizes."""
+    rng = np.random.default_rng(0)
+    dense = scipy.sparse.csr_array(np.arange(90) < rng.integers(0, 90, 700)[:, None])
+    gaps = scipy.sparse.csr_array((np.arange(1000) // 150 % 2 == 0)[:, None] * np.ones((1000, 30)))
+    shapes = {**STRUCTURES, "about a piece": about_a_piece(), "dense chunks": dense, "empty chunks": gaps}
+    P = pattern_of(shapes[structure], index)
+    rows, crow = P.shape[0], P.crow_indices.tolist()
+    tiles, chunks = (t.tolist() for t in device_analysis.tiles(P.crow_indices, P.nnz))
+    bounds = [min(c * device_analysis.chunk_rows(rows), rows) for c in range(max(len(chunks), 1) + 1)]
+    assert bounds[-1] == rows
+    assert tiles[-1] == [rows, P.nnz]
+    assert len(tiles) == len(chunks) + P.nnz // device_analysis.TILE + 1
+    for c, (first, end) in enumerate(chunks):
+        assert first < end
+        assert [tiles[first], tiles[end]] == [[row, crow[row]] for row in bounds[c : c + 2]]
+    held = [0] * rows
+    for (row, begin), (next_row, end) in itertools.pairwise(tiles):
+        assert begin <= end < begin + device_analysis.TILE + device_analysis.PIECE
+        assert begin == crow[row] or crow[row] + device_analysis.PIECE < crow[row + 1]
+        for i in range(row, next_row + (end > crow[next_row])):
+            held[i] += min(crow[i + 1], end) - max(crow[i], begin)
+            assert max(crow[i], begin) <= min(crow[i + 1], end)
+    assert held == P.crow_indices.diff().tolist()
 
 
 @both_indices
