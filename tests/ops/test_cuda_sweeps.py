@@ -1,5 +1,5 @@
-"""Triangular systems by levels on the CUDA operators, in one block or in many that hand results to one another,
-on a device or emulated."""
+"""Triangular systems by levels on the CUDA operators, in one block or in many that hand results to one
+another, on a device or emulated."""
 
 import itertools
 from fractions import Fraction

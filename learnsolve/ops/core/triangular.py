@@ -35,8 +35,8 @@ _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 # each.
 _LEVEL_WORK = 16384
 
-# On a CUDA device: rows from which a bidiagonal system is scanned; entries of a row per thread; rows per level
-# below which one block takes all of them. Not measured.
+# On a CUDA device: rows from which a bidiagonal system is scanned; entries of a row per thread; rows per
+# level below which one block takes all of them. Not measured.
 _SCANNED_ROWS = 16
 _SHORT_ROW = 32
 _NARROW_LEVELS = 64
@@ -118,8 +118,8 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
 
 
 def _sweep(ptr: np.ndarray, bounds: np.ndarray, upper: bool) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """How a CUDA device goes through the levels (csrc/ops/triangular.cuh): the table of chunks, lanes of a row,
-    levels and rows of a chunk."""
+    """How a CUDA device goes through the levels (csrc/ops/triangular.cuh): the table of chunks; lanes of a
+    row, levels and rows of a chunk."""
     n, levels, lanes = len(ptr) - 1, len(bounds) - 1, _lanes(ptr)
     if lanes > 1 or n >= _NARROW_LEVELS * levels:
         return bounds[:0], (lanes, levels, 0)
