@@ -98,7 +98,8 @@ def probes(plan: Plan, limit: float) -> Step:
     start = time.monotonic()
     end, notes = start + limit, []
     plan.folder.mkdir(parents=True, exist_ok=True)
-    names = ["products", "backward"] if plan.rehearsal else ["ceilings", "products", "backward"]
+    names = ["products", "backward", "triangular"]
+    names = names if plan.rehearsal else ["ceilings", *names]
 
     def compile_it(name: str) -> tuple[int, str]:
         return run(command(plan, name), end - time.monotonic(), plan.folder / f"{name}-build.log")

@@ -52,7 +52,9 @@ def replace_programs(gpu_probes, monkeypatch, **texts):
 def test_wrong_results_and_crashes_fail_and_what_was_printed_stays(gpu, gpu_probes, monkeypatch, tmp_path):
     told = f"cat <<'END'\n{OUTPUT}END\n"
     crash = f"{told}kill -SEGV $$"
-    replace_programs(gpu_probes, monkeypatch, ceilings="exit 0", products=crash, backward=told)
+    replace_programs(
+        gpu_probes, monkeypatch, ceilings="exit 0", products=crash, backward=told, triangular="exit 0"
+    )
     plan = gpu.Plan(FACTS, tmp_path)
     step = gpu_probes.probes(plan, 60)
     assert not step.ok
@@ -68,9 +70,11 @@ def test_wrong_results_and_crashes_fail_and_what_was_printed_stays(gpu, gpu_prob
 def test_right_results_are_a_success(gpu, gpu_probes, monkeypatch, tmp_path):
     told = f"cat <<'END'\n{OUTPUT.replace('WRONG', 'right')}END\n"
     ceilings = "echo '| what | number | unit |'"
-    replace_programs(gpu_probes, monkeypatch, ceilings=ceilings, products=told, backward=told)
+    replace_programs(
+        gpu_probes, monkeypatch, ceilings=ceilings, products=told, backward=told, triangular=told
+    )
     step = gpu_probes.probes(gpu.Plan(FACTS, tmp_path), 60)
-    assert (step.ok, step.what, step.notes) == (True, "4 right", [])
+    assert (step.ok, step.what, step.notes) == (True, "6 right", [])
 
 
 @pytest.mark.slow
@@ -80,8 +84,9 @@ def test_every_variant_is_right_on_the_emulator(gpu, gpu_probes, tmp_path):
     step = gpu_probes.probes(plan, 500)
     assert step.ok, step
     record = json.loads((tmp_path / "probes.json").read_text())
-    rows = {name: record["probes"][name]["rows"] for name in ("products", "backward")}
+    rows = {name: record["probes"][name]["rows"] for name in ("products", "backward", "triangular")}
     variants = {name: {(row[1], row[2]) for row in some} for name, some in rows.items()}
     assert len(variants["products"]) == 2 * 16
     assert len(variants["backward"]) == 2 * 10
+    assert len(variants["triangular"]) == 2 * 6
     assert {("f32", "masks"), ("f64", "tiles, 16 bytes")} <= variants["products"]

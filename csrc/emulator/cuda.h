@@ -1,14 +1,16 @@
 // As much of CUDA as the kernels use, on the host: a compiler of C++ takes the device code as it is written.
 // Every thread of a launch runs on a stack of its own, with the grid and the blocks that the operator chose.
 //
-// A thread runs until it waits: at a barrier, or for the other lanes of a shuffle. Blocks run in random
-// order, one at a time, their threads in random order too, always the same in the same sequence of launches
-// (LEARNSOLVE_EMULATOR_SEED=n for another). So a block must not wait for another one, as on a device that
-// has room for one block; and what a barrier is missing for is not there yet, or is there already. Under
-// ThreadSanitizer nothing but barriers, shuffles and the end of a launch orders the accesses of two threads.
+// A thread runs until it waits: at a barrier, for the other lanes of a shuffle, or for a number that it
+// polls. Blocks run in random order, one at a time, their threads in random order too, always the same in the
+// same sequence of launches (LEARNSOLVE_EMULATOR_SEED=n for another). So a block must not wait for one that
+// has not begun, as on a device that has room for one block; and what a barrier is missing for is not there
+// yet, or is there already. Under ThreadSanitizer nothing but barriers, shuffles and the end of a launch
+// orders the accesses of two threads.
 //
 // Faults end the process, with the kernel, the block, the thread and the line:
 //   a barrier or a shuffle that some of its threads never reach, or reach by another call;
+//   a thread that polls a number which no thread of its block, and none of a block before, stores;
 //   a lane that is not in its own mask, or reads from one that is not;
 //   more than 48 KB of shared memory, which is not zero but NaN at first, or a read beyond its end (with
 //   AddressSanitizer);
@@ -57,6 +59,8 @@ bool barrier(bool says, const Where& where);
 
 // Returns what lane `from` of the warp has given when all lanes of the mask have.
 uint64_t exchange(unsigned mask, uint64_t bits, int from, const Where& where);
+// The number at `at` is not there yet: other threads go on before it is read again.
+void spin(const volatile void* at, const Where& where);
 void require(bool holds, const char* what, const Where& where);
 
 template <class T>
@@ -108,6 +112,13 @@ T __shfl_xor_sync(unsigned mask, T value, int other, int width = 32,
   return learnsolve::emulator::shuffle(mask, value, from / width > lane / width ? lane : from, where);
 }
 
+inline unsigned atomicInc(unsigned* at, unsigned most) {
+  unsigned old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(at, &old, old >= most ? 0 : old + 1, false, __ATOMIC_RELAXED,
+                                      __ATOMIC_RELAXED)) {
+  }
+  return old;
+}
 inline int __popcll(unsigned long long word) { return std::popcount(word); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
@@ -117,5 +128,6 @@ inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c);
 // The error of the last launch, which it forgets.
 cudaError_t cudaGetLastError();
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t);
+cudaError_t cudaMemsetAsync(void* to, int byte, std::size_t bytes, cudaStream_t);
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_step, const void* from, std::size_t from_step,
                               std::size_t bytes, std::size_t count, cudaMemcpyKind, cudaStream_t);

@@ -71,7 +71,7 @@ struct Point {
   if (__sanitizer_finish_switch_fiber) __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
 }
 
-enum class Waits { nothing, barrier, lanes };
+enum class Waits { nothing, barrier, lanes, turn };
 
 struct Thread {
   Place place;
@@ -87,6 +87,7 @@ struct Thread {
   unsigned mask = 0;
   uint64_t given = 0, got = 0;
   int from = 0;
+  const volatile void* polled = nullptr;
 };
 
 struct Stack {
@@ -133,6 +134,14 @@ class Engine {
       fault("a lane that is not in the mask is read", where);
     wait(Waits::lanes, where);
     return own.got;
+  }
+
+  // Who polls the same place again has found nothing new.
+  void spin(const volatile void* at, const Where& where) {
+    Thread& own = *running;
+    moved |= std::exchange(own.polled, at) != at;
+    own.waits = Waits::turn, own.where = where;
+    leave(*own.stack);
   }
 
   void* shared(const void* key, int64_t bytes, int64_t alignment, const Where& where) {
@@ -185,6 +194,7 @@ class Engine {
   Point host;
   void* host_fiber = nullptr;
   bool any = false, any_next = false;
+  bool moved = false;  // has any thread done more than poll since those that poll had their turn?
 
   std::byte* fresh = nullptr;  // under ThreadSanitizer, the stacks of a block
   std::byte* room = nullptr;   // shared memory
@@ -201,6 +211,7 @@ class Engine {
       threads[t].place = {{t % size.x, t / size.x % size.y, t / size.x / size.y}, at, size, grid};
     ended = 0;
     any = any_next = false;
+    moved = true;
     filled = 0;
     variables.clear();
     if (!room) room = map(kRoom);
@@ -236,7 +247,7 @@ class Engine {
     running = nullptr, place = nullptr;
     Thread* const last = std::exchange(done, nullptr);
     if (!last) return;
-    ++ended;
+    ++ended, moved = true;
     if (watched()) return;
     const auto own =
         std::find_if(used.begin(), used.end(), [&](const auto& s) { return s.get() == last->stack; });
@@ -277,7 +288,7 @@ class Engine {
 
   void wait(Waits what, const Where& where) {
     Thread& own = *running;
-    own.waits = what, own.where = where;
+    own.waits = what, own.where = where, moved = true;
     if (watched()) __tsan_release(own.released + own.turn);
     own.turn = 1 - own.turn;
     leave(*own.stack);
@@ -293,7 +304,8 @@ class Engine {
     own.mask = 0;
   }
 
-  // No thread can run: those go on whose barrier, or whose lanes, are complete.
+  // No thread can run: those go on whose barrier, or whose lanes, are complete, and those that poll, unless
+  // nothing can have changed.
   void release() {
     std::vector<Thread*>& ready = queue;
     ready.clear();
@@ -305,8 +317,11 @@ class Engine {
     }
     if (!all)
       for (std::size_t first = 0; first < threads.size(); first += kWarp) release_lanes(first, ready);
-    if (ready.empty()) report();
     for (Thread* thread : ready) thread->waits = Waits::nothing, thread->acquired = 1 - thread->turn;
+    if (std::exchange(moved, false) || !ready.empty())
+      for (const int t : order)
+        if (threads[t].waits == Waits::turn) threads[t].waits = Waits::nothing, ready.push_back(&threads[t]);
+    if (ready.empty()) report();
   }
   void release_lanes(std::size_t first, std::vector<Thread*>& ready) {
     const std::size_t count = std::min<std::size_t>(kWarp, threads.size() - first);
@@ -335,7 +350,9 @@ class Engine {
       if (!thread.ended) {
         running = &thread;
         fault(thread.waits == Waits::barrier ? "a barrier that some threads of the block never reach"
-                                             : "a shuffle that some lanes of its mask never reach",
+              : thread.waits == Waits::lanes
+                  ? "a shuffle that some lanes of its mask never reach"
+                  : "a number that no thread of the block and none before it stores",
               thread.where);
       }
     std::abort();
@@ -411,6 +428,7 @@ bool barrier(bool says, const Where& where) { return one.barrier(says, where); }
 uint64_t exchange(unsigned mask, uint64_t bits, int from, const Where& where) {
   return one.exchange(mask, bits, from, where);
 }
+void spin(const volatile void* at, const Where& where) { one.spin(at, where); }
 void require(bool holds, const char* what, const Where& where) {
   if (!holds) one.fault(what, where);
 }
@@ -421,6 +439,10 @@ cudaError_t cudaGetLastError() { return std::exchange(learnsolve::emulator::last
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind, cudaStream_t) {
   if (learnsolve::emulator::meter_launch) learnsolve::emulator::meter_launch("cudaMemcpyAsync");
   std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* to, int byte, std::size_t bytes, cudaStream_t) {
+  std::memset(to, byte, bytes);
   return cudaSuccess;
 }
 cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_step, const void* from, std::size_t from_step,

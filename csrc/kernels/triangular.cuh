@@ -7,7 +7,7 @@
 // reciprocal is infinite is NaN, and so is what depends on it.
 #pragma once
 
-#include "kernels/launch.cuh"
+#include "kernels/handed.cuh"
 
 namespace learnsolve::cuda {
 
@@ -29,18 +29,23 @@ LS_BOTH T reciprocal(T d) {
   return finite(r) || r != r ? r : r - r;
 }
 
-// Rows hold the entries that are read and no others, sorted: TriangleView of kernels/csr_view.h.
+// Rows hold the entries that are read and no others, sorted: TriangleView of kernels/csr_view.h. `order` has
+// the rows by level, from the last one on if `upper`, and then the place of each row in it.
 template <class T, class I>
 struct Triangle {
   const I* ptr;
   const I* idx;
   const I* perm;
+  const I* order;
   const T* values;
   int64_t values_step;  // from one member of the batch to the next
   int64_t rows;
   bool upper, unit;
 
   LS_BOTH int64_t place(int64_t p) const { return perm ? static_cast<int64_t>(perm[p]) : p; }
+  // Row t in the order of the sweep, and when row i has its turn.
+  LS_BOTH int64_t row_at(int64_t t) const { return order[upper ? rows - 1 - t : t]; }
+  LS_BOTH int64_t turn_of(int64_t i) const { return upper ? rows - 1 - order[rows + i] : order[rows + i]; }
 };
 
 // Right-hand sides and results, (batch, rows, k).
@@ -51,21 +56,175 @@ struct Sides {
   int64_t b_step, x_step, k;
 };
 
+// Row i of one system: its entries but the diagonal, from the farthest column on.
+template <class T, class I>
+struct RowEntries {
+  const Triangle<T, I>& S;
+  int64_t i, first, last;
+  int count;
+  const T* values;
+  T r;
+
+  LS_DEVICE RowEntries(const Triangle<T, I>& S_, int64_t i_, int64_t m)
+      : S(S_),
+        i(i_),
+        first(S.ptr[i]),
+        last(S.ptr[i + 1] - 1),
+        count(static_cast<int>(last - first) + S.unit),
+        values(S.values + m * S.values_step),
+        r(S.unit ? T(1) : reciprocal(values[S.place(S.upper ? first : last)])) {}
+  LS_DEVICE int64_t place(int e) const { return S.upper ? last - e : first + e; }
+  LS_DEVICE int64_t column(int e) const { return S.idx[place(e)]; }
+  LS_DEVICE T factor(int e) const { return -times(values[S.place(place(e))], r); }
+  LS_DEVICE T start(const Sides<T>& v, int64_t c, int64_t m) const {
+    return times(v.b[m * v.b_step + i * v.k + c], r);
+  }
+};
+
 // Row i for column c of member m by one team: entry e, counted from the farthest column, by lane e of its N.
+// All but the results of other rows is there before the first of these is waited for.
 template <int N, class T, class I>
 LS_DEVICE void solve_row(const Team<N>& team, const Triangle<T, I>& S, const Sides<T>& v, int64_t i,
                          int64_t c, int64_t m) {
-  const T* values = S.values + m * S.values_step;
-  T* x = v.x + m * v.x_step + c;
-  const int64_t first = S.ptr[i], last = S.ptr[i + 1] - 1, count = last - first + S.unit;
-  const T r = S.unit ? T(1) : reciprocal(values[S.place(S.upper ? first : last)]);
-  T sum = team.first() ? times(v.b[m * v.b_step + i * v.k + c], r) : T(0);
-  for (int64_t e = team.lane; e < count; e += N) {
-    const int64_t p = S.upper ? last - e : first + e;
-    sum = plus_product(sum, -times(values[S.place(p)], r), x[static_cast<int64_t>(S.idx[p]) * v.k]);
-  }
+  struct Term {
+    T factor;
+    const T* at;
+    Bits<T> seen;
+  };
+  T* const x = v.x + m * v.x_step + c;
+  const RowEntries<T, I> row(S, i, m);
+  T sum = team.first() ? row.start(v, c, m) : T(0);
+  for_entries<4>(
+      team, row.count,
+      [&](int e) {
+        const T* const at = x + row.column(e) * v.k;
+        return Term{row.factor(e), at, peek(at)};
+      },
+      [&](int, const Term& term) { sum = plus_product(sum, term.factor, awaited(term.at, term.seen)); });
   sum = team.sum(sum);
-  if (team.first()) x[i * v.k] = sum;
+  if (team.first()) hand_over(x + i * v.k, sum);
+}
+
+// All rows of `systems` = members x columns, by blocks that draw tickets for them.
+template <int Lanes, class T, class I>
+LS_KERNEL(kThreads)
+handed_rows_kernel(LS_ARGUMENT Triangle<T, I> S, LS_ARGUMENT Sides<T> v, int64_t systems, unsigned* tickets) {
+  const Team<Lanes> team;
+  const int64_t each = kThreads / Lanes, items = S.rows * systems;
+  const unsigned total = static_cast<unsigned>((items + each - 1) / each);
+  for (unsigned ticket; (ticket = take_ticket(tickets, total)) < total;) {
+    const int64_t item = ticket * each + threadIdx.x / Lanes, system = item % systems;
+    if (item < items) solve_row(team, S, v, S.row_at(item / systems), system % v.k, system / v.k);
+  }
+}
+
+// Narrow levels, by one block: a chunk of rows with all that their sums are made of, in shared memory. Entry
+// e of row t is number e * (rows of a chunk) + t there. at: the result that it is multiplied by, one of the
+// chunk's own rows, or one from before, of which each entry has a copy. Rows of a chunk are cut into pieces,
+// each of one level.
+constexpr int kChunkRows = 512, kChunkEntries = 2048;
+
+template <class T>
+struct ChunkRoom {
+  T factor[kChunkEntries], x[kChunkRows + kChunkEntries];
+  uint16_t at[kChunkEntries], count[kChunkRows], piece[kChunkRows + 1];
+};
+
+// Chunks have `size` rows, at most kChunkRows, and no row more than kChunkEntries / size entries. Chunk c has
+// the pieces first[c] to first[c + 1], piece q the rows bounds[q] to bounds[q + 1] in the order of the sweep.
+template <class I>
+struct ChunkTable {
+  const I* first;
+  int64_t size, rows;
+  LS_BOTH int64_t chunks() const { return (rows + size - 1) / size; }
+  LS_DEVICE const I* bounds() const { return first + chunks() + 1; }
+};
+
+// A row's first entries, read before the rows that it waits for are done.
+template <class T>
+struct RowAhead {
+  static constexpr int kEntries = 4;
+  int t, size, count;
+  T factor[kEntries];
+  int at[kEntries];
+
+  LS_DEVICE RowAhead(const ChunkRoom<T>& room, int t_, int rows, int size_)
+      : t(t_), size(size_), count(t < rows ? room.count[t] : 0) {
+    LS_UNROLL
+    for (int e = 0; e < kEntries; ++e)
+      if (e < count) factor[e] = room.factor[e * size + t], at[e] = room.at[e * size + t];
+  }
+  LS_DEVICE void solve(ChunkRoom<T>& room) const {
+    T sum = room.x[t];
+    LS_UNROLL
+    for (int e = 0; e < kEntries; ++e)
+      if (e < count) sum = plus_product(sum, factor[e], room.x[at[e]]);
+    for (int e = kEntries; e < count; ++e)
+      sum = plus_product(sum, room.factor[e * size + t], room.x[room.at[e * size + t]]);
+    room.x[t] = sum;
+  }
+};
+
+// The pieces of a chunk by `lanes` threads, with wait() between them.
+template <class T, class Wait>
+LS_DEVICE void solve_pieces(ChunkRoom<T>& room, int pieces, int size, int lanes, const Wait& wait) {
+  const int lane = static_cast<int>(threadIdx.x), rows = room.piece[pieces];
+  RowAhead<T> next(room, lane, rows, size);
+  for (int q = 0; q < pieces; ++q) {
+    const int end = room.piece[q + 1];
+    const RowAhead<T> own = next;
+    next = RowAhead<T>(room, end + lane, rows, size);
+    if (own.t < end) own.solve(room);
+    for (int t = own.t + lanes; t < end; t += lanes) RowAhead<T>(room, t, rows, size).solve(room);
+    wait();
+  }
+}
+
+// Column c of member m.
+template <class T, class I>
+LS_DEVICE void solve_chunks(const Triangle<T, I>& S, const Sides<T>& v, const ChunkTable<I>& table, int64_t c,
+                            int64_t m, ChunkRoom<T>& room) {
+  const int lane = static_cast<int>(threadIdx.x), size = static_cast<int>(table.size);
+  T* const x = v.x + m * v.x_step + c;
+  for (int64_t chunk = 0; chunk < table.chunks(); ++chunk) {
+    const int64_t q0 = table.first[chunk], t0 = chunk * size;
+    const I* const bounds = table.bounds() + q0;
+    const int pieces = static_cast<int>(table.first[chunk + 1] - q0);
+    const int rows = static_cast<int>(bounds[pieces] - t0);
+    bool wide = false;
+    for (int q = lane; q <= pieces; q += kThreads) {
+      room.piece[q] = static_cast<uint16_t>(bounds[q] - t0);
+      wide = wide || (q < pieces && bounds[q + 1] - bounds[q] > 32);
+    }
+    for (int t = lane; t < rows; t += kThreads) {
+      const RowEntries<T, I> row(S, S.row_at(t0 + t), m);
+      room.count[t] = static_cast<uint16_t>(row.count);
+      room.x[t] = row.start(v, c, m);
+      for (int e = 0; e < row.count; ++e) {
+        const int place = e * size + t;
+        const int64_t j = row.column(e), turn = S.turn_of(j);
+        const int at = static_cast<int>(turn < t0 ? kChunkRows + place : turn - t0);
+        if (turn < t0) room.x[at] = x[j * v.k];
+        room.factor[place] = row.factor(e);
+        room.at[place] = static_cast<uint16_t>(at);
+      }
+    }
+    if (__syncthreads_or(wide))
+      solve_pieces(room, pieces, size, kThreads, [] { __syncthreads(); });
+    else if (lane < 32)
+      solve_pieces(room, pieces, size, 32, [] { __syncwarp(); });
+    __syncthreads();
+    for (int t = lane; t < rows; t += kThreads) x[S.row_at(t0 + t) * v.k] = room.x[t];
+    __syncthreads();
+  }
+}
+
+template <class T, class I>
+LS_KERNEL(kThreads)
+chunks_of_rows_kernel(LS_ARGUMENT Triangle<T, I> S, LS_ARGUMENT Sides<T> v, int64_t systems,
+                      LS_ARGUMENT ChunkTable<I> table) {
+  LS_SHARED(room, ChunkRoom<T>);
+  for_blocks(systems, [&](int64_t q) { solve_chunks(S, v, table, q % v.k, q / v.k, room); });
 }
 
 }  // namespace learnsolve::cuda

@@ -3,9 +3,10 @@
 // no allocation, no query of the device.
 //
 // The shape of the pattern decides (learnsolve/ops/core/triangular.py plans). A bidiagonal system is a scan
-// (kernels/band.cuh): one block takes a short one chunk by chunk, a long one goes in three launches. Others
-// go by levels, whose rows depend on earlier levels alone: a launch for each wide one, and one for all narrow
-// ones between, in which a block puts a barrier after each.
+// (kernels/band.cuh): one block takes a short one chunk by chunk, a long one goes in three launches. It would
+// have a level a row otherwise. In others rows wait for earlier levels alone (kernels/triangular.cuh). Where
+// levels are narrow, a block goes through them in shared memory; where they are wide, many blocks hand
+// results to one another. One launch either way.
 #pragma once
 
 #include "kernels/band.cuh"
@@ -15,24 +16,17 @@
 namespace learnsolve {
 namespace triangular {
 
-// Level number l holds order[at[l]] to order[at[l + 1]], each row solved by `lanes` lanes: 1, 8 or 32.
-struct LevelsOnHost {
-  const int64_t* at;
-  int64_t count, lanes;
-};
-
-// bounds: `at`, on the device.
-template <class T, class I>
-struct LevelSystem {
-  cuda::Triangle<T, I> S;
-  cuda::Sides<T> v;
-  const I* order;
-  const I* bounds;
-  int64_t batch;
+// Rows are solved by `lanes` lanes: 1, 8 or 32. Without chunks, blocks draw tickets.
+template <class I>
+struct SweepPlan {
+  int64_t lanes, levels;
+  cuda::ChunkTable<I> table;
+  unsigned* tickets;
 };
 
 template <class T, class I>
-void solve_levels(const OnDevice& device, const LevelSystem<T, I>& system, const LevelsOnHost& levels);
+void solve_sweep(const OnDevice& device, const cuda::Triangle<T, I>& S, const cuda::Sides<T>& v,
+                 int64_t systems, const SweepPlan<I>& plan);
 
 // Numbers that a scan needs room for. Chunks depend on the number of rows alone.
 constexpr int64_t kBlockChunks = 4;  // of a system that one block takes
@@ -46,11 +40,10 @@ void solve_band(const OnDevice& device, const cuda::Triangle<T, I>& S, const cud
 
 }  // namespace triangular
 
-// One triangular system: `arguments` are its tensors, or a list of them, and two bools. On a device a plan
-// is, in the places that csr_sptrsv has for them: `levels`, int64 and on the host, the lanes that solve a row
-// (1, 8 or 32) and where each level begins in `order`; `blocks`, the same bounds on the device; `order`, the
-// rows by level, last level first if `upper`. For a bidiagonal system `levels` is 0 alone, and the other two
-// are empty.
+// One triangular system: `arguments` are its tensors, or a list of them, and two bools. On a device the plan
+// is `levels`, int64 and on the host: the lanes that solve a row, the number of levels, and the rows of a
+// chunk, 0 where levels are wide. `order` is that of cuda::Triangle, and `blocks` a cuda::ChunkTable or
+// empty. For a bidiagonal system `levels` is 0 alone, and the other two are empty.
 class DeviceTriangle : public SparseTriangle {
  public:
   template <class... Arguments>
@@ -67,37 +60,48 @@ class DeviceTriangle : public SparseTriangle {
                       ": with levels 0, every row must have an entry next to its diagonal and no other");
       return;
     }
-    STD_TORCH_CHECK((lanes() == 1 || lanes() == 8 || lanes() == 32) && levels.numel() > 1 &&
-                        blocks.numel() == n_levels() + 1 && order.numel() == rows() && bound(0) == 0 &&
-                        bound(n_levels()) == rows(),
-                    name, ": order, blocks and levels must cover all rows");
+    STD_TORCH_CHECK(levels.numel() == 3 && (lanes() == 1 || lanes() == 8 || lanes() == 32) &&
+                        order.numel() == 2 * rows() && (rows() == 0 || n_levels() > 0),
+                    name, ": levels must say how rows are solved, and order hold all rows and their places");
+    STD_TORCH_CHECK(chunk_rows() == 0
+                        ? blocks.numel() == 0
+                        : chunk_rows() > 0 && chunk_rows() <= cuda::kChunkRows && lanes() == 1 &&
+                              blocks.numel() >= 2 * table<int64_t>().chunks() + 2,
+                    name, ": blocks must hold the pieces of all chunks, whose rows have one lane");
   }
 
   // What `solve` needs room for, in numbers of the dtype of `like`: once for any number of calls, which must
-  // not overlap. Empty for most systems.
+  // not overlap.
   Tensor scratch(const Tensor& like, int64_t batch, int64_t k) const {
-    return new_empty(like, std::vector<int64_t>{is_band() ? triangular::band_room(rows(), batch * k) : 0});
+    const std::vector<int64_t> size{is_band() ? triangular::band_room(rows(), batch * k) : chunk_rows() == 0};
+    return is_band() ? new_empty(like, size) : new_zeros(like, size);
   }
 
   // T x_s = b_s for `batch` systems of k right-hand sides each, row-major. values advance by values_step from
-  // one system to the next (0: one matrix), b by b_step; x may be b. Same bits for every batch.
+  // one system to the next (0: one matrix), b by b_step; x must not be b. Same bits for every batch.
   template <class T, class I>
   void solve(const OnDevice& device, const T* values, int64_t values_step, const T* b, int64_t b_step, T* x,
              int64_t batch, int64_t k, const Tensor& room) const {
     if (rows() == 0 || batch == 0 || k == 0) return;
-    const cuda::Triangle<T, I> S{data<I>(ptr), data<I>(idx), data<I>(perm), values,
-                                 values_step,  rows(),       upper,         unit};
+    const cuda::Triangle<T, I> S{
+        data<I>(ptr), data<I>(idx), data<I>(perm), data<I>(order), values, values_step, rows(), upper, unit};
     const cuda::Sides<T> v{b, x, b_step, rows() * k, k};
     if (is_band()) return triangular::solve_band<T, I>(device, S, v, batch, mutable_data<T>(room));
-    triangular::solve_levels<T, I>(device, {S, v, data<I>(order), data<I>(blocks), batch},
-                                   {data<int64_t>(levels) + 1, n_levels(), lanes()});
+    triangular::solve_sweep<T, I>(
+        device, S, v, batch * k,
+        {lanes(), n_levels(), table<I>(), reinterpret_cast<unsigned*>(mutable_data<T>(room))});
   }
 
  private:
-  int64_t lanes() const { return data<int64_t>(levels)[0]; }
+  template <class I>
+  cuda::ChunkTable<I> table() const {
+    return {data<I>(blocks), chunk_rows(), rows()};
+  }
+  int64_t said(int64_t n) const { return data<int64_t>(levels)[n]; }
+  int64_t lanes() const { return said(0); }
+  int64_t n_levels() const { return said(1); }
+  int64_t chunk_rows() const { return said(2); }
   bool is_band() const { return lanes() == 0; }
-  int64_t n_levels() const { return levels.numel() - 2; }
-  int64_t bound(int64_t level) const { return data<int64_t>(levels)[1 + level]; }
 };
 
 }  // namespace learnsolve

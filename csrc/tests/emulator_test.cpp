@@ -3,7 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "kernels/launch.cuh"
+#include "kernels/handed.cuh"
 #include "tests/check.h"
 
 namespace learnsolve::test {
@@ -73,6 +73,16 @@ LS_KERNEL(1) waiting_kernel(volatile int* flag) {
   if (blockIdx.x + 1 == gridDim.x) *flag = 1;
   while (blockIdx.x == 0 && *flag == 0) {
   }
+}
+// Number i of a chain, x[i] = x[i - 1] + 1, by a block that draws tickets for 8 of them; number 0 needs
+// x[needed]. Blocks have 4 threads, each for two numbers that are far apart.
+LS_KERNEL(4) chain_kernel(double* x, int n, int needed, unsigned* tickets) {
+  for (unsigned ticket; (ticket = take_ticket(tickets, (n + 7) / 8)) < static_cast<unsigned>(n + 7) / 8;)
+    for (int i = static_cast<int>(ticket * 8 + threadIdx.x); i < n && i < static_cast<int>(ticket + 1) * 8;
+         i += 4) {
+      const int from = i > 0 ? i - 1 : needed;
+      hand_over(x + i, from < 0 ? 0. : awaited(x + from, peek(x + from)) + 1);
+    }
 }
 LS_KERNEL(32) large_kernel(double* out) {
   LS_SHARED(some, double[4096]);
@@ -198,6 +208,34 @@ LS_TEST(emulator_finds_a_block_that_waits_for_another) {
       LS_LAUNCH(2, 1, nullptr, (flag.data()), waiting_kernel);
     }
   });
+}
+
+LS_TEST(emulator_lets_threads_wait_for_numbers) {
+  const int n = 50;
+  Array<double> x(n);
+  Array<unsigned> tickets(1);
+  tickets[0] = 0;
+  const auto solve = [&](int needed) {
+    cudaMemsetAsync(x.data(), 0xff, n * sizeof(double), nullptr);
+    LS_LAUNCH(3, 4, nullptr, (x.data(), n, needed, tickets.data()), chain_kernel);
+  };
+  for (int again = 0; again < 3; ++again) {
+    solve(-1);
+    for (int i = 0; i < n; ++i) require(x[i] == i, "every number of the chain, one after another");
+    require(tickets[0] == 0, "tickets begin again");
+  }
+  require_fault("a number that no thread of the block and none before it stores", [&] { solve(n - 1); });
+  require_fault("in chain_kernel, block (", [&] { solve(0); });
+}
+
+LS_TEST(what_is_handed_over_is_never_the_number_that_stands_for_none) {
+  Array<float> x(1);
+  for (const uint32_t bits : {0xffffffffu, 0xfffffffeu, 0x7fc00000u, 0x7f800000u, 0x80000000u}) {
+    hand_over(x.data(), __builtin_bit_cast(float, bits));
+    const uint32_t there = peek(x.data());
+    require(there == (bits == 0xffffffffu ? 0xfffffffeu : bits), "other bits are as they are");
+    require(__builtin_bit_cast(uint32_t, awaited(x.data(), there)) == there, "and are not waited for");
+  }
 }
 
 LS_TEST(emulator_limits_shared_memory) {

@@ -7,7 +7,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 import torch
 from cuda_promises import DEVICE, needs_a_device
-from ops.triangles import NARROW, TILE, TRIANGLES, Way, triangles, triangular_operands
+from ops.triangles import TRIANGLES, Way, triangles, triangular_operands
 from reference import normal
 
 import learnsolve as ls
@@ -23,7 +23,7 @@ def test_triangular_solves(kind, dtype):
     """Every way to solve, against SciPy; each is the way that it says."""
     T, columns = triangles(DEVICE)[kind]
     v, b = triangular_operands(T, columns, dtype)
-    assert way(T, columns) == TRIANGLES[kind]
+    assert way(T) == TRIANGLES[kind]
     S = scipy.sparse.tril(ls.CSR(v, T).to_scipy().astype(np.float64)).tocsr()
     for transpose in (False, True):
         x = ls.ops.sptrsv(ls.CSR(v, T), b, transpose=transpose)
@@ -38,25 +38,9 @@ def test_triangular_solves(kind, dtype):
         assert torch.equal(ls.ops.sptrsv(ls.CSR(v, T), again, transpose=transpose), x)
 
 
-def way(T, columns):
-    levels = triangular._system(T, triangular.Side(True, False, False)).tensors[-1]
-    lanes, *bounds = levels.tolist()
-    results = np.diff(bounds) * min(TILE, *columns, *(() if columns else (1,)))
-    return Way(lanes, bool((results < NARROW).any()), bool((results >= NARROW).any()))
-
-
-@pytest.mark.parametrize("kind", [kind for kind, way in TRIANGLES.items() if way.wide])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-def test_a_row_has_the_same_bits_whatever_kernel_solves_it(kind, dtype):
-    """All columns make some levels wide, a launch each; those of one column go through one block."""
-    T, columns = triangles(DEVICE)[kind]
-    v, b = (t.detach() for t in triangular_operands(T, columns, dtype))
-    assert way(T, columns).wide
-    assert not way(T, ()).wide
-    for transpose in (False, True):
-        x = ls.ops.sptrsv(ls.CSR(v, T), b, transpose=transpose)
-        for c in (0, columns[0] - 1):
-            assert torch.equal(ls.ops.sptrsv(ls.CSR(v, T), b[:, c], transpose=transpose), x[:, c])
+def way(T):
+    lanes, *counts = triangular._system(T, triangular.Side(True, False, False)).tensors[-1].tolist()
+    return Way(lanes, bool(counts and counts[1]))
 
 
 @pytest.mark.parametrize(
@@ -85,16 +69,21 @@ def test_members_of_a_batch_have_the_bits_of_their_own_solves(kind, members):
     ("kind", "at", "change", "message"),
     [
         ("short chain", 7, lambda unit: True, "every row must have an entry next to its diagonal"),
-        ("short chain", 5, lambda levels: levels + 1, "order, blocks and levels must cover all rows"),
-        ("short chain", 5, lambda levels: levels - 1, "order, blocks and levels must cover all rows"),
+        ("short chain", 5, lambda levels: levels + 1, "levels must say how rows are solved"),
+        ("short chain", 5, lambda levels: levels - 1, "levels must say how rows are solved"),
         ("short chain", 5, lambda levels: levels.repeat(2), "with levels 0, every row must have an entry"),
         ("narrow levels", 5, lambda levels: levels[:1] - 1, "with levels 0, every row must have an entry"),
         ("narrow levels", 5, lambda levels: levels[:0], "levels must be int64, on the host, and not empty"),
-        ("narrow levels", 3, lambda blocks: blocks[:-2], "order, blocks and levels must cover"),
-        ("narrow levels", 4, lambda order: order[:-1], "order, blocks and levels must cover"),
-        ("narrow levels", 4, lambda order: order.int(), "order must have the index type of idx"),
-        ("narrow levels", 5, lambda levels: levels[:-1], "order, blocks and levels must cover"),
+        ("narrow levels", 5, lambda levels: levels[:-1], "levels must say how rows are solved"),
+        ("narrow levels", 5, lambda levels: levels * torch.tensor([1, 0, 1]), "levels must say how rows"),
+        ("narrow levels", 5, lambda levels: levels * torch.tensor([8, 1, 1]), "whose rows have one lane"),
+        ("narrow levels", 5, lambda levels: levels * torch.tensor([1, 1, 0]), "blocks must hold the pieces"),
+        ("narrow levels", 5, lambda levels: levels * torch.tensor([1, 1, -1]), "blocks must hold the pieces"),
+        ("narrow levels", 5, lambda levels: levels * torch.tensor([1, 1, 2]), "blocks must hold the pieces"),
         ("narrow levels", 5, lambda levels: levels.int(), "levels must be int64, on the host"),
+        ("narrow levels", 3, lambda blocks: blocks[:2], "blocks must hold the pieces of all chunks"),
+        ("narrow levels", 4, lambda order: order[:-1], "order hold all rows and their places"),
+        ("narrow levels", 4, lambda order: order.int(), "order must have the index type of idx"),
         ("narrow levels", 8, lambda v: v[:-1], "values must hold"),
         ("narrow levels", 9, lambda b: b[:-1], "b must have 500 rows, got 499"),
     ],

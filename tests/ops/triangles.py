@@ -9,16 +9,12 @@ from reference import normal, pattern_of
 
 import learnsolve as ls
 
-NARROW = 1024  # results of a level that one block takes, and columns that it takes: csrc/ops/sptrsv_levels.cu
-TILE = 32
-
 
 class Way(NamedTuple):
-    """The lanes that solve a row, or 0 for a scan. Are there levels for one block, and wide ones?"""
+    """The lanes that solve a row, or 0 for a scan. Does one block take all levels?"""
 
     lanes: int
     narrow: bool = False
-    wide: bool = False
 
 
 TRIANGLES = {
@@ -28,11 +24,11 @@ TRIANGLES = {
     "band of 2": Way(1, narrow=True),
     "narrow levels": Way(1, narrow=True),
     "levels of a grid": Way(1, narrow=True),
-    "columns of a grid": Way(1, narrow=True, wide=True),
-    "wide levels": Way(1, narrow=True, wide=True),
-    "long rows": Way(8, narrow=True),
-    "columns of long rows": Way(8, narrow=True, wide=True),
-    "columns of longest rows": Way(32, narrow=True, wide=True),
+    "columns of a grid": Way(1, narrow=True),
+    "wide levels": Way(1),
+    "long rows": Way(8),
+    "columns of long rows": Way(8),
+    "columns of longest rows": Way(32),
 }
 
 

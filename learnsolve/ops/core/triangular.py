@@ -35,10 +35,14 @@ _raw_backward = torch.ops.learnsolve.csr_sptrsv_backward.default
 # each.
 _LEVEL_WORK = 16384
 
-# On a CUDA device: rows from which a bidiagonal system is scanned; entries of a row per thread.
-# Not measured.
+# On a CUDA device: rows from which a bidiagonal system is scanned; entries of a row per thread; rows per
+# level below which one block takes all of them. Not measured.
 _SCANNED_ROWS = 16
 _SHORT_ROW = 32
+_NARROW_LEVELS = 64
+# That block's shared memory: csrc/kernels/triangular.cuh.
+_CHUNK_ROWS = 512
+_CHUNK_ENTRIES = 2048
 
 
 class Side(NamedTuple):
@@ -83,7 +87,9 @@ def _schedule(pattern: SparsityPattern, lower: bool) -> _Schedule:
     order, levels = _analysis.level_schedule(ptr, idx, not lower)
     if device_analysis.here(pattern.crow_indices):
         # On the host: the level of a row depends on the levels of the rows before it.
-        return _Schedule(pattern._tensor(order), pattern._tensor(levels))
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        return _Schedule(pattern._tensor(np.append(order, place)), pattern._tensor(levels))
     if pattern.nnz + pattern.shape[0] < _LEVEL_WORK * (len(levels) - 1):
         order, levels = order[:0].copy(), levels[:0].copy()
     return _Schedule(pattern._tensor(order), pattern._tensor(levels))
@@ -103,11 +109,24 @@ def _triangle(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bool
             scan = torch.zeros(1, dtype=torch.int64, device="cpu")
             return _Triangle((crow, col, perm, col[:0], col[:0], scan), upper, unit)
         order, bounds = pattern._planned(_schedule, lower)
-        on_host = torch.from_numpy(np.append(_lanes(ptr), as_numpy(bounds)).astype(np.int64))
-        return _Triangle((crow, col, perm, bounds, order, on_host), upper, unit)
+        table, plan = _sweep(ptr, as_numpy(bounds), upper)
+        blocks, on_host = pattern._tensor(table.astype(ptr.dtype)), torch.tensor(plan, device="cpu")
+        return _Triangle((crow, col, perm, blocks, order, on_host), upper, unit)
     blocks = pattern._tensor(_analysis.triangle_blocks(ptr, idx, at))
     schedule = pattern._planned(_schedule, lower)
     return _Triangle((crow, col, perm, blocks, *schedule), upper, unit)
+
+
+def _sweep(ptr: np.ndarray, bounds: np.ndarray, upper: bool) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """How a CUDA device goes through the levels (csrc/ops/triangular.cuh): the table of chunks; lanes of a
+    row, levels and rows of a chunk."""
+    n, levels, lanes = len(ptr) - 1, len(bounds) - 1, _lanes(ptr)
+    if lanes > 1 or n >= _NARROW_LEVELS * levels:
+        return bounds[:0], (lanes, levels, 0)
+    rows = min(_CHUNK_ROWS, _CHUNK_ENTRIES // max(1, int(np.diff(ptr).max())))
+    cuts = np.minimum(np.arange(0, n + rows, rows), n)
+    pieces = np.union1d(n - bounds if upper else bounds, cuts)
+    return np.append(np.searchsorted(pieces, cuts), pieces), (lanes, levels, rows)
 
 
 def _scanned(ptr: np.ndarray, idx: np.ndarray, unit: bool) -> bool:
