@@ -5,8 +5,8 @@
 // polls. Blocks run in random order, one at a time, their threads in random order too, always the same in the
 // same sequence of launches (LEARNSOLVE_EMULATOR_SEED=n for another). So a block must not wait for one that
 // has not begun, as on a device that has room for one block; and what a barrier is missing for is not there
-// yet, or is there already. Under ThreadSanitizer nothing but barriers, shuffles and the end of a launch
-// orders the accesses of two threads.
+// yet, or is there already. Under ThreadSanitizer nothing but barriers, shuffles, fences and the end of a
+// launch orders the accesses of two threads; an atomic operation orders none.
 //
 // Faults end the process, with the kernel, the block, the thread and the line:
 //   a barrier or a shuffle that some of its threads never reach, or reach by another call;
@@ -18,6 +18,7 @@
 // A launch that a device refuses is an error: cudaGetLastError().
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -62,6 +63,8 @@ uint64_t exchange(unsigned mask, uint64_t bits, int from, const Where& where);
 // The number at `at` is not there yet: other threads go on before it is read again.
 void spin(const volatile void* at, const Where& where);
 void require(bool holds, const char* what, const Where& where);
+// What a thread has done before its fence comes before what another one does after a later fence.
+void fence();
 
 template <class T>
 T shuffle(unsigned mask, T value, int from, const Where& where) {
@@ -112,13 +115,14 @@ T __shfl_xor_sync(unsigned mask, T value, int other, int width = 32,
   return learnsolve::emulator::shuffle(mask, value, from / width > lane / width ? lane : from, where);
 }
 
-inline unsigned atomicInc(unsigned* at, unsigned most) {
-  unsigned old = __atomic_load_n(at, __ATOMIC_RELAXED);
-  while (!__atomic_compare_exchange_n(at, &old, old >= most ? 0 : old + 1, false, __ATOMIC_RELAXED,
-                                      __ATOMIC_RELAXED)) {
-  }
+inline void __threadfence() { learnsolve::emulator::fence(); }
+inline unsigned atomicInc(unsigned* at, unsigned limit) {
+  const std::atomic_ref<unsigned> number(*at);
+  const unsigned old = number.load(std::memory_order_relaxed);
+  number.store(old >= limit ? 0 : old + 1, std::memory_order_relaxed);
   return old;
 }
+
 inline int __popcll(unsigned long long word) { return std::popcount(word); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline double __dmul_rn(double a, double b) { return a * b; }

@@ -4,6 +4,9 @@
 //     kSums               how many sums it makes
 //     at(place, sums)     its work on the numbers at a place, V at once, and what they add to the sums
 //     skips(b)            optional: is there nothing to do for member b of the batch?
+//     conclude(b, chunks) optional: by the block, after its work on a chunk of member b
+//     of_rows(b)          optional: n numbers, or null. What `at` leaves in sums[kSums] is added to that of
+//                         its row. Of the only column, `at` adds to them itself.
 //
 // or the end of a product, which takes its results: at(place, product, sums), and optionally multiplies(b):
 // does member b need the product at all? RowProduct and AfterProduct make a pass of it. No bit depends on the
@@ -35,6 +38,7 @@ struct Vectors {
 template <bool One, int V>
 struct Place {
   int64_t b, o, i, c;
+  static constexpr bool kOne = One;
 
   // Zeros of what there is none.
   template <class T>
@@ -102,10 +106,24 @@ template <class Pass, class F>
 LS_DEVICE void for_chunks(const Pass& pass, const Chunks& chunks, int64_t batch, const F& f) {
   for_blocks(chunks.count * batch, [&](int64_t line) {
     const int64_t b = line / chunks.count, chunk = line % chunks.count;
-    if constexpr (requires { pass.skips(b); })
-      if (pass.skips(b)) return;
-    f(b, chunks.begin(chunk), chunks.end(chunk), line);
+    bool skips = false;
+    if constexpr (requires { pass.skips(b); }) skips = pass.skips(b);
+    if (!skips) f(b, chunks.begin(chunk), chunks.end(chunk), line);
+    if constexpr (requires { pass.conclude(b, chunks); }) pass.conclude(b, chunks);
   });
+}
+
+// The sum over what `width` lanes have of a row, which is added to number i of `rows`.
+template <class T, int V>
+LS_DEVICE void add_to_row(T* rows, int64_t i, int width, Pack<T, V>& has) {
+  if (!rows) return;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const unsigned mask = (width == 32 ? ~0u : (1u << width) - 1) << lane / width * width;
+  T sum = 0;
+  for (int v = 0; v < V; ++v) sum += has.v[v];
+  for (int h = width / 2; h > 0; h /= 2) sum += __shfl_xor_sync(mask, sum, h);
+  if (lane % width == 0) rows[i] += sum;
+  has = {};
 }
 
 // One: of the only column, V rows at once; else V columns at once, k a multiple of V.
@@ -137,9 +155,10 @@ chunk_pass_kernel(LS_ARGUMENT Pass pass, Chunks chunks, int64_t batch, int64_t k
       for (int64_t c0 = 0; c0 < k; c0 += width * V) {
         Pack<T, V> sums[S + 1] = {};
         const int64_t c = c0 + lane % width * V;
-        if (c < k)
-          for (int64_t i = r0 + lane / width; i < r1; i += slots)
-            pass.at(Place<false, V>{b, i * k + c, i, c}, sums);
+        for (int64_t i = r0 + lane / width; i < r1; i += slots) {
+          if (c < k) pass.at(Place<false, V>{b, i * k + c, i, c}, sums);
+          if constexpr (requires { pass.of_rows(b); }) add_to_row(pass.of_rows(b), i, width, sums[S]);
+        }
         for (int s = 0; s < S; ++s)
           for (int v = 0; v < V; ++v) shared.of[s][lane * V + v] = sums[s].v[v];
         shared.write(slots, width * V, partials, line, k, c0);
@@ -160,6 +179,9 @@ struct EndOfProduct {
   LS_DEVICE bool multiplies(int64_t b) const {
     if constexpr (requires { end.multiplies(b); }) return end.multiplies(b);
     return true;
+  }
+  LS_DEVICE void conclude(int64_t b, const Chunks& chunks) const {
+    if constexpr (requires { end.conclude(b, chunks); }) end.conclude(b, chunks);
   }
 };
 

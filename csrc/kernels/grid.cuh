@@ -1,7 +1,8 @@
 // Sums over rows: rows are cut into chunks, whose number depends on that of the rows alone. One block adds up
-// each chunk, in a fixed tree, and writes a partial sum a column; the next launch adds up all partials in a
-// fixed order (add_chunks). So a sum has the same bits on every run, whatever the grid and the device. As on
-// the host (ops/richardson.h), partial sums are in the numbers' own type and the sum of partials in double.
+// each chunk, in a fixed tree, and writes a partial sum a column; the block that is last (arrives_last), or
+// the next launch, adds up all partials in a fixed order (add_chunks). So a sum has the same bits on every
+// run, whatever the grid and the device. As on the host (ops/richardson.h), partial sums are in the numbers'
+// own type and the sum of partials in double.
 #pragma once
 
 #include <cmath>
@@ -34,15 +35,40 @@ LS_BOTH int columns_together(int64_t k) {
 
 // The functions below are for a whole block of kThreads.
 
-// In shared memory, slots (a power of two) of `width` numbers: parts[w] becomes the sum over the slots of
-// their number w, in a fixed tree. Before: __syncthreads(). Afterwards all threads may read the sums.
+// In shared memory, slots (a power of two) of `width` numbers, kThreads of them or more: parts[w] becomes the
+// sum over the slots of their number w, in a fixed tree. Before: __syncthreads(). Afterwards all threads may
+// read the sums.
 template <class T>
 LS_DEVICE void add_slots(T* parts, int slots, int width) {
-  for (int h = slots / 2; h > 0; h /= 2) {
-    for (int e = static_cast<int>(threadIdx.x); e < h * width; e += kThreads)
-      parts[e] += parts[e + h * width];
+  const int lane = static_cast<int>(threadIdx.x), last = width < 32 ? 32 : width;
+  int h = slots / 2;
+  for (; h * width >= kThreads; h /= 2) {
+    for (int e = lane; e < h * width; e += kThreads) parts[e] += parts[e + h * width];
     __syncthreads();
   }
+  // From here on a thread needs its own numbers alone, then those of its warp.
+  if (lane < last) {
+    for (; h * width >= last; h /= 2)
+      for (int e = lane; e < h * width; e += last) parts[e] += parts[e + h * width];
+    T sum = parts[lane];
+    for (; h > 0; h /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, h * width);
+    parts[lane] = sum;
+  }
+  __syncthreads();
+}
+
+// Is this block the last one of `count` to come here? Each comes once in a launch, after which `arrived`, at
+// first 0, is 0 again. The last one sees all that the others have written before. For a whole block.
+LS_DEVICE bool arrives_last(unsigned* arrived, int64_t count) {
+  __syncthreads();
+  int last = 0;
+  if (threadIdx.x == 0) {
+    const auto others = static_cast<unsigned>(count - 1);
+    __threadfence();
+    last = atomicInc(arrived, others) == others;
+    __threadfence();
+  }
+  return __syncthreads_or(last) != 0;
 }
 
 // Totals of the columns c0 <= c < c0 + width of partials, chunks x k: shared[c - c0], which holds kThreads

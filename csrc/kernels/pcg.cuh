@@ -1,6 +1,6 @@
 // Preconditioned conjugate gradients (kernels/pcg.h says what an iteration is): passes over chunks of rows
-// and ends of products. Between their launches `PcgJudge` adds up the partial sums and decides about columns;
-// scalars never leave the device.
+// and ends of products. The last block of one judges (`PcgJudge`): it adds up the partial sums and decides
+// about columns; scalars never leave the device.
 //
 // A column that has stopped keeps x and r, and p = 0; a member of the batch whose columns have all stopped is
 // left alone.

@@ -1,5 +1,5 @@
 // The adjoint of preconditioned conjugate gradients (formulas: kernels/pcg_adjoint.h): passes and ends of
-// products, and between their launches `AdjointJudge`, which computes the scalars. A column takes part in an
+// products, the last block of which computes the scalars (`AdjointJudge`). A column takes part in an
 // iteration if it has a cotangent and did not stand still; the others are not touched, so their contents do
 // not matter.
 #pragma once
@@ -29,19 +29,22 @@ struct CombinePass {
   }
 };
 
-// kernels/pcg_passes.h, PcgAdjointResidual, but for dbar (row_dots.cuh).
+// kernels/pcg_passes.h, PcgAdjointResidual
 template <class T>
 struct AdjointResidualPass {
   static constexpr int kSums = 1;
   Vectors<const T> acts, rhobar, c, inverse_alpha;
   Vectors<const T> pbar, v, d, next;  // v and d: or none
   Vectors<const T> r, xbar, p;        // r: or none, no sum; xbar: or none
-  Vectors<T> rbar;
+  Vectors<T> rbar, dbar;              // dbar: or none
   const int* flags;
 
   LS_DEVICE bool skips(int64_t b) const { return flags[b] == 0; }
+  LS_DEVICE T* of_rows(int64_t b) const { return dbar.of(b); }
   template <class At, int V>
   LS_DEVICE void at(const At& place, Pack<T, V>* sums) const {
+    constexpr bool One = At::kOne;
+    Pack<T, V> dots = One ? place.get(dbar) : Pack<T, V>{};
     const Pack<T, V> n = place.get(next), given = place.get(v.p ? v : pbar);
     const Pack<T, V> rs = place.get(r), xs = place.get(xbar), ps = place.get(p);
     Pack<T, V> out = place.get(rbar);
@@ -53,6 +56,7 @@ struct AdjointResidualPass {
         out.v[e] += given.v[e] + normbar * n.v[e];
       } else {
         const T turned = place.coefficient(rhobar, e);
+        dots.v[e] += (given.v[e] + turned * n.v[e]) * n.v[e];
         if (d.p)
           out.v[e] +=
               place.of_row(d, e) * (given.v[e] + turned * n.v[e] + turned * n.v[e]) + normbar * n.v[e];
@@ -64,6 +68,10 @@ struct AdjointResidualPass {
       sums[0].v[e] += xs.v[e] * ps.v[e];
     }
     place.set(rbar, out);
+    if (One)
+      place.set(dbar, dots);
+    else
+      sums[kSums] = dots;
   }
 };
 

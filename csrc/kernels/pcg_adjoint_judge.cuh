@@ -1,5 +1,5 @@
-// Between two launches of pcg_adjoint.cuh `AdjointJudge` adds up the partial sums and computes the scalars of
-// each column (pcg_adjoint_column.cuh). They stay on the device.
+// At the end of a pass of pcg_adjoint.cuh `AdjointJudge` gets the sum that it has made and computes the
+// scalars of each column (pcg_adjoint_column.cuh). They stay on the device.
 #pragma once
 
 #include "kernels/pcg_adjoint_column.cuh"
@@ -19,43 +19,40 @@ struct AdjointColumns {
   }
 };
 
-// Which columns have a cotangent; what an iteration needs; after its residual.
-enum class Adjoining { learns, iteration, residual };
+// What has just been summed: numbers that are not zero; alphabar of the residual; <pbar, before>.
+enum class Adjoining { learns, residual, direction };
 
 template <class T>
 struct AdjointJudge {
   AdjointColumns<T> columns;
   Adjoining what;
-  bool collects;  // <pbar, p> of the iteration after this one has just been summed
-  bool prepares;  // there is an iteration i to come; i = -1: the first residual
+  bool prepares;  // there is an iteration i to come, or (-1) the first residual; else i is the one that runs
   bool before;    // there were iterations before those of this call
   int64_t i, count;
   const T* scalars;  // (B, count, kScalars, k)
   const T* norms;    // (B, norms of this call, k)
   const T* gnorms;   // likewise, or null
 
-  LS_DEVICE int sums() const { return what == Adjoining::iteration && !collects ? 0 : 1; }
-  LS_DEVICE bool skips(int64_t b) const { return what == Adjoining::residual && columns.flags[b] == 0; }
+  LS_DEVICE int sums() const { return 1; }
+  LS_DEVICE bool skips(int64_t b) const {
+    return what == Adjoining::residual && (i < 0 || columns.flags[b] == 0);
+  }
   LS_DEVICE void idle(int64_t, int64_t) const {}
   LS_DEVICE void finish_idle(int64_t) const {}
   LS_DEVICE void finish(int64_t b, bool any) const {
-    if (what == Adjoining::iteration && prepares) columns.flags[b] = any;
+    if (prepares) columns.flags[b] = any;
   }
 
   // Does column c act?
   LS_DEVICE bool column(int64_t b, int64_t c, double one, double) const {
     const PcgAdjointColumn<T> known = at(b, c);
+    switch (what) {
+      case Adjoining::learns: known.now(kLearns) = one != 0 || has_cotangent(known, b, c); break;
+      case Adjoining::residual: known.residual(static_cast<T>(one)); break;
+      case Adjoining::direction: known.direction(static_cast<T>(one)); break;
+    }
     const bool learns = known.now(kLearns) != T(0);
-    if (what == Adjoining::learns) {
-      known.now(kLearns) = one != 0 || has_cotangent(known, b, c) ? T(1) : T(0);
-      return false;
-    }
-    if (what == Adjoining::residual) {
-      known.residual(static_cast<T>(one));
-    } else {
-      if (collects) known.direction(static_cast<T>(one));
-      if (prepares) i < 0 ? known.first(learns) : known.prepare(learns);
-    }
+    if (prepares) i < 0 ? known.first(learns) : known.prepare(learns);
     return known.acts();
   }
 

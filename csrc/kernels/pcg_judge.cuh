@@ -1,5 +1,5 @@
-// Between two launches of pcg.cuh `PcgJudge` adds up the partial sums and applies the rules of pcg_column.cuh
-// to each column. Scalars never leave the device.
+// At the end of a pass of pcg.cuh `PcgJudge` gets the sums that it has made and applies the rules of
+// pcg_column.cuh to each column. Scalars never leave the device.
 #pragma once
 
 #include "kernels/chunk_pass.cuh"
@@ -88,30 +88,35 @@ struct PcgJudge {
   }
 };
 
-// Members are judged by `Judge` (PcgJudge; that of the adjoint), each by one block.
-template <class T, class Judge>
-LS_KERNEL(kThreads)
-judge_kernel(LS_ARGUMENT Judge judged, int64_t batch, int64_t chunks, Partials<T> partials) {
-  LS_SHARED(totals, double[2][kThreads]);
-  const int64_t k = judged.columns.k;
-  const int lane = static_cast<int>(threadIdx.x), width = columns_together(k), sums = judged.sums();
-  for_blocks(batch, [&](int64_t b) {
-    if (judged.skips(b)) {
-      for (int64_t c = lane; c < k; c += kThreads) judged.idle(b, c);
-      if (lane == 0) judged.finish_idle(b);
+// A pass, or the end of a product, whose sums are for a judge (PcgJudge; that of the adjoint). The block that
+// is the last one to work on a member judges it.
+template <class T, class Pass, class Judge>
+struct WithJudge : Pass {
+  Judge judge;
+  Partials<T> partials;  // those of the pass
+  unsigned* arrived;     // one for each member
+
+  LS_DEVICE void conclude(int64_t b, const Chunks& chunks) const {
+    if (!arrives_last(arrived + b, chunks.count)) return;
+    LS_SHARED(totals, double[2][kThreads]);
+    const int64_t k = judge.columns.k;
+    const int lane = static_cast<int>(threadIdx.x), width = columns_together(k), sums = judge.sums();
+    if (judge.skips(b)) {
+      for (int64_t c = lane; c < k; c += kThreads) judge.idle(b, c);
+      if (lane == 0) judge.finish_idle(b);
       return;
     }
     bool runs = false;
     for (int64_t c0 = 0; c0 < k; c0 += width) {
       for (int s = 0; s < sums; ++s)
-        add_chunks(partials.at[s] + b * chunks * k, chunks, k, c0, width, totals[s]);
+        add_chunks(partials.at[s] + b * chunks.count * k, chunks.count, k, c0, width, totals[s]);
       if (lane < width && c0 + lane < k)
-        runs |= judged.column(b, c0 + lane, sums > 0 ? totals[0][lane] : 0, sums > 1 ? totals[1][lane] : 0);
+        runs |= judge.column(b, c0 + lane, sums > 0 ? totals[0][lane] : 0, sums > 1 ? totals[1][lane] : 0);
       __syncthreads();
     }
     const bool any = __syncthreads_or(runs) != 0;
-    if (lane == 0) judged.finish(b, any);
-  });
-}
+    if (lane == 0) judge.finish(b, any);
+  }
+};
 
 }  // namespace learnsolve::cuda

@@ -1,4 +1,4 @@
-// csr_pcg for CUDA tensors: a few launches an iteration.
+// csr_pcg for CUDA tensors: three launches an iteration, and those of a preconditioner that is a factor.
 #include "kernels/pcg.cuh"
 #include "ops/pcg.cuh"
 
@@ -15,6 +15,7 @@ struct PcgCall {
   T *x, *r, *p, *before;  // before: p between iterations, where none are stored
   T *residuals, *directions;
   PcgColumns<T> columns;
+  unsigned* arrived;  // of judges, one for each member
   T *norms, *scalars;
   const T* target;  // (B, k), or null
 };
@@ -44,18 +45,16 @@ struct DevicePcg {
   // r = b - A x (b if x is none), p = M r.
   void begin(const T* b, bool from_x) const {
     const In<T> right{b, nk};
-    if (from_x) {
-      launch.after(right, ProductPass<T, 1>{right, {}, nullptr}, chunks, partials());
-      judge(Judged::length, -1);
-    }
-    with_residual(right, r_at(0), from_x ? In<T>{} : to.columns.row(kStep), {}, nullptr,
+    if (from_x)
+      launch.after(right, judged(Judged::length, -1, ProductPass<T, 1>{right, {}, nullptr}), chunks,
+                   partials());
+    with_residual(Judged::begin, -1, right, from_x ? In<T>{} : to.columns.row(kStep), {}, nullptr,
                   [&](const auto& end) {
                     if (from_x)
                       launch.product(A, x, end, q, chunks, partials());
                     else
                       launch.after(right, end, chunks, partials());
                   });
-    judge(Judged::begin, -1);
     turn(-1);
   }
   // Goes on from x, r and p.
@@ -64,15 +63,14 @@ struct DevicePcg {
     copy_blocks(device, r_at(0).p, r_at(0).step, r, nk, nk, p.batch);
     copy_blocks(device, p_at(0).p, p_at(0).step, p_, nk, nk, p.batch);
     copy_blocks(device, to.columns.carry, known, carry, known, known, 1);
-    judge(Judged::start, -1);
+    launch.after({}, judged(Judged::start, -1, ProductPass<T, 1>{}), Chunks{}, partials());
   }
   void run() const {
     for (int64_t i = 0; i < to.iterations; ++i) {
-      multiply<1>(A, p_at(i), p_at(i), q, to.columns.active, chunks);
-      judge(Judged::product, i);
-      with_residual(r_at(i), r_at(i + 1), to.columns.row(kStep), p_at(i), to.columns.entered,
-                    [&](const auto& end) { launch.after(q, end, chunks, partials()); });
-      judge(Judged::residual, i);
+      const ProductPass<T, 1> end{p_at(i), q, to.columns.active};
+      launch.product(A, p_at(i), judged(Judged::product, i, end), q, chunks, partials());
+      with_residual(Judged::residual, i, r_at(i), to.columns.row(kStep), p_at(i), to.columns.entered,
+                    [&](const auto& residual) { launch.after(q, residual, chunks, partials()); });
       turn(i);
     }
   }
@@ -86,7 +84,9 @@ struct DevicePcg {
     return to.store ? Out<T>{to.directions + i * nk, to.iterations * nk} : Out<T>{to.before, nk};
   }
   Partials<T> partials() const { return {{mutable_data<T>(sums), mutable_data<T>(sums) + sums.numel() / 2}}; }
-  void judge(Judged what, int64_t i) const {
+  // The pass, and what is made of its sums.
+  template <class Pass>
+  WithJudge<T, Pass, PcgJudge<T>> judged(Judged what, int64_t i, const Pass& pass) const {
     const int64_t k = p.k;
     const bool norms = what != Judged::start && what != Judged::length, scalars = norms && i >= 0;
     const PcgJudge<T> judge{to.columns,
@@ -98,22 +98,18 @@ struct DevicePcg {
                             scalars ? to.scalars + i * kScalars * k : nullptr,
                             (to.iterations + to.begins) * k,
                             to.iterations * kScalars * k};
-    judge_columns(device, judge, p.batch, chunks, partials());
+    return {pass, judge, partials(), to.arrived};
   }
-  // f(the end of a product that computes a residual)
+  // f(the end of a product that computes the residual after iteration i)
   template <class F>
-  void with_residual(const In<T>& r, const Out<T>& out, const In<T>& alpha, const Out<T>& direction,
+  void with_residual(Judged what, int64_t i, const In<T>& r, const In<T>& alpha, const Out<T>& direction,
                      const int* entered, const F& f) const {
     const In<T> wipe = to.columns.row(kWipeP);
+    const Out<T> out = r_at(i + 1);
     if (diagonal.p)
-      f(PcgResidualPass<T, true>{r, diagonal, out, alpha, direction, wipe, entered});
+      f(judged(what, i, PcgResidualPass<T, true>{r, diagonal, out, alpha, direction, wipe, entered}));
     else
-      f(PcgResidualPass<T, false>{r, {}, out, alpha, direction, wipe, entered});
-  }
-  template <int Sums>
-  void multiply(const LoopMatrix<T, I>& by, const In<T>& v, const In<T>& u, const Out<T>& y,
-                const int* active, const Chunks& rows) const {
-    launch.product(by, v, ProductPass<T, Sums>{u, y, active}, y, rows, partials());
+      f(judged(what, i, PcgResidualPass<T, false>{r, {}, out, alpha, direction, wipe, entered}));
   }
   // x, and p of the iteration after number i.
   void turn(int64_t i) const {
@@ -122,12 +118,13 @@ struct DevicePcg {
     if (L.lower) {
       factor.solve(true, r, w);
       factor.solve(false, w, z);
-      launch.after(z, ProductPass<T, 1>{r, {}, entered}, chunks, partials());
+      launch.after(z, judged(Judged::preconditioned, i, ProductPass<T, 1>{r, {}, entered}), chunks,
+                   partials());
     } else if (L.columns) {
-      multiply<0>(*factor.columns, r, {}, w, entered, wide);
-      multiply<1>(*factor.rows, w, r, z, entered, chunks);
+      launch.product(*factor.columns, r, ProductPass<T, 0>{{}, w, entered}, w, wide);
+      launch.product(*factor.rows, w, judged(Judged::preconditioned, i, ProductPass<T, 1>{r, z, entered}), z,
+                     chunks, partials());
     }
-    if (L.rows) judge(Judged::preconditioned, i);
     const auto row = [&](Work of) { return to.columns.row(of); };
     launch.pass(PcgUpdatePass<T>{L.rows ? z : r, diagonal, i < 0 ? In<T>{} : p_at(i), i < 0 ? Out<T>{} : x,
                                  p_at(i + 1), r, row(kStep), row(kTurn), row(kKeep), row(kWipeR), entered},
@@ -162,8 +159,8 @@ PcgResult csr_pcg_cuda(const std::vector<Tensor>& A, const Tensor& values, int64
     return {x_out, r_out, p_out, before, carry, norms, scalars, residuals, directions};
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
     const int64_t nk = p.nk();
-    const Tensor work = new_zeros(in.r, Size{p.batch, kWork, p.k}), flags = new_int(in.r, Size{2, p.batch});
-    int* const active = static_cast<int*>(flags.data_ptr());
+    const Tensor work = new_zeros(in.r, Size{p.batch, kWork, p.k});
+    const Flags flags(in.r, 3, p.batch);
     const PcgCall<T> call{first,
                           iterations,
                           out.begins,
@@ -174,7 +171,8 @@ PcgResult csr_pcg_cuda(const std::vector<Tensor>& A, const Tensor& values, int64
                           mutable_data<T>(before),
                           mutable_data<T>(residuals),
                           mutable_data<T>(directions),
-                          {mutable_data<T>(carry), mutable_data<T>(work), active, active + p.batch, p.k},
+                          {mutable_data<T>(carry), mutable_data<T>(work), flags[0], flags[1], p.k},
+                          flags.counter(2),
                           mutable_data<T>(norms),
                           mutable_data<T>(scalars),
                           data<T>(in.target)};

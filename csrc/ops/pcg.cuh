@@ -1,4 +1,4 @@
-// What conjugate gradients and their adjoint share on a CUDA device: the judge's launch, and the factor of a
+// What conjugate gradients and their adjoint share on a CUDA device: flags, and the factor of a
 // preconditioner.
 #pragma once
 
@@ -9,18 +9,15 @@
 
 namespace learnsolve {
 
-inline Tensor new_int(const Tensor& like, const Size& size) {
-  return torch::stable::new_empty(like, size, ScalarType::Int);
-}
-
-// cuda::PcgJudge or cuda::AdjointJudge, for the sums of a pass over `chunks`.
-template <class T, class Judge>
-void judge_columns(const OnDevice& device, const Judge& judge, int64_t batch, const cuda::Chunks& chunks,
-                   const cuda::Partials<T>& partials) {
-  LS_LAUNCH(cuda::blocks_for(batch), cuda::kThreads, device.stream, (judge, batch, chunks.count, partials),
-            cuda::judge_kernel<T, Judge>);
-  STD_CUDA_CHECK(cudaGetLastError());
-}
+// `count` integers for each member of a batch.
+struct Flags {
+  Tensor tensor;
+  int64_t batch;
+  Flags(const Tensor& like, int64_t count, int64_t batch_)
+      : tensor(torch::stable::new_zeros(like, Size{count, batch_}, ScalarType::Int)), batch(batch_) {}
+  int* operator[](int64_t i) const { return static_cast<int*>(tensor.data_ptr()) + i * batch; }
+  unsigned* counter(int64_t i) const { return reinterpret_cast<unsigned*>((*this)[i]); }
+};
 
 // On a device triangles are plans of ops/triangular.cuh.
 using DeviceFactor = FactorStructures<DeviceStructure, DeviceTriangle>;

@@ -1,5 +1,6 @@
-// csr_pcg_backward for CUDA tensors: the iterations last to first, a few launches each. What an iteration
-// adds to the gradients on patterns waits until there are several.
+// csr_pcg_backward for CUDA tensors: the iterations last to first, three launches each, and those of a
+// preconditioner that is a factor. What an iteration adds to the gradients on patterns waits until there are
+// several.
 #include "kernels/pcg_adjoint.cuh"
 #include "ops/pcg.cuh"
 #include "ops/pcg_adjoint_sizes.h"
@@ -25,18 +26,16 @@ struct DevicePcgAdjoint {
 
   void run() {
     if (to.ga) gradient.emplace(device, in.values, A, p.k, p.batch, to.ga, p.values_step);
-    if (to.gm && !L.rows) row_sums.emplace(device, in.values, to.gm, p.m_step, p.n, p.n, p.k, p.batch);
+    if (to.gm && !L.rows)
+      of_diagonal.emplace(in.values, to.gm, p.m_step, p.n, cuda::Groups(p.batch, 0), true, &device);
     if (to.gm && L.rows) factor_gradient.emplace(device, in.values, *L.rows, p.k, p.batch, to.gm, p.m_step);
-    launch.pass(cuda::CountPass<T>{xbar, rbar, pbar}, chunks, partials());
-    judge(cuda::Adjoining::learns, false, false, 0);
+    launch.pass(judged(cuda::Adjoining::learns, count, cuda::CountPass<T>{xbar, rbar, pbar}), chunks,
+                partials());
     for (int64_t i = count - 1; i >= 0; --i) step(i);
-    if (begins)
-      finish();
-    else if (count > 0)
-      judge(cuda::Adjoining::iteration, true, false, 0);
+    if (begins) finish();
     if (gradient) gradient->finish();
     if (factor_gradient) factor_gradient->finish();
-    if (row_sums) row_sums->finish();
+    if (of_diagonal) of_diagonal->finish(device);
   }
 
   // Blocks of vectors of several iterations.
@@ -58,13 +57,12 @@ struct DevicePcgAdjoint {
   const cuda::Chunks chunks{p.n}, wide{L.width};
   const Tensor sums = new_empty(in.values, Size{chunks.count, p.batch, p.k});
   const Tensor work = new_zeros(in.values, Size{p.batch, kAdjointWork, p.k});
-  const Tensor flags = new_int(in.values, Size{p.batch});
-  const cuda::AdjointColumns<T> columns{to.bars, mutable_data<T>(work), static_cast<int*>(flags.data_ptr()),
-                                        p.k};
+  const Flags flags{in.values, 2, p.batch};
+  const cuda::AdjointColumns<T> columns{to.bars, mutable_data<T>(work), flags[0], p.k};
   const Out<T> rbar{to.rbar, nk}, pbar{to.pbar, nk};
   const In<T> xbar{data<T>(in.gx), nk};
   std::optional<DevicePairs<T, I>> gradient{}, factor_gradient{};
-  std::optional<RowSums<T>> row_sums{};
+  std::optional<BatchSum<T>> of_diagonal{};
   // What waits in pairs: two an iteration with a factor, half as long.
   const int64_t waiting = to.gm ? DevicePairs<T, I>::kMost / 2 : 1, n = p.n, of_factor = L.rows ? n : 0,
                 of_triangles = L.lower ? n : 0;
@@ -82,18 +80,21 @@ struct DevicePcgAdjoint {
     return i < 0 ? In<T>{data<T>(in.before), nk} : In<T>{data<T>(in.directions) + i * nk, count * nk};
   }
 
-  void judge(cuda::Adjoining what, bool collects, bool prepares, int64_t i) const {
+  // A pass of iteration i (`count`: before all), and what is made of its sums.
+  template <class Pass>
+  cuda::WithJudge<T, Pass, cuda::AdjointJudge<T>> judged(cuda::Adjoining what, int64_t i,
+                                                         const Pass& pass) const {
+    const bool ends = what != cuda::Adjoining::residual, prepares = ends && (i > 0 || begins);
     const cuda::AdjointJudge<T> judge{columns,
                                       what,
-                                      collects,
                                       prepares,
                                       !begins,
-                                      i,
+                                      ends ? (prepares ? i - 1 : 0) : i,
                                       count,
                                       data<T>(in.scalars),
                                       data<T>(in.norms),
                                       data<T>(in.gnorms)};
-    judge_columns(device, judge, p.batch, chunks, partials());
+    return {pass, judge, partials(), flags.counter(1)};
   }
   // a: kAdjointWork for 1.
   void combine(T sign, AdjointWork a, const In<T>& u, AdjointWork b, const In<T>& w, const Out<T>& out,
@@ -135,26 +136,35 @@ struct DevicePcgAdjoint {
   void through_residual(const In<T>& next, const In<T>& r, const In<T>& direction, int64_t i) {
     const bool diagonal = p.kind == Preconditioning::diagonal;
     const In<T> v = factor.rows ? through_factor(next, i) : In<T>{};
-    if (row_sums) row_sums->add(row(kActs), row(kRhobarNow), pbar, next);
     const In<T> d = diagonal ? In<T>{data<T>(p.m), p.m_step} : In<T>{};
-    launch.pass(
-        cuda::AdjointResidualPass<T>{row(kActs), row(kRhobarNow), row(kNormbar), row(kInverse), pbar, v, d,
-                                     next, r, xbar, xbar.p ? direction : In<T>{}, rbar, columns.flags},
-        chunks, partials());
+    const Out<T> dbar = of_diagonal ? Out<T>{of_diagonal->result.p, of_diagonal->result.step} : Out<T>{};
+    const cuda::AdjointResidualPass<T> pass{row(kActs),
+                                            row(kRhobarNow),
+                                            row(kNormbar),
+                                            row(kInverse),
+                                            pbar,
+                                            v,
+                                            d,
+                                            next,
+                                            r,
+                                            xbar,
+                                            xbar.p ? direction : In<T>{},
+                                            rbar,
+                                            dbar,
+                                            columns.flags};
+    launch.pass(judged(cuda::Adjoining::residual, r.p ? i : -1, pass), chunks, partials());
   }
 
   void step(int64_t i) {
     const In<T> next = r_of(i + 1), r = r_of(i), direction = p_of(i);
     const bool more = i > 0 || !begins;
     const Out<T> q = qbar[i];
-    judge(cuda::Adjoining::iteration, i + 1 < count, true, i);
     through_residual(next, r, direction, i);
-    judge(cuda::Adjoining::residual, false, false, i);
     combine(-1, kAlphaNow, rbar, kPibar, direction, q, chunks);
     const cuda::AdjointDirectionPass<T> end{
         row(kActs), row(kBetaNow), row(kAlphaNow), row(kTurned), xbar, r, next, more ? p_of(i - 1) : In<T>{},
         pbar,       columns.flags};
-    launch.product(St, q, end, made[0], chunks, partials());
+    launch.product(St, q, judged(cuda::Adjoining::direction, i, end), made[0], chunks, partials());
     if (gradient) gradient->add(q, direction);
     if (i % kPairs == 0) flush();
   }
@@ -162,7 +172,6 @@ struct DevicePcgAdjoint {
   // Through z_0 = M r_0, r_0 = b - A x_0.
   void finish() {
     flush();  // places of what waits are free
-    judge(cuda::Adjoining::iteration, false, true, -1);
     through_residual(r_of(0), {}, {}, 0);
     flush();
     if (gradient && in.x0) {

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/grid.cuh"
 #include "kernels/handed.cuh"
 #include "tests/check.h"
 
@@ -103,6 +104,17 @@ LS_KERNEL(32) unwritten_kernel(double* out) {
 }
 // Every block adds to the same number.
 LS_KERNEL(1) adding_kernel(int* sum) { *sum += 1; }
+// Each block writes a number, and the last one adds them up.
+LS_KERNEL(1) unfenced_kernel(int* parts, unsigned* arrived, int* sum) {
+  parts[blockIdx.x] = 1;
+  if (atomicInc(arrived, gridDim.x - 1) + 1 == gridDim.x)
+    for (unsigned b = 0; b < gridDim.x; ++b) *sum += parts[b];
+}
+LS_KERNEL(64) last_block_kernel(int* parts, unsigned* arrived, int* sum) {
+  if (threadIdx.x == 40) parts[blockIdx.x] = 1;
+  if (arrives_last(arrived, gridDim.x) && threadIdx.x == 9)
+    for (unsigned b = 0; b < gridDim.x; ++b) *sum += parts[b];
+}
 LS_KERNEL(256) place_kernel(int* out) {
   const int64_t block = (int64_t{blockIdx.z} * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   out[(block * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x] += 1;
@@ -178,6 +190,20 @@ LS_TEST(emulator_finds_a_missing_barrier) {
 LS_TEST(emulator_finds_races_between_blocks) {
   Array<int> sum(1);
   if (kFindsRaces) require_fault("data race", [&] { LS_LAUNCH(2, 1, nullptr, (sum.data()), adding_kernel); });
+}
+
+LS_TEST(the_last_block_sees_what_all_have_written) {
+  Array<int> parts(7), sum(1);
+  Array<unsigned> arrived(1);
+  for (int launch = 1; launch < 4; ++launch) {
+    LS_LAUNCH(7, 64, nullptr, (parts.data(), arrived.data(), sum.data()), last_block_kernel);
+    require(sum[0] == 7 * launch && arrived[0] == 0, "one block adds up, and the next launch can");
+    for (int b = 0; b < 7; ++b) parts[b] = 0;
+  }
+  if (kFindsRaces)
+    require_fault("data race", [&] {
+      LS_LAUNCH(7, 1, nullptr, (parts.data(), arrived.data(), sum.data()), unfenced_kernel);
+    });
 }
 
 LS_TEST(emulator_finds_partial_barriers) {

@@ -5,6 +5,7 @@ not particular to it, such as columns that stop: test_pcg_operator.py, which .ci
 Runs on a CUDA device or, without its last part, with the emulated operators (tests/conftest.py).
 """
 
+import ctypes
 import functools
 
 import cuda_promises
@@ -19,6 +20,7 @@ from solvers.dense_pcg import system as host_system
 from solvers.references import close, equal
 
 import learnsolve as ls
+from learnsolve import _library
 from learnsolve.ops.pcg import KINDS
 
 cuda_promises.skip_without_operators()
@@ -154,6 +156,24 @@ def test_any_alignment(kind, k):
     b, x0 = (normal((n, k) if k > 1 else (n,), seed=i).to(DEVICE).requires_grad_() for i in (3, 4))
     s = s._replace(b=b, x0=x0)
     assert equal(with_gradients(s.with_inputs(*map(shifted, s.inputs)), 6), with_gradients(s, 6))
+
+
+@pytest.mark.skipif(not cuda_promises.ON_HOST, reason="counts the launches of the emulator")
+@pytest.mark.parametrize("kind", ["none", "diagonal"])
+def test_launches_of_an_iteration(kind):
+    """Product, residual and update, the scalars in the last blocks of two of them; their adjoints, and for
+    every eighth iteration the gradient of the values."""
+    library = ctypes.CDLL(str(_library.folder / "learnsolve_cuda_emulated.so"))
+    s = on_device(host_system(kind, "vector", ls.problems.poisson((15, 20)).to_scipy()))
+
+    def launches(iterations):
+        before = library.learnsolve_emulated_launches()
+        x, norms, _ = fused(s, iterations)
+        between = library.learnsolve_emulated_launches()
+        torch.autograd.grad(x.sum() + norms.sum(), s.inputs)
+        return np.array((between - before, library.learnsolve_emulated_launches() - between))
+
+    assert (launches(24) - launches(8)).tolist() == [16 * 3, 16 * 3 + 2]
 
 
 def solves():
