@@ -31,8 +31,8 @@ DEVICE = "NVIDIA H200"
 CPU = torch.device("cpu")
 LIBRARY = "learnsolve_cuda_emulated"
 
-# Of a launch: instructions of warps, and bytes; l1: loads, of each instruction; l2: loads of a block and stores
-# of each instruction; dram: of the launch. A wavefront is a turn of shared memory.
+# Of a launch: instructions of warps, and bytes: l1 of loads, each instruction by itself; l2 of loads, each
+# sector once for a block, and of stores; dram once for a launch. A wavefront is a turn of shared memory.
 FIGURES = ("loads", "stores", "lane_bytes", "l1", "l2", "dram", "wavefronts")
 BUDGETED = ("launches", "loads", "l1", "l2", "dram", "wavefronts")
 
@@ -142,8 +142,7 @@ def cases() -> dict[str, Callable[[], Case]]:
                     made[case] = lambda n=name, d=dtype, k=k, w=way: _product(n, d, k, w)
         for way in ("fwd", "bwd"):
             made[f"cg, 5 points, {bits}, {way}"] = lambda d=dtype, w=way: _cg(d, w)
-            for method in ("jacobi", "richardson"):
-                made[f"{method}, 5 points, {bits}, {way}"] = lambda m=method, d=dtype, w=way: _sweep(m, d, w)
+            made[f"jacobi, 5 points, {bits}, {way}"] = lambda d=dtype, w=way: _jacobi(d, w)
             for name, f in OPERATIONS.items():
                 made[f"{name}, {bits}, {way}"] = lambda f=f, d=dtype, w=way: _operation(f, d, w)
     return made
@@ -174,7 +173,7 @@ def _loop(A: ls.CSR, solve: Callable[[int], Tensor], inputs: list[Tensor], way: 
 
 
 def _cg(dtype: torch.dtype, way: str) -> Case:
-    A = matrices()["5 points"](dtype)
+    A = grid((16, 512), dtype, CPU)
     b = normal((A.shape[0],), dtype, CPU)
 
     def solve(count: int) -> Tensor:
@@ -188,13 +187,12 @@ def _cg(dtype: torch.dtype, way: str) -> Case:
     return _loop(A, solve, [A.values, b], way, full=1_000_000, measured=measured)
 
 
-def _sweep(method: str, dtype: torch.dtype, way: str) -> Case:
-    A = matrices()["5 points"](dtype)
+def _jacobi(dtype: torch.dtype, way: str) -> Case:
+    A = grid((16, 512), dtype, CPU)
     b, w = normal((A.shape[0],), dtype, CPU), torch.full((), 0.2, dtype=dtype, requires_grad=True)
-    solver = getattr(ls.solvers, method)
 
     def solve(count: int) -> Tensor:
-        return solver(A, b, torch.zeros_like(b), weight=w, iterations=count).x
+        return ls.solvers.jacobi(A, b, torch.zeros_like(b), weight=w, iterations=count).x
 
     return _loop(A, solve, [A.values, b, w], way)
 
@@ -204,7 +202,7 @@ def _small(dtype: torch.dtype) -> ls.CSR:
 
 
 def _ilu(dtype: torch.dtype) -> tuple[Callable[[], Tensor], list[Tensor], ls.CSR]:
-    L = ls.ops.ilu0(_small(dtype).detach()).L.detach().requires_grad_()
+    L = ls.ops.ilu0(grid((16, 16, 16), dtype, CPU).detach()).L.detach().requires_grad_()
     b = normal((L.shape[0],), dtype, CPU)
     return lambda: ls.ops.sptrsv(L, b, lower=True, unit_diagonal=True), [L.values, b], L
 
@@ -235,7 +233,7 @@ def _stencil(dtype: torch.dtype) -> tuple[Callable[[], Tensor], list[Tensor], ls
 
 
 OPERATIONS = {
-    "sptrsv, ILU(0) of 5 points": _ilu,
+    "sptrsv, ILU(0) of 7 points": _ilu,
     "sptrsv, bidiagonal": lambda dtype: _band(1, dtype),
     "sptrsv, band of 2": lambda dtype: _band(2, dtype),
     "spgemm, 5 points": _spgemm,

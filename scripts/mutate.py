@@ -55,7 +55,7 @@ class Fault(NamedTuple):
     @property
     def emulated(self) -> bool:
         """In CUDA: its test runs on the emulator of csrc/emulator."""
-        return self.file.endswith((".cu", ".cuh"))
+        return self.file.endswith((".cu", ".cuh")) or self.file.startswith("csrc/emulator/")
 
 
 class Trouble(Exception):

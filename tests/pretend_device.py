@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import learnsolve
 import learnsolve as ls
+from learnsolve.matrix import cache
 
 DEVICE = torch.device("meta")
 LIBRARY = str(Path(learnsolve.__file__).parent) + os.sep
@@ -204,6 +205,7 @@ class PretendDevice:
             is_current_stream_capturing=lambda: False,
             synchronize=lambda *_: None,
         )
+        self._replace(cache, _raw_stream=lambda _: stream.stream_id)
         self._replace(torch, **{name: _of_data(getattr(torch, name)) for name in OF_DATA})
         self._replace(torch, compile=lambda *_, **__: pytest.skip("torch.compile: not on this device"))
         tolist = Tensor.tolist  # which a subclass does not have

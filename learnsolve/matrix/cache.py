@@ -26,6 +26,12 @@ _serials = itertools.count()
 _by_serial: weakref.WeakValueDictionary[str, Cached] = weakref.WeakValueDictionary()
 
 
+# The current stream of a device as a number. A Stream object takes as long to make as a kernel to launch.
+_raw_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+
+
 class Entry(Versions):
     """A cached value, and the versions of the tensors in it. It dies with its owner."""
 
@@ -54,11 +60,11 @@ class EntryOnDevice(Entry):
     """An entry of an object on a CUDA device. When memory is freed, the allocator makes it available to the
     stream it was allocated on; other streams that read it must be recorded, once each."""
 
-    __slots__ = ("device", "streams")
+    __slots__ = ("index", "streams")
 
     def __init__(self, value: Any, owner: Cached, key: str):
         super().__init__(value, owner, key)
-        self.device, self.streams = owner._arrays[0].device, set[int]()
+        self.index, self.streams = owner._arrays[0].device.index, set[int]()
         self.record()
 
     def check(self) -> None:
@@ -66,12 +72,13 @@ class EntryOnDevice(Entry):
         self.record()
 
     def record(self) -> None:
-        stream = torch.cuda.current_stream(self.device)
-        if stream.stream_id not in self.streams:
+        number = _raw_stream(self.index)
+        if number not in self.streams:
+            stream = torch.cuda.current_stream(self.index)
             for t, _ in self.numbers:
                 if t.is_cuda:
                     t.record_stream(stream)
-            self.streams.add(stream.stream_id)
+            self.streams.add(number)
 
 
 class EntriesOnDevice(dict[str, EntryOnDevice]):

@@ -357,6 +357,7 @@ def test_arrays_used_on_another_stream_are_recorded(monkeypatch):
     """Once each, before they are freed: index arrays, what is computed from them, and plans."""
     stream, told = SimpleNamespace(stream_id=0), There.told
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: stream)
+    monkeypatch.setattr(cache, "_raw_stream", lambda index: stream.stream_id)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     P, Q = there(random(6, 5, 0.5)), there(random(6, 5, 0.8, seed=1))
 
