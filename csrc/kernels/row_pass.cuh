@@ -24,6 +24,7 @@ struct RowPass {
   const T* u;
   BatchResult<T> y;
   BatchResult<T> d;
+  T* w;                    // w_p = u_i a_p of each member, one after another, or null: a use of Dot's indices
   BatchResult<T> further;  // sums of further pieces of rows, or of tiles' first rows, before they go to y
   int64_t a_step, x_step, u_step;
   int64_t k;

@@ -39,8 +39,8 @@ tile_sum_kernel(LS_ARGUMENT RowPass<T, I> P, int each) {
   });
 }
 
-// One column: Dot.
-template <class T, class I>
+// One column: Dot, and w if Scales.
+template <bool Scales, class T, class I>
 LS_KERNEL(kThreads, kTileBlocks<T>)
 tile_dot_kernel(LS_ARGUMENT RowPass<T, I> P, int each) {
   LS_SHARED(row_of, int[kTileRoom]);
@@ -55,10 +55,13 @@ tile_dot_kernel(LS_ARGUMENT RowPass<T, I> P, int each) {
         const T* const u = P.u + b * P.u_step + P.rows.tiles.row(t);
         T* const d = P.d.of(b, members) + range.begin;
         const bool add = P.d.goes_on(b, members);
-        for_tile<kPlain>(range, P.idx, P.perm, P.a, P.x + b * P.x_step, [&](int q, T, T x) {
-          const T term = u[row_of[q]] * x;
-          d[q] = add ? d[q] + term : term;
-        });
+        T* const w = Scales ? P.w + b * P.rows.nnz + range.begin : nullptr;
+        for_tile<Scales ? kInOrder : kPlain>(range, P.idx, P.perm, P.a + b * P.a_step, P.x + b * P.x_step,
+                                             [&](int q, T a, T x) {
+                                               const T ui = u[row_of[q]], term = ui * x;
+                                               d[q] = add ? d[q] + term : term;
+                                               if (Scales) w[q] = ui * a;
+                                             });
       }
       __syncthreads();
     });
@@ -139,8 +142,13 @@ template <bool Sum, class T, class I>
 void launch_tiles(const RowPass<T, I>& P, cudaStream_t stream) {
   const int each = P.rows.tiles.count > kManyTiles ? 4 : 1;
   const dim3 grid(blocks_for(P.rows.tiles.count, each), 1, blocks_aside(P.groups.count));
-  if constexpr (!Sum)
-    LS_LAUNCH(grid, kThreads, stream, (P, each), tile_dot_kernel<T, I>);
+  if constexpr (!Sum) {
+    if (P.w)
+      LS_LAUNCH(grid, kThreads, stream, (P, each), tile_dot_kernel<true, T, I>);
+    else
+      LS_LAUNCH(grid, kThreads, stream, (P, each), tile_dot_kernel<false, T, I>);
+  } else if (!P.a)
+    LS_LAUNCH(grid, kThreads, stream, (P, each), tile_sum_kernel<kPlain, T, I>);
   else if (P.perm)
     LS_LAUNCH(grid, kThreads, stream, (P, each), tile_sum_kernel<kMoved, T, I>);
   else

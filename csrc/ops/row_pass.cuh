@@ -41,6 +41,7 @@ struct PassOperands {
   T* y;
   T* d;
   int64_t a_step, x_step, u_step, y_step, d_step;
+  T* w = nullptr;  // of one column: u_i a_p, for all members
 };
 
 template <bool Sum, bool Dot, class T, class I>
@@ -56,8 +57,9 @@ void row_pass(const DeviceStructure& S, const Tensor& like, const PassOperands<T
   std::optional<Tensor> sums;
   cuda::RowPass<T, I> P{};
   P.rows = S.schedule<I>();
-  P.idx = data<I>(S.idx), P.perm = data<I>(S.perm);
-  P.a = o.a, P.x = o.x, P.u = o.u, P.y = y.result, P.d = d.result;
+  P.idx = Sum && !o.a ? data<I>(S.perm) : data<I>(S.idx);  // without a: of numbers of entries, the sums
+  P.perm = data<I>(S.perm);
+  P.a = o.a, P.x = o.x, P.u = o.u, P.y = y.result, P.d = d.result, P.w = o.w;
   P.a_step = o.a_step, P.x_step = o.x_step, P.u_step = o.u_step;
   P.k = k, P.groups = groups;
   P.packs =
