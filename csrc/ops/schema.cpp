@@ -87,8 +87,9 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks. `positions` (int32, an entry a product) says
   // where the products fall; without it they are searched, for which `columns` is the number of C's columns.
   // blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. perm and starts:
-  // empty. `masked`: some products have no place in C. On a CUDA device positions, starts and blocks are
-  // empty: places are searched.
+  // empty. `masked`: some products have no place in C. On a CUDA device four arrays take the places from
+  // `positions` on, for this derivative: a structure with a row for each entry of the result and an entry for
+  // each product, whose idx and perm are its factors (perm: in the first of a, b, g that is given).
   m.def(
       "csr_spgemm(Tensor[] plan, bool masked, int columns, Tensor a, Tensor b, bool sum_batch=False) -> "
       "Tensor");

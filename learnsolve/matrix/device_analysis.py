@@ -96,6 +96,46 @@ def first_products(a_col: Tensor, b_crow: Tensor) -> Tensor:
     return first
 
 
+def stretches(first: Tensor) -> list[tuple[int, int, int, int]]:
+    """Stretches of A's entries with about SORTED products: their first entry and the end, their first product
+    and the end."""
+    cuts = torch.searchsorted(first, torch.arange(0, int(first[-1]), SORTED, device=first.device))
+    cuts = torch.unique_consecutive(torch.cat((cuts, torch.tensor([len(first) - 1], device=first.device))))
+    entries, products = cuts.tolist(), first[cuts].tolist()
+    return list(zip(entries[:-1], entries[1:], products[:-1], products[1:], strict=True))
+
+
+def _factors(first: Tensor, offset: Tensor, p0: int, p1: int, f0: int, f1: int) -> tuple[Tensor, Tensor]:
+    """Entries of A and of B that the products of a stretch are made of."""
+    entries = torch.arange(p0, p1, device=first.device)
+    p = torch.repeat_interleave(entries, first[p0 : p1 + 1].diff(), output_size=f1 - f0)
+    return p, torch.arange(f0, f1, device=first.device) + offset[p]
+
+
+def product_segments(
+    arrays: tuple[Tensor, ...], first: Tensor, wanted: int, stretch: tuple[int, int, int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Products a_p b_q of a stretch that fall on entry t of C, for the `arrays` of A, B and C: for each entry
+    of A (`wanted` 0), B (1) or C (2) those that it takes part in, as (ptr, second, first), which are the
+    entries of the other two matrices. Products without a place in C are left out."""
+    a_crow, a_col, b_crow, b_col, c_crow, c_col = arrays
+    known = torch.unique(c_col)  # so that row and column make a number of 62 bits
+    rank = torch.searchsorted(known, b_col)
+    rank = torch.where(torch.cat((known, known.new_full((1,), -1)))[rank] == b_col, rank, len(known))
+    p, q = _factors(first, b_crow.long()[a_col.long()] - first[:-1], *stretch)
+    number = row_indices(a_crow, len(a_col))[p].long() * (len(known) + 1) + rank[q]
+    numbers = _keys(c_crow, torch.searchsorted(known, c_col), len(known) + 1)
+    t = torch.searchsorted(numbers, number)
+    found = torch.cat((numbers, numbers.new_full((1,), -1)))[t] == number
+    at = [x[found].to(a_col.dtype) for x in (p, q, t)]
+    results, count = at.pop(wanted), (len(a_col), len(b_col), len(c_col))[wanted]
+    if wanted:
+        results, order = torch.sort(results, stable=True)
+        at = [x[order] for x in at]
+    ends = torch.arange(count + 1, dtype=a_col.dtype, device=a_col.device)
+    return torch.searchsorted(results, ends).to(a_col.dtype), at[1], at[0]
+
+
 def product_pattern(
     a_crow: Tensor, a_col: Tensor, b_crow: Tensor, b_col: Tensor, columns: int, first: Tensor, most: int
 ) -> tuple[Tensor, Tensor] | None:
@@ -103,20 +143,16 @@ def product_pattern(
     products, which continues the last row of the previous stretch. None if there are more than `most`
     entries. Synchronizes once per stretch."""
     rows, nnz, device = len(a_crow) - 1, len(a_col), a_crow.device
-    cuts = torch.searchsorted(first, torch.arange(0, int(first[-1]), SORTED, device=device))
-    cuts = torch.unique_consecutive(torch.cat((cuts, torch.tensor([nnz], device=device))))
     row_of, offset = row_indices(a_crow, nnz), b_crow.long()[a_col.long()] - first[:-1]
-    opened = row_of[cuts[1:] - 1].tolist()  # the row of the last entry of each stretch
-    products, cuts = first[cuts].tolist(), cuts.tolist()
+    parts_of_a = stretches(first)
+    ends = torch.tensor([p1 for _, p1, _, _ in parts_of_a], dtype=torch.int64, device=device)
+    opened = row_of[ends - 1].tolist()  # the row of the last entry of each stretch
     crow, parts = torch.zeros(rows + 1, dtype=torch.int64, device=device), []
     done, total, left_open = 0, 0, torch.empty(0, dtype=torch.int64, device=device)
-    for s in range(len(cuts) - 1):
-        (p0, p1), (f0, f1) = cuts[s : s + 2], products[s : s + 2]
-        entries = torch.arange(p0, p1, device=device)
-        p = torch.repeat_interleave(entries, first[p0 : p1 + 1].diff(), output_size=f1 - f0)
-        q = torch.arange(f0, f1, device=device) + offset[p]
+    for stretch, last_row in zip(parts_of_a, opened, strict=True):
+        p, q = _factors(first, offset, *stretch)
         keys = torch.unique(torch.cat((left_open, row_of[p].long() * columns + b_col[q].long())))
-        end = rows if p1 == nnz else opened[s]
+        end = rows if stretch[1] == nnz else last_row
         starts = torch.searchsorted(keys, torch.arange(done, end + 1, device=device) * columns)
         crow[done : end + 1] = total + starts
         finished = int(starts[-1])

@@ -114,6 +114,33 @@ def test_pattern_of_a_product_in_stretches(structure, stretch, index, monkeypatc
             assert device_analysis.product_pattern(*arrays, B.shape[1], first, C.nnz - 1) is None
 
 
+@both_indices
+@pytest.mark.parametrize("masked", [False, True])
+@every_structure
+def test_segments_of_a_product(structure, masked, index, monkeypatch):
+    """The three derivatives of the sum of a_p b_q g_t over all products, in stretches."""
+    monkeypatch.setattr(device_analysis, "SORTED", 300)
+    S = STRUCTURES[structure][:, :50]
+    A, B = pattern_of(S, index), pattern_of(S.T.tocsr(), index)
+    C = ls.ops.spgemm(*(ls.CSR(torch.ones(P.nnz).double(), P) for P in (A, B))).pattern
+    if masked:
+        C = pattern_of(random(*C.shape, 0.3, seed=1), index)
+    matrices = [ls.CSR(torch.arange(1.0, P.nnz + 1).double(), P) for P in (A, B, C)]
+    values, (a, b, g) = [M.values for M in matrices], [M.to_dense() for M in matrices]
+    arrays = tuple(t for P in (A, B, C) for t in (P.crow_indices, P.col_indices))
+    first = device_analysis.first_products(A.col_indices, B.crow_indices)
+    for wanted, (P, expected) in enumerate(((A, g @ b.T), (B, a.T @ g), (C, a @ b))):
+        u, v = (t for i, t in enumerate(values) if i != wanted)
+        found = torch.zeros(P.nnz).double()
+        for stretch in device_analysis.stretches(first):
+            made = device_analysis.product_segments(arrays, first, wanted, stretch)
+            ptr, idx, perm = made
+            assert all(t.dtype == index for t in made)
+            rows = device_analysis.row_indices(ptr, len(idx)).long()
+            found.index_add_(0, rows, u[perm.long()] * v[idx.long()])
+        torch.testing.assert_close(found, expected[P.row_indices.long(), P.col_indices.long()])
+
+
 def test_what_is_too_large_for_a_sort_there(monkeypatch):
     """Goes over the host, to the same results."""
     A, B = (ls.CSR.from_scipy(random(30, 20, 0.3, seed=s)) for s in (0, 1))

@@ -272,7 +272,7 @@ def test_a_plan_is_made_once(monkeypatch):
     analysis, names = sparse_product._analysis, ("positions_of_products", "row_product_blocks")
     names = (*names, "column_product_blocks", "product_starts")
     if on_cuda():
-        analysis, names = device_analysis, ("first_products", "product_pattern")
+        analysis, names = device_analysis, ("product_pattern", "product_segments")
     for name in names:
         real = getattr(analysis, name)
         monkeypatch.setattr(analysis, name, lambda *a, real=real, name=name: made.append(name) or real(*a))

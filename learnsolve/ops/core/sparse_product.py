@@ -12,6 +12,7 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 arXiv 2212.05159, table 1.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,10 +50,12 @@ _spgemm_plan_limit = 2**30
 
 
 def set_spgemm_plan_limit(bytes: int) -> int:
-    """Set the maximum size in bytes of the plan of one sparse product on the CPU, 4 per multiply-add.
+    """Set the maximum size in bytes of the plan of one sparse product: 4 per multiply-add on the CPU; on a
+    CUDA device 8 (int64 indices: 16) for the product, and as much again for each gradient.
 
     A larger product is computed without a plan, in O(nnz) memory: the positions of its products are
-    recomputed in each pass. This is also how products on a CUDA device are computed, whatever the limit.
+    recomputed in each pass. On a CUDA device that takes sorts, which take much longer than the pass and wait
+    for the device: raise the limit there for a product that is repeated.
 
     Parameters
     ----------
@@ -85,8 +88,8 @@ def set_spgemm_plan_limit(bytes: int) -> int:
 
 
 class _Plan(NamedTuple):
-    positions: Tensor | None  # of each product in C; None: too many to store, or on a CUDA device
-    blocks: Tensor  # none on a CUDA device
+    positions: Tensor | None  # of each product in C; None: too many to store
+    blocks: Tensor
     incomplete: bool  # some products are outside C
 
 
@@ -105,8 +108,6 @@ def _result(A: SparsityPattern, B: SparsityPattern) -> SparsityPattern:
 
 
 def _plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
-    if device_analysis.here(A.crow_indices):
-        return _Plan(None, _no_blocks(A), True)  # kernels search for the positions of products
     C, arrays = result_pattern(A, B, mask), _arrays(A, B)
     c_ptr, c_idx = as_numpy(C.crow_indices), as_numpy(C.col_indices)
     a_ptr, a_idx, b_ptr, _ = arrays
@@ -132,10 +133,6 @@ def _analyzed(A: SparsityPattern, B: SparsityPattern, threads: int) -> tuple[Ten
     if made is None:
         raise _too_many(A.dtype)
     return A._tensor(made[0]), A._tensor(made[1])
-
-
-def _no_blocks(A: SparsityPattern) -> Tensor:
-    return torch.empty(0, dtype=torch.int64, device=A.device)
 
 
 def _symbolic(A: SparsityPattern, B: SparsityPattern, numbered: bool) -> tuple[Tensor, Tensor]:
@@ -164,8 +161,6 @@ def _column_plan(
 ) -> _ColumnPlan:
     """For the pass over the rows of B: where the products of each entry of A^T begin. `positioned`: for a
     plan with positions, which a plan made again under another limit may lack."""
-    if device_analysis.here(A.crow_indices):
-        return _ColumnPlan(None, _no_blocks(A))
     t_ptr, _, permutation, _ = A._structure(True)
     positions = A._planned(_plan, B, mask).positions
     b_ptr, perm = as_numpy(B.crow_indices), as_numpy(permutation)
@@ -206,13 +201,68 @@ def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | 
     return tensors, plan.incomplete
 
 
+def _segment(
+    A: SparsityPattern,
+    B: SparsityPattern,
+    mask: SparsityPattern | None,
+    wanted: int,
+    first: Tensor,
+    stretch: tuple[int, int, int, int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums of the products of a stretch as a structure, like that of a matrix: one row for each entry of
+    operand `wanted`."""
+    C = result_pattern(A, B, mask)
+    arrays = tuple(t for P in (A, B, C) for t in (P.crow_indices, P.col_indices))
+    ptr, idx, perm = device_analysis.product_segments(arrays, first, wanted, stretch)
+    return ptr, idx, perm, device_analysis.row_schedule(ptr, len(idx))
+
+
+def _segments(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int) -> tuple:
+    """The plan of a derivative on a CUDA device: all its products as one structure. None above the limit."""
+    first = device_analysis.first_products(A.col_indices, B.crow_indices)
+    products = int(first[-1])
+    most = min(_spgemm_plan_limit // (2 * A.dtype.itemsize), _MOST[A.dtype], device_analysis.MOST_SORTED)
+    return (_segment(A, B, mask, wanted, first, (0, A.nnz, 0, products)),) if products <= most else ()
+
+
+def _unplanned(
+    A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int
+) -> Iterator[tuple]:
+    """The same in stretches, each made when it is needed."""
+    with plain_tensors():
+        first = device_analysis.first_products(A.col_indices, B.crow_indices)
+        stretches = device_analysis.stretches(first)
+    for stretch in stretches:
+        with plain_tensors():
+            segment = _segment(A, B, mask, wanted, first, stretch)
+        yield segment
+
+
+def _on_device(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) -> Tensor:
+    A, B, mask = patterns
+    C = result_pattern(A, B, mask)
+    rows = A._structure(True)[:3] if wanted == RIGHT else (A.crow_indices, A.col_indices, A._none)
+    known = (*rows, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices)
+    total = None
+    for segment in A._planned(_segments, B, mask, wanted) or _unplanned(A, B, mask, wanted):
+        plan = (*known, *segment)
+        if wanted == PRODUCT:
+            part = _raw_product(plan, False, B.shape[1], u, v, shared)
+        elif wanted == LEFT:
+            part = _raw_left(plan, False, B.shape[1], v, u, shared)
+        else:
+            part = _raw_right(plan, False, u, v, shared)
+        total = part if total is None else total + part
+    return total
+
+
 def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tensor | None:
     """The values of A B, whose pattern is cached, in one pass over the products without a plan. None if this
     is not possible: the pattern is known, values have a batch axis or cannot be read, or arrays with room for
     each product would be too large."""
     if torch.compiler.is_dynamo_compiling() or A._has_planned(_result, B):
         return None
-    if a.dim() > 1 or b.dim() > 1 or not (readable(a) and readable(b)) or device_analysis.here(a):
+    if a.dim() > 1 or b.dim() > 1 or not (readable(a) and readable(b)):
         return None
     for P in (A, B):
         P._check_unchanged()
@@ -252,6 +302,8 @@ class _Contraction(Derivative):
 
     @staticmethod
     def forward(u, v, wanted, shared, A, B, mask):
+        if device_analysis.here(A.crow_indices):
+            return _on_device(wanted, u, v, shared, A, B, mask)
         if wanted == PRODUCT:
             if mask is None and (values := _fused(A, B, u, v)) is not None:
                 return values
@@ -277,8 +329,9 @@ class _Gradients(Gradients):
 
     @staticmethod
     def forward(a, b, g, role, A, B, mask):
-        if g.dim() == 1 and (a.dim() == 2 or b.dim() == 2):
-            return apart(_Contraction, a, b, g, role, A, B, mask)  # the product was summed over its batch
+        summed = g.dim() == 1 and (a.dim() == 2 or b.dim() == 2)  # the product was, over its batch
+        if summed or device_analysis.here(A.crow_indices):
+            return apart(_Contraction, a, b, g, role, A, B, mask)
         return _raw_backward(*_by_columns(A, B, mask), a, b, g)
 
     @staticmethod
