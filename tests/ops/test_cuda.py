@@ -117,6 +117,19 @@ def test_batches_of_long_rows(kind):
                 torch.testing.assert_close(found, w, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.slow
+def test_blocks_of_several_tiles():
+    """Where tiles are many (kManyTiles). Their number is no multiple of that of a block."""
+    rows, columns = 6201, 2000
+    crow = torch.arange(rows + 1, dtype=torch.int32) * columns
+    P = ls.SparsityPattern(crow, torch.arange(columns, dtype=torch.int32).repeat(rows), (rows, columns))
+    P = P.to(DEVICE)
+    assert P.nnz // device_analysis.TILE > 6000
+    v, x, u = (normal(size, seed=i).to(DEVICE) for i, size in enumerate(((P.nnz,), (columns,), (rows,))))
+    torch.testing.assert_close(ls.CSR(v, P) @ x, v.view(rows, columns) @ x, rtol=1e-10, atol=1e-10)
+    assert torch.equal(ls.ops.sddmm(u, x, P).view(rows, columns), u[:, None] * x)
+
+
 def in_groups(terms, group):
     """The sum over the batch as kernels/groups.cuh has it: within each group, then group after group."""
     parts = [functools.reduce(torch.add, members) for members in terms.split(group)]
