@@ -24,7 +24,7 @@ import learnsolve as ls
 from benchmarks.harness import OURS, Run, figure
 from benchmarks.systems import cases
 from learnsolve.solvers.core.choices import direct_cost, preconditioner
-from learnsolve.solvers.core.projected import sums_to_zero
+from learnsolve.solvers.core.projected import Detected, detected
 
 FLOOR = 1e-3  # seconds
 LONG = 1e11  # flops of a direct solve, 10 s: left out beyond
@@ -53,9 +53,9 @@ def measure(run: Run, args: argparse.Namespace) -> list[str]:
 def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     A = ls.CSR.from_scipy(S)
     b = A @ torch.from_numpy(np.random.default_rng(1).standard_normal(S.shape[0]))
-    constants = sums_to_zero(A)
+    null = detected(A)
     names = list(SYMMETRIC if A.is_symmetric() else GENERAL)
-    if direct_cost(A) <= LONG and not constants:
+    if direct_cost(A) <= LONG and null is None:
         names.insert(0, "direct")
     choice = ls.solve(A, b, rtol=rtol).selected
     cells: dict[str, dict[str, Any]] = {}
@@ -64,7 +64,7 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     for candidate in names:
         # An iteration takes more than a quarter of a nanosecond an entry: 5 times the best time, and more.
         limit = 10 * A.shape[0] if best == math.inf else int(200 + 20 * best / (1e-9 * A.nnz))
-        task = method(candidate, rtol, min(limit, 10 * A.shape[0]), constants)
+        task = method(candidate, rtol, min(limit, 10 * A.shape[0]), null)
         seconds, converged = timed(task, S, b)
         if not converged:
             cells[candidate] = {"failed": "no"}
@@ -72,7 +72,7 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
             rounds[candidate], best = [], min(best, seconds)
     tasks = {OURS: lambda A, b: ls.solve(A, b, rtol=rtol).converged}
     methods = [who for who in rounds if who != OURS]
-    tasks |= {who: method(who, rtol, 10 * A.shape[0], constants) for who in methods}
+    tasks |= {who: method(who, rtol, 10 * A.shape[0], null) for who in methods}
     for _ in range(min(run.rounds, 3)):
         for who, task in tasks.items():
             if not rounds[who] or who == OURS or statistics.median(rounds[who][0]) < 3 * best:
@@ -88,12 +88,12 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     print(f"  {ratio:5.2f} of {best_method}: {name}, {rtol:g}: {choice}", flush=True)
 
 
-def method(name: str, rtol: float, maxiter: int, constants: bool) -> Callable[[ls.CSR, Tensor], bool]:
+def method(name: str, rtol: float, maxiter: int, null: Detected | None) -> Callable[[ls.CSR, Tensor], bool]:
     if name == "direct":
         return lambda A, b: ls.solve(A, b, rtol=rtol, method="direct").converged
     solver, M = name.split() if " " in name else (name, "no M")
     keywords: dict[str, Any] = {"rtol": rtol, "maxiter": maxiter}
-    keywords |= {"null_space": "constants"} if constants else {}
+    keywords |= {} if null is None else {"null_space": null}
 
     def solve(A: ls.CSR, b: Tensor) -> bool:
         made = preconditioner(M, A, None)[0]

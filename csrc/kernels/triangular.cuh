@@ -81,6 +81,23 @@ struct RowEntries {
   }
 };
 
+// use(e, load(e)) for the entries 0 <= e < count of a row, each by one lane of the team: the next U of a lane
+// are loaded together, since memory is far.
+template <int U, class Team, class Load, class Use>
+LS_DEVICE void for_entries(const Team& team, int count, const Load& load, const Use& use) {
+  for (int e = team.lane; e < count; e += U * Team::size) {
+    decltype(load(0)) loaded[U];
+    LS_UNROLL
+    for (int u = 0; u < U; ++u) {
+      const int at = e + u * Team::size;
+      loaded[u] = load(at < count ? at : count - 1);
+    }
+    LS_UNROLL
+    for (int u = 0; u < U; ++u)
+      if (e + u * Team::size < count) use(e + u * Team::size, loaded[u]);
+  }
+}
+
 // Row i for column c of member m by one team: entry e, counted from the farthest column, by lane e of its N.
 // All but the results of other rows is there before the first of these is waited for.
 template <int N, class T, class I>
