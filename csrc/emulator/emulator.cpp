@@ -166,7 +166,6 @@ class Engine {
                      within(arguments, kArguments);
     return own ? Memory::own : Memory::device;
   }
-  uint64_t launches = 0;
 
   [[noreturn]] void fault(const char* what, const Where& where) const {
     std::fprintf(stderr, "%s:%u: %s\n  in %s", where.file_name(), where.line(), what, kernel);
@@ -184,6 +183,7 @@ class Engine {
   const void* arguments = nullptr;
   const uint64_t seed =
       std::getenv("LEARNSOLVE_EMULATOR_SEED") ? std::atoll(std::getenv("LEARNSOLVE_EMULATOR_SEED")) : 0;
+  uint64_t launches = 0;
 
   std::vector<Thread> threads;  // of this block
   std::vector<int> order;       // in which they begin
@@ -420,8 +420,6 @@ void launch(const char* kernel, dim3 grid, dim3 threads, void (*body)(const void
   const Watch watch(limit ? std::atoi(limit) : 60);
   one.run(kernel, grid, threads, body, arguments);
 }
-// How many there were: tests count those of a call.
-extern "C" [[gnu::visibility("default")]] uint64_t learnsolve_emulated_launches() { return one.launches; }
 void* shared(const void* key, int64_t bytes, int64_t alignment, const Where& where) {
   return one.shared(key, bytes, alignment, where);
 }

@@ -5,7 +5,6 @@ not particular to it, such as columns that stop: test_pcg_operator.py, which .ci
 Runs on a CUDA device or, without its last part, with the emulated operators (tests/conftest.py).
 """
 
-import ctypes
 import functools
 
 import cuda_promises
@@ -20,7 +19,7 @@ from solvers.dense_pcg import system as host_system
 from solvers.references import close, equal
 
 import learnsolve as ls
-from learnsolve import _library
+from benchmarks import traffic
 from learnsolve.ops.pcg import KINDS
 
 cuda_promises.skip_without_operators()
@@ -163,15 +162,14 @@ def test_any_alignment(kind, k):
 def test_launches_of_an_iteration(kind):
     """Product, residual and update, the scalars in the last blocks of two of them; their adjoints, and for
     every eighth iteration the gradient of the values."""
-    library = ctypes.CDLL(str(_library.folder / "learnsolve_cuda_emulated.so"))
     s = on_device(host_system(kind, "vector", ls.problems.poisson((15, 20)).to_scipy()))
 
     def launches(iterations):
-        before = library.learnsolve_emulated_launches()
-        x, norms, _ = fused(s, iterations)
-        between = library.learnsolve_emulated_launches()
-        torch.autograd.grad(x.sum() + norms.sum(), s.inputs)
-        return np.array((between - before, library.learnsolve_emulated_launches() - between))
+        done = []
+        forward = traffic.launches(lambda: done.extend(fused(s, iterations)))
+        loss = done[0].sum() + done[1].sum()
+        backward = traffic.launches(lambda: torch.autograd.grad(loss, s.inputs))
+        return np.array((len(forward), len(backward)))
 
     assert (launches(24) - launches(8)).tolist() == [16 * 3, 16 * 3 + 2]
 
