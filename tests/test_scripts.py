@@ -357,6 +357,8 @@ def test_every_kind_of_kernel_runs_in_the_small_suite(monkeypatch, capsys, gpu):
 PTXAS = """ptxas info    : Compiling entry function 'lean' for 'sm_90'
 ptxas info    : Function properties for lean
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Function properties for called_once
+    0 bytes stack frame, 200 bytes spill stores, 200 bytes spill loads
 ptxas info    : Compiling entry function 'greedy' for 'sm_75'
 ptxas info    : Function properties for greedy
     40 bytes stack frame, 96 bytes spill stores, 128 bytes spill loads

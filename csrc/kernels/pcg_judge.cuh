@@ -97,7 +97,11 @@ struct WithJudge : Pass {
   unsigned* arrived;     // one for each member
 
   LS_DEVICE void conclude(int64_t b, const Chunks& chunks) const {
-    if (!arrives_last(arrived + b, chunks.count)) return;
+    if (arrives_last(arrived + b, chunks.count)) judged(b, chunks.count);
+  }
+
+ private:
+  LS_DEVICE_APART void judged(int64_t b, int64_t chunks) const {
     LS_SHARED(totals, double[2][kThreads]);
     const int64_t k = judge.columns.k;
     const int lane = static_cast<int>(threadIdx.x), width = columns_together(k), sums = judge.sums();
@@ -109,7 +113,7 @@ struct WithJudge : Pass {
     bool runs = false;
     for (int64_t c0 = 0; c0 < k; c0 += width) {
       for (int s = 0; s < sums; ++s)
-        add_chunks(partials.at[s] + b * chunks.count * k, chunks.count, k, c0, width, totals[s]);
+        add_chunks(partials.at[s] + b * chunks * k, chunks, k, c0, width, totals[s]);
       if (lane < width && c0 + lane < k)
         runs |= judge.column(b, c0 + lane, sums > 0 ? totals[0][lane] : 0, sums > 1 ? totals[1][lane] : 0);
       __syncthreads();
