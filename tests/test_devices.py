@@ -54,10 +54,18 @@ def test_every_operator_is_there():
         return {n for f in sources.glob(files) for n in re.findall(pattern, f.read_text(encoding="utf-8"))}
 
     missing = names(r'm\.def\(\s*"(\w+)\(', "schema.cpp") - names(r'm\.impl\("(\w+)"', "*.cu")
-    # For a CPU: a device takes csr_spmm_backward, torch's own linear maps, and methods and cycles op by op.
+    # For a CPU: a device takes csr_spmm_backward, one gradient of a sparse product after the other, torch's
+    # own linear maps, and methods and cycles op by op.
+    of_products = {"csr_spmv_scatter_backward", "csr_spgemm_backward"}
     of_networks = {"perceptron", "perceptron_backward"}
     of_cycles = {"linear_steps", "linear_steps_backward"}
-    assert missing == {"csr_spmv_scatter_backward", "csr_krylov", *of_networks, *of_cycles}
+    assert missing == {
+        "csr_spmv_scatter_backward",
+        "csr_spgemm_backward",
+        "csr_krylov",
+        *of_networks,
+        *of_cycles,
+    }
 
 
 OPERATIONS = [case for case in CASES if case.make is None and "complex" not in case.name]

@@ -48,9 +48,9 @@ def test_what_a_product_moves():
     (launch,) = traffic.launches(lambda: A @ x)
     least = 4 * (n + 1) + n * (4 + 8 + 8) + 8 * n
     assert least <= launch.figures["dram"] <= least + 20 * 32  # and the schedule
-    assert launch.figures["stores"] == n // 32
-    # Blocks share a sector of the row pointers, and the schedule.
-    assert launch.figures["dram"] <= launch.figures["l2"] <= launch.figures["dram"] + n // 256 * 8 * 32
+    assert launch.figures["stores"] == n // 16  # a tile has 128 rows, two lanes for each
+    # Blocks share sectors of the row pointers and of the table of tiles.
+    assert launch.figures["dram"] <= launch.figures["l2"] <= launch.figures["dram"] + n // 128 * 5 * 32
     assert launch.figures["l1"] >= launch.figures["l2"] - 8 * n
 
 

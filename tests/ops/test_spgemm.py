@@ -396,16 +396,22 @@ def test_batched_gradients_on_another_thread():
 
 
 def test_plan_cache_limit():
-    """The bound is on 4 bytes a product, no byte more; a device keeps none."""
+    """The bound is on 4 bytes a product, no byte more; on a device on the indices of its two factors."""
     S = random(9, 9, 0.4)
-    bytes = 4 * int(symbolic(S, S).data.sum())
-    for limit, kept in ((bytes, not on_cuda()), (bytes - 1, False)):
+    products, device = int(symbolic(S, S).data.sum()), on_cuda()
+    bytes = products * (2 * matrix(S).col_indices.element_size() if device else 4)
+    for limit, kept in ((bytes, True), (bytes - 1, False)):
         before = ops.set_spgemm_plan_limit(limit)
         A = matrix(S)
         for _ in range(2):
             ops.spgemm(A, A)
         assert ops.set_spgemm_plan_limit(before) == limit
-        assert (A.pattern._planned(sparse_product._plan, A.pattern, None).positions is not None) == kept
+        P = A.pattern
+        if device:
+            plan = P._planned(sparse_product._segments, P, None, sparse_product.PRODUCT)
+        else:
+            plan = P._planned(sparse_product._plan, P, None).positions
+        assert (plan is not None and len(plan) > 0) == kept
 
 
 # --- memory and threads ---
