@@ -54,7 +54,7 @@ struct Tiles {
   LS_DEVICE int end(int64_t c) const { return static_cast<int>(table[2 * (count + 1 + c) + 1]); }
   // f(r, begin, end, step) for row r of the tile, counted from its first, and this lane's entries of it, from
   // the tile's first; several lanes to a row, and at least `least`, if the rows are fewer than the threads.
-  // Returns the number of lanes. All threads of a warp call f together: r may be rows or more.
+  // All threads of a warp call f together: r may be rows or more.
   template <class F>
   LS_DEVICE void for_rows(const Tile& tile, int least, const F& f) const {
     int lanes = least;
@@ -82,8 +82,13 @@ LS_DEVICE T load_once(const T* p) {
 
 // Entries of a lane that are under way at a time, and the blocks of a processor whose registers hold them.
 constexpr int kUnderWay = 8;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kMostBlocks = 4;  // of 1,024 threads: for more, the whole bound would be ignored
+#else
+constexpr int kMostBlocks = 5;
+#endif
 template <class T>
-constexpr int kTileBlocks = sizeof(T) == 4 ? 5 : 4;
+constexpr int kTileBlocks = sizeof(T) == 4 ? kMostBlocks : 4;
 
 enum Terms {
   kInOrder,  // a_p x_{j(p)}
