@@ -89,7 +89,8 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   // blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. perm and starts:
   // empty. `masked`: some products have no place in C. On a CUDA device four arrays take the places from
   // `positions` on, for this derivative: a structure with a row for each entry of the result and an entry for
-  // each product, whose idx and perm are its factors (perm: in the first of a, b, g that is given).
+  // each product, whose idx and perm are its factors (perm: in the first of a, b, g that is given). There the
+  // first seven are never read but for their sizes, those of A always by rows.
   m.def(
       "csr_spgemm(Tensor[] plan, bool masked, int columns, Tensor a, Tensor b, bool sum_batch=False) -> "
       "Tensor");

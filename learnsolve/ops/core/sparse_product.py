@@ -241,8 +241,9 @@ def _unplanned(
 def _on_device(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) -> Tensor:
     A, B, mask = patterns
     C = result_pattern(A, B, mask)
-    rows = A._structure(True)[:3] if wanted == RIGHT else (A.crow_indices, A.col_indices, A._none)
-    known = (*rows, B.crow_indices, B.col_indices, C.crow_indices, C.col_indices)
+    # For the numbers of their entries alone: no transpose.
+    known = (A.crow_indices, A.col_indices, A._none)
+    known += (B.crow_indices, B.col_indices, C.crow_indices, C.col_indices)
     total = None
     for segment in A._planned(_segments, B, mask, wanted) or _unplanned(A, B, mask, wanted):
         plan = (*known, *segment)
