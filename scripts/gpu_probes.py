@@ -24,7 +24,7 @@ FOLDER = ROOT / "benchmarks" / "probes"
 MOST = 120  # seconds of a probe
 OF_A_REHEARSAL = "5 points, small"
 # Of one launch of each kernel, from the hardware's counters: what the models of docs/cuda.md count.
-COUNTED = ("vector_kernel", "tile_kernel", "mask_kernel")
+COUNTED = ("tile_sum_kernel", "tile_kernel", "mask_kernel")
 COUNTERS = (
     "gpu__time_duration.sum",
     "dram__bytes_read.sum",
