@@ -69,25 +69,30 @@ class Request:
         return replace(self, A=moved(self.A), B=B)
 
     def sizes(self, values: Tensor, U: Tensor) -> Tensor:
-        """The norms of |A| |u| + (|lambda| + s) |B| |u|, with s the size of what is sought: rounding errors
-        in A u - lambda B u, and in u, are a few units of roundoff of these. A huge entry in a row where u is
-        tiny does not count, as it would in a norm of A; s does where lambda is zero."""
+        """The norms of |A| |u| + (|lambda| + s) |B| |u|, with s the smallest size of a row of A: rounding
+        errors in A u - lambda B u, and in u, are a few units of roundoff of these. A huge entry in a row
+        where u is tiny does not count, as it would in a norm of A; s does where lambda is zero."""
         X = U.abs()
         BX = X if self.B is None else product(self.B.values.abs(), X, self.B.pattern, False)
-        scale = values.abs() + self.sought
+        scale = values.abs() + self._size(self.quotients)
         return (product(self.A.values.abs(), X, self.A.pattern, False) + scale * BX).norm(dim=0)
+
+    @functools.cached_property
+    def quotients(self) -> Tensor:
+        """|a_ii| / b_ii, in ascending order."""
+        quotients = self.A.diagonal().abs()
+        return (quotients if self.B is None else quotients / self.B.diagonal()).sort().values
+
+    def _size(self, quotients: Tensor) -> float:
+        """The first of them that is not zero."""
+        positive = quotients[quotients > 0]
+        return float(positive[0]) if len(positive) else self.norm
 
     @functools.cached_property
     def sought(self) -> float:
         """The size of the k smallest values, if A is positive semidefinite: of the k-th smallest quotient
         a_ii / b_ii, or the next that is not zero. Of the k largest: of the k-th largest, or one before."""
-        quotients = self.A.diagonal().abs()
-        if self.B is not None:
-            quotients = quotients / self.B.diagonal()
-        quotients = quotients.sort().values
-        near = quotients[-self.k :] if self.which == "largest" else quotients[self.k - 1 :]
-        near = near[near > 0]
-        return float(near[0]) if len(near) else self.norm
+        return self._size(self.quotients[-self.k if self.which == "largest" else self.k - 1 :])
 
     @functools.cached_property
     def norm(self) -> float:

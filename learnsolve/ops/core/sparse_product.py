@@ -244,7 +244,7 @@ def _on_device(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) 
     # For the numbers of their entries alone: no transpose.
     known = (A.crow_indices, A.col_indices, A._none)
     known += (B.crow_indices, B.col_indices, C.crow_indices, C.col_indices)
-    total = None
+    total: Any = None
     for segment in A._planned(_segments, B, mask, wanted) or _unplanned(A, B, mask, wanted):
         plan = (*known, *segment)
         if wanted == PRODUCT:
