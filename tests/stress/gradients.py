@@ -280,6 +280,8 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
     name, sparse, dense, inputs = KINDS[kind](rng)
     order = (first, recorded, forward, second, nested)[rng.choice(5, p=[0.45, 0.1, 0.15, 0.2, 0.1])]
     order = first if name.endswith(("unrolled", "checkpointed", "least 0e+00")) else order
+    if order is nested and name.endswith("least 1e-07"):  # torch's derivatives of svd lose their digits there
+        order = second
     scale = float(10 ** rng.uniform(-30, 30))
     with torch.no_grad():
         shape = dense(*inputs).shape
