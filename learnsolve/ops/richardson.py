@@ -64,7 +64,7 @@ def richardson_sweeps(
     if iterations < _APART or values.dim() > 1 or b.dim() != 2 or not sweep_calls.separate(b):
         return sweep_calls.forward(values, scale, m, b, x0, *constants, False)[:2]  # type: ignore[return-value]
     B, X = sweep_calls.apart(b), sweep_calls.apart(x0)
-    x, norms, _ = sweep_calls.forward(values, scale, m, B, X, *constants, False)
+    x, norms, *_ = sweep_calls.forward(values, scale, m, B, X, *constants, False)
     return tuple(sweep_calls.together(t, b.shape[:0]).contiguous() for t in (x, norms))  # type: ignore[return-value]
 
 

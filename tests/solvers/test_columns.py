@@ -130,3 +130,12 @@ def test_products_of_few_columns():
             for y, D in ((own @ x, dense), (ls.ops.spmm(own, x, transpose=True), dense.T)):
                 scale = np.finfo(str(dtype).removeprefix("torch.")).eps * 20
                 assert ((y - D @ x).abs() <= scale * (D.abs() @ x.abs())).all()
+
+
+def test_sweeps_of_a_large_system_take_several_calls():
+    A = ls.problems.poisson((316, 316))
+    b = torch.randn(A.shape[0], 8, dtype=torch.float64)
+    x = ls.solvers.jacobi(A, b, weight=0.8, iterations=40).x
+    for column, alone in zip(b.unbind(1), x.unbind(1), strict=True):
+        wanted = ls.solvers.jacobi(A, column.contiguous(), weight=0.8, iterations=40).x
+        torch.testing.assert_close(alone, wanted, rtol=1e-12, atol=1e-12)
