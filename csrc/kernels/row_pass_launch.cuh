@@ -8,8 +8,8 @@ namespace learnsolve::cuda {
 // f(t) for the tiles of this block: `each` neighbors, whose rows often gather the same numbers.
 template <class I, class F>
 LS_DEVICE void for_tiles(const Tiles<I>& tiles, int each, const F& f) {
-  const int count = static_cast<int>(tiles.count), past = (count + each - 1) / each * each;
-  for (int u = static_cast<int>(blockIdx.x) * each; u < past; u += static_cast<int>(gridDim.x) * each)
+  const int count = static_cast<int>(tiles.count);
+  for (int u = static_cast<int>(blockIdx.x) * each; u < count; u += static_cast<int>(gridDim.x) * each)
     for (int t = u; t < u + each && t < count; ++t) f(t);
 }
 

@@ -34,17 +34,4 @@ struct Schedule {
   }
 };
 
-// The row of entry p, one of lo to hi.
-template <class Ptr>
-LS_BOTH int64_t row_of_entry(const Ptr& ptr, int64_t lo, int64_t hi, int64_t p) {
-  while (lo < hi) {
-    const int64_t mid = (lo + hi) / 2;
-    if (ptr[mid + 1] <= p)
-      lo = mid + 1;
-    else
-      hi = mid;
-  }
-  return lo;
-}
-
 }  // namespace learnsolve::cuda

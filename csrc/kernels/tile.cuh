@@ -31,8 +31,8 @@ struct Range {
 template <class I>
 struct Tiles {
   const I* ptr;
-  const I*
-      table;  // count + 1 lines, the last of them the end; then the first tile of each chunk, and its end
+  // count + 1 lines, the last of them the end; then the first tile of each chunk, and its end
+  const I* table;
   int64_t count;
 
   // Does tile t go on with row i, which begins in an earlier one?

@@ -48,7 +48,7 @@ def eigsh(
     method : "dense"; "arpack", SciPy's restarted Lanczos; "lobpcg"; "auto" (Notes)
     rtol : a pair has converged when :math:`\|A u - \lambda B u\| \le rtol |\lambda| \|B u\|`, where lambda is
         the largest requested value in magnitude, at most the norm of :math:`|A| |u|`, or at rounding level
-        of that or of the values sought; default 1e-8, 1e-4 in float32
+        of that or of the smallest diagonal entry; default 1e-8, 1e-4 in float32
     maxiter : int, restarts of ARPACK (default 10 n) or steps of LOBPCG (default 500)
     throw : raise `SolverError` if a pair, or a solve for a gradient, did not converge, and ValueError for an
         undefined gradient; otherwise warn
