@@ -64,8 +64,13 @@ def richardson_sweeps(
     if iterations < _APART or values.dim() > 1 or b.dim() != 2 or not sweep_calls.separate(b):
         return sweep_calls.forward(values, scale, m, b, x0, *constants, False)[:2]  # type: ignore[return-value]
     B, X = sweep_calls.apart(b), sweep_calls.apart(x0)
-    x, norms, *_ = sweep_calls.forward(values, scale, m, B, X, *constants, False)
-    return tuple(sweep_calls.together(t, b.shape[:0]).contiguous() for t in (x, norms))  # type: ignore[return-value]
+    # All sweeps of a column before the next begins, as many columns in one call as interrupts allow.
+    width = max(sweep_calls.length(values, B[:1]) // iterations, 1)
+    pairs = zip(B.split(width), X.split(width), strict=True)
+    outs = [sweep_calls.forward(values, scale, m, *pair, *constants, False)[:2] for pair in pairs]
+    x, norms = map(torch.cat, zip(*outs, strict=True))
+    none = torch.Size()
+    return sweep_calls.together(x, none).contiguous(), sweep_calls.together(norms, none).contiguous()
 
 
 def _unfused(

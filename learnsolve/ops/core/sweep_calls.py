@@ -55,7 +55,7 @@ def together(t: Tensor, lead: torch.Size) -> Tensor:
     return t.reshape(*lead, -1, t.shape[-2]).mT
 
 
-def _length(values: Tensor, b: Tensor) -> int:
+def length(values: Tensor, b: Tensor) -> int:
     """The maximum number of iterations of one call."""
     count = b.numel()
     columns = count // max(b.shape[max(b.dim() - 2, 0)], 1)
@@ -66,17 +66,17 @@ def _calls(
     values: Tensor, b: Tensor, iterations: int, checkpointed: bool, heavy: bool = True
 ) -> list[list[int]]:
     """Iterations of each call, and of each segment that the backward repeats separately."""
-    length = _length(values, b)
-    if iterations <= length:
+    most = length(values, b)
+    if iterations <= most:
         return [[iterations]]
     segment = max(1, round(iterations**0.5)) if checkpointed else iterations
-    if checkpointed and not heavy and segment <= length:
-        length -= length % segment  # each call stores some of its iterates: the next continues from one
-        return [[min(length, iterations - i) for i in range(0, iterations, length)]]
+    if checkpointed and not heavy and segment <= most:
+        most -= most % segment  # each call stores some of its iterates: the next continues from one
+        return [[min(most, iterations - i) for i in range(0, iterations, most)]]
     out = []
     for first in range(0, iterations, segment):
         end = min(first + segment, iterations)
-        out.append([min(length, end - i) for i in range(first, end, length)])
+        out.append([min(most, end - i) for i in range(first, end, most)])
     return out
 
 
@@ -127,7 +127,7 @@ def forward(
 ) -> tuple[Tensor, ...]:
     """x, norms, and, if it `learns`, the tensors that the adjoint needs."""
     stride = _stride(iterations, checkpointed) if learns else 0
-    if iterations <= _length(values, b):  # skip work that would dominate for small systems
+    if iterations <= length(values, b):  # skip work that would dominate for small systems
         m = momentum if momentum.shape[-1] else None
         return _raw(pattern._structure(False), values, scale, m, b, x0, None, iterations, stride)[:3]
     calls = _calls(values, b, iterations, checkpointed, momentum.shape[-1] > 0)
@@ -162,7 +162,7 @@ def adjoint(
     pattern, iterations, checkpointed = fixed
     A, At = pattern._structure(False), pattern._structure(True)
     none = A[2]
-    if iterations <= _length(values, b):
+    if iterations <= length(values, b):
         m = momentum if momentum.shape[-1] else None
         cotangents = (gx, none if gnorms is None else gnorms, none)
         gv, gs, gm, gb, gx0, _ = _raw_backward(
