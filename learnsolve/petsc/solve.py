@@ -16,6 +16,7 @@ from learnsolve.petsc._ksp import System, stacked
 from learnsolve.petsc._operator import Operator
 from learnsolve.petsc.matrix import Matrix
 from learnsolve.solvers.core.gradient import Implicit
+from learnsolve.solvers.core.problem import Solver
 from learnsolve.solvers.core.report import report as report_failure
 from learnsolve.solvers.solution import Report, Solution, SolverError
 
@@ -129,7 +130,7 @@ def _preconditioner(name: str, M: Any) -> Any:
 
 
 @dataclass
-class KSP:
+class KSP(Solver):
     """The solver of A x = b, or of the transposed system, for `Implicit`."""
 
     name: str
@@ -182,7 +183,6 @@ class KSP:
         return plain
 
     def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
-        """Like `Problem.linear`: A^-1 b for a derivative, itself differentiable."""
         named = replace(
             self,
             name=f"{self.name}, {what}",

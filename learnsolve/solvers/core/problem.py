@@ -24,8 +24,38 @@ from learnsolve.solvers.solution import Iteration, Report, Solution
 ADJOINT, TANGENT = "adjoint solve of the backward", "solve for the tangent"
 
 
+class Solver:
+    """What finds x = A^-1 b for any b, with the derivatives of x: an iteration here, or a KSP of PETSc."""
+
+    A: Any
+    keeps_b: ClassVar[bool] = False  # derivatives read b
+
+    def adjoint(self) -> Solver:
+        raise NotImplementedError
+
+    def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
+        """A^-1 b for a derivative, itself differentiable."""
+        raise NotImplementedError
+
+    def pullback(
+        self, g: Tensor, x: Tensor, b: Tensor | None, need: bool, report: Report
+    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+        """The gradients of <g, x>, x = A^-1 b, for b and, if there is a `need`, for the parameters."""
+        y = self.adjoint().linear(conjugate(g), ADJOINT, report)
+        return conjugate(y), self.A.pullback(-y, x) if need else (None,) * len(self.A.parameters)
+
+    def tangent(
+        self, x: Tensor, b: Tensor, tb: Tensor | None, tangents: tuple[Tensor | None, ...], report: Report
+    ) -> Tensor:
+        """dx for changes of b and the parameters."""
+        right = torch.zeros_like(b) if tb is None else tb
+        if any(t is not None for t in tangents):
+            right = right - self.A.pushforward(x, tangents)
+        return self.linear(right, TANGENT, report)
+
+
 @dataclass(eq=False)
-class Problem:
+class Problem(Solver):
     name: str  # of the solver, for messages
     method: Method
     A: Operator
@@ -39,7 +69,6 @@ class Problem:
     null: NullSpace | None = None  # of a singular A
     transposed_M: Callable[[], Any] | None = None  # makes the preconditioner of A^T
     advice: str = ""  # appended to the warning if it did not converge
-    keeps_b: ClassVar[bool] = False  # derivatives read b
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Problem:
         return replace(self, A=self.A.with_parameters(parameters))
@@ -60,25 +89,8 @@ class Problem:
             system, from_units = in_units(system, self.method)
             return from_range(from_units(iterate(self.method, system, self.maxiter, self.gradient)))
 
-    def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
-        """A^-1 b with derivatives, for `Implicit`; `petsc.KSP` has its own."""
-        return linear(self, b, what, ended)
-
-    def pullback(
-        self, g: Tensor, x: Tensor, b: Tensor | None, need: bool, report: Report
-    ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        """The gradients of <g, x>, x = A^-1 b, for b and, if there is a `need`, for the parameters."""
-        y = self.adjoint().linear(conjugate(g), ADJOINT, report)
-        return conjugate(y), self.A.pullback(-y, x) if need else (None,) * len(self.A.parameters)
-
-    def tangent(
-        self, x: Tensor, b: Tensor, tb: Tensor | None, tangents: tuple[Tensor | None, ...], report: Report
-    ) -> Tensor:
-        """dx for changes of b and the parameters."""
-        right = torch.zeros_like(b) if tb is None else tb
-        if any(t is not None for t in tangents):
-            right = right - self.A.pushforward(x, tangents)
-        return self.linear(right, TANGENT, report)
+    def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
+        return linear(self, b, what, report)
 
     def solution(self, out: Outcome, adjoint: Report | None = None) -> Solution:
         iterations = out.norms.shape[-2] - 1
