@@ -63,14 +63,16 @@ def richardson_sweeps(
         return _Richardson.eager.apply(values, scale, m, b, x0, *constants, True)[:2]
     if iterations < _APART or values.dim() > 1 or b.dim() != 2 or not sweep_calls.separate(b):
         return sweep_calls.forward(values, scale, m, b, x0, *constants, False)[:2]  # type: ignore[return-value]
-    B, X = sweep_calls.apart(b), sweep_calls.apart(x0)
     # All sweeps of a column before the next begins, as many columns in one call as interrupts allow.
-    width = max(sweep_calls.length(values, B[:1]) // iterations, 1)
-    pairs = zip(B.split(width), X.split(width), strict=True)
-    outs = [sweep_calls.forward(values, scale, m, *pair, *constants, False)[:2] for pair in pairs]
-    x, norms = map(torch.cat, zip(*outs, strict=True))
-    none = torch.Size()
-    return sweep_calls.together(x, none).contiguous(), sweep_calls.together(norms, none).contiguous()
+    one, none = b[:, :1], torch.Size()
+    width = max(sweep_calls.length(values, one) // iterations, 1)
+    x, norms = b.new_empty(b.shape), b.new_empty((iterations, b.shape[1]))
+    for i in range(0, b.shape[1], width):
+        columns = slice(i, i + width)
+        own = (sweep_calls.apart(t[:, columns]) for t in (b, x0))
+        out = sweep_calls.forward(values, scale, m, *own, *constants, False)[:2]
+        x[:, columns], norms[:, columns] = (sweep_calls.together(t, none) for t in out)
+    return x, norms
 
 
 def _unfused(

@@ -33,6 +33,7 @@ from torch import Tensor
 from learnsolve.matrix import device_analysis
 from learnsolve.ops.core.across import across
 from learnsolve.ops.core.autograd import tracked
+from learnsolve.ops.core.sweep_calls import separate
 from learnsolve.ops.core.steps import GMRES, krylov_steps
 from learnsolve.solvers.core.advance_cg import fitting_cg
 from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, ResidualNorm, Schedule
@@ -184,8 +185,8 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
         return []
     few = k < 4 and n >= _ROWS
     if hasattr(method, "cg_state") and isinstance(system.A, Matrix):  # compiled, or M between compiled steps
-        own = fitting(method, system, gradient) if few else None
-        return [1] * k if own is not None and own.execution != COMPILED else []
+        own = fitting(method, system, gradient) if n >= _ROWS and (few or separate(b)) else None
+        return [1] * k if own is not None and (few or own.execution == COMPILED) else []
     # A solve of its own costs a column more than it saves where both are small.
     if hasattr(method, "steps") and k <= max(8, n // 16):
         one = fitting(method, next(columns_of(system, [1, k - 1])), gradient)
