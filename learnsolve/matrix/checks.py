@@ -33,6 +33,20 @@ def tensor(function: str, name: str, value: Any) -> None:
         )
 
 
+def fits(values: Any, x: Any, pattern: Any) -> bool:
+    """Whether x is a plain vector for a matrix of one set of values, which passes all other checks too: in
+    small calls, one test is a third of their time."""
+    return (
+        type(x) is Tensor
+        and x.dtype is values.dtype
+        and x.dtype in SUPPORTED
+        and x.layout is torch.strided
+        and x.shape == (pattern.shape[1],)
+        and values.shape == (pattern.nnz,)
+        and x.get_device() == values.get_device()
+    )
+
+
 def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
     if not isinstance(A, CSR):
         if isinstance(getattr(A, "matrix", None), CSR):  # a BlockBatch
