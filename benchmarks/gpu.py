@@ -9,6 +9,7 @@ backward alone, all gradients; "graph": a call within a replayed CUDA graph, wit
 also with its second algorithm; "cupy": as CuPy calls it, recreating all of them in each call; "torch": its
 sparse CSR tensors. "speed-up": of "no grad" over the fastest of cusparse and torch. "of copy": the minimum
 bytes that the operation moves, divided by its time, relative to the bandwidth of a device copy in this run.
+"of roof": what the counted traffic of its kernels needs at least (traffic.py), divided by the time.
 "checks" and "sorts" compare constants of our own. An operator or a peer that fails is omitted and listed; the
 rest continues; exit code 1 if one of ours failed. Sections that decide something come first, and results are
 written after each. --device cpu --quick tests the program itself, without a GPU, and with
@@ -28,6 +29,7 @@ from benchmarks.gpu_operations import add, sorts, spgemm, spmm, spmv, sptrsv
 from benchmarks.gpu_run import Run
 from benchmarks.gpu_solvers import checks, pcg, solve, stationary, training
 from benchmarks.report import machine, markdown, table
+from benchmarks.traffic import DEVICE, roofs
 from learnsolve import _library
 from learnsolve.matrix import device_analysis
 
@@ -83,6 +85,8 @@ def main() -> int:
     run = Run(device, args.quick, args.seconds)
     print(f"{device_name(device)}: copy {run.copy / 1e9:.1f} GB/s")
 
+    limits = roofs() if device_name(device) == DEVICE else {}
+
     def save() -> None:  # after every section: a time limit keeps what there is
         about = {"gpu": device_name(device), "copy_gb_s": run.copy / 1e9, "targets": run.targets}
         content = {
@@ -101,6 +105,11 @@ def main() -> int:
         done, stated = len(run.rows), len(run.targets)
         for what, step in SECTIONS[name](run):
             run.attempt(f"{name}, {what}", step)
+        for row in run.rows[done:]:
+            if most := limits.get((name, row["case"], row["dtype"])):
+                row["of roof"] = most / row.get("no grad", row["fwd"])
+                if name == "spmv":
+                    run.target(row, "of roof", 0.85)
         if run.rows[done:]:
             print(table([{k: v for k, v in row.items() if k != "section"} for row in run.rows[done:]]))
         if run.targets[stated:]:

@@ -261,6 +261,17 @@ def measured_time(case: Case) -> float | None:
     return None
 
 
+def roofs() -> dict[tuple[str, str, str], float]:
+    """Microseconds at least, on DEVICE, of the forward in rows of the benchmark (section, case, dtype), from
+    the committed counts."""
+    budgets, found = json.loads(BUDGETS.read_text()), {}
+    for name, make in cases().items():
+        if name in budgets and name.endswith("fwd") and (case := make()).measured is not None:
+            most = seconds(Launch(name, budgets[name])) * case.full / case.size
+            found[case.measured[:3]] = 1e6 * most
+    return found
+
+
 def shown(name: str, case: Case, found: dict[str, float]) -> dict[str, Any]:
     """A row of the table: microseconds at the size that was measured, or at this one."""
     larger = (case.full or case.size) / case.size

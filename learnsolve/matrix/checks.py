@@ -43,7 +43,7 @@ def fits(values: Any, x: Any, pattern: Any) -> bool:
         and x.layout is torch.strided
         and x.shape == (pattern.shape[1],)
         and values.shape == (pattern.nnz,)
-        and x.get_device() == values.get_device()
+        and ((x.is_cpu and values.is_cpu) or x.device == values.device)
     )
 
 

@@ -69,8 +69,8 @@ def richardson_sweeps(
     x, norms = b.new_empty(b.shape), b.new_empty((iterations, b.shape[1]))
     for i in range(0, b.shape[1], width):
         columns = slice(i, i + width)
-        own = (sweep_calls.apart(t[:, columns]) for t in (b, x0))
-        out = sweep_calls.forward(values, scale, m, *own, *constants, False)[:2]
+        B, X = (sweep_calls.apart(t[:, columns]) for t in (b, x0))
+        out = sweep_calls.forward(values, scale, m, B, X, *constants, False)[:2]
         x[:, columns], norms[:, columns] = (sweep_calls.together(t, none) for t in out)
     return x, norms
 

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.core.product import product, product_of_one
+from learnsolve.ops.core.product import product
 
 
 def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
@@ -44,15 +44,14 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     >>> ls.ops.spmm(A, torch.arange(4.0, dtype=torch.float64))
     tensor([-1.,  0.,  0.,  4.], dtype=torch.float64)
     """
-    if type(A) is CSR and transpose is False and checks.fits(A.values, x, A.pattern):
-        return product_of_one(A.values, x, A.pattern, False)
-    checks.matrix("spmm", "A", A)
-    checks.dtype("spmm", "A.values", A.values, or_complex=True)
-    checks.same_kind("spmm", "x", x, A.values, or_complex=True)
-    if x.dim() == 0:
-        raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
-    checks.flag("spmm", "transpose", transpose)
-    checks.rows("spmm", "x", x, "A", A.pattern.shape, 0 if transpose else 1)
-    if A.values.dim() > 1 and x.dim() > 2:
-        checks.batches("spmm", A.values.shape[:-1], x.shape[:-2], "A.values and x")
+    if not (type(A) is CSR and transpose is False and checks.fits(A.values, x, A.pattern)):
+        checks.matrix("spmm", "A", A)
+        checks.dtype("spmm", "A.values", A.values, or_complex=True)
+        checks.same_kind("spmm", "x", x, A.values, or_complex=True)
+        if x.dim() == 0:
+            raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
+        checks.flag("spmm", "transpose", transpose)
+        checks.rows("spmm", "x", x, "A", A.pattern.shape, 0 if transpose else 1)
+        if A.values.dim() > 1 and x.dim() > 2:
+            checks.batches("spmm", A.values.shape[:-1], x.shape[:-2], "A.values and x")
     return product(A.values, x, A.pattern, transpose)

@@ -44,27 +44,22 @@ _VALUES, _X, _G = 0, 1, 2
 
 def product(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool) -> Tensor:
     """`spmm` on values and pattern, unchecked: brings any batch axes to the one axis of the kernels."""
-    if values.is_complex() != x.is_complex():
+    if values.dtype is not x.dtype and values.is_complex() != x.is_complex():
         if x.is_complex():
             return complex.columns(lambda x: product(values, x, pattern, transpose), x)
         x = x.to(values.dtype)
     if values.dim() == 1 and x.dim() <= 3:
-        return product_of_one(values, x, pattern, transpose)
+        role = _X if transpose else _G
+        if torch.compiler.is_dynamo_compiling():
+            return dispatch(_Product, (values, x), role, False, pattern)
+        if tracked(values, x):
+            return _Product.eager.apply(values, x, role, False, pattern)
+        if transpose:
+            return _Product.forward(values, x, role, False, pattern)
+        return _raw(*pattern._structure(False), values, x, False)  # of the loops of solvers
     if x.dim() == 1:
         return product(values, x.unsqueeze(-1), pattern, transpose).squeeze(-1)
     return broadcast(_Product, _X if transpose else _G, values, x, pattern)
-
-
-def product_of_one(values: Tensor, x: Tensor, pattern: SparsityPattern, transpose: bool) -> Tensor:
-    """`product` of one set of values (nnz,) and x (n,), (n, k) or (B, n, k), all real or all complex."""
-    role = _X if transpose else _G
-    if torch.compiler.is_dynamo_compiling():
-        return dispatch(_Product, (values, x), role, False, pattern)
-    if tracked(values, x):
-        return _Product.eager.apply(values, x, role, False, pattern)
-    if transpose:
-        return _Product.forward(values, x, role, False, pattern)
-    return _raw(*pattern._structure(False), values, x, False)  # of the loops of solvers
 
 
 def sampled(u: Tensor, w: Tensor, pattern: SparsityPattern) -> Tensor:

@@ -33,8 +33,8 @@ from torch import Tensor
 from learnsolve.matrix import device_analysis
 from learnsolve.ops.core.across import across
 from learnsolve.ops.core.autograd import tracked
-from learnsolve.ops.core.sweep_calls import separate
 from learnsolve.ops.core.steps import GMRES, krylov_steps
+from learnsolve.ops.core.sweep_calls import separate
 from learnsolve.solvers.core.advance_cg import fitting_cg
 from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, ResidualNorm, Schedule
 from learnsolve.solvers.core.functions import Function, Watched
