@@ -56,6 +56,7 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
     if isinstance(history, Solution):
         norms = history.residual_norms
     elif isinstance(history, Tensor):
+        checks.tensor(name, "history", history)
         norms = history
     else:
         raise TypeError(f"{name}: history must be a Solution or a Tensor, got {type(history).__name__}")
@@ -63,6 +64,8 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
         raise ValueError(f"{name}: last must be in (0, 1], got {last!r}")
     checks.tolerance(name, "rtol", rtol)
     checks.dtype(name, "history", norms)
+    if norms.is_meta:
+        raise ValueError(f"{name}: history must have data, got a tensor on meta")
     vector = norms.dim() == 1
     if vector:
         norms = norms.unsqueeze(-1)

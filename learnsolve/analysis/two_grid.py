@@ -98,6 +98,7 @@ def two_grid_symbols(
     torch.Size([4, 64, 64])
     """
     fine = _checked(A, P, R, grid, period)
+    checks.flag(NAME, "without_constants", without_constants)
     presweeps, postsweeps = (
         checks.integer(NAME, name, argument, 0)
         for name, argument in (("presweeps", presweeps), ("postsweeps", postsweeps))
@@ -176,7 +177,10 @@ def two_grid_factor(
         R=R,
         without_constants=without_constants,
     )
-    return torch.linalg.eigvals(blocks).abs().amax((-2, -1))
+    # LAPACK ends the process at a complex NaN.
+    finite = torch.isfinite(blocks.detach()).all(-1, keepdim=True).all(-2, keepdim=True)
+    radii = torch.linalg.eigvals(torch.where(finite, blocks, 0)).abs().amax(-1)
+    return torch.where(finite[..., 0, 0], radii, torch.nan).amax(-1)
 
 
 def _checked(A: CSR, P: CSR, R: CSR | None, grid: Sequence[int], period: Sequence[int]) -> _Grid:
@@ -186,8 +190,8 @@ def _checked(A: CSR, P: CSR, R: CSR | None, grid: Sequence[int], period: Sequenc
             checks.dtype(NAME, f"{name}.values", argument.values)  # type: ignore[union-attr]
             checks.same_kind(NAME, f"{name}.values", argument.values, A.values)  # type: ignore[union-attr]
     fine = _Grid(
-        tuple(checks.integer(NAME, "grid", n, 2) for n in grid),
-        tuple(checks.integer(NAME, "period", b, 2) for b in period),
+        tuple(checks.integer(NAME, "grid", n, 2) for n in checks.sequence(NAME, "grid", grid, "ints")),
+        tuple(checks.integer(NAME, "period", b, 2) for b in checks.sequence(NAME, "period", period, "ints")),
     )
     if len(fine.points) != len(fine.period) or any(
         b % 2 or n % b for n, b in zip(fine.points, fine.period, strict=False)

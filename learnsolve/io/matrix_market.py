@@ -69,6 +69,8 @@ def write_matrix_market(
         S = scipy.sparse.coo_array((S.data[lower], (S.row[lower], S.col[lower])), S.shape)
     text = io.BytesIO()
     kind = "symmetric" if symmetric else "general"
+    if not isinstance(comment, str):
+        raise TypeError(f"write_matrix_market: comment must be a str, got {type(comment).__name__}")
     mmwrite(text, S, comment=comment, field="complex" if A.values.is_complex() else "real", symmetry=kind)
     content = text.getvalue()
     replace_file(path, gzip.compress(content, mtime=0) if Path(path).suffix == ".gz" else content)

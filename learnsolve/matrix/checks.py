@@ -1,7 +1,7 @@
 """Argument checks. Each raises an error that names the function, the rule, the value and the remedy."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
 
@@ -145,6 +145,21 @@ def start(function: str, name: str, value: Tensor, instead: str) -> None:
 def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
     if value not in allowed:
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
+
+
+def sequence(function: str, name: str, value: Any, of: str = "values") -> tuple[Any, ...]:
+    """`value`, anything that can be iterated over but a string, as a tuple."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"{function}: {name} must be a sequence of {of}, got {type(value).__name__}")
+    return tuple(value)
+
+
+def words(function: str, name: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """One of the words that are allowed, or a sequence of them, as a tuple."""
+    every = (value,) if isinstance(value, str) else sequence(function, name, value, "names")
+    for word in every:
+        one_of(function, name, word, allowed)
+    return every
 
 
 def flag(function: str, name: str, value: Any) -> None:

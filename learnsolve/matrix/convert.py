@@ -112,7 +112,7 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
     tensor; for blocks and unsorted columns, (None, (rows, columns), values, shape)."""
     if not isinstance(T, Tensor) or T.layout not in _LAYOUTS or T.dim() != 2:
         raise TypeError(
-            "CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor (or CSC, BSR, BSC); see from_dense"
+            "CSR.from_torch: T must be a 2-D sparse tensor of torch (CSR, COO, CSC, BSR, BSC); see from_dense"
         )
     shape = matrix_shape("CSR.from_torch", T.shape)
     if T.layout == torch.sparse_coo:
@@ -133,7 +133,7 @@ def _from_coo(T: Tensor, shape: Shape) -> tuple[Tensor | None, Any, Tensor, Shap
     name = "CSR.from_torch"
     if T.dense_dim() > 0:
         raise TypeError(
-            "CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor without dense dimensions, "
+            "CSR.from_torch: T must be a 2-D sparse tensor of torch without dense dimensions, "
             f"got {T.dense_dim()} dense"
         )
     # torch makes sparse tensors from unchecked arrays and reads them unchecked in coalesce.
@@ -225,7 +225,9 @@ def to_torch(values: Tensor, pattern: SparsityPattern, layout: torch.layout) -> 
 
 def check_dense(D: Any) -> None:
     if not isinstance(D, Tensor) or D.dim() != 2 or D.layout != torch.strided:
-        raise TypeError("CSR.from_dense: expected a 2-D torch.Tensor or NumPy array, dense; see from_torch")
+        raise TypeError("CSR.from_dense: D must be a 2-D torch.Tensor or NumPy array, dense; see from_torch")
+    if D.is_meta:
+        raise ValueError("CSR.from_dense: D must have data, got a tensor on meta")
 
 
 def from_dense(D: Tensor) -> tuple[Tensor, SparsityPattern]:

@@ -131,7 +131,8 @@ class GCNConv(torch.nn.Module):
         self.in_features = checks.integer("GCNConv", "in_features", in_features, 1)
         self.out_features = checks.integer("GCNConv", "out_features", out_features, 1)
         checks.flag("GCNConv", "bias", bias)
-        batch = tuple(checks.integer("GCNConv", "batch_shape", b, 0) for b in batch_shape)
+        sizes = checks.sequence("GCNConv", "batch_shape", batch_shape, "ints")
+        batch = tuple(checks.integer("GCNConv", "batch_shape", b, 0) for b in sizes)
         self.weight = torch.nn.Parameter(
             torch.empty((*batch, in_features, out_features), dtype=dtype, device=device)
         )

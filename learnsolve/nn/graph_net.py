@@ -95,10 +95,14 @@ class GraphNetBlock(torch.nn.Module):
         edge_out = edge_features if edge_out is None else checks.integer(name, "edge_out", edge_out, 1)
         if not isinstance(hidden, Sequence):
             raise TypeError(f"{name}: hidden must be a sequence of widths, as (16,), got {hidden!r}")
-        if isinstance(activation, torch.nn.Module):
-            raise TypeError(f"{name}: activation must make a module, as torch.nn.ReLU, got a module")
+        if isinstance(activation, torch.nn.Module) or not callable(activation):
+            given = type(activation).__name__
+            raise TypeError(f"{name}: activation must make a module, as torch.nn.ReLU, got a {given}")
         widths = [checks.integer(name, "hidden", width, 1) for width in hidden]
-        self.rows, self.columns = _aggregations("rows", rows), _aggregations("columns", columns)
+        self.rows, self.columns = (
+            checks.words(name, key, given, tuple(AGGREGATIONS))
+            for key, given in (("rows", rows), ("columns", columns))
+        )
         if not self.rows and not self.columns:
             raise ValueError(f"{name}: rows and columns must name at least one aggregation, got none")
 
@@ -189,13 +193,6 @@ class GraphNetBlock(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"rows={self.rows}, columns={self.columns}"
-
-
-def _aggregations(name: str, given: str | Sequence[str]) -> tuple[str, ...]:
-    every = (given,) if isinstance(given, str) else tuple(given)
-    for how in every:
-        checks.one_of("GraphNetBlock", name, how, tuple(AGGREGATIONS))
-    return every
 
 
 def _pattern(graph: Any) -> SparsityPattern:

@@ -53,6 +53,7 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     checks.same_kind(name, "x", x, values, or_complex=True)
     checks.square(name, "A", pattern.shape)
     checks.rows(name, "x", x, "A", pattern.shape)
+    checks.flag(name, "symmetric", symmetric)
     if torch.compiler.is_dynamo_compiling() or values.dim() > 1 or x.dim() > 2 or complex.either(values, x):
         checks.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)

@@ -64,5 +64,5 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
         checks.matrix(name, key, part)
         checks.dtype(name, f"{key}.values", part.values)
     fit(name, re, im, "re", "im")
-    one_shape(name, re, im)
+    one_shape(name, re, im, "re and im")
     return vstack([hstack([re, -im]), hstack([im, re])])

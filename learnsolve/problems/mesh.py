@@ -89,7 +89,7 @@ class TriangleMesh(Immutable):
     @classmethod
     def delaunay(cls, points: Tensor, fixed: Tensor | None = None) -> "TriangleMesh":
         """The Delaunay triangulation of `points`, by SciPy."""
-        checks.tensor("TriangleMesh.delaunay", "points", points)
+        _check_points("TriangleMesh.delaunay", points)
         triangles = triangulate(as_numpy(plain_values(points).double()))
         return cls(points, torch.from_numpy(triangles), fixed)
 
@@ -118,16 +118,27 @@ def _shared_plan(triangles: bytes, fixed: bytes, device: torch.device) -> Elemen
     return element_plan(elements, int(free.sum()), device)
 
 
+def _check_points(function: str, points: Tensor) -> None:
+    checks.tensor(function, "points", points)
+    checks.dtype(function, "points", points)
+    if points.dim() != 2 or points.shape[1] != 2 or len(points) == 0:
+        raise ValueError(f"{function}: points must have shape (any, 2), got {tuple(points.shape)}")
+    if points.is_meta:
+        raise ValueError(f"{function}: points must have data, got a tensor on meta")
+    if not (finite := plain_values(points).isfinite()).all():
+        at = int((~finite).nonzero()[0, -2])
+        raise ValueError(f"{function}: points must be finite, got points[{at}]")
+
+
 def _check_kinds(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> None:
-    for name, t in (("points", points), ("triangles", triangles), ("fixed", fixed)):
+    _check_points("TriangleMesh", points)
+    for name, t in (("triangles", triangles), ("fixed", fixed)):
         if t is not None or name != "fixed":
             checks.tensor("TriangleMesh", name, t)
-    checks.dtype("TriangleMesh", "points", points)
     if triangles.is_floating_point() or triangles.is_complex() or triangles.dtype == torch.bool:
         raise TypeError(f"TriangleMesh: triangles must be integers, got {triangles.dtype}")
-    for name, t, k in (("points", points, 2), ("triangles", triangles, 3)):
-        if t.dim() != 2 or t.shape[1] != k or len(t) == 0:
-            raise ValueError(f"TriangleMesh: {name} must have shape (any, {k}), got {tuple(t.shape)}")
+    if triangles.dim() != 2 or triangles.shape[1] != 3 or len(triangles) == 0:
+        raise ValueError(f"TriangleMesh: triangles must have shape (any, 3), got {tuple(triangles.shape)}")
     if fixed is not None and (fixed.dtype != torch.bool or fixed.shape != points.shape[:1]):
         raise ValueError(
             f"TriangleMesh: fixed must be a bool tensor of shape (points = {len(points)},), got "
@@ -139,9 +150,6 @@ def _check_kinds(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> Non
 def _topology(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Triangles, fixed points and indices of the free ones: copies, checked."""
     x, t = points.cpu().double(), triangles.to("cpu", torch.int64, copy=True)
-    if not bool(x.isfinite().all()):
-        at = int((~x.isfinite()).nonzero()[0, 0])
-        raise ValueError(f"TriangleMesh: points must be finite, got points[{at}]")
     bad = ((t < 0) | (t >= len(x))).any(1).nonzero()
     if len(bad):
         at = int(bad[0])

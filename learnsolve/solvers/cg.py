@@ -13,10 +13,10 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.ops.core.dots import scaled
-from learnsolve.solvers.core.arguments import GRADIENTS
+from learnsolve.solvers.core.arguments import check_options
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.vectors import divide, dot
-from learnsolve.solvers.options import SymmetricOptions, options_of, solver
+from learnsolve.solvers.options import Options, SymmetricOptions, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status
 
 
@@ -152,9 +152,9 @@ class PCG(torch.nn.Module):
     Raises
     ------
     ValueError
-        if gradient is not one of the three.
+        if gradient is not one of the three, or rtol, atol or maxiter is negative.
     TypeError
-        if M is not callable; other arguments are checked by `cg` in the forward call.
+        if M is not callable, or an argument is of another type; null_space is checked in the forward call.
 
     Examples
     --------
@@ -189,7 +189,8 @@ class PCG(torch.nn.Module):
         super().__init__()
         if not callable(M):
             raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; without M use cg")
-        checks.one_of("PCG", "gradient", gradient, GRADIENTS)
+        checks.flag("PCG", "flexible", flexible)
+        check_options("PCG", Options(rtol, atol, maxiter, gradient=gradient, throw=throw))
         self.M = M
         self.flexible = flexible
         self.rtol, self.atol, self.maxiter = rtol, atol, maxiter

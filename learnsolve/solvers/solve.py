@@ -102,6 +102,11 @@ def solve(
         checks.one_dtype("solve", b, A.values)
     check_operands("solve", A, b)
     checks.rows("solve", "b", b, "A", A.shape)
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        checks.tolerance("solve", name, value)
+    checks.flag("solve", "throw", throw)
+    if maxiter is not None:
+        maxiter = checks.integer("solve", "maxiter", maxiter, 0)
     factors = None
     if isinstance(method, Factorization):
         factors, method = method, "direct"
@@ -238,8 +243,6 @@ def _check_factors(F: Factorization, A: CSR) -> None:
 
 def _direct(A: CSR, b: Tensor, rtol: float, atol: float, factors: Factorization | None) -> Solution:
     """`spsolve`, with a status from its residual."""
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        checks.tolerance("solve", name, value)
     x = spsolve(A, b) if factors is None else factors._solved_for(A, b)
     axis = -1 if b.dim() == 1 else -2
     with torch.no_grad():

@@ -63,7 +63,7 @@ def test_a_pattern_made_in_a_transformation_outlives_it():
     "bad", [torch.ones(3), torch.ones(1, 2, 3), np.ones(2), [[1.0]]], ids=["1-D", "3-D", "array", "list"]
 )
 def test_from_dense_refuses(bad):
-    with pytest.raises(TypeError, match=r"CSR.from_dense: expected a 2-D torch.Tensor"):
+    with pytest.raises(TypeError, match=r"CSR.from_dense: D must be a 2-D torch.Tensor"):
         ls.CSR.from_dense(bad)
 
 

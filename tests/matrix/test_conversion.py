@@ -218,7 +218,7 @@ def test_gradient_out_to_torch_sparse(layout):
     ids=["dense", "three axes", "hybrid", "array"],
 )
 def test_from_torch_refuses(bad):
-    with pytest.raises(TypeError, match=r"CSR.from_torch: expected a 2-D torch sparse CSR or COO tensor"):
+    with pytest.raises(TypeError, match=r"CSR.from_torch: T must be a 2-D sparse tensor of torch"):
         ls.CSR.from_torch(bad)
 
 

@@ -219,7 +219,7 @@ def test_what_a_network_refuses(Network):
         ({"rounds": 0}, ValueError, "rounds must be at least 1"),
         ({"width": 5000}, ValueError, "rounds and width must be at most 4096"),
         ({"dtype": torch.float16}, ValueError, "dtype must be torch.float32 or torch.float64"),
-        ({"aggregate": "median"}, ValueError, "rows must be one of"),
+        ({"aggregate": "median"}, ValueError, "aggregate must be one of"),
     ):
         with pytest.raises(error, match=message):
             Network(**options)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from public_calls import F64, P, beside, called, calls, number, outputs
+from registry import F64, P, beside, called, calls, number, outputs
 from torch import Tensor
 
 import learnsolve as ls
@@ -152,7 +152,7 @@ def graphs(count: int, seed: int, counts: Counter) -> Iterator[str]:
     """An argument of a public call that requires grad gets the gradient of differences, or an error names
     it.
 
-    Every call of tests/public_calls.py, each argument in turn a leaf and a result, in random directions.
+    Every call of tests/registry.py, each argument in turn a leaf and a result, in random directions.
 
     A fault is a call that accepts the argument with a gradient (zero, if there is none) that differs from
     central differences by more than 1e-6 of the product of the lengths, or an error that does not name the

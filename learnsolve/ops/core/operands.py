@@ -19,9 +19,9 @@ def fit(function: str, A: CSR, B: CSR, first: str = "A", second: str = "B") -> N
     checks.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
 
 
-def one_shape(function: str, A: CSR, B: CSR) -> None:
+def one_shape(function: str, A: CSR, B: CSR, names: str = "A and B") -> None:
     if A.shape != B.shape:
-        raise ValueError(f"{function}: the matrices must have one shape, got {A.shape} and {B.shape}")
+        raise ValueError(f"{function}: {names} must have one shape, got {A.shape} and {B.shape}")
 
 
 def in_open_interval(

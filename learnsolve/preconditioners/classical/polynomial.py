@@ -156,9 +156,9 @@ class Polynomial(PolynomialPreconditioner):
 def _coefficients(function: str, given: Sequence[float] | Tensor, like: Tensor) -> Tensor:
     """A tensor (..., degree + 1) with the dtype and device of `like`."""
     if not isinstance(given, Tensor):
-        given = torch.tensor(
-            [checks.real(function, "coefficients", c) for c in given], dtype=like.dtype, device=like.device
-        )
+        numbers = checks.sequence(function, "coefficients", given, "floats")
+        numbers = [checks.real(function, "coefficients", c) for c in numbers]
+        given = torch.tensor(numbers, dtype=like.dtype, device=like.device)
     checks.same_kind(function, "coefficients", given, like)
     if given.dim() == 0 or given.shape[-1] == 0:
         raise ValueError(f"{function}: coefficients must have shape (degree + 1,), got {tuple(given.shape)}")
@@ -175,6 +175,7 @@ def _interval(function: str, given: Sequence[float] | Tensor, like: Tensor) -> T
     """A tensor (lo, hi) with the dtype and device of `like`. Floats are checked, and tensors if they can be
     read without synchronizing a device."""
     valid = True
+    given = given if isinstance(given, Tensor) else checks.sequence(function, "interval", given, "floats")
     if isinstance(given, Tensor):
         ends = given
     elif any(isinstance(t, Tensor) for t in given):

@@ -207,6 +207,8 @@ def sizes_of(plan: Subdomains) -> np.ndarray:
 
 def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> Subdomains:
     """The plan for the arguments of `AdditiveSchwarz`, cached with A's pattern."""
+    checks.matrix("AdditiveSchwarz", "A", A)
+    checks.square("AdditiveSchwarz", "A", A.shape)
     overlap = checks.integer("AdditiveSchwarz", "overlap", overlap, 0)
     n = A.shape[0]
     if subdomains is None:

@@ -14,8 +14,8 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.nn import GraphNetBlock
 from learnsolve.nn._layers import linear
+from learnsolve.nn.graph_net import AGGREGATIONS, GraphNetBlock
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.factored import Factored
 from learnsolve.preconditioners.learned._saved import Saved
@@ -95,7 +95,7 @@ class MatrixNetwork(Saved):
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"{name}: dtype must be torch.float32 or torch.float64, got {dtype}")
         self.seed = checks.integer(name, "seed", seed, 0)
-        self.aggregate = (aggregate,) if isinstance(aggregate, str) else tuple(aggregate)
+        self.aggregate = checks.words(name, "aggregate", aggregate, tuple(AGGREGATIONS))
         options: Any = {"rows": self.aggregate, "columns": self.aggregate, "hidden": (width,)}
         options |= {"edge_out": width, "dtype": dtype, "device": device}
         sizes = [(self.node_features, self.edge_features), *[(width, width)] * (self.rounds - 1)]

@@ -28,8 +28,9 @@ def linear_prolongations(
     device: torch.device | str | None,
 ) -> list[CSR]:
     """See `Hierarchy.linear`."""
-    sizes = [shape] if isinstance(shape, int) else list(shape)
-    sizes = [checks.integer(NAME, "shape", n, 1) for n in sizes]
+    checks.flag(NAME, "periodic", periodic)
+    given = [shape] if isinstance(shape, int) else checks.sequence(NAME, "shape", shape, "ints")
+    sizes = [checks.integer(NAME, "shape", n, 1) for n in given]
     most = None if levels is None else checks.integer(NAME, "levels", levels, 2)
     found: list[CSR] = []
     while sizes and all(_coarser(n, periodic) for n in sizes) and (most is None or len(found) + 1 < most):

@@ -58,15 +58,18 @@ class Hierarchy:
         restrictions: Sequence[CSR | None] | None = None,
         radii: Sequence[float | None] | None = None,
     ):
-        self.prolongations = tuple(prolongations)
+        self.prolongations = checks.sequence("Hierarchy", "prolongations", prolongations, "CSRs")
         count = len(self.prolongations)
-        self.restrictions = (None,) * count if restrictions is None else tuple(restrictions)
-        self.radii = (None,) * count if radii is None else tuple(radii)
-        for name, given in (("restrictions", self.restrictions), ("radii", self.radii)):
+
+        def as_many(name: str, given: Any) -> tuple[Any, ...]:
+            given = (None,) * count if given is None else checks.sequence("Hierarchy", name, given)
             if len(given) != count:
                 raise ValueError(
                     f"Hierarchy: {name} must be as many as the prolongations, {count}, got {len(given)}"
                 )
+            return given
+
+        self.restrictions, self.radii = as_many("restrictions", restrictions), as_many("radii", radii)
         for level, (P, R) in enumerate(zip(self.prolongations, self.restrictions, strict=True)):
             for name, T in (("prolongations", P), ("restrictions", R)):
                 if T is not None or name == "prolongations":

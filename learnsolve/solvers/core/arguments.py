@@ -32,7 +32,7 @@ def check_system(
     check_options(name, options)
     if b.is_complex():
         check_complex(name, A, b, options)
-    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), symmetric, blocks=True)
+    operator = as_operator(name, A, b, options.transpose, options.parameters, symmetric, blocks=True)
     batch = check_operands(name, A, b)
     check_x0(name, x0, b)
     return operator, batch

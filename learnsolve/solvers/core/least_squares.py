@@ -275,7 +275,7 @@ def solve(
     check_options(name, replace(options, atol=atol))
     for key, value in (("damp", damp), ("btol", btol), ("conlim", conlim)):
         number(name, key, value)
-    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), square=False)
+    operator = as_operator(name, A, b, options.transpose, options.parameters, square=False)
     columns = Columns(b.dim() == 1, check_operands(name, A, b))
     B = columns.into(b)
     n = A.shape[1] if hasattr(A, "shape") else operator.T(B.detach()).shape[-2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -144,13 +144,14 @@ def as_operator(
     A: Any,
     b: Tensor,
     transpose: Any,
-    parameters: tuple[Tensor, ...],
+    parameters: Iterable[Tensor],
     symmetric: bool = False,
     square: bool = True,
     blocks: bool = False,
 ) -> Operator:
     """A CSR, a SciPy LinearOperator or a callable as an operator for the loops; with `blocks` a BlockBatch,
     on padded columns."""
+    parameters = checks.sequence(function, "parameters", parameters, "Tensors")
     for i, p in enumerate(parameters):
         checks.tensor(function, f"parameters[{i}]", p)
     if hasattr(A, "as_operator"):  # a StencilOperator; a matrix whose rows lie in several processes

@@ -185,7 +185,7 @@ def _estimate(read: Parameters, options: Options) -> Tensor:
                 "richardson, weight="
             )
     A = A.matrix if isinstance(A, BlockBatch) else A
-    apply = as_operator(name, A, b, options.transpose, tuple(options.parameters))
+    apply = as_operator(name, A, b, options.transpose, options.parameters)
     inner = as_preconditioner(name, "M", M, b)
     whole = not hasattr(A, "batch_shape") or A.batch_shape or getattr(M, "batch_shape", ())
     batch = read.batch if whole else torch.Size()

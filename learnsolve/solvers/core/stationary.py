@@ -95,6 +95,7 @@ def run(
     the arguments of `method`."""
     A, b, x0 = operands(name, A, b, x0)
     check_b(name, b)
+    check_operands(name, A, b)
     if iterations is not None:
         iterations = checks.integer(name, "iterations", iterations, 0)
     settings = settings_of(name, iterations, options)
@@ -143,7 +144,7 @@ def run_fixed(
     if not (options.callback is None or callable(options.callback)):
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
     checks.flag(name, "throw", options.throw)
-    operator = as_operator(name, A, b, options.transpose, tuple(options.parameters), blocks=True)
+    operator = as_operator(name, A, b, options.transpose, options.parameters, blocks=True)
     layout = operator.layout if isinstance(operator, Blocks) else None
     batch = check_operands(name, A, b)
     check_x0(name, x0, b)

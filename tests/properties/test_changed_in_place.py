@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-import public_calls
 import pytest
+import registry
 import scipy.sparse
 import torch
 
@@ -19,11 +19,11 @@ one, two = torch.ones(n, dtype=torch.float64), torch.ones(n, 2, dtype=torch.floa
 
 
 def fresh():
-    return ls.CSR.from_scipy(public_calls.A.to_scipy())
+    return ls.CSR.from_scipy(registry.A.to_scipy())
 
 
 other = fresh()
-GIVEN = [t for t in (one, two, *public_calls.NUMBERS.values()) if isinstance(t, torch.Tensor)]
+GIVEN = [t for t in (one, two, *registry.NUMBERS.values()) if isinstance(t, torch.Tensor)]
 
 
 def taking(A, argument, found):
@@ -38,7 +38,7 @@ def taking(A, argument, found):
 
 def operation(name, function):
     def call(A):
-        arguments, found = public_calls.beside(name, function), []
+        arguments, found = registry.beside(name, function), []
         return function(**{key: taking(A, argument, found) for key, argument in arguments.items()})
 
     return call
@@ -47,7 +47,7 @@ def operation(name, function):
 WITHOUT_MATRIX = ("eye", "zeros", "diag", "stencil", "stencil_matrix", "StencilOperator")
 OPS = {
     name: operation(name, function)
-    for group, name, function in public_calls.calls()
+    for group, name, function in registry.calls()
     if group == "ops" and name not in WITHOUT_MATRIX
 }
 OPS |= {  # whose defaults read no index, or fewer

@@ -1,4 +1,4 @@
-"""Promises of every public call (public_calls.py): gradients, dtypes, random numbers, autocast."""
+"""Promises of every public call (tests/registry.py): gradients, dtypes, random numbers, autocast."""
 
 import inspect
 import random
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from public_calls import F64, A, P, beside, called, calls, number, outputs
+from registry import F64, A, P, beside, called, calls, number, outputs
 from stress.graphs import CASES, carriers
 
 import learnsolve as ls
