@@ -100,7 +100,9 @@ def main() -> int:
             **OPTIONS,
         }
         copy.environment.pop("CI", None)  # the quick tests, there too
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *(arguments or chosen)]
+        # What the sanitizers print goes past Python.
+        options = ["-p", "no:cacheprovider", "--capture=sys"]
+        command = [sys.executable, "-m", "pytest", *options, *(arguments or chosen)]
         return subprocess.run(command, cwd=copy.folder, env=copy.environment, check=False).returncode
 
 
