@@ -60,12 +60,13 @@ lint: setup ## ruff, pyright, clang-format, phrases (scripts/english.py)
 	@find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cuh' -o -name '*.cu' | \
 	  xargs "$(bin)clang-format" --dry-run -Werror
 
-sanitize: setup ## native kernel tests under AddressSanitizer, UBSan and ThreadSanitizer
+sanitize: setup ## kernels under AddressSanitizer and UBSan, on several threads under ThreadSanitizer
 	@"$(bin)cmake" -S . -B build/native -DLEARNSOLVE_NATIVE_TESTS=ON
 	@"$(bin)cmake" --build build/native --parallel $(jobs)
 	@"$(bin)ctest" --test-dir build/native --output-on-failure --parallel $(jobs)
+	@$(python) scripts/sanitize.py kernels
 
-sanitize-python: setup ## the Python tests on libraries under AddressSanitizer and UBSan (ARGS=thread: ThreadSanitizer)
+sanitize-python: setup ## all Python tests on libraries under AddressSanitizer and UBSan (ARGS=thread: ThreadSanitizer)
 	@$(python) scripts/sanitize.py $(ARGS)
 
 wheels: setup ## dist/*.whl for each Python that is here, tested in clean environments (LEARNSOLVE_CUDA=1: with CUDA)

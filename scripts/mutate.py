@@ -145,7 +145,11 @@ class Copy:
         """Compile everything once, for this machine's instruction set, with `more` options of CMake."""
         import pybind11
 
-        self.environment.update(LEARNSOLVE_CUDA="0", LEARNSOLVE_CUDA_EMULATOR=str(int(emulator)))
+        self.environment.update(
+            LEARNSOLVE_CUDA="0",
+            LEARNSOLVE_CUDA_EMULATOR=str(int(emulator)),
+            LEARNSOLVE_ISA_VARIANTS="native",
+        )
         options = [
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",

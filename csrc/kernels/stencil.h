@@ -23,7 +23,7 @@ inline constexpr int kOffsets = 64;
 
 // The same if each has a coefficient of its own at every point: with more streams than this the machine no
 // longer prefetches (27 points on 100^3, float64: 11 ms in three chunks, 27 at once).
-inline constexpr int kStreams = 12;
+inline constexpr int kStencilStreams = 12;
 
 // Pieces of a line whose neighbors are kept for the following lines (7 points on 100^3: 1.0 ms, 1.8
 // without).
@@ -111,7 +111,7 @@ LS_INLINE void for_each_piece(const StencilView& S, int64_t b, F& f) {
 
 template <class T, Coefficients kind>
 struct ApplyStencil {
-  static constexpr int kTogether = kind == Coefficients::constant ? kOffsets : kStreams;
+  static constexpr int kTogether = kind == Coefficients::constant ? kOffsets : kStencilStreams;
   const T* c;
   const T* x;
   T* y;
@@ -193,7 +193,7 @@ void stencil(const StencilView& S, Coefficients kind, int64_t b0, int64_t b1, co
 
 template <class T, bool Add>
 struct StencilProducts {
-  static constexpr int kTogether = kStreams;
+  static constexpr int kTogether = kStencilStreams;
   const T* u;
   const T* w;
   T* q;

@@ -5,7 +5,7 @@
 
 #include "kernels/grid.cuh"
 #include "kernels/handed.cuh"
-#include "tests/check.h"
+#include "tests/matrix.h"
 
 namespace learnsolve::test {
 namespace {
@@ -136,35 +136,33 @@ LS_KERNEL(256) items_kernel(int64_t items, int* visits) {
   });
 }
 
-}  // namespace
-
-LS_TEST(items_are_shared_out_for_any_size_of_blocks) {
+void items_are_shared_out_for_any_size_of_blocks() {
   for (const unsigned threads : {32u, 64u, 96u, 256u})
     for (const unsigned blocks : {1u, 3u}) {
-      Array<int> visits(301);
-      LS_LAUNCH(blocks, threads, nullptr, (visits.size(), visits.data()), items_kernel);
-      for (int64_t i = 0; i < visits.size(); ++i) require(visits[i] == 1, "each item once");
+      std::vector<int> visits(301);
+      LS_LAUNCH(blocks, threads, nullptr, (301, visits.data()), items_kernel);
+      for (const int times : visits) require(times == 1, "each item once");
     }
 }
 
-LS_TEST(emulator_runs_all_threads) {
-  Array<int> out(3 * 4 * 5 * 8 * 16);
+void emulator_runs_all_threads() {
+  std::vector<int> out(3 * 4 * 5 * 8 * 16);
   LS_LAUNCH(dim3(3, 4, 5), dim3(16, 8), nullptr, (out.data()), place_kernel);
   require(cudaGetLastError() == cudaSuccess, "a launch");
-  for (int64_t i = 0; i < out.size(); ++i) require(out[i] == 1, "each thread once");
+  for (const int times : out) require(times == 1, "each thread once");
 
-  Array<int> in(700), reversed(700);
+  std::vector<int> in(700), reversed(700);
   for (int i = 0; i < 700; ++i) in[i] = i;
   LS_LAUNCH(1, 700, nullptr, (in.data(), reversed.data(), true), reverse_kernel);
   for (int i = 0; i < 700; ++i) require(reversed[i] == 699 - i, "through shared memory");
 
-  Array<int> sums(64);
+  std::vector<int> sums(64);
   LS_LAUNCH(1, 64, nullptr, (sums.data()), teams_kernel);
   for (int i = 0; i < 64; ++i) require(sums[i] == 63 * 32 + 3 + 1, "sums of teams and of a block");
 }
 
-LS_TEST(emulator_refuses_what_a_device_refuses) {
-  Array<int> out(1);
+void emulator_refuses_what_a_device_refuses() {
+  std::vector<int> out(1);
   for (const auto& [grid, threads] : {std::pair(dim3(0), dim3(32)),
                                       {dim3(1, 65536), dim3(32)},
                                       {dim3(1, 1, 65536), dim3(32)},
@@ -176,8 +174,8 @@ LS_TEST(emulator_refuses_what_a_device_refuses) {
   }
 }
 
-LS_TEST(emulator_finds_a_missing_barrier) {
-  Array<int> in(256), out(256);
+void emulator_finds_a_missing_barrier() {
+  std::vector<int> in(256), out(256);
   for (int i = 0; i < 256; ++i) in[i] = i;
   const auto run = [&] { LS_LAUNCH(1, 256, nullptr, (in.data(), out.data(), false), reverse_kernel); };
   if (kFindsRaces) return require_fault("data race", run);
@@ -187,14 +185,14 @@ LS_TEST(emulator_finds_a_missing_barrier) {
   require(!right, "what is not there yet is not read");
 }
 
-LS_TEST(emulator_finds_races_between_blocks) {
-  Array<int> sum(1);
+void emulator_finds_races_between_blocks() {
+  std::vector<int> sum(1);
   if (kFindsRaces) require_fault("data race", [&] { LS_LAUNCH(2, 1, nullptr, (sum.data()), adding_kernel); });
 }
 
-LS_TEST(the_last_block_sees_what_all_have_written) {
-  Array<int> parts(7), sum(1);
-  Array<unsigned> arrived(1);
+void the_last_block_sees_what_all_have_written() {
+  std::vector<int> parts(7), sum(1);
+  std::vector<unsigned> arrived(1);
   for (int launch = 1; launch < 4; ++launch) {
     LS_LAUNCH(7, 64, nullptr, (parts.data(), arrived.data(), sum.data()), last_block_kernel);
     require(sum[0] == 7 * launch && arrived[0] == 0, "one block adds up, and the next launch can");
@@ -206,7 +204,7 @@ LS_TEST(the_last_block_sees_what_all_have_written) {
     });
 }
 
-LS_TEST(emulator_finds_partial_barriers) {
+void emulator_finds_partial_barriers() {
   require_fault("a barrier that some threads of the block never reach",
                 [] { LS_LAUNCH(1, 64, nullptr, (), leaving_kernel); });
   require_fault("at another call", [] { LS_LAUNCH(1, 64, nullptr, (), parting_kernel); });
@@ -214,8 +212,8 @@ LS_TEST(emulator_finds_partial_barriers) {
   require_fault("emulator_test.cpp:", [] { LS_LAUNCH(1, 64, nullptr, (), leaving_kernel); });
 }
 
-LS_TEST(emulator_finds_wrong_masks) {
-  Array<int> out(64);
+void emulator_finds_wrong_masks() {
+  std::vector<int> out(64);
   require_fault("some lanes of its mask never reach",
                 [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), ~0u, 31), sum_kernel); });
   require_fault("some lanes of its mask never reach",
@@ -225,8 +223,8 @@ LS_TEST(emulator_finds_wrong_masks) {
                 [&] { LS_LAUNCH(1, 32, nullptr, (out.data(), 0xffu, 8), read_kernel); });
 }
 
-LS_TEST(emulator_finds_a_block_that_waits_for_another) {
-  Array<int> flag(1);
+void emulator_finds_a_block_that_waits_for_another() {
+  std::vector<int> flag(1);
   require_fault(kFindsRaces ? "" : "in waiting_kernel, block (0, 0, 0)", [&] {
     setenv("LEARNSOLVE_EMULATOR_SECONDS", "1", 1);
     for (int launch = 0; launch < 64; ++launch) {  // in one of them the first block comes first
@@ -236,10 +234,10 @@ LS_TEST(emulator_finds_a_block_that_waits_for_another) {
   });
 }
 
-LS_TEST(emulator_lets_threads_wait_for_numbers) {
+void emulator_lets_threads_wait_for_numbers() {
   const int n = 50;
-  Array<double> x(n);
-  Array<unsigned> tickets(1);
+  std::vector<double> x(n);
+  std::vector<unsigned> tickets(1);
   tickets[0] = 0;
   const auto solve = [&](int needed) {
     cudaMemsetAsync(x.data(), 0xff, n * sizeof(double), nullptr);
@@ -254,8 +252,8 @@ LS_TEST(emulator_lets_threads_wait_for_numbers) {
   require_fault("in chain_kernel, block (", [&] { solve(0); });
 }
 
-LS_TEST(what_is_handed_over_is_never_the_number_that_stands_for_none) {
-  Array<float> x(1);
+void what_is_handed_over_is_never_the_number_that_stands_for_none() {
+  std::vector<float> x(1);
   for (const uint32_t bits : {0xffffffffu, 0xfffffffeu, 0x7fc00000u, 0x7f800000u, 0x80000000u}) {
     hand_over(x.data(), __builtin_bit_cast(float, bits));
     const uint32_t there = peek(x.data());
@@ -264,8 +262,8 @@ LS_TEST(what_is_handed_over_is_never_the_number_that_stands_for_none) {
   }
 }
 
-LS_TEST(emulator_limits_shared_memory) {
-  Array<double> out(32);
+void emulator_limits_shared_memory() {
+  std::vector<double> out(32);
   require_fault("more than 48 KB of shared memory",
                 [&] { LS_LAUNCH(1, 32, nullptr, (out.data()), large_kernel); });
   LS_LAUNCH(1, 32, nullptr, (out.data()), unwritten_kernel);
@@ -275,4 +273,21 @@ LS_TEST(emulator_limits_shared_memory) {
 #endif
 }
 
+}  // namespace
 }  // namespace learnsolve::test
+
+int main() {
+  using namespace learnsolve::test;
+  items_are_shared_out_for_any_size_of_blocks();
+  emulator_runs_all_threads();
+  emulator_refuses_what_a_device_refuses();
+  emulator_finds_a_missing_barrier();
+  emulator_finds_races_between_blocks();
+  the_last_block_sees_what_all_have_written();
+  emulator_finds_partial_barriers();
+  emulator_finds_wrong_masks();
+  emulator_finds_a_block_that_waits_for_another();
+  emulator_lets_threads_wait_for_numbers();
+  what_is_handed_over_is_never_the_number_that_stands_for_none();
+  emulator_limits_shared_memory();
+}
