@@ -90,10 +90,10 @@ carried_kernel(LS_ARGUMENT RowPass<T, I> P, int64_t results) {
 template <int Lanes, int V, bool Sum, bool Dot, class T, class I>
 LS_KERNEL(kThreads, 3)
 columns_kernel(LS_ARGUMENT RowPass<T, I> P) {
-  const int64_t width = Dot ? P.k : Lanes * V;
+  const int64_t width = Dot ? P.k : Lanes * V, tiles = Dot ? 1 : (P.k + width - 1) / width;
   for_members(P.groups, [&](const Members& members) {
     for_items<Lanes>(P.rows.pieces(), [&](const auto& team, int64_t s) {
-      for_aside((P.k + width - 1) / width, [&](int64_t tile) {
+      for_aside(tiles, [&](int64_t tile) {
         const int64_t c = tile * width, end = c + width < P.k ? c + width : P.k;
         columns_piece<V, Sum, Dot>(team, P, s, c, end, members);
       });
@@ -131,8 +131,10 @@ void launch_columns(const RowPass<T, I>& P, cudaStream_t stream) {
     launch_columns<4, V, Sum, Dot>(P, stream);
   else if (P.k <= 8 * V)
     launch_columns<8, V, Sum, Dot>(P, stream);
-  else
+  else if (P.k <= 16 * V)
     launch_columns<16, V, Sum, Dot>(P, stream);
+  else
+    launch_columns<32, V, Sum, Dot>(P, stream);
 }
 
 // From this number of tiles on a block has several: there are many more than a device runs at a time.
