@@ -39,12 +39,13 @@ struct RowPass {
 };
 
 // k columns: piece s by one team, for its tiles c0 <= c < c1 of V columns a lane: Dot needs all of them, Sum
-// any. Indices and values are loaded by all lanes together and then shared; of x, kTogether rows are
+// any. Indices and values are loaded by all lanes together and then shared; of x, kRowsTogether rows are
 // under way.
 template <int V, bool Sum, bool Dot, class Team, class T, class I>
 LS_DEVICE void columns_piece(const Team& team, const RowPass<T, I>& P, int64_t s, int64_t c0, int64_t c1,
                              const Members& members) {
-  constexpr int N = Team::size, kTogether = 4;
+  constexpr int N = Team::size;
+  static_assert(N % kRowsTogether == 0);
   const Piece row = P.rows.piece(s);
   for (int64_t tile = c0; tile < c1; tile += N * V) {
     const int64_t c = tile + team.lane * V;
@@ -68,17 +69,17 @@ LS_DEVICE void columns_piece(const Team& team, const RowPass<T, I>& P, int64_t s
         }
         // Loads have no condition, or the next one would wait: what is not used is a part of row 0.
         LS_UNROLL_NONE
-        for (int e = 0; e < here; e += kTogether) {
-          Pack<T, V> xj[kTogether];
-          T ap[kTogether], parts[kTogether] = {};
+        for (int e = 0; e < here; e += kRowsTogether) {
+          Pack<T, V> xj[kRowsTogether];
+          T ap[kRowsTogether], parts[kRowsTogether] = {};
           LS_UNROLL
-          for (int g = 0; g < kTogether; ++g) {
+          for (int g = 0; g < kRowsTogether; ++g) {
             const auto j = team.of_lane(column, e + g);
             if (Sum) ap[g] = team.of_lane(value, e + g);
             xj[g] = load_pack<V>(x + j * P.k);
           }
           LS_UNROLL
-          for (int g = 0; g < kTogether; ++g) {
+          for (int g = 0; g < kRowsTogether; ++g) {
             if (e + g >= mine) continue;
             LS_UNROLL
             for (int v = 0; v < V; ++v) {
@@ -87,8 +88,8 @@ LS_DEVICE void columns_piece(const Team& team, const RowPass<T, I>& P, int64_t s
             }
           }
           if (Dot) {
-            const T total = team.template sums<kTogether>(parts);
-            if (team.lane / kTogether == e / kTogether) dot = total;
+            const T total = team.template sums<kRowsTogether>(parts);
+            if (team.lane / kRowsTogether == e / kRowsTogether) dot = total;
           }
         }
         if (Dot && team.lane < here) d[place] = add ? d[place] + dot : dot;
