@@ -2,7 +2,7 @@
 // affine maps. In the order of the sweep x_t = s_t + c_t x_{t-1}, by the rule of kernels/triangular.cuh, so a
 // stretch of rows is an affine map of the result before it.
 //
-// A block takes a chunk of consecutive rows, of fixed size, and a thread kRows of them: they stay in
+// A block takes a chunk of consecutive rows, of fixed size, and a thread kBandRows of them: they stay in
 // registers. The maps of the threads are scanned in shared memory; then every thread knows what comes before
 // its rows.
 //
@@ -16,8 +16,7 @@
 
 namespace learnsolve::cuda {
 
-constexpr int kRows = 4;
-constexpr int64_t kChunk = kThreads * kRows;
+constexpr int64_t kChunk = kThreads * kBandRows;
 
 // x -> s + c x
 template <class T>
@@ -66,24 +65,24 @@ struct ScanRoom {
 template <class T>
 struct ThreadRows {
   int64_t first;
-  Affine<T> row[kRows];
+  Affine<T> row[kBandRows];
 
   template <class I>
-  LS_DEVICE ThreadRows(const Band<T, I>& A, int64_t t0) : first(t0 + threadIdx.x * kRows) {
+  LS_DEVICE ThreadRows(const Band<T, I>& A, int64_t t0) : first(t0 + threadIdx.x * kBandRows) {
     LS_UNROLL
-    for (int e = 0; e < kRows; ++e) row[e] = A.map(first + e);
+    for (int e = 0; e < kBandRows; ++e) row[e] = A.map(first + e);
   }
   LS_DEVICE Affine<T> map() const {
     Affine<T> all = row[0];
     LS_UNROLL
-    for (int e = 1; e < kRows; ++e) all = after(all, row[e]);
+    for (int e = 1; e < kBandRows; ++e) all = after(all, row[e]);
     return all;
   }
   // f(t, x) for each, from the result before on; the last one.
   template <class F>
   LS_DEVICE T walk(T x, const F& f) const {
     LS_UNROLL
-    for (int e = 0; e < kRows; ++e) x = row[e].of(x), f(first + e, x);
+    for (int e = 0; e < kBandRows; ++e) x = row[e].of(x), f(first + e, x);
     return x;
   }
 };

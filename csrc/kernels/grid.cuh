@@ -14,13 +14,12 @@ namespace learnsolve::cuda {
 // Rows begin(c) <= i < end(c), 0 <= c < count. At least one chunk, so that a total is written for no rows.
 // Tiles are made for the same chunks (learnsolve/matrix/device_analysis.py).
 struct Chunks {
-  static constexpr int64_t kMost = 1024, kFewestRows = 128;
-  int64_t rows = 0, size = kFewestRows, count = 1;
+  int64_t rows = 0, size = kFewestChunkRows, count = 1;
 
   Chunks() = default;
   explicit Chunks(int64_t rows_)
       : rows(rows_),
-        size(std::max(kFewestRows, ((rows_ + kMost - 1) / kMost + 31) / 32 * 32)),
+        size(std::max(kFewestChunkRows, ((rows_ + kMostChunks - 1) / kMostChunks + 31) / 32 * 32)),
         count(std::max<int64_t>((rows_ + size - 1) / size, 1)) {}
   LS_BOTH int64_t begin(int64_t c) const { return c * size; }
   LS_BOTH int64_t end(int64_t c) const { return c * size + size < rows ? c * size + size : rows; }

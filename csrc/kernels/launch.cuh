@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "kernels/team.cuh"
+#include "kernels/tuning.h"
 
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
@@ -28,8 +29,6 @@
 #endif
 
 namespace learnsolve::cuda {
-
-constexpr int kThreads = 256;  // of a block, by default
 
 // The number of blocks for `items` items, `each` of them to a block.
 inline unsigned blocks_for(int64_t items, int64_t each = 1, int64_t most = 0x7fffffff) {

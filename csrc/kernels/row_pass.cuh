@@ -39,11 +39,13 @@ struct RowPass {
 };
 
 // k columns: piece s by one team, for its tiles c0 <= c < c1 of V columns a lane: Dot needs all of them, Sum
-// any. Indices and values are loaded by all lanes together and then shared.
+// any. Indices and values are loaded by all lanes together and then shared; of x, kRowsTogether rows are
+// under way.
 template <int V, bool Sum, bool Dot, class Team, class T, class I>
 LS_DEVICE void columns_piece(const Team& team, const RowPass<T, I>& P, int64_t s, int64_t c0, int64_t c1,
                              const Members& members) {
   constexpr int N = Team::size;
+  static_assert(N % kRowsTogether == 0);
   const Piece row = P.rows.piece(s);
   for (int64_t tile = c0; tile < c1; tile += N * V) {
     const int64_t c = tile + team.lane * V;
@@ -51,34 +53,43 @@ LS_DEVICE void columns_piece(const Team& team, const RowPass<T, I>& P, int64_t s
     Pack<T, V> sum{}, ui{};
     for (int64_t b = members.b0; b < members.b1; ++b) {
       const T* a = P.a + b * P.a_step;
-      const T* x = P.x + b * P.x_step + c;
+      const T* x = P.x + b * P.x_step + (acts ? c : 0);
       T* d = P.d.of(b, members);
       const bool add = tile > 0 || P.d.goes_on(b, members);
       if (Dot && acts) ui = load_pack<V>(P.u + b * P.u_step + row.i * P.k + c);
       for (int64_t p = row.begin; p < row.end; p += N) {
-        const int here = row.end - p < N ? static_cast<int>(row.end - p) : N;
-        int64_t column = 0, place = 0;
+        const int here = row.end - p < N ? static_cast<int>(row.end - p) : N, mine = acts ? here : 0;
+        std::make_unsigned_t<I> column = 0;
+        int64_t place = 0;
         T value = 0, dot = 0;
         if (team.lane < here) {
           column = P.idx[p + team.lane];
           place = P.place(p + team.lane);
           if (Sum) value = a[place];
         }
-        for (int e = 0; e < here; ++e) {
-          const int64_t j = team.of_lane(column, e);
-          const T ap = Sum ? team.of_lane(value, e) : T(0);
-          T part = 0;
-          if (acts) {
-            const Pack<T, V> xj = load_pack<V>(x + j * P.k);
+        // Loads have no condition, or the next one would wait: what is not used is a part of row 0.
+        LS_UNROLL_NONE
+        for (int e = 0; e < here; e += kRowsTogether) {
+          Pack<T, V> xj[kRowsTogether];
+          T ap[kRowsTogether], parts[kRowsTogether] = {};
+          LS_UNROLL
+          for (int g = 0; g < kRowsTogether; ++g) {
+            const auto j = team.of_lane(column, e + g);
+            if (Sum) ap[g] = team.of_lane(value, e + g);
+            xj[g] = load_pack<V>(x + j * P.k);
+          }
+          LS_UNROLL
+          for (int g = 0; g < kRowsTogether; ++g) {
+            if (e + g >= mine) continue;
             LS_UNROLL
             for (int v = 0; v < V; ++v) {
-              if (Sum) sum.v[v] += ap * xj.v[v];
-              if (Dot) part += ui.v[v] * xj.v[v];
+              if (Sum) sum.v[v] += ap[g] * xj[g].v[v];
+              if (Dot) parts[g] += ui.v[v] * xj[g].v[v];
             }
           }
           if (Dot) {
-            const T total = team.sum(part);
-            if (team.lane == e) dot = total;
+            const T total = team.template sums<kRowsTogether>(parts);
+            if (team.lane / kRowsTogether == e / kRowsTogether) dot = total;
           }
         }
         if (Dot && team.lane < here) d[place] = add ? d[place] + dot : dot;

@@ -5,7 +5,7 @@
 
 namespace learnsolve::cuda {
 
-// f(t) for the tiles of this block: `each` neighbors, whose rows often gather the same numbers.
+// f(t) for the tiles of this block: `each` neighbors.
 template <class I, class F>
 LS_DEVICE void for_tiles(const Tiles<I>& tiles, int each, const F& f) {
   const int count = static_cast<int>(tiles.count);
@@ -88,12 +88,12 @@ carried_kernel(LS_ARGUMENT RowPass<T, I> P, int64_t results) {
 }
 
 template <int Lanes, int V, bool Sum, bool Dot, class T, class I>
-LS_KERNEL(kThreads, 3)
+LS_KERNEL(kThreads, kColumnsBlocks)
 columns_kernel(LS_ARGUMENT RowPass<T, I> P) {
-  const int64_t width = Dot ? P.k : Lanes * V;
+  const int64_t width = Dot ? P.k : Lanes * V, tiles = Dot ? 1 : (P.k + width - 1) / width;
   for_members(P.groups, [&](const Members& members) {
     for_items<Lanes>(P.rows.pieces(), [&](const auto& team, int64_t s) {
-      for_aside((P.k + width - 1) / width, [&](int64_t tile) {
+      for_aside(tiles, [&](int64_t tile) {
         const int64_t c = tile * width, end = c + width < P.k ? c + width : P.k;
         columns_piece<V, Sum, Dot>(team, P, s, c, end, members);
       });
@@ -121,26 +121,16 @@ further_kernel(LS_ARGUMENT RowPass<T, I> P, int64_t results) {
 
 template <int Lanes, int V, bool Sum, bool Dot, class T, class I>
 void launch_columns(const RowPass<T, I>& P, cudaStream_t stream) {
+  if constexpr (Lanes < kMostLanes)
+    if (P.k > Lanes * V) return launch_columns<2 * Lanes, V, Sum, Dot>(P, stream);
   const dim3 grid(blocks_for(P.rows.pieces(), kThreads / Lanes), Dot ? 1 : blocks_for(P.k, Lanes * V, 0xffff),
                   blocks_aside(P.groups.count));
   LS_LAUNCH(grid, kThreads, stream, (P), columns_kernel<Lanes, V, Sum, Dot, T, I>);
 }
-template <int V, bool Sum, bool Dot, class T, class I>
-void launch_columns(const RowPass<T, I>& P, cudaStream_t stream) {
-  if (P.k <= 4 * V)
-    launch_columns<4, V, Sum, Dot>(P, stream);
-  else if (P.k <= 8 * V)
-    launch_columns<8, V, Sum, Dot>(P, stream);
-  else
-    launch_columns<16, V, Sum, Dot>(P, stream);
-}
-
-// From this number of tiles on a block has several: there are many more than a device runs at a time.
-constexpr int64_t kManyTiles = 6000;
 
 template <bool Sum, class T, class I>
 void launch_tiles(const RowPass<T, I>& P, cudaStream_t stream) {
-  const int each = P.rows.tiles.count > kManyTiles ? 4 : 1;
+  const int each = P.rows.tiles.count > kManyTiles ? kTilesEach : 1;
   const dim3 grid(blocks_for(P.rows.tiles.count, each), 1, blocks_aside(P.groups.count));
   if constexpr (!Sum) {
     if (P.w)
@@ -159,7 +149,8 @@ void launch_tiles(const RowPass<T, I>& P, cudaStream_t stream) {
 template <bool Sum, bool Dot, class T, class I>
 cudaError_t launch_row_pass(const RowPass<T, I>& P, cudaStream_t stream) {
   if (P.k > 1)
-    P.packs ? launch_columns<16 / sizeof(T), Sum, Dot>(P, stream) : launch_columns<1, Sum, Dot>(P, stream);
+    P.packs ? launch_columns<kFewestLanes, 16 / sizeof(T), Sum, Dot>(P, stream)
+            : launch_columns<kFewestLanes, 1, Sum, Dot>(P, stream);
   else if constexpr (!Sum || !Dot)
     launch_tiles<Sum>(P, stream);
   const int64_t results = P.y.adds ? P.groups.count : P.groups.batch;

@@ -8,7 +8,6 @@
 namespace learnsolve::cuda {
 
 constexpr int kStencilOffsets = 64;
-constexpr int kStencilSums = 8;  // over points, in registers
 
 struct StencilOffsets {
   int64_t grid[3];

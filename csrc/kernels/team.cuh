@@ -35,10 +35,19 @@ LS_DEVICE Pack<T, N> load_pack(const T* p) {
   return value;
 #endif
 }
+// In PTX, because nvcc may take any other store of several numbers apart, one of a float4 too.
 template <int N, class T>
 LS_DEVICE void store_pack(T* p, const Pack<T, N>& value) {
 #ifdef __CUDACC__
-  *reinterpret_cast<Pack<T, N>*>(p) = value;
+  if constexpr (N == 1) {
+    *p = value.v[0];
+  } else {
+    const auto halves = __builtin_bit_cast(ulonglong2, value);
+    asm volatile("st.global.v2.b64 [%0], {%1, %2};"
+                 :
+                 : "l"(__cvta_generic_to_global(p)), "l"(halves.x), "l"(halves.y)
+                 : "memory");
+  }
 #else
   std::memcpy(p, &value, sizeof(value));
 #endif
@@ -66,6 +75,24 @@ struct Team {
     LS_UNROLL
     for (int h = N / 2; h > 0; h /= 2) s += __shfl_xor_sync(mask, s, h, N LS_HERE);
     return s;
+  }
+  // sum(parts[lane % M]), for less: each step of the tree halves the sums that a lane goes on with. M <= N.
+  template <int M, class T>
+  LS_DEVICE T sums(T (&parts)[M] LS_WHERE) const {
+    int h = N / 2;
+    LS_UNROLL
+    for (int left = M / 2; left > 0; left /= 2, h /= 2) {
+      const bool upper = (lane & h) != 0;
+      LS_UNROLL
+      for (int i = 0; i < left; ++i) {
+        const T given = upper ? parts[i] : parts[i + left], kept = upper ? parts[i + left] : parts[i];
+        parts[i] = kept + __shfl_xor_sync(mask, given, h, N LS_HERE);
+      }
+    }
+    T sum = parts[0];
+    LS_UNROLL
+    for (; h > 0; h /= 2) sum += __shfl_xor_sync(mask, sum, h, N LS_HERE);
+    return of_lane(sum, lane % M * (N / M) LS_HERE);
   }
   template <class T>
   LS_DEVICE T of_lane(T s, int at LS_WHERE) const {

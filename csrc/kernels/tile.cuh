@@ -11,9 +11,6 @@
 
 namespace learnsolve::cuda {
 
-constexpr int64_t kPiece = 1024;
-// Not 2,048: what a tile has beyond its size, the rest of its last row, goes with the last loads of a block.
-constexpr int64_t kTile = 1984;
 constexpr int kTileRoom = kTile + kPiece;
 
 // Entries begin, ..., begin + count - 1, which are those of rows row, ..., row + rows - 1; of the first row
@@ -79,16 +76,6 @@ LS_DEVICE T load_once(const T* p) {
   return *p;
 #endif
 }
-
-// Entries of a lane that are under way at a time, and the blocks of a processor whose registers hold them.
-constexpr int kUnderWay = 8;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-constexpr int kMostBlocks = 4;  // of 1,024 threads: for more, the whole bound would be ignored
-#else
-constexpr int kMostBlocks = 5;
-#endif
-template <class T>
-constexpr int kTileBlocks = sizeof(T) == 4 ? kMostBlocks : 4;
 
 enum Terms {
   kInOrder,  // a_p x_{j(p)}

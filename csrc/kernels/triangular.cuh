@@ -139,8 +139,6 @@ handed_rows_kernel(LS_ARGUMENT Triangle<T, I> S, LS_ARGUMENT Sides<T> v, int64_t
 // e of row t is number e * (rows of a chunk) + t there. at: the result that it is multiplied by, one of the
 // chunk's own rows, or one from before, of which each entry has a copy. Rows of a chunk are cut into pieces,
 // each of one level.
-constexpr int kChunkRows = 512, kChunkEntries = 2048;
-
 template <class T>
 struct ChunkRoom {
   T factor[kChunkEntries], x[kChunkRows + kChunkEntries];
@@ -160,23 +158,22 @@ struct ChunkTable {
 // A row's first entries, read before the rows that it waits for are done.
 template <class T>
 struct RowAhead {
-  static constexpr int kEntries = 4;
   int t, size, count;
-  T factor[kEntries];
-  int at[kEntries];
+  T factor[kEntriesAhead];
+  int at[kEntriesAhead];
 
   LS_DEVICE RowAhead(const ChunkRoom<T>& room, int t_, int rows, int size_)
       : t(t_), size(size_), count(t < rows ? room.count[t] : 0) {
     LS_UNROLL
-    for (int e = 0; e < kEntries; ++e)
+    for (int e = 0; e < kEntriesAhead; ++e)
       if (e < count) factor[e] = room.factor[e * size + t], at[e] = room.at[e * size + t];
   }
   LS_DEVICE void solve(ChunkRoom<T>& room) const {
     T sum = room.x[t];
     LS_UNROLL
-    for (int e = 0; e < kEntries; ++e)
+    for (int e = 0; e < kEntriesAhead; ++e)
       if (e < count) sum = plus_product(sum, factor[e], room.x[at[e]]);
-    for (int e = kEntries; e < count; ++e)
+    for (int e = kEntriesAhead; e < count; ++e)
       sum = plus_product(sum, room.factor[e * size + t], room.x[room.at[e * size + t]]);
     room.x[t] = sum;
   }

@@ -30,10 +30,6 @@ void copy_blocks(const OnDevice& device, T* to, int64_t to_step, const T* from, 
                                    cudaMemcpyDeviceToDevice, device.stream));
 }
 
-// From this mean number of entries a row on, product and sum are two passes: spmm then distributes the rows,
-// and what the sum reads again is little beside the matrix.
-constexpr int64_t kManyEntries = 32;
-
 // A matrix that multiplies in every iteration of a loop. Its values are brought into the order of its rows.
 template <class T, class I>
 struct LoopMatrix {
@@ -55,7 +51,7 @@ struct LoopMatrix {
     }
     rows = {S.tile_table<I>(), data<I>(S.idx), {data<T>(values), step}};
   }
-  bool ends_in_pass() const { return S.further() == 0 && S.nnz() < kManyEntries * S.rows(); }
+  bool ends_in_pass() const { return S.further() == 0 && S.nnz() < cuda::kManyEntries * S.rows(); }
 };
 
 // For blocks of vectors with k columns, for all members of a batch.

@@ -9,9 +9,6 @@ namespace {
 
 using namespace cuda;
 
-constexpr int kLevelThreads = 512;
-constexpr int64_t kNarrow = 4 * kLevelThreads;  // steps of a level
-
 template <class Map, class T, class I>
 LS_KERNEL(kThreads)
 steps_kernel(LS_ARGUMENT PlannedSteps<T, I> of, int64_t begin, int64_t end) {

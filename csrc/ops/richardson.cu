@@ -18,9 +18,6 @@ template struct DeviceSweeps<double, int64_t>;
 
 namespace {
 
-// Sweeps whose partial sums are kept before they are added up, by one launch.
-constexpr int64_t kSweepsTogether = 32;
-
 // Where a call has its iterates.
 template <class T>
 struct Iterates {
@@ -96,12 +93,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_richardson_cuda(const std::vector
         stride == 1 || iterations < 2 ? 0 : std::min(at.turns(), iterations - 1) * p.batch * nk);
     at.scratch = mutable_data<T>(scratch);
     const int64_t of_sweep = p.batch * sweeps.rows.count * p.k;
-    const Tensor partials = sweeps.numbers(std::min(kSweepsTogether, iterations) * of_sweep);
+    const Tensor partials = sweeps.numbers(std::min(cuda::kSweepsTogether, iterations) * of_sweep);
     for (int64_t it = 0; it < iterations; ++it) {
-      const int64_t part = it % kSweepsTogether, first = it - part;
+      const int64_t part = it % cuda::kSweepsTogether, first = it - part;
       sweeps.sweep(it, at.at(it), at.at(it - 1), at.place(it + 1),
                    mutable_data<T>(partials) + part * of_sweep);
-      if (part + 1 == kSweepsTogether || it + 1 == iterations)
+      if (part + 1 == cuda::kSweepsTogether || it + 1 == iterations)
         add_totals(device, data<T>(partials), (part + 1) * p.batch, p.batch, sweeps.rows.count, p.k, true,
                    mutable_data<T>(norms) + first * p.k, iterations * p.k);
     }

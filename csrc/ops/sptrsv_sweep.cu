@@ -6,9 +6,6 @@ namespace {
 
 using namespace cuda;
 
-// Rows of so many levels are under way at a time. Whoever polls without need is in the way of the others.
-constexpr int64_t kLevelsAhead = 8;
-
 template <int Lanes, class T, class I>
 void solve_handed(const OnDevice& device, const Triangle<T, I>& S, const Sides<T>& v, int64_t systems,
                   int64_t levels, unsigned* tickets) {

@@ -85,10 +85,10 @@ Tensor stencil_products_cuda(const Tensor& u_, const Tensor& w_, const std::vect
       });
       return sum.finish(device);
     }
-    // Teams sum up a part of the points each, for one result at most kParts of them altogether.
-    constexpr int64_t kParts = 4096, kFewestPoints = 512;
+    // Teams sum up a part of the points each, for one result at most kStencilParts of them altogether.
     const int64_t results = call.q_step == 0 ? 1 : call.batch, slots = groups.count / results;
-    const int64_t part = std::max(kFewestPoints, ((points * slots + kParts - 1) / kParts + 31) / 32 * 32);
+    const int64_t part =
+        std::max(kFewestPoints, ((points * slots + kStencilParts - 1) / kStencilParts + 31) / 32 * 32);
     const int64_t parts = (points + part - 1) / part;
     const Tensor memory = new_empty(u, Size{groups.count * parts * S.count});
     T* partial = mutable_data<T>(memory);

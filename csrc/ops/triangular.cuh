@@ -29,10 +29,9 @@ void solve_sweep(const OnDevice& device, const cuda::Triangle<T, I>& S, const cu
                  int64_t systems, const SweepPlan<I>& plan);
 
 // Numbers that a scan needs room for. Chunks depend on the number of rows alone.
-constexpr int64_t kBlockChunks = 4;  // of a system that one block takes
 inline int64_t band_room(int64_t rows, int64_t systems) {
   const int64_t chunks = (rows + cuda::kChunk - 1) / cuda::kChunk;
-  return chunks > kBlockChunks ? 3 * chunks * systems : 0;
+  return chunks > cuda::kBlockChunks ? 3 * chunks * systems : 0;
 }
 template <class T, class I>
 void solve_band(const OnDevice& device, const cuda::Triangle<T, I>& S, const cuda::Sides<T>& v, int64_t batch,

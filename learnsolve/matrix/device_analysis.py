@@ -8,7 +8,7 @@ sort. All functions work on any device, and are tested on the CPU.
 import torch
 from torch import Tensor
 
-# Entries of a row per team, and of a tile: csrc/kernels/tile.cuh.
+# Entries of a row per team, and of a tile: csrc/kernels/tuning.h.
 PIECE, TILE = 1024, 1984
 # Products per sort if there are too many for one sort, at 40 bytes each. Not measured.
 SORTED = 2**24

@@ -89,6 +89,22 @@ def test_rows_of_all_lengths(kind, tail, transpose):
             assert_within(found.cpu(), *reference, f"{name}, {kind}, {dtype}")
 
 
+@pytest.mark.parametrize("k", [5, 24])
+def test_what_is_not_finite_reaches_what_depends_on_it(k):
+    """Lanes without an entry or a column load a part of row 0."""
+    A = ls.problems.poisson((6, 7), dtype=torch.float64).to(DEVICE)
+    a, x, g = (t.to(DEVICE) for t in (A.values.clone(), normal((42, k)).abs(), normal((42, k))))
+    x[0], g[0] = torch.nan, torch.inf
+    y = A.with_values(a.requires_grad_()) @ x.requires_grad_()
+    gx, ga = torch.autograd.grad(y, (x, a), g)
+    first = (A.to_dense()[0] != 0)[:, None].expand(42, k)
+    row, column = A.pattern.row_indices, A.pattern.col_indices
+    assert torch.equal(y.isnan(), first)
+    assert torch.equal(gx.isinf(), first)
+    assert torch.equal(ga.isnan(), column == 0)
+    assert torch.equal(ga.isinf(), (row == 0) & (column != 0))
+
+
 @every_skewed
 def test_long_rows_are_scheduled(kind):
     P = pattern_of(skewed(kind)).to(DEVICE)

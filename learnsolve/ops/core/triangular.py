@@ -40,7 +40,7 @@ _LEVEL_WORK = 16384
 _SCANNED_ROWS = 16
 _SHORT_ROW = 32
 _NARROW_LEVELS = 64
-# That block's shared memory: csrc/kernels/triangular.cuh.
+# That block's shared memory: csrc/kernels/tuning.h.
 _CHUNK_ROWS = 512
 _CHUNK_ENTRIES = 2048
 
