@@ -15,7 +15,7 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.nn._holds_pattern import HoldsPattern, parameter
+from learnsolve.nn.modules import HoldsPattern, parameter
 from learnsolve.ops.core.gather import permuted
 from learnsolve.preconditioners.base import Part
 from learnsolve.preconditioners.classical.factored import check_has_diagonal

@@ -15,7 +15,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn import GraphNetBlock
-from learnsolve.nn._layers import linear
+from learnsolve.nn.networks import linear
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.classical.factored import Factored
 from learnsolve.preconditioners.learned._saved import Saved

@@ -13,8 +13,8 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.nn.res_gcn import ResGCN
-from learnsolve.nn.sparse_matrix import SparseMatrix
+from learnsolve.nn.modules import SparseMatrix
+from learnsolve.nn.networks import ResGCN
 from learnsolve.ops.norm import norm
 from learnsolve.ops.richardson import residual_norm
 from learnsolve.preconditioners.base import check_finite

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.nn._holds_pattern import _difference
+from learnsolve.nn.modules import _difference
 from learnsolve.preconditioners.base import Part, Preconditioner
 from learnsolve.preconditioners.learned._parts import POSITIVE, current, module_of
 from learnsolve.preconditioners.learned._saved import Saved, loadable

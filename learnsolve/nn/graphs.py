@@ -1,21 +1,127 @@
-"""Graph convolutions.
+"""Graphs in the form of PyTorch Geometric, and graph convolutions on them.
 
 Source: T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
+from learnsolve import _analysis
+from learnsolve.matrix import checks, inputs
 from learnsolve.matrix.csr import CSR
-from learnsolve.nn import _graph
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.ops import coo
 from learnsolve.ops.add import add
+from learnsolve.ops.core.gather import added_up
 from learnsolve.ops.diagonals import eye
 from learnsolve.ops.spmm import spmm
 from learnsolve.ops.symmetric_scaling import scaled
+
+_NAME = "pattern_from_edge_index"
+
+
+def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern, Tensor]:
+    """The sparsity pattern of a list of edges, and their order in it.
+
+    Edge k is the entry (edge_index[0, k], edge_index[1, k]), as in PyTorch Geometric's
+    ``from_scipy_sparse_matrix``. There, messages go to ``edge_index[1]``: aggregate by columns.
+
+    Parameters
+    ----------
+    edge_index : integer Tensor, shape (2, E), without duplicate edges
+    n : number of nodes
+
+    Returns
+    -------
+    SparsityPattern, shape (n, n), int32 if edge_index is, otherwise int64; and order, int64, shape (E,):
+    entry p is edge ``order[p]``, so edge features (..., E, f) become entry features as
+    ``e[..., order, :]``.
+
+    Raises
+    ------
+    ValueError
+        for a duplicate edge, a node outside 0 <= node < n, n < 0, or a wrong shape.
+    TypeError
+        if edge_index is not a tensor of integers.
+
+    Notes
+    -----
+    Cost: O(E log E), on the host, to sort edges not used recently, otherwise O(E) to compare. Equal
+    edges return the same pattern object while they are among the last 8.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> P, order = ls.nn.pattern_from_edge_index(torch.tensor([[1, 0, 0], [0, 2, 1]]), 3)
+    >>> P.col_indices, order
+    (tensor([1, 2, 0]), tensor([2, 1, 0]))
+    """
+    edges, n = inputs.edges(_NAME, edge_index, checks.integer(_NAME, "n", n, 0))
+    dtype = torch.int32 if edge_index.dtype == torch.int32 else torch.int64
+    pattern, order = _sorted(edges.tobytes(), n, dtype, edge_index.device)
+    return pattern, order.clone()  # the caller may change it
+
+
+@makes_plain_tensors
+@lru_cache(maxsize=8)
+def _sorted(key: bytes, n: int, dtype: torch.dtype, device: torch.device) -> tuple[SparsityPattern, Tensor]:
+    edges = inputs.edges_of(key)
+    crow, col, order, first = _analysis.sort_triples(edges[0], edges[1], n)
+    twice = np.flatnonzero(np.diff(first, append=len(order)) > 1)
+    if len(twice):
+        a, b = order[first[twice[0]] :][:2]
+        raise ValueError(
+            f"{_NAME}: an edge must not be given twice, got {tuple(edges[:, a].tolist())} at {a} and at {b}; "
+            "add their features up with CSR.from_coo"
+        )
+    crow, col = (torch.from_numpy(x).to(device, dtype) for x in (crow, col))
+    return SparsityPattern._trusted(crow, col, (n, n)), torch.from_numpy(order).to(device)
+
+
+def is_edges(t: Any) -> TypeGuard[Tensor]:
+    """Whether the tensor holds integers; features are real."""
+    return isinstance(t, Tensor) and not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
+
+
+def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int | None) -> CSR:
+    """Entry (edge_index[1, k], edge_index[0, k]) is weight k, repeated ones added up, and each diagonal
+    entry is 1, or the weight of the node's last self-loop."""
+    edges, n = inputs.edges(function, edge_index, n)
+    if weights is None:
+        weights = torch.ones(edges.shape[1], device=edge_index.device)
+    checks.tensor(function, "edge_weight", weights)
+    checks.dtype(function, "edge_weight", weights)
+    if weights.dim() == 0 or weights.shape[-1] != edges.shape[1]:
+        raise ValueError(
+            f"{function}: edge_weight must have shape (..., E = {edges.shape[1]}), got {tuple(weights.shape)}"
+        )
+    if weights.device != edge_index.device:
+        raise TypeError(
+            f"{function}: edge_weight is on {weights.device}, edge_index on {edge_index.device}; move one "
+            "with .to()"
+        )
+    pattern, gather, source = _planned(edges.tobytes(), n, edge_index.device)
+    one = weights.new_ones((*weights.shape[:-1], 1))
+    return CSR(added_up(torch.cat((weights, one), -1)[..., source], gather), pattern)
+
+
+@makes_plain_tensors
+@lru_cache(maxsize=8)
+def _planned(key: bytes, n: int, device: torch.device) -> tuple[SparsityPattern, SparsityPattern, Tensor]:
+    """The pattern, the sums of its entries, and the weight of each term; E stands for 1."""
+    source, target = inputs.edges_of(key)
+    loop = source == target
+    kept, own, nodes = np.flatnonzero(~loop), np.full(n, len(loop)), np.arange(n)
+    own[source[loop]] = np.flatnonzero(loop)
+    rows, columns = (torch.from_numpy(np.append(ends[kept], nodes)) for ends in (target, source))
+    pattern, gather = coo._sort(rows, columns, n, n, device)
+    return pattern, gather, torch.from_numpy(np.append(kept, own)).to(device)
 
 
 def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | None = None) -> CSR:
@@ -60,8 +166,8 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
     tensor([[0.5000, 0.5000],
             [0.5000, 0.5000]])
     """
-    if _graph.is_edges(A):
-        return scaled("gcn_norm", _graph.with_loops("gcn_norm", A, edge_weight, n), "row_sums")
+    if is_edges(A):
+        return scaled("gcn_norm", with_loops("gcn_norm", A, edge_weight, n), "row_sums")
     checks.matrix("gcn_norm", "A", A)
     if edge_weight is not None or n is not None:
         raise ValueError("gcn_norm: edge_weight and n belong to edge_index; a CSR has its own")
@@ -194,9 +300,9 @@ class GCNConv(torch.nn.Module):
         self, A: CSR | Tensor, X: CSR | Tensor, edge_weight: Tensor | None
     ) -> tuple[CSR, CSR | Tensor]:
         # Two CSRs are A and sparse features.
-        if not isinstance(A, CSR) and (isinstance(X, CSR) or _graph.is_edges(X)):
+        if not isinstance(A, CSR) and (isinstance(X, CSR) or is_edges(X)):
             A, X = X, A
-        if isinstance(A, Tensor) and _graph.is_edges(A):
+        if isinstance(A, Tensor) and is_edges(A):
             n = X.shape[-2] if len(X.shape) > 1 else 0
             if edge_weight is None:
                 edge_weight = self.weight.new_ones(A.shape[-1])

@@ -1,8 +1,12 @@
-"""A block of a graph network on the entries of a sparse matrix.
+"""Networks on the entries of a sparse matrix; narrow ones run as operators on the CPU
+(ops/core/perceptron.py).
 
-Source: P. W. Battaglia et al., "Relational inductive biases, deep learning, and graph networks", arXiv
-1806.01261, 2018, without the global attribute.
+Sources: P. W. Battaglia et al., "Relational inductive biases, deep learning, and graph networks", arXiv
+1806.01261, 2018, without the global attribute; J. Chen, "Graph Neural Preconditioners for Iterative Solutions
+of Sparse Linear Systems", ICLR 2025.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -14,13 +18,75 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.nn._layers import linear, through, through_edges
-from learnsolve.nn.edge_index import pattern_from_edge_index
+from learnsolve.nn.graphs import pattern_from_edge_index
 from learnsolve.ops.core import segments
 from learnsolve.ops.core.gather import permuted
+from learnsolve.ops.core.perceptron import perceptron
 from learnsolve.ops.segment_max import segment_max
 from learnsolve.ops.segment_softmax import segment_softmax
 from learnsolve.ops.segment_sum import segment_mean, segment_sum
+from learnsolve.ops.spmm import spmm
+
+MOST = 32  # features in a row of a layer: wider maps are faster as matrix products
+
+Layer = tuple[Tensor, Tensor | None]
+
+
+def linear(t: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if _narrow(t, weight):
+        return perceptron(t, (weight, bias))
+    return torch.nn.functional.linear(t, weight, bias)
+
+
+def through(layers: torch.nn.Sequential, t: Tensor) -> Tensor:
+    """The layers in sequence."""
+    every: list[Any] = list(layers)
+    if not _is_plain(every[0], torch.nn.Linear):
+        return _rest(every, t)
+    return _from_first(every, t, (every[0].weight, every[0].bias))
+
+
+def through_edges(
+    layers: torch.nn.Sequential, e: Tensor, weight: Tensor, ends: Tensor, pattern: SparsityPattern
+) -> Tensor:
+    """The same for the entries of a pattern: the linear first layer uses this weight instead of its own, and
+    `ends` are added to its result (`segments.at_ends`)."""
+    every: list[Any] = list(layers)
+    return _from_first(every, e, (weight, every[0].bias), ends, pattern)
+
+
+def _from_first(
+    every: list[Any],
+    t: Tensor,
+    first: Layer,
+    ends: Tensor | None = None,
+    pattern: SparsityPattern | None = None,
+) -> Tensor:
+    if not _narrow(t, first[0]):
+        t = torch.nn.functional.linear(t, *first)
+        if ends is not None and pattern is not None:
+            t = t + segments.at_ends(ends, pattern)
+        return _rest(every[1:], t)
+    two = len(every) > 2 and _is_plain(every[1], torch.nn.ReLU) and _is_plain(every[2], torch.nn.Linear)
+    if two and _narrow(t, every[2].weight):
+        second = every[2].weight, every[2].bias
+        return _rest(every[3:], perceptron(t, first, second, ends, pattern))
+    return _rest(every[1:], perceptron(t, first, None, ends, pattern))
+
+
+def _rest(layers: list[Any], t: Tensor) -> Tensor:
+    for layer in layers:
+        t = linear(t, layer.weight, layer.bias) if _is_plain(layer, torch.nn.Linear) else layer(t)
+    return t
+
+
+def _narrow(t: Tensor, weight: Tensor) -> bool:
+    return t.is_cpu and t.dtype == weight.dtype and max(weight.shape) <= MOST
+
+
+def _is_plain(layer: Any, kind: type) -> bool:
+    """Whether calling the module does nothing beyond its class (no hooks)."""
+    return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks
 
 
 def _weighted(E: Tensor, P: SparsityPattern, by: str) -> Tensor:
@@ -206,3 +272,116 @@ def _pattern(graph: Any) -> SparsityPattern:
             f"{type(graph).__name__}"
         )
     return pattern
+
+
+class ResGCN(torch.nn.Module):
+    r"""Graph convolutions on the entries of a matrix, each added to the previous features:
+
+    .. math::
+
+        X_0 = X \Theta_0 + 1 c_0^T, \qquad
+        X_{l+1} = X_l + \mathrm{ReLU}(A X_l W_l + X_l U_l + 1 c_l^T), \qquad Y = X_L \Theta_1 + 1 c_1^T
+
+    Parameters
+    ----------
+    in_features, out_features : numbers of columns of X and Y
+    width : number of columns in between
+    layers : L
+    transpose : add :math:`A^T X_l V_l` inside the ReLU, so that features move both ways along an entry of a
+        nonsymmetric matrix
+    dtype, device : of the parameters
+
+    Raises
+    ------
+    ValueError
+        if a number of columns or the width is less than 1, or layers negative.
+    TypeError
+        if one of them is not an int, or transpose not a bool.
+
+    Notes
+    -----
+    A is used as given, with its signs; scale it, for example by a bound of its norm, so that features
+    neither grow nor vanish (`preconditioners.GNP` does). Weights start as in `torch.nn.Linear`.
+    Differentiable to any order with respect to A's values, X and the parameters; equivariant to permutations
+    of the nodes. Cost per layer: a product with `width` columns, 2 width^2 multiplications per node.
+
+    Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR
+    2025, arXiv 2406.00809, without the separate skip connection: its U is the only one.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((5, 5)) / 8.0
+    >>> network = ls.nn.ResGCN(1, 1, width=8, layers=3, dtype=A.dtype)
+    >>> network(A, torch.ones(4, 25, 1, dtype=A.dtype)).shape  # four inputs at once
+    torch.Size([4, 25, 1])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        width: int = 16,
+        layers: int = 8,
+        transpose: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        name = "ResGCN"
+        self.in_features = checks.integer(name, "in_features", in_features, 1)
+        self.out_features = checks.integer(name, "out_features", out_features, 1)
+        width, layers = checks.integer(name, "width", width, 1), checks.integer(name, "layers", layers, 0)
+        checks.flag(name, "transpose", transpose)
+        self.transpose = transpose
+
+        def map_(n: int, m: int, bias: bool = True) -> torch.nn.Linear:
+            return torch.nn.Linear(n, m, bias, dtype=dtype, device=device)
+
+        self.first, self.last = map_(in_features, width), map_(width, out_features)
+        self.own = torch.nn.ModuleList([map_(width, width) for _ in range(layers)])
+        self.rows = torch.nn.ModuleList([map_(width, width, False) for _ in range(layers)])
+        both = layers if transpose else 0
+        self.columns = torch.nn.ModuleList([map_(width, width, False) for _ in range(both)])
+
+    def forward(self, A: CSR, X: Tensor) -> Tensor:
+        """Apply the network.
+
+        Parameters
+        ----------
+        A : CSR, shape (n, n), values (..., nnz)
+        X : Tensor, shape (..., n, in_features)
+
+        Returns
+        -------
+        Tensor, shape (..., n, out_features); batch axes broadcast.
+
+        Raises
+        ------
+        ValueError
+            if shapes do not match.
+        TypeError
+            if dtypes or devices do not match.
+        """
+        checks.matrix("ResGCN", "A", A)
+        checks.dtype("ResGCN", "A.values", A.values)
+        checks.square("ResGCN", "A", A.shape)
+        checks.same_kind("ResGCN", "X", X, self.first.weight)
+        wanted = (A.shape[0], self.in_features)
+        if X.dim() < 2 or tuple(X.shape[-2:]) != wanted:
+            raise ValueError(
+                f"ResGCN: X must have shape (..., n = {wanted[0]}, in_features = {wanted[1]}), got "
+                f"{tuple(X.shape)}"
+            )
+        X = linear(X, self.first.weight, self.first.bias)
+        for i, own in enumerate(self.own):
+            Y = linear(X, own.weight, own.bias)  # type: ignore[arg-type]
+            Y = Y + spmm(A, linear(X, self.rows[i].weight))  # type: ignore[arg-type]
+            if self.transpose:
+                Y = Y + spmm(A, linear(X, self.columns[i].weight), transpose=True)  # type: ignore[arg-type]
+            X = X + torch.relu(Y)
+        return linear(X, self.last.weight, self.last.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, transpose={self.transpose}"
