@@ -29,7 +29,7 @@ from learnsolve.analysis.spectrum import (
     with_batch_of,
     with_derivative,
 )
-from learnsolve.eigen._arpack import SEEDED
+from learnsolve.eigen._methods import SEEDED
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.plain import plain_tensors
