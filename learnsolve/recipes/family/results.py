@@ -15,7 +15,7 @@ import torch
 
 from learnsolve import preconditioners as P
 from learnsolve import solvers
-from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import Line, look, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners.learned.factor_network import MatrixNetwork

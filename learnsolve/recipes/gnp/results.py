@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learnsolve import preconditioners as P
 from learnsolve import solvers
-from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.recipes.harness import tables

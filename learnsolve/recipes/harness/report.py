@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import learnsolve
-from learnsolve.evaluation._result import finite
+from learnsolve.evaluation.comparison import finite
 from learnsolve.evaluation.figures import png
 from learnsolve.recipes.harness.checkpoint import HTML, REPORT, read_metrics, write_atomic
 from learnsolve.recipes.harness.command_line import dump

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from learnsolve import preconditioners
 from learnsolve.evaluation import Evaluation, evaluate
-from learnsolve.evaluation._table import aligned
+from learnsolve.evaluation.comparison import aligned
 
 if TYPE_CHECKING:
     from learnsolve.recipes.harness.recipe import Outcome

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate, pad
 
-from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import COLORS, residuals_figure
 from learnsolve.recipes.harness.recipe import TRAINING, Outcome, network_facts
 from learnsolve.recipes.harness.tables import LEARNED, Row, milliseconds, tabulate

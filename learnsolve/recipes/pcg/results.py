@@ -14,7 +14,7 @@ import torch
 
 from learnsolve import preconditioners as P
 from learnsolve.analysis import condition_number
-from learnsolve.evaluation._table import as_csv
+from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import new_panels, residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.recipes.harness import tables

@@ -1,13 +1,19 @@
-"""Solve the same systems with several preconditioners, and compare."""
+"""Solve the same systems with several preconditioners, and compare: rows of values, a table, files, a
+figure."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from numbers import Real
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,18 +23,260 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve._clock import timed
-from learnsolve.evaluation._result import Evaluation, Row, Spread
-from learnsolve.evaluation._systems import Matrix, System, systems_of
 from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.files import replace_file
+from learnsolve.matrix.inputs import matrix, operands
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.learned.factor_network import MatrixNetwork
 from learnsolve.solvers.core.operators import compiled_form
 from learnsolve.solvers.core.report import quiet
 from learnsolve.solvers.options import KRYLOV
 from learnsolve.solvers.solution import Solution, Status
+
+
+def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
+    """Lines of cells as text, with a rule below the first; columns `left` are left-aligned."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+    def text(line: Sequence[str]) -> str:
+        pairs = enumerate(zip(line, widths, strict=True))
+        return "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in pairs).rstrip()
+
+    return "\n".join([text(lines[0]), "  ".join("-" * width for width in widths), *map(text, lines[1:])])
+
+
+def as_csv(rows: Sequence[dict[str, Any]], end: str = "\n") -> str:
+    """One line per row, below a header from the first row; NaN is an empty cell."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["preconditioner"], lineterminator=end)
+    writer.writeheader()
+    for row in rows:
+        empty = {key: "" for key, value in row.items() if isinstance(value, float) and math.isnan(value)}
+        writer.writerow(row | empty)
+    return text.getvalue()
+
+
+class Spread(NamedTuple):
+    """Statistics over systems; `std` divides by the number of systems. All NaN if there are none."""
+
+    mean: float
+    std: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, numbers: list) -> Spread:
+        if not numbers:
+            return cls(math.nan, math.nan, math.nan, math.nan)
+        t = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+        return cls(float(t.mean()), float(t.std(correction=0)), float(t.min()), float(t.max()))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One preconditioner at one tolerance.
+
+    Attributes
+    ----------
+    preconditioner, rtol : name and tolerance
+    systems, converged : number of systems, and of converged systems
+    iterations : of the converged systems
+    seconds : of a solve to this tolerance, for the converged systems, without setup; median over repeats
+    setup : seconds to build the preconditioner for a matrix whose pattern was used before; NaN for a
+        preconditioner that was passed in
+    first_setup : seconds to build it for a new pattern, without plans
+    execution : how the iterations ran (`Solution.execution`): "compiled"; "compiled, Python preconditioner";
+        "eager". With "eager", and with a cheap Python M, the seconds are mostly Python overhead. Several
+        values if systems differ
+    failures : number of unconverged systems by the name of their Status
+    message : error of the solver or the factory, with ``on_error="row"``
+    """
+
+    preconditioner: str
+    rtol: float
+    systems: int
+    converged: int
+    iterations: Spread
+    seconds: Spread
+    setup: Spread
+    first_setup: Spread
+    execution: str = ""
+    failures: dict[str, int] = field(default_factory=dict)
+    message: str = ""
+
+
+SPREADS = ("iterations", "seconds", "setup", "first_setup")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of `evaluate`; `str()` is a table.
+
+    Attributes
+    ----------
+    rows : list of Row, one per preconditioner and tolerance
+    histories : for each preconditioner, one Tensor (iterations + 1,) per system: ||b - A x_i|| / ||b|| of the
+        run to the tightest tolerance
+    solver : name of the solver
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((4, 4)), torch.ones(16, dtype=torch.float64)
+    >>> result = ls.evaluate(A, b, {"none": None}, rtol=(1e-6,), repeats=1)
+    >>> result.solver, result.rows[0].converged, result.rows[0].iterations.mean
+    ('cg', 1, 3.0)
+    >>> [len(history) for history in result.histories["none"]]
+    [4]
+    """
+
+    rows: list[Row]
+    histories: dict[str, list[Tensor]]
+    solver: str
+
+    def __str__(self) -> str:
+        head = ["preconditioner", "rtol", "converged", "iterations", "seconds", "execution"]
+        head += ["set-up", "first", "failures"]
+        lines = [head, *(_cells(row) for row in self.rows)]
+        return aligned(lines, left={0, len(head) - 1})
+
+    def to_csv(self, path: str | Path) -> None:
+        """One line per row; a Spread becomes four columns, empty if there are no values."""
+        replace_file(path, as_csv([_flat(row) for row in self.rows], end="\r\n").encode())
+
+    def to_json(self, path: str | Path) -> None:
+        """The rows and the histories; numbers that are not finite become null."""
+        rows = [asdict(row) | {key: getattr(row, key)._asdict() for key in SPREADS} for row in self.rows]
+        content = {
+            "solver": self.solver,
+            "rows": rows,
+            "histories": {name: [h.tolist() for h in all_] for name, all_ in self.histories.items()},
+        }
+        replace_file(path, (json.dumps(finite(content), indent=1) + "\n").encode())
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """A matplotlib Figure of the histories, one line per preconditioner: the median over systems, with a
+        band from the smallest to the largest. Saved to `path` (.png, .svg, .pdf) if given."""
+        from learnsolve.evaluation.figures import figure
+
+        made = figure(self)
+        if path is not None:
+            content, path = io.BytesIO(), Path(path)
+            path = path if path.suffix else path.with_suffix(".png")  # as matplotlib does
+            made.savefig(content, format=path.suffix[1:])
+            replace_file(path, content.getvalue())
+        return made
+
+
+def _cells(row: Row) -> list[str]:
+    failures = ", ".join(f"{count} {name}" for name, count in row.failures.items())
+    return [
+        row.preconditioner,
+        f"{row.rtol:.0e}",
+        f"{row.converged}/{row.systems}",
+        _number(row.iterations, "{:.1f}"),
+        _number(row.seconds, "{:.2e}"),
+        row.execution or "-",
+        *(_number(getattr(row, key), "{:.2e}") for key in SPREADS[2:]),
+        ": ".join(t for t in (failures, row.message) if t),
+    ]
+
+
+def _number(spread: Spread, form: str) -> str:
+    if math.isnan(spread.mean):
+        return "-"
+    return form.format(spread.mean) + (f" +- {form.format(spread.std)}" if spread.std else "")
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in vars(row).items():
+        if isinstance(value, Spread):
+            numbers = value._asdict().items()
+            out |= {f"{key}_{part}": number for part, number in numbers}
+        else:
+            out[key] = " ".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else value
+    return out
+
+
+def finite(value: Any) -> Any:
+    """The value with None for infinities and NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Matrix = CSR | StencilOperator
+Matrices = Matrix | BlockBatch
+
+
+class System(NamedTuple):
+    """One matrix and one right-hand side."""
+
+    A: Matrix
+    b: Tensor  # (n,)
+
+
+def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
+    """Each matrix of a batch separately, with its right-hand sides."""
+    A = [matrix(one) for one in A] if isinstance(A, (list, tuple)) else matrix(A)
+    if isinstance(A, Matrices):
+        return _of_one(name, A, b)
+    if not isinstance(A, Sequence) or not isinstance(b, Sequence):
+        raise TypeError(
+            f"{name}: A must be a CSR, BlockBatch or StencilOperator, or A and b sequences of them and of "
+            "tensors, got "
+            f"{type(A).__name__} and {type(b).__name__}"
+        )
+    if len(A) != len(b) or not A:
+        raise ValueError(
+            f"{name}: needs one b for each A, got {len(A)} matrices and {len(b)} right-hand sides"
+        )
+    for one in A:
+        if not isinstance(one, Matrices):
+            raise TypeError(
+                f"{name}: A must hold CSRs, BlockBatches or StencilOperators, got {type(one).__name__}; make "
+                "a CSR with CSR.from_scipy, CSR.from_torch or CSR.from_dense"
+            )
+    return [group for one, columns in zip(A, b, strict=True) for group in _of_one(name, one, columns)]
+
+
+def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]:
+    A, b = operands(name, A, b)
+    if isinstance(A, BlockBatch):
+        checks.same_kind(name, "b", b, A.matrix.values)
+        pairs = zip(A.split(A.matrix), A.split(b), strict=True)
+        return [group for one, columns in pairs for group in _of_one(name, one, columns)]
+    entries = (A.values if isinstance(A, CSR) else A.coefficients).detach()
+    checks.same_kind(name, "b", b, entries)
+    n = A.shape[0]
+    if A.shape[1] != n:
+        raise ValueError(f"{name}: A must be square, got shape {A.shape}")
+    if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
+        raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
+    b = b.detach()
+    b = b.unsqueeze(-1) if b.dim() == 1 else b
+    checks.batches(name, A.batch_shape, b.shape[:-2], "A and b")
+    if not A.batch_shape:
+        one = _with_entries(A, entries)
+        return [(one, [System(one, c) for c in b.mT.reshape(-1, n)])]
+    batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2])
+    B = b.expand(*batch, *b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
+    core = entries.shape[len(A.batch_shape) :]
+    matrices = [_with_entries(A, e) for e in entries.expand(*batch, *core).reshape(batch.numel(), *core)]
+    return [(one, [System(one, c) for c in columns.mT]) for one, columns in zip(matrices, B, strict=True)]
+
+
+def _with_entries(A: Matrix, entries: Tensor) -> Matrix:
+    return A.with_values(entries) if isinstance(A, CSR) else A.with_coefficients(entries)
+
 
 MADE = (Preconditioner, CSR, scipy.sparse.linalg.LinearOperator, torch.nn.Module)
 

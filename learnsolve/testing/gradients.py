@@ -3,16 +3,188 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.testing._differences import Difference, difference
-from learnsolve.testing._varied import Varied
-from learnsolve.testing.report import GradientEntry, GradientReport
+from learnsolve.matrix.csr import CSR
+from learnsolve.solvers.solution import Solution
+
+# Finite differences of a function of one variable, and their accuracy.
+#
+# Central differences d(h) = f' + h^2 f''' / 6 + ... for h and 2 h: the extrapolated value (4 d(h) - d(2 h))
+# / 3 is free of the first term, whose size |d(h) - d(2 h)| / 3 estimates the error (it exceeds that of the
+# extrapolated value if f is smooth). Rounding adds eps times the sum of the moduli, divided by h.
+#
+# One-sided differences differ by h f'' if f is smooth, half as much for half the step. At a kink they
+# differ by the same amount for every step.
+
+
+class Difference(NamedTuple):
+    value: float
+    error: float  # an estimate
+    kink: tuple[float, float] | None  # the one-sided derivatives, if they differ
+
+
+def difference(
+    at: Callable[[float], tuple[float, float]], here: tuple[float, float], h: float, eps: float
+) -> Difference:
+    """The derivative at 0; `at(t)` is a sum and the sum of its moduli, `here` both at 0."""
+    (zero, size), ahead, behind = here, [], []
+    for t in (h, 2 * h):
+        for value, side in ((at(t), ahead), (at(-t), behind)):
+            side.append((value[0] - zero) / t)
+            size = max(size, value[1])
+    rounding = 2 * eps * size / h
+    near, far = ((a - b) / 2 for a, b in zip(ahead, behind, strict=True))
+    jump, wide = (a + b for a, b in zip(ahead, behind, strict=True))
+    kink = None
+    if abs(jump) > 20 * rounding and abs(jump) > 0.75 * abs(wide) and abs(jump) > 1e-3 * max(map(abs, ahead)):
+        kink = (0.0 - behind[0], 0.0 + ahead[0])
+    return Difference((4 * near - far) / 3, abs(near - far) / 3 + rounding, kink)
+
+
+class Varied:
+    """fn as a function of the tensors that are varied, to a list of tensors."""
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
+        self.fn, self.args = fn, args
+        able = [i for i, a in enumerate(args) if _is_number(a.values if isinstance(a, CSR) else a)]
+        self.positions = [i for i in able if args[i].requires_grad] or able
+        if not self.positions:
+            raise ValueError(
+                "check_gradients: an argument must be a CSR or a tensor of float32 or float64, got "
+                f"({', '.join(type(a).__name__ for a in args)}); other arguments are bound in fn"
+            )
+        self.names = [f"args[{i}]" + ".values" * isinstance(args[i], CSR) for i in self.positions]
+        values = [args[i] for i in self.positions]
+        self.inputs = [(a.values if isinstance(a, CSR) else a).detach().clone() for a in values]
+        self.values = self(self.inputs)
+        if not self.values:
+            raise ValueError(
+                "check_gradients: fn must return floating-point tensors, CSR matrices or Solutions, or lists "
+                "of them; got none; convert what it returns"
+            )
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        args = list(self.args)
+        for i, t in zip(self.positions, inputs, strict=True):
+            args[i] = args[i].with_values(t) if isinstance(args[i], CSR) else t
+        return list(_tensors(self.fn(*args)))
+
+
+def _is_number(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.layout == torch.strided and t.dtype in (torch.float32, torch.float64)
+
+
+def _tensors(result: Any) -> Iterator[Tensor]:
+    if isinstance(result, (list, tuple)):
+        for part in result:
+            yield from _tensors(part)
+    elif isinstance(result, Solution):
+        yield result.x
+    elif isinstance(result, CSR):
+        yield result.values
+    elif isinstance(result, Tensor) and result.is_floating_point():
+        yield result
+
+
+@dataclass(frozen=True)
+class GradientEntry:
+    """One comparison.
+
+    Attributes
+    ----------
+    test : str, "repeated", "difference", "dot product" or "transpose"
+    where : str, the input, and the entry that was varied, or the index of a random direction
+    found : float, from the derivatives of the function
+    expected : float, from the test
+    error : float, \\|found - expected\\|
+    allowed : float, the largest accepted error
+    verdict : str, "ok", "FAILED", or "undecided"
+    note : str, why it failed or is undecided
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> report = ls.testing.check_gradients(torch.sin, torch.ones(1, dtype=torch.float64), directions=1)
+    >>> [entry.test for entry in report.entries]
+    ['repeated', 'difference', 'difference', 'dot product']
+    """
+
+    test: str
+    where: str
+    found: float = 0.0
+    expected: float = 0.0
+    error: float = 0.0
+    allowed: float = 0.0
+    verdict: str = "ok"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """The result of `check_gradients`. Printing it gives a table: failures, undecided tests, then the largest
+    errors.
+
+    Attributes
+    ----------
+    entries : list of `GradientEntry`, in the order of the tests
+    ok : bool, whether nothing failed; undecided tests do not count: see `undecided`
+    failures : list of failed entries
+    undecided : list of undecided entries
+    notes : list of str, limits of the whole check, such as float32
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> x = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    >>> report = ls.testing.check_gradients(torch.relu, x)
+    >>> report.ok, report.undecided[0].note
+    (True, 'the one-sided derivatives are 0 and 1.54: not differentiable here')
+    """
+
+    entries: list[GradientEntry]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.failures
+
+    @property
+    def failures(self) -> list[GradientEntry]:
+        return [entry for entry in self.entries if entry.verdict == "FAILED"]
+
+    @property
+    def undecided(self) -> list[GradientEntry]:
+        return [entry for entry in self.entries if entry.verdict == "undecided"]
+
+    def __str__(self) -> str:
+        order = {"FAILED": 0, "undecided": 1, "ok": 2}
+        first = sorted(self.entries, key=lambda e: (order[e.verdict], -_share(e)))
+        lines = [("verdict", "test", "where", "found", "expected", "error", "allowed", "note")]
+        for e in first[:_LINES]:
+            numbers = (f"{e.found:.6g}", f"{e.expected:.6g}", f"{e.error:.1e}", f"{e.allowed:.1e}")
+            lines.append((e.verdict, e.test, e.where, *numbers, e.note))
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        table = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+        if len(first) > _LINES:
+            table.append(f"and {len(first) - _LINES} more")
+        passed = len(first) - len(self.failures) - len(self.undecided)
+        head = f"{passed} ok, {len(self.failures)} FAILED, {len(self.undecided)} undecided"
+        return "\n".join([head, *table, *self.notes])
+
+
+_LINES = 20
+
+
+def _share(entry: GradientEntry) -> float:
+    return entry.error / entry.allowed if entry.allowed else 0.0
+
 
 _SAFETY = 10  # error estimates are not bounds
 
