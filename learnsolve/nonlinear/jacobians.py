@@ -1,32 +1,183 @@
-"""`jacobian`: sparse Jacobians of functions, by compressed derivatives."""
+"""`jacobian` and `hessian`: sparse Jacobians of functions and Hessians of scalar ones, by compressed
+derivatives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 from torch._C._functorch import get_interpreter_stack
 from torch.utils import _pytree as pytree
 
+from learnsolve import _analysis, ordering
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.matrix.plain import numbers, outside_of_graphs, sample, transformations
-from learnsolve.nonlinear._compress import Plan, compressed_values, plan
 from learnsolve.nonlinear._pattern import (
     check_argument,
     flat_output,
     outside,
+    pattern_of,
     program_key,
     random_like,
     trace_pattern,
 )
 from learnsolve.nonlinear._trace import Watch
-from learnsolve.ops.core.autograd import pushforward
+from learnsolve.ops.core.autograd import pushforward, tracked
 from learnsolve.ops.spmm import spmm
+from learnsolve.ops.sptrsv import sptrsv
+
+# A Jacobian from few derivatives: one for each color of its columns (or rows), and its entries taken out.
+#
+# Columns of one color have no row in common, so the derivative of f along the sum of their unit vectors
+# shows the entries of all of them. Which entry stands where is planned once per pattern.
+
+
+# A group has at most so many elements: larger arrays go back to the system when they are freed, and come
+# again page by page.
+_ELEMENTS = 2**21
+
+
+class Plan(NamedTuple):
+    """How the values of a pattern are read from compressed derivatives, an array of shape (count, length)."""
+
+    colors: Tensor
+    """Color of each element of a seed, shape (width,)."""
+    count: int
+    """Of the colors."""
+    length: int
+    """Of one derivative."""
+    group: int
+    """How many derivatives are computed at a time: they take no more memory than the values."""
+    positions: Tensor
+    """Place of each value in the flattened array, shape (nnz,); with an order, group by group. Of the
+    pattern's index type where that holds them."""
+    ptr: tuple[int, ...]
+    """Values of group g are those from ptr[g] to ptr[g + 1]."""
+    order: Tensor | None
+    """Place of each value of the pattern among them, shape (nnz,). None: the whole array is not much larger
+    than the values, and is kept."""
+    triangle: SparsityPattern | None = None
+    """Of an acyclic coloring: what is read are right-hand sides, sums of unknowns, a unit lower triangle."""
+    unknown: Tensor | None = None
+    """Which unknown each value is, int64, shape (nnz,)."""
+
+
+def plan(pattern: SparsityPattern, mode: str) -> Plan:
+    """For products with J ("forward") or with J^T ("reverse")."""
+    return pattern._planned(_plan, mode)
+
+
+def _plan(pattern: SparsityPattern, mode: str) -> Plan:
+    seeded = pattern if mode == "forward" else pattern.T
+    coloring = ordering.column_coloring(seeded)
+    rows, columns = _places(pattern)
+    shown, seeds = (rows, columns) if mode == "forward" else (columns, rows)
+    return make_plan(coloring, coloring.colors.long()[seeds], shown, seeded.shape)
+
+
+def _places(pattern: SparsityPattern) -> tuple[Tensor, Tensor]:
+    """Row and column of each entry; the pattern keeps no rows for this one use."""
+    return torch.repeat_interleave(pattern.crow_indices.diff()), pattern.col_indices.long()
+
+
+def symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
+    """For products with a symmetric matrix, colored by "star", "acyclic" or "columns"."""
+    return pattern._planned(_symmetric_plan, method)
+
+
+def _symmetric_plan(pattern: SparsityPattern, method: str) -> Plan:
+    if method == "columns":
+        return _plan(pattern, "forward")
+    coloring = ordering.symmetric_coloring(pattern, "acyclic" if method == "acyclic" else "star")
+    colors = coloring.colors.long()
+    rows, columns = _places(pattern)
+    if method == "acyclic":
+        arrays = (pattern.crow_indices, pattern.col_indices, pattern.transpose_permutation, coloring.colors)
+        ptr, idx, equation, unknown = (
+            pattern._tensor(a) for a in _analysis.substitution(*(as_numpy(a) for a in arrays))
+        )
+        at, number = equation.long(), len(equation)
+        plan = make_plan(coloring, colors[columns[at]], rows[at], pattern.shape)
+        triangle = SparsityPattern(ptr, idx, (number, number))
+        return plan._replace(triangle=triangle, unknown=unknown.long())
+    # Where row i has no other entry in a column of the color of j, the product for this color shows (i, j) in
+    # row i. Else i is the center of a star of these two colors, and that for the color of i shows (j, i) in
+    # row j.
+    _, of, number = torch.unique(
+        rows * coloring.count + colors[columns], return_inverse=True, return_counts=True
+    )
+    alone = number[of] == 1
+    color = torch.where(alone, colors[columns], colors[rows])
+    return make_plan(coloring, color, torch.where(alone, rows, columns), pattern.shape)
+
+
+def make_plan(coloring: ordering.Coloring, color: Tensor, element: Tensor, shape: tuple[int, int]) -> Plan:
+    """Each value is that `element` of the derivative of that `color`, an array of `shape` times a seed."""
+    length, width = shape
+    count = coloring.count if len(color) else 0  # no values, no derivatives
+    group = max(1, min(-(-len(color) // max(length, width, 1)), _ELEMENTS // max(length, width, 1)))
+    positions, order, ptr = color * length + element, None, (0, len(color))
+    index = torch.int32 if count * length < 2**31 else torch.int64
+    if count * length > 4 * len(color):
+        by_group = (color // group).argsort(stable=True)
+        sizes = torch.bincount(color // group, minlength=-(-count // group))
+        ptr = (0, *sizes.cumsum(0).tolist())
+        positions = positions[by_group]
+        order = torch.empty_like(by_group)
+        order[by_group] = torch.arange(len(color), device=color.device)
+        order = order.to(index)
+    return Plan(coloring.colors, count, length, group, positions.to(index), ptr, order)
+
+
+def compressed_values(
+    function: str, derivative: Callable[[Tensor], Tensor], plan: Plan, like: Tensor, by_vmap: bool = True
+) -> Tensor:
+    """The values, shape (nnz,), for the linear function `derivative` of seeds."""
+
+    def together(seeds: Tensor) -> Tensor:
+        if len(seeds) == 1:
+            return derivative(seeds[0])[None]
+        return torch.vmap(derivative)(seeds) if by_vmap else torch.stack([derivative(s) for s in seeds])
+
+    parts, whole = [], None
+    for g, first in enumerate(range(0, plan.count, plan.group)):
+        last = min(first + plan.group, plan.count)
+        some = torch.arange(first, last, device=like.device, dtype=plan.colors.dtype)
+        seeds = (plan.colors == some[:, None]).to(like.dtype)
+        if torch._C._are_functorch_transforms_active() and seeds.shape[1] == like.numel():
+            # Mapped where u is: in forward mode f may write a mapped tangent into a copy of u.
+            seeds = seeds + torch.zeros_like(like).reshape(-1)
+        shown = together(seeds)
+        if shown.shape[1] != plan.length:
+            raise ValueError(
+                f"{function}: the size of f(u) must not depend on values of u, but was {plan.length} at the "
+                f"first call and is {shown.shape[1]} now; use torch.where in place of masks as indices"
+            )
+        if plan.order is not None:
+            positions = plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length
+            shown = shown.reshape(-1).index_select(0, positions)
+        elif plan.group < plan.count and not tracked(shown):  # no second copy of all parts
+            whole = shown.new_empty(plan.count, plan.length) if whole is None else whole
+            whole[first:last] = shown
+            continue
+        parts.append(shown)
+    if plan.count == 0:
+        return like.new_zeros(0)
+    if whole is None:
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        parts.clear()
+    values = whole.reshape(-1).index_select(0, plan.positions if plan.order is None else plan.order)
+    if plan.triangle is None:
+        return values
+    ones = values.new_ones(plan.triangle.nnz)
+    return sptrsv(CSR(ones, plan.triangle), values, unit_diagonal=True)[plan.unknown]
+
 
 _MODES = ("auto", "forward", "reverse")
 _ROUNDING = (
@@ -393,3 +544,85 @@ def as_pattern(function: str, pattern: Any) -> SparsityPattern:
         f"{function}: pattern must be a SparsityPattern, a CSR or a SciPy matrix, got "
         f"{type(pattern).__name__}"
     )
+
+
+class Hessian(Jacobian):
+    """The result of `hessian`: ``H(u, *args)`` is a symmetric CSR, the Jacobian of f's gradient."""
+
+    function = "hessian"
+    modes = ("auto", "star", "acyclic", "columns")
+
+    def _flat(self, x: Tensor, shape: torch.Size, args: tuple) -> Tensor:
+        def scalar(x: Tensor) -> Tensor:
+            out = super(Hessian, self)._flat(x, shape, args)
+            if out.numel() != 1:
+                raise ValueError(
+                    f"hessian: f must return one number, got {out.numel()}; use jacobian where f returns more"
+                )
+            return out.reshape(())
+
+        return torch.func.grad(scalar)(x)
+
+    def _plans(self, pattern: SparsityPattern, mode: str) -> Iterator[tuple[Plan, str]]:
+        methods = ("star", "columns") if self.mode == "auto" else (self.mode,)
+        best = min((symmetric_plan(pattern, method) for method in methods), key=lambda plan: plan.count)
+        # Products with the transpose are the same: used if torch has no forward mode.
+        yield best, "forward"
+        yield best, "reverse"
+
+    def _pattern(self, u: Tensor, args: tuple) -> tuple[SparsityPattern, str]:
+        pattern, mode = super()._pattern(u, args)
+        if pattern.shape[0] == pattern.shape[1] and not pattern.equals(pattern.T):
+            arrays = [t.numpy() for t in (pattern.col_indices, pattern.crow_indices)]
+            S = scipy.sparse.csr_array((np.ones(pattern.nnz, dtype=bool), *arrays), shape=pattern.shape)
+            pattern = pattern_of(scipy.sparse.csr_array(S + S.T), pattern.shape[0])
+        return pattern, mode
+
+
+def hessian(
+    f: Callable[..., Tensor],
+    pattern: Any = None,
+    mode: Literal["auto", "star", "acyclic", "columns"] = "auto",
+) -> Hessian:
+    r"""The sparse Hessian of a scalar function: ``hessian(f)(u, *args)`` is a symmetric CSR.
+
+    The Jacobian of f's gradient, whose entries are read from either side of the diagonal.
+
+    Parameters
+    ----------
+    f : function of u and args that returns one element, a tensor with u's dtype
+    pattern : SparsityPattern, CSR or SciPy matrix, or None: as for `jacobian`; an entry (i, j) without (j, i)
+        is completed
+    mode : "star" and "acyclic", the colorings of `learnsolve.ordering.symmetric_coloring`; "columns", the
+        coloring of `column_coloring`; "auto", star or columns, whichever has fewer colors
+
+    Returns
+    -------
+    Hessian
+        called as ``H(u, *args)``, with the pattern and colors of its first call.
+
+    Raises
+    ------
+    ValueError
+        if f returns more than one element, and as for `jacobian`.
+    TypeError
+        as for `jacobian`.
+
+    Notes
+    -----
+    Gradient: as for `jacobian`. Cost: one derivative of f's gradient per color, if one variable occurs in all
+    terms, two or three. Source: A. Gebremedhin et al., "New acyclic and star coloring algorithms with
+    application to computing Hessians", SIAM J. Sci. Comput. 29 (2007).
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> f = lambda u: (u[:-1] * u[-1]).square().sum()
+    >>> H = ls.nonlinear.hessian(f)
+    >>> H(torch.arange(1.0, 5.0)).to_dense()
+    tensor([[32.,  0.,  0., 16.],
+            [ 0., 32.,  0., 32.],
+            [ 0.,  0., 32., 48.],
+            [16., 32., 48., 28.]])
+    """
+    return Hessian(f, pattern, mode)
