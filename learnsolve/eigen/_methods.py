@@ -19,7 +19,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.direct import superlu
 from learnsolve.ops.core.direct.choice import available
-from learnsolve.preconditioners.classical.factorization import factorize
+from learnsolve.preconditioners.direct import factorize
 from learnsolve.solvers.core.choices import direct_cost
 
 

@@ -32,7 +32,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.preconditioners.learned.factor_network import MatrixNetwork
+from learnsolve.preconditioners.networks import MatrixNetwork
 from learnsolve.solvers.core.operators import compiled_form
 from learnsolve.solvers.core.report import quiet
 from learnsolve.solvers.options import KRYLOV

@@ -16,7 +16,7 @@ from learnsolve.petsc._engine import engine
 from learnsolve.petsc._forms import BlockForm, Form, PolynomialForm, ProductForm, Sweeps, distributed
 from learnsolve.preconditioners import AMG, Factored, Polynomial, Trainable
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.preconditioners.learned._parts import PREFIX, positive
+from learnsolve.preconditioners.trainable import PREFIX, positive
 
 OPTIONS = ("checkpoint", "amg")
 

@@ -16,7 +16,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.interning import equal
 from learnsolve.matrix.plain import chooses, numbers, outside_of_graphs
 from learnsolve.ops.spsolve import spsolve
-from learnsolve.preconditioners.classical.factorization import Factorization
+from learnsolve.preconditioners.direct import Factorization
 from learnsolve.solvers.bicgstab import bicgstab
 from learnsolve.solvers.cg import cg
 from learnsolve.solvers.core.arguments import check_b, check_operands

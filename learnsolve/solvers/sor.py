@@ -13,7 +13,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.inputs import operands
-from learnsolve.preconditioners.classical._relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
+from learnsolve.preconditioners.relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.gradient import with_zero_gradient

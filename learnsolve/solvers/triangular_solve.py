@@ -8,8 +8,8 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.sptrsv import sptrsv
 from learnsolve.ops.triangle import tril, triu
-from learnsolve.preconditioners.classical.factored import check_has_diagonal, check_triangular
-from learnsolve.preconditioners.learned._parts import POSITIVE, MatrixValues
+from learnsolve.preconditioners.factors import check_has_diagonal, check_triangular
+from learnsolve.preconditioners.trainable import POSITIVE, MatrixValues
 
 
 class TriangularSolve(MatrixValues):

@@ -19,7 +19,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.spmm import spmm
-from learnsolve.preconditioners.learned.factor_network import MatrixNetwork, NetworkStart
+from learnsolve.preconditioners.networks import MatrixNetwork, NetworkStart
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.family.results import iterations_of, outcome_of
 from learnsolve.recipes.harness.figures import HELD_OUT_MATRICES, Curves

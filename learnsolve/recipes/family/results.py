@@ -18,7 +18,7 @@ from learnsolve import solvers
 from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import Line, look, picture
 from learnsolve.matrix.csr import CSR
-from learnsolve.preconditioners.learned.factor_network import MatrixNetwork
+from learnsolve.preconditioners.networks import MatrixNetwork
 from learnsolve.recipes.harness import tables
 from learnsolve.recipes.harness.recipe import Outcome, network_facts
 from learnsolve.recipes.harness.tables import LEARNED, Row

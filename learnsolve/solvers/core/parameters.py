@@ -26,7 +26,7 @@ from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.plain import readable
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.core import across
-from learnsolve.preconditioners.classical._spectrum import RATIO, largest_eigenvalue
+from learnsolve.preconditioners.polynomials import RATIO, largest_eigenvalue
 from learnsolve.solvers.core.arguments import check_operands
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner
 from learnsolve.solvers.options import MODULE, OF_MODULES, Options, described
