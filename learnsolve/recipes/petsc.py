@@ -19,7 +19,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.recipes.harness.parallel import Group
 from learnsolve.recipes.harness.settings import MissingExtra, SettingError
-from learnsolve.recipes.matrix.problem import build, check_square, not_positive
+from learnsolve.recipes.matrix import build, check_square, not_positive
 
 
 def over_rows(Recipe: Any) -> Any:

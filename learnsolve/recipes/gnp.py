@@ -1,35 +1,101 @@
 """A nonlinear graph network for one matrix, for which incomplete factors fail.
 
 Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025.
+
+Flexible GMRES is compared with other preconditioners, for right-hand sides of the matrix. Figures: the loss,
+and the residuals of the solves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.analysis import krylov_basis
+from learnsolve.evaluation.comparison import as_csv
+from learnsolve.evaluation.figures import residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import GNP
-from learnsolve.recipes.gnp.results import outcome_of
+from learnsolve.recipes.harness import recipe as tables
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.recipe import (
     HELD_OUT,
+    LEARNED,
     TRAINING,
     Curves,
+    Outcome,
     VectorRecipe,
+    network_facts,
     normal_vectors,
     stream_seed,
 )
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least, check_tolerances
-from learnsolve.recipes.matrix.problem import ProblemSettings, build, check_square, describe
+from learnsolve.recipes.matrix import ProblemSettings, build, check_square, describe, facts
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.solvers.core.report import quiet
+
+
+def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
+    """r -> the result of some GMRES iterations; not linear."""
+    return lambda r: solvers.gmres(A, r, rtol=0.0, maxiter=iterations, restart=iterations).x
+
+
+def outcome_of(recipe: GnpRecipe) -> Outcome:
+    s, A = recipe.settings, recipe.A
+    linear = tables.with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU0}, A.shape[0])
+    M = {LEARNED: recipe.model, **linear, "inner GMRES": lambda A: inner_gmres(A, s.restart)}
+    solver, options = (
+        partial(solvers.fgmres, restart=s.restart),
+        {"maxiter": s.iterations, "repeats": s.repeats},
+    )
+    evaluation = tables.compare(A, recipe.test_sides(), M, s.tolerances, solver=solver, **options)
+    last = {name: _last(histories) for name, histories in evaluation.histories.items()}
+    rows = [row | {"residual": last[row["preconditioner"]]} for row in tables.flat(evaluation)]
+    columns = {
+        "preconditioner": "preconditioner",
+        "set-up ms": lambda r: (
+            tables.milliseconds(r["setup_seconds"]) if r["preconditioner"] != LEARNED else "training"
+        ),
+        f"residual after {s.iterations}": lambda r: (
+            f"{r['residual']:.2e}" if math.isfinite(r["residual"]) else "fails"
+        ),
+    }
+    numbers = {
+        "problem": facts(s.problem, A),
+        "network": network_facts(recipe.model),
+        "loss_is": "mean |A M(b) - b| over the entries of b = A x of mean square one",
+        "solver": f"fgmres({s.restart}), b = A x, x from N(0, I), mean of {s.evaluated}",
+        "evaluation": rows,
+    }
+    learned = last.pop(LEARNED)
+    best = min(last, key=lambda name: last[name] if math.isfinite(last[name]) else math.inf)
+    words = (
+        f"After {s.iterations} iterations of FGMRES({s.restart}) the residual is {learned:.1e} with "
+        f"the network, and {last[best]:.1e} with {best}, the best of the others."
+    )
+    if failed := [name for name, r in last.items() if not math.isfinite(r)]:
+        words += f" Without a result: {', '.join(failed)}."
+    first = {name: runs[:1] for name, runs in evaluation.histories.items()}
+    finite = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
+    title = f"FGMRES({s.restart}), {recipe.where}\nfirst right-hand side"
+    figures = {"convergence.png": partial(residuals_figure, title, finite)}
+    table = tables.tabulate(rows, columns, tables.cells)
+    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
+
+
+def _last(histories: list[Tensor]) -> float:
+    """The geometric mean of the last residuals; NaN if there are none."""
+    logs = [math.log(max(float(h[-1]), 1e-300)) for h in histories if math.isfinite(float(h[-1]))]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
 
 BASIS, TEST = 3, 4  # random streams: the first Arnoldi vector, the systems of the final table
 
