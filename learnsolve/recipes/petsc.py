@@ -60,7 +60,7 @@ def check(settings: Any) -> None:
     if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SettingError("--engine petsc is started by mpirun; torchrun is for --engine torch")
     try:
-        from learnsolve.petsc._engine import engine
+        from learnsolve.petsc._processes import engine
 
         engine()
     except ImportError as error:
