@@ -22,9 +22,7 @@ from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.core.dots import scaled
 from learnsolve.ops.spmm import spmm
 from learnsolve.solvers.core.arguments import check_b, check_operands
-from learnsolve.solvers.core.operators import Blocks, as_operator
-from learnsolve.solvers.core.system import Columns
-from learnsolve.solvers.core.vectors import divide, dot, largest, root, size
+from learnsolve.solvers.core.operators import Blocks, Columns, as_operator, divide, dot, largest, root, size
 
 
 def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) -> Tensor:

@@ -29,8 +29,8 @@ from learnsolve.matrix.pattern import as_numpy
 from learnsolve.matrix.plain import plain_tensors
 from learnsolve.ops.core.autograd import Nestable, tracked
 from learnsolve.solvers.core.arguments import check_symmetric
+from learnsolve.solvers.core.loop import users_frame
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner
-from learnsolve.solvers.core.report import users_frame
 
 
 class Estimate(NamedTuple):

@@ -31,8 +31,8 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.plain import numbers
 from learnsolve.ops.core.autograd import Operation, add, dispatch, forward_mode_may_come
 from learnsolve.ops.core.product import product, sampled
-from learnsolve.solvers.core.report import quiet
-from learnsolve.solvers.minres import minres
+from learnsolve.solvers.core.loop import quiet
+from learnsolve.solvers.krylov import minres
 from learnsolve.solvers.solution import Status
 
 # (A - lambda_i B) y_i = r_i up to a multiple of B U, with U^T B y_i = 0, without derivatives.

@@ -20,7 +20,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.core.direct import superlu
 from learnsolve.ops.core.direct.choice import available
 from learnsolve.preconditioners.direct import factorize
-from learnsolve.solvers.core.choices import direct_cost
+from learnsolve.solvers.automatic import direct_cost
 
 
 def lengths(X: Tensor, BX: Tensor) -> Tensor:

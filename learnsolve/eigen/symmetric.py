@@ -32,8 +32,8 @@ from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.preconditioners.base import check_finite, check_numbers
 from learnsolve.solvers.core.arguments import _learns, check_symmetric
 from learnsolve.solvers.core.gradient import mapped
+from learnsolve.solvers.core.loop import users_frame
 from learnsolve.solvers.core.operators import as_preconditioner
-from learnsolve.solvers.core.report import users_frame
 from learnsolve.solvers.solution import ConvergenceWarning, SolverError, Status
 
 

@@ -33,8 +33,8 @@ from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.networks import MatrixNetwork
+from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.core.operators import compiled_form
-from learnsolve.solvers.core.report import quiet
 from learnsolve.solvers.options import KRYLOV
 from learnsolve.solvers.solution import Solution, Status
 

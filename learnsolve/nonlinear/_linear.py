@@ -31,12 +31,9 @@ from learnsolve.ops.core.autograd import Nestable, keep_for_forward_mode, pullba
 from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.diagonals import eye
 from learnsolve.preconditioners import AMG, factorize
-from learnsolve.solvers.bicgstab import bicgstab
-from learnsolve.solvers.cg import cg
-from learnsolve.solvers.core import choices
-from learnsolve.solvers.core.report import quiet
-from learnsolve.solvers.gmres import gmres
-from learnsolve.solvers.minres import minres
+from learnsolve.solvers import automatic
+from learnsolve.solvers.core.loop import quiet
+from learnsolve.solvers.krylov import bicgstab, cg, gmres, minres
 from learnsolve.solvers.solution import CODE, Solution, Status, worst
 
 
@@ -645,7 +642,7 @@ class Systems:
             return
         symmetric = symmetry("root", A, None)
         positive = bool((A.diagonal() > 0).all())
-        if A.device.type == "cpu" and choices.direct_cost(A) * A.batch_shape.numel() <= DIRECT:
+        if A.device.type == "cpu" and automatic.direct_cost(A) * A.batch_shape.numel() <= DIRECT:
             self.how, self.why = "direct", ": a factorization is cheap"
         elif symmetric and positive:
             self.how, self.why = "cg", ": J is symmetric, its diagonal positive"
@@ -656,7 +653,7 @@ class Systems:
         """Choose another method after a failed iteration chosen by "auto"."""
         if not isinstance(self.A, CSR) or self.A.device.type != "cpu":
             return False
-        if choices.direct_cost(self.A) <= choices.LAST_RESORT:
+        if automatic.direct_cost(self.A) <= automatic.LAST_RESORT:
             self.how, self.why = "direct", f": {self.how} failed"
             return True
         if self.how != "gmres":
@@ -739,7 +736,7 @@ def _fitting(A: CSR, method: str) -> Any:
         return None
     if method == "cg" and A.device.type == "cpu":
         return AMG(A)
-    return choices.preconditioner("ILU0" if A.device.type == "cpu" else "Jacobi", A, None)[0]
+    return automatic.preconditioner("ILU0" if A.device.type == "cpu" else "Jacobi", A, None)[0]
 
 
 def column(u: Tensor, levels: int) -> Tensor:

@@ -22,8 +22,8 @@ from learnsolve.nonlinear._linear import (
     norm,
     over,
 )
-from learnsolve.solvers.core.report import quiet
-from learnsolve.solvers.lsqr import lsmr
+from learnsolve.solvers.core.loop import quiet
+from learnsolve.solvers.least_squares import lsmr
 from learnsolve.solvers.solution import CODE, Iteration, Status
 
 # The rounding floor of a residual: what rounding its arguments changes.

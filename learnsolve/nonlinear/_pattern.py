@@ -37,7 +37,7 @@ from learnsolve.nonlinear._trace import (
     rule,
     unknown,
 )
-from learnsolve.solvers.core.report import users_frame
+from learnsolve.solvers.core.loop import users_frame
 
 
 @rule("mm bmm mv dot vdot addmm baddbmm addmv")

@@ -36,7 +36,7 @@ from learnsolve.nonlinear.jacobians import as_pattern, errors
 from learnsolve.nonlinear.jacobians import jacobian as sparse_jacobian
 from learnsolve.ops.core.autograd import pullback, tracked
 from learnsolve.solvers.core.gradient import mapped, transformed
-from learnsolve.solvers.core.report import report
+from learnsolve.solvers.core.loop import report
 from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
 
 Loop = Callable[..., Ended]

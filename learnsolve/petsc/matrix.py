@@ -583,7 +583,7 @@ class Structure:
 
 class Operator:
     """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) with the local rows; see `Operator` of
-    solvers/core/system.py."""
+    solvers/core/operators.py."""
 
     def __init__(self, A: Matrix, transpose: bool = False):
         self.A, self.transpose, self.across = A, transpose, A.across

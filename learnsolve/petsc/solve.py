@@ -19,8 +19,8 @@ from learnsolve.ops.core.autograd import tracked
 from learnsolve.petsc._processes import check_dtype, engine, option_used
 from learnsolve.petsc.matrix import Matrix, Operator
 from learnsolve.solvers.core.gradient import Implicit
+from learnsolve.solvers.core.loop import report as report_failure
 from learnsolve.solvers.core.problem import Solver
-from learnsolve.solvers.core.report import report as report_failure
 from learnsolve.solvers.solution import CODE, Report, Solution, SolverError, Status
 
 _alive: weakref.WeakSet[System] = weakref.WeakSet()

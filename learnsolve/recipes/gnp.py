@@ -40,7 +40,7 @@ from learnsolve.recipes.harness.recipe import (
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least, check_tolerances
 from learnsolve.recipes.matrix import ProblemSettings, build, check_square, describe, facts
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
-from learnsolve.solvers.core.report import quiet
+from learnsolve.solvers.core.loop import quiet
 
 
 def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:

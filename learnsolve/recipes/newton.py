@@ -41,7 +41,7 @@ from learnsolve.recipes.harness.recipe import (
 )
 from learnsolve.recipes.harness.settings import SettingError, about_option, at_least
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
-from learnsolve.solvers.core.report import quiet
+from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.solution import Solution, SolverError
 
 # A Fourier neural operator, on grids of any size.
