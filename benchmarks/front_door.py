@@ -23,8 +23,8 @@ from torch import Tensor
 import learnsolve as ls
 from benchmarks.harness import OURS, Run, figure
 from benchmarks.systems import cases
-from learnsolve.solvers.core.choices import direct_cost, preconditioner
-from learnsolve.solvers.core.projected import Detected, detected
+from learnsolve.solvers.automatic import direct_cost, preconditioner
+from learnsolve.solvers.core.problem import Detected, detected
 
 FLOOR = 1e-3  # seconds
 LONG = 1e11  # flops of a direct solve, 10 s: left out beyond

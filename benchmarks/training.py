@@ -23,8 +23,7 @@ from learnsolve.recipes.harness.recipe import Recipe
 from learnsolve.recipes.heavyball import HeavyballRecipe, HeavyballSettings
 from learnsolve.recipes.heavyball_network import HeavyballNetworkRecipe, HeavyballNetworkSettings
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
-from learnsolve.recipes.pcg import PcgRecipe, PcgSettings
-from learnsolve.recipes.pcg.factor import factor_of
+from learnsolve.recipes.pcg import PcgRecipe, PcgSettings, factor_of
 
 DENSE = 2_000  # unknowns, above which dense matrices are left out
 

@@ -122,7 +122,7 @@ def kind(of: object) -> str:
 def options(recipe: str) -> list[str]:
     """The page of a recipe's options, from the parser of its command line."""
     from learnsolve import recipes
-    from learnsolve.recipes.harness import command_line
+    from learnsolve.recipes.harness import settings
 
     Settings = recipes.load(recipe).Settings
     title = f"train {recipe}"
@@ -130,7 +130,7 @@ def options(recipe: str) -> list[str]:
     usage = f"    python -m learnsolve.train {recipe} [--option value ...]"
     lines = [title, "=" * len(title), "", "::", "", usage, "", plain(about), ""]
     second = {first: name for name, first in Settings.SYNONYMS.items()}
-    for action in command_line.parser(recipe, Settings)._actions:
+    for action in settings.parser(recipe, Settings)._actions:
         values = getattr(action, "_typehint", None)
         names = [f"``--{name}``" for name in (action.dest, second.get(action.dest)) if name]
         facts = []

@@ -117,7 +117,7 @@ def spgemm_fused(rows: int, inner: int, columns: int, products: int, *arrays: An
 
 
 def operator_of_torch(name: str) -> Any:
-    """For code that asks torch's operators about one another (nonlinear/_products.py)."""
+    """For code that asks torch's operators about one another (nonlinear/_pattern.py)."""
     return getattr(torch.ops.aten, name).default
 
 

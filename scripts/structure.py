@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CG = "learnsolve/solvers/cg.py: cg"
+CG = "learnsolve/solvers/krylov.py: cg"
 FOLDERS = {
     "learnsolve": ("learnsolve/**/*.py",),
     "learnsolve/solvers": ("learnsolve/solvers/**/*.py",),
@@ -116,7 +116,7 @@ def lines(*patterns: str) -> tuple[int, int]:
 
 def main() -> None:
     of = graph()
-    for name in ("learnsolve.solvers.cg", "learnsolve.ops.spmm"):
+    for name in ("learnsolve.solvers.krylov", "learnsolve.ops.spmm"):
         print(f"{name} needs {len(closure(name, of))} files")
     print("circles of imports:", circles(of) or "none")
     stack = frames()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from learnsolve.matrix.convert import SciPyMatrix
 from learnsolve.matrix.csr import CSR
-from learnsolve.nn.sparse_matrix import SparseMatrix
+from learnsolve.nn.modules import SparseMatrix
 from learnsolve.ops.add import Scalar
 from learnsolve.matrix.pattern import SparsityPattern
 

@@ -238,7 +238,7 @@ def test_a_system_that_the_solver_calls_converged_has_converged():
 
 
 def test_the_median_of_two_is_their_mean(monkeypatch):
-    module = sys.modules["learnsolve.evaluation.evaluate"]
+    module = sys.modules["learnsolve.evaluation.comparison"]
     seconds = iter([1.0, 3.0, 7.0, 2.0, 4.0])
     monkeypatch.setattr(module, "timed", lambda f, devices: (next(seconds), f()))
     (row,) = ls.evaluate(LINE, B, {"J": P.Jacobi}, rtol=1e-3, repeats=2).rows

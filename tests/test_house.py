@@ -24,7 +24,7 @@ def test_a_circle_is_found():
     assert structure.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
 
 
-@pytest.mark.parametrize(("module", "most"), [("learnsolve.solvers.cg", 60), ("learnsolve.ops.spmm", 21)])
+@pytest.mark.parametrize(("module", "most"), [("learnsolve.solvers.krylov", 50), ("learnsolve.ops.spmm", 21)])
 def test_what_a_module_needs(module, most):
     files = structure.closure(module, graph())
     assert len(files) <= most, sorted(files)
@@ -32,14 +32,16 @@ def test_what_a_module_needs(module, most):
 
 def test_from_cg_to_an_operator_in_few_frames():
     frames = structure.frames()
-    assert frames[0] == "learnsolve/solvers/cg.py: cg"
+    assert frames[0] == "learnsolve/solvers/krylov.py: cg"
     assert len(frames) <= 8, frames
 
 
-def test_a_file_holds_one_idea():
-    """In 400 lines at most."""
+def test_a_file_holds_a_family():
+    """Neither one idea a file, whose heads then outweigh it, nor more than a reader keeps in mind."""
     sizes = {name: len(path.read_text().splitlines()) for name, path in structure.modules().items()}
-    assert not {name for name, size in sizes.items() if size > 400}
+    assert {name for name, size in sizes.items() if size > 800} == set()
+    assert len(sizes) <= 200
+    assert sum(sizes.values()) / len(sizes) >= 253
 
 
 DOCUMENTED = ("ops", "solvers", "preconditioners", "problems", "nn", "io", "petsc", "ordering", "profiling")

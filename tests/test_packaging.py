@@ -17,7 +17,7 @@ import torch
 
 import learnsolve as ls
 from learnsolve import _library
-from learnsolve.petsc import _engine
+from learnsolve.petsc import _processes
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "learnsolve"
@@ -138,26 +138,26 @@ def test_show_config_prints_the_dictionary(capsys):
 def test_without_petsc4py_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "petsc4py.PETSc", None)
     with pytest.raises(ImportError, match=r"pip install 'learnsolve\[petsc\]'.*scripts/petsc\.sh") as caught:
-        _engine.engine.__wrapped__()
+        _processes.engine.__wrapped__()
     assert caught.value.name == "petsc4py"
 
     def fails(name):
         raise ValueError("numpy.dtype size changed")
 
-    monkeypatch.setattr(_engine, "import_module", fails)
+    monkeypatch.setattr(_processes, "import_module", fails)
     with pytest.raises(ImportError, match=r"installed, but cannot .* NumPy \d.*size changed\).*petsc\.sh"):
-        _engine.engine.__wrapped__()
+        _processes.engine.__wrapped__()
 
 
-@pytest.mark.parametrize("name", _engine._LAUNCHED)
+@pytest.mark.parametrize("name", _processes._LAUNCHED)
 @pytest.mark.parametrize("count", [1, 4])
 def test_processes_that_do_not_know_of_one_another_are_warned(monkeypatch, name, count):
-    for variable in _engine._LAUNCHED:
+    for variable in _processes._LAUNCHED:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(name, str(count))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        _engine._warn_if_alone()
+        _processes._warn_if_alone()
     messages = [str(w.message) for w in caught]
     assert len(messages) == (count > 1)
     assert not messages or f"{name} says that 4 processes were started, but PETSc sees one" in messages[0]

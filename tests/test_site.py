@@ -18,7 +18,7 @@ import pytest
 
 import learnsolve
 from learnsolve.recipes import RECIPES, load
-from learnsolve.recipes.harness.command_line import flat
+from learnsolve.recipes.harness.settings import flat
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

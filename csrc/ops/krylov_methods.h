@@ -1,4 +1,4 @@
-// One iteration of minres, bicgstab and gmres, as learnsolve/solvers/minres.py, bicgstab.py and gmres.py have
+// One iteration of minres, bicgstab and gmres, as learnsolve/solvers/krylov.py has
 // them and in their notation, for one column. `step` is false, and the state as before, where the column
 // breaks down, is no longer finite, or is in doubt: Python then takes the step, and decides.
 #pragma once

@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def first(A: petsc.Matrix, b: torch.Tensor, M: object, options: dict) -> ls.solvers.Solution:
-    from learnsolve.solvers.core.report import quiet
+    from learnsolve.solvers.core.loop import quiet
 
     with quiet():
         return petsc.solve(A, b, rtol=1e-300, maxiter=1, M=M, options=options)

@@ -23,8 +23,8 @@ PRODUCT, DEGREE = 7 * 12 + 3 * 8, 4
 # p = z + b p, <p, w>.
 CG = 3 + 3 + 1 + 2 + 3 + 2
 JACOBI = 3  # z = D^-1 r
-# PolynomialForm.apply (learnsolve/petsc/_forms.py): v = S x, b = c v; a step multiplies by S and adds three
-# vectors at once, the first one two.
+# PolynomialForm.apply (learnsolve/petsc/learned_pc.py): v = S x, b = c v; a step multiplies by S and adds
+# three vectors at once, the first one two.
 POLYNOMIAL, STEP = 3 + 2 - 1, 3 + 5
 # The runs that the bandwidth is fitted to were made before, with 8 and 16.
 POLYNOMIAL_FITTED, STEP_FITTED = 8, 16

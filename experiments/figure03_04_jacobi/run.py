@@ -15,7 +15,7 @@ import torch
 from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, new_figure, table, trained
 
 import learnsolve as ls
-from learnsolve.recipes.jacobi.closed_form import expected_energy, optimal_weights
+from learnsolve.recipes.jacobi import expected_energy, optimal_weights
 
 N = 16
 VECTORS = 20

@@ -13,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import BLACK, BLUE, GRAY, ORANGE, PURPLE, Experiment, new_figure, table, trained
 
 import learnsolve as ls
-from learnsolve.recipes.gnp import GnpRecipe, GnpSettings
-from learnsolve.recipes.gnp.results import inner_gmres
+from learnsolve.recipes.gnp import GnpRecipe, GnpSettings, inner_gmres
 
 # arXiv 2406.00809's repository, std1_Jac3 (n = 21,982): residual after 100 iterations of FGMRES(10).
 PUBLISHED = {

@@ -1,7 +1,6 @@
 """Comparison of preconditioners: iterations, seconds, failures."""
 
-from learnsolve.evaluation._result import Evaluation, Row, Spread
-from learnsolve.evaluation.evaluate import evaluate
+from learnsolve.evaluation.comparison import Evaluation, Row, Spread, evaluate
 from learnsolve.matrix.autocast import guard
 
 __all__ = ["Evaluation", "Row", "Spread", "evaluate"]

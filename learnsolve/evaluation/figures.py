@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from learnsolve.evaluation._result import Evaluation
+    from learnsolve.evaluation.comparison import Evaluation
 
 # Okabe and Ito, "Color Universal Design" (2008).
 BLACK, BLUE, ORANGE, PURPLE, GRAY, GREEN = "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777", "#009E73"

@@ -1,13 +1,9 @@
 """Layers of graph networks, built from the operations on sparse matrices."""
 
 from learnsolve.matrix.autocast import guard
-from learnsolve.nn.dropout import SparseDropout
-from learnsolve.nn.edge_index import pattern_from_edge_index
-from learnsolve.nn.gcn import GCNConv, gcn_norm
-from learnsolve.nn.graph_net import GraphNetBlock
-from learnsolve.nn.positive_diagonal import positive_diagonal
-from learnsolve.nn.res_gcn import ResGCN
-from learnsolve.nn.sparse_matrix import SparseMatrix
+from learnsolve.nn.graphs import GCNConv, gcn_norm, pattern_from_edge_index
+from learnsolve.nn.modules import SparseDropout, SparseMatrix, positive_diagonal
+from learnsolve.nn.networks import GraphNetBlock, ResGCN
 
 __all__ = [
     "GCNConv",

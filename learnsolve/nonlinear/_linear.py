@@ -1,35 +1,420 @@
-"""J d = b for the Jacobian of a residual: assembled or matrix-free, factored or with a Krylov method.
-
-The preconditioner of an assembled Jacobian is kept while it is good enough: it is rebuilt if a solve needs
-twice as many iterations as with the new preconditioner, or fails.
-"""
+"""A residual as a function of tensors, the linear solves of its Jacobian, and the derivatives of its root."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._autograd import (
+    _pop_saved_tensors_default_hooks,
+    _push_saved_tensors_default_hooks,
+    _top_saved_tensors_default_hooks,
+)
+from torch._C._functorch import is_functorch_wrapped_tensor, unwrap_if_dead
+from torch.nn import Module
+from torch.utils import _pytree as pytree
 
+from learnsolve.matrix import checks
+from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import as_one, sample, transformations
 from learnsolve.matrix.unchanged import version
-from learnsolve.nonlinear._implicit import Ended
-from learnsolve.nonlinear._residual import Residual
+from learnsolve.nonlinear._pattern import within_torch
 from learnsolve.ops.add import add
-from learnsolve.ops.core.autograd import pullback
+from learnsolve.ops.core.autograd import Nestable, keep_for_forward_mode, pullback, pushforward
 from learnsolve.ops.core.symmetry import symmetry
 from learnsolve.ops.diagonals import eye
 from learnsolve.preconditioners import AMG, factorize
-from learnsolve.solvers.bicgstab import bicgstab
-from learnsolve.solvers.cg import cg
-from learnsolve.solvers.core import choices
-from learnsolve.solvers.core.report import quiet
-from learnsolve.solvers.gmres import gmres
-from learnsolve.solvers.minres import minres
+from learnsolve.solvers import automatic
+from learnsolve.solvers.core.loop import quiet
+from learnsolve.solvers.krylov import bicgstab, cg, gmres, minres
 from learnsolve.solvers.solution import CODE, Solution, Status, worst
+
+
+def if_alike(y: Any, u: Tensor, made: Callable[[Tensor], Tensor]) -> Any:
+    """made(y); or y if it is not like u, so that an error names the result of f, not a later failure."""
+    return made(y) if isinstance(y, Tensor) and (y.shape, y.dtype) == (u.shape, u.dtype) else y
+
+
+class Arguments:
+    """All tensors of args: the leaves of its pytree (a CSR is one), and the parameters of modules in it, or
+    of f, if it is a module or the method of one."""
+
+    def __init__(self, f: Any, args: tuple):
+        self.leaves, self.spec = pytree.tree_flatten(list(args))
+        owners = (f, getattr(f, "__self__", None), *self.leaves)
+        parts = {id(m): m for owner in owners if isinstance(owner, Module) for m in owner.modules()}
+        named = [(m, name, p) for m in parts.values() for name, p in m._parameters.items() if p is not None]
+        parameters = list({id(p): p for *_, p in named}.values())
+        places = {id(p): i for i, p in enumerate(parameters)}
+        # Each place where a module holds a parameter, once, by whatever path the module is reached.
+        self.held = [(m._parameters, name, places[id(p)]) for m, name, p in named]
+        self.count = len(parameters)
+        self.at = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
+        self.tensors: tuple[Tensor, ...] = (*parameters, *(self.leaves[i] for i in self.at))
+
+    def bind(self, f: Callable, name: str) -> Callable[..., Any]:
+        """f as a function of u and the tensors, for the solver of this name."""
+
+        def call(u: Tensor, *tensors: Tensor) -> Any:
+            leaves = list(self.leaves)
+            for i, t in zip(self.at, tensors[self.count :], strict=True):
+                leaves[i] = t
+            args = pytree.tree_unflatten(leaves, self.spec)
+            with within_torch(name), self.holding(tensors):
+                return f(u, *args)
+
+        return call
+
+    @contextmanager
+    def holding(self, tensors: tuple[Tensor, ...]) -> Iterator[None]:
+        """The modules have these tensors for parameters. Not by torch's `functional_call`, which leaves its
+        tensors in a module that it reaches twice."""
+        before = [parameters[name] for parameters, name, _ in self.held]
+        try:
+            for parameters, name, i in self.held:
+                parameters[name] = tensors[i]  # type: ignore[assignment]
+            yield
+        finally:
+            for (parameters, name, _), p in zip(self.held, before, strict=True):
+                parameters[name] = p
+
+
+class Residual:
+    """f of u and tensors, and its Jacobian if assembled, for one system, or for the systems along the leading
+    `levels` axes of u, one vmap each."""
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Tensor],
+        jacobian: Any = None,
+        levels: int = 0,
+        words: str = "f u",
+    ):
+        self.name, self.call, self.jacobian, self.levels = name, call, jacobian, levels
+        self.words = words  # for messages: the names of the function and of the unknowns
+        self.trusted = False  # whether it was checked before
+        self.axes: tuple[tuple[int | None, ...], ...] = ()  # dims of the tensors, for each level
+
+    def __call__(self, u: Tensor, *tensors: Tensor) -> Tensor:
+        return self.call(u, *tensors)
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Residual:
+        """The residual over a new first axis of u, and of the tensors whose dims is 0."""
+        jacobian = None if self.jacobian is None else self.jacobian.mapped(dims)
+        other = Residual(self.name, torch.vmap(self.call, (0, *dims)), jacobian, self.levels + 1, self.words)
+        other.trusted, other.axes = self.trusted, (dims, *self.axes)
+        return other
+
+    def alone(self, u: Tensor, tensors: tuple[Tensor, ...]) -> None:
+        """Check that f, and a user's Jacobian, use no other tensors that torch.func or forward mode
+        transforms. This shows only where the solve is called, and only if the arguments are plain."""
+        u, tensors = sample(u), tuple(sample(t) for t in tensors)
+        f, v = self.words.split()
+        calls = {f: self.call}
+        if self.jacobian is not None and self.jacobian.users:
+            calls["jacobian"] = self.jacobian.values
+        for function, call in calls.items():
+            y = call(u, *tensors)
+            if isinstance(y, Tensor) and transformations(y):
+                raise ValueError(
+                    f"{self.name}: {function} uses a tensor that torch.func transforms (vmap, grad, jvp), or "
+                    "forward mode, and that is not among its arguments; pass it, "
+                    f"{function}({v}, *args)"
+                )
+
+    def first(self, u: Tensor, tensors: tuple[Tensor, ...], square: bool) -> Tensor:
+        """f(u), checked: its shape, dtype and values, and whether f is a function of u and args only."""
+        name, (f, v) = self.name, self.words.split()
+        u, tensors = u.detach(), tuple(t.detach() for t in tensors)
+        before = [version(t) for t in (u, *tensors)]
+        with torch.enable_grad():
+            r = self(u, *tensors)
+        if not isinstance(r, Tensor):
+            raise TypeError(f"{name}: {f}({v}, *args) must return a torch.Tensor, got {type(r).__name__}")
+        changed = [i for i, t in enumerate((u, *tensors)) if version(t) != before[i]]
+        if changed:
+            what = v if changed[0] == 0 else "one of args"
+            raise ValueError(f"{name}: {f} changes {what} in place; let it work on a copy, {what}.clone()")
+        if r.requires_grad:
+            raise ValueError(
+                f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it "
+                f"would get no right gradient; pass it, {f}({v}, *args), or detach it; for derivatives in "
+                f"{f} use torch.func.grad, not requires_grad_()"
+            )
+        if square and r.shape != u.shape:
+            shapes = (tuple(t.shape[self.levels :]) for t in (u, r))
+            raise ValueError(
+                f"{name}: {f}({v}, *args) must have the shape of {v}, {next(shapes)}, as many equations as "
+                f"unknowns, got {next(shapes)}; least_squares takes any number of equations"
+            )
+        if r.dtype != u.dtype or r.device != u.device:
+            raise TypeError(
+                f"{name}: {f}({v}, *args) must have dtype and device of {v}, {u.dtype} on {u.device}, got "
+                f"{r.dtype} "
+                f"on {r.device}; convert args, or {v}0, with .to()"
+            )
+        if not bool(torch.isfinite(r).flatten(self.levels).all(-1).any()):  # of a batch all systems
+            bad = int((~torch.isfinite(r)).sum())
+            raise ValueError(
+                f"{name}: {f}({v}0, *args) must be finite, got {bad} of {r.numel()} entries that are not; "
+                f"start from another {v}0, or check args"
+            )
+        with torch.no_grad():
+            if not self.trusted and not torch.equal(*(t.nan_to_num() for t in (r, self(u, *tensors)))):
+                raise ValueError(
+                    f"{name}: {f}({v}0, *args) gave other numbers when it was called again; a solve needs a "
+                    "function: draw random numbers outside and pass them, and put modules with dropout in "
+                    "eval()"
+                )
+        return r
+
+    def assembled(self, u: Tensor, tensors: tuple[Tensor, ...]) -> bool:
+        """Is the Jacobian a CSR? Found out when one is first asked for."""
+        if self.jacobian is not None:
+            self.jacobian.prepare(u, tensors)
+        return self.jacobian is not None and self.jacobian.known
+
+
+class Assembled:
+    """The values of the Jacobian on its pattern, from a function of u and the tensors that returns a CSR:
+    `call`, or the result of `find`(u, *tensors) for the first u, which is None if only products with the
+    Jacobian should be used."""
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Any] | None,
+        find: Callable[..., Any] | None = None,
+        users: bool = False,
+    ):
+        self.name, self.find = name, find
+        self.users = users  # whether a user wrote `call`
+        self.call: Any = call
+        self.pattern: SparsityPattern | None = None
+
+    def values(self, u: Tensor, *tensors: Tensor) -> Tensor:
+        J = self.call(u, *tensors)
+        checks.matrix(self.name, "the result of jacobian(u, *args)", J)
+        self.pattern = J.pattern
+        return J.values
+
+    def prepare(self, u: Tensor, tensors: tuple[Tensor, ...]) -> None:
+        if self.find is not None:
+            self.call, self.find = self.find(u, *tensors), None
+
+    @property
+    def known(self) -> bool:
+        return self.call is not None
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Assembled:
+        return _Mapped(self, dims)
+
+
+class _Mapped(Assembled):
+    """The Jacobian over a new first axis."""
+
+    def __init__(self, inner: Assembled, dims: tuple[int | None, ...]):
+        self.inner, self.dims = inner, dims
+
+    def values(self, u: Tensor, *tensors: Tensor) -> Tensor:
+        return torch.vmap(self.inner.values, (0, *self.dims))(u, *tensors)
+
+    def prepare(self, u: Tensor, tensors: tuple[Tensor, ...]) -> None:
+        one = (t if dim is None else t[0] for t, dim in zip(tensors, self.dims, strict=True))
+        self.inner.prepare(u[0], tuple(one))
+
+    @property
+    def known(self) -> bool:
+        return self.inner.known
+
+    @property
+    def pattern(self) -> SparsityPattern | None:  # type: ignore[override]
+        return self.inner.pattern
+
+
+# Derivatives of the solution of F(x, *p) = 0, however it was found.
+#
+# With J the derivative of F for x, and lambda = J^-T xbar,
+#
+#     pbar = -(dF/dp)^T lambda,    in forward mode dx = -J^-1 (dF/dp) dp.
+#
+# lambda solves a linear equation of the same kind, J(x, p)^T lambda - xbar = 0, whose derivatives come from
+# the same rule, to all orders. J itself is only solved with, as a constant; only its products are
+# differentiated.
+
+
+class Ended(NamedTuple):
+    """The result of a loop, for the systems along the leading axes of x."""
+
+    x: Tensor
+    norms: Tensor  # (..., iterations + 1)
+    codes: Tensor  # (...)
+    note: str = ""
+    normal: Tensor | None = None  # for least squares, ||J^T r||
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """An equation: F, a method to find x, and a method to solve with J, without derivatives."""
+
+    dense = 0  # the number of p that are states, with all mapped axes, like x
+    levels = 0  # the number of mapped axes
+
+    def F(self, x: Tensor, *p: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def find(self, x0: Tensor | None, *p: Tensor) -> Ended:
+        raise NotImplementedError
+
+    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
+        raise NotImplementedError
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Rule:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Keep no matrix, now or after a `solve`."""
+
+    def spared(self, g: Tensor, codes: Tensor, x: Tensor, p: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """x and p where derivatives of F are computed, for the cotangent g."""
+        return x, p
+
+
+@dataclass(frozen=True, eq=False)
+class Linearized(Rule):
+    """J(x, p) y = b, or its transpose, as an equation for y with parameters b, x, *p."""
+
+    rule: Rule
+    transpose: bool
+
+    @property
+    def dense(self) -> int:  # type: ignore[override]
+        return 2 + self.rule.dense
+
+    @property
+    def levels(self) -> int:  # type: ignore[override]
+        return self.rule.levels
+
+    def F(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        b, x, *p = parameters
+        if self.transpose:
+            return pullback(lambda z: self.rule.F(z, *p), x)[1](y)[0] - b
+        return pushforward(lambda z: (self.rule.F(z, *p),), (x,), (y,))[0] - b
+
+    def find(self, x0: Tensor | None, *parameters: Tensor) -> Ended:
+        b, x, *p = parameters
+        return self.rule.solve(x, tuple(p), b, self.transpose)
+
+    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
+        return self.rule.solve(p[1], p[2:], b, self.transpose != transpose)
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Linearized:
+        return replace(self, rule=self.rule.mapped(dims[2:]))
+
+
+def linear_solve(rule: Rule, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Tensor:
+    """J(x, p)^-1 b, differentiable in all of them."""
+    return Implicit.apply(Linearized(rule, transpose), None, b, x, *p)[0]  # type: ignore[index]
+
+
+class Implicit(Nestable):
+    """x, norms and codes."""
+
+    @staticmethod
+    def forward(rule: Rule, x0: Tensor | None, *p: Tensor):
+        with _without_hooks() as checkpointed:
+            like = p[0] if x0 is None else x0
+            out = as_one(lambda: tuple(rule.find(x0, *p)[:3]), p, range(rule.levels - like.dim(), 0))
+        if checkpointed:  # else what a rule keeps, which is no saved tensor, would live as long as the graph
+            rule.release()
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        ctx.rule, _, *p = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(output[0], output[2], *p)
+        keep_for_forward_mode(ctx, output[0], output[2], *p)
+
+    @staticmethod
+    @full_precision
+    def backward(ctx: Any, g: Tensor | None, *_: Any):  # type: ignore[override]
+        x, codes, *p = (unwrap_if_dead(t) for t in ctx.saved_tensors)
+        at = [i for i in range(len(p)) if ctx.needs_input_grad[2 + i]]
+        grads: list[Tensor | None] = [None] * len(p)
+        if g is not None and at:
+            x, p = ctx.rule.spared(g, codes, x, p)
+            y = linear_solve(ctx.rule, x, tuple(p), g, True)
+            pull = pullback(_of_some(ctx.rule, x, p, at), *(p[i] for i in at))[1]
+            for i, t in zip(at, pull(-y), strict=True):
+                grads[i] = t
+        return None, None, *grads
+
+    @staticmethod
+    def jvp(ctx: Any, _rule: Any, _x0: Any, *tangents: Any):  # type: ignore[override]
+        x, _, *p = ctx.saved_tensors
+        at = [i for i, t in enumerate(tangents) if t is not None]
+
+        F = _of_some(ctx.rule, x, p, at)
+        along = pushforward(lambda *q: (F(*q),), tuple(p[i] for i in at), tuple(tangents[i] for i in at))
+        return linear_solve(ctx.rule, x, tuple(p), -along[0], False), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, rule: Rule, x0: Tensor | None, *p: Tensor):
+        dims = in_dims[1:]
+        tensors: list[Any] = []
+        for i, (t, dim) in enumerate(zip((x0, *p), dims, strict=True)):
+            if t is None:
+                tensors.append(None)
+            elif dim is not None:
+                tensors.append(t.movedim(dim, 0))
+            else:  # x0 and the states have every mapped axis
+                tensors.append(t.expand(info.batch_size, *t.shape) if i <= rule.dense else t)
+        places = tuple(None if dim is None and i >= rule.dense else 0 for i, dim in enumerate(dims[1:]))
+        return Implicit.apply(rule.mapped(places), *tensors), (0, 0, 0)
+
+
+def _of_some(rule: Rule, x: Tensor, p: list[Tensor], at: list[int]) -> Any:
+    """F at x as a function of the p with these indices."""
+
+    def F(*some: Tensor) -> Tensor:
+        every = list(p)
+        for i, t in zip(at, some, strict=True):
+            every[i] = t
+        return rule.F(x, *every)
+
+    return F
+
+
+@contextmanager
+def _without_hooks() -> Iterator[bool]:
+    """torch.func does not work under saved-tensor hooks, such as those of a checkpoint around a solve. A
+    forward that saves nothing can disable them."""
+    hooks: list[Any] = []
+    while (top := _top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        _pop_saved_tensors_default_hooks()
+    try:
+        yield bool(hooks)
+    finally:
+        for pack, unpack in reversed(hooks):
+            _push_saved_tensors_default_hooks(pack, unpack)
+
+
+# J d = b for the Jacobian of a residual: assembled or matrix-free, factored or with a Krylov method.
+#
+# The preconditioner of an assembled Jacobian is kept while it is good enough: it is rebuilt if a solve
+# needs twice as many iterations as with the new preconditioner, or fails.
+
 
 KRYLOV: dict[str, Callable[..., Solution]] = {
     "cg": cg,
@@ -257,7 +642,7 @@ class Systems:
             return
         symmetric = symmetry("root", A, None)
         positive = bool((A.diagonal() > 0).all())
-        if A.device.type == "cpu" and choices.direct_cost(A) * A.batch_shape.numel() <= DIRECT:
+        if A.device.type == "cpu" and automatic.direct_cost(A) * A.batch_shape.numel() <= DIRECT:
             self.how, self.why = "direct", ": a factorization is cheap"
         elif symmetric and positive:
             self.how, self.why = "cg", ": J is symmetric, its diagonal positive"
@@ -268,7 +653,7 @@ class Systems:
         """Choose another method after a failed iteration chosen by "auto"."""
         if not isinstance(self.A, CSR) or self.A.device.type != "cpu":
             return False
-        if choices.direct_cost(self.A) <= choices.LAST_RESORT:
+        if automatic.direct_cost(self.A) <= automatic.LAST_RESORT:
             self.how, self.why = "direct", f": {self.how} failed"
             return True
         if self.how != "gmres":
@@ -351,7 +736,7 @@ def _fitting(A: CSR, method: str) -> Any:
         return None
     if method == "cg" and A.device.type == "cpu":
         return AMG(A)
-    return choices.preconditioner("ILU0" if A.device.type == "cpu" else "Jacobi", A, None)[0]
+    return automatic.preconditioner("ILU0" if A.device.type == "cpu" else "Jacobi", A, None)[0]
 
 
 def column(u: Tensor, levels: int) -> Tensor:

@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.nonlinear._jacobian import as_pattern
-from learnsolve.nonlinear._newton import newton
-from learnsolve.nonlinear._residual import if_alike
-from learnsolve.nonlinear._solve import outside, settings_of, solve
+from learnsolve.nonlinear._linear import if_alike
+from learnsolve.nonlinear._methods import newton
+from learnsolve.nonlinear.equations import outside, settings_of, solve
+from learnsolve.nonlinear.jacobians import as_pattern
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
 from learnsolve.solvers.core.gradient import transformed

@@ -176,7 +176,7 @@ class StencilOperator:
 
 
 class _Linear:
-    """An `Operator` of solvers/core/system.py, for the loops."""
+    """An `Operator` of solvers/core/operators.py, for the loops."""
 
     def __init__(self, A: StencilOperator):
         self.A = A

@@ -6,10 +6,9 @@ mpirun.
 """
 
 from learnsolve.matrix.autocast import guard
-from learnsolve.petsc._rows import share
+from learnsolve.petsc._processes import share
 from learnsolve.petsc.learned_pc import LearnedPC
-from learnsolve.petsc.matrix import Matrix
-from learnsolve.petsc.operations import dot, norm, spmm
+from learnsolve.petsc.matrix import Matrix, dot, norm, spmm
 from learnsolve.petsc.solve import solve
 
 __all__ = ["LearnedPC", "Matrix", "dot", "norm", "share", "solve", "spmm"]

@@ -1,8 +1,11 @@
-"""A sparse matrix whose rows are distributed over several processes."""
+"""A sparse matrix whose rows are distributed over several processes, from memory or from a file; its products
+and sums, closed under differentiation."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import scipy.sparse
@@ -12,11 +15,287 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.ops.core.product import product
-from learnsolve.petsc._engine import check_dtype, engine
-from learnsolve.petsc._halo import Halo
-from learnsolve.petsc._processes import processes
-from learnsolve.petsc._rows import Rows, share
+from learnsolve.ops.core.autograd import Nestable
+from learnsolve.ops.core.dots import dots
+from learnsolve.ops.core.product import product, sampled
+from learnsolve.petsc._processes import Rows, check_dtype, engine, processes, share
+
+_KEPT = 4  # the number of column counts with cached scatters
+
+
+class Halo:
+    """Entries `columns`, sorted, of vectors with these rows, by a PETSc scatter.
+
+    The only copies are into and out of PETSc's messages.
+    """
+
+    def __init__(self, rows: Rows, columns: np.ndarray):
+        self.rows, self.columns = rows, columns
+        self._scatters: dict[int, tuple[Any, Any, Any]] = {}
+
+    def fetch(self, x: Tensor) -> Tensor:
+        """x[columns], (halo, k), of x (rows here, k)."""
+        return _Fetch.apply(x, self)  # type: ignore[return-value]
+
+    def deliver(self, g: Tensor) -> Tensor:
+        """(rows here, k): the sums over all processes of the entries of g (halo, k) for these rows."""
+        return _Deliver.apply(g, self)  # type: ignore[return-value]
+
+    def move(self, t: Tensor, back: bool) -> Tensor:
+        k = t.shape[1]
+        out = t.new_zeros((self.rows.count if back else len(self.columns), k))
+        if k == 0:
+            return out
+        scatter, whole, halo = self._scatter(k)
+        t = t.detach().contiguous()
+        inner, outer = (out, t) if back else (t, out)
+        whole.placeArray(inner.numpy().reshape(-1))
+        halo.placeArray(outer.numpy().reshape(-1))
+        try:
+            if back:
+                scatter.scatter(halo, whole, addv=True, mode="reverse")
+            else:
+                scatter.scatter(whole, halo)
+        finally:
+            whole.resetArray()
+            halo.resetArray()
+        return out
+
+    def _scatter(self, k: int) -> tuple[Any, Any, Any]:
+        if k in self._scatters:
+            return self._scatters[k]
+        PETSc, count = engine(), len(self.columns)
+        most = np.iinfo(PETSc.IntType).max
+        if self.rows.rows * k > most:
+            raise ValueError(
+                f"petsc: {self.rows.rows} rows of {k} columns are more than this PETSc can count, {most}; "
+                f"use fewer "
+                "columns, or a PETSc with 64-bit indices"
+            )
+        if len(self._scatters) >= _KEPT:
+            for each in self._scatters.pop(next(iter(self._scatters))):
+                each.destroy()
+        whole = PETSc.Vec().create(comm=PETSc.COMM_WORLD)
+        whole.setSizes((self.rows.count * k, self.rows.rows * k), bsize=k)
+        whole.setType("mpi")
+        halo = PETSc.Vec().createSeq(count * k, bsize=k, comm=PETSc.COMM_SELF)
+        theirs = PETSc.IS().createBlock(k, self.columns.astype(PETSc.IntType), comm=PETSc.COMM_SELF)
+        ours = PETSc.IS().createBlock(k, np.arange(count, dtype=PETSc.IntType), comm=PETSc.COMM_SELF)
+        scatter = PETSc.Scatter().create(whole, theirs, halo, ours)
+        theirs.destroy()
+        ours.destroy()
+        self._scatters[k] = scatter, whole, halo
+        return self._scatters[k]
+
+
+class _Fetch(Nestable):
+    @staticmethod
+    def forward(x, halo):
+        return halo.move(x, False)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.halo = inputs
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        return ctx.halo.deliver(g), None
+
+    @staticmethod
+    def jvp(ctx, t, _):  # type: ignore[override]
+        return ctx.halo.fetch(t)
+
+
+class _Deliver(Nestable):
+    @staticmethod
+    def forward(g, halo):
+        return halo.move(g, True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.halo = inputs
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        return ctx.halo.fetch(g), None
+
+    @staticmethod
+    def jvp(ctx, t, _):  # type: ignore[override]
+        return ctx.halo.deliver(t)
+
+
+# A matrix from a file of which each process reads its share.
+#
+# PETSc's binary format: the header (class, rows, columns, entries), the length of each row, columns,
+# values, all big-endian; a process maps the file and reads its parts. Matrix Market: a process reads the
+# lines in its part of the bytes, and a scatter of PETSc brings each entry to the process that has its row.
+
+
+_CLASS = 1211216  # of a matrix in PETSc's binary files
+_LONGEST_HEADER = 1 << 20
+
+
+def read(path: str | os.PathLike[str]) -> tuple[CSR, tuple[int, int]]:
+    """The local rows, (hi - lo, n), and (lo, hi)."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"petsc.Matrix.from_file: there is no file {path}")
+    with path.open("rb") as stream:
+        start = stream.read(64)
+    if start.startswith(b"%%MatrixMarket"):
+        return _matrix_market(path)
+    if start.startswith(b"\x1f\x8b"):
+        _fail(path, "is compressed, so that no process could read its part alone; decompress it")
+    if len(start) >= 16:
+        for size in (4, 8):
+            if int.from_bytes(start[:size], "big") == _CLASS:
+                return _binary(path, np.dtype(f">i{size}"))
+    _fail(path, "is neither a Matrix Market file nor a matrix in PETSc's binary format")
+
+
+def _fail(path: Path, what: str) -> NoReturn:
+    raise ValueError(f"petsc.Matrix.from_file: {path} {what}")
+
+
+def _binary(path: Path, index: np.dtype) -> tuple[CSR, tuple[int, int]]:
+    header = np.fromfile(path, index, 4).astype(np.int64)
+    rows, columns, entries = header[1:].tolist()
+    if rows != columns:
+        _fail(path, f"holds a matrix of shape ({rows}, {columns}), and only a square one is read")
+    at = 4 * index.itemsize
+    after = at + (rows + entries) * index.itemsize
+    if entries < 0 or path.stat().st_size < after + 8 * entries:
+        _fail(path, f"is truncated, or of another format: {entries} entries do not fit")
+    (lo, hi), p = share(rows), processes()
+
+    def part(dtype: Any, offset: int, first: int, count: int) -> np.ndarray:
+        return np.fromfile(path, dtype, count, offset=offset + first * np.dtype(dtype).itemsize)
+
+    lengths = part(index, at, lo, hi - lo).astype(np.int64)
+    counts = p.gathered(torch.tensor([float(lengths.sum())])).flatten()
+    if int(counts.sum()) != entries:
+        _fail(path, f"is damaged: its rows have {int(counts.sum())} entries, not {entries}")
+    first, own = int(counts[: p.rank].sum()), int(lengths.sum())
+    col = part(index, at + rows * index.itemsize, first, own).astype(np.int64)
+    values = part(">f8", after, first, own).astype(np.float64)
+    crow = np.concatenate(([0], lengths.cumsum()))
+    S = scipy.sparse.csr_array((values, col, crow), shape=(hi - lo, columns))
+    return _rows(path, S), (lo, hi)
+
+
+class _Header(NamedTuple):
+    symmetry: str
+    pattern: bool
+    rows: int
+    entries: int
+    body: int  # where the lines of entries begin, in bytes
+
+
+def _matrix_market(path: Path) -> tuple[CSR, tuple[int, int]]:
+    header = _header(path)
+    i, j, v = _entries(path, header)
+    total = int(processes().gathered(torch.tensor([float(len(i))])).sum())
+    if total != header.entries:
+        _fail(path, f"has {total} entries, and its size line says {header.entries}")
+    outside = (np.minimum(i, j) < 0) | (np.maximum(i, j) >= header.rows)
+    if outside.any():
+        at = int(outside.nonzero()[0][0])
+        _fail(path, f"has an entry in row {i[at] + 1}, column {j[at] + 1}, outside of its size {header.rows}")
+    if header.symmetry != "general":
+        off = i != j
+        sign = -1 if header.symmetry == "skew-symmetric" else 1
+        i, j, v = np.append(i, j[off]), np.append(j, i[off]), np.append(v, sign * v[off])
+    lo, hi = share(header.rows)
+    i, j, v = _sent(i, j, v, header.rows)
+    S = scipy.sparse.csr_array(scipy.sparse.coo_array((v, (i - lo, j)), shape=(hi - lo, header.rows)))
+    return _rows(path, S), (lo, hi)
+
+
+def _header(path: Path) -> _Header:
+    with path.open("rb") as stream:
+        words = stream.readline(_LONGEST_HEADER).decode("latin-1").lower().split()
+        kinds = (("coordinate",), ("real", "integer", "pattern"), ("general", "symmetric", "skew-symmetric"))
+        fits = len(words) == 5 and all(w in kind for w, kind in zip(words[2:], kinds, strict=True))
+        if not fits:
+            _fail(path, f"has the header {' '.join(words)!r}; coordinate files of real numbers are read")
+        line = stream.readline(_LONGEST_HEADER)
+        while line.startswith(b"%") or (line and not line.strip()):
+            line = stream.readline(_LONGEST_HEADER)
+        try:
+            rows, columns, entries = map(int, line.split())
+        except ValueError:
+            _fail(path, f"has the size line {line[:80]!r}, not three numbers")
+        if rows != columns:
+            _fail(path, f"holds a matrix of shape ({rows}, {columns}), and only a square one is read")
+        return _Header(words[4], words[3] == "pattern", rows, entries, stream.tell())
+
+
+def _entries(path: Path, header: _Header) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The entries in lines that begin in this process's part of the bytes, counted from 0."""
+    p, size = processes(), path.stat().st_size - header.body
+    first, last = (header.body + size * r // p.size for r in (p.rank, p.rank + 1))
+    with path.open("rb") as stream:
+        if p.rank:  # lines that begin earlier belong to the previous process
+            stream.seek(first - 1)
+            stream.readline()
+            first = stream.tell()
+        stream.seek(first)
+        text = stream.read(max(0, last - first))
+        if text and not text.endswith(b"\n"):
+            text += stream.readline()
+    width = 2 if header.pattern else 3
+    try:
+        table = np.array(text.split(), dtype=np.float64)
+        lines = sum(1 for line in text.splitlines() if line.strip())
+        table = table.reshape(lines, width)
+    except ValueError as error:
+        _fail(path, f"has a line that is not {width} numbers, among bytes {first} to {last} ({error})")
+    if not np.isfinite(table).all():
+        _fail(path, f"has a number that is not finite, among bytes {first} to {last}")
+    v = np.ones(len(table)) if header.pattern else table[:, 2].copy()
+    return table[:, 0].astype(np.int64) - 1, table[:, 1].astype(np.int64) - 1, v
+
+
+def _sent(i: np.ndarray, j: np.ndarray, v: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All entries in the rows of this process."""
+    p = processes()
+    if p.size == 1:
+        return i, j, v
+    PETSc = engine()
+    starts = np.array([n * r // p.size for r in range(1, p.size)])
+    owner = np.searchsorted(starts, i, side="right")
+    order = np.argsort(owner, kind="stable")
+    counts = torch.from_numpy(np.bincount(owner, minlength=p.size).astype(float))
+    table = p.gathered(counts).numpy().astype(np.int64)  # (from, to)
+    begin = np.concatenate(([0], table.sum(1).cumsum()))[:-1] + table[:, : p.rank].sum(1)
+    wanted = np.concatenate([np.arange(b, b + c) for b, c in zip(begin, table[:, p.rank], strict=True)])
+    # Three values per entry, exact in float64.
+    all_of = PETSc.Vec().create(comm=PETSc.COMM_WORLD)
+    all_of.setSizes((3 * len(i), PETSc.DECIDE), bsize=3)
+    all_of.setType("mpi")
+    all_of.array_w[:] = np.stack((i[order], j[order], v[order]), 1).reshape(-1)
+    own = PETSc.Vec().createSeq(3 * len(wanted), bsize=3, comm=PETSc.COMM_SELF)
+    theirs = PETSc.IS().createBlock(3, wanted.astype(PETSc.IntType), comm=PETSc.COMM_SELF)
+    ours = PETSc.IS().createBlock(3, np.arange(len(wanted), dtype=PETSc.IntType), comm=PETSc.COMM_SELF)
+    scatter = PETSc.Scatter().create(all_of, theirs, own, ours)
+    scatter.scatter(all_of, own)
+    found = np.array(own.array_r).reshape(-1, 3)
+    for each in (scatter, theirs, ours, own, all_of):
+        each.destroy()
+    return found[:, 0].astype(np.int64), found[:, 1].astype(np.int64), found[:, 2]
+
+
+def _rows(path: Path, S: scipy.sparse.csr_array) -> CSR:
+    shape: Any = S.shape
+    S.sort_indices()
+    if S.nnz and not (S.indices.min() >= 0 and S.indices.max() < shape[1]):
+        _fail(path, "is damaged: it has a column outside of its size")
+    S.sum_duplicates()
+    if S.nnz == 0:
+        crow = torch.zeros(shape[0] + 1, dtype=torch.int64)
+        return CSR(torch.zeros(0, dtype=torch.float64), SparsityPattern(crow, crow[:0], shape))
+    return CSR.from_scipy(S)
+
 
 LIMIT = 100_000_000  # entries that `to_scipy` gathers in every process
 
@@ -131,7 +410,6 @@ class Matrix:
         path : a file in PETSc's binary format, or one of Matrix Market, ``.mtx`` (coordinate; general,
             symmetric or skew-symmetric; not compressed)
         """
-        from learnsolve.petsc._files import read
 
         rows, row_range = read(path)
         return cls.from_rows(rows, row_range)
@@ -178,7 +456,6 @@ class Matrix:
         return self._structure.rows
 
     def as_operator(self, function: str, b: Tensor) -> Any:
-        from learnsolve.petsc._operator import Operator
 
         check_dtype(function, "b", b)
         if self.shape[0] != self.shape[1] or self._structure.rows is not self._structure.columns:
@@ -302,3 +579,174 @@ class Structure:
         at = torch.full((self.rows.count,), -1)
         at[rows[on]] = on
         return at
+
+
+class Operator:
+    """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) with the local rows; see `Operator` of
+    solvers/core/operators.py."""
+
+    def __init__(self, A: Matrix, transpose: bool = False):
+        self.A, self.transpose, self.across = A, transpose, A.across
+        self.parameters = (A.values,)
+
+    def _apply(self, values: Tensor, x: Tensor) -> Tensor:
+        return self.A._structure.product(values, x, self.transpose)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._apply(self.A.values, x)
+
+    @property
+    def T(self) -> Operator:
+        return Operator(self.A, not self.transpose)
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator:
+        return Operator(self.A.with_values(parameters[0]), self.transpose)
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        u, w = (x, y) if self.transpose else (y, x)
+        structure = self.A._structure
+        return (sampled(u, structure.extended(w), structure.local),)
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        assert tangents[0] is not None
+        return self._apply(tangents[0], x)
+
+    def size(self) -> Tensor | None:
+        values = self.A.values.detach().abs()
+        largest = values.amax() if len(values) else values.sum()
+        return self.across.largest(largest.reshape(1, 1))
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return self._apply(self.A.values.detach().abs(), x.abs())
+
+    def frobenius(self) -> Any:
+        return None
+
+    def core(self) -> int:
+        return 1
+
+
+def spmm(A: Matrix, x: Tensor, *, transpose: bool = False) -> Tensor:
+    r"""Product of a distributed matrix, or its transpose, with distributed vectors.
+
+    .. math:: y = A x \quad\text{or}\quad y = A^T x
+
+    Parameters
+    ----------
+    A : petsc.Matrix
+    x : Tensor, the local rows, (n,) or (n, k), float64
+    transpose : multiply with the transpose
+
+    Returns
+    -------
+    Tensor, the local rows
+
+    Raises
+    ------
+    ValueError
+        if shapes do not match.
+    TypeError
+        if A is not a petsc.Matrix or x is not float64 on the CPU.
+
+    Notes
+    -----
+    Gradient: with respect to A.values and x, to any order, forward mode. Let H be the exchange of entries
+    that other processes hold, and its adjoint :math:`H^T`, which adds into them. Then :math:`A x = A_p H x`
+    and :math:`A^T y = H^T A_p^T y` for the local rows :math:`A_p`, so :math:`\bar x = H^T A_p^T \bar y`, and
+    :math:`\bar A` are the entries of :math:`\bar y (H x)^T`. Cost: one exchange and the product of
+    `ops.spmm`.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> from learnsolve import petsc
+    >>> lo, hi = petsc.share(64)
+    >>> A = petsc.Matrix.from_rows(ls.problems.poisson((8, 8), rows=(lo, hi)), (lo, hi))
+    >>> x = torch.ones(hi - lo, dtype=torch.float64)
+    >>> y = petsc.spmm(A, petsc.spmm(A, x), transpose=True)
+    >>> petsc.dot(x, y)  # ||A x||^2
+    tensor(40., dtype=torch.float64)
+    """
+    name = "petsc.spmm"
+    if not isinstance(A, Matrix):
+        raise TypeError(
+            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}; make one with "
+            "petsc.Matrix.from_rows, or for a CSR use ops.spmm"
+        )
+    return A.product(name, x, transpose)
+
+
+def dot(u: Tensor, v: Tensor) -> Tensor:
+    r"""Inner product of distributed vectors, :math:`\langle u, v \rangle`, of each column.
+
+    Parameters
+    ----------
+    u, v : Tensors, the local rows, (n,) or (n, k), float64
+
+    Returns
+    -------
+    Tensor, () or (k,), the same in every process
+
+    Raises
+    ------
+    ValueError
+        if shapes differ.
+    TypeError
+        if u or v is not float64 on the CPU.
+
+    Notes
+    -----
+    Gradient: for u and v, to any order, forward mode. A loss that uses it is the same in every process, and
+    each process must call its backward. Cost: one reduction over the processes; none in the first backward.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from learnsolve import petsc
+    >>> lo, hi = petsc.share(64)
+    >>> x = torch.arange(lo, hi, dtype=torch.float64)  # 0 to 63 over the processes
+    >>> petsc.dot(x, x)
+    tensor(85344., dtype=torch.float64)
+    """
+    for name, t in (("u", u), ("v", v)):
+        checks.tensor("petsc.dot", name, t)
+        check_dtype("petsc.dot", name, t)
+    if u.shape != v.shape or u.dim() not in (1, 2):
+        raise ValueError(
+            f"petsc.dot: u and v must have one shape, (n,) or (n, k), got {tuple(u.shape)} and "
+            f"{tuple(v.shape)}"
+        )
+    if u.dim() == 1:
+        u, v = u.unsqueeze(-1), v.unsqueeze(-1)
+        return processes().sum(dots(u, v)).squeeze(-1)
+    return processes().sum(dots(u, v))
+
+
+def norm(u: Tensor) -> Tensor:
+    r"""Euclidean norm of a distributed vector, :math:`\sqrt{\langle u, u \rangle}`, of each column, with
+    derivative 0 at zero.
+
+    Parameters
+    ----------
+    u : Tensor, the local rows, (n,) or (n, k), float64
+
+    Returns
+    -------
+    Tensor, () or (k,), the same in every process; gradient and cost as for `dot`
+
+    Raises
+    ------
+    ValueError, TypeError
+        as for `dot`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from learnsolve import petsc
+    >>> lo, hi = petsc.share(64)
+    >>> petsc.norm(torch.ones(hi - lo, dtype=torch.float64))
+    tensor(8., dtype=torch.float64)
+    """
+    square = dot(u, u)
+    zero = square == 0
+    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())

@@ -7,7 +7,7 @@ A subclass defines products with blocks of columns, (..., n, k); docs/extending.
 
 A preconditioner computed from a matrix stores its data (with the graph, so that unrolled solvers
 differentiate through it) and is rebuilt when the matrix changes; this is cheap, since patterns cache the
-plans. `Trainable` (learned/trainable.py) makes a torch.nn.Module of a preconditioner: `_learnable` lists its
+plans. `Trainable` (trainable.py) makes a torch.nn.Module of a preconditioner: `_learnable` lists its
 parameters, and `_with` restores them.
 
 Some preconditioners of the first kind also read A's values in every call (`SOR`, `SSOR`, `Neumann`,

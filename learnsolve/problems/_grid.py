@@ -1,20 +1,117 @@
-"""Matrices of one stencil on a structured grid, with zeros beyond its boundary or periodic."""
+"""Matrices of one stencil on a structured grid, with zeros beyond its boundary or periodic; what grid
+problems and meshes share: checks of coefficients, and structure that a problem analyzes once and caches."""
 
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.pattern_checks import check_device
 from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.ops.core.gather import permuted
+from learnsolve.ops.core.product import product
 from learnsolve.ops.stencil_matrix import stencil_entries
+
+
+@dataclass(frozen=True)
+class MatrixProperties:
+    """Properties of every matrix of a problem.
+
+    A fact that depends on the arguments or on the data is None: it may be true or false.
+
+    Attributes
+    ----------
+    formula : the equation or the matrix, in one line
+    symmetric : A = A^T, bit for bit
+    positive_definite : x^T A x > 0 for all x != 0
+    positive_semidefinite : x^T A x >= 0 for all x
+    null_space : description of the vectors with A x = 0; None if there are none or they are not known
+    eigenvalues : takes the arguments of the problem and returns all eigenvalues in ascending order (float64,
+        on the CPU); raises a ValueError for arguments without a known formula
+    source : reference for the discretization or the data
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> facts = ls.problems.PROPERTIES["poisson"]
+    >>> facts.positive_semidefinite
+    True
+    >>> facts.eigenvalues((3,))
+    tensor([0.5858, 2.0000, 3.4142], dtype=torch.float64)
+    """
+
+    formula: str
+    symmetric: bool | None
+    positive_definite: bool | None
+    positive_semidefinite: bool | None
+    source: str
+    null_space: str | None = None
+    eigenvalues: Callable[..., Tensor] | None = None
+
+
+def grid_axes(
+    function: str,
+    name: str,
+    value: Tensor,
+    dimensions: int | None,
+    allowed: tuple[int, ...],
+    vector: bool = False,
+) -> int:
+    """The number of grid axes of a coefficient: `dimensions`, or by default all axes. `vector`: an axis of
+    components precedes them."""
+    checks.tensor(function, name, value)
+    checks.dtype(function, name, value)
+    d = value.dim() - vector if dimensions is None else dimensions
+    numbers = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]}"
+    if d not in allowed:
+        if dimensions is not None:
+            raise ValueError(f"{function}: dimensions must be {numbers}, got {dimensions!r}")
+        first = "an axis of components and " if vector else ""
+        raise ValueError(
+            f"{function}: {name} must have {first}{numbers} axes, got shape {tuple(value.shape)}; "
+            "for a batch, pass dimensions, the number of axes of the grid"
+        )
+    if value.dim() < d + vector or min(value.shape[-d:]) < 1 or (vector and value.shape[-d - 1] != d):
+        shape = ", ".join(["...", *([str(d)] if vector else []), *("nx", "ny", "nz")[:d]])
+        raise ValueError(
+            f"{function}: {name} must have shape ({shape}), with a grid point at least, got "
+            f"{tuple(value.shape)}"
+        )
+    return d
+
+
+def check_sign(function: str, name: str, value: Tensor, *, zero: bool) -> None:
+    """Require that every entry is finite and positive, or zero if `zero`.
+
+    Only plain CPU tensors are checked: checking a CUDA tensor would wait for the device, and the tensors of
+    `torch.func` and `torch.compile` have no values to check.
+    """
+    if (
+        value.device.type != "cpu"
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return
+    value = value.detach()
+    bad = ~((value >= 0 if zero else value > 0) & (value < math.inf))
+    if bool(bad.any()):
+        at = tuple(bad.nonzero()[0].tolist())
+        rule = "finite and not negative" if zero else "positive and finite"
+        raise ValueError(
+            f"{function}: {name} must be {rule}, got {name}[{', '.join(map(str, at))}] = {value[at].item()}; "
+            "an unconstrained parameter can go through torch.exp or softplus"
+        )
+
 
 INT32_MAX = torch.iinfo(torch.int32).max
 
@@ -138,3 +235,95 @@ def sine_angles(n: int) -> Tensor:
 def periodic_angles(n: int) -> Tensor:
     """theta_k = 2 k pi / n: a periodic stencil (b, a, b) has the eigenvalues a + 2 b cos theta_k."""
     return torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
+
+
+class SymmetricPlan(NamedTuple):
+    """A symmetric matrix from its diagonal d (n) and the entries c (u) above it.
+
+    The values are a permutation of (d, c, c), so both triangles have the same bits, and the gradient is a
+    permutation as well, without sums.
+    """
+
+    pattern: SparsityPattern
+    forward: Tensor
+    backward: Tensor
+
+    def matrix(self, diagonal: Tensor, above: Tensor) -> CSR:
+        """For d of shape (..., n) and c of shape (..., u)."""
+        parts = torch.cat((diagonal, above, above), -1)
+        return CSR(permuted(parts, self.forward, self.backward), self.pattern)
+
+
+def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.device) -> SymmetricPlan:
+    """For the positions (rows[e], columns[e]) above the diagonal, each given once, and the whole diagonal."""
+    nnz = n + 2 * len(rows)
+    index = index_dtype(n, nnz)
+    every = np.arange(n)
+    i, j = np.concatenate((every, rows, columns)), np.concatenate((every, columns, rows))
+    crow, col, forward, _ = _analysis.sort_triples(i, j, n)
+    backward = np.empty_like(forward)
+    backward[forward] = np.arange(nnz)
+    crow, col = (torch.from_numpy(a).to(device, index) for a in (crow, col))
+    forward, backward = (torch.from_numpy(a).to(device) for a in (forward, backward))
+    return SymmetricPlan(SparsityPattern._trusted(crow, col, (n, n)), forward, backward)
+
+
+# Few: a pattern of 10^6 cells and the caches of its operations take about 100 MB.
+@makes_plain_tensors
+@lru_cache(maxsize=8)
+def grid_plan(shape: tuple[int, ...], device: torch.device) -> SymmetricPlan:
+    """Each point of a grid with its neighbors. Couplings axis by axis, starting with the first, each in the
+    order of its faces."""
+    number = np.arange(math.prod(shape)).reshape(shape)
+    lower = [number.take(range(n - 1), axis).ravel() for axis, n in enumerate(shape)]
+    upper = [number.take(range(1, n), axis).ravel() for axis, n in enumerate(shape)]
+    return symmetric_plan(number.size, np.concatenate(lower), np.concatenate(upper), device)
+
+
+class ElementPlan(NamedTuple):
+    """A matrix :math:`\\sum_e c_e P_e^T K_e P_e` with symmetric element matrices K_e and coefficients c_e.
+
+    The diagonal and the entries above it are a sparse matrix times c. Entry p of that sparse matrix is the
+    number `order[p]` of the flattened element matrices.
+    """
+
+    plan: SymmetricPlan
+    places: SparsityPattern  # (diagonal entries, then those above it) x elements
+    order: Tensor
+
+    def weights(self, local: Tensor) -> Tensor:
+        """The data of `matrix` from element matrices K, (elements, k, k), or a shared one (k, k)."""
+        local = local.expand(self.places.shape[1], *local.shape[-2:]).reshape(-1)
+        return local.index_select(0, self.order)
+
+    def matrix(self, weights: Tensor, coefficients: Tensor, shift: float = 0.0) -> CSR:
+        """The matrix for coefficients (..., elements); `shift` is added to the diagonal."""
+        weights = weights.to(coefficients.dtype)
+        sums = product(weights, coefficients.unsqueeze(-1), self.places, False).squeeze(-1)
+        n = self.plan.pattern.shape[0]
+        return self.plan.matrix(sums[..., :n] + shift, sums[..., n:])
+
+
+def element_plan(
+    elements: np.ndarray, n: int, device: torch.device, keep: np.ndarray | None = None
+) -> ElementPlan:
+    """For elements (e, k): the rows of the matrix that the k nodes of each element belong to, all different;
+    -1 for a node without a row, whose value is zero. `keep`, (k, k): where element matrices have entries."""
+    count, k = elements.shape
+    a, b = np.nonzero(np.triu(np.ones((k, k)) if keep is None else keep))
+    low, high = (np.take(elements, c, axis=1).ravel() for c in (a, b))
+    inside = np.flatnonzero((low >= 0) & (high >= 0))
+    low, high = low[inside].astype(np.int64), high[inside].astype(np.int64)
+    low, high = np.minimum(low, high), np.maximum(low, high)
+    above = low < high
+    pairs, rank = np.unique(low[above] * n + high[above], return_inverse=True)
+    rows = low.copy()
+    rows[above] = n + rank
+    sources = inside // len(a)
+    local = sources * (k * k) + (a * k + b)[inside % len(a)]
+    index = index_dtype(max(n + len(pairs), count), len(rows))
+    crow, col, order, _ = _analysis.sort_triples(rows, sources, n + len(pairs))
+    crow, col = (torch.from_numpy(a).to(device, index) for a in (crow, col))
+    places = SparsityPattern._trusted(crow, col, (n + len(pairs), count))
+    plan = symmetric_plan(n, pairs // n, pairs % n, device)
+    return ElementPlan(plan, places, torch.from_numpy(local[order]).to(device))

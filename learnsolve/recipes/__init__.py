@@ -1,4 +1,4 @@
-"""Training tasks, one module or folder each: settings, model, loss, report and plots.
+"""Training tasks, one module each: settings, model, loss, report and plots.
 
 `learnsolve.train` runs them. `RECIPES` lists them without importing any; `harness` is their shared code.
 """

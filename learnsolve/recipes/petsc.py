@@ -19,7 +19,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.recipes.harness.parallel import Group
 from learnsolve.recipes.harness.settings import MissingExtra, SettingError
-from learnsolve.recipes.matrix.problem import build, check_square, not_positive
+from learnsolve.recipes.matrix import build, check_square, not_positive
 
 
 def over_rows(Recipe: Any) -> Any:
@@ -60,7 +60,7 @@ def check(settings: Any) -> None:
     if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise SettingError("--engine petsc is started by mpirun; torchrun is for --engine torch")
     try:
-        from learnsolve.petsc._engine import engine
+        from learnsolve.petsc._processes import engine
 
         engine()
     except ImportError as error:

@@ -1,26 +1,24 @@
 """Iterative solvers whose gradients are exact, one family of methods per file."""
 
 from learnsolve.matrix.autocast import guard
-from learnsolve.solvers.bicgstab import bicgstab
-from learnsolve.solvers.cg import PCG, cg, fcg
-from learnsolve.solvers.chebyshev import Chebyshev, chebyshev
-from learnsolve.solvers.core.criterion import set_check_every
-from learnsolve.solvers.gmres import fgmres, gmres
-from learnsolve.solvers.jacobi import Jacobi, jacobi
-from learnsolve.solvers.lsqr import lsmr, lsqr
-from learnsolve.solvers.minres import minres
-from learnsolve.solvers.richardson import (
+from learnsolve.solvers.automatic import solve
+from learnsolve.solvers.core.advance import set_check_every
+from learnsolve.solvers.krylov import PCG, bicgstab, cg, fcg, fgmres, gmres, minres
+from learnsolve.solvers.least_squares import lsmr, lsqr
+from learnsolve.solvers.relaxation import SOR, TriangularSolve, gauss_seidel, sor, ssor
+from learnsolve.solvers.solution import ConvergenceWarning, Iteration, Solution, SolverError, Status
+from learnsolve.solvers.stationary import (
+    Chebyshev,
     Heavyball,
+    Jacobi,
     Richardson,
+    chebyshev,
     heavyball,
     heavyball_parameters,
+    jacobi,
     richardson,
     richardson_weight,
 )
-from learnsolve.solvers.solution import ConvergenceWarning, Iteration, Solution, SolverError, Status
-from learnsolve.solvers.solve import solve
-from learnsolve.solvers.sor import SOR, gauss_seidel, sor, ssor
-from learnsolve.solvers.triangular_solve import TriangularSolve
 
 __all__ = [
     "PCG",

@@ -1,6 +1,5 @@
 """Tests of the derivatives of functions of sparse matrices."""
 
-from learnsolve.testing.check_gradients import check_gradients
-from learnsolve.testing.report import GradientEntry, GradientReport
+from learnsolve.testing.gradients import GradientEntry, GradientReport, check_gradients
 
 __all__ = ["GradientEntry", "GradientReport", "check_gradients"]

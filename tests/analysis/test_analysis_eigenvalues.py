@@ -12,7 +12,7 @@ import torch
 from solvers.krylov import convection
 
 import learnsolve as ls
-from learnsolve.analysis import _lanczos, condition_number, extreme_eigenvalues
+from learnsolve.analysis import condition_number, extreme_eigenvalues, spectrum
 
 F64 = torch.float64
 exact_poisson = ls.problems.PROPERTIES["poisson"].eigenvalues
@@ -35,7 +35,7 @@ def symmetric(A: ls.CSR, values: torch.Tensor) -> ls.CSR:
 def test_ritz_values_of_every_size(k, size):
     alpha, beta = (size * torch.rand(k, dtype=F64, generator=torch.Generator().manual_seed(0)) for _ in "ab")
     V = torch.eye(k, dtype=F64)
-    ends = _lanczos._ends(V, V, alpha.tolist(), beta.tolist(), float(beta[-1]), 0.0, 1e-6)
+    ends = spectrum._ends(V, V, alpha.tolist(), beta.tolist(), float(beta[-1]), 0.0, 1e-6)
     T = (torch.diag(alpha) + torch.diag(beta[:-1], 1) + torch.diag(beta[:-1], -1)) / size
     values, vectors = torch.linalg.eigh(T)
     torch.testing.assert_close(ends.theta / size, values[[0, -1]], rtol=0, atol=1e-13)
@@ -51,7 +51,7 @@ def test_many_steps_hear_an_interrupt():
 
     def steps():
         while True:
-            _lanczos._ends(V, V, alpha, beta, 1.0, 0.0, 1e-6)
+            spectrum._ends(V, V, alpha, beta, 1.0, 0.0, 1e-6)
 
     k = 3000
     alpha, beta, V = torch.rand(k, dtype=F64).tolist(), torch.rand(k, dtype=F64).tolist(), torch.zeros(k, 1)

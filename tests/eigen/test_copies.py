@@ -9,7 +9,7 @@ import scipy.sparse as sp
 import torch
 
 import learnsolve as ls
-from learnsolve.eigen import _arpack
+from learnsolve.eigen import _methods
 from learnsolve.solvers import ConvergenceWarning, Status
 
 F64 = torch.float64
@@ -70,13 +70,13 @@ def test_all_copies_in_float32_and_by_lobpcg():
 
 def test_pairs_that_may_not_be_the_smallest_are_not_converged(monkeypatch):
     """If the search for missing copies does not end, nothing is known."""
-    run = _arpack._run
+    run = _methods._run
 
     def without_search(A, B, k, *rest):
         found = run(A, B, k, *rest)
         return found if k > 1 else (found[0][:0], found[1][:, :0], found[2])
 
-    monkeypatch.setattr(_arpack, "_run", without_search)
+    monkeypatch.setattr(_methods, "_run", without_search)
     with pytest.warns(ConvergenceWarning, match="MAX_ITERATIONS"):
         assert not ls.eigsh(PERIODIC, 19).converged
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, default_collate
 
 import learnsolve as ls
-from learnsolve.solvers.core.choices import choices
+from learnsolve.solvers.automatic import choices
 
 P = pattern_of(random(6, 5, 0.5))
 

@@ -6,7 +6,7 @@ from reference import normal, pattern_of, random
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.nn import GraphNetBlock, _layers, pattern_from_edge_index, positive_diagonal
+from learnsolve.nn import GraphNetBlock, networks, pattern_from_edge_index, positive_diagonal
 
 N, F, E = 9, 3, 2
 GRAPH = pattern_of(random(N, N, 0.3))
@@ -123,7 +123,7 @@ WIDE = pytest.mark.parametrize("most", [32, 0], ids=["narrow", "wide"])  # by op
     ids=["one layer", "two layers"],
 )
 def test_gradients(options, most, monkeypatch):
-    monkeypatch.setattr(_layers, "MOST", most)
+    monkeypatch.setattr(networks, "MOST", most)
     layer = block(**options, node_out=1, edge_out=1)
     names, P = [name for name, _ in layer.named_parameters()], pattern_of(random(4, 4, 0.5))
 
@@ -190,7 +190,7 @@ def test_narrow_layers_are_those_of_torch(monkeypatch):
         layer, (x, e) = block(**options), inputs(batch=(3,))
         found = layer(GRAPH, x[0], e), layer(GRAPH, x, e)
         with monkeypatch.context() as m:
-            m.setattr(_layers, "MOST", 0)
+            m.setattr(networks, "MOST", 0)
             for one, other in zip(found, (layer(GRAPH, x[0], e), layer(GRAPH, x, e)), strict=True):
                 close(one, other)
 

@@ -9,7 +9,7 @@ import torch
 from reference import assert_nested_forward_mode
 
 import learnsolve as ls
-from learnsolve.nonlinear import _jacobian, _newton
+from learnsolve.nonlinear import _methods, jacobians
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 
 N = ls.nonlinear
@@ -350,8 +350,8 @@ def test_the_pattern_is_found_in_the_program_also_under_vmap():
 
 def test_a_jacobian_is_analyzed_once_where_it_is_kept(monkeypatch):
     """As a training loop keeps it; a function that changes is analyzed again."""
-    trace = counted(_jacobian.trace_pattern)
-    monkeypatch.setattr(_jacobian, "trace_pattern", trace)
+    trace = counted(jacobians.trace_pattern)
+    monkeypatch.setattr(jacobians, "trace_pattern", trace)
     shift, u0 = 1, torch.zeros(15, 15, dtype=torch.float64)
 
     def f(u, a):
@@ -398,4 +398,4 @@ def test_float32_and_any_shape():
 def test_a_residual_may_grow_without_bound():
     """The next linear system is solved roughly: no error of Python's floats."""
     progress = SimpleNamespace(running=torch.tensor([True]), target=torch.ones(1))
-    assert 0 < _newton._forcing(0.1, 1e200, progress, torch.tensor([1e300], dtype=torch.float64)) < 1
+    assert 0 < _methods._forcing(0.1, 1e200, progress, torch.tensor([1e300], dtype=torch.float64)) < 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import learnsolve as ls
-from learnsolve.nonlinear import _newton
+from learnsolve.nonlinear import _methods
 from learnsolve.solvers import ConvergenceWarning, Status
 
 N = ls.nonlinear
@@ -169,7 +169,7 @@ def test_a_jacobian_that_cannot_be_refined_says_so():
 @pytest.mark.parametrize("method", ["newton", "chord", "anderson", "fixed_point"])
 def test_no_rounding_floor_is_computed_while_residuals_fall(method, monkeypatch):
     """It takes a call of f, and random numbers of the size of all parameters of a network."""
-    monkeypatch.setattr(_newton, "rounding", lambda *_: pytest.fail("a usual solve pays for the floor"))
+    monkeypatch.setattr(_methods, "rounding", lambda *_: pytest.fail("a usual solve pays for the floor"))
     a = torch.ones(3, dtype=F64)
     solution = call(method, lambda u, a: u - 0.3 * u.cos() - a, torch.zeros_like(a), a)
     assert solution.status is Status.CONVERGED

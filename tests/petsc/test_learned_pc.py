@@ -15,8 +15,8 @@ from petsc4py import PETSc
 
 import learnsolve as ls
 from learnsolve import petsc
-from learnsolve.petsc._forms import PolynomialForm, tensor_on
 from learnsolve.petsc._processes import processes
+from learnsolve.petsc.learned_pc import PolynomialForm, tensor_on
 
 N = 49
 MATRIX = ls.problems.poisson((7, 7))

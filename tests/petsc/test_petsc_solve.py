@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 
 import learnsolve as ls
 from learnsolve import petsc
-from learnsolve.petsc._ksp import _alive
 from learnsolve.petsc._processes import processes
+from learnsolve.petsc.solve import _alive
 from learnsolve.solvers import SolverError, Status
 
 HOW = ["even", "last", "uneven"]

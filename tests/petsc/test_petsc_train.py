@@ -14,7 +14,7 @@ import learnsolve as ls
 from learnsolve import petsc, recipes
 from learnsolve.petsc._processes import processes
 from learnsolve.recipes.harness.settings import SettingError
-from learnsolve.recipes.matrix.problem import ProblemSettings
+from learnsolve.recipes.matrix import ProblemSettings
 from learnsolve.recipes.petsc import check, group_of, over_rows
 
 OPTIONS = {"jacobi": {"sweeps": 2}, "heavyball": {}, "pcg": {"pattern": "tril", "start": "fsai"}}

@@ -12,7 +12,7 @@ from reference import normal
 
 import learnsolve as ls
 from learnsolve.matrix import device_analysis
-from learnsolve.preconditioners.multigrid import _smoothers
+from learnsolve.preconditioners import amg
 
 P = ls.preconditioners
 POISSON = pyamg.gallery.poisson((100, 100), format="csr")
@@ -100,7 +100,7 @@ def test_the_cycle_is_its_formula(smoother, cycle, make):
 
 @pytest.mark.parametrize("make", [spd, general])
 def test_gauss_seidel_by_colors_as_on_a_device(make, monkeypatch):
-    monkeypatch.setattr(_smoothers, "device_analysis", SimpleNamespace(here=lambda _: True))
+    monkeypatch.setattr(amg, "device_analysis", SimpleNamespace(here=lambda _: True))
     A = make()
     H = P.AMG(A, method="ruge_stuben", max_coarse=1, smoother="jacobi").hierarchy
     M = P.AMG(A, hierarchy=H, smoother="gauss_seidel", presweeps=2)

@@ -7,8 +7,7 @@ from preconditioners.cases import general, spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.preconditioners import BlockJacobi
-from learnsolve.preconditioners.classical import block_jacobi
+from learnsolve.preconditioners import BlockJacobi, direct
 
 
 def expected(A, labels):
@@ -69,8 +68,8 @@ def test_nothing_at_all():
 
 
 def test_planned_once_for_each_partition(monkeypatch):
-    A, calls, real = spd(), [], block_jacobi._plan
-    monkeypatch.setattr(block_jacobi, "_plan", lambda *a: calls.append(a) or real(*a))
+    A, calls, real = spd(), [], direct._plan
+    monkeypatch.setattr(direct, "_plan", lambda *a: calls.append(a) or real(*a))
     patterns = [
         [BlockJacobi(A * s, 4).matrix.pattern for s in (1.0, 2.0)],
         [BlockJacobi(A * s, blocks=LABELS).matrix.pattern for s in (1.0, 2.0)],

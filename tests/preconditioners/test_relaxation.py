@@ -8,7 +8,7 @@ from preconditioners.cases import dense, general, spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.preconditioners.classical import _spectrum
+from learnsolve.preconditioners import polynomials
 
 P, S = ls.preconditioners, ls.solvers
 
@@ -173,7 +173,7 @@ def test_the_estimate_of_a_batch_and_of_invariant_subspaces():
     assert torch.allclose(P.Chebyshev(one, M=None).lmax, torch.tensor(5.5).double())
     nothing = ls.ops.eye(0, dtype=torch.float64)
     assert P.Chebyshev(nothing)(normal((0, 2))).shape == (0, 2)
-    known = _spectrum.largest_eigenvalue(
+    known = polynomials.largest_eigenvalue(
         lambda X: X * torch.tensor([1.0, 2.0, 9.0])[:, None], torch.ones(3, 1)
     )
     assert torch.allclose(known, torch.tensor(9.9))

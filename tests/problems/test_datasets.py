@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import learnsolve as ls
 from learnsolve.problems import dataset
-from learnsolve.problems._families import FAMILIES
+from learnsolve.problems.datasets import FAMILIES
 
 pytestmark = pytest.mark.cpu_only
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from learnsolve.problems import gaussian_field
-from learnsolve.problems.gaussian_field import _amplitudes, two_fields
+from learnsolve.problems.stochastic import _amplitudes, two_fields
 
 COVARIANCES = {"gaussian": lambda r: np.exp(-(r**2)), "exponential": lambda r: np.exp(-r)}
 

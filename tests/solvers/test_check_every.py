@@ -16,11 +16,10 @@ from solvers.references import agree, close
 import learnsolve as ls
 from learnsolve.ops.core.pcg_preconditioner import STOP
 from learnsolve.ops.pcg import Iterations
-from learnsolve.solvers.core.criterion import ResidualNorm
-from learnsolve.solvers.core.functions import Function
+from learnsolve.solvers.core.advance import ResidualNorm
 from learnsolve.solvers.core.loop import iterate
+from learnsolve.solvers.core.operators import Function, System
 from learnsolve.solvers.core.stationary import State
-from learnsolve.solvers.core.system import System
 from learnsolve.solvers.solution import CODE
 
 pytestmark = quiet

@@ -14,7 +14,7 @@ from torch.autograd import grad
 import learnsolve as ls
 from learnsolve.ops.core.dots import combination
 from learnsolve.solvers import Status
-from learnsolve.solvers.core.vectors import dot
+from learnsolve.solvers.core.operators import dot
 
 S, P = ls.solvers, ls.preconditioners
 KH = torch.full((6, 5), 1.1, dtype=torch.float64)

@@ -13,10 +13,9 @@ from solvers.krylov import RECTANGULAR, SQUARE, SYMMETRIC, S, poisson, run
 
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, Status
-from learnsolve.solvers.core.criterion import ResidualNorm
+from learnsolve.solvers.core.advance import ResidualNorm
 from learnsolve.solvers.core.loop import iterate
-from learnsolve.solvers.core.operators import Matrix
-from learnsolve.solvers.core.system import System
+from learnsolve.solvers.core.operators import Matrix, System
 from learnsolve.solvers.solution import STATUSES
 
 ALL = (*SQUARE, *RECTANGULAR)

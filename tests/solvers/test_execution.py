@@ -11,7 +11,7 @@ from solvers.references import agree, eager
 
 import learnsolve as ls
 from learnsolve.solvers.core import advance
-from learnsolve.solvers.core.criterion import Schedule
+from learnsolve.solvers.core.advance import Schedule
 from learnsolve.solvers.core.operators import Matrix
 from learnsolve.solvers.solution import COMPILED, EAGER, PYTHON_M
 
@@ -191,8 +191,8 @@ def test_what_stagnates_stands_still_while_others_run(of, monkeypatch):
     level = torch.tensor([torch.inf, 0.0], dtype=torch.float64)
     level = level.reshape(2, 1, 1) if of == "blocks" else level.unsqueeze(0)
     reached = lambda self, A, b, x, r: (torch.ones_like(level), level)  # noqa: E731
-    monkeypatch.setattr("learnsolve.solvers.core.criterion.ResidualNorm.reached", reached)
-    monkeypatch.setattr("learnsolve.solvers.core.advance_cg.CompiledCG.due", Schedule(8, 1))
+    monkeypatch.setattr("learnsolve.solvers.core.advance.ResidualNorm.reached", reached)
+    monkeypatch.setattr("learnsolve.solvers.core.advance.CompiledCG.due", Schedule(8, 1))
     A, b = ls.problems.poisson((200,)), normal((200, 2))
     if of == "blocks":
         A, b = ls.BlockBatch([A, A]), b.mT.reshape(-1)

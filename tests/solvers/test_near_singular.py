@@ -9,7 +9,7 @@ from solvers.cases import laplacian
 
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
-from learnsolve.solvers.core import projected
+from learnsolve.solvers.core import problem
 
 REAL = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
@@ -67,29 +67,29 @@ def test_what_is_detected(dtype):
     torch.manual_seed(0)
     eps = torch.finfo(dtype).eps
     ring = ls.problems.poisson((12,), boundary="periodic", dtype=dtype)
-    assert projected.detected(ring).exactly
-    assert projected.detected(laplacian(torch.ones(5, dtype=dtype))).exactly
+    assert problem.detected(ring).exactly
+    assert problem.detected(laplacian(torch.ones(5, dtype=dtype))).exactly
     for A in (random_laplacian(dtype), random_laplacian(dtype, 400)):
-        assert projected.detected(A) == "constants"
-        assert not projected.detected(A).exactly
+        assert problem.detected(A) == "constants"
+        assert not problem.detected(A).exactly
         for scale in (torch.finfo(dtype).max / 1e6, torch.finfo(dtype).tiny * 1e10):
-            assert projected.detected(A * scale) == "constants"
-        assert projected.detected(ls.CSR.stack([A, 2 * A])) == "constants"
+            assert problem.detected(A * scale) == "constants"
+        assert problem.detected(ls.CSR.stack([A, 2 * A])) == "constants"
         assert (
-            projected.detected(A + 64 * eps * float(A.values.max()) * ls.ops.eye(A.shape[0], dtype=dtype))
+            problem.detected(A + 64 * eps * float(A.values.max()) * ls.ops.eye(A.shape[0], dtype=dtype))
             is None
         )
     for shift in (eps, 2 * eps, 3 * eps, 1e-3):
         shifted = ring + 2 * shift * ls.ops.eye(12, dtype=dtype)
-        assert projected.detected(shifted) is None
-        assert projected.detected(ls.CSR.stack([ring + 0 * shifted, shifted])) is None
+        assert problem.detected(shifted) is None
+        assert problem.detected(ls.CSR.stack([ring + 0 * shifted, shifted])) is None
         assert (
-            projected.detected(ls.ops.block_diag([ring, shifted])) is None
+            problem.detected(ls.ops.block_diag([ring, shifted])) is None
         )  # one part of the graph is regular
-    assert projected.detected(ls.ops.scale_columns(ring, torch.arange(1, 13).to(dtype))) is None
-    assert projected.detected(ring * torch.nan) is None
+    assert problem.detected(ls.ops.scale_columns(ring, torch.arange(1, 13).to(dtype))) is None
+    assert problem.detected(ring * torch.nan) is None
     zero = ls.CSR.from_dense(torch.zeros(3, 3, dtype=dtype))
-    assert projected.detected(zero).exactly
+    assert problem.detected(zero).exactly
 
 
 @REAL

@@ -11,10 +11,8 @@ import torch
 
 import learnsolve as ls
 from learnsolve.ops.core.direct import choice as libraries
-from learnsolve.solvers import ConvergenceWarning, Solution, SolverError, Status
-from learnsolve.solvers.core import choices
-from learnsolve.solvers.core.choices import FACTORS, Ending, direct_cost
-from learnsolve.solvers.solve import _ending
+from learnsolve.solvers import ConvergenceWarning, Solution, SolverError, Status, automatic
+from learnsolve.solvers.automatic import FACTORS, Ending, _ending, direct_cost
 
 RNG = np.random.default_rng(0)
 
@@ -176,13 +174,13 @@ def test_the_cost_is_that_of_the_library(monkeypatch):
 def test_failing_attempts_cost_less_than_a_direct_solve(name, columns):
     A = matrix(CHOICES[name][0])
     b, spent = torch.ones(A.shape[0], columns, dtype=A.dtype), 0.0
-    attempts = choices.choices(A, b, "auto", False)
+    attempts = automatic.choices(A, b, "auto", False)
     choice = next(attempts)
     while choice.method != "direct":
         assert choice.maxiter is not None
         plain = choice.M in ("Jacobi", "no M")
-        spent += choice.maxiter * (choices.PLAIN if plain else choices.TRIANGULAR)[choice.method]
-        spent += 0 if plain else choices.SETUP / columns
+        spent += choice.maxiter * (automatic.PLAIN if plain else automatic.TRIANGULAR)[choice.method]
+        spent += 0 if plain else automatic.SETUP / columns
         choice = attempts.send(Ending(Status.MAX_ITERATIONS))
     assert 5 * A.nnz * columns * spent <= 0.66 * direct_cost(A)
 
@@ -190,14 +188,14 @@ def test_failing_attempts_cost_less_than_a_direct_solve(name, columns):
 @pytest.mark.parametrize("columns", [1, 2])
 def test_iterations_that_are_left_decide_on_a_factor(columns):
     """Few at worst: they go on, before a direct solve is estimated; many at best: a factor at once."""
-    setup, results = choices.SETUP / columns, []
+    setup, results = automatic.SETUP / columns, []
     for least, most in ((setup / 2, 2 * setup), (setup / 2, 9 * setup), (2 * setup, 9 * setup)):
         A = matrix(CHOICES["M-matrix"][0])
-        attempts = choices.choices(A, torch.ones(A.shape[0], columns, dtype=A.dtype), "auto", False)
+        attempts = automatic.choices(A, torch.ones(A.shape[0], columns, dtype=A.dtype), "auto", False)
         next(attempts)
         choice = attempts.send(Ending(Status.MAX_ITERATIONS, least, most))
-        results.append((choice.M, choice.maxiter, A.pattern._has_planned(choices._direct_cost)))
-    more = choices.QUICK["cg"] - choices.PROBE
+        results.append((choice.M, choice.maxiter, A.pattern._has_planned(automatic._direct_cost)))
+    more = automatic.QUICK["cg"] - automatic.PROBE
     assert results[0] == ("Jacobi", int(2 * setup), False)
     assert results[1] == ("Jacobi", more, True)
     assert results[2][0] == "MIC0"
@@ -219,7 +217,7 @@ def test_where_no_direct_solve_is_affordable_the_last_attempt_is_unlimited():
     n = 30_000
     S = sp.random_array((n, n), density=5 / n, rng=RNG)
     for T, last in ((S + 20 * sp.eye_array(n), "gmres"), (S + S.T + 20 * sp.eye_array(n), "cg")):
-        attempts = choices.choices(matrix(T), torch.ones(n), "auto", False)
+        attempts = automatic.choices(matrix(T), torch.ones(n), "auto", False)
         tried = [next(attempts)]
         with contextlib.suppress(StopIteration):
             while True:

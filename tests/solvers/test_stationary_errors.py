@@ -9,7 +9,7 @@ from reference import normal
 from solvers.stationary_cases import ROWS, small_square, values_on
 
 import learnsolve as ls
-from learnsolve.solvers.core.parameters import Parameters
+from learnsolve.solvers.core.stationary import Parameters
 
 S = ls.solvers
 F64 = torch.float64

@@ -90,7 +90,7 @@ def test_relaxation(multicolor):
 
 def test_chebyshev_tends_to_heavyball():
     """Its momentum is, in the end, that of the best heavy ball."""
-    from learnsolve.solvers.chebyshev import _coefficients
+    from learnsolve.solvers.stationary import _coefficients
 
     a, c = _coefficients(0.01, 1.0, 400, torch.empty(0, dtype=torch.float64))
     alpha, beta = S.heavyball_parameters(0.01, 1.0)

@@ -14,7 +14,7 @@ from learnsolve.ops.core import sweep_calls
 from learnsolve.ops.richardson import richardson_sweeps
 from learnsolve.solvers.core import stationary as engine
 
-module = importlib.import_module("learnsolve.solvers.jacobi")  # `learnsolve.solvers.jacobi` is the function
+module = importlib.import_module("learnsolve.solvers.stationary")
 HEAVYBALL = next(r for r in ROWS if r.name == "heavyball")
 P = small_square()
 SHAPES = {"vector": "(N, n)", "columns": "(1, n)", "one column": "(1, n)", "batch of b": "(N, n)"}

@@ -15,7 +15,7 @@ from safetensors.torch import save
 
 import learnsolve as ls
 from learnsolve.io import _pickles
-from learnsolve.recipes.harness import checkpoint, command_line
+from learnsolve.recipes.harness import checkpoint, settings
 from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.jacobi import JacobiRecipe as Recipe
 
@@ -131,7 +131,7 @@ def samples() -> dict[str, bytes]:
         "state": save(state, {"state": json.dumps(facts)}),
         "graph": pickle.dumps(graph, protocol=2),
         "npz": stored.getvalue(),
-        "config": command_line.dump(Recipe.Settings()).encode(),
+        "config": settings.dump(Recipe.Settings()).encode(),
     }
 
 
@@ -197,7 +197,7 @@ def config(rng, folder, write) -> str | None:
     path = write(folder / "config.yaml", content)
     words = ["--config", str(path)] if rng.random() < 0.5 else ["--resume", str(folder)]
     try:
-        command_line.parse("jacobi", Recipe.Settings, words)
+        settings.parse("jacobi", Recipe.Settings, words)
     except SettingError as error:
         return None if "\n" not in str(error) else f"an error of several lines: {error}"
     return None

@@ -12,7 +12,7 @@ import torch
 
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, Status
-from learnsolve.solvers.core.units import ORDINARY
+from learnsolve.solvers.core.problem import ORDINARY
 from learnsolve.solvers.options import KRYLOV
 
 from . import _near

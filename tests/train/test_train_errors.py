@@ -17,8 +17,7 @@ import torch
 import learnsolve
 from learnsolve import recipes, train
 from learnsolve._first_line import first_line
-from learnsolve.recipes.harness.command_line import flat, parse
-from learnsolve.recipes.harness.settings import RunSettings, SettingError
+from learnsolve.recipes.harness.settings import RunSettings, SettingError, flat, parse
 
 ASYMMETRIC = "%%MatrixMarket matrix coordinate real general\n2 2 3\n1 1 1\n2 1 3\n2 2 1\n"
 NEGATIVE = "%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n2 2 -1\n"

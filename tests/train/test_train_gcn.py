@@ -14,8 +14,8 @@ from train.train_cases import make
 
 from learnsolve import train
 from learnsolve.recipes import gcn
+from learnsolve.recipes import gcn as gcn_model
 from learnsolve.recipes.gcn import GcnSettings
-from learnsolve.recipes.gcn import model as gcn_model
 
 CITESEER = (data_folder() or Path()) / "citeseer"
 

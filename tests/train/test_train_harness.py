@@ -16,12 +16,10 @@ import yaml
 from train.train_cases import SMALL
 
 from learnsolve import recipes, train
-from learnsolve.recipes.harness import command_line
+from learnsolve.recipes.harness import settings as command_line
 from learnsolve.recipes.harness.checkpoint import read_metrics
-from learnsolve.recipes.harness.figures import Curves, of_run
-from learnsolve.recipes.harness.recipe import Recipe
-from learnsolve.recipes.harness.report import Progress
-from learnsolve.recipes.harness.run import Run
+from learnsolve.recipes.harness.recipe import Curves, Recipe, of_run
+from learnsolve.recipes.harness.run import Progress, Run
 from learnsolve.recipes.harness.run import train as train_run
 from learnsolve.recipes.harness.settings import RunSettings
 from learnsolve.recipes.pcg import PcgRecipe

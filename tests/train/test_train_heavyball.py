@@ -9,14 +9,9 @@ from train.train_cases import make
 
 import learnsolve as ls
 from learnsolve import CSR, problems, train
-from learnsolve.recipes.by_depth import train_by_depth
-from learnsolve.recipes.heavyball.closed_form import (
-    best_parameters,
-    convergence_factor,
-    eigenvalues,
-    expected_energy,
-)
-from learnsolve.recipes.heavyball_network.network import bound
+from learnsolve.recipes.heavyball import best_parameters, convergence_factor, eigenvalues, expected_energy
+from learnsolve.recipes.heavyball_network import bound
+from learnsolve.recipes.schedule import train_by_depth
 
 
 def dense_sweeps(A, x, alpha, beta, sweeps):

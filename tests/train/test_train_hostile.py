@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from learnsolve import recipes, train
-from learnsolve.recipes.harness import checkpoint, command_line
+from learnsolve.recipes.harness import checkpoint, settings
 from learnsolve.recipes.harness.settings import SettingError
 
 BOMB = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
@@ -50,11 +50,11 @@ def test_a_value_is_parsed_or_refused(recipe, name, tmp_path, monkeypatch):
     """Of every option, with the option's own parser and checks; no value reaches anything else."""
     monkeypatch.chdir(tmp_path)
     Settings = recipes.load(recipe).Settings
-    options = [o for o in command_line.flat(Settings()) if o not in ("out", "resume", "config")]
+    options = [o for o in settings.flat(Settings()) if o not in ("out", "resume", "config")]
     for option in options if name in ("brackets", "alias") else options[:: len(options) // 3]:
         message = option
         try:
-            command_line.parse(recipe, Settings, [f"--{option}={VALUES[name]}"])
+            settings.parse(recipe, Settings, [f"--{option}={VALUES[name]}"])
         except SettingError as error:
             message = str(error)
         assert "\n" not in message

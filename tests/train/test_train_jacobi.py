@@ -14,8 +14,14 @@ from train.train_cases import make
 from learnsolve import CSR, problems, solvers, train
 from learnsolve.ops import quadratic_form
 from learnsolve.recipes import matrix
-from learnsolve.recipes.jacobi.closed_form import expected_energy, optimal_weights
-from learnsolve.recipes.jacobi.results import SWEEPS, best_constant, convergence_factor, relative_errors
+from learnsolve.recipes.jacobi import (
+    SWEEPS,
+    best_constant,
+    convergence_factor,
+    expected_energy,
+    optimal_weights,
+    relative_errors,
+)
 
 
 def test_a_run_learns_what_the_paper_says(run, rows, report, no_pictures):

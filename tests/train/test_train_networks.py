@@ -9,10 +9,9 @@ from train.train_cases import make
 import learnsolve as ls
 from learnsolve import train
 from learnsolve.recipes import load
-from learnsolve.recipes.family.results import candidates
+from learnsolve.recipes.family import candidates
 from learnsolve.recipes.harness.recipe import TRAINING
-from learnsolve.recipes.newton.problem import SMALL, energy
-from learnsolve.recipes.newton.results import starts
+from learnsolve.recipes.newton import SMALL, energy, starts
 
 
 def recipe(name, **options):

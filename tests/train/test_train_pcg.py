@@ -12,8 +12,8 @@ from train.train_cases import make
 
 from learnsolve import preconditioners, solvers, train
 from learnsolve.preconditioners import Factored, Trainable
-from learnsolve.recipes.pcg import factor
-from learnsolve.recipes.pcg.factor import Guard, definiteness, factor_of
+from learnsolve.recipes import pcg
+from learnsolve.recipes.pcg import Guard, definiteness, factor_of
 from learnsolve.recipes.schedule import Patience
 
 SMALL = train_cases.SMALL["pcg"].split()
@@ -211,7 +211,7 @@ def test_clipping_bounds_the_gradient():
 
 @pytest.mark.parametrize("limit", [256, 1])
 def test_definiteness_is_that_of_dense_algebra(monkeypatch, limit):
-    monkeypatch.setattr(factor, "DENSE_LIMIT", limit)
+    monkeypatch.setattr(pcg, "DENSE_LIMIT", limit)
     for pattern in ("bidiagonal", "tril"):
         L = factor_of(make("pcg", pattern=pattern).model)
         generator = torch.Generator().manual_seed(0)

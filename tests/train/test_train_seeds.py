@@ -13,8 +13,7 @@ from train.train_cases import SMALL
 from learnsolve import recipes, train
 from learnsolve.evaluation import figures
 from learnsolve.recipes.harness import parallel, seeds
-from learnsolve.recipes.harness.recipe import Curves
-from learnsolve.recipes.harness.tables import tabulate
+from learnsolve.recipes.harness.recipe import Curves, tabulate
 from learnsolve.recipes.jacobi import JacobiRecipe
 
 

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.files import replace_file
-from learnsolve.recipes.harness.command_line import CONFIG
-from learnsolve.recipes.harness.settings import RunSettings, SettingError, need
+from learnsolve.recipes.harness.settings import CONFIG, RunSettings, SettingError, need
 
 FORMAT = 1
 FIELDS: dict[str, Any] = {"step": int, "seconds": (int, float), "metrics_bytes": int}  # all nonnegative

@@ -3,7 +3,7 @@
 
 Every random number must be a function of (seed, stream, step, index), as in `normal_vectors`. Then the step
 is the whole random state, and a resumed run sees the same numbers, as do several processes that share the
-work.
+work. Figures and tables are data.
 """
 
 from __future__ import annotations
@@ -11,19 +11,192 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.evaluation.figures import Line
+from learnsolve import preconditioners
+from learnsolve.evaluation import Evaluation, evaluate
+from learnsolve.evaluation.comparison import aligned
+from learnsolve.evaluation.figures import BLACK, BLUE, COLORS, Line, picture
 from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.figures import Curves, of_run
 from learnsolve.recipes.harness.settings import RunSettings
+
+# Tables as data: columns by header, each a key of a row or a function of it. `flat` gives the rows of an
+# `Evaluation`, `cells` the cells that a tolerance adds to a line.
+
+
+LEARNED = "learned"
+AMG_COARSE = 100  # maximum number of rows that AMG solves directly
+
+Row = dict[str, Any]
+Column = str | Callable[[Row], Any]
+
+
+def tabulate(
+    rows: Iterable[Row], columns: Mapping[str, Column], each: Callable[[Row], Row] | None = None
+) -> tuple[list[str], list[list[Any]]]:
+    """The headers, and a line for each name, which is the first column: the `columns` of its first row, then
+    the result of `each` for every row, by header. None is an empty cell."""
+    heads, lines = list(columns), {}
+    for row in rows:
+        line = [column(row) if callable(column) else row[column] for column in columns.values()]
+        line, more = lines.setdefault(line[0], line), each(row) if each else {}
+        heads += more if line[0] == next(iter(lines)) else ()
+        line += more.values()
+    return heads, [["" if cell is None else cell for cell in line] for line in lines.values()]
+
+
+def records(named: Mapping[str, Row]) -> list[Row]:
+    """Rows of records by name."""
+    return [{"name": name, **record} for name, record in named.items()]
+
+
+def printed(outcome: Outcome) -> list[list[str]]:
+    """The headers and the lines of the final table as text."""
+    lines = ([c if isinstance(c, str) else f"{c:#.4g}" for c in row] for row in outcome.rows)
+    return [list(outcome.columns), *lines]
+
+
+def table(outcome: Outcome) -> str:
+    """The final table as text, the first column left, the others right."""
+    return aligned(printed(outcome), left={0})
+
+
+# --- evaluations ---
+
+
+def compare(A: Any, b: Any, M: Mapping[str, Any], rtol: Sequence[float], **options: Any) -> Evaluation:
+    """`evaluate` in which a failing preconditioner gets a row that says so, instead of warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return evaluate(A, b, dict(M), rtol=rtol, on_error="row", **options)  # type: ignore[arg-type]
+
+
+def with_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
+    """The candidates and AMG for n rows, with several levels even for small matrices, since on one level AMG
+    is a direct solve."""
+    coarse = max(1, min(AMG_COARSE, n // 8))
+    return candidates | {"AMG": partial(preconditioners.AMG, max_coarse=coarse)}
+
+
+def flat(evaluation: Evaluation, **which: Any) -> list[Row]:
+    """The rows of an evaluation, one value per column, preceded by the columns `which`."""
+    rows = []
+    for row in evaluation.rows:
+        line = which | {key: getattr(row, key) for key in ("preconditioner", "rtol", "systems", "converged")}
+        line |= {"iterations": row.iterations.mean, "iterations_std": row.iterations.std}
+        line |= {"iterations_min": row.iterations.min, "iterations_max": row.iterations.max}
+        line |= {"seconds": row.seconds.mean, "seconds_std": row.seconds.std}
+        line |= {"setup_seconds": row.setup.mean, "setup_seconds_std": row.setup.std}
+        rows.append(line | {"message": row.message})
+    return rows
+
+
+def iterations(row: Row) -> str:
+    """Mean and deviation, or the number of systems that reached the tolerance if some did not."""
+    if row["converged"] < row["systems"]:
+        return f"{row['converged']}/{row['systems']} reached"
+    return f"{row['iterations']:.1f}" + (f" ± {row['iterations_std']:.1f}" if row["systems"] > 1 else "")
+
+
+def milliseconds(seconds: float) -> str:
+    return "" if math.isnan(seconds) else f"{1e3 * seconds:.2f}"
+
+
+def cells(row: Row) -> Row:
+    """The cells of a tolerance, for `tabulate`; without seconds for a rule named by `rtol`."""
+    if isinstance(row["rtol"], str):
+        return {row["rtol"]: iterations(row)}
+    return {f"iterations {row['rtol']:.0e}": iterations(row), "ms": milliseconds(row["seconds"])}
+
+
+def middle(tolerances: Sequence[float]) -> float:
+    return sorted(tolerances)[len(tolerances) // 2]
+
+
+Series = tuple[Any, Any, tuple[Any, Any] | None]  # x, y and a band
+LOSSES = {"loss": "training", "held_out_loss": "held-out"}  # columns and their labels
+HELD_OUT_MATRICES = LOSSES | {"held_out_loss": "held-out matrices"}
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A figure of columns of metrics.csv (with labels) over the steps: for one run, or for --seeds with mean
+    and band. Title and labels may name settings, such as "{sweeps} sweeps"."""
+
+    title: str = "Loss"
+    ylabel: str = "loss"
+    columns: Mapping[str, str] = field(default_factory=lambda: dict(LOSSES))
+    log: bool = False  # for the value axis
+    xlabel: str = "optimizer step"
+    ylim: tuple[float | None, float | None] | None = None
+
+    def of(self, settings: Any) -> Curves:
+        """Insert the values of the settings."""
+        labels = {column: label.format_map(vars(settings)) for column, label in self.columns.items()}
+        return replace(self, title=self.title.format_map(vars(settings)), columns=labels)
+
+    def picture(self, title: str, series: Callable[[str], Series], levels: Iterable[Line] = ()) -> Any:
+        """The figure, or None if no column has an entry; `series`: the steps of a column, its values, and
+        their band or None. Levels far above the curves are left out."""
+        lines = []
+        for (column, label), color in zip(self.columns.items(), COLORS, strict=False):
+            steps, values, band = series(column)
+            if len(steps):
+                style = {"color": color, "linewidth": 1.5 if lines else 2}
+                lines.append(Line(label, values, steps, band, style))
+        if not lines:
+            return None
+        if self.log:
+            highest = max(max(line.y) for line in lines)
+            levels = [level for level in levels if 0 < level.y < 30 * highest]
+        log, options = "y" * self.log, {"ylim": self.ylim} if self.ylim else {}
+        return picture(title, self.xlabel, self.ylabel, [*levels, *lines], log=log, **options)
+
+
+def levels(records: Mapping[str, Mapping[str, Any]], key: str, but: Collection[str] = ()) -> list[Line]:
+    """The value on held-out data of each record that has one, for `Curves`."""
+    named = {name: record[key] for name, record in records.items() if name not in but and key in record}
+    return [Line(f"{name}, held-out", value) for name, value in named.items()]
+
+
+def of_run(history: History, column: str) -> Series:
+    """A column of metrics.csv, with a band of two deviations if it has a deviation."""
+    pairs = [(k, v) for k, v in zip(history["step"], history.get(column, ()), strict=False) if v is not None]
+    steps, values = np.array(pairs).reshape(-1, 2).T
+    deviations = np.array([v for v in history.get(f"{column}_std", ()) if v is not None])
+    whole = len(values) == len(deviations) > 0
+    return steps, values, (values - 2 * deviations, values + 2 * deviations) if whole else None
+
+
+def each_figure(
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    values: Mapping[int, float],
+    mean: float,
+    deviation: float,
+    label: str,
+    color: str = BLUE,
+) -> Any:
+    """A value of each training by its index, and their mean in a band of two deviations."""
+    points = {"color": color, "linestyle": "none", "marker": "o", "markersize": 5}
+    lines = [Line(label, mean, style={"color": BLACK, "linewidth": 1})]
+    lines.append(Line("", list(values.values()), list(values), style=points))
+    figure = picture(title, xlabel, ylabel, lines)
+    (axes,) = figure.axes
+    axes.axhspan(mean - 2 * deviation, mean + 2 * deviation, color=color, alpha=0.15, linewidth=0)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
 
 TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
 

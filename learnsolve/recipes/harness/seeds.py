@@ -20,12 +20,9 @@ import numpy as np
 from learnsolve.evaluation.figures import png
 from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.harness.checkpoint import METRICS, History, read_metrics, write_atomic
-from learnsolve.recipes.harness.command_line import dump
-from learnsolve.recipes.harness.figures import Curves, Series, each_figure
-from learnsolve.recipes.harness.recipe import Outcome, Recipe
-from learnsolve.recipes.harness.report import write_files
-from learnsolve.recipes.harness.run import Diverged, Interrupted, start, train_one
-from learnsolve.recipes.harness.settings import RunSettings, SettingError
+from learnsolve.recipes.harness.recipe import Curves, Outcome, Recipe, Series, each_figure
+from learnsolve.recipes.harness.run import Diverged, Interrupted, start, train_one, write_files
+from learnsolve.recipes.harness.settings import RunSettings, SettingError, dump
 
 # Required entries of report.json of a finished run.
 NEEDED = {"steps", "final_loss", "held_out_loss", "seconds", "table"}

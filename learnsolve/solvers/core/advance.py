@@ -1,47 +1,581 @@
-"""Compiled code that advances the state of a method by many iterations per call. The loop (loop.py) decides;
-`fitting` finds the code that supports a system.
-
-    start        None if the state is the state of the method; otherwise how its own state begins
-    __call__     the state after up to `count` iterations of columns that are `running` (None: all); their
-                 norms (..., iterations, k), none if the loop must run the next one with torch operations;
-                 and for each column its code (STANDS: to be judged by its true residual), and since when;
-                 or None. It returns early where its only column seems done, and before an iteration that
-                 breaks down, is not finite or is in doubt
-    released     the method's state, for the loop to go on with
-    due          when the loop measures stagnation
-    execution    as `Solution.execution`
-
-Here: `minres`, `bicgstab`, `gmres` and `fgmres` for one right-hand side on the CPU, without autograd, without
-M or with a diagonal M; `gmres` and `fgmres` call any other M between steps of one iteration each. Conjugate
-gradients: advance_cg.py. The gain: `python -m benchmarks loops`.
-
-`tiles`: many columns on a CPU run in tiles, one after another, because blocks of all of them do not fit the
-cache, and the compiled steps take a single column. Tiles are chosen by the method, its M, n and k alone,
-because the rounding errors of a column depend on them. In each the loop runs as if there were no others. The
-compiled loop of cg has columns one by one by itself (ops/core/sweep_calls.py).
-"""
+"""Compiled code for the loop (loop.py), and the criteria by which it decides."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import device_analysis
+from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix.csr import CSR
 from learnsolve.ops.core.across import across
 from learnsolve.ops.core.autograd import tracked
+from learnsolve.ops.core.operands import broadcasts_to
+from learnsolve.ops.core.pcg_preconditioner import RHO, STOP, WHEN
+from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.core.steps import GMRES, krylov_steps
 from learnsolve.ops.core.sweep_calls import separate
-from learnsolve.solvers.core.advance_cg import fitting_cg
-from learnsolve.solvers.core.criterion import LOOP_SCHEDULE, ResidualNorm, Schedule
-from learnsolve.solvers.core.functions import Function, Watched
-from learnsolve.solvers.core.operators import Matrix, compiled_form, source
-from learnsolve.solvers.core.system import Outcome, System
-from learnsolve.solvers.core.vectors import extended
-from learnsolve.solvers.solution import COMPILED, PYTHON_M
+from learnsolve.ops.pcg import Iterations, pcg_iterations
+from learnsolve.solvers.core.operators import (
+    Blocks,
+    Function,
+    Matrix,
+    Outcome,
+    Padded,
+    System,
+    Watched,
+    compiled_form,
+    extended,
+    size,
+    source,
+)
+from learnsolve.solvers.solution import CODE, COMPILED, PYTHON_M, Status
+
+# When a column has converged or failed, and when that is checked, for the loop of all methods (loop.py).
+#
+# `ResidualNorm` is the criterion for linear systems; least_squares.py has the criterion for least squares.
+# A column stops, with this `Status`, when
+#
+#     the true residual norm is at or below the target     CONVERGED; a recurrence alone is not trusted
+#     the residual norm exceeds max(||r_0||, ||b||) / eps  DIVERGED
+#     the residual norm is infinite or NaN                  NON_FINITE; x is the last finite iterate
+#     rounding errors keep it from falling                  STAGNATED (`Schedule`)
+#     the method reports that it cannot continue            INDEFINITE, BREAKDOWN, ILL_CONDITIONED
+#     all iterations ran                                    MAX_ITERATIONS
+#
+# Compiled code of `cg` has the same rules (csrc/kernels/pcg_column.cuh): there a column at or below the
+# target, or at the rounding level, waits until it is judged by its true residual.
+
+
+STANDS = -1  # the code of a column that waits to be judged by its true residual
+
+
+class Criterion(Protocol):
+    """Whether a column has converged. All results are (..., 1, k); `norm` is ||r||."""
+
+    fixed: bool  # no column can meet a tolerance: all iterations run
+    has_tolerance: bool  # a tolerance, so that a column that does not meet it has failed
+    square: bool  # requires A x = b, which may have no solution
+    reads: tuple[str, ...]  # the fields of a state that `is_done` reads, other than x and r
+    negligible: Any  # the size of b below which nothing matters
+
+    def fresh(self) -> Criterion:
+        """A copy for another run."""
+        ...
+
+    def in_units(self, of_b: Tensor) -> Criterion:
+        """A copy for a scaled system with right-hand side b / of_b."""
+        ...
+
+    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
+        """Whether x is a solution before the first iteration. Called once, before the other methods."""
+        ...
+
+    def seems_done(self, state: Any, norm: Tensor) -> Tensor:
+        """Whether to compute the true residual, judging by the norm of the method."""
+        ...
+
+    def is_done(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+        """Whether the column has converged, judging by the true residual r."""
+        ...
+
+    def failure(self, state: Any, norm: Tensor) -> Tensor:
+        """The code of a Status for a column that failed, 0 for others."""
+        ...
+
+    def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        """The quantity that must become small, from the true residual r, and its level of rounding errors."""
+        ...
+
+    def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
+        """The accuracy of the worst column and the requested accuracy, for a message."""
+        ...
+
+
+class ResidualNorm:
+    """||b - A x|| <= max(rtol ||b||, atol), with one atol, or one per column."""
+
+    square = True
+    reads: tuple[str, ...] = ()
+
+    def __init__(self, rtol: float, atol: float | Tensor):
+        self.rtol, self.atol = rtol, atol
+        self.fixed = rtol == 0 and not isinstance(atol, Tensor) and atol == 0
+        self.has_tolerance = not self.fixed
+        self.negligible = atol
+
+    def fresh(self) -> ResidualNorm:
+        return ResidualNorm(self.rtol, self.atol)
+
+    def in_units(self, of_b: Tensor) -> ResidualNorm:
+        """For b / of_b. A float divided by a tensor would be multiplied by its reciprocal, which is infinite
+        for the smallest units."""
+        if not isinstance(self.atol, Tensor) and self.atol == 0:
+            return ResidualNorm(self.rtol, 0.0)
+        atol = self.atol if isinstance(self.atol, Tensor) else of_b.new_tensor(self.atol)
+        return ResidualNorm(self.rtol, atol / of_b)
+
+    def target_for(self, b: Tensor, length: Tensor) -> Tensor:
+        relative = self.rtol * length
+        if isinstance(self.atol, Tensor):
+            return torch.maximum(relative, self.atol.to(length))
+        return relative.clamp(min=self.atol) if self.atol else relative
+
+    def begin(self, A: Any, b: Tensor, x: Tensor, r: Tensor, norm: Tensor, length: Tensor) -> Tensor:
+        self.target, self.first = self.target_for(b, length), (norm, length)
+        return norm <= self.target
+
+    @cached_property
+    def floor(self) -> Tensor:
+        """A recurrence for r is meaningless below the rounding level of its initial value."""
+        norm, _ = self.first
+        return torch.finfo(norm.dtype).eps * norm
+
+    @cached_property
+    def limit(self) -> Tensor:
+        norm, length = self.first
+        return torch.maximum(norm, length) / torch.finfo(norm.dtype).eps
+
+    def seems_done(self, state: Any, norm: Tensor) -> Tensor:
+        return norm <= torch.maximum(self.target, self.floor)
+
+    def is_done(self, A: Any, state: Any, r: Tensor, norm: Tensor) -> Tensor:
+        return norm <= self.target
+
+    def failure(self, state: Any, norm: Tensor) -> Tensor:
+        return (norm > self.limit) * CODE[Status.DIVERGED]
+
+    def reached(self, A: Any, b: Tensor, x: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+        return size(r), rounding_level(A, x, b, r)
+
+    def accuracy(self, A: Any, b: Tensor, x: Tensor, codes: Tensor) -> str:
+        length = size(b)
+        length = torch.where(length == 0, 1, length)
+        reached, asked = size(b - A(x)) / length, self.target_for(b, size(b)) / length
+        lost = (codes.unsqueeze(-2) != CODE[Status.CONVERGED]) & torch.isfinite(reached)
+        if not lost.any():
+            return ""
+        worst = torch.where(lost, reached / asked, -1).argmax()
+        value, target = (t.expand_as(lost).flatten()[worst].item() for t in (reached, asked))
+        return f"||b - A x|| / ||b|| is {value:.2g}, asked: {target:.2g}. "
+
+
+class Schedule(NamedTuple):
+    """When a column stagnates: only rounding errors keep its residual from falling.
+
+    After iterations 20, 40, 60, 80, 100, 125, 156, ... (each 1 / `share` of the previous number later, and at
+    least `least` later) the true residual r = b - A x is measured. A column stops as STAGNATED if
+
+        ||r|| <= 10 eps || |A| |x| + |b| ||      more accuracy cannot be expected, and
+        ||r|| > the smallest one before, halved  no progress since then
+
+    and this holds again after a restart from r, if the method's own residual had drifted away from it. For
+    the reasons see "Stagnation" in docs/solvers.md.
+    """
+
+    least: int
+    share: int
+
+    def after(self, done: int) -> int:
+        """The first scheduled iteration after `done`."""
+        at = 0
+        while at <= done:
+            at += max(self.least, at // self.share)
+        return at
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self.after(number - 1) == number
+
+
+LOOP_SCHEDULE = Schedule(20, 4)
+# For the compiled loop of cg, where a measurement costs two iterations: 480, 960, 1920, ...
+CG_SCHEDULE = Schedule(480, 1)
+
+
+def rounding_level(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    """10 eps || |A| |x| + |b| ||, (..., 1, k)."""
+    return 10 * torch.finfo(b.dtype).eps * size(terms(A, x, b, y))
+
+
+def terms(A: Any, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    """|A| |x| + |b|. If the entries of A are not known, its norm (..., 1, k) from ||A y|| / ||y||, a lower
+    bound of ||A|| that is close, since rounding errors have components in all directions."""
+    entries = A.magnitude(x)
+    if entries is not None:
+        return entries + b.abs()
+    length = size(y)
+    norm_A = size(A(y)) / torch.where(length == 0, 1, length)
+    return norm_A * size(x) + size(b)
+
+
+# When the host checks a solve to a tolerance on a device. A check waits for the device, which then waits for
+# the host to launch the next iteration. Between two checks, columns that seem done do not move: a late check
+# costs only the iterations after the last column stopped, which are not part of a graph.
+_every: int | None = None  # None: see `_unhurried`
+# A short solve may have a costly M; a long one must not be slowed down. Not measured.
+_SHARE, _LONGEST = 8, 32
+
+
+def set_check_every(iterations: int | None) -> int | None:
+    """Set how often (in iterations) convergence is checked on a CUDA device, in solves to a tolerance.
+
+    A check synchronizes the device. Columns that seemed done since the last check, and have not moved since,
+    are then confirmed by their true residual: `x`, `iterations` and `residual_norms` are the same as with a
+    check after every iteration, unless a recurrence was wrong and restarts (`minres` monitors its recurrence
+    in every eighth iteration). Checking rarely wastes the iterations after the last column has stopped; M is
+    called in these too.
+
+    Parameters
+    ----------
+    iterations : int, at least 1; None, the initial setting: after an eighth of the iterations so far, at most
+        32 (in the compiled loop of `cg`, where extra iterations cost next to nothing: 32, 64, 128, ...)
+
+    Returns
+    -------
+    int or None, the previous setting. The new setting applies to solves that begin later, in all threads.
+    Solves on a CPU or with a callback are checked after every iteration; gradient="checkpointed" also checks
+    at the end of every segment, after 1, 3, 6, 10, ... iterations.
+
+    Raises
+    ------
+    TypeError, ValueError
+        if iterations is not an int, or less than 1.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> before = ls.solvers.set_check_every(10)
+    >>> ls.solvers.set_check_every(before)
+    10
+    """
+    global _every
+    if iterations is not None:
+        iterations = checks.integer("set_check_every", "iterations", iterations, 1)
+    before, _every = _every, iterations
+    return before
+
+
+def check_every() -> int | None:
+    return _every
+
+
+def gaps() -> Callable[[int], int]:
+    """The number of iterations to the next check, as a function of the iterations so far."""
+    every = _every
+    return _unhurried if every is None else lambda done: every
+
+
+def _unhurried(done: int) -> int:
+    return min(max(1, done // _SHARE), _LONGEST)
+
+
+# Compiled conjugate gradients for the loop (loop.py): `at_once`, a fixed number of iterations as one
+# operation, which autograd may record, and `fitting_cg`, many iterations per call to a tolerance, without
+# autograd.
+#
+# Columns stop on their own in compiled code, by the rules of `ResidualNorm` (csrc/kernels/pcg_column.cuh):
+# a column at or below its target, or at the rounding level, waits until the loop judges it by its true
+# residual, and continues in the loop if that is larger.
+#
+# A fixed number of iterations never synchronizes a CUDA device, so a solve can be part of a CUDA graph. No
+# value is read back: the solution has all requested iterations, in which columns that have stopped keep
+# their last norm, and A is used without scaling, whatever the size of its entries.
+
+
+STOP_CODE = {
+    Stop.RUNNING: 0,
+    Stop.ROUNDING: STANDS,
+    Stop.CURVATURE: CODE[Status.INDEFINITE],
+    Stop.PRECONDITIONER: CODE[Status.INDEFINITE],
+    Stop.NON_FINITE: CODE[Status.NON_FINITE],
+    Stop.DIVERGED: CODE[Status.DIVERGED],
+}
+_CODES = torch.tensor([STOP_CODE[stop] for stop in Stop], device="cpu")
+_LAST = torch.tensor(CODE[Status.MAX_ITERATIONS], device="cpu")
+_ONE = _CODES.reshape(-1, 1, 1).unbind()  # of one column
+
+
+class _Form(NamedTuple):
+    """An M in the form of compiled code (ops/pcg.py); an M of kind PYTHON_M is called between the steps."""
+
+    kind: str
+    m: Tensor | None = None
+    factor: Any = None
+
+    def learns(self) -> bool:
+        return self.m is not None and self.m.requires_grad
+
+
+class _Part(NamedTuple):
+    """One matrix with its M: the system itself, or a block of it."""
+
+    A: CSR
+    form: _Form
+    block: int | None = None
+
+    def of(self, t: Tensor | None) -> Any:
+        """The rows of this part in a block of columns."""
+        return t if t is None or self.block is None else t[self.block, : self.A.shape[0]]
+
+    def operands(self, b: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The values of A and M with the batch axes of b merged into one, or none, as the kernels expect."""
+        lead = b.shape[:-2]
+
+        def of_members(t: Tensor) -> Tensor:
+            if t.dim() == 1:
+                return t
+            if t.shape[:-1].numel() == 1:
+                return t.reshape(t.shape[-1])
+            return t.expand((*lead, t.shape[-1])).reshape(lead.numel(), t.shape[-1])
+
+        return of_members(self.A.values), None if self.form.m is None else of_members(self.form.m)
+
+
+def _shaped(t: Any) -> Any:
+    """With one batch axis at most."""
+    return t if t is None or t.dim() < 4 else t.reshape(-1, *t.shape[-2:])
+
+
+def _joined(A: Any, parts: list[_Part], blocks: list[Tensor], b: Tensor) -> Tensor:
+    """Columns of the whole system from the rows of its parts."""
+    if parts[0].block is not None:
+        return A.layout.padded(torch.cat(blocks, -2))
+    return blocks[0] if blocks[0].dim() == b.dim() else blocks[0].reshape(b.shape)
+
+
+def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome | None:
+    """A fixed number of iterations as one differentiable operation, with the exact gradient of the iterations
+    that ran; None if the operation does not support the system."""
+    parts = None if gradient == "implicit" else parts_at_once(method, system)
+    if parts is None:
+        return None
+    A, b, x0, outs = system.A, system.b, system.x0, []
+    start = None if x0 is None else torch.where(size(b) == 0, 0, x0)  # the solution of A x = 0 is zero
+    for part in parts:
+        columns = part.of(b)
+        values, m = part.operands(columns)
+        outs.append(
+            pcg_iterations(
+                values, _shaped(columns), _shaped(part.of(start)), part.A.pattern, maxiter,
+                kind=part.form.kind, m=m, factor=part.form.factor, checkpointed=gradient == "checkpointed",
+            )
+        )  # fmt: skip
+    xs, histories, states = (list(ts) for ts in zip(*outs, strict=True))
+    x = _joined(A, parts, xs, b)
+    norms, status = histories[0], states[0]
+    if parts[0].block is not None:
+        norms, status = torch.stack(histories), torch.stack(states)
+    elif b.dim() > 3:
+        norms, status = (t.reshape(*b.shape[:-2], *t.shape[-2:]) for t in (histories[0], states[0]))
+    reads = not device_analysis.here(b) and status.numel() > 0
+    one = status.numel() == 2 and status.dim() == 2
+    if reads and not (status.tolist()[0][0] if one else status.select(-2, 0).any()):  # some stopped early
+        return Outcome(x, norms, _LAST.expand(b.shape[:-2] + b.shape[-1:]), "", COMPILED)
+    why, when = status.unbind(-2)
+    codes = _codes_of(why)
+    codes = torch.where(codes <= 0, CODE[Status.MAX_ITERATIONS], codes)  # there is no tolerance
+    codes = torch.where(norms[..., 0, :].detach() == 0, CODE[Status.CONVERGED], codes)
+    if reads:
+        ran = torch.where(why == Stop.RUNNING, maxiter, when)
+        norms = norms[..., : 1 + int(ran.max()), :]
+    return Outcome(x, norms, codes, "", COMPILED)
+
+
+def parts_at_once(method: Any, system: System) -> list[_Part] | None:
+    """The parts of a system for `at_once`; None if it does not support the system."""
+    fits = hasattr(method, "cg_state") and not method.flexible
+    if not fits or not system.criterion.fixed or system.callback is not None:
+        return None
+    parts = _parts(system.A, system.M, system.b)
+    return None if parts is None or any(part.form.kind == PYTHON_M for part in parts) else parts
+
+
+def fitting_cg(method: Any, system: System) -> CompiledCG | None:
+    """Solves to a tolerance; None also if autograd or a transformation tracks the call."""
+    A, M, b = system.A, system.M, system.b
+    if b.numel() == 0 or (method.flexible and (M is None or isinstance(A, Blocks))):
+        return None
+    parts = _parts(A, M, b, method.flexible)
+    if parts is None or tracked(A.parameters[0], b):
+        return None
+    recorded = torch.is_grad_enabled()
+    if recorded and any(part.form.learns() or part.form.kind == PYTHON_M for part in parts):
+        return None
+    return CompiledCG(system, parts, method.flexible, method.cg_state)
+
+
+class State(NamedTuple):
+    x: Tensor
+    r: Tensor
+    parts: tuple  # of each part (ops/pcg.py); empty at the start
+
+
+class CompiledCG:
+    """`Advance` (advance.py) of conjugate gradients."""
+
+    due: Schedule = CG_SCHEDULE
+
+    def __init__(self, system: System, parts: list[_Part], flexible: bool, state_type: Any):
+        self.system, self.parts, self.flexible, self.state_type = system, parts, flexible, state_type
+        self.A, self.b = system.A, system.b
+        self.execution = PYTHON_M if parts[0].form.kind == PYTHON_M else COMPILED
+
+    def start(self, x: Tensor, r: Tensor) -> State:
+        x0 = None if self.system.x0 is None else x
+        every = check_every() if self.b.is_cuda else None
+        self.runs = []
+        for part in self.parts:
+            b = part.of(self.b)
+            values, m = part.operands(b)
+            form: dict[str, Any] = {"kind": part.form.kind, "m": m, "factor": part.form.factor}
+            if part.form.kind == PYTHON_M:
+                form = {"between": _between(self.system.M, self.b.shape), "flexible": self.flexible}
+            start = _shaped(part.of(x0))
+            self.runs.append(Iterations(values, _shaped(b), start, part.A.pattern, every, **form))
+        return State(x, r, ())
+
+    def __call__(
+        self, state: State, count: int, done: int, running: Tensor | None
+    ) -> tuple[State, Tensor, tuple[Tensor, Tensor | int]]:
+        targets = self.system.criterion.target
+        for run in self.runs:
+            count = run.most(count)
+        parts, histories = [], []
+        for i, (part, run) in enumerate(zip(self.parts, self.runs, strict=True)):
+            part_running, target = running, targets
+            before = state.parts[i] if state.parts else None
+            if part.block is not None:
+                part_running, target = None if running is None else running[i], targets[i]
+                if before is not None and part_running is not None and not part_running.any():
+                    parts.append(before)
+                    histories.append(target.expand(count, -1))  # of columns that have stopped: not used
+                    continue
+            after, history = run(before, count, done, part_running, _shaped(target))
+            parts.append(after)
+            histories.append(history)
+        x = _joined(self.A, self.parts, [p.x for p in parts], self.b)
+        r = _joined(self.A, self.parts, [p.r for p in parts], self.b)
+        one, lead = self.parts[0].block is None, targets.shape[:-2]
+        norms = histories[0] if one else torch.stack(histories)
+        if lead:
+            norms = norms.reshape(*lead, *norms.shape[-2:])
+        stops = _stops(parts[0].carry if one else torch.cat([p.carry for p in parts]), targets.shape)
+        return State(x, r, tuple(parts)), norms, stops
+
+    def released(self, state: State) -> Any:
+        directions, rhos = [], []
+        for run, part in zip(self.runs, state.parts, strict=True):
+            directions.append(run.direction(part))
+            rhos.append(part.carry[:, RHO])
+        p = _joined(self.A, self.parts, directions, self.b)
+        rho = torch.cat(rhos).reshape(*self.b.shape[:-2], 1, self.b.shape[-1])
+        return self.state_type(state.x, state.r, p, rho)
+
+
+def _between(M: Any, shape: torch.Size) -> Callable[[Tensor], Tensor]:
+    """M for vectors with one batch axis. Not a method, because that would be a reference cycle, which keeps
+    all vectors of a solve until the garbage collector runs."""
+    return lambda r: M(r.reshape(shape)).reshape(r.shape)
+
+
+def _parts(A: Any, M: Any, b: Tensor, flexible: bool = False) -> list[_Part] | None:
+    """A matrix, or each block of a `BlockBatch`, with its M; None if compiled code does not support them."""
+    if not isinstance(A, (Matrix, Blocks)) or A.parameters[0].device != b.device:
+        return None
+    if not (b.is_cpu or b.is_cuda):
+        return None
+    if isinstance(A, Matrix):
+        form = _form(M, b, flexible)
+        return None if form is None else [_Part(A.csr, form)]
+    if b.dim() != 3 or b.is_cuda:  # on a device the loop runs the blocks in parallel
+        return None
+    forms = _forms_of_blocks(A, M, b)
+    if forms is None:
+        return None
+    return [_Part(B, form, i) for i, (B, form) in enumerate(zip(A.parts(), forms, strict=True))]
+
+
+def _form(M: Any, b: Tensor, flexible: bool = False) -> _Form | None:
+    """`flexible`: M is called between the steps, since the compiled forms are linear and symmetric."""
+    form = None if flexible else compiled_form(source(M))
+    if form is not None:
+        m = form[1]
+        if m is None or (
+            m.dtype == b.dtype and m.device == b.device and broadcasts_to(m.shape[:-1], b.shape[:-2])
+        ):
+            return _Form(*form)
+    return _Form(PYTHON_M) if b.is_cpu else None
+
+
+def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
+    """The form of each block, from a list of M or from the parts of one M for the whole matrix."""
+    sizes, maps = A.layout.sizes, M.maps if isinstance(M, Padded) else [M]
+    if len(maps) > 1:
+        forms = [_form(M, b[i]) for i, M in enumerate(maps)]
+        return forms if all(form is not None and form.kind != PYTHON_M for form in forms) else None  # type: ignore[return-value]
+    whole = _form(maps[0], b[0])
+    if whole is None or whole.kind == PYTHON_M:
+        return None
+    if whole.m is None:
+        return [whole] * len(sizes)
+    if whole.factor is None:
+        if len(whole.m) != sum(sizes):
+            return None  # the loop raises the error
+        return [whole._replace(m=m) for m in whole.m.split(sizes)]
+    try:
+        factors = A.batch.split(CSR(whole.m, whole.factor))
+    except ValueError:  # M couples blocks
+        return None
+    return [whole._replace(m=L.values, factor=L.pattern) for L in factors]
+
+
+def _stops(carry: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor | int]:
+    """The code of each column and the iteration of its stop; a single column needs no torch operation, which
+    would take longer than an iteration of a small system."""
+    if carry.is_cpu and carry.shape[2] == 1 and len(shape) == 2:
+        (rows,) = carry.tolist()
+        return _ONE[int(rows[STOP][0])], int(rows[WHEN][0])
+    why, when = carry[:, STOP:].long().unbind(1)
+    return _codes_of(why).reshape(shape), when.reshape(shape)
+
+
+def _codes_of(why: Tensor) -> Tensor:
+    """The loop's codes for the `Stop` of each column."""
+    if why.is_cpu:
+        return _CODES.take(why)
+    # A lookup table would have to be copied to the device, which synchronizes.
+    codes = torch.zeros_like(why)
+    for stop, code in STOP_CODE.items():
+        codes = torch.where(why == stop, code, codes)
+    return codes
+
+
+# Compiled code that advances the state of a method by many iterations per call. The loop (loop.py) decides;
+# `fitting` finds the code that supports a system.
+#
+#     start        None if the state is the state of the method; otherwise how its own state begins
+#     __call__     the state after up to `count` iterations of columns that are `running` (None: all); their
+#                  norms (..., iterations, k), none if the loop must run the next one with torch operations;
+#                  and for each column its code (STANDS: to be judged by its true residual), and since when;
+#                  or None. It returns early where its only column seems done, and before an iteration that
+#                  breaks down, is not finite or is in doubt
+#     released     the method's state, for the loop to go on with
+#     due          when the loop measures stagnation
+#     execution    as `Solution.execution`
+#
+# Here: `minres`, `bicgstab`, `gmres` and `fgmres` for one right-hand side on the CPU, without autograd,
+# without M or with a diagonal M; `gmres` and `fgmres` call any other M between steps of one iteration each.
+# The gain: `python -m benchmarks loops`.
+#
+# `tiles`: many columns on a CPU run in tiles, one after another, because blocks of all of them do not fit
+# the cache, and the compiled steps take a single column. Tiles are chosen by the method, its M, n and k
+# alone, because the rounding errors of a column depend on them. In each the loop runs as if there were no
+# others. The compiled loop of cg has columns one by one by itself (ops/core/sweep_calls.py).
+
 
 # Entries that a call may read, so that Python handles an interrupt in time: half a second.
 _MOST = 5 * 10**8
@@ -200,7 +734,7 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
 
 def _splits(system: System) -> bool:
     """A user's function, other than a `Preconditioner`, may be made for all columns, and so is what scales
-    them (units.py)."""
+    them (problem.py)."""
     A, M = system.A, source(system.M)
     while hasattr(A, "A"):  # made of another
         A = A.A

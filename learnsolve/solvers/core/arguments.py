@@ -13,8 +13,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.plain import sample, transformations
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.core.autograd import forward_mode_may_come
-from learnsolve.solvers.core.functions import Function, Watched
-from learnsolve.solvers.core.operators import Blocks, Operator, as_operator
+from learnsolve.solvers.core.operators import Blocks, Function, Operator, Watched, as_operator
 from learnsolve.solvers.options import Options
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")

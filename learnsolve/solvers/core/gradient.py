@@ -44,8 +44,7 @@ from learnsolve.matrix.plain import as_one
 from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core import across
 from learnsolve.ops.core.autograd import Nestable, keep_for_forward_mode, tracked
-from learnsolve.solvers.core.functions import Function
-from learnsolve.solvers.core.system import Outcome
+from learnsolve.solvers.core.operators import Function, Outcome
 from learnsolve.solvers.solution import Report, Solution, SolverError
 
 if TYPE_CHECKING:

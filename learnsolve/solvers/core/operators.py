@@ -1,25 +1,453 @@
-"""A and M as operators on blocks of columns, for a CSR and a `BlockBatch`. Callables: functions.py."""
+"""What loops see: A and M as operators on blocks of columns, for a CSR, a `BlockBatch` or a function, and a
+system as blocks of columns and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Any
+import cmath
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import get_gradient_edge
 
-from learnsolve.matrix import checks
+from learnsolve.matrix import checks, convert
+from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops import structure
 from learnsolve.ops.block_batch import BlockBatch, Layout
+from learnsolve.ops.core import complex
+from learnsolve.ops.core.across import across
+from learnsolve.ops.core.autograd import Nestable, tracked
+from learnsolve.ops.core.dots import SPLIT, dots, scaled
 from learnsolve.ops.core.product import product, sampled
-from learnsolve.solvers.core.functions import Function, Watched, on_columns, on_host
-from learnsolve.solvers.core.system import Map, Operator
-from learnsolve.solvers.core.vectors import largest, safe_size
 from learnsolve.solvers.options import Options
+from learnsolve.solvers.solution import EAGER, Iteration
+
+
+def dot(u: Tensor, v: Tensor) -> Tensor:
+    """<u, v> of each column, (..., 1, k); of complex ones with u conjugated."""
+    if not u.is_complex():
+        return dots(u, v, True)
+    if u.numel() < SPLIT:
+        return dots(u.conj(), v, True)
+    return conjugate(dots(u, conjugate(v), True))  # of v, where u may be many
+
+
+def square(u: Tensor) -> Tensor:
+    """<u, u> of each column, a real number."""
+    if u.is_complex():
+        u = complex.tall(u)
+    return dots(u, u, True)
+
+
+def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
+    """a / b where `where` holds and b is not zero, else 0; its derivatives there are 0 too, not NaN."""
+    good = where & (b != 0)
+    if a.numel() >= SPLIT and a.numel() > b.numel():  # the gradient for b is then a dot
+        return scaled(torch.where(good, 1, 0) / torch.where(good, b, 1), torch.where(good, a, 0))
+    return torch.where(good, a, 0) / torch.where(good, b, 1)
+
+
+def add_scaled(u: Tensor, a: Tensor, v: Tensor) -> Tensor:
+    """u + a o v; of complex numbers, which no compiled loop takes, in one pass."""
+    if u.is_complex() and not tracked(u, a, v):
+        return torch.addcmul(u, a.to(u.dtype), v)
+    return u + scaled(a, v)
+
+
+def root(t: Tensor) -> Tensor:
+    """The square root of what is positive, else 0, where its derivatives are 0 too. NaN stays NaN."""
+    if not torch.is_grad_enabled():
+        return t.clamp(min=0).sqrt()
+    good = ~(t <= 0)
+    return torch.where(good, torch.where(good, t, 1).sqrt(), 0)
+
+
+def safe_size(u: Tensor) -> Tensor:
+    """`size` of vectors whose squares may leave the range of the dtype."""
+    if u.shape[-2] == 0 and across() is None:
+        return size(u)
+    unit = largest(u, -2)
+    unit = torch.where((unit > 0) & torch.isfinite(unit), unit, 1)
+    return unit * size(u / unit)
+
+
+def surely_finite(t: Tensor) -> bool:
+    """All of it, at the cost of a pass: a sum of finite numbers may overflow."""
+    return cmath.isfinite((t if t.numel() == 1 else t.detach().sum()).item())
+
+
+def largest(u: Tensor, dim: int) -> Tensor:
+    """The largest modulus along an axis that stays, a constant; a tenth of the time of an infinity norm."""
+    processes = across()
+    if processes is None:
+        return u.detach().abs().amax(dim, keepdim=True)
+    return processes.largest(u.detach().abs().amax(dim, True) if u.shape[dim] else u.detach().sum(dim, True))
+
+
+def size(u: Tensor) -> Tensor:
+    """||u|| of each column, (..., 1, k), a constant."""
+    u = u.detach()
+    if u.numel() < SPLIT and across() is None and not u.is_complex():  # of which the norm is slow
+        return torch.linalg.vector_norm(u, dim=-2, keepdim=True)
+    return square(u).sqrt()
+
+
+def extended(vectors: Tensor, j: int, v: Tensor, most: int) -> Tensor:
+    """The vectors with v as number j. Copies of all are made where autograd records, else when room ends."""
+    if torch.is_grad_enabled():
+        return torch.cat((vectors, v.unsqueeze(0)))
+    if len(vectors) == j:
+        room = 32 if v.is_cpu else min(j, 32)  # what is not written takes no memory of a CPU
+        vectors = torch.cat((vectors, vectors.new_empty((max(min(most - j, room), 1), *v.shape))))
+    vectors[j] = v
+    return vectors
+
+
+# A x = b for the loop (loop.py): blocks of columns and nothing else.
+#
+# Other features are *views*: a view is a function that restates a system and returns, with it, the function
+# that maps the outcome back. `Problem.run` (problem.py) is the only place that names them:
+#
+#     a null space: a singular A, solved on its range
+#     units: entries near the limits of the dtype, in units in which they are of size one
+#
+# Vectors, batch axes and blocks of a `BlockBatch` become blocks of columns on entry, outside the gradient
+# (`Columns`). Rows in several processes need no view: only sums over rows differ (ops/core/across.py).
+
+
+Map = Callable[[Tensor], Tensor]  # of blocks of columns
+
+
+class Operator:
+    """A linear map of blocks of columns (..., n, k), which depends on `parameters`. Not a Protocol, whose
+    `isinstance` takes as long as a small product."""
+
+    parameters: tuple[Tensor, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def T(self) -> Operator:
+        raise NotImplementedError
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator:
+        raise NotImplementedError
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of y^T A x for the parameters, differentiable: its conjugate derivative."""
+        raise NotImplementedError
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        """dA x, for a change of the parameters."""
+        raise NotImplementedError
+
+    def size(self) -> Tensor | None:
+        """The largest entry, (..., 1, 1), if it is known."""
+        return None
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        """|A| |x|, entry by entry, if the entries are known."""
+        return None
+
+    def frobenius(self) -> Tensor | None:
+        """The Frobenius norm, (..., 1, 1), if it is known."""
+        return None
+
+    def core(self) -> int:
+        """The number of axes of a parameter that are not batch axes."""
+        return 1
+
+
+@dataclass
+class System:
+    """A x = b for blocks of columns (..., n, k), and the criterion for each of them."""
+
+    name: str  # of the solver, for messages
+    A: Any  # Operator
+    M: Callable[[Tensor], Tensor] | None
+    b: Tensor
+    x0: Tensor | None
+    criterion: Any  # Criterion (advance.py), of this run alone
+    callback: Callable[[Iteration], Any] | None = None
+
+    @cached_property
+    def length(self) -> Tensor:
+        """||b||, (..., 1, k)."""
+        return size(self.b)
+
+    @property
+    def unattended(self) -> bool:
+        """A device runs all iterations and the host does not wait for it."""
+        return self.b.is_cuda and self.criterion.fixed and self.callback is None
+
+
+class Outcome(NamedTuple):
+    x: Tensor
+    norms: Tensor  # (..., iterations + 1, k)
+    codes: Tensor  # (..., k), of the final Status of each column
+    note: str = ""  # on the accuracy of columns that did not converge
+    execution: str = EAGER  # `Solution.execution`
+
+
+class Columns(NamedTuple):
+    """The caller's b and x as blocks of columns (..., n, k), and back."""
+
+    vector: bool = False  # b has no axis of columns
+    batch: torch.Size = torch.Size()  # of A
+    layout: Layout | None = None  # of the blocks of a BlockBatch
+
+    def into(self, t: Tensor) -> Tensor:
+        t = t.unsqueeze(-1) if self.vector else t
+        if self.batch:
+            t = t.expand(torch.broadcast_shapes(self.batch, t.shape[:-2]) + t.shape[-2:])
+        return t if self.layout is None else self.layout.padded(t)
+
+    def out_of(self, x: Tensor, *of_columns: Tensor) -> tuple[Any, ...]:
+        """x, the values per column (..., k), and the axis of the rows in (..., rows, k)."""
+        x = x if self.layout is None else self.layout.joined(x)
+        if self.vector and x.dim() == 2:  # under vmap it has a batch axis
+            return x.squeeze(-1), *(t.squeeze(-1) for t in of_columns), -1
+        return x, *of_columns, -2
+
+    def callback(self, callback: Callable[[Iteration], Any] | None) -> Callable[[Iteration], Any] | None:
+        """The callback for blocks of columns."""
+        if callback is None or (self.layout is None and not self.vector):
+            return callback
+        return lambda at: callback(Iteration(at.iteration, *self.out_of(*at[1:])[:-1]))
+
+
+Edge = tuple[Any, int]  # a node of autograd's graph, and the index of its result
+
+
+class Function(Operator):
+    """A callable x -> A x on blocks of columns, with `parameters` that it computes with."""
+
+    def __init__(
+        self,
+        function: str,
+        apply: Callable[[Tensor], Tensor],
+        transpose: Callable[[Tensor], Tensor] | None,
+        parameters: tuple[Tensor, ...],
+    ):
+        self.function, self.apply, self.transpose = function, apply, transpose
+        self.parameters = parameters
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.apply(x)
+
+    @property
+    def T(self) -> Function:
+        if self.transpose is None:
+            raise ValueError(
+                f"{self.function}: needs the transpose of A, which cannot be derived from a callable; "
+                "pass transpose=, a callable x -> A^T x"
+            )
+        return Function(self.function, self.transpose, self.apply, self.parameters)
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Function:
+        # A callable holds its own parameters, so they cannot be replaced.
+        if all(new is old for new, old in zip(parameters, self.parameters, strict=True)):
+            return self
+        raise self._cannot()
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        raise self._cannot()
+
+    def _cannot(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{self.function}: transformations of torch.func and forward mode cannot reach the parameters "
+            'of a callable A; give A as a CSR, or use gradient="unrolled"'
+        )
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        learn = tuple(p for p in self.parameters if p.requires_grad)
+        if not learn:
+            return (None,) * len(self.parameters)
+        grads = iter(_Pullback.apply(self.apply, y, x, *learn))  # type: ignore[arg-type]
+        return tuple(next(grads) if p.requires_grad else None for p in self.parameters)
+
+    def core(self) -> int:
+        raise self._cannot()
+
+
+class Watched:
+    """A function of blocks of columns that raises `error` if its first result depends on tensors that require
+    grad, other than by way of the `named` ones."""
+
+    def __init__(
+        self, function: Callable[[Tensor], Tensor], error: Exception, named: tuple[Tensor, ...] = ()
+    ):
+        self.function, self.named = function, named
+        self.error: Exception | None = error
+
+    def __call__(self, x: Tensor) -> Tensor:
+        error, self.error = self.error, None
+        if error is not None:
+            with torch.enable_grad():
+                y = self.function(x.detach())
+            if depends_on_others(y, self.named):
+                raise error
+            if not torch.is_grad_enabled():
+                return y.detach()
+        return self.function(x)
+
+
+class _Pullback(torch.autograd.Function):
+    """d<y, A x>/dp, differentiated by differentiating once more: no third order."""
+
+    @staticmethod
+    def forward(ctx, apply, y, x, *parameters):
+        ctx.product, ctx.parameters = apply, parameters
+        ctx.save_for_backward(y, x)
+        with torch.enable_grad():
+            # Detached: y and x may depend on the parameters.
+            return partial_derivatives((y.detach() * apply(x.detach())).sum(), parameters, False)
+
+    @staticmethod
+    @once_differentiable
+    @full_precision
+    def backward(ctx, *h):
+        y, x = (t.detach().requires_grad_() for t in ctx.saved_tensors)
+        with torch.enable_grad():
+            first = partial_derivatives((y * ctx.product(x)).sum(), ctx.parameters, True)
+            total = torch.stack([(a * b.conj()).sum().real for a, b in zip(first, h, strict=True)]).sum()
+            return None, *partial_derivatives(total, (y, x, *ctx.parameters), False)
+
+
+def _edge(t: Tensor) -> Edge:
+    return get_gradient_edge(t)[:2]
+
+
+def _reached(starts: Iterable[Edge], ends: Collection[Edge]) -> tuple[set[Edge], bool]:
+    """The ends upstream of the starts (the search stops at them), and whether there is another leaf."""
+    met, other = set(), False
+    nodes, todo = set(), list(starts)
+    while todo:
+        edge = todo.pop()
+        if edge in ends:
+            met.add(edge)
+        elif edge[0] is not None and edge[0] not in nodes:
+            nodes.add(edge[0])
+            other = other or not edge[0].next_functions
+            todo += edge[0].next_functions
+    return met, other
+
+
+def depends_on_others(y: Tensor, named: Sequence[Tensor]) -> bool:
+    """Whether y depends on a leaf that requires grad other than through a named tensor."""
+    return y.requires_grad and _reached([_edge(y)], {_edge(t) for t in named if t.requires_grad})[1]
+
+
+def partial_derivatives(y: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
+    """dy/dt for a scalar y and each t of the inputs, with the others held constant.
+
+    `torch.autograd.grad` follows all paths from y to t. So the inputs on which no other input depends come
+    first; the next ones subtract the paths through them: their derivatives are added to y's with a minus
+    sign. An input that occurs twice has its derivative once.
+    """
+    left = {_edge(t): t for t in inputs} if y.requires_grad else {}
+    upstream = {edge: _reached(edge[0].next_functions, left)[0] for edge in left}
+    partials: dict[Edge, Tensor] = {}
+    outputs, weights = [y], [torch.ones_like(y)]
+    while left:
+        needed = set().union(*(upstream[edge] for edge in left))
+        now = {edge: left.pop(edge) for edge in [*left] if edge not in needed}
+        grads = torch.autograd.grad(
+            outputs, [*now.values()], weights, retain_graph=True, create_graph=create_graph, allow_unused=True
+        )
+        of = {edge: g for edge, g in zip(now, grads, strict=True) if g is not None}
+        partials |= of
+        outputs += [now[edge] for edge in of]
+        weights += [-g for g in of.values()]
+    return tuple(
+        torch.zeros_like(t) if g is None else g
+        for t, g in ((t, partials.pop(_edge(t), None)) for t in inputs)
+    )
+
+
+def on_columns(
+    function: str, name: str, f: Callable[..., Any], vector: bool, square: bool
+) -> Callable[[Tensor], Tensor]:
+    """Callables receive what the user passed, a vector if b is one, and must return the same."""
+
+    def apply(x: Tensor) -> Tensor:
+        as_vector = vector and x.dim() == 2  # under vmap it has a batch axis
+        v = x.squeeze(-1) if as_vector else x
+        y = f(v)
+        checks.tensor(function, f"the result of {name}", y)
+        same = y.shape == v.shape
+        if not square:
+            same = y.dim() == v.dim() and (as_vector or y.shape[-1] == v.shape[-1])
+        if not same:
+            rule = f"shape {tuple(v.shape)}" if square else f"as many columns as its argument, {v.shape[-1]}"
+            raise ValueError(f"{function}: the result of {name} must have {rule}, got shape {tuple(y.shape)}")
+        if y.dtype != v.dtype or y.device != v.device:
+            raise TypeError(
+                f"{function}: the result of {name} must be {v.dtype} on {v.device}, as b is, got "
+                f"{y.dtype} on {y.device}; convert what it computes with"
+            )
+        return y.unsqueeze(-1) if as_vector else y
+
+    return apply
+
+
+def on_host(
+    function: str, name: str, A: scipy.sparse.linalg.LinearOperator, complex: bool = False
+) -> Callable[..., Tensor]:
+    """Products with a SciPy operator, or its transpose, as a function of blocks of columns."""
+
+    if not complex:
+        convert.check_real(function, f"the LinearOperator {name}", A.dtype)
+
+    def product(X: np.ndarray, transpose: bool) -> np.ndarray:
+        # `rmatmat` is by the conjugate transpose.
+        Y = np.asarray(A.rmatmat(X.conj()) if transpose else A.matmat(X))
+        # Its dtype need not be what the operator says.
+        if not complex:
+            convert.check_real(function, f"the result of the LinearOperator {name}", Y.dtype)
+        return Y.conj() if transpose and complex else Y
+
+    def apply(x: Tensor, transpose: bool = False) -> Tensor:
+        if x.shape[:-2].numel() == 0:
+            raise ValueError(
+                f"{function}: a LinearOperator {name} cannot be applied to an empty batch, got shape "
+                f"{tuple(x.shape)}; leave the solve out"
+            )
+        return _Host.apply(x, product, transpose)  # type: ignore[return-value]
+
+    return apply
+
+
+class _Host(Nestable):
+    """product(X, transpose) of NumPy arrays (n, k) for tensors (..., n, k): linear, without parameters."""
+
+    @staticmethod
+    def forward(x, product, transpose):
+        blocks = x.detach().resolve_conj().resolve_neg().cpu().reshape(x.shape[:-2].numel(), *x.shape[-2:])
+        out = [torch.from_numpy(np.ascontiguousarray(product(block.numpy(), transpose))) for block in blocks]
+        y = torch.stack(out)
+        return y.reshape(*x.shape[:-2], *y.shape[1:]).to(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, ctx.product, ctx.transpose = inputs
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        return conjugate(_Host.apply(conjugate(g), ctx.product, not ctx.transpose)), None, None
+
+    @staticmethod
+    def jvp(ctx, t, *_):  # type: ignore[override]
+        return _Host.apply(t, ctx.product, ctx.transpose)
 
 
 class Matrix(Operator):

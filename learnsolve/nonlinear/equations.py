@@ -1,0 +1,658 @@
+"""Roots, fixed points and least squares of nonlinear functions, with derivatives."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.inputs import _full as full
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import numbers, outside_of_graphs, plain_tensors
+from learnsolve.nonlinear._linear import (
+    INNER,
+    Arguments,
+    Assembled,
+    Ended,
+    Implicit,
+    Linearized,
+    Residual,
+    Rule,
+    Systems,
+    if_alike,
+    over,
+)
+from learnsolve.nonlinear._methods import Normal, Settings, anderson, levenberg_marquardt, newton
+from learnsolve.nonlinear._pattern import random_like
+from learnsolve.nonlinear.jacobians import as_pattern, errors
+from learnsolve.nonlinear.jacobians import jacobian as sparse_jacobian
+from learnsolve.ops.core.autograd import pullback, tracked
+from learnsolve.solvers.core.gradient import mapped, transformed
+from learnsolve.solvers.core.loop import report
+from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
+
+Loop = Callable[..., Ended]
+P = ParamSpec("P")
+T = TypeVar("T")
+DENSE = 200  # unknowns up to which a dense Jacobian is used if no pattern is known
+FULL = 0.1  # fraction of all entries above which a pattern is too full to be useful
+
+
+@dataclass(frozen=True, eq=False)
+class Root(Rule):
+    """f(u, *p) = 0."""
+
+    f: Residual
+    systems: Systems
+    loop: Loop
+    settings: Settings
+    adjoint: tuple[float, int | None]  # rtol and maxiter
+    throw: bool
+    ended: Report
+    report: Report
+    shift: Tensor | None = None  # for a direction of the unrolled loop
+    square = True
+
+    @property
+    def levels(self) -> int:  # type: ignore[override]
+        return self.f.levels
+
+    def F(self, x: Tensor, *p: Tensor) -> Tensor:
+        r = self.f(x, *p)
+        return r if self.shift is None else r + over(self.shift, x) * x
+
+    def find(self, x0: Tensor | None, *p: Tensor) -> Ended:
+        assert x0 is not None
+        return self.run(x0.clone(), p, self.f.first(x0.clone(), p, self.square))
+
+    def run(self, u: Tensor, p: tuple[Tensor, ...], r: Tensor) -> Ended:
+        def direction(u: Tensor, b: Tensor, eta: float, shift: Tensor | None) -> Ended:
+            if not torch.is_grad_enabled():
+                return self.systems.solve(b, eta, INNER)
+            step = replace(self, systems=copy.copy(self.systems), shift=shift)
+            return Ended(*Implicit.apply(Linearized(step, False), None, b, u, *p))  # type: ignore[misc]
+
+        out = self.loop(self.f, self.systems, direction, u, p, r, self.settings)
+        self.ended.solution = solution = self.solution(out)
+        advice = f" ({out.note.rstrip('. ')})" if out.note else ""
+        report(self.f.name, solution, self.throw, self.settings.rtol > 0 or self.settings.atol > 0, advice)
+        return out
+
+    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
+        self.systems.at(x, p)
+        out = self.systems.solve(b, *self.adjoint, transpose)
+        out = self.systems.confirmed(out, b, *self.adjoint, transpose)
+        if self.systems.transient:
+            self.systems.release()
+        return self.reported(out, transpose)
+
+    def reported(self, out: Ended, transpose: bool) -> Ended:
+        self.report.solution = solution = self.solution(out)
+        what = "adjoint solve of the backward" if transpose else "linear solve of a step or tangent"
+        advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
+        report(f"{self.f.name}, {what}", solution, self.throw, True, advice)
+        return out
+
+    def release(self) -> None:
+        self.systems.transient = True
+        self.systems.release()
+
+    def spared(self, g: Tensor, codes: Tensor, x: Tensor, p: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """A solved system takes the place of each that failed and whose cotangent is zero. It adds zero to
+        the gradients of what systems share, not the NaN that zero times one of its derivatives may be."""
+        solved = codes == CODE[Status.CONVERGED]
+        gone = ~solved & (g == 0).flatten(self.levels).all(-1)
+        if not bool(numbers(gone).any()):
+            return x, p
+        first = solved.flatten().int().argmax()
+        at = []
+        for n in reversed(codes.shape):
+            at.insert(0, (first % n).reshape(1))
+            first = first // n
+
+        def spare(t: Tensor, levels: list[int]) -> Tensor:
+            other, all_gone = t, gone
+            for axis, level in enumerate(levels):
+                other = other.index_select(axis, at[level])
+            for level in reversed(range(self.levels)):
+                all_gone = all_gone if level in levels else all_gone.all(level)
+            return torch.where(over(all_gone, t), other, t)
+
+        every = list(range(self.levels))
+        return spare(x, every), [
+            spare(t, [level for level in every if self.f.axes[level][i] is not None]) for i, t in enumerate(p)
+        ]
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Root:
+        systems = self.systems.mapped(dims)
+        return replace(self, f=systems.residual, systems=systems)
+
+    def solution(self, out: Ended, adjoint: Report | None = None) -> Solution:
+        iterations = out.norms.shape[-1] - 1
+        solution = Solution(out.x, iterations, out.norms, -1, codes=out.codes, adjoint=adjoint, note=out.note)
+        solution.selected = self.systems.selected
+        solution.normal_residual_norm = out.normal
+        return solution
+
+
+def solve(
+    name: str,
+    f: Callable[..., Tensor],
+    u0: Tensor,
+    args: tuple,
+    loop: Loop,
+    settings: Settings,
+    *,
+    jacobian: Any,
+    linear: Any,
+    M: Any,
+    gradient: str,
+    throw: bool,
+    adjoint_rtol: float | None,
+    adjoint_maxiter: int | None,
+    residual: Callable[..., Any] | None = None,
+    words: str = "f u",
+    kind: Callable[..., Root] = Root,
+    systems: type[Systems] = Systems,
+    trusted: bool = False,
+) -> Solution:
+    """f is the user's function; `residual`, derived from it, must become zero."""
+    start = time.perf_counter()
+    checks.one_of(name, "gradient", gradient, ("implicit", "unrolled"))
+    checks.flag(name, "throw", throw)
+    if not callable(f):
+        raise TypeError(f"{name}: {words[0]} must be a callable, got {type(f).__name__}")
+    if not callable(linear):
+        checks.one_of(name, "linear", linear, systems.methods)
+    if M is not None and not callable(M):
+        checks.one_of(name, "M", M, ("auto", None))
+    if adjoint_rtol is not None:
+        checks.tolerance(name, "adjoint_rtol", adjoint_rtol)
+    if adjoint_maxiter is not None:
+        checks.integer(name, "adjoint_maxiter", adjoint_maxiter, 0)
+    arguments = Arguments(f, args)
+    p, call = arguments.tensors, arguments.bind(f if residual is None else residual, name)
+    r = Residual(name, call, _assembled(name, arguments, call, jacobian, u0), words=words)
+    r.trusted = trusted
+    rtol = (settings.rtol or torch.finfo(u0.dtype).eps ** 0.5) if adjoint_rtol is None else adjoint_rtol
+    if transformed() and not trusted:
+        r.alone(u0, p)
+    rule = kind(r, systems(r, linear, M), loop, settings, (rtol, adjoint_maxiter), throw, Report(), Report())
+    if gradient == "unrolled":
+        if any(mapped(t) for t in (u0, *p)):
+            raise NotImplementedError(
+                f'{name}: vmap needs gradient="implicit", since the number of iterations depends on the data'
+            )
+        r.first(u0, p, rule.square)
+        solution = rule.solution(rule.run(u0, p, r(u0, *p)))
+    else:
+        out = Ended(*Implicit.apply(rule, u0.detach(), *p))  # type: ignore[misc]
+        if (ended := rule.ended.solution) is not None:
+            out = out._replace(note=ended.note, normal=ended.normal_residual_norm)
+        solution = rule.solution(out, rule.report if tracked(*p) else None)
+    solution.seconds = time.perf_counter() - start if solution.x.is_cpu else None
+    return solution
+
+
+def outside(function: Callable[P, T]) -> Callable[P, T]:
+    """A public function, at which torch.compile breaks its graph."""
+    return outside_of_graphs(
+        function,
+        "nonlinear solves end by the values of f, which are not known while a graph is traced "
+        "(fullgraph=True, torch.export): call them outside of the graph",
+    )
+
+
+def _assembled(
+    name: str, arguments: Arguments, call: Callable, jacobian: Any, u0: Tensor
+) -> Assembled | None:
+    """The Jacobian from a user's `jacobian`, or its pattern; None: only products are known."""
+    if callable(jacobian) and not isinstance(jacobian, CSR):
+        return Assembled(name, arguments.bind(jacobian, name), users=True)
+    if jacobian is not None and not isinstance(jacobian, str):
+        pattern = as_pattern(name, jacobian)
+        if pattern.shape[1] != u0.numel():
+            raise ValueError(
+                f"{name}: jacobian must be a pattern with a column for each of the {u0.numel()} unknowns, "
+                f"got shape {tuple(pattern.shape)}"
+            )
+        return Assembled(name, sparse_jacobian(call, pattern))
+    checks.one_of(name, "jacobian", jacobian, ("auto", None))
+    if jacobian is None:
+        return None
+    return Assembled(name, dense(call)) if u0.numel() <= DENSE else Assembled(name, None, _finder(call))
+
+
+def _finder(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The Jacobian on the pattern of f's program, if it is sparse and can be determined."""
+
+    def find(u: Tensor, *p: Tensor) -> Callable[..., CSR] | None:
+        J = sparse_jacobian(call)
+        try:
+            pattern = J.analysis(u, *p).pattern
+        except (ValueError, NotImplementedError):  # too many entries, or an operation without a derivative
+            return None
+        return J if pattern.nnz <= FULL * pattern.shape[0] * pattern.shape[1] else None
+
+    return find
+
+
+def dense(f: Callable[..., Tensor]) -> Callable[..., CSR]:
+    """The Jacobian of f with all entries, row by row where torch's vmap cannot do it, or is wrong."""
+
+    def jacobian(u: Tensor, *p: Tensor) -> CSR:
+        r, pull = pullback(lambda u: f(u, *p), u)
+        rows = torch.eye(r.numel(), dtype=r.dtype, device=r.device)
+        pattern = _full(r.numel(), u.numel(), u.device)
+
+        def row(v: Tensor) -> Tensor:
+            return pull(v.reshape(r.shape))[0].reshape(-1)
+
+        try:
+            J = CSR(torch.vmap(row)(rows).reshape(-1), pattern)
+            with torch.no_grad():
+                slack = 100 * torch.finfo(u.dtype).eps
+                wrong = errors(J.detach(), row, random_like(rows[0]), transpose=True, slack=slack)
+        except RuntimeError:
+            wrong = rows
+        return CSR(torch.cat([row(e) for e in rows]), pattern) if bool(wrong.any()) else J
+
+    return jacobian
+
+
+@functools.lru_cache(16)
+def _full(m: int, n: int, device: torch.device) -> SparsityPattern:
+    with plain_tensors():
+        return full(torch.empty(m, n, device=device))
+
+
+def settings_of(
+    name: str,
+    start: str,
+    u0: Any,
+    rtol: float | None,
+    atol: float,
+    maxiter: int,
+    callback: Callable[[Iteration], Any] | None,
+    **others: Any,
+) -> Settings:
+    """Check the arguments."""
+    checks.tensor(name, start, u0)
+    checks.dtype(name, start, u0)
+    if u0.numel() == 0:
+        raise ValueError(f"{name}: {start} must have at least one entry, got shape {tuple(u0.shape)}")
+    rtol = torch.finfo(u0.dtype).eps ** 0.5 if rtol is None else rtol
+    for key, value in (("rtol", rtol), ("atol", atol)):
+        checks.tolerance(name, key, value)
+    checks.integer(name, "maxiter", maxiter, 0)
+    if callback is not None and not callable(callback):
+        raise TypeError(f"{name}: callback must be a callable, got {type(callback).__name__}")
+    assert rtol is not None
+    return Settings(float(rtol), float(atol), int(maxiter), callback, **others)
+
+
+METHODS = ("newton", "newton-krylov", "chord", "lm", "anderson")
+
+
+@outside
+def root(
+    f: Callable[..., Tensor],
+    u0: Tensor,
+    *args: Any,
+    method: str = "newton",
+    jacobian: Any = "auto",
+    linear: Any = "auto",
+    M: Any = "auto",
+    rtol: float | None = None,
+    atol: float = 0.0,
+    maxiter: int = 50,
+    line_search: Any = "backtracking",
+    pseudo_transient: float | None = None,
+    forcing: float | None = None,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str = "implicit",
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+) -> Solution:
+    r"""Solve :math:`f(u, \mathtt{args}) = 0` for u by Newton's method, differentiably in args.
+
+    Parameters
+    ----------
+    f : callable ``(u, *args)`` -> Tensor of u's shape, dtype and device; also a torch.nn.Module or its method
+    u0 : Tensor of any shape, float32 or float64: the initial guess
+    args : the arguments of f, in any nesting: tensors, CSR, modules (their parameters), constants
+    method : "newton"; "newton-krylov", with products only; "chord", which keeps the Jacobian while a step
+        halves the residual; "lm", see `least_squares`; "anderson", for u <- u - f(u), see `fixed_point`
+    jacobian : "auto", on the pattern of f's program (`jacobian_pattern`); its pattern, a SparsityPattern,
+        CSR or SciPy matrix; a callable ``(u, *args)`` -> CSR, such as `jacobian(f)`, which keeps its pattern
+        for the calls of a loop; None for products only
+    linear : "auto", "direct", "cg", "minres", "bicgstab", "gmres", or a callable (J, b) -> J^-1 b, also
+        called with J.T
+    M : "auto"; None; or a callable J -> preconditioner, such as `preconditioners.AMG`, reused while good
+    rtol, atol : the tolerance, :math:`\|f(u)\| \le \max(\mathtt{rtol} \|f(u_0)\|, \mathtt{atol})`; default
+        rtol: the square root of the rounding unit. With rtol > 0 rounding errors of f are small enough
+    maxiter : int >= 0, steps
+    line_search : "backtracking", Armijo's rule on 1/2 ||f||^2; None, full steps; float or Tensor, a
+        damping; or a callable (step, u, f(u), d) -> damping
+    pseudo_transient : float > 0, the first time step of pseudo-transient continuation, in place of a line
+        search, for f with stable du/dt = -f(u)
+    forcing : float, relative tolerance of inexact linear solves; default: Eisenstat and Walker's
+    callback, throw, adjoint_rtol, adjoint_maxiter : as for `solvers.cg`; one iterate per step
+    gradient : "implicit", one adjoint solve; "unrolled", through the steps, also for u0 and a damping
+
+    Returns
+    -------
+    Solution; with gradient="implicit" u0 gets no gradient, since u does not depend on it.
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        if arguments are invalid; if f is not a function of u and args only, changes them or is not finite
+        at u0.
+
+    Notes
+    -----
+    Gradient: with :math:`J^T \lambda = \bar u` it is :math:`-\lambda^T \partial f / \partial \mathtt{args}`;
+    any order, forward mode, vmap (each system stops independently). docs/nonlinear.md has the rules of
+    "auto", and costs.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> a = torch.tensor([4.0, 9.0], dtype=torch.float64, requires_grad=True)
+    >>> u = ls.nonlinear.root(lambda u, a: u * u - a, torch.ones(2, dtype=torch.float64), a).x
+    >>> u.detach(), torch.autograd.grad(u.sum(), a)[0]
+    (tensor([2.0000, 3.0000], dtype=torch.float64), tensor([0.2500, 0.1667], dtype=torch.float64))
+    """
+    checks.one_of("root", "method", method, METHODS)
+    krylov = method == "newton-krylov"
+    if method not in ("newton", "newton-krylov", "chord"):
+        for key, value, default in (
+            ("line_search", line_search, "backtracking"),
+            ("pseudo_transient", pseudo_transient, None),
+        ):
+            if value != default:
+                raise ValueError(
+                    f'root: {key} belongs to Newton\'s method, method="{method}" has none; leave it out'
+                )
+    if method == "lm" and gradient == "unrolled":
+        raise NotImplementedError(
+            'root: gradient="unrolled" takes method="newton", "chord" or "anderson", not "lm"'
+        )
+    if method == "chord" and pseudo_transient is not None:
+        raise ValueError(
+            'root: pseudo_transient changes the matrix in every step; use method="newton", not "chord"'
+        )
+    if pseudo_transient is not None:
+        checks.real("root", "pseudo_transient", pseudo_transient, "positive and finite")
+    if forcing is not None:
+        checks.real("root", "forcing", forcing, "positive and finite")
+    settings = settings_of(
+        "root",
+        "u0",
+        u0,
+        rtol,
+        atol,
+        maxiter,
+        callback,
+        line_search=_line_search(line_search, u0),
+        pseudo_transient=pseudo_transient,
+        forcing=forcing,
+        chord=method == "chord",
+    )
+    return solve(
+        "root",
+        f,
+        u0,
+        args,
+        _LOOPS.get(method, newton),
+        settings,
+        jacobian=None if krylov else jacobian,
+        linear=linear,
+        M=M,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+    )
+
+
+_LOOPS = {"lm": levenberg_marquardt, "anderson": anderson}
+
+
+def _line_search(rule: Any, u0: Tensor) -> Any:
+    if isinstance(rule, Tensor) and rule.shape not in (torch.Size(), torch.Size([1]), u0.shape):
+        raise ValueError(
+            f"root: line_search, a Tensor, must have one element or u0's shape {tuple(u0.shape)}, got "
+            f"{tuple(rule.shape)}"
+        )
+    if rule is None or rule == "backtracking" or isinstance(rule, Tensor) or callable(rule):
+        return rule
+    if isinstance(rule, str):
+        checks.one_of("root", "line_search", rule, ("backtracking", None))
+    return checks.number("root", "line_search", rule)
+
+
+@outside
+def fixed_point(
+    g: Callable[..., Tensor],
+    x0: Tensor,
+    *args: Any,
+    memory: int = 5,
+    damping: float | Tensor = 1.0,
+    jacobian: Any = "auto",
+    linear: Any = "auto",
+    M: Any = "auto",
+    rtol: float | None = None,
+    atol: float = 0.0,
+    maxiter: int = 1000,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str = "implicit",
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+) -> Solution:
+    r"""Solve :math:`x = g(x, \mathtt{args})` by Anderson acceleration.
+
+    Parameters
+    ----------
+    g : callable ``(x, *args)`` -> Tensor of x's shape, dtype and device
+    x0 : Tensor of any shape, float32 or float64
+    args : as for `root`
+    memory : int >= 0, the number of differences that a step combines; 0: plain iteration x <- g(x)
+    damping : float, or Tensor, which gradient="unrolled" differentiates: the factor of g(x) - x in a step
+    jacobian, linear, M : for the derivative of :math:`x - g(x)`, as for `root`
+    rtol, atol : the tolerance for :math:`\|g(x) - x\|`, as for `root`
+    maxiter, callback, gradient, throw, adjoint_rtol, adjoint_maxiter : as for `root`
+
+    Returns
+    -------
+    Solution, with :math:`\|g(x_i) - x_i\|` as `residual_norms`
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as for `root`.
+
+    Notes
+    -----
+    Gradient: as for `root`, for :math:`f(x) = x - g(x)`. Cost per iteration: one call of g; 2 `memory`
+    vectors.
+
+    References
+    ----------
+    H. F. Walker, P. Ni, "Anderson acceleration for fixed-point iterations", SIAM J. Numer. Anal. 49 (2011)
+    1715-1735, doi:10.1137/10078356X
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> a = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    >>> x0 = torch.zeros(1, dtype=torch.float64)
+    >>> solution = ls.nonlinear.fixed_point(lambda x, a: a * torch.cos(x), x0, a)
+    >>> solution.x.detach()
+    tensor([0.4502], dtype=torch.float64)
+    >>> solution.x.sum().backward()
+    >>> a.grad
+    tensor(0.7395, dtype=torch.float64)
+    """
+    settings = settings_of("fixed_point", "x0", x0, rtol, atol, maxiter, callback)
+    settings.memory = checks.integer("fixed_point", "memory", memory, 0)
+    settings.damping = (
+        damping if isinstance(damping, Tensor) else checks.number("fixed_point", "damping", damping)
+    )
+
+    def residual(x: Tensor, *args: Any) -> Any:
+        return if_alike(g(x, *args), x, lambda y: x - y)
+
+    return solve(
+        "fixed_point",
+        g,
+        x0,
+        args,
+        anderson,
+        settings,
+        jacobian=jacobian,
+        linear=linear,
+        M=M,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        residual=residual,
+        words="g x",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum(Root):
+    """J(u)^T r(u) = 0, whose Jacobian is the Hessian H of 1/2 ||r||^2: solved by cg with M from J^T J."""
+
+    hessian: Any = None  # Systems
+    square = False
+
+    def F(self, x: Tensor, *p: Tensor) -> Tensor:
+        return self.hessian.residual(x, *p)
+
+    def solve(self, x: Tensor, p: tuple[Tensor, ...], b: Tensor, transpose: bool) -> Ended:
+        self.hessian.at(x, p)
+        if self.hessian.how == "cg" and self.f.assembled(x, p):
+            self.systems.at(x, p)
+            self.hessian.kept = self.systems.inverse()
+        return self.reported(self.hessian.solve(b, *self.adjoint), transpose)
+
+    def mapped(self, dims: tuple[int | None, ...]) -> Minimum:
+        systems = self.systems.mapped(dims)
+        return replace(self, f=systems.residual, systems=systems, hessian=self.hessian.mapped(dims))
+
+
+def _minimum(r: Residual, systems: Systems, *rest: Any, few: bool) -> Minimum:
+    def gradient(u: Tensor, *p: Tensor) -> Tensor:
+        value, pull = pullback(lambda z: r(z, *p), u)
+        return pull(value)[0]
+
+    assembled = Assembled(r.name, dense(gradient)) if few else None
+    hessian = Systems(Residual(r.name, gradient, assembled), "direct" if few else "cg", None)
+    return Minimum(r, systems, *rest, hessian=hessian)
+
+
+@outside
+def least_squares(
+    r: Callable[..., Tensor],
+    u0: Tensor,
+    *args: Any,
+    method: str = "lm",
+    jacobian: Any = "auto",
+    linear: Any = "auto",
+    M: Any = "auto",
+    rtol: float | None = None,
+    atol: float = 0.0,
+    maxiter: int = 100,
+    callback: Callable[[Iteration], Any] | None = None,
+    gradient: str = "implicit",
+    throw: bool = False,
+    adjoint_rtol: float | None = None,
+    adjoint_maxiter: int | None = None,
+) -> Solution:
+    r"""u that minimizes :math:`\frac12 \|r(u, \mathtt{args})\|^2`, by Levenberg-Marquardt or Gauss-Newton.
+
+    Each step solves the normal equations :math:`(J^T J + \mu I) d = -J^T r`.
+
+    Parameters
+    ----------
+    r : callable ``(u, *args)`` -> Tensor of any shape, with u's dtype and device
+    u0 : Tensor of any shape, float32 or float64
+    args : as for `root`
+    method : "lm", or "gauss-newton", which starts with mu = 0 and increases it if a step does not decrease r
+    jacobian : as for `root`, with rows for the entries of r
+    linear, M : as for `root`, for the normal equations: "auto" factors them, or runs `cg` if J is not
+        assembled; "lsmr", without M, uses J and does not square its condition number
+    rtol, atol : the tolerance, :math:`\|J^T r\| \le \max(\mathtt{rtol} \|J_0^T r_0\|, \mathtt{atol})`;
+        default rtol: the square root of the rounding unit
+    maxiter : int >= 0, steps, including rejected ones
+    callback, throw, adjoint_rtol, adjoint_maxiter : as for `root`
+    gradient : "implicit"
+
+    Returns
+    -------
+    Solution, with :math:`\|r(u_i)\|` as `residual_norms`, and `normal_residual_norm` :math:`\|J^T r\|` at
+    the end
+
+    Raises
+    ------
+    ValueError, TypeError, SolverError
+        as for `root`.
+
+    Notes
+    -----
+    Gradient: as for `root`, for :math:`f(u) = J^T r`, whose Jacobian is the full Hessian (dense up to 200
+    unknowns, otherwise products, with `cg`). Any order. Normal equations square the condition number of J.
+
+    References
+    ----------
+    D. W. Marquardt, "An algorithm for least-squares estimation of nonlinear parameters", J. SIAM 11 (1963)
+    431-441, doi:10.1137/0111030
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> t = torch.linspace(0, 1, 5, dtype=torch.float64)
+    >>> y = 2 * torch.exp(-3 * t)
+    >>> r = lambda u, y: u[0] * torch.exp(-u[1] * t) - y
+    >>> solution = ls.nonlinear.least_squares(r, torch.ones(2, dtype=torch.float64), y)
+    >>> solution.x
+    tensor([2.0000, 3.0000], dtype=torch.float64)
+    """
+    name = "least_squares"
+    checks.one_of(name, "method", method, ("lm", "gauss-newton"))
+    if gradient != "implicit":
+        checks.one_of(name, "gradient", gradient, ("implicit",))
+    settings = settings_of(name, "u0", u0, rtol, atol, maxiter, callback, normal=True)
+    settings.gauss_newton = method == "gauss-newton"
+    return solve(
+        name,
+        r,
+        u0,
+        args,
+        levenberg_marquardt,
+        settings,
+        jacobian=jacobian,
+        linear=linear,
+        M=M,
+        gradient=gradient,
+        throw=throw,
+        adjoint_rtol=adjoint_rtol,
+        adjoint_maxiter=adjoint_maxiter,
+        words="r u",
+        kind=functools.partial(_minimum, few=u0.numel() <= DENSE),
+        systems=Normal,
+    )

@@ -1,1 +1,0 @@
-"""Domain decomposition: Schwarz methods and the interfaces of subdomains."""

@@ -1,0 +1,684 @@
+"""Preconditioners in factored form, with differentiable factors; incomplete factors on a pattern, by level of
+fill or by threshold.
+
+Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), chapter 10; Kolotilina and Yeremin,
+"Factorized sparse approximate inverse preconditionings I. Theory", SIAM J. Matrix Anal. Appl. 14, 1993,
+doi:10.1137/0614004.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import _analysis
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.plain import readable
+from learnsolve.ops.core.complete import complete_fill
+from learnsolve.ops.core.complex import tall, untall
+from learnsolve.ops.core.interleaved import real_matrix, real_pattern
+from learnsolve.ops.core.operands import fit, in_open_interval
+from learnsolve.ops.core.selection import trusted
+from learnsolve.ops.core.symmetry import symmetric_pattern, symmetry
+from learnsolve.ops.core.triangular import _mask
+from learnsolve.ops.diagonal import diagonal
+from learnsolve.ops.diagonals import diag
+from learnsolve.ops.incomplete import ic0, ilu0, mic0
+from learnsolve.ops.spmm import spmm
+from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.ops.stack import hstack
+from learnsolve.ops.threshold import ict, ilut
+from learnsolve.ops.triangle import tril
+from learnsolve.preconditioners.base import Part, Preconditioner, Transposed, check_constants, check_finite
+
+FORMS = ("solve", "product")
+
+
+class Factored(Preconditioner):
+    r"""Triangular solves or products with differentiable factors, for example predicted by a network.
+
+    .. math:: M = (L L^T)^{-1} \text{ or } (L U)^{-1} \quad (\mathtt{form="solve"}), \qquad
+              M = L L^T + s I \text{ or } L U + s I \quad (\mathtt{form="product"})
+
+    Linear; without `U` symmetric, and positive definite if s > 0 or L is nonsingular.
+
+    Parameters
+    ----------
+    L : CSR, values (..., nnz). form="solve": (n, n), lower triangular with its diagonal (ones or no entries,
+        if there is a U). form="product": any pattern, shape (n, m)
+    U : CSR, upper triangular with its diagonal, or (m, n)
+    form : "solve" or "product"
+    shift : s, for form="product": positive float, or Tensor, shape () or one per matrix of the batch
+
+    Attributes
+    ----------
+    L, U, form, shift : as given
+
+    Raises
+    ------
+    ValueError
+        if shapes or patterns do not match, or, on the CPU, values are not finite or a diagonal to solve with
+        has a zero (the message names the row).
+    TypeError
+        if a type, dtype or device is wrong.
+
+    Notes
+    -----
+    Gradient: exact, for the values of L and U, a Tensor shift, and r, to any order. Nothing is copied.
+    ``Factored.bidiagonal(n)`` and ``from_pattern(pattern)`` are initial products for training. Cost: two
+    triangular solves or products, 2 nnz flops each per column.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> M = ls.preconditioners.Factored(ls.ops.ic0(A).L)
+    >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations
+    True
+    """
+
+    symmetric = True
+    L: CSR
+    U: CSR | None = None
+    form = "solve"
+    shift: Any = 0.0
+
+    def __init__(self, L: CSR, U: CSR | None = None, *, form: str = "solve", shift: float | Tensor = 0.0):
+        name = type(self).__name__
+        checks.one_of(name, "form", form, FORMS)
+        checks.matrix(name, "L", L)
+        checks.dtype(name, "L.values", L.values)
+        check_finite(name, L, "L")
+        self.L, self.U, self.form, self.symmetric = L, U, form, U is None
+        self.shape, self.batch_shape, self.depends_on = (L.shape[0], L.shape[0]), L.batch_shape, (L.values,)
+        if U is not None:
+            checks.matrix(name, "U", U)
+            checks.dtype(name, "U.values", U.values)
+            fit(name, L, U, "L", "U")
+            check_finite(name, U, "U")
+            if U.shape != L.shape[::-1]:
+                raise ValueError(f"{name}: U must have shape {L.shape[::-1]}, for L {L.shape}, got {U.shape}")
+            self.batch_shape = torch.broadcast_shapes(L.batch_shape, U.batch_shape)
+            self.depends_on += (U.values,)
+        if form == "solve":
+            self._check_solvable(name)
+        if isinstance(shift, Tensor) or shift != 0:
+            self._add(name, shift)
+
+    @classmethod
+    def bidiagonal(
+        cls,
+        n: int,
+        diagonal: float = 2.0,
+        off: float = 0.1,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> Factored:
+        """M = L L^T with L lower bidiagonal, `diagonal` on the diagonal and `off` below. Section 4.3 of arXiv
+        2212.05159 starts from L = 2 I + 0.1 S."""
+        n = checks.integer("Factored.bidiagonal", "n", n, 0)
+        rows = np.arange(n)
+        crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1))).to(device)
+        col = torch.from_numpy(np.stack((rows - 1, rows), 1).reshape(-1)[1:]).to(device)
+        return Factored.from_pattern(SparsityPattern._trusted(crow, col, (n, n)), diagonal, off, dtype)
+
+    @classmethod
+    def from_pattern(
+        cls,
+        pattern: SparsityPattern,
+        diagonal: float = 1.0,
+        off: float = 0.0,
+        dtype: torch.dtype = torch.float64,
+    ) -> Factored:
+        """M = L L^T with L on `pattern`, `diagonal` on the diagonal and `off` elsewhere."""
+        function = "Factored.from_pattern"
+        if not isinstance(pattern, SparsityPattern):
+            raise TypeError(
+                f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; for a CSR "
+                "pass L.pattern, or lower_pattern(A)"
+            )
+        diagonal, off = (checks.real(function, k, v) for k, v in (("diagonal", diagonal), ("off", off)))
+        on = pattern.row_indices == pattern.col_indices
+        values = torch.full((pattern.nnz,), off, dtype=dtype, device=pattern.device)
+        return Factored(CSR(values.masked_fill_(on, diagonal), pattern), form="product")
+
+    def _check_solvable(self, name: str) -> None:
+        L, U = self.L, self.U
+        checks.square(name, "L", L.shape)
+        check_triangular(name, "L", L, lower=True)
+        divisor = ("L", L)
+        if U is not None:
+            check_triangular(name, "U", U, lower=False)
+            if readable(L.values):
+                _check_ones(name, L)
+            divisor = ("U", U)
+        check_has_diagonal(name, *divisor)
+        _check_divisors(name, *divisor)
+
+    def _add(self, name: str, shift: float | Tensor) -> None:
+        values = self.L.values.expand(*self.batch_shape, -1)
+        self.shift = in_open_interval(name, "shift", shift, values, math.inf, "be positive and finite")
+        if self.form != "product":
+            raise ValueError(
+                f'{name}: shift is for form="product", M = L L^T + shift I; for form="solve" leave it out '
+                "and shift the matrix that is factorized (ops.ic0 has shift=)"
+            )
+        if isinstance(shift, Tensor):
+            self.depends_on += (shift,)
+
+    def _learnable(self) -> dict[str, Part]:
+        L, U = self.L, self.U
+        if U is None:
+            parts = {"L": Part(L, "diagonal")}
+        elif self.form == "solve":  # the unit diagonal of L is not read
+            parts = {"L": Part(tril(L, -1)), "U": Part(U, "absolute diagonal")}
+        else:
+            parts = {"L": Part(L), "U": Part(U)}
+        if self.form == "product" and (isinstance(self.shift, Tensor) or self.shift):
+            shift = torch.as_tensor(self.shift, dtype=L.dtype, device=L.device)
+            parts["shift"] = Part(shift, "all", default=False)
+        return parts
+
+    def _without(self, names: Collection[str]) -> Preconditioner:
+        """A plain `Factored`, whatever the source of the factors."""
+        shift = self.shift if self.form == "product" else 0.0
+        rest = {"L": self.L, "U": self.U, "shift": shift}
+        rest = {name: value for name, value in rest.items() if name not in names}
+        numbers = (t.values if isinstance(t, CSR) else t for t in rest.values())
+        check_constants(t for t in numbers if isinstance(t, Tensor))
+        about = {"shape": self.shape, "batch_shape": self.batch_shape, "form": self.form}
+        return Factored._trusted(**about, symmetric=self.U is None, **rest)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self._apply(R, False)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self._apply(R, True)
+
+    def _apply(self, R: Tensor, transpose: bool) -> Tensor:
+        L, U = self.L, self.U
+        if self.form == "product":
+            if U is None:
+                out = spmm(L, spmm(L, R, transpose=True))
+            elif transpose:
+                out = spmm(U, spmm(L, R, transpose=True), transpose=True)
+            else:
+                out = spmm(L, spmm(U, R))
+            s = self.shift
+            if isinstance(s, Tensor):
+                return out + s[..., None, None] * R
+            return out + s * R if s else out
+        if U is None:
+            return sptrsv(L, sptrsv(L, R), transpose=True)
+        if transpose:
+            return sptrsv(L, sptrsv(U, R, lower=False, transpose=True), unit_diagonal=True, transpose=True)
+        return sptrsv(U, sptrsv(L, R, unit_diagonal=True), lower=False)
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        if self.U is not None:
+            return None
+        if self.form == "solve":
+            return "triangular", self.L.values, self.L.pattern
+        G = self._square_root() if isinstance(self.shift, Tensor) or self.shift else self.L
+        return "product", G.values, G.pattern
+
+    def _square_root(self) -> CSR:
+        """G = [L, sqrt(s) I], for which G G^T = L L^T + s I."""
+        L = self.L
+        s = torch.as_tensor(self.shift, dtype=L.dtype, device=L.device).sqrt()
+        ones = torch.ones(L.shape[0], dtype=L.dtype, device=L.device)
+        return hstack((L, diag(s.unsqueeze(-1) * ones)))
+
+    def __repr__(self) -> str:
+        U = "" if self.U is None else f", U={self.U!r}"
+        return f"{type(self).__name__}(L={self.L!r}{U}, form={self.form!r}, shift={self.shift})"
+
+
+def check_triangular(function: str, name: str, T: CSR, lower: bool) -> None:
+    read = T.pattern._planned(_mask, lower, False).read
+    if read is not None:
+        side, triangle = ("lower", "tril") if lower else ("upper", "triu")
+        raise ValueError(
+            f"{function}: {name} must be {side} triangular, but {T.nnz - int(read.sum())} of its {T.nnz} "
+            f"entries lie in the other triangle; take ops.{triangle}({name})"
+        )
+
+
+def check_has_diagonal(function: str, name: str, T: CSR) -> None:
+    row = T.pattern._missing_diagonal
+    if row >= 0:
+        raise ValueError(
+            f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none; add it"
+        )
+
+
+def _check_divisors(function: str, name: str, T: CSR) -> None:
+    """Raise for a zero on the diagonal, if values can be read; `sptrsv` checks it in every call."""
+    if not readable(T.values):
+        return
+    d = T.values.detach().index_select(-1, T.pattern.diagonal_positions)
+    bad = d.reciprocal().isinf().nonzero()
+    if len(bad):
+        at: list[int] = bad[0].tolist()
+        which = f" of matrix {at[0] if len(at) == 2 else tuple(at[:-1])} of the batch" if len(at) > 1 else ""
+        raise ValueError(
+            f"{function}: {name} is divided by, so its diagonal must not have zeros, or numbers whose "
+            f"reciprocal overflows, row {at[-1]}{which} has {d[tuple(at)].item():.6g}; shift it"
+        )
+
+
+def _check_ones(function: str, L: CSR) -> None:
+    d = diagonal(L).detach()
+    there = L.pattern.diagonal_positions >= 0
+    wrong = ((d != 1) & there).nonzero()
+    if len(wrong):
+        at = tuple(wrong[0].tolist())
+        raise ValueError(
+            f"{function}: beside a U, L must have ones on its diagonal, or no entries, row {at[-1]} has "
+            f"{d[at].item():.6g}; move the diagonal to U"
+        )
+
+
+class ComplexForm(Preconditioner):
+    """`IC0` and `ILU0` of a complex matrix: the factor of its real form (ops/core/interleaved.py). Its
+    pattern is closed under 2 x 2 blocks, so that it is equivalent to the complex factor. A `shift` is added
+    to the real part of the diagonal.
+
+    Attributes
+    ----------
+    real : Preconditioner, the factor of the real form
+    """
+
+    def __init__(self, real: Preconditioner, values: Tensor, phase: Tensor | None = None):
+        self.real, self.phase, self.symmetric = real, phase, real.symmetric and phase is None
+        self.shape = (real.shape[0] // 2, real.shape[1] // 2)
+        self.batch_shape, self.depends_on = real.batch_shape, (values,)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        R = R if self.phase is None else self.phase.unsqueeze(-1) * R
+        return untall(self.real._columns(tall(R)))
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        """M^T R, by the transpose of the real form, which is the real form of the conjugate transpose."""
+        Z = untall(self.real.T._columns(tall(R.conj()))).conj()
+        return Z if self.phase is None else self.phase.unsqueeze(-1) * Z
+
+    @property
+    def T(self) -> Preconditioner:
+        return Transposed(self)
+
+    def real_form(self) -> Preconditioner | None:
+        return self.real if self.phase is None else None
+
+    def _converted(self, **kind: Any) -> Preconditioner:
+        raise NotImplementedError("a preconditioner of a complex matrix: make it again of A.to(...)")
+
+    def __repr__(self) -> str:
+        return f"ComplexForm({self.real!r})"
+
+
+def of_complex(
+    M: Preconditioner, A: Any, pattern: SparsityPattern | None, hermitian: bool, **keywords: Any
+) -> bool:
+    """Initialize M for a complex A; False if A is not complex."""
+    if not (isinstance(A, CSR) and A.values.is_complex()):
+        return False
+    make: Any = type(M)
+    checks.square(make.__name__, "A", A.shape)
+    if isinstance(keywords["shift"], Tensor):
+        raise NotImplementedError(
+            f"{make.__name__}: of a complex matrix shift must be a number, got a tensor"
+        )
+    phase = None if hermitian else _phase(A)
+    B = A if phase is None else A.with_values(A.values * phase.index_select(-1, A.pattern.row_indices))
+    try:
+        real = make(real_matrix(B), pattern=None if pattern is None else real_pattern(pattern), **keywords)
+    except ValueError as error:
+        raise ValueError(f"{error} (of the real form, which has two rows for each row of A)") from None
+    M.__class__ = ComplexForm
+    ComplexForm.__init__(M, real, A.values, phase)  # type: ignore[arg-type]
+    return True
+
+
+def _phase(A: CSR) -> Tensor | None:
+    """Factors that make the diagonal real and positive, so that elimination within blocks is stable."""
+    d = A.diagonal()
+    size = d.abs()
+    if readable(d) and bool(((d.real > 0) & (d.imag.abs() <= d.real)).all()):
+        return None
+    return torch.where(size > 0, d.conj() / torch.where(size > 0, size, 1), 1)
+
+
+def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPattern:
+    r"""The pattern of ILU(k) and IC(k), k = `level`: the entries (i, j) with :math:`\mathrm{lev}_{ij} \le k`.
+
+    The level of an entry of A, and of the diagonal, is 0; the level of fill is
+    :math:`\mathrm{lev}_{ij} = \min_{k < \min(i, j)} (\mathrm{lev}_{ik} + \mathrm{lev}_{kj} + 1)`. So level 0
+    is A's pattern, and level n the pattern of L and U without dropping. Pass the result as ``pattern=`` to
+    `IC0`, `MIC0`, `ILU0` and the operations behind them; IC(k) uses its lower triangle. For a matrix with
+    only one triangle, pass ``A + A.T``, since one triangle has no fill. Level None is the complete fill of A
+    + A^T from its elimination tree, as for `ops.cholesky` and `ops.lu` in natural order.
+
+    Parameters
+    ----------
+    A : CSR or SparsityPattern, shape (n, n)
+    level : int, not negative, or None
+
+    Returns
+    -------
+    SparsityPattern
+        with its diagonal, the same object in every call. A's own pattern if nothing is added.
+
+    Raises
+    ------
+    ValueError
+        if A is not square, or `level` is negative.
+
+    Notes
+    -----
+    Cost: once per pattern and level, as many steps as the elimination on the result has products, on one
+    thread, with 8 bytes per entry of the result (16 temporarily). For None, one step per entry of the result.
+
+    References
+    ----------
+    Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.3.3
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
+    >>> P, cg = ls.preconditioners, ls.solvers.cg
+    >>> [cg(A, b, M=P.IC0(A, pattern=P.fill_pattern(A, k))).iterations for k in (0, 1, 2)]
+    [28, 20, 17]
+    """
+    P = A.pattern if isinstance(A, CSR) else A
+    if not isinstance(P, SparsityPattern):
+        raise TypeError(f"fill_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
+    checks.square("fill_pattern", "A", P.shape)
+    if level is None:
+        return complete_fill("fill_pattern", P, "natural", False, True).pattern
+    level = min(checks.integer("fill_pattern", "level", level, 0), P.shape[0])
+    return P._planned(_plan_fill, level)[0] or P
+
+
+def _plan_fill(P: SparsityPattern, level: int) -> tuple[SparsityPattern | None]:
+    crow, col = _analysis.level_fill(as_numpy(P.crow_indices), as_numpy(P.col_indices), level)
+    return (None if len(col) == P.nnz else trusted(P, crow, col, P.shape),)
+
+
+class IC0(Factored):
+    r"""Incomplete Cholesky without fill, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz), assumed symmetric: only its lower triangle is read
+    pattern : SparsityPattern whose lower triangle L uses instead of A's: ``fill_pattern(A, k)`` for IC(k)
+    shift, on_breakdown : as for `ops.ic0`
+
+    Attributes
+    ----------
+    L : CSR, the factor
+    shift : Tensor, the shift used, with A's batch shape
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        as for `ops.ic0`.
+
+    Notes
+    -----
+    Gradient: exact, for A's values, a tensor shift, and r, to any order. Cost: the factorization
+    once, two triangular solves with L, 2 nnz flops per column, per call. Compiled in `cg`.
+
+    References
+    ----------
+    J. A. Meijerink and H. A. van der Vorst, "An iterative solution method for linear systems of which the
+    coefficient matrix is a symmetric M-matrix", Math. Comp. 31 (1977) 148-162,
+    doi:10.1090/S0025-5718-1977-0438681-4
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
+    >>> M = ls.preconditioners.IC0(A)
+    >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations / 2
+    True
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        pattern: SparsityPattern | None = None,
+        shift: float | Tensor = 0.0,
+        on_breakdown: str = "raise",
+    ):
+        if of_complex(self, A, pattern, True, shift=shift, on_breakdown=on_breakdown):
+            return
+        Preconditioner.__init__(self, A, shift, finite=False)
+        self.L, self.shift = ic0(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
+
+
+class MIC0(Factored):
+    r"""Modified incomplete Cholesky without fill: `IC0` that preserves A's row sums.
+
+    For elliptic problems on fine grids: the condition number of M A is O(1/h), not O(1/h^2). A small `shift`,
+    or an `omega` slightly below 1, guarantees this and the existence of the factor.
+
+    Parameters
+    ----------
+    A, pattern, shift, on_breakdown : as for `ops.mic0`
+    omega : the fraction of the dropped fill that is compensated, from 0 (`IC0`) to 1
+
+    Attributes
+    ----------
+    L, shift : as for `IC0`
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        as for `ops.mic0`.
+
+    Notes
+    -----
+    Gradient and cost are as for `IC0`; a tensor omega also gets a gradient.
+
+    References
+    ----------
+    I. Gustafsson, "A class of first order factorization methods", BIT 18 (1978) 142-156,
+    doi:10.1007/BF01931691
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((100, 100)), torch.ones(10_000, dtype=torch.float64)
+    >>> IC0, MIC0 = ls.preconditioners.IC0, ls.preconditioners.MIC0
+    >>> ls.solvers.cg(A, b, M=MIC0(A)).iterations < ls.solvers.cg(A, b, M=IC0(A)).iterations
+    True
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        pattern: SparsityPattern | None = None,
+        shift: float | Tensor = 0.0,
+        omega: float | Tensor = 1.0,
+        on_breakdown: str = "raise",
+    ):
+        Preconditioner.__init__(self, A, shift, omega, finite=False)
+        factor = mic0(A, pattern=pattern, shift=shift, omega=omega, on_breakdown=on_breakdown)
+        self.L, self.shift = factor
+
+
+class ILU0(Factored):
+    r"""Incomplete LU without fill, :math:`M = (L U)^{-1}`: linear, symmetric if A (and the pattern) is.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz)
+    pattern : SparsityPattern of L + U instead of A's: ``fill_pattern(A, k)`` for ILU(k)
+    shift, on_breakdown : as for `ops.ilu0`
+    symmetric : bool, whether A and the pattern are symmetric; default: determined from the values, once per
+        matrix (not under `torch.compile`)
+
+    Attributes
+    ----------
+    L, U : CSR, the factors; the unit diagonal of L is stored
+    shift : Tensor, the shift used, with A's batch shape
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        as for `ops.ilu0`.
+
+    Notes
+    -----
+    Gradient: exact, for A's values, a tensor shift, and r, to any order. Cost: the factorization
+    once, one triangular solve with L and one with U, 2 nnz flops per column, per call.
+
+    References
+    ----------
+    Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.3
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [4.0, 5.0]]))
+    >>> ls.preconditioners.ILU0(A)(torch.tensor([3.0, 9.0]))  # no fill is dropped: A^-1 r
+    tensor([1., 1.])
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        pattern: SparsityPattern | None = None,
+        shift: float | Tensor = 0.0,
+        on_breakdown: str = "raise",
+        symmetric: bool | None = None,
+    ):
+        if of_complex(self, A, pattern, False, shift=shift, on_breakdown=on_breakdown, symmetric=symmetric):
+            return
+        Preconditioner.__init__(self, A, shift, finite=False)
+        self.L, self.U, self.shift = ilu0(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
+        if symmetric is None and pattern is not None and not symmetric_pattern(pattern):
+            symmetric = False
+        self.symmetric = symmetry("ILU0", A, symmetric)
+
+
+class ICT(Factored):
+    r"""Incomplete Cholesky with a threshold, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (nnz,), assumed symmetric: only its lower triangle is read
+    fill, droptol, shift, on_breakdown : as for `ops.ict`
+
+    Attributes
+    ----------
+    L : CSR, the factor
+    shift : Tensor, the shift used
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        as for `ops.ict`; for a batch of matrices use ``IC0(A, pattern=M.L.pattern)``, with M of one of them.
+
+    Notes
+    -----
+    Gradient: exact on the chosen pattern, for A's values, a tensor shift, and r, to any order. Cost: the
+    choice and the factorization once, then two triangular solves with L, 2 nnz flops per column. The compiled
+    loop of `cg` supports it. For another matrix on the same pattern, ``IC0(A, pattern=M.L.pattern)`` is
+    faster.
+
+    References
+    ----------
+    C.-J. Lin and J. J. Moré, "Incomplete Cholesky factorizations with limited memory", SIAM J. Sci. Comput.
+    21 (1999) 24-45, doi:10.1137/S1064827597327334
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
+    >>> M = ls.preconditioners.ICT(A, fill=5)
+    >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b, M=ls.preconditioners.IC0(A)).iterations / 2
+    True
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        fill: int = 5,
+        droptol: float = 1e-3,
+        shift: float | Tensor = 0.0,
+        on_breakdown: str = "raise",
+    ):
+        Preconditioner.__init__(self, A, shift, finite=False)
+        self.L, self.shift = ict(A, fill=fill, droptol=droptol, shift=shift, on_breakdown=on_breakdown)
+
+
+class ILUT(Factored):
+    r"""Incomplete LU with a threshold, :math:`M = (L U)^{-1}`: linear, symmetric if A and the pattern are.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (nnz,)
+    fill, droptol, shift, on_breakdown : as for `ops.ilut`
+    symmetric : bool, as for `ILU0`; for a symmetric A prefer `ICT`
+
+    Attributes
+    ----------
+    L, U : CSR, the factors; the unit diagonal of L is stored
+    shift : Tensor, the shift used
+
+    Raises
+    ------
+    ValueError, TypeError, NotImplementedError
+        as for `ops.ilut`.
+
+    Notes
+    -----
+    Gradient and cost are as for `ICT`, with two factors: a triangular solve with L and one with U per call.
+
+    References
+    ----------
+    Y. Saad, "ILUT: a dual threshold incomplete LU factorization", Numer. Linear Algebra Appl. 1 (1994)
+    387-402, doi:10.1002/nla.1680010405
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.convection_diffusion(torch.ones(2, 30, 30, dtype=torch.float64))
+    >>> b = torch.ones(900, dtype=torch.float64)
+    >>> P, gmres = ls.preconditioners, ls.solvers.gmres
+    >>> gmres(A, b, M=P.ILUT(A)).iterations < gmres(A, b, M=P.ILU0(A)).iterations
+    True
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        *,
+        fill: int = 5,
+        droptol: float = 1e-3,
+        shift: float | Tensor = 0.0,
+        on_breakdown: str = "raise",
+        symmetric: bool | None = None,
+    ):
+        Preconditioner.__init__(self, A, shift, finite=False)
+        factors = ilut(A, fill=fill, droptol=droptol, shift=shift, on_breakdown=on_breakdown)
+        self.L, self.U, self.shift = factors
+        T, U = self.L.pattern.T, self.U.pattern
+        pairs = ((T.crow_indices, U.crow_indices), (T.col_indices, U.col_indices))
+        if symmetric is None and not all(torch.equal(*pair) for pair in pairs):
+            symmetric = False
+        self.symmetric = symmetry("ILUT", A, symmetric)

@@ -1,1 +1,0 @@
-"""Trainable preconditioners, networks that predict preconditioners, and their files."""

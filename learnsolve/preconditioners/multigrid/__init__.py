@@ -1,1 +1,0 @@
-"""Algebraic multigrid: hierarchies, smoothers, cycles."""

@@ -1,0 +1,442 @@
+"""Relaxations: a diagonal, Jacobi, SOR and SSOR.
+
+Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1, 10.2 and 12.4.
+"""
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.plain import readable
+from learnsolve.ops.core.dots import over, scaled, times
+from learnsolve.ops.core.gather import permuted
+from learnsolve.ops.core.operands import in_open_interval, inside, plain_values
+from learnsolve.ops.core.selection import on_diagonal
+from learnsolve.ops.core.symmetry import symmetry
+from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
+from learnsolve.ops.indexing import _plan_permutation
+from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.ops.structure import scale_columns
+from learnsolve.ops.triangle import tril
+from learnsolve.ordering import greedy_coloring
+from learnsolve.preconditioners.base import Part, Preconditioner
+
+
+class Diagonal(Preconditioner):
+    r"""A differentiable diagonal, :math:`M = \mathrm{diag}(d)`, for example predicted by a network.
+
+    Linear, symmetric, positive definite if d is positive.
+
+    Parameters
+    ----------
+    d : Tensor, shape (n,), or (..., n) for a batch of systems, real or complex
+
+    Raises
+    ------
+    ValueError
+        if d is a scalar or, on the CPU, not finite (the message names the row).
+    TypeError
+        if d is not a Tensor, or has another dtype.
+
+    Notes
+    -----
+    Gradient: exact, for d and r, to any order. Cost: one multiplication per row. Compiled loops (`cg`,
+    and sweeps with `iterations`) support it. `Trainable` learns d.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
+    >>> theta = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)  # a network's parameter
+    >>> M = ls.preconditioners.Diagonal(theta.exp() / ls.ops.diagonal(A))
+    >>> ls.solvers.richardson(A, b, M=M, iterations=4).residual_norms[-1].backward()
+    >>> theta.grad is not None
+    True
+    """
+
+    is_diagonal = True  # `pcg_form` needs no computation
+    d: Tensor
+
+    def __init__(self, d: Tensor):
+        name = type(self).__name__
+        checks.tensor(name, "d", d)
+        checks.dtype(name, "d", d, or_complex=True)
+        if d.dim() == 0:
+            raise ValueError(f"{name}: d must have shape (n,) or (..., n), got a scalar; use d.expand(n)")
+        if readable(d) and not (good := d.detach().isfinite()).all():
+            at = (~good).nonzero()[0].tolist()
+            raise ValueError(
+                f"{name}: d must be finite, got {d[tuple(at)].item()} in row {at[-1]}; find out where it "
+                "comes from"
+            )
+        self.d, self.shape, self.batch_shape = d, (d.shape[-1], d.shape[-1]), d.shape[:-1]
+        self.depends_on = (d,)
+
+    def _learnable(self) -> dict[str, Part]:
+        return {"d": Part(self.d, "all")}
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self.d.unsqueeze(-1) * R
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self._columns(R)
+
+    @property
+    def symmetric(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """For a complex d: whether M is Hermitian, that is, d is real up to rounding."""
+        d = getattr(self, "d", None)  # a `Trainable` removes it
+        if d is None or not d.is_complex():
+            return True
+        return bool((d.imag.abs() <= 64 * torch.finfo(d.dtype).eps * d.abs()).all())
+
+    @property
+    def T(self) -> Preconditioner:
+        return self
+
+    def real_form(self) -> Preconditioner | None:
+        """The real form of a Hermitian diagonal, on the rows of ops/core/interleaved.py; of others None."""
+        return Diagonal(self.d.real.repeat_interleave(2, -1)) if self.symmetric else None
+
+    def pcg_form(self) -> tuple[str, Tensor, None]:
+        return "diagonal", self.d, None
+
+
+class Jacobi(Diagonal):
+    r"""The inverse of the diagonal, :math:`M = \mathrm{diag}(w) D^{-1}`: linear, symmetric, one
+    multiplication per row; positive definite if w and D are positive.
+
+    For weighted Jacobi sweeps with a trainable weight, see `solvers.Jacobi`.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz), without zeros on the diagonal
+    weight : w, float or Tensor, shape () or (..., n), which may require grad
+
+    Raises
+    ------
+    ValueError
+        if a diagonal entry is missing or zero, A is not finite (the message names the row), or the weight is
+        not finite or has the wrong shape.
+    TypeError
+        if a type, dtype or device is wrong.
+
+    Notes
+    -----
+    Gradient: exact, for A's values, the weight and r, to any order. `Trainable` learns one weight per row.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson((10, 10))
+    >>> M = ls.preconditioners.Jacobi(A)
+    >>> bool((M(torch.ones(100, dtype=torch.float64)) == 0.25).all())
+    True
+    """
+
+    takes_complex = True
+
+    def __init__(self, A: CSR, weight: float | Tensor = 1.0):
+        Preconditioner.__init__(self, A, weight)
+        self.weight, self._inverse = _checked(weight, A), shared_inverse_diagonal(A, "Jacobi")
+        plain = not isinstance(weight, Tensor) and weight == 1
+        self.d = self._inverse if plain else times(self._inverse, self.weight)
+        self.batch_shape = self.d.shape[:-1]
+
+    def _learnable(self) -> dict[str, Part]:
+        w = torch.as_tensor(self.weight, dtype=self._inverse.dtype, device=self._inverse.device)
+        return {"weight": Part(w if w.dim() else w.expand(self.shape[0]), "all")}
+
+    def _without(self, names: Collection[str]) -> Preconditioner:
+        return super()._without({*names, "d"})
+
+    def _with(self, parts: dict[str, Any]) -> Preconditioner:
+        return super()._with({**parts, "d": times(self._inverse, parts["weight"])})
+
+
+def _checked(weight: float | Tensor, A: CSR) -> float | Tensor:
+    if not isinstance(weight, Tensor):
+        return checks.real("Jacobi", "weight", weight, "finite", "a number or a torch.Tensor")
+    checks.same_kind("Jacobi", "weight", weight, A.values)
+    n = A.shape[0]
+    if weight.dim() and weight.shape[-1] != n:
+        raise ValueError(f"Jacobi: weight must have shape () or (..., {n}), got {tuple(weight.shape)}")
+    checks.batches("Jacobi", A.batch_shape, weight.shape[:-1], "A.values and weight")
+    if readable(weight) and not weight.detach().isfinite().all():
+        raise ValueError(
+            "Jacobi: weight must be finite, got infinities or NaNs; find out where they come from"
+        )
+    return weight
+
+
+# Sweeps through the unknowns as triangular solves: the core of SOR and SSOR, as preconditioners and as
+# solvers.
+#
+# For A = L + D + U and T = A with its diagonal divided by omega, a sweep adds M r to x, with
+#
+#     forward     M = (D / omega + L)^-1
+#     backward    M = (D / omega + U)^-1
+#     symmetric   M = (2 - omega) (D / omega + U)^-1 (D / omega) (D / omega + L)^-1
+#
+# where the symmetric sweep is a forward and then a backward sweep. A triangular solve reads only one
+# triangle of T.
+#
+# Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1, 10.2 and 12.4.
+
+
+DIRECTIONS = ("forward", "backward", "symmetric")
+
+
+class Sweep(NamedTuple):
+    """One of the three M, for r in the order of the unknowns or, `multicolor`, color by color."""
+
+    direction: str
+    multicolor: bool
+
+    def system(self, A: CSR, omega: float | Tensor) -> CSR:
+        """T, in the order of the sweep."""
+        values = _with_diagonal_divided(A, omega)
+        if self.multicolor:
+            return A.pattern._planned(color_order).matrix(CSR(values, A.pattern))
+        return CSR(values, A.pattern)
+
+    def copied_system(self, A: CSR, omega: float | Tensor) -> CSR:
+        """T, unaffected by in-place changes of A's values."""
+        T = self.system(A, omega)
+        return T.clone() if T.values is A.values else T
+
+    def pattern(self, original: SparsityPattern) -> SparsityPattern:
+        """The pattern of T."""
+        return original._planned(color_order).pattern if self.multicolor else original
+
+    def apply(
+        self, T: CSR, original: SparsityPattern, omega: float | Tensor, R: Tensor, transpose: bool
+    ) -> Tensor:
+        """M R or M^T R for blocks of columns R (..., n, k), for the matrix on the pattern `original`."""
+        if self.multicolor:
+            order = original._planned(color_order)
+            return order.back(self._in_order(T, omega, order.there(R), transpose))
+        return self._in_order(T, omega, R, transpose)
+
+    def _in_order(self, T: CSR, omega: float | Tensor, R: Tensor, transpose: bool) -> Tensor:
+        if self.direction != "symmetric":
+            return sptrsv(T, R, lower=self.direction == "forward", transpose=transpose)
+        # M^T = (2 - omega) (D / omega + L)^-T (D / omega) (D / omega + U)^-T: the upper triangle first.
+        z = sptrsv(T, R, lower=not transpose, transpose=transpose)
+        factor = 2 - (omega[..., None, None] if isinstance(omega, Tensor) else omega)
+        z = scaled(factor, diagonal(T).unsqueeze(-1)) * z
+        return sptrsv(T, z, lower=transpose, transpose=transpose)
+
+
+_RANGE: tuple[float, str, tuple[str, str]] = (
+    2,
+    "lie in 0 < omega < 2",
+    ("; 1 is Gauss-Seidel", "; to train it, use 2 sigmoid(t) with a parameter t"),
+)
+
+
+def check_relaxation(function: str, A: Any, omega: Any, multicolor: Any) -> float | Tensor:
+    """Check the arguments of a sweep; returns omega as a float or tensor."""
+    check_sweep(function, A, multicolor)
+    return in_open_interval(function, "omega", omega, A.values, *_RANGE)
+
+
+def check_omega(function: str, omega: float | Tensor) -> None:
+    inside(function, "omega", omega, *_RANGE)
+
+
+def check_sweep(function: str, A: Any, multicolor: Any) -> None:
+    checks.matrix(function, "A", A)
+    checks.dtype(function, "A.values", A.values)
+    checks.flag(function, "multicolor", multicolor)
+    with torch.no_grad():  # for its errors: the diagonal must not have zeros
+        shared_inverse_diagonal(A, function)
+
+
+def _with_diagonal_divided(A: CSR, omega: float | Tensor) -> Tensor:
+    if not isinstance(omega, Tensor):
+        if omega == 1:
+            return A.values
+    elif omega.dim():
+        omega = omega.unsqueeze(-1)
+    return torch.where(on_diagonal(A.pattern), over(A.values, omega), A.values)
+
+
+def _reordered(R: Tensor, order: Tensor, back: Tensor) -> Tensor:
+    """R[..., order, :]"""
+    if R.shape[-1] == 1:  # torch copies rows one by one, but single elements faster
+        return permuted(R.squeeze(-1), order, back).unsqueeze(-1)
+    return permuted(R, order, back, -2)
+
+
+class _Order(NamedTuple):
+    """The order of the unknowns by color."""
+
+    pattern: SparsityPattern  # of the matrix, unknowns color by color
+    at: Tensor  # position of each entry in the original pattern
+    inverse: Tensor
+    rows: Tensor  # unknowns color by color
+    places: Tensor  # position of each unknown in this order
+
+    def matrix(self, A: CSR) -> CSR:
+        return CSR(permuted(A.values, self.at, self.inverse), self.pattern)
+
+    def there(self, R: Tensor) -> Tensor:
+        """Reorder blocks of columns from the order of the unknowns."""
+        return _reordered(R, self.rows, self.places)
+
+    def back(self, R: Tensor) -> Tensor:
+        return _reordered(R, self.places, self.rows)
+
+
+def color_order(P: SparsityPattern) -> _Order:
+    rows = greedy_coloring(P).rows.long()
+    plan, inverse = _plan_permutation(P, rows, rows)
+    places = torch.empty_like(rows)
+    places[rows] = torch.arange(len(rows), device=rows.device)
+    assert plan.pattern is not None
+    assert plan.at is not None
+    return _Order(plan.pattern, plan.at, inverse, rows, places)
+
+
+class SOR(Preconditioner):
+    r"""One sweep of successive over-relaxation: linear, not symmetric.
+
+    .. math:: M = \omega (D + \omega L)^{-1} \quad \text{(forward)}, \qquad
+              M = \omega (D + \omega U)^{-1} \quad \text{(backward)}
+
+    with A = L + D + U. omega = 1 is Gauss-Seidel. For `gmres`, `fgmres` and `bicgstab`; `cg` needs
+    `SSOR`. For sweeps with a trainable omega, see `solvers.SOR`.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz), without zeros on the diagonal
+    omega : float or Tensor, 0 < omega < 2; shape () or one per matrix of the batch
+    direction : "forward" or "backward", first to last unknown or last to first
+    multicolor : sweep color by color, with the colors of `ordering.greedy_coloring`; the triangular solve
+        then has as many levels as there are colors
+
+    Raises
+    ------
+    ValueError
+        if a diagonal entry is missing or zero, A is not finite (the message names the row), or omega is out
+        of its range.
+    TypeError
+        if a type, dtype or device is wrong.
+
+    Notes
+    -----
+    Gradient: exact, for A's values, omega and r. Cost: one triangular solve, nnz flops per column, on one
+    triangle of the original A; with `multicolor` two more passes over r. The order is planned once per
+    pattern.
+
+    Source: D. M. Young, "Iterative methods for solving partial difference equations of elliptic type", Trans.
+    AMS 76 (1954), doi:10.1090/S0002-9947-1954-0059635-7.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[2.0, -1.0], [-1.0, 2.0]]))
+    >>> ls.preconditioners.SOR(A)(torch.tensor([2.0, 1.0]))
+    tensor([1., 1.])
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        omega: float | Tensor = 1.0,
+        *,
+        direction: str = "forward",
+        multicolor: bool = False,
+    ):
+        self.omega = check_relaxation("SOR", A, omega, multicolor)
+        super().__init__(A, omega)
+        checks.one_of("SOR", "direction", direction, ("forward", "backward"))
+        self._sweep, self._pattern = Sweep(direction, multicolor), A.pattern
+        self._system = self._sweep.copied_system(A, self.omega)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self._sweep.apply(self._system, self._pattern, self.omega, R, False)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self._sweep.apply(self._system, self._pattern, self.omega, R, True)
+
+
+class SSOR(Preconditioner):
+    r"""A forward sweep of `SOR` and a backward one: linear, symmetric if A is.
+
+    .. math:: M = \omega (2 - \omega) (D + \omega U)^{-1} D (D + \omega L)^{-1}
+
+    with A = L + D + U. Positive definite for a symmetric positive definite A and every 0 < omega < 2.
+
+    Parameters
+    ----------
+    A, omega, multicolor : as for `SOR`
+    symmetric : bool, whether A is symmetric; default: determined from the values (not
+        under `torch.compile`)
+
+    Raises
+    ------
+    ValueError, TypeError
+        as for `SOR`.
+
+    Notes
+    -----
+    Gradient: exact, for A's values, omega and r. Cost: two triangular solves, 2 nnz flops per column. The
+    choice of omega matters little: the best omega of `sor` works well, and 1 is a good start.
+
+    The compiled loop of `cg` supports it if A is symmetric with a positive diagonal and `multicolor` is off,
+    as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`. Then only
+    the lower triangle of A is read, and gets the gradient of both.
+
+    References
+    ----------
+    O. Axelsson, "A generalized SSOR method", BIT 12 (1972) 443-467, doi:10.1007/BF01932955
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
+    >>> M = ls.preconditioners.SSOR(A, omega=1.8)
+    >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations / 2
+    True
+    """
+
+    def __init__(
+        self,
+        A: CSR,
+        omega: float | Tensor = 1.0,
+        *,
+        multicolor: bool = False,
+        symmetric: bool | None = None,
+    ):
+        self.omega = check_relaxation("SSOR", A, omega, multicolor)
+        super().__init__(A, omega)
+        self.symmetric = symmetry("SSOR", A, symmetric)
+        self._sweep, self._pattern = Sweep("symmetric", multicolor), A.pattern
+        self.omega = self.omega.clone() if isinstance(self.omega, Tensor) else self.omega
+        self._system = self._sweep.copied_system(A, self.omega)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self._sweep.apply(self._system, self._pattern, self.omega, R, False)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self._sweep.apply(self._system, self._pattern, self.omega, R, True)
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        if not self.symmetric or self._sweep.multicolor:
+            return None
+        K = self._kept_factor(self._cholesky)
+        return None if K is None else ("triangular", K.values, K.pattern)
+
+    def _cholesky(self) -> CSR | None:
+        """K of the lower triangle; None if M is not positive definite."""
+        d = diagonal(self._system)
+        if d.is_cpu and not (plain_values(d) > 0).all():
+            return None
+        omega = self.omega[..., None] if isinstance(self.omega, Tensor) else self.omega
+        return scale_columns(tril(self._system), ((2 - omega) * d).rsqrt())

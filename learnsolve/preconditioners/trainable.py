@@ -1,0 +1,587 @@
+"""A module made from any preconditioner that is computed from tensors; some of them are its parameters.
+Modules are saved as safetensors with class and settings in the header, and loading one runs no code.
+
+Sources: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation", arXiv
+2212.05159, section 4 (factors, cycles); Greenfeld, Galun, Basri, Yavneh, Kimmel, "Learning to optimize
+multigrid PDE solvers", ICML 2019; A. Katrutsa, T. Daulbaev, I. Oseledets, "Deep multigrid: learning
+prolongation and restriction matrices", arXiv 1711.03825.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve.matrix import checks, files
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.nn.modules import HoldsPattern, _difference, parameter
+from learnsolve.ops.core.gather import permuted
+from learnsolve.preconditioners.base import Part, Preconditioner
+from learnsolve.preconditioners.factors import Factored, check_has_diagonal
+from learnsolve.preconditioners.relaxation import Diagonal
+
+CLASSES: dict[str, type[Saved]] = {}  # by the name in the header; filled by `loadable`
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+Kind = TypeVar("Kind", bound="type[Saved]")
+
+
+def loadable(kind: Kind) -> Kind:
+    """Decorate a network class so that `preconditioners.load` can read its files, wherever the class is
+    defined.
+
+    Parameters
+    ----------
+    kind : a subclass of `FactorNetwork` or of another network with `save`; it replaces an earlier class of
+        the same name
+
+    Returns
+    -------
+    kind
+
+    Raises
+    ------
+    TypeError
+        if kind is not such a class.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> P = ls.preconditioners
+    >>> @P.loadable
+    ... class Corrector(P.PreCorrector):
+    ...     def classical(self, A):
+    ...         return P.MIC0(A, pattern=P.fill_pattern(A, 1))
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Saved)):
+        raise TypeError(
+            f"loadable: needs a subclass of FactorNetwork, or of another network with save, got {kind!r}"
+        )
+    CLASSES[kind.__name__] = kind
+    return kind
+
+
+class Saved(torch.nn.Module):
+    """Base of modules that `preconditioners.load` reads. A subclass is decorated with `loadable` and has
+
+    settings()              arguments of its constructor, for JSON, that make one with the same state dict;
+                            a dtype by its name, "float64"
+    _made(settings, tensors)    only if it is not ``cls(**settings)``: for a module whose size is in the file
+    """
+
+    def settings(self) -> dict[str, Any]:
+        raise NotImplementedError(f"{type(self).__name__} must define settings")
+
+    @classmethod
+    def _made(cls, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        """A module with these settings; its tensors are replaced later, so they need no memory."""
+        with torch.device("meta"):
+            return cls(**settings)
+
+    def header(self) -> dict[str, str]:
+        """The metadata of the file: class and settings."""
+        about = {"format": 1, "network": type(self).__name__, "settings": self.settings()}
+        return {"learnsolve": json.dumps(about)}
+
+    def save(self, path: str | Path) -> None:
+        """Write weights and settings to a safetensors file for `preconditioners.load`. An existing file is
+        replaced atomically."""
+        files.write_tensors("save", path, self.state_dict(), self.header())
+
+
+def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.device | str = "cpu") -> Saved:
+    """Read a network A -> M, or another module saved by its `save`, such as a `Trainable`, from its file.
+
+    Parameters
+    ----------
+    path : model.safetensors of a run of `learnsolve.train`, or a file written by ``network.save(path)``
+    M : for a `Trainable`, which is saved without its matrix: the preconditioner inside it, such as
+        ``Jacobi(A)`` or ``Polynomial(A, [1.0])``, with as many coefficients as trained. Not for factors
+    device : of the weights
+
+    Returns
+    -------
+    The saved module, such as a `PreCorrector` or `NeuralIF`. Its weights do not require grad, so that
+    ``M=network(A)`` works in any solver; call ``network.requires_grad_(True)`` to train it further.
+
+    Raises
+    ------
+    ValueError
+        if the file is damaged, needs an M or does not use it, holds something else, was written by a later
+        version, or has weights that are not finite or do not match its settings.
+    OSError
+        if the file cannot be read.
+    ImportError
+        without safetensors (``pip install 'learnsolve[train]'``).
+
+    Notes
+    -----
+    The file holds only tensors and strings: reading it runs no code.
+
+    Examples
+    --------
+    >>> import tempfile, torch, learnsolve as ls
+    >>> network, path = ls.preconditioners.PreCorrector(rounds=2), f"{tempfile.mkdtemp()}/network.safetensors"
+    >>> network.save(path)
+    >>> again = ls.preconditioners.load(path)
+    >>> A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
+    >>> ls.solvers.cg(A, b, M=again(A)).converged
+    True
+    """
+    other = "it is not the file of a network; take model.safetensors of a run"
+    tensors, header = files.read_tensors("load", path)
+    about = header.get("learnsolve")
+    if about is None:
+        raise ValueError(f"load: {path} has no settings of a network, {other}")
+    network = _made(path, about, tensors, other, M)
+    _fill(path, network, tensors)
+    return network.to(device).requires_grad_(False)
+
+
+def _made(
+    path: str | Path, about: str, tensors: dict[str, Tensor], other: str, M: Preconditioner | None
+) -> Saved:
+    """The module with these settings."""
+    try:
+        facts = json.loads(about)
+        made_by, kind, settings = facts["format"], facts["network"], dict(facts["settings"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"load: the settings in {path} are damaged ({error!r})") from error
+    if made_by != 1:
+        raise ValueError(f"load: {path} has format {made_by!r}, this version reads 1; update learnsolve")
+    if not isinstance(kind, str) or kind not in CLASSES:
+        raise ValueError(f"load: {path} is of {kind!r}, known are {', '.join(sorted(CLASSES))}; {other}")
+    start = settings.get("start")
+    if M is None and isinstance(start, dict) and start.get("complete") is False:
+        raise ValueError(
+            f"load: {path} has the parameters of a {start.get('M')}, and not its matrix; pass M=, such as "
+            "M=Jacobi(A)"
+        )
+    if M is not None and kind != "Trainable":
+        raise ValueError(f"load: M= is for a Trainable, and {path} is of a {kind}; leave it out")
+    try:
+        if "dtype" in settings:
+            settings["dtype"] = DTYPES[settings["dtype"]]
+        return CLASSES[kind]._made(settings, tensors, **({} if M is None else {"M": M}))
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        if M is not None:
+            raise ValueError(f"load: {path} does not fit M ({error})") from error
+        raise ValueError(f"load: the settings in {path} are damaged ({error})") from error
+
+
+def _fill(path: str | Path, network: Saved, tensors: dict[str, Tensor]) -> None:
+    wanted = network.state_dict()
+    for name in sorted(wanted.keys() | tensors.keys()):
+        found, expected = tensors.get(name), wanted.get(name)
+        if found is None or expected is None:
+            where = "is missing" if found is None else "has no place in the network"
+            raise ValueError(f"load: {path} does not fit its settings, {name} {where}")
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            raise ValueError(
+                f"load: {path} does not fit its settings, {name} has shape {tuple(found.shape)} and "
+                f"{found.dtype}, expected {tuple(expected.shape)} and {expected.dtype}"
+            )
+        if not bool(found.isfinite().all()):
+            raise ValueError(f"load: {path} has weights that are not finite, in {name}; train it again")
+    network.load_state_dict(tensors, assign=True)
+
+
+# The tensors of a preconditioner as parameters, one module each; calling it returns the current tensor.
+#
+# The names in the state dict show the map to positive values: ``values`` are the values themselves,
+# ``log_values`` their logarithms, ``raw_values`` their inverse softplus; likewise for ``diagonal``.
+
+
+PREFIX = {None: "", "exp": "log_", "softplus": "raw_"}
+POSITIVE = ("exp", "softplus")
+INSTEAD = "use M itself, which keeps the graph"
+
+
+def positive(raw: Tensor, how: str | None) -> Tensor:
+    """The values that a parameter represents: positive, unless `how` is None."""
+    if how is None:
+        return raw
+    info = torch.finfo(raw.dtype)  # for large |raw| an exponential rounds to 0 or overflows
+    return (raw.exp() if how == "exp" else torch.nn.functional.softplus(raw)).clamp(info.tiny, info.max)
+
+
+def _raw(value: Tensor, how: str | None) -> Tensor:
+    """The parameter that represents `value`."""
+    if how is None:
+        return value
+    # log(e^v - 1), without overflow for large v or cancellation for small ones
+    return value.log() if how == "exp" else value + (-torch.expm1(-value)).log()
+
+
+def module_of(name: str, part: Part, how: str | None, learned: bool) -> torch.nn.Module:
+    """The module of a part with this name, or a list with one module per item of a sequence."""
+    value = part.value
+    if isinstance(value, (list, tuple)):
+        items = (part._replace(value=v) for v in value)
+        return torch.nn.ModuleList(
+            module_of(f"{name}[{i}]", item, how, learned) for i, item in enumerate(items)
+        )
+    how = how if part.positive else None
+    if isinstance(value, CSR):
+        return MatrixValues("Trainable", name, value, how, part.positive == "absolute diagonal")
+    return TensorValues(name, value, how, learned)
+
+
+def current(module: Any) -> Any:
+    """The tensor or matrix, or a list of them, for the current parameters."""
+    # Call `forward` directly: the overhead of Module's `__call__` matters in small solves.
+    return [m.forward() for m in module] if isinstance(module, torch.nn.ModuleList) else module.forward()
+
+
+def _check_start(function: str, name: str, value: Tensor, instead: str) -> None:
+    """`value` must be finite and must not require grad, since a parameter would cut the graph."""
+    checks.dtype(function, name, value)
+    checks.start(function, name, value, instead)
+    if not bool(value.isfinite().all()):
+        raise ValueError(
+            f"{function}: {name} must be finite, got infinities or NaNs; find out where they come from"
+        )
+
+
+class TensorValues(torch.nn.Module):
+    """A tensor; all entries are positive if `how` is not None."""
+
+    def __init__(self, name: str, start: Tensor, how: str | None, learned: bool):
+        super().__init__()
+        _check_start("Trainable", name, start, INSTEAD)
+        if how is not None and not bool((start > 0).all()):
+            raise ValueError(
+                f"Trainable: {name} must be positive for positive={how!r}, the smallest is "
+                f"{float(start.min()):.6g}; use positive=None"
+            )
+        self.how, self.key = how, f"{PREFIX[how]}values"
+        value = parameter(_raw(start, how))
+        if learned:
+            self.register_parameter(self.key, value)
+        else:
+            self.register_buffer(self.key, value.detach())
+
+    def forward(self) -> Tensor:
+        return positive(getattr(self, self.key), self.how)
+
+
+class Split(NamedTuple):
+    """The permutation of entries into a list, off-diagonal entries first, and back."""
+
+    off: int
+    split: Tensor  # position in the pattern of each element of the list
+    join: Tensor  # position in the list of each entry of the pattern
+
+
+def _plan_split(P: SparsityPattern) -> Split:
+    on = as_numpy(P.diagonal_positions).astype(np.int64)
+    off = np.setdiff1d(np.arange(P.nnz), on, assume_unique=True)
+    split = np.concatenate((off, on))
+    join = np.empty_like(split)
+    join[split] = np.arange(len(split))
+    return Split(len(off), P._tensor(split), P._tensor(join))
+
+
+class MatrixValues(HoldsPattern):
+    """A matrix with parameters `values`; or, if `how` is not None, with a positive diagonal or, if `signed`,
+    a diagonal with fixed signs, from `off_diagonal` and `log_diagonal` or `raw_diagonal`."""
+
+    sign: Tensor
+    instead = INSTEAD
+
+    def __init__(self, function: str, name: str, start: CSR, how: str | None, signed: bool = False):
+        super().__init__()
+        _check_start(function, f"{name}.values", start.values, self.instead)
+        self._hold(start.pattern)
+        self.how, self.key, self.signed = how, f"{PREFIX[how]}diagonal", signed
+        if how is None:
+            self.values = parameter(start.values)
+            return
+        checks.square(function, name, start.shape)
+        check_has_diagonal(function, name, start)
+        plan = start.pattern._planned(_plan_split)
+        values = start.values.detach().index_select(-1, plan.split)
+        off, diagonal = values[..., : plan.off], values[..., plan.off :]
+        size = diagonal.abs() if signed else diagonal
+        # The solve divides by the diagonal, and the reciprocal of a subnormal number overflows.
+        bad = ~(size >= torch.finfo(size.dtype).tiny)
+        if bad.any():
+            at = tuple(bad.nonzero()[0].tolist())
+            rule = "without zeros" if signed else "positive"
+            raise ValueError(
+                f"{function}: the diagonal of {name} must be {rule}, row {at[-1]} has "
+                f"{diagonal[at].item():.6g}; shift it, or change the sign of that column"
+            )
+        self.off_diagonal = parameter(off)
+        self.register_parameter(self.key, parameter(_raw(size, how)))
+        if signed:
+            self.register_buffer("sign", diagonal.sign())
+
+    def matrix(self) -> CSR:
+        """The matrix, as a differentiable function of the parameters."""
+        if self.how is None:
+            return CSR(self.values, self.pattern)
+        d = positive(getattr(self, self.key), self.how)
+        plan = self.pattern._planned(_plan_split)
+        values = torch.cat((self.off_diagonal, self.sign * d if self.signed else d), -1)
+        return CSR(permuted(values, plan.join, plan.split), self.pattern)
+
+    forward = matrix
+
+    def extra_repr(self) -> str:
+        return f"{self.pattern.shape}, nnz={self.pattern.nnz}, positive={self.how!r}"
+
+
+def settings_of(module: Trainable) -> dict[str, Any]:
+    """Settings for JSON; "complete" if `made` needs only these and the tensors of the file."""
+    M: Any = module.M
+    complete = not module._keeps_tensors and isinstance(M, (Diagonal, Factored))
+    settings: dict[str, Any] = {"M": type(M).__name__, "complete": complete}
+    if complete and isinstance(M, Factored):
+        columns = module.L.pattern.shape[1]
+        settings |= {"form": M.form, "columns": columns, "shift": vars(M).get("shift")}
+    return settings
+
+
+def made(settings: dict[str, Any], tensors: dict[str, Tensor]) -> Preconditioner:
+    """A preconditioner with these patterns; its values are replaced later."""
+    if settings["M"] == "Diagonal":
+        (d,) = tensors.values()
+        return Diagonal(torch.ones_like(d))
+    columns, shift = settings["columns"], settings["shift"]
+    rows = len(tensors["L.crow_indices"]) - 1
+    L = _matrix(tensors, "L", (rows, columns))
+    U = _matrix(tensors, "U", (columns, rows)) if "U.crow_indices" in tensors else None
+    if shift is None:
+        (shift,) = (torch.ones_like(t) for name, t in tensors.items() if name.startswith("shift."))
+    return Factored(L, U, form=settings["form"], shift=shift)
+
+
+def _matrix(tensors: dict[str, Tensor], name: str, shape: tuple[int, int]) -> CSR:
+    """A matrix on the saved pattern, with ones on the diagonal."""
+    pattern = SparsityPattern(tensors[f"{name}.crow_indices"], tensors[f"{name}.col_indices"], shape)
+    split = f"{name}.off_diagonal" in tensors
+    values = tensors[f"{name}.off_diagonal" if split else f"{name}.values"]
+    if values.shape[-1] != pattern.nnz - (shape[0] if split else 0):
+        raise ValueError(f"{name} has {values.shape[-1]} numbers for {pattern.nnz} entries")
+    ones = (pattern.row_indices == pattern.col_indices).to(values.dtype)
+    return CSR(ones.expand(*values.shape[:-1], -1), pattern)
+
+
+class _Ready(Saved):
+    """A module without `super().__init__()`: subclasses need not call it."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        M = super().__new__(cls)
+        torch.nn.Module.__init__(M)
+        return M
+
+
+@loadable
+class Trainable(_Ready, Preconditioner):
+    """A preconditioner with parameters: tensors of M, or of a subclass. Solvers compute their gradient with
+    gradient="unrolled" or "checkpointed". Table of names and defaults: docs/preconditioners.md.
+
+    Parameters
+    ----------
+    M : Preconditioner, the start of the training; tensors that are not learned stay fixed
+    learn : names of tensors of M, such as ("L",) for `Factored`, ("coefficients",) for `Polynomial`
+    positive : None, or "exp" or "softplus": the parameters are the logarithms, or inverse softplus, of the
+        diagonals of factors (U keeps its signs) and of all entries of d, weights, coefficients
+
+    Attributes
+    ----------
+    each name of `learn` : a module or a list of them; calling it returns the tensor or `CSR`. Parameters are
+        `values`; with `positive` `log_` or `raw_values`, or `off_diagonal` and `log_` or `raw_diagonal`
+    depends_on : tuple of Tensors, the parameters and others
+    shape, linear, symmetric, T, dtype, device, batch_shape : as for a `Preconditioner`
+
+    Raises
+    ------
+    ValueError
+        if `learn` names something else, or tensors are not finite, not positive or require grad.
+    TypeError
+        if M is not a Preconditioner or is a module; in a call, if only one of the modules that share
+        parameters was converted.
+
+    Notes
+    -----
+    ``build()`` returns the preconditioner for the current parameters, with their graph: build once for
+    several calls of an `AMG`. State dicts include the patterns of matrices; other patterns raise an error.
+    ``save(path)`` and `preconditioners.load` write and read files. Gradient: exact, for the parameters and r,
+    to any order. Cost: as for M, plus a pass over the values. Subclasses: docs/extending.md.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((16, 16)), torch.ones(256, dtype=torch.float64)
+    >>> M = ls.preconditioners.Trainable(ls.preconditioners.IC0(A), positive="exp")
+    >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
+    >>> M.L.log_diagonal.grad.shape
+    torch.Size([256])
+    """
+
+    if TYPE_CHECKING:  # type checkers do not know the names in `learn`
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
+    M: Preconditioner | None = None  # the fixed part
+
+    # Do not call Module's `__init__` here, which would reset the module.
+    def __init__(
+        self,
+        M: Preconditioner | None = None,
+        *,
+        learn: Sequence[str] | None = None,
+        positive: str | None = None,
+    ):
+        if M is None and type(self) is not Trainable:
+            return
+        if not isinstance(M, Preconditioner) or isinstance(M, torch.nn.Module):
+            raise TypeError(
+                "Trainable: M must be a Preconditioner that is computed from tensors, as IC0(A) is, got "
+                f"{type(M).__name__}"
+            )
+        if positive is not None:
+            checks.one_of("Trainable", "positive", positive, POSITIVE)
+        parts = M._learnable()
+        self.learn, self.positive = _names(type(M).__name__, parts, learn), positive
+        if positive is not None and not any(parts[name].positive for name in self.learn):
+            raise ValueError(
+                f"Trainable: positive={positive!r} applies to none of {self.learn}; leave it out"
+            )
+        held = [*self.learn, *(name for name, part in parts.items() if part.state and name not in self.learn)]
+        self.M = M._without(held)
+        for name in held:
+            self.add_module(name, module_of(name, parts[name], positive, name in self.learn))
+        self._held, self._keeps_tensors = tuple(held), self.M._like() is not None
+        self.shape, self.batch_shape = M.shape, M.batch_shape
+        self.linear, self.symmetric = self.M.linear, self.M.symmetric
+
+    @property
+    def depends_on(self) -> tuple[Tensor, ...]:  # type: ignore[override]
+        fixed = () if self.M is None else self.M.depends_on
+        return (*self.parameters(), *fixed, *vars(self).get("_others", ()))
+
+    @depends_on.setter
+    def depends_on(self, tensors: Iterable[Tensor]) -> None:
+        self._others = tuple(tensors)
+
+    def build(self) -> Preconditioner:
+        """The preconditioner for the current parameters, with their graph."""
+        if self.M is None:
+            raise NotImplementedError(f"{type(self).__name__} must define build, or _columns")
+        parts = {name: current(self._modules[name]) for name in self._held}
+        if self._keeps_tensors:
+            self._check_kind(parts[self._held[0]])
+        return self.M._with(parts)
+
+    def _check_kind(self, part: Any) -> None:
+        learned = part[0] if isinstance(part, list) else part
+        fixed = self.M and self.M._like()
+        if fixed is not None and (learned.dtype, learned.device) != (fixed.dtype, fixed.device):
+            raise TypeError(
+                f"Trainable: its parameters are {learned.dtype} on {learned.device}, what it keeps of the "
+                f"matrix {fixed.dtype} on {fixed.device}: a module that shares the parameters was converted; "
+                "convert this one as well"
+            )
+
+    def on(self, M: Preconditioner) -> Trainable:
+        """The same parameters for the matrix of M: ``learned.on(Jacobi(B))``."""
+        other = self._compared("on", M)
+        for name in self._held:
+            setattr(other, name, getattr(self, name))
+        return other
+
+    @torch.no_grad()
+    def assign_(self, M: Preconditioner) -> Self:
+        """Set the parameters, in place, to the tensors of M, on the patterns of this module and in its dtype:
+        ``learned.assign_(IC0(B))``. After an error nothing has changed."""
+        theirs = self._compared("assign_", M).state_dict()
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(theirs[name])
+        return self
+
+    def _compared(self, function: str, M: Preconditioner) -> Trainable:
+        """A module that starts at M, checked to have the same state as this."""
+        function = f"Trainable.{function}"
+        other = Trainable(M, learn=self.learn, positive=self.positive)
+        if other.settings() != self.settings():
+            raise ValueError(
+                f"{function}: M must be as this module's, {self.settings()}, got {other.settings()}"
+            )
+        ours, theirs = self.state_dict(), other.state_dict()
+        for name in sorted(
+            ours.keys() | theirs.keys(), key=lambda name: (not name.endswith("_indices"), name)
+        ):
+            a, b = ours.get(name), theirs.get(name)
+            if a is None or b is None:
+                raise ValueError(f"{function}: {name} is in the state of only one of the two")
+            if name.endswith("_indices") and (fault := _difference(b, a)) is not None:
+                raise ValueError(f"{function}: M must have the pattern of this module, but {name} {fault}")
+            if a.shape != b.shape:
+                raise ValueError(
+                    f"{function}: {name} must have shape {tuple(a.shape)}, as here, got {tuple(b.shape)}"
+                )
+            if a.is_floating_point() and (a.dtype, a.device) != (b.dtype, b.device):
+                raise TypeError(
+                    f"{function}: {name} must be {a.dtype} on {a.device}, as here, got {b.dtype} on "
+                    f"{b.device}; convert one with .to()"
+                )
+        return other
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """`.to`, `.float` and the like also move the fixed part, first, because that may raise."""
+        like = None if self.M is None else self.M._like()
+        if self.M is not None and like is not None:
+            to = fn(like.detach())
+            if (to.dtype, to.device) != (like.dtype, like.device):
+                self.M = self.M._converted(dtype=to.dtype, device=to.device)
+        return super()._apply(fn, recurse)
+
+    def _columns(self, R: Tensor) -> Tensor:
+        return self.build()._columns(R)
+
+    def _transposed(self, R: Tensor) -> Tensor:
+        return self.build()._transposed(R)
+
+    def pcg_form(self) -> tuple[str, Tensor, Any] | None:
+        if self.M is None:
+            return None if type(self).build is Trainable.build else self.build().pcg_form()
+        # An AMG would set up its cycle only to return None.
+        return None if type(self.M).pcg_form is Preconditioner.pcg_form else self.build().pcg_form()
+
+    def settings(self) -> dict[str, Any]:
+        """A description of M, and the other arguments, for JSON."""
+        if self.M is None:
+            return super().settings()
+        return {"start": settings_of(self), "learn": list(self.learn), "positive": self.positive}
+
+    @classmethod
+    def _made(cls, settings: dict[str, Any], tensors: dict[str, Tensor], M: Any = None) -> Self:
+        M = made(settings["start"], tensors) if M is None else M
+        return cls(M, learn=settings["learn"], positive=settings["positive"])
+
+    def extra_repr(self) -> str:
+        kind = "" if self.M is None else f", of={type(self.M).__name__}, positive={self.positive!r}"
+        return f"shape={self.shape}{kind}"
+
+
+def _names(kind: str, parts: dict[str, Part], learn: Sequence[str] | None) -> tuple[str, ...]:
+    if not parts:
+        raise ValueError(f"Trainable: {kind} has no tensors that can be learned; see the table of Trainable")
+    if learn is None:
+        return tuple(name for name, part in parts.items() if part.default)
+    if isinstance(learn, str) or not learn or not set(learn) <= parts.keys():
+        raise ValueError(
+            f"Trainable: learn must be one or more of {tuple(parts)}, the tensors of this {kind}, in a "
+            f"tuple, got {learn!r}"
+        )
+    return tuple(learn)

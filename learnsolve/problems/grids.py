@@ -1,0 +1,662 @@
+"""Partial differential equations on structured grids, differentiable in their coefficients."""
+
+import cmath
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import makes_plain_tensors
+from learnsolve.ops.core.gather import permuted
+from learnsolve.problems._grid import (
+    ElementPlan,
+    MatrixProperties,
+    check_dtype,
+    check_rows,
+    check_sign,
+    element_plan,
+    grid_axes,
+    grid_plan,
+    grid_shape,
+    kronecker_sum,
+    neighbors,
+    pattern_of_rows,
+    periodic_angles,
+    sine_angles,
+    stencil_matrix,
+    sum_over_axes,
+)
+
+
+def poisson(
+    shape: int | Sequence[int],
+    *,
+    stencil: Literal["fd", "q1"] = "fd",
+    boundary: Literal["dirichlet", "periodic"] = "dirichlet",
+    rows: tuple[int, int] | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> CSR:
+    r"""The negative Laplacian on a structured grid with zero Dirichlet values around it, or periodic.
+
+    .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbor of } i} u_j \approx -h^2 \Delta u
+
+    Parameters
+    ----------
+    shape : int, or tuple of 1, 2 or 3 ints: interior grid points along each axis, last axis fastest; at least
+        3 if periodic
+    stencil : "fd": second-order finite differences, 3, 5 or 7 points. "q1": bilinear finite elements on
+        squares, 9 points, only in two dimensions: 8 in the center and -1 around it, three times the stiffness
+        matrix
+    boundary : "dirichlet": zero around the grid. "periodic": first and last point of an axis are neighbors; A
+        is then singular, and a solve takes null_space="constants"
+    rows : (lo, hi): make rows lo to hi - 1 only, a CSR of shape (hi - lo, n), for a process (`petsc.Matrix`)
+    dtype : torch.float32 or torch.float64
+    device : device of the matrix
+
+    Returns
+    -------
+    CSR, shape (n, n), n the number of grid points; int32 indices if they can count the entries, else int64.
+
+    Raises
+    ------
+    ValueError
+        if shape, stencil or boundary is not as described above.
+    NotImplementedError
+        for stencil="q1" in one or three dimensions.
+
+    Notes
+    -----
+    Symmetric positive definite; "periodic": semidefinite, the constants are its null space. docs/problems.md
+    has the eigenvalues. Divide "fd" by :math:`h^2` for the operator. Cost: O(n) in each call. Source: R. J.
+    LeVeque, "Finite Difference Methods for Ordinary and Partial Differential Equations", 2007, chapters 2 and
+    3.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.problems.poisson(3).to_dense()[1]
+    tensor([-1.,  2., -1.], dtype=torch.float64)
+    """
+    sizes = _poisson_checked(shape, stencil, boundary)
+    check_dtype("poisson", dtype)
+    d = len(sizes)
+    if stencil == "q1":
+        coefficients = -np.ones((3, 3))
+        coefficients[1, 1] = 8.0
+    else:
+        coefficients = np.zeros((3,) * d)
+        for axis in range(d):
+            at = [1] * d
+            for at[axis] in (0, 2):
+                coefficients[tuple(at)] = -1.0
+        coefficients[(1,) * d] = 2.0 * d
+    part = None if rows is None else check_rows("poisson", rows, math.prod(sizes))
+    return stencil_matrix(coefficients, sizes, dtype, device, boundary == "periodic", part)
+
+
+def _poisson_checked(shape: int | Sequence[int], stencil: str, boundary: str) -> tuple[int, ...]:
+    checks.one_of("poisson", "stencil", stencil, ("fd", "q1"))
+    checks.one_of("poisson", "boundary", boundary, ("dirichlet", "periodic"))
+    sizes = grid_shape("poisson", shape, (1, 2, 3))
+    if stencil == "q1" and len(sizes) != 2:
+        raise NotImplementedError(
+            f"poisson: stencil='q1' is for two dimensions, got shape {sizes}; use stencil='fd'"
+        )
+    if boundary == "periodic" and min(sizes) < 3:  # two would be neighbors twice
+        raise ValueError(f'poisson: boundary="periodic" needs at least 3 points along each axis, got {sizes}')
+    return sizes
+
+
+def _poisson_eigenvalues(
+    shape: int | Sequence[int], *, stencil: str = "fd", boundary: str = "dirichlet"
+) -> Tensor:
+    sizes = _poisson_checked(shape, stencil, boundary)
+    angles = [periodic_angles(n) if boundary == "periodic" else sine_angles(n) for n in sizes]
+    # 2 - 2 cos t = 4 sin^2(t / 2), without the cancellation for small t.
+    stiffness = [4 * torch.sin(t / 2) ** 2 for t in angles]
+    if stencil == "q1":
+        # A = 3 (K x M + M x K) with K = (-1, 2, -1) and M = (1, 4, 1) / 6
+        (k1, k2), (m1, m2) = stiffness, [2 + torch.cos(t) for t in angles]
+        return kronecker_sum([(k1, m2), (m1, k2)])
+    return sum_over_axes(stiffness)
+
+
+POISSON_PROPERTIES = MatrixProperties(
+    formula="-div grad u, zero on the boundary or periodic",
+    symmetric=True,
+    positive_definite=None,
+    positive_semidefinite=True,
+    null_space='for boundary="periodic": constants',
+    source="LeVeque, Finite Difference Methods, SIAM 2007; pyamg.gallery.poisson",
+    eigenvalues=_poisson_eigenvalues,
+)
+
+
+def anisotropic(
+    shape: Sequence[int],
+    epsilon: float,
+    theta: float,
+    *,
+    discretization: Literal["fd", "fe"] = "fd",
+    rows: tuple[int, int] | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> CSR:
+    r"""Diffusion that is strong along one direction and weak across it, zero on the boundary.
+
+    .. math::
+        -\nabla \cdot (Q \operatorname{diag}(1, \epsilon) Q^T \nabla u) = -E u_{xx} - F u_{xy} - G u_{yy}
+
+    with the rotation Q by theta, :math:`E = c^2 + \epsilon s^2`, :math:`F = 2 (1 - \epsilon) c s`,
+    :math:`G = \epsilon c^2 + s^2`, :math:`c = \cos\theta`, :math:`s = \sin\theta`.
+
+    Parameters
+    ----------
+    shape : tuple of 2 ints, interior grid points along x and y; points are numbered with y fastest
+    epsilon : float, positive: strength across the direction, relative to that along it
+    theta : float, angle of the direction from the x-axis, in radians
+    discretization : "fd", second-order finite differences, or "fe", bilinear finite elements on squares
+    rows : (lo, hi): make rows lo to hi - 1 only, a CSR of shape (hi - lo, n), for a process (`petsc.Matrix`)
+    dtype : torch.float32 or torch.float64
+    device : device of the matrix
+
+    Returns
+    -------
+    CSR, shape (n, n), n the number of grid points. Up to 9 entries per row; zeros of the stencil are omitted.
+
+    Raises
+    ------
+    ValueError
+        if shape, discretization, epsilon or theta is not as described above.
+
+    Notes
+    -----
+    Symmetric positive definite; docs/problems.md has the eigenvalues. Divide "fd" by :math:`h^2` for the
+    operator. Equal, up to rounding, to pyamg's ``diffusion_stencil_2d``. Cost: O(n).
+
+    Source: U. Trottenberg, C. W. Oosterlee, A. Schueller, "Multigrid", Academic Press 2001, section 7.7.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.problems.anisotropic((2, 2), epsilon=0.25, theta=0.0).to_dense()[0]
+    tensor([ 2.5000, -0.2500, -1.0000,  0.0000], dtype=torch.float64)
+    """
+    sizes, E, F, G = _anisotropic_checked(shape, epsilon, theta, discretization)
+    check_dtype("anisotropic", dtype)
+    K = np.array([-1.0, 2.0, -1.0])
+    # Six times the mass matrix of linear elements: integers, so that terms cancel to exactly zero.
+    M = np.array([1.0, 4.0, 1.0]) if discretization == "fe" else np.array([0.0, 6.0, 0.0])
+    D = np.array([-1.0, 0.0, 1.0]) / 2
+    stencil = (E * np.outer(K, M) + G * np.outer(M, K)) / 6 - F * np.outer(D, D)
+    part = None if rows is None else check_rows("anisotropic", rows, math.prod(sizes))
+    return stencil_matrix(stencil, sizes, dtype, device, rows_of=part)
+
+
+def _anisotropic_checked(
+    shape: Sequence[int], epsilon: float, theta: float, discretization: str
+) -> tuple[tuple[int, ...], float, float, float]:
+    checks.one_of("anisotropic", "discretization", discretization, ("fd", "fe"))
+    sizes = grid_shape("anisotropic", shape, (2,))
+    epsilon = checks.real("anisotropic", "epsilon", epsilon, "positive and finite")
+    theta = checks.real("anisotropic", "theta", theta, "finite")
+    c, s = math.cos(theta), math.sin(theta)
+    return sizes, c * c + epsilon * s * s, 2 * (1 - epsilon) * c * s, epsilon * c * c + s * s
+
+
+def _anisotropic_eigenvalues(
+    shape: Sequence[int], epsilon: float, theta: float, *, discretization: str = "fd"
+) -> Tensor:
+    sizes, E, F, G = _anisotropic_checked(shape, epsilon, theta, discretization)
+    if abs(F) > 1e-15 * (E + G):  # sin(pi) is not 0 but 1.2e-16
+        raise ValueError(
+            "anisotropic: the eigenvalues are known for theta a multiple of pi/2 or epsilon = 1 only, got "
+            f"epsilon = {epsilon}, theta = {theta}"
+        )
+    angles = [sine_angles(n) for n in sizes]
+    k1, k2 = (4 * torch.sin(t / 2) ** 2 for t in angles)
+    m1, m2 = ((2 + torch.cos(t)) / 3 if discretization == "fe" else torch.ones_like(t) for t in angles)
+    return kronecker_sum([(E * k1, m2), (m1, G * k2)])
+
+
+ANISOTROPIC_PROPERTIES = MatrixProperties(
+    formula="-div(Q diag(1, epsilon) Q^T grad u), zero on the boundary",
+    symmetric=True,
+    positive_definite=True,
+    positive_semidefinite=True,
+    source="Trottenberg, Oosterlee, Schueller, Multigrid, 2001; pyamg.gallery.diffusion_stencil_2d",
+    eigenvalues=_anisotropic_eigenvalues,
+)
+
+
+def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, int] | None = None) -> CSR:
+    r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)` with one coefficient per cell of a uniform grid.
+
+    Cell-centered finite volumes, u = 0 on the boundary:
+
+    .. math:: (A u)_i = \sum_{j \sim i} \frac{2 \kappa_i \kappa_j}{\kappa_i + \kappa_j} (u_i - u_j)
+              + \sum_{\text{boundary faces of } i} 2 \kappa_i u_i
+
+    Parameters
+    ----------
+    kappa : Tensor, shape (..., nx, ny) or (..., nx, ny, nz), float32 or float64, positive; last axis fastest
+    dimensions : 2 or 3, axes of the grid, default all axes of kappa; the axes before them make a batch
+    rows : (lo, hi): make rows lo to hi - 1 only, a CSR of shape (hi - lo, n), for a process (`petsc.Matrix`);
+        kappa is of the whole grid, without a batch
+
+    Returns
+    -------
+    CSR, shape (n, n), n the number of cells; values of shape (..., nnz) in kappa's dtype, on its device.
+
+    Raises
+    ------
+    ValueError
+        if kappa has too few axes or no cells, or an entry that is not positive and finite (not checked in a
+        batch of `torch.func.vmap`, on a CUDA device and under `torch.compile`).
+    TypeError
+        if kappa is not a float32 or float64 tensor.
+
+    Notes
+    -----
+    Symmetric positive definite; :math:`h^2` times the operator, second-order accurate. Gradient: any order,
+    forward mode, vmap; deterministic. Matrices of one grid share one `SparsityPattern`. Cost: O(n). Source:
+    Eymard, Gallouet, Herbin, "Finite Volume Methods", North-Holland 2000, chapter 3.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> kappa = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
+    >>> ls.problems.diffusion(kappa).sum().backward()
+    >>> kappa.grad
+    tensor([[4., 4.],
+            [4., 4.]], dtype=torch.float64)
+    """
+    d = _diffusion_checked(kappa, dimensions)
+    if rows is not None:
+        return _rows(kappa, d, rows)
+    diagonal = torch.zeros_like(kappa)
+    couplings = []
+    for axis in range(-d, 0):
+        n = kappa.shape[axis]
+        first, last = kappa.narrow(axis, 0, 1), kappa.narrow(axis, n - 1, 1)
+        left, right = kappa.narrow(axis, 0, n - 1), kappa.narrow(axis, 1, n - 1)
+        # Divide before multiplying: the square of kappa = 1e-20 (permeabilities) underflows in float32.
+        between = left * (2 * (right / (left + right)))
+        faces = torch.cat((2 * first, between, 2 * last), axis)
+        diagonal = diagonal + faces.narrow(axis, 0, n) + faces.narrow(axis, 1, n)
+        couplings.append(-between.flatten(-d))
+    plan = grid_plan(tuple(kappa.shape[-d:]), kappa.device)
+    return plan.matrix(diagonal.flatten(-d), torch.cat(couplings, -1))
+
+
+def _rows(kappa: Tensor, d: int, rows: tuple[int, int]) -> CSR:
+    """The rows lo to hi - 1, with the same arithmetic cell by cell, hence the same bits."""
+    if kappa.dim() != d:
+        raise ValueError(
+            f"diffusion: rows are of one grid, but kappa has a batch, got shape {tuple(kappa.shape)}"
+        )
+    lo, hi = check_rows("diffusion", rows, kappa.numel())
+    unit = np.eye(d, dtype=np.int64)
+    offsets = np.concatenate((-unit, np.zeros((1, d), np.int64), unit[::-1]))  # ascending columns
+    numbers, inside = neighbors(offsets, tuple(kappa.shape), lo, hi)
+    there = torch.from_numpy(inside).to(kappa.device)
+    beside = torch.from_numpy(np.where(inside, numbers, np.arange(lo, hi)[:, None])).to(kappa.device)
+    cells = kappa.reshape(-1)[beside]  # (hi - lo, 2 d + 1)
+    own, diagonal = cells[:, d], torch.zeros_like(cells[:, d])
+    entries: list[Tensor] = [own] * (2 * d + 1)
+    for axis in range(d):
+        for k in (axis, 2 * d - axis):
+            left, right = (cells[:, k], own) if k < d else (own, cells[:, k])
+            between = left * (2 * (right / (left + right)))
+            entries[k] = -between
+            diagonal = diagonal + torch.where(there[:, k], between, 2 * own)
+    entries[d] = diagonal
+    pattern = pattern_of_rows(numbers, inside, kappa.numel(), kappa.device)
+    return CSR(torch.stack(entries, 1)[there], pattern)
+
+
+def _diffusion_checked(kappa: Tensor, dimensions: int | None) -> int:
+    d = grid_axes("diffusion", "kappa", kappa, dimensions, (2, 3))
+    check_sign("diffusion", "kappa", kappa, zero=False)
+    return d
+
+
+def _diffusion_eigenvalues(kappa: Tensor, *, dimensions: int | None = None) -> Tensor:
+    d = _diffusion_checked(kappa, dimensions)
+    if kappa.dim() != d or not bool((kappa == kappa.flatten()[0]).all()):
+        raise ValueError("diffusion: the eigenvalues are known for one grid of constant kappa only")
+    # The boundary is half a cell outside both ends: eigenvectors sin((j + 1/2) k pi / n).
+    lines = [
+        4 * torch.sin(torch.arange(1, n + 1, dtype=torch.float64) * (math.pi / (2 * n))) ** 2
+        for n in kappa.shape
+    ]
+    return float(kappa.flatten()[0]) * sum_over_axes(lines)
+
+
+DIFFUSION_PROPERTIES = MatrixProperties(
+    formula="-div(kappa grad u), zero on the boundary",
+    symmetric=True,
+    positive_definite=True,
+    positive_semidefinite=True,
+    source="Eymard, Gallouet, Herbin, Finite Volume Methods, 2000",
+    eigenvalues=_diffusion_eigenvalues,
+)
+
+
+# Element matrices of the unit square; its nodes are (0, 0), (0, 1), (1, 0), (1, 1).
+_LOCAL = {
+    "fd": np.array([[2, -1, -1, 0], [-1, 2, 0, -1], [-1, 0, 2, -1], [0, -1, -1, 2]]) / 2,
+    "q1": np.array([[4, -1, -1, -2], [-1, 4, -2, -1], [-1, -2, 4, -1], [-2, -1, -1, 4]]) / 6,
+}
+
+
+def nodal_diffusion(
+    kappa: Tensor,
+    *,
+    stencil: Literal["fd", "q1"] = "fd",
+    boundary: Literal["dirichlet", "periodic"] = "dirichlet",
+    shift: float = 0.0,
+) -> CSR:
+    r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)`, coefficients per cell, unknowns at the nodes.
+
+    Nodes are the corners of the cells of a square grid; `diffusion` has unknowns at cell centers.
+
+    Parameters
+    ----------
+    kappa : Tensor, shape (..., cx, cy), float32 or float64: positive coefficients of the cells. Leading axes
+        give a batch of matrices on one pattern
+    stencil : "fd", finite volumes around nodes, 5 points, or "q1", bilinear finite elements, 9 points
+    boundary : "dirichlet": zero on the boundary; the unknowns are the (cx - 1)(cy - 1) nodes inside.
+        "periodic": cx cy unknowns, node (i, j) in the corner of the cells i - 1, i and j - 1, j
+    shift : added to the diagonal; a positive one makes the periodic matrix positive definite
+
+    Returns
+    -------
+    CSR, shape (n, n), nodes numbered with the last axis fastest; values (..., nnz) in kappa's dtype.
+
+    Raises
+    ------
+    ValueError
+        if kappa has fewer than 2 x 2 cells (3 x 3 for "periodic"), or an entry that is not positive and
+        finite (not checked in a batch of `torch.func.vmap`, on a CUDA device and under `torch.compile`); if
+        stencil, boundary or shift is not as described above.
+    TypeError
+        if kappa is not a float32 or float64 tensor.
+
+    Notes
+    -----
+    Symmetric positive definite; "periodic" without a shift: semidefinite, the constants are its null space.
+    docs/problems.md has the entries. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
+    grid share one `SparsityPattern`. Cost: O(n). Sources: "fd": V. Trifonov et al., arXiv 2405.15557, times
+    (n + 1)^2; "q1": D. Greenfeld et al., "Learning to optimize multigrid PDE solvers", ICML 2019.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> kappa = torch.tensor([[1.0, 1.0, 2.0], [1.0, 1.0, 2.0]], requires_grad=True)
+    >>> ls.problems.nodal_diffusion(kappa).to_dense().detach()
+    tensor([[ 4., -1.],
+            [-1.,  6.]])
+    """
+    shift = _nodal_diffusion_checked(kappa, stencil, boundary, shift)
+    check_sign("nodal_diffusion", "kappa", kappa, zero=False)
+    plan, weights = _plan(kappa.shape[-2], kappa.shape[-1], stencil, boundary, kappa.device)
+    return plan.matrix(weights, kappa.flatten(-2), shift)
+
+
+def _nodal_diffusion_checked(kappa: Tensor, stencil: str, boundary: str, shift: float) -> float:
+    checks.tensor("nodal_diffusion", "kappa", kappa)
+    checks.dtype("nodal_diffusion", "kappa", kappa)
+    checks.one_of("nodal_diffusion", "stencil", stencil, ("fd", "q1"))
+    checks.one_of("nodal_diffusion", "boundary", boundary, ("dirichlet", "periodic"))
+    least = 3 if boundary == "periodic" else 2  # two periodic cells would join a pair of nodes twice
+    if kappa.dim() < 2 or min(kappa.shape[-2:]) < least:
+        raise ValueError(
+            f"nodal_diffusion: kappa must have shape (..., cx, cy) with at least {least} x {least} cells for "
+            f"boundary={boundary!r}, got {tuple(kappa.shape)}"
+        )
+    return checks.real("nodal_diffusion", "shift", shift, "finite and not negative")
+
+
+# Few: a plan of 10^6 cells takes about 200 MB.
+@makes_plain_tensors
+@lru_cache(maxsize=8)
+def _plan(cx: int, cy: int, stencil: str, boundary: str, device: torch.device) -> tuple[ElementPlan, Tensor]:
+    if boundary == "periodic":
+        nodes = np.pad(np.arange(cx * cy).reshape(cx, cy), ((0, 1), (0, 1)), mode="wrap")
+    else:
+        nodes = np.full((cx + 1, cy + 1), -1)
+        nodes[1:-1, 1:-1] = np.arange((cx - 1) * (cy - 1)).reshape(cx - 1, cy - 1)
+    cells = np.stack((nodes[:-1, :-1], nodes[:-1, 1:], nodes[1:, :-1], nodes[1:, 1:]), -1).reshape(-1, 4)
+    n = int(cells.max()) + 1
+    local = _LOCAL[stencil]
+    plan = element_plan(cells, n, device, local != 0)
+    return plan, plan.weights(torch.from_numpy(local).to(device))
+
+
+def _nodal_diffusion_eigenvalues(
+    kappa: Tensor, *, stencil: str = "fd", boundary: str = "dirichlet", shift: float = 0.0
+) -> Tensor:
+    shift = _nodal_diffusion_checked(kappa, stencil, boundary, shift)
+    if kappa.dim() != 2 or not bool((kappa == kappa.flatten()[0]).all()):
+        raise ValueError("nodal_diffusion: the eigenvalues are known for one grid of constant kappa only")
+    if boundary == "periodic":
+        angles = [periodic_angles(c) for c in kappa.shape]
+    else:
+        angles = [sine_angles(c - 1) for c in kappa.shape]
+    k1, k2 = (4 * torch.sin(t / 2) ** 2 for t in angles)
+    m1, m2 = ((2 + torch.cos(t)) / 3 if stencil == "q1" else torch.ones_like(t) for t in angles)
+    return float(kappa.flatten()[0]) * kronecker_sum([(k1, m2), (m1, k2)]) + shift
+
+
+NODAL_DIFFUSION_PROPERTIES = MatrixProperties(
+    formula="-div(kappa grad u) (+ shift I), a coefficient per cell, unknowns at the nodes",
+    symmetric=True,
+    positive_definite=None,
+    positive_semidefinite=True,
+    null_space="for boundary='periodic' and shift = 0: constants",
+    source="Trifonov et al., arXiv 2405.15557; Greenfeld et al., ICML 2019",
+    eigenvalues=_nodal_diffusion_eigenvalues,
+)
+
+
+def convection_diffusion(
+    wind: Tensor,
+    peclet: float = 1.0,
+    *,
+    scheme: Literal["central", "upwind"] = "upwind",
+    reaction: float | Tensor = 0.0,
+    dimensions: int | None = None,
+) -> CSR:
+    r"""The operator :math:`-\epsilon \Delta u + w \cdot \nabla u + c u` by finite differences, zero outside.
+
+    The matrix is :math:`h^2 / \epsilon` times the operator. With :math:`p_a = \mathrm{peclet}\; w_a` the
+    entries of neighbors i ± 1 on axis a are :math:`-1 \pm p_a / 2` ("central") or :math:`-1 - \max(\mp p_a,
+    0)` ("upwind").
+
+    Parameters
+    ----------
+    wind : Tensor, shape ``(..., d, *grid)``, grid of d = 1, 2 or 3 axes, float32 or float64: the components
+        of w at the grid points, numbered with the last axis fastest
+    peclet : float, not negative: the mesh Peclet number :math:`h / \epsilon` of a wind of speed 1
+    scheme : "central", of second order, or "upwind", one-sided differences of first order against the wind
+    reaction : :math:`c\, h^2 / \epsilon`, added to the diagonal: float, or Tensor that broadcasts to ``(...,
+        *grid)``
+    dimensions : 1, 2 or 3, axes of the grid, default all axes of wind but the first. Leading axes of wind
+        make a batch of matrices on one pattern
+
+    Returns
+    -------
+    CSR, shape (n, n), n the number of grid points; values of shape (..., nnz) in wind's dtype, on its device.
+
+    Raises
+    ------
+    ValueError
+        if wind, peclet, scheme, reaction or dimensions is not as described above.
+    TypeError
+        if wind, or a tensor `reaction`, is not float32 or float64, or they differ in dtype or device.
+
+    Notes
+    -----
+    Nonsymmetric, unless there is no wind; docs/problems.md has stencils and eigenvalues. Gradient with
+    respect to wind and reaction: any order, forward mode, vmap; "upwind" with the subgradient 0 at a
+    component that is zero. Cost: O(n). Source: Elman, Silvester, Wathen, "Finite Elements and Fast Iterative
+    Solvers", 2014, chapter 6.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> ls.problems.convection_diffusion(torch.full((1, 3), 0.5)).to_dense()[1]
+    tensor([-1.5000,  2.5000, -1.0000])
+    """
+    d = grid_axes("convection_diffusion", "wind", wind, dimensions, (1, 2, 3), vector=True)
+    peclet = checks.real("convection_diffusion", "peclet", peclet, "finite and not negative")
+    checks.one_of("convection_diffusion", "scheme", scheme, ("central", "upwind"))
+    p = (peclet * wind).movedim(-d - 1, 0)  # (d, ..., *grid)
+    diagonal = 2.0 * d + _reaction(reaction, p[0])
+    above, below = [], []
+    for axis in range(d):
+        at, n = axis - d, p.shape[axis - d]
+        if scheme == "central":
+            forward, backward = p[axis] / 2 - 1, -p[axis] / 2 - 1
+        else:
+            forward, backward = -torch.relu(-p[axis]) - 1, -torch.relu(p[axis]) - 1
+            diagonal = diagonal + p[axis].abs()
+        above.append(forward.narrow(at, 0, n - 1).flatten(-d))
+        below.append(backward.narrow(at, 1, n - 1).flatten(-d))
+    # The plan of a symmetric matrix, with the entries (lower, upper), then (upper, lower), of the same pairs.
+    plan = grid_plan(tuple(wind.shape[-d:]), wind.device)
+    parts = torch.cat((diagonal.flatten(-d), *above, *below), -1)
+    return CSR(permuted(parts, plan.forward, plan.backward), plan.pattern)
+
+
+def _reaction(reaction: float | Tensor, like: Tensor) -> Tensor:
+    """The reaction as a tensor with the shape of one component of the wind."""
+    name = "convection_diffusion"
+    if not isinstance(reaction, Tensor):
+        number = checks.real(name, "reaction", reaction, "finite", "a number or a torch.Tensor")
+        return torch.full_like(like, number)
+    checks.same_kind(name, "reaction", reaction, like)
+    try:
+        return reaction.expand(like.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: reaction must have the shape of a component of wind, {tuple(like.shape)}, or broadcast "
+            f"to it, got {tuple(reaction.shape)}"
+        ) from None
+
+
+CONVECTION_DIFFUSION_PROPERTIES = MatrixProperties(
+    formula="-epsilon div grad u + w . grad u + c u, zero on the boundary",
+    symmetric=None,
+    positive_definite=None,
+    positive_semidefinite=None,
+    source="Elman, Silvester, Wathen, Finite Elements and Fast Iterative Solvers, 2014",
+)
+
+
+BOUNDARIES = ("zero", "absorbing")
+
+
+def helmholtz(
+    kh: Tensor, *, shift: complex = 1.0, boundary: str = "zero", dimensions: int | None = None
+) -> CSR:
+    r"""The Helmholtz operator :math:`-\Delta u - k^2 u` by finite differences.
+
+    .. math:: (A u)_i = 2 d\, u_i - \sum_{j \text{ neighbor of } i} u_j - \text{shift}\; (k_i h)^2 u_i
+
+    Parameters
+    ----------
+    kh : Tensor, shape ``(..., *grid)``, grid of 1, 2 or 3 axes, float32 or float64: the wavenumber k at each
+        grid point, times the grid width h. The last axis is numbered fastest
+    shift : float or complex. 1: Helmholtz; 1 + 0.01j: damped. Preconditioners for these: 0 (Bayliss,
+        Goldstein and Turkel) and -1 (Laird and Giles), positive definite; 1 + 0.5j (Erlangga)
+    boundary : "zero", or "absorbing", where waves leave: :math:`\partial u / \partial n = i k u` half-way to
+        a neighbor outside, which is :math:`u_i (1 + i k_i h / 2) / (1 - i k_i h / 2)`
+    dimensions : 1, 2 or 3, axes of the grid, default all axes of kh. The axes of kh before them make a batch
+        of matrices on one pattern
+
+    Returns
+    -------
+    CSR, shape (n, n), n the number of grid points; values (..., nnz) in kh's dtype, or complex if `shift` is
+    or the boundary absorbs.
+
+    Raises
+    ------
+    ValueError
+        if kh, shift, boundary or dimensions is not as described above.
+    TypeError
+        if kh is not a float32 or float64 tensor.
+
+    Notes
+    -----
+    Symmetric, not Hermitian where complex; indefinite once shift k^2 exceeds the smallest eigenvalue of the
+    Laplacian. h^2 times the operator. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
+    grid share one `SparsityPattern`. Cost: O(n).
+
+    Source: Y. A. Erlangga, Arch. Comput. Methods Eng. 15 (2008), doi:10.1007/s11831-007-9013-7.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> ls.problems.helmholtz(torch.tensor([0.5, 1.0, 0.5])).to_dense()[1]
+    tensor([-1.,  1., -1.])
+    """
+    d, shift = _helmholtz_checked(kh, shift, dimensions)
+    checks.one_of("helmholtz", "boundary", boundary, BOUNDARIES)
+    diagonal = 2.0 * d - shift * kh * kh
+    if boundary == "absorbing":
+        diagonal = diagonal - _outside(kh, d) * (1 + 0.5j * kh) / (1 - 0.5j * kh)
+    diagonal = diagonal.flatten(-d)
+    plan = grid_plan(tuple(kh.shape[-d:]), kh.device)
+    pairs = (plan.pattern.nnz - plan.pattern.shape[0]) // 2
+    above = diagonal.new_full((1,), -1.0).expand(*diagonal.shape[:-1], pairs)
+    return plan.matrix(diagonal, above)
+
+
+def _helmholtz_checked(kh: Tensor, shift: complex, dimensions: int | None) -> tuple[int, complex]:
+    d = grid_axes("helmholtz", "kh", kh, dimensions, (1, 2, 3))
+    if isinstance(shift, complex):
+        if not cmath.isfinite(shift):
+            raise ValueError(f"helmholtz: shift must be finite, got {shift}; use a finite number")
+        return d, shift
+    return d, checks.real("helmholtz", "shift", shift, "finite")
+
+
+def _outside(kh: Tensor, d: int) -> Tensor:
+    """How many neighbors of each grid point lie outside."""
+    shape = kh.shape[-d:]
+    count = kh.new_zeros(shape)
+    for axis, n in enumerate(shape):
+        for end in (0, n - 1):
+            count.select(axis, end).add_(1)
+    return count
+
+
+def _helmholtz_eigenvalues(
+    kh: Tensor, *, shift: complex = 1.0, boundary: str = "zero", dimensions: int | None = None
+) -> Tensor:
+    d, shift = _helmholtz_checked(kh, shift, dimensions)
+    if boundary != "zero" or kh.dim() != d or not bool((kh == kh.flatten()[0]).all()):
+        raise ValueError(
+            "helmholtz: the eigenvalues are known for one grid of constant kh, zero on its boundary, only"
+        )
+    lines = [4 * torch.sin(sine_angles(n) / 2) ** 2 for n in kh.shape]
+    return sum_over_axes(lines) - shift * float(kh.flatten()[0]) ** 2
+
+
+HELMHOLTZ_PROPERTIES = MatrixProperties(
+    formula="-div grad u - shift k^2 u, zero on the boundary",
+    symmetric=True,
+    positive_definite=None,
+    positive_semidefinite=None,
+    source="Erlangga, Arch. Comput. Methods Eng. 15, 2008",
+    eigenvalues=_helmholtz_eigenvalues,
+)

@@ -1,0 +1,458 @@
+"""Recipes that train a network A -> M on a family of matrices: for factors, M = (L L^T)^-1, or multigrid.
+
+For factors, two losses share the formula ||L L^T x - b||^2 / ||b||^2, b = A x, computed by products only:
+"product" draws b and solves for x, "frobenius" draws x. The third runs iterations of `cg`.
+
+Sources: V. Trifonov et al., arXiv 2405.15557 ("product"); P. Häusner, O. Öktem, J. Sjölund, TMLR 2024
+("frobenius"); N. Nytko et al., arXiv 2212.05159, section 4.3 ("iterations").
+
+The trained network is compared with classical preconditioners on unseen matrices. Figures: the loss,
+iterations during training, iterations on larger matrices.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from learnsolve import preconditioners as P
+from learnsolve import solvers
+from learnsolve.evaluation.comparison import as_csv
+from learnsolve.evaluation.figures import Line, look, picture
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.spmm import spmm
+from learnsolve.preconditioners.networks import MatrixNetwork, NetworkStart
+from learnsolve.problems.datasets import ProblemDataset, Sample
+from learnsolve.recipes.harness import recipe as tables
+from learnsolve.recipes.harness.parallel import share
+from learnsolve.recipes.harness.recipe import (
+    HELD_OUT,
+    HELD_OUT_MATRICES,
+    LEARNED,
+    TRAINING,
+    Curves,
+    Outcome,
+    Row,
+    VectorRecipe,
+    middle,
+    network_facts,
+    stream_seed,
+)
+from learnsolve.recipes.harness.settings import (
+    SettingError,
+    VectorSettings,
+    about_option,
+    at_least,
+    check_tolerances,
+    positive,
+)
+from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
+
+# The preconditioners to compare with: functions A -> M.
+BASELINES: dict[str, Callable[[CSR], Any] | None] = {
+    **{"none": None, "Jacobi": P.Jacobi, "SSOR": P.SSOR},
+    "IC(0)": partial(P.IC0, on_breakdown="shift"),
+    "MIC(0)": partial(P.MIC0, on_breakdown="shift"),
+    "ICT": partial(P.ICT, on_breakdown="shift"),
+}
+MARKERS = {LEARNED: "o", "IC(0)": "s"}
+LOSSES = {
+    "cycles": "factor by which a two-grid cycle reduces random errors, over several, mean over matrices",
+    "product": "||L L^T x - b||^2 / ||b||^2, b random, A x = b, mean over matrices",
+    "frobenius": "||L L^T x - b||^2 / ||b||^2, x random, b = A x, mean over matrices",
+    "iterations": "weighted relative residuals of the first iterations, mean over matrices and vectors",
+}
+
+
+def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
+    """Preconditioners by name."""
+    classical = {"RS-AMG": network.classical} if isinstance(network, P.NeuralAMG) else {}
+    return tables.with_amg({LEARNED: network, **BASELINES, **classical}, n)
+
+
+def iterations_of(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
+    """Iterations of `cg`; None if it does not converge."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", solvers.ConvergenceWarning)
+        try:
+            solution = solvers.cg(A, b, rtol=rtol, M=network(A))
+        except ValueError:  # a factor that overflows
+            return None
+    return solution.iterations if solution.converged else None
+
+
+def absolute(A: CSR, b: torch.Tensor, *, rtol: float, maxiter: int | None, M: Any) -> solvers.Solution:
+    """`cg` from a random start, to an absolute tolerance: the published stop of PreCorrector."""
+    x0 = torch.randn(b.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return solvers.cg(A, b, x0.to(b), rtol=0.0, atol=rtol, maxiter=maxiter, M=M)
+
+
+def evaluation_rows(recipe: FactorRecipe, scale: int) -> list[Row]:
+    """The evaluation on matrices `scale` times as large."""
+    s = recipe.settings
+    data = s.data("test", s.evaluated if scale == 1 else s.evaluated_larger, scale)
+    A, b = map(list, zip(*((sample.A.to(s.device), sample.b.to(s.device)) for sample in data), strict=True))
+    M = candidates(recipe.model, n := A[0].shape[0])
+    which = {"matrices": s.describe(scale), "n": n}
+    rows = tables.flat(tables.compare(A, b, M, s.tolerances, repeats=s.repeats), **which)
+    if (stop := s.absolute_stop) is not None:
+        untimed = {"rtol": f"absolute {stop:g}", "seconds": math.nan, "seconds_std": math.nan}
+        published = tables.compare(A, b, M, [stop], repeats=1, solver=absolute)
+        rows += [row | untimed for row in tables.flat(published, **which)]
+    return rows
+
+
+def outcome_of(recipe: FactorRecipe) -> Outcome:
+    settings, A = recipe.settings, recipe.A
+    rows = [row for scale in (1, *sorted(settings.scales)) for row in evaluation_rows(recipe, scale)]
+    columns = {
+        "matrices: preconditioner": lambda row: f"{row['matrices']}: {row['preconditioner']}",
+        "set-up ms": lambda row: tables.milliseconds(row["setup_seconds"]),
+    }
+    about = {"description": settings.describe(), "n": A.shape[0], "nnz": A.nnz}
+    numbers = {
+        "problem": about | {key: getattr(settings, key) for key in ("matrices", "held_out_matrices")},
+        "network": network_facts(recipe.model),
+        "loss_is": LOSSES[settings.loss],
+        "evaluation": rows,
+    }
+    rtol = tables.middle(settings.tolerances)
+    figures = {"sizes.png": partial(sizes_figure, recipe.where, rows, rtol)} if settings.scales else {}
+    table = tables.tabulate(rows, columns, tables.cells)
+    return Outcome(numbers, *table, sentence_of(rows, rtol), figures, texts={"evaluation.csv": as_csv(rows)})
+
+
+def sentence_of(rows: list[Row], rtol: float) -> str:
+    at = {(row["n"], row["preconditioner"]): row for row in rows if row["rtol"] == rtol}
+    n = rows[0]["n"]
+    learned, other = at[n, LEARNED], at[n, "IC(0)"]
+    if learned["converged"] < learned["systems"]:
+        return f"Of {learned['systems']} held-out matrices {learned['converged']} reached {rtol:.0e}."
+
+    seconds = {  # including the setup
+        key: row["seconds"] + row["setup_seconds"] if row["converged"] == row["systems"] else math.inf
+        for key, row in at.items()
+    }
+    faster = [str(n) for n, name in at if name == LEARNED and seconds[n, name] < seconds[n, "IC(0)"]]
+    return (
+        f"On {learned['systems']} held-out matrices it takes {learned['iterations']:.1f} iterations to "
+        f"{rtol:.0e}, IC(0) {other['iterations']:.1f}; with its set-up it is faster than IC(0) for "
+        + (f"n = {', '.join(faster)}." if faster else "none of the sizes.")
+    )
+
+
+def sizes_figure(where: str, rows: list[Row], rtol: float) -> Any:
+    points: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row["rtol"] == rtol and row["converged"] == row["systems"]:
+            points.setdefault(row["preconditioner"], []).append((row["n"], row["iterations"]))
+    lines = [
+        Line(name, y, n, style=look(name) | {"marker": MARKERS.get(name)})
+        for name, (n, y) in ((name, zip(*pairs, strict=True)) for name, pairs in points.items())
+    ]
+    title, ylabel = f"Trained on {where}", f"mean iterations to {rtol:.0e}"
+    return picture(title, "rows of the matrix", ylabel, lines, log="xy")
+
+
+Aggregation = Literal["sum", "mean", "max", "softmax"]
+ORDER = 3  # random stream of the order of the matrices
+ARRAYS = 4  # arrays of the vectors' size: x, b, the residual, its cotangent
+
+
+@dataclass
+class FactorSettings(ScheduleSettings, VectorSettings):
+    """Options of recipes that train a network for a family of matrices.
+
+    Parameters
+    ----------
+    dtype : str
+        Floating-point type of the weights and the loss; the final evaluation is in float64.
+    loss : str
+        product: ||L L^T x - b||^2 / ||b||^2 with b from N(0, I) and A x = b. frobenius: the same with x from
+        N(0, I) and b = A x. iterations: weighted residuals of the first iterations of conjugate gradients.
+    iterations : int
+        Iterations of conjugate gradients in --loss iterations.
+    gamma : float
+        Weight of a residual relative to that of the next one in --loss iterations.
+    matrices : int
+        Number of matrices to train on.
+    batch : int
+        Number of matrices per step.
+    held_out_matrices : int
+        Number of matrices on which the loss is evaluated during training.
+    validated : int
+        How many of these systems are then solved, for the column iterations; 0 for none.
+    test_vectors : int
+        Number of random vectors per matrix, or identity for the columns of I.
+    rounds : int
+        Blocks of message passing.
+    width : int
+        Features of nodes and edges.
+    aggregate : list
+        Aggregations over rows and columns: sum, mean, max, softmax.
+    tolerances : list[float]
+        Relative residuals to which the final evaluation solves.
+    evaluated : int
+        Matrices of the final evaluation.
+    scales : list[int]
+        Factors by which grids (or numbers of rows) are enlarged for further final evaluations.
+    evaluated_larger : int
+        Matrices of each of these evaluations.
+    repeats : int
+        How often each solve of the final evaluation is timed; the median is reported.
+    """
+
+    SIZE: ClassVar[str] = "grid"  # the option with the argument n of `problems.dataset`
+    absolute_stop: ClassVar[float | None] = None  # a residual, from a random x0: a column of the table
+
+    dtype: Literal["float32", "float64"] = "float32"
+    loss: Literal["product", "frobenius", "iterations"] = "product"
+    iterations: int = 10
+    gamma: float = 0.8
+    matrices: int = 256
+    batch: int = 8
+    held_out_matrices: int = 16
+    validated: int = 8
+    test_vectors: int | Literal["identity"] = 8
+    rounds: int = 3
+    width: int = 8
+    aggregate: list[Aggregation] = field(default_factory=lambda: ["mean"])
+    tolerances: list[float] = field(default_factory=lambda: [1e-3, 1e-6, 1e-9])
+    evaluated: int = 100
+    scales: list[int] = field(default_factory=lambda: [2, 4])
+    evaluated_larger: int = 10
+    repeats: int = 3
+
+    def check(self) -> None:
+        super().check()
+        counts = ("matrices", "batch", "held_out_matrices", "rounds", "width", "iterations", "evaluated")
+        at_least(self, 1, *counts, "evaluated_larger", "repeats")
+        at_least(self, 0, "validated")
+        positive(self, "gamma")
+        check_tolerances(self.tolerances)
+        if not self.aggregate:
+            raise SettingError("--aggregate must name an aggregation such as [mean], got []")
+        at_least(self, 2, "scales")
+
+    def data(
+        self, split: Literal["train", "validation", "test"], count: int, scale: int = 1
+    ) -> ProblemDataset:
+        """Matrices of the family, `scale` times as large."""
+        raise NotImplementedError
+
+    def network(self, **options: Any) -> MatrixNetwork:
+        raise NotImplementedError
+
+    def describe(self, scale: int = 1) -> str:
+        """The family and the size, for tables and figures."""
+        raise NotImplementedError
+
+
+class Part(NamedTuple):
+    """Matrices for one call of the network: some of a batch on one pattern, or a single one."""
+
+    A: CSR
+    start: NetworkStart
+    X: Tensor  # (..., n, k)
+    B: Tensor
+
+
+Vectors = Tensor | list[Tensor]  # (matrices, n, k), or one per matrix, of any sizes
+
+
+class Systems:
+    """Matrices with vectors, for the loss.
+
+    Parameters
+    ----------
+    network : the network, which computes its input from a matrix
+    matrices : CSRs on one pattern object, or each with its own pattern
+    dtype : the dtype of the loss
+    """
+
+    def __init__(self, network: MatrixNetwork, matrices: list[CSR], dtype: torch.dtype):
+        self.matrices, self.dtype = matrices, dtype
+        first = matrices[0]
+        self.shared = network.batches and all(A.pattern is first.pattern for A in matrices)
+        with torch.no_grad():
+            if self.shared:
+                self.batch = CSR.stack(matrices)
+                self._start: Any = network.start(self.batch).to(dtype)
+                self._values: Any = self.batch.values.to(dtype)
+            else:
+                self._start = [network.start(A).to(dtype) for A in matrices]
+                self._values = [A.values.to(dtype) for A in matrices]
+
+    def parts(self, which: list[int], X: Vectors, B: Vectors) -> Iterator[Part]:
+        """The matrices `which`, with their rows of X and B."""
+        if self.shared:
+            on = torch.tensor(which, device=self.batch.device)
+            yield Part(self.batch.with_values(self._values[on]), self._start[on], X, B)  # type: ignore
+            return
+        for i, x, b in zip(which, X, B, strict=True):
+            yield Part(self.matrices[i].with_values(self._values[i]), self._start[i], x, b)
+
+
+class FactorRecipe(Scheduled, VectorRecipe):
+    """A network for a family of matrices.
+
+    The vectors of a `VectorRecipe` are here the matrices of a step, each with its own test vectors: `vectors`
+    are their positions in the step.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("learning_rate", "iterations")
+    files = ("evaluation.csv", "loss.png", "iterations.png", "sizes.png")
+    lower_bound = 0.0
+    vector_dim = 0
+    advice = "try a smaller --lr or --clip"
+    model: MatrixNetwork
+    curves: ClassVar[Mapping[str, Curves]] = {
+        "loss.png": Curves("Loss ({loss})", columns=HELD_OUT_MATRICES, log=True),
+        "iterations.png": Curves(
+            "Iterations to the middle one of {tolerances}", "mean, held-out matrices", {"iterations": ""}
+        ),
+    }
+    outcome = outcome_of
+
+    def __init__(self, settings: Any):
+        self.settings, self.where = settings, settings.describe()
+        try:
+            training = settings.data("train", settings.matrices)
+            others = list(settings.data("validation", settings.held_out_matrices))
+            self.model = settings.network(
+                rounds=settings.rounds,
+                width=settings.width,
+                aggregate=settings.aggregate,
+                seed=settings.seed,
+                dtype=settings.torch_dtype,
+            ).to(settings.device)
+            self.A: CSR = training[0].A
+            settings.check_vectors(
+                self.A.shape[0], ARRAYS * max(settings.matrices, settings.held_out_matrices)
+            )
+            self.training, self.others = (self._systems(data) for data in (training, others))
+            self._validated = [sample.b.to(settings.device) for sample in others[: settings.validated]]
+        except (ValueError, TypeError) as error:
+            if isinstance(error, SettingError):
+                raise
+            options = {f.name: f.name for f in fields(settings)} | {"n": settings.SIZE}
+            raise about_option(error, options) from error
+        self.count = settings.batch
+        self.indices = share(self.count)
+        self.step = 0
+        every = range(settings.matrices), range(settings.held_out_matrices)
+        self._fixed = (
+            None if settings.resample else self._pairs(self.training, every[0], every[0], TRAINING, 0)
+        )
+        self._held_out = self._pairs(self.others, every[1], every[1], HELD_OUT, 0)
+
+    def _systems(self, data: Iterable[Sample]) -> Systems:
+        return Systems(
+            self.model, [sample.A.to(self.settings.device) for sample in data], self.settings.torch_dtype
+        )
+
+    def solve(self, A: CSR, B: Tensor) -> Tensor:
+        """Solutions of A X = B in float64, for --loss product."""
+        raise NotImplementedError
+
+    def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Vectors, Vectors]:
+        """x and b = A x for the matrices `which`, (n, k) each, scaled so that ||b|| = 1 over the vectors of a
+        matrix; stacked if the matrices are a batch. `numbers`: the indices from which the vectors are
+        drawn."""
+        dtype, which = self.settings.torch_dtype, list(which)
+        drawn = [self._drawn(systems, i, j, stream, step) for i, j in zip(which, numbers, strict=True)]
+        if systems.shared:
+            groups = [(systems.batch.with_values(systems.batch.values[which]), torch.stack(drawn))]
+        else:
+            groups = [(systems.matrices[i], vectors) for i, vectors in zip(which, drawn, strict=True)]
+        X, B = [], []
+        for A, vectors in groups:
+            x, b = self._pair(A, vectors)
+            size = torch.linalg.vector_norm(b, dim=(-2, -1), keepdim=True)
+            X.append((x / size).to(dtype))
+            B.append((b / size).to(dtype))
+        return (X[0], B[0]) if systems.shared else (X, B)
+
+    def _drawn(self, systems: Systems, i: int, number: int, stream: int, step: int) -> Tensor:
+        A, settings = systems.matrices[i], self.settings
+        count = settings.test_vectors if stream == TRAINING else settings.held_out
+        if isinstance(count, str):
+            return torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
+        return self.normal(A, range(number * count, (number + 1) * count), stream, step)
+
+    def _pair(self, A: CSR, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        loss = self.settings.loss
+        if loss == "frobenius":
+            return vectors, A @ vectors
+        return (self.solve(A, vectors) if loss == "product" else torch.zeros_like(vectors)), vectors
+
+    def vectors(self, step: int) -> Tensor:
+        return torch.arange(self.indices.start, self.indices.stop)
+
+    def _of_step(self, positions: Tensor, step: int) -> tuple[list[int], list[int]]:
+        """The matrices at these positions of a step (each once per epoch, in a new order), and the indices
+        from which their vectors are drawn."""
+        matrices, chosen = self.settings.matrices, []
+        for position in positions.tolist():
+            epoch, at = divmod(step * self.count + position, matrices)
+            chosen.append(self._order(epoch)[at])
+        return chosen, positions.tolist()
+
+    def _order(self, epoch: int) -> list[int]:
+        if getattr(self, "_epoch", (None,))[0] != epoch:
+            generator = torch.Generator().manual_seed(stream_seed(self.settings.seed, ORDER, epoch, 0))
+            self._epoch = epoch, torch.randperm(self.settings.matrices, generator=generator).tolist()
+        return self._epoch[1]
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        self.step = step
+        if len(vectors) == 0:
+            return sum(p.sum() * 0 for p in self.model.parameters()).expand(0)  # type: ignore[union-attr]
+        which, numbers = self._of_step(vectors, step)
+        if self._fixed is None:
+            X, B = self._pairs(self.training, which, numbers, TRAINING, step)
+        else:
+            X, B = (v[which] if isinstance(v, Tensor) else [v[i] for i in which] for v in self._fixed)
+        return self._losses(self.training.parts(which, X, B)) / self.count
+
+    def _losses(self, parts: Iterator[Part]) -> Tensor:
+        """One loss per matrix, not divided."""
+        return torch.cat([self._loss_of(part).reshape(-1) for part in parts])
+
+    def _loss_of(self, part: Part) -> Tensor:
+        A, start, X, B = part
+        if self.settings.loss != "iterations":
+            L = self.model.factor(start)  # type: ignore  # a FactorNetwork
+            return (spmm(L, spmm(L, X, transpose=True)) - B).square().sum((-2, -1))
+        M, iterations = self.model(start), self.settings.iterations
+        norms = solvers.cg(A, B, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled").residual_norms
+        if (missing := iterations + 1 - norms.shape[-2]) > 0:  # all reached rounding level before
+            norms = torch.cat((norms, norms[..., -1:, :].expand(*norms.shape[:-2], missing, -1)), -2)
+        relative = norms[..., 1:, :] / torch.linalg.vector_norm(B, dim=-2, keepdim=True)
+        powers = torch.arange(iterations - 1, -1, -1, dtype=norms.dtype, device=norms.device)
+        weights = self.settings.gamma**powers
+        return (weights / weights.sum() @ relative).mean(-1)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.scheduled(super().optimizer())
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        every = list(range(self.settings.held_out_matrices))
+        return self._losses(self.others.parts(every, *self._held_out)).mean().item()
+
+    @torch.no_grad()
+    def measure(self) -> list[float | None]:
+        """The learning rate, and the mean iterations to the middle tolerance on held-out matrices."""
+        rtol = middle(self.settings.tolerances)
+        systems = zip(self.others.matrices, self._validated, strict=False)
+        counts = [iterations_of(self.model, A, b, rtol) for A, b in systems]
+        known = [count for count in counts if count is not None]
+        return [self.learning_rate, sum(known) / len(known) if known and len(known) == len(counts) else None]

@@ -1,0 +1,501 @@
+"""Classes of the nodes of a citation graph, learned by two graph convolutions from few labels.
+
+Sources: T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR
+2017; Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for Reverse
+Mode Automatic Differentiation", arXiv 2212.05159, section 4.4 (figures 9 and 10).
+
+Figures: losses and accuracies (figures 9 and 10 of the paper), and each training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from learnsolve.evaluation.figures import ORANGE
+from learnsolve.io import Graph, planetoid
+from learnsolve.matrix.csr import CSR
+from learnsolve.nn import GCNConv, SparseDropout, gcn_norm
+from learnsolve.recipes.harness.recipe import Curves, Outcome, Recipe, each_figure, stream_seed, tabulate
+from learnsolve.recipes.harness.settings import (
+    MissingExtra,
+    RunSettings,
+    SettingError,
+    at_least,
+    check_memory,
+    not_negative,
+)
+
+SPLIT = 0  # stream of random numbers
+DEMO_TRAINING = 0.8  # share of the nodes
+
+
+class Inputs(NamedTuple):
+    """The inputs of two layers: A_2 relu(A_1 X W_1) W_2."""
+
+    first: CSR
+    second: CSR
+    X: CSR
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes whose labels are used.
+
+    Attributes
+    ----------
+    name : training, validation or test
+    on : the index of the evaluated inputs that contain them
+    rows : their rows in its result
+    labels : their classes
+    """
+
+    name: str
+    on: int
+    rows: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data of a variant of the recipe.
+
+    Attributes
+    ----------
+    graph : as read from the files
+    training : inputs whose results are for the training nodes only, in the order of `parts[0]`
+    evaluated : inputs for everything else
+    parts : training, validation (if there is one) and test
+    """
+
+    graph: Graph
+    training: Inputs
+    evaluated: tuple[Inputs, ...]
+    parts: tuple[Part, ...]
+
+
+def read(
+    dataset: str,
+    folder: str | None,
+    *,
+    normalize: bool,
+    self_loops: bool,
+    dtype: torch.dtype,
+    device: str | torch.device,
+) -> Graph:
+    """The graph; SettingError if the files are unsuitable."""
+    try:
+        options = {"normalize": normalize, "self_loops": self_loops}
+        graph = planetoid(dataset, folder, **options, dtype=dtype, device=device)
+    except ImportError as error:
+        raise MissingExtra(f"{error} by --data") from error
+    except (OSError, ValueError) as error:
+        raise SettingError(f"--data: {' '.join(str(error).split())}") from error
+    for name in ("train", "test"):
+        if len(getattr(graph, name)) == 0:
+            raise SettingError(f"--data: {dataset} has no {name} nodes; choose other files")
+    return graph
+
+
+def kipf_welling(graph: Graph) -> Data:
+    """The public split: one graph for all parts; training sees the labels of a few nodes."""
+    A, X = gcn_norm(graph.adjacency), graph.features
+    named = {"training": graph.train, "validation": graph.validation, "test": graph.test}
+    parts = tuple(Part(k, 0, rows, graph.labels[rows]) for k, rows in named.items() if len(rows))
+    for part in parts:
+        if bool((part.labels < 0).any()):
+            raise SettingError(f"--data: a {part.name} node of {graph.name} has no label; choose other files")
+    return Data(graph, seen_from(A, X, graph.train), (Inputs(A, A, X),), parts)
+
+
+def demo_data(graph: Graph, seed: int) -> Data:
+    """The authors' demonstration: a random 80 % of the nodes and the edges among them for training, the rest
+    with its edges for the test; D^-1/2 A D^-1/2 without loops, but D counts one.
+
+    Nodes without a label belong to neither.
+    """
+    generator = torch.Generator().manual_seed(stream_seed(seed, SPLIT, 0, 0))
+    trains = torch.rand(len(graph.labels), generator=generator, dtype=torch.float64) < DEMO_TRAINING
+    known = graph.labels >= 0
+    inputs, parts = [], []
+    for number, (name, chosen) in enumerate((("training", trains), ("test", ~trains))):
+        nodes = torch.nonzero(known & chosen.to(known.device)).flatten()
+        if len(nodes) == 0:
+            raise SettingError(f"--seed: leaves no {name} nodes of {graph.name}; choose another one")
+        A, X = graph.adjacency[nodes][:, nodes], graph.features[nodes]
+        assert isinstance(A, CSR)
+        assert isinstance(X, CSR)
+        d = (A.sum(1) + 1).rsqrt()
+        A = A.scale_rows(d).scale_columns(d)
+        inputs.append(Inputs(A, A, X))
+        parts.append(Part(name, number, torch.arange(len(nodes), device=nodes.device), graph.labels[nodes]))
+    return Data(graph, inputs[0], tuple(inputs), tuple(parts))
+
+
+def seen_from(A: CSR, X: CSR, rows: Tensor) -> Inputs:
+    """Inputs for the results of `rows` alone, restricted to the nodes that two steps along A reach.
+
+    The same values as those rows of the full result, at a lower cost: a third of CiteSeer's features, for its
+    training nodes.
+    """
+    structure = A.to_scipy()
+    hidden = np.unique(structure[rows.cpu().numpy()].indices)
+    reached = np.unique(structure[hidden].indices)
+    hidden, reached = (torch.from_numpy(nodes).long().to(A.device) for nodes in (hidden, reached))
+    second, first, features = A[rows][:, hidden], A[hidden][:, reached], X[reached]
+    return Inputs(first, second, features)  # type: ignore[arg-type]
+
+
+# Streams of random numbers; SPLIT is 0.
+WEIGHTS, DROP_FEATURES, DROP_HIDDEN = 1, 2, 3
+
+
+class GCN(torch.nn.Module):
+    """A_2 relu(A_1 X W_1 + b_1) W_2 + b_2 with separate weights for each of `seeds` trainings.
+
+    The weights have a leading axis for the trainings, so that one product with a matrix serves all of them.
+    The random numbers of a training depend only on its index, not on how many there are.
+
+    Parameters
+    ----------
+    features, hidden, classes : widths
+    seeds : number of trainings
+    seed : the seed of the run, which determines all random numbers
+    dropout : probability, on the entries of X and on the hidden layer
+    bias : whether there are b_1 and b_2
+    normal : weights and biases from N(0, 1) instead of Glorot uniform weights
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        classes: int,
+        *,
+        seeds: int,
+        seed: int,
+        dropout: float,
+        bias: bool,
+        normal: bool,
+        dtype: torch.dtype,
+        device: str | torch.device,
+    ):
+        super().__init__()
+        self.seed = seed
+        kind = {"batch_shape": (seeds,), "dtype": dtype, "device": device}
+        self.conv1 = GCNConv(features, hidden, bias, **kind)
+        self.conv2 = GCNConv(hidden, classes, bias, **kind)
+        self.dropout = SparseDropout(dropout)
+        generator = torch.Generator()
+        with torch.no_grad():
+            for index in range(seeds):
+                generator.manual_seed(stream_seed(seed, WEIGHTS, 0, index))
+                for layer in (self.conv1, self.conv2):
+                    _fill(layer.weight[index], None if normal else layer.limit, generator)
+                    if layer.bias is not None:
+                        _fill(layer.bias[index], None, generator)
+
+    def forward(self, inputs: Inputs, step: int | None = None) -> Tensor:
+        """The results, (seeds, rows, classes); with the dropout of `step`, or without any if it is None."""
+        X, p = inputs.X, self.dropout.p
+        if p == 0:
+            step = None
+        if step is not None:
+            X = self.dropout(X, self._keep((X.nnz,), DROP_FEATURES, step))
+        H = torch.relu(self.conv1(inputs.first, X))
+        if step is not None:
+            H = H * (self._keep(H.shape[1:], DROP_HIDDEN, step) * (1 / (1 - p)))
+        return self.conv2(inputs.second, H)
+
+    def _keep(self, shape: tuple[int, ...], stream: int, step: int) -> Tensor:
+        """True with probability 1 - p, (seeds, *shape)."""
+        weight = self.conv1.weight
+        generator = torch.Generator()
+        masks = []
+        for index in range(len(weight)):
+            generator.manual_seed(stream_seed(self.seed, stream, step, index))
+            masks.append(keep_mask(torch.Size(shape), self.dropout.p, generator))
+        return torch.stack(masks).to(weight.device)
+
+
+def keep_mask(shape: torch.Size, p: float, generator: torch.Generator) -> Tensor:
+    """True with probability 1 - p, to a multiple of 2^-16.
+
+    One 64-bit random number decides four entries: twice as fast as one random number per entry, which would
+    take a fifth of a training step.
+    """
+    count = shape.numel()
+    words = torch.empty((count + 3) // 4, dtype=torch.int64)
+    words.random_(-(2**63), None, generator=generator)
+    return (words.view(torch.int16)[:count] >= round(p * 2**16) - 2**15).view(shape)
+
+
+def _fill(tensor: Tensor, limit: float | None, generator: torch.Generator) -> None:
+    """Uniform on (-limit, limit), or N(0, 1); drawn in float64 on the CPU."""
+    if limit is None:
+        drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    else:
+        drawn = torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * (2 * limit) - limit
+    tensor.copy_(drawn)
+
+
+# Losses and accuracies of each initialization, by the part of the nodes.
+Scores = dict[str, tuple[Tensor, Tensor]]
+
+PARTS = ("training", "validation", "test")
+COLUMNS = (
+    *("loss_std", "held_out_loss_std", "test_loss", "test_loss_std"),
+    *(f"{part}_accuracy{end}" for part in PARTS for end in ("", "_std")),
+)
+LOSSES = {
+    "loss": "training, dropout {dropout}, weight decay {weight_decay}",
+    **{"held_out_loss": "held-out", "test_loss": "test"},
+}
+RIGHT = "share of nodes in the right class"
+CURVES = {
+    "loss.png": Curves("Loss", "cross-entropy", LOSSES, xlabel="epoch", ylim=(0, None)),
+    "accuracy.png": Curves(
+        "Accuracy", RIGHT, {f"{part}_accuracy": part for part in PARTS}, xlabel="epoch", ylim=(0, 1.02)
+    ),
+}
+CITESEER = (3327, 3703)
+PUBLISHED = 0.703  # Kipf and Welling, table 2: mean over 100 initializations
+
+
+def mean_std(values: Tensor) -> tuple[float, float | None]:
+    """Mean and sample deviation; None for the deviation of one value."""
+    return values.mean().item(), values.std().item() if len(values) > 1 else None
+
+
+def measured(recipe: GcnRecipe) -> list[float | None]:
+    """The values of COLUMNS after an evaluation."""
+    assert recipe.losses is not None
+    numbers = [mean_std(recipe.losses.double())[1], mean_std(recipe.scores[recipe.held_out][0])[1]]
+    numbers += mean_std(recipe.scores["test"][0])
+    for part in PARTS:
+        numbers += mean_std(recipe.scores[part][1]) if part in recipe.scores else (None, None)
+    return numbers
+
+
+def outcome_of(recipe: GcnRecipe) -> Outcome:
+    if not recipe.scores:
+        recipe.evaluate()
+    graph, settings = recipe.data.graph, recipe.settings
+    rows, numbers = [], {}
+    for part in recipe.data.parts:
+        losses, right = recipe.scores[part.name]
+        mean, std = mean_std(right)
+        row = {"nodes": part.name, "number": str(len(part.rows)), "loss": losses.mean().item()}
+        row |= {"accuracy": _percent(mean), "deviation": _percent(std)}
+        rows.append(row | {"lowest": _percent(right.min().item()), "highest": _percent(right.max().item())})
+        numbers |= {f"{part.name}_accuracy_mean": mean, f"{part.name}_accuracy_std": std}
+        numbers |= {f"{part.name}_accuracies": right.tolist()}
+    n, features = graph.features.shape
+    about = {"name": graph.name, "nodes": n, "edges": graph.adjacency.nnz // 2, "features": features}
+    numbers = {
+        "variant": settings.variant,
+        "graph": about | {"classes": graph.classes},
+        "loss_is": "cross-entropy of the training nodes with dropout, and weight decay",
+        "held_out_loss_is": f"cross-entropy of the {recipe.held_out} nodes, without either",
+        "seeds": settings.seeds,
+        **numbers,
+    }
+    words, std = f"Test accuracy {_percent(numbers['test_accuracy_mean'])}", numbers["test_accuracy_std"]
+    if std is not None:
+        words += f", mean of {settings.seeds} initializations with a standard deviation of {_percent(std)}"
+    if settings.variant == "kipf_welling" and (n, features) == CITESEER:
+        numbers["published_test_accuracy"] = PUBLISHED
+        words += f"; Kipf and Welling report {_percent(PUBLISHED)}"
+    figures = {}
+    if std is not None:
+        mean, values = numbers["test_accuracy_mean"], dict(enumerate(numbers["test_accuracies"]))
+        figures["seeds.png"] = partial(
+            each_figure,
+            f"Test accuracy of each of {settings.seeds} initializations",
+            *("initialization", "accuracy after the last epoch", values, mean, std),
+            f"mean {100 * mean:.1f} % ± {200 * std:.1f} %",
+            color=ORANGE,
+        )
+    return Outcome(numbers, *tabulate(rows, {name: name for name in rows[0]}), words + ".", figures)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings that belong together.
+
+    Attributes
+    ----------
+    steps, lr, hidden, dropout, weight_decay : defaults of the options of these names
+    demo : everything else is as in the authors' public demonstration: a random split with a graph for each
+        part, features as they are, no loops, biases, all weights from N(0, 1), a sigmoid before the softmax
+    """
+
+    steps: int
+    lr: float
+    hidden: int
+    dropout: float
+    weight_decay: float
+    demo: bool
+
+
+VARIANTS = {
+    "kipf_welling": Variant(200, 0.01, 16, 0.5, 5e-4, demo=False),
+    "demo": Variant(100, 0.1, 100, 0.0, 0.0, demo=True),
+}
+
+
+@dataclass
+class GcnSettings(RunSettings):
+    """Learn the classes of a citation graph's nodes from few labels, by two graph convolutions.
+
+    One step is one epoch: the gradient over all training nodes. Held-out data are the validation nodes, or
+    the test nodes in the variant demo. The final accuracies are those after the last epoch.
+
+    Parameters
+    ----------
+    steps : int
+        Total number of epochs, --epochs for short; null for 200, in the variant demo 100.
+    lr : float
+        Learning rate of Adam; null for 0.01, in the variant demo 0.1.
+    dtype : str
+        Floating-point type of the graph and the weights.
+    evaluate_every : int
+        Epochs between evaluations on all nodes.
+    variant : str
+        Kipf and Welling's recipe, or the settings of the public demonstration of arXiv 2212.05159's authors.
+    data : str
+        Folder with the files ind.citeseer.x and so on of the Planetoid project; null downloads them once.
+    dataset : str
+        The name in the file names; only citeseer is downloaded.
+    self_loops : bool
+        Keep the edges from a node to itself, as Kipf and Welling's code does (124 nodes of CiteSeer).
+    seeds : int
+        Initializations to train side by side. Each has its own random numbers, so its result does not depend
+        on how many there are.
+    hidden : int
+        Hidden units; null for 16, in the variant demo 100.
+    dropout : float
+        Probability that an entry of the features, or of the hidden layer, is dropped; null for 0.5, in the
+        variant demo 0.
+    weight_decay : float
+        Factor of half the squared norm of the first layer's weights in the loss; null for 5e-4, in the
+        variant demo 0.
+    """
+
+    SYNONYMS: ClassVar[Mapping[str, str]] = {"epochs": "steps"}
+    SIDE_BY_SIDE = True
+
+    steps: int | None = None  # type: ignore[assignment]  # until `check` sets the variant's
+    lr: float | None = None  # type: ignore[assignment]
+    dtype: Literal["float32", "float64"] = "float32"
+    evaluate_every: int = 1
+    out: str = "runs/gcn"
+    variant: Literal["kipf_welling", "demo"] = "kipf_welling"
+    data: str | None = None
+    dataset: str = "citeseer"
+    self_loops: bool = False
+    seeds: int = 1
+    hidden: int | None = None
+    dropout: float | None = None
+    weight_decay: float | None = None
+
+    def check(self) -> None:
+        self.take_defaults(VARIANTS[self.variant])
+        super().check()
+        at_least(self, 1, "hidden")
+        if not 0 <= self.dropout < 1:  # type: ignore[operator]
+            raise SettingError(f"--dropout must be a probability below 1, got {self.dropout}")
+        not_negative(self, "weight_decay")  # type: ignore[arg-type]
+
+
+class GcnRecipe(Recipe):
+    """Two graph convolutions; see `GcnSettings`."""
+
+    Settings = GcnSettings
+    columns = COLUMNS
+    model: GCN
+    measure = measured
+    curves = CURVES
+    files = ("loss.png", "accuracy.png", "seeds.png")
+    outcome = outcome_of
+    lower_bound = 0.0
+    alone = (
+        "start it without torchrun: --seeds N trains N initializations side by side, and runs with other "
+        "--seed can go at the same time"
+    )
+
+    def __init__(self, settings: GcnSettings):
+        self.settings = settings
+        self.variant = VARIANTS[settings.variant]
+        demo = self.variant.demo
+        kind = {"dtype": settings.torch_dtype, "device": settings.device}
+        graph = read(
+            settings.dataset, settings.data, normalize=not demo, self_loops=settings.self_loops, **kind
+        )
+        self.data = demo_data(graph, settings.seed) if demo else kipf_welling(graph)
+        self.where = ("CiteSeer" if graph.name == "citeseer" else graph.name) + ", variant demo" * demo
+        if settings.seeds > 1:
+            self.where += f"\nmean of {settings.seeds} initializations ± 2 standard deviations"
+        (n, features), hidden, training = graph.features.shape, settings.hidden or 0, self.data.training
+        # Weights, their gradient and Adam's two averages; masks and saved tensors; an evaluation.
+        count = settings.seeds * 4 * (hidden * features + training.X.nnz + hidden * n)
+        what = f"--seeds {settings.seeds} with --hidden {hidden}"
+        check_memory(what, count, settings, "use fewer, and several runs with other --seed")
+        self.model = GCN(
+            features,
+            hidden,
+            graph.classes,
+            seeds=settings.seeds,
+            seed=settings.seed,
+            dropout=settings.dropout or 0.0,
+            bias=demo,
+            normal=demo,
+            **kind,
+        )
+        self.losses: Tensor | None = None  # of the last step, one for each initialization
+        self.scores: Scores = {}  # of the last evaluation
+
+    def loss(self, step: int) -> Tensor:
+        losses = self._cross_entropy(self.model(self.data.training, step), self.data.parts[0].labels)
+        if self.settings.weight_decay:
+            W = self.model.conv1.weight
+            losses = losses + 0.5 * self.settings.weight_decay * W.square().sum((-2, -1))  # type: ignore
+        self.losses = losses.detach()
+        return losses
+
+    def _cross_entropy(self, results: Tensor, labels: Tensor) -> Tensor:
+        """Means over the nodes of `results` (seeds, nodes, classes)."""
+        if self.variant.demo:
+            # One training at a time: torch rounds the trailing elements of an array, which do not fill a
+            # vector register, differently, and their positions must not depend on the number of trainings.
+            results = torch.stack([torch.sigmoid(of_one) for of_one in results])
+        return cross_entropy(results.movedim(-1, 1), labels.expand(results.shape[:2]), reduction="none").mean(
+            1
+        )
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """The mean loss of the held-out nodes, without weight decay; `scores` for all parts."""
+        everything = [self.model(inputs) for inputs in self.data.evaluated]
+        self.scores = {}
+        for part in self.data.parts:
+            results = everything[part.on][:, part.rows]
+            right = (results.argmax(-1) == part.labels).double().mean(1)
+            self.scores[part.name] = (self._cross_entropy(results, part.labels).double(), right)
+        return self.scores[self.held_out][0].mean().item()
+
+    @property
+    def held_out(self) -> str:
+        """The part whose loss is the held-out one: validation, or test if there is none."""
+        return self.data.parts[1].name

@@ -1,0 +1,259 @@
+"""A nonlinear graph network for one matrix, for which incomplete factors fail.
+
+Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025.
+
+Flexible GMRES is compared with other preconditioners, for right-hand sides of the matrix. Figures: the loss,
+and the residuals of the solves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from learnsolve import preconditioners as P
+from learnsolve import solvers
+from learnsolve.analysis import krylov_basis
+from learnsolve.evaluation.comparison import as_csv
+from learnsolve.evaluation.figures import residuals_figure
+from learnsolve.matrix.csr import CSR
+from learnsolve.preconditioners import GNP
+from learnsolve.recipes.harness import recipe as tables
+from learnsolve.recipes.harness.parallel import share
+from learnsolve.recipes.harness.recipe import (
+    HELD_OUT,
+    LEARNED,
+    TRAINING,
+    Curves,
+    Outcome,
+    VectorRecipe,
+    network_facts,
+    normal_vectors,
+    stream_seed,
+)
+from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least, check_tolerances
+from learnsolve.recipes.matrix import ProblemSettings, build, check_square, describe, facts
+from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
+from learnsolve.solvers.core.loop import quiet
+
+
+def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
+    """r -> the result of some GMRES iterations; not linear."""
+    return lambda r: solvers.gmres(A, r, rtol=0.0, maxiter=iterations, restart=iterations).x
+
+
+def outcome_of(recipe: GnpRecipe) -> Outcome:
+    s, A = recipe.settings, recipe.A
+    linear = tables.with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU0}, A.shape[0])
+    M = {LEARNED: recipe.model, **linear, "inner GMRES": lambda A: inner_gmres(A, s.restart)}
+    solver, options = (
+        partial(solvers.fgmres, restart=s.restart),
+        {"maxiter": s.iterations, "repeats": s.repeats},
+    )
+    evaluation = tables.compare(A, recipe.test_sides(), M, s.tolerances, solver=solver, **options)
+    last = {name: _last(histories) for name, histories in evaluation.histories.items()}
+    rows = [row | {"residual": last[row["preconditioner"]]} for row in tables.flat(evaluation)]
+    columns = {
+        "preconditioner": "preconditioner",
+        "set-up ms": lambda r: (
+            tables.milliseconds(r["setup_seconds"]) if r["preconditioner"] != LEARNED else "training"
+        ),
+        f"residual after {s.iterations}": lambda r: (
+            f"{r['residual']:.2e}" if math.isfinite(r["residual"]) else "fails"
+        ),
+    }
+    numbers = {
+        "problem": facts(s.problem, A),
+        "network": network_facts(recipe.model),
+        "loss_is": "mean |A M(b) - b| over the entries of b = A x of mean square one",
+        "solver": f"fgmres({s.restart}), b = A x, x from N(0, I), mean of {s.evaluated}",
+        "evaluation": rows,
+    }
+    learned = last.pop(LEARNED)
+    best = min(last, key=lambda name: last[name] if math.isfinite(last[name]) else math.inf)
+    words = (
+        f"After {s.iterations} iterations of FGMRES({s.restart}) the residual is {learned:.1e} with "
+        f"the network, and {last[best]:.1e} with {best}, the best of the others."
+    )
+    if failed := [name for name, r in last.items() if not math.isfinite(r)]:
+        words += f" Without a result: {', '.join(failed)}."
+    first = {name: runs[:1] for name, runs in evaluation.histories.items()}
+    finite = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
+    title = f"FGMRES({s.restart}), {recipe.where}\nfirst right-hand side"
+    figures = {"convergence.png": partial(residuals_figure, title, finite)}
+    table = tables.tabulate(rows, columns, tables.cells)
+    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
+
+
+def _last(histories: list[Tensor]) -> float:
+    """The geometric mean of the last residuals; NaN if there are none."""
+    logs = [math.log(max(float(h[-1]), 1e-300)) for h in histories if math.isfinite(float(h[-1]))]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+BASIS, TEST = 3, 4  # random streams: the first Arnoldi vector, the systems of the final table
+
+
+def _problem() -> ProblemSettings:
+    return ProblemSettings(name="convection_diffusion", shape=[16, 16], reaction=-4.0)
+
+
+@dataclass
+class GnpSettings(ScheduleSettings, VectorSettings):
+    """Learn a nonlinear graph network r -> M(r) for one matrix, to use in flexible GMRES.
+
+    The loss is the mean of |A M(b) - b| over the entries of b = A x, scaled to a mean square of one; half of
+    the x are from N(0, I), half from a Krylov space of A. By default the matrix has a zero diagonal, so that
+    neither Jacobi nor ILU(0) exists.
+
+    Parameters
+    ----------
+    dtype : str
+        Floating-point type of the network; the matrix and the solves are in float64.
+    test_vectors : int
+        Number of vectors per step.
+    resample : bool
+        Draw new vectors at every step.
+    problem : ProblemSettings
+        The matrix.
+    krylov : int
+        Arnoldi steps for half of the vectors.
+    width : int
+        Features of nodes.
+    layers : int
+        Layers of the network.
+    transpose : bool
+        Layers also multiply with the transpose of A; the published ones do not.
+    restart : int
+        Iterations of flexible GMRES between restarts, and of the inner GMRES used for comparison.
+    iterations : int
+        Maximum number of iterations in the final evaluation.
+    tolerances : list[float]
+        Relative residuals to which the final evaluation solves.
+    evaluated : int
+        Right-hand sides of the final evaluation.
+    repeats : int
+        How often each of its solves is timed; the median is reported.
+    """
+
+    steps: int = 2000
+    lr: float = 1e-3
+    dtype: Literal["float32", "float64"] = "float32"
+    evaluate_every: int = 100
+    out: str = "runs/gnp"
+    test_vectors: int | Literal["identity"] = 16
+    resample: bool = True
+    problem: ProblemSettings = field(default_factory=_problem)
+    krylov: int = 40
+    width: int = 16
+    layers: int = 8
+    transpose: bool = True
+    restart: int = 10
+    iterations: int = 100
+    tolerances: list[float] = field(default_factory=lambda: [1e-3, 1e-6, 1e-9])
+    evaluated: int = 5
+    repeats: int = 3
+
+    def check(self) -> None:
+        if isinstance(self.test_vectors, str):
+            raise SettingError("--test_vectors must be a number here, such as 16")
+        super().check()
+        at_least(self, 1, "krylov", "width", "restart", "iterations", "evaluated", "repeats")
+        at_least(self, 0, "layers")
+        check_tolerances(self.tolerances)
+
+
+class GnpRecipe(Scheduled, VectorRecipe):
+    """A network for one matrix; see `GnpSettings`. `vectors` are right-hand sides b."""
+
+    Settings = GnpSettings
+    columns: ClassVar[tuple[str, ...]] = ("learning_rate", "residual")
+    files = ("evaluation.csv", "loss.png", "convergence.png")
+    curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves(ylabel="mean |A M(b) - b|", log=True)}
+    lower_bound = 0.0
+    advice = "try a smaller --lr or --clip"
+    model: GNP
+    outcome = outcome_of
+
+    def __init__(self, settings: GnpSettings):
+        self.settings: Any = settings
+        self.where = describe(settings.problem)
+        self.A: CSR = build(replace(settings, dtype="float64"))
+        check_square(self.A.shape)
+        settings.check_vectors(self.A.shape[0], 4 * settings.width * (settings.layers + 1))
+        try:
+            self.model = GNP(
+                self.A,
+                width=settings.width,
+                layers=settings.layers,
+                transpose=settings.transpose,
+                seed=settings.seed,
+                dtype=settings.torch_dtype,
+            )
+            generator = torch.Generator().manual_seed(stream_seed(settings.seed, BASIS, 0, 0))
+            self._basis = krylov_basis(self.A, min(settings.krylov, self.A.shape[0]), generator)
+        except ValueError as error:
+            raise SettingError(" ".join(str(error).split())) from error
+        assert isinstance(settings.test_vectors, int)
+        self.count = settings.test_vectors
+        self.indices = share(self.count)
+        self.step = 0
+        self._fixed = self._sides(self.indices, self.count, TRAINING, 0)
+        held_out = settings.held_out or 1
+        self.held_out = self._sides(range(held_out), held_out, HELD_OUT, 0)
+
+    def _sides(self, indices: range, count: int, stream: int, step: int) -> Tensor:
+        """b = A x, (n, indices), of mean square one; x by the rule of `analysis.krylov_samples`."""
+        first = count - count // 2
+        normal = range(indices.start, min(indices.stop, first))
+        others = range(max(indices.start, first), indices.stop)
+        kind = {"dtype": self.A.dtype, "device": self.A.device, "seed": self.settings.seed}
+        E = normal_vectors(self._basis.shape[-1], others, stream=stream, step=step, **kind)
+        X = torch.cat((self.normal(self.A, normal, stream, step), self._basis @ E), -1)
+        return self._scaled(self.A @ X)
+
+    def _scaled(self, B: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(B, dim=0)
+        return B * (B.shape[0] ** 0.5 / torch.where(size > 0, size, 1))
+
+    def test_sides(self) -> Tensor:
+        """b = A x with x from N(0, I), (n, evaluated): the systems of the final table."""
+        return self._scaled(self.A @ self.normal(self.A, range(self.settings.evaluated), TEST))
+
+    def vectors(self, step: int) -> Tensor:
+        if self.settings.resample and step > 0:
+            return self._sides(self.indices, self.count, TRAINING, step)
+        return self._fixed
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        self.step = step
+        return self._errors(vectors) / self.count
+
+    def _errors(self, B: Tensor) -> Tensor:
+        return (self.A @ self.model(B) - B).abs().mean(0)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.scheduled(super().optimizer())
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        return self._errors(self.held_out).mean().item()
+
+    @torch.no_grad()
+    def measure(self) -> list[float | None]:
+        """The learning rate, and the relative residual of a held-out system after `iterations`."""
+        return [self.learning_rate, self.residual_of(self.held_out[:, 0])]
+
+    def residual_of(self, b: Tensor) -> float:
+        s = self.settings
+        with quiet():
+            solution = solvers.fgmres(
+                self.A, b, rtol=min(s.tolerances), maxiter=s.iterations, restart=s.restart, M=self.model
+            )
+        return float(solution.residual_norms[-1] / torch.linalg.vector_norm(b))

@@ -1,0 +1,310 @@
+"""The two parameters of the heavy ball, learned through its sweeps. (`heavyball_network` predicts them.)
+
+Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
+Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.2 (figures 5 and 6).
+
+The learned parameters are compared with those given by formulas. Figures: loss (figure 5 of the paper),
+parameters (figure 6), residuals.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.optimize
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.analysis import extreme_eigenvalues
+from learnsolve.evaluation.figures import COLORS, GRAY, Line, look, residuals_figure
+from learnsolve.matrix.csr import CSR
+from learnsolve.recipes.harness.recipe import LEARNED, Curves, Outcome, Row, levels, records, tabulate
+from learnsolve.recipes.harness.settings import SettingError, at_least
+from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings, facts, grid_of
+
+# The heavy ball in closed form: the mean energy of a white error after it, and its best parameters.
+#
+# On an eigenvector of A with eigenvalue :math:`\lambda` the method with b = 0 is the recurrence
+#
+# .. math:: P_{k+1} = (1 - \alpha \lambda + \beta) P_k - \beta P_{k-1}, \quad P_0 = P_{-1} = 1,
+#
+# so for e ~ N(0, I) the mean of :math:`h_L(e, 0)^T A\, h_L(e, 0)` is :math:`\mathrm{tr}(P_L(A)^T A\,
+# P_L(A)) = \sum_i \lambda_i P_L(\lambda_i)^2`.
+
+
+EIGENVALUE_LIMIT = 2048  # unknowns, dense: 32 MiB and a second
+GRID = 61  # points per parameter of the initial search grid
+
+
+def eigenvalues(A: CSR) -> Tensor | None:
+    """All eigenvalues, (..., n) in float64 on the CPU, ascending; None if the matrix is too large."""
+    if A.shape[0] > EIGENVALUE_LIMIT:
+        return None
+    return torch.linalg.eigvalsh(A.detach().to(device="cpu", dtype=torch.float64).to_dense())
+
+
+def expected_energy(spectrum: Tensor, alpha: Any, beta: Any, sweeps: int) -> Tensor:
+    """Mean of e^T A e after the sweeps over e ~ N(0, I), shape (...), for eigenvalues (..., n).
+
+    `alpha` and `beta` are floats or Tensors that broadcast with (...). Differentiable.
+
+    Examples
+    --------
+    >>> import torch
+    >>> float(expected_energy(torch.tensor([1.0, 3.0]), 0.25, 0.0, 2))  # 0.75^4 + 3 * 0.25^4
+    0.328125
+    """
+    a, c = (torch.as_tensor(t, dtype=spectrum.dtype).unsqueeze(-1) for t in (alpha, beta))
+    before = P = torch.ones_like(spectrum * a)
+    for _ in range(sweeps):
+        before, P = P, (1 - a * spectrum + c) * P - c * before
+    return (spectrum * P.square()).sum(-1)
+
+
+def convergence_factor(spectrum: Tensor, alpha: float, beta: float) -> float:
+    r"""The asymptotic factor by which an error shrinks: the largest root of
+    :math:`z^2 - (1 + \beta - \alpha \lambda) z + \beta`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> convergence_factor(torch.tensor([1.0, 9.0]), 0.25, 0.25)  # the best one: the root of beta
+    0.5
+    """
+    t = 1 + beta - alpha * spectrum
+    inside = t.square() - 4 * beta
+    real = (t.abs() + inside.clamp(min=0).sqrt()) / 2
+    return float(torch.where(inside < 0, abs(beta) ** 0.5, real).max())
+
+
+def best_parameters(spectrum: Tensor, sweeps: int, scale: Tensor | float = 1.0) -> tuple[float, float]:
+    """(alpha, beta) with the smallest energy after the sweeps, relative to that before them.
+
+    Parameters
+    ----------
+    spectrum : (n,), or (matrices, n) for a common pair: the mean of their relative energies
+    scale : alpha is multiplied by this for each matrix; () or (matrices,)
+
+    Returns
+    -------
+    The best point of a grid, improved by BFGS on the logarithm: the same in every call.
+
+    Examples
+    --------
+    >>> import torch
+    >>> [round(p, 2) for p in best_parameters(torch.tensor([1.0, 2.0, 9.0]), 5)]
+    [0.27, 0.37]
+    """
+    spectrum = spectrum.double()
+    scale = torch.as_tensor(scale, dtype=torch.float64)
+    whole = spectrum.sum(-1)
+
+    def energy(a: Tensor, c: Tensor) -> Tensor:
+        relative = expected_energy(spectrum, a.unsqueeze(-1) * scale, c.unsqueeze(-1), sweeps) / whole
+        return relative.reshape(*a.shape, -1).mean(-1)
+
+    high = 4 / float((spectrum[..., -1] * scale).max())
+    alphas = torch.linspace(0, high, GRID + 2, dtype=torch.float64)[1:-1]
+    betas = torch.linspace(0, 1, GRID, dtype=torch.float64)
+    values = torch.stack([energy(alphas, c.expand(GRID)) for c in betas])
+    c, a = np.unravel_index(int(torch.nan_to_num(values, nan=torch.inf).argmin()), values.shape)
+    start = torch.stack((alphas[a], betas[c])).numpy()
+
+    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        t = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+        value = energy(t[0].reshape(1), t[1].reshape(1)).sum().clamp(min=1e-300).log()
+        (gradient,) = torch.autograd.grad(value, t)
+        return float(value.detach()), gradient.numpy()
+
+    minimum = scipy.optimize.minimize(objective, start, jac=True, method="BFGS", options={"gtol": 1e-10})
+    better = np.isfinite(minimum.fun) and minimum.fun <= objective(start)[0]
+    alpha, beta = (minimum.x if better else start).tolist()
+    return alpha, beta
+
+
+SWEEPS = 60  # sweeps shown by the curves
+COLUMNS = {
+    **{"parameters": "name", "alpha": "alpha", "beta": "beta", "loss per vector": "held_out_loss"},
+    **{"expected loss": "expected_loss", "convergence factor": "convergence_factor"},
+}
+
+
+def ends_of(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
+    """The smallest and the largest eigenvalue; None if they take too long to compute."""
+    if spectrum is not None:
+        return spectrum[[0, -1]]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # unconverged values are left out
+        estimate = extreme_eigenvalues(recipe.A.detach(), rtol=1e-3)
+    return torch.stack((estimate.smallest, estimate.largest)).cpu().double() if estimate.converged else None
+
+
+def outcome_of(recipe: HeavyballRecipe) -> Outcome:
+    settings, sweeps = recipe.settings, recipe.settings.sweeps or 0
+    spectrum = eigenvalues(recipe.A)
+    ends = ends_of(recipe, spectrum)
+    pairs = {LEARNED: recipe.parameters(), "start": (settings.alpha, settings.beta)}
+    if ends is not None and ends[0] > 0:
+        pairs["asymptotic optimum"] = solvers.heavyball_parameters(*ends.tolist())
+    if spectrum is not None:
+        pairs[f"best for {sweeps} sweeps"] = best_parameters(spectrum, sweeps)
+
+    def record(alpha: float, beta: float) -> Row:
+        expected = None
+        if spectrum is not None:
+            expected = float(expected_energy(spectrum, alpha, beta, sweeps))
+        return {
+            "alpha": alpha,
+            "beta": beta,
+            "held_out_loss": recipe.held_out_energy(alpha, beta),
+            "expected_loss": expected,
+            # The largest root belongs to one of the ends.
+            "convergence_factor": None if ends is None else convergence_factor(ends, alpha, beta),
+        }
+
+    def residuals(alpha: float, beta: float) -> list[Tensor]:
+        solve = partial(solvers.heavyball, alpha=alpha, beta=beta, iterations=SWEEPS)
+        return [torch.tensor(recipe.residual_curve(solve))]
+
+    compared = {name: record(*pair) for name, pair in pairs.items()}
+    numbers = {
+        "problem": facts(settings.problem, recipe.A)
+        | {"extreme_eigenvalues": None if ends is None else ends.tolist()},
+        "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
+        "sweeps": sweeps,
+        "parameters": compared,
+    }
+    labels = {name: rf"{name} ($\alpha$ {a:.3f}, $\beta$ {b:.3f})" for name, (a, b) in pairs.items()}
+    histories = {labels[name]: residuals(*pair) for name, pair in pairs.items()}
+    mark = Line("sweeps in the loss", x=sweeps, style={"color": GRAY, "linewidth": 0.8})
+    title = f"The heavy ball, {recipe.where}, held-out vectors"
+    return Outcome(
+        numbers,
+        *tabulate(records(compared), COLUMNS),
+        sentence_of(compared, sweeps),
+        {"convergence.png": partial(residuals_figure, title, histories, xlabel="sweep", more=[mark])},
+        {
+            "loss.png": levels(compared, "held_out_loss", but=(LEARNED, "start")),
+            "parameters.png": parameters(compared, "alpha", "beta"),
+        },
+    )
+
+
+def sentence_of(compared: dict[str, Row], sweeps: int) -> str:
+    learned = compared[LEARNED]
+    words = f"Learned alpha = {learned['alpha']:.4f} and beta = {learned['beta']:.4f}"
+    if (best := compared.get(f"best for {sweeps} sweeps")) is not None:
+        words += f"; the best for {sweeps} sweeps are {best['alpha']:.4f} and {best['beta']:.4f}"
+    if (usual := compared.get("asymptotic optimum")) is not None and learned["held_out_loss"] > 0:
+        ratio = usual["held_out_loss"] / learned["held_out_loss"]
+        words += f". With the asymptotic optimum the sweeps leave {ratio:.3g} times the energy"
+    diverges = (learned["convergence_factor"] or 0) > 1
+    return words + "." + " Repeated indefinitely, the sweeps diverge with these." * diverges
+
+
+def parameters(compared: Mapping[str, Row], *keys: str) -> Iterator[Line]:
+    """The values of alpha and beta from formulas."""
+    for key, symbol, color in zip(keys, (r"$\alpha$", r"$\beta$"), COLORS, strict=False):
+        for name, record in compared.items():
+            if name.startswith(("asymptotic", "best")):
+                style = {**look(name), "linewidth": 1.4, "color": color}
+                yield Line(f"{symbol}, {name}", record[key], style=style)
+
+
+BUFFERS = 6  # arrays of the vectors' size per step, in addition to one per sweep
+
+
+@dataclass
+class HeavyballSettings(MatrixSettings):
+    """Learn the two parameters of x <- x + alpha (b - A x) + beta (x - x_before), for a number of sweeps.
+
+    The loss is the energy e^T A e of the error after the sweeps from a random vector from N(0, I), as the
+    mean over the test vectors.
+
+    Parameters
+    ----------
+    evaluate_every : int
+        Steps between evaluations of the loss on held-out data, and entries of alpha and beta in metrics.csv.
+    sweeps : int
+        Sweeps in the loss; null for three quarters of the number of points along the grid's longest axis, 12
+        without a grid.
+    alpha : float
+        Initial value of alpha.
+    beta : float
+        Initial value of beta.
+    """
+
+    steps: int = 300
+    evaluate_every: int = 1
+    out: str = "runs/heavyball"
+    sweeps: int | None = None
+    alpha: float = 0.5
+    beta: float = 0.5
+
+    def check(self) -> None:
+        super().check()
+        if self.sweeps is None:
+            self.sweeps = usual_sweeps(grid_of(self.problem))
+        at_least(self, 1, "sweeps")
+        for name in ("alpha", "beta"):
+            if not math.isfinite(getattr(self, name)):
+                raise SettingError(f"--{name} must be a number, got {getattr(self, name)}")
+
+
+def usual_sweeps(grid: tuple[int, ...] | None) -> int:
+    return max(1, 3 * max(grid) // 4) if grid else 12
+
+
+class HeavyballRecipe(MatrixRecipe):
+    """alpha and beta for one matrix; see `HeavyballSettings`."""
+
+    Settings = HeavyballSettings
+    columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
+    advice = "try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
+    files = ("loss.png", "parameters.png", "convergence.png")
+    curves: ClassVar[Mapping[str, Curves]] = {
+        "loss.png": Curves("Loss through {sweeps} sweeps", "energy of the error, per vector", log=True),
+        "parameters.png": Curves(
+            "Parameters", "value", {"alpha": r"step size $\alpha$", "beta": r"momentum $\beta$"}
+        ),
+    }
+    outcome = outcome_of
+
+    def __init__(self, settings: HeavyballSettings):
+        sweeps = settings.sweeps or 0
+        super().__init__(settings, arrays=BUFFERS + sweeps)
+        kind = {"dtype": settings.torch_dtype, "device": settings.device}
+        alpha, beta = (torch.tensor(value, **kind) for value in (settings.alpha, settings.beta))
+        self.model = solvers.Heavyball(alpha, beta, sweeps)
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return self.space.energy(self.model(self.space.A, torch.zeros_like(vectors), vectors).x)
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        x = self.model(self.A, torch.zeros_like(vectors), vectors).x
+        return (x * (self.A @ x)).sum(0)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        return self.losses(self.held_out, 0).sum().item()
+
+    @torch.no_grad()
+    def held_out_energy(self, alpha: float, beta: float) -> float:
+        """Energy per held-out vector after the sweeps of the loss with other parameters."""
+        E, sweeps = self.held_out, self.settings.sweeps
+        x = solvers.heavyball(self.A, torch.zeros_like(E), E, alpha=alpha, beta=beta, iterations=sweeps).x
+        return (x * (self.A @ x)).sum().item()
+
+    def parameters(self) -> tuple[float, float]:
+        """alpha and beta."""
+        return self.model.alpha.item(), self.model.beta.item()  # type: ignore[operator, union-attr]
+
+    def measure(self) -> list[float | None]:
+        return list(self.parameters())

@@ -1,0 +1,368 @@
+"""Entry-wise weights of Jacobi's method, learned from random test vectors.
+
+Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
+Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.1 (figures 3 and 4).
+
+The learned weights are compared with weight 1, the textbook weight and the closed-form optimum. Figures: the
+error after the sweeps of the loss, which the training minimizes; loss (figure 3 of the paper) and weights
+(figure 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.optimize
+import scipy.sparse
+import scipy.sparse.linalg
+import torch
+from torch import Tensor
+
+from learnsolve import solvers
+from learnsolve.evaluation.figures import BLUE, Line, look, new_panels, picture
+from learnsolve.matrix.csr import CSR
+from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.recipes.harness.recipe import LEARNED, Curves, Outcome, Row, levels, records, tabulate
+from learnsolve.recipes.harness.settings import at_least
+from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings, facts, grid_of
+
+
+def expected_energy(A: CSR, weight: Tensor) -> float:
+    r"""The mean of :math:`j^T A j` over e ~ N(0, I), j = e - w D^-1 A e one sweep: a quadratic in w.
+
+    With :math:`B = D^{-1} A` and :math:`W = \mathrm{diag}(w)`,
+
+    .. math:: \mathrm{tr}((I - W B)^T A (I - W B)) = \mathrm{tr} A - 2 \sum_i w_i (A B^T)_{ii}
+              + \sum_{ij} w_i\, A_{ij} (B B^T)_{ij}\, w_j.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.problems.poisson(16)
+    >>> expected_energy(A, torch.zeros(16, dtype=torch.float64))  # the trace
+    32.0
+    """
+    M, rhs = _quadratic(A)
+    w = weight.detach().cpu().double().numpy()
+    return float(A.diagonal().sum().item() - 2 * w @ rhs + w @ (M @ w))
+
+
+def optimal_weights(A: CSR) -> Tensor | None:
+    r"""The minimizer of `expected_energy`: :math:`(A \circ B B^T) w = \mathrm{diag}(A B^T)`.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), symmetric positive definite
+
+    Returns
+    -------
+    Tensor, shape (n,), of A's dtype on the CPU; None if the system is singular or not definite.
+
+    Notes
+    -----
+    The matrix is sparse, on A's own pattern, and by Schur's product theorem positive definite if A is: the
+    system is solved by conjugate gradients. Cost: the product B B^T and some tens of products.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> optimal_weights(ls.problems.poisson(4))
+    tensor([0.7778, 0.5556, 0.5556, 0.7778], dtype=torch.float64)
+    """
+    M, rhs = _quadratic(A)
+    diagonal = M.diagonal()
+    if not (diagonal > 0).all():
+        return None
+    # Scaled to a unit diagonal, so that the condition number depends only on the couplings.
+    scale = 1 / np.sqrt(diagonal)
+    scaled = scipy.sparse.diags_array(scale) @ M @ scipy.sparse.diags_array(scale)
+    y, failed = scipy.sparse.linalg.cg(scaled, scale * rhs, rtol=1e-13, maxiter=2000)
+    w = scale * y
+    if failed or not np.isfinite(w).all():
+        return None
+    return torch.from_numpy(w).to(A.dtype)
+
+
+def _quadratic(A: CSR) -> tuple[scipy.sparse.csr_array, np.ndarray]:
+    S = A.detach().to(dtype=torch.float64).to_scipy()
+    B = scipy.sparse.diags_array(1 / S.diagonal()) @ S
+    M = S.multiply(B @ B.T).tocsr()
+    return M, np.asarray(S.multiply(B).sum(axis=1)).ravel()
+
+
+MARKERS_UP_TO = 200  # points of a curve that are drawn as circles
+
+
+def energy_figure(title: str, compared: dict[str, Row], each: dict[str, Any], best: Any) -> Any:
+    """A bar for each choice of weights, and a dot for each held-out vector."""
+    errors = {name: record["relative_energy_error"] for name, record in compared.items()}
+    names = [name for name in errors if errors[name] <= max(30 * errors[LEARNED], 1.0)]
+    names.sort(key=lambda name: -errors[name])
+    labels = {"best constant": f"best constant, {best:.3f}"}
+    widest = max(max(each[name]) for name in names) or 1.0
+    xlabel = "energy norm of held-out errors, relative to before"
+    figure = picture(title, xlabel, "", xlim=(0, 1.15 * widest))
+    (axes,) = figure.axes
+    for k, name in enumerate(names):
+        color = look(name)["color"]
+        axes.barh(k, errors[name], height=0.62, color=color, alpha=0.55 if name == LEARNED else 0.3)
+        # Evenly spaced: their order within the bar has no meaning.
+        offsets = (np.arange(len(each[name])) * 0.618 % 1 - 0.5) * 0.5
+        axes.plot(each[name], k + offsets, linestyle="none", marker=".", markersize=2.5, color=color)
+        axes.plot([errors[name]] * 2, [k - 0.31, k + 0.31], color=color, linewidth=2.5)
+        weight = "bold" if name == LEARNED else None
+        axes.text(1.03 * widest, k, f"{errors[name]:#.3g}", va="center", weight=weight)
+    axes.set_yticks(range(len(names)), [labels.get(name, name) for name in names])
+    axes.grid(False, axis="y")
+    return figure
+
+
+def weights_figure(title: str, weights: dict[str, Tensor | float], grid: tuple[int, ...] | None) -> Any:
+    """The weights over the points; for grids with several axes as images."""
+    vectors = {name: w.cpu() for name, w in weights.items() if isinstance(w, Tensor)}
+    if grid and len(grid) > 1 and min(grid) > 1:
+        return weights_image(title, vectors, grid)
+    n = len(vectors[LEARNED])
+    points, few = np.arange(n) + bool(grid), n <= MARKERS_UP_TO
+    lines = [Line(name, w) for name, w in weights.items() if not isinstance(w, Tensor)]
+    if few and "closed form" in vectors:
+        lines.append(Line("closed form", vectors["closed form"], points))
+    marks = {"marker": "o" if few else ".", "markersize": 6 if few else 2, "linestyle": "none", "color": BLUE}
+    lines.append(Line(LEARNED, vectors[LEARNED], points, style=marks))
+    place = "grid point" if grid else "row of the matrix"
+    ticks: dict[str, Any] = {"xticks": points} if n <= 20 else {}
+    return picture(title, place, "weight", lines, **ticks)
+
+
+def weights_image(title: str, vectors: dict[str, Tensor], grid: tuple[int, ...]) -> Any:
+    """The weights on the grid (in 3D the middle slice), next to the closed-form weights on the same scale."""
+    images, ylabel = {name: w.reshape(grid).numpy() for name, w in vectors.items()}, "first axis"
+    if len(grid) == 3:
+        middle, ylabel = grid[0] // 2, "second axis"
+        images = {name: image[middle] for name, image in images.items()}
+        title += f", slice {middle + 1} of the first axis"
+    vmin, vmax = min(i.min() for i in images.values()), max(i.max() for i in images.values())
+    figure, panels = new_panels(title, len(images))
+    for axes, (name, image) in zip(panels, images.items(), strict=True):
+        axes.set(title=name, xlabel="last axis")
+        extent = (0.5, image.shape[1] + 0.5, image.shape[0] + 0.5, 0.5)
+        drawn = axes.imshow(image, extent=extent, interpolation="nearest", vmin=vmin, vmax=vmax)
+    panels[0].set_ylabel(ylabel)
+    figure.colorbar(drawn, ax=panels, label="weight", shrink=0.8)
+    return figure
+
+
+CLOSED_FORM_LIMIT = 100_000  # unknowns above which B B^T takes longer than the training
+SWEEPS = 100
+TABLE_SWEEPS = 50
+REDUCTION = f"residual_after_{TABLE_SWEEPS}_sweeps"
+COLUMNS = {
+    "loss per vector": "held_out_loss",
+    "convergence factor": "convergence_factor",
+    f"residual after {TABLE_SWEEPS} sweeps": REDUCTION,
+}
+
+
+def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
+    """Weights to compare, by name, the learned ones first. The textbook weight is 2d / (2d + 1), the best
+    constant smoother on a d-dimensional grid; elsewhere the value for d = 1."""
+    d = len(grid_of(recipe.settings.problem) or (1,))
+    weights: dict[str, Tensor | float] = {LEARNED: recipe.weight.detach(), "weight 1": 1.0}
+    weights[f"textbook {2 * d}/{2 * d + 1}"] = 2 * d / (2 * d + 1)
+    weights["best constant"] = best_constant(recipe)
+    small = recipe.settings.sweeps == 1 and recipe.A.shape[0] <= CLOSED_FORM_LIMIT
+    if small and (best := optimal_weights(recipe.A)) is not None:
+        weights["closed form"] = best.to(recipe.A.device)
+    return weights
+
+
+@torch.no_grad()
+def best_constant(recipe: JacobiRecipe) -> float:
+    """The constant weight with the smallest training loss: the baseline of a single value.
+
+    The loss is convex in a constant weight: a sum of positive multiples of (1 - w mu)^2s, mu an eigenvalue of
+    D^-1 A.
+    """
+    A, E = recipe.A, recipe.every_vector()
+
+    def energy(weight: float) -> float:
+        return quadratic_form(A, recipe.after(E, weight, A), symmetric=True).item()
+
+    least: Any = scipy.optimize.minimize_scalar(energy, bounds=(0.0, 2.0), method="bounded")
+    return float(least.x)
+
+
+@torch.no_grad()
+def relative_errors(recipe: JacobiRecipe, weight: Tensor | float) -> tuple[float, list[float]]:
+    """||e||_A after the sweeps of the loss relative to before, for all held-out vectors together and each."""
+    A, E = recipe.A, recipe.held_out
+    after, before = ((e * (A @ e)).sum(0).double() for e in (recipe.after(E, weight, A), E))
+    return float((after.sum() / before.sum()).sqrt()), (after / before).sqrt().tolist()
+
+
+def convergence_factor(curve: list[float], floor: float) -> float | None:
+    """Mean factor by which a sweep reduces the residual, over the second half of the curve above `floor`.
+
+    None for a curve that overflowed, 0 for one that falls at once below the floor, where rounding dominates.
+    """
+    if len(curve) < SWEEPS + 1:
+        return None
+    last = max((k for k, r in enumerate(curve) if r > floor), default=0)
+    half = last // 2
+    return (curve[last] / curve[half]) ** (1 / (last - half)) if last > 0 else 0.0
+
+
+def outcome_of(recipe: JacobiRecipe) -> Outcome:
+    compared, each, weights = {}, {}, candidates(recipe)
+    for name, weight in weights.items():
+        curve = recipe.residual_curve(partial(solvers.jacobi, weight=weight, iterations=SWEEPS))
+        error, each[name] = relative_errors(recipe, weight)
+        compared[name] = {
+            "held_out_loss": recipe.held_out_energy(weight),
+            "relative_energy_error": error,
+            "convergence_factor": convergence_factor(curve, 1e3 * torch.finfo(recipe.A.dtype).eps),
+            REDUCTION: curve[TABLE_SWEEPS] if len(curve) > TABLE_SWEEPS else None,
+        }
+    best = weights.get("closed form")
+    distance = float((recipe.weight.detach() - best).abs().max()) if isinstance(best, Tensor) else None
+    numbers = {
+        "problem": facts(recipe.settings.problem, recipe.A),
+        "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
+        "weights": compared,
+        "closed_form_distance": distance,
+    }
+    columns = {head: partial(_or_diverges, key) for head, key in COLUMNS.items()}
+    table = tabulate(records(compared), {"weights": "name", **columns})
+    # The best constant is close to the textbook's.
+    losses = levels(compared, "held_out_loss", but=(LEARNED, "best constant"))
+    title, grid = f"Error that {sweeps_leave(recipe)}, {recipe.where}", grid_of(recipe.settings.problem)
+    figures = {
+        "energy.png": partial(energy_figure, title, compared, each, weights["best constant"]),
+        "weights.png": partial(weights_figure, f"Jacobi weights, {recipe.where}", weights, grid),
+    }
+    return Outcome(numbers, *table, sentences(recipe, compared), figures, {"loss.png": losses})
+
+
+def _or_diverges(key: str, record: Row) -> Any:
+    return "diverges" if record[key] is None else record[key]
+
+
+# --- the summary: where the weights are large, and columns that were not trained for ---
+
+
+def sentences(recipe: JacobiRecipe, compared: dict[str, dict[str, Any]]) -> str:
+    words, settings = [where_weights_are_large(recipe)], recipe.settings
+    if lost := lost_columns(compared, settings.hard_fraction == 1):
+        of = "" if settings.hard_fraction == 1 else " of the hardest vectors"
+        words.append(
+            f"The weights were trained only for the energy that {sweeps_leave(recipe)}{of}; a constant "
+            f"weight is better in what was not trained: {', '.join(lost)}."
+        )
+    factor = compared[LEARNED]["convergence_factor"]
+    if factor is None or factor > 1:
+        words.append(
+            f"Repeated beyond the {settings.sweeps} in the loss, sweeps with these weights diverge; "
+            "train with more --sweeps."
+        )
+    return " ".join(words)
+
+
+def sweeps_leave(recipe: JacobiRecipe) -> str:
+    sweeps = recipe.settings.sweeps
+    return "one sweep leaves" if sweeps == 1 else f"{sweeps} sweeps leave"
+
+
+def lost_columns(compared: dict[str, dict[str, Any]], loss_was_trained: bool) -> list[str]:
+    """The columns that were not trained for and for which a constant weight is better, to the digits
+    shown."""
+
+    def shown(name: str, key: str) -> float:
+        value = compared[name][key]
+        return math.inf if value is None else float(f"{value:.4g}")
+
+    constants = [name for name in compared if name not in (LEARNED, "closed form")]
+    columns = list(COLUMNS.items())[loss_was_trained:]
+    return [c for c, key in columns if min(shown(name, key) for name in constants) < shown(LEARNED, key)]
+
+
+def where_weights_are_large(recipe: JacobiRecipe) -> str:
+    weight, grid = recipe.weight.detach().cpu(), grid_of(recipe.settings.problem)
+    low, high = (f"{float(weight[row]):.3f} (row {int(row)})" for row in (weight.argmin(), weight.argmax()))
+    words = f"The weights lie between {low} and {high}"
+    if grid is None or min(grid) < 3:
+        return f"{words}, {float(weight.median()):.3f} in the middle."
+    interior = torch.zeros(grid, dtype=torch.bool)
+    interior[(slice(1, -1),) * len(grid)] = True
+    edge, inside = float(weight[~interior.flatten()].mean()), float(weight[interior.flatten()].mean())
+    return f"{words}: on average {edge:.3f} beside the boundary and {inside:.3f} inside."
+
+
+@dataclass
+class JacobiSettings(MatrixSettings):
+    """Learn one weight w_i per row of x <- x + w D^-1 (b - A x).
+
+    The loss is the energy e^T A e of the error after one sweep from a random vector from N(0, I), as the
+    mean over the test vectors; it is reported per test vector.
+
+    Parameters
+    ----------
+    sweeps : int
+        Jacobi sweeps in the loss.
+    """
+
+    steps: int = 300
+    out: str = "runs/jacobi"
+    sweeps: int = 1
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "sweeps")
+
+
+class JacobiRecipe(MatrixRecipe):
+    """One weight per row; see `JacobiSettings`."""
+
+    Settings = JacobiSettings
+    files = ("energy.png", "loss.png", "weights.png")
+    curves: ClassVar[Mapping[str, Curves]] = {
+        "loss.png": Curves("Training loss", "energy of the error, per vector", log=True)
+    }
+    outcome = outcome_of
+
+    def __init__(self, settings: JacobiSettings):
+        super().__init__(settings, arrays=6)  # as measured
+        weight = torch.ones(self.n, dtype=settings.torch_dtype, device=settings.device)
+        self.model = solvers.Jacobi(weight, iterations=settings.sweeps)
+        self._zeros = torch.zeros_like(self.test_vectors)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.model.weight  # type: ignore[return-value]
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return self.space.energy(self.after(vectors, self.space.local(self.weight), self.space.A))
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        x = self.after(vectors, self.weight, self.A)
+        return (x * (self.A @ x)).sum(0)
+
+    def evaluate(self) -> float:
+        return self.held_out_energy(self.weight)
+
+    @torch.no_grad()
+    def held_out_energy(self, weight: Tensor | float) -> float:
+        """Energy per held-out vector after the sweeps of the loss with `weight`."""
+        return quadratic_form(self.A, self.after(self.held_out, weight, self.A), symmetric=True).item()
+
+    def after(self, E: Tensor, weight: Tensor | float, A: Any) -> Tensor:
+        """The errors E after the sweeps of the loss."""
+        zeros = self._zeros if E.shape == self._zeros.shape else torch.zeros_like(E)
+        sweeps = self.settings.sweeps
+        if isinstance(weight, Tensor) and sweeps > 1:
+            weight = weight.unsqueeze(0)  # in full: (n,) could mean one per sweep if sweeps = n
+        return solvers.jacobi(A, zeros, E, weight=weight, iterations=sweeps).x

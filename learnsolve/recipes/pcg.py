@@ -1,0 +1,545 @@
+"""A preconditioner for conjugate gradients, learned through a few of their iterations.
+
+Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
+Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.3 (figures 7 and 8).
+
+Figures: loss (figure 7 of the paper), residuals (figure 8) and the learned factor, compared with none,
+Jacobi, IC(0) and AMG on other right-hand sides.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learnsolve import preconditioners as P
+from learnsolve import solvers
+from learnsolve.analysis import condition_number, spectral_radius
+from learnsolve.evaluation.comparison import as_csv
+from learnsolve.evaluation.figures import new_panels, residuals_figure
+from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.spmm import spmm
+from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.preconditioners import FSAI, IC0, Factored, Trainable, lower_pattern
+from learnsolve.recipes.harness import recipe as tables
+from learnsolve.recipes.harness.parallel import summed
+from learnsolve.recipes.harness.recipe import LEARNED, Curves, Outcome, Row
+from learnsolve.recipes.harness.settings import (
+    HELD_OUT_VECTORS,
+    SettingError,
+    at_least,
+    check_tolerances,
+    not_negative,
+    positive,
+)
+from learnsolve.recipes.matrix import (
+    MatrixRecipe,
+    MatrixSettings,
+    ProblemSettings,
+    WholeMatrix,
+    facts,
+    grid_of,
+)
+from learnsolve.recipes.schedule import DepthSettings, Patience, Scheduled, iterations_at
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings that belong together.
+
+    Attributes
+    ----------
+    steps, iterations, gamma, test_vectors, target : defaults of the options of these names
+    demo : the loss of the authors' public demonstration: all residuals, including the first, each as
+        log10(1 + ||r|| / ||b||)
+    """
+
+    steps: int
+    iterations: int
+    gamma: float
+    test_vectors: int | Literal["ramp"]
+    target: float | None
+    demo: bool
+
+
+VARIANTS = {
+    "paper": Variant(1000, 4, 0.6, 100, None, demo=False),
+    "demo": Variant(100_000, 3, 0.7, "ramp", 3e-5, demo=True),
+}
+
+
+@dataclass
+class PcgSettings(DepthSettings, MatrixSettings):
+    """Learn a factor L of a preconditioner for conjugate gradients, through a few of their iterations.
+
+    The loss is the weighted mean of ||r_i|| / ||b||, i = 1 .. iterations, with weights proportional to
+    gamma^(iterations - i), as the mean over the right-hand sides.
+
+    Parameters
+    ----------
+    steps : int
+        Total number of optimizer steps; null for 1000, in the variant demo 100000.
+    variant : str
+        The paper's loss, or the loss of its authors' public demonstration.
+    nx : int
+        --nx with --ny is short for --problem.shape [nx, ny].
+    ny : int
+        See --nx.
+    pattern : str
+        Pattern of L: the diagonal and the one below it, tril(A), or tril(A^2).
+    form : str
+        M = L L^T as a product, or M = (L L^T)^-1 by triangular solves.
+    start : str
+        L = 2 I and 0.1 elsewhere; or, on the pattern, IC(0) (for the form triangular) or FSAI (for product).
+    iterations : int
+        Iterations of conjugate gradients in the loss; null for 4, in the variant demo 3.
+    gamma : float
+        Weight of a residual relative to that of the next one; null for 0.6, in the variant demo 0.7.
+    test_vectors : int
+        Number of random right-hand sides, null for 100; or ramp (demo), from -1 to 1 along the last grid
+        axis.
+    weight_decay : float
+        Weight decay of AdamW.
+    target : float
+        Stop when the last residual in the loss, relative to b and as the mean over the training right-hand
+        sides, is below this value; null for never, in the variant demo 3e-5.
+    guard : float
+        Smallest allowed quotient of eigenvalues of L L^T: steps that go below are halved; 0 disables this.
+    tolerances : list[float]
+        Relative residuals to which the final evaluation solves; null for [1e-3, 1e-6, 1e-9], in float32
+        [1e-2, 1e-3, 1e-4].
+    evaluated : int
+        Held-out right-hand sides that the final evaluation solves.
+    """
+
+    steps: int | None = None  # type: ignore[assignment]  # until `check` sets the variant's
+    lr: float = 1e-3
+    out: str = "runs/pcg"
+    variant: Literal["paper", "demo"] = "paper"
+    problem: ProblemSettings = field(default_factory=lambda: ProblemSettings(shape=[8, 8]))
+    nx: int | None = None
+    ny: int | None = None
+    pattern: Literal["bidiagonal", "tril", "two_ring"] = "bidiagonal"
+    form: Literal["product", "triangular"] = "product"
+    start: Literal["paper", "ic0", "fsai"] = "paper"
+    iterations: int | None = None
+    gamma: float | None = None
+    test_vectors: int | Literal["ramp"] | None = None  # type: ignore[assignment]
+    held_out: int = HELD_OUT_VECTORS
+    clip: float | None = None
+    schedule: Literal["none", "cosine"] = "none"
+    weight_decay: float = 0.01
+    target: float | None = None
+    guard: float = 1e-8
+    tolerances: list[float] | None = None
+    evaluated: int = 20
+
+    def check(self) -> None:
+        self.take_defaults(VARIANTS[self.variant])
+        super().check()
+        self._check_grid()
+        at_least(self, 1, "iterations", "evaluated")
+        positive(self, "gamma", "target")
+        not_negative(self, "weight_decay")
+        if not 0 <= self.guard <= 1e-2:
+            raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}; 1e-8 is usual")
+        if self.start not in ("paper", "ic0" if self.form == "triangular" else "fsai"):
+            forms = {"ic0": "triangular", "fsai": "product"}
+            raise SettingError(
+                f"--start {self.start} is a factor for --form {forms[self.start]}, not for {self.form}; take "
+                f"--start paper or {'fsai' if self.start == 'ic0' else 'ic0'}"
+            )
+        if self.tolerances is None:
+            self.tolerances = [1e-3, 1e-6, 1e-9] if self.dtype == "float64" else [1e-2, 1e-3, 1e-4]
+        check_tolerances(self.tolerances)
+
+    def _check_grid(self) -> None:
+        if self.nx is None and self.ny is None:
+            return
+        if self.nx is None or self.ny is None:
+            raise SettingError("--nx and --ny are given together; --problem.shape takes any grid")
+        at_least(self, 1, "nx")
+        at_least(self, 1, "ny")
+        self.problem.shape = [self.nx, self.ny]
+        self.nx = self.ny = None
+
+
+# The learned preconditioner: pattern, form and initial value of its factor L, and a guard that keeps it
+# definite.
+
+
+DIAGONAL, BELOW = 2.0, 0.1  # section 4.3: L = 2 I + 0.1 S
+DENSE_LIMIT = 256  # unknowns up to which all eigenvalues take less time than a step
+HALVINGS = 20
+
+
+def pattern_of(A: CSR, name: str) -> SparsityPattern:
+    """The pattern of L: the diagonal and the one below, tril(A), or tril(A^2)."""
+    if name == "bidiagonal":
+        return Factored.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device).L.pattern
+    return lower_pattern(A, power=2 if name == "two_ring" else 1)
+
+
+def build(A: CSR, settings: PcgSettings) -> Trainable:
+    """The module, at its start; SettingError if the matrix does not allow this start."""
+    pattern = pattern_of(A, settings.pattern)
+    try:
+        if settings.form == "product":
+            if settings.start == "fsai":
+                return Trainable(FSAI(A.detach(), pattern=pattern))
+            return Trainable(Factored.from_pattern(pattern, DIAGONAL, BELOW, A.dtype))
+        if settings.start == "ic0":
+            return Trainable(IC0(_restricted(A, pattern)), positive="exp")
+        L = Factored.from_pattern(pattern, DIAGONAL, BELOW, A.dtype).L
+        return Trainable(Factored(L), positive="exp")
+    except ValueError as error:
+        raise SettingError(
+            f"--start {settings.start}: {' '.join(str(error).split())}; take --start paper"
+        ) from error
+
+
+def factor_of(model: Trainable) -> CSR:
+    """The current L."""
+    return model.L()
+
+
+def _restricted(A: CSR, pattern: SparsityPattern) -> CSR:
+    """The entries of A on another pattern; zeros where A has none."""
+    rows, columns = (np.array(as_numpy(t)) for t in (pattern.row_indices, pattern.col_indices))
+    values = np.asarray(A.to_scipy()[rows, columns]).reshape(-1)
+    return CSR(torch.from_numpy(values).to(A.values), pattern)
+
+
+@torch.no_grad()
+def definiteness(L: CSR) -> float:
+    """Smallest eigenvalue of L L^T over its largest, L lower triangular; 0 if it is not definite.
+
+    In float64; the value is the same for (L L^T)^-1. All eigenvalues for small matrices, Arnoldi's method on
+    the matrix and on its inverse for large ones.
+    """
+    L = L.detach().to(device="cpu", dtype=torch.float64)
+    if not bool(torch.isfinite(L.values).all()) or bool((L.diagonal() == 0).any()):
+        return 0.0
+    n = L.shape[0]
+    if n <= DENSE_LIMIT:
+        D = L.to_dense()
+        eigenvalues = torch.linalg.eigvalsh(D @ D.T)
+        return max(float(eigenvalues[0] / eigenvalues[-1]), 0.0)
+
+    def multiply(X: Tensor) -> Tensor:
+        return spmm(L, spmm(L, X, transpose=True))
+
+    def solve(X: Tensor) -> Tensor:
+        return sptrsv(L, sptrsv(L, X), transpose=True)
+
+    largest, inverse = (float(spectral_radius(f, n, rtol=0.05).value) for f in (multiply, solve))
+    return 1 / (largest * inverse)
+
+
+class Guard:
+    """Keeps L L^T positive definite: an optimizer step after which it is not is halved until it is.
+
+    Parameters
+    ----------
+    parameters : the parameters of the optimizer
+    factor : function that returns the current L
+    floor : smallest `definiteness` allowed after a step; 0 accepts every step
+
+    Attributes
+    ----------
+    shortened : number of steps halved so far. If 20 halvings do not suffice, the step is undone.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], factor: Callable[[], CSR], floor: float):
+        self._parameters, self._factor, self._floor = list(parameters), factor, floor
+        self._before: list[Tensor] = []
+        self.shortened = 0
+
+    def holds(self) -> bool:
+        return definiteness(self._factor()) >= self._floor
+
+    def before(self) -> None:
+        if self._floor:
+            self._before = [p.detach().clone() for p in self._parameters]
+
+    @torch.no_grad()
+    def after(self) -> None:
+        if not self._floor or self.holds():
+            return
+        self.shortened += 1
+        steps = [p - old for p, old in zip(self._parameters, self._before, strict=True)]
+        for halvings in range(1, HALVINGS + 1):
+            self._set([old + step / 2**halvings for old, step in zip(self._before, steps, strict=True)])
+            if self.holds():
+                return
+        self._set(self._before)
+
+    def _set(self, values: list[Tensor]) -> None:
+        for p, value in zip(self._parameters, values, strict=True):
+            p.copy_(value)
+
+
+CONDITION_LIMIT = 10_000  # unknowns above which Lanczos takes longer than the solves
+FACTOR_ENTRIES = 20_000  # more would appear as one dark area
+
+
+def condition(A: CSR, argument: Any) -> float | None:
+    """The condition number of M A; None if it is not available."""
+    if A.shape[0] > CONDITION_LIMIT:
+        return None
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # for a singular matrix the value is infinite
+            M = argument if argument is None or isinstance(argument, P.Preconditioner) else argument(A)
+            value = float(condition_number(A, M).value)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def outcome_of(recipe: PcgRecipe) -> Outcome:
+    settings, A, L = recipe.settings, recipe.A, factor_of(recipe.model)
+    classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC0}
+    M, tolerances = (
+        tables.with_amg({LEARNED: recipe.model, **classical}, A.shape[0]),
+        settings.tolerances or [],
+    )
+    sides = {"held-out": recipe.held_out[:, : settings.evaluated]}
+    if settings.test_vectors == "ramp":
+        sides["ramp"] = recipe.ramp()
+    evaluations = {name: tables.compare(A, B, M, tolerances, repeats=1) for name, B in sides.items()}
+    rows = [row for name, runs in evaluations.items() for row in tables.flat(runs, right_hand_sides=name)]
+    conditions = {name: condition(A, preconditioner) for name, preconditioner in M.items()}
+    columns = {
+        "preconditioner": "preconditioner",
+        "condition of M A": lambda row: conditions[row["preconditioner"]],
+    }
+    table = tables.tabulate(
+        rows, columns, lambda row: {f"{row['right_hand_sides']}, {row['rtol']:.0e}": tables.iterations(row)}
+    )
+    numbers = {
+        "variant": settings.variant,
+        "problem": facts(settings.problem, A),
+        "preconditioner": {
+            "form": "L L^T" if settings.form == "product" else "(L L^T)^-1",
+            **{"pattern": settings.pattern, "nnz": L.nnz, "definiteness": definiteness(L)},
+        },
+        "loss_is": "weighted relative residuals of the first iterations, mean over right-hand sides",
+        "stopped_early": recipe.finished,
+        "shortened_steps": recipe.guard.shortened,
+        "condition_numbers": conditions,
+        "evaluation": rows,
+    }
+    words = sentences(rows, tables.middle(tolerances), recipe.guard.shortened)
+    figures = {}
+    for name, evaluation in evaluations.items():
+        systems = max(map(len, evaluation.histories.values()))
+        title = f"Conjugate gradients, {recipe.where}, {name}"
+        title += f"\nmedian and range of {systems} right-hand sides" if systems > 1 else ""
+        file = "residuals.png" if name == "held-out" else f"residuals_{name}.png"
+        figures[file] = partial(residuals_figure, title, evaluation.histories, tolerances)
+    if L.nnz <= FACTOR_ENTRIES:
+        figures["factor.png"] = partial(factor_figure, L.detach(), settings.form)
+    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
+
+
+def sentences(rows: list[Row], rtol: float, shortened: int) -> str:
+    """One sentence per set of right-hand sides."""
+    words = []
+    for sides in dict.fromkeys(row["right_hand_sides"] for row in rows):
+        at = [row for row in rows if row["right_hand_sides"] == sides and row["rtol"] == rtol]
+        mean = {r["preconditioner"]: r["iterations"] for r in at if r["converged"] == r["systems"]}
+        what = "the right-hand side it was trained on" if sides == "ramp" else "held-out right-hand sides"
+        if not {LEARNED, "none"} <= mean.keys():
+            words.append(f"On {what} not every solve reached {rtol:.0e}.")
+            continue
+        words.append(
+            f"On {what} it takes {mean[LEARNED]:.1f} iterations to {rtol:.0e}, without a preconditioner "
+            f"{mean['none']:.1f}."
+        )
+    if shortened:
+        words.append(f"{shortened} steps were shortened to keep it positive definite.")
+    return " ".join(words)
+
+
+def factor_figure(L: CSR, form: str) -> Any:
+    """The diagonal and the other entries of L, each on its own scale, since their sizes differ."""
+    rows, columns, values = L.pattern.row_indices.cpu(), L.col_indices.cpu(), L.values.cpu()
+    words = "M = L L^T" if form == "product" else "M = (L L^T)^{-1}"
+    figure, panels = new_panels(f"Learned factor, ${words}$", 2)
+    n, on = L.shape[0], rows == columns
+    style = {"s": max(1.0, (220 / n) ** 2), "marker": "s", "cmap": "viridis", "linewidth": 0}
+    for axes, name, part in zip(panels, ("diagonal", "below the diagonal"), (on, ~on), strict=True):
+        axes.set(title=name, xlabel="column", xlim=(-1, n), ylim=(n, -1), aspect="equal")
+        if bool(part.any()):
+            dots = axes.scatter(columns[part], rows[part], c=values[part], **style)
+            figure.colorbar(dots, ax=axes, shrink=0.8)
+    panels[0].set_ylabel("row")
+    return figure
+
+
+BUFFERS = 8  # arrays of the vectors' size per step, in addition to two per iteration
+
+
+class PcgRecipe(Scheduled, MatrixRecipe):
+    """A factor of a preconditioner; see `PcgSettings`."""
+
+    Settings = PcgSettings
+    columns: ClassVar[tuple[str, ...]] = (
+        "learning_rate",
+        "iterations",
+        "training_residual",
+        "held_out_residual",
+        "definiteness",
+        "shortened_steps",
+    )
+    files = (
+        "evaluation.csv",
+        "loss.png",
+        "residual.png",
+        "residuals.png",
+        "residuals_ramp.png",
+        "factor.png",
+    )
+    model: Trainable
+    by_root = False
+    curves: ClassVar[Mapping[str, Curves]] = {
+        "loss.png": Curves(
+            "Training loss through {iterations} iterations",
+            "residuals, weighted",
+            {"loss": "training", "held_out_loss": "held-out, all iterations"},
+            log=True,
+        ),
+        "residual.png": Curves(
+            "Residual after the iterations in the loss",
+            r"$\|r\| / \|b\|$",
+            {"training_residual": "training", "held_out_residual": "held-out"},
+            log=True,
+        ),
+    }
+    outcome = outcome_of
+    advice = "try a smaller --lr, --clip 1, or check that the matrix is symmetric positive definite"
+
+    def __init__(self, settings: PcgSettings):
+        super().__init__(settings, arrays=BUFFERS + 2 * (settings.iterations or 0))
+        self.model = build(self.A, settings)
+        self.guard = Guard(self.model.parameters(), lambda: factor_of(self.model), settings.guard)
+        if settings.guard and not self.guard.holds():
+            raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
+        self.patience = Patience(settings.patience)
+        self.step = 0
+        self._weights = torch.empty(0)  # of the residuals in the loss, cached between steps
+        self._training_residual = torch.zeros(())  # of the last step
+        self._held_out_residual = self._held_out_loss = 0.0  # of the last evaluation
+
+    def named_vectors(self, name: str) -> Tensor:
+        return self.ramp()
+
+    def ramp(self) -> Tensor:
+        """One right-hand side, linear along the last axis of a grid, else along the rows."""
+        length = (grid_of(self.settings.problem) or (self.n,))[-1]
+        line = torch.linspace(-1, 1, length + 2, dtype=torch.float64)[1:-1]
+        if length == 1:
+            line = torch.ones(1, dtype=torch.float64)
+        settings = self.settings
+        return line.repeat(self.n // length).unsqueeze(1).to(settings.torch_dtype).to(settings.device)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        settings = self.settings
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
+        )
+        optimizer.register_step_pre_hook(lambda *_: self.guard.before())
+        optimizer.register_step_post_hook(lambda *_: self.guard.after())
+        return self.scheduled(optimizer)
+
+    @property
+    def iterations(self) -> int:
+        """The number of iterations in the loss of this step."""
+        return iterations_at(self.step, self.settings.iterations or 0, self.settings.curriculum)
+
+    def residuals(self, vectors: Tensor, iterations: int, space: Any) -> Tensor:
+        """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors)."""
+        M = space.product(self.model)
+        solution = solvers.cg(space.A, vectors, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled")
+        norms = solution.residual_norms
+        if (missing := iterations + 1 - norms.shape[0]) > 0:  # all reached rounding level before
+            norms = torch.cat((norms, norms[-1:].expand(missing, -1)))
+        return norms / space.norm(vectors)
+
+    def _weighted(self, residuals: Tensor) -> Tensor:
+        return self._terms(residuals).sum(0)
+
+    def _terms(self, residuals: Tensor) -> Tensor:
+        """The weights for `_weighted`, which sums the residuals of each vector."""
+        demo = VARIANTS[self.settings.variant].demo
+        terms = torch.log10(1 + residuals) if demo else residuals[1:]
+        if len(self._weights) != len(terms):
+            powers = torch.arange(len(terms) - 1, -1, -1, dtype=terms.dtype, device=terms.device)
+            weights = (self.settings.gamma or 0.0) ** powers
+            self._weights = (weights / weights.sum()).unsqueeze(-1)
+        return self._weights * terms
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        self.step = step
+        residuals = self.residuals(vectors, self.iterations, self.space)
+        self._see(residuals.detach()[-1])
+        return self._weighted(residuals) / self.count
+
+    def loss(self, step: int) -> Tensor:
+        self.step = step
+        residuals = self.residuals(self.vectors(step), self.iterations, self.space)
+        self._see(residuals.detach()[-1])
+        return self._terms(residuals).sum() / self.count
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return self._terms(self.residuals(vectors, self.iterations, self.space)).sum() / self.count
+
+    def _see(self, last: Tensor) -> None:
+        """Record the mean last residual over all training vectors; `last` has those of this process.
+
+        At each step, so that a run ends at the weights that reach --target, with any number of processes.
+        """
+        self._training_residual = summed(last.sum()) / self.count
+        if self.settings.target is not None and self.iterations == self.settings.iterations:
+            self.finished = self.finished or bool(self._training_residual < self.settings.target)
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        residuals = self.residuals(self.held_out, self.settings.iterations or 0, WholeMatrix(self.A))
+        self._held_out_residual = residuals[-1].mean().item()
+        self._held_out_loss = self._weighted(residuals).mean().item()
+        return self._held_out_loss
+
+    def measure(self) -> list[float | None]:
+        if self.iterations == self.settings.iterations and self.patience.see(self._held_out_loss):
+            self.finished = True
+        return [
+            self.learning_rate,
+            float(self.iterations),
+            self._training_residual.item(),
+            self._held_out_residual,
+            definiteness(factor_of(self.model)),
+            float(self.guard.shortened),
+        ]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "shortened_steps": self.guard.shortened,
+            "best_held_out_loss": self.patience.best,
+            "waited": self.patience.waited,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.guard.shortened = state["shortened_steps"]
+        self.patience.best, self.patience.waited = state["best_held_out_loss"], state["waited"]
+        self.finished = self.patience.over
