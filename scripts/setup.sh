@@ -45,7 +45,9 @@ for name in LEARNSOLVE_CUDA LEARNSOLVE_CUDA_ARCHITECTURES LEARNSOLVE_CUDA_EMULAT
 done
 place="place: $(pwd -P), $environment, CXX=${CXX-}"
 dependencies="dependencies: $(fingerprint pyproject.toml constraints.txt)"
-sources="sources: $(fingerprint pyproject.toml CMakeLists.txt csrc)"
+# An editable installation remembers which modules there are.
+modules=$(find learnsolve -name '*.py' | LC_ALL=C sort | cksum)
+sources="sources: $(fingerprint pyproject.toml CMakeLists.txt csrc), modules $modules"
 same_place=no
 known "$place" && known "$choices" && same_place=yes
 known "$dependencies" && same_dependencies=yes || same_dependencies=no
