@@ -44,10 +44,10 @@ for name in LEARNSOLVE_CUDA LEARNSOLVE_CUDA_ARCHITECTURES LEARNSOLVE_CUDA_EMULAT
   choices="$choices $name=$(printenv "$name" || :)"
 done
 place="place: $(pwd -P), $environment, CXX=${CXX-}"
-dependencies="dependencies: $(fingerprint pyproject.toml constraints.txt)"
 # An editable installation remembers which modules there are.
 modules=$(find learnsolve -name '*.py' | LC_ALL=C sort | cksum)
-sources="sources: $(fingerprint pyproject.toml CMakeLists.txt csrc), modules $modules"
+dependencies="dependencies: $(fingerprint pyproject.toml constraints.txt), modules $modules"
+sources="sources: $(fingerprint pyproject.toml CMakeLists.txt csrc)"
 same_place=no
 known "$place" && known "$choices" && same_place=yes
 known "$dependencies" && same_dependencies=yes || same_dependencies=no
