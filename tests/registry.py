@@ -270,7 +270,9 @@ def outputs(result: Any) -> list[Tensor]:
     if isinstance(result, torch.nn.Module):
         arguments = {"A": A, "b": random(16), "r": random(16)}
         taken = inspect.signature(result.forward).parameters
-        return outputs(result.to(F64)(*(arguments[name] for name in taken if name in arguments)))
+        if any(p.is_floating_point() and p.dtype != F64 for p in result.parameters()):
+            result = result.to(F64)
+        return outputs(result(*(arguments[name] for name in taken if name in arguments)))
     if isinstance(result, ls.ops.StencilOperator):
         return [result @ random(16).to(result.dtype)]
     if isinstance(result, ls.SparsityPattern) or not callable(result):

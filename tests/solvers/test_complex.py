@@ -76,7 +76,7 @@ def test_the_solver_of_solve():
         assert solution.selected.startswith("direct")
         (gb,) = grad(solution.x.real.sum(), b)
         close([A.H @ gb], [torch.ones(30, dtype=b.dtype)], 1e-8)
-        assert next(ls.solvers.core.choices._iterations(A, "auto", torch.inf, 60)).method == word
+        assert next(ls.solvers.automatic._iterations(A, "auto", torch.inf, 60)).method == word
     assert ls.solve(WAVE, right(30), method="gmres", rtol=1e-9).converged
     assert ls.solve(WAVE, right(30), method=ls.factorize(WAVE)).execution == "direct"
 
