@@ -68,7 +68,7 @@ MODULES = [p.stem for p in sorted(FOLDER.glob("*.py")) if ">>> " in p.read_text(
 
 
 def test_every_public_name_has_its_example_in_one_of_these():
-    assert {"_rows", "learned_pc", "matrix", "operations", "solve"} <= set(MODULES)
+    assert {"_processes", "learned_pc", "matrix", "solve"} <= set(MODULES)
 
 
 @pytest.mark.parametrize("name", MODULES)
