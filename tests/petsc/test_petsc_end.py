@@ -73,7 +73,7 @@ def test_every_public_name_has_its_example_in_one_of_these():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name):
-    if name == "_rows" and processes().size > 1:
+    if name == "_processes" and processes().size > 1:
         pytest.skip("prints the share of one process alone")
     text = (FOLDER / f"{name}.py").read_text()
     assert "+SKIP" not in text, "an example that does not run"
