@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -112,21 +113,22 @@ def exceeding(name: str, found: dict[str, int], budgets: dict[str, dict[str, int
 def matrices() -> dict[str, Callable[[torch.dtype], ls.CSR]]:
     """Small ones, in which the lines of a grid are as long as a block."""
 
-    def scattered(dtype: torch.dtype) -> ls.CSR:
-        P = irregular("1 to 60 a row", 8_000, CPU)
+    def scattered(kind: str, dtype: torch.dtype) -> ls.CSR:
+        P = irregular(kind, 8_000, CPU)
         return ls.CSR(normal((P.nnz,), dtype, CPU), P)
 
     return {
         "5 points": lambda dtype: grid((32, 512), dtype, CPU),
         "7 points": lambda dtype: grid((12, 12, 96), dtype, CPU),
-        "1 to 60 a row": scattered,
+        **{kind: functools.partial(scattered, kind) for kind in IRREGULAR},
     }
 
 
+IRREGULAR = ("1 to 60 a row", "12 a row", "power law", "near the diagonal")
 FULL = {
     "5 points": ("5 points, 3162^2", 3162**2),
     "7 points": ("7 points, 150^3", 150**3),
-    "1 to 60 a row": ("1 to 60 a row, n = 2000000", 2_000_000),
+    **{kind: (f"{kind}, n = 2000000", 2_000_000) for kind in IRREGULAR},
 }
 
 
@@ -136,7 +138,7 @@ def cases() -> dict[str, Callable[[], Case]]:
     for dtype in (F32, F64):
         bits = str(dtype).removeprefix("torch.")
         for name in FULL:
-            for k in (1, 8):
+            for k in (1, 8) if name not in IRREGULAR[1:] else (1,):
                 for way in ("fwd", "bwd"):
                     case = f"spmm, {k} column{'s' * (k > 1)}, {name}, {bits}, {way}"
                     made[case] = lambda n=name, d=dtype, k=k, w=way: _product(n, d, k, w)
