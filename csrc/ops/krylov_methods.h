@@ -1,6 +1,6 @@
-// One iteration of minres, bicgstab and gmres, as learnsolve/solvers/krylov.py has
-// them and in their notation, for one column. `step` is false, and the state as before, where the column
-// breaks down, is no longer finite, or is in doubt: Python then takes the step, and decides.
+// One iteration of minres, bicgstab and gmres, as learnsolve/solvers/krylov.py has them and in their
+// notation, for one column. `step` is false, and the state as before, where the column breaks down, is no
+// longer finite, or is in doubt: Python then takes the step, and decides.
 #pragma once
 
 #include "ops/krylov.h"

@@ -1,5 +1,5 @@
-"""Arguments: matrices of SciPy and torch and `nn.SparseMatrix` are taken; what no single argument shows is
-refused: operators, batches, pairs. Single arguments: tests/properties/test_bad_arguments.py."""
+"""Arguments: matrices of SciPy and torch and `nn.SparseMatrix` are taken; each bad one is refused with the
+right type of exception, and a message with function, rule and value."""
 
 import ast
 import inspect
@@ -26,13 +26,19 @@ def ones(*shape, dtype=F64):
 
 
 A = ls.CSR(ones(NNZ), P)
+INTEGERS = ls.CSR(torch.ones(NNZ, dtype=torch.int64), P)
+META = ones(N).to("meta")
 spmm, sddmm = ls.ops.spmm, ls.ops.sddmm
 
 BAD = [
     # spmm
+    (lambda: spmm(A, ones(99)), ValueError, r"spmm: x must have A.shape\[1\] = 5 rows.*\(99,\)"),
     (lambda: spmm(A, ones(6, 2)), ValueError, r"spmm: .*A.shape\[1\] = 5.*\(6, 2\)"),
     (lambda: spmm(A, ones(5), transpose=True), ValueError, r"A.shape\[0\] = 6.*\(5,\)"),
+    (lambda: spmm(A, ones()), ValueError, "spmm: x must have shape .*scalar"),
+    (lambda: spmm(A, [1.0] * N), TypeError, "spmm: x must be a torch.Tensor, got list"),
     (lambda: A @ [1.0] * N, TypeError, "spmm: x must be a torch.Tensor, got list"),
+    (lambda: spmm(A, ones(N), transpose="no"), TypeError, "spmm: transpose must be True or False, got 'no'"),
     (lambda: A + A.to(torch.float32), TypeError, "A \\+ B: B.values has dtype"),
     (lambda: A * A.to(torch.float32), TypeError, "A \\* B: B.values has dtype"),
     (
@@ -42,6 +48,24 @@ BAD = [
     ),
     (lambda: A * torch.full((1, 1), 2j), TypeError, "s has dtype torch.complex64, the matrix torch.float64"),
     (lambda: ls.factorize(A), ValueError, "factorize: A must be square"),
+    (lambda: spmm(A, A.T), TypeError, "spmm: x must be a torch.Tensor, got CSR"),
+    (lambda: spmm(ones(M, N), ones(N)), TypeError, "spmm: A must be a CSR, got Tensor"),
+    (lambda: spmm(None, ones(N)), TypeError, "spmm: A must be a CSR"),
+    (
+        lambda: spmm(A, torch.eye(N, dtype=F64).to_sparse()),
+        TypeError,
+        "spmm: x must be a dense tensor, got layout torch.sparse_coo; .*CSR.from_torch",
+    ),
+    (
+        lambda: sddmm(torch.eye(M, dtype=F64).to_sparse_csr(), ones(N, M), P),
+        TypeError,
+        "sddmm: U must be a dense tensor, got layout torch.sparse_csr",
+    ),
+    (lambda: spmm(A, ones(N, dtype=torch.float32)), TypeError, "spmm: .*float32.*float64"),
+    (lambda: spmm(A, ones(N, dtype=torch.int64)), TypeError, "spmm: x has dtype torch.int64"),
+    (lambda: INTEGERS @ ones(N, dtype=torch.int64), TypeError, "A.values must be float32 or float64"),
+    (lambda: ls.CSR(torch.ones(NNZ, dtype=torch.bool), P) @ ones(N), TypeError, "spmm: .*torch.bool"),
+    (lambda: A.to(torch.float16) @ ones(N, dtype=torch.float16), TypeError, "spmm: .*float16"),
     (lambda: A.to(torch.complex64) @ ones(N), TypeError, "spmm: x has dtype torch.float64, the .*complex64"),
     (
         lambda: A.to(torch.complex32) @ torch.ones(N, dtype=torch.complex32),
@@ -54,15 +78,34 @@ BAD = [
         TypeError,
         "real_form: without im, re must be a complex .*got CSR of torch",
     ),
+    (lambda: ls.ops.real_form(A, A.T), ValueError, "real_form: re and im must have one shape"),
+    (lambda: ls.ops.real_form(A, 1.0), TypeError, "real_form: im must be a CSR, got float"),
+    (lambda: spmm(A, META), TypeError, "spmm: x is on meta.*cpu"),
     (lambda: spmm(ls.CSR(ones(2, NNZ), P), ones(3, N, 1)), ValueError, r"spmm: .*\(?2,?\)?.*\(?3"),
     (lambda: [1.0] * M @ A, TypeError, "x @ A: x must be a torch.Tensor or a NumPy array, got list"),
     (lambda: ones(5) @ A, ValueError, r"A.shape\[0\] = 6"),
     # sddmm
+    (lambda: sddmm(ones(5), ones(5), P), ValueError, r"sddmm: U .*pattern.shape\[0\] = 6.*\(5,\)"),
+    (lambda: sddmm(ones(6), ones(6), P), ValueError, r"sddmm: V .*pattern.shape\[1\] = 5.*\(6,\)"),
     (lambda: sddmm(ones(6, 2), ones(5, 3), P), ValueError, "sddmm: .*got 2 and 3"),
     (lambda: sddmm(ones(6), ones(5, 1), P), ValueError, "sddmm: .*both"),
+    (lambda: sddmm(ones(), ones(), P), ValueError, "sddmm"),
+    (lambda: sddmm(ones(6), ones(5, dtype=torch.float32), P), TypeError, "sddmm: U .*float64.*float32"),
+    (lambda: sddmm(ones(6).long(), ones(5).long(), P), TypeError, "sddmm: U must be float32"),
+    (lambda: sddmm(ones(6), META, P), TypeError, "sddmm: .*meta"),
+    (lambda: sddmm(ones(6), ones(5), [A]), TypeError, "pattern must be a SparsityPattern or a CSR, got list"),
+    (lambda: sddmm(1, ones(5), P), TypeError, "sddmm: U must be a torch.Tensor, got int"),
+    (lambda: sddmm(ones(6), None, P), TypeError, "sddmm: V must be a torch.Tensor, got NoneType"),
     (lambda: sddmm(ones(2, 6, 1), ones(3, 5, 1), P), ValueError, "sddmm: .*2.*3"),
     # structure
+    (lambda: A.sum(2), ValueError, "sum: dim must be one of .* got 2"),
+    (lambda: INTEGERS.sum(0), TypeError, "sum: A.values must be float32"),
+    (lambda: A.scale_rows(ones(5)), ValueError, r"scale_rows: .*A.shape\[0\] = 6.*\(5,\)"),
+    (lambda: A.scale_columns(ones(6)), ValueError, r"scale_columns: .*A.shape\[1\] = 5.*\(6,\)"),
     (lambda: A.scale_rows(ones()), ValueError, r"scale_rows: .*A \* s"),
+    (lambda: A.scale_rows([1.0] * 6), TypeError, "scale_rows: d must be a torch.Tensor"),
+    (lambda: A.scale_rows(ones(6).float()), TypeError, "scale_rows: d has dtype"),
+    (lambda: INTEGERS.scale_rows(ones(6).long()), TypeError, "scale_rows: A.values"),
     (lambda: ls.CSR(ones(2, NNZ), P).scale_rows(ones(3, 6)), ValueError, "scale_rows: .*2.*3"),
     # arithmetic
     (lambda: A + 1, TypeError, r"A \+ B: B must be a CSR, got int"),
@@ -84,6 +127,7 @@ BAD = [
         "add: the batch axes of A.values and B.values",
     ),
     (lambda: ls.ops.add(A, A, alpha=ones(3)), TypeError, r"add: alpha must be a number or .*\(3,\)"),
+    (lambda: ls.ops.add(A, A, beta="2"), TypeError, "add: beta must be .*str"),
     (
         lambda: ls.ops.add(A.to(torch.float32), A.to(torch.float32), alpha=ones(2, 1)),
         TypeError,
@@ -94,6 +138,10 @@ BAD = [
         TypeError,
         "add: alpha .*complex64",
     ),
+    (lambda: ls.ops.add(A, 1.0), TypeError, "add: B must be a CSR, got float"),
+    (lambda: ls.ops.add(ones(M, N), A), TypeError, "add: A must be a CSR, got Tensor"),
+    (lambda: ls.ops.add(INTEGERS, INTEGERS), TypeError, "add: A.values must be float32"),
+    (lambda: ls.ops.add(A, A.T), ValueError, r"add: .*\(6, 5\) and \(5, 6\)"),
     (lambda: A * ones(N), TypeError, r"A \* B: .*\(5,\).*scale_rows"),
     (lambda: ones(N) * A, TypeError, "scale_rows"),
     (lambda: A * "2", TypeError, r"A \* B: .*str"),
