@@ -21,7 +21,7 @@ from learnsolve.petsc.matrix import Matrix, Operator
 from learnsolve.solvers.core.gradient import Implicit
 from learnsolve.solvers.core.loop import report as report_failure
 from learnsolve.solvers.core.problem import Solver
-from learnsolve.solvers.solution import CODE, Report, Solution, SolverError, Status
+from learnsolve.solvers.solution import CODE, Report, Solution, Status
 
 _alive: weakref.WeakSet[System] = weakref.WeakSet()
 _numbers = count()  # numbers of KSPs for option prefixes; equal in all processes, which run the same program
@@ -359,6 +359,8 @@ def _preconditioner(name: str, M: Any) -> Any:
 class KSP(Solver):
     """The solver of A x = b, or of the transposed system, for `Implicit`."""
 
+    remedy = "ask for a smaller rtol"
+
     name: str
     A: Operator
     system: System
@@ -408,17 +410,6 @@ class KSP(Solver):
         plain._adjoint = report
         return plain
 
-    def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
-        named = replace(
-            self,
-            name=f"{self.name}, {what}",
-            advice=", so the derivative is not exact (ask for a smaller rtol)",
-        )
-        try:
-            x, report.solution = named.run(b, None, derivative=True)
-        except SolverError as error:
-            report.solution = error.solution
-            raise
-        if tracked(b, *self.A.parameters):
-            return Implicit.apply(self, Report(), x, b, *self.A.parameters)  # type: ignore[return-value]
+    def solved(self, b: Tensor, ended: Report) -> Tensor:
+        x, ended.solution = self.run(b, None, derivative=True)
         return x

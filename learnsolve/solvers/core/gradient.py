@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,7 +44,7 @@ from learnsolve.matrix.unchanged import version
 from learnsolve.ops.core import across
 from learnsolve.ops.core.autograd import Nestable, keep_for_forward_mode, tracked
 from learnsolve.solvers.core.operators import Function, Outcome
-from learnsolve.solvers.solution import Report, Solution, SolverError
+from learnsolve.solvers.solution import Report, Solution
 
 if TYPE_CHECKING:
     from learnsolve.solvers.core.problem import Problem
@@ -92,25 +91,6 @@ def implicit(
             x = out.x + (Implicit.apply(again, report, d, right - again.A(start), *parameters) - d)
         out = out._replace(x=x)
     return problem.solution(out, report)
-
-
-def linear(problem: Problem, b: Tensor, what: str, ended: Report) -> Tensor:
-    """A^-1 b for a derivative, itself differentiable; a failure is reported like a failed solve."""
-    advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
-    named = replace(problem, name=f"{problem.name}, {what}", advice=advice)
-    try:
-        if transformed():
-            x, _, _ = Solve.apply(named, ended, b, None, *problem.A.parameters)  # type: ignore[misc]
-        else:
-            with torch.no_grad():
-                out = named.run(b, None)
-            x, ended.solution = out.x, named.reported(out)
-    except SolverError as error:
-        ended.solution = error.solution
-        raise
-    if tracked(b, *problem.A.parameters):
-        return Implicit.apply(problem, Report(), x, b, *problem.A.parameters)  # type: ignore[return-value]
-    return x
 
 
 def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:

@@ -3,6 +3,7 @@ views: units, a null space."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,12 +22,11 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.matrix.plain import makes_plain_tensors, numbers
 from learnsolve.ops.block_batch import Layout
 from learnsolve.ops.core import across
-from learnsolve.ops.core import across as _across
-from learnsolve.ops.core.across import across as processes
+from learnsolve.ops.core.autograd import tracked
 from learnsolve.ops.core.product import product
 from learnsolve.ops.core.selection import trusted
 from learnsolve.solvers.core.advance import Criterion, parts_at_once
-from learnsolve.solvers.core.gradient import linear
+from learnsolve.solvers.core.gradient import Implicit, Solve, transformed
 from learnsolve.solvers.core.loop import Method, explained, iterate, report
 from learnsolve.solvers.core.operators import (
     Blocks,
@@ -45,7 +45,7 @@ from learnsolve.solvers.core.operators import (
     source,
     surely_finite,
 )
-from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
+from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, SolverError, Status
 
 # Units in which A and b are of size one, so that no inner product of a method leaves the range of the
 # dtype.
@@ -104,9 +104,9 @@ def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
     """Find a NaN that no product has met: in x if a column of A is empty, in A if b is zero. Also one that a
     method took for something else, such as an infinite curvature."""
     x = out.x.detach()
-    if x.is_cpu and _across.everywhere(surely_finite(x)) and (size_A is None or surely_finite(size_A)):
+    if x.is_cpu and across.everywhere(surely_finite(x)) and (size_A is None or surely_finite(size_A)):
         return out
-    lost = _across.anywhere(~torch.isfinite(x).all(dim=-2))
+    lost = across.anywhere(~torch.isfinite(x).all(dim=-2))
     if size_A is not None:
         lost = lost | ~torch.isfinite(size_A).squeeze(-2)
     return out._replace(codes=torch.where(lost, CODE[Status.NON_FINITE], out.codes))
@@ -115,7 +115,7 @@ def _finite(size_A: Tensor | None, out: Outcome) -> Outcome:
 @torch.no_grad()
 def _with_digits_lost(system: System, out: Outcome, x: Tensor) -> Outcome:
     """The outcome judged by the caller's x, some of whose digits may be below the range."""
-    lost = (out.codes == CODE[Status.CONVERGED]) & _across.anywhere((x != out.x).any(dim=-2))
+    lost = (out.codes == CODE[Status.CONVERGED]) & across.anywhere((x != out.x).any(dim=-2))
     if not bool(lost.any()):
         return out
     b = system.b.detach()
@@ -206,7 +206,7 @@ def _surely_ordinary(system: System) -> bool:
 def _choose(size_A: Tensor | None, b: Tensor, negligible: float | Tensor, unseen: bool) -> Units | None:
     """None if sizes are ordinary. That is not checked if `unseen`, since it would synchronize a device.
     Values below `negligible` do not matter."""
-    if b.numel() == 0 and processes() is None:
+    if b.numel() == 0 and across.across() is None:
         return None
     limit, size_b = 2.0 ** ORDINARY[b.dtype], largest(b, -2)
     if isinstance(negligible, Tensor) or negligible > 0:
@@ -565,18 +565,34 @@ def detected(A: CSR) -> Detected | None:
 ADJOINT, TANGENT = "adjoint solve of the backward", "solve for the tangent"
 
 
-class Solver:
+class Solver(ABC):
     """What finds x = A^-1 b for any b, with the derivatives of x: an iteration here, or a KSP of PETSc."""
 
+    name: str  # of the solver, for messages
     A: Any
+    remedy: ClassVar[str]  # for a derivative that is not exact
     keeps_b: ClassVar[bool] = False  # derivatives read b
 
+    @abstractmethod
     def adjoint(self) -> Solver:
-        raise NotImplementedError
+        """The solver of the transposed system, whose own adjoint is this one."""
 
-    def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
-        """A^-1 b for a derivative, itself differentiable."""
-        raise NotImplementedError
+    @abstractmethod
+    def solved(self, b: Tensor, ended: Report) -> Tensor:
+        """A^-1 b, a constant; failures are reported."""
+
+    def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
+        """A^-1 b for a derivative, itself differentiable; a failure is reported like a failed solve."""
+        advice = f", so the derivative is not exact ({self.remedy})"
+        named: Solver = replace(self, name=f"{self.name}, {what}", advice=advice)  # type: ignore[type-var]
+        try:
+            x = named.solved(b, ended)
+        except SolverError as error:
+            ended.solution = error.solution
+            raise
+        if tracked(b, *self.A.parameters):
+            return Implicit.apply(self, Report(), x, b, *self.A.parameters)  # type: ignore[return-value]
+        return x
 
     def pullback(
         self, g: Tensor, x: Tensor, b: Tensor | None, need: bool, report: Report
@@ -597,7 +613,9 @@ class Solver:
 
 @dataclass(eq=False)
 class Problem(Solver):
-    name: str  # of the solver, for messages
+    remedy = "see adjoint_rtol, adjoint_maxiter"
+
+    name: str
     method: Method
     A: Operator
     M: Callable[[Tensor], Tensor] | None
@@ -630,8 +648,14 @@ class Problem(Solver):
             system, from_units = in_units(system, self.method)
             return from_range(from_units(iterate(self.method, system, self.maxiter, self.gradient)))
 
-    def linear(self, b: Tensor, what: str, report: Report) -> Tensor:
-        return linear(self, b, what, report)
+    def solved(self, b: Tensor, ended: Report) -> Tensor:
+        if transformed():
+            x, _, _ = Solve.apply(self, ended, b, None, *self.A.parameters)  # type: ignore[misc]
+            return x
+        with torch.no_grad():
+            out = self.run(b, None)
+        ended.solution = self.reported(out)
+        return out.x
 
     def solution(self, out: Outcome, adjoint: Report | None = None) -> Solution:
         iterations = out.norms.shape[-2] - 1
