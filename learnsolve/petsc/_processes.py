@@ -184,41 +184,43 @@ def processes() -> Processes:
     return Processes()
 
 
-class _Linear(Nestable):
+class Linear(Nestable):
+    """A linear map of t by what moves it between processes."""
+
     @staticmethod
     def setup_context(ctx, inputs, output):
-        _, ctx.processes = inputs
+        _, ctx.by = inputs
 
 
-class _Sum(_Linear):
+class _Sum(Linear):
     @staticmethod
     def forward(t, processes):
         return processes.gathered(t).sum(0)
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
-        return ctx.processes.copies(g), None
+        return ctx.by.copies(g), None
 
     @staticmethod
     def jvp(ctx, t, _):  # type: ignore[override]
-        return ctx.processes.sum(t)
+        return ctx.by.sum(t)
 
 
-class _Copies(_Linear):
+class _Copies(Linear):
     @staticmethod
     def forward(t, processes):
         return t.clone()
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
-        return ctx.processes.sum(g), None
+        return ctx.by.sum(g), None
 
     @staticmethod
     def jvp(ctx, t, _):  # type: ignore[override]
-        return ctx.processes.copies(t)
+        return ctx.by.copies(t)
 
 
-class _Shown(_Linear):
+class _Shown(Linear):
     """The value of equal copies, as their mean: the identity, with the derivative Copies(.) / P."""
 
     @staticmethod
@@ -227,11 +229,11 @@ class _Shown(_Linear):
 
     @staticmethod
     def backward(ctx, g):  # type: ignore[override]
-        return ctx.processes.copies(g) / ctx.processes.size, None
+        return ctx.by.copies(g) / ctx.by.size, None
 
     @staticmethod
     def jvp(ctx, t, _):  # type: ignore[override]
-        return ctx.processes.shown(t)
+        return ctx.by.shown(t)
 
 
 def share(n: int) -> tuple[int, int]:

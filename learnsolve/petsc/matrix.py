@@ -15,10 +15,9 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.ops.core.autograd import Nestable
 from learnsolve.ops.core.dots import dots
 from learnsolve.ops.core.product import product, sampled
-from learnsolve.petsc._processes import Rows, check_dtype, engine, processes, share
+from learnsolve.petsc._processes import Linear, Rows, check_dtype, engine, processes, share
 
 _KEPT = 4  # the number of column counts with cached scatters
 
@@ -88,40 +87,32 @@ class Halo:
         return self._scatters[k]
 
 
-class _Fetch(Nestable):
+class _Fetch(Linear):
     @staticmethod
     def forward(x, halo):
         return halo.move(x, False)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, ctx.halo = inputs
-
-    @staticmethod
     def backward(ctx, g):  # type: ignore[override]
-        return ctx.halo.deliver(g), None
+        return ctx.by.deliver(g), None
 
     @staticmethod
     def jvp(ctx, t, _):  # type: ignore[override]
-        return ctx.halo.fetch(t)
+        return ctx.by.fetch(t)
 
 
-class _Deliver(Nestable):
+class _Deliver(Linear):
     @staticmethod
     def forward(g, halo):
         return halo.move(g, True)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
-        _, ctx.halo = inputs
-
-    @staticmethod
     def backward(ctx, g):  # type: ignore[override]
-        return ctx.halo.fetch(g), None
+        return ctx.by.fetch(g), None
 
     @staticmethod
     def jvp(ctx, t, _):  # type: ignore[override]
-        return ctx.halo.deliver(t)
+        return ctx.by.deliver(t)
 
 
 # A matrix from a file of which each process reads its share.
