@@ -574,7 +574,8 @@ def _codes_of(why: Tensor) -> Tensor:
 # `tiles`: many columns on a CPU run in tiles, one after another, because blocks of all of them do not fit
 # the cache, and the compiled steps take a single column. Tiles are chosen by the method, its M, n and k
 # alone, because the rounding errors of a column depend on them. In each the loop runs as if there were no
-# others. The compiled loop of cg has columns one by one by itself (ops/core/sweep_calls.py).
+# others. In small systems the compiled loop of cg has columns one by one by itself (ops/core/sweep_calls.py),
+# which costs less than a solve for each.
 
 
 # Entries that a call may read, so that Python handles an interrupt in time: half a second.
