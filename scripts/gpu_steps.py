@@ -20,9 +20,9 @@ AT_A_TIME = max(2, min(16, os.cpu_count() or 2))  # processes on the device
 ABOUT_THE_DEVICE = tuple(sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_cuda*.py")))
 ON_THE_DEVICE = (
     "tests/ops/test_contract.py",
-    "tests/ops/test_core_operations.py",
-    "tests/ops/test_form_and_diagonal.py",
-    "tests/ops/test_incomplete_transforms.py",
+    "tests/ops/test_incomplete.py::test_third_derivatives",
+    "tests/ops/test_incomplete.py::test_compile_with_a_shift",
+    "tests/ops/test_incomplete.py::test_second_derivatives_on_larger_patterns",
     "tests/ops/test_products.py",
     "tests/ops/test_spgemm.py",
     "tests/ops/test_stencil.py",
@@ -135,7 +135,7 @@ def tests(plan: Plan, limit: float) -> Step:
         options = ["tests/ops/test_cuda.py", "-k", "alignment"]
         groups = [Parts([*command, *options], log, 1, plan.environment)]
     else:
-        shared = [*command, "--device", "cuda", "-k", "not cuda", *ON_THE_DEVICE]
+        shared = [*command, "--device", "cuda", "-k", "not cuda and not compiled", *ON_THE_DEVICE]
         groups = [Parts([*command, *ABOUT_THE_DEVICE], log, 2, plan.environment)]
         groups.append(Parts(shared, log.with_name("shared-tests.log"), plan.workers - 2, plan.environment))
     found = all_parts(groups, plan.workers, limit, quiet=120)

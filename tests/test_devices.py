@@ -1,6 +1,14 @@
-"""Everything accepts tensors on a CUDA device and returns its results there, tested on a simulated device
-(tests/pretend_device.py): it detects tensors created on the host by mistake, or copied through it in each
-call, without a GPU."""
+"""Tensors of another device, and another default device, in all calls.
+
+On a simulated CUDA device (tests/pretend_device.py) everything accepts tensors and returns its results there.
+Tensors created on the host by mistake, or copied through it in each call, are detected without a GPU. And
+`torch.set_default_device` belongs to the user: with another default device, CPU tensors give the same
+results. A tensor that the library creates without a device would be on that device: "meta" here, which holds
+no values.
+
+Solvers and functions take a symmetric positive definite A of 20 rows, b (20,) or (..., 20, k), and a
+trainable number w.
+"""
 
 import copy
 import re
@@ -9,23 +17,167 @@ from pathlib import Path
 import pretend_device
 import pytest
 import torch
-from device_cases import A_SPD, FIXED, OTHERS, PROBLEMS, TO_A_TOLERANCE, solve
 from ops.cases import CASES
+from ops.rows import _every_second, _flipped
 from preconditioners.cases import CASES as PRECONDITIONERS
 from preconditioners.cases import matrix as matrix_of
+from preconditioners.cases import spd
 from pretend_device import DEVICE, PretendDevice, There, waits
 from reference import normal
 from torch.utils._pytree import tree_leaves
 
 import learnsolve as ls
 from learnsolve.matrix import device_analysis
+from learnsolve.solvers.options import KRYLOV
 
-if not device_analysis.everywhere:
-    pytest.skip("needs the emulated CUDA operators", allow_module_level=True)
+S = ls.solvers
+FIXED = {
+    "jacobi": lambda A, b, w: S.jacobi(A, b, weight=w, iterations=5),
+    "jacobi, checkpointed": lambda A, b, w: S.jacobi(A, b, weight=w, iterations=5, gradient="checkpointed"),
+    "richardson": lambda A, b, w: S.richardson(A, b, weight=w / 8, iterations=5),
+    "richardson, M": lambda A, b, w: S.richardson(
+        A, b, weight=w, iterations=5, M=ls.preconditioners.Jacobi(A)
+    ),
+    "heavyball": lambda A, b, w: S.heavyball(A, b, alpha=w / 8, beta=w / 3, iterations=5),
+    "chebyshev": lambda A, b, w: S.chebyshev(A, b, lmin=w / 8, lmax=8 * w, iterations=5),
+    "sor": lambda A, b, w: S.sor(A, b, omega=1.3, iterations=3).x * w,
+    "ssor": lambda A, b, w: S.ssor(A, b, omega=1.3, iterations=3).x * w,
+    "gauss_seidel": lambda A, b, w: S.gauss_seidel(A, b, iterations=3).x * w,
+    **{
+        f"{name}, {gradient}": lambda A, b, w, name=name, gradient=gradient: getattr(S, name)(
+            A, w * b, rtol=0, maxiter=4, gradient=gradient
+        )
+        for name in KRYLOV
+        for gradient in ("unrolled", "checkpointed")
+    },
+    **{
+        f"{name}, of another matrix": lambda A, b, w, name=name: getattr(S, name)(
+            lambda x: w * (A @ x), b, rtol=0, maxiter=4, gradient="unrolled"
+        )
+        for name in ("cg", "gmres")
+    },
+}
+TO_A_TOLERANCE = {
+    "richardson": lambda A, b, w: S.richardson(A, w * b, weight=0.08, rtol=1e-2, maxiter=100),
+    "heavyball": lambda A, b, w: S.heavyball(A, b, alpha=0.08, beta=0.2, rtol=1e-3, maxiter=200),
+    "chebyshev": lambda A, b, w: S.chebyshev(A, b, lmin=1.0, lmax=24.0, rtol=1e-6, maxiter=200),
+    **{
+        f"{name}, {gradient}": lambda A, b, w, name=name, gradient=gradient: getattr(S, name)(
+            A, w * b, rtol=1e-10, gradient=gradient
+        )
+        for name in KRYLOV
+        for gradient in ("implicit", "unrolled")
+    },
+    "cg, Jacobi": lambda A, b, w: S.cg(A, w * b, M=ls.preconditioners.Jacobi(A), rtol=1e-8),
+    "lsqr": lambda A, b, w: S.lsqr(A, w * b, atol=1e-10, btol=1e-10),
+    "lsmr": lambda A, b, w: S.lsmr(A, w * b, atol=1e-10, btol=1e-10),
+}
+
+
+A_SPD, KAPPA = spd(), normal((4, 5)).exp()
+OTHERS = {
+    "spsolve": lambda A, b: ls.ops.spsolve(A, b),
+    "spsolve, transpose": lambda A, b: ls.ops.spsolve(A, b, transpose=True),
+    "factorize": lambda A, b: ls.factorize(A)(b),
+    "eigsh": lambda A, b: ls.eigsh(A, 2).vectors @ b[:2],
+    "eigsh, lobpcg": lambda A, b: ls.eigsh(A, 2, method="lobpcg", rtol=1e-11).vectors @ b[:2],
+    "sptrsv": lambda A, b: ls.ops.sptrsv(A.tril(), b),
+    "ic0": lambda A, b: ls.ops.ic0(A).L.values,
+    "mic0": lambda A, b: ls.ops.mic0(A).L.values,
+    "ilu0": lambda A, b: ls.ops.ilu0(A).U.values,
+    "ict": lambda A, b: ls.ops.ict(A, fill=1).L.values,
+    "ilut": lambda A, b: ls.ops.ilut(A, fill=1).U.values,
+    "ic0 on a pattern": lambda A, b: ls.ops.ic0(A, pattern=ls.preconditioners.fill_pattern(A, 1)).L.values,
+    "cholesky": lambda A, b: ls.ops.cholesky(A).L.values,
+    "ldlt": lambda A, b: ls.ops.ldlt(A).D,
+    "lu": lambda A, b: ls.ops.lu(A).U.values,
+    "logdet": lambda A, b: ls.ops.logdet(A),
+    "slogdet": lambda A, b: ls.ops.slogdet(A).logabsdet,
+    "selected_inverse": lambda A, b: ls.ops.selected_inverse(A).values,
+    "quadratic_form": lambda A, b: ls.ops.quadratic_form(A, b),
+    "norm": lambda A, b: ls.ops.norm(A),
+    "norm 1": lambda A, b: ls.ops.norm(A, 1),
+    "symmetric_scaling": lambda A, b: ls.ops.symmetric_scaling(A).values,
+    "inverse_diagonal": lambda A, b: ls.ops.inverse_diagonal(A),
+    "eye": lambda A, b: (A + ls.ops.eye(20, dtype=A.dtype, device=A.device)).values,
+    "diag": lambda A, b: ls.ops.diag(b[:, 0]) @ b,
+    "A[rows]": lambda A, b: A[torch.tensor([0, 3, 3], device=A.device)].values,
+    "A[mask]": lambda A, b: A[1:5, 2:].to_dense(),
+    "from_dense": lambda A, b: ls.CSR.from_dense(A.to_dense()).values,
+    "StencilOperator": lambda A, b: (
+        S.cg(
+            ls.ops.StencilOperator(2 * torch.eye(3, device=b.device, dtype=b.dtype).flip(0), (4, 5)),
+            b,
+            maxiter=4,
+        ).x
+    ),
+    "gcn_norm": lambda A, b: ls.nn.gcn_norm(A).values,
+    "spectral_radius": lambda A, b: ls.analysis.spectral_radius(A, rtol=1e-10).value,
+    "spectral_radius, iteration": lambda A, b: (
+        ls.analysis.spectral_radius(
+            ls.analysis.ErrorPropagator(A, ls.preconditioners.Jacobi(A)), rtol=1e-10
+        ).value
+    ),
+    "condition_number": lambda A, b: ls.analysis.condition_number(A, rtol=1e-10).value,
+    "extreme_eigenvalues": lambda A, b: ls.analysis.extreme_eigenvalues(A, rtol=1e-10)[:2],
+    "convergence_factor": lambda A, b: (
+        ls.analysis.convergence_factor(
+            S.richardson(A, b[:, 0], weight=0.1, iterations=30, gradient="unrolled"), rtol=1.0
+        ).value
+    ),
+    "evaluate": lambda A, b: (
+        ls.evaluate(
+            A, b, {"none": None, "Jacobi": ls.preconditioners.Jacobi}, solver="gmres", repeats=1
+        ).histories
+    ),
+}
+
+
+def mesh_and_ones(d):
+    mesh = ls.problems.random_mesh(20, 0, domain="disc_with_hole")
+    return mesh, torch.ones(len(mesh.triangles), device=d)
+
+
+PROBLEMS = {
+    "poisson": lambda d: ls.problems.poisson((4, 5), device=d),
+    "anisotropic": lambda d: ls.problems.anisotropic((4, 5), 0.1, 0.3, device=d),
+    "diffusion": lambda d: ls.problems.diffusion(KAPPA.to(d)),
+    "gallery": lambda d: ls.problems.gallery("knot", device=d),
+    "graph_laplacian": lambda d: ls.problems.graph_laplacian(
+        torch.tensor([[0, 1, 2], [1, 2, 0]], device=d), torch.arange(1.0, 4, device=d), both_directions=False
+    ),
+    "nodal_diffusion": lambda d: ls.problems.nodal_diffusion(KAPPA.to(d), stencil="q1"),
+    "grounded_laplacian": lambda d: ls.problems.grounded_laplacian(
+        torch.tensor([[0, 1, 2], [1, 2, 0]], device=d),
+        torch.arange(1.0, 4, device=d),
+        torch.tensor([True, False, False], device=d),
+        both_directions=False,
+    ),
+    "convection_diffusion": lambda d: ls.problems.convection_diffusion(
+        torch.stack((KAPPA, -KAPPA)).to(d), dimensions=2
+    ),
+    "helmholtz": lambda d: ls.problems.helmholtz(KAPPA.to(d)),
+    "random_spd": lambda d: ls.problems.random_spd(20, 0, density=0.1, device=d),
+    "p1_stiffness": lambda d: ls.problems.p1_stiffness(*mesh_and_ones(d)),
+    "p1_mass": lambda d: ls.problems.p1_mass(*mesh_and_ones(d)),
+    "eye": lambda d: ls.ops.eye(4, device=d),
+    "from_scipy": lambda d: ls.CSR.from_scipy(A_SPD.to_scipy()).to(d),
+    "bidiagonal": lambda d: ls.preconditioners.Factored.bidiagonal(5, device=d).L,
+}
+
+
+def solve(solver, A, b, w):
+    v, b, w = (t.detach().clone().requires_grad_() for t in (A.values, b, w))
+    out = solver(A.with_values(v), b, w)
+    x = out.x if isinstance(out, S.Solution) else out
+    rest = () if x is out else (out.residual_norms,)
+    return x, rest, torch.autograd.grad(x.square().sum(), (v, b, w), allow_unused=True)
 
 
 @pytest.fixture
 def cuda():
+    if not device_analysis.everywhere:
+        pytest.skip("needs the emulated CUDA operators")
     with PretendDevice():
         yield
 
@@ -232,7 +384,6 @@ def test_orderings(name, cuda):
     same(tuple(t for t in tree_leaves(found)), tuple(t for t in tree_leaves(wanted)))
 
 
-S = ls.solvers
 MODULES = {
     **{
         case.name: lambda case=case: case.make(matrix_of(case))
@@ -298,3 +449,83 @@ def test_norms_of_a_changed_matrix_are_nan(cuda):
     assert waits == []
     assert before.cpu().isfinite().all()
     assert after.cpu().isnan().all()
+
+
+# --- another default device ---
+
+of_the_host = pytest.mark.skipif(device_analysis.everywhere, reason="about CPU operators")
+W = torch.ones((), dtype=torch.float64)
+
+
+def same_on_the_host(found, wanted) -> None:
+    found, wanted = ([t for t in tree_leaves(v) if isinstance(t, torch.Tensor)] for v in (found, wanted))
+    assert all(t.is_cpu for t in found)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def everywhere(function) -> None:
+    """Also with nothing planned yet, which the first call would leave behind."""
+    with torch.device("meta"):
+        found = function()
+    same_on_the_host(found, function())
+
+
+# from_coo: the table makes indices of its own.
+@of_the_host
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.make is None and "from_coo" not in c.name], ids=lambda c: c.name
+)
+def test_operations_under_another_default(case):
+    P = case.pattern()
+    inputs = case.inputs(P, requires_grad=True)
+    _ = P.T, _flipped(P), _every_second(P)  # the table's, not the library's
+
+    def run():
+        out = case.sparse(P, *inputs)
+        first = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+        return out, first, torch.autograd.grad(sum(g.square().sum() for g in first), inputs)
+
+    everywhere(run)
+
+
+@of_the_host
+@pytest.mark.parametrize("case", PRECONDITIONERS, ids=lambda c: c.name)
+def test_preconditioners_under_another_default(case):
+    A, R = matrix_of(case), normal((20, 2))
+
+    def run():
+        M = case.make(A)
+        return M(R), M.T(R)
+
+    everywhere(run)
+
+
+@of_the_host
+@pytest.mark.parametrize("name", FIXED | TO_A_TOLERANCE)
+def test_solvers_under_another_default(name):
+    solver = (FIXED | TO_A_TOLERANCE)[name]
+    A, b = A_SPD.with_values(A_SPD.values.clone()), normal((20, 2))
+    everywhere(lambda: solve(solver, A, b, W))
+
+
+@of_the_host
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_functions_under_another_default(name):
+    A, b = A_SPD.with_values(A_SPD.values.clone()), normal((20, 2))
+    everywhere(lambda: OTHERS[name](A, b))
+
+
+@of_the_host
+@pytest.mark.parametrize("name", ORDERINGS)
+def test_orderings_under_another_default(name):
+    everywhere(lambda: tree_leaves(getattr(ls.ordering, name)(A_SPD)))
+
+
+@of_the_host
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_problems_under_another_default(name):
+    def run():
+        A = PROBLEMS[name]("cpu")
+        return A.values, A.pattern.crow_indices, A.pattern.col_indices
+
+    everywhere(run)

@@ -1,8 +1,14 @@
 """What a pattern caches: for itself, and plans together with other patterns."""
 
 import contextlib
+import functools
 import gc
 import inspect
+import io
+import os
+import pickle
+import signal
+import time
 import warnings
 import weakref
 from types import SimpleNamespace
@@ -11,11 +17,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import pytest
 import torch
+from fork_program import Program
 from reference import coordinates, grid, normal, pattern_of, random
 from stress.resources import Lines, let_go
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 import learnsolve as ls
+from learnsolve import _analysis
 from learnsolve.matrix import cache
 from learnsolve.matrix.budget import Budget, budget
 from learnsolve.matrix.cache import Entry
@@ -381,3 +390,251 @@ def test_arrays_used_on_another_stream_are_recorded(monkeypatch):
     P.drop_caches()
     assert told.index((at, 8)) < told.index("freed")
     assert type(pattern_of(random(6, 5, 0.5))._entries) is dict, "the CPU's costs nothing more"
+
+
+LOWER = {
+    "tril": lambda A: ls.ops.tril(A).pattern,
+    "A.tril": lambda A: A.tril().pattern,
+    "ic0": lambda A: ls.ops.ic0(A).L.pattern,
+    "mic0": lambda A: ls.ops.mic0(A).L.pattern,
+    "ilu0": lambda A: ls.ops.ilu0(A).L.pattern,
+    "lower_pattern": ls.preconditioners.lower_pattern,
+    "lower_pattern of the pattern": lambda A: ls.preconditioners.lower_pattern(A.pattern),
+}
+
+
+@pytest.mark.parametrize("first", LOWER)
+def test_triangles_of_a_matrix_are_one_object(first):
+    """Also beyond the limit of plans."""
+    A = ls.problems.poisson((4, 3))
+    before = ls.ops.set_plan_cache_limit(0)
+    try:
+        expected = LOWER[first](A)
+        for k in range(1, 20):
+            A.tril(k - 10)
+        for name, make in LOWER.items():
+            assert make(A) is expected, name
+            assert make(A.tril()) is expected, "that of a triangular matrix is its own"
+    finally:
+        ls.ops.set_plan_cache_limit(before)
+    assert ls.ops.ilu0(A).U.pattern is A.triu().pattern
+
+
+def unknown(n: int) -> ls.CSR:
+    """A matrix whose pattern no other test has."""
+    entries = torch.rand(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    return ls.CSR.from_dense(torch.where(entries < 0.3, entries, 0) + torch.eye(n))
+
+
+def copy_of(P: ls.SparsityPattern) -> ls.SparsityPattern:
+    return ls.SparsityPattern(P.crow_indices, P.col_indices, P.shape)
+
+
+def test_pickles_of_one_pattern_share_it():
+    A = unknown(11)
+    B = pickle.loads(pickle.dumps(A))
+    assert B.pattern is A.pattern
+    assert B.values is not A.values
+    first, second = pickle.dumps(A), pickle.dumps(ls.CSR(A.values, copy_of(A.pattern)))
+    assert copy_of(A.pattern) is not A.pattern, "what a program makes itself stays separate"
+    other = pickle.dumps(unknown(11).T)
+    del A, B
+    gc.collect()
+    B, C, D = (pickle.loads(data) for data in (first, second, other))
+    assert B.pattern is C.pattern
+    assert D.pattern is not B.pattern
+    assert D.shape == B.shape
+    gone = weakref.ref(B.pattern)
+    del B, C
+    assert gone() is None, "a pickle keeps no pattern alive"
+
+
+@pytest.mark.parametrize("change", ["in place", "through NumPy", "of the transpose"])
+def test_a_changed_pattern_is_not_found(change):
+    A = unknown(7)
+    data = pickle.dumps(A)
+    entered = pickle.loads(data)
+    assert entered.pattern is A.pattern
+    indices = A.T.col_indices if change == "of the transpose" else A.col_indices
+    (indices.numpy() if change == "through NumPy" else indices)[:2] = 0
+    fresh, again = pickle.loads(data), pickle.loads(data)
+    assert fresh.pattern is not A.pattern
+    assert again.pattern is fresh.pattern
+    if change != "through NumPy":
+        with pytest.raises(RuntimeError, match="changed in place"):
+            A.T @ torch.ones(7, dtype=A.dtype)
+    assert torch.isfinite(fresh.T @ torch.ones(7, dtype=A.dtype)).all()
+
+
+def test_a_damaged_pickle_is_refused():
+    A = ls.problems.poisson((4, 3))
+    restore, (crow, col, shape) = A.pattern.__reduce__()
+    with pytest.raises(ValueError, match="columns must be sorted within a row"):
+        restore(crow, col.flip(0).contiguous(), shape)
+
+
+def test_torch_save_and_load():
+    A = unknown(9)
+    matrices = [A * 1.0, A * 2.0]
+    file = io.BytesIO()
+    torch.save(matrices, file)
+    file.seek(0)
+    loaded = torch.load(file)  # weights_only, which reads nothing that could run code
+    assert {id(A.pattern) for A in (*matrices, *loaded)} == {id(matrices[0].pattern)}
+    assert torch.equal(loaded[1].values, matrices[1].values)
+
+
+@pytest.mark.slow
+def test_a_child_process_sends_its_matrices_home(tmp_path):
+    """As the worker of a DataLoader, here a process that has only what it was sent."""
+    A = unknown(10)
+    program = (
+        "import pickle; A = pickle.load(open('sent', 'rb')); B = pickle.loads(pickle.dumps(A)); "
+        "assert A.pattern is B.pattern; pickle.dump([A, B * 2.0, A.tril()], open('back', 'wb'))"
+    )
+    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "sent").write_bytes(pickle.dumps(A))
+    Program(tmp_path, "program.py", place=tmp_path).end(100)
+    first, second, lower = pickle.loads((tmp_path / "back").read_bytes())
+    assert first.pattern is A.pattern
+    assert second.pattern is A.pattern
+    assert torch.equal(second.values, 2 * A.values)
+    assert torch.equal(lower.to_dense(), A.to_dense().tril())
+
+
+def test_patterns_without_contents_do_not_disturb_an_arrival():
+    P = ls.problems.poisson((3, 17)).pattern
+    with FakeTensorMode():  # as while torch.compile traces
+        ptr, idx = (torch.empty(n, dtype=torch.int32) for n in (5, 4))
+        fake = ls.SparsityPattern._trusted(ptr, idx, (4, 4))
+    meta = P.to("meta")
+    assert pickle.loads(pickle.dumps(P)) is P
+    del fake, meta
+
+
+with_a_timer = pytest.mark.skipif(os.name != "posix", reason="needs a timer that sends signals")
+
+n, cols = 1_000_000, 1_000_006
+
+
+@functools.cache
+def arrays():
+    """A line of points, each coupled with the six next: seven million entries."""
+    d = SimpleNamespace()
+    d.ptr = 7 * np.arange(n + 1)
+    d.idx = (np.arange(n)[:, None] + np.arange(7)).reshape(-1)
+    d.square = np.minimum(d.idx, n - 1)  # repeats columns in the last rows, which no analysis minds
+    d.lower = (np.arange(n)[:, None] - np.arange(6, -1, -1)).clip(0).reshape(-1)
+    d.products = _analysis.count_products(d.square, d.ptr)
+    d.perm = _analysis.transpose(d.ptr, d.idx, cols)[2]
+    d.entry = np.arange(7 * n)
+    d.shuffled = np.random.default_rng(0).permutation(7 * n)
+    d.dominant = np.where(np.arange(7 * n) % 7, 0.1, 1.0)
+    d.values, d.diagonal = np.where(np.arange(7 * n) % 7, -0.1, 1.0), np.ones(n)
+    d.coarse = (np.arange(n) % 3 == 0).astype(np.uint8)
+    d.of = np.arange(n) // 3
+    band = np.arange(n)[:, None] + np.arange(-3, 4)
+    inside = (band >= 0) & (band < n)
+    d.middle = np.append(0, np.cumsum(inside.sum(1))), band[inside]
+    d.level = np.arange(n), np.full(n, -1), np.repeat(d.lower, 2)
+    return d
+
+
+ANALYSES = {  # name to arguments
+    "validate": lambda d: (d.ptr, d.idx, cols),
+    "row_indices": lambda d: (d.ptr, len(d.idx)),
+    "symmetry_of": lambda d: (d.middle[0], d.middle[1], np.ones(len(d.middle[1]))),
+    "transpose": lambda d: (d.ptr, d.idx, cols),
+    "diagonal_positions": lambda d: (d.ptr, d.idx, cols),
+    "row_blocks": lambda d: (d.ptr, d.idx, None, 8192),
+    "merge_patterns": lambda d: (d.ptr, d.idx, d.ptr, d.idx),
+    "common_positions": lambda d: (d.ptr, d.idx, d.ptr, d.idx),
+    "sort_triples": lambda d: (d.square[d.shuffled], d.idx, n),
+    "greedy_coloring": lambda d: (d.ptr, d.square, d.ptr, d.square, True),
+    "column_coloring": lambda d: (d.ptr, d.square, d.ptr, d.square, 0),
+    "symmetric_coloring": lambda d: (d.ptr, d.square, d.entry, 1, True),
+    "substitution": lambda d: (d.ptr, d.square, d.entry, d.square),
+    "as_column_coloring": lambda d: (d.ptr, d.square, np.arange(n), n),
+    "complete_fill": lambda d: (*d.middle, np.arange(n), 2**40),
+    "match_rows": lambda d: (d.ptr, d.lower, n),
+    "count_products": lambda d: (d.square, d.ptr),
+    "product_pattern": lambda d: (d.ptr, d.square, d.ptr, d.idx, cols, 2**40, 1),
+    "positions_of_products": lambda d: (
+        *(d.ptr, d.square, d.ptr, d.idx, cols),
+        *(d.ptr, d.idx, d.products, 1),
+    ),
+    "row_product_blocks": lambda d: (d.ptr, d.square, d.ptr, d.ptr, None, 8192),
+    "column_product_blocks": lambda d: (d.ptr, d.perm, d.ptr, None, None, 8192),
+    "product_starts": lambda d: (d.square, d.ptr, d.entry),
+    "triangle": lambda d: (d.ptr, d.lower, None, False, 0),
+    "triangle_blocks": lambda d: (d.ptr, d.lower, None),
+    "level_schedule": lambda d: (d.ptr, d.lower, False),
+    "elimination_products": lambda d: (d.ptr, d.square, d.ptr[:-1], 0, -1),
+    "elimination_plan": lambda d: (d.ptr, d.square, d.ptr[:-1], 0, True, 0),
+    "level_fill": lambda d: (d.ptr, d.square, 1),
+    "threshold_pattern": lambda d: (d.ptr, d.square, d.dominant, False, 2, 1e-3),
+    "aggregate": lambda d: (d.ptr, d.square, d.values, 1, 0.25),
+    "orthonormalize": lambda d: (d.of, 1, n // 3 + 1, np.ones((n, 4))),
+    "smoothed_prolongation": lambda d: (
+        *(d.ptr, d.square, d.values, d.of, 1, n // 3 + 1),
+        *(np.ones((n, 1)), 0.5),
+    ),
+    "arnoldi": lambda d: (d.ptr, d.square, d.values, d.diagonal, 3, True),
+    "classical_splitting": lambda d: (d.ptr, d.square, d.values, 0.25, False, True),
+    "interpolation": lambda d: (
+        *(d.ptr, d.square, d.values, d.diagonal),
+        *(np.ones(7 * n, np.uint8), d.coarse, 4),
+    ),
+    "elimination_levels": lambda d: (d.level[0], d.level[1], d.ptr, d.level[2], n),
+}
+
+
+def test_no_interruptible_analysis_is_forgotten():
+    assert set(ANALYSES) == {name for name in dir(_analysis) if not name.startswith("_")}
+
+
+@with_a_timer
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "sort_triples")) for name in ANALYSES],
+)
+def test_signals_interrupt_an_analysis(name):
+    """One that waits for the end is handled once."""
+    handled, arguments = [], ANALYSES[name](arrays())
+    before = signal.signal(signal.SIGALRM, lambda *_: handled.append(time.perf_counter()))
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    try:
+        start = len(handled)
+        getattr(_analysis, name)(*arguments)
+        count = len(handled) - start
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert count >= 3
+
+
+@with_a_timer
+def test_an_interrupt_is_heard():
+    """By all of a public call: it ends long before it would have."""
+    d = arrays()
+    rows, columns = (torch.from_numpy(a[:3_000_000]) for a in (d.square[d.shuffled], d.idx))
+    values = torch.ones(len(rows))
+    begin = time.perf_counter()
+    ls.CSR.from_coo(rows, columns, values, (n, cols))
+    whole = time.perf_counter() - begin
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    begin = time.perf_counter()
+    signal.setitimer(signal.ITIMER_REAL, whole / 10)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ls.CSR.from_coo(rows, columns, values, (n, cols))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.perf_counter() - begin < whole / 2
+    A = ls.CSR.from_scipy(grid(5, 5))
+    assert torch.equal(A.T.T.to_dense(), A.to_dense())  # and the library is as it was

@@ -2,8 +2,8 @@
 
 import scipy.sparse
 import torch
-from ops.incomplete_cases import dominant
-from ops.incomplete_cases import small as incomplete_pattern
+from ops.factor_cases import dominant
+from ops.factor_cases import small as incomplete_pattern
 from reference import normal, pattern_of, random
 from scipy.sparse import eye_array
 

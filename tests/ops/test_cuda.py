@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse
 import torch
 from cuda_promises import DEVICE, needs_a_device
-from ops.triangles import TRIANGLES, triangles, triangular_operands
+from ops.systems import TRIANGLES, triangles, triangular_operands
 from reference import assert_within, normal, pattern_of
 
 import learnsolve as ls

@@ -1,17 +1,38 @@
 """The same bits on every run and for any number of threads."""
 
+import subprocess
+import sys
+import threading
+import tracemalloc
 from collections import Counter
 
 import numpy as np
 import pytest
+import scipy.sparse
 import scipy.sparse as sp
 import torch
-from reference import assert_same_bits, banded, grid, layouts, normal, pattern_of, power_law, random
+from ops.cases import BRANCHES, CASES
+from reference import (
+    assert_same_bits,
+    assert_within,
+    banded,
+    densify,
+    grid,
+    layouts,
+    normal,
+    pattern_of,
+    peak,
+    power_law,
+    random,
+)
+from scipy.sparse import random_array
 from stress._calls import CALLS, quiet
 from stress._samples import KINDS, Sample
 from stress.threads import BLAS, compare
 
 import learnsolve as ls
+from learnsolve import _library
+from learnsolve._library import buffer_bytes
 from learnsolve.ops.core.perceptron import perceptron
 
 # All with more than 50 000 multiply-adds in every operation below: enough for several threads.
@@ -132,3 +153,459 @@ def test_every_call_has_the_same_bits(name):
     for s.dtype in (torch.float32, torch.float64):
         with quiet():
             assert not compare(s, name, CALLS[name], 0, 0, Counter())
+
+
+CODE = """
+import os, time
+import torch
+import learnsolve as ls
+
+A = ls.problems.poisson((200, 200))
+b, M = torch.ones(A.shape[0], dtype=A.dtype), ls.preconditioners.MIC0(A)
+torch.set_num_threads(2)
+first = ls.solvers.cg(A, b, M=M).x
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+times = {1: [], 2: []}
+for _ in range(5):
+    for threads in times:
+        torch.set_num_threads(threads)
+        start = time.perf_counter()
+        assert torch.equal(ls.solvers.cg(A, b, M=M).x, first)
+        times[threads].append(time.perf_counter() - start)
+print(sorted(times[2])[2] / sorted(times[1])[2])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is bound to one core as Linux does it")
+def test_two_threads_on_one_core():
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300, check=True
+    )
+    assert float(done.stdout) < 6  # where each loop waits for the other thread's time slice: more than 50
+
+
+COLUMNS = (1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 64, 100)
+MATRICES = {f"rows of {length}": banded(45, length) for length in range(1, 13)} | {
+    "5 points": grid(5, 11),
+    "9 points": grid(9, 11),
+    "7 points": grid(7, 6),
+    "random": random(37, 29, 0.2),
+    "power law": power_law(40),
+}
+
+
+def check(P, dtype, k, transpose):
+    """y = A x (or A^T x), its gradients together and apart, and the sampled product."""
+    m, n = reversed(P.shape) if transpose else P.shape
+    tail = () if k is None else (k,)
+    rows, columns = P.row_indices.long(), P.col_indices.long()
+    if transpose:
+        rows, columns = columns, rows
+    v, x, g = (normal(shape, dtype, seed=i) for i, shape in enumerate(((P.nnz,), (n, *tail), (m, *tail))))
+
+    def product(a, t, to, source, size):
+        a = a if t.dim() == 1 else a.unsqueeze(-1)
+        return torch.zeros(size, *tail, dtype=torch.float64).index_add_(0, to, a * t[source])
+
+    def sampled(s, t):
+        return (s[rows] * t[columns]).reshape(P.nnz, -1).sum(-1)
+
+    a, b, c = v.double(), x.double(), g.double()
+    ones = torch.ones(P.nnz, dtype=torch.float64)
+    y_ref = [
+        product(a, b, rows, columns, m),
+        product(a.abs(), b.abs(), rows, columns, m),
+        product(ones, torch.ones_like(b), rows, columns, m),
+    ]
+    gx_ref = [
+        product(a, c, columns, rows, n),
+        product(a.abs(), c.abs(), columns, rows, n),
+        product(ones, torch.ones_like(c), columns, rows, n),
+    ]
+    gv_ref = [sampled(c, b), sampled(c.abs(), b.abs()), sampled(torch.ones_like(c), torch.ones_like(b))]
+
+    what = f"{dtype}, k = {k}, transpose = {transpose}"
+    A, X = ls.CSR(v.requires_grad_(), P), x.requires_grad_()
+    y = ls.ops.spmm(A, X, transpose=transpose)
+    assert_within(y, *y_ref, f"product, {what}")
+    gv, gx = torch.autograd.grad(y, (v, x), g, retain_graph=True)
+    assert_within(gv, *gv_ref, f"gradient for values, {what}")
+    assert_within(gx, *gx_ref, f"gradient for x, {what}")
+    (gv,) = torch.autograd.grad(y, v, g, retain_graph=True)
+    (gx,) = torch.autograd.grad(y, x, g)
+    assert_within(gv, *gv_ref, f"gradient for values alone, {what}")
+    assert_within(gx, *gx_ref, f"gradient for x alone, {what}")
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_values_and_gradients(isa, name, dtype):
+    for index in (torch.int32, torch.int64):
+        P = pattern_of(MATRICES[name], index)
+        for transpose in (False, True):
+            check(P, dtype, None, transpose)
+    for k in COLUMNS:
+        check(pattern_of(MATRICES[name]), dtype, k, False)
+
+
+def test_misaligned_memory(isa):
+    """Vector loads must not assume an alignment."""
+    for name, S in MATRICES.items():
+        P = pattern_of(S, torch.int32)
+        for dtype in (torch.float32, torch.float64):
+            v, x = normal((P.nnz + 1,), dtype)[1:], normal((P.shape[1] + 1,), dtype)[1:]
+            assert torch.equal(ls.CSR(v, P) @ x, ls.CSR(v.clone(), P) @ x.clone()), name
+
+
+def test_an_unknown_variant_is_refused():
+    with pytest.raises(ValueError, match=rf"{_library.instruction_sets()[0]}.*got 'sse9'"):
+        _library.select_instruction_set("sse9")
+
+
+N, K = 20_000, 64
+P = pattern_of(random_array((N, N), density=8 / N, rng=0), torch.int32)
+WORD = 8
+
+
+def test_the_instrument_sees_a_temporary():
+    values, x = normal((P.nnz,)), normal((N, K))
+    rows, columns = P.row_indices.long(), P.col_indices.long()
+    found = peak(lambda: torch.zeros(N, K, dtype=x.dtype).index_add_(0, rows, values[:, None] * x[columns]))
+    assert found > P.nnz * K * WORD
+
+
+def learned_product(values: bool = True, dense: bool = True):
+    """A matrix and a dense operand, of which the gradient is wanted for one or both."""
+    v, x = normal((P.nnz,)).requires_grad_(values), normal((N, K)).requires_grad_(dense)
+    A = ls.CSR(v, P)
+    torch.autograd.grad((A @ x).sum(), [t for t in (v, x) if t.requires_grad])  # analysis is not counted
+    return A, x
+
+
+def test_forward():
+    A, x = learned_product()
+    assert peak(lambda: A @ x) <= (N * K + 4096) * WORD
+
+
+@pytest.mark.parametrize("expanded", [False, True], ids=["", "expanded gradient"])
+@pytest.mark.parametrize(("values", "dense"), [(True, True), (True, False), (False, True)])
+def test_backward(values, dense, expanded):
+    A, x = learned_product(values, dense)
+    inputs = [t for t in (A.values, x) if t.requires_grad]
+    y = A @ x
+    g = torch.ones((), dtype=y.dtype).expand_as(y) if expanded else torch.ones_like(y)
+    found = peak(lambda: torch.autograd.grad(y, inputs, g))
+    # An n x k for the gradient of x, one more if the incoming gradient has to be written out.
+    assert found <= (values * P.nnz + (dense + expanded) * N * K + 4096) * WORD
+
+
+def test_double_backward():
+    A, x = learned_product()
+    y = A @ x
+    g = torch.ones_like(y).requires_grad_()
+    gv, gx = torch.autograd.grad(y, (A.values, x), g, create_graph=True)
+    found = peak(lambda: torch.autograd.grad(gv.sum() + gx.sum(), (A.values, x, g)))
+    assert found <= (6 * P.nnz + 6 * N * K) * WORD
+    assert found < P.nnz * K * WORD
+
+
+def test_sampled_product():
+    u, w = (normal((N, K), seed=i).requires_grad_() for i in (1, 2))
+    out = ls.ops.sddmm(u, w, P)
+    assert peak(lambda: ls.ops.sddmm(u, w, P)) <= (P.nnz + 4096) * WORD
+    g = torch.ones_like(out)
+    assert peak(lambda: torch.autograd.grad(out, (u, w), g)) <= (2 * N * K + 4096) * WORD
+
+
+LONG = 2**24
+ONE = torch.ones(1, dtype=torch.float64)
+# Two entries in a row of LONG columns: what is made of it, and its numbers.
+OF_A_LONG_ROW = {
+    "scale_rows": (lambda A: A.scale_rows(3 * ONE), [6, 9]),
+    "scale_rows, batch": (lambda A: A.scale_rows(torch.stack((ONE, 3 * ONE))), [2, 3, 6, 9]),
+    "gradient of scale_rows": (lambda A: gradient(lambda d: A.scale_rows(d).values, ONE), [5]),
+    "sum": (lambda A: A.sum(1), [5]),
+    "gradient of sum": (lambda A: gradient(lambda v: A.with_values(v).sum(1), A.values), [1, 1]),
+    "norm of rows": (lambda A: A.norm(1, 1), [5]),
+    "norm 1": (lambda A: A.norm(1), [3]),
+    "norm inf": (lambda A: A.norm(torch.inf), [5]),
+    "segment_sum": (lambda A: ls.ops.segment_sum(A.values, A.pattern), [5]),
+    "gather": (lambda A: ls.ops.gather(3 * ONE, A.pattern), [3, 3]),
+    "segment_softmax": (lambda A: ls.ops.segment_softmax(0 * A.values, A.pattern), [0.5, 0.5]),
+    "slice": (lambda A: A[:, 5:10], [2]),
+    "long slice": (lambda A: A[:, 8:], [3]),
+    "slice with a step": (lambda A: A[:, :6:-1], [3, 2]),
+    "rows by an array": (lambda A: A[[0, 0]], [2, 3, 2, 3]),
+    "columns by an array": (lambda A: A[:, [LONG - 1, 4, 7, 7]], [3, 2, 2]),
+    "rows and columns": (lambda A: A[np.ix_([0], [7, 6])], [2]),
+    "tril": (lambda A: A.tril(8), [2]),
+    "hstack": (lambda A: ls.ops.hstack([A, A]), [2, 3, 2, 3]),
+    "vstack": (lambda A: ls.ops.vstack([A, A]), [2, 3, 2, 3]),
+    "add": (lambda A: A + A[[0]][:, :], [4, 6]),
+    "to_scipy and back": (lambda A: ls.CSR.from_scipy(A.to_scipy("coo")), [2, 3]),
+}
+
+
+def gradient(f, t):
+    t = t.clone().requires_grad_()
+    return torch.autograd.grad(f(t).sum(), t)[0]
+
+
+@pytest.mark.parametrize("name", OF_A_LONG_ROW)
+def test_a_row_costs_its_entries_and_not_its_columns(name):
+    f, numbers = OF_A_LONG_ROW[name]
+    f(long_row())  # imports are not counted
+    A = long_row()
+    of_numpy = []
+
+    def watched():
+        tracemalloc.start()
+        try:
+            return f(A)
+        finally:
+            of_numpy.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+
+    most = peak(watched) + of_numpy[0]
+    found = f(A)
+    assert (found.values if isinstance(found, ls.CSR) else found).flatten().tolist() == numbers
+    assert most < LONG / 8
+
+
+def long_row() -> ls.CSR:
+    pattern = ls.SparsityPattern(torch.tensor([0, 2]), torch.tensor([7, LONG - 1]), (1, LONG))
+    return ls.CSR(torch.tensor([2.0, 3.0], dtype=torch.float64), pattern)
+
+
+LENGTH = 40_000  # 320 KB, above the least size that is kept
+LINE = ls.problems.poisson((LENGTH,))
+needs_blob = pytest.mark.skipif(torch.__version__ < "2.11", reason="torch 2.10 has no memory of one's own")
+
+
+def constant(value: float) -> torch.Tensor:
+    return torch.full((LENGTH,), value, dtype=torch.float64)
+
+
+def kept_product(value: float) -> torch.Tensor:
+    """value at both ends, zero between."""
+    return LINE @ constant(value)
+
+
+def holds(y: torch.Tensor, value: float) -> bool:
+    return y[0] == y[-1] == value and not y[1:-1].any()
+
+
+HOLDERS = {
+    "view": lambda y: y[5:],
+    "numpy": lambda y: y.numpy(),
+    "detached": lambda y: y.detach(),
+    "storage": lambda y: y.untyped_storage(),
+}
+
+
+FORK = """
+import os, threading, torch, learnsolve as ls
+from learnsolve._library import buffer_bytes
+torch.set_num_threads(1)
+A = ls.problems.poisson((40_000,))
+x = torch.ones(40_000, dtype=torch.float64)
+
+class Results(torch.utils.data.Dataset):
+    def __len__(self): return 6
+    def __getitem__(self, i): return (A @ (i * x)).requires_grad_(False)
+
+keep = A @ x
+A @ x
+assert buffer_bytes() > 0
+stop = threading.Event()
+def hammer():
+    while not stop.is_set(): A @ x
+thread = threading.Thread(target=hammer); thread.start()
+for _ in range(20):  # a thread may hold the lock at any of them
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if buffer_bytes() == 0 and torch.equal(A @ x, keep) and buffer_bytes() > 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop.set(); thread.join()
+for y, i in zip(torch.utils.data.DataLoader(Results(), num_workers=2, batch_size=None), range(6)):
+    assert torch.equal(y, i * keep)
+"""
+
+
+@needs_blob
+class TestKeptMemory:
+    """Memory of freed results that is kept: never that of a tensor that is alive, never beyond the limit."""
+
+    @pytest.fixture(autouse=True)
+    def limit(self):
+        before = ls.ops.set_buffer_pool_limit(2**22)
+        ls.ops.set_buffer_pool_limit(0), ls.ops.set_buffer_pool_limit(2**22)  # nothing is left of other tests
+        yield 2**22
+        ls.ops.set_buffer_pool_limit(before)
+
+    def test_memory_of_a_freed_result_is_used_again(self):
+        y = kept_product(1.0)
+        place = y.data_ptr()
+        del y
+        assert buffer_bytes() >= 8 * LENGTH
+        again = kept_product(2.0)
+        assert again.data_ptr() == place
+        assert buffer_bytes() == 0
+        assert holds(again, 2.0)
+
+    @pytest.mark.parametrize("rest", HOLDERS)
+    def test_memory_that_anything_holds_is_not_used_again(self, rest):
+        y = kept_product(1.0)
+        kept = HOLDERS[rest](y)
+        place = y.data_ptr()
+        del y
+        later = [kept_product(float(i)) for i in range(4)]
+        assert place not in [t.data_ptr() for t in later]
+        assert buffer_bytes() == 0
+        del kept
+        assert buffer_bytes() > 0
+
+    def test_a_result_survives_what_is_kept(self, limit):
+        y, z = kept_product(3.0), kept_product(4.0)
+        del z
+        assert buffer_bytes() > 0
+        ls.ops.set_buffer_pool_limit(0)
+        assert buffer_bytes() == 0
+        assert holds(y, 3.0)
+        del y
+        assert buffer_bytes() == 0
+
+    def test_no_more_is_kept_than_the_limit(self, limit):
+        results = [kept_product(float(i)) for i in range(40)]
+        while results:
+            results.pop(0)
+            assert buffer_bytes() <= limit
+        assert buffer_bytes() > limit - 2**19
+        ls.ops.set_buffer_pool_limit(2**20)
+        assert 2**20 >= buffer_bytes() > 2**19
+        ls.problems.poisson((3,)).pattern.drop_caches()
+        assert buffer_bytes() == 0
+        large = ls.problems.poisson((2**18,)) @ torch.ones(2**18, dtype=torch.float64)  # 2 MiB
+        del large
+        assert buffer_bytes() == 0, "a result larger than the limit is kept"
+        assert ls.ops.set_buffer_pool_limit(0) == 2**20
+
+    def test_small_results_are_not_kept(self):
+        ls.problems.poisson((1000,)) @ torch.ones(1000, dtype=torch.float64)
+        assert buffer_bytes() == 0
+
+    def test_gradients_have_the_same_bits_whatever_the_memory(self):
+        """Several graphs at once; what a solver keeps for its backward is in kept memory too."""
+        b = torch.randn(LENGTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+        def graph():
+            inputs = [LINE.values.clone().requires_grad_(), b.clone().requires_grad_()]
+            x = ls.solvers.cg(
+                ls.CSR(inputs[0], LINE.pattern),
+                inputs[1],
+                rtol=0.0,
+                maxiter=7,
+                gradient="unrolled",
+                throw=False,
+            ).x
+            return x, inputs
+
+        def gradients(x, inputs):
+            return torch.autograd.grad(x.square().sum(), inputs, retain_graph=True)
+
+        ls.ops.set_buffer_pool_limit(0)
+        wanted = gradients(*graph())
+        ls.ops.set_buffer_pool_limit(2**28)
+        for _ in range(2):
+            graphs = [graph() for _ in range(2)]
+            for x, inputs in (*graphs, *graphs):
+                assert all(map(torch.equal, gradients(x, inputs), wanted))
+
+    def test_threads(self):
+        errors = []
+
+        def work(number: int) -> None:
+            alive = []
+            for i in range(200):
+                value = float(1000 * number + i)
+                alive.append((kept_product(value), value))
+                if len(alive) > 1 + i % 5:
+                    alive = [pair for pair in alive if holds(*pair) or errors.append(pair)][-2:]
+
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        [t.start() for t in workers], [t.join() for t in workers]
+        assert not errors
+        assert buffer_bytes() <= 2**22
+
+    def test_a_result_goes_into_shared_memory(self):
+        y = kept_product(5.0)
+        y.share_memory_()
+        assert buffer_bytes() > 0, "its own memory is free now"
+        assert holds(kept_product(6.0), 6.0)
+        assert holds(y, 5.0)
+
+    @pytest.mark.slow
+    def test_fork(self):
+        subprocess.run([sys.executable, "-c", FORK], check=True, timeout=100)
+
+    @pytest.mark.parametrize("wrong", [-1, 1.5, True, None, 2**63])
+    def test_a_buffer_pool_limit_that_is_none(self, wrong):
+        with pytest.raises((TypeError, ValueError), match=r"^set_buffer_pool_limit: bytes must"):
+            ls.ops.set_buffer_pool_limit(wrong)
+
+
+@pytest.fixture
+def product_in_float32():
+    S = random(20, 30, 0.3)
+    S.data[:] = normal((S.nnz,)).numpy()
+    x = normal((30,), seed=1)
+    D = torch.from_numpy(S.toarray())
+    return (D @ x).float(), D @ x, D.abs() @ x.abs(), (D != 0).double() @ torch.ones(30, dtype=torch.float64)
+
+
+def test_accepts_what_rounding_explains(product_in_float32):
+    assert_within(*product_in_float32)
+
+
+@pytest.mark.parametrize("corruption", [1e-4, -1e-5, float("nan"), float("inf")])
+def test_rejects_one_corrupted_entry(product_in_float32, corruption):
+    actual, *rest = product_in_float32
+    actual[7] += corruption
+    with pytest.raises(AssertionError, match=r"1 of 20 entries are off; at \(7,\)"):
+        assert_within(actual, *rest)
+
+
+def test_rejects_another_precision_or_shape_and_anything_but_zero_in_an_empty_row(product_in_float32):
+    actual, *rest = product_in_float32
+    with pytest.raises(AssertionError, match="entries are off"):
+        assert_within(actual.double(), *rest)
+    with pytest.raises(AssertionError, match="shape"):
+        assert_within(actual[:, None], *rest)
+    zero = torch.zeros(1, dtype=torch.float64)
+    with pytest.raises(AssertionError):
+        assert_within(torch.tensor([1e-30], dtype=torch.float64), zero, zero, zero)
+
+
+def test_densify_agrees_with_scipy():
+    S = random(6, 9, 0.4)
+    S.data[:] = normal((S.nnz,)).numpy()
+    found = densify(pattern_of(S), torch.from_numpy(S.data))
+    torch.testing.assert_close(found, torch.from_numpy(S.toarray()), rtol=0, atol=0)
+
+
+def test_matrices_are_what_they_are_called():
+    assert set(banded(20, 7).indptr[1:] - banded(20, 7).indptr[:-1]) == {7}
+    for points, side, n in ((5, 6, 36), (9, 6, 36), (7, 4, 64)):
+        S = grid(points, side)
+        assert S.shape == (n, n)
+        assert max(S.indptr[1:] - S.indptr[:-1]) == points
+        assert abs(S - S.T).nnz == 0
+    lengths = power_law(50).indptr[1:] - power_law(50).indptr[:-1]
+    assert max(lengths) == 50
+    assert min(lengths) == 1
+    assert scipy.sparse.issparse(power_law(50))
+
+
+def test_the_table_names_its_branches():
+    assert len({case.name for case in CASES}) == len(CASES)
+    assert {case.name for case in CASES} >= BRANCHES

@@ -8,14 +8,15 @@ import pytest
 import scipy.sparse
 import scipy.sparse.linalg
 import torch
-from ops.direct import VALUES, P, batch_of_values, convection, dense, pair, sparse
+from ops.systems import VALUES, P, batch_of_values, convection, dense, pair, sparse
 from reference import gradients, normal
 from torch import func
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
+from learnsolve.ops.core.direct import choice, logdet, superlu
 from learnsolve.ops.core.direct import factors as direct
-from learnsolve.ops.core.direct import logdet, superlu
+from learnsolve.ops.core.direct.backend import structure
 
 HOW = "auto auto auto"
 
@@ -309,3 +310,306 @@ def test_a_pattern_may_move_to_shared_memory(index, columns):
         t.share_memory_()
         left += [torch.full((size,), 0xF7, dtype=torch.uint8) for _ in range(8)]
     assert torch.equal(call(A.with_values(2 * A.values)), (1 if n == columns else 2) * wanted)
+
+
+BACKENDS = [
+    pytest.param(
+        name, marks=pytest.mark.skipif(bool(choice.missing(name)), reason=choice.missing(name) or "-")
+    )
+    for name in ("superlu", "pardiso", "cholmod")
+]
+every = pytest.mark.parametrize("backend", BACKENDS)
+SPD = ls.problems.poisson((4, 5))
+
+
+def kinds_of(backend):
+    return (
+        {"cholesky": SPD, "ldlt": indefinite(), "lu": ls.CSR(VALUES, P)}
+        if backend != "cholmod"
+        else {"cholesky": SPD}
+    )
+
+
+def turned(kind: str, A: ls.CSR) -> ls.CSR:
+    """With complex values, Hermitian where A is symmetric."""
+    i, j = A.pattern.row_indices, A.pattern.col_indices
+    return A.with_values(
+        A.values * (1 + 0.5j * (j - i).sign() if kind != "lu" else torch.exp(0.3j * (j + 1)))
+    )
+
+
+def indefinite() -> ls.CSR:
+    """A saddle point, whose second block has no entries."""
+    B = ls.CSR.from_dense(torch.tensor([[1.0, -1, 0, 0.0], [0, 2, 0, 1.0]], dtype=torch.float64))
+    return ls.ops.block([[3.0 * ls.ops.eye(4), B.T], [B, None]])
+
+
+@every
+def test_solves_and_what_the_factors_know(backend):
+    cases = [*kinds_of(backend).items()]
+    cases += [] if backend == "cholmod" else [(kind, turned(kind, A)) for kind, A in cases]
+    for kind, A in cases:
+        F, D = ls.factorize(A, kind=kind, backend=backend), A.to_dense()
+        assert (F.kind, F.backend) == (kind, backend)
+        for shape in ((), (1,), (3,)):
+            b = normal((len(D), *shape)).to(A.dtype)
+            for M, E in ((F, D), (F.T, D.T)):
+                torch.testing.assert_close(M.solve(b), torch.linalg.solve(E, b), rtol=1e-12, atol=1e-12)
+        v = A.values.clone().requires_grad_()
+        logs = [ls.factorize(A.with_values(v), kind=kind, backend=backend).logdet]
+        logs.append(torch.linalg.slogdet(A.with_values(v).to_dense()).logabsdet)
+        torch.testing.assert_close(*logs, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(*(torch.autograd.grad(x, v) for x in logs), rtol=1e-12, atol=1e-12)
+        assert F.fill > 0.5
+        uncounted = backend == "pardiso" and kind == "ldlt" and A.values.is_complex()
+        if kind == "lu" or uncounted:
+            with pytest.raises(
+                ValueError, match="do not tell the inertia" if uncounted else "needs a symmetric A"
+            ):
+                _ = F.inertia
+        else:
+            signs = torch.linalg.eigvalsh(D).sign()
+            assert F.inertia.tolist() == [int((signs == s).sum()) for s in (1, -1, 0)]
+
+
+@every
+def test_another_matrix_on_the_pattern(backend):
+    for kind, A in kinds_of(backend).items():
+        P = ls.SparsityPattern(A.pattern.crow_indices, A.pattern.col_indices, A.shape)
+        b, v = normal((A.shape[0], 2)), A.values.clone().requires_grad_()
+        F = ls.factorize(ls.CSR(v, P), kind=kind, backend=backend)
+        x, first = F.solve(b), next(iter(structure(P).analyses.values()))
+        assert F.refactorize(2 * A.values) is F
+        torch.testing.assert_close(F.solve(b), x.detach() / 2, rtol=1e-12, atol=1e-13)
+        (g,) = torch.autograd.grad(x.sum(), v)  # of the first matrix
+        (wanted,) = torch.autograd.grad(torch.linalg.solve(ls.CSR(v, P).to_dense(), b).sum(), v)
+        torch.testing.assert_close(g, wanted, rtol=1e-11, atol=1e-12)
+        assert list(structure(P).analyses.values()) == [first]
+        batch = torch.stack((A.values, 3 * A.values))
+        together = F.refactorize(batch).solve(b)
+        assert F.logdet.shape == (2,)
+        for i in range(2):
+            alone = torch.linalg.solve(ls.CSR(batch[i], P).to_dense(), b)
+            torch.testing.assert_close(together[i], alone, rtol=1e-12, atol=1e-12)
+
+
+@every
+def test_derivatives_with_symmetric_factors(backend):
+    values, b = torch.rand(SPD.nnz, dtype=torch.float64), normal((20,)).requires_grad_()
+
+    def f(v, b, solve):
+        A = SPD.with_values(SPD.values + 0.1 * v)
+        return solve(A + A.T, b)
+
+    def ours(v, b):
+        return f(v, b, lambda A, b: ls.factorize(A, kind="cholesky", backend=backend).solve(b))
+
+    values.requires_grad_()
+    assert gradcheck(ours, (values, b), check_forward_ad=True, fast_mode=True)
+    assert gradgradcheck(ours, (values, b), fast_mode=True)
+    found = func.jacrev(ours)(values, b)
+    wanted = func.jacrev(lambda v, b: f(v, b, lambda A, b: torch.linalg.solve(A.to_dense(), b)))(values, b)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
+    F = ls.factorize(SPD, kind="cholesky", backend=backend)
+    B = normal((20, 3))
+    torch.testing.assert_close(
+        torch.vmap(F.solve, in_dims=1, out_dims=1)(B), F.solve(B), rtol=1e-13, atol=1e-14
+    )
+    torch.testing.assert_close(
+        torch.compile(F.solve, fullgraph=True, backend="aot_eager")(B), F.solve(B), rtol=1e-13, atol=1e-14
+    )
+
+
+NOT_DEFINITE = SPD.to_dense()
+NOT_DEFINITE[7, 7] = -1.0
+NEUMANN = [[1.0, -1, 0], [-1, 2, -1], [0, -1, 1]]
+BAD = {
+    "not definite": (
+        NOT_DEFINITE,
+        "cholesky",
+        ValueError,
+        "A is not positive definite: .* not positive in row ",
+    ),
+    "not symmetric": ([[2.0, 1], [0, 2]], "cholesky", ValueError, 'kind="cholesky" needs a symmetric matrix'),
+    "not definite but singular": (NEUMANN, "cholesky", ValueError, "A is not positive definite"),
+    "singular": (NEUMANN, "ldlt", ValueError, r"A is singular: .* \(every row sums to zero up .*\); fix"),
+    "singular LU": (
+        [[1.0, 2], [2, 4]],
+        "lu",
+        ValueError,
+        "A is singular: .*columns 0, 1 depend on each other",
+    ),
+    "no entry": ([[1.0, 0], [1, 0]], "auto", ValueError, "structurally singular: column 1 has no entry"),
+    "not finite": (
+        [[1.0, float("nan")], [float("nan"), 1]],
+        "auto",
+        ValueError,
+        "must be finite, got nan at row 0, column 1",
+    ),
+}
+
+
+@every
+@pytest.mark.parametrize("name", BAD)
+def test_errors(backend, name):
+    D, kind, error, message = BAD[name]
+    if backend == "cholmod" and kind in ("ldlt", "lu"):
+        message = 'backend="cholmod" takes kind cholesky, got'
+    A = ls.CSR.from_dense(torch.as_tensor(D, dtype=torch.float64))
+    with pytest.raises(error, match=f"^factorize: .*{message}"):
+        ls.factorize(A, kind=kind, backend=backend)
+    F = ls.factorize(ls.problems.poisson((5,)), backend=backend, kind="cholesky")
+    for out in (MemoryError(), MemoryError("of the library")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(choice.BACKENDS[backend], "factor", lambda *_, out=out: (_ for _ in ()).throw(out))
+            with pytest.raises(
+                MemoryError, match="factorize: out of memory while factoring A, 5 rows and 13"
+            ):
+                F.refactorize(3 * F.A.values)
+
+
+@every
+def test_the_row_that_is_not_definite(backend):
+    """With a block of its own, no other pivot can fail."""
+    A = ls.ops.block_diag([SPD, ls.CSR.from_dense(torch.tensor([[-2.0]], dtype=torch.float64)), SPD])
+    with pytest.raises(ValueError, match=r'not positive definite: .* in row 20; use kind="ldlt"'):
+        ls.factorize(A, kind="cholesky", backend=backend)
+
+
+@pytest.mark.parametrize("kind", ["cholesky", "ldlt", "lu"])
+def test_same_bits_for_any_number_of_threads(kind):
+    if why := choice.missing("pardiso"):
+        pytest.skip(why)
+    A = ls.problems.poisson((30, 30))
+    v = A.values.clone()
+    v[A.pattern.diagonal_positions] -= {"cholesky": 0, "ldlt": 1.3, "lu": 0}[kind]
+    if kind == "lu":
+        v *= 1 + 0.3 * torch.rand(A.nnz, generator=torch.Generator().manual_seed(0), dtype=v.dtype)
+    b, results, threads = normal((900, 5)), [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            F = ls.factorize(A.with_values(v), kind=kind, backend="pardiso")
+            results.append((F.solve(b), F.solve(b[:, 0]), F.refactorize(v).solve(b)))
+    finally:
+        torch.set_num_threads(threads)
+    for one in results[1:]:
+        assert all(map(torch.equal, one, results[0]))
+
+
+def test_what_pardiso_cannot_pivot_goes_to_superlu():
+    if why := choice.missing("pardiso"):
+        pytest.skip(why)
+    A = ls.CSR.from_dense(torch.tensor([[1e-20, 1.0], [1.0, 1e-20]], dtype=torch.float64))
+    for kind in ("ldlt", "lu"):
+        F = ls.factorize(A, kind=kind, backend="pardiso")
+        x = F.solve(torch.tensor([1.0, 2.0], dtype=torch.float64))
+        torch.testing.assert_close(x, torch.tensor([2.0, 1.0], dtype=torch.float64), rtol=1e-14, atol=0)
+
+
+def test_pardiso_matches_where_its_pivots_fail(monkeypatch):
+    """The factors of a matrix do not depend on the one before."""
+    if why := choice.missing("pardiso"):
+        pytest.skip(why)
+    monkeypatch.setattr(scipy.sparse.linalg, "splu", None)  # SuperLU does not help
+    n = 40
+    D = 1e-9 * torch.from_numpy(np.random.default_rng(0).standard_normal((n, n)))
+    first, second = D + 1e9 * torch.eye(n), D + 1e9 * torch.eye(n).roll(1, 0)
+    A, b = ls.CSR.from_dense(first), normal((n,))
+    F = ls.factorize(A, kind="lu", backend="pardiso")
+    for matrix in (second, first, second):
+        F.refactorize(matrix.flatten())
+        torch.testing.assert_close(F.solve(b), torch.linalg.solve(matrix, b), rtol=1e-10, atol=1e-20)
+        other = ls.factorize(ls.CSR.from_dense(matrix), kind="lu", backend="pardiso")
+        assert torch.equal(F.solve(b), other.solve(b))
+    monkeypatch.undo()
+    torch.testing.assert_close(F.logdet, torch.linalg.slogdet(second).logabsdet)  # by SuperLU
+
+
+@pytest.mark.skipif(bool(choice.missing("pardiso")), reason="needs PARDISO")
+def test_pardiso_refines_solutions_of_indefinite_matrices():
+    kh = torch.full((100, 100), 0.5, dtype=torch.float64)
+    for A in (ls.problems.helmholtz(kh), ls.problems.helmholtz(kh, shift=1 + 1e-4j)):
+        F, b = ls.factorize(A, backend="pardiso"), normal((10_000, 2)).to(A.dtype)
+        assert F.backend == "pardiso"
+        assert F._all()[0].factor.refined is not None
+        for transpose in (False, True):
+            x = F.solve(b, transpose=transpose)
+            assert (b - (A.T if transpose else A) @ x).abs().max() < 8e-16 * 8 * x.abs().max()
+
+
+def test_the_rule_of_auto(monkeypatch):
+    """By size, bandwidth, symmetry, diagonal; then what the factorization finds."""
+    for name in ("pardiso", "cholmod"):
+        if why := choice.missing(name):
+            pytest.skip(why)
+    b = normal((20,))
+    shifted = SPD - 3.0 * ls.ops.eye(20)
+    general = SPD.with_values(SPD.values * (1 + 0.1 * torch.rand(SPD.nnz, dtype=torch.float64)))
+    assert ls.factorize(SPD).backend == "superlu"
+    for shape, backend in (((300, 16), "superlu"), ((300, 17), "pardiso")):  # the bandwidth is the latter
+        assert ls.factorize(ls.problems.poisson(shape)).backend == backend
+    monkeypatch.setattr(choice, "SMALL", 20)
+    monkeypatch.setattr(choice, "BAND", 0)
+    for A, kind in ((SPD, "cholesky"), (shifted, "ldlt"), (-1.0 * SPD, "ldlt"), (general, "lu")):
+        F = ls.factorize(A)
+        assert (F.kind, F.backend) == (kind, "pardiso")
+        torch.testing.assert_close(F.solve(b), torch.linalg.solve(A.to_dense(), b), rtol=1e-12, atol=1e-12)
+    assert ls.factorize(SPD, ordering="colamd").backend == "superlu"
+    monkeypatch.setattr(choice, "available", lambda: ["cholmod", "superlu"])
+    for A, kind, backend in (
+        (SPD, "cholesky", "cholmod"),
+        (shifted, "lu", "superlu"),
+        (general, "lu", "superlu"),
+    ):
+        F = ls.factorize(A)
+        assert (F.kind, F.backend) == (kind, backend)
+    assert ls.factorize(SPD.to(torch.float32)).backend == "superlu"  # CHOLMOD has no float32
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"kind": "qr"}, ValueError, "kind must be"),
+        ({"backend": "umfpack"}, ValueError, "backend must be"),
+        ({"ordering": "amd"}, ValueError, "ordering must be"),
+        ({"backend": "cudss"}, NotImplementedError, "NVIDIA cuDSS.* does not exist yet"),
+        (
+            {"backend": "superlu", "ordering": "nested_dissection"},
+            ValueError,
+            "takes ordering .*colamd.*, got",
+        ),
+    ],
+)
+def test_requests_that_nothing_fulfills(options, error, message):
+    with pytest.raises(error, match=f"factorize: .*{message}"):
+        ls.factorize(SPD, **options)
+
+
+def test_a_library_that_is_missing(monkeypatch):
+    monkeypatch.setattr(choice, "missing", lambda name: "" if name == "superlu" else "No module named 'x'")
+    with pytest.raises(
+        ImportError, match=r'backend="pardiso" needs pypardiso .*install learnsolve\[pardiso\]'
+    ):
+        ls.factorize(SPD, backend="pardiso")
+    with pytest.raises(ValueError, match=r'ordering="nested_dissection" needs PARDISO or CHOLMOD'):
+        ls.factorize(SPD, ordering="nested_dissection")
+    assert choice.available() == ["superlu"]
+
+
+def test_as_a_method_and_as_a_preconditioner():
+    b, v = normal((20,)), SPD.values.clone().requires_grad_()
+    F = ls.factorize(SPD)
+    solution = ls.solve(SPD.with_values(v), b, method=F, rtol=1e-12)
+    assert solution.converged
+    (g,) = torch.autograd.grad(solution.x.sum(), v)
+    y, x = F.solve(torch.ones_like(b)), F.solve(b)
+    rows, columns = SPD.pattern.row_indices, SPD.pattern.col_indices
+    torch.testing.assert_close(g, -y[rows] * x[columns], rtol=1e-11, atol=1e-12)
+    with pytest.raises(
+        ValueError, match=r"solve: method has the factors of another matrix; call method\.refac"
+    ):
+        ls.solve(2.0 * SPD, b, method=F)
+    shifted = SPD + 0.1 * ls.ops.eye(20)
+    assert ls.solvers.cg(shifted, b, M=F, rtol=1e-10).iterations < 8
+    assert ls.solvers.cg(SPD, b, M=F, rtol=1e-10).iterations == 1

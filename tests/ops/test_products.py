@@ -5,9 +5,22 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from reference import assert_same_bits, assert_within, banded, normal, pattern_of, random, structures
+from reference import (
+    assert_same_bits,
+    assert_within,
+    banded,
+    inputs_for,
+    normal,
+    pattern_of,
+    random,
+    structures,
+)
+from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
+from learnsolve.ops.core import dots
+from learnsolve.ops.core.local_solve import NotPositive, local_solve
+from learnsolve.ops.core.perceptron import composed, perceptron
 
 INF, NAN = float("inf"), float("nan")
 STRUCTURES = structures()
@@ -182,3 +195,219 @@ def test_second_derivative_of_a_scattered_product(tall):
     torch.testing.assert_close(second, torch.from_numpy(2 * S.T @ (S @ np.ones(300))))
     assert not ls.problems.poisson((16,)).pattern._prefers_scatter
     assert not ls.problems.poisson((64, 64)).pattern._prefers_scatter
+
+
+GRAPH = pattern_of(random(9, 9, 0.4))
+
+
+def operands(k, f, o, dtype=torch.float64, batch=(), n=None):
+    """z, ends, W1, b1, W2, b2; on the edges of GRAPH without n, with one layer for o = 0."""
+    edges = n is None
+    shapes = ((*batch, GRAPH.nnz if edges else n, k), (*batch, 18, f) if edges else (0,), (f, k), (f,))
+    shapes += ((o, f), (o,)) if o else ((0,), (0,))
+    return [normal(shape, dtype, seed) for seed, shape in enumerate(shapes)]
+
+
+def ours(P):
+    def f(z, ends, w1, b1, w2, b2):
+        return perceptron(z, (w1, b1), (w2, b2) if w2.numel() else None, None if P is None else ends, P)
+
+    return f
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2)], ids=len)
+@pytest.mark.parametrize(
+    "n", [None, 1, 40, 1100], ids=["edges", "1", "40", "1100"]
+)  # a tile has 32, a chunk 512
+def test_equal_to_the_composition(n, batch, dtype):
+    P = GRAPH if n is None else None
+    for k, f, o in ((1, 8, 8), (8, 8, 1), (24, 8, 8), (3, 5, 2), (9, 17, 0), (8, 16, 0), (2, 1, 3)):
+        given = [t.requires_grad_() for t in operands(k, f, o, dtype, batch, n)]
+        y, (wanted,) = ours(P)(*given), composed(P)(*given)
+        tolerance = {"rtol": 0, "atol": (1e-5 if dtype == torch.float32 else 1e-14) * (k + f)}
+        torch.testing.assert_close(y, wanted, **tolerance)
+        g = normal(y.shape, dtype, 9)
+        both = (torch.autograd.grad(out, given, g, allow_unused=True) for out in (y, wanted))
+        for a, b in zip(*both, strict=True):
+            if b is not None and b.numel():
+                torch.testing.assert_close(a, b, rtol=0, atol=tolerance["atol"] * float(b.abs().max() + 1))
+
+
+@pytest.mark.cpu_only
+def test_gradients_of_any_order():
+    for P, n in ((GRAPH, None), (None, 4)):
+        for o in (2, 0):
+            given = [t.requires_grad_(t.numel() > 0) for t in operands(2, 3, o, n=n)]
+            assert gradcheck(ours(P), given, check_forward_ad=True, check_batched_grad=True, fast_mode=True)
+            assert gradgradcheck(ours(P), given, check_fwd_over_rev=True, fast_mode=True)
+
+
+@pytest.mark.cpu_only
+def test_gradients_that_are_asked_for():
+    """Without the others: of no operand alone is anything lost, in the second derivative neither."""
+    given = [t.requires_grad_() for t in operands(3, 5, 2)]
+    wanted = torch.autograd.grad(ours(GRAPH)(*given).sin().sum(), given, create_graph=True)
+    for i in range(6):
+        alone = [t.detach().requires_grad_(i == j) for j, t in enumerate(given)]
+        (found,) = torch.autograd.grad(ours(GRAPH)(*alone).sin().sum(), alone[i], create_graph=True)
+        assert torch.equal(found, wanted[i])
+        (again,) = torch.autograd.grad(wanted[i].square().sum(), given[i], retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(found.square().sum(), alone[i])[0], again)
+
+
+@pytest.mark.cpu_only
+def test_vmap_over_all_operands():
+    given = operands(3, 4, 2, batch=(3,))
+    given[2:] = [torch.stack([t, 2 * t, -t]) for t in given[2:]]
+    wanted = torch.stack([ours(GRAPH)(*(t[i] for t in given)) for i in range(3)])
+    torch.testing.assert_close(torch.vmap(ours(GRAPH))(*given), wanted)
+    gradient = torch.func.grad(lambda *t: ours(GRAPH)(*t).sin().sum(), argnums=(0, 2))
+    one_by_one = [gradient(*(t[i] for t in given)) for i in range(3)]
+    for a, b in zip(torch.vmap(gradient)(*given), zip(*one_by_one, strict=True), strict=True):
+        torch.testing.assert_close(a, torch.stack(b))
+
+
+@pytest.mark.cpu_only
+def test_nan_and_infinity_as_with_torch():
+    given = operands(3, 8, 2, n=5)
+    given[0][1, 0], given[0][2, 1] = torch.nan, torch.inf
+    given[0].requires_grad_()
+    y, (wanted,) = ours(None)(*given), composed(None)(*given)
+    torch.testing.assert_close(y, wanted, equal_nan=True)
+    (a,), (b,) = (torch.autograd.grad(out.sum(), given[0]) for out in (y, wanted))
+    torch.testing.assert_close(a, b, equal_nan=True)
+
+
+@pytest.mark.cpu_only
+def test_no_rows():
+    for batch in ((), (0,)):
+        given = [t.requires_grad_() for t in operands(3, 8, 2, batch=batch, n=0)]
+        y = ours(None)(*given)
+        assert y.shape == (*batch, 0, 2)
+        y.sum().backward()
+        assert all(not t.grad.any() for t in given[2:])
+
+
+# Of operands a (..., k), u and v (..., n, k).
+BATCHES = {"one": ((), ()), "batch": ((3,), (3,)), "shared": ((3,), ()), "two axes": ((2, 1), (1, 3))}
+
+
+@pytest.fixture
+def always_compiled(monkeypatch):
+    monkeypatch.setattr(dots, "SPLIT", 0)
+
+
+def scaled(u, v):
+    return dots.scaled(u[..., :1, :], v)
+
+
+def combination(u, v):
+    a = u[..., :1, :]
+    return dots.combination(torch.stack((a, a * a)), torch.stack((v, -v)))
+
+
+@pytest.mark.usefixtures("isa", "always_compiled")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("k", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 33])
+@pytest.mark.parametrize("n", [0, 1, 7, 150, 5000])
+def test_dots(n, k, dtype):
+    u, v = normal((2, n, k), dtype), normal((2, n, k), dtype, seed=1)
+    terms = torch.tensor(float(n))
+    for a, b in (
+        (u, v),
+        (u[0], v[0]),
+        (u, v[0]),
+        (u[0], v),
+        (u, torch.ones((), dtype=dtype).expand(v.shape)),
+    ):
+        wanted, size = ((f(a.double()) * f(b.double())).sum(-2) for f in (torch.clone, torch.abs))
+        assert_within(dots.dots(a, b), wanted, size, terms)
+    a = normal((2, 1, k), dtype, seed=2)
+    wanted, size = ((f(a.double()) * f(v.double())).sum(0) for f in (torch.clone, torch.abs))
+    assert_within(dots.combination(a, v), wanted, size, torch.tensor(2.0))
+
+
+@pytest.mark.usefixtures("always_compiled")
+@pytest.mark.parametrize(
+    ("function", "batch"),
+    [(f, b) for f in (dots.dots, scaled) for b in BATCHES] + [(combination, b) for b in ("one", "batch")],
+)
+def test_derivatives_of_dots(function, batch):
+    inputs = inputs_for(tuple((*axes, 4, 2) for axes in BATCHES[batch]), requires_grad=True)
+    assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(function, inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler", "always_compiled")
+@pytest.mark.parametrize("function", [dots.dots, scaled, combination])
+def test_compiled_dots(function):
+    u, v = inputs_for(((4, 2), (4, 2)), requires_grad=True)
+    wanted = function(u, v)
+    found = torch.compile(function, fullgraph=True, backend="aot_eager")(u, v)
+    torch.testing.assert_close(found, wanted)
+    for g, h in zip(*(torch.autograd.grad(t.sum(), (u, v)) for t in (found, wanted)), strict=True):
+        torch.testing.assert_close(g, h)
+
+
+@pytest.fixture(params=[torch.int64, torch.int32], ids=["int64", "int32"])
+def problem(request):
+    """A symmetric positive definite K, and values on a pattern with columns of many sizes, one is empty."""
+    K = ls.problems.poisson((2, 3))
+    S = torch.zeros(6, 6, dtype=torch.float64)
+    for j in range(5):
+        S[: j + 1, j] = 1
+    S[0, 3:] = 0
+    S = ls.CSR.from_dense(S)
+    K, S = (ls.CSR(M.values, M.pattern.to(dtype=request.param)) for M in (K, S))
+    return K, S.with_values(normal((S.nnz,)))
+
+
+def reference(K: torch.Tensor, G: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    Y = torch.zeros_like(G)
+    for j in range(G.shape[1]):
+        J = mask[:, j].nonzero().squeeze(1)
+        Y[J, j] = torch.linalg.solve(K[J][:, J], G[J, j])
+    return Y
+
+
+def test_small_systems(problem):
+    K, G = problem
+    D = G.to_dense()
+    wanted = reference(K.to_dense(), D, D != 0)
+    assert torch.allclose(local_solve(K, G).to_dense(), wanted, rtol=1e-12, atol=1e-14)
+    single = local_solve(K.to(torch.float32), G.to(torch.float32)).to_dense()
+    assert torch.allclose(single.double(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-150, 1.0, 1e150])
+def test_small_systems_of_any_scale(scale):
+    K = ls.problems.poisson((3, 4)) * scale
+    G = K.with_values(normal((K.nnz,)))
+    wanted = local_solve(ls.problems.poisson((3, 4)), G).values
+    assert torch.allclose(local_solve(K, G).values * scale, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("fault", ["negative", "zero", "singular", "nan"])
+def test_what_is_not_positive_definite_is_named(fault):
+    K = ls.problems.poisson((4,)).to_dense()
+    if fault == "singular":
+        K[2:, 2:] = 1.0
+    else:
+        K[3, 3] = {"negative": -1.0, "zero": 0.0, "nan": float("nan")}[fault]
+    K = ls.CSR.from_dense(K)
+    G = ls.CSR.from_dense(torch.ones(4, 4, dtype=torch.float64).tril(1).triu(-1))
+    with pytest.raises(NotPositive) as caught:
+        local_solve(K, G)
+    assert caught.value.column == 2 if fault != "singular" else caught.value.column in (2, 3)
+
+
+def test_no_small_systems():
+    K = ls.problems.poisson((4,))
+    none = ls.CSR.from_dense(torch.zeros(4, 4, dtype=torch.float64))
+    assert local_solve(K, none).values.shape == (0,)
+    nothing = ls.CSR.from_dense(torch.zeros(0, 0, dtype=torch.float64))
+    assert local_solve(nothing, nothing).values.shape == (0,)
+    assert local_solve(K, K.with_values(torch.zeros(0, K.nnz, dtype=torch.float64))).values.shape == (0, 10)

@@ -10,17 +10,22 @@ from random import Random
 import pytest
 import torch
 from ops.cases import CASES
-from ops.direct import VALUES
-from ops.direct import P as DIRECT
-from ops.incomplete_cases import dominant
-from ops.incomplete_cases import small as incomplete_pattern
-from ops.raw_samples import SAMPLES, incomplete_plan, ops, structure
-from reference import densify, normal, pattern_of, random
+from ops.factor_cases import dominant
+from ops.factor_cases import small as incomplete_pattern
+from ops.raw_samples import SAMPLES, incomplete_plan, linear_steps_arguments, ops, structure
+from ops.systems import VALUES
+from ops.systems import P as DIRECT
+from reference import densify, normal, pattern_of, random, small_pattern
+from scipy.sparse import eye_array
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten_with_path, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_map_only, tree_unflatten
 
 import learnsolve as ls
 from learnsolve import _library
+from learnsolve.ops import pcg
+from learnsolve.ops.core import sparse_product
+from learnsolve.ops.core.linear_steps import LinearSteps, dense_product, product, scaled_rows
+from learnsolve.ops.core.triangular import Side, _system
 
 OPERATORS = sorted(
     name.removeprefix("learnsolve::")
@@ -283,3 +288,375 @@ def test_contents_of_an_expanded_operand_are_its_own():
     finally:
         _library._cpu.learnsolve_check_contents(os.environ.get("LEARNSOLVE_CHECK", "") not in ("", "0"))
     assert torch.equal(out, g)
+
+
+def short(t):
+    return t[:-1]
+
+
+def narrow(t):
+    return t[..., :-1]
+
+
+def flat(t):
+    return t[..., 0]
+
+
+def half(t):
+    return t.half()
+
+
+def single(t):
+    return t.float()
+
+
+def batch(size):
+    return lambda t: t[None].repeat(size, *[1] * t.dim())
+
+
+# An operator, other values for some tensors of its arguments (by number), and what the error says.
+BAD = [
+    ("csr_spmm", {4: short}, r"values must be .* nnz = \d+"),
+    ("csr_spmm", {4: half}, "x and values must have one dtype"),
+    ("csr_spmm", {4: half, 5: half}, "values must be float32 or float64"),
+    ("csr_spmm", {1: lambda idx: idx.int()}, ".* one index type"),
+    ("csr_spmm", {0: lambda ptr: ptr[:0]}, "ptr must hold rows"),
+    ("csr_spmm", {3: lambda blocks: blocks[:0]}, "blocks must be"),
+    ("csr_spmm", {5: lambda x: x[None, None]}, "x must be .* got 4 dimensions"),
+    ("csr_spmm", {4: batch(2), 5: batch(3)}, "batch sizes 2 and 3"),
+    ("csr_sddmm", {3: short}, "u must have 6 rows"),
+    ("csr_sddmm", {4: narrow}, ".* as many columns"),
+    ("csr_spmm_backward", {9: narrow}, "x and g do not match"),
+    ("perceptron_backward", {1: short}, r"places must be two index arrays of \d+ entries"),
+    ("perceptron_backward", {1: lambda t: t.int()}, r"places must be two index arrays of \d+ entries"),
+    (
+        "perceptron_backward",
+        {0: lambda t: t.double(), 1: lambda t: t.double()},
+        "indices must be int32 or int64",
+    ),
+    ("perceptron_backward", {2: flat}, r"z must be \(B, n, k\), got 2"),
+    ("perceptron_backward", {2: half}, "operands must have one dtype"),
+    ("perceptron_backward", {3: lambda t: t[:, 1:]}, r"ends must be \(1, 2m, 8\)"),
+    ("perceptron_backward", {3: lambda t: t[:, :0]}, "ends must have rows"),
+    ("perceptron_backward", {4: narrow}, r"w1 must be \(f, 3\)"),
+    ("perceptron_backward", {5: short}, r"b1 must be \(8\)"),
+    ("perceptron_backward", {6: narrow}, r"w2 must be \(o, 8\) or empty"),
+    ("perceptron_backward", {7: short}, r"b2 must be \(2\)"),
+    ("perceptron_backward", {8: narrow}, r"g must be \(1, \d+, 2\)"),
+    ("perceptron", {4: narrow}, r"w1 must be \(f, 3\)"),
+    ("csr_segment_max", {4: short}, r"e must be \(\d+, k\) or \(B, \d+, k\)"),
+    ("csr_segment_softmax", {4: flat}, "e must be"),
+    ("csr_segment_softmax", {4: half}, "values must be float32 or float64"),
+    ("csr_segment_softmax_backward", {5: narrow}, "operands must have one batch and one number"),
+    ("csr_segment_softmax_backward", {5: single}, "y and g must have one dtype"),
+    ("csr_segment_place", {5: short}, r"g must be \(6, k\)"),
+    ("csr_segment_place", {4: lambda at: at.int()}, "at must be of the structure's index type"),
+    ("csr_sptrsv", {8: lambda v: v[:3]}, "values must hold"),
+    ("csr_sptrsv", {9: short}, "b must have 6 rows, got 5"),
+    ("csr_sptrsv", {9: single}, "b and values must have one dtype"),
+    ("csr_sptrsv", {8: batch(2)}, r"with values \(B, nnz\), b must be \(B, n, k\)"),
+    ("csr_sptrsv", {1: short, 2: short}, "ptr must end"),
+    ("csr_sptrsv", {3: narrow}, r"blocks must be \(number of blocks \+ 1, 3\)"),
+    ("csr_sptrsv", {4: lambda order: order.int()}, "order and levels must have the index type"),
+    ("csr_sptrsv", {5: lambda levels: torch.tensor([0, 6])}, "order and levels must cover all rows"),
+    ("csr_add", {0: short}, "codes must be uint8"),
+    ("csr_add", {1: short}, r"starts must be \(number of chunks"),
+    ("csr_add", {3: short}, "starts must end with"),
+    ("csr_add", {4: single}, "a and b must .* of one dtype"),
+    ("csr_add", {3: batch(2)}, "a and b must both"),
+    ("csr_add_backward", {2: lambda na: na + 1}, "starts must end with"),
+    ("csr_incomplete_factor", {8: lambda crow: crow[:-2]}, "crow must end with the number of values"),
+    ("csr_incomplete_factor", {9: short}, "the plan is for"),
+    ("csr_incomplete_factor", {4: short}, "order, source, .* do not fit"),
+    ("csr_incomplete_tangent", {0: lambda order: order.int()}, "a plan must have one index type"),
+    ("csr_incomplete_adjoint", {9: short}, "g must be"),
+    ("csr_incomplete_product", {9: single}, "operands must have one dtype"),
+    ("csr_incomplete_product_adjoint", {8: batch(2), 9: batch(3)}, "batches must be the same, got 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), BAD, ids=[f"{n}, {m}" for n, _, m in BAD])
+def test_wrong_arguments_are_refused(name, changes, message):
+    P = pattern_of(random(6, 6, 0.4), torch.int64)
+    samples = SAMPLES[name](P, torch.float64)
+    sample = samples[{"csr_spmm": 3, "csr_sddmm": 2, "csr_spmm_backward": 1, "csr_sptrsv": 1}.get(name, 0)]
+    getattr(ops, name)(*sample)
+    leaves, tree = tree_flatten(list(sample))
+    for at, change in changes.items():
+        leaves[at] = change(leaves[at])
+    with pytest.raises(RuntimeError, match=f"{name}: {message}"):
+        getattr(ops, name)(*tree_unflatten(leaves, tree))
+
+
+def test_lists_of_another_length_are_refused():
+    P = small_pattern()
+    plan, Q, entries, _ = incomplete_plan(P, "ic0")
+    perceptron = SAMPLES["perceptron"](P, torch.float64)[0]
+    for call, message in (
+        (
+            lambda: ops.csr_segment_max(structure(P)[:3], normal((P.nnz, 2))),
+            "a structure must hold 4 tensors, got 3",
+        ),
+        (
+            lambda: ops.perceptron(perceptron[0][:1], *perceptron[1:]),
+            "places must hold row and col, or none, got 1",
+        ),
+        (
+            lambda: ops.csr_incomplete_tangent(plan[0][:-2], plan[1], normal((entries,)), dominant(Q)),
+            "csr_incomplete_tangent: a plan must hold 7 tensors, got 5",
+        ),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
+
+
+def test_a_triangle_without_a_diagonal_is_refused():
+    tensors, *_ = _system(pattern_of(eye_array(6).tocsr()), Side(True, True, False))
+    with pytest.raises(RuntimeError, match="csr_sptrsv: a row has no diagonal entry"):
+        ops.csr_sptrsv(tensors, True, False, normal((6,)) + 5, normal((6,)))
+
+
+def wide(sample, first, last):
+    """The arguments first ... last - 1 with int64 in place of int32."""
+    made = (t.long() for t in sample[first:last])
+    return (*sample[:first], *made, *sample[last:])
+
+
+@pytest.mark.parametrize("name", ["csr_richardson_backward", "csr_pcg_backward"])
+def test_a_transpose_with_other_indices_is_refused(name):
+    sample = SAMPLES[name](pattern_of(random(6, 6, 0.4), torch.int32), torch.float64)[0]
+    getattr(ops, name)(*sample)
+    with pytest.raises(RuntimeError, match=f"{name}: both structures must hold the same entries"):
+        getattr(ops, name)(sample[0], wide(sample[1], 0, 4), *sample[2:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "message"),
+    [
+        ("product", (1, 5), "csr_pcg: the factor must have 6 rows, .* and the index type of A"),
+        ("product", (5, 9), "csr_pcg: both structures must hold the same entries"),
+        ("triangular", (5, 11), "csr_pcg: the triangles must be those of the factor"),
+        ("triangular", (11, 17), "csr_pcg: the triangles must be those of the factor"),
+    ],
+)
+def test_a_factor_with_other_indices_is_refused(kind, parts, message):
+    P = pattern_of(random(6, 6, 0.4) + eye_array(6), torch.int32)
+    L, number = ls.CSR(normal((P.nnz,)), P).tril().pattern, pcg.KINDS.index(kind)
+    values, b = normal((P.nnz,)), normal((6, 2))
+    M = pcg.preconditioner(normal((L.nnz,)).abs() + 1, L, number)
+
+    def call(M, state=(), target=None, first=0):
+        return ops.csr_pcg(structure(P), values, number, M, None, b, state, target, first, 2, False)
+
+    call(M)
+    for wrong, what in (
+        ({"M": wide(M, *parts)}, message),
+        ({"M": M[:-1]}, rf"csr_pcg: M must hold {len(M)} tensors for kind {number}, got {len(M) - 1}"),
+        ({"target": b[:1, 0]}, "csr_pcg: target must have one number a column"),
+        ({"state": (b,)}, "csr_pcg: to go on takes x, p and carry"),
+        ({"first": 1}, "csr_pcg: iterations must not be negative, and begin with number 0, got 2 from 1"),
+    ):
+        with pytest.raises(RuntimeError, match=what):
+            call(**{"M": M} | wrong)
+
+
+def test_wrong_arguments_of_the_sparse_product_are_refused():
+    P = small_pattern()
+    v, w = normal((P.nnz,)), normal((P.nnz,))
+    names = ["a_ptr", "a_idx", "perm", "b_ptr", "b_idx", "c_ptr", "c_idx", "positions", "starts", "blocks"]
+    tensors, masked, columns = sparse_product._by_rows(P, P.T, None)
+    good = dict(zip(names, tensors, strict=True)) | {"a": v, "b": w}
+
+    def call(arguments):
+        *plan, a, b = arguments.values()
+        return ops.csr_spgemm(plan, masked, columns, a, b)
+
+    call(good)
+    for change, message in (
+        ({"a": v[:-1]}, r"csr_spgemm: a must be \(7\) or \(B, 7\)"),
+        ({"b": w.float()}, "csr_spgemm: operands must have one dtype"),
+        ({"a_idx": good["a_idx"].int()}, "csr_spgemm: every pattern needs"),
+        ({"positions": good["positions"][:-1]}, "csr_spgemm: positions must have an entry a product"),
+        ({"positions": good["positions"].long()}, "csr_spgemm: a plan must be int32"),
+        ({"blocks": good["blocks"][:, :2]}, "csr_spgemm: blocks must be"),
+        ({"blocks": good["blocks"][:-1]}, "csr_spgemm: blocks must cover all rows"),
+        ({"c_ptr": good["b_ptr"], "c_idx": good["b_idx"]}, "csr_spgemm: C must have the rows of A"),
+        ({"a": v.repeat(2, 1), "b": w.repeat(3, 1)}, "csr_spgemm: batch sizes 2 and 3"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call(good | change)
+
+
+F64 = torch.float64
+
+
+def made_of(P, dtype=F64, times=1):
+    """A function of all kinds of steps, and what it reads."""
+    A = ls.CSR(normal((P.nnz,), dtype).requires_grad_(), P)
+    s, D = (
+        normal((P.shape[0], 1), dtype, 1).requires_grad_(),
+        normal((2, P.shape[0]), dtype, 2).requires_grad_(),
+    )
+
+    def function(b):
+        x = product(A.values, b, P, False)
+        r = b - product(A.values, x, P, True)
+        y = x + scaled_rows(s, r)
+        z = dense_product(D, y + scaled_rows(s, y), False)
+        return (r - scaled_rows(s, dense_product(D, z, True))) - (y + y)
+
+    return function, LinearSteps(function, [A, A], [s, D], times), (A.values, s, D)
+
+
+def derivatives(x, inputs, g):
+    return (x, *torch.autograd.grad(x, inputs, g))
+
+
+# Elementwise steps are shared among threads from about 50,000 numbers on.
+@pytest.mark.parametrize(
+    ("n", "k", "dtype"),
+    [*((7, k, dtype) for k in (1, 2, 5) for dtype in (torch.float32, F64)), (1, 2, F64), (30_000, 2, F64)],
+)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
+def test_as_step_by_step(dtype, index, n, k):
+    P = pattern_of(random(7, 7, 0.5)) if n == 7 else ls.problems.poisson((n,)).pattern
+    function, steps, operands = made_of(P.to(dtype=index), dtype)
+    b, g = normal((n, k), dtype, 3).requires_grad_(), normal((n, k), dtype, 4)
+    inputs = (b, *operands)
+    found, expected = derivatives(steps(b), inputs, g), derivatives(function(b), inputs, g)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(steps(b), expected[0])
+    torch.testing.assert_close(steps.apart(b, steps.operands), expected[0])
+    B, each = torch.stack((b, 2 * b)).detach(), torch.stack((function(b), function(2 * b)))
+    torch.testing.assert_close(torch.func.vmap(steps)(B), each)
+    torch.testing.assert_close(steps(B), each)
+    tangents = (torch.func.jvp(f, (b.detach(),), (g,))[1] for f in (steps, function))
+    torch.testing.assert_close(*tangents)
+
+
+def test_several_times():
+    P = pattern_of(random(7, 7, 0.5))
+    function, steps, operands = made_of(P, times=3)
+    b, g = normal((7, 2)).requires_grad_(), normal((7, 2), seed=4)
+    x = b
+    for _ in range(3):
+        x = function(x)
+    inputs = (b, *operands)
+    for one, other in zip(derivatives(steps(b), inputs, g), derivatives(x, inputs, g), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_derivatives():
+    _, steps, operands = made_of(pattern_of(random(4, 4, 0.6)), times=2)
+    b = normal((4, 2)).requires_grad_()
+    assert torch.autograd.gradcheck(lambda b, *_: steps(b), (b, *operands))
+    assert torch.autograd.gradgradcheck(lambda b, *_: steps(b), (b, *operands))
+
+
+def test_derivatives_of_operands_that_are_made_of_one_another():
+    """Up to the third: the ways from one operand to the next must not count twice."""
+    P = pattern_of(random(4, 4, 0.6))
+    b, v = normal((4, 2)).requires_grad_(), normal((P.nnz,), seed=1).requires_grad_()
+
+    def operands(v):
+        A = ls.CSR(v, P)
+        return (A @ A).values, A.to_dense(), A.sum(1).unsqueeze(-1)
+
+    def f(b, v, at_once=True):
+        squared, D, s = operands(v)
+        A, B = ls.CSR(v, P), ls.CSR(squared, (ls.CSR(v, P) @ ls.CSR(v, P)).pattern)
+
+        def function(x):
+            y = product(B.values, product(A.values, x, P, False), B.pattern, True)
+            return x - dense_product(D, x + scaled_rows(s, y), False)
+
+        return (LinearSteps(function, [A, B], [s, D]) if at_once else function)(b)
+
+    def grad(f):
+        def g(b, v):
+            return torch.autograd.grad(f(b, v).square().sum(), (b, v), create_graph=True)
+
+        return g
+
+    def total(f):
+        return lambda b, v: torch.cat([g.flatten() for g in f(b, v)])
+
+    first = grad(f)
+    second = grad(total(first))
+    expected = grad(lambda b, v: f(b, v, False))
+    torch.testing.assert_close(first(b, v), torch.autograd.grad(f(b, v).square().sum(), (b, v)))
+    torch.testing.assert_close(first(b, v), expected(b, v))
+    torch.testing.assert_close(second(b, v), grad(total(expected))(b, v))
+    assert torch.autograd.gradgradcheck(f, (b, v))
+    assert torch.autograd.gradgradcheck(total(first), (b, v), fast_mode=True)
+
+
+def test_nothing_is_written_to_what_was_given():
+    """Among the cotangents are some that several registers share, and the given one. Only the gradients that
+    are asked for are computed."""
+    for arguments in SAMPLES["linear_steps_backward"](pattern_of(random(6, 6, 0.5)), F64):
+        given = [t for a in arguments[1:3] for t in a] + [arguments[3]]
+        copies = [t.clone() for t in given]
+        whole = ops.linear_steps_backward(*arguments[:-1], [True] * 4)
+        for need, one, other in zip(arguments[-1], ops.linear_steps_backward(*arguments), whole, strict=True):
+            assert torch.equal(one, other) if need else one.numel() == 0
+        assert all(torch.equal(t, copy) for t, copy in zip(given, copies, strict=True))
+
+
+def test_a_block_that_a_step_has_taken_up_is_not_used_again():
+    A = ls.CSR.from_dense(torch.eye(3, dtype=F64))
+
+    def function(b):
+        x = product(A.values, b, A.pattern, False)
+        return (b - x) + x
+
+    with pytest.raises(AssertionError, match="taken up"):
+        LinearSteps(function, [A], [])
+
+
+P = pattern_of(random(6, 6, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": []}, "steps must hold 5 numbers for each step, at least one, got 0"),
+        ({"steps": [0, 0, 0, 0]}, "steps must hold 5 numbers for each step, at least one, got 4"),
+        ({"steps": [7, 0, 0, 0, 0]}, "step 0 has an unknown kind"),
+        ({"steps": [0, 0, 0, 1, 0]}, "step 0 reads a register that no earlier step has written"),
+        ({"steps": [2, 0, 0, 0, -1]}, "step 0 reads a register that no earlier step has written"),
+        ({"steps": [0, 1, 0, 0, 0]}, "step 0 has no operand of its kind"),
+        ({"steps": [4, 0, 0, 0, 0]}, "step 0 has no operand of its kind"),
+        ({"steps": [4, 3, 0, 0, 0]}, "step 0 has no operand of its kind"),
+        ({"steps": [6, 2, 0, 0, 0, 0, 0, 0, 1, 0]}, "step 1 multiplies a register of another size"),
+        ({"steps": [6, 2, 0, 0, 0, 4, 1, 0, 1, 0]}, "step 1 scales a register of another size"),
+        ({"steps": [6, 2, 0, 0, 0, 2, 0, 0, 0, 1]}, "step 1 combines registers of different sizes"),
+        ({"steps": [6, 2, 1, 0, 0]}, "step 0 multiplies a register of another size"),
+        ({"b": normal((6,))}, r"b must be \(n, k\), got 1 dimensions"),
+        ({"b": normal((6, 2)).float()}, "operands and b must have one dtype"),
+        ({"operands": [normal((P.nnz - 1,)), normal((6, 1)), normal((2, 6))]}, "operand 0 must be .* nnz = "),
+        ({"structures": structure(P)}, "structures must hold 8 tensors for each matrix, got 4"),
+        ({"structures": [*structure(P), *structure(pattern_of(random(6, 6, 0.4)))]}, "the same entries"),
+    ],
+)
+def test_wrong_lists_are_refused(change, message):
+    S, operands, b, steps, keep = linear_steps_arguments(P, F64)[0]
+    arguments = {"structures": S, "operands": operands, "b": b, "steps": steps, "keep": keep}
+    ops.linear_steps(**arguments)
+    with pytest.raises(RuntimeError, match=f"linear_steps: {message}|linear_steps: .*{message}"):
+        ops.linear_steps(**arguments | change)
+
+
+def test_wrong_registers_are_refused():
+    S, operands, registers, g, steps, needs = linear_steps_arguments(P, F64, True)[0]
+    for wrong, message in (
+        ((registers[:-1], g, needs), "registers must be those of the forward"),
+        (([], g, needs), "registers must begin with b"),
+        (([registers[0], registers[1][:-1], *registers[2:]], g, needs), "register 1 must be that"),
+        ((registers, g[:-1], needs), "g must have the shape of the result"),
+        ((registers, g, needs[1:]), "needs must be one for b and each operand, got 3"),
+    ):
+        with pytest.raises(RuntimeError, match=f"linear_steps_backward: {message}"):
+            ops.linear_steps_backward(S, operands, wrong[0], wrong[1], steps, wrong[2])

@@ -6,9 +6,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from ops import grids
-from ops.test_memory import peak
-from reference import assert_within, gradients, normal
+from ops.rows import CROSS, box, dense_stencil
+from reference import assert_within, gradients, normal, peak
 
 import learnsolve as ls
 from learnsolve import ops
@@ -23,7 +22,7 @@ def check(c, x, offsets, boundary="zero"):
         return ops.stencil(c, x, offsets=offsets, boundary=boundary)
 
     def dense(c, x):
-        return grids.stencil(c, x, offsets, boundary)
+        return dense_stencil(c, x, offsets, boundary)
 
     exact = [c.double(), x.double()]
     size, ones = [t.abs() for t in exact], [torch.ones_like(t) for t in exact]
@@ -85,11 +84,11 @@ def test_equals_the_poisson_matrix(shape):
 def test_equals_the_matrix_of_27_points(boundary):
     """Variable coefficients; the grid is two points wide: periodic neighbors meet."""
     grid = (2, 5, 6)
-    offsets, c, x = grids.box(3, 3, 3), normal((27, *grid)), normal(grid, seed=1)
+    offsets, c, x = box(3, 3, 3), normal((27, *grid)), normal(grid, seed=1)
     A = ops.stencil_matrix(c, grid, offsets=offsets, boundary=boundary)
     y = ops.stencil(c, x, offsets=offsets, boundary=boundary)
     torch.testing.assert_close(y.flatten(), A @ x.flatten(), rtol=1e-13, atol=1e-13)
-    columns = grids.stencil(c, torch.eye(60, dtype=c.dtype).reshape(60, *grid), offsets, boundary)
+    columns = dense_stencil(c, torch.eye(60, dtype=c.dtype).reshape(60, *grid), offsets, boundary)
     torch.testing.assert_close(A.to_dense(), columns.reshape(60, 60).T)
 
 
@@ -159,10 +158,10 @@ def test_offsets_far_beyond_the_grid(o):
 def test_a_batch_has_the_bits_of_its_parts():
     c, x = normal((3, 5, 20, 33)), normal((3, 20, 33), seed=1)
     for k, f in ((c, x), (c[:, :, :1, :1], x), (c[0], x), (c, x[0])):
-        y = ops.stencil(k, f, offsets=grids.CROSS)
+        y = ops.stencil(k, f, offsets=CROSS)
         for b in range(3):
             kb, fb = (k[b] if k.dim() == 4 else k), (f[b] if f.dim() == 3 else f)
-            assert torch.equal(y[b], ops.stencil(kb, fb, offsets=grids.CROSS))
+            assert torch.equal(y[b], ops.stencil(kb, fb, offsets=CROSS))
 
 
 @pytest.mark.parametrize("size", [(3, 1, 1), (3, 4, 5)], ids=["constant", "variable"])
@@ -188,14 +187,14 @@ def test_a_batch_of_many_adds_up(size):
 def test_not_a_number_stays_near():
     x = torch.zeros(9, 9, dtype=torch.float64)
     x[4, 4] = torch.nan
-    y = ops.stencil(torch.ones(5, dtype=x.dtype), x, offsets=grids.CROSS)
+    y = ops.stencil(torch.ones(5, dtype=x.dtype), x, offsets=CROSS)
     assert sorted(map(tuple, y.isnan().nonzero().tolist())) == [(3, 4), (4, 3), (4, 4), (4, 5), (5, 4)]
 
 
 def test_memory():
     """The results and nothing beside them: no padded field, no field for each offset."""
     grid, K, word = (300, 400), 9, 8
-    n, offsets = 300 * 400, grids.box(3, 3)
+    n, offsets = 300 * 400, box(3, 3)
     for shape, needs in itertools.product(((K,), (K, *grid)), ((True, False), (False, True), (True, True))):
         c, x = normal(shape).requires_grad_(needs[0]), normal(grid, seed=1).requires_grad_(needs[1])
         assert peak(lambda: ops.stencil(c, x, offsets=offsets)) <= (n + 4096) * word  # noqa: B023
@@ -208,14 +207,14 @@ def test_memory():
 # --- stencil_matrix ---
 def test_matrices_share_a_pattern_while_one_lives():
     c = normal((5,)).requires_grad_()
-    A = ops.stencil_matrix(c, (6, 7), offsets=grids.CROSS)
-    B = ops.stencil_matrix(normal((5, 6, 7)), (6, 7), offsets=grids.CROSS)
+    A = ops.stencil_matrix(c, (6, 7), offsets=CROSS)
+    B = ops.stencil_matrix(normal((5, 6, 7)), (6, 7), offsets=CROSS)
     assert A.pattern is B.pattern
-    assert ops.stencil_matrix(c, (7, 6), offsets=grids.CROSS).pattern is not A.pattern
-    assert ops.stencil_matrix(c, (6, 7), offsets=grids.CROSS, boundary="periodic").pattern is not A.pattern
+    assert ops.stencil_matrix(c, (7, 6), offsets=CROSS).pattern is not A.pattern
+    assert ops.stencil_matrix(c, (6, 7), offsets=CROSS, boundary="periodic").pattern is not A.pattern
     serial = A.pattern._serial
     del A, B
-    assert ops.stencil_matrix(c, (6, 7), offsets=grids.CROSS).pattern._serial != serial
+    assert ops.stencil_matrix(c, (6, 7), offsets=CROSS).pattern._serial != serial
 
 
 def test_a_zero_coefficient_is_an_entry():
@@ -261,27 +260,27 @@ def test_errors():
         (c, x, {"offsets": [(0, 0, 0, 0)] * 5}, ValueError, "stencil: offsets must be"),
         (c, x, {"offsets": [(0, 0.5)] * 5}, TypeError, "stencil: offsets must be tuples of integers"),
         (c, x, {"offsets": [0, 1]}, TypeError, "stencil: offsets must be tuples of integers"),
-        (c, x, {"offsets": set(grids.CROSS)}, TypeError, "stencil: offsets must be tuples .* in an order"),
+        (c, x, {"offsets": set(CROSS)}, TypeError, "stencil: offsets must be tuples .* in an order"),
         (c, x, {"offsets": [{0, 1}] * 5}, TypeError, "stencil: offsets must be tuples .* in an order"),
         (c, x, {"offsets": [(0, 2**63)] * 5}, ValueError, "stencil: offsets must fit into 64 bits, got 922"),
         (c, x, {"offsets": [(0, -(2**64))] * 5}, ValueError, "stencil: offsets must fit into 64 bits"),
         (c, x, {"boundary": None}, TypeError, "stencil: boundary must be .*, got None"),
         (c, x, {"boundary": 1}, TypeError, "stencil: boundary must be .*, got 1"),
-        (c, x, {"offsets": grids.CROSS[:4]}, ValueError, r"stencil: coefficients .* K = 4 .* got \(5,\)"),
-        (normal((5, 6, 7)), x, {"offsets": grids.CROSS}, ValueError, r"stencil: coefficients .* \(6, 8\)"),
-        (normal((2, 5)), x, {"offsets": grids.CROSS}, ValueError, "stencil: coefficients must have shape"),
-        (c, x, {"offsets": grids.CROSS, "boundary": "wrap"}, ValueError, "stencil: boundary must be one of"),
+        (c, x, {"offsets": CROSS[:4]}, ValueError, r"stencil: coefficients .* K = 4 .* got \(5,\)"),
+        (normal((5, 6, 7)), x, {"offsets": CROSS}, ValueError, r"stencil: coefficients .* \(6, 8\)"),
+        (normal((2, 5)), x, {"offsets": CROSS}, ValueError, "stencil: coefficients must have shape"),
+        (c, x, {"offsets": CROSS, "boundary": "wrap"}, ValueError, "stencil: boundary must be one of"),
         (
             c,
             x,
-            {"offsets": grids.CROSS, "boundary": ["zero"]},
+            {"offsets": CROSS, "boundary": ["zero"]},
             ValueError,
             "stencil: boundary must be one word",
         ),
         (
             normal((2, 5, 6, 8)),
             normal((3, 6, 8)),
-            {"offsets": grids.CROSS},
+            {"offsets": CROSS},
             ValueError,
             r"stencil: the batch axes of coefficients and x must broadcast, got \(2,\) and \(3,\)",
         ),
@@ -298,24 +297,24 @@ def test_errors():
         ((6, 1.5), {}, TypeError, "grid must be a sequence of ints"),
         ((6, 8), {"boundary": "none"}, ValueError, "boundary"),
         ((6, 8), {"boundary": None}, TypeError, "boundary must be .*, got None"),
-        ((6, 8), {"offsets": set(grids.CROSS)}, TypeError, "offsets must be tuples of integers, in an order"),
+        ((6, 8), {"offsets": set(CROSS)}, TypeError, "offsets must be tuples of integers, in an order"),
         (
             (6, 8),
             {"offsets": [(0, 2**63)] * 5},
             ValueError,
             "offsets must fit into 64 bits, got 9223372036854",
         ),
-        ((6, 8), {"offsets": grids.CROSS[:3]}, ValueError, "coefficients must have shape"),
+        ((6, 8), {"offsets": CROSS[:3]}, ValueError, "coefficients must have shape"),
     ],
 )
 def test_errors_of_the_matrix(grid, options, error, message):
     with pytest.raises(error, match=f"stencil_matrix: {message}"):
-        ops.stencil_matrix(normal((5,)), grid, **{"offsets": grids.CROSS} | options)
+        ops.stencil_matrix(normal((5,)), grid, **{"offsets": CROSS} | options)
 
 
 # --- the raw operators ---
 raw = torch.ops.learnsolve
-FLAT, OPEN = [o for offset in grids.CROSS for o in offset], [0, 1]
+FLAT, OPEN = [o for offset in CROSS for o in offset], [0, 1]
 
 
 def opcheck(operator, arguments, dtype):

@@ -1,13 +1,21 @@
 """Triangles, stacks, Kronecker products, indexing, norms, scaling: SciPy as reference, patterns, errors."""
 
+import ast
+import copy
+import functools
+import inspect
+import io
 import itertools
+import pickle
 
 import numpy as np
+import ops_stub
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg
 import torch
 from reference import densify, matrix, normal, pattern_of, random, small_pattern, structures
+from registry import NUMBERS
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
@@ -357,3 +365,513 @@ def test_what_is_no_matrix_is_refused(name):
         message = f"^{name}: A must be a CSR, got {type(other).__name__}; make one with"
         with pytest.raises(TypeError, match=message):
             getattr(ops, name)(other, *[torch.ones(2)] * ("scale" in name))
+
+
+M, N = 6, 5
+TALL_PATTERN = pattern_of(random(M, N, 0.5))
+NNZ = TALL_PATTERN.nnz
+F64 = torch.float64
+
+
+def ones(*shape, dtype=F64):
+    return torch.ones(shape, dtype=dtype)
+
+
+TALL = ls.CSR(ones(NNZ), TALL_PATTERN)
+INTEGERS = ls.CSR(torch.ones(NNZ, dtype=torch.int64), TALL_PATTERN)
+META = ones(N).to("meta")
+spmm, sddmm = ls.ops.spmm, ls.ops.sddmm
+
+BAD_OF_PRODUCTS = [
+    # spmm
+    (lambda: spmm(TALL, ones(99)), ValueError, r"spmm: x must have A.shape\[1\] = 5 rows.*\(99,\)"),
+    (lambda: spmm(TALL, ones(6, 2)), ValueError, r"spmm: .*A.shape\[1\] = 5.*\(6, 2\)"),
+    (lambda: spmm(TALL, ones(5), transpose=True), ValueError, r"A.shape\[0\] = 6.*\(5,\)"),
+    (lambda: spmm(TALL, ones()), ValueError, "spmm: x must have shape .*scalar"),
+    (lambda: spmm(TALL, [1.0] * N), TypeError, "spmm: x must be a torch.Tensor, got list"),
+    (lambda: TALL @ [1.0] * N, TypeError, "spmm: x must be a torch.Tensor, got list"),
+    (
+        lambda: spmm(TALL, ones(N), transpose="no"),
+        TypeError,
+        "spmm: transpose must be True or False, got 'no'",
+    ),
+    (lambda: TALL + TALL.to(torch.float32), TypeError, "A \\+ B: B.values has dtype"),
+    (lambda: TALL * TALL.to(torch.float32), TypeError, "A \\* B: B.values has dtype"),
+    (
+        lambda: TALL.with_values(ones(2, TALL.nnz)) + TALL.with_values(ones(3, TALL.nnz)),
+        ValueError,
+        "A \\+ B: the batch axes of A.values and B.values must broadcast",
+    ),
+    (
+        lambda: TALL * torch.full((1, 1), 2j),
+        TypeError,
+        "s has dtype torch.complex64, the matrix torch.float64",
+    ),
+    (lambda: ls.factorize(TALL), ValueError, "factorize: A must be square"),
+    (lambda: spmm(TALL, TALL.T), TypeError, "spmm: x must be a torch.Tensor, got CSR"),
+    (lambda: spmm(ones(M, N), ones(N)), TypeError, "spmm: A must be a CSR, got Tensor"),
+    (lambda: spmm(None, ones(N)), TypeError, "spmm: A must be a CSR"),
+    (
+        lambda: spmm(TALL, torch.eye(N, dtype=F64).to_sparse()),
+        TypeError,
+        "spmm: x must be a dense tensor, got layout torch.sparse_coo; .*CSR.from_torch",
+    ),
+    (
+        lambda: sddmm(torch.eye(M, dtype=F64).to_sparse_csr(), ones(N, M), TALL_PATTERN),
+        TypeError,
+        "sddmm: U must be a dense tensor, got layout torch.sparse_csr",
+    ),
+    (lambda: spmm(TALL, ones(N, dtype=torch.float32)), TypeError, "spmm: .*float32.*float64"),
+    (lambda: spmm(TALL, ones(N, dtype=torch.int64)), TypeError, "spmm: x has dtype torch.int64"),
+    (lambda: INTEGERS @ ones(N, dtype=torch.int64), TypeError, "A.values must be float32 or float64"),
+    (
+        lambda: ls.CSR(torch.ones(NNZ, dtype=torch.bool), TALL_PATTERN) @ ones(N),
+        TypeError,
+        "spmm: .*torch.bool",
+    ),
+    (lambda: TALL.to(torch.float16) @ ones(N, dtype=torch.float16), TypeError, "spmm: .*float16"),
+    (
+        lambda: TALL.to(torch.complex64) @ ones(N),
+        TypeError,
+        "spmm: x has dtype torch.float64, the .*complex64",
+    ),
+    (
+        lambda: TALL.to(torch.complex32) @ torch.ones(N, dtype=torch.complex32),
+        TypeError,
+        "spmm: A.values must be complex64 or complex128, got torch.complex32",
+    ),
+    (
+        lambda: ls.ops.sddmm(1j * ones(M), torch.ones(N), TALL_PATTERN),
+        TypeError,
+        "sddmm: .*complex128.*float32",
+    ),
+    (
+        lambda: ls.ops.real_form(TALL),
+        TypeError,
+        "real_form: without im, re must be a complex .*got CSR of torch",
+    ),
+    (lambda: ls.ops.real_form(TALL, TALL.T), ValueError, "real_form: re and im must have one shape"),
+    (lambda: ls.ops.real_form(TALL, 1.0), TypeError, "real_form: im must be a CSR, got float"),
+    (lambda: spmm(TALL, META), TypeError, "spmm: x is on meta.*cpu"),
+    (lambda: spmm(ls.CSR(ones(2, NNZ), TALL_PATTERN), ones(3, N, 1)), ValueError, r"spmm: .*\(?2,?\)?.*\(?3"),
+    (lambda: [1.0] * M @ TALL, TypeError, "x @ A: x must be a torch.Tensor or a NumPy array, got list"),
+    (lambda: ones(5) @ TALL, ValueError, r"A.shape\[0\] = 6"),
+    # sddmm
+    (lambda: sddmm(ones(5), ones(5), TALL_PATTERN), ValueError, r"sddmm: U .*pattern.shape\[0\] = 6.*\(5,\)"),
+    (lambda: sddmm(ones(6), ones(6), TALL_PATTERN), ValueError, r"sddmm: V .*pattern.shape\[1\] = 5.*\(6,\)"),
+    (lambda: sddmm(ones(6, 2), ones(5, 3), TALL_PATTERN), ValueError, "sddmm: .*got 2 and 3"),
+    (lambda: sddmm(ones(6), ones(5, 1), TALL_PATTERN), ValueError, "sddmm: .*both"),
+    (lambda: sddmm(ones(), ones(), TALL_PATTERN), ValueError, "sddmm"),
+    (
+        lambda: sddmm(ones(6), ones(5, dtype=torch.float32), TALL_PATTERN),
+        TypeError,
+        "sddmm: U .*float64.*float32",
+    ),
+    (lambda: sddmm(ones(6).long(), ones(5).long(), TALL_PATTERN), TypeError, "sddmm: U must be float32"),
+    (lambda: sddmm(ones(6), META, TALL_PATTERN), TypeError, "sddmm: .*meta"),
+    (
+        lambda: sddmm(ones(6), ones(5), [TALL]),
+        TypeError,
+        "pattern must be a SparsityPattern or a CSR, got list",
+    ),
+    (lambda: sddmm(1, ones(5), TALL_PATTERN), TypeError, "sddmm: U must be a torch.Tensor, got int"),
+    (lambda: sddmm(ones(6), None, TALL_PATTERN), TypeError, "sddmm: V must be a torch.Tensor, got NoneType"),
+    (lambda: sddmm(ones(2, 6, 1), ones(3, 5, 1), TALL_PATTERN), ValueError, "sddmm: .*2.*3"),
+    # structure
+    (lambda: TALL.sum(2), ValueError, "sum: dim must be one of .* got 2"),
+    (lambda: INTEGERS.sum(0), TypeError, "sum: A.values must be float32"),
+    (lambda: TALL.scale_rows(ones(5)), ValueError, r"scale_rows: .*A.shape\[0\] = 6.*\(5,\)"),
+    (lambda: TALL.scale_columns(ones(6)), ValueError, r"scale_columns: .*A.shape\[1\] = 5.*\(6,\)"),
+    (lambda: TALL.scale_rows(ones()), ValueError, r"scale_rows: .*A \* s"),
+    (lambda: TALL.scale_rows([1.0] * 6), TypeError, "scale_rows: d must be a torch.Tensor"),
+    (lambda: TALL.scale_rows(ones(6).float()), TypeError, "scale_rows: d has dtype"),
+    (lambda: INTEGERS.scale_rows(ones(6).long()), TypeError, "scale_rows: A.values"),
+    (lambda: ls.CSR(ones(2, NNZ), TALL_PATTERN).scale_rows(ones(3, 6)), ValueError, "scale_rows: .*2.*3"),
+    # arithmetic
+    (lambda: TALL + 1, TypeError, r"A \+ B: B must be a CSR, got int"),
+    (lambda: 1 + TALL, TypeError, ""),
+    (lambda: TALL - 1.0, TypeError, "A - B: B must be a CSR, got float: .*A.values"),
+    (lambda: 1 - TALL, TypeError, ""),
+    (lambda: TALL + ones(NNZ), TypeError, "B must be a CSR, got Tensor"),
+    (lambda: ones(NNZ) + TALL, TypeError, ""),
+    (lambda: TALL + TALL.T, ValueError, r"A \+ B: .*\(6, 5\) and \(5, 6\)"),
+    (lambda: TALL * TALL.T, ValueError, r"A \* B: .*\(6, 5\) and \(5, 6\)"),
+    (
+        lambda: TALL - ls.CSR.from_dense(ones(M, N, dtype=torch.float32)),
+        TypeError,
+        "A - B: B.values has dtype torch.float32",
+    ),
+    (
+        lambda: ls.ops.add(ls.CSR(ones(2, NNZ), TALL_PATTERN), ls.CSR(ones(3, NNZ), TALL_PATTERN)),
+        ValueError,
+        "add: the batch axes of A.values and B.values",
+    ),
+    (lambda: ls.ops.add(TALL, TALL, alpha=ones(3)), TypeError, r"add: alpha must be a number or .*\(3,\)"),
+    (lambda: ls.ops.add(TALL, TALL, beta="2"), TypeError, "add: beta must be .*str"),
+    (
+        lambda: ls.ops.add(TALL.to(torch.float32), TALL.to(torch.float32), alpha=ones(2, 1)),
+        TypeError,
+        "add: alpha .*float64.*float32",
+    ),
+    (
+        lambda: ls.ops.add(TALL, TALL, alpha=torch.full((1, 1), 1j)),
+        TypeError,
+        "add: alpha .*complex64",
+    ),
+    (lambda: ls.ops.add(TALL, 1.0), TypeError, "add: B must be a CSR, got float"),
+    (lambda: ls.ops.add(ones(M, N), TALL), TypeError, "add: A must be a CSR, got Tensor"),
+    (lambda: ls.ops.add(INTEGERS, INTEGERS), TypeError, "add: A.values must be float32"),
+    (lambda: ls.ops.add(TALL, TALL.T), ValueError, r"add: .*\(6, 5\) and \(5, 6\)"),
+    (lambda: TALL * ones(N), TypeError, r"A \* B: .*\(5,\).*scale_rows"),
+    (lambda: ones(N) * TALL, TypeError, "scale_rows"),
+    (lambda: TALL * "2", TypeError, r"A \* B: .*str"),
+    (lambda: TALL / TALL, TypeError, "A / s: .*CSR"),
+    (lambda: TALL / ones(N), TypeError, r"A / s: .*\(5,\)"),
+    (lambda: 1 / TALL, TypeError, ""),
+    (lambda: ones(1) / TALL, TypeError, ""),
+    (lambda: ls.CSR(ones(2, NNZ), TALL_PATTERN) * ones(3, 1), ValueError, ".*2.*3"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), BAD_OF_PRODUCTS)
+def test_bad_argument_of_products(call, kind, message):
+    with pytest.raises(Exception, match=message) as caught:
+        call()
+    assert type(caught.value) is kind, f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_a_failed_call_leaves_nothing_behind():
+    """The pattern works as before after errors."""
+    assert torch.equal(TALL @ ones(N), torch.from_numpy(random(M, N, 0.5).sum(axis=1)))
+
+
+GRID = ls.problems.poisson((4, 4))
+OTHERS = {
+    **dict.fromkeys(("A", "L", "re", "im"), lambda: GRID),
+    "x": lambda: torch.ones(16, dtype=torch.float64),
+    "B": lambda: GRID,
+    "P": lambda: GRID,
+    "y": lambda: torch.ones(16, dtype=torch.float64),
+    "p": lambda: torch.arange(16).flip(0),
+    "matrices": lambda: [GRID, GRID],
+    "blocks": lambda: [[None, GRID], [GRID, GRID]],
+    "U": lambda: torch.ones(16, dtype=torch.float64),
+    "V": lambda: torch.ones(16, dtype=torch.float64),
+    "pattern": lambda: GRID,
+}
+OPERATIONS = [
+    name
+    for name in ls.ops.__all__
+    if inspect.isfunction(f := getattr(ls.ops, name))
+    and any("CSR" in str(p.annotation) for p in inspect.signature(f).parameters.values())
+]
+
+
+def arguments(function):
+    return {
+        p.name: OTHERS[p.name]() if p.name in OTHERS else NUMBERS[p.name]
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty or p.name == "im"
+    }
+
+
+def converted(convert, value):
+    if isinstance(value, list):
+        return [converted(convert, part) for part in value]
+    return convert(value) if isinstance(value, ls.CSR) else value
+
+
+def numbers(result):
+    for part in result if isinstance(result, tuple) else (result,):
+        part = getattr(part, "L", part)
+        part = part.values if isinstance(part, ls.CSR) else part
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif hasattr(part, "solve"):
+            yield part.solve(torch.ones(16, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_takes_sparse_matrices_of_other_libraries(name):
+    f = getattr(ls.ops, name)
+    given = arguments(f)
+    expected = list(numbers(f(**given)))
+    assert expected
+    csr = [key for key, value in given.items() if isinstance(value, (ls.CSR, list))]
+    assert csr
+    for convert in (ls.CSR.to_scipy, ls.CSR.to_torch, ls.nn.SparseMatrix):
+        turned = {key: converted(convert, value) for key, value in given.items()}
+        torch.testing.assert_close(list(numbers(f(**turned))), expected)
+    by_place = [converted(ls.CSR.to_scipy, value) for value in given.values()]
+    torch.testing.assert_close(list(numbers(f(*by_place))), expected)
+
+
+def test_gradients_arrive_at_a_sparse_tensor():
+    T = GRID.to_torch().requires_grad_()
+    b = torch.linspace(1, 2, 16, dtype=torch.float64)
+    (ls.ops.spsolve(T, b).sum() + ls.ops.spmm(T, b).square().sum()).backward()
+    values = GRID.values.clone().requires_grad_()
+    B = GRID.with_values(values)
+    (ls.ops.spsolve(B, b).sum() + ls.ops.spmm(B, b).square().sum()).backward()
+    torch.testing.assert_close(T.grad.values(), values.grad)
+
+
+@pytest.mark.parametrize("wrong", [GRID.to_dense(), GRID.to_dense().numpy(), [[1.0]], None])
+def test_what_is_no_sparse_matrix_is_refused(wrong):
+    with pytest.raises(TypeError, match=r"spmm: A must be a CSR, got .*CSR\.from_scipy, CSR\.from_torch"):
+        ls.ops.spmm(wrong, torch.ones(16, dtype=torch.float64))
+
+
+def test_operations_are_pickled_by_name():
+    assert pickle.loads(pickle.dumps(ls.ops.spmm)) is ls.ops.spmm
+
+
+def test_evaluate_takes_them():
+    S, b = GRID.to_scipy(), np.ones(16)
+    rows = []
+    for sparse_matrix, right in (
+        (GRID, torch.from_numpy(b)),
+        (S, b),
+        (GRID.to_torch(), b),
+        ([S, GRID.to_dense()], [b, b]),
+    ):
+        result = ls.evaluate(
+            sparse_matrix, right, {"Jacobi": ls.preconditioners.Jacobi}, rtol=1e-6, repeats=1
+        )
+        rows.append((result.rows[0].converged / result.rows[0].systems, result.rows[0].iterations.mean))
+    assert rows == rows[:1] * 4
+    with pytest.raises(TypeError, match=r"evaluate: A must hold .*CSR\.from_scipy"):
+        ls.evaluate([scipy.sparse], [b], {"none": None})
+
+
+def test_the_types_that_users_see_are_those_of_the_functions():
+    """`python tests/ops_stub.py` writes the stub again."""
+    written, wanted = (
+        sorted(map(ast.dump, ast.parse(t).body)) for t in (ops_stub.STUB.read_text(), ops_stub.text())
+    )
+    assert written == wanted
+
+
+SHAPES = ((2,), (4, 5), (6,))
+
+
+def matrices() -> list[ls.CSR]:
+    return [ls.problems.poisson(shape) for shape in SHAPES]
+
+
+def test_it_is_block_diagonal():
+    members = matrices()
+    batch = ls.BlockBatch(members)
+    dense = torch.block_diag(*(TWO.to_dense() for TWO in members))
+    assert torch.equal(batch.matrix.to_dense(), dense)
+    assert torch.equal(batch.T.matrix.to_dense(), dense.T)
+    x = normal((28, 2))
+    torch.testing.assert_close(batch @ x, dense @ x)
+    assert (batch.sizes, batch.shape, len(batch), batch.dtype) == ((2, 20, 6), (28, 28), 3, torch.float64)
+    assert torch.equal(batch.batch, torch.tensor([0] * 2 + [1] * 20 + [2] * 6))
+    assert batch.requires_grad is False
+    assert ls.BlockBatch(members).matrix.pattern is batch.matrix.pattern, "planned once"
+
+
+def test_split():
+    members = matrices()
+    batch = ls.BlockBatch(members)
+    x, v = normal((3, 28, 2)), normal((batch.matrix.nnz,))
+    assert [tuple(part.shape) for part in batch.split(x)] == [(3, 2, 2), (3, 20, 2), (3, 6, 2)]
+    assert torch.equal(torch.cat(batch.split(v, entries=True)), v)
+    features = normal((batch.matrix.nnz, 4))
+    assert [len(part) for part in batch.split(features, entries=True)] == [TWO.nnz for TWO in members]
+    for TWO, TWENTY in zip(members, batch.split(batch.matrix), strict=True):
+        assert TWENTY.pattern is TWO.pattern
+        assert torch.equal(TWO.values, TWENTY.values)
+    L = ls.ops.ic0(batch.matrix).L
+    for TWO, TWENTY, C in zip(members, batch.split(L), batch.split(L * 2.0), strict=True):
+        torch.testing.assert_close(TWENTY.to_dense(), ls.ops.ic0(TWO).L.to_dense())
+        assert TWENTY.pattern is C.pattern
+    stack = L.with_values(torch.stack((L.values, 2 * L.values)))
+    assert [part.batch_shape for part in batch.split(stack)] == [(2,)] * 3
+
+
+def test_values_and_gradients():
+    members = [TWO.requires_grad_() for TWO in matrices()]
+    batch = ls.BlockBatch(members)
+    assert batch.requires_grad
+    (batch.matrix.values * torch.arange(102.0)).sum().backward()
+    found = torch.cat([TWO.values.grad for TWO in members])
+    assert torch.equal(found, torch.arange(102.0).double())
+    other = batch.with_values(2 * batch.matrix.values)
+    assert other.matrix.pattern is batch.matrix.pattern
+    assert other.split(other.matrix)[2].pattern is members[2].pattern
+    v = normal((102,)).requires_grad_()
+
+    def blocks(v):
+        one = batch.with_values(v)
+        return torch.cat([TWO.to_dense().flatten() for TWO in one.split(one.matrix)])
+
+    assert torch.autograd.gradcheck(blocks, (v,))
+
+
+def test_moves_and_copies():
+    # A block that no other test has: a copy's pattern is the oldest equal one, which may be another test's.
+    batch = ls.BlockBatch([*matrices(), ls.problems.poisson((3, 7))])
+    single = batch.to(torch.float32)
+    assert single.dtype == single.split(single.matrix)[0].dtype == torch.float32
+    assert single.matrix.pattern is batch.matrix.pattern
+    for twin in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.to("cpu")):
+        assert twin.sizes == batch.sizes
+        assert twin.matrix.pattern is batch.matrix.pattern
+        assert torch.equal(twin.matrix.values, batch.matrix.values)
+        assert torch.equal(twin.split(twin.matrix)[1].to_dense(), matrices()[1].to_dense())
+    file = io.BytesIO()
+    torch.save(batch, file)
+    file.seek(0)
+    assert torch.load(file).batch.equal(batch.batch)
+
+
+def test_patterns_of_combinations_are_bounded():
+    before = ls.ops.set_plan_cache_limit(0)
+    try:
+        pool = [ls.problems.random_spd(20 + i, i) for i in range(12)]
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(60):
+            chosen = torch.randint(12, (4,), generator=generator).tolist()
+            ls.BlockBatch([pool[i] for i in chosen])
+        plans = [name for TWO in pool for name in TWO.pattern._entries]
+        assert len([name for name in plans if "_plan_stack" in name]) <= 16
+    finally:
+        ls.ops.set_plan_cache_limit(before)
+
+
+# --- collate ---
+
+
+def samples() -> list[tuple[ls.CSR, torch.Tensor, torch.Tensor]]:
+    made = []
+    for i, TWO in enumerate(matrices()):
+        x = normal((TWO.shape[0],), seed=i)
+        made.append((TWO, TWO @ x, x))
+    return made
+
+
+def test_collate():
+    TWO, b, x = ls.collate(samples())
+    assert isinstance(TWO, ls.BlockBatch)
+    torch.testing.assert_close(ls.solvers.cg(TWO, b, rtol=1e-12).x, x)
+    assert isinstance(ls.collate(matrices()), ls.BlockBatch)
+    assert len(ls.collate([(TWO,) for TWO in matrices()])) == 1
+    assert ls.collate([(TWO, None) for TWO in matrices()])[1] is None
+    data = ls.problems.dataset("delaunay_laplacian", "train", 2)
+    TWO, b, x = ls.collate(list(data))
+    torch.testing.assert_close(TWO @ x, b)
+
+
+def test_collate_to_a_stack():
+    TWO, b = ls.problems.poisson((3,)), torch.ones(3, dtype=torch.float64)
+    TWENTY, c = ls.collate([(TWO, b), (2.0 * TWO, b)], stack=True)
+    assert (TWENTY.batch_shape, tuple(c.shape)) == ((2,), (2, 3, 1))
+    torch.testing.assert_close(ls.solvers.cg(TWENTY, c).x[1], ls.solvers.cg(2.0 * TWO, b.unsqueeze(1)).x)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_data_loader_with_workers():
+    data = samples() * 2
+    loader = torch.utils.data.DataLoader(data, batch_size=3, collate_fn=ls.collate, num_workers=2)
+    first, second = list(loader)
+    assert first[0].matrix.pattern is second[0].matrix.pattern, "of one combination, from two processes"
+    for TWO, b, x in (first, second):
+        torch.testing.assert_close(ls.solvers.cg(TWO, b, rtol=1e-12).x, x)
+    TWO = ls.CSR.from_dense((normal((13, 13)) > 0.3).double())  # no other test has its pattern
+    one = [(s * TWO, normal((13,))) for s in (1.0, 2.0)]
+    collate = functools.partial(ls.collate, stack=True)
+    for TWENTY, _ in torch.utils.data.DataLoader(one, batch_size=1, collate_fn=collate, num_workers=2):
+        assert TWENTY.pattern is TWO.pattern, "the object of the data set"
+
+
+def test_evaluate_takes_each_block_as_a_system():
+    members = matrices()
+    batch = ls.BlockBatch(members)
+    b = normal((28, 2))
+    given = {"none": None, "IC(0)": ls.preconditioners.IC0}
+    found = ls.evaluate(batch, b, given, rtol=1e-6, repeats=1)
+    wanted = ls.evaluate(members, batch.split(b), given, rtol=1e-6, repeats=1)
+    assert [(row.systems, row.converged, row.iterations) for row in found.rows] == [
+        (row.systems, row.converged, row.iterations) for row in wanted.rows
+    ]
+    assert found.rows[0].systems == 6
+    with pytest.raises(ValueError, match="a tensor of the rows must have shape"):
+        ls.evaluate(batch, b[:5], given)
+    with pytest.raises(TypeError, match=r"b must be a torch.Tensor, got list"):
+        ls.evaluate(batch, batch.split(b), given)
+
+
+TWO, TWENTY = ls.problems.poisson((2,)), ls.problems.poisson((4, 5))
+ONES = torch.ones(20, dtype=torch.float64)
+
+
+def batch():
+    return ls.BlockBatch(matrices())
+
+
+BAD_BLOCKS = [
+    # BlockBatch
+    (lambda: ls.BlockBatch([]), ValueError, "BlockBatch: expected at least one matrix"),
+    (lambda: ls.BlockBatch(TWO), TypeError, "BlockBatch: expected a list of CSR matrices, got CSR"),
+    (lambda: ls.BlockBatch([TWO, 1.0]), TypeError, "BlockBatch: matrix 1 must be a CSR, got float"),
+    (lambda: ls.BlockBatch([TWO, TWO.to(torch.float32)]), TypeError, "matrix 1 has dtype torch.float32"),
+    (lambda: ls.BlockBatch([TWO, TWENTY[:2]]), ValueError, r"matrix 1 must be square, got shape \(2, 20\)"),
+    (
+        lambda: ls.BlockBatch([TWO, ls.CSR.stack([TWO, TWO])]),
+        ValueError,
+        r"no batch axes, matrix 1 has \(2,\)",
+    ),
+    (lambda: batch().with_values(torch.ones(2, 4)), ValueError, r"\(nnz,\) = \(102,\), got \(2, 4\)"),
+    (lambda: list(batch()), TypeError, "BlockBatch"),
+    # split
+    (
+        lambda: batch().split(batch().matrix.values),
+        ValueError,
+        r"of the rows must have .* = 28, got \(102,\)",
+    ),
+    (lambda: batch().split(normal((28,)), entries=True), ValueError, r"the entries .* = 102, got \(28,\)"),
+    (
+        lambda: batch().split(ls.CSR.from_dense(torch.ones(28, 28))),
+        ValueError,
+        "but has one in row 0, column 2",
+    ),
+    (lambda: batch().split(TWENTY), ValueError, r"must have the shape \(28, 28\), got \(20, 20\)"),
+    (lambda: batch().split([1.0]), TypeError, "BlockBatch.split: value must be a torch.Tensor, got list"),
+    # collate
+    (lambda: ls.collate([]), ValueError, "collate: expected a list of samples, at least one"),
+    (
+        lambda: ls.collate([{"A": TWENTY}]),
+        TypeError,
+        "collate: a sample must be a CSR, a tuple .* got dict; for others",
+    ),
+    (
+        lambda: ls.collate([(TWENTY, ONES), (TWENTY,)]),
+        ValueError,
+        r"as many parts as each other, got \[1, 2\]",
+    ),
+    (lambda: ls.collate([(ONES, TWENTY)]), TypeError, "the matrix of sample 0 must be a CSR, got Tensor"),
+    (
+        lambda: ls.collate([(TWENTY, ONES[:3])]),
+        ValueError,
+        r"part 1 of sample 0 must .* n = 20, .* got \(3,\)",
+    ),
+    (
+        lambda: ls.collate([(TWENTY, ONES), (TWENTY, ONES[:, None])]),
+        ValueError,
+        r"part 1 of sample 1 .* got \(20, 1\)",
+    ),
+    (lambda: ls.collate([(TWENTY, ONES), (TWENTY, None)]), TypeError, "part 1 of sample 1 .* got NoneType"),
+    (lambda: ls.collate([TWENTY], stack=1), TypeError, "stack must be True or False"),
+    (lambda: ls.collate(matrices(), stack=True), ValueError, "CSR.stack: the matrices must have one pattern"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"), BAD_BLOCKS, ids=[message for *_, message in BAD_BLOCKS]
+)
+def test_errors_of_blocks(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

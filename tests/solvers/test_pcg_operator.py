@@ -3,8 +3,7 @@ operations, and against dense autograd; columns that stop; parts, threads and me
 
 import pytest
 import torch
-from ops.test_memory import peak
-from reference import assert_same_bits, banded, grid, normal, on_cuda, pattern_of, random
+from reference import assert_same_bits, banded, grid, normal, on_cuda, pattern_of, peak, random
 from scipy.sparse import eye_array
 from solvers.dense_pcg import SHAPES, System, dense, fused, gradients, system, unfused
 from solvers.references import close, equal
