@@ -32,9 +32,9 @@ ON_THE_DEVICE = (
     "tests/preconditioners/test_polynomial.py",
     "tests/preconditioners/test_preconditioner_contract.py",
     "tests/preconditioners/test_trainable.py",
-    "tests/solvers/test_krylov_contract_gradients.py",
-    "tests/solvers/test_stationary_contract.py",
-    "tests/solvers/test_triangular_solve.py",
+    "tests/solvers/test_krylov.py",
+    "tests/solvers/test_stationary.py",
+    "tests/solvers/test_preconditioned.py",
 )
 
 

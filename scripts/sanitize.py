@@ -61,9 +61,9 @@ KERNELS = [
     "tests/ops/test_sums.py::test_many_chunks_on_any_number_of_threads",
     "tests/ops/test_sums.py::test_maximum_is_exact",
     "tests/ops/test_sums.py::test_softmax",
-    "tests/solvers/test_pcg_operator.py::test_small_and_uniform",
-    "tests/solvers/test_pcg_operator.py::test_types",
-    "tests/solvers/test_sweeps.py::test_parts",
+    "tests/solvers/test_loop_operators.py::test_parts",
+    "tests/solvers/test_loop_operators.py::test_small_and_uniform",
+    "tests/solvers/test_loop_operators.py::test_types",
     "tests/test_ordering.py::test_coloring",
     "tests/test_ordering.py::test_minimum_degree",
 ]

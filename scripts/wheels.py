@@ -32,8 +32,8 @@ TESTS = (
     "matrix",
     "ops/test_contract.py",
     "ops/test_identities.py",
-    "solvers/test_krylov_contract.py",
-    "solvers/test_stationary_contract.py",
+    "solvers/test_krylov.py",
+    "solvers/test_stationary.py",
 )
 NO_TORCH = "not tested: pip finds no CPU build of torch for it"
 

@@ -13,7 +13,7 @@ import pytest
 import scipy.sparse
 import scipy.sparse.linalg as spla
 import torch
-from solvers.krylov import SQUARE, SYMMETRIC, convection
+from solvers.cases import SQUARE, SYMMETRIC, convection
 
 import learnsolve as ls
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
-from solvers.krylov import convection
+from solvers.cases import convection
 
 import learnsolve as ls
 from learnsolve.analysis import condition_number, extreme_eigenvalues, spectrum

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 import torch
-from solvers.krylov import convection
+from solvers.cases import convection
 
 import learnsolve as ls
 from learnsolve.analysis import ErrorPropagator, spectral_radius

@@ -284,7 +284,7 @@ def pcg(kind: str, shape: str) -> Case:
         joined(lambda P, *t: dense_pcg.dense(s.with_inputs(*t), PCG_STEPS)),
         pattern=lambda: s.P,
         make=lambda P, seed: dense_pcg.system(kind, shape, dense_pcg.grid(5, 2), seed=seed).inputs,
-        compiles=False,  # solvers/test_pcg_operator.py
+        compiles=False,  # solvers/test_loop_operators.py
         batched=False,
         tolerance=1e-10,
         fast=True,

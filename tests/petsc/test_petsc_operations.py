@@ -1,10 +1,12 @@
-"""Matrices from files, products, inner products and their derivatives in several processes, against one."""
+"""Matrices from files, products, inner products, and the library's own loops on a distributed matrix, with
+their derivatives, in several processes against one; what a stranger gets wrong."""
 
 import pytest
 
 pytest.importorskip("petsc4py", reason="needs petsc4py: make test-petsc")
 
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from torch.autograd import forward_ad
 import learnsolve as ls
 from learnsolve import petsc
 from learnsolve.petsc._processes import processes
+from learnsolve.solvers import Status
 
 HOW = ["even", "last", "uneven"]
 
@@ -198,3 +201,312 @@ def test_what_cannot_be_read_is_refused(name):
 def test_a_missing_file_is_named():
     with pytest.raises(FileNotFoundError, match="nowhere"):
         petsc.Matrix.from_file("nowhere.mtx")
+
+
+class Scale(torch.nn.Module):
+    """M = (1 + w_i) r, one weight a row, and a number for all."""
+
+    symmetric = True
+
+    def __init__(self, row, common, copies):
+        super().__init__()
+        self.row, self.common, self.copies = row, common, copies
+
+    def forward(self, r):
+        factor = 1 + self.row * self.copies(self.common)
+        return (factor if r.dim() == 1 else factor.unsqueeze(-1)) * r
+
+
+def fixed_heavyball(A, b, p, gradient, M):
+    return ls.solvers.heavyball(A, b, alpha=p[0], beta=p[1], iterations=5, gradient=gradient)
+
+
+def fixed_chebyshev(A, b, p, gradient, M):
+    return ls.solvers.chebyshev(A, b, lmin=p[0], lmax=6 + p[1], iterations=4, gradient=gradient)
+
+
+def jacobi_one_weight(A, b, p, gradient, M):
+    return ls.solvers.jacobi(A, b, weight=p[0], iterations=4, gradient=gradient)
+
+
+def jacobi_a_weight_a_sweep(A, b, p, gradient, M):
+    return ls.solvers.jacobi(A, b, weight=p.unsqueeze(-1), iterations=2, gradient=gradient)
+
+
+def pcg(A, b, p, gradient, M):
+    return ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient=gradient)
+
+
+def pcg_to_a_tolerance(A, b, p, gradient, M):
+    return ls.solvers.cg(A, b, M=M, rtol=1e-2, gradient=gradient)
+
+
+def richardson_to_a_tolerance(A, b, p, gradient, M):
+    return ls.solvers.richardson(A, b, weight=p[0], rtol=1e-2, gradient=gradient)
+
+
+LOOPS = [
+    fixed_heavyball,
+    fixed_chebyshev,
+    jacobi_one_weight,
+    jacobi_a_weight_a_sweep,
+    pcg,
+    pcg_to_a_tolerance,
+    richardson_to_a_tolerance,
+]
+
+
+CASES = [(loop, how, "unrolled") for loop in LOOPS for how in (HOW if loop is pcg else HOW[2:])]
+CASES += [(loop, "even", "checkpointed") for loop in (fixed_heavyball, pcg_to_a_tolerance)]
+
+
+@pytest.mark.parametrize(("loop", "how", "gradient"), CASES)
+def test_loops_and_their_derivatives(loop, how, gradient):
+    S = random_matrix(18, True) / 8
+    A, C = distributed(S, how), ls.CSR.from_scipy(S)
+    b, row = numbers(18, 2), 0.1 * numbers(18, seed=1)
+    (v, bh, wh), (w, bo, wo) = leaves(A, C, b, row)
+    out = []
+    for matrix, right, weights, copies, dot in (
+        (A.with_values(v), bh, wh, processes().copies, petsc.dot),
+        (C.with_values(w), bo, wo, lambda t: t, lambda u, v: (u * v).sum(0)),
+    ):
+        p = torch.tensor([0.5, 0.3], dtype=torch.float64, requires_grad=True)
+        M = Scale(weights, p[0], copies)
+        solution = loop(matrix, right, p, gradient, M)
+        loss = (solution.residual_norms**2).sum() + dot(solution.x, solution.x).sum()
+        inputs = [matrix.values, right, weights, p]
+        first = torch.autograd.grad(loss, inputs, create_graph=True, allow_unused=True)
+        second = None
+        if gradient == "unrolled":
+            again = sum(dot(g.reshape(-1), g.reshape(-1)) for g in first[:2])
+            if first[3] is not None:
+                again = again + (first[3] ** 2).sum()
+            second = torch.autograd.grad(again, inputs, allow_unused=True)
+        out.append((solution, first, second))
+    (solution, *here), (expected, *one) = out
+    assert solution.status is expected.status
+    close(solution.x, own_rows(A, expected.x))
+    close(solution.residual_norms, expected.residual_norms)
+    for g, h in zip(here, one, strict=True):
+        if g is None:
+            continue
+        close(g[0], own_entries(A, C, h[0]))
+        close(g[1], own_rows(A, h[1]))
+        assert (g[2] is None) == (h[2] is None)
+        assert (g[3] is None) == (h[3] is None)
+        if g[2] is not None:
+            close(g[2], own_rows(A, h[2]))
+        if g[3] is not None:
+            close(g[3], h[3])
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_one_weight_a_row(how):
+    S = random_matrix(13, False)
+    A, C = distributed(S, how), ls.CSR.from_scipy(S)
+    weight = 0.5 + 0.1 * numbers(13)
+    (_, wh), (_, wo) = leaves(A, C, weight)
+    b = numbers(13, 2, seed=1)
+    here = ls.solvers.jacobi(A, own_rows(A, b), weight=wh.unsqueeze(0), iterations=3)
+    one = ls.solvers.jacobi(C, b, weight=wo.unsqueeze(0), iterations=3)
+    close(here.x, own_rows(A, one.x))
+    here.residual_norms[-1].sum().backward()
+    one.residual_norms[-1].sum().backward()
+    close(wh.grad, own_rows(A, wo.grad))
+
+
+@pytest.mark.parametrize("method", ["cg", "minres", "bicgstab", "fcg"])
+def test_implicit_gradients_of_the_loops(method):
+    S = random_matrix(10, True)
+    A, C = distributed(S), ls.CSR.from_scipy(S)
+    b = numbers(10)
+    (v, bh), (w, bo) = leaves(A, C, b)
+    solver = getattr(ls.solvers, method)
+    here, one = solver(A.with_values(v), bh, rtol=1e-13), solver(C.with_values(w), bo, rtol=1e-13)
+    close(here.x, own_rows(A, one.x))
+    petsc.dot(here.x, torch.sin(here.x)).backward()
+    (one.x * torch.sin(one.x)).sum().backward()
+    assert here.adjoint.status is one.adjoint.status
+    close(v.grad, own_entries(A, C, w.grad))
+    close(bh.grad, own_rows(A, bo.grad))
+
+
+@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+def test_statuses_are_those_of_all_rows():
+    A = petsc.Matrix.from_scipy(ls.problems.poisson((5, 5)).to_scipy())
+    b = own_rows(A, numbers(25))
+    x = own_rows(A, numbers(25, seed=1))
+    one = ls.solvers.cg(ls.problems.poisson((5, 5)), numbers(25), rtol=1e-12)
+    here = ls.solvers.cg(A, b, rtol=1e-12)
+    assert (here.status, here.iterations) == (one.status, one.iterations)
+    assert ls.solvers.cg(A, b, rtol=1e-12, maxiter=2).status is Status.MAX_ITERATIONS
+    assert ls.solvers.cg(A, b, rtol=0, atol=1e-30, maxiter=500).status is Status.STAGNATED
+    # Sizes that the loops have units for, and a NaN in one process.
+    assert ls.solvers.cg(A, 1e-200 * b, rtol=1e-10).converged
+    assert ls.solvers.cg(A, torch.zeros_like(b), x).iterations == 0
+    if len(b) and processes().rank == processes().size - 1:
+        b = b.clone()
+        b[-1] = torch.inf
+    assert ls.solvers.cg(A, b).status is Status.NON_FINITE
+
+
+def test_what_loops_cannot_do_is_refused():
+    A = distributed(random_matrix(8, True))
+    b = own_rows(A, numbers(8))
+    with pytest.raises(NotImplementedError, match="pass lmax="):
+        ls.solvers.chebyshev(A, b, iterations=3)
+    with pytest.raises(ValueError, match="b must be the rows of this process"):
+        ls.solvers.cg(A, numbers(9))
+    with pytest.raises(TypeError, match="float64 on the CPU"):
+        ls.solvers.cg(A, b.float())
+    S = random_matrix(8, True).tolil()
+    S[5, 5] = 0
+    with pytest.raises(ValueError, match="zero or missing in row 5"):
+        ls.solvers.jacobi(distributed(S.tocsr()), b)
+
+
+N = 20
+C = ls.problems.poisson((5, 4))
+SEVERAL = pytest.mark.skipif(processes().size == 1, reason="all rows are in this process")
+
+
+@pytest.fixture
+def A():
+    return petsc.Matrix.from_scipy(C.to_scipy())
+
+
+def refused(error, message):
+    return pytest.raises(error, match=re.escape(message))
+
+
+@SEVERAL
+def test_vectors_of_all_rows_are_refused(A):
+    lo, hi = A.row_range
+    for call in (lambda t: petsc.solve(A, t), lambda t: ls.solvers.cg(A, t)):
+        with refused(ValueError, f"b must be the rows of this process, ({hi - lo},) or ({hi - lo}, k), got"):
+            call(numbers(N))
+        with refused(ValueError, f"shape (20, 2), those of all processes; pass b[{lo}:{hi}]"):
+            call(numbers(N, 2))
+    with refused(ValueError, f"petsc.spmm: x must be the rows of this process, ({hi - lo},)"):
+        A @ numbers(N)
+    with refused(ValueError, f"those of all processes; pass x[{lo}:{hi}]"):
+        petsc.spmm(A, numbers(N), transpose=True)
+
+
+@pytest.mark.parametrize("shape", [(), (N + 1,), (2, 3, 4)])
+def test_vectors_of_no_fitting_shape_are_refused(A, shape):
+    for call in (lambda t: petsc.solve(A, t), lambda t: A @ t):
+        with refused(ValueError, f"k), got shape {shape}") as caught:
+            call(numbers(*shape))
+        assert "pass" not in str(caught.value)
+
+
+@SEVERAL
+def test_matrices_of_another_number_of_processes_are_refused():
+    lo, hi = petsc.share(N)
+    rank, twice = processes().rank, 2 * processes().size
+    half = N * rank // twice, N * (rank + 1) // twice
+    with refused(ValueError, f"must follow one another from 0 to n = 20, got (0, {N // twice}), ("):
+        petsc.Matrix.from_rows(C[half[0] : half[1]], half)
+    with refused(ValueError, "from 0 to n = 20, got (0, 20), (0, 20)"):
+        petsc.Matrix.from_rows(C, (0, N))
+    with refused(
+        ValueError, f"rows of row_range ({lo}, {hi}), got shape (20, 20); of the whole matrix C take C["
+    ):
+        petsc.Matrix.from_rows(C, (lo, hi))
+
+
+def test_float32_is_refused(A):
+    lo, hi = A.row_range
+    b = numbers(N)[lo:hi]
+    message = (
+        "must be float64 on the CPU, as PETSc's numbers are, got torch.float32 on cpu; convert it with .to('"
+    )
+    for call in (
+        lambda: petsc.solve(A, b.float()),
+        lambda: petsc.solve(A, b, b.float()),
+        lambda: ls.solvers.cg(A, b.float()),
+        lambda: A @ b.float(),
+        lambda: A.with_values(A.values.float()),
+        lambda: petsc.Matrix.from_scipy(C.to_scipy().astype(np.float32)),
+        lambda: petsc.dot(b.float(), b),
+    ):
+        with refused(TypeError, message):
+            call()
+
+
+def test_matrices_of_other_types_are_refused(A):
+    lo, hi = A.row_range
+    mat, b = A.to_petsc(), numbers(N)[lo:hi]
+    with refused(TypeError, "A must be a petsc.Matrix, got Mat; make one with petsc.Matrix.from_rows"):
+        petsc.solve(mat, b)
+    with refused(
+        TypeError, "S must be a SciPy sparse array, got Mat; rows of a CSR, or of mat.getValuesCSR()"
+    ):
+        petsc.Matrix.from_scipy(mat)
+    with refused(ValueError, "from_scipy: S must be square, got shape (12, 5)"):
+        petsc.Matrix.from_scipy(sp.csr_array((12, 5)))
+    with refused(TypeError, "with_values: values must be a torch.Tensor, got list"):
+        A.with_values([1.0])
+    with refused(TypeError, "spmm: A must be a CSR, got Matrix; a petsc.Matrix goes to petsc.spmm"):
+        ls.ops.spmm(A, b)
+    with refused(TypeError, "solve: A must be a CSR, got Matrix; a petsc.Matrix goes to petsc.spmm"):
+        ls.solve(A, b)
+    mat.destroy()
+
+
+@pytest.mark.parametrize("n", [6.5, (8, 8), -6])
+def test_a_share_is_of_a_number_of_rows(n):
+    with pytest.raises((TypeError, ValueError), match=r"petsc\.share: n must be"):
+        petsc.share(n)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"method": None}, TypeError, 'method must be the name of a KSP type, "cg", got NoneType'),
+        ({"options": ["-sub_pc_type", "icc"]}, TypeError, '{"sub_pc_type": "icc"}, got [\'-sub_pc_type\''),
+        ({"options": "-sub_pc_type icc"}, TypeError, "options must map names of PETSc's options to values"),
+        ({"options": {3: 4}}, TypeError, "options must map names of PETSc's options to values"),
+        ({"M": "model.safetensors"}, ValueError, "a file of trained weights is petsc.LearnedPC(file)"),
+        ({"M": ls.preconditioners.Polynomial.neumann(C, 2)}, TypeError, "got Polynomial; petsc.LearnedPC("),
+        ({"M": ls.preconditioners.IC0(C)}, TypeError, "got IC0; petsc.LearnedPC(source) makes one of a file"),
+        ({"M": petsc.LearnedPC("/none.safetensors")}, FileNotFoundError, "LearnedPC: there is no file /none"),
+        (
+            {"M": "lu", "options": {"pc_factor_mat_solver_type": "nothing"}},
+            ValueError,
+            "PETSc rejects method 'cg' with M 'lu' and options {'pc_factor_mat_solver_type': 'nothing'}: C",
+        ),
+    ],
+    ids=lambda case: " ".join(case) if isinstance(case, dict) else "",
+)
+def test_arguments_of_solve_are_refused(A, options, error, message):
+    with refused(error, message):
+        petsc.solve(A, torch.ones(A.row_range[1] - A.row_range[0], dtype=torch.float64), **options)
+
+
+@SEVERAL
+@pytest.mark.parametrize("M", ["ilu", "icc"])
+def test_factors_of_the_whole_matrix_are_those_of_blocks(A, M):
+    b = torch.ones(A.row_range[1] - A.row_range[0], dtype=torch.float64)
+    with refused(ValueError, f"take M='bjacobi', options={{'sub_pc_type': '{M}'}}"):
+        petsc.solve(A, b, M=M)
+    assert petsc.solve(A, b, M="bjacobi", options={"sub_pc_type": M}).converged
+
+
+def test_a_matrix_of_one_process_of_several(tmp_path):
+    """A KSP of an application on PETSC_COMM_SELF, with the weights of its whole matrix."""
+    M = ls.preconditioners.Trainable(ls.preconditioners.FSAI(C))
+    M.save(tmp_path / "M.safetensors")
+    S = C.to_scipy()
+    mat = PETSc.Mat().createAIJ(S.shape, csr=(S.indptr, S.indices, S.data), comm=PETSc.COMM_SELF)
+    pc, (x, y) = PETSc.PC().create(PETSc.COMM_SELF), mat.createVecs()
+    pc.setOperators(mat)
+    pc.setType("python")
+    pc.setPythonContext(petsc.LearnedPC(tmp_path / "M.safetensors"))
+    x.array_w[:] = numbers(N).numpy()
+    pc.apply(x, y)
+    close(torch.from_numpy(y.array_r.copy()), M(numbers(N)).detach())
+    for each in (pc, mat, x, y):
+        each.destroy()

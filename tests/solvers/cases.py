@@ -1,27 +1,77 @@
-"""The table of Krylov methods. Every test of test_contract.py runs for each row.
+"""The Krylov methods: what their tests share, comparison of solves, and the table of what each promises.
 
 A row is a method with a small system that it is made for, as a function of what learns: `v`, of which the
-matrix is made, and b. Its reference is dense algebra in float64.
+matrix is made, and b. Its reference is dense algebra in float64. Every test of the contract in test_krylov.py
+runs for each row.
 """
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from reference import normal, on_cuda
-from solvers.krylov import RECTANGULAR, SYMMETRIC, convection, poisson, tall
 from torch import Tensor
+from torch.autograd import grad
 
 import learnsolve as ls
 from learnsolve.ops.core.complex import tall as real_rows
 from learnsolve.ops.core.complex import untall as complex_rows
+from learnsolve.solvers import Solution
+from learnsolve.solvers.core import loop
+from learnsolve.solvers.options import KRYLOV
 from learnsolve.solvers.solution import COMPILED, EAGER, PYTHON_M
 
 S, P = ls.solvers, ls.preconditioners
+SQUARE = KRYLOV
+SYMMETRIC = tuple(
+    name for name in SQUARE if "adjoint_M" not in inspect.signature(getattr(S, name)).parameters
+)
+ANY = tuple(name for name in SQUARE if name not in SYMMETRIC)
+RECTANGULAR = ("lsqr", "lsmr")
 MODES = ("implicit", "unrolled", "checkpointed")
+
+
+def poisson(nx: int = 4, ny: int = 4) -> ls.CSR:
+    return ls.problems.poisson((nx, ny))
+
+
+def convection(nx: int, ny: int, speed: float = 0.4) -> ls.CSR:
+    """Poisson's matrix and centered differences of a wind: not symmetric."""
+    import scipy.sparse
+
+    A = poisson(nx, ny).to_scipy()
+    n = A.shape[0]
+    wind = scipy.sparse.diags_array([np.full(n - 1, speed), np.full(n - 1, -speed)], offsets=[1, -1])
+    return ls.CSR.from_scipy(scipy.sparse.csr_array(A + wind))
+
+
+def tall(m: int = 8, n: int = 5) -> ls.CSR:
+    return ls.CSR.from_dense(normal((m, n), seed=3))
+
+
+def run(name: str, A, b, x0=None, tol: float = 1e-12, **keywords) -> ls.solvers.Solution:
+    """Any of the methods, to a tolerance."""
+    key = {"rtol": tol} if name in SQUARE else {"atol": tol, "btol": tol}
+    return getattr(S, name)(A, b, x0, **{**key, **keywords})
+
+
+def matrix(name: str) -> ls.CSR:
+    return poisson() if name in SYMMETRIC else convection(4, 4) if name in ANY else tall()
+
+
+def dense_solution(name: str, D: torch.Tensor, b: torch.Tensor, damp: float = 0.0) -> torch.Tensor:
+    if name in SQUARE:
+        return torch.linalg.solve(D, b)
+    N = D.mT @ D + damp**2 * torch.eye(D.shape[-1], dtype=D.dtype)
+    return torch.linalg.solve(N, D.mT @ b)
+
+
 TRIANGLE_AND_TAIL = torch.tensor([[0, 1, 2, 2, 3], [1, 2, 0, 3, 4]])
 WEIGHTS = torch.tensor([1.0, 2.0, 0.7, 1.3, 0.4], dtype=torch.float64)
 
@@ -243,3 +293,46 @@ complex_branch = in_branches([*CASES, *COMPLEX])
 every_mode = pytest.mark.parametrize("mode", MODES)
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 quiet = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+
+
+def close(actual: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float) -> None:
+    """Each tensor to `tolerance` of its largest entry. Some are zero but for rounding."""
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        scale = max(float(e.detach().abs().max()), 1e-3) if e.numel() else 1.0
+        torch.testing.assert_close(a / scale, e / scale, rtol=0, atol=tolerance, msg=lambda m: f"{i}: {m}")  # noqa: B023
+
+
+def equal(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
+    """The same bits."""
+    return all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+
+def agree(ours: Solution, theirs: Solution, tolerance: float = 1e-8) -> None:
+    """The same ends, iterates and histories, to rounding, which the methods amplify."""
+    assert ours.statuses == theirs.statuses
+    assert ours.iterations == theirs.iterations
+    close((ours.x, ours.residual_norms), (theirs.x, theirs.residual_norms), tolerance)
+
+
+def gradients(solve: Callable[..., Tensor], *inputs: Tensor, scale: float = 1.0) -> tuple[Tensor, ...]:
+    """Of <w, solve(*inputs)> for each input, with the same random w for results of the same shape."""
+    inputs = tuple(t.detach().clone().requires_grad_() for t in inputs)
+    x = solve(*inputs)
+    return grad(x, inputs, scale * normal(x.shape, x.dtype, seed=7), materialize_grads=True)
+
+
+@contextmanager
+def eager():
+    """Nothing is compiled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "at_once", lambda *_: None)
+        patch.setattr(loop, "fitting", lambda *_: None)
+        yield
+
+
+@contextmanager
+def compiled():
+    """No iteration goes by operations of torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop._Loop, "stepped", None)
+        yield

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse.linalg
 import torch
 from reference import normal
-from solvers.references import close, gradients
+from solvers.cases import close, gradients
 from torch.autograd import grad
 
 import learnsolve as ls

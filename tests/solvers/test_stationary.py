@@ -1,27 +1,616 @@
-"""What stationary methods promise beyond the table: defaults, relations between methods, statuses."""
+"""What every stationary method promises, row by row: iterates and gradients of the dense recurrence for each
+shape of A, b and the parameters, transformations, norms, memory, layouts; tolerances, implicit gradients,
+callbacks, divergence, sizes near the limits of the dtype; that its module is the function. Then defaults,
+relations between methods, statuses."""
 
+import itertools
 import math
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from reference import normal
-from solvers.krylov import poisson
-from solvers.stationary_cases import close, small_square, values_on
+from reference import assert_within, gradients, layouts, normal, pattern_of, same_bits
+from solvers.cases import poisson
+from solvers.stationary_cases import (
+    FORMS,
+    MATRICES,
+    MODES,
+    ROWS,
+    SHAPES,
+    Row,
+    halved,
+    near,
+    results,
+    rows,
+    small_square,
+    values_on,
+    weighted,
+)
+from torch import func
+from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.solvers import Solution, Status
+from learnsolve.solvers import Solution, SolverError, Status
 
 S = ls.solvers
 P = small_square()
 F64 = torch.float64
+every_row = rows()
+every_row_that_stops = rows(lambda r: r.stops)
+
+
+def of(row: Row, pattern=P, **keywords):
+    return lambda *t: row.sparse(pattern, *t, **keywords)
+
+
+# --- values and gradients ---
+
+
+def some(values, step: int, *at: int) -> list:
+    """Every so many of them, others for each place in the table."""
+    return list(values)[sum(at) % step :: step]
+
+
+@every_row
+@pytest.mark.parametrize("structure", MATRICES)
+def test_values_and_gradients_within_rounding(row, structure, quick):
+    """Each index type and dtype, against float64, within what rounding explains (Higham's gamma)."""
+
+    def dense(pattern, **sign):
+        return lambda *t: row.dense(pattern, *t, iterations=N, form="(N, n)", **sign)
+
+    N, at = 3, (ROWS.index(row), list(MATRICES).index(structure))
+    every = itertools.product((torch.int32, torch.int64), (F64, torch.float32), ((), (1,), (3,), (8,), (21,)))
+    for index, dtype, columns in some(every, 8 if quick else 4, *at):
+        pattern = pattern_of(MATRICES[structure], index)
+        n = pattern.shape[0]
+        # On a path from an input to x stand, in each step, a sum along a row, b - Ax, w / d, s r, x + s r.
+        terms = (N + 1) * (int(pattern.crow_indices.diff().max()) + 8 + row.terms(pattern))
+        given = row.inputs(pattern, "vector", "(N, n)", N, dtype)[3:]
+        b, x0 = (normal((n, *columns), dtype, seed) for seed in (3, 4))
+        inputs = values_on(pattern, dtype=dtype), b, x0, *given
+        exact, which = [t.double() for t in inputs], ((0, 1), (0,))
+        expected, (both, of_x) = results(dense(pattern), exact, which)
+        size, (_, size_of_x) = results(dense(pattern, sign=+1), [t.abs() for t in exact], which)
+        for mode in MODES:
+            out, g = results(of(row, pattern, iterations=N, gradient=mode), inputs, which)
+            for i, extra in enumerate((0, n)):
+                assert out[i].dtype == dtype
+                count = torch.full_like(expected[i], terms + extra)
+                assert_within(out[i], expected[i], size[i], count, f"{index}, {dtype}, {columns}")
+            # And back; parameters sum over rows and columns. Chebyshev's coefficients are no sums.
+            for i in range(3 if row.method == "chebyshev" else len(inputs)):
+                count = torch.full_like(of_x[i], 2 * terms + b.numel() + n)
+                assert_within(g[1][i], of_x[i], size_of_x[i].abs(), count, f"gradient {i}, {mode}, {dtype}")
+            near([t.double() for t in g[0]], both, 1e-11 if dtype == F64 else 1e-2)
+
+
+@every_row
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes(row, shape, quick):
+    """Of A's values, b and the parameters, with gradients of x, of the norms, and of both."""
+    which = ((0,), (1,), (0, 1))
+    # Parameters come in one way with an M and without: together the rows of a method have every form once.
+    step, at = 8 if quick else 2, (ROWS.index(row), list(SHAPES).index(shape))
+    numbers = (5, sum(at) % 3) if quick else (0, 1, 2, 5)
+    forms = {tuple(row.form(key, form) for key in row.parameters): form for form in FORMS}.values()
+    for form, N in itertools.product(some(forms, min(step, len(forms)), *at), numbers):
+        if shape not in row.shapes or (N == 2 and ("N" in form or form == "(B,)")):
+            continue  # the latter is refused: one a step or one a member?
+        inputs = row.inputs(P, shape, form, N)
+        expected = results(lambda *t: row.dense(P, *t, iterations=N, form=form), inputs, which)  # noqa: B023
+        for mode in MODES:
+            near(results(of(row, iterations=N, gradient=mode), inputs, which), expected, 1e-11)
+
+
+@every_row
+def test_gradient_of_some_inputs_only(row):
+    """Every subset of inputs that learn: the gradients of all of them at once, and none elsewhere."""
+    every = [("vector", "(N, n)"), ("columns", "()"), ("batch of both", "(B,)")]
+    for combination, mode in itertools.product(every[1:2] if row.sweeps or row.M else every, MODES):
+        inputs = row.inputs(P, *combination)
+        f = of(row, iterations=3, gradient=mode)
+        _, [together] = results(f, inputs)
+        for learns in itertools.product((False, True), repeat=len(inputs)):
+            some = [t.clone().requires_grad_(flag) for t, flag in zip(inputs, learns, strict=True)]
+            if any(learns):
+                weighted(f(*some)).backward()
+            for t, flag, expected in zip(some, learns, together, strict=True):
+                assert (t.grad is not None) == flag
+                if flag:
+                    near(t.grad, expected, 1e-13)
+
+
+@every_row
+@pytest.mark.parametrize("N", [0, 1, 3])
+def test_any_layout_and_nothing_written(row, N):
+    inputs = row.inputs(P, "columns", "(N, n)" if N == 3 else "()", N)
+    before = [t.clone() for t in inputs]
+    for i, t in enumerate(inputs):
+        for name, view in layouts(t):
+            if name == "overlapping windows" and i not in (1, 2):
+                continue  # zeros: of a diagonal, or an omega
+            there, copy = list(inputs), list(inputs)
+            there[i], copy[i] = view, view.clone(memory_format=torch.contiguous_format)
+            x, norms = row.sparse(P, *there, iterations=N)
+            expected = row.sparse(P, *copy, iterations=N)
+            assert torch.equal(x, expected[0]), f"input {i}, {name}"
+            assert same_bits(norms, expected[1]), f"input {i}, {name}"
+    row.sparse(P, *inputs, iterations=N)[0].fill_(7)
+    assert all(torch.equal(a, b) for a, b in zip(inputs, before, strict=True))
+
+
+@every_row
+@pytest.mark.parametrize("N", [0, 1, 3])
+def test_nothing_to_solve(row, N):
+    """No columns, no rows, no members of a batch: empty results and gradients of zero."""
+    empty = ls.CSR.from_dense(torch.zeros(0, 0)).pattern
+    for pattern, shape in ((P, (4, 0)), (P, (0, 4, 2)), (empty, (0,)), (empty, (0, 3)), (P, (0, 4, 0))):
+        b = torch.zeros(shape, dtype=F64)
+        inputs = values_on(pattern), b, b, *row.inputs(P, "vector", "()")[3:]
+        (x, norms), [g] = results(of(row, pattern, iterations=N), inputs)
+        assert x.shape == shape
+        assert norms.shape == (*shape[:-2], N + 1, *shape[max(len(shape) - 1, 1) :])
+        assert [t.shape for t in g] == [t.shape for t in inputs]
+        assert not any(t.any() for t in g)
+
+
+# --- derivatives and transformations ---
+
+# The shape of A and b, and that of the parameters: each once.
+COMBINATIONS = [("columns", form) for form in ("()", "(n,)", "(N,)", "(1, n)", "(N, 1)", "(N, n)")] + [
+    *(("vector", "(N, n)"), ("one column", "(n,)"), ("batch of b", "(B,)"), ("batch of values", "(N, B)")),
+    *(("batch of both", "(B, N, n)"), ("broadcast batches", "(N, B)"), ("batch of both", "(N, n)")),
+]
+
+
+@every_row
+def test_gradcheck(row, quick):
+    """Every second combination, the next row has the others. Under vmap, and forward over reverse,
+    which take most of the time: every third, others in each row."""
+    if quick and row.M == "diagonal":
+        pytest.skip("long; run it with --slow")  # the sweeps without M
+    at = ROWS.index(row)
+    every = [(c, MODES[(i // 2 + at // 2) % 2], (i + at) % 3 == 0) for i, c in enumerate(COMBINATIONS)]
+    for combination, mode, deep in [every[(5 * at + at // 2) % len(every)]] if quick else every[at % 2 :: 2]:
+        deep = at % 2 == 0 if quick else deep
+        inputs = row.inputs(P, *combination, N=3, requires_grad=True)
+        f = of(row, iterations=3, gradient=mode)
+        # Checkpoints of steps op by op work by hooks on saved tensors.
+        batched = deep and (mode == "unrolled" or not (row.sweeps or row.M == "callable"))
+        checks = {"check_batched_grad": batched, "check_batched_forward_grad": batched, "fast_mode": True}
+        assert gradcheck(f, inputs, check_forward_ad=True, **checks)
+        assert gradgradcheck(f, inputs, check_fwd_over_rev=deep and mode == "unrolled", fast_mode=True)
+
+
+@every_row
+def test_torch_func(row):
+    """Reverse, forward and mapped, over each input and over all: as of the dense recurrence."""
+    inputs = row.inputs(P, "columns", "()")
+    every = tuple(range(len(inputs)))
+    tangents = tuple(normal(t.shape, seed=20 + i) for i, t in enumerate(inputs))
+    stacks = [torch.stack((t, 1.1 * t, 0.9 * t), -1) for t in inputs]
+
+    def both(transform):
+        found = [transform(of(row, iterations=3, gradient=mode)) for mode in MODES]
+        expected = transform(lambda *t: row.dense(P, *t, iterations=3, form="()"))
+        near(found, [expected] * 2, 1e-11)
+
+    def gradient(f):
+        return func.grad(lambda *t: torch.sin(weighted(f(*t))), argnums=every)
+
+    both(lambda f: gradient(f)(*inputs))
+    both(lambda f: func.jvp(f, tuple(inputs), tangents))
+    both(lambda f: func.jvp(lambda *t: func.jvp(f, t, tangents), tuple(inputs), tuple(inputs)))
+    both(lambda f: func.vmap(f, in_dims=-1)(*stacks))
+    both(lambda f: func.vmap(gradient(f), in_dims=-1)(*stacks))
+    for i in every:
+        dims = tuple(-1 if j == i else None for j in every)
+        one = [stacks[j] if j == i else t for j, t in enumerate(inputs)]
+        both(lambda f: func.vmap(f, in_dims=dims)(*one))  # noqa: B023
+    both(lambda f: results(func.vmap(f, in_dims=-1), stacks)[1])
+
+
+# One or two of each operator, of each M and of each kind of parameter; the first six in quick runs.
+COMPILED = [
+    *("jacobi-unrolled", "jacobi-checkpointed", "richardson, diagonal M-unrolled", "heavyball-checkpointed"),
+    *("chebyshev-unrolled", "sor, direction backward, multicolor True-checkpointed"),
+    *(
+        "richardson, callable M-checkpointed",
+        "heavyball, diagonal M-unrolled",
+        "heavyball, callable M-unrolled",
+    ),
+    *("chebyshev, diagonal M-checkpointed", "gauss_seidel-unrolled", "sor-checkpointed"),
+    *("sor, direction symmetric-unrolled", "ssor, multicolor True-checkpointed"),
+]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(
+    "name", [pytest.param(c, marks=pytest.mark.slow if i > 5 else ()) for i, c in enumerate(COMPILED)]
+)
+def test_compile(name):
+    (row,) = (row for row in ROWS if row.name == name.rpartition("-")[0])
+    mode = name.rpartition("-")[2]
+    combinations = [("vector", "()"), ("columns", "()"), ("batch of both", "(N, B)")]
+    shape, form = combinations[COMPILED.index(name) % 3]
+    breaks = row.sweeps and form != "()"  # an omega of its own for each step
+    inputs = row.inputs(P, shape, form)
+    f = of(row, iterations=1 if shape == "vector" else 3, gradient=mode)
+    inputs = (
+        inputs[:3] if form == "()" and mode == "checkpointed" else inputs
+    )  # parameters are tensors or numbers
+    compiled = torch.compile(f, fullgraph=not breaks, backend="aot_eager")
+    near(results(compiled, inputs), results(f, inputs))
+
+
+# --- a number of iterations ---
+
+
+@every_row
+def test_a_fixed_number_runs_whatever_happens(row):
+    A, x0 = halved(), normal((16, 2))
+    zero = torch.zeros_like(x0)
+    smooth = row.solve(A, zero, x0, iterations=4)  # the error of another system, say
+    assert (smooth.x != 0).all()
+    assert (smooth.iterations, len(smooth.residual_norms)) == (4, 5)
+    assert smooth.status is Status.MAX_ITERATIONS
+    from_zero = row.solve(A, x0, iterations=3)
+    near(from_zero.x, row.solve(A, x0, zero, iterations=3).x)
+    assert not torch.equal(from_zero.x, row.solve(A, x0, iterations=4).x)
+    none = row.solve(A, zero, x0, iterations=0)
+    assert torch.equal(none.x, x0)
+    assert none.x.data_ptr() != x0.data_ptr()
+    done = row.solve(A, x0, iterations=2000)  # however small the residual is, no tolerance is met
+    assert done.residual_norms[-1].max() < 1e-13
+    assert done.status is Status.MAX_ITERATIONS
+    assert not done.converged
+
+
+@rows(lambda r: r.M != "callable")  # of steps op by op they are there at once
+@pytest.mark.parametrize("changed", ["A", "b", "x"])
+@pytest.mark.parametrize("columns", [False, True])
+def test_norms_are_refused_once_what_they_need_has_changed(row, columns, changed):
+    for N, learns in ((1, True), (1, False), (3, True)):
+        v, b, _, *given = row.inputs(P, "columns" if columns else "vector", "()")
+        A, given = ls.CSR(v, P), [t.requires_grad_(learns) for t in given]
+        solution = row.solve(A, b, None, *given, iterations=N)
+        with torch.no_grad():
+            {"A": A.values, "b": b, "x": solution.x}[changed].mul_(2)
+        with pytest.raises(
+            RuntimeError, match=r"Solution.residual_norms: .* changed in place after the solve"
+        ):
+            _ = solution.residual_norms
+
+
+@every_row
+@pytest.mark.parametrize("N", [0, 1, 3])
+def test_norms_have_the_graph_of_the_solve(row, N):
+    """Whether they are differentiable does not depend on the mode in which they are first asked for."""
+    A, b = ls.problems.poisson((4,)), normal((4,)).requires_grad_()
+    solution = row.solve(A, b, iterations=N)
+    with torch.no_grad():
+        assert not solution.converged
+        solution.residual_norms  # noqa: B018
+    assert all(torch.autograd.grad(norm, b, retain_graph=True)[0].any() for norm in solution.residual_norms)
+    with torch.no_grad():
+        solution = row.solve(A, b, iterations=N)
+    assert not solution.residual_norms.requires_grad
+
+
+@every_row
+@pytest.mark.parametrize("N", [1, 3])
+def test_norms_of_zero(row, N):
+    """b = A x0 = 0: a norm has no derivative there. Its gradients are 0, and theirs finite, not NaN."""
+    A, x0 = ls.problems.poisson((4,)), torch.zeros(4, 2, dtype=F64)
+    given = row.inputs(P, "vector", "()")[3:]
+    for some_learn in (True, False):
+        inputs = [t.clone().requires_grad_(some_learn) for t in (A.values, x0, x0)]
+        learned = [t.clone().requires_grad_() for t in given]
+        chosen = [*(inputs if some_learn else []), *learned]
+        if chosen:
+            _, norms = row.sparse(A.pattern, *inputs, *learned, iterations=N)
+            found = torch.autograd.grad(norms.sum(), chosen, create_graph=True)
+            assert not any(t.any() for t in found)
+            again = torch.autograd.grad(sum(t.sum() for t in found), chosen, allow_unused=True)
+            assert all(t is None or t.isfinite().all() for t in again)
+
+
+@every_row
+@pytest.mark.parametrize("mode", MODES)
+def test_no_start_is_zero(row, mode):
+    A, b = halved(), normal((16, 2), seed=2).requires_grad_()
+    given = [row.solve(A, b, x0, iterations=5, gradient=mode) for x0 in (None, torch.zeros_like(b))]
+    near(*[(solution.x, solution.residual_norms) for solution in given], 1e-12)
+
+
+@every_row
+def test_checkpoints_keep_few_iterates(row):
+    A, b, N = ls.problems.poisson((20, 20)), normal((400, 4)).requires_grad_(), 64
+    counts = []
+    for mode in MODES:
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # noqa: B023
+            row.solve(A, b, iterations=N, gradient=mode)
+        iterates = {t.data_ptr(): t.numel() for t in saved if t.shape[-2:] == b.shape}
+        counts.append(sum(iterates.values()) / b.numel())
+    assert counts[0] >= N
+    assert counts[1] <= 2 * math.isqrt(N) + 2
+
+
+# --- until a tolerance ---
+
+
+@every_row_that_stops
+def test_until_a_tolerance(row):
+    """SciPy's rule, by the true residual, columns on their own."""
+    A = halved()
+    b = normal((16, 3), seed=2) * torch.tensor([1.0, 1e-3, 1e4], dtype=F64)
+    seen = []
+    solution = row.solve(A, b, rtol=1e-9, maxiter=2000, callback=lambda at: seen.append(at))
+    assert solution.converged
+    assert [at.iteration for at in seen] == list(range(1, solution.iterations + 1))
+    norms, size = solution.residual_norms, b.norm(dim=0)
+    near([at.residual_norm for at in seen], list(norms[1:]))
+    near(norms[-1], (b - A @ solution.x).norm(dim=0))
+    assert (norms[-1] <= 1e-9 * size).all()
+    for c in range(3):
+        met = (norms[:, c] <= 1e-9 * size[c]).nonzero()[0]
+        assert (norms[met:, c] == norms[met, c]).all()
+    near(solution.x / size, torch.linalg.solve(A.to_dense(), b / size), 1e-8)
+    alone = row.solve(A, b[:, 0], rtol=1e-9, maxiter=2000)  # the steps are those of a fixed number
+    again = row.solve(A, b[:, 0], iterations=alone.iterations)
+    near([alone.x, alone.residual_norms], [again.x, again.residual_norms], 1e-11)
+    if not row.sweeps:
+        M = {"M": row.preconditioner(A)} if row.M else {}
+        near(row.solve(A.to_scipy_linear_operator(), b[:, 0], rtol=1e-9, maxiter=2000, **M).x, alone.x, 1e-11)
+    assert not row.solve(A, torch.zeros_like(b), b).x.any()
+    single, b = ls.CSR(A.values.float(), A.pattern.to(dtype=torch.int32)), b.float()
+    x = row.solve(single, b, rtol=1e-4, maxiter=2000).x
+    assert x.dtype == torch.float32
+    assert ((b - single @ x).norm(dim=0) <= 1.1e-4 * b.norm(dim=0)).all()
+
+
+@every_row_that_stops
+def test_every_keyword_counts(row):
+    A, b = halved(), normal((16, 2), seed=2)
+    plain = row.solve(A, b, maxiter=500)
+    assert plain.converged
+    for fewer in ({"rtol": 1e-2}, {"atol": 1.0}, {"maxiter": 2}, {"callback": lambda at: at.iteration == 3}):
+        assert row.solve(A, b, **{"maxiter": 500, **fewer}).iterations < plain.iterations, fewer
+    short = row.solve(A, b, maxiter=2)
+    assert (short.status, short.iterations) == (Status.MAX_ITERATIONS, 2)
+    with pytest.raises(SolverError, match=f"{row.method}: MAX_ITERATIONS"):
+        row.solve(A, b, maxiter=2, throw=True)
+    stopped = row.solve(A, b, callback=lambda at: at.iteration == 3)
+    assert (stopped.status, stopped.iterations) == (Status.STOPPED_BY_CALLBACK, 3)
+
+
+@pytest.mark.few
+@every_row_that_stops
+@pytest.mark.parametrize("mode", MODES)
+def test_unrolled_until_a_tolerance(row, mode):
+    """The gradient of the iterations that ran, for the parameters too."""
+    A, b = halved(), normal((16, 1))
+    given = row.inputs(P, "vector", "()")[3:]
+
+    def f(count):
+        def solve(v, b, *given):
+            solution = row.solve(A.with_values(v), b, None, *given, gradient=mode, **count)
+            counts.append(solution.iterations)
+            return solution.x, solution.residual_norms.clamp(min=1e-300).log()
+
+        return solve
+
+    counts = []
+    found = results(f({"rtol": 1e-4, "maxiter": 500}), [A.values, b, *given])
+    near(found, results(f({"iterations": counts[0]}), [A.values, b, *given]), 1e-9)
+    (x, _), [none] = results(f({"maxiter": 0}), [A.values, b, *given])
+    assert not x.any()
+    assert [t.shape for t in none] == [t.shape for t in (A.values, b, *given)]
+
+
+@every_row_that_stops
+def test_a_batch_until_a_tolerance_is_a_loop(row):
+    options = {"rtol": 1e-7, "maxiter": 3000}
+    for shape, form in (("batch of b", "(n,)"), ("batch of values", "()"), ("batch of both", "(B,)")):
+        v, b, _, *given = row.inputs(P, shape, form)
+        together = row.solve(ls.CSR(v, P), b, None, *given, **options)
+        assert together.converged
+        for i in range(2):
+            member = [t[i] if len(t.shape) == 1 and form == "(B,)" else t for t in given]
+            A = ls.CSR(v if v.dim() == 1 else v[i], P)
+            alone = row.solve(A, b if b.dim() < 3 else b[i], None, *member, **options)
+            steps = alone.iterations
+            assert steps <= together.iterations
+            near(together.x[i], alone.x, 1e-9)
+            near(together.residual_norms[i, : steps + 1], alone.residual_norms, 1e-11)
+
+
+# The gradient is one code for all methods, and the adjoint of a sweep its transpose.
+IN_QUICK_RUNS = ("richardson", "gauss_seidel", "sor, direction backward, multicolor True")
+
+
+@every_row_that_stops
+def test_implicit_gradient(row, quick):
+    """On a matrix that is not symmetric, against dense solves; forward, mapped, and twice."""
+    v, b = values_on(P), normal((4, 2), seed=3)
+    options = {"rtol": 1e-14, "maxiter": 3000}
+    adjoints = []
+
+    def solve(v, b, **keywords):
+        solution = row.solve(ls.CSR(v, P), b, **options, **keywords)
+        adjoints.append(solution)
+        return solution.x
+
+    def dense(v, b):
+        return torch.linalg.solve(ls.CSR(v, P).to_dense(), b)
+
+    g = normal((4, 2), seed=8)
+    expected = gradients(dense, [v, b], g)
+    near(gradients(solve, [v, b], g), expected, 1e-9)
+    assert adjoints[-1].adjoint.converged
+    assert abs(adjoints[-1].adjoint.iterations - adjoints[-1].iterations) <= 12  # the same rate
+    for mode in MODES:  # at the solution theirs is that of the solution
+        near(gradients(lambda v, b: solve(v, b, gradient=mode), [v, b], g), expected, 1e-8)  # noqa: B023
+    tangents = normal(v.shape, seed=1), normal(b.shape, seed=2)
+    near(func.jvp(solve, (v, b), tangents), func.jvp(dense, (v, b), tangents), 1e-9)
+    dims = (None if row.M == "diagonal" else 0, 0)  # an M is that of all members
+    several = v if row.M == "diagonal" else torch.stack((v, 1.1 * v)), torch.stack((b, 2 * b))
+    near(func.vmap(solve, dims)(*several), func.vmap(dense, dims)(*several), 1e-9)
+    sums = [func.grad(lambda v, b, f=f: f(v, b).sin().sum(), argnums=(0, 1)) for f in (solve, dense)]
+    near(func.vmap(sums[0], dims)(*several), func.vmap(sums[1], dims)(*several), 1e-9)
+    if not quick or row.name in IN_QUICK_RUNS:
+        inputs = v.requires_grad_(), b.requires_grad_()
+        assert gradgradcheck(solve, inputs, atol=1e-5, fast_mode=quick)
+
+
+@every_row_that_stops
+def test_what_learns_and_has_no_implicit_gradient(row):
+    A, b = halved(), normal((16,))
+    for i, key in enumerate(row.parameters):
+        given = row.inputs(P, "vector", "()")[3:]
+        given[i].requires_grad_()
+        with pytest.raises(ValueError, match=rf'{row.method}: {key} requires grad.*"unrolled"'):
+            row.solve(A, b, None, *given)
+        with torch.no_grad():
+            row.solve(A, b, None, *given, maxiter=500)
+
+
+# --- callables, callbacks, ends ---
+
+
+@rows(lambda r: r.stops and not r.sweeps)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", ["vector", "batch of b"])
+def test_steps_op_by_op_are_those_of_the_compiled_loop(row, shape, mode):
+    """With a callback and for a callable A; a callback that says so ends them."""
+    inputs, N = row.inputs(P, shape, "()"), 7
+    expected = results(of(row, iterations=N, gradient=mode), inputs)
+    seen = []
+    watched = of(row, iterations=N, gradient=mode, callback=lambda at: seen.append(at))
+    near(results(watched, inputs), expected)
+    assert [at.iteration for at in seen] == list(range(1, N + 1))
+    axis = 0 if shape == "vector" else -2
+    near(torch.stack([at.residual_norm for at in seen], axis), expected[0][1].narrow(axis, 1, N))
+    near(seen[-1].x, expected[0][0])
+
+    def with_callable(v, b, x0, *given):
+        A = ls.CSR(v, P)
+        M = {"M": row.preconditioner(A)} if row.M else {}
+        solution = row.solve(lambda x: A @ x, b, x0, *given, iterations=N, gradient=mode, **M)
+        return solution.x, solution.residual_norms
+
+    near(results(with_callable, inputs), expected)
+    for at in (3, N):
+        stop = {"iterations": N, "gradient": mode, "callback": lambda s: s.iteration == at}  # noqa: B023
+        solution = row.solve(ls.CSR(inputs[0], P), *inputs[1:], **stop)
+        assert (solution.status, solution.iterations) == (Status.STOPPED_BY_CALLBACK, at)
+        near(results(of(row, **stop), inputs), results(of(row, iterations=at), inputs))
+
+
+@every_row
+def test_divergence_is_named(row):
+    A = ls.CSR.from_dense(torch.tensor([[1.0, 9.0], [9.0, 1.0]], dtype=F64))
+    b = normal((2, 2)) + 3
+    bad = b.clone()
+    bad[0, 0] = math.nan
+    for keywords in ({"iterations": 30}, {"maxiter": 3000}):
+        if "maxiter" in keywords and not row.stops:
+            continue
+        solution = row.solve(A, b, **keywords)
+        assert (solution.status, solution.converged) == (Status.DIVERGED, False)
+        assert solution.x.isfinite().all()
+        assert row.solve(A, bad, **keywords).status is Status.NON_FINITE
+        if row.stops and not (row.sweeps and "iterations" in keywords):
+            with pytest.raises(SolverError, match="DIVERGED"):
+                row.solve(A, b, throw=True, **keywords)
+    assert row.solve(A, b, iterations=700).status is Status.NON_FINITE
+    if row.stops and not row.sweeps:  # whoever stopped it
+        overflow = lambda at: not bool(at.residual_norm.isfinite().all())  # noqa: E731
+        ended = row.solve(A, b, iterations=700, callback=overflow)
+        assert ended.status is Status.NON_FINITE
+        assert ended.iterations < 700
+    good, b = halved(), normal((16, 2))
+    b[0, 0] = math.nan
+    if row.stops:
+        assert row.solve(good, b, maxiter=3000).statuses == [Status.NON_FINITE, Status.CONVERGED]
+    if row.stops and not row.sweeps:
+        assert row.solve(good, b[:, 1], iterations=3, throw=True).status is Status.MAX_ITERATIONS
+
+
+@every_row
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_input_that_is_not_finite(row, bad):
+    inputs = range(row.M == "diagonal", 3 + bool(row.parameters.keys() & {"weight", "alpha"}))
+    for where, N, learns in itertools.product(inputs, (0, 1, 3), (False, True)):
+        if where == 3 and N == 0:
+            continue  # the weight is not used
+        inputs = row.inputs(P, "vector", "()")
+        inputs[where][0 if where < 3 else ()] = bad
+        given = [t.requires_grad_(learns) for t in inputs[3:]]
+        solution = row.solve(ls.CSR(inputs[0], P), *inputs[1:3], *given, iterations=N)
+        assert solution.status is Status.NON_FINITE
+
+
+@every_row_that_stops
+def test_extraordinary_sizes(row):
+    """Residuals whose squares leave the range of the dtype: the same iterations in any units."""
+    A, b = halved(), normal((16,)).requires_grad_()
+    options = {"rtol": 1e-6, "maxiter": 1000}
+    plain, g = row.solve(A, b, **options), normal((16,), seed=3)
+    of_g, of_small = (torch.autograd.grad(plain.x, b, t, retain_graph=True)[0] for t in (g, 1e-200 * g))
+    near(1e200 * of_small, of_g, 1e-9)
+    for A_size, b_size in ((1e-200, 1e-100), (1.0, 1e-250), (1e200, 1e100)):
+        unit = 1.0 if row.M == "diagonal" else A_size  # of the spectrum of M A
+        units = {"weight": 1 / unit, "alpha": 1 / unit, "lmin": unit, "lmax": unit}
+        given = [start * units.get(key, 1) for key, (start, _) in row.parameters.items()]
+        scaled = ls.CSR(A.values * A_size, A.pattern)
+        for count in ({"iterations": 9}, options):
+            solution = row.solve(scaled, b * b_size, None, *given, **count)
+            expected = row.solve(A, b, **count)
+            near(solution.x * (A_size / b_size), expected.x, 1e-9)
+            assert abs(solution.iterations - expected.iterations) <= 1
+
+
+# --- modules ---
+
+
+@rows(lambda r: r.module)
+@pytest.mark.parametrize(
+    ("form", "mode"), zip(["()", "(N,)", "(B,)", "(N, B)", "(B, N, 1)", "(N, n)"], 3 * MODES, strict=True)
+)
+def test_module(row, form, mode):
+    """The function with parameters that learn, of any shape, and a state that can be saved."""
+    v, b, x0, *given = row.inputs(P, "batch of both", form)
+    A, make = ls.CSR(v, P), getattr(ls.solvers, row.module)
+    own = {**row.keywords, "iterations": 3, "gradient": mode}
+    if row.M:
+        own["M"] = row.preconditioner(A)
+    module = make(*given, **own)
+    for start in ((), (x0,)):
+        solution = module(A, b, *start)
+        expected = row.solve(A, b, *(start or (None,)), *given, iterations=3, gradient=mode)
+        near([solution.x, solution.residual_norms], [expected.x, expected.residual_norms])
+    solution.residual_norms[..., -1, :].sum().backward()
+    assert [p.grad.shape for p in module.parameters()] == [t.shape for t in given]
+    assert all(p.grad.any() for p in module.parameters())
+    again = make(*(1.05 * t for t in given), **own)
+    assert not torch.equal(again(A, b).x, module(A, b).x)
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again(A, b).x, module(A, b).x)
+    owners = [*given, *module.parameters(), *again.parameters()]
+    assert len({t.data_ptr() for t in owners}) == len(owners)
+    assert repr(module).startswith(f"{row.module}(")
+    assert "iterations=3" in repr(module)
+    assert repr(mode) in repr(module)
 
 
 def test_defaults():
     A, b = ls.CSR(values_on(P), P), normal((4,), seed=1)
     x = S.jacobi(A, b).x
-    close(x, b / A.diagonal())  # one sweep with weight 1 from zero
+    near(x, b / A.diagonal())  # one sweep with weight 1 from zero
     assert torch.equal(x, S.jacobi(A, b, torch.zeros_like(b), weight=1.0, iterations=1).x)
     assert torch.equal(S.sor(A, b, iterations=3).x, S.gauss_seidel(A, b, iterations=3).x)
     assert torch.equal(S.sor(A, b, omega=1.0, iterations=3).x, S.gauss_seidel(A, b, iterations=3).x)
@@ -58,7 +647,7 @@ def test_equal_bounds():
     A, b = ls.problems.poisson((6,)), normal((6,))
     bounds = [torch.tensor(2.0, dtype=F64, requires_grad=True) for _ in range(2)]
     x = S.chebyshev(A, b, lmin=bounds[0], lmax=bounds[1], iterations=5).x
-    close(x, S.richardson(A, b, weight=0.5, iterations=5).x)
+    near(x, S.richardson(A, b, weight=0.5, iterations=5).x)
     grads = torch.autograd.grad(x.sum(), bounds, create_graph=True)
     assert all(g.isfinite() for g in (*grads, *torch.autograd.grad(sum(grads), bounds)))
     step = 1e-6

@@ -1,17 +1,17 @@
-"""Solves with a `BlockBatch` are those with its blocks, one after another: for each row of the table, and
-what is particular to blocks."""
+"""Operands other than one matrix and one vector: a `BlockBatch`, whose solves are those with its blocks one
+after another; several right-hand sides, each of which gets what it gets alone; stencils as A."""
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from reference import normal
-from solvers.cases import CASES, every_mode, in_branches, quiet
-from solvers.krylov import S, convection
-from solvers.references import close, gradients
+from solvers.cases import CASES, SQUARE, S, close, convection, every_mode, gradients, in_branches, quiet
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
+from learnsolve.solvers.core import advance
 
 P = ls.preconditioners
 with_blocks = pytest.mark.parametrize("case", [c for c in CASES if c.blocks], ids=lambda c: c.name)
@@ -304,3 +304,286 @@ def test_wrong_arguments():
     for M in (P.IC0(POISSON[1]), P.Jacobi(POISSON[1])):
         refused(ValueError, r"rows|shape", A, b, M=M)
     refused(TypeError, r"M must be a callable r -> M r, .*, got list", A.matrix, b, M=[None])
+
+
+LARGE = ls.problems.poisson((32, 32))  # from 4 columns on, the compiled loop of cg takes them one by one
+ONE_BY_ONE = {
+    "cg": (S.cg, {}),
+    "cg, Jacobi": (S.cg, {"M": P.Jacobi(LARGE)}),
+    "cg, MIC0": (S.cg, {"M": P.MIC0(LARGE)}),
+    "cg, at most": (S.cg, {"rtol": 0.0, "maxiter": 7}),
+    "minres": (S.minres, {}),
+    "minres, Jacobi": (S.minres, {"M": P.Jacobi(LARGE)}),
+    "bicgstab": (S.bicgstab, {}),
+    "gmres": (S.gmres, {"restart": 20}),
+    "fgmres, Jacobi": (S.fgmres, {"M": P.Jacobi(LARGE)}),
+    "jacobi": (S.jacobi, {"weight": 0.7, "iterations": 9}),
+    "heavyball": (S.heavyball, {"alpha": 0.2, "beta": 0.5, "iterations": 9}),
+}
+
+
+@pytest.mark.parametrize("case", ONE_BY_ONE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_columns_one_by_one_have_the_bits_of_a_solve_alone(case, dtype):
+    """Also one of zeros, which has no iterations, and from a start."""
+    solve, keywords = ONE_BY_ONE[case]
+    if dtype == torch.float32:
+        if "M" in keywords:
+            return
+        keywords = {"rtol": 1e-4} | keywords if "iterations" not in keywords else keywords
+    b = normal((1024, 5), dtype=dtype)
+    b[:, 3] = 0
+    matrix = LARGE.to(dtype)
+    for x0 in (None, normal((1024, 5), seed=1, dtype=dtype)):
+        starts = [None] * 5 if x0 is None else x0.unbind(1)
+        block = solve(matrix, b, x0, **keywords)
+        alone = [solve(matrix, c, y, **keywords) for c, y in zip(b.unbind(1), starts, strict=True)]
+        assert torch.equal(block.x, torch.stack([one.x for one in alone], 1))
+        assert block.x.is_contiguous()
+        assert block.iterations == max(one.iterations for one in alone)
+        for j, one in enumerate(alone):
+            assert "iterations" in keywords or block.statuses[j] is one.status
+            norms = one.residual_norms
+            history, rest = block.residual_norms[:, j].split((len(norms), block.iterations - one.iterations))
+            torch.testing.assert_close(history, norms)
+            assert (rest == history[-1]).all()
+
+
+@pytest.mark.parametrize("case", ["cg", "minres, Jacobi", "gmres"])
+def test_gradients_of_columns_one_by_one_are_those_of_solves_alone(case):
+    solve, keywords = ONE_BY_ONE[case]
+    b, w = normal((1024, 5)).requires_grad_(), normal((1024, 5), seed=2)
+    own = LARGE.detach().requires_grad_()
+    x = solve(own, b, **keywords, rtol=1e-10).x
+    by_A, by_b = torch.autograd.grad((w * x).sum(), (own.values, b))
+    alone = [solve(own, c, **keywords, rtol=1e-10).x for c in b.unbind(1)]
+    theirs = torch.autograd.grad((w * torch.stack(alone, 1)).sum(), (own.values, b))
+    assert torch.equal(by_b, theirs[1])
+    torch.testing.assert_close(by_A, theirs[0], rtol=1e-9, atol=1e-9)
+
+
+class Widths(P.Preconditioner):
+    """The inverse diagonal, which notes how many columns it gets."""
+
+    symmetric = True
+
+    def __init__(self, matrix):
+        super().__init__(matrix)
+        self.d, self.seen = 1 / matrix.diagonal().unsqueeze(-1), set()
+
+    def _columns(self, R):
+        self.seen.add(R.shape[-1])
+        return self.d * R
+
+
+@pytest.mark.parametrize("name", ["minres", "bicgstab", "gmres", "fcg", "chebyshev"])
+def test_torch_operations_take_tiles_on_large_matrices(name, monkeypatch):
+    """No vector of all columns, which would not fit the cache; and a user's function gets all columns."""
+    monkeypatch.setattr(advance, "_MANY_ROWS", 64)
+    monkeypatch.setattr(advance, "_ROWS", 64)
+    solve, own = getattr(S, name), ls.problems.poisson((8, 8))
+    keywords = {"lmin": 0.05, "lmax": 2.0} if name == "chebyshev" else {}
+    M, b = Widths(own), normal((64, 18))
+    block = solve(own, b, M=M, **keywords)
+    assert block.converged
+    assert M.seen == ({18} if name == "fcg" else {8, 1})  # between compiled steps
+    monkeypatch.undo()
+    whole = solve(own, b, M=Widths(own), **keywords)
+    torch.testing.assert_close(block.x, whole.x, rtol=0, atol=1e-3)
+    assert block.statuses == whole.statuses
+    monkeypatch.setattr(advance, "_MANY_ROWS", 64)
+    seen = set()
+    solve(own, b, M=lambda r: (seen.add(r.shape[-1]), M.d * r)[1], **keywords)
+    assert seen == {18}
+
+
+def test_tiles_keep_what_belongs_to_single_columns():
+    """The null space, statuses, the note, and a callback, which sees all columns."""
+    periodic = ls.problems.poisson((12, 12), boundary="periodic")
+    b = normal((144, 6))
+    assert "along null_space" in S.minres(periodic, b, null_space="constants").note
+    b[:, 2] = float("nan")
+    with pytest.warns(S.ConvergenceWarning):
+        block = S.minres(periodic, b, null_space="constants")
+    names = [status.name for status in block.statuses]
+    assert names == ["NON_FINITE" if j == 2 else "CONVERGED" for j in range(6)]
+    good = block.x[:, [0, 1, 3, 4, 5]]
+    torch.testing.assert_close(good.sum(0), torch.zeros(5, dtype=good.dtype), rtol=0, atol=1e-10)
+    shapes = []
+    S.minres(
+        LARGE, normal((1024, 3)), callback=lambda at: shapes.append(tuple(at.x.shape)), maxiter=2, rtol=0
+    )
+    assert shapes == [(1024, 3)] * 2
+
+
+def test_products_of_few_columns():
+    """Uniform blocks of 2 and 3 columns have a kernel of their own."""
+    for dtype, shape in itertools.product((torch.float32, torch.float64), ((37,), (13, 11), (5, 6, 7))):
+        own = ls.problems.poisson(shape).to(dtype)
+        own = own.with_values(normal((own.nnz,), dtype=dtype))
+        dense = own.to_dense()
+        for k in (0, 2, 3):
+            x = normal((own.shape[0], k), dtype=dtype)
+            for y, D in ((own @ x, dense), (ls.ops.spmm(own, x, transpose=True), dense.T)):
+                scale = np.finfo(str(dtype).removeprefix("torch.")).eps * 20
+                assert ((y - D @ x).abs() <= scale * (D.abs() @ x.abs())).all()
+
+
+def test_sweeps_of_a_large_system_take_several_calls():
+    LARGE = ls.problems.poisson((316, 316))
+    b = torch.randn(LARGE.shape[0], 8, dtype=torch.float64)
+    x = ls.solvers.jacobi(LARGE, b, weight=0.8, iterations=40).x
+    for column, alone in zip(b.unbind(1), x.unbind(1), strict=True):
+        wanted = ls.solvers.jacobi(LARGE, column.contiguous(), weight=0.8, iterations=40).x
+        torch.testing.assert_close(alone, wanted, rtol=1e-12, atol=1e-12)
+
+
+OFFSETS = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)]
+GRID = (3, 4)
+N = 12
+
+
+def coefficients(kind: str) -> torch.Tensor:
+    base = torch.tensor([5.0, -1.0, -1.2, -0.8, -1.0], dtype=torch.float64)
+    scale = torch.tensor([1.0, 1.3], dtype=torch.float64)
+    return {
+        "constant": base,
+        "variable": base.reshape(5, 1, 1) * (1 + 0.1 * torch.rand(5, *GRID, dtype=torch.float64)),
+        "constant, batch": (scale.unsqueeze(-1) * base).reshape(2, 5, 1, 1),
+        "variable, batch": base.reshape(5, 1, 1) * (1 + 0.1 * torch.rand(2, 5, *GRID, dtype=torch.float64)),
+    }[kind]
+
+
+KINDS = ("constant", "variable", "constant, batch", "variable, batch")
+
+
+@pytest.fixture(params=KINDS)
+def A(request):
+    return ls.ops.StencilOperator(coefficients(request.param), GRID, offsets=OFFSETS)
+
+
+def test_products_are_those_of_the_matrix(A):
+    C, x = A.to_csr(), normal((*A.batch_shape, N, 3))
+    assert A.shape == C.shape
+    assert torch.allclose(A @ x, C @ x)
+    assert torch.allclose(A.T @ x, C.T @ x)
+    assert torch.allclose(A.T.T @ x, C @ x)
+    assert torch.allclose(A.T.to_csr().to_dense(), C.to_dense().mT)
+
+
+def test_the_window_and_periodic_boundaries():
+    window = torch.tensor([[0.0, -1, 0], [-2, 7, -1], [0, -1, 0]], dtype=torch.float64)
+    A = ls.ops.StencilOperator(window, (4, 5), boundary="periodic")
+    x = normal((20,))
+    assert torch.allclose(A @ x, ls.ops.stencil(window, x.reshape(4, 5), boundary="periodic").flatten())
+    assert torch.allclose(ls.solvers.gmres(A, A @ x, rtol=1e-12).x, x)
+
+
+def test_gradients_of_products(A):
+    c, x = A.coefficients.clone().requires_grad_(), normal((*A.batch_shape, N, 2)).requires_grad_()
+    for turn in (False, True):
+
+        def apply(c, x, turn=turn):
+            B = A.with_coefficients(c)
+            return (B.T if turn else B) @ x
+
+        assert gradcheck(apply, (c, x))
+        assert gradgradcheck(apply, (c, x))
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled", "checkpointed"])
+def test_gradients_of_a_solve(A, gradient):
+    c, b = A.coefficients.clone().requires_grad_(), normal((*A.batch_shape, N, 2)).requires_grad_()
+
+    def solve(c, b):
+        return ls.solvers.bicgstab(A.with_coefficients(c), b, rtol=1e-13, gradient=gradient).x
+
+    assert gradcheck(solve, (c, b), rtol=1e-4, atol=1e-6, fast_mode=True)
+    D = A.with_coefficients(c).to_csr().to_dense()
+    exact = torch.autograd.grad(torch.linalg.solve(D, b).square().sum(), (c, b))
+    found = torch.autograd.grad(solve(c, b).square().sum(), (c, b))
+    assert all(torch.allclose(f, e, rtol=1e-7, atol=1e-10) for f, e in zip(found, exact, strict=True))
+    if gradient == "implicit":
+        assert gradgradcheck(solve, (c, b), rtol=1e-4, atol=1e-5, fast_mode=True)
+
+
+def test_forward_mode_and_vmap():
+    A = ls.ops.StencilOperator(coefficients("constant"), GRID, offsets=OFFSETS)
+    c, b = A.coefficients, normal((N,))
+
+    def solve(c, b):
+        return ls.solvers.gmres(A.with_coefficients(c), b, rtol=1e-13).x
+
+    tangent = normal(c.shape)
+    _, found = torch.func.jvp(solve, (c, b), (tangent, torch.zeros_like(b)))
+    D, dD = A.to_csr().to_dense(), A.with_coefficients(tangent).to_csr().to_dense()
+    assert torch.allclose(found, -torch.linalg.solve(D, dD @ torch.linalg.solve(D, b)), rtol=1e-7)
+    many = torch.stack((c, 1.5 * c))
+    mapped = torch.vmap(solve, in_dims=(0, None))(many, b)
+    assert torch.allclose(mapped, torch.stack([solve(c, b) for c in many]), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", SQUARE)
+def test_every_method_takes_one(name):
+    A = ls.ops.StencilOperator(
+        torch.tensor([4.0, -1, -1, -1, -1], dtype=torch.float64), (5, 6), offsets=OFFSETS
+    )
+    b = normal((30,))
+    ours, matrix = (getattr(ls.solvers, name)(B, b, rtol=1e-10) for B in (A, A.to_csr()))
+    assert ours.converged
+    assert abs(ours.iterations - matrix.iterations) <= 1
+    assert torch.allclose(ours.x, matrix.x, rtol=1e-6)
+
+
+def test_least_squares_takes_one():
+    A = ls.ops.StencilOperator(coefficients("variable"), GRID, offsets=OFFSETS)
+    b = normal((N,)).requires_grad_()
+    solution = ls.solvers.lsqr(A, b, atol=1e-12, btol=1e-12, damp=0.1)
+    D = A.to_csr().to_dense()
+    right = torch.linalg.solve(D.T @ D + 0.01 * torch.eye(N, dtype=torch.float64), D.T @ b)
+    assert torch.allclose(solution.x, right, rtol=1e-7)
+    (found,) = torch.autograd.grad(solution.x.sum(), b)
+    (exact,) = torch.autograd.grad(right.sum(), b)
+    assert torch.allclose(found, exact, rtol=1e-7)
+
+
+def test_extreme_sizes_are_no_breakdown():
+    A = ls.ops.StencilOperator(1e-30 * coefficients("variable").float(), GRID, offsets=OFFSETS)
+    solution = ls.solvers.gmres(A, torch.full((N,), 1e-30))
+    assert solution.converged, solution.summary()
+
+
+T, S3 = ls.ops.StencilOperator, torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: T([1.0], (3,)), TypeError, "StencilOperator: coefficients must be a torch"),
+        (lambda: T(torch.ones(2), (3,)), ValueError, "odd sizes"),
+        (lambda: T(S3, (3, 3)), ValueError, "grid must have 1 sizes"),
+        (lambda: T(S3, (3,)) @ torch.ones(4), ValueError, r"shape \(3,\)"),
+        (lambda: T(S3, (3,)) @ S3.double(), TypeError, "dtype"),
+        (lambda: T(torch.ones(2, 3, 1), (3,), offsets=[(0,), (1,), (2,)]) @ S3, ValueError, "unsqueeze"),
+        (lambda: ls.solvers.cg(T(S3, (3,)), torch.ones(4)), ValueError, "cg: b must have"),
+        (
+            lambda: ls.solvers.cg(T(S3, (3,)), S3, parameters=(S3,)),
+            ValueError,
+            "parameters belong to a callable A; StencilOperator has its own",
+        ),
+    ],
+)
+def test_bad_input(make, error, words):
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_coefficients_learn_where_asked_and_bring_their_dtype():
+    A = ls.ops.StencilOperator(torch.tensor([-1.0, 2.0, -1.0], dtype=torch.float64), (5,))
+    assert not A.requires_grad
+    assert A.requires_grad_() is A
+    assert A.requires_grad
+    (A @ torch.ones(5, dtype=torch.float64)).sum().backward()
+    assert A.coefficients.grad is not None
+    assert A.with_coefficients(A.coefficients.detach().float()).dtype == torch.float32

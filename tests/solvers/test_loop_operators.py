@@ -1,17 +1,36 @@
-"""The compiled conjugate gradients of a fixed number of iterations: against their twin, made of public
-operations, and against dense autograd; columns that stop; parts, threads and memory."""
+"""The compiled loops of a fixed number of iterations, conjugate gradients and the sweeps of stationary
+methods: against their twin, made of public operations, and against dense autograd; columns that stop; parts,
+threads and memory; when they are taken."""
+
+import importlib
 
 import pytest
 import torch
-from reference import assert_same_bits, banded, grid, normal, on_cuda, pattern_of, peak, random
+from reference import assert_same_bits, banded, grid, normal, on_cuda, pattern_of, peak, power_law, random
 from scipy.sparse import eye_array
-from solvers.dense_pcg import SHAPES, System, dense, fused, gradients, system, unfused
-from solvers.references import close, equal
+from solvers.cases import close, equal
+from solvers.stationary_cases import (
+    PCG_SHAPES,
+    ROWS,
+    PCGSystem,
+    dense_pcg,
+    fused,
+    near,
+    pcg_gradients,
+    pcg_system,
+    results,
+    rows,
+    small_square,
+    unfused,
+)
 
 import learnsolve as ls
 from learnsolve.ops import pcg
+from learnsolve.ops.core import sweep_calls
 from learnsolve.ops.core.pcg_unfused import Stop
 from learnsolve.ops.pcg import KINDS, pcg_iterations
+from learnsolve.ops.richardson import richardson_sweeps
+from learnsolve.solvers.core import stationary as engine
 
 N = 6
 WORD = 8
@@ -21,7 +40,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 def agree(s, iterations, tolerance=1e-10):
     """Fused and unfused stop for the same reason at the same time, and agree in everything."""
     assert torch.equal(fused(s, iterations)[2], unfused(s, iterations)[2])
-    close(gradients(s, fused, iterations), gradients(s, unfused, iterations), tolerance)
+    close(pcg_gradients(s, fused, iterations), pcg_gradients(s, unfused, iterations), tolerance)
 
 
 def with_start(s, b, x0=None):
@@ -31,41 +50,41 @@ def with_start(s, b, x0=None):
 # --- values and gradients ---
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", PCG_SHAPES)
 @every_kind
 def test_as_dense(kind, shape):
     """Each cotangent alone, too; and the adjoint is that of the iterations, whatever A is."""
     for start in (True, False):
-        s = system(kind, shape, start=start)
-        expected = gradients(s, dense, N)
-        close(gradients(s, fused, N), expected, 1e-11)
-        close(gradients(s, unfused, N), expected, 1e-11)
+        s = pcg_system(kind, shape, start=start)
+        expected = pcg_gradients(s, dense_pcg, N)
+        close(pcg_gradients(s, fused, N), expected, 1e-11)
+        close(pcg_gradients(s, unfused, N), expected, 1e-11)
     for gx, gnorms in ((True, False), (False, True)):
-        close(gradients(s, fused, N, gx, gnorms), gradients(s, dense, N, gx, gnorms), 1e-11)
-    s = system(kind, shape, symmetric=False)
-    close(gradients(s, fused, N), gradients(s, dense, N), 1e-10)
+        close(pcg_gradients(s, fused, N, gx, gnorms), pcg_gradients(s, dense_pcg, N, gx, gnorms), 1e-11)
+    s = pcg_system(kind, shape, symmetric=False)
+    close(pcg_gradients(s, fused, N), pcg_gradients(s, dense_pcg, N), 1e-10)
 
 
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", ["vector", "columns"])
 @every_kind
 def test_types(kind, shape, index):
-    s = system(kind, shape, index=index)
-    expected = gradients(s, dense, N)
-    close(gradients(s, fused, N), expected, 1e-11)
-    single = gradients(system(kind, shape, dtype=torch.float32, index=index), fused, N)
+    s = pcg_system(kind, shape, index=index)
+    expected = pcg_gradients(s, dense_pcg, N)
+    close(pcg_gradients(s, fused, N), expected, 1e-11)
+    single = pcg_gradients(pcg_system(kind, shape, dtype=torch.float32, index=index), fused, N)
     assert all(t.dtype == torch.float32 for t in single)
     close([t.double() for t in single], expected, 2e-4)
     for name in ("P", "factor") if s.factor is not None else ():  # each of another index type
         other = s._replace(**{name: getattr(s, name).to(dtype=torch.int32)})
-        assert equal(gradients(other, fused, N), gradients(s, fused, N))
+        assert equal(pcg_gradients(other, fused, N), pcg_gradients(s, fused, N))
 
 
 @pytest.mark.parametrize("shape", ["vector", "many columns", "batch of m", "batch of all"])
 @pytest.mark.parametrize("width", [40, 9])
 def test_rectangular_factors(width, shape):
     """M = G G^T. With fewer columns than rows M is singular, and the iterations stay in its range."""
-    s = system("none", shape)
+    s = pcg_system("none", shape)
     n = s.P.shape[0]
     S = torch.from_numpy(random(n, width, 0.3).toarray())
     if width >= n:
@@ -74,16 +93,16 @@ def test_rectangular_factors(width, shape):
     of_m = (2,) if "batch of" in shape else ()
     s = s._replace(m=G.values * (1 + 0.1 * normal((*of_m, G.nnz))), factor=G.pattern, kind="product")
     for checkpointed in (False, True):
-        actual = gradients(s, fused, 3, checkpointed=checkpointed)
-        close(actual, gradients(s, dense, 3), 1e-9)
-        close(actual, gradients(s, unfused, 3), 1e-9)
+        actual = pcg_gradients(s, fused, 3, checkpointed=checkpointed)
+        close(actual, pcg_gradients(s, dense_pcg, 3), 1e-9)
+        close(actual, pcg_gradients(s, unfused, 3), 1e-9)
 
 
 @pytest.mark.parametrize("width", [4, 2])
 def test_rectangular_factors_have_second_derivatives(width):
     A = ls.problems.poisson((3,))
     G = ls.CSR.from_dense(torch.from_numpy(random(3, width, 0.5).toarray()) + torch.eye(3, width))
-    s = system("none")._replace(x0=None, P=A.pattern, factor=G.pattern, kind="product")
+    s = pcg_system("none")._replace(x0=None, P=A.pattern, factor=G.pattern, kind="product")
 
     def f(v, g, b):
         return fused(s._replace(values=v, m=g, b=b), 1)[:2]
@@ -94,11 +113,11 @@ def test_rectangular_factors_have_second_derivatives(width):
 
 
 def test_entries_above_the_diagonal_are_not_read():
-    s = system("triangular", index=torch.int64)
+    s = pcg_system("triangular", index=torch.int64)
     m = torch.where(s.P.row_indices == s.P.col_indices, 2.0, 0.1).double()
     full = s._replace(m=m, factor=s.P)
     below = s.P.col_indices <= s.P.row_indices
-    actual, expected = gradients(full, fused, N), gradients(s._replace(m=m[below]), fused, N)
+    actual, expected = pcg_gradients(full, fused, N), pcg_gradients(s._replace(m=m[below]), fused, N)
     close([*actual[:3], actual[3][below], *actual[4:]], expected, 1e-12)
     assert (actual[3][~below] == 0).all()
 
@@ -110,13 +129,13 @@ def test_entries_above_the_diagonal_are_not_read():
 def test_small_and_uniform(kind, S):
     for shape in ("vector", "columns"):
         for iterations in (0, 1, 17, 33):
-            s = system(kind, shape, S, symmetric=False)
-            close(gradients(s, fused, iterations), gradients(s, unfused, iterations), 1e-8)
+            s = pcg_system(kind, shape, S, symmetric=False)
+            close(pcg_gradients(s, fused, iterations), pcg_gradients(s, unfused, iterations), 1e-8)
 
 
 @every_kind
 def test_empty(kind):
-    s = system(kind, "columns")
+    s = pcg_system(kind, "columns")
     for b in (s.b[:, :0], s.b[None, :, :0], s.b.expand(0, *s.b.shape)):
         t = with_start(s, b, torch.zeros_like(b)).leaves()
         x, norms, status = fused(t, 3)
@@ -139,7 +158,7 @@ def test_empty(kind):
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_zero_on_the_diagonal_of_the_factor(batch):
-    s = system("triangular", "batch of all" if batch else "vector")
+    s = pcg_system("triangular", "batch of all" if batch else "vector")
     m = s.m.clone()
     m[..., 0] = 0
     s = s._replace(m=m)
@@ -155,7 +174,7 @@ def test_a_zero_on_the_diagonal_of_the_factor(batch):
 
 
 def test_a_small_cotangent_is_not_zero():
-    s: System = system("product", "columns").leaves()
+    s: PCGSystem = pcg_system("product", "columns").leaves()
     x, _, _ = fused(s, N)
     g = normal(x.shape, seed=8)
     large = torch.autograd.grad(x, s.inputs, g, retain_graph=True)
@@ -171,7 +190,7 @@ def test_compile(kind, checkpointed, fresh_compiler):
         return torch.cat((torch.sin(x).flatten(), torch.sin(norms).flatten()))
 
     shape = ("vector", "batch of b")[(KINDS.index(kind) // 2 + checkpointed) % 2]
-    s = system(kind, shape, grid(5, 2)).leaves()
+    s = pcg_system(kind, shape, grid(5, 2)).leaves()
     actual = torch.compile(f, fullgraph=True, backend="aot_eager")(*s.inputs)
     assert torch.equal(actual, f(*s.inputs))
     expected = torch.autograd.grad(f(*s.inputs).sum(), s.inputs)
@@ -184,7 +203,7 @@ def test_compile(kind, checkpointed, fresh_compiler):
 @every_kind
 def test_rounding_level(kind):
     """Zero at once; solved by x0; solved in one iteration (an eigenvector); after many; not at all."""
-    s = system(kind, "columns")
+    s = pcg_system(kind, "columns")
     n = s.P.shape[0]
     b, x0 = normal((n, 4), seed=3), normal((n, 4), seed=4)
     b[:, 0] = x0[:, 0] = 0
@@ -204,7 +223,7 @@ def test_rounding_level(kind):
     for c in range(4):  # what comes after adds nothing
         assert (norms[status[1, c] :, c] == norms[-1, c]).all()
     stop = int(status[1].max())
-    of_all, of_some = (gradients(s, fused, count, gnorms=False) for count in (200, stop))
+    of_all, of_some = (pcg_gradients(s, fused, count, gnorms=False) for count in (200, stop))
     assert torch.equal(of_all[0], of_some[0])
     assert equal(of_all[2:], of_some[2:])
 
@@ -222,7 +241,7 @@ def test_an_eigenvector_takes_one_iteration():
 @pytest.mark.parametrize("where", ["A", "M"])
 def test_what_is_not_positive_definite(where, shape):
     """A column meets it, the others go on."""
-    s = system("none" if where == "A" else "diagonal", shape)
+    s = pcg_system("none" if where == "A" else "diagonal", shape)
     if where == "A":
         at = torch.arange(s.P.nnz) == s.P.diagonal_positions[0]
         s, why = s._replace(values=torch.where(at, -20.0, s.values)), Stop.CURVATURE
@@ -242,7 +261,7 @@ def test_what_is_not_positive_definite(where, shape):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e200])
 def test_a_column_that_leaves_the_numbers_does_not_spoil_the_others(kind, bad):
     """Nor any gradient."""
-    s = system(kind, "columns")
+    s = pcg_system(kind, "columns")
     b = s.b.clone()
     b[3, 1] = bad
     s = with_start(s, b).leaves()
@@ -281,7 +300,7 @@ def test_overflow_and_divergence_on_the_way():
 @pytest.mark.parametrize("learning", [[], [0], [5], [1, 2], [0, 3, 4, 7], [0, 1, 2, 3, 4, 6, 7]])
 def test_columns_without_a_cotangent(kind, learning):
     """Left out of the adjoint, so that the others are computed among fewer: not a bit of theirs changes."""
-    s = system(kind, "columns")
+    s = pcg_system(kind, "columns")
     n = s.P.shape[0]
     s = with_start(s, normal((n, 8), seed=3), normal((n, 8), seed=4)).leaves()
     x, norms, _ = fused(s, 20)
@@ -297,7 +316,7 @@ def test_columns_without_a_cotangent(kind, learning):
         assert all((g == 0).all() for g in actual)
         return
     alone = with_start(s, s.b.detach()[:, learning], s.x0.detach()[:, learning]).leaves()
-    expected = torch.autograd.grad(dense(alone, 20), alone.inputs, (gx[:, learning], gnorms[:, learning]))
+    expected = torch.autograd.grad(dense_pcg(alone, 20), alone.inputs, (gx[:, learning], gnorms[:, learning]))
     close(actual[:-2], expected[:-2], 1e-7)
 
 
@@ -309,38 +328,38 @@ def test_columns_without_a_cotangent(kind, learning):
 def test_parts_do_not_change_a_bit(kind, shape, monkeypatch):
     """Checkpointed or not, in one call or several."""
     for start in (True, False):
-        s = system(kind, shape, start=start)
-        expected = gradients(s, fused, 40)  # some columns stop on the way
-        assert equal(gradients(s, fused, 40, checkpointed=True), expected)
+        s = pcg_system(kind, shape, start=start)
+        expected = pcg_gradients(s, fused, 40)  # some columns stop on the way
+        assert equal(pcg_gradients(s, fused, 40, checkpointed=True), expected)
         with monkeypatch.context() as patch:
             patch.setattr(pcg, "_WORK", 10_000)
             assert len(pcg._calls(s.values, s.values, s.b, 40, False)) > 2
-            assert equal(gradients(s, fused, 40), expected)
+            assert equal(pcg_gradients(s, fused, 40), expected)
             for i, t in enumerate(s.inputs):  # the gradient of one input alone
                 inputs = [u.detach().requires_grad_(u is t) for u in s.inputs]
                 x, norms, _ = fused(s.with_inputs(*inputs), 40)
                 loss = (x * normal(x.shape, seed=8)).sum() + (norms * normal(norms.shape, seed=9)).sum()
                 assert torch.equal(torch.autograd.grad(loss, inputs[i])[0], expected[2 + i])
             patch.setattr(pcg, "_WORK", 1)
-            assert equal(gradients(s, fused, 40, checkpointed=True), expected)
+            assert equal(pcg_gradients(s, fused, 40, checkpointed=True), expected)
 
 
 @pytest.mark.parametrize(("of_values", "of_m"), [((), (24,)), ((24,), ()), ((24,), (24,)), ((), ())])
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_threads_do_not_change_a_bit_of_a_batch(kind, of_values, of_m):
     """Gradients of what the members share are sums over them, in order."""
-    s = system(kind, S=random(300, 300, 0.03) + 9 * torch.eye(300).numpy())
+    s = pcg_system(kind, S=random(300, 300, 0.03) + 9 * torch.eye(300).numpy())
     m = s.m * (1 + torch.rand(*of_m, 1, dtype=torch.float64))
     s = s._replace(values=s.values.expand(*of_values, -1).clone(), m=m)
     s = with_start(s, normal((24, 300, 2), seed=3), normal((24, 300, 2), seed=4))
     # Enough for a second thread to wake; an emulated device has none, and takes seconds.
     iterations = 2 if on_cuda() else 20
-    assert_same_bits(lambda: gradients(s, fused, iterations), (2, 3))
+    assert_same_bits(lambda: pcg_gradients(s, fused, iterations), (2, 3))
 
 
 @every_kind
 def test_memory(kind):
-    s = system(kind, "vector", grid(5, 60), start=False)
+    s = pcg_system(kind, "vector", grid(5, 60), start=False)
     n, iterations = s.P.shape[0], 64
     leaves = s.leaves()
     torch.autograd.grad(fused(leaves, 2)[0].sum(), leaves.inputs)  # the analysis is not counted
@@ -369,3 +388,182 @@ def test_no_call_runs_for_long():
         calls = pcg._calls(values, none, b, 10**6 + 1, False)
     assert sum(calls) == 10**6 + 1
     assert calls[0] == max(calls) == 10_000
+
+
+module = importlib.import_module("learnsolve.solvers.stationary")
+HEAVYBALL = next(r for r in ROWS if r.name == "heavyball")
+P = small_square()
+FORM_OF = {"vector": "(N, n)", "columns": "(1, n)", "one column": "(1, n)", "batch of b": "(N, n)"}
+FORM_OF |= {"batch of both": "(B, N, n)"}
+LEARNING = [[0], [5], [1, 2], [0, 3, 4, 7], [0, 1, 2, 3, 4, 6, 7]]
+
+
+def inputs_for(shape: str, K: int, pattern=P) -> list:
+    """values, b, x0, scale, momentum"""
+    *rest, scale, momentum = HEAVYBALL.inputs(pattern, shape, FORM_OF[shape], K)
+    return [*rest, scale.squeeze(0) if shape == "one column" else scale, momentum.squeeze(-1)]
+
+
+def sweeps(pattern, K, checkpointed=False):
+    return lambda v, b, x0, s, m: richardson_sweeps(v, s, b, x0, pattern, K, checkpointed, m)
+
+
+def dense_sweeps(pattern, K, form):
+    """x, and the norms before each sweep."""
+
+    def f(v, b, x0, s, m):
+        x, norms = HEAVYBALL.dense(pattern, v, b, x0, s, m.unsqueeze(-1), iterations=K, form=form)
+        return x, norms.narrow(0 if b.dim() == 1 else -2, 0, K)
+
+    return f
+
+
+@pytest.mark.parametrize("shape", FORM_OF)
+def test_parts(shape, monkeypatch):
+    """In one call or several, checkpointed or not, with momentum or not: iterates to the last bit. Within one
+    call checkpointing changes no bit of a gradient either."""
+    lengths, back = [], []
+    raw, raw_backward = sweep_calls._raw, sweep_calls._raw_backward
+    monkeypatch.setattr(sweep_calls, "_raw", lambda *a: lengths.append(a[-2]) or raw(*a))
+    monkeypatch.setattr(sweep_calls, "_raw_backward", lambda *a: back.append(a[-3]) or raw_backward(*a))
+    for K, heavy in ((10, True), (10, False), (37, True), (37, False)):
+        inputs = inputs_for(shape, K)
+        if not heavy:
+            inputs[4] = inputs[4].new_empty(0)
+        monkeypatch.setattr(sweep_calls, "_WORK", 10**9)
+        expected, [gradient] = results(sweeps(P, K), inputs)
+        del lengths[:], back[:]
+        for work in (10**9, 3000, 400, 1):
+            monkeypatch.setattr(sweep_calls, "_WORK", work)
+            for checkpointed in (False, True):
+                found, [g] = results(sweeps(P, K, checkpointed), inputs)
+                assert equal(found, expected)
+                calls = sweep_calls._calls(inputs[0], inputs[1], K, checkpointed, heavy)
+                assert lengths[: sum(map(len, calls))] == back[::-1] == [n for part in calls for n in part]
+                del lengths[:], back[:]
+                # Calls add their gradients up, each its own: not the same bits.
+                near(g, gradient, 0.0 if work == 10**9 else 1e-13)
+
+
+@pytest.mark.parametrize("shape", ["vector", "columns", "batch of both"])
+def test_threads_do_not_change_a_bit(shape):
+    for matrix, checkpointed in ((grid(5, 150), True), (power_law(6000) + eye_array(6000), False)):
+        pattern = pattern_of(matrix, torch.int32)
+        inputs = inputs_for(shape, 4, pattern)
+
+        def run():
+            out, [g] = results(sweeps(pattern, 4, checkpointed), inputs)  # noqa: B023
+            return [*out, *g]
+
+        assert_same_bits(run, (2, 3))
+
+
+# --- cotangents of zero ---
+
+
+@pytest.mark.parametrize("heavy", [True, False], ids=["momentum", "jacobi"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("learning", LEARNING)
+def test_columns_of_sweeps_without_a_cotangent(learning, checkpointed, heavy):
+    """Left out of the adjoint, where the others are computed among fewer: in vectors or one by one, which
+    decides what a machine with FMA rounds."""
+    pattern = pattern_of(grid(5, 6), torch.int32)
+    v, _, _, s, m = inputs_for("vector", 9, pattern)
+    b, x0 = normal((pattern.shape[0], 8), seed=6), normal((pattern.shape[0], 8), seed=7)
+    inputs = [t.requires_grad_() for t in (v, b, x0, s, m if heavy else 0 * m)]
+    given = [*inputs[:4], m if heavy else m[:0].detach()]
+    x, norms = sweeps(pattern, 9, checkpointed)(*given)
+    learned = inputs[:5] if heavy else inputs[:4]
+    gx, gnorms = normal(x.shape, seed=8), normal(norms.shape, seed=9)
+    every = torch.autograd.grad((x, norms), learned, (gx, gnorms), retain_graph=True)
+    some = torch.zeros(8, dtype=torch.float64)
+    some[learning] = 1
+    for a, c in ((1, 1), (1, 0), (0, 1)):
+        found = torch.autograd.grad(
+            (x, norms), learned, (a * gx * some, c * gnorms * some), retain_graph=True
+        )
+        alone = [(t[:, learning] if i in (1, 2) else t).detach().clone() for i, t in enumerate(inputs)]
+        alone = [t.requires_grad_() for t in alone]
+        cotangents = a * gx[:, learning], c * gnorms[:, learning]
+        expected = torch.autograd.grad(dense_sweeps(pattern, 9, "(N, n)")(*alone), alone, cotangents)
+        for i, (f, w, e) in enumerate(zip(found, expected, every, strict=False)):
+            near(f[:, learning] if i in (1, 2) else f, w, 1e-11)
+            if i in (1, 2):
+                assert (f[:, some == 0] == 0).all()
+                if a and c:
+                    near(f[:, learning], e[:, learning], 1e-14)
+
+
+def test_zero_and_small_cotangents():
+    """None at all, none of an item of a batch; and a small one is not zero."""
+    inputs = [t.requires_grad_() for t in inputs_for("batch of both", 5)]
+    out = sweeps(P, 5)(*inputs)
+    x, g = out[0], normal(out[0].shape)
+    assert not any(t.any() for t in torch.autograd.grad(x, inputs, 0 * g, retain_graph=True))
+    g[0] = 0
+    found = torch.autograd.grad(x, inputs, g, retain_graph=True)
+    assert all((t[0] == 0).all() and (t[1] != 0).any() for t in found)
+    small, large = (
+        torch.autograd.grad(out, inputs, [size * normal(t.shape) for t in out], retain_graph=True)
+        for size in (1e-200, 1.0)
+    )
+    near([1e200 * t for t in small], large, 1e-13)
+
+
+def test_norms_alone():
+    """They come without x: a loss on them has all gradients, and none of the last scale."""
+    inputs = inputs_for("vector", 4)
+    (_, [found]), (_, [expected]) = (
+        results(f, inputs, ((1,),)) for f in (sweeps(P, 4), dense_sweeps(P, 4, "(N, n)"))
+    )
+    near(found, expected)
+    assert not found[3][-1].any()
+    assert found[3][:-1].all()
+
+
+# --- which way a solve takes ---
+
+
+@rows(lambda r: not r.sweeps)
+def test_when_the_compiled_sweeps_are_taken(row, monkeypatch):
+    """For a CSR and an M that is none or diagonal, parameters of any shape; not for what calls Python."""
+    taken, real = [], engine.richardson_sweeps
+    monkeypatch.setattr(engine, "richardson_sweeps", lambda *a: taken.append(a) or real(*a))
+    for form in ("()", "(N,)", "(B,)", "(N, B)"):
+        v, b, x0, *given = (t.requires_grad_() for t in row.inputs(P, "batch of b", form))
+        row.solve(ls.CSR(v, P), b, x0, *given, iterations=3).x.sum().backward()
+    assert len(taken) == (0 if row.M == "callable" else 4)
+    del taken[:]
+    if row.stops:
+        A, b = ls.problems.poisson((4, 4)), normal((16,))
+        M = {"M": row.preconditioner(A)} if row.M else {}
+        row.solve(A, b, iterations=3, callback=lambda _: None)
+        row.solve(lambda x: A @ x, b, iterations=3, **M)
+        row.solve(A, b, rtol=1e-2)
+        assert not taken
+
+
+def test_one_jacobi_sweep_of_which_only_the_weight_learns(monkeypatch):
+    """It is computed by torch, with the same results; all else by the sweeps."""
+    taken, real, row = [], module._one_sweep, ROWS[0]
+    monkeypatch.setattr(module, "_one_sweep", lambda *a: taken.append(a) or real(*a))
+    for shape in row.shapes:
+        for form in ("()", "(n,)", "(1, n)", "(1, 1)"):
+            v, b, x0, w = row.inputs(P, shape, form, 1)
+            found, expected = (
+                results(f, [w], ((0,), (1,), (0, 1)))
+                for f in (
+                    lambda w: row.sparse(P, v, b, x0, w, iterations=1),  # noqa: B023
+                    lambda w: row.dense(P, v, b, x0, w, iterations=1, form=form),  # noqa: B023
+                )
+            )
+            near(found, expected)
+            assert len(taken) == 1
+            del taken[:]
+    for learning, K in [((0, 3), 1), ((3, 1), 1), ((3, 2), 1), ((1,), 1), ((), 1), ((3,), 2)]:
+        inputs = row.inputs(P, "vector", "(n,)", K)
+        row.sparse(P, *(t.requires_grad_(i in learning) for i, t in enumerate(inputs)), iterations=K)
+    with torch.no_grad():
+        v, b, x0, w = row.inputs(P, "vector", "(n,)", 1)
+        row.sparse(P, v, b, x0, w.requires_grad_(), iterations=1)
+    assert not taken
