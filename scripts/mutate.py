@@ -20,6 +20,7 @@ import importlib
 import importlib.util
 import itertools
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+HEAD = re.compile(r"(.+?): ((?:\S+/)?[\w.-]+\.\w+): (.+)")
 LIMIT = 900  # seconds for the tests of one fault: one that hangs is noticed as well
 
 # What tests import beside learnsolve: once, here. Those of a fault run in a fork.
@@ -63,25 +65,26 @@ class Trouble(Exception):
 
 
 def read_faults(text: str) -> list[Fault]:
-    """Faults are separated by empty lines: a line `name: file`, lines that begin with - (the text that is
-    replaced) and + (what replaces it), and the arguments of pytest. Lines that begin with # are comments."""
-    faults = []
-    for block in text.split("\n\n"):
-        lines = [line for line in block.splitlines() if line and not line.startswith("#")]
-        if not lines:
-            continue
-        name, file = lines[0].rsplit(": ", 1)
-        changes: list[tuple[str, str]] = []
-        *signed, tests = lines[1:]
-        for sign, group in itertools.groupby(signed, key=lambda line: line[:2]):
-            text = "\n".join(line[2:] for line in group)
-            if sign == "- ":
-                changes.append((text, ""))
-            elif sign == "+ " and changes:
-                changes[-1] = (changes[-1][0], text)
+    """A fault is a line `name: file: tests`, the arguments of pytest, and lines that begin with - (the text
+    that is replaced) and + (what replaces it). Lines that begin with # are comments."""
+    faults: list[Fault] = []
+    last = ""
+    for line in filter(None, text.splitlines()):
+        sign, rest = line[:2], line[2:]
+        if sign == "- " and faults:
+            changes = faults[-1].changes
+            if last == "- ":
+                changes[-1] = (f"{changes[-1][0]}\n{rest}", "")
             else:
-                raise ValueError(f"scripts/faults.txt: {name!r} has a line that begins with {sign!r}")
-        faults.append(Fault(name, file, changes, shlex.split(tests)))
+                changes.append((rest, ""))
+        elif sign == "+ " and last in ("- ", "+ "):
+            old, new = faults[-1].changes[-1]
+            faults[-1].changes[-1] = (old, f"{new}\n{rest}" if last == "+ " else rest)
+        elif parts := HEAD.fullmatch(line):
+            faults.append(Fault(parts[1], parts[2], [], shlex.split(parts[3])))
+        elif not line.startswith("#"):
+            raise ValueError(f"scripts/faults.txt: {line!r} is not part of a fault")
+        last = sign
     return faults
 
 

@@ -362,7 +362,8 @@ def test_every_planted_fault_applies(monkeypatch):
         mutate.planted(fault, (ROOT / fault.file).read_text())
         where = "tests/petsc" if fault.tests[0] == "mpirun" else fault.tests[0].partition("::")[0]
         assert (ROOT / where).exists(), fault.name
-    one = "a: b.py\n- x\n+ y\ntests/t.py\n"
-    assert len(mutate.read_faults(f"{one}\n{one}")) == 2
-    with pytest.raises(ValueError, match="'a' has a line that begins with 'te'"):
-        mutate.read_faults(one + one)
+    two = mutate.read_faults("a: b.py: t.py -k c\n- x\n- y\n+ z\n- u\nb: c/d.h: t.py")
+    assert two[0][2:] == ([("x\ny", "z"), ("u", "")], ["t.py", "-k", "c"])
+    assert two[1].name == "b"
+    with pytest.raises(ValueError, match="'c' is not part of a fault"):
+        mutate.read_faults("a: b.py: t.py\n- x\nc")
