@@ -1,14 +1,16 @@
 """Are the tests sharp? Plants faults, one after another, in a copy of the checkout and runs the test of each.
 
-    python scripts/mutate.py                    all faults of scripts/faults.txt
+    python scripts/mutate.py                    the planted faults of scripts/faults.txt
     python scripts/mutate.py --only spmm        those whose name contains a word
     python scripts/mutate.py --language python  those of Python alone: nothing is compiled
-    python scripts/mutate.py --all-tests        the whole of `make test` for each fault, instead of its test
+    python scripts/mutate.py --rules 6          6 of each file that faults.txt names for rules (scripts/rules.py);
+                                                --only chooses files, --seed draws others
     scripts/petsc.sh python scripts/mutate.py --only petsc     those over processes, left out without it
 
 For each it prints whether it was noticed, or why it could not be tried, and the seconds that the tests took.
-The exit code is 1 if a fault was missed or does not apply (its text must occur exactly once in its file), or
-if one of the tests fails before a fault is planted.
+The exit code is 1 if a planted fault was missed or does not apply (its text must occur exactly once in its
+file), if rules made more than a fifth that nothing noticed (some change nothing that a test could see), or if
+one of the tests fails before a fault is planted.
 
 The checkout itself is never changed. Faults in C++ rebuild what they touch in the copy (CMake, Ninja; ccache
 where it is found).
@@ -20,6 +22,7 @@ import importlib
 import importlib.util
 import itertools
 import os
+import random
 import re
 import shlex
 import shutil
@@ -31,9 +34,13 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import rules
+
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = re.compile(r"(.+?): ((?:\S+/)?[\w.-]+\.\w+): (.+)")
-LIMIT = 900  # seconds for the tests of one fault: one that hangs is noticed as well
+LIMIT = 600  # seconds for the tests of one fault: one that hangs is noticed as well
+FLOOR = 0.8  # the share of the faults made by rules that must be noticed
+BY_RULES = "by rules"
 
 # What tests import beside learnsolve: once, here. Those of a fault run in a fork.
 COMMON = ("pytest", "torch._dynamo", "scipy.sparse.csgraph", "scipy.sparse.linalg", "pyamg")
@@ -49,6 +56,7 @@ class Fault(NamedTuple):
     file: str
     changes: list[tuple[str, str]]  # text that occurs once, and what replaces it
     tests: list[str]  # arguments of pytest, or "mpirun -n 3" and those of tests/petsc/run.py
+    mutant: str = ""  # the whole text, made by a rule
 
     @property
     def compiled(self) -> bool:
@@ -66,7 +74,7 @@ class Trouble(Exception):
 
 def read_faults(text: str) -> list[Fault]:
     """A fault is a line `name: file: tests`, the arguments of pytest, and lines that begin with - (the text
-    that is replaced) and + (what replaces it). Lines that begin with # are comments."""
+    that is replaced) and + (what replaces it), or is called "by rules". Lines that begin with # are comments."""
     faults: list[Fault] = []
     last = ""
     for line in filter(None, text.splitlines()):
@@ -88,7 +96,24 @@ def read_faults(text: str) -> list[Fault]:
     return faults
 
 
+def drawn(named: Fault, count: int, seed: int) -> list[Fault]:
+    """Of all faults that rules make in its file, `count`: one rule after another, each with any of its faults."""
+    chance = random.Random(f"{named.file} {seed}")
+    by_rule: dict[str, list[rules.Mutant]] = {}
+    for mutant in rules.mutants(named.file, (ROOT / named.file).read_text()):
+        by_rule.setdefault(mutant.rule, []).append(mutant)
+    of_rules = [chance.sample(found, len(found)) for found in by_rule.values()]
+    chance.shuffle(of_rules)
+    in_turn = itertools.chain(*itertools.zip_longest(*of_rules))
+    return [
+        named._replace(name=f"line {m.line}, {m.rule}: {m.was} -> {m.now}", mutant=m.text)
+        for m in itertools.islice(filter(None, in_turn), count)
+    ]
+
+
 def planted(fault: Fault, text: str) -> str:
+    if fault.mutant:
+        return fault.mutant
     for old, new in fault.changes:
         if (count := text.count(old)) != 1:
             raise Trouble(f"DOES NOT APPLY: {old!r} occurs {count} times in {fault.file}")
@@ -203,18 +228,20 @@ class Copy:
         sys.path.insert(0, str(self.folder))
         return int(pytest.main(["-x", "-p", "no:cacheprovider", "-o", "addopts=", *arguments]))
 
-    def try_fault(self, fault: Fault, arguments: list[str]) -> str:
+    def try_fault(self, fault: Fault) -> str:
         path = self.folder / fault.file
         if not path.is_file():
-            raise Trouble(f"DOES NOT APPLY: there is no {fault.file}")
+            return f"DOES NOT APPLY: there is no {fault.file}"
         text, stat = path.read_text(), path.stat()
-        path.write_text(planted(fault, text))
         try:
+            path.write_text(planted(fault, text))
             if fault.compiled:
                 self.compile()
             start = time.perf_counter()
-            noticed = not self.tests(arguments, fault.emulated)
+            noticed = not self.tests(fault.tests, fault.emulated)
             return f"{'noticed' if noticed else 'MISSED'}, {time.perf_counter() - start:.1f} s"
+        except Trouble as trouble:
+            return str(trouble)
         finally:
             path.write_text(text)
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -234,14 +261,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of faults")
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of the names of faults, or of files")
     parser.add_argument("--language", choices=("python", "c++"), help="only the faults in this language")
-    parser.add_argument("--all-tests", action="store_true", help="run all quick tests for each fault")
+    parser.add_argument("--rules", type=int, metavar="COUNT", help="so many made by rules in each file")
+    parser.add_argument("--seed", type=int, default=0, help="of those made by rules")
     parser.add_argument("--check", action="store_true", help="only look whether every fault applies")
     arguments = parser.parse_args()
 
     faults = read_faults((ROOT / "scripts" / "faults.txt").read_text())
-    chosen = [f for f in faults if any(part in f.name for part in arguments.only)]
+    faults = [f for f in faults if (f.name == BY_RULES) == bool(arguments.rules)]
+    name = "file" if arguments.rules else "name"
+    chosen = [f for f in faults if any(part in getattr(f, name) for part in arguments.only)]
     if arguments.language:
         chosen = [f for f in chosen if f.compiled == (arguments.language == "c++")]
     if not chosen:
@@ -270,21 +300,31 @@ def main() -> int:
             shutil.copytree(copy.build, copy.pristine)
         else:
             copy.take_libraries()
-        if not arguments.all_tests:
-            for emulated, tests in together(chosen):
-                if not copy.tests(tests, emulated):
-                    raise SystemExit(f"{shlex.join(tests)} fails without a fault\n{copy.output[-3000:]}")
-            print(f"all tests pass without a fault, {time.perf_counter() - start:.0f} s", flush=True)
+        for emulated, tests in together(chosen):
+            if not copy.tests(tests, emulated):
+                raise SystemExit(f"{shlex.join(tests)} fails without a fault\n{copy.output[-3000:]}")
+        print(f"all tests pass without a fault, {time.perf_counter() - start:.0f} s", flush=True)
+        if arguments.rules:
+            return by_rules(copy, chosen, arguments.rules, arguments.seed)
         for fault in chosen:
-            tests = ["--numprocesses", str(os.cpu_count())] if arguments.all_tests else fault.tests
-            try:
-                said = copy.try_fault(fault, tests)
-            except Trouble as trouble:
-                said = str(trouble)
+            said = copy.try_fault(fault)
             wrong += not said.startswith("noticed")
             print(f"{fault.name} ({fault.file}): {said}", flush=True)
     print(f"{len(chosen) - wrong} of {len(chosen)} faults noticed in {time.perf_counter() - start:.0f} s")
     return 1 if wrong else 0
+
+
+def by_rules(copy: Copy, files: list[Fault], count: int, seed: int) -> int:
+    """Prints the share noticed of each file, with those that were not. What does not compile does not count."""
+    tried = noticed = 0
+    for named in files:
+        said = {f.name: copy.try_fault(f) for f in drawn(named, count, seed)}
+        missed = [f"    {name}" for name, what in said.items() if what.startswith("MISSED")]
+        seen = sum(what.startswith("noticed") for what in said.values())
+        tried, noticed = tried + seen + len(missed), noticed + seen
+        print(f"{named.file}: {seen} of {seen + len(missed)} noticed", *missed, sep="\n", flush=True)
+    print(f"{noticed} of {tried} faults made by rules noticed ({noticed / max(tried, 1):.0%})")
+    return int(noticed < FLOOR * tried)
 
 
 def together(faults: list[Fault]) -> list[tuple[bool, list[str]]]:
