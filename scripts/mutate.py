@@ -3,8 +3,8 @@
     python scripts/mutate.py                    the planted faults of scripts/faults.txt
     python scripts/mutate.py --only spmm        those whose name contains a word
     python scripts/mutate.py --language python  those of Python alone: nothing is compiled
-    python scripts/mutate.py --rules 6          6 of each file that faults.txt names for rules (scripts/rules.py);
-                                                --only chooses files, --seed draws others
+    python scripts/mutate.py --rules 6          6 of each file that faults.txt names for rules
+                                                (scripts/rules.py); --seed draws others
     scripts/petsc.sh python scripts/mutate.py --only petsc     those over processes, left out without it
 
 For each it prints whether it was noticed, or why it could not be tried, and the seconds that the tests took.
@@ -74,7 +74,8 @@ class Trouble(Exception):
 
 def read_faults(text: str) -> list[Fault]:
     """A fault is a line `name: file: tests`, the arguments of pytest, and lines that begin with - (the text
-    that is replaced) and + (what replaces it), or is called "by rules". Lines that begin with # are comments."""
+    that is replaced) and + (what replaces it), or is called "by rules". Lines that begin with # are
+    comments."""
     faults: list[Fault] = []
     last = ""
     for line in filter(None, text.splitlines()):
@@ -97,7 +98,7 @@ def read_faults(text: str) -> list[Fault]:
 
 
 def drawn(named: Fault, count: int, seed: int) -> list[Fault]:
-    """Of all faults that rules make in its file, `count`: one rule after another, each with any of its faults."""
+    """`count` of the faults that rules make in its file: one rule after another, each with any of its own."""
     chance = random.Random(f"{named.file} {seed}")
     by_rule: dict[str, list[rules.Mutant]] = {}
     for mutant in rules.mutants(named.file, (ROOT / named.file).read_text()):
@@ -315,7 +316,7 @@ def main() -> int:
 
 
 def by_rules(copy: Copy, files: list[Fault], count: int, seed: int) -> int:
-    """Prints the share noticed of each file, with those that were not. What does not compile does not count."""
+    """Prints the share noticed of each file, and those that were not; not what does not compile."""
     tried = noticed = 0
     for named in files:
         said = {f.name: copy.try_fault(f) for f in drawn(named, count, seed)}
