@@ -51,6 +51,7 @@ PERIODIC = ls.problems.nodal_diffusion(random(4, 4), boundary="periodic")
 HIERARCHY = P.AMG(A, max_coarse=4).hierarchy
 (LINEAR,) = P.Hierarchy.linear((4, 4), periodic=True, levels=2).prolongations
 MESH = ls.problems.random_mesh(16, seed=0)
+VECTOR = random(16)
 EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
 
 NUMBERS: dict[str, Any] = {
@@ -268,14 +269,14 @@ def outputs(result: Any) -> list[Tensor]:
     if isinstance(result, ls.problems.TriangleMesh):
         return [result.areas]
     if isinstance(result, torch.nn.Module):
-        arguments = {"A": A, "b": random(16), "r": random(16)}
+        arguments = {"A": A, "b": VECTOR, "r": VECTOR}
         taken = inspect.signature(result.forward).parameters
         if any(p.is_floating_point() and p.dtype != F64 for p in result.parameters()):
             result = result.to(F64)
         return outputs(result(*(arguments[name] for name in taken if name in arguments)))
     if isinstance(result, ls.ops.StencilOperator):
-        return [result @ random(16).to(result.dtype)]
+        return [result @ VECTOR.to(result.dtype)]
     if isinstance(result, ls.SparsityPattern) or not callable(result):
         return []
     dtype = getattr(result, "dtype", F64)  # SciPy's operators have one of NumPy
-    return outputs(result(random(16).to(dtype if isinstance(dtype, torch.dtype) else F64)))
+    return outputs(result(VECTOR.to(dtype if isinstance(dtype, torch.dtype) else F64)))

@@ -18,6 +18,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.ops.core.operands import plain_values
 
 NAME = "two_grid_symbols"
+_STEPS = 2  # each from a constant: derivatives up to the third order
 
 
 class _Grid(NamedTuple):
@@ -155,7 +156,8 @@ def two_grid_factor(
 
     Notes
     -----
-    Gradient as for `torch.linalg.eigvals`, if the largest modulus is attained once.
+    Gradient: exact, up to third derivatives, if the largest modulus is attained once; otherwise as for
+    `torch.linalg.eigvals`.
 
     Examples
     --------
@@ -179,8 +181,32 @@ def two_grid_factor(
     )
     # LAPACK ends the process at a complex NaN.
     finite = torch.isfinite(blocks.detach()).all(-1, keepdim=True).all(-2, keepdim=True)
-    radii = torch.linalg.eigvals(torch.where(finite, blocks, 0)).abs().amax(-1)
+    radii = _radius(torch.where(finite, blocks, 0))
     return torch.where(finite[..., 0, 0], radii, torch.nan).amax(-1)
+
+
+def _radius(blocks: Tensor) -> Tensor:
+    """The largest modulus of an eigenvalue of each block, (..., m, m). Its derivatives are those of Newton's
+    steps from the solution: the second ones of `torch.linalg.eigvals` divide by the gaps between equal
+    eigenvalues, and 0 is one many times. For a largest one that is attained twice they are torch's."""
+    found = torch.linalg.eig(blocks.detach())
+    at = found.eigenvalues.abs().argmax(-1, keepdim=True)
+    value = found.eigenvalues.gather(-1, at)
+    near = (found.eigenvalues - value).abs() <= torch.finfo(blocks.dtype).eps ** 0.5 * value.abs()
+    twice = (near.sum(-1) > 1).unsqueeze(-1).unsqueeze(-1)
+    distinct = torch.arange(1, blocks.shape[-1] + 1, device=blocks.device).diag().to(blocks)
+    of_torch = torch.linalg.eigvals(torch.where(twice, blocks, distinct)).abs().amax(-1)
+    x = found.eigenvectors.gather(-1, at.unsqueeze(-2).expand(*at.shape[:-1], blocks.shape[-1], 1))
+    x = torch.where(twice, distinct[:, -1:] / blocks.shape[-1], x)
+    value = torch.where(twice[..., 0], blocks.shape[-1], value)
+    blocks, start = torch.where(twice, distinct, blocks), x.mH
+    for _ in range(_STEPS):
+        residual = torch.cat((blocks @ x - value.unsqueeze(-1) * x, start @ x - 1), -2)
+        above = torch.cat((blocks - value.unsqueeze(-1) * torch.eye(blocks.shape[-1]).to(blocks), -x), -1)
+        below = torch.cat((start, torch.zeros_like(start[..., :1])), -1)
+        step = torch.linalg.solve(torch.cat((above, below), -2), residual)
+        x, value = x - step[..., :-1, :], value - step[..., -1, :]
+    return torch.where(twice[..., 0, 0], of_torch, value.squeeze(-1).abs())
 
 
 def _checked(A: CSR, P: CSR, R: CSR | None, grid: Sequence[int], period: Sequence[int]) -> _Grid:
@@ -263,7 +289,7 @@ def _regular(coarse: Tensor) -> Tensor:
     """Shift the block of theta = 0 along the constants, which it maps to zero."""
     m = coarse.shape[-1]
     shift = torch.zeros_like(coarse)
-    shift[..., 0, :, :] = plain_values(coarse).abs().amax((-3, -2, -1)).unsqueeze(-1).unsqueeze(-1) / m
+    shift[..., 0, :, :] = coarse.detach().abs().amax((-3, -2, -1)).unsqueeze(-1).unsqueeze(-1) / m
     return coarse + shift
 
 

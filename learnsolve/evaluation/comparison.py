@@ -29,6 +29,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.files import replace_file
 from learnsolve.matrix.inputs import matrix, operands
 from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.matrix.pattern_checks import as_numpy
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.stencil_operator import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
@@ -399,7 +400,7 @@ def evaluate(
 
 def _tolerances(name: str, rtol: Any) -> list[float]:
     if isinstance(rtol, (Tensor, np.ndarray)):
-        rtol = rtol.tolist()
+        rtol = (as_numpy(rtol) if isinstance(rtol, Tensor) else rtol).tolist()
     if isinstance(rtol, (Real, str)) or not isinstance(rtol, Iterable):
         rtol = [rtol]
     tolerances = list(rtol)

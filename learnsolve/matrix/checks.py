@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from learnsolve.matrix.convert import check_real, real_on_a_device
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.plain import carries_graph
 
 SUPPORTED = (torch.float32, torch.float64)
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # of the same precision
@@ -136,7 +136,7 @@ def batches(function: str, a: torch.Size, b: torch.Size, names: str) -> None:
 
 def start(function: str, name: str, value: Tensor, instead: str) -> None:
     """`value`, which a module copies into its state, must not require grad: the copy has no derivative."""
-    if value.requires_grad or forward_ad.unpack_dual(value).tangent is not None:
+    if carries_graph(value):
         raise ValueError(
             f"{function}: {name} requires grad, but would get no gradient, because the module keeps a copy; "
             f"pass {name.removesuffix('.values')}.detach() to start from its numbers, or {instead}"

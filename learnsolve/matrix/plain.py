@@ -51,9 +51,9 @@ def unmapped(t: Tensor) -> Tensor:
     while is_functorch_wrapped_tensor(t):
         if is_batchedtensor(t):
             raise NotImplementedError(
-                "patterns and index arrays cannot be made of a tensor that torch.func.vmap maps over: make "
-                "them outside of the transformed function, and map over values, "
-                "learnsolve.CSR(values, pattern)"
+                "patterns, index arrays, files and arrays of NumPy cannot be made of a tensor that "
+                "torch.func.vmap maps over: make them outside of the transformed function, and map over "
+                "values, learnsolve.CSR(values, pattern)"
             )
         t = get_unwrapped(t)
     return t
@@ -141,6 +141,16 @@ def sample(t: Tensor) -> Tensor:
     with plain_tensors():
         values = numbers(t)
         return values[(0,) * (values.dim() - t.dim())]
+
+
+def carries_graph(t: Tensor) -> bool:
+    """Whether t requires grad or has a tangent, at any level of torch.func."""
+    if t.requires_grad or torch.compiler.is_dynamo_compiling():
+        return t.requires_grad
+    held = t
+    while is_functorch_wrapped_tensor(held):
+        held = get_unwrapped(held)
+    return held.requires_grad or bool(transformations(t) - {"vmap"})
 
 
 def transformations(t: Tensor) -> set[str]:

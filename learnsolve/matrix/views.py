@@ -16,6 +16,7 @@ from torch import Tensor
 from learnsolve.matrix import convert, files, interning
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.matrix.pattern_checks import as_numpy
+from learnsolve.matrix.plain import unmapped
 
 
 class Views:
@@ -194,6 +195,8 @@ _KEYS = {"values", "crow_indices", "col_indices"}
 
 
 def _save(path: str | os.PathLike[str], values: Tensor, pattern: SparsityPattern) -> None:
+    with torch._C._DisableFuncTorch():
+        values = unmapped(values)
     is_complex = values.is_complex()
     tensors = {
         "values": torch.view_as_real(values.detach().resolve_conj()) if is_complex else values,

@@ -90,11 +90,6 @@ class TriangleMesh(Immutable):
     def __init__(self, points: Tensor, triangles: Tensor, fixed: Tensor | None = None):
         _check_kinds(points, triangles, fixed)
         numbers = plain_values(points)
-        if numbers.shape != points.shape:
-            raise ValueError(
-                "TriangleMesh: inside torch.func.vmap there is not one set of points; make a mesh of each, "
-                "and stack the values of its matrices"
-            )
         t, fixed, free = _topology(numbers, triangles, fixed)
         x = points.to("cpu", torch.float64, copy=True)  # the caller cannot change it
         edges, areas = _geometry(x, t)
@@ -142,6 +137,11 @@ def _check_points(function: str, points: Tensor) -> None:
         raise ValueError(f"{function}: points must have shape (any, 2), got {tuple(points.shape)}")
     if points.is_meta:
         raise ValueError(f"{function}: points must have data, got a tensor on meta")
+    if plain_values(points).shape != points.shape:
+        raise ValueError(
+            f"{function}: inside torch.func.vmap there is not one set of points; make a mesh of each, and "
+            "stack the values of its matrices"
+        )
     if not (finite := plain_values(points).isfinite()).all():
         at = int((~finite).nonzero()[0, -2])
         raise ValueError(f"{function}: points must be finite, got points[{at}]")

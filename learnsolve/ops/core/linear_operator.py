@@ -8,6 +8,7 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
+from learnsolve.matrix.pattern_checks import as_numpy
 from learnsolve.ops.core.product import product
 
 
@@ -25,7 +26,7 @@ class HostOperator(scipy.sparse.linalg.LinearOperator):
         # A copy: torch does not accept read-only arrays or negative strides.
         vectors = torch.from_numpy(np.array(x, dtype=self.dtype)).to(self.like.device)
         with torch.no_grad():
-            return self.apply(self.of, vectors, transpose).cpu().numpy()
+            return as_numpy(self.apply(self.of, vectors, transpose))
 
     def _matvec(self, x: np.ndarray) -> np.ndarray:
         return self._multiply(x.reshape(-1), False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.plain import sample, transformations
+from learnsolve.matrix.plain import carries_graph, sample, transformations
 from learnsolve.ops.block_batch import BlockBatch
 from learnsolve.ops.core.autograd import forward_mode_may_come
 from learnsolve.solvers.core.operators import Blocks, Function, Operator, Watched, as_operator
@@ -195,7 +195,7 @@ def _transformations_of(apply: Any, x: Tensor) -> set[str]:
 
 def refuse_what_learns(name: str, x0: Tensor | None, M: Any, sources: tuple[Tensor, ...]) -> None:
     """`sources`: the tensors that A depends on."""
-    if x0 is not None and torch.is_grad_enabled() and x0.requires_grad:
+    if x0 is not None and torch.is_grad_enabled() and carries_graph(x0):
         raise no_implicit_gradient(name, "x0")
     if torch.is_grad_enabled() and _learns(M, sources):
         raise no_implicit_gradient(name, "M")
@@ -239,6 +239,11 @@ def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) ->
     if gradient != "implicit":
         return
     for key, value in parameters.items():
+        if isinstance(value, Tensor) and "vmap" in transformations(value):
+            raise NotImplementedError(
+                f"{name}: torch.func.vmap maps over {key}, or over what it is estimated from; give one "
+                "value, or one for each system of a batch, or a fixed number of iterations"
+            )
         if isinstance(value, Tensor) and (
             (torch.is_grad_enabled() and value.requires_grad)
             or (forward_mode_may_come() and transformations(value) - {"vmap"})

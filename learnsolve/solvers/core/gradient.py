@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 def unrolled(problem: Problem, b: Tensor, x0: Tensor | None) -> Solution:
-    if mapped(b) or any(mapped(p) for p in problem.A.parameters):
+    if any(mapped(t) for t in (b, x0, *problem.A.parameters) if t is not None):
         raise NotImplementedError(
             f'{problem.name}: vmap needs gradient="implicit", since the number of iterations depends on the '
             "data; or give the mapped axis to b, or A.values, as a batch axis"

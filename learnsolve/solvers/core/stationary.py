@@ -331,7 +331,7 @@ def run(
     a, c = coefficients(read, settings)
     if iterations is not None:
         return run_fixed(name, A, b, x0, settings, iterations, a, c)
-    refuse_parameters_that_learn(name, settings.gradient, **read.values)
+    refuse_parameters_that_learn(name, settings.gradient, **read.values, A=a)
     settings = replace(settings, M=_Identity() if settings.M is None else settings.M)
     return solve(name, method(a, c), A, b, x0, settings)
 
