@@ -8,12 +8,13 @@ from collections.abc import Callable
 import torch
 from ops import factor_cases, systems
 from ops.rows import FULL, GRAPH_ROWS, PRODUCT_ROWS, SHAPES, STRUCTURE_ROWS, Case
-from reference import coordinates, densify, normal, on_pattern, pattern_of, random
-from solvers import dense_pcg, stationary_cases
+from reference import coordinates, densify, grid, normal, on_pattern, pattern_of, random
+from solvers import stationary_cases
 from torch import Tensor
 
 import learnsolve as ls
 from learnsolve.ops.core.local_solve import local_solve
+from learnsolve.ops.pcg import KINDS as PCG_KINDS
 from learnsolve.ops.richardson import richardson_sweeps
 
 STEPS = 3
@@ -277,13 +278,13 @@ def momentum(name: str, shape: str, form: str) -> Case:
 
 
 def pcg(kind: str, shape: str) -> Case:
-    s = dense_pcg.system(kind, shape, dense_pcg.grid(5, 2))
+    s = stationary_cases.pcg_system(kind, shape, grid(5, 2))
     return Case(
         f"pcg, {kind}, {shape}",
-        joined(lambda P, *t: dense_pcg.fused(s.with_inputs(*t), PCG_STEPS)[:2]),
-        joined(lambda P, *t: dense_pcg.dense(s.with_inputs(*t), PCG_STEPS)),
+        joined(lambda P, *t: stationary_cases.fused(s.with_inputs(*t), PCG_STEPS)[:2]),
+        joined(lambda P, *t: stationary_cases.dense_pcg(s.with_inputs(*t), PCG_STEPS)),
         pattern=lambda: s.P,
-        make=lambda P, seed: dense_pcg.system(kind, shape, dense_pcg.grid(5, 2), seed=seed).inputs,
+        make=lambda P, seed: stationary_cases.pcg_system(kind, shape, grid(5, 2), seed=seed).inputs,
         compiles=False,  # solvers/test_loop_operators.py
         batched=False,
         tolerance=1e-10,
@@ -299,7 +300,7 @@ SOLVE_ROWS += [
     momentum("vector", "vector", "(N, n)"),
     momentum("columns", "columns", "(1, n)"),
     momentum("batch of all", "batch of both", "(B, N, n)"),
-    *(pcg(kind, shape) for kind in dense_pcg.KINDS for shape in ("vector", "batch of b")),
+    *(pcg(kind, shape) for kind in PCG_KINDS for shape in ("vector", "batch of b")),
 ]
 
 
