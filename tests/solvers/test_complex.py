@@ -201,10 +201,10 @@ REFUSED = {
         lambda: S.cg(HERMITIAN, right(30), null_space="constants"),
     ],
     "b has dtype torch.float64, the matrix torch.complex128": [
-        *(lambda f=f: f(WAVE, REAL) for f in (S.gmres, S.cg, S.lsqr, ls.solve, ls.ops.spsolve)),
+        *(lambda f=f: f(WAVE, REAL) for f in (S.gmres, S.cg, S.lsqr, ls.solve, ls.ops.spsolve))
     ],
     "b has dtype torch.complex128, the matrix torch.float64": [
-        *(lambda f=f: f(BASE, right(30)) for f in (S.gmres, S.cg, S.lsqr, ls.solve, ls.ops.spsolve)),
+        *(lambda f=f: f(BASE, right(30)) for f in (S.gmres, S.cg, S.lsqr, ls.solve, ls.ops.spsolve))
     ],
     "the result of A must be torch.complex128": [lambda: S.gmres(torch.real, right(30))],
     "the result of A has dtype torch.float64": [lambda: S.cg(torch.real, right(30))],

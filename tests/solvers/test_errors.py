@@ -117,11 +117,7 @@ OF_A_DIAGONAL = [
     ({"A": with_zero(3)}, V, "A must not have zeros on its diagonal, row 3 has one; permute"),
     ({"A": with_zero(1, 2), "b": B[:, None]}, V, "row 1 has one"),
     ({"A": with_zero(2).requires_grad_(), "iterations": 3}, V, "row 2 has one"),
-    (
-        {"A": HOLE, "b": B[:2]},
-        V,
-        "A must have an entry on its diagonal in every row, row 1 has none; .*add",
-    ),
+    ({"A": HOLE, "b": B[:2]}, V, "A must have an entry on its diagonal in every row, row 1 has none; .*add"),
 ]
 OF_ITERATIONS = [
     ({"iterations": -1}, V, "iterations must be at least 0, got -1"),
@@ -237,17 +233,9 @@ def test_bad_argument(method):
         (lambda: S.SOR(1.5, direction="up"), V, "SOR: direction must be one of"),
         (lambda: S.PCG(None), T, "PCG: M must be a callable"),
         (lambda: S.PCG(lambda r: r, gradient="no"), V, "PCG: gradient must be one of"),
-        (
-            lambda: call("richardson", M=ls.preconditioners.IC0, iterations=2),
-            T,
-            "M is the class IC0",
-        ),
+        (lambda: call("richardson", M=ls.preconditioners.IC0, iterations=2), T, "M is the class IC0"),
         (lambda: call("richardson", COMPLEX, iterations=2), T, "richardson: .*A must be real"),
-        (
-            lambda: S.bicgstab(lambda x: A @ x, LEARN).x.sum().backward(),
-            V,
-            "needs the transpose of A",
-        ),
+        (lambda: S.bicgstab(lambda x: A @ x, LEARN).x.sum().backward(), V, "needs the transpose of A"),
         (lambda: S.gmres(A, LEARN, adjoint_M=SLY).x.sum().backward(), T, "adjoint_M must be real"),
         (lambda: ls.analysis.spectral_radius(SLY), T, "must be real, got complex128"),
         (lambda: ls.analysis.condition_number(A, COMPLEX), T, "must be real, got complex128"),

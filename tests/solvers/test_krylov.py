@@ -492,9 +492,7 @@ def test_transformations(case):
 
 @pytest.mark.few
 @pytest.mark.parametrize(
-    "case",
-    [c for c in [*CASES, *COMPLEX] if c.name in COMPILED_TOO],
-    ids=lambda c: c.name,
+    "case", [c for c in [*CASES, *COMPLEX] if c.name in COMPILED_TOO], ids=lambda c: c.name
 )
 @every_mode
 def test_compile_breaks_its_graph_and_goes_on(case, mode):

@@ -94,10 +94,7 @@ PRECONDITIONERS = {  # of the batch, and of one block
         lambda A: [P.SSOR(B) if len(B.values) > 9 else None for B in A.split(A.matrix)],
         lambda B: P.SSOR(B) if len(B.values) > 9 else None,
     ),
-    "product": (
-        lambda A: P.FSAI(A.matrix),
-        lambda A: P.FSAI(A),
-    ),
+    "product": (lambda A: P.FSAI(A.matrix), lambda A: P.FSAI(A)),
     "matrix": (lambda A: ls.ops.diag(1 / A.matrix.diagonal()), lambda A: ls.ops.diag(1 / A.diagonal())),
     "callable": (lambda A: lambda r: 0.3 * r, lambda A: lambda r: 0.3 * r),
 }

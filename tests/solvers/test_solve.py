@@ -442,8 +442,7 @@ ONLY = r"only with a CSR as A, no M or an M with a compiled form .* no callback,
 
 
 @pytest.mark.parametrize(
-    "keywords",
-    [{"callback": print}, {"M": lambda r: r}, {"gradient": "unrolled"}, {"null_space": "ones"}],
+    "keywords", [{"callback": print}, {"M": lambda r: r}, {"gradient": "unrolled"}, {"null_space": "ones"}]
 )
 def test_what_cannot_be_part_of_a_graph_says_so(keywords):
     with pytest.raises(Exception, match=ONLY):
