@@ -402,16 +402,6 @@ def test_gradients_are_those_of_dense_algebra(case):
 
 
 @complex_branch
-def test_derivatives_of_any_order(case):
-    def f(v, b):
-        return case.solve(v, b, tol=1e-13).x
-
-    inputs = case.v.clone().requires_grad_(), case.right(1).requires_grad_()
-    assert gradcheck(f, inputs, check_forward_ad=not case.function, fast_mode=True)
-    assert gradgradcheck(f, inputs, fast_mode=True)
-
-
-@complex_branch
 @quiet
 def test_derivatives_of_the_iterations(case):
     """Of iterates that have not converged, and of the history; x0 and a scaled M."""

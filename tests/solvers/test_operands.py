@@ -426,15 +426,6 @@ def test_products_of_few_columns():
                 assert ((y - D @ x).abs() <= scale * (D.abs() @ x.abs())).all()
 
 
-def test_sweeps_of_a_large_system_take_several_calls():
-    LARGE = ls.problems.poisson((316, 316))
-    b = torch.randn(LARGE.shape[0], 8, dtype=torch.float64)
-    x = ls.solvers.jacobi(LARGE, b, weight=0.8, iterations=40).x
-    for column, alone in zip(b.unbind(1), x.unbind(1), strict=True):
-        wanted = ls.solvers.jacobi(LARGE, column.contiguous(), weight=0.8, iterations=40).x
-        torch.testing.assert_close(alone, wanted, rtol=1e-12, atol=1e-12)
-
-
 OFFSETS = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)]
 GRID = (3, 4)
 N = 12
@@ -474,18 +465,6 @@ def test_the_window_and_periodic_boundaries():
     x = normal((20,))
     assert torch.allclose(A @ x, ls.ops.stencil(window, x.reshape(4, 5), boundary="periodic").flatten())
     assert torch.allclose(ls.solvers.gmres(A, A @ x, rtol=1e-12).x, x)
-
-
-def test_gradients_of_products(A):
-    c, x = A.coefficients.clone().requires_grad_(), normal((*A.batch_shape, N, 2)).requires_grad_()
-    for turn in (False, True):
-
-        def apply(c, x, turn=turn):
-            B = A.with_coefficients(c)
-            return (B.T if turn else B) @ x
-
-        assert gradcheck(apply, (c, x))
-        assert gradgradcheck(apply, (c, x))
 
 
 @pytest.mark.few

@@ -122,8 +122,6 @@ def test_an_M_that_is_not_positive_definite_is_named(M, status):
 
 def test_errors_of_an_M_are_seen():
     A, b = spd(), normal((20,))
-    with pytest.raises(ValueError, match=r"cg: the result of M must have shape \(20,\)"):
-        S.cg(A, b, M=lambda r: r[:-1])
     with pytest.raises(ZeroDivisionError):
         S.cg(A, b, M=lambda r: 1 // 0)
 
@@ -364,13 +362,10 @@ def test_parameters():
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: T(A.to_dense()), TypeError, "TriangularSolve: L must be a CSR"),
         (lambda: T(A), ValueError, "lower triangular"),
         (lambda: T(A.tril(), lower=False), ValueError, r"upper triangular.*ops.triu\(L\)"),
-        (lambda: T(A.tril(), lower=1), TypeError, "lower must be True or False"),
         (lambda: T(A.tril(), unit_diagonal=True, positive="exp"), ValueError, "no diagonal to keep positive"),
         (lambda: T(-A.tril(), positive="exp"), ValueError, "row 0 has -4.1"),
-        (lambda: T(A.tril(), positive="square"), ValueError, "positive must be one of"),
         (lambda: T(A.tril(-1)), ValueError, "row 0 has none"),
         (lambda: T(A.tril())(torch.ones(3, dtype=torch.float64)), ValueError, "20 rows"),
     ],

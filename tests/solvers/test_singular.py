@@ -415,15 +415,6 @@ def close(found, wanted, tolerance: float = 1e-10) -> None:
 
 
 @every
-def test_gradient_of_one_equation_with_two_unknowns(name):
-    v, b = torch.ones(2, dtype=torch.float64), torch.tensor([2.0], dtype=torch.float64)
-    v.requires_grad_(), b.requires_grad_()
-    x = getattr(S, name)(ls.CSR(v, full(1, 2)), b).x
-    of_v, of_b = grad(x[0], (v, b))
-    close((of_v, of_b), (torch.tensor([0.0, -1.0]).double(), torch.tensor([0.5]).double()))
-
-
-@every
 @shapes
 @pytest.mark.parametrize("damp", [0.0, 0.4])
 def test_gradient_of_the_solution_of_least_norm(name, shape, damp):

@@ -238,10 +238,6 @@ def test_what_is_asked_for_is_taken():
     assert ls.solve(A, ones(A), M=M).selected.startswith("cg with the given M: ")
     with pytest.raises(ValueError, match=r'solve: method="direct" takes no M'):
         ls.solve(A, ones(A), method="direct", M=M)
-    with pytest.raises(ValueError, match="solve: method must be one of"):
-        ls.solve(A, ones(A), method="cgs")
-    with pytest.raises(TypeError, match="solve: b must be a"):
-        ls.solve(A, [1.0] * 20)
     with pytest.raises(TypeError, match=r"solve: A .*CSR\.from"):
         ls.solve(A.to_dense().tolist(), ones(A))
     with pytest.raises(ValueError, match="solve: for a batch of matrices b must have shape"):
