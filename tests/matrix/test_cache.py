@@ -595,8 +595,7 @@ def test_no_interruptible_analysis_is_forgotten():
 
 @with_a_timer
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name == "sort_triples")) for name in ANALYSES],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "sort_triples")) for name in ANALYSES]
 )
 def test_signals_interrupt_an_analysis(name):
     """One that waits for the end is handled once."""

@@ -599,10 +599,7 @@ WORKS = {
     "A + S": (lambda: A + S, 2 * D),
     "A - S": (lambda: A - S, 0 * D),
     "array @ A": (lambda: np.ones((2, 4)) @ A, torch.ones(2, 4).double() @ D),
-    "bmat": (
-        lambda: ls.ops.block([[A, None], [None, S]]),
-        torch.block_diag(D, D),
-    ),
+    "bmat": (lambda: ls.ops.block([[A, None], [None, S]]), torch.block_diag(D, D)),
     "zeros": (lambda: A + ls.ops.zeros(4), D),
     "A + eye": (lambda: A + ls.ops.eye(4), D + torch.eye(4)),
     "module(x)": (lambda: MODULE(X), D @ X),

@@ -7,16 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import torch
-from ops.factor_cases import (
-    OMEGA,
-    STRUCTURES,
-    dominant,
-    every_elimination,
-    every_kind,
-    library,
-    loops,
-    small,
-)
+from ops.factor_cases import OMEGA, STRUCTURES, dominant, every_elimination, every_kind, library, loops, small
 from ops.rows import EMPTY, SHAPES
 from ops.systems import (
     F64,
@@ -265,8 +256,6 @@ def test_omega():
     for error, message, wrong in (
         (ValueError, "must be between 0 and 1, got 1.5", 1.5),
         (ValueError, "must be between 0 and 1, got -0.5", torch.tensor([0.5, -0.5], dtype=v.dtype)),
-        (TypeError, "must be a number or a torch.Tensor, got str", "1"),
-        (TypeError, "has dtype torch.float32", torch.tensor(0.5)),
         (ValueError, "must broadcast to the batch axes", v[0]),
     ):
         with pytest.raises(error, match=f"mic0: omega {message}"):
@@ -376,24 +365,16 @@ def test_errors(kind):
     op, P = getattr(ls.ops, kind), small()
     A = ls.CSR(dominant(P), P)
     hole = ls.CSR.from_dense(torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 1, 0]]))
-    minus, single = torch.tensor(-0.5, dtype=A.dtype), torch.tensor(1.0)
-    finite = "shift must be finite and not negative, got "
-    for error, message, arguments in (
-        (TypeError, "A must be a CSR, got Tensor", {"A": torch.ones(2, 2)}),
-        (TypeError, "A.values must be float32 or float64", {"A": A.to(torch.float16)}),
-        (ValueError, r"A must be square, got shape \(2, 5\)", {"A": A[:2]}),
-        (ValueError, "A must have an entry on its diagonal in every row, row 2 has none", {"A": hole}),
-        (ValueError, "on_breakdown must be one of", {"on_breakdown": "ignore"}),
-        (TypeError, "shift must be a number or a torch.Tensor, got str", {"shift": "1"}),
-        (ValueError, finite + "-1", {"shift": -1}),
-        (ValueError, finite + "-0.5", {"shift": minus}),
-        (ValueError, finite + "nan", {"shift": minus * torch.nan}),
-        (TypeError, "shift has dtype torch.float32", {"shift": single}),
-        (ValueError, "shift must broadcast to the batch axes", {"shift": A.values[:3]}),
+    minus = torch.tensor(-0.5, dtype=A.dtype)
+    for message, arguments in (
+        ("A must have an entry on its diagonal in every row, row 2 has none", {"A": hole}),
+        ("shift must be finite and not negative, got -0.5", {"shift": minus}),
+        ("shift must be finite and not negative, got nan", {"shift": minus * torch.nan}),
+        ("shift must broadcast to the batch axes", {"shift": A.values[:3]}),
     ):
-        with pytest.raises(error, match=f"{kind}: {message}"):
+        with pytest.raises(ValueError, match=f"{kind}: {message}"):
             op(**{"A": A} | arguments)
-    with pytest.raises(ValueError, match=f"{kind}: {finite}-0.5"):
+    with pytest.raises(ValueError, match=f"{kind}: shift must be finite and not negative, got -0.5"):
         torch.func.grad(lambda s: op(A, shift=s).L.values.sum())(minus)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("learnsolve.ops.core.incomplete.PLAN_LIMIT", 8)
@@ -634,16 +615,8 @@ def test_levels_are_used_where_they_are_wide(monkeypatch):
     assert len(levels) == 0
     monkeypatch.setattr(triangular, "_LEVEL_WORK", 100)
     Q = pattern_of(LARGE["wide levels"])
-    forward, adjoint = (triangular._system(Q, triangular.Side(True, False, t)) for t in (False, True))
-    *_, order, levels = forward.tensors
+    *_, levels = triangular._system(Q, triangular.Side(True, False, False)).tensors
     assert len(levels) > 2
-    assert order is adjoint.tensors[-2]
-    level = np.repeat(np.arange(len(levels) - 1), np.diff(levels))
-    of_row = np.empty_like(level)
-    of_row[order] = level
-    rows, columns = coordinates(Q)
-    below = columns < rows
-    assert (of_row[columns[below]] < of_row[rows[below]]).all()
 
 
 @pytest.mark.parametrize("columns", [None, 64])
@@ -719,34 +692,13 @@ def test_a_zero_on_the_diagonal_is_named(structure, transpose):
     assert solve_triangular(v, normal((n,)), Q, transpose=transpose).isnan().any()
 
 
-def test_errors_of_triangular_solves():
-    eye, b = ls.CSR.from_dense(torch.eye(3, dtype=F64)), normal((3,))
-    two = ls.CSR(torch.ones(2, 3), eye.pattern)
-    hole = pattern_of(sp.csr_array(np.array([[1, 0, 0], [1, 0, 1], [0, 1, 1]])))
-    rows = r"b must have L.shape\[0\] = 3 rows, got "
-    for arguments, kind, message in (
-        (
-            (ls.CSR.from_dense(torch.ones(2, 3)), torch.ones(2)),
-            ValueError,
-            r"L must be square, got shape \(2, 3\)",
-        ),
-        ((eye, normal((4,))), ValueError, rows + r"shape \(4,\)"),
-        ((eye, normal((4, 3))), ValueError, rows + r"shape \(4, 3\)"),
-        ((eye, normal(())), ValueError, "b must have .* got a scalar"),
-        ((eye, b.float()), TypeError, "b has dtype torch.float32, the matrix torch.float64"),
-        ((eye, [1.0]), TypeError, "b must be a torch.Tensor, got list"),
-        ((b, b), TypeError, "L must be a CSR, got Tensor"),
-        ((two, torch.ones(3, 3, 1)), ValueError, "the batch axes of L.values and b must broadcast"),
-        ((ls.CSR(torch.ones(hole.nnz, dtype=F64), hole), b), ValueError, ".* row 1 has none"),
-    ):
-        with pytest.raises(kind, match="sptrsv: " + message):
-            ls.ops.sptrsv(*arguments)
-    with pytest.raises(TypeError, match="sptrsv: lower must be True or False, got 1"):
-        ls.ops.sptrsv(eye, b, lower=1)
+def test_a_row_without_a_diagonal_is_named():
+    hole, b = pattern_of(sp.csr_array(np.array([[1, 0, 0], [1, 0, 1], [0, 1, 1]]))), normal((3,))
     v = torch.ones(hole.nnz, dtype=F64)
-    torch.testing.assert_close(
-        solve_triangular(v, b, hole, unit_diagonal=True), dense_triangular(v, b, hole, unit_diagonal=True)
-    )
+    with pytest.raises(ValueError, match=r"sptrsv: .* row 1 has none"):
+        ls.ops.sptrsv(ls.CSR(v, hole), b)
+    wanted = dense_triangular(v, b, hole, unit_diagonal=True)
+    torch.testing.assert_close(solve_triangular(v, b, hole, unit_diagonal=True), wanted)
 
 
 def test_a_zero_on_the_diagonal_of_a_batch_is_named():

@@ -270,13 +270,7 @@ def test_errors():
         (normal((5, 6, 7)), x, {"offsets": CROSS}, ValueError, r"stencil: coefficients .* \(6, 8\)"),
         (normal((2, 5)), x, {"offsets": CROSS}, ValueError, "stencil: coefficients must have shape"),
         (c, x, {"offsets": CROSS, "boundary": "wrap"}, ValueError, "stencil: boundary must be one of"),
-        (
-            c,
-            x,
-            {"offsets": CROSS, "boundary": ["zero"]},
-            ValueError,
-            "stencil: boundary must be one word",
-        ),
+        (c, x, {"offsets": CROSS, "boundary": ["zero"]}, ValueError, "stencil: boundary must be one word"),
         (
             normal((2, 5, 6, 8)),
             normal((3, 6, 8)),
