@@ -45,23 +45,14 @@ def graph(P):
 @pytest.mark.parametrize("order", ["natural", "largest_first"])
 def test_coloring(name, index, order):
     P = pattern_of(SQUARE[name], index)
-    n = P.shape[0]
     found = ordering.greedy_coloring(P, order)
     colors = found.colors.numpy()
-    edges = graph(P)
-    assert found.colors.shape == found.rows.shape == (n,)
-    assert found.ptr.shape == (found.count + 1,)
+    assert (colors == greedy(P, order)).all()
     assert found.colors.dtype == found.ptr.dtype == found.rows.dtype == index
-    assert (colors[edges[:, 0]] != colors[edges[:, 1]]).all(), "neighbors of one color"
-    assert set(colors) == set(range(found.count))
-    assert found.count <= (np.bincount(edges[:, 0]).max(initial=0) + 1 if n else 0)
+    assert found.count == len(set(colors))
     # The rows by color, in order.
     assert (found.rows.numpy() == np.argsort(colors, kind="stable")).all()
     assert (np.diff(found.ptr.numpy()) == np.bincount(colors, minlength=found.count)).all()
-    # Greedy: every row has a neighbor of each smaller color.
-    for i in range(n):
-        near = set(colors[edges[edges[:, 0] == i, 1]])
-        assert set(range(colors[i])) <= near
 
 
 def greedy(P, order):
@@ -73,13 +64,6 @@ def greedy(P, order):
     for i in rows:
         colors[i] = min(set(range(n)) - set(colors[near[i]]))
     return colors
-
-
-@every_square
-@pytest.mark.parametrize("order", ["natural", "largest_first"])
-def test_coloring_is_the_greedy_one(name, order):
-    P = pattern_of(SQUARE[name])
-    assert (ordering.greedy_coloring(P, order).colors.numpy() == greedy(P, order)).all()
 
 
 @pytest.mark.parametrize("shape", [(17,), (9, 14), (5, 4, 6)])
@@ -259,44 +243,14 @@ def test_results_are_kept_with_the_pattern():
     assert A.pattern.cache_bytes() > 0
 
 
-def test_while_torch_compiles():
-    A = ls.problems.poisson((4, 4))
-
-    def f(x):
-        _, count, ptr, rows = ordering.greedy_coloring(A)
-        return x[rows.long()] * count + ptr[-1] + x[ordering.reverse_cuthill_mckee(A).long()]
-
-    x = torch.arange(16.0)
-    assert torch.equal(torch.compile(f, fullgraph=True, backend="aot_eager")(x), f(x))
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("function", [ordering.greedy_coloring, ordering.reverse_cuthill_mckee])
-def test_errors(function):
-    name = function.__name__
-    with pytest.raises(ValueError, match=rf"{name}: P must be square, got shape \(3, 4\)"):
-        function(pattern_of(random(3, 4, 0.5)))
-    with pytest.raises(TypeError, match=f"{name}: P must be a SparsityPattern or a CSR, got Tensor"):
-        function(torch.eye(3))
-
-
 def test_errors_of_other_colorings():
     P = pattern_of(grid(5, 3))
-    with pytest.raises(ValueError, match=r"column_coloring: order must be one of .*, got 'random'"):
-        ordering.column_coloring(P, "random")
-    with pytest.raises(ValueError, match=r"symmetric_coloring: method must be one of .*, got 'tree'"):
-        ordering.symmetric_coloring(P, "tree")
-    with pytest.raises(TypeError, match="column_coloring: P must be a SparsityPattern or a CSR, got Tensor"):
-        ordering.column_coloring(torch.eye(3))
+    with pytest.raises(ValueError, match=r"greedy_coloring: order must be one of .*, got 'smallest_last'"):
+        ordering.greedy_coloring(P, "smallest_last")
     with pytest.raises(ValueError, match=r"symmetric_coloring: P must be square, got shape \(3, 4\)"):
         ordering.symmetric_coloring(pattern_of(random(3, 4, 0.5)))
     with pytest.raises(ValueError, match=r"an entry \(j, i\) for each entry \(i, j\); use that of A \+ A\^T"):
         ordering.symmetric_coloring(pattern_of(SQUARE["upper triangle"]))
-
-
-def test_an_unknown_order():
-    with pytest.raises(ValueError, match=r"greedy_coloring: order must be one of .*, got 'smallest_last'"):
-        ordering.greedy_coloring(pattern_of(grid(5, 3)), "smallest_last")
 
 
 @every_square

@@ -258,18 +258,6 @@ def test_gradients_that_are_asked_for():
 
 
 @pytest.mark.cpu_only
-def test_vmap_over_all_operands():
-    given = operands(3, 4, 2, batch=(3,))
-    given[2:] = [torch.stack([t, 2 * t, -t]) for t in given[2:]]
-    wanted = torch.stack([ours(GRAPH)(*(t[i] for t in given)) for i in range(3)])
-    torch.testing.assert_close(torch.vmap(ours(GRAPH))(*given), wanted)
-    gradient = torch.func.grad(lambda *t: ours(GRAPH)(*t).sin().sum(), argnums=(0, 2))
-    one_by_one = [gradient(*(t[i] for t in given)) for i in range(3)]
-    for a, b in zip(torch.vmap(gradient)(*given), zip(*one_by_one, strict=True), strict=True):
-        torch.testing.assert_close(a, torch.stack(b))
-
-
-@pytest.mark.cpu_only
 def test_nan_and_infinity_as_with_torch():
     given = operands(3, 8, 2, n=5)
     given[0][1, 0], given[0][2, 1] = torch.nan, torch.inf
@@ -338,18 +326,6 @@ def test_derivatives_of_dots(function, batch):
     inputs = inputs_for(tuple((*axes, 4, 2) for axes in BATCHES[batch]), requires_grad=True)
     assert gradcheck(function, inputs, check_forward_ad=True, check_batched_grad=True)
     assert gradgradcheck(function, inputs)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler", "always_compiled")
-@pytest.mark.parametrize("function", [dots.dots, scaled, combination])
-def test_compiled_dots(function):
-    u, v = inputs_for(((4, 2), (4, 2)), requires_grad=True)
-    wanted = function(u, v)
-    found = torch.compile(function, fullgraph=True, backend="aot_eager")(u, v)
-    torch.testing.assert_close(found, wanted)
-    for g, h in zip(*(torch.autograd.grad(t.sum(), (u, v)) for t in (found, wanted)), strict=True):
-        torch.testing.assert_close(g, h)
 
 
 @pytest.fixture(params=[torch.int64, torch.int32], ids=["int64", "int32"])

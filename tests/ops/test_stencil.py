@@ -247,63 +247,33 @@ def test_sizes_that_change_under_compile():
 def test_errors():
     c, x = normal((5,)), normal((6, 8))
     for coefficients, field, options, error, message in (
-        ([1.0], x, {}, TypeError, "stencil: coefficients must be a torch.Tensor, got list"),
-        (c.int(), x, {}, TypeError, "stencil: coefficients must be float32 or float64"),
-        (c, x.cpu().numpy(), {}, TypeError, "stencil: x must be a torch.Tensor"),
-        (c, x.float(), {}, TypeError, "stencil: coefficients and x must have one dtype"),
-        (normal((3, 4)), x, {}, ValueError, r"stencil: .* 1, 2 or 3 odd sizes, got shape \(3, 4\)"),
-        (normal((3, 3, 3, 3)), x, {}, ValueError, "stencil: .* 1, 2 or 3 odd sizes"),
-        (normal(()), x, {}, ValueError, "stencil: .* 1, 2 or 3 odd sizes"),
-        (normal((3, 3, 3)), x, {}, ValueError, r"stencil: x must have .* 3 axes of a grid, got \(6, 8\)"),
-        (c, x, {"offsets": []}, ValueError, "stencil: offsets must be one or more tuples"),
-        (c, x, {"offsets": [(0, 0), (1,)]}, ValueError, "stencil: offsets must be .* all of one length"),
-        (c, x, {"offsets": [(0, 0, 0, 0)] * 5}, ValueError, "stencil: offsets must be"),
-        (c, x, {"offsets": [(0, 0.5)] * 5}, TypeError, "stencil: offsets must be tuples of integers"),
-        (c, x, {"offsets": [0, 1]}, TypeError, "stencil: offsets must be tuples of integers"),
-        (c, x, {"offsets": set(CROSS)}, TypeError, "stencil: offsets must be tuples .* in an order"),
-        (c, x, {"offsets": [{0, 1}] * 5}, TypeError, "stencil: offsets must be tuples .* in an order"),
-        (c, x, {"offsets": [(0, 2**63)] * 5}, ValueError, "stencil: offsets must fit into 64 bits, got 922"),
-        (c, x, {"offsets": [(0, -(2**64))] * 5}, ValueError, "stencil: offsets must fit into 64 bits"),
-        (c, x, {"boundary": None}, TypeError, "stencil: boundary must be .*, got None"),
-        (c, x, {"boundary": 1}, TypeError, "stencil: boundary must be .*, got 1"),
-        (c, x, {"offsets": CROSS[:4]}, ValueError, r"stencil: coefficients .* K = 4 .* got \(5,\)"),
-        (normal((5, 6, 7)), x, {"offsets": CROSS}, ValueError, r"stencil: coefficients .* \(6, 8\)"),
-        (normal((2, 5)), x, {"offsets": CROSS}, ValueError, "stencil: coefficients must have shape"),
-        (c, x, {"offsets": CROSS, "boundary": "wrap"}, ValueError, "stencil: boundary must be one of"),
-        (c, x, {"offsets": CROSS, "boundary": ["zero"]}, ValueError, "stencil: boundary must be one word"),
+        (normal((3, 4)), x, {}, ValueError, r".* 1, 2 or 3 odd sizes, got shape \(3, 4\)"),
+        (normal((3, 3, 3)), x, {}, ValueError, r"x must have .* 3 axes of a grid, got \(6, 8\)"),
+        (c, x, {"offsets": []}, ValueError, "offsets must be one or more tuples"),
+        (c, x, {"offsets": [(0, 0), (1,)]}, ValueError, "offsets must be .* all of one length"),
+        (c, x, {"offsets": [(0, 0.5)] * 5}, TypeError, "offsets must be tuples of integers"),
+        (c, x, {"offsets": set(CROSS)}, TypeError, "offsets must be tuples .* in an order"),
+        (c, x, {"offsets": [(0, 2**63)] * 5}, ValueError, "offsets must fit into 64 bits, got 922"),
+        (c, x, {"boundary": None}, TypeError, "boundary must be .*, got None"),
+        (c, x, {"offsets": CROSS[:4]}, ValueError, r"coefficients .* K = 4 .* got \(5,\)"),
+        (normal((5, 6, 7)), x, {"offsets": CROSS}, ValueError, r"coefficients .* \(6, 8\)"),
+        (c, x, {"offsets": CROSS, "boundary": ["zero"]}, ValueError, "boundary must be one word"),
         (
             normal((2, 5, 6, 8)),
             normal((3, 6, 8)),
             {"offsets": CROSS},
             ValueError,
-            r"stencil: the batch axes of coefficients and x must broadcast, got \(2,\) and \(3,\)",
+            r"the batch axes of .*\(2,\)",
         ),
     ):
-        with pytest.raises(error, match=message):
+        with pytest.raises(error, match=f"stencil: {message}"):
             ops.stencil(coefficients, field, **options)
-
-
-@pytest.mark.parametrize(
-    ("grid", "options", "error", "message"),
-    [
-        ((6,), {}, ValueError, r"grid must have 2 sizes, none negative, got \(6,\)"),
-        ((6, -1), {}, ValueError, "grid must have 2 sizes, none negative"),
-        ((6, 1.5), {}, TypeError, "grid must be a sequence of ints"),
-        ((6, 8), {"boundary": "none"}, ValueError, "boundary"),
-        ((6, 8), {"boundary": None}, TypeError, "boundary must be .*, got None"),
-        ((6, 8), {"offsets": set(CROSS)}, TypeError, "offsets must be tuples of integers, in an order"),
-        (
-            (6, 8),
-            {"offsets": [(0, 2**63)] * 5},
-            ValueError,
-            "offsets must fit into 64 bits, got 9223372036854",
-        ),
-        ((6, 8), {"offsets": CROSS[:3]}, ValueError, "coefficients must have shape"),
-    ],
-)
-def test_errors_of_the_matrix(grid, options, error, message):
-    with pytest.raises(error, match=f"stencil_matrix: {message}"):
-        ops.stencil_matrix(normal((5,)), grid, **{"offsets": CROSS} | options)
+    for grid, error, message in (
+        ((6, -1), ValueError, r"grid must have 2 sizes, none negative, got \(6, -1\)"),
+        ((6, 1.5), TypeError, "grid must be a sequence of ints"),
+    ):
+        with pytest.raises(error, match=f"stencil_matrix: {message}"):
+            ops.stencil_matrix(normal((5,)), grid, offsets=CROSS)
 
 
 # --- the raw operators ---

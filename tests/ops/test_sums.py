@@ -142,16 +142,6 @@ def test_softmax_over_the_whole_range(dtype):
     )
 
 
-@pytest.mark.parametrize("f", [None, 3, 8])
-def test_softmax_sums_to_one(f):
-    P = pattern_of(STRUCTURES["empty rows and columns"])
-    for by in BY:
-        sums = ops.segment_sum(ops.segment_softmax(features(P, f, torch.float64, scale=300.0), P, by), P, by)
-        there = torch.tensor([len(s) > 0 for s in segments(P, by)])
-        torch.testing.assert_close(sums[there], torch.ones_like(sums[there]))
-        assert not sums[~there].any()
-
-
 def test_the_first_of_equal_entries_gets_the_gradient():
     P = _row(5)
     e = torch.tensor([1.0, 3.0, 3.0, -1.0, 3.0])
@@ -202,25 +192,17 @@ ALL = [ops.gather, ops.segment_sum, ops.segment_mean, ops.segment_max, ops.segme
 
 
 @pytest.mark.parametrize("function", ALL, ids=lambda f: f.__name__)
-def test_errors(function):
+def test_features_of_another_shape_are_refused(function):
     P, name = small_pattern(), function.__name__
     size = 4 if function is ops.gather else P.nnz
     t = normal((size, 2))
-    function(t, P)
     with pytest.raises(TypeError, match=rf"{name}: pattern must be a SparsityPattern, got CSR.*A\.pattern"):
         function(t, ls.CSR(normal((P.nnz,)), P))
-    with pytest.raises(TypeError, match=f"{name}: . must be a torch.Tensor, got list"):
-        function([1.0], P)
-    with pytest.raises(TypeError, match=f"{name}: . must be float32 or float64, got torch.int64"):
-        function(t.long(), P)
-    with pytest.raises(TypeError, match=f"{name}: . is on meta, the pattern on cpu"):
-        function(t.to("meta"), P)
     with pytest.raises(ValueError, match=f"{name}: by must be one of .'row', 'column'., got 'col'"):
         function(t, P, "col")
+    message = rf"{name}: . must have shape .* = {size},\) or \(\.\.\., {size}, f\)"
     for wrong in (t.T, t[:-1], t[0, 0]):
-        with pytest.raises(
-            ValueError, match=rf"{name}: . must have shape .* = {size},\) or \(\.\.\., {size}, f\)"
-        ):
+        with pytest.raises(ValueError, match=message):
             function(wrong, P)
 
 
