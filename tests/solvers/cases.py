@@ -118,6 +118,9 @@ class Case:
     def symmetric(self) -> bool:
         return self.method in SYMMETRIC
 
+    def takes(self, keyword: str) -> bool:
+        return keyword in inspect.signature(getattr(S, self.method)).parameters
+
     def right(self, *tail: int, lead: tuple[int, ...] = (), dtype=torch.float64, seed: int = 0) -> Tensor:
         return normal((*lead, self.shape[0], *tail), dtype, seed)
 
@@ -273,12 +276,24 @@ COMPLEX = [
     complex_row("fgmres, Jacobi", P.Jacobi),
     complex_row("lsqr"),
 ]
+# Stationary methods, to a tolerance. What they promise of a number of iterations: stationary_cases.py.
+LONG = {"maxiter": 3000}
+RELAXATIONS = [
+    row("richardson", keywords={"weight": 0.09, **LONG}),
+    row("richardson, Jacobi", P.Jacobi, keywords={"weight": 0.8, **LONG}),
+    row("heavyball", keywords={"alpha": 0.1, "beta": 0.4, **LONG}),
+    row("chebyshev", keywords={"lmin": 0.5, "lmax": 20.0, **LONG}),
+    row("gauss_seidel", keywords=LONG),
+    row("sor", keywords={"omega": 1.1, "direction": "backward", "multicolor": True, **LONG}),
+    row("ssor", keywords={"omega": 1.1, **LONG}),
+]
 # The first row of each method and of what it may be given: where a test is slow.
 BRANCHES = ("cg, IC0", "cg, function", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")
 BRANCHES += ("cg, IC0, complex", "gmres, complex", "gmres of a function, complex", "bicgstab, ILU0, complex")
 BRANCHES += ("gmres, null space", "gmres(3)", "fgmres, Jacobi", "lsqr, damped", "lsmr")
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+every_method = pytest.mark.parametrize("case", [*CASES, *RELAXATIONS], ids=lambda c: c.name)
 
 
 def in_branches(cases: list[Case]) -> Any:
@@ -288,7 +303,7 @@ def in_branches(cases: list[Case]) -> Any:
 
 
 branch = in_branches(CASES)
-complex_too = pytest.mark.parametrize("case", [*CASES, *COMPLEX], ids=lambda c: c.name)
+complex_too = pytest.mark.parametrize("case", [*CASES, *COMPLEX, *RELAXATIONS], ids=lambda c: c.name)
 complex_branch = in_branches([*CASES, *COMPLEX])
 every_mode = pytest.mark.parametrize("mode", MODES)
 # Solves that cannot converge, or are stopped before, are part of what is tested.

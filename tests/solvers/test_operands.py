@@ -7,14 +7,27 @@ import numpy as np
 import pytest
 import torch
 from reference import normal
-from solvers.cases import CASES, SQUARE, S, close, convection, every_mode, gradients, in_branches, quiet
+from solvers.cases import (
+    CASES,
+    RELAXATIONS,
+    SQUARE,
+    S,
+    close,
+    convection,
+    every_mode,
+    gradients,
+    in_branches,
+    quiet,
+)
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.solvers.core import advance
 
 P = ls.preconditioners
-with_blocks = pytest.mark.parametrize("case", [c for c in CASES if c.blocks], ids=lambda c: c.name)
+SWEEPS = ("gauss_seidel", "sor", "ssor")  # take no blocks
+WITH_BLOCKS = [c for c in (*CASES, *RELAXATIONS) if c.blocks and c.method not in SWEEPS]
+with_blocks = pytest.mark.parametrize("case", WITH_BLOCKS, ids=lambda c: c.name)
 POISSON = [ls.problems.poisson(shape) for shape in ((2,), (4, 5), (6,))]
 CONVECTION = [convection(2, 1), convection(4, 5), convection(3, 2)]
 
@@ -214,25 +227,6 @@ def test_blocks_have_units_of_their_own(M):
 
 
 # --- stationary methods, modules ---
-
-PARAMETERS = {
-    "richardson": {"weight": 0.2},
-    "heavyball": {"alpha": 0.2, "beta": 0.3},
-    "chebyshev": {"lmin": 0.1, "lmax": 8.0},
-}
-
-
-@pytest.mark.few
-@every_mode
-@pytest.mark.parametrize("name", PARAMETERS)
-@quiet
-def test_stationary_methods(name, mode):
-    A = ls.BlockBatch(POISSON)
-    for columns in ((), (2,)):
-        b, x0 = normal((28, *columns)), normal((28, *columns), seed=1)
-        options = {**PARAMETERS[name], "rtol": 1e-9, "maxiter": 60, "gradient": mode}
-        solve = lambda B, c, y: getattr(S, name)(B, c, y, **options)  # noqa: B023, E731
-        check(A, solve(A, b, x0), each(A, solve, b, x0))
 
 
 @pytest.mark.few
