@@ -1,4 +1,4 @@
-"""The Krylov methods: what their tests share, comparison of solves, and the table of what each promises.
+"""Methods to a tolerance: what their tests share, comparison of solves, and the table of what each promises.
 
 A row is a method with a small system that it is made for, as a function of what learns: `v`, of which the
 matrix is made, and b. Its reference is dense algebra in float64. Every test of the contract in test_krylov.py

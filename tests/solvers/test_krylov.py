@@ -1,4 +1,4 @@
-"""What every Krylov method of the table promises: solutions, histories, ends, and the same by compiled code
+"""What every method of the table promises: solutions, histories, ends, and the same by compiled code
 as by operations of torch; derivatives of the three modes, any order, forward mode, torch.func and
 torch.compile; that nothing is kept; and tensors that a callable A or M computes with."""
 
