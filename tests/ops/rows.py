@@ -203,35 +203,17 @@ PRODUCT_ROWS = [
     Case("spmm batch of x", _spmm, _dense_spmm, lambda m, n, z: ((z,), (2, n, 3))),
     Case("spmm batch of values", _spmm, _dense_spmm, lambda m, n, z: ((2, z), (n, 3))),
     Case("spmm batch of both", _spmm, _dense_spmm, lambda m, n, z: ((2, z), (2, n, 3))),
-    Case(
-        "spmm batch of values, vector",
-        _spmm,
-        lambda P, v, x: _vector_product(densify(P, v), x),
-        lambda m, n, z: ((2, z), (n,)),
-    ),
-    Case(
-        "spmm transpose batch of values",
-        _spmm_transpose,
-        _dense_spmm_transpose,
-        lambda m, n, z: ((2, z), (m, 2)),
-    ),
+    Case("spmm batch of values, vector", _spmm, lambda P, v, x: _vector_product(densify(P, v), x),
+        lambda m, n, z: ((2, z), (n,))),
+    Case("spmm transpose batch of values", _spmm_transpose, _dense_spmm_transpose,
+        lambda m, n, z: ((2, z), (m, 2))),
     Case("spmm broadcast batches", _spmm, _dense_spmm, lambda m, n, z: ((3, 1, z), (2, n, 2))),
     Case("spmm two batch axes of x", _spmm, _dense_spmm, lambda m, n, z: ((z,), (2, 2, n, 2))),
     Case("A @ X", lambda P, v, x: CSR(v, P) @ x, _dense_spmm, lambda m, n, z: ((z,), (n, 2)), compiles=False),
-    Case(
-        "x @ A",
-        lambda P, v, x: x @ CSR(v, P),
-        lambda P, v, x: x @ densify(P, v),
-        lambda m, n, z: ((z,), (m,)),
-        compiles=False,
-    ),
-    Case(
-        "X @ A",
-        lambda P, v, x: x @ CSR(v, P),
-        lambda P, v, x: x @ densify(P, v),
-        lambda m, n, z: ((z,), (2, m)),
-        compiles=False,
-    ),
+    Case("x @ A", lambda P, v, x: x @ CSR(v, P), lambda P, v, x: x @ densify(P, v),
+        lambda m, n, z: ((z,), (m,)), compiles=False),
+    Case("X @ A", lambda P, v, x: x @ CSR(v, P), lambda P, v, x: x @ densify(P, v),
+        lambda m, n, z: ((z,), (2, m)), compiles=False),
     # sddmm
     Case("sddmm vector", _sddmm, _dense_sddmm, lambda m, n, z: ((m,), (n,))),
     Case("sddmm matrix", _sddmm, _dense_sddmm, lambda m, n, z: ((m, 3), (n, 3))),
@@ -245,50 +227,24 @@ PRODUCT_ROWS = [
     Case("spgemm broadcast batches", _spgemm, _dense_spgemm, lambda m, n, z: ((3, 1, z), (2, z))),
     Case("spgemm mask", _spgemm_mask, _dense_spgemm_mask, lambda m, n, z: ((z,), (z,))),
     Case("galerkin", _galerkin, _dense_galerkin, lambda m, n, z: ((z,), (z,))),
-    Case(
-        "A @ B",
-        lambda P, v, w: (CSR(v, P) @ CSR(w, P.T)).values,
-        _dense_spgemm,
-        lambda m, n, z: ((z,), (z,)),
-        compiles=False,
-    ),
+    Case("A @ B", lambda P, v, w: (CSR(v, P) @ CSR(w, P.T)).values, _dense_spgemm,
+        lambda m, n, z: ((z,), (z,)), compiles=False),
     # stencils, on grids whose sizes are the pattern's
-    Case(
-        "stencil line",
-        lambda P, c, x: ops.stencil(c, x, offsets=LINE, boundary="periodic"),
-        lambda P, c, x: dense_stencil(c, x, LINE, "periodic"),
-        lambda m, n, z: ((4,), (m,)),
-    ),
-    Case(
-        "stencil window",
-        lambda P, c, x: ops.stencil(c, x),
-        lambda P, c, x: dense_stencil(c.flatten(), x, box(3, 5)),
-        lambda m, n, z: ((3, 5), (m, n)),
-    ),
-    Case(
-        "stencil space, batch of x",
+    Case("stencil line", lambda P, c, x: ops.stencil(c, x, offsets=LINE, boundary="periodic"),
+        lambda P, c, x: dense_stencil(c, x, LINE, "periodic"), lambda m, n, z: ((4,), (m,))),
+    Case("stencil window", lambda P, c, x: ops.stencil(c, x),
+        lambda P, c, x: dense_stencil(c.flatten(), x, box(3, 5)), lambda m, n, z: ((3, 5), (m, n))),
+    Case("stencil space, batch of x",
         lambda P, c, x: ops.stencil(c, x, offsets=SPACE, boundary=("zero", "periodic", "zero")),
         lambda P, c, x: dense_stencil(c, x, SPACE, ("zero", "periodic", "zero")),
-        lambda m, n, z: ((4,), (2, 2, m, n)),
-    ),
-    Case(
-        "stencil variable",
-        lambda P, c, x: ops.stencil(c, x, offsets=CROSS),
-        lambda P, c, x: dense_stencil(c, x, CROSS),
-        lambda m, n, z: ((5, m, n), (m, n)),
-    ),
-    Case(
-        "stencil variable, periodic, batch of both",
+        lambda m, n, z: ((4,), (2, 2, m, n))),
+    Case("stencil variable", lambda P, c, x: ops.stencil(c, x, offsets=CROSS),
+        lambda P, c, x: dense_stencil(c, x, CROSS), lambda m, n, z: ((5, m, n), (m, n))),
+    Case("stencil variable, periodic, batch of both",
         lambda P, c, x: ops.stencil(c, x, offsets=SKEW, boundary="periodic"),
-        lambda P, c, x: dense_stencil(c, x, SKEW, "periodic"),
-        lambda m, n, z: ((2, 5, m, n), (2, m, n)),
-    ),
-    Case(
-        "stencil batch of constants, broadcast",
-        lambda P, c, x: ops.stencil(c, x, offsets=SKEW),
-        lambda P, c, x: dense_stencil(c, x, SKEW),
-        lambda m, n, z: ((3, 1, 5, 1, 1), (2, m, n)),
-    ),
+        lambda P, c, x: dense_stencil(c, x, SKEW, "periodic"), lambda m, n, z: ((2, 5, m, n), (2, m, n))),
+    Case("stencil batch of constants, broadcast", lambda P, c, x: ops.stencil(c, x, offsets=SKEW),
+        lambda P, c, x: dense_stencil(c, x, SKEW), lambda m, n, z: ((3, 1, 5, 1, 1), (2, m, n))),
     *(
         Case(
             f"stencil batch of {b} and {x}",
@@ -298,21 +254,15 @@ PRODUCT_ROWS = [
         )
         for b, x in ((1, 2), (2, 1))
     ),
-    Case(
-        "stencil_matrix",
+    Case("stencil_matrix",
         lambda P, c, x: ops.spmm(ops.stencil_matrix(c, P.shape, offsets=SKEW, boundary="periodic"), x),
         lambda P, c, x: dense_stencil(c, x.unflatten(-1, P.shape), SKEW, "periodic").flatten(-2),
-        lambda m, n, z: ((5,), (m * n,)),
-        compiles=False,
-    ),
-    Case(
-        "stencil_matrix variable, batch",
+        lambda m, n, z: ((5,), (m * n,)), compiles=False),
+    Case("stencil_matrix variable, batch",
         lambda P, c, x: ops.spmm(ops.stencil_matrix(c, P.shape, offsets=CROSS), x),
         lambda P, c, x: dense_stencil(c, x.unflatten(-1, P.shape), CROSS).flatten(-2),
-        lambda m, n, z: ((2, 5, m, n), (m * n,)),
-        compiles=False,
-    ),
-]
+        lambda m, n, z: ((2, 5, m, n), (m * n,)), compiles=False),
+]  # fmt: skip
 
 
 BY = ("row", "column")
@@ -386,65 +336,28 @@ def at_entries(*tail):
     return lambda m, n, z: (((*tail[:-1], z, *tail[-1:])),)
 
 
+def by_segments(function, by):
+    return lambda P, t: function(t, P, by)
+
+
 GRAPH_ROWS = []
 for by in BY:
-    columns = by == "column"
+    for name, lead, tail in (("", (), (3,)), (", batch", (2, 2), (1,)), (", vector", (), ())):
+        GRAPH_ROWS += [
+            Case(f"gather {by}{name}", by_segments(ops.gather, by), dense_gather(by),
+                lambda m, n, z, by=by, lead=lead, tail=tail: ((*lead, n if by == "column" else m, *tail),)),
+        ]  # fmt: skip
+    mean = dense_sum(by, lambda n: 1 / max(n, 1))
     GRAPH_ROWS += [
-        Case(
-            f"gather {by}",
-            lambda P, x, by=by: ops.gather(x, P, by),
-            dense_gather(by),
-            lambda m, n, z, columns=columns: ((n if columns else m, 3),),
-        ),
-        Case(
-            f"gather {by}, batch",
-            lambda P, x, by=by: ops.gather(x, P, by),
-            dense_gather(by),
-            lambda m, n, z, columns=columns: ((2, 2, n if columns else m, 1),),
-        ),
-        Case(
-            f"gather {by}, vector",
-            lambda P, x, by=by: ops.gather(x, P, by),
-            dense_gather(by),
-            lambda m, n, z, columns=columns: ((n if columns else m,),),
-        ),
-        Case(
-            f"segment_sum {by}", lambda P, e, by=by: ops.segment_sum(e, P, by), dense_sum(by), at_entries(3)
-        ),
-        Case(
-            f"segment_sum {by}, batch",
-            lambda P, e, by=by: ops.segment_sum(e, P, by),
-            dense_sum(by),
-            at_entries(2, 2),
-        ),
-        Case(
-            f"segment_mean {by}",
-            lambda P, e, by=by: ops.segment_mean(e, P, by),
-            dense_sum(by, lambda n: 1 / max(n, 1)),
-            at_entries(2),
-        ),
-        Case(
-            f"segment_mean {by}, vector",
-            lambda P, e, by=by: ops.segment_mean(e, P, by),
-            dense_sum(by, lambda n: 1 / max(n, 1)),
-            lambda m, n, z: ((z,),),
-        ),
+        Case(f"segment_sum {by}", by_segments(ops.segment_sum, by), dense_sum(by), at_entries(3)),
+        Case(f"segment_sum {by}, batch", by_segments(ops.segment_sum, by), dense_sum(by), at_entries(2, 2)),
+        Case(f"segment_mean {by}", by_segments(ops.segment_mean, by), mean, at_entries(2)),
+        Case(f"segment_mean {by}, vector", by_segments(ops.segment_mean, by), mean, at_entries()),
     ]
     for name, shape in (("vector", ()), ("features", (3,)), ("batch", (2, 2, 1))):
-        GRAPH_ROWS += [
-            Case(
-                f"segment_max {by}, {name}",
-                lambda P, e, by=by: ops.segment_max(e, P, by),
-                dense_max(by),
-                make=distinct(shape),
-            ),
-            Case(
-                f"segment_softmax {by}, {name}",
-                lambda P, e, by=by: ops.segment_softmax(e, P, by),
-                dense_softmax(by),
-                make=distinct(shape),
-            ),
-        ]
+        for function, dense in ((ops.segment_max, dense_max), (ops.segment_softmax, dense_softmax)):
+            of = f"{function.__name__} {by}, {name}"
+            GRAPH_ROWS += [Case(of, by_segments(function, by), dense(by), make=distinct(shape))]
 
 
 def _shuffle(nnz: int) -> tuple[Tensor, Tensor]:
@@ -603,136 +516,57 @@ STRUCTURE_ROWS = [
     of_two("A - B", lambda A, B: A - B, lambda D, E: D - E, positive=lambda P, v, w: densify(P, v + w)),
     of_two("A * B", lambda A, B: A * B, lambda D, E: D * E),
     Case("s * A", lambda P, v, s: (s * CSR(v, P)).values, lambda P, v, s: s * v, lambda m, n, z: ((z,), ())),
-    Case(
-        "A * s",
-        lambda P, v, s: (CSR(v, P) * s).values,
-        lambda P, v, s: s * v,
-        lambda m, n, z: ((2, z), (2, 1)),
-    ),
-    Case(
-        "A / s",
-        lambda P, v, s: (CSR(v, P) / s).values,
-        lambda P, v, s: v / s,
-        lambda m, n, z: ((z,), ()),
-        compiles=False,
-    ),
+    Case("A * s", lambda P, v, s: (CSR(v, P) * s).values, lambda P, v, s: s * v,
+        lambda m, n, z: ((2, z), (2, 1))),
+    Case("A / s", lambda P, v, s: (CSR(v, P) / s).values, lambda P, v, s: v / s, lambda m, n, z: ((z,), ()),
+        compiles=False),
     Case("-A", lambda P, v: (-CSR(v, P)).values, lambda P, v: -v, ONE, positive=lambda P, v: v),
     # parts and arrangements
     of_one("tril", ops.tril, torch.tril),
     of_one("triu 1 batch", lambda A: A.triu(1), lambda D: torch.triu(D, 1), BATCH),
     of_one("diagonal -1", lambda A: A.diagonal(-1), _band_below),
     Case("trace", lambda P, v: CSR(v, P).trace(), lambda P, v: _diagonal(P, v).sum(-1), BATCH),
-    Case(
-        "diag",
-        lambda P, d: ops.diag(d, -1).to_dense(),
-        lambda P, d: torch.diag_embed(d, -1),
-        lambda m, n, z: ((2, m),),
-        compiles=False,
-    ),
-    Case(
-        "real_form",
-        lambda P, v, w: ops.real_form(CSR(v, P), CSR(w, P)).values,
-        _real_form(lambda P: P),
-        TWO,
-        positive=_real_form(lambda P: P, 1),
-    ),
-    Case(
-        "real_form, two patterns, batch",
-        lambda P, v, w: ops.real_form(CSR(v, P), CSR(w, _flipped(P))).values,
-        _real_form(_flipped),
-        lambda m, n, z: ((z,), (2, z)),
-        positive=_real_form(_flipped, 1),
-        compiles=False,
-    ),
+    Case("diag", lambda P, d: ops.diag(d, -1).to_dense(), lambda P, d: torch.diag_embed(d, -1),
+        lambda m, n, z: ((2, m),), compiles=False),
+    Case("real_form", lambda P, v, w: ops.real_form(CSR(v, P), CSR(w, P)).values, _real_form(lambda P: P),
+        TWO, positive=_real_form(lambda P: P, 1)),
+    Case("real_form, two patterns, batch",
+        lambda P, v, w: ops.real_form(CSR(v, P), CSR(w, _flipped(P))).values, _real_form(_flipped),
+        lambda m, n, z: ((z,), (2, z)), positive=_real_form(_flipped, 1), compiles=False),
     Case("kron", lambda P, v, w: ops.kron(CSR(v, P), CSR(w, P)).values, _outer_in_order, TWO),
-    Case(
-        "kron batch",
-        lambda P, v, w: ops.kron(CSR(v, P), CSR(w, P)).values,
-        _outer_in_order,
-        lambda m, n, z: ((2, z), (z,)),
-    ),
+    Case("kron batch", lambda P, v, w: ops.kron(CSR(v, P), CSR(w, P)).values, _outer_in_order,
+        lambda m, n, z: ((2, z), (z,))),
     of_two("hstack", lambda A, B: ops.hstack([A, B, A]), lambda D, E: torch.cat([D, E, D], -1)),
-    Case(
-        "vstack",
-        lambda P, v, w: ops.vstack([CSR(v, P), CSR(w, P)]).values,
-        lambda P, v, w: torch.cat([v, w.expand(v.shape)], -1),
-        lambda m, n, z: ((2, z), (z,)),
-    ),
-    of_two(
-        "block_diag",
-        lambda A, B: ops.block_diag([A, B.T]),
-        lambda D, E: pad(D, (0, D.shape[-2], 0, D.shape[-1])) + pad(E.mT, (D.shape[-1], 0, D.shape[-2], 0)),
-    ),
-    of_two(
-        "block",
-        lambda A, B: ops.block([[None, A], [B.T, None], [None, B]]),
-        lambda D, E: torch.cat([pad(D, (len(D), 0)), pad(E.mT, (0, E.shape[1])), pad(E, (len(E), 0))]),
-    ),
+    Case("vstack", lambda P, v, w: ops.vstack([CSR(v, P), CSR(w, P)]).values,
+        lambda P, v, w: torch.cat([v, w.expand(v.shape)], -1), lambda m, n, z: ((2, z), (z,))),
+    of_two("block_diag", lambda A, B: ops.block_diag([A, B.T]),
+        lambda D, E: pad(D, (0, D.shape[-2], 0, D.shape[-1])) + pad(E.mT, (D.shape[-1], 0, D.shape[-2], 0))),
+    of_two("block", lambda A, B: ops.block([[None, A], [B.T, None], [None, B]]),
+        lambda D, E: torch.cat([pad(D, (len(D), 0)), pad(E.mT, (0, E.shape[1])), pad(E, (len(E), 0))])),
     of_one("A[slice, slice]", lambda A: A[1:, ::-2], lambda D: D[1:].flip(-1)[:, ::2]),
-    of_one(
-        "A[rows][:, columns]",
-        lambda A: A[_index(A.shape[0])][:, _index(A.shape[1])],
-        lambda D: _at(D, _index(D.shape[-2]), _index(D.shape[-1])),
-        BATCH,
-        compiles=False,
-    ),
-    Case(
-        "A[rows, columns]",
+    of_one("A[rows][:, columns]", lambda A: A[_index(A.shape[0])][:, _index(A.shape[1])],
+        lambda D: _at(D, _index(D.shape[-2]), _index(D.shape[-1])), BATCH, compiles=False),
+    Case("A[rows, columns]",
         lambda P, v: CSR(v, P)[np.tile(coordinates(P)[0], 2), np.tile(coordinates(P)[1], 2)],
-        lambda P, v: torch.cat([v, v], -1),
-        ONE,
-        compiles=False,
-    ),
-    of_one(
-        "permute",
+        lambda P, v: torch.cat([v, v], -1), ONE, compiles=False),
+    of_one("permute",
         lambda A: ops.permute(A, np.arange(A.shape[0])[::-1], np.roll(np.arange(A.shape[1]), 2)),
-        lambda D: D.flip(-2).roll(2, -1),
-        compiles=False,
-    ),
+        lambda D: D.flip(-2).roll(2, -1), compiles=False),
     # Two patterns: compiled in test_add.py, where the second one is made outside of the trace.
-    Case(
-        "add union",
-        lambda P, v, w, s, t: ops.add(CSR(v, P), CSR(w, _flipped(P)), alpha=s, beta=t).values,
-        _dense_sum(_flipped),
-        lambda m, n, z: ((z,), (z,), (), (1,)),
-        compiles=False,
-    ),
-    Case(
-        "add contained",
-        lambda P, v, w: ops.add(CSR(v, P), CSR(w, _every_second(P))).values,
-        _dense_sum(_every_second),
-        lambda m, n, z: ((z,), ((z + 1) // 2,)),
-        compiles=False,
-    ),
-    Case(
-        "add union batch",
-        lambda P, v, w, s: ops.add(CSR(v, P), CSR(w, _flipped(P)), alpha=s).values,
-        _dense_sum(_flipped),
-        lambda m, n, z: ((2, z), (z,), (2, 1)),
-        compiles=False,
-    ),
-    Case(
-        "add one pattern",
-        lambda P, v, w, s, t: ops.add(CSR(v, P), CSR(w, P), alpha=s, beta=t).values,
-        lambda P, v, w, s, t: s * v + t * w,
-        lambda m, n, z: ((z,), (2, z), (2, 1), (2, 1)),
-    ),
-    Case(
-        "A - B, two patterns",
-        lambda P, v, w: (CSR(w, _every_second(P)) - CSR(v, P)).values,
-        lambda P, v, w: _dense_sum(_every_second)(P, -v, w),
-        lambda m, n, z: ((z,), ((z + 1) // 2,)),
-        positive=_dense_sum(_every_second),
-        compiles=False,
-    ),
-    Case(
-        "A * B, two patterns",
-        lambda P, v, w: (CSR(v, P) * CSR(w, _flipped(P))).values,
-        _dense_common,
-        lambda m, n, z: ((z,), (2, z)),
-        compiles=False,
-    ),
+    Case("add union", lambda P, v, w, s, t: ops.add(CSR(v, P), CSR(w, _flipped(P)), alpha=s, beta=t).values,
+        _dense_sum(_flipped), lambda m, n, z: ((z,), (z,), (), (1,)), compiles=False),
+    Case("add contained", lambda P, v, w: ops.add(CSR(v, P), CSR(w, _every_second(P))).values,
+        _dense_sum(_every_second), lambda m, n, z: ((z,), ((z + 1) // 2,)), compiles=False),
+    Case("add union batch", lambda P, v, w, s: ops.add(CSR(v, P), CSR(w, _flipped(P)), alpha=s).values,
+        _dense_sum(_flipped), lambda m, n, z: ((2, z), (z,), (2, 1)), compiles=False),
+    Case("add one pattern", lambda P, v, w, s, t: ops.add(CSR(v, P), CSR(w, P), alpha=s, beta=t).values,
+        lambda P, v, w, s, t: s * v + t * w, lambda m, n, z: ((z,), (2, z), (2, 1), (2, 1))),
+    Case("A - B, two patterns", lambda P, v, w: (CSR(w, _every_second(P)) - CSR(v, P)).values,
+        lambda P, v, w: _dense_sum(_every_second)(P, -v, w), lambda m, n, z: ((z,), ((z + 1) // 2,)),
+        positive=_dense_sum(_every_second), compiles=False),
+    Case("A * B, two patterns", lambda P, v, w: (CSR(v, P) * CSR(w, _flipped(P))).values, _dense_common,
+        lambda m, n, z: ((z,), (2, z)), compiles=False),
     # The pattern that comes out depends on the indices, which torch.compile cannot trace.
     Case("from_coo", _from_coo, _add_pairs, lambda m, n, z: ((2 * z,),), compiles=False),
     Case("from_coo batch", _from_coo, _add_pairs, lambda m, n, z: ((2, 2 * z),), compiles=False),
-]
+]  # fmt: skip
