@@ -559,10 +559,8 @@ ANALYSES = {  # name to arguments
     "match_rows": lambda d: (d.ptr, d.lower, n),
     "count_products": lambda d: (d.square, d.ptr),
     "product_pattern": lambda d: (d.ptr, d.square, d.ptr, d.idx, cols, 2**40, 1),
-    "positions_of_products": lambda d: (
-        *(d.ptr, d.square, d.ptr, d.idx, cols),
-        *(d.ptr, d.idx, d.products, 1),
-    ),
+    "positions_of_products":
+        lambda d: (*(d.ptr, d.square, d.ptr, d.idx, cols), *(d.ptr, d.idx, d.products, 1)),
     "row_product_blocks": lambda d: (d.ptr, d.square, d.ptr, d.ptr, None, 8192),
     "column_product_blocks": lambda d: (d.ptr, d.perm, d.ptr, None, None, 8192),
     "product_starts": lambda d: (d.square, d.ptr, d.entry),
@@ -575,18 +573,14 @@ ANALYSES = {  # name to arguments
     "threshold_pattern": lambda d: (d.ptr, d.square, d.dominant, False, 2, 1e-3),
     "aggregate": lambda d: (d.ptr, d.square, d.values, 1, 0.25),
     "orthonormalize": lambda d: (d.of, 1, n // 3 + 1, np.ones((n, 4))),
-    "smoothed_prolongation": lambda d: (
-        *(d.ptr, d.square, d.values, d.of, 1, n // 3 + 1),
-        *(np.ones((n, 1)), 0.5),
-    ),
+    "smoothed_prolongation":
+        lambda d: (*(d.ptr, d.square, d.values, d.of, 1, n // 3 + 1), *(np.ones((n, 1)), 0.5)),
     "arnoldi": lambda d: (d.ptr, d.square, d.values, d.diagonal, 3, True),
     "classical_splitting": lambda d: (d.ptr, d.square, d.values, 0.25, False, True),
-    "interpolation": lambda d: (
-        *(d.ptr, d.square, d.values, d.diagonal),
-        *(np.ones(7 * n, np.uint8), d.coarse, 4),
-    ),
+    "interpolation":
+        lambda d: (*(d.ptr, d.square, d.values, d.diagonal), *(np.ones(7 * n, np.uint8), d.coarse, 4)),
     "elimination_levels": lambda d: (d.level[0], d.level[1], d.ptr, d.level[2], n),
-}
+}  # fmt: skip
 
 
 def test_no_interruptible_analysis_is_forgotten():

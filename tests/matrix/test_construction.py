@@ -544,16 +544,12 @@ WORKS = {
     "zeros": (lambda: A + ls.ops.zeros(4), D),
     "A + eye": (lambda: A + ls.ops.eye(4), D + torch.eye(4)),
     "module(x)": (lambda: MODULE(X), D @ X),
-    "x, info = cg(A, array)": (
-        lambda: next(iter(ls.solvers.cg(S, X.numpy(), rtol=1e-12))),
-        torch.linalg.solve(D, X),
-    ),
-    "cg(A, array)[0]": (
-        lambda: ls.solvers.cg(S, X.numpy(), X.numpy(), rtol=1e-12)[0],
-        torch.linalg.solve(D, X),
-    ),
+    "x, info = cg(A, array)": (lambda: next(iter(ls.solvers.cg(S, X.numpy(), rtol=1e-12))),
+        torch.linalg.solve(D, X)),
+    "cg(A, array)[0]": (lambda: ls.solvers.cg(S, X.numpy(), X.numpy(), rtol=1e-12)[0],
+        torch.linalg.solve(D, X)),
     "cg(A, array)[1]": (lambda: torch.tensor(ls.solvers.cg(S, X.numpy())[1]), torch.tensor(0)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("habit", WORKS)
@@ -586,22 +582,13 @@ ANSWERED = {
     "A.values()": (lambda: A.values(), TypeError, "'Tensor' object is not callable"),
     "S @ A": (lambda: S @ A, TypeError, r"write CSR\.from_scipy\(S\) @ A"),
     "spsolve(A, array)": (lambda: ls.ops.spsolve(A, X.numpy()), TypeError, r"torch\.from_numpy"),
-    "gcn_norm(data)": (
-        lambda: ls.nn.gcn_norm(SimpleNamespace(edge_index=EDGES)),
-        TypeError,
-        r"gcn_norm: .* pass its \.edge_index",
-    ),
-    "GCNConv(data, x)": (
-        lambda: ls.nn.GCNConv(1, 1)(SimpleNamespace(edge_index=EDGES), torch.ones(3, 1)),
-        TypeError,
-        r"GCNConv: .* pass its \.edge_index",
-    ),
-    "graph_laplacian(data)": (
-        lambda: ls.problems.graph_laplacian(SimpleNamespace(edge_index=EDGES)),
-        TypeError,
-        r"graph_laplacian: .* pass its \.edge_index",
-    ),
-}
+    "gcn_norm(data)": (lambda: ls.nn.gcn_norm(SimpleNamespace(edge_index=EDGES)), TypeError,
+        r"gcn_norm: .* pass its \.edge_index"),
+    "GCNConv(data, x)": (lambda: ls.nn.GCNConv(1, 1)(SimpleNamespace(edge_index=EDGES), torch.ones(3, 1)),
+        TypeError, r"GCNConv: .* pass its \.edge_index"),
+    "graph_laplacian(data)": (lambda: ls.problems.graph_laplacian(SimpleNamespace(edge_index=EDGES)),
+        TypeError, r"graph_laplacian: .* pass its \.edge_index"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("habit", ANSWERED)

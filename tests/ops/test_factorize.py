@@ -381,29 +381,17 @@ NOT_DEFINITE = SPD.to_dense()
 NOT_DEFINITE[7, 7] = -1.0
 NEUMANN = [[1.0, -1, 0], [-1, 2, -1], [0, -1, 1]]
 BAD = {
-    "not definite": (
-        NOT_DEFINITE,
-        "cholesky",
-        ValueError,
-        "A is not positive definite: .* not positive in row ",
-    ),
+    "not definite": (NOT_DEFINITE, "cholesky", ValueError,
+        "A is not positive definite: .* not positive in row "),
     "not symmetric": ([[2.0, 1], [0, 2]], "cholesky", ValueError, 'kind="cholesky" needs a symmetric matrix'),
     "not definite but singular": (NEUMANN, "cholesky", ValueError, "A is not positive definite"),
     "singular": (NEUMANN, "ldlt", ValueError, r"A is singular: .* \(every row sums to zero up .*\); fix"),
-    "singular LU": (
-        [[1.0, 2], [2, 4]],
-        "lu",
-        ValueError,
-        "A is singular: .*columns 0, 1 depend on each other",
-    ),
+    "singular LU": ([[1.0, 2], [2, 4]], "lu", ValueError,
+        "A is singular: .*columns 0, 1 depend on each other"),
     "no entry": ([[1.0, 0], [1, 0]], "auto", ValueError, "structurally singular: column 1 has no entry"),
-    "not finite": (
-        [[1.0, float("nan")], [float("nan"), 1]],
-        "auto",
-        ValueError,
-        "must be finite, got nan at row 0, column 1",
-    ),
-}
+    "not finite": ([[1.0, float("nan")], [float("nan"), 1]], "auto", ValueError,
+        "must be finite, got nan at row 0, column 1"),
+}  # fmt: skip
 
 
 @every
@@ -531,13 +519,10 @@ def test_the_rule_of_auto(monkeypatch):
         ({"backend": "umfpack"}, ValueError, "backend must be"),
         ({"ordering": "amd"}, ValueError, "ordering must be"),
         ({"backend": "cudss"}, NotImplementedError, "NVIDIA cuDSS.* does not exist yet"),
-        (
-            {"backend": "superlu", "ordering": "nested_dissection"},
-            ValueError,
-            "takes ordering .*colamd.*, got",
-        ),
+        ({"backend": "superlu", "ordering": "nested_dissection"}, ValueError,
+            "takes ordering .*colamd.*, got"),
     ],
-)
+)  # fmt: skip
 def test_requests_that_nothing_fulfills(options, error, message):
     with pytest.raises(error, match=f"factorize: .*{message}"):
         ls.factorize(SPD, **options)

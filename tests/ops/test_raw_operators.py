@@ -307,11 +307,8 @@ BAD = [
     ("csr_sddmm", {4: narrow}, ".* as many columns"),
     ("csr_spmm_backward", {9: narrow}, "x and g do not match"),
     ("perceptron_backward", {1: short}, r"places must be two index arrays of \d+ entries"),
-    (
-        "perceptron_backward",
-        {0: lambda t: t.double(), 1: lambda t: t.double()},
-        "indices must be int32 or int64",
-    ),
+    ("perceptron_backward", {0: lambda t: t.double(), 1: lambda t: t.double()},
+        "indices must be int32 or int64"),
     ("perceptron_backward", {2: flat}, r"z must be \(B, n, k\), got 2"),
     ("perceptron_backward", {3: lambda t: t[:, 1:]}, r"ends must be \(1, 2m, 8\)"),
     ("perceptron_backward", {3: lambda t: t[:, :0]}, "ends must have rows"),
@@ -352,7 +349,7 @@ BAD = [
     ("csr_spgemm", {12: short}, r"a must be \(\d+\) or \(B, \d+\)"),
     ("csr_spgemm", {13: single}, "operands must have one dtype"),
     ("csr_spgemm", {12: batch(2), 13: batch(3)}, "batch sizes 2 and 3"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "changes", "message"), BAD, ids=[f"{n}, {m}" for n, _, m in BAD])

@@ -170,32 +170,20 @@ _ = None
 SINGULAR = {
     "empty row": ([[1, 2, _], [_, _, _], [_, 1, 1]], "A is structurally singular: row 1 has no entry"),
     "empty column": ([[1, _, 1], [1, _, 2], [1, _, 3]], "structurally singular: column 1 has no entry"),
-    "no matching": (
-        [[1, 2, 3], [_, _, 4], [_, _, 5]],
-        r"structurally singular: its rank is at most 2 of 3, whatever the values: row [12] finds no column",
-    ),
-    "zero row": (
-        [[1, 2, _], [0, 0, 0], [_, 1, 1]],
-        "A is singular: without its explicit zeros, row 1 has no entry",
-    ),
-    "zeros in the way": (
-        [[1, 2, 3], [0, 0, 4], [0, 0, 5]],
-        "A is singular: without its explicit zeros, its rank is at most 2 of 3",
-    ),
+    "no matching": ([[1, 2, 3], [_, _, 4], [_, _, 5]],
+        r"structurally singular: its rank is at most 2 of 3, whatever the values: row [12] finds no column"),
+    "zero row": ([[1, 2, _], [0, 0, 0], [_, 1, 1]],
+        "A is singular: without its explicit zeros, row 1 has no entry"),
+    "zeros in the way": ([[1, 2, 3], [0, 0, 4], [0, 0, 5]],
+        "A is singular: without its explicit zeros, its rank is at most 2 of 3"),
     "one zero": ([[0]], "without its explicit zeros, row 0 has no entry"),
-    "rows sum to zero": (
-        [[1, -1, _], [-1, 2, -1], [_, -1, 1]],
-        r"pivot that is exactly zero \(every row sums to zero up to rounding\)",
-    ),
-    "columns sum to zero": (
-        [[1, 2, _], [-1, -4, 1], [_, 2, -1]],
-        r"pivot that is exactly zero \(every column sums to zero up to rounding\)",
-    ),
-    "dependent columns": (
-        [[1, _, 2, _], [_, 1, _, 1], [2, _, 4, _], [_, 1, _, 5]],
-        r"pivot that is exactly zero \(columns 0, 2 depend on each other\)",
-    ),
-}
+    "rows sum to zero": ([[1, -1, _], [-1, 2, -1], [_, -1, 1]],
+        r"pivot that is exactly zero \(every row sums to zero up to rounding\)"),
+    "columns sum to zero": ([[1, 2, _], [-1, -4, 1], [_, 2, -1]],
+        r"pivot that is exactly zero \(every column sums to zero up to rounding\)"),
+    "dependent columns": ([[1, _, 2, _], [_, 1, _, 1], [2, _, 4, _], [_, 1, _, 5]],
+        r"pivot that is exactly zero \(columns 0, 2 depend on each other\)"),
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("error::numpy.exceptions.ComplexWarning")
