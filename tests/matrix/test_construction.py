@@ -39,13 +39,6 @@ def test_gradient_of_from_dense():
     assert g.tolist() == [[0, 5, 0], [6, 0, 7]]
 
 
-def test_dense_round_trip_has_a_derivative():
-    v = normal((P.nnz,)).requires_grad_()
-    assert gradcheck(
-        lambda v: ls.CSR.from_dense(ls.CSR(v, P).to_dense()).values ** 2, (v,), check_forward_ad=True
-    )
-
-
 def test_a_pattern_made_in_a_transformation_outlives_it():
     made = []
 

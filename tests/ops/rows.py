@@ -552,7 +552,7 @@ STRUCTURE_ROWS = [
     of_one("permute",
         lambda A: ops.permute(A, np.arange(A.shape[0])[::-1], np.roll(np.arange(A.shape[1]), 2)),
         lambda D: D.flip(-2).roll(2, -1), compiles=False),
-    # Two patterns: compiled in test_add.py, where the second one is made outside of the trace.
+    # Two patterns: compiled in test_sums.py, where the second one is made outside of the trace.
     Case("add union", lambda P, v, w, s, t: ops.add(CSR(v, P), CSR(w, _flipped(P)), alpha=s, beta=t).values,
         _dense_sum(_flipped), lambda m, n, z: ((z,), (z,), (), (1,)), compiles=False),
     Case("add contained", lambda P, v, w: ops.add(CSR(v, P), CSR(w, _every_second(P))).values,

@@ -8,7 +8,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import scipy.sparse
 import scipy.sparse as sp
 import torch
 from ops.cases import BRANCHES, CASES
@@ -591,19 +590,6 @@ def test_densify_agrees_with_scipy():
     S.data[:] = normal((S.nnz,)).numpy()
     found = densify(pattern_of(S), torch.from_numpy(S.data))
     torch.testing.assert_close(found, torch.from_numpy(S.toarray()), rtol=0, atol=0)
-
-
-def test_matrices_are_what_they_are_called():
-    assert set(banded(20, 7).indptr[1:] - banded(20, 7).indptr[:-1]) == {7}
-    for points, side, n in ((5, 6, 36), (9, 6, 36), (7, 4, 64)):
-        S = grid(points, side)
-        assert S.shape == (n, n)
-        assert max(S.indptr[1:] - S.indptr[:-1]) == points
-        assert abs(S - S.T).nnz == 0
-    lengths = power_law(50).indptr[1:] - power_law(50).indptr[:-1]
-    assert max(lengths) == 50
-    assert min(lengths) == 1
-    assert scipy.sparse.issparse(power_law(50))
 
 
 def test_the_table_names_its_branches():

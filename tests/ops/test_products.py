@@ -26,22 +26,6 @@ INF, NAN = float("inf"), float("nan")
 STRUCTURES = structures()
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_transpose_identity(structure):
-    """<A x, y> = <x, A^T y>, by each of the three ways to multiply by the transpose."""
-    P = pattern_of(STRUCTURES[structure])
-    A = ls.CSR(normal((P.nnz,), seed=1), P)
-    for tail in ((), (3,)):
-        x, y = normal((P.shape[1], *tail), seed=2), normal((P.shape[0], *tail), seed=3)
-        z = ls.ops.spmm(A, y, transpose=True)
-        size = ((ls.CSR(A.values.abs(), P) @ x.abs()) * y.abs()).sum()
-        assert_within(((A @ x) * y).sum(), (x * z).sum(), size, torch.tensor(float(3 * P.nnz + y.numel())))
-        for other in (A.T @ y, (y.mT @ A).mT if tail else y @ A):
-            torch.testing.assert_close(other, z, rtol=1e-13, atol=1e-13)
-    assert torch.equal(A.T.T.values, A.values)
-    assert A.T.T.pattern is P
-
-
 def test_a_batch_is_a_loop():
     """To the last bit."""
     P = pattern_of(random(40, 30, 0.2))

@@ -296,21 +296,6 @@ def test_absent_entries_meet_no_factor():
     assert int((A + B.with_values(v)).values.isnan().sum()) == 1
 
 
-def test_gradients_use_the_incoming_gradient():
-    """<V, A> and <V, B> for V that is no tensor of ones; a predecessor summed A and B instead."""
-    A, B = matrix(random(9, 8, 0.5)), matrix(random(9, 8, 0.3, seed=7), 1)
-    for X, Y in ((A, B), (A, A)):
-        alpha, beta = (torch.tensor(s, dtype=torch.float64, requires_grad=True) for s in (0.7, -0.2))
-        C = ls.ops.add(X, Y, alpha=alpha, beta=beta)
-        for scale in (1.0, 1e-12):
-            V = scale * normal((C.nnz,), seed=3)
-            ga, gb = torch.autograd.grad(C.values, (alpha, beta), V, retain_graph=True)
-            D = C.with_values(V).to_dense()
-            torch.testing.assert_close(ga, (D * X.to_dense()).sum(), rtol=1e-12, atol=1e-12 * scale)
-            torch.testing.assert_close(gb, (D * Y.to_dense()).sum(), rtol=1e-12, atol=1e-12 * scale)
-            assert ga != 0
-
-
 def test_a_transpose_costs_no_pass_for_each_column():
     """200,000 columns and 600,000 entries: 1.2e11 steps for who goes through all of them for each column."""
     n = 200_000
