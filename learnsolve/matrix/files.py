@@ -70,6 +70,6 @@ def read_tensors(function: str, path: str | os.PathLike[str]) -> tuple[dict[str,
     content, load = Path(path).read_bytes(), _safetensors(function).load
     try:
         length = int.from_bytes(content[:8], "little")
-        return load(content), json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        return load(content), json.loads(content[8 : 8 + length]).get("__metadata__") or {}
     except Exception as error:  # the parsers raise errors of many classes for a damaged file
         raise ValueError(f"{function}: {path} is damaged, or no safetensors file ({error})") from error
