@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from stress.kept import KINDS, dense
+from stress.programs import KINDS, dense
 
 import learnsolve as ls
 from learnsolve.nonlinear import jacobian, root

@@ -25,9 +25,8 @@ from reference import (
     random,
 )
 from scipy.sparse import random_array
-from stress._calls import CALLS, quiet
-from stress._samples import KINDS, Sample
-from stress.threads import BLAS, compare
+from stress._calls import CALLS, KINDS, Sample, quiet
+from stress.resources import BLAS, compare
 
 import learnsolve as ls
 from learnsolve import _library

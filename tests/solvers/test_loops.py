@@ -1,5 +1,5 @@
 """The loop of a solve. gradient="checkpointed": the backward repeats the iterations, and notices where it
-would repeat others (all methods and operands: tests/stress/inplace.py); memory of the modes: O(1) for the
+would repeat others (all methods and operands: tests/stress/inputs.py); memory of the modes: O(1) for the
 implicit gradient, O(N) unrolled, O(sqrt N) checkpointed. Compiled code that advances a solve, and the loop
 that decides. A device that is checked from time to time, simulated, compared with the CPU."""
 

@@ -1,6 +1,8 @@
-"""Every public operation and solver as a function of tensors, with what it needs of a matrix."""
+"""Random matrices of all kinds, and every public operation and solver as a function of tensors, with what it
+needs of a matrix."""
 
 import contextlib
+import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,16 +10,193 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
+from preconditioners.cases import CASES
 from torch import Tensor
 
 import learnsolve as ls
 from learnsolve import ops, solvers
 from learnsolve.solvers.options import KRYLOV
 
-from ._samples import KINDS, Sample
-
 P = ls.preconditioners
+
+
+def _csr(S: Any, shape: tuple[int, int] | None = None) -> Any:
+    """A SciPy matrix, whose types pyright does not know well."""
+    return scipy.sparse.csr_array(S, shape=shape)
+
+
+def _bands(n: int, width: int) -> Any:
+    rows = np.repeat(np.arange(n), 2 * width + 1)
+    columns = rows + np.tile(np.arange(-width, width + 1), n)
+    kept = (columns >= 0) & (columns < n)
+    return _csr((np.ones(kept.sum()), (rows[kept], columns[kept])), (n, n))
+
+
+def _stencil(rng: np.random.Generator, entries: int) -> Any:
+    """5, 9 or 7 points on a grid with sides of their own."""
+    points = int(rng.choice([5, 7, 9]))
+    sides = [max(2, round((entries / points) ** (1 / (3 if points == 7 else 2)))) for _ in range(3)]
+    sides[0] += int(rng.integers(0, 5))
+    lines = [_bands(n, 1) for n in sides]
+    eyes = [scipy.sparse.eye_array(n, format="csr") for n in sides]
+    kron = scipy.sparse.kron
+    if points == 9:
+        return _csr(kron(lines[0], lines[1]))
+    if points == 5:
+        return _csr(kron(lines[0], eyes[1]) + kron(eyes[0], lines[1]))
+    return _csr(
+        kron(kron(lines[0], eyes[1]), eyes[2])
+        + kron(kron(eyes[0], lines[1]), eyes[2])
+        + kron(kron(eyes[0], eyes[1]), lines[2])
+    )
+
+
+def _of_lengths(rng: np.random.Generator, lengths: np.ndarray, n: int) -> Any:
+    """Rows with these numbers of entries, in columns drawn at random."""
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    S = _csr((np.ones(len(rows)), (rows, rng.integers(0, max(n, 1), len(rows)))), (len(lengths), n))
+    S.sum_duplicates()
+    return S
+
+
+def _random(rng: np.random.Generator, entries: int) -> Any:
+    n = entries // int(rng.integers(4, 12))
+    return _of_lengths(rng, rng.poisson(entries / n, n), n)
+
+
+def _power_law(rng: np.random.Generator, entries: int) -> Any:
+    """A few rows hold a large part of the entries."""
+    n = entries // 8
+    lengths = np.minimum(n, 2 + n // (4 * (np.arange(n) + 1)))
+    return _of_lengths(rng, rng.permutation(lengths), n)
+
+
+def _banded(rng: np.random.Generator, entries: int) -> Any:
+    width = int(rng.integers(1, 7))
+    return _bands(max(entries // (2 * width + 1), width + 1), width)
+
+
+def _empty_rows(rng: np.random.Generator, entries: int) -> Any:
+    """Half of the rows, and a stretch of them, hold nothing."""
+    n = entries // 4
+    lengths = rng.poisson(8, n) * (rng.random(n) < 0.5)
+    lengths[n // 3 : n // 2] = 0
+    return _of_lengths(rng, lengths, n)
+
+
+def _wide(rng: np.random.Generator, entries: int) -> Any:
+    m = max(entries // 60, 1)
+    return _of_lengths(rng, rng.poisson(60, m), 7 * m)
+
+
+def _tall(rng: np.random.Generator, entries: int) -> Any:
+    m = entries // 3
+    return _of_lengths(rng, rng.poisson(3, m), max(m // 40, 1))
+
+
+def _arrow(rng: np.random.Generator, entries: int) -> Any:
+    """A full row, a full column, a diagonal."""
+    n = entries // 3
+    ends = np.zeros(n, dtype=int) + int(rng.integers(0, n))
+    rows = np.concatenate([np.arange(n), ends, np.arange(n)])
+    columns = np.concatenate([np.arange(n), np.arange(n), ends])
+    return _csr((np.ones(3 * n), (rows, columns)), (n, n))
+
+
+KINDS: dict[str, Callable[[np.random.Generator, int], Any]] = {
+    "stencil": _stencil,
+    "random": _random,
+    "power law": _power_law,
+    "banded": _banded,
+    "empty rows": _empty_rows,
+    "wide": _wide,
+    "tall": _tall,
+    "arrow": _arrow,
+}
+
+
+@dataclass
+class Sample:
+    """A pattern and the numbers of everything else, all of them made from the seed alone."""
+
+    kind: str
+    seed: int
+    S: Any
+    dtype: torch.dtype
+    index: torch.dtype
+    columns: int | None  # of right-hand sides; None: vectors
+    P: ls.SparsityPattern
+    spd: bool  # symmetric pattern with a full diagonal
+    _dominant: Tensor | None = None
+
+    @classmethod
+    def draw(cls, kind: str, seed: int, work: int) -> "Sample":
+        """About `work` products of an entry and a number. Patterns that are square are symmetric with a full
+        diagonal, but for one kind."""
+        rng = np.random.default_rng(seed)
+        columns = [None, None, 1, 2, 3, 5, 9][int(rng.integers(0, 7))]
+        S = KINDS[kind](rng, work // (columns or 1))
+        spd = S.shape[0] == S.shape[1] and kind != "empty rows"
+        if spd:
+            S = _csr(S + S.T + scipy.sparse.eye_array(S.shape[0]))
+        S.sort_indices()
+        index = [torch.int32, torch.int64][int(rng.integers(0, 2))]
+        return cls(kind, seed, S, torch.float64, index, columns, _pattern(S, index), spd)
+
+    def fresh(self) -> None:
+        """A pattern that has no plans yet."""
+        self.P = _pattern(self.S, self.index)
+
+    def normal(self, *shape: int, salt: int = 0) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.seed + salt)
+        return torch.randn(shape, dtype=torch.float64, generator=generator).to(self.dtype)
+
+    def dominant(self) -> Tensor:
+        """Symmetric values with a dominant diagonal: entry (i, j) is made of i and j alone."""
+        if self._dominant is not None:
+            return self._dominant.to(self.dtype, copy=True)
+        rows = np.repeat(np.arange(self.S.shape[0]), np.diff(self.S.indptr))
+        low, high = np.minimum(rows, self.S.indices), np.maximum(rows, self.S.indices)
+        values = (
+            -0.2 - 0.8 * np.modf(np.abs(np.sin(low * 12.9898 + high * 78.233 + self.seed) * 43758.5453))[0]
+        )
+        sums = np.bincount(rows, weights=np.where(low == high, 0, -values), minlength=self.S.shape[0])
+        values = np.where(low == high, 0.05 + sums[rows], values)
+        self._dominant = torch.from_numpy(values)
+        return self._dominant.to(self.dtype, copy=True)
+
+    def leaf(self, code: str, salt: int) -> Tensor:
+        """v values, V two members of them, a those of a dominant matrix; x and y blocks of vectors for the
+        columns and the rows, X a batch of them; c and r a vector each, e features of entries, s a number; p
+        and u a vector and a number between 0.1 and 1."""
+        (m, n), tail = self.P.shape, () if self.columns is None else (self.columns,)
+        if code == "a":
+            return self.dominant()
+        if code in "pu":
+            return 0.1 + 0.9 * self.normal(*((n,) if code == "p" else ()), salt=salt).sigmoid()
+        shape = {
+            "v": (self.P.nnz,),
+            "V": (2, self.P.nnz),
+            "x": (n, *tail),
+            "y": (m, *tail),
+            "X": (2, n, self.columns or 1),
+            "c": (n,),
+            "r": (m,),
+            "e": (self.P.nnz, 3),
+            "s": (),
+        }[code]
+        return self.normal(*shape, salt=salt)
+
+
+def _pattern(S: Any, index: torch.dtype) -> ls.SparsityPattern:
+    crow, columns = (torch.from_numpy(a.astype(np.int64)).to(index) for a in (S.indptr, S.indices))
+    return ls.SparsityPattern(crow, columns, S.shape)
+
+
+def digest(t: Tensor) -> bytes:
+    return hashlib.sha1(t.detach().contiguous().numpy().tobytes(), usedforsecurity=False).digest()
 
 
 @dataclass(frozen=True)
@@ -97,13 +276,14 @@ def turns(
 
 
 def flat(found: Any) -> list[Tensor]:
+    """The numbers of a result: of factors without a status or an order."""
     if isinstance(found, Tensor):
-        return [found]
+        return [found] if found.is_floating_point() else []
     if isinstance(found, ls.CSR):
         return [found.values]
     if isinstance(found, solvers.Solution):
         return [found.x, found.residual_norms]
-    return [t for part in found for t in flat(part)]
+    return [t for part in found for t in flat(part)] if isinstance(found, (list, tuple)) else []
 
 
 def _shifted(s: Sample) -> ls.SparsityPattern:
@@ -126,16 +306,44 @@ def _any_order(s: Sample, size: int) -> np.ndarray:
     return np.random.default_rng(s.seed).permutation(size)
 
 
-def _grid(s: Sample, *sizes: int) -> tuple[int, ...]:
-    """A grid with about as many points as the matrix has entries."""
-    first = max(s.P.nnz // int(np.prod(sizes)), 3)
-    return (first, *sizes)
+def _window(s: Sample) -> Tensor:
+    return s.normal(3, 3, salt=61)
+
+
+def _of_grid(s: Sample) -> Tensor:
+    """About as many numbers as the matrix has entries."""
+    return s.normal(max(s.P.nnz // 30, 3), 30, salt=60)
+
+
+def _bands_of(e: Tensor) -> Tensor:
+    return e.mT.contiguous()
+
+
+def _mask(s: Sample, v: Tensor) -> ls.SparsityPattern:
+    return (ls.CSR(v.detach(), s.P) @ _thin(s, s.P.shape[1])).triu().pattern
+
+
+def _three_times(s: Sample, e: Tensor) -> ls.CSR:
+    return ls.CSR.from_coo(s.P.row_indices.repeat(3), s.P.col_indices.repeat(3), e.flatten(), s.P.shape)
 
 
 def A(s: Sample, v: Tensor) -> ls.CSR:
     return ls.CSR(v, s.P)
 
 
+def _of(leaves: str, names: str, needs: str = "any", light: int = 10**9, **options: Any) -> dict[str, Call]:
+    """Operations of a matrix and of the other leaves."""
+
+    def call(name: str) -> Call:
+        def f(s: Sample, v: Tensor, *rest: Tensor) -> Any:
+            return getattr(ops, name)(A(s, v), *rest, **options)
+
+        return Call(leaves, f, needs, light)
+
+    return {name: call(name) for name in names.split()}
+
+
+LINE = [(-1,), (0,), (1,)]
 NORMS: list[tuple[float | None, int | None]] = [(None, None), (1, None), (torch.inf, None), (2, 0), (2, 1)]
 
 # Operations on any matrix, square or not.
@@ -147,30 +355,23 @@ CALLS: dict[str, Call] = {
     "x @ A": Call("vr", lambda s, v, x: x @ A(s, v)),
     "sddmm": Call("yx", lambda s, y, x: ops.sddmm(y, x, s.P)),
     "spgemm": Call("v", lambda s, v: A(s, v) @ _thin(s, s.P.shape[1])),
-    "spgemm mask": Call(
-        "v",
-        lambda s, v: ops.spgemm(
-            A(s, v),
-            _thin(s, s.P.shape[1]),
-            mask=(ls.CSR(v.detach(), s.P) @ _thin(s, s.P.shape[1])).triu().pattern,
-        ),
-    ),
+    "spgemm mask": Call("v", lambda s, v: ops.spgemm(A(s, v), _thin(s, s.P.shape[1]), mask=_mask(s, v))),
     "galerkin": Call("v", lambda s, v: ops.galerkin(_thin(s, s.P.shape[0]), A(s, v)), "square"),
     "add": Call("vvs", lambda s, v, w, t: ops.add(A(s, v), A(s, w), alpha=t)),
     "add union": Call("vv", lambda s, v, w: A(s, v) + ls.CSR(w, _shifted(s))),
     "A * B": Call("vv", lambda s, v, w: A(s, v) * ls.CSR(w, _shifted(s))),
     "arithmetic": Call("vs", lambda s, v, t: [A(s, v).abs() ** 2, -A(s, v), A(s, v) / t, t * A(s, v)]),
-    "transpose": Call("v", lambda s, v: ops.transpose(A(s, v))),
+    **_of("v", "transpose"),
     "diagonal": Call("v", lambda s, v: [ops.diagonal(A(s, v)), A(s, v).diagonal(-1)]),
-    "trace": Call("v", lambda s, v: ops.trace(A(s, v)), "square"),
-    "inverse_diagonal": Call("a", lambda s, v: ops.inverse_diagonal(A(s, v)), "spd"),
+    **_of("v", "trace", "square"),
+    **_of("a", "inverse_diagonal", "spd"),
     "sum": Call("V", lambda s, v: [ops.sum(A(s, v)), ops.sum(A(s, v), 0), ops.sum(A(s, v), 1)]),
     "norm": Call("v", lambda s, v: [ops.norm(A(s, v), o, dim) for o, dim in NORMS]),
-    "quadratic_form": Call("vx", lambda s, v, x: ops.quadratic_form(A(s, v), x), "square"),
-    "scale_rows": Call("vr", lambda s, v, r: ops.scale_rows(A(s, v), r)),
-    "scale_columns": Call("vc", lambda s, v, c: ops.scale_columns(A(s, v), c)),
-    "symmetric_scaling": Call("a", lambda s, v: ops.symmetric_scaling(A(s, v)), "spd"),
-    "tril": Call("v", lambda s, v: ops.tril(A(s, v))),
+    **_of("vx", "quadratic_form", "square"),
+    **_of("vr", "scale_rows"),
+    **_of("vc", "scale_columns"),
+    **_of("a", "symmetric_scaling", "spd"),
+    **_of("v", "tril"),
     "triu": Call("v", lambda s, v: ops.triu(A(s, v), 1)),
     "permute": Call("v", lambda s, v: ops.permute(A(s, v), *(_any_order(s, size) for size in s.P.shape))),
     "A[rows]": Call("v", lambda s, v: A(s, v)[_any_order(s, s.P.shape[0])[: s.P.shape[0] // 2]]),
@@ -184,23 +385,14 @@ CALLS: dict[str, Call] = {
     "real_form": Call("vv", lambda s, v, w: ops.real_form(A(s, v), A(s, w))),
     "zeros": Call("c", lambda s, c: ops.zeros(len(c), dtype=s.dtype) @ c),
     "eye": Call("c", lambda s, c: ops.eye(len(c), dtype=s.dtype) @ c),
-    "from_coo": Call(
-        "e",
-        lambda s, e: ls.CSR.from_coo(
-            s.P.row_indices.repeat(3), s.P.col_indices.repeat(3), e.flatten(), s.P.shape
-        ),
-    ),
+    "from_coo": Call("e", _three_times),
     "gather": Call("xy", lambda s, x, y: [ops.gather(y, s.P), ops.gather(x, s.P, "column")]),
-    "stencil": Call(
-        "s", lambda s, t: ops.stencil(_window(s) * t, s.normal(*_grid(s, 30), salt=60).requires_grad_())
-    ),
-    "stencil x": Call(
-        "v", lambda s, v: ops.stencil(_window(s), v[: v.numel() // 8 * 8].unflatten(0, (-1, 8)))
-    ),
-    "stencil variable": Call("e", lambda s, e: ops.stencil(_of_grid(e), _of_grid(e)[0], offsets=LINE)),
-    "stencil_matrix": Call("e", lambda s, e: ops.stencil_matrix(_of_grid(e), (len(e),), offsets=LINE)),
+    "stencil": Call("s", lambda s, t: ops.stencil(_window(s) * t, _of_grid(s).requires_grad_())),
+    "stencil x": Call("v", lambda s, v: ops.stencil(_window(s), v[: len(v) // 8 * 8].unflatten(0, (-1, 8)))),
+    "stencil variable": Call("e", lambda s, e: ops.stencil(_bands_of(e), _bands_of(e)[0], offsets=LINE)),
+    "stencil_matrix": Call("e", lambda s, e: ops.stencil_matrix(_bands_of(e), (len(e),), offsets=LINE)),
     "StencilOperator": Call(
-        "ec", lambda s, e, c: ops.StencilOperator(_of_grid(e), (len(e),), offsets=LINE) @ e[:, 0]
+        "e", lambda s, e: ops.StencilOperator(_bands_of(e), (len(e),), offsets=LINE) @ e[:, 0]
     ),
 }
 for by in ("row", "column"):
@@ -208,28 +400,14 @@ for by in ("row", "column"):
         f = getattr(ops, name)
         CALLS[f"{name} {by}"] = Call("e", lambda s, e, f=f, by=by: f(e, s.P, by))
 
-LINE = [(-1,), (0,), (1,)]
 
-
-def _window(s: Sample) -> Tensor:
-    return s.normal(3, 3, salt=61)
-
-
-def _of_grid(e: Tensor) -> Tensor:
-    return e.mT.contiguous()
-
-
-def _network(s: Sample, network: torch.nn.Module) -> Any:
+def _layer(s: Sample, network: torch.nn.Module, width: int, v: Tensor, *more: Tensor) -> Any:
     """With weights of the sample, whatever torch's generator has drawn."""
     network = network.to(s.dtype)
     with torch.no_grad():
         for i, p in enumerate(network.parameters()):
             p.copy_(0.3 * s.normal(*p.shape, salt=200 + i))
-    return network
-
-
-def _detached(s: Sample) -> ls.CSR:
-    return A(s, s.dominant())
+    return network(A(s, v), s.normal(s.P.shape[1], width, salt=62), *more)
 
 
 def _learned(s: Sample, module: Any, *arguments: Any) -> list[Tensor]:
@@ -249,113 +427,95 @@ CALLS |= {
         "spd",
     ),
     "sptrsv batch": Call("aX", lambda s, v, x: ops.sptrsv(A(s, v).tril(), x), "spd"),
-    "spsolve": Call("ax", lambda s, v, x: ops.spsolve(A(s, v), x), "local", light=20_000),
     "factorize": Call("ax", lambda s, v, x: ls.factorize(A(s, v))(x), "local", light=20_000),
-    "lstsq": Call("ay", lambda s, v, y: ops.lstsq(A(s, v), y, damp=0.5), "local", light=20_000),
-    "cholesky": Call("a", lambda s, v: ops.cholesky(A(s, v))[:1], "local", light=20_000),
-    "ldlt": Call("a", lambda s, v: ops.ldlt(A(s, v))[:2], "local", light=20_000),
-    "lu": Call("a", lambda s, v: ops.lu(A(s, v))[:2], "local", light=20_000),
-    "logdet": Call("a", lambda s, v: ops.logdet(A(s, v)), "local", light=20_000),
-    "slogdet": Call("a", lambda s, v: ops.slogdet(A(s, v))[1], "local", light=20_000),
-    "selected_inverse": Call("a", lambda s, v: ops.selected_inverse(A(s, v)), "local", light=20_000),
-    "ic0": Call("a", lambda s, v: ops.ic0(A(s, v))[:1], "spd"),
-    "mic0": Call("a", lambda s, v: ops.mic0(A(s, v))[:1], "spd"),
-    "ilu0": Call("a", lambda s, v: ops.ilu0(A(s, v))[:2], "spd"),
-    "ict": Call("a", lambda s, v: ops.ict(A(s, v), fill=2)[:1], "spd", light=60_000),
-    "ilut": Call("a", lambda s, v: ops.ilut(A(s, v), fill=2)[:2], "spd", light=60_000),
+    **_of("ax", "spsolve", "local", 20_000),
+    **_of("ay", "lstsq", "local", 20_000, damp=0.5),
+    **_of("a", "cholesky ldlt lu logdet slogdet selected_inverse", "local", 20_000),
+    **_of("a", "ic0 mic0 ilu0", "spd"),
+    **_of("a", "ict ilut", "spd", 60_000, fill=2),
 }
+
+
+def _solver(
+    name: str, leaves: str = "ax", needs: str = "spd", M: Any = None, numbers: Any = None, **options: Any
+) -> Call:
+    """A method, with a preconditioner of A, and with numbers that are made of the third leaf."""
+
+    def f(s: Sample, v: Tensor, b: Tensor, *third: Tensor) -> Any:
+        more = {} if M is None else {"M": M(A(s, v))}
+        return getattr(solvers, name)(A(s, v), b, **more, **(numbers(*third) if third else {}), **options)
+
+    return Call(leaves, f, needs)
+
 
 # Krylov methods, with the gradient of the solution and of the iterations, with and without a preconditioner.
 for name in KRYLOV:
-    f = getattr(solvers, name)
-    CALLS[name] = Call(
-        "ax", lambda s, v, x, f=f: f(A(s, v), x, rtol=1e-3, maxiter=6, adjoint_maxiter=6), "spd"
-    )
-    CALLS[f"{name} unrolled"] = Call(
-        "ax", lambda s, v, x, f=f: f(A(s, v), x, rtol=0.0, maxiter=3, gradient="unrolled"), "spd"
-    )
-    CALLS[f"{name} with M"] = Call(
-        "ax",
-        lambda s, v, x, f=f: f(A(s, v), x, rtol=1e-3, maxiter=4, M=P.SSOR(A(s, v)), adjoint_maxiter=4),
-        "spd",
-    )
+    CALLS[name] = _solver(name, rtol=1e-3, maxiter=6, adjoint_maxiter=6)
+    CALLS[f"{name} unrolled"] = _solver(name, rtol=0.0, maxiter=3, gradient="unrolled")
+    CALLS[f"{name} with M"] = _solver(name, M=P.SSOR, rtol=1e-3, maxiter=4, adjoint_maxiter=4)
 for name in ("lsqr", "lsmr"):
-    f = getattr(solvers, name)
-    CALLS[name] = Call("vy", lambda s, v, y, f=f: f(A(s, v), y, damp=0.5, maxiter=4, adjoint_maxiter=4))
-    CALLS[f"{name} unrolled"] = Call("vy", lambda s, v, y, f=f: f(A(s, v), y, maxiter=3, gradient="unrolled"))
+    CALLS[name] = _solver(name, "vy", "any", damp=0.5, maxiter=4, adjoint_maxiter=4)
+    CALLS[f"{name} unrolled"] = _solver(name, "vy", "any", maxiter=3, gradient="unrolled")
+
+
+def _pcg(M: Any) -> Call:
+    return Call("ax", lambda s, v, x: solvers.PCG(M(A(s, v)), rtol=0.0, maxiter=3)(A(s, v), x), "spd")
+
+
 # Stationary methods.
 CALLS |= {
     "solve": Call("ax", lambda s, v, x: ls.solve(A(s, v), x, rtol=1e-2), "local", light=20_000),
-    "jacobi": Call("axc", lambda s, v, x, c: solvers.jacobi(A(s, v), x, weight=0.1 * c, iterations=4), "spd"),
-    "jacobi checkpointed": Call(
-        "axs",
-        lambda s, v, x, t: solvers.jacobi(A(s, v), x, weight=t.tanh(), iterations=5, gradient="checkpointed"),
-        "spd",
+    "jacobi": _solver("jacobi", "axc", numbers=lambda c: {"weight": 0.1 * c}, iterations=4),
+    "jacobi checkpointed": _solver(
+        "jacobi", "axs", numbers=lambda t: {"weight": t.tanh()}, iterations=5, gradient="checkpointed"
     ),
-    "richardson": Call(
-        "axs", lambda s, v, x, t: solvers.richardson(A(s, v), x, weight=0.1 * t, iterations=4), "spd"
+    "richardson": _solver("richardson", "axs", numbers=lambda t: {"weight": 0.1 * t}, iterations=4),
+    "richardson with M": _solver("richardson", M=P.IC0, weight=0.5, iterations=2),
+    "heavyball": _solver(
+        "heavyball", "axs", numbers=lambda t: {"alpha": 0.1 * t, "beta": 0.1 * t}, iterations=4
     ),
-    "richardson with M": Call(
-        "ax",
-        lambda s, v, x: solvers.richardson(A(s, v), x, weight=0.5, iterations=2, M=P.IC0(A(s, v))),
-        "spd",
-    ),
-    "heavyball": Call(
-        "axs",
-        lambda s, v, x, t: solvers.heavyball(A(s, v), x, alpha=0.1 * t, beta=0.1 * t, iterations=4),
-        "spd",
-    ),
-    "chebyshev": Call(
-        "ax", lambda s, v, x: solvers.chebyshev(A(s, v), x, lmin=0.5, lmax=9.0, iterations=4), "spd"
-    ),
-    "gauss_seidel": Call("ax", lambda s, v, x: solvers.gauss_seidel(A(s, v), x, iterations=2), "spd"),
-    "sor": Call("axs", lambda s, v, x, t: solvers.sor(A(s, v), x, omega=1 + 0.1 * t, iterations=2), "spd"),
-    "ssor": Call("axs", lambda s, v, x, t: solvers.ssor(A(s, v), x, omega=1 + 0.1 * t, iterations=2), "spd"),
-    "gauss_seidel multicolor": Call(
-        "ax", lambda s, v, x: solvers.gauss_seidel(A(s, v), x, iterations=2, multicolor=True), "spd"
-    ),
-    "PCG": Call("ax", lambda s, v, x: solvers.PCG(P.Jacobi(A(s, v)), rtol=0.0, maxiter=3)(A(s, v), x), "spd"),
-    "PCG of a factor": Call(
-        "ax", lambda s, v, x: solvers.PCG(P.IC0(A(s, v)), rtol=0.0, maxiter=3)(A(s, v), x), "spd"
-    ),
+    "chebyshev": _solver("chebyshev", lmin=0.5, lmax=9.0, iterations=4),
+    "gauss_seidel": _solver("gauss_seidel", iterations=2),
+    "sor": _solver("sor", "axs", numbers=lambda t: {"omega": 1 + 0.1 * t}, iterations=2),
+    "ssor": _solver("ssor", "axs", numbers=lambda t: {"omega": 1 + 0.1 * t}, iterations=2),
+    "gauss_seidel multicolor": _solver("gauss_seidel", iterations=2, multicolor=True),
+    "PCG": _pcg(P.Jacobi),
+    "PCG of a factor": _pcg(P.IC0),
 }
 
-# Preconditioners, applied.
-for name, make in {
-    "Jacobi": P.Jacobi,
-    "IC0": P.IC0,
-    "MIC0": P.MIC0,
-    "ILU0": P.ILU0,
-    "SOR": P.SOR,
-    "SSOR": P.SSOR,
-    "BlockJacobi": lambda M: P.BlockJacobi(M, 4),
-    "Chebyshev": lambda M: P.Chebyshev(M, lmin=0.2, lmax=2.0),
-    "Neumann": lambda M: P.Neumann(M, degree=2),
-    "Polynomial": lambda M: P.Polynomial(M, [0.5, -0.1]),
-    "FSAI": P.FSAI,
-    "Diagonal": lambda M: P.Diagonal(1 / M.diagonal()),
-    "Factored": lambda M: P.Factored(0.1 * M.tril(), form="product"),
-    "Trainable Jacobi": lambda M: P.Trainable(P.Jacobi(M.detach())),
-    "Trainable Polynomial": lambda M: P.Trainable(P.Polynomial.neumann(M.detach(), 2)),
-    "Trainable product": lambda M: P.Trainable(P.Factored(M.detach().tril(), form="product")),
-    "Trainable IC0": lambda M: P.Trainable(P.IC0(M.detach()), positive="exp"),
-}.items():
-    CALLS[f"preconditioner {name}"] = Call("ax", lambda s, v, x, f=make: f(A(s, v))(x), "spd")
-for name, make in {
+# Preconditioners, applied: the rows of tests/preconditioners for any number of unknowns, and others.
+OF_A_SIZE = ("AMG", "weights", "learned AMG", "Schwarz, Robin", "Schwarz, restricted on")
+COSTLY = ("AMG", "Schwarz", "SPAI", "ICT", "ILUT", "Factorization", "Neural", "PreCorrector", "GNP")
+COSTLY += ("Trainable AMG", "learned SPAI")
+MAKERS: dict[str, Callable[[ls.CSR], Any]] = {
+    case.name: case.make
+    for case in CASES
+    if case.matrix == "spd" and not any(word in case.name for word in OF_A_SIZE)
+}
+MAKERS |= {
     "AMG": P.AMG,
     "AMG, classical": lambda M: P.AMG(M, method="ruge_stuben"),
-    "AdditiveSchwarz": lambda M: P.AdditiveSchwarz(M, n_subdomains=4),
-    "SPAI": P.SPAI,
-    "ICT": lambda M: P.ICT(M, fill=1),
-    "ILUT": lambda M: P.ILUT(M, fill=1),
     "Trainable AMG": lambda M: P.Trainable(P.AMG(M.detach(), max_coarse=4)),
     "NeuralIF": lambda M: P.NeuralIF(rounds=1, width=2, dtype=M.dtype)(M),
     "PreCorrector": lambda M: P.PreCorrector(rounds=1, width=2, dtype=M.dtype)(M),
     "NeuralAMG": lambda M: P.NeuralAMG(rounds=1, width=2, dtype=M.dtype)(M),
     "GNP": lambda M: P.GNP(M.detach(), width=4, layers=2, dtype=M.dtype),
-}.items():
-    CALLS[f"preconditioner {name}"] = Call("ax", lambda s, v, x, f=make: f(A(s, v))(x), "local", light=20_000)
-# Their parameters, and those of learned ones.
+}
+
+
+def _applied(make: Callable[[ls.CSR], Any], name: str) -> Call:
+    """Of a module the gradients of its parameters too."""
+
+    def f(s: Sample, v: Tensor, x: Tensor) -> Any:
+        M = make(A(s, v.detach() if name.startswith("learned") else v))
+        return _learned(s, M, x) if name.startswith("learned") else M(x)
+
+    needs, light = ("local", 20_000) if name.startswith(COSTLY) else ("spd", 10**9)
+    return Call("ax", f, needs, light)
+
+
+CALLS |= {f"preconditioner {name}": _applied(make, name) for name, make in MAKERS.items()}
+# Their numbers.
 CALLS |= {
     "Neumann weight": Call("axs", lambda s, v, x, t: P.Neumann(A(s, v), weight=0.1 * t.exp())(x), "spd"),
     "SSOR omega": Call("axs", lambda s, v, x, t: P.SSOR(A(s, v), 1 + 0.5 * t.tanh())(x), "spd"),
@@ -368,41 +528,18 @@ CALLS |= {
     "learned Chebyshev": Call(
         "ax", lambda s, v, x: _learned(s, solvers.Chebyshev(0.5, 2.0, 3).to(s.dtype), A(s, v), x), "spd"
     ),
-    "learned Jacobi": Call("x", lambda s, x: _learned(s, P.Trainable(P.Jacobi(_detached(s))), x), "spd"),
-    "learned Polynomial": Call(
-        "x", lambda s, x: _learned(s, P.Trainable(P.Polynomial.neumann(_detached(s), 2)), x), "spd"
-    ),
-    "learned Polynomial, Chebyshev": Call(
-        "x", lambda s, x: _learned(s, P.Trainable(P.Polynomial.chebyshev(_detached(s), 2)), x), "spd"
-    ),
-    "learned IC0": Call(
-        "x", lambda s, x: _learned(s, P.Trainable(P.IC0(_detached(s)), positive="exp"), x), "spd"
-    ),
-    "learned product": Call(
-        "x", lambda s, x: _learned(s, P.Trainable(P.Factored(_detached(s).tril(), form="product")), x), "spd"
-    ),
 }
 # Layers of networks and estimates of spectra, which are made of kernels of their own too.
 CALLS |= {
-    "GCNConv": Call(
-        "a", lambda s, v: _network(s, ls.nn.GCNConv(3, 5))(A(s, v), s.normal(s.P.shape[1], 3, salt=62)), "spd"
-    ),
-    "ResGCN": Call(
-        "a",
-        lambda s, v: _network(s, ls.nn.ResGCN(3, 2, width=4, layers=2))(
-            A(s, v), s.normal(s.P.shape[1], 3, salt=62)
-        ),
-        "spd",
-    ),
+    "GCNConv": Call("a", lambda s, v: _layer(s, ls.nn.GCNConv(3, 5), 3, v), "spd"),
+    "ResGCN": Call("a", lambda s, v: _layer(s, ls.nn.ResGCN(3, 2, width=4, layers=2), 3, v), "spd"),
     "GraphNetBlock": Call(
         "ae",
-        lambda s, v, e: _network(s, ls.nn.GraphNetBlock(2, 3, rows=("mean", "max"), columns="sum"))(
-            A(s, v), s.normal(s.P.shape[1], 2, salt=63), e
-        ),
+        lambda s, v, e: _layer(s, ls.nn.GraphNetBlock(2, 3, rows=("mean", "max"), columns="sum"), 2, v, e),
         "spd",
     ),
     "extreme_eigenvalues": Call(
         "a", lambda s, v: ls.analysis.extreme_eigenvalues(A(s, v), steps=6)[:2], "spd"
     ),
 }
-del by, name, f, make
+del by, name, f

@@ -15,11 +15,8 @@ from learnsolve.solvers import ConvergenceWarning, Status
 from learnsolve.solvers.core.problem import ORDINARY
 from learnsolve.solvers.options import KRYLOV
 
-from . import _near
-from ._columns import beside
-from ._systems import DEFINITE, REGULAR, SYMMETRIC, Systems, draw
+from ._systems import DEFINITE, LEAST_SQUARES, REGULAR, SYMMETRIC, Systems, beside, draw, length, near
 
-LEAST_SQUARES = ("lsqr", "lsmr")
 BOUNDED, SWEEPS = ("richardson", "heavyball", "chebyshev"), ("gauss_seidel", "sor", "ssor")
 SOLVERS = (*KRYLOV, *KRYLOV, *LEAST_SQUARES, *BOUNDED, *SWEEPS, "jacobi")
 MADE_FOR = {"cg": DEFINITE, "fcg": DEFINITE, "minres": SYMMETRIC, "bicgstab": REGULAR, "gmres": REGULAR}
@@ -368,17 +365,13 @@ def shown(number: Any) -> str:
     return np.format_float_scientific(np.longdouble(number), 6)
 
 
-def length(v: Any) -> np.longdouble:
-    return np.sqrt((v * v).sum())
-
-
 def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
     """CONVERGED means that the residual meets the tolerance, and a status names what is not finite: systems
     of every character, also such as no method can solve, all solvers, preconditioners that lie.
 
     Each column is a system, and is judged in extended precision, by NumPy alone. Every fourth time it is
     compared with what it gets alone, among 1 to 33 columns, and `ls.solve` gets a system at the border of
-    singular and symmetric (_near.py), in 0 to 33 columns: a gradient is exact or warned of, and a wrong
+    singular and symmetric (`near`), in 0 to 33 columns: a gradient is exact or warned of, and a wrong
     `null_space` is refused.
 
     docs/robustness.md lists the faults.
@@ -397,7 +390,7 @@ def converged(count: int, seed: int, counts: Counter) -> Iterator[str]:
         if counts["solves"] % 4 == 0:
             number = seed * STRIDE + counts["solves"]
             yield from beside(number, counts)
-            yield from _near.faults(number, counts)
+            yield from near(number, counts)
         able[case.name] += case.able
         for fault in case.faults:
             if "MISS" in fault:

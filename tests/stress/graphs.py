@@ -1,7 +1,8 @@
-"""Public calls with arguments that carry a graph."""
+"""Public calls with arguments that carry a graph, and functions that use more than their arguments."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 import warnings
@@ -9,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from registry import F64, P, beside, called, calls, number, outputs
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import learnsolve as ls
 
@@ -163,3 +166,275 @@ def graphs(count: int, seed: int, counts: Counter) -> Iterator[str]:
         number = seed + 2 * (i // len(cases))
         if sentence := fault(cases[i % len(cases)], number):
             yield f"{sentence}, seed {number}"
+
+
+# --- functions that use more than their arguments, under torch.func and in forward mode ---
+
+N, S = ls.nonlinear, ls.solvers
+REFUSED = re.compile(r"torch\.func|requires? grad|\bvmap\b|first derivatives only|forward mode")
+EXACT: dict[str, Any] = {"rtol": 1e-13, "maxiter": 500}
+Given = tuple[Callable[..., Tensor], tuple]  # a function of u and of these arguments
+
+
+def given(f: Callable[[Tensor, Tensor], Tensor], a: Tensor, passed: bool) -> Given:
+    """f with a as an argument, or hidden in it."""
+    return (f, (a,)) if passed else (lambda u: f(u, a), ())
+
+
+def _root(method: str, gradient: str = "implicit") -> Callable[[Tensor, bool], Tensor]:
+    def call(a: Tensor, passed: bool) -> Tensor:
+        step = 0.1 if method == "anderson" else 1.0
+        f, args = given(lambda u, a: step * (a * u + 0.1 * u**3 - 1 + 0.1 * u.roll(1)), a, passed)
+        options: dict[str, Any] = {"rtol": 1e-13}
+        if gradient == "unrolled":
+            options = {"rtol": 0.0, "maxiter": 2, "gradient": gradient, "adjoint_rtol": 1e-14}
+        return N.root(f, torch.ones_like(a.detach()), *args, method=method, **options).x
+
+    return call
+
+
+def _users_jacobian(a: Tensor, passed: bool) -> Tensor:
+    def J(u: Tensor, b: Tensor) -> ls.CSR:
+        return ls.ops.diag((b if passed else a) + 0.3 * u**2)
+
+    return N.root(lambda u, a: a * u + 0.1 * u**3 - 1, torch.ones_like(a.detach()), a, jacobian=J).x
+
+
+def _fixed_point(a: Tensor, passed: bool) -> Tensor:
+    g, args = given(lambda x, a: 0.3 * torch.cos(a * x) + 0.1 * x.roll(1), a, passed)
+    return N.fixed_point(g, torch.ones_like(a.detach()), *args, rtol=1e-13).x
+
+
+def _least_squares(method: str) -> Callable[[Tensor, bool], Tensor]:
+    def call(a: Tensor, passed: bool) -> Tensor:
+        r, args = given(lambda u, a: torch.cat([a * u - 1, 0.1 * (u**2 - a)]), a, passed)
+        return N.least_squares(r, torch.ones_like(a.detach()), *args, method=method, rtol=1e-12).x
+
+    return call
+
+
+def _steps(step: Callable) -> Callable[[Tensor, bool], Tensor]:
+    def call(a: Tensor, passed: bool) -> Tensor:
+        f, args = given(lambda u, a: -a * u - u**3, a, passed)
+        return step(f, torch.ones_like(a.detach()), 3, 0.1, *args, rtol=1e-13).x
+
+    return call
+
+
+def _sparse(kind: Callable) -> Callable[[Tensor, bool], Tensor]:
+    def call(a: Tensor, passed: bool) -> Tensor:
+        f, args = given(lambda u, a: a * u**3 + u * u.roll(1), a, passed)
+        if kind is N.hessian:
+            f, args = given(lambda u, a: (a * u**3 + u * u.roll(1)).sum(), a, passed)
+        return kind(f)(torch.ones_like(a.detach()), *args).values
+
+    return call
+
+
+def _product(a: Tensor, x: Tensor) -> Tensor:
+    return a * x if x.dim() == 1 else a.unsqueeze(-1) * x
+
+
+def _solver(name: str, of_M: bool = False, **options: Any) -> Callable[[Tensor, bool], Tensor]:
+    def call(a: Tensor, passed: bool) -> Tensor:
+        b = torch.linspace(1, 2, len(a), dtype=F64)
+        keywords = {**EXACT, **options}
+        if name in ("lsqr", "lsmr"):
+            keywords = {"atol": 1e-13, "btol": 1e-13, **options}
+
+        def A(x: Tensor) -> Tensor:
+            return _product(a, x)
+
+        if of_M:
+            D = ls.ops.diag(torch.linspace(1, 2, len(a), dtype=F64))
+            return getattr(S, name)(D, b, M=A, **keywords).x
+        if name not in ("cg", "fcg", "minres"):
+            keywords["transpose"] = A
+        if passed and "gradient" not in keywords:
+            keywords["parameters"] = (a,)
+        return getattr(S, name)(A, b, **keywords).x
+
+    return call
+
+
+def _analysis(name: str) -> Callable[[Tensor, bool], Tensor]:
+    def call(a: Tensor, passed: bool) -> Tensor:
+        def A(x: Tensor) -> Tensor:
+            return _product(a, x)
+
+        if name == "extreme_eigenvalues":
+            return ls.analysis.extreme_eigenvalues(A, n=len(a)).largest.reshape(1)
+        if name == "one_step_loss":
+            b = torch.linspace(1, 2, len(a), dtype=F64)
+            return ls.analysis.one_step_loss(A, b, b.flip(0) + 1).reshape(1)
+        E = ls.analysis.ErrorPropagator(A, n=len(a)) if name == "ErrorPropagator" else A
+        return ls.analysis.spectral_radius(E, n=None if E is not A else len(a)).value.reshape(1)
+
+    return call
+
+
+class Layer(torch.nn.Module):
+    """Its linear map is reached by two paths, or three."""
+
+    def __init__(self, n: int, tied: bool, seed: int):
+        super().__init__()
+        self.lin = torch.nn.Linear(n, n, dtype=F64)
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(seed)
+            for p in self.parameters():
+                p.copy_(0.3 * torch.rand(p.shape, dtype=F64, generator=generator))
+        self.net = torch.nn.Sequential(self.lin, torch.nn.Tanh(), *[self.lin] * tied)
+
+    def forward(self, z: Tensor, a: Tensor) -> Tensor:
+        return 0.2 * self.net(z) + a
+
+
+class Equilibrium(torch.nn.Module):
+    """For `functional_call` with a bias; its own map, as torch leaves its tensors in what has two paths."""
+
+    def __init__(self, layer: Layer):
+        super().__init__()
+        self.map = copy.deepcopy(layer.lin)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def g(z: Tensor, x: Tensor, m: torch.nn.Module) -> Tensor:
+            return 0.2 * torch.tanh(m(z)) + x
+
+        return N.fixed_point(g, torch.zeros_like(x), x, self.map, rtol=1e-13).x
+
+
+TAKING_FUNCTIONS: dict[str, Callable[[Tensor, bool], Tensor]] = {
+    **{f"root, {m}": _root(m) for m in ("newton", "newton-krylov", "chord", "lm", "anderson")},
+    **{f"root, {m}, unrolled": _root(m, "unrolled") for m in ("newton", "chord", "anderson")},
+    "root, jacobian": _users_jacobian,
+    "fixed_point": _fixed_point,
+    **{f"least_squares, {m}": _least_squares(m) for m in ("lm", "gauss-newton")},
+    "implicit_euler": _steps(N.implicit_euler),
+    "trapezoidal": _steps(N.trapezoidal),
+    "jacobian": _sparse(N.jacobian),
+    "hessian": _sparse(N.hessian),
+    **{
+        name: _solver(name)
+        for name in ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres", "lsqr", "lsmr", "chebyshev")
+    },
+    "richardson": _solver("richardson", weight=0.5),
+    "heavyball": _solver("heavyball", alpha=0.5, beta=0.1),
+    **{
+        f"{name}, M": _solver(name, of_M=True)
+        for name in ("cg", "fcg", "minres", "gmres", "fgmres", "bicgstab")
+    },
+    **{
+        f"{name}, unrolled": _solver(name, gradient="unrolled", rtol=0.0, maxiter=3)
+        for name in ("cg", "gmres", "bicgstab")
+    },
+    **{
+        name: _analysis(name)
+        for name in ("extreme_eigenvalues", "one_step_loss", "spectral_radius", "ErrorPropagator")
+    },
+}
+# Of what is passed these give the derivatives; others may refuse it.
+ABLE = ("root, newton", "root, chord", "root, lm", "root, anderson", "fixed_point", "least", "implicit_euler")
+ABLE += ("trapezoidal", "jacobian", "hessian")
+TRANSFORMS = ("backward", "grad", "vjp", "jvp", "jacrev", "jacfwd", "forward_ad", "vmap", "vmap of grad")
+TRANSFORMS += ("grad of vmap", "grad in grad", "jvp over vmap", "second")
+
+
+def derivative(how: str, f: Callable[[Tensor], Tensor], a: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """w^T (df/da) v, by a transformation; for "vmap" w^T f(a + v), for "second" the second derivative."""
+    func, both = torch.func, torch.stack([a, a + v])
+
+    def loss(a: Tensor) -> Tensor:
+        return f(a) @ w
+
+    match how:
+        case "backward":
+            leaf = a.clone().requires_grad_()
+            return torch.autograd.grad(loss(leaf), leaf)[0] @ v
+        case "grad":
+            return func.grad(loss)(a) @ v
+        case "vjp":
+            return func.vjp(f, a)[1](w)[0] @ v
+        case "jvp":
+            return func.jvp(f, (a,), (v,))[1] @ w
+        case "jacrev":
+            return w @ func.jacrev(f)(a) @ v
+        case "jacfwd":
+            return w @ func.jacfwd(f)(a) @ v
+        case "forward_ad":
+            with forward_ad.dual_level():
+                tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(a, v))).tangent
+            return torch.zeros(()) if tangent is None else tangent @ w
+        case "vmap":
+            return torch.vmap(loss)(both)[1]
+        case "vmap of grad":
+            return torch.vmap(func.grad(loss))(both)[0] @ v
+        case "grad of vmap":
+            return func.grad(lambda both: torch.vmap(loss)(both).sum())(both)[0] @ v
+        case "grad in grad":  # hidden in a function whose own argument is differentiated
+            return func.grad(lambda a: func.grad(lambda c: (c * loss(a)).sum())(v).sum() / len(v))(a) @ v
+        case "jvp over vmap":
+            return func.jvp(lambda a: torch.vmap(lambda c: c * loss(a))(w).sum() / w.sum(), (a,), (v,))[1]
+    return func.grad(lambda a: func.grad(loss)(a) @ v)(a) @ v
+
+
+def one(seed: int, counts: Counter) -> str | None:
+    rng = np.random.default_rng(seed)
+    name, how = str(rng.choice([*TAKING_FUNCTIONS, "module"])), str(rng.choice(TRANSFORMS))
+    n, passed = int(rng.integers(2, 6)), bool(rng.random() < 0.5)
+    a, v, w = (torch.as_tensor(rng.uniform(0.8, 1.2, n)) for _ in range(3))
+    v = v - 1
+    layer = Layer(n, bool(rng.random() < 0.5), seed) if name == "module" else None
+    model = None if layer is None else Equilibrium(layer)
+
+    def f(a: Tensor) -> Tensor:
+        if layer is None or model is None:
+            return TAKING_FUNCTIONS[name](a, passed)
+        if passed:
+            return N.fixed_point(layer, torch.zeros_like(a.detach()), a, rtol=1e-13).x
+        return torch.func.functional_call(model, {"map.bias": a}, (torch.ones_like(a.detach()),))
+
+    what = f"closures, seed {seed}: {how} of {name}, {'passed' if passed else 'hidden'}, n = {n},"
+    parts = {} if layer is None else dict(layer.named_parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        w = torch.ones(len(f(a)), dtype=F64) if len(f(a)) != n else w
+        try:
+            got = float(derivative(how, f, a, v, w).detach())
+        except (ValueError, NotImplementedError, RuntimeError) as error:
+            counts["refused"] += 1
+            raw = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
+            if "unrolled" in name and "vmap" in how and not name.startswith("root"):
+                return None  # torch's own error: the number of iterations depends on the data
+            if raw or not REFUSED.search(str(error)):
+                return f"{what} raised {type(error).__name__}: {error}"
+            if passed and name.startswith(ABLE) and not ("unrolled" in name and "vmap" in how):
+                return f"{what} was refused: {error}"
+            return None
+        counts["computed"] += 1
+        h = 1e-4 if how == "second" else 1e-5
+        ahead, middle, behind = (float(f(a + s * v) @ w) for s in (h, 0, -h))
+        expected = (ahead - behind) / (2 * h)
+        if how == "vmap":
+            expected = float(f(a + v) @ w)
+        elif how == "second":
+            expected = (ahead - 2 * middle + behind) / h**2
+    rough = 1e-4 if how == "second" else 1e-6
+    if not abs(got - expected) <= rough * (abs(expected) + float(v.norm() * w.norm())):
+        return f"{what} is {got:.8g}, differences give {expected:.8g}"
+    for key, p in () if layer is None else layer.named_parameters():
+        if p is not parts[key]:
+            return f"{what} left something else in place of {key}"
+    return None
+
+
+def closures(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """Under torch.func and forward mode, a function that uses a tensor beside its arguments gets the
+    derivative of differences, or an error names that; what is passed, and parameters of modules, get the
+    derivative, and a module is left as it was.
+
+    Every public call that takes a function, a random transformation, sizes 2 to 5.
+    """
+    for case in range(count):
+        counts["calls"] += 1
+        if sentence := one(seed * 1_000_000 + case, counts):
+            yield sentence

@@ -1,4 +1,4 @@
-"""Patterns of Jacobians of random programs."""
+"""Jacobians of random programs, and kept ones of functions that have changed since the first call."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.nonlinear import jacobian, jacobian_pattern
+from learnsolve.nonlinear import hessian, jacobian, jacobian_pattern
 
 F64 = torch.float64
 
@@ -49,31 +51,27 @@ def written(r: random.Random, x: Tensor) -> Tensor:
     n = x.shape[d]
     if n > 1:
         a, b = y.narrow(d, 0, n - 1), y.narrow(d, 1, n - 1)
-        match r.randrange(4):
-            case 0:
-                a.add_(x.narrow(d, 1, n - 1))
-            case 1:
-                b.copy_(x.narrow(d, 0, n - 1) ** 2)
-            case 2:
-                a.mul_(0.5).select(d, 0).zero_()
-            case 3:
-                y.transpose(0, -1)[0] = 1.5
+        ways: list[Callable[[], Any]] = [
+            lambda: a.add_(x.narrow(d, 1, n - 1)),
+            lambda: b.copy_(x.narrow(d, 0, n - 1) ** 2),
+            lambda: a.mul_(0.5).select(d, 0).zero_(),
+            lambda: y.transpose(0, -1)[0].fill_(1.5),
+        ]
+        r.choice(ways)()
     return y
 
 
 def accumulated(r: random.Random, x: Tensor) -> Tensor:
-    v = x.reshape(-1)
-    at, n = integers(r, 5, v.numel()), 5
+    v, n = x.reshape(-1), 5
+    at, m = integers(r, n, v.numel()), min(n, v.numel())
     zeros = x.new_zeros(n) + (v[:n].sum() if r.random() < 0.3 else 0)
-    match r.randrange(4):
-        case 0:
-            return zeros.index_add(0, at, v)
-        case 1:
-            return zeros.scatter_add(0, at, v)
-        case 2:
-            return zeros.index_put((at,), v, accumulate=True)
-        case _:
-            return zeros.index_put((torch.arange(min(n, v.numel())),), v[:n])
+    ways: list[Callable[[], Tensor]] = [
+        lambda: zeros.index_add(0, at, v),
+        lambda: zeros.scatter_add(0, at, v),
+        lambda: zeros.index_put((at,), v, accumulate=True),
+        lambda: zeros.index_put((torch.arange(m),), v[:n]),
+    ]
+    return r.choice(ways)()
 
 
 def weights_of(r: random.Random, x: Tensor) -> Tensor:
@@ -90,115 +88,74 @@ def blocks_of(r: random.Random, x: Tensor) -> Tensor:
 
 
 def linear_algebra(r: random.Random, x: Tensor) -> Tensor:
-    B = blocks_of(r, x)
-    match r.randrange(7):
-        case 0:
-            return torch.linalg.solve(B, B.sin())
-        case 1:
-            return torch.linalg.solve(B[0].detach(), B.flatten(1).T[: B.shape[1]])
-        case 2:
-            return torch.linalg.inv(B)
-        case 3:
-            return torch.logdet(B)
-        case 4:
-            return torch.linalg.cholesky(B @ B.mT)
-        case 5:
-            return torch.linalg.matrix_exp(B / 4)
-        case _:
-            return torch.linalg.eigvalsh(B + B.mT + torch.diag(torch.arange(B.shape[-1])))
+    B, L = blocks_of(r, x), torch.linalg
+    ways: list[Callable[[], Tensor]] = [
+        lambda: L.solve(B, B.sin()),
+        lambda: L.solve(B[0].detach(), B.flatten(1).T[: B.shape[1]]),
+        lambda: L.inv(B),
+        lambda: torch.logdet(B),
+        lambda: L.cholesky(B @ B.mT),
+        lambda: L.matrix_exp(B / 4),
+        lambda: L.eigvalsh(B + B.mT + torch.diag(torch.arange(B.shape[-1]))),
+    ]
+    return r.choice(ways)()
 
 
 def transformed(r: random.Random, x: Tensor) -> Tensor:
-    d = axis(r, x)
-    match r.randrange(4):
-        case 0:
-            return torch.fft.fft(x, dim=d).abs()
-        case 1:
-            return torch.fft.irfft(torch.fft.rfft(x, dim=d) * 1j, n=x.shape[d], dim=d)
-        case 2:
-            return torch.fft.ifftn(torch.fft.fftn(x).sin()).real
-        case _:
-            z = torch.complex(x, x.roll(1, d))
-            z.real.mul_(2)
-            return (z.conj() * z.flip(0)).imag
+    d, fft = axis(r, x), torch.fft
+
+    def doubled() -> Tensor:
+        z = torch.complex(x, x.roll(1, d))
+        z.real.mul_(2)
+        return (z.conj() * z.flip(0)).imag
+
+    ways: list[Callable[[], Tensor]] = [
+        lambda: fft.fft(x, dim=d).abs(),
+        lambda: fft.irfft(fft.rfft(x, dim=d) * 1j, n=x.shape[d], dim=d),
+        lambda: fft.ifftn(fft.fftn(x).sin()).real,
+        doubled,
+    ]
+    return r.choice(ways)()
 
 
 def resampled(r: random.Random, x: Tensor) -> Tensor:
-    y = flat2(r, x)[None]
-    match r.randrange(6):
-        case 0:
-            return F.interpolate(
-                y, scale_factor=r.choice([0.5, 1.5, 2.0]) if y.shape[-1] > 1 else 2, mode="linear"
-            )
-        case 1:
-            return F.interpolate(
-                y[None], size=(3, 4), mode=r.choice(["bilinear", "bicubic"]), align_corners=True
-            )
-        case 2:
-            return F.interpolate(y, size=5, mode=r.choice(["nearest", "nearest-exact", "area"]))
-        case 3:
-            return F.adaptive_avg_pool2d(y, (2, 2))
-        case 4:
-            return F.fold(F.unfold(y[None], (1, 1)) ** 2, y.shape[1:], (1, 1))
-        case _:
-            return (
-                F.pad(y, (1, 1), mode="replicate") if r.random() < 0.5 else F.pad(y, (0, 1), mode="circular")
-            )
+    y, to = flat2(r, x)[None], F.interpolate
+    factor = r.choice([0.5, 1.5, 2.0]) if y.shape[-1] > 1 else 2
+    ways: list[Callable[[], Tensor]] = [
+        lambda: to(y, scale_factor=factor, mode="linear"),
+        lambda: to(y[None], size=(3, 4), mode=r.choice(["bilinear", "bicubic"]), align_corners=True),
+        lambda: to(y, size=5, mode=r.choice(["nearest", "nearest-exact", "area"])),
+        lambda: F.adaptive_avg_pool2d(y, (2, 2)),
+        lambda: F.fold(F.unfold(y[None], (1, 1)) ** 2, y.shape[1:], (1, 1)),
+        lambda: F.pad(y, (1, 1), mode="replicate"),
+        lambda: F.pad(y, (0, 1), mode="circular"),
+    ]
+    return r.choice(ways)()
 
 
 def sparse_product(r: random.Random, x: Tensor) -> Tensor:
     A, v = matrix(r, 3), x.reshape(-1)
     B = ls.CSR(v[integers(r, v.numel(), A.nnz)], A.pattern)
-    match r.randrange(3):
-        case 0:
-            return (A @ B).values
-        case 1:
-            return (B.T @ B).values
-        case _:
-            return ls.ops.spgemm(B, A, mask=A.pattern).values
+    return r.choice((lambda: A @ B, lambda: B.T @ B, lambda: ls.ops.spgemm(B, A, mask=A.pattern)))().values
 
 
 def solved(r: random.Random, x: Tensor) -> Tensor:
     y = flat2(r, x)
-    A = matrix(r, len(y))
-    match r.randrange(3):
-        case 0:
-            return ls.ops.spsolve(A, y)
-        case 1:
-            return ls.ops.sptrsv(A.tril(), y)
-        case _:
-            return ls.solvers.gmres(A, y, rtol=1e-12, atol=1e-300, maxiter=100).x
+    A, exact = matrix(r, len(y)), {"rtol": 1e-12, "atol": 1e-300, "maxiter": 100}
+    ways: list[Callable[[], Tensor]] = [
+        lambda: ls.ops.spsolve(A, y),
+        lambda: ls.ops.sptrsv(A.tril(), y),
+        lambda: ls.solvers.gmres(A, y, **exact).x,
+    ]
+    return r.choice(ways)()
 
 
-UNARY = [
-    torch.sin,
-    torch.tanh,
-    torch.relu,
-    torch.abs,
-    torch.square,
-    torch.sigmoid,
-    F.softplus,
-    F.gelu,
-    torch.floor,
-]
-UNARY += [
-    torch.sign,
-    F.leaky_relu,
-    F.silu,
-    torch.round,
-    lambda x: x.clamp(-0.5, 0.5),
-    lambda x: 1 / (1 + x * x),
-]
-UNARY += [lambda x: x.detach() * x.roll(1), lambda x: (x > 0.1).to(x.dtype) * x, lambda x: x * 0.5 - 1]
-BINARY = [
-    torch.add,
-    torch.mul,
-    torch.sub,
-    torch.maximum,
-    torch.hypot,
-    lambda a, b: torch.where(a > b, a, b * b),
-]
-BINARY += [lambda a, b: a / (2 + b.tanh()), torch.atan2, lambda a, b: torch.lerp(a, b, 0.3)]
+UNARY = [torch.sin, torch.tanh, torch.relu, torch.abs, torch.square, torch.sigmoid, torch.floor, torch.sign]
+UNARY += [F.softplus, F.gelu, F.leaky_relu, F.silu, torch.round, lambda x: x.clamp(-0.5, 0.5)]
+UNARY += [lambda x: 1 / (1 + x * x), lambda x: x.detach() * x.roll(1), lambda x: (x > 0.1).to(x.dtype) * x]
+UNARY += [lambda x: x * 0.5 - 1]
+BINARY = [torch.add, torch.mul, torch.sub, torch.maximum, torch.hypot, lambda a, b: torch.lerp(a, b, 0.3)]
+BINARY += [torch.atan2, lambda a, b: a / (2 + b.tanh()), lambda a, b: torch.where(a > b, a, b * b)]
 LINES = [torch.sum, torch.mean, torch.amax, torch.prod, torch.logsumexp, lambda x, d: x.max(d).values]
 LINES += [lambda x, d: x.min(d).values, lambda x, d: (1 + x * x).norm(dim=d), lambda x, d: x.median(d).values]
 ALONG = [lambda x, d: x.sort(d).values, torch.cumsum, torch.cumprod, torch.softmax, torch.log_softmax]
@@ -298,7 +255,7 @@ def program(seed: int) -> tuple[Callable[[Tensor], Tensor], Tensor, list[str]]:
     return f, numbers(r, *shape), [*names, "gradient"] if gradient else names
 
 
-def dense(f: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+def jacobian_of_program(f: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
     def flat(x: Tensor) -> Tensor:
         return f(x.reshape(u.shape)).reshape(-1)
 
@@ -323,11 +280,11 @@ def fault(seed: int, counts: Counter) -> str | None:
     counts["programs with a warning"] += "jacobian_pattern:" in said
     D = torch.zeros(())
     for x in (u, *others):
-        D = dense(f, x)
+        D = jacobian_of_program(f, x)
         missed = (D != 0) & D.isfinite() & ~allowed
         if missed.any():
             return f"pattern of {names} misses {missed.nonzero()[0].tolist()} at seed {seed}"
-    D = dense(f, u)
+    D = jacobian_of_program(f, u)
     counts["entries"] += int((D != 0).sum())
     counts["surplus entries"] += int((allowed & (D == 0)).sum())
     if seed % 3 == 0 and D.isfinite().all():
@@ -353,3 +310,288 @@ def programs(count: int, seed: int, counts: Counter) -> Iterator[str]:
     for i in range(count):
         if sentence := fault(100_000 * seed + i, counts):
             yield sentence
+
+
+# --- kept Jacobians ---
+
+REFUSED = (ValueError, RuntimeError, NotImplementedError)
+
+
+class Draw(NamedTuple):
+    """What kinds make their states of."""
+
+    r: random.Random
+    n: int
+    dtype: torch.dtype
+
+    def at(self) -> Tensor:
+        return integers(self.r, self.n, self.n - 1)
+
+    def shift(self) -> int:
+        return self.r.randrange(self.n)
+
+    def matrix(self, *shape: int, zeros: float = 0.7) -> Tensor:
+        return numbers(self.r, *shape, zeros=zeros).to(self.dtype)
+
+
+class Kept(NamedTuple):
+    """A function of u and args, and what changes it."""
+
+    f: Callable[..., Tensor]
+    args: tuple
+    change: Callable[[], Any]
+    nothing_dropped: Callable[..., Tensor] | None = None  # f afterwards, where it draws what it drops
+
+
+class Kind(NamedTuple):
+    """f(u, state), without f the state itself; change(state, draw) may give another one."""
+
+    state: Callable[[Draw], Any]
+    f: Callable[[Tensor, Any], Tensor] | None
+    change: Callable[[Any, Draw], Any]
+    passed: bool = False  # as an argument; otherwise f holds the state
+    nothing_dropped: Callable[..., Tensor] | None = None
+
+    def __call__(self, r: random.Random, u: Tensor) -> Kept:
+        draw = Draw(r, len(u), u.dtype)
+        state, f = self.state(draw), self.f
+
+        def change() -> None:
+            nonlocal state
+            new = self.change(state, draw)
+            state = state if new is None else new
+
+        if f is None or self.passed:
+            return Kept(f or state, (state,) if self.passed else (), change)
+        return Kept(lambda u: f(u, state), (), change, self.nothing_dropped)
+
+
+def gather(u: Tensor, at: Any) -> Tensor:
+    return u[at] * u[at].sin() + u[: len(at)]
+
+
+def terms(u: Tensor, shifts: list[int]) -> Tensor:
+    return torch.stack([u.roll(s) ** 2 for s in shifts]).sum(0)
+
+
+def through_numpy(at: Tensor, new: Tensor) -> None:
+    at.numpy()[:] = new.numpy()
+
+
+class Gather(torch.nn.Module):
+    def __init__(self, at: Tensor):
+        super().__init__()
+        self.register_buffer("at", at)
+
+    def forward(self, u: Tensor) -> Tensor:
+        return gather(u, self.at)
+
+
+class Options:
+    def __init__(self) -> None:
+        self.shift, self.shifts = 0, [0]
+
+
+shift = 0
+
+
+def another_shift(_: Any, d: Draw) -> None:
+    global shift
+    shift = d.shift()
+
+
+def into_zeros(u: Tensor) -> Tensor:
+    out = torch.zeros(len(u), dtype=u.dtype)
+    out[1:] = u[1:] * u[:-1]
+    return out
+
+
+def switched(other: Callable[[Tensor], Tensor], first: Any = torch.sin) -> Kind:
+    """A kind in which f calls another operation."""
+
+    def change(s: Any, d: Draw) -> None:
+        s.f = other if s.f is first else first
+
+    return Kind(lambda d: SimpleNamespace(f=first), lambda u, s: s.f(u), change)
+
+
+def another(make: Callable[[Draw], Any], f: Callable[[Tensor, Any], Tensor]) -> Kind:
+    """A kind in which f finds another matrix in an object."""
+    return Kind(
+        lambda d: SimpleNamespace(A=make(d)), lambda u, s: f(u, s.A), lambda s, d: setattr(s, "A", make(d))
+    )
+
+
+BY_INDEX: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "in place": lambda at, new: at.copy_(new),
+    "through NumPy": through_numpy,
+    "by .data": lambda at, new: setattr(at, "data", new),
+    "by .data, in place": lambda at, new: at.data.copy_(new),
+    "by set_": lambda at, new: at.set_(new),  # type: ignore[arg-type]
+}
+BUFFERS = lambda d: Gather(d.at()), lambda m, d: m.load_state_dict({"at": d.at()}) and None
+KINDS: dict[str, Kind] = {
+    **{
+        f"integers {how}": Kind(Draw.at, gather, lambda s, d, f=f: f(s, d.at()), True)
+        for how, f in BY_INDEX.items()
+    },
+    "integers in a dictionary": Kind(
+        lambda d: {"at": d.at()},
+        lambda u, s: gather(u, s["at"]),
+        lambda s, d: through_numpy(s["at"], d.at()),
+        True,
+    ),
+    "integers in inference mode": Kind(
+        torch.inference_mode()(Draw.at),
+        lambda u, at: gather(u, at.clone()),
+        torch.inference_mode()(lambda at, d: at.copy_(d.at())),
+        True,
+    ),
+    "a mask through NumPy": Kind(
+        lambda d: integers(d.r, 2, d.n).bool(),
+        lambda u, mask: torch.where(mask, u * u, u.roll(1)),
+        lambda mask, d: through_numpy(mask, integers(d.r, 2, d.n).bool()),
+        True,
+    ),
+    "a NumPy array": Kind(
+        lambda d: d.at().numpy(),
+        lambda u, at: gather(u, torch.from_numpy(at)),
+        lambda at, d: at.__setitem__(slice(None), d.at().numpy()),
+        True,
+    ),
+    "a list of numbers": Kind(lambda d: [1], terms, lambda s, d: s.append(d.shift()), True),
+    "buffers of a module in args": Kind(BUFFERS[0], lambda u, m: m(u), BUFFERS[1], True),
+    "buffers of a module": Kind(BUFFERS[0], None, BUFFERS[1]),
+    "a frozen weight": Kind(
+        lambda d: torch.nn.Parameter(d.matrix(3, d.n), requires_grad=False),
+        lambda u, w: F.linear(u, w).tanh(),
+        lambda w, d: setattr(w, "data", d.matrix(3, d.n)),
+    ),
+    "a frozen kernel": Kind(
+        lambda d: d.matrix(1, 1, 3),
+        lambda u, w: F.conv1d(u[None, None], w, padding=1).sin(),
+        lambda w, d: w.copy_(d.matrix(1, 1, 3, zeros=0.3)),
+    ),
+    "a constant matrix": Kind(
+        lambda d: d.matrix(4, d.n), lambda u, D: D @ (u * u), lambda D, d: D.numpy().fill(d.r.uniform(1, 2))
+    ),
+    "an index of the closure, in place": Kind(Draw.at, gather, lambda at, d: at.copy_(d.at())),
+    "an index of the closure, another": Kind(Draw.at, gather, lambda at, d: d.at()),
+    "a global number": Kind(lambda d: another_shift(None, d), lambda u, _: u * u.roll(shift), another_shift),
+    "an attribute of an object in args": Kind(
+        lambda d: Options(),
+        lambda u, o: u * u.roll(o.shift),
+        lambda o, d: setattr(o, "shift", d.shift()),
+        True,
+    ),
+    "a list of an object in args": Kind(
+        lambda d: Options(),
+        lambda u, o: torch.stack([u.roll(s) for s in o.shifts]).prod(0),
+        lambda o, d: o.shifts.append(d.shift()),
+        True,
+    ),
+    "another sparse matrix": another(
+        lambda d: ls.CSR.from_dense(d.matrix(3, d.n, zeros=0.6)), lambda u, A: A @ u.sin()
+    ),
+    "another torch.sparse matrix": another(
+        lambda d: d.matrix(3, d.n, zeros=0.6).to_sparse(), lambda u, A: (A @ u[:, None]).sin()
+    ),
+    "an operation that vmap gets wrong": switched(lambda u: torch.cdist(u[:, None], u.flip(0)[:2, None] + 1)),
+    "an operation without vmap": switched(into_zeros, lambda u: u * u),
+    "an operation that forward mode gets wrong": switched(
+        lambda u: u.new_ones(2).scatter_reduce(0, torch.arange(len(u)) % 2, u, "prod"),
+        lambda u: torch.stack([u[::2].sum(), u[1::2].prod()]),
+    ),
+    "a size": switched(lambda u: u[1:] * u[:-1], lambda u: u * u),
+    "a derivative that was 0": switched(lambda u: u**2, lambda u: torch.ones_like(u)),
+    "a branch by values of u": Kind(
+        lambda d: None, lambda u, _: u.sin() if u.sum() > 0 else u.roll(1) * u, lambda _, d: None
+    ),
+    "dropout": Kind(
+        lambda d: torch.nn.Dropout(0.5).eval(),
+        lambda u, m: m(u * u),
+        lambda m, d: m.train(),
+        nothing_dropped=lambda u: 2 * u * u,
+    ),
+}
+
+
+def dense(f: Callable[..., Tensor], u: Tensor, args: tuple) -> Tensor:
+    """Row by row, as torch differentiates without transformations."""
+    x = u.clone().requires_grad_()
+    out = f(x, *args).reshape(-1)
+    rows = [
+        torch.autograd.grad(o, x, retain_graph=True, allow_unused=True)[0] for o in out if o.requires_grad
+    ]
+    rows = [torch.zeros_like(u) if row is None else row for row in rows]
+    return torch.stack(rows) if rows else u.new_zeros(len(out), len(u))
+
+
+def squares(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda u, *args: f(u, *args).square().sum()
+
+
+def dense_hessian(f: Callable[..., Tensor], u: Tensor, args: tuple) -> Tensor:
+    def gradient(x: Tensor, *args: Any) -> Tensor:
+        out = squares(f)(x, *args) + 0 * x.sum()
+        return torch.autograd.grad(out, x, create_graph=True)[0]
+
+    return dense(gradient, u, args)
+
+
+def kept_fault(name: str, seed: int, counts: Counter) -> str | None:
+    r = random.Random(seed)
+    dtype, n = r.choice([torch.float32, torch.float64]), r.randint(3, 9)
+    u = numbers(r, n).to(dtype)
+    kept = KINDS[name](r, u)
+    args, form = kept.args, r.choice(["jacobian", "jacobian", "vmap", "graph", "hessian"])
+    mode: Any = r.choice(["auto", "forward", "reverse"])
+    J = hessian(squares(kept.f)) if form == "hessian" else jacobian(kept.f, mode=mode)
+    counts["kept"] += 1
+    for step in range(r.randint(2, 4)):
+        if step:
+            u = u.neg() if name.startswith("a branch") else numbers(r, n).to(dtype)
+            kept.change()
+        try:
+            if form == "vmap":
+                both = torch.stack([u / 2, u])
+                values = torch.vmap(lambda u: J(u, *args).values)(both)[1]
+                found = ls.CSR(values, J.analysis(u, *args).pattern).to_dense()
+            else:
+                x = u.clone().requires_grad_() if form == "graph" else u
+                found = J(x, *args).to_dense().detach()
+        except REFUSED:
+            counts["refused"] += 1
+            return None
+        draws = step > 0 and kept.nothing_dropped is not None
+        f = kept.nothing_dropped if draws else kept.f
+        true = (dense_hessian if form == "hessian" else dense)(f, u, args)
+        if draws:  # the draw of `found` is not known
+            true = true.where(found != 0, 0)
+        counts["changes"] += step > 0
+        tolerance = 100 * torch.finfo(dtype).eps ** 0.5 * float(true.abs().max() if true.numel() else 0)
+        if found.shape != true.shape or not float((found - true).abs().max()) <= tolerance:
+            same = found.shape == true.shape
+            off = (
+                f"differs by {float((found - true).abs().max()):.2g}"
+                if same
+                else f"has shape {tuple(found.shape)}"
+            )
+            return f"{form} ({mode}) after {name} {off} at seed {seed}"
+    return None
+
+
+def kept(count: int, seed: int, counts: Counter) -> Iterator[str]:
+    """A kept Jacobian of a function that has changed is that of the changed function, or an error.
+
+    Changes of integers, buffers, frozen weights, closures, global numbers, objects, matrices, operations,
+    sizes and branches, of `jacobian` in each mode, with a graph, under vmap, and of `hessian`.
+
+    A fault is a Jacobian that differs from that of torch, row by row, by 100 roots of the rounding unit.
+    """
+    names = list(KINDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(count):
+            if sentence := kept_fault(names[i % len(names)], 100_000 * seed + i, counts):
+                yield sentence
