@@ -24,6 +24,9 @@ from preconditioners.cases import matrix as matrix_of
 from preconditioners.cases import spd
 from pretend_device import DEVICE, PretendDevice, There, waits
 from reference import normal
+from registry import outputs
+from stress.graphs import CASES as ARGUMENTS
+from stress.graphs import carriers
 from torch.utils._pytree import tree_leaves
 
 import learnsolve as ls
@@ -454,7 +457,6 @@ def test_norms_of_a_changed_matrix_are_nan(cuda):
 # --- another default device ---
 
 of_the_host = pytest.mark.skipif(device_analysis.everywhere, reason="about CPU operators")
-W = torch.ones((), dtype=torch.float64)
 
 
 def same_on_the_host(found, wanted) -> None:
@@ -488,37 +490,36 @@ def test_operations_under_another_default(case):
     everywhere(run)
 
 
-@of_the_host
-@pytest.mark.parametrize("case", PRECONDITIONERS, ids=lambda c: c.name)
-def test_preconditioners_under_another_default(case):
-    A, R = matrix_of(case), normal((20, 2))
-
-    def run():
-        M = case.make(A)
-        return M(R), M.T(R)
-
-    everywhere(run)
+# Weights of new modules are made there, as those of torch.nn.
+MODULES_THERE = ("solvers.Chebyshev", "solvers.Heavyball", "solvers.Jacobi", "solvers.Richardson")
+HERE = [c for c in ARGUMENTS.values() if not c.name.startswith((*MODULES_THERE, "learnsolve.CSR.to_torch"))]
 
 
 @of_the_host
-@pytest.mark.parametrize("name", FIXED | TO_A_TOLERANCE)
-def test_solvers_under_another_default(name):
-    solver = (FIXED | TO_A_TOLERANCE)[name]
-    A, b = A_SPD.with_values(A_SPD.values.clone()), normal((20, 2))
-    everywhere(lambda: solve(solver, A, b, W))
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", HERE, ids=lambda case: case.name)
+def test_calls_under_another_default(case, tmp_path, monkeypatch):
+    """Every public call, with the gradient for each argument."""
+    monkeypatch.chdir(tmp_path)
+    torch.set_default_dtype(torch.float64)  # of the weights of new modules
+    try:
+        for start, make, pattern in carriers(case.value):
+            if pattern is not None:
+                pattern.drop_caches()
 
+            def run(start=start, make=make):
+                torch.manual_seed(0)
+                t = start.detach().clone().requires_grad_()
+                try:
+                    out = outputs(case.f(make(t)))
+                except (TypeError, ValueError, NotImplementedError):  # takes no graph, says tests/stress
+                    out = outputs(case.f(case.value))
+                learns = [o.square().sum() for o in out if o.requires_grad]
+                return out, torch.autograd.grad(sum(learns), t, allow_unused=True) if learns else ()
 
-@of_the_host
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_functions_under_another_default(name):
-    A, b = A_SPD.with_values(A_SPD.values.clone()), normal((20, 2))
-    everywhere(lambda: OTHERS[name](A, b))
-
-
-@of_the_host
-@pytest.mark.parametrize("name", ORDERINGS)
-def test_orderings_under_another_default(name):
-    everywhere(lambda: tree_leaves(getattr(ls.ordering, name)(A_SPD)))
+            everywhere(run)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @of_the_host

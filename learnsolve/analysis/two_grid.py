@@ -202,7 +202,9 @@ def _radius(blocks: Tensor) -> Tensor:
     blocks, start = torch.where(twice, distinct, blocks), x.mH
     for _ in range(_STEPS):
         residual = torch.cat((blocks @ x - value.unsqueeze(-1) * x, start @ x - 1), -2)
-        above = torch.cat((blocks - value.unsqueeze(-1) * torch.eye(blocks.shape[-1]).to(blocks), -x), -1)
+        above = torch.cat(
+            (blocks - value.unsqueeze(-1) * torch.ones_like(blocks[..., 0]).diag_embed(), -x), -1
+        )
         below = torch.cat((start, torch.zeros_like(start[..., :1])), -1)
         step = torch.linalg.solve(torch.cat((above, below), -2), residual)
         x, value = x - step[..., :-1, :], value - step[..., -1, :]

@@ -55,7 +55,7 @@ def _vectors(U: Tensor, V: Tensor) -> Tensor:
 def _svd(q: SingularRequest) -> Found:
     U, S, Vh = torch.linalg.svd(q.matrix().to_dense(), full_matrices=False)
     U, S, V = U.flip(1), S.flip(0), Vh.mT.flip(1)
-    chosen = torch.arange(q.k) + (0 if q.which == "smallest" else len(S) - q.k)
+    chosen = torch.arange(q.k, device="cpu") + (0 if q.which == "smallest" else len(S) - q.k)
     X = _vectors(U[:, chosen], V[:, chosen])
     return S[chosen], X, 0, "dense", lambda space: _by_all_triplets(space, U, S, V, chosen)
 
@@ -74,8 +74,9 @@ def _by_all_triplets(space: Deflated, U: Tensor, S: Tensor, V: Tensor, chosen: T
 
         p, q = R.split([len(U), len(V)])
         a, b = U.mT @ p, V.mT @ q
-        plus = divided((a + b) / 2, S.unsqueeze(1) - values).index_fill(0, chosen, 0)
-        along, each = (a - b) / 2, torch.arange(len(values))
+        plus = divided((a + b) / 2, S.unsqueeze(1) - values)
+        plus[chosen] = 0
+        along, each = (a - b) / 2, torch.arange(len(values), device=values.device)
         along[own, each] = along[own, each].where(values > _TINY * S[-1], 0)
         minus = divided(along, -S.unsqueeze(1) - values)
         rest = torch.cat((p - U @ a, q - V @ b))
@@ -91,7 +92,7 @@ def _largest(q: SingularRequest) -> Found:
     vectors to zero."""
     d = q.in_double()
     n, norm = d.A.shape[0], d.norm
-    values, X = torch.zeros(q.k, dtype=torch.float64), torch.zeros(n, q.k, dtype=torch.float64)
+    values, X = (torch.zeros(size, dtype=torch.float64, device="cpu") for size in (q.k, (n, q.k)))
     count, what, solver = 0, "A is zero", _without_solve
     if norm > 0:
         values, X, count, what, solver = _arpack(q)
