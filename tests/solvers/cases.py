@@ -34,6 +34,15 @@ SYMMETRIC = tuple(
 )
 ANY = tuple(name for name in SQUARE if name not in SYMMETRIC)
 RECTANGULAR = ("lsqr", "lsmr")
+STATIONARY = {  # with parameters for Poisson's matrices
+    "jacobi": {"weight": 0.6},
+    "richardson": {"weight": 0.2},
+    "heavyball": {"alpha": 0.2, "beta": 0.3},
+    "chebyshev": {"lmin": 0.1, "lmax": 8.0},
+    "gauss_seidel": {},
+    "sor": {"omega": 1.2},
+    "ssor": {"omega": 1.2},
+}
 MODES = ("implicit", "unrolled", "checkpointed")
 
 
@@ -56,9 +65,10 @@ def tall(m: int = 8, n: int = 5) -> ls.CSR:
 
 
 def run(name: str, A, b, x0=None, tol: float = 1e-12, **keywords) -> ls.solvers.Solution:
-    """Any of the methods, to a tolerance."""
-    key = {"rtol": tol} if name in SQUARE else {"atol": tol, "btol": tol}
-    return getattr(S, name)(A, b, x0, **{**key, **keywords})
+    """Any of the methods, to a tolerance or for a number of iterations."""
+    key = {"atol": tol, "btol": tol} if name in RECTANGULAR else {"rtol": tol}
+    key = {} if "iterations" in keywords else key
+    return getattr(S, name)(A, b, x0, **{**key, **STATIONARY.get(name, {}), **keywords})
 
 
 def matrix(name: str) -> ls.CSR:

@@ -198,79 +198,26 @@ def test_a_column_without_a_cotangent_adds_nothing(checkpointed):
         torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-13)
 
 
-def solves():
-    """Every solver once, with its gradients: functions without arguments, all on prepared tensors."""
-    small, skewed = ls.problems.poisson((12, 11)).to(DEVICE), arrow(1100, True, True)
-    v = small.values.clone().requires_grad_()
-    b, c = (normal((132, *tail), seed=5).to(DEVICE).requires_grad_() for tail in ((), (4,)))
-    w = torch.full((132,), 0.7, dtype=b.dtype, device=DEVICE, requires_grad=True)
-    alpha, beta = (torch.tensor(t, dtype=b.dtype, device=DEVICE, requires_grad=True) for t in (0.2, 0.4))
-    A = ls.CSR(v, small.pattern)
-    long_rows = system(skewed, 6, (4,))
-    S = ls.solvers
+# --- conjugate gradients ---
 
-    def both(call, inputs):
-        def run():
-            solution = call()
-            x, norms = solution if isinstance(solution, tuple) else (solution.x, solution.residual_norms)
-            return [x.detach(), norms.detach(), *torch.autograd.grad(x.sum() + norms.sum(), inputs)]
-
-        return run
-
-    return {
-        "jacobi": both(lambda: S.jacobi(A, b, weight=w, iterations=9), (v, b, w)),
-        "jacobi checkpointed": both(
-            lambda: S.jacobi(A, c, weight=w, iterations=9, gradient="checkpointed"), (v, c, w)
-        ),
-        "richardson": both(lambda: S.richardson(A, b, weight=alpha, iterations=9), (v, b, alpha)),
-        "heavyball": both(
-            lambda: S.heavyball(A, c, alpha=alpha, beta=beta, iterations=9), (v, c, alpha, beta)
-        ),
-        "chebyshev": both(lambda: S.chebyshev(A, b, lmin=0.1, lmax=8.0, iterations=9), (v, b)),
-        "chebyshev learned": both(
-            lambda: S.chebyshev(A, b, lmin=alpha, lmax=8.0 + beta, iterations=9), (v, b, alpha, beta)
-        ),
-        "long rows": both(lambda: fused_sweeps(skewed, 6, long_rows), long_rows),
-        "long rows checkpointed": both(lambda: fused_sweeps(skewed, 6, long_rows, True), long_rows),
-    }
-
-
-METHODS = ("jacobi", "jacobi checkpointed", "richardson", "heavyball", "chebyshev", "chebyshev learned")
-
-
-@pytest.mark.parametrize("name", [*METHODS, "long rows", "long rows checkpointed"])
-class TestPromises(cuda_promises.Promises):
-    runs = staticmethod(solves)
-
-
-cuda_promises.skip_without_operators()
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def on_device(s):
-    """A system of tests/solvers/dense_pcg.py, its tensors leaves."""
+    """A system of `pcg_system`, its tensors leaves."""
     moved = [t.detach().to(DEVICE).requires_grad_() for t in s.inputs]
     factor = None if s.factor is None else s.factor.to(DEVICE)
     return s.with_inputs(*moved)._replace(P=s.P.to(DEVICE), factor=factor)
 
 
-@functools.cache  # a call that must not wait for the device finds them there
-def cotangent(shape, dtype, seed):
-    return normal(shape, dtype, seed).to(DEVICE)
-
-
-def pcg_with_gradients(s, iterations, function=fused, checkpointed=False):
-    """x, norms and the gradients of all inputs."""
-    options = {"checkpointed": checkpointed} if function is fused else {}
-    x, norms, _ = function(s, iterations, **options)
-    g = [cotangent(t.shape, t.dtype, 8 + i) for i, t in enumerate((x, norms))]
-    return [x.detach(), norms.detach(), *torch.autograd.grad((x, norms), s.inputs, g)]
+def run_pcg(s, iterations, function=fused, **options):
+    return with_gradients(function(s, iterations, **options)[:2], s.inputs)
 
 
 def pcg_agree(s, iterations, tolerance):
-    expected = pcg_with_gradients(s, iterations, unfused)
+    expected = run_pcg(s, iterations, unfused)
     for checkpointed in (False, True):
-        close(pcg_with_gradients(s, iterations, fused, checkpointed), expected, tolerance)
+        close(run_pcg(s, iterations, checkpointed=checkpointed), expected, tolerance)
 
 
 @every_kind
@@ -366,7 +313,7 @@ def test_any_alignment(kind, k):
 
     b, x0 = (normal((n, k) if k > 1 else (n,), seed=i).to(DEVICE).requires_grad_() for i in (3, 4))
     s = s._replace(b=b, x0=x0)
-    assert equal(pcg_with_gradients(s.with_inputs(*map(shifted, s.inputs)), 6), pcg_with_gradients(s, 6))
+    assert equal(run_pcg(s.with_inputs(*map(shifted, s.inputs)), 6), run_pcg(s, 6))
 
 
 @pytest.mark.skipif(not cuda_promises.ON_HOST, reason="counts the launches of the emulator")
@@ -386,48 +333,59 @@ def test_launches_of_an_iteration(kind):
     assert (launches(24) - launches(8)).tolist() == [16 * 3, 16 * 3 + 2]
 
 
-def pcg_solves():
-    """Solves of a fixed number of iterations with their gradients: functions without arguments."""
-    A = ls.problems.poisson((30, 31)).to(DEVICE)
-    v = A.values.clone().requires_grad_()
-    b, c = (normal((930, *tail), seed=5).to(DEVICE).requires_grad_() for tail in ((), (4,)))
-    P = ls.preconditioners
-    jacobi, ic = P.Jacobi(A), P.IC0(A)
-    systems = {
-        kind: on_device(pcg_system(kind, "columns", long_lines(1100, True, True)))
-        for kind in ("none", "product")
+def solves():
+    """Every solver once, with its gradients: functions without arguments, all on prepared tensors."""
+    S, P = ls.solvers, ls.preconditioners
+    leaf = lambda *shape: normal(shape, seed=5).to(DEVICE).requires_grad_()  # noqa: E731
+    small, large = (ls.problems.poisson(shape).to(DEVICE) for shape in ((12, 11), (30, 31)))
+    A, B = (matrix.with_values(matrix.values.clone().requires_grad_()) for matrix in (small, large))
+    v, u, b, c, d, e = A.values, B.values, leaf(132), leaf(132, 4), leaf(930), leaf(930, 4)
+    w = torch.full((132,), 0.7, dtype=b.dtype, device=DEVICE, requires_grad=True)
+    alpha, beta = (torch.tensor(t, dtype=b.dtype, device=DEVICE, requires_grad=True) for t in (0.2, 0.4))
+    bounds = lambda: {"lmin": alpha, "lmax": 8.0 + beta}  # noqa: E731
+    skewed, jacobi, ic = arrow(1100, True, True), P.Jacobi(large), P.IC0(large)
+    long_rows = system(skewed, 6, (4,))
+    nine, fixed = {"iterations": 9}, {"rtol": 0.0, "maxiter": 9, "gradient": "unrolled"}
+    again = {"gradient": "checkpointed"}
+    calls = {
+        "jacobi": (lambda: S.jacobi(A, b, weight=w, **nine), (v, b, w)),
+        "jacobi checkpointed": (lambda: S.jacobi(A, c, weight=w, **nine, **again), (v, c, w)),
+        "richardson": (lambda: S.richardson(A, b, weight=alpha, **nine), (v, b, alpha)),
+        "heavyball": (lambda: S.heavyball(A, c, alpha=alpha, beta=beta, **nine), (v, c, alpha, beta)),
+        "chebyshev": (lambda: S.chebyshev(A, b, lmin=0.1, lmax=8.0, **nine), (v, b)),
+        "chebyshev learned": (lambda: S.chebyshev(A, b, **bounds(), **nine), (v, b, alpha, beta)),
+        "long rows": (lambda: fused_sweeps(skewed, 6, long_rows), long_rows),
+        "long rows checkpointed": (lambda: fused_sweeps(skewed, 6, long_rows, True), long_rows),
+        "cg": (lambda: S.cg(B, d, **fixed), (u, d)),
+        "cg, columns": (lambda: S.cg(B, e, **fixed), (u, e)),
+        "cg checkpointed": (lambda: S.cg(B, d, **fixed | again), (u, d)),
+        "cg, jacobi": (lambda: S.cg(B, e, M=jacobi, **fixed), (u, e)),
+        "cg, ic0": (lambda: S.cg(B, d, M=ic, **fixed), (u, d)),
     }
+    for kind in ("none", "product"):
+        s = on_device(pcg_system(kind, "columns", long_lines(1100, True, True)))
+        calls[f"cg, long rows, {kind}"] = (lambda s=s: fused(s, 5)[:2], s.inputs)
 
-    def both(call, inputs):
+    def recorded(call, inputs):
         def run():
             solution = call()
-            x, norms = solution.x, solution.residual_norms
+            x, norms = solution if isinstance(solution, tuple) else (solution.x, solution.residual_norms)
             return [x.detach(), norms.detach(), *torch.autograd.grad(x.sum() + norms.sum(), inputs)]
 
         return run
 
-    def fixed(b, M=None, gradient="unrolled"):
-        cg = ls.solvers.cg
-        return lambda: cg(ls.CSR(v, A.pattern), b, rtol=0.0, maxiter=9, M=M, gradient=gradient)
-
-    made = {
-        "vector": both(fixed(b), (v, b)),
-        "columns": both(fixed(c), (v, c)),
-        "checkpointed": both(fixed(b, gradient="checkpointed"), (v, b)),
-        "jacobi": both(fixed(c, jacobi), (v, c)),
-        "ic0": both(fixed(b, ic), (v, b)),
-    }
-    for kind, s in systems.items():
-        made[f"long rows, {kind}"] = lambda s=s: pcg_with_gradients(s, 5)
-    return made
+    return {name: recorded(*call) for name, call in calls.items()}
 
 
-SOLVES = ("vector", "columns", "checkpointed", "jacobi", "ic0", "long rows, none", "long rows, product")
+SWEEPS = ("jacobi", "jacobi checkpointed", "richardson", "heavyball", "chebyshev", "chebyshev learned")
+OF_CG = ("cg", "cg, columns", "cg checkpointed", "cg, jacobi", "cg, ic0", "cg, long rows, none")
 
 
-@pytest.mark.parametrize("name", SOLVES)
-class TestPromisesOfCG(cuda_promises.Promises):
-    runs = staticmethod(pcg_solves)
+@pytest.mark.parametrize(
+    "name", [*SWEEPS, "long rows", "long rows checkpointed", *OF_CG, "cg, long rows, product"]
+)
+class TestPromises(cuda_promises.Promises):
+    runs = staticmethod(solves)
 
 
 @needs_a_device

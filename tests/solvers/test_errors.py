@@ -9,7 +9,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 import torch
 from reference import normal
-from solvers.cases import ANY, RECTANGULAR, SQUARE, S, tall
+from solvers.cases import ANY, RECTANGULAR, SQUARE, S, quiet, tall
 from solvers.stationary_cases import ROWS, small_square, values_on
 
 import learnsolve as ls
@@ -205,6 +205,7 @@ BAD = [
 ]
 
 
+@quiet
 @pytest.mark.parametrize("method", METHODS)
 def test_bad_argument(method):
     stationary = method in PARAMETERS

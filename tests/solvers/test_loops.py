@@ -6,7 +6,6 @@ that decides. A device that is checked from time to time, simulated, compared wi
 import math
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,6 +18,7 @@ from solvers.cases import (
     MODES,
     RECTANGULAR,
     SQUARE,
+    STATIONARY,
     SYMMETRIC,
     S,
     agree,
@@ -46,27 +46,11 @@ from learnsolve.solvers.solution import CODE, COMPILED, EAGER, PYTHON_M
 
 pytestmark = quiet
 F64 = torch.float64
-KRYLOV = {name: {"maxiter": 5, "rtol": 0.0} for name in SQUARE}
-FIXED = {
-    "jacobi": {"weight": 0.6},
-    "richardson": {"weight": 0.3},
-    "heavyball": {"alpha": 0.3, "beta": 0.1},
-    "chebyshev": {"lmin": 0.5, "lmax": 4.0},
-    "gauss_seidel": {},
-    "sor": {"omega": 1.2},
-    "ssor": {"omega": 1.2},
-}
-REPEATED = {
-    **KRYLOV,
-    **{name: {"iterations": 5, **parameters} for name, parameters in FIXED.items()},
-    **{
-        f"{name}, to a tolerance": {"maxiter": 5, **parameters}
-        for name, parameters in FIXED.items()
-        if name not in ("jacobi", "sor", "ssor")
-    },
-    "lsqr": {"maxiter": 5},
-    "lsmr": {"maxiter": 5},
-}
+REPEATED = {name: {"maxiter": 5, "tol": 0.0} for name in SQUARE}
+REPEATED |= {name: {"iterations": 5} for name in STATIONARY}
+TO_A_TOLERANCE = ("richardson", "heavyball", "chebyshev", "gauss_seidel")
+REPEATED |= {f"{name}, to a tolerance": {"maxiter": 5, "tol": None} for name in TO_A_TOLERANCE}
+REPEATED |= {name: {"maxiter": 5, "tol": None} for name in RECTANGULAR}
 WITH_M = [name for name in REPEATED if name[:3] not in ("jac", "gau", "sor", "sso", "lsq", "lsm")]
 
 
@@ -80,9 +64,9 @@ class Operands:
         self.b, self.x0 = normal((12,)).requires_grad_(), normal((12,), seed=1)
 
     def solve(self, name, gradient, **changed):
-        method = getattr(S, name.partition(",")[0])
-        start = (self.x0,) if "ls" not in name[:2] else ()
-        return method(self.A, self.b, *start, gradient=gradient, **REPEATED[name] | changed)
+        x0 = None if name in RECTANGULAR else self.x0
+        options = {"gradient": gradient, **REPEATED[name], **changed}
+        return run(name.partition(",")[0], self.A, self.b, x0, **options)
 
     def gradient(self, loss):
         return torch.autograd.grad(loss, (self.values, self.b), allow_unused=True)
@@ -561,12 +545,7 @@ def test_raw_operator_checks_its_state():
         advance.krylov_steps(*fixed[:2], 2, *fixed[3:], *state, 0.0, 1.0, 2, 3)
 
 
-STATIONARY = {
-    "richardson": partial(S.richardson, weight=0.25, maxiter=400),
-    "heavyball": partial(S.heavyball, alpha=0.2, beta=0.3),
-    "chebyshev": partial(S.chebyshev, lmin=0.7, lmax=7.3),
-}
-ON_A_DEVICE = (*SQUARE, *RECTANGULAR, *STATIONARY)
+ON_A_DEVICE = (*SQUARE, *RECTANGULAR, *TO_A_TOLERANCE[:3])
 
 
 @pytest.fixture
@@ -613,8 +592,6 @@ def run_on(name, D, b, tol, keywords):
 
     if name not in SYMMETRIC:
         keywords["transpose"] = lambda y: D.mT @ y
-    if name in STATIONARY:
-        return STATIONARY[name](A, b, rtol=tol, **keywords)
     return run(name, A, b, tol=tol, **keywords)
 
 
