@@ -1,4 +1,4 @@
-"""Tests in parts, each in processes of its own (scripts/gpu_parts.py): --shard and --progress of pytest.
+"""Tests in parts, each in processes of its own (scripts/gpu.py): --shard and --progress of pytest.
 
 After a CUDA error no kernel runs in the same process, so the first one ends it.
 """
