@@ -60,3 +60,14 @@ def leaves(A, C, *vectors):
 def close(actual, expected, tolerance=1e-11):
     scale = max(1.0, float(expected.detach().abs().max()) if expected.numel() else 0.0)
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * scale)
+
+
+def assert_same_derivatives(A, C, losses, here, one):
+    """Of a loss over all processes and of that of the whole matrix, of first and second order, for values and
+    for vectors."""
+    for order in range(2):
+        g = torch.autograd.grad(losses[0], here, create_graph=not order)
+        h = torch.autograd.grad(losses[1], one, create_graph=not order)
+        close(g[0], own_entries(A, C, h[0]))
+        close(g[1], own_rows(A, h[1]))
+        losses = petsc.dot(g[0], g[0]) + petsc.norm(g[1]).sum(), (h[0] ** 2).sum() + h[1].norm(dim=0).sum()

@@ -14,7 +14,17 @@ import numpy as np
 import scipy.io
 import scipy.sparse as sp
 import torch
-from distributed import close, distributed, leaves, numbers, own_entries, own_rows, random_matrix, ranges
+from distributed import (
+    assert_same_derivatives,
+    close,
+    distributed,
+    leaves,
+    numbers,
+    own_entries,
+    own_rows,
+    random_matrix,
+    ranges,
+)
 from petsc4py import PETSc
 from torch.autograd import forward_ad
 
@@ -41,16 +51,7 @@ def test_product_with_derivatives(how, symmetric, columns):
         loss = petsc.dot(own_rows(A, c), torch.sin(y)).sum()
         loss_one = (c * torch.sin(z)).sum()
         close(loss, loss_one)
-        g = torch.autograd.grad(loss, (v, xh), create_graph=True)
-        h = torch.autograd.grad(loss_one, (w, xo), create_graph=True)
-        close(g[0], own_entries(A, C, h[0]))
-        close(g[1], own_rows(A, h[1]))
-        second = petsc.dot(g[0].flatten(), g[0].flatten()) + petsc.norm(g[1]).sum()
-        second_one = (h[0] ** 2).sum() + torch.linalg.vector_norm(h[1], dim=0).sum()
-        close(second, second_one)
-        g, h = torch.autograd.grad(second, (v, xh)), torch.autograd.grad(second_one, (w, xo))
-        close(g[0], own_entries(A, C, h[0]))
-        close(g[1], own_rows(A, h[1]))
+        assert_same_derivatives(A, C, (loss, loss_one), (v, xh), (w, xo))
 
 
 def test_forward_mode():
@@ -107,24 +108,6 @@ def test_sums_over_processes_are_each_others_derivatives():
     close(g, 2 * total)
     (h,) = torch.autograd.grad(p.sum((g**2).sum()), t)
     close(h, 8 * p.size * total * 1.0)  # of sum_p (2 T)^2: 8 P T
-
-
-def test_what_does_not_fit_is_refused():
-    S = random_matrix(8, True)
-    A = distributed(S)
-    rows = ls.CSR.from_scipy(S[A.row_range[0] : A.row_range[1]])
-    with pytest.raises(ValueError, match=r"follow one another from 0 to n = 8.*share"):
-        petsc.Matrix(rows.values, rows.pattern, (A.row_range[0] + 1, A.row_range[1] + 1), 8)
-    with pytest.raises(TypeError, match="float64 on the CPU"):
-        petsc.Matrix(rows.values.float(), rows.pattern, A.row_range, 8)
-    with pytest.raises(TypeError, match=r"use ops.spmm"):
-        petsc.spmm(rows, numbers(8))
-    with pytest.raises(ValueError, match="rows of this process"):
-        A @ numbers(9)
-    with pytest.raises(ValueError, match="one shape"):
-        petsc.dot(numbers(3), numbers(2))
-    with pytest.raises(TypeError, match="two integers"):
-        petsc.Matrix(rows.values, rows.pattern, 3, 8)
 
 
 # --- files ---
@@ -351,21 +334,6 @@ def test_statuses_are_those_of_all_rows():
     assert ls.solvers.cg(A, b).status is Status.NON_FINITE
 
 
-def test_what_loops_cannot_do_is_refused():
-    A = distributed(random_matrix(8, True))
-    b = own_rows(A, numbers(8))
-    with pytest.raises(NotImplementedError, match="pass lmax="):
-        ls.solvers.chebyshev(A, b, iterations=3)
-    with pytest.raises(ValueError, match="b must be the rows of this process"):
-        ls.solvers.cg(A, numbers(9))
-    with pytest.raises(TypeError, match="float64 on the CPU"):
-        ls.solvers.cg(A, b.float())
-    S = random_matrix(8, True).tolil()
-    S[5, 5] = 0
-    with pytest.raises(ValueError, match="zero or missing in row 5"):
-        ls.solvers.jacobi(distributed(S.tocsr()), b)
-
-
 N = 20
 C = ls.problems.poisson((5, 4))
 SEVERAL = pytest.mark.skipif(processes().size == 1, reason="all rows are in this process")
@@ -417,73 +385,91 @@ def test_matrices_of_another_number_of_processes_are_refused():
         petsc.Matrix.from_rows(C, (lo, hi))
 
 
-def test_float32_is_refused(A):
-    lo, hi = A.row_range
-    b = numbers(N)[lo:hi]
-    message = (
-        "must be float64 on the CPU, as PETSc's numbers are, got torch.float32 on cpu; convert it with .to('"
-    )
-    for call in (
-        lambda: petsc.solve(A, b.float()),
-        lambda: petsc.solve(A, b, b.float()),
-        lambda: ls.solvers.cg(A, b.float()),
-        lambda: A @ b.float(),
-        lambda: A.with_values(A.values.float()),
-        lambda: petsc.Matrix.from_scipy(C.to_scipy().astype(np.float32)),
-        lambda: petsc.dot(b.float(), b),
-    ):
-        with refused(TypeError, message):
-            call()
-
-
-def test_matrices_of_other_types_are_refused(A):
-    lo, hi = A.row_range
-    mat, b = A.to_petsc(), numbers(N)[lo:hi]
-    with refused(TypeError, "A must be a petsc.Matrix, got Mat; make one with petsc.Matrix.from_rows"):
-        petsc.solve(mat, b)
-    with refused(
-        TypeError, "S must be a SciPy sparse array, got Mat; rows of a CSR, or of mat.getValuesCSR()"
-    ):
-        petsc.Matrix.from_scipy(mat)
-    with refused(ValueError, "from_scipy: S must be square, got shape (12, 5)"):
-        petsc.Matrix.from_scipy(sp.csr_array((12, 5)))
-    with refused(TypeError, "with_values: values must be a torch.Tensor, got list"):
-        A.with_values([1.0])
-    with refused(TypeError, "spmm: A must be a CSR, got Matrix; a petsc.Matrix goes to petsc.spmm"):
-        ls.ops.spmm(A, b)
-    with refused(TypeError, "solve: A must be a CSR, got Matrix; a petsc.Matrix goes to petsc.spmm"):
-        ls.solve(A, b)
-    mat.destroy()
-
-
 @pytest.mark.parametrize("n", [6.5, (8, 8), -6])
 def test_a_share_is_of_a_number_of_rows(n):
     with pytest.raises((TypeError, ValueError), match=r"petsc\.share: n must be"):
         petsc.share(n)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"method": None}, TypeError, 'method must be the name of a KSP type, "cg", got NoneType'),
-        ({"options": ["-sub_pc_type", "icc"]}, TypeError, '{"sub_pc_type": "icc"}, got [\'-sub_pc_type\''),
-        ({"options": "-sub_pc_type icc"}, TypeError, "options must map names of PETSc's options to values"),
-        ({"options": {3: 4}}, TypeError, "options must map names of PETSc's options to values"),
-        ({"M": "model.safetensors"}, ValueError, "a file of trained weights is petsc.LearnedPC(file)"),
-        ({"M": ls.preconditioners.Polynomial.neumann(C, 2)}, TypeError, "got Polynomial; petsc.LearnedPC("),
-        ({"M": ls.preconditioners.IC0(C)}, TypeError, "got IC0; petsc.LearnedPC(source) makes one of a file"),
-        ({"M": petsc.LearnedPC("/none.safetensors")}, FileNotFoundError, "LearnedPC: there is no file /none"),
-        (
-            {"M": "lu", "options": {"pc_factor_mat_solver_type": "nothing"}},
-            ValueError,
-            "PETSc rejects method 'cg' with M 'lu' and options {'pc_factor_mat_solver_type': 'nothing'}: C",
-        ),
-    ],
-    ids=lambda case: " ".join(case) if isinstance(case, dict) else "",
-)
-def test_arguments_of_solve_are_refused(A, options, error, message):
+T, V = TypeError, ValueError
+FLOAT = "must be float64 on the CPU, as PETSc's numbers are, got torch.float32 on cpu; convert it with .to('"
+GOES = "A must be a CSR, got Matrix; a petsc.Matrix goes to petsc.spmm"
+OPTIONS = "options must map names of PETSc's options to values"
+P = ls.preconditioners
+NOTHING = {"pc_factor_mat_solver_type": "nothing"}
+OF_SOLVE = [
+    ({"method": None}, T, 'method must be the name of a KSP type, "cg", got NoneType'),
+    ({"method": "nothing"}, V, "method 'nothing'"),
+    ({"options": ["-sub_pc_type", "icc"]}, T, '{"sub_pc_type": "icc"}, got [\'-sub_pc_type\''),
+    ({"options": "-sub_pc_type icc"}, T, OPTIONS),
+    ({"options": {3: 4}}, T, OPTIONS),
+    ({"M": "nothing"}, V, "M 'nothing'"),
+    ({"M": 3}, T, "LearnedPC"),
+    ({"M": "model.safetensors"}, V, "a file of trained weights is petsc.LearnedPC(file)"),
+    ({"M": P.Polynomial.neumann(C, 2)}, T, "got Polynomial; petsc.LearnedPC("),
+    ({"M": P.IC0(C)}, T, "got IC0; petsc.LearnedPC(source) makes one of a file"),
+    ({"M": petsc.LearnedPC("/none.safetensors")}, FileNotFoundError, "LearnedPC: there is no file /none"),
+    (
+        {"M": "lu", "options": NOTHING},
+        V,
+        f"PETSc rejects method 'cg' with M 'lu' and options {NOTHING}: C",
+    ),
+]
+
+
+def own(A):
+    return C[A.row_range[0] : A.row_range[1]]
+
+
+def without_diagonal():
+    S = C.to_scipy().tolil()
+    S[5, 5] = 0
+    return distributed(S.tocsr())
+
+
+REFUSED = [
+    *((lambda A, b, o=o: petsc.solve(A, b, **o), error, message) for o, error, message in OF_SOLVE),
+    (lambda A, b: petsc.solve(A, b.float()), T, FLOAT),
+    (lambda A, b: petsc.solve(A, b, b.float()), T, FLOAT),
+    (lambda A, b: ls.solvers.cg(A, b.float()), T, FLOAT),
+    (lambda A, b: A @ b.float(), T, FLOAT),
+    (lambda A, b: A.with_values(A.values.float()), T, FLOAT),
+    (lambda A, b: petsc.Matrix.from_scipy(C.to_scipy().astype(np.float32)), T, FLOAT),
+    (lambda A, b: petsc.Matrix(own(A).values.float(), own(A).pattern, A.row_range, N), T, FLOAT),
+    (lambda A, b: petsc.dot(b.float(), b), T, FLOAT),
+    (lambda A, b: petsc.Matrix.from_scipy(sp.csr_array((12, 5))), V, "S must be square, got shape (12, 5)"),
+    (lambda A, b: petsc.dot(numbers(3), numbers(2)), V, "one shape"),
+    (lambda A, b: petsc.Matrix(own(A).values, own(A).pattern, 3, N), T, "two integers"),
+    (
+        lambda A, b: petsc.Matrix(own(A).values, own(A).pattern, tuple(i + 1 for i in A.row_range), N),
+        V,
+        "follow one another from 0 to n = 20",
+    ),
+    (lambda A, b: petsc.spmm(C, b), T, "use ops.spmm"),
+    (lambda A, b: petsc.solve(C, numbers(N)), T, "use learnsolve.solve"),
+    (lambda A, b: petsc.solve(A, b, b.clone().requires_grad_()), V, "x0 requires grad"),
+    (lambda A, b: petsc.solve(A, b.requires_grad_(), rtol=0, atol=1e-3), V, "rtol is 0"),
+    (lambda A, b: A.with_values([1.0]), T, "with_values: values must be a torch.Tensor, got list"),
+    (lambda A, b: ls.ops.spmm(A, b), T, f"spmm: {GOES}"),
+    (lambda A, b: ls.solve(A, b), T, f"solve: {GOES}"),
+    (lambda A, b: ls.solvers.chebyshev(A, b, iterations=3), NotImplementedError, "pass lmax="),
+    (lambda A, b: ls.solvers.jacobi(without_diagonal(), b), V, "zero or missing in row 5"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED, ids=lambda case: str(case)[:20])
+def test_what_is_refused_names_the_remedy(A, call, error, message):
     with refused(error, message):
-        petsc.solve(A, torch.ones(A.row_range[1] - A.row_range[0], dtype=torch.float64), **options)
+        call(A, numbers(N)[A.row_range[0] : A.row_range[1]])
+
+
+def test_a_matrix_of_petsc_is_no_matrix_of_ours(A):
+    mat, b = A.to_petsc(), numbers(N)[A.row_range[0] : A.row_range[1]]
+    with refused(TypeError, "A must be a petsc.Matrix, got Mat; make one with petsc.Matrix.from_rows"):
+        petsc.solve(mat, b)
+    with refused(TypeError, "must be a SciPy sparse array, got Mat; rows of a CSR, or of mat.getValuesCSR()"):
+        petsc.Matrix.from_scipy(mat)
+    mat.destroy()
 
 
 @SEVERAL
