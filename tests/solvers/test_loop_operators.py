@@ -3,6 +3,7 @@ methods: against their twin, made of public operations, and against dense autogr
 threads and memory; when they are taken."""
 
 import importlib
+import math
 
 import pytest
 import torch
@@ -374,20 +375,30 @@ def test_memory(kind):
     assert peak(lambda: fused(s, iterations)) <= small * WORD  # no gradient is required
 
 
-def test_no_call_runs_for_long():
-    """About 1 ns for each number of a call's work: a tenth of a second, on a slow machine a few. A device is
-    through a small system's iterations soon, but the host launches them one by one."""
-    for n, k, iterations in ((100, 1, 10**7), (10**6, 4, 1000)):
-        values, b = torch.empty(5 * n, device="meta"), torch.empty(n, k, device="meta")
-        for checkpointed in (False, True):
-            calls = pcg._calls(values, values[:0], b, iterations, checkpointed)
-            assert sum(calls) == iterations
-            assert max(calls) * (5 * n + 12 * n) * k <= 1.1e8 or max(calls) == 1
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("of", ["cg", "sweeps", "heavy ball"])
+def test_no_call_runs_for_long(of, checkpointed):
+    """About 1 ns for each number of a call's work: a tenth of a second, on a slow machine a few. An interrupt
+    is handled between calls. A device is through a small system's iterations soon, but the host launches
+    them one by one."""
+
+    def lengths(values, b, iterations):
+        if of == "cg":
+            return pcg._calls(values, torch.empty(0, device=b.device), b, iterations, checkpointed)
+        parts = sweep_calls._calls(values, b, iterations, checkpointed, of == "heavy ball")
+        assert len(parts) <= (round(math.sqrt(iterations)) if checkpointed else 1) + 1
+        return [n for part in parts for n in part]
+
+    for n, k, iterations in ((100, 1, 10**7), (10**6, 4, 1000), (10**6, 4, 10**4)):
+        calls = lengths(torch.empty(5 * n, device="meta"), torch.empty(n, k, device="meta"), iterations)
+        assert sum(calls) == iterations
+        assert max(calls) * (17 if of == "cg" else 11) * n * k <= 1.1e8 or max(calls) == 1
     with torch._subclasses.FakeTensorMode():
-        values, none, b = (torch.empty(size, device="cuda") for size in (15, 0, 5))
-        calls = pcg._calls(values, none, b, 10**6 + 1, False)
+        calls = lengths(torch.empty(15, device="cuda"), torch.empty(5, device="cuda"), 10**6 + 1)
     assert sum(calls) == 10**6 + 1
-    assert calls[0] == max(calls) == 10_000
+    assert max(calls) <= 10_000
+    assert of != "cg" or checkpointed or calls[0] == 10_000
+    assert of == "cg" or len(calls) <= 1001  # and no shorter than need be
 
 
 module = importlib.import_module("learnsolve.solvers.stationary")

@@ -285,25 +285,6 @@ def test_resident_memory_of_forward_and_backward():
     assert checkpointed - before < 60 * vector  # 20 iterates, 20 of a segment, a few more
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_no_call_runs_for_long(checkpointed):
-    """Python handles an interrupt between calls (test_loop_operators.py: a run is made of these)."""
-    for n, k, iterations in ((100, 1, 10**7), (10**6, 4, 1000), (10**6, 4, 10**4)):
-        values, b = torch.empty(5 * n, device="meta"), torch.empty(n, k, device="meta")
-        calls = sweep_calls._calls(values, b, iterations, checkpointed)
-        assert sum(map(sum, calls)) == iterations
-        assert max(map(max, calls)) * 11 * n * k <= 1.1e8 or max(map(max, calls)) == 1
-        assert len(calls) <= (round(math.sqrt(iterations)) if checkpointed else 1) + 1
-    # A device is through a small system's sweeps soon, but the host launches them one by one.
-    with torch._subclasses.FakeTensorMode():
-        values, b = torch.empty(15, device="cuda"), torch.empty(5, device="cuda")
-        for heavy in (False, True):
-            calls = sweep_calls._calls(values, b, 10**6 + 1, checkpointed, heavy)
-            assert sum(map(sum, calls)) == 10**6 + 1
-            assert max(map(max, calls)) <= 10_000
-            assert sum(map(len, calls)) <= 1001  # and no shorter than need be
-
-
 COMPILED_METHODS = {
     "cg": S.cg,
     "fcg": lambda *args, M=None, **keywords: S.fcg(*args, M=M or (lambda r: r), **keywords),
