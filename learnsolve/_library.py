@@ -58,7 +58,7 @@ if _cpu.learnsolve_isa() is None:
     )
 
 if os.environ.get("LEARNSOLVE_CHECK", "0") not in ("", "0"):
-    _cpu.learnsolve_check_contents(1)  # check index arrays passed to raw operators: csrc/ops/contents.h
+    _cpu.learnsolve_check_contents(1)  # check index arrays passed to raw operators: csrc/ops/host.h
 
 _cpu.learnsolve_set_buffer_pool_limit.restype = ctypes.c_size_t
 _cpu.learnsolve_set_buffer_pool_limit.argtypes = (ctypes.c_size_t,)
@@ -110,7 +110,7 @@ def buffer_bytes() -> int:
 
 
 def spgemm_fused(rows: int, inner: int, columns: int, products: int, *arrays: Any) -> bool:
-    """csrc/ops/spgemm_fused.cpp, on NumPy arrays; False if out of memory."""
+    """csrc/ops/sparse_products.cpp, on NumPy arrays; False if out of memory."""
     doubles, wide = arrays[4].itemsize == 8, arrays[0].itemsize == 8
     addresses = (ctypes.c_void_p * len(arrays))(*(t.ctypes.data for t in arrays))
     return _cpu.learnsolve_spgemm_fused(doubles, wide, rows, inner, columns, products, addresses)

@@ -31,7 +31,7 @@ unset PYTHONDONTWRITEBYTECODE # as most people have it: the second import of a f
 measure "make train, fresh clone" 180 make train
 measure "make setup, nothing changed" 2 make setup
 measure "make test, no rebuild (--collect-only)" 30 make test ARGS="--collect-only -q -n 0"
-for header in spmm richardson sptrsv spgemm; do
+for header in products sweeps triangular sparse_products; do
   echo "// edited" >>"csrc/kernels/$header.h"
   measure "make setup, csrc/kernels/$header.h edited" 30 make setup
 done

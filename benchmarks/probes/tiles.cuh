@@ -2,8 +2,8 @@
 // shared memory, where the rows are added up. And by masks: rows whose entries lie on few diagonals.
 #pragma once
 
-#include "kernels/grid.cuh"
-#include "kernels/row_pass_launch.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/products.cuh"
 #include "probe.h"
 
 namespace probe {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "analysis/interrupt.h"
+#include "analysis/pieces.h"
 
 namespace learnsolve::analysis {
 
@@ -64,7 +64,7 @@ Triangle<I> triangle(const I* ptr, int64_t n, const I* idx, const I* from, bool 
   return t;
 }
 
-// The table of kernels/sptrsv.h: rows (first row, length, stride), a last row (n, 0, 0). A run of rows is
+// The table of kernels/triangular.h: rows (first row, length, stride), a last row (n, 0, 0). A run of rows is
 // uniform if all have `length` entries, columns advance by one from row to row and places by `stride`;
 // rows between such runs get length 0.
 template <class I>

@@ -9,19 +9,11 @@
 #include <vector>
 
 #include "analysis/coloring.h"
-#include "analysis/complete_fill.h"
-#include "analysis/incomplete.h"
-#include "analysis/interrupt.h"
-#include "analysis/level_fill.h"
+#include "analysis/factors.h"
 #include "analysis/levels.h"
-#include "analysis/matching.h"
 #include "analysis/pattern.h"
-#include "analysis/product_blocks.h"
-#include "analysis/spgemm.h"
-#include "analysis/symmetric_coloring.h"
-#include "analysis/threshold.h"
-#include "analysis/triples.h"
-#include "analysis/union.h"
+#include "analysis/pieces.h"
+#include "analysis/sparse_products.h"
 
 namespace py = pybind11;
 using namespace learnsolve::analysis;

@@ -1,15 +1,12 @@
 // The part of learnsolve._analysis that coarsens: values are float64.
+#include "analysis/multigrid.h"
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <vector>
-
-#include "analysis/aggregation.h"
-#include "analysis/arnoldi.h"
-#include "analysis/interpolation.h"
-#include "analysis/splitting.h"
 
 namespace py = pybind11;
 using namespace learnsolve::analysis;

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "analysis/interrupt.h"
+#include "analysis/pieces.h"
 
 namespace learnsolve::analysis {
 
@@ -109,7 +110,7 @@ void diagonal_positions(const I* ptr, int64_t n, const I* idx, I* positions) {
   }
 }
 
-// Does row i + 1 continue row i as kernels/csr_view.h says (equal length, columns plus one, perm plus
+// Does row i + 1 continue row i as kernels/views.h says (equal length, columns plus one, perm plus
 // length)?
 template <class I>
 bool continues(const I* ptr, const I* idx, const I* perm, int64_t i) {
@@ -120,7 +121,7 @@ bool continues(const I* ptr, const I* idx, const I* perm, int64_t i) {
   return true;
 }
 
-// The table of kernels/csr_view.h: rows (first row, uniform length or 0), a last row (rows, 0).
+// The table of kernels/views.h: rows (first row, uniform length or 0), a last row (rows, 0).
 // A uniform run of at least `shortest` rows makes blocks of its own; what lies between is gathered. No
 // block weighs more than `target` entries and rows unless a single row does.
 template <class I>
@@ -157,6 +158,91 @@ std::vector<I> row_blocks(const I* ptr, int64_t rows, const I* idx, const I* per
   emit(open, rows, 0);
   table.push_back(static_cast<I>(rows)), table.push_back(I(0));
   return table;
+}
+
+// The order of triples (row, column, value) that come in any order.
+
+// order: the triples by row and column, those of one place as they came. first: where each place begins in
+// it.
+struct Triples {
+  std::vector<int64_t> ptr, idx, order, first;
+};
+
+// Rows lie in 0 .. m - 1. A counting sort by row, then every row by itself: O(m + entries log(entries of a
+// row)).
+inline Triples sort_triples(const int64_t* rows, const int64_t* cols, int64_t entries, int64_t m) {
+  struct Entry {
+    int64_t column, number;
+  };
+  Pulse pulse;
+  std::vector<int64_t> next(m + 1, 0);
+  for (int64_t e = 0; e < entries; ++e) pulse(1), ++next[rows[e] + 1];
+  for (int64_t i = 0; i < m; ++i) pulse(1), next[i + 1] += next[i];
+  std::vector<Entry> sorted(entries);
+  for (int64_t e = 0; e < entries; ++e) pulse(1), sorted[next[rows[e]]++] = {cols[e], e};
+
+  Triples out;
+  out.ptr.assign(m + 1, 0);
+  out.order.resize(entries);
+  int64_t begin = 0;  // next[i] is now where row i ends
+  for (int64_t i = 0; i < m; ++i) {
+    const int64_t end = next[i];
+    const auto before = [&](const Entry& a, const Entry& b) { return pulse(1), a.column < b.column; };
+    if (!std::is_sorted(sorted.begin() + begin, sorted.begin() + end, before))
+      std::stable_sort(sorted.begin() + begin, sorted.begin() + end, before);
+    for (int64_t e = begin; e < end; ++e) {
+      if (e == begin || sorted[e].column != sorted[e - 1].column) {
+        out.idx.push_back(sorted[e].column);
+        out.first.push_back(e);
+      }
+      out.order[e] = sorted[e].number;
+    }
+    out.ptr[i + 1] = static_cast<int64_t>(out.idx.size());
+    pulse(end - begin + 1);
+    begin = end;
+  }
+  return out;
+}
+
+// A largest matching of rows and columns: the structural rank of a pattern.
+//
+// Augmenting paths by depth-first search; before descending, a row checks whether one of its columns is free
+// (I. S. Duff, "On algorithms for obtaining a maximum transversal", ACM Trans. Math. Software 7 (1981)).
+// O(rows nnz) at worst, about O(nnz) in practice.
+
+// row_of[j] becomes the row that column j is matched with, or -1.
+template <class I>
+void match_rows(const I* ptr, int64_t rows, const I* idx, int64_t cols, I* row_of) {
+  for (int64_t j = 0; j < cols; ++j) row_of[j] = -1;
+  std::vector<I> free(ptr, ptr + rows);  // of each row: entries before this place have no free column
+  std::vector<I> at(rows);               // of each row on the path: the entry to the next row
+  std::vector<I> seen(rows, I(-1)), path;
+  Pulse pulse;
+  for (int64_t start = 0; start < rows; ++start) {
+    path.assign(1, static_cast<I>(start));
+    seen[start] = static_cast<I>(start);
+    at[start] = ptr[start];
+    while (!path.empty()) {
+      const I i = path.back();
+      pulse(1);
+      while (free[i] < ptr[i + 1] && row_of[idx[free[i]]] >= 0) pulse(1), ++free[i];
+      if (free[i] < ptr[i + 1]) {
+        // Every row of the path gives up its column to the row before it on the path.
+        row_of[idx[free[i]]] = i;
+        for (std::size_t r = path.size() - 1; r-- > 0;) row_of[idx[at[path[r]]]] = path[r];
+        break;
+      }
+      while (at[i] < ptr[i + 1] && seen[row_of[idx[at[i]]]] == static_cast<I>(start)) pulse(1), ++at[i];
+      if (at[i] < ptr[i + 1]) {
+        const I next = row_of[idx[at[i]]];
+        seen[next] = static_cast<I>(start);
+        at[next] = ptr[next];
+        path.push_back(next);
+      } else {
+        path.pop_back();  // it has been seen: the row before continues with its next entry
+      }
+    }
+  }
 }
 
 }  // namespace learnsolve::analysis

@@ -1,6 +1,5 @@
 #include "kernels/complex_products.h"
 
-#include "kernels/complex_columns.h"
 #include "kernels/kernels.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {

@@ -1,17 +1,12 @@
 // The table of CPU kernels of one instruction set. Each family of kernels is a file of its own (products.cpp,
 // sweeps.cpp, ...), compiled once per instruction set with -DLEARNSOLVE_ISA=<name>, that fills in its part;
-// kernels.cpp collects the parts and isa.cpp picks a table.
+// kernels.cpp collects the parts and ops/host.cpp picks a table.
 //
 // These files must not include any header with inline functions of its own (no standard library): the linker
 // keeps one copy of those, and that could be the one with instructions that the machine lacks.
 #pragma once
 
-#include "kernels/csr_view.h"
-#include "kernels/elimination.h"
-#include "kernels/pcg_passes.h"
-#include "kernels/perceptron_view.h"
-#include "kernels/richardson_operands.h"
-#include "kernels/stencil_view.h"
+#include "kernels/views.h"
 
 namespace learnsolve {
 
@@ -62,7 +57,7 @@ struct Kernels {
   void (*stencil_correlation)(Stencil, int64_t b0, int64_t b1, const T* u, const T* w, T* partial);
   void (*column_dots)(const T* u, const T* v, int64_t rows, int64_t k, T* sum);
   void (*column_combination)(const T* a, const T* v, int64_t rows, int64_t k, T* y, bool accumulate);
-  void (*complex_column_dots)(const T* u, const T* v, int64_t rows, int64_t k, T* sum);  // complex_columns.h
+  void (*complex_column_dots)(const T* u, const T* v, int64_t rows, int64_t k, T* sum);  // the same
   void (*complex_column_combination)(const T* a, const T* v, int64_t rows, int64_t k, T* y, bool accumulate);
   bool (*sptrsv)(Triangle, const T* b, T* x, int64_t k, int64_t c0, int64_t c1);
   bool (*sptrsv_rows)(Triangle, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
@@ -121,7 +116,7 @@ struct AllKernels {
   }
 };
 
-// The table in use (isa.cpp).
+// The table in use (ops/host.cpp).
 const AllKernels& kernels();
 
 namespace LEARNSOLVE_ISA {

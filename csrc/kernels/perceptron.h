@@ -12,8 +12,8 @@
 // from the first map to the last gradient. A row is one sequence of operations wherever a tile begins.
 #pragma once
 
-#include "kernels/perceptron_view.h"
-#include "kernels/vector_pass.h"
+#include "kernels/vectors.h"
+#include "kernels/views.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 

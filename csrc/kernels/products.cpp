@@ -1,5 +1,6 @@
+#include "kernels/products.h"
+
 #include "kernels/kernels.h"
-#include "kernels/spmm.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 

@@ -1,6 +1,5 @@
 #include "kernels/kernels.h"
-#include "kernels/sddmm.h"
-#include "kernels/sddmm_pairs.h"
+#include "kernels/products.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 

@@ -1,11 +1,11 @@
 // Maximum and softmax over segments (kernels/segment.h): reductions, and passes over all entries. A team has
-// a piece of a segment (schedule.cuh) and some columns, and its lanes read numbers beside one another. What
+// a piece of a segment (products.cuh) and some columns, and its lanes read numbers beside one another. What
 // the further pieces of a long segment give is combined by one more kernel, in an order of the pattern's.
 #pragma once
 
 #include <cmath>
 
-#include "kernels/schedule.cuh"
+#include "kernels/products.cuh"
 
 namespace learnsolve::cuda {
 

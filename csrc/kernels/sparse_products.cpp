@@ -1,7 +1,6 @@
-#include "kernels/add.h"
+#include "kernels/sparse_products.h"
+
 #include "kernels/kernels.h"
-#include "kernels/spgemm.h"
-#include "kernels/spgemm_fused.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 

@@ -2,8 +2,8 @@
 // thread. Offsets travel with the launch, at most kStencilOffsets of them; more take several.
 #pragma once
 
-#include "kernels/groups.cuh"
-#include "kernels/stencil_view.h"
+#include "kernels/launch.cuh"
+#include "kernels/views.h"
 
 namespace learnsolve::cuda {
 

@@ -7,14 +7,13 @@
 // where what lies outside of the grid is zero or, along a periodic axis, wraps around. The transposed
 // operator is a stencil with the offsets -o_k, whose coefficient is that of the neighbor: c_k(i - o_k).
 //
-// x and y are read and written about once: within a piece of a line (stencil_view.h) all neighbors are
+// x and y are read and written about once: within a piece of a line (views.h) all neighbors are
 // summed up in registers. The order of a sum depends on the point alone, not on the thread that works on its
 // block.
 #pragma once
 
-#include "kernels/csr_view.h"
-#include "kernels/lanes.h"
-#include "kernels/stencil_view.h"
+#include "kernels/vectors.h"
+#include "kernels/views.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 

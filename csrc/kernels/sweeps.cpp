@@ -1,5 +1,6 @@
+#include "kernels/sweeps.h"
+
 #include "kernels/kernels.h"
-#include "kernels/richardson.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 

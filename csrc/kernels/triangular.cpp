@@ -1,6 +1,6 @@
+#include "kernels/triangular.h"
+
 #include "kernels/kernels.h"
-#include "kernels/sptrsv.h"
-#include "kernels/sptrsv_gradient.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 

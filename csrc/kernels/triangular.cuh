@@ -1,4 +1,4 @@
-// T x = b for a triangular T on a device, by the rule of kernels/sptrsv.h,
+// T x = b for a triangular T on a device, by the rule of kernels/triangular.h,
 //
 //     x_i = b_i r_i - sum_j (t_ij r_i) x_j,   r_i = 1 / t_ii (1 for a unit diagonal),
 //
@@ -7,9 +7,64 @@
 // reciprocal is infinite is NaN, and so is what depends on it.
 #pragma once
 
-#include "kernels/handed.cuh"
+#include <type_traits>
+
+#include "kernels/launch.cuh"
 
 namespace learnsolve::cuda {
+
+// Numbers that threads of one launch hand to one another: whoever needs one polls it until it is stored. A
+// place that nothing has been stored in holds the NaN whose bits are all set; no number that is stored is
+// that one. A number is there as a whole or not at all, so nothing else tells that it is, and no fence is
+// needed.
+//
+// Whoever is waited for must be running or have run: blocks take what they compute by tickets (take_ticket),
+// in an order in which nothing waits for what is later, so that no block waits for one that has not begun.
+
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+
+template <class T>
+LS_DEVICE Bits<T> peek(const T* p) {
+#ifdef __CUDACC__
+  return *reinterpret_cast<const volatile Bits<T>*>(p);
+#else
+  return __atomic_load_n(reinterpret_cast<const Bits<T>*>(p), __ATOMIC_RELAXED);
+#endif
+}
+
+template <class T>
+LS_DEVICE void hand_over(T* p, T value) {
+  auto bits = __builtin_bit_cast(Bits<T>, value);
+  if (bits == static_cast<Bits<T>>(-1)) --bits;  // another NaN
+#ifdef __CUDACC__
+  *reinterpret_cast<volatile Bits<T>*>(p) = bits;
+#else
+  __atomic_store_n(reinterpret_cast<Bits<T>*>(p), bits, __ATOMIC_RELAXED);
+#endif
+}
+
+// What is stored at p, where `seen` was.
+template <class T>
+LS_DEVICE T awaited(const T* p, Bits<T> seen LS_WHERE) {
+  while (seen == static_cast<Bits<T>>(-1)) {
+#ifndef __CUDACC__
+    learnsolve::emulator::spin(p, where);
+#endif
+    seen = peek(p);
+  }
+  return __builtin_bit_cast(T, seen);
+}
+
+// The next of `total` pieces of work, the same for all threads of the block; from `total` on there are none.
+// Tickets begin at 0, and are at 0 again when all blocks have been told that there are none.
+LS_DEVICE unsigned take_ticket(unsigned* tickets, unsigned total) {
+  LS_SHARED(taken, unsigned);
+  __syncthreads();
+  if (threadIdx.x == 0) taken = atomicInc(tickets, total + gridDim.x - 1);
+  __syncthreads();
+  return taken;
+}
 
 // A product that no addition is fused with, and one that is: every kernel has the same bits.
 LS_DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
@@ -29,7 +84,7 @@ LS_BOTH T reciprocal(T d) {
   return finite(r) || r != r ? r : r - r;
 }
 
-// Rows hold the entries that are read and no others, sorted: TriangleView of kernels/csr_view.h. `order` has
+// Rows hold the entries that are read and no others, sorted: TriangleView of kernels/views.h. `order` has
 // the rows by level, from the last one on if `upper`, and then the place of each row in it.
 template <class T, class I>
 struct Triangle {
@@ -239,6 +294,170 @@ chunks_of_rows_kernel(LS_ARGUMENT Triangle<T, I> S, LS_ARGUMENT Sides<T> v, int6
                       LS_ARGUMENT ChunkTable<I> table) {
   LS_SHARED(room, ChunkRoom<T>);
   for_blocks(systems, [&](int64_t q) { solve_chunks(S, v, table, q % v.k, q / v.k, room); });
+}
+
+// T x = b for a triangular T that is bidiagonal, each row with an entry next to its diagonal: a scan of
+// affine maps. In the order of the sweep x_t = s_t + c_t x_{t-1}, by the rule above, so a
+// stretch of rows is an affine map of the result before it.
+//
+// A block takes a chunk of consecutive rows, of fixed size, and a thread kBandRows of them: they stay in
+// registers. The maps of the threads are scanned in shared memory; then every thread knows what comes before
+// its rows.
+//
+// If that is not finite in some thread, because products of factors overflow or because the data are not
+// finite, the threads of the chunk run one after another: what is not finite reaches what depends on it, and
+// no more. If products underflow, the contribution of the rows before is taken as zero, although later rows
+// may amplify it again.
+
+constexpr int64_t kChunk = kThreads * kBandRows;
+
+// x -> s + c x
+template <class T>
+struct Affine {
+  T s, c;
+
+  LS_DEVICE T of(T x) const { return plus_product(s, c, x); }
+};
+template <class T>
+LS_DEVICE Affine<T> after(const Affine<T>& first, const Affine<T>& then) {
+  return {then.of(first.s), times(then.c, first.c)};
+}
+
+// One column of one system; row t in the order of the sweep.
+template <class T, class I>
+struct Band {
+  Triangle<T, I> S;  // values: of this system
+  const T* b;
+  T* x;
+  int64_t k;
+
+  LS_DEVICE int64_t row(int64_t t) const { return S.upper ? S.rows - 1 - t : t; }
+  LS_DEVICE T& at(int64_t t) const { return x[row(t) * k]; }
+  // Rows have two entries, the first of the sweep one; one and none if the diagonal is not stored.
+  LS_DEVICE T diagonal(int64_t i) const { return S.unit ? T(1) : S.values[S.place(2 * i)]; }
+  LS_DEVICE T beside(int64_t i) const {
+    const int64_t p = S.unit ? i : 2 * i;
+    return S.values[S.place(S.upper ? p + !S.unit : p - 1)];
+  }
+  // Rows beyond the last one give zeros.
+  LS_DEVICE Affine<T> map(int64_t t) const {
+    if (t >= S.rows) return {0, 0};
+    const int64_t i = row(t);
+    const T r = S.unit ? T(1) : reciprocal(diagonal(i));
+    return {times(b[i * k], r), t > 0 ? -times(beside(i), r) : T(0)};
+  }
+};
+
+template <class T>
+struct ScanRoom {
+  Affine<T> maps[2][kThreads];
+  T ends[kThreads];
+};
+
+// The rows of this thread in the chunk from t0 on.
+template <class T>
+struct ThreadRows {
+  int64_t first;
+  Affine<T> row[kBandRows];
+
+  template <class I>
+  LS_DEVICE ThreadRows(const Band<T, I>& A, int64_t t0) : first(t0 + threadIdx.x * kBandRows) {
+    LS_UNROLL
+    for (int e = 0; e < kBandRows; ++e) row[e] = A.map(first + e);
+  }
+  LS_DEVICE Affine<T> map() const {
+    Affine<T> all = row[0];
+    LS_UNROLL
+    for (int e = 1; e < kBandRows; ++e) all = after(all, row[e]);
+    return all;
+  }
+  // f(t, x) for each, from the result before on; the last one.
+  template <class F>
+  LS_DEVICE T walk(T x, const F& f) const {
+    LS_UNROLL
+    for (int e = 0; e < kBandRows; ++e) x = row[e].of(x), f(first + e, x);
+    return x;
+  }
+};
+
+// The maps of the threads, each after those of all threads before. Until a barrier nobody may scan again.
+template <class T>
+LS_DEVICE const Affine<T>* scan(Affine<T> own, ScanRoom<T>& room) {
+  const int lane = static_cast<int>(threadIdx.x);
+  int at = 0;
+  room.maps[at][lane] = own;
+  __syncthreads();
+  for (int h = 1; h < kThreads; h *= 2) {
+    if (lane >= h) own = after(room.maps[at][lane - h], own);
+    at = 1 - at;
+    room.maps[at][lane] = own;
+    __syncthreads();
+  }
+  return room.maps[at];
+}
+
+// The threads one after another: what comes before this one's rows. After it, into room.ends.
+template <class T>
+LS_DEVICE T walk_in_turn(const ThreadRows<T>& rows, T before, ScanRoom<T>& room) {
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int turn = 0; turn < kThreads; ++turn) {
+    if (lane == turn) {
+      if (turn > 0) before = room.ends[turn - 1];
+      room.ends[turn] = rows.walk(before, [](int64_t, T) {});
+    }
+    __syncthreads();
+  }
+  return before;
+}
+
+// The map of the chunk from row t0 on, which has a row after it.
+template <class T, class I>
+LS_DEVICE void chunk_map(const Band<T, I>& A, int64_t t0, ScanRoom<T>& room, Affine<T>* out) {
+  const Affine<T>* whole = scan(ThreadRows<T>(A, t0).map(), room);
+  if (threadIdx.x == 0) *out = whole[kThreads - 1];
+  __syncthreads();
+}
+
+// The results of the chunk from row t0 on, from the one before it.
+template <class T, class I>
+LS_DEVICE void solve_chunk(const Band<T, I>& A, int64_t t0, T before, ScanRoom<T>& room) {
+  const ThreadRows<T> rows(A, t0);
+  const Affine<T>* whole = scan(rows.map(), room);
+  T start = threadIdx.x == 0 ? before : whole[threadIdx.x - 1].of(before);
+  // After a result that is not finite there is no other.
+  if (__syncthreads_or(rows.first < A.S.rows && !finite(start)) && finite(before))
+    start = walk_in_turn(rows, before, room);
+  rows.walk(start, [&](int64_t t, T x) {
+    if (t < A.S.rows) A.at(t) = x;
+  });
+  __syncthreads();
+}
+
+// The last result of each of the first `count` chunks, from their maps: as many at a time as there are
+// threads.
+template <class T, class I>
+LS_DEVICE void chunk_ends(const Band<T, I>& A, int64_t count, const Affine<T>* maps, ScanRoom<T>& room,
+                          T* ends) {
+  T before = 0;
+  for (int64_t first = 0; first < count; first += kThreads) {
+    const int64_t own = first + threadIdx.x, end = first + kThreads < count ? first + kThreads : count;
+    const Affine<T>* whole = scan(own < end ? maps[own] : Affine<T>{0, 0}, room);
+    const T x = whole[threadIdx.x].of(before);
+    if (own < end) ends[own] = x;
+    if (__syncthreads_or(own < end && !finite(x)) && finite(before)) {
+      for (int64_t c = first; c < end; ++c) {  // by all threads
+        T last = maps[c].of(before);
+        if (!finite(last) && finite(before)) {
+          walk_in_turn(ThreadRows<T>(A, c * kChunk), before, room);
+          last = room.ends[kThreads - 1];
+        }
+        if (threadIdx.x == 0) ends[c] = last;
+        before = last;
+      }
+      __syncthreads();
+    }
+    before = ends[end - 1];
+  }
 }
 
 }  // namespace learnsolve::cuda

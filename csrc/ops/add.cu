@@ -1,7 +1,7 @@
 // csr_add and csr_add_backward for CUDA tensors.
-#include "kernels/add.cuh"
-#include "ops/add.h"
+#include "kernels/sparse_products.cuh"
 #include "ops/device.cuh"
+#include "ops/sparse_products.h"
 
 namespace learnsolve {
 namespace {

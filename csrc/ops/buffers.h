@@ -16,7 +16,7 @@
 #include <mutex>
 #include <new>
 
-#include "analysis/huge_pages.h"
+#include "analysis/memory.h"
 
 namespace learnsolve {
 

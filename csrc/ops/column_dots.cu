@@ -1,6 +1,6 @@
 // Sums and combinations of columns for CUDA tensors.
-#include "ops/chunk_launch.cuh"
-#include "ops/column_dots.h"
+#include "ops/loops.cuh"
+#include "ops/products.h"
 
 namespace learnsolve {
 namespace {

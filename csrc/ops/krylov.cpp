@@ -1,9 +1,414 @@
-// Iterations of minres, bicgstab and gmres, for one column, until it seems done or Python has to decide.
+// What the compiled steps of minres, bicgstab and gmres are made of: products with A and M,
+// and one pass over vectors, out = sum_t a_t v_t with the dots of out and other vectors. Sums are of chunks
+// of rows, whose number depends on n alone, added up in order, in double: the same bits for any number of
+// threads.
+#include <cmath>
+#include <limits>
 #include <tuple>
 
-#include "ops/krylov_methods.h"
+#include "ops/host.h"
+#include "ops/solves.h"
 
 namespace learnsolve {
+
+template <class T>
+struct Term {
+  T a;
+  const T* v;
+};
+
+template <class T, class I>
+class Passes {
+ public:
+  const int64_t n;
+
+  Passes(const Structure& S_, const T* values, const T* diagonal_)
+      : n(S_.rows()), S(S_), diagonal(diagonal_), A(S_.template view<T, I>(values)) {
+    if (!S.perm) return;
+    own = transposed_values<T, I>(S, values);
+    A = {data<I>(S.ptr), data<I>(S.idx), nullptr, own.data()};
+  }
+
+  void multiply(const T* x, T* y) const {
+    parallel_blocks<I>(
+        S, 1, [&](int64_t b0, int64_t b1) { table.spmm(A, S.row_blocks<I>(), b0, b1, x, 1, y, false); });
+  }
+  // M x, in `room` unless it is x.
+  const T* precondition(const T* x, T* room) const {
+    if (!diagonal) return x;
+    scale(x, 0, n, room);
+    return room;
+  }
+  // The first term may be out itself, with a = 1.
+  void combine(T* out, const std::vector<Term<T>>& terms, const std::vector<const T*>& with = {},
+               T* totals = nullptr) {
+    run(out, with, totals, terms.size() + with.size(),
+        [&](int64_t at, int64_t length) { combine_part(out, terms, at, length); });
+  }
+  void dots(const T* u, const std::vector<const T*>& with, T* totals) {
+    run(u, with, totals, with.size(), [](int64_t, int64_t) {});
+  }
+  T dot(const T* u, const T* v) {
+    T total;
+    dots(u, {v}, &total);
+    return total;
+  }
+
+  // The same of rows at ... at + length, for a `run` of one's own.
+  const T* precondition_part(const T* x, T* room, int64_t at, int64_t length) const {
+    if (!diagonal) return x;
+    scale(x, at, length, room);
+    return room;
+  }
+  void combine_part(T* out, const std::vector<Term<T>>& terms, int64_t at, int64_t length) const {
+    for (size_t t = terms[0].v == out; t < terms.size(); ++t)
+      table.column_combination(&terms[t].a, terms[t].v + at, length, 1, out + at, t > 0);
+  }
+  // f(at, length) for chunks of rows, each of which costs `passes` over them; after it the dots of u.
+  template <class F>
+  void run(const T* u, const std::vector<const T*>& with, T* totals, int64_t passes, const F& f) {
+    const int64_t count = std::max<int64_t>((n + kChunk - 1) / kChunk, 1), s = with.size();
+    T* parts = sums.room(count, s);
+    const auto chunks = [&](int64_t c0, int64_t c1) {
+      for (int64_t c = c0; c < c1; ++c) {
+        const int64_t at = c * kChunk, length = std::min(kChunk, n - at);
+        f(at, length);
+        for (int64_t j = 0; j < s; ++j) table.column_dots(u + at, with[j] + at, length, 1, parts + c * s + j);
+      }
+    };
+    if (n * passes < 2 * kGrain)
+      chunks(0, count);
+    else
+      parallel_for(0, count, std::max<int64_t>(kGrain / (kChunk * passes), 1), chunks);
+    for (int64_t j = 0; j < s; ++j) totals[j] = static_cast<T>(sums.total(count, s, j));
+  }
+
+ private:
+  static constexpr int64_t kChunk = 1024;  // of all terms, they stay in the first cache
+  const Structure& S;
+  const T* diagonal;
+  CsrView<T, I> A;
+  std::vector<T> own;
+  Sums<T> sums;
+  const Kernels<T, I>& table = kernels().get<T, I>();
+
+  void scale(const T* x, int64_t at, int64_t length, T* y) const {
+    for (int64_t i = at; i < at + length; ++i) y[i] = diagonal[i] * x[i];
+  }
+};
+
+// a / b, 0 where b is.
+template <class T>
+T ratio(T a, T b) {
+  return b == T(0) ? T(0) : a / b;
+}
+// The root of what is positive, else 0; NaN stays NaN.
+template <class T>
+T root(T t) {
+  return t <= T(0) ? T(0) : std::sqrt(t);
+}
+
+// One iteration of minres, bicgstab and gmres, as learnsolve/solvers/krylov.py has them and in their
+// notation, for one column. `step` is false, and the state as before, where the column breaks down, is no
+// longer finite, or is in doubt: Python then takes the step, and decides.
+
+// The numbers of tensors, one after another.
+template <class T>
+T* copied(const std::vector<Tensor>& tensors, size_t first, size_t last, T* to) {
+  for (size_t i = first; i < last; ++i) to = std::copy_n(data<T>(tensors[i]), tensors[i].numel(), to);
+  return to;
+}
+
+// Vectors in one piece of memory.
+template <class T>
+struct Room {
+  std::vector<T> memory;
+  int64_t n;
+  Room(int64_t count, int64_t n_) : memory(count * n_), n(n_) {}
+  T* operator[](int64_t i) { return memory.data() + i * n; }
+};
+
+// A method in short recurrences: vectors and scalars of its state, and vectors of a step.
+template <class T, class I, int64_t kVectors, int64_t kMore, int64_t kScalars>
+class Recurrence {
+ public:
+  Recurrence(Passes<T, I>& on_, const std::vector<Tensor>& vectors, const std::vector<Tensor>& scalars)
+      : on(on_), room(kVectors + kMore, on_.n) {
+    copied(vectors, 0, vectors.size(), room[0]);
+    copied(scalars, 0, scalars.size(), q);
+    for (int64_t i = 0; i < kVectors + kMore; ++i) at[i] = room[i];
+  }
+  int64_t finish(T* vectors, T* scalars) {
+    for (int64_t i = 0; i < kVectors; ++i) std::copy_n(at[i], on.n, vectors + i * on.n);
+    std::copy_n(q, kScalars, scalars);
+    return 0;
+  }
+
+ protected:
+  Passes<T, I>& on;
+  Room<T> room;
+  T q[kScalars];
+  T* at[kVectors + kMore];
+};
+
+template <class T, class I>
+class Minres : public Recurrence<T, I, 9, 8, 10> {
+ public:
+  Minres(Passes<T, I>& on_, const T* b_, const std::vector<Tensor>& vectors,
+         const std::vector<Tensor>& scalars)
+      : Recurrence<T, I, 9, 8, 10>(on_, vectors, scalars), b(b_) {}
+
+  bool step(T& norm) {
+    const T eps = 10 * std::numeric_limits<T>::epsilon();
+    const T gamma_old = q[0], gamma = q[1], c_old = q[2], c = q[3], s_old = q[4], s = q[5], eta = q[6];
+    if (!(gamma > T(0))) return false;
+    T zz, found[2];
+    on.combine(unit, {{T(1) / gamma, z}}, {unit}, &zz);
+    on.multiply(unit, Az);
+    on.dots(Az, {unit, Az}, found);
+    const T delta = found[0], length_Az = root(found[1]);
+    on.combine(v_new, {{T(1), Az}, {-delta / gamma, v}, {-ratio(gamma, gamma_old), v_old}});
+    const T* next = on.precondition(v_new, z_new);
+    if (next == v_new) std::copy_n(v_new, on.n, z_new);
+    const T square = on.dot(v_new, z_new);
+    if (square < T(0)) return false;  // is M indefinite?
+    T gamma_new = root(square);
+    const T largest = std::max({q[7], std::abs(delta), gamma_new});
+    if (gamma_new <= eps * largest) gamma_new = 0;
+    const T a0 = c * delta - c_old * s * gamma, a1 = root(a0 * a0 + gamma_new * gamma_new),
+            a2 = s * delta + c_old * c * gamma, a3 = s_old * gamma;
+    if (!(a1 > T(0)) || root(a0 * a0 + c * gamma_new * (c * gamma_new)) <= eps * largest) return false;
+    const T c_new = a0 / a1, s_new = gamma_new / a1, length = c_new * eta;
+    on.combine(w_new, {{T(1) / a1, unit}, {-a3 / a1, w_older}, {-a2 / a1, w_old}});
+    on.combine(Aw_new, {{T(1) / a1, Az}, {-a3 / a1, Aw_older}, {-a2 / a1, Aw_old}});
+    T xx, rr;
+    on.combine(x_new, {{T(1), x}, {length, w_new}}, {x_new}, &xx);
+    on.combine(r_new, {{T(1), r}, {-length, Aw_new}}, {r_new}, &rr);
+    norm = root(rr);
+    const T norm_A = std::max(q[8], ratio(length_Az, root(zz)));
+    if (!std::isfinite(norm) || !std::isfinite(xx)) return false;
+    if (10 * eps * norm_A * root(xx) > norm) {  // as `doubts` and `mended`
+      T true_rr;
+      on.multiply(x_new, Az);
+      on.combine(unit, {{T(1), b}, {T(-1), Az}}, {unit}, &true_rr);
+      if (!(root(true_rr) <= T(1.1) * root(on.dot(r, r)))) return false;
+    }
+    std::swap(x, x_new), std::swap(r, r_new), std::swap(z, z_new);
+    std::swap(v_old, v), std::swap(v, v_new);
+    std::swap(w_older, w_old), std::swap(w_old, w_new);
+    std::swap(Aw_older, Aw_old), std::swap(Aw_old, Aw_new);
+    const T now[] = {gamma, gamma_new, c, c_new, s, s_new, -s_new * eta, largest, norm_A};
+    std::copy_n(now, 9, q);
+    return true;
+  }
+
+ private:
+  using Recurrence<T, I, 9, 8, 10>::on;
+  using Recurrence<T, I, 9, 8, 10>::q;
+  using Recurrence<T, I, 9, 8, 10>::at;
+  const T* b;
+  T *&x = at[0], *&r = at[1], *&v_old = at[2], *&v = at[3], *&z = at[4], *&w_older = at[5], *&w_old = at[6],
+    *&Aw_older = at[7], *&Aw_old = at[8];
+  T *&x_new = at[9], *&r_new = at[10], *&v_new = at[11], *&z_new = at[12], *&w_new = at[13],
+    *&Aw_new = at[14], *&unit = at[15], *&Az = at[16];
+};
+
+template <class T, class I>
+class Bicgstab : public Recurrence<T, I, 5, 8, 3> {
+ public:
+  using Recurrence<T, I, 5, 8, 3>::Recurrence;
+
+  bool step(T& norm) {
+    T of_r[2], of_v[2], of_t[2];
+    on.dots(r, {shadow, r}, of_r);
+    T rho = of_r[0];
+    const T length = on.dot(shadow, shadow);
+    const bool again = zero(rho, length, of_r[1]) || q[1] == T(0) || q[2] == T(0);
+    if (again) rho = of_r[1];
+    const T* of = again ? r : shadow;
+    const T beta = again ? T(0) : ratio(rho, q[0]) * ratio(q[1], q[2]);
+    on.combine(p_new, {{T(1), r}, {beta, p}, {-beta * q[2], v}});
+    const T* Mp = on.precondition(p_new, z);
+    on.multiply(Mp, v_new);
+    on.dots(v_new, {of, v_new}, of_v);
+    const T alpha = zero(of_v[0], again ? of_r[1] : length, of_v[1]) ? T(0) : ratio(rho, of_v[0]);
+    T ss, xx, rr;
+    on.combine(s, {{T(1), r}, {-alpha, v_new}}, {s}, &ss);
+    const T* Ms = on.precondition(s, y);
+    on.multiply(Ms, t);
+    on.dots(t, {s, t}, of_t);
+    const T omega = zero(of_t[0], of_t[1], ss) ? T(0) : ratio(of_t[0], of_t[1]);
+    if (again && alpha == T(0) && omega == T(0)) return false;
+    on.combine(x_new, {{T(1), x}, {alpha, Mp}, {omega, Ms}}, {x_new}, &xx);
+    on.combine(r_new, {{T(1), s}, {-omega, t}}, {r_new}, &rr);
+    norm = root(rr);
+    if (!std::isfinite(norm) || !std::isfinite(xx)) return false;
+    if (again) std::copy_n(r, on.n, shadow);
+    std::swap(x, x_new), std::swap(r, r_new), std::swap(p, p_new), std::swap(v, v_new);
+    q[0] = rho, q[1] = alpha, q[2] = omega;
+    return true;
+  }
+
+ private:
+  using Recurrence<T, I, 5, 8, 3>::on;
+  using Recurrence<T, I, 5, 8, 3>::q;  // rho, alpha, omega
+  using Recurrence<T, I, 5, 8, 3>::at;
+  T *&x = at[0], *&r = at[1], *&shadow = at[2], *&p = at[3], *&v = at[4];
+  T *&x_new = at[5], *&r_new = at[6], *&p_new = at[7], *&v_new = at[8], *&s = at[9], *&t = at[10],
+    *&z = at[11], *&y = at[12];
+
+  // Are u and v, of these squares, orthogonal to rounding?
+  static bool zero(T product, T uu, T vv) {
+    return std::abs(product) <= std::numeric_limits<T>::epsilon() * std::sqrt(uu) * std::sqrt(vv);
+  }
+};
+
+// Vectors x, r, V (j + 1) and P (j), or x and r alone, to start from x; scalars eta, largest, c (j) and s
+// (j). x, r and P are not computed before they are needed, for many columns of P in one pass; ||r|| is |eta|.
+// With M of the last of V as one more vector for one iteration, and of V and P only what is new is returned.
+template <class T, class I>
+class Gmres {
+ public:
+  Gmres(Passes<T, I>& on_, const T* b_, int64_t restart_, int64_t j_, int64_t capacity_,
+        const std::vector<Tensor>& vectors, const std::vector<Tensor>& scalars, T* out)
+      : on(on_),
+        b(b_),
+        restart(restart_),
+        capacity(capacity_),
+        starts(vectors.size() == 2),
+        given(vectors.size() == 5 ? data<T>(vectors[4]) : nullptr),
+        j(j_),
+        known(j_),
+        x(out),
+        r(out + on_.n),
+        V(given ? held(vectors[2], j + 1, out + 2 * on_.n) : Basis{nullptr, 0, out + 2 * on_.n}),
+        P(given ? held(vectors[3], j, out + 3 * on_.n) : Basis{nullptr, 0, out + (3 + capacity_) * on_.n}),
+        largest(*data<T>(scalars[1])),
+        room(2, on_.n),
+        c(capacity_),
+        s(capacity_),
+        eta(capacity_ + 1),
+        h(capacity_ + 1),
+        more(capacity_ + 2) {
+    copied(vectors, 0, starts || given ? 2 : 3, out);
+    eta[j] = *data<T>(scalars[0]);
+    if (starts) return;
+    if (!given) copied(vectors, 3, 4, P.more);
+    copied(scalars, 2, 3, c.data());
+    copied(scalars, 3, 4, s.data());
+  }
+
+  bool step(T& norm) {
+    T *w = room[0], square;
+    if (starts || j == restart) {
+      if (!update()) return false;
+      on.multiply(x, w);
+      on.combine(r, {{T(1), b}, {T(-1), w}}, {r}, &square);
+      eta[0] = root(square), largest = 0, j = known = 0, starts = false;
+      on.combine(added(V, 0), {{ratio(T(1), eta[0]), r}});
+    }
+    on.multiply(given ? given : on.precondition(column(V, j), room[1]), w);
+    with.clear(), terms.assign({{T(1), w}});
+    for (int64_t i = 0; i <= j; ++i) with.push_back(column(V, i)), terms.push_back({T(0), column(V, i)});
+    with.push_back(w);
+    on.dots(w, with, more.data());
+    const T top = std::max(largest, root(more[j + 1]));
+    with.pop_back();
+    for (int64_t i = 0; i <= j; ++i) h[i] = more[i], terms[i + 1].a = -h[i];
+    on.combine(w, terms, with, more.data());
+    for (int64_t i = 0; i <= j; ++i) h[i] += more[i], terms[i + 1].a = -more[i];
+    on.combine(w, terms, {w}, &square);
+    const T noise = 10 * std::numeric_limits<T>::epsilon() * top;
+    T below = root(square);
+    if (below <= noise) below = 0;
+    for (int64_t i = 0; i < j; ++i) {
+      const T up = h[i], down = h[i + 1];
+      h[i] = c[i] * up + s[i] * down, h[i + 1] = c[i] * down - s[i] * up;
+    }
+    const T diagonal = root(h[j] * h[j] + below * below);
+    if (!(diagonal > noise)) return false;
+    c[j] = h[j] / diagonal, s[j] = below / diagonal;
+    eta[j + 1] = -s[j] * eta[j];
+    norm = std::abs(eta[j + 1]);
+    if (!std::isfinite(norm)) return false;
+    h[j] = diagonal;
+    R.emplace_back(h.data(), h.data() + j + 1);
+    on.combine(added(V, j + 1), {{ratio(T(1), below), w}});
+    largest = top, ++j;
+    return true;
+  }
+  // -1 if x is not finite: Python finds out where.
+  int64_t finish(T* vectors, T* scalars) {
+    if (!update()) return -1;
+    if (!given) {
+      std::fill(added(V, starts ? 0 : j + 1), P.more, T(0));
+      std::fill(added(P, j), vectors + (3 + 2 * capacity) * on.n, T(0));
+    }
+    std::fill_n(scalars, 2 + 2 * capacity, T(0));
+    scalars[0] = eta[j], scalars[1] = largest;
+    std::copy_n(c.data(), j, scalars + 2);
+    std::copy_n(s.data(), j, scalars + 2 + capacity);
+    return j;
+  }
+
+ private:
+  Passes<T, I>& on;
+  const T* b;
+  const int64_t restart, capacity;
+  bool starts;
+  const T* given;
+  int64_t j, known;  // columns of P, and those that are computed
+  T *x, *r;
+  struct Basis {
+    const T* from;
+    int64_t count;  // as many are there, the others are in `more`
+    T* more;
+  } V, P;
+  T largest;
+  Room<T> room;
+  std::vector<T> c, s, eta, h, more;
+  std::vector<std::vector<T>> R;  // its columns from known to j
+  std::vector<const T*> with;
+  std::vector<Term<T>> terms;
+
+  static Basis held(const Tensor& from, int64_t count, T* more) { return {data<T>(from), count, more}; }
+  const T* column(const Basis& B, int64_t i) const { return i < B.count ? B.from + i * on.n : added(B, i); }
+  T* added(const Basis& B, int64_t i) const { return B.more + (i - B.count) * on.n; }
+
+  const T* part(int64_t i, T* z, int64_t at, int64_t length) const {
+    return given ? given : on.precondition_part(column(V, i), z, at, length);
+  }
+
+  // P = (M V) R^-1, x = x + sum_i c_i eta_i p_i, r_i+1 = s_i^2 r_i + c_i eta_i+1 v_i+1 from i = known to j.
+  // Is x finite?
+  bool update() {
+    T xx, rest = 1, *z = room[1], *w = room[0];
+    std::vector<std::vector<Term<T>>> of_P;
+    std::vector<Term<T>> of_x{{T(1), x}}, of_r;
+    for (int64_t i = known; i < j; ++i) {
+      const std::vector<T>& row = R[i - known];
+      of_P.push_back({{T(1) / row[i], part(i, z, 0, 0)}});
+      for (int64_t l = 0; l < i; ++l) of_P.back().push_back({-row[l] / row[i], column(P, l)});
+      of_x.push_back({c[i] * eta[i], column(P, i)});
+    }
+    for (int64_t i = j; i-- > known; rest *= s[i] * s[i])
+      of_r.push_back({rest * c[i] * eta[i + 1], column(V, i + 1)});
+    of_r.push_back({rest, r});
+    on.run(x, {x}, &xx, (j + 3) * (j - known + 1), [&](int64_t at, int64_t length) {
+      for (int64_t i = known; i < j; ++i) {
+        part(i, z, at, length);
+        on.combine_part(added(P, i), of_P[i - known], at, length);
+      }
+      on.combine_part(x, of_x, at, length);
+      on.combine_part(w, of_r, at, length);
+      std::copy_n(w + at, length, r + at);
+    });
+    known = j, R.clear();
+    return std::isfinite(xx);
+  }
+};
+
+// Iterations of minres, bicgstab and gmres, for one column, until it seems done or Python has to decide.
 
 namespace {
 

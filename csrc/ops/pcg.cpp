@@ -1,8 +1,7 @@
 // Preconditioned conjugate gradients, any number of iterations in one call.
-#include "ops/pcg.h"
+#include "ops/solves.h"
 
 namespace learnsolve {
-
 namespace {
 
 template <class T>

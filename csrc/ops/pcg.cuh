@@ -2,9 +2,9 @@
 // preconditioner.
 #pragma once
 
-#include "kernels/pcg_judge.cuh"
-#include "ops/chunk_launch.cuh"
-#include "ops/pcg_factor.h"
+#include "kernels/pcg.cuh"
+#include "ops/loops.cuh"
+#include "ops/pcg.h"
 #include "ops/triangular.cuh"
 
 namespace learnsolve {

@@ -1,9 +1,9 @@
 // csr_pcg_backward for CUDA tensors: the iterations last to first, three launches each, and those of a
 // preconditioner that is a factor. What an iteration adds to the gradients on patterns waits until there are
 // several.
-#include "kernels/pcg_adjoint.cuh"
+#include "kernels/pcg.cuh"
 #include "ops/pcg.cuh"
-#include "ops/pcg_adjoint_sizes.h"
+#include "ops/pcg.h"
 
 namespace learnsolve {
 namespace {

@@ -4,8 +4,7 @@
 // added up in order.
 #include <array>
 
-#include "ops/check.h"
-#include "ops/contents.h"
+#include "ops/host.h"
 
 namespace learnsolve {
 namespace {

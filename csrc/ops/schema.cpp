@@ -1,11 +1,11 @@
 // Every operator of the library: its table of contents.
 //
 // A structure is one argument, `Tensor[]`: ptr (rows + 1), idx (nnz), perm (nnz) or empty, and blocks (number
-// of blocks + 1, 2), as kernels/csr_view.h describes them. That of A is (crow, col, empty, blocks), that of
+// of blocks + 1, 2), as kernels/views.h describes them. That of A is (crow, col, empty, blocks), that of
 // A^T the transposed pattern with perm, the place of each of its entries in A's values. A plan is one
 // argument too, whose places the comment of its operator names; the numbers and choices of a plan are
 // arguments of their own. An empty tensor in a list stands for none. C++ reads a list through a struct that
-// names its places and checks them for every device (ops/structure.h: `SparseStructure`, `SparseTriangle`);
+// names its places and checks them for every device (ops/tensors.h: `SparseStructure`, `SparseTriangle`);
 // Python keeps it as a tuple (`SparsityPattern._structure`), so that a call assembles nothing.
 //
 // A list costs a call 0.4 us, its tensors one by one nothing that can be measured, so the smallest operators
@@ -14,12 +14,12 @@
 //
 // Checked in every call: devices, dtypes, sizes, lengths of lists, numbers, and the ends of ptr and blocks.
 // With LEARNSOLVE_CHECK=1 when learnsolve is imported, on the CPU also the contents of index arrays and plans
-// (ops/contents.h): set it when you pass arrays that do not come from a pattern, because a wrong index makes
+// (ops/host.h): set it when you pass arrays that do not come from a pattern, because a wrong index makes
 // a kernel read or write foreign memory. That includes an operand with fewer rows than its matrix has
 // columns: a structure does not say how many it has.
 //
 // Plans are for the device that they are made for: on a CUDA device blocks are those of
-// kernels/schedule.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
+// kernels/products.cuh. Shapes: values (nnz) or (B, nnz); dense operands (n), (n, k) or (B, n, k).
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(learnsolve, m) {
@@ -58,7 +58,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor b, Tensor? before, Tensor[] kept, Tensor[] cotangents, int iterations, int stride, bool[] "
       "needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // A linear function of b, (n, k), in steps of five numbers: kind, operand, transpose, registers x and y, as
-  // ops/linear_steps.h has them. Register 0 is b, register i the result of step i. operands: the values of
+  // ops/linear_steps.cpp has them. Register 0 is b, register i the result of step i. operands: the values of
   // the matrices, each with the structures of A and A^T in `structures`, then vectors and dense matrices. All
   // registers but b if `keep`, or the last one.
   m.def("linear_steps(Tensor[] structures, Tensor[] operands, Tensor b, int[] steps, bool keep) -> Tensor[]");
@@ -67,30 +67,30 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "linear_steps_backward(Tensor[] structures, Tensor[] operands, Tensor[] registers, Tensor g, int[] "
       "steps, bool[] needs) -> Tensor[]");
-  // Incomplete factors of A's values, L and, for LU, U behind it, by a plan (kernels/elimination.h): order,
+  // Incomplete factors of A's values, L and, for LU, U behind it, by a plan (kernels/views.h): order,
   // source, pivot, ptr, pairs, units, the places of L's ones, and sizes, the numbers of entries of the
   // factors and of values, on the host; on a CUDA device also where the levels of the steps begin, on the
-  // host and there, and the uses of each entry, uses_ptr and uses (kernels/incomplete.cuh). With the factors
+  // host and there, and the uses of each entry, uses_ptr and uses (kernels/factors.cuh). With the factors
   // a double (row, pivot) for each matrix, row -1 if all went well; `check` throws instead (on the CPU).
   // Values, factors: (size) or (B, size).
   m.def(
       "csr_incomplete_factor(Tensor[] plan, bool cholesky, Tensor crow, Tensor values, bool check) -> "
       "(Tensor, Tensor)");
-  // What derivatives of the factors are made of, as kernels/incomplete.h defines them: J(f)^-1 v, J(f)^-T g,
+  // What derivatives of the factors are made of, as kernels/factors.h defines them: J(f)^-1 v, J(f)^-T g,
   // B(x, z) and C(x, w). v, w and the results of the second and third are in the places of A's nnz values. Of
   // a complete fill g may have no entries: that of log |det A|, whose adjoint is the entries of the inverse.
   m.def("csr_incomplete_tangent(Tensor[] plan, bool cholesky, Tensor factor, Tensor v) -> Tensor");
   m.def("csr_incomplete_adjoint(Tensor[] plan, bool cholesky, Tensor factor, Tensor g, int nnz) -> Tensor");
   m.def("csr_incomplete_product(Tensor[] plan, bool cholesky, Tensor x, Tensor z, int nnz) -> Tensor");
   m.def("csr_incomplete_product_adjoint(Tensor[] plan, bool cholesky, Tensor x, Tensor w) -> Tensor");
-  // C = A B on the pattern C, for values a and b, (nnz) or (B, nnz): kernels/spgemm.h. plan: a_ptr, a_idx,
-  // perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks. `positions` (int32, an entry a product) says
-  // where the products fall; without it they are searched, for which `columns` is the number of C's columns.
-  // blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. perm and starts:
-  // empty. `masked`: some products have no place in C. On a CUDA device four arrays take the places from
-  // `positions` on, for this derivative: a structure with a row for each entry of the result and an entry for
-  // each product, whose idx and perm are its factors (perm: in the first of a, b, g that is given). There the
-  // first seven are never read but for their sizes, those of A always by rows.
+  // C = A B on the pattern C, for values a and b, (nnz) or (B, nnz): kernels/sparse_products.h. plan: a_ptr,
+  // a_idx, perm, b_ptr, b_idx, c_ptr, c_idx, positions, starts, blocks. `positions` (int32, an entry a
+  // product) says where the products fall; without it they are searched, for which `columns` is the number of
+  // C's columns. blocks: (number of blocks + 1, 3), first row, first product, uniform or not, int64. perm and
+  // starts: empty. `masked`: some products have no place in C. On a CUDA device four arrays take the places
+  // from `positions` on, for this derivative: a structure with a row for each entry of the result and an
+  // entry for each product, whose idx and perm are its factors (perm: in the first of a, b, g that is given).
+  // There the first seven are never read but for their sizes, those of A always by rows.
   m.def(
       "csr_spgemm(Tensor[] plan, bool masked, int columns, Tensor a, Tensor b, bool sum_batch=False) -> "
       "Tensor");
@@ -112,7 +112,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
   m.def(
       "stencil_products(Tensor u, Tensor w, int[] offsets, int[] periodic, bool constant, "
       "bool sum_batch=False) -> Tensor");
-  // x = T^-1 b for the triangular T of kernels/csr_view.h (TriangleView). triangle: the structure of its
+  // x = T^-1 b for the triangular T of kernels/views.h (TriangleView). triangle: the structure of its
   // entries, with blocks (number of blocks + 1, 3), then order, the rows by level, and levels, where each
   // level begins in it (both empty: row by row), last level first if `upper`. On a CUDA device blocks, order
   // and levels are those of ops/triangular.cuh. b (B, n, k) where values are (B, nnz).
@@ -124,7 +124,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "csr_sptrsv_backward(Tensor[] triangle, bool upper, bool unit, Tensor[] rows, bool transpose, "
       "Tensor values, Tensor g, Tensor x) -> (Tensor, Tensor)");
   // c = alpha a + beta b on the union of two patterns, whose nnz entries codes and starts describe
-  // (kernels/union_plan.h); a, b (nnz) or (B, nnz), each with the nnz of its own pattern. On a CUDA device
+  // (kernels/views.h); a, b (nnz) or (B, nnz), each with the nnz of its own pattern. On a CUDA device
   // codes (2, nnz) are the places of these entries in a and in b, -1 where there is none; starts is empty.
   m.def(
       "csr_add(Tensor codes, Tensor starts, int nnz, Tensor a, Tensor b, float alpha, float beta) -> Tensor");
@@ -157,7 +157,7 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor g, bool need_z, bool need_h) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // `iterations` of preconditioned conjugate gradients from number `first` on. A: a structure. M by `kind`: 0
   // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m, (n, any) for 2; it holds m and its structures
-  // (ops/pcg_factor.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the
+  // (ops/pcg.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the
   // first iterate, zero if there is none. target: the norm of the residual that each column stops at,
   // (columns) of all members; none: the rounding level (kernels/pcg_column.cuh). Returns x, r, p, the p
   // before, carry (what is known of each column), norms (iterations, and the first one if they begin), and

@@ -1,6 +1,6 @@
 // csr_sddmm for CUDA tensors.
-#include "ops/spmm.cuh"
-#include "ops/spmm.h"
+#include "ops/products.cuh"
+#include "ops/products.h"
 
 namespace learnsolve {
 

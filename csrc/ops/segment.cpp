@@ -1,8 +1,7 @@
 // Maximum and softmax over the rows or columns of a pattern.
 #include "ops/segment.h"
 
-#include "ops/check.h"
-#include "ops/contents.h"
+#include "ops/host.h"
 
 namespace learnsolve {
 namespace {

@@ -1,6 +1,6 @@
 // The operators on segments for CUDA tensors.
 #include "kernels/segment.cuh"
-#include "ops/row_pass.cuh"
+#include "ops/products.cuh"
 #include "ops/segment.h"
 
 namespace learnsolve {

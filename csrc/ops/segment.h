@@ -1,7 +1,7 @@
 // Operands of the operators on segments, checked, on every device.
 #pragma once
 
-#include "ops/structure.h"
+#include "ops/tensors.h"
 
 namespace learnsolve {
 

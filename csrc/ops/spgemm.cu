@@ -1,8 +1,8 @@
 // csr_spgemm and its gradients for CUDA tensors: sums of products of an entry of one operand and one of
 // another, as a plan lists them. That is the product of a structure with a vector: its rows are the entries
 // of the result, its entries the products, perm and idx their factors.
-#include "ops/spgemm.h"
-#include "ops/spmm.cuh"
+#include "ops/products.cuh"
+#include "ops/sparse_products.h"
 
 namespace learnsolve {
 namespace {

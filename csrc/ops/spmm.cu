@@ -1,6 +1,6 @@
 // csr_spmm for CUDA tensors, and the same product for loops.
-#include "ops/spmm.cuh"
-#include "ops/spmm.h"
+#include "ops/products.cuh"
+#include "ops/products.h"
 
 namespace learnsolve {
 

@@ -3,8 +3,8 @@
 // scatter, and a pass by columns, which gathers the products of values and cotangents that the first leaves.
 #include <utility>
 
-#include "ops/spmm.cuh"
-#include "ops/spmm.h"
+#include "ops/products.cuh"
+#include "ops/products.h"
 
 namespace learnsolve {
 

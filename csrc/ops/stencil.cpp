@@ -1,7 +1,7 @@
 // Stencils on structured grids: the operator, its transpose, and the products that are their derivatives.
 #include "ops/stencil.h"
 
-#include "ops/check.h"
+#include "ops/host.h"
 
 namespace learnsolve {
 namespace {

@@ -1,8 +1,7 @@
 // stencil and stencil_products for CUDA tensors.
 #include "kernels/stencil.cuh"
-#include "ops/batch_sum.cuh"
+#include "ops/device.cuh"
 #include "ops/stencil.h"
-#include "ops/totals.cuh"
 
 namespace learnsolve {
 namespace {

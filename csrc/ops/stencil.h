@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/stencil_view.h"
-#include "ops/shapes.h"
+#include "kernels/views.h"
+#include "ops/tensors.h"
 
 namespace learnsolve {
 

@@ -3,15 +3,15 @@
 // no allocation, no query of the device.
 //
 // The shape of the pattern decides (learnsolve/ops/core/triangular.py plans). A bidiagonal system is a scan
-// (kernels/band.cuh): one block takes a short one chunk by chunk, a long one goes in three launches. It would
-// have a level a row otherwise. In others rows wait for earlier levels alone (kernels/triangular.cuh). Where
-// levels are narrow, a block goes through them in shared memory; where they are wide, many blocks hand
+// (kernels/triangular.cuh): one block takes a short one chunk by chunk, a long one goes in three launches. It
+// would have a level a row otherwise. In others rows wait for earlier levels alone (kernels/triangular.cuh).
+// Where levels are narrow, a block goes through them in shared memory; where they are wide, many blocks hand
 // results to one another. One launch either way.
 #pragma once
 
-#include "kernels/band.cuh"
+#include "kernels/triangular.cuh"
 #include "ops/device.cuh"
-#include "ops/structure.h"
+#include "ops/tensors.h"
 
 namespace learnsolve {
 namespace triangular {

@@ -1,152 +1,53 @@
-// Triangular systems on raw pointers: what csr_sptrsv and its backward are made of, and what preconditioners
-// that apply a factor in a loop call without any tensor in between.
+// Sizes of a triangular solve and of its backward, on every device.
 #pragma once
 
-#include "ops/check.h"
+#include <sstream>
+
+#include "ops/tensors.h"
 
 namespace learnsolve {
 
-// A triangular system on the CPU: `arguments` are its tensors, or a list of them, and two bools.
-struct TriangularStructure : SparseTriangle {
-  template <class... Arguments>
-  explicit TriangularStructure(const char* name, const Arguments&... arguments)
-      : SparseTriangle(name, arguments...) {
-    check_device(name, idx, {&levels});
-    STD_TORCH_CHECK(order.scalar_type() == idx.scalar_type() && levels.scalar_type() == idx.scalar_type(),
-                    name, ": order and levels must have the index type of idx");
-    STD_TORCH_CHECK(blocks.dim() == 2 && blocks.size(0) >= 1 && blocks.size(1) == 3, name,
-                    ": blocks must be (number of blocks + 1, 3)");
-    STD_TORCH_CHECK(Structure::entry(ptr, 0) == 0 && Structure::entry(ptr, rows()) == entries() &&
-                        Structure::entry(blocks, 0) == 0 &&
-                        Structure::entry(blocks, 3 * n_blocks()) == rows(),
-                    name, ": ptr must end at the number of entries and blocks must cover all rows");
-    STD_TORCH_CHECK(unit || entries() >= rows(), name, ": a row has no diagonal entry");
-    STD_TORCH_CHECK(n_levels() == 0 || (order.numel() == rows() && Structure::entry(levels, 0) == 0 &&
-                                        Structure::entry(levels, n_levels()) == rows()),
-                    name, ": order and levels must cover all rows");
-    if (contents_checked) check_contents();
-  }
-  // For values of `nnz` entries.
-  void check_places(int64_t nnz) const { check_range(name, "perm", perm, 0, nnz); }
+// Is this a batch that is expanded from one dense tensor?
+inline bool expanded(const Tensor& b) {
+  return b.dim() == 3 && b.size(0) > 1 && b.stride(0) == 0 && b.stride(2) == 1 && b.stride(1) == b.size(2);
+}
+// Such a batch is read where it is.
+inline Tensor dense_or_expanded(const Tensor& b) { return expanded(b) ? b : dense(b); }
 
-  int64_t n_blocks() const { return blocks.numel() / 3 - 1; }
-  int64_t n_levels() const { return std::max<int64_t>(levels.numel() - 1, 0); }
-  int64_t work(int64_t k) const { return (entries() + rows()) * std::max<int64_t>(k, 1); }
+struct SolveSizes {
+  int64_t values_step, b_step, batch, n, k;
 
-  template <class T, class I>
-  TriangleView<T, I> view(const T* values) const {
-    return {{data<I>(ptr), data<I>(idx), data<I>(perm), values},
-            data<I>(blocks),
-            n_blocks(),
-            rows(),
-            upper,
-            unit};
+  template <class Triangle>
+  SolveSizes(const char* name, const Triangle& S, const Tensor& values, const Tensor& b) {
+    check_dense(name, "b", b, values);
+    STD_TORCH_CHECK(values.dim() == 1 || values.dim() == 2, name, ": values must be (nnz) or (B, nnz)");
+    const int64_t nnz = values.size(values.dim() - 1);
+    // Without entries, perm is empty and cannot show that the values hold other entries, which are not read.
+    STD_TORCH_CHECK(S.perm || S.entries() == 0 ? nnz >= S.entries() : nnz == S.entries(), name,
+                    ": values must hold ", S.entries(), " entries, got ", nnz);
+    const Dense d(b);
+    batch = d.batch, n = d.n, k = d.k;
+    STD_TORCH_CHECK(n == S.rows(), name, ": b must have ", S.rows(), " rows, got ", n);
+    STD_TORCH_CHECK(values.dim() == 1 || (b.dim() == 3 && values.size(0) == batch), name,
+                    ": with values (B, nnz), b must be (B, n, k)");
+    values_step = values.dim() == 2 ? nnz : 0;
+    b_step = expanded(b) ? 0 : n * k;
   }
-
- private:
-  void check_contents() const {
-    check_bounds(name, "ptr", ptr, entries());
-    check_bounds(name, "blocks", blocks, rows(), 3);
-    check_range(name, "columns", idx, 0, rows());
-    const Entries at(ptr), column(idx), table(blocks);
-    for (int64_t i = 0; i < rows(); ++i) {
-      int64_t p = at[i], end = at[i + 1];
-      if (!unit) {
-        STD_TORCH_CHECK(p < end && column[upper ? p : end - 1] == i, name, ": row ", i,
-                        " must have its diagonal entry ", upper ? "first" : "last");
-        upper ? ++p : --end;
-      }
-      for (; p < end; ++p)
-        STD_TORCH_CHECK(upper ? column[p] > i : column[p] < i, name, ": row ", i, " has column ", column[p],
-                        ", outside of the triangle");
-    }
-    for (int64_t b = 0; b < n_blocks(); ++b)
-      if (const int64_t length = table[3 * b + 1]; length > 0)
-        check_uniform(*this, table[3 * b], table[3 * b + 3], length, table[3 * b + 2]);
-    if (n_levels() == 0) return;
-    check_bounds(name, "levels", levels, rows());
-    check_range(name, "order", order, 0, rows());
-  }
+  int64_t matrices() const { return values_step == 0 ? 1 : batch; }
+  bool empty() const { return batch == 0 || n == 0 || k == 0; }
 };
 
-// Level by level, the rows of a level distributed over the threads.
-template <class T, class I>
-bool solve_by_levels(const TriangularStructure& S, const TriangleView<T, I>& view, const T* b, T* x,
-                     int64_t k) {
-  const auto& table = kernels().get<T, I>();
-  const I* order = data<I>(S.order);
-  const I* levels = data<I>(S.levels);
-  const int64_t n = S.n_levels(), mean = std::max<int64_t>(S.work(k) / std::max<int64_t>(S.rows(), 1), 1);
-  std::atomic<bool> solved{true};
-  for (int64_t t = 0; t < n && solved; ++t) {
-    const int64_t l = S.upper ? n - 1 - t : t;
-    parallel_for(levels[l], levels[l + 1], std::max<int64_t>(kGrain / mean / 4, 1),
-                 [&](int64_t r0, int64_t r1) {
-                   if (!table.sptrsv_rows(view, order, r0, r1, b, x, k)) solved = false;
-                 });
-  }
-  return solved;
+inline void check_solution(const char* name, const Tensor& x, const Tensor& g, const Tensor& values) {
+  STD_TORCH_CHECK(std::equal(x.sizes().begin(), x.sizes().end(), g.sizes().begin(), g.sizes().end()) &&
+                      x.scalar_type() == values.scalar_type(),
+                  name, ": x must have the shape and dtype of g");
 }
 
-// T x_s = b_s for `batch` > 0 systems of k > 0 right-hand sides each, row-major. values advance by
-// values_step from one system to the next (0: one matrix), b by b_step; x may be b. False if a diagonal entry
-// has no reciprocal
-// (`zero_on_diagonal` finds it); x then holds nothing of use. No bit depends on the number of threads.
-template <class T, class I>
-bool triangular_solve(const TriangularStructure& S, const T* values, int64_t values_step, const T* b,
-                      int64_t b_step, T* x, int64_t batch, int64_t k) {
-  const auto& table = kernels().get<T, I>();
-  const int64_t nk = S.rows() * k, threads = threads_here();
-  const bool parallel = threads > 1 && S.work(batch * k) >= 2 * kGrain;
-  // Columns in parts of full cache lines: every part reads the whole matrix once more.
-  constexpr int64_t line = 32;
-  const int64_t wanted = (threads + batch - 1) / std::max<int64_t>(batch, 1);
-  const int64_t share = (k + wanted - 1) / wanted;
-  const int64_t columns = parallel ? (share + line - 1) / line * line : k;
-  const int64_t parts = (k + columns - 1) / columns;
-  if (parallel && batch * parts == 1 && S.n_levels() > 0)
-    return solve_by_levels<T, I>(S, S.view<T, I>(values), b, x, k);
-  std::atomic<bool> solved{true};
-  const auto solve = [&](int64_t u0, int64_t u1) {
-    for (int64_t u = u0; u < u1; ++u) {
-      const int64_t s = u / parts, c0 = u % parts * columns, c1 = std::min(c0 + columns, k);
-      if (!table.sptrsv(S.view<T, I>(values + s * values_step), b + s * b_step, x + s * nk, k, c0, c1))
-        solved = false;
-    }
-  };
-  if (parallel && batch * parts > 1)
-    parallel_for(0, batch * parts, 1, solve);
-  else
-    solve(0, batch * parts);
-  return solved;
-}
-
-// For T x_s = b_s with y_s = T^-T g_s: the gradients -<u_i, w_j>, summed over the systems where they share
-// one matrix, into ga. S holds T's entries by rows of the matrix: u = y and w = x, the other way round for
-// the solve with the transpose. Entries that S does not hold are not written.
-template <class T, class I>
-void triangular_gradient(const TriangularStructure& S, int64_t values_step, const T* u, const T* w,
-                         int64_t batch, int64_t k, T* ga) {
-  const int64_t n = S.rows(), nk = n * k;
-  const int64_t grain = std::max<int64_t>(kGrain * n / std::max<int64_t>(S.work(batch * k), 1), 1);
-  parallel_for(0, n, grain, [&](int64_t r0, int64_t r1) {
-    for (int64_t s = 0; s < batch; ++s)
-      kernels().get<T, I>().sptrsv_gradient(S.view<T, I>(nullptr), r0, r1, u + s * nk, w + s * nk, k,
-                                            ga + s * values_step, values_step == 0 && s > 0);
-  });
-}
-
-// First row whose diagonal entry has no finite reciprocal, or -1.
-template <class T, class I>
-int64_t zero_on_diagonal(const TriangularStructure& S, const T* values, T& value) {
-  const TriangleView<T, I> view = S.view<T, I>(values);
-  for (int64_t i = 0; i < S.rows() && !S.unit; ++i) {
-    const int64_t p = S.upper ? view.A.ptr[i] : view.A.ptr[i + 1] - 1;
-    value = values[view.A.perm ? static_cast<int64_t>(view.A.perm[p]) : p];
-    const T r = T(1) / value;
-    if (r - r != 0 && r == r) return i;
-  }
-  return -1;
+template <class T>
+void refuse_diagonal(const char* name, int64_t row, T value) {
+  std::ostringstream text;
+  text << value;
+  STD_TORCH_CHECK(false, name, ": cannot divide by the diagonal: row ", row, " has ", text.str());
 }
 
 }  // namespace learnsolve

@@ -3,8 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "kernels/grid.cuh"
-#include "kernels/handed.cuh"
+#include "kernels/launch.cuh"
+#include "kernels/triangular.cuh"
 #include "tests/matrix.h"
 
 namespace learnsolve::test {

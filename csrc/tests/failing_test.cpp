@@ -5,21 +5,12 @@
 #include <numeric>
 #include <tuple>
 
-#include "analysis/arnoldi.h"
 #include "analysis/coloring.h"
-#include "analysis/complete_fill.h"
-#include "analysis/incomplete.h"
-#include "analysis/interpolation.h"
-#include "analysis/level_fill.h"
+#include "analysis/factors.h"
 #include "analysis/levels.h"
-#include "analysis/matching.h"
-#include "analysis/product_blocks.h"
-#include "analysis/spgemm.h"
-#include "analysis/splitting.h"
-#include "analysis/symmetric_coloring.h"
-#include "analysis/threshold.h"
-#include "analysis/triples.h"
-#include "analysis/union.h"
+#include "analysis/multigrid.h"
+#include "analysis/pattern.h"
+#include "analysis/sparse_products.h"
 #include "ops/buffers.h"
 #include "tests/matrix.h"
 

@@ -60,7 +60,7 @@ def diagonal_positions(crow: Tensor, col: Tensor, columns: int) -> Tensor:
 
 
 def row_schedule(crow: Tensor, nnz: int) -> Tensor:
-    """The distribution of rows (csrc/kernels/schedule.cuh): tiles and further pieces, two numbers each."""
+    """The distribution of rows (csrc/kernels/products.cuh): tiles and further pieces, two numbers each."""
     return torch.cat((*tiles(crow, nnz), further_pieces(crow, nnz))).to(crow.dtype)
 
 
@@ -78,7 +78,7 @@ def further_pieces(crow: Tensor, nnz: int) -> Tensor:
 
 
 def chunk_rows(rows: int) -> int:
-    """The number of rows of a chunk (csrc/kernels/grid.cuh)."""
+    """The number of rows of a chunk (csrc/kernels/launch.cuh)."""
     return max(128, (-(-rows // 1024) + 31) // 32 * 32)
 
 

@@ -265,7 +265,7 @@ class SparsityPattern(Cached, Immutable):
         """Blocks of rows of about equal work, shape (blocks + 1, 2): the first row, and the length of each
         row if consecutive rows are copies shifted by one column, else 0. The last line is (rows, 0).
 
-        On a CUDA device: tiles of rows and further pieces of long rows (csrc/kernels/schedule.cuh)."""
+        On a CUDA device: tiles of rows and further pieces of long rows (csrc/kernels/products.cuh)."""
         return self._structure(False)[3]
 
     @property

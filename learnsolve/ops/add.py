@@ -112,7 +112,7 @@ def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
 
 
 class UnionPlan(NamedTuple):
-    codes: Tensor  # csrc/kernels/union_plan.h; on a device `places` themselves, and no starts
+    codes: Tensor  # csrc/kernels/views.h; on a device `places` themselves, and no starts
     starts: Tensor
     nnz: int
     lies: str  # on the pattern "A", "B" or "both", or "new"

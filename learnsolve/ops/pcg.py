@@ -1,9 +1,9 @@
 """Preconditioned conjugate gradients by the compiled loop: a fixed number of iterations as one differentiable
 operation, and iterations to a tolerance without a gradient.
 
-Forward and adjoint are compiled calls (formulas: csrc/kernels/pcg.h and pcg_adjoint.h; when a column stops:
-pcg_column.cuh), split so that Python can handle an interrupt in time. Second derivatives, forward mode and
-unusual batches use core/pcg_unfused.py.
+Forward and adjoint are compiled calls (formulas: csrc/kernels/pcg.h; when a column stops: pcg_column.cuh),
+split so that Python can handle an interrupt in time. Second derivatives, forward mode and unusual batches use
+core/pcg_unfused.py.
 
 A column that has reached the rounding level, or cannot continue, is frozen: it keeps x and r, cotangents of
 both pass through, and later iterations add nothing to any gradient. `status` says why and when.
@@ -90,7 +90,7 @@ class Carried(NamedTuple):
     x: Tensor
     r: Tensor
     p: Tensor  # the next direction; with `between` the previous one
-    carry: Tensor  # (B, 6, k): csrc/kernels/pcg_state.h
+    carry: Tensor  # (B, 6, k): csrc/kernels/views.h
 
 
 class Iterations:

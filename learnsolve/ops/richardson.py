@@ -4,7 +4,7 @@
 
 With s = w / diag(A) and no momentum m this is weighted Jacobi; with constants the heavy ball; Chebyshev's
 semi-iteration also has this form. Forward and adjoint are one compiled call each (sweep_calls.py; the
-recursion of the adjoint is in csrc/kernels/richardson.h). Second derivatives, forward mode and unusual
+recursion of the adjoint is in csrc/kernels/sweeps.h). Second derivatives, forward mode and unusual
 batches use `_unfused`, the same sweeps composed of public operations.
 """
 

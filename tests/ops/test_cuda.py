@@ -147,7 +147,7 @@ def test_blocks_of_several_tiles():
 
 
 def in_groups(terms, group):
-    """The sum over the batch as kernels/groups.cuh has it: within each group, then group after group."""
+    """The sum over the batch as kernels/launch.cuh has it: within each group, then group after group."""
     parts = [functools.reduce(torch.add, members) for members in terms.split(group)]
     return functools.reduce(torch.add, parts)
 

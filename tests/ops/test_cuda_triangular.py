@@ -293,7 +293,7 @@ def test_nothing_to_solve(narrow, monkeypatch):
 
 cuda_promises.skip_without_operators()
 
-# Around the borders of the threads' rows and of chunks (csrc/kernels/band.cuh), for one block or for several.
+# Around the borders of threads' rows and of chunks (csrc/kernels/triangular.cuh), for one or several blocks.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 33, 1023, 1024, 1025, 2049, 4095, 4096, 4097, 5120, 6000)
 SHORT, LONG = 150, 4500
 

@@ -150,7 +150,7 @@ def test_many_blocks_have_the_bits_of_one(kind, dtype):
     if on_cuda():
         for P, wide in ((small, {False}), (large, {False, True})):
             bounds = incomplete.plan_of(P, kind).elimination[0][7]
-            assert set((np.diff(bounds) >= 2048).tolist()) == wide  # csrc/ops/incomplete.cu
+            assert set((np.diff(bounds) >= 2048).tolist()) == wide  # csrc/ops/factors.cu
 
     def results(P, v):
         v = v.clone().requires_grad_()

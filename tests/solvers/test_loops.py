@@ -295,7 +295,7 @@ COMPILED_METHODS = {
     "gmres(1)": lambda *args, **keywords: S.gmres(*args, restart=1, **keywords),
     "fgmres": S.fgmres,
 }
-STEPS = [m for m in COMPILED_METHODS if "cg" not in m]  # with code of csrc/ops/krylov_methods.h
+STEPS = [m for m in COMPILED_METHODS if "cg" not in m]  # with code of csrc/ops/krylov.cpp
 
 
 def matrix_of(method: str) -> ls.CSR:

@@ -2,7 +2,7 @@
 and `ilut` on the patterns that they choose.
 
 The factors f of the values a solve F(f) = a, one quadratic equation per entry that is read
-(csrc/kernels/incomplete.h). With B the symmetric bilinear form of F's quadratic part, J(f) z = E z + B(f, z)
+(csrc/kernels/factors.h). With B the symmetric bilinear form of F's quadratic part, J(f) z = E z + B(f, z)
 its derivative and C(x, .) the transpose of B(x, .), four maps are closed under differentiation:
 
     factor              df = J^-1 da
@@ -37,7 +37,7 @@ _raw_product_adjoint = torch.ops.learnsolve.csr_incomplete_product_adjoint.defau
 
 PLAN_LIMIT = 2**33  # maximum bytes for the products of one plan
 
-# `Factors` of csrc/analysis/incomplete.h. A kind is the name of the public function, for errors, and after a
+# `Factors` of csrc/analysis/factors.h. A kind is the name of the public function, for errors, and after a
 # slash the elimination, if it has another name: "ict/ic0", once the pattern is chosen.
 _FACTORS = {"ilu0": 0, "ic0": 1, "mic0": 2, "relaxed": 3}
 # Complete fill, without a plan of the products: a pattern of L, or a symmetric pattern of L and U.
@@ -88,7 +88,7 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
 
 def _by_level(order, source, pivot, ptr, pairs, units):
     """The plan with its steps sorted by level, the starts of the levels, and the uses of each entry
-    (csrc/kernels/incomplete.cuh)."""
+    (csrc/kernels/factors.cuh)."""
     entries = len(order) + len(units)
     level = _analysis.elimination_levels(order, pivot, ptr, pairs, entries)
     steps = np.argsort(level, kind="stable")

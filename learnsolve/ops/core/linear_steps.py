@@ -28,7 +28,7 @@ from learnsolve.ops.core.autograd import Eager, forward_mode_may_come, tracked
 _raw = torch.ops.learnsolve.linear_steps.default
 _raw_backward = torch.ops.learnsolve.linear_steps_backward.default
 
-# Kinds of steps, as in csrc/ops/linear_steps.h.
+# Kinds of steps, as in csrc/ops/linear_steps.cpp.
 _MULTIPLY, _RESIDUAL, _ADD, _SUBTRACT, _SCALE, _SCALE_ADD, _DENSE = range(7)
 
 

@@ -31,7 +31,7 @@ def _with_int64(pattern: SparsityPattern) -> tuple[SparsityPattern]:
 
 
 def preconditioner(m: Tensor | None, factor: SparsityPattern | None, kind: int) -> tuple[Tensor, ...]:
-    """M in the form of the raw operators (csrc/ops/pcg_factor.h)."""
+    """M in the form of the raw operators (csrc/ops/pcg.h)."""
     if kind == 0:
         return ()
     assert m is not None
@@ -43,7 +43,7 @@ def preconditioner(m: Tensor | None, factor: SparsityPattern | None, kind: int) 
     return (m, *factor._structure(False), *_system(factor, LOWER).tensors, *_system(factor, LOWER_T).tensors)
 
 
-RHO, STOP, WHEN = 0, 4, 5  # rows of the state of a column (csrc/kernels/pcg_state.h)
+RHO, STOP, WHEN = 0, 4, 5  # rows of the state of a column (csrc/kernels/views.h)
 
 
 class Directions:

@@ -4,8 +4,8 @@ T(v) is the triangle of the matrix with values v, or its transpose; x = T^-1 b a
 
     y = T^-T g,    gradient for b: y,    for entry (i, j) of T: -y_i x_j,
 
-zero for the entries that are not read. One operator gives both gradients (csrc/kernels/sptrsv.h). Products
-with T, in the derivatives of these, are products with masked values.
+zero for the entries that are not read. One operator gives both gradients (csrc/kernels/triangular.h).
+Products with T, in the derivatives of these, are products with masked values.
 
 Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
 arXiv 2212.05159, table 1.
