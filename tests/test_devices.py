@@ -344,7 +344,7 @@ def test_looks_at_the_compiled_loop_of_cg(cuda):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_functions(name, cuda):
+def test_other_calls(name, cuda):
     A, b = A_SPD, normal((20, 2))
 
     def run(A, b):
