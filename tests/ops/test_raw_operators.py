@@ -10,8 +10,7 @@ from random import Random
 import pytest
 import torch
 from ops.cases import CASES
-from ops.factor_cases import dominant
-from ops.raw_samples import SAMPLES, incomplete_plan, linear_steps_arguments, ops, structure
+from ops.factor_cases import COMPLETE, KINDS
 from ops.systems import VALUES
 from ops.systems import P as DIRECT
 from reference import densify, normal, pattern_of, random, small_pattern
@@ -32,6 +31,120 @@ OPERATORS = sorted(
 )
 
 
+ops = torch.ops.learnsolve
+
+
+def structure(P, transpose=False):
+    return P._structure(transpose)
+
+
+def scatter_arguments(P, dtype):
+    ptr, idx, _, blocks = structure(P)
+    m, n = P.shape
+    vectors = (normal((P.nnz,), dtype), normal((m,), dtype), normal((n,), dtype))
+    return [(ptr, idx, blocks, *vectors, *needs) for needs in ((True, True), (False, True), (True, False))]
+
+
+def pcg_arguments(P, dtype):
+    n = P.shape[0]
+    A, product = structure(P), (*structure(P), *structure(P, True))
+    v, vb, d = normal((P.nnz,), dtype), normal((2, P.nnz), dtype), normal((n,), dtype).abs()
+    b, B, target = normal((n, 3), dtype), normal((2, n, 3), dtype), normal((3,), dtype).abs()
+    out = [
+        (A, v, 0, (), None, b[:, 0], (), None, 0, 3, False),
+        (A, v, 1, (d,), b, b, (), target, 0, 3, True),
+        (A, vb, 2, (v, *product), B, B, (), None, 0, 2, True),
+    ]
+    x, r, p, _, carry, *_ = ops.csr_pcg(*out[2])
+    return [*out, (A, vb, 2, (v, *product), x, r, (p, carry), None, 2, 2, True)]
+
+
+def krylov_arguments(P, dtype):
+    """Of each method two iterations from random states; gmres from x, and from one Arnoldi vector."""
+    n = P.shape[0]
+    A, v, d, b = structure(P), normal((P.nnz,), dtype), normal((n,), dtype).abs(), normal((n,), dtype)
+    vector, one = lambda *lead: normal((*lead, n, 1), dtype), torch.ones(1, 1, dtype=dtype)
+    return [
+        (A, v, 0, d, b, [vector()] * 9, [one] * 10, 0.0, 1e6, 2, 1),
+        (structure(P, True), v, 1, None, b, [vector()] * 5, [one] * 3, 0.0, 1e6, 2, 1),
+        (A, v, 2, d, b, [vector()] * 2, [one] * 2, 0.0, 1e6, 2, 3),
+        (A, v, 2, None, b, [vector(), vector(), vector(2), vector(1)], [one] * 4, 0.0, 1e6, 2, 3),
+    ]
+
+
+def pcg_backward_arguments(P, dtype):
+    out = []
+    for first, then, needs in ((1, None, (1, 1, 1)), (2, 3, (1, 0, 0))):
+        calls = pcg_arguments(P, dtype)
+        A, v, kind, M, x0, *_ = calls[first]
+        before = () if then is None else (ops.csr_pcg(*calls[first])[8][:, -1],)
+        x, r, _, _, _, norms, scalars, R, D = ops.csr_pcg(*calls[first if then is None else then])
+        forward = (R, D, r, scalars, norms, *before)
+        given = (A, structure(P, True), v, kind, M, x0, forward, torch.ones_like(x))
+        out += [(*given, gnorms, (), needs) for gnorms in (torch.ones_like(norms), None)]
+        if before:
+            *sums, _ = ops.csr_pcg_backward(*out[-1])
+            out.append((*given, torch.ones_like(norms), sums, needs))
+    return out
+
+
+def column_samples(P, dtype, shape=(6, 3)):
+    """With and without batches, `shape` that of the first operand of one member."""
+    u, v = normal(shape, dtype), normal((6, 3), dtype, seed=1)
+    ub, vb = normal((2, *shape), dtype), normal((2, 6, 3), dtype, seed=1)
+    return [(u * (1 + 2j), vb * 1j), (u, v), (ub, v), (u, vb), (ub, vb)]
+
+
+def perceptron_arguments(P, dtype, backward=False):
+    """Rows that are edges or not, two layers or one."""
+    out, places, none = [], (P.row_indices, P.col_indices), normal((0,), dtype)
+    for batch, k, f, o in ((1, 3, 8, 2), (2, 8, 5, 0)):
+        z, ends = normal((batch, P.nnz, k), dtype), normal((batch, 2 * max(P.shape), f), dtype, 1)
+        first = (normal((f, k), dtype, 2), normal((f,), dtype, 3))
+        second = (normal((o, f), dtype, 4), normal((o,), dtype, 5)) if o else (none, none)
+        g = normal((batch, P.nnz, o or f), dtype, 6)
+        for at in ((places, z, ends), ((), z, none)):
+            needs = (o == 0, o > 0 and len(at[0]) > 0)
+            out.append((*at, *first, *second, *((g, *needs) if backward else ())))
+    return out
+
+
+def linear_steps_arguments(P, dtype, backward=False):
+    """Every kind of step, with and without a transpose; and one that takes a register twice."""
+    (m, n), v = P.shape, normal((P.nnz,), dtype)
+    S = [*structure(P), *structure(P, True)]
+    operands = [v, normal((m, 1), dtype, 1), normal((2, m), dtype, 2)]
+    every = [
+        *(0, 0, 0, 0, 0, 4, 1, 0, 1, 0, 0, 0, 1, 2, 0, 1, 0, 0, 3, 0, 5, 1, 0, 1, 2),
+        *(2, 0, 0, 5, 1, 6, 2, 0, 6, 0, 6, 2, 1, 7, 0, 3, 0, 0, 8, 6),
+    ]
+    out = []
+    for steps, k in ((every, 3), ([2, 0, 0, 0, 0, 1, 0, 0, 1, 1], 1)):
+        b = normal((n, k), dtype, 3)
+        if not backward:
+            out += [(S, operands, b, steps, keep) for keep in (True, False)]
+            continue
+        *registers, x = ops.linear_steps(S, operands, b, steps, True)
+        for needs in ([True] * 4, [False, True, False, False], [True, False, False, True]):
+            out.append((S, operands, [b, *registers], torch.ones_like(x), steps, needs))
+    return out
+
+
+# Of operators that the rows of the table do not call, or not with all kinds of arguments.
+SAMPLES = {
+    "linear_steps": linear_steps_arguments,
+    "linear_steps_backward": lambda P, dtype: linear_steps_arguments(P, dtype, True),
+    "perceptron": perceptron_arguments,
+    "perceptron_backward": lambda P, dtype: perceptron_arguments(P, dtype, True),
+    "column_dots": lambda P, dtype: [*column_samples(P, dtype), (*column_samples(P, dtype)[-1], True)],
+    "column_combination": lambda P, dtype: column_samples(P, dtype, (3,)),
+    "csr_spmv_scatter_backward": scatter_arguments,
+    "csr_pcg": pcg_arguments,
+    "csr_krylov": krylov_arguments,
+    "csr_pcg_backward": pcg_backward_arguments,
+}
+
+
 class Recorder(TorchDispatchMode):
     """Keeps the arguments of each call of a raw operator."""
 
@@ -42,28 +155,64 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function.namespace == "learnsolve":
             kept = tree_map_only(torch.Tensor, torch.Tensor.detach, args)
-            self.calls.setdefault(function.name().removeprefix("learnsolve::"), []).append(kept)
+            self.calls.setdefault(function.name().removeprefix("learnsolve::"), {})[kind_of(kept)] = kept
         return function(*args, **(kwargs or {}))
+
+
+def kind_of(arguments):
+    """What tells calls apart: types, axes and flags."""
+    leaves = tree_flatten(list(arguments))[0]
+    kinds = [(t.dtype, t.dim(), t.numel() == 0) if isinstance(t, torch.Tensor) else type(t) for t in leaves]
+    flags = [a for a in leaves if isinstance(a, int)]
+    return str((kinds, flags))
+
+
+def axes_of(arguments):
+    """Real before complex numbers, then by the number of axes."""
+    tensors = [t for t in tree_flatten(list(arguments))[0] if isinstance(t, torch.Tensor)]
+    return not any(t.is_complex() for t in tensors), sum(t.dim() for t in tensors)
+
+
+def derive_twice(case, P, dtype):
+    inputs = case.inputs(P, dtype, requires_grad=True)
+    first = torch.autograd.grad(case.sparse(P, *inputs).square().sum(), inputs, create_graph=True)
+    if (slope := sum(t.square().sum() for t in first)).requires_grad:
+        torch.autograd.grad(slope, inputs, allow_unused=True)
+    if case.name.partition(" ")[0] in (*KINDS, *COMPLETE):  # which forward mode has operators for
+        loss = lambda v: case.sparse(P, v).square().sum()  # noqa: E731
+        torch.func.jvp(torch.func.grad(loss), tuple(inputs), tuple(inputs))
 
 
 @functools.cache
 def recorded(dtype, index):
-    """The calls that the rows of cases.py make, forward and backward."""
-    P = pattern_of(random(6, 6, 0.4), index)
+    """The calls that the rows of the table make, and their first and second derivatives."""
     with Recorder() as recorder:
-        for case in (c for c in CASES if c.make is None):
-            inputs = case.inputs(P, dtype, requires_grad=True)
-            y = case.sparse(P, *inputs)
-            torch.autograd.grad(y, inputs, torch.ones_like(y), allow_unused=True)
-    return recorder.calls
+        for limit in (2**30, 0):  # sparse products with a plan, and without
+            P, before = pattern_of(random(6, 6, 0.4), index), ls.ops.set_spgemm_plan_limit(limit)
+            of_plans = ("spgemm", "galerkin") if limit == 0 else ""
+            for case in (c for c in CASES if c.name.startswith(of_plans) and c.name[:3] != "pcg"):
+                derive_twice(case, P if case.make is None else case.pattern().to(dtype=index), dtype)
+            ls.ops.set_spgemm_plan_limit(before)
+    return {name: sorted(calls.values(), key=axes_of) for name, calls in recorder.calls.items()}
 
 
 def samples_of(name, dtype, index):
-    """Arguments made for this operator, or the first and the last that an operation has."""
+    """Arguments made for this operator, or each kind that an operation has, that with most axes last."""
     if name in SAMPLES:
         return SAMPLES[name](pattern_of(random(6, 6, 0.4), index), dtype)
     calls = recorded(dtype, index)[name]
-    return [calls[0], calls[-1]]
+    if name.startswith("csr_incomplete") and index == torch.int64:
+        return [with_wide_plan(call) for call in calls]
+    return calls
+
+
+def with_wide_plan(arguments):
+    """As for more than 2^31 products: the plans of small matrices are int32."""
+
+    def wide(t):
+        return t.long() if t.dtype == torch.int32 else t
+
+    return tree_map_only(torch.Tensor, wide, arguments)
 
 
 @pytest.mark.few
@@ -96,6 +245,13 @@ def test_a_gradient_is_not_lost_silently(name):
     assert first.requires_grad
     with pytest.warns(UserWarning, match="autograd kernel was not registered"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name.startswith("csr_incomplete")])
+def test_plans_of_either_index_type(name):
+    for call in recorded(torch.float64, torch.int32)[name]:
+        found, wanted = (getattr(ops, name)(*a) for a in (with_wide_plan(call), call))
+        assert all(map(torch.equal, *(t if isinstance(t, tuple) else (t,) for t in (found, wanted))))
 
 
 @pytest.mark.few
@@ -319,10 +475,10 @@ BAD = [
     ("csr_segment_max", {4: short}, r"e must be \(\d+, k\) or \(B, \d+, k\)"),
     ("csr_segment_softmax", {4: half}, "values must be float32 or float64"),
     ("csr_segment_softmax_backward", {5: narrow}, "operands must have one batch and one number"),
-    ("csr_segment_place", {5: short}, r"g must be \(6, k\)"),
+    ("csr_segment_place", {5: short}, r"g must be \(4, k\)"),
     ("csr_segment_place", {4: lambda at: at.int()}, "at must be of the structure's index type"),
     ("csr_sptrsv", {8: lambda v: v[:3]}, "values must hold"),
-    ("csr_sptrsv", {9: short}, "b must have 6 rows, got 5"),
+    ("csr_sptrsv", {9: short}, "b must have 5 rows, got 4"),
     ("csr_sptrsv", {8: batch(2)}, r"with values \(B, nnz\), b must be \(B, n, k\)"),
     ("csr_sptrsv", {1: short, 2: short}, "ptr must end"),
     ("csr_sptrsv", {3: narrow}, r"blocks must be \(number of blocks \+ 1, 3\)"),
@@ -335,7 +491,7 @@ BAD = [
     ("csr_add", {3: batch(2)}, "a and b must both"),
     ("csr_add_backward", {2: lambda na: na + 1}, "starts must end with"),
     ("csr_incomplete_factor", {8: lambda crow: crow[:-2]}, "crow must end with the number of values"),
-    ("csr_incomplete_factor", {9: short}, "the plan is for"),
+    ("csr_incomplete_factor", {9: short}, "the plan is for|order, source, .* do not fit"),
     ("csr_incomplete_factor", {4: short}, "order, source, .* do not fit"),
     ("csr_incomplete_tangent", {0: lambda order: order.int()}, "a plan must have one index type"),
     ("csr_incomplete_adjoint", {9: short}, "g must be"),
@@ -354,9 +510,12 @@ BAD = [
 
 @pytest.mark.parametrize(("name", "changes", "message"), BAD, ids=[f"{n}, {m}" for n, _, m in BAD])
 def test_wrong_arguments_are_refused(name, changes, message):
-    P = pattern_of(random(6, 6, 0.4), torch.int64)
-    samples = SAMPLES[name](P, torch.float64)
-    sample = samples[{"csr_spmm": 3, "csr_sddmm": 2, "csr_spmm_backward": 1, "csr_sptrsv": 1}.get(name, 0)]
+    samples = samples_of(name, torch.float64, torch.int64)
+    if name in ("csr_spmm", "csr_sddmm", "csr_spmm_backward"):  # matrices; of others the one with fewest axes
+        samples = [s for s in samples if [t.dim() for t in s if isinstance(t, torch.Tensor)][-1] == 2]
+    if name.startswith("csr_incomplete"):  # complete ones have another plan
+        samples = [s for s in samples if len(s[0]) == 7]
+    sample = next(s for s in samples if axes_of(s)[0])
     getattr(ops, name)(*sample)
     leaves, tree = tree_flatten(list(sample))
     for at, change in changes.items():
@@ -367,13 +526,13 @@ def test_wrong_arguments_are_refused(name, changes, message):
 
 def test_lists_of_another_length_are_refused():
     P = small_pattern()
-    plan, Q, entries, _ = incomplete_plan(P, "ic0")
+    tangents = samples_of("csr_incomplete_tangent", torch.float64, torch.int64)
+    plan, *factors = next(s for s in tangents if len(s[0]) == 7)
     (row, _), *layers = SAMPLES["perceptron"](P, torch.float64)[0]
-    tangent = ops.csr_incomplete_tangent
     for call, message in (
         (lambda: ops.csr_segment_max(structure(P)[:3], normal((P.nnz, 2))), "must hold 4 tensors, got 3"),
         (lambda: ops.perceptron([row], *layers), "places must hold row and col, or none, got 1"),
-        (lambda: tangent(plan[0][:-2], plan[1], normal((entries,)), dominant(Q)), "hold 7 tensors, got 5"),
+        (lambda: ops.csr_incomplete_tangent(plan[:-2], *factors), "hold 7 tensors, got 5"),
     ):
         with pytest.raises(RuntimeError, match=message):
             call()
@@ -393,7 +552,7 @@ def wide(sample, first, last):
 
 @pytest.mark.parametrize("name", ["csr_richardson_backward", "csr_pcg_backward"])
 def test_a_transpose_with_other_indices_is_refused(name):
-    sample = SAMPLES[name](pattern_of(random(6, 6, 0.4), torch.int32), torch.float64)[0]
+    sample = samples_of(name, torch.float64, torch.int32)[0]
     getattr(ops, name)(*sample)
     with pytest.raises(RuntimeError, match=f"{name}: both structures must hold the same entries"):
         getattr(ops, name)(sample[0], wide(sample[1], 0, 4), *sample[2:])
