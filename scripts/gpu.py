@@ -57,8 +57,14 @@ ON_THE_DEVICE = """
     tests/ops/test_spgemm.py tests/ops/test_stencil.py tests/matrix/test_csr.py
     tests/nn/test_sparse_matrix.py tests/preconditioners/test_block_jacobi.py
     tests/preconditioners/test_polynomial.py tests/preconditioners/test_preconditioner_contract.py
-    tests/preconditioners/test_trainable.py tests/solvers/test_krylov.py
-    tests/solvers/test_stationary.py tests/solvers/test_preconditioned.py
+    tests/preconditioners/test_trainable.py
+    tests/solvers/test_krylov.py::test_gradients_are_those_of_dense_algebra
+    tests/solvers/test_krylov.py::test_derivatives_of_the_iterations
+    tests/solvers/test_krylov.py::test_transformations
+    tests/solvers/test_krylov.py::test_columns_that_stopped_leave_finite_gradients
+    tests/solvers/test_krylov.py::test_no_cycles_and_no_graph_that_nobody_asked_for
+    tests/solvers/test_stationary.py tests/solvers/test_preconditioned.py::test_formula_and_derivatives
+    tests/solvers/test_preconditioned.py::test_module
 """
 
 # --- The probes of benchmarks/probes. ---
