@@ -16,7 +16,7 @@ import scipy.sparse
 import scipy.sparse.linalg
 import torch
 from reference import densify, matrix, normal, pattern_of, random, small_pattern, structures
-from registry import NUMBERS
+from registry import beside, outputs
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
@@ -395,19 +395,6 @@ def test_symmetric_scaling(by):
 
 
 GRID = ls.problems.poisson((4, 4))
-OTHERS = {
-    **dict.fromkeys(("A", "L", "re", "im"), lambda: GRID),
-    "x": lambda: torch.ones(16, dtype=torch.float64),
-    "B": lambda: GRID,
-    "P": lambda: GRID,
-    "y": lambda: torch.ones(16, dtype=torch.float64),
-    "p": lambda: torch.arange(16).flip(0),
-    "matrices": lambda: [GRID, GRID],
-    "blocks": lambda: [[None, GRID], [GRID, GRID]],
-    "U": lambda: torch.ones(16, dtype=torch.float64),
-    "V": lambda: torch.ones(16, dtype=torch.float64),
-    "pattern": lambda: GRID,
-}
 OPERATIONS = [
     name
     for name in ls.ops.__all__
@@ -416,43 +403,24 @@ OPERATIONS = [
 ]
 
 
-def arguments(function):
-    return {
-        p.name: OTHERS[p.name]() if p.name in OTHERS else NUMBERS[p.name]
-        for p in inspect.signature(function).parameters.values()
-        if p.default is p.empty or p.name == "im"
-    }
-
-
 def converted(convert, value):
     if isinstance(value, list):
         return [converted(convert, part) for part in value]
     return convert(value) if isinstance(value, ls.CSR) else value
 
 
-def numbers(result):
-    for part in result if isinstance(result, tuple) else (result,):
-        part = getattr(part, "L", part)
-        part = part.values if isinstance(part, ls.CSR) else part
-        if isinstance(part, torch.Tensor):
-            yield part
-        elif hasattr(part, "solve"):
-            yield part.solve(torch.ones(16, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_takes_sparse_matrices_of_other_libraries(name):
     f = getattr(ls.ops, name)
-    given = arguments(f)
-    expected = list(numbers(f(**given)))
+    given = beside(name, f) | {"sddmm": {"pattern": GRID}, "real_form": {"im": GRID}}.get(name, {})
+    expected = outputs(f(**given))
     assert expected
-    csr = [key for key, value in given.items() if isinstance(value, (ls.CSR, list))]
-    assert csr
+    assert any(isinstance(value, (ls.CSR, list)) for value in given.values())
     for convert in (ls.CSR.to_scipy, ls.CSR.to_torch, ls.nn.SparseMatrix):
         turned = {key: converted(convert, value) for key, value in given.items()}
-        torch.testing.assert_close(list(numbers(f(**turned))), expected)
+        torch.testing.assert_close(outputs(f(**turned)), expected)
     by_place = [converted(ls.CSR.to_scipy, value) for value in given.values()]
-    torch.testing.assert_close(list(numbers(f(*by_place))), expected)
+    torch.testing.assert_close(outputs(f(*by_place)), expected)
 
 
 def test_gradients_arrive_at_a_sparse_tensor():
