@@ -55,9 +55,15 @@ ON_THE_DEVICE = """
     tests/ops/test_incomplete.py::test_compile_with_a_shift
     tests/ops/test_incomplete.py::test_second_derivatives_on_larger_patterns tests/ops/test_products.py
     tests/ops/test_spgemm.py tests/ops/test_stencil.py tests/matrix/test_csr.py
-    tests/nn/test_sparse_matrix.py tests/preconditioners/test_block_jacobi.py
-    tests/preconditioners/test_polynomial.py tests/preconditioners/test_preconditioner_contract.py
-    tests/preconditioners/test_trainable.py
+    tests/nn/test_nn.py::test_matrix_follows_its_module tests/nn/test_nn.py::test_state_copies_and_pickles
+    tests/nn/test_nn.py::test_matrix_is_a_copy_with_gradients
+    tests/preconditioners/test_factors.py::test_the_inverses_of_the_blocks
+    tests/preconditioners/test_factors.py::test_missing_entries_are_zeros_and_need_no_diagonal
+    tests/preconditioners/test_relaxation.py::test_formula
+    tests/preconditioners/test_relaxation.py::test_neumann
+    tests/preconditioners/test_relaxation.py::test_the_default_interval_is_safe
+    tests/preconditioners/test_relaxation.py::test_coefficients_for_another_matrix
+    tests/preconditioners/test_preconditioner_contract.py tests/preconditioners/test_trainable.py
     tests/solvers/test_krylov.py::test_gradients_are_those_of_dense_algebra
     tests/solvers/test_krylov.py::test_derivatives_of_the_iterations
     tests/solvers/test_krylov.py::test_transformations

@@ -35,7 +35,7 @@ ALL_CORES = ["--numprocesses", "auto"]
 # Of each family of kernels and of the analysis, those over all edge structures and both types of indices.
 KERNELS = [
     "tests/matrix/test_pattern.py",
-    "tests/nn/test_graph_net.py::test_equal_to_the_plain_composition",
+    "tests/nn/test_nn.py::test_equal_to_the_plain_composition",
     "tests/ops/test_contract.py::test_value_and_gradients",
     "tests/ops/test_determinism.py::TestKeptMemory",
     "tests/ops/test_determinism.py::test_misaligned_memory",

@@ -1,4 +1,4 @@
-"""`root`, `fixed_point` and `least_squares`: solutions, statuses, derivatives of every kind."""
+"""Nonlinear equations, least squares, time steps: solutions, statuses, derivatives, errors."""
 
 import warnings
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ import learnsolve as ls
 from learnsolve.nonlinear import _methods, jacobians
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
 
-N = ls.nonlinear
+N: Any = ls.nonlinear  # the tests of errors pass arguments of wrong types
 A = ls.problems.poisson((4, 4))
 ROOTS = ("newton", "newton-krylov", "chord", "lm", "anderson")
 
@@ -399,3 +399,384 @@ def test_a_residual_may_grow_without_bound():
     """The next linear system is solved roughly: no error of Python's floats."""
     progress = SimpleNamespace(running=torch.tensor([True]), target=torch.ones(1))
     assert 0 < _methods._forcing(0.1, 1e200, progress, torch.tensor([1e300], dtype=torch.float64)) < 1
+
+
+# --- `implicit_euler` and `trapezoidal` ---
+
+
+STEPPERS = [(N.implicit_euler, 1), (N.trapezoidal, 2)]
+U0 = torch.tensor([1.0, 0.5], dtype=torch.float64)
+
+
+def decay(u, a):
+    return -a * u**3
+
+
+def exact(t, a):
+    return U0 / torch.sqrt(1 + 2 * a * U0**2 * t)
+
+
+@pytest.mark.parametrize(("step", "order"), STEPPERS)
+def test_order(step, order):
+    a = torch.tensor(1.5, dtype=torch.float64)
+    errors = [(step(decay, U0, n, 1 / n, a, rtol=1e-12).x - exact(1, a)).abs().max() for n in (20, 40)]
+    assert abs(torch.log2(errors[0] / errors[1]) - order) < 0.1
+
+
+@pytest.mark.parametrize(("step", "order"), STEPPERS)
+def test_derivatives(step, order, quick):
+    u0, dt, a = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([1.0], 0.2, 1.5))
+
+    def end(u0, dt, a):
+        return step(decay, u0, 2, dt, a, rtol=1e-13).x
+
+    assert torch.autograd.gradcheck(end, (u0, dt, a), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(end, (u0, dt, a), fast_mode=quick)
+    assert_nested_forward_mode(end, (u0.detach(), dt.detach(), a.detach()), end, 1e-8)
+    together = torch.vmap(lambda a: end(U0, 0.2, a))(torch.tensor([1.0, 2.0], dtype=torch.float64))
+    assert torch.allclose(together[1], end(U0, 0.2, torch.tensor(2.0, dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(("step", "order"), STEPPERS)
+def test_a_backward_repeats_each_step_once_and_holds_few(step, order):
+    """Of 16 steps the graph of a segment of 4 is held at a time: states, not Jacobians, of the others."""
+    A = ls.problems.poisson((30,))
+    calls, alive, most = [0], [0], [0]
+
+    class Held(ls.preconditioners.Jacobi):  # lives as long as the graph of its step
+        def __init__(self, A):
+            super().__init__(A)
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+
+        def __del__(self):
+            alive[0] -= 1
+
+    def f(u, a):
+        calls[0] += 1
+        return -a * (A @ u) - u**3
+
+    a = torch.ones(30, dtype=torch.float64, requires_grad=True)
+    u = step(f, torch.ones(30, dtype=torch.float64), 16, 0.01, a, jacobian=A, linear="cg", M=Held).x
+    assert most[0] == 1  # the graph of the forward has states alone
+    forward = calls[0]
+    (g,) = torch.autograd.grad(u.sum(), a)
+    assert most[0] <= 2
+    assert calls[0] < 3 * forward
+    assert torch.isfinite(g).all()
+
+
+def test_a_pattern_without_the_diagonal_and_a_function_of_f():
+    def f(u, a):
+        return a * torch.roll(u, 1)  # no entry on the diagonal
+
+    n = 4
+    P = ls.CSR.from_dense(torch.roll(torch.eye(n, dtype=torch.float64), 1, 0))
+    a = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    u0 = torch.arange(n, dtype=torch.float64)
+    ends = [N.implicit_euler(f, u0, 3, 0.5, a, jacobian=J).x for J in ("auto", P, lambda u, a: P * a, None)]
+    gradients = [torch.autograd.grad(u.square().sum(), a)[0] for u in ends]
+    assert all(torch.allclose(u, ends[0], rtol=1e-7) for u in ends)
+    assert all(torch.allclose(g, gradients[0], rtol=1e-6) for g in gradients)
+
+
+def test_a_step_that_fails_is_named_and_a_state_at_rest_stays():
+    with pytest.warns(ConvergenceWarning, match="implicit_euler: did not converge"):
+        solution = N.implicit_euler(lambda u: u * u + 1, U0, 2, 10.0)
+    assert not solution.converged
+    rest = N.trapezoidal(lambda u: 1 / 3 - u, torch.full((2,), 1 / 3, dtype=torch.float64), 5, 0.1)
+    assert rest.converged
+
+
+# --- starts at the solution, and Jacobians that are not quite those of f ---
+
+
+F64 = torch.float64
+METHODS = (
+    "newton",
+    "newton-krylov",
+    "chord",
+    "lm",
+    "anderson",
+    "fixed_point",
+    "least_squares",
+    "gauss-newton",
+)
+
+
+def call(method, f, u0, a, **options):
+    if method == "fixed_point":
+        return N.fixed_point(lambda u, a: u - f(u, a), u0, a, **options)
+    if method in ("least_squares", "gauss-newton"):
+        method = "lm" if method == "least_squares" else method
+        return N.least_squares(f, u0, a, method=method, **options)
+    return N.root(f, u0, a, method=method, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_start_at_the_solution_is_converged(method, dtype, n):
+    a = torch.arange(2, n + 2, dtype=dtype)
+    solution = call(method, lambda u, a: u**2 - a, a.sqrt(), a)
+    assert solution.status is Status.CONVERGED
+    torch.testing.assert_close(solution.x, a.sqrt())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_start_at_the_result_of_a_former_solve_is_converged(method):
+    """As in time stepping, alone and under vmap, with equations of different sizes."""
+    B = torch.eye(4, dtype=F64) + 0.1 * torch.rand(
+        4, 4, dtype=F64, generator=torch.Generator().manual_seed(0)
+    )
+    scale = torch.tensor([1.0, 0.9, 0.3, 0.1], dtype=F64)
+    a = torch.rand(20, 4, dtype=F64, generator=torch.Generator().manual_seed(1)) + 0.5
+
+    def f(u, a):
+        return 0.5 * scale * (B @ u + 0.1 * u**3 - a)
+
+    u = torch.vmap(lambda a: N.root(f, torch.ones_like(a), a, rtol=1e-12).x)(a)
+    solutions = [call(method, f, u[i], a[i]) for i in range(3)]
+    torch.vmap(lambda u, a: solutions.append(call(method, f, u, a)) or solutions[-1].x)(u, a)
+    assert {status for solution in solutions for status in solution.statuses} == {Status.CONVERGED}
+
+
+@pytest.mark.parametrize("method", ["newton", "chord", "lm", "anderson", "fixed_point"])
+def test_a_large_equation_that_is_solved_does_not_hide_a_small_one(method):
+    def f(u, a):
+        return torch.stack([1e20 * (u[0] ** 2 - a[0]), 0.5 * (u[1] - a[1])])
+
+    a = torch.tensor([2.0, 1.0], dtype=F64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        solution = call(method, f, torch.stack([a[0].sqrt(), a[1] + 1]), a)
+    assert solution.status is not Status.CONVERGED or abs(solution.x[1] - 1) < 1e-6
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e-30, 1e30])
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "fixed_point"])
+def test_a_small_residual_alone_is_not_converged(method, scale):
+    def f(u, a):
+        return scale * (u**2 - a)
+
+    a = torch.tensor([2.0, 3.0], dtype=F64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        solution = call(method, f, a.sqrt() * (1 + 1e-6), a, maxiter=3)
+    assert solution.status is not Status.CONVERGED or ((solution.x - a.sqrt()).abs() < 1e-12).all()
+
+
+def test_an_absolute_tolerance_below_rounding_is_not_met():
+    with pytest.warns(ConvergenceWarning, match="STAGNATED"):
+        N.root(lambda u: u * u - 2, torch.ones(1, dtype=F64), rtol=0.0, atol=1e-300)
+
+
+def ring(u, a, k):
+    return 3 * u - u.roll(1) - 0.5 * u.roll(-1) + 0.1 * u**3 + k * u.roll(25) - a
+
+
+def nearest(n):
+    i = torch.arange(n)
+    rows, columns = i.repeat(3), torch.cat([i, (i - 1) % n, (i + 1) % n])
+    return ls.CSR.from_coo(rows, columns, torch.ones(3 * n, dtype=F64), (n, n)).pattern
+
+
+def without_the_weak(pattern):
+    rows, columns = pattern.row_indices, pattern.col_indices.long()
+
+    def jacobian(u, a, k):
+        return ls.CSR(torch.func.jacfwd(ring)(u, a, k)[rows, columns], pattern)
+
+    return jacobian
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("linear", ["auto", "gmres", "direct", lambda J, b: ls.solve(J, b)])
+@pytest.mark.parametrize("n", [40, 210])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_pattern_without_a_weak_coupling_has_the_gradient(n, linear, dtype):
+    a, w = (torch.rand(n, dtype=F64, generator=torch.Generator().manual_seed(s)).to(dtype) for s in (0, 1))
+    k = torch.tensor(0.008, dtype=dtype)
+
+    def gradients(jacobian, method="auto"):
+        p = a.clone().requires_grad_(), k.clone().requires_grad_()
+        solution = N.root(ring, torch.zeros_like(a), *p, jacobian=jacobian, linear=method, adjoint_rtol=1e-6)
+        grads = torch.autograd.grad(solution.x @ w, p)
+        assert solution.adjoint is not None
+        assert solution.adjoint.status is Status.CONVERGED
+        return grads
+
+    expected = gradients("auto")
+    for got, right in zip(gradients(without_the_weak(nearest(n)), linear), expected, strict=True):
+        assert (got - right).norm() < (1e-4 if dtype == torch.float32 else 3e-6) * right.norm()
+
+
+def test_tangents_and_members_of_a_vmap_are_refined_too():
+    n = 40
+    a = torch.rand(2, n, dtype=F64, generator=torch.Generator().manual_seed(0))
+    k = torch.tensor(0.008, dtype=F64)
+
+    def solve(a, jacobian):
+        return N.root(ring, torch.zeros_like(a), a, k, jacobian=jacobian, rtol=1e-12).x
+
+    weak = without_the_weak(nearest(n))
+    for transform in (
+        lambda f: torch.func.jvp(f, (a[0],), (a[1],))[1],
+        lambda f: torch.func.grad(lambda a: torch.vmap(f)(a).square().sum())(a),
+        lambda f: torch.vmap(torch.func.grad(lambda a: f(a).square().sum()))(a),
+    ):
+        got, right = (transform(lambda a, j=j: solve(a, j)) for j in (weak, "auto"))
+        torch.testing.assert_close(got, right, rtol=1e-9, atol=1e-11)
+
+
+def test_a_jacobian_that_cannot_be_refined_says_so():
+    """The error of J is small for the right-hand side, but not for the error that remains."""
+
+    def f(u, a):
+        return torch.stack([u[0] - a[0], u[1] + 5 * u[2] + 1e-3 * u[0] - a[1], 5 * u[1] + u[2] - a[2]])
+
+    def jacobian(u, a):
+        J = torch.func.jacrev(f)(u, a)
+        return ls.CSR.from_dense(torch.diag(J.diagonal()))
+
+    a = torch.ones(3, dtype=F64, requires_grad=True)
+    exact = torch.linalg.inv(torch.func.jacrev(f)(torch.zeros(3, dtype=F64), a.detach()))
+    u0 = exact @ (a.detach() - f(torch.zeros(3, dtype=F64), 0 * a.detach()))
+    solution = N.root(f, u0, a, jacobian=jacobian)
+    with pytest.warns(ConvergenceWarning, match="adjoint solve of the backward: did not converge"):
+        (solution.x * torch.tensor([1.0, 1e-3, 1e-3], dtype=F64)).sum().backward()
+
+
+@pytest.mark.parametrize("method", ["newton", "chord", "anderson", "fixed_point"])
+def test_no_rounding_floor_is_computed_while_residuals_fall(method, monkeypatch):
+    """It takes a call of f, and random numbers of the size of all parameters of a network."""
+    monkeypatch.setattr(_methods, "rounding", lambda *_: pytest.fail("a usual solve pays for the floor"))
+    a = torch.ones(3, dtype=F64)
+    solution = call(method, lambda u, a: u - 0.3 * u.cos() - a, torch.zeros_like(a), a)
+    assert solution.status is Status.CONVERGED
+
+
+# --- what users do wrong with nonlinear solves ---
+
+
+U = torch.full((2,), 2.0, dtype=torch.float64)
+TRACKED = torch.ones(2, dtype=torch.float64, requires_grad=True)
+NET = torch.nn.Dropout(0.5)
+SPARSE = ls.ops.eye(2, dtype=torch.float64).to_torch()
+
+
+def f(u):
+    return u - 1
+
+
+WRONG = [
+    (
+        lambda: N.root(lambda u: u[:1], U),
+        ValueError,
+        r"root: f\(u, \*args\) must have the shape of u, \(2,\)",
+    ),
+    (
+        lambda: N.root(lambda u: u.float(), U),
+        TypeError,
+        "dtype and device of u, torch.float64 on cpu, got torch.float32",
+    ),
+    (
+        lambda: N.root(lambda u: u + torch.rand(2), U),
+        ValueError,
+        "gave other numbers when it was called again",
+    ),
+    (lambda: N.root(lambda u: NET(u) - 3, U), ValueError, r"put modules with dropout in eval\(\)"),
+    (
+        lambda: N.root(lambda u: u.mul_(2), U),
+        ValueError,
+        r"f changes u in place; let it work on a copy, u.clone\(\)",
+    ),
+    (
+        lambda: N.root(lambda u, a: a.add_(u), U, U.clone()),
+        ValueError,
+        "f changes one of args in place",
+    ),
+    (lambda: N.root(lambda u: u / 0, U), ValueError, r"f\(u0, \*args\) must be finite, got 2 of 2"),
+    (lambda: N.root(lambda u: 3, U), TypeError, "must return a torch.Tensor, got int"),
+    (
+        lambda: N.root(lambda u: u - TRACKED, U),
+        ValueError,
+        "requires grad and that is not among its arguments",
+    ),
+    (
+        lambda: torch.vmap(lambda a: N.root(lambda u: u - a, U).x)(torch.ones(3, 2).double()),
+        ValueError,
+        "torch.func transforms",
+    ),
+    (lambda: N.root(f, [1.0, 2.0]), TypeError, "u0 must be a torch.Tensor, got list"),
+    (lambda: N.root(f, torch.ones(2, dtype=torch.int64)), TypeError, "u0 must be float32 or float64"),
+    (lambda: N.root(f, U[:0]), ValueError, "u0 must have at least one entry"),
+    (lambda: N.root(f, U, method="broyden"), ValueError, "method must be one of"),
+    (lambda: N.root(f, U, linear="lu"), ValueError, "linear must be one of"),
+    (lambda: N.root(f, U, linear=lambda J, b: b[:1]), ValueError, "must return a Tensor of b's shape"),
+    (lambda: N.root(f, U, gradient="checkpointed"), ValueError, "gradient must be one of"),
+    (lambda: N.root(f, U, line_search="wolfe"), ValueError, "line_search must be one of"),
+    (
+        lambda: N.root(f, U, method="lm", line_search=None),
+        ValueError,
+        "line_search belongs to Newton's method",
+    ),
+    (lambda: N.root(f, U, method="lm", gradient="unrolled"), NotImplementedError, "not .lm."),
+    (lambda: N.root(f, U, pseudo_transient=-1.0), ValueError, "pseudo_transient must be positive"),
+    (lambda: N.root(f, U, rtol=-1.0), ValueError, "rtol must be finite and not negative"),
+    (lambda: N.root(f, U, jacobian=ls.ops.eye(3)), ValueError, "shape"),
+    (lambda: N.root(f, U, jacobian=lambda u: torch.eye(2)), TypeError, "must be a CSR, got Tensor"),
+    (lambda: N.root(3, U), TypeError, "f must be a callable, got int"),
+    (lambda: N.root(f, U, M="amg"), ValueError, "M must be one of"),
+    (lambda: N.root(f, U, adjoint_rtol=-1.0), ValueError, "adjoint_rtol must be finite"),
+    (
+        lambda: N.root(lambda u: torch.from_numpy(u.numpy() - 1), U),
+        ValueError,
+        r"root: .* as .numpy\(\) and",
+    ),
+    (lambda: N.root(lambda u: SPARSE @ u - 1, U), ValueError, "root: f uses a torch.sparse tensor"),
+    (
+        lambda: N.root(lambda u: u.abs().sqrt() - 1, 0 * U, throw=True),
+        ls.solvers.SolverError,
+        "The Jacobian of f is not finite, where f is",
+    ),
+    (
+        lambda: N.root(f, U, line_search=torch.ones(3)),
+        ValueError,
+        "a Tensor, must have one element",
+    ),
+    (
+        lambda: N.implicit_euler(f, U, 3, torch.ones(3)),
+        ValueError,
+        "dt must be a number or have one element",
+    ),
+    (lambda: N.root(f, U, callback=3), TypeError, "callback must be a callable"),
+    (
+        lambda: torch.vmap(lambda a: N.root(lambda u, a: u - a, U, a, gradient="unrolled").x)(
+            torch.ones(3, 2).double()
+        ),
+        NotImplementedError,
+        'vmap needs gradient="implicit"',
+    ),
+    (
+        lambda: N.fixed_point(lambda x: x[:1], U),
+        ValueError,
+        r"fixed_point: g\(x, \*args\) must have the shape of x",
+    ),
+    (lambda: N.fixed_point(f, U, memory=-1), ValueError, "memory must be at least 0"),
+    (lambda: N.least_squares(f, U, gradient="unrolled"), ValueError, "gradient must be one of"),
+    (lambda: N.implicit_euler(f, U, -1, 0.1), ValueError, "steps must be at least 0"),
+    (lambda: N.implicit_euler(f, U, 3, "a"), TypeError, "dt must be a number or a torch.Tensor"),
+    (
+        lambda: N.implicit_euler(f, U, 3, 0.1, metod="lm"),
+        TypeError,
+        "unexpected keyword argument 'metod'",
+    ),
+    (lambda: N.trapezoidal(lambda u: u[:1], U, 3, 0.1), ValueError, "trapezoidal: f"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), WRONG)
+def test_a_sentence(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

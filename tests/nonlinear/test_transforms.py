@@ -1,12 +1,16 @@
-"""Functions that use more than their arguments, and modules, under torch.func and forward mode."""
+"""Functions that change or use more than their arguments, and modules, under torch.func and forward mode."""
 
 import copy
+import random
 
 import pytest
 import torch
+import torch.nn.functional as F
+from stress.programs import KINDS, dense
 from torch.autograd import forward_ad
 
 import learnsolve as ls
+from learnsolve.nonlinear import jacobian, root
 
 N = ls.nonlinear
 F64 = torch.float64
@@ -241,3 +245,198 @@ def test_a_failed_member_adds_nothing_to_what_members_share(method, wrong):
         torch.autograd.grad(batched(c, w), (c, w)), torch.autograd.grad(alone(c, w), (c, w)), strict=True
     ):
         torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-9)
+
+
+# --- jacobians where torch is wrong, and of functions that change after the first call ---
+
+
+def numbers(*shape, seed=0, dtype=F64):
+    return torch.rand(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed)) - 0.4
+
+
+def differences(f, u, h=1e-6):
+    steps = h * torch.eye(u.numel(), dtype=F64).reshape(-1, *u.shape)
+    return torch.stack([(f(u + e) - f(u - e)).reshape(-1) / (2 * h) for e in steps], 1)
+
+
+POINTS, BATCH, FIVE = numbers(3, 2, seed=1), numbers(2, 3, 2, seed=1), numbers(5, 1, seed=2)
+# Functions whose derivative torch gets wrong in one mode, or under vmap, and where it is right.
+WRONG = {
+    "distances": (lambda u: torch.cdist(u, POINTS.to(u)), (4, 2), "reverse", False),
+    "distances to u": (lambda u: torch.cdist(POINTS.to(u), u), (7, 2), "reverse", False),
+    "distances within u": (lambda u: torch.cdist(u, u.flip(0) + 1), (4, 2), "reverse", False),
+    "distances, p = 1": (lambda u: torch.cdist(u, POINTS.to(u), p=1.0), (6, 2), "reverse", False),
+    "distances in a batch": (lambda u: torch.cdist(u, BATCH.to(u)), (2, 4, 2), "reverse", False),
+    "kernel": (lambda u: torch.exp(-torch.cdist(u, u)) @ u, (4, 2), "reverse", False),
+    "written by strides": (
+        lambda u: torch.as_strided_scatter(u, POINTS[:2].to(u), (2, 2), (1, 2), 0) * u.sum(),
+        (3, 3),
+        "forward",
+        False,
+    ),
+    "triangular_solve": (
+        lambda u: torch.triangular_solve(FIVE.to(u), u + 4 * torch.eye(5, dtype=u.dtype))[0],
+        (5, 5),
+        "reverse",
+        True,
+    ),
+    "padding_idx": (
+        lambda u: F.embedding(torch.tensor([0, 2]), u, padding_idx=2) ** 2,
+        (5, 2),
+        "forward",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize("case", WRONG)
+def test_a_derivative_that_torch_gets_wrong_is_taken_otherwise(case, dtype):
+    f, shape, mode, by_vmap = WRONG[case]
+    u = numbers(*shape)
+    for J in (jacobian(f), jacobian(f, mode=mode)):
+        tolerance = 1e-7 if dtype == F64 else 2e-4
+        torch.testing.assert_close(
+            J(u.to(dtype)).to_dense().double(), differences(f, u), rtol=tolerance, atol=tolerance
+        )
+        analysis = J.analysis(u.to(dtype))
+        assert (analysis.mode, analysis.by_vmap) == (mode, by_vmap)
+
+
+@pytest.mark.parametrize(
+    ("f", "shape", "mode", "message"),
+    [
+        (WRONG["written by strides"][0], (3, 3), "reverse", 'reverse mode .* use mode="forward"'),
+        (WRONG["triangular_solve"][0], (5, 5), "forward", 'forward mode .* use mode="reverse"'),
+        (
+            lambda u: F.batch_norm(BATCH, u, torch.ones(3, dtype=F64)),
+            (3,),
+            "auto",
+            "forward mode gives a wrong derivative: 0 for element .* of f.* write f with other operations",
+        ),
+    ],
+    ids=["reverse", "forward", "neither"],
+)
+def test_a_wrong_derivative_that_there_is_no_other_for_is_an_error(f, shape, mode, message):
+    with pytest.raises(ValueError, match=f"jacobian: torch's {message}"):
+        jacobian(f, mode=mode)(numbers(*shape))
+
+
+@pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
+def test_modes_may_differ_where_there_is_no_derivative(mode):
+    """At a kink each mode has a choice."""
+    slope, f = torch.tensor(0.3, dtype=F64), F.prelu
+    J = jacobian(lambda u: f(u, slope), mode=mode)
+    assert set(J(torch.zeros(4, dtype=F64)).values.tolist()) <= {0.0, 0.3, 1.0}
+    torch.testing.assert_close(J(-torch.ones(4, dtype=F64)).to_dense(), 0.3 * torch.eye(4, dtype=F64))
+
+
+def test_a_derivative_that_is_not_linear_is_an_error():
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * g
+
+    with pytest.raises(ValueError, match="reverse mode along a direction and along its parts differ by"):
+        jacobian(Wrong.apply)(numbers(4))
+
+
+def test_rounding_errors_are_no_mistake():
+    """Rows whose derivatives cancel, in each mode, and their Jacobian is kept."""
+
+    def f(u):
+        return torch.cat([u.softmax(0).sum()[None], (1e6 * u.exp()).sum()[None] - 1e6 * u.exp().sum(), u * u])
+
+    for mode in ("forward", "reverse"):
+        J, u = jacobian(f, mode=mode), numbers(9)
+        assert not (J(u).to_dense() - dense(f, u, ())).abs().gt(1e-8).any()
+        analysis = J.analysis(u)
+        for seed in range(1, 6):
+            J(numbers(9, seed=seed))
+            assert J.analysis(u).pattern is analysis.pattern
+
+
+def test_root_with_an_operation_that_vmap_gets_wrong():
+    """Up to 200 unknowns, where the Jacobian is dense."""
+
+    def f(u, a):
+        d = torch.cdist(u, POINTS[:2])
+        return u - 0.1 * a * torch.stack([d.sum(1), (d * d.roll(1, 1)).sum(1)], 1)
+
+    u0, a = numbers(3, 2), torch.ones(3, 2, dtype=F64, requires_grad=True)
+    solution = root(f, u0, a, rtol=1e-12)
+    assert solution.converged
+    assert solution.iterations < 8
+    assert torch.autograd.gradcheck(lambda a: root(f, u0, a, rtol=1e-13).x, (a,))
+
+
+def test_root_with_an_operation_that_vmap_lacks():
+    def f(u, a):
+        out = torch.zeros(4, dtype=F64)
+        out[:] = u**3 + u - a
+        return out
+
+    a = numbers(4).requires_grad_()
+    assert torch.autograd.gradcheck(lambda a: root(f, torch.zeros(4, dtype=F64), a, rtol=1e-13).x, (a,))
+
+
+REFUSED = {
+    "dropout": "f must return the same values at each call",
+    "a size": "was 6 at the first call and is 5 now",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*reads values")
+@pytest.mark.parametrize("name", KINDS)
+def test_a_kept_jacobian_follows(name):
+    """Its function changes after the first call."""
+    r, u = random.Random(1), numbers(6)
+    kept = KINDS[name](r, u)
+    J, args = jacobian(kept.f), kept.args
+    for seed in range(3):
+        u = numbers(6, seed=seed) * (-1) ** seed
+        if name in REFUSED and seed:
+            with pytest.raises(ValueError, match=f"jacobian: .*{REFUSED[name]}"):
+                J(u, *args)
+            return
+        torch.testing.assert_close(J(u, *args).to_dense(), dense(kept.f, u, args), rtol=1e-12, atol=1e-12)
+        kept.change()
+
+
+def test_a_given_pattern_does_not_follow():
+    shift = 1
+    J = jacobian(lambda u: u * u.roll(shift))
+    J = jacobian(lambda u: u * u.roll(shift), J(numbers(6)))
+    J(numbers(6))
+    shift = 2
+    with pytest.raises(ValueError, match=r"the pattern has no entry \(\d, \d\), but f depends on u there"):
+        J(numbers(6))
+
+
+def test_a_change_is_seen_under_vmap_and_in_graphs():
+    shift = 1
+    J, u = jacobian(lambda u: u * u.roll(shift)), numbers(2, 6)
+    J(u[0])
+    shift = 3
+    values = torch.vmap(lambda u: J(u).values)(u)
+    expected = torch.stack([dense(J.f, v, ()) for v in u])
+    A = ls.CSR(values, J.analysis(u[0]).pattern)
+    torch.testing.assert_close(A.to_dense(), expected)
+    shift = 2
+    assert torch.autograd.gradcheck(lambda u: J(u).values, (u[0].clone().requires_grad_(),))
+    assert torch.equal(J(u[0]).to_dense(), dense(J.f, u[0], ()))
+
+
+def test_equal_integers_have_one_analysis():
+    """Also in other tensors."""
+    J, u, at = jacobian(lambda u, at: u[at] ** 2), numbers(6), torch.tensor([1, 4])
+    assert J.analysis(u, at) is J.analysis(u, at.clone())
+    assert J.analysis(u, at) is not J.analysis(u, at.flip(0))

@@ -1,16 +1,358 @@
-"""The contract of every preconditioner in cases.py, and symmetry read off the numbers."""
+"""The contract of every preconditioner in cases.py, of classes of one's own, and when numbers change."""
 
+import copy
+import os
+import subprocess
+import sys
 from functools import cache
 
 import numpy as np
 import pytest
 import scipy.sparse
+import scipy.sparse.linalg as spla
 import torch
 from preconditioners.cases import CASES, dense, general, matrix, spd
 from reference import assert_nested_forward_mode, normal
 
 import learnsolve as ls
 from learnsolve.ops.core.symmetry import symmetry
+from learnsolve.preconditioners import Jacobi, Preconditioner, Trainable
+from learnsolve.solvers.options import KRYLOV
+
+N = 12
+
+
+class Shift(Preconditioner):
+    """r, and its first entry added to the last: linear, not symmetric."""
+
+    def __init__(self, A):
+        self.shape, self.depends_on = A.shape, (A.values,)
+
+    def _columns(self, R):
+        return torch.cat((R[..., :-1, :], R[..., -1:, :] + R[..., :1, :]), dim=-2)
+
+    def _transposed(self, R):
+        return torch.cat((R[..., :1, :] + R[..., -1:, :], R[..., 1:, :]), dim=-2)
+
+
+class RowSums(Preconditioner):
+    """omega times the inverse of the absolute row sums."""
+
+    symmetric = True
+
+    def __init__(self, A, omega=1.0):
+        super().__init__(A, omega)
+        self.inverse = omega / ls.ops.sum(A.with_values(A.values.abs()), 1)
+
+    def _columns(self, R):
+        return self.inverse.unsqueeze(-1) * R
+
+
+class Times(Preconditioner):
+    """Made of nothing but its size and, perhaps, a number that it does not name."""
+
+    symmetric, shape = True, (N, N)
+
+    def __init__(self, number=1.0):
+        self.number = number
+
+    def _columns(self, R):
+        return self.number * R
+
+
+class Scale(Trainable):
+    symmetric = True
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((N,), 0.5, dtype=torch.float64))
+        self.shape = (N, N)
+
+    def _columns(self, R):
+        return self.weight.unsqueeze(-1) * R
+
+
+class Bent(Scale):
+    linear = False
+
+    def _columns(self, R):
+        return torch.tanh(R)
+
+
+class Rows:
+    """A number for each row, in an attribute: no constructor of the library is called."""
+
+    symmetric = True
+
+    def __init__(self, weight=None):
+        self.shape = (N, N)
+        self.weight = torch.linspace(0.5, 1, N).double() if weight is None else weight
+
+    def _columns(self, R):
+        return self.weight.unsqueeze(-1) * R
+
+
+class Computed(Rows, Preconditioner):
+    pass
+
+
+class Module(Rows, Trainable):
+    pass
+
+
+class Named(Rows, Trainable):
+    def __init__(self, weight=None):
+        super().__init__(weight)
+        self.depends_on = [self.weight]
+
+
+class General(Computed):
+    symmetric = False
+
+    def _transposed(self, R):
+        return self._columns(R)
+
+
+class Network(torch.nn.Module):
+    """A nonlinear M, which says nothing of itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(0.1, dtype=torch.float64))
+
+    def forward(self, r):
+        return r + self.scale * torch.tanh(r)
+
+
+@pytest.fixture
+def A():
+    return ls.problems.poisson((N,))
+
+
+def test_vectors_columns_and_batches_agree(A):
+    M, R = Shift(A), normal((2, N, 3))
+    together = M(R)
+    for i in range(2):
+        for j in range(3):
+            assert torch.equal(together[i, :, j], M(R[i, :, j]))
+
+
+def test_transpose_of_a_class(A):
+    M, x, y = Shift(A), normal((N,), seed=1), normal((N,), seed=2)
+    assert torch.allclose(M(x) @ y, x @ M.T(y))
+    assert M.T.T is M
+    assert Jacobi(A).T.T(x).equal(Jacobi(A)(x))
+
+
+def test_of_a_nonlinear_one_there_is_no_transpose():
+    with pytest.raises(ValueError, match="not linear"):
+        _ = Bent().T
+    with pytest.raises(ValueError, match="not linear"):
+        Bent().to_scipy_linear_operator()
+
+
+def test_for_scipy_and_back(A):
+    op, X = Shift(A).to_scipy_linear_operator(), np.random.default_rng(0).standard_normal((N, 2))
+    D = op @ np.eye(N)
+    assert np.allclose(op @ X, D @ X)
+    assert np.allclose(op.rmatvec(X[:, 0]), D.T @ X[:, 0])
+    assert np.allclose(op.rmatmat(X), D.T @ X)
+    x, info = spla.cg(A.to_scipy_linear_operator(), np.ones(N), M=Jacobi(A).to_scipy_linear_operator())
+    assert info == 0
+    assert np.allclose(A.to_scipy() @ x, 1)
+
+
+@pytest.mark.parametrize("M", [Jacobi, lambda A: Scale()], ids=["computed", "learned"])
+@pytest.mark.parametrize(
+    ("r", "error", "words"),
+    [
+        (torch.ones(N, dtype=torch.float32), TypeError, "float64"),
+        (torch.ones(N + 1, dtype=torch.float64), ValueError, r"shape \(12,\)"),
+        (torch.ones(N, N + 1, 2, dtype=torch.float64), ValueError, r"\(\.\.\., 12, k\)"),
+        (torch.tensor(1.0, dtype=torch.float64), ValueError, "shape"),
+        ([1.0], TypeError, "torch.Tensor"),
+    ],
+)
+def test_bad_operands(A, M, r, error, words):
+    with pytest.raises(error, match=words):
+        M(A)(r)
+
+
+def test_a_vector_for_a_batch_of_matrices(A):
+    M = Jacobi(A.with_values(A.values.expand(2, -1)))
+    with pytest.raises(ValueError, match=r"unsqueeze\(-1\)"):
+        M(torch.ones(N, dtype=torch.float64))
+    assert M(torch.ones(N, 1, dtype=torch.float64)).shape == (2, N, 1)
+
+
+@pytest.mark.parametrize("solver", ["cg", "minres"])
+def test_solvers_that_need_a_symmetric_one_say_so(A, solver):
+    b = torch.ones(N, dtype=torch.float64)
+    with pytest.raises(ValueError, match="Shift is not symmetric; use fcg"):
+        getattr(ls.solvers, solver)(A, b, M=Shift(A))
+    with pytest.raises(ValueError, match="Bent is not linear"):
+        getattr(ls.solvers, solver)(A, b, M=Bent(), gradient="unrolled")
+
+
+def test_the_adjoint_solve_uses_the_transpose(A):
+    b = torch.ones(N, dtype=torch.float64, requires_grad=True)
+    solution = ls.solvers.gmres(A, b, M=Shift(A), rtol=1e-12)
+    solution.x.sum().backward()
+    assert b.grad is not None
+    assert torch.allclose(b.grad, torch.linalg.solve(A.to_dense(), torch.ones(N, dtype=torch.float64)))
+
+
+def test_implicit_gradient_with_a_preconditioner_of_the_same_matrix(A):
+    A = A.requires_grad_()
+    b = torch.ones(N, dtype=torch.float64)
+    ls.solvers.cg(A, b, M=Jacobi(A), rtol=1e-12).x.sum().backward()
+    with_M = A.values.grad.clone()
+    A.values.grad = None
+    ls.solvers.cg(A, b, rtol=1e-12).x.sum().backward()
+    assert torch.allclose(with_M, A.values.grad)
+
+
+def test_implicit_gradient_refuses_what_learns_elsewhere(A):
+    other = ls.problems.poisson((N,)).requires_grad_()
+    b = torch.ones(N, dtype=torch.float64)
+    for M in (Jacobi(other), Scale()):
+        with pytest.raises(ValueError, match="unrolled"):
+            ls.solvers.cg(A, b, M=M)
+
+
+def test_a_class_of_ones_own_is_made_of_a_matrix(A):
+    omega = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    M, R = RowSums(A, omega), normal((2, N, 3))
+    assert (M.shape, M.batch_shape, M.dtype, M.T) == (A.shape, torch.Size(), torch.float64, M)
+    D = A.to_dense().abs().sum(1)
+    assert torch.allclose(M(R), 1.5 * R / D[:, None])
+    assert np.allclose(M.to_scipy_linear_operator() @ np.ones(N), 1.5 / D)
+    batch = RowSums(A.with_values(torch.stack((A.values, 2 * A.values))))
+    assert torch.allclose(batch(R)[1], 0.5 * R[1] / D[:, None])
+    b = torch.ones(N, dtype=torch.float64)
+    ls.solvers.richardson(A, b, M=M, iterations=3).residual_norms[-1].backward()
+    assert omega.grad is not None
+    with pytest.raises(ValueError, match="cg: M requires grad"):
+        ls.solvers.cg(A, b, M=M)
+    with pytest.raises(TypeError, match="RowSums: A must be a CSR, got list"):
+        RowSums(A.to_dense().tolist())
+    assert torch.equal(RowSums(A.to_dense())(R), RowSums(A)(R))
+    with pytest.raises(ValueError, match="RowSums: A must be square"):
+        RowSums(A[:5])
+    with pytest.raises(ValueError, match="RowSums: A's values must be finite"):
+        RowSums(A * float("nan"))
+
+
+def test_a_class_of_ones_own_that_is_given_no_matrix(A):
+    class Forgetful(Preconditioner):
+        def __init__(self, A):
+            super().__init__()
+
+    for make in (type("Forgetful", (Preconditioner,), {}), lambda: Forgetful(A)):
+        with pytest.raises(TypeError, match=r"^Forgetful: A is missing.* call Forgetful\(A\), or, .*super"):
+            make()
+
+
+def test_a_class_of_ones_own_needs_no_matrix(A):
+    M, b = Times(), torch.ones(N, dtype=torch.float64, requires_grad=True)
+    for dtype in (torch.float32, torch.float64):
+        assert M(torch.ones(N, 2, dtype=dtype)).dtype == dtype
+    with pytest.raises(ValueError, match=r"Times: r must have shape \(12,\)"):
+        M(torch.ones(N + 1))
+    with pytest.raises(TypeError, match="Times: has no dtype and device; set depends_on"):
+        _ = M.dtype
+    assert np.array_equal(M.to_scipy_linear_operator() @ np.ones(N), np.ones(N))
+    ls.solvers.cg(A, b, M=M).x.sum().backward()
+    assert b.grad is not None
+    hidden = Times(torch.tensor(2.0, dtype=torch.float64, requires_grad=True))
+    with pytest.raises(ValueError, match="cg: M requires grad"):
+        ls.solvers.cg(A, b, M=hidden)
+
+
+@pytest.mark.parametrize("kind", [Computed, Module, Named, General])
+def test_a_class_of_ones_own_works_everywhere(A, kind):
+    """Found: AttributeError: 'Module' object has no attribute 'depends_on'."""
+    M, b = kind(), torch.ones(N, dtype=torch.float64)
+    x = torch.linalg.solve(A.to_dense(), b)
+    methods = KRYLOV if M.symmetric else ("bicgstab", "gmres")
+    for name in methods:
+        learns = b.clone().requires_grad_()
+        for gradient in ("implicit", "unrolled"):
+            solution = getattr(ls.solvers, name)(A, learns, M=M, rtol=1e-12, gradient=gradient)
+            (g,) = torch.autograd.grad(solution.x.sum(), learns)
+            assert torch.allclose(solution.x, x), name
+            assert gradient == "unrolled" or torch.allclose(g, x), name
+    assert torch.allclose(ls.solvers.bicgstab(A, b, M=M.T, rtol=1e-12).x, x)
+    evaluated = ls.evaluate(A, b, {"M": M}, solver="gmres", rtol=1e-6, repeats=1)
+    assert evaluated.rows[0].converged == 1
+    assert np.array_equal(M.to_scipy_linear_operator() @ b.numpy(), M(b).numpy())
+    assert (M.dtype, M.device) == (b.dtype, b.device)
+    assert torch.equal(ls.preconditioners.Neumann(A, degree=0, M=M)(b), M(b))
+
+
+@pytest.mark.parametrize("kind", [Computed, Module, Named])
+def test_a_tensor_that_requires_grad_is_found_in_a_class_of_ones_own(A, kind):
+    weight, b = torch.ones(N, dtype=torch.float64, requires_grad=True), torch.ones(N, dtype=torch.float64)
+    with pytest.raises(ValueError, match="cg: M requires grad"):
+        ls.solvers.cg(A, b, M=kind(weight))
+    ls.solvers.cg(A, b, M=kind(weight), rtol=0, maxiter=3, gradient="unrolled").x.sum().backward()
+    assert weight.grad is not None
+
+
+def test_a_network_is_for_flexible_methods(A):
+    """One rule: what needs a symmetric M refuses a module that does not say that it is; the others take it,
+    where no gradient of it is asked for that the implicit gradient does not have."""
+    network, b = Network(), torch.ones(N, dtype=torch.float64)
+    words = (
+        r"needs a linear, symmetric M, and a torch.nn.Module, as Network is, .* use fcg .*M.symmetric = True"
+    )
+    for method in ("cg", "minres"):
+        for gradient in ("implicit", "unrolled"):
+            with pytest.raises(ValueError, match=f"{method}: {words}"):
+                getattr(ls.solvers, method)(A, b, M=network, gradient=gradient)
+    with pytest.raises(ValueError, match=f"cg: {words}"):
+        ls.solvers.PCG(network)(A, b)
+    with pytest.raises(ValueError, match=f"extreme_eigenvalues: {words}"):
+        ls.analysis.extreme_eigenvalues(A, network)
+    for method in ("fcg", "fgmres"):
+        solve = getattr(ls.solvers, method)
+        with pytest.raises(
+            ValueError, match=r"M requires grad, .*torch.no_grad\(\).*M.requires_grad_\(False\)"
+        ):
+            solve(A, b, M=network)
+        with torch.no_grad():
+            assert solve(A, b, M=network).converged
+        solve(A, b, M=network, gradient="unrolled").residual_norms[-1].backward()
+        assert network.scale.grad is not None
+    with pytest.raises(ValueError, match=r"x0 requires grad, .*torch.no_grad\(\), or detach x0 \(x0.detach"):
+        ls.solvers.cg(A, b, b.clone().requires_grad_())
+    network.requires_grad_(False)
+    learns = b.clone().requires_grad_()
+    solution = ls.solvers.fcg(A, learns, M=network, rtol=1e-12)
+    solution.x.sum().backward()
+    assert torch.allclose(learns.grad, torch.linalg.solve(A.to_dense(), b))
+
+
+def test_what_says_that_it_is_symmetric_is_trusted(A):
+    b = torch.ones(N, dtype=torch.float64)
+    network = Network().requires_grad_(False)
+    network.symmetric = True
+    assert ls.solvers.cg(A, b, M=network).iterations > 0
+    network.linear = False
+    with pytest.raises(ValueError, match=r"cg: .*Network is not linear; use fcg"):
+        ls.solvers.cg(A, b, M=network)
+
+    class Callable:
+        symmetric = False
+
+        def __call__(self, r):
+            return r
+
+    with pytest.raises(ValueError, match=r"minres: .*Callable is not symmetric; use fcg"):
+        ls.solvers.minres(A, b, M=Callable())
+
+
+# --- the contract of every preconditioner in cases.py, and symmetry read off the numbers ---
 
 
 def rows(*conditions):
@@ -240,3 +582,225 @@ def test_under_vmap():
     assert torch.allclose(out[1], out[0] / 2)
     with torch.inference_mode():
         assert ls.preconditioners.SSOR(A.with_values(A.values.clone())).symmetric
+
+
+# --- what a preconditioner refuses instead of giving a wrong answer ---
+
+
+P, S = ls.preconditioners, ls.solvers
+NAN = float("nan")
+COMPUTED = [c for c in CASES if not isinstance(c.make(matrix(c)), P.Trainable)]
+
+
+def hit(A, value, at=7):
+    values = A.values.clone()
+    values[..., at] = value
+    return A.with_values(values)
+
+
+@pytest.mark.parametrize("case", COMPUTED, ids=lambda c: c.name)
+def test_all_go_on_with_the_matrix_that_they_were_made_of(case):
+    A = matrix(case)
+    values = torch.nn.Parameter(A.values.clone())
+    A, r = A.with_values(values.detach()), normal((A.shape[0],))
+    M = case.make(A)
+    first, form = M(r), M.pcg_form()
+    with torch.no_grad():
+        values.mul_(2)
+    optimizer = torch.optim.SGD([values], lr=0.1, fused=True)
+    values.grad = torch.ones_like(values)
+    optimizer.step()
+    values.data[-1] = NAN
+    if isinstance(M, ls.Factorization):  # a solver of A: it says so
+        with pytest.raises(RuntimeError, match=r"values of A were changed .* call F.refactorize"):
+            M(r)
+        return
+    assert torch.equal(M(r), first)
+    assert torch.equal(M.T(r), case.make(matrix(case)).T(r))
+    again = M.pcg_form()
+    assert form is None or torch.equal(again[1], form[1])
+
+
+def test_learned_ones_go_on_with_the_matrix_that_they_were_made_of():
+    A = spd()
+    A, r = A.with_values(A.values.clone()), normal((20,))
+    H, w = P.AMG(A, max_coarse=4).hierarchy, torch.tensor(0.6, dtype=A.dtype)
+    amg = P.AMG(A, hierarchy=H, weight=w)
+    kept = [P.Polynomial.neumann(A, 2), P.Jacobi(A), P.IC0(A), amg]
+    kept = [*map(P.Trainable, kept), P.Trainable(amg, learn=("weights",)), copy.deepcopy(amg)]
+    kept.append(P.Trainable(amg, learn=("prolongations",)))
+    before = [M(r) for M in kept]
+    for t in (A.values, w, *(T.values for T in H.transfers)):
+        t.mul_(1.5)
+    for M, old in zip([*kept, copy.deepcopy(amg)], [*before, before[-1]], strict=True):
+        assert torch.equal(M(r), old), M
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_cycle_goes_on_with_the_parameters_that_it_was_built_of(learns):
+    r = normal((20,))
+    M = P.Trainable(P.AMG(spd(), max_coarse=1, weight=0.6)).requires_grad_(learns)
+
+    built = M.build()
+
+    def found():
+        x = built(r)
+        if not learns:
+            return [x]
+        return [x, *torch.autograd.grad(x.square().sum(), M.parameters(), retain_graph=True)]
+
+    before = found()
+    for p in M.parameters():
+        p.data.mul_(1.5)  # as a fused optimizer does: without a new version
+    for now, then in zip(found(), before, strict=True):
+        assert torch.equal(now, then)
+    assert not torch.allclose(M(r), built(r))
+
+
+def test_a_sum_that_overflows_is_finite():
+    D = torch.tensor([[1.5e308, 1.0], [1.0, 1.5e308]], dtype=torch.float64)
+    assert P.Jacobi(ls.CSR.from_dense(D))(torch.ones(2, dtype=torch.float64)).isfinite().all()
+
+
+def test_chebyshev_of_a_zero_matrix_and_under_vmap():
+    A, r = spd(), normal((20,))
+    with pytest.raises(
+        ValueError, match=r"Chebyshev: the largest eigenvalue .* positive .*got 0\.0; .*lmax="
+    ):
+        P.Chebyshev(A * 0.0, M=None)
+    values = torch.stack((A.values, 2 * A.values))
+    out = torch.vmap(lambda v: P.Chebyshev(A.with_values(v), symmetric=True)(r))(values)
+    for v, one in zip(values, out, strict=True):
+        assert torch.allclose(P.Chebyshev(A.with_values(v))(r), one, rtol=1e-12)
+    with pytest.raises(ValueError, match="lmax"):
+        torch.vmap(lambda v: P.Chebyshev(A.with_values(v), M=None, symmetric=True)(r))(values * 0)
+
+
+@pytest.mark.parametrize("make", [P.Jacobi, lambda A: P.Polynomial.neumann(A, 1)])
+def test_a_module_whose_twin_was_converted_says_so(make):
+    A, b = spd(), normal((20,))
+    M = P.Trainable(make(A))
+    other = M.on(make(A * 2.0))
+    M.float()
+    for call in (lambda: other(b.float()), lambda: other.T(b.float())):
+        with pytest.raises(
+            TypeError, match=r"its parameters are torch.float32 .* keeps of the matrix torch.float64"
+        ):
+            call()
+    with pytest.raises(TypeError):
+        ls.solvers.cg(A, b, M=other, rtol=0, maxiter=2, gradient="unrolled")
+    assert other.float()(b.float()).dtype == M(b.float()).dtype == torch.float32
+
+
+def test_weights_far_out_stay_positive():
+    M = P.Trainable(P.Jacobi(spd()), positive="exp")
+    for raw in (-1e4, 1e4):
+        with torch.no_grad():
+            M.weight.log_values.fill_(raw)
+        assert ((M.weight() > 0) & M.weight().isfinite()).all()
+
+
+def test_learned_amg_is_made_of_what_its_amg_is_made_of():
+    A, b = spd(), normal((20,))
+    H = P.AMG(A, max_coarse=4).hierarchy
+    H = H.with_prolongations([ls.CSR(T.values.clone().requires_grad_(), T.pattern) for T in H.prolongations])
+    w = torch.tensor(0.6, dtype=A.dtype, requires_grad=True)
+    for M, learns in (
+        (
+            P.Trainable(P.AMG(A, hierarchy=H, smoother="jacobi"), learn=("weights",)),
+            H.prolongations[0].values,
+        ),
+        (P.Trainable(P.AMG(A, max_coarse=4, weight=w), learn=("prolongations",)), w),
+    ):
+        assert any(t is learns for t in M.depends_on)
+        M.requires_grad_(False)
+        with pytest.raises(ValueError, match="M requires grad"):
+            S.cg(A, b, M=M)
+
+
+def test_copies_of_amg():
+    A, r = spd(), normal((20,))
+    A = A.with_values(A.values.clone().requires_grad_())
+    M = P.Trainable(P.AMG(A, max_coarse=4, smoother="jacobi"))
+    twin = copy.deepcopy(M)
+    assert torch.equal(twin(r), M(r))
+    assert twin.M.operators[0].values.is_leaf
+    assert twin.M.operators[0].values.requires_grad
+    assert twin.M.operators[0].values is not A.values
+    with pytest.raises(RuntimeError, match=r"AMG: what has a graph cannot be copied.*A\.detach\(\)"):
+        copy.deepcopy(P.AMG(A * 2.0))
+
+
+def test_assign_changes_all_or_nothing():
+    A = spd()
+    M = P.Trainable(P.ILU0(A), positive="exp")
+    before = {k: v.clone() for k, v in M.state_dict().items()}
+    L, U, _ = ls.ops.ilu0(A * 2.0 + spd())
+    bad = ls.CSR.from_dense(torch.eye(20, dtype=A.dtype))
+    for factors, error in (
+        ((bad, U), ValueError),
+        ((L, bad), ValueError),
+        ((L.to(torch.float32), U), TypeError),
+        ((L, U.to(torch.float32)), TypeError),
+        ((L, U.with_values(torch.stack((U.values, U.values)))), ValueError),
+    ):
+        with pytest.raises(error, match=r"(Trainable|Factored): |Trainable\.assign_: "):
+            M.assign_(P.Factored(*factors))
+        assert all(torch.equal(v, before[k]) for k, v in M.state_dict().items())
+    M.assign_(P.Factored(L, U))
+    assert torch.allclose(M.U().values, U.values)
+
+
+def test_block_jacobi_limits():
+    D = torch.tensor([[1.0, 1.0], [1.0, 1.0 + 4e-16]], dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match=r"BlockJacobi: every block must have a finite inverse, .* 0, 1 is singular"
+    ):
+        P.BlockJacobi(ls.CSR.from_dense(D), 2)
+    with pytest.raises(ValueError, match=r"BlockJacobi: the inverses of 1 blocks .* at most 134217728"):
+        P.BlockJacobi(ls.problems.poisson((12_000,)), 12_000)
+
+
+def test_fused_optimizers_make_nothing_stale():
+    """They change parameters and raise no version."""
+    A = spd()
+    values, b = torch.nn.Parameter(A.values.clone()), normal((20,))
+    B = A.with_values(values)
+    optimizer = torch.optim.Adam([values], lr=0.1, fused=True)
+    values.grad = torch.linspace(0, 1, A.nnz, dtype=A.dtype) - 0.3
+
+    def answers():
+        solution = S.jacobi(B, b, iterations=2)
+        return S.jacobi(B, b).x, ls.ops.inverse_diagonal(B), P.SSOR(B).symmetric, solution
+
+    with torch.no_grad():
+        assert answers()[2]
+        lazy = answers()[3]
+    optimizer.step()
+    with torch.no_grad():
+        x, d, symmetric, _ = answers()
+        assert torch.equal(x, S.jacobi(B.clone(), b).x)
+        assert torch.equal(d, 1 / B.diagonal())
+        assert not symmetric
+    with pytest.raises(RuntimeError, match=r"was changed in place after the solve"):
+        _ = lazy.residual_norms
+
+
+BITS = """
+import sys, hashlib, torch, learnsolve as ls
+torch.set_num_threads(int(sys.argv[1]))
+A, r = ls.problems.poisson((40, 41)), torch.linspace(0, 1, 1640, dtype=torch.float64).sin()
+P = ls.preconditioners
+for M in (P.AMG(A), P.AdditiveSchwarz(A, coarse=True), P.BlockJacobi(A, 100)):
+    print(hashlib.sha256(M(r).numpy().tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_same_bits_on_every_run_with_the_same_number_of_threads():
+    command, env = [sys.executable, "-c", BITS, "2"], {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    first, second = (
+        subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    )
+    assert len(first.split()) == 3
+    assert first == second

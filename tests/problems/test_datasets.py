@@ -1,19 +1,30 @@
-"""problems.dataset: splits, determinism, the published parameters, shared patterns, worker processes."""
+"""Datasets, meshes, random fields and real matrices: splits, published parameters, determinism."""
 
+import copy
 import math
 import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+import scipy.io
+import scipy.sparse
+import scipy.sparse.linalg
 import torch
+from problems.graphs import grid_mesh
+from real_data import MISSING, data_folder
+from reference import normal
+from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.data import DataLoader
 
 import learnsolve as ls
-from learnsolve.problems import dataset
+from learnsolve.problems import dataset, gaussian_field
 from learnsolve.problems.datasets import FAMILIES
+from learnsolve.problems.stochastic import _amplitudes, two_fields
 
 pytestmark = pytest.mark.cpu_only
 
@@ -305,3 +316,377 @@ def test_another_process():
     for line, (name, options) in zip(done.stdout.splitlines(), ALL, strict=True):
         s = dataset(name, "test", 1, **options)[0]
         assert line.split() == [t.numpy().tobytes().hex() for t in (s.A.values, s.b)]
+
+
+# --- matrices of applications, from the folder LEARNSOLVE_DATA ---
+
+
+class Real(NamedTuple):
+    name: str
+    shape: tuple[int, int]
+    nnz: int  # with both triangles of a symmetric matrix
+    symmetric: bool
+    positive_definite: bool
+    condition: float | None = None  # within a factor of 2
+
+
+MATRICES = [
+    Real("1138_bus", (1138, 1138), 4054, True, True, 9e6),
+    Real("ash219", (219, 85), 438, False, False),
+    Real("bcsstk01", (48, 48), 400, True, True, 9e5),
+    Real("bcsstk16", (4884, 4884), 290_378, True, True),
+    Real("delaunay_n13", (8192, 8192), 49_094, True, False),
+    Real("fs_183_1", (183, 183), 1069, False, False),
+    Real("west0067", (67, 67), 294, False, False),
+]
+each = pytest.mark.parametrize("real", MATRICES, ids=lambda real: real.name)
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of real data; skips the test, saying why, where there is none."""
+    folder = data_folder()
+    if folder is None:
+        pytest.skip(MISSING)
+    return folder
+
+
+@pytest.fixture
+def path(data, real):
+    return data / "matrices" / f"{real.name}.mtx"
+
+
+@each
+def test_sizes(real, path):
+    A = ls.problems.matrix_market(path)
+    ls.SparsityPattern(A.crow_indices, A.col_indices, A.shape)  # looks at every index
+    assert A.shape == real.shape
+    assert A.nnz == real.nnz
+    assert A.dtype == torch.float64
+    assert A.col_indices.dtype == torch.int32
+
+
+@each
+def test_products(real, path):
+    A, S = ls.problems.matrix_market(path), scipy.sparse.csr_array(scipy.io.mmread(path)).astype(float)
+    rng = np.random.default_rng(0)
+    for M, R, transpose in ((A, S, False), (A, S.T.tocsr(), True)):
+        x = rng.standard_normal(R.shape[1])
+        y = ls.ops.spmm(M, torch.from_numpy(x), transpose=transpose).numpy()
+        # Two sums of the products of a row, each within n u sum |a||x| (Higham 2002, section 3.1).
+        bound = 2 * (np.diff(R.indptr) + 1) * 2**-53 * (abs(R) @ abs(x))
+        assert np.all(np.abs(y - R @ x) <= bound)
+
+
+@each
+def test_symmetry(real, path):
+    A = ls.problems.matrix_market(path)
+    if real.shape[0] != real.shape[1]:
+        assert not real.symmetric
+        return
+    T = A.T
+    same = torch.equal(T.col_indices, A.col_indices) and torch.equal(T.values, A.values)
+    assert same == real.symmetric
+
+
+@pytest.mark.parametrize("real", [r for r in MATRICES if r.positive_definite], ids=lambda real: real.name)
+def test_positive_definite(real, path):
+    A = ls.problems.matrix_market(path)
+    if A.shape[0] > 2000:
+        # A = L D L^T by LU without exchanges of rows: as many positive pivots as positive eigenvalues.
+        lu = scipy.sparse.linalg.splu(
+            A.to_scipy().tocsc(), "MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
+        )
+        assert np.array_equal(lu.perm_r, lu.perm_c)
+        assert (lu.U.diagonal() > 0).all()
+        return
+    eigenvalues = torch.linalg.eigvalsh(A.to_dense())
+    assert eigenvalues[0] > 0
+    assert real.condition is not None
+    assert 0.5 < (eigenvalues[-1] / eigenvalues[0]).item() / real.condition < 2
+
+
+def test_pattern_files_have_ones(data):
+    A = ls.problems.matrix_market(data / "matrices" / "delaunay_n13.mtx")
+    assert (A.values == 1).all()
+
+
+def test_zeros_on_the_diagonal(data):
+    A = ls.problems.matrix_market(data / "matrices" / "west0067.mtx")
+    assert (A.diagonal() == 0).any()
+
+
+def test_bad_scaling(data):
+    """Entries of very different size survive, in float32 too where it can hold them."""
+    path = data / "matrices" / "fs_183_1.mtx"
+    A = ls.problems.matrix_market(path)
+    size = A.values.abs()
+    assert size.max() / size[size > 0].min() > 1e9
+    assert torch.equal(ls.problems.matrix_market(path, dtype=torch.float32).values, A.values.float())
+
+
+def test_laplacian_of_a_triangulation(data):
+    W = ls.problems.matrix_market(data / "matrices" / "delaunay_n13.mtx")
+    edges = torch.stack((W.pattern.row_indices, W.col_indices))
+    L = ls.problems.graph_laplacian(edges)
+    assert L.shape == W.shape
+    assert L.nnz == 49_094 + 8192
+    reference = scipy.sparse.csgraph.laplacian(W.to_scipy())
+    assert abs(L.to_scipy() - reference).max() == 0
+    assert (L @ torch.ones(8192, dtype=torch.float64)).abs().max() == 0
+    assert scipy.sparse.csgraph.connected_components(W.to_scipy())[0] == 1
+    # Of one component: the next eigenvalue is positive. Shifted a little, so that it can be factorized.
+    small = scipy.sparse.linalg.eigsh(
+        ls.problems.graph_laplacian(edges, shift=1e-3).to_scipy().tocsc(),
+        k=2,
+        sigma=0,
+        return_eigenvectors=False,
+    )
+    assert sorted(small - 1e-3)[0] == pytest.approx(0, abs=1e-9)
+    assert sorted(small - 1e-3)[1] > 1e-5
+
+
+# --- problems.gaussian_field ---
+
+
+COVARIANCES = {"gaussian": lambda r: np.exp(-(r**2)), "exponential": lambda r: np.exp(-r)}
+
+
+def distances(shape, spacing):
+    axes = [np.arange(n) * h for n, h in zip(shape, spacing, strict=True)]
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(shape))
+    return np.linalg.norm(points[:, None] - points, axis=2)
+
+
+@pytest.mark.parametrize("covariance", COVARIANCES)
+@pytest.mark.parametrize(("shape", "length"), [((40,), 0.1), ((9, 12), 0.2), ((6, 6), 0.6), ((4, 5, 3), 0.3)])
+def test_the_covariance_is_exact(shape, length, covariance):
+    """The field is linear in white noise. Its covariance, from the response to each noise variable, is the
+    stated one in every entry."""
+    steps = tuple(1 / n / length for n in shape)
+    amplitudes = _amplitudes(shape, steps, covariance)
+    torus = amplitudes.shape
+    size = math.prod(torus)
+    responses = np.fft.fftn(amplitudes * np.eye(size).reshape(size, *torus), axes=range(1, len(shape) + 1))[
+        (slice(None), *(slice(n) for n in shape))
+    ].reshape(size, -1)
+    # The real part of the transform of white noise a + i b is sum_k a_k Re(response) - b_k Im(response).
+    found = responses.real.T @ responses.real + responses.imag.T @ responses.imag
+    wanted = COVARIANCES[covariance](distances(shape, steps))
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-10)
+    # The two fields of a transform are independent: Cov(Re, Im) = 0.
+    both = responses.real.T @ responses.imag
+    np.testing.assert_allclose(both, both.T, rtol=0, atol=2e-10)
+
+
+def test_statistics_over_seeds():
+    """Mean, variance and covariances at a lag, within four standard deviations of their estimates, which
+    follow from the covariance (Isserlis): Var(u_p u_q, u_r u_s) = c_pr c_qs + c_ps c_qr."""
+    shape, length, variance, seeds = (12, 12), 0.15, 0.7, 400
+    fields = np.stack(
+        [gaussian_field(shape, s, length=length, variance=variance).numpy() for s in range(seeds)]
+    )
+    c = variance * COVARIANCES["gaussian"](distances(shape, [1 / 12 / length] * 2))
+    u = fields.reshape(seeds, -1)
+    assert abs(u.mean()) < 4 * math.sqrt(c.mean() / seeds)
+    number = np.arange(144).reshape(shape)
+    for dx, dy in [(0, 0), (1, 0), (0, 2), (2, 1)]:
+        p, q = number[: 12 - dx, : 12 - dy].ravel(), number[dx:, dy:].ravel()
+        found = (u[:, p] * u[:, q]).mean()
+        deviation = math.sqrt(
+            (c[np.ix_(p, p)] * c[np.ix_(q, q)] + c[np.ix_(p, q)] * c[np.ix_(q, p)]).mean() / seeds
+        )
+        assert abs(found - c[p[0], q[0]]) < 4 * deviation
+        assert deviation < 0.05 * variance  # the test can fail
+
+
+def test_the_two_fields_are_independent():
+    pairs = [two_fields(np.random.default_rng(s), (8, 8), 0.2, "gaussian") for s in range(400)]
+    c = COVARIANCES["gaussian"](distances((8, 8), [1 / 8 / 0.2] * 2))
+    product = np.mean([(a * b).mean() for a, b in pairs])
+    assert abs(product) < 4 * math.sqrt((c * c).mean() / 400)
+
+
+def test_the_range_of_the_published_fields():
+    """PreCorrector's fields on 65 x 65 cells, variance 0.5: contrasts exp(max - min) of 103 on average
+    after fields outside 46 to 199 are drawn again. parafields gives exp(4.69) as the geometric mean of all,
+    with a deviation of 0.48 of the logarithm."""
+    ranges = [np.ptp(gaussian_field((65, 65), s, variance=0.5).numpy()) for s in range(60)]
+    assert abs(np.mean(ranges) - 4.69) < 4 * 0.48 * math.sqrt(2 / 60)
+    accepted = [r for r in np.exp(ranges) if 46 <= r <= 199]
+    assert abs(np.mean(accepted) - 103) < 4 * 40 / math.sqrt(len(accepted))
+
+
+def test_scale_and_spacing():
+    one = gaussian_field((6, 7), 5)
+    assert torch.equal(gaussian_field((6, 7), 5, variance=4.0), 2 * one)
+    assert torch.equal(gaussian_field((6, 7), 5, variance=0.0), 0 * one)
+    wide = gaussian_field((8, 8), 5, length=1.0, spacing=0.5)
+    assert torch.equal(wide, gaussian_field((8, 8), 5, length=2.0, spacing=1.0))
+    assert torch.equal(gaussian_field((8, 8), 5), gaussian_field((8, 8), 5, spacing=1 / 8))
+    assert gaussian_field(5, 0).shape == (5,)
+    single = gaussian_field((6, 7), 5, dtype=torch.float32)
+    assert torch.equal(single, one.float())
+
+
+def test_the_same_in_threads_and_after_other_random_numbers():
+    wanted = [gaussian_field((20, 20), s) for s in range(16)]
+    np.random.standard_normal(3)  # noqa: NPY002
+    torch.randn(3)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda s: gaussian_field((20, 20), s), range(16)))
+    assert all(map(torch.equal, found, wanted))
+    assert not torch.equal(wanted[0], wanted[1])
+
+
+@pytest.mark.slow
+def test_too_long_a_correlation():
+    with pytest.raises(ValueError, match="correlation length is too large for the grid"):
+        gaussian_field((16, 16), 0, length=30.0)
+
+
+# --- stiffness and mass matrices of meshes ---
+
+
+# --- problems.p1_stiffness and p1_mass, on meshes of all kinds ---
+
+
+P = ls.problems
+
+MESH = P.random_mesh(20, seed=1)
+
+
+def test_on_a_grid_it_is_poisson():
+    A = P.p1_stiffness(grid_mesh(6, 5))
+    assert torch.equal(A.to_dense(), P.poisson((5, 4)).to_dense())
+
+
+def test_without_fixed_points():
+    mesh = grid_mesh(3, 3, fixed=torch.zeros(16, dtype=torch.bool))
+    one = torch.ones(16, dtype=torch.float64)
+    assert torch.equal(P.p1_stiffness(mesh) @ one, torch.zeros(16, dtype=torch.float64))
+    assert float(one @ (P.p1_mass(mesh) @ one)) == pytest.approx(9.0, rel=1e-15)  # the area
+
+
+FEW = P.random_mesh(16, seed=0)
+
+
+@pytest.mark.parametrize("what", ["stiffness", "mass", "areas"])
+def test_derivatives_in_the_points(what):
+    kappa = normal((len(FEW.triangles),)).exp()
+
+    def values(points):
+        mesh = P.TriangleMesh(points, FEW.triangles, FEW.fixed)
+        return mesh.areas if what == "areas" else getattr(P, f"p1_{what}")(mesh, kappa).values
+
+    x = FEW.points.clone().requires_grad_()
+    patterns = {P.p1_mass(P.TriangleMesh(s * x, FEW.triangles, FEW.fixed)).pattern for s in (1, 2)}
+    assert len(patterns) == 1
+    assert gradcheck(values, x, check_forward_ad=True)
+    assert gradgradcheck(values, x, fast_mode=True)
+    total = lambda points: values(points).square().sum()  # noqa: E731
+    (gradient,) = torch.autograd.grad(total(x), x)
+    torch.testing.assert_close(torch.func.grad(total)(x.detach()), gradient)
+    (single,) = torch.autograd.grad(total(xf := x.detach().float().requires_grad_()), xf)
+    torch.testing.assert_close(single.double(), gradient, rtol=1e-4, atol=1e-4)
+
+
+def test_a_shape_derivative_follows_the_scale_of_the_mesh():
+    """In two dimensions K(s x) = K(x) and M(s x) = s^2 M(x): the compliance f^T K^-1 f, f = M 1, goes as s^4,
+    so its derivative along x is four times itself."""
+    points = FEW.points.clone().requires_grad_()
+    mesh = P.TriangleMesh.delaunay(points, FEW.fixed)
+    load = P.p1_mass(mesh).sum(1)
+    compliance = load @ ls.ops.spsolve(P.p1_stiffness(mesh), load)
+    compliance.backward()
+    torch.testing.assert_close((points.grad * points.detach()).sum(), 4 * compliance.detach())
+
+
+def test_gradient_of_the_energy():
+    """d/d kappa_T of u . A(kappa) u is the energy of u in T, whatever the other coefficients are."""
+    mesh = P.random_mesh(60, seed=5)
+    kappa = normal((len(mesh.triangles),)).exp().requires_grad_()
+    u = normal((len(mesh.free),), seed=1)
+    (gradient,) = torch.autograd.grad(u @ (P.p1_stiffness(mesh, kappa) @ u), kappa)
+    full = torch.zeros(len(mesh.points), dtype=torch.float64).index_put((mesh.free,), u)
+    corners = torch.cat((torch.ones(len(mesh.triangles), 3, 1), mesh.points[mesh.triangles]), 2)
+    slopes = torch.linalg.solve(corners, full[mesh.triangles].unsqueeze(-1))[:, 1:, 0]
+    torch.testing.assert_close(gradient, mesh.areas * slopes.square().sum(1), rtol=1e-11, atol=1e-12)
+
+
+def test_second_order_convergence():
+    """-div grad u = f for u = sin(pi x) sin(pi y) on unstructured meshes: the error in the mean is O(1/n)."""
+    errors = []
+    for n in (400, 1600, 6400):
+        mesh = P.random_mesh(n, seed=0)
+        x, y = mesh.points.numpy().T
+        u = np.sin(math.pi * x) * np.sin(math.pi * y)
+        every = P.TriangleMesh(mesh.points, mesh.triangles, torch.zeros(len(x), dtype=torch.bool))
+        free = mesh.free.numpy()
+        f = (P.p1_mass(every).to_scipy() @ (2 * math.pi**2 * u))[free]
+        solution = scipy.sparse.linalg.spsolve(P.p1_stiffness(mesh).to_scipy(), f)
+        error = solution - u[free]
+        errors.append(math.sqrt(error @ (P.p1_mass(mesh).to_scipy() @ error)))
+    orders = np.log2(np.array(errors[:-1]) / errors[1:])  # h halves
+    assert np.all(np.abs(orders - 2) < 0.2), orders
+
+
+@pytest.mark.parametrize("domain", ["square", "disc_with_hole"])
+@pytest.mark.parametrize("n", [16, 100, 1000])
+def test_random_mesh(n, domain):
+    mesh = P.random_mesh(n, seed=4, domain=domain)
+    assert abs(len(mesh.free) - n) < 4 + 0.05 * n
+    x = mesh.points
+    r = x.norm(dim=1)
+    if domain == "square":
+        area = 1.0
+        rim = ((x == 0) | (x == 1)).any(1)
+    else:
+        inner = 2 * torch.pi / 3
+        h = x[mesh.fixed].diff(dim=0).norm(dim=1).max()
+        area = torch.pi * 8 / 9
+        assert float(mesh.areas.sum()) > area - h**2 * inner  # polygons inside both circles
+        area = float(mesh.areas.sum())
+        rim = ((r - 1).abs() < 1e-12) | ((r - 1 / 3).abs() < 1e-12)
+        assert ((r > 1 / 3 - 1e-12) & (r < 1 + 1e-12)).all()
+    assert torch.equal(mesh.fixed, rim)
+    # The default: the fixed points are those on the boundary, also around the hole.
+    assert torch.equal(P.TriangleMesh(x, mesh.triangles).fixed, rim)
+    assert float(mesh.areas.sum()) == pytest.approx(area, rel=1e-12)
+    edges = x[mesh.triangles] - x[mesh.triangles].roll(1, 1)
+    lengths = edges.norm(dim=2)
+    sines = 2 * mesh.areas.unsqueeze(1) / (lengths * lengths.roll(1, 1))
+    assert sines.min() > math.sin(math.radians(15))
+    again = P.random_mesh(n, seed=4, domain=domain)
+    assert torch.equal(again.points, mesh.points)
+    assert not torch.equal(P.random_mesh(n, seed=5, domain=domain).points[:9], mesh.points[:9])
+
+
+def test_delaunay_of_a_grid():
+    line = torch.linspace(0, 1, 7, dtype=torch.float64)
+    c, s = math.cos(0.3), math.sin(0.3)
+    turn = torch.tensor([[c, s], [-s, c]], dtype=torch.float64)
+    mesh = P.TriangleMesh.delaunay(torch.cartesian_prod(line, line) @ turn)
+    assert len(mesh.triangles) == 72  # each square may be cut either way; nothing flat along the sides
+    assert float(mesh.areas.sum()) == pytest.approx(1.0, rel=1e-14)
+    assert len(mesh.free) == 25
+
+
+def test_pickles_and_copies():
+    again = pickle.loads(pickle.dumps(MESH))
+    assert torch.equal(again.triangles, MESH.triangles)
+    assert torch.equal(again.fixed, MESH.fixed)
+    assert torch.equal(P.p1_mass(again).values, P.p1_mass(MESH).values)
+    assert repr(copy.copy(MESH)) == repr(MESH)
+    with pytest.raises(AttributeError, match="TriangleMesh is immutable: points cannot be set"):
+        MESH.points = None
+
+
+def test_a_mesh_shares_no_memory_with_its_arguments():
+    points, triangles, fixed = MESH.points.clone(), MESH.triangles.clone(), MESH.fixed.clone()
+    mesh = ls.problems.TriangleMesh(points, triangles, fixed)
+    points += 1
+    triangles += 1
+    fixed.logical_not_()
+    for name in ("points", "triangles", "fixed"):
+        assert torch.equal(getattr(mesh, name), getattr(MESH, name)), name

@@ -1,17 +1,29 @@
-"""Recipes that train networks: losses against dense algebra, files, tables."""
+"""Recipes of preconditioners: networks, pcg, and the hard fraction."""
 
 import csv
+import json
 
 import pytest
 import torch
+import yaml
+from safetensors.torch import load_file
+from train import train_cases
 from train.train_cases import make
 
 import learnsolve as ls
-from learnsolve import train
-from learnsolve.recipes import load
+from learnsolve import preconditioners, solvers, train
+from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.preconditioners import Factored, Trainable
+from learnsolve.recipes import load, pcg
 from learnsolve.recipes.family import candidates
-from learnsolve.recipes.harness.recipe import TRAINING
+from learnsolve.recipes.harness.parallel import ALONE
+from learnsolve.recipes.harness.recipe import TRAINING, VectorRecipe, number_of_hardest
+from learnsolve.recipes.harness.run import Objective
+from learnsolve.recipes.harness.settings import VectorSettings
+from learnsolve.recipes.jacobi import JacobiRecipe
 from learnsolve.recipes.newton import SMALL, energy, starts
+from learnsolve.recipes.pcg import Guard, definiteness, factor_of
+from learnsolve.recipes.schedule import Patience
 
 
 def recipe(name, **options):
@@ -317,3 +329,429 @@ def test_training_makes_newtons_method_shorter():
     after = its.measure()
     assert after[1] < 0.2 * before[1]
     assert after[2] < before[2]
+
+
+# --- `python -m learnsolve.train pcg` ---
+
+
+PCG = train_cases.SMALL["pcg"].split()
+
+
+def dense_residuals(A, M, b, iterations):
+    """||r_i|| / ||b|| of the textbook's loop."""
+    x, r = torch.zeros_like(b), b
+    z = M @ r
+    p, rho, norms = z, r @ z, [r.norm()]
+    for _ in range(iterations):
+        q = A @ p
+        alpha = rho / (p @ q)
+        x, r = x + alpha * p, r - alpha * q
+        z = M @ r
+        old, rho = rho, r @ z
+        p = z + rho / old * p
+        norms.append(r.norm())
+    return torch.stack(norms) / b.norm()
+
+
+def test_a_run_learns_what_it_says(run, rows, report, no_pictures):
+    options = ["--steps", 250, "--test_vectors", 50, "--held_out", 20, "--evaluated", 10]
+    _, out = run(*options, recipe="pcg")
+    assert load_file(out / "model.safetensors")["L.values"].shape == (127,)
+    table, numbers = rows(out), report(out)
+    first, last = ({k: float(v) for k, v in row.items()} for row in (table[0], table[-1]))
+    for name in ("loss", "held_out_loss"):
+        assert last[name] < 0.85 * first[name]
+    assert last["held_out_residual"] < first["held_out_residual"]
+    assert (last["learning_rate"], last["iterations"], last["shortened_steps"]) == (1e-3, 4, 0)
+    assert table[1]["definiteness"] == ""
+    assert numbers["preconditioner"]["definiteness"] == last["definiteness"]
+    mean = {(row["preconditioner"], row["rtol"]): row["iterations"] for row in numbers["evaluation"]}
+    for rtol in (1e-3, 1e-6, 1e-9):
+        assert mean["IC(0)", rtol] < mean["learned", rtol] < mean["none", rtol] == mean["Jacobi", rtol]
+    conditions = numbers["condition_numbers"]
+    assert conditions["learned"] < 0.7 * conditions["none"]
+    assert conditions["none"] == pytest.approx(conditions["Jacobi"])
+    with (out / "evaluation.csv").open(newline="") as file:
+        assert [float(line["iterations"]) for line in csv.DictReader(file)] == list(mean.values())
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert config["problem"]["shape"] == [8, 8]
+    assert (config["iterations"], config["gamma"], config["target"]) == (4, 0.6, None)
+    assert numbers["learned"].startswith("On held-out right-hand sides it takes ")
+
+
+@pytest.mark.parametrize("variant", ["paper", "demo"])
+@pytest.mark.parametrize("form", ["product", "triangular"])
+def test_the_losses_of_pcg_are_those_of_dense_algebra(variant, form):
+    its = make("pcg", variant=variant, form=form, test_vectors=5)
+    L = factor_of(its.model).detach().to_dense()
+    two = 2 * torch.eye(64, dtype=torch.float64)
+    torch.testing.assert_close(L, two + 0.1 * torch.ones(63, dtype=torch.float64).diag(-1))
+    M = L @ L.T if form == "product" else torch.linalg.inv(L @ L.T)
+    A, expected = its.A.to_dense(), []
+    for b in its.test_vectors.T:
+        if variant == "paper":
+            weights = torch.tensor([0.6**3, 0.6**2, 0.6, 1]).double()
+            terms = dense_residuals(A, M, b, 4)[1:]
+        else:
+            weights = torch.tensor([0.7**3, 0.7**2, 0.7, 1]).double()
+            terms = torch.log10(1 + dense_residuals(A, M, b, 3))
+        expected.append(weights @ terms / weights.sum())
+    losses = its.losses(its.test_vectors, 0)
+    torch.testing.assert_close(losses, torch.stack(expected) / 5, rtol=1e-6, atol=0)
+    torch.testing.assert_close(its.loss(0), torch.stack(expected).mean(), rtol=1e-6, atol=0)
+
+
+def test_the_ramp_of_the_demonstration():
+    its = make("pcg", variant="demo")
+    line = torch.linspace(-1, 1, 10, dtype=torch.float64)[1:-1]
+    expected = torch.meshgrid(line, line, indexing="xy")[0].reshape(-1, 1)
+    assert torch.equal(its.test_vectors, expected)
+    assert (its.settings.steps, its.settings.target, its.settings.iterations) == (100_000, 3e-5, 3)
+
+
+def test_residuals_of_vectors_that_are_solved_before_the_last_iteration():
+    its = make("pcg", test_vectors=1, nx=2, ny=1, iterations=8)
+    residuals = its.residuals(its.test_vectors, 8, its.space)
+    assert residuals.shape == (9, 1)
+    assert float(residuals[-1].detach().max()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--pattern", "tril"],
+        ["--pattern", "two_ring", "--start", "fsai"],
+        ["--form", "triangular"],
+        ["--form", "triangular", "--start", "ic0"],
+        ["--form", "triangular", "--start", "ic0", "--pattern", "tril"],
+        ["--form", "triangular", "--start", "ic0", "--pattern", "two_ring", "--dtype", "float32"],
+        ["--start", "fsai", "--pattern", "tril", "--resample"],
+        ["--problem.name", "anisotropic", "--problem.shape", "[6,6]"],
+        ["--problem.name", "diffusion", "--problem.shape", "[6,6]", "--pattern", "tril"],
+        ["--problem.shape", "20"],
+    ],
+)
+def test_every_pattern_form_and_start_trains(run, rows, report, options, no_pictures):
+    pytest.importorskip("pyamg")
+    few = ["--steps", 60, "--test_vectors", 20, "--held_out", 8, "--evaluated", 2]
+    code, out = run(*few, *options, recipe="pcg")
+    assert code == train.OK
+    table = rows(out)
+    which = "held_out_loss" if "--resample" in options else "loss"
+    assert float(table[-1][which]) < float(table[0][which])
+    assert all(row["converged"] == 2 for row in report(out)["evaluation"])
+
+
+def test_larger_patterns_and_better_starts_are_better():
+    loss = {
+        (pattern, form, start): make("pcg", pattern=pattern, form=form, start=start).evaluate()
+        for pattern in ("bidiagonal", "tril", "two_ring")
+        for form, start in (("product", "paper"), ("product", "fsai"), ("triangular", "ic0"))
+    }
+    for form, start in (("product", "fsai"), ("triangular", "ic0")):
+        better = [loss[pattern, form, start] for pattern in ("two_ring", "tril", "bidiagonal")]
+        assert better == sorted(better)
+    exact = solvers.cg(
+        (its := make("pcg", pattern="tril", form="triangular", start="ic0")).A,
+        its.held_out,
+        rtol=0.0,
+        maxiter=4,
+        M=preconditioners.IC0(its.A),
+        gradient="unrolled",
+    )
+    torch.testing.assert_close(
+        its.residuals(its.held_out, 4, its.space),
+        exact.residual_norms / its.held_out.norm(dim=0),
+        rtol=1e-9,
+        atol=0,
+    )
+
+
+# --- schedules, what stops a run, and the guard of its factor ---
+
+
+def test_the_curriculum_and_the_schedule_are_recorded(run, rows, no_pictures):
+    schedule = ["--schedule", "cosine", "--curriculum", 5, "--evaluate_every", 4]
+    table = rows(run("--steps", 24, *PCG, *schedule, recipe="pcg")[1])
+    assert [float(row["iterations"]) for row in table if row["iterations"]] == [1, 1, 2, 3, 4, 4, 4]
+    rates = [float(row["learning_rate"]) for row in table if row["learning_rate"]]
+    assert rates[0] == 1e-3
+    assert rates[-1] == pytest.approx(1e-5)
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_the_schedule_stays_that_of_the_first_run(run, no_pictures):
+    _, out = run("--steps", 4, *PCG, "--schedule", "cosine", recipe="pcg")
+    assert run("--resume", "run", "--steps", 8, out=None, recipe="pcg")[0] == train.OK
+    assert yaml.safe_load((out / "config.yaml").read_text())["schedule_steps"] == 4
+
+
+def test_patience_ends_a_run_and_a_resumed_one_stays_ended(run, rows, no_pictures):
+    # So large a rate makes the held-out loss grow soon.
+    options = [*PCG, "--lr", 0.3, "--patience", 2, "--evaluate_every", 2]
+    code, out = run("--steps", 400, *options, recipe="pcg")
+    assert code == train.OK
+    table = rows(out)
+    assert len(table) < 200
+    held = [float(row["held_out_loss"]) for row in table if row["held_out_loss"]]
+    best = held.index(min(held))
+    assert best < len(held) - 2
+    assert json.loads((out / "report.json").read_text())["stopped_early"] is True
+    assert run("--resume", "run", "--steps", 500, out=None, recipe="pcg")[0] == train.OK
+    assert rows(out) == table
+
+
+def test_patience_counts_what_does_not_improve():
+    patience = Patience(2)
+    assert [patience.see(loss) for loss in (3.0, 2.0, 2.5, 1.0, 1.0, 1.0 - 1e-9)] == [False] * 5 + [True]
+    assert not any(Patience(None).see(1.0) for _ in range(9))
+
+
+def test_a_target_ends_a_run_at_the_weights_that_reach_it(run, rows, no_pictures):
+    options = [*PCG, "--test_vectors", "ramp", "--target", 0.05, "--curriculum", 3, "--lr", 0.01]
+    code, out = run("--steps", 2000, *options, recipe="pcg")
+    assert code == train.OK
+    last = rows(out)[-1]
+    assert 9 <= int(last["step"]) < 2000
+    assert float(last["training_residual"]) < 0.05
+    assert float(last["iterations"]) == 4
+
+
+def test_clipping_bounds_the_gradient():
+    its = make("pcg", clip=1e-3, test_vectors=4)
+    optimizer = its.optimizer()
+    its.loss(0).backward()
+    norm = float(its.model.L.values.grad.norm())
+    optimizer.step()
+    assert norm > 1e-3
+    assert float(its.model.L.values.grad.norm()) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("limit", [256, 1])
+def test_definiteness_is_that_of_dense_algebra(monkeypatch, limit):
+    monkeypatch.setattr(pcg, "DENSE_LIMIT", limit)
+    for pattern in ("bidiagonal", "tril"):
+        L = factor_of(make("pcg", pattern=pattern).model)
+        generator = torch.Generator().manual_seed(0)
+        L = L.with_values(L.values.detach() * torch.rand(L.nnz, generator=generator, dtype=torch.float64))
+        eigenvalues = torch.linalg.eigvalsh(L.to_dense() @ L.to_dense().T)
+        expected = float(eigenvalues[0] / eigenvalues[-1])
+        assert definiteness(L) == pytest.approx(expected, rel=1e-9 if limit > 1 else 0.3)
+    singular = L.values.clone()
+    singular[L.pattern.diagonal_positions[3]] = 0
+    assert definiteness(L.with_values(singular)) == 0
+    singular[0] = float("nan")
+    assert definiteness(L.with_values(singular)) == 0
+
+
+def test_the_guard_halves_a_step_that_makes_the_factor_singular():
+    model = Trainable(Factored.bidiagonal(10))
+    guard = Guard(model.parameters(), model.L, 1e-3)
+    guard.before()
+    with torch.no_grad():
+        model.L.values[0] -= 1.999
+    before = model.L.values.detach().clone()
+    guard.after()
+    assert guard.shortened == 1
+    assert guard.holds()
+    assert float(model.L.values[0].detach()) == pytest.approx(2 - 1.999 / 2)
+    assert torch.equal(model.L.values[1:], before[1:])
+
+    guard.before()
+    kept = model.L.values.detach().clone()
+    with torch.no_grad():
+        model.L.values += float("nan")
+    guard.after()
+    assert guard.shortened == 2
+    assert torch.equal(model.L.values, kept)
+
+    for floor, count in ((1e-3, 2), (0.0, 0)):
+        other = Guard(model.parameters(), model.L, floor)
+        other.before()
+        other.after()
+        assert other.shortened == 0 <= count
+
+
+def test_shortened_steps_are_counted_in_the_metrics_and_survive_resuming(run, rows, no_pictures):
+    options = [*PCG, "--guard", 0.01, "--lr", 2.0, "--evaluate_every", 1]
+    _, out = run("--steps", 20, *options, out="whole", recipe="pcg")
+    table = rows(out)
+    assert float(table[-1]["shortened_steps"]) > 0
+    assert all(float(row["definiteness"]) >= 0.01 for row in table)
+    run("--steps", 13, *options, out="parts", recipe="pcg")
+    run("--resume", "parts", "--steps", 20, out=None, recipe="pcg")
+    assert rows(out.parent / "parts") == table
+    report = json.loads((out / "report.json").read_text())
+    assert report["shortened_steps"] == float(table[-1]["shortened_steps"])
+    assert "steps were shortened" in report["learned"]
+
+
+# --- training on the hardest test vectors of every step ---
+
+
+NETWORK = {"grid": [3, 4], "test_vectors": 2, "sweeps": 4, "matrices": 11}
+
+
+def made(fraction: float = 1.0, how: str = "two", **options) -> tuple[JacobiRecipe, Objective]:
+    options = {"hard_fraction": fraction, "hard_pass": how, "test_vectors": 11, **options}
+    recipe = make("jacobi", shape=[5, 4], **options)
+    with torch.no_grad():  # where rows have weights of their own
+        recipe.weight.copy_(torch.linspace(0.5, 1, 20))
+    return recipe, Objective(recipe, ALONE)
+
+
+OTHERS = {
+    "heavyball": {"test_vectors": 11, "sweeps": 3},
+    "heavyball, resampled": {"test_vectors": 11, "resample": True},
+    "heavyball_network": NETWORK,
+    "heavyball_network, resampled": {**NETWORK, "resample": True},
+    "pcg": {"test_vectors": 11},
+    "pcg, resampled": {"test_vectors": 11, "form": "triangular", "resample": True},
+    "pcg, curriculum": {"test_vectors": 11, "curriculum": 2, "pattern": "tril"},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("how", ["two", "one"])
+def test_other_recipes_learn_from_the_hardest_chosen_by_hand(name, how):
+    """Their losses themselves are compared with dense algebra in the tests of each recipe."""
+    recipe = make(name.split(",")[0], hard_fraction=0.3, hard_pass=how, **OTHERS[name])
+    objective = Objective(recipe, ALONE)
+    step = 3
+    loss = objective(step)
+    of_all = recipe.loss(step).detach()
+    losses = recipe.losses(recipe.vectors(step), step)
+    torch.testing.assert_close(losses.sum(), of_all, rtol=1e-12, atol=0)
+    by_hand = losses.topk(4).values.mean() * 11
+    torch.testing.assert_close(loss, by_hand, rtol=1e-11, atol=0)
+    parameters = list(recipe.model.parameters())
+    gradient, expected = (torch.autograd.grad(t, parameters) for t in (loss, by_hand))
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-13)
+    assert objective.measure() == pytest.approx((of_all.item(),), rel=1e-12)
+
+
+def gradient(recipe: JacobiRecipe, loss: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(loss, recipe.weight)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"sweeps": 3}, {"resample": True}, {"test_vectors": "identity"}])
+@pytest.mark.parametrize("how", ["two", "one"])
+def test_loss_and_gradient_are_those_of_the_hardest_chosen_by_hand(how, options):
+    recipe, objective = made(0.3, how, **options)
+    step = 3
+    loss = objective(step)
+
+    A, E = recipe.A.to_dense(), recipe.vectors(step)
+    x = E
+    for _ in range(recipe.settings.sweeps):
+        x = x - (recipe.weight / A.diagonal()).unsqueeze(1) * (A @ x)
+    losses = (x * (A @ x)).sum(0)
+    count = E.shape[1]
+    by_hand = losses.topk({11: 4, 20: 6}[count]).values.mean() * count
+    torch.testing.assert_close(loss, by_hand, rtol=1e-12, atol=0)
+    torch.testing.assert_close(gradient(recipe, loss), gradient(recipe, by_hand), rtol=1e-11, atol=1e-13)
+    assert objective.columns == ("loss_of_all",)
+    assert objective.measure() == pytest.approx((losses.sum().item(),), rel=1e-12)
+
+
+def test_all_vectors_take_the_path_without_the_option():
+    """Bit for bit: quadratic form of the sweeps, backward, Adam."""
+    recipe, objective = made()
+    other, _ = made()
+    optimizers = recipe.optimizer(), other.optimizer()
+    E = other.test_vectors
+    for step in range(5):
+        objective(step).backward()
+        x = solvers.jacobi(other.A, torch.zeros_like(E), E, weight=other.weight).x
+        quadratic_form(other.A, x, symmetric=True).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.equal(recipe.weight, other.weight)
+    assert objective.columns == objective.measure() == ()
+
+
+class Numbers(VectorRecipe):
+    """Vectors are numbers v_i, their losses p v_i; they lie along the first axis."""
+
+    vector_dim = 0
+
+    def __init__(self, values: list[float], fraction: float, how: str):
+        self.settings = VectorSettings(hard_fraction=fraction, hard_pass=how)  # type: ignore[arg-type]
+        self.model = torch.nn.Module()
+        self.model.p = torch.nn.Parameter(torch.ones(()))
+        self.values = torch.tensor(values).unsqueeze(1)
+        self.count, self.indices = len(values), range(len(values))
+        self.seen: list[tuple[list[float], bool]] = []
+        self.cotangent = None
+
+    def vectors(self, step):
+        return self.values
+
+    def losses(self, vectors, step):
+        self.seen.append((vectors[:, 0].tolist(), torch.is_grad_enabled()))
+        losses = vectors[:, 0] * self.model.p  # type: ignore[operator]
+        if losses.requires_grad:
+            losses.register_hook(lambda g: setattr(self, "cotangent", g.tolist()))
+        return losses
+
+
+def test_two_passes_compute_the_kept_vectors_only_with_a_graph():
+    recipe = Numbers([1.0, 7.0, 3.0, 5.0], 0.5, "two")
+    Objective(recipe, ALONE)(0).backward()
+    assert recipe.seen == [([1.0, 7.0, 3.0, 5.0], False), ([7.0, 5.0], True)]
+    assert recipe.cotangent == [2.0, 2.0]
+    assert recipe.model.p.grad == 24.0  # twice the mean of 7 and 5, as the loss of all is twice that of half
+
+
+def test_one_pass_gives_zeros_to_the_backward_of_the_others():
+    recipe = Numbers([1.0, 7.0, 3.0, 5.0], 0.5, "one")
+    Objective(recipe, ALONE)(0).backward()
+    assert recipe.seen == [([1.0, 7.0, 3.0, 5.0], True)]
+    assert recipe.cotangent == [0.0, 2.0, 0.0, 2.0]
+
+
+def test_of_equal_losses_the_first_are_kept():
+    recipe = Numbers([2.0] * 40 + [3.0] + [2.0] * 40, 5 / 81, "one")
+    Objective(recipe, ALONE)(0).backward()
+    assert [i for i, c in enumerate(recipe.cotangent or ()) if c] == [0, 1, 2, 3, 40]
+
+
+def test_a_loss_that_is_no_number_is_among_the_hardest():
+    recipe = Numbers([1.0, float("nan"), 9.0], 0.3, "two")
+    assert Objective(recipe, ALONE)(0).isnan()
+
+
+@pytest.mark.parametrize(
+    ("fraction", "count", "kept"),
+    [(0.25, 100, 25), (0.25, 7, 2), (0.07, 100, 7), (0.1, 30, 3), (1e-9, 5, 1), (0.999, 5, 5), (1.0, 5, 5)],
+)
+def test_the_number_of_hardest_is_that_of_the_fraction_as_written(fraction, count, kept):
+    assert number_of_hardest(fraction, count) == kept
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("jacobi", "--test_vectors 9"),
+        ("heavyball", "--test_vectors 9"),
+        ("heavyball_network", "--grid [3,3] --matrices 9 --held_out_matrices 2"),
+        ("pcg", "--nx 4 --ny 4 --test_vectors 9 --held_out 3 --evaluated 1"),
+    ],
+)
+@pytest.mark.parametrize("how", ["two", "one"])
+def test_a_run_records_both_losses_and_times_both_passes(
+    run, rows, report, no_pictures, recipe, options, how
+):
+    options = ["--steps", 20, "--evaluate_every", 10, *options.split(), "--hard_fraction", 0.25]
+    code, folder = run(*options, "--hard_pass", how, recipe=recipe)
+    assert code == 0
+    table, numbers = rows(folder), report(folder)
+    assert [bool(row["loss_of_all"]) for row in table] == [step % 10 == 0 for step in range(21)]
+    assert all(float(row["loss"]) > float(row["loss_of_all"]) for row in table if row["loss_of_all"])
+    assert float(table[-1]["loss_of_all"]) < float(table[0]["loss_of_all"])
+    times = numbers["hardest"].pop("seconds_per_step")
+    assert numbers["hardest"] == {"fraction": 0.25, "kept": 3, "of": 9, "pass": how}
+    assert set(times) == {"all", "two", "one"}
+    assert all(0 < t < 1 for t in times.values())
+    assert numbers["processes"] == 1
