@@ -20,8 +20,8 @@ from torch import Tensor
 import learnsolve as ls
 
 F64 = torch.float64
-P, S = ls.preconditioners, ls.solvers
-# Left out: records of results; base classes, settings, readers of files, and what takes functions.
+P, S, N = ls.preconditioners, ls.solvers, ls.nonlinear
+# Left out: records of results; base classes, settings, and readers of files.
 RECORDS = {"ConvergenceWarning", "DelaunayGraph", "Eigenpairs", "Estimate", "Evaluation"}
 RECORDS |= {"ExtremeEigenvalues", "Graph", "SingularTriplets"}
 RECORDS |= {"IncompleteCholesky", "IncompleteLU", "Iteration", "MatrixProperties", "PROPERTIES"}
@@ -54,6 +54,12 @@ MESH = ls.problems.random_mesh(16, seed=0)
 VECTOR = random(16)
 EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
 
+
+def cubic(u: Tensor, a: Tensor | float = 1.0) -> Tensor:
+    """Of any length and dtype; its Jacobian is not symmetric."""
+    return u + 0.1 * u**3 - 0.3 * u.roll(1) - a
+
+
 NUMBERS: dict[str, Any] = {
     "A": A,
     "B": A.tril(),
@@ -67,6 +73,7 @@ NUMBERS: dict[str, Any] = {
     "U": random(16, 2),
     "V": random(16, 2, seed=1),
     "X": random(16),
+    "a": random(16),
     "adjoint_M": P.Diagonal(random(16)),
     "alpha": 0.1,
     "b": random(16),
@@ -77,12 +84,15 @@ NUMBERS: dict[str, Any] = {
     "crow_indices": A.crow_indices,
     "d": random(16, seed=2),
     "degree": 2,
+    "dt": 0.1,
     "e": random(A.nnz, 2),
     "edge_features": 2,
     "edge_index": EDGES,
     "edge_weight": random(4),
     "epsilon": 0.3,
     "exponent": 2.0,
+    "f": cubic,
+    "g": lambda u: u - 0.5 * cubic(u),
     "graph": A,
     "grid": (4, 4),
     "grounded": torch.tensor([True, False, False]),
@@ -127,8 +137,11 @@ NUMBERS: dict[str, Any] = {
     "self": A,
     "shape": (4, 4),
     "shift": 0.3,
+    "steps": 2,
     "theta": 0.5,
     "triangles": torch.tensor([[0, 1, 3], [1, 2, 3], [2, 0, 3]]),
+    "u": random(16),
+    "u0": random(16),
     "values": random(A.nnz),
     "weight": 0.3,
     "weights": random(4),
@@ -150,12 +163,16 @@ NUMBERS: dict[str, Any] = {
     "diag.d": random(4),
     "eigsh.B": ls.ops.diag(random(16)),
     "eigsh.k": 1,  # of a grid the second and the third are equal
+    "hessian.f": lambda u: (u * cubic(u)).sum(),
     "galerkin.P": HIERARCHY.prolongations[0],
     "kron.A": ls.problems.poisson((2,)),
+    "least_squares.r": cubic,
     "lstsq.weight": random(16),
     "krylov_samples.m": random(16, 3),
     "mic0.omega": 0.7,
     "p1_stiffness.kappa": random(len(MESH.triangles)),
+    "root.line_search": 0.7,
+    "root, unrolled.line_search": 0.7,
     "spectral_radius.E": A,
     "stencil.x": random(4, 4),
     "svds.k": 1,
@@ -190,9 +207,27 @@ WITH: dict[str, dict[str, Any]] = {
 }
 
 
+# Behind f and its start: what a solve of f(u, a) is given before a.
+OF_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "root": (cubic, random(16)),
+    "fixed_point": (lambda u, a: u - 0.5 * cubic(u, a), random(16)),
+    "least_squares": (lambda u, a: torch.cat([cubic(u, a), u - 1]), random(16)),
+    "implicit_euler": (lambda u, a: -cubic(u, a), random(16), 2, 0.1),
+    "trapezoidal": (lambda u, a: -cubic(u, a), random(16), 2, 0.1),
+}
+
+
+def of_arguments(solve: Callable[..., Any], given: tuple[Any, ...]) -> Callable[..., Any]:
+    def call(a: Tensor) -> Any:
+        return solve(*given, a, rtol=1e-13)
+
+    call.__doc__ = solve.__doc__
+    return call
+
+
 def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Functions, constructors, methods of `CSR`, calls of modules; solvers also with unrolled gradients."""
-    for module in (ls, ls.ops, S, P, ls.problems, ls.nn, ls.analysis, ls.io):
+    for module in (ls, ls.ops, S, P, N, ls.problems, ls.nn, ls.analysis, ls.io):
         group = module.__name__.removeprefix("learnsolve.")
         for name in module.__all__:
             call = getattr(module, name)
@@ -200,7 +235,12 @@ def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
                 continue
             yield group, name, call
             if not inspect.isclass(call):
-                if {"gradient", "maxiter"} <= inspect.signature(call).parameters.keys():
+                if module is N and name in OF_ARGUMENTS:
+                    yield group, f"{name}, of a", of_arguments(call, OF_ARGUMENTS[name])
+                if (
+                    name != "least_squares"
+                    and {"gradient", "maxiter"} <= inspect.signature(call).parameters.keys()
+                ):
                     yield group, f"{name}, unrolled", partial(call, gradient="unrolled", maxiter=4)
                 continue
             for key, method in inspect.getmembers(call, callable):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve.matrix.autocast import full_precision
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._linear import (
     INNER,
@@ -490,8 +491,7 @@ def anderson(
         x_next = x - o.damping * r
         if changes:
             dF, dx = (torch.stack([t.flatten(f.levels) for t in some], -1) for some in (changes, steps))
-            gamma = _least_squares(dF, r.flatten(f.levels))
-            x_next = x_next - ((dx - o.damping * dF) @ gamma.unsqueeze(-1)).reshape(x.shape)
+            x_next = x_next - _mixed(dF, dx - o.damping * dF, r.flatten(f.levels)).reshape(x.shape)
         x_next = x_next if bool(running.all()) else torch.where(over(running, x), x_next, x)
         r_next = f(x_next, *p)
         steps, changes = [*steps, x_next - x][-o.memory :], [*changes, r_next - r][-o.memory :]
@@ -506,12 +506,17 @@ def anderson(
     return progress.ended(x)
 
 
-def _least_squares(D: Tensor, r: Tensor) -> Tensor:
-    """gamma, (..., m), for D (..., n, m); zero columns, as for systems that have stopped, get zero."""
+@full_precision
+def _mixed(D: Tensor, steps: Tensor, r: Tensor) -> Tensor:
+    """steps @ gamma, where gamma minimizes ||r - D gamma||, for D (..., n, m); zero columns of D, as for
+    systems that have stopped, get zero."""
     length = torch.linalg.vector_norm(D.detach(), dim=-2, keepdim=True)
     unit = D / torch.where(length > 0, length, 1)
     gram = unit.mT @ unit
     ridge = _RIDGE * torch.finfo(r.dtype).eps * torch.eye(D.shape[-1], dtype=r.dtype, device=r.device)
     gram = torch.where(torch.isfinite(gram), gram, 0) + ridge
-    gamma = torch.linalg.solve(gram, (unit.mT @ r.unsqueeze(-1)).nan_to_num(0))
-    return (gamma / torch.where(length > 0, length, 1).mT).squeeze(-1)
+    wanted = (unit.mT @ r.unsqueeze(-1)).nan_to_num(0)
+    inverse = torch.linalg.inv(gram)  # forward mode in forward mode is wrong for torch.linalg.solve
+    gamma = inverse @ wanted
+    gamma = gamma + inverse @ (wanted - gram @ gamma)
+    return (steps @ (gamma / torch.where(length > 0, length, 1).mT)).squeeze(-1)

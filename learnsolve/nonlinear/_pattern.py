@@ -521,6 +521,8 @@ def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> Sparsit
     >>> ls.nonlinear.jacobian_pattern(lambda u: u[1:] * u[:-1], torch.ones(1000))
     SparsityPattern(shape=(999, 1000), nnz=1998, indices=int32, device=cpu)
     """
+    if not callable(f):
+        raise TypeError(f"jacobian_pattern: f must be a function of u and args, got {type(f).__name__}")
     check_argument("jacobian_pattern", u)
     return find_pattern("jacobian_pattern", f, u, args)
 
@@ -715,6 +717,8 @@ def pattern_of(rows: Rows, width: int) -> SparsityPattern:
 def check_argument(function: str, u: Any) -> None:
     checks.tensor(function, "u", u)
     checks.dtype(function, "u", u)
+    if u.is_meta:
+        raise ValueError(f"{function}: u must have values, got a tensor on meta")
 
 
 def flat_output(function: str, out: Any, u: Tensor) -> Tensor:

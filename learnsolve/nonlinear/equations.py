@@ -168,8 +168,7 @@ def solve(
     start = time.perf_counter()
     checks.one_of(name, "gradient", gradient, ("implicit", "unrolled"))
     checks.flag(name, "throw", throw)
-    if not callable(f):
-        raise TypeError(f"{name}: {words[0]} must be a callable, got {type(f).__name__}")
+    check_function(name, words[0], f)
     if not callable(linear):
         checks.one_of(name, "linear", linear, systems.methods)
     if M is not None and not callable(M):
@@ -202,6 +201,11 @@ def solve(
     return solution
 
 
+def check_function(name: str, argument: str, f: Any) -> None:
+    if not callable(f):
+        raise TypeError(f"{name}: {argument} must be a callable, got {type(f).__name__}")
+
+
 def outside(function: Callable[P, T]) -> Callable[P, T]:
     """A public function, at which torch.compile breaks its graph."""
     return outside_of_graphs(
@@ -218,7 +222,7 @@ def _assembled(
     if callable(jacobian) and not isinstance(jacobian, CSR):
         return Assembled(name, arguments.bind(jacobian, name), users=True)
     if jacobian is not None and not isinstance(jacobian, str):
-        pattern = as_pattern(name, jacobian)
+        pattern = as_pattern(name, jacobian, "jacobian")
         if pattern.shape[1] != u0.numel():
             raise ValueError(
                 f"{name}: jacobian must be a pattern with a column for each of the {u0.numel()} unknowns, "
@@ -287,6 +291,8 @@ def settings_of(
     """Check the arguments."""
     checks.tensor(name, start, u0)
     checks.dtype(name, start, u0)
+    if u0.is_meta:
+        raise ValueError(f"{name}: {start} must have values, got a tensor on meta")
     if u0.numel() == 0:
         raise ValueError(f"{name}: {start} must have at least one entry, got shape {tuple(u0.shape)}")
     rtol = torch.finfo(u0.dtype).eps ** 0.5 if rtol is None else rtol

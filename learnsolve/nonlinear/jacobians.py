@@ -533,7 +533,7 @@ def _longest(pattern: SparsityPattern) -> int:
     return int(pattern.crow_indices.diff().max()) if pattern.shape[0] else 0
 
 
-def as_pattern(function: str, pattern: Any) -> SparsityPattern:
+def as_pattern(function: str, pattern: Any, argument: str = "pattern") -> SparsityPattern:
     if isinstance(pattern, CSR):
         return pattern.pattern
     if isinstance(pattern, SparsityPattern):
@@ -541,7 +541,7 @@ def as_pattern(function: str, pattern: Any) -> SparsityPattern:
     if scipy.sparse.issparse(pattern):
         return convert.scipy_parts(pattern)[1]
     raise TypeError(
-        f"{function}: pattern must be a SparsityPattern, a CSR or a SciPy matrix, got "
+        f"{function}: {argument} must be a SparsityPattern, a CSR or a SciPy matrix, got "
         f"{type(pattern).__name__}"
     )
 

@@ -14,7 +14,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._linear import if_alike
 from learnsolve.nonlinear._methods import newton
-from learnsolve.nonlinear.equations import outside, settings_of, solve
+from learnsolve.nonlinear.equations import check_function, outside, settings_of, solve
 from learnsolve.nonlinear.jacobians import as_pattern
 from learnsolve.ops.add import add
 from learnsolve.ops.diagonals import eye
@@ -126,13 +126,14 @@ def _steps(
         if key not in _OPTIONS:
             raise TypeError(f"{name}: unexpected keyword argument {key!r}; it takes {', '.join(_OPTIONS)}")
     o = _OPTIONS | options
+    check_function(name, "f", f)
+    rtol, atol, maxiter, forcing = (o.pop(key) for key in ("rtol", "atol", "maxiter", "forcing"))
+    settings = settings_of(name, "u0", u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
     checks.integer(name, "steps", steps, 0)
     dt = dt if isinstance(dt, Tensor) else torch.as_tensor(checks.number(name, "dt", dt), dtype=u0.dtype)
     if dt.numel() != 1:
         raise ValueError(f"{name}: dt must be a number or have one element, got shape {tuple(dt.shape)}")
-    rtol, atol, maxiter, forcing = (o.pop(key) for key in ("rtol", "atol", "maxiter", "forcing"))
-    settings = settings_of(name, "u0", u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
-    o["jacobian"] = _of_a_step(o["jacobian"], u0)
+    o["jacobian"] = _of_a_step(name, o["jacobian"], u0)
 
     def residual(v: Tensor, before: Tensor, weight: Tensor, *args: Any) -> Any:
         return if_alike(f(v, *args), v, lambda y: v - weight * y - before)
@@ -168,7 +169,7 @@ def _steps(
     return _joined(u, [ended[k] for k in range(steps)])
 
 
-def _of_a_step(jacobian: Any, u: Tensor) -> Any:
+def _of_a_step(name: str, jacobian: Any, u: Tensor) -> Any:
     """The Jacobian of v - weight f(v) - before, from the Jacobian of f."""
     if jacobian is None or isinstance(jacobian, str):
         return jacobian
@@ -176,7 +177,7 @@ def _of_a_step(jacobian: Any, u: Tensor) -> Any:
     if callable(jacobian) and not isinstance(jacobian, CSR):
         J: Any = jacobian
         return lambda v, before, weight, *args: add(one, J(v, *args), beta=-weight)
-    pattern = as_pattern("jacobian", jacobian)
+    pattern = as_pattern(name, jacobian, "jacobian")
     return add(CSR(torch.ones(pattern.nnz, dtype=u.dtype, device=u.device), pattern), one).pattern
 
 

@@ -54,15 +54,6 @@ def test_scales_do_not_matter(scale):
     torch.testing.assert_close(one_step_loss(A, scale * b, d), one_step_loss(A, b, d), rtol=1e-12, atol=0)
 
 
-def test_derivatives():
-    def loss(v, b, d):
-        return one_step_loss(ls.CSR(v, A.pattern), b, d)
-
-    given = [t.requires_grad_() for t in (A.values.clone(), drawn(12, 2), drawn(12, 2) + 1)]
-    assert gradcheck(loss, given, check_forward_ad=True)
-    assert gradgradcheck(loss, given)
-
-
 def test_no_direction_and_no_residual():
     d = torch.stack((torch.zeros(12, dtype=F64), drawn(12)), -1).requires_grad_()
     b = torch.stack((drawn(12), torch.zeros(12, dtype=F64)), -1).requires_grad_()
@@ -224,12 +215,9 @@ def test_what_is_not_finite_is_told(bad):
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: convergence_factor([1.0, 0.5]), TypeError, "history must be a Solution or a Tensor"),
         (lambda: convergence_factor(torch.ones(1)), ValueError, r"N >= 1 iterations, got \(1,\)"),
         (lambda: convergence_factor(torch.ones(5), last=0), ValueError, r"last must be in \(0, 1\]"),
         (lambda: convergence_factor(torch.ones(5, dtype=torch.int64)), TypeError, "float32 or float64"),
-        (lambda: convergence_factor(torch.ones(5), rtol="a"), TypeError, "rtol must be a number, got str"),
-        (lambda: convergence_factor(torch.ones(5), rtol=torch.nan), ValueError, "not negative, got nan"),
         (lambda: convergence_factor(torch.ones(5), rtol=torch.inf), ValueError, "not negative, got inf"),
     ],
 )

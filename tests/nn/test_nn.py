@@ -167,18 +167,14 @@ A32, A64 = sparse(N, N, dtype=torch.float32), sparse(N, N)
 X32 = random(N, IN, dtype=torch.float32)
 BAD = [
     (lambda: GCNConv(0, 2), ValueError, "in_features must be at least 1, got 0"),
-    (lambda: GCNConv(2, 2.5), TypeError, "out_features must be an int"),
-    (lambda: GCNConv(2, 2, bias=1), TypeError, "bias must be True or False"),
     (lambda: GCNConv(2, 2, batch_shape=(-1,)), ValueError, "batch_shape must be at least 0"),
     (lambda: GCNConv(IN, OUT)(X32, X32), TypeError, "A must be a CSR, got Tensor"),
     (lambda: GCNConv(IN, OUT)(A64, X32), TypeError, "dtype"),
     (lambda: GCNConv(IN, OUT)(A32, X32.double()), TypeError, "X has dtype torch.float64"),
     (lambda: GCNConv(IN, OUT)(A32, sparse(N, IN)), TypeError, "X has dtype torch.float64, the weights"),
-    (lambda: GCNConv(IN, OUT)(A32, [1.0]), TypeError, "X must be a torch.Tensor"),
     (lambda: GCNConv(IN, OUT)(sparse(N, IN, dtype=torch.float32), X32), ValueError, r"n = A.shape\[1\] = 5"),
     (lambda: GCNConv(OUT, OUT)(A32, X32), ValueError, r"n = A.shape\[1\] = 7, in_features = 3\)"),
     (lambda: GCNConv(IN, OUT)(A32, X32[0]), ValueError, r"got \(5,\)"),
-    (lambda: gcn_norm(X32), TypeError, "gcn_norm: A must be a CSR"),
     (lambda: gcn_norm(sparse(N, IN)), ValueError, r"A must be square, got shape \(7, 5\)"),
     (
         lambda: gcn_norm(A64 * -9.0),
@@ -186,11 +182,7 @@ BAD = [
         r"^gcn_norm: all row sums of A \+ I must be positive .*; make the weights nonnegative",
     ),
     (lambda: SparseDropout(1.0), ValueError, "p must be a probability below 1, got 1.0"),
-    (lambda: SparseDropout(float("nan")), ValueError, "p must be a probability"),
-    (lambda: SparseDropout(-0.1), ValueError, "p must be a probability"),
     (lambda: SparseDropout()(X32), TypeError, "use torch.nn.Dropout"),
-    (lambda: SparseDropout("a"), TypeError, "p must be a number, got str"),
-    (lambda: SparseDropout(False), TypeError, "p must be a number, got bool"),
     (lambda: SparseDropout()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz = "),
     (lambda: SparseDropout(0)(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz ="),
     (lambda: SparseDropout().eval()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \("),
@@ -202,7 +194,6 @@ BAD = [
     ),
     (lambda: SparseDropout(0)(A32, A64.values), TypeError, r"tensor of bool, got torch\.float64"),
     (lambda: SparseDropout()(A32, [True] * A32.nnz), TypeError, r"keep must be a torch\.Tensor, got list"),
-    (lambda: SparseDropout()(A32, 1), TypeError, r"keep must be a torch\.Tensor, got int"),
     (
         lambda: SparseDropout()(A32.with_values(A32.values.expand(2, -1)), torch.ones(3, A32.nnz).bool()),
         ValueError,
@@ -532,11 +523,6 @@ V = normal((LOWER.nnz,))
 GIVEN_EDGES, ENDS = torch.tensor([[2, 0, 1], [1, 2, 0]]), torch.tensor([[0], [1]])
 BAD_GRAPHS = [
     (lambda: block(rows=()), ValueError, "GraphNetBlock: rows and columns must name at least one"),
-    (
-        lambda: block(rows="median"),
-        ValueError,
-        r"GraphNetBlock: rows must be one of \('sum', .* got 'median'",
-    ),
     (lambda: block(hidden=8), TypeError, r"hidden must be a sequence of widths, as \(16,\), got 8"),
     (lambda: block(activation=torch.nn.ReLU()), TypeError, "GraphNetBlock: activation must make a module"),
     (lambda: G([[0], [1]], X_, E_), TypeError, "graph must be a SparsityPattern, a CSR or edge_index"),
@@ -562,10 +548,6 @@ BAD_GRAPHS = [
     (lambda: pattern_from_edge_index(GIVEN_EDGES[:1], 3), ValueError, r"shape \(2, E\), got \(1, 3\)"),
     (lambda: pattern_from_edge_index(torch.ones(2, 2), 3), TypeError, "integers, got torch.float32"),
     (lambda: positive_diagonal(V[1:], LOWER.pattern), ValueError, r"values must have shape .* nnz = 5\)"),
-    (lambda: positive_diagonal(V, LOWER.pattern, "abs"), ValueError, r"how must be one of \('softplus'"),
-    (lambda: positive_diagonal(V, LOWER.pattern, shift=-1.0), ValueError, "shift must be finite and not"),
-    (lambda: positive_diagonal(V, LOWER), TypeError, "pattern must be a SparsityPattern, got CSR"),
-    (lambda: positive_diagonal(V.long(), LOWER.pattern), TypeError, "values must be float32 or float64"),
     (lambda: positive_diagonal(V[:2], LOWER.tril(-1).pattern), ValueError, "diagonal entry, row 0 has none"),
     (
         lambda: positive_diagonal(V, pattern_of(reference.random(3, 4, 0.5))),

@@ -97,16 +97,6 @@ CALLS = {
 }
 
 
-def test_forward_mode_and_vmap():
-    for name, (f, v) in CALLS.items():
-        tangent, h = normal(v.shape, seed=3), 1e-6
-        _, along = torch.func.jvp(f, (v,), (tangent,))
-        wanted = (f(v + h * tangent) - f(v - h * tangent)) / (2 * h)
-        assert torch.allclose(along, wanted, rtol=1e-5, atol=1e-7), name
-        together = torch.vmap(f)(torch.stack((v, 1.1 * v)))
-        assert torch.allclose(together[1], f(1.1 * v), rtol=1e-12), name
-
-
 @pytest.mark.usefixtures("fresh_compiler")
 def test_torch_compile():
     calls = [CALLS[name] for name in ("solve", "product", "polynomial")]

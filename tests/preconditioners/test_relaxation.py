@@ -205,9 +205,6 @@ ONE, FULL = torch.ones(1, 1).double(), torch.ones(20, 20).double()
     [
         ({"n_subdomains": 0}, ValueError, "n_subdomains must be at least 1"),
         ({"n_subdomains": 21}, ValueError, "n_subdomains must be at most A.shape"),
-        ({"overlap": -1}, ValueError, "overlap must be at least 0"),
-        ({"restricted": 1}, TypeError, "restricted must be True or False"),
-        ({"coarse": "yes"}, TypeError, "coarse must be True or False"),
         ({"subdomains": [range(20)], "n_subdomains": 2}, ValueError, "both given"),
         ({"subdomains": 4}, TypeError, "subdomains must be a sequence .*, got int; .* n_subdomains=4"),
         ({"subdomains": torch.tensor(4)}, TypeError, "subdomains must be a sequence .*, got Tensor"),
