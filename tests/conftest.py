@@ -37,7 +37,7 @@ ON_HOST = re.compile(
 # Files that take long for the number of their tests come first: in the end no process waits for another.
 LONG = (
     *("stress", "experiments", "train_parallel", "benchmarks"),
-    *("scripts", "packaging", "site"),
+    *("scripts", "packaging", "pages"),
 )
 
 
