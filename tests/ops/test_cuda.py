@@ -20,19 +20,20 @@ from learnsolve.matrix import device_analysis
 cuda_promises.skip_without_operators()
 
 
+# Rows that sub-warps would be held up by, in several pieces, and rows of one length for each number of lanes.
+LENGTHS = {
+    "one giant row": np.where(np.arange(400) == 123, 3000, 2),
+    "all in the last row": np.where(np.arange(50) == 49, 4000, 0),
+    "one row": np.array([3500]),
+    "empty rows and long ones": np.where(np.arange(3000) % 700 == 5, 1500, np.arange(3000) % 3),
+    "about a piece": np.array([1023, 0, 1024, 1025, 2, 2047, 2048, 2049, 3000, 0]),
+    "even": np.full(2000, 5),
+    "twenty each": np.full(150, 20),
+}
+
+
 def skewed(kind: str) -> scipy.sparse.csr_array:
-    """Rows that sub-warps would be held up by, in several pieces, and rows of one length for each number of
-    lanes."""
-    rng = np.random.default_rng(0)
-    lengths = {
-        "one giant row": np.where(np.arange(400) == 123, 3000, 2),
-        "all in the last row": np.where(np.arange(50) == 49, 4000, 0),
-        "one row": np.array([3500]),
-        "empty rows and long ones": np.where(np.arange(3000) % 700 == 5, 1500, np.arange(3000) % 3),
-        "about a piece": np.array([1023, 0, 1024, 1025, 2, 2047, 2048, 2049, 3000, 0]),
-        "even": np.full(2000, 5),
-        "twenty each": np.full(150, 20),
-    }[kind]
+    rng, lengths = np.random.default_rng(0), LENGTHS[kind]
     columns = [np.sort(rng.choice(4000, size=n, replace=False)) for n in lengths]
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     S = scipy.sparse.csr_array(
@@ -42,16 +43,7 @@ def skewed(kind: str) -> scipy.sparse.csr_array:
     return S
 
 
-SKEWED = (
-    "one giant row",
-    "all in the last row",
-    "one row",
-    "empty rows and long ones",
-    "about a piece",
-    "even",
-    "twenty each",
-)
-every_skewed = pytest.mark.parametrize("kind", SKEWED)
+every_skewed = pytest.mark.parametrize("kind", LENGTHS)
 
 
 def results(S, dtype, index, tail, transpose):
@@ -261,15 +253,7 @@ def operations():
 
 
 OPERATIONS = (
-    "spmv",
-    "spmm",
-    "spmm transpose",
-    "sddmm",
-    "transpose",
-    "add",
-    "spgemm",
-    "spgemm mask",
-    "stencil",
+    *("spmv", "spmm", "spmm transpose", "sddmm", "transpose", "add", "spgemm", "spgemm mask", "stencil"),
     *(kind + side for kind in TRIANGLES for side in ("", ", transposed")),
 )
 
