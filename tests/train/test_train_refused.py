@@ -92,7 +92,6 @@ jacobi --problem.name matrix_market --problem.path rectangular.mtx => square
 
 heavyball --sweeps 0 => --sweeps must be at least 1
 heavyball --alpha nan => --alpha must be a number
-heavyball --test_vectors identity --resample => --resample true needs random vectors
 heavyball --test_vectors identity --problem.shape [65,64] => n <= 4096
 heavyball --test_vectors 100000000 --problem.shape 100000 => GiB are free; use fewer
 heavyball --hidden 3 => unknown option --hidden; python -m learnsolve.train heavyball --help lists all
@@ -110,7 +109,6 @@ pcg --weight_decay -1 => --weight_decay must not be negative
 pcg --curriculum 0 => --curriculum must be at least 1
 pcg --patience 0 => --patience must be at least 1
 pcg --test_vectors 0 => --test_vectors must be at least 1
-pcg --test_vectors ramp --resample => --resample true needs random vectors
 pcg --evaluated 0 => --evaluated must be at least 1
 pcg --guard 0.5 => --guard must be between 0 and 0.01
 pcg --guard 0.01 --form triangular --start ic0 --problem.shape 200 => --guard
@@ -128,7 +126,6 @@ neuralif --scales 2 => --scales must be a list of whole numbers such as [64,64],
 pcg --tolerances [2.0] => --tolerances must be numbers between 0 and 1
 pcg --schedule steps => --schedule must be none or cosine
 pcg --pattern full => --pattern must be bidiagonal, tril or two_ring
-pcg --problem.epsilon 0.5 => --problem.epsilon is not used by --problem.name poisson
 pcg --test_vectors 100000000 --problem.shape [100,100] => GiB are free; use fewer
 
 gcn --data nowhere => --data: planetoid: there is no file nowhere
@@ -136,16 +133,12 @@ gcn --data planetoid --dataset cora => --data: planetoid: there is no file plane
 gcn --dataset cora => one that can be downloaded (citeseer), got 'cora'
 gcn --data hostile => asks for os.system, which no Planetoid file needs
 gcn --data unlabeled => a test node of citeseer has no label
-gcn --seeds 0 => --seeds must be at least 1, got 0
 gcn --hidden 0 => --hidden must be at least 1, got 0
 gcn --dropout 1 => --dropout must be a probability below 1, got 1.0
 gcn --dropout nan => --dropout
 gcn --weight_decay -1 => --weight_decay must not be negative, got -1.0
 gcn --epochs -1 => --steps must be at least 0, got -1
-gcn --epochs many => --steps must be a whole number
-gcn --epochs => --steps needs a value
 gcn --epoch 3 => unknown option --epoch; did you mean --epochs?
-gcn --lr 0 => --lr must be a positive number, got 0.0
 gcn --variant gat => --variant must be kipf_welling or demo, got 'gat'
 gcn --data planetoid --seeds 100000000 => GiB are free; use fewer
 """
