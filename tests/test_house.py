@@ -44,6 +44,13 @@ def test_a_file_holds_a_family():
     assert sum(sizes.values()) / len(sizes) >= 253
 
 
+def test_a_compiled_file_holds_a_family():
+    paths = [path for pattern in structure.FOLDERS["csrc"] for path in structure.ROOT.glob(pattern)]
+    sizes = {str(path): len(path.read_text().splitlines()) for path in paths}
+    assert {name for name, size in sizes.items() if size > 800} == set()
+    assert 50 < len(sizes) <= 110
+
+
 DOCUMENTED = ("ops", "solvers", "preconditioners", "problems", "nn", "io", "petsc", "ordering", "profiling")
 
 
