@@ -37,20 +37,12 @@ def _bands(n: int, width: int) -> Any:
 def _stencil(rng: np.random.Generator, entries: int) -> Any:
     """5, 9 or 7 points on a grid with sides of their own."""
     points = int(rng.choice([5, 7, 9]))
-    sides = [max(2, round((entries / points) ** (1 / (3 if points == 7 else 2)))) for _ in range(3)]
+    d = 3 if points == 7 else 2
+    sides = [max(2, round((entries / points) ** (1 / d)))] * d
     sides[0] += int(rng.integers(0, 5))
-    lines = [_bands(n, 1) for n in sides]
-    eyes = [scipy.sparse.eye_array(n, format="csr") for n in sides]
-    kron = scipy.sparse.kron
     if points == 9:
-        return _csr(kron(lines[0], lines[1]))
-    if points == 5:
-        return _csr(kron(lines[0], eyes[1]) + kron(eyes[0], lines[1]))
-    return _csr(
-        kron(kron(lines[0], eyes[1]), eyes[2])
-        + kron(kron(eyes[0], lines[1]), eyes[2])
-        + kron(kron(eyes[0], eyes[1]), lines[2])
-    )
+        return _csr(scipy.sparse.kron(*(_bands(n, 1) for n in sides)))
+    return ls.problems.poisson(tuple(sides)).to_scipy()
 
 
 def _of_lengths(rng: np.random.Generator, lengths: np.ndarray, n: int) -> Any:
@@ -155,16 +147,13 @@ class Sample:
 
     def dominant(self) -> Tensor:
         """Symmetric values with a dominant diagonal: entry (i, j) is made of i and j alone."""
-        if self._dominant is not None:
-            return self._dominant.to(self.dtype, copy=True)
-        rows = np.repeat(np.arange(self.S.shape[0]), np.diff(self.S.indptr))
-        low, high = np.minimum(rows, self.S.indices), np.maximum(rows, self.S.indices)
-        values = (
-            -0.2 - 0.8 * np.modf(np.abs(np.sin(low * 12.9898 + high * 78.233 + self.seed) * 43758.5453))[0]
-        )
-        sums = np.bincount(rows, weights=np.where(low == high, 0, -values), minlength=self.S.shape[0])
-        values = np.where(low == high, 0.05 + sums[rows], values)
-        self._dominant = torch.from_numpy(values)
+        if self._dominant is None:
+            rows = np.repeat(np.arange(self.S.shape[0]), np.diff(self.S.indptr))
+            low, high = np.minimum(rows, self.S.indices), np.maximum(rows, self.S.indices)
+            noise = np.abs(np.sin(low * 12.9898 + high * 78.233 + self.seed) * 43758.5453)
+            values = -0.2 - 0.8 * np.modf(noise)[0]
+            sums = np.bincount(rows, weights=np.where(low == high, 0, -values), minlength=self.S.shape[0])
+            self._dominant = torch.from_numpy(np.where(low == high, 0.05 + sums[rows], values))
         return self._dominant.to(self.dtype, copy=True)
 
     def leaf(self, code: str, salt: int) -> Tensor:
@@ -176,18 +165,9 @@ class Sample:
             return self.dominant()
         if code in "pu":
             return 0.1 + 0.9 * self.normal(*((n,) if code == "p" else ()), salt=salt).sigmoid()
-        shape = {
-            "v": (self.P.nnz,),
-            "V": (2, self.P.nnz),
-            "x": (n, *tail),
-            "y": (m, *tail),
-            "X": (2, n, self.columns or 1),
-            "c": (n,),
-            "r": (m,),
-            "e": (self.P.nnz, 3),
-            "s": (),
-        }[code]
-        return self.normal(*shape, salt=salt)
+        nnz, pairs = self.P.nnz, (2, n, self.columns or 1)
+        blocks = {"v": (nnz,), "V": (2, nnz), "x": (n, *tail), "y": (m, *tail), "X": pairs, "e": (nnz, 3)}
+        return self.normal(*(blocks | {"c": (n,), "r": (m,), "s": ()})[code], salt=salt)
 
 
 def _pattern(S: Any, index: torch.dtype) -> ls.SparsityPattern:
@@ -288,10 +268,8 @@ def flat(found: Any) -> list[Tensor]:
 
 def _shifted(s: Sample) -> ls.SparsityPattern:
     """Another pattern of the same shape: the columns in opposite order."""
-    other = ls.CSR.from_coo(
-        s.P.row_indices, s.P.shape[1] - 1 - s.P.col_indices, torch.ones(s.P.nnz), s.P.shape
-    )
-    return other.pattern
+    columns = s.P.shape[1] - 1 - s.P.col_indices
+    return ls.CSR.from_coo(s.P.row_indices, columns, torch.ones(s.P.nnz), s.P.shape).pattern
 
 
 def _thin(s: Sample, size: int) -> ls.CSR:
@@ -422,9 +400,7 @@ CALLS |= {
     "sptrsv lower": Call("ax", lambda s, v, x: ops.sptrsv(A(s, v).tril(), x), "spd"),
     "sptrsv upper": Call("ax", lambda s, v, x: ops.sptrsv(A(s, v).triu(), x, lower=False), "spd"),
     "sptrsv transpose": Call(
-        "ax",
-        lambda s, v, x: ops.sptrsv(A(s, 0.01 * v).tril(), x, transpose=True, unit_diagonal=True),
-        "spd",
+        "ax", lambda s, v, x: ops.sptrsv(A(s, 0.01 * v).tril(), x, transpose=True, unit_diagonal=True), "spd"
     ),
     "sptrsv batch": Call("aX", lambda s, v, x: ops.sptrsv(A(s, v).tril(), x), "spd"),
     "factorize": Call("ax", lambda s, v, x: ls.factorize(A(s, v))(x), "local", light=20_000),

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 from . import KEPT
 
 BATCH = 20_000  # cases of one child
@@ -47,22 +49,35 @@ def in_children(
             next_ += 1
 
 
-def _child(one, seed, start, stop, seconds, memory, prepare):
-    """(cases that ended, by kind; how the process ended early, or None; faults with their numbers)"""
-    shared = mmap.mmap(-1, 8 * 64 + stop - start)  # a byte for each case that ended: its kind
-    told, writes = os.pipe()
+def forked(function: Callable[[], int]) -> int:
+    """The process that runs it, with one thread, and ends with the exit code that it returns."""
     sys.stdout.flush()
     sys.stderr.flush()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a fork has none of the others
     if (child := os.fork()) == 0:
         code = 1
         try:
-            os.close(told)
-            _work(one, seed, range(start, stop), memory, prepare, shared, writes)
-            code = 0
+            code = function()
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
+    torch.set_num_threads(threads)
+    return child
+
+
+def _child(one, seed, start, stop, seconds, memory, prepare):
+    """(cases that ended, by kind; how the process ended early, or None; faults with their numbers)"""
+    shared = mmap.mmap(-1, 8 * 64 + stop - start)  # a byte for each case that ended: its kind
+    told, writes = os.pipe()
+
+    def work() -> int:
+        os.close(told)
+        _work(one, seed, range(start, stop), memory, prepare, shared, writes)
+        return 0
+
+    child = forked(work)
     os.close(writes)
     end = _wait(child, shared, stop - start, seconds)
     with os.fdopen(told) as stream:

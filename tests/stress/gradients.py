@@ -301,16 +301,7 @@ STEPS: dict[str, tuple[dict, dict]] = {
     "chebyshev": ({"lmin": 0.8, "lmax": 30.0}, {"lmin": 0.1, "lmax": 3.0}),
 }
 # Made of A, with eigenvalues of M A between 0 and 2.
-OF_A: dict[str, Make] = {
-    "Jacobi": P.Jacobi,
-    "IC0": P.IC0,
-    "SSOR": P.SSOR,
-    "BlockJacobi": lambda A: P.BlockJacobi(A, 4),
-    "Neumann": lambda A: P.Neumann(A, degree=2),
-    "AMG": amg(spd()),
-    "AMG, Jacobi": amg(spd(), smoother="jacobi"),
-    "Schwarz": lambda A: P.AdditiveSchwarz(A, n_subdomains=3),
-}
+OF_A = ("Jacobi", "IC0", "SSOR", "BlockJacobi", "Neumann", "AMG", "AMG, Jacobi", "Schwarz")
 
 
 class Parts:
@@ -391,7 +382,7 @@ def solver_of_one(rng: np.random.Generator) -> tuple[str, Callable[[Tensor], Ten
     seed, count = int(rng.integers(10**6)), int(rng.integers(1, 5))
     A0 = general() if name in OF_ANY_MATRIX else spd()[:, :15] if name in LEAST_SQUARES else spd()
     free = name not in (*SWEEPS, *LEAST_SQUARES)  # to take M, and a callable
-    M = str(rng.choice(list(OF_A))) if free and rng.random() < 0.7 else None
+    M = str(rng.choice(OF_A)) if free and rng.random() < 0.7 else None
     called = free and M is None and rng.random() < 0.5
     batch = (2,) if mode == "implicit" and not called and rng.random() < 0.3 else ()
     b0 = normal((*batch, A0.shape[0], int(rng.integers(1, 4))), seed=seed)
@@ -410,7 +401,7 @@ def solver_of_one(rng: np.random.Generator) -> tuple[str, Callable[[Tensor], Ten
         A, b = of.matrix(A0, batch), of.near(b0)
         own = {} if mode == "implicit" else {key: of.near(value) for key, value in numbers.items()}
         if M is not None:
-            own["M"] = OF_A[M](A)
+            own["M"] = ROWS[M][2](A)
         if not called:
             return getattr(S, name)(A, b, **keywords, **own).x
         d = A.diagonal().sqrt().unsqueeze(-1)  # made of A's values, which are named too
@@ -421,19 +412,26 @@ def solver_of_one(rng: np.random.Generator) -> tuple[str, Callable[[Tensor], Ten
     return f"{name}, {mode}, {'a callable' if called else M or 'no M'}, b {tuple(b0.shape)}", f
 
 
-KINDS: dict[str, Any] = {
-    "operations": operation,
-    "solves": solver,
-    "least norm": least_norm,
-    "singular values": singular,
-    "made of one tensor": None,
+KINDS: dict[str, tuple[Any, float]] = {  # and their shares
+    "operations": (operation, 0.53),
+    "solves": (solver, 0.19),
+    "least norm": (least_norm, 0.1),
+    "singular values": (singular, 0.04),
+    "made of one tensor": (None, 0.14),
+}
+ORDERS: dict[Callable, tuple[str, float]] = {
+    first: ("first derivatives", 0.45),
+    recorded: ("with a graph", 0.1),
+    forward: ("in forward mode", 0.15),
+    second: ("second", 0.2),
+    nested: ("in nested forward mode", 0.1),
 }
 
 
 def fault(number: int, counts: Counter | None = None) -> str | None:
     counts = Counter() if counts is None else counts
     rng = np.random.default_rng(number)
-    kind = str(rng.choice(list(KINDS), p=[0.53, 0.19, 0.1, 0.04, 0.14]))
+    kind = str(rng.choice(list(KINDS), p=[share for _, share in KINDS.values()]))
     counts[kind] += 1
     if kind == "made of one tensor":
         name, f = (preconditioner_of_one if rng.random() < 0.5 else solver_of_one)(rng)
@@ -443,8 +441,8 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
         except Exception as error:  # whatever it is
             return f"{what}: raised {type(error).__name__}: {error}"
         return said and f"{what}: {said}"
-    name, sparse, dense, inputs = KINDS[kind](rng)
-    order = (first, recorded, forward, second, nested)[rng.choice(5, p=[0.45, 0.1, 0.15, 0.2, 0.1])]
+    name, sparse, dense, inputs = KINDS[kind][0](rng)
+    order = list(ORDERS)[rng.choice(5, p=[share for _, share in ORDERS.values()])]
     order = first if name.endswith(("unrolled", "checkpointed", "least 0e+00")) else order
     if order is nested and name.endswith("least 1e-07"):  # torch's derivatives of svd lose their digits there
         order = second
@@ -453,15 +451,7 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
         shape = dense(*inputs).shape
     g = scale * normal(shape, seed=number % 9973).to(inputs[0].dtype)
     w = [normal(t.shape, seed=i + 7).to(t.dtype) for i, t in enumerate(inputs)]
-    counts[
-        {
-            first: "first derivatives",
-            recorded: "with a graph",
-            second: "second",
-            forward: "in forward mode",
-            nested: "in nested forward mode",
-        }[order]
-    ] += 1
+    counts[ORDERS[order][0]] += 1
     ours, theirs = order, order
     if order is nested:  # in reverse mode for dense matrices: torch's linalg.solve is wrong otherwise
         ours, theirs = (lambda f, t, *_, a=a: nested(f, t, number, a) for a in (forward_along, reverse_along))

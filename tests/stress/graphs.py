@@ -93,11 +93,7 @@ def fault(case: Case, seed: int = 0) -> str | None:
 
 
 def _fault(
-    case: Case,
-    start: Tensor,
-    make: Callable[[Tensor], Any],
-    v: Tensor,
-    generator: torch.Generator,
+    case: Case, start: Tensor, make: Callable[[Tensor], Any], v: Tensor, generator: torch.Generator
 ) -> str | None:
     try:
         result = case.f(case.value)
@@ -173,24 +169,32 @@ def graphs(count: int, seed: int, counts: Counter) -> Iterator[str]:
 N, S = ls.nonlinear, ls.solvers
 REFUSED = re.compile(r"torch\.func|requires? grad|\bvmap\b|first derivatives only|forward mode")
 EXACT: dict[str, Any] = {"rtol": 1e-13, "maxiter": 500}
-Given = tuple[Callable[..., Tensor], tuple]  # a function of u and of these arguments
+Call = Callable[[Tensor, bool], Tensor]
 
 
-def given(f: Callable[[Tensor, Tensor], Tensor], a: Tensor, passed: bool) -> Given:
-    """f with a as an argument, or hidden in it."""
-    return (f, (a,)) if passed else (lambda u: f(u, a), ())
+def _taking(f: Callable[[Tensor, Tensor], Tensor], call: Callable[..., Tensor]) -> Call:
+    """call(f, u0, *args) with a as an argument, or hidden in f."""
+
+    def run(a: Tensor, passed: bool) -> Tensor:
+        own, args = (f, (a,)) if passed else (lambda u: f(u, a), ())
+        return call(own, torch.ones_like(a.detach()), *args)
+
+    return run
 
 
-def _root(method: str, gradient: str = "implicit") -> Callable[[Tensor, bool], Tensor]:
-    def call(a: Tensor, passed: bool) -> Tensor:
-        step = 0.1 if method == "anderson" else 1.0
-        f, args = given(lambda u, a: step * (a * u + 0.1 * u**3 - 1 + 0.1 * u.roll(1)), a, passed)
-        options: dict[str, Any] = {"rtol": 1e-13}
-        if gradient == "unrolled":
-            options = {"rtol": 0.0, "maxiter": 2, "gradient": gradient, "adjoint_rtol": 1e-14}
-        return N.root(f, torch.ones_like(a.detach()), *args, method=method, **options).x
+def _root(method: str, **options: Any) -> Call:
+    step, options = 0.1 if method == "anderson" else 1.0, {"rtol": 1e-13, "method": method, **options}
+    f = lambda u, a: step * (a * u + 0.1 * u**3 - 1 + 0.1 * u.roll(1))  # noqa: E731
+    return _taking(f, lambda f, u, *args: N.root(f, u, *args, **options).x)
 
-    return call
+
+def _least_squares(method: str) -> Call:
+    f = lambda u, a: torch.cat([a * u - 1, 0.1 * (u**2 - a)])  # noqa: E731
+    return _taking(f, lambda r, u, *args: N.least_squares(r, u, *args, method=method, rtol=1e-12).x)
+
+
+def _steps(step: Callable) -> Call:
+    return _taking(lambda u, a: -a * u - u**3, lambda f, u, *args: step(f, u, 3, 0.1, *args, rtol=1e-13).x)
 
 
 def _users_jacobian(a: Tensor, passed: bool) -> Tensor:
@@ -200,75 +204,33 @@ def _users_jacobian(a: Tensor, passed: bool) -> Tensor:
     return N.root(lambda u, a: a * u + 0.1 * u**3 - 1, torch.ones_like(a.detach()), a, jacobian=J).x
 
 
-def _fixed_point(a: Tensor, passed: bool) -> Tensor:
-    g, args = given(lambda x, a: 0.3 * torch.cos(a * x) + 0.1 * x.roll(1), a, passed)
-    return N.fixed_point(g, torch.ones_like(a.detach()), *args, rtol=1e-13).x
-
-
-def _least_squares(method: str) -> Callable[[Tensor, bool], Tensor]:
-    def call(a: Tensor, passed: bool) -> Tensor:
-        r, args = given(lambda u, a: torch.cat([a * u - 1, 0.1 * (u**2 - a)]), a, passed)
-        return N.least_squares(r, torch.ones_like(a.detach()), *args, method=method, rtol=1e-12).x
-
-    return call
-
-
-def _steps(step: Callable) -> Callable[[Tensor, bool], Tensor]:
-    def call(a: Tensor, passed: bool) -> Tensor:
-        f, args = given(lambda u, a: -a * u - u**3, a, passed)
-        return step(f, torch.ones_like(a.detach()), 3, 0.1, *args, rtol=1e-13).x
-
-    return call
-
-
-def _sparse(kind: Callable) -> Callable[[Tensor, bool], Tensor]:
-    def call(a: Tensor, passed: bool) -> Tensor:
-        f, args = given(lambda u, a: a * u**3 + u * u.roll(1), a, passed)
-        if kind is N.hessian:
-            f, args = given(lambda u, a: (a * u**3 + u * u.roll(1)).sum(), a, passed)
-        return kind(f)(torch.ones_like(a.detach()), *args).values
-
-    return call
-
-
 def _product(a: Tensor, x: Tensor) -> Tensor:
     return a * x if x.dim() == 1 else a.unsqueeze(-1) * x
 
 
-def _solver(name: str, of_M: bool = False, **options: Any) -> Callable[[Tensor, bool], Tensor]:
+def _solver(name: str, of_M: bool = False, **options: Any) -> Call:
     def call(a: Tensor, passed: bool) -> Tensor:
-        b = torch.linspace(1, 2, len(a), dtype=F64)
-        keywords = {**EXACT, **options}
-        if name in ("lsqr", "lsmr"):
-            keywords = {"atol": 1e-13, "btol": 1e-13, **options}
-
-        def A(x: Tensor) -> Tensor:
-            return _product(a, x)
-
+        A, b = lambda x: _product(a, x), torch.linspace(1, 2, len(a), dtype=F64)
+        exact = {"atol": 1e-13, "btol": 1e-13} if name in ("lsqr", "lsmr") else EXACT
         if of_M:
-            D = ls.ops.diag(torch.linspace(1, 2, len(a), dtype=F64))
-            return getattr(S, name)(D, b, M=A, **keywords).x
-        if name not in ("cg", "fcg", "minres"):
-            keywords["transpose"] = A
-        if passed and "gradient" not in keywords:
-            keywords["parameters"] = (a,)
-        return getattr(S, name)(A, b, **keywords).x
+            return getattr(S, name)(ls.ops.diag(b), b, M=A, **exact, **options).x
+        more = {} if name in ("cg", "fcg", "minres") else {"transpose": A}
+        if passed and "gradient" not in options:
+            more["parameters"] = (a,)
+        return getattr(S, name)(A, b, **more, **exact | options).x
 
     return call
 
 
-def _analysis(name: str) -> Callable[[Tensor, bool], Tensor]:
+def _analysis(name: str) -> Call:
     def call(a: Tensor, passed: bool) -> Tensor:
-        def A(x: Tensor) -> Tensor:
-            return _product(a, x)
-
+        A, n, b = lambda x: _product(a, x), len(a), torch.linspace(1, 2, len(a), dtype=F64)
         if name == "extreme_eigenvalues":
-            return ls.analysis.extreme_eigenvalues(A, n=len(a)).largest.reshape(1)
+            return ls.analysis.extreme_eigenvalues(A, n=n).largest.reshape(1)
         if name == "one_step_loss":
-            b = torch.linspace(1, 2, len(a), dtype=F64)
             return ls.analysis.one_step_loss(A, b, b.flip(0) + 1).reshape(1)
-        E = ls.analysis.ErrorPropagator(A, n=len(a)) if name == "ErrorPropagator" else A
-        return ls.analysis.spectral_radius(E, n=None if E is not A else len(a)).value.reshape(1)
+        E = {"E": ls.analysis.ErrorPropagator(A, n=n)} if name == "ErrorPropagator" else {"E": A, "n": n}
+        return ls.analysis.spectral_radius(**E).value.reshape(1)
 
     return call
 
@@ -303,34 +265,28 @@ class Equilibrium(torch.nn.Module):
         return N.fixed_point(g, torch.zeros_like(x), x, self.map, rtol=1e-13).x
 
 
-TAKING_FUNCTIONS: dict[str, Callable[[Tensor, bool], Tensor]] = {
-    **{f"root, {m}": _root(m) for m in ("newton", "newton-krylov", "chord", "lm", "anderson")},
-    **{f"root, {m}, unrolled": _root(m, "unrolled") for m in ("newton", "chord", "anderson")},
+FIXED = lambda x, a: 0.3 * torch.cos(a * x) + 0.1 * x.roll(1)  # noqa: E731
+VECTOR = lambda u, a: a * u**3 + u * u.roll(1)  # noqa: E731
+UNROLLED: dict[str, Any] = {"rtol": 0.0, "gradient": "unrolled"}
+SYMMETRIC, ANY = ("cg", "fcg", "minres"), ("bicgstab", "gmres", "fgmres")
+ROOTS = ("newton", "newton-krylov", "chord", "lm", "anderson")
+MEASURES = ("extreme_eigenvalues", "one_step_loss", "spectral_radius", "ErrorPropagator")
+TAKING_FUNCTIONS: dict[str, Call] = {
+    **{f"root, {m}": _root(m) for m in ROOTS},
+    **{f"root, {m}, unrolled": _root(m, maxiter=2, adjoint_rtol=1e-14, **UNROLLED) for m in ROOTS[::2]},
     "root, jacobian": _users_jacobian,
-    "fixed_point": _fixed_point,
+    "fixed_point": _taking(FIXED, lambda g, u, *args: N.fixed_point(g, u, *args, rtol=1e-13).x),
     **{f"least_squares, {m}": _least_squares(m) for m in ("lm", "gauss-newton")},
     "implicit_euler": _steps(N.implicit_euler),
     "trapezoidal": _steps(N.trapezoidal),
-    "jacobian": _sparse(N.jacobian),
-    "hessian": _sparse(N.hessian),
-    **{
-        name: _solver(name)
-        for name in ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres", "lsqr", "lsmr", "chebyshev")
-    },
+    "jacobian": _taking(VECTOR, lambda f, u, *args: N.jacobian(f)(u, *args).values),
+    "hessian": _taking(lambda u, a: VECTOR(u, a).sum(), lambda f, u, *args: N.hessian(f)(u, *args).values),
+    **{name: _solver(name) for name in (*SYMMETRIC, *ANY, "lsqr", "lsmr", "chebyshev")},
     "richardson": _solver("richardson", weight=0.5),
     "heavyball": _solver("heavyball", alpha=0.5, beta=0.1),
-    **{
-        f"{name}, M": _solver(name, of_M=True)
-        for name in ("cg", "fcg", "minres", "gmres", "fgmres", "bicgstab")
-    },
-    **{
-        f"{name}, unrolled": _solver(name, gradient="unrolled", rtol=0.0, maxiter=3)
-        for name in ("cg", "gmres", "bicgstab")
-    },
-    **{
-        name: _analysis(name)
-        for name in ("extreme_eigenvalues", "one_step_loss", "spectral_radius", "ErrorPropagator")
-    },
+    **{f"{name}, M": _solver(name, of_M=True) for name in (*SYMMETRIC, *ANY)},
+    **{f"{name}, unrolled": _solver(name, maxiter=3, **UNROLLED) for name in ("cg", "gmres", "bicgstab")},
+    **{name: _analysis(name) for name in MEASURES},
 }
 # Of what is passed these give the derivatives; others may refuse it.
 ABLE = ("root, newton", "root, chord", "root, lm", "root, anderson", "fixed_point", "least", "implicit_euler")

@@ -18,39 +18,38 @@ from . import _calls
 from ._calls import CALLS, Call, Sample, digest, flat, turns
 
 ITSELF = ("tril", "triu")  # "A itself, if all its entries lie there"
-FIXED = {
-    "jacobi": {},
-    "richardson": {"weight": 0.1},
-    "heavyball": {"alpha": 0.1, "beta": 0.1},
-    "chebyshev": {"lmin": 1.0, "lmax": 9.0},
-    "gauss_seidel": {},
-    "sor": {},
-    "ssor": {},
+SWEEPS = ("gauss_seidel", "sor", "ssor")
+# The arguments of a stationary method for a number u.
+STATIONARY: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "richardson": lambda u: {"weight": u},
+    "heavyball": lambda u: {"alpha": u, "beta": u},
+    "chebyshev": lambda u: {"lmin": u, "lmax": 9.0},
+    "gauss_seidel": lambda u: {},
+    "sor": lambda u: {"omega": u},
+    "ssor": lambda u: {"omega": u},
 }
 
 
 def _idle() -> dict[str, Call]:
-    """Solves from a start x0 that have nothing to do, by their names."""
+    """Solves from a start x0 that have nothing to do, by their names: x0 is the solution, as it is for b = 0,
+    or there are no iterations for b and x0 themselves."""
 
-    def call(name: str, zero: bool, **options: object) -> Call:
-        method = getattr(ls.solvers, name)
-
+    def call(name: str, scale: float) -> Call:
         def solve(s: Sample, v: Tensor, x: Tensor) -> object:
-            A, x = ls.CSR(v, s.P), x * (not zero)
-            return method(A, A @ x, x.detach(), **options)
+            A, x = ls.CSR(v, s.P), x * scale
+            return getattr(ls.solvers, name)(A, A @ x, x.detach())
 
         return Call("ax", solve, "spd")
 
     def given(name: str, **options: object) -> Call:
-        """b and x0 themselves."""
         method = getattr(ls.solvers, name)
         return Call("axx", lambda s, v, b, x: method(ls.CSR(v, s.P), b, x.detach(), **options), "spd")
 
-    found = {f"{name}, at the solution": call(name, False) for name in KRYLOV}
-    found |= {f"{name}, b = 0": call(name, True) for name in KRYLOV}
+    fixed = {"jacobi": {}, **{name: keywords(0.1) for name, keywords in STATIONARY.items()}}
+    found = {f"{name}, at the solution": call(name, 1) for name in KRYLOV}
+    found |= {f"{name}, b = 0": call(name, 0) for name in KRYLOV}
     found |= {f"{name}, no iterations": given(name, maxiter=0) for name in KRYLOV}
-    found |= {f"{name}, no iterations": given(name, iterations=0, **o) for name, o in FIXED.items()}
-    return found
+    return found | {f"{name}, no iterations": given(name, iterations=0, **o) for name, o in fixed.items()}
 
 
 def aliases(count: int, seed: int, counts: Counter) -> Iterator[str]:
@@ -94,38 +93,20 @@ def _shared(s: Sample, call: Call, grad: bool, may_be_itself: bool) -> Iterator[
     if [digest(t) for t in inputs] != before or [t._version for t in inputs] != versions:
         yield "an input was changed"
     shared = [i for i, t in enumerate(results) if any(_overlap(t, one) for one in inputs)]
-    if (
-        may_be_itself
-        and results[0].data_ptr() == leaves[0].data_ptr()
-        and results[0].shape == leaves[0].shape
-    ):
+    whole = [(t.data_ptr(), t.shape) for t in (results[0], leaves[0])]
+    if may_be_itself and whole[0] == whole[1]:
         shared.remove(0)
     if shared:
         yield f"results {shared} lie in the memory of an input"
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    if a.numel() == 0 or b.numel() == 0:
-        return False
-    (a0, a1), (b0, b1) = (_range(t) for t in (a, b))
-    return a0 < b1 and b0 < a1
+    (a0, a1), (b0, b1) = (
+        (m.data_ptr(), m.data_ptr() + m.nbytes()) for m in map(Tensor.untyped_storage, (a, b))
+    )
+    return a.numel() > 0 and b.numel() > 0 and a0 < b1 and b0 < a1
 
 
-def _range(t: Tensor) -> tuple[int, int]:
-    storage = t.untyped_storage()
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-
-
-SWEEPS = ("gauss_seidel", "sor", "ssor")
-# The arguments of a stationary method for a number u.
-STATIONARY: dict[str, Callable[[Any], dict[str, Any]]] = {
-    "richardson": lambda u: {"weight": u},
-    "heavyball": lambda u: {"alpha": u, "beta": u},
-    "chebyshev": lambda u: {"lmin": u, "lmax": 9.0},
-    "gauss_seidel": lambda u: {},
-    "sor": lambda u: {"omega": u},
-    "ssor": lambda u: {"omega": u},
-}
 # Of a diagonal d.
 PRECONDITIONERS: dict[str, Callable[[Tensor], Any]] = {
     "": lambda d: None,
@@ -150,29 +131,22 @@ def _solves() -> dict[str, Call]:
 
         return Call("axxup", solve, "spd")
 
-    found = {}
-    none = PRECONDITIONERS[""]
+    found, none, jacobi = {}, PRECONDITIONERS[""], lambda u: {"weight": u}
     for gradient in ("unrolled", "checkpointed"):
+        four, fixed = ({"gradient": gradient, key: 4} for key in ("maxiter", "iterations"))
         for kind, M in PRECONDITIONERS.items():
             end = f"{kind}, {gradient}"
             for name in KRYLOV:
-                found[name + end] = call(name, lambda u: {"rtol": 0.0}, M, maxiter=4, gradient=gradient)
+                found[name + end] = call(name, lambda u: {"rtol": 0.0}, M, **four)
             for name, keywords in STATIONARY.items():
                 if not (kind and name in SWEEPS):
-                    found[f"{name}, fixed{end}"] = call(name, keywords, M, iterations=4, gradient=gradient)
-                    found[name + end] = call(name, keywords, M, maxiter=4, gradient=gradient)
-        found[f"jacobi, {gradient}"] = call(
-            "jacobi", lambda u: {"weight": u}, none, iterations=4, gradient=gradient
-        )
+                    found[f"{name}, fixed{end}"] = call(name, keywords, M, **fixed)
+                    found[name + end] = call(name, keywords, M, **four)
+        found[f"jacobi, {gradient}"] = call("jacobi", jacobi, none, **fixed)
         for name in ("lsqr", "lsmr"):
-            f = getattr(ls.solvers, name)
-            found[f"{name}, {gradient}"] = Call(
-                "vy", lambda s, v, y, f=f, g=gradient: f(_calls.A(s, v), y, maxiter=4, gradient=g)
-            )
-    for name, keywords in STATIONARY.items():
-        options = {"maxiter": 4, "adjoint_maxiter": 4, "gradient": "implicit"}
-        found[f"{name}, implicit"] = call(name, keywords, none, **options)
-    return found
+            found[f"{name}, {gradient}"] = _calls._solver(name, "vy", "any", **four)
+    implicit = {"maxiter": 4, "adjoint_maxiter": 4, "gradient": "implicit"}
+    return found | {f"{name}, implicit": call(name, f, none, **implicit) for name, f in STATIONARY.items()}
 
 
 def _step(kind: type, **options: Any) -> Callable[[Tensor], None]:
@@ -185,11 +159,6 @@ def _step(kind: type, **options: Any) -> Callable[[Tensor], None]:
     return step
 
 
-def _inference(t: Tensor) -> None:
-    with torch.inference_mode():
-        t.mul_(1.25)
-
-
 def _entry(t: Tensor) -> None:
     t.view(-1)[-1:].mul_(1.25)
 
@@ -200,7 +169,7 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "copy_": lambda t: t.copy_(1.25 * t),
     "one entry": _entry,
     "foreach": lambda t: torch._foreach_mul_([t], 1.25),
-    "inference mode": _inference,
+    "inference mode": torch.inference_mode()(lambda t: t.mul_(1.25)),
     "SGD": _step(torch.optim.SGD, foreach=False),
     "Adam, foreach": _step(torch.optim.Adam, foreach=True),
 }
@@ -404,14 +373,13 @@ def _not_near(
     what: str, found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float
 ) -> list[str]:
     """Of one dtype and shape, and within `rtol` of the largest number."""
-    which = []
-    for i, (a, b) in enumerate(zip(found, wanted, strict=True)):
+
+    def near(a: Tensor | None, b: Tensor | None) -> bool:
         if a is None or b is None:
-            same = a is b
-        else:
-            size = float(b.abs().nan_to_num(0, 0, 0).amax()) if b.numel() else 0.0
-            same = a.dtype == b.dtype and a.shape == b.shape
-            same = same and torch.allclose(a.double(), b.double(), 0, rtol * size, equal_nan=True)
-        if not same:
-            which.append(i)
+            return a is b
+        size = float(b.abs().nan_to_num(0, 0, 0).amax()) if b.numel() else 0.0
+        same = a.dtype == b.dtype and a.shape == b.shape
+        return same and torch.allclose(a.double(), b.double(), 0, rtol * size, equal_nan=True)
+
+    which = [i for i, pair in enumerate(zip(found, wanted, strict=True)) if not near(*pair)]
     return [f"{what} {which} are others"] if which else []

@@ -3,6 +3,7 @@
 import builtins
 import contextlib
 import errno
+import functools
 import importlib
 import io
 import json
@@ -11,7 +12,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,10 +24,10 @@ import torch
 import learnsolve as ls
 from learnsolve import recipes, train
 from learnsolve.recipes.harness import checkpoint
-from learnsolve.recipes.harness.checkpoint import Metrics
 from learnsolve.recipes.jacobi import JacobiRecipe
 
 from ._calls import quiet
+from ._children import forked
 
 NUMBERS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 
@@ -41,51 +41,80 @@ def disk(count: int, seed: int, counts: Counter) -> Iterator[str]:
     afterwards.
     """
     rng = np.random.default_rng(seed)
-    writers = list(_writers().items())
+    writers = list(WRITERS.items())
     for i in range(count):
-        name, write = writers[i % len(writers)]
+        name, (write, _) = writers[i % len(writers)]
         yield from _one(name, write, rng, counts, f"{name}, seed {seed}, case {i}")
 
 
-def _writers() -> dict[str, Callable[[Path, int], None]]:
-    """Writers of a file, or several in its folder, of contents that a number chooses."""
-    A, planetoid = ls.problems.poisson((3, 3)), importlib.import_module("learnsolve.io.planetoid")
-    b = torch.ones(9, dtype=A.dtype)
+SIZE = 20_000  # numbers of a version: tens of microseconds to some milliseconds of writing
+LINE = ls.problems.poisson((SIZE // 3,))
+
+
+def _filled(k: int) -> ls.CSR:
+    return LINE.with_values(torch.full_like(LINE.values, k))
+
+
+def _uniform(values: torch.Tensor) -> int:
+    """The number that all of them are."""
+    assert bool((values == values[0]).all()), "parts of two versions"
+    return int(values[0])
+
+
+def _module(version: int) -> torch.nn.Linear:
+    module = torch.nn.Linear(SIZE, 1)
+    for p in module.parameters():
+        torch.nn.init.constant_(p, version)
+    return module
+
+
+def _save_state(path: Path, k: int) -> None:
+    module = _module(k)
+    facts = {"step": k, "seconds": 0, "metrics_bytes": 0}
+    checkpoint.save_state(path.parent, module, torch.optim.SGD(module.parameters()), facts)
+
+
+def _load_state(path: Path) -> int:
+    module = _module(0)
+    facts = checkpoint.load_state(path.parent, module, torch.optim.SGD(module.parameters()))
+    version = _uniform(module.weight.detach().flatten())
+    assert facts["step"] == version, f"step {facts['step']} with weights of {version}"
+    return version
+
+
+@functools.cache
+def _table(k: int) -> Any:
+    A = ls.problems.poisson((3, 3))
     with quiet():
-        tables = [ls.evaluate(A, b, {"none": None}, rtol=10.0**-k) for k in (2, 8)]
+        return ls.evaluate(A, torch.ones(9, dtype=A.dtype), {"none": None}, rtol=(1e-2, 1e-8)[k - 1])
 
-    def model(k: int) -> torch.nn.Module:
-        module = torch.nn.Linear(2, 1)
-        for p in module.parameters():
-            torch.nn.init.constant_(p, k)
-        return module
 
-    def state(path: Path, k: int) -> None:
-        module = model(k)
-        optimizer = torch.optim.Adam(module.parameters())
-        facts = {"step": 0, "seconds": float(k), "metrics_bytes": 0}
-        checkpoint.save_state(path.parent, module, optimizer, facts)
+def _rows(path: Path, k: int) -> None:
+    arrays = {key: np.full(3, k) for key in PLANETOID.ARRAYS}
+    PLANETOID._store(path, arrays, "d")
 
-    def rows(path: Path, k: int) -> None:
-        metrics = Metrics(path.parent, 0)
-        metrics.add(k, 1.0, None, 1.0, 0.0)
-        metrics.close()
 
-    return {
-        "CSR.save": lambda path, k: (k * A).save(path),
-        "network": lambda path, k: ls.preconditioners.NeuralIF(rounds=k, width=2).save(path),
-        "write_matrix_market": lambda path, k: ls.io.write_matrix_market(path, k * A),
-        "checkpoint": state,
-        "model": lambda path, k: checkpoint.save_model(path.parent, model(k)),
-        "report": lambda path, k: checkpoint.write_atomic(path, "x" * k),
-        "list of files": lambda path, k: checkpoint.write_list(path.parent, [f"a{k}"]),
-        "to_csv": lambda path, k: tables[k - 1].to_csv(path),
-        "to_json": lambda path, k: tables[k - 1].to_json(path),
-        "plot": lambda path, k: tables[k - 1].plot(path.with_suffix(".png")),
-        "planetoid": lambda path, k: planetoid._store(
-            path, {key: np.full(3, k) for key in planetoid.ARRAYS}, "d"
-        ),
-    }
+# Writers of a file, or several in its folder, of contents that a number chooses; and a reader of the number.
+PLANETOID = importlib.import_module("learnsolve.io.planetoid")
+WRITERS: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], int] | None]] = {
+    "CSR.save": (lambda path, k: _filled(k).save(path), lambda path: _uniform(ls.CSR.load(path).values)),
+    "write_matrix_market": (
+        lambda path, k: ls.io.write_matrix_market(path, _filled(k)),
+        lambda path: _uniform(ls.problems.matrix_market(path).values),
+    ),
+    "checkpoint": (_save_state, _load_state),
+    "report": (
+        lambda path, k: checkpoint.write_atomic(path, f"{k}\n" * SIZE),
+        lambda path: _uniform(torch.tensor([int(line) for line in path.read_text().splitlines()])),
+    ),
+    "network": (lambda path, k: ls.preconditioners.NeuralIF(rounds=k, width=2).save(path), None),
+    "model": (lambda path, k: checkpoint.save_model(path.parent, _module(k)), None),
+    "list of files": (lambda path, k: checkpoint.write_list(path.parent, [f"a{k}"]), None),
+    "to_csv": (lambda path, k: _table(k).to_csv(path), None),
+    "to_json": (lambda path, k: _table(k).to_json(path), None),
+    "plot": (lambda path, k: _table(k).plot(path.with_suffix(".png")), None),
+    "planetoid": (_rows, None),
+}
 
 
 def _one(
@@ -206,7 +235,6 @@ def _disk(at: int, number: int = 0) -> Iterator[_Disk]:
 
 
 TRAINING = ["jacobi", "--test_vectors", "10", "--checkpoint_seconds", "0", "--threads", "1", "--quiet"]
-SIZE = 20_000  # numbers of a version: tens of microseconds to some milliseconds of writing
 
 
 def kills(count: int, seed: int, counts: Counter) -> Iterator[str]:
@@ -219,7 +247,7 @@ def kills(count: int, seed: int, counts: Counter) -> Iterator[str]:
     alone.
     """
     rng = np.random.default_rng(seed)
-    writers = list(WRITERS.items())
+    writers = [(name, write, read) for name, (write, read) in WRITERS.items() if read]
     for i in range(count):
         if i % 10 == 9:
             with tempfile.TemporaryDirectory() as made:
@@ -228,7 +256,7 @@ def kills(count: int, seed: int, counts: Counter) -> Iterator[str]:
             if fault:
                 yield f"training, seed {seed}, case {i}: {fault}"
             continue
-        name, (write, read) = writers[i % len(writers)]
+        name, write, read = writers[i % len(writers)]
         with tempfile.TemporaryDirectory() as made:
             path = Path(made) / "out.mtx"
             write(path, 1)
@@ -249,26 +277,22 @@ def kills(count: int, seed: int, counts: Counter) -> Iterator[str]:
 
 def _killed(write: Callable[[Path, int], None], path: Path, seconds: float) -> int:
     """The last version that a process had written when it was killed, this long after its first."""
-    threads, (ours, theirs) = torch.get_num_threads(), os.pipe()
-    torch.set_num_threads(1)  # a fork has none of the others
-    if (child := os.fork()) == 0:
-        try:
-            for version in range(2, 10_000):
-                write(path, version)
-                os.write(theirs, version.to_bytes(4, "little"))
-        finally:
-            os._exit(1)
-    torch.set_num_threads(threads)
+    ours, theirs = os.pipe()
+
+    def versions() -> int:
+        for version in range(2, 10_000):
+            write(path, version)
+            os.write(theirs, version.to_bytes(4, "little"))
+        return 0
+
+    child = forked(versions)
     os.close(theirs)
-    first = os.read(ours, 4)
+    told = os.read(ours, 4)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    rest = first
-    while chunk := os.read(ours, 4096):
-        rest = (rest + chunk)[-4:] if (len(rest) + len(chunk)) % 4 == 0 else rest + chunk
-    os.close(ours)
-    return int.from_bytes(rest[-4:], "little")
+    with os.fdopen(ours, "rb") as pipe:
+        return int.from_bytes((told + pipe.read())[-4:], "little")
 
 
 def _training(made: Path, share: float) -> str | None:
@@ -289,83 +313,23 @@ def _training(made: Path, share: float) -> str | None:
 
 def _trained(options: list[str], seconds: float | None = None) -> tuple[int, float]:
     """The exit code and the time of a training in a process of its own, killed after `seconds`."""
-    start, threads = time.perf_counter(), torch.get_num_threads()
-    torch.set_num_threads(1)  # a fork has none of the others
-    if (child := os.fork()) == 0:
-        code = 1
-        try:
-            JacobiRecipe.figures = lambda *_: iter(())  # nearly all of its time
-            with contextlib.redirect_stdout(io.StringIO()):
-                code = train.main(options)
-        finally:
-            os._exit(code)
-    torch.set_num_threads(threads)
+
+    def training() -> int:
+        JacobiRecipe.figures = lambda *_: iter(())  # nearly all of its time
+        with contextlib.redirect_stdout(io.StringIO()):
+            return train.main(options)
+
+    start, child = time.perf_counter(), forked(training)
     if seconds is not None:
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), time.perf_counter() - start
 
 
-def _module(version: int) -> torch.nn.Linear:
-    module = torch.nn.Linear(SIZE, 1)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.fill_(version)
-    return module
-
-
-def _uniform(values: torch.Tensor) -> int:
-    """The number that all of them are."""
-    assert bool((values == values[0]).all()), "parts of two versions"
-    return int(values[0])
-
-
-def _save_state(path: Path, version: int) -> None:
-    module = _module(version)
-    optimizer = torch.optim.SGD(module.parameters())
-    checkpoint.save_state(path.parent, module, optimizer, {"step": version, "seconds": 0, "metrics_bytes": 0})
-
-
-def _load_state(path: Path) -> int:
-    module = _module(0)
-    facts = checkpoint.load_state(path.parent, module, torch.optim.SGD(module.parameters()))
-    version = _uniform(module.weight.detach().flatten())
-    assert facts["step"] == version, f"step {facts['step']} with weights of {version}"
-    return version
-
-
-LINE = ls.problems.poisson((SIZE // 3,))
-WRITERS: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], int]]] = {
-    "CSR.save": (
-        lambda path, k: LINE.with_values(torch.full_like(LINE.values, k)).save(path),
-        lambda path: _uniform(ls.CSR.load(path).values),
-    ),
-    "write_matrix_market": (
-        lambda path, k: ls.io.write_matrix_market(path, LINE.with_values(torch.full_like(LINE.values, k))),
-        lambda path: _uniform(ls.problems.matrix_market(path).values),
-    ),
-    "checkpoint": (_save_state, _load_state),
-    "report": (
-        lambda path, k: checkpoint.write_atomic(path, f"{k}\n" * SIZE),
-        lambda path: _uniform(torch.tensor([int(line) for line in path.read_text().splitlines()])),
-    ),
-}
-
-
 # --- what a recipe does beside training ---
 
-# Recipes with what makes them short; gcn reads a data set that it may have to download.
-RECIPES = {name: [] for name in recipes.RECIPES if name != "gcn"}
-FORBIDDEN = (
-    "socket.",
-    "subprocess.",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.fork",
-    "urllib.",
-    "ftplib.",
-)
+RECIPES = [name for name in recipes.RECIPES if name != "gcn"]  # that may have to download its data set
+FORBIDDEN = ("socket.", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "urllib.")
 ALLOWED = ("socket.gethostname",)  # asks the kernel alone
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -376,37 +340,21 @@ def audit(count: int, seed: int, counts: Counter) -> Iterator[str]:
     `python -m learnsolve.train RECIPE --steps 2` in a fork, whose events of Python's audit hooks are
     recorded.
     """
-    names = list(RECIPES)
     for i in range(count):
-        name = names[(i + seed) % len(names)]
+        name = RECIPES[(i + seed) % len(RECIPES)]
         with tempfile.TemporaryDirectory() as made:
-            code, events = _audited(name, RECIPES[name], Path(made))
+            record = Path(made) / "events.json"
+            _, status = os.waitpid(forked(lambda: _recipe(name, record)), 0)  # noqa: B023
+            events = json.loads(record.read_text()) if record.exists() else ["no record was written"]
         counts["recipes"] += 1
         yield from (f"{name}, seed {seed}: {event}" for event in events)
-        if code:
+        if code := os.waitstatus_to_exitcode(status):
             yield f"{name}, seed {seed}: ended with {code}"
 
 
-def _audited(name: str, options: list[str], folder: Path) -> tuple[int, list[str]]:
-    """The exit code and what was done that must not be done."""
-    record, threads = folder / "events.json", torch.get_num_threads()
-    torch.set_num_threads(1)  # a fork has none of the others
-    if (child := os.fork()) == 0:
-        code = 70
-        try:
-            code = _child(name, options, folder, record)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    torch.set_num_threads(threads)
-    _, status = os.waitpid(child, 0)
-    events = json.loads(record.read_text()) if record.exists() else ["no record was written"]
-    return os.waitstatus_to_exitcode(status), events
-
-
-def _child(name: str, options: list[str], folder: Path, record: Path) -> int:
-    """In a fork: hooks cannot be removed."""
+def _recipe(name: str, record: Path) -> int:
+    """In a fork, as hooks cannot be removed: records what must not be done."""
+    folder = record.parent
     os.environ |= {"MPLCONFIGDIR": str(folder / "cache"), "XDG_CACHE_HOME": str(folder / "cache")}
     os.environ["HOME"] = str(folder / "home")
     os.chdir(folder)
@@ -415,7 +363,7 @@ def _child(name: str, options: list[str], folder: Path, record: Path) -> int:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         fonts = event == "subprocess.Popen" and arguments[0] == "fc-list"  # matplotlib, once for each cache
-        if event.startswith(FORBIDDEN) and event not in ALLOWED and not fonts:
+        if event.startswith((*FORBIDDEN, "ftplib.")) and event not in ALLOWED and not fonts:
             events.append(f"{event} {arguments!r:.200}")
         elif event == "open" and isinstance(arguments[0], (str, bytes)):
             path, mode, flags = os.path.abspath(os.fsdecode(arguments[0])), arguments[1], arguments[2] or 0
@@ -425,7 +373,7 @@ def _child(name: str, options: list[str], folder: Path, record: Path) -> int:
 
     sys.addaudithook(hook)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    code = train.main([name, "--steps", "2", "--out", "out", "--quiet", "true", "--threads", "1", *options])
+    code = train.main([name, "--steps", "2", "--out", "out", "--quiet", "true", "--threads", "1"])
     events = list(dict.fromkeys(events))
     may = (str(folder),)
     record.write_text(json.dumps(events))
