@@ -38,7 +38,7 @@ import rules
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = re.compile(r"(.+?): ((?:\S+/)?[\w.-]+\.\w+): (.+)")
-LIMIT = 600  # seconds for the tests of one fault: one that hangs is noticed as well
+LIMIT = 900  # seconds for the tests of one fault: one that hangs is noticed as well
 FLOOR = 0.8  # the share of the faults made by rules that must be noticed
 BY_RULES = "by rules"
 

@@ -369,9 +369,11 @@ def test_norms_agree_with_scipy(structure):
     if not min(A.shape):
         assert all(A.norm(o).item() == 0 for o in (None, 1, float("inf")))
         return
-    S = A.to_scipy()
-    for o, axis in ((None, None), (1, None), (np.inf, None), (2, 0), (2, 1), (1, 0), (1, 1)):
-        np.testing.assert_allclose(A.norm(o, axis), scipy.sparse.linalg.norm(S, o, axis), rtol=1e-14, atol=0)
+    for M in (A, A.with_values(A.values * (1 - 2j))):
+        S = M.to_scipy()
+        for o, axis in ((None, None), (1, None), (np.inf, None), (2, 0), (2, 1), (1, 0), (1, 1)):
+            wanted = scipy.sparse.linalg.norm(S, o, axis)
+            np.testing.assert_allclose(M.norm(o, axis), wanted, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("by", ["diagonal", "row_sums"])
