@@ -15,7 +15,7 @@ from learnsolve.eigen import Eigenpairs, SingularTriplets, eigsh, svds
 from learnsolve.evaluation import Evaluation, evaluate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.blocks import BlockBatch
 from learnsolve.preconditioners import Factorization, factorize
 from learnsolve.profiling import profile
 from learnsolve.solvers import solve

@@ -11,7 +11,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.blocks import BlockBatch
 from learnsolve.problems.datasets import Sample
 
 

@@ -9,7 +9,7 @@ import scipy
 import torch
 
 from learnsolve import _library
-from learnsolve.ops.core.direct.choice import available
+from learnsolve.ops.direct import available
 
 
 def config() -> dict[str, Any]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.grid_coloring import repeated_coloring
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy, repeated_coloring
 
 
 class Coloring(NamedTuple):

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from learnsolve._clock import timed, wait
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.block_batch import BlockBatch
+from learnsolve.ops.blocks import BlockBatch
 from learnsolve.ops.limits import without_buffer_pool
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.solution import Solution

@@ -27,7 +27,7 @@ from torch import Tensor
 import learnsolve as ls
 from learnsolve import _library, ops, solvers
 from learnsolve.matrix import device_analysis
-from learnsolve.ops.core.dots import ordered_dots
+from learnsolve.ops.products import ordered_dots
 from learnsolve.preconditioners import IC0, Factored, Jacobi, Neumann
 
 

@@ -116,7 +116,7 @@ def lines(*patterns: str) -> tuple[int, int]:
 
 def main() -> None:
     of = graph()
-    for name in ("learnsolve.solvers.krylov", "learnsolve.ops.spmm"):
+    for name in ("learnsolve.solvers.krylov", "learnsolve.ops.products"):
         print(f"{name} needs {len(closure(name, of))} files")
     print("circles of imports:", circles(of) or "none")
     stack = frames()

@@ -23,7 +23,7 @@ from torch import Tensor
 from learnsolve.matrix.convert import SciPyMatrix
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn.modules import SparseMatrix
-from learnsolve.ops.add import Scalar
+from learnsolve.ops.arithmetic import Scalar
 from learnsolve.matrix.pattern import SparsityPattern
 
 # Of tensors the sparse ones; no type says which are.

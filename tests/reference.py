@@ -10,8 +10,8 @@ from torch import Tensor
 
 import learnsolve as ls
 from learnsolve.matrix import device_analysis
-from learnsolve.matrix.plain import plain_tensors
-from learnsolve.ops.core.autograd import pushforward
+from learnsolve.matrix.cache import plain_tensors
+from learnsolve.ops.autograd import pushforward
 from learnsolve.ops.limits import without_buffer_pool
 
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}

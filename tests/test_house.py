@@ -24,7 +24,13 @@ def test_a_circle_is_found():
     assert structure.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [["b", "c"]]
 
 
-@pytest.mark.parametrize(("module", "most"), [("learnsolve.solvers.krylov", 50), ("learnsolve.ops.spmm", 21)])
+NEEDS = [  # files
+    ("learnsolve.solvers.krylov", 28),
+    ("learnsolve.ops.products", 11),
+]
+
+
+@pytest.mark.parametrize(("module", "most"), NEEDS)
 def test_what_a_module_needs(module, most):
     files = structure.closure(module, graph())
     assert len(files) <= most, sorted(files)
@@ -40,8 +46,8 @@ def test_a_file_holds_a_family():
     """Neither one idea a file, whose heads then outweigh it, nor more than a reader keeps in mind."""
     sizes = {name: len(path.read_text().splitlines()) for name, path in structure.modules().items()}
     assert {name for name, size in sizes.items() if size > 800} == set()
-    assert len(sizes) <= 200
-    assert sum(sizes.values()) / len(sizes) >= 253
+    assert len(sizes) <= 133
+    assert sum(sizes.values()) / len(sizes) >= 370
 
 
 def test_a_compiled_file_holds_a_family():
@@ -66,7 +72,7 @@ def test_a_docstring_is_a_contract_of_forty_lines():
     paths = {
         n: p for n, p in structure.modules().items() if n.split(".")[1:2] and n.split(".")[1] in DOCUMENTED
     }
-    assert len(paths) > 100
+    assert len(paths) > 60
     sizes = {f"{n}.{name}": size for n, p in paths.items() for name, size in docstrings(p).items()}
-    assert sizes["learnsolve.ops.spmm.spmm"] > 30
+    assert sizes["learnsolve.ops.products.spmm"] > 30
     assert {name: size for name, size in sizes.items() if size > 40} == {}

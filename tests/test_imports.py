@@ -93,9 +93,9 @@ def test_imports_run_one_way():
 
 
 def test_a_wrong_import_is_noticed():
-    assert is_wrong("learnsolve.matrix.csr", "learnsolve.ops.spmm")
-    assert is_wrong("learnsolve.matrix.pattern", "learnsolve.ops.spmm")
-    assert is_wrong("learnsolve.ops.spmm", "learnsolve.solvers.stationary")
+    assert is_wrong("learnsolve.matrix.csr", "learnsolve.ops.products")
+    assert is_wrong("learnsolve.matrix.pattern", "learnsolve.ops.products")
+    assert is_wrong("learnsolve.ops.products", "learnsolve.solvers.stationary")
     assert is_wrong("learnsolve.problems.grids", "learnsolve.solvers.stationary")
     assert is_wrong("learnsolve.solvers.stationary", "learnsolve")
     assert not is_wrong("learnsolve.recipes.jacobi", "learnsolve.solvers.stationary")

@@ -54,7 +54,7 @@ Lower irregular_factor(const char* name, int n) {
   return L;
 }
 
-// What learnsolve/ops/core/triangular.py plans.
+// What learnsolve/ops/triangular.py plans.
 struct Planned {
   std::vector<int> order, levels, table;
   int size = kChunkRows;  // rows of a chunk

@@ -11,7 +11,7 @@
 //     tangent   z = J(f)^-1 v      of the factors, for that of A's values: substitution, forward
 //     adjoint   w = J(f)^-T g      gradient for A's values, for that of the factors: the same, backward
 //     product   B(x, z)            product^T: C(x, w) with <C(x, w), z> = <w, B(x, z)>
-// (learnsolve/ops/core/incomplete.py). The adjoint is the reverse sweep of the elimination of: Murray,
+// (learnsolve/ops/incomplete_factors.py). The adjoint is the reverse sweep of the elimination of: Murray,
 // "Differentiation of the Cholesky decomposition", arXiv 1602.07527, restricted to the pattern.
 #pragma once
 

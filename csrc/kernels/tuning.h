@@ -60,7 +60,7 @@ constexpr int64_t kBlockChunks = 4;
 // Levels whose rows are under way: who polls without need is in the way of others. Not measured; probe
 // triangular.
 constexpr int64_t kLevelsAhead = 8;
-// Narrow levels: rows and entries in shared memory (ops/core/triangular.py has them too, and which levels are
+// Narrow levels: rows and entries in shared memory (ops/triangular.py has them too, and which levels are
 // narrow), and those of a row that are read ahead. Shared memory and registers; probe triangular.
 constexpr int kChunkRows = 512, kChunkEntries = 2048, kEntriesAhead = 4;
 

@@ -6,7 +6,7 @@
 namespace learnsolve {
 
 // What register `out` becomes, from registers x and y and the operand A, a matrix, s, a number a row, or D, a
-// dense matrix; with `transpose` A^T or D^T. learnsolve/ops/core/linear_steps.py has the same numbers.
+// dense matrix; with `transpose` A^T or D^T. learnsolve/ops/linear_steps.py has the same numbers.
 enum StepKind : int64_t {
   kMultiply,  // A x
   kResidual,  // y - A x

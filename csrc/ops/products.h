@@ -13,7 +13,7 @@ inline int64_t step_of(int64_t batch, int64_t size) { return batch == 1 ? 0 : si
 struct Spmm {
   Tensor values, x;
   int64_t x_rows, k, batch, a_step, x_step, y_step;
-  Size size;  // of y (learnsolve/ops/core/fake.py says the same for torch.compile)
+  Size size;  // of y (learnsolve/ops/autograd.py says the same for torch.compile)
 
   Spmm(const SparseStructure& S, const Tensor& values_, const Tensor& x_, bool sum_batch)
       : values(dense(values_)), x(dense(x_)) {

@@ -200,7 +200,7 @@ std::tuple<Tensor, Tensor> csr_spgemm_backward(const std::vector<Tensor>& plan, 
 }
 
 // The first product of two patterns: C's pattern and values in one pass. It is not an operator, since only
-// the pass itself tells how large its results are: a function for learnsolve/ops/core/sparse_product.py.
+// the pass itself tells how large its results are: a function for learnsolve/ops/sparse_products.py.
 
 namespace {
 

@@ -2,7 +2,7 @@
 // that apply a factor in a loop call without any tensor in between. Every call launches and does no more:
 // no allocation, no query of the device.
 //
-// The shape of the pattern decides (learnsolve/ops/core/triangular.py plans). A bidiagonal system is a scan
+// The shape of the pattern decides (learnsolve/ops/triangular.py plans). A bidiagonal system is a scan
 // (kernels/triangular.cuh): one block takes a short one chunk by chunk, a long one goes in three launches. It
 // would have a level a row otherwise. In others rows wait for earlier levels alone (kernels/triangular.cuh).
 // Where levels are narrow, a block goes through them in shared memory; where they are wide, many blocks hand

@@ -11,7 +11,7 @@ from torch import Tensor
 from training import Sample
 
 import learnsolve as ls
-from learnsolve.ops.spgemm import galerkin
+from learnsolve.ops.sparse_products import galerkin
 from learnsolve.preconditioners import NeuralAMG
 
 CLASSICAL = "Ruge-Stueben"

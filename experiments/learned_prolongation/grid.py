@@ -12,7 +12,7 @@ from torch import Tensor
 from training import Sample
 
 import learnsolve as ls
-from learnsolve.ops.spgemm import galerkin
+from learnsolve.ops.sparse_products import galerkin
 from learnsolve.preconditioners import Hierarchy, NeuralAMG
 from learnsolve.preconditioners.networks import Grids
 

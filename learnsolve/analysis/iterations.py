@@ -31,10 +31,10 @@ from learnsolve.analysis.spectrum import (
 )
 from learnsolve.eigen._methods import SEEDED
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.plain import plain_tensors
-from learnsolve.ops.core.autograd import tracked
-from learnsolve.ops.core.linear_steps import LinearSteps, product
+from learnsolve.ops.autograd import tracked
+from learnsolve.ops.linear_steps import LinearSteps, product
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner
 from learnsolve.solvers.solution import Solution, Status

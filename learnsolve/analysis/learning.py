@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import plain_tensors
+from learnsolve.matrix.checks import as_matrix, operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import matrix, operands
-from learnsolve.matrix.plain import plain_tensors
-from learnsolve.ops.core.dots import scaled
-from learnsolve.ops.spmm import spmm
+from learnsolve.ops.products import scaled, spmm
 from learnsolve.solvers.core.arguments import check_b, check_operands
 from learnsolve.solvers.core.operators import Blocks, Columns, as_operator, divide, dot, largest, root, size
 
@@ -60,7 +59,7 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
     True
     """
     name = "krylov_basis"
-    A = matrix(A)
+    A = as_matrix(A)
     checks.matrix(name, "A", A)
     checks.dtype(name, "A.values", A.values)
     checks.square(name, "A", A.shape)
@@ -135,7 +134,7 @@ def krylov_samples(
     (torch.Size([64, 16]), torch.Size([64, 16]))
     """
     name = "krylov_samples"
-    A = matrix(A)
+    A = as_matrix(A)
     count = checks.integer(name, "count", count, 1)
     Q = m if isinstance(m, Tensor) else krylov_basis(A, m, generator)
     checks.matrix(name, "A", A)

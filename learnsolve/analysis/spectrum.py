@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import plain_tensors
 from learnsolve.matrix.convert import check_real
 from learnsolve.matrix.pattern import as_numpy
-from learnsolve.matrix.plain import plain_tensors
-from learnsolve.ops.core.autograd import Nestable, tracked
+from learnsolve.ops.autograd import Nestable, tracked
 from learnsolve.solvers.core.arguments import check_symmetric
 from learnsolve.solvers.core.loop import users_frame
 from learnsolve.solvers.core.operators import as_operator, as_preconditioner

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.core.operands import plain_values
+from learnsolve.ops.arithmetic import plain_values
 
 NAME = "two_grid_symbols"
 _STEPS = 2  # each from a constant: derivatives up to the third order

@@ -27,10 +27,10 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 
 from learnsolve.eigen._methods import lengths, orthonormal
+from learnsolve.matrix.cache import numbers
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import numbers
-from learnsolve.ops.core.autograd import Operation, add, dispatch, forward_mode_may_come
-from learnsolve.ops.core.product import product, sampled
+from learnsolve.ops.autograd import Operation, add, dispatch, forward_mode_may_come
+from learnsolve.ops.products import product, sampled
 from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.krylov import minres
 from learnsolve.solvers.solution import Status

@@ -17,8 +17,8 @@ from torch import Tensor
 from learnsolve import ops
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.core.direct import superlu
-from learnsolve.ops.core.direct.choice import available
+from learnsolve.ops import direct_backends
+from learnsolve.ops.direct import available
 from learnsolve.preconditioners.direct import factorize
 from learnsolve.solvers.automatic import direct_cost
 
@@ -287,7 +287,7 @@ class Shifted:
         symmetric, hence equal to the transpose of L U, and the arrays of L by columns are the arrays of L^T
         by rows."""
         made = self._factor
-        if not isinstance(made, superlu.Factored):
+        if not isinstance(made, direct_backends.SuperLUFactor):
             return None
         old, new = (slice(None), slice(None)) if made.order is None else (made.order.old, made.order.new)
         n = made.lu.shape[0]

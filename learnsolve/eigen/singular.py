@@ -18,7 +18,7 @@ from learnsolve import ops
 from learnsolve.eigen._gradient import Deflated, Solve, by_factor
 from learnsolve.eigen._methods import Shifted
 from learnsolve.eigen.symmetric import DENSE, Found, Request, SingularTriplets, _arpack, _check, computed
-from learnsolve.matrix import checks, inputs
+from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 
 _ENTRIES = 2**22  # of a matrix that is made dense
@@ -212,7 +212,7 @@ def svds(
     True
     """
     name = "svds"
-    A = inputs.matrix(A)
+    A = checks.as_matrix(A)
     checks.matrix(name, "A", A)
     checks.dtype(name, "A.values", A.values)
     m, n = A.shape

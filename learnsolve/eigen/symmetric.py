@@ -24,11 +24,11 @@ from learnsolve.eigen._gradient import (
     by_minres,
 )
 from learnsolve.eigen._methods import Shifted, below_all, lanczos, lobpcg, orthonormal
-from learnsolve.matrix import checks, inputs
+from learnsolve.matrix import checks
+from learnsolve.matrix.cache import numbers, outside_of_graphs, plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.plain import numbers, outside_of_graphs, plain_tensors
-from learnsolve.ops.core.product import product
-from learnsolve.ops.core.symmetry import symmetry
+from learnsolve.ops.products import product
+from learnsolve.ops.structure import symmetry
 from learnsolve.preconditioners.base import check_finite, check_numbers
 from learnsolve.solvers.core.arguments import _learns, check_symmetric
 from learnsolve.solvers.core.gradient import mapped
@@ -521,7 +521,7 @@ def eigsh(
     >>> values[0].backward()
     """
     name = "eigsh"
-    A, B = inputs.matrix(A), None if B is None else inputs.matrix(B)
+    A, B = checks.as_matrix(A), None if B is None else checks.as_matrix(B)
     _check(name, A, k, B, which, M, method, rtol, maxiter, throw)
     return computed(Request(name, A, B, k, which, M, method, rtol, maxiter, throw))
 

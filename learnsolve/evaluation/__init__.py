@@ -1,7 +1,7 @@
 """Comparison of preconditioners: iterations, seconds, failures."""
 
 from learnsolve.evaluation.comparison import Evaluation, Row, Spread, evaluate
-from learnsolve.matrix.autocast import guard
+from learnsolve.matrix.checks import guard
 
 __all__ = ["Evaluation", "Row", "Spread", "evaluate"]
 guard(globals())

@@ -24,14 +24,12 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve._clock import timed
 from learnsolve.matrix import checks
-from learnsolve.matrix.convert import TensorLike
+from learnsolve.matrix.checks import as_matrix, operands
+from learnsolve.matrix.convert import TensorLike, replace_file
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.files import replace_file
-from learnsolve.matrix.inputs import matrix, operands
-from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.pattern_checks import as_numpy
-from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.ops.stencil_operator import StencilOperator
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.blocks import BlockBatch
+from learnsolve.ops.stencils import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.networks import MatrixNetwork
 from learnsolve.solvers.core.loop import quiet
@@ -227,7 +225,7 @@ class System(NamedTuple):
 
 def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
     """Each matrix of a batch separately, with its right-hand sides."""
-    A = [matrix(one) for one in A] if isinstance(A, (list, tuple)) else matrix(A)
+    A = [as_matrix(one) for one in A] if isinstance(A, (list, tuple)) else as_matrix(A)
     if isinstance(A, Matrices):
         return _of_one(name, A, b)
     if not isinstance(A, Sequence) or not isinstance(b, Sequence):

@@ -10,8 +10,8 @@ import numpy as np
 import scipy.sparse
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.convert import replace_file
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.files import replace_file
 
 
 def write_matrix_market(

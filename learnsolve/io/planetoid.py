@@ -20,8 +20,8 @@ from torch import Tensor
 
 from learnsolve.io import _pickles
 from learnsolve.matrix import checks
+from learnsolve.matrix.convert import replace_file
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.files import replace_file
 
 CACHE_VARIABLE = "LEARNSOLVE_CACHE"
 

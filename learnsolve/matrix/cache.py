@@ -10,17 +10,359 @@ stream has done its work.
 from __future__ import annotations
 
 import itertools
+import threading
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+    maybe_get_bdim,
+    maybe_get_level,
+    peek_interpreter_stack,
+)
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch.autograd import forward_ad
 
 from learnsolve._library import drop_buffers
-from learnsolve.matrix.budget import budget
-from learnsolve.matrix.plain import constant_in_graphs, plain_tensors
-from learnsolve.matrix.unchanged import Versions
+
+try:
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+except ImportError:  # private names of torch
+    set_code_exec_strategy = None
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@contextmanager
+def plain_tensors() -> Iterator[None]:
+    """Tensors created inside are ordinary ones, whatever the context of the caller. Cached and shared data of
+    a pattern must not belong to a `torch.func` transformation or to inference mode."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        yield
+
+
+def readable(v: Tensor) -> bool:
+    """Whether Python may read the values of `v`: not under transformations, under `torch.compile`, while
+    operations are recorded, or on a GPU."""
+    if torch.compiler.is_dynamo_compiling() or type(v) not in (Tensor, torch.nn.Parameter) or not v.is_cpu:
+        return False
+    if is_legacy_batchedtensor(v) or torch._C._is_tracing():
+        return False
+    return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
+
+
+def unmapped(t: Tensor) -> Tensor:
+    """The tensor behind one that `torch.func` differentiates, for values without a derivative."""
+    while is_functorch_wrapped_tensor(t):
+        if is_batchedtensor(t):
+            raise NotImplementedError(
+                "patterns, index arrays, files and arrays of NumPy cannot be made of a tensor that "
+                "torch.func.vmap maps over: make them outside of the transformed function, and map over "
+                "values, learnsolve.CSR(values, pattern)"
+            )
+        t = get_unwrapped(t)
+    return t
+
+
+def as_one(run: Callable[[], T], inputs: Sequence[Tensor], dims: Sequence[int]) -> T:
+    """`run()`, a solve whose first result depends on `inputs` along `dims`: a dispatch mode with a method of
+    this name (nonlinear/_trace.py) takes it as one operation."""
+    mode = _follower()
+    return run() if mode is None else mode.as_one(run, inputs, dims)
+
+
+def _follower() -> Any:
+    modes = torch._C._len_torch_dispatch_stack()
+    mode = torch._C._get_dispatch_stack_at(modes - 1) if modes else None
+    return mode if hasattr(mode, "as_one") else None
+
+
+def chooses(function: Callable[P, T]) -> Callable[P, T]:
+    """The values that `function` reads decide how it solves, not what its results depend on."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        mode = _follower()
+        if mode is None or mode.choosing:
+            return function(*args, **kwargs)
+        mode.choosing = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            mode.choosing = False
+
+    return call
+
+
+def outside_of_graphs(function: Callable[P, T], why: str | None = None) -> Callable[P, T]:
+    """`torch.compile` does not trace `function`: it breaks its graph there, or, with `fullgraph=True`, raises
+    an error that says `why`.
+
+    The same as `torch.compiler.disable`, without loading Dynamo here, which takes seconds.
+    """
+    if set_code_exec_strategy is None:
+        return torch.compiler.disable(function, reason=why)  # type: ignore[return-value]
+    function._torchdynamo_disable_msg = why  # type: ignore[attr-defined]
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]  # called while Dynamo traces
+    # Called by compiled code, after the graph break: neither this frame nor those below it are compiled.
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    set_code_exec_strategy(function.__code__, skip)  # type: ignore[attr-defined]
+    return function
+
+
+def constant_in_graphs(function: Callable[P, T]) -> Callable[P, T]:
+    """`torch.compile` calls `function` while it traces and treats the result as a constant: the mark set by
+    `torch.compiler.assume_constant_result`, without loading Dynamo."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def makes_plain_tensors(make: Callable[P, T]) -> Callable[P, T]:
+    """Run `make` within `plain_tensors`, and outside the graph that `torch.compile` traces."""
+
+    @wraps(make)
+    def outside(*args: P.args, **kwargs: P.kwargs) -> T:
+        with plain_tensors():
+            return make(*args, **kwargs)
+
+    return outside_of_graphs(outside)
+
+
+def numbers(t: Tensor) -> Tensor:
+    """The values of a tensor under torch.func transformations, mapped axes first."""
+    mapped: list[int] = []  # axis of each map, outermost first, in the tensor that it holds
+    while is_functorch_wrapped_tensor(t):
+        if is_batchedtensor(t):
+            mapped.append(maybe_get_bdim(t))
+        t = get_unwrapped(t)
+    for i, dim in enumerate(reversed(mapped)):
+        t = t.movedim(dim + i, i)
+    return t.detach()
+
+
+def sample(t: Tensor) -> Tensor:
+    """The values of a tensor under torch.func transformations, of the first index of each map: a plain
+    tensor, also at the levels of the transformations."""
+    with plain_tensors():
+        values = numbers(t)
+        return values[(0,) * (values.dim() - t.dim())]
+
+
+def carries_graph(t: Tensor) -> bool:
+    """Whether t requires grad or has a tangent, at any level of torch.func."""
+    if t.requires_grad or torch.compiler.is_dynamo_compiling():
+        return t.requires_grad
+    held = t
+    while is_functorch_wrapped_tensor(held):
+        held = get_unwrapped(held)
+    return held.requires_grad or bool(transformations(t) - {"vmap"})
+
+
+def transformations(t: Tensor) -> set[str]:
+    """What acts on t at any level: torch.func's "grad", "jvp" and "vmap", and "dual", forward mode outside of
+    torch.func. Each level is looked at from within: from above, the tangents of a lower one are not
+    visible."""
+    interpreter = peek_interpreter_stack()
+    if interpreter is None:
+        return {"dual"} if forward_ad.unpack_dual(t).tangent is not None else set()
+    acting: set[str] = set()
+    if is_functorch_wrapped_tensor(t) and maybe_get_level(t) == interpreter.level():
+        if is_batchedtensor(t):
+            acting.add("vmap")
+        else:
+            acting |= {"grad"} if t.requires_grad else set()
+            acting |= {"jvp"} if forward_ad.unpack_dual(t).tangent is not None else set()
+        t = get_unwrapped(t)
+    with temporarily_pop_interpreter_stack():
+        return acting | transformations(t)
+
+
+class Immutable:
+    """The constructor sets attributes by ``object.__setattr__``; afterwards they cannot be set or deleted."""
+
+    __slots__ = ()
+
+    _instead: str  # what to do instead
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._refuse(name, "set")
+
+    def __delattr__(self, name: str) -> None:
+        self._refuse(name, "deleted")
+
+    def _refuse(self, name: str, what: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} is immutable: {name} cannot be {what}; {self._instead}")
+
+
+class Versions:
+    """The versions of tensors, to detect later in-place changes. A copy starts anew.
+
+    Uses torch's versions, which changes through ``.data`` and by fused optimizers do not increase. Parameters
+    (leaves that require grad) are also compared by value, which detects those changes.
+    """
+
+    __slots__ = ("copies", "numbers")
+
+    def __init__(self, tensors: Iterable[Tensor]):
+        self.numbers, self.copies = (), ()
+        for t in tensors:
+            if (number := version(t)) >= 0:
+                self.numbers += ((t, number),)
+                if t.requires_grad and t.is_leaf:
+                    self.copies += ((t, t.detach().clone()),)
+
+    def unchanged(self) -> bool | Tensor:
+        """A tensor if values on a CUDA device were compared, since reading it would synchronize."""
+        if any(version(t) not in (number, -1) for t, number in self.numbers):
+            return False
+        on_device = []
+        for t, copy in self.copies:
+            if version(t) < 0:
+                continue
+            if t.is_cuda:
+                on_device.append(torch.isclose(t.detach(), copy, rtol=0.0, atol=0.0, equal_nan=True).all())
+            elif not _equal(t.detach(), copy):
+                return False
+        return torch.stack(on_device).all() if on_device else True
+
+    def __reduce__(self):
+        return Versions, ([t for t, _ in self.numbers],)
+
+
+def version(t: Tensor) -> int:
+    """-1 for tensors without a meaningful version."""
+    if torch.compiler.is_dynamo_compiling() or t.is_inference() or is_functorch_wrapped_tensor(t):
+        return -1
+    return t._version
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+class Budget:
+    """The memory budget of plans for several patterns.
+
+    A program that combines matrices at random, such as batches of graphs, makes a plan per combination; the
+    least recently used are dropped. A training step that cycles through more plans than fit would recompute
+    all of them in every step, since each is dropped just before its next use; a warning says so.
+    """
+
+    always = 16  # the last plans are kept, whatever their size: a training step cycles through a few
+    known = 2**12  # keys of dropped plans that are remembered: about 1 MB
+
+    def __init__(self, limit: int):
+        self.limit, self.counted, self.warned = limit, 0, False
+        # By address, least recently used first: a weak reference to an entry, and its bytes.
+        self.entries: OrderedDict[int, tuple[Callable[[], Entry | None], int]] = OrderedDict()
+        self.grown = set[int]()  # addresses of plans that have grown since they were counted
+        # How often a plan was dropped, by the serial of its owner and its key, most recent last.
+        self.drops: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self.lock = threading.RLock()  # the backward of a CUDA tensor runs in a separate thread
+
+    @property
+    def total(self) -> int:
+        """Bytes of all plans."""
+        with self.lock:
+            for address in list(self.grown):
+                self._count(address)
+            return self.counted
+
+    def set_limit(self, limit: int) -> int:
+        """Set the limit; the previous one."""
+        with self.lock:
+            before, self.limit, self.warned = self.limit, limit, False
+            self.drops.clear()
+            self._drop_beyond_limit()
+        return before
+
+    def add(self, entry: Entry, serial: str) -> None:
+        """Add a new plan, used now, of the object with this serial."""
+        address = id(entry)
+        with self.lock:
+            self._forget(address)  # of an entry that was freed while an interrupt kept `_forget` from running
+            self.entries[address] = weakref.ref(entry, lambda _: self._forget(address)), 0
+            self.grown.add(address)
+            self._drop_beyond_limit()
+            repeated = not self.warned and self.drops.get((serial, entry.key), 0) >= 2
+            self.warned = self.warned or repeated
+        if repeated:
+            warnings.warn(
+                f"set_plan_cache_limit: the plans in use take more than the limit of {self.limit} bytes, so "
+                "they are dropped and made again and again, which takes time; raise it with "
+                "ops.set_plan_cache_limit(bytes)",
+                stacklevel=2,
+            )
+
+    def touch(self, entry: Entry) -> None:
+        """Mark the plan as used now."""
+        with self.lock:
+            if id(entry) in self.entries:
+                self.entries.move_to_end(id(entry))
+
+    def grow(self, entry: Entry) -> None:
+        """The plan has grown. It is counted when the next plan is added, because many things are computed for
+        its patterns at once."""
+        with self.lock:
+            if id(entry) in self.entries:
+                self.grown.add(id(entry))
+
+    def _count(self, address: int) -> None:
+        reference, _ = self.entries.get(address, (_freed, 0))
+        entry = reference()
+        if entry is not None:
+            size = entry.bytes()
+            before = self.entries[address][1]
+            # In one line, without a call between: an interrupt (Ctrl-C) may come with every call.
+            self.counted, self.entries[address] = self.counted + size - before, (reference, size)
+        self.grown.discard(address)
+
+    def counts(self, entry: Entry) -> bool:
+        return id(entry) in self.entries
+
+    def pin(self, entry: Entry) -> None:
+        """Keep the plan while its patterns live."""
+        self._forget(id(entry))
+
+    def _forget(self, address: int) -> None:
+        with self.lock:
+            if address in self.entries:
+                # As in `_count`.
+                self.counted, self.entries[address] = self.counted - self.entries[address][1], (_freed, 0)
+                del self.entries[address]
+            self.grown.discard(address)
+
+    def _drop_beyond_limit(self) -> None:
+        while self.total > self.limit and len(self.entries) > self.always:
+            address, (reference, _) = next(iter(self.entries.items()))
+            entry = reference()
+            self._forget(address)
+            owner = None if entry is None else entry.owner()
+            if entry is not None and owner is not None:
+                key = owner._serial, entry.key
+                self.drops[key] = self.drops.pop(key, 0) + 1
+                if len(self.drops) > self.known:
+                    self.drops.popitem(last=False)
+                entry.drop()
+
+
+budget = Budget(2**26)
+
+
+def _freed() -> None:
+    """A reference to a freed entry."""
+
 
 _serials = itertools.count()
 _by_serial: weakref.WeakValueDictionary[str, Cached] = weakref.WeakValueDictionary()

@@ -1,17 +1,25 @@
-"""Argument checks. Each raises an error that names the function, the rule, the value and the remedy."""
+"""Arguments of public functions: checks, which name the function, the rule, the value and the remedy;
+operands under `torch.autocast`; matrices, vectors and graphs of other libraries."""
 
+from __future__ import annotations
+
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, overload
 
 import numpy as np
+import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve.matrix.convert import check_real, real_on_a_device
+from learnsolve.matrix import convert
+from learnsolve.matrix.cache import carries_graph, makes_plain_tensors
+from learnsolve.matrix.convert import TensorLike, check_real, real_on_a_device
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.plain import carries_graph
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_range
 
 SUPPORTED = (torch.float32, torch.float64)
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # of the same precision
@@ -210,3 +218,208 @@ def memory(function: str, bytes: Any) -> None:
 
 def tolerance(function: str, name: str, value: Any) -> None:
     real(function, name, value, "finite and not negative")
+
+
+# Under `torch.autocast` learnsolve computes in full precision: a solver whose products are rounded to
+# bfloat16 does not converge. Functions and classes are guarded where a package exports them; internal calls
+# are not and have no overhead.
+
+
+enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device
+_LOW = (torch.float16, torch.bfloat16)
+_FULL = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.complex64: torch.float32,  # the precision of cast operands
+    torch.complex128: torch.float64,
+    np.dtype("float32"): torch.float32,
+    np.dtype("float64"): torch.float64,
+}
+_guarded: set[type] = set()
+
+
+def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, unaffected by `torch.autocast`."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        if enabled():
+            return without_autocast(function, args, keywords)
+        return function(*args, **keywords)
+
+    return call
+
+
+def without_autocast(function: Callable[..., Any], args: tuple, keywords: dict[str, Any]) -> Any:
+    """`function` with operands cast to the first full precision among them, default float32."""
+    dtype = _first((args, keywords)) or torch.float32
+    args, keywords = _cast(args, dtype), _cast(keywords, dtype)
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            with torch.autocast(device, enabled=False):
+                return without_autocast(function, args, keywords)
+    return function(*args, **keywords)
+
+
+def guard(package: dict[str, Any], wrapped: Callable[[Any], Any] = full_precision) -> None:
+    """Guard what a package exports: its functions, and the methods of its classes and of their bases."""
+    for name in package["__all__"]:
+        value = package[name]
+        if inspect.isfunction(value):
+            package[name] = value.as_exported = wrapped(value)  # type: ignore[attr-defined]
+            package[name].__module__ = package["__name__"]  # for pickle
+        elif inspect.isclass(value):
+            for cls in value.__mro__:
+                if cls.__module__.startswith("learnsolve.") and cls not in _guarded:
+                    _guarded.add(cls)
+                    public = [method for method in vars(cls) if not method.startswith("_")]
+                    guard_methods(cls, "__init__", "__call__", "__matmul__", *public)
+
+
+def guard_methods(cls: type, *names: str) -> None:
+    """Guard the names that are methods of this class."""
+    for name in names:
+        method = vars(cls).get(name)
+        if inspect.isfunction(method):
+            setattr(cls, name, full_precision(method))
+        elif isinstance(method, classmethod):
+            setattr(cls, name, classmethod(full_precision(method.__func__)))
+
+
+def _first(value: Any) -> torch.dtype | None:
+    """The first full precision in the arguments of a call."""
+    if isinstance(value, (list, tuple, dict)):
+        parts = value.values() if isinstance(value, dict) else value
+    elif isinstance(value, torch.nn.Module):
+        made = "_parameters" in vars(value)  # otherwise this is a call of its __init__
+        parts = (*value.parameters(), *value.buffers()) if made else ()
+    else:
+        try:
+            return _FULL.get(getattr(value, "dtype", None))
+        except TypeError:  # a preconditioner without one
+            return None
+    return next((dtype for part in parts if (dtype := _first(part)) is not None), None)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """An argument with its tensors and matrices of lower precision cast to `dtype`."""
+    if isinstance(value, (Tensor, CSR)):
+        return value.to(dtype=dtype) if value.dtype in _LOW else value
+    if type(value) in (list, tuple):
+        return type(value)(_cast(part, dtype) for part in value)
+    return {key: _cast(part, dtype) for key, part in value.items()} if type(value) is dict else value
+
+
+# A matrix of another library becomes a CSR with a new pattern, analyzed in each call: in a loop, convert
+# once with `CSR.from_*`. Edges are integers of shape (2, E), as in PyTorch Geometric.
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def as_matrix(A: Any) -> Any:
+    """A as a CSR if it is a matrix of another library; otherwise A itself.
+
+    A dense tensor that requires grad keeps its zeros as entries, since they have gradients too; any other
+    tensor has only its nonzeros as entries.
+    """
+    if isinstance(A, CSR):
+        return A
+    if isinstance(A, Tensor) and A.layout == torch.strided and A.dim() == 2:
+        return CSR(A.flatten(), _full(A)) if A.requires_grad else CSR.from_dense(A)
+    return CSR.from_dense(A) if isinstance(A, np.ndarray) and A.ndim == 2 else sparse_matrix(A)
+
+
+def sparse_matrix(A: Any) -> Any:
+    """A as a CSR if it is a sparse matrix of another library, or an `nn.SparseMatrix`; otherwise A itself."""
+    if isinstance(A, CSR):
+        return A
+    if isinstance(A, Tensor):
+        return A if A.layout == torch.strided else CSR.from_torch(A)
+    if getattr(type(A), "is_sparse_matrix", False):
+        return A.matrix
+    return CSR.from_scipy(A) if scipy.sparse.issparse(A) else A
+
+
+def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
+    """`function`, whose parameters annotated as CSR, or as a sequence of them, also accept what
+    `sparse_matrix` converts. Not dense tensors, which may be arguments in the wrong order. Under
+    `torch.autocast` it runs in full precision."""
+    parameters = inspect.signature(function).parameters.values()
+    matrices = [(i, p.name) for i, p in enumerate(parameters) if "CSR" in str(p.annotation)]
+    if not matrices:
+        return full_precision(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        for i, name in matrices:
+            if i < len(args):
+                if not isinstance(args[i], CSR):
+                    args = (*args[:i], _each(args[i]), *args[i + 1 :])
+            elif name in keywords and not isinstance(keywords[name], CSR):
+                keywords[name] = _each(keywords[name])
+        if enabled():
+            return without_autocast(function, args, keywords)
+        return function(*args, **keywords)
+
+    return call
+
+
+def _each(A: Any) -> Any:
+    return [_each(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
+
+
+@overload
+def operands(function: str, A: Any, *vectors: TensorLike) -> tuple[Any, *tuple[Tensor, ...]]: ...
+@overload
+def operands(
+    function: str, A: Any, b: TensorLike, x0: TensorLike | None, /
+) -> tuple[Any, Tensor, Tensor | None]: ...
+def operands(function: str, A: Any, *vectors: Any) -> tuple[Any, ...]:
+    """A converted by `matrix`, and vectors, with NumPy arrays as tensors on its device."""
+    A = as_matrix(A)
+    for v in vectors:
+        if isinstance(v, np.ndarray):
+            break
+    else:
+        return A, *vectors
+    like = A.values if isinstance(A, CSR) else None
+    try:
+        return A, *(convert.tensor_of(v, like) for v in vectors)
+    except TypeError as error:
+        raise TypeError(f"{function}: {error}") from None
+
+
+def _full(D: Tensor) -> SparsityPattern:
+    rows, columns = D.shape
+    crow = torch.arange(rows + 1, device=D.device) * columns
+    col = torch.arange(columns, device=D.device).repeat(rows)
+    return SparsityPattern._trusted(crow, col, (rows, columns))
+
+
+@makes_plain_tensors
+def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray, int]:
+    """(edges, n): a copy of the edges, int64, shape (2, E), and the number of nodes; by default the largest
+    node plus one. The bytes of the edges are the key of cached data: comparing them is cheap compared with
+    sorting edges again."""
+    tensor(function, "edge_index", edge_index)
+    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
+        raise TypeError(f"{function}: edge_index must hold integers, got {edge_index.dtype}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"{function}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}; of pairs, "
+            "(E, 2), give pairs.T"
+        )
+    ends = as_numpy(edge_index).astype(np.int64)
+    if n is None and ends.size == 0:
+        raise ValueError(f"{function}: without edges, n must give the number of nodes")
+    n = max(int(ends.max()) + 1, 0) if n is None else integer(function, "n", n, 0)
+    for k in (0, 1):
+        check_range(function, f"edge_index[{k}]", ends[k], n, "nodes")
+    return ends, n
+
+
+def edges_of(key: bytes) -> np.ndarray:
+    """The edges, int64, (2, E), from their bytes."""
+    return np.frombuffer(key, dtype=np.int64).reshape(2, -1)

@@ -1,11 +1,15 @@
-"""`CSR`, a sparse matrix: a pattern with values. Its methods call `convert` and `learnsolve.ops`; `views` and
-`habits` add everything except arithmetic."""
+"""`CSR`, a sparse matrix: a pattern with values. Its arithmetic calls `learnsolve.ops`; its other methods
+have the names of torch and NumPy."""
 
 from __future__ import annotations
 
+import html as escaping
+import json
+import os
 from collections.abc import Sequence
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
+import numpy as np
 import scipy.sparse.linalg
 import torch
 from torch import Tensor
@@ -14,12 +18,339 @@ from torch.utils import _pytree as pytree
 
 from learnsolve import _library
 from learnsolve.matrix import convert
+from learnsolve.matrix.cache import Immutable, unmapped
 from learnsolve.matrix.convert import SciPyMatrix, TensorLike
-from learnsolve.matrix.habits import Habits, alias, no_matrix_function
-from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.pattern_checks import check_device
-from learnsolve.matrix.unchanged import Immutable
-from learnsolve.matrix.views import Views
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_device, intern
+
+
+class Views:
+    """Mixin of `CSR`."""
+
+    __slots__ = ()
+
+    values: Tensor
+    pattern: SparsityPattern
+    shape: Any
+    to: Any
+    T: Any
+
+    # --- transposes and sizes ---
+    @property
+    def mT(self) -> Self:
+        """``A.T``: batch axes stay in front."""
+        return self.T
+
+    @property
+    def H(self) -> Self:
+        """The conjugate transpose, ``A.T`` if values are real."""
+        return self.conj().T
+
+    def conj(self) -> Self:
+        """With conjugate values; A itself if they are real."""
+        return self._with(convert.conjugate(self.values)) if self.values.is_complex() else self
+
+    @property
+    def real(self) -> Self:
+        """The real parts of the values, on A's pattern; A itself if they are real."""
+        return self._with(self.values.real) if self.values.is_complex() else self
+
+    @property
+    def imag(self) -> Self:
+        """The imaginary parts of the values, on A's pattern; zeros if they are real."""
+        return self._with(self.values.imag if self.values.is_complex() else torch.zeros_like(self.values))
+
+    def _with(self, values: Tensor) -> Self:
+        made: Any = type(self)
+        return made(values, self.pattern)
+
+    @property
+    def ndim(self) -> int:
+        """2, the length of ``A.shape``, also for a batch, whose axes are ``A.batch_shape``."""
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        """The number of rows, ``A.shape[0]``."""
+        return self.shape[0]
+
+    def __bool__(self) -> bool:
+        # Otherwise Python would use __len__.
+        raise TypeError("CSR: a matrix is neither true nor false; compare with None, or look at A.nnz")
+
+    # --- moves and conversions ---
+    def cpu(self) -> Self:
+        return self.to(device="cpu")
+
+    def cuda(self, device: torch.device | int | str | None = None) -> Self:
+        """A copy on the current CUDA device, or another one."""
+        if isinstance(device, int) and not isinstance(device, bool):
+            device = torch.device("cuda", device)
+        return self.to(device="cuda" if device is None else device)
+
+    def float(self) -> Self:
+        """A copy with float32 values."""
+        return self.to(dtype=torch.float32)
+
+    def double(self) -> Self:
+        """A copy with float64 values."""
+        return self.to(dtype=torch.float64)
+
+    # --- pictures ---
+    def __repr__(self) -> str:
+        (rows, columns), nnz, batch = self.shape, self.pattern.nnz, tuple(self.values.shape[:-1])
+        facts = {
+            "shape": (rows, columns),
+            "nnz": nnz,
+            **({"batch": batch} if batch else {}),
+            "dtype": str(self.values.dtype).removeprefix("torch."),
+            "device": self.values.device,
+            "density": f"{nnz / max(rows * columns, 1):.1%}",
+            **({"requires_grad": True} if self.values.requires_grad else {}),
+        }
+        return f"CSR({', '.join(f'{name}={value}' for name, value in facts.items())})"
+
+    def spy(self, ax: Any = None, **options: Any) -> Any:
+        """Plot the pattern with matplotlib (``pip install 'learnsolve[train]'``).
+
+        Parameters
+        ----------
+        ax : matplotlib Axes; default: the axes of a new figure
+        options : for ``Axes.imshow``, such as ``cmap``
+
+        Returns
+        -------
+        The Axes. A cell is dark if it has an entry, even a zero; for a matrix with more than 512 rows or
+        columns a cell covers several entries. O(nnz). No gradient.
+        """
+        return _spy(self.pattern, ax, options)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the properties and a small picture of the pattern."""
+        return _html(repr(self), self.pattern)
+
+    # --- files ---
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write values and pattern to a safetensors file, which `CSR.load` reads (``pip install
+        'learnsolve[train]'``). An existing file is replaced atomically. No gradient."""
+        _save(path, self.values, self.pattern)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None) -> Self:
+        """A matrix from a file written by ``A.save(path)``, checked. Reading runs no code.
+
+        Matrices with the same pattern share the object, like pickled ones. Raises ValueError for a file that
+        is damaged or holds something else.
+
+        Examples
+        --------
+        >>> import tempfile, learnsolve as ls
+        >>> path = f"{tempfile.mkdtemp()}/A.safetensors"
+        >>> ls.problems.poisson((3,)).save(path)
+        >>> ls.CSR.load(path)
+        CSR(shape=(3, 3), nnz=7, dtype=float64, device=cpu, density=77.8%)
+        """
+        made: Any = cls
+        return made(*_load(path)).to(device=device)
+
+
+_SPY_CELLS, _HTML_CELLS = 512, 48  # along the longer axis, at most
+
+
+def _spy(pattern: SparsityPattern, ax: Any, options: dict[str, Any]) -> Any:
+    if ax is None:
+        try:
+            from matplotlib import pyplot
+        except ImportError as error:
+            raise ImportError(
+                "CSR.spy needs matplotlib: pip install 'learnsolve[train]'", name="matplotlib"
+            ) from error
+        ax = pyplot.figure().add_subplot()
+    rows, columns = pattern.shape
+    extent = (-0.5, columns - 0.5, rows - 0.5, -0.5)  # of the matrix, independent of the cells
+    defaults = {"cmap": "Greys", "vmin": 0, "vmax": 1, "interpolation": "nearest", "extent": extent}
+    ax.imshow(_cells(pattern, _SPY_CELLS), **{**defaults, **options})
+    ax.set_title(f"{rows} x {columns}, {pattern.nnz} entries")
+    return ax
+
+
+def _html(text: str, pattern: SparsityPattern) -> str:
+    """The text above an SVG with one square per cell that has an entry."""
+    line = f"<code>{escaping.escape(text)}</code>"
+    if pattern.device.type == "meta":
+        return line
+    cells = _cells(pattern, _HTML_CELLS)
+    height, width = cells.shape
+    squares = "".join(f"M{j} {i}h1v1h-1z" for i, j in np.argwhere(cells).tolist())
+    return (
+        f'{line}<br><svg viewBox="0 0 {width} {height}" width="{4 * width}" height="{4 * height}" '
+        f'style="border:1px solid"><path fill="currentColor" d="{squares}"/></svg>'
+    )
+
+
+def _cells(pattern: SparsityPattern, most: int) -> np.ndarray:
+    """The cells of a grid of at most most x most that have an entry."""
+    rows, columns = pattern.shape
+    scale = max(1, -(-max(rows, columns) // most))
+    cells = np.zeros((max(1, -(-rows // scale)), max(1, -(-columns // scale))), dtype=bool)
+    cells[as_numpy(pattern.row_indices) // scale, as_numpy(pattern.col_indices) // scale] = True
+    return cells
+
+
+_KEYS = {"values", "crow_indices", "col_indices"}
+
+
+def _save(path: str | os.PathLike[str], values: Tensor, pattern: SparsityPattern) -> None:
+    with torch._C._DisableFuncTorch():
+        values = unmapped(values)
+    is_complex = values.is_complex()
+    tensors = {
+        "values": torch.view_as_real(values.detach().resolve_conj()) if is_complex else values,
+        "crow_indices": pattern.crow_indices,
+        "col_indices": pattern.col_indices,
+    }
+    parts = {"complex": True} if is_complex else {}  # the format has no complex128
+    about = json.dumps({"format": 1, "matrix": "CSR", "shape": pattern.shape, **parts})
+    convert.write_tensors("CSR.save", path, tensors, {"learnsolve": about})
+
+
+def _load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
+    tensors, header = convert.read_tensors("CSR.load", path)
+    shape, is_complex = _shape_in(path, header)
+    if tensors.keys() != _KEYS:
+        raise ValueError(f"CSR.load: {path} is damaged, it must hold {sorted(_KEYS)}, got {sorted(tensors)}")
+    try:
+        pattern = SparsityPattern(tensors["crow_indices"], tensors["col_indices"], shape)
+        values = tensors["values"]
+        if is_complex:
+            if values.dtype not in (torch.float32, torch.float64) or values.shape[-1:] != (2,):
+                raise ValueError(f"complex values are of {values.dtype} and shape {tuple(values.shape)}")
+            values = torch.view_as_complex(values)
+        if values.dim() == 0 or values.shape[-1] != pattern.nnz:
+            raise ValueError(f"values have shape {tuple(values.shape)}, entries are {pattern.nnz}")
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"CSR.load: {path} is damaged ({error})") from error
+    return values, intern(pattern)
+
+
+def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[tuple[int, int], bool]:
+    """The shape, and whether a last axis of the values holds real and imaginary parts."""
+    try:
+        about = json.loads(header["learnsolve"])
+        made_by, kind = about["format"], about["matrix"]
+        rows, columns = about["shape"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"CSR.load: {path} is not the file of a matrix; take one that A.save(path) has written"
+        ) from error
+    if (made_by, kind) != (1, "CSR"):
+        raise ValueError(
+            f"CSR.load: {path} has format {made_by!r} of {kind!r}, this version reads 1 of 'CSR'; update "
+            "learnsolve"
+        )
+    return (rows, columns), about.get("complex") is True
+
+
+_INSTEAD = {
+    **{name: f"A.values.{name}(), or with the zeros A.to_dense().{name}()" for name in ("max", "min")},
+    **{f"to{name}": f'A.to_scipy("{name}")' for name in ("csr", "csc", "coo")},
+    **dict.fromkeys(("dot", "mm", "mv", "matmul"), "A @ x"),
+    "astype": "A.to(dtype)",
+    "copy": "A.clone()",
+    "data": "A.values",
+    "indices": "A.col_indices",
+    "indptr": "A.crow_indices",
+    "mean": "A.sum(dim) / A.shape[dim]",
+    "multiply": "A * B",
+    "numpy": "A.toarray()",
+    "to_sparse_csr": "A.to_torch()",
+    "todense": "A.to_dense() for a tensor, A.toarray() for an array",
+    "transpose": "A.T",
+}
+
+
+class _Missing:
+    """A missing attribute, whose error says what to write instead."""
+
+    def __init__(self, name: str, remedy: str):
+        self.message = f"CSR: a matrix has no attribute {name!r}; write {remedy}"
+
+    def __get__(self, A: Any, owner: Any) -> Any:
+        raise AttributeError(self.message)
+
+
+class Habits:
+    """Mixin of `CSR`."""
+
+    __slots__ = ()
+
+    shape: tuple[int, int]
+    T: Any
+    to_dense: Any
+
+    # --- supported ---
+    def t(self) -> Any:
+        """``A.T``, as in torch."""
+        return self.T
+
+    @overload
+    def size(self) -> tuple[int, int]: ...
+    @overload
+    def size(self, dim: int) -> int: ...
+    def size(self, dim: int | None = None) -> tuple[int, int] | int:
+        """``A.shape``, or ``A.shape[dim]``, as in torch; no gradient."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def toarray(self) -> np.ndarray:
+        """The dense NumPy array, as in SciPy: a copy on the host, without gradient."""
+        dense: Tensor = self.to_dense()
+        return as_numpy(dense)
+
+    # --- not supported: errors with a remedy ---
+    __array_ufunc__ = None  # NumPy leaves `array * A` to __rmul__
+
+    if not TYPE_CHECKING:  # otherwise type checkers would find every attribute and treat a CSR as an array
+
+        def __dir__(self) -> list[str]:
+            return sorted(set(super().__dir__()) - set(_INSTEAD))
+
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            # Otherwise NumPy would make an array of one object.
+            raise TypeError(
+                "CSR: a sparse matrix is not a NumPy array; use A.toarray(), or A.to_scipy() for a sparse "
+                "one. For S @ A with a SciPy matrix S write CSR.from_scipy(S) @ A"
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "_is_param":  # the mark that torch.nn.Parameter sets on its argument
+            raise TypeError(
+                "Parameter: takes a tensor, got a CSR; a matrix with trainable values is "
+                "learnsolve.nn.SparseMatrix(A, trainable=True), and "
+                "A.with_values(torch.nn.Parameter(A.values)) one whose values are a parameter held elsewhere"
+            )
+        super().__setattr__(name, value)
+
+
+for _name, _remedy in _INSTEAD.items():  # a __getattr__ would slow down every other attribute
+    setattr(Habits, _name, _Missing(_name, _remedy))
+
+
+def alias(method: str, default: Any, **names: Any) -> Any:
+    """The value of an argument with several names."""
+    arguments = {name: value for name, value in names.items() if value is not None}
+    if len(arguments) > 1:
+        raise TypeError(f"CSR.{method}: {' and '.join(arguments)} are names of one argument; leave one out")
+    return next(iter(arguments.values()), default)
+
+
+def no_matrix_function(func: Any, types: Any) -> Any:
+    """Raise the error of a torch function that does not accept a CSR."""
+    if is_dynamo_compiling() or any(not issubclass(t, (Habits, Tensor)) for t in types):
+        return NotImplemented
+    name = getattr(func, "__name__", str(func))
+    raise TypeError(
+        f"torch.{name}: takes no CSR; write A @ x, an operation of learnsolve.ops, or give it A.values, "
+        "A.to_dense() or A.to_torch()"
+    )
+
 
 _ops: Any = None  # learnsolve.ops, which imports CSR and sets this: the methods of a CSR are operations
 
@@ -54,7 +385,7 @@ class CSR(Views, Habits, Immutable):
     tensor([1., 1., 1.], dtype=torch.float64)
     """
 
-    __slots__ = ("__weakref__", "_inverse_diagonal", "pattern", "values")  # the second: ops/diagonal.py
+    __slots__ = ("__weakref__", "_inverse_diagonal", "pattern", "values")  # the second: ops/structure.py
 
     _instead = "make another one with A.with_values(values) or learnsolve.CSR(values, pattern)"
 
@@ -154,7 +485,7 @@ class CSR(Views, Habits, Immutable):
         """
         A = cls(*convert.from_scipy(S, dtype))
         if pattern is not None:
-            A = _ops.core.on_pattern.on_pattern(
+            A = _ops.arithmetic.on_pattern(
                 "CSR.from_scipy", A.to(device=getattr(pattern, "device", None)), pattern
             )
         return A.to(device=device)
@@ -168,7 +499,7 @@ class CSR(Views, Habits, Immutable):
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
         """A scipy.sparse.linalg.LinearOperator that uses our products without a copy (no gradient)."""
         self._single("to_scipy_linear_operator")
-        return _ops.core.linear_operator.HostOperator(self, _ops.core.linear_operator.matrix_product)
+        return _ops.products.HostOperator(self, _ops.products.matrix_product)
 
     @classmethod
     def from_torch(cls, T: Tensor, pattern: SparsityPattern | None = None) -> CSR:
@@ -184,7 +515,7 @@ class CSR(Views, Habits, Immutable):
             A = cls.from_coo(rows, columns, values, shape)
         if T.layout == torch.sparse_csc:
             A = A.T
-        return A if pattern is None else _ops.core.on_pattern.on_pattern("CSR.from_torch", A, pattern)
+        return A if pattern is None else _ops.arithmetic.on_pattern("CSR.from_torch", A, pattern)
 
     def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
         """A torch sparse tensor, CSR or COO, with a copy of the indices and A's own values, in which it is
@@ -200,7 +531,7 @@ class CSR(Views, Habits, Immutable):
         if pattern is None:
             return cls(*convert.from_dense(D))
         convert.check_dense(D)
-        return _ops.core.on_pattern.dense_on_pattern(D, pattern)
+        return _ops.arithmetic.dense_on_pattern(D, pattern)
 
     def to_dense(self) -> Tensor:
         """The dense matrix, shape (..., rows, columns); differentiable in the values."""
@@ -225,8 +556,8 @@ class CSR(Views, Habits, Immutable):
         pattern : as for `from_scipy`
         """
         rows, columns, values = (convert.tensor_of(t) for t in (rows, columns, values))
-        A = _ops.coo.from_coo(rows, columns, values, shape)
-        return A if pattern is None else _ops.core.on_pattern.on_pattern("CSR.from_coo", A, pattern)
+        A = _ops.indexing.from_coo(rows, columns, values, shape)
+        return A if pattern is None else _ops.arithmetic.on_pattern("CSR.from_coo", A, pattern)
 
     @classmethod
     def stack(cls, matrices: Sequence[CSR]) -> CSR:
@@ -235,7 +566,7 @@ class CSR(Views, Habits, Immutable):
         The pattern is the first matrix's; other pattern objects are accepted if their entries are the same,
         otherwise a ValueError is raised: `BlockBatch` supports matrices of different patterns and sizes.
         """
-        return _ops.stack.stack(matrices)
+        return _ops.blocks.stack(matrices)
 
     def _single(self, function: str) -> None:
         if self.values.dim() != 1:
@@ -287,7 +618,7 @@ class CSR(Views, Habits, Immutable):
         ``|a_ij - a_ji| <= 512 eps sqrt(m_i m_j)``, with ``m_i`` the largest modulus in row and column i.
 
         For a batch: whether all do. O(nnz), on the host; not under `torch.compile`."""
-        return _ops.core.symmetry.symmetry("CSR.is_symmetric", self, None)
+        return _ops.structure.symmetry("CSR.is_symmetric", self, None)
 
     def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:
         return _ops.diagonal(self, alias("diagonal", 0, k=k, offset=offset))

@@ -1,26 +1,227 @@
-"""`SparsityPattern`, the structure of a sparse matrix."""
+"""`SparsityPattern`, the structure of a sparse matrix: checks of its index arrays, its analysis, pickles that
+share it."""
 
 from __future__ import annotations
 
+import operator
+import threading
 import weakref
+import zlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve.matrix import device_analysis, interning
-from learnsolve.matrix.cache import Cached
-from learnsolve.matrix.pattern_checks import (
-    MOST,
-    as_numpy,
-    check_device,
-    check_structure,
-    check_tensors,
-    matrix_shape,
-)
-from learnsolve.matrix.plain import plain_tensors, unmapped
-from learnsolve.matrix.unchanged import Immutable
+from learnsolve.matrix import device_analysis
+from learnsolve.matrix.cache import Cached, Immutable, plain_tensors, unmapped
+
+# Sizes beyond this would overflow in sums of a few of them.
+MOST = 2**60
+
+
+def as_numpy(t: Tensor) -> np.ndarray:
+    with torch._C._DisableFuncTorch():  # which would wrap what `detach` returns
+        return unmapped(t).detach().resolve_conj().resolve_neg().cpu().contiguous().numpy()
+
+
+def check_device(function: str, device: torch.device | str | None) -> None:
+    """Torch's own error would describe how torch was compiled, or a missing driver."""
+    if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(
+            f"{function}: there is no device {str(device)!r}, torch.cuda.is_available() is False; stay with "
+            'device="cpu", or use a torch that is built for CUDA on a machine with a GPU'
+        )
+
+
+def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
+    """Check `shape` and return it as two ints."""
+    try:
+        rows, columns = (operator.index(s) for s in shape)
+    except (TypeError, ValueError):
+        raise ValueError(f"{function}: shape must be (rows, columns), got {shape!r}") from None
+    if rows < 0 or columns < 0:
+        raise ValueError(f"{function}: shape must not be negative, got {(rows, columns)}")
+    if rows > MOST or columns > MOST:
+        raise ValueError(
+            f"{function}: a matrix may have 2^60 rows and columns at most, got shape {(rows, columns)}; make "
+            "it of smaller ones"
+        )
+    return rows, columns
+
+
+def check_tensors(
+    function: str, crow: Any, col: Any, names: tuple[str, str] = ("crow_indices", "col_indices")
+) -> None:
+    """`crow` and `col` must be 1-D tensors of int32 or int64, of the same dtype and device."""
+    for name, t in zip(names, (crow, col), strict=True):
+        if not isinstance(t, Tensor) or t.layout != torch.strided:
+            what = type(t).__name__ if not isinstance(t, Tensor) else f"layout {t.layout}"
+            raise TypeError(f"{function}: {name} must be a torch.Tensor, got {what}")
+        if t.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"{function}: {name} must be int32 or int64, got {t.dtype}")
+        if t.dim() != 1:
+            raise ValueError(f"{function}: {name} must have one dimension, got shape {tuple(t.shape)}")
+    if crow.dtype != col.dtype or crow.device != col.device:
+        raise TypeError(
+            f"{function}: {names[0]} and {names[1]} must have one dtype and device, got "
+            f"{crow.dtype} on {crow.device} and {col.dtype} on {col.device}"
+        )
+
+
+def check_structure(
+    function: str,
+    crow: Tensor,
+    col: Tensor,
+    shape: tuple[int, int],
+    *,
+    names: tuple[str, str, str] = ("crow_indices", "col_indices", "columns"),
+    canonical: bool = True,
+) -> bool:
+    """Whether the columns of every row are sorted and without duplicates. Every other fault is an error, and
+    so is this one if `canonical`; otherwise columns after the first such fault are not checked."""
+    rows, columns = shape
+    if len(crow) != rows + 1:
+        what = "rows" if names[2] == "columns" else "columns"
+        raise ValueError(f"{function}: {names[0]} must have {what} + 1 = {rows + 1} entries, got {len(crow)}")
+    if device_analysis.here(crow) and device_analysis.is_valid(crow, col, columns):
+        return True
+    kind, position, value = _analysis.validate(as_numpy(crow), as_numpy(col), columns)
+    if kind and (canonical or kind < _DUPLICATE):
+        raise ValueError(f"{function}: {_message(kind, position, value, len(col), columns, names)}")
+    return not kind
+
+
+_DUPLICATE = 5  # numbered as in `Fault` of csrc/analysis/pattern.h, also below
+
+
+def _message(
+    kind: int, position: int, value: int, nnz: int, columns: int, names: tuple[str, str, str]
+) -> str:
+    crow = f"{names[0]}[{position}] = {value}"
+    col = f"{names[1]}[{position}] = {value}"
+    many = names[2]
+    one, row = ("column", "row") if many == "columns" else ("row", "column")
+    return {
+        1: f"{names[0]} must begin with 0, got {crow}",
+        2: f"{names[0]} must not decrease, but {crow} is smaller than the entry before it",
+        3: f"{names[0]} must end with len({names[1]}) = {nnz}, got {crow}",
+        4: f"{many} must lie in 0 <= {one} < {columns}, got {col}",
+        5: f"a {row} must not hold a {one} twice, got {col} again; CSR.from_coo adds duplicates up",
+        6: f"{many} must be sorted within a {row}, got {col} after a larger one; CSR.from_coo sorts",
+    }[kind]
+
+
+def sorted_triples(
+    function: str,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    shape: tuple[int, int],
+    names: tuple[str, str] = ("rows", "columns"),
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Triples in any order as a pattern: (crow, col, order, first). `order` sorts the triples by row and
+    column and keeps the order of duplicates; `first` is the index in it of the first of each."""
+    i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, that no other code can modify
+    for name, indices, size in zip(names, (i, j), shape, strict=True):
+        check_range(function, name, indices, size)
+    return _analysis.sort_triples(i, j, shape[0])
+
+
+def check_range(function: str, name: str, indices: np.ndarray, size: int, what: str = "") -> None:
+    """Every index must lie in 0 <= index < size."""
+    if len(indices) and (indices.min() < 0 or indices.max() >= size):
+        at = int(np.flatnonzero((indices < 0) | (indices >= size))[0])
+        raise ValueError(
+            f"{function}: {what or name} must lie in 0 <= index < {size}, got {name}[{at}] = "
+            f"{int(indices[at])}"
+        )
+
+
+# Objects looked up by their contents. Equal patterns that arrive in a process in pickles are one object:
+# the first of them, or one that already lives here. Patterns that a program creates itself remain separate;
+# they are registered by their contents when the first pickle arrives, so that creating one has no extra
+# cost.
+
+
+P = TypeVar("P")
+T = TypeVar("T")
+
+_new: WeakSet[Any] = WeakSet()  # not registered yet
+_by_contents: WeakValueDictionary[tuple, Any] = WeakValueDictionary()
+
+
+def register(pattern: Any) -> None:
+    """Let `intern` find this pattern later."""
+    _new.add(pattern)
+
+
+def intern(pattern: P) -> P:
+    """The oldest living pattern equal to this new one, or this one itself. A pattern that was changed in
+    place is never found."""
+    _new.discard(pattern)
+    for one in sorted(_new, key=lambda one: int(one._serial[1:])):
+        _new.discard(one)
+        if _has_contents(one) and one._is_unchanged():
+            _enter(one)
+    return _enter(pattern)
+
+
+def _has_contents(pattern: Any) -> bool:
+    """Whether the pattern has values: not while torch traces, nor on the meta device."""
+    return all(type(t) is torch.Tensor and not t.is_meta for t in pattern._arrays)
+
+
+def _enter(pattern: Any) -> Any:
+    crow, col = pattern._arrays
+    sums = (zlib.crc32(as_numpy(t).data) for t in (crow, col))
+    key = (pattern.shape, crow.dtype, crow.device, len(col), *sums)
+    known = _by_contents.get(key)
+    if known is None or not known._is_unchanged() or not equal(known, pattern):
+        _by_contents[key] = known = pattern
+    return known
+
+
+def equal(P: Any, Q: Any) -> bool:
+    """Whether two patterns on the same device have the same entries."""
+    P._check_unchanged()
+    Q._check_unchanged()
+    if P is Q:
+        return True
+    if P.shape != Q.shape or P.nnz != Q.nnz or P.device != Q.device:
+        return False
+    pairs = zip(P._arrays, Q._arrays, strict=True)
+    return all(torch.equal(a, b if a.dtype == b.dtype else b.to(a.dtype)) for a, b in pairs)
+
+
+class Recent(Generic[T]):
+    """Results of recent calls from compiled graphs, whose backward is a separate call, so that no object of
+    the caller can hold them. At most `count`, with `limit` bytes in total."""
+
+    def __init__(self, count: int, limit: int = 2**30, size: Callable[[T], int] = lambda _: 0):
+        self.count, self.limit, self.size = count, limit, size
+        self.items: list[T] = []
+        self.shared: WeakSet[Any] = WeakSet()  # results that a caller holds, also searched
+        self.lock = threading.Lock()
+
+    def find(self, match: Callable[[T], Any]) -> Any:
+        """The first result of `match` that is not None, newest item first."""
+        with self.lock:
+            matches = (match(item) for item in (*reversed(self.items), *self.shared))
+            return next((result for result in matches if result is not None), None)
+
+    def add(self, item: T) -> T:
+        with self.lock:
+            self.items.append(item)
+            while len(self.items) > 1 and (
+                len(self.items) > self.count or sum(map(self.size, self.items)) > self.limit
+            ):
+                del self.items[0]
+        return item
+
 
 # Entries and rows of one block of rows: small enough to distribute evenly, large enough to hide its set-up.
 _BLOCK_WEIGHT = 8192
@@ -94,7 +295,7 @@ class SparsityPattern(Cached, Immutable):
         set_(self, "shape", shape)
         set_(self, "nnz", len(col))
         set_(self, "_source", None)  # for a transposed pattern: a weak reference to the original
-        interning.register(self)
+        register(self)
 
     @classmethod
     def _trusted(cls, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
@@ -155,7 +356,7 @@ class SparsityPattern(Cached, Immutable):
                 f"SparsityPattern.equals: other must be a SparsityPattern, got {type(other).__name__}; of a "
                 "CSR take A.pattern"
             )
-        return interning.equal(self, other)
+        return equal(self, other)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         owner: object = array
@@ -325,8 +526,63 @@ class SparsityPattern(Cached, Immutable):
 
 def _unpickled(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
     """The pattern from a pickle: checked, and one object for all equal ones."""
-    return interning.intern(SparsityPattern(crow_indices, col_indices, shape))
+    return intern(SparsityPattern(crow_indices, col_indices, shape))
 
 
 # torch.load reads them with weights_only=True, its default: both check their arguments.
 torch.serialization.add_safe_globals([SparsityPattern, _unpickled])
+
+
+_SAMPLE = 256
+
+
+def repeated_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray, ...] | None:
+    """A column coloring x + a y + b z modulo the number of colors, with `fewest` colors or a few more, for
+    the unknowns of a grid in order; None if there is none. The axes are found from the distances of columns
+    that share a row, in a sample of rows; the coloring is then checked in all rows."""
+    crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
+    n = pattern.shape[1]
+    if not 2 <= fewest <= 64 or n < 4 * fewest:
+        return None
+    sample = np.unique(np.linspace(0, len(crow) - 2, _SAMPLE).astype(np.int64))
+    rows = (col[crow[i] : crow[i + 1]].astype(np.int64) for i in sample)
+    distances, number = np.unique(
+        np.concatenate([(row[:, None] - row).ravel() for row in rows]), return_counts=True
+    )
+    distances = distances[(distances > 0) & (8 * number >= len(sample))]  # boundary rows have other distances
+    if not 0 < len(distances) <= 512:
+        return None
+    strides = _strides(distances)
+    digits, coordinates = [], []
+    nearest, unknown = distances, np.arange(n)
+    for stride in reversed(strides):
+        digits.append((2 * nearest + stride) // (2 * stride))
+        coordinates.append(unknown // stride)
+        nearest, unknown = nearest - digits[-1] * stride, unknown % stride
+    for count in range(fewest, fewest + 3):
+        if count ** (len(strides) - 1) > 2**16:
+            return None
+        free = len(strides) - 1  # the factor of the innermost axis is 1
+        factors = np.ones((len(strides), count**free), dtype=np.int64)
+        factors[:free] = np.indices((count,) * free).reshape(free, count**free)
+        distinct = (np.stack(digits).T @ factors % count != 0).all(0)
+        for choice in factors.T[distinct][:2]:
+            colors = np.zeros(n, dtype=np.int64)
+            for factor, x in zip(choice, coordinates, strict=True):
+                colors += factor * x
+            found = _analysis.as_column_coloring(crow, col, (colors % count).astype(crow.dtype), count)
+            if found is not None:
+                return found
+    return None
+
+
+def _strides(distances: np.ndarray) -> list[int]:
+    """Strides of the axes of a grid: 1, and the middle of each cluster of distances that is far larger than
+    the previous ones."""
+    strides, reach = [1], 0
+    for distance, following in pairwise(distances):
+        if following > 2 * distance and len(strides) < 4:
+            reach = distance
+            cluster = distances[(distances >= following) & (distances <= following + 2 * reach)]
+            strides.append(int(cluster[0] + cluster[-1]) // 2)
+    return strides

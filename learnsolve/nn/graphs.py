@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve.matrix import checks, inputs
+from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import makes_plain_tensors
-from learnsolve.ops import coo
-from learnsolve.ops.add import add
-from learnsolve.ops.core.gather import added_up
-from learnsolve.ops.diagonals import eye
-from learnsolve.ops.spmm import spmm
-from learnsolve.ops.symmetric_scaling import scaled
+from learnsolve.ops import indexing
+from learnsolve.ops.arithmetic import add
+from learnsolve.ops.blocks import eye
+from learnsolve.ops.indexing import added_up
+from learnsolve.ops.products import spmm
+from learnsolve.ops.structure import scaled
 
 _NAME = "pattern_from_edge_index"
 
@@ -62,7 +62,7 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
     >>> P.col_indices, order
     (tensor([1, 2, 0]), tensor([2, 1, 0]))
     """
-    edges, n = inputs.edges(_NAME, edge_index, checks.integer(_NAME, "n", n, 0))
+    edges, n = checks.edges(_NAME, edge_index, checks.integer(_NAME, "n", n, 0))
     dtype = torch.int32 if edge_index.dtype == torch.int32 else torch.int64
     pattern, order = _sorted(edges.tobytes(), n, dtype, edge_index.device)
     return pattern, order.clone()  # the caller may change it
@@ -71,7 +71,7 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
 @makes_plain_tensors
 @lru_cache(maxsize=8)
 def _sorted(key: bytes, n: int, dtype: torch.dtype, device: torch.device) -> tuple[SparsityPattern, Tensor]:
-    edges = inputs.edges_of(key)
+    edges = checks.edges_of(key)
     crow, col, order, first = _analysis.sort_triples(edges[0], edges[1], n)
     twice = np.flatnonzero(np.diff(first, append=len(order)) > 1)
     if len(twice):
@@ -92,7 +92,7 @@ def is_edges(t: Any) -> TypeGuard[Tensor]:
 def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int | None) -> CSR:
     """Entry (edge_index[1, k], edge_index[0, k]) is weight k, repeated ones added up, and each diagonal
     entry is 1, or the weight of the node's last self-loop."""
-    edges, n = inputs.edges(function, edge_index, n)
+    edges, n = checks.edges(function, edge_index, n)
     if weights is None:
         weights = torch.ones(edges.shape[1], device=edge_index.device)
     checks.tensor(function, "edge_weight", weights)
@@ -115,12 +115,12 @@ def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int
 @lru_cache(maxsize=8)
 def _planned(key: bytes, n: int, device: torch.device) -> tuple[SparsityPattern, SparsityPattern, Tensor]:
     """The pattern, the sums of its entries, and the weight of each term; E stands for 1."""
-    source, target = inputs.edges_of(key)
+    source, target = checks.edges_of(key)
     loop = source == target
     kept, own, nodes = np.flatnonzero(~loop), np.full(n, len(loop)), np.arange(n)
     own[source[loop]] = np.flatnonzero(loop)
     rows, columns = (torch.from_numpy(np.append(ends[kept], nodes)) for ends in (target, source))
-    pattern, gather = coo._sort(rows, columns, n, n, device)
+    pattern, gather = indexing._sort(rows, columns, n, n, device)
     return pattern, gather, torch.from_numpy(np.append(kept, own)).to(device)
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.spmm import spmm
+from learnsolve.ops.products import spmm
 
 
 def parameter(value: Tensor) -> torch.nn.Parameter:
@@ -116,7 +116,7 @@ class SparseMatrix(HoldsPattern):
     """
 
     values: Tensor
-    is_sparse_matrix = True  # for functions that accept matrices (matrix/inputs.py)
+    is_sparse_matrix = True  # for functions that accept matrices (matrix/checks.py)
 
     def __init__(self, A: CSR, trainable: bool = False):
         super().__init__()

@@ -1,5 +1,5 @@
 """Networks on the entries of a sparse matrix; narrow ones run as operators on the CPU
-(ops/core/perceptron.py).
+(ops/segments.py).
 
 Sources: P. W. Battaglia et al., "Relational inductive biases, deep learning, and graph networks", arXiv
 1806.01261, 2018, without the global attribute; J. Chen, "Graph Neural Preconditioners for Iterative Solutions
@@ -19,13 +19,10 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn.graphs import pattern_from_edge_index
-from learnsolve.ops.core import segments
-from learnsolve.ops.core.gather import permuted
-from learnsolve.ops.core.perceptron import perceptron
-from learnsolve.ops.segment_max import segment_max
-from learnsolve.ops.segment_softmax import segment_softmax
-from learnsolve.ops.segment_sum import segment_mean, segment_sum
-from learnsolve.ops.spmm import spmm
+from learnsolve.ops import segments
+from learnsolve.ops.indexing import permuted
+from learnsolve.ops.products import spmm
+from learnsolve.ops.segments import perceptron, segment_max, segment_mean, segment_softmax, segment_sum
 
 MOST = 32  # features in a row of a layer: wider maps are faster as matrix products
 

@@ -20,16 +20,15 @@ from torch.nn import Module
 from torch.utils import _pytree as pytree
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.autocast import full_precision
+from learnsolve.matrix.cache import as_one, sample, transformations, version
+from learnsolve.matrix.checks import full_precision
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import as_one, sample, transformations
-from learnsolve.matrix.unchanged import version
 from learnsolve.nonlinear._pattern import within_torch
-from learnsolve.ops.add import add
-from learnsolve.ops.core.autograd import Nestable, keep_for_forward_mode, pullback, pushforward
-from learnsolve.ops.core.symmetry import symmetry
-from learnsolve.ops.diagonals import eye
+from learnsolve.ops.arithmetic import add
+from learnsolve.ops.autograd import Nestable, keep_for_forward_mode, pullback, pushforward
+from learnsolve.ops.blocks import eye
+from learnsolve.ops.structure import symmetry
 from learnsolve.preconditioners import AMG, factorize
 from learnsolve.solvers import automatic
 from learnsolve.solvers.core.loop import quiet

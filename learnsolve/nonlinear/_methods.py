@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from learnsolve.matrix.autocast import full_precision
+from learnsolve.matrix.checks import full_precision
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._linear import (
     INNER,

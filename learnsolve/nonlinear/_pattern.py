@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from learnsolve._library import operator_of_torch
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import plain_tensors
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import plain_tensors
 from learnsolve.nonlinear import _trace
 from learnsolve.nonlinear._trace import (
     Call,
@@ -391,7 +391,7 @@ def systems(c: Call) -> Sets:
 
 @rule("column_dots column_combination")
 def columns(c: Call) -> Sets:
-    """Sums along columns, over the batch, or both: learnsolve/ops/core/dots.py."""
+    """Sums along columns, over the batch, or both: learnsolve/ops/products.py."""
     dots, out, sets = c.name == "column_dots", c.results[0], []
     dims = [1] if dots and not c.named["sum_batch"] else [0, 1] if dots else [0]
     shape = (*(out.shape[:-1] or (1,)), 1, out.shape[-1]) if dots else (1, *out.shape)

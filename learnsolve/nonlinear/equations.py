@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import numbers, outside_of_graphs, plain_tensors
+from learnsolve.matrix.checks import _full as full
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import _full as full
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import numbers, outside_of_graphs, plain_tensors
 from learnsolve.nonlinear._linear import (
     INNER,
     Arguments,
@@ -34,7 +34,7 @@ from learnsolve.nonlinear._methods import Normal, Settings, anderson, levenberg_
 from learnsolve.nonlinear._pattern import random_like
 from learnsolve.nonlinear.jacobians import as_pattern, errors
 from learnsolve.nonlinear.jacobians import jacobian as sparse_jacobian
-from learnsolve.ops.core.autograd import pullback, tracked
+from learnsolve.ops.autograd import pullback, tracked
 from learnsolve.solvers.core.gradient import mapped, transformed
 from learnsolve.solvers.core.loop import report
 from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status

@@ -15,9 +15,9 @@ from torch.utils import _pytree as pytree
 
 from learnsolve import _analysis, ordering
 from learnsolve.matrix import checks, convert
+from learnsolve.matrix.cache import numbers, outside_of_graphs, sample, transformations
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.matrix.plain import numbers, outside_of_graphs, sample, transformations
 from learnsolve.nonlinear._pattern import (
     check_argument,
     flat_output,
@@ -28,9 +28,9 @@ from learnsolve.nonlinear._pattern import (
     trace_pattern,
 )
 from learnsolve.nonlinear._trace import Watch
-from learnsolve.ops.core.autograd import pushforward, tracked
-from learnsolve.ops.spmm import spmm
-from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.ops.autograd import pushforward, tracked
+from learnsolve.ops.products import spmm
+from learnsolve.ops.triangular import sptrsv
 
 # A Jacobian from few derivatives: one for each color of its columns (or rows), and its entries taken out.
 #

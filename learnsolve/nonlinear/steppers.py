@@ -16,8 +16,8 @@ from learnsolve.nonlinear._linear import if_alike
 from learnsolve.nonlinear._methods import newton
 from learnsolve.nonlinear.equations import check_function, outside, settings_of, solve
 from learnsolve.nonlinear.jacobians import as_pattern
-from learnsolve.ops.add import add
-from learnsolve.ops.diagonals import eye
+from learnsolve.ops.arithmetic import add
+from learnsolve.ops.blocks import eye
 from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.solution import Solution
 

@@ -9,28 +9,28 @@ from torch import Tensor
 from learnsolve.matrix.convert import SciPyMatrix
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn.modules import SparseMatrix
-from learnsolve.ops.add import Scalar
+from learnsolve.ops.arithmetic import Scalar
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.factors import LDLT as LDLT
-from learnsolve.ops.factors import LU as LU
-from learnsolve.ops.factors import Cholesky as Cholesky
+from learnsolve.ops.complete import LDLT as LDLT
+from learnsolve.ops.complete import LU as LU
+from learnsolve.ops.complete import Cholesky as Cholesky
 from learnsolve.ops.incomplete import IncompleteCholesky as IncompleteCholesky
 from learnsolve.ops.incomplete import IncompleteLU as IncompleteLU
-from learnsolve.ops.logdet import SignLogdet as SignLogdet
-from learnsolve.ops.stencil_operator import StencilOperator as StencilOperator
-from learnsolve.ops.diagonals import diag as diag
-from learnsolve.ops.diagonals import eye as eye
-from learnsolve.ops.gather import gather as gather
-from learnsolve.ops.segment_max import segment_max as segment_max
-from learnsolve.ops.segment_sum import segment_mean as segment_mean
-from learnsolve.ops.segment_softmax import segment_softmax as segment_softmax
-from learnsolve.ops.segment_sum import segment_sum as segment_sum
+from learnsolve.ops.complete import SignLogdet as SignLogdet
+from learnsolve.ops.stencils import StencilOperator as StencilOperator
+from learnsolve.ops.blocks import diag as diag
+from learnsolve.ops.blocks import eye as eye
+from learnsolve.ops.segments import gather as gather
+from learnsolve.ops.segments import segment_max as segment_max
+from learnsolve.ops.segments import segment_mean as segment_mean
+from learnsolve.ops.segments import segment_softmax as segment_softmax
+from learnsolve.ops.segments import segment_sum as segment_sum
 from learnsolve.ops.limits import set_buffer_pool_limit as set_buffer_pool_limit
 from learnsolve.ops.limits import set_plan_cache_limit as set_plan_cache_limit
-from learnsolve.ops.core.sparse_product import set_spgemm_plan_limit as set_spgemm_plan_limit
-from learnsolve.ops.stencil import stencil as stencil
-from learnsolve.ops.stencil_matrix import stencil_matrix as stencil_matrix
-from learnsolve.ops.diagonals import zeros as zeros
+from learnsolve.ops.sparse_products import set_spgemm_plan_limit as set_spgemm_plan_limit
+from learnsolve.ops.stencils import stencil as stencil
+from learnsolve.ops.stencils import stencil_matrix as stencil_matrix
+from learnsolve.ops.blocks import zeros as zeros
 
 # Of tensors the sparse ones; no type says which are.
 MatrixLike: TypeAlias = CSR | Tensor | SparseMatrix | SciPyMatrix

@@ -1,19 +1,353 @@
-"""Elementwise arithmetic between matrices and with scalars."""
+"""Elementwise arithmetic between matrices and with scalars; sums on the union of two patterns; values on a
+larger pattern."""
 
-from numbers import Real
+from numbers import Complex, Real
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
-from learnsolve.matrix import checks
+from learnsolve import (
+    _analysis,
+    _library,  # noqa: F401  (registers torch.ops.learnsolve)
+)
+from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix.checks import sparse_matrix
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import sparse_matrix
-from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.add import added, union_plan
-from learnsolve.ops.core.dots import over, times
-from learnsolve.ops.core.gather import take
-from learnsolve.ops.core.operands import factor, fit, one_shape
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
+from learnsolve.ops import complex_values
+from learnsolve.ops.autograd import Multilinear, Operation, dispatch, tracked
+from learnsolve.ops.indexing import take
+from learnsolve.ops.products import over, times
+
+
+def fit(function: str, A: CSR, B: CSR, first: str = "A", second: str = "B") -> None:
+    """The matrices must have the same precision and device, and batch axes that broadcast; real or
+    complex."""
+    checks.dtype(function, f"{first}.values", A.values, or_complex=True)
+    checks.same_kind(function, f"{second}.values", B.values, A.values, or_complex=True)
+    checks.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
+
+
+def one_shape(function: str, A: CSR, B: CSR, names: str = "A and B") -> None:
+    if A.shape != B.shape:
+        raise ValueError(f"{function}: {names} must have one shape, got {A.shape} and {B.shape}")
+
+
+def in_open_interval(
+    function: str,
+    name: str,
+    value: Any,
+    values: Tensor,
+    high: float,
+    rule: str,
+    remedies: tuple[str, str] = ("", ""),
+) -> float | Tensor:
+    """`value`: a float between 0 and `high`, or a tensor of them, one per matrix of the batch of `values`;
+    `remedies`: for a float, for a tensor."""
+    if not isinstance(value, Tensor):
+        value = checks.number(function, name, value)
+        inside(function, name, value, high, rule, remedies)
+        return value
+    checks.same_kind(function, name, value, values)
+    batch = values.shape[:-1]
+    if not broadcasts_to(value.shape, batch):
+        raise ValueError(
+            f"{function}: {name} must be one number, or one for each matrix of the batch {tuple(batch)}, got "
+            f"shape {tuple(value.shape)}"
+        )
+    inside(function, name, value, high, rule, remedies)
+    return value
+
+
+def inside(
+    function: str,
+    name: str,
+    value: float | Tensor,
+    high: float,
+    rule: str,
+    remedies: tuple[str, str] = ("", ""),
+) -> None:
+    """0 < value < high, for a float or all elements of a tensor (checked only on the CPU)."""
+    if not isinstance(value, Tensor):
+        if not 0 < value < high:
+            raise ValueError(f"{function}: {name} must {rule}, got {value}{remedies[0]}")
+    elif value.is_cpu and not torch.compiler.is_dynamo_compiling():
+        plain = plain_values(value)
+        if not (good := (plain > 0) & (plain < high)).all():
+            raise ValueError(f"{function}: {name} must {rule}, got {float(plain[~good][0])}{remedies[1]}")
+
+
+def broadcasts_to(shape: torch.Size, batch: torch.Size) -> bool:
+    ends = zip(reversed(shape), reversed(batch), strict=False)
+    return len(shape) <= len(batch) and all(s in (1, b) for s, b in ends)
+
+
+def plain_values(t: Tensor) -> Tensor:
+    """The values of a tensor under `torch.func` transformations, without a graph."""
+    while is_functorch_wrapped_tensor(t):
+        t = get_unwrapped(t)
+    return t.detach()
+
+
+def factor(function: str, name: str, A: CSR, s: Any) -> Any:
+    """A scalar as a float or tensor that broadcasts with (..., nnz)."""
+    rule = f"{name} must be a number or a tensor with one element (or one per matrix, shape (..., 1))"
+    if isinstance(s, Tensor):
+        # A scalar takes the matrix's precision, as with torch tensors; an array would change it.
+        if s.dim() > 1 and s.dtype != A.dtype and not checks.one_precision(s.dtype, A.dtype):
+            raise TypeError(
+                f"{function}: {name} has dtype {s.dtype}, the matrix {A.dtype}; convert one with .to()"
+            )
+        if s.numel() == 1 and s.dim() <= 1:
+            return s.reshape(())
+        if s.dim() > 1 and s.shape[-1] == 1:
+            checks.batches(function, A.batch_shape, s.shape[:-1], f"A.values and {name}")
+            return s
+        raise TypeError(
+            f"{function}: {rule}, got shape {tuple(s.shape)}; use scale_rows or scale_columns for a vector"
+        )
+    if isinstance(s, Real):  # includes NumPy scalars
+        return float(s)
+    if isinstance(s, Complex):
+        return complex(s)
+    raise TypeError(f"{function}: {rule}, got {type(s).__name__}")
+
+
+_raw = torch.ops.learnsolve.csr_add.default
+_raw_backward = torch.ops.learnsolve.csr_add_backward.default
+
+Scalar = float | complex | Tensor
+
+
+@torch.library.register_fake("learnsolve::csr_add")
+def _(codes, starts, nnz, a, b, alpha, beta):
+    return a.new_empty((*a.shape[:-1], nnz))
+
+
+@torch.library.register_fake("learnsolve::csr_add_backward")
+def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
+    ga = g.new_empty((*g.shape[:-1], na) if need_a else (0,))
+    return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))
+
+
+def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
+    r"""Sum of two sparse matrices, :math:`C = \alpha A + \beta B`.
+
+    Parameters
+    ----------
+    A, B : CSR of the same shape, device and precision, real or complex; batch axes of their values broadcast
+    alpha, beta : scalars, or tensors with one element or one per matrix of the batch, shape (..., 1)
+
+    Returns
+    -------
+    CSR on the union of the patterns: every entry of A or B is an entry of C, even if zero. The pattern is A's
+    or B's pattern itself if one contains the other, otherwise a new one, which later calls reuse.
+
+    Raises
+    ------
+    ValueError
+        if shapes or batch axes do not match.
+    TypeError
+        if dtypes or devices do not match, or an operand is not a CSR: adding a scalar would fill the matrix.
+
+    Notes
+    -----
+    Gradient, V on C's pattern: :math:`\bar A = \alpha V`, :math:`\bar B = \beta V` on the patterns of A and
+    B, :math:`\bar\alpha = \langle V, A \rangle`, :math:`\bar\beta = \langle V, B \rangle`. Any order; forward
+    mode, vmap, `torch.compile`. Deterministic.
+
+    Cost: one pass over the values, and another in the backward. The union is planned once per pair of
+    patterns, in O(nnz), and takes two bits per entry of C (two indices on a CUDA device); matrices on the
+    same pattern object need no plan.
+
+    Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
+    arXiv 2212.05159, table 1.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A = ls.CSR.from_dense(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    >>> B = ls.CSR.from_dense(torch.tensor([[1.0, 0.0], [5.0, 0.0]]))
+    >>> ls.ops.add(A, B, beta=-1).to_dense()
+    tensor([[ 0.,  2.],
+            [-5.,  3.]])
+    """
+    for name, M in (("A", A), ("B", B)):
+        checks.matrix("add", name, M)
+    return added("add", A, B, alpha, beta)
+
+
+def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
+    """`add` for two matrices; errors name `function`."""
+    P, Q = A.pattern, B.pattern
+    one_shape(function, A, B)
+    fit(function, A, B)
+    a, alpha = _scaled(function, "alpha", A, alpha)
+    b, beta = _scaled(function, "beta", B, beta)
+    checks.batches(function, a.shape[:-1], b.shape[:-1], "alpha A and beta B")
+    plan = None if P is Q else union_plan(P, Q)
+    if plan is None or plan.lies == "both":
+        return CSR(torch.add(a if alpha == 1 else alpha * a, b, alpha=beta), P)
+    if plan.lies == "B":
+        return CSR(_merge(b, a, Q, P, beta, alpha), Q)
+    return CSR(_merge(a, b, P, Q, alpha, beta), P if plan.pattern is None else plan.pattern)
+
+
+def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
+    """Values and a float factor; a tensor is multiplied into the values, so that it gets a gradient."""
+    s = factor(function, name, A, s)
+    if isinstance(s, float):
+        return A.values, s
+    values = times(A.values, s)
+    if not isinstance(s, Tensor):
+        return values, 1.0
+    if not checks.one_precision(values.dtype, A.dtype) or s.device.type not in (values.device.type, "cpu"):
+        raise TypeError(
+            f"{function}: {name} ({s.dtype}, {s.device}) must have the dtype and device of the matrix, "
+            f"{A.dtype} on {A.device}; convert it with .to()"
+        )
+    return values, 1.0
+
+
+class UnionPlan(NamedTuple):
+    codes: Tensor  # csrc/kernels/views.h; on a device `places` themselves, and no starts
+    starts: Tensor
+    nnz: int
+    lies: str  # on the pattern "A", "B" or "both", or "new"
+    pattern: SparsityPattern | None  # if new
+
+    def places(self) -> Tensor:
+        """(2, nnz): the position of each entry of the union in A and in B; -1 if it is not there."""
+        return self.codes if self.codes.dim() == 2 else _decoded(self.codes, self.nnz, self.starts.dtype)
+
+
+def _decoded(codes: Tensor, nnz: int, dtype: torch.dtype) -> Tensor:
+    bits = (codes.unsqueeze(1) >> torch.arange(8, device=codes.device)) & 1
+    there = bits.reshape(-1, 2, 4).transpose(0, 1).reshape(2, -1)[:, :nnz] == 1
+    return torch.where(there, there.cumsum(1) - 1, -1).to(dtype)
+
+
+def union_plan(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
+    return P._planned(_plan_union, Q)
+
+
+def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
+    wide = P.dtype == torch.int64 or Q.dtype == torch.int64
+    wide = wide or P.nnz + Q.nnz > torch.iinfo(torch.int32).max
+    index = torch.int64 if wide else torch.int32
+    arrays = (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)
+    # Positions of entries must fit into an index.
+    sorted_there = P.shape[0] * P.shape[1] < 2**62 and P.nnz + Q.nnz <= device_analysis.MOST_SORTED
+    there = device_analysis.here(P.crow_indices)
+    if there and sorted_there:
+        crow, col, codes = device_analysis.merge_patterns(*arrays, P.shape[1], index)
+        starts = codes.new_empty(0)
+    else:
+        merged = _analysis.merge_patterns(*(as_numpy(t.to(index)) for t in arrays))
+        crow, col, codes, starts = (P._tensor(a) for a in merged)
+        if there:
+            codes, starts = _decoded(codes, len(col), index), starts[:0].clone()
+    nnz = len(col)
+    lies = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "new"}[
+        nnz == P.nnz, nnz == Q.nnz
+    ]
+    pattern = SparsityPattern._trusted(crow, col, P.shape) if lies == "new" else None
+    return UnionPlan(codes, starts, nnz, lies, pattern)
+
+
+def _merge(a: Tensor, b: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: float, beta: float) -> Tensor:
+    """alpha a + beta b on the union of P and Q, for values of any batch axes."""
+    if complex_values.either(a, b):
+        a, b = (t.to(torch.promote_types(a.dtype, b.dtype)) for t in (a, b))
+        P, Q = complex_values.doubled(P), complex_values.doubled(Q)
+        return complex_values.unflat(
+            _merge(complex_values.flat(a), complex_values.flat(b), P, Q, alpha, beta)
+        )
+    if a.dim() == 1 and b.dim() == 1:
+        return _merge_one_axis(a, b, P, Q, alpha, beta)
+    batch = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
+    a, b = (t.expand(batch + t.shape[-1:]).reshape(batch.numel(), t.shape[-1]) for t in (a, b))
+    c = _merge_one_axis(a, b, P, Q, alpha, beta)
+    return c.reshape(batch + c.shape[-1:])
+
+
+def _merge_one_axis(a, b, P, Q, alpha, beta):
+    return dispatch(_Merge, (a, b), P, Q, alpha, beta)
+
+
+def _split(
+    g: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: float, beta: float
+) -> tuple[Tensor, Tensor]:
+    """The adjoint of `_merge`: alpha times the entries of g on P, and beta times those on Q."""
+    if g.dim() > 2:
+        parts = _split(g.reshape(g.shape[:-1].numel(), g.shape[-1]), P, Q, alpha, beta)
+        ga, gb = (t.reshape(g.shape[:-1] + t.shape[-1:]) for t in parts)
+        return ga, gb
+    return dispatch(_Split, (g,), P, Q, alpha, beta)
+
+
+class _Merge(Operation):
+    @staticmethod
+    def forward(a, b, P, Q, alpha, beta):
+        plan = union_plan(P, Q)
+        return _raw(plan.codes, plan.starts, plan.nnz, a, b, alpha, beta)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.constants = inputs[2:]
+
+    @staticmethod
+    def backward(ctx, g):
+        need_a, need_b = ctx.needs_input_grad[:2]
+        P, Q, alpha, beta = ctx.constants
+        ga = gb = None
+        if need_a and alpha == 1 and g.shape[-1] == P.nnz:
+            ga, need_a = g, False
+        if not need_a and not need_b:
+            parts = (None, None)
+        elif torch.compiler.is_dynamo_compiling() or tracked(g):
+            parts = _split(g, P, Q, alpha, beta)
+        else:
+            plan = union_plan(P, Q)
+            parts = _raw_backward(plan.codes, plan.starts, P.nnz, Q.nnz, g, alpha, beta, need_a, need_b)
+        ga = parts[0] if need_a else ga
+        gb = parts[1] if need_b else gb
+        return ga, gb, None, None, None, None
+
+    @staticmethod
+    def jvp(ctx, ta, tb, *_):
+        some = tb if ta is None else ta
+        ta, tb = (
+            some.new_zeros((*some.shape[:-1], pattern.nnz)) if t is None else t
+            for t, pattern in zip((ta, tb), ctx.constants[:2], strict=True)
+        )
+        return _merge(ta, tb, *ctx.constants)
+
+    @staticmethod
+    def vmap(info, in_dims, a, b, P, Q, alpha, beta):
+        # Either both operands already have a batch axis, or neither.
+        a, b = (
+            t.unsqueeze(0) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip((a, b), in_dims[:2], strict=True)
+        )
+        return _merge(a, b, P, Q, alpha, beta), 0
+
+
+class _Split(Multilinear):
+    @staticmethod
+    def forward(g, P, Q, alpha, beta):
+        plan = union_plan(P, Q)
+        return _raw_backward(plan.codes, plan.starts, P.nnz, Q.nnz, g, alpha, beta, True, True)
+
+    @staticmethod
+    def backward(ctx, ha, hb):
+        return _merge(ha, hb, *ctx.constants), None, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, g, P, Q, alpha, beta):
+        return _split(g.movedim(in_dims[0], 0), P, Q, alpha, beta), (0, 0)
 
 
 def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
@@ -87,3 +421,65 @@ def power(A: CSR, exponent: Any) -> CSR:
             "would not stay zero; use A.with_values(A.values ** exponent) for the stored ones"
         )
     return A.with_values(A.values ** float(exponent))
+
+
+_REMEDY = "; use a pattern that has it, such as that of a sum of the matrices"
+
+
+def check_pattern(function: str, pattern: Any, shape: tuple[int, int]) -> None:
+    if not isinstance(pattern, SparsityPattern):
+        raise TypeError(
+            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; that of a CSR is "
+            "A.pattern"
+        )
+    if pattern.shape != shape:
+        raise ValueError(f"{function}: the pattern must have the shape {shape}, got {pattern.shape}")
+
+
+def on_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
+    """A on `pattern`, zeros where A has no entry: the sum with a matrix of zeros."""
+    check_pattern(function, pattern, A.shape)
+    if A.device != pattern.device:
+        raise TypeError(
+            f"{function}: the values are on {A.device}, the pattern on {pattern.device}; use pattern.to(...)"
+        )
+    if equal(A.pattern, pattern):
+        return CSR(A.values, pattern)
+    checks.dtype(function, "the values", A.values, or_complex=True)
+    plan = union_plan(pattern, A.pattern)
+    if plan.lies not in ("A", "both"):
+        raise _outside(function, A, plan)
+    zeros = torch.zeros(pattern.nnz, dtype=A.dtype, device=A.device)
+    return added(function, CSR(zeros, pattern), A, 1, 1)
+
+
+def _outside(function: str, A: CSR, plan: UnionPlan) -> ValueError:
+    given, own = plan.places()
+    at = int(own[given < 0][0])
+    row, column = int(A.pattern.row_indices[at]), int(A.col_indices[at])
+    return _error(function, row, column, A.values[..., at], " (an explicit zero is one)")
+
+
+def _error(function: str, row: int, column: int, value: Tensor, more: str = "") -> ValueError:
+    number = f", {value.item():.6g}" if value.dim() == 0 else ""
+    return ValueError(
+        f"{function}: every entry{more} must lie on the pattern, but that of row {row}, column {column}"
+        f"{number}, does not{_REMEDY}, or drop the entry first"
+    )
+
+
+def dense_on_pattern(D: Tensor, pattern: SparsityPattern) -> CSR:
+    """D's values at the entries of the pattern, including zeros, all differentiable."""
+    function = "CSR.from_dense"
+    check_pattern(function, pattern, (D.shape[0], D.shape[1]))
+    if D.device != pattern.device:
+        raise TypeError(
+            f"{function}: D is on {D.device}, the pattern on {pattern.device}; use pattern.to(...)"
+        )
+    rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
+    outside = D.detach() != 0
+    outside[rows, columns] = False
+    if bool(outside.any()):
+        row, column = (int(i) for i in outside.nonzero()[0])
+        raise _error(function, row, column, D[row, column].detach())
+    return CSR(D[rows, columns], pattern)

@@ -1,24 +1,215 @@
-"""A[rows, columns] and permutations, differentiable in the values.
+"""A[rows, columns], permutations, and matrices from triples in any order, differentiable in the values."""
 
-An int drops its axis, as in NumPy and torch: the result is a dense vector or a scalar. Slices and index
-arrays keep their axes: the result is a matrix. Two index arrays select entries one by one, unless they have
-shapes (r, 1) and (1, c), as from ``numpy.ix_``. So a submatrix is also ``A[rows][:, columns]``. A mask of
-A's shape selects entries one by one too, in the order of rows.
-"""
-
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
+from learnsolve import _analysis
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.matrix.plain import makes_plain_tensors
-from learnsolve.ops.core.gather import permuted, place, take
-from learnsolve.ops.core.selection import Selection, find, handed_out, places, selected, trusted
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy, matrix_shape, sorted_triples
+from learnsolve.ops.autograd import OfLastAxes, dispatch
+from learnsolve.ops.products import product
+
+# Positions are planned once by the operation. Those of `take` and `place` are distinct, and the two are
+# adjoints of each other: nothing is added up, so gradients are exact and deterministic, to any order.
+
+
+def take(values: Tensor, at: Tensor, dim: int = -1) -> Tensor:
+    """values[..., at] for distinct positions, or along another axis `dim` < 0."""
+    return dispatch(_Take, (values,), at, dim)
+
+
+def place(values: Tensor, at: Tensor, size: int, dim: int = -1) -> Tensor:
+    """Zeros (..., size) with values at distinct positions, or along another axis."""
+    return dispatch(_Place, (values,), at, size, dim)
+
+
+def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
+    """values[..., forward], or along another axis `dim` < 0; `backward` is the inverse."""
+    return dispatch(_Permute, (values,), forward, backward, dim)
+
+
+def added_up(values: Tensor, places: SparsityPattern) -> Tensor:
+    """Value i of the result is the sum of the `values` (..., n) at the columns of row i of `places`, a 0/1
+    matrix, so that the gradient of a repeated value is a sum in a fixed order."""
+    ones = torch.ones(places.nnz, dtype=values.dtype.to_real(), device=values.device)
+    if values.dim() == 1:
+        return product(ones, values, places, False)
+    return product(ones, values.unsqueeze(-1), places, False).squeeze(-1)
+
+
+class _Take(OfLastAxes):
+    @staticmethod
+    def forward(values, at, dim):
+        return values.index_select(dim, at)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        values, *ctx.constants = inputs
+        ctx.size = values.shape[inputs[2]]
+
+    @staticmethod
+    def backward(ctx, g):
+        at, dim = ctx.constants
+        return place(g, at, ctx.size, dim), None, None
+
+
+class _Place(OfLastAxes):
+    @staticmethod
+    def forward(values, at, size, dim):
+        shape = list(values.shape)
+        shape[dim] = size
+        return values.new_zeros(shape).index_copy(dim, at.long(), values)
+
+    @staticmethod
+    def backward(ctx, g):
+        at, _, dim = ctx.constants
+        return take(g, at, dim), None, None, None
+
+
+class _Permute(OfLastAxes):
+    """Its gradient is also a gather, whereas torch's would add into zeros."""
+
+    @staticmethod
+    def forward(values, forward, backward, dim):
+        return values.index_select(dim, forward)
+
+    @staticmethod
+    def backward(ctx, g):
+        forward, backward, dim = ctx.constants
+        return permuted(g, backward, forward, dim), None, None, None
+
+
+class Selection(NamedTuple):
+    """Another pattern and the position of the value of each of its entries; None: the pattern itself."""
+
+    pattern: SparsityPattern | None
+    at: Tensor | None
+    repeats: SparsityPattern | None = None  # if values repeat: the 0/1 matrix that distributes them
+
+
+def selected(A: CSR, plan: Selection) -> CSR:
+    if plan.pattern is None or plan.at is None:
+        return A
+    if plan.repeats is None:
+        return CSR(take(A.values, plan.at), plan.pattern)
+    return CSR(handed_out(A.values, plan.repeats), plan.pattern)
+
+
+def handed_out(values: Tensor, places: SparsityPattern) -> Tensor:
+    """Row i of `places` has the position of value i of the result, or no entry for a zero."""
+    checks.dtype("A[...]", "A.values", values, or_complex=True)
+    return added_up(values, places)
+
+
+def places(P: SparsityPattern, at: np.ndarray) -> SparsityPattern:
+    """The 0/1 matrix for `handed_out`; at = -1: a zero."""
+    crow = np.concatenate(([0], np.cumsum(at >= 0)))
+    return trusted(P, crow, at[at >= 0], (len(at), P.nnz))
+
+
+def used_columns(P: SparsityPattern) -> SparsityPattern:
+    """P, or P without its empty columns if most are empty: for results that do not depend on column indices,
+    such as row sums, in O(nnz + rows)."""
+    return P._planned(_plan_used_columns) if P.shape[1] > P.nnz + P.shape[0] else P
+
+
+def _plan_used_columns(P: SparsityPattern) -> SparsityPattern:
+    used, col = np.unique(as_numpy(P.col_indices), return_inverse=True)
+    return trusted(P, as_numpy(P.crow_indices), col, (P.shape[0], len(used)))
+
+
+def find(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Positions of the entries, -1 for missing ones: all binary searches in parallel."""
+    crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
+    low, high = crow[rows].astype(np.int64), crow[rows + 1].astype(np.int64)
+    end = high.copy()
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        left = open_ & (col[np.where(open_, middle, 0)] < columns)
+        low, high = np.where(left, middle + 1, low), np.where(open_ & ~left, middle, high)
+    there = low < end
+    there[there] = col[low[there]] == columns[there]
+    return np.where(there, low, -1)
+
+
+def onto(A: CSR, Q: SparsityPattern) -> CSR:
+    """A's entries on the pattern Q, zeros where A has none; entries of A outside Q are dropped."""
+    if A.pattern is Q:
+        return A
+    at, where = A.pattern._planned(_plan_onto, Q)
+    return CSR(place(take(A.values, at), where, Q.nnz), Q)
+
+
+def _plan_onto(P: SparsityPattern, Q: SparsityPattern) -> tuple[Tensor, Tensor]:
+    arrays = [as_numpy(t) for t in (P.crow_indices, P.col_indices, Q.crow_indices, Q.col_indices)]
+    if P.dtype != Q.dtype:
+        arrays = [a.astype(np.int64, copy=False) for a in arrays]
+    at, where = _analysis.common_positions(*arrays)
+    return P._tensor(at), P._tensor(where)
+
+
+def on_diagonal(P: SparsityPattern) -> Tensor:
+    """For each entry, whether it is on the diagonal."""
+    return P._planned(_plan_on_diagonal)[0]
+
+
+def _plan_on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
+    return (P.row_indices == P.col_indices,)
+
+
+class Sorted(NamedTuple):
+    """A pattern, the order of its entries among the original ones, and the inverse; None: unchanged."""
+
+    pattern: SparsityPattern
+    forward: Tensor | None = None
+    backward: Tensor | None = None
+
+
+def sorted_by_row(like: SparsityPattern, rows: np.ndarray, columns: np.ndarray, shape: tuple) -> Sorted:
+    """For distinct entries that are sorted by column within each row."""
+    crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=shape[0]))))
+    if len(rows) < 2 or (np.diff(rows) >= 0).all():
+        return Sorted(trusted(like, crow, columns, shape))
+    order = np.argsort(rows, kind="stable")
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return Sorted(trusted(like, crow, columns[order], shape), like._tensor(order), like._tensor(inverse))
+
+
+def reordered(values: Tensor, plan: Sorted) -> Tensor:
+    if plan.forward is None or plan.backward is None:
+        return values
+    return permuted(values, plan.forward, plan.backward)
+
+
+def first_of_each(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """The first index of each distinct position among sorted ones that may repeat."""
+    new = np.ones(len(rows), dtype=bool)
+    new[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
+    return np.flatnonzero(new)
+
+
+def trusted(like: SparsityPattern, crow: np.ndarray, col: np.ndarray, shape: tuple) -> SparsityPattern:
+    """A valid pattern with the index type of `like`, unless that is too narrow."""
+    wide = max(*shape, len(col)) > torch.iinfo(torch.int32).max
+    dtype = torch.int64 if wide else like.dtype
+    rows, columns = (int(s) for s in shape)
+    return SparsityPattern._trusted(
+        like._tensor(np.ascontiguousarray(crow)).to(dtype),
+        like._tensor(np.ascontiguousarray(col)).to(dtype),
+        (rows, columns),
+    )
+
+
+# An int drops its axis, as in NumPy and torch; slices and index arrays keep theirs. Two index arrays select
+# entries one by one, unless they have shapes (r, 1) and (1, c), as from ``numpy.ix_``. So a submatrix is
+# also ``A[rows][:, columns]``. A mask of A's shape selects entries one by one too, in the order of rows.
 
 
 def index(A: CSR, key: Any) -> CSR | Tensor:
@@ -235,3 +426,52 @@ def _plan_entries(P: SparsityPattern, rows: Any, columns: Any) -> tuple:
     repeats = places(P, at) if len(found) and np.bincount(found).max() > 1 else None
     where = None if there.all() else P._tensor(np.flatnonzero(there))
     return rows.shape, len(at), P._tensor(found), where, repeats
+
+
+def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> CSR:
+    """See `CSR.from_coo`. Sorting costs O(e log k) once, for e entries with at most k per row. Values then
+    flow through a product with the 0/1 matrix that moves each entry to its position, and gradients flow back
+    through its transpose.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> i, j = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 0])
+    >>> ls.CSR.from_coo(i, j, torch.tensor([1.0, 2.0, 3.0]), (2, 2)).to_dense()
+    tensor([[0., 2.],
+            [4., 0.]])
+    """
+    for name, t in (("rows", rows), ("columns", columns), ("values", values)):
+        checks.tensor("from_coo", name, t)
+    checks.dtype("from_coo", "values", values, or_complex=True)
+    for t in (rows, columns):
+        if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool or t.dim() != 1:
+            raise TypeError(
+                "from_coo: rows and columns must be 1-D tensors of integers, got "
+                f"{t.dtype} of shape {tuple(t.shape)}"
+            )
+    if not len(rows) == len(columns) == (values.shape[-1] if values.dim() else -1):
+        raise ValueError(
+            "from_coo: rows, columns and the last axis of values must have one length, got "
+            f"{len(rows)}, {len(columns)} and shape {tuple(values.shape)}"
+        )
+    m, n = matrix_shape("from_coo", shape)
+    pattern, gather = _sort(rows, columns, m, n, values.device)
+    return CSR(added_up(values, gather), pattern)
+
+
+@makes_plain_tensors
+def _sort(
+    rows: Tensor, columns: Tensor, m: int, n: int, device: torch.device
+) -> tuple[SparsityPattern, SparsityPattern]:
+    """The pattern of the triples, and the pattern of the 0/1 matrix (entries of the pattern x triples)."""
+    narrow = rows.dtype == columns.dtype == torch.int32
+    narrow = narrow and max(m, n, len(rows)) <= torch.iinfo(torch.int32).max
+    dtype = torch.int32 if narrow else torch.int64
+    # Duplicates are added in the order given.
+    crow, col, order, first = sorted_triples("from_coo", as_numpy(rows), as_numpy(columns), (m, n))
+    crow, col, order, ends = (
+        torch.from_numpy(a).to(device, dtype) for a in (crow, col, order, np.append(first, len(order)))
+    )
+    pattern = SparsityPattern._trusted(crow, col, (m, n))
+    return pattern, SparsityPattern._trusted(ends, order, (pattern.nnz, len(order)))

@@ -1,4 +1,4 @@
-"""Limits of memory kept between calls: plans (matrix/budget.py) and freed results (csrc/ops/buffers.h)."""
+"""Limits of memory kept between calls: plans (matrix/cache.py) and freed results (csrc/ops/buffers.h)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from learnsolve._library import swap_buffer_pool_limit
 from learnsolve.matrix import checks
-from learnsolve.matrix.budget import budget
+from learnsolve.matrix.cache import budget
 
 swap_buffer_pool_limit(2**28)
 

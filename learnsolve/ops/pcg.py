@@ -1,9 +1,8 @@
 """Preconditioned conjugate gradients by the compiled loop: a fixed number of iterations as one differentiable
 operation, and iterations to a tolerance without a gradient.
 
-Forward and adjoint are compiled calls (formulas: csrc/kernels/pcg.h; when a column stops: pcg_column.cuh),
-split so that Python can handle an interrupt in time. Second derivatives, forward mode and unusual batches use
-core/pcg_unfused.py.
+Forward and adjoint are compiled calls (formulas: csrc/kernels/pcg.h and pcg_adjoint.h; when a column stops:
+pcg_column.cuh), split so that Python can handle an interrupt in time.
 
 A column that has reached the rounding level, or cannot continue, is frozen: it keeps x and r, cotangents of
 both pass through, and later iterations add nothing to any gradient. `status` says why and when.
@@ -13,6 +12,7 @@ from truncated iterations: Nytko et al., "Optimized Sparse Matrix Operations for
 Differentiation", arXiv 2212.05159, section 4.3.
 """
 
+import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,11 +21,213 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.core.autograd import Operation, pullback, pushforward, tracked, vmapped
-from learnsolve.ops.core.pcg_preconditioner import KINDS, STOP, Directions, fitting, preconditioner
-from learnsolve.ops.core.pcg_unfused import LOWER, unfused, unfused_adjoint
-from learnsolve.ops.core.sweep_calls import WORK, apart, empty, iterations_of_a_call, separate, together
-from learnsolve.ops.core.triangular import _only_read
+from learnsolve.ops.autograd import Operation, pullback, pushforward, tracked, vmapped
+from learnsolve.ops.products import _raw_dots, dots, product
+from learnsolve.ops.sweeps import (
+    WORK,
+    apart,
+    iterations_of_a_call,
+    placeholder,
+    residual_norm,
+    separate,
+    together,
+)
+from learnsolve.ops.triangular import Side, _only_read, _system, solve
+
+# Conjugate gradients as a composition of public operations: the definition of the compiled loop, used for
+# its second derivatives, forward mode and unusual batches. csrc/kernels/pcg_column.cuh has the same rules
+# and names.
+
+
+LOWER, LOWER_T = Side(True, False, False), Side(True, False, True)
+
+
+class Stop(enum.IntEnum):
+    """Why a column has stopped."""
+
+    RUNNING = 0  # it has not
+    ROUNDING = 1  # the residual meets its target, or r, <r, M r> or <p, A p> is at rounding level
+    CURVATURE = 2  # <p, A p> <= 0: A is not positive definite
+    PRECONDITIONER = 3  # <r, M r> <= 0: M is not positive definite
+    NON_FINITE = 4  # infinities or NaNs; x and r are from before
+    DIVERGED = 5  # the residual has grown by the inverse of the rounding unit
+
+
+def applied(m: Tensor, factor: SparsityPattern | None, kind: int) -> Callable[[Tensor], Tensor]:
+    """r -> M r on (..., n, k)."""
+    if kind == 0:
+        return lambda r: r
+    if kind == 1:
+        return lambda r: m.unsqueeze(-1) * r
+    assert factor is not None
+    if kind == 2:
+        return lambda r: product(m, product(m, r, factor, True), factor, False)
+    return lambda r: solve(m, solve(m, r, factor, LOWER), factor, LOWER_T)
+
+
+class _Columns:
+    """The running columns: `PcgColumn` of csrc/kernels/pcg_column.cuh for all columns at once."""
+
+    def __init__(self, size: Tensor, length: Tensor):
+        info = torch.finfo(size.dtype)
+        self.smallest = info.tiny
+        self.low, self.high = info.eps * torch.maximum(size, length), size / info.eps
+        self.why = torch.zeros_like(size, dtype=torch.int64)
+        self.when = torch.zeros_like(self.why)
+        self.stop(~size.isfinite(), Stop.NON_FINITE, 0)
+        self.stop(size <= self.low, Stop.ROUNDING, 0)
+
+    def run(self) -> Tensor:
+        return self.why == 0
+
+    def stop(self, where: Tensor, why: Stop, when: int) -> None:
+        where = where & self.run()
+        self.why, self.when = torch.where(where, why, self.why), torch.where(where, when, self.when)
+
+    def divisor(self, value: Tensor, not_positive: Stop, when: int) -> None:
+        """Stop columns in which the method cannot divide by this inner product."""
+        value = value.detach()
+        self.stop(~value.isfinite(), Stop.NON_FINITE, when)
+        self.stop(value <= 0, not_positive, when)
+        self.stop(value < self.smallest, Stop.ROUNDING, when)
+
+
+def unfused(
+    values: Tensor, m: Tensor, b: Tensor, x0: Tensor,
+    pattern: SparsityPattern, factor: SparsityPattern | None, kind: int, iterations: int, from_zero: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    vector = b.dim() == 1
+    if vector:
+        b, x0 = b.unsqueeze(-1), x0 if from_zero else x0.unsqueeze(-1)
+    M = applied(m, factor, kind)
+
+    def dot(u, v):
+        return dots(u, v, True)
+
+    def norm_of(r):
+        return residual_norm(r, -2, keepdim=True)
+
+    def divide(a, b, where):
+        return torch.where(where, a, 0) / torch.where(where, b, 1)
+
+    r = b if from_zero else b - product(values, x0, pattern, False)
+    x = torch.zeros_like(r) if from_zero else x0
+    norm = norm_of(r)
+    columns = _Columns(norm.detach(), norm_of(b).detach())
+    r = torch.where(norm.detach().isfinite(), r, 0)
+    z = M(r)
+    rho = dot(r, z)
+    columns.divisor(rho, Stop.PRECONDITIONER, 0)
+    p = torch.where(columns.run(), z, 0)
+    norms = [norm]
+    for i in range(iterations):
+        q = product(values, p, pattern, False)
+        pi = dot(p, q)
+        columns.divisor(pi, Stop.CURVATURE, i)
+        alpha = divide(rho, pi, columns.run())
+        columns.stop(~alpha.detach().isfinite(), Stop.NON_FINITE, i)
+        columns.stop(alpha.detach() == 0, Stop.ROUNDING, i)
+        new_r = torch.where(columns.run(), r - alpha * q, r)
+        new_norm = norm_of(new_r)
+        size = new_norm.detach()
+        columns.stop(~size.isfinite(), Stop.NON_FINITE, i)
+        moved = columns.run()
+        r, norm = torch.where(moved, new_r, r), torch.where(moved, new_norm, norm)
+        x = torch.where(moved, x + alpha * p, x)
+        norms.append(norm)
+        columns.stop(size <= columns.low, Stop.ROUNDING, i + 1)
+        columns.stop(size > columns.high, Stop.DIVERGED, i + 1)
+        z = M(r)
+        new_rho = dot(r, z)
+        columns.divisor(new_rho, Stop.PRECONDITIONER, i + 1)
+        beta, runs = divide(new_rho, rho, columns.run()), columns.run()
+        p, rho = torch.where(runs, z + beta * p, 0), torch.where(runs, new_rho, rho)
+    history, status = torch.cat(norms, -2), torch.cat((columns.why, columns.when), -2)
+    if vector:
+        return x.squeeze(-1), history.squeeze(-1), status.squeeze(-1)
+    return x, history, status
+
+
+def unfused_adjoint(*fixed) -> Callable:
+    """(values, m, b, x0, gx, gnorms) -> gradients for the first four, differentiable."""
+
+    def adjoint(values, m, b, x0, gx, gnorms):
+        _, pull = pullback(lambda *t: unfused(*t, *fixed)[:2], values, m, b, x0)
+        return pull((gx, gnorms))
+
+    return adjoint
+
+
+KINDS = ("none", "diagonal", "product", "triangular")
+
+
+def fitting(
+    kind: str, pattern: SparsityPattern, factor: SparsityPattern | None
+) -> tuple[int, SparsityPattern, SparsityPattern | None]:
+    """The code of the kind, and the patterns with a common index type."""
+    if factor is not None and factor.dtype != pattern.dtype:
+        pattern, factor = _wide(pattern), _wide(factor)
+    return KINDS.index(kind), pattern, factor
+
+
+def _wide(pattern: SparsityPattern) -> SparsityPattern:
+    return pattern if pattern.dtype == torch.int64 else pattern._planned(_with_int64)[0]
+
+
+def _with_int64(pattern: SparsityPattern) -> tuple[SparsityPattern]:
+    return (SparsityPattern._trusted(pattern.crow_indices.long(), pattern.col_indices.long(), pattern.shape),)
+
+
+def preconditioner(m: Tensor | None, factor: SparsityPattern | None, kind: int) -> tuple[Tensor, ...]:
+    """M in the form of the raw operators (csrc/ops/pcg.h)."""
+    if kind == 0:
+        return ()
+    assert m is not None
+    if kind == 1:
+        return (m,)
+    assert factor is not None
+    if kind == 2:
+        return (m, *factor._structure(False), *factor._structure(True))
+    return (m, *factor._structure(False), *_system(factor, LOWER).tensors, *_system(factor, LOWER_T).tensors)
+
+
+RHO, STOP, WHEN = 0, 4, 5  # rows of the state of a column (csrc/kernels/views.h)
+
+
+class Directions:
+    """p = M r + beta p with beta = rho / rho_old and rho = <r, M r>, after a step without M has computed x
+    and r. `M` takes blocks (n, k) or (B, n, k). Stopping rules: csrc/kernels/pcg_column.cuh.
+
+    `flexible`: beta = (rho - <r_old, M r>) / rho_old, for an M that is not linear and symmetric."""
+
+    def __init__(self, M: Callable[[Tensor], Tensor], flexible: bool = False):
+        self.M, self.flexible = M, flexible
+        self.rho: Tensor | None = None
+        self.r: Tensor | None = None
+
+    def __call__(self, r: Tensor, p: Tensor | None, carry: Tensor, runs: Tensor, iterations: int) -> Tensor:
+        """The direction after `iterations`; `p` is the previous one. `runs`, (B, k): the running columns.
+        Writes rho, and why and when a column stops, to `carry`, (B, 6, k)."""
+        z, old, r_old = self.M(r), self.rho, self.r
+        self.rho = rho = _raw_dots(r, z, False).reshape(runs.shape)
+        if self.flexible:
+            self.r = r
+        carry[:, RHO] = rho
+        wide = (*r.shape[:-2], 1, r.shape[-1])
+        if p is not None and old is not None:
+            part = rho if r_old is None else rho - _raw_dots(r_old, z, False).reshape(runs.shape)
+            z = torch.addcmul(z, (part / old).reshape(wide), p)
+        info = torch.finfo(rho.dtype)
+        goes_on = runs & (rho.clamp(info.tiny, info.max) == rho)
+        if goes_on.all():
+            return z
+        why = torch.where(rho > 0, Stop.ROUNDING, Stop.PRECONDITIONER)
+        why = torch.where(rho.isfinite(), why, Stop.NON_FINITE)
+        stops = runs & ~goes_on
+        carry[:, STOP] = torch.where(stops, why, carry[:, STOP])
+        carry[:, WHEN] = torch.where(stops, iterations, carry[:, WHEN])
+        return torch.where(goes_on.reshape(wide), z, 0)
+
 
 _raw = torch.ops.learnsolve.csr_pcg.default
 _raw_backward = torch.ops.learnsolve.csr_pcg_backward.default
@@ -73,8 +275,8 @@ def pcg_iterations(
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     from_zero = x0 is None
-    M = empty(values) if m is None else m
-    X = empty(values) if x0 is None else x0
+    M = placeholder(values) if m is None else m
+    X = placeholder(values) if x0 is None else x0
     tensors = (values, M, b, X)
     constants = (pattern, factor, number, iterations, from_zero, checkpointed)
     if torch.compiler.is_dynamo_compiling():

@@ -1,14 +1,92 @@
-"""Transpose, sums and scalings of a matrix, differentiable in the values."""
+"""Transpose, sums, norms, scalings and the diagonal of a matrix, differentiable in the values; whether it is
+symmetric."""
 
+import contextlib
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve import _analysis
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import numbers, plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.core.autograd import OfLastAxes, dispatch
-from learnsolve.ops.core.dots import total
-from learnsolve.ops.core.product import product, sampled
-from learnsolve.ops.core.selection import used_columns
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops import complex_values
+from learnsolve.ops.arithmetic import plain_values
+from learnsolve.ops.autograd import OfLastAxes, dispatch, tracked
+from learnsolve.ops.indexing import used_columns
+from learnsolve.ops.products import product, sampled, total
+from learnsolve.ops.sweeps import residual_norm
+
+# Entries count as equal up to 512 eps sqrt(m_i m_j), with m_i the largest modulus in row and column i: an
+# entry that is a sum is off by some eps times the largest of its terms, which may cancel (a discontinuous
+# Galerkin matrix of pyamg is off by 246). Two rows give the scale: a diagonal may be zero, and units may
+# differ by row.
+
+
+_ROUNDINGS = 512
+
+
+def symmetry(function: str, A: CSR, given: bool | None) -> bool:
+    """The argument `symmetric` if `given`, otherwise a test of A's values: O(nnz), on the host."""
+    if given is not None:
+        checks.flag(function, "symmetric", given)
+        return given
+    compiling = torch.compiler.is_dynamo_compiling()
+    if not compiling and (found := _in_one_pass(numbers(A.values), A.pattern)) is not None:
+        return found
+    if not symmetric_pattern(A.pattern):
+        return False
+    if compiling:
+        raise NotImplementedError(
+            f"{function}: whether A is symmetric cannot be read off its values under torch.compile; pass "
+            "symmetric=True or symmetric=False"
+        )
+    with plain_tensors(), torch.no_grad():
+        return _equal(numbers(A.values), A.pattern)
+
+
+def _in_one_pass(v: Tensor, P: SparsityPattern) -> bool | None:
+    """For one matrix on the CPU, without its transpose; None if values differ, possibly by rounding."""
+    if v.dim() > 1 or v.dtype not in (torch.float32, torch.float64) or not v.is_cpu:
+        return None
+    if P.shape[0] != P.shape[1]:
+        return False
+    with plain_tensors(), torch.no_grad():
+        arrays = as_numpy(P.crow_indices), as_numpy(P.col_indices), as_numpy(v.contiguous())
+    return (False, None, True)[_analysis.symmetry_of(*arrays)]
+
+
+def symmetric_pattern(P: SparsityPattern) -> bool:
+    return P._planned(_symmetric_pattern)[0]
+
+
+def symmetric_blocks(B: Tensor) -> bool:
+    """The same test for dense blocks (..., n, n)."""
+    m = torch.maximum(B.abs(), B.mT.abs()).amax(-1).sqrt()
+    return _alike(B, B.mT, m.unsqueeze(-1), m.unsqueeze(-2))
+
+
+def _alike(a: Tensor, b: Tensor, *roots: Tensor) -> bool:
+    return bool(((a - b).abs() <= _ROUNDINGS * torch.finfo(a.dtype).eps * roots[0] * roots[1]).all())
+
+
+def _equal(v: Tensor, P: SparsityPattern) -> bool:
+    turned = v.index_select(-1, P.transpose_permutation).conj().resolve_conj()
+    if torch.equal(v, turned):
+        return True
+    sizes, rows = torch.maximum(v.abs(), turned.abs()), P.row_indices
+    m = sizes.new_zeros((*v.shape[:-1], P.shape[0]))
+    m = m.scatter_reduce(-1, rows.long().expand(v.shape), sizes, "amax").sqrt()
+    return _alike(v, turned, m.index_select(-1, rows), m.index_select(-1, P.col_indices))
+
+
+def _symmetric_pattern(P: SparsityPattern) -> tuple[bool]:
+    if P.shape[0] != P.shape[1]:
+        return (False,)
+    pairs = ((P.crow_indices, P.T.crow_indices), (P.col_indices, P.T.col_indices))
+    return (all((as_numpy(a) == as_numpy(b)).all() for a, b in pairs),)
 
 
 def transpose(A: CSR) -> CSR:
@@ -164,3 +242,257 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
         d, ones = d.unsqueeze(-1), ones.unsqueeze(-1)
     spread = sampled(d, ones, P) if side == 0 else sampled(ones, d, P)
     return A.with_values(A.values * spread)
+
+
+def diagonal(A: CSR, k: int = 0) -> Tensor:
+    """Diagonal k, the entries (i, i + k), shape (..., length); zero where the pattern has no entry.
+
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+    k : int, above the main diagonal if positive
+
+    Returns
+    -------
+    Tensor
+
+    Raises
+    ------
+    TypeError
+        if A is neither a CSR nor a sparse matrix of another library, or k not an int.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.diagonal(ls.problems.poisson((3,)), 1)
+    tensor([-1., -1.], dtype=torch.float64)
+    """
+    checks.matrix("diagonal", "A", A)
+    k = checks.integer("diagonal", "k", k, -(2**62))
+    at = A.pattern.diagonal_positions if k == 0 else A.pattern._planned(_plan_diagonal, k)
+    if A.nnz == 0:
+        return A.values.sum(-1, keepdim=True).expand(A.batch_shape + at.shape)  # zeros with a graph
+    if k == 0 and not torch.compiler.is_dynamo_compiling() and A.pattern._missing_diagonal < 0:
+        return A.values.index_select(-1, at)
+    return torch.where(at >= 0, A.values.index_select(-1, at.clamp(min=0)), 0)
+
+
+def _plan_diagonal(P: SparsityPattern, k: int) -> Tensor:
+    rows, columns = P.shape
+    first = max(0, -k)
+    at = np.full(max(0, min(rows - first, columns - max(0, k))), -1, dtype=np.int64)
+    i = as_numpy(P.row_indices).astype(np.int64)
+    here = np.flatnonzero(as_numpy(P.col_indices) == i + k)
+    at[i[here] - first] = here
+    return P._tensor(at).to(P.dtype)
+
+
+def trace(A: CSR) -> Tensor:
+    """The sum of the main diagonal, shape (...).
+
+    Parameters
+    ----------
+    A : CSR, shape (m, n), values (..., nnz)
+
+    Returns
+    -------
+    Tensor, shape (...)
+
+    Raises
+    ------
+    TypeError
+        if A is neither a CSR nor a sparse matrix of another library.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.trace(ls.problems.poisson((3,)))
+    tensor(6., dtype=torch.float64)
+    """
+    checks.matrix("trace", "A", A)
+    return total(diagonal(A))
+
+
+def inverse_diagonal(A: CSR) -> Tensor:
+    """1 / diag(A), shape (..., n), for a square A without zeros on its diagonal.
+
+    A missing entry is always an error; a stored zero is an error on the CPU. On a CUDA device the check would
+    synchronize, so a zero becomes an infinity, which `Solution.status` reports.
+
+    Parameters
+    ----------
+    A : CSR, shape (n, n), values (..., nnz)
+
+    Returns
+    -------
+    Tensor, shape (..., n)
+
+    Raises
+    ------
+    ValueError
+        if A is not square, or has no entry or, on the CPU, a zero on its diagonal.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.inverse_diagonal(ls.problems.poisson((2,)))
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+    checks.matrix("inverse_diagonal", "A", A)
+    return shared_inverse_diagonal(A, "inverse_diagonal").clone()
+
+
+def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
+    """`inverse_diagonal` for solvers; do not modify the result.
+
+    It is cached with A and reused while the diagonal has the same values; versions do not suffice, because
+    fused optimizers and ``.data`` change values without a new version. Not cached for values on a device:
+    other streams would have to wait for it, and a graph would hold it indefinitely."""
+    values, traced = A.values, torch.compiler.is_dynamo_compiling()
+    keeps = not traced and values.is_cpu and not tracked(values)
+    kept = getattr(A, "_inverse_diagonal", None) if keeps else None
+    if kept is not None and kept[0].dtype == values.dtype:
+        d = values.index_select(-1, A.pattern.diagonal_positions)
+        if torch.equal(kept[0], d):
+            return kept[1]
+    checks.square(function, "A", A.shape)
+    row = A.pattern._missing_diagonal
+    if row >= 0:
+        raise ValueError(
+            f"{function}: A must have an entry on its diagonal in every row, row {row} has none; permute the "
+            "rows, or add the entry"
+        )
+    with plain_tensors() if keeps else contextlib.nullcontext():
+        d = diagonal(A)
+        if not traced:
+            _nonzero(function, d)
+        inverse = d.reciprocal()
+    if keeps:
+        object.__setattr__(A, "_inverse_diagonal", (d, inverse))
+    return inverse
+
+
+def _nonzero(function: str, d: Tensor) -> None:
+    d = plain_values(d)
+    if d.is_cpu and (zero := d == 0).any():
+        at = zero.nonzero()[0].tolist()
+        raise ValueError(
+            f"{function}: A must not have zeros on its diagonal, row {at[-1]} has one; permute the rows or "
+            "shift the diagonal"
+        )
+
+
+def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
+    r"""Symmetric scaling :math:`D^{-1/2} A D^{-1/2}`.
+
+    Parameters
+    ----------
+    A : CSR, square, float32 or float64; its values may have batch axes
+    by : "diagonal", D = diag(A), for a unit diagonal; or "row_sums", D = diag(A 1), for the normalized
+        adjacency matrix of a graph convolution
+
+    Returns
+    -------
+    CSR on A's pattern.
+
+    Raises
+    ------
+    ValueError
+        if D has an entry that is not positive and finite; the message names the row. (Not checked under
+        `torch.compile` and on a CUDA device, where it gives infinities or NaNs.)
+
+    Notes
+    -----
+    Differentiable in A's values, also through D. Cost: a sampled product and a product of values.
+
+    References
+    ----------
+    Kipf, Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.ops.symmetric_scaling(ls.problems.poisson((3,))).to_dense()[0]
+    tensor([ 1.0000, -0.5000,  0.0000], dtype=torch.float64)
+    """
+    return scaled("symmetric_scaling", A, by)
+
+
+def scaled(name: str, A: CSR, by: str) -> CSR:
+    """`symmetric_scaling`, for a public function of this name."""
+    checks.matrix(name, "A", A)
+    checks.dtype(name, "A.values", A.values)
+    checks.one_of(name, "by", by, ("diagonal", "row_sums"))
+    checks.square(name, "A", A.shape)
+    d = diagonal(A) if by == "diagonal" else sum(A, 1)
+    if not torch.compiler.is_dynamo_compiling():
+        plain = plain_values(d)
+        wrong = ~((plain > 0) & torch.isfinite(plain))
+        if plain.is_cpu and wrong.any():
+            at = wrong.nonzero()[0].tolist()
+            what = "diagonal entries" if by == "diagonal" else "row sums"
+            remedy = "shift the diagonal, or scale with A.scale_rows and A.scale_columns"
+            if name == "gcn_norm":
+                what, remedy = f"{what} of A + I", "make the weights nonnegative"
+            raise ValueError(
+                f"{name}: all {what} must be positive and finite, row {at[-1]} has "
+                f"{plain[tuple(at)].item():g}; {remedy}"
+            )
+    s = d.rsqrt()
+    s = s.unsqueeze(-1) if s.dim() > 1 else s
+    return A.with_values(A.values * sampled(s, s, A.pattern))
+
+
+def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tensor:
+    r"""Norm of the matrix (`dim` None), of each column (0 or -2) or of each row (1 or -1).
+
+    Parameters
+    ----------
+    A : CSR, float32 or float64, or complex; its values may have batch axes
+    ord : for a matrix None or "fro" (Frobenius), 1 (largest column sum of magnitudes) or infinity (largest
+        row sum); for rows and columns None or 2 (Euclidean), or 1 (sum of magnitudes)
+    dim : as in `sum`
+
+    Returns
+    -------
+    Tensor, shape (...), (..., n) or (..., m).
+
+    Raises
+    ------
+    ValueError
+        for other norms; the spectral norm, for example, needs an eigenvalue solver.
+
+    Notes
+    -----
+    Euclidean norms sum unscaled squares: entries below 1e-154 in magnitude (1e-19 in float32) lose digits,
+    entries below 1e-161 (1e-22) count as zeros, with a zero gradient, and a norm above 1.3e154 (1.8e19) is
+    infinite. If that matters, scale the matrix: ``(A * s).norm() / s``.
+
+    Gradient of a Euclidean norm: :math:`\bar a = \bar\nu\, a / \nu`, and zero (with all further derivatives)
+    where the norm is zero. The gradient of a largest sum goes to the largest, split equally among ties.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> A = ls.problems.poisson((3,))
+    >>> ls.ops.norm(A), ls.ops.norm(A, 1, dim=1)
+    (tensor(4., dtype=torch.float64), tensor([3., 4., 3.], dtype=torch.float64))
+    """
+    checks.matrix("norm", "A", A)
+    checks.dtype("norm", "A.values", A.values, or_complex=True)
+    checks.one_of("norm", "dim", dim, (None, 0, 1, -1, -2))
+    if dim is None:
+        checks.one_of("norm", "ord", ord, (None, "fro", 1, float("inf")))
+        if ord in (None, "fro"):
+            return residual_norm(A.values, -1)
+        A = CSR(A.values.abs(), used_columns(A.pattern))  # an empty column is never the largest
+        sums = sum(A, 0 if ord == 1 else 1)
+        return sums.amax(-1) if sums.shape[-1] else sums.sum(-1)
+    checks.one_of("norm", "ord", ord, (None, 2, 1))
+    if ord == 1:
+        return sum(A.abs(), dim)
+    values = A.values
+    squares = complex_values.parts(values).square().sum(-1) if values.is_complex() else values * values
+    square = sum(A.with_values(squares), dim)
+    zero = square == 0
+    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())

@@ -5,7 +5,7 @@ process holds a block of consecutive rows of matrices and vectors; all run the s
 mpirun.
 """
 
-from learnsolve.matrix.autocast import guard
+from learnsolve.matrix.checks import guard
 from learnsolve.petsc._processes import share
 from learnsolve.petsc.learned_pc import LearnedPC
 from learnsolve.petsc.matrix import Matrix, dot, norm, spmm

@@ -9,7 +9,7 @@ used in several places. Sum : copies -> in common and Copies : in common -> copi
 
     (Sum c) = sum_p c_p,    (Copies s)_p = s,    <g, Sum c> = sum_p <(Copies g)_p, c_p>,
 
-so each is the other's derivative, and the set is closed. Loops work with copies (ops/core/across.py): their
+so each is the other's derivative, and the set is closed. Loops work with copies (ops/across.py): their
 sums are Copies(Sum(.)). Callers get values in common, also from `dot` and `norm`.
 """
 
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.ops.core.autograd import Nestable
+from learnsolve.ops.autograd import Nestable
 
 OLDEST = (3, 18)
 # Where launchers state the number of processes: Open MPI, MPICH and Intel MPI, srun.
@@ -261,7 +261,7 @@ def share(n: int) -> tuple[int, int]:
 
 
 class Rows:
-    """The local rows lo to hi - 1 of n, and the sums over processes that loops need (ops/core/across.py).
+    """The local rows lo to hi - 1 of n, and the sums over processes that loops need (ops/across.py).
 
     Attributes
     ----------

@@ -15,8 +15,7 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.ops.core.dots import dots
-from learnsolve.ops.core.product import product, sampled
+from learnsolve.ops.products import dots, product, sampled
 from learnsolve.petsc._processes import Linear, Rows, check_dtype, engine, processes, share
 
 _KEPT = 4  # the number of column counts with cached scatters
@@ -443,7 +442,7 @@ class Matrix:
 
     @property
     def across(self) -> Rows:
-        """The processes, for the loops (ops/core/across.py)."""
+        """The processes, for the loops (ops/across.py)."""
         return self._structure.rows
 
     def as_operator(self, function: str, b: Tensor) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.ops.core.autograd import tracked
+from learnsolve.ops.autograd import tracked
 from learnsolve.petsc._processes import check_dtype, engine, option_used
 from learnsolve.petsc.matrix import Matrix, Operator
 from learnsolve.solvers.core.gradient import Implicit

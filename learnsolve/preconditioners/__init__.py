@@ -1,6 +1,6 @@
 """Preconditioners: functions M(r) ~ A^-1 r; trainable ones are torch.nn.Modules."""
 
-from learnsolve.matrix.autocast import guard
+from learnsolve.matrix.checks import guard
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.direct import BlockJacobi, Factorization, factorize

@@ -16,16 +16,13 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix.cache import plain_tensors, readable
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.plain import plain_tensors, readable
-from learnsolve.ops.core.autograd import tracked
-from learnsolve.ops.core.dots import times
-from learnsolve.ops.core.linear_steps import LinearSteps, product, scaled_rows
-from learnsolve.ops.core.symmetry import symmetry
-from learnsolve.ops.core.triangular import Side, solve
-from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
-from learnsolve.ops.structure import scale_rows
-from learnsolve.ops.triangle import tril, triu
+from learnsolve.ops.autograd import tracked
+from learnsolve.ops.linear_steps import LinearSteps, product, scaled_rows
+from learnsolve.ops.products import times
+from learnsolve.ops.structure import diagonal, scale_rows, shared_inverse_diagonal, symmetry
+from learnsolve.ops.triangular import Side, solve, tril, triu
 from learnsolve.preconditioners.base import Part, Preconditioner, check_numbers
 from learnsolve.preconditioners.direct import DirectSolver
 from learnsolve.preconditioners.hierarchy import (

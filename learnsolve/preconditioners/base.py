@@ -30,10 +30,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import readable
+from learnsolve.matrix.checks import as_matrix
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import matrix
-from learnsolve.matrix.plain import readable
-from learnsolve.ops.core.linear_operator import HostOperator
+from learnsolve.ops.products import HostOperator
 
 
 class Part(NamedTuple):
@@ -238,16 +238,16 @@ class Preconditioner:
 
 
 def _takes_matrices(make: Callable[..., None]) -> Callable[..., None]:
-    """The constructor `make`, whose A may be a matrix of another library (inputs.py)."""
+    """The constructor `make`, whose A may be a matrix of another library (matrix/checks.py)."""
     if list(inspect.signature(make).parameters)[1:2] != ["A"]:
         return make
 
     @functools.wraps(make)
     def init(self: Any, *args: Any, **keywords: Any) -> None:
         if args:
-            args = matrix(args[0]), *args[1:]
+            args = as_matrix(args[0]), *args[1:]
         elif "A" in keywords:
-            keywords["A"] = matrix(keywords["A"])
+            keywords["A"] = as_matrix(keywords["A"])
         make(self, *args, **keywords)
 
     return init

@@ -18,28 +18,27 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors, numbers, plain_tensors, version
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.matrix.plain import makes_plain_tensors, numbers, plain_tensors
-from learnsolve.matrix.unchanged import version
-from learnsolve.ops.core.direct.backend import Request
-from learnsolve.ops.core.direct.choice import checked
-from learnsolve.ops.core.direct.factors import Factored, Factors
-from learnsolve.ops.core.direct.logdet import logdet
-from learnsolve.ops.core.direct.solve import (
+from learnsolve.ops.arithmetic import plain_values
+from learnsolve.ops.complete import logdet_of_factors
+from learnsolve.ops.direct import (
+    Factored,
+    Factors,
     check_matrix,
     check_right_hand_side,
+    checked,
     has_numbers,
     matrices,
     solved,
 )
-from learnsolve.ops.core.gather import permuted, place, take
-from learnsolve.ops.core.linear_steps import dense_product
-from learnsolve.ops.core.operands import plain_values
-from learnsolve.ops.core.product import product
-from learnsolve.ops.core.selection import trusted
-from learnsolve.ops.core.symmetry import symmetric_blocks, symmetry
-from learnsolve.ops.triangle import tril
+from learnsolve.ops.direct_backends import Request
+from learnsolve.ops.indexing import permuted, place, take, trusted
+from learnsolve.ops.linear_steps import dense_product
+from learnsolve.ops.products import product
+from learnsolve.ops.structure import symmetric_blocks, symmetry
+from learnsolve.ops.triangular import tril
 from learnsolve.preconditioners.base import Preconditioner, Transposed
 
 
@@ -220,7 +219,7 @@ class Factorization(Preconditioner):
     @property
     def logdet(self) -> Tensor:
         factors = self._how if torch.compiler.is_dynamo_compiling() else self._current()
-        return logdet(matrices(self.A.values), self.A.pattern, factors).reshape(self.batch_shape)
+        return logdet_of_factors(matrices(self.A.values), self.A.pattern, factors).reshape(self.batch_shape)
 
     @property
     def inertia(self) -> Tensor:

@@ -18,24 +18,18 @@ from torch import Tensor
 
 from learnsolve import _analysis
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import readable
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.matrix.plain import readable
-from learnsolve.ops.core.complete import complete_fill
-from learnsolve.ops.core.complex import tall, untall
-from learnsolve.ops.core.interleaved import real_matrix, real_pattern
-from learnsolve.ops.core.operands import fit, in_open_interval
-from learnsolve.ops.core.selection import trusted
-from learnsolve.ops.core.symmetry import symmetric_pattern, symmetry
-from learnsolve.ops.core.triangular import _mask
-from learnsolve.ops.diagonal import diagonal
-from learnsolve.ops.diagonals import diag
-from learnsolve.ops.incomplete import ic0, ilu0, mic0
-from learnsolve.ops.spmm import spmm
-from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.stack import hstack
-from learnsolve.ops.threshold import ict, ilut
-from learnsolve.ops.triangle import tril
+from learnsolve.ops.arithmetic import fit, in_open_interval
+from learnsolve.ops.blocks import diag, hstack
+from learnsolve.ops.complete import complete_fill
+from learnsolve.ops.complex_values import tall, untall
+from learnsolve.ops.incomplete import ic0, ict, ilu0, ilut, mic0
+from learnsolve.ops.indexing import trusted
+from learnsolve.ops.products import spmm
+from learnsolve.ops.structure import diagonal, symmetric_pattern, symmetry
+from learnsolve.ops.triangular import _mask, real_matrix, real_pattern, sptrsv, tril
 from learnsolve.preconditioners.base import Part, Preconditioner, Transposed, check_constants, check_finite
 
 FORMS = ("solve", "product")
@@ -287,7 +281,7 @@ def _check_ones(function: str, L: CSR) -> None:
 
 
 class ComplexForm(Preconditioner):
-    """`IC0` and `ILU0` of a complex matrix: the factor of its real form (ops/core/interleaved.py). Its
+    """`IC0` and `ILU0` of a complex matrix: the factor of its real form (ops/triangular.py). Its
     pattern is closed under 2 x 2 blocks, so that it is equivalent to the complex factor. A `shift` is added
     to the real part of the diagonal.
 

@@ -19,15 +19,19 @@ from torch import Tensor
 
 from learnsolve import _analysis
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors, plain_tensors
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import as_numpy
-from learnsolve.matrix.plain import makes_plain_tensors, plain_tensors
-from learnsolve.ops.core.operands import plain_values
-from learnsolve.ops.core.symmetry import symmetric_pattern, symmetry
-from learnsolve.ops.diagonal import shared_inverse_diagonal
-from learnsolve.ops.kron import kron
-from learnsolve.ops.spgemm import galerkin, spgemm
-from learnsolve.ops.structure import scale_rows, transpose
+from learnsolve.ops.arithmetic import plain_values
+from learnsolve.ops.blocks import kron
+from learnsolve.ops.sparse_products import galerkin, spgemm
+from learnsolve.ops.structure import (
+    scale_rows,
+    shared_inverse_diagonal,
+    symmetric_pattern,
+    symmetry,
+    transpose,
+)
 from learnsolve.preconditioners.base import check_finite
 
 # Strong connections, determined by how an error at one point spreads.

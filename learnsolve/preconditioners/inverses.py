@@ -8,15 +8,13 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.ops.add import add
-from learnsolve.ops.core.local_solve import NotPositive, local_solve
-from learnsolve.ops.core.selection import trusted
-from learnsolve.ops.diagonal import diagonal
-from learnsolve.ops.diagonals import eye
-from learnsolve.ops.spgemm import spgemm
-from learnsolve.ops.spmm import spmm
-from learnsolve.ops.structure import scale_columns, transpose
-from learnsolve.ops.triangle import triangle_of
+from learnsolve.ops.arithmetic import add
+from learnsolve.ops.blocks import eye
+from learnsolve.ops.indexing import trusted
+from learnsolve.ops.products import spmm
+from learnsolve.ops.sparse_products import NotPositive, local_solve, spgemm
+from learnsolve.ops.structure import diagonal, scale_columns, transpose
+from learnsolve.ops.triangular import triangle_of
 from learnsolve.preconditioners.base import Part, Preconditioner
 from learnsolve.preconditioners.factors import Factored
 

@@ -24,13 +24,12 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn import GraphNetBlock, positive_diagonal
 from learnsolve.nn.modules import SparseMatrix
 from learnsolve.nn.networks import AGGREGATIONS, ResGCN, linear
-from learnsolve.ops.norm import norm
-from learnsolve.ops.richardson import residual_norm
-from learnsolve.ops.segment_max import segment_max
-from learnsolve.ops.segment_sum import segment_sum
-from learnsolve.ops.spgemm import galerkin, spgemm
-from learnsolve.ops.spmm import spmm
-from learnsolve.ops.triangle import tril
+from learnsolve.ops.products import spmm
+from learnsolve.ops.segments import segment_max, segment_sum
+from learnsolve.ops.sparse_products import galerkin, spgemm
+from learnsolve.ops.structure import norm
+from learnsolve.ops.sweeps import residual_norm
+from learnsolve.ops.triangular import tril
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Preconditioner, check_finite
 from learnsolve.preconditioners.factors import IC0, Factored

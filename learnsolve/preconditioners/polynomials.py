@@ -15,17 +15,13 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import readable
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import readable
-from learnsolve.ops.arithmetic import absolute
-from learnsolve.ops.core.dots import over, scaled, times
-from learnsolve.ops.core.operands import in_open_interval, plain_values
-from learnsolve.ops.core.product import product
-from learnsolve.ops.core.symmetry import symmetry
-from learnsolve.ops.diagonal import inverse_diagonal
-from learnsolve.ops.richardson import richardson_sweeps
-from learnsolve.ops.structure import sum
+from learnsolve.ops.arithmetic import absolute, in_open_interval, plain_values
+from learnsolve.ops.products import over, product, scaled, times
+from learnsolve.ops.structure import inverse_diagonal, sum, symmetry
+from learnsolve.ops.sweeps import richardson_sweeps
 from learnsolve.preconditioners.base import Part, Preconditioner, check_finite
 from learnsolve.preconditioners.relaxation import Diagonal, Jacobi
 
@@ -124,7 +120,7 @@ class PolynomialPreconditioner(Preconditioner):
         return self._polynomial(self._operator(True), self._inner(True), R)
 
     def _inverse_diagonal(self) -> Tensor | None:
-        """M as a diagonal, if one compiled operation can run all steps (ops/richardson.py); else None."""
+        """M as a diagonal, if one compiled operation can run all steps (ops/sweeps.py); else None."""
         if self.batch_shape or not (self.M is None or isinstance(self.M, Diagonal)):
             return None
         return torch.ones_like(self.A.values[:1]).expand(self.shape[0]) if self.M is None else self.M.d

@@ -10,19 +10,14 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import readable
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import readable
-from learnsolve.ops.core.dots import over, scaled, times
-from learnsolve.ops.core.gather import permuted
-from learnsolve.ops.core.operands import in_open_interval, inside, plain_values
-from learnsolve.ops.core.selection import on_diagonal
-from learnsolve.ops.core.symmetry import symmetry
-from learnsolve.ops.diagonal import diagonal, shared_inverse_diagonal
-from learnsolve.ops.indexing import _plan_permutation
-from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.structure import scale_columns
-from learnsolve.ops.triangle import tril
+from learnsolve.ops.arithmetic import in_open_interval, inside, plain_values
+from learnsolve.ops.indexing import _plan_permutation, on_diagonal, permuted
+from learnsolve.ops.products import over, scaled, times
+from learnsolve.ops.structure import diagonal, scale_columns, shared_inverse_diagonal, symmetry
+from learnsolve.ops.triangular import sptrsv, tril
 from learnsolve.ordering import greedy_coloring
 from learnsolve.preconditioners.base import Part, Preconditioner
 
@@ -99,7 +94,7 @@ class Diagonal(Preconditioner):
         return self
 
     def real_form(self) -> Preconditioner | None:
-        """The real form of a Hermitian diagonal, on the rows of ops/core/interleaved.py; of others None."""
+        """The real form of a Hermitian diagonal, on the rows of ops/triangular.py; of others None."""
         return Diagonal(self.d.real.repeat_interleave(2, -1)) if self.symmetric else None
 
     def pcg_form(self) -> tuple[str, Tensor, None]:

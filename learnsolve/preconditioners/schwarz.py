@@ -13,16 +13,15 @@ from scipy.sparse import csgraph
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors, plain_tensors
+from learnsolve.matrix.checks import as_matrix
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import matrix
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.matrix.plain import makes_plain_tensors, plain_tensors
-from learnsolve.ops.core.gather import place, take
-from learnsolve.ops.core.product import product
-from learnsolve.ops.core.selection import handed_out, places, trusted
-from learnsolve.ops.core.symmetry import symmetry
-from learnsolve.ops.spgemm import galerkin
-from learnsolve.ops.stack import block_diag
+from learnsolve.ops.blocks import block_diag
+from learnsolve.ops.indexing import handed_out, place, places, take, trusted
+from learnsolve.ops.products import product
+from learnsolve.ops.sparse_products import galerkin
+from learnsolve.ops.structure import symmetry
 from learnsolve.preconditioners.base import Preconditioner, check_numbers
 from learnsolve.preconditioners.direct import DirectSolver, cholesky, inverses
 
@@ -469,13 +468,13 @@ class AdditiveSchwarz(Preconditioner):
     def _local(self, A: CSR, local: CSR | Sequence[Any]) -> CSR:
         """`local` as one block-diagonal CSR."""
         name, sizes = "AdditiveSchwarz", self.sizes
-        L: Any = matrix(local)
+        L: Any = as_matrix(local)
         if isinstance(L, (list, tuple)):
             if len(L) != len(sizes):
                 raise ValueError(
                     f"{name}: local must have one matrix for each of {len(sizes)} subdomains, got {len(L)}"
                 )
-            blocks = [matrix(block) for block in L]
+            blocks = [as_matrix(block) for block in L]
             for i, (block, size) in enumerate(zip(blocks, sizes, strict=True)):
                 checks.matrix(name, f"local[{i}]", block)
                 if block.shape != (size, size):

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, files
+from learnsolve.matrix import checks, convert
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.nn.modules import HoldsPattern, _difference, parameter
-from learnsolve.ops.core.gather import permuted
+from learnsolve.ops.indexing import permuted
 from learnsolve.preconditioners.base import Part, Preconditioner
 from learnsolve.preconditioners.factors import Factored, check_has_diagonal
 from learnsolve.preconditioners.relaxation import Diagonal
@@ -92,7 +92,7 @@ class Saved(torch.nn.Module):
     def save(self, path: str | Path) -> None:
         """Write weights and settings to a safetensors file for `preconditioners.load`. An existing file is
         replaced atomically."""
-        files.write_tensors("save", path, self.state_dict(), self.header())
+        convert.write_tensors("save", path, self.state_dict(), self.header())
 
 
 def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.device | str = "cpu") -> Saved:
@@ -135,7 +135,7 @@ def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.dev
     True
     """
     other = "it is not the file of a network; take model.safetensors of a run"
-    tensors, header = files.read_tensors("load", path)
+    tensors, header = convert.read_tensors("load", path)
     about = header.get("learnsolve")
     if about is None:
         raise ValueError(f"load: {path} has no settings of a network, {other}")

@@ -3,7 +3,7 @@
 `PROPERTIES` maps each name to the known properties of its matrices.
 """
 
-from learnsolve.matrix.autocast import guard
+from learnsolve.matrix.checks import guard
 from learnsolve.problems._grid import MatrixProperties
 from learnsolve.problems.datasets import ProblemDataset, Sample, dataset
 from learnsolve.problems.files import GALLERY_PROPERTIES, MATRIX_MARKET_PROPERTIES, gallery, matrix_market

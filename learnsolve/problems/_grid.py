@@ -14,13 +14,12 @@ from torch import Tensor
 
 from learnsolve import _analysis
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.pattern_checks import check_device
-from learnsolve.matrix.plain import makes_plain_tensors
-from learnsolve.ops.core.gather import permuted
-from learnsolve.ops.core.product import product
-from learnsolve.ops.stencil_matrix import stencil_entries
+from learnsolve.matrix.pattern import SparsityPattern, check_device
+from learnsolve.ops.indexing import permuted
+from learnsolve.ops.products import product
+from learnsolve.ops.stencils import stencil_entries
 
 
 @dataclass(frozen=True)

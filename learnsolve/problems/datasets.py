@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._grid import check_dtype
 from learnsolve.problems.graphs import grounded_laplacian, random_graph
 from learnsolve.problems.grids import convection_diffusion, helmholtz, nodal_diffusion

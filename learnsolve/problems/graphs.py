@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, inputs
+from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import as_numpy
-from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._grid import ElementPlan, MatrixProperties, check_sign, element_plan
 from learnsolve.problems.meshes import triangle_edges, triangulate
 
@@ -44,7 +44,7 @@ def laplacian(
 def _plan(
     function: str, key: bytes, both: bool, free_nodes: bytes, device: torch.device
 ) -> tuple[ElementPlan, Tensor]:
-    edges, free = inputs.edges_of(key), np.frombuffer(free_nodes, dtype=bool)
+    edges, free = checks.edges_of(key), np.frombuffer(free_nodes, dtype=bool)
     if both:
         _check_reverses(function, edges, len(free))
     n = int(np.count_nonzero(free))
@@ -119,7 +119,7 @@ def graph_laplacian(
     >>> L.to_dense()[0]
     tensor([ 4., -1., -3.])
     """
-    edges, nodes = inputs.edges("graph_laplacian", edge_index, n)
+    edges, nodes = checks.edges("graph_laplacian", edge_index, n)
     if weights is None:
         weights = torch.ones(edge_index.shape[1], dtype=torch.float64, device=edge_index.device)
     else:
@@ -182,7 +182,7 @@ def grounded_laplacian(
     tensor([ 3., -2.,  0.])
     """
     _check_grounded(grounded)
-    edges, _ = inputs.edges("grounded_laplacian", edge_index, len(grounded))
+    edges, _ = checks.edges("grounded_laplacian", edge_index, len(grounded))
     check_weights("grounded_laplacian", weights, edge_index)
     if grounded.device != edge_index.device:
         raise TypeError(

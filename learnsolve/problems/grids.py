@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.plain import makes_plain_tensors
-from learnsolve.ops.core.gather import permuted
+from learnsolve.ops.indexing import permuted
 from learnsolve.problems._grid import (
     ElementPlan,
     MatrixProperties,

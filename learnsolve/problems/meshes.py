@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import Immutable, makes_plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern_checks import as_numpy
-from learnsolve.matrix.plain import makes_plain_tensors
-from learnsolve.matrix.unchanged import Immutable
-from learnsolve.ops.core.operands import plain_values
+from learnsolve.matrix.pattern import as_numpy
+from learnsolve.ops.arithmetic import plain_values
 from learnsolve.problems._grid import ElementPlan, MatrixProperties, check_sign, element_plan
 
 

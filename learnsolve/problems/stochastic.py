@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.plain import makes_plain_tensors
 from learnsolve.problems._grid import MatrixProperties, check_dtype, grid_shape
 
 

@@ -27,7 +27,7 @@ from learnsolve import solvers
 from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import Line, look, picture
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.spmm import spmm
+from learnsolve.ops.products import spmm
 from learnsolve.preconditioners.networks import MatrixNetwork, NetworkStart
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.harness import recipe as tables

@@ -26,7 +26,7 @@ from torch import Tensor
 from learnsolve import solvers
 from learnsolve.evaluation.figures import BLUE, Line, look, new_panels, picture
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.ops.products import quadratic_form
 from learnsolve.recipes.harness.recipe import LEARNED, Curves, Outcome, Row, levels, records, tabulate
 from learnsolve.recipes.harness.settings import at_least
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings, facts, grid_of

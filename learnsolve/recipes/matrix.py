@@ -14,7 +14,7 @@ from torch import Tensor
 
 from learnsolve import problems
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.ops.products import quadratic_form
 from learnsolve.recipes.harness.parallel import share
 from learnsolve.recipes.harness.recipe import COEFFICIENTS, HELD_OUT, TRAINING, VectorRecipe, stream_seed
 from learnsolve.recipes.harness.settings import SettingError, VectorSettings, about_option, check_memory

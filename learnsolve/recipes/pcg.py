@@ -27,8 +27,8 @@ from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import new_panels, residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.ops.spmm import spmm
-from learnsolve.ops.sptrsv import sptrsv
+from learnsolve.ops.products import spmm
+from learnsolve.ops.triangular import sptrsv
 from learnsolve.preconditioners import FSAI, IC0, Factored, Trainable, lower_pattern
 from learnsolve.recipes.harness import recipe as tables
 from learnsolve.recipes.harness.parallel import summed

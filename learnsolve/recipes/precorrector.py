@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.spsolve import spsolve
+from learnsolve.ops.direct import spsolve
 from learnsolve.preconditioners import PreCorrector
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset

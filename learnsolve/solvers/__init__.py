@@ -1,6 +1,6 @@
 """Iterative solvers whose gradients are exact, one family of methods per file."""
 
-from learnsolve.matrix.autocast import guard
+from learnsolve.matrix.checks import guard
 from learnsolve.solvers.automatic import solve
 from learnsolve.solvers.core.advance import set_check_every
 from learnsolve.solvers.krylov import PCG, bicgstab, cg, fcg, fgmres, gmres, minres

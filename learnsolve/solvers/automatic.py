@@ -17,15 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, inputs
+from learnsolve.matrix import checks
+from learnsolve.matrix.cache import chooses, numbers, outside_of_graphs
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.interning import equal
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.matrix.plain import chooses, numbers, outside_of_graphs
-from learnsolve.ops.core.direct.choice import expected
-from learnsolve.ops.core.symmetry import symmetric_pattern, symmetry
-from learnsolve.ops.spsolve import spsolve
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
+from learnsolve.ops.direct import expected, spsolve
+from learnsolve.ops.structure import symmetric_pattern, symmetry
 from learnsolve.ordering import reverse_cuthill_mckee
 from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
 from learnsolve.preconditioners.direct import Factorization
@@ -301,7 +299,7 @@ def solve(
     """
     if torch.compiler.is_exporting():
         raise NotImplementedError(_NO_GRAPH)
-    A, b = inputs.operands("solve", A, b)
+    A, b = checks.operands("solve", A, b)
     checks.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
     check_b("solve", b, or_complex=True)
     if b.is_complex():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
-from learnsolve.ops.core.dots import combination, scaled
+from learnsolve.ops.products import combination, scaled
 from learnsolve.solvers.core.arguments import check_options
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.operators import add_scaled, divide, dot, extended, root, size, square

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import outside_of_graphs, readable
+from learnsolve.matrix.checks import operands
 from learnsolve.matrix.convert import TensorLike
-from learnsolve.matrix.inputs import operands
-from learnsolve.matrix.plain import outside_of_graphs, readable
-from learnsolve.ops.core.autograd import add
-from learnsolve.ops.core.dots import scaled
+from learnsolve.ops.autograd import add
+from learnsolve.ops.products import scaled
 from learnsolve.solvers.core.advance import rounding_level, terms
 from learnsolve.solvers.core.arguments import (
     check_b,

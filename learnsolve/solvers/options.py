@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from torch import Tensor
 
-from learnsolve.matrix.inputs import matrix
+from learnsolve.matrix.checks import as_matrix
 from learnsolve.solvers.solution import Iteration
 
 P = ParamSpec("P")
@@ -221,8 +221,8 @@ class Options:
     def __post_init__(self):
         self.rtol = 1e-5 if self.rtol is None else self.rtol
         self.atol = 0.0 if self.atol is None else self.atol
-        self.M = None if self.M is None else matrix(self.M)
-        self.adjoint_M = None if self.adjoint_M is None else matrix(self.adjoint_M)
+        self.M = None if self.M is None else as_matrix(self.M)
+        self.adjoint_M = None if self.adjoint_M is None else as_matrix(self.adjoint_M)
 
 
 def options_of(name: str, arguments: Mapping[str, Any]) -> Options:

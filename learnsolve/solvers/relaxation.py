@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.checks import operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import operands
-from learnsolve.ops.sptrsv import sptrsv
-from learnsolve.ops.triangle import tril, triu
+from learnsolve.ops.triangular import sptrsv, tril, triu
 from learnsolve.preconditioners.factors import check_has_diagonal, check_triangular
 from learnsolve.preconditioners.relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
 from learnsolve.preconditioners.trainable import POSITIVE, MatrixValues

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from learnsolve.matrix.plain import outside_of_graphs
-from learnsolve.matrix.unchanged import Versions
-from learnsolve.ops.core.symmetry import numbers
+from learnsolve.matrix.cache import Versions, outside_of_graphs
+from learnsolve.ops.structure import numbers
 
 
 class Status(enum.Enum):

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.checks import operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import operands
-from learnsolve.ops.core import across
-from learnsolve.ops.core.autograd import tracked
-from learnsolve.ops.core.dots import times
-from learnsolve.ops.core.product import product
-from learnsolve.ops.core.steps import residual_norm
-from learnsolve.ops.diagonal import shared_inverse_diagonal
+from learnsolve.ops import across
+from learnsolve.ops.autograd import tracked
+from learnsolve.ops.products import product, times
+from learnsolve.ops.structure import shared_inverse_diagonal
+from learnsolve.ops.sweeps import residual_norm
 from learnsolve.solvers.core.arguments import check_b, check_x0
 from learnsolve.solvers.core.stationary import (
     FIXED_GRADIENTS,

@@ -26,8 +26,7 @@ from torch._subclasses import FakeTensorMode
 import learnsolve as ls
 from learnsolve import _analysis
 from learnsolve.matrix import cache
-from learnsolve.matrix.budget import Budget, budget
-from learnsolve.matrix.cache import Entry
+from learnsolve.matrix.cache import Budget, Entry, budget
 
 
 class Plan(NamedTuple):

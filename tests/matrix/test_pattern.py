@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 import learnsolve as ls
 from learnsolve.matrix import device_analysis
-from learnsolve.ops.add import union_plan
-from learnsolve.ops.core import sparse_product
+from learnsolve.ops import sparse_products
+from learnsolve.ops.arithmetic import union_plan
 
 STRUCTURES = structures()
 every_structure = pytest.mark.parametrize("structure", STRUCTURES)
@@ -463,7 +463,7 @@ def test_a_product_with_more_places_than_numbers():
     """The pattern of C = A B is result on the host where row and column do not make a number of 62 bits."""
     A, B = (ls.CSR.from_scipy(random(9, 9, 0.3, seed=s)) for s in (0, 1))
     C = ls.ops.spgemm(A, B).pattern
-    crow, col = sparse_product._symbolic(A.pattern, B.pattern, False)
+    crow, col = sparse_products._symbolic(A.pattern, B.pattern, False)
     assert equal(crow, C.crow_indices)
     assert equal(col, C.col_indices)
 

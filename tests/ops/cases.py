@@ -13,9 +13,9 @@ from solvers import stationary_cases
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.ops.core.local_solve import local_solve
 from learnsolve.ops.pcg import KINDS as PCG_KINDS
-from learnsolve.ops.richardson import richardson_sweeps
+from learnsolve.ops.sparse_products import local_solve
+from learnsolve.ops.sweeps import richardson_sweeps
 
 STEPS = 3
 # For four unknowns. After three steps a column may be so near its solution that 1e-15 in the inputs moves the

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import learnsolve as ls
 from learnsolve import CSR, ops
-from learnsolve.matrix.plain import plain_tensors
+from learnsolve.matrix.cache import plain_tensors
 
 SHAPES = {  # batch axes of the values, shape of b for n = 5
     "vector": ((), (5,)),

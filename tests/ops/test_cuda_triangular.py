@@ -14,7 +14,7 @@ from ops.systems import TRIANGLES, Way, triangles, triangular_operands
 from reference import normal, pattern_of
 
 import learnsolve as ls
-from learnsolve.ops.core import triangular
+from learnsolve.ops import triangular
 
 cuda_promises.skip_without_operators()
 every_triangle = pytest.mark.parametrize("kind", TRIANGLES)

@@ -31,7 +31,7 @@ from stress.resources import BLAS, compare
 import learnsolve as ls
 from learnsolve import _library
 from learnsolve._library import buffer_bytes
-from learnsolve.ops.core.perceptron import perceptron
+from learnsolve.ops.segments import perceptron
 
 # All with more than 50 000 multiply-adds in every operation below: enough for several threads.
 LARGE = {

@@ -23,7 +23,7 @@ from ops.factor_cases import (
 from reference import assert_same_bits, densify, grid, normal, on_pattern, pattern_of, random
 
 import learnsolve as ls
-from learnsolve.ops.core import incomplete
+from learnsolve.ops import incomplete_factors
 
 fill_pattern = ls.preconditioners.fill_pattern
 
@@ -508,7 +508,7 @@ def test_errors_of_complete_factors():
             with pytest.raises(ValueError, match=f"{name}: A must be symmetric, with both triangles"):
                 getattr(ls.ops, name)(B)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(incomplete, "PLAN_LIMIT", 64)
+        patch.setattr(incomplete_factors, "PLAN_LIMIT", 64)
         with pytest.raises(ValueError, match=r"lu: L would have \d+ entries, more than the 2 that"):
             ls.ops.lu(ls.problems.poisson((5, 3)))
     huge = ls.CSR.from_dense(torch.tensor([[1e-200, 0], [1e200, 1]], dtype=torch.float64))

@@ -14,9 +14,8 @@ from torch import func
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.ops.core.direct import choice, logdet, superlu
-from learnsolve.ops.core.direct import factors as direct
-from learnsolve.ops.core.direct.backend import structure
+from learnsolve.ops import complete, direct, direct_backends
+from learnsolve.ops.direct_backends import structure
 
 HOW = "auto auto auto"
 
@@ -104,9 +103,9 @@ def test_kept_for_later_calls(factored):
 def test_the_gradient_of_logdet_takes_the_elimination_that_is_stable(monkeypatch):
     ways = []
     for name in ("selected_inverse", "_by_elimination", "_by_columns"):
-        original = getattr(logdet, name)
+        original = getattr(complete, name)
         monkeypatch.setattr(
-            logdet, name, lambda *a, name=name, original=original: ways.append(name) or original(*a)
+            complete, name, lambda *a, name=name, original=original: ways.append(name) or original(*a)
         )
     spd = ls.problems.poisson((3, 4))
     small = ls.CSR.from_dense(torch.tensor([[1e-12, 1.0, 0], [1, 1, 1], [0, 1, 3]], dtype=torch.float64))
@@ -183,7 +182,7 @@ def test_diagonally_dominant_matrices_are_not_pivoted(factored, rows, dominant):
     A = ls.CSR.from_dense(torch.tensor(rows, dtype=torch.float64))
     b = normal((len(rows),))
     torch.testing.assert_close(ls.ops.spsolve(A, b), torch.linalg.solve(A.to_dense(), b))
-    assert factored == [superlu.NO_PIVOTING if dominant else {}]
+    assert factored == [direct_backends.NO_PIVOTING if dominant else {}]
 
 
 @pytest.mark.parametrize("dominant", [True, False])
@@ -282,7 +281,7 @@ def test_a_pattern_may_move_to_shared_memory(index, columns):
 
 BACKENDS = [
     pytest.param(
-        name, marks=pytest.mark.skipif(bool(choice.missing(name)), reason=choice.missing(name) or "-")
+        name, marks=pytest.mark.skipif(bool(direct.missing(name)), reason=direct.missing(name) or "-")
     )
     for name in ("superlu", "pardiso", "cholmod")
 ]
@@ -406,7 +405,7 @@ def test_errors(backend, name):
     F = ls.factorize(ls.problems.poisson((5,)), backend=backend, kind="cholesky")
     for out in (MemoryError(), MemoryError("of the library")):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(choice.BACKENDS[backend], "factor", lambda *_, out=out: (_ for _ in ()).throw(out))
+            patch.setattr(direct.BACKENDS[backend], "factor", lambda *_, out=out: (_ for _ in ()).throw(out))
             with pytest.raises(
                 MemoryError, match="factorize: out of memory while factoring A, 5 rows and 13"
             ):
@@ -423,7 +422,7 @@ def test_the_row_that_is_not_definite(backend):
 
 @pytest.mark.parametrize("kind", ["cholesky", "ldlt", "lu"])
 def test_same_bits_for_any_number_of_threads(kind):
-    if why := choice.missing("pardiso"):
+    if why := direct.missing("pardiso"):
         pytest.skip(why)
     A = ls.problems.poisson((30, 30))
     v = A.values.clone()
@@ -443,7 +442,7 @@ def test_same_bits_for_any_number_of_threads(kind):
 
 
 def test_what_pardiso_cannot_pivot_goes_to_superlu():
-    if why := choice.missing("pardiso"):
+    if why := direct.missing("pardiso"):
         pytest.skip(why)
     A = ls.CSR.from_dense(torch.tensor([[1e-20, 1.0], [1.0, 1e-20]], dtype=torch.float64))
     for kind in ("ldlt", "lu"):
@@ -454,7 +453,7 @@ def test_what_pardiso_cannot_pivot_goes_to_superlu():
 
 def test_pardiso_matches_where_its_pivots_fail(monkeypatch):
     """The factors of a matrix do not depend on the one before."""
-    if why := choice.missing("pardiso"):
+    if why := direct.missing("pardiso"):
         pytest.skip(why)
     monkeypatch.setattr(scipy.sparse.linalg, "splu", None)  # SuperLU does not help
     n = 40
@@ -471,7 +470,7 @@ def test_pardiso_matches_where_its_pivots_fail(monkeypatch):
     torch.testing.assert_close(F.logdet, torch.linalg.slogdet(second).logabsdet)  # by SuperLU
 
 
-@pytest.mark.skipif(bool(choice.missing("pardiso")), reason="needs PARDISO")
+@pytest.mark.skipif(bool(direct.missing("pardiso")), reason="needs PARDISO")
 def test_pardiso_refines_solutions_of_indefinite_matrices():
     kh = torch.full((100, 100), 0.5, dtype=torch.float64)
     for A in (ls.problems.helmholtz(kh), ls.problems.helmholtz(kh, shift=1 + 1e-4j)):
@@ -486,7 +485,7 @@ def test_pardiso_refines_solutions_of_indefinite_matrices():
 def test_the_rule_of_auto(monkeypatch):
     """By size, bandwidth, symmetry, diagonal; then what the factorization finds."""
     for name in ("pardiso", "cholmod"):
-        if why := choice.missing(name):
+        if why := direct.missing(name):
             pytest.skip(why)
     b = normal((20,))
     shifted = SPD - 3.0 * ls.ops.eye(20)
@@ -494,14 +493,14 @@ def test_the_rule_of_auto(monkeypatch):
     assert ls.factorize(SPD).backend == "superlu"
     for shape, backend in (((300, 16), "superlu"), ((300, 17), "pardiso")):  # the bandwidth is the latter
         assert ls.factorize(ls.problems.poisson(shape)).backend == backend
-    monkeypatch.setattr(choice, "SMALL", 20)
-    monkeypatch.setattr(choice, "BAND", 0)
+    monkeypatch.setattr(direct, "SMALL", 20)
+    monkeypatch.setattr(direct, "BAND", 0)
     for A, kind in ((SPD, "cholesky"), (shifted, "ldlt"), (-1.0 * SPD, "ldlt"), (general, "lu")):
         F = ls.factorize(A)
         assert (F.kind, F.backend) == (kind, "pardiso")
         torch.testing.assert_close(F.solve(b), torch.linalg.solve(A.to_dense(), b), rtol=1e-12, atol=1e-12)
     assert ls.factorize(SPD, ordering="colamd").backend == "superlu"
-    monkeypatch.setattr(choice, "available", lambda: ["cholmod", "superlu"])
+    monkeypatch.setattr(direct, "available", lambda: ["cholmod", "superlu"])
     for A, kind, backend in (
         (SPD, "cholesky", "cholmod"),
         (shifted, "lu", "superlu"),
@@ -529,14 +528,14 @@ def test_requests_that_nothing_fulfills(options, error, message):
 
 
 def test_a_library_that_is_missing(monkeypatch):
-    monkeypatch.setattr(choice, "missing", lambda name: "" if name == "superlu" else "No module named 'x'")
+    monkeypatch.setattr(direct, "missing", lambda name: "" if name == "superlu" else "No module named 'x'")
     with pytest.raises(
         ImportError, match=r'backend="pardiso" needs pypardiso .*install learnsolve\[pardiso\]'
     ):
         ls.factorize(SPD, backend="pardiso")
     with pytest.raises(ValueError, match=r'ordering="nested_dissection" needs PARDISO or CHOLMOD'):
         ls.factorize(SPD, ordering="nested_dissection")
-    assert choice.available() == ["superlu"]
+    assert direct.available() == ["superlu"]
 
 
 def test_as_a_method_and_as_a_preconditioner():

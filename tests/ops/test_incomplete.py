@@ -38,7 +38,7 @@ from reference import (
 from torch import func
 
 import learnsolve as ls
-from learnsolve.ops.core import incomplete
+from learnsolve.ops import incomplete_factors
 
 ROUNDING = {torch.float32: 2e-5, torch.float64: 1e-13}
 
@@ -149,7 +149,7 @@ def test_many_blocks_have_the_bits_of_one(kind, dtype):
     small, large = (pattern_of(S, torch.int32) for S in (one, sp.block_diag([one] * copies, format="csr")))
     if on_cuda():
         for P, wide in ((small, {False}), (large, {False, True})):
-            bounds = incomplete.plan_of(P, kind).elimination[0][7]
+            bounds = incomplete_factors.plan_of(P, kind).elimination[0][7]
             assert set((np.diff(bounds) >= 2048).tolist()) == wide  # csrc/ops/factors.cu
 
     def results(P, v):
@@ -365,7 +365,7 @@ def test_errors(kind):
     with pytest.raises(ValueError, match=f"{kind}: shift must be finite and not negative, got -0.5"):
         torch.func.grad(lambda s: op(A, shift=s).L.values.sum())(minus)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("learnsolve.ops.core.incomplete.PLAN_LIMIT", 8)
+        patch.setattr("learnsolve.ops.incomplete_factors.PLAN_LIMIT", 8)
         with pytest.raises(ValueError, match=rf"{kind}: the elimination on this pattern has \d+ products"):
             op(ls.CSR(A.values, small()))
     searching = torch.compile(lambda A: op(A, on_breakdown="shift").L, backend="aot_eager", fullgraph=True)
@@ -567,7 +567,7 @@ LARGE = {
 @pytest.mark.parametrize("structure", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
-    monkeypatch.setattr("learnsolve.ops.core.triangular._LEVEL_WORK", 100)
+    monkeypatch.setattr("learnsolve.ops.triangular._LEVEL_WORK", 100)
     Q = pattern_of(LARGE[structure], torch.int32)
     v = values_for(Q, dtype=dtype)
     v3 = values_for(Q, 3, dtype=dtype)
@@ -587,7 +587,7 @@ def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):
 
 @pytest.mark.skipif(on_cuda(), reason="a plan for the CPU operators")
 def test_levels_are_used_where_they_are_wide(monkeypatch):
-    from learnsolve.ops.core import triangular
+    from learnsolve.ops import triangular
 
     Q = pattern_of(LARGE["wide levels"])
     *_, levels = triangular._system(Q, triangular.Side(True, False, False)).tensors

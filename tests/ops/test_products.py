@@ -18,9 +18,9 @@ from reference import (
 from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
-from learnsolve.ops.core import dots
-from learnsolve.ops.core.local_solve import NotPositive, local_solve
-from learnsolve.ops.core.perceptron import composed, perceptron
+from learnsolve.ops import products
+from learnsolve.ops.segments import composed, perceptron
+from learnsolve.ops.sparse_products import NotPositive, local_solve
 
 INF, NAN = float("inf"), float("nan")
 STRUCTURES = structures()
@@ -268,16 +268,16 @@ BATCHES = {"one": ((), ()), "batch": ((3,), (3,)), "shared": ((3,), ()), "two ax
 
 @pytest.fixture
 def always_compiled(monkeypatch):
-    monkeypatch.setattr(dots, "SPLIT", 0)
+    monkeypatch.setattr(products, "SPLIT", 0)
 
 
 def scaled(u, v):
-    return dots.scaled(u[..., :1, :], v)
+    return products.scaled(u[..., :1, :], v)
 
 
 def combination(u, v):
     a = u[..., :1, :]
-    return dots.combination(torch.stack((a, a * a)), torch.stack((v, -v)))
+    return products.combination(torch.stack((a, a * a)), torch.stack((v, -v)))
 
 
 @pytest.mark.usefixtures("isa", "always_compiled")
@@ -295,16 +295,16 @@ def test_dots(n, k, dtype):
         (u, torch.ones((), dtype=dtype).expand(v.shape)),
     ):
         wanted, size = ((f(a.double()) * f(b.double())).sum(-2) for f in (torch.clone, torch.abs))
-        assert_within(dots.dots(a, b), wanted, size, terms)
+        assert_within(products.dots(a, b), wanted, size, terms)
     a = normal((2, 1, k), dtype, seed=2)
     wanted, size = ((f(a.double()) * f(v.double())).sum(0) for f in (torch.clone, torch.abs))
-    assert_within(dots.combination(a, v), wanted, size, torch.tensor(2.0))
+    assert_within(products.combination(a, v), wanted, size, torch.tensor(2.0))
 
 
 @pytest.mark.usefixtures("always_compiled")
 @pytest.mark.parametrize(
     ("function", "batch"),
-    [(f, b) for f in (dots.dots, scaled) for b in BATCHES] + [(combination, b) for b in ("one", "batch")],
+    [(f, b) for f in (products.dots, scaled) for b in BATCHES] + [(combination, b) for b in ("one", "batch")],
 )
 def test_derivatives_of_dots(function, batch):
     inputs = inputs_for(tuple((*axes, 4, 2) for axes in BATCHES[batch]), requires_grad=True)

@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_flatten, tree_flatten_with_path, tree_map_o
 import learnsolve as ls
 from learnsolve import _library
 from learnsolve.ops import pcg
-from learnsolve.ops.core.linear_steps import LinearSteps, dense_product, product, scaled_rows
-from learnsolve.ops.core.triangular import Side, _system
+from learnsolve.ops.linear_steps import LinearSteps, dense_product, product, scaled_rows
+from learnsolve.ops.triangular import Side, _system
 
 OPERATORS = sorted(
     name.removeprefix("learnsolve::")

@@ -34,7 +34,7 @@ from scipy.sparse import csr_array
 import learnsolve as ls
 from learnsolve import CSR, ops
 from learnsolve.matrix import device_analysis
-from learnsolve.ops.core import sparse_product
+from learnsolve.ops import sparse_products
 
 STRUCTURES = structures() | {
     "long band": banded(150, 4),
@@ -141,7 +141,7 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
             a = normal((*batch, A.nnz), dtype, 2).requires_grad_()
             b = normal((*batch, B.nnz), dtype, 3).requires_grad_()
             c = ops.spgemm(A.with_values(a), B.with_values(b)).values
-            uniform = A.pattern._planned(sparse_product._plan, B.pattern, None).blocks[:, 2]
+            uniform = A.pattern._planned(sparse_products._product_plan, B.pattern, None).blocks[:, 2]
             assert bool(uniform.any()) == (limit > 0)
             g = normal(c.shape, dtype, 4)
             both = torch.autograd.grad(c, (a, b), g, retain_graph=True)
@@ -207,7 +207,7 @@ def test_entries_that_are_zero_stay_entries(planned):
 
 
 def test_more_entries_than_the_index_type_can_number(monkeypatch):
-    monkeypatch.setitem(sparse_product._MOST, torch.int32, 9_999)
+    monkeypatch.setitem(sparse_products._MOST, torch.int32, 9_999)
     column = pattern_of(scipy.sparse.csr_array(np.ones((100, 1))), torch.int32)
     with pytest.raises(ValueError, match=r"spgemm: the result has more entries .* int64"):
         ops.spgemm(CSR(torch.ones(100), column), CSR(torch.ones(100), column.T))
@@ -235,7 +235,7 @@ def test_errors():
 
 def test_a_plan_is_made_once(monkeypatch):
     made = []
-    analysis, names = sparse_product._analysis, ("positions_of_products", "row_product_blocks")
+    analysis, names = sparse_products._analysis, ("positions_of_products", "row_product_blocks")
     names = (*names, "column_product_blocks", "product_starts")
     if on_cuda():
         analysis, names = device_analysis, ("product_pattern", "product_segments")
@@ -273,12 +273,12 @@ def test_the_first_call_has_the_bits_of_later_ones(threads):
         for (index, dtype), (S, T) in itertools.product(types, small + larger):
             A, B = matrix(S, 1, index, dtype), matrix(T, 2, index, dtype)
             first = A @ B
-            assert not A.pattern._has_planned(sparse_product._plan, B.pattern, None)
+            assert not A.pattern._has_planned(sparse_products._product_plan, B.pattern, None)
             later = A @ B
-            assert A.pattern._has_planned(sparse_product._plan, B.pattern, None)
+            assert A.pattern._has_planned(sparse_products._product_plan, B.pattern, None)
             assert later.pattern is first.pattern
             assert same_pattern(first.pattern, symbolic(S, T))
-            assert sparse_product._result(A.pattern, B.pattern).equals(first.pattern)
+            assert sparse_products._result(A.pattern, B.pattern).equals(first.pattern)
             assert torch.equal(first.values, later.values)
             assert first.values.signbit().equal(later.values.signbit())
     finally:
@@ -307,12 +307,12 @@ def test_the_first_call_under_transformations():
 def test_a_first_call_without_room_for_its_products_is_planned(monkeypatch):
     S = random(9, 9, 0.4)
     wanted = (matrix(S) @ matrix(S)).values
-    monkeypatch.setattr(sparse_product, "_MOST_FUSED", int(symbolic(S, S).data.sum()) - 1)
+    monkeypatch.setattr(sparse_products, "_MOST_FUSED", int(symbolic(S, S).data.sum()) - 1)
     A, B = matrix(S), matrix(S)
     assert torch.equal((A @ B).values, wanted)
-    assert A.pattern._has_planned(sparse_product._plan, B.pattern, None)
+    assert A.pattern._has_planned(sparse_products._product_plan, B.pattern, None)
     monkeypatch.undo()
-    monkeypatch.setattr(sparse_product._library, "spgemm_fused", lambda *_: False)  # no memory
+    monkeypatch.setattr(sparse_products._library, "spgemm_fused", lambda *_: False)  # no memory
     A, B = matrix(S), matrix(S)
     assert torch.equal((A @ B).values, wanted)
 
@@ -322,7 +322,7 @@ def test_plans_die_with_either_pattern():
     mask = random_mask((9, 7))
     ops.spgemm(A, B, mask=mask)
     result = weakref.ref(ops.spgemm(A, B).pattern)
-    blocks = weakref.ref(A.pattern._planned(sparse_product._plan, B.pattern, None).blocks)
+    blocks = weakref.ref(A.pattern._planned(sparse_products._product_plan, B.pattern, None).blocks)
     assert A.pattern.cache_bytes() > 0
     coordinates.cache_clear()
     others = weakref.ref(B.pattern), weakref.ref(mask)
@@ -374,9 +374,9 @@ def test_plan_cache_limit():
         assert ops.set_spgemm_plan_limit(before) == limit
         P = A.pattern
         if device:
-            plan = P._planned(sparse_product._segments, P, None, sparse_product.PRODUCT)
+            plan = P._planned(sparse_products._segments, P, None, sparse_products.PRODUCT)
         else:
-            plan = P._planned(sparse_product._plan, P, None).positions
+            plan = P._planned(sparse_products._product_plan, P, None).positions
         assert (plan is not None and len(plan) > 0) == kept
 
 

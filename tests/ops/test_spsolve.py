@@ -26,7 +26,7 @@ from reference import UNIT_ROUNDOFF, densify, gradients, normal, peak
 from torch import func
 
 import learnsolve as ls
-from learnsolve.ops.core.direct import factors
+from learnsolve.ops import direct
 
 MATRICES = matrices()
 EITHER = pytest.mark.parametrize("transpose", [False, True], ids=["", "transpose"])
@@ -292,7 +292,7 @@ def test_overflow():
 
 
 def test_too_large_for_the_libraries(monkeypatch):
-    monkeypatch.setattr(factors, "LARGEST", 10)
+    monkeypatch.setattr(direct, "LARGEST", 10)
     with pytest.raises(
         ValueError, match="spsolve: direct solvers count up to 10, A has 5 rows and 11 entries"
     ):

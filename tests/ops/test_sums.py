@@ -23,7 +23,7 @@ from reference import (
 
 import learnsolve as ls
 from learnsolve import ops
-from learnsolve.ops.core import segments as _segments
+from learnsolve.ops import segments as _segments
 
 STRUCTURES = structures()
 FEATURES = (None, 1, 3, 8, 37)  # part of a vector, vectors of each length, several tiles

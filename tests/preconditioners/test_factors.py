@@ -8,7 +8,7 @@ from preconditioners.cases import CASES, _labels, dense, general, matrix, spd
 from reference import normal
 
 import learnsolve as ls
-from learnsolve.ops.core import local_solve
+from learnsolve.ops import sparse_products
 from learnsolve.preconditioners import BlockJacobi, direct
 
 P, S = ls.preconditioners, ls.solvers
@@ -521,13 +521,13 @@ def test_single_precision_is_that_of_the_result():
 def test_small_chunks_change_nothing(monkeypatch):
     A = general()
     whole = P.SPAI(A).matrix.values
-    monkeypatch.setattr(local_solve, "_CHUNK", 40)  # one or two columns at a time
+    monkeypatch.setattr(sparse_products, "_CHUNK", 40)  # one or two columns at a time
     again = general()
     assert torch.allclose(P.SPAI(again).matrix.values, whole, rtol=1e-13)
 
 
 def test_a_bounded_number_of_blocks_at_a_time(monkeypatch):
-    sizes, inner = [], local_solve._solve_blocks
+    sizes, inner = [], sparse_products._solve_blocks
 
     def record(B, g):
         sizes.append(B.numel())
@@ -535,8 +535,8 @@ def test_a_bounded_number_of_blocks_at_a_time(monkeypatch):
 
     A = ls.problems.poisson((30, 30))
     values = torch.stack((A.values, 2 * A.values))
-    monkeypatch.setattr(local_solve, "_solve_blocks", record)
-    monkeypatch.setattr(local_solve, "_CHUNK", 1000)
+    monkeypatch.setattr(sparse_products, "_solve_blocks", record)
+    monkeypatch.setattr(sparse_products, "_CHUNK", 1000)
     P.SPAI(A.with_values(values))
     assert max(sizes) <= 1000
     assert sum(sizes) > 30_000

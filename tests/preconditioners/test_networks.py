@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 import learnsolve as ls
 from learnsolve.nn import ResGCN
-from learnsolve.ops.spgemm import galerkin
+from learnsolve.ops.sparse_products import galerkin
 from learnsolve.preconditioners import (
     AMG,
     IC0,

@@ -15,7 +15,7 @@ from preconditioners.cases import CASES, dense, general, matrix, spd
 from reference import assert_nested_forward_mode, normal
 
 import learnsolve as ls
-from learnsolve.ops.core.symmetry import symmetry
+from learnsolve.ops.structure import symmetry
 from learnsolve.preconditioners import Jacobi, Preconditioner, Trainable
 from learnsolve.solvers.options import KRYLOV
 

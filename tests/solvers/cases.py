@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd import grad
 
 import learnsolve as ls
-from learnsolve.ops.core.complex import tall as real_rows
-from learnsolve.ops.core.complex import untall as complex_rows
+from learnsolve.ops.complex_values import tall as real_rows
+from learnsolve.ops.complex_values import untall as complex_rows
 from learnsolve.solvers import Solution
 from learnsolve.solvers.core import loop
 from learnsolve.solvers.options import KRYLOV

@@ -20,7 +20,7 @@ from scipy.sparse import eye_array
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.ops.core import pcg_unfused
+from learnsolve.ops import pcg
 from learnsolve.ops.pcg import KINDS, pcg_iterations
 
 S = ls.solvers
@@ -413,7 +413,7 @@ def fused(s: PCGSystem, iterations: int, checkpointed: bool = False) -> tuple[Te
 
 def unfused(s: PCGSystem, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     empty = s.values.new_empty(0)
-    return pcg_unfused.unfused(
+    return pcg.unfused(
         s.values, empty if s.m is None else s.m, s.b, empty if s.x0 is None else s.x0,
         s.P, s.factor, KINDS.index(s.kind), iterations, s.x0 is None,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from solvers.cases import close, gradients
 from torch.autograd import grad
 
 import learnsolve as ls
-from learnsolve.ops.core.dots import combination
+from learnsolve.ops.products import combination
 from learnsolve.solvers import Status
 from learnsolve.solvers.core.operators import dot
 

@@ -21,7 +21,7 @@ from solvers.stationary_cases import pcg_system as pcg_system
 import learnsolve as ls
 from benchmarks import traffic
 from learnsolve.ops.pcg import KINDS
-from learnsolve.ops.richardson import _unfused, richardson_sweeps
+from learnsolve.ops.sweeps import _unfused, richardson_sweeps
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")

@@ -27,10 +27,9 @@ from solvers.stationary_cases import (
 
 import learnsolve as ls
 from learnsolve.ops import pcg
-from learnsolve.ops.core import sweep_calls
-from learnsolve.ops.core.pcg_unfused import Stop
-from learnsolve.ops.pcg import KINDS, pcg_iterations
-from learnsolve.ops.richardson import richardson_sweeps
+from learnsolve.ops import sweeps as sweep_calls
+from learnsolve.ops.pcg import KINDS, Stop, pcg_iterations
+from learnsolve.ops.sweeps import richardson_sweeps
 from learnsolve.solvers.core import stationary as engine
 
 N = 6

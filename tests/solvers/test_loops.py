@@ -34,9 +34,8 @@ from solvers.cases import (
 from solvers.stationary_cases import values_on
 
 import learnsolve as ls
-from learnsolve.ops.core import sweep_calls
-from learnsolve.ops.core.pcg_preconditioner import STOP
-from learnsolve.ops.pcg import Iterations
+from learnsolve.ops import sweeps
+from learnsolve.ops.pcg import STOP, Iterations
 from learnsolve.solvers.core import advance
 from learnsolve.solvers.core.advance import ResidualNorm, Schedule
 from learnsolve.solvers.core.loop import iterate
@@ -237,7 +236,7 @@ def test_peak(method, gradient, stored, parts, monkeypatch):
     call, inputs = sweeping(method, gradient, 36)
     torch.autograd.grad(call().x.sum(), inputs)  # the analysis of the pattern is not counted
     if parts:
-        monkeypatch.setattr(sweep_calls, "_WORK", 4 * (LARGE.nnz + 6 * N) * COLUMNS)
+        monkeypatch.setattr(sweeps, "_WORK", 4 * (LARGE.nnz + 6 * N) * COLUMNS)
     forward = peak(call)
     # What is kept, x, x0 = 0; in parts also x and the one before it of the call before and the one in work.
     assert forward <= (stored + 2 + 4 * parts) * VECTORS * WORD + SMALL

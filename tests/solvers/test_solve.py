@@ -13,7 +13,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import learnsolve as ls
-from learnsolve.ops.core.direct import choice as libraries
+from learnsolve.ops import direct
 from learnsolve.preconditioners import IC0, Diagonal, Factored, Jacobi
 from learnsolve.solvers import ConvergenceWarning, Solution, SolverError, Status, automatic
 from learnsolve.solvers.automatic import FACTORS, Ending, _ending, direct_cost
@@ -87,7 +87,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_choice(name, monkeypatch):
-    monkeypatch.setattr(libraries, "available", lambda: ["superlu"])
+    monkeypatch.setattr(direct, "available", lambda: ["superlu"])
     S, words = CHOICES[name]
     A = matrix(S)
     b = torch.from_numpy(RNG.standard_normal(A.shape[0]))
@@ -144,7 +144,7 @@ def test_batches_and_columns():
 
 def test_estimated_cost_of_a_direct_solve(monkeypatch):
     """Within a factor of 6 of the flops of SuperLU, and of 400 for each entry of its factors."""
-    monkeypatch.setattr(libraries, "available", lambda: ["superlu"])
+    monkeypatch.setattr(direct, "available", lambda: ["superlu"])
     for S in (
         grid(80, 80),
         grid(16, 16, 16),
@@ -166,7 +166,7 @@ def test_the_cost_is_that_of_the_library(monkeypatch):
     other = A.with_values(A.values * (1 + 0.1 * torch.rand(A.nnz, dtype=A.dtype)))
     costs = {}
     for library in ("superlu", "pardiso", "cholmod"):
-        monkeypatch.setattr(libraries, "available", lambda library=library: [library])
+        monkeypatch.setattr(direct, "available", lambda library=library: [library])
         costs[library] = direct_cost(A), direct_cost(other)
     assert max(costs["pardiso"][0], costs["cholmod"][0]) < 0.8 * costs["superlu"][0]
     assert costs["pardiso"][0] < 0.8 * costs["pardiso"][1]

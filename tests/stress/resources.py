@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 import learnsolve as ls
-from learnsolve.matrix.budget import budget
-from learnsolve.ops.core.direct import factors as direct
+from learnsolve.matrix.cache import budget
+from learnsolve.ops import direct
 
 from ._calls import CALLS, KINDS, Call, Sample, digest, quiet
 from ._children import in_children

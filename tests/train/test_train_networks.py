@@ -12,7 +12,7 @@ from train.train_cases import make
 
 import learnsolve as ls
 from learnsolve import preconditioners, solvers, train
-from learnsolve.ops.quadratic_form import quadratic_form
+from learnsolve.ops.products import quadratic_form
 from learnsolve.preconditioners import Factored, Trainable
 from learnsolve.recipes import load, pcg
 from learnsolve.recipes.family import candidates

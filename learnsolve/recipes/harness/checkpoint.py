@@ -25,7 +25,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from learnsolve.matrix.files import replace_file
+from learnsolve.matrix.convert import replace_file
 from learnsolve.recipes.harness.settings import CONFIG, RunSettings, SettingError, need
 
 FORMAT = 1

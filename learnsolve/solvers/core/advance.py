@@ -12,14 +12,11 @@ from torch import Tensor
 
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops.core.across import across
-from learnsolve.ops.core.autograd import tracked
-from learnsolve.ops.core.operands import broadcasts_to
-from learnsolve.ops.core.pcg_preconditioner import RHO, STOP, WHEN
-from learnsolve.ops.core.pcg_unfused import Stop
-from learnsolve.ops.core.steps import GMRES, krylov_steps
-from learnsolve.ops.core.sweep_calls import separate
-from learnsolve.ops.pcg import Iterations, pcg_iterations
+from learnsolve.ops.across import across
+from learnsolve.ops.arithmetic import broadcasts_to
+from learnsolve.ops.autograd import tracked
+from learnsolve.ops.pcg import RHO, STOP, WHEN, Iterations, Stop, pcg_iterations
+from learnsolve.ops.sweeps import GMRES, krylov_steps, separate
 from learnsolve.solvers.core.operators import (
     Blocks,
     Function,
@@ -574,7 +571,7 @@ def _codes_of(why: Tensor) -> Tensor:
 # `tiles`: many columns on a CPU run in tiles, one after another, because blocks of all of them do not fit
 # the cache, and the compiled steps take a single column. Tiles are chosen by the method, its M, n and k
 # alone, because the rounding errors of a column depend on them. In each the loop runs as if there were no
-# others. In small systems the compiled loop of cg has columns one by one by itself (ops/core/sweep_calls.py),
+# others. In small systems the compiled loop of cg has columns one by one by itself (ops/sweeps.py),
 # which costs less than a solve for each.
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import carries_graph, sample, transformations
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.plain import carries_graph, sample, transformations
-from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.ops.core.autograd import forward_mode_may_come
+from learnsolve.ops.autograd import forward_mode_may_come
+from learnsolve.ops.blocks import BlockBatch
 from learnsolve.solvers.core.operators import Blocks, Function, Operator, Watched, as_operator
 from learnsolve.solvers.options import Options
 

@@ -12,20 +12,18 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, interning
+from learnsolve.matrix import checks
+from learnsolve.matrix.cache import outside_of_graphs
+from learnsolve.matrix.checks import operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import operands
-from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.matrix.plain import outside_of_graphs
-from learnsolve.ops.core import across
-from learnsolve.ops.core.complex import tall, untall
-from learnsolve.ops.core.interleaved import real_matrix
-from learnsolve.ops.core.pcg_preconditioner import KINDS
-from learnsolve.ops.core.pcg_unfused import applied
-from learnsolve.ops.core.product import sampled
-from learnsolve.ops.pcg import pcg_iterations
+from learnsolve.matrix.pattern import Recent, SparsityPattern, equal, intern
+from learnsolve.ops import across
+from learnsolve.ops.complex_values import tall, untall
+from learnsolve.ops.pcg import KINDS, applied, pcg_iterations
+from learnsolve.ops.products import sampled
 from learnsolve.ops.structure import transpose
+from learnsolve.ops.triangular import real_matrix
 from learnsolve.solvers.core.advance import STOP_CODE, ResidualNorm
 from learnsolve.solvers.core.arguments import (
     check_b,
@@ -64,7 +62,7 @@ from learnsolve.solvers.solution import CODE, COMPILED, EAGER, Solution, Status
 # break the graph (`outside_of_graphs` in door.py).
 
 
-_patterns: interning.Recent[SparsityPattern] = interning.Recent(8)  # not analyzed again
+_patterns: Recent[SparsityPattern] = Recent(8)  # not analyzed again
 _TAGS = (torch.Tag.cudagraph_unsafe,)
 
 
@@ -334,13 +332,13 @@ def _pattern(crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPatte
     pattern = SparsityPattern._trusted(crow, col, shape)
 
     def match(known: SparsityPattern) -> SparsityPattern | None:
-        alike = known.dtype == pattern.dtype and known._is_unchanged() and interning.equal(known, pattern)
+        alike = known.dtype == pattern.dtype and known._is_unchanged() and equal(known, pattern)
         return known if alike else None
 
-    return _patterns.find(match) or _patterns.add(interning.intern(SparsityPattern(crow, col, shape)))
+    return _patterns.find(match) or _patterns.add(intern(SparsityPattern(crow, col, shape)))
 
 
-# Complex systems for methods with real coefficients: they solve the real form of ops/core/interleaved.py,
+# Complex systems for methods with real coefficients: they solve the real form of ops/triangular.py,
 # which has the iterates, norms, statuses and derivatives of the complex system.
 
 

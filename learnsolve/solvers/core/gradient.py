@@ -38,11 +38,10 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
-from learnsolve.matrix.autocast import full_precision
-from learnsolve.matrix.plain import as_one
-from learnsolve.matrix.unchanged import version
-from learnsolve.ops.core import across
-from learnsolve.ops.core.autograd import Nestable, keep_for_forward_mode, tracked
+from learnsolve.matrix.cache import as_one, version
+from learnsolve.matrix.checks import full_precision
+from learnsolve.ops import across
+from learnsolve.ops.autograd import Nestable, keep_for_forward_mode, tracked
 from learnsolve.solvers.core.operators import Function, Outcome
 from learnsolve.solvers.solution import Report, Solution
 

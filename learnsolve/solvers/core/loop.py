@@ -46,9 +46,9 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.convert import conjugate
-from learnsolve.ops.core import across
-from learnsolve.ops.core.across import rows
-from learnsolve.ops.richardson import residual_norm
+from learnsolve.ops import across
+from learnsolve.ops.across import rows
+from learnsolve.ops.sweeps import residual_norm
 from learnsolve.solvers.core.advance import (
     LOOP_SCHEDULE,
     STANDS,

@@ -17,16 +17,14 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import get_gradient_edge
 
 from learnsolve.matrix import checks, convert
-from learnsolve.matrix.autocast import full_precision
+from learnsolve.matrix.checks import full_precision
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
-from learnsolve.ops import structure
-from learnsolve.ops.block_batch import BlockBatch, Layout
-from learnsolve.ops.core import complex
-from learnsolve.ops.core.across import across
-from learnsolve.ops.core.autograd import Nestable, tracked
-from learnsolve.ops.core.dots import SPLIT, dots, scaled
-from learnsolve.ops.core.product import product, sampled
+from learnsolve.ops import complex_values, structure
+from learnsolve.ops.across import across
+from learnsolve.ops.autograd import Nestable, tracked
+from learnsolve.ops.blocks import BlockBatch, Layout
+from learnsolve.ops.products import SPLIT, dots, product, sampled, scaled
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import EAGER, Iteration
 
@@ -43,7 +41,7 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
 def square(u: Tensor) -> Tensor:
     """<u, u> of each column, a real number."""
     if u.is_complex():
-        u = complex.tall(u)
+        u = complex_values.tall(u)
     return dots(u, u, True)
 
 
@@ -120,7 +118,7 @@ def extended(vectors: Tensor, j: int, v: Tensor, most: int) -> Tensor:
 #     units: entries near the limits of the dtype, in units in which they are of size one
 #
 # Vectors, batch axes and blocks of a `BlockBatch` become blocks of columns on entry, outside the gradient
-# (`Columns`). Rows in several processes need no view: only sums over rows differ (ops/core/across.py).
+# (`Columns`). Rows in several processes need no view: only sums over rows differ (ops/across.py).
 
 
 Map = Callable[[Tensor], Tensor]  # of blocks of columns

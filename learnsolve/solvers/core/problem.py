@@ -16,15 +16,15 @@ from scipy.sparse import csgraph
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import makes_plain_tensors, numbers
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.matrix.plain import makes_plain_tensors, numbers
-from learnsolve.ops.block_batch import Layout
-from learnsolve.ops.core import across
-from learnsolve.ops.core.autograd import tracked
-from learnsolve.ops.core.product import product
-from learnsolve.ops.core.selection import trusted
+from learnsolve.ops import across
+from learnsolve.ops.autograd import tracked
+from learnsolve.ops.blocks import Layout
+from learnsolve.ops.indexing import trusted
+from learnsolve.ops.products import product
 from learnsolve.solvers.core.advance import Criterion, parts_at_once
 from learnsolve.solvers.core.gradient import Implicit, Solve, transformed
 from learnsolve.solvers.core.loop import Method, explained, iterate, report

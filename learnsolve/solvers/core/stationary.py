@@ -4,8 +4,8 @@
 
 A method is defined by its coefficients a_k and c_k; `sor` and its variants are an M. With `iterations`,
 exactly that number of steps runs, so that a loss on them is the same function of the parameters for every b:
-through the compiled sweeps of ops/richardson.py for a CSR and a diagonal M, otherwise through public
-operations (ops/core/steps.py), which give the same values. To a tolerance, the loop of all methods (loop.py)
+through the compiled sweeps of ops/sweeps.py for a CSR and a diagonal M, otherwise through public
+operations (ops/sweeps.py), which give the same values. To a tolerance, the loop of all methods (loop.py)
 runs `Stationary`.
 """
 
@@ -23,16 +23,14 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import readable
+from learnsolve.matrix.checks import operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.inputs import operands
-from learnsolve.matrix.plain import readable
-from learnsolve.ops.block_batch import BlockBatch
-from learnsolve.ops.core import across
-from learnsolve.ops.core.dots import scaled, spread, times
-from learnsolve.ops.core.product import product
-from learnsolve.ops.core.steps import residual_norm, stationary_steps, with_momentum
-from learnsolve.ops.richardson import richardson_sweeps
+from learnsolve.ops import across
+from learnsolve.ops.blocks import BlockBatch
+from learnsolve.ops.products import product, scaled, spread, times
+from learnsolve.ops.sweeps import residual_norm, richardson_sweeps, stationary_steps, with_momentum
 from learnsolve.preconditioners.polynomials import RATIO, largest_eigenvalue
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.door import solve

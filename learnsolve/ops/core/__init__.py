@@ -1,1 +1,0 @@
-"""Code shared by the operations: derivatives of products and solves, and kernel calls."""

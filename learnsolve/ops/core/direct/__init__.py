@@ -1,1 +1,0 @@
-"""Direct solves on the host: factors from one of several libraries, chosen by `choice.py`."""
