@@ -191,13 +191,13 @@ def dispatch(operation: Any, tensors: tuple[Tensor, ...], *constants: Any) -> An
     """Run one operation through the Function that this call needs: `traced` while `torch.compile` traces,
     `eager` if autograd or a functorch transform tracks the call, and otherwise only its `forward`."""
     if torch.compiler.is_dynamo_compiling():
-        return operation.traced.apply(*_distinct(*tensors), *constants)
+        return operation.traced.apply(*distinct(*tensors), *constants)
     if tracked(*tensors):
         return operation.eager.apply(*tensors, *constants)
     return operation.forward(*tensors, *constants)
 
 
-def _distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
+def distinct(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The same tensors, with a view in place of a repeated one: Dynamo (torch 2.13) rejects a Function that
     is called with the same tensor twice."""
     out: list[Tensor] = []

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.autograd import Operation, pullback, pushforward, tracked, vmapped
+from learnsolve.ops.autograd import Operation, distinct, pullback, pushforward, tracked, vmapped
 from learnsolve.ops.products import _raw_dots, dots, product
 from learnsolve.ops.sweeps import (
     WORK,
@@ -280,7 +280,7 @@ def pcg_iterations(
     tensors = (values, M, b, X)
     constants = (pattern, factor, number, iterations, from_zero, checkpointed)
     if torch.compiler.is_dynamo_compiling():
-        return _PCG.traced.apply(*tensors, *constants, any(t.requires_grad for t in tensors))[:3]
+        return _PCG.traced.apply(*distinct(*tensors), *constants, any(t.requires_grad for t in tensors))[:3]
     if tracked(*tensors):
         return _PCG.eager.apply(*tensors, *constants, True)[:3]
     return _PCG.forward(*tensors, *constants, False)[:3]  # type: ignore[return-value]

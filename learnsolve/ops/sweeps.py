@@ -17,7 +17,7 @@ from torch import Tensor
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values
-from learnsolve.ops.autograd import Operation, pullback, pushforward, tracked, vmapped
+from learnsolve.ops.autograd import Operation, distinct, pullback, pushforward, tracked, vmapped
 from learnsolve.ops.products import dots, product, scaled
 
 # Python handles an interrupt only between calls, so a long call is split into several.
@@ -349,7 +349,7 @@ def richardson_sweeps(
         learns = False
         for t in (values, scale, m, b, x0):
             learns = learns or t.requires_grad
-        return _Richardson.traced.apply(values, scale, m, b, x0, *constants, learns)[:2]
+        return _Richardson.traced.apply(*distinct(values, scale, m, b, x0), *constants, learns)[:2]
     if tracked(values, scale, m, b, x0):
         return _Richardson.eager.apply(values, scale, m, b, x0, *constants, True)[:2]
     if iterations < _APART or values.dim() > 1 or b.dim() != 2 or not separate(b):

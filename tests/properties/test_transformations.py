@@ -1,13 +1,14 @@
 """`torch.func.vmap` over an argument of every public call equals a loop, in values and gradients, or an error
-names the call, or says that vmap cannot do it."""
+names the call, or says that vmap cannot do it; a graph of `torch.compile` equals the call."""
 
+import inspect
 import re
 import warnings
 from functools import partial
 
 import pytest
 import torch
-from registry import F64, outputs
+from registry import F64, beside, calls, outputs
 from stress.graphs import CASES, _direction, carriers
 
 # Torch's vmap has no rules for its own sparse tensors.
@@ -87,3 +88,91 @@ def unless_refused(case, compute):
             named = case.call.partition(",")[0].partition("(")[0]
             if not re.search(rf"\b({named}|vmap)\b", str(error), re.IGNORECASE):
                 raise
+
+
+# --- torch.compile ---
+
+# Operations of which docs/operations.md promises no graph.
+NO_GRAPH = {"StencilOperator", "diag", "eye", "ict", "ilut", "permute", "stencil_matrix", "zeros"}
+OF_CSR = {
+    "CSR",
+    "abs",
+    "clone",
+    "conj",
+    "cpu",
+    "detach",
+    "diagonal",
+    "double",
+    "float",
+    "norm",
+    "scale_columns",
+}
+OF_CSR |= {"scale_rows", "sum", "t", "to", "to_dense", "trace", "tril", "triu", "with_values"}
+SOLVES = {"bicgstab", "cg", "fcg", "fgmres", "gmres", "minres"}
+SWEEPS = {"chebyshev", "heavyball", "jacobi", "richardson", "sor", "ssor"}
+SWEEPS |= {"Chebyshev()", "Heavyball()", "Jacobi()", "Richardson()", "SOR()", "TriangularSolve()"}
+TOLERANCES = {"rtol", "atol", "maxiter"}
+
+
+def promises_a_graph(group, name, given):
+    method = name.rpartition(".")[2]
+    return (
+        (group == "ops" and name not in NO_GRAPH)
+        or (group == "learnsolve" and name.startswith("CSR") and method in OF_CSR)
+        or (
+            group == "solvers"
+            and (name.partition(",")[0] in SOLVES or (name in SWEEPS and "rtol" not in given))
+        )
+    )
+
+
+def programs():
+    """(group, name, function, arguments): to a tolerance, and for a fixed number of iterations."""
+    for group, name, function in calls():
+        given, taken = beside(name, function), inspect.signature(function).parameters
+        if "unrolled" in name and "rtol" in taken:
+            given |= {"rtol": 0.0}
+        if name in SWEEPS and "iterations" in taken:
+            given = {key: value for key, value in given.items() if key not in TOLERANCES}
+            given |= {"iterations": 3}
+            given |= {"lmin": 0.5, "lmax": 6.0} if "lmin" in taken else {}
+        if group not in ("io", "problems") and "parameters" not in given:
+            yield group, name, function, given
+
+
+GRAPHS = [
+    pytest.param(*case, id=".".join(case[:2]), marks=[pytest.mark.slow] if i % 24 else [])
+    for i, case in enumerate(programs())
+    if promises_a_graph(case[0], case[1], case[3])
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("group", "name", "function", "given"), GRAPHS)
+@pytest.mark.usefixtures("modules_in_float64", "fresh_compiler")
+def test_a_graph_equals_the_call(group, name, function, given):
+    """With gradients, and a second call of the same shapes traces nothing anew."""
+    carried = {
+        key: next(carriers(value))
+        for key, value in given.items()
+        if not isinstance(value, float) and any(True for _ in carriers(value))
+    }
+    makes = {key: make for key, (_, make, _) in carried.items()}
+    leaves = {key: start.detach().clone().requires_grad_() for key, (start, _, _) in carried.items()}
+
+    def program(leaves):
+        arguments = given | {key: make(leaves[key]) for key, make in makes.items()}
+        first = [arguments.pop("self")] if "self" in arguments else []
+        return outputs(function(*first, **arguments))
+
+    def results(program):
+        torch.manual_seed(0)
+        found = program(leaves)
+        loss = sum((t * torch.arange(1.0, 1 + t.numel()).view_as(t)).sum() for t in found)
+        return found, torch.autograd.grad(loss, [*leaves.values()], allow_unused=True, materialize_grads=True)
+
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    found = results(compiled)
+    torch.testing.assert_close(found, results(program), rtol=1e-9, atol=1e-11)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        torch.testing.assert_close(results(compiled), found, rtol=0, atol=0)
