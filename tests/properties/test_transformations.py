@@ -100,7 +100,6 @@ OF_CSR = {
     "clone",
     "conj",
     "cpu",
-    "detach",
     "diagonal",
     "double",
     "float",
