@@ -410,7 +410,7 @@ def root(
         atol,
         maxiter,
         callback,
-        line_search=_line_search(line_search, u0),
+        line_search=_line_search(line_search, u0, gradient),
         pseudo_transient=pseudo_transient,
         forcing=forcing,
         chord=method == "chord",
@@ -435,17 +435,30 @@ def root(
 _LOOPS = {"lm": levenberg_marquardt, "anderson": anderson}
 
 
-def _line_search(rule: Any, u0: Tensor) -> Any:
-    if isinstance(rule, Tensor) and rule.shape not in (torch.Size(), torch.Size([1]), u0.shape):
-        raise ValueError(
-            f"root: line_search, a Tensor, must have one element or u0's shape {tuple(u0.shape)}, got "
-            f"{tuple(rule.shape)}"
-        )
-    if rule is None or rule == "backtracking" or isinstance(rule, Tensor) or callable(rule):
+def _line_search(rule: Any, u0: Tensor, gradient: str) -> Any:
+    if isinstance(rule, Tensor):
+        return _damping("root", "line_search", rule, u0, gradient)
+    if rule is None or rule == "backtracking" or callable(rule):
         return rule
     if isinstance(rule, str):
         checks.one_of("root", "line_search", rule, ("backtracking", None))
-    return checks.number("root", "line_search", rule)
+    return _damping("root", "line_search", rule, u0, gradient)
+
+
+def _damping(function: str, name: str, value: Any, u0: Tensor, gradient: str) -> float | Tensor:
+    if not isinstance(value, Tensor):
+        return checks.real(function, name, value, "positive and finite", "a number or a torch.Tensor")
+    if value.shape not in (torch.Size(), torch.Size([1]), u0.shape):
+        raise ValueError(
+            f"{function}: {name}, a Tensor, must have one element or the shape of the start, "
+            f"{tuple(u0.shape)}, got {tuple(value.shape)}"
+        )
+    if gradient == "implicit" and mapped(value):  # the steps run below the levels of torch.func
+        raise NotImplementedError(
+            f'{function}: {name} mapped by torch.func.vmap needs gradient="unrolled"; pass one number for '
+            "the whole batch"
+        )
+    return value
 
 
 @outside
@@ -513,9 +526,7 @@ def fixed_point(
     """
     settings = settings_of("fixed_point", "x0", x0, rtol, atol, maxiter, callback)
     settings.memory = checks.integer("fixed_point", "memory", memory, 0)
-    settings.damping = (
-        damping if isinstance(damping, Tensor) else checks.number("fixed_point", "damping", damping)
-    )
+    settings.damping = _damping("fixed_point", "damping", damping, x0, gradient)
 
     def residual(x: Tensor, *args: Any) -> Any:
         return if_alike(g(x, *args), x, lambda y: x - y)

@@ -51,7 +51,7 @@ TAKEN = {
 # Factors of a step, of any size or sign.
 STEPS = "Jacobi jacobi Richardson richardson ErrorPropagator two_grid_factor two_grid_symbols"
 for _how in ("negative", "NaN", "infinite"):
-    TAKEN[_how] += "".join(f" {name}.weight" for name in STEPS.split()) + " damping line_search"
+    TAKEN[_how] += "".join(f" {name}.weight" for name in STEPS.split())
 
 
 def replacements(value):
