@@ -21,7 +21,7 @@ from reference import (
     small_pattern,
     structures,
 )
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import gradcheck
 
 import learnsolve as ls
 from learnsolve.matrix.cache import outside_of_graphs
@@ -90,19 +90,6 @@ def test_gradcheck(case: Case, quick: bool):
         check_forward_ad=True,
         check_batched_grad=case.batched,
         check_batched_forward_grad=case.batched,
-        fast_mode=quick or (case.fast and not case.full) or not is_branch(case),
-    )
-
-
-@transformed
-def test_gradgradcheck(case: Case, quick: bool):
-    P = case.pattern()
-    inputs = case.inputs(P, requires_grad=True)
-    assert gradgradcheck(
-        lambda *a: case.sparse(P, *a),
-        inputs,
-        check_fwd_over_rev=True,
-        check_batched_grad=case.batched,
         fast_mode=quick or (case.fast and not case.full) or not is_branch(case),
     )
 

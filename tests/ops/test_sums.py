@@ -305,24 +305,3 @@ def test_a_transpose_costs_no_pass_for_each_column():
     C = A.T + B
     assert time.perf_counter() - start < 30
     assert C.pattern is A.T.pattern
-
-
-@pytest.mark.parametrize(
-    "other", ["union", *(pytest.param(o, marks=pytest.mark.slow) for o in ("contained", "intersection"))]
-)
-@pytest.mark.usefixtures("fresh_compiler")
-def test_compile(other):
-    P = pattern_of(random(9, 8, 0.5))
-    Q = pattern_of(random(9, 8, 0.3, seed=7) if other != "contained" else next(others(random(9, 8, 0.5))))
-
-    def f(v, w, s):
-        A, B = ls.CSR(v, P), ls.CSR(w, Q)
-        C = A * B if other == "intersection" else ls.ops.add(A, B, alpha=s, beta=3) - B
-        return torch.sin(C.values) * s
-
-    inputs = [normal((P.nnz,)), normal((Q.nnz,), seed=1), normal((), seed=2)]
-    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
-    found = compiled(*inputs)
-    torch.testing.assert_close(found, f(*inputs))
-    g = normal(found.shape, seed=3)
-    torch.testing.assert_close(gradients(compiled, inputs, g), gradients(f, inputs, g))

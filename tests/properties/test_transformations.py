@@ -94,6 +94,7 @@ def unless_refused(case, compute):
 
 # Operations of which docs/operations.md promises no graph.
 NO_GRAPH = {"StencilOperator", "diag", "eye", "ict", "ilut", "permute", "stencil_matrix", "zeros"}
+LAYERS = {"GCNConv()", "GraphNetBlock()", "ResGCN()", "SparseDropout()", "positive_diagonal"}
 OF_CSR = {
     "CSR",
     "abs",
@@ -117,6 +118,7 @@ def promises_a_graph(group, name, given):
     method = name.rpartition(".")[2]
     return (
         (group == "ops" and name not in NO_GRAPH)
+        or (group == "nn" and name in LAYERS)
         or (group == "learnsolve" and name.startswith("CSR") and method in OF_CSR)
         or (
             group == "solvers"
