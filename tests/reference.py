@@ -7,6 +7,7 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import learnsolve as ls
 from learnsolve.matrix import device_analysis
@@ -262,3 +263,27 @@ def assert_same_bits(results: Callable[[], Iterable[Tensor]], threads: Iterable[
         torch.set_num_threads(number)
         for i, (found, t) in enumerate(zip(results(), wanted, strict=True)):
             assert torch.equal(found, t), f"result {i} with {number} threads"
+
+
+def _forward(f, a):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(f(forward_ad.make_dual(a, torch.ones_like(a)))).tangent
+
+
+# Of a function of one tensor.
+TRANSFORMS = {
+    "grad": lambda f, a: torch.func.grad(lambda a: f(a).sum())(a),
+    "vjp": lambda f, a: torch.func.vjp(f, a)[1](torch.ones_like(a)),
+    "jvp": lambda f, a: torch.func.jvp(f, (a,), (a,))[1],
+    "jacrev": lambda f, a: torch.func.jacrev(f)(a),
+    "jacfwd": lambda f, a: torch.func.jacfwd(f)(a),
+    "hessian": lambda f, a: torch.func.hessian(lambda a: f(a).sum())(a),
+    "forward_ad": _forward,
+    "vmap": lambda f, a: torch.vmap(f)(torch.stack([a, 2 * a])),
+    "vmap of grad": lambda f, a: torch.vmap(torch.func.grad(lambda a: f(a).sum()))(torch.stack([a, a])),
+    "grad of vmap": lambda f, a: torch.func.grad(lambda a: torch.vmap(f)(a).sum())(torch.stack([a, a])),
+    "outer grad": lambda f, a: torch.func.grad(
+        lambda a: torch.func.grad(lambda c: (c * f(a)).sum())(a).sum()
+    )(a),
+    "outer jvp": lambda f, a: torch.func.jvp(lambda t: torch.vmap(lambda c: c * f(t))(a), (a,), (a,))[1],
+}

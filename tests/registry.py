@@ -101,6 +101,7 @@ NUMBERS: dict[str, Any] = {
     "im": A,
     "in_features": 2,
     "interval": (0.5, 6.0),
+    "iterations": 3,
     "kappa": random(3, 3),
     "keep": torch.arange(A.nnz) % 3 > 0,
     "kh": random(3, 3),
@@ -197,9 +198,12 @@ WITH: dict[str, dict[str, Any]] = {
     "NeuralAMG": {"max_coarse": 2},
     "SparseDropout()": {"keep": torch.arange(A.nnz) % 3 > 0},
     "chebyshev, unrolled": {"lmin": 0.5, "lmax": 6.0},
+    "heavyball, iterations": {"alpha": 0.1, "beta": 0.2},
     "heavyball, unrolled": {"alpha": 0.1, "beta": 0.2},
     "heavyball, unrolled.lmin": {"alpha": None, "beta": None, "lmax": 6.0},
     "heavyball, unrolled.lmax": {"alpha": None, "beta": None, "lmin": 0.5},
+    "chebyshev, iterations": {"lmin": 0.5, "lmax": 6.0},
+    "richardson, iterations": {"weight": 0.1},
     "real_form": {"im": A.tril()},
     "richardson, unrolled": {"weight": 0.1},
     "richardson, unrolled.lmin": {"weight": None, "lmax": 6.0},
@@ -225,6 +229,26 @@ def of_arguments(solve: Callable[..., Any], given: tuple[Any, ...]) -> Callable[
     return call
 
 
+# What does not go with a number of iterations; and weights from lmin and lmax.
+TO_A_TOLERANCE = {"rtol", "atol", "maxiter", "adjoint_rtol", "adjoint_maxiter", "adjoint_M"}
+TO_A_TOLERANCE |= {"callback", "throw", "gradient"}
+
+
+def of_iterations(name: str, solve: Callable[..., Any]) -> Callable[..., Any]:
+    """x and the norms."""
+    signature = inspect.signature(solve)
+    left = TO_A_TOLERANCE | ({"lmin", "lmax"} if name != "chebyshev" else set())
+    kept = [p for key, p in signature.parameters.items() if key not in left]
+
+    def call(*args: Any, **given: Any) -> Any:
+        solution = solve(*args, **{"iterations": 3, **given})
+        return solution.x, solution.residual_norms
+
+    call.__doc__ = solve.__doc__
+    call.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return call
+
+
 def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Functions, constructors, methods of `CSR`, calls of modules; solvers also with unrolled gradients."""
     for module in (ls, ls.ops, S, P, N, ls.problems, ls.nn, ls.analysis, ls.io):
@@ -237,6 +261,8 @@ def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
             if not inspect.isclass(call):
                 if module is N and name in OF_ARGUMENTS:
                     yield group, f"{name}, of a", of_arguments(call, OF_ARGUMENTS[name])
+                if module is S and "iterations" in inspect.signature(call).parameters:
+                    yield group, f"{name}, iterations", of_iterations(name, call)
                 if (
                     name != "least_squares"
                     and {"gradient", "maxiter"} <= inspect.signature(call).parameters.keys()
@@ -266,7 +292,7 @@ def beside(call: str, function: Callable[..., Any], argument: str = "") -> dict[
         for name, p in parameters.items()
         if p.default is p.empty and p.kind not in variable
     }
-    if "gradient" in parameters and "maxiter" in parameters and "unrolled" not in call:  # a solver
+    if "gradient" in parameters and "maxiter" in parameters and "," not in call:  # a solver
         exact = {"rtol": 1e-13, "btol": 1e-13, "maxiter": 2000, "atol": 1e-14}
         given |= {key: exact[key] for key in exact.keys() & parameters.keys()}
     for key in (argument, call, f"{call}.{argument}"):

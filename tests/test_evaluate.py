@@ -316,11 +316,8 @@ def test_an_error_names_the_preconditioner_or_is_a_row(make, message):
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        ({"solver": "lsqr"}, ValueError, "solver must be one of"),
-        ({"solver": 3}, TypeError, "solver must be a name or a callable"),
         ({"rtol": ()}, ValueError, "rtol must be a tolerance or several"),
         ({"rtol": (1e-3, math.nan)}, ValueError, "rtol must be finite and not negative, got nan"),
-        ({"rtol": "a"}, TypeError, "rtol must be a number, got str"),
         ({"preconditioners": {3: None}}, TypeError, "names of preconditioners must be strings, got 3"),
         ({"preconditioners": {"x": lambda A: 3}}, TypeError, "'x': must be a function A -> M .* got int"),
         ({"preconditioners": {"x": lambda A: None}}, TypeError, "must be a function A -> M .* got NoneType"),
@@ -328,11 +325,7 @@ def test_an_error_names_the_preconditioner_or_is_a_row(make, message):
         ({"solver": lambda *_, **__: 3}, TypeError, "solver must return a Solution, got int"),
         ({"repeats": 0}, ValueError, "repeats must be at least 1"),
         ({"maxiter": -1}, ValueError, "maxiter must be at least 0"),
-        ({"on_error": "warn"}, ValueError, "on_error must be one of"),
-        ({"preconditioners": [None]}, TypeError, "preconditioners must be a dict"),
         ({"preconditioners": {"x": 3}}, TypeError, "preconditioner 'x': must be None, a preconditioner, or"),
-        ({"b": torch.ones(3, dtype=F64)}, ValueError, "b must have A.shape"),
-        ({"b": torch.ones(60)}, TypeError, "b has dtype"),
         (BATCH, ValueError, "was built from a batch of matrices"),
         ({"A": []}, TypeError, "sequences of them"),
         ({"A": [], "b": []}, ValueError, "one b for each A"),

@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
+from reference import TRANSFORMS
 from stress.programs import KINDS, dense
-from torch.autograd import forward_ad
 
 import learnsolve as ls
 from learnsolve.nonlinear import jacobian, root
@@ -26,29 +26,6 @@ CLOSURES = {
     "least_squares": lambda a: N.least_squares(lambda u: u * u - a, ONES).x,
     "implicit_euler": lambda a: N.implicit_euler(lambda u: -a * u, ONES, 2, 0.1).x,
     "trapezoidal": lambda a: N.trapezoidal(lambda u: -a * u, ONES, 2, 0.1).x,
-}
-
-
-def forward(f, a):
-    with forward_ad.dual_level():
-        return forward_ad.unpack_dual(f(forward_ad.make_dual(a, torch.ones_like(a)))).tangent
-
-
-TRANSFORMS = {
-    "grad": lambda f, a: torch.func.grad(lambda a: f(a).sum())(a),
-    "vjp": lambda f, a: torch.func.vjp(f, a)[1](torch.ones_like(a)),
-    "jvp": lambda f, a: torch.func.jvp(f, (a,), (a,))[1],
-    "jacrev": lambda f, a: torch.func.jacrev(f)(a),
-    "jacfwd": lambda f, a: torch.func.jacfwd(f)(a),
-    "hessian": lambda f, a: torch.func.hessian(lambda a: f(a).sum())(a),
-    "forward_ad": forward,
-    "vmap": lambda f, a: torch.vmap(f)(torch.stack([a, 2 * a])),
-    "vmap of grad": lambda f, a: torch.vmap(torch.func.grad(lambda a: f(a).sum()))(torch.stack([a, a])),
-    "grad of vmap": lambda f, a: torch.func.grad(lambda a: torch.vmap(f)(a).sum())(torch.stack([a, a])),
-    "outer grad": lambda f, a: torch.func.grad(
-        lambda a: torch.func.grad(lambda c: (c * f(a)).sum())(a).sum()
-    )(a),
-    "outer jvp": lambda f, a: torch.func.jvp(lambda a: torch.vmap(lambda c: c * f(a))(A0), (a,), (a,))[1],
 }
 
 

@@ -424,17 +424,14 @@ def test_order(step, order):
 
 
 @pytest.mark.parametrize(("step", "order"), STEPPERS)
-def test_derivatives(step, order, quick):
+def test_derivatives(step, order):
+    """Against differences; those of higher order, of forward mode and of vmap: tests/properties."""
     u0, dt, a = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in ([1.0], 0.2, 1.5))
 
     def end(u0, dt, a):
         return step(decay, u0, 2, dt, a, rtol=1e-13).x
 
-    assert torch.autograd.gradcheck(end, (u0, dt, a), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(end, (u0, dt, a), fast_mode=quick)
-    assert_nested_forward_mode(end, (u0.detach(), dt.detach(), a.detach()), end, 1e-8)
-    together = torch.vmap(lambda a: end(U0, 0.2, a))(torch.tensor([1.0, 2.0], dtype=torch.float64))
-    assert torch.allclose(together[1], end(U0, 0.2, torch.tensor(2.0, dtype=torch.float64)))
+    assert torch.autograd.gradcheck(end, (u0, dt, a))
 
 
 @pytest.mark.parametrize(("step", "order"), STEPPERS)

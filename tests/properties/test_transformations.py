@@ -109,7 +109,7 @@ OF_CSR = {
 }
 OF_CSR |= {"scale_rows", "sum", "t", "to", "to_dense", "trace", "tril", "triu", "with_values"}
 SOLVES = {"bicgstab", "cg", "fcg", "fgmres", "gmres", "minres"}
-SWEEPS = {"chebyshev", "heavyball", "jacobi", "richardson", "sor", "ssor"}
+SWEEPS = {f"{name}, iterations" for name in ("chebyshev", "heavyball", "jacobi", "richardson", "sor", "ssor")}
 SWEEPS |= {"Chebyshev()", "Heavyball()", "Jacobi()", "Richardson()", "SOR()", "TriangularSolve()"}
 TOLERANCES = {"rtol", "atol", "maxiter"}
 

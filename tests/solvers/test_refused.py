@@ -53,31 +53,13 @@ def call(method, A=A, b=B, x0=None, **keywords):
 
 # Of every method: what is changed, the exception, its message.
 OPERANDS = [
-    ({"A": A.to_dense().tolist()}, T, "A must be a CSR.* got list"),
-    ({"A": A.to(torch.int64), "b": B.long()}, T, "must be float32 or"),
-    ({"b": [1.0] * 4}, T, "b must be a torch.Tensor, got list"),
-    ({"b": B[0]}, V, r"b must have .*(got shape \(\)|a scalar)"),
     ({"b": B[:3]}, V, r"b must have .* = 4 rows.*\(3,\)"),
     ({"b": normal((2, 5, 3))}, V, r"4 rows.*\(2, 5, 3\)"),
-    ({"b": B.float()}, T, "b has dtype torch.float32.*float64"),
-    ({"b": B.to("meta")}, T, "b is on meta, the matrix on cpu"),
-    ({"x0": 0.0}, T, "x0 must be a torch.Tensor, got float"),
     ({"x0": B[:3]}, V, r"x0 must have .*\(4,\), got \(3,\)"),
     ({"x0": B[:, None]}, V, r"x0 must have .*\(4,\), got \(4, 1\)"),
-    ({"x0": B.float()}, T, "x0 has dtype torch.float32"),
     ({"A": AA, "b": normal((3, 4, 1))}, V, r"batch axes of .*b must broadcast, got \(2,\) and \(3,\)"),
-    ({"gradient": "exact"}, V, r"gradient must be one of \(.*'unrolled', 'checkpointed'\), got 'exact'"),
 ]
 TO_A_TOLERANCE = [
-    ({"atol": math.nan}, V, "atol must not be negative, got nan"),
-    ({"atol": "1e-3"}, T, "atol must be a number, got str"),
-    ({"maxiter": -1}, V, "maxiter must be at least 0, got -1"),
-    ({"maxiter": 1e3}, T, "maxiter must be an int, got float"),
-    ({"adjoint_rtol": -1}, V, "adjoint_rtol must not be negative"),
-    ({"adjoint_maxiter": 0.5}, T, "adjoint_maxiter must be an int"),
-    ({"callback": 3}, T, "callback must be callable, got int"),
-    ({"gradient": ""}, V, "gradient must be one of"),
-    ({"throw": "yes"}, T, "throw must be True or False, got 'yes'"),
     (
         {"x0": LEARN},
         V,
@@ -90,7 +72,6 @@ TO_A_TOLERANCE = [
     ),
 ]
 OF_SQUARE = [({"A": WIDE, "b": B[:2]}, V, r"A must be square, got shape \(2, 3\)")]
-RTOL = [({"rtol": -1.0}, V, "rtol must not be negative, got -1.0")]
 OF_KRYLOV = [
     ({"parameters": (LEARN,)}, V, "parameters belong to a callable"),
     ({"A": lambda x: x, "parameters": (1.0,)}, T, r"parameters\[0\] must be a torch.Tensor, got float"),
@@ -102,10 +83,8 @@ OF_OPERATORS = [
     ({"A": lambda x: x.float()}, T, "result of A must be torch.float64"),
     ({"A": lambda x: x.numpy()}, T, "the result of A must be a torch.Tensor"),
     ({"A": scipy.sparse.linalg.aslinearoperator(OTHER.to_scipy())}, V, r"b must have A.shape\[0\] = 9 rows"),
-    ({"M": "IC0"}, T, "M must be a callable r -> M r, a CSR .*got str"),
     ({"M": A.diagonal()}, T, r"got Tensor; of a diagonal d pass ops.diag\(d\)"),
     ({"M": OTHER}, V, r"M must have shape \(4, 4\).*\(9, 9\)"),
-    ({"M": A.to(torch.float32)}, T, "M.values has dtype"),
     ({"M": AA}, V, "M must not have more batch axes than A or b"),
     ({"M": lambda r: r[None]}, V, "the result of M must have shape"),
     ({"M": lambda r: LEARN * r}, V, 'M requires grad.*Use gradient="unrolled"'),
@@ -119,12 +98,7 @@ OF_A_DIAGONAL = [
     ({"A": with_zero(2).requires_grad_(), "iterations": 3}, V, "row 2 has one"),
     ({"A": HOLE, "b": B[:2]}, V, "A must have an entry on its diagonal in every row, row 1 has none; .*add"),
 ]
-OF_ITERATIONS = [
-    ({"iterations": -1}, V, "iterations must be at least 0, got -1"),
-    ({"iterations": 2.0}, T, "iterations must be an int, got f"),
-    ({"iterations": True}, T, "iterations must be an int"),
-    ({"iterations": 2, "gradient": "implicit"}, V, "gradient"),
-]
+OF_ITERATIONS = [({"iterations": 2, "gradient": "implicit"}, V, "gradient")]
 BESIDE = {"rtol": 1e-3, "atol": 0.0, "maxiter": 5, "adjoint_rtol": 1e-3, "adjoint_maxiter": 5}
 OF_STEPS = [
     *(
@@ -140,7 +114,6 @@ OF_SWEEPS = [
         for key, v in {**BESIDE, "callback": print, "throw": True}.items()
     ),
     ({"iterations": 2, "gradient": "implicit"}, V, 'gradient="implicit" belongs to a converged solution'),
-    ({"multicolor": 1}, T, "multicolor must be True or False, got 1"),
 ]
 OMEGA = [
     ({"omega": 2.0}, V, "omega must lie in 0 < omega < 2, got 2.0"),
@@ -152,11 +125,6 @@ WEIGHT = re.escape("weight must have shape (), (n,), (N,) or in full (N, n) with
 OWN = {
     "jacobi": [
         *(
-            ({"weight": weight}, T, f"weight must be a number or .*, got {name}")
-            for weight, name in (("1", "str"), (True, "bool"), (None, "NoneType"), (1j, "complex"))
-        ),
-        ({"weight": torch.ones(4)}, T, "weight has dtype torch.float32, the matrix torch.float64"),
-        *(
             (
                 {"weight": torch.ones(shape, dtype=F64), "iterations": 2},
                 V,
@@ -167,23 +135,19 @@ OWN = {
     ],
     "richardson": [({"weight": B, "iterations": 4}, V, "weight .*one a row or one a")],
     "heavyball": [
-        ({"alpha": 1, "beta": True, "iterations": 2}, T, "beta must be a number"),
         ({"alpha": ONES, "beta": 0.1, "iterations": 2}, V, "alpha must have shape"),
         ({"alpha": ONES, "beta": 0.1}, V, "alpha .*needs iterations="),
         ({"alpha": 1, "beta": ONES}, V, r"beta must have shape \(\)"),
     ],
     "chebyshev": [({"lmin": ONES, "lmax": 1.0}, V, "lmin must have shape")],
-    "gauss_seidel": [({"direction": "up"}, V, "direction must be one of .*got 'up'")],
     "sor": OMEGA,
     "ssor": OMEGA,
 }
 OF_RESTARTS = [
-    ({"restart": 0}, V, "restart must be at least 1, got 0"),
     ({"transpose": lambda x: x}, V, "transpose belongs to a callable A; CSR has its own"),
     ({"A": lambda x: x, "transpose": A}, T, "transpose must be a callable"),
 ]
 OF_RECTANGULAR = [
-    *(({key: -1}, V, f"{key} must not be negative, got -1") for key in ("damp", "btol", "conlim")),
     ({"A": lambda x: x}, V, "needs the transpose of A.*pass transpose="),
     ({"A": tall(), "b": normal((8,)), "x0": normal((8,))}, V, "x0 must have shape .5,., got .8,."),
     ({"A": COMPLEX}, T, "A must be real, got complex128"),
@@ -193,7 +157,6 @@ BAD = [
     (OF_RECTANGULAR, RECTANGULAR),
     (OPERANDS, METHODS),
     (TO_A_TOLERANCE, [name for name in METHODS if name != "jacobi"]),
-    (RTOL, [name for name in METHODS if name not in ("jacobi", *RECTANGULAR)]),
     (OF_SQUARE, (*SQUARE, *PARAMETERS)),
     (OF_KRYLOV, (*SQUARE, *RECTANGULAR)),
     (OF_OPERATORS, SQUARE),
