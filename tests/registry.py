@@ -60,6 +60,10 @@ def cubic(u: Tensor, a: Tensor | float = 1.0) -> Tensor:
     return u + 0.1 * u**3 - 0.3 * u.roll(1) - a
 
 
+def energy(u: Tensor) -> Tensor:
+    return (u * cubic(u)).sum()
+
+
 NUMBERS: dict[str, Any] = {
     "A": A,
     "B": A.tril(),
@@ -164,7 +168,7 @@ NUMBERS: dict[str, Any] = {
     "diag.d": random(4),
     "eigsh.B": ls.ops.diag(random(16)),
     "eigsh.k": 1,  # of a grid the second and the third are equal
-    "hessian.f": lambda u: (u * cubic(u)).sum(),
+    "hessian.f": energy,
     "galerkin.P": HIERARCHY.prolongations[0],
     "kron.A": ls.problems.poisson((2,)),
     "least_squares.r": cubic,

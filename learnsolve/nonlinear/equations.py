@@ -81,7 +81,9 @@ class Root(Rule):
             return Ended(*Implicit.apply(Linearized(step, False), None, b, u, *p))  # type: ignore[misc]
 
         out = self.loop(self.f, self.systems, direction, u, p, r, self.settings)
-        self.ended.solution = solution = self.solution(out)
+        solution = self.solution(out)
+        if not torch.is_grad_enabled():  # in the unrolled loop x holds the graph, whose steps hold this rule
+            self.ended.solution = solution
         advice = f" ({out.note.rstrip('. ')})" if out.note else ""
         report(self.f.name, solution, self.throw, self.settings.rtol > 0 or self.settings.atol > 0, advice)
         return out

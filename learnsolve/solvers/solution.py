@@ -253,8 +253,9 @@ class Solution(_Pair):
         self.products: int | None = None
         self.normal_residual_norm: Tensor | None = None
         self.iterations = iterations
-        self._norms = None if callable(residual_norms) else residual_norms
-        self._complete = residual_norms
+        self._norms, self._complete = (
+            (None, residual_norms) if callable(residual_norms) else (residual_norms, None)
+        )
         self._axis = axis  # the axis of residual_norms along which the iterates lie
         self._codes = codes
         self._adjoint = adjoint
@@ -270,7 +271,7 @@ class Solution(_Pair):
     def residual_norms(self) -> Tensor:
         if self._norms is not None:
             return self._norms
-        assert callable(self._complete)
+        assert self._complete is not None
         unchanged = self._needs is None or self._needs.unchanged()
         if unchanged is False:
             raise RuntimeError(
@@ -282,7 +283,12 @@ class Solution(_Pair):
             self._norms = self._complete()
             if unchanged is not True:  # on a device: NaN instead of the error
                 self._norms = torch.where(unchanged, self._norms, torch.nan)
+        self._complete = self._needs = None  # what they hold is needed no longer
         return self._norms
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies: the last norm cannot be computed there."""
+        return {**vars(self), "_norms": self.residual_norms, "_complete": None, "_needs": None}
 
     @property
     def statuses(self) -> list[Status]:
