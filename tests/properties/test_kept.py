@@ -76,7 +76,9 @@ def test_nothing_lives_longer_than_the_result(name, tmp_path, monkeypatch):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run(), run(), run()
+        for _ in range(3):
+            run()
         before = alive()
-        run(), run(), run()
+        for _ in range(3):
+            run()
     assert alive() == before
