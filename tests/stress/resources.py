@@ -361,7 +361,9 @@ MODULES = {"Chebyshev", "Heavyball", "Jacobi", "Richardson", "SOR", "TriangularS
 RESULTS = {"Cholesky", "Factorization", "IncompleteCholesky", "IncompleteLU", "LDLT", "LU", "SignLogdet"}
 # Whose products of dense matrices, or inverses of large blocks, are split among the threads of BLAS.
 BLAS = {"extreme_eigenvalues"}
-BLAS |= {name for name in CALLS if re.match("preconditioner (AMG|NeuralAMG|Schwarz)", name)}
+BLAS |= {
+    name for name in CALLS if re.match("preconditioner (AMG|NeuralAMG|Schwarz|BlockJacobi, labels)", name)
+}
 RULES = {"heavyball_parameters", "richardson_weight"}  # of numbers
 
 
