@@ -74,6 +74,7 @@ def test_gradients(method):
     expected = torch.autograd.grad(theirs(v, w), (v, w))
     torch.testing.assert_close(ours(v, w), theirs(v, w))
     torch.testing.assert_close(torch.autograd.grad(ours(v, w), (v, w)), expected, rtol=1e-7, atol=1e-9)
+    assert torch.autograd.gradcheck(ours, (v, w), check_forward_ad=True, fast_mode=True)
     torch.testing.assert_close(
         torch.func.grad(ours)(v.detach(), w.detach()), expected[0], rtol=1e-7, atol=1e-9
     )
@@ -291,6 +292,11 @@ class Nonlinear(ls.preconditioners.Trainable):
             ValueError,
             "sweeps is for one weight, got weights for 2 sweeps; leave it out",
         ),
+        (
+            lambda A: torch.vmap(lambda v: spectral_radius(A.with_values(v)).value)(A.values.expand(2, -1)),
+            NotImplementedError,
+            "vmap is not supported",
+        ),
     ],
 )  # fmt: skip
 def test_errors_of_radii(call, error, match):
@@ -493,6 +499,7 @@ def test_gradients_of_lanczos():
             condition_number(symmetric(A, v), lambda R: d.unsqueeze(-1) * R).value,
         )
 
+    assert torch.autograd.gradcheck(eigenvalues, (v, d), check_forward_ad=True, fast_mode=True)
     # Against autograd through dense eigenvalues.
     dense = lambda v, d: torch.linalg.eigvalsh(d.sqrt()[:, None] * symmetric(A, v).to_dense() * d.sqrt())  # noqa: E731
     for i, at in ((0, 0), (1, -1)):

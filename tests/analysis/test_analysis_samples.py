@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.analysis import (
@@ -307,6 +308,14 @@ def test_batches_and_gradients():
         torch.testing.assert_close(found[i], two_grid_factor(one, Q, **options(n, period)))
     # Of parameters that are repeated, as the network's are.
     kappa = torch.linspace(1, 3, 16, dtype=F64).reshape(4, 4).requires_grad_()
+    w = torch.tensor(0.6, dtype=F64, requires_grad=True)
+
+    def loss(kappa, w):
+        A = ls.problems.nodal_diffusion(kappa.repeat(2, 2), stencil="q1", boundary="periodic", shift=0.1)
+        return two_grid_symbols(A, pairs[0][1], weight=w, **options(n, period)).abs().square().sum()
+
+    assert gradcheck(loss, (kappa, w), fast_mode=True)
+    assert gradgradcheck(loss, (kappa, w), fast_mode=True)
     A = ls.problems.nodal_diffusion(kappa.repeat(2, 2), stencil="q1", boundary="periodic", shift=0.1)
     Q = pairs[0][1].values.clone().requires_grad_()
     P = pairs[0][1].with_values(Q)

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 from reference import assert_nested_forward_mode
 from torch._dynamo.exc import Unsupported
-from torch.autograd import grad
+from torch.autograd import grad, gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.eigen import _methods
@@ -120,6 +120,14 @@ def test_forward_mode_in_forward_mode(B, part):
     inputs = (A.values,) if B is None else (A.values, B.values)
     of = lambda f: lambda a, b=None: f(a, b, 2, method="arpack")[part]  # noqa: E731
     assert_nested_forward_mode(of(sparse), inputs, of(dense), 1e-7)
+
+
+@pytest.mark.parametrize("B", [None, pytest.param(B, marks=pytest.mark.slow)], ids=["I", "B"])
+def test_gradcheck(B):
+    inputs = [t.clone().requires_grad_() for t in ((A.values,) if B is None else (A.values, B.values))]
+    function = lambda a, b=None: sparse(a, b, 2, method="arpack")  # noqa: E731
+    assert gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
+    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, fast_mode=True)
 
 
 def test_transformations_of_torch_func():
@@ -273,9 +281,12 @@ def test_failures_are_told():
         (lambda: ls.eigsh(A, 2, which=1.0, M=B), ValueError, "M belongs to LOBPCG"),
         (lambda: ls.eigsh(A, 2, method="arpack", M=B), ValueError, "M belongs to"),
         (lambda: ls.eigsh(ls.ops.eye(300), 2, which=1.0), ValueError, "which is an eigenvalue"),
+        (lambda: torch.vmap(lambda a: ls.eigsh(ls.CSR(a, A.pattern), 2).values)(A.values.expand(2, -1)),
+         NotImplementedError, "vmap over matrices"),
         (lambda: torch.autograd.functional.jacobian(
             lambda a: ls.eigsh(ls.CSR(a, A.pattern), 2).vectors, A.values, vectorize=True),
          NotImplementedError, "use torch.func.jacrev"),
+        (lambda: ls.eigsh(ls.CSR(A.values * torch.nan, A.pattern), 2), ValueError, "finite"),
         (lambda: ls.eigsh(A, 2, M=ls.preconditioners.Diagonal(torch.ones(30, dtype=F64, requires_grad=True))),
          ValueError, "M requires grad"),
         (lambda: ls.eigsh(ls.CSR(A.values.expand(0, -1), A.pattern), 2), ValueError, "empty batch"),

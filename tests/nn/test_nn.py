@@ -53,6 +53,11 @@ def test_normalized_matrix(batch, dtype, index):
     assert normalized.col_indices.dtype == index
     if not batch:  # a node without edges keeps its features
         assert torch.equal(gcn_norm(ls.CSR.from_dense(torch.zeros(3, 3))).to_dense(), torch.eye(3))
+    if dtype == torch.float64 and not batch:
+        f = lambda values: gcn_norm(A.with_values(values)).to_dense()  # noqa: E731
+        values = A.values.requires_grad_()
+        assert gradcheck(f, values, check_forward_ad=True, check_batched_grad=True)
+        assert gradgradcheck(f, values)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -140,11 +145,32 @@ def test_weights_start_as_glorot_and_bengio_say():
     assert str(GCNConv(2, 3, batch_shape=(4,))) == "GCNConv(2, 3, bias=False, batch_shape=(4,))"
 
 
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_compiled(kind):
+    A, S = sparse(N, N, dtype=torch.float32), sparse(N, IN, seed=2, dtype=torch.float32)
+    conv, drop = GCNConv(IN, OUT), SparseDropout(0.5)
+    X = S if kind == "sparse" else S.to_dense()
+    keep = torch.arange(S.nnz) % 2 == 0
+
+    def layer(values):
+        return conv(A.with_values(values), drop(X, keep) if kind == "sparse" else X)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(A.values), layer(A.values))
+    compiled(A.values).sum().backward()
+    by_compiled, conv.weight.grad = conv.weight.grad, None
+    layer(A.values).sum().backward()
+    torch.testing.assert_close(by_compiled, conv.weight.grad)
+
+
 A32, A64 = sparse(N, N, dtype=torch.float32), sparse(N, N)
 X32 = random(N, IN, dtype=torch.float32)
 BAD = [
     (lambda: GCNConv(0, 2), ValueError, "in_features must be at least 1, got 0"),
     (lambda: GCNConv(2, 2, batch_shape=(-1,)), ValueError, "batch_shape must be at least 0"),
+    (lambda: GCNConv(IN, OUT)(X32, X32), TypeError, "A must be a CSR, got Tensor"),
+    (lambda: GCNConv(IN, OUT)(A64, X32), TypeError, "dtype"),
+    (lambda: GCNConv(IN, OUT)(A32, X32.double()), TypeError, "X has dtype torch.float64"),
     (lambda: GCNConv(IN, OUT)(A32, sparse(N, IN)), TypeError, "X has dtype torch.float64, the weights"),
     (lambda: GCNConv(IN, OUT)(sparse(N, IN, dtype=torch.float32), X32), ValueError, r"n = A.shape\[1\] = 5"),
     (lambda: GCNConv(OUT, OUT)(A32, X32), ValueError, r"n = A.shape\[1\] = 7, in_features = 3\)"),
@@ -161,7 +187,13 @@ BAD = [
     (lambda: SparseDropout(0)(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz ="),
     (lambda: SparseDropout().eval()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \("),
     (lambda: SparseDropout()(A32, torch.tensor(True)), ValueError, r"keep must have shape .* got \(\)"),
+    (
+        lambda: SparseDropout()(A32, torch.full((A32.nnz,), 0.3)),
+        TypeError,
+        "keep must be a tensor of bool, g",
+    ),
     (lambda: SparseDropout(0)(A32, A64.values), TypeError, r"tensor of bool, got torch\.float64"),
+    (lambda: SparseDropout()(A32, [True] * A32.nnz), TypeError, r"keep must be a torch\.Tensor, got list"),
     (
         lambda: SparseDropout()(A32.with_values(A32.values.expand(2, -1)), torch.ones(3, A32.nnz).bool()),
         ValueError,
@@ -229,6 +261,7 @@ def test_edge_index_is_a_graph():
     assert gcn_norm(EDGES).shape == (4, 4)
     assert gcn_norm(EDGES).dtype == torch.get_default_dtype()
     assert gcn_norm(EDGES, n=5).pattern is gcn_norm(EDGES.clone(), weights, n=5).pattern
+    assert gradcheck(lambda w: gcn_norm(EDGES, w, n=5).to_dense(), (weights.requires_grad_(),))
 
 
 def test_layer_takes_arguments_in_either_order():
@@ -407,6 +440,17 @@ def test_gradients_of_graph_networks(options, most, monkeypatch):
     assert gradgradcheck(f, given, fast_mode=True)
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_of_graph_networks():
+    layer = block(rows="max", columns="softmax", activation=torch.nn.ReLU)
+    P = pattern_of(reference.random(NODES, NODES, 0.3))  # nothing has been planned for it
+    f = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    given = [t.requires_grad_() for t in inputs()]
+    outs = f(P, *given), layer(P, *given)
+    close(*outs)
+    close(*(torch.autograd.grad([t.sin().sum() for t in out], given) for out in outs))
+
+
 def test_vmap_over_parameters():
     """Several networks on one graph, side by side."""
     layers = [block(rows="max"), block(rows="max")]
@@ -431,7 +475,13 @@ def test_positive_diagonal(how):
     torch.testing.assert_close(found.to_dense(), wanted)
     off = torch.tril(D, -1) != 0
     assert torch.equal(found.to_dense()[off], D[off])
-    assert (L.with_values(positive_diagonal(-20 * v.abs(), L.pattern, how)).diagonal() > 0).all()
+
+    def f(v):
+        return positive_diagonal(v, L.pattern, how)
+
+    assert gradcheck(f, v.requires_grad_(), check_forward_ad=True, check_batched_grad=True)
+    assert gradgradcheck(f, v)
+    assert (L.with_values(f(-20 * v.abs().detach())).diagonal() > 0).all()
 
 
 def test_narrow_layers_are_those_of_torch(monkeypatch):
@@ -475,8 +525,10 @@ BAD_GRAPHS = [
     (lambda: block(rows=()), ValueError, "GraphNetBlock: rows and columns must name at least one"),
     (lambda: block(hidden=8), TypeError, r"hidden must be a sequence of widths, as \(16,\), got 8"),
     (lambda: block(activation=torch.nn.ReLU()), TypeError, "GraphNetBlock: activation must make a module"),
+    (lambda: G([[0], [1]], X_, E_), TypeError, "graph must be a SparsityPattern, a CSR or edge_index"),
     (lambda: G(GRAPH, X_[1:], E_), ValueError, rf"x must have shape .* n = {NODES}, node_features = {F}\)"),
     (lambda: G(GRAPH, X_, E_[:, :1]), ValueError, rf"e must .* nnz = {GRAPH.nnz}, edge_features = {E}"),
+    (lambda: G(GRAPH, X_.float(), E_), TypeError, r"x has dtype torch.float32"),
     (lambda: G(GRAPH, X_.expand(2, NODES, F), E_.expand(3, -1, E)), ValueError, "batch axes of x and e must"),
     (
         lambda: G(pattern_of(reference.random(NODES, NODES + 1, 0.3)), X_, E_),
@@ -495,6 +547,7 @@ BAD_GRAPHS = [
     ),
     (lambda: pattern_from_edge_index(GIVEN_EDGES[:1], 3), ValueError, r"shape \(2, E\), got \(1, 3\)"),
     (lambda: pattern_from_edge_index(torch.ones(2, 2), 3), TypeError, "integers, got torch.float32"),
+    (lambda: positive_diagonal(V[1:], LOWER.pattern), ValueError, r"values must have shape .* nnz = 5\)"),
     (lambda: positive_diagonal(V[:2], LOWER.tril(-1).pattern), ValueError, "diagonal entry, row 0 has none"),
     (
         lambda: positive_diagonal(V, pattern_of(reference.random(3, 4, 0.5))),

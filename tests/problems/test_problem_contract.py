@@ -245,7 +245,13 @@ def test_derivatives(row, quick):
         row.values, leaf, check_forward_ad=True, check_batched_forward_grad=True, fast_mode=quick
     )
     assert gradgradcheck(squares, leaf, check_fwd_over_rev=True, fast_mode=quick or leaf.numel() > 20)
-    torch.testing.assert_close(torch.func.jacrev(squares)(c), torch.func.jacfwd(squares)(c))
+    func, many = torch.func, row.coefficients(4)
+    torch.testing.assert_close(func.jacrev(squares)(c), func.jacfwd(squares)(c))
+    for dim in (0, many.dim() - 1):
+        mapped = func.vmap(row.values, in_dims=dim)(many.movedim(0, dim))
+        torch.testing.assert_close(mapped, torch.stack([row.values(one) for one in many]))
+    gradient = func.grad(lambda c: squares(c).sum())
+    torch.testing.assert_close(func.vmap(gradient)(many), torch.stack([gradient(one) for one in many]))
 
 
 @every
@@ -428,6 +434,10 @@ VALUES = [
     (lambda: laplacian([[0], [1]], weights=torch.ones(2)), r"weights .* \(..., m = 1\), got \(2,\)"),
     (lambda: laplacian([[0], [1]], weights=torch.tensor(1.0)), "graph_laplacian: weights must have shape"),
     (lambda: laplacian([[0], [1]], weights=torch.tensor([[1.0], [-2.0]])), r"weights\[1, 0\] = -2.0"),
+    (
+        lambda: laplacian([[0], [1]], weights=torch.tensor([math.nan])),
+        r"graph_laplacian: .*weights\[0\] = nan",
+    ),
     (lambda: grounded(edge_index=torch.tensor([[0, 1], [1, 7]])), r"< 7, got edge_index\[1\]\[1\] = 7"),
     (
         lambda: grounded(edge_index=torch.tensor([[-1], [0]])),
@@ -436,6 +446,7 @@ VALUES = [
     (lambda: grounded(edge_index=PATHS.T), r"grounded_laplacian: .* got \(7, 2\); of pairs, .* pairs.T"),
     (lambda: grounded(weights=torch.ones(3)), r"grounded_laplacian: weights must have shape \(..., m = 7\)"),
     (lambda: grounded(weights=-torch.ones(7)), r"grounded_laplacian: .*weights\[0\] = -1.0"),
+    (lambda: grounded(weights=torch.full((7,), math.nan)), r"grounded_laplacian: .*weights\[0\] = nan"),
     (lambda: grounded(grounded=GROUNDED[None]), r"grounded_laplacian: grounded must have shape \(nodes,\)"),
     (
         lambda: grounded(grounded=torch.ones(7, dtype=torch.bool)),
@@ -456,6 +467,10 @@ VALUES = [
     (lambda: P.TriangleMesh(SQUARE, TWO, NONE[:3]), r"a bool tensor of shape \(points = 4,\)"),
     (lambda: P.TriangleMesh(SQUARE, E1.new_tensor([[0, 1, 1]]), NONE), r"have an area, got triangles\[0\]"),
     (lambda: P.TriangleMesh(SQUARE / 0, TWO, NONE), r"TriangleMesh: points must be finite, got points\[0\]"),
+    (
+        lambda: torch.func.vmap(lambda x: P.TriangleMesh(x, TWO, NONE).areas)(SQUARE.expand(2, 4, 2)),
+        "TriangleMesh: inside torch.func.vmap",
+    ),
     # random fields and data sets
     (lambda: field(shape=(3, 3, 3, 3)), "gaussian_field: .*1 or 2 or 3 dimensions"),
     (lambda: field(shape=(3, 0)), "gaussian_field: .*at least one grid point"),
