@@ -57,7 +57,9 @@ def rounding(
     def rounded(t: Tensor) -> Tensor:
         if not t.is_floating_point():
             return t
-        change = torch.rand(t.shape, dtype=torch.float64, generator=generator)  # equal ones would cancel
+        change = torch.rand(
+            t.shape, dtype=torch.float64, generator=generator, device="cpu"
+        )  # equal ones would cancel
         return t * (1 + unit * (2 * change - 1).to(t))
 
     floor = torch.zeros_like(r)
@@ -369,7 +371,7 @@ class Normal(Systems):
             return (self.J.with_values(self.J.values.abs()).T @ v).reshape(self.u.shape)
         generator, largest = torch.Generator().manual_seed(0), torch.zeros_like(self.u)
         for _ in range(8):
-            signs = 2 * torch.randint(0, 2, v.shape, generator=generator).to(v) - 1
+            signs = 2 * torch.randint(0, 2, v.shape, generator=generator, device="cpu").to(v) - 1
             largest = torch.maximum(largest, self.J.T(signs * v).reshape(self.u.shape).abs())
         return largest
 

@@ -686,7 +686,7 @@ def random_like(t: Tensor) -> Tensor:
     """Numbers of which no derivative vanishes by chance; the same in each call."""
     with plain_tensors():
         generator = torch.Generator().manual_seed(20)
-        return torch.randn(t.shape, dtype=t.dtype, generator=generator).to(t.device)
+        return torch.randn(t.shape, dtype=t.dtype, generator=generator, device="cpu").to(t.device)
 
 
 def identity(n: int) -> Rows:

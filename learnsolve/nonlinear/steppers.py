@@ -130,7 +130,11 @@ def _steps(
     rtol, atol, maxiter, forcing = (o.pop(key) for key in ("rtol", "atol", "maxiter", "forcing"))
     settings = settings_of(name, "u0", u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
     checks.integer(name, "steps", steps, 0)
-    dt = dt if isinstance(dt, Tensor) else torch.as_tensor(checks.number(name, "dt", dt), dtype=u0.dtype)
+    dt = (
+        dt
+        if isinstance(dt, Tensor)
+        else torch.as_tensor(checks.number(name, "dt", dt), dtype=u0.dtype, device=u0.device)
+    )
     if dt.numel() != 1:
         raise ValueError(f"{name}: dt must be a number or have one element, got shape {tuple(dt.shape)}")
     o["jacobian"] = _of_a_step(name, o["jacobian"], u0)
@@ -184,7 +188,7 @@ def _of_a_step(name: str, jacobian: Any, u: Tensor) -> Any:
 def _joined(u: Tensor, steps: list[Solution]) -> Solution:
     """The worst status of the steps."""
     if not steps:
-        return Solution(u, 0, u.new_zeros(1), -1, codes=torch.tensor(1))
+        return Solution(u, 0, u.new_zeros(1), -1, codes=torch.tensor(1, device=u.device))
     norms = torch.stack([step.residual_norms[..., -1] for step in steps], -1)
     codes = torch.stack([step._codes for step in steps], -1).amax(-1)  # type: ignore[arg-type]
     total = Solution(u, sum(step.iterations for step in steps), norms, -1, codes=codes)

@@ -408,7 +408,7 @@ def test_compiled_operators_are_refused_where_sides_are_unknown(left):
     try:
         found = f(A, x)
     except Exception as error:
-        assert "learnsolve.ops.products" in str(error)  # noqa: PT017
+        assert "learnsolve.ops.spmm" in str(error)  # noqa: PT017
     else:
         torch.testing.assert_close(found, A @ x if left else x @ A)
 
