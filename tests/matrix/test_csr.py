@@ -36,6 +36,7 @@ def test_facts():
     ("values", "pattern", "kind", "message"),
     [
         (torch.ones(P.nnz - 1), P, ValueError, rf"values must have shape \(..., nnz = {P.nnz}\), got"),
+        (torch.ones(P.nnz + 1), P, ValueError, rf"values must have shape \(..., nnz = {P.nnz}\), got"),
         (torch.ones(P.nnz, 1), P, ValueError, r"got \(\d+, 1\)"),
         (np.ones(P.nnz), P, TypeError, "values must be a torch.Tensor, got ndarray"),
         (torch.ones(P.nnz), (6, 5), TypeError, "pattern must be a SparsityPattern, got tuple"),
