@@ -76,9 +76,10 @@ def test_nothing_lives_longer_than_the_result(name, tmp_path, monkeypatch):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for _ in range(3):
-            run()
-        before = alive()
-        for _ in range(3):
-            run()
-    assert alive() == before
+        counts = []
+        for _ in range(4):
+            for _ in range(3):
+                run()
+            counts.append(alive())
+    # Caches may grow once, a leak grows each time.
+    assert not counts[0] < counts[1] < counts[2] < counts[3]
