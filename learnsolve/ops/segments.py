@@ -83,7 +83,21 @@ def spread(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     return dispatch(_Spread, (x,), pattern, by == "column")
 
 
-class _Sums(Multilinear):
+class _Features(Operation):
+    """Of features, whose leading axes are a batch: a mapped axis becomes the first of them."""
+
+    @classmethod
+    def vmap(cls, info, in_dims, *inputs):
+        tensors, constants = inputs[: cls.operands], inputs[cls.operands :]
+        first = (
+            t.expand((info.batch_size, *t.shape)) if dim is None else t.movedim(dim, 0)
+            for t, dim in zip(tensors, in_dims, strict=False)
+        )
+        out = dispatch(cls, tuple(first), *constants)
+        return out, (0, 0) if isinstance(out, tuple) else 0
+
+
+class _Sums(_Features, Multilinear):
     """A product with the 0/1 matrix (segments x entries)."""
 
     @staticmethod
@@ -96,12 +110,8 @@ class _Sums(Multilinear):
     def backward(ctx, g):
         return dispatch(_Spread, (g,), *ctx.constants), None, None
 
-    @classmethod
-    def vmap(cls, info, in_dims, e, *constants):
-        return mapped(cls, info, in_dims, (e,), *constants)
 
-
-class _Spread(Multilinear):
+class _Spread(_Features, Multilinear):
     """A product with its transpose, for which torch's copy of rows is faster, except for results so large
     that our operators request huge pages (csrc/ops/tensors.h), which torch does not."""
 
@@ -117,10 +127,6 @@ class _Spread(Multilinear):
     def backward(ctx, g):
         return dispatch(_Sums, (g,), *ctx.constants), None, None
 
-    @classmethod
-    def vmap(cls, info, in_dims, x, *constants):
-        return mapped(cls, info, in_dims, (x,), *constants)
-
 
 def sum_values(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     """Sums of (..., nnz) over the segments: each feature as values of the pattern."""
@@ -132,7 +138,7 @@ def spread_values(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     return dispatch(_SpreadOfValues, (x,), pattern, by == "column")
 
 
-class _SumsOfValues(Multilinear):
+class _SumsOfValues(_Features, Multilinear):
     @staticmethod
     def forward(e, pattern, columns):
         pattern = pattern if columns else used_columns(pattern)
@@ -144,12 +150,8 @@ class _SumsOfValues(Multilinear):
     def backward(ctx, g):
         return dispatch(_SpreadOfValues, (g,), *ctx.constants), None, None
 
-    @classmethod
-    def vmap(cls, info, in_dims, e, *constants):
-        return mapped(cls, info, in_dims, (e,), *constants)
 
-
-class _SpreadOfValues(Multilinear):
+class _SpreadOfValues(_Features, Multilinear):
     @staticmethod
     def forward(x, pattern, columns):
         flat = x.reshape(-1, x.shape[-1])  # torch has a fast path for the last of two axes
@@ -159,10 +161,6 @@ class _SpreadOfValues(Multilinear):
     @staticmethod
     def backward(ctx, g):
         return dispatch(_SumsOfValues, (g,), *ctx.constants), None, None
-
-    @classmethod
-    def vmap(cls, info, in_dims, x, *constants):
-        return mapped(cls, info, in_dims, (x,), *constants)
 
 
 def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
@@ -228,16 +226,6 @@ def _column_lengths(P: SparsityPattern) -> Tensor:
 def flat(t: Tensor) -> Tensor:
     """(n, f) or (batch, n, f), for the operators."""
     return t if t.dim() <= 3 else t.reshape(t.shape[:-2].numel(), *t.shape[-2:])
-
-
-def mapped(operation: Any, info: Any, in_dims: tuple, tensors: tuple, *constants: Any) -> tuple:
-    """A vmap rule: the operation on tensors whose first axis is the mapped one."""
-    first = (
-        t.expand((info.batch_size, *t.shape)) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(tensors, in_dims, strict=False)
-    )
-    out = dispatch(operation, tuple(first), *constants)
-    return out, (0, 0) if isinstance(out, tuple) else 0
 
 
 def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
@@ -369,7 +357,7 @@ def _take(e: Tensor, at: Tensor) -> Tensor:
     return torch.where(at < 0, 0, torch.gather(e, -2, at.clamp(min=0)))
 
 
-class _Max(Operation):
+class _Max(_Features):
     """(maximum, its position)"""
 
     @staticmethod
@@ -395,13 +383,11 @@ class _Max(Operation):
         (at,) = ctx.saved_tensors
         return dispatch(_Take, (t, at), *ctx.constants), None
 
-    @classmethod
-    def vmap(cls, info, in_dims, e, *constants):
-        return mapped(cls, info, in_dims, (e,), *constants)
 
-
-class _Linear(Multilinear):
+class _Linear(_Features, Multilinear):
     """Linear in its first operand, for positions `at`."""
+
+    operands = 2
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
@@ -411,10 +397,6 @@ class _Linear(Multilinear):
     @classmethod
     def jvp(cls, ctx, t, *_):
         return dispatch(cls, (t, *ctx.saved_tensors), *ctx.constants)
-
-    @classmethod
-    def vmap(cls, info, in_dims, t, at, *constants):
-        return mapped(cls, info, in_dims, (t, at), *constants)
 
 
 class _Take(_Linear):
@@ -503,7 +485,7 @@ def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Ten
     return dispatch(_Softmax, (E,), pattern, by == "column")
 
 
-class _Softmax(Operation):
+class _Softmax(_Features):
     @staticmethod
     def forward(e, pattern, columns):
         return _raw_softmax(pattern._structure(columns), flat(e)).reshape(e.shape)
@@ -521,12 +503,8 @@ class _Softmax(Operation):
     def jvp(ctx, t, *_):  # the derivative is symmetric
         return dispatch(_Tangent, (*ctx.saved_tensors, t), *ctx.constants)
 
-    @classmethod
-    def vmap(cls, info, in_dims, e, *constants):
-        return mapped(cls, info, in_dims, (e,), *constants)
 
-
-class _Tangent(Operation):
+class _Tangent(_Features):
     """T(y, g) = y (g - sum of y g over the segment): symmetric in g: <h, T(y, g)> = <g, T(y, h)>."""
 
     operands = 2
@@ -557,10 +535,6 @@ class _Tangent(Operation):
         if tg is not None:
             by_g = dispatch(_Tangent, (y, tg), *ctx.constants)
         return add(by_y, by_g)
-
-    @classmethod
-    def vmap(cls, info, in_dims, y, g, *constants):
-        return mapped(cls, info, in_dims, (y, g), *constants)
 
 
 def _segment_sums(e: Tensor, pattern: SparsityPattern, columns: bool) -> Tensor:
