@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import plain_tensors
+from learnsolve.matrix.cache import innermost, mapped, plain_tensors
 from learnsolve.matrix.convert import check_real
 from learnsolve.matrix.pattern import as_numpy
 from learnsolve.ops.autograd import Nestable, tracked
@@ -223,16 +223,13 @@ def constant(function: str, f: Map) -> Map:
 
 def plain(function: str, t: Tensor) -> Tensor:
     """The values of t."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    while functorch.is_functorch_wrapped_tensor(t):
-        if functorch.is_batchedtensor(t):
-            raise NotImplementedError(
-                f"{function}: vmap is not supported, since the number of steps depends on the data; call "
-                "it for one matrix after another"
-            )
-        t = functorch.get_unwrapped(t)
+    if mapped(t):
+        raise NotImplementedError(
+            f"{function}: vmap is not supported, since the number of steps depends on the data; call "
+            "it for one matrix after another"
+        )
     with plain_tensors():
-        return t.detach()
+        return innermost(t).detach()
 
 
 def as_array(function: str, t: Tensor) -> np.ndarray:

@@ -25,13 +25,12 @@ from learnsolve.eigen._gradient import (
 )
 from learnsolve.eigen._methods import Shifted, below_all, lanczos, lobpcg, orthonormal
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import numbers, outside_of_graphs, plain_tensors
+from learnsolve.matrix.cache import mapped, numbers, outside_of_graphs, plain_tensors
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import product
 from learnsolve.ops.structure import symmetry
 from learnsolve.preconditioners.base import check_finite, check_numbers
 from learnsolve.solvers.core.arguments import _learns, check_symmetric
-from learnsolve.solvers.core.gradient import mapped
 from learnsolve.solvers.core.loop import users_frame
 from learnsolve.solvers.core.operators import as_preconditioner
 from learnsolve.solvers.solution import ConvergenceWarning, SolverError, Status

@@ -62,17 +62,31 @@ def readable(v: Tensor) -> bool:
     return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack())
 
 
-def unmapped(t: Tensor) -> Tensor:
-    """The tensor behind one that `torch.func` differentiates, for values without a derivative."""
+def innermost(t: Tensor) -> Tensor:
+    """The plain tensor behind all levels of `torch.func`."""
     while is_functorch_wrapped_tensor(t):
-        if is_batchedtensor(t):
-            raise NotImplementedError(
-                "patterns, index arrays, files and arrays of NumPy cannot be made of a tensor that "
-                "torch.func.vmap maps over: make them outside of the transformed function, and map over "
-                "values, learnsolve.CSR(values, pattern)"
-            )
         t = get_unwrapped(t)
     return t
+
+
+def mapped(t: Tensor) -> bool:
+    """Whether a vmap is active on this tensor, at any level."""
+    while is_functorch_wrapped_tensor(t):
+        if is_batchedtensor(t):
+            return True
+        t = get_unwrapped(t)
+    return False
+
+
+def unmapped(t: Tensor) -> Tensor:
+    """The tensor behind one that `torch.func` differentiates, for values without a derivative."""
+    if mapped(t):
+        raise NotImplementedError(
+            "patterns, index arrays, files and arrays of NumPy cannot be made of a tensor that "
+            "torch.func.vmap maps over: make them outside of the transformed function, and map over "
+            "values, learnsolve.CSR(values, pattern)"
+        )
+    return innermost(t)
 
 
 def as_one(run: Callable[[], T], inputs: Sequence[Tensor], dims: Sequence[int]) -> T:
@@ -141,12 +155,12 @@ def makes_plain_tensors(make: Callable[P, T]) -> Callable[P, T]:
 
 def numbers(t: Tensor) -> Tensor:
     """The values of a tensor under torch.func transformations, mapped axes first."""
-    mapped: list[int] = []  # axis of each map, outermost first, in the tensor that it holds
+    axes: list[int] = []  # of each map, outermost first, in the tensor that it holds
     while is_functorch_wrapped_tensor(t):
         if is_batchedtensor(t):
-            mapped.append(maybe_get_bdim(t))
+            axes.append(maybe_get_bdim(t))
         t = get_unwrapped(t)
-    for i, dim in enumerate(reversed(mapped)):
+    for i, dim in enumerate(reversed(axes)):
         t = t.movedim(dim + i, i)
     return t.detach()
 
@@ -163,10 +177,7 @@ def carries_graph(t: Tensor) -> bool:
     """Whether t requires grad or has a tangent, at any level of torch.func."""
     if t.requires_grad or torch.compiler.is_dynamo_compiling():
         return t.requires_grad
-    held = t
-    while is_functorch_wrapped_tensor(held):
-        held = get_unwrapped(held)
-    return held.requires_grad or bool(transformations(t) - {"vmap"})
+    return innermost(t).requires_grad or bool(transformations(t) - {"vmap"})
 
 
 def transformations(t: Tensor) -> set[str]:

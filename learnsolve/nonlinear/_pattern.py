@@ -714,11 +714,11 @@ def pattern_of(rows: Rows, width: int) -> SparsityPattern:
     return SparsityPattern(crow, col, shape)
 
 
-def check_argument(function: str, u: Any) -> None:
-    checks.tensor(function, "u", u)
-    checks.dtype(function, "u", u)
+def check_argument(function: str, u: Any, name: str = "u") -> None:
+    checks.tensor(function, name, u)
+    checks.dtype(function, name, u)
     if u.is_meta:
-        raise ValueError(f"{function}: u must have values, got a tensor on meta")
+        raise ValueError(f"{function}: {name} must have values, got a tensor on meta")
 
 
 def flat_output(function: str, out: Any, u: Tensor) -> Tensor:

@@ -18,11 +18,12 @@ import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
+
+from learnsolve.matrix.cache import innermost
 
 Rows = scipy.sparse.csr_array
 """The index sets of elements, a boolean matrix: row k has the inputs that element k depends on."""
@@ -292,12 +293,8 @@ class Lists(TorchFunctionMode):
         self.tracer = tracer
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if func is Tensor.tolist:
-            t = args[0]
-            while is_functorch_wrapped_tensor(t):
-                t = get_unwrapped(t)
-            if self.tracer.depends(t):
-                self.tracer.note("values", "Tensor.tolist")
+        if func is Tensor.tolist and self.tracer.depends(innermost(args[0])):
+            self.tracer.note("values", "Tensor.tolist")
         return func(*args, **(kwargs or {}))
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import numbers, outside_of_graphs, plain_tensors
+from learnsolve.matrix.cache import mapped, numbers, outside_of_graphs, plain_tensors
 from learnsolve.matrix.checks import _full as full
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
@@ -31,11 +31,11 @@ from learnsolve.nonlinear._linear import (
     over,
 )
 from learnsolve.nonlinear._methods import Normal, Settings, anderson, levenberg_marquardt, newton
-from learnsolve.nonlinear._pattern import random_like
+from learnsolve.nonlinear._pattern import check_argument, random_like
 from learnsolve.nonlinear.jacobians import as_pattern, errors
 from learnsolve.nonlinear.jacobians import jacobian as sparse_jacobian
 from learnsolve.ops.autograd import pullback, tracked
-from learnsolve.solvers.core.gradient import mapped, transformed
+from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.core.loop import report
 from learnsolve.solvers.solution import CODE, Iteration, Report, Solution, Status
 
@@ -291,10 +291,7 @@ def settings_of(
     **others: Any,
 ) -> Settings:
     """Check the arguments."""
-    checks.tensor(name, start, u0)
-    checks.dtype(name, start, u0)
-    if u0.is_meta:
-        raise ValueError(f"{name}: {start} must have values, got a tensor on meta")
+    check_argument(name, u0, start)
     if u0.numel() == 0:
         raise ValueError(f"{name}: {start} must have at least one entry, got shape {tuple(u0.shape)}")
     rtol = torch.finfo(u0.dtype).eps ** 0.5 if rtol is None else rtol

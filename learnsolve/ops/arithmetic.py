@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from learnsolve import (
     _analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
 from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix.cache import innermost
 from learnsolve.matrix.checks import sparse_matrix
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
@@ -86,9 +86,7 @@ def broadcasts_to(shape: torch.Size, batch: torch.Size) -> bool:
 
 def plain_values(t: Tensor) -> Tensor:
     """The values of a tensor under `torch.func` transformations, without a graph."""
-    while is_functorch_wrapped_tensor(t):
-        t = get_unwrapped(t)
-    return t.detach()
+    return innermost(t).detach()
 
 
 def factor(function: str, name: str, A: CSR, s: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import chooses, numbers, outside_of_graphs
+from learnsolve.matrix.cache import chooses, mapped, numbers, outside_of_graphs
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
@@ -28,7 +28,7 @@ from learnsolve.ordering import reverse_cuthill_mckee
 from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
 from learnsolve.preconditioners.direct import Factorization
 from learnsolve.solvers.core.arguments import check_b, check_operands
-from learnsolve.solvers.core.gradient import mapped, transformed
+from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.core.loop import quiet, report, users_frame
 from learnsolve.solvers.core.operators import safe_size
 from learnsolve.solvers.core.problem import Detected, detected

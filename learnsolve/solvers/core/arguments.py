@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
-from learnsolve.matrix.cache import carries_graph, sample, transformations
+from learnsolve.matrix.cache import carries_graph, mapped, sample, transformations
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.autograd import forward_mode_may_come
 from learnsolve.ops.blocks import BlockBatch
@@ -239,7 +239,7 @@ def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) ->
     if gradient != "implicit":
         return
     for key, value in parameters.items():
-        if isinstance(value, Tensor) and "vmap" in transformations(value):
+        if isinstance(value, Tensor) and mapped(value):
             raise NotImplementedError(
                 f"{name}: torch.func.vmap maps over {key}, or over what it is estimated from; give one "
                 "value, or one for each system of a batch, or a fixed number of iterations"

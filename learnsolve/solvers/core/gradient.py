@@ -38,7 +38,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError, checkpoint, set_checkpoint_early_stop
 
-from learnsolve.matrix.cache import as_one, version
+from learnsolve.matrix.cache import as_one, mapped, version
 from learnsolve.matrix.checks import full_precision
 from learnsolve.ops import across
 from learnsolve.ops.autograd import Nestable, keep_for_forward_mode, tracked
@@ -99,16 +99,6 @@ def with_zero_gradient(x: Tensor, *others: Tensor) -> Tensor:
         if tracked(t):
             x = x + torch.where(torch.zeros_like(t, dtype=torch.bool), t, 0).sum()
     return x
-
-
-def mapped(t: Tensor) -> bool:
-    """Whether a vmap is active on this tensor."""
-    functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-    while functorch.is_functorch_wrapped_tensor(t):
-        if functorch.is_batchedtensor(t):
-            return True
-        t = functorch.get_unwrapped(t)
-    return False
 
 
 def transformed() -> bool:
