@@ -5,13 +5,12 @@
 // the farthest column first. So what passes from one row to the next is a single multiply-add, if the
 // neighbor's result is still in a register: 4 cycles a row, whereas a division at the end and a round trip
 // through memory take 25. Every row is computed by this rule in this order, whatever the path: no schedule,
-// no number of threads changes a bit. The one exception is one column of a bidiagonal run, which is a scan
-//; it is never split.
+// no number of threads changes a bit. The one exception is one column of a bidiagonal run, which is a scan.
+// It is never split.
 //
 // Backward: T^T y = g, the same with the transpose; the gradient of t_ij is -y_i x_j, that of b is y. The
-// former is a pass of its own, in the order of the values. In the sweep itself it would
-// be written in the order of the transpose: 1.2 to 1.4 times the time of both on factors of grids, 2 to 3
-// times on random rows.
+// former is a pass of its own, in the order of the values. In the sweep itself it would be written in the
+// order of the transpose: 1.2 to 1.4 times the time of both on factors of grids, 2 to 3 times on random rows.
 //
 // The solves return false if a reciprocal is infinite (a zero, or nearly, on the diagonal). x may be b.
 #pragma once

@@ -57,9 +57,8 @@ def rounding(
     def rounded(t: Tensor) -> Tensor:
         if not t.is_floating_point():
             return t
-        change = torch.rand(
-            t.shape, dtype=torch.float64, generator=generator, device="cpu"
-        )  # equal ones would cancel
+        # Equal changes would cancel.
+        change = torch.rand(t.shape, dtype=torch.float64, generator=generator, device="cpu")
         return t * (1 + unit * (2 * change - 1).to(t))
 
     floor = torch.zeros_like(r)
