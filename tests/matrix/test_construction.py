@@ -15,27 +15,27 @@ DENSE = torch.tensor([[4.0, 0.0, 1.0], [0.0, 0.0, 2.0], [0.0, 3.0, 0.0]], dtype=
 P = ls.CSR.from_dense(DENSE + torch.eye(3)).pattern
 
 
-def csr(DENSE: torch.Tensor) -> scipy.sparse.csr_array:
-    return scipy.sparse.csr_array(DENSE.numpy())
+def csr(D: torch.Tensor) -> scipy.sparse.csr_array:
+    return scipy.sparse.csr_array(D.numpy())
 
 
 # --- from dense matrices ---
 
 
 def test_from_dense():
-    DENSE = torch.tensor([[0.0, 3, 0], [0, 0, 0], [7, 0, float("nan")]])
-    SQUARE = ls.CSR.from_dense(DENSE)
-    assert SQUARE.crow_indices.tolist() == [0, 1, 1, 3]
-    assert SQUARE.col_indices.tolist() == [1, 0, 2]
-    torch.testing.assert_close(SQUARE.to_dense(), DENSE, equal_nan=True)
-    assert ls.CSR.from_dense(DENSE.bool().long()).dtype == torch.int64
-    assert torch.equal(ls.CSR.from_dense(DENSE.nan_to_num().T).to_dense(), DENSE.nan_to_num().T)
+    D = torch.tensor([[0.0, 3, 0], [0, 0, 0], [7, 0, float("nan")]])
+    A = ls.CSR.from_dense(D)
+    assert A.crow_indices.tolist() == [0, 1, 1, 3]
+    assert A.col_indices.tolist() == [1, 0, 2]
+    torch.testing.assert_close(A.to_dense(), D, equal_nan=True)
+    assert ls.CSR.from_dense(D.bool().long()).dtype == torch.int64
+    assert torch.equal(ls.CSR.from_dense(D.nan_to_num().T).to_dense(), D.nan_to_num().T)
 
 
 def test_gradient_of_from_dense():
-    DENSE = torch.tensor([[0.0, 3, 0], [7, 0, 1]], dtype=torch.float64, requires_grad=True)
-    SQUARE = ls.CSR.from_dense(DENSE)
-    (g,) = torch.autograd.grad(SQUARE.values, DENSE, torch.tensor([5.0, 6.0, 7.0], dtype=torch.float64))
+    D = torch.tensor([[0.0, 3, 0], [7, 0, 1]], dtype=torch.float64, requires_grad=True)
+    A = ls.CSR.from_dense(D)
+    (g,) = torch.autograd.grad(A.values, D, torch.tensor([5.0, 6.0, 7.0], dtype=torch.float64))
     assert g.tolist() == [[0, 5, 0], [6, 0, 7]]
 
 
@@ -47,11 +47,11 @@ def test_a_pattern_made_in_a_transformation_outlives_it():
         return x.sum()
 
     torch.func.grad(f)(normal((3,)))
-    SQUARE = ls.CSR(torch.ones(made[0].nnz), made[0])
-    assert torch.equal(SQUARE.to_dense(), (DENSE != 0).float())
+    A = ls.CSR(torch.ones(made[0].nnz), made[0])
+    assert torch.equal(A.to_dense(), (DENSE != 0).float())
     made[0].col_indices[0] = 2
     with pytest.raises(RuntimeError, match="changed in place"):
-        SQUARE @ torch.ones(3)
+        A @ torch.ones(3)
 
 
 # --- from triples ---
@@ -62,15 +62,15 @@ def triples():
 
 
 def test_from_coo():
-    SQUARE = ls.CSR.from_coo(*triples(), (2, 3))
-    assert SQUARE.to_dense().tolist() == [[0, 2, 0], [9, 0, 4]]
+    A = ls.CSR.from_coo(*triples(), (2, 3))
+    assert A.to_dense().tolist() == [[0, 2, 0], [9, 0, 4]]
     i, j, v = triples()
     assert ls.CSR.from_coo(i.int(), j.int(), v, (2, 3)).crow_indices.dtype == torch.int32
     B = ls.CSR.from_coo(i.to(torch.uint8), j.short(), v, torch.Size([2, 3]))
-    assert torch.equal(B.to_dense(), SQUARE.to_dense())
+    assert torch.equal(B.to_dense(), A.to_dense())
     far = 2**31 + 5
-    SQUARE = ls.CSR.from_coo(i[1:2].int(), torch.tensor([far]), v[:1], (1, far + 1))
-    assert SQUARE.col_indices.tolist() == [far]
+    A = ls.CSR.from_coo(i[1:2].int(), torch.tensor([far]), v[:1], (1, far + 1))
+    assert A.col_indices.tolist() == [far]
 
 
 @pytest.mark.parametrize(
@@ -98,18 +98,18 @@ def test_from_coo_refuses(name, value, message):
 @pytest.mark.parametrize("pattern", [P, P.to(dtype=torch.int32), ls.CSR.from_dense(DENSE).pattern])
 @pytest.mark.parametrize("format", ["csr", "csc", "coo", "dia"])
 def test_from_scipy_is_on_the_pattern(format, pattern):
-    SQUARE = ls.CSR.from_scipy(csr(DENSE).asformat(format), pattern=pattern)
-    assert SQUARE.pattern is pattern
-    assert SQUARE.dtype == torch.float64
-    assert torch.equal(SQUARE.to_dense(), DENSE)
+    A = ls.CSR.from_scipy(csr(DENSE).asformat(format), pattern=pattern)
+    assert A.pattern is pattern
+    assert A.dtype == torch.float64
+    assert torch.equal(A.to_dense(), DENSE)
     assert ls.CSR.from_scipy(csr(DENSE), torch.float32, pattern=pattern).dtype == torch.float32
 
 
 def test_duplicates_are_added_up():
-    COMPLEX = scipy.sparse.coo_array((np.array([1.0, 2.0, 5.0]), ([0, 0, 2], [2, 2, 1])), shape=(3, 3))
-    SQUARE = ls.CSR.from_scipy(COMPLEX, pattern=P)
-    assert SQUARE.to_dense().tolist() == [[0, 0, 3], [0, 0, 0], [0, 5, 0]]
-    assert SQUARE.pattern is P
+    S = scipy.sparse.coo_array((np.array([1.0, 2.0, 5.0]), ([0, 0, 2], [2, 2, 1])), shape=(3, 3))
+    A = ls.CSR.from_scipy(S, pattern=P)
+    assert A.to_dense().tolist() == [[0, 0, 3], [0, 0, 0], [0, 5, 0]]
+    assert A.pattern is P
 
 
 def test_data_on_one_pattern_share_plans():
@@ -173,13 +173,13 @@ def test_zeros_of_a_dense_matrix_have_gradients():
 
 
 def test_stack_is_a_batch():
-    SQUARE = ls.CSR(normal((P.nnz,)).requires_grad_(), P)
+    A = ls.CSR(normal((P.nnz,)).requires_grad_(), P)
     B = ls.CSR(normal((P.nnz,), seed=1), ls.SparsityPattern(P.crow_indices, P.col_indices, P.shape))
-    C = ls.CSR.stack([SQUARE, B])
+    C = ls.CSR.stack([A, B])
     assert C.pattern is P
-    assert torch.equal(C.values, torch.stack((SQUARE.values, B.values)))
+    assert torch.equal(C.values, torch.stack((A.values, B.values)))
     C.to_dense()[0].sum().backward()
-    assert torch.equal(SQUARE.values.grad, torch.ones(P.nnz))
+    assert torch.equal(A.values.grad, torch.ones(P.nnz))
     assert ls.CSR.stack([C, C]).batch_shape == (2, 2)
 
 
@@ -630,15 +630,15 @@ def conjugated(t):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda GRID, RHS: PRECONDITIONERS.ICT(GRID)(RHS),
-        lambda GRID, RHS: PRECONDITIONERS.ILUT(GRID)(RHS),
-        lambda GRID, RHS: torch.from_numpy(GRID.toarray() @ np.ones(36)),
-        lambda GRID, RHS: torch.from_numpy(GRID.to_scipy() @ np.ones(36)),
-        lambda GRID, RHS: ls.solvers.cg(GRID.to_scipy_linear_operator(), RHS).x,
-        lambda GRID, RHS: torch.stack(ls.analysis.extreme_eigenvalues(GRID)[:2]),
-        lambda GRID, RHS: ls.eigsh(GRID, 2).values,
-        lambda GRID, RHS: ls.solve(GRID, RHS).x,
-        lambda GRID, RHS: ls.problems.TriangleMesh.delaunay(RHS.reshape(18, 2) ** 3).points,
+        lambda A, b: PRECONDITIONERS.ICT(A)(b),
+        lambda A, b: PRECONDITIONERS.ILUT(A)(b),
+        lambda A, b: torch.from_numpy(A.toarray() @ np.ones(36)),
+        lambda A, b: torch.from_numpy(A.to_scipy() @ np.ones(36)),
+        lambda A, b: ls.solvers.cg(A.to_scipy_linear_operator(), b).x,
+        lambda A, b: torch.stack(ls.analysis.extreme_eigenvalues(A)[:2]),
+        lambda A, b: ls.eigsh(A, 2).values,
+        lambda A, b: ls.solve(A, b).x,
+        lambda A, b: ls.problems.TriangleMesh.delaunay(b.reshape(18, 2) ** 3).points,
     ],
 )
 def test_a_pending_negation(call):
@@ -652,11 +652,11 @@ def test_complex_values_with_a_pending_conjugation():
     assert abs(D.to_scipy() - C.to_scipy()).max() == 0
     assert np.array_equal(D.toarray(), C.toarray())
     for call in (
-        lambda GRID, c: ls.solve(GRID, c).x,
-        lambda GRID, c: ls.ops.spsolve(GRID, c),
-        lambda GRID, c: GRID @ c,
-        lambda GRID, c: ls.solvers.gmres(GRID, c, M=PRECONDITIONERS.ILU0(GRID)).x,
-        lambda GRID, c: ls.factorize(GRID).solve(c),
+        lambda A, c: ls.solve(A, c).x,
+        lambda A, c: ls.ops.spsolve(A, c),
+        lambda A, c: A @ c,
+        lambda A, c: ls.solvers.gmres(A, c, M=PRECONDITIONERS.ILU0(A)).x,
+        lambda A, c: ls.factorize(A).solve(c),
     ):
         torch.testing.assert_close(call(D, c), call(C, c.resolve_conj()))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import learnsolve as ls
 
 
-def unpivoted(S: scipy.sparse.sparray, seed: int = 0) -> scipy.sparse.csr_array:
+def dominant(S: scipy.sparse.sparray, seed: int = 0) -> scipy.sparse.csr_array:
     """Random values on a pattern, its diagonal added and as large as the rest of the row: no pivoting."""
     rng = np.random.default_rng(seed)
     S = scipy.sparse.csr_array(S, dtype=float)
@@ -24,7 +24,7 @@ def unpivoted(S: scipy.sparse.sparray, seed: int = 0) -> scipy.sparse.csr_array:
 
 def without_diagonal(n: int) -> scipy.sparse.csr_array:
     """A nonsymmetric matrix that no elimination gets through without pivoting: its diagonal is not stored."""
-    S = unpivoted(scipy.sparse.random_array((n, n), density=0.3, rng=3), seed=4)
+    S = dominant(scipy.sparse.random_array((n, n), density=0.3, rng=3), seed=4)
     S = scipy.sparse.csr_array(S.tocsr()[np.roll(np.arange(n), 1)])
     keep = S.tocoo()
     off = keep.row != keep.col
@@ -32,7 +32,7 @@ def without_diagonal(n: int) -> scipy.sparse.csr_array:
 
 
 def convection(side: int, speed: float = 3.0) -> scipy.sparse.csr_array:
-    """Diffusion and an upwind wind on a square: nonsymmetric, diagonally unpivoted."""
+    """Diffusion and an upwind wind on a square: nonsymmetric, diagonally dominant."""
     S = grid(5, side)
     S.setdiag(0)
     S.eliminate_zeros()
@@ -46,11 +46,11 @@ def matrices() -> dict[str, scipy.sparse.csr_array]:
     zeros = scipy.sparse.csr_array(zeros + scipy.sparse.eye_array(8))
     zeros.data[zeros.tocoo().row == zeros.tocoo().col] = 0  # stays an entry
     return {
-        "unpivoted": unpivoted(scipy.sparse.random_array((7, 7), density=0.3, rng=1)),
+        "dominant": dominant(scipy.sparse.random_array((7, 7), density=0.3, rng=1)),
         "no diagonal": without_diagonal(9),
         "zeros on the diagonal": zeros,
         "full": scipy.sparse.csr_array(np.random.default_rng(5).standard_normal((6, 6))),
-        "triangular": scipy.sparse.csr_array(scipy.sparse.tril(unpivoted(np.ones((6, 6))))),
+        "triangular": scipy.sparse.csr_array(scipy.sparse.tril(dominant(np.ones((6, 6))))),
         "permutation": scipy.sparse.csr_array(np.eye(5)[[3, 0, 4, 1, 2]]),
         "convection": convection(6),
         "1 x 1": scipy.sparse.csr_array([[-3.0]]),
@@ -147,7 +147,7 @@ def solve_triangular(v, b, P=TRIANGULAR, **side):
 
 
 def full(Q, v):
-    """The dense_triangular matrix. `densify` holds nnz n^2 numbers, but every transformation knows it."""
+    """The dense matrix. `densify` holds nnz n^2 numbers, but every transformation knows it."""
     if v.dim() > 1 or Q.shape[0] < 10:
         return densify(Q, v)
     return torch.zeros(Q.shape, dtype=v.dtype).index_put(tuple(map(torch.from_numpy, coordinates(Q))), v)

@@ -475,7 +475,7 @@ def matrices() -> list[ls.CSR]:
 def test_it_is_block_diagonal():
     members = matrices()
     batch = ls.BlockBatch(members)
-    dense = torch.block_diag(*(TWO.to_dense() for TWO in members))
+    dense = torch.block_diag(*(member.to_dense() for member in members))
     assert torch.equal(batch.matrix.to_dense(), dense)
     assert torch.equal(batch.T.matrix.to_dense(), dense.T)
     x = normal((28, 2))
@@ -493,24 +493,24 @@ def test_split():
     assert [tuple(part.shape) for part in batch.split(x)] == [(3, 2, 2), (3, 20, 2), (3, 6, 2)]
     assert torch.equal(torch.cat(batch.split(v, entries=True)), v)
     features = normal((batch.matrix.nnz, 4))
-    assert [len(part) for part in batch.split(features, entries=True)] == [TWO.nnz for TWO in members]
-    for TWO, TWENTY in zip(members, batch.split(batch.matrix), strict=True):
-        assert TWENTY.pattern is TWO.pattern
-        assert torch.equal(TWO.values, TWENTY.values)
+    assert [len(part) for part in batch.split(features, entries=True)] == [member.nnz for member in members]
+    for member, part in zip(members, batch.split(batch.matrix), strict=True):
+        assert part.pattern is member.pattern
+        assert torch.equal(member.values, part.values)
     L = ls.ops.ic0(batch.matrix).L
-    for TWO, TWENTY, C in zip(members, batch.split(L), batch.split(L * 2.0), strict=True):
-        torch.testing.assert_close(TWENTY.to_dense(), ls.ops.ic0(TWO).L.to_dense())
-        assert TWENTY.pattern is C.pattern
+    for member, part, C in zip(members, batch.split(L), batch.split(L * 2.0), strict=True):
+        torch.testing.assert_close(part.to_dense(), ls.ops.ic0(member).L.to_dense())
+        assert part.pattern is C.pattern
     stack = L.with_values(torch.stack((L.values, 2 * L.values)))
     assert [part.batch_shape for part in batch.split(stack)] == [(2,)] * 3
 
 
 def test_values_and_gradients():
-    members = [TWO.requires_grad_() for TWO in matrices()]
+    members = [member.requires_grad_() for member in matrices()]
     batch = ls.BlockBatch(members)
     assert batch.requires_grad
     (batch.matrix.values * torch.arange(102.0)).sum().backward()
-    found = torch.cat([TWO.values.grad for TWO in members])
+    found = torch.cat([member.values.grad for member in members])
     assert torch.equal(found, torch.arange(102.0).double())
     other = batch.with_values(2 * batch.matrix.values)
     assert other.matrix.pattern is batch.matrix.pattern
@@ -519,7 +519,7 @@ def test_values_and_gradients():
 
     def blocks(v):
         one = batch.with_values(v)
-        return torch.cat([TWO.to_dense().flatten() for TWO in one.split(one.matrix)])
+        return torch.cat([member.to_dense().flatten() for member in one.split(one.matrix)])
 
     assert torch.autograd.gradcheck(blocks, (v,))
 
@@ -549,7 +549,7 @@ def test_patterns_of_combinations_are_bounded():
         for _ in range(60):
             chosen = torch.randint(12, (4,), generator=generator).tolist()
             ls.BlockBatch([pool[i] for i in chosen])
-        plans = [name for TWO in pool for name in TWO.pattern._entries]
+        plans = [name for member in pool for name in member.pattern._entries]
         assert len([name for name in plans if "_plan_stack" in name]) <= 16
     finally:
         ls.ops.set_plan_cache_limit(before)
@@ -560,29 +560,29 @@ def test_patterns_of_combinations_are_bounded():
 
 def samples() -> list[tuple[ls.CSR, torch.Tensor, torch.Tensor]]:
     made = []
-    for i, TWO in enumerate(matrices()):
-        x = normal((TWO.shape[0],), seed=i)
-        made.append((TWO, TWO @ x, x))
+    for i, member in enumerate(matrices()):
+        x = normal((member.shape[0],), seed=i)
+        made.append((member, member @ x, x))
     return made
 
 
 def test_collate():
-    TWO, b, x = ls.collate(samples())
-    assert isinstance(TWO, ls.BlockBatch)
-    torch.testing.assert_close(ls.solvers.cg(TWO, b, rtol=1e-12).x, x)
+    batch, b, x = ls.collate(samples())
+    assert isinstance(batch, ls.BlockBatch)
+    torch.testing.assert_close(ls.solvers.cg(batch, b, rtol=1e-12).x, x)
     assert isinstance(ls.collate(matrices()), ls.BlockBatch)
-    assert len(ls.collate([(TWO,) for TWO in matrices()])) == 1
-    assert ls.collate([(TWO, None) for TWO in matrices()])[1] is None
+    assert len(ls.collate([(member,) for member in matrices()])) == 1
+    assert ls.collate([(member, None) for member in matrices()])[1] is None
     data = ls.problems.dataset("delaunay_laplacian", "train", 2)
-    TWO, b, x = ls.collate(list(data))
-    torch.testing.assert_close(TWO @ x, b)
+    batch, b, x = ls.collate(list(data))
+    torch.testing.assert_close(batch @ x, b)
 
 
 def test_collate_to_a_stack():
-    TWO, b = ls.problems.poisson((3,)), torch.ones(3, dtype=torch.float64)
-    TWENTY, c = ls.collate([(TWO, b), (2.0 * TWO, b)], stack=True)
-    assert (TWENTY.batch_shape, tuple(c.shape)) == ((2,), (2, 3, 1))
-    torch.testing.assert_close(ls.solvers.cg(TWENTY, c).x[1], ls.solvers.cg(2.0 * TWO, b.unsqueeze(1)).x)
+    member, b = ls.problems.poisson((3,)), torch.ones(3, dtype=torch.float64)
+    stack, c = ls.collate([(member, b), (2.0 * member, b)], stack=True)
+    assert (stack.batch_shape, tuple(c.shape)) == ((2,), (2, 3, 1))
+    torch.testing.assert_close(ls.solvers.cg(stack, c).x[1], ls.solvers.cg(2.0 * member, b.unsqueeze(1)).x)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -591,13 +591,13 @@ def test_a_data_loader_with_workers():
     loader = torch.utils.data.DataLoader(data, batch_size=3, collate_fn=ls.collate, num_workers=2)
     first, second = list(loader)
     assert first[0].matrix.pattern is second[0].matrix.pattern, "of one combination, from two processes"
-    for TWO, b, x in (first, second):
-        torch.testing.assert_close(ls.solvers.cg(TWO, b, rtol=1e-12).x, x)
-    TWO = ls.CSR.from_dense((normal((13, 13)) > 0.3).double())  # no other test has its pattern
-    one = [(s * TWO, normal((13,))) for s in (1.0, 2.0)]
+    for blocks, b, x in (first, second):
+        torch.testing.assert_close(ls.solvers.cg(blocks, b, rtol=1e-12).x, x)
+    member = ls.CSR.from_dense((normal((13, 13)) > 0.3).double())  # no other test has its pattern
+    one = [(s * member, normal((13,))) for s in (1.0, 2.0)]
     collate = functools.partial(ls.collate, stack=True)
-    for TWENTY, _ in torch.utils.data.DataLoader(one, batch_size=1, collate_fn=collate, num_workers=2):
-        assert TWENTY.pattern is TWO.pattern, "the object of the data set"
+    for stack, _ in torch.utils.data.DataLoader(one, batch_size=1, collate_fn=collate, num_workers=2):
+        assert stack.pattern is member.pattern, "the object of the data set"
 
 
 def test_evaluate_takes_each_block_as_a_system():
