@@ -3,6 +3,8 @@
 import itertools
 import os
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,14 @@ import pytest
 def runs_all(config: pytest.Config) -> bool:
     """Do slow tests run too?"""
     return config.getoption("--slow") or os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def every_nth(n: int, rows: Iterable[tuple[str, Any]]) -> list[Any]:
+    """Parameters of a test, rows of a name and values, of which `make test` takes each n-th alone."""
+    return [
+        pytest.param(*values, id=name, marks=[pytest.mark.slow] if i % n else [])
+        for i, (name, *values) in enumerate(rows)
+    ]
 
 
 def enough(items: list[pytest.Item]) -> set[pytest.Item]:

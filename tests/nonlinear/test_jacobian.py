@@ -451,7 +451,7 @@ class Given(torch.autograd.Function):
         return torch.mm(t, WEIGHTS[0, :, :3], out=torch.zeros(3, 3, dtype=F64))
 
 
-def random_pattern(*shape, seed=0):
+def numbers(*shape, seed=0):
     return torch.rand(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed)) + 0.1
 
 
@@ -572,8 +572,8 @@ EXACT = {
 
 @pytest.mark.parametrize("case", EXACT)
 def test_exact_patterns(case):
-    pattern, messages = found(EXACT[case], random_pattern(3, 4))
-    assert torch.equal(pattern, needed(EXACT[case], random_pattern(3, 4)))
+    pattern, messages = found(EXACT[case], numbers(3, 4))
+    assert torch.equal(pattern, needed(EXACT[case], numbers(3, 4)))
     assert not messages
 
 
@@ -596,11 +596,11 @@ GLOBAL = {
 @pytest.mark.parametrize("case", GLOBAL)
 def test_patterns_hold_for_all_u(case):
     f, entries = GLOBAL[case]
-    pattern, messages = found(f, random_pattern(6))
+    pattern, messages = found(f, numbers(6))
     assert int(pattern.sum()) == entries
     assert not messages
     for seed in range(4):
-        assert not (needed(f, 10 * random_pattern(6, seed=seed)) & ~pattern).any()
+        assert not (needed(f, 10 * numbers(6, seed=seed)) & ~pattern).any()
 
 
 POISSON = ls.problems.poisson((6,))
@@ -619,7 +619,7 @@ NAMED = {
 @pytest.mark.parametrize("case", NAMED)
 def test_what_is_not_known_is_named(case):
     f, message, entries = NAMED[case]
-    u = random_pattern(6)
+    u = numbers(6)
     with pytest.warns(RuntimeWarning, match=rf"jacobian_pattern: .*{message}") as caught:
         P = jacobian_pattern(f, u)
     assert any("test_jacobian.py:" in str(w.message) for w in caught)
@@ -648,7 +648,7 @@ REJECTED = {
 def test_what_cannot_be_followed_is_an_error(case):
     f, message = REJECTED[case]
     with pytest.raises(ValueError, match=f"^jacobian_pattern: f .*{message}"):
-        jacobian_pattern(f, random_pattern(3))
+        jacobian_pattern(f, numbers(3))
 
 
 def test_floating_point_arguments_may_be_zero_and_integers_are_constants():
@@ -657,18 +657,16 @@ def test_floating_point_arguments_may_be_zero_and_integers_are_constants():
     def f(u, k, at):
         return torch.diag(k) @ u + u[at].sum()
 
-    P = jacobian_pattern(f, random_pattern(6), k, at)
+    P = jacobian_pattern(f, numbers(6), k, at)
     assert P.nnz == 36  # as if k were full
-    assert (
-        jacobian_pattern(lambda u: f(u, k, at), random_pattern(6)).nnz == 12
-    )  # k is a constant of the program
+    assert jacobian_pattern(lambda u: f(u, k, at), numbers(6)).nnz == 12  # k is a constant of the program
 
 
 def test_parameters_that_are_trained_may_be_zero():
     constant = torch.zeros(4, 6, dtype=F64)
     W = constant.clone().requires_grad_()
-    assert jacobian_pattern(lambda u: W @ u, random_pattern(6)).nnz == 24
-    assert jacobian_pattern(lambda u: constant @ u, random_pattern(6)).nnz == 0
+    assert jacobian_pattern(lambda u: W @ u, numbers(6)).nnz == 24
+    assert jacobian_pattern(lambda u: constant @ u, numbers(6)).nnz == 0
 
 
 def test_a_dense_jacobian_of_many_unknowns_is_an_error_not_an_array():
@@ -694,5 +692,5 @@ def test_custom_functions_have_the_pattern_of_their_derivative():
         def backward(ctx, g):
             return g.roll(1)
 
-    P = jacobian_pattern(lambda u: Rounded.apply(u), random_pattern(4))
+    P = jacobian_pattern(lambda u: Rounded.apply(u), numbers(4))
     assert torch.equal(ls.CSR(torch.ones(4), P).to_dense(), torch.eye(4).roll(1, 1))

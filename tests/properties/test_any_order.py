@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from quick import every_nth
 from registry import F64, outputs
 from stress.graphs import CASES, _direction, carriers
 from torch.autograd import forward_ad
@@ -14,26 +15,13 @@ from torch.func import jvp
 # Why it is refused, by the argument: the library's own words, or torch's.
 FIRST_ALONE = "has first derivatives only"
 NO_FORWARD_MODE = "forward mode cannot reach|Trying to use forward AD"
-ONLY_SLOW = [case for i, case in enumerate(CASES.values()) if i % 8]
-PARAMETERS = [
-    pytest.param(case, id=case.name, marks=[pytest.mark.slow] if case in ONLY_SLOW else [])
-    for case in CASES.values()
-]
-
-
-@pytest.fixture
-def modules_in_float64():
-    """When they are made: within torch.func no module can be converted."""
-    torch.set_default_dtype(F64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def assert_near(a, b, rtol=1e-5):
     assert abs(a - b) <= rtol * max(1.0, abs(a), abs(b))
 
 
-@pytest.mark.parametrize("case", PARAMETERS)
+@pytest.mark.parametrize("case", every_nth(8, ((case.name, case) for case in CASES.values())))
 @pytest.mark.usefixtures("modules_in_float64")
 def test_derivatives_of_both_modes_and_orders(case):
     with warnings.catch_warnings():

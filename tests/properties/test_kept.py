@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from quick import every_nth
 from registry import beside, called, calls, outputs
 
 import learnsolve as ls
@@ -27,7 +28,7 @@ def by_torch(result):
     return torch.load(file, weights_only=False)
 
 
-SLOW = [pytest.param(name, marks=[pytest.mark.slow] if i % 6 else []) for i, name in enumerate(CALLS)]
+SOME = every_nth(6, zip(CALLS, CALLS, strict=True))
 WAYS = {
     "copied": copy.deepcopy,
     "pickled": lambda result: pickle.loads(pickle.dumps(result)),
@@ -36,7 +37,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", SOME)
 def test_a_copy_gives_the_same_numbers(name, way, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call, row = CALLS[name]
@@ -54,7 +55,7 @@ def alive():
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", SOME)
 def test_nothing_lives_longer_than_the_result(name, tmp_path, monkeypatch):
     """With gradients. The first calls may fill caches."""
     monkeypatch.chdir(tmp_path)

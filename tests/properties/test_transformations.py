@@ -8,27 +8,17 @@ from functools import partial
 
 import pytest
 import torch
-from registry import F64, beside, calls, outputs
+from quick import every_nth
+from registry import beside, calls, outputs
 from stress.graphs import CASES, _direction, carriers
 
 # Torch's vmap has no rules for its own sparse tensors.
 OF_TORCH = {"learnsolve.CSR.from_torch.T", "learnsolve.CSR.to_torch.self"}
-PARAMETERS = [
-    pytest.param(case, id=case.name, marks=[pytest.mark.slow] if i % 8 else [])
-    for i, case in enumerate(case for case in CASES.values() if case.name not in OF_TORCH)
-]
-
-
-@pytest.fixture
-def modules_in_float64():
-    """When they are made: within torch.func no module can be converted."""
-    torch.set_default_dtype(F64)
-    yield
-    torch.set_default_dtype(torch.float32)
+MAPPED = [(case.name, case) for case in CASES.values() if case.name not in OF_TORCH]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("case", PARAMETERS)
+@pytest.mark.parametrize("case", every_nth(8, MAPPED))
 @pytest.mark.usefixtures("modules_in_float64")
 def test_a_map_equals_a_loop(case):
     for start, make, pattern in carriers(case.value):
@@ -141,15 +131,11 @@ def programs():
             yield group, name, function, given
 
 
-GRAPHS = [
-    pytest.param(*case, id=".".join(case[:2]), marks=[pytest.mark.slow] if i % 24 else [])
-    for i, case in enumerate(programs())
-    if promises_a_graph(case[0], case[1], case[3])
-]
+GRAPHS = [(".".join(case[:2]), *case) for case in programs() if promises_a_graph(case[0], case[1], case[3])]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("group", "name", "function", "given"), GRAPHS)
+@pytest.mark.parametrize(("group", "name", "function", "given"), every_nth(24, GRAPHS))
 @pytest.mark.usefixtures("modules_in_float64", "fresh_compiler")
 def test_a_graph_equals_the_call(group, name, function, given):
     """With gradients, and a second call of the same shapes traces nothing anew."""
