@@ -31,7 +31,7 @@ OLDEST = (2, 10)  # learnsolve._library.MINIMUM_TORCH
 TESTS = (
     "matrix",
     "ops/test_contract.py",
-    "ops/test_identities.py",
+    "ops/test_products.py",
     "solvers/test_krylov.py",
     "solvers/test_stationary.py",
 )

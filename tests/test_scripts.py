@@ -523,3 +523,9 @@ def test_packs_are_stored_at_once(monkeypatch):
     assert spills.of_columns(found, ptx) == ([said.format(0)], [f"has no store of 16 bytes: {product}"])
     ptx = ptx.replace("st.global.f32", "st.global.v2.b64")
     assert spills.of_columns(found, ptx) == ([said.format(1)], [])
+
+
+def test_the_tests_of_a_wheel_are_there(monkeypatch):
+    assert [
+        name for name in script(monkeypatch, "wheels").TESTS if not (ROOT / "tests" / name).exists()
+    ] == []
