@@ -227,7 +227,7 @@ class Copy:
             os.execvp("mpirun", [*arguments[:3], *program, *arguments[3:]])
         exec(SITE)
         sys.path.insert(0, str(self.folder))
-        return int(pytest.main(["-x", "-p", "no:cacheprovider", "-o", "addopts=", *arguments]))
+        return int(pytest.main(["-x", "--slow", "-p", "no:cacheprovider", "-o", "addopts=", *arguments]))
 
     def try_fault(self, fault: Fault) -> str:
         path = self.folder / fault.file

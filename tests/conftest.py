@@ -73,11 +73,9 @@ def pytest_collection_modifyitems(config, items):
     order = {f"test_{name}": i for i, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
     if not runs_all(config):
-        many = set(items) - enough(items)
         skip = pytest.mark.skip(reason="long; run it with --slow")
-        for item in items:
-            if "slow" in item.keywords or item in many:
-                item.add_marker(skip)
+        for item in set(items) - enough(items, capped=not EMULATED):
+            item.add_marker(skip)
 
 
 @pytest.hookimpl(wrapper=True)

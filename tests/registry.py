@@ -8,6 +8,7 @@ beside it, and beside all arguments of a call.
 from __future__ import annotations
 
 import inspect
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -214,6 +215,28 @@ WITH: dict[str, dict[str, Any]] = {
     "richardson, unrolled.lmax": {"weight": None, "lmin": 0.5},
 }
 
+# Other operands of a row, in a row of its own "name; sample": three columns; and, of what takes any matrix,
+# one that is not symmetric. Solvers that take an M get one.
+_COLUMNS = {name: random(16, 3, seed=3) for name in ("b", "r", "x", "x0", "X")}
+_GENERAL = A.with_values(A.values * (1 + 0.2 * random(A.nnz, seed=4)))
+SAMPLES: dict[str, dict[str, Any]] = {
+    "columns": {**_COLUMNS, "M": P.IC0(A)},
+    "general": {**_COLUMNS, "A": _GENERAL, "B": _GENERAL.triu(), "M": P.ILU0(_GENERAL)},
+}
+SYMMETRIC = {"PCG", "cg", "eigsh", "fcg", "logdet", "minres", "selected_inverse"}
+
+
+def sample_of(call: str, function: Callable[..., Any]) -> str | None:
+    given = beside(call, function)
+    if given.get("A") is A and plain_name(call) not in SYMMETRIC:
+        return "general"
+    columns = given.keys() & _COLUMNS.keys()
+    return "columns" if any(given[name].shape == (16,) for name in columns) else None
+
+
+def plain_name(call: str) -> str:
+    return re.match(r"[\w.]*", call)[0]  # type: ignore[index]
+
 
 # Behind f and its start: what a solve of f(u, a) is given before a.
 OF_ARGUMENTS: dict[str, tuple[Any, ...]] = {
@@ -253,6 +276,14 @@ def of_iterations(name: str, solve: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def rows() -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """`calls`, and those of operations, solvers and preconditioners with the operands of `SAMPLES`."""
+    for group, name, call in calls():
+        yield group, name, call
+        if group in ("learnsolve", "ops", "solvers", "preconditioners") and (sample := sample_of(name, call)):
+            yield group, f"{name}; {sample}", call
+
+
 def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Functions, constructors, methods of `CSR`, calls of modules; solvers also with unrolled gradients."""
     for module in (ls, ls.ops, S, P, N, ls.problems, ls.nn, ls.analysis, ls.io):
@@ -284,17 +315,20 @@ def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 def number(call: str, argument: str, annotation: str = "") -> Any:
     default = 0.1 if "float" in annotation else None
-    return NUMBERS.get(f"{call}.{argument}", NUMBERS.get(argument, default))
+    call, _, sample = call.partition("; ")
+    usual = SAMPLES[sample] if sample else {}
+    return NUMBERS.get(f"{call}.{argument}", usual.get(argument, NUMBERS.get(argument, default)))
 
 
 def beside(call: str, function: Callable[..., Any], argument: str = "") -> dict[str, Any]:
     """What is passed beside the argument."""
+    row, (call, _, sample) = call, call.partition("; ")
     parameters = inspect.signature(function).parameters
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     given = {
-        name: number(call, name)
+        name: number(row, name)
         for name, p in parameters.items()
-        if p.default is p.empty and p.kind not in variable
+        if (sample and name == "M") or (p.default is p.empty and p.kind not in variable)
     }
     if "gradient" in parameters and "maxiter" in parameters and "," not in call:  # a solver
         exact = {"rtol": 1e-13, "btol": 1e-13, "maxiter": 2000, "atol": 1e-14}
@@ -307,7 +341,12 @@ def beside(call: str, function: Callable[..., Any], argument: str = "") -> dict[
 def called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     arguments = dict(arguments)
     if "parameters" in arguments:  # of an A that is a function
-        arguments["A"] = lambda x: arguments["parameters"][0] * x
+
+        def scaled(x: Tensor) -> Tensor:
+            d = arguments["parameters"][0]
+            return d * x if x.dim() == d.dim() else d.unsqueeze(-1) * x
+
+        arguments["A"] = scaled
         if "transpose" in inspect.signature(function).parameters:
             arguments["transpose"] = arguments["A"]
     if isinstance(arguments.get("T"), Tensor):

@@ -199,6 +199,7 @@ COMBINATIONS = {
 }
 
 
+@pytest.mark.rows(2)
 @pytest.mark.filterwarnings("ignore:set_plan_cache_limit")
 @little_memory
 @pytest.mark.parametrize("name", COMBINATIONS)
@@ -586,6 +587,7 @@ def test_no_interruptible_analysis_is_forgotten():
     assert set(ANALYSES) == {name for name in dir(_analysis) if not name.startswith("_")}
 
 
+@pytest.mark.rows(3)
 @with_a_timer
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "sort_triples")) for name in ANALYSES]

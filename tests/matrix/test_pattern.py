@@ -396,7 +396,6 @@ def test_union(structure, index):
         assert equal(col, C.col_indices)
 
 
-@pytest.mark.few(2)
 @both_indices
 @pytest.mark.parametrize("stretch", [1, 7, 100, 2**24])
 @long_and_short
@@ -419,6 +418,7 @@ def test_pattern_of_a_product_in_stretches(structure, stretch, index, monkeypatc
             assert device_analysis.product_pattern(*arrays, B.shape[1], first, C.nnz - 1) is None
 
 
+@pytest.mark.rows(2)
 @both_indices
 @pytest.mark.parametrize("masked", [False, True])
 @long_and_short

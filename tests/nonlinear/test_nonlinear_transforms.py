@@ -29,7 +29,6 @@ CLOSURES = {
 }
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("call", CLOSURES)
 def test_a_function_that_uses_a_transformed_tensor_is_an_error(call, transform):
@@ -184,7 +183,6 @@ def test_vmap_of_many_unknowns_of_a_function_that_writes_into_a_copy():
         torch.testing.assert_close(f(u[i], a[i]), torch.zeros_like(a[i]), rtol=0, atol=1e-7)
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("wrong", [-1.0, torch.nan])
 @pytest.mark.parametrize("method", ["newton", "chord", "lm", "fixed_point", "least_squares"])
 @pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")

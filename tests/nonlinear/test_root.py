@@ -59,6 +59,7 @@ def test_a_solution_has_a_small_residual(f, n, method):
     assert norms.shape == (solution.iterations + 1,)
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("kind", [*ROOTS, "fixed_point", "least_squares"])
 def test_derivatives_of_both_orders_and_both_modes(kind, quick):
     a = field(2).requires_grad_()
@@ -587,7 +588,6 @@ def without_the_weak(pattern):
     return jacobian
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("linear", ["auto", "gmres", "direct", lambda J, b: ls.solve(J, b)])
 @pytest.mark.parametrize("n", [40, 210])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

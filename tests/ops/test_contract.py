@@ -328,6 +328,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.rows(5)
 @in_a_graph
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_cases(case, quick):

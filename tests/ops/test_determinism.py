@@ -60,7 +60,6 @@ def everything(P, dtype, k):
     return [t.detach() for t in (*results, only_values, only_x)]
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("structure", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("k", [None, 3])

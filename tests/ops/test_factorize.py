@@ -208,7 +208,7 @@ def test_description():
         assert torch.equal(twin(b), F(b))
 
 
-@pytest.mark.few
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("transpose", [False, True], ids=["", "transpose"])
 @pytest.mark.parametrize(
     ("batch", "shape"),

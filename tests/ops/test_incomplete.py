@@ -398,6 +398,7 @@ def test_third_derivatives(kind):
     torch.testing.assert_close(third(library), third(loops), **CLOSE)
 
 
+@pytest.mark.rows(2)
 @every_elimination
 @pytest.mark.usefixtures("fresh_compiler")
 def test_compile_with_a_shift(kind):
@@ -556,8 +557,8 @@ LARGE = {
 }
 
 
+@pytest.mark.rows(2)
 @pytest.mark.skipif(on_cuda(), reason="threads of the CPU operators")
-@pytest.mark.few
 @pytest.mark.parametrize("structure", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, F64], ids=["float32", "float64"])
 def test_same_bits_for_any_number_of_threads(structure, dtype, monkeypatch):

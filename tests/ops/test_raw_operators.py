@@ -215,7 +215,7 @@ def with_wide_plan(arguments):
     return tree_map_only(torch.Tensor, wide, arguments)
 
 
-@pytest.mark.few
+@pytest.mark.rows(6)
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
@@ -254,7 +254,6 @@ def test_plans_of_either_index_type(name):
         assert all(map(torch.equal, *(t if isinstance(t, tuple) else (t,) for t in (found, wanted))))
 
 
-@pytest.mark.few
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=["int32", "int64"])
@@ -402,6 +401,7 @@ def run(name, contents, rounds):
     return status, told[: told.find(b"\0")].decode()
 
 
+@pytest.mark.rows(12)
 @pytest.mark.cpu_only
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("contents", [False, True], ids=["sizes", "contents"])

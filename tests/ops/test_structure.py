@@ -86,7 +86,6 @@ def keys(n):
     yield from (rng.random(n) < 0.5, torch.zeros(n, dtype=torch.bool), [])
 
 
-@pytest.mark.few
 @every_structure
 @both_indices
 def test_submatrices_agree_with_numpy(structure, index):

@@ -87,7 +87,7 @@ def hub(n):
     return pattern_of(S.tocsr(), torch.int32)
 
 
-@pytest.mark.few
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("f", [None, 3, 8])
 @pytest.mark.parametrize("by", BY)
 def test_a_hub(by, f):

@@ -301,6 +301,7 @@ def test_to_another_device(case):
         assert M.L().values.is_meta
 
 
+@pytest.mark.rows(2)
 @pytest.mark.skipif(
     _library._torch_version() < (2, 12), reason="torch.compile reads attributes of an object from 2.12 on"
 )

@@ -46,7 +46,6 @@ plain = pytest.mark.parametrize("case", [c for c in CASES if "," not in c.name],
 # --- solutions and histories ---
 
 
-@pytest.mark.few
 @every_method
 @pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -72,6 +71,7 @@ def test_solution_and_history(case, dtype, index):
             assert len(solution.statuses) == max(1, int(np.prod((*x.shape[:-2], *columns))))
 
 
+@pytest.mark.rows(9)
 @every
 @quiet
 def test_compiled_code_is_the_loop(case, quick):
@@ -106,6 +106,7 @@ def test_every_norm_of_the_history_is_that_of_its_iterate(case):
     assert torch.equal(iterates[-1].x, solution.x)
 
 
+@pytest.mark.rows(14)
 @every_method
 @quiet
 def test_columns_stop_on_their_own(case):
@@ -130,7 +131,6 @@ def test_columns_stop_on_their_own(case):
 # --- ends ---
 
 
-@pytest.mark.few
 @every_method
 @every_mode
 @quiet
@@ -218,7 +218,6 @@ def test_no_tolerance_ends_at_rounding_level(case):
 # --- what is said ---
 
 
-@pytest.mark.few
 @every_method
 @every_mode
 @quiet
@@ -244,7 +243,6 @@ def test_a_callback_stops(case, mode):
     assert case.call(A, b, callback=lambda at: 1, gradient=mode).converged  # anything but True goes on
 
 
-@pytest.mark.few
 @every_method
 @every_mode
 def test_a_failure_warns_or_raises(case, mode):
@@ -279,6 +277,7 @@ def test_a_failure_warns_or_raises(case, mode):
     assert solution.adjoint.iterations == 1
 
 
+@pytest.mark.rows(15)
 @every_method
 @quiet
 def test_no_keyword_is_ignored(case):
@@ -309,6 +308,7 @@ def test_no_keyword_is_ignored(case):
         assert not torch.equal(gradient(), gradient(adjoint_M=lambda r: w * r))
 
 
+@pytest.mark.rows(17)
 @every
 @quiet
 def test_a_fixed_number_of_iterations(case, quick):
@@ -354,7 +354,6 @@ def test_units_change_no_bit(case):
         assert torch.equal(other.x, one.x * (of_b / of_A))
 
 
-@pytest.mark.few
 @every
 @pytest.mark.parametrize("columns", [(), (2,)], ids=str)
 @quiet
@@ -378,6 +377,7 @@ def test_same_bits_for_any_number_of_threads(case, columns):
 COMPILED_TOO = ("cg", "lsqr", "gmres, complex")
 
 
+@pytest.mark.rows(4)
 @complex_too
 def test_gradients_are_those_of_dense_algebra(case):
     """Whatever the size of the cotangent; both solves of an implicit gradient run the same way."""
@@ -404,6 +404,7 @@ def test_gradients_are_those_of_dense_algebra(case):
         assert solutions[0].adjoint.execution == solutions[0].execution
 
 
+@pytest.mark.rows(2)
 @complex_branch
 @quiet
 def test_derivatives_of_the_iterations(case):
@@ -435,7 +436,6 @@ def test_derivatives_of_the_iterations(case):
         close(*actual, 1e-12)
 
 
-@pytest.mark.few
 @every
 @pytest.mark.parametrize("mode", MODES[1:])
 @quiet
@@ -448,6 +448,7 @@ def test_columns_that_stopped_leave_finite_gradients(case, mode):
     assert all(torch.isfinite(g).all() for g in grad(loss, (v, b)))
 
 
+@pytest.mark.rows(4)
 @complex_branch
 def test_transformations(case):
     v, B = case.v, case.right(3)
@@ -476,7 +477,7 @@ def test_transformations(case):
         torch.testing.assert_close(torch.func.hessian(loss(f))(v), hessian, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.few
+@pytest.mark.rows(2)
 @pytest.mark.parametrize(
     "case", [c for c in [*CASES, *COMPLEX] if c.name in COMPILED_TOO], ids=lambda c: c.name
 )
@@ -593,7 +594,6 @@ def solve(name, d, **options):
     return getattr(S, name)(times(d), B, **options).x
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("transform", [*DERIVATIVES, "vmap"])
 @pytest.mark.parametrize("name", SOLVERS)
 def test_a_callable_that_uses_a_transformed_tensor_is_an_error(name, transform):
@@ -627,7 +627,6 @@ MADE = {
 }
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("transform", DERIVATIVES)
 @pytest.mark.parametrize("made", MADE)
 def test_an_M_that_is_differentiated_is_an_error(made, transform):

@@ -181,7 +181,7 @@ def test_a_small_cotangent_is_not_zero():
     assert equal([a * 2.0**-60 for a in large], torch.autograd.grad(x, s.inputs, g * 2.0**-60))
 
 
-@pytest.mark.few
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("checkpointed", [False, True])
 @every_kind
 def test_compile(kind, checkpointed, fresh_compiler):

@@ -575,7 +575,7 @@ def run_on(name, D, b, tol, keywords):
     return run(name, A, b, tol=tol, **keywords)
 
 
-@pytest.mark.few
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("gradient", MODES)
 @pytest.mark.parametrize("name", ON_A_DEVICE)
 @pytest.mark.parametrize("every", [7, None], indirect=True)
@@ -587,7 +587,7 @@ def test_results_do_not_tell(name, gradient, every, device):
     assert torch.allclose(here.x, dense_solution(name, D, b), rtol=0, atol=1e-6)
 
 
-@pytest.mark.few
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("name", ON_A_DEVICE)
 def test_number_of_looks(name, every, device):
     """Each reads once, and once more where something seems done."""
@@ -599,7 +599,6 @@ def test_number_of_looks(name, every, device):
     assert sum("core/loop.py" in wait for wait in waits) <= 1 + looks + 3
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("maxiter", [0, 1, 5])
 @pytest.mark.parametrize("name", ON_A_DEVICE)
 def test_no_more_than_maxiter(name, maxiter, every, device):
@@ -608,7 +607,6 @@ def test_no_more_than_maxiter(name, maxiter, every, device):
         assert actual.iterations == maxiter
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("name", [*SYMMETRIC, *RECTANGULAR])
 def test_columns_that_fail_between_two_looks(name, every, device):
     D = torch.diag(torch.tensor([1.0, 2.0, -3.0, 4.0, 0.0], dtype=torch.float64))
@@ -618,7 +616,7 @@ def test_columns_that_fail_between_two_looks(name, every, device):
     assert name in RECTANGULAR or not here.converged
 
 
-@pytest.mark.few
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("name", SQUARE)
 def test_beyond_what_the_recurrence_knows(name, every, device):
     """In float32 r drifts away from b - A x: converged is what the true residual says, after new starts."""
@@ -711,7 +709,6 @@ def test_minres_goes_on_to_rounding_level(condition, dtype, device):
     assert ours <= 2 * error(D, b) <= 100 * condition * torch.finfo(dtype).eps
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("where", ["cpu", "device"])
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize("name", ["fcg", "fgmres"])

@@ -54,7 +54,7 @@ def each(A, solve, *tensors):
 # --- every row of the table ---
 
 
-@pytest.mark.few
+@pytest.mark.rows(8)
 @with_blocks
 @every_mode
 @quiet
@@ -69,7 +69,7 @@ def test_blocks_are_the_loop(case, mode):
                 check(A, solve(A, b, x0), each(A, solve, b, x0))
 
 
-@pytest.mark.few
+@pytest.mark.rows(6)
 @with_blocks
 @every_mode
 def test_gradients_are_those_of_the_loop(case, mode):
@@ -84,6 +84,7 @@ def test_gradients_are_those_of_the_loop(case, mode):
     close(actual, gradients(alone, *inputs), 1e-6)
 
 
+@pytest.mark.rows(5)
 @in_branches([c for c in CASES if c.blocks])
 def test_vmap(case):
     A = ls.BlockBatch(case.blocks)
@@ -164,7 +165,7 @@ def test_histories_are_differentiable():
     assert not third.any()
 
 
-@pytest.mark.few
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
 @pytest.mark.parametrize("name", ["cg", "minres", "gmres"])
 def test_derivatives_of_any_order(name, gradient):
@@ -229,7 +230,6 @@ def test_blocks_have_units_of_their_own(M):
 # --- stationary methods, modules ---
 
 
-@pytest.mark.few
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("iterations", [None, 3])
@@ -461,7 +461,7 @@ def test_the_window_and_periodic_boundaries():
     assert torch.allclose(ls.solvers.gmres(A, A @ x, rtol=1e-12).x, x)
 
 
-@pytest.mark.few
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("gradient", ["implicit", "unrolled", "checkpointed"])
 def test_gradients_of_a_solve(A, gradient):
     c, b = A.coefficients.clone().requires_grad_(), normal((*A.batch_shape, N, 2)).requires_grad_()

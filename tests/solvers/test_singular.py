@@ -32,6 +32,7 @@ def tight(name, A, b, **keywords):
     return getattr(S, name)(A, b, **{"rtol": 1e-13, "null_space": "constants", **keywords})
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("name", ANY)
 def test_two_null_spaces_of_a_nonsymmetric_matrix(name):
     def solution(w, b):

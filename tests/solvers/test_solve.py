@@ -488,7 +488,6 @@ def test_an_implicit_gradient_in_a_graph_refuses_what_it_would_drop():
         compiled(lambda b, x0: s.gmres(A, b, x0).x)(B, weight)
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("few", [{}, FEW], ids=["", "7"])
 def test_second_derivatives_in_a_graph_are_refused(backend, few):

@@ -85,6 +85,7 @@ def test_values_and_gradients_within_rounding(row, structure, quick):
             near([t.double() for t in g[0]], both, 1e-11 if dtype == F64 else 1e-2)
 
 
+@pytest.mark.rows(10)
 @every_row
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes(row, shape, quick):
@@ -103,6 +104,7 @@ def test_shapes(row, shape, quick):
             near(results(of(row, iterations=N, gradient=mode), inputs, which), expected, 1e-11)
 
 
+@pytest.mark.rows(11)
 @every_row
 def test_gradient_of_some_inputs_only(row):
     """Every subset of inputs that learn: the gradients of all of them at once, and none elsewhere."""
@@ -164,6 +166,7 @@ COMBINATIONS = [("columns", form) for form in ("()", "(n,)", "(N,)", "(1, n)", "
 ]
 
 
+@pytest.mark.rows(4)
 @every_row
 def test_gradcheck(row, quick):
     """Every second combination, the next row has the others. Under vmap, and forward over reverse,
@@ -183,6 +186,7 @@ def test_gradcheck(row, quick):
         assert gradgradcheck(f, inputs, check_fwd_over_rev=deep and mode == "unrolled", fast_mode=True)
 
 
+@pytest.mark.rows(6)
 @every_row
 def test_torch_func(row):
     """Forward mode in itself, and mapped over all inputs: as of the dense recurrence."""
@@ -212,6 +216,7 @@ TO_COMPILE = [
 ]
 
 
+@pytest.mark.rows(2)
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("i", TO_COMPILE)
 def test_compile(i):
@@ -335,7 +340,6 @@ def test_steps_to_a_tolerance_are_those_of_a_fixed_number(row):
         near(row.solve(A.to_scipy_linear_operator(), b, **options, **M).x, alone.x, 1e-11)
 
 
-@pytest.mark.few
 @every_row_that_stops
 @pytest.mark.parametrize("mode", MODES)
 def test_unrolled_until_a_tolerance(row, mode):
@@ -431,6 +435,7 @@ def test_steps_op_by_op_are_those_of_the_compiled_loop(row, shape, mode):
         near(results(of(row, **stop), inputs), results(of(row, iterations=at), inputs))
 
 
+@pytest.mark.rows(8)
 @every_row
 def test_divergence_is_named(row):
     A = ls.CSR.from_dense(torch.tensor([[1.0, 9.0], [9.0, 1.0]], dtype=F64))
@@ -475,6 +480,7 @@ def test_input_that_is_not_finite(row, bad):
         assert solution.status is Status.NON_FINITE
 
 
+@pytest.mark.rows(6)
 @every_row_that_stops
 def test_extraordinary_sizes(row):
     """Residuals whose squares leave the range of the dtype: the same iterations in any units."""

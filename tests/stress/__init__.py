@@ -35,7 +35,7 @@ HARNESSES = {
     "nonlinear": Harness("nonlinear", 20_000, 120),
     "gradients": Harness("gradients", 20_000, 60),
     "eigenpairs": Harness("nonlinear", 4_000, 8),
-    "graphs": Harness("graphs", 5_000, 552),  # each argument once
+    "graphs": Harness("graphs", 5_000, 40),  # each argument once: tests/properties
     "closures": Harness("graphs", 5_000, 60),
     "bits": Harness("resources", 200, 1),
     "interrupts": Harness("resources", 300, 24),

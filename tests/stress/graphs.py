@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from registry import F64, P, beside, called, calls, number, outputs
+from registry import F64, WITH, P, beside, called, number, outputs, rows
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -50,11 +50,13 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    for group, call, function in calls():
+    for group, call, function in rows():
         for name, p in inspect.signature(function).parameters.items():
             kind, value = str(p.annotation), number(call, name, str(p.annotation))
             takes_numbers = re.search(r"Tensor|CSR|Any|float|Mesh|Matrices|empty", kind)
             together = not (name.startswith("adjoint") and "unrolled" in call)
+            if ";" in call:  # arrays alone, and those without operands of their own
+                together &= not isinstance(value, float) and name not in WITH
             if takes_numbers and together and any(True for _ in carriers(value)):
                 doc = inspect.getdoc(function) or ""
                 yield Case(group, call, name, function, beside(call, function, name), value, doc)

@@ -112,6 +112,7 @@ ABSENT |= {name: {"sizes.png"} for name in ("precorrector", "neuralif", "multigr
 OFTEN_SEEN = ("heavyball", "precorrector", "neuralif", "multigrid")
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in OFTEN_SEEN)) for name in SMALL]
 )

@@ -416,6 +416,7 @@ def test_residuals_of_vectors_that_are_solved_before_the_last_iteration():
     assert float(residuals[-1].detach().max()) < 1e-12
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize(
     "options",
     [

@@ -150,6 +150,7 @@ def _numbers_only(no_pictures):
     pass
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("name", [quick_or_slow(name) for name in CURVES | OTHERS])
 def test_two_processes_follow_the_curve_of_one(two, same_curve, name):
     results, folder = two
@@ -365,6 +366,7 @@ def same_run(rows, a, b) -> None:
 OF_MOST = {*RUNS[:6], BALLS, CG, PRECORRECTOR, "gcn --seeds 3"}
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize(
     "command", [pytest.param(c, marks=() if c in OF_MOST else pytest.mark.slow) for c in RUNS]
 )

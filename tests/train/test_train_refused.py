@@ -440,6 +440,7 @@ def signed(folder, **changes) -> None:
     (folder / "state.json").write_text(json.dumps(summary))
 
 
+@pytest.mark.rows(11)
 @pytest.mark.parametrize(
     "changes",
     [
