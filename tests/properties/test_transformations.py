@@ -1,5 +1,5 @@
 """`torch.func.vmap` over an argument of every public call equals a loop, in values and gradients, or an error
-names the call, or says that vmap cannot do it; a graph of `torch.compile` equals the call."""
+names the call, or says that vmap cannot do it; a graph (torch.compile, torch.export) equals the call."""
 
 import inspect
 import re
@@ -138,6 +138,46 @@ GRAPHS = {f"{group}.{name}": row for group, name, *row in programs() if promises
 @pytest.mark.usefixtures("modules_in_float64", "fresh_compiler")
 def test_a_graph_equals_the_call(name):
     """With gradients, and a second call of the same shapes traces nothing anew."""
+    program, leaves = of_leaves(name)
+
+    def results(program):
+        torch.manual_seed(0)
+        found = program(leaves)
+        loss = sum((t * torch.arange(1.0, 1 + t.numel()).view_as(t)).sum() for t in found)
+        return found, torch.autograd.grad(loss, [*leaves.values()], allow_unused=True, materialize_grads=True)
+
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    found = results(compiled)
+    torch.testing.assert_close(found, results(program), rtol=1e-9, atol=1e-11)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        torch.testing.assert_close(results(compiled), found, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.usefixtures("modules_in_float64", "fresh_compiler")
+def test_an_exported_program_equals_the_call(name):
+    program, leaves = of_leaves(name)
+
+    class Program(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.called = getattr(GRAPHS[name][0], "__self__", None)  # a module, with parameters
+
+        def forward(self, leaves):
+            return program(leaves)
+
+    leaves = {key: t.detach() for key, t in leaves.items()}
+    torch.manual_seed(0)
+    expected = program(leaves)
+    exported = torch.export.export(Program(), (leaves,), strict=True)
+    torch.manual_seed(0)
+    torch.testing.assert_close(exported.module()(leaves), expected, rtol=1e-9, atol=1e-11)
+
+
+def of_leaves(name):
+    """The call as a function of a dict of its tensors, and these."""
     function, given = GRAPHS[name]
     carried = {
         key: next(carriers(value))
@@ -152,14 +192,4 @@ def test_a_graph_equals_the_call(name):
         first = [arguments.pop("self")] if "self" in arguments else []
         return outputs(function(*first, **arguments))
 
-    def results(program):
-        torch.manual_seed(0)
-        found = program(leaves)
-        loss = sum((t * torch.arange(1.0, 1 + t.numel()).view_as(t)).sum() for t in found)
-        return found, torch.autograd.grad(loss, [*leaves.values()], allow_unused=True, materialize_grads=True)
-
-    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
-    found = results(compiled)
-    torch.testing.assert_close(found, results(program), rtol=1e-9, atol=1e-11)
-    with torch.compiler.set_stance("fail_on_recompile"):
-        torch.testing.assert_close(results(compiled), found, rtol=0, atol=0)
+    return program, leaves
