@@ -32,23 +32,6 @@ def test_facts():
 
 
 @pytest.mark.cpu_only
-@pytest.mark.parametrize(
-    ("values", "pattern", "kind", "message"),
-    [
-        (torch.ones(P.nnz - 1), P, ValueError, rf"values must have shape \(..., nnz = {P.nnz}\), got"),
-        (torch.ones(P.nnz + 1), P, ValueError, rf"values must have shape \(..., nnz = {P.nnz}\), got"),
-        (torch.ones(P.nnz, 1), P, ValueError, r"got \(\d+, 1\)"),
-        (np.ones(P.nnz), P, TypeError, "values must be a torch.Tensor, got ndarray"),
-        (torch.ones(P.nnz), (6, 5), TypeError, "pattern must be a SparsityPattern, got tuple"),
-        (torch.ones(P.nnz, device="meta"), P, TypeError, "values are on meta, the pattern on cpu"),
-    ],
-)
-def test_refuses(values, pattern, kind, message):
-    with pytest.raises(kind, match=f"^CSR: .*{message}"):
-        ls.CSR(values, pattern)
-
-
-@pytest.mark.cpu_only
 def test_repr():
     facts = f"shape=(6, 5), nnz={P.nnz}, dtype=float64, device=cpu, density={P.nnz / 30:.1%}"
     assert repr(matrix()) == f"CSR({facts})"

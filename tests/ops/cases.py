@@ -86,8 +86,6 @@ def least_squares(shape: str, damped: bool) -> Case:
             else torch.zeros((), dtype=torch.float64),
         ],
         tolerance=1e-10,
-        fast=True,
-        full=shape == "vector",
     )
 
 
@@ -226,7 +224,6 @@ SOLVE_ROWS += [
             normal((LOCAL.nnz,), seed=seed),
         ],
         compiles=False,
-        batched=False,
         tolerance=1e-11,
     ),
 ]
@@ -248,8 +245,6 @@ def jacobi(weight: str, shape: str, gradient: str = "unrolled") -> Case:
         pattern=stationary_cases.small_square,
         make=lambda P, seed: JACOBI.inputs(P, shape, form, STEPS, seed=seed),
         tolerance=1e-11,
-        fast=True,
-        full=shape == "vector" and weight == "row and sweep",
     )
 
 
@@ -272,8 +267,6 @@ def momentum(name: str, shape: str, form: str) -> Case:
         tolerance=1e-11,
         # On a device the sums for the momentum's gradient round differently where b is not aligned.
         bits=os.environ.get("LEARNSOLVE_CUDA_EMULATOR", "0") in ("", "0"),
-        fast=True,
-        full=name == "vector",
     )
 
 
@@ -286,10 +279,7 @@ def pcg(kind: str, shape: str) -> Case:
         pattern=lambda: s.P,
         make=lambda P, seed: stationary_cases.pcg_system(kind, shape, grid(5, 2), seed=seed).inputs,
         compiles=False,  # solvers/test_loop_operators.py
-        batched=False,
         tolerance=1e-10,
-        fast=True,
-        full=shape == "vector",
     )
 
 
@@ -355,7 +345,6 @@ def of_complex(name: str, which: str = "all") -> Case:
         positive=positive,
         shapes=None if case.shapes is None else shapes,
         make=None if case.make is None else make,
-        fast=True,
     )
 
 

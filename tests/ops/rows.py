@@ -52,10 +52,7 @@ class Case:
     pattern: Callable[[], ls.SparsityPattern] = small_pattern  # that derivatives are checked on
     make: Callable[[ls.SparsityPattern, int], list[Tensor]] | None = None  # inputs, from a pattern and a seed
     tolerance: float = 1e-12
-    batched: bool = True  # torch maps its backward over several cotangents
     bits: bool = True  # that stay the same whatever the layout of an operand
-    fast: bool = False  # check derivatives along directions, not entry by entry
-    full: bool = False  # but entry by entry under --slow
     square: bool = False  # the matrix must be: of others the leading block is taken
 
     @property

@@ -21,7 +21,6 @@ from reference import (
     small_pattern,
     structures,
 )
-from torch.autograd import gradcheck
 
 import learnsolve as ls
 from learnsolve.matrix.cache import outside_of_graphs
@@ -80,20 +79,6 @@ def test_value_and_gradients(case: Case, quick: bool):
             assert_within(t, wanted[i], magnitude[i].abs(), terms[i].abs(), f"gradient {i} of {what}")
 
 
-@transformed
-def test_gradcheck(case: Case, quick: bool):
-    P = case.pattern()
-    inputs = case.inputs(P, requires_grad=True)
-    assert gradcheck(
-        lambda *a: case.sparse(P, *a),
-        inputs,
-        check_forward_ad=True,
-        check_batched_grad=case.batched,
-        check_batched_forward_grad=case.batched,
-        fast_mode=quick or (case.fast and not case.full) or not is_branch(case),
-    )
-
-
 @every_case
 def test_gradient_of_some_inputs_only(case: Case):
     """Each input alone, the others constant: the same gradient as with all of them, and None elsewhere."""
@@ -139,14 +124,10 @@ def test_torch_func(case: Case):
     both(lambda f: func.jvp(lambda *a: func.grad(loss(f), argnums=every)(*a), inputs, tangents))
 
 
-# One mechanism for all: by `make test` for a few.
-NESTED = {"spmm vector", "transpose batch", "sptrsv, vector, lower", "ic0", "logdet", "pcg, diagonal, vector"}
-
-
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=() if c.name in NESTED else pytest.mark.slow, id=c.name) for c in EVERY]
-)
-def test_forward_mode_in_forward_mode(case: Case, quick: bool):
+@transformed
+@pytest.mark.rows(6)
+def test_forward_mode_in_forward_mode(case: Case):
+    """One mechanism for all."""
     P, func = case.pattern(), torch.func
     inputs = tuple(case.inputs(P))
     ways = [tuple(normal(t.shape, seed=20 + 9 * k + i) for i, t in enumerate(inputs)) for k in range(3)]
@@ -158,17 +139,14 @@ def test_forward_mode_in_forward_mode(case: Case, quick: bool):
     def of_two(f):
         return lambda *a: torch.vmap(f)(*(torch.stack((t, 2 * t)) for t in a))
 
-    stacks = [lambda f, along: along(along(f, ways[0]), ways[1])]
-    if not quick:
-        stacks += [
-            lambda f, along: along(along(along(f, ways[0]), ways[1]), ways[2]),
-            lambda f, along: along(mapped(along, f), ways[0]),
-            lambda f, along: mapped(along, along(f, ways[0])),
-            lambda f, along: along(of_two(along(f, ways[0])), ways[1]),
-            lambda f, along: func.grad(lambda *a: along(along(f, ways[0]), ways[1])(*a).sum()),
-            lambda f, along: along(along(func.grad(lambda *a: f(*a).sum()), ways[0]), ways[1]),
-        ]
-    for stack in stacks:
+    for stack in (
+        lambda f, along: along(along(along(f, ways[0]), ways[1]), ways[2]),
+        lambda f, along: along(mapped(along, f), ways[0]),
+        lambda f, along: mapped(along, along(f, ways[0])),
+        lambda f, along: along(of_two(along(f, ways[0])), ways[1]),
+        lambda f, along: func.grad(lambda *a: along(along(f, ways[0]), ways[1])(*a).sum()),
+        lambda f, along: along(along(func.grad(lambda *a: f(*a).sum()), ways[0]), ways[1]),
+    ):
         found = stack(lambda *a: torch.sin(case.sparse(P, *a)), forward_along)(*inputs)
         wanted = stack(lambda *a: torch.sin(case.dense(P, *a)), reverse_along)(*inputs)
         scale = max(1.0, float(wanted.abs().max())) if wanted.numel() else 1.0

@@ -145,9 +145,6 @@ def test_the_pattern_of_ilut_does_not_depend_on_the_scaling_of_rows():
     assert (mask(kept) == mask(scaled)).all()
 
 
-# --- derivatives ---
-
-
 # --- shifts and breakdown ---
 
 
@@ -322,16 +319,12 @@ def test_a_pivot_that_A_does_not_have_may_come_from_fill():
 
 
 @every_kind
-def test_pattern_errors(kind):
+def test_a_pattern_without_a_diagonal_is_refused(kind):
     op, P = getattr(ls.ops, kind), small()
     A = ls.CSR(dominant(P), P)
     hole = pattern_of(scipy.sparse.csr_array(np.diag([1.0, 1, 1, 0, 1])))
-    for error, message, pattern in (
-        (TypeError, "pattern must be a SparsityPattern, got CSR; of a CSR take its .pattern", A),
-        (ValueError, "the pattern must have an entry on its diagonal in every row, row 3 has none", hole),
-    ):
-        with pytest.raises(error, match=f"{kind}: {message}"):
-            op(A, pattern=pattern)
+    with pytest.raises(ValueError, match=f"{kind}: .* on its diagonal in every row, row 3 has none"):
+        op(A, pattern=hole)
 
 
 @pytest.mark.parametrize("choose", [ls.ops.ict, ls.ops.ilut])

@@ -350,8 +350,6 @@ def test_errors(kind):
     minus = torch.tensor(-0.5, dtype=A.dtype)
     for message, arguments in (
         ("A must have an entry on its diagonal in every row, row 2 has none", {"A": hole}),
-        ("shift must be finite and not negative, got -0.5", {"shift": minus}),
-        ("shift must be finite and not negative, got nan", {"shift": minus * torch.nan}),
         ("shift must broadcast to the batch axes", {"shift": A.values[:3]}),
     ):
         with pytest.raises(ValueError, match=f"{kind}: {message}"):

@@ -222,7 +222,6 @@ def test_errors():
         (lambda: A @ A, ValueError, r"spgemm: A.shape\[1\] must equal B.shape\[0\], got .*\(4, 5\)"),
         (lambda: ops.spgemm(A, A.T, mask=A.pattern), ValueError, r"the shape of A B, \(4, 4\), got \(4, 5\)"),
         (lambda: ops.spgemm(*batches), ValueError, "the batch axes of A.values and B.values must broadcast"),
-        (lambda: ops.galerkin(A, A), ValueError, "galerkin: A must be square"),
         (lambda: limit(1e9), TypeError, "set_spgemm_plan_limit: bytes must be an int, got float"),
         (lambda: limit(-1), ValueError, "set_spgemm_plan_limit: bytes must not be negative"),
     ):

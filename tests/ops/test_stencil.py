@@ -281,26 +281,6 @@ raw = torch.ops.learnsolve
 FLAT, OPEN = [o for offset in CROSS for o in offset], [0, 1]
 
 
-def opcheck(operator, arguments, dtype):
-    """Symbolic shapes, which are slow to trace, for one dtype."""
-    static = ("test_schema", "test_faketensor") if dtype == torch.float32 else ()
-    torch.library.opcheck(operator, arguments, **({"test_utils": static} if static else {}))
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=["float32", "float64"]
-)
-def test_opcheck(dtype):
-    c, x = normal((5, 4, 6), dtype), normal((4, 6), dtype, seed=1)
-    cb, xb = normal((2, 5, 4, 6), dtype), normal((2, 4, 6), dtype, seed=1)
-    for k, f in ((c, x), (c[:, :1, :1], x), (cb, x), (c, xb), (cb[:, :, :1, :1], xb)):
-        for transpose, shared in itertools.product((False, True), repeat=2):
-            opcheck(raw.stencil.default, (k, f, FLAT, OPEN, transpose, shared), dtype)
-    for u, w in ((x, x), (xb, x), (x, xb), (xb, xb)):
-        for constant, shared in itertools.product((False, True), repeat=2):
-            opcheck(raw.stencil_products.default, (u, w, FLAT, OPEN, constant, shared), dtype)
-
-
 def test_wrong_arguments_are_refused():
     c, x = normal((5, 4, 6)), normal((4, 6))
     for arguments, message in (

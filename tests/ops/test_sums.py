@@ -17,7 +17,6 @@ from reference import (
     pattern_of,
     power_law,
     random,
-    small_pattern,
     structures,
 )
 
@@ -186,24 +185,6 @@ def test_a_large_gather(by, monkeypatch):
     assert torch.equal(*(torch.autograd.grad(y.sin().sum(), x)[0] for y in (found, wanted)))
     nothing = ls.SparsityPattern(torch.zeros(1, dtype=torch.int32), torch.empty(0, dtype=torch.int32), (0, 0))
     assert ops.gather(x[:, :0], nothing, by).shape == (2, 0, 3)
-
-
-ALL = [ops.gather, ops.segment_sum, ops.segment_mean, ops.segment_max, ops.segment_softmax]
-
-
-@pytest.mark.parametrize("function", ALL, ids=lambda f: f.__name__)
-def test_features_of_another_shape_are_refused(function):
-    P, name = small_pattern(), function.__name__
-    size = 4 if function is ops.gather else P.nnz
-    t = normal((size, 2))
-    with pytest.raises(TypeError, match=rf"{name}: pattern must be a SparsityPattern, got CSR.*A\.pattern"):
-        function(t, ls.CSR(normal((P.nnz,)), P))
-    with pytest.raises(ValueError, match=f"{name}: by must be one of .'row', 'column'., got 'col'"):
-        function(t, P, "col")
-    message = rf"{name}: . must have shape .* = {size},\) or \(\.\.\., {size}, f\)"
-    for wrong in (t.T, t[:-1], t[0, 0]):
-        with pytest.raises(ValueError, match=message):
-            function(wrong, P)
 
 
 INT32, INT64 = torch.int32, torch.int64

@@ -238,20 +238,12 @@ def test_derivatives(row, quick):
     def squares(c):
         return row.values(c).square()
 
-    c = row.coefficients()
-    leaf = c.clone().requires_grad_()
-    assert gradcheck(squares, leaf, check_forward_ad=True, check_batched_grad=True, fast_mode=quick)
-    assert gradcheck(
-        row.values, leaf, check_forward_ad=True, check_batched_forward_grad=True, fast_mode=quick
-    )
+    leaf, many = row.coefficients().requires_grad_(), row.coefficients(4)
+    assert gradcheck(squares, leaf, check_forward_ad=True, fast_mode=quick)
     assert gradgradcheck(squares, leaf, check_fwd_over_rev=True, fast_mode=quick or leaf.numel() > 20)
-    func, many = torch.func, row.coefficients(4)
-    torch.testing.assert_close(func.jacrev(squares)(c), func.jacfwd(squares)(c))
-    for dim in (0, many.dim() - 1):
-        mapped = func.vmap(row.values, in_dims=dim)(many.movedim(0, dim))
-        torch.testing.assert_close(mapped, torch.stack([row.values(one) for one in many]))
-    gradient = func.grad(lambda c: squares(c).sum())
-    torch.testing.assert_close(func.vmap(gradient)(many), torch.stack([gradient(one) for one in many]))
+    gradient = torch.func.grad(lambda c: squares(c).sum())
+    mapped = torch.func.vmap(gradient, in_dims=-1)(many.movedim(0, -1))
+    torch.testing.assert_close(mapped, torch.stack([gradient(one) for one in many]))
 
 
 @every
@@ -381,45 +373,17 @@ def data(name, split="train", count=1, **options):
 SPD, LOG = "random_spd", "log_gaussian_diffusion"
 VALUES = [
     (lambda: P.poisson(()), r"poisson: shape must have 1 or 2 or 3 dimensions, got \(\)"),
-    (lambda: P.poisson((2, 2, 2, 2)), "poisson: shape must have 1 or 2 or 3 dimensions"),
     (lambda: P.poisson((3, 0)), r"poisson: .* at least one grid point per dimension, got \(3, 0\)"),
-    (lambda: P.poisson(-1), "poisson: .* at least one grid point per dimension, got -1"),
     (lambda: P.poisson((4, 2), boundary="periodic"), r"poisson: .* 3 points along each axis.*\(4, 2\)"),
     (lambda: P.poisson((3, 3), rows=(2, 10)), r"poisson: rows must be \(lo, hi\) with 0 <= lo <= hi <= 9"),
     (lambda: P.anisotropic((3,), 0.1, 0.0), "anisotropic: shape must have 2 dimensions"),
-    (lambda: P.anisotropic((3, 3), 0.0, 0.0), "anisotropic: epsilon must be positive and finite, got 0.0"),
-    (lambda: spd(n=0), "random_spd: n must be at least 1"),
-    (lambda: spd(density=0.0), "random_spd: density must lie in 0 < density <= 1, got 0.0"),
-    (lambda: spd(density=1.5), "random_spd: density must lie in"),
-    (lambda: spd(alpha=0.0), "random_spd: alpha must be positive and finite, got 0.0"),
     # coefficients on grids
-    *(
-        (
-            lambda v=value: P.diffusion(kappa(v)),
-            rf"diffusion: kappa must be positive and finite, got kappa\[1, 0, 2\] = {value}; .* torch.exp",
-        )
-        for value in (0.0, -1.5, math.inf, math.nan)
-    ),
-    (lambda: P.diffusion(torch.ones(3)), r"diffusion: kappa must have 2 or 3 axes, got shape \(3,\)"),
-    (lambda: P.diffusion(torch.ones(2, 2, 2, 2)), "diffusion: .* pass dimensions, the number of axes"),
+    (lambda: P.diffusion(kappa(0.0)), r"kappa must be .*, got kappa\[1, 0, 2\] = 0.0; .* torch.exp"),
     (lambda: P.diffusion(torch.ones(2, 2), dimensions=3), r"shape \(..., nx, ny, nz\), .*, got \(2, 2\)"),
-    (lambda: P.diffusion(torch.ones(2, 2), dimensions=1), "diffusion: dimensions must be 2 or 3, got 1"),
-    (lambda: P.diffusion(torch.ones(2, 0)), "diffusion: .* with a grid point at least"),
     (lambda: P.diffusion(torch.ones(5, 4, 3), dimensions=2, rows=(0, 1)), "diffusion: rows are of one grid"),
-    (lambda: nodal_of(1, 4), r"nodal_diffusion: .* at least 2 x 2 cells .*dirichlet.* got \(1, 4\)"),
     (lambda: nodal_of(2, 4, boundary="periodic"), "nodal_diffusion: .* at least 3 x 3 cells"),
-    (lambda: nodal_of(4), r"nodal_diffusion: .* shape \(..., cx, cy\)"),
-    (lambda: P.nodal_diffusion(torch.zeros(4, 4)), r"kappa must be positive and finite, got kappa\[0, 0\]"),
-    (lambda: convection(3, 4, 4), r"wind must have shape \(..., 2, nx, ny\).* got \(3, 4, 4\)"),
-    (lambda: convection(5), "an axis of components and 1, 2 or 3 axes, got .* for a batch, pass"),
-    (lambda: convection(2, 4, 0), "convection_diffusion: wind must have shape"),
-    (lambda: convection(2, 4, 4, dimensions=4), "dimensions must be 1, 2 or 3, got 4"),
     (lambda: convection(2, 4, 4, reaction=torch.ones(3)), r"reaction must have.*\(3,\)"),
-    (lambda: P.helmholtz(torch.ones(())), "helmholtz: kh must have 1, 2 or 3 axes"),
-    (lambda: P.helmholtz(torch.ones(2, 2, 2, 2)), "helmholtz: .* for a batch, pass dimensions"),
     (lambda: P.helmholtz(torch.ones(4), dimensions=2), r"helmholtz: kh must have shape \(..., nx, ny\)"),
-    (lambda: P.helmholtz(torch.ones(4, 0)), "helmholtz: .* with a grid point at least"),
-    (lambda: P.helmholtz(torch.ones(4), dimensions=0), "helmholtz: dimensions must be 1, 2 or 3, got 0"),
     (lambda: P.helmholtz(torch.ones(4), shift=complex(1, math.inf)), "helmholtz: shift must be finite"),
     # graphs
     (
@@ -427,46 +391,22 @@ VALUES = [
         r"in both directions, got \[1, 2\] 1 times and \[2, 1\] 0 times; .* pass both_directions=False",
     ),
     (lambda: laplacian([[0, 1], [1, 3]], n=3), r"nodes .* 0 <= index < 3, got edge_index\[1\]\[1\] = 3"),
-    (lambda: laplacian([[0], [-1]]), r"0 <= index < 1, got edge_index\[1\]\[0\] = -1"),
-    (lambda: laplacian([[0, 1, 2]]), r"graph_laplacian: .* shape \(2, E\), got \(1, 3\)"),
     (lambda: laplacian([[0, 1], [1, 2], [2, 0]]), r"shape \(2, E\), got \(3, 2\); of pairs, .* pairs.T"),
     (lambda: P.graph_laplacian(E1[:, :0]), "graph_laplacian: without edges, n must give the number of nodes"),
-    (lambda: laplacian([[0], [1]], weights=torch.ones(2)), r"weights .* \(..., m = 1\), got \(2,\)"),
-    (lambda: laplacian([[0], [1]], weights=torch.tensor(1.0)), "graph_laplacian: weights must have shape"),
-    (lambda: laplacian([[0], [1]], weights=torch.tensor([[1.0], [-2.0]])), r"weights\[1, 0\] = -2.0"),
-    (
-        lambda: laplacian([[0], [1]], weights=torch.tensor([math.nan])),
-        r"graph_laplacian: .*weights\[0\] = nan",
-    ),
     (lambda: grounded(edge_index=torch.tensor([[0, 1], [1, 7]])), r"< 7, got edge_index\[1\]\[1\] = 7"),
-    (
-        lambda: grounded(edge_index=torch.tensor([[-1], [0]])),
-        r"grounded_laplacian: .*edge_index\[0\]\[0\] = -1",
-    ),
     (lambda: grounded(edge_index=PATHS.T), r"grounded_laplacian: .* got \(7, 2\); of pairs, .* pairs.T"),
-    (lambda: grounded(weights=torch.ones(3)), r"grounded_laplacian: weights must have shape \(..., m = 7\)"),
-    (lambda: grounded(weights=-torch.ones(7)), r"grounded_laplacian: .*weights\[0\] = -1.0"),
-    (lambda: grounded(weights=torch.full((7,), math.nan)), r"grounded_laplacian: .*weights\[0\] = nan"),
     (lambda: grounded(grounded=GROUNDED[None]), r"grounded_laplacian: grounded must have shape \(nodes,\)"),
     (
         lambda: grounded(grounded=torch.ones(7, dtype=torch.bool)),
         "grounded_laplacian: all nodes are grounded",
     ),
-    (lambda: P.delaunay_graph(2, 0), "delaunay_graph: n must be at least 3"),
-    (lambda: P.delaunay_graph(10, 0, boundary="periodic", blocks=2), "blocks must be at least 3"),
     (lambda: P.delaunay_graph(3, 0), "delaunay_graph: each of the n = 3 points has a neighbor outside"),
     # meshes
-    (lambda: P.p1_mass(MESH, ONE[1:]), r"p1_mass: rho must have shape \(..., triangles = "),
-    (lambda: P.p1_stiffness(MESH, 0 * ONE), r"p1_stiffness: kappa must be positive .*, got kappa\[0\]"),
-    (lambda: P.random_mesh(3, seed=0), "random_mesh: n must be at least 16"),
-    (lambda: P.random_mesh(30, seed=0, domain="disc"), "random_mesh: domain must be one of"),
     (lambda: P.TriangleMesh(SQUARE, TWO), "TriangleMesh: .*all points are fixed"),
     (lambda: P.TriangleMesh(SQUARE, TWO + 2, NONE), r"0 <= point < 4, got triangles\[0\] = \[2, 3, 4\]"),
     (lambda: P.TriangleMesh(SQUARE, TWO[:, :2], NONE), r"TriangleMesh: triangles must have shape \(any, 3\)"),
-    (lambda: P.TriangleMesh(SQUARE[:, :1], TWO, NONE), r"TriangleMesh: points must have shape \(any, 2\)"),
     (lambda: P.TriangleMesh(SQUARE, TWO, NONE[:3]), r"a bool tensor of shape \(points = 4,\)"),
     (lambda: P.TriangleMesh(SQUARE, E1.new_tensor([[0, 1, 1]]), NONE), r"have an area, got triangles\[0\]"),
-    (lambda: P.TriangleMesh(SQUARE / 0, TWO, NONE), r"TriangleMesh: points must be finite, got points\[0\]"),
     (
         lambda: torch.func.vmap(lambda x: P.TriangleMesh(x, TWO, NONE).areas)(SQUARE.expand(2, 4, 2)),
         "TriangleMesh: inside torch.func.vmap",
@@ -474,9 +414,7 @@ VALUES = [
     # random fields and data sets
     (lambda: field(shape=(3, 3, 3, 3)), "gaussian_field: .*1 or 2 or 3 dimensions"),
     (lambda: field(shape=(3, 0)), "gaussian_field: .*at least one grid point"),
-    (lambda: field(length=0.0), "gaussian_field: length must be positive and finite, got 0.0"),
     (lambda: data("poisson"), "dataset: name must be one of convection_diffusion, .*, random_spd"),
-    (lambda: data(None), "dataset: name must be one of"),
     (lambda: data(SPD, "val"), r"dataset: split must be one of \('train', 'validation', 'test'\)"),
     (lambda: data(SPD, count=-1), "dataset: .*count must be at least 0"),
     (lambda: data(SPD, count=10_001), r"dataset: .* 10000 seeds for split='train'.* got count=10001"),
@@ -498,13 +436,11 @@ VALUES = [
     (lambda: data("helmholtz", shift=math.inf), "dataset: .*shift must be finite"),
 ]
 TYPES = [
-    (lambda: P.poisson((2, 2.5)), "poisson: shape must be an int or a tuple of ints"),
     (lambda: P.poisson(3, dtype=torch.int64), "poisson: dtype must be torch.float32 or torch.float64"),
     (
         lambda: P.anisotropic((3, 3), 0.1, 0.0, dtype=torch.float16),
         "anisotropic: dtype must be torch.float32",
     ),
-    (lambda: P.anisotropic((3, 3), 0.1, 0.0, rows=3), "anisotropic: rows must be two ints"),
     (
         lambda: P.gallery("knot", dtype=torch.complex64),
         "gallery: dtype must be torch.float32 or torch.float64",
@@ -513,12 +449,7 @@ TYPES = [
     (lambda: convection(2, 4, 4, reaction=torch.ones(4).double()), "reaction has dtype"),
     (lambda: P.helmholtz(torch.ones(4, dtype=torch.complex64)), "kh must be real, got torch.complex64"),
     (lambda: laplacian([[0.0], [1.0]]), "graph_laplacian: edge_index must hold integers, got torch.float32"),
-    (
-        lambda: laplacian([[0], [1]], weights=torch.ones(1, device="meta")),
-        "weights are on meta, edge_index on",
-    ),
     (lambda: grounded(edge_index=PATHS.double()), "grounded_laplacian: edge_index must hold integers"),
-    (lambda: grounded(weights=torch.ones(7, device="meta")), "weights are on meta, edge_index on cpu"),
     (lambda: grounded(grounded=GROUNDED.to("meta")), "grounded is on meta, edge_index on cpu"),
     (lambda: grounded(grounded=GROUNDED.long()), "grounded_laplacian: grounded must be bool"),
     (lambda: P.TriangleMesh(SQUARE, TWO.float(), NONE), "TriangleMesh: triangles must be integers"),
@@ -528,7 +459,6 @@ TYPES = [
 ]
 OTHERS = [
     (lambda: P.poisson(3, stencil="q1"), "poisson: stencil='q1' is for two dimensions"),
-    (lambda: P.poisson((3, 3, 3), stencil="q1"), "poisson: .*use stencil='fd'"),
     (lambda: P.gallery("helmholtz_2D"), "gallery: 'helmholtz_2D' is a complex matrix"),
 ]
 ERRORS = [

@@ -120,19 +120,15 @@ def test_a_run_learns_and_leaves_a_network(run, rows, report, leaves, name, opti
 
 def test_what_the_recipes_refuse(run, capsys):
     for name, options, message in (
-        ("precorrector", ["--batch", 0], "--batch must be at least 1"),
         ("precorrector", ["--scales", "[1]"], "--scales must be at least 2"),
         ("precorrector", ["--contrast", "[1.0]"], "--contrast must be the smallest and the largest"),
         ("precorrector", ["--tolerances", "[2.0]"], "--tolerances must be numbers between 0 and 1"),
         ("neuralif", ["--loss", "product"], "give --resample false"),
         ("neuralif", ["--density", 2.0], "--density must be above 0 and at most 1"),
-        ("neuralif", ["--gamma", 0.0], "--gamma must be a positive number"),
         ("multigrid", ["--max_coarse", 256], "--max_coarse must be at least 1 and below 256"),
-        ("multigrid", ["--cycles", 0], "--cycles"),
         ("multigrid", ["--grid", 33], "--grid must be at most 32 with --loss cycles, which factors dense"),
         ("gnp", ["--test_vectors", "identity"], "--test_vectors must be a number here"),
         ("gnp", ["--problem.shape", "[4,4,4]"], "convection_diffusion needs a shape of two axes"),
-        ("gnp", ["--krylov", 0], "--krylov must be at least 1"),
         ("gnp", ["--problem.contrast", 3], "not used by --problem.name convection_diffusion"),
         ("newton", ["--p", 1.5], "--p must be at least 2"),
         ("newton", ["--modes", 21], "--modes must be at most 20 on --grid 32, got 21"),
