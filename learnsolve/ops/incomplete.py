@@ -115,9 +115,9 @@ def ic0(
     -----
     Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527); a searched sigma is a
     constant. Any order; forward mode, vmap, `torch.compile` (not "shift"). A RuntimeWarning reports the
-    shift. Cost: two flops per product l_ik l_jk on an entry, twice as many for the gradient
-    (docs/operations.md). On a CUDA device a breakdown gives NaN. Source: Meijerink, van der Vorst,
-    doi:10.1090/S0025-5718-1977-0438681-4.
+    shift and how many factorizations failed. Cost: two flops per product l_ik l_jk on an entry, twice as many
+    for the gradient (docs/operations.md). On a CUDA device a breakdown gives NaN. Source: Meijerink and van
+    der Vorst, doi:10.1090/S0025-5718-1977-0438681-4.
 
     Examples
     --------
@@ -458,13 +458,13 @@ def _search(
         by, Q = slice(None), P
     ptr, idx = (as_numpy(a).astype("int64", copy=False) for a in (Q.crow_indices, Q.col_indices))
     message, shift = "", start
-    for shift in attempts(start):
+    for failed, shift in enumerate(attempts(start)):
         shifted = numbers.copy()
         shifted[on] *= 1 + shift
         crow, col, row, pivot = _analysis.threshold_pattern(ptr, idx, shifted[by], cholesky, fill, droptol)
         if row < 0:
             if shift != start:
-                warn(function, shift)
+                warn(function, shift, failed)
             return _chosen(function, P, crow, col), given if shift == start else shift
         message = breakdown_message("ict/ic0" if cholesky else "ilut/ilu0", row, pivot, None)
         if on_breakdown == "raise":

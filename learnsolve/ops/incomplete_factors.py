@@ -395,7 +395,7 @@ def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) 
         message = breakdown_message(kind, int(row), pivot, at if len(shift) > 1 else None)
         raise in_vain(message, float(shift[at]))
     if attempt:
-        warn(kind.partition("/")[0], float(shift.max()))
+        warn(kind.partition("/")[0], float(shift.max()), attempt)
     return shift
 
 
@@ -414,10 +414,11 @@ def in_vain(message: str, last: float) -> ValueError:
     )
 
 
-def warn(kind: str, largest: float) -> None:
+def warn(kind: str, largest: float, failed: int) -> None:
+    times = "1 factorization" if failed == 1 else f"{failed} factorizations"
     warnings.warn(
-        f"{kind}: a pivot broke down, the diagonal was shifted by {largest:.3g} times itself (result.shift); "
-        "give shift=... to choose it",
+        f"{kind}: a pivot broke down in {times}, until the diagonal was shifted by {largest:.3g} times "
+        "itself (result.shift); give that shift to do without them",
         RuntimeWarning,
         stacklevel=3,
     )

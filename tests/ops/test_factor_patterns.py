@@ -162,7 +162,7 @@ def test_breakdown_and_search(kind):
         ValueError, match=rf"{kind}: every pivot must be {rule} .* row \d+ is .*; add a shift"
     ):
         values_by(kind, A)
-    with pytest.warns(RuntimeWarning, match=rf"{kind}: a pivot broke down, .* shifted by") as warned:
+    with pytest.warns(RuntimeWarning, match=rf"{kind}: a pivot .* in \d+ factorizations?, .* by") as warned:
         result = getattr(ls.ops, kind)(A, on_breakdown="shift")
     assert len(warned) == 1  # the factorization on the pattern need not search again
     shift = float(result.shift)

@@ -229,7 +229,7 @@ def test_omega():
     f = lambda v, omega: library("mic0", Q, v, omega=omega)  # noqa: E731
     assert torch.autograd.gradcheck(f, (values, omega), check_forward_ad=True)
     D = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=v.dtype)
-    with pytest.warns(RuntimeWarning, match="mic0: a pivot broke down, the diagonal was shifted by 1.02"):
+    with pytest.warns(RuntimeWarning, match="mic0: .* in 11 factorizations, .* by 1.02"):
         shift = ls.ops.mic0(ls.CSR.from_dense(D), omega=0.5, on_breakdown="shift").shift
     with pytest.raises(ValueError, match=r"mic0: every pivot must be positive.* that of row 1"):
         ls.ops.mic0(ls.CSR.from_dense(D), omega=0.5)
