@@ -53,6 +53,7 @@ HIERARCHY = P.AMG(A, max_coarse=4).hierarchy
 (LINEAR,) = P.Hierarchy.linear((4, 4), periodic=True, levels=2).prolongations
 MESH = ls.problems.random_mesh(16, seed=0)
 VECTOR = random(16)
+_TENSORS = 2 * torch.eye(2) + random(3, 3, 2, 2)
 EDGES = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
 
 
@@ -70,6 +71,7 @@ NUMBERS: dict[str, Any] = {
     "B": A.tril(),
     "D": A.to_dense(),
     "E": random(A.nnz),
+    "K": (_TENSORS + _TENSORS.mT) / 2,
     "L": A.tril(),
     "M": P.Diagonal(random(16)),
     "P": LINEAR,

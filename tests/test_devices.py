@@ -145,6 +145,9 @@ PROBLEMS = {
     "poisson": lambda d: ls.problems.poisson((4, 5), device=d),
     "anisotropic": lambda d: ls.problems.anisotropic((4, 5), 0.1, 0.3, device=d),
     "diffusion": lambda d: ls.problems.diffusion(KAPPA.to(d)),
+    "diffusion_tensor": lambda d: ls.problems.diffusion_tensor(
+        KAPPA[..., None, None].to(d) * torch.tensor([[2.0, 1.0], [1.0, 1.0]], dtype=KAPPA.dtype, device=d)
+    ),
     "gallery": lambda d: ls.problems.gallery("knot", device=d),
     "graph_laplacian": lambda d: ls.problems.graph_laplacian(
         torch.tensor([[0, 1, 2], [1, 2, 0]], device=d), torch.arange(1.0, 4, device=d), both_directions=False

@@ -89,17 +89,19 @@ def grid_axes(
     return d
 
 
-def check_sign(function: str, name: str, value: Tensor, *, zero: bool) -> None:
-    """Require that every entry is finite and positive, or zero if `zero`.
-
-    Only plain CPU tensors are checked: checking a CUDA tensor would wait for the device, and the tensors of
-    `torch.func` and `torch.compile` have no values to check.
-    """
-    if (
+def _has_numbers(value: Tensor) -> bool:
+    """Only plain CPU tensors are checked: checking a CUDA tensor would wait for the device, and the tensors
+    of `torch.func` and `torch.compile` have no values to check."""
+    return not (
         value.device.type != "cpu"
         or torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
-    ):
+    )
+
+
+def check_sign(function: str, name: str, value: Tensor, *, zero: bool) -> None:
+    """Require that every entry is finite and positive, or zero if `zero`, where `_has_numbers`."""
+    if not _has_numbers(value):
         return
     value = value.detach()
     bad = ~((value >= 0 if zero else value > 0) & (value < math.inf))
@@ -110,6 +112,31 @@ def check_sign(function: str, name: str, value: Tensor, *, zero: bool) -> None:
             f"{function}: {name} must be {rule}, got {name}[{', '.join(map(str, at))}] = {value[at].item()}; "
             "an unconstrained parameter can go through torch.exp or softplus"
         )
+
+
+def check_definite(function: str, name: str, value: Tensor) -> None:
+    """Require that the matrices of the last two axes are symmetric up to rounding, finite and positive
+    definite, where `_has_numbers`."""
+    if not _has_numbers(value):
+        return
+    value = rest = value.detach()
+    rounding = 512 * torch.finfo(value.dtype).eps * value.abs().amax((-2, -1), keepdim=True)
+    wrong = ((value - value.mT).abs() > rounding).flatten(-2).any(-1)  # not for NaN
+    bad = ~value.isfinite().flatten(-2).all(-1)
+    while rest.shape[-1]:  # Gaussian elimination, whose pivots are positive
+        pivot = rest[..., :1, :1]
+        bad |= ~(pivot > 0)[..., 0, 0]
+        rest = rest[..., 1:, 1:] - rest[..., 1:, :1] * (rest[..., :1, 1:] / pivot)
+    for found, rule, remedy in (
+        (wrong, "symmetric", f"({name} + {name}.mT) / 2 is"),
+        (bad, "finite and positive definite", "L @ L.mT is, for triangular L with a positive diagonal"),
+    ):
+        if bool(found.any()):
+            at = tuple(found.nonzero()[0].tolist())
+            raise ValueError(
+                f"{function}: {name} must be {rule} in each cell, got {name}[{', '.join(map(str, at))}] = "
+                f"{value[at].tolist()}; {remedy}"
+            )
 
 
 INT32_MAX = torch.iinfo(torch.int32).max
@@ -270,12 +297,17 @@ def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.
 # Few: a pattern of 10^6 cells and the caches of its operations take about 100 MB.
 @makes_plain_tensors
 @lru_cache(maxsize=8)
-def grid_plan(shape: tuple[int, ...], device: torch.device) -> SymmetricPlan:
-    """Each point of a grid with its neighbors. Couplings axis by axis, starting with the first, each in the
-    order of its faces."""
+def grid_plan(
+    shape: tuple[int, ...], device: torch.device, offsets: tuple[tuple[int, ...], ...] | None = None
+) -> SymmetricPlan:
+    """Each point of a grid with those at these offsets, whose first entry but zeros is positive; by default
+    one step along each axis. Couplings offset by offset, each in the order of its first points."""
     number = np.arange(math.prod(shape)).reshape(shape)
-    lower = [number.take(range(n - 1), axis).ravel() for axis, n in enumerate(shape)]
-    upper = [number.take(range(1, n), axis).ravel() for axis, n in enumerate(shape)]
+    lower, upper = [], []
+    for offset in offsets or np.eye(len(shape), dtype=int).tolist():
+        steps = list(zip(offset, shape, strict=True))
+        lower.append(number[tuple(slice(max(-o, 0), n - max(o, 0)) for o, n in steps)].ravel())
+        upper.append(number[tuple(slice(max(o, 0), n - max(-o, 0)) for o, n in steps)].ravel())
     return symmetric_plan(number.size, np.concatenate(lower), np.concatenate(upper), device)
 
 

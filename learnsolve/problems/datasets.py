@@ -19,7 +19,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.problems._grid import check_dtype
 from learnsolve.problems.graphs import grounded_laplacian, random_graph
-from learnsolve.problems.grids import convection_diffusion, helmholtz, nodal_diffusion
+from learnsolve.problems.grids import convection_diffusion, diffusion_tensor, helmholtz, nodal_diffusion
 from learnsolve.problems.meshes import TriangleMesh, p1_stiffness, random_mesh
 from learnsolve.problems.stochastic import random_spd, two_fields
 
@@ -330,9 +330,70 @@ class Helmholtz(Family):
         )
 
 
+@dataclass(frozen=True)
+class DiffusionTensor(Family):
+    """Full tensors in directions that no axis of the grid has. See `dataset` and `diffusion_tensor`."""
+
+    n: int = 32
+    dimensions: int = 2
+    kind: str = "regions"
+    regions: int = 8
+    epsilon: Any = (1e-3, 1.0)
+    length: float = 0.2
+    problem = staticmethod(diffusion_tensor)
+
+    def __post_init__(self) -> None:
+        self._integer("n", 1)
+        checks.one_of("dataset", "dimensions", self.dimensions, (2, 3))
+        self._one_of("kind", "regions", "smooth", "constant")
+        self._integer("regions", 1)
+        object.__setattr__(self, "epsilon", in_order("epsilon", self.epsilon))
+        self._real("length", "positive and finite")
+
+    def draw(self, seed: int) -> dict[str, Any]:
+        rng, d = np.random.default_rng(seed), self.dimensions
+        cells = (self.n + 1,) * d
+        regions = self.regions if self.kind == "regions" else 1
+        rotations = _rotations(rng.standard_normal((regions, 2 * d - 2)))
+        if self.kind == "smooth":
+            fields = [f for _ in range(2 * d - 3) for f in two_fields(rng, cells, self.length, "gaussian")]
+            u = torch.special.ndtr(torch.from_numpy(np.stack(fields[: d - 1], -1))).numpy()
+            vectors = np.stack(fields[d - 1 : 3 * d - 4], -1)
+            per_angle = 1 if d == 2 else 0.5  # quaternions have half of it
+            t = per_angle * np.linalg.norm(vectors, axis=-1, keepdims=True)
+            turn = np.concatenate((np.cos(t), per_angle * np.sinc(t / math.pi) * vectors), -1)
+            rotations = np.einsum("ij,...jk->...ik", rotations[0], _rotations(turn))
+        else:
+            u, points = rng.random((regions, d - 1)), rng.random((regions, d))
+            middles = (np.moveaxis(np.indices(cells), 0, -1) + 0.5) / (self.n + 1)
+            nearest = np.argmin(np.stack([np.square(middles - p).sum(-1) for p in points]), 0)
+            u, rotations = u[nearest], rotations[nearest]
+        low, high = self.epsilon
+        strengths = np.concatenate((np.ones((*cells, 1)), low * (high / low) ** u), -1)
+        scaled = rotations * np.sqrt(strengths)[..., None, :]
+        return {"K": torch.from_numpy(np.einsum("...ik,...jk->...ij", scaled, scaled))}
+
+
+def _rotations(turn: np.ndarray) -> np.ndarray:
+    """Rotations by complex numbers (..., 2) or quaternions (..., 4) of any length; normal ones: uniform."""
+    turn = turn / np.linalg.norm(turn, axis=-1, keepdims=True)
+    if turn.shape[-1] == 2:
+        c, s = np.moveaxis(turn, -1, 0)
+        rows = ((c, -s), (s, c))
+    else:
+        w, x, y, z = np.moveaxis(turn, -1, 0)
+        rows = (
+            (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+            (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+            (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+        )
+    return np.stack([np.stack(row, -1) for row in rows], -2)
+
+
 FAMILIES: dict[str, type[Family]] = {
     "convection_diffusion": ConvectionDiffusion,
     "delaunay_laplacian": DelaunayLaplacian,
+    "diffusion_tensor": DiffusionTensor,
     "helmholtz": Helmholtz,
     "log_gaussian_diffusion": LogGaussianDiffusion,
     "p1_diffusion": P1Diffusion,
@@ -354,7 +415,7 @@ def dataset(
     Parameters
     ----------
     name : "log_gaussian_diffusion", "random_spd", "q1_diffusion", "delaunay_laplacian", "p1_diffusion",
-        "convection_diffusion" or "helmholtz"
+        "convection_diffusion", "helmholtz" or "diffusion_tensor"
     split : "train", "validation" or "test": disjoint ranges of seeds, so that no two samples are the same
     count : number of samples; a longer data set starts with the samples of a shorter one
     dtype : torch.float32 or torch.float64; everything is drawn in float64
@@ -377,7 +438,8 @@ def dataset(
     Notes
     -----
     A seed determines a sample on every process and thread, together with the versions of NumPy and, for
-    Delaunay triangulations, SciPy. The distributions are the published ones, the random values are not.
+    Delaunay triangulations, SciPy, for smooth tensors, torch. The distributions are the published ones, the
+    random values are not.
 
     Examples
     --------

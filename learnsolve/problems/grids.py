@@ -1,9 +1,10 @@
 """Partial differential equations on structured grids, differentiable in their coefficients."""
 
 import cmath
+import itertools
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from learnsolve.ops.indexing import permuted
 from learnsolve.problems._grid import (
     ElementPlan,
     MatrixProperties,
+    check_definite,
     check_dtype,
     check_rows,
     check_sign,
@@ -464,6 +466,138 @@ NODAL_DIFFUSION_PROPERTIES = MatrixProperties(
     null_space="for boundary='periodic' and shift = 0: constants",
     source="Trifonov et al., arXiv 2405.15557; Greenfeld et al., ICML 2019",
     eigenvalues=_nodal_diffusion_eigenvalues,
+)
+
+
+def diffusion_tensor(K: Tensor) -> CSR:
+    r"""The operator :math:`-\nabla \cdot (K \nabla u)` with a full tensor per cell, unknowns at the nodes.
+
+    Bilinear or trilinear elements on the corners of the cells, u = 0 on the boundary:
+
+    .. math:: A_{ij} = \sum_{\text{cells } e} \int_{[0, 1]^d} \nabla \phi_i \cdot K_e \nabla \phi_j
+
+    Parameters
+    ----------
+    K : Tensor, shape (..., n0 + 1, n1 + 1, 2, 2) or (..., n0 + 1, n1 + 1, n2 + 1, 3, 3), float32 or float64:
+        symmetric positive definite tensors of the cells. Leading axes give a batch of matrices on one pattern
+
+    Returns
+    -------
+    CSR, shape (n, n), for the nodes inside, n0 x n1 (x n2), numbered with the last axis fastest; values
+    (..., nnz) in K's dtype, on its device. Up to 9 or 27 entries per row, also where they are zero.
+
+    Raises
+    ------
+    ValueError
+        if K has another shape, or fewer than 2 cells along an axis, or a tensor that is not finite, positive
+        definite and symmetric up to 512 eps of its largest entry (not checked in a batch of
+        `torch.func.vmap`, on a CUDA device and under `torch.compile`).
+    TypeError
+        if K is not a float32 or float64 tensor.
+
+    Notes
+    -----
+    Symmetric positive definite; :math:`h^2` times the operator, second-order accurate; for cells with sides
+    :math:`h_a` pass :math:`K_{ab} / (h_a h_b)`, which gives the operator. docs/problems.md has the stencil
+    and eigenvalues. Gradient: any order, forward mode, vmap; symmetric, (a, b) and (b, a) have half each;
+    deterministic. Matrices of one grid share one `SparsityPattern`. Cost: O(n). Source: Elman, Silvester,
+    Wathen, "Finite Elements and Fast Iterative Solvers", 2014, chapter 1.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> K = torch.tensor([[3.0, 1.0], [1.0, 2.0]], requires_grad=True)
+    >>> ls.problems.diffusion_tensor(K.expand(2, 3, 2, 2)).to_dense().detach()
+    tensor([[ 6.6667, -0.3333],
+            [-0.3333,  6.6667]])
+    """
+    d, nodes = _tensors_checked(K)
+    check_definite("diffusion_tensor", "K", K)
+    sums: dict[Axes, dict[Axes, Tensor]] = {
+        (a, b): _sums_of_cells(K, a, b) for a in range(d) for b in range(a, d)
+    }
+    entries = [
+        reduce(torch.add, [weight * sums[axes][key] for axes, key, weight in terms]).flatten(-d)
+        for terms in _TERMS[d].values()
+    ]
+    plan = grid_plan(nodes, K.device, tuple(_TERMS[d])[1:])
+    return plan.matrix(entries[0], torch.cat(entries[1:], -1))
+
+
+Axes = tuple[int, ...]
+
+
+def _terms(d: int) -> dict[Axes, list[tuple[Axes, Axes, float]]]:
+    """For the diagonal and the neighbors after a node, by offset: the components of K of which the entry is a
+    sum, the axes along which the nodes differ, and the integral over a cell of the derivatives of two
+    functions, a product over the axes. For one node and for two, it is 1 and -1 of derivatives, 1/3 and 1/6
+    of values, and 1/2 with signs of a derivative and a value, by which (a, b) and (b, a) may cancel."""
+    result = {}
+    for offset in [*itertools.product((-1, 0, 1), repeat=d)][3**d // 2 :]:
+        terms = result[offset] = []
+        for a, b in itertools.combinations_with_replacement(range(d), 2):
+            p, q = offset[a], offset[b]
+            if bool(p) == bool(q):
+                own = (-1 if p else 1) if a == b else (-p * q if p else 1) / 4
+                others = [1 / 6 if o else 1 / 3 for axis, o in enumerate(offset) if axis not in (a, b)]
+                terms.append(((a, b), tuple(map(abs, offset)), own * math.prod(others)))
+    return result
+
+
+_TERMS = {d: _terms(d) for d in (2, 3)}
+
+
+def _sums_of_cells(K: Tensor, a: int, b: int) -> dict[Axes, Tensor]:
+    """A component of K, summed over the cells that two nodes share; a key has a 1 for each axis along which
+    they differ. Along a and b, if these are two, cells after a node count negative, as its slope there."""
+    d = K.shape[-1]
+    sums: dict[Axes, Tensor] = {(): K[..., a, b] if a == b else K[..., a, b] + K[..., b, a]}
+    for axis in range(d):
+        at, n, finer = axis - d, K.shape[axis - d - 2] - 1, {}
+        for key, cells in sums.items():
+            before, after = cells.narrow(at, 0, n), cells.narrow(at, 1, n)
+            # Not `in`, which torch.compile gets wrong where a and b are variables.
+            slopes = a != b and (axis == a or axis == b)  # noqa: SIM109
+            finer[*key, 0] = before - after if slopes else before + after
+            finer[*key, 1] = cells.narrow(at, 1, n - 1)
+        sums = finer
+    return sums
+
+
+def _tensors_checked(K: Tensor) -> tuple[int, tuple[int, ...]]:
+    checks.tensor("diffusion_tensor", "K", K)
+    checks.dtype("diffusion_tensor", "K", K)
+    d = K.shape[-1] if K.dim() else 0
+    if d not in (2, 3) or K.dim() < d + 2 or K.shape[-2] != d or min(K.shape[-d - 2 : -2]) < 2:
+        raise ValueError(
+            "diffusion_tensor: K must have shape (..., cx, cy, 2, 2) or (..., cx, cy, cz, 3, 3) with at "
+            f"least 2 cells along each axis, got {tuple(K.shape)}"
+        )
+    return d, tuple(c - 1 for c in K.shape[-d - 2 : -2])
+
+
+def _diffusion_tensor_eigenvalues(K: Tensor) -> Tensor:
+    d, nodes = _tensors_checked(K)
+    one = K.reshape(-1, d, d)[0]
+    if K.dim() != d + 2 or not bool((one.diagonal().diag() == K).all()):
+        raise ValueError(
+            "diffusion_tensor: the eigenvalues are known for one grid of one diagonal tensor only"
+        )
+    angles = [sine_angles(n) for n in nodes]
+    mass = [(2 + torch.cos(t)) / 3 for t in angles]
+    terms = [[*mass] for _ in nodes]
+    for axis, t in enumerate(angles):
+        terms[axis][axis] = float(one[axis, axis]) * 4 * torch.sin(t / 2) ** 2
+    return kronecker_sum(terms)
+
+
+DIFFUSION_TENSOR_PROPERTIES = MatrixProperties(
+    formula="-div(K grad u), a full tensor K per cell, unknowns at the nodes, zero on the boundary",
+    symmetric=True,
+    positive_definite=True,
+    positive_semidefinite=True,
+    source="Elman, Silvester, Wathen, Finite Elements and Fast Iterative Solvers, 2014",
+    eigenvalues=_diffusion_tensor_eigenvalues,
 )
 
 

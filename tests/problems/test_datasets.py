@@ -30,6 +30,11 @@ pytestmark = pytest.mark.cpu_only
 SMALL = {
     "convection_diffusion": [{"n": 6}, {"n": 7, "epsilon": 0.2, "scheme": "upwind", "wind": "random"}],
     "delaunay_laplacian": [{"n": 12, "blocks": 3}, {"n": 60, "boundary": "dirichlet", "weights": "uniform"}],
+    "diffusion_tensor": [
+        {"n": 6},
+        {"n": 5, "kind": "constant"},
+        {"n": 4, "kind": "smooth", "dimensions": 3, "regions": 1, "epsilon": (0.1, 0.5), "length": 0.3},
+    ],
     "helmholtz": [{}, {"n": 9, "dimensions": 2, "mean": 6.0, "std": 1.0, "minimum": 2.0, "shift": -1.0}],
     "log_gaussian_diffusion": [
         {"n": 12, "contrast": None},
@@ -241,6 +246,40 @@ def test_helmholtz_wavenumbers():
     torch.testing.assert_close(k[4], whole[1:-1])
     constant = dataset("helmholtz", "train", 1, std=0, mean=5.0)[0].inputs["kh"]
     assert torch.equal(constant, torch.full((29,), 5.0 / 30, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dimensions", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_tensors(dimensions):
+    """Of the strength 1 along a uniform direction, across it log-uniform from 1e-3 to 1."""
+
+    def tensors(count, **options):
+        data = dataset("diffusion_tensor", "train", count, dimensions=dimensions, **options)
+        return torch.stack([data.family.draw(seed)["K"] for seed in data.seeds])
+
+    (K,) = tensors(1, n=9)
+    assert K.shape == (*(10,) * dimensions, *(dimensions,) * 2)
+    assert torch.equal(K, K.mT)
+    assert 1 < len(K.reshape(-1, dimensions**2).unique(dim=0)) <= 8
+    assert len(tensors(1, n=9, regions=90)[0].reshape(-1, dimensions**2).unique(dim=0)) > 8
+    for kind in ("constant", "smooth"):
+        K = tensors(400, n=2, kind=kind)[(slice(None), *(1,) * dimensions)]
+        strengths, axes = torch.linalg.eigh(K)
+        torch.testing.assert_close(strengths[:, -1], torch.ones(400, dtype=torch.float64))
+        decades = strengths[:, :-1].log10()
+        assert -3 <= decades.min() < decades.max() <= 1e-12
+        # A uniform number has the variance 1/12 of its range; a component squared of a direction at most 1/8.
+        assert (decades.mean() + 1.5).abs() < 4 * 3 / math.sqrt(12 * 400)
+        mean = torch.einsum("ki,kj->ij", axes[..., -1], axes[..., -1]) / 400
+        assert (mean - torch.eye(dimensions) / dimensions).abs().max() < 4 / math.sqrt(8 * 400)
+    # From one cell to the next, rotation vectors change by N(0, v) in each component. That turns a direction
+    # by v in two dimensions, and by up to 2 v, less where vectors are long, in three.
+    K = tensors(12, n=19, kind="smooth", epsilon=(1e-3, 1e-2))
+    along = torch.linalg.eigh(K)[1][..., -1]
+    sines = 1 - (along[:, 1:] * along[:, :-1]).sum(-1).square()
+    ratio = sines.mean() / (2 - 2 * math.exp(-((1 / 20 / 0.2) ** 2)))
+    assert 0.6 < ratio / (dimensions - 1) < 1.2
+    (one,) = tensors(1, n=3, kind="constant")
+    assert torch.equal(one, one[(0,) * dimensions].expand_as(one))
 
 
 def test_winds():

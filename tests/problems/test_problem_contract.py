@@ -117,6 +117,35 @@ def elements(mesh, kind):
     return reference
 
 
+def definite(c):
+    """c c^T + 1/2, equal to its transpose in every bit."""
+    half = torch.eye(c.shape[-1], dtype=c.dtype, device=c.device) / 2
+    return half + c.unsqueeze(-1) * c.unsqueeze(-2)
+
+
+def quadrature(c):
+    """Cell by cell, the gradients at two Gauss points per axis, where products of slopes are integrated
+    exactly."""
+    K, cells = definite(torch.from_numpy(c)).numpy(), c.shape[:-1]
+    d = len(cells)
+    corners, points = [*np.ndindex(*(2,) * d)], [0.5 - 12**-0.5, 0.5 + 12**-0.5]
+    number = np.arange(math.prod(n + 1 for n in cells)).reshape([n + 1 for n in cells])
+    A = np.zeros((number.size,) * 2)
+    for x in itertools.product(points, repeat=d):
+        lines = np.array([[1 - t, t] for t in x])
+        slopes = np.array(
+            [
+                [math.prod(2 * p[e] - 1 if e == a else lines[e, p[e]] for e in range(d)) for a in range(d)]
+                for p in corners
+            ]
+        )
+        for cell in np.ndindex(*cells):
+            nodes = [number[tuple(np.add(cell, p))] for p in corners]
+            A[np.ix_(nodes, nodes)] += slopes @ K[cell] @ slopes.T / 2**d
+    inside = number[(slice(1, -1),) * d].ravel()
+    return A[np.ix_(inside, inside)]
+
+
 def csgraph(w):
     W = scipy.sparse.coo_array((w, EDGES.numpy()), shape=(7, 7))
     return scipy.sparse.csgraph.laplacian((W + W.T).toarray())
@@ -136,6 +165,17 @@ ROWS = [
         )
         for stencil, boundary in itertools.product(("fd", "q1"), ("dirichlet", "periodic"))
         for s in ((3, 3), (4, 6), (7, 3))
+    ),
+    *(
+        Problem(
+            f"diffusion_tensor {s}",
+            lambda c: P.diffusion_tensor(definite(c)),
+            quadrature,
+            (*s, len(s)),
+            positive=False,
+            rounding=(8, 200),  # of sums of up to 48 products of numbers of about 10
+        )
+        for s in ((2, 2), (2, 5), (4, 3), (2, 2, 2), (2, 3, 4))
     ),
     *(
         Problem(
@@ -362,6 +402,16 @@ def nodal_of(*shape, **options):
     return P.nodal_diffusion(torch.ones(shape), **options)
 
 
+def tensors_of(*shape):
+    return P.diffusion_tensor(torch.ones(shape))
+
+
+def tensors_with(*rows):
+    K = torch.eye(2).repeat(3, 4, 1, 1)
+    K[1, 2] = torch.tensor(rows)
+    return P.diffusion_tensor(K)
+
+
 def field(**options):
     return P.gaussian_field(**{"shape": (4, 4), "seed": 0} | options)
 
@@ -382,6 +432,18 @@ VALUES = [
     (lambda: P.diffusion(torch.ones(2, 2), dimensions=3), r"shape \(..., nx, ny, nz\), .*, got \(2, 2\)"),
     (lambda: P.diffusion(torch.ones(5, 4, 3), dimensions=2, rows=(0, 1)), "diffusion: rows are of one grid"),
     (lambda: nodal_of(2, 4, boundary="periodic"), "nodal_diffusion: .* at least 3 x 3 cells"),
+    (lambda: tensors_of(2, 2, 2), r"K must have shape .* 2 cells along each axis, got \(2, 2, 2\)"),
+    (lambda: tensors_of(1, 4, 2, 2), r"K must have shape .* got \(1, 4, 2, 2\)"),
+    (lambda: tensors_of(4, 4, 2, 3), r"K must have shape .* got \(4, 4, 2, 3\)"),
+    (lambda: tensors_of(4, 4, 3, 3), r"K must have shape .* got \(4, 4, 3, 3\)"),
+    (lambda: tensors_of(4, 4, 4, 4), r"K must have shape .* got \(4, 4, 4, 4\)"),
+    (
+        lambda: tensors_with([1.0, 0.5], [0.25, 1.0]),
+        r"K must be symmetric in each cell, got K\[1, 2\] = \[\[1.0, 0.5\], .*; \(K \+ K.mT\) / 2 is",
+    ),
+    (lambda: tensors_with([1.0, 2.0], [2.0, 4.0]), r"K must be finite and positive definite .*L @ L.mT is"),
+    (lambda: tensors_with([1.0, 0.0], [0.0, -1.0]), r"K must be finite and positive definite .*K\[1, 2\]"),
+    (lambda: tensors_with([1.0, 0.0], [0.0, math.inf]), r"finite and positive definite .*K\[1, 2\]"),
     (lambda: convection(2, 4, 4, reaction=torch.ones(3)), r"reaction must have.*\(3,\)"),
     (lambda: P.helmholtz(torch.ones(4), dimensions=2), r"helmholtz: kh must have shape \(..., nx, ny\)"),
     (lambda: P.helmholtz(torch.ones(4), shift=complex(1, math.inf)), "helmholtz: shift must be finite"),
@@ -428,6 +490,10 @@ VALUES = [
     (lambda: data(LOG, variance=math.nan), "dataset: .*variance must be finite"),
     (lambda: data("q1_diffusion", n=12), "dataset: .*period must divide n = 12, got 8"),
     (lambda: data("q1_diffusion", n=2, period=None), "dataset: .*n must be at least 3"),
+    (lambda: data("diffusion_tensor", kind="layers"), "dataset: .*kind must be one of"),
+    (lambda: data("diffusion_tensor", dimensions=1), "dataset: .*dimensions must be one of"),
+    (lambda: data("diffusion_tensor", regions=0), "dataset: .*regions must be at least 1"),
+    (lambda: data("diffusion_tensor", epsilon=(1, 0.1)), "dataset: .*epsilon must be 0 < smallest"),
     (lambda: data("delaunay_laplacian", weights="one"), "dataset: .*weights must be one of"),
     (lambda: data("p1_diffusion", domain="disc"), "dataset: .*domain must be one of"),
     (lambda: data("convection_diffusion", epsilon=0), "dataset: .*epsilon must be 0 < smallest"),
@@ -518,6 +584,14 @@ CASES = {
         ((torch.full((4, 3), 2.5),), {}),
         ((torch.full((1, 5), 0.5, dtype=torch.float64),), {}),
         ((torch.full((3, 2, 4), 2.0, dtype=torch.float64),), {"dimensions": 3}),
+    ],
+    "diffusion_tensor": [
+        ((definite(normal((3, 4, 2))),), {}),
+        ((definite(normal((3, 2, 4, 3))),), {}),
+        ((torch.diag(torch.tensor([2.0, 0.5], dtype=torch.float64)).expand(5, 4, 2, 2),), {}),
+        ((torch.diag(torch.tensor([1.0, 3.0, 0.1], dtype=torch.float64)).expand(3, 4, 4, 3, 3),), {}),
+        ((definite(normal((2,))).expand(3, 4, 2, 2),), {}),
+        ((torch.eye(2) * torch.arange(1.0, 7).view(2, 3, 1, 1),), {}),
     ],
     "gallery": [((name,), {}) for name in ("unit_square", "recirc_flow", "knot", "airfoil", "unit_cube")],
     "graph_laplacian": [
@@ -616,6 +690,9 @@ def known(name, args, keywords):
         return True
     if name in ("diffusion", "helmholtz", "nodal_diffusion"):
         return bool((args[0] == args[0].flatten()[0]).all())
+    if name == "diffusion_tensor":
+        d = args[0].shape[-1]
+        return bool((args[0] == args[0].reshape(-1, d, d)[0].diagonal().diag()).all())
     if name == "anisotropic":
         _, epsilon, theta = args
         return epsilon == 1.0 or theta in (0.0, math.pi / 2)

@@ -155,12 +155,68 @@ def test_constant_coefficients_give_poisson():
         assert A.pattern is P.diffusion(torch.ones(3, 5)).pattern
 
 
+def test_constant_tensors_give_known_stencils():
+    one = torch.eye(2, dtype=torch.float64).expand(5, 8, 2, 2)
+    torch.testing.assert_close(
+        3 * P.diffusion_tensor(one).to_dense(), P.poisson((4, 7), stencil="q1").to_dense()
+    )
+    kappa = normal((5, 8)).exp()
+    torch.testing.assert_close(
+        P.diffusion_tensor(kappa.view(5, 8, 1, 1) * one).to_dense(),
+        P.nodal_diffusion(kappa, stencil="q1").to_dense(),
+    )
+    for epsilon, theta in itertools.product((1e-3, 0.5, 20.0), (0.0, 0.3, -1.0)):
+        c, s = math.cos(theta), math.sin(theta)
+        Q = torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
+        K = Q @ torch.diag(Q.new_tensor([1, epsilon])) @ Q.T
+        A = P.anisotropic((4, 7), epsilon, theta, discretization="fe")
+        torch.testing.assert_close(P.diffusion_tensor(K.expand(5, 8, 2, 2)).to_dense(), A.to_dense())
+    # Of the 27 points those at the distances 0, 1, sqrt 2 and sqrt 3.
+    A = P.diffusion_tensor(torch.eye(3, dtype=torch.float64).expand(4, 4, 4, 3, 3))
+    assert A.nnz == 343  # (1 + 2 + ... 7 pairs per axis) cubed
+    steps = torch.stack(torch.meshgrid(*[torch.arange(-1.0, 2)] * 3, indexing="ij")).abs().sum(0)
+    wanted = torch.tensor([8 / 3, 0, -1 / 6, -1 / 12], dtype=torch.float64)[steps.long()]
+    torch.testing.assert_close(A.to_dense()[13].view(3, 3, 3), wanted)
+
+
+def test_a_grid_that_is_turned():
+    """Turned by 90 degrees, y to x and x to -y, and in three dimensions with its axes in another order, with
+    the components of its tensors."""
+    c = normal((4, 6, 2, 2))
+    K, turn = c @ c.mT + 0.5 * torch.eye(2), torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    A = P.diffusion_tensor(K).to_dense().view(3, 5, 3, 5)
+    turned = P.diffusion_tensor(torch.rot90(turn @ K @ turn.T)).to_dense().view(5, 3, 5, 3)
+    torch.testing.assert_close(turned, torch.rot90(torch.rot90(A, 1, (0, 1)), 1, (2, 3)))
+    c = normal((3, 4, 5, 3, 3))
+    K = c @ c.mT + 0.5 * torch.eye(3)
+    A = P.diffusion_tensor(K).to_dense().view(2, 3, 4, 2, 3, 4)
+    order = [2, 0, 1]
+    K = K.permute(2, 0, 1, 3, 4)[..., order, :][..., order]
+    moved = P.diffusion_tensor(K).to_dense().view(4, 2, 3, 4, 2, 3)
+    torch.testing.assert_close(moved, A.permute(2, 0, 1, 5, 3, 4))
+
+
+def test_tensors_are_symmetric_up_to_rounding_and_have_symmetric_gradients():
+    c = normal((3, 4, 2, 2))
+    K = c @ c.mT + 0.5 * torch.eye(2)
+    off = K.clone()
+    off[..., 0, 1] *= 1 + 2**-50
+    A = P.diffusion_tensor(off.requires_grad_())
+    torch.testing.assert_close(A.to_dense(), P.diffusion_tensor(K).to_dense(), rtol=1e-14, atol=1e-14)
+    (gradient,) = torch.autograd.grad(A.values.square().sum(), off)
+    assert torch.equal(gradient, gradient.mT)
+    assert (gradient[..., 0, 1] != 0).all()
+
+
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
 def test_extreme_coefficients_in_float32(scale):
     """Permeabilities in m^2 are of the order of 1e-15 and less: no square of them may be formed."""
     kappa = normal((3, 3), torch.float32).exp()
     got = P.diffusion(scale * kappa).values.double() / scale
     torch.testing.assert_close(got, P.diffusion(kappa).values.double(), rtol=1e-6, atol=0)
+    K = kappa[..., None, None] * torch.tensor([[2.0, 1.0], [1.0, 1.0]])
+    got = P.diffusion_tensor(scale * K).values.double() / scale
+    torch.testing.assert_close(got, P.diffusion_tensor(K).values.double(), rtol=1e-6, atol=1e-6)
 
 
 def test_third_derivative():
@@ -300,6 +356,27 @@ def diffusion_error(n):
     return P.diffusion(kappa.detach()), f.detach().numpy() / n**2, u.detach().numpy()
 
 
+def tensor_error(n, d):
+    """-div(K grad u) = f with a full, varying K and a product u of sines on the unit square or cube."""
+    n = n if d == 2 else n // 4
+    nodes, middles = (
+        torch.meshgrid(*[t] * d, indexing="ij")
+        for t in (torch.arange(1, n, dtype=torch.float64) / n, (torch.arange(n).double() + 0.5) / n)
+    )
+
+    def K(*x):
+        w = torch.stack([torch.cos(t + i) for i, t in enumerate(x)], -1)
+        return w.unsqueeze(-1) * w.unsqueeze(-2) + 0.5 * torch.eye(d, dtype=torch.float64)
+
+    x = [t.clone().requires_grad_() for t in nodes]
+    u, f = math.prod(torch.sin(math.pi * t) for t in x), 0
+    slopes = torch.stack(torch.autograd.grad(u.sum(), x, create_graph=True), -1)
+    flux = (K(*x) @ slopes.unsqueeze(-1)).squeeze(-1)
+    for a in range(d):
+        f = f - torch.autograd.grad(flux[..., a].sum(), x[a], retain_graph=True)[0]
+    return P.diffusion_tensor(K(*middles)), f.numpy() / n**2, u.detach().numpy()
+
+
 def convection_error(n, scheme):
     """-0.1 u'' + w u' = f with w = cos(x), u = sin(pi x)."""
     h = 1 / (4 * n)
@@ -319,6 +396,8 @@ def convection_error(n, scheme):
         (poisson_error, {}, 2),
         (poisson_error, {"stencil": "q1", "scale": 3.0}, 2),
         (diffusion_error, {}, 2),
+        (tensor_error, {"d": 2}, 2),
+        (tensor_error, {"d": 3}, 2),
         (convection_error, {"scheme": "central"}, 2),
         (convection_error, {"scheme": "upwind"}, 1),
     ],

@@ -40,8 +40,8 @@ TAKEN = {
     "half": "CSR.values CSR.from_dense.D CSR.with_values.values diag.d",
     "sparse": "CSR.values CSR.with_values.values",
     "on meta": "CSR.from_coo.values diag.d stencil_matrix.coefficients convection_diffusion.wind kappa "
-    "helmholtz.kh p1_mass.rho",
-    "longer": "CSR.from_dense.D diag.d stencil.x Polynomial.coefficients points kappa helmholtz.kh "
+    "helmholtz.kh p1_mass.rho K",
+    "longer": "CSR.from_dense.D diag.d stencil.x Polynomial.coefficients points kappa helmholtz.kh K "
     "convergence_factor.history u0 u fixed_point.x0",
     "a scalar": "u0 u fixed_point.x0",
     "a pattern": "fill_pattern.A lower_pattern.A GraphNetBlock().graph",

@@ -139,9 +139,10 @@ def _fault(
 
 
 def _direction(t: Tensor, pattern: ls.SparsityPattern | None, generator: torch.Generator) -> Tensor:
-    """Relative; of a square matrix symmetric, so that a symmetric one remains it."""
+    """Relative; of a square matrix symmetric, so that a symmetric one remains it, and of many small ones."""
     if pattern is None:
-        return torch.rand(t.shape, dtype=F64, generator=generator) - 0.5
+        D = torch.rand(t.shape, dtype=F64, generator=generator) - 0.5
+        return D + D.mT if t.dim() > 2 and t.shape[-1] == t.shape[-2] and torch.equal(t, t.mT) else D
     D = torch.rand(*pattern.shape, dtype=F64, generator=generator) - 0.5
     return (D + D.T if D.shape[0] == D.shape[1] else D)[pattern.row_indices, pattern.col_indices]
 
