@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from registry import F64, WITH, P, beside, called, number, outputs, rows
+from registry import F64, WITH, P, beside, called, number, outputs, plain_name, rows
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -123,7 +123,7 @@ def _fault(
         return f"has the gradients {first} for a leaf and {second} for a result"
     if first == "refused":
         return None
-    if case.call in WITHOUT and first is None:
+    if plain_name(case.call) in WITHOUT and first is None:
         return None if NO_GRADIENT.search(case.doc) else "has no gradient, and its docstring does not say so"
     if not plain and not isinstance(result, (bool, ls.SparsityPattern)):
         return "has no result that could carry a graph: list it in WITHOUT"
