@@ -187,6 +187,7 @@ def limit(request):
 
 no_memory = pytest.mark.parametrize("limit", [0], indirect=True)
 little_memory = pytest.mark.parametrize("limit", [2**16], indirect=True)
+of_few_plans = pytest.mark.parametrize("limit", [2**13], indirect=True)
 
 
 COMBINATIONS = {
@@ -223,11 +224,11 @@ def test_random_batches_take_bounded_memory(name, limit):
     assert sum(len(A.pattern._dependents or ()) for A in pool) <= 3 * entries, "dropped plans are still known"
 
 
-@little_memory
+@of_few_plans
 def test_the_least_recently_used_plan_is_dropped(pair, limit):
     P, Q = pair
     first = P._planned(make, Q, 0)
-    for shift in range(1, 1000):
+    for shift in range(1, 200):
         P._planned(make, Q, shift)
         assert P._planned(make, Q, 0) is first
     assert P._planned(make, Q, 1) is not None
@@ -297,7 +298,7 @@ def test_a_plan_that_another_thread_drops_meanwhile_does_no_harm(pair, monkeypat
     assert P.cache_bytes() == 0
 
 
-@little_memory
+@of_few_plans
 def test_a_plan_that_is_made_while_tracing_is_kept(limit):
     torch._dynamo.reset()
     f = torch.compile(use, fullgraph=True, backend="aot_eager")
@@ -306,7 +307,7 @@ def test_a_plan_that_is_made_while_tracing_is_kept(limit):
         A, B = (ls.CSR(torch.randn(X.nnz), X) for X in (P, Q))
         torch.testing.assert_close(f(A, B), use(A, B))
         plan = P._planned(make, Q, 3)
-        for shift in range(4, 1000):
+        for shift in range(4, 200):
             P._planned(make, Q, shift)
         assert P._planned(make, Q, 3) is plan
         torch.testing.assert_close(f(A, B), use(A, B))

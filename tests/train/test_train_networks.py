@@ -118,29 +118,6 @@ def test_a_run_learns_and_leaves_a_network(run, rows, report, leaves, name, opti
     assert float(lines["learned", "1e-06", sizes[0]]["iterations"]) == sum(taken) / 2
 
 
-def test_what_the_recipes_refuse(run, capsys):
-    for name, options, message in (
-        ("precorrector", ["--scales", "[1]"], "--scales must be at least 2"),
-        ("precorrector", ["--contrast", "[1.0]"], "--contrast must be the smallest and the largest"),
-        ("precorrector", ["--tolerances", "[2.0]"], "--tolerances must be numbers between 0 and 1"),
-        ("neuralif", ["--loss", "product"], "give --resample false"),
-        ("neuralif", ["--density", 2.0], "--density must be above 0 and at most 1"),
-        ("multigrid", ["--max_coarse", 256], "--max_coarse must be at least 1 and below 256"),
-        ("multigrid", ["--grid", 33], "--grid must be at most 32 with --loss cycles, which factors dense"),
-        ("gnp", ["--test_vectors", "identity"], "--test_vectors must be a number here"),
-        ("gnp", ["--problem.shape", "[4,4,4]"], "convection_diffusion needs a shape of two axes"),
-        ("gnp", ["--problem.contrast", 3], "not used by --problem.name convection_diffusion"),
-        ("newton", ["--p", 1.5], "--p must be at least 2"),
-        ("newton", ["--modes", 21], "--modes must be at most 20 on --grid 32, got 21"),
-        ("newton", ["--rtol", 1.0], "--rtol must be a number between 0 and 1, got 1.0"),
-        ("newton", ["--length", -1.0], "--length: gaussian_field: length"),
-        ("newton", ["--scales", "[1]"], "--scales must be at least 2"),
-    ):
-        capsys.readouterr()
-        assert run(*options, recipe=name)[0] == train.BAD_SETTING
-        assert message in capsys.readouterr().err
-
-
 # --- multigrid ---
 
 

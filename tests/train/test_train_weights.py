@@ -150,16 +150,29 @@ def test_pictures_of_grids(run, shape):
     assert (folder / "weights.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_each_option_changes_the_run(run, rows, no_pictures):
-    """No option is ignored."""
-    usual = rows(run("--steps", 4, out="usual")[1])
-    changes = "--lr 0.02, --seed 1, --dtype float32, --test_vectors 99, --test_vectors identity, --resample"
-    changes += ", --sweeps 2, --held_out 5, --evaluate_every 2, --problem.shape 17"
+DIFFUSION = "--problem.name diffusion --problem.shape [4,4]"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "changes"),
+    [
+        (
+            "jacobi",
+            "",
+            "lr 0.02, seed 1, dtype float32, test_vectors 99, test_vectors identity",
+        ),
+        ("jacobi", "", "resample true, sweeps 2, held_out 5, evaluate_every 2, problem.shape 17"),
+        ("jacobi", DIFFUSION, "problem.contrast 10"),
+        ("gcn", "", "lr 0.02, seed 1, seeds 2, dtype float64, hidden 8, dropout 0.4, weight_decay 0.1"),
+        ("gcn", "", "evaluate_every 2, variant demo"),
+    ],
+)
+def test_each_option_changes_the_run(run, rows, no_pictures, recipe, options, changes):
+    options = "--steps", 4, *options.split()
+    usual = rows(run(*options, out="usual", recipe=recipe)[1])
     for change in changes.split(", "):
-        assert rows(run("--steps", 4, *change.split(), out=f"with {change}")[1]) != usual, change
-    a = rows(run("--steps", 1, "--problem.name", "diffusion", "--problem.shape", "[4,4]", out="a")[1])
-    b = ["--problem.name", "diffusion", "--problem.shape", "[4,4]", "--problem.contrast", 10]
-    assert rows(run("--steps", 1, *b, out="b")[1]) != a
+        _, out = run(*options, *f"--{change}".split(), out=f"with {change}", recipe=recipe)
+        assert rows(out) != usual, change
 
 
 def test_convergence_factor_of_known_curves():
@@ -638,15 +651,6 @@ def test_a_training_does_not_depend_on_how_many_run_with_it(run, no_pictures, va
             assert torch.equal(weights, trained[more][name][: len(weights)])
     first, second = trained[1]["conv1.weight"]
     assert not torch.equal(first, second)
-
-
-def test_each_option_of_gcn_changes_the_run(run, rows, no_pictures):
-    usual = rows(run("--epochs", 3, out="usual", recipe="gcn")[1])
-    changes = "--lr 0.02, --seed 1, --seeds 2, --dtype float64, --hidden 8, --dropout 0.4, --weight_decay 0.1"
-    changes += ", --evaluate_every 2, --variant demo"
-    for change in changes.split(", "):
-        _, out = run("--epochs", 3, *change.split(), out=f"with {change}", recipe="gcn")
-        assert rows(out) != usual, change
 
 
 def test_without_data_and_pooch_the_extra_is_named(monkeypatch, tmp_path, capsys):
