@@ -218,12 +218,22 @@ WITH: dict[str, dict[str, Any]] = {
 }
 
 # Other operands of a row, in a row of its own "name; sample": three columns; and, of what takes any matrix,
-# one that is not symmetric. Solvers that take an M get one.
+# one that is not symmetric. Solvers that take an M get one, stationary methods parameters of each step or row.
 _COLUMNS = {name: random(16, 3, seed=3) for name in ("b", "r", "x", "x0", "X")}
 _GENERAL = A.with_values(A.values * (1 + 0.2 * random(A.nnz, seed=4)))
 SAMPLES: dict[str, dict[str, Any]] = {
     "columns": {**_COLUMNS, "M": P.IC0(A)},
     "general": {**_COLUMNS, "A": _GENERAL, "B": _GENERAL.triu(), "M": P.ILU0(_GENERAL)},
+}
+SAMPLES["general"] |= {
+    "jacobi, iterations.weight": random(3, 16),
+    "richardson, iterations.weight": 0.1 * random(3, 16),
+    "heavyball, iterations.alpha": 0.1 * random(16),
+    "heavyball, iterations.beta": 0.2 * random(3),
+    "chebyshev, iterations.lmin": 0.5 * random(3),
+    "chebyshev, iterations.lmax": 6.0 * random(3, 1),
+    "sor, iterations.omega": random(3),
+    "ssor, iterations.omega": random(3),
 }
 SYMMETRIC = {"PCG", "cg", "eigsh", "fcg", "logdet", "minres", "selected_inverse"}
 
@@ -319,7 +329,8 @@ def number(call: str, argument: str, annotation: str = "") -> Any:
     default = 0.1 if "float" in annotation else None
     call, _, sample = call.partition("; ")
     usual = SAMPLES[sample] if sample else {}
-    return NUMBERS.get(f"{call}.{argument}", usual.get(argument, NUMBERS.get(argument, default)))
+    own = f"{call}.{argument}"
+    return usual.get(own, NUMBERS.get(own, usual.get(argument, NUMBERS.get(argument, default))))
 
 
 def beside(call: str, function: Callable[..., Any], argument: str = "") -> dict[str, Any]:

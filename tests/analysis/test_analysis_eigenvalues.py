@@ -74,13 +74,6 @@ def test_gradients(method):
     expected = torch.autograd.grad(theirs(v, w), (v, w))
     torch.testing.assert_close(ours(v, w), theirs(v, w))
     torch.testing.assert_close(torch.autograd.grad(ours(v, w), (v, w)), expected, rtol=1e-7, atol=1e-9)
-    assert torch.autograd.gradcheck(ours, (v, w), check_forward_ad=True, fast_mode=True)
-    torch.testing.assert_close(
-        torch.func.grad(ours)(v.detach(), w.detach()), expected[0], rtol=1e-7, atol=1e-9
-    )
-    (g,) = torch.autograd.grad(ours(v, w), w, create_graph=True)
-    with pytest.raises(NotImplementedError, match="spectral_radius: has first derivatives only"):
-        g.sum().backward()
     # The matrix itself, a pair that is complex.
     B = A.with_values(v)
     expected = torch.autograd.grad(dense_radius(B.to_dense()), v)
@@ -278,15 +271,11 @@ class Nonlinear(ls.preconditioners.Trainable):
         (lambda A: spectral_radius(lambda x: x + 1, 10), ValueError, r"E must be linear, got E\(0\)"),
         (lambda A: spectral_radius(lambda X: X**2, 10), ValueError, r"linear, got E\(x - 2 y\) that differs"),
         (lambda A: spectral_radius(lambda X: X.relu(), 10), ValueError, r"linear, got E\(x - 2 y\)"),
-        (lambda A: spectral_radius(A, rtol=torch.inf), ValueError, "finite and not negative, got inf"),
         (lambda A: ErrorPropagator(A)(torch.ones(9, dtype=F64)), ValueError, "X must have shape"),
         (lambda A: ErrorPropagator(A)(torch.ones(10)), TypeError, "X must be torch.float64"),
-        (lambda A: spectral_radius(A, maxiter=0), ValueError, "maxiter must be at least 1"),
         (lambda A: spectral_radius(lambda x: x[:3], 10), ValueError, "the result of A must have shape"),
         (lambda A: ErrorPropagator(A, Nonlinear()), ValueError, "Nonlinear is not linear"),
         (lambda A: ErrorPropagator(A, weight=torch.ones(3, dtype=F64)), ValueError, "weight must have shape"),
-        (lambda A: ErrorPropagator(A, weight=torch.ones(10)), TypeError, "weight has dtype"),
-        (lambda A: ErrorPropagator(A, sweeps=0), ValueError, "sweeps must be at least 1, got 0"),
         (
             lambda A: ErrorPropagator(A, weight=torch.ones(2, 1, dtype=F64), sweeps=2),
             ValueError,
@@ -499,29 +488,17 @@ def test_gradients_of_lanczos():
             condition_number(symmetric(A, v), lambda R: d.unsqueeze(-1) * R).value,
         )
 
-    assert torch.autograd.gradcheck(eigenvalues, (v, d), check_forward_ad=True, fast_mode=True)
     # Against autograd through dense eigenvalues.
     dense = lambda v, d: torch.linalg.eigvalsh(d.sqrt()[:, None] * symmetric(A, v).to_dense() * d.sqrt())  # noqa: E731
     for i, at in ((0, 0), (1, -1)):
         ours = torch.autograd.grad(eigenvalues(v, d)[i], (v, d))
         theirs = torch.autograd.grad(dense(v, d)[at], (v, d))
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
-    # A Trainable preconditioner, and torch.func.
+    # A Trainable preconditioner.
     M = Diagonal(d.detach().clone())
     condition_number(A, M).value.backward()
     expected = torch.autograd.grad(eigenvalues(A.values, d)[2], d)[0]
     torch.testing.assert_close(M.d.grad, expected, rtol=1e-8, atol=1e-10)
-    by_func = torch.func.grad(lambda d: eigenvalues(A.values, d)[2])(d.detach())
-    torch.testing.assert_close(by_func, expected, rtol=1e-8, atol=1e-10)
-
-
-def test_second_derivatives_are_refused():
-    A = varied(3)
-    kappa = torch.ones(A.nnz, dtype=F64, requires_grad=True)
-    value = extreme_eigenvalues(A.with_values(A.values * kappa**2)).largest
-    (g,) = torch.autograd.grad(value, kappa, create_graph=True)
-    with pytest.raises(NotImplementedError, match="extreme_eigenvalues: has first derivatives only"):
-        g.sum().backward()
 
 
 def test_what_is_not_finite_is_told():
@@ -546,11 +523,6 @@ NOT_SYMMETRIC = convection(6, 7)
         (lambda A: extreme_eigenvalues(lambda x: x), ValueError, "pass n="),
         (lambda A: extreme_eigenvalues(A, n=3), ValueError, "n is for a callable A"),
         (lambda A: extreme_eigenvalues(A, dtype=torch.float32), ValueError, "dtype is for a callable A"),
-        (lambda A: extreme_eigenvalues(A, steps=0), ValueError, "steps must be at least 1"),
-        (lambda A: extreme_eigenvalues(A, rtol=-1.0), ValueError, "rtol must be finite and not negative"),
-        (lambda A: condition_number(A, rtol=torch.inf), ValueError, "finite and not negative, got inf"),
-        (lambda A: extreme_eigenvalues(A[:3]), ValueError, "must be square"),
-        (lambda A: extreme_eigenvalues(3.0, n=3), TypeError, "A must be a CSR"),
         (lambda A: extreme_eigenvalues(A.with_values(A.values.expand(0, -1))), ValueError, "empty batch"),
         (lambda A: extreme_eigenvalues(A[:0, :0]), ValueError, "no rows"),
     ],

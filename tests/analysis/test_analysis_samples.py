@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.analysis import (
@@ -66,10 +65,6 @@ def test_no_direction_and_no_residual():
 def test_arguments_that_do_not_fit():
     with pytest.raises(ValueError, match=r"one_step_loss: d must have b's shape \(12,\), got \(12, 1\)"):
         one_step_loss(A, drawn(12), drawn(12, 1))
-    with pytest.raises(TypeError, match="one_step_loss: d has dtype"):
-        one_step_loss(A, drawn(12), drawn(12).float())
-    with pytest.raises(ValueError, match="krylov_basis: m must be at least 1, got 0"):
-        krylov_basis(A, 0)
     with pytest.raises(ValueError, match=r"krylov_samples: m must be a number of steps or have the shape"):
         krylov_samples(A, drawn(11, 3))
 
@@ -171,18 +166,6 @@ def test_columns_of_a_solution_count_until_they_stopped():
         torch.testing.assert_close(found[i], expected)
 
 
-def test_gradients_of_the_factor():
-    A = ls.problems.poisson((15,))
-    b = torch.randn(15, 2, dtype=F64)
-    weight = torch.tensor(0.6, dtype=F64, requires_grad=True)
-
-    def factor(weight):
-        return convergence_factor(ls.solvers.jacobi(A, b, weight=weight, iterations=12), rtol=9).value
-
-    assert torch.autograd.gradcheck(factor, weight, check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(factor, weight)
-
-
 def test_solved_exactly():
     history = torch.tensor([1.0, 0.1, 0.0, 0.0], dtype=F64, requires_grad=True)
     found = convergence_factor(history, rtol=9)
@@ -212,18 +195,9 @@ def test_what_is_not_finite_is_told(bad):
     assert not found.converged
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda: convergence_factor(torch.ones(1)), ValueError, r"N >= 1 iterations, got \(1,\)"),
-        (lambda: convergence_factor(torch.ones(5), last=0), ValueError, r"last must be in \(0, 1\]"),
-        (lambda: convergence_factor(torch.ones(5, dtype=torch.int64)), TypeError, "float32 or float64"),
-        (lambda: convergence_factor(torch.ones(5), rtol=torch.inf), ValueError, "not negative, got inf"),
-    ],
-)
-def test_errors(call, error, match):
-    with pytest.raises(error, match=match):
-        call()
+def test_a_history_without_iterations_is_refused():
+    with pytest.raises(ValueError, match=r"N >= 1 iterations, got \(1,\)"):
+        convergence_factor(torch.ones(1))
 
 
 # --- block Fourier analysis of two grids against the propagator of the whole periodic problem ---
@@ -308,14 +282,6 @@ def test_batches_and_gradients():
         torch.testing.assert_close(found[i], two_grid_factor(one, Q, **options(n, period)))
     # Of parameters that are repeated, as the network's are.
     kappa = torch.linspace(1, 3, 16, dtype=F64).reshape(4, 4).requires_grad_()
-    w = torch.tensor(0.6, dtype=F64, requires_grad=True)
-
-    def loss(kappa, w):
-        A = ls.problems.nodal_diffusion(kappa.repeat(2, 2), stencil="q1", boundary="periodic", shift=0.1)
-        return two_grid_symbols(A, pairs[0][1], weight=w, **options(n, period)).abs().square().sum()
-
-    assert gradcheck(loss, (kappa, w), fast_mode=True)
-    assert gradgradcheck(loss, (kappa, w), fast_mode=True)
     A = ls.problems.nodal_diffusion(kappa.repeat(2, 2), stencil="q1", boundary="periodic", shift=0.1)
     Q = pairs[0][1].values.clone().requires_grad_()
     P = pairs[0][1].with_values(Q)

@@ -8,9 +8,8 @@ import pytest
 import reference
 import scipy.sparse as sp
 import torch
-from reference import assert_nested_forward_mode
 from torch._dynamo.exc import Unsupported
-from torch.autograd import grad, gradcheck, gradgradcheck
+from torch.autograd import grad
 
 import learnsolve as ls
 from learnsolve.eigen import _methods
@@ -112,35 +111,6 @@ def test_forward_mode(options, B):
     found, wanted = tangent(sparse), tangent(dense)
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-8, atol=1e-8)
-
-
-@pytest.mark.parametrize("B", [None, pytest.param(B, marks=pytest.mark.slow)], ids=["I", "B"])
-@pytest.mark.parametrize("part", [0, 1], ids=["values", "vectors"])
-def test_forward_mode_in_forward_mode(B, part):
-    inputs = (A.values,) if B is None else (A.values, B.values)
-    of = lambda f: lambda a, b=None: f(a, b, 2, method="arpack")[part]  # noqa: E731
-    assert_nested_forward_mode(of(sparse), inputs, of(dense), 1e-7)
-
-
-@pytest.mark.parametrize("B", [None, pytest.param(B, marks=pytest.mark.slow)], ids=["I", "B"])
-def test_gradcheck(B):
-    inputs = [t.clone().requires_grad_() for t in ((A.values,) if B is None else (A.values, B.values))]
-    function = lambda a, b=None: sparse(a, b, 2, method="arpack")  # noqa: E731
-    assert gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
-    assert gradgradcheck(function, inputs, check_fwd_over_rev=True, fast_mode=True)
-
-
-def test_transformations_of_torch_func():
-    weights = normal(30, 2)
-    loss = lambda f: lambda a: (f(a, None, 2)[1].exp() * weights).sum()  # noqa: E731
-    for transform in (
-        lambda f: torch.func.jacrev(f),
-        lambda f: torch.func.jacfwd(f),
-        lambda f: torch.func.jacrev(torch.func.jacrev(f)),
-        lambda f: torch.func.hessian(f),
-    ):
-        found, wanted = transform(loss(sparse))(A.values), transform(loss(dense))(A.values)
-        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_the_gradient_is_symmetric():
@@ -271,10 +241,8 @@ def test_failures_are_told():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: ls.eigsh(A, 0), ValueError, "k must be at least 1"),
         (lambda: ls.eigsh(A, 31), ValueError, "k must be at most n = 30, got 31"),
         (lambda: ls.eigsh(A.tril(), 2), ValueError, "A must be symmetric"),
-        (lambda: ls.eigsh(A, 2, B=ls.ops.eye(29)), ValueError, "B must have A's shape"),
         (lambda: ls.eigsh(A, 2, B=-B), ValueError, "B must be positive definite"),
         (lambda: ls.eigsh(A, 2, B=-B, method="arpack"), ValueError, "B must be positive definite"),
         (lambda: ls.eigsh(A, 2, B=-B, method="lobpcg"), ValueError, "B must be positive definite"),
@@ -286,7 +254,6 @@ def test_failures_are_told():
         (lambda: torch.autograd.functional.jacobian(
             lambda a: ls.eigsh(ls.CSR(a, A.pattern), 2).vectors, A.values, vectorize=True),
          NotImplementedError, "use torch.func.jacrev"),
-        (lambda: ls.eigsh(ls.CSR(A.values * torch.nan, A.pattern), 2), ValueError, "finite"),
         (lambda: ls.eigsh(A, 2, M=ls.preconditioners.Diagonal(torch.ones(30, dtype=F64, requires_grad=True))),
          ValueError, "M requires grad"),
         (lambda: ls.eigsh(ls.CSR(A.values.expand(0, -1), A.pattern), 2), ValueError, "empty batch"),

@@ -95,18 +95,6 @@ def test_derivatives(case, mode):
         assert torch.autograd.gradgradcheck(lambda u, k: J(u, k).values, (u, k), fast_mode=True)
 
 
-def test_transformations_of_torch_func():
-    """Also where the first call is inside of one."""
-    u, total = random(4, 5), lambda k: jacobian(bratu)(u, k).values.square().sum()
-    expected = torch.func.grad(lambda k: dense(bratu, u, k).square().sum())(K)
-    torch.testing.assert_close(torch.func.grad(total)(K), expected)
-    torch.testing.assert_close(torch.func.jacrev(total)(K), expected)
-    torch.testing.assert_close(torch.func.jvp(total, (K,), (torch.ones_like(K),))[1], expected)
-    both = torch.stack([u, u * u])
-    mapped = torch.vmap(lambda u: jacobian(bratu)(u, K).values)(both)
-    torch.testing.assert_close(mapped, torch.stack([jacobian(bratu)(u, K).values for u in both]))
-
-
 def test_parameters_of_a_module_get_gradients():
     layer = torch.nn.Linear(1, 1).double()
     J = jacobian(lambda u: layer((u[1:] * u[:-1])[:, None]).squeeze(-1))

@@ -6,7 +6,6 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import TRANSFORMS
 from stress.programs import KINDS, dense
 
 import learnsolve as ls
@@ -16,49 +15,6 @@ N = ls.nonlinear
 F64 = torch.float64
 ONES = torch.ones(3, dtype=F64)
 A0 = torch.tensor([4.0, 9.0, 16.0], dtype=F64)
-CLOSURES = {
-    "root": lambda a: N.root(lambda u: u * u - a, ONES).x,
-    "root, lm": lambda a: N.root(lambda u: u * u - a, ONES, method="lm").x,
-    "root, anderson": lambda a: N.root(lambda u: 0.1 * (u * u - a), ONES, method="anderson").x,
-    "root, unrolled": lambda a: N.root(lambda u: u * u - a, ONES, gradient="unrolled", rtol=0, maxiter=2).x,
-    "root, jacobian": lambda a: N.root(lambda u: u * u - 2, ONES, jacobian=lambda u: ls.ops.diag(u * a)).x,
-    "fixed_point": lambda a: N.fixed_point(lambda u: 0.5 * torch.cos(u) + a, ONES).x,
-    "least_squares": lambda a: N.least_squares(lambda u: u * u - a, ONES).x,
-    "implicit_euler": lambda a: N.implicit_euler(lambda u: -a * u, ONES, 2, 0.1).x,
-    "trapezoidal": lambda a: N.trapezoidal(lambda u: -a * u, ONES, 2, 0.1).x,
-}
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("call", CLOSURES)
-def test_a_function_that_uses_a_transformed_tensor_is_an_error(call, transform):
-    with pytest.raises(ValueError, match=r"uses a tensor that torch\.func transforms"):
-        TRANSFORMS[transform](CLOSURES[call], A0)
-
-
-@pytest.mark.parametrize("transform", TRANSFORMS)
-def test_what_is_passed_is_differentiated(transform):
-    def f(a):
-        return N.root(lambda u, a: u * u - a, ONES, a, rtol=1e-12).x
-
-    torch.testing.assert_close(TRANSFORMS[transform](f, A0), TRANSFORMS[transform](torch.sqrt, A0))
-
-
-@pytest.mark.parametrize("transform", ["grad", "jvp", "jacrev", "jacfwd", "hessian", "forward_ad"])
-@pytest.mark.parametrize("method", ["newton", "chord"])
-def test_unrolled_steps_under_torch_func(method, transform):
-    def f(u, a):
-        return a * u * u / 20 + 0.1 * u - 0.2
-
-    def by_hand(a):
-        first = ONES - f(ONES, a) / (0.1 + a / 10)
-        return first - f(first, a) / (0.1 + a * (first if method == "newton" else ONES) / 10)
-
-    def steps(a):
-        options = {"method": method, "gradient": "unrolled", "rtol": 0.0, "maxiter": 2}
-        return N.root(f, ONES, a, **options).x
-
-    torch.testing.assert_close(TRANSFORMS[transform](steps, A0), TRANSFORMS[transform](by_hand, A0))
 
 
 def test_unrolled_steps_refuse_what_is_not_passed():
@@ -66,23 +22,6 @@ def test_unrolled_steps_refuse_what_is_not_passed():
     a = A0.clone().requires_grad_()
     with pytest.raises(ValueError, match="requires grad and that is not among its arguments"):
         N.root(lambda u: a * u * u - 1, ONES, gradient="unrolled", rtol=0, maxiter=2)
-
-
-@pytest.mark.parametrize("kind", [N.jacobian, N.hessian])
-@pytest.mark.parametrize("transform", ["grad", "jvp", "jacrev", "jacfwd", "forward_ad", "vmap"])
-def test_jacobians_of_functions_that_use_a_transformed_tensor(kind, transform):
-    def f(a):
-        g = (lambda u: (a * u**3).sum()) if kind is N.hessian else lambda u: a * u**3
-        return kind(g)(ONES).values
-
-    def expected(a):
-        return (6 if kind is N.hessian else 3) * a
-
-    if transform in ("jvp", "jacfwd", "vmap"):
-        with pytest.raises(ValueError, match=r"uses a tensor that torch\.func transforms"):
-            TRANSFORMS[transform](f, A0)
-    else:
-        torch.testing.assert_close(TRANSFORMS[transform](f, A0), TRANSFORMS[transform](expected, A0))
 
 
 class Layer(torch.nn.Module):
@@ -126,33 +65,6 @@ def test_a_module_that_is_reached_by_two_paths_stays_whole(tied, how):
     expected = torch.autograd.grad(iterated(*before.values()), [*before.values()])
     for p, g in zip(before.values(), expected, strict=True):
         torch.testing.assert_close(p.grad, g, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.parametrize("how", ["module", "method", "a module and its part", "closure"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_an_equilibrium_is_trained_by_functional_call_or_refused(tied, how):
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = Layer(tied)
-
-        def forward(self, x):
-            return equilibrium(self.layer, x, how).sum()
-
-    model, x = Model(), torch.linspace(0.1, 1, 3, dtype=F64)
-    named = {name: p.detach() for name, p in model.named_parameters()}
-    if how != "closure":
-        model(x).backward()
-    expected = {name: p.grad for name, p in model.named_parameters()}
-
-    def loss(parameters):
-        return torch.func.functional_call(model, parameters, (x,))
-
-    if how == "closure":
-        with pytest.raises(ValueError, match=r"uses a tensor that torch\.func transforms"):
-            torch.func.grad(loss)(named)
-        return
-    torch.testing.assert_close(torch.func.grad(loss)(named), expected, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("mode", ["forward", "reverse", "auto"])

@@ -156,12 +156,6 @@ def test_our_own_hierarchy_is_that_of_pyamg_and_always_the_same(method):
     assert M.hierarchy.sizes == sizes
 
 
-def test_a_hierarchy_for_a_matrix_that_is_not_symmetric():
-    M = P.AMG(general(), max_coarse=1)
-    assert any(R is not None for R in M.hierarchy.restrictions)
-    assert not M.symmetric
-
-
 # --- theory ---
 
 
@@ -297,25 +291,6 @@ def test_a_batch_takes_the_hierarchy_of_the_mean():
     for Q, W in zip(M.hierarchy.prolongations, H.prolongations, strict=True):
         assert torch.allclose(Q.values, W.values)
     assert torch.allclose(M(torch.ones(20, 1, dtype=A.dtype))[0], 3 * M(torch.ones(20, 1, dtype=A.dtype))[1])
-
-
-def test_gradients_of_prolongations_and_weights_that_learn():
-    A = spd()
-    H = P.AMG(A, max_coarse=3).hierarchy
-    b = normal((20, 2))
-
-    def apply(p, w, v):
-        first = [H.prolongations[0].with_values(p), *H.prolongations[1:]]
-        weights = [w, *[0.6] * (len(H) - 1)]
-        return P.AMG(A.with_values(v), hierarchy=H.with_prolongations(first), weight=weights)(b)
-
-    inputs = (H.prolongations[0].values, torch.full((20,), 0.6, dtype=A.dtype), A.values)
-    inputs = tuple(t.detach().clone().requires_grad_() for t in inputs)
-    assert torch.autograd.gradcheck(apply, inputs)
-    first = [H.prolongations[0].with_values(inputs[0]), *H.prolongations[1:]]
-    M = P.AMG(A, hierarchy=H.with_prolongations(first))
-    with pytest.raises(ValueError, match="unrolled"):
-        ls.solvers.cg(A, b, M=M)
 
 
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
@@ -582,49 +557,27 @@ def test_a_matrix_that_is_not_symmetric_has_restrictions_of_its_transpose():
     assert Hierarchy.smoothed_aggregation(A, max_coarse=1, symmetric=True).restrictions == (None,) * len(H)
 
 
+SA, RS = Hierarchy.smoothed_aggregation, Hierarchy.ruge_stuben
+
+
 @pytest.mark.parametrize(
-    ("make", "options", "error", "match"),
+    ("make", "options", "match"),
     [
-        (
-            Hierarchy.smoothed_aggregation,
-            {"near_null": torch.ones(3, 1)},
-            ValueError,
-            r"near_null must have shape \(16, k\)",
-        ),
-        (
-            Hierarchy.smoothed_aggregation,
-            {"near_null": torch.full((16, 1), torch.nan)},
-            ValueError,
-            "near_null must be finite",
-        ),
-        (
-            Hierarchy.smoothed_aggregation,
-            {"strength": "evolution", "block": 2},
-            ValueError,
-            "belong to strength='symmetric'",
-        ),
-        (
-            Hierarchy.ruge_stuben,
-            {"max_entries": 0, "interpolation": "extended+i"},
-            ValueError,
-            "max_entries must be at least 1",
-        ),
-        (P.AMG, {"aggressive": 1}, ValueError, "aggressive belongs to method='ruge_stuben', got 1"),
-        (P.AMG, {"aggressive": 1, "hierarchy": Hierarchy([])}, ValueError, "aggressive is for making a hi"),
-        (Hierarchy.smoothed_aggregation, {"block": 3}, ValueError, "block must divide A's 16 rows, got 3"),
-        (Hierarchy.smoothed_aggregation, {"theta": 1.0}, ValueError, "theta must be at least 0 and less"),
-        (Hierarchy.ruge_stuben, {"max_levels": 0}, ValueError, "max_levels must be at least 1"),
-        (Hierarchy.ruge_stuben, {"max_entries": 3}, ValueError, "max_entries belongs to interpolation="),
-        (
-            Hierarchy.smoothed_aggregation,
-            {"strength": "evolution", "near_null": torch.eye(16)[:, :2]},
-            ValueError,
-            "needs a near_null of one vector without zeros, got 2 with 30 zeros",
-        ),
+        (SA, {"near_null": torch.ones(3, 1)}, r"near_null must have shape \(16, k\)"),
+        (SA, {"near_null": torch.full((16, 1), torch.nan)}, "near_null must be finite"),
+        (SA, {"strength": "evolution", "block": 2}, "belong to strength='symmetric'"),
+        (SA, {"block": 3}, "block must divide A's 16 rows, got 3"),
+        (SA, {"theta": 1.0}, "theta must be at least 0 and less"),
+        (SA, {"strength": "evolution", "near_null": torch.eye(16)[:, :2]}, "one vector .*, got 2 with 30 ze"),
+        (RS, {"max_entries": 0, "interpolation": "extended+i"}, "max_entries must be at least 1"),
+        (RS, {"max_levels": 0}, "max_levels must be at least 1"),
+        (RS, {"max_entries": 3}, "max_entries belongs to interpolation="),
+        (P.AMG, {"aggressive": 1}, "aggressive belongs to method='ruge_stuben', got 1"),
+        (P.AMG, {"aggressive": 1, "hierarchy": Hierarchy([])}, "aggressive is for making a hi"),
     ],
 )
-def test_errors(make, options, error, match):
-    with pytest.raises(error, match=match):
+def test_errors(make, options, match):
+    with pytest.raises(ValueError, match=match):
         make(ls.problems.poisson((4, 4)), **options)
 
 
@@ -642,7 +595,6 @@ def _changed(value):
 @pytest.mark.parametrize(
     ("matrix", "match"),
     [
-        (lambda: ls.CSR.from_dense(torch.ones(30, 40)), "must be square, got shape"),
         (lambda: _changed(0.0), "must not have zeros on its diagonal, row 7 has one"),
         (lambda: _changed(float("nan")), "values must be finite, got nan in row 7"),
         (

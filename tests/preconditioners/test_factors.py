@@ -87,30 +87,6 @@ def test_a_factor_of_each_matrix_of_a_batch():
         assert torch.allclose(theta.grad[i], alone.grad, rtol=1e-6, atol=1e-12)
 
 
-R = normal((20, 2))
-CALLS = {
-    "solve": (lambda v: P.Factored(L.with_values(v))(R), L.values),
-    "LU": (lambda v: P.Factored(LOWER, U.with_values(v))(R), U.values),
-    "product": (lambda v: P.Factored(L.with_values(v), form="product", shift=v[0] ** 2)(R), L.values),
-    "diagonal": (lambda v: P.Diagonal(v)(R), A.diagonal()),
-    "polynomial": (lambda v: P.Polynomial(A, v, symmetric=True)(R), torch.ones(3).double()),
-}
-
-
-@pytest.mark.usefixtures("fresh_compiler")
-def test_torch_compile():
-    calls = [CALLS[name] for name in ("solve", "product", "polynomial")]
-    values = [v.clone().requires_grad_() for _, v in calls]
-
-    def loss(*values):
-        return sum(f(v).square().sum() for (f, _), v in zip(calls, values, strict=True))
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    found, wanted = (torch.autograd.grad(f(*values), values) for f in (compiled, loss))
-    for f, w in zip(found, wanted, strict=True):
-        assert torch.allclose(f, w, rtol=1e-10)
-
-
 def test_values_against_dense_algebra():
     D, LD, UD = L.to_dense(), LOWER.to_dense(), U.to_dense()
     one = torch.eye(20, dtype=torch.float64)
@@ -172,9 +148,6 @@ def test_the_kinds_of_compiled_forms():
     assert [M.pcg_form()[0] for M, _ in kinds] == [kind for _, kind in kinds]
     assert P.Factored(LOWER, U).pcg_form() is None
 
-
-F, NAN = P.Factored, float("nan")
-LEARNS = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
 
 OMEGA = torch.tensor(1.3, dtype=torch.float64)
 MAKERS = {
@@ -348,19 +321,6 @@ def test_breakdowns_name_the_row_or_are_shifted_away():
             kind(D.tolist())
 
 
-def test_the_gradient_of_an_unrolled_solve_goes_through_the_factor():
-    """Of a loss on the residual after a few iterations, M made of A: against finite differences."""
-    A, b = spd(3), normal((12,))
-    order = A.pattern.transpose_permutation
-
-    def loss(v):
-        v = (v + v[order]) / 2
-        A_ = A.with_values(v)
-        return S.cg(A_, b, M=P.IC0(A_), rtol=0, maxiter=3, gradient="unrolled").residual_norms[-1]
-
-    assert torch.autograd.gradcheck(loss, (A.values.clone().requires_grad_(),))
-
-
 def fsai(A: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """By its definition, one dense system after the other."""
     L = torch.zeros_like(A)
@@ -370,13 +330,6 @@ def fsai(A: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
         y = torch.linalg.solve(A[J][:, J], e)
         L[J, j] = y / (y @ e).sqrt()
     return L
-
-
-def test_a_product_by_dense_algebra():
-    A, r = spd(), normal((20, 2))
-    for L in (A, A.tril(), A.triu()):
-        D = L.to_dense()
-        assert torch.allclose(P.Factored(L, form="product")(r), D @ D.T @ r, rtol=1e-12)
 
 
 def test_bidiagonal():
@@ -424,13 +377,6 @@ def test_fsai_against_dense(power, lower):
     L = P.FSAI(A, pattern=pattern).L.to_dense()
     assert torch.allclose(L, fsai(D, where), rtol=1e-11, atol=1e-14)
     assert torch.allclose((L.T @ D @ L).diagonal(), torch.ones(20, dtype=torch.float64), rtol=1e-12)
-
-
-def test_fsai_on_the_whole_triangle_is_the_inverse():
-    A = spd(3)
-    full = ls.CSR.from_dense(torch.ones(12, 12, dtype=torch.float64).tril()).pattern
-    M = P.FSAI(A, pattern=full)
-    assert torch.allclose(M(A.to_dense()), torch.eye(12, dtype=torch.float64), atol=1e-10)
 
 
 def test_fsai_has_the_smallest_condition_number_of_kaporin():
@@ -491,14 +437,6 @@ def test_irregular_patterns():
     assert torch.allclose(P.SPAI(A, pattern=S).matrix.to_dense(), by_columns(D, mask), rtol=1e-11, atol=1e-13)
 
 
-def test_on_the_full_pattern_it_is_the_inverse():
-    A = general(3)
-    full = ls.CSR.from_dense(torch.ones(12, 12, dtype=torch.float64)).pattern
-    assert torch.allclose(
-        P.SPAI(A, pattern=full)(A.to_dense()), torch.eye(12, dtype=torch.float64), atol=1e-12
-    )
-
-
 def test_refinement_makes_up_for_the_squared_condition():
     """Rows of very different size: condition 4e4 of the local problems, 2e9 of their squares."""
     scale = torch.logspace(0, -8, 20, dtype=torch.float64)
@@ -548,18 +486,6 @@ def test_a_second_matrix_uses_the_plans():
     second = P.SPAI(A.with_values(2 * A.values))
     assert second.matrix.pattern is first.matrix.pattern
     assert torch.allclose(2 * second.matrix.values, first.matrix.values, rtol=1e-13)
-
-
-def test_gradient_of_a_loss_on_the_inverse():
-    """|A M - I|^2 is stationary in M: its gradient in A is that with M held."""
-    A = general()
-    values = A.values.clone().requires_grad_()
-    D = A.with_values(values).to_dense()
-    M = P.SPAI(A.with_values(values)).matrix.to_dense()
-    one = torch.eye(20, dtype=torch.float64)
-    (g,) = torch.autograd.grad((D @ M - one).square().sum(), values, retain_graph=True)
-    (held,) = torch.autograd.grad((D @ M.detach() - one).square().sum(), values)
-    assert torch.allclose(g, held, rtol=1e-9, atol=1e-12)
 
 
 # --- BlockJacobi ---

@@ -9,10 +9,9 @@ from functools import cache
 import numpy as np
 import pytest
 import scipy.sparse
-import scipy.sparse.linalg as spla
 import torch
 from preconditioners.cases import CASES, dense, general, matrix, spd
-from reference import assert_nested_forward_mode, normal
+from reference import normal
 
 import learnsolve as ls
 from learnsolve.ops.structure import symmetry
@@ -129,37 +128,11 @@ def A():
     return ls.problems.poisson((N,))
 
 
-def test_vectors_columns_and_batches_agree(A):
-    M, R = Shift(A), normal((2, N, 3))
-    together = M(R)
-    for i in range(2):
-        for j in range(3):
-            assert torch.equal(together[i, :, j], M(R[i, :, j]))
-
-
-def test_transpose_of_a_class(A):
-    M, x, y = Shift(A), normal((N,), seed=1), normal((N,), seed=2)
-    assert torch.allclose(M(x) @ y, x @ M.T(y))
-    assert M.T.T is M
-    assert Jacobi(A).T.T(x).equal(Jacobi(A)(x))
-
-
 def test_of_a_nonlinear_one_there_is_no_transpose():
     with pytest.raises(ValueError, match="not linear"):
         _ = Bent().T
     with pytest.raises(ValueError, match="not linear"):
         Bent().to_scipy_linear_operator()
-
-
-def test_for_scipy_and_back(A):
-    op, X = Shift(A).to_scipy_linear_operator(), np.random.default_rng(0).standard_normal((N, 2))
-    D = op @ np.eye(N)
-    assert np.allclose(op @ X, D @ X)
-    assert np.allclose(op.rmatvec(X[:, 0]), D.T @ X[:, 0])
-    assert np.allclose(op.rmatmat(X), D.T @ X)
-    x, info = spla.cg(A.to_scipy_linear_operator(), np.ones(N), M=Jacobi(A).to_scipy_linear_operator())
-    assert info == 0
-    assert np.allclose(A.to_scipy() @ x, 1)
 
 
 @pytest.mark.parametrize("M", [Jacobi, lambda A: Scale()], ids=["computed", "learned"])
@@ -192,24 +165,6 @@ def test_solvers_that_need_a_symmetric_one_say_so(A, solver):
         getattr(ls.solvers, solver)(A, b, M=Shift(A))
     with pytest.raises(ValueError, match="Bent is not linear"):
         getattr(ls.solvers, solver)(A, b, M=Bent(), gradient="unrolled")
-
-
-def test_the_adjoint_solve_uses_the_transpose(A):
-    b = torch.ones(N, dtype=torch.float64, requires_grad=True)
-    solution = ls.solvers.gmres(A, b, M=Shift(A), rtol=1e-12)
-    solution.x.sum().backward()
-    assert b.grad is not None
-    assert torch.allclose(b.grad, torch.linalg.solve(A.to_dense(), torch.ones(N, dtype=torch.float64)))
-
-
-def test_implicit_gradient_with_a_preconditioner_of_the_same_matrix(A):
-    A = A.requires_grad_()
-    b = torch.ones(N, dtype=torch.float64)
-    ls.solvers.cg(A, b, M=Jacobi(A), rtol=1e-12).x.sum().backward()
-    with_M = A.values.grad.clone()
-    A.values.grad = None
-    ls.solvers.cg(A, b, rtol=1e-12).x.sum().backward()
-    assert torch.allclose(with_M, A.values.grad)
 
 
 def test_implicit_gradient_refuses_what_learns_elsewhere(A):
@@ -451,23 +406,6 @@ def test_gradients_of_the_matrix_and_of_r(case, quick):
     assert torch.autograd.gradgradcheck(apply, (values, r), fast_mode=True)
 
 
-NESTED = ("IC0", "Chebyshev, estimated", "Schwarz, Robin values")  # by `make test`
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(c, marks=() if c.name in NESTED else pytest.mark.slow, id=c.name)
-        for c in CASES
-        if not learns(c)
-    ],
-)
-def test_forward_mode_in_forward_mode(case):
-    A = matrix(case)
-    apply = lambda v, r: case.make(A.with_values(v))(r)  # noqa: E731
-    assert_nested_forward_mode(apply, (A.values, normal((A.shape[0], 2))), apply, 1e-10)
-
-
 @rows(learns)
 def test_gradients_of_the_parameters_and_of_r(case, quick):
     M = case.make(matrix(case))
@@ -590,12 +528,6 @@ def test_under_vmap():
 P, S = ls.preconditioners, ls.solvers
 NAN = float("nan")
 COMPUTED = [c for c in CASES if not isinstance(c.make(matrix(c)), P.Trainable)]
-
-
-def hit(A, value, at=7):
-    values = A.values.clone()
-    values[..., at] = value
-    return A.with_values(values)
 
 
 @pytest.mark.parametrize("case", COMPUTED, ids=lambda c: c.name)

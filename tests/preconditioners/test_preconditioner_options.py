@@ -40,34 +40,25 @@ def zero(T: ls.CSR, row: int, value: float = 0.0) -> ls.CSR:
 
 # --- all that are made of a matrix ---
 
-PIVOTS = (P.IC0, P.ICT, P.ILU0, P.ILUT, P.MIC0, P.SPAI)  # say what is not finite by these
-OF_A_MATRIX = {
-    **{
-        make.__name__: make
-        for make in (
-            P.AMG,
-            P.AdditiveSchwarz,
-            P.Chebyshev,
-            P.FSAI,
-            P.Jacobi,
-            P.Neumann,
-            P.SOR,
-            P.SSOR,
-            *PIVOTS,
-        )
-    },
-    "BlockJacobi": lambda A: P.BlockJacobi(A, 2),
+CHECKED = {
+    "AMG": P.AMG,
+    "AdditiveSchwarz": P.AdditiveSchwarz,
+    "Chebyshev": P.Chebyshev,
+    "FSAI": P.FSAI,
+    "Jacobi": P.Jacobi,
+    "Neumann": P.Neumann,
+    "SOR": P.SOR,
+    "SSOR": P.SSOR,
     "Polynomial": lambda A: Poly(A, [1.0]),
     "neumann": lambda A: Poly.neumann(A, 1),
     "chebyshev": lambda A: Poly.chebyshev(A, 1),
 }
-CHECKED = OF_A_MATRIX.keys() - {"BlockJacobi", *(make.__name__ for make in PIVOTS)}
 
 
 @pytest.mark.parametrize("bad", [NAN, float("inf")])
-@pytest.mark.parametrize("name", sorted(CHECKED))
+@pytest.mark.parametrize("name", CHECKED)
 def test_a_matrix_that_is_not_finite(name, bad):
-    make, A = OF_A_MATRIX[name], spd()
+    make, A = CHECKED[name], spd()
     row, values = int(A.pattern.row_indices[7]), A.values.clone()
     values[7] = bad
     with pytest.raises(ValueError, match=rf"^[\w.]+: A's values must be finite, got {bad} in row {row}; "):
@@ -97,13 +88,10 @@ def test_options_are_given_by_name(make):
     ("make", "error", "words"),
     [
         # FSAI and patterns
-        (lambda A: P.FSAI(A.to_dense().tolist()), TypeError, "A must be a CSR, got list"),
-        (lambda A: P.FSAI(A[:3]), ValueError, r"A must be square, got shape \(3, 20\)"),
         (lambda A: P.FSAI(A, pattern=A.pattern), ValueError, "lower or upper triang"),
         (lambda A: P.FSAI(A, pattern=A.tril(-1).pattern), ValueError, "row 0 has no"),
         (lambda A: P.FSAI(A, pattern=A[:3].pattern), ValueError, r"\(20, 20\), got"),
         (lambda A: P.FSAI(-A), ValueError, "column 0 of the pattern"),
-        (lambda A: P.lower_pattern(A, 0), ValueError, "power must be at least 1"),
         # SPAI
         (lambda A: P.SPAI(A, pattern=A[:3].pattern), ValueError, r"shape \(20, 20\), got \(3, 20\)"),
         (lambda A: P.SPAI(A, pattern=A.tril(-1).pattern), ValueError, "column 19 has none"),
@@ -115,11 +103,9 @@ def test_options_are_given_by_name(make):
         (lambda A: Poly(A.tril(-1), [1.0]), ValueError, "row 0 has none"),
         (lambda A: Poly(A, [1.0], interval=(2.0, 1.0)), ValueError, "lo < hi"),
         (lambda A: Poly(A, [1.0], interval=(1.0, float("inf"))), ValueError, "lo < hi"),
-        (lambda A: Poly.chebyshev(A, 2, lmin=-1.0), ValueError, "lmin must be positive and finite, got -1"),
         (lambda A: Poly.chebyshev(A, 2, lmin=2.0, lmax=2.0), ValueError, "lmin must be below lmax, got 2.0"),
         # Chebyshev and Neumann
         (lambda A: P.Chebyshev(A, lmin=2.0, lmax=1.0), ValueError, "lmin must not be above lmax, got 2"),
-        (lambda A: P.Chebyshev(A, lmax=torch.tensor(2.0)), TypeError, "lmax has dtype torch.float32"),
         (lambda A: P.Chebyshev(A, lmax=normal((3,)).abs()), ValueError, r"batch \(\), got shape \(3,\)"),
         (lambda A: P.Chebyshev(A, lmax=-torch.ones(()).double()), ValueError, "lmax must be positive"),
         (lambda A: P.Chebyshev(A, M="ilu"), ValueError, "M must be one of .* got 'ilu'"),
@@ -127,11 +113,9 @@ def test_options_are_given_by_name(make):
         (lambda A: P.Chebyshev(A, M=P.Jacobi(spd(5))), ValueError, r"M must have A's shape \(20, 20\), got"),
         (lambda A: P.Chebyshev(A, M=P.Jacobi(A.to(torch.float32))), TypeError, "M must be torch.float64"),
         (lambda A: P.Chebyshev(A * 0.0), ValueError, "A must not have zeros on its diagonal, row 0"),
-        (lambda A: P.Neumann(A, weight=0.0), ValueError, "weight must be positive and finite, got 0"),
         # BlockJacobi
         (lambda A: P.BlockJacobi(A), ValueError, "exactly one of block_size and blocks .* none"),
         (lambda A: P.BlockJacobi(A, 2, blocks=LABELS), ValueError, "must be given, got both"),
-        (lambda A: P.BlockJacobi(A, 0), ValueError, "block_size must be at least 1, got 0"),
         (lambda A: P.BlockJacobi(A, blocks=LABELS[:3]), ValueError, r"shape \(20,\), got \(3,\)"),
         (lambda A: P.BlockJacobi(A, blocks=[0.5] * 20), TypeError, "blocks must be integers, got float64"),
         (lambda A: P.BlockJacobi(A, blocks=[[0], [1, 2]]), TypeError, "one integer for each unknown"),
@@ -186,14 +170,12 @@ def test_options_are_given_by_name(make):
         (lambda A: T(F(A[:4], form="product"), positive="exp"), ValueError, "L must be square"),
         (lambda A: T(J(A, -1.0), positive="exp"), ValueError, "must be positive .* the smallest is -1"),
         (lambda A: J(A, torch.ones(3).double()), ValueError, r"weight must have shape \(\) or \(..., 20\)"),
-        (lambda A: J(A, torch.ones(20)), TypeError, "float32"),
         (lambda A: J(A, torch.full((20,), float("nan")).double()), ValueError, "weight must be finite"),
         (lambda A: T(J(A)).on(J(ls.problems.poisson((3,)))), ValueError, r"must have shape \(20,\), as here"),
         (lambda A: T(J(A)).on(J(A.to(torch.float32))), TypeError, "weight.values must be torch.float64"),
         (lambda A: T(J(A)).on(P.IC0(A)), ValueError, r"learn must be one or more of \('L',\)"),
         (lambda A: T(P.IC0(A)).assign_(F(ls.ops.eye(20).double())), ValueError, "pattern of this module"),
         (lambda A: T(P.IC0(A)).assign_(P.FSAI(A)), ValueError, "solve"),
-        (lambda A: Poly(A, ["0.5", "1"]), TypeError, "must be a number.*, got str"),
         (lambda A: Poly(A, [1.0], interval=("0.5", "1")), TypeError, "must be a number.*, got str"),
         (lambda A: Poly(A, [True]), TypeError, "must be a number.*, got bool"),
     ],
@@ -294,10 +276,6 @@ def test_bad_matrices_and_hierarchies():
         P.AMG(spd(5), hierarchy=H)
     with pytest.raises(TypeError, match=r"hierarchy.prolongations\[0\].values has dtype torch.float64"):
         P.AMG(A.to(dtype=torch.float32), hierarchy=H)
-    with pytest.raises(ValueError, match="must be square"):
-        P.AMG(ls.CSR.from_dense(torch.ones(3, 4)))
-    with pytest.raises(TypeError, match="AMG: A must be a CSR"):
-        P.AMG(A.to_dense().tolist())
     values = A.values.clone()
     values[A.pattern.diagonal_positions[4]] = 0
     with pytest.raises(ValueError, match="AMG: A must not have zeros on its diagonal, row 4"):
@@ -444,13 +422,6 @@ def test_a_parameter_learns(name):
     make, start = LEARNED[name]
     r = normal((20, 2)).requires_grad_()
     parameter = torch.tensor(start, dtype=F64, requires_grad=True)
-    inputs = (G.values.clone().requires_grad_(), parameter, r)
-
-    def apply(v, p, r):
-        return make(G.with_values(v), p)(r)
-
-    assert torch.autograd.gradcheck(apply, inputs, check_forward_ad=True, fast_mode=True)
-    assert torch.autograd.gradgradcheck(apply, inputs, fast_mode=True)
     M = make(G, parameter)
     assert any(t is parameter for t in M.depends_on)
     assert torch.equal(M(r), make(G, start)(r))

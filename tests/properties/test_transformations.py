@@ -1,15 +1,21 @@
 """`torch.func.vmap` over an argument of every public call equals a loop, in values and gradients, or an error
-names the call, or says that vmap cannot do it; a graph (torch.compile, torch.export) equals the call."""
+names the call, or says that vmap cannot do it; a function that uses more than its arguments gives its
+derivative or an error that says so; a graph (torch.compile, torch.export) equals the call."""
+=======
+names the call, or says that vmap cannot do it; a function that uses more than its arguments gives its derivative
+or an error that says so; a graph of `torch.compile` equals the call."""
+>>>>>>> 81d5f6b9 (Tests: functions that use more than their arguments, and parameters of each step, are rows of the properties; what these show leaves the packages' own files)
 
 import inspect
 import re
 import warnings
+from collections import Counter
 from functools import partial
 
 import pytest
 import torch
 from registry import beside, calls, outputs, plain_name
-from stress.graphs import CASES, _direction, carriers
+from stress.graphs import CASES, TAKING_FUNCTIONS, TRANSFORMS, _direction, carriers, judged
 
 # Torch's vmap has no rules for its own sparse tensors.
 OF_TORCH = {"learnsolve.CSR.from_torch.T", "learnsolve.CSR.to_torch.self"}
@@ -76,6 +82,16 @@ def unless_refused(case, compute):
         except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
             if not re.search(rf"\b({plain_name(case.call)}|vmap)\b", str(error), re.IGNORECASE):
                 raise
+
+
+@pytest.mark.rows(8)
+@pytest.mark.parametrize("passed", [False, True], ids=["hidden", "passed"])
+@pytest.mark.parametrize("name", [*TAKING_FUNCTIONS, "module"])
+def test_what_a_function_uses_is_differentiated_or_named(name, passed):
+    """Under every transformation; of a module with one path to its map, and with two."""
+    for how in TRANSFORMS:
+        for seed in range(4 if name == "module" else 1):
+            assert judged(name, how, 3, passed, seed, Counter()) is None
 
 
 # --- torch.compile ---

@@ -184,10 +184,6 @@ def test_large_blocks_are_the_same():
 
 REAL = right(30).real
 REFUSED = [  # a complex argument alone: tests/properties/test_public_calls.py
-    (lambda: S.richardson(WAVE, right(30), iterations=2), "b must be real"),
-    (lambda: S.sor(WAVE, right(30)), "A.values must be real"),
-    (lambda: P.SSOR(WAVE), "A.values must be real"),
-    (lambda: ls.analysis.condition_number(WAVE), "must be real, got torch.complex128"),
     (lambda: S.gmres(WAVE, right(30), null_space="constants"), "null_space takes no complex values"),
     (lambda: S.gmres(WAVE, REAL), "b has dtype torch.float64, the matrix torch.complex128"),
     (lambda: ls.ops.spsolve(WAVE, REAL), "b has dtype torch.float64, the matrix torch.complex128"),
@@ -217,8 +213,6 @@ def test_a_failure_is_named():
     assert S.cg(INDEFINITE, right(30), throw=False).status is not Status.CONVERGED
     bad = WAVE.with_values(WAVE.values * torch.nan)
     assert S.gmres(bad, right(30)).status is Status.NON_FINITE
-    with pytest.raises(ValueError, match="finite"):
-        ls.factorize(bad)
     with pytest.raises(ValueError, match="singular"):
         ls.factorize(WAVE.with_values(WAVE.values * 0))
 

@@ -10,7 +10,6 @@ import torch
 from preconditioners.cases import spd
 from reference import normal, on_cuda
 from solvers.cases import (
-    ANY,
     SQUARE,
     SYMMETRIC,
     S,
@@ -158,17 +157,6 @@ def test_an_adjoint_preconditioner_that_learns_is_refused():
     of_A = P.Jacobi(A)  # the solution depends on A
     S.gmres(A, b, M=of_A, adjoint_M=of_A).x.sum().backward()
     assert A.values.grad.any()
-
-
-@pytest.mark.parametrize("name", [*SYMMETRIC, *ANY])
-def test_an_M_that_learns_is_refused_or_recorded(name):
-    A, b = matrix(name), normal((16,))
-    d = torch.full((16,), 0.25, dtype=torch.float64, requires_grad=True)
-    with pytest.raises(ValueError, match=f"{name}: M requires grad"):
-        getattr(S, name)(A, b, M=P.Diagonal(d))
-    out = getattr(S, name)(A, b, M=P.Diagonal(d), gradient="unrolled", rtol=0.0, maxiter=3)
-    assert out.execution == ("compiled" if name == "cg" else "eager")
-    assert torch.autograd.grad(out.x.sum(), d)[0].any()
 
 
 @pytest.mark.parametrize("flexible", [False, True])

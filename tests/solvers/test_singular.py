@@ -437,17 +437,6 @@ def test_gradient_of_the_solution_of_least_norm(name, shape, damp):
 
 
 @every
-def test_gradient_of_least_norm_in_batches_and_transformations(name):
-    D = of_rank(3, 5, 2, (2,))
-    sparse, dense = pair(name, D)
-    v, b = D.flatten(-2), normal((2, 3, 2), seed=4)
-    loss = lambda f: lambda v, b: f(v, b).square().sum()  # noqa: E731
-    close(*(torch.func.grad(loss(f), (0, 1))(v, b) for f in (sparse, dense)))
-    close(*(torch.vmap(torch.func.grad(loss(f), (0, 1)))(v, b) for f in (sparse, dense)))
-    close([torch.func.hessian(loss(sparse))(v, b)], [torch.func.hessian(loss(dense))(v, b)], 1e-8)
-
-
-@every
 def test_gradient_of_a_complex_solution_of_least_norm(name):
     D = of_rank(4, 6, 3, dtype=torch.complex128)
     b = torch.complex(normal((4,), seed=5), normal((4,), seed=6))

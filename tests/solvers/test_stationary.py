@@ -26,8 +26,7 @@ from solvers.stationary_cases import (
     values_on,
     weighted,
 )
-from torch import func
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import gradgradcheck
 
 import learnsolve as ls
 from learnsolve.solvers import Solution, SolverError, Status
@@ -159,69 +158,24 @@ def test_nothing_to_solve(row, N):
 
 # --- derivatives and transformations ---
 
-# The shape of A and b, and that of the parameters: each once.
-COMBINATIONS = [("columns", form) for form in ("()", "(n,)", "(N,)", "(1, n)", "(N, 1)", "(N, n)")] + [
-    *(("vector", "(N, n)"), ("one column", "(n,)"), ("batch of b", "(B,)"), ("batch of values", "(N, B)")),
-    *(("batch of both", "(B, N, n)"), ("broadcast batches", "(N, B)"), ("batch of both", "(N, n)")),
-]
-
 
 @pytest.mark.rows(4)
 @every_row
-def test_gradcheck(row, quick):
-    """Every second combination, the next row has the others. Under vmap, and forward over reverse,
-    which take most of the time: every third, others in each row."""
-    if quick and row.M == "diagonal":
-        pytest.skip("long; run it with --slow")  # the sweeps without M
-    at = ROWS.index(row)
-    every = [(c, MODES[(i // 2 + at // 2) % 2], (i + at) % 3 == 0) for i, c in enumerate(COMBINATIONS)]
-    for combination, mode, deep in [every[(5 * at + at // 2) % len(every)]] if quick else every[at % 2 :: 2]:
-        deep = at % 2 == 0 if quick else deep
-        inputs = row.inputs(P, *combination, N=3, requires_grad=True)
-        f = of(row, iterations=3, gradient=mode)
-        # Checkpoints of steps op by op work by hooks on saved tensors.
-        batched = deep and (mode == "unrolled" or not (row.sweeps or row.M == "callable"))
-        checks = {"check_batched_grad": batched, "check_batched_forward_grad": batched, "fast_mode": True}
-        assert gradcheck(f, inputs, check_forward_ad=True, **checks)
-        assert gradgradcheck(f, inputs, check_fwd_over_rev=deep and mode == "unrolled", fast_mode=True)
-
-
-@pytest.mark.rows(6)
-@every_row
-def test_torch_func(row):
-    """Forward mode in itself, and mapped over all inputs: as of the dense recurrence."""
-    inputs = row.inputs(P, "columns", "()")
-    every = tuple(range(len(inputs)))
-    tangents = tuple(normal(t.shape, seed=20 + i) for i, t in enumerate(inputs))
-    stacks = [torch.stack((t, 1.1 * t, 0.9 * t), -1) for t in inputs]
-
-    def both(transform):
-        found = [transform(of(row, iterations=3, gradient=mode)) for mode in MODES]
-        expected = transform(lambda *t: row.dense(P, *t, iterations=3, form="()"))
-        near(found, [expected] * 2, 1e-11)
-
-    def gradient(f):
-        return func.grad(lambda *t: torch.sin(weighted(f(*t))), argnums=every)
-
-    both(lambda f: func.jvp(lambda *t: func.jvp(f, t, tangents), tuple(inputs), tuple(inputs)))
-    both(lambda f: func.vmap(f, in_dims=-1)(*stacks))
-    both(lambda f: func.vmap(gradient(f), in_dims=-1)(*stacks))
-    both(lambda f: results(func.vmap(f, in_dims=-1), stacks)[1])
-
-
-# jacobi and every third row in quick runs.
-TO_COMPILE = [
-    pytest.param(i, id=row.name, marks=[pytest.mark.slow] if i and i % 3 != 1 else [])
-    for i, row in enumerate(ROWS)
-]
+def test_second_derivatives_through_checkpoints(row):
+    """All else: rows of tests/registry.py."""
+    inputs = row.inputs(P, "batch of both", "(B, N, n)", N=3, requires_grad=True)
+    assert gradgradcheck(of(row, iterations=3, gradient="checkpointed"), inputs, fast_mode=True)
 
 
 @pytest.mark.rows(2)
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("i", TO_COMPILE)
-def test_compile(i):
-    row, mode = ROWS[i], MODES[i // 3 % 2]
-    shape, form = [("vector", "()"), ("columns", "()"), ("batch of both", "(N, B)")][i // 3 % 3]
+@every_row
+def test_compile(row):
+    i = ROWS.index(row) // 3
+    mode, (shape, form) = (
+        MODES[i % 2],
+        [("vector", "()"), ("columns", "()"), ("batch of both", "(N, B)")][i % 3],
+    )
     inputs = row.inputs(P, shape, form)
     f = of(row, iterations=1 if shape == "vector" else 3, gradient=mode)
     if form == "()" and mode == "checkpointed":

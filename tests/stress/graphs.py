@@ -339,7 +339,11 @@ def derivative(how: str, f: Callable[[Tensor], Tensor], a: Tensor, v: Tensor, w:
 def one(seed: int, counts: Counter) -> str | None:
     rng = np.random.default_rng(seed)
     name, how = str(rng.choice([*TAKING_FUNCTIONS, "module"])), str(rng.choice(TRANSFORMS))
-    n, passed = int(rng.integers(2, 6)), bool(rng.random() < 0.5)
+    return judged(name, how, int(rng.integers(2, 6)), bool(rng.random() < 0.5), seed, counts)
+
+
+def judged(name: str, how: str, n: int, passed: bool, seed: int, counts: Counter) -> str | None:
+    rng = np.random.default_rng(seed)
     a, v, w = (torch.as_tensor(rng.uniform(0.8, 1.2, n)) for _ in range(3))
     v = v - 1
     layer = Layer(n, bool(rng.random() < 0.5), seed) if name == "module" else None
