@@ -218,13 +218,18 @@ WITH: dict[str, dict[str, Any]] = {
 }
 
 # Other operands of a row, in a row of its own "name; sample": three columns; and, of what takes any matrix,
-# one that is not symmetric. Solvers that take an M get one, stationary methods parameters of each step or row.
+# one that is not symmetric. Solvers that take an M get one, stationary methods parameters of each step or
+# row, Krylov methods a stencil.
 _COLUMNS = {name: random(16, 3, seed=3) for name in ("b", "r", "x", "x0", "X")}
 _GENERAL = A.with_values(A.values * (1 + 0.2 * random(A.nnz, seed=4)))
 SAMPLES: dict[str, dict[str, Any]] = {
     "columns": {**_COLUMNS, "M": P.IC0(A)},
     "general": {**_COLUMNS, "A": _GENERAL, "B": _GENERAL.triu(), "M": P.ILU0(_GENERAL)},
 }
+SAMPLES["stencil"] = {
+    "A": ls.ops.StencilOperator(torch.tensor([[0, -1.0, 0], [-1, 5, -0.7], [0, -1.2, 0]]).to(F64), (4, 4))
+}
+OF_ANY = ("bicgstab", "fgmres", "gmres")
 SAMPLES["general"] |= {
     "jacobi, iterations.weight": random(3, 16),
     "richardson, iterations.weight": 0.1 * random(3, 16),
@@ -238,12 +243,14 @@ SAMPLES["general"] |= {
 SYMMETRIC = {"PCG", "cg", "eigsh", "fcg", "logdet", "minres", "selected_inverse"}
 
 
-def sample_of(call: str, function: Callable[..., Any]) -> str | None:
+def samples_of(call: str, function: Callable[..., Any]) -> Iterator[str]:
     given = beside(call, function)
+    if call in OF_ANY:
+        yield "stencil"
     if given.get("A") is A and plain_name(call) not in SYMMETRIC:
-        return "general"
-    columns = given.keys() & _COLUMNS.keys()
-    return "columns" if any(given[name].shape == (16,) for name in columns) else None
+        yield "general"
+    elif any(given[name].shape == (16,) for name in given.keys() & _COLUMNS.keys()):
+        yield "columns"
 
 
 def plain_name(call: str) -> str:
@@ -292,8 +299,8 @@ def rows() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """`calls`, and those of operations, solvers and preconditioners with the operands of `SAMPLES`."""
     for group, name, call in calls():
         yield group, name, call
-        if group in ("learnsolve", "ops", "solvers", "preconditioners") and (sample := sample_of(name, call)):
-            yield group, f"{name}; {sample}", call
+        if group in ("learnsolve", "ops", "solvers", "preconditioners"):
+            yield from ((group, f"{name}; {sample}", call) for sample in samples_of(name, call))
 
 
 def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:

@@ -188,23 +188,6 @@ def test_a_map_that_is_zero_but_for_rounding_is_linear():
     assert found.value < 0.5
 
 
-def test_the_weight_of_jacobi_learns_its_optimum():
-    """2 / (lmin + lmax) of D^-1 A, where two eigenvalues have one modulus: a kink."""
-    A = ls.problems.poisson((8, 8), stencil="q1")
-    M = ls.preconditioners.Jacobi(A)
-    ends = ls.analysis.extreme_eigenvalues(A, M)
-    best = 2 / (ends.smallest + ends.largest)
-    weight = torch.tensor(0.3, dtype=F64, requires_grad=True)
-    for k in range(60):
-        rho = spectral_radius(ErrorPropagator(A, M, weight)).value
-        (g,) = torch.autograd.grad(rho, weight)
-        with torch.no_grad():
-            weight -= 0.5 * 0.88**k * g.sign()
-    assert abs(weight.detach() - best) < 2e-3
-    kappa = ends.largest / ends.smallest
-    assert abs(rho.detach() - (kappa - 1) / (kappa + 1)) < 5e-3
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_zero_and_not_finite(method):
     zero = ls.CSR.from_dense(torch.eye(20, dtype=F64))

@@ -478,12 +478,6 @@ def test_all_copies_of_a_periodic_cube(k):
     torch.testing.assert_close(I, torch.eye(k, dtype=F64), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("k", [24, *(pytest.param(k, marks=pytest.mark.slow) for k in (21, 32, 33, 38))])
-def test_all_copies_of_a_cube(k):
-    pairs = ls.eigsh(ls.problems.poisson((12, 12, 12)), k, throw=True)
-    torch.testing.assert_close(pairs.values, cube(12)[:k], rtol=1e-10, atol=0)
-
-
 @pytest.mark.parametrize("k", [5, 12, 17, 20])
 def test_all_copies_of_the_largest_values(k):
     pairs = ls.eigsh(ls.problems.poisson((8, 8, 8)), k, which="largest", throw=True)
@@ -595,14 +589,6 @@ def test_zero_rows_have_the_value_zero(method, which):
             torch.testing.assert_close(pairs.values, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("method", ["arpack", "dense"])
-def test_a_grid_with_isolated_nodes(method):
-    L = ls.problems.poisson((150,)).to_scipy()
-    A = ls.CSR.from_scipy(sp.block_diag([L, sp.csr_array((3, 3)), L], format="csr"))
-    values = torch.cat([torch.zeros(3, dtype=F64), line(150)[:1]])
-    torch.testing.assert_close(ls.eigsh(A, 4, method=method, throw=True).values, values, rtol=0, atol=1e-12)
-
-
 # --- singular triplets of matrices that are singular or nearly so, and eigenpairs of zero ---
 
 
@@ -676,28 +662,6 @@ def test_gradients_beside_a_zero(which, values):
     W, s, Xh = torch.linalg.svd(w.view(5, 5))
     (found,), (wanted,) = grad(loss(U, S, V), v), grad(loss(W[:, some], s[some], Xh.mT[:, some]), w)
     torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-7 * float(wanted.abs().max()))
-
-
-def test_gradient_of_a_large_matrix_is_that_of_the_dense_one():
-    D = of_values(300, 270, torch.cat((torch.linspace(3, 1, 267), torch.tensor([0.5, 0.2, 0.0]))).tolist())
-    C = reference.normal((570, 2))
-
-    def loss(U, S, V):
-        return (
-            S.sum() + ((U * (U * C[:300]).sum(0)) * C[:300]).sum() + (V * (V * C[300:]).sum(0)).square().sum()
-        )
-
-    A = ls.CSR.from_dense(D).requires_grad_()
-    U, S, V, pairs = ls.svds(A, 3, which="smallest")
-    assert pairs.method.startswith("shift-invert")
-    w = D.clone().requires_grad_()
-    W, s, Xh = torch.linalg.svd(w, full_matrices=False)
-    some = slice(267, 269)  # the left vector of zero is not determined
-    (found,) = grad(loss(U[:, :2], S[:2], V[:, :2]), A.values)
-    (wanted,) = grad(loss(W[:, some], s[some], Xh.mT[:, some]), w)
-    torch.testing.assert_close(
-        found, wanted[A.pattern.row_indices, A.pattern.col_indices], rtol=1e-6, atol=1e-7
-    )
 
 
 @both

@@ -140,7 +140,7 @@ def test_weights_start_as_glorot_and_bengio_say():
 
 
 A32, A64 = sparse(N, N, dtype=torch.float32), sparse(N, N)
-X32 = random(N, IN, dtype=torch.float32)
+X32, KEEP = random(N, IN, dtype=torch.float32), torch.ones(3, A32.nnz).bool()
 BAD = [
     (lambda: GCNConv(2, 2, batch_shape=(-1,)), ValueError, "batch_shape must be at least 0"),
     (lambda: GCNConv(IN, OUT)(A32, sparse(N, IN)), TypeError, "X has dtype torch.float64, the weights"),
@@ -150,7 +150,7 @@ BAD = [
     (
         lambda: gcn_norm(A64 * -9.0),
         ValueError,
-        r"^gcn_norm: all row sums of A \+ I must be positive .*; make the weights nonnegative",
+        r"^gcn_norm: all row sums of A \+ I must be positive .*; make",
     ),
     (lambda: SparseDropout(1.0), ValueError, "p must be a probability below 1, got 1.0"),
     (lambda: SparseDropout()(X32), TypeError, "use torch.nn.Dropout"),
@@ -158,25 +158,11 @@ BAD = [
     (lambda: SparseDropout(0)(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz ="),
     (lambda: SparseDropout().eval()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \("),
     (lambda: SparseDropout()(A32, torch.tensor(True)), ValueError, r"keep must have shape .* got \(\)"),
-    (
-        lambda: SparseDropout()(A32, torch.full((A32.nnz,), 0.3)),
-        TypeError,
-        "keep must be a tensor of bool, g",
-    ),
+    (lambda: SparseDropout()(A32, torch.ones(A32.nnz)), TypeError, "keep must be a tensor of bool, g"),
     (lambda: SparseDropout(0)(A32, A64.values), TypeError, r"tensor of bool, got torch\.float64"),
     (lambda: SparseDropout()(A32, [True] * A32.nnz), TypeError, r"keep must be a torch\.Tensor, got list"),
-    (
-        lambda: SparseDropout()(A32.with_values(A32.values.expand(2, -1)), torch.ones(3, A32.nnz).bool()),
-        ValueError,
-        "batch axes of X and keep must broadcast",
-    ),
+    (lambda: SparseDropout()(ls.CSR.stack([A32, A32]), KEEP), ValueError, "batch axes of X and keep must"),
 ]
-
-
-@pytest.mark.parametrize(("call", "kind", "words"), BAD, ids=[words for *_, words in BAD])
-def test_errors(call, kind, words):
-    with pytest.raises(kind, match=words):
-        call()
 
 
 def test_dropout_keeps_the_mean_and_the_pattern():
@@ -489,9 +475,9 @@ def test_a_block_of_edges_alone():
 
 G, (X_, E_) = block(), inputs()
 LOWER = ls.problems.poisson((3,)).tril()
-V = normal((LOWER.nnz,))
+V, WIDE_PATTERN = normal((LOWER.nnz,)), pattern_of(reference.random(3, 4, 0.5))
 GIVEN_EDGES, ENDS = torch.tensor([[2, 0, 1], [1, 2, 0]]), torch.tensor([[0], [1]])
-BAD_GRAPHS = [
+BAD += [
     (lambda: block(rows=()), ValueError, "GraphNetBlock: rows and columns must name at least one"),
     (lambda: block(hidden=8), TypeError, r"hidden must be a sequence of widths, as \(16,\), got 8"),
     (lambda: block(activation=torch.nn.ReLU()), TypeError, "GraphNetBlock: activation must make a module"),
@@ -500,37 +486,23 @@ BAD_GRAPHS = [
     (lambda: G(GRAPH, X_, E_[:, :1]), ValueError, rf"e must .* nnz = {GRAPH.nnz}, edge_features = {E}"),
     (lambda: G(GRAPH, X_.float(), E_), TypeError, r"x has dtype torch.float32"),
     (lambda: G(GRAPH, X_.expand(2, NODES, F), E_.expand(3, -1, E)), ValueError, "batch axes of x and e must"),
-    (
-        lambda: G(pattern_of(reference.random(NODES, NODES + 1, 0.3)), X_, E_),
-        ValueError,
-        "the graph must be a square pattern",
-    ),
+    (lambda: G(pattern_of(reference.random(NODES, 1, 0.3)), X_, E_), ValueError, "must be a square pattern"),
     (
         lambda: pattern_from_edge_index(GIVEN_EDGES + ENDS, 3),
         ValueError,
         r"< 3, got edge_index\[1\]\[1\] = 3",
     ),
-    (
-        lambda: pattern_from_edge_index(GIVEN_EDGES[:, [0, 1, 0]], 3),
-        ValueError,
-        r"got \(2, 1\) at 0 and at 2",
-    ),
+    (lambda: pattern_from_edge_index(GIVEN_EDGES[:, [0, 1, 0]], 3), ValueError, r"\(2, 1\) at 0 and at 2"),
     (lambda: pattern_from_edge_index(GIVEN_EDGES[:1], 3), ValueError, r"shape \(2, E\), got \(1, 3\)"),
     (lambda: pattern_from_edge_index(torch.ones(2, 2), 3), TypeError, "integers, got torch.float32"),
     (lambda: positive_diagonal(V[1:], LOWER.pattern), ValueError, r"values must have shape .* nnz = 5\)"),
     (lambda: positive_diagonal(V[:2], LOWER.tril(-1).pattern), ValueError, "diagonal entry, row 0 has none"),
-    (
-        lambda: positive_diagonal(V, pattern_of(reference.random(3, 4, 0.5))),
-        ValueError,
-        "pattern must be square",
-    ),
+    (lambda: positive_diagonal(V, WIDE_PATTERN), ValueError, "pattern must be square"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"), BAD_GRAPHS, ids=[message for *_, message in BAD_GRAPHS]
-)
-def test_errors_of_graph_networks(call, error, message):
+@pytest.mark.parametrize(("call", "error", "message"), BAD, ids=[message for *_, message in BAD])
+def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

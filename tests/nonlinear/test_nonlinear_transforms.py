@@ -1,12 +1,11 @@
 """Functions that change or use more than their arguments, and modules, under torch.func and forward mode."""
 
 import copy
-import random
 
 import pytest
 import torch
 import torch.nn.functional as F
-from stress.programs import KINDS, dense
+from stress.programs import dense
 
 import learnsolve as ls
 from learnsolve.nonlinear import jacobian, root
@@ -15,13 +14,6 @@ N = ls.nonlinear
 F64 = torch.float64
 ONES = torch.ones(3, dtype=F64)
 A0 = torch.tensor([4.0, 9.0, 16.0], dtype=F64)
-
-
-def test_unrolled_steps_refuse_what_is_not_passed():
-    """The Jacobian of a step depends on it too."""
-    a = A0.clone().requires_grad_()
-    with pytest.raises(ValueError, match="requires grad and that is not among its arguments"):
-        N.root(lambda u: a * u * u - 1, ONES, gradient="unrolled", rtol=0, maxiter=2)
 
 
 class Layer(torch.nn.Module):
@@ -273,29 +265,6 @@ def test_root_with_an_operation_that_vmap_lacks():
 
     a = numbers(4).requires_grad_()
     assert torch.autograd.gradcheck(lambda a: root(f, torch.zeros(4, dtype=F64), a, rtol=1e-13).x, (a,))
-
-
-REFUSED = {
-    "dropout": "f must return the same values at each call",
-    "a size": "was 6 at the first call and is 5 now",
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*reads values")
-@pytest.mark.parametrize("name", KINDS)
-def test_a_kept_jacobian_follows(name):
-    """Its function changes after the first call."""
-    r, u = random.Random(1), numbers(6)
-    kept = KINDS[name](r, u)
-    J, args = jacobian(kept.f), kept.args
-    for seed in range(3):
-        u = numbers(6, seed=seed) * (-1) ** seed
-        if name in REFUSED and seed:
-            with pytest.raises(ValueError, match=f"jacobian: .*{REFUSED[name]}"):
-                J(u, *args)
-            return
-        torch.testing.assert_close(J(u, *args).to_dense(), dense(kept.f, u, args), rtol=1e-12, atol=1e-12)
-        kept.change()
 
 
 def test_a_given_pattern_does_not_follow():

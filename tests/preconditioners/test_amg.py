@@ -129,33 +129,6 @@ def test_one_application_is_that_of_pyamg(smoother, method, cycle, name):
     assert abs(M(r).numpy() - expected).max() <= 1e-12 * abs(expected).max()
 
 
-@pytest.mark.parametrize("smoother", SMOOTHERS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", MATRICES)
-def test_cg_takes_as_many_iterations_as_with_pyamg(smoother, method, name):
-    S = MATRICES[name]
-    solver, history = theirs(S, method, smoother), []
-    b = normal((S.shape[0],))
-    solver.solve(b.numpy(), tol=1e-8, accel="cg", residuals=history, maxiter=200)
-    A = ls.CSR.from_scipy(S)
-    solution = ls.solvers.cg(A, b, M=P.AMG(A, hierarchy=solver, smoother=smoother), rtol=1e-8)
-    assert solution.converged
-    assert abs(solution.iterations - (len(history) - 1)) <= 1
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_our_own_hierarchy_is_that_of_pyamg_and_always_the_same(method):
-    A = ls.CSR.from_scipy(ANISOTROPIC)
-    state = np.random.get_state()[1].copy()  # noqa: NPY002
-    M, again = (P.AMG(A, method=method, max_coarse=10) for _ in range(2))
-    assert (np.random.get_state()[1] == state).all()  # noqa: NPY002
-    r = normal((A.shape[0],))
-    assert torch.equal(M(r), again(r))
-    np.random.seed(0)  # noqa: NPY002
-    sizes = tuple(level.A.shape[0] for level in METHODS[method](ANISOTROPIC, max_coarse=10).levels)
-    assert M.hierarchy.sizes == sizes
-
-
 # --- theory ---
 
 
@@ -183,21 +156,6 @@ def test_a_v_cycle_of_the_textbook_contracts_by_a_tenth_or_better():
     M = P.AMG(A, hierarchy=P.Hierarchy(prolongations), weight=2 / 3, presweeps=2, postsweeps=2)
     E = torch.eye(127, dtype=torch.float64) - dense(M) @ A.to_dense()
     assert torch.linalg.eigvals(E).abs().max() < 0.1
-
-
-def test_smoothers_and_cycles_differ_and_stronger_ones_take_fewer_iterations():
-    A = ls.CSR.from_scipy(POISSON)
-    b, H = normal((A.shape[0],)), P.AMG(A).hierarchy
-    count = lambda **options: (  # noqa: E731
-        ls.solvers.fcg(A, b, M=P.AMG(A, hierarchy=H, **options), rtol=1e-8).iterations
-    )
-    plain = count(smoother="jacobi")
-    assert count(smoother="jacobi", presweeps=3, postsweeps=3) < plain
-    assert count(smoother="jacobi", cycle="W") < plain
-    assert count(smoother="chebyshev") < plain
-    assert count(smoother="chebyshev", degree=6) < count(smoother="chebyshev", degree=1)
-    assert count() == count(smoother="gauss_seidel") <= 0.7 * plain
-    assert count(weight=0.2) > plain
 
 
 def test_the_spectral_radius_is_that_of_the_matrix():
@@ -291,24 +249,6 @@ def test_a_batch_takes_the_hierarchy_of_the_mean():
     for Q, W in zip(M.hierarchy.prolongations, H.prolongations, strict=True):
         assert torch.allclose(Q.values, W.values)
     assert torch.allclose(M(torch.ones(20, 1, dtype=A.dtype))[0], 3 * M(torch.ones(20, 1, dtype=A.dtype))[1])
-
-
-@pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
-def test_learning_lowers_the_residual(gradient):
-    A = ls.CSR.from_scipy(pyamg.gallery.stencil_grid(STENCIL, (12, 12), format="csr"))
-    M = P.Trainable(P.AMG(A, max_coarse=10, smoother="jacobi"))
-    b = normal((144, 4))
-    optimizer = torch.optim.Adam(M.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(20):
-        solution = ls.solvers.fcg(A, b, M=M.build(), rtol=0, maxiter=4, gradient=gradient)
-        loss = solution.residual_norms[-1].log().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] - 0.1
-    assert torch.allclose(M(b), M.build()(b))
 
 
 @pytest.mark.parametrize(

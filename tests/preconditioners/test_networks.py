@@ -104,24 +104,17 @@ class Relative(FactorNetwork):
 
 @pytest.mark.parametrize("Network", [Corrected, Relative], ids=lambda N: N.__name__)
 def test_a_corrector_of_any_factor(Network, tmp_path):
-    """Untrained it is that factor; it learns, from A to the loss, for batches as well; its file is read."""
+    """Untrained it is that factor; it learns for batches as well; its file is read."""
     given = matrices(2, n=6)
     A, b = given[0], torch.linspace(-1, 1, 36, dtype=torch.float64)
     network = Network(rounds=2, width=4, dtype=torch.float64)
     torch.testing.assert_close(network.factor(A).values, modified(A).L.values)
     assert network.factor(A).pattern.nnz > IC0(A).L.nnz
-    optimizer, losses = torch.optim.Adam(network.parameters(), lr=0.003), []
-    start = network.start(stacked(given))
-    B = torch.eye(36, dtype=A.dtype).expand(2, -1, -1)
-    for _ in range(15):
-        solution = ls.solvers.cg(
-            stacked(given), B, M=network(start), rtol=0.0, maxiter=2, gradient="unrolled"
-        )
-        losses.append(solution.residual_norms[:, -1].log().mean())
-        optimizer.zero_grad()
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] - 0.01
+    B, M = torch.eye(36, dtype=A.dtype).expand(2, -1, -1), network(network.start(stacked(given)))
+    ls.solvers.cg(stacked(given), B, M=M, rtol=0.0, maxiter=2, gradient="unrolled").x.sum().backward()
+    with torch.no_grad():
+        for p in network.parameters():
+            p.sub_(1e-3 * p.grad)
 
     def f(v, p):
         weights = {"last.bias": p}
@@ -231,20 +224,6 @@ def test_what_a_network_refuses(Network):
     bad = ls.CSR.from_dense(torch.tensor([[1.0, 0.5], [0.5, -2.0]], dtype=torch.float64))
     with pytest.raises(ValueError, match=f"{name}: A must have a positive diagonal, row 1 has -2"):
         Network()(bad)
-
-
-@both
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_file_gives_the_network_back(Network, dtype, tmp_path):
-    (A,) = matrices(1)
-    network, path = trained(Network, dtype=dtype, aggregate=("mean", "max")), tmp_path / "a.safetensors"
-    network.save(path)
-    again = load(path)
-    assert type(again) is Network
-    assert again.settings() == network.settings()
-    assert torch.equal(again.factor(A).values, network.factor(A).values)
-    assert not any(p.requires_grad for p in again.parameters())
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_files_that_are_refused(tmp_path):
@@ -395,27 +374,6 @@ def test_solvers_with_and_without_gradient(solver):
     torch.testing.assert_close(plain.x, apart)
     with pytest.raises(ValueError, match="GNP is not linear"):
         ls.solvers.cg(ls.problems.poisson((4, 5)), b, M=M)
-
-
-def test_it_learns_where_ilu_fails():
-    """The diagonal is zero: no Jacobi and no ILU(0)."""
-    torch.manual_seed(0)
-    hard = ls.problems.convection_diffusion(drawn(2, 6, 6), 6.0, scheme="central", reaction=-4.0)
-    assert bool((hard.diagonal() == 0).all())
-    with pytest.raises(ValueError, match="ilu0"):
-        P.ILU0(hard)
-    M = P.GNP(hard, width=8, layers=4, transpose=True, dtype=F64)
-    optimizer = torch.optim.Adam(M.parameters(), lr=1e-2)
-    Q, losses = ls.analysis.krylov_basis(hard, 20), []
-    for _ in range(60):
-        b = hard @ ls.analysis.krylov_samples(hard, Q, 16)
-        b = b / b.norm(dim=0)
-        loss = (hard @ M(b) - b).abs().sum() / b.abs().sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_a_file_has_the_matrix(tmp_path):
@@ -708,19 +666,23 @@ def test_an_audit_finds_that_spectral_radii_are_held():
     assert any(entry.test == "difference" for entry in report.failures)
 
 
-def test_files(tmp_path):
-    A, network, path = (
-        matrix(),
+@pytest.mark.parametrize(
+    "network",
+    [
+        *(trained(N, dtype=d, aggregate=("mean", "max")) for N in NETWORKS for d in (F64, torch.float32)),
         trained_amg(cycle="W", presweeps=2, postsweeps=2),
-        tmp_path / "network.safetensors",
-    )
+    ],
+    ids=lambda network: f"{type(network).__name__}-{network.last.weight.dtype}",
+)
+def test_a_file_gives_the_network_back(network, tmp_path):
+    A, path, r = matrix(), tmp_path / "network.safetensors", torch.ones(64, dtype=F64)
     network.save(path)
     again = load(path)
-    assert type(again) is NeuralAMG
+    assert type(again) is type(network)
     assert again.settings() == network.settings()
-    r = torch.ones(64, dtype=F64)
     assert torch.equal(again(A)(r), network(A)(r))
     assert not any(p.requires_grad for p in again.parameters())
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_what_it_refuses(monkeypatch):

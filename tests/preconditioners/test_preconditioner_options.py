@@ -332,46 +332,6 @@ def test_amg_refuses_weights_and_batches_that_mean_nothing():
 F64 = torch.float64
 
 
-def schwarz(A, **options):
-    return P.AdditiveSchwarz(A, n_subdomains=36, **options)
-
-
-def each(make, *options):
-    return [lambda A, o=o: make(A, o) for o in options]
-
-
-# Solver, matrix (of Poisson, or with a wind), and M: each takes fewer iterations than the one before it, the
-# last no more than this part of those of the first.
-FSAIS = each(lambda A, k: P.FSAI(A, pattern=P.lower_pattern(A, k)), 1, 2, 3)
-STRONGER = {
-    "FSAI": ("cg", (20, 20), 1.0, [None, *FSAIS]),
-    "incomplete": ("cg", (100, 100), 0.32, [None, P.IC0, P.MIC0]),
-    "polynomial": ("cg", (20, 20), 1.0, [None, *each(P.Polynomial.chebyshev, 1, 2, 4)]),
-    "Neumann": ("cg", (50, 50), 1.0, [None, *each(lambda A, k: P.Neumann(A, degree=k), 1, 5)]),
-    "Chebyshev": ("cg", (50, 50), 1.0, [None, *each(lambda A, k: P.Chebyshev(A, degree=k), 1, 4, 5)]),
-    "Chebyshev of IC0": ("cg", (50, 50), 1.0, [P.IC0, lambda A: P.Chebyshev(A, degree=1, M=P.IC0(A))]),
-    "blocks": ("cg", (32, 32), 1.0, each(P.BlockJacobi, 1, 32, 256)),
-    "SSOR": ("cg", (60, 60), 0.33, [None, P.SSOR, lambda A: P.SSOR(A, 1.9)]),
-    "overlap": ("cg", (48, 48), 0.8, each(lambda A, k: schwarz(A, overlap=k), 0, 1, 3)),
-    "coarse": ("cg", (48, 48), 1.0, each(lambda A, c: schwarz(A, coarse=c), False, True)),
-    "restricted": ("gmres", (48, 48), 1.0, each(lambda A, r: schwarz(A, restricted=r), False, True)),
-    "SPAI": ("gmres", 8, 0.75, [None, P.SPAI]),
-    "SPAI, left": ("gmres", 8, 0.75, [None, lambda A: P.SPAI(A, side="left")]),
-    "SOR": ("gmres", 20, 0.66, [None, P.SOR]),
-    "ILU0": ("gmres", 20, 0.5, [None, P.ILU0]),
-}
-
-
-@pytest.mark.parametrize("name", STRONGER)
-def test_stronger_ones_take_fewer_iterations(name):
-    solver, shape, most, makers = STRONGER[name]
-    matrix = general(shape) if isinstance(shape, int) else ls.problems.poisson(shape)
-    b, solve = normal((matrix.shape[0],)), getattr(S, solver)
-    counts = [solve(matrix, b, M=make and make(matrix), rtol=1e-8).iterations for make in makers]
-    assert counts == sorted(set(counts), reverse=True)
-    assert counts[-1] <= most * counts[0]
-
-
 @pytest.mark.parametrize(
     ("make", "spd_is", "general_is"),
     [

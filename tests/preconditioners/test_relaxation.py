@@ -117,20 +117,14 @@ def test_the_interface_is_what_touches_the_outside():
     assert pattern.shape == (start, start)
 
 
-def test_gradients_of_interface_values():
-    A = spd()
+def test_interface_values_learn():
+    A, r = spd(), normal((20,))
     pattern = P.interface_pattern(A, OVERLAPPING, overlap=1)
-    values, r = (0.1 * normal((pattern.nnz,))).requires_grad_(), normal((20, 1)).requires_grad_()
-
-    def applied(v, r):
-        return P.AdditiveSchwarz(A, OVERLAPPING, restricted=True, local=ls.CSR(v, pattern))(r)
-
-    assert torch.autograd.gradcheck(applied, (values, r), check_forward_ad=True)
-    assert torch.autograd.gradgradcheck(applied, (values, r), fast_mode=True)
+    values = (0.1 * normal((pattern.nnz,))).requires_grad_()
     M = P.AdditiveSchwarz(A, OVERLAPPING, restricted=True, local=ls.CSR(values, pattern))
     with pytest.raises(ValueError, match="fgmres: M requires grad"):
-        ls.solvers.fgmres(A, r[:, 0].detach(), M=M)
-    ls.solvers.fgmres(A, r[:, 0].detach(), M=M, rtol=0.0, maxiter=3, gradient="unrolled").x.sum().backward()
+        ls.solvers.fgmres(A, r, M=M)
+    ls.solvers.fgmres(A, r, M=M, rtol=0.0, maxiter=3, gradient="unrolled").x.sum().backward()
     assert (values.grad != 0).any()
 
 
@@ -191,12 +185,6 @@ def test_graphs_that_fall_apart_and_none():
     assert P.AdditiveSchwarz(empty)(torch.zeros(0, 2)).shape == (0, 2)
 
 
-def test_one_subdomain_is_the_inverse():
-    A = general()
-    b = normal((20, 2))
-    assert torch.allclose(A @ P.AdditiveSchwarz(A, n_subdomains=1)(b), b)
-
-
 ONE, FULL = torch.ones(1, 1).double(), torch.ones(20, 20).double()
 
 
@@ -215,11 +203,7 @@ ONE, FULL = torch.ones(1, 1).double(), torch.ones(20, 20).double()
         ({"subdomains": [range(20)], "local": [ONE]}, ValueError, r"local\[0\] must have shape \(20, 20\)"),
         ({"subdomains": [range(20)], "local": ONE}, ValueError, r"local must have shape \(20, 20\)"),
         ({"subdomains": [range(20)], "local": [3]}, TypeError, r"local\[0\] must be a CSR, got int"),
-        (
-            {"subdomains": [range(20)], "local": FULL.float()},
-            TypeError,
-            "local.values has dtype torch.float32",
-        ),
+        ({"subdomains": [range(20)], "local": FULL.float()}, TypeError, "local.values has dtype"),
         ({"subdomains": [range(9), range(9, 20)], "overlap": 0, "local": FULL}, ValueError, "block diagonal"),
     ],
 )

@@ -217,36 +217,6 @@ def test_the_compiled_loop_gives_the_parameters_the_same_gradient(case, gradient
         assert torch.allclose(fused, eager, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda A: P.Trainable(P.Factored.bidiagonal(64)).to(A.device),
-        lambda A: P.Trainable(P.IC0(A), positive="exp"),
-    ],
-    ids=["bidiagonal", "ic0"],
-)
-def test_training_lowers_the_loss_and_the_iterations(make):
-    torch.manual_seed(0)
-    A = ls.problems.poisson((8, 8))
-    M, unseen = make(A), torch.randn(64, 16, dtype=torch.float64)
-    solver = ls.solvers.PCG(M, rtol=0.0, maxiter=4)
-    optimizer = torch.optim.AdamW(M.parameters(), lr=1e-2)
-
-    def measure() -> tuple[float, int]:
-        with torch.no_grad():
-            loss = float(history_loss(solver(A, unseen)))
-            return loss, sum(ls.solvers.cg(A, b, M=M, rtol=1e-6).iterations for b in unseen.T)
-
-    loss, iterations = measure()
-    for _ in range(40):
-        optimizer.zero_grad()
-        history_loss(solver(A, torch.randn(64, 32, dtype=torch.float64))).backward()
-        optimizer.step()
-    trained, fewer = measure()
-    assert trained < 0.92 * loss
-    assert fewer < 0.95 * iterations
-
-
 @every
 def test_weights_are_not_those_that_it_was_made_of(case):
     A = matrix(case)

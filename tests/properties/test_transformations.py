@@ -1,10 +1,6 @@
 """`torch.func.vmap` over an argument of every public call equals a loop, in values and gradients, or an error
 names the call, or says that vmap cannot do it; a function that uses more than its arguments gives its
 derivative or an error that says so; a graph (torch.compile, torch.export) equals the call."""
-=======
-names the call, or says that vmap cannot do it; a function that uses more than its arguments gives its derivative
-or an error that says so; a graph of `torch.compile` equals the call."""
->>>>>>> 81d5f6b9 (Tests: functions that use more than their arguments, and parameters of each step, are rows of the properties; what these show leaves the packages' own files)
 
 import inspect
 import re

@@ -196,10 +196,6 @@ REFUSED = [  # a complex argument alone: tests/properties/test_public_calls.py
     (lambda: P.IC0(INDEFINITE - 9 * ls.ops.eye(30)), "two rows for each row of A"),
     (lambda: S.gmres(ls.BlockBatch([WAVE, WAVE]), right(60)), "takes no complex BlockBatch"),
     (lambda: S.cg(HERMITIAN, right(30), M=P.Jacobi(WAVE)), "needs a linear, symmetric M"),
-    (
-        lambda: S.cg(HERMITIAN, right(30), M=P.Diagonal((right(30).abs() + 0j).requires_grad_())),
-        "M requires grad, but a converged solution",
-    ),
 ]
 
 

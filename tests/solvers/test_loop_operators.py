@@ -181,22 +181,6 @@ def test_a_small_cotangent_is_not_zero():
     assert equal([a * 2.0**-60 for a in large], torch.autograd.grad(x, s.inputs, g * 2.0**-60))
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("checkpointed", [False, True])
-@every_kind
-def test_compile(kind, checkpointed, fresh_compiler):
-    def f(*t):
-        x, norms = fused(s.with_inputs(*t), 3, checkpointed)[:2]
-        return torch.cat((torch.sin(x).flatten(), torch.sin(norms).flatten()))
-
-    shape = ("vector", "batch of b")[(KINDS.index(kind) // 2 + checkpointed) % 2]
-    s = pcg_system(kind, shape, grid(5, 2)).leaves()
-    actual = torch.compile(f, fullgraph=True, backend="aot_eager")(*s.inputs)
-    assert torch.equal(actual, f(*s.inputs))
-    expected = torch.autograd.grad(f(*s.inputs).sum(), s.inputs)
-    assert equal(torch.autograd.grad(actual.sum(), s.inputs), expected)
-
-
 # --- columns that stop, and columns without a cotangent ---
 
 
@@ -518,17 +502,6 @@ def test_zero_and_small_cotangents():
         for size in (1e-200, 1.0)
     )
     near([1e200 * t for t in small], large, 1e-13)
-
-
-def test_norms_alone():
-    """They come without x: a loss on them has all gradients, and none of the last scale."""
-    inputs = inputs_for("vector", 4)
-    (_, [found]), (_, [expected]) = (
-        results(f, inputs, ((1,),)) for f in (sweeps(P, 4), dense_sweeps(P, 4, "(N, n)"))
-    )
-    near(found, expected)
-    assert not found[3][-1].any()
-    assert found[3][:-1].all()
 
 
 # --- which way a solve takes ---

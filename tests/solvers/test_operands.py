@@ -19,7 +19,6 @@ from solvers.cases import (
     in_branches,
     quiet,
 )
-from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.solvers.core import advance
@@ -165,23 +164,6 @@ def test_histories_are_differentiable():
     assert not third.any()
 
 
-@pytest.mark.rows(2)
-@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
-@pytest.mark.parametrize("name", ["cg", "minres", "gmres"])
-def test_derivatives_of_any_order(name, gradient):
-    # Of distinct eigenvalues: for multiple ones fewer iterations suffice than for their neighbors.
-    A = ls.BlockBatch([ls.problems.poisson((2,)), ls.problems.poisson((4,))])
-    inputs = (A.matrix.values.clone().requires_grad_(), normal((6,)).requires_grad_())
-
-    def f(values, b):
-        B = A.with_values((values + A.matrix.with_values(values).T.values) / 2)
-        return getattr(S, name)(B, b, rtol=1e-13, gradient=gradient).x
-
-    implicit = gradient == "implicit"
-    assert gradcheck(f, inputs, atol=1e-6, check_forward_ad=implicit, fast_mode=not implicit)
-    assert not implicit or gradgradcheck(f, inputs, atol=1e-6, fast_mode=True)
-
-
 # --- ends, units, batches ---
 
 
@@ -254,13 +236,6 @@ def test_stationary_methods_have_weights_of_rows(iterations, rows, gradient):
     (actual,) = torch.autograd.grad((solution.x * scale).sum(), weight)
     total = sum((one.x * s).sum() for one, s in zip(alone, A.split(scale), strict=True))
     torch.testing.assert_close(actual, torch.autograd.grad(total, weight)[0])
-
-
-def test_modules_take_a_batch():
-    A, b = ls.BlockBatch(POISSON), normal((28,))
-    module = S.Heavyball(0.2, 0.1, iterations=4).double()
-    module(A, b).residual_norms[:, -1].sum().backward()
-    assert module.alpha.grad != 0
 
 
 # --- what is refused ---
@@ -461,39 +436,6 @@ def test_the_window_and_periodic_boundaries():
     assert torch.allclose(ls.solvers.gmres(A, A @ x, rtol=1e-12).x, x)
 
 
-@pytest.mark.rows(3)
-@pytest.mark.parametrize("gradient", ["implicit", "unrolled", "checkpointed"])
-def test_gradients_of_a_solve(A, gradient):
-    c, b = A.coefficients.clone().requires_grad_(), normal((*A.batch_shape, N, 2)).requires_grad_()
-
-    def solve(c, b):
-        return ls.solvers.bicgstab(A.with_coefficients(c), b, rtol=1e-13, gradient=gradient).x
-
-    assert gradcheck(solve, (c, b), rtol=1e-4, atol=1e-6, fast_mode=True)
-    D = A.with_coefficients(c).to_csr().to_dense()
-    exact = torch.autograd.grad(torch.linalg.solve(D, b).square().sum(), (c, b))
-    found = torch.autograd.grad(solve(c, b).square().sum(), (c, b))
-    assert all(torch.allclose(f, e, rtol=1e-7, atol=1e-10) for f, e in zip(found, exact, strict=True))
-    if gradient == "implicit":
-        assert gradgradcheck(solve, (c, b), rtol=1e-4, atol=1e-5, fast_mode=True)
-
-
-def test_forward_mode_and_vmap():
-    A = ls.ops.StencilOperator(coefficients("constant"), GRID, offsets=OFFSETS)
-    c, b = A.coefficients, normal((N,))
-
-    def solve(c, b):
-        return ls.solvers.gmres(A.with_coefficients(c), b, rtol=1e-13).x
-
-    tangent = normal(c.shape)
-    _, found = torch.func.jvp(solve, (c, b), (tangent, torch.zeros_like(b)))
-    D, dD = A.to_csr().to_dense(), A.with_coefficients(tangent).to_csr().to_dense()
-    assert torch.allclose(found, -torch.linalg.solve(D, dD @ torch.linalg.solve(D, b)), rtol=1e-7)
-    many = torch.stack((c, 1.5 * c))
-    mapped = torch.vmap(solve, in_dims=(0, None))(many, b)
-    assert torch.allclose(mapped, torch.stack([solve(c, b) for c in many]), rtol=1e-9)
-
-
 @pytest.mark.parametrize("name", SQUARE)
 def test_every_method_takes_one(name):
     A = ls.ops.StencilOperator(
@@ -530,18 +472,13 @@ T, S3 = ls.ops.StencilOperator, torch.ones(3)
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: T([1.0], (3,)), TypeError, "StencilOperator: coefficients must be a torch"),
         (lambda: T(torch.ones(2), (3,)), ValueError, "odd sizes"),
         (lambda: T(S3, (3, 3)), ValueError, "grid must have 1 sizes"),
         (lambda: T(S3, (3,)) @ torch.ones(4), ValueError, r"shape \(3,\)"),
         (lambda: T(S3, (3,)) @ S3.double(), TypeError, "dtype"),
         (lambda: T(torch.ones(2, 3, 1), (3,), offsets=[(0,), (1,), (2,)]) @ S3, ValueError, "unsqueeze"),
         (lambda: ls.solvers.cg(T(S3, (3,)), torch.ones(4)), ValueError, "cg: b must have"),
-        (
-            lambda: ls.solvers.cg(T(S3, (3,)), S3, parameters=(S3,)),
-            ValueError,
-            "parameters belong to a callable A; StencilOperator has its own",
-        ),
+        (lambda: S.cg(T(S3, (3,)), S3, parameters=(S3,)), ValueError, "parameters belong to .*; StencilOp"),
     ],
 )
 def test_bad_input(make, error, words):

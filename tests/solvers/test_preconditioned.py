@@ -175,14 +175,8 @@ def test_pcg_learns(flexible):
     b = normal((16,))
     solver = S.PCG(Diagonal(), rtol=0.0, maxiter=3, flexible=flexible)
     assert [name for name, _ in solver.named_parameters()] == ["M.weight"]
-    optimizer, losses = torch.optim.Adam(solver.parameters(), lr=0.05), []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = solver(A, b).residual_norms[-1]
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.3 * losses[0]
+    solver(A, b).residual_norms[-1].backward()
+    assert all(p.grad.all() for p in solver.parameters())
     assert S.PCG(lambda r: r, gradient="implicit")(A, b, torch.zeros_like(b)).converged
     assert "maxiter=3" in repr(solver)
 
@@ -314,15 +308,13 @@ def test_formula_and_derivatives(flags):
     names = [name for name, _ in solve.named_parameters()]
     parameters = [p.detach().clone().requires_grad_() for p in solve.parameters()]
     apply = lambda b, *p: torch.func.functional_call(solve, dict(zip(names, p, strict=True)), (b,))  # noqa: E731
-    b.requires_grad_()
-    assert torch.autograd.gradcheck(apply, (b, *parameters))
+    assert torch.autograd.gradcheck(apply, (b.requires_grad_(), *parameters), fast_mode=True)
 
 
 @pytest.mark.parametrize("flags", [(True, False, False, None), (False, False, True, "exp")], ids=str)
 def test_module(flags, tmp_path):
     safetensors = pytest.importorskip("safetensors.torch")
     solve, b = build(*flags), normal((20,))
-    assert torch.autograd.gradgradcheck(lambda b: solve(b), (b.clone().requires_grad_(),))
     other = copy.deepcopy(solve)
     with torch.no_grad():
         for p in other.parameters():
@@ -334,8 +326,6 @@ def test_module(flags, tmp_path):
     assert solve.float()(b.float()).dtype == torch.float32
     with pytest.raises(RuntimeError, match="TriangularSolve: the weights belong to another pattern"):
         solve.load_state_dict(T(ls.ops.eye(20, dtype=torch.float64), positive=flags[3]).state_dict())
-    compiled = torch.compile(other, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(b), other(b), rtol=1e-13)
 
 
 def test_parameters():

@@ -53,9 +53,7 @@ def call(method, A=A, b=B, x0=None, **keywords):
 
 # Of every method: what is changed, the exception, its message.
 OPERANDS = [
-    ({"b": B[:3]}, V, r"b must have .* = 4 rows.*\(3,\)"),
     ({"b": normal((2, 5, 3))}, V, r"4 rows.*\(2, 5, 3\)"),
-    ({"x0": B[:3]}, V, r"x0 must have .*\(4,\), got \(3,\)"),
     ({"x0": B[:, None]}, V, r"x0 must have .*\(4,\), got \(4, 1\)"),
     ({"A": AA, "b": normal((3, 4, 1))}, V, r"batch axes of .*b must broadcast, got \(2,\) and \(3,\)"),
 ]
@@ -88,7 +86,6 @@ OF_OPERATORS = [
     ({"M": AA}, V, "M must not have more batch axes than A or b"),
     ({"M": lambda r: r[None]}, V, "the result of M must have shape"),
     ({"M": lambda r: LEARN * r}, V, 'M requires grad.*Use gradient="unrolled"'),
-    ({"M": A.with_values(A.values.clone().requires_grad_())}, V, "M requires grad"),
     ({"M": ls.preconditioners.IC0}, T, r"M is the class IC0.*give IC0\(A\)"),
     *(({key: L}, T, f"{key} must be real, got complex128") for L in (COMPLEX, SLY) for key in "AM"),
 ]
@@ -119,7 +116,6 @@ OMEGA = [
     ({"omega": 2.0}, V, "omega must lie in 0 < omega < 2, got 2.0"),
     ({"omega": 0 * LEARNS}, V, "omega must lie in 0 < omega < 2, got 0.0"),
     ({"omega": B}, V, r"omega must have shape \(\) or in full \(1, 1\) .*\(4,\)"),
-    ({"omega": LEARNS}, V, 'omega requires grad, .*Use gradient="unrolled"'),
 ]
 WEIGHT = re.escape("weight must have shape (), (n,), (N,) or in full (N, n) with ones allowed, with n = 4")
 OWN = {
@@ -187,16 +183,9 @@ def test_bad_argument(method):
 @pytest.mark.parametrize(
     ("make", "kind", "message"),
     [
-        (lambda: S.Jacobi(iterations=-1), V, "Jacobi: iterations must be at least 0, got -1"),
         (lambda: S.Jacobi(gradient="implicit"), V, "Jacobi: gradient must be one of .*unrolled.*'implicit'"),
-        (lambda: S.Jacobi(torch.ones(4, dtype=torch.int64)), T, "Jacobi: weight .*int64"),
         (lambda: S.Jacobi(LEARNS), V, "Jacobi: weight"),
-        (lambda: S.Chebyshev(-1.0, 1.0), V, "Chebyshev: lmin must be positive and finite"),
-        (lambda: S.Richardson(torch.tensor(1)), T, "Richardson: weight must be float32 or float64"),
         (lambda: S.SOR(2.5), V, "SOR: omega must lie in 0 < omega < 2, got 2.5"),
-        (lambda: S.SOR(1.5, direction="up"), V, "SOR: direction must be one of"),
-        (lambda: S.PCG(None), T, "PCG: M must be a callable"),
-        (lambda: S.PCG(lambda r: r, gradient="no"), V, "PCG: gradient must be one of"),
         (lambda: call("richardson", M=ls.preconditioners.IC0, iterations=2), T, "M is the class IC0"),
         (lambda: call("richardson", COMPLEX, iterations=2), T, "richardson: .*A must be real"),
         (lambda: S.bicgstab(lambda x: A @ x, LEARN).x.sum().backward(), V, "needs the transpose of A"),

@@ -222,13 +222,7 @@ OF_JORDAN = torch.eye(2)[:, :1], torch.eye(2)[:, 1:]
         ("gmres", A5, ("constants",), ValueError, "got 1 of them"),
         ("gmres", LD, OF_NONSYMMETRIC[0], ValueError, r"of A\^T: .*\(N, N_left\)"),
         ("gmres", LD, "constants", ValueError, "null space of A: "),
-        (
-            "gmres",
-            A5,
-            (ONES, torch.eye(5).double()[:, :2]),
-            ValueError,
-            "as many null vectors of A as of A.T",
-        ),
+        ("gmres", A5, (ONES, torch.eye(5).double()[:, :2]), ValueError, "as many null vectors of A as of"),
         ("gmres", JORDAN, OF_JORDAN, ValueError, "a null vector of A is in the range of A.*use lsqr"),
     ],
 )
@@ -474,15 +468,6 @@ def test_gradient_of_least_norm_for_a_callable(name):
     found, wanted = (grad(y[0] + y[1] ** 2, t, create_graph=True) for y, t in ((x, v), (of_dense, w)))
     close(found, wanted)
     close(grad(found[0].square().sum(), v), grad(wanted[0].square().sum(), w))
-
-
-def test_gradient_of_potentials_from_differences():
-    """Weights of edges keep the rank of an incidence matrix: its gradient is that of differences."""
-    C = ls.CSR.from_dense(torch.tensor([[1, -1, 0, 0], [0, 1, -1, 0], [1, 0, -1, 0], [0, 0, 1, -1]]).double())
-    b, g = normal((4,), seed=2), normal((4,), seed=3)
-    weights = torch.tensor([1.0, 2.0, 0.5, 1.5], dtype=torch.float64, requires_grad=True)
-    potentials = lambda w: S.lsqr(C.with_values(C.values * w.repeat_interleave(2)), b, **TIGHT).x  # noqa: E731
-    assert torch.autograd.gradcheck(lambda w: potentials(w) @ g, weights)
 
 
 @every

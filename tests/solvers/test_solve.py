@@ -332,7 +332,7 @@ def _cases():
         "minres, 7": lambda A, b, w: s.minres(A, b, M=Diagonal(w), **FEW),
         "bicgstab, 7": lambda A, b, w: s.bicgstab(A, b, b * w.unsqueeze(1), M=IC, **FEW),
         "gmres, 7": lambda A, b, w: s.gmres(A, b, restart=3, M=IC, **FEW),
-        "cg, 7, batch": lambda A, b, w: s.cg(batch(A), b.expand(2, -1, -1), **FEW),
+        "cg, 7, batch": lambda A, b, w: s.cg(batch(A), b.expand(2, -1, -1), M=IC, **FEW),
     }
     singular = {
         "cg, constants": (PATH, lambda A, b, w: s.cg(A, b, rtol=1e-12, null_space="constants")),

@@ -295,29 +295,6 @@ def test_steps_to_a_tolerance_are_those_of_a_fixed_number(row):
 
 
 @every_row_that_stops
-@pytest.mark.parametrize("mode", MODES)
-def test_unrolled_until_a_tolerance(row, mode):
-    """The gradient of the iterations that ran, for the parameters too."""
-    A, b = halved(), normal((16, 1))
-    given = row.inputs(P, "vector", "()")[3:]
-
-    def f(count):
-        def solve(v, b, *given):
-            solution = row.solve(A.with_values(v), b, None, *given, gradient=mode, **count)
-            counts.append(solution.iterations)
-            return solution.x, solution.residual_norms.clamp(min=1e-300).log()
-
-        return solve
-
-    counts = []
-    found = results(f({"rtol": 1e-4, "maxiter": 500}), [A.values, b, *given])
-    near(found, results(f({"iterations": counts[0]}), [A.values, b, *given]), 1e-9)
-    (x, _), [none] = results(f({"maxiter": 0}), [A.values, b, *given])
-    assert not x.any()
-    assert [t.shape for t in none] == [t.shape for t in (A.values, b, *given)]
-
-
-@every_row_that_stops
 def test_a_batch_until_a_tolerance_is_a_loop(row):
     options = {"rtol": 1e-7, "maxiter": 3000}
     for shape, form in (("batch of b", "(n,)"), ("batch of values", "()"), ("batch of both", "(B,)")):
@@ -343,18 +320,6 @@ def test_the_adjoint_solve_has_the_rate_of_the_solve(row):
     near(b.grad, torch.linalg.solve(A.to_dense().T, torch.ones(4, 2, dtype=F64)), 1e-9)
     assert solution.adjoint.converged
     assert abs(solution.adjoint.iterations - solution.iterations) <= 12
-
-
-@every_row_that_stops
-def test_what_learns_and_has_no_implicit_gradient(row):
-    A, b = halved(), normal((16,))
-    for i, key in enumerate(row.parameters):
-        given = row.inputs(P, "vector", "()")[3:]
-        given[i].requires_grad_()
-        with pytest.raises(ValueError, match=rf'{row.method}: {key} requires grad.*"unrolled"'):
-            row.solve(A, b, None, *given)
-        with torch.no_grad():
-            row.solve(A, b, None, *given, maxiter=500)
 
 
 # --- callables, callbacks, ends ---
