@@ -394,7 +394,9 @@ class AMG(Preconditioner):
         the levels."""
         self._join_batches(hierarchy, weights)
         smoother, degree = self.options["smoother"], self.options["degree"]
-        self.depends_on += tuple(T.values for T in hierarchy.transfers if T.requires_grad)
+        self.depends_on += tuple(
+            T.values for T in hierarchy.transfers if T.requires_grad or tracked(T.values)
+        )
         operators, levels, radii, used = [A], [], [], []
         A, own = _own(A), hierarchy.each(_own)
         for number, (P, R) in enumerate(zip(own.prolongations, own.restrictions, strict=True)):

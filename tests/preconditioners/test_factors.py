@@ -48,30 +48,6 @@ def test_gradients_through_unrolled_cg(make):
     assert torch.autograd.gradgradcheck(solve, theta, fast_mode=True)
 
 
-@kinds
-def test_the_implicit_gradient_does_not_depend_on_it(make):
-    """M of the numbers: x of A(theta) x = b has its gradient, to second order, whatever M is."""
-    b = normal((20,))
-
-    def solve(theta):
-        of = A.with_values(A.values * (1 + theta[0] ** 2) + theta[1] * (A.values > 0))
-        return S.cg(of, b, M=make(theta.detach()), rtol=1e-13).x
-
-    theta = THETA.clone().requires_grad_()
-    assert torch.autograd.gradcheck(solve, theta)
-    assert torch.autograd.gradgradcheck(solve, theta, fast_mode=True)
-
-
-@kinds
-def test_with_its_graph_the_implicit_gradient_refuses_it_and_says_what_to_do(make):
-    theta, b = THETA.clone().requires_grad_(), normal((20,))
-    words = 'fcg: M requires grad, .*gradient="unrolled".*torch.no_grad.*make it of detached tensors'
-    with pytest.raises(ValueError, match=words):
-        S.fcg(A, b, M=make(theta))
-    with torch.no_grad():
-        assert S.fcg(A, b, M=make(theta)).converged
-
-
 def test_values_against_dense_algebra():
     D, LD, UD = L.to_dense(), LOWER.to_dense(), U.to_dense()
     one = torch.eye(20, dtype=torch.float64)
@@ -105,21 +81,6 @@ def test_modules_hold_the_parameters_of_one_that_carries_a_graph(case):
     assert torch.equal(now.T(r), M.T(r))
     grads = torch.autograd.grad(now(r).square().sum(), list(M.parameters()))
     assert all(g.abs().sum() > 0 for g in grads)
-
-
-def test_made_of_all_that_may_require_grad():
-    learns = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    for M in (
-        P.Factored(with_values(L, learns.expand(2))),
-        P.Factored(LOWER, with_values(U, learns.expand(2))),
-        P.Factored(L, form="product", shift=learns),
-        P.Diagonal(learns.expand(20)),
-        P.Polynomial(A, learns.expand(2)),
-        P.Polynomial(A, [1.0], interval=(learns, 2.0)),
-        P.Polynomial(A, [1.0], M=P.Diagonal(learns.expand(20))),
-        P.Polynomial(with_values(A, learns.expand(2)), [1.0], M=None),
-    ):
-        assert any(t.requires_grad for t in M.depends_on), M
 
 
 def test_the_kinds_of_compiled_forms():
@@ -181,21 +142,6 @@ def test_gradients_of_unrolled_iterations(make):
         found.append((x, norms, v + v[turned], omega, r))
     torch.testing.assert_close(found[1], found[0], rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(found[2], found[1], rtol=1e-12, atol=1e-14)
-
-
-@makers
-def test_implicit_gradients(make):
-    A, b = spd(), normal((20,)).requires_grad_()
-    values = A.values.clone().requires_grad_()
-    B = A.with_values(values)
-    solution = ls.solvers.cg(B, b, M=make(B, 1.3), rtol=1e-13)
-    solution.x.square().sum().backward()
-    assert solution.execution == solution.adjoint.execution == "compiled"
-    D, c = A.to_dense().requires_grad_(), b.detach().clone().requires_grad_()
-    torch.linalg.solve(D, c).square().sum().backward()
-    torch.testing.assert_close(b.grad, c.grad, rtol=1e-9, atol=1e-11)
-    picked = D.grad[A.pattern.row_indices.long(), A.col_indices.long()]
-    torch.testing.assert_close(values.grad, picked, rtol=1e-8, atol=1e-10)
 
 
 def test_what_has_no_form():

@@ -117,17 +117,6 @@ def test_the_interface_is_what_touches_the_outside():
     assert pattern.shape == (start, start)
 
 
-def test_interface_values_learn():
-    A, r = spd(), normal((20,))
-    pattern = P.interface_pattern(A, OVERLAPPING, overlap=1)
-    values = (0.1 * normal((pattern.nnz,))).requires_grad_()
-    M = P.AdditiveSchwarz(A, OVERLAPPING, restricted=True, local=ls.CSR(values, pattern))
-    with pytest.raises(ValueError, match="fgmres: M requires grad"):
-        ls.solvers.fgmres(A, r, M=M)
-    ls.solvers.fgmres(A, r, M=M, rtol=0.0, maxiter=3, gradient="unrolled").x.sum().backward()
-    assert (values.grad != 0).any()
-
-
 def test_two_half_lines_with_the_exact_robin_value_are_a_direct_solver():
     """The Schur complement of what lies outside, on the interface: two ORAS steps then solve, restricted."""
     n, m = 12, 7  # rows 0..6 and 5..11

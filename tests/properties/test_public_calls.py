@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from registry import F64, A, P, beside, called, calls, number, outputs
+from registry import F64, VECTOR, A, P, beside, called, calls, number, outputs
 from stress.graphs import CASES, carriers
 
 import learnsolve as ls
@@ -50,6 +50,28 @@ def test_no_module_drops_a_gradient(case, how):
                 module, message = None, str(error)
             required = re.search(r"must be|requires grad.*\.detach\(\)", message)
             assert required or getattr(module, case.argument) is value
+
+
+MADE = [case for case in ROWS if case.group == "preconditioners"]
+
+
+@pytest.mark.parametrize("case", MADE, ids=lambda case: f"{case.call}-{case.argument}")
+def test_an_implicit_gradient_refuses_a_preconditioner_that_learns(case):
+    for start, make, _ in carriers(case.value):
+        t = start.detach().clone()
+
+        def solve(t, make=make):
+            return ls.solvers.fgmres(A, VECTOR, M=case.f(make(t))).x.sum()
+
+        try:
+            M = case.f(make(t.requires_grad_()))
+        except (TypeError, ValueError):
+            return  # that it names the argument: the harness `graphs`
+        if isinstance(M, P.Preconditioner) and M(VECTOR).requires_grad:
+            calls = solve, torch.func.grad(solve), lambda t: torch.func.jvp(solve, (t,), (t,))
+            for call, value in zip(calls, (t, t.detach(), t.detach()), strict=True):
+                with pytest.raises(ValueError, match=r'fgmres: M requires grad, .*gradient="unrolled"'):
+                    call(value)
 
 
 # --- dtypes ---

@@ -575,7 +575,7 @@ def test_a_callable_of_numpy_may_be_differentiated_for_b(transform):
 DERIVATIVES = ("grad", "jvp", "jacrev", "jacfwd", "hessian", "forward_ad")
 
 
-@pytest.mark.parametrize("kind", [P.Jacobi, P.IC0, P.SSOR])
+@pytest.mark.parametrize("kind", [P.Jacobi, P.IC0, P.SSOR, P.AdditiveSchwarz])
 @pytest.mark.parametrize("transform", DERIVATIVES)
 def test_an_M_that_is_made_of_A_is_not(kind, transform):
     def f(d, M=kind):
@@ -586,13 +586,27 @@ def test_an_M_that_is_made_of_A_is_not(kind, transform):
     torch.testing.assert_close(got, expected, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize("key", ["x0", "lmin"])
+@pytest.mark.parametrize("where", ["M", "adjoint_M"])
+@pytest.mark.parametrize("made", [P.Diagonal, ls.ops.diag])
+def test_an_M_that_is_made_inside_vmap_is_named(made, where):
+    f = lambda d: S.gmres(A, B, **{where: made(d)}).x  # noqa: E731
+    with pytest.raises(NotImplementedError, match=f"gmres: {where} is made of a tensor that torch.func.vmap"):
+        torch.vmap(f)(torch.stack([D, 2 * D]))
+
+
+DEPENDS_ON = {
+    "x0": lambda d: {"x0": d},
+    "lmin": lambda d: {"lmin": d[0] / 4},
+    "M, a matrix": lambda d: {"M": ls.ops.diag(d)},
+    "M, a function": lambda d: {"M": lambda r: d.reshape(-1, *[1] * (r.dim() - 1)) * r},
+}
+
+
+@pytest.mark.parametrize("what", DEPENDS_ON)
 @pytest.mark.parametrize("transform", DERIVATIVES)
-def test_what_a_converged_solution_does_not_depend_on_is_an_error(key, transform):
-    options = {"lmin": 0.5, "lmax": 8.0}
-
+def test_what_a_converged_solution_does_not_depend_on_is_an_error(what, transform):
     def f(d):
-        return S.chebyshev(A, B, **{**options, key: d if key == "x0" else d[0] / 4}).x
+        return S.chebyshev(A, B, **{"lmin": 0.5, "lmax": 8.0, **DEPENDS_ON[what](d)}).x
 
-    with pytest.raises(ValueError, match=f"chebyshev: {key} requires grad"):
+    with pytest.raises(ValueError, match=f"chebyshev: {what.split(',')[0]} requires grad"):
         TRANSFORMS[transform](f, D)
