@@ -231,6 +231,7 @@ SAMPLES["stencil"] = {
 }
 OF_ANY = ("bicgstab", "fgmres", "gmres")
 SAMPLES["general"] |= {
+    **{f"{name}, iterations.M": None for name in ("chebyshev", "heavyball", "richardson")},  # compiled
     "jacobi, iterations.weight": random(3, 16),
     "richardson, iterations.weight": 0.1 * random(3, 16),
     "heavyball, iterations.alpha": 0.1 * random(16),
