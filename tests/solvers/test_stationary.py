@@ -568,16 +568,6 @@ def test_overflow(learns):
         assert (solution.status, solution.converged) == (expected, False)
 
 
-def test_status_is_a_sentence():
-    for status in Status:
-        assert str(status) == status.value
-        assert status.value[0].isupper()
-        assert status.value.endswith(".")
-    assert "smaller weight" in Status.DIVERGED.value
-    assert "reduce the weight" in Status.NON_FINITE.value
-    assert "float64" in Status.NON_FINITE.value
-
-
 def test_solution():
     norms, x = torch.tensor([3.0, 1.0]), torch.ones(2)
     asked = []
