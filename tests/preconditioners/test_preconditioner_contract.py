@@ -632,6 +632,24 @@ def test_weights_far_out_stay_positive():
         assert ((M.weight() > 0) & M.weight().isfinite()).all()
 
 
+def test_learned_amg_is_made_of_what_its_amg_is_made_of():
+    A, b = spd(), normal((20,))
+    H = P.AMG(A, max_coarse=4).hierarchy
+    H = H.with_prolongations([ls.CSR(T.values.clone().requires_grad_(), T.pattern) for T in H.prolongations])
+    w = torch.tensor(0.6, dtype=A.dtype, requires_grad=True)
+    for M, learns in (
+        (
+            P.Trainable(P.AMG(A, hierarchy=H, smoother="jacobi"), learn=("weights",)),
+            H.prolongations[0].values,
+        ),
+        (P.Trainable(P.AMG(A, max_coarse=4, weight=w), learn=("prolongations",)), w),
+    ):
+        assert any(t is learns for t in M.depends_on)
+        M.requires_grad_(False)
+        with pytest.raises(ValueError, match="M requires grad"):
+            S.cg(A, b, M=M)
+
+
 def test_copies_of_amg():
     A, r = spd(), normal((20,))
     A = A.with_values(A.values.clone().requires_grad_())
