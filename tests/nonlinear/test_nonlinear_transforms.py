@@ -13,7 +13,6 @@ from learnsolve.nonlinear import jacobian, root
 N = ls.nonlinear
 F64 = torch.float64
 ONES = torch.ones(3, dtype=F64)
-A0 = torch.tensor([4.0, 9.0, 16.0], dtype=F64)
 
 
 class Layer(torch.nn.Module):
