@@ -61,6 +61,8 @@ struct Kernels {
   void (*complex_column_combination)(const T* a, const T* v, int64_t rows, int64_t k, T* y, bool accumulate);
   bool (*sptrsv)(Triangle, const T* b, T* x, int64_t k, int64_t c0, int64_t c1);
   bool (*sptrsv_rows)(Triangle, const I* order, int64_t r0, int64_t r1, const T* b, T* x, int64_t k);
+  bool (*scaled_sptrsv)(Triangle, ScaledSweep<T>, int64_t k, int64_t c0, int64_t c1);
+  bool (*scaled_sptrsv_rows)(Triangle, const I* order, int64_t r0, int64_t r1, ScaledSweep<T>, int64_t k);
   void (*sptrsv_gradient)(Triangle, int64_t r0, int64_t r1, const T* u, const T* w, int64_t k, T* ga,
                           bool accumulate);
   void (*add)(const uint8_t* codes, const I* starts, int64_t chunk0, int64_t chunk1, int64_t n, const T* a,

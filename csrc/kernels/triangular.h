@@ -33,18 +33,62 @@ LS_INLINE V rounded(V v) {
   return v;
 }
 
+// What a sweep does beyond the solve: nothing.
+struct Alone {
+  static constexpr bool kScaled = false;
+  static constexpr int kTile = kTileVectors;
+  template <class W>
+  struct Row {
+    template <class T>
+    LS_INLINE void begin(const Alone&, T, int64_t, W&) {}
+    template <class T>
+    LS_INLINE void add(const Alone&, T, int64_t) {}
+    LS_INLINE void join(W&) const {}
+    LS_INLINE void end(const Alone&, int64_t, int64_t) const {}
+  };
+};
+
+// Rows are divided by their diagonal entries already, and a uniform run's stand one after another.
+struct Scaled : Alone {
+  static constexpr bool kScaled = true;
+};
+
+// The same for T z = u with u = b + c p + (T - 1) p, where c stands in the places of the diagonal; and
+// q_i = d_i u_i.
+template <class T>
+struct ScaledProduct {
+  static constexpr bool kScaled = true;
+  static constexpr int kTile = kTileVectors / 2;
+  const T* p;
+  const T* d;
+  T* q;
+  template <class W>
+  struct Row {
+    W u;
+    LS_INLINE void begin(const ScaledProduct& of, T c, int64_t o, W& s) {
+      u = s + c * get<W>(of.p + o);
+      s = W{};
+    }
+    LS_INLINE void add(const ScaledProduct& of, T t, int64_t o) { u += t * get<W>(of.p + o); }
+    LS_INLINE void join(W& s) const { s += u; }
+    LS_INLINE void end(const ScaledProduct& of, int64_t i, int64_t o) const { set<W>(of.q + o, of.d[i] * u); }
+  };
+};
+
 // The entries of a row but the diagonal, farthest first: places far, far + step, ... `count` of them.
-template <class T, class I>
+template <class Also, class T, class I>
 struct TriangleRow {
   int64_t far, count, step;
-  T reciprocal;
+  T diagonal, reciprocal;
 
   LS_INLINE TriangleRow(const TriangleView<T, I>& S, int64_t i) {
     const int64_t begin = S.A.ptr[i], end = S.A.ptr[i + 1];
-    count = end - begin - !S.unit;
+    const bool unit = !Also::kScaled && S.unit;
+    count = end - begin - !unit;
     step = S.upper ? -1 : 1;
     far = S.upper ? end - 1 : begin;
-    reciprocal = S.unit ? T(1) : T(1) / value_at(S.A, S.upper ? begin : end - 1);
+    diagonal = unit ? T(1) : value_at(S.A, S.upper ? begin : end - 1);
+    reciprocal = Also::kScaled ? T(1) : T(1) / diagonal;
   }
 };
 
@@ -52,79 +96,120 @@ struct TriangleRow {
 inline constexpr int64_t kLongRow = 16;
 
 // Row i, one column. `neighbor` is the result of the row before in the order of the sweep, if Chained.
-template <bool Chained, class T, class I>
-LS_INLINE T solve_row(const TriangleView<T, I>& S, const TriangleRow<T, I>& row, int64_t i, T bi, const T* x,
-                      T neighbor) {
+template <bool Chained, class Also, class T, class I>
+LS_INLINE T solve_row(const TriangleView<T, I>& S, const TriangleRow<Also, T, I>& row, int64_t i, T bi,
+                      const T* x, T neighbor, const Also& also) {
   T s = rounded(bi * row.reciprocal);
   int64_t p = row.far, left = row.count;
-  if (left == 0) return s;
-  const auto coefficient = [&](int64_t at) { return value_at(S.A, at) * row.reciprocal; };
+  typename Also::template Row<T> own;
+  own.begin(also, row.diagonal, i, s);
+  const auto subtract_from = [&](T& sum, int64_t at) {
+    const T t = value_at(S.A, at);
+    own.add(also, t, S.A.idx[at]);
+    sum -= (t * row.reciprocal) * x[S.A.idx[at]];
+  };
   if (left > kLongRow) {
     T s1 = 0, s2 = 0, s3 = 0;
     for (; left > 4; left -= 4, p += 4 * row.step) {
-      s -= coefficient(p) * x[S.A.idx[p]];
-      s1 -= coefficient(p + row.step) * x[S.A.idx[p + row.step]];
-      s2 -= coefficient(p + 2 * row.step) * x[S.A.idx[p + 2 * row.step]];
-      s3 -= coefficient(p + 3 * row.step) * x[S.A.idx[p + 3 * row.step]];
+      subtract_from(s, p);
+      subtract_from(s1, p + row.step);
+      subtract_from(s2, p + 2 * row.step);
+      subtract_from(s3, p + 3 * row.step);
     }
     s = (s + s1) + (s2 + s3);
   }
-  for (; left > 1; --left, p += row.step) s -= coefficient(p) * x[S.A.idx[p]];
-  const int64_t j = S.A.idx[p];
-  if (Chained && j == i - row.step) return s - coefficient(p) * neighbor;
-  return s - coefficient(p) * x[j];
+  for (; left > 1; --left, p += row.step) subtract_from(s, p);
+  if (left > 0) {
+    const int64_t j = S.A.idx[p];
+    const T t = value_at(S.A, p);
+    own.add(also, t, j);
+    own.join(s);
+    if (Chained && j == i - row.step)
+      s -= (t * row.reciprocal) * neighbor;
+    else
+      s -= (t * row.reciprocal) * x[j];
+  } else {
+    own.join(s);
+  }
+  own.end(also, i, i);
+  return s;
 }
 
 // N vectors of row i.
-template <int N, class T, class I>
-LS_INLINE void solve_tile(const TriangleView<T, I>& S, const TriangleRow<T, I>& row, const T* bi, T* xi,
-                          const T* x, int64_t k, int64_t c) {
+template <int N, class Also, class T, class I>
+LS_INLINE void solve_tile(const TriangleView<T, I>& S, const TriangleRow<Also, T, I>& row, int64_t i,
+                          const T* b, T* x, int64_t k, int64_t c, const Also& also) {
   constexpr int V = kLanes<T>;
-  typename Lanes<T>::vector s[N];
+  using W = typename Wide<T>::type;
+  W s[N];
+  typename Also::template Row<W> own[N];
+  const int64_t o = i * k + c;
 #pragma GCC unroll 8
-  for (int v = 0; v < N; ++v) s[v] = rounded(load(bi + c + v * V) * row.reciprocal);
+  for (int v = 0; v < N; ++v) {
+    s[v] = rounded(get<W>(b + o + v * V) * row.reciprocal);
+    own[v].begin(also, row.diagonal, o + v * V, s[v]);
+  }
   int64_t p = row.far;
   for (int64_t left = row.count; left > 0; --left, p += row.step) {
-    const T m = value_at(S.A, p) * row.reciprocal;
-    const T* xj = x + static_cast<int64_t>(S.A.idx[p]) * k + c;
+    const T t = value_at(S.A, p), m = t * row.reciprocal;
+    const int64_t oj = static_cast<int64_t>(S.A.idx[p]) * k + c;
 #pragma GCC unroll 8
-    for (int v = 0; v < N; ++v) s[v] -= m * load(xj + v * V);
+    for (int v = 0; v < N; ++v) {
+      own[v].add(also, t, oj + v * V);
+      s[v] -= m * get<W>(x + oj + v * V);
+    }
   }
 #pragma GCC unroll 8
-  for (int v = 0; v < N; ++v) store(xi + c + v * V, s[v]);
+  for (int v = 0; v < N; ++v) {
+    own[v].join(s[v]);
+    own[v].end(also, i, o + v * V);
+    set<W>(x + o + v * V, s[v]);
+  }
 }
 
 // The last end - c <= N columns.
-template <int N, class T, class I>
-LS_INLINE void solve_columns(const TriangleView<T, I>& S, const TriangleRow<T, I>& row, const T* bi, T* xi,
-                             const T* x, int64_t k, int64_t c, int64_t end) {
+template <int N, class Also, class T, class I>
+LS_INLINE void solve_columns(const TriangleView<T, I>& S, const TriangleRow<Also, T, I>& row, int64_t i,
+                             const T* b, T* x, int64_t k, int64_t c, int64_t end, const Also& also) {
   if constexpr (N > 1) {
-    if (end - c < N) return solve_columns<N - 1>(S, row, bi, xi, x, k, c, end);
+    if (end - c < N) return solve_columns<N - 1>(S, row, i, b, x, k, c, end, also);
   }
   T s[N];
+  typename Also::template Row<T> own[N];
+  const int64_t o = i * k + c;
 #pragma GCC unroll 8
-  for (int e = 0; e < N; ++e) s[e] = rounded(bi[c + e] * row.reciprocal);
+  for (int e = 0; e < N; ++e) {
+    s[e] = rounded(b[o + e] * row.reciprocal);
+    own[e].begin(also, row.diagonal, o + e, s[e]);
+  }
   int64_t p = row.far;
   for (int64_t left = row.count; left > 0; --left, p += row.step) {
-    const T m = value_at(S.A, p) * row.reciprocal;
-    const T* xj = x + static_cast<int64_t>(S.A.idx[p]) * k + c;
+    const T t = value_at(S.A, p), m = t * row.reciprocal;
+    const int64_t oj = static_cast<int64_t>(S.A.idx[p]) * k + c;
 #pragma GCC unroll 8
-    for (int e = 0; e < N; ++e) s[e] -= m * xj[e];
+    for (int e = 0; e < N; ++e) {
+      own[e].add(also, t, oj + e);
+      s[e] -= m * x[oj + e];
+    }
   }
 #pragma GCC unroll 8
-  for (int e = 0; e < N; ++e) xi[c + e] = s[e];
+  for (int e = 0; e < N; ++e) {
+    own[e].join(s[e]);
+    own[e].end(also, i, o + e);
+    x[o + e] = s[e];
+  }
 }
 
-template <int N, class T, class I>
-LS_INLINE void solve_tiles(const TriangleView<T, I>& S, const TriangleRow<T, I>& row, const T* bi, T* xi,
-                           const T* x, int64_t k, int64_t c, int64_t end) {
+template <int N, class Also, class T, class I>
+LS_INLINE void solve_tiles(const TriangleView<T, I>& S, const TriangleRow<Also, T, I>& row, int64_t i,
+                           const T* b, T* x, int64_t k, int64_t c, int64_t end, const Also& also) {
   constexpr int V = kLanes<T>;
-  for (; c + N * V <= end; c += N * V) solve_tile<N>(S, row, bi, xi, x, k, c);
+  for (; c + N * V <= end; c += N * V) solve_tile<N>(S, row, i, b, x, k, c, also);
   if (c == end) return;
   if constexpr (N > 1)
-    solve_tiles<N / 2>(S, row, bi, xi, x, k, c, end);
+    solve_tiles<N / 2>(S, row, i, b, x, k, c, end, also);
   else
-    solve_columns<V - 1>(S, row, bi, xi, x, k, c, end);
+    solve_columns<V - 1>(S, row, i, b, x, k, c, end, also);
 }
 
 // Triangular solves through runs of uniform rows, one column: neighbors stay in registers, bidiagonal runs
@@ -135,7 +220,8 @@ LS_INLINE void solve_tiles(const TriangleView<T, I>& S, const TriangleRow<T, I>&
 template <int M, class T>
 struct Run {
   const T* a[M > 0 ? M : 1];
-  const T* d;  // null for a unit diagonal
+  const T* d;   // null for a unit diagonal
+  int64_t row;  // the first
   const T* b;
   T* x;
   int64_t offset[M > 0 ? M : 1];  // of the column from the row
@@ -143,8 +229,8 @@ struct Run {
 };
 
 // The nearest `Near` columns are those of the rows just computed: they stay in registers.
-template <int M, int Near, class T>
-bool solve_run(const Run<M, T>& run) {
+template <int M, int Near, class Also, class T>
+bool solve_run(const Run<M, T>& run, const Also& also) {
   T recent[2] = {0, 0};  // results of the row before and of the one before that
   for (int e = 0; e < Near; ++e) recent[e] = run.x[-(e + 1) * run.dir];
   const int64_t dir = run.dir, step = run.dir * run.stride;
@@ -153,17 +239,23 @@ bool solve_run(const Run<M, T>& run) {
     if constexpr (M > 0) prefetch(run.a[M - 1] + q, dir);
     prefetch<true>(run.x + v, dir);
     T r = 1;
-    if (run.d) {
+    if (!Also::kScaled && run.d) {
       r = T(1) / run.d[q];
       if (__builtin_expect(__builtin_isinf(r), 0)) return false;
     }
     T known[M > 0 ? M : 1];
     T s = rounded(run.b[v] * r);
+    typename Also::template Row<T> own;
+    own.begin(also, run.d ? run.d[q] : T(1), run.row + v, s);
 #pragma GCC unroll 8
     for (int l = 0; l < M; ++l) {
       known[l] = l >= M - Near ? recent[M - 1 - l] : run.x[v + run.offset[l]];
+      own.add(also, run.a[l][q], run.row + v + run.offset[l]);
+      if (l == M - 1) own.join(s);
       s -= (run.a[l][q] * r) * known[l];
     }
+    if (M == 0) own.join(s);
+    own.end(also, run.row + v, run.row + v);
     run.x[v] = s;
     recent[1] = recent[0];
     recent[0] = s;
@@ -250,7 +342,7 @@ bool scan_run(const Run<1, T> run) {
       group.a[0] += skip * stride;
       if (run.d) group.d += skip * stride;
       group.b += skip, group.x += skip, group.n = V;
-      if (!solve_run<1, 1>(group)) return false;
+      if (!solve_run<1, 1>(group, Alone{})) return false;
       x = load(run.x + v);
       carry = lanes.last(x);
     } else {
@@ -263,11 +355,12 @@ bool scan_run(const Run<1, T> run) {
   rest.a[0] += skip * stride;
   if (run.d) rest.d += skip * stride;
   rest.b += skip, rest.x += skip, rest.n -= t;
-  return solve_run<1, 1>(rest);
+  return solve_run<1, 1>(rest, Alone{});
 }
 
-template <int M, class T, class I>
-bool solve_uniform(const TriangleView<T, I>& S, int64_t r0, int64_t r1, int64_t stride, const T* b, T* x) {
+template <int M, class Also, class T, class I>
+bool solve_uniform(const TriangleView<T, I>& S, int64_t r0, int64_t r1, int64_t stride, const T* b, T* x,
+                   const Also& also) {
   Run<M, T> run{};
   run.dir = S.upper ? -1 : 1;
   run.n = r1 - r0;
@@ -281,44 +374,53 @@ bool solve_uniform(const TriangleView<T, I>& S, int64_t r0, int64_t r1, int64_t 
     run.offset[l] = S.A.idx[p] - i;
   }
   if (!S.unit) run.d = S.A.values + place(S.upper ? begin : end - 1);
+  run.row = i;
   run.b = b + i;
   run.x = x + i;
   const bool beside = M > 0 && run.offset[M > 0 ? M - 1 : 0] == -run.dir;
-  if constexpr (M == 1) {
+  if constexpr (M == 1 && !Also::kScaled) {
     if (beside) return S.upper ? scan_run<true>(run) : scan_run<false>(run);
-  } else if constexpr (M >= 2) {
-    if (beside && run.offset[M - 2] == -2 * run.dir) return solve_run<M, 2>(run);
-    if (beside) return solve_run<M, 1>(run);
+  } else if constexpr (M >= 1) {
+    if constexpr (M >= 2)
+      if (beside && run.offset[M - 2] == -2 * run.dir) return solve_run<M, 2>(run, also);
+    if (beside) return solve_run<M, 1>(run, also);
   }
-  return solve_run<M, 0>(run);
+  return solve_run<M, 0>(run, also);
 }
 
 // All rows in the order of the sweep, one column.
-template <class T, class I>
-bool solve_vector(const TriangleView<T, I>& S, const T* b, T* x) {
+template <class Also, class T, class I>
+bool solve_vector(const TriangleView<T, I>& S, const T* b, T* x, const Also& also) {
   for (int64_t t = 0; t < S.n_blocks; ++t) {
     const I* block = S.blocks + 3 * (S.upper ? S.n_blocks - 1 - t : t);
-    const int64_t r0 = block[0], r1 = block[3], stride = block[2];
+    // Runs skip the indices of their rows, so that those of the next block's are not in the cache.
+    if (t + 1 < S.n_blocks) {
+      const int64_t next = S.upper ? block[0] - 1 : block[3];
+      __builtin_prefetch(S.A.idx + S.A.ptr[next]);
+      if (t + 2 < S.n_blocks) __builtin_prefetch(S.A.ptr + (S.upper ? block[-3] - 1 : block[6]));
+    }
+    const int64_t r0 = block[0], r1 = block[3];
+    const int64_t stride = Also::kScaled ? block[1] : block[2];
     bool done = true;
-    switch (block[1] > 0 ? block[1] - !S.unit : -1) {
-      case 0: done = solve_uniform<0>(S, r0, r1, stride, b, x); break;
-      case 1: done = solve_uniform<1>(S, r0, r1, stride, b, x); break;
-      case 2: done = solve_uniform<2>(S, r0, r1, stride, b, x); break;
-      case 3: done = solve_uniform<3>(S, r0, r1, stride, b, x); break;
-      case 4: done = solve_uniform<4>(S, r0, r1, stride, b, x); break;
-      case 5: done = solve_uniform<5>(S, r0, r1, stride, b, x); break;
-      case 6: done = solve_uniform<6>(S, r0, r1, stride, b, x); break;
-      case 7: done = solve_uniform<7>(S, r0, r1, stride, b, x); break;
-      case 8: done = solve_uniform<8>(S, r0, r1, stride, b, x); break;
+    switch (block[1] > 0 ? block[1] - (Also::kScaled || !S.unit) : -1) {
+      case 0: done = solve_uniform<0>(S, r0, r1, stride, b, x, also); break;
+      case 1: done = solve_uniform<1>(S, r0, r1, stride, b, x, also); break;
+      case 2: done = solve_uniform<2>(S, r0, r1, stride, b, x, also); break;
+      case 3: done = solve_uniform<3>(S, r0, r1, stride, b, x, also); break;
+      case 4: done = solve_uniform<4>(S, r0, r1, stride, b, x, also); break;
+      case 5: done = solve_uniform<5>(S, r0, r1, stride, b, x, also); break;
+      case 6: done = solve_uniform<6>(S, r0, r1, stride, b, x, also); break;
+      case 7: done = solve_uniform<7>(S, r0, r1, stride, b, x, also); break;
+      case 8: done = solve_uniform<8>(S, r0, r1, stride, b, x, also); break;
       default: {
         const int64_t dir = S.upper ? -1 : 1;
         int64_t i = S.upper ? r1 - 1 : r0;
         // Read only by a row that has an entry there.
         T neighbor = i - dir >= 0 && i - dir < S.rows ? x[i - dir] : T(0);
         for (int64_t left = r1 - r0; left > 0; --left, i += dir) {
-          const TriangleRow<T, I> row(S, i);
+          const TriangleRow<Also, T, I> row(S, i);
           if (__builtin_expect(__builtin_isinf(row.reciprocal), 0)) return false;
-          x[i] = neighbor = solve_row<true>(S, row, i, b[i], x, neighbor);
+          x[i] = neighbor = solve_row<true>(S, row, i, b[i], x, neighbor, also);
         }
       }
     }
@@ -328,32 +430,56 @@ bool solve_vector(const TriangleView<T, I>& S, const T* b, T* x) {
 }
 
 // Columns c0 <= c < c1 of k, all rows in the order of the sweep.
-template <class T, class I>
-bool sptrsv(const TriangleView<T, I>& S, const T* b, T* x, int64_t k, int64_t c0, int64_t c1) {
-  if (k == 1) return solve_vector(S, b, x);
+template <class Also, class T, class I>
+bool all_rows(const TriangleView<T, I>& S, const T* b, T* x, int64_t k, int64_t c0, int64_t c1,
+              const Also& also) {
+  if (k == 1) return solve_vector(S, b, x, also);
   for (int64_t t = 0; t < S.rows; ++t) {
     const int64_t i = S.upper ? S.rows - 1 - t : t;
-    const TriangleRow<T, I> row(S, i);
+    const TriangleRow<Also, T, I> row(S, i);
     if (__builtin_isinf(row.reciprocal)) return false;
-    solve_tiles<kTileVectors>(S, row, b + i * k, x + i * k, x, k, c0, c1);
+    solve_tiles<Also::kTile>(S, row, i, b, x, k, c0, c1, also);
   }
   return true;
 }
 
 // Rows order[r0] .. order[r1 - 1], none of which depends on another: part of a level.
+template <class Also, class T, class I>
+bool some_rows(const TriangleView<T, I>& S, const I* order, int64_t r0, int64_t r1, const T* b, T* x,
+               int64_t k, const Also& also) {
+  for (int64_t t = r0; t < r1; ++t) {
+    const int64_t i = order[t];
+    const TriangleRow<Also, T, I> row(S, i);
+    if (__builtin_isinf(row.reciprocal)) return false;
+    if (k == 1)
+      x[i] = solve_row<false>(S, row, i, b[i], x, T(0), also);
+    else
+      solve_tiles<Also::kTile>(S, row, i, b, x, k, 0, k, also);
+  }
+  return true;
+}
+
+template <class T, class I>
+bool sptrsv(const TriangleView<T, I>& S, const T* b, T* x, int64_t k, int64_t c0, int64_t c1) {
+  return all_rows(S, b, x, k, c0, c1, Alone{});
+}
 template <class T, class I>
 bool sptrsv_rows(const TriangleView<T, I>& S, const I* order, int64_t r0, int64_t r1, const T* b, T* x,
                  int64_t k) {
-  for (int64_t t = r0; t < r1; ++t) {
-    const int64_t i = order[t];
-    const TriangleRow<T, I> row(S, i);
-    if (__builtin_isinf(row.reciprocal)) return false;
-    if (k == 1)
-      x[i] = solve_row<false>(S, row, i, b[i], x, T(0));
-    else
-      solve_tiles<kTileVectors>(S, row, b + i * k, x + i * k, x, k, 0, k);
-  }
-  return true;
+  return some_rows(S, order, r0, r1, b, x, k, Alone{});
+}
+
+// The same for rows that are divided by their diagonal entries, with a product if `a` has a p.
+template <class T, class I>
+bool scaled_sptrsv(const TriangleView<T, I>& S, ScaledSweep<T> a, int64_t k, int64_t c0, int64_t c1) {
+  return a.p ? all_rows(S, a.b, a.x, k, c0, c1, ScaledProduct<T>{a.p, a.d, a.q})
+             : all_rows(S, a.b, a.x, k, c0, c1, Scaled{});
+}
+template <class T, class I>
+bool scaled_sptrsv_rows(const TriangleView<T, I>& S, const I* order, int64_t r0, int64_t r1, ScaledSweep<T> a,
+                        int64_t k) {
+  return a.p ? some_rows(S, order, r0, r1, a.b, a.x, k, ScaledProduct<T>{a.p, a.d, a.q})
+             : some_rows(S, order, r0, r1, a.b, a.x, k, Scaled{});
 }
 
 template <class T>

@@ -90,6 +90,17 @@ struct TriangleView {
   bool unit;
 };
 
+// Operands of T x = b where rows of T are divided by their diagonal entries. With p: T x = u and q = d u for
+// u = b + c p + (T - 1) p, where c stands in the places of the diagonal.
+template <class T>
+struct ScaledSweep {
+  const T* b;
+  T* x;
+  const T* p = nullptr;
+  const T* d = nullptr;
+  T* q = nullptr;
+};
+
 // How the union of two patterns is written down, for the kernels that add and the analysis that plans.
 //
 // The entries of C = A + B stand in the order of CSR, and those of A and of B are found among them in their

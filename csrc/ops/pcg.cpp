@@ -20,12 +20,15 @@ struct Iteration {
   const T* m;
   T* carry;
   std::vector<T> q, z, w, work;
-  T *alpha, *beta, *keep;  // rows of work
+  const Splitting<T, I>* split;    // of A, or null; then
+  std::vector<T> t, h;             // K^-1 r and D^-1 K^T p
+  std::vector<T> first_rho, ones;  // rho when t was computed last
+  T *alpha, *beta, *keep;          // rows of work
   Sums<T> first_sums, second_sums;
   const Kernels<T, I>& table = kernels().get<T, I>();
 
   Iteration(const Structure& S_, const PcgSizes& p_, const Factor& factor_, const T* values_, const T* m_,
-            T* carry_)
+            T* carry_, const Splitting<T, I>* split_)
       : S(S_),
         p(p_),
         factor(factor_, m_),
@@ -35,6 +38,7 @@ struct Iteration {
         carry(carry_),
         q(p.nk()),
         work(kWork * p.k),
+        split(split_),
         alpha(work.data() + kStep * p.k),
         beta(work.data() + kTurn * p.k),
         keep(work.data() + kKeep * p.k) {}
@@ -52,11 +56,12 @@ struct Iteration {
   const T* diagonal() const { return p.kind == Preconditioning::diagonal ? m : nullptr; }
 
   // out = r - alpha q and its norms; of columns that run.
-  void residual(const T* r, const T* qs, T* out) {
+  void residual(const T* r, const T* qs, T* out) { residual(alpha, r, qs, diagonal(), out); }
+  void residual(const T* a, const T* r, const T* qs, const T* weights, T* out) {
     T* squares = first_sums.room(S.n_blocks(), p.k);
     T* rho = second_sums.room(S.n_blocks(), p.k);
     blocks([&](int64_t b0, int64_t b1) {
-      table.pcg_residual(S.row_blocks<I>(), b0, b1, {alpha, r, qs, diagonal(), out, squares, rho}, p.k);
+      table.pcg_residual(S.row_blocks<I>(), b0, b1, {a, r, qs, weights, out, squares, rho}, p.k);
     });
   }
   T norm(int64_t c) const { return static_cast<T>(std::sqrt(first_sums.total(S.n_blocks(), p.k, c))); }
@@ -64,6 +69,7 @@ struct Iteration {
   // z = M r and rho = <r, z> where it is not known yet.
   const T* precondition(const T* r) {
     if (p.kind == Preconditioning::none || p.kind == Preconditioning::diagonal) return r;
+    if (split) return begin_split(r), nullptr;
     z.resize(p.nk()), w.resize(width * p.k);
     factor.first(r, p.k, w.data());
     factor.second(w.data(), p.k, z.data());
@@ -77,11 +83,44 @@ struct Iteration {
     return static_cast<T>(sums.total(S.n_blocks(), p.k, c));
   }
 
+  // t = K^-1 r and rho.
+  void begin_split(const T* r) {
+    t.resize(p.nk());
+    split->solve(r, p.k, t.data());
+    const std::vector<T> zeros(p.k);
+    residual(zeros.data(), t.data(), t.data(), split->s.get(), t.data());
+    first_rho.resize(p.k);
+    for (int64_t c = 0; c < p.k; ++c) first_rho[c] = rho(c);
+  }
+  // The errors of t are those of its largest value: it is computed again before they show.
+  bool has_shrunk() const {
+    for (int64_t c = 0; c < p.k; ++c)
+      if (carry[kStop * p.k + c] == T(0) && rho(c) < std::sqrt(kEpsilon<T>) * first_rho[c]) return true;
+    return false;
+  }
+  void resume_split(const T* r, const T* d) {
+    begin_split(r);
+    h.resize(p.nk());
+    split->multiply(d, p.k, h.data());
+  }
+
   // next = z + beta p, x += alpha p for every column.
   void update(const T* zs, const T* d, T* x, T* next) {
+    if (split) return update_split(d, x, next);
     blocks([&](int64_t b0, int64_t b1) {
       table.pcg_update(S.row_blocks<I>(), b0, b1, {alpha, beta, keep, zs, diagonal(), d, x, next}, p.k);
     });
+  }
+
+  void update_split(const T* d, T* x, T* next) {
+    h.resize(p.nk()), ones.assign(p.k, T(1));
+    blocks([&](int64_t b0, int64_t b1) {
+      const PcgUpdate<T> turn{alpha,    beta,    keep,    t.data(), split->s_over_d.get(),
+                              h.data(), nullptr, h.data()};
+      table.pcg_update(S.row_blocks<I>(), b0, b1, turn, p.k);
+      if (x) table.pcg_combine(S.row_blocks<I>(), b0, b1, {alpha, d, ones.data(), x, x}, p.k);
+    });
+    split->direction(h.data(), p.k, next);
   }
 
   // r = b - A x (b if x is none), p = M r.
@@ -108,8 +147,12 @@ struct Iteration {
   // Iteration number `iteration`: from r and d to `next_r`, `next_d`, x.
   void step(int64_t iteration, T* x, const T* r, T* d, T* next_r, T* next_d, T* norms, T* scalars) {
     T* curvature = first_sums.room(S.n_blocks(), p.k);
+    if (split) z.resize(p.nk()), split->product(d, h.data(), p.k, q.data(), z.data());
     blocks([&](int64_t b0, int64_t b1) {
-      table.spmm_dot(S.view<T, I>(values), S.row_blocks<I>(), b0, b1, d, d, p.k, q.data(), curvature);
+      if (split)
+        table.pcg_dot(S.row_blocks<I>(), b0, b1, {d, q.data(), curvature}, p.k);
+      else
+        table.spmm_dot(S.view<T, I>(values), S.row_blocks<I>(), b0, b1, d, d, p.k, q.data(), curvature);
     });
     for (int64_t c = 0; c < p.k; ++c) {
       const PcgColumn<T> known = column(c, iteration, norms, scalars);
@@ -118,6 +161,7 @@ struct Iteration {
       clear_column(q.data(), p.n, p.k, c);
       clear_column(d, p.n, p.k, c);
     }
+    if (split) residual(alpha, t.data(), z.data(), split->s.get(), t.data());
     residual(r, q.data(), next_r);
     for (int64_t c = 0; c < p.k; ++c) {
       const PcgColumn<T> known = column(c, iteration, norms, scalars);
@@ -125,11 +169,15 @@ struct Iteration {
       // It is still multiplied by zeros, so it must be finite.
       if (known.now(kWipeR) != T(0)) clear_column(next_r, p.n, p.k, c);
     }
-    const T* zs = any_runs() ? precondition(next_r) : next_r;
+    const bool ready = split && !has_shrunk();
+    const T* zs = any_runs() && !ready ? precondition(next_r) : next_r;
     for (int64_t c = 0; c < p.k; ++c) column(c, iteration, norms, scalars).advance(rho(c));
     update(zs, d, x, next_d);
   }
 };
+
+// Iterations from which the work for a `Splitting` is worth it.
+constexpr int64_t kSplit = 4;
 
 template <class T>
 void copy(const T* from, int64_t size, T* to) {
@@ -160,6 +208,13 @@ PcgResult csr_pcg(const std::vector<Tensor>& A, const Tensor& values, int64_t ki
     if (bytes_of(*t) >= Buffers::kHuge) prefer_huge_pages(t->data_ptr(), bytes_of(*t));
   dispatch(name, in.values, S.idx, [&]<class T, class I>() {
     const int64_t nk = p.nk();
+    const bool shared = p.values_step == 0 && p.m_step == 0;
+    const auto split = [&](int64_t b, Splitting<T, I>& own) {
+      return factor.lower && iterations >= kSplit && nk > 0 &&
+             own.fits(S, data<T>(in.values) + b * p.values_step, factor, data<T>(*p.m) + b * p.m_step);
+    };
+    Splitting<T, I> common;
+    const bool common_fits = shared && p.batch > 0 && split(0, common);
     parallel_members(p.batch, p.work(S), iterations + 1, [&](int64_t b) {
       T* xb = mutable_data<T>(x_out) + b * nk;
       T* last_r = mutable_data<T>(r_out) + b * nk;
@@ -175,8 +230,13 @@ PcgResult csr_pcg(const std::vector<Tensor>& A, const Tensor& values, int64_t ki
       const auto p_at = [&](int64_t i) {
         return i == iterations ? last_p : store ? slots_p + i * nk : spare_p;
       };
+      Splitting<T, I> own;
+      const bool fits = shared ? common_fits : split(b, own);
       Iteration<T, I> run(S, p, factor, data<T>(in.values) + b * p.values_step,
-                          p.m ? data<T>(*p.m) + b * p.m_step : nullptr, known);
+                          p.m ? data<T>(*p.m) + b * p.m_step : nullptr, known,
+                          !fits    ? nullptr
+                          : shared ? &common
+                                   : &own);
       if (in.x)
         copy(data<T>(*in.x) + b * nk, nk, xb);
       else
@@ -189,6 +249,7 @@ PcgResult csr_pcg(const std::vector<Tensor>& A, const Tensor& values, int64_t ki
         copy(data<T>(in.r) + b * nk, nk, r_at(0));
         copy(data<T>(*in.p) + b * nk, nk, p_at(0));
         copy(data<T>(*in.carry) + b * kCarry * p.k, kCarry * p.k, known);
+        if (fits) run.resume_split(r_at(0), p_at(0));
       }
       int64_t i = 0;
       for (; i < iterations && run.any_runs(); ++i)

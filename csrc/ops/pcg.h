@@ -130,7 +130,7 @@ struct FactorStructures {
       upper.emplace(name, place..., part(11, 6), true, false);
       STD_TORCH_CHECK(lower->rows() == p.n && upper->rows() == p.n &&
                           (lower->perm ? lower->entries() <= rows->nnz() : lower->entries() == rows->nnz()) &&
-                          upper->entries() == lower->entries() && upper->perm &&
+                          upper->entries() == lower->entries() && (upper->perm || upper->entries() == 0) &&
                           lower->idx.scalar_type() == idx.scalar_type() &&
                           upper->idx.scalar_type() == idx.scalar_type(),
                       name, ": the triangles must be those of the factor");

@@ -139,13 +139,22 @@ struct Kernels {
     const auto runs = analysis::triangle_blocks<I>(t.ptr.data(), n, t.idx.data(), t.perm.data());
     const CsrView<T, I> lower{t.ptr.data(), t.idx.data(), t.perm.data(), v};
     const TriangleView<T, I> L{lower, runs.data(), int64_t(runs.size()) / 3 - 1, n, false, false};
+    TriangleView<T, I> in_order = L;
+    in_order.A.perm = nullptr;
     const auto schedule = analysis::level_schedule<I>(rows.ptr, n, rows.idx, false);
     for (size_t l = 0; l + 1 < schedule.levels.size(); ++l) {
       const int64_t first = schedule.levels[l];
       compare<T>("sptrsv_rows", schedule.levels[l + 1] - first, 1, [&](int64_t r0, int64_t r1, T** o) {
         isa::sptrsv_rows<T, I>(L, schedule.order.data(), first + r0, first + r1, x, o[0], k);
       });
+      compare<T>("scaled_sptrsv_rows", schedule.levels[l + 1] - first, 2, [&](int64_t r0, int64_t r1, T** o) {
+        isa::scaled_sptrsv_rows<T, I>(in_order, schedule.order.data(), first + r0, first + r1,
+                                      {x, o[0], y, v, o[1]}, k);
+      });
     }
+    compare<T>("scaled_sptrsv", k, 2, [&](int64_t c0, int64_t c1, T** o) {
+      if (c0 < c1) isa::scaled_sptrsv<T, I>(in_order, {x, o[0], y, v, o[1]}, k, c0, c1);
+    });
     compare<T>("sptrsv", k, 1, [&](int64_t c0, int64_t c1, T** o) {
       if (c0 < c1) isa::sptrsv<T, I>(L, x, o[0], k, c0, c1);
     });

@@ -385,12 +385,14 @@ class SSOR(Preconditioner):
     choice of omega matters little: the best omega of `sor` works well, and 1 is a good start.
 
     The compiled loop of `cg` supports it if A is symmetric with a positive diagonal and `multicolor` is off,
-    as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`. Then only
-    the lower triangle of A is read, and gets the gradient of both.
+    as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`. Its lower
+    triangle gets the gradient of both. On the CPU the solves give the product with A too (Eisenstat): an
+    iteration reads A once.
 
     References
     ----------
-    O. Axelsson, "A generalized SSOR method", BIT 12 (1972) 443-467, doi:10.1007/BF01932955
+    O. Axelsson, "A generalized SSOR method", BIT 12 (1972) 443-467, doi:10.1007/BF01932955; S. C. Eisenstat,
+    SIAM J. Sci. Stat. Comput. 2 (1981) 1-4, doi:10.1137/0902001
 
     Examples
     --------
