@@ -102,6 +102,7 @@ def tries(tmp_path_factory):
     return errors[: len(COPIES)], errors[len(COPIES) :], done.stdout.split(), done.stderr
 
 
+@pytest.mark.slow
 def test_an_import_that_cannot_work_says_what_to_run(tries):
     errors, *_, everything = tries
     assert len(errors) == len(COPIES), everything

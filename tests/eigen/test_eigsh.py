@@ -161,6 +161,7 @@ def test_single_vectors_of_a_cluster_are_named():
                        (normal(SQUARE.nnz),))  # fmt: skip
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("options", [{}, {"method": "arpack"}, TIGHT], ids=["dense", "arpack", "lobpcg"])
 def test_a_cluster_that_is_cut_is_named(options):
     """Without its partner no function of a vector is differentiable; those of others are."""

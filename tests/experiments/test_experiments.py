@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = sorted(p.parent for p in (ROOT / "experiments").glob("*/run.py"))
 NAMES = [folder.name for folder in FOLDERS]
 PNG = b"\x89PNG\r\n\x1a\n"
-SMOKE = "multigrid_prolongation"  # its quick run is the quickest; CI takes them all
 ROUNDING = 1e-5  # of float32, for norms of differences
 
 
@@ -88,9 +87,8 @@ both = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(
-    "folder", [pytest.param(f, marks=() if f.name == SMOKE else pytest.mark.slow, id=f.name) for f in FOLDERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS, ids=NAMES)
 def test_a_quick_run_writes_what_is_committed(folder, quick_run):
     out, printed = quick_run(folder.name)
     written = {p.name for p in out.iterdir()}

@@ -83,6 +83,7 @@ def test_the_formula(a_batch, w_batch, x_batch, f_in, f_out, bias):
         assert conv(ls.ops.zeros(0, 0, dtype=X.dtype), X[:0]).shape == (*w_batch, 0, f_out)
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 @pytest.mark.parametrize(("f_in", "f_out"), [(IN, OUT), (OUT, IN)])
 def test_gradients(kind, f_in, f_out):

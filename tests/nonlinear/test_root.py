@@ -384,6 +384,7 @@ def test_order(step, order):
     assert abs(torch.log2(errors[0] / errors[1]) - order) < 0.1
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize(("step", "order"), STEPPERS)
 def test_a_backward_repeats_each_step_once_and_holds_few(step, order):
     """Of 16 steps the graph of a segment of 4 is held at a time: states, not Jacobians, of the others."""

@@ -95,6 +95,7 @@ def test_gradient_of_some_inputs_only(case: Case):
         assert all(t.grad is None for j, t in enumerate(some) if j != i)
 
 
+@pytest.mark.rows(8)
 @transformed
 def test_torch_func(case: Case):
     P = case.pattern()
@@ -166,6 +167,7 @@ def stacked(case, P, batched, dim, size):
     return stacks, singles
 
 
+@pytest.mark.rows(8)
 @transformed
 def test_vmap(case: Case):
     P = case.pattern()

@@ -276,7 +276,7 @@ def test_a_failure_warns_or_raises(case, mode):
     assert solution.adjoint.iterations == 1
 
 
-@pytest.mark.rows(15)
+@pytest.mark.rows(8)
 @every_method
 @quiet
 def test_no_keyword_is_ignored(case):

@@ -98,6 +98,7 @@ def test_rectangular_factors(width, shape):
         close(actual, pcg_gradients(s, unfused, 3), 1e-9)
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("width", [4, 2])
 def test_rectangular_factors_have_second_derivatives(width):
     A = ls.problems.poisson((3,))

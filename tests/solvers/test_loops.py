@@ -669,6 +669,7 @@ def test_what_is_judged_is_the_state_of_that_iteration(every, device):
     assert Watching.judged == {0: needed[0], 1: needed[1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("condition", "dtype"),
     [(1e2, torch.float32)]
@@ -695,6 +696,7 @@ def test_minres_goes_on_to_rounding_level(condition, dtype, device):
     assert ours <= 2 * error(D, b) <= 100 * condition * torch.finfo(dtype).eps
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("where", ["cpu", "device"])
 @pytest.mark.parametrize("gradient", ["unrolled", "checkpointed"])
 @pytest.mark.parametrize("name", ["fcg", "fgmres"])

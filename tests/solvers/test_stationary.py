@@ -167,7 +167,7 @@ def test_second_derivatives_through_checkpoints(row):
     assert gradgradcheck(of(row, iterations=3, gradient="checkpointed"), inputs, fast_mode=True)
 
 
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 @pytest.mark.usefixtures("fresh_compiler")
 @every_row
 def test_compile(row):

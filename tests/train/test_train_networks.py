@@ -85,6 +85,7 @@ def test_held_out_matrices_are_others():
     assert not set(seeds[0]) & set(seeds[1]) | set(seeds[1]) & set(seeds[2])
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize(
     ("name", "options", "sizes"),
     [
@@ -261,6 +262,7 @@ def test_the_energy_is_that_of_linear_elements_and_its_minimum_the_root():
     )
 
 
+@pytest.mark.slow
 def test_the_starts_are_what_they_are_called():
     its = newton()
     every, known = starts(its), its.fields(TRAINING, range(3), step=-1)

@@ -150,7 +150,7 @@ def _numbers_only(no_pictures):
     pass
 
 
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("name", [quick_or_slow(name) for name in CURVES | OTHERS])
 def test_two_processes_follow_the_curve_of_one(two, same_curve, name):
     results, folder = two
