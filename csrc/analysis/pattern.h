@@ -74,9 +74,8 @@ Symmetry symmetry_of(const I* ptr, int64_t n, const I* idx, const T* values) {
   Pulse pulse;
   for (int64_t i = 0; i < n; ++i) {
     pulse(ptr[i + 1] - ptr[i] + 1);
-    int64_t p = ptr[i];
-    while (p < ptr[i + 1] && idx[p] < i) ++p;
-    if (p != next[i]) return Symmetry::none;
+    int64_t p = next[i];  // must be the first from the diagonal on
+    if ((p > ptr[i] && idx[p - 1] >= i) || (p < ptr[i + 1] && idx[p] < i)) return Symmetry::none;
     if (p < ptr[i + 1] && idx[p] == i) equal &= values[p] == values[p], ++p;
     for (; p < ptr[i + 1]; ++p) {
       const int64_t j = idx[p], q = next[j]++;

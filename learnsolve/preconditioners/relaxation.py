@@ -14,7 +14,7 @@ from learnsolve.matrix.cache import readable
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.arithmetic import in_open_interval, inside, plain_values
-from learnsolve.ops.indexing import _plan_permutation, on_diagonal, permuted
+from learnsolve.ops.indexing import _plan_permutation, permuted
 from learnsolve.ops.products import over, scaled, times
 from learnsolve.ops.structure import diagonal, scale_columns, shared_inverse_diagonal, symmetry
 from learnsolve.ops.triangular import sptrsv, tril
@@ -258,7 +258,9 @@ def _with_diagonal_divided(A: CSR, omega: float | Tensor) -> Tensor:
             return A.values
     elif omega.dim():
         omega = omega.unsqueeze(-1)
-    return torch.where(on_diagonal(A.pattern), over(A.values, omega), A.values)
+    d = over(diagonal(A), omega)
+    values = A.values.expand(*d.shape[:-1], A.nnz)
+    return values.index_copy(-1, A.pattern.diagonal_positions.long(), d)
 
 
 def _reordered(R: Tensor, order: Tensor, back: Tensor) -> Tensor:
