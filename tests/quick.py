@@ -1,6 +1,8 @@
 """Which tests `make test` runs, and which only CI (pytest --slow)."""
 
+import itertools
 import os
+from collections import Counter
 
 import pytest
 
@@ -31,7 +33,10 @@ def enough(items: list[pytest.Item], capped: bool) -> set[pytest.Item]:
 def covering(rows: list[pytest.Item]) -> list[pytest.Item]:
     """Few of them, in their order, in which each value of each parameter occurs."""
     holds = {row: set(enumerate(row.callspec._idlist if hasattr(row, "callspec") else ())) for row in rows}
-    kept, missing = {rows[0]}, set().union(*holds.values()) - holds[rows[0]]
+    count = Counter(itertools.chain(*holds.values()))
+    # Those that alone hold a value: of one parameter all, without a search.
+    kept = {rows[0]} | {row for row in rows if any(count[value] == 1 for value in holds[row])}
+    missing = count.keys() - set().union(*(holds[row] for row in kept))
     while missing:  # the first of those that hold most of them
         best = max(rows, key=lambda row: len(holds[row] & missing))
         kept.add(best)

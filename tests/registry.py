@@ -222,25 +222,27 @@ WITH: dict[str, dict[str, Any]] = {
 # row, Krylov methods a stencil.
 _COLUMNS = {name: random(16, 3, seed=3) for name in ("b", "r", "x", "x0", "X")}
 _GENERAL = A.with_values(A.values * (1 + 0.2 * random(A.nnz, seed=4)))
+_STENCIL = torch.tensor([[0, -1.0, 0], [-1, 5, -0.7], [0, -1.2, 0]], dtype=F64)
 SAMPLES: dict[str, dict[str, Any]] = {
     "columns": {**_COLUMNS, "M": P.IC0(A)},
-    "general": {**_COLUMNS, "A": _GENERAL, "B": _GENERAL.triu(), "M": P.ILU0(_GENERAL)},
-}
-SAMPLES["stencil"] = {
-    "A": ls.ops.StencilOperator(torch.tensor([[0, -1.0, 0], [-1, 5, -0.7], [0, -1.2, 0]]).to(F64), (4, 4))
+    "general": {
+        **_COLUMNS,
+        "A": _GENERAL,
+        "B": _GENERAL.triu(),
+        "M": P.ILU0(_GENERAL),
+        **{f"{name}, iterations.M": None for name in ("chebyshev", "heavyball", "richardson")},  # compiled
+        "jacobi, iterations.weight": random(3, 16),
+        "richardson, iterations.weight": 0.1 * random(3, 16),
+        "heavyball, iterations.alpha": 0.1 * random(16),
+        "heavyball, iterations.beta": 0.2 * random(3),
+        "chebyshev, iterations.lmin": 0.5 * random(3),
+        "chebyshev, iterations.lmax": 6.0 * random(3, 1),
+        "sor, iterations.omega": random(3),
+        "ssor, iterations.omega": random(3),
+    },
+    "stencil": {"A": ls.ops.StencilOperator(_STENCIL, (4, 4))},
 }
 OF_ANY = ("bicgstab", "fgmres", "gmres")
-SAMPLES["general"] |= {
-    **{f"{name}, iterations.M": None for name in ("chebyshev", "heavyball", "richardson")},  # compiled
-    "jacobi, iterations.weight": random(3, 16),
-    "richardson, iterations.weight": 0.1 * random(3, 16),
-    "heavyball, iterations.alpha": 0.1 * random(16),
-    "heavyball, iterations.beta": 0.2 * random(3),
-    "chebyshev, iterations.lmin": 0.5 * random(3),
-    "chebyshev, iterations.lmax": 6.0 * random(3, 1),
-    "sor, iterations.omega": random(3),
-    "ssor, iterations.omega": random(3),
-}
 SYMMETRIC = {"PCG", "cg", "eigsh", "fcg", "logdet", "minres", "selected_inverse"}
 
 

@@ -8,9 +8,10 @@ import torch
 from preconditioners.cases import spd
 from reference import assert_same_bits, normal
 from solvers.cases import S, poisson
+from solvers.stationary_cases import PCGSystem, fused, unfused
 
 import learnsolve as ls
-from learnsolve.ops.pcg import Iterations, fitting, pcg_iterations, unfused
+from learnsolve.ops.pcg import Iterations
 
 P = ls.preconditioners
 
@@ -40,16 +41,17 @@ SPLIT = {
 FACTORS = {f"SSOR {w}": partial(P.SSOR, omega=w) for w in (0.1, 0.7, 1.0, 1.9)} | {"IC0": P.IC0}
 
 
-def by_operations(A, M, b, x0, iterations):
+def system(A, M, b, x0):
     kind, m, factor = M.pcg_form()
-    number, pattern, factor = fitting(kind, A.pattern, factor)
-    start = torch.zeros_like(b) if x0 is None else x0
-    return unfused(A.values, m, b, start, pattern, factor, number, iterations, x0 is None)
+    return PCGSystem(A.values, m, b, x0, A.pattern, factor, kind)
+
+
+def by_operations(A, M, b, x0, iterations):
+    return unfused(system(A, M, b, x0), iterations)
 
 
 def by_kernel(A, M, b, x0, iterations):
-    kind, m, factor = M.pcg_form()
-    return pcg_iterations(A.values, b, x0, A.pattern, iterations, kind=kind, m=m, factor=factor)
+    return fused(system(A, M, b, x0), iterations)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
