@@ -16,7 +16,7 @@ from torch import Tensor
 
 import learnsolve as ls
 from benchmarks.harness import BACKWARD, FORWARD, OURS, Op, Run, Task, ways
-from learnsolve.recipes.precorrector import PrecorrectorRecipe, PrecorrectorSettings
+from learnsolve.recipes.family import PrecorrectorRecipe, PrecorrectorSettings
 
 
 class Scatters:

@@ -15,6 +15,7 @@ from learnsolve.preconditioners.networks import (
     NeuralIF,
     PreCorrector,
 )
+from learnsolve.preconditioners.pointwise import RowFactor, StencilFactor
 from learnsolve.preconditioners.polynomials import Chebyshev, Neumann, Polynomial
 from learnsolve.preconditioners.relaxation import SOR, SSOR, Diagonal, Jacobi
 from learnsolve.preconditioners.schwarz import AdditiveSchwarz, interface_pattern
@@ -48,6 +49,8 @@ __all__ = [
     "Polynomial",
     "PreCorrector",
     "Preconditioner",
+    "RowFactor",
+    "StencilFactor",
     "Trainable",
     "factorize",
     "fill_pattern",

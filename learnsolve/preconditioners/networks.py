@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import readable
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn import GraphNetBlock, positive_diagonal
@@ -49,6 +50,7 @@ class NetworkStart(NamedTuple):
     x : (..., n, features), node features
     e : (..., nnz), the entries of the initial factor, in units of the scale
     more : (..., nnz, features), further features of the entries, or None
+    slots : for each entry of L its place among the outputs of a pointwise network, or None
 
     Examples
     --------
@@ -64,31 +66,68 @@ class NetworkStart(NamedTuple):
     x: Tensor
     e: Tensor
     more: Tensor | None = None
+    slots: Tensor | None = None
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> NetworkStart:
         more = None if self.more is None else change(self.more)
-        return NetworkStart(self.pattern, change(self.scale), change(self.x), change(self.e), more)
+        return NetworkStart(
+            self.pattern, change(self.scale), change(self.x), change(self.e), more, self.slots
+        )
 
     def __getitem__(self, indices: Any) -> NetworkStart:  # type: ignore[override]
         """A selection of the matrices of a batch."""
-        return self._each(lambda t: t[indices])
+        chosen, slots = self._each(lambda t: t[indices]), self.slots
+        return chosen if slots is None or slots.dim() == 1 else chosen._replace(slots=slots[indices])
 
     def to(self, dtype: torch.dtype) -> NetworkStart:
         return self._each(lambda t: t.to(dtype))
 
 
 class MatrixNetwork(Saved):
-    """Networks A -> M by message passing on the graph of a matrix.
+    """Networks A -> M. A subclass defines `start(A)`, what it reads of a matrix, and how M is computed from
+    it."""
 
-    A subclass defines `start(A)`, the features and scales of a matrix, and how M is computed from `messages`,
-    one value per entry after `rounds` of message passing.
-    """
+    batches: ClassVar[bool] = True  # supports a batch of matrices on one pattern
+    symmetric = True  # like its M; a solver called with the network itself then explains the mistake
+
+    def start(self, A: CSR) -> NetworkStart:
+        raise NotImplementedError(f"{type(self).__name__} must define start")
+
+    def forward(self, A: Any) -> Preconditioner:
+        """M, for A or the result of `start(A)`."""
+        raise NotImplementedError(f"{type(self).__name__} must define forward")
+
+
+class FactorMap(MatrixNetwork):
+    """Networks A -> M = (L L^T)^-1: `entries(start, messages(start))` are those of L in units of the
+    scale."""
+
+    dtype: torch.dtype
+
+    def messages(self, start: NetworkStart) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define messages")
+
+    def entries(self, start: NetworkStart, g: Tensor) -> Tensor:
+        raise NotImplementedError(f"{type(self).__name__} must define entries")
+
+    def factor(self, A: CSR | NetworkStart) -> CSR:
+        """L, lower triangular, values (..., nnz) with A's dtype, with a graph to the weights and to A."""
+        start = A if isinstance(A, NetworkStart) else self.start(A)
+        inside = start.to(self.dtype)
+        values = self.entries(inside, self.messages(inside)).to(start.scale.dtype)
+        return CSR(values * start.scale.index_select(-1, start.pattern.row_indices), start.pattern)
+
+    def forward(self, A: CSR | NetworkStart) -> Factored:
+        """M = (L L^T)^-1, for `cg`, for A or the result of `start(A)`."""
+        return Factored(self.factor(A))
+
+
+class GraphNetwork(MatrixNetwork):
+    """Networks by message passing on the graph of a matrix: M is computed from `messages`, one value per
+    entry after `rounds` of it."""
 
     node_features: ClassVar[int]
     edge_features: ClassVar[int] = 1  # the entry, and the features in `NetworkStart.more`
-    batches: ClassVar[bool] = True  # supports a batch of matrices on one pattern
-
-    symmetric = True  # like its M; a solver called with the network itself then explains the mistake
 
     def __init__(
         self,
@@ -139,9 +178,6 @@ class MatrixNetwork(Saved):
             "dtype": dtype,
         }
 
-    def start(self, A: CSR) -> NetworkStart:
-        raise NotImplementedError(f"{type(self).__name__} must define start")
-
     def messages(self, start: NetworkStart) -> Tensor:
         """One value per entry, (..., nnz): rounds of message passing, each added to the previous features,
         and a linear map of the last features and the entry itself."""
@@ -156,12 +192,8 @@ class MatrixNetwork(Saved):
         by_features = linear(h, weight[:, :-1], self.last.bias).squeeze(-1)
         return by_features + weight[0, -1] * start.e
 
-    def forward(self, A: Any) -> Preconditioner:
-        """M, for A or the result of `start(A)`."""
-        raise NotImplementedError(f"{type(self).__name__} must define forward")
 
-
-class FactorNetwork(MatrixNetwork):
+class FactorNetwork(GraphNetwork, FactorMap):
     r"""Networks A -> M = (L L^T)^{-1}, on any pattern and from any initial factor: the base of `PreCorrector`
     and `NeuralIF`.
 
@@ -216,20 +248,6 @@ class FactorNetwork(MatrixNetwork):
     ):
         super().__init__(rounds, width, aggregate, seed, dtype, device)
 
-    def entries(self, start: NetworkStart, g: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define entries")
-
-    def factor(self, A: CSR | NetworkStart) -> CSR:
-        """L, lower triangular, values (..., nnz) with A's dtype, with a graph to the weights and to A."""
-        start = A if isinstance(A, NetworkStart) else self.start(A)
-        inside = start.to(self.dtype)
-        values = self.entries(inside, self.messages(inside)).to(start.scale.dtype)
-        return CSR(values * start.scale.index_select(-1, start.pattern.row_indices), start.pattern)
-
-    def forward(self, A: CSR | NetworkStart) -> Factored:
-        """M = (L L^T)^-1, for `cg`, for A or the result of `start(A)`."""
-        return Factored(self.factor(A))
-
 
 def unit_rows(function: str, A: CSR) -> Tensor:
     """The square roots of A's diagonal, (..., n): dividing rows and columns by them makes it ones."""
@@ -242,7 +260,7 @@ def unit_rows(function: str, A: CSR) -> Tensor:
     checks.square(function, "A", A.shape)
     checks.dtype(function, "A.values", A.values)
     d = A.diagonal()
-    if not d.is_meta and not torch.compiler.is_compiling() and d.is_cpu:
+    if readable(d):
         plain = d.detach()
         if not bool((plain > 0).all()):
             at = tuple((~(plain > 0)).nonzero()[0].tolist())
@@ -562,7 +580,7 @@ class Grids(NamedTuple):
 
 
 @loadable
-class NeuralAMG(MatrixNetwork):
+class NeuralAMG(GraphNetwork):
     r"""A graph network that corrects Ruge-Stueben interpolation, on its pattern: a function A -> M.
 
     .. math:: p_{ij} = s_i\, \hat p_{ij}\, e^{g_{ij}}

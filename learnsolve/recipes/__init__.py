@@ -1,4 +1,4 @@
-"""Training tasks, one module each: settings, model, loss, report and plots.
+"""Training tasks: settings, model, loss, report and plots.
 
 `learnsolve.train` runs them. `RECIPES` lists them without importing any; `harness` is their shared code.
 """
@@ -11,10 +11,11 @@ from learnsolve.recipes.harness.recipe import Recipe
 
 @dataclass(frozen=True)
 class Entry:
-    """The recipe's class in `learnsolve.recipes.NAME`, and a phrase on what it learns."""
+    """The recipe's class, a phrase on what it learns, and its module here, if that has another name."""
 
     class_name: str
     summary: str
+    module: str = ""
 
 
 RECIPES: dict[str, Entry] = {
@@ -22,8 +23,12 @@ RECIPES: dict[str, Entry] = {
     "heavyball": Entry("HeavyballRecipe", "Step and momentum of the heavy ball."),
     "heavyball_network": Entry("HeavyballNetworkRecipe", "A network that predicts both from the matrix."),
     "pcg": Entry("PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."),
-    "precorrector": Entry("PrecorrectorRecipe", "A network that corrects incomplete Cholesky factors."),
-    "neuralif": Entry("NeuralifRecipe", "A network that predicts incomplete factors of random matrices."),
+    "precorrector": Entry(
+        "PrecorrectorRecipe", "A network that corrects incomplete Cholesky factors.", "family"
+    ),
+    "neuralif": Entry(
+        "NeuralifRecipe", "A network that predicts incomplete factors of random matrices.", "family"
+    ),
     "gnp": Entry("GnpRecipe", "A nonlinear network for one matrix that ILU(0) fails on."),
     "multigrid": Entry("MultigridRecipe", "A network that corrects the prolongations of multigrid."),
     "newton": Entry("NewtonRecipe", "A network that predicts the start of Newton's method."),
@@ -33,7 +38,8 @@ RECIPES: dict[str, Entry] = {
 
 def load(name: str) -> type[Recipe]:
     """The class of the recipe `name`."""
-    return getattr(importlib.import_module(f"learnsolve.recipes.{name}"), RECIPES[name].class_name)
+    entry = RECIPES[name]
+    return getattr(importlib.import_module(f"learnsolve.recipes.{entry.module or name}"), entry.class_name)
 
 
 __all__ = ["RECIPES", "Entry", "Recipe", "load"]

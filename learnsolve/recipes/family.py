@@ -1,4 +1,5 @@
-"""Recipes that train a network A -> M on a family of matrices: for factors, M = (L L^T)^-1, or multigrid.
+"""Recipes that train a network A -> M on a family of matrices: for factors, M = (L L^T)^-1 (`precorrector`
+and `neuralif` here), or multigrid (multigrid.py).
 
 For factors, two losses share the formula ||L L^T x - b||^2 / ||b||^2, b = A x, computed by products only:
 "product" draws b and solves for x, "frobenius" draws x. The third runs iterations of `cg`.
@@ -27,8 +28,10 @@ from learnsolve import solvers
 from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import Line, look, picture
 from learnsolve.matrix.csr import CSR
+from learnsolve.ops.direct import spsolve
 from learnsolve.ops.products import spmm
 from learnsolve.preconditioners.networks import MatrixNetwork, NetworkStart
+from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.harness import recipe as tables
 from learnsolve.recipes.harness.parallel import share
@@ -163,6 +166,7 @@ def sizes_figure(where: str, rows: list[Row], rtol: float) -> Any:
 
 Aggregation = Literal["sum", "mean", "max", "softmax"]
 ORDER = 3  # random stream of the order of the matrices
+SOLVED = 1e-8  # relative residual of the solutions for --loss product of `neuralif`
 ARRAYS = 4  # arrays of the vectors' size: x, b, the residual, its cotangent
 
 
@@ -456,3 +460,134 @@ class FactorRecipe(Scheduled, VectorRecipe):
         counts = [iterations_of(self.model, A, b, rtol) for A, b in systems]
         known = [count for count in counts if count is not None]
         return [self.learning_rate, sum(known) / len(known) if known and len(known) == len(counts) else None]
+
+
+@dataclass
+class NeuralifSettings(FactorSettings):
+    """Learn a graph network that predicts an incomplete Cholesky factor of random matrices M M^T + alpha I.
+
+    Published: 10,000 rows, a density of 1e-3, 1000 matrices. The default is smaller, with as many entries
+    per row.
+
+    Parameters
+    ----------
+    rows : int
+        Rows of a matrix.
+    density : float
+        Fraction of the entries of M that are drawn; null for ten per row.
+    alpha : float
+        Shift that makes the matrix definite.
+    """
+
+    steps: int = 500
+    lr: float = 5e-3
+    evaluate_every: int = 50
+    out: str = "runs/neuralif"
+    loss: Literal["product", "frobenius", "iterations"] = "frobenius"
+    resample: bool = True
+    matrices: int = 32
+    batch: int = 1
+    held_out_matrices: int = 8
+    validated: int = 4
+    aggregate: list[Aggregation] = field(default_factory=lambda: ["sum"])
+    repeats: int = 1
+    evaluated_larger: int = 5
+    rows: int = 500
+    density: float | None = None
+    alpha: float = 1e-3
+
+    SIZE = "rows"
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 2, "rows")
+        if self.density is not None and not 0 < self.density <= 1:
+            raise SettingError(f"--density must be above 0 and at most 1, got {self.density}")
+        if self.resample and self.loss == "product":
+            raise SettingError("--loss product solves for its vectors; give --resample false to do so once")
+        if not 0 < self.alpha < float("inf"):
+            raise SettingError(f"--alpha must be a positive number, got {self.alpha}")
+
+    def data(self, split: Any, count: int, scale: int = 1) -> ProblemDataset:
+        n = scale * self.rows
+        # The same number of entries per row for every size.
+        density = min(1.0, 10 / n) if self.density is None else self.density / scale
+        return dataset("random_spd", split, count, n=n, density=density, alpha=self.alpha)
+
+    def network(self, **options: Any) -> P.NeuralIF:
+        return P.NeuralIF(**options)
+
+    def describe(self, scale: int = 1) -> str:
+        return f"random, n = {scale * self.rows}"
+
+
+class NeuralifRecipe(FactorRecipe):
+    """See `NeuralifSettings`."""
+
+    Settings = NeuralifSettings
+
+    def solve(self, A: CSR, B: Tensor) -> Tensor:
+        return solvers.cg(A, B, rtol=SOLVED, M=P.Jacobi(A), throw=True).x
+
+
+@dataclass
+class PrecorrectorSettings(FactorSettings):
+    """Learn a graph network that corrects the incomplete Cholesky factor of diffusion matrices.
+
+    The matrices are those of -div(e^k grad u) on square grids, k a Gaussian field; their solutions come from
+    a direct solver. The final table also has the published criterion: a residual of 1e-6 from a random x0.
+
+    Parameters
+    ----------
+    grid : int
+        Grid points along each side.
+    variance : float
+        Variance of the field.
+    contrast : list[float]
+        Smallest and largest allowed quotient of two coefficients of a matrix; null for any.
+    """
+
+    steps: int = 2000
+    lr: float = 5e-3
+    evaluate_every: int = 50
+    out: str = "runs/precorrector"
+    grid: int = 32
+    variance: float = 0.1
+    contrast: list[float] | None = None
+
+    absolute_stop = 1e-6
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 2, "grid")
+        if self.contrast is not None and len(self.contrast) != 2:
+            raise SettingError(
+                f"--contrast must be the smallest and the largest quotient, got {self.contrast}"
+            )
+
+    def data(self, split: Any, count: int, scale: int = 1) -> ProblemDataset:
+        contrast = None if self.contrast is None else tuple(self.contrast)
+        return dataset(
+            "log_gaussian_diffusion",
+            split,
+            count,
+            n=scale * self.grid,
+            variance=self.variance,
+            contrast=contrast,
+        )
+
+    def network(self, **options: Any) -> P.PreCorrector:
+        return P.PreCorrector(**options)
+
+    def describe(self, scale: int = 1) -> str:
+        side = scale * self.grid
+        return f"diffusion {side} x {side}"
+
+
+class PrecorrectorRecipe(FactorRecipe):
+    """See `PrecorrectorSettings`."""
+
+    Settings = PrecorrectorSettings
+
+    def solve(self, A: CSR, B: Tensor) -> Tensor:
+        return spsolve(A, B)

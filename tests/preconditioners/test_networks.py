@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -28,21 +29,27 @@ from learnsolve.preconditioners import (
     NeuralAMG,
     NeuralIF,
     PreCorrector,
+    RowFactor,
+    StencilFactor,
     fill_pattern,
     load,
     loadable,
 )
 
 NETWORKS = (PreCorrector, NeuralIF)
+POINTWISE = {StencilFactor: {"diagonals": 5}, RowFactor: {"largest": 2}}
 both = pytest.mark.parametrize("Network", NETWORKS, ids=lambda N: N.__name__)
+every = pytest.mark.parametrize("Network", [*NETWORKS, *POINTWISE], ids=lambda N: N.__name__)
 
 
 def trained(Network, **options):
     """With weights at which nothing is zero."""
-    network = Network(**{"rounds": 2, "width": 4, "dtype": torch.float64, "seed": 1} | options)
+    own = POINTWISE.get(Network, {"rounds": 2})
+    network = Network(**{"width": 4, "dtype": torch.float64, "seed": 1} | own | options)
+    last = network.network[-1] if Network in POINTWISE else network.last
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for p in (*network.last.parameters(), *([network.alpha] if Network is PreCorrector else [])):
+        for p in (*last.parameters(), *([network.alpha] if Network is PreCorrector else [])):
             p.copy_(0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
     return network
 
@@ -59,7 +66,13 @@ def stacked(given):
 def test_untrained_networks_are_classical():
     (A,) = matrices(1)
     r = torch.linspace(-1, 1, 25, dtype=A.dtype)
-    for network, classical in ((PreCorrector(), IC0), (NeuralIF(), Jacobi)):
+    ssor = partial(ls.preconditioners.SSOR, omega=1.3)
+    for network, classical in (
+        (PreCorrector(), IC0),
+        (NeuralIF(), Jacobi),
+        (StencilFactor(5, omega=1.3, dtype=torch.float64), ssor),
+        (RowFactor(largest=1, omega=1.3, dtype=torch.float64), ssor),
+    ):
         torch.testing.assert_close(network(A)(r), classical(A)(r), rtol=1e-6, atol=1e-12)
 
 
@@ -129,7 +142,7 @@ def test_a_corrector_of_any_factor(Network, tmp_path):
     assert ls.solvers.cg(A, b, M=again(A)).converged
 
 
-@both
+@every
 def test_a_factor_is_lower_triangular_with_a_positive_diagonal(Network):
     (A,) = matrices(1)
     L = trained(Network).factor(A)
@@ -140,10 +153,11 @@ def test_a_factor_is_lower_triangular_with_a_positive_diagonal(Network):
     torch.testing.assert_close(scaled.values, 1e3 * L.values)
 
 
-def test_neural_if_follows_a_scaling_from_both_sides():
+@pytest.mark.parametrize("Network", [NeuralIF, *POINTWISE], ids=lambda N: N.__name__)
+def test_a_factor_follows_a_scaling_from_both_sides(Network):
     (A,) = matrices(1)
     s = torch.linspace(0.1, 3, 25, dtype=A.dtype)
-    network = trained(NeuralIF)
+    network = trained(Network)
     L = network.factor(A.scale_rows(s).scale_columns(s))
     torch.testing.assert_close(L.values, network.factor(A).scale_rows(s).values)
 
@@ -164,7 +178,7 @@ def test_messages_are_equivariant_to_permutations(Network):
     assert found.std() > 1e-3
 
 
-@both
+@every
 def test_a_batch_is_a_loop(Network):
     given = matrices(3)
     network = trained(Network)
@@ -178,7 +192,7 @@ def test_a_batch_is_a_loop(Network):
     torch.testing.assert_close(network(stacked(given))(B)[1], one)
 
 
-@both
+@every
 def test_gradients(Network):
     (A,) = matrices(1, n=3)
     network = trained(Network, width=2)
@@ -198,7 +212,7 @@ def test_gradients(Network):
     assert not unused, "processes that share a step wait for all gradients"
 
 
-@both
+@every
 def test_in_cg_and_evaluate(Network):
     (A,) = matrices(1)
     b, network = torch.ones(25, dtype=A.dtype), trained(Network).requires_grad_(False)
@@ -215,15 +229,86 @@ def test_in_cg_and_evaluate(Network):
     assert all(bool(p.grad.isfinite().all()) for p in trainable.parameters())
 
 
-@both
+@every
 def test_what_a_network_refuses(Network):
     name = Network.__name__
-    for options, error, message in (({"width": 5000}, ValueError, "rounds and width must be at most 4096"),):
+    for options, error, message in (({"width": 5000}, ValueError, f"{name}: .*must be at most 4096"),):
         with pytest.raises(error, match=message):
             Network(**options)
     bad = ls.CSR.from_dense(torch.tensor([[1.0, 0.5], [0.5, -2.0]], dtype=torch.float64))
     with pytest.raises(ValueError, match=f"{name}: A must have a positive diagonal, row 1 has -2"):
         Network()(bad)
+
+
+def by_hand(network, A):
+    """L, row by row."""
+    S, n = A.to_dense().numpy(), A.shape[0]
+    d = np.sqrt(S.diagonal())
+    S = S / d[:, None] / d
+    stencil, k = type(network) is StencilFactor, network.lower
+    pattern = fill_pattern(A, network.fill) if stencil else A.pattern
+    kept = ls.CSR(torch.ones(pattern.nnz), pattern).to_dense().numpy() + S != 0
+    on_A, on_L = (
+        sorted({j - i for i, j in zip(*np.nonzero(p), strict=True)}) for p in (S, np.tril(kept + kept.T))
+    )
+    x, slot = np.zeros((n, 2 * k + (0 if stencil else 2))), {}
+    if stencil:
+        x = np.zeros((n, len(on_A) - 1))
+        for i, j in zip(*np.nonzero(S), strict=True):
+            if i != j:
+                x[i, on_A.index(j - i) - (j > i)] = S[i, j]
+        slot = {
+            (i, j): on_L.index(j - i) for i, j in zip(*np.nonzero(np.tril(kept + kept.T, -1)), strict=True)
+        }
+    else:
+        for i in range(n):
+            for side, columns in enumerate((range(i), range(i + 1, n))):
+                large = sorted((j for j in columns if S[i, j]), key=lambda j: -abs(S[i, j]))
+                x[i, 2 * k + side] = sum(S[i, j] for j in large)
+                for rank, j in enumerate(large):
+                    if rank < k:
+                        x[i, side * k + rank] = S[i, j]
+                    slot |= {(i, j): min(rank, k)} if side == 0 else {}
+    with torch.no_grad():
+        h = network.network(torch.from_numpy(x)).numpy()
+    C = np.zeros((n, n))
+    for (i, j), s in slot.items():
+        C[i, j] = S[i, j] + (h[i, s] if s < k else 0)
+    C += np.diag(np.exp(h[:, k]) / network.omega)
+    return d[:, None] * C * np.exp(h[:, k + 1]) * np.sqrt(network.omega / (2 - network.omega))
+
+
+@pytest.mark.parametrize(
+    ("Network", "options"),
+    [
+        (StencilFactor, {}),
+        (StencilFactor, {"fill": 1, "lower": 3}),
+        (RowFactor, {}),
+        (RowFactor, {"largest": 1}),
+    ],
+    ids=["stencil", "stencil, fill", "rows", "rows, entries left out"],
+)
+def test_a_pointwise_factor_by_hand(Network, options):
+    (A,) = matrices(1)
+    network = trained(Network, **options)
+    torch.testing.assert_close(network.factor(A).to_dense(), torch.from_numpy(by_hand(network, A)))
+
+
+def test_what_pointwise_networks_refuse():
+    A = ls.problems.poisson((4, 4))
+    with pytest.raises(
+        ValueError, match=r"StencilFactor: A must have .* 9 diagonals, .*got 5; .*diagonals=5, or"
+    ):
+        StencilFactor(9)(A)
+    with pytest.raises(ValueError, match=r"StencilFactor: L must have .* 3 diagonals.*got 4; .*lower=3, or"):
+        StencilFactor(5, fill=1)(A)
+    for make, message in (
+        (lambda: StencilFactor(4), "diagonals must be odd"),
+        (lambda: RowFactor(omega=2.0), "omega must be between 0 and 2"),
+        (lambda: RowFactor(dtype=torch.float16), "dtype must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
 
 
 def test_files_that_are_refused(tmp_path):
