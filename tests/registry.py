@@ -203,6 +203,7 @@ WITH: dict[str, dict[str, Any]] = {
     "two_grid_symbols": {"without_constants": True},
     "two_grid_factor": {"without_constants": True},
     "NeuralAMG": {"max_coarse": 2},
+    "StencilFactor": {"diagonals": 5},
     "SparseDropout()": {"keep": torch.arange(A.nnz) % 3 > 0},
     "chebyshev, unrolled": {"lmin": 0.5, "lmax": 6.0},
     "heavyball, iterations": {"alpha": 0.1, "beta": 0.2},

@@ -6,21 +6,19 @@ from the arrays of the matrix. Every step is a row of a ledger, so that an inter
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import scipy.sparse as sp
 import torch
 from families import FAMILIES, TRAINING
 from learned import LEARNED, features, train
+from racing import Session, right_hand_sides, tuned
 
 import learnsolve as ls
-from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare, timed, warm_up
-from benchmarks.harness import fresh_peak
+from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare, timed
 from benchmarks.ledger import Ledger
 
 TUNED = 2  # matrices of the size of the race
@@ -42,70 +40,6 @@ class Options:
     trained: int = 8
     small: int = 9
     hopeless: float = 10.0
-
-
-class Session:
-    """A contestant in a sequence of matrices: what it keeps from one to the next."""
-
-    def __init__(
-        self, contestant: Contestant, setting: dict[str, Any], symmetric: bool, S: Any, memory: bool = False
-    ):
-        self.start = lambda T: contestant.start(T, symmetric, **setting)
-        warm_up(contestant, symmetric, **setting)
-        self.S, self.set_up, self.memory, self.first = S, None, None, 0.0
-
-        def first() -> None:
-            begin = time.perf_counter()
-            self.set_up = self.start(S)
-            self.set_up(S.data)
-            self.first = time.perf_counter() - begin
-
-        if memory:  # slow: all that Python holds is looked through
-            self.memory = fresh_peak(first)
-        else:
-            first()
-
-    def renewed(self, S: Any) -> Any:
-        if self.set_up is None or not same_pattern(S, self.S):
-            self.set_up = self.start(S)
-        self.S = S
-        return self.set_up(S.data)
-
-    def __call__(self, S: Any, b: np.ndarray) -> tuple[dict[str, Any], Any]:
-        return timed(lambda: self.renewed(S), S, b)
-
-
-def same_pattern(S: Any, T: Any) -> bool:
-    return S is T or (np.array_equal(S.indptr, T.indptr) and np.array_equal(S.indices, T.indices))
-
-
-def right_hand_sides(S: Any, seed: int, columns: int | None = None) -> np.ndarray:
-    shape = S.shape[0] if columns is None else (S.shape[0], columns)
-    return np.random.default_rng(seed).standard_normal(shape)
-
-
-def tuned(contestant: Contestant, symmetric: bool, matrices: list[Any], seconds: float) -> dict[str, Any]:
-    """The setting with the smallest total on training matrices, of those that the seconds allow."""
-    begin, tried, failed = time.perf_counter(), [], RuntimeError("no settings")
-    for setting in contestant.settings:
-        try:
-            session = Session(contestant, setting, symmetric, matrices[0])
-            rows = []
-            for i, S in enumerate(matrices):
-                rows.append(session(S, right_hand_sides(S, TRAINING + i))[0])
-                if time.perf_counter() - begin > seconds > 0:
-                    break
-            tried.append((sum(row["set-up"] + row["solve"] for row in rows) / len(rows), rows))
-        except Exception as error:
-            failed = error
-            tried.append((math.inf, []))
-        if time.perf_counter() - begin > seconds:
-            break
-    best = min(range(len(tried)), key=lambda k: tried[k][0])
-    total, rows = tried[best]
-    if total == math.inf:
-        raise failed
-    return {"setting": best, "total": total, "of": len(tried), "rows": rows}
 
 
 def held_out(session: Session, S: Any, seed: int, columns: int | None) -> dict[str, Any]:

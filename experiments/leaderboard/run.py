@@ -22,7 +22,7 @@ from choice import bandit, learned_choice
 from families import FAMILIES
 from learned import LEARNED
 from race import Options, race
-from scipy.stats import t as student
+from racing import geometric
 
 from benchmarks.contestants import CONTESTANTS, MAXITER, RTOL
 from benchmarks.ledger import Ledger, supervised
@@ -39,18 +39,6 @@ def measured(rows: dict, who: str, way: str) -> dict[int, dict]:
         if way in (row := rows[f"solve|{who}|{i}"]):
             found[i] = row
     return found
-
-
-def geometric(ratios: list[float]) -> dict[str, float | str]:
-    """Geometric mean and its 95 % interval, Student's; of two to five ratios their range."""
-    logs = [math.log(r) for r in ratios]
-    mean, n, ends = statistics.fmean(logs), len(logs), ("", "")
-    if 1 < n < 6:
-        ends = min(ratios), max(ratios)
-    elif n > 1:
-        half = student.ppf(0.975, n - 1) * statistics.stdev(logs) / math.sqrt(n)
-        ends = math.exp(mean - half), math.exp(mean + half)
-    return dict(zip(("ratio", "low", "high"), (math.exp(mean), *ends), strict=True))
 
 
 def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
