@@ -215,7 +215,7 @@ def test_every_operator_is_there():
     # For a CPU: a device takes csr_spmm_backward, one gradient of a sparse product after the other, torch's
     # own linear maps, and methods and cycles op by op.
     of_products = {"csr_spmv_scatter_backward", "csr_spgemm_backward"}
-    of_networks = {"perceptron", "perceptron_backward"}
+    of_networks = {"perceptron", "perceptron_backward", "pointwise_factor"}
     of_cycles = {"linear_steps", "linear_steps_backward"}
     assert missing == {"csr_krylov", *of_products, *of_networks, *of_cycles}
 

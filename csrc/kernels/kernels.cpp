@@ -15,6 +15,7 @@ AllKernels all_kernels() {
   fill_stencils(all);
   fill_segments(all);
   fill_perceptrons(all);
+  fill_pointwise(all);
   return all;
 }
 

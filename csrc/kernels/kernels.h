@@ -10,6 +10,13 @@
 
 namespace learnsolve {
 
+// For a network of T and values V.
+template <class T, class V, class I>
+struct PointwiseKernels {
+  void (*rows)(const PointwiseView<T, V, I>&, int64_t r0, int64_t r1, PointwiseRoom<T, V>);
+  void (*columns)(const PointwiseView<T, V, I>&, int64_t r0, int64_t r1);
+};
+
 template <class T, class I>
 struct Kernels {
   using A = const CsrView<T, I>&;
@@ -77,6 +84,15 @@ struct Kernels {
                      T* y);
   void (*perceptron_backward)(const PerceptronView<T>&, const PerceptronRows<T, I>&, int64_t r0, int64_t r1,
                               const T* g, T* work, T* gz, T* gh, T* sums);
+  PointwiseKernels<T, float, I> pointwise_f32;
+  PointwiseKernels<T, double, I> pointwise_f64;
+  template <class V>
+  const PointwiseKernels<T, V, I>& pointwise() const {
+    if constexpr (sizeof(V) == 4)
+      return pointwise_f32;
+    else
+      return pointwise_f64;
+  }
   void (*spmm_dot)(A, B, int64_t b0, int64_t b1, const T* x, const T* u, int64_t k, T* y, T* sum);
   void (*sddmm_pairs)(const I* ptr, const I* idx, B, int64_t b0, int64_t b1, const T* const* u,
                       const T* const* v, int64_t pairs, int64_t k, T* out);
@@ -134,6 +150,7 @@ void fill_sparse_products(AllKernels&);
 void fill_stencils(AllKernels&);
 void fill_segments(AllKernels&);
 void fill_perceptrons(AllKernels&);
+void fill_pointwise(AllKernels&);
 
 }  // namespace LEARNSOLVE_ISA
 

@@ -14,54 +14,10 @@
 // lanes, are the first lanes of one that reads on into the next entry; what the others hold is not used.
 #pragma once
 
+#include "kernels/exponential.h"
 #include "kernels/vectors.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
-
-// exp(x) for x <= 0, in vectors: what a softmax takes of differences to a maximum.
-//
-// x = n log 2 + r with |r| <= log(2) / 2, and exp(x) = 2^n exp(r), exp(r) by its Taylor polynomial. Its
-// remainder is below a tenth of a unit roundoff: 4e-18 in float64 (degree 13), 6e-9 in float32 (degree 7).
-// log 2 is subtracted in two parts, the first with so few digits that n times it is exact (Cody and Waite,
-// Software Manual for the Elementary Functions, 1980). Adding and subtracting 1.5 2^52 (2^23) rounds to an
-// integer, which then stands in the last bits of the sum. Results below 2^-1021 (2^-125) are zero.
-
-template <class T>
-struct ExpConstants;
-template <>
-struct ExpConstants<double> {
-  static constexpr double kRound = 0x1.8p52, kLog2High = 0x1.62e42feep-1, kLog2Low = 0x1.a39ef35793c76p-33,
-                          kLowest = -708;
-  static constexpr int kMantissa = 52, kBias = 1023, kDegree = 13;
-};
-template <>
-struct ExpConstants<float> {
-  static constexpr float kRound = 0x1.8p23f, kLog2High = 0x1.63p-1f, kLog2Low = -0x1.bd0106p-13f,
-                         kLowest = -87;
-  static constexpr int kMantissa = 23, kBias = 127, kDegree = 7;
-};
-
-// 1 / k!
-template <class T>
-constexpr T inverse_factorial(int k) {
-  double f = 1;
-  for (int i = 2; i <= k; ++i) f *= i;
-  return static_cast<T>(1 / f);
-}
-
-template <class T>
-LS_INLINE typename Wide<T>::type exp_nonpositive(typename Wide<T>::type x) {
-  using C = ExpConstants<T>;
-  using W = typename Wide<T>::type;
-  using M = typename Lanes<T>::mask;
-  const W shifted = x * T(1.4426950408889634074) + C::kRound, n = shifted - C::kRound,
-          r = (x - n * C::kLog2High) - n * C::kLog2Low;
-  W p = W{} + inverse_factorial<T>(C::kDegree);
-#pragma GCC unroll 16
-  for (int d = C::kDegree - 1; d >= 0; --d) p = p * r + inverse_factorial<T>(d);
-  const W power = reinterpret_cast<W>((reinterpret_cast<M>(shifted) + C::kBias) << C::kMantissa);
-  return x < C::kLowest ? W{} : p * power;  // NaN is not below
-}
 
 // A vector of the columns from j on: `lanes` of them, all if Whole. entries_end: of the memory that is read.
 template <class T, bool Whole>
@@ -193,7 +149,7 @@ void segment_softmax(const CsrView<T, I>& A, const RowBlocks<I>& blocks, int64_t
     each_entry(A, tile, k, [&](int64_t o, int64_t) {
 #pragma GCC unroll 4
       for (int c = 0; c < N; ++c) {
-        const W x = exp_nonpositive<T>(tile.read(e + o + c * V, end) - top[c]);
+        const W x = exponential<T>(tile.read(e + o + c * V, end) - top[c]);
         total[c] += x;
         tile.write(y + o + c * V, x);
       }

@@ -345,4 +345,35 @@ struct PerceptronRows {
   const I* col;
 };
 
+// W x + b for k numbers x: W^T (k, width), its rows filled up, and b (width).
+template <class T>
+struct LayerView {
+  const T* from;
+  const T* bias;
+  int64_t k, width;
+};
+
+// A factor L predicted from the rows of A by `layers` layers (kernels/pointwise.h), which compute with T and
+// give lower + 2 numbers a row; values are V. a_slot: for each entry of A its feature, l_slot: for each of L
+// its output; both null where the features are the largest entries of a row.
+template <class T, class V, class I>
+struct PointwiseView {
+  const LayerView<T>* layer;
+  int64_t layers, widest, lower;
+  T omega, unit;
+  const I *a_ptr, *a_idx, *a_slot, *l_ptr, *l_idx, *l_slot;
+  const V *values, *scale, *inverse;  // inverse: 1 / scale
+  T* column;                          // (n), what the columns of L are multiplied by
+  V* out;
+};
+
+// Memory of a thread: kTileRows (features + 2 widest) numbers, `lower` magnitudes, (kTileRows + 1) lower
+// places.
+template <class T, class V>
+struct PointwiseRoom {
+  T* numbers;
+  V* largest;
+  int32_t* place;
+};
+
 }  // namespace learnsolve

@@ -155,6 +155,14 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "perceptron_backward(Tensor[] places, Tensor z, Tensor ends, Tensor w1, Tensor b1, Tensor w2, Tensor "
       "b2, "
       "Tensor g, bool need_z, bool need_h) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // The values (B, nnz) of a factor L, lower triangular with its diagonal the last of each row, that layers
+  // W1, b1, ... with SiLU between them predict from the rows of A, values (B, nnz); scale (B, n) is sqrt(diag
+  // A). A, L: (crow, col, slots) as kernels/pointwise.h describes them, or both without slots. The diagonal
+  // is exp(h) / omega before columns are multiplied by exp(h) unit. Weights have a dtype of their own. On the
+  // CPU.
+  m.def(
+      "pointwise_factor(Tensor[] A, Tensor[] L, Tensor values, Tensor scale, Tensor[] weights, float omega, "
+      "float unit) -> Tensor");
   // `iterations` of preconditioned conjugate gradients from number `first` on. A: a structure. M by `kind`: 0
   // none, 1 diag(m), 2 L L^T, 3 (L L^T)^-1 for L with values m, (n, any) for 2; it holds m and its structures
   // (ops/pcg.h). state: (p, carry), and (x, r) with it continue; with none they begin: r is b, x the

@@ -10,6 +10,7 @@
 #include "kernels/factors.h"
 #include "kernels/pcg.h"
 #include "kernels/perceptron.h"
+#include "kernels/pointwise.h"
 #include "kernels/products.h"
 #include "kernels/segment.h"
 #include "kernels/sparse_products.h"
@@ -235,6 +236,32 @@ struct Kernels {
     });
   }
 
+  // A factor on the lower triangle, for a network of one layer.
+  void pointwise() const {
+    constexpr int64_t lower = 2, features = 2 * lower + 2, width = filled_up<T>(lower + 2);
+    std::vector<I> ptr{0}, idx;
+    for (int64_t i = 0; i < n; ++i) {
+      for (I p = A.ptr[i]; p <= A.diagonal[i]; ++p) idx.push_back(A.idx[p]);
+      ptr.push_back(static_cast<I>(idx.size()));
+    }
+    const LayerView<T> layer{x, y, features, width};
+    compare<T>("pointwise", n, 2, [&](int64_t r0, int64_t r1, T** o) {
+      const PointwiseView<T, T, I> M{
+          &layer,     1,          width,   lower, T(1), T(2), A.ptr.data(), A.idx.data(), nullptr,
+          ptr.data(), idx.data(), nullptr, v,     x,    y,    o[0],         o[1]};
+      std::vector<T> numbers(isa::kTileRows * (features + 2 * width)), largest(lower);
+      std::vector<int32_t> places((isa::kTileRows + 1) * lower);
+      isa::pointwise_rows<T, T, I>(M, r0, r1, {numbers.data(), largest.data(), places.data()});
+    });
+    compare<T>("pointwise columns", n, 1, [&](int64_t r0, int64_t r1, T** o) {
+      std::vector<T> column = numbers<T>();
+      isa::pointwise_columns<T, T, I>(
+          {&layer, 1, width, lower, T(1), T(2), A.ptr.data(), A.idx.data(), nullptr, ptr.data(), idx.data(),
+           nullptr, v, x, y, column.data(), o[0]},
+          r0, r1);
+    });
+  }
+
   void stencils() const {
     const int64_t offsets[] = {0, 0, 0, -1, 0, 1, 0, 2, -3}, bounds[] = {0, 3, 12, 13};
     const StencilView S{{6, 5, 13}, {false, true, true}, offsets, 3, bounds, 3, 3, 13, 1};
@@ -253,7 +280,7 @@ void all_kernels() {
   for (const Matrix<I>* A : {&points, &scattered}) {
     const Kernels<T, I> all{*A};
     for (const int64_t k : {1, 17}) all.products(k), all.loops(k), all.segments(k), all.triangles(k);
-    all.factors(), all.sparse_products();
+    all.factors(), all.sparse_products(), all.pointwise();
   }
   const Kernels<T, I> all{full};
   all.sums(), all.perceptrons(), all.stencils();

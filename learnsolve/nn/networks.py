@@ -38,7 +38,7 @@ def linear(t: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def through(layers: torch.nn.Sequential, t: Tensor) -> Tensor:
     """The layers in sequence."""
     every: list[Any] = list(layers)
-    if not _is_plain(every[0], torch.nn.Linear):
+    if not is_plain(every[0], torch.nn.Linear):
         return _rest(every, t)
     return _from_first(every, t, (every[0].weight, every[0].bias))
 
@@ -64,7 +64,7 @@ def _from_first(
         if ends is not None and pattern is not None:
             t = t + segments.at_ends(ends, pattern)
         return _rest(every[1:], t)
-    two = len(every) > 2 and _is_plain(every[1], torch.nn.ReLU) and _is_plain(every[2], torch.nn.Linear)
+    two = len(every) > 2 and is_plain(every[1], torch.nn.ReLU) and is_plain(every[2], torch.nn.Linear)
     if two and _narrow(t, every[2].weight):
         second = every[2].weight, every[2].bias
         return _rest(every[3:], perceptron(t, first, second, ends, pattern))
@@ -73,7 +73,7 @@ def _from_first(
 
 def _rest(layers: list[Any], t: Tensor) -> Tensor:
     for layer in layers:
-        t = linear(t, layer.weight, layer.bias) if _is_plain(layer, torch.nn.Linear) else layer(t)
+        t = linear(t, layer.weight, layer.bias) if is_plain(layer, torch.nn.Linear) else layer(t)
     return t
 
 
@@ -81,7 +81,7 @@ def _narrow(t: Tensor, weight: Tensor) -> bool:
     return t.is_cpu and t.dtype == weight.dtype and max(weight.shape) <= MOST
 
 
-def _is_plain(layer: Any, kind: type) -> bool:
+def is_plain(layer: Any, kind: type) -> bool:
     """Whether calling the module does nothing beyond its class (no hooks)."""
     return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks
 

@@ -143,7 +143,7 @@ class _SumsOfValues(_Features, Multilinear):
     def forward(e, pattern, columns):
         pattern = pattern if columns else used_columns(pattern)
         ones = _ones(pattern.shape[not columns], e).unsqueeze(-1)
-        values = e.reshape(-1, pattern.nnz)
+        values = e.reshape(e.shape[:-1].numel(), pattern.nnz)
         return _raw_spmm(*pattern._structure(columns), values, ones).reshape(*e.shape[:-1], -1)
 
     @staticmethod
@@ -154,7 +154,7 @@ class _SumsOfValues(_Features, Multilinear):
 class _SpreadOfValues(_Features, Multilinear):
     @staticmethod
     def forward(x, pattern, columns):
-        flat = x.reshape(-1, x.shape[-1])  # torch has a fast path for the last of two axes
+        flat = x.reshape(x.shape[:-1].numel(), x.shape[-1])  # torch has a fast path for the last of two axes
         chosen = flat.index_select(1, pattern.col_indices if columns else pattern.row_indices)
         return chosen.reshape(*x.shape[:-1], -1)
 
@@ -725,3 +725,12 @@ def _(places, z, ends, w1, b1, w2, b2, g, need_z, need_h):
     gz = z.new_empty(z.shape if need_z else 0)
     gh = z.new_empty((*z.shape[:-1], w1.shape[0]) if need_h else 0)
     return gz, gh, *(t.new_empty(t.shape) for t in (w1, b1, w2, b2))
+
+
+# The factor of `preconditioners.PointwiseFactor` without derivatives: csrc/ops/schema.cpp.
+pointwise_factor = torch.ops.learnsolve.pointwise_factor.default
+
+
+@torch.library.register_fake("learnsolve::pointwise_factor")
+def _(A, L, values, scale, weights, omega, unit):
+    return values.new_empty(values.shape[0], L[1].shape[0])

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.cache import readable
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.nn.networks import through
+from learnsolve.nn.networks import is_plain, through
+from learnsolve.ops.autograd import tracked
 from learnsolve.ops.indexing import find, place, take
-from learnsolve.ops.segments import spread_values
+from learnsolve.ops.segments import pointwise_factor, spread_values
 from learnsolve.preconditioners.factors import fill_pattern
 from learnsolve.preconditioners.inverses import lower_pattern
 from learnsolve.preconditioners.networks import MOST_WIDTH, FactorMap, NetworkStart, unit_rows
@@ -38,6 +40,8 @@ class _Stencils(NamedTuple):
     below: Tensor  # A's entries below the diagonal
     kept: Tensor  # their places in L
     outputs: Tensor  # for each entry of L its place in the rows of outputs
+    a_slots: Tensor  # both within the row, for each entry of A and of L
+    l_slots: Tensor
 
 
 class _Rows(NamedTuple):
@@ -115,11 +119,42 @@ class PointwiseFactor(FactorMap):
         the diagonal, and the logarithm of a factor for the column."""
         return through(self.network, start.x)
 
+    def factor(self, A: CSR | NetworkStart) -> CSR:
+        """L, lower triangular, values (..., nnz) with A's dtype, with a graph to the weights and to A."""
+        if not isinstance(A, CSR) or not self._compiled(A.values):
+            return super().factor(A)
+        scale = unit_rows(type(self).__name__, A)
+        (of_A, of_L), L = self._slots(A)
+        patterns = ((P.crow_indices, P.col_indices, *slots) for P, slots in ((A.pattern, of_A), (L, of_L)))
+        numbers = (t.reshape(t.shape[:-1].numel(), t.shape[-1]) for t in (A.values, scale))
+        values = pointwise_factor(*patterns, *numbers, self._weights(), self.omega, self._unit)
+        return CSR(values.reshape(*A.batch_shape, L.nnz), L)
+
+    def _weights(self) -> list[Tensor]:
+        layers: list[Any] = list(self.network)
+        return [p for layer in layers[::2] for p in (layer.weight, layer.bias)]
+
+    def _compiled(self, values: Tensor) -> bool:
+        """Whether the compiled pass can compute it: plain tensors on the CPU, without derivatives."""
+        kinds = (torch.nn.Linear, torch.nn.SiLU)
+        if not all(is_plain(layer, kinds[i % 2]) for i, layer in enumerate(self.network)):
+            return False
+        given = (values, *self._weights())
+        return self.dtype in checks.SUPPORTED and all(map(readable, given)) and not tracked(*given)
+
+    def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
+        """For the entries of A and of L their places in a row of features and of outputs, and L's pattern."""
+        raise NotImplementedError
+
+    @property
+    def _unit(self) -> float:
+        return math.sqrt(self.omega / (2 - self.omega))
+
     def entries(self, start: NetworkStart, g: Tensor) -> Tensor:
         k = self.lower
         own, zero = g[..., k : k + 1].exp() / self.omega, torch.zeros_like(g[..., :1])
         rows = torch.cat((g[..., :k], zero, own), -1).flatten(-2)
-        columns = g[..., k + 1].exp() * math.sqrt(self.omega / (2 - self.omega))
+        columns = g[..., k + 1].exp() * self._unit
         assert start.slots is not None
         return (start.e + self._taken(rows, start.slots)) * spread_values(columns, start.pattern, "column")
 
@@ -221,6 +256,10 @@ class StencilFactor(PointwiseFactor):
     def _taken(self, rows: Tensor, slots: Tensor) -> Tensor:
         return take(rows, slots)
 
+    def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
+        at = self._places(A)
+        return ((at.a_slots,), (at.l_slots,)), at.pattern
+
 
 @loadable
 class RowFactor(PointwiseFactor):
@@ -299,6 +338,9 @@ class RowFactor(PointwiseFactor):
     def _taken(self, rows: Tensor, slots: Tensor) -> Tensor:
         return rows.gather(-1, slots)
 
+    def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
+        return ((), ()), lower_pattern(A.pattern)
+
 
 def _plan_stencils(P: SparsityPattern, diagonals: int, fill: int, lower: int) -> _Stencils:
     row, col = _indices(P)
@@ -306,10 +348,11 @@ def _plan_stencils(P: SparsityPattern, diagonals: int, fill: int, lower: int) ->
     L = lower_pattern(fill_pattern(P, fill))
     _, slot_of_L = _diagonals("L", L, lower + 1, "make it with lower={}", 1)
     off, below = np.flatnonzero(row != col), np.flatnonzero(col < row)
-    inputs = row * (diagonals - 1) + slot - (col > row)
     rows_of_L, columns_of_L = _indices(L)
-    outputs = rows_of_L * (lower + 2) + slot_of_L + (rows_of_L == columns_of_L)
-    arrays = off, inputs[off], below, find(L, row[below], col[below]), outputs
+    slot, slot_of_L = slot - (col > row), slot_of_L + (rows_of_L == columns_of_L)
+    inputs, outputs = row * (diagonals - 1) + slot, rows_of_L * (lower + 2) + slot_of_L
+    slots = (a.astype(as_numpy(Q.col_indices).dtype) for a, Q in ((slot, P), (slot_of_L, L)))
+    arrays = off, inputs[off], below, find(L, row[below], col[below]), outputs, *slots
     return _Stencils(L, *(torch.from_numpy(a).to(P.device) for a in arrays))
 
 

@@ -31,6 +31,7 @@ import learnsolve as ls
 from learnsolve import _library
 from learnsolve._library import buffer_bytes
 from learnsolve.ops.segments import perceptron
+from learnsolve.preconditioners import RowFactor, StencilFactor
 
 # All with more than 50 000 multiply-adds in every operation below: enough for several threads.
 LARGE = {
@@ -134,6 +135,15 @@ def test_perceptrons():
         return [y.detach(), *torch.autograd.grad(y.square().sum(), [z, *layers])]
 
     assert_same_bits(results)
+
+
+def test_pointwise_factors():
+    A = ls.problems.poisson((70, 80))
+    networks = (P(width=8, **o) for P, o in ((StencilFactor, {"diagonals": 5}), (RowFactor, {"largest": 2})))
+    networks = [network.requires_grad_(False) for network in networks]
+    for network in networks:
+        network.network[-1].weight.copy_(normal(network.network[-1].weight.shape, torch.float32))
+    assert_same_bits(lambda: [network.factor(A).values for network in networks])
 
 
 NAMES = sorted(CALLS.keys() - BLAS)

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import mmap
 import os
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -109,6 +110,23 @@ def perceptron_arguments(P, dtype, backward=False):
     return out
 
 
+def pointwise_arguments(P, dtype):
+    """By slots and by magnitude, for weights of either dtype."""
+    n, out = P.shape[0], []
+    L = (ls.CSR(torch.ones(P.nnz), P) + ls.ops.eye(n, dtype=torch.float32)).tril().pattern
+    L = L.to(dtype=P.col_indices.dtype)
+    A, of_L = ((Q.crow_indices, Q.col_indices) for Q in (P, L))
+    slots, slots_of_L = P.col_indices % 2, L.row_indices - L.col_indices
+    slots_of_L = torch.where(slots_of_L == 0, 4, slots_of_L.clamp(max=3))
+    for other, by_slot in ((dtype, True), (torch.float32, False), (torch.float64, False)):
+        sizes = (2, 5, 5) if by_slot else (8, 4, 5)
+        weights = [normal(s, other) for k, f in pairwise(sizes) for s in ((f, k), (f,))]
+        patterns = ((*A, slots), (*of_L, slots_of_L)) if by_slot else (A, of_L)
+        values = normal((2, P.nnz), dtype), normal((2, n), dtype, 1).abs()
+        out.append((*patterns, *values, weights, 1.5, 0.5))
+    return out
+
+
 def linear_steps_arguments(P, dtype, backward=False):
     """Every kind of step, with and without a transpose; and one that takes a register twice."""
     (m, n), v = P.shape, normal((P.nnz,), dtype)
@@ -136,6 +154,7 @@ SAMPLES = {
     "linear_steps_backward": lambda P, dtype: linear_steps_arguments(P, dtype, True),
     "perceptron": perceptron_arguments,
     "perceptron_backward": lambda P, dtype: perceptron_arguments(P, dtype, True),
+    "pointwise_factor": pointwise_arguments,
     "column_dots": lambda P, dtype: [*column_samples(P, dtype), (*column_samples(P, dtype)[-1], True)],
     "column_combination": lambda P, dtype: column_samples(P, dtype, (3,)),
     "csr_spmv_scatter_backward": scatter_arguments,
@@ -472,6 +491,15 @@ BAD = [
     ("perceptron_backward", {6: narrow}, r"w2 must be \(o, 8\) or empty"),
     ("perceptron_backward", {7: short}, r"b2 must be \(2\)"),
     ("perceptron_backward", {8: narrow}, r"g must be \(1, \d+, 2\)"),
+    ("pointwise_factor", {1: short}, "A's crow must go from 0"),
+    ("pointwise_factor", {2: short}, "A must have a slot for each entry"),
+    ("pointwise_factor", {3: lambda crow: crow[None]}, "L must be arrays of one index type"),
+    ("pointwise_factor", {6: narrow}, r"values must be \(B, \d+\)"),
+    ("pointwise_factor", {7: narrow}, r"scale must be \(2, 6\)"),
+    ("pointwise_factor", {8: single}, "weights must have one dtype"),
+    ("pointwise_factor", {9: short}, r"weights must be \(f, k\) and \(f\)"),
+    ("pointwise_factor", {10: narrow}, "a layer must take as many numbers"),
+    ("pointwise_factor", {10: lambda w: w[:2], 11: lambda b: b[:2]}, "the layers must give 3 numbers"),
     ("csr_segment_max", {4: short}, r"e must be \(\d+, k\) or \(B, \d+, k\)"),
     ("csr_segment_softmax", {4: half}, "values must be float32 or float64"),
     ("csr_segment_softmax_backward", {5: narrow}, "operands must have one batch and one number"),

@@ -10,7 +10,7 @@ import torch
 from preconditioners.cases import dense, general, spd
 from pyamg.classical.interpolate import classical_interpolation
 from pyamg.strength import classical_strength_of_connection
-from reference import normal
+from reference import TRANSFORMS, normal
 from safetensors.torch import load_file, save_file
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
@@ -34,6 +34,7 @@ from learnsolve.preconditioners import (
     fill_pattern,
     load,
     loadable,
+    pointwise,
 )
 
 NETWORKS = (PreCorrector, NeuralIF)
@@ -291,7 +292,115 @@ def by_hand(network, A):
 def test_a_pointwise_factor_by_hand(Network, options):
     (A,) = matrices(1)
     network = trained(Network, **options)
-    torch.testing.assert_close(network.factor(A).to_dense(), torch.from_numpy(by_hand(network, A)))
+    for compiled in (False, True):
+        L = network.requires_grad_(not compiled).factor(A)
+        torch.testing.assert_close(L.to_dense(), torch.from_numpy(by_hand(network, A)))
+
+
+@pytest.mark.rows(4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("values", [torch.float32, torch.float64], ids=["of float32", "of float64"])
+@pytest.mark.parametrize(
+    ("Network", "options"),
+    [
+        (StencilFactor, {"width": 32}),
+        (StencilFactor, {"width": 5, "fill": 1, "lower": 3, "layers": 3}),
+        (StencilFactor, {"width": 40, "layers": 1}),
+        (RowFactor, {"width": 32, "largest": 8}),
+        (RowFactor, {"width": 5, "largest": 1, "layers": 3}),
+        (RowFactor, {"width": 8, "layers": 1}),
+    ],
+    ids=["stencil", "stencil, fill", "stencil, a layer", "rows", "rows, entries left out", "rows, a layer"],
+)
+def test_a_compiled_factor_is_that_of_torch(Network, options, values, dtype):
+    network = trained(Network, dtype=dtype, **options).requires_grad_(False)
+    given = [A.with_values(A.values.to(values)) for A in matrices(3, n=9)]
+    one = given[0]
+    for A in (
+        one,
+        stacked(given),
+        one.with_values(one.values.expand(2, 1, -1)),
+        ls.CSR(one.values, one.pattern.to(dtype=torch.int32)),
+        ls.CSR(one.values, one.pattern.to(dtype=torch.int64)),
+    ):
+        found, wanted = network.factor(A), network.factor(network.start(A))
+        assert found.pattern is wanted.pattern
+        assert found.dtype == wanted.dtype == values
+        bound = 100 * max(torch.finfo(t).eps for t in (dtype, values))
+        torch.testing.assert_close(found.values, wanted.values, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize(("Network", "options"), [(StencilFactor, {}), (RowFactor, {"largest": 1})])
+def test_a_compiled_factor_of_what_is_not_finite(Network, options):
+    """And of equal entries, whose order is theirs."""
+    network = trained(Network, width=8, **options).requires_grad_(False)
+    A = ls.problems.poisson((7, 7))
+    off = (A.pattern.row_indices != A.pattern.col_indices).nonzero()[:, 0]
+    for bad in ([torch.nan], [torch.inf], [-torch.inf], [torch.inf, torch.nan, torch.nan, -torch.inf], []):
+        v = A.values.clone()
+        v[off[40 : 40 + len(bad)]] = torch.tensor(bad, dtype=v.dtype)
+        B = A.with_values(v)
+        found, wanted = network.factor(B).values, network.factor(network.start(B)).values
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+        assert bool(found.isfinite().all()) == (not bad)
+
+
+def test_compiled_factors_of_small_matrices():
+    for n in (0, 1, 2):
+        A = 2 * ls.ops.eye(n)
+        network = trained(RowFactor).requires_grad_(False)
+        found, wanted = network.factor(A), network.factor(network.start(A))
+        torch.testing.assert_close(found.values, wanted.values)
+        none = A.with_values(A.values.expand(0, -1))
+        assert network.factor(none).values.shape == (0, n)
+
+
+@pytest.mark.parametrize("Network", POINTWISE, ids=lambda N: N.__name__)
+def test_when_a_factor_is_compiled(Network, monkeypatch):
+    calls, raw = [], pointwise.pointwise_factor
+    monkeypatch.setattr(pointwise, "pointwise_factor", lambda *given: (calls.append(given), raw(*given))[1])
+    (A,) = matrices(1, n=3)
+    network = trained(Network, width=2)
+
+    def f(v):
+        return v * network.factor(A.with_values(v)).values.sum()
+
+    def compiled(call, *given):
+        calls.clear()
+        call(*given)
+        return len(calls) == 1
+
+    assert not compiled(f, A.values)
+    for without in (torch.no_grad, torch.inference_mode):
+        with without():
+            assert compiled(f, A.values)
+    network.requires_grad_(False)
+    assert compiled(f, A.values)
+    assert not compiled(f, A.values.clone().requires_grad_())
+    assert not compiled(network.factor, network.start(A))
+    for transform in TRANSFORMS.values():
+        assert not compiled(transform, f, A.values)
+    network.network[1].register_forward_hook(lambda *given: None)
+    assert not compiled(f, A.values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_functions_of_a_compiled_factor(dtype):
+    """Of a number t above the diagonal: exp(t) on it, and silu(t) below it, where A has no entry."""
+    t = torch.cat((torch.linspace(-86.5, 88.7, 20_000), torch.linspace(-2, 2, 5000))).to(dtype)
+    crow, one = torch.tensor([0, 1, 3, 4]), torch.ones_like(t)
+    A = crow, torch.tensor([0, 1, 2, 2]), torch.zeros(4, dtype=torch.int64)
+    L = crow, torch.tensor([0, 0, 1, 2]), torch.tensor([2, 0, 2, 2])
+    given = A, L, torch.stack((one, one, t, one), -1), one[:, None].expand(-1, 3)
+    below, own = torch.eye(3, dtype=dtype)[:2, :, None]
+    none = torch.zeros(3, dtype=dtype)
+    exact, eps = t.double(), torch.finfo(dtype).eps
+    for at, weights, wanted in (
+        (2, (own, none), exact.exp()),
+        (1, (own[1:2], none[:1], below, none), exact / (1 + (-exact).exp())),
+    ):
+        found = torch.ops.learnsolve.pointwise_factor(*given, weights, 1.0, 1.0)[:, at]
+        torch.testing.assert_close(found.double(), wanted, rtol=4 * eps, atol=0)
 
 
 def test_what_pointwise_networks_refuse():

@@ -1,0 +1,158 @@
+// A triangular factor L whose rows a perceptron predicts from the rows of A: in units of sqrt(a_ii), with the
+// outputs h of row i and e the scaled entries of A,
+//
+//   l_ij = (e_ij + h_k(i,j)) u_j for i > j,   l_ii = exp(h_lower) / omega u_i,   u_i = exp(h_(lower+1)) unit
+//
+//   pointwise_rows      L without u, and u
+//   pointwise_columns   L: its columns belong to rows that other threads may compute
+//
+// Features of a row: its entries off the diagonal, each in its place a_slot, and k(i, j) = l_slot, where
+// lower stands for none and lower + 1 for the diagonal. Without slots: the `lower` largest entries below the
+// diagonal and above it, both sums, and k(i, j) is the rank of an entry below the diagonal, if it is one of
+// these.
+//
+// Tiles of rows stay in the first cache from the features to the row of L. A row is one sequence of
+// operations wherever a tile begins.
+#pragma once
+
+#include "kernels/exponential.h"
+#include "kernels/perceptron.h"
+
+namespace learnsolve::LEARNSOLVE_ISA {
+
+// to = W from + b, and x / (1 + exp(-x)) of it if Active.
+template <bool Active, class T>
+LS_INLINE void affine(const LayerView<T>& layer, TileRows<const T> from, int64_t n, T* to) {
+  using W = typename Wide<T>::type;
+  products(
+      from, n, layer.k, layer.from, layer.width, [&](int64_t, int64_t j) { return get<W>(layer.bias + j); },
+      [&](int64_t p, int64_t j, W x) {
+        set<W>(to + p * layer.width + j, Active ? x / (T(1) + exponential<T>(-x)) : x);
+      });
+}
+
+template <class V>
+LS_INLINE V magnitude(V v) {
+  return v < 0 ? -v : v;
+}
+
+// The `count` largest of the numbers that are put in, by magnitude: NaN before all others, equal ones in the
+// order in which they come.
+template <class V>
+struct Largest {
+  V* v;
+  int32_t* place;
+  int64_t most, count = 0;
+
+  LS_INLINE void put(V x, int32_t at) {
+    const V m = magnitude(x);
+    const auto before = [&](V y) { return !(m <= magnitude(y)) && y == y; };
+    int64_t r = count < most ? count : most;
+    if (r == most && !before(v[r - 1])) return;
+    if (r == most) --r;
+    for (; r > 0 && before(v[r - 1]); --r) v[r] = v[r - 1], place[r] = place[r - 1];
+    v[r] = x, place[r] = at;
+    if (count < most) ++count;
+  }
+};
+
+// The features x of row i, and its scaled entries below the diagonal in L.
+template <class T, class V, class I>
+LS_INLINE void stencil_features(const PointwiseView<T, V, I>& M, int64_t i, T* x) {
+  int64_t q = M.l_ptr[i];
+  const int64_t end = M.l_ptr[i + 1];
+  for (int64_t p = M.a_ptr[i]; p < M.a_ptr[i + 1]; ++p) {
+    const I j = M.a_idx[p];
+    if (j == i) continue;
+    const V v = M.values[p] * M.inverse[i] * M.inverse[j];
+    x[M.a_slot[p]] = static_cast<T>(v);
+    if (j > i) continue;
+    while (q < end && M.l_idx[q] < j) M.out[q++] = 0;
+    if (q < end && M.l_idx[q] == j) M.out[q++] = static_cast<T>(v);
+  }
+  while (q < end) M.out[q++] = 0;
+}
+// The same, with the places of the largest ones in the row of L; -1 where there are fewer.
+template <class T, class V, class I>
+LS_INLINE void sorted_features(const PointwiseView<T, V, I>& M, int64_t i, T* x, V* room, int32_t* place,
+                               int32_t* unused) {
+  int64_t q = M.l_ptr[i];
+  const int64_t first = q, last = M.l_ptr[i + 1] - 1;
+  int64_t p = M.a_ptr[i];
+  const int64_t end = M.a_ptr[i + 1];
+  for (int side = 0; side < 2; ++side) {
+    Largest<V> largest{room, side ? unused : place, M.lower};
+    V sum = 0;
+    for (; p < end && (side || M.a_idx[p] < i); ++p) {
+      const I j = M.a_idx[p];
+      if (j == i) continue;
+      const V v = M.values[p] * M.inverse[i] * M.inverse[j];
+      sum += v;
+      largest.put(v, static_cast<int32_t>(q - first));
+      if (side == 0 && q < last) M.out[q++] = static_cast<T>(v);
+    }
+    for (int64_t r = 0; r < largest.count; ++r) x[side * M.lower + r] = static_cast<T>(room[r]);
+    if (side == 0 && largest.count < M.lower) place[largest.count] = -1;
+    x[2 * M.lower + side] = static_cast<T>(sum);
+  }
+}
+
+// Rows r0 <= i < r1.
+template <class T, class V, class I>
+void pointwise_rows(const PointwiseView<T, V, I>& M, int64_t r0, int64_t r1, PointwiseRoom<T, V> room) {
+  using W = typename Wide<T>::type;
+  const int64_t features = M.layer[0].k, lower = M.lower;
+  T* x = room.numbers;
+  T* h[] = {x + kTileRows * features, x + kTileRows * (features + M.widest)};
+  int32_t* unused = room.place + kTileRows * lower;
+  for (int64_t i0 = r0; i0 < r1; i0 += kTileRows) {
+    const int64_t n = r1 - i0 < kTileRows ? r1 - i0 : kTileRows;
+    for (int64_t o = 0; o < n * features; ++o) x[o] = 0;
+    for (int64_t p = 0; p < n; ++p)
+      if (M.a_slot)
+        stencil_features(M, i0 + p, x + p * features);
+      else
+        sorted_features(M, i0 + p, x + p * features, room.largest, room.place + p * lower, unused);
+
+    TileRows<const T> from{x, features};
+    for (int64_t l = 0; l + 1 < M.layers; ++l) {
+      affine<true>(M.layer[l], from, n, h[l % 2]);
+      from = {h[l % 2], M.layer[l].width};
+    }
+    const LayerView<T>& layer = M.layer[M.layers - 1];
+    T* y = h[(M.layers - 1) % 2];
+    affine<false>(layer, from, n, y);
+
+    T own[kTileRows] = {}, column[kTileRows] = {};
+    for (int64_t p = 0; p < n; ++p)
+      own[p] = y[p * layer.width + lower], column[p] = y[p * layer.width + lower + 1];
+    for (int64_t p = 0; p < kTileRows; p += kLanes<T>) {
+      set<W>(own + p, exponential<T>(get<W>(own + p)) / M.omega);
+      set<W>(column + p, exponential<T>(get<W>(column + p)) * M.unit);
+    }
+    for (int64_t p = 0; p < n; ++p) {
+      const int64_t i = i0 + p, first = M.l_ptr[i], end = M.l_ptr[i + 1];
+      M.column[i] = column[p];
+      T* row = y + p * layer.width;
+      const auto add = [&](int64_t q, T correction) { M.out[q] = static_cast<T>(M.out[q]) + correction; };
+      if (M.a_slot) {
+        row[lower] = 0, row[lower + 1] = own[p];
+        for (int64_t q = first; q < end; ++q) add(q, row[M.l_slot[q]]);
+      } else {
+        const int32_t* place = room.place + p * lower;
+        for (int64_t r = 0; r < lower && place[r] >= 0; ++r)
+          if (first + place[r] < end - 1) add(first + place[r], row[r]);
+        if (first < end) M.out[end - 1] = own[p];
+      }
+    }
+  }
+}
+
+template <class T, class V, class I>
+void pointwise_columns(const PointwiseView<T, V, I>& M, int64_t r0, int64_t r1) {
+  for (int64_t i = r0; i < r1; ++i)
+    for (int64_t q = M.l_ptr[i]; q < M.l_ptr[i + 1]; ++q)
+      M.out[q] = static_cast<T>(static_cast<T>(M.out[q]) * M.column[M.l_idx[q]]) * M.scale[i];
+}
+
+}  // namespace learnsolve::LEARNSOLVE_ISA
