@@ -160,6 +160,17 @@ def test_contestants_solve_again_with_other_values(symmetric):
         contestants.timed(lambda: lambda b: (0.9 * b, 3), sp.eye_array(144), B[:, 0])
 
 
+def test_axes_of_a_grid_run_backward():
+    for shape in ((5, 7), (3, 4, 5), (9,)):
+        S = sp.csr_matrix(ls.problems.poisson(shape).to_scipy())
+        order = np.arange(S.shape[0]).reshape(shape)
+        for axis in range(1, len(shape) + 1):
+            np.testing.assert_array_equal(contestants.flipped(S, axis), np.flip(order, -axis).ravel())
+    np.testing.assert_array_equal(
+        contestants.flipped(sp.csr_array(np.tri(4) + np.eye(4, k=1)), 2), [3, 2, 1, 0]
+    )
+
+
 def failing():
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
