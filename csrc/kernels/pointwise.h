@@ -20,15 +20,23 @@
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
-// to = W from + b, and x / (1 + exp(-x)) of it if Active.
-template <bool Active, class T>
+// to = W from + b
+template <class T>
 LS_INLINE void affine(const LayerView<T>& layer, TileRows<const T> from, int64_t n, T* to) {
   using W = typename Wide<T>::type;
   products(
       from, n, layer.k, layer.from, layer.width, [&](int64_t, int64_t j) { return get<W>(layer.bias + j); },
-      [&](int64_t p, int64_t j, W x) {
-        set<W>(to + p * layer.width + j, Active ? x / (T(1) + exponential<T>(-x)) : x);
-      });
+      [&](int64_t p, int64_t j, W x) { set<W>(to + p * layer.width + j, x); });
+}
+// x / (1 + exp(-x)) of `count` numbers, whole vectors: a pass of its own, since in that of the products its
+// constants leave their sums without registers (2,048 tiles of 32 x 32: 2.9 instead of 6.0 ms).
+template <class T>
+LS_INLINE void silu(T* x, int64_t count) {
+  using W = typename Wide<T>::type;
+  for (int64_t o = 0; o < count; o += kLanes<T>) {
+    const W v = get<W>(x + o);
+    set<W>(x + o, v / (T(1) + exponential<T>(-v)));
+  }
 }
 
 template <class V>
@@ -56,23 +64,23 @@ struct Largest {
   }
 };
 
-// The features x of row i, and its scaled entries below the diagonal in L.
+// The features x of row i, with a zero for the diagonal and behind them. A row with all of them has them in
+// order.
 template <class T, class V, class I>
 LS_INLINE void stencil_features(const PointwiseView<T, V, I>& M, int64_t i, T* x) {
-  int64_t q = M.l_ptr[i];
-  const int64_t end = M.l_ptr[i + 1];
-  for (int64_t p = M.a_ptr[i]; p < M.a_ptr[i + 1]; ++p) {
-    const I j = M.a_idx[p];
-    if (j == i) continue;
-    const V v = M.values[p] * M.inverse[i] * M.inverse[j];
-    x[M.a_slot[p]] = static_cast<T>(v);
-    if (j > i) continue;
-    while (q < end && M.l_idx[q] < j) M.out[q++] = 0;
-    if (q < end && M.l_idx[q] == j) M.out[q++] = static_cast<T>(v);
+  const int64_t first = M.a_ptr[i], length = M.a_ptr[i + 1] - first, features = M.layer[0].k;
+  const V own = M.inverse[i];
+  const auto scaled = [&](int64_t p) { return static_cast<T>(M.values[p] * own * M.inverse[M.a_idx[p]]); };
+  if (length == features) {
+    for (int64_t r = 0; r < features; ++r) x[r] = scaled(first + r);
+  } else {
+    for (int64_t r = 0; r < features; ++r) x[r] = 0;
+    for (int64_t p = first; p < first + length; ++p) x[M.a_slot[p]] = scaled(p);
   }
-  while (q < end) M.out[q++] = 0;
+  x[M.main] = x[features] = 0;
 }
-// The same, with the places of the largest ones in the row of L; -1 where there are fewer.
+// The features x of row i; its scaled entries below the diagonal in L, and the places there of the largest
+// ones, -1 where there are fewer.
 template <class T, class V, class I>
 LS_INLINE void sorted_features(const PointwiseView<T, V, I>& M, int64_t i, T* x, V* room, int32_t* place,
                                int32_t* unused) {
@@ -91,7 +99,8 @@ LS_INLINE void sorted_features(const PointwiseView<T, V, I>& M, int64_t i, T* x,
       largest.put(v, static_cast<int32_t>(q - first));
       if (side == 0 && q < last) M.out[q++] = static_cast<T>(v);
     }
-    for (int64_t r = 0; r < largest.count; ++r) x[side * M.lower + r] = static_cast<T>(room[r]);
+    for (int64_t r = 0; r < M.lower; ++r)
+      x[side * M.lower + r] = r < largest.count ? static_cast<T>(room[r]) : T(0);
     if (side == 0 && largest.count < M.lower) place[largest.count] = -1;
     x[2 * M.lower + side] = static_cast<T>(sum);
   }
@@ -101,27 +110,27 @@ LS_INLINE void sorted_features(const PointwiseView<T, V, I>& M, int64_t i, T* x,
 template <class T, class V, class I>
 void pointwise_rows(const PointwiseView<T, V, I>& M, int64_t r0, int64_t r1, PointwiseRoom<T, V> room) {
   using W = typename Wide<T>::type;
-  const int64_t features = M.layer[0].k, lower = M.lower;
+  const int64_t step = M.layer[0].k + 1, lower = M.lower;
   T* x = room.numbers;
-  T* h[] = {x + kTileRows * features, x + kTileRows * (features + M.widest)};
+  T* h[] = {x + kTileRows * step, x + kTileRows * (step + M.widest)};
   int32_t* unused = room.place + kTileRows * lower;
   for (int64_t i0 = r0; i0 < r1; i0 += kTileRows) {
     const int64_t n = r1 - i0 < kTileRows ? r1 - i0 : kTileRows;
-    for (int64_t o = 0; o < n * features; ++o) x[o] = 0;
     for (int64_t p = 0; p < n; ++p)
       if (M.a_slot)
-        stencil_features(M, i0 + p, x + p * features);
+        stencil_features(M, i0 + p, x + p * step);
       else
-        sorted_features(M, i0 + p, x + p * features, room.largest, room.place + p * lower, unused);
+        sorted_features(M, i0 + p, x + p * step, room.largest, room.place + p * lower, unused);
 
-    TileRows<const T> from{x, features};
+    TileRows<const T> from{x, step};
     for (int64_t l = 0; l + 1 < M.layers; ++l) {
-      affine<true>(M.layer[l], from, n, h[l % 2]);
+      affine(M.layer[l], from, n, h[l % 2]);
+      silu(h[l % 2], n * M.layer[l].width);
       from = {h[l % 2], M.layer[l].width};
     }
     const LayerView<T>& layer = M.layer[M.layers - 1];
     T* y = h[(M.layers - 1) % 2];
-    affine<false>(layer, from, n, y);
+    affine(layer, from, n, y);
 
     T own[kTileRows] = {}, column[kTileRows] = {};
     for (int64_t p = 0; p < n; ++p)
@@ -133,15 +142,19 @@ void pointwise_rows(const PointwiseView<T, V, I>& M, int64_t r0, int64_t r1, Poi
     for (int64_t p = 0; p < n; ++p) {
       const int64_t i = i0 + p, first = M.l_ptr[i], end = M.l_ptr[i + 1];
       M.column[i] = column[p];
-      T* row = y + p * layer.width;
-      const auto add = [&](int64_t q, T correction) { M.out[q] = static_cast<T>(M.out[q]) + correction; };
+      const T *row = y + p * layer.width, *e = x + p * step;
       if (M.a_slot) {
-        row[lower] = 0, row[lower + 1] = own[p];
-        for (int64_t q = first; q < end; ++q) add(q, row[M.l_slot[q]]);
+        const auto below = [&](int64_t k) { return e[M.of_a[k]] + row[k]; };
+        if (end - first == lower + 1) {
+          for (int64_t k = 0; k < lower; ++k) M.out[first + k] = below(k);
+          M.out[first + lower] = own[p];
+        } else {
+          for (int64_t q = first; q < end; ++q) M.out[q] = M.l_slot[q] < lower ? below(M.l_slot[q]) : own[p];
+        }
       } else {
         const int32_t* place = room.place + p * lower;
         for (int64_t r = 0; r < lower && place[r] >= 0; ++r)
-          if (first + place[r] < end - 1) add(first + place[r], row[r]);
+          if (const int64_t q = first + place[r]; q < end - 1) M.out[q] = static_cast<T>(M.out[q]) + row[r];
         if (first < end) M.out[end - 1] = own[p];
       }
     }

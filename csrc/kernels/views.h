@@ -354,20 +354,21 @@ struct LayerView {
 };
 
 // A factor L predicted from the rows of A by `layers` layers (kernels/pointwise.h), which compute with T and
-// give lower + 2 numbers a row; values are V. a_slot: for each entry of A its feature, l_slot: for each of L
-// its output; both null where the features are the largest entries of a row.
+// give lower + 2 numbers a row; values are V. a_slot, l_slot: on which of the diagonals with entries each
+// entry is, of A, whose main one is number `main`, and of L, whose k-th one is number of_a[k] of A or, if A
+// lacks it, the number of A's. They are null where the features are the largest entries of a row.
 template <class T, class V, class I>
 struct PointwiseView {
   const LayerView<T>* layer;
-  int64_t layers, widest, lower;
+  int64_t layers, widest, lower, main;
   T omega, unit;
-  const I *a_ptr, *a_idx, *a_slot, *l_ptr, *l_idx, *l_slot;
+  const I *a_ptr, *a_idx, *a_slot, *l_ptr, *l_idx, *l_slot, *of_a;
   const V *values, *scale, *inverse;  // inverse: 1 / scale
   T* column;                          // (n), what the columns of L are multiplied by
   V* out;
 };
 
-// Memory of a thread: kTileRows (features + 2 widest) numbers, `lower` magnitudes, (kTileRows + 1) lower
+// Memory of a thread: kTileRows (features + 1 + 2 widest) numbers, `lower` magnitudes, (kTileRows + 1) lower
 // places.
 template <class T, class V>
 struct PointwiseRoom {

@@ -10,7 +10,7 @@ struct PointwiseOperands {
   static constexpr const char* name = "pointwise_factor";
   std::vector<Tensor> A, L, weights;
   Tensor values, scale;
-  int64_t n, batch, features, widest = 0, lower, work = 0;  // work: multiply-adds of a row
+  int64_t n, batch, features, widest = 0, lower, main = 0, work = 0;  // work: multiply-adds of a row
   bool by_slot;
 
   PointwiseOperands(const std::vector<Tensor>& A_, const std::vector<Tensor>& L_, const Tensor& values_,
@@ -19,8 +19,9 @@ struct PointwiseOperands {
     STD_TORCH_CHECK(values.is_cpu(), name, ": tensors must be on the CPU");
     for (const Tensor& t : weights_) weights.push_back(dense(t));
     check_layers();
-    check_pattern("A", A_, A, by_slot ? features : 0);
-    check_pattern("L", L_, L, lower + 2);
+    check_pattern("A", A_, A, by_slot ? 3 : 2, features);
+    check_pattern("L", L_, L, by_slot ? 4 : 2, lower + 1);
+    if (by_slot) check_diagonals();
     STD_TORCH_CHECK(A[0].numel() == L[0].numel() && A[0].scalar_type() == L[0].scalar_type(), name,
                     ": A and L must have as many rows and one index type");
     n = A[0].numel() - 1;
@@ -48,20 +49,17 @@ struct PointwiseOperands {
                       weights[l - 2].size(0));
       widest = std::max(widest, W.size(0)), work += W.numel();
     }
-    features = weights[0].size(1), lower = weights[count - 2].size(0) - 2;
+    features = weights[0].size(1) + by_slot, lower = weights[count - 2].size(0) - 2;
     STD_TORCH_CHECK(
         lower >= 1 && (by_slot || features == 2 * lower + 2), name,
         ": the layers must give 3 numbers or more and, for A without slots, take 2 less than twice as "
         "many, got ",
         lower + 2, " from ", features);
   }
-  // crow, col and, for A if by_slot and for L, slots below `slots`.
+  // crow, col and, if by_slot, slots below `slots` and what else is known of the slots of L.
   void check_pattern(const char* what, const std::vector<Tensor>& given, std::vector<Tensor>& to,
-                     int64_t slots) const {
-    STD_TORCH_CHECK(given.size() == (by_slot ? 3 : 2), name, ": ", what,
-                    " must hold crow, col and, both or none,"
-                    " slots, got ",
-                    given.size(), " tensors");
+                     size_t count, int64_t slots) const {
+    listed(name, what, given, count);
     for (const Tensor& t : given) {
       check_device(name, values, {&t});
       check_index(name, t);
@@ -76,6 +74,16 @@ struct PointwiseOperands {
     if (contents_checked) check_bounds(name, "crow", to[0], nnz);
     check_range(name, "col", to[1], 0, rows);
     if (by_slot) check_range(name, "slots", to[2], 0, slots);
+  }
+  void check_diagonals() {
+    STD_TORCH_CHECK(L[3].numel() == lower, name, ": L's diagonals below the main one must be ", lower);
+    check_range(name, "diagonals of A", L[3], 0, features + 1);
+    const Entries ptr(A[0]), col(A[1]), slot(A[2]);
+    if (A[1].numel() == 0) return;
+    int64_t p = 0;
+    while (p < ptr[1] && col[p] != 0) ++p;
+    STD_TORCH_CHECK(p < ptr[1] && slot[p] < features, name, ": A must have its diagonal");
+    main = slot[p];
   }
 
   // f.template operator()<T, V, I>(): the types of the weights, the values and the indices.
@@ -100,14 +108,16 @@ Tensor pointwise_factor(const std::vector<Tensor>& A, const std::vector<Tensor>&
                  columns = new_empty(P.weights[0], Size{P.batch, n});
     V* inverses = mutable_data<V>(inverse);
     for (int64_t i = 0; i < P.batch * n; ++i) inverses[i] = 1 / data<V>(P.scale)[i];
-    // The weights transposed, with rows filled up.
+    // The weights transposed, with rows filled up, and zeros for the main diagonal.
     std::vector<std::vector<T>> filled;
     std::vector<LayerView<T>> layers;
     for (size_t l = 0; l < P.weights.size(); l += 2) {
-      const int64_t f = P.weights[l].size(0), k = P.weights[l].size(1), width = filled_up<T>(f);
+      const int64_t f = P.weights[l].size(0), given = P.weights[l].size(1), width = filled_up<T>(f),
+                    k = l == 0 ? P.features : given;
       std::vector<T> W(k * width), b(width);
       for (int64_t j = 0; j < f; ++j) {
-        for (int64_t i = 0; i < k; ++i) W[i * width + j] = data<T>(P.weights[l])[j * k + i];
+        for (int64_t i = 0; i < given; ++i)
+          W[(i + (given < k && i >= P.main)) * width + j] = data<T>(P.weights[l])[j * given + i];
         b[j] = data<T>(P.weights[l + 1])[j];
       }
       layers.push_back({W.data(), b.data(), k, width});
@@ -119,6 +129,7 @@ Tensor pointwise_factor(const std::vector<Tensor>& A, const std::vector<Tensor>&
                                     static_cast<int64_t>(layers.size()),
                                     widest,
                                     P.lower,
+                                    P.main,
                                     static_cast<T>(omega),
                                     static_cast<T>(unit),
                                     data<I>(P.A[0]),
@@ -127,6 +138,7 @@ Tensor pointwise_factor(const std::vector<Tensor>& A, const std::vector<Tensor>&
                                     data<I>(P.L[0]),
                                     data<I>(P.L[1]),
                                     P.by_slot ? data<I>(P.L[2]) : nullptr,
+                                    P.by_slot ? data<I>(P.L[3]) : nullptr,
                                     data<V>(P.values) + b * nnz,
                                     data<V>(P.scale) + b * n,
                                     data<V>(inverse) + b * n,
@@ -145,7 +157,7 @@ Tensor pointwise_factor(const std::vector<Tensor>& A, const std::vector<Tensor>&
     const int64_t entries = (nnz + nnz_of_L) / n + 1;
     parallel_for(0, P.batch * tiles, std::max<int64_t>(kGrain / (kTile * (P.work + entries)), 1),
                  [&](int64_t i0, int64_t i1) {
-                   std::vector<T> numbers(kTile * (P.features + 2 * widest));
+                   std::vector<T> numbers(kTile * (P.features + 1 + 2 * widest));
                    std::vector<V> largest(P.lower);
                    std::vector<int32_t> places((kTile + 1) * P.lower);
                    each_tile(i0, i1, [&](const auto& M, int64_t r0, int64_t r1) {

@@ -157,9 +157,9 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "Tensor g, bool need_z, bool need_h) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // The values (B, nnz) of a factor L, lower triangular with its diagonal the last of each row, that layers
   // W1, b1, ... with SiLU between them predict from the rows of A, values (B, nnz); scale (B, n) is sqrt(diag
-  // A). A, L: (crow, col, slots) as kernels/pointwise.h describes them, or both without slots. The diagonal
-  // is exp(h) / omega before columns are multiplied by exp(h) unit. Weights have a dtype of their own. On the
-  // CPU.
+  // A). A: (crow, col), L: (crow, col), or on a grid (crow, col, slots) and (crow, col, slots, of_a), as
+  // kernels/pointwise.h describes them. The diagonal is exp(h) / omega before columns are multiplied by
+  // exp(h) unit. Weights have a dtype of their own. On the CPU alone.
   m.def(
       "pointwise_factor(Tensor[] A, Tensor[] L, Tensor values, Tensor scale, Tensor[] weights, float omega, "
       "float unit) -> Tensor");

@@ -247,17 +247,17 @@ struct Kernels {
     const LayerView<T> layer{x, y, features, width};
     compare<T>("pointwise", n, 2, [&](int64_t r0, int64_t r1, T** o) {
       const PointwiseView<T, T, I> M{
-          &layer,     1,          width,   lower, T(1), T(2), A.ptr.data(), A.idx.data(), nullptr,
-          ptr.data(), idx.data(), nullptr, v,     x,    y,    o[0],         o[1]};
-      std::vector<T> numbers(isa::kTileRows * (features + 2 * width)), largest(lower);
+          &layer,     1,          width,   lower,   0, T(1), T(2), A.ptr.data(), A.idx.data(), nullptr,
+          ptr.data(), idx.data(), nullptr, nullptr, v, x,    y,    o[0],         o[1]};
+      std::vector<T> numbers(isa::kTileRows * (features + 1 + 2 * width)), largest(lower);
       std::vector<int32_t> places((isa::kTileRows + 1) * lower);
       isa::pointwise_rows<T, T, I>(M, r0, r1, {numbers.data(), largest.data(), places.data()});
     });
     compare<T>("pointwise columns", n, 1, [&](int64_t r0, int64_t r1, T** o) {
       std::vector<T> column = numbers<T>();
       isa::pointwise_columns<T, T, I>(
-          {&layer, 1, width, lower, T(1), T(2), A.ptr.data(), A.idx.data(), nullptr, ptr.data(), idx.data(),
-           nullptr, v, x, y, column.data(), o[0]},
+          {&layer, 1, width, lower, 0, T(1), T(2), A.ptr.data(), A.idx.data(), nullptr, ptr.data(),
+           idx.data(), nullptr, nullptr, v, x, y, column.data(), o[0]},
           r0, r1);
     });
   }

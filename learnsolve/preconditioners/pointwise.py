@@ -40,8 +40,9 @@ class _Stencils(NamedTuple):
     below: Tensor  # A's entries below the diagonal
     kept: Tensor  # their places in L
     outputs: Tensor  # for each entry of L its place in the rows of outputs
-    a_slots: Tensor  # both within the row, for each entry of A and of L
+    a_slots: Tensor  # on which diagonal each entry is, of A and of L
     l_slots: Tensor
+    of_a: Tensor  # for each diagonal of L below the main one that of A, or the number of these
 
 
 class _Rows(NamedTuple):
@@ -143,7 +144,7 @@ class PointwiseFactor(FactorMap):
         return self.dtype in checks.SUPPORTED and all(map(readable, given)) and not tracked(*given)
 
     def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
-        """For the entries of A and of L their places in a row of features and of outputs, and L's pattern."""
+        """What the compiled pass reads of A and of L beyond their patterns, and L's pattern."""
         raise NotImplementedError
 
     @property
@@ -258,7 +259,7 @@ class StencilFactor(PointwiseFactor):
 
     def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
         at = self._places(A)
-        return ((at.a_slots,), (at.l_slots,)), at.pattern
+        return ((at.a_slots,), (at.l_slots, at.of_a)), at.pattern
 
 
 @loadable
@@ -344,16 +345,17 @@ class RowFactor(PointwiseFactor):
 
 def _plan_stencils(P: SparsityPattern, diagonals: int, fill: int, lower: int) -> _Stencils:
     row, col = _indices(P)
-    _, slot = _diagonals("A", P, diagonals, "make the network with diagonals={}")
+    of_A, a_slots = _diagonals("A", P, diagonals, "make the network with diagonals={}")
     L = lower_pattern(fill_pattern(P, fill))
-    _, slot_of_L = _diagonals("L", L, lower + 1, "make it with lower={}", 1)
+    of_L, l_slots = _diagonals("L", L, lower + 1, "make it with lower={}", 1)
     off, below = np.flatnonzero(row != col), np.flatnonzero(col < row)
+    inputs = row * (diagonals - 1) + a_slots - (col > row)
     rows_of_L, columns_of_L = _indices(L)
-    slot, slot_of_L = slot - (col > row), slot_of_L + (rows_of_L == columns_of_L)
-    inputs, outputs = row * (diagonals - 1) + slot, rows_of_L * (lower + 2) + slot_of_L
-    slots = (a.astype(as_numpy(Q.col_indices).dtype) for a, Q in ((slot, P), (slot_of_L, L)))
-    arrays = off, inputs[off], below, find(L, row[below], col[below]), outputs, *slots
-    return _Stencils(L, *(torch.from_numpy(a).to(P.device) for a in arrays))
+    outputs = rows_of_L * (lower + 2) + l_slots + (rows_of_L == columns_of_L)
+    of_a = np.where(np.isin(of_L[:-1], of_A), np.searchsorted(of_A, of_L[:-1]), diagonals)
+    arrays = off, inputs[off], below, find(L, row[below], col[below]), outputs
+    compiled = (a.astype(as_numpy(P.col_indices).dtype) for a in (a_slots, l_slots, of_a))
+    return _Stencils(L, *(torch.from_numpy(a).to(P.device) for a in (*arrays, *compiled)))
 
 
 def _diagonals(name: str, P: SparsityPattern, wanted: int, remedy: str, less: int = 0) -> tuple[Any, Any]:

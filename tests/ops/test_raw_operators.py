@@ -24,6 +24,7 @@ from learnsolve import _library
 from learnsolve.ops import pcg
 from learnsolve.ops.linear_steps import LinearSteps, dense_product, product, scaled_rows
 from learnsolve.ops.triangular import Side, _system
+from learnsolve.preconditioners.inverses import lower_pattern
 
 OPERATORS = sorted(
     name.removeprefix("learnsolve::")
@@ -112,16 +113,16 @@ def perceptron_arguments(P, dtype, backward=False):
 
 def pointwise_arguments(P, dtype):
     """By slots and by magnitude, for weights of either dtype."""
-    n, out = P.shape[0], []
-    L = (ls.CSR(torch.ones(P.nnz), P) + ls.ops.eye(n, dtype=torch.float32)).tril().pattern
-    L = L.to(dtype=P.col_indices.dtype)
+    index, n, out = P.col_indices.dtype, P.shape[0], []
+    P = (ls.CSR(torch.ones(P.nnz), P) + ls.ops.eye(n, dtype=torch.float32)).pattern.to(dtype=index)
+    L = lower_pattern(P)
     A, of_L = ((Q.crow_indices, Q.col_indices) for Q in (P, L))
-    slots, slots_of_L = P.col_indices % 2, L.row_indices - L.col_indices
-    slots_of_L = torch.where(slots_of_L == 0, 4, slots_of_L.clamp(max=3))
+    slots, slots_of_L = (1 + P.col_indices - P.row_indices).clamp(0, 2), 3 + L.col_indices - L.row_indices
+    slots_of_L, of_a = slots_of_L.clamp(min=0), torch.tensor([3, 3, 0], dtype=index)
     for other, by_slot in ((dtype, True), (torch.float32, False), (torch.float64, False)):
         sizes = (2, 5, 5) if by_slot else (8, 4, 5)
         weights = [normal(s, other) for k, f in pairwise(sizes) for s in ((f, k), (f,))]
-        patterns = ((*A, slots), (*of_L, slots_of_L)) if by_slot else (A, of_L)
+        patterns = ((*A, slots), (*of_L, slots_of_L, of_a)) if by_slot else (A, of_L)
         values = normal((2, P.nnz), dtype), normal((2, n), dtype, 1).abs()
         out.append((*patterns, *values, weights, 1.5, 0.5))
     return out
@@ -494,12 +495,13 @@ BAD = [
     ("pointwise_factor", {1: short}, "A's crow must go from 0"),
     ("pointwise_factor", {2: short}, "A must have a slot for each entry"),
     ("pointwise_factor", {3: lambda crow: crow[None]}, "L must be arrays of one index type"),
-    ("pointwise_factor", {6: narrow}, r"values must be \(B, \d+\)"),
-    ("pointwise_factor", {7: narrow}, r"scale must be \(2, 6\)"),
-    ("pointwise_factor", {8: single}, "weights must have one dtype"),
-    ("pointwise_factor", {9: short}, r"weights must be \(f, k\) and \(f\)"),
-    ("pointwise_factor", {10: narrow}, "a layer must take as many numbers"),
-    ("pointwise_factor", {10: lambda w: w[:2], 11: lambda b: b[:2]}, "the layers must give 3 numbers"),
+    ("pointwise_factor", {6: short}, "L's diagonals below the main one must be 3"),
+    ("pointwise_factor", {7: narrow}, r"values must be \(B, \d+\)"),
+    ("pointwise_factor", {8: narrow}, r"scale must be \(2, 6\)"),
+    ("pointwise_factor", {9: single}, "weights must have one dtype"),
+    ("pointwise_factor", {10: short}, r"weights must be \(f, k\) and \(f\)"),
+    ("pointwise_factor", {11: narrow}, "a layer must take as many numbers"),
+    ("pointwise_factor", {11: lambda w: w[:2], 12: lambda b: b[:2]}, "the layers must give 3 numbers"),
     ("csr_segment_max", {4: short}, r"e must be \(\d+, k\) or \(B, \d+, k\)"),
     ("csr_segment_softmax", {4: half}, "values must be float32 or float64"),
     ("csr_segment_softmax_backward", {5: narrow}, "operands must have one batch and one number"),

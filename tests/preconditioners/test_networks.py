@@ -389,8 +389,8 @@ def test_functions_of_a_compiled_factor(dtype):
     """Of a number t above the diagonal: exp(t) on it, and silu(t) below it, where A has no entry."""
     t = torch.cat((torch.linspace(-86.5, 88.7, 20_000), torch.linspace(-2, 2, 5000))).to(dtype)
     crow, one = torch.tensor([0, 1, 3, 4]), torch.ones_like(t)
-    A = crow, torch.tensor([0, 1, 2, 2]), torch.zeros(4, dtype=torch.int64)
-    L = crow, torch.tensor([0, 0, 1, 2]), torch.tensor([2, 0, 2, 2])
+    A = crow, torch.tensor([0, 1, 2, 2]), torch.tensor([0, 0, 1, 0])
+    L = crow, torch.tensor([0, 0, 1, 2]), torch.tensor([1, 0, 1, 1]), torch.tensor([2])
     given = A, L, torch.stack((one, one, t, one), -1), one[:, None].expand(-1, 3)
     below, own = torch.eye(3, dtype=dtype)[:2, :, None]
     none = torch.zeros(3, dtype=dtype)
