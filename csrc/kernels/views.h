@@ -368,13 +368,35 @@ struct PointwiseView {
   V* out;
 };
 
-// Memory of a thread: kTileRows (features + 1 + 2 widest) numbers, `lower` magnitudes, (kTileRows + 1) lower
-// places.
+template <class V>
+struct IntegerOf;
+template <>
+struct IntegerOf<float> {
+  using type = int32_t;
+};
+template <>
+struct IntegerOf<double> {
+  using type = int64_t;
+};
+// For the `most` largest of some numbers: largest_room numbers, as many places and keys, and most + 1 of each
+// that is sorted.
+template <class V>
+struct LargestRoom {
+  using Key = typename IntegerOf<V>::type;
+  V *v, *sorted;
+  int32_t *place, *sorted_place;
+  Key* key;
+};
+template <class V>
+constexpr int64_t largest_room(int64_t most) {
+  return filled_up<V>(2 * most + 32);
+}
+// Memory of a thread: kTileRows (features + 1 + 2 widest) numbers, kTileRows lower places.
 template <class T, class V>
 struct PointwiseRoom {
   T* numbers;
-  V* largest;
   int32_t* place;
+  LargestRoom<V> largest;
 };
 
 }  // namespace learnsolve

@@ -158,10 +158,14 @@ Tensor pointwise_factor(const std::vector<Tensor>& A, const std::vector<Tensor>&
     parallel_for(0, P.batch * tiles, std::max<int64_t>(kGrain / (kTile * (P.work + entries)), 1),
                  [&](int64_t i0, int64_t i1) {
                    std::vector<T> numbers(kTile * (P.features + 1 + 2 * widest));
-                   std::vector<V> largest(P.lower);
-                   std::vector<int32_t> places((kTile + 1) * P.lower);
+                   const int64_t most = P.by_slot ? 0 : P.lower, size = largest_room<V>(most);
+                   std::vector<V> v(size + most + 1);
+                   std::vector<int32_t> place(size + most + 1 + kTile * most);
+                   std::vector<typename LargestRoom<V>::Key> key(size);
+                   const LargestRoom<V> largest{v.data(), v.data() + size, place.data(), place.data() + size,
+                                                key.data()};
                    each_tile(i0, i1, [&](const auto& M, int64_t r0, int64_t r1) {
-                     kernels_of.rows(M, r0, r1, {numbers.data(), largest.data(), places.data()});
+                     kernels_of.rows(M, r0, r1, {numbers.data(), place.data() + size + most + 1, largest});
                    });
                  });
     parallel_for(0, P.batch * tiles, std::max<int64_t>(kGrain / (kTile * entries), 1),

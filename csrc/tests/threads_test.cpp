@@ -249,9 +249,13 @@ struct Kernels {
       const PointwiseView<T, T, I> M{
           &layer,     1,          width,   lower,   0, T(1), T(2), A.ptr.data(), A.idx.data(), nullptr,
           ptr.data(), idx.data(), nullptr, nullptr, v, x,    y,    o[0],         o[1]};
-      std::vector<T> numbers(isa::kTileRows * (features + 1 + 2 * width)), largest(lower);
-      std::vector<int32_t> places((isa::kTileRows + 1) * lower);
-      isa::pointwise_rows<T, T, I>(M, r0, r1, {numbers.data(), largest.data(), places.data()});
+      constexpr int64_t size = largest_room<T>(lower);
+      std::vector<T> numbers(isa::kTileRows * (features + 1 + 2 * width)), some(size + lower + 1);
+      std::vector<int32_t> places(size + lower + 1 + isa::kTileRows * lower);
+      std::vector<typename LargestRoom<T>::Key> keys(size);
+      const LargestRoom<T> room{some.data(), some.data() + size, places.data(), places.data() + size,
+                                keys.data()};
+      isa::pointwise_rows<T, T, I>(M, r0, r1, {numbers.data(), places.data() + size + lower + 1, room});
     });
     compare<T>("pointwise columns", n, 1, [&](int64_t r0, int64_t r1, T** o) {
       std::vector<T> column = numbers<T>();

@@ -355,6 +355,17 @@ def test_compiled_factors_of_small_matrices():
         assert network.factor(none).values.shape == (0, n)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_a_compiled_factor_of_long_rows(dtype):
+    """The largest entries of a row with some equal ones, in more than one piece."""
+    v = (50 * drawn(150, 150)).round().to(dtype)
+    A = ls.CSR.from_dense(v + v.mT + 1e4 * torch.eye(150, dtype=dtype))
+    for largest in (1, 3, 40):
+        network = trained(RowFactor, largest=largest).requires_grad_(False)
+        found, wanted = network.factor(A).values, network.factor(network.start(A)).values
+        torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("Network", POINTWISE, ids=lambda N: N.__name__)
 def test_when_a_factor_is_compiled(Network, monkeypatch):
     calls, raw = [], pointwise.pointwise_factor
