@@ -3,7 +3,8 @@
 Conjugate gradients with every form of M, per iteration: "no record" without a gradient, "forward" recording,
 "forward + backward" by A's values, b and M's parameters. Then the adjoint of a loss over some of 64 columns;
 an iteration for each of k columns, in one solve and in a loop over them; and methods whose iterations Python
-steps.
+steps. "cg, M SSOR": with the product with A in the sweeps of M, and as it is where A does not split:
+`python -m benchmarks loops`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def measure(run: Run, args: argparse.Namespace) -> None:
     for solver in ("heavyball", "jacobi"):
         some_columns(run, solver)
     columns(run)
+    split(run)
     python_steps(run)
 
 
@@ -156,6 +158,31 @@ def columns(run: Run) -> None:
         }
         case = f"columns: {name}, M {M}, an iteration of one of {k}, n = {side * side}"
         run.row(case, tasks, way="forward", check=lambda _: 0.0, per=k * iterations)
+
+
+def split(run: Run) -> None:
+    """A splits into the factor of SSOR, and not into the same with digits that do not matter."""
+    cube, square, iterations = (6, 9, 4) if run.quick else (64, 256, 40)
+    grids = {
+        f"7 points, {cube}^3": ls.problems.poisson((cube, cube, cube)),
+        f"9 points, {square}^2": ls.problems.anisotropic((square, square), 0.1, 0.6),
+    }
+    for name, A in grids.items():
+        kind, m, factor = ls.preconditioners.SSOR(A, 1.8).pcg_form()
+        other, b = m * (1 + 1e-12 * torch.randn_like(m)), torch.ones(A.shape[0], dtype=A.dtype)
+
+        def loop(m: Tensor, A: ls.CSR = A, b: Tensor = b, kind: str = kind, factor: Any = factor) -> Callable:
+            form = {"kind": kind, "m": m, "factor": factor}
+            return lambda: pcg_iterations(A.values, b, None, A.pattern, iterations, **form)[:2]
+
+        tasks = {OURS: lambda loop=loop, m=m: loop(m), "with a product": lambda loop=loop, m=other: loop(m)}
+        run.row(
+            f"cg, an iteration of {iterations}, {name}, M SSOR",
+            tasks,
+            way="no record",
+            tolerance=1e-6,
+            per=iterations,
+        )
 
 
 def python_steps(run: Run) -> None:

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import scipy.sparse
 import torch
-from preconditioners.cases import spd
 from reference import assert_same_bits, normal
 from solvers.cases import S, poisson
 from solvers.stationary_cases import PCGSystem, fused, unfused
@@ -14,6 +13,10 @@ import learnsolve as ls
 from learnsolve.ops.pcg import Iterations
 
 P = ls.preconditioners
+
+
+def grid(*shape: int) -> ls.CSR:
+    return ls.problems.poisson(shape or (7, 8, 6))
 
 
 def filled(n: int) -> ls.CSR:
@@ -30,13 +33,15 @@ def irregular() -> ls.CSR:
 
 
 SPLIT = {
-    "bidiagonal": lambda: poisson(40),
-    "grid": lambda: poisson(9, 8),
-    "3D": lambda: ls.problems.poisson((5, 4, 6)),
+    "band": lambda: ls.CSR.from_scipy(
+        scipy.sparse.diags_array(
+            [2.0, -3.0, -1.0, 9.0, -1.0, -3.0, 2.0], offsets=range(-3, 4), shape=(60, 60)
+        )
+    ),
+    "grid": lambda: ls.problems.anisotropic((9, 8), 0.1, 0.6),
+    "3D": grid,
     "irregular": irregular,
     "long rows": lambda: filled(40),
-    "diagonal": lambda: ls.ops.diag(torch.arange(1.0, 9.0, dtype=torch.float64)),
-    "one row": lambda: ls.ops.diag(torch.full((1,), 3.0, dtype=torch.float64)),
 }
 FACTORS = {f"SSOR {w}": partial(P.SSOR, omega=w) for w in (0.1, 0.7, 1.0, 1.9)} | {"IC0": P.IC0}
 
@@ -71,7 +76,7 @@ def test_a_product_in_the_sweeps_of_the_factor(kind, M, dtype):
 @pytest.mark.parametrize("M", ["SSOR 1.9", "IC0"])
 def test_the_residual_falls_as_far_as_with_a_product(M):
     """Beyond what the dtype can reach, in one call and in several."""
-    A = ls.problems.poisson((30, 30))
+    A = grid(10, 10, 9)
     M, b = FACTORS[M](A), normal((900,))
     norms = by_kernel(A, M, b, None, 150)[1]
     wanted = by_operations(A, M, b, None, 150)[1]
@@ -87,7 +92,7 @@ def test_the_residual_falls_as_far_as_with_a_product(M):
 
 @pytest.mark.parametrize("M", ["SSOR 1.9", "IC0"])
 def test_a_matrix_that_is_another_has_a_product(M):
-    A, b = ls.problems.poisson((9, 8)), normal((72, 2))
+    A, b = grid(), normal((336, 2))
     M = FACTORS[M](A)
     rows, cols = A.pattern.row_indices, A.col_indices
     others = [
@@ -95,7 +100,7 @@ def test_a_matrix_that_is_another_has_a_product(M):
         A.with_values(torch.where((rows == 31) & (cols == 30), 1 + 1e-9, 1.0) * A.values),
         A.with_values(torch.where(rows == cols, 1.5, 1.0) * A.values),
         2 * A,
-        ls.problems.poisson((8, 9)),
+        grid(8, 7, 6),
         A @ A,
     ]
     for other in others:
@@ -105,7 +110,7 @@ def test_a_matrix_that_is_another_has_a_product(M):
 
 
 def test_which_matrices_split():
-    """Few iterations are not worth it, so that their bits are those of a product."""
+    """Few iterations are not worth it, nor are few entries, so that their bits are those of a product."""
 
     def splits(A, M):
         b, state = normal((A.shape[0], 1)), None
@@ -115,11 +120,12 @@ def test_which_matrices_split():
             state, _ = run(state, 3, done, None, torch.zeros(1, 1, dtype=A.dtype))
         return not torch.equal(state.x, by_kernel(A, M, b, None, 9)[0])
 
-    A, F = ls.problems.poisson((9, 8)), filled(40)
+    A, F, few = grid(), filled(40), poisson(9, 8)
     assert splits(A, P.SSOR(A, 1.2))
     assert splits(A, P.IC0(A))
     assert splits(F, P.SSOR(F, 1.2))
     assert not splits(F, P.IC0(F))
+    assert not splits(few, P.SSOR(few, 1.2))
     assert not splits(A.with_values(A.values * (1 + 1e-12 * normal((A.nnz,)))), P.SSOR(A, 1.2))
     assert not splits(A, P.SSOR(A, 0.1))  # a product would be a small difference of large numbers
 
@@ -130,10 +136,10 @@ def test_no_rows():
 
 
 def test_matrices_of_a_batch_split_one_by_one():
-    A = ls.problems.poisson((6, 7))
+    A = grid()
     factors = torch.tensor([1.0, 3.0, 0.5], dtype=A.dtype)
     batch = A.with_values(factors[:, None] * A.values)
-    omega, b = torch.tensor([1.0, 1.9, 0.1], dtype=A.dtype), normal((3, 42, 2))
+    omega, b = torch.tensor([1.0, 1.9, 0.1], dtype=A.dtype), normal((3, 336, 2))
     x = by_kernel(batch, P.SSOR(batch, omega), b, None, 7)[0]
     for i, w in enumerate(omega.tolist()):
         one = A.with_values(batch.values[i])
@@ -142,7 +148,7 @@ def test_matrices_of_a_batch_split_one_by_one():
 
 
 def test_derivatives_through_a_split():
-    A = spd()
+    A = filled(10)
     omega = torch.tensor(1.3, dtype=A.dtype, requires_grad=True)
 
     def solve(v, b, omega):
@@ -151,12 +157,12 @@ def test_derivatives_through_a_split():
         M = P.SSOR(full, omega, symmetric=True)
         return S.cg(full, b, M=M, rtol=0.0, maxiter=5, gradient="unrolled").x
 
-    inputs = A.values.clone().requires_grad_(), normal((20, 2)).requires_grad_(), omega
+    inputs = A.values.clone().requires_grad_(), normal((10, 2)).requires_grad_(), omega
     assert torch.autograd.gradcheck(solve, inputs)
 
 
 def test_bits_of_a_split_on_any_number_of_threads():
-    A = ls.problems.poisson((100, 100, 2))
+    A = grid(100, 50, 4)
     order = ls.ordering.greedy_coloring(A).rows  # two levels
     colored = ls.CSR.from_scipy(A.to_scipy()[order.numpy()][:, order.numpy()])
     results = []
