@@ -313,13 +313,14 @@ TABLES = {
         standings.leaderboard,
         standings.winners,
         standings.bandits,
+        standings.races,
     )
 }
 
 
 def pages() -> list[Path]:
     found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RUN.with_name("slower-cases.md")]
-    found.append(ROOT / "experiments/leaderboard/README.md")
+    found += [ROOT / f"experiments/{name}/README.md" for name in ("leaderboard", "learned_factor")]
     return [page for page in found if BLOCK.search(page.read_text())]
 
 
@@ -330,6 +331,7 @@ SOURCES = {
     "contestants": standings.MULTIGRID,
     **dict.fromkeys(("direct", "eigen"), standings.DIRECT),
     **dict.fromkeys(("leaderboard", "winners", "bandits"), standings.BOARD),
+    "races": standings.RACES,
 }
 
 

@@ -1,5 +1,5 @@
-"""What pages quote of `benchmarks multigrid`, `direct`, `eigen` and experiments/leaderboard, from committed
-results."""
+"""What pages quote of `benchmarks multigrid`, `direct`, `eigen`, experiments/leaderboard and learned_factor,
+from committed results."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from benchmarks.report import duration, markdown
 MULTIGRID = ROOT / "benchmarks/results/bench-multigrid.json"
 DIRECT = MULTIGRID.with_name("bench-direct.json")
 BOARD = ROOT / "experiments/leaderboard/results/leaderboard.json"
+RACES = ROOT / "experiments/learned_factor/results/races.json"
 Row = dict[str, Any]
 
 
@@ -141,3 +142,26 @@ def bandits(_: Row) -> str:
                 numbers = {k: f"{v:.2f}" for k, v in of["bandit"].items() if k != "solves"}
                 lines.append({"": family, "rhs": count, "solves": str(of["bandit"]["solves"])} | numbers)
     return markdown(lines)
+
+
+def races(_: Row) -> str:
+    """Every contestant on each course: processor seconds, over those of the best classical one."""
+    parts = []
+    for name, board in json.loads(RACES.read_text())["boards"].items():
+        lines = []
+        for row in board:
+            some = row["iterations"] != ""
+            wins = f"{row['wins']} of {row['matrices']}"
+            line = {"": f"*{row['contestant']}*" if row["learned"] else row["contestant"]}
+            line |= {"iterations": f"{row['iterations']:.0f}" if some else ""}
+            line |= {"set-up": duration(row["set-up s"]) if some else ""}
+            line |= {"set-up and solve": duration(row["total s"]) if row["total s"] != "" else "fails"}
+            line |= {"ratio": _ratio(row) if row["ratio"] != "" else "", "fastest on": wins}
+            line |= {
+                key[:-2]: duration(row[key]) if row[key] != "" else "" for key in row if key.endswith("rhs s")
+            }
+            line |= {"MB": f"{row['MB']:.0f}" if row["MB"] != "" else "", "failed": str(row["failed"] or "")}
+            lines.append(line | {"paid after": str(row["paid after"])})
+        title = f"### {name}: {board[0]['matrices']} held-out matrices, {board[0]['unknowns']:,} unknowns"
+        parts += [title, markdown(lines)]
+    return "\n\n".join(parts)

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from fork_program import Program
 
+import learnsolve as ls
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = sorted(p.parent for p in (ROOT / "experiments").glob("*/run.py"))
 NAMES = [folder.name for folder in FOLDERS]
@@ -436,6 +438,29 @@ def test_the_leaderboard_prints_losers_and_never_beats_the_best_of_each_matrix(q
         residual = why.startswith("ArithmeticError: a true residual of")
         ended = why.startswith(("its process died", "took more than"))
         assert residual or (ended and which.split("|")[1] in ("AMGCL SA", "AMGCL RS", "gamg")), (which, why)
+
+
+@both
+def test_a_factor_learned_row_by_row_against_all(quick, quick_run):
+    folder = results("learned_factor", quick, quick_run)
+    numbers = read(folder, "races.json")
+    for name, board in numbers["boards"].items():
+        rows = by(board, "contestant")
+        seeds = [row for row in board if row["learned"]]
+        classical = [row for row in board if not row["learned"] and row["failed"] == 0]
+        assert min(row["ratio"] for row in classical) == pytest.approx(1)
+        assert {"SSOR", "Jacobi"} <= {*rows} | {*numbers["found"][name]["settings"]}
+        for row in seeds:
+            assert row["failed"] == 0
+            assert row["wins"] <= row["matrices"]
+            if row["low"] != "":
+                assert row["low"] <= row["ratio"] <= row["high"]
+        if name == "2D regions 256":
+            assert rows["learned, all seeds"]["high"] < 1
+    for path in folder.glob("*.safetensors"):
+        assert path.stat().st_size < 20_000
+        network = ls.preconditioners.load(path)
+        assert network.settings()["seed"] == int(path.stem[-1])
 
 
 def test_a_choice_follows_the_features_and_a_bandit_finds_the_fastest(monkeypatch):

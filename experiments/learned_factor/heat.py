@@ -1,0 +1,111 @@
+"""The race on matrices of one grid: tuning, then held-out matrices, all contestants on each.
+
+Every step is a row of a ledger, so that an interrupted race goes on. Held-out matrices are those of the split
+"test"; tuning, of classical contestants too, sees those of "validation" alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import scipy.sparse as sp
+from racing import TRAINING, Session, right_hand_sides, tuned
+from training import family
+
+from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare
+from benchmarks.ledger import Ledger
+from learnsolve.preconditioners import load
+
+
+@dataclass(frozen=True)
+class Options:
+    """Matrices of the tuning; held-out ones; how often each is solved, of which the fastest counts; how many
+    of them with 2 and with `columns` right-hand sides; seconds to tune a contestant; times the best
+    classical one of the tuning up to which a contestant takes part."""
+
+    tuned: int = 3
+    held_out: int = 48
+    repeats: int = 3
+    many: int = 4
+    columns: int = 32
+    seconds: float = 20.0
+    hopeless: float = 3.0
+
+
+@dataclass(frozen=True)
+class Course:
+    """Diffusion tensors of one kind on a grid."""
+
+    dimensions: int
+    side: int
+    kind: str = "regions"
+
+    @property
+    def name(self) -> str:
+        return f"{self.dimensions}D {self.kind} {self.side}"
+
+    def matrices(self, split: str, count: int) -> Any:
+        for sample in family(split, count, self.side, self.dimensions, self.kind):
+            S = sp.csr_matrix(sample.A.to_scipy())
+            S.sort_indices()
+            yield S
+
+
+def race(path: Path, course: Course, weights: dict[str, Path], options: Options) -> None:
+    """All rows of a course, into the ledger at `path`; `weights`: files of learned contestants, by name."""
+    prepare(1)
+    ledger, matrices = Ledger(path), list(course.matrices("validation", options.tuned))
+    entrants: dict[str, tuple[Contestant, dict[str, Any], float]] = {}
+    everyone = {who: c for who, c in CONTESTANTS.items() if c.takes(True) and not c.absent}
+    everyone |= {who: Contestant(ours(load(file)), module="") for who, file in weights.items()}
+    for who, c in everyone.items():
+        row = ledger(f"tune|{who}", lambda c=c: tuned(c, True, matrices, options.seconds))
+        if "failed" not in row:
+            entrants[who] = c, c.settings[row["setting"]], row["total"]
+    best = min(total for who, (*_, total) in entrants.items() if who not in weights)
+    field = [
+        who for who, (*_, total) in entrants.items() if who in weights or total < options.hopeless * best
+    ]
+    sessions: dict[str, Session] = {}
+
+    def session(who: str) -> Session:
+        if who not in sessions:
+            c, setting, _ = entrants[who]
+            sessions[who] = Session(c, setting, True, matrices[0])
+        return sessions[who]
+
+    for i, S in enumerate(course.matrices("test", options.held_out)):
+        ledger(f"solve|{i}", lambda S=S, i=i: {who: fastest(session(who), S, i, options) for who in field})
+        for columns in (2, options.columns) if i < options.many else ():
+            key = f"{columns}|{i}"
+            ledger(key, lambda S=S, i=i, k=columns: {w: of_columns(session(w), S, i, k) for w in field})
+    sessions.clear()
+    for who in field:
+        c, setting, _ = entrants[who]
+        ledger(f"memory|{who}", lambda c=c, s=setting: memory(c, s, matrices[0]))
+    ledger("size", lambda: {"unknowns": matrices[0].shape[0], "entries": matrices[0].nnz})
+
+
+def fastest(session: Session, S: Any, seed: int, options: Options) -> dict[str, Any]:
+    """The solve that took the processors least time, of some; or the reason of the first that failed."""
+    b, rows = right_hand_sides(S, seed), []
+    for _ in range(options.repeats):
+        try:
+            rows.append(session(S, b)[0])
+        except Exception as error:
+            return {"failed": f"{type(error).__name__}: {error}"}
+    return min(rows, key=lambda row: row["cpu"])
+
+
+def of_columns(session: Session, S: Any, seed: int, columns: int) -> dict[str, Any]:
+    try:
+        return session(S, right_hand_sides(S, TRAINING + seed, columns))[0]
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def memory(contestant: Contestant, setting: dict[str, Any], S: Any) -> dict[str, Any]:
+    session = Session(contestant, setting, True, S, memory=True)
+    return {"MB": session.memory and session.memory / 2**20, "first": session.first}

@@ -1,0 +1,211 @@
+"""A factor predicted row by row, against every tuned classical preconditioner and direct solvers, set-up
+included.
+
+Trains networks for diffusion with full tensors that turn by regions, in two and three dimensions, 20 minutes
+each on a core, two at a time, and races them on held-out matrices: cg to 1e-8 from new values, one thread.
+Seconds are those that processors worked. --weights races with the committed weights; --resume goes on after
+an interruption, and --report writes the files of what was measured.
+"""
+
+import math
+import statistics
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import BLUE, GRAY, ORANGE, ROOT, Experiment, new_panels, table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from heat import Course, Options, race
+from racing import geometric
+from training import STAGES, Stage, train_file
+
+from benchmarks.contestants import CONTESTANTS, MAXITER, RTOL
+from benchmarks.ledger import Ledger, supervised
+
+COURSES = (Course(2, 256), Course(2, 512), Course(3, 40), Course(3, 64))
+TRANSFER = (Course(2, 256, "smooth"), Course(2, 256, "constant"))
+ALL = "learned, all seeds"
+
+
+def standing(course: Course, rows: dict, learned: list[str], seconds: dict[str, float]) -> list[dict]:
+    """A row for each contestant: its time over that of the classical one that is the best on all matrices."""
+    solves = [rows[f"solve|{i}"] for i in range(sum(key.startswith("solve|") for key in rows))]
+    times = {who: [row[who].get("cpu", math.inf) for row in solves] for who in solves[0]}
+    classical = [who for who in times if who not in learned]
+    mean = {who: statistics.fmean(map(math.log, t)) for who, t in times.items() if math.inf not in t}
+    best = min((who for who in classical if who in mean), key=lambda who: mean[who])
+    nets = [who for who in learned if who in mean]
+    if len(nets) > 1:  # of a matrix: the geometric mean over the seeds
+        times[ALL] = [
+            math.exp(statistics.fmean(map(math.log, t))) for t in zip(*(times[n] for n in nets), strict=True)
+        ]
+    board = []
+    for who, of in times.items():
+        done = [i for i, t in enumerate(of) if t < math.inf]
+        each = [solves[i][who] for i in done] if who != ALL else []
+        saved = statistics.fmean(times[best][i] - of[i] for i in done) if done else 0.0
+        cost = seconds.get(who, 0.0)
+        many = {
+            k: r[who]["cpu"]
+            for k, r in rows.items()
+            if k.partition("|")[0].isdigit() and who in r and "cpu" in r[who]
+        }
+        board.append(
+            {
+                "course": course.name,
+                "unknowns": rows["size"]["unknowns"],
+                "contestant": who,
+                "learned": who in learned or who == ALL,
+                "matrices": len(of),
+                "failed": len(of) - len(done),
+                "wins": sum(of[i] < min(times[c][i] for c in classical if c != who) for i in done),
+                "iterations": statistics.fmean(r["iterations"] for r in each) if each else "",
+                "set-up s": statistics.fmean(r["set-up"] for r in each) if each else "",
+                "total s": statistics.fmean(of[i] for i in done) if done else "",
+                **(
+                    geometric([of[i] / times[best][i] for i in done])
+                    if done
+                    else dict.fromkeys(("ratio", "low", "high"), "")
+                ),
+                **{
+                    f"{k} rhs s": columns(many, k)
+                    for k in sorted({int(key.partition("|")[0]) for key in many})
+                },
+                "MB": rows.get(f"memory|{who}", {}).get("MB") or "",
+                "training s": cost or "",
+                "paid after": "" if not cost else math.ceil(cost / saved) if saved > 0 else "never",
+            }
+        )
+    return sorted(board, key=lambda row: row["ratio"] if row["ratio"] != "" else math.inf)
+
+
+def columns(many: dict[str, float], count: int) -> float:
+    return statistics.fmean(t for key, t in many.items() if key.partition("|")[0] == str(count))
+
+
+def figure(boards: dict[str, list[dict]]):
+    figure, panels = new_panels("Seconds over those of the best classical contestant", len(boards))
+    figure.set_size_inches(2.5 + 3.2 * len(boards), 5.5)
+    for axes, (name, board) in zip(panels, boards.items(), strict=True):
+        shown = [row for row in board if row["ratio"] != ""][::-1]
+        for y, row in enumerate(shown):
+            ends = None if row["low"] == "" else [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]]
+            color = ORANGE if row["learned"] else BLUE
+            axes.errorbar([row["ratio"]], [y], xerr=ends, fmt="o", color=color, markersize=5)
+        axes.axvline(1, color=GRAY, linewidth=0.8)
+        axes.set_title(name, fontsize=9.5)
+        axes.set_yticks(range(len(shown)), [row["contestant"] for row in shown], fontsize=8)
+        axes.grid(axis="y", linewidth=0.3)
+    figure.supxlabel("geometric means and 95 % intervals over held-out matrices; orange: learned", fontsize=9)
+    return figure
+
+
+def main() -> None:
+    experiment = Experiment(
+        __file__,
+        __doc__,
+        ("--seeds", {"type": int, "default": 3, "help": "trainings in each dimension; default 3"}),
+        ("--held_out", {"type": int, "default": 48, "help": "matrices of a race; default 48"}),
+        ("--courses", {"help": "some of them, by commas: '2D regions 256'"}),
+        ("--weights", {"action": "store_true", "help": "race with the committed weights"}),
+        ("--resume", {"action": "store_true", "help": "keep what an interrupted run has measured"}),
+        ("--report", {"action": "store_true", "help": "no measurements, only the files"}),
+    )
+    args = experiment.args
+    options, courses, seeds, stages = (
+        Options(held_out=args.held_out),
+        (*COURSES, *TRANSFER),
+        args.seeds,
+        STAGES,
+    )
+    folder = ROOT / "runs/learned_factor"
+    if experiment.quick:
+        options = Options(1, 2, 1, 1, 4, seconds=0.0, hopeless=1e9)
+        courses, seeds, folder = (Course(2, 16),), 1, Path(tempfile.mkdtemp())
+        stages = {2: (Stage(8, 4, 4, 2),), 3: (Stage(4, 2, 3, 2),)}
+    if args.courses:
+        courses = tuple(course for course in courses if course.name in args.courses.split(","))
+    trained, committed = Ledger(folder / "training.jsonl"), Path(__file__).resolve().parent / "results"
+    jobs = [(d, seed) for seed in range(seeds) for d in sorted({c.dimensions for c in courses})]
+    files = {(d, k): folder / f"factor-{d}d-{k}.safetensors" for d, k in jobs}
+    run = (lambda f, *job: f(*job)) if experiment.quick else supervised
+    if args.weights:
+        files = {(d, k): committed / file.name for (d, k), file in files.items()}
+    elif not args.report:
+        if not args.resume:
+            trained.forget(lambda key: True)
+
+        def training(job: tuple[int, int]) -> None:
+            if str(job) not in trained.rows:
+                rows = run(train_file, files[job], *job, stages[job[0]])
+                trained(str(job), lambda: {"rows": rows})
+
+        with ThreadPoolExecutor(1 if experiment.quick else 2) as pool:
+            list(pool.map(training, jobs))
+    boards, found, losses = {}, {}, []
+    for course in courses:
+        path = folder / f"{course.name}.jsonl"
+        names = {f"learned, seed {k}": files[d, k] for d, k in jobs if d == course.dimensions}
+        if not args.report:
+            if not args.resume:
+                path.unlink(missing_ok=True)
+            run(race, path, course, names, options)
+        rows = Ledger(path).rows
+        seconds = {
+            f"learned, seed {k}": trained.rows[str((d, k))]["rows"][-1]["seconds"]
+            for d, k in jobs
+            if d == course.dimensions and str((d, k)) in trained.rows
+        }
+        boards[course.name] = standing(course, rows, [*names], seconds)
+        found[course.name] = {
+            "settings": {
+                who: CONTESTANTS[who].settings[row["setting"]]
+                for key, row in rows.items()
+                if key.startswith("tune|") and "failed" not in row and (who := key[5:]) in CONTESTANTS
+            },
+            "failures": {
+                key: row["failed"] for key, row in rows.items() if key.startswith("tune|") and "failed" in row
+            },
+        }
+    for d, k in jobs:
+        for row in trained.rows.get(str((d, k)), {"rows": []})["rows"]:
+            losses.append({"dimensions": d, "seed": k, **row})
+    shown = (
+        "course",
+        "contestant",
+        "iterations",
+        "total s",
+        "ratio",
+        "low",
+        "high",
+        "wins",
+        "failed",
+        "paid after",
+    )
+    every = [row for board in boards.values() for row in board]
+    print(table([{key: row[key] for key in shown} for row in every]))
+    for file in files.values():
+        if file.exists() and not args.weights:
+            experiment.keep(file, file.name)
+    experiment.csv("races.csv", every)
+    if losses:
+        experiment.csv("losses.csv", losses)
+    experiment.figure("races.png", figure(boards))
+    experiment.json(
+        "races.json",
+        options=asdict(options),
+        rtol=RTOL,
+        maxiter=MAXITER,
+        boards=boards,
+        found=found,
+        stages={d: [asdict(stage) for stage in of] for d, of in stages.items()},
+        absent={who: c.absent for who, c in CONTESTANTS.items() if c.absent},
+    )
+
+
+if __name__ == "__main__":
+    main()
