@@ -9,7 +9,6 @@ import time
 from functools import partial
 
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 
 import learnsolve as ls
@@ -50,11 +49,12 @@ other = family("validation", 1, n=128)[0].A
 omega = min((1.2, 1.4, 1.6, 1.8), key=lambda w: min(solve(lambda A: SSOR(A, omega=w), other) for _ in "123"))
 both = network, lambda A: SSOR(A, omega=omega)
 rows = [[min(solve(make, s.A) for _ in "123") for make in both] for s in family("test", 8, n=128)]
-times, iterations = np.moveaxis(np.array(rows), -1, 0)
-logs, t = np.log(times[:, 0] / times[:, 1]), 2.36 * np.array([-1, 0, 1])  # Student's
-low, ratio, high = np.exp(logs.mean() + t * logs.std(ddof=1) / 8**0.5)
+times, iterations = torch.tensor(rows).unbind(-1)
+logs, t = (times[:, 0] / times[:, 1]).log(), 2.36 * torch.tensor([-1, 0, 1])  # Student's
+low, ratio, high = (logs.mean() + t * logs.std() / 8**0.5).exp()
 assert iterations[:, 0].mean() < 0.8 * iterations[:, 1].mean()
-plt.plot(1e3 * times, "o", label=["learned", f"SSOR({omega})"])
-plt.legend(title=f"ratio {ratio:.2f} [{low:.2f}, {high:.2f}]")
-plt.gca().set(xlabel="held-out matrix", ylabel="ms, set-up and solve", ylim=0)
+axes = plt.figure(figsize=(5, 3), layout="constrained").gca()
+axes.plot(1e3 * times, "o", label=["learned", f"SSOR({omega})"])
+axes.legend(title=f"ratio {ratio:.2f} [{low:.2f}, {high:.2f}]")
+axes.set(xlabel="held-out matrix", ylabel="ms, set-up and solve", ylim=0)
 plt.show()
