@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 import numpy as np
+from common import BLUE, GRAY, ORANGE
 from scipy.stats import t as student
 
 from benchmarks.contestants import Contestant, timed, warm_up
@@ -95,3 +96,20 @@ def geometric(ratios: list[float]) -> dict[str, float | str]:
         half = student.ppf(0.975, n - 1) * statistics.stdev(logs) / math.sqrt(n)
         ends = math.exp(mean - half), math.exp(mean + half)
     return dict(zip(("ratio", "low", "high"), (math.exp(mean), *ends), strict=True))
+
+
+def show_ratio(axes: Any, row: dict[str, Any], y: float, filled: bool = True) -> None:
+    """The ratio of a row with its interval, orange if it was learned."""
+    x, color = row["ratio"], ORANGE if row["learned"] else BLUE
+    ends = None if row["low"] == "" else [[x - row["low"]], [row["high"] - x]]
+    face = color if filled else "white"
+    axes.errorbar([x], [y], xerr=ends, fmt="o", color=color, markerfacecolor=face, markersize=4.5)
+
+
+def show_names(axes: Any, title: str, names: list[str]) -> None:
+    """Contestants from below, and a line at a ratio of one."""
+    axes.axvline(1, color=GRAY, linewidth=0.8)
+    axes.set_title(title, fontsize=9.5)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.set_ylim(-0.7, len(names) - 0.3)
+    axes.grid(axis="y", linewidth=0.3)

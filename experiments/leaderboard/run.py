@@ -15,14 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import BLUE, GRAY, ORANGE, ROOT, Experiment, new_panels, table
+from common import ROOT, Experiment, new_panels, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from choice import bandit, learned_choice
 from families import FAMILIES
 from learned import LEARNED
 from race import Options, race
-from racing import geometric
+from racing import geometric, show_names, show_ratio
 
 from benchmarks.contestants import CONTESTANTS, MAXITER, RTOL
 from benchmarks.ledger import Ledger, supervised
@@ -105,20 +105,9 @@ def figure(board: list[dict], columns: int):
         for row in (row for row in board if row["family"] == name):
             one = row["right-hand sides"] == 1
             y = order.index(row["contestant"]) + (0.15 if one else -0.15)
-            color = ORANGE if row["learned"] else BLUE
-            x, ends = row["ratio"], None
-            if row["low"] != "":
-                ends = [[x - row["low"]], [row["high"] - x]]
-            face = color if one else "white"
-            axes.errorbar(
-                [row["ratio"]], [y], xerr=ends, fmt="o", color=color, markerfacecolor=face, markersize=4.5
-            )
-        axes.axvline(1, color=GRAY, linewidth=0.8)
+            show_ratio(axes, row, y, filled=one)
         axes.set_xscale("log")
-        axes.set_title(name, fontsize=9.5)
-        axes.set_yticks(range(len(order)), order, fontsize=8)
-        axes.set_ylim(-0.7, len(order) - 0.3)
-        axes.grid(axis="y", linewidth=0.3)
+        show_names(axes, name, order)
     bars = "bars: 95 % intervals (fewer than six matrices: ranges)"
     figure.supxlabel(f"filled: one right-hand side, hollow: {columns}; orange: learned; {bars}", fontsize=9)
     return figure

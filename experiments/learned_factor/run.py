@@ -7,6 +7,7 @@ Seconds are those that processors worked. --weights races with the committed wei
 an interruption, and --report writes the files of what was measured.
 """
 
+import ast
 import math
 import statistics
 import sys
@@ -16,11 +17,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import BLUE, GRAY, ORANGE, ROOT, Experiment, new_panels, table
+from common import ROOT, Experiment, new_panels, table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from heat import Course, Options, race
-from racing import geometric
+from racing import geometric, show_names, show_ratio
 from training import STAGES, Stage, train_file
 
 from benchmarks.contestants import CONTESTANTS, MAXITER, RTOL
@@ -83,6 +84,10 @@ def standing(course: Course, rows: dict, learned: list[str], seconds: dict[str, 
     return sorted(board, key=lambda row: row["ratio"] if row["ratio"] != "" else math.inf)
 
 
+def name_of(seed: int) -> str:
+    return f"learned, seed {seed}"
+
+
 def columns(many: dict[str, float], count: int) -> float:
     return statistics.fmean(t for key, t in many.items() if key.partition("|")[0] == str(count))
 
@@ -93,13 +98,8 @@ def figure(boards: dict[str, list[dict]]):
     for axes, (name, board) in zip(panels, boards.items(), strict=True):
         shown = [row for row in board if row["ratio"] != ""][::-1]
         for y, row in enumerate(shown):
-            ends = None if row["low"] == "" else [[row["ratio"] - row["low"]], [row["high"] - row["ratio"]]]
-            color = ORANGE if row["learned"] else BLUE
-            axes.errorbar([row["ratio"]], [y], xerr=ends, fmt="o", color=color, markersize=5)
-        axes.axvline(1, color=GRAY, linewidth=0.8)
-        axes.set_title(name, fontsize=9.5)
-        axes.set_yticks(range(len(shown)), [row["contestant"] for row in shown], fontsize=8)
-        axes.grid(axis="y", linewidth=0.3)
+            show_ratio(axes, row, y)
+        show_names(axes, name, [row["contestant"] for row in shown])
     figure.supxlabel("geometric means and 95 % intervals over held-out matrices; orange: learned", fontsize=9)
     return figure
 
@@ -137,7 +137,7 @@ def main() -> None:
         files = {(d, k): committed / file.name for (d, k), file in files.items()}
     elif not args.report:
         if not args.resume:
-            trained.forget(lambda key: True)
+            trained.forget(lambda key: key in map(str, jobs))
 
         def training(job: tuple[int, int]) -> None:
             if str(job) not in trained.rows:
@@ -146,21 +146,25 @@ def main() -> None:
 
         with ThreadPoolExecutor(1 if experiment.quick else 2) as pool:
             list(pool.map(training, jobs))
-    boards, found, losses = {}, {}, []
-    for course in courses:
+    for course in [] if args.report else courses:
         path = folder / f"{course.name}.jsonl"
-        names = {f"learned, seed {k}": files[d, k] for d, k in jobs if d == course.dimensions}
-        if not args.report:
-            if not args.resume:
-                path.unlink(missing_ok=True)
-            run(race, path, course, names, options)
+        if not args.resume:
+            path.unlink(missing_ok=True)
+        names = {name_of(k): files[d, k] for d, k in jobs if d == course.dimensions}
+        run(race, path, course, names, options)
+    boards, found, losses = {}, {}, []
+    for course in courses if experiment.quick else (*COURSES, *TRANSFER):  # all that were ever measured
+        path = folder / f"{course.name}.jsonl"
+        if not path.exists():
+            continue
         rows = Ledger(path).rows
         seconds = {
-            f"learned, seed {k}": trained.rows[str((d, k))]["rows"][-1]["seconds"]
-            for d, k in jobs
-            if d == course.dimensions and str((d, k)) in trained.rows
+            name_of(k): row["rows"][-1]["seconds"]
+            for (d, k), row in ((ast.literal_eval(job), row) for job, row in trained.rows.items())
+            if d == course.dimensions
         }
-        boards[course.name] = standing(course, rows, [*names], seconds)
+        learned = [who for who in rows["solve|0"] if who not in CONTESTANTS]
+        boards[course.name] = standing(course, rows, learned, seconds)
         found[course.name] = {
             "settings": {
                 who: CONTESTANTS[who].settings[row["setting"]]
@@ -171,9 +175,9 @@ def main() -> None:
                 key: row["failed"] for key, row in rows.items() if key.startswith("tune|") and "failed" in row
             },
         }
-    for d, k in jobs:
-        for row in trained.rows.get(str((d, k)), {"rows": []})["rows"]:
-            losses.append({"dimensions": d, "seed": k, **row})
+    for job, training_of in trained.rows.items():
+        d, k = ast.literal_eval(job)
+        losses += [{"dimensions": d, "seed": k, **row} for row in training_of["rows"]]
     shown = (
         "course",
         "contestant",
