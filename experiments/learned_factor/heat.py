@@ -14,6 +14,7 @@ import scipy.sparse as sp
 from racing import TRAINING, Session, right_hand_sides, tuned
 from training import family
 
+from benchmarks import contestants
 from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare
 from benchmarks.ledger import Ledger
 from learnsolve.preconditioners import load
@@ -23,7 +24,8 @@ from learnsolve.preconditioners import load
 class Options:
     """Matrices of the tuning; held-out ones; how often each is solved, of which the fastest counts; how many
     of them with 2 and with `columns` right-hand sides; seconds to tune a contestant; times the best
-    classical one of the tuning up to which a contestant takes part."""
+    classical one of the tuning up to which a contestant takes part; iterations after which a solve has
+    failed."""
 
     tuned: int = 3
     held_out: int = 48
@@ -32,6 +34,7 @@ class Options:
     columns: int = 32
     seconds: float = 20.0
     hopeless: float = 3.0
+    maxiter: int = 2000
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Course:
 def race(path: Path, course: Course, weights: dict[str, Path], options: Options) -> None:
     """All rows of a course, into the ledger at `path`; `weights`: files of learned contestants, by name."""
     prepare(1)
+    contestants.MAXITER = options.maxiter
     ledger, matrices = Ledger(path), list(course.matrices("validation", options.tuned))
     entrants: dict[str, tuple[Contestant, dict[str, Any], float]] = {}
     everyone = {who: c for who, c in CONTESTANTS.items() if c.takes(True) and not c.absent}
@@ -77,10 +81,13 @@ def race(path: Path, course: Course, weights: dict[str, Path], options: Options)
         return sessions[who]
 
     for i, S in enumerate(course.matrices("test", options.held_out)):
-        ledger(f"solve|{i}", lambda S=S, i=i: {who: fastest(session(who), S, i, options) for who in field})
-        for columns in (2, options.columns) if i < options.many else ():
-            key = f"{columns}|{i}"
-            ledger(key, lambda S=S, i=i, k=columns: {w: of_columns(session(w), S, i, k) for w in field})
+        for columns in (1, 2, options.columns) if i < options.many else (1,):
+
+            def solved(S=S, i=i, k=columns) -> dict[str, Any]:
+                b = right_hand_sides(S, i) if k == 1 else right_hand_sides(S, TRAINING + i, k)
+                return fastest({who: session(who) for who in field}, S, b, options.repeats)
+
+            ledger(f"{columns}|{i}", solved)
     sessions.clear()
     for who in field:
         c, setting, _ = entrants[who]
@@ -88,22 +95,19 @@ def race(path: Path, course: Course, weights: dict[str, Path], options: Options)
     ledger("size", lambda: {"unknowns": matrices[0].shape[0], "entries": matrices[0].nnz})
 
 
-def fastest(session: Session, S: Any, seed: int, options: Options) -> dict[str, Any]:
-    """The solve that took the processors least time, of some; or the reason of the first that failed."""
-    b, rows = right_hand_sides(S, seed), []
-    for _ in range(options.repeats):
-        try:
-            rows.append(session(S, b)[0])
-        except Exception as error:
-            return {"failed": f"{type(error).__name__}: {error}"}
-    return min(rows, key=lambda row: row["cpu"])
-
-
-def of_columns(session: Session, S: Any, seed: int, columns: int) -> dict[str, Any]:
-    try:
-        return session(S, right_hand_sides(S, TRAINING + seed, columns))[0]
-    except Exception as error:
-        return {"failed": f"{type(error).__name__}: {error}"}
+def fastest(sessions: dict[str, Session], S: Any, b: Any, repeats: int) -> dict[str, dict[str, Any]]:
+    """Of each contestant the solve that took the processors least time, of some in turns, or why one
+    failed."""
+    rows: dict[str, dict[str, Any]] = {}
+    for turn in range(repeats):
+        for who in [*sessions][:: -1 if turn % 2 else 1]:
+            if "failed" not in rows.get(who, {}):
+                try:
+                    row = sessions[who](S, b)[0]
+                    rows[who] = min(rows.get(who, row), row, key=lambda r: r["cpu"])
+                except Exception as error:
+                    rows[who] = {"failed": f"{type(error).__name__}: {error}"}
+    return {who: rows[who] for who in sessions}
 
 
 def memory(contestant: Contestant, setting: dict[str, Any], S: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ ALL = "learned, all seeds"
 
 def standing(course: Course, rows: dict, learned: list[str], seconds: dict[str, float]) -> list[dict]:
     """A row for each contestant: its time over that of the classical one that is the best on all matrices."""
-    solves = [rows[f"solve|{i}"] for i in range(sum(key.startswith("solve|") for key in rows))]
+    solves = [rows[f"1|{i}"] for i in range(sum(key.startswith("1|") for key in rows))]
     times = {who: [row[who].get("cpu", math.inf) for row in solves] for who in solves[0]}
     classical = [who for who in times if who not in learned]
     mean = {who: statistics.fmean(map(math.log, t)) for who, t in times.items() if math.inf not in t}
@@ -53,7 +53,7 @@ def standing(course: Course, rows: dict, learned: list[str], seconds: dict[str, 
         many = {
             k: r[who]["cpu"]
             for k, r in rows.items()
-            if k.partition("|")[0].isdigit() and who in r and "cpu" in r[who]
+            if k.partition("|")[0].isdigit() and k[:2] != "1|" and "cpu" in r.get(who, {})
         }
         board.append(
             {
@@ -64,9 +64,9 @@ def standing(course: Course, rows: dict, learned: list[str], seconds: dict[str, 
                 "matrices": len(of),
                 "failed": len(of) - len(done),
                 "wins": sum(of[i] < min(times[c][i] for c in classical if c != who) for i in done),
-                "iterations": statistics.fmean(r["iterations"] for r in each) if each else "",
-                "set-up s": statistics.fmean(r["set-up"] for r in each) if each else "",
-                "total s": statistics.fmean(of[i] for i in done) if done else "",
+                "iterations": statistics.median(r["iterations"] for r in each) if each else "",
+                "set-up s": statistics.median(r["cpu set-up"] for r in each) if each else "",
+                "total s": statistics.median(of[i] for i in done) if done else "",
                 **(
                     geometric([of[i] / times[best][i] for i in done])
                     if done
@@ -89,7 +89,7 @@ def name_of(seed: int) -> str:
 
 
 def columns(many: dict[str, float], count: int) -> float:
-    return statistics.fmean(t for key, t in many.items() if key.partition("|")[0] == str(count))
+    return statistics.median(t for key, t in many.items() if key.partition("|")[0] == str(count))
 
 
 def figure(boards: dict[str, list[dict]]):
@@ -128,13 +128,18 @@ def main() -> None:
         courses, seeds, folder = (Course(2, 16),), 1, Path(tempfile.mkdtemp())
         stages = {2: (Stage(8, 4, 4, 2),), 3: (Stage(4, 2, 3, 2),)}
     if args.courses:
-        courses = tuple(course for course in courses if course.name in args.courses.split(","))
+        wanted, known = args.courses.split(","), {course.name: course for course in courses}
+        if unknown := [name for name in wanted if name not in known]:
+            raise SystemExit(f"--courses: no {unknown}; there are {[*known]}")
+        courses = tuple(known[name] for name in wanted)
     trained, committed = Ledger(folder / "training.jsonl"), Path(__file__).resolve().parent / "results"
     jobs = [(d, seed) for seed in range(seeds) for d in sorted({c.dimensions for c in courses})]
     files = {(d, k): folder / f"factor-{d}d-{k}.safetensors" for d, k in jobs}
     run = (lambda f, *job: f(*job)) if experiment.quick else supervised
     if args.weights:
         files = {(d, k): committed / file.name for (d, k), file in files.items()}
+        if missing := [file.name for file in files.values() if not file.exists()]:
+            raise SystemExit(f"--weights: no {missing}; choose --courses in 2D, or train")
     elif not args.report:
         if not args.resume:
             trained.forget(lambda key: key in map(str, jobs))
@@ -163,7 +168,7 @@ def main() -> None:
             for (d, k), row in ((ast.literal_eval(job), row) for job, row in trained.rows.items())
             if d == course.dimensions
         }
-        learned = [who for who in rows["solve|0"] if who not in CONTESTANTS]
+        learned = [who for who in rows["1|0"] if who not in CONTESTANTS]
         boards[course.name] = standing(course, rows, learned, seconds)
         found[course.name] = {
             "settings": {

@@ -37,6 +37,8 @@ def linear(t: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def through(layers: torch.nn.Sequential, t: Tensor) -> Tensor:
     """The layers in sequence."""
+    if not is_plain(layers, torch.nn.Sequential):
+        return layers(t)
     every: list[Any] = list(layers)
     if not is_plain(every[0], torch.nn.Linear):
         return _rest(every, t)
@@ -83,7 +85,8 @@ def _narrow(t: Tensor, weight: Tensor) -> bool:
 
 def is_plain(layer: Any, kind: type) -> bool:
     """Whether calling the module does nothing beyond its class (no hooks)."""
-    return type(layer) is kind and not layer._forward_hooks and not layer._forward_pre_hooks
+    hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
+    return type(layer) is kind and not any(hooks)
 
 
 def _weighted(E: Tensor, P: SparsityPattern, by: str) -> Tensor:

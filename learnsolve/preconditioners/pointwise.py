@@ -118,6 +118,12 @@ class PointwiseFactor(FactorMap):
     def messages(self, start: NetworkStart) -> Tensor:
         """The outputs of the perceptron, (..., n, lower + 2): a correction for each kind of entry, one for
         the diagonal, and the logarithm of a factor for the column."""
+        kinds = {p.dtype for p in self.network.parameters()}
+        if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
+            raise TypeError(
+                f"{type(self).__name__}: the weights must all be torch.float32 or torch.float64, got "
+                f"{', '.join(sorted(map(str, kinds)))}; call .float() or .double()"
+            )
         return through(self.network, start.x)
 
     def factor(self, A: CSR | NetworkStart) -> CSR:
@@ -138,10 +144,12 @@ class PointwiseFactor(FactorMap):
     def _compiled(self, values: Tensor) -> bool:
         """Whether the compiled pass can compute it: plain tensors on the CPU, without derivatives."""
         kinds = (torch.nn.Linear, torch.nn.SiLU)
-        if not all(is_plain(layer, kinds[i % 2]) for i, layer in enumerate(self.network)):
+        plain = all(is_plain(layer, kinds[i % 2]) for i, layer in enumerate(self.network))
+        if not plain or len(self.network) % 2 == 0 or not is_plain(self.network, torch.nn.Sequential):
             return False
-        given = (values, *self._weights())
-        return self.dtype in checks.SUPPORTED and all(map(readable, given)) and not tracked(*given)
+        given, dtype = (values, *self._weights()), self.dtype
+        alike = dtype in checks.SUPPORTED and all(p.dtype == dtype for p in given[1:])
+        return alike and all(map(readable, given)) and not tracked(*given)
 
     def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
         """What the compiled pass reads of A and of L beyond their patterns, and L's pattern."""
@@ -202,9 +210,10 @@ class StencilFactor(PointwiseFactor):
 
     Notes
     -----
-    M is symmetric positive definite for all weights. Gradient: exact, for the weights and A's values, to any
-    order. A batch of matrices on one pattern is one call. Cost: about width (diagonals + (layers - 1) width +
-    lower) multiplications per row, on the CPU without gradients in one compiled pass.
+    A must be symmetric, which is not checked. M is symmetric positive definite for all weights. Gradient:
+    exact, for the weights and A's values, to any order. A batch of matrices on one pattern is one call. Cost:
+    about width (diagonals + (layers - 1) width + lower) multiplications per row, on the CPU without gradients
+    in one compiled pass.
 
     Examples
     --------
@@ -289,10 +298,10 @@ class RowFactor(PointwiseFactor):
 
     Notes
     -----
-    M is symmetric positive definite for all weights. Gradient: exact, for the weights and A's values, to any
-    order, with the order of the entries fixed. A batch of matrices on one pattern is one call. Cost: about
-    width (2 largest + (layers - 1) width + largest) multiplications per row, on the CPU without gradients in
-    one compiled pass.
+    A must be symmetric, which is not checked. M is symmetric positive definite for all weights. Gradient:
+    exact, for the weights and A's values, to any order, with the order of the entries fixed. A batch of
+    matrices on one pattern is one call. Cost: about width (2 largest + (layers - 1) width + largest)
+    multiplications per row, on the CPU without gradients in one compiled pass.
 
     Examples
     --------
@@ -364,9 +373,10 @@ def _diagonals(name: str, P: SparsityPattern, wanted: int, remedy: str, less: in
     n = P.shape[0]
     which = np.flatnonzero(np.bincount(col - row + n - 1, minlength=1))
     if len(which) != wanted:
+        again = f"{remedy.format(len(which) - less)}, or " if len(which) >= 3 - less else ""
         raise ValueError(
             f"StencilFactor: {name} must have entries on {wanted} diagonals, as the network has, got "
-            f"{len(which)}; {remedy.format(len(which) - less)}, or take RowFactor, which reads any pattern"
+            f"{len(which)}; {again}take RowFactor, which reads any pattern"
         )
     return which, np.searchsorted(which, col - row + n - 1)
 

@@ -389,7 +389,7 @@ class SSOR(Preconditioner):
     The compiled loop of `cg` supports it if A is symmetric with a positive diagonal and `multicolor` is off,
     as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`. Its lower
     triangle gets the gradient of both. On the CPU the solves give the product with A too (Eisenstat), if A
-    has six entries per row: an iteration reads A once.
+    has at least six entries per row: an iteration reads A once.
 
     References
     ----------

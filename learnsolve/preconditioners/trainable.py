@@ -87,6 +87,8 @@ class Saved(torch.nn.Module):
     def header(self) -> dict[str, str]:
         """The metadata of the file: class and settings."""
         about = {"format": 1, "network": type(self).__name__, "settings": self.settings()}
+        if (dtype := about["settings"].get("dtype", "float64")) not in DTYPES:
+            raise TypeError(f"save: the weights must be float32 or float64, got {dtype}; call .float()")
         return {"learnsolve": json.dumps(about)}
 
     def save(self, path: str | Path) -> None:
