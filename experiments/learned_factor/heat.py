@@ -30,7 +30,7 @@ class Options:
     tuned: int = 3
     held_out: int = 48
     repeats: int = 3
-    many: int = 4
+    many: int = 2
     columns: int = 32
     seconds: float = 20.0
     hopeless: float = 3.0
