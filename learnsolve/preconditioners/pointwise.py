@@ -205,8 +205,7 @@ class StencilFactor(PointwiseFactor):
     Raises
     ------
     TypeError, ValueError
-        in a call, for anything but a CSR, such as a vector (M is ``network(A)``, not the network); for a
-        matrix with other diagonals or whose diagonal is not positive.
+        in a call, for anything but a CSR (M is ``network(A)``); for other diagonals, or one not positive.
 
     Notes
     -----
