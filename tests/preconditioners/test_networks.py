@@ -395,6 +395,40 @@ def test_when_a_factor_is_compiled(Network, monkeypatch):
     assert not compiled(f, A.values)
 
 
+@pytest.mark.parametrize("Network", POINTWISE, ids=lambda N: N.__name__)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layers: layers.register_forward_hook(lambda module, given, out: 0 * out),
+        lambda layers: layers[2].register_forward_pre_hook(lambda module, given: (0 * given[0],)),
+        lambda layers: layers.append(torch.nn.SiLU()),
+    ],
+    ids=["a hook of all", "a hook of one", "another layer"],
+)
+def test_a_changed_perceptron_is_the_same_with_and_without_gradients(Network, change):
+    (A,) = matrices(1)
+    network = trained(Network)
+    before = network.factor(A).values
+    change(network.network)
+    after = network.factor(A).values
+    assert after.requires_grad
+    assert not torch.allclose(before, after)
+    with torch.no_grad():
+        torch.testing.assert_close(network.factor(A).values, after)
+
+
+@pytest.mark.parametrize("Network", POINTWISE, ids=lambda N: N.__name__)
+def test_weights_of_another_dtype_are_refused(Network, tmp_path):
+    (A,) = matrices(1)
+    network = trained(Network)
+    network.network[2].float()
+    for grad in (True, False):
+        with pytest.raises(TypeError, match=f"{Network.__name__}: the weights must all be"):
+            network.requires_grad_(grad)(A)
+    with pytest.raises(TypeError, match="save: the weights must be float32 or float64, got float16"):
+        network.half().save(tmp_path / "network.safetensors")
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_functions_of_a_compiled_factor(dtype):
     """Of a number t above the diagonal: exp(t) on it, and silu(t) below it, where A has no entry."""
