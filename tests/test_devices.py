@@ -494,7 +494,13 @@ def test_operations_under_another_default(case):
 
 
 # Weights of new modules are made there, as those of torch.nn.
-MODULES_THERE = ("solvers.Chebyshev", "solvers.Heavyball", "solvers.Jacobi", "solvers.Richardson")
+MODULES_THERE = (
+    "preconditioners.StencilFactor.omega",
+    "solvers.Chebyshev",
+    "solvers.Heavyball",
+    "solvers.Jacobi",
+    "solvers.Richardson",
+)
 HERE = [c for c in ARGUMENTS.values() if not c.name.startswith((*MODULES_THERE, "learnsolve.CSR.to_torch"))]
 
 

@@ -305,10 +305,9 @@ class RowFactor(PointwiseFactor):
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> _, edges, grounded = ls.problems.delaunay_graph(400, 0)
-    >>> A = ls.problems.grounded_laplacian(edges, torch.ones(edges.shape[1]).double(), grounded)
-    >>> b = torch.ones(A.shape[0], dtype=torch.float64)
-    >>> ls.solvers.cg(A, b, M=ls.preconditioners.RowFactor()(A)).converged
+    >>> A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
+    >>> network = ls.preconditioners.RowFactor().requires_grad_(False)
+    >>> ls.solvers.cg(A, b, M=network(A)).converged
     True
     """
 
