@@ -495,6 +495,7 @@ def test_operations_under_another_default(case):
 
 # Weights of new modules are made there, as those of torch.nn.
 MODULES_THERE = (
+    "preconditioners.RowFactor.omega",
     "preconditioners.StencilFactor.omega",
     "solvers.Chebyshev",
     "solvers.Heavyball",
