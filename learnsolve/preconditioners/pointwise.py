@@ -124,6 +124,10 @@ class PointwiseFactor(FactorMap):
                 f"{type(self).__name__}: the weights must all be torch.float32 or torch.float64, got "
                 f"{', '.join(sorted(map(str, kinds)))}; call .float() or .double()"
             )
+        if any(p.device != start.x.device for p in self.network.parameters()):
+            raise TypeError(
+                f"{type(self).__name__}: A is on {start.x.device}, not all weights are; move one with .to()"
+            )
         return through(self.network, start.x)
 
     def factor(self, A: CSR | NetworkStart) -> CSR:
