@@ -80,7 +80,8 @@ def _rest(layers: list[Any], t: Tensor) -> Tensor:
 
 
 def _narrow(t: Tensor, weight: Tensor) -> bool:
-    return t.is_cpu and t.dtype == weight.dtype and max(weight.shape) <= MOST
+    alike = t.dtype == weight.dtype and t.device == weight.device
+    return t.is_cpu and alike and max(weight.shape) <= MOST
 
 
 def is_plain(layer: Any, kind: type) -> bool:

@@ -89,6 +89,18 @@ class MatrixNetwork(Saved):
 
     batches: ClassVar[bool] = True  # supports a batch of matrices on one pattern
     symmetric = True  # like its M; a solver called with the network itself then explains the mistake
+    dtype: torch.dtype
+
+    def _check_new(self, seed: int, dtype: torch.dtype) -> None:
+        """The options of every constructor."""
+        name = type(self).__name__
+        if dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"{name}: dtype must be torch.float32 or torch.float64, got {dtype}")
+        self.seed = checks.integer(name, "seed", seed, 0)
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the constructor that make this network, without its weights, for JSON."""
+        return {"seed": self.seed, "dtype": str(self.dtype).removeprefix("torch.")}
 
     def start(self, A: CSR) -> NetworkStart:
         raise NotImplementedError(f"{type(self).__name__} must define start")
@@ -101,8 +113,6 @@ class MatrixNetwork(Saved):
 class FactorMap(MatrixNetwork):
     """Networks A -> M = (L L^T)^-1: `entries(start, messages(start))` are those of L in units of the
     scale."""
-
-    dtype: torch.dtype
 
     def messages(self, start: NetworkStart) -> Tensor:
         raise NotImplementedError(f"{type(self).__name__} must define messages")
@@ -147,9 +157,7 @@ class GraphNetwork(MatrixNetwork):
             raise ValueError(
                 f"{name}: rounds and width must be at most {MOST_WIDTH}, got {self.rounds}, {self.width}"
             )
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{name}: dtype must be torch.float32 or torch.float64, got {dtype}")
-        self.seed = checks.integer(name, "seed", seed, 0)
+        self._check_new(seed, dtype)
         self.aggregate = checks.words(name, "aggregate", aggregate, tuple(AGGREGATIONS))
         options: Any = {"rows": self.aggregate, "columns": self.aggregate, "hidden": (width,)}
         options |= {"edge_out": width, "dtype": dtype, "device": device}
@@ -168,15 +176,8 @@ class GraphNetwork(MatrixNetwork):
         return self.last.weight.dtype
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor that make this network, without its weights, for JSON."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return {
-            "rounds": self.rounds,
-            "width": self.width,
-            "aggregate": list(self.aggregate),
-            "seed": self.seed,
-            "dtype": dtype,
-        }
+        own = {"rounds": self.rounds, "width": self.width, "aggregate": list(self.aggregate)}
+        return own | super().settings()
 
     def messages(self, start: NetworkStart) -> Tensor:
         """One value per entry, (..., nnz): rounds of message passing, each added to the previous features,

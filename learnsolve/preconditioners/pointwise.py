@@ -87,9 +87,7 @@ class PointwiseFactor(FactorMap):
         self.omega = checks.real(name, "omega", omega)
         if not 0 < self.omega < 2:
             raise ValueError(f"{name}: omega must be between 0 and 2, got {omega}; 1.6 is a good start")
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{name}: dtype must be torch.float32 or torch.float64, got {dtype}")
-        self.seed = checks.integer(name, "seed", seed, 0)
+        self._check_new(seed, dtype)
         sizes = [features, *[self.width] * self.layers]
         network: list[torch.nn.Module] = []
         with torch.random.fork_rng(devices=[]):  # weights depend only on the seed
@@ -106,29 +104,27 @@ class PointwiseFactor(FactorMap):
         return self.network[0].weight.dtype  # type: ignore[return-value, union-attr]
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor that make this network, without its weights, for JSON."""
-        return {
-            "width": self.width,
-            "layers": self.layers,
-            "omega": self.omega,
-            "seed": self.seed,
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
+        own = {"width": self.width, "layers": self.layers, "omega": self.omega}
+        return own | super().settings()
 
     def messages(self, start: NetworkStart) -> Tensor:
         """The outputs of the perceptron, (..., n, lower + 2): a correction for each kind of entry, one for
         the diagonal, and the logarithm of a factor for the column."""
-        kinds = {p.dtype for p in self.network.parameters()}
+        self._check_weights(start)
+        return through(self.network, start.x)
+
+    def _check_weights(self, start: NetworkStart) -> None:
+        kinds, devices = ({getattr(p, key) for p in self.network.parameters()} for key in ("dtype", "device"))
         if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
             raise TypeError(
                 f"{type(self).__name__}: the weights must all be torch.float32 or torch.float64, got "
                 f"{', '.join(sorted(map(str, kinds)))}; call .float() or .double()"
             )
-        if any(p.device != start.x.device for p in self.network.parameters()):
+        if devices != {start.x.device}:
             raise TypeError(
-                f"{type(self).__name__}: A is on {start.x.device}, not all weights are; move one with .to()"
+                f"{type(self).__name__}: the weights are on {', '.join(sorted(map(str, devices)))}, A is on "
+                f"{start.x.device}; move one with .to()"
             )
-        return through(self.network, start.x)
 
     def factor(self, A: CSR | NetworkStart) -> CSR:
         """L, lower triangular, values (..., nnz) with A's dtype, with a graph to the weights and to A."""
@@ -157,7 +153,7 @@ class PointwiseFactor(FactorMap):
 
     def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
         """What the compiled pass reads of A and of L beyond their patterns, and L's pattern."""
-        raise NotImplementedError
+        return ((), ()), lower_pattern(A.pattern)
 
     @property
     def _unit(self) -> float:
@@ -172,7 +168,8 @@ class PointwiseFactor(FactorMap):
         return (start.e + self._taken(rows, start.slots)) * spread_values(columns, start.pattern, "column")
 
     def _taken(self, rows: Tensor, slots: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The outputs of all rows at these places, which may differ from matrix to matrix."""
+        return rows.gather(-1, slots)
 
 
 def _scaled(function: str, A: CSR) -> tuple[Tensor, Tensor]:
@@ -346,12 +343,6 @@ class RowFactor(PointwiseFactor):
         below = rank.clamp(max=m).index_select(-1, at.below)
         slots = at.outputs + place(below, at.kept, at.pattern.nnz)
         return NetworkStart(at.pattern, scale, x, e, slots=slots)
-
-    def _taken(self, rows: Tensor, slots: Tensor) -> Tensor:
-        return rows.gather(-1, slots)
-
-    def _slots(self, A: CSR) -> tuple[tuple[tuple[Tensor, ...], ...], SparsityPattern]:
-        return ((), ()), lower_pattern(A.pattern)
 
 
 def _plan_stencils(P: SparsityPattern, diagonals: int, fill: int, lower: int) -> _Stencils:

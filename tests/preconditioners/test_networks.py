@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 import learnsolve as ls
 from learnsolve.nn import ResGCN
+from learnsolve.nn.networks import linear
 from learnsolve.ops.sparse_products import galerkin
 from learnsolve.preconditioners import (
     AMG,
@@ -427,6 +428,16 @@ def test_weights_of_another_dtype_are_refused(Network, tmp_path):
             network.requires_grad_(grad)(A)
     with pytest.raises(TypeError, match="save: the weights must be float32 or float64, got float16"):
         network.half().save(tmp_path / "network.safetensors")
+
+
+@pytest.mark.parametrize("Network", POINTWISE, ids=lambda N: N.__name__)
+def test_weights_on_another_device_are_refused(Network):
+    (A,) = matrices(1)
+    for grad in (True, False):
+        with pytest.raises(TypeError, match="the weights are on meta, A is on cpu; move one"):
+            trained(Network).to("meta").requires_grad_(grad)(A)
+    # Of the operator torch would take the shapes, on the first one's device: numbers that nobody computed.
+    assert linear(torch.ones(3, 2), torch.ones(2, 2, device="meta")).is_meta
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
