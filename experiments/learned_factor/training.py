@@ -101,7 +101,7 @@ def train(
                 losses = []
 
 
-# Twenty minutes of a core each.
+# In 2D 22 to 28 minutes of a busy core.
 STAGES: dict[int, tuple[Stage, ...]] = {
     2: (Stage(16, 1000, 6), Stage(32, 4000, 10), Stage(64, 10_000, 16), Stage(128, 12_000, 24)),
     3: (Stage(8, 1000, 4), Stage(12, 3000, 6), Stage(20, 6000, 9), Stage(32, 3000, 13)),
