@@ -256,7 +256,7 @@ def front_door(_: Row) -> str:
                 "to 1e-8": case,
                 "rows": f"{row['rows']:,}",
                 "`ls.solve`": duration(ours),
-                "by": row["choice"].split("; ")[-1].removeprefix("then ").partition(":")[0],
+                "by": row["method"],
                 "best single method": f"{row['best']}, {duration(best)}",
                 "ratio": f"{ours / best:.2f}",
             }

@@ -57,7 +57,7 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     names = list(SYMMETRIC if A.is_symmetric() else GENERAL)
     if direct_cost(A) <= LONG and null is None:
         names.insert(0, "direct")
-    choice = ls.solve(A, b, rtol=rtol).selected
+    chosen = ls.solve(A, b, rtol=rtol)
     cells: dict[str, dict[str, Any]] = {}
     rounds: dict[str, list[list[float]]] = {OURS: []}
     best = math.inf
@@ -83,9 +83,10 @@ def one(run: Run, name: str, S: sp.csr_array, rtol: float) -> None:
     pairs = zip(cells[OURS]["rounds"], cells[best_method]["rounds"], strict=True)
     ratio = statistics.median(ours / max(theirs, FLOOR) for ours, theirs in pairs)
     row = {"section": run.section, "case": name, "way": f"to {rtol:g}", "dtype": "float64", "threads": 1}
-    row |= {"rows": A.shape[0], "nnz": A.nnz, "best": best_method, "of best": ratio, "choice": choice}
+    row |= {"rows": A.shape[0], "nnz": A.nnz, "best": best_method, "of best": ratio}
+    row |= {"method": chosen.method, "reason": chosen.reason}
     run.rows.append(row | {"cells": {who: cells[who] for who in (OURS, *names)}})
-    print(f"  {ratio:5.2f} of {best_method}: {name}, {rtol:g}: {choice}", flush=True)
+    print(f"  {ratio:5.2f} of {best_method}: {name}, {rtol:g}: {chosen.method}: {chosen.reason}", flush=True)
 
 
 def method(name: str, rtol: float, maxiter: int, null: Detected | None) -> Callable[[ls.CSR, Tensor], bool]:

@@ -150,15 +150,15 @@ def test_each_row_says_what_ran_its_solves():
     b = torch.ones(625, dtype=F64)
     kinds = {"none": None, "SSOR": lambda A: P.SSOR(A, 1.6), "AMG": P.AMG, "f": lambda A: lambda r: r}
     rows = evaluate(GRID, b, kinds, rtol=1e-6).rows
-    assert [row.execution for row in rows] == ["compiled"] * 2 + ["compiled, Python preconditioner"] * 2
-    for solver, execution in (("gmres", "compiled, Python preconditioner"), ("bicgstab", "eager")):
+    assert [row.backend for row in rows] == ["compiled"] * 2 + ["compiled, Python preconditioner"] * 2
+    for solver, backend in (("gmres", "compiled, Python preconditioner"), ("bicgstab", "eager")):
         rows = evaluate(GRID, b, kinds, rtol=1e-6, solver=solver).rows
-        assert [row.execution for row in rows] == ["compiled"] + [execution] * 3
+        assert [row.backend for row in rows] == ["compiled"] + [backend] * 3
     called = lambda A, b, **how: ls.solvers.cg(A, b, callback=lambda _: None, **how)  # noqa: E731
-    assert {row.execution for row in evaluate(GRID, b, kinds, rtol=1e-6, solver=called).rows} == {"eager"}
+    assert {row.backend for row in evaluate(GRID, b, kinds, rtol=1e-6, solver=called).rows} == {"eager"}
     huge = GRID.with_values(GRID.values * 2.0**200)  # in units, in which M is called between the steps
     row = evaluate([GRID, huge], [b, b], {"J": P.Jacobi}, rtol=1e-6).rows[0]
-    assert row.execution == "compiled or compiled, Python preconditioner"
+    assert row.backend == "compiled or compiled, Python preconditioner"
 
 
 def test_what_cg_computes_of_a_preconditioner_once_is_set_up():
@@ -191,7 +191,7 @@ def test_a_network_that_makes_preconditioners_of_a_data_set():
     A, b = [s.A for s in samples], [s.b for s in samples]
     (row,) = ls.evaluate(A, b, {"network": make}, rtol=1e-3, repeats=2).rows
     assert recorded == [False] * 15
-    assert (row.systems, row.converged, row.execution) == (5, 5, "compiled, Python preconditioner")
+    assert (row.systems, row.converged, row.backend) == (5, 5, "compiled, Python preconditioner")
     assert row.first_setup.max >= 0.2
     assert row.setup.mean < row.first_setup.mean
     solve = functools.partial(ls.solvers.cg, rtol=1e-3)
@@ -348,7 +348,7 @@ def test_the_table_is_aligned(small):
     assert len(lines) == 9
     at = head.index("converged") + len("converged")
     assert all(line[at - 3 : at + 1].rstrip() in ("3/3", "0/3") for line in lines)
-    at = head.index("execution") + len("execution")
+    at = head.index("backend") + len("backend")
     assert head.index("seconds") < at < head.index("set-up")
     assert [line[at - 8 : at].strip() for line in lines] == ["compiled"] * 6 + ["-"] * 3
 
@@ -357,7 +357,7 @@ def test_files(small, tmp_path):
     small.to_csv(tmp_path / "a.csv")
     with (tmp_path / "a.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["execution"] for row in rows] == ["compiled"] * 6 + [""] * 3
+    assert [row["backend"] for row in rows] == ["compiled"] * 6 + [""] * 3
     assert float(rows[0]["iterations_mean"]) == small.rows[0].iterations.mean
     assert rows[0]["setup_mean"] == ""
     small.to_json(tmp_path / "a.json")
@@ -366,7 +366,7 @@ def test_files(small, tmp_path):
     content = json.loads(text)
     assert content["solver"] == "cg"
     first = content["rows"][0]
-    assert (first["execution"], first["setup"]["mean"]) == ("compiled", None)
+    assert (first["backend"], first["setup"]["mean"]) == ("compiled", None)
     assert first["iterations"]["max"] == small.rows[0].iterations.max
     assert content["histories"]["none"][0] == small.histories["none"][0].tolist()
 

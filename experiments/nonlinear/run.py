@@ -63,7 +63,12 @@ def by_learnsolve(problem: str, n: int, told: bool) -> dict:
 
     solution = ls.nonlinear.root(f, u0, k, rtol=RTOL, callback=callback, throw=True, jacobian=pattern)
     (gradient,) = torch.autograd.grad(solution.x.square().mean(), k)
-    return {"u": solution.x, "gradient": gradient, "history": history, "by": solution.selected}
+    return {
+        "u": solution.x,
+        "gradient": gradient,
+        "history": history,
+        "by": f"{solution.method}: {solution.reason}",
+    }
 
 
 def by_newton_krylov(problem: str, n: int) -> dict:

@@ -89,7 +89,7 @@ class Row:
     setup : seconds to build the preconditioner for a matrix whose pattern was used before; NaN for a
         preconditioner that was passed in
     first_setup : seconds to build it for a new pattern, without plans
-    execution : how the iterations ran (`Solution.execution`): "compiled"; "compiled, Python preconditioner";
+    backend : how the iterations ran (`Solution.backend`): "compiled"; "compiled, Python preconditioner";
         "eager". With "eager", and with a cheap Python M, the seconds are mostly Python overhead. Several
         values if systems differ
     failures : number of unconverged systems by the name of their Status
@@ -104,7 +104,7 @@ class Row:
     seconds: Spread
     setup: Spread
     first_setup: Spread
-    execution: str = ""
+    backend: str = ""
     failures: dict[str, int] = field(default_factory=dict)
     message: str = ""
 
@@ -139,7 +139,7 @@ class Evaluation:
     solver: str
 
     def __str__(self) -> str:
-        head = ["preconditioner", "rtol", "converged", "iterations", "seconds", "execution"]
+        head = ["preconditioner", "rtol", "converged", "iterations", "seconds", "backend"]
         head += ["set-up", "first", "failures"]
         lines = [head, *(_cells(row) for row in self.rows)]
         return aligned(lines, left={0, len(head) - 1})
@@ -180,7 +180,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.converged}/{row.systems}",
         _number(row.iterations, "{:.1f}"),
         _number(row.seconds, "{:.2e}"),
-        row.execution or "-",
+        row.backend or "-",
         *(_number(getattr(row, key), "{:.2e}") for key in SPREADS[2:]),
         ": ".join(t for t in (failures, row.message) if t),
     ]
@@ -287,7 +287,7 @@ class _Run(NamedTuple):
     iterations: list[int | None]  # for each tolerance; None if it was not reached
     seconds: list[float | None]
     statuses: list[Status]
-    executions: list[str]
+    backends: list[str]
 
 
 class _Setup(NamedTuple):
@@ -334,7 +334,7 @@ def evaluate(
     Notes
     -----
     A system is solved separately to each tolerance, one after another, without gradient; the run to the
-    tightest gives the history. The first setup has no plans, later ones reuse them. Seconds of executions
+    tightest gives the history. The first setup has no plans, later ones reuse them. Seconds of backends
     other than "compiled" include those of Python. Counts and residuals are deterministic. Cost: systems x
     tolerances x (repeats + 1) solves per preconditioner, one if a system does not converge.
 
@@ -478,7 +478,7 @@ def _solve(
 ) -> _Run:
     A, b = system
     run = partial(solve, A, b, maxiter=maxiter, M=M)
-    iterations, seconds, statuses, executions = [], [], [], []
+    iterations, seconds, statuses, backends = [], [], [], []
     solution = None
     for rtol in tolerances:
         with quiet():  # the status is part of the report
@@ -490,9 +490,9 @@ def _solve(
         iterations.append(solution.iterations if converged else None)
         seconds.append(statistics.median(took) if took else None)
         statuses.append(solution.status)
-        executions.append(solution.execution)
+        backends.append(solution.backend)
     assert solution is not None
-    return _Run(_relative(solution.residual_norms.detach(), b), iterations, seconds, statuses, executions)
+    return _Run(_relative(solution.residual_norms.detach(), b), iterations, seconds, statuses, backends)
 
 
 def _relative(norms: Tensor, b: Tensor) -> Tensor:
@@ -516,7 +516,7 @@ def _row(label: str, rtol: float, i: int, systems: int, runs: list[_Run], setup:
         seconds=Spread.of([run.seconds[i] for run in runs if run.seconds[i] is not None]),
         setup=Spread.of(setup.later),
         first_setup=Spread.of(setup.first),
-        execution=" or ".join(dict.fromkeys(run.executions[i] for run in runs)),
+        backend=" or ".join(dict.fromkeys(run.backends[i] for run in runs)),
         failures=dict(Counter(run.statuses[i].name for run in runs if run.iterations[i] is None)),
         message=message,
     )

@@ -637,26 +637,26 @@ class Systems:
                     f'{self.residual.name}: linear="direct" needs an assembled Jacobian; give its pattern, '
                     'jacobian=..., or use linear="gmres"'
                 )
-            self.how, self.why = self.by_products, ": J by products"
+            self.how, self.why = self.by_products, "J by products"
             return
         symmetric = symmetry("root", A, None)
         positive = bool((A.diagonal() > 0).all())
         if A.device.type == "cpu" and automatic.direct_cost(A) * A.batch_shape.numel() <= DIRECT:
-            self.how, self.why = "direct", ": a factorization is cheap"
+            self.how, self.why = "direct", "a factorization is cheap"
         elif symmetric and positive:
-            self.how, self.why = "cg", ": J is symmetric, its diagonal positive"
+            self.how, self.why = "cg", "J is symmetric, its diagonal positive"
         else:
-            self.how, self.why = "gmres", ": J is not symmetric" if not symmetric else ": J is indefinite"
+            self.how, self.why = "gmres", "J is not symmetric" if not symmetric else "J is indefinite"
 
     def _another(self) -> bool:
         """Choose another method after a failed iteration chosen by "auto"."""
         if not isinstance(self.A, CSR) or self.A.device.type != "cpu":
             return False
         if automatic.direct_cost(self.A) <= automatic.LAST_RESORT:
-            self.how, self.why = "direct", f": {self.how} failed"
+            self.how, self.why = "direct", f"{self.how} failed"
             return True
         if self.how != "gmres":
-            self.how, self.why, self.kept = "gmres", f": {self.how} failed", None
+            self.how, self.why, self.kept = "gmres", f"{self.how} failed", None
             return True
         return False
 
@@ -715,11 +715,11 @@ class Systems:
         return self._factored().solve
 
     @property
-    def selected(self) -> str:
+    def method(self) -> str:
         if callable(self.how):
             return getattr(self.how, "__name__", "callable")
         M = f" with {type(self.kept).__name__}" if self.kept is not None and self.how in KRYLOV else ""
-        return f"{self.how}{M}{self.why}"
+        return f"{self.how}{M}"
 
 
 NOT_FINITE = (

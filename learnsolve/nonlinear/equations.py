@@ -140,7 +140,7 @@ class Root(Rule):
     def solution(self, out: Ended, adjoint: Report | None = None) -> Solution:
         iterations = out.norms.shape[-1] - 1
         solution = Solution(out.x, iterations, out.norms, -1, codes=out.codes, adjoint=adjoint, note=out.note)
-        solution.selected = self.systems.selected
+        solution.method, solution.reason = self.systems.method, self.systems.why
         solution.normal_residual_norm = out.normal
         return solution
 

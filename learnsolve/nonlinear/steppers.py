@@ -192,5 +192,6 @@ def _joined(u: Tensor, steps: list[Solution]) -> Solution:
     norms = torch.stack([step.residual_norms[..., -1] for step in steps], -1)
     codes = torch.stack([step._codes for step in steps], -1).amax(-1)  # type: ignore[arg-type]
     total = Solution(u, sum(step.iterations for step in steps), norms, -1, codes=codes)
-    total.seconds, total.selected = sum(step.seconds or 0.0 for step in steps), steps[-1].selected
+    total.seconds = sum(step.seconds or 0.0 for step in steps)
+    total.method, total.reason = steps[-1].method, steps[-1].reason
     return total

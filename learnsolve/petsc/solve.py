@@ -85,7 +85,7 @@ class System:
     ):
         PETSc = engine()
         self.rtol, self.atol, self.maxiter, self.symmetric = rtol, atol, maxiter, method in SYMMETRIC
-        self.mat, self.ksp = mat, PETSc.KSP().create(comm=PETSc.COMM_WORLD)
+        self.method, self.mat, self.ksp = method, mat, PETSc.KSP().create(comm=PETSc.COMM_WORLD)
         self._of_transpose = function, method, M, options
         _alive.add(self)
         self.x, self.b = self.mat.createVecs()
@@ -394,10 +394,10 @@ class KSP(Solver):
         iterations = len(norms) - 1
         if self.vector:
             x, norms, codes = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1)
-        solution = Solution(
-            x, iterations, norms, -1 if self.vector else -2, codes=codes, adjoint=report, execution="PETSc"
+        axis, method = -1 if self.vector else -2, self.system.method
+        return Solution(
+            x, iterations, norms, axis, codes=codes, adjoint=report, backend="PETSc", method=method
         )
-        return solution
 
     def solution(self, b: Tensor, x0: Tensor | None) -> Solution:
         x, plain = self.run(b, x0)

@@ -239,7 +239,7 @@ METHODS: dict[str, Callable[..., Solution]] = {
 }  # fmt: skip
 _NO_GRAPH = (
     "ls.solve chooses by the values of A, which are not known while a graph is traced (fullgraph=True, "
-    "torch.export): write ls.solvers.cg(A, b, M=...).x, with the method and M that Solution.selected names"
+    "torch.export): write ls.solvers.cg(A, b, M=...).x, with the method and M that Solution.method names"
 )
 OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
 
@@ -273,7 +273,7 @@ def solve(
 
     Returns
     -------
-    Solution; its attribute `selected` says what was chosen and why.
+    Solution; its attributes `method` and `reason` say what was chosen and why.
 
     Raises
     ------
@@ -294,8 +294,8 @@ def solve(
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((16, 16, 16))
     >>> solution = ls.solve(A, torch.ones(4096, dtype=torch.float64), rtol=1e-8)
-    >>> solution.selected
-    'cg with Jacobi: A is symmetric, its diagonal positive'
+    >>> solution.method, solution.reason
+    ('cg with Jacobi', 'A is symmetric, its diagonal positive')
     """
     if torch.compiler.is_exporting():
         raise NotImplementedError(_NO_GRAPH)
@@ -341,8 +341,7 @@ def solve(
     choice, x0 = next(attempts), None
     while True:
         made, note = preconditioner(choice.M, A, M)
-        tried.append(f"{choice.method}{note}: {choice.why}")
-        failure = None
+        ran, failure = f"{choice.method}{note}", None
         try:
             with quiet() as said:
                 solution = _run(choice, A, b, x0, made, rtol, atol, maxiter, throw, null_space, factors)
@@ -356,20 +355,22 @@ def solve(
             failure, status = error, Status.BREAKDOWN
         if status not in OTHERWISE:
             break
+        why = choice.why
         try:
             ending = Ending(status) if failure is not None else _ending(solution, b, rtol, atol)
             choice = attempts.send(ending)
         except StopIteration:
             break
-        tried[-1] += "; A is singular" if failure is not None else f"; {status.name}"
+        tried.append(f"{ran}: {why}; {'A is singular' if failure is not None else status.name}")
         x0 = None if failure is not None else _start(solution)
     if failure is not None:
         raise failure
-    solution.selected = "; then ".join(tried)
+    before = f"; before, {'; then '.join(tried)}" if tried else ""
+    solution.method, solution.reason = ran, f"{choice.why}{before}"
     if isinstance(null_space, Detected):
         found = 'null_space="constants", as the rows of A sum to zero'
         exactly = "" if null_space.exactly else " up to rounding"
-        solution.selected = f"{found}; {solution.selected}"
+        solution.reason = f"{found}; {solution.reason}"
         solution.note = f"{found}{exactly}, and so do its columns. {solution.note}"
     report("solve", solution, throw, True)
     for text in said:
@@ -458,4 +459,4 @@ def _direct(A: CSR, b: Tensor, rtol: float, atol: float, factors: Factorization 
         reached = after <= (rtol * before).clamp(min=atol)
         codes = torch.where(reached, CODE[Status.CONVERGED], CODE[Status.STAGNATED])
         codes = torch.where(after.isfinite(), codes, CODE[Status.NON_FINITE])
-    return Solution(x, 1, torch.stack((before, after), axis), axis, codes=codes, execution=DIRECT)
+    return Solution(x, 1, torch.stack((before, after), axis), axis, codes=codes, backend=DIRECT)

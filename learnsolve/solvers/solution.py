@@ -83,7 +83,7 @@ class Status(enum.Enum):
         return self.value
 
 
-# Values of `Solution.execution`.
+# Values of `Solution.backend`.
 COMPILED, PYTHON_M, EAGER, DIRECT = "compiled", "compiled, Python preconditioner", "eager", "direct"
 _ENDED = (Status.MAX_ITERATIONS, Status.STOPPED_BY_CALLBACK, Status.STAGNATED)
 STATUSES = tuple(Status)
@@ -211,7 +211,9 @@ class Solution(_Pair):
     info : int, SciPy's code: 0 converged, > 0 iterations without converging, < 0 breakdown
     note : str, for a solve that did not converge: the accuracy reached and the accuracy requested, part of
         `summary`. With `null_space`: the component of b that was dropped, if it is more than rounding
-    execution : str, how the iterations ran: "compiled", many iterations per call; "compiled, Python
+    method : str, the method that ran, such as "cg", or "cg with MIC0" if `learnsolve.solve` chose M
+    reason : str, why `learnsolve.solve` chose it, and what it tried before; otherwise empty
+    backend : str, how the iterations ran: "compiled", many iterations per call; "compiled, Python
         preconditioner", one iteration per compiled call with M called in between; "eager", one torch
         operation after another; "direct", a factorization; "PETSc"
     seconds : float, of a solve on the CPU, without the backward pass; None for `jacobi`, with `iterations`,
@@ -219,7 +221,6 @@ class Solution(_Pair):
     products : int, the products with A and A^T in the iterations: one per iteration, two for `bicgstab`,
         `lsqr` and `lsmr`, one more for each restart of `gmres`. The first residual and the final checks are
         not counted. None where `seconds` is
-    selected : str, for `learnsolve.solve`: the methods that ran and why; otherwise empty
     adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
         backward pass
 
@@ -244,11 +245,13 @@ class Solution(_Pair):
         codes: Tensor | None = None,
         adjoint: Report | None = None,
         note: str = "",
-        execution: str = EAGER,
+        backend: str = EAGER,
+        method: str = "",
     ):
         self.x = x
-        self.execution = execution
-        self.selected = ""
+        self.method = method
+        self.reason = ""
+        self.backend = backend
         self.seconds: float | None = None
         self.products: int | None = None
         self.normal_residual_norm: Tensor | None = None
@@ -318,7 +321,7 @@ class Solution(_Pair):
         norms = self.residual_norms.detach()
         last, first = (float(norms.select(self._axis, i).max()) for i in (-1, 0))
         steps = f"after {self.iterations} iteration{'' if self.iterations == 1 else 's'}"
-        how = "by a factorization" if self.execution == DIRECT else steps
+        how = "by a factorization" if self.backend == DIRECT else steps
         return (
             f"{self.status.name}{columns} {how}, residual norm {last:.3g} "
             f"(initially {first:.3g}). {self.note}{self.status}"

@@ -496,11 +496,12 @@ def jacobi(
                 A, b[:, None], x0[:, None], weight=weight, iterations=iterations, gradient=gradient
             )
             x = columns.x.squeeze(-1)
-            return Solution(x, iterations, lambda: columns.residual_norms.squeeze(-1), -1, (x,))
+            norms = lambda: columns.residual_norms.squeeze(-1)  # noqa: E731
+            return Solution(x, iterations, norms, -1, (x,), method=name)
     scale = _scale(A, b, weight, iterations)
     if iterations == 1 and _only_scale_learns(scale, values, b, x0):
-        return solution_of(A, b, *_one_sweep(A, scale, b, x0), iterations, EAGER)
-    return compiled(A, b, x0, scale, iterations, gradient == "checkpointed")
+        return solution_of(name, A, b, *_one_sweep(A, scale, b, x0), iterations, EAGER)
+    return compiled(name, A, b, x0, scale, iterations, gradient == "checkpointed")
 
 
 def _only_scale_learns(scale: Tensor, *others: Tensor) -> bool:

@@ -122,7 +122,7 @@ def run(make, A, values, omega, b, apart, gradient="unrolled"):
     M = make(A.with_values(values), omega)
     given = (lambda r: M(r)) if apart else M
     out = ls.solvers.cg(A.with_values(values), b, M=given, rtol=0, maxiter=4, gradient=gradient)
-    assert out.execution == ("eager" if apart else "compiled")
+    assert out.backend == ("eager" if apart else "compiled")
     return out.x, out.residual_norms
 
 
@@ -185,7 +185,7 @@ def test_a_matrix_that_was_changed_in_place():
         M.pcg_form()
     A.values.mul_(2)
     for M, z in zip(made, before, strict=True):
-        assert ls.solvers.cg(A, b, M=M).execution == "compiled"
+        assert ls.solvers.cg(A, b, M=M).backend == "compiled"
         assert torch.equal(M(b), z)
 
 

@@ -179,7 +179,7 @@ def test_a_class_of_ones_own_may_build():
     M, A, b = Scale(20), spd(), normal((20,))
     assert torch.equal(M(b), M.weight * b)
     solution = ls.solvers.cg(A, b, M=M, rtol=0, maxiter=3, gradient="unrolled")
-    assert solution.execution == "compiled"
+    assert solution.backend == "compiled"
     solution.residual_norms[-1].backward()
     assert M.weight.grad is not None
     with pytest.raises(NotImplementedError, match="Scale must define settings"):

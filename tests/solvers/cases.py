@@ -110,7 +110,7 @@ class Case:
     v: Tensor
     M: Callable[[ls.CSR], Any] | None = None
     keywords: dict[str, Any] = field(default_factory=dict)  # of every call
-    vector: str = EAGER  # what runs the iterations (`Solution.execution`) for one right-hand side,
+    vector: str = EAGER  # what runs the iterations (`Solution.backend`) for one right-hand side,
     columns: str = EAGER  # for several,
     fixed: str = EAGER  # and for a fixed number of them, whose derivatives are asked for
     function: bool = False  # A is a callable

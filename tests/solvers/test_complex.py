@@ -73,12 +73,12 @@ def test_the_solver_of_solve():
     for name, word in (("Hermitian", "cg"), ("indefinite", "cg"), ("wave", "bicgstab")):
         A, b = SYSTEMS[name].detach().requires_grad_(), right(30).requires_grad_()
         solution = ls.solve(A, b, rtol=1e-10)
-        assert solution.selected.startswith("direct")
+        assert solution.method == "direct"
         (gb,) = grad(solution.x.real.sum(), b)
         close([A.H @ gb], [torch.ones(30, dtype=b.dtype)], 1e-8)
         assert next(ls.solvers.automatic._iterations(A, "auto", torch.inf, 60)).method == word
     assert ls.solve(WAVE, right(30), method="gmres", rtol=1e-9).converged
-    assert ls.solve(WAVE, right(30), method=ls.factorize(WAVE)).execution == "direct"
+    assert ls.solve(WAVE, right(30), method=ls.factorize(WAVE)).backend == "direct"
 
 
 @pytest.mark.parametrize("k", [0, 3])

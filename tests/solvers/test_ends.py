@@ -663,3 +663,17 @@ def test_least_squares_of_least_norm(name, scale, shape):
         least = [np.linalg.pinv(np.vstack((a, eye)))[:, : shape[0]] @ c for a, c in zip(A, b, strict=True)]
         assert np.abs(x - np.stack(least)).max() < 1e-5
         assert (x[~b.any(axis=1)] == 0).all()
+
+
+# --- what ran ---
+
+
+@pytest.mark.parametrize("name", ["cg", "gmres", "lsqr", "jacobi", "heavyball", "sor"])
+def test_a_solution_names_its_method(name):
+    A, b = poisson(16), normal((64,)).requires_grad_()
+    fixed = {"iterations": 3} if name in ("jacobi", "heavyball", "sor") else {}
+    solution = getattr(S, name)(A, b, **fixed)
+    assert (solution.method, solution.reason) == (name, "")
+    if not fixed:
+        solution.x.sum().backward()
+        assert solution.adjoint.method == name

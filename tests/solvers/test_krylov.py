@@ -63,7 +63,7 @@ def test_solution_and_history(case, dtype, index):
             assert solution.converged, solution.summary()
             assert solution.x.dtype == dtype
             one_by_one = case.vector == COMPILED and not lead and values.dim() == 1  # columns, each alone
-            assert solution.execution == (case.columns if columns and not one_by_one else case.vector)
+            assert solution.backend == (case.columns if columns and not one_by_one else case.vector)
             x = case.dense(values.double(), b.double())
             torch.testing.assert_close(solution.x.double(), x, rtol=300 * tol, atol=300 * tol)
             assert solution.residual_norms.shape == (*x.shape[:-2], solution.iterations + 1, *columns)
@@ -87,7 +87,7 @@ def test_compiled_code_is_the_loop(case, quick):
             ours = case.solve(v, b, start, **ends | maxiter)
             with eager():
                 theirs = case.solve(v, b, start, **ends | maxiter)
-            assert theirs.execution == "eager"
+            assert theirs.backend == "eager"
             agree(ours, theirs, 1e-7 if dtype == torch.float64 else 2e-3)
 
 
@@ -315,7 +315,7 @@ def test_a_fixed_number_of_iterations(case, quick):
 
     def f(mode, v, b, *x0):
         solution = case.solve(v, b, *x0, tol=0.0, maxiter=3, gradient=mode)
-        runs.append((solution.execution, solution.iterations, solution.statuses))
+        runs.append((solution.backend, solution.iterations, solution.statuses))
         return torch.cat((solution.x.flatten(), solution.residual_norms.flatten()))
 
     every = list(itertools.product(MODES[1:], ((), (3,)), (False, True)))
@@ -400,7 +400,7 @@ def test_gradients_are_those_of_dense_algebra(case):
         v, b = case.v, case.right(2)
         close(gradients(lambda v, b: x(v, b, "unrolled"), v, b), gradients(case.dense, v, b), 1e-6)
     if "nonlinear" not in case.name:  # of which the adjoint uses no M
-        assert solutions[0].adjoint.execution == solutions[0].execution
+        assert solutions[0].adjoint.backend == solutions[0].backend
 
 
 @pytest.mark.rows(2)

@@ -369,16 +369,14 @@ def test_what_goes_which_way():
     """Besides what the rows of cases.py promise."""
     A, b = matrix_of("cg"), normal((30,))
     two, jacobi = normal((30, 2)), ls.preconditioners.Jacobi(A)
-    assert S.cg(A, b, callback=lambda at: None).execution == EAGER
-    assert S.cg(1e200 * A, 1e200 * b).execution == COMPILED
-    assert (
-        S.cg(1e200 * A, 1e200 * b, M=jacobi).execution == PYTHON_M
-    )  # in units M is called between the steps
+    assert S.cg(A, b, callback=lambda at: None).backend == EAGER
+    assert S.cg(1e200 * A, 1e200 * b).backend == COMPILED
+    assert S.cg(1e200 * A, 1e200 * b, M=jacobi).backend == PYTHON_M  # in units M is called between the steps
     for x, options in ((b, {"rtol": 1e-3}), (b, {"atol": 1e-3}), (two, {"callback": lambda _: None})):
         unrolled = S.cg(A, x.requires_grad_(), maxiter=2, gradient="unrolled", **{"rtol": 0.0} | options)
-        assert unrolled.execution == EAGER
+        assert unrolled.backend == EAGER
     with torch.autograd.forward_ad.dual_level():
-        assert S.minres(A, normal((30,)), gradient="unrolled").execution == EAGER
+        assert S.minres(A, normal((30,)), gradient="unrolled").backend == EAGER
 
 
 # --- between two calls ---
@@ -463,7 +461,7 @@ def test_norms_of_a_column_that_is_done_are_true_ones():
     A = ls.problems.poisson((300,)).to(torch.float32)
     b = torch.stack((A @ torch.ones(300), normal((300,)).float()), 1)
     solution = S.cg(A, b, rtol=1e-4, maxiter=400)
-    assert solution.execution == COMPILED
+    assert solution.backend == COMPILED
     assert solution.statuses[0].name == "CONVERGED"
     norms = solution.residual_norms[:, 0]
     true = torch.linalg.vector_norm((b - A @ solution.x)[:, 0])  # in the rounding of the product that judged
@@ -488,7 +486,7 @@ def test_statuses_of_a_fixed_number_of_iterations():
     with pytest.raises(S.SolverError, match="INDEFINITE"):
         S.cg(A, b, throw=True, **options)
     alone = S.cg(A, b[:, 1], **options)
-    assert (alone.status, alone.iterations, alone.execution) == (S.Status.INDEFINITE, 0, COMPILED)
+    assert (alone.status, alone.iterations, alone.backend) == (S.Status.INDEFINITE, 0, COMPILED)
     assert alone.residual_norms.tolist() == [1]
 
 

@@ -114,7 +114,7 @@ def test_an_M_that_is_not_positive_definite_is_named(M, status):
     b = normal((20, 2))
     b[:, 1] = 0
     solution = S.cg(spd(), b, M=M, rtol=1e-10)
-    assert solution.execution == "compiled, Python preconditioner"
+    assert solution.backend == "compiled, Python preconditioner"
     assert [s.name for s in solution.statuses] == [status, "CONVERGED"]
     assert solution.x.isfinite().all()
 

@@ -288,7 +288,7 @@ def beside(seed: int, counts: Counter) -> Iterator[str]:
     with patch.multiple(advance, _MANY_ROWS=rows_of_tiles, _ROWS=rows_of_tiles):
         block = solve(A, b, x0, **keywords)
     counts["columns"] += k
-    exact = (name == "cg" and k < 4) or (name in KRYLOV and block.execution == "compiled" and name != "cg")
+    exact = (name == "cg" and k < 4) or (name in KRYLOV and block.backend == "compiled" and name != "cg")
     for j in range(k):
         one = solve(A, b[:, j].contiguous(), None if x0 is None else x0[:, j].contiguous(), **keywords)
         x, y = block.x[:, j], one.x
@@ -391,7 +391,7 @@ def _solve(kind: str, A: ls.CSR, shift: float, rng: np.random.Generator) -> Iter
             return
     said = " ".join(str(w.message) for w in caught)
     size, sums = np.abs(D).sum(1), D.sum(1)
-    taken, nearly = solution.selected.startswith("null_space"), "nearly singular" in said
+    taken, nearly = solution.reason.startswith("null_space"), "nearly singular" in said
     if taken and (np.abs(sums) > 8 * np.sqrt(n) * eps * size).any():
         yield f"taken for singular, with sums up to {float((np.abs(sums) / size).max()):.2g} of the entries"
     if not taken and not sums.any() and not D.sum(0).any():

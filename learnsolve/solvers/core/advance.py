@@ -419,7 +419,7 @@ class CompiledCG:
     def __init__(self, system: System, parts: list[_Part], flexible: bool, state_type: Any):
         self.system, self.parts, self.flexible, self.state_type = system, parts, flexible, state_type
         self.A, self.b = system.A, system.b
-        self.execution = PYTHON_M if parts[0].form.kind == PYTHON_M else COMPILED
+        self.backend = PYTHON_M if parts[0].form.kind == PYTHON_M else COMPILED
 
     def start(self, x: Tensor, r: Tensor) -> State:
         x0 = None if self.system.x0 is None else x
@@ -562,7 +562,7 @@ def _codes_of(why: Tensor) -> Tensor:
 #                  breaks down, is not finite or is in doubt
 #     released     the method's state, for the loop to go on with
 #     due          when the loop measures stagnation
-#     execution    as `Solution.execution`
+#     backend    as `Solution.backend`
 #
 # Here: `minres`, `bicgstab`, `gmres` and `fgmres` for one right-hand side on the CPU, without autograd,
 # without M or with a diagonal M; `gmres` and `fgmres` call any other M between steps of one iteration each.
@@ -586,7 +586,7 @@ _WIDTH, _MANY_ROWS, _ROWS = 8, 2**15, 2**13
 class Advance(Protocol):
     """See above."""
 
-    execution: str
+    backend: str
     due: Schedule
 
     @property
@@ -625,7 +625,7 @@ class CompiledSteps:
         self.fixed = (pattern._structure(A.transpose), values, self.number, diagonal, b.detach().squeeze(-1))
         self.most = max(_MOST // (pattern.nnz + (20 + 3 * min(self.restart, 100)) * len(b)), 1)
         self.M = M  # called before each iteration, if it is not a diagonal
-        self.execution = COMPILED if M is None else PYTHON_M
+        self.backend = COMPILED if M is None else PYTHON_M
         self.due: Schedule = LOOP_SCHEDULE
         self.criterion, self.bounds = criterion, None
         self.none = b.new_empty(0, 1)
@@ -718,11 +718,11 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
     few = k < 4 and n >= _ROWS
     if hasattr(method, "cg_state") and isinstance(system.A, Matrix):  # compiled, or M between compiled steps
         own = fitting(method, system, gradient) if n >= _ROWS and (few or separate(b)) else None
-        return [1] * k if own is not None and (few or own.execution == COMPILED) else []
+        return [1] * k if own is not None and (few or own.backend == COMPILED) else []
     # A solve of its own costs a column more than it saves where both are small.
     if hasattr(method, "steps") and k <= max(8, n // 16):
         one = fitting(method, next(columns_of(system, [1, k - 1])), gradient)
-        if one is not None and (one.execution == COMPILED or n >= _ROWS):
+        if one is not None and (one.backend == COMPILED or n >= _ROWS):
             return [1] * k
     if k > _WIDTH and n >= _MANY_ROWS:
         rest = k % _WIDTH
@@ -760,4 +760,4 @@ def side_by_side(outs: list[Outcome]) -> Outcome:
         for h in (out.norms for out in outs)
     ]
     x, codes = torch.cat([out.x for out in outs], -1), torch.cat([out.codes for out in outs], -1)
-    return Outcome(x, torch.cat(norms, -1), codes, "", outs[0].execution)
+    return Outcome(x, torch.cat(norms, -1), codes, "", outs[0].backend)

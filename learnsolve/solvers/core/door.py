@@ -119,8 +119,10 @@ def traced_solve(
             others += pattern._structure(False)[:2]
     x, norms, codes, iterations = solve_in_graph([A.values, b, *others], *call.encoded())
     steps = hasattr(method, "steps") and kind in ("none", "diagonal") and b.dim() == 1 and A.values.dim() == 1
-    execution = COMPILED if name == "cg" or (steps and b.is_cpu) else EAGER
-    return Solution(x, iterations, norms, -1 if b.dim() == 1 else -2, codes=codes, execution=execution)
+    backend = COMPILED if name == "cg" or (steps and b.is_cpu) else EAGER
+    return Solution(
+        x, iterations, norms, -1 if b.dim() == 1 else -2, codes=codes, backend=backend, method=name
+    )
 
 
 def _is_null(null: Any) -> bool:
@@ -157,7 +159,7 @@ def _traced_cg(
     codes = torch.where(torch.isfinite(x).all(0), codes, CODE[Status.NON_FINITE])
     if b.dim() == 1:
         x, norms, codes = x.squeeze(-1), norms.squeeze(-1), codes.squeeze(-1)
-    return Solution(x, options.maxiter, norms, 0, codes=codes.detach(), execution=COMPILED)
+    return Solution(x, options.maxiter, norms, 0, codes=codes.detach(), backend=COMPILED, method="cg")
 
 
 _CODES = {int(stop): code for stop, code in STOP_CODE.items() if code > 0}

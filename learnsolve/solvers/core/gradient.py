@@ -72,7 +72,7 @@ def implicit(
         ended = Report()
         out = Outcome(*Solve.apply(problem, ended, b, x0, *parameters))  # type: ignore[misc]
         if (plain := ended.solution) is not None:
-            out = out._replace(note=plain.note, execution=plain.execution)
+            out = out._replace(note=plain.note, backend=plain.backend)
     else:
         with torch.set_grad_enabled(False):  # half the time of no_grad()
             out = problem.run(b, x0)

@@ -293,7 +293,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
             if runs:
                 codes = codes.masked_fill(codes == 0, CODE[Status.MAX_ITERATIONS])
             codes, x = codes.squeeze(-2), progress.state.x.contiguous()
-            out = Outcome(x, torch.cat((loop.first, *norms), -2), codes, "", loop.execution)
+            out = Outcome(x, torch.cat((loop.first, *norms), -2), codes, "", loop.backend)
         outs.append(out)
     out = side_by_side(outs)
     return explained(system, out) if system.criterion.has_tolerance else out
@@ -318,7 +318,7 @@ class _Loop:
         # A callback runs after every iteration. A backward that repeats a segment repeats its checks.
         self.gap = gaps() if self.on_device and self.callback is None else lambda done: 1
         self.compiled = fitting(method, system, gradient)
-        self.execution = EAGER if self.compiled is None else self.compiled.execution
+        self.backend = EAGER if self.compiled is None else self.compiled.backend
         self.due = LOOP_SCHEDULE if self.compiled is None else self.compiled.due
 
     def begin(self) -> _Progress:

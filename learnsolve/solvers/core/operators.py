@@ -193,7 +193,7 @@ class Outcome(NamedTuple):
     norms: Tensor  # (..., iterations + 1, k)
     codes: Tensor  # (..., k), of the final Status of each column
     note: str = ""  # on the accuracy of columns that did not converge
-    execution: str = EAGER  # `Solution.execution`
+    backend: str = EAGER  # `Solution.backend`
 
 
 class Columns(NamedTuple):

@@ -661,8 +661,9 @@ class Problem(Solver):
         iterations = out.norms.shape[-2] - 1
         x, norms, codes, axis = self.columns.out_of(out.x, out.norms, out.codes)
         solution = Solution(
-            x, iterations, norms, axis, codes=codes, adjoint=adjoint, note=out.note, execution=out.execution
+            x, iterations, norms, axis, codes=codes, adjoint=adjoint, note=out.note, backend=out.backend
         )
+        solution.method = self.name.partition(",")[0]  # "cg, adjoint solve of the backward"
         solution.products = getattr(self.method, "products", int)(iterations)
         return solution
 

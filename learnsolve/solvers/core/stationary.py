@@ -380,7 +380,7 @@ def run_fixed(
     has_kernel = isinstance(A, CSR) and (A.values.is_cpu or A.values.is_cuda)
     if has_kernel and kind in ("none", "diagonal") and options.callback is None:
         scale = spread(a, A.shape[0]) if m is None else times(m.unsqueeze(-2), a)
-        solution = compiled(A, b, x0, scale, iterations, checkpointed, c)
+        solution = compiled(name, A, b, x0, scale, iterations, checkpointed, c)
     else:
         columns, systems = Columns(b.dim() == 1, batch, layout), systems_of(name, options, b, layout)
         M = joined(layout, [as_preconditioner(name, "M", own.M, part) for own, part in systems])
@@ -394,7 +394,14 @@ def run_fixed(
 
 
 def compiled(
-    A: CSR, b: Tensor, x0: Tensor, scale: Tensor, iterations: int, checkpointed: bool, momenta: Any = None
+    name: str,
+    A: CSR,
+    b: Tensor,
+    x0: Tensor,
+    scale: Tensor,
+    iterations: int,
+    checkpointed: bool,
+    momenta: Any = None,
 ) -> Solution:
     """`richardson_sweeps` for scale (n,) or (..., rows, n) and momenta (..., rows); all batch axes (of these,
     A and b) are merged into the one axis of the kernel."""
@@ -402,7 +409,7 @@ def compiled(
     single = values.dim() == 1 and b.dim() <= 2 and scale.dim() <= 2
     if single and (momenta is None or momenta.dim() == 1):
         x, norms = richardson_sweeps(values, scale, b, x0, pattern, iterations, checkpointed, momenta)
-        return solution_of(A, b, x, norms, iterations)
+        return solution_of(name, A, b, x, norms, iterations)
     batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2], scale.shape[:-2])
 
     B, X = (t.expand(batch + t.shape[-2:]) for t in (b, x0))
@@ -416,16 +423,17 @@ def compiled(
     operands = flat(values, 1), flat(scale, 2), flat(B, 2), flat(X, 2)
     parts = richardson_sweeps(*operands, pattern, iterations, checkpointed, flat(momenta, 1))
     x, norms = (t.reshape(batch + t.shape[1:]) for t in parts)
-    return solution_of(A, b, x, norms, iterations)
+    return solution_of(name, A, b, x, norms, iterations)
 
 
 def solution_of(
+    name: str,
     A: CSR,
     b: Tensor,
     x: Tensor,
     norms: Tensor | Callable[[], Tensor],
     iterations: int,
-    execution: str = COMPILED,
+    backend: str = COMPILED,
 ) -> Solution:
     """`norms`: before each step. The norm of the last residual is computed on demand."""
     values, pattern = A.values, A.pattern
@@ -433,7 +441,8 @@ def solution_of(
     def complete() -> Tensor:
         return _with_last(norms() if callable(norms) else norms, b - product(values, x, pattern, False))
 
-    return Solution(x, iterations, complete, 0 if b.dim() == 1 else -2, (values, b, x), execution=execution)
+    axis = 0 if b.dim() == 1 else -2
+    return Solution(x, iterations, complete, axis, (values, b, x), backend=backend, method=name)
 
 
 def _with_last(norms: Tensor, r: Tensor) -> Tensor:
@@ -472,7 +481,7 @@ class Steps:
         if sources:
             shown, axis = self.columns.out_of(x)
             lazy = lambda: complete().squeeze(-1) if self.columns.vector else complete()  # noqa: E731
-            return Solution(shown, count, lazy, axis, (*sources, shown))
+            return Solution(shown, count, lazy, axis, (*sources, shown), method=self.function)
         history = complete()
         if not stopped:
             stopped = self._stops(count, x, history[..., -1:, :])
@@ -480,7 +489,8 @@ class Steps:
             lost = ~torch.isfinite(history.detach()[..., -1, :])
             codes = [torch.where(lost, CODE[Status.NON_FINITE], CODE[Status.STOPPED_BY_CALLBACK])]
         x, history, *codes, axis = self.columns.out_of(x, history, *codes)
-        return Solution(x, count, history, axis, codes=codes[0] if codes else None)
+        ended = codes[0] if codes else None
+        return Solution(x, count, history, axis, codes=ended, method=self.function)
 
     def _run(
         self, b: Tensor, x: Tensor, iterations: int, checkpointed: bool, r: Tensor | None
