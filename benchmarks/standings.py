@@ -146,8 +146,8 @@ def bandits(_: Row) -> str:
 
 def races(_: Row) -> str:
     """Every contestant on each course: processor seconds, over those of the best classical one."""
-    parts = []
-    for name, board in json.loads(RACES.read_text())["boards"].items():
+    parts, record = [], json.loads(RACES.read_text())
+    for name, board in record["boards"].items():
         lines = []
         for row in board:
             some = row["iterations"] != ""
@@ -164,4 +164,6 @@ def races(_: Row) -> str:
             lines.append(line | {"paid after": str(row["paid after"])})
         title = f"### {name}: {board[0]['matrices']} held-out matrices, {board[0]['unknowns']:,} unknowns"
         parts += [title, markdown(lines)]
+        if about := record["found"][name].get("measured"):
+            parts.append("{cpu}, {date}, commit {commit}.".format(**about))
     return "\n\n".join(parts)

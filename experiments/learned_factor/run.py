@@ -4,10 +4,13 @@ included.
 Trains networks for diffusion with full tensors that turn by regions, in two and three dimensions, two at a
 time, and races them on held-out matrices: cg to 1e-8 from new values, one thread.
 Seconds are those that processors worked. --weights races with the committed weights; --resume goes on after
-an interruption, and --report writes the files of what was measured.
+an interruption, and --report writes the files of what was measured. Courses that are not measured again keep
+their committed results.
 """
 
 import ast
+import csv
+import json
 import math
 import statistics
 import sys
@@ -26,6 +29,7 @@ from training import STAGES, Stage, train_file
 
 from benchmarks.contestants import CONTESTANTS, RTOL
 from benchmarks.ledger import Ledger, supervised
+from benchmarks.report import machine
 
 COURSES = (Course(2, 256), Course(2, 512), Course(3, 40), Course(3, 64))
 TRANSFER = (Course(2, 256, "smooth"), Course(2, 256, "constant"))
@@ -85,6 +89,14 @@ def median_of(rows: dict, who: str, columns: int) -> float | str:
     """Seconds for so many right-hand sides."""
     each = [row[who] for key, row in rows.items() if key.startswith(f"{columns}|") and who in row]
     return statistics.median(row["cpu"] for row in each if "cpu" in row) if each else ""
+
+
+def curves(path: Path) -> dict[tuple[int, int], list[dict]]:
+    """The rows of committed trainings, by dimensions and seed."""
+    found: dict[tuple[int, int], list[dict]] = {}
+    for row in csv.DictReader(path.open()):
+        found.setdefault((int(row["dimensions"]), int(row["seed"])), []).append(row)
+    return found
 
 
 def figure(boards: dict[str, list[dict]]):
@@ -152,20 +164,25 @@ def main() -> None:
             path.unlink(missing_ok=True)
         names = {name_of(k): files[d, k] for d, k in jobs if d == course.dimensions}
         run(race, path, course, names, options)
-    boards, found, losses = {}, {}, []
-    for course in courses if experiment.quick else (*COURSES, *TRANSFER):  # all that were ever measured
+    boards, found, losses = {}, {}, {} if experiment.quick else curves(committed / "losses.csv")
+    earlier = {} if experiment.quick else json.loads((committed / "races.json").read_text())
+    for job, training_of in trained.rows.items():
+        d, k = ast.literal_eval(job)
+        losses[d, k] = [{"dimensions": d, "seed": k, **row} for row in training_of["rows"]]
+    for course in courses if experiment.quick else (*COURSES, *TRANSFER):
         path = folder / f"{course.name}.jsonl"
         if not path.exists():
+            for kept, key in ((boards, "boards"), (found, "found")):
+                kept |= {name: of for name, of in earlier.get(key, {}).items() if name == course.name}
             continue
         rows = Ledger(path).rows
         seconds = {
-            name_of(k): row["rows"][-1]["seconds"]
-            for (d, k), row in ((ast.literal_eval(job), row) for job, row in trained.rows.items())
-            if d == course.dimensions
+            name_of(k): float(of[-1]["seconds"]) for (d, k), of in losses.items() if d == course.dimensions
         }
         learned = [who for who in rows["1|0"] if who not in CONTESTANTS]
         boards[course.name] = standing(course, rows, learned, seconds)
         found[course.name] = {
+            "measured": {key: machine()[key] for key in ("cpu", "date", "commit")},
             "settings": {
                 who: CONTESTANTS[who].settings[row["setting"]]
                 for key, row in rows.items()
@@ -175,9 +192,6 @@ def main() -> None:
                 key: row["failed"] for key, row in rows.items() if key.startswith("tune|") and "failed" in row
             },
         }
-    for job, training_of in trained.rows.items():
-        d, k = ast.literal_eval(job)
-        losses += [{"dimensions": d, "seed": k, **row} for row in training_of["rows"]]
     shown = (
         "course",
         "contestant",
@@ -197,7 +211,7 @@ def main() -> None:
             experiment.keep(file, file.name)
     experiment.csv("races.csv", every)
     if losses:
-        experiment.csv("losses.csv", losses)
+        experiment.csv("losses.csv", [row for job in sorted(losses) for row in losses[job]])
     experiment.figure("races.png", figure(boards))
     experiment.json(
         "races.json",
