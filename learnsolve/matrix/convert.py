@@ -14,6 +14,7 @@ import scipy.sparse
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from learnsolve import _analysis
 from learnsolve.matrix.cache import readable, unmapped
@@ -289,6 +290,48 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
             "that require grad, or use the CSR or COO layout"
         )
     return _from_compressed(T, shape) if T.layout in _LAYOUTS[:2] else _from_blocks(T, shape)
+
+
+# The patterns of the last CSR tensors of torch, by the storages of their indices, which are not kept alive: a
+# loop that calls a solver with such a tensor analyzes it once.
+_patterns: dict[tuple[Any, ...], tuple[list[StorageWeakRef], SparsityPattern]] = {}
+_MOST = 8
+
+
+def _indices_of(T: Tensor) -> tuple[Tensor, Tensor] | None:
+    if type(T) is not Tensor or T.layout != torch.sparse_csr or T.dim() != 2:
+        return None
+    indices = T.crow_indices(), T.col_indices()
+    return indices if all(map(readable, indices)) else None
+
+
+def _key_of(T: Tensor, indices: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+    storages = (t.untyped_storage()._cdata for t in indices)
+    return *storages, *(t.data_ptr() for t in indices), T.shape, T._nnz()
+
+
+def known_pattern(T: Any) -> SparsityPattern | None:
+    """The pattern that was kept for a CSR tensor, if the indices are still the same."""
+    if not _patterns or (indices := _indices_of(T)) is None:
+        return None
+    for key, (storages, _) in [*_patterns.items()]:
+        if any(storage.expired() for storage in storages):
+            _patterns.pop(key, None)
+    found = _patterns.get(_key_of(T, indices))
+    kept = (found[1].crow_indices, found[1].col_indices) if found else ()
+    same = found and all(torch.equal(a, b.to(a.dtype)) for a, b in zip(indices, kept, strict=True))
+    return found[1] if same and found else None
+
+
+def keep_pattern(T: Tensor, pattern: SparsityPattern) -> None:
+    """Keep the pattern of a CSR tensor, if it does not keep the tensor alive."""
+    if (indices := _indices_of(T)) is None:
+        return
+    own = {t.untyped_storage()._cdata for t in (pattern.crow_indices, pattern.col_indices)}
+    if own.isdisjoint(t.untyped_storage()._cdata for t in indices):
+        for key in [*_patterns][: 1 - _MOST]:
+            _patterns.pop(key, None)
+        _patterns[_key_of(T, indices)] = [StorageWeakRef(t.untyped_storage()) for t in indices], pattern
 
 
 _LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo, torch.sparse_bsr, torch.sparse_bsc)

@@ -507,9 +507,13 @@ class CSR(Views, Habits, Immutable):
         copied only if they must be sorted. The gradient arrives at a CSR or COO tensor, or at the values that
         a tensor of any layout was made from. All entries of blocks are kept. `pattern` as for
         `from_scipy`."""
+        if (known := convert.known_pattern(T)) is not None:
+            A = cls(T.values(), known)
+            return A if pattern is None else _ops.arithmetic.on_pattern("CSR.from_torch", A, pattern)
         crow, col, values, shape = convert.from_torch(T)
         if crow is not None:
             A = cls(values, SparsityPattern(crow, col, shape))
+            convert.keep_pattern(T, A.pattern)
         else:
             rows, columns = col
             A = cls.from_coo(rows, columns, values, shape)

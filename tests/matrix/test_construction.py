@@ -8,8 +8,10 @@ import scipy.sparse
 import torch
 from reference import normal, random
 from torch.autograd import gradcheck, gradgradcheck
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import learnsolve as ls
+from learnsolve.matrix import convert
 
 DENSE = torch.tensor([[4.0, 0.0, 1.0], [0.0, 0.0, 2.0], [0.0, 3.0, 0.0]], dtype=torch.float64)
 P = ls.CSR.from_dense(DENSE + torch.eye(3)).pattern
@@ -669,3 +671,33 @@ def test_swapped_values_of_another_size_are_refused():
         torch.utils.swap_tensors(values, torch.ones(5, dtype=torch.float64))
         with pytest.raises(ValueError, match=rf"^{name}: A.values has now shape \(5,\)"):
             call(B)
+
+
+# --- the pattern of a CSR tensor of torch is kept ---
+
+
+def test_a_tensor_of_torch_is_analyzed_once():
+    crow, col = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1])
+    T = torch.sparse_csr_tensor(crow, col, torch.tensor([1.0, 2.0, 3.0]), (2, 2))
+    first = ls.CSR.from_torch(T).pattern
+    assert ls.CSR.from_torch(T).pattern is first
+    other = torch.sparse_csr_tensor(crow, col, torch.ones(3), (2, 2))  # the same storage, other values
+    assert ls.CSR.from_torch(other).pattern is first
+    torch.testing.assert_close(ls.CSR.from_torch(other).values, torch.ones(3))
+    wide = torch.sparse_csr_tensor(crow, col, torch.ones(3), (2, 3))
+    assert ls.CSR.from_torch(wide).shape == (2, 3)
+    crow.numpy()[1] = 1  # no version of torch's says so
+    changed = ls.CSR.from_torch(T)
+    torch.testing.assert_close(changed.to_dense(), torch.tensor([[1.0, 0.0], [0.0, 5.0]]))
+
+
+def test_a_kept_pattern_keeps_no_tensor_alive():
+    T = torch.eye(3).to_sparse_csr()
+    storages = [StorageWeakRef(t.untyped_storage()) for t in (T.crow_indices(), T.col_indices())]
+    ls.CSR.from_torch(T)
+    del T
+    assert all(storage.expired() for storage in storages)
+    others = [torch.eye(n).to_sparse_csr() for n in range(1, 20)]
+    patterns = [ls.CSR.from_torch(other).pattern for other in others]
+    assert ls.CSR.from_torch(others[-1]).pattern is patterns[-1]
+    assert len(convert._patterns) <= convert._MOST
