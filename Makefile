@@ -1,11 +1,11 @@
-# make train    learn Jacobi weights         make test    run all tests
+# make train    learn a preconditioner       make test    run all tests
 # make help     the other targets
 #
 # Both set up .venv first, once. VENV=folder puts it elsewhere; VENV= (empty) uses the active environment
 # and its torch. All paths are relative: the folder may have a space in its name.
 VENV := .venv
 PYTHON ?= python3
-OUT := runs/jacobi
+OUT := runs/stencil
 ARGS :=
 ONLY :=
 
@@ -15,9 +15,8 @@ jobs = $$(env -u OMP_NUM_THREADS nproc 2>/dev/null || echo 2)
 
 .PHONY: train test test-petsc stress bench docs docs-packages gpu experiments lint sanitize sanitize-python wheels compat setup clean help
 
-# Coefficients between 1 and 100: the best weights differ from row to row. The recipe's default is the paper's matrix.
-train: setup ## learn Jacobi weights, draw the pictures (OUT=folder, ARGS="--steps 200 ...")
-	@$(python) -m learnsolve.train jacobi --problem.name diffusion --problem.shape [32,32] --out "$(OUT)" --overwrite true $(ARGS)
+train: setup ## learn a preconditioner, measure it against others, draw (OUT=folder, ARGS="--steps 800 ...")
+	@$(python) -m learnsolve.train stencil --out "$(OUT)" --overwrite true $(ARGS)
 
 # A process for each core, a file of tests in one of them, so that what its tests share is made once, in the
 # order of tests/conftest.py. Threads of OpenMP or OpenBLAS beside them would mostly wait for one another.

@@ -29,6 +29,7 @@ RECIPES: dict[str, Entry] = {
     "neuralif": Entry(
         "NeuralifRecipe", "A network that predicts incomplete factors of random matrices.", "family"
     ),
+    "stencil": Entry("StencilRecipe", "A perceptron that predicts factors from the stencils of a grid."),
     "gnp": Entry("GnpRecipe", "A nonlinear network for one matrix that ILU(0) fails on."),
     "multigrid": Entry("MultigridRecipe", "A network that corrects the prolongations of multigrid."),
     "newton": Entry("NewtonRecipe", "A network that predicts the start of Newton's method."),

@@ -26,10 +26,10 @@ from torch import Tensor
 from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.evaluation.comparison import as_csv
-from learnsolve.evaluation.figures import Line, look, picture
+from learnsolve.evaluation.figures import BLUE, ORANGE, Line, look, new_figure, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.direct import spsolve
-from learnsolve.ops.products import spmm
+from learnsolve.ops.products import quadratic_form, spmm
 from learnsolve.preconditioners.networks import MatrixNetwork, NetworkStart
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset, Sample
@@ -71,6 +71,7 @@ LOSSES = {
     "product": "||L L^T x - b||^2 / ||b||^2, b random, A x = b, mean over matrices",
     "frobenius": "||L L^T x - b||^2 / ||b||^2, x random, b = A x, mean over matrices",
     "iterations": "weighted relative residuals of the first iterations, mean over matrices and vectors",
+    "error": "log ||x_K - x||_A / ||x||_A after K iterations, mean over matrices and vectors",
 }
 
 
@@ -127,28 +128,55 @@ def outcome_of(recipe: FactorRecipe) -> Outcome:
         "evaluation": rows,
     }
     rtol = tables.middle(settings.tolerances)
-    figures = {"sizes.png": partial(sizes_figure, recipe.where, rows, rtol)} if settings.scales else {}
+    figures = {}
+    if seconds := seconds_of(rows, rtol, rows[-1]["n"]):
+        figures["times.png"] = partial(
+            times_figure, f"{recipe.where},\ntimes on {rows[-1]['matrices']}", seconds
+        )
+    if settings.scales:
+        figures["sizes.png"] = partial(sizes_figure, recipe.where, rows, rtol)
     table = tables.tabulate(rows, columns, tables.cells)
     return Outcome(numbers, *table, sentence_of(rows, rtol), figures, texts={"evaluation.csv": as_csv(rows)})
 
 
-def sentence_of(rows: list[Row], rtol: float) -> str:
-    at = {(row["n"], row["preconditioner"]): row for row in rows if row["rtol"] == rtol}
-    n = rows[0]["n"]
-    learned, other = at[n, LEARNED], at[n, "IC(0)"]
-    if learned["converged"] < learned["systems"]:
-        return f"Of {learned['systems']} held-out matrices {learned['converged']} reached {rtol:.0e}."
-
-    seconds = {  # including the setup
-        key: row["seconds"] + row["setup_seconds"] if row["converged"] == row["systems"] else math.inf
-        for key, row in at.items()
-    }
-    faster = [str(n) for n, name in at if name == LEARNED and seconds[n, name] < seconds[n, "IC(0)"]]
-    return (
-        f"On {learned['systems']} held-out matrices it takes {learned['iterations']:.1f} iterations to "
-        f"{rtol:.0e}, IC(0) {other['iterations']:.1f}; with its set-up it is faster than IC(0) for "
-        + (f"n = {', '.join(faster)}." if faster else "none of the sizes.")
+def seconds_of(rows: list[Row], rtol: float, n: int) -> dict[str, tuple[float, float]]:
+    """Set-up and solve of each preconditioner that solved all systems with n rows, the fastest first."""
+    solved = (
+        row for row in rows if (row["rtol"], row["n"]) == (rtol, n) and row["converged"] == row["systems"]
     )
+    found = {row["preconditioner"]: (row["setup_seconds"], row["seconds"]) for row in solved}
+    found = {name: (0.0 if math.isnan(up) else up, solve) for name, (up, solve) in found.items()}
+    return dict(sorted(found.items(), key=lambda item: sum(item[1])))
+
+
+def sentence_of(rows: list[Row], rtol: float) -> str:
+    learned = {r["n"]: r for r in rows if r["rtol"] == rtol and r["preconditioner"] == LEARNED}
+    parts = []
+    for n, row in learned.items():
+        if row["converged"] < row["systems"]:
+            parts.append(f"Of {row['systems']} held-out matrices with n = {n} it solves {row['converged']}.")
+            continue
+        seconds = seconds_of(rows, rtol, n)
+        own = sum(seconds.pop(LEARNED))
+        part = f"On {row['systems']} held-out matrices with n = {n} it takes {row['iterations']:.1f}"
+        part += " iterations"
+        if seconds:
+            rival = next(iter(seconds))
+            part += f" and {own / sum(seconds[rival]):.2f} of the time of the fastest other, {rival}"
+        parts.append(f"{part}.")
+    return f"To {rtol:.0e}, set-up included: " + " ".join(parts)
+
+
+def times_figure(where: str, seconds: dict[str, tuple[float, float]]) -> Any:
+    """Milliseconds; of those that take ten times as long as the fastest, none."""
+    fastest = sum(next(iter(seconds.values())))
+    shown = {name: pair for name, pair in reversed(seconds.items()) if sum(pair) < 10 * fastest}
+    figure, axes = new_figure(f"Trained on {where}", "ms, set-up (dark) and solve", "", size=(5.6, 3.6))
+    setup, solve = ([1e3 * t for t in part] for part in zip(*shown.values(), strict=True))
+    colors = [ORANGE if name == LEARNED else BLUE for name in shown]
+    axes.barh([*shown], setup, color=colors)
+    axes.barh([*shown], solve, left=setup, color=colors, alpha=0.5)
+    return figure
 
 
 def sizes_figure(where: str, rows: list[Row], rtol: float) -> Any:
@@ -181,8 +209,9 @@ class FactorSettings(ScheduleSettings, VectorSettings):
     loss : str
         product: ||L L^T x - b||^2 / ||b||^2 with b from N(0, I) and A x = b. frobenius: the same with x from
         N(0, I) and b = A x. iterations: weighted residuals of the first iterations of conjugate gradients.
+        error: log ||x_K - x||_A / ||x||_A after the last of them, with b from N(0, I) and A x = b.
     iterations : int
-        Iterations of conjugate gradients in --loss iterations.
+        Iterations of conjugate gradients in --loss iterations and error.
     gamma : float
         Weight of a residual relative to that of the next one in --loss iterations.
     matrices : int
@@ -195,12 +224,6 @@ class FactorSettings(ScheduleSettings, VectorSettings):
         How many of these systems are then solved, for the column iterations; 0 for none.
     test_vectors : int
         Number of random vectors per matrix, or identity for the columns of I.
-    rounds : int
-        Blocks of message passing.
-    width : int
-        Features of nodes and edges.
-    aggregate : list
-        Aggregations over rows and columns: sum, mean, max, softmax.
     tolerances : list[float]
         Relative residuals to which the final evaluation solves.
     evaluated : int
@@ -217,7 +240,7 @@ class FactorSettings(ScheduleSettings, VectorSettings):
     absolute_stop: ClassVar[float | None] = None  # a residual, from a random x0: a column of the table
 
     dtype: Literal["float32", "float64"] = "float32"
-    loss: Literal["product", "frobenius", "iterations"] = "product"
+    loss: Literal["product", "frobenius", "iterations", "error"] = "product"
     iterations: int = 10
     gamma: float = 0.8
     matrices: int = 256
@@ -225,9 +248,6 @@ class FactorSettings(ScheduleSettings, VectorSettings):
     held_out_matrices: int = 16
     validated: int = 8
     test_vectors: int | Literal["identity"] = 8
-    rounds: int = 3
-    width: int = 8
-    aggregate: list[Aggregation] = field(default_factory=lambda: ["mean"])
     tolerances: list[float] = field(default_factory=lambda: [1e-3, 1e-6, 1e-9])
     evaluated: int = 100
     scales: list[int] = field(default_factory=lambda: [2, 4])
@@ -236,13 +256,11 @@ class FactorSettings(ScheduleSettings, VectorSettings):
 
     def check(self) -> None:
         super().check()
-        counts = ("matrices", "batch", "held_out_matrices", "rounds", "width", "iterations", "evaluated")
+        counts = ("matrices", "batch", "held_out_matrices", "iterations", "evaluated")
         at_least(self, 1, *counts, "evaluated_larger", "repeats")
         at_least(self, 0, "validated")
         positive(self, "gamma")
         check_tolerances(self.tolerances)
-        if not self.aggregate:
-            raise SettingError("--aggregate must name an aggregation such as [mean], got []")
         at_least(self, 2, "scales")
 
     def data(
@@ -251,12 +269,42 @@ class FactorSettings(ScheduleSettings, VectorSettings):
         """Matrices of the family, `scale` times as large."""
         raise NotImplementedError
 
-    def network(self, **options: Any) -> MatrixNetwork:
+    def network(self) -> MatrixNetwork:
         raise NotImplementedError
 
     def describe(self, scale: int = 1) -> str:
         """The family and the size, for tables and figures."""
         raise NotImplementedError
+
+
+@dataclass
+class GraphSettings(FactorSettings):
+    """Options of those that train a graph network.
+
+    Parameters
+    ----------
+    rounds : int
+        Blocks of message passing.
+    width : int
+        Features of nodes and edges.
+    aggregate : list
+        Aggregations over rows and columns: sum, mean, max, softmax.
+    """
+
+    rounds: int = 3
+    width: int = 8
+    aggregate: list[Aggregation] = field(default_factory=lambda: ["mean"])
+
+    def check(self) -> None:
+        super().check()
+        at_least(self, 1, "rounds", "width")
+        if not self.aggregate:
+            raise SettingError("--aggregate must name an aggregation such as [mean], got []")
+
+    def options(self) -> dict[str, Any]:
+        """What all graph networks take."""
+        own = {"rounds": self.rounds, "width": self.width, "aggregate": self.aggregate}
+        return own | {"seed": self.seed, "dtype": self.torch_dtype}
 
 
 class Part(NamedTuple):
@@ -312,8 +360,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "iterations")
-    files = ("evaluation.csv", "loss.png", "iterations.png", "sizes.png")
-    lower_bound = 0.0
+    files = ("evaluation.csv", "loss.png", "iterations.png", "times.png", "sizes.png")
     vector_dim = 0
     advice = "try a smaller --lr or --clip"
     model: MatrixNetwork
@@ -327,16 +374,11 @@ class FactorRecipe(Scheduled, VectorRecipe):
 
     def __init__(self, settings: Any):
         self.settings, self.where = settings, settings.describe()
+        self.lower_bound = -math.inf if settings.loss == "error" else 0.0
         try:
             training = settings.data("train", settings.matrices)
             others = list(settings.data("validation", settings.held_out_matrices))
-            self.model = settings.network(
-                rounds=settings.rounds,
-                width=settings.width,
-                aggregate=settings.aggregate,
-                seed=settings.seed,
-                dtype=settings.torch_dtype,
-            ).to(settings.device)
+            self.model = settings.network().to(settings.device)
             self.A: CSR = training[0].A
             settings.check_vectors(
                 self.A.shape[0], ARRAYS * max(settings.matrices, settings.held_out_matrices)
@@ -363,7 +405,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
         )
 
     def solve(self, A: CSR, B: Tensor) -> Tensor:
-        """Solutions of A X = B in float64, for --loss product."""
+        """Solutions of A X = B in float64, for --loss product and error."""
         raise NotImplementedError
 
     def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Vectors, Vectors]:
@@ -395,7 +437,8 @@ class FactorRecipe(Scheduled, VectorRecipe):
         loss = self.settings.loss
         if loss == "frobenius":
             return vectors, A @ vectors
-        return (self.solve(A, vectors) if loss == "product" else torch.zeros_like(vectors)), vectors
+        solved = loss in ("product", "error")
+        return (self.solve(A, vectors) if solved else torch.zeros_like(vectors)), vectors
 
     def vectors(self, step: int) -> Tensor:
         return torch.arange(self.indices.start, self.indices.stop)
@@ -432,11 +475,15 @@ class FactorRecipe(Scheduled, VectorRecipe):
 
     def _loss_of(self, part: Part) -> Tensor:
         A, start, X, B = part
-        if self.settings.loss != "iterations":
+        if self.settings.loss in ("product", "frobenius"):
             L = self.model.factor(start)  # type: ignore  # a FactorNetwork
             return (spmm(L, spmm(L, X, transpose=True)) - B).square().sum((-2, -1))
         M, iterations = self.model(start), self.settings.iterations
-        norms = solvers.cg(A, B, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled").residual_norms
+        solution = solvers.cg(A, B, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled")
+        if self.settings.loss == "error":
+            errors = (quadratic_form(A, v, symmetric=True) for v in (solution.x - X, X))
+            return torch.log(next(errors) / next(errors)) / 2
+        norms = solution.residual_norms
         if (missing := iterations + 1 - norms.shape[-2]) > 0:  # all reached rounding level before
             norms = torch.cat((norms, norms[..., -1:, :].expand(*norms.shape[:-2], missing, -1)), -2)
         relative = norms[..., 1:, :] / torch.linalg.vector_norm(B, dim=-2, keepdim=True)
@@ -463,7 +510,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
 
 
 @dataclass
-class NeuralifSettings(FactorSettings):
+class NeuralifSettings(GraphSettings):
     """Learn a graph network that predicts an incomplete Cholesky factor of random matrices M M^T + alpha I.
 
     Published: 10,000 rows, a density of 1e-3, 1000 matrices. The default is smaller, with as many entries
@@ -483,7 +530,7 @@ class NeuralifSettings(FactorSettings):
     lr: float = 5e-3
     evaluate_every: int = 50
     out: str = "runs/neuralif"
-    loss: Literal["product", "frobenius", "iterations"] = "frobenius"
+    loss: Literal["product", "frobenius", "iterations", "error"] = "frobenius"
     resample: bool = True
     matrices: int = 32
     batch: int = 1
@@ -503,8 +550,10 @@ class NeuralifSettings(FactorSettings):
         at_least(self, 2, "rows")
         if self.density is not None and not 0 < self.density <= 1:
             raise SettingError(f"--density must be above 0 and at most 1, got {self.density}")
-        if self.resample and self.loss == "product":
-            raise SettingError("--loss product solves for its vectors; give --resample false to do so once")
+        if self.resample and self.loss in ("product", "error"):
+            raise SettingError(
+                f"--loss {self.loss} solves for its vectors; give --resample false to do so once"
+            )
         if not 0 < self.alpha < float("inf"):
             raise SettingError(f"--alpha must be a positive number, got {self.alpha}")
 
@@ -514,8 +563,8 @@ class NeuralifSettings(FactorSettings):
         density = min(1.0, 10 / n) if self.density is None else self.density / scale
         return dataset("random_spd", split, count, n=n, density=density, alpha=self.alpha)
 
-    def network(self, **options: Any) -> P.NeuralIF:
-        return P.NeuralIF(**options)
+    def network(self) -> P.NeuralIF:
+        return P.NeuralIF(**self.options())
 
     def describe(self, scale: int = 1) -> str:
         return f"random, n = {scale * self.rows}"
@@ -531,7 +580,7 @@ class NeuralifRecipe(FactorRecipe):
 
 
 @dataclass
-class PrecorrectorSettings(FactorSettings):
+class PrecorrectorSettings(GraphSettings):
     """Learn a graph network that corrects the incomplete Cholesky factor of diffusion matrices.
 
     The matrices are those of -div(e^k grad u) on square grids, k a Gaussian field; their solutions come from
@@ -576,8 +625,8 @@ class PrecorrectorSettings(FactorSettings):
             contrast=contrast,
         )
 
-    def network(self, **options: Any) -> P.PreCorrector:
-        return P.PreCorrector(**options)
+    def network(self) -> P.PreCorrector:
+        return P.PreCorrector(**self.options())
 
     def describe(self, scale: int = 1) -> str:
         side = scale * self.grid

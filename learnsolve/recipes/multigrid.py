@@ -19,14 +19,14 @@ from learnsolve.ops import quadratic_form
 from learnsolve.preconditioners import NeuralAMG
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
-from learnsolve.recipes.family import FactorRecipe, FactorSettings, Part, Systems
+from learnsolve.recipes.family import FactorRecipe, GraphSettings, Part, Systems
 from learnsolve.recipes.harness.settings import SettingError, at_least
 
 DENSE = 1024  # maximum size of densely factored matrices: 8 MiB each
 
 
 @dataclass
-class MultigridSettings(FactorSettings):
+class MultigridSettings(GraphSettings):
     """Learn a graph network that corrects the prolongations of Ruge-Stueben multigrid.
 
     The matrices are from bilinear elements for -div(k grad u) on square grids with log-normal k per cell
@@ -92,8 +92,9 @@ class MultigridSettings(FactorSettings):
             return dataset("delaunay_laplacian", split, count, n=n * n, boundary="dirichlet")
         return dataset("q1_diffusion", split, count, n=n, boundary="dirichlet", period=None)
 
-    def network(self, **options: Any) -> NeuralAMG:
-        return NeuralAMG(cycle=self.cycle, smoother=self.smoother, max_coarse=self.max_coarse, **options)
+    def network(self) -> NeuralAMG:
+        own = {"cycle": self.cycle, "smoother": self.smoother, "max_coarse": self.max_coarse}
+        return NeuralAMG(**own, **self.options())
 
     def describe(self, scale: int = 1) -> str:
         side = scale * self.grid

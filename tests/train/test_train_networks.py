@@ -27,8 +27,9 @@ from learnsolve.recipes.schedule import Patience
 
 
 def recipe(name, **options):
-    size = {"grid": 4} if name == "precorrector" else {"rows": 12, "density": 0.2}
-    few = {"matrices": 5, "batch": 2, "held_out_matrices": 2, "test_vectors": 3, "width": 3, "rounds": 2}
+    size = {"rows": 12, "density": 0.2} if name == "neuralif" else {"grid": 4}
+    few = {"matrices": 5, "batch": 2, "held_out_matrices": 2, "test_vectors": 3, "width": 3}
+    few["layers" if name == "stencil" else "rounds"] = 2
     its = make(name, **{"dtype": "float64", **size, **few, **options})
     with torch.no_grad():
         torch.manual_seed(0)
@@ -38,19 +39,19 @@ def recipe(name, **options):
 
 
 def residuals(A, L, b, iterations):
-    """||r_i||, i = 1 .. iterations, of conjugate gradients with (L L^T)^-1, by dense algebra."""
+    """r_i, i = 1 .. iterations, of conjugate gradients with (L L^T)^-1, by dense algebra."""
     M = torch.linalg.inv(L @ L.T)
-    r, p, norms = b, M @ b, []
+    r, p, found = b, M @ b, []
     for _ in range(iterations):
         q, rho = A @ p, r @ (M @ r)
         r = r - rho / (p @ q) * q
-        norms.append(r.norm())
+        found.append(r)
         p = M @ r + (r @ (M @ r)) / rho * p
-    return torch.stack(norms)
+    return torch.stack(found)
 
 
-@pytest.mark.parametrize("name", ["precorrector", "neuralif"])
-@pytest.mark.parametrize("loss", ["product", "frobenius", "iterations"])
+@pytest.mark.parametrize("name", ["precorrector", "neuralif", "stencil"])
+@pytest.mark.parametrize("loss", ["product", "frobenius", "iterations", "error"])
 def test_the_losses_are_those_of_dense_algebra(name, loss):
     its = recipe(name, loss=loss, iterations=3, gamma=0.5, resample=False)
     which, _ = its._of_step(its.vectors(0), 0)
@@ -61,7 +62,11 @@ def test_the_losses_are_those_of_dense_algebra(name, loss):
         L, D = its.model.factor(A).to_dense(), A.to_dense()
         if loss == "iterations":
             weights = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64) / 7
-            expected.append(sum(weights @ residuals(D, L, b, 3) / b.norm() for b in V.T) / 3)
+            expected.append(sum(weights @ residuals(D, L, b, 3).norm(dim=1) / b.norm() for b in V.T) / 3)
+        elif loss == "error":
+            last = torch.stack([residuals(D, L, b, 3)[-1] for b in V.T], dim=1)
+            energies = [(R * torch.linalg.solve(D, R)).sum() for R in (last, V)]
+            expected.append((energies[0] / energies[1]).log() / 2)
         else:
             X, B = (torch.linalg.solve(D, V), V) if loss == "product" else (V, D @ V)
             expected.append((L @ L.T @ X - B).square().sum() / B.square().sum())
@@ -92,15 +97,20 @@ def test_held_out_matrices_are_others():
         pytest.param("precorrector", {"grid": 5}, [25, 100, 400], marks=pytest.mark.slow),
         ("neuralif", {"rows": 20, "density": 0.1}, [20, 40, 80]),
         ("multigrid", {"family": "grid", "grid": 6, "max_coarse": 4}, [36, 144, 576]),
+        ("stencil", {"grid": 5}, [25, 100, 400]),
     ],
 )
 def test_a_run_learns_and_leaves_a_network(run, rows, report, leaves, name, options, sizes):
     few = ["--matrices", 5, "--batch", 2, "--held_out_matrices", 2, "--test_vectors", 3, "--width", 3]
-    few += ["--validated", 2, "--evaluated", 2, "--evaluated_larger", 1, "--rounds", 2, "--repeats", 1]
-    few += ["--steps", 60, "--lr", 0.02, "--evaluate_every", 20]
+    few += ["--validated", 2, "--evaluated", 2, "--evaluated_larger", 1, "--repeats", 1]
+    few += ["--layers" if name == "stencil" else "--rounds", 2, "--scales", [2, 4]]
+    few += ["--tolerances", [1e-3, 1e-6, 1e-9], "--steps", 60, "--lr", 0.02, "--evaluate_every", 20]
     code, out = run(*few, *(f"--{option}={value}" for option, value in options.items()), recipe=name)
     assert code == train.OK
-    leaves(out, "evaluation.csv", "loss.png", "iterations.png", "sizes.png")
+    leaves(out, "evaluation.csv", "loss.png", "iterations.png", "times.png", "sizes.png")
+    text = report(out)["learned"]
+    assert text.count(f"held-out matrices with n = {sizes[0]}") == 1
+    assert text.count("of the time of the fastest other") + text.count("it solves") == len(sizes)
     table = rows(out)
     assert float(table[-1]["held_out_loss"]) < float(table[0]["held_out_loss"])
     assert float(table[-1]["iterations"]) > 0

@@ -4,17 +4,19 @@ from typing import Any
 
 from learnsolve import recipes
 
-FEW = "--matrices 3 --batch 2 --held_out_matrices 2 --test_vectors 3 --width 3 --rounds 1 --validated 1"
+FEW = "--matrices 3 --batch 2 --held_out_matrices 2 --test_vectors 3 --width 3 --validated 1"
 FEW += " --evaluated 1 --scales [] --repeats 1"
+GRAPH = f"{FEW} --rounds 1"
 # Options with which each recipe is small.
 SMALL = {
     "jacobi": "--test_vectors 5",
     "heavyball": "--test_vectors 5",
     "heavyball_network": "--grid [3,4] --matrices 3 --held_out_matrices 2",
     "pcg": "--nx 5 --ny 4 --test_vectors 5 --held_out 5 --evaluated 2",
-    "precorrector": f"--grid 4 {FEW}",
-    "neuralif": f"--rows 12 --density 0.2 {FEW}",
-    "multigrid": f"--grid 6 {FEW}",
+    "precorrector": f"--grid 4 {GRAPH}",
+    "neuralif": f"--rows 12 --density 0.2 {GRAPH}",
+    "multigrid": f"--grid 6 {GRAPH}",
+    "stencil": f"--grid 4 {FEW} --layers 1",
     "gnp": "--problem.shape [5,4] --test_vectors 3 --width 3 --layers 1 --krylov 4 --evaluated 1 --repeats 1",
     "newton": "--grid 4 --modes 2 --width 3 --rounds 1 --batch 2 --held_out 1 --evaluated 1 --scales [] "
     "--solved 2 --repeats 1",
