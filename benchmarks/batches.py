@@ -21,7 +21,7 @@ def measure(run: Run, args: argparse.Namespace) -> None:
     side, B, iterations = (6, 2, 2) if run.quick else (32, 8, 8)
     A = ls.CSR.stack([ls.problems.diffusion(k) for k in torch.rand(B, side, side, dtype=torch.float64) + 0.5])
     P = ls.preconditioners
-    L = P.IC0(A).L
+    L = P.IC(A).L
     given = [t.requires_grad_() for t in (A.values, L.values, torch.randn(B, side**2, 1, dtype=A.dtype))]
     alone = [[t[i].detach().clone().requires_grad_() for t in given] for i in range(B)]
 

@@ -36,7 +36,7 @@ def tasks(quick: bool) -> dict[str, Task]:
         return lambda: S.cg(B, b, M=M, rtol=1e-8).x
 
     return {
-        **{f"cg, M = MIC0, {name}": solve(B, P.MIC0(B)) for name, B in grids.items()},
+        **{f"cg, M = MIC, {name}": solve(B, P.MIC(B)) for name, B in grids.items()},
         "cg, M = Jacobi, Poisson": solve(A, P.Jacobi(A)),
         "cg, 20 iterations and their adjoint, Poisson": adjoint,
         "jacobi, 100 sweeps, Poisson": lambda: S.jacobi(A, b, iterations=100).x,

@@ -271,10 +271,6 @@ def pardiso(S: Any, symmetric: bool) -> Callable[[np.ndarray], Solve]:
     return set_up
 
 
-def on_fill(make: Any, level: int) -> Callable[..., Any]:
-    return lambda A, **s: make(A, pattern=P.fill_pattern(A, level), on_breakdown="shift", **s)
-
-
 def plain(make: Any, **fixed: Any) -> Callable[..., Any]:
     return lambda A, **s: make(A, **fixed, **s)
 
@@ -297,14 +293,16 @@ CONTESTANTS: dict[str, Contestant] = {
         tuple({"omega": w} for w in (1.0, 1.4, 1.6, 1.8, 1.9, 1.95))
         + tuple({"omega": w, "order": "flip"} for w in (1.6, 1.8, 1.9)),
     ),
-    "IC(0)": Contestant(ordered(ours(plain(P.IC0, **BREAK))), ORDERED, symmetric=True),
-    "MIC(0)": Contestant(ordered(ours(plain(P.MIC0, **BREAK))), ORDERED, symmetric=True),
+    "IC(0)": Contestant(ordered(ours(plain(P.IC, **BREAK))), ORDERED, symmetric=True),
+    "MIC(0)": Contestant(ordered(ours(plain(P.MIC, **BREAK))), ORDERED, symmetric=True),
     "relaxed MIC(0)": Contestant(
-        ours(plain(P.MIC0, **BREAK)), tuple({"omega": w} for w in (0.97, 0.9, 0.99)), symmetric=True
+        ours(plain(P.MIC, **BREAK)), tuple({"omega": w} for w in (0.97, 0.9, 0.99)), symmetric=True
     ),
     **{
-        f"{name} fill {level}": Contestant(ordered(ours(on_fill(make, level))), ORDERED, symmetric=True)
-        for name, make in (("IC", P.IC0), ("MIC", P.MIC0))
+        f"{name} fill {level}": Contestant(
+            ordered(ours(plain(make, level=level, **BREAK))), ORDERED, symmetric=True
+        )
+        for name, make in (("IC", P.IC), ("MIC", P.MIC))
         for level in (1, 2)
     },
     "ICT": Contestant(
@@ -312,8 +310,8 @@ CONTESTANTS: dict[str, Contestant] = {
         tuple({"fill": f, "droptol": t} for f, t in ((5, 1e-3), (5, 1e-2), (10, 1e-3))),
         symmetric=True,
     ),
-    "ILU(0)": Contestant(ours(plain(P.ILU0, **BREAK)), SHIFTS[:2], symmetric=False),
-    "ILU fill 1": Contestant(ours(on_fill(P.ILU0, 1)), SHIFTS[:2], symmetric=False),
+    "ILU(0)": Contestant(ours(plain(P.ILU, **BREAK)), SHIFTS[:2], symmetric=False),
+    "ILU fill 1": Contestant(ours(plain(P.ILU, level=1, **BREAK)), SHIFTS[:2], symmetric=False),
     "ILUT": Contestant(
         ours(plain(P.ILUT, **BREAK)),
         tuple({"fill": f, "droptol": t} for f, t in ((5, 1e-3), (10, 1e-3))),

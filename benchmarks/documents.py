@@ -163,7 +163,7 @@ TARGETS: tuple[tuple[str, float, Key, Key, str], ...] = (
             ("a bidiagonal solve", 2.0, "table2", "SpTRSV, n = 32768"),
             ("a triangular solve, 2D", 2.0, "operations", "L of ILU(0), 2D, n = 1000000"),
             ("a triangular solve, 3D", 2.0, "operations", "L of ILU(0), 3D, n = 1000000"),
-            ("ILU(0)", 2.0, "operations", "ilu0, 2D, n = 1000000"),
+            ("ILU(0)", 2.0, "operations", "ilu, 2D, n = 1000000"),
         )
     ),
     *(

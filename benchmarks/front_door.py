@@ -28,8 +28,8 @@ from learnsolve.solvers.core.problem import Detected, detected
 
 FLOOR = 1e-3  # seconds
 LONG = 1e11  # flops of a direct solve, 10 s: left out beyond
-SYMMETRIC = ("cg MIC0", "cg IC0", "cg Jacobi", "cg", "minres")
-GENERAL = tuple(f"{method}{M}" for method in ("bicgstab", "gmres") for M in (" ILU0", " Jacobi", ""))
+SYMMETRIC = ("cg MIC(0)", "cg IC(0)", "cg Jacobi", "cg", "minres")
+GENERAL = tuple(f"{method}{M}" for method in ("bicgstab", "gmres") for M in (" ILU(0)", " Jacobi", ""))
 
 
 def measure(run: Run, args: argparse.Namespace) -> list[str]:

@@ -246,7 +246,7 @@ def sptrsv(run: Run) -> Steps:
     for shape in shapes:
 
         def factors(shape: tuple[int, ...] = shape) -> None:
-            made = ls.ops.ilu0(grid(shape, F64, run.device).detach())
+            made = ls.ops.ilu(grid(shape, F64, run.device).detach())
             name = f"ILU(0), {2 * len(shape) + 1} points, {shape[0]}^{len(shape)}"
             gain = 3.1 if len(shape) == 2 else 2.8
             measure(f"L of {name}", made.L.detach().requires_grad_(), True, True, gain=gain)

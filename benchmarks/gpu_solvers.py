@@ -191,7 +191,7 @@ def checks(run: Run) -> Steps:
         A = poisson((side, side), run.device)
         b = normal((A.shape[0],), F64, run.device, False)
         solver = getattr(ls.solvers, name.split()[0])
-        M = ls.preconditioners.IC0(A) if name.endswith("IC0") else None
+        M = ls.preconditioners.IC(A) if name.endswith("IC") else None
 
         def every(iterations: int | None) -> Callable[[], Tensor]:
             def call() -> Tensor:
@@ -208,7 +208,7 @@ def checks(run: Run) -> Steps:
         row["as is/best"] = row["as is"] / min(row[k] for k in found)
         run.target(row, "as is/best", 1.1, most=True)
 
-    for name in ("cg", "cg with IC0", "bicgstab", "minres"):
+    for name in ("cg", "cg with IC(0)", "bicgstab", "minres"):
         yield name, lambda name=name: measure(name)
 
 

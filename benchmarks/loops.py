@@ -138,8 +138,8 @@ def columns(run: Run) -> None:
     side, iterations = (8, 4) if run.quick else (316, 40)
     A = ls.problems.poisson((side, side))
     P, S = ls.preconditioners, ls.solvers
-    Ms: dict[str, Any] = {"none": None, "Jacobi": P.Jacobi(A), "MIC0": P.MIC0(A), "AMG": P.AMG(A)}
-    cases = [("cg", M) for M in Ms] + [("minres", "none"), ("minres", "MIC0"), ("bicgstab", "none")]
+    Ms: dict[str, Any] = {"none": None, "Jacobi": P.Jacobi(A), "MIC": P.MIC(A), "AMG": P.AMG(A)}
+    cases = [("cg", M) for M in Ms] + [("minres", "none"), ("minres", "MIC"), ("bicgstab", "none")]
     for (name, M), k in itertools.product(cases, (2, 8, 32)):
         B = torch.randn(side * side, k, dtype=torch.float64)
         keywords = ALL | {"M": Ms[M], "maxiter": iterations}
@@ -190,7 +190,7 @@ def python_steps(run: Run) -> None:
     side, iterations = (8, 4) if run.quick else (64, 40)
     A, S = ls.problems.poisson((side, side)), ls.solvers
     b = torch.ones(side * side, dtype=torch.float64)
-    M, N = ls.preconditioners.IC0(A), ls.preconditioners.ILU0(A)
+    M, N = ls.preconditioners.IC(A), ls.preconditioners.ILU(A)
 
     def steps(name: str, M: Any) -> Callable:
         @torch.no_grad()
@@ -202,7 +202,7 @@ def python_steps(run: Run) -> None:
         return lambda: solve
 
     for name, own in (("minres", M), ("bicgstab", N)):
-        tasks = {OURS: steps(name, own), "cg with IC0": steps("cg", M)}
+        tasks = {OURS: steps(name, own), "cg with IC(0)": steps("cg", M)}
         case = f"an iteration of {name}, M {type(own).__name__}, n = {side * side}"
         run.row(case, tasks, way="forward", check=lambda _: 0.0, per=iterations)
     for m, n in ((21, 8),) if run.quick else ((219, 85), (2000, 1000)):

@@ -68,7 +68,7 @@ def products(run: Run, args: argparse.Namespace) -> None:
 def triangular(run: Run, args: argparse.Namespace) -> None:
     """The factors of ILU(0)."""
     for shape in ((10, 10),) if run.quick else ((1_000, 1_000), (100, 100, 100)):
-        factor = ls.ops.ilu0(ls.problems.poisson(shape))
+        factor = ls.ops.ilu(ls.problems.poisson(shape))
         for which, M, options in (
             ("L", factor.L, {"unit_diagonal": True}),
             ("U", factor.U, {"lower": False}),
@@ -114,7 +114,7 @@ def factors(run: Run, args: argparse.Namespace) -> None:
     """Incomplete factors."""
     for shape in ((10, 10),) if run.quick else ((1_000, 1_000), (100, 100, 100)):
         A = ls.problems.poisson(shape).requires_grad_()
-        for f in (ls.ops.ic0, ls.ops.ilu0):
+        for f in (ls.ops.ic, ls.ops.ilu):
 
             def call(f: Callable = f, A: ls.CSR = A) -> Tensor:
                 return torch.cat([part.values for part in f(A) if isinstance(part, ls.CSR)])

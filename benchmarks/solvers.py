@@ -23,11 +23,11 @@ from benchmarks.harness import OURS, Run, Task
 
 RTOL, LIMIT = 1e-6, 1e-5
 ITERATIONS = 5_000
-COMPARED = ("none", "Jacobi", "IC0", "AMG")
+COMPARED = ("none", "Jacobi", "IC", "AMG")
 ALONE = {  # preconditioners that other libraries do not have, on the grids: name -> options
     "BlockJacobi": {"block_size": 4},
     "SSOR": {"omega": 1.0},
-    "MIC0": {},
+    "MIC": {},
     "Chebyshev": {"degree": 3},
     "Neumann": {"degree": 2},
     "AdditiveSchwarz": {},

@@ -204,7 +204,7 @@ def _small(dtype: torch.dtype) -> ls.CSR:
 
 
 def _ilu(dtype: torch.dtype) -> tuple[Callable[[], Tensor], list[Tensor], ls.CSR]:
-    L = ls.ops.ilu0(grid((16, 16, 16), dtype, CPU).detach()).L.detach().requires_grad_()
+    L = ls.ops.ilu(grid((16, 16, 16), dtype, CPU).detach()).L.detach().requires_grad_()
     b = normal((L.shape[0],), dtype, CPU)
     return lambda: ls.ops.sptrsv(L, b, lower=True, unit_diagonal=True), [L.values, b], L
 

@@ -28,7 +28,7 @@ import learnsolve as ls
 from learnsolve import _library, ops, solvers
 from learnsolve.matrix import device_analysis
 from learnsolve.ops.products import ordered_dots
-from learnsolve.preconditioners import IC0, Factored, Jacobi, Neumann
+from learnsolve.preconditioners import IC, Factored, Jacobi, Neumann
 
 
 class Case(NamedTuple):
@@ -80,15 +80,15 @@ def slope(function: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
     return torch.autograd.grad(function(v).sin().sum(), v, create_graph=True)[0]
 
 
-def ic0(A: ls.CSR) -> Tensor:
-    return ops.ic0(A).L.values
+def ic(A: ls.CSR) -> Tensor:
+    return ops.ic(A).L.values
 
 
 FIXED: Any = {"rtol": 0.0, "atol": 0.0, "maxiter": 2, "gradient": "unrolled"}
 PRECONDITIONERS: dict[str, Callable[[ls.CSR], Any]] = {
     "none": lambda A: None,
     "diagonal": Jacobi,
-    "solves": IC0,
+    "solves": IC,
     "product": lambda A: Factored(ops.tril(A), form="product", shift=1.0),
     "called": lambda A: Neumann(A, degree=1),
 }
@@ -166,12 +166,12 @@ def of_entries(members: int) -> dict[str, Case]:
         "sparse product, batch": Case(product, (batch(L, 3), U)),
         "sparse product, left": Case(lambda A, B: product(A, B.detach()) + B.values.sum(), (L, U)),
         "sparse product, right": Case(lambda A, B: product(A.detach(), B) + A.values.sum(), (L, U)),
-        "ic0": Case(ic0, (few,)),
-        "ic0, batch": Case(ic0, (batch(few, 2),)),
-        "mic0": Case(lambda A: ops.mic0(A).L.values, (few,)),
-        "ilu0": Case(lambda A: ops.ilu0(A).U.values, (few,)),
-        "ic0, its slopes": Case(
-            lambda A: slope(lambda v: slope(lambda v: ic0(A.with_values(v)), v), A.values),
+        "ic": Case(ic, (few,)),
+        "ic, batch": Case(ic, (batch(few, 2),)),
+        "mic": Case(lambda A: ops.mic(A).L.values, (few,)),
+        "ilu": Case(lambda A: ops.ilu(A).U.values, (few,)),
+        "ic, its slopes": Case(
+            lambda A: slope(lambda v: slope(lambda v: ic(A.with_values(v)), v), A.values),
             (ls.problems.poisson((5, 4)),),
         ),
     }

@@ -162,7 +162,7 @@ NUMBERS: dict[str, Any] = {
     "GraphNetBlock().x": random(16, 2),
     "Hierarchy.linear.shape": (5, 5),
     "SparsityPattern.shape": (16, 16),
-    "MIC0.omega": 0.7,
+    "MIC.omega": 0.7,
     "PCG.null_space": "constants",
     "Polynomial.coefficients": random(3),
     "ResGCN().X": random(16, 2),
@@ -177,7 +177,7 @@ NUMBERS: dict[str, Any] = {
     "least_squares.r": cubic,
     "lstsq.weight": random(16),
     "krylov_samples.m": random(16, 3),
-    "mic0.omega": 0.7,
+    "mic.omega": 0.7,
     "p1_stiffness.kappa": random(len(MESH.triangles)),
     "root.line_search": 0.7,
     "root, unrolled.line_search": 0.7,
@@ -219,18 +219,19 @@ WITH: dict[str, dict[str, Any]] = {
 }
 
 # Other operands of a row, in a row of its own "name; sample": three columns; and, of what takes any matrix,
-# one that is not symmetric. Solvers that take an M get one, stationary methods parameters of each step or
-# row, Krylov methods a stencil.
+# one that is not symmetric, in incomplete factors with fill. Solvers that take an M get one, stationary
+# methods parameters of each step or row, Krylov methods a stencil.
 _COLUMNS = {name: random(16, 3, seed=3) for name in ("b", "r", "x", "x0", "X")}
 _GENERAL = A.with_values(A.values * (1 + 0.2 * random(A.nnz, seed=4)))
 _STENCIL = torch.tensor([[0, -1.0, 0], [-1, 5, -0.7], [0, -1.2, 0]], dtype=F64)
 SAMPLES: dict[str, dict[str, Any]] = {
-    "columns": {**_COLUMNS, "M": P.IC0(A)},
+    "columns": {**_COLUMNS, "M": P.IC(A)},
     "general": {
         **_COLUMNS,
         "A": _GENERAL,
         "B": _GENERAL.triu(),
-        "M": P.ILU0(_GENERAL),
+        "M": P.ILU(_GENERAL),
+        "level": 1,
         **{f"{name}, iterations.M": None for name in ("chebyshev", "heavyball", "richardson")},  # compiled
         "jacobi, iterations.weight": random(3, 16),
         "richardson, iterations.weight": 0.1 * random(3, 16),
@@ -352,7 +353,7 @@ def beside(call: str, function: Callable[..., Any], argument: str = "") -> dict[
     given = {
         name: number(row, name)
         for name, p in parameters.items()
-        if (sample and name == "M") or (p.default is p.empty and p.kind not in variable)
+        if (sample and name in ("M", "level")) or (p.default is p.empty and p.kind not in variable)
     }
     if "gradient" in parameters and "maxiter" in parameters and "," not in call:  # a solver
         exact = {"rtol": 1e-13, "btol": 1e-13, "maxiter": 2000, "atol": 1e-14}

@@ -34,7 +34,7 @@ OF_FLOAT64 = {
     "StencilOperator": lambda x: ls.ops.StencilOperator(torch.ones(3, dtype=torch.float64), (36,)) @ x,
     "BlockBatch": lambda x: ls.BlockBatch([A64]) @ x,
     "Factorization": lambda x: ls.factorize(A64)(x),
-    "Preconditioner": lambda x: P.IC0(A64)(x),
+    "Preconditioner": lambda x: P.IC(A64)(x),
     "Trainable": lambda x: P.Trainable(P.Jacobi(A64))(x),
     "TriangularSolve": lambda x: ls.solvers.TriangularSolve(A64.tril())(x),
     "ErrorPropagator": lambda x: ls.analysis.ErrorPropagator(A64, P.Jacobi(A64))(x),

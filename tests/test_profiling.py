@@ -156,7 +156,7 @@ def test_a_freed_graph_is_reported():
         ls.profile(lambda x: h * x, torch.ones(3, requires_grad=True))
 
 
-@pytest.mark.parametrize("make", ["Jacobi", "IC0", "SSOR"])
+@pytest.mark.parametrize("make", ["Jacobi", "IC", "SSOR"])
 def test_the_set_up_of_a_preconditioner(make):
     A = ls.problems.poisson((12, 12)).requires_grad_()
     found = ls.profile(getattr(ls.preconditioners, make), A, repeats=2)

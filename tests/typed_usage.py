@@ -27,7 +27,7 @@ assert_type(ls.ops.spgemm(A, A), ls.CSR)
 assert_type(ls.ops.add(A, A), ls.CSR)
 assert_type(ls.ops.sptrsv(A.tril(), b), Tensor)
 assert_type(ls.ops.spsolve(A, b), Tensor)
-assert_type(ls.ops.ic0(A).L, ls.CSR)
+assert_type(ls.ops.ic(A).L, ls.CSR)
 
 
 def with_the_matrices_of_others(scipys: SciPyMatrix, module: ls.nn.SparseMatrix) -> None:
@@ -36,7 +36,7 @@ def with_the_matrices_of_others(scipys: SciPyMatrix, module: ls.nn.SparseMatrix)
     assert_type(ls.ops.block([[A, scipys], [module, None]]), ls.CSR)
     assert_type(ls.ops.spgemm(A.to_torch(), module), ls.CSR)
     assert_type(ls.ops.hstack([A, A.to_torch(), scipys]), ls.CSR)
-    assert_type(ls.ops.ilu0(module).U, ls.CSR)
+    assert_type(ls.ops.ilu(module).U, ls.CSR)
     assert_type(ls.ops.spsolve(A=scipys, b=b, transpose=True), Tensor)
     ls.ops.spmm([[1.0]], b)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -45,7 +45,7 @@ assert_type(ls.solvers.cg(A, b), ls.solvers.Solution)
 assert_type(ls.solvers.gmres(A, b).x, Tensor)
 assert_type(ls.solvers.jacobi(A, b, iterations=3), ls.solvers.Solution)
 smoother: torch.nn.Module = ls.solvers.Jacobi(torch.ones(3, 1), iterations=3)
-M = ls.preconditioners.IC0(A)
+M = ls.preconditioners.IC(A)
 assert_type(M(b), Tensor)
 assert_type(ls.solvers.cg(A, b, M=M).x, Tensor)
 

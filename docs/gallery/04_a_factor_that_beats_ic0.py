@@ -13,7 +13,7 @@ import learnsolve as ls
 torch.manual_seed(0)
 A = ls.problems.poisson((24, 24))
 n = A.shape[0]
-M = ls.preconditioners.Trainable(ls.preconditioners.IC0(A), positive="exp")
+M = ls.preconditioners.Trainable(ls.preconditioners.IC(A), positive="exp")
 share = 0.8 ** torch.arange(9, -1, -1, dtype=A.dtype)
 
 
@@ -36,7 +36,7 @@ for _ in range(300):
 # On right-hand sides not seen in training:
 b = torch.randn(n, 100, dtype=A.dtype)
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
-for name, given in (("none", None), ("IC(0)", ls.preconditioners.IC0(A)), ("learned", M)):
+for name, given in (("none", None), ("IC(0)", ls.preconditioners.IC(A)), ("learned", M)):
     with torch.no_grad():
         axes.semilogy(history(given, b, 30).mean(-1), label=name)
         count = ls.solvers.cg(A, b, M=given, rtol=1e-6).iterations

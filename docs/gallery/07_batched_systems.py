@@ -26,11 +26,11 @@ def seconds(f):
 
 
 def together():
-    return ls.solvers.cg(A, b, M=ls.preconditioners.IC0(A), rtol=1e-8)
+    return ls.solvers.cg(A, b, M=ls.preconditioners.IC(A), rtol=1e-8)
 
 
 def one_by_one():
-    return [ls.solvers.cg(s.A, s.b, M=ls.preconditioners.IC0(s.A), rtol=1e-8) for s in data]
+    return [ls.solvers.cg(s.A, s.b, M=ls.preconditioners.IC(s.A), rtol=1e-8) for s in data]
 
 
 ratio = seconds(one_by_one) / seconds(together)

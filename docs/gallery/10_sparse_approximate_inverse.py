@@ -42,7 +42,7 @@ b = torch.ones(n, dtype=A.dtype)
 M = ls.preconditioners.Factored(ls.CSR(values.detach(), pattern), form="product", shift=1e-3)
 counts = {
     name: ls.solvers.cg(A, b, M=given, rtol=1e-8).iterations
-    for name, given in (("none", None), ("learned", M), ("IC(0)", ls.preconditioners.IC0(A)))
+    for name, given in (("none", None), ("learned", M), ("IC(0)", ls.preconditioners.IC(A)))
 }
 print(counts)
 # {'none': 28, 'learned': 19, 'IC(0)': 17}

@@ -29,7 +29,7 @@ class CorrectedIC(torch.nn.Module):
         torch.nn.init.zeros_(self.second.edge_mlp[-1].bias)
 
     def forward(self, A):
-        L = ls.ops.ic0(A).L
+        L = ls.ops.ic(A).L
         x, e = self.first(L, A.diagonal().unsqueeze(-1), L.values.unsqueeze(-1))
         return L.with_values(L.values + 0.1 * self.second(L, x, e)[1].squeeze(-1))
 
@@ -52,7 +52,7 @@ A, b = problems(8, side=24), torch.randn(8, 576, 1, dtype=torch.float64)
 learned = ls.preconditioners.Factored(network(A).detach())
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 counts = {}
-for name, M in (("none", None), ("IC(0)", ls.preconditioners.IC0(A)), ("learned", learned)):
+for name, M in (("none", None), ("IC(0)", ls.preconditioners.IC(A)), ("learned", learned)):
     counts[name] = ls.solvers.cg(A, b, M=M, rtol=1e-8).iterations
 axes.bar(list(counts), list(counts.values()))
 axes.set(ylabel="iterations to 1e-8")

@@ -20,7 +20,7 @@ RUNS = {
     "demonstration": ["--variant", "demo", "--steps", 20_000, "--evaluate_every", 50],
     "many sides": ["--steps", 1000],
     "incomplete": [
-        *("--form", "triangular", "--pattern", "tril", "--start", "ic0"),
+        *("--form", "triangular", "--pattern", "tril", "--start", "ic"),
         *("--curriculum", 50, "--clip", 1, "--schedule", "cosine", "--steps", 600),
     ],
 }

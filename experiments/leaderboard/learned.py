@@ -28,7 +28,7 @@ class FromMIC(P.PreCorrector):
     """PreCorrector that starts from MIC(0)."""
 
     def classical(self, A: ls.CSR) -> Any:
-        return P.MIC0(A, shift=1e-3, on_breakdown="shift")
+        return P.MIC(A, shift=1e-3, on_breakdown="shift")
 
 
 class Shift(torch.nn.Module):
@@ -42,7 +42,7 @@ class Shift(torch.nn.Module):
 
     def forward(self, A: ls.CSR) -> Any:
         shift = (self.net(features(A)).squeeze(-1) - 7).exp()
-        return P.MIC0(A, pattern=P.fill_pattern(A, 2), shift=shift, on_breakdown="shift")
+        return P.MIC(A, level=2, shift=shift, on_breakdown="shift")
 
 
 class Polynomial(torch.nn.Module):

@@ -735,7 +735,7 @@ def _fitting(A: CSR, method: str) -> Any:
         return None
     if method == "cg" and A.device.type == "cpu":
         return AMG(A)
-    return automatic.preconditioner("ILU0" if A.device.type == "cpu" else "Jacobi", A, None)[0]
+    return automatic.preconditioner("ILU(0)" if A.device.type == "cpu" else "Jacobi", A, None)[0]
 
 
 def column(u: Tensor, levels: int) -> Tensor:

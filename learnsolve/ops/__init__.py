@@ -30,7 +30,7 @@ from learnsolve.ops.complete import (
     slogdet,
 )
 from learnsolve.ops.direct import lstsq, spsolve
-from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic0, ict, ilu0, ilut, mic0
+from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic, ict, ilu, ilut, mic
 from learnsolve.ops.indexing import permute
 from learnsolve.ops.limits import set_buffer_pool_limit, set_plan_cache_limit
 from learnsolve.ops.products import quadratic_form, sddmm, spmm
@@ -68,9 +68,9 @@ __all__ = [
     "galerkin",
     "gather",
     "hstack",
-    "ic0",
+    "ic",
     "ict",
-    "ilu0",
+    "ilu",
     "ilut",
     "inverse_diagonal",
     "kron",
@@ -78,7 +78,7 @@ __all__ = [
     "logdet",
     "lstsq",
     "lu",
-    "mic0",
+    "mic",
     "norm",
     "permute",
     "quadratic_form",

@@ -53,9 +53,9 @@ __all__ = [
     "galerkin",
     "gather",
     "hstack",
-    "ic0",
+    "ic",
     "ict",
-    "ilu0",
+    "ilu",
     "ilut",
     "inverse_diagonal",
     "kron",
@@ -63,7 +63,7 @@ __all__ = [
     "logdet",
     "lstsq",
     "lu",
-    "mic0",
+    "mic",
     "norm",
     "permute",
     "quadratic_form",
@@ -103,9 +103,10 @@ def cholesky(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> Cho
 def diagonal(A: MatrixLike, k: int = 0) -> Tensor: ...
 def galerkin(P: MatrixLike, A: MatrixLike) -> CSR: ...
 def hstack(matrices: Sequence[MatrixLike]) -> CSR: ...
-def ic0(
+def ic(
     A: MatrixLike,
     *,
+    level: int | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
@@ -118,9 +119,10 @@ def ict(
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky: ...
-def ilu0(
+def ilu(
     A: MatrixLike,
     *,
+    level: int | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
@@ -141,9 +143,10 @@ def lstsq(
     A: MatrixLike, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | None = None
 ) -> Tensor: ...
 def lu(A: MatrixLike, *, ordering: str | Tensor = "minimum_degree") -> LU: ...
-def mic0(
+def mic(
     A: MatrixLike,
     *,
+    level: int | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
     omega: float | Tensor = 1.0,

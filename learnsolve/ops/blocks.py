@@ -517,7 +517,7 @@ class BlockBatch:
     Attributes
     ----------
     matrix : the block-diagonal CSR. Networks work on its graph, ``matrix.pattern``; preconditioners are built
-        from it: ``IC0(batch.matrix)``
+        from it: ``IC(batch.matrix)``
     sizes : tuple of int, the sizes of the blocks
     batch : int64 Tensor, shape (n,), n the sum of the sizes: the index of the block of each row
     shape : (n, n)
@@ -540,7 +540,7 @@ class BlockBatch:
     --------
     >>> import torch, learnsolve as ls
     >>> batch = ls.BlockBatch([ls.problems.poisson((3, 4)), ls.problems.poisson((9,))])
-    >>> M = ls.preconditioners.IC0(batch.matrix)
+    >>> M = ls.preconditioners.IC(batch.matrix)
     >>> solution = ls.solvers.cg(batch, torch.ones(21, dtype=batch.dtype), M=M)
     >>> [status.name for status in solution.statuses], solution.residual_norms.shape[0]
     (['CONVERGED', 'CONVERGED'], 2)

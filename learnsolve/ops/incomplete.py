@@ -12,7 +12,8 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.ops.arithmetic import plain_values
+from learnsolve.ops.arithmetic import plain_values, union_plan
+from learnsolve.ops.complete import complete_fill
 from learnsolve.ops.incomplete_factors import (
     REMEDY,
     Search,
@@ -30,11 +31,12 @@ from learnsolve.ops.incomplete_factors import (
     with_omega,
 )
 from learnsolve.ops.indexing import onto, trusted
+from learnsolve.ops.structure import symmetric_pattern
 from learnsolve.ops.triangular import triangle_of
 
 
 class IncompleteCholesky(NamedTuple):
-    """A ~ L L^T, from `ic0`, `mic0` or `ict`.
+    """A ~ L L^T, from `ic`, `mic` or `ict`.
 
     Attributes
     ----------
@@ -45,7 +47,7 @@ class IncompleteCholesky(NamedTuple):
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.CSR.from_dense(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
-    >>> L, shift = ls.ops.ic0(A)
+    >>> L, shift = ls.ops.ic(A)
     >>> L.to_dense(), shift
     (tensor([[2., 0.],
             [1., 2.]]), tensor(0.))
@@ -56,7 +58,7 @@ class IncompleteCholesky(NamedTuple):
 
 
 class IncompleteLU(NamedTuple):
-    """A ~ L U, from `ilu0` or `ilut`.
+    """A ~ L U, from `ilu` or `ilut`.
 
     Attributes
     ----------
@@ -68,7 +70,7 @@ class IncompleteLU(NamedTuple):
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [4.0, 5.0]]))
-    >>> factors = ls.ops.ilu0(A)
+    >>> factors = ls.ops.ilu(A)
     >>> (factors.L @ (factors.U @ torch.ones(2))), A @ torch.ones(2)
     (tensor([3., 9.]), tensor([3., 9.]))
     """
@@ -78,14 +80,15 @@ class IncompleteLU(NamedTuple):
     shift: Tensor
 
 
-def ic0(
+def ic(
     A: CSR,
     *,
+    level: int | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky:
-    r"""Incomplete Cholesky factor without fill: L on the lower triangle of A's pattern, or of `pattern`, with
+    r"""Incomplete Cholesky factor IC(k), k = `level`: L on the lower triangle of A's pattern with fill, with
 
     .. math:: (L L^T)_{ij} = (A + \sigma\, \mathrm{diag}(A))_{ij} \quad \text{for all entries } i \ge j.
 
@@ -93,15 +96,15 @@ def ic0(
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes.
         Only the lower triangle is read; the rest has a zero gradient
-    pattern : SparsityPattern, shape (n, n), with its diagonal, such as `preconditioners.fill_pattern` for
-        IC(k). Entries missing in A are zeros; entries of A outside are dropped. Default: A's pattern
+    level : int, not negative, or None, as for `preconditioners.fill_pattern`
+    pattern : SparsityPattern with its diagonal, instead of `level`; entries of A outside of it are dropped
     shift : sigma, float or Tensor of A's dtype, shape () or A's batch shape; finite, not negative
     on_breakdown : for a pivot that is not positive, "raise", or "shift": start from sigma = 1e-3 and double
         it until the factor exists, at most 30 times, for each matrix of a batch separately
 
     Returns
     -------
-    IncompleteCholesky : ``L``, on one pattern object for all calls with A's pattern, and ``shift``, sigma
+    IncompleteCholesky : ``L``, on one pattern object for each pattern of A and level, and ``shift``, sigma
 
     Raises
     ------
@@ -122,45 +125,46 @@ def ic0(
     Examples
     --------
     >>> import learnsolve as ls
-    >>> L = ls.ops.ic0(ls.problems.poisson((3,))).L
+    >>> L = ls.ops.ic(ls.problems.poisson((3,))).L
     >>> (L.to_dense() @ L.to_dense().mT).round(decimals=6)[0]
     tensor([ 2., -1.,  0.], dtype=torch.float64)
     """
-    return cholesky("ic0", A, pattern, shift, on_breakdown)
+    return cholesky("ic", A, on_level("ic", A, level, pattern, lower=True), shift, on_breakdown)
 
 
-def mic0(
+def mic(
     A: CSR,
     *,
+    level: int | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
     omega: float | Tensor = 1.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky:
-    r"""Modified incomplete Cholesky factor without fill: `ic0` that keeps the row sums, for omega = 1:
+    r"""Modified incomplete Cholesky factor MIC(k): `ic` that keeps the row sums, for omega = 1:
     :math:`L L^T \mathbf{1} = (A + \sigma\, \mathrm{diag}(A))\, \mathbf{1}`.
 
     A product l_ik l_jk outside the pattern is multiplied by omega and subtracted from the diagonals of rows i
     and j: L L^T agrees with the (shifted) matrix off the diagonal and, for omega = 1, in its row sums. omega
-    = 0 is `ic0`; in between is the relaxed factor [2]_. Entries of A outside a pattern are dropped first.
+    = 0 is `ic`; in between is the relaxed factor [2]_. Entries of A outside a pattern are dropped first.
 
     Parameters
     ----------
-    A, pattern, shift, on_breakdown : as for `ic0`
+    A, level, pattern, shift, on_breakdown : as for `ic`
     omega : float or Tensor of A's dtype, between 0 and 1, shape () or A's batch shape
 
     Returns
     -------
-    IncompleteCholesky, as for `ic0`
+    IncompleteCholesky, as for `ic`
 
     Raises
     ------
-    ValueError, TypeError : as for `ic0`, and if omega is not between 0 and 1.
+    ValueError, TypeError : as for `ic`, and if omega is not between 0 and 1.
 
     Notes
     -----
     For elliptic problems the preconditioned condition number is O(1/h) instead of O(1/h^2) if A is slightly
-    more than diagonally dominant [1]_. Gradient (also for omega), cost and warnings are as for `ic0`, but
+    more than diagonally dominant [1]_. Gradient (also for omega), cost and warnings are as for `ic`, but
     dropped products also cost flops, and for 0 < omega < 1 two values are stored per entry of L.
 
     References
@@ -174,26 +178,28 @@ def mic0(
     --------
     >>> import learnsolve as ls
     >>> A = ls.problems.poisson((3, 3))
-    >>> L = ls.ops.mic0(A).L.to_dense()
+    >>> L = ls.ops.mic(A).L.to_dense()
     >>> bool(((L @ L.mT).sum(1) - A.sum(1)).abs().max() < 1e-12)
     True
     """
-    checks.matrix("mic0", "A", A)
-    checks.dtype("mic0", "A.values", A.values)
-    relaxed = as_omega("mic0", omega, A.values)
+    checks.matrix("mic", "A", A)
+    checks.dtype("mic", "A.values", A.values)
+    relaxed = as_omega("mic", omega, A.values)
+    pattern = on_level("mic", A, level, pattern, lower=True)
     if not isinstance(omega, Tensor) and omega in (0, 1):  # no product is scaled
-        return cholesky("mic0" if omega else "mic0/ic0", A, pattern, shift, on_breakdown)
-    return cholesky("mic0/relaxed", A, pattern, shift, on_breakdown, relaxed)
+        return cholesky("mic" if omega else "mic/ic", A, pattern, shift, on_breakdown)
+    return cholesky("mic/relaxed", A, pattern, shift, on_breakdown, relaxed)
 
 
-def ilu0(
+def ilu(
     A: CSR,
     *,
+    level: int | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteLU:
-    r"""Incomplete LU factors without fill: L and U on the triangles of A's pattern, or of `pattern`, with
+    r"""Incomplete LU factors ILU(k), k = `level`: L and U on the triangles of A's pattern with fill, with
 
     .. math:: (L U)_{ij} = (A + \sigma\, \mathrm{diag}(A))_{ij} \quad \text{for all entries } (i, j),
         \qquad L_{ii} = 1.
@@ -201,39 +207,118 @@ def ilu0(
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
-    pattern : as for `ic0`; `preconditioners.fill_pattern` for ILU(k), or the pattern of `ilut`
-    shift, on_breakdown : as for `ic0`; a breakdown is a zero pivot. Rows are not exchanged
+    level, pattern : as for `ic`; a pattern can also be that of `ilut`
+    shift, on_breakdown : as for `ic`; a breakdown is a zero pivot. Rows are not exchanged
 
     Returns
     -------
     IncompleteLU : ``L`` with its unit diagonal stored, so that ``L @ (U @ x)`` is the product (`sptrsv` with
         unit_diagonal does not read it), and ``U`` with its diagonal, both on the same pattern objects in
-        every call with A's pattern; ``shift`` as for `ic0`
+        every call with A's pattern and level; ``shift`` as for `ic`
 
     Raises
     ------
     ValueError
-        as for `ic0`, for a pivot that is zero or not finite.
+        as for `ic`, for a pivot that is zero or not finite.
     TypeError
         if dtypes or devices do not match.
 
     Notes
     -----
     Gradient: the reverse sweep of the elimination on the same pattern; gradients with respect to the unit
-    diagonal of L are ignored. Cost, order of derivatives and threads are as for `ic0`. Source: Y. Saad,
+    diagonal of L are ignored. Cost, order of derivatives and threads are as for `ic`. Source: Y. Saad,
     "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.3.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [4.0, 5.0]]))
-    >>> L, U, shift = ls.ops.ilu0(A)
+    >>> L, U, shift = ls.ops.ilu(A)
     >>> L.to_dense(), U.to_dense()
     (tensor([[1., 0.],
             [2., 1.]]), tensor([[2., 1.],
             [0., 3.]]))
     """
-    return lu("ilu0", A, pattern, shift, on_breakdown)
+    return lu("ilu", A, on_level("ilu", A, level, pattern), shift, on_breakdown)
+
+
+def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPattern:
+    r"""The pattern of ILU(k) and IC(k), k = `level`: the entries (i, j) with :math:`\mathrm{lev}_{ij} \le k`.
+
+    The level of an entry of A, and of the diagonal, is 0; the level of fill is
+    :math:`\mathrm{lev}_{ij} = \min_{k < \min(i, j)} (\mathrm{lev}_{ik} + \mathrm{lev}_{kj} + 1)`. So level 0
+    is A's pattern, and level n the pattern of L and U without dropping. Level None is the complete fill of A
+    + A^T from its elimination tree, as for `ops.cholesky` and `ops.lu` in natural order. ``level=`` of `IC`,
+    `MIC`, `ILU` and the operations behind them uses these patterns. For a matrix with only one triangle,
+    pass ``A + A.T``, since one triangle has no fill.
+
+    Parameters
+    ----------
+    A : CSR or SparsityPattern, shape (n, n)
+    level : int, not negative, or None
+
+    Returns
+    -------
+    SparsityPattern
+        with its diagonal, the same object in every call. A's own pattern if nothing is added.
+
+    Raises
+    ------
+    ValueError
+        if A is not square, or `level` is negative.
+
+    Notes
+    -----
+    Cost: once per pattern and level, as many steps as the elimination on the result has products, on one
+    thread, with 8 bytes per entry of the result (16 temporarily). For None, one step per entry of the result.
+
+    References
+    ----------
+    Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.3.3
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
+    >>> P, cg = ls.preconditioners, ls.solvers.cg
+    >>> [cg(A, b, M=P.IC(A, pattern=P.fill_pattern(A, k))).iterations for k in (0, 1, 2)]
+    [28, 20, 17]
+    """
+    P = A.pattern if isinstance(A, CSR) else A
+    if not isinstance(P, SparsityPattern):
+        raise TypeError(f"fill_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
+    checks.square("fill_pattern", "A", P.shape)
+    if level is None:
+        return complete_fill("fill_pattern", P, "natural", False, True).pattern
+    level = min(checks.integer("fill_pattern", "level", level, 0), P.shape[0])
+    return P._planned(_plan_fill, level)[0] or P
+
+
+def _plan_fill(P: SparsityPattern, level: int) -> tuple[SparsityPattern | None]:
+    crow, col = _analysis.level_fill(as_numpy(P.crow_indices), as_numpy(P.col_indices), level)
+    return (None if len(col) == P.nnz else trusted(P, crow, col, P.shape),)
+
+
+def on_level(
+    function: str, A: CSR, level: int | None, pattern: SparsityPattern | None, lower: bool = False
+) -> SparsityPattern | None:
+    """The pattern of the factors, None for A's own. `lower`: only the lower triangle of A is read."""
+    if level is not None:
+        level = checks.integer(function, "level", level, 0)
+    if level == 0:
+        return pattern
+    if pattern is not None:
+        raise ValueError(
+            f"{function}: pass level or pattern, not both, since a level chooses a pattern, got "
+            f"level={level} and a pattern; remove one (fill_pattern(A, {level}) is the pattern of this level)"
+        )
+    checks.matrix(function, "A", A)
+    checks.square(function, "A", A.shape)
+    P = A.pattern
+    if lower and not symmetric_pattern(P):
+        L = triangle_of(P, "lower")
+        P = union_plan(L, L.T).pattern or L
+    return fill_pattern(P, level)
 
 
 def cholesky(
@@ -316,7 +401,7 @@ def ict(
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky:
-    r"""Incomplete Cholesky factor with a threshold, ICT: `ic0` on a pattern chosen from the values of A.
+    r"""Incomplete Cholesky factor with a threshold, ICT: `ic` on a pattern chosen from the values of A.
 
     Column by column, :math:`w_i = a_{ij} - \sum_{k<j} l_{ik} l_{jk}`, i > j, is computed from the entries
     kept so far. Entries with :math:`|w_i| < \mathrm{droptol}\, \|a_j\|_2` are dropped, where a_j is the
@@ -328,7 +413,7 @@ def ict(
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
     fill : int; column j of L has at most `fill` entries more than column j of tril(A)
     droptol : float, relative to the norm of a column; 0: only `fill` bounds the pattern
-    shift, on_breakdown : as for `ic0`; a search for a shift chooses a new pattern in each trial
+    shift, on_breakdown : as for `ic`; a search for a shift chooses a new pattern in each trial
 
     Returns
     -------
@@ -337,16 +422,16 @@ def ict(
     Raises
     ------
     ValueError, TypeError
-        as for `ic0`; if `fill` or `droptol` is negative.
+        as for `ic`; if `fill` or `droptol` is negative.
     NotImplementedError
         for a batch of matrices (also under `vmap`) and under `torch.compile`: choose the pattern from one
-        matrix, then ``ic0(A, pattern=L.pattern)``.
+        matrix, then ``ic(A, pattern=L.pattern)``.
 
     Notes
     -----
-    Gradient: as for `ic0` on the pattern, which is a constant. Cost: two flops per product l_ik l_jk of kept
-    entries, in float64 on one thread of the host, then `ic0`, whose plan is reused for an equal choice. In
-    a training loop choose once, then use ``ic0(A, pattern=pattern)``. Deterministic. Sources: Lin, Moré,
+    Gradient: as for `ic` on the pattern, which is a constant. Cost: two flops per product l_ik l_jk of kept
+    entries, in float64 on one thread of the host, then `ic`, whose plan is reused for an equal choice. In
+    a training loop choose once, then use ``ic(A, pattern=pattern)``. Deterministic. Sources: Lin, Moré,
     doi:10.1137/S1064827597327334; Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 10.4.1.
 
     Examples
@@ -354,11 +439,11 @@ def ict(
     >>> import learnsolve as ls
     >>> A = ls.problems.poisson((30, 30))
     >>> pattern = ls.ops.ict(A, fill=2).L.pattern
-    >>> ls.ops.ic0(A).L.nnz, ls.ops.ic0(2.0 * A, pattern=pattern).L.nnz  # nothing is chosen for 2 A
+    >>> ls.ops.ic(A).L.nnz, ls.ops.ic(2.0 * A, pattern=pattern).L.nnz  # nothing is chosen for 2 A
     (2640, 4377)
     """
     pattern, shift = _choose("ict", A, fill, droptol, shift, on_breakdown)
-    return cholesky("ict/ic0", A, pattern, shift, on_breakdown)
+    return cholesky("ict/ic", A, pattern, shift, on_breakdown)
 
 
 def ilut(
@@ -369,7 +454,7 @@ def ilut(
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteLU:
-    r"""Incomplete LU factors with a threshold, ILUT: `ilu0` on a pattern chosen from the values of A.
+    r"""Incomplete LU factors with a threshold, ILUT: `ilu` on a pattern chosen from the values of A.
 
     Saad's dual threshold: row by row, an entry :math:`l_{ik} u_{kk}` or u_ij smaller than
     :math:`\mathrm{droptol}\, \|a_i\|_2` is dropped, where a_i is the row of (shifted) A. Of a complete row
@@ -381,24 +466,24 @@ def ilut(
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
     fill : int; rows of L and of U have at most `fill` entries more than that part of the row of A
     droptol : float, relative to the norm of a row; 0: only `fill` bounds the pattern
-    shift, on_breakdown : as for `ilu0`; a search for a shift chooses a new pattern in each trial
+    shift, on_breakdown : as for `ilu`; a search for a shift chooses a new pattern in each trial
 
     Returns
     -------
-    IncompleteLU : ``L`` and ``U`` as for `ilu0`, on patterns as for `ict`, and ``shift``
+    IncompleteLU : ``L`` and ``U`` as for `ilu`, on patterns as for `ict`, and ``shift``
 
     Raises
     ------
     ValueError, TypeError
-        as for `ilu0`; if `fill` or `droptol` is negative.
+        as for `ilu`; if `fill` or `droptol` is negative.
     NotImplementedError
         for a batch of matrices (also under `vmap`) and under `torch.compile`: use the pattern of one matrix,
-        ``pattern = (L + U).pattern``, and ``ilu0(A, pattern=pattern)``.
+        ``pattern = (L + U).pattern``, and ``ilu(A, pattern=pattern)``.
 
     Notes
     -----
-    Values are as for `ilu0` on the kept pattern: they differ from the values used for the choice, which
-    include entries that `fill` removes at the end. Gradient: as for `ilu0` on the pattern, which is a
+    Values are as for `ilu` on the kept pattern: they differ from the values used for the choice, which
+    include entries that `fill` removes at the end. Gradient: as for `ilu` on the pattern, which is a
     constant. Cost as for `ict`. Source: Y. Saad, "ILUT: a dual threshold incomplete LU factorization", Numer.
     Linear Algebra Appl. 1 (1994), doi:10.1002/nla.1680010405.
 
@@ -410,7 +495,7 @@ def ilut(
     [6, 5]
     """
     pattern, shift = _choose("ilut", A, fill, droptol, shift, on_breakdown)
-    return lu("ilut/ilu0", A, pattern, shift, on_breakdown)
+    return lu("ilut/ilu", A, pattern, shift, on_breakdown)
 
 
 def _choose(
@@ -420,7 +505,7 @@ def _choose(
     check(function, A, on_breakdown)
     fill = min(checks.integer(function, "fill", fill, 0), A.shape[0])
     checks.tolerance(function, "droptol", droptol)
-    twin = "ic0(A, pattern=L.pattern)" if function == "ict" else "ilu0(A, pattern=(L + U).pattern)"
+    twin = "ic(A, pattern=L.pattern)" if function == "ict" else "ilu(A, pattern=(L + U).pattern)"
     if torch.compiler.is_dynamo_compiling():
         raise NotImplementedError(
             f"{function}: torch.compile cannot trace the choice of a pattern, which depends on values; "
@@ -466,7 +551,7 @@ def _search(
             if shift != start:
                 warn(function, shift, failed)
             return _chosen(function, P, crow, col), given if shift == start else shift
-        message = breakdown_message("ict/ic0" if cholesky else "ilut/ilu0", row, pivot, None)
+        message = breakdown_message("ict/ic" if cholesky else "ilut/ilu", row, pivot, None)
         if on_breakdown == "raise":
             raise ValueError(message + REMEDY)
     raise in_vain(message, shift)

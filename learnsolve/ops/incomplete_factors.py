@@ -1,4 +1,4 @@
-"""Incomplete factors and their derivatives, to any order: the core of `ic0`, `mic0` and `ilu0`, and of `ict`
+"""Incomplete factors and their derivatives, to any order: the core of `ic`, `mic` and `ilu`, and of `ict`
 and `ilut` on the patterns that they choose.
 
 The factors f of the values a solve F(f) = a, one quadratic equation per entry that is read
@@ -45,8 +45,8 @@ _raw_product_adjoint = torch.ops.learnsolve.csr_incomplete_product_adjoint.defau
 PLAN_LIMIT = 2**33  # maximum bytes for the products of one plan
 
 # `Factors` of csrc/analysis/factors.h. A kind is the name of the public function, for errors, and after a
-# slash the elimination, if it has another name: "ict/ic0", once the pattern is chosen.
-_FACTORS = {"ilu0": 0, "ic0": 1, "mic0": 2, "relaxed": 3}
+# slash the elimination, if it has another name: "ict/ic", once the pattern is chosen.
+_FACTORS = {"ilu": 0, "ic": 1, "mic": 2, "relaxed": 3}
 # Complete fill, without a plan of the products: a pattern of L, or a symmetric pattern of L and U.
 _COMPLETE = ("complete", "complete lu")
 REMEDY = '; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
@@ -73,7 +73,7 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
     narrow = max(products, pattern.nnz + pattern.shape[0]) < largest
     needed = products * (8 if narrow else 16)
     if needed > PLAN_LIMIT:
-        function = "mic0" if factors == "relaxed" else factors
+        function = "mic" if factors == "relaxed" else factors
         raise ValueError(
             f"{function}: the elimination on this pattern has {products} products, whose plan would take "
             f"{needed / 2**30:.3g} GiB, more than learnsolve.ops.incomplete_factors.PLAN_LIMIT = "
@@ -90,7 +90,7 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
         size += len(made[0]) // 2 + 1
         crow = pattern._tensor(np.append(arrays[0], arrays[0].dtype.type(size)))
     sizes = torch.tensor((len(made[0]) + len(made[5]), size), device="cpu")
-    return Plan(((*plan, sizes, *by_level), factors != "ilu0"), size, crow)
+    return Plan(((*plan, sizes, *by_level), factors != "ilu"), size, crow)
 
 
 def _by_level(order, source, pivot, ptr, pairs, units):
@@ -165,7 +165,7 @@ class Unstable(ValueError):
 
 def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> str:
     function, _, factors = kind.partition("/")
-    what = "nonzero" if (factors or function) == "ilu0" else "positive"
+    what = "nonzero" if (factors or function) == "ilu" else "positive"
     batch = "" if matrix is None else f" of matrix {matrix} of the batch (counted through all its axes)"
     return f"{function}: every pivot must be {what} and finite, that of row {row}{batch} is {pivot:.6g}"
 

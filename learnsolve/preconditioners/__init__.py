@@ -1,10 +1,11 @@
 """Preconditioners: functions M(r) ~ A^-1 r; trainable ones are torch.nn.Modules."""
 
 from learnsolve.matrix.checks import guard
+from learnsolve.ops.incomplete import fill_pattern
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.direct import BlockJacobi, Factorization, factorize
-from learnsolve.preconditioners.factors import IC0, ICT, ILU0, ILUT, MIC0, Factored, fill_pattern
+from learnsolve.preconditioners.factors import IC, ICT, ILU, ILUT, MIC, Factored
 from learnsolve.preconditioners.hierarchy import Hierarchy
 from learnsolve.preconditioners.inverses import FSAI, SPAI, lower_pattern
 from learnsolve.preconditioners.networks import (
@@ -25,11 +26,11 @@ __all__ = [
     "AMG",
     "FSAI",
     "GNP",
-    "IC0",
+    "IC",
     "ICT",
-    "ILU0",
+    "ILU",
     "ILUT",
-    "MIC0",
+    "MIC",
     "SOR",
     "SPAI",
     "SSOR",

@@ -16,17 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import readable
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.arithmetic import fit, in_open_interval
 from learnsolve.ops.blocks import diag, hstack
-from learnsolve.ops.complete import complete_fill
 from learnsolve.ops.complex_values import tall, untall
-from learnsolve.ops.incomplete import ic0, ict, ilu0, ilut, mic0
-from learnsolve.ops.indexing import trusted
+from learnsolve.ops.incomplete import ic, ict, ilu, ilut, mic, on_level
 from learnsolve.ops.products import spmm
 from learnsolve.ops.structure import diagonal, symmetric_pattern, symmetry
 from learnsolve.ops.triangular import _mask, real_matrix, real_pattern, sptrsv, tril
@@ -73,7 +70,7 @@ class Factored(Preconditioner):
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
-    >>> M = ls.preconditioners.Factored(ls.ops.ic0(A).L)
+    >>> M = ls.preconditioners.Factored(ls.ops.ic(A).L)
     >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations
     True
     """
@@ -162,7 +159,7 @@ class Factored(Preconditioner):
         if self.form != "product":
             raise ValueError(
                 f'{name}: shift is for form="product", M = L L^T + shift I; for form="solve" leave it out '
-                "and shift the matrix that is factorized (ops.ic0 has shift=)"
+                "and shift the matrix that is factorized (ops.ic has shift=)"
             )
         if isinstance(shift, Tensor):
             self.depends_on += (shift,)
@@ -281,7 +278,7 @@ def _check_ones(function: str, L: CSR) -> None:
 
 
 class ComplexForm(Preconditioner):
-    """`IC0` and `ILU0` of a complex matrix: the factor of its real form (ops/triangular.py). Its
+    """`IC` and `ILU` of a complex matrix: the factor of its real form (ops/triangular.py). Its
     pattern is closed under 2 x 2 blocks, so that it is equivalent to the complex factor. A `shift` is added
     to the real part of the diagonal.
 
@@ -350,71 +347,13 @@ def _phase(A: CSR) -> Tensor | None:
     return torch.where(size > 0, d.conj() / torch.where(size > 0, size, 1), 1)
 
 
-def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPattern:
-    r"""The pattern of ILU(k) and IC(k), k = `level`: the entries (i, j) with :math:`\mathrm{lev}_{ij} \le k`.
-
-    The level of an entry of A, and of the diagonal, is 0; the level of fill is
-    :math:`\mathrm{lev}_{ij} = \min_{k < \min(i, j)} (\mathrm{lev}_{ik} + \mathrm{lev}_{kj} + 1)`. So level 0
-    is A's pattern, and level n the pattern of L and U without dropping. Pass the result as ``pattern=`` to
-    `IC0`, `MIC0`, `ILU0` and the operations behind them; IC(k) uses its lower triangle. For a matrix with
-    only one triangle, pass ``A + A.T``, since one triangle has no fill. Level None is the complete fill of A
-    + A^T from its elimination tree, as for `ops.cholesky` and `ops.lu` in natural order.
-
-    Parameters
-    ----------
-    A : CSR or SparsityPattern, shape (n, n)
-    level : int, not negative, or None
-
-    Returns
-    -------
-    SparsityPattern
-        with its diagonal, the same object in every call. A's own pattern if nothing is added.
-
-    Raises
-    ------
-    ValueError
-        if A is not square, or `level` is negative.
-
-    Notes
-    -----
-    Cost: once per pattern and level, as many steps as the elimination on the result has products, on one
-    thread, with 8 bytes per entry of the result (16 temporarily). For None, one step per entry of the result.
-
-    References
-    ----------
-    Y. Saad, "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.3.3
-
-    Examples
-    --------
-    >>> import torch, learnsolve as ls
-    >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
-    >>> P, cg = ls.preconditioners, ls.solvers.cg
-    >>> [cg(A, b, M=P.IC0(A, pattern=P.fill_pattern(A, k))).iterations for k in (0, 1, 2)]
-    [28, 20, 17]
-    """
-    P = A.pattern if isinstance(A, CSR) else A
-    if not isinstance(P, SparsityPattern):
-        raise TypeError(f"fill_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
-    checks.square("fill_pattern", "A", P.shape)
-    if level is None:
-        return complete_fill("fill_pattern", P, "natural", False, True).pattern
-    level = min(checks.integer("fill_pattern", "level", level, 0), P.shape[0])
-    return P._planned(_plan_fill, level)[0] or P
-
-
-def _plan_fill(P: SparsityPattern, level: int) -> tuple[SparsityPattern | None]:
-    crow, col = _analysis.level_fill(as_numpy(P.crow_indices), as_numpy(P.col_indices), level)
-    return (None if len(col) == P.nnz else trusted(P, crow, col, P.shape),)
-
-
-class IC0(Factored):
-    r"""Incomplete Cholesky without fill, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
+class IC(Factored):
+    r"""Incomplete Cholesky, IC(k): :math:`M = (L L^T)^{-1}`, linear, symmetric, positive definite.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), assumed symmetric: only its lower triangle is read
-    pattern : SparsityPattern whose lower triangle L uses instead of A's: ``fill_pattern(A, k)`` for IC(k)
-    shift, on_breakdown : as for `ops.ic0`
+    level, pattern, shift, on_breakdown : as for `ops.ic`
 
     Attributes
     ----------
@@ -424,7 +363,7 @@ class IC0(Factored):
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `ops.ic0`.
+        as for `ops.ic`.
 
     Notes
     -----
@@ -441,7 +380,7 @@ class IC0(Factored):
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
-    >>> M = ls.preconditioners.IC0(A)
+    >>> M = ls.preconditioners.IC(A)
     >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations / 2
     True
     """
@@ -450,39 +389,41 @@ class IC0(Factored):
         self,
         A: CSR,
         *,
+        level: int | None = 0,
         pattern: SparsityPattern | None = None,
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
     ):
+        pattern = on_level("IC", A, level, pattern, lower=True)
         if of_complex(self, A, pattern, True, shift=shift, on_breakdown=on_breakdown):
             return
         Preconditioner.__init__(self, A, shift, finite=False)
-        self.L, self.shift = ic0(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
+        self.L, self.shift = ic(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
 
 
-class MIC0(Factored):
-    r"""Modified incomplete Cholesky without fill: `IC0` that preserves A's row sums.
+class MIC(Factored):
+    r"""Modified incomplete Cholesky, MIC(k): `IC` that preserves A's row sums.
 
     For elliptic problems on fine grids: the condition number of M A is O(1/h), not O(1/h^2). A small `shift`,
     or an `omega` slightly below 1, guarantees this and the existence of the factor.
 
     Parameters
     ----------
-    A, pattern, shift, on_breakdown : as for `ops.mic0`
-    omega : the fraction of the dropped fill that is compensated, from 0 (`IC0`) to 1
+    A, level, pattern, shift, on_breakdown : as for `ops.mic`
+    omega : the fraction of the dropped fill that is compensated, from 0 (`IC`) to 1
 
     Attributes
     ----------
-    L, shift : as for `IC0`
+    L, shift : as for `IC`
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `ops.mic0`.
+        as for `ops.mic`.
 
     Notes
     -----
-    Gradient and cost are as for `IC0`; a tensor omega also gets a gradient.
+    Gradient and cost are as for `IC`; a tensor omega also gets a gradient.
 
     References
     ----------
@@ -493,8 +434,8 @@ class MIC0(Factored):
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((100, 100)), torch.ones(10_000, dtype=torch.float64)
-    >>> IC0, MIC0 = ls.preconditioners.IC0, ls.preconditioners.MIC0
-    >>> ls.solvers.cg(A, b, M=MIC0(A)).iterations < ls.solvers.cg(A, b, M=IC0(A)).iterations
+    >>> IC, MIC = ls.preconditioners.IC, ls.preconditioners.MIC
+    >>> ls.solvers.cg(A, b, M=MIC(A)).iterations < ls.solvers.cg(A, b, M=IC(A)).iterations
     True
     """
 
@@ -502,24 +443,24 @@ class MIC0(Factored):
         self,
         A: CSR,
         *,
+        level: int | None = 0,
         pattern: SparsityPattern | None = None,
         shift: float | Tensor = 0.0,
         omega: float | Tensor = 1.0,
         on_breakdown: str = "raise",
     ):
         Preconditioner.__init__(self, A, shift, omega, finite=False)
-        factor = mic0(A, pattern=pattern, shift=shift, omega=omega, on_breakdown=on_breakdown)
-        self.L, self.shift = factor
+        pattern = on_level("MIC", A, level, pattern, lower=True)
+        self.L, self.shift = mic(A, pattern=pattern, shift=shift, omega=omega, on_breakdown=on_breakdown)
 
 
-class ILU0(Factored):
-    r"""Incomplete LU without fill, :math:`M = (L U)^{-1}`: linear, symmetric if A (and the pattern) is.
+class ILU(Factored):
+    r"""Incomplete LU, ILU(k): :math:`M = (L U)^{-1}`, linear, symmetric if A (and the pattern) is.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    pattern : SparsityPattern of L + U instead of A's: ``fill_pattern(A, k)`` for ILU(k)
-    shift, on_breakdown : as for `ops.ilu0`
+    level, pattern, shift, on_breakdown : as for `ops.ilu`
     symmetric : bool, whether A and the pattern are symmetric; default: determined from the values, once per
         matrix (not under `torch.compile`)
 
@@ -531,7 +472,7 @@ class ILU0(Factored):
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `ops.ilu0`.
+        as for `ops.ilu`.
 
     Notes
     -----
@@ -546,7 +487,7 @@ class ILU0(Factored):
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [4.0, 5.0]]))
-    >>> ls.preconditioners.ILU0(A)(torch.tensor([3.0, 9.0]))  # no fill is dropped: A^-1 r
+    >>> ls.preconditioners.ILU(A)(torch.tensor([3.0, 9.0]))  # no fill is dropped: A^-1 r
     tensor([1., 1.])
     """
 
@@ -554,18 +495,20 @@ class ILU0(Factored):
         self,
         A: CSR,
         *,
+        level: int | None = 0,
         pattern: SparsityPattern | None = None,
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
         symmetric: bool | None = None,
     ):
+        pattern = on_level("ILU", A, level, pattern)
         if of_complex(self, A, pattern, False, shift=shift, on_breakdown=on_breakdown, symmetric=symmetric):
             return
         Preconditioner.__init__(self, A, shift, finite=False)
-        self.L, self.U, self.shift = ilu0(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
+        self.L, self.U, self.shift = ilu(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
         if symmetric is None and pattern is not None and not symmetric_pattern(pattern):
             symmetric = False
-        self.symmetric = symmetry("ILU0", A, symmetric)
+        self.symmetric = symmetry("ILU", A, symmetric)
 
 
 class ICT(Factored):
@@ -584,13 +527,13 @@ class ICT(Factored):
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `ops.ict`; for a batch of matrices use ``IC0(A, pattern=M.L.pattern)``, with M of one of them.
+        as for `ops.ict`; for a batch of matrices use ``IC(A, pattern=M.L.pattern)``, with M of one of them.
 
     Notes
     -----
     Gradient: exact on the chosen pattern, for A's values, a tensor shift, and r, to any order. Cost: the
     choice and the factorization once, then two triangular solves with L, 2 nnz flops per column. The compiled
-    loop of `cg` supports it. For another matrix on the same pattern, ``IC0(A, pattern=M.L.pattern)`` is
+    loop of `cg` supports it. For another matrix on the same pattern, ``IC(A, pattern=M.L.pattern)`` is
     faster.
 
     References
@@ -603,7 +546,7 @@ class ICT(Factored):
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
     >>> M = ls.preconditioners.ICT(A, fill=5)
-    >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b, M=ls.preconditioners.IC0(A)).iterations / 2
+    >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b, M=ls.preconditioners.IC(A)).iterations / 2
     True
     """
 
@@ -627,7 +570,7 @@ class ILUT(Factored):
     ----------
     A : CSR, shape (n, n), values (nnz,)
     fill, droptol, shift, on_breakdown : as for `ops.ilut`
-    symmetric : bool, as for `ILU0`; for a symmetric A prefer `ICT`
+    symmetric : bool, as for `ILU`; for a symmetric A prefer `ICT`
 
     Attributes
     ----------
@@ -654,7 +597,7 @@ class ILUT(Factored):
     >>> A = ls.problems.convection_diffusion(torch.ones(2, 30, 30, dtype=torch.float64))
     >>> b = torch.ones(900, dtype=torch.float64)
     >>> P, gmres = ls.preconditioners, ls.solvers.gmres
-    >>> gmres(A, b, M=P.ILUT(A)).iterations < gmres(A, b, M=P.ILU0(A)).iterations
+    >>> gmres(A, b, M=P.ILUT(A)).iterations < gmres(A, b, M=P.ILU(A)).iterations
     True
     """
 

@@ -78,7 +78,7 @@ def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
     """The entries on and below the diagonal of a power of A's pattern.
 
     ``power=1`` is tril(A), ``power=2`` also has the neighbors of neighbors, and so on. The result is the same
-    object in every call; for ``power=1`` it is the pattern of `ops.tril` and of the factors of `ops.ic0`.
+    object in every call; for ``power=1`` it is the pattern of `ops.tril` and of the factors of `ops.ic`.
 
     Parameters
     ----------

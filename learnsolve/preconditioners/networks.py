@@ -33,7 +33,7 @@ from learnsolve.ops.sweeps import residual_norm
 from learnsolve.ops.triangular import tril
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Preconditioner, check_finite
-from learnsolve.preconditioners.factors import IC0, Factored
+from learnsolve.preconditioners.factors import IC, Factored
 from learnsolve.preconditioners.hierarchy import Hierarchy, interpolation, positions
 from learnsolve.preconditioners.trainable import Saved, Trainable, loadable
 
@@ -516,7 +516,7 @@ class PreCorrector(FactorNetwork):
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((20, 20)), torch.ones(400, dtype=torch.float64)
     >>> network = ls.preconditioners.PreCorrector(rounds=2, width=8)
-    >>> torch.allclose(network(A)(b), ls.preconditioners.IC0(A)(b))
+    >>> torch.allclose(network(A)(b), ls.preconditioners.IC(A)(b))
     True
     """
 
@@ -537,9 +537,9 @@ class PreCorrector(FactorNetwork):
         self.alpha = torch.nn.Parameter(torch.zeros((), dtype=dtype, device=device))
 
     def classical(self, A: CSR) -> Factored:
-        """The factor to correct: IC(0). A subclass may use any other factor L L^T, such as ``MIC0(A,
-        pattern=fill_pattern(A, 1))``."""
-        return IC0(A)
+        """The factor to correct: IC(0). A subclass may use any other factor L L^T, such as
+        ``MIC(A, level=1)``."""
+        return IC(A)
 
     def start(self, A: CSR) -> NetworkStart:
         """`classical` of A, or of each matrix of a batch, and its features."""

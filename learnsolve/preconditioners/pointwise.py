@@ -23,9 +23,9 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.nn.networks import is_plain, through
 from learnsolve.ops.autograd import tracked
+from learnsolve.ops.incomplete import fill_pattern
 from learnsolve.ops.indexing import find, place, take
 from learnsolve.ops.segments import pointwise_factor, spread_values
-from learnsolve.preconditioners.factors import fill_pattern
 from learnsolve.preconditioners.inverses import lower_pattern
 from learnsolve.preconditioners.networks import MOST_WIDTH, FactorMap, NetworkStart, unit_rows
 from learnsolve.preconditioners.trainable import loadable

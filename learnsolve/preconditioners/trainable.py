@@ -57,7 +57,7 @@ def loadable(kind: Kind) -> Kind:
     >>> @P.loadable
     ... class Corrector(P.PreCorrector):
     ...     def classical(self, A):
-    ...         return P.MIC0(A, pattern=P.fill_pattern(A, 1))
+    ...         return P.MIC(A, level=1)
     """
     if not (isinstance(kind, type) and issubclass(kind, Saved)):
         raise TypeError(
@@ -423,7 +423,7 @@ class Trainable(_Ready, Preconditioner):
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((16, 16)), torch.ones(256, dtype=torch.float64)
-    >>> M = ls.preconditioners.Trainable(ls.preconditioners.IC0(A), positive="exp")
+    >>> M = ls.preconditioners.Trainable(ls.preconditioners.IC(A), positive="exp")
     >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
     >>> M.L.log_diagonal.grad.shape
     torch.Size([256])
@@ -448,7 +448,7 @@ class Trainable(_Ready, Preconditioner):
             return
         if not isinstance(M, Preconditioner) or isinstance(M, torch.nn.Module):
             raise TypeError(
-                "Trainable: M must be a Preconditioner that is computed from tensors, as IC0(A) is, got "
+                "Trainable: M must be a Preconditioner that is computed from tensors, as IC(A) is, got "
                 f"{type(M).__name__}"
             )
         if positive is not None:
@@ -505,7 +505,7 @@ class Trainable(_Ready, Preconditioner):
     @torch.no_grad()
     def assign_(self, M: Preconditioner) -> Self:
         """Set the parameters, in place, to the tensors of M, on the patterns of this module and in its dtype:
-        ``learned.assign_(IC0(B))``. After an error nothing has changed."""
+        ``learned.assign_(IC(B))``. After an error nothing has changed."""
         theirs = self._compared("assign_", M).state_dict()
         for name, tensor in self.state_dict().items():
             tensor.copy_(theirs[name])

@@ -61,8 +61,8 @@ from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 # The preconditioners to compare with: functions A -> M.
 BASELINES: dict[str, Callable[[CSR], Any] | None] = {
     **{"none": None, "Jacobi": P.Jacobi, "SSOR": P.SSOR},
-    "IC(0)": partial(P.IC0, on_breakdown="shift"),
-    "MIC(0)": partial(P.MIC0, on_breakdown="shift"),
+    "IC(0)": partial(P.IC, on_breakdown="shift"),
+    "MIC(0)": partial(P.MIC, on_breakdown="shift"),
     "ICT": partial(P.ICT, on_breakdown="shift"),
 }
 MARKERS = {LEARNED: "o", "IC(0)": "s"}

@@ -50,7 +50,7 @@ def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
 
 def outcome_of(recipe: GnpRecipe) -> Outcome:
     s, A = recipe.settings, recipe.A
-    linear = tables.with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU0}, A.shape[0])
+    linear = tables.with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU}, A.shape[0])
     M = {LEARNED: recipe.model, **linear, "inner GMRES": lambda A: inner_gmres(A, s.restart)}
     solver, options = (
         partial(solvers.fgmres, restart=s.restart),

@@ -29,7 +29,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.products import spmm
 from learnsolve.ops.triangular import sptrsv
-from learnsolve.preconditioners import FSAI, IC0, Factored, Trainable, lower_pattern
+from learnsolve.preconditioners import FSAI, IC, Factored, Trainable, lower_pattern
 from learnsolve.recipes.harness import recipe as tables
 from learnsolve.recipes.harness.parallel import summed
 from learnsolve.recipes.harness.recipe import LEARNED, Curves, Outcome, Row
@@ -130,7 +130,7 @@ class PcgSettings(DepthSettings, MatrixSettings):
     ny: int | None = None
     pattern: Literal["bidiagonal", "tril", "two_ring"] = "bidiagonal"
     form: Literal["product", "triangular"] = "product"
-    start: Literal["paper", "ic0", "fsai"] = "paper"
+    start: Literal["paper", "ic", "fsai"] = "paper"
     iterations: int | None = None
     gamma: float | None = None
     test_vectors: int | Literal["ramp"] | None = None  # type: ignore[assignment]
@@ -152,11 +152,11 @@ class PcgSettings(DepthSettings, MatrixSettings):
         not_negative(self, "weight_decay")
         if not 0 <= self.guard <= 1e-2:
             raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}; 1e-8 is usual")
-        if self.start not in ("paper", "ic0" if self.form == "triangular" else "fsai"):
-            forms = {"ic0": "triangular", "fsai": "product"}
+        if self.start not in ("paper", "ic" if self.form == "triangular" else "fsai"):
+            forms = {"ic": "triangular", "fsai": "product"}
             raise SettingError(
                 f"--start {self.start} is a factor for --form {forms[self.start]}, not for {self.form}; take "
-                f"--start paper or {'fsai' if self.start == 'ic0' else 'ic0'}"
+                f"--start paper or {'fsai' if self.start == 'ic' else 'ic'}"
             )
         if self.tolerances is None:
             self.tolerances = [1e-3, 1e-6, 1e-9] if self.dtype == "float64" else [1e-2, 1e-3, 1e-4]
@@ -197,8 +197,8 @@ def build(A: CSR, settings: PcgSettings) -> Trainable:
             if settings.start == "fsai":
                 return Trainable(FSAI(A.detach(), pattern=pattern))
             return Trainable(Factored.from_pattern(pattern, DIAGONAL, BELOW, A.dtype))
-        if settings.start == "ic0":
-            return Trainable(IC0(_restricted(A, pattern)), positive="exp")
+        if settings.start == "ic":
+            return Trainable(IC(_restricted(A, pattern)), positive="exp")
         L = Factored.from_pattern(pattern, DIAGONAL, BELOW, A.dtype).L
         return Trainable(Factored(L), positive="exp")
     except ValueError as error:
@@ -308,7 +308,7 @@ def condition(A: CSR, argument: Any) -> float | None:
 
 def outcome_of(recipe: PcgRecipe) -> Outcome:
     settings, A, L = recipe.settings, recipe.A, factor_of(recipe.model)
-    classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC0}
+    classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC}
     M, tolerances = (
         tables.with_amg({LEARNED: recipe.model, **classical}, A.shape[0]),
         settings.tolerances or [],

@@ -25,7 +25,7 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
 from learnsolve.ops.direct import expected, spsolve
 from learnsolve.ops.structure import symmetric_pattern, symmetry
 from learnsolve.ordering import reverse_cuthill_mckee
-from learnsolve.preconditioners import IC0, ILU0, MIC0, Jacobi
+from learnsolve.preconditioners import IC, ILU, MIC, Jacobi
 from learnsolve.preconditioners.direct import Factorization
 from learnsolve.solvers.core.arguments import check_b, check_operands
 from learnsolve.solvers.core.gradient import transformed
@@ -148,8 +148,8 @@ def fitting(A: CSR) -> tuple[str, str]:
 def factor(A: CSR, method: str) -> str:
     """The incomplete factor to use with `method`."""
     if method != "cg":
-        return "ILU0"
-    return "MIC0" if _modified(A) else "IC0"
+        return "ILU(0)"
+    return "MIC(0)" if _modified(A) else "IC(0)"
 
 
 def _dominant(A: CSR) -> bool:
@@ -185,7 +185,7 @@ def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
     plain = A.with_values(numbers(A.values))
     if name == "Jacobi":
         return Jacobi(plain), " with Jacobi"
-    make: Any = {"IC0": IC0, "MIC0": MIC0, "ILU0": ILU0}[name]
+    make: Any = {"IC(0)": IC, "MIC(0)": MIC, "ILU(0)": ILU}[name]
     for shift in SHIFTS:
         try:
             factor_M = make(plain, shift=shift)

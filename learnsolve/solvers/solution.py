@@ -211,7 +211,7 @@ class Solution(_Pair):
     info : int, SciPy's code: 0 converged, > 0 iterations without converging, < 0 breakdown
     note : str, for a solve that did not converge: the accuracy reached and the accuracy requested, part of
         `summary`. With `null_space`: the component of b that was dropped, if it is more than rounding
-    method : str, the method that ran, such as "cg", or "cg with MIC0" if `learnsolve.solve` chose M
+    method : str, the method that ran, such as "cg", or "cg with MIC(0)" if `learnsolve.solve` chose M
     reason : str, why `learnsolve.solve` chose it, and what it tried before; otherwise empty
     backend : str, how the iterations ran: "compiled", many iterations per call; "compiled, Python
         preconditioner", one iteration per compiled call with M called in between; "eager", one torch

@@ -382,7 +382,7 @@ def test_preconditioned(kind):
     A = varied()
     D = A.to_dense()
     n = A.shape[0]
-    L = ls.ops.ic0(A).L
+    L = ls.ops.ic(A).L
     G = torch.diag(torch.linspace(1, 3, n, dtype=F64)) + 0.1
     solve = ls.ops.sptrsv
     M, dense = {

@@ -396,9 +396,9 @@ def test_arrays_used_on_another_stream_are_recorded(monkeypatch):
 LOWER = {
     "tril": lambda A: ls.ops.tril(A).pattern,
     "A.tril": lambda A: A.tril().pattern,
-    "ic0": lambda A: ls.ops.ic0(A).L.pattern,
-    "mic0": lambda A: ls.ops.mic0(A).L.pattern,
-    "ilu0": lambda A: ls.ops.ilu0(A).L.pattern,
+    "ic": lambda A: ls.ops.ic(A).L.pattern,
+    "mic": lambda A: ls.ops.mic(A).L.pattern,
+    "ilu": lambda A: ls.ops.ilu(A).L.pattern,
     "lower_pattern": ls.preconditioners.lower_pattern,
     "lower_pattern of the pattern": lambda A: ls.preconditioners.lower_pattern(A.pattern),
 }
@@ -418,7 +418,7 @@ def test_triangles_of_a_matrix_are_one_object(first):
             assert make(A.tril()) is expected, "that of a triangular matrix is its own"
     finally:
         ls.ops.set_plan_cache_limit(before)
-    assert ls.ops.ilu0(A).U.pattern is A.triu().pattern
+    assert ls.ops.ilu(A).U.pattern is A.triu().pattern
 
 
 def unknown(n: int) -> ls.CSR:

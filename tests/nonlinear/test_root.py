@@ -275,7 +275,7 @@ def test_chord_and_lagged_preconditioners_do_less():
     solution = N.root(bratu, zeros(16), a, jacobian=jacobian, method="chord", **kw)
     assert (solution.converged, jacobian.count) == (True, 1)
     assert newton > 2
-    M = counted(ls.preconditioners.IC0)
+    M = counted(ls.preconditioners.IC)
     assert N.root(bratu, zeros(16), a, jacobian=A, linear="cg", M=M, **kw).converged
     assert M.count == 1
 

@@ -127,6 +127,31 @@ def on_a_pattern(kind: str) -> Case:
     )
 
 
+def with_fill(kind: str) -> Case:
+    """One level of it. `ic` and `mic` get one triangle, which is all that they read."""
+
+    def library(P: ls.SparsityPattern, v: Tensor) -> Tensor:
+        A = ls.CSR(v, P)
+        A = A if kind == "ilu" else A.tril()
+        return factor_cases.library(kind, A.pattern, A.values, level=1)
+
+    def dense(P: ls.SparsityPattern, v: Tensor) -> Tensor:
+        lower = ls.CSR(torch.ones_like(v[..., :1]).expand(P.nnz), P).tril()
+        read = P if kind == "ilu" else (lower + lower.T).pattern
+        filled = ls.preconditioners.fill_pattern(read, 1)
+        assert filled.nnz > read.nnz
+        return factor_cases.loops(kind, filled, on_pattern(filled, densify(P, v)))
+
+    return Case(
+        f"{kind}, level 1",
+        library,
+        dense,
+        pattern=factor_cases.small,
+        make=lambda P, seed: [factor_cases.dominant(P, seed=seed)],
+        tolerance=1e-11,
+    )
+
+
 def complete(name: str, batch: tuple[int, ...], ordering: str = "minimum_degree") -> Case:
     return Case(
         f"{name}{' batch' if batch else ''}{', natural' * (ordering == 'natural')}",
@@ -208,6 +233,7 @@ def dense_local_solve(P: ls.SparsityPattern, half: Tensor, g: Tensor) -> Tensor:
 SOLVE_ROWS += [
     *(incomplete(kind, batch) for kind in factor_cases.KINDS for batch in ((), (2,))),
     *(on_a_pattern(kind) for kind in factor_cases.KINDS),
+    *(with_fill(kind) for kind in factor_cases.KINDS),
     *(complete(name, ()) for name in factor_cases.COMPLETE),
     *(complete(name, (2,)) for name in ("cholesky", "lu", "selected_inverse")),
     complete("cholesky", (), "natural"),
@@ -380,7 +406,7 @@ BRANCHES = {
     ),
     *("stencil line", "stencil variable, periodic, batch of both", "stencil_matrix"),
     *("sptrsv, vector, lower", "sptrsv, batch of b, upper", "sptrsv, batch of both, unit_diagonal transpose"),
-    *("spsolve, columns", "spsolve, batch of both, transpose", "ic0", "mic0 batch", "ilu0"),
+    *("spsolve, columns", "spsolve, batch of both, transpose", "ic", "mic batch", "ilu"),
     *("cholesky", "ldlt", "lu", "logdet", "selected_inverse"),
     *("factorize.logdet dominant", "factorize.logdet no diagonal batch"),
     *("gather row", "segment_sum column, batch", "segment_mean row", "segment_max column, features"),

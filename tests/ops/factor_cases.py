@@ -10,7 +10,7 @@ from torch import Tensor
 
 import learnsolve as ls
 
-KINDS = ("ic0", "mic0", "ilu0")
+KINDS = ("ic", "mic", "ilu")
 OMEGA = 0.6  # of "relaxed"
 every_kind = pytest.mark.parametrize("kind", KINDS)
 every_elimination = pytest.mark.parametrize("kind", [*KINDS, "relaxed"])
@@ -19,9 +19,9 @@ every_elimination = pytest.mark.parametrize("kind", [*KINDS, "relaxed"])
 def library(kind: str, P: ls.SparsityPattern, v: Tensor, **keywords) -> Tensor:
     """Values of L and, for LU, of U behind them."""
     if kind == "relaxed":
-        kind, keywords = "mic0", {"omega": OMEGA} | keywords
+        kind, keywords = "mic", {"omega": OMEGA} | keywords
     result = getattr(ls.ops, kind)(ls.CSR(v, P), **keywords)
-    if kind == "ilu0":
+    if kind == "ilu":
         return torch.cat([result.L.values, result.U.values], -1)
     return result.L.values
 
@@ -32,7 +32,7 @@ def loops(kind: str, P: ls.SparsityPattern, v: Tensor) -> Tensor:
     rows, columns = coordinates(P)
     places = list(zip(rows.tolist(), columns.tolist(), strict=True))
     n = P.shape[0]
-    if kind == "ilu0":
+    if kind == "ilu":
         a = {place: v[..., e] for e, place in enumerate(places)}
         for k in range(n):
             for i in range(k + 1, n):
@@ -59,8 +59,8 @@ def loops(kind: str, P: ls.SparsityPattern, v: Tensor) -> Tensor:
                     product = a[i, k] * a[j, k]
                     if (i, j) in a:
                         a[i, j] = a[i, j] - product
-                    elif kind != "ic0":
-                        product = product if kind == "mic0" else OMEGA * product
+                    elif kind != "ic":
+                        product = product if kind == "mic" else OMEGA * product
                         a[i, i], a[j, j] = a[i, i] - product, a[j, j] - product
         out = [a[i, j] for i, j in places if j <= i]
     return torch.stack(out, -1) if out else v[..., :0]

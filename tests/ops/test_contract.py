@@ -298,7 +298,7 @@ MORE = {
         "A[slice, slice]",
     ),
     *("add one pattern", "gather column", "segment_mean column", "sptrsv, batch of both, upper"),
-    *("ic0 on a pattern", "jacobi, scalar, vector, unrolled", "jacobi, row and sweep, columns, checkpointed"),
+    *("ic on a pattern", "jacobi, scalar, vector, unrolled", "jacobi, row and sweep, columns, checkpointed"),
 }
 # By `make test` one of each Function: a batch takes the same graph, of other operators.
 COMPILED = [

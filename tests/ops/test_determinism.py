@@ -167,7 +167,7 @@ import torch
 import learnsolve as ls
 
 A = ls.problems.poisson((200, 200))
-b, M = torch.ones(A.shape[0], dtype=A.dtype), ls.preconditioners.MIC0(A)
+b, M = torch.ones(A.shape[0], dtype=A.dtype), ls.preconditioners.MIC(A)
 torch.set_num_threads(2)
 first = ls.solvers.cg(A, b, M=M).x
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

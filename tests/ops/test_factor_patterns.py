@@ -23,6 +23,7 @@ from ops.factor_cases import (
 from reference import assert_same_bits, densify, grid, normal, on_pattern, pattern_of, random
 
 import learnsolve as ls
+from learnsolve import _analysis
 from learnsolve.ops import incomplete_factors
 
 fill_pattern = ls.preconditioners.fill_pattern
@@ -32,7 +33,7 @@ def mask(P: ls.SparsityPattern) -> np.ndarray:
     return densify(P, torch.ones(P.nnz)).numpy() > 0
 
 
-TWINS = {"ict": "ic0", "ilut": "ilu0"}
+TWINS = {"ict": "ic", "ilut": "ilu"}
 both = pytest.mark.parametrize("kind", TWINS)
 
 
@@ -255,9 +256,9 @@ def test_level_infinity_is_the_factor_without_dropping():
     symmetric = A + A.T
     exact = torch.linalg.cholesky(symmetric.to_dense())
     assert ((exact != 0).numpy() == np.tril(mask(full))).all()
-    L = ls.ops.ic0(symmetric, pattern=full).L
+    L = ls.ops.ic(symmetric, pattern=full).L
     torch.testing.assert_close(L.to_dense(), exact, rtol=1e-13, atol=1e-14)
-    L, U, _ = ls.ops.ilu0(A, pattern=full)
+    L, U, _ = ls.ops.ilu(A, pattern=full)
     torch.testing.assert_close(L.to_dense() @ U.to_dense(), A.to_dense(), rtol=1e-13, atol=1e-13)
 
 
@@ -270,7 +271,46 @@ def test_a_pattern_that_has_all_its_fill_is_itself():
 # --- factors on a pattern ---
 
 
-@pytest.mark.parametrize("kind", ["ic0", "mic0"])
+@every_kind
+def test_a_level_is_its_pattern(kind, monkeypatch):
+    """For new values nothing is analyzed."""
+    P = pattern_of(STRUCTURES["5 points"])
+    A, op, make = ls.CSR(dominant(P), P), getattr(ls.ops, kind), getattr(ls.preconditioners, kind.upper())
+    for level in (1, 2, None):
+        wanted = op(A, pattern=fill_pattern(A, level)).L
+        assert wanted.nnz > A.tril().nnz
+        for analysis in ("level_fill", "elimination_plan", "merge_patterns", "triangle"):
+            monkeypatch.setattr(_analysis, analysis, None)
+        assert torch.equal(op(A, level=level).L.values, wanted.values)
+        assert torch.equal(make(A, level=level).L.values, wanted.values)
+        assert op(2 * A, level=level).L.pattern is make(2 * A, level=level).L.pattern is wanted.pattern
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("kind", ["ic", "mic"])
+def test_fill_of_one_triangle_is_that_of_the_symmetric_matrix(kind):
+    A, op = ls.problems.poisson((5, 5)), getattr(ls.ops, kind)
+    wanted = op(A, level=2).L
+    for part in (A.tril(), A.tril() + 0.0 * A.triu(3)):  # whose upper part is not read
+        assert torch.equal(op(part, level=2).L.to_dense(), wanted.to_dense())
+        assert op(part, level=2).L.pattern is op(2 * part, level=2).L.pattern
+
+
+@every_kind
+def test_a_level_and_a_pattern_are_refused(kind):
+    A = ls.problems.poisson((3, 3))
+    for module, name in ((ls.ops, kind), (ls.preconditioners, kind.upper())):
+        make = getattr(module, name)
+        for level in (1, None):
+            with pytest.raises(ValueError, match=rf"{name}: pass level or pattern.*fill_pattern\(A, {level}"):
+                make(A, level=level, pattern=A.pattern)
+        with pytest.raises(ValueError, match=f"{name}: level must be at least 0, got -1"):
+            make(A, level=-1)
+        with pytest.raises(TypeError, match=f"{name}: level must be an int, got float"):
+            make(A, level=1.0)
+
+
+@pytest.mark.parametrize("kind", ["ic", "mic"])
 def test_the_lower_triangle_of_a_pattern_is_enough(kind):
     P, Q = small(), other()
     lower = ls.CSR(torch.ones(Q.nnz), Q).tril().pattern
@@ -314,8 +354,8 @@ def test_a_pivot_that_A_does_not_have_may_come_from_fill():
     A = ls.CSR.from_dense(torch.tensor([[2.0, 1.0], [1.0, 0.0]]))
     pattern = fill_pattern(A)
     with pytest.raises(ValueError, match="row 1 has none"):
-        ls.ops.ilu0(A)
-    assert float(ls.ops.ilu0(A, pattern=pattern).U.values[-1]) == -0.5
+        ls.ops.ilu(A)
+    assert float(ls.ops.ilu(A, pattern=pattern).U.values[-1]) == -0.5
 
 
 @every_kind

@@ -464,9 +464,9 @@ def test_split():
     for member, part in zip(members, batch.split(batch.matrix), strict=True):
         assert part.pattern is member.pattern
         assert torch.equal(member.values, part.values)
-    L = ls.ops.ic0(batch.matrix).L
+    L = ls.ops.ic(batch.matrix).L
     for member, part, C in zip(members, batch.split(L), batch.split(L * 2.0), strict=True):
-        torch.testing.assert_close(part.to_dense(), ls.ops.ic0(member).L.to_dense())
+        torch.testing.assert_close(part.to_dense(), ls.ops.ic(member).L.to_dense())
         assert part.pattern is C.pattern
     stack = L.with_values(torch.stack((L.values, 2 * L.values)))
     assert [part.batch_shape for part in batch.split(stack)] == [(2,)] * 3
@@ -565,7 +565,7 @@ def test_evaluate_takes_each_block_as_a_system():
     members = matrices()
     batch = ls.BlockBatch(members)
     b = normal((28, 2))
-    given = {"none": None, "IC(0)": ls.preconditioners.IC0}
+    given = {"none": None, "IC(0)": ls.preconditioners.IC}
     found = ls.evaluate(batch, b, given, rtol=1e-6, repeats=1)
     wanted = ls.evaluate(members, batch.split(b), given, rtol=1e-6, repeats=1)
     assert [(row.systems, row.converged, row.iterations) for row in found.rows] == [

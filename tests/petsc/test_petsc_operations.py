@@ -407,7 +407,7 @@ OF_SOLVE = [
     ({"M": 3}, T, "LearnedPC"),
     ({"M": "model.safetensors"}, V, "a file of trained weights is petsc.LearnedPC(file)"),
     ({"M": P.Polynomial.neumann(C, 2)}, T, "got Polynomial; petsc.LearnedPC("),
-    ({"M": P.IC0(C)}, T, "got IC0; petsc.LearnedPC(source) makes one of a file"),
+    ({"M": P.IC(C)}, T, "got IC; petsc.LearnedPC(source) makes one of a file"),
     ({"M": petsc.LearnedPC("/none.safetensors")}, FileNotFoundError, "LearnedPC: there is no file /none"),
     (
         {"M": "lu", "options": NOTHING},

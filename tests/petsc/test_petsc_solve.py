@@ -106,12 +106,12 @@ def cases():
     ):
         yield name, M, M(torch.eye(N, dtype=torch.float64))
     for positive in (None, "exp", "softplus"):
-        factor = TRAINABLE(PRECONDITIONERS.IC0(MATRIX), positive=positive)
+        factor = TRAINABLE(PRECONDITIONERS.IC(MATRIX), positive=positive)
         L = block_of(factor.L().to_dense().detach())
-        yield f"ic0-{positive}", factor, torch.linalg.inv(L @ L.T)
-    factor = TRAINABLE(PRECONDITIONERS.ILU0(MATRIX), positive="exp")
+        yield f"ic-{positive}", factor, torch.linalg.inv(L @ L.T)
+    factor = TRAINABLE(PRECONDITIONERS.ILU(MATRIX), positive="exp")
     L, U = (block_of(f().to_dense().detach()) for f in (factor.L, factor.U))
-    yield "ilu0", factor, torch.linalg.inv((L + torch.eye(N, dtype=torch.float64)) @ U)
+    yield "ilu", factor, torch.linalg.inv((L + torch.eye(N, dtype=torch.float64)) @ U)
 
 
 CASES = [pytest.param(*case, id=case[0]) for case in cases()]
@@ -190,7 +190,7 @@ def test_learned_preconditioners_in_solve(how):
     M = {
         "file": lambda: petsc.LearnedPC(file_of(polynomial, "solve")),
         "module": lambda: petsc.LearnedPC(polynomial),
-        "blocks": lambda: petsc.LearnedPC(lambda block: PRECONDITIONERS.IC0(block)),
+        "blocks": lambda: petsc.LearnedPC(lambda block: PRECONDITIONERS.IC(block)),
     }[how]()
     b = own_rows(A, numbers(N)).requires_grad_()
     plain, solution = petsc.solve(A, b.detach(), rtol=1e-12, M=None), petsc.solve(A, b, rtol=1e-12, M=M)

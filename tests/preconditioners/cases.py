@@ -42,11 +42,11 @@ CASES = [
         "learned product and shift",
         lambda A: T(P.Factored(0.1 * A, form="product", shift=shift_of(A)), learn=("L", "shift")),
     ),
-    Case("learned IC0", lambda A: T(P.IC0(A))),
-    Case("learned IC0, exp", lambda A: T(P.IC0(A), positive="exp")),
-    Case("learned MIC0, softplus", lambda A: T(P.MIC0(A), positive="softplus")),
-    Case("learned ILU0, exp", lambda A: T(P.ILU0(A), positive="exp"), matrix="general"),
-    Case("learned ILU0, U alone", lambda A: T(P.ILU0(A), learn=("U",)), matrix="general"),
+    Case("learned IC", lambda A: T(P.IC(A))),
+    Case("learned IC, exp", lambda A: T(P.IC(A), positive="exp")),
+    Case("learned MIC, softplus", lambda A: T(P.MIC(A), positive="softplus")),
+    Case("learned ILU, exp", lambda A: T(P.ILU(A), positive="exp"), matrix="general"),
+    Case("learned ILU, U alone", lambda A: T(P.ILU(A), learn=("U",)), matrix="general"),
     Case("learned Diagonal", lambda A: T(P.Diagonal(1.3 / A.diagonal()), positive="exp")),
     Case("learned Jacobi", lambda A: T(P.Jacobi(A))),
     Case("learned Jacobi, exp", lambda A: T(P.Jacobi(A, 1.5), positive="exp"), matrix="general"),
@@ -70,26 +70,26 @@ CASES = [
     Case("Factorization, general", ls.factorize, matrix="general"),
     # of values with a graph
     Case("Diagonal", lambda A: P.Diagonal(1.3 / ls.ops.diagonal(A))),
-    Case("Factored", lambda A: P.Factored(ls.ops.ic0(A).L)),
-    Case("Factored, LU", lambda A: P.Factored(*ls.ops.ilu0(A)[:2]), matrix="general"),
+    Case("Factored", lambda A: P.Factored(ls.ops.ic(A).L)),
+    Case("Factored, LU", lambda A: P.Factored(*ls.ops.ilu(A)[:2]), matrix="general"),
     Case("Factored, LU without ones", lambda A: P.Factored(*without_ones(A)), matrix="general"),
     Case("Factored, product", lambda A: P.Factored(0.1 * A.tril(), form="product")),
     Case("Factored, shifted product", lambda A: P.Factored(0.1 * A, form="product", shift=0.3)),
     Case("Factored, rectangular", lambda A: P.Factored(0.1 * A[:, :7], form="product", shift=shift_of(A))),
     Case("Factored, product of two", lambda A: two_factors(A), matrix="general"),
     Case("Polynomial", lambda A: P.Polynomial(A, coefficients_of(A), interval=(0.0, 2.0))),
-    Case("Polynomial of IC0", lambda A: P.Polynomial(A, [3.0, -3.0, 1.0], M=P.IC0(A))),
+    Case("Polynomial of IC", lambda A: P.Polynomial(A, [3.0, -3.0, 1.0], M=P.IC(A))),
     Case("Polynomial, M=None", lambda A: P.Polynomial(A, [0.2, -0.01], M=None), matrix="general"),
     Case("SPAI", P.SPAI),
     Case("SPAI, left", lambda A: P.SPAI(A, side="left"), matrix="general"),
-    Case("IC0", P.IC0),
-    Case("IC0, shifted", lambda A: P.IC0(A, shift=0.1)),
-    Case("MIC0", lambda A: P.MIC0(A, shift=0.01)),
-    Case("MIC0, relaxed", lambda A: P.MIC0(A, omega=0.9)),
-    Case("ILU0", P.ILU0),
-    Case("ILU0, general", P.ILU0, matrix="general"),
-    Case("IC(1)", lambda A: P.IC0(A, pattern=P.fill_pattern(A, 1))),
-    Case("ILU(1)", lambda A: P.ILU0(A, pattern=P.fill_pattern(A, 1)), matrix="general"),
+    Case("IC", P.IC),
+    Case("IC, shifted", lambda A: P.IC(A, shift=0.1)),
+    Case("MIC", lambda A: P.MIC(A, shift=0.01)),
+    Case("MIC, relaxed", lambda A: P.MIC(A, omega=0.9)),
+    Case("ILU", P.ILU),
+    Case("ILU, general", P.ILU, matrix="general"),
+    Case("IC(1)", lambda A: P.IC(A, level=1)),
+    Case("ILU(1)", lambda A: P.ILU(A, level=1), matrix="general"),
     Case("ICT", lambda A: P.ICT(A, fill=1), batched=False),
     Case("ILUT", lambda A: P.ILUT(A, fill=0, droptol=0.12), batched=False),
     Case("ILUT, not symmetric", lambda A: P.ILUT(A, fill=0, droptol=0.2), batched=False),
@@ -116,7 +116,7 @@ CASES = [
     Case("Chebyshev of SOR", lambda A: P.Chebyshev(A, lmin=0.2, lmax=1.1, degree=1, M=P.SOR(A))),
     Case("Neumann", lambda A: P.Neumann(A, degree=2)),
     Case("Neumann, weighted", lambda A: P.Neumann(A, degree=1, weight=0.7), matrix="general"),
-    Case("Neumann of IC0", lambda A: P.Neumann(A, degree=1, weight=0.9, M=P.IC0(A))),
+    Case("Neumann of IC", lambda A: P.Neumann(A, degree=1, weight=0.9, M=P.IC(A))),
 ]
 
 
@@ -156,7 +156,7 @@ def chebyshev(A: ls.CSR) -> P.Polynomial:
 
 
 def without_ones(A: ls.CSR) -> tuple[ls.CSR, ls.CSR]:
-    factors = ls.ops.ilu0(A)
+    factors = ls.ops.ilu(A)
     return factors.L.tril(-1), factors.U
 
 

@@ -21,8 +21,8 @@ from learnsolve.nn.networks import linear
 from learnsolve.ops.sparse_products import galerkin
 from learnsolve.preconditioners import (
     AMG,
-    IC0,
-    MIC0,
+    IC,
+    MIC,
     FactorNetwork,
     Hierarchy,
     Jacobi,
@@ -70,7 +70,7 @@ def test_untrained_networks_are_classical():
     r = torch.linspace(-1, 1, 25, dtype=A.dtype)
     ssor = partial(ls.preconditioners.SSOR, omega=1.3)
     for network, classical in (
-        (PreCorrector(), IC0),
+        (PreCorrector(), IC),
         (NeuralIF(), Jacobi),
         (StencilFactor(5, omega=1.3, dtype=torch.float64), ssor),
         (RowFactor(largest=1, omega=1.3, dtype=torch.float64), ssor),
@@ -79,7 +79,7 @@ def test_untrained_networks_are_classical():
 
 
 def modified(A):
-    return MIC0(A, pattern=fill_pattern(A, 1), omega=0.95)
+    return MIC(A, level=1, omega=0.95)
 
 
 @loadable
@@ -124,7 +124,7 @@ def test_a_corrector_of_any_factor(Network, tmp_path):
     A, b = given[0], torch.linspace(-1, 1, 36, dtype=torch.float64)
     network = Network(rounds=2, width=4, dtype=torch.float64)
     torch.testing.assert_close(network.factor(A).values, modified(A).L.values)
-    assert network.factor(A).pattern.nnz > IC0(A).L.nnz
+    assert network.factor(A).pattern.nnz > IC(A).L.nnz
     B, M = torch.eye(36, dtype=A.dtype).expand(2, -1, -1), network(network.start(stacked(given)))
     ls.solvers.cg(stacked(given), B, M=M, rtol=0.0, maxiter=2, gradient="unrolled").x.sum().backward()
     with torch.no_grad():

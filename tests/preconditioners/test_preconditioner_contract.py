@@ -558,7 +558,7 @@ def test_learned_ones_go_on_with_the_matrix_that_they_were_made_of():
     A, r = A.with_values(A.values.clone()), normal((20,))
     H, w = P.AMG(A, max_coarse=4).hierarchy, torch.tensor(0.6, dtype=A.dtype)
     amg = P.AMG(A, hierarchy=H, weight=w)
-    kept = [P.Polynomial.neumann(A, 2), P.Jacobi(A), P.IC0(A), amg]
+    kept = [P.Polynomial.neumann(A, 2), P.Jacobi(A), P.IC(A), amg]
     kept = [*map(P.Trainable, kept), P.Trainable(amg, learn=("weights",)), copy.deepcopy(amg)]
     kept.append(P.Trainable(amg, learn=("prolongations",)))
     before = [M(r) for M in kept]
@@ -665,9 +665,9 @@ def test_copies_of_amg():
 
 def test_assign_changes_all_or_nothing():
     A = spd()
-    M = P.Trainable(P.ILU0(A), positive="exp")
+    M = P.Trainable(P.ILU(A), positive="exp")
     before = {k: v.clone() for k, v in M.state_dict().items()}
-    L, U, _ = ls.ops.ilu0(A * 2.0 + spd())
+    L, U, _ = ls.ops.ilu(A * 2.0 + spd())
     bad = ls.CSR.from_dense(torch.eye(20, dtype=A.dtype))
     for factors, error in (
         ((bad, U), ValueError),

@@ -13,7 +13,7 @@ import learnsolve as ls
 P, S = ls.preconditioners, ls.solvers
 T, F, J, Poly, NAN = P.Trainable, P.Factored, P.Jacobi, P.Polynomial, float("nan")
 A, G = spd(), general()
-L, (LOWER, U, _) = ls.ops.ic0(A).L, ls.ops.ilu0(G)
+L, (LOWER, U, _) = ls.ops.ic(A).L, ls.ops.ilu(G)
 LEARNS = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
 LABELS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 SINGULAR = ls.CSR.from_dense(torch.block_diag(torch.eye(2), torch.ones(2, 2), torch.eye(1)).double())
@@ -75,8 +75,8 @@ def test_a_matrix_that_is_not_finite(name, bad):
         lambda A: P.Chebyshev(A, 0.1, 2.0, 3),
         lambda A: P.Neumann(A, 2),
         lambda A: P.SPAI(A, A.pattern),
-        lambda A: P.ILU0(A, 0.1),
-        lambda A: P.IC0(A, 0.1),
+        lambda A: P.ILU(A, 0.1),
+        lambda A: P.IC(A, 0.1),
     ],
 )
 def test_options_are_given_by_name(make):
@@ -155,14 +155,14 @@ def test_options_are_given_by_name(make):
         (lambda A: P.Polynomial(A, [1.0], interval=(2.0, LEARNS)), ValueError, "lo < hi"),
         (lambda A: P.Polynomial(A, [1.0], M=lambda r: r), TypeError, "M must be a Preconditioner"),
         # Trainable, Jacobi
-        (lambda A: T(), TypeError, r"M must be a Preconditioner .*, as IC0\(A\) is, got NoneType"),
+        (lambda A: T(), TypeError, r"M must be a Preconditioner .*, as IC\(A\) is, got NoneType"),
         (lambda A: T(A), TypeError, "M must be a Preconditioner .* got CSR"),
-        (lambda A: T(T(P.IC0(A))), TypeError, "got Trainable"),
+        (lambda A: T(T(P.IC(A))), TypeError, "got Trainable"),
         (lambda A: T(P.SSOR(A)), ValueError, "Trainable: SSOR has no tensors that can be learned"),
-        (lambda A: T(P.IC0(A), learn=("l",)), ValueError, r"one or more of \('L',\), .*\('l',\)"),
-        (lambda A: T(P.IC0(A), learn="L"), ValueError, "in a tuple, got 'L'"),
-        (lambda A: T(P.IC0(A), learn=()), ValueError, r"learn must be one or more of .*got \(\)"),
-        (lambda A: T(P.IC0(A), positive="abs"), ValueError, r"positive must be one of \('exp', 'softplus'\)"),
+        (lambda A: T(P.IC(A), learn=("l",)), ValueError, r"one or more of \('L',\), .*\('l',\)"),
+        (lambda A: T(P.IC(A), learn="L"), ValueError, "in a tuple, got 'L'"),
+        (lambda A: T(P.IC(A), learn=()), ValueError, r"learn must be one or more of .*got \(\)"),
+        (lambda A: T(P.IC(A), positive="abs"), ValueError, r"positive must be one of \('exp', 'softplus'\)"),
         (lambda A: T(P.SPAI(A), positive="exp"), ValueError, r"applies to none of \('matrix',\); leave it"),
         (lambda A: T(F(-A.tril()), positive="exp"), ValueError, "of L must be positive, row 0 has -4"),
         (lambda A: T(F(csr([[1.0, 0], [1, -2.0]])), positive="exp"), ValueError, "row 1 has -2"),
@@ -173,9 +173,9 @@ def test_options_are_given_by_name(make):
         (lambda A: J(A, torch.full((20,), float("nan")).double()), ValueError, "weight must be finite"),
         (lambda A: T(J(A)).on(J(ls.problems.poisson((3,)))), ValueError, r"must have shape \(20,\), as here"),
         (lambda A: T(J(A)).on(J(A.to(torch.float32))), TypeError, "weight.values must be torch.float64"),
-        (lambda A: T(J(A)).on(P.IC0(A)), ValueError, r"learn must be one or more of \('L',\)"),
-        (lambda A: T(P.IC0(A)).assign_(F(ls.ops.eye(20).double())), ValueError, "pattern of this module"),
-        (lambda A: T(P.IC0(A)).assign_(P.FSAI(A)), ValueError, "solve"),
+        (lambda A: T(J(A)).on(P.IC(A)), ValueError, r"learn must be one or more of \('L',\)"),
+        (lambda A: T(P.IC(A)).assign_(F(ls.ops.eye(20).double())), ValueError, "pattern of this module"),
+        (lambda A: T(P.IC(A)).assign_(P.FSAI(A)), ValueError, "solve"),
         (lambda A: Poly(A, [1.0], interval=("0.5", "1")), TypeError, "must be a number.*, got str"),
         (lambda A: Poly(A, [True]), TypeError, "must be a number.*, got bool"),
     ],
@@ -229,7 +229,7 @@ def tracked(T: ls.CSR) -> ls.CSR:
     [
         lambda: P.Factored(tracked(L)),
         lambda: P.Factored(LOWER, tracked(U)),
-        lambda: P.IC0(tracked(A)),
+        lambda: P.IC(tracked(A)),
         lambda: P.FSAI(tracked(A)),
         lambda: P.Jacobi(A, LEARNS.expand(20)),
         lambda: P.Jacobi(tracked(A)),
@@ -335,7 +335,7 @@ F64 = torch.float64
 @pytest.mark.parametrize(
     ("make", "spd_is", "general_is"),
     [
-        (lambda A, **o: P.ILU0(A, **o), True, False),
+        (lambda A, **o: P.ILU(A, **o), True, False),
         (lambda A, **o: P.BlockJacobi(A, 4, **o), True, False),
         (lambda A, **o: P.BlockJacobi(A, 1, **o), True, True),
         (lambda A, **o: P.SSOR(A, 1.2, **o), True, False),
@@ -343,8 +343,8 @@ F64 = torch.float64
         (lambda A, **o: P.Polynomial.chebyshev(A, 1, **o), True, False),
         (lambda A, **o: P.Neumann(A, **o), True, False),
         (lambda A, **o: P.Chebyshev(A, **o), True, False),
-        (lambda A, **o: P.ILU0(A, pattern=P.fill_pattern(A, 1), **o), True, False),
-        (lambda A, **o: P.ILU0(A, pattern=A.triu().pattern, **o), False, False),
+        (lambda A, **o: P.ILU(A, level=1, **o), True, False),
+        (lambda A, **o: P.ILU(A, pattern=A.triu().pattern, **o), False, False),
     ],
 )
 def test_symmetric_is_the_truth_or_what_is_stated(make, spd_is, general_is):
@@ -360,10 +360,10 @@ def test_symmetric_is_the_truth_or_what_is_stated(make, spd_is, general_is):
 
 # make(A, parameter), with one value for each matrix of a batch.
 LEARNED = {
-    "IC0, shift": (lambda A, s: P.IC0(A, shift=s), 0.1),
-    "MIC0, shift": (lambda A, s: P.MIC0(A, shift=s), 0.1),
-    "MIC0, omega": (lambda A, w: P.MIC0(A, omega=w), 0.6),
-    "ILU0, shift": (lambda A, s: P.ILU0(A, shift=s), 0.1),
+    "IC, shift": (lambda A, s: P.IC(A, shift=s), 0.1),
+    "MIC, shift": (lambda A, s: P.MIC(A, shift=s), 0.1),
+    "MIC, omega": (lambda A, w: P.MIC(A, omega=w), 0.6),
+    "ILU, shift": (lambda A, s: P.ILU(A, shift=s), 0.1),
     "SOR": (P.SOR, 1.2),
     "SOR, backward": (lambda A, w: P.SOR(A, w, direction="backward", multicolor=True), 1.2),
     "SSOR": (P.SSOR, 1.2),
@@ -391,8 +391,8 @@ def test_each_matrix_of_a_batch_has_a_parameter(name):
 
 MADE = {
     "Jacobi": P.Jacobi,
-    "IC0": lambda A: P.IC0(A),
-    "ILU0": P.ILU0,
+    "IC": lambda A: P.IC(A),
+    "ILU": P.ILU,
     "FSAI": P.FSAI,
     "SPAI": P.SPAI,
     "SOR": P.SOR,

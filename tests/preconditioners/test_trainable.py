@@ -25,7 +25,7 @@ def indefinite() -> ls.CSR:
 
 
 @positives
-@pytest.mark.parametrize("make", [P.IC0, P.MIC0, lambda A: P.IC0(A, shift=0.5), lambda A: P.ICT(A, fill=1)])
+@pytest.mark.parametrize("make", [P.IC, P.MIC, lambda A: P.IC(A, shift=0.5), lambda A: P.ICT(A, fill=1)])
 def test_starts_as_the_incomplete_cholesky_factor(make, positive):
     A, r = spd(), normal((20, 2))
     start = make(A)
@@ -39,17 +39,17 @@ def test_starts_as_the_incomplete_cholesky_factor(make, positive):
 @positives
 def test_starts_as_the_incomplete_lu_factors(positive):
     A, r = indefinite(), normal((20, 2))
-    start = P.ILU0(A)
+    start = P.ILU(A)
     M = T(start, positive=positive)
     assert torch.allclose(M.U().values, start.U.values, rtol=1e-14, atol=0)
     assert torch.allclose(M(r), start(r), rtol=1e-10)
     assert torch.allclose(M.T(r), start.T(r), rtol=1e-10)
-    assert not T(P.ILU0(spd())).symmetric
+    assert not T(P.ILU(spd())).symmetric
     assert M.pcg_form() is None
 
 
 def test_the_ones_of_L_are_not_learned():
-    start = P.ILU0(general())
+    start = P.ILU(general())
     M = T(start, positive="exp")
     assert M.L.values.numel() == start.L.tril(-1).nnz
     assert {name for name, _ in M.named_parameters()} == {"L.values", "U.off_diagonal", "U.log_diagonal"}
@@ -60,7 +60,7 @@ def test_the_ones_of_L_are_not_learned():
 @positives
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 def test_positive_definite_for_all_parameters(scale, positive):
-    M = T(P.IC0(spd()), positive=positive)
+    M = T(P.IC(spd()), positive=positive)
     for seed in range(4):
         with torch.no_grad():
             for i, p in enumerate(M.parameters()):
@@ -73,7 +73,7 @@ def test_positive_definite_for_all_parameters(scale, positive):
 
 
 def test_signs_of_U_stay():
-    M = T(P.ILU0(indefinite()), positive="exp")
+    M = T(P.ILU(indefinite()), positive="exp")
     before = M.U().diagonal().sign()
     assert (before < 0).any()
     with torch.no_grad():
@@ -110,14 +110,14 @@ def test_weights_for_another_matrix():
 
 def test_assign():
     A, B, r = spd(), spd() * 2.0, normal((20,))
-    M = T(P.IC0(A), positive="exp")
+    M = T(P.IC(A), positive="exp")
     kept = [id(p) for p in M.parameters()]
-    assert M.assign_(P.IC0(B)) is M
+    assert M.assign_(P.IC(B)) is M
     assert [id(p) for p in M.parameters()] == kept
-    assert torch.equal(M(r), T(P.IC0(B), positive="exp")(r))
-    M = T(P.ILU0(general()), positive="exp")
-    M.assign_(P.ILU0(-general()))
-    assert torch.equal(M(r), T(P.ILU0(-general()), positive="exp")(r))
+    assert torch.equal(M(r), T(P.IC(B), positive="exp")(r))
+    M = T(P.ILU(general()), positive="exp")
+    M.assign_(P.ILU(-general()))
+    assert torch.equal(M(r), T(P.ILU(-general()), positive="exp")(r))
 
 
 @pytest.mark.parametrize("case", LEARNED, ids=lambda c: c.name)
@@ -131,7 +131,7 @@ def test_files(case, tmp_path):
         for p in M.parameters():
             p.mul_(1.25)
     M.save(path)
-    if start in (P.Factored, P.Diagonal) and case.name != "learned ILU0, U alone":
+    if start in (P.Factored, P.Diagonal) and case.name != "learned ILU, U alone":
         again = P.load(path).to(r.device)
         assert torch.equal(again(r), M(r))
         assert (again.symmetric, again.batch_shape) == (M.symmetric, M.batch_shape)
@@ -146,7 +146,7 @@ def test_files(case, tmp_path):
 def test_files_of_batches(tmp_path):
     pytest.importorskip("safetensors")
     A = spd()
-    M = T(P.IC0(A.with_values(torch.stack((A.values, 2 * A.values)))), positive="exp")
+    M = T(P.IC(A.with_values(torch.stack((A.values, 2 * A.values)))), positive="exp")
     M.save(tmp_path / "M")
     r = normal((20, 1))
     assert torch.equal(P.load(tmp_path / "M").to(r.device)(r), M(r))
@@ -157,12 +157,12 @@ def test_files_that_do_not_fit(tmp_path):
     path = tmp_path / "M.safetensors"
     T(P.Polynomial.chebyshev(spd(), 3)).save(path)
     with pytest.raises(ValueError, match=r"load: .* does not fit M \(Trainable: learn must be one or more"):
-        P.load(path, M=P.IC0(spd()))
+        P.load(path, M=P.IC(spd()))
     with pytest.raises(ValueError, match=r"does not fit its settings, coefficients\.values has shape"):
         P.load(path, M=P.Polynomial(spd(), [1.0], interval=(0.0, 1.0)))
     P.PreCorrector(rounds=1).save(path)
     with pytest.raises(ValueError, match=r"M= is for a Trainable, and .* is of a PreCorrector"):
-        P.load(path, M=P.IC0(spd()))
+        P.load(path, M=P.IC(spd()))
 
 
 def test_a_class_of_ones_own_may_build():
@@ -278,7 +278,7 @@ def test_to_another_device(case):
 @every
 def test_compiles(case):
     same = ("two rings", "tril(A)", "bidiagonal", "general", "softplus", "AMG, exp", "product, exp")
-    if case.name.endswith((*same, "IC0, exp", "U alone", "Jacobi, exp")):
+    if case.name.endswith((*same, "IC, exp", "U alone", "Jacobi, exp")):
         pytest.skip("the same code as another row, on another pattern or of another parameter")
     M, r = case.make(matrix(case)), normal((20, 2)).requires_grad_()
     torch._dynamo.reset()  # which gives up on a function that it has compiled for eight modules
@@ -359,8 +359,8 @@ def test_int32_patterns():
     r = normal((20,))
     for make in (
         lambda A: P.Trainable(P.FSAI(A)),
-        lambda A: P.Trainable(P.IC0(A), positive="exp"),
-        lambda A: P.Trainable(P.ILU0(A), positive="exp"),
+        lambda A: P.Trainable(P.IC(A), positive="exp"),
+        lambda A: P.Trainable(P.ILU(A), positive="exp"),
         lambda A: P.Trainable(P.Polynomial.chebyshev(A, 3)),
         lambda A: P.SPAI(A, pattern=P.lower_pattern(A, 2)),
     ):

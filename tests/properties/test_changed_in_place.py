@@ -132,7 +132,7 @@ MORE = {
     "condition_number": lambda A: ls.analysis.condition_number(A),
     **{
         name: lambda A, name=name: getattr(ls.preconditioners, name)(A)
-        for name in ("AMG", "Chebyshev", "IC0", "Jacobi", "MIC0", "Neumann", "SPAI", "SSOR")
+        for name in ("AMG", "Chebyshev", "IC", "Jacobi", "MIC", "Neumann", "SPAI", "SSOR")
     },
 }
 CALLS = {

@@ -211,7 +211,7 @@ VECTOR, APART = {"vector": COMPILED}, {"vector": PYTHON_M, "columns": PYTHON_M}
 CASES = [
     row("cg", **WHOLE),
     row("cg, Jacobi", P.Jacobi, **WHOLE),
-    row("cg, IC0", P.IC0, **WHOLE),
+    row("cg, IC", P.IC, **WHOLE),
     row("cg, FSAI", fsai, **WHOLE),
     row("cg, function", constant, **APART),
     row("cg, null space", **WHOLE),
@@ -223,10 +223,10 @@ CASES = [
     row("minres, SSOR", P.SSOR),
     row("bicgstab", **VECTOR),
     row("bicgstab, Jacobi", P.Jacobi, **VECTOR),
-    row("bicgstab, ILU0", P.ILU0),
+    row("bicgstab, ILU", P.ILU),
     row("bicgstab of a function"),
     row("gmres", **VECTOR),
-    row("gmres, ILU0", P.ILU0, vector=PYTHON_M),
+    row("gmres, ILU", P.ILU, vector=PYTHON_M),
     row("gmres, null space", **VECTOR),
     row("gmres(3)", keywords={"restart": 3}, **VECTOR),
     row("gmres(1)", keywords={"restart": 1}, **VECTOR),
@@ -278,9 +278,9 @@ def complex_row(name: str, M: Callable[[ls.CSR], Any] | None = None, **promises:
 
 COMPLEX = [
     complex_row("cg", **WHOLE),
-    complex_row("cg, IC0", P.IC0, **WHOLE),
+    complex_row("cg, IC", P.IC, **WHOLE),
     complex_row("minres, Jacobi", P.Jacobi, **VECTOR),
-    complex_row("bicgstab, ILU0", P.ILU0),
+    complex_row("bicgstab, ILU", P.ILU),
     complex_row("gmres"),
     complex_row("gmres of a function"),
     complex_row("fgmres, Jacobi", P.Jacobi),
@@ -298,8 +298,8 @@ RELAXATIONS = [
     row("ssor", keywords={"omega": 1.1, **LONG}),
 ]
 # The first row of each method and of what it may be given: where a test is slow.
-BRANCHES = ("cg, IC0", "cg, function", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")
-BRANCHES += ("cg, IC0, complex", "gmres, complex", "gmres of a function, complex", "bicgstab, ILU0, complex")
+BRANCHES = ("cg, IC", "cg, function", "cg of a function", "fcg, nonlinear", "minres", "bicgstab")
+BRANCHES += ("cg, IC, complex", "gmres, complex", "gmres of a function, complex", "bicgstab, ILU, complex")
 BRANCHES += ("gmres, null space", "gmres(3)", "fgmres, Jacobi", "lsqr, damped", "lsmr")
 
 every = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

@@ -106,21 +106,21 @@ def test_incomplete_factors_are_the_complex_ones():
     line = torch.diag(normal((30,), seed=3).abs() + 2) + torch.diag(normal((29,)), 1) * 1j
     line = line + line.mH
     for D, factors in (
-        (line, (P.IC0, P.ILU0)),
-        (1j * line, (P.ILU0,)),
-        (line + torch.diag(right(30)), (P.ILU0,)),
+        (line, (P.IC, P.ILU)),
+        (1j * line, (P.ILU,)),
+        (line + torch.diag(right(30)), (P.ILU,)),
     ):
         for M in (factor(ls.CSR.from_dense(D)) for factor in factors):
             close([M(b), M.T(b), M.T.T(b)], [torch.linalg.solve(T, b) for T in (D, D.mT, D)], 1e-10)
     A = WAVE.detach().requires_grad_()
-    (g,) = grad((P.ILU0(A)(b).abs() ** 2).sum(), A.values)
+    (g,) = grad((P.ILU(A)(b).abs() ** 2).sum(), A.values)
     v = A.values.detach()
     for step in (1e-6, 1e-6j):
         d = right(len(v), seed=9)
-        f = [(P.ILU0(A.with_values(v + s * step * d))(b).abs() ** 2).sum() for s in (1, -1)]
+        f = [(P.ILU(A.with_values(v + s * step * d))(b).abs() ** 2).sum() for s in (1, -1)]
         slope = (f[0] - f[1]) / 2e-6
         assert abs(float(slope) - float((g.conj() * step / 1e-6 * d).sum().real)) < 1e-5 * g.norm()
-    assert S.cg(HERMITIAN, right(30), M=P.IC0(HERMITIAN)).iterations < S.cg(HERMITIAN, right(30)).iterations
+    assert S.cg(HERMITIAN, right(30), M=P.IC(HERMITIAN)).iterations < S.cg(HERMITIAN, right(30)).iterations
 
 
 @pytest.mark.parametrize("kind", ["auto", "lu", "cholesky", "ldlt"])
@@ -193,7 +193,7 @@ REFUSED = [  # a complex argument alone: tests/properties/test_public_calls.py
     (lambda: S.cg(torch.real, right(30)), "the result of A has dtype torch.float64"),
     (lambda: S.cg(HERMITIAN, right(30), right(3)), "x0 must have b's shape (30,), got (3,)"),
     (lambda: S.minres(HERMITIAN, right(20)), "b must have A.shape[0] = 30 rows"),
-    (lambda: P.IC0(INDEFINITE - 9 * ls.ops.eye(30)), "two rows for each row of A"),
+    (lambda: P.IC(INDEFINITE - 9 * ls.ops.eye(30)), "two rows for each row of A"),
     (lambda: S.gmres(ls.BlockBatch([WAVE, WAVE]), right(60)), "takes no complex BlockBatch"),
     (lambda: S.cg(HERMITIAN, right(30), M=P.Jacobi(WAVE)), "needs a linear, symmetric M"),
 ]

@@ -343,7 +343,7 @@ def solves():
     w = torch.full((132,), 0.7, dtype=b.dtype, device=DEVICE, requires_grad=True)
     alpha, beta = (torch.tensor(t, dtype=b.dtype, device=DEVICE, requires_grad=True) for t in (0.2, 0.4))
     bounds = lambda: {"lmin": alpha, "lmax": 8.0 + beta}  # noqa: E731
-    skewed, jacobi, ic = arrow(1100, True, True), P.Jacobi(large), P.IC0(large)
+    skewed, jacobi, ic = arrow(1100, True, True), P.Jacobi(large), P.IC(large)
     long_rows = system(skewed, 6, (4,))
     nine, fixed = {"iterations": 9}, {"rtol": 0.0, "maxiter": 9, "gradient": "unrolled"}
     again = {"gradient": "checkpointed"}
@@ -360,7 +360,7 @@ def solves():
         "cg, columns": (lambda: S.cg(B, e, **fixed), (u, e)),
         "cg checkpointed": (lambda: S.cg(B, d, **fixed | again), (u, d)),
         "cg, jacobi": (lambda: S.cg(B, e, M=jacobi, **fixed), (u, e)),
-        "cg, ic0": (lambda: S.cg(B, d, M=ic, **fixed), (u, d)),
+        "cg, ic": (lambda: S.cg(B, d, M=ic, **fixed), (u, d)),
     }
     for kind in ("none", "product"):
         s = on_device(pcg_system(kind, "columns", long_lines(1100, True, True)))
@@ -378,7 +378,7 @@ def solves():
 
 
 SWEEPS = ("jacobi", "jacobi checkpointed", "richardson", "heavyball", "chebyshev", "chebyshev learned")
-OF_CG = ("cg", "cg, columns", "cg checkpointed", "cg, jacobi", "cg, ic0", "cg, long rows, none")
+OF_CG = ("cg", "cg, columns", "cg checkpointed", "cg, jacobi", "cg, ic", "cg, long rows, none")
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,8 @@ def test_vmap(case):
 
 PRECONDITIONERS = {  # of the batch, and of one block
     "none": (lambda A: None, lambda A: None),
-    "whole": (lambda A: P.IC0(A.matrix), P.IC0),
-    "each": (lambda A: [P.IC0(B) for B in A.split(A.matrix)], P.IC0),
+    "whole": (lambda A: P.IC(A.matrix), P.IC),
+    "each": (lambda A: [P.IC(B) for B in A.split(A.matrix)], P.IC),
     "mixed": (
         lambda A: [P.SSOR(B) if len(B.values) > 9 else None for B in A.split(A.matrix)],
         lambda B: P.SSOR(B) if len(B.values) > 9 else None,
@@ -139,7 +139,7 @@ def test_a_preconditioner_that_couples_blocks_runs():
 @pytest.mark.parametrize("name", ["cg", "gmres"])
 def test_gradients_with_a_list(name, gradient):
     """Of the members' values and of b; of an M that has its own copy of A, none."""
-    make = P.IC0 if name == "cg" else P.ILU0
+    make = P.IC if name == "cg" else P.ILU
     members, actual = [B.detach() for B in (POISSON if name == "cg" else CONVECTION)], []
     b = normal((sum(B.shape[0] for B in members), 2))
     for together in (True, False):
@@ -244,9 +244,9 @@ def test_stationary_methods_have_weights_of_rows(iterations, rows, gradient):
 def test_what_has_no_blocks_names_the_matrix():
     A, b = ls.BlockBatch(POISSON), normal((28,))
     analysis = (ls.analysis.spectral_radius, ls.analysis.condition_number, ls.analysis.extreme_eigenvalues)
-    for call in (S.jacobi, S.gauss_seidel, S.ssor, S.lsqr, S.lsmr, ls.ops.spmm, P.IC0, P.AMG, *analysis):
+    for call in (S.jacobi, S.gauss_seidel, S.ssor, S.lsqr, S.lsmr, ls.ops.spmm, P.IC, P.AMG, *analysis):
         with pytest.raises(TypeError, match=r"BlockBatch.*A\.matrix"):
-            call(A) if call in (P.IC0, P.AMG, *analysis) else call(A, b)
+            call(A) if call in (P.IC, P.AMG, *analysis) else call(A, b)
 
 
 def test_wrong_arguments():
@@ -265,9 +265,9 @@ def test_wrong_arguments():
     refused(ValueError, words, A, b, M=[None, None, P.SOR(POISSON[2])])
     words = "parameters belong to a callable A; a BlockBatch's are its values"
     refused(ValueError, words, A, b, parameters=(b,))
-    learns = P.IC0(POISSON[2].detach().requires_grad_())
+    learns = P.IC(POISSON[2].detach().requires_grad_())
     refused(ValueError, "cg: M requires grad", A, b, M=[None, None, learns])
-    for M in (P.IC0(POISSON[1]), P.Jacobi(POISSON[1])):
+    for M in (P.IC(POISSON[1]), P.Jacobi(POISSON[1])):
         refused(ValueError, r"rows|shape", A, b, M=M)
     refused(TypeError, r"M must be a callable r -> M r, .*, got list", A.matrix, b, M=[None])
 
@@ -276,7 +276,7 @@ LARGE = ls.problems.poisson((32, 32))  # from 4 columns on, the compiled loop of
 ONE_BY_ONE = {
     "cg": (S.cg, {}),
     "cg, Jacobi": (S.cg, {"M": P.Jacobi(LARGE)}),
-    "cg, MIC0": (S.cg, {"M": P.MIC0(LARGE)}),
+    "cg, MIC": (S.cg, {"M": P.MIC(LARGE)}),
     "cg, at most": (S.cg, {"rtol": 0.0, "maxiter": 7}),
     "minres": (S.minres, {}),
     "minres, Jacobi": (S.minres, {"M": P.Jacobi(LARGE)}),

@@ -190,7 +190,7 @@ AXES = {
     "two axes": ((2, 1), (3,), (2, 3)),
     "two axes, both": ((3,), (2, 3), (2, 3)),
 }
-FORMS = {"diagonal": P.Jacobi, "triangular": P.IC0, "product": lambda A: P.SSOR(A, 1.3)}
+FORMS = {"diagonal": P.Jacobi, "triangular": P.IC, "product": lambda A: P.SSOR(A, 1.3)}
 ENDS = [{"rtol": 1e-9}, *({"rtol": 0.0, "maxiter": 5, "gradient": g} for g in ("unrolled", "checkpointed"))]
 
 
@@ -237,7 +237,7 @@ def test_members_of_extraordinary_sizes():
     b, plain = normal((3, 36, 1)), A.with_values(A.values.expand(3, -1))
     for of_A in (torch.ones(3, dtype=torch.float64), sizes):
         scaled = A.with_values(A.values * of_A[:, None])
-        for form in (P.Jacobi, P.IC0):
+        for form in (P.Jacobi, P.IC):
             expected = S.cg(plain, b, M=form(plain), rtol=1e-8)
             right = b * (sizes.flip(0) if of_A is not sizes else sizes)[:, None, None]
             actual = S.cg(scaled, right, M=form(scaled), rtol=1e-8)
@@ -247,7 +247,7 @@ def test_members_of_extraordinary_sizes():
 
 def test_more_batch_axes_than_the_right_hand_side():
     A = ls.problems.poisson((3, 3))
-    M = P.IC0(A.with_values(A.values.expand(2, -1)))
+    M = P.IC(A.with_values(A.values.expand(2, -1)))
     for b in (normal((9, 2)), normal((3, 9, 2))):
         for options in ({}, {"rtol": 0.0, "maxiter": 2, "gradient": "unrolled"}):
             with pytest.raises(ValueError, match=r"the result of M must have|batch axes of .* broadcast"):

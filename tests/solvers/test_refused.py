@@ -86,7 +86,7 @@ OF_OPERATORS = [
     ({"M": AA}, V, "M must not have more batch axes than A or b"),
     ({"M": lambda r: r[None]}, V, "the result of M must have shape"),
     ({"M": lambda r: LEARN * r}, V, 'M requires grad.*Use gradient="unrolled"'),
-    ({"M": ls.preconditioners.IC0}, T, r"M is the class IC0.*give IC0\(A\)"),
+    ({"M": ls.preconditioners.IC}, T, r"M is the class IC.*give IC\(A\)"),
     *(({key: L}, T, f"{key} must be real, got complex128") for L in (COMPLEX, SLY) for key in "AM"),
 ]
 OF_A_DIAGONAL = [
@@ -186,7 +186,7 @@ def test_bad_argument(method):
         (lambda: S.Jacobi(gradient="implicit"), V, "Jacobi: gradient must be one of .*unrolled.*'implicit'"),
         (lambda: S.Jacobi(LEARNS), V, "Jacobi: weight"),
         (lambda: S.SOR(2.5), V, "SOR: omega must lie in 0 < omega < 2, got 2.5"),
-        (lambda: call("richardson", M=ls.preconditioners.IC0, iterations=2), T, "M is the class IC0"),
+        (lambda: call("richardson", M=ls.preconditioners.IC, iterations=2), T, "M is the class IC"),
         (lambda: call("richardson", COMPLEX, iterations=2), T, "richardson: .*A must be real"),
         (lambda: S.bicgstab(lambda x: A @ x, LEARN).x.sum().backward(), V, "needs the transpose of A"),
         (lambda: S.gmres(A, LEARN, adjoint_M=SLY).x.sum().backward(), T, "adjoint_M must be real"),

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import learnsolve as ls
 from learnsolve.ops import direct
-from learnsolve.preconditioners import IC0, Diagonal, Factored, Jacobi
+from learnsolve.preconditioners import IC, Diagonal, Factored, Jacobi
 from learnsolve.solvers import ConvergenceWarning, Solution, SolverError, Status, automatic
 from learnsolve.solvers.automatic import FACTORS, Ending, _ending, direct_cost
 
@@ -73,9 +73,12 @@ CHOICES = {  # method: reason
         'cg with Jacobi: null_space="constants", as the rows of A sum to zero; A is symmetric',
     ),
     "easy": (grid(16, 16, 16), "cg with Jacobi: A is symmetric, its diagonal positive"),
-    "M-matrix": (grid(110, 110), f"cg with MIC0: these are many iterations{BEFORE}MAX_ITERATIONS"),
-    "positive": (checkered(grid(110, 110)), f"cg with IC0: these are many iterations{BEFORE}MAX_ITERATIONS"),
-    "coefficients that jump": (jumps(), f"cg with IC0: these are many iterations{BEFORE}MAX_ITERATIONS"),
+    "M-matrix": (grid(110, 110), f"cg with MIC(0): these are many iterations{BEFORE}MAX_ITERATIONS"),
+    "positive": (
+        checkered(grid(110, 110)),
+        f"cg with IC(0): these are many iterations{BEFORE}MAX_ITERATIONS",
+    ),
+    "coefficients that jump": (jumps(), f"cg with IC(0): these are many iterations{BEFORE}MAX_ITERATIONS"),
     "indefinite": (grid(16, 16, 16, shift=-6.5), "direct: iterations take longer; before, minres: "),
     "hidden": (
         grid(16, 16, 16, shift=-0.5),
@@ -84,7 +87,7 @@ CHOICES = {  # method: reason
     "not symmetric": (convection(16, 16, 16), "bicgstab with Jacobi: A is not symmetric"),
     "needs a factor": (
         convection(200, 200, peclet=20.0),
-        "bicgstab with ILU0: these are many iterations; before, bicgstab with Jacobi: A is not symmetric",
+        "bicgstab with ILU(0): these are many iterations; before, bicgstab with Jacobi: A is not symmetric",
     ),
     "zero diagonal": (sp.eye_array(99, k=1) + 0.5 * sp.eye_array(99, k=-98), CHEAP),
     "complex as real": (complex_helmholtz(60), "direct: iterations take longer; before, "),
@@ -209,7 +212,7 @@ def test_iterations_that_are_left_decide_on_a_factor(columns):
     more = automatic.QUICK["cg"] - automatic.PROBE
     assert results[0] == ("Jacobi", int(2 * setup), False)
     assert results[1] == ("Jacobi", more, True)
-    assert results[2][0] == "MIC0"
+    assert results[2][0] == "MIC(0)"
 
 
 def test_iterations_left_are_those_of_the_slowest_column():
@@ -239,7 +242,7 @@ def test_where_no_direct_solve_is_affordable_the_last_attempt_is_unlimited():
 def test_what_is_asked_for_is_taken():
     A = matrix(tridiagonal(20, -1.0, 2.0, -1.0))
     for method, M, name in (
-        ("cg", "auto", "cg with MIC0"),
+        ("cg", "auto", "cg with MIC(0)"),
         ("cg", None, "cg"),
         ("minres", "auto", "minres"),
     ):
@@ -327,20 +330,20 @@ def _chain(directed: bool) -> ls.CSR:
 
 def _cases():
     """Solves A x = b to a tolerance, and for 7 iterations, perhaps with weights w: one method or M each."""
-    tight, IC, PATH, CYCLE = {"rtol": 1e-11}, IC0(A), _chain(False), _chain(True)
+    tight, own, PATH, CYCLE = {"rtol": 1e-11}, IC(A), _chain(False), _chain(True)
     stationary = (1 / torch.arange(1.0, 13, dtype=torch.float64)).unsqueeze(1)
     pair, ones = (stationary, "constants"), torch.ones(12, 1, dtype=torch.float64)
     batch = lambda A: A.with_values(torch.stack((A.values, 2 * A.values)))  # noqa: E731
     regular = {
         "cg, Jacobi of A": lambda A, b, w: s.cg(A, b, M=Jacobi(A), **tight),
-        "cg, IC(0)": lambda A, b, w: s.cg(A, b, M=IC, **tight),
-        "cg, product": lambda A, b, w: s.cg(A, b, M=Factored(IC.L, form="product"), **tight),
+        "cg, IC(0)": lambda A, b, w: s.cg(A, b, M=own, **tight),
+        "cg, product": lambda A, b, w: s.cg(A, b, M=Factored(own.L, form="product"), **tight),
         "gmres": lambda A, b, w: s.gmres(A, b, b.detach(), restart=12, **tight),
         "batch": lambda A, b, w: s.cg(batch(A), b.expand(2, -1, -1), **tight),
         "cg, 7": lambda A, b, w: s.cg(A, b, M=Diagonal(w), **FEW),
-        "bicgstab, 7": lambda A, b, w: s.bicgstab(A, b, b * w.unsqueeze(1), M=IC, **FEW),
-        "gmres, 7": lambda A, b, w: s.gmres(A, b, restart=3, M=IC, **FEW),
-        "cg, 7, batch": lambda A, b, w: s.cg(batch(A), b.expand(2, -1, -1), M=IC, **FEW),
+        "bicgstab, 7": lambda A, b, w: s.bicgstab(A, b, b * w.unsqueeze(1), M=own, **FEW),
+        "gmres, 7": lambda A, b, w: s.gmres(A, b, restart=3, M=own, **FEW),
+        "cg, 7, batch": lambda A, b, w: s.cg(batch(A), b.expand(2, -1, -1), M=own, **FEW),
     }
     singular = {
         "cg, constants": (PATH, lambda A, b, w: s.cg(A, b, rtol=1e-12, null_space="constants")),

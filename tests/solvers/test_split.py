@@ -43,7 +43,7 @@ SPLIT = {
     "irregular": irregular,
     "long rows": lambda: filled(40),
 }
-FACTORS = {f"SSOR {w}": partial(P.SSOR, omega=w) for w in (0.1, 0.7, 1.0, 1.9)} | {"IC0": P.IC0}
+FACTORS = {f"SSOR {w}": partial(P.SSOR, omega=w) for w in (0.1, 0.7, 1.0, 1.9)} | {"IC": P.IC}
 
 
 def system(A, M, b, x0):
@@ -73,7 +73,7 @@ def test_a_product_in_the_sweeps_of_the_factor(kind, M, dtype):
                 torch.testing.assert_close(found, wanted, rtol=0, atol=level * float(wanted.norm()))
 
 
-@pytest.mark.parametrize("M", ["SSOR 1.9", "IC0"])
+@pytest.mark.parametrize("M", ["SSOR 1.9", "IC"])
 def test_the_residual_falls_as_far_as_with_a_product(M):
     """Beyond what the dtype can reach, in one call and in several."""
     A = grid(10, 10, 9)
@@ -90,7 +90,7 @@ def test_the_residual_falls_as_far_as_with_a_product(M):
         torch.testing.assert_close(parts[-1, 0], wanted[done + 9], rtol=1e-3, atol=float(1e-12 * wanted[0]))
 
 
-@pytest.mark.parametrize("M", ["SSOR 1.9", "IC0"])
+@pytest.mark.parametrize("M", ["SSOR 1.9", "IC"])
 def test_a_matrix_that_is_another_has_a_product(M):
     A, b = grid(), normal((336, 2))
     M = FACTORS[M](A)
@@ -122,9 +122,9 @@ def test_which_matrices_split():
 
     A, F, few = grid(), filled(40), poisson(9, 8)
     assert splits(A, P.SSOR(A, 1.2))
-    assert splits(A, P.IC0(A))
+    assert splits(A, P.IC(A))
     assert splits(F, P.SSOR(F, 1.2))
-    assert not splits(F, P.IC0(F))
+    assert not splits(F, P.IC(F))
     assert not splits(few, P.SSOR(few, 1.2))
     assert not splits(A.with_values(A.values * (1 + 1e-12 * normal((A.nnz,)))), P.SSOR(A, 1.2))
     assert not splits(A, P.SSOR(A, 0.1))  # a product would be a small difference of large numbers

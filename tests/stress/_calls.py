@@ -407,7 +407,7 @@ CALLS |= {
     **_of("ax", "spsolve", "local", 20_000),
     **_of("ay", "lstsq", "local", 20_000, damp=0.5),
     **_of("a", "cholesky ldlt lu logdet slogdet selected_inverse", "local", 20_000),
-    **_of("a", "ic0 mic0 ilu0", "spd"),
+    **_of("a", "ic mic ilu", "spd"),
     **_of("a", "ict ilut", "spd", 60_000, fill=2),
 }
 
@@ -446,7 +446,7 @@ CALLS |= {
         "jacobi", "axs", numbers=lambda t: {"weight": t.tanh()}, iterations=5, gradient="checkpointed"
     ),
     "richardson": _solver("richardson", "axs", numbers=lambda t: {"weight": 0.1 * t}, iterations=4),
-    "richardson with M": _solver("richardson", M=P.IC0, weight=0.5, iterations=2),
+    "richardson with M": _solver("richardson", M=P.IC, weight=0.5, iterations=2),
     "heavyball": _solver(
         "heavyball", "axs", numbers=lambda t: {"alpha": 0.1 * t, "beta": 0.1 * t}, iterations=4
     ),
@@ -456,7 +456,7 @@ CALLS |= {
     "ssor": _solver("ssor", "axs", numbers=lambda t: {"omega": 1 + 0.1 * t}, iterations=2),
     "gauss_seidel multicolor": _solver("gauss_seidel", iterations=2, multicolor=True),
     "PCG": _pcg(P.Jacobi),
-    "PCG of a factor": _pcg(P.IC0),
+    "PCG of a factor": _pcg(P.IC),
 }
 
 # Preconditioners, applied: the rows of tests/preconditioners for any number of unknowns, and others.

@@ -274,15 +274,15 @@ def beside(seed: int, counts: Counter) -> Iterator[str]:
     b = torch.as_tensor(rng.standard_normal((n, k)) * (rng.random(k) > 0.1))
     x0 = torch.as_tensor(rng.standard_normal((n, k))) if rng.random() < 0.3 else None
     keywords: dict[str, Any] = {"atol": 1e-10, "btol": 1e-10} if name in LEAST_SQUARES else {"rtol": 1e-8}
-    M = str(rng.choice(["none", "Jacobi", "ILU0"])) if name in KRYLOV else "none"
+    M = str(rng.choice(["none", "Jacobi", "ILU"])) if name in KRYLOV else "none"
     if name == "jacobi":
         keywords = {"iterations": int(rng.integers(1, 12))}
     elif name == "chebyshev":
         low, *_, high = np.linalg.eigvalsh((D + D.T) / 2)
         keywords |= {"lmin": low, "lmax": high}
     elif M != "none":
-        symmetric = name in ("cg", "fcg", "minres") and M == "ILU0"
-        keywords["M"] = getattr(ls.preconditioners, "IC0" if symmetric else M)(A)
+        symmetric = name in ("cg", "fcg", "minres") and M == "ILU"
+        keywords["M"] = getattr(ls.preconditioners, "IC" if symmetric else M)(A)
     solve, told = getattr(ls.solvers, name), f"{name}, {k} columns, n = {n}, M {M}, beside({seed})"
     rows_of_tiles = 1 if rng.random() < 0.5 else advance._MANY_ROWS
     with patch.multiple(advance, _MANY_ROWS=rows_of_tiles, _ROWS=rows_of_tiles):

@@ -301,7 +301,7 @@ STEPS: dict[str, tuple[dict, dict]] = {
     "chebyshev": ({"lmin": 0.8, "lmax": 30.0}, {"lmin": 0.1, "lmax": 3.0}),
 }
 # Made of A, with eigenvalues of M A between 0 and 2.
-OF_A = ("Jacobi", "IC0", "SSOR", "BlockJacobi", "Neumann", "AMG", "AMG, Jacobi", "Schwarz")
+OF_A = ("Jacobi", "IC", "SSOR", "BlockJacobi", "Neumann", "AMG", "AMG, Jacobi", "Schwarz")
 
 
 class Parts:

@@ -76,9 +76,9 @@ heavyball_network --grid [4,4,4] => --family anisotropic has two axes
 
 pcg --target inf => --target must be a
 pcg --guard 0.5 => --guard must be between 0 and 0.01
-pcg --guard 0.01 --form triangular --start ic0 --problem.shape 200 => --guard
-pcg --start ic0 => --start ic0 is a factor for --form triangular, not for product; take
-pcg --start fsai --form triangular => take --start paper or ic0
+pcg --guard 0.01 --form triangular --start ic --problem.shape 200 => --guard
+pcg --start ic => --start ic is a factor for --form triangular, not for product; take
+pcg --start fsai --form triangular => take --start paper or ic
 pcg --nx 8 => --nx and --ny are given together
 pcg --nx 8 --ny 0 => --ny must be at least 1
 pcg --tolerances [1e-3,x] => --tolerances must be a list of numbers such as [1e-3,1e-6] or null, got '[1
