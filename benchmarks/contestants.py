@@ -307,14 +307,14 @@ CONTESTANTS: dict[str, Contestant] = {
     },
     "ICT": Contestant(
         ours(plain(P.ICT, **BREAK)),
-        tuple({"fill": f, "droptol": t} for f, t in ((5, 1e-3), (5, 1e-2), (10, 1e-3))),
+        tuple({"max_fill": f, "drop_tol": t} for f, t in ((5, 1e-3), (5, 1e-2), (10, 1e-3))),
         symmetric=True,
     ),
     "ILU(0)": Contestant(ours(plain(P.ILU, **BREAK)), SHIFTS[:2], symmetric=False),
     "ILU fill 1": Contestant(ours(plain(P.ILU, level=1, **BREAK)), SHIFTS[:2], symmetric=False),
     "ILUT": Contestant(
         ours(plain(P.ILUT, **BREAK)),
-        tuple({"fill": f, "droptol": t} for f, t in ((5, 1e-3), (10, 1e-3))),
+        tuple({"max_fill": f, "drop_tol": t} for f, t in ((5, 1e-3), (10, 1e-3))),
         symmetric=False,
     ),
     "Schwarz": Contestant(

@@ -114,8 +114,8 @@ def ic(
 def ict(
     A: MatrixLike,
     *,
-    fill: int = 5,
-    droptol: float = 0.001,
+    max_fill: int = 5,
+    drop_tol: float = 0.001,
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky: ...
@@ -130,8 +130,8 @@ def ilu(
 def ilut(
     A: MatrixLike,
     *,
-    fill: int = 5,
-    droptol: float = 0.001,
+    max_fill: int = 5,
+    drop_tol: float = 0.001,
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteLU: ...

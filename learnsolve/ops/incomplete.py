@@ -396,23 +396,23 @@ def _factors(
 def ict(
     A: CSR,
     *,
-    fill: int = 5,
-    droptol: float = 1e-3,
+    max_fill: int = 5,
+    drop_tol: float = 1e-3,
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteCholesky:
     r"""Incomplete Cholesky factor with a threshold, ICT: `ic` on a pattern chosen from the values of A.
 
     Column by column, :math:`w_i = a_{ij} - \sum_{k<j} l_{ik} l_{jk}`, i > j, is computed from the entries
-    kept so far. Entries with :math:`|w_i| < \mathrm{droptol}\, \|a_j\|_2` are dropped, where a_j is the
+    kept so far. Entries with :math:`|w_i| < \mathtt{drop\_tol}\, \|a_j\|_2` are dropped, where a_j is the
     column of (shifted) A on and below the diagonal. Of the others the largest are kept (ties in order), and
     the diagonal.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
-    fill : int; column j of L has at most `fill` entries more than column j of tril(A)
-    droptol : float, relative to the norm of a column; 0: only `fill` bounds the pattern
+    max_fill : int; column j of L has at most `max_fill` entries more than column j of tril(A)
+    drop_tol : float, relative to the norm of a column; 0: only `max_fill` bounds the pattern
     shift, on_breakdown : as for `ic`; a search for a shift chooses a new pattern in each trial
 
     Returns
@@ -422,7 +422,7 @@ def ict(
     Raises
     ------
     ValueError, TypeError
-        as for `ic`; if `fill` or `droptol` is negative.
+        as for `ic`; if `max_fill` or `drop_tol` is negative.
     NotImplementedError
         for a batch of matrices (also under `vmap`) and under `torch.compile`: choose the pattern from one
         matrix, then ``ic(A, pattern=L.pattern)``.
@@ -438,34 +438,34 @@ def ict(
     --------
     >>> import learnsolve as ls
     >>> A = ls.problems.poisson((30, 30))
-    >>> pattern = ls.ops.ict(A, fill=2).L.pattern
+    >>> pattern = ls.ops.ict(A, max_fill=2).L.pattern
     >>> ls.ops.ic(A).L.nnz, ls.ops.ic(2.0 * A, pattern=pattern).L.nnz  # nothing is chosen for 2 A
     (2640, 4377)
     """
-    pattern, shift = _choose("ict", A, fill, droptol, shift, on_breakdown)
+    pattern, shift = _choose("ict", A, max_fill, drop_tol, shift, on_breakdown)
     return cholesky("ict/ic", A, pattern, shift, on_breakdown)
 
 
 def ilut(
     A: CSR,
     *,
-    fill: int = 5,
-    droptol: float = 1e-3,
+    max_fill: int = 5,
+    drop_tol: float = 1e-3,
     shift: float | Tensor = 0.0,
     on_breakdown: str = "raise",
 ) -> IncompleteLU:
     r"""Incomplete LU factors with a threshold, ILUT: `ilu` on a pattern chosen from the values of A.
 
     Saad's dual threshold: row by row, an entry :math:`l_{ik} u_{kk}` or u_ij smaller than
-    :math:`\mathrm{droptol}\, \|a_i\|_2` is dropped, where a_i is the row of (shifted) A. Of a complete row
+    :math:`\mathtt{drop\_tol}\, \|a_i\|_2` is dropped, where a_i is the row of (shifted) A. Of a complete row
     the largest entries are kept, in L and U separately (ties in order), and the diagonal. Saad compares l_ik
     itself, which depends on the scaling of the rows; this pattern does not.
 
     Parameters
     ----------
     A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
-    fill : int; rows of L and of U have at most `fill` entries more than that part of the row of A
-    droptol : float, relative to the norm of a row; 0: only `fill` bounds the pattern
+    max_fill : int; rows of L and of U have at most `max_fill` entries more than that part of the row of A
+    drop_tol : float, relative to the norm of a row; 0: only `max_fill` bounds the pattern
     shift, on_breakdown : as for `ilu`; a search for a shift chooses a new pattern in each trial
 
     Returns
@@ -475,7 +475,7 @@ def ilut(
     Raises
     ------
     ValueError, TypeError
-        as for `ilu`; if `fill` or `droptol` is negative.
+        as for `ilu`; if `max_fill` or `drop_tol` is negative.
     NotImplementedError
         for a batch of matrices (also under `vmap`) and under `torch.compile`: use the pattern of one matrix,
         ``pattern = (L + U).pattern``, and ``ilu(A, pattern=pattern)``.
@@ -483,7 +483,7 @@ def ilut(
     Notes
     -----
     Values are as for `ilu` on the kept pattern: they differ from the values used for the choice, which
-    include entries that `fill` removes at the end. Gradient: as for `ilu` on the pattern, which is a
+    include entries that `max_fill` removes at the end. Gradient: as for `ilu` on the pattern, which is a
     constant. Cost as for `ict`. Source: Y. Saad, "ILUT: a dual threshold incomplete LU factorization", Numer.
     Linear Algebra Appl. 1 (1994), doi:10.1002/nla.1680010405.
 
@@ -491,20 +491,20 @@ def ilut(
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.CSR.from_dense(torch.tensor([[4.0, 1.0, 1.0], [1.0, 4.0, 0.0], [1.0, 0.0, 4.0]]))
-    >>> [ls.ops.ilut(A, fill=1, droptol=tol).U.nnz for tol in (0.0, 0.1)]  # entry (1, 2) is small
+    >>> [ls.ops.ilut(A, max_fill=1, drop_tol=tol).U.nnz for tol in (0.0, 0.1)]  # entry (1, 2) is small
     [6, 5]
     """
-    pattern, shift = _choose("ilut", A, fill, droptol, shift, on_breakdown)
+    pattern, shift = _choose("ilut", A, max_fill, drop_tol, shift, on_breakdown)
     return lu("ilut/ilu", A, pattern, shift, on_breakdown)
 
 
 def _choose(
-    function: str, A: CSR, fill: int, droptol: float, shift: float | Tensor, on_breakdown: str
+    function: str, A: CSR, max_fill: int, drop_tol: float, shift: float | Tensor, on_breakdown: str
 ) -> tuple[SparsityPattern, float | Tensor]:
     """The pattern and the shift: the argument, or the result of the search."""
     check(function, A, on_breakdown)
-    fill = min(checks.integer(function, "fill", fill, 0), A.shape[0])
-    checks.tolerance(function, "droptol", droptol)
+    max_fill = min(checks.integer(function, "max_fill", max_fill, 0), A.shape[0])
+    checks.tolerance(function, "drop_tol", drop_tol)
     twin = "ic(A, pattern=L.pattern)" if function == "ict" else "ilu(A, pattern=(L + U).pattern)"
     if torch.compiler.is_dynamo_compiling():
         raise NotImplementedError(
@@ -520,7 +520,7 @@ def _choose(
             f"matrix, then {twin}"
         )
     missing_diagonal(function, A.pattern, "A")
-    return _search(function, A.pattern, values, fill, float(droptol), shift, float(start), on_breakdown)
+    return _search(function, A.pattern, values, max_fill, float(drop_tol), shift, float(start), on_breakdown)
 
 
 @makes_plain_tensors
@@ -528,8 +528,8 @@ def _search(
     function: str,
     P: SparsityPattern,
     values: Tensor,
-    fill: int,
-    droptol: float,
+    max_fill: int,
+    drop_tol: float,
     given: float | Tensor,
     start: float,
     on_breakdown: str,
@@ -546,7 +546,9 @@ def _search(
     for failed, shift in enumerate(attempts(start)):
         shifted = numbers.copy()
         shifted[on] *= 1 + shift
-        crow, col, row, pivot = _analysis.threshold_pattern(ptr, idx, shifted[by], cholesky, fill, droptol)
+        crow, col, row, pivot = _analysis.threshold_pattern(
+            ptr, idx, shifted[by], cholesky, max_fill, drop_tol
+        )
         if row < 0:
             if shift != start:
                 warn(function, shift, failed)

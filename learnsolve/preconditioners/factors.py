@@ -517,7 +517,7 @@ class ICT(Factored):
     Parameters
     ----------
     A : CSR, shape (n, n), values (nnz,), assumed symmetric: only its lower triangle is read
-    fill, droptol, shift, on_breakdown : as for `ops.ict`
+    max_fill, drop_tol, shift, on_breakdown : as for `ops.ict`
 
     Attributes
     ----------
@@ -545,7 +545,7 @@ class ICT(Factored):
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((50, 50)), torch.ones(2500, dtype=torch.float64)
-    >>> M = ls.preconditioners.ICT(A, fill=5)
+    >>> M = ls.preconditioners.ICT(A, max_fill=5)
     >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b, M=ls.preconditioners.IC(A)).iterations / 2
     True
     """
@@ -554,13 +554,15 @@ class ICT(Factored):
         self,
         A: CSR,
         *,
-        fill: int = 5,
-        droptol: float = 1e-3,
+        max_fill: int = 5,
+        drop_tol: float = 1e-3,
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
     ):
         Preconditioner.__init__(self, A, shift, finite=False)
-        self.L, self.shift = ict(A, fill=fill, droptol=droptol, shift=shift, on_breakdown=on_breakdown)
+        self.L, self.shift = ict(
+            A, max_fill=max_fill, drop_tol=drop_tol, shift=shift, on_breakdown=on_breakdown
+        )
 
 
 class ILUT(Factored):
@@ -569,7 +571,7 @@ class ILUT(Factored):
     Parameters
     ----------
     A : CSR, shape (n, n), values (nnz,)
-    fill, droptol, shift, on_breakdown : as for `ops.ilut`
+    max_fill, drop_tol, shift, on_breakdown : as for `ops.ilut`
     symmetric : bool, as for `ILU`; for a symmetric A prefer `ICT`
 
     Attributes
@@ -605,14 +607,14 @@ class ILUT(Factored):
         self,
         A: CSR,
         *,
-        fill: int = 5,
-        droptol: float = 1e-3,
+        max_fill: int = 5,
+        drop_tol: float = 1e-3,
         shift: float | Tensor = 0.0,
         on_breakdown: str = "raise",
         symmetric: bool | None = None,
     ):
         Preconditioner.__init__(self, A, shift, finite=False)
-        factors = ilut(A, fill=fill, droptol=droptol, shift=shift, on_breakdown=on_breakdown)
+        factors = ilut(A, max_fill=max_fill, drop_tol=drop_tol, shift=shift, on_breakdown=on_breakdown)
         self.L, self.U, self.shift = factors
         T, U = self.L.pattern.T, self.U.pattern
         pairs = ((T.crow_indices, U.crow_indices), (T.col_indices, U.col_indices))

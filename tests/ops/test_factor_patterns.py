@@ -53,25 +53,25 @@ def largest(w: np.ndarray, candidates: list[int], least: float, most: int) -> li
     return sorted(kept, key=lambda j: (-abs(w[j]), j))[:most]
 
 
-def chosen_ict(D: np.ndarray, entries: np.ndarray, fill: int, droptol: float) -> np.ndarray:
+def chosen_ict(D: np.ndarray, entries: np.ndarray, fill: int, drop_tol: float) -> np.ndarray:
     n = len(D)
     L, keep = np.zeros_like(D), np.eye(n, dtype=bool)
     for j in range(n):
         w = D[:, j] - L @ L[j]
         there = [i for i in range(j + 1, n) if entries[i, j] or (keep[i, :j] & keep[j, :j]).any()]
         own = entries[j + 1 :, j].sum()
-        rows = largest(w, there, droptol * np.linalg.norm(D[j:, j]), own + fill)
+        rows = largest(w, there, drop_tol * np.linalg.norm(D[j:, j]), own + fill)
         L[j, j] = np.sqrt(w[j])
         L[rows, j] = w[rows] / L[j, j]
         keep[rows, j] = True
     return keep
 
 
-def chosen_ilut(D: np.ndarray, entries: np.ndarray, fill: int, droptol: float) -> np.ndarray:
+def chosen_ilut(D: np.ndarray, entries: np.ndarray, fill: int, drop_tol: float) -> np.ndarray:
     n = len(D)
     U, keep = np.zeros_like(D), np.eye(n, dtype=bool)
     for i in range(n):
-        w, there, least = D[i].copy(), entries[i].copy(), droptol * np.linalg.norm(D[i])
+        w, there, least = D[i].copy(), entries[i].copy(), drop_tol * np.linalg.norm(D[i])
         for k in range(i):
             if there[k] and abs(w[k]) >= least:
                 there[k + 1 :] |= keep[k, k + 1 :]
@@ -98,9 +98,9 @@ def test_the_choice(kind, structure):
     if kind == "ict":
         D = np.tril(D) + np.tril(D, -1).T
     A = ls.CSR(v, P)
-    for fill, droptol in LIMITS:
-        Q = pattern_by(kind, A, fill=fill, droptol=droptol)
-        assert (mask(Q) == CHOICES[kind](D, mask(P), fill, droptol)).all(), (fill, droptol)
+    for fill, drop_tol in LIMITS:
+        Q = pattern_by(kind, A, max_fill=fill, drop_tol=drop_tol)
+        assert (mask(Q) == CHOICES[kind](D, mask(P), fill, drop_tol)).all(), (fill, drop_tol)
         ls.SparsityPattern(Q.crow_indices, Q.col_indices, Q.shape)  # valid
         assert Q.dtype == torch.int32
 
@@ -109,9 +109,9 @@ def test_of_equal_entries_the_first_are_kept():
     D = 4 * np.eye(6)
     D[1:, 0] = D[0, 1:] = 1  # eliminating row and column 0 fills all places, with equal numbers
     A = ls.CSR.from_dense(torch.tensor(D))
-    L = ls.ops.ict(A, fill=2, droptol=0.0).L
+    L = ls.ops.ict(A, max_fill=2, drop_tol=0.0).L
     assert (mask(L.pattern)[2:, 1] == [True, True, False, False]).all()
-    U = ls.ops.ilut(A, fill=2, droptol=0.0).U
+    U = ls.ops.ilut(A, max_fill=2, drop_tol=0.0).U
     assert (mask(U.pattern)[1, 2:] == [True, True, False, False]).all()
 
 
@@ -120,9 +120,9 @@ def test_of_equal_entries_the_first_are_kept():
 def test_values_are_those_on_the_pattern(kind, dtype):
     P = pattern_of(STRUCTURES["5 points"])
     A = ls.CSR(dominant(P, dtype=dtype), P)
-    Q = pattern_by(kind, A, fill=2, droptol=1e-3)
+    Q = pattern_by(kind, A, max_fill=2, drop_tol=1e-3)
     assert Q.nnz > (mask(P).sum() if kind == "ilut" else np.tril(mask(P)).sum())
-    found = values_by(kind, A, fill=2, droptol=1e-3)
+    found = values_by(kind, A, max_fill=2, drop_tol=1e-3)
     assert found.dtype == dtype
     assert torch.equal(found, library(TWINS[kind], P, A.values, pattern=Q))
     close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-13, "atol": 1e-13}
@@ -142,7 +142,7 @@ def test_the_pattern_of_ilut_does_not_depend_on_the_scaling_of_rows():
     P = pattern_of(STRUCTURES["9 points"])
     A = ls.CSR(dominant(P), P)
     d = 2.0 ** (torch.arange(P.shape[0], dtype=torch.float64) * 7 % 11)
-    kept, scaled = (pattern_by("ilut", M, fill=2, droptol=0.03) for M in (A, A.scale_rows(d)))
+    kept, scaled = (pattern_by("ilut", M, max_fill=2, drop_tol=0.03) for M in (A, A.scale_rows(d)))
     assert (mask(kept) == mask(scaled)).all()
 
 
@@ -217,9 +217,9 @@ def test_a_batch_on_a_pattern_of_one_matrix(kind):
     """What the errors advise."""
     P = small()
     batch = dominant(P, (2,))
-    Q = pattern_by(kind, ls.CSR(batch[0], P), fill=1)
+    Q = pattern_by(kind, ls.CSR(batch[0], P), max_fill=1)
     found = library(TWINS[kind], P, batch, pattern=Q)
-    assert torch.equal(found[0], values_by(kind, ls.CSR(batch[0], P), fill=1))
+    assert torch.equal(found[0], values_by(kind, ls.CSR(batch[0], P), max_fill=1))
     mapped = torch.vmap(lambda v: library(TWINS[kind], P, v, pattern=Q))(batch)
     assert torch.equal(mapped, found)
 
@@ -371,16 +371,16 @@ def test_a_pattern_without_a_diagonal_is_refused(kind):
 def test_an_equal_choice_is_one_object(choose):
     """So that what was planned for it serves again; another choice takes its place."""
     A = ls.problems.poisson((9, 8))
-    first, again = choose(A, fill=2), choose(A.with_values(2 * A.values), fill=2)
+    first, again = choose(A, max_fill=2), choose(A.with_values(2 * A.values), max_fill=2)
     assert again.L.pattern is first.L.pattern
-    other = choose(A, fill=1)
+    other = choose(A, max_fill=1)
     assert other.L.nnz < first.L.nnz
-    assert choose(A, fill=1).L.pattern is other.L.pattern
-    back = choose(A, fill=2)
+    assert choose(A, max_fill=1).L.pattern is other.L.pattern
+    back = choose(A, max_fill=2)
     assert back.L.pattern is not first.L.pattern
     assert torch.equal(back.L.values, first.L.values)
     A.pattern.drop_caches()
-    assert choose(A, fill=2).L.pattern is not back.L.pattern
+    assert choose(A, max_fill=2).L.pattern is not back.L.pattern
 
 
 every_name = pytest.mark.parametrize("name", COMPLETE)

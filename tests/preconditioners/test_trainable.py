@@ -25,7 +25,7 @@ def indefinite() -> ls.CSR:
 
 
 @positives
-@pytest.mark.parametrize("make", [P.IC, P.MIC, lambda A: P.IC(A, shift=0.5), lambda A: P.ICT(A, fill=1)])
+@pytest.mark.parametrize("make", [P.IC, P.MIC, lambda A: P.IC(A, shift=0.5), lambda A: P.ICT(A, max_fill=1)])
 def test_starts_as_the_incomplete_cholesky_factor(make, positive):
     A, r = spd(), normal((20, 2))
     start = make(A)

@@ -408,7 +408,7 @@ CALLS |= {
     **_of("ay", "lstsq", "local", 20_000, damp=0.5),
     **_of("a", "cholesky ldlt lu logdet slogdet selected_inverse", "local", 20_000),
     **_of("a", "ic mic ilu", "spd"),
-    **_of("a", "ict ilut", "spd", 60_000, fill=2),
+    **_of("a", "ict ilut", "spd", 60_000, max_fill=2),
 }
 
 
