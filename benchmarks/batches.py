@@ -27,7 +27,7 @@ def measure(run: Run, args: argparse.Namespace) -> None:
 
     def fixed(v: Tensor, f: Tensor, b: Tensor) -> Tensor:
         M = P.Factored(L.with_values(f))
-        options = {"rtol": 0.0, "maxiter": iterations, "gradient": "unrolled"}
+        options = {"iterations": iterations, "gradient": "unrolled"}
         return ls.solvers.cg(A.with_values(v), b, M=M, **options).x
 
     def tolerance(v: Tensor, f: Tensor, b: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def tasks(quick: bool) -> dict[str, Task]:
     leaf = A.with_values(A.values.detach().clone()).requires_grad_()
 
     def adjoint() -> Tensor:
-        x = S.cg(leaf, b, rtol=0.0, maxiter=20, gradient="unrolled").x
+        x = S.cg(leaf, b, iterations=20, gradient="unrolled").x
         return torch.autograd.grad(x.sum(), leaf.values)[0]
 
     def solve(B: ls.CSR, M: ls.preconditioners.Preconditioner) -> Task:

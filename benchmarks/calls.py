@@ -27,7 +27,7 @@ def cases() -> dict[str, Task]:
     M = ls.preconditioners.Trainable(ls.preconditioners.Factored.bidiagonal(16))
 
     def learn() -> torch.Tensor:
-        solution = ls.solvers.cg(d, plain, rtol=0.0, maxiter=4, M=M, gradient="unrolled")
+        solution = ls.solvers.cg(d, plain, iterations=4, M=M, gradient="unrolled")
         return torch.autograd.grad(solution.residual_norms.sum(), M.L.values)[0]
 
     return {
@@ -40,7 +40,7 @@ def cases() -> dict[str, Task]:
         "A + B": lambda: ls.ops.add(A, B),
         "sptrsv": lambda: ls.ops.sptrsv(L, x),
         "a Jacobi sweep": lambda: smoother(A, x).x,
-        "cg, 4 iterations": lambda: ls.solvers.cg(d, plain, rtol=0.0, atol=0.0, maxiter=4).x,
+        "cg, 4 iterations": lambda: ls.solvers.cg(d, plain, iterations=4).x,
         "cg, to a tolerance": lambda: ls.solvers.cg(d, plain, rtol=1e-8).x,
         "cg, 4 iterations, gradient for M": learn,
     }

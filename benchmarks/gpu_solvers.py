@@ -33,7 +33,7 @@ def pcg(run: Run) -> Steps:
 
         def solve(A: ls.CSR, b: Tensor, gradient: str) -> Tensor:
             M = ls.preconditioners.Jacobi(A) if jacobi else None
-            return ls.solvers.cg(A, b, M=M, rtol=0.0, atol=0.0, maxiter=iterations, gradient=gradient).x
+            return ls.solvers.cg(A, b, M=M, iterations=iterations, gradient=gradient).x
 
         def fwd() -> Tensor:
             with torch.no_grad():

@@ -180,7 +180,7 @@ def _cg(dtype: torch.dtype, way: str) -> Case:
 
     def solve(count: int) -> Tensor:
         M = ls.preconditioners.Jacobi(A)
-        options: dict[str, Any] = {"rtol": 0.0, "atol": 0.0, "maxiter": count, "gradient": "unrolled"}
+        options: dict[str, Any] = {"iterations": count, "gradient": "unrolled"}
         return ls.solvers.cg(A, b, M=M, **options).x
 
     bits = str(dtype).removeprefix("torch.")

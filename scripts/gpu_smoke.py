@@ -84,7 +84,7 @@ def ic(A: ls.CSR) -> Tensor:
     return ops.ic(A).L.values
 
 
-FIXED: Any = {"rtol": 0.0, "atol": 0.0, "maxiter": 2, "gradient": "unrolled"}
+FIXED: Any = {"iterations": 2, "gradient": "unrolled"}
 PRECONDITIONERS: dict[str, Callable[[ls.CSR], Any]] = {
     "none": lambda A: None,
     "diagonal": Jacobi,
@@ -95,7 +95,7 @@ PRECONDITIONERS: dict[str, Callable[[ls.CSR], Any]] = {
 
 
 def cg(kind: str, iterations: int = 2) -> Callable[..., Tensor]:
-    options = FIXED | {"maxiter": iterations}
+    options = FIXED | {"iterations": iterations}
     return lambda A, b: solvers.cg(A, b, M=PRECONDITIONERS[kind](A), **options).x
 
 

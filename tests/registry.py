@@ -292,7 +292,7 @@ def of_iterations(name: str, solve: Callable[..., Any]) -> Callable[..., Any]:
     kept = [p for key, p in signature.parameters.items() if key not in left]
 
     def call(*args: Any, **given: Any) -> Any:
-        solution = solve(*args, **{"iterations": 3, **given})
+        solution = solve(*args, **{"iterations": 3, "gradient": "unrolled", **given})
         return solution.x, solution.residual_norms
 
     call.__doc__ = solve.__doc__

@@ -48,14 +48,14 @@ FIXED = {
     "gauss_seidel": lambda A, b, w: S.gauss_seidel(A, b, iterations=3).x * w,
     **{
         f"{name}, {gradient}": lambda A, b, w, name=name, gradient=gradient: getattr(S, name)(
-            A, w * b, rtol=0, maxiter=4, gradient=gradient
+            A, w * b, iterations=4, gradient=gradient
         )
         for name in KRYLOV
         for gradient in ("unrolled", "checkpointed")
     },
     **{
         f"{name}, of another matrix": lambda A, b, w, name=name: getattr(S, name)(
-            lambda x: w * (A @ x), b, rtol=0, maxiter=4, gradient="unrolled"
+            lambda x: w * (A @ x), b, iterations=4, gradient="unrolled"
         )
         for name in ("cg", "gmres")
     },
@@ -401,7 +401,7 @@ MODULES = {
     "Heavyball": lambda: S.Heavyball(*torch.tensor([0.1, 0.2], dtype=torch.float64), iterations=3),
     "Chebyshev": lambda: S.Chebyshev(*torch.tensor([0.5, 8.0], dtype=torch.float64), iterations=3),
     "SOR": lambda: S.SOR(torch.tensor(1.2, dtype=torch.float64), iterations=3),
-    "PCG": lambda: S.PCG(ls.preconditioners.Trainable(ls.preconditioners.Jacobi(A_SPD)), rtol=0.0, maxiter=3),
+    "PCG": lambda: S.PCG(ls.preconditioners.Trainable(ls.preconditioners.Jacobi(A_SPD)), iterations=3),
     "TriangularSolve": lambda: S.TriangularSolve(A_SPD.tril()),
     "GCNConv": lambda: ls.nn.GCNConv(2, 3).double(),
 }
@@ -433,7 +433,7 @@ def test_iterations_beyond_rounding(name, cuda):
 
     def solution(A, b):
         v = A.values.detach().clone().requires_grad_()
-        found = getattr(S, name)(A.with_values(v), b, rtol=0, maxiter=70, gradient="unrolled")
+        found = getattr(S, name)(A.with_values(v), b, iterations=70, gradient="unrolled")
         return found, torch.autograd.grad(found.x.square().sum(), v)[0]
 
     found, gradient = solution(*moved((A_SPD, b)))

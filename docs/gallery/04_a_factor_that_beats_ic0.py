@@ -18,7 +18,7 @@ share = 0.8 ** torch.arange(9, -1, -1, dtype=A.dtype)
 
 
 def history(M, b, iterations):
-    norms = ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=iterations, gradient="unrolled").residual_norms
+    norms = ls.solvers.cg(A, b, M=M, iterations=iterations, gradient="unrolled").residual_norms
     return norms / norms[0]
 
 

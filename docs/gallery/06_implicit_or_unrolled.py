@@ -28,7 +28,7 @@ def error(gradient, **stop):
 # The unrolled gradient differentiates the result of N iterations, even far from convergence. The implicit one
 # is the gradient of the solution and as accurate as the solve.
 counts = list(range(5, 61, 5))
-unrolled = [error("unrolled", rtol=0.0, maxiter=k) for k in counts]
+unrolled = [error("unrolled", iterations=k) for k in counts]
 tolerances = [10.0**-k for k in range(1, 10)]
 implicit = [error("implicit", rtol=t) for t in tolerances]
 used = [ls.solvers.cg(A.detach(), b, rtol=t).iterations for t in tolerances]
@@ -43,9 +43,7 @@ plt.show()
 # %%
 # A preconditioner or a weight does not change the solution, so only the unrolled gradient can train it.
 d = torch.ones(400, dtype=torch.float64, requires_grad=True)
-solution = ls.solvers.cg(
-    A.detach(), b, M=ls.preconditioners.Diagonal(d), rtol=0.0, maxiter=8, gradient="unrolled"
-)
+solution = ls.solvers.cg(A.detach(), b, M=ls.preconditioners.Diagonal(d), iterations=8, gradient="unrolled")
 solution.residual_norms[-1].backward()
 print(f"norm of the gradient for M: {float(d.grad.norm()):.3f}")
 # norm of the gradient for M: 0.335

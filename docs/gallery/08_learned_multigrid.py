@@ -19,7 +19,7 @@ learned = ls.preconditioners.Trainable(classical)
 
 
 def history(M, b, iterations):
-    norms = ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=iterations, gradient="unrolled").residual_norms
+    norms = ls.solvers.cg(A, b, M=M, iterations=iterations, gradient="unrolled").residual_norms
     return norms / norms[0]
 
 

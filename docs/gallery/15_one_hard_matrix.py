@@ -37,7 +37,7 @@ residuals = {}
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 for name, given in (("none", None), ("learned", M)):
     with torch.no_grad():
-        solution = ls.solvers.fgmres(A, b, M=given, restart=10, rtol=0.0, maxiter=60)
+        solution = ls.solvers.fgmres(A, b, M=given, restart=10, iterations=60)
     norms = solution.residual_norms / b.norm(dim=0)
     residuals[name] = norms[-1]
     axes.semilogy(norms.mean(-1), label=name)

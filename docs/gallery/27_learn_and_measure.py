@@ -26,7 +26,7 @@ optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 600)
 for step in range(600):
     A, start, b, exact = examples[step % 32]
-    x = ls.solvers.cg(A, b, M=network(start), rtol=0.0, maxiter=10, gradient="unrolled").x
+    x = ls.solvers.cg(A, b, M=network(start), iterations=10, gradient="unrolled").x
     optimizer.zero_grad()
     ls.ops.quadratic_form(A, x - exact).log().mean().backward()
     torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)

@@ -21,7 +21,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(M.parameters(), lr=2e-3)
     B = torch.randn(A.shape[0], VECTORS, dtype=A.dtype)
     for step in range(STEPS + 1):
-        solution = ls.solvers.cg(A, B, M=M, rtol=0.0, maxiter=ITERATIONS, gradient="unrolled")
+        solution = ls.solvers.cg(A, B, M=M, iterations=ITERATIONS, gradient="unrolled")
         loss = (solution.residual_norms[-1] / solution.residual_norms[0]).log10().mean()
         if step % 100 == 0:
             print(f"step {step}: log10 of the residual {loss.item():.4f}")

@@ -160,7 +160,7 @@ def train(
 
 def error(A: ls.CSR, b: Tensor, x: Tensor, M: Any, depth: int, symmetric: bool) -> Tensor:
     method = ls.solvers.cg if symmetric else ls.solvers.gmres
-    e = method(A, b, M=M, rtol=0.0, maxiter=depth, gradient="unrolled").x - x
+    e = method(A, b, M=M, iterations=depth, gradient="unrolled").x - x
     if symmetric:
         return (ls.ops.quadratic_form(A, e).sum() / ls.ops.quadratic_form(A, x).sum()).log() / 2
     return (e.square().sum() / x.square().sum()).log() / 2

@@ -59,7 +59,7 @@ def error(example: Example, network: Any, iterations: int, columns: Tensor) -> T
     """The loss, as the mean over these columns."""
     A, X = example.A, example.X[:, columns]
     M = network(example.start)
-    x = ls.solvers.cg(A, example.B[:, columns], M=M, rtol=0.0, maxiter=iterations, gradient="unrolled").x
+    x = ls.solvers.cg(A, example.B[:, columns], M=M, iterations=iterations, gradient="unrolled").x
     return (ls.ops.quadratic_form(A, x - X) / ls.ops.quadratic_form(A, X)).log().mean() / 2
 
 

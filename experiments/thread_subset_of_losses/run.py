@@ -68,7 +68,7 @@ def plain_cg(A: ls.CSR, V: Tensor, theta: Tensor, iterations: int) -> Tensor:
 
 def compiled_cg(A: ls.CSR, B: Tensor, theta: Tensor, iterations: int) -> Tensor:
     M = LowerFactor(A.tril().with_values(theta))
-    return ls.solvers.cg(A, B, rtol=0, maxiter=iterations, gradient="unrolled", M=M).x
+    return ls.solvers.cg(A, B, iterations=iterations, gradient="unrolled", M=M).x
 
 
 @dataclass

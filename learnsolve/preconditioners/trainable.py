@@ -424,7 +424,7 @@ class Trainable(_Ready, Preconditioner):
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((16, 16)), torch.ones(256, dtype=torch.float64)
     >>> M = ls.preconditioners.Trainable(ls.preconditioners.IC(A), positive="exp")
-    >>> ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms[-1].backward()
+    >>> ls.solvers.cg(A, b, M=M, iterations=4, gradient="unrolled").residual_norms[-1].backward()
     >>> M.L.log_diagonal.grad.shape
     torch.Size([256])
     """

@@ -479,7 +479,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
             L = self.model.factor(start)  # type: ignore  # a FactorNetwork
             return (spmm(L, spmm(L, X, transpose=True)) - B).square().sum((-2, -1))
         M, iterations = self.model(start), self.settings.iterations
-        solution = solvers.cg(A, B, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled")
+        solution = solvers.cg(A, B, iterations=iterations, M=M, gradient="unrolled")
         if self.settings.loss == "error":
             errors = (quadratic_form(A, v, symmetric=True) for v in (solution.x - X, X))
             return torch.log(next(errors) / next(errors)) / 2

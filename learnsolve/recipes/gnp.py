@@ -45,7 +45,7 @@ from learnsolve.solvers.core.loop import quiet
 
 def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
     """r -> the result of some GMRES iterations; not linear."""
-    return lambda r: solvers.gmres(A, r, rtol=0.0, maxiter=iterations, restart=iterations).x
+    return lambda r: solvers.gmres(A, r, iterations=iterations, restart=iterations).x
 
 
 def outcome_of(recipe: GnpRecipe) -> Outcome:

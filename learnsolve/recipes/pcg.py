@@ -470,7 +470,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
     def residuals(self, vectors: Tensor, iterations: int, space: Any) -> Tensor:
         """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors)."""
         M = space.product(self.model)
-        solution = solvers.cg(space.A, vectors, rtol=0.0, maxiter=iterations, M=M, gradient="unrolled")
+        solution = solvers.cg(space.A, vectors, iterations=iterations, M=M, gradient="unrolled")
         norms = solution.residual_norms
         if (missing := iterations + 1 - norms.shape[0]) > 0:  # all reached rounding level before
             norms = torch.cat((norms, norms[-1:].expand(missing, -1)))

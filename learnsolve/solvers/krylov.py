@@ -13,7 +13,7 @@ from learnsolve.ops.products import combination, scaled
 from learnsolve.solvers.core.arguments import check_options
 from learnsolve.solvers.core.door import solve
 from learnsolve.solvers.core.operators import add_scaled, divide, dot, extended, root, size, square
-from learnsolve.solvers.options import Options, SolverOptions, SymmetricOptions, options_of, solver
+from learnsolve.solvers.options import Options, SolverOptions, SymmetricOptions, fixed, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status
 
 # Preconditioned conjugate gradients: `cg`, the flexible `fcg`, and the module `PCG`.
@@ -147,14 +147,15 @@ class PCG(torch.nn.Module):
     ----------
     M : callable r -> M r, usually a torch.nn.Module, whose parameters become parameters of this module
     flexible : use `fcg`, for an M that is nonlinear or not symmetric
-    rtol, atol, maxiter : as for `cg`; rtol=0 for exactly `maxiter` iterations
+    rtol, atol, maxiter, iterations : as for `cg`
     gradient : "unrolled" or "checkpointed" for the gradient of M; "implicit" for an M that is not trained
     throw, null_space : as for `cg`
 
     Raises
     ------
     ValueError
-        if gradient is not one of the three, or rtol, atol or maxiter is negative.
+        if gradient is not one of the three, rtol, atol, maxiter or iterations is negative, or iterations is
+        given with one of the others.
     TypeError
         if M is not callable, or an argument is of another type; null_space is checked in the forward call.
 
@@ -170,7 +171,7 @@ class PCG(torch.nn.Module):
     ...     def forward(self, r):
     ...         return self.weight * r
     >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
-    >>> solver = ls.solvers.PCG(Scale(), rtol=0.0, maxiter=4)
+    >>> solver = ls.solvers.PCG(Scale(), iterations=4)
     >>> solver(A, b).residual_norms[-1].backward()
     >>> solver.M.weight.grad.shape
     torch.Size([64])
@@ -184,6 +185,7 @@ class PCG(torch.nn.Module):
         rtol: float | None = 1e-5,
         atol: float | None = 0.0,
         maxiter: int | None = None,
+        iterations: int | None = None,
         gradient: str = "unrolled",
         throw: bool = False,
         null_space: Any = None,
@@ -192,10 +194,12 @@ class PCG(torch.nn.Module):
         if not callable(M):
             raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; without M use cg")
         checks.flag("PCG", "flexible", flexible)
-        check_options("PCG", Options(rtol, atol, maxiter, gradient=gradient, throw=throw))
+        check_options(
+            "PCG", fixed("PCG", Options(rtol, atol, maxiter, iterations, gradient=gradient, throw=throw))
+        )
         self.M = M
         self.flexible = flexible
-        self.rtol, self.atol, self.maxiter = rtol, atol, maxiter
+        self.rtol, self.atol, self.maxiter, self.iterations = rtol, atol, maxiter, iterations
         self.gradient, self.throw, self.null_space = gradient, throw, null_space
 
     def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
@@ -207,6 +211,7 @@ class PCG(torch.nn.Module):
             rtol=self.rtol,
             atol=self.atol,
             maxiter=self.maxiter,
+            iterations=self.iterations,
             M=self.M,
             gradient=self.gradient,
             throw=self.throw,
@@ -214,10 +219,10 @@ class PCG(torch.nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return (
-            f"flexible={self.flexible}, rtol={self.rtol}, atol={self.atol}, maxiter={self.maxiter}, "
-            f"gradient={self.gradient!r}"
-        )
+        ends = f"iterations={self.iterations}"
+        if self.iterations is None:
+            ends = f"rtol={self.rtol}, atol={self.atol}, maxiter={self.maxiter}"
+        return f"flexible={self.flexible}, {ends}, gradient={self.gradient!r}"
 
 
 # MINRES, for symmetric matrices that may be indefinite.

@@ -285,7 +285,10 @@ def solve(
         A, b, x0, options = real_system(name, A, b, x0, options)
         return complex_solution(solve(name, method, A, b, x0, damp, atol, btol, conlim, options, form=2))
     check_b(name, b)
-    atol, btol = (1e-6 if tolerance is None else tolerance for tolerance in (atol, btol))
+    if options.iterations is None:
+        atol, btol = (1e-6 if tolerance is None else tolerance for tolerance in (atol, btol))
+    else:
+        atol = btol = 0.0
     conlim = 1e8 if conlim is None else conlim
     check_options(name, replace(options, atol=atol))
     for key, value in (("damp", damp), ("btol", btol), ("conlim", conlim)):
@@ -467,7 +470,8 @@ def lsqr(
     >>> ls.solvers.lsqr(A, b, atol=1e-12, btol=1e-12).x
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    return solve("lsqr", LSQR(), A, b, x0, damp, atol, btol, conlim, options_of("lsqr", options))
+    read = options_of("lsqr", options, atol=(atol, 1e-6), btol=(btol, 1e-6))
+    return solve("lsqr", LSQR(), A, b, x0, damp, atol, btol, conlim, read)
 
 
 class LSMRState(NamedTuple):
@@ -585,4 +589,5 @@ def lsmr(
     >>> ls.solvers.lsmr(A, b, atol=1e-12, btol=1e-12).x
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
-    return solve("lsmr", LSMR(), A, b, x0, damp, atol, btol, conlim, options_of("lsmr", options))
+    read = options_of("lsmr", options, atol=(atol, 1e-6), btol=(btol, 1e-6))
+    return solve("lsmr", LSMR(), A, b, x0, damp, atol, btol, conlim, read)

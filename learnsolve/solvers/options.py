@@ -4,13 +4,13 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from torch import Tensor
 
-from learnsolve.matrix.checks import as_matrix
+from learnsolve.matrix.checks import as_matrix, integer
 from learnsolve.solvers.solution import Iteration
 
 P = ParamSpec("P")
@@ -38,6 +38,7 @@ class LeastSquaresOptions(TypedDict, total=False):
     """Options of `lsqr` and `lsmr`."""
 
     maxiter: int | None
+    iterations: int | None
     callback: Callable[[Iteration], Any] | None
     gradient: str
     throw: bool
@@ -53,6 +54,7 @@ class SymmetricOptions(TypedDict, total=False):
     rtol: float | None
     atol: float | None
     maxiter: int | None
+    iterations: int | None
     M: Any
     callback: Callable[[Iteration], Any] | None
     gradient: str
@@ -83,6 +85,9 @@ MEANING = {
     "rtol, atol": r"""the tolerance: a column stops when
         :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`; None: 1e-5 and 0""",
     "maxiter": "int, 10 n if not given",
+    "iterations": """int >= 0: run exactly this number of iterations, unless a column fails; excludes the
+        tolerances and maxiter. gradient="unrolled" differentiates what ran. MAX_ITERATIONS is no failure
+        then, for throw too""",
     "M": "an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator",
     "callback": "called after every iteration with an `Iteration`; returning True stops",
     "gradient": """"implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient
@@ -163,7 +168,8 @@ def solver(kind: Any, **defaults: Any) -> Callable[[Callable[P, T]], Callable[P,
         ]
         function.__signature__ = signature.replace(parameters=[*own, *shared])  # type: ignore[attr-defined]
         keys = [p.name for p in own if p.kind is keyword] + list(kind.__annotations__)
-        meanings = {"iterations": ""} | MEANING | ITERATIONS if "iterations" in keys else MEANING
+        steps = "iterations" in signature.parameters
+        meanings = {"iterations": ""} | MEANING | ITERATIONS if steps else MEANING
         function.__doc__ = described(function.__doc__ or "", keys, meanings, OF_SOLVERS + OF_THROW)
         return function
 
@@ -207,6 +213,7 @@ class Options:
     rtol: Any = 1e-5  # a float; None, here and for atol: the default
     atol: Any = 0.0
     maxiter: int | None = None
+    iterations: int | None = None
     M: Any = None
     callback: Callable | None = None
     gradient: str = "implicit"
@@ -225,12 +232,28 @@ class Options:
         self.adjoint_M = None if self.adjoint_M is None else as_matrix(self.adjoint_M)
 
 
-def options_of(name: str, arguments: Mapping[str, Any]) -> Options:
-    """`**options` of the solver `name`, checked for keywords that it does not have."""
+def options_of(name: str, arguments: Mapping[str, Any], **others: tuple[Any, float]) -> Options:
+    """`**options` of the solver `name`, checked for unknown keywords; `others` are as for `fixed`."""
     keys = _KINDS[name].__annotations__
     for key in arguments:
         if key not in keys:
             similar = get_close_matches(key, keys, 1)
             hint = f"; did you mean {similar[0]}?" if similar else f"; valid keywords: {', '.join(keys)}"
             raise TypeError(f"{name}() got an unexpected keyword argument {key!r}{hint}")
-    return Options(**arguments)
+    return fixed(name, Options(**arguments), **others)
+
+
+BESIDE_ITERATIONS = "{key} must not be given beside iterations, which all run; leave out one"
+
+
+def fixed(name: str, options: Options, **others: tuple[Any, float]) -> Options:
+    """The options of a call, where a number of `iterations` is a limit without a tolerance. `others`: more
+    tolerances of the call, with their defaults."""
+    if options.iterations is None:
+        return options
+    iterations = integer(name, "iterations", options.iterations, 0)
+    given = {"rtol": (options.rtol, 1e-5), "atol": (options.atol, 0.0), "maxiter": (options.maxiter, None)}
+    for key, (value, default) in (given | others).items():
+        if value is not None and (isinstance(value, Tensor) or value != default):
+            raise ValueError(f"{name}: {BESIDE_ITERATIONS.format(key=key)}")
+    return replace(options, rtol=0.0, atol=0.0, maxiter=iterations)

@@ -103,7 +103,7 @@ def test_sums_over_rows_of_random_lengths_have_the_same_bits(dtype):
     def run():
         A, found = ls.CSR(v, P), []
         for solve in (
-            lambda: ls.solvers.cg(A, b, rtol=0, maxiter=3, gradient="unrolled"),
+            lambda: ls.solvers.cg(A, b, iterations=3, gradient="unrolled"),
             lambda: ls.solvers.jacobi(A, b, iterations=3),
             lambda: ls.solvers.heavyball(A, b, alpha=0.004, beta=0.3, iterations=3),
         ):
@@ -509,8 +509,7 @@ class TestKeptMemory:
             x = ls.solvers.cg(
                 ls.CSR(inputs[0], LINE.pattern),
                 inputs[1],
-                rtol=0.0,
-                maxiter=7,
+                iterations=7,
                 gradient="unrolled",
                 throw=False,
             ).x

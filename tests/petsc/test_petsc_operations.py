@@ -217,7 +217,7 @@ def jacobi_a_weight_a_sweep(A, b, p, gradient, M):
 
 
 def pcg(A, b, p, gradient, M):
-    return ls.solvers.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient=gradient)
+    return ls.solvers.cg(A, b, M=M, iterations=4, gradient=gradient)
 
 
 def pcg_to_a_tolerance(A, b, p, gradient, M):

@@ -40,7 +40,7 @@ def test_gradients_through_unrolled_cg(make):
     b = normal((20,))
 
     def solve(theta):
-        solution = S.cg(A, b, M=make(theta), rtol=0, maxiter=3, gradient="unrolled")
+        solution = S.cg(A, b, M=make(theta), iterations=3, gradient="unrolled")
         return solution.x, solution.residual_norms
 
     theta = THETA.clone().requires_grad_()
@@ -121,7 +121,7 @@ def test_the_factor_is_one_of_M(make, batch):
 def run(make, A, values, omega, b, apart, gradient="unrolled"):
     M = make(A.with_values(values), omega)
     given = (lambda r: M(r)) if apart else M
-    out = ls.solvers.cg(A.with_values(values), b, M=given, rtol=0, maxiter=4, gradient=gradient)
+    out = ls.solvers.cg(A.with_values(values), b, M=given, iterations=4, gradient=gradient)
     assert out.backend == ("eager" if apart else "compiled")
     return out.x, out.residual_norms
 

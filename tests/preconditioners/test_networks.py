@@ -126,7 +126,7 @@ def test_a_corrector_of_any_factor(Network, tmp_path):
     torch.testing.assert_close(network.factor(A).values, modified(A).L.values)
     assert network.factor(A).pattern.nnz > IC(A).L.nnz
     B, M = torch.eye(36, dtype=A.dtype).expand(2, -1, -1), network(network.start(stacked(given)))
-    ls.solvers.cg(stacked(given), B, M=M, rtol=0.0, maxiter=2, gradient="unrolled").x.sum().backward()
+    ls.solvers.cg(stacked(given), B, M=M, iterations=2, gradient="unrolled").x.sum().backward()
     with torch.no_grad():
         for p in network.parameters():
             p.sub_(1e-3 * p.grad)
@@ -226,7 +226,7 @@ def test_in_cg_and_evaluate(Network):
     with pytest.raises(TypeError, match=rf"{Network.__name__}: A must be a CSR, got Tensor; .*M = network"):
         ls.solvers.cg(A, b, M=network)
     trainable = trained(Network)
-    solution = ls.solvers.cg(A, b, M=trainable(A), rtol=0.0, maxiter=3, gradient="unrolled")
+    solution = ls.solvers.cg(A, b, M=trainable(A), iterations=3, gradient="unrolled")
     solution.residual_norms[-1].backward()
     assert all(bool(p.grad.isfinite().all()) for p in trainable.parameters())
 
@@ -615,12 +615,12 @@ def test_solvers_with_and_without_gradient(solver):
         M.network.last.weight.add_(0.5)
     with pytest.raises(ValueError, match="M requires grad"):
         solve(matrix, b, M=M)
-    norms = solve(matrix, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").residual_norms
+    norms = solve(matrix, b, M=M, iterations=4, gradient="unrolled").residual_norms
     norms[-1].sum().backward()
     assert all(bool((p.grad != 0).any()) for p in M.network.rows.parameters())
     with torch.no_grad():
-        plain = solve(matrix, b, M=M, rtol=0.0, maxiter=4)
-        apart = torch.stack([solve(matrix, c, M=M, rtol=0.0, maxiter=4).x for c in b.T], -1)
+        plain = solve(matrix, b, M=M, iterations=4)
+        apart = torch.stack([solve(matrix, c, M=M, iterations=4).x for c in b.T], -1)
     torch.testing.assert_close(plain.residual_norms, norms.detach())
     torch.testing.assert_close(plain.x, apart)
     with pytest.raises(ValueError, match="GNP is not linear"):

@@ -250,7 +250,7 @@ def test_a_tensor_that_requires_grad_is_found_in_a_class_of_ones_own(A, kind):
     weight, b = torch.ones(N, dtype=torch.float64, requires_grad=True), torch.ones(N, dtype=torch.float64)
     with pytest.raises(ValueError, match="cg: M requires grad"):
         ls.solvers.cg(A, b, M=kind(weight))
-    ls.solvers.cg(A, b, M=kind(weight), rtol=0, maxiter=3, gradient="unrolled").x.sum().backward()
+    ls.solvers.cg(A, b, M=kind(weight), iterations=3, gradient="unrolled").x.sum().backward()
     assert weight.grad is not None
 
 
@@ -453,8 +453,8 @@ def test_the_compiled_loop_agrees_with_the_general_one(case):
     if M.pcg_form() is None:
         pytest.skip("no compiled form")
     b = normal((A.shape[0], 2))
-    fused = ls.solvers.cg(A, b, M=M, rtol=0, maxiter=4, gradient="unrolled")
-    general = ls.solvers.cg(A, b, M=lambda r: M(r), rtol=0, maxiter=4, gradient="unrolled")
+    fused = ls.solvers.cg(A, b, M=M, iterations=4, gradient="unrolled")
+    general = ls.solvers.cg(A, b, M=lambda r: M(r), iterations=4, gradient="unrolled")
     assert torch.allclose(fused.x, general.x, rtol=1e-10)
     assert torch.allclose(fused.residual_norms, general.residual_norms, rtol=1e-8)
 
@@ -620,7 +620,7 @@ def test_a_module_whose_twin_was_converted_says_so(make):
         ):
             call()
     with pytest.raises(TypeError):
-        ls.solvers.cg(A, b, M=other, rtol=0, maxiter=2, gradient="unrolled")
+        ls.solvers.cg(A, b, M=other, iterations=2, gradient="unrolled")
     assert other.float()(b.float()).dtype == M(b.float()).dtype == torch.float32
 
 

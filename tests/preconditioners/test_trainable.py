@@ -178,7 +178,7 @@ def test_a_class_of_ones_own_may_build():
 
     M, A, b = Scale(20), spd(), normal((20,))
     assert torch.equal(M(b), M.weight * b)
-    solution = ls.solvers.cg(A, b, M=M, rtol=0, maxiter=3, gradient="unrolled")
+    solution = ls.solvers.cg(A, b, M=M, iterations=3, gradient="unrolled")
     assert solution.backend == "compiled"
     solution.residual_norms[-1].backward()
     assert M.weight.grad is not None
@@ -210,7 +210,7 @@ def test_the_compiled_loop_gives_the_parameters_the_same_gradient(case, gradient
     M, b = case.make(A), normal((A.shape[0], 3))
     found = []
     for preconditioner in (M, lambda r: M(r)):
-        solution = ls.solvers.cg(A, b, M=preconditioner, rtol=0, maxiter=4, gradient=gradient)
+        solution = ls.solvers.cg(A, b, M=preconditioner, iterations=4, gradient=gradient)
         loss = history_loss(solution) + solution.x.square().mean()
         found.append((solution.x, solution.residual_norms, *torch.autograd.grad(loss, list(M.parameters()))))
     for fused, eager in zip(*found, strict=True):

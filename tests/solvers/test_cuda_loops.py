@@ -345,7 +345,7 @@ def solves():
     bounds = lambda: {"lmin": alpha, "lmax": 8.0 + beta}  # noqa: E731
     skewed, jacobi, ic = arrow(1100, True, True), P.Jacobi(large), P.IC(large)
     long_rows = system(skewed, 6, (4,))
-    nine, fixed = {"iterations": 9}, {"rtol": 0.0, "maxiter": 9, "gradient": "unrolled"}
+    nine, fixed = {"iterations": 9}, {"iterations": 9, "gradient": "unrolled"}
     again = {"gradient": "checkpointed"}
     calls = {
         "jacobi": (lambda: S.jacobi(A, b, weight=w, **nine), (v, b, w)),

@@ -155,10 +155,10 @@ def test_no_tolerance_no_stagnation():
     A, b = ls.problems.poisson((8, 8)).to(torch.float32), ones(64, torch.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not S.minres(A, b, rtol=0.0, maxiter=30).converged
-        assert S.gmres(A, b, rtol=0.0, maxiter=200).iterations == 200
+        assert not S.minres(A, b, iterations=30).converged
+        assert S.gmres(A, b, iterations=200).iterations == 200
         assert S.richardson(A, b, weight=0.1, iterations=3).iterations == 3
-        assert S.cg(A, b, rtol=0.0, maxiter=3, gradient="unrolled").iterations == 3
+        assert S.cg(A, b, iterations=3, gradient="unrolled").iterations == 3
 
 
 def test_slow_convergence_and_a_plateau_are_no_stagnation():

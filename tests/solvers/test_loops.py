@@ -6,6 +6,7 @@ that decides. A device that is checked from time to time, simulated, compared wi
 import math
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import ClassVar
 
@@ -41,6 +42,7 @@ from learnsolve.solvers.core.advance import ResidualNorm, Schedule
 from learnsolve.solvers.core.loop import iterate
 from learnsolve.solvers.core.operators import Function, Matrix, System
 from learnsolve.solvers.core.stationary import State
+from learnsolve.solvers.options import KRYLOV
 from learnsolve.solvers.solution import CODE, COMPILED, EAGER, PYTHON_M
 
 pytestmark = quiet
@@ -157,7 +159,7 @@ BLOCK = UNKNOWNS * COLUMNS
 
 def recorded(gradient, K, name="cg"):
     b = normal((UNKNOWNS, COLUMNS)).requires_grad_()
-    return getattr(S, name)(GRID, b, rtol=0.0, maxiter=K, gradient=gradient), b
+    return getattr(S, name)(GRID, b, iterations=K, gradient=gradient), b
 
 
 def most(gradient, K, name="cg"):
@@ -477,7 +479,7 @@ def test_statuses_of_a_fixed_number_of_iterations():
     b = normal((20, 3))
     b[:, :2] = 0
     b[0, 1] = 1
-    options = {"rtol": 0.0, "maxiter": 2, "gradient": "unrolled"}
+    options = {"iterations": 2, "gradient": "unrolled"}
     solution = S.cg(A, b, torch.ones_like(b), **options)
     assert solution.statuses[0] is S.Status.CONVERGED
     assert not solution.x[:, 0].any()
@@ -488,6 +490,45 @@ def test_statuses_of_a_fixed_number_of_iterations():
     alone = S.cg(A, b[:, 1], **options)
     assert (alone.status, alone.iterations, alone.backend) == (S.Status.INDEFINITE, 0, COMPILED)
     assert alone.residual_norms.tolist() == [1]
+
+
+@pytest.mark.parametrize("name", [*KRYLOV, "lsqr", "lsmr"])
+def test_iterations_are_a_limit_without_a_tolerance(name):
+    A, b, solve = matrix_of("cg"), normal((30, 2)), getattr(S, name)
+    exact = {"atol": 0.0, "maxiter": 3, ("btol" if name in ("lsqr", "lsmr") else "rtol"): 0.0}
+    for options in ({}, {"gradient": "unrolled"}):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fixed, wanted = (solve(A, b, **ends, **options) for ends in ({"iterations": 3}, exact))
+        assert torch.equal(fixed.x, wanted.x)
+        assert torch.equal(fixed.residual_norms, wanted.residual_norms)
+        assert (fixed.status, fixed.iterations) == (S.Status.MAX_ITERATIONS, 3)
+        assert fixed.status is S.jacobi(A, b, weight=0.1, iterations=3).status
+    assert solve(A, b, iterations=3, throw=True).iterations == 3  # which failed in nothing
+    assert torch.equal(solve(A, b, iterations=0).x, torch.zeros_like(b))
+    with pytest.raises(S.SolverError, match="NON_FINITE"):
+        solve(A, torch.nan * b, iterations=3, throw=True)
+
+
+@pytest.mark.parametrize("name", ["cg", "gmres", "lsmr", "PCG"])
+def test_what_iterations_exclude(name):
+    A, b = matrix_of("cg"), normal((30,))
+
+    def call(**ends):
+        if name == "PCG":
+            return S.PCG(ls.preconditioners.Jacobi(A), **ends)(A, b)
+        return getattr(S, name)(A, b, **ends)
+
+    defaults = {"atol": 1e-6, "btol": 1e-6} if name == "lsmr" else {"rtol": 1e-5, "atol": 0.0}
+    assert call(iterations=2, maxiter=None, **defaults).iterations == 2
+    assert call(iterations=2, **dict.fromkeys(defaults)).iterations == 2
+    for key in ("maxiter", *defaults):
+        with pytest.raises(ValueError, match=f"^{name}: {key} must not be given beside iterations"):
+            call(iterations=2, **{key: 3})
+    with pytest.raises(ValueError, match="iterations must be at least 0, got -1"):
+        call(iterations=-1)
+    with pytest.raises(TypeError, match="iterations must be an int, got float"):
+        call(iterations=2.0)
 
 
 def test_the_size_kept_of_a_matrix_follows_changes_in_place():
@@ -684,7 +725,7 @@ def test_minres_goes_on_to_rounding_level(condition, dtype, device):
 
     def error(D, b):
         D = D.to(b.device)
-        x = S.minres(lambda x: D @ x, b, rtol=0, maxiter=150, gradient="unrolled").x
+        x = S.minres(lambda x: D @ x, b, iterations=150, gradient="unrolled").x
         r = b.cpu().double() - D.cpu().double() @ x.cpu().double()
         return float(torch.linalg.vector_norm(r) / torch.linalg.vector_norm(b.cpu().double()))
 

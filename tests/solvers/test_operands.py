@@ -118,7 +118,7 @@ PRECONDITIONERS = {  # of the batch, and of one block
 def test_preconditioners(kind, fixed):
     """Of blocks of different sizes, of one size, and of one block."""
     of_batch, of_one = PRECONDITIONERS[kind]
-    options = {"rtol": 0.0, "maxiter": 4, "gradient": "unrolled"} if fixed else {}
+    options = {"iterations": 4, "gradient": "unrolled"} if fixed else {}
     for members in (POISSON, POISSON[:1], [POISSON[2]] * 3) if not fixed else (POISSON,):
         A = ls.BlockBatch(members)
         b = normal((A.shape[0], 2))
@@ -155,7 +155,7 @@ def test_gradients_with_a_list(name, gradient):
 def test_histories_are_differentiable():
     A, b = ls.BlockBatch(POISSON), normal((28,))
     d, part = (torch.ones(n, dtype=torch.float64, requires_grad=True) for n in (28, 20))
-    fixed = {"rtol": 0.0, "maxiter": 3, "gradient": "unrolled"}
+    fixed = {"iterations": 3, "gradient": "unrolled"}
     S.cg(A, b, M=lambda r: d * r, **fixed).residual_norms[1, -1].backward()
     S.cg(POISSON[1], A.split(b)[1], M=lambda r: part * r, **fixed).residual_norms[-1].backward()
     first, second, third = A.split(d.grad)

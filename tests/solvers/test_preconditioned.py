@@ -52,7 +52,7 @@ def test_flexible_methods_take_a_nonlinear_preconditioner(name):
     assert solution.iterations < plain / 2
     assert calls == [(256,)] * solution.iterations
     if name == "fcg":  # cg does not subtract <r_old, M r>
-        fourth = [solve(A, b, M=inner, rtol=0.0, maxiter=4).x for solve in (S.cg, S.fcg)]
+        fourth = [solve(A, b, M=inner, iterations=4).x for solve in (S.cg, S.fcg)]
         assert not torch.allclose(*fourth, rtol=1e-6)
 
 
@@ -173,7 +173,7 @@ def test_pcg_learns(flexible):
 
     A = ls.CSR.from_dense(torch.diag(torch.linspace(1, 9, 16).double()) + 0.1)
     b = normal((16,))
-    solver = S.PCG(Diagonal(), rtol=0.0, maxiter=3, flexible=flexible)
+    solver = S.PCG(Diagonal(), iterations=3, flexible=flexible)
     assert [name for name, _ in solver.named_parameters()] == ["M.weight"]
     solver(A, b).residual_norms[-1].backward()
     assert all(p.grad.all() for p in solver.parameters())
@@ -191,7 +191,7 @@ AXES = {
     "two axes, both": ((3,), (2, 3), (2, 3)),
 }
 FORMS = {"diagonal": P.Jacobi, "triangular": P.IC, "product": lambda A: P.SSOR(A, 1.3)}
-ENDS = [{"rtol": 1e-9}, *({"rtol": 0.0, "maxiter": 5, "gradient": g} for g in ("unrolled", "checkpointed"))]
+ENDS = [{"rtol": 1e-9}, *({"iterations": 5, "gradient": g} for g in ("unrolled", "checkpointed"))]
 
 
 @pytest.mark.parametrize("options", ENDS, ids=["tolerance", "unrolled", "checkpointed"])
@@ -249,7 +249,7 @@ def test_more_batch_axes_than_the_right_hand_side():
     A = ls.problems.poisson((3, 3))
     M = P.IC(A.with_values(A.values.expand(2, -1)))
     for b in (normal((9, 2)), normal((3, 9, 2))):
-        for options in ({}, {"rtol": 0.0, "maxiter": 2, "gradient": "unrolled"}):
+        for options in ({}, {"iterations": 2, "gradient": "unrolled"}):
             with pytest.raises(ValueError, match=r"the result of M must have|batch axes of .* broadcast"):
                 S.cg(A, b, M=M, **options)
 
@@ -276,7 +276,7 @@ def test_a_rectangular_factor():
 
     def unrolled(values):
         M = Product(G.with_values(values))
-        return S.cg(A, b, M=M, rtol=0.0, maxiter=4, gradient="unrolled").x
+        return S.cg(A, b, M=M, iterations=4, gradient="unrolled").x
 
     with compiled():
         ours = [S.cg(A, b, M=Product(G), rtol=1e-8).x, *gradients(unrolled, G.values)]

@@ -314,7 +314,7 @@ def test_under_vmap_of_A_it_asks_for_a_method():
 
 A, s = ls.problems.poisson((6, 6)), ls.solvers
 B = torch.linspace(1, 2, 36, dtype=torch.float64)
-FEW = {"rtol": 0.0, "maxiter": 7, "gradient": "unrolled"}
+FEW = {"iterations": 7, "gradient": "unrolled"}
 
 
 def _chain(directed: bool) -> ls.CSR:
@@ -385,7 +385,7 @@ def compiled(solve):
 def test_a_graph_serves_every_maxiter_and_number_of_columns(method):
     torch.compiler.reset()
     counter = CompileCounterWithBackend("eager")
-    solve = lambda b, n: method(A, b, **FEW | {"maxiter": n}).residual_norms  # noqa: E731
+    solve = lambda b, n: method(A, b, **FEW | {"iterations": n}).residual_norms  # noqa: E731
     graph = torch.compile(solve, backend=counter, fullgraph=True)
     for n in range(3, 12):
         b = B.unsqueeze(1) * torch.arange(1.0, n)

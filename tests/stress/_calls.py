@@ -427,7 +427,7 @@ def _solver(
 # Krylov methods, with the gradient of the solution and of the iterations, with and without a preconditioner.
 for name in KRYLOV:
     CALLS[name] = _solver(name, rtol=1e-3, maxiter=6, adjoint_maxiter=6)
-    CALLS[f"{name} unrolled"] = _solver(name, rtol=0.0, maxiter=3, gradient="unrolled")
+    CALLS[f"{name} unrolled"] = _solver(name, iterations=3, gradient="unrolled")
     CALLS[f"{name} with M"] = _solver(name, M=P.SSOR, rtol=1e-3, maxiter=4, adjoint_maxiter=4)
 for name in ("lsqr", "lsmr"):
     CALLS[name] = _solver(name, "vy", "any", damp=0.5, maxiter=4, adjoint_maxiter=4)
@@ -435,7 +435,7 @@ for name in ("lsqr", "lsmr"):
 
 
 def _pcg(M: Any) -> Call:
-    return Call("ax", lambda s, v, x: solvers.PCG(M(A(s, v)), rtol=0.0, maxiter=3)(A(s, v), x), "spd")
+    return Call("ax", lambda s, v, x: solvers.PCG(M(A(s, v)), iterations=3)(A(s, v), x), "spd")
 
 
 # Stationary methods.

@@ -83,7 +83,7 @@ def solver(rng: np.random.Generator) -> tuple[str, Callable, Callable, list[Tens
     V = values(V)
     unrolled = name not in (*LEAST_SQUARES, *SWEEPS) and not batch and bool(rng.random() < 0.4)
     if unrolled:
-        keywords |= {"rtol": 0.0, "atol": 0.0, "maxiter": min(n, 3)} if n > 1 else {"rtol": 0.0, "maxiter": 1}
+        keywords |= {"iterations": min(n, 3)} if n > 1 else {"iterations": 1}
         keywords["gradient"] = str(rng.choice(["unrolled", "checkpointed"]))
 
         def dense(v: Tensor, b: Tensor) -> Tensor:
@@ -368,7 +368,7 @@ def preconditioner_of_one(rng: np.random.Generator) -> tuple[str, Callable[[Tens
         A, b = of.matrix(A0, batch), of.near(b0)
         M = of.preconditioner(M0, A0, A) if trained else make(A)
         if use == "in iterations":
-            return solver(A, b, M=M, rtol=0.0, maxiter=3, gradient=mode).x
+            return solver(A, b, M=M, iterations=3, gradient=mode).x
         if use == "in an error propagator":
             return ls.analysis.ErrorPropagator(A, M, sweeps=2)(b)
         return (M.T if use == "transposed" else M)(b)

@@ -440,8 +440,7 @@ def test_larger_patterns_and_better_starts_are_better():
     exact = solvers.cg(
         (its := make("pcg", pattern="tril", form="triangular", start="ic")).A,
         its.held_out,
-        rtol=0.0,
-        maxiter=4,
+        iterations=4,
         M=preconditioners.IC(its.A),
         gradient="unrolled",
     )

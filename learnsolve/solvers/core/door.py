@@ -530,7 +530,7 @@ _outside = outside_of_graphs(
     lambda *arguments: solve(*arguments),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     "a solve is part of a graph (fullgraph=True, torch.export) only with a CSR as A, no M or an M with a "
     "compiled form for solvers.cg, no callback, gradient='implicit', or, for a fixed "
-    "number of iterations (rtol=0, maxiter=), 'unrolled': docs/solvers.md, 'torch.compile and torch.export'",
+    "number of `iterations`, 'unrolled': docs/solvers.md, 'torch.compile and torch.export'",
 )
 
 

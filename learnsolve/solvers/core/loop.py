@@ -93,8 +93,10 @@ def quiet() -> Iterator[list[str]]:
 
 
 def report(name: str, solution: Solution, throw: bool, requested: bool, advice: str = "") -> None:
-    """Raise, or warn where a tolerance was `requested`."""
+    """Raise, or warn where a tolerance was `requested`. Without one, to run all iterations is no failure."""
     if not (throw or requested) or (status := solution.status) is Status.CONVERGED:
+        return
+    if status is Status.MAX_ITERATIONS and not requested:
         return
     if throw:
         raise SolverError(name, solution)

@@ -45,7 +45,7 @@ from learnsolve.solvers.core.operators import (
     joined,
     systems_of,
 )
-from learnsolve.solvers.options import MODULE, OF_MODULES, Options, described, options_of
+from learnsolve.solvers.options import BESIDE_ITERATIONS, MODULE, OF_MODULES, Options, described, options_of
 from learnsolve.solvers.solution import CODE, COMPILED, Iteration, Solution, SolverError, Status
 
 # Parameters of the stationary methods (weights, steps, momenta, bounds, omega): one rule for their shapes,
@@ -335,9 +335,7 @@ def run(
 
 
 _BESIDE = {
-    **dict.fromkeys(
-        ("rtol", "atol", "maxiter"), "{key} must not be given beside iterations, which all run; leave out one"
-    ),
+    **dict.fromkeys(("rtol", "atol", "maxiter"), BESIDE_ITERATIONS),
     **dict.fromkeys(
         ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"),
         '{key} belongs to gradient="implicit", which cannot be combined with iterations',
