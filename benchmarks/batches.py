@@ -26,12 +26,14 @@ def measure(run: Run, args: argparse.Namespace) -> None:
     alone = [[t[i].detach().clone().requires_grad_() for t in given] for i in range(B)]
 
     def fixed(v: Tensor, f: Tensor, b: Tensor) -> Tensor:
-        M = P.Factored(L.with_values(f))
+        M = P.FactorPreconditioner(L.with_values(f))
         options = {"iterations": iterations, "gradient": "unrolled"}
         return ls.solvers.cg(A.with_values(v), b, M=M, **options).x
 
     def tolerance(v: Tensor, f: Tensor, b: Tensor) -> Tensor:
-        return ls.solvers.cg(A.with_values(v), b, M=P.Factored(L.with_values(f.detach())), rtol=1e-8).x
+        return ls.solvers.cg(
+            A.with_values(v), b, M=P.FactorPreconditioner(L.with_values(f.detach())), rtol=1e-8
+        ).x
 
     def forward(solve: Callable, inputs: list[Tensor]) -> list[Tensor]:
         with torch.no_grad():

@@ -24,7 +24,7 @@ def cases() -> dict[str, Task]:
     T = d.to_torch()
     plain = x.detach()
     smoother = ls.solvers.Jacobi(torch.ones(16, dtype=torch.float64), iterations=1)
-    M = ls.preconditioners.Trainable(ls.preconditioners.Factored.bidiagonal(16))
+    M = ls.preconditioners.Trainable(ls.preconditioners.FactorPreconditioner.bidiagonal(16))
 
     def learn() -> torch.Tensor:
         solution = ls.solvers.cg(d, plain, iterations=4, M=M, gradient="unrolled")

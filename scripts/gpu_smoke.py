@@ -28,7 +28,7 @@ import learnsolve as ls
 from learnsolve import _library, ops, solvers
 from learnsolve.matrix import device_analysis
 from learnsolve.ops.products import ordered_dots
-from learnsolve.preconditioners import IC, Factored, Jacobi, Neumann
+from learnsolve.preconditioners import IC, FactorPreconditioner, Jacobi, Neumann
 
 
 class Case(NamedTuple):
@@ -89,7 +89,7 @@ PRECONDITIONERS: dict[str, Callable[[ls.CSR], Any]] = {
     "none": lambda A: None,
     "diagonal": Jacobi,
     "solves": IC,
-    "product": lambda A: Factored(ops.tril(A), form="product", shift=1.0),
+    "product": lambda A: FactorPreconditioner(ops.tril(A), form="product", shift=1.0),
     "called": lambda A: Neumann(A, degree=1),
 }
 

@@ -157,13 +157,13 @@ NUMBERS: dict[str, Any] = {
     "x": random(16),
     "x0": random(16),
     "CSR.from_coo.shape": (16, 16),
-    "Factored.U": A.triu(),
+    "FactorPreconditioner.U": A.triu(),
     "GCNConv().X": random(16, 2),
     "GraphNetBlock().x": random(16, 2),
     "Hierarchy.linear.shape": (5, 5),
     "SparsityPattern.shape": (16, 16),
     "MIC.omega": 0.7,
-    "PCG.null_space": "constants",
+    "CG.null_space": "constants",
     "Polynomial.coefficients": random(3),
     "ResGCN().X": random(16, 2),
     "SparseDropout().X": A,
@@ -192,9 +192,9 @@ WITH: dict[str, dict[str, Any]] = {
     "AMG": {"hierarchy": HIERARCHY},  # otherwise chosen by the numbers of A, and held
     "BlockJacobi": {"block_size": 4},
     "Chebyshev": {"lmin": 0.5, "lmax": 6.0},  # estimates are constants
-    "Factored.U": {"L": _UNIT},
+    "FactorPreconditioner.U": {"L": _UNIT},
     "Polynomial.chebyshev": {"lmin": 0.5, "lmax": 6.0},
-    "Factored.shift": {"form": "product"},
+    "FactorPreconditioner.shift": {"form": "product"},
     "GCNConv().edge_weight": {"A": EDGES, "X": random(3, 2)},
     "gcn_norm.edge_weight": {"A": EDGES},
     "heavyball.alpha": {"beta": 0.2},
@@ -245,7 +245,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
     "stencil": {"A": ls.ops.StencilOperator(_STENCIL, (4, 4))},
 }
 OF_ANY = ("bicgstab", "fgmres", "gmres")
-SYMMETRIC = {"PCG", "cg", "eigsh", "fcg", "logdet", "minres", "selected_inverse"}
+SYMMETRIC = {"CG", "cg", "eigsh", "fcg", "logdet", "minres", "selected_inverse"}
 
 
 def samples_of(call: str, function: Callable[..., Any]) -> Iterator[str]:

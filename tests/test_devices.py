@@ -168,7 +168,7 @@ PROBLEMS = {
     "p1_mass": lambda d: ls.problems.p1_mass(*mesh_and_ones(d)),
     "eye": lambda d: ls.ops.eye(4, device=d),
     "from_scipy": lambda d: ls.CSR.from_scipy(A_SPD.to_scipy()).to(d),
-    "bidiagonal": lambda d: ls.preconditioners.Factored.bidiagonal(5, device=d).L,
+    "bidiagonal": lambda d: ls.preconditioners.FactorPreconditioner.bidiagonal(5, device=d).L,
 }
 
 
@@ -401,7 +401,7 @@ MODULES = {
     "Heavyball": lambda: S.Heavyball(*torch.tensor([0.1, 0.2], dtype=torch.float64), iterations=3),
     "Chebyshev": lambda: S.Chebyshev(*torch.tensor([0.5, 8.0], dtype=torch.float64), iterations=3),
     "SOR": lambda: S.SOR(torch.tensor(1.2, dtype=torch.float64), iterations=3),
-    "PCG": lambda: S.PCG(ls.preconditioners.Trainable(ls.preconditioners.Jacobi(A_SPD)), iterations=3),
+    "CG": lambda: S.CG(ls.preconditioners.Trainable(ls.preconditioners.Jacobi(A_SPD)), iterations=3),
     "TriangularSolve": lambda: S.TriangularSolve(A_SPD.tril()),
     "GCNConv": lambda: ls.nn.GCNConv(2, 3).double(),
 }

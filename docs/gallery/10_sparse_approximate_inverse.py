@@ -39,7 +39,7 @@ for _ in range(150):
 # %%
 # M is applied by two products, which are more parallel than triangular solves.
 b = torch.ones(n, dtype=A.dtype)
-M = ls.preconditioners.Factored(ls.CSR(values.detach(), pattern), form="product", shift=1e-3)
+M = ls.preconditioners.FactorPreconditioner(ls.CSR(values.detach(), pattern), form="product", shift=1e-3)
 counts = {
     name: ls.solvers.cg(A, b, M=given, rtol=1e-8).iterations
     for name, given in (("none", None), ("learned", M), ("IC(0)", ls.preconditioners.IC(A)))

@@ -49,7 +49,7 @@ for _ in range(60):
 # %%
 # On eight other matrices, four times as large:
 A, b = problems(8, side=24), torch.randn(8, 576, 1, dtype=torch.float64)
-learned = ls.preconditioners.Factored(network(A).detach())
+learned = ls.preconditioners.FactorPreconditioner(network(A).detach())
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 counts = {}
 for name, M in (("none", None), ("IC(0)", ls.preconditioners.IC(A)), ("learned", learned)):

@@ -15,7 +15,7 @@ from torch import Tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.petsc._processes import engine
-from learnsolve.preconditioners import AMG, Factored, Polynomial, Trainable
+from learnsolve.preconditioners import AMG, FactorPreconditioner, Polynomial, Trainable
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.trainable import PREFIX, positive
 
@@ -65,7 +65,7 @@ class Checkpoint:
         return crow - first, self.part(f"{prefix}col_indices", first, last).long(), first
 
     def form(self) -> str | None:
-        """The form of a `Factored`, if the header has it."""
+        """The form of a `FactorPreconditioner`, if the header has it."""
         header = json.loads((self._file.metadata() or {}).get("learnsolve", "{}"))
         return header.get("settings", {}).get("start", {}).get("form")
 
@@ -367,7 +367,7 @@ class LearnedPC:
 
     def _factors(self, file: Checkpoint, lo: int, hi: int) -> Preconditioner:
         L = _block(file, "L.", lo, hi)
-        return Factored(L, _block(file, "U.", lo, hi) if "U.crow_indices" in file else None)
+        return FactorPreconditioner(L, _block(file, "U.", lo, hi) if "U.crow_indices" in file else None)
 
     def _amg(self, A: CSR, file: Checkpoint) -> Preconditioner:
         learn = tuple(sorted({name.split(".")[0] for name in file.shapes}))

@@ -5,7 +5,7 @@ from learnsolve.ops.incomplete import fill_pattern
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.direct import BlockJacobi, Factorization, factorize
-from learnsolve.preconditioners.factors import IC, ICT, ILU, ILUT, MIC, Factored
+from learnsolve.preconditioners.factors import IC, ICT, ILU, ILUT, MIC, FactorPreconditioner
 from learnsolve.preconditioners.hierarchy import Hierarchy
 from learnsolve.preconditioners.inverses import FSAI, SPAI, lower_pattern
 from learnsolve.preconditioners.networks import (
@@ -39,7 +39,7 @@ __all__ = [
     "Chebyshev",
     "Diagonal",
     "FactorNetwork",
-    "Factored",
+    "FactorPreconditioner",
     "Factorization",
     "Hierarchy",
     "Jacobi",

@@ -32,7 +32,7 @@ from learnsolve.preconditioners.base import Part, Preconditioner, Transposed, ch
 FORMS = ("solve", "product")
 
 
-class Factored(Preconditioner):
+class FactorPreconditioner(Preconditioner):
     r"""Triangular solves or products with differentiable factors, for example predicted by a network.
 
     .. math:: M = (L L^T)^{-1} \text{ or } (L U)^{-1} \quad (\mathtt{form="solve"}), \qquad
@@ -63,14 +63,14 @@ class Factored(Preconditioner):
     Notes
     -----
     Gradient: exact, for the values of L and U, a Tensor shift, and r, to any order. Nothing is copied.
-    ``Factored.bidiagonal(n)`` and ``from_pattern(pattern)`` are initial products for training. Cost: two
-    triangular solves or products, 2 nnz flops each per column.
+    ``FactorPreconditioner.bidiagonal(n)`` and ``from_pattern(pattern)`` are initial products for training.
+    Cost: two triangular solves or products, 2 nnz flops each per column.
 
     Examples
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
-    >>> M = ls.preconditioners.Factored(ls.ops.ic(A).L)
+    >>> M = ls.preconditioners.FactorPreconditioner(ls.ops.ic(A).L)
     >>> ls.solvers.cg(A, b, M=M).iterations < ls.solvers.cg(A, b).iterations
     True
     """
@@ -111,14 +111,16 @@ class Factored(Preconditioner):
         off: float = 0.1,
         dtype: torch.dtype = torch.float64,
         device: torch.device | str | None = None,
-    ) -> Factored:
+    ) -> FactorPreconditioner:
         """M = L L^T with L lower bidiagonal, `diagonal` on the diagonal and `off` below. Section 4.3 of arXiv
         2212.05159 starts from L = 2 I + 0.1 S."""
-        n = checks.integer("Factored.bidiagonal", "n", n, 0)
+        n = checks.integer("FactorPreconditioner.bidiagonal", "n", n, 0)
         rows = np.arange(n)
         crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1))).to(device)
         col = torch.from_numpy(np.stack((rows - 1, rows), 1).reshape(-1)[1:]).to(device)
-        return Factored.from_pattern(SparsityPattern._trusted(crow, col, (n, n)), diagonal, off, dtype)
+        return FactorPreconditioner.from_pattern(
+            SparsityPattern._trusted(crow, col, (n, n)), diagonal, off, dtype
+        )
 
     @classmethod
     def from_pattern(
@@ -127,9 +129,9 @@ class Factored(Preconditioner):
         diagonal: float = 1.0,
         off: float = 0.0,
         dtype: torch.dtype = torch.float64,
-    ) -> Factored:
+    ) -> FactorPreconditioner:
         """M = L L^T with L on `pattern`, `diagonal` on the diagonal and `off` elsewhere."""
-        function = "Factored.from_pattern"
+        function = "FactorPreconditioner.from_pattern"
         if not isinstance(pattern, SparsityPattern):
             raise TypeError(
                 f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; for a CSR "
@@ -138,7 +140,7 @@ class Factored(Preconditioner):
         diagonal, off = (checks.real(function, k, v) for k, v in (("diagonal", diagonal), ("off", off)))
         on = pattern.row_indices == pattern.col_indices
         values = torch.full((pattern.nnz,), off, dtype=dtype, device=pattern.device)
-        return Factored(CSR(values.masked_fill_(on, diagonal), pattern), form="product")
+        return FactorPreconditioner(CSR(values.masked_fill_(on, diagonal), pattern), form="product")
 
     def _check_solvable(self, name: str) -> None:
         L, U = self.L, self.U
@@ -178,14 +180,14 @@ class Factored(Preconditioner):
         return parts
 
     def _without(self, names: Collection[str]) -> Preconditioner:
-        """A plain `Factored`, whatever the source of the factors."""
+        """A plain `FactorPreconditioner`, whatever the source of the factors."""
         shift = self.shift if self.form == "product" else 0.0
         rest = {"L": self.L, "U": self.U, "shift": shift}
         rest = {name: value for name, value in rest.items() if name not in names}
         numbers = (t.values if isinstance(t, CSR) else t for t in rest.values())
         check_constants(t for t in numbers if isinstance(t, Tensor))
         about = {"shape": self.shape, "batch_shape": self.batch_shape, "form": self.form}
-        return Factored._trusted(**about, symmetric=self.U is None, **rest)
+        return FactorPreconditioner._trusted(**about, symmetric=self.U is None, **rest)
 
     def _columns(self, R: Tensor) -> Tensor:
         return self._apply(R, False)
@@ -347,7 +349,7 @@ def _phase(A: CSR) -> Tensor | None:
     return torch.where(size > 0, d.conj() / torch.where(size > 0, size, 1), 1)
 
 
-class IC(Factored):
+class IC(FactorPreconditioner):
     r"""Incomplete Cholesky, IC(k): :math:`M = (L L^T)^{-1}`, linear, symmetric, positive definite.
 
     Parameters
@@ -401,7 +403,7 @@ class IC(Factored):
         self.L, self.shift = ic(A, pattern=pattern, shift=shift, on_breakdown=on_breakdown)
 
 
-class MIC(Factored):
+class MIC(FactorPreconditioner):
     r"""Modified incomplete Cholesky, MIC(k): `IC` that preserves A's row sums.
 
     For elliptic problems on fine grids: the condition number of M A is O(1/h), not O(1/h^2). A small `shift`,
@@ -454,7 +456,7 @@ class MIC(Factored):
         self.L, self.shift = mic(A, pattern=pattern, shift=shift, omega=omega, on_breakdown=on_breakdown)
 
 
-class ILU(Factored):
+class ILU(FactorPreconditioner):
     r"""Incomplete LU, ILU(k): :math:`M = (L U)^{-1}`, linear, symmetric if A (and the pattern) is.
 
     Parameters
@@ -511,7 +513,7 @@ class ILU(Factored):
         self.symmetric = symmetry("ILU", A, symmetric)
 
 
-class ICT(Factored):
+class ICT(FactorPreconditioner):
     r"""Incomplete Cholesky with a threshold, :math:`M = (L L^T)^{-1}`: linear, symmetric, positive definite.
 
     Parameters
@@ -565,7 +567,7 @@ class ICT(Factored):
         )
 
 
-class ILUT(Factored):
+class ILUT(FactorPreconditioner):
     r"""Incomplete LU with a threshold, :math:`M = (L U)^{-1}`: linear, symmetric if A and the pattern are.
 
     Parameters

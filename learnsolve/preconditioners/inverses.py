@@ -16,7 +16,7 @@ from learnsolve.ops.sparse_products import NotPositive, local_solve, spgemm
 from learnsolve.ops.structure import diagonal, scale_columns, transpose
 from learnsolve.ops.triangular import triangle_of
 from learnsolve.preconditioners.base import Part, Preconditioner
-from learnsolve.preconditioners.factors import Factored
+from learnsolve.preconditioners.factors import FactorPreconditioner
 
 # Factorized sparse approximate inverses, M = L L^T, and patterns for their factors.
 #
@@ -24,7 +24,7 @@ from learnsolve.preconditioners.factors import Factored
 # J. Matrix Anal. Appl. 14, 1993, doi:10.1137/0614004.
 
 
-class FSAI(Factored):
+class FSAI(FactorPreconditioner):
     r"""The factorized sparse approximate inverse on a triangular pattern, :math:`M = L L^T`.
 
     Linear, symmetric, positive definite, applied as two products. Column j of L, on its rows J, is :math:`l_j

@@ -33,7 +33,7 @@ from learnsolve.ops.sweeps import residual_norm
 from learnsolve.ops.triangular import tril
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Preconditioner, check_finite
-from learnsolve.preconditioners.factors import IC, Factored
+from learnsolve.preconditioners.factors import IC, FactorPreconditioner
 from learnsolve.preconditioners.hierarchy import Hierarchy, interpolation, positions
 from learnsolve.preconditioners.trainable import Saved, Trainable, loadable
 
@@ -127,9 +127,9 @@ class FactorMap(MatrixNetwork):
         values = self.entries(inside, self.messages(inside)).to(start.scale.dtype)
         return CSR(values * start.scale.index_select(-1, start.pattern.row_indices), start.pattern)
 
-    def forward(self, A: CSR | NetworkStart) -> Factored:
+    def forward(self, A: CSR | NetworkStart) -> FactorPreconditioner:
         """M = (L L^T)^-1, for `cg`, for A or the result of `start(A)`."""
-        return Factored(self.factor(A))
+        return FactorPreconditioner(self.factor(A))
 
 
 class GraphNetwork(MatrixNetwork):
@@ -217,10 +217,10 @@ class FactorNetwork(GraphNetwork, FactorMap):
 
     Notes
     -----
-    ``network(A)`` is a `Factored`, ``network.factor(A)`` its L, both with a graph to the weights and to A.
-    Both accept a `NetworkStart` instead of A, which does not depend on the weights: in training, compute it
-    once per matrix. With the decorator ``preconditioners.loadable``, `load` reads the files of a subclass;
-    its constructor must accept the result of `settings`.
+    ``network(A)`` is a `FactorPreconditioner`, ``network.factor(A)`` its L, both with a graph to the weights
+    and to A. Both accept a `NetworkStart` instead of A, which does not depend on the weights: in training,
+    compute it once per matrix. With the decorator ``preconditioners.loadable``, `load` reads the files of a
+    subclass; its constructor must accept the result of `settings`.
 
     Examples
     --------
@@ -536,7 +536,7 @@ class PreCorrector(FactorNetwork):
         super().__init__(rounds=rounds, width=width, **options)
         self.alpha = torch.nn.Parameter(torch.zeros((), dtype=dtype, device=device))
 
-    def classical(self, A: CSR) -> Factored:
+    def classical(self, A: CSR) -> FactorPreconditioner:
         """The factor to correct: IC(0). A subclass may use any other factor L L^T, such as
         ``MIC(A, level=1)``."""
         return IC(A)

@@ -24,7 +24,7 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.nn.modules import HoldsPattern, _difference, parameter
 from learnsolve.ops.indexing import permuted
 from learnsolve.preconditioners.base import Part, Preconditioner
-from learnsolve.preconditioners.factors import Factored, check_has_diagonal
+from learnsolve.preconditioners.factors import FactorPreconditioner, check_has_diagonal
 from learnsolve.preconditioners.relaxation import Diagonal
 
 CLASSES: dict[str, type[Saved]] = {}  # by the name in the header; filled by `loadable`
@@ -343,9 +343,9 @@ class MatrixValues(HoldsPattern):
 def settings_of(module: Trainable) -> dict[str, Any]:
     """Settings for JSON; "complete" if `made` needs only these and the tensors of the file."""
     M: Any = module.M
-    complete = not module._keeps_tensors and isinstance(M, (Diagonal, Factored))
+    complete = not module._keeps_tensors and isinstance(M, (Diagonal, FactorPreconditioner))
     settings: dict[str, Any] = {"M": type(M).__name__, "complete": complete}
-    if complete and isinstance(M, Factored):
+    if complete and isinstance(M, FactorPreconditioner):
         columns = module.L.pattern.shape[1]
         settings |= {"form": M.form, "columns": columns, "shift": vars(M).get("shift")}
     return settings
@@ -362,7 +362,7 @@ def made(settings: dict[str, Any], tensors: dict[str, Tensor]) -> Preconditioner
     U = _matrix(tensors, "U", (columns, rows)) if "U.crow_indices" in tensors else None
     if shift is None:
         (shift,) = (torch.ones_like(t) for name, t in tensors.items() if name.startswith("shift."))
-    return Factored(L, U, form=settings["form"], shift=shift)
+    return FactorPreconditioner(L, U, form=settings["form"], shift=shift)
 
 
 def _matrix(tensors: dict[str, Tensor], name: str, shape: tuple[int, int]) -> CSR:
@@ -393,7 +393,7 @@ class Trainable(_Ready, Preconditioner):
     Parameters
     ----------
     M : Preconditioner, the start of the training; tensors that are not learned stay fixed
-    learn : names of tensors of M, such as ("L",) for `Factored`, ("coefficients",) for `Polynomial`
+    learn : names of tensors of M, such as ("L",) for factors, ("coefficients",) for `Polynomial`
     positive : None, or "exp" or "softplus": the parameters are the logarithms, or inverse softplus, of the
         diagonals of factors (U keeps its signs) and of all entries of d, weights, coefficients
 

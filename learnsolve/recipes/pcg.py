@@ -29,7 +29,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.products import spmm
 from learnsolve.ops.triangular import sptrsv
-from learnsolve.preconditioners import FSAI, IC, Factored, Trainable, lower_pattern
+from learnsolve.preconditioners import FSAI, IC, FactorPreconditioner, Trainable, lower_pattern
 from learnsolve.recipes.harness import recipe as tables
 from learnsolve.recipes.harness.parallel import summed
 from learnsolve.recipes.harness.recipe import LEARNED, Curves, Outcome, Row
@@ -185,7 +185,7 @@ HALVINGS = 20
 def pattern_of(A: CSR, name: str) -> SparsityPattern:
     """The pattern of L: the diagonal and the one below, tril(A), or tril(A^2)."""
     if name == "bidiagonal":
-        return Factored.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device).L.pattern
+        return FactorPreconditioner.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device).L.pattern
     return lower_pattern(A, power=2 if name == "two_ring" else 1)
 
 
@@ -196,11 +196,11 @@ def build(A: CSR, settings: PcgSettings) -> Trainable:
         if settings.form == "product":
             if settings.start == "fsai":
                 return Trainable(FSAI(A.detach(), pattern=pattern))
-            return Trainable(Factored.from_pattern(pattern, DIAGONAL, BELOW, A.dtype))
+            return Trainable(FactorPreconditioner.from_pattern(pattern, DIAGONAL, BELOW, A.dtype))
         if settings.start == "ic":
             return Trainable(IC(_restricted(A, pattern)), positive="exp")
-        L = Factored.from_pattern(pattern, DIAGONAL, BELOW, A.dtype).L
-        return Trainable(Factored(L), positive="exp")
+        L = FactorPreconditioner.from_pattern(pattern, DIAGONAL, BELOW, A.dtype).L
+        return Trainable(FactorPreconditioner(L), positive="exp")
     except ValueError as error:
         raise SettingError(
             f"--start {settings.start}: {' '.join(str(error).split())}; take --start paper"

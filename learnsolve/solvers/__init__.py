@@ -3,7 +3,7 @@
 from learnsolve.matrix.checks import guard
 from learnsolve.solvers.automatic import solve
 from learnsolve.solvers.core.advance import set_check_every
-from learnsolve.solvers.krylov import PCG, bicgstab, cg, fcg, fgmres, gmres, minres
+from learnsolve.solvers.krylov import CG, bicgstab, cg, fcg, fgmres, gmres, minres
 from learnsolve.solvers.least_squares import lsmr, lsqr
 from learnsolve.solvers.relaxation import SOR, TriangularSolve, gauss_seidel, sor, ssor
 from learnsolve.solvers.solution import ConvergenceWarning, Iteration, Solution, SolverError, Status
@@ -21,7 +21,7 @@ from learnsolve.solvers.stationary import (
 )
 
 __all__ = [
-    "PCG",
+    "CG",
     "SOR",
     "Chebyshev",
     "ConvergenceWarning",

@@ -16,7 +16,7 @@ from learnsolve.solvers.core.operators import add_scaled, divide, dot, extended,
 from learnsolve.solvers.options import Options, SolverOptions, SymmetricOptions, fixed, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status
 
-# Preconditioned conjugate gradients: `cg`, the flexible `fcg`, and the module `PCG`.
+# Preconditioned conjugate gradients: `cg`, the flexible `fcg`, and the module `CG`.
 #
 # Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), algorithm 9.1; Notay, "Flexible
 # conjugate gradients", SIAM J. Sci. Comput. 22 (2000) 1444-1460, with one direction kept.
@@ -140,7 +140,7 @@ def fcg(
     return solve("fcg", method, A, b, x0, options_of("fcg", options), symmetric=True)
 
 
-class PCG(torch.nn.Module):
+class CG(torch.nn.Module):
     """`cg`, or `fcg`, with a trainable preconditioner.
 
     Parameters
@@ -171,7 +171,7 @@ class PCG(torch.nn.Module):
     ...     def forward(self, r):
     ...         return self.weight * r
     >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
-    >>> solver = ls.solvers.PCG(Scale(), iterations=4)
+    >>> solver = ls.solvers.CG(Scale(), iterations=4)
     >>> solver(A, b).residual_norms[-1].backward()
     >>> solver.M.weight.grad.shape
     torch.Size([64])
@@ -192,10 +192,10 @@ class PCG(torch.nn.Module):
     ):
         super().__init__()
         if not callable(M):
-            raise TypeError(f"PCG: M must be a callable r -> M r, got {type(M).__name__}; without M use cg")
-        checks.flag("PCG", "flexible", flexible)
+            raise TypeError(f"CG: M must be a callable r -> M r, got {type(M).__name__}; without M use cg")
+        checks.flag("CG", "flexible", flexible)
         check_options(
-            "PCG", fixed("PCG", Options(rtol, atol, maxiter, iterations, gradient=gradient, throw=throw))
+            "CG", fixed("CG", Options(rtol, atol, maxiter, iterations, gradient=gradient, throw=throw))
         )
         self.M = M
         self.flexible = flexible

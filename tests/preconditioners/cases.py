@@ -33,14 +33,20 @@ CASES = [
     # with parameters: batches of matrices become batches of them
     Case("learned FSAI", lambda A: T(P.FSAI(A))),
     Case("learned FSAI, two rings", lambda A: T(P.FSAI(A, pattern=two_rings(A)))),
-    Case("learned product, tril(A)", lambda A: T(P.Factored(A.tril(), form="product"))),
+    Case("learned product, tril(A)", lambda A: T(P.FactorPreconditioner(A.tril(), form="product"))),
     Case("learned product, bidiagonal", lambda A: T(bidiagonal(A)), batched=False),
-    Case("learned product, exp", lambda A: T(P.Factored(A.tril(), form="product"), positive="exp")),
-    Case("learned product, not triangular", lambda A: T(P.Factored(A, form="product")), matrix="general"),
+    Case(
+        "learned product, exp", lambda A: T(P.FactorPreconditioner(A.tril(), form="product"), positive="exp")
+    ),
+    Case(
+        "learned product, not triangular",
+        lambda A: T(P.FactorPreconditioner(A, form="product")),
+        matrix="general",
+    ),
     Case("learned product of two", lambda A: T(two_factors(A)), matrix="general"),
     Case(
         "learned product and shift",
-        lambda A: T(P.Factored(0.1 * A, form="product", shift=shift_of(A)), learn=("L", "shift")),
+        lambda A: T(P.FactorPreconditioner(0.1 * A, form="product", shift=shift_of(A)), learn=("L", "shift")),
     ),
     Case("learned IC", lambda A: T(P.IC(A))),
     Case("learned IC, exp", lambda A: T(P.IC(A), positive="exp")),
@@ -70,13 +76,23 @@ CASES = [
     Case("Factorization, general", ls.factorize, matrix="general"),
     # of values with a graph
     Case("Diagonal", lambda A: P.Diagonal(1.3 / ls.ops.diagonal(A))),
-    Case("Factored", lambda A: P.Factored(ls.ops.ic(A).L)),
-    Case("Factored, LU", lambda A: P.Factored(*ls.ops.ilu(A)[:2]), matrix="general"),
-    Case("Factored, LU without ones", lambda A: P.Factored(*without_ones(A)), matrix="general"),
-    Case("Factored, product", lambda A: P.Factored(0.1 * A.tril(), form="product")),
-    Case("Factored, shifted product", lambda A: P.Factored(0.1 * A, form="product", shift=0.3)),
-    Case("Factored, rectangular", lambda A: P.Factored(0.1 * A[:, :7], form="product", shift=shift_of(A))),
-    Case("Factored, product of two", lambda A: two_factors(A), matrix="general"),
+    Case("factors", lambda A: P.FactorPreconditioner(ls.ops.ic(A).L)),
+    Case("factors, LU", lambda A: P.FactorPreconditioner(*ls.ops.ilu(A)[:2]), matrix="general"),
+    Case(
+        "factors, LU without ones",
+        lambda A: P.FactorPreconditioner(*without_ones(A)),
+        matrix="general",
+    ),
+    Case("factors, product", lambda A: P.FactorPreconditioner(0.1 * A.tril(), form="product")),
+    Case(
+        "factors, shifted product",
+        lambda A: P.FactorPreconditioner(0.1 * A, form="product", shift=0.3),
+    ),
+    Case(
+        "factors, rectangular",
+        lambda A: P.FactorPreconditioner(0.1 * A[:, :7], form="product", shift=shift_of(A)),
+    ),
+    Case("factors, product of two", lambda A: two_factors(A), matrix="general"),
     Case("Polynomial", lambda A: P.Polynomial(A, coefficients_of(A), interval=(0.0, 2.0))),
     Case("Polynomial of IC", lambda A: P.Polynomial(A, [3.0, -3.0, 1.0], M=P.IC(A))),
     Case("Polynomial, M=None", lambda A: P.Polynomial(A, [0.2, -0.01], M=None), matrix="general"),
@@ -147,8 +163,8 @@ def two_rings(A: ls.CSR) -> ls.SparsityPattern:
     return P.lower_pattern(A, power=2)
 
 
-def bidiagonal(A: ls.CSR) -> P.Factored:
-    return P.Factored.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device)
+def bidiagonal(A: ls.CSR) -> P.FactorPreconditioner:
+    return P.FactorPreconditioner.bidiagonal(A.shape[0], dtype=A.dtype, device=A.device)
 
 
 def chebyshev(A: ls.CSR) -> P.Polynomial:
@@ -165,8 +181,8 @@ def shift_of(A: ls.CSR) -> torch.Tensor:
     return 0.02 * A.diagonal().sum(-1)
 
 
-def two_factors(A: ls.CSR) -> P.Factored:
-    return P.Factored(0.1 * A.tril()[:, :17], 0.2 * A.triu()[:17], form="product", shift=0.3)
+def two_factors(A: ls.CSR) -> P.FactorPreconditioner:
+    return P.FactorPreconditioner(0.1 * A.tril()[:, :17], 0.2 * A.triu()[:17], form="product", shift=0.3)
 
 
 def coefficients_of(A: ls.CSR) -> torch.Tensor:

@@ -26,9 +26,9 @@ def with_values(T: ls.CSR, theta: torch.Tensor) -> ls.CSR:
 
 
 KINDS = {
-    "solve": lambda theta: P.Factored(with_values(L, theta)),
-    "product": lambda theta: P.Factored(0.3 * with_values(L, theta), form="product"),
-    "shift": lambda theta: P.Factored(0.3 * L, form="product", shift=(1 + theta[0]) ** 2),
+    "solve": lambda theta: P.FactorPreconditioner(with_values(L, theta)),
+    "product": lambda theta: P.FactorPreconditioner(0.3 * with_values(L, theta), form="product"),
+    "shift": lambda theta: P.FactorPreconditioner(0.3 * L, form="product", shift=(1 + theta[0]) ** 2),
     "diagonal": lambda theta: P.Diagonal(predicted(1 / A.diagonal(), theta)),
     "polynomial": lambda theta: P.Polynomial(A, 1 + theta, interval=(0.0, 2 + theta[1])),
 }
@@ -54,11 +54,11 @@ def test_values_against_dense_algebra():
     shift = torch.tensor(0.7, dtype=torch.float64)
     T = (A.to_dense() - 5 * one) / 4  # of [1, 9] onto [-1, 1]
     pairs = [
-        (P.Factored(L), torch.linalg.inv(D @ D.T)),
-        (P.Factored(LOWER, U), torch.linalg.inv(LD @ UD)),
-        (P.Factored(L, form="product", shift=0.5), D @ D.T + 0.5 * one),
-        (P.Factored(L[:, :5], form="product", shift=shift), D[:, :5] @ D[:, :5].T + 0.7 * one),
-        (P.Factored(LOWER, U, form="product"), LD @ UD),
+        (P.FactorPreconditioner(L), torch.linalg.inv(D @ D.T)),
+        (P.FactorPreconditioner(LOWER, U), torch.linalg.inv(LD @ UD)),
+        (P.FactorPreconditioner(L, form="product", shift=0.5), D @ D.T + 0.5 * one),
+        (P.FactorPreconditioner(L[:, :5], form="product", shift=shift), D[:, :5] @ D[:, :5].T + 0.7 * one),
+        (P.FactorPreconditioner(LOWER, U, form="product"), LD @ UD),
         (P.Polynomial(A, [2.0, -0.5], M=None), 2 * one - 0.5 * A.to_dense()),
         (
             P.Polynomial(A, [2.0, -0.5, 0.3], M=None, interval=(1.0, 9.0)),
@@ -85,14 +85,14 @@ def test_modules_hold_the_parameters_of_one_that_carries_a_graph(case):
 
 def test_the_kinds_of_compiled_forms():
     kinds = [
-        (P.Factored(L), "triangular"),
-        (P.Factored(L, form="product"), "product"),
-        (P.Factored(L, form="product", shift=0.3), "product"),
-        (P.Factored(L[:, :5], form="product", shift=torch.tensor(0.3).double()), "product"),
+        (P.FactorPreconditioner(L), "triangular"),
+        (P.FactorPreconditioner(L, form="product"), "product"),
+        (P.FactorPreconditioner(L, form="product", shift=0.3), "product"),
+        (P.FactorPreconditioner(L[:, :5], form="product", shift=torch.tensor(0.3).double()), "product"),
         (P.Diagonal(A.diagonal()), "diagonal"),
     ]
     assert [M.pcg_form()[0] for M, _ in kinds] == [kind for _, kind in kinds]
-    assert P.Factored(LOWER, U).pcg_form() is None
+    assert P.FactorPreconditioner(LOWER, U).pcg_form() is None
 
 
 OMEGA = torch.tensor(1.3, dtype=torch.float64)
@@ -198,10 +198,10 @@ def test_incomplete_factors_are_those_of_the_operations():
         M, factor = kind(A, shift=0.02), op(A, shift=0.02)
         assert torch.equal(M.L.values, factor.L.values)
         assert torch.equal(M.shift, factor.shift)
-        assert torch.equal(M(r), P.Factored(factor.L)(r))
+        assert torch.equal(M(r), P.FactorPreconditioner(factor.L)(r))
     M = P.ILU(G)
-    assert torch.equal(M(r), P.Factored(LOWER, U)(r))
-    assert torch.equal(M.T(r), P.Factored(LOWER, U).T(r))
+    assert torch.equal(M(r), P.FactorPreconditioner(LOWER, U)(r))
+    assert torch.equal(M.T(r), P.FactorPreconditioner(LOWER, U).T(r))
 
 
 def test_without_dropped_fill_they_are_direct_solvers():
@@ -252,23 +252,23 @@ def fsai(A: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
 
 
 def test_bidiagonal():
-    M = P.Factored.bidiagonal(5)
+    M = P.FactorPreconditioner.bidiagonal(5)
     wanted = 2 * torch.eye(5, dtype=torch.float64) + 0.1 * torch.eye(5, dtype=torch.float64).tril(-1)
     wanted += torch.diag(torch.full((4,), 0.1, dtype=torch.float64), -1)
     assert torch.equal(M.L.to_dense(), wanted)
-    other = P.Factored.bidiagonal(3, diagonal=3.0, off=-1.0, dtype=torch.float32).L.to_dense()
+    other = P.FactorPreconditioner.bidiagonal(3, diagonal=3.0, off=-1.0, dtype=torch.float32).L.to_dense()
     assert torch.equal(other, torch.tensor([[3.0, 0, 0], [-1, 3, 0], [0, -1, 3]]))
-    assert P.Factored.bidiagonal(0)(torch.ones(0, dtype=torch.float64)).shape == (0,)
-    assert P.Factored.bidiagonal(1).L.to_dense().tolist() == [[2.0]]
+    assert P.FactorPreconditioner.bidiagonal(0)(torch.ones(0, dtype=torch.float64)).shape == (0,)
+    assert P.FactorPreconditioner.bidiagonal(1).L.to_dense().tolist() == [[2.0]]
 
 
 def test_from_pattern():
     A = spd()
-    D = P.Factored.from_pattern(A.pattern, 3.0, 0.25).L.to_dense()
+    D = P.FactorPreconditioner.from_pattern(A.pattern, 3.0, 0.25).L.to_dense()
     wanted = torch.where(A.to_dense() != 0, 0.25, 0.0).double()
     wanted.fill_diagonal_(3.0)
     assert torch.equal(D, wanted)
-    assert P.Factored.from_pattern(A.pattern).L.pattern is A.pattern
+    assert P.FactorPreconditioner.from_pattern(A.pattern).L.pattern is A.pattern
 
 
 @pytest.mark.parametrize("power", [1, 2, 3])

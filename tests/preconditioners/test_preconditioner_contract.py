@@ -266,7 +266,7 @@ def test_a_network_is_for_flexible_methods(A):
             with pytest.raises(ValueError, match=f"{method}: {words}"):
                 getattr(ls.solvers, method)(A, b, M=network, gradient=gradient)
     with pytest.raises(ValueError, match=f"cg: {words}"):
-        ls.solvers.PCG(network)(A, b)
+        ls.solvers.CG(network)(A, b)
     with pytest.raises(ValueError, match=f"extreme_eigenvalues: {words}"):
         ls.analysis.extreme_eigenvalues(A, network)
     for method in ("fcg", "fgmres"):
@@ -676,10 +676,10 @@ def test_assign_changes_all_or_nothing():
         ((L, U.to(torch.float32)), TypeError),
         ((L, U.with_values(torch.stack((U.values, U.values)))), ValueError),
     ):
-        with pytest.raises(error, match=r"(Trainable|Factored): |Trainable\.assign_: "):
-            M.assign_(P.Factored(*factors))
+        with pytest.raises(error, match=r"(Trainable|FactorPreconditioner): |Trainable\.assign_: "):
+            M.assign_(P.FactorPreconditioner(*factors))
         assert all(torch.equal(v, before[k]) for k, v in M.state_dict().items())
-    M.assign_(P.Factored(L, U))
+    M.assign_(P.FactorPreconditioner(L, U))
     assert torch.allclose(M.U().values, U.values)
 
 

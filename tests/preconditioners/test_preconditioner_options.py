@@ -11,7 +11,7 @@ from reference import normal
 import learnsolve as ls
 
 P, S = ls.preconditioners, ls.solvers
-T, F, J, Poly, NAN = P.Trainable, P.Factored, P.Jacobi, P.Polynomial, float("nan")
+T, F, J, Poly, NAN = P.Trainable, P.FactorPreconditioner, P.Jacobi, P.Polynomial, float("nan")
 A, G = spd(), general()
 L, (LOWER, U, _) = ls.ops.ic(A).L, ls.ops.ilu(G)
 LEARNS = torch.tensor(-1.0, dtype=torch.float64, requires_grad=True)
@@ -227,8 +227,8 @@ def tracked(T: ls.CSR) -> ls.CSR:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: P.Factored(tracked(L)),
-        lambda: P.Factored(LOWER, tracked(U)),
+        lambda: P.FactorPreconditioner(tracked(L)),
+        lambda: P.FactorPreconditioner(LOWER, tracked(U)),
         lambda: P.IC(tracked(A)),
         lambda: P.FSAI(tracked(A)),
         lambda: P.Jacobi(A, LEARNS.expand(20)),

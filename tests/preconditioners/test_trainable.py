@@ -53,7 +53,7 @@ def test_the_ones_of_L_are_not_learned():
     M = T(start, positive="exp")
     assert M.L.values.numel() == start.L.tril(-1).nnz
     assert {name for name, _ in M.named_parameters()} == {"L.values", "U.off_diagonal", "U.log_diagonal"}
-    without = T(P.Factored(start.L.tril(-1), start.U), positive="exp")
+    without = T(P.FactorPreconditioner(start.L.tril(-1), start.U), positive="exp")
     assert torch.equal(without(normal((20,))), M(normal((20,))))
 
 
@@ -131,7 +131,7 @@ def test_files(case, tmp_path):
         for p in M.parameters():
             p.mul_(1.25)
     M.save(path)
-    if start in (P.Factored, P.Diagonal) and case.name != "learned ILU, U alone":
+    if start in (P.FactorPreconditioner, P.Diagonal) and case.name != "learned ILU, U alone":
         again = P.load(path).to(r.device)
         assert torch.equal(again(r), M(r))
         assert (again.symmetric, again.batch_shape) == (M.symmetric, M.batch_shape)
@@ -186,7 +186,7 @@ def test_a_class_of_ones_own_may_build():
         M.save("never")
 
 
-F, J = P.Factored, P.Jacobi
+F, J = P.FactorPreconditioner, P.Jacobi
 every = pytest.mark.parametrize("case", LEARNED, ids=[c.name for c in LEARNED])
 
 
@@ -198,7 +198,7 @@ def history_loss(solution: ls.solvers.Solution, gamma: float = 0.6) -> torch.Ten
 
 
 def product(L: ls.CSR) -> P.Trainable:
-    return P.Trainable(P.Factored(L, form="product"))
+    return P.Trainable(P.FactorPreconditioner(L, form="product"))
 
 
 @every
@@ -336,7 +336,7 @@ def test_the_error_for_another_pattern_names_the_place():
         M.load_state_dict(other.state_dict())
     state = other.state_dict()
     pattern = ls.SparsityPattern(state["L.crow_indices"], state["L.col_indices"], (n, n))
-    again = P.Trainable(P.Factored.from_pattern(pattern))
+    again = P.Trainable(P.FactorPreconditioner.from_pattern(pattern))
     again.load_state_dict(state)
     assert torch.equal(again(normal((n,))), other(normal((n,))))
 

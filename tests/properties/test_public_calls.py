@@ -108,7 +108,7 @@ def test_only_float32_and_float64_are_accepted(case, dtype):
         lambda: ls.problems.p1_mass(ls.problems.random_mesh(16, seed=0)),
         lambda: ls.problems.p1_stiffness(ls.problems.random_mesh(16, seed=0)),
         lambda: ls.problems.dataset("random_spd", "train", 1, n=16)[0].A,
-        lambda: P.Factored.bidiagonal(4).L,
+        lambda: P.FactorPreconditioner.bidiagonal(4).L,
         lambda: P.Hierarchy.linear((5, 5), levels=2).prolongations[0],
     ],
 )

@@ -510,13 +510,13 @@ def test_iterations_are_a_limit_without_a_tolerance(name):
         solve(A, torch.nan * b, iterations=3, throw=True)
 
 
-@pytest.mark.parametrize("name", ["cg", "gmres", "lsmr", "PCG"])
+@pytest.mark.parametrize("name", ["cg", "gmres", "lsmr", "CG"])
 def test_what_iterations_exclude(name):
     A, b = matrix_of("cg"), normal((30,))
 
     def call(**ends):
-        if name == "PCG":
-            return S.PCG(ls.preconditioners.Jacobi(A), **ends)(A, b)
+        if name == "CG":
+            return S.CG(ls.preconditioners.Jacobi(A), **ends)(A, b)
         return getattr(S, name)(A, b, **ends)
 
     defaults = {"atol": 1e-6, "btol": 1e-6} if name == "lsmr" else {"rtol": 1e-5, "atol": 0.0}

@@ -173,11 +173,11 @@ def test_pcg_learns(flexible):
 
     A = ls.CSR.from_dense(torch.diag(torch.linspace(1, 9, 16).double()) + 0.1)
     b = normal((16,))
-    solver = S.PCG(Diagonal(), iterations=3, flexible=flexible)
+    solver = S.CG(Diagonal(), iterations=3, flexible=flexible)
     assert [name for name, _ in solver.named_parameters()] == ["M.weight"]
     solver(A, b).residual_norms[-1].backward()
     assert all(p.grad.all() for p in solver.parameters())
-    assert S.PCG(lambda r: r, gradient="implicit")(A, b, torch.zeros_like(b)).converged
+    assert S.CG(lambda r: r, gradient="implicit")(A, b, torch.zeros_like(b)).converged
     assert "maxiter=3" in repr(solver)
 
 

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import learnsolve as ls
 from learnsolve.ops import direct
-from learnsolve.preconditioners import IC, Diagonal, Factored, Jacobi
+from learnsolve.preconditioners import IC, Diagonal, FactorPreconditioner, Jacobi
 from learnsolve.solvers import ConvergenceWarning, Solution, SolverError, Status, automatic
 from learnsolve.solvers.automatic import FACTORS, Ending, _ending, direct_cost
 
@@ -337,7 +337,7 @@ def _cases():
     regular = {
         "cg, Jacobi of A": lambda A, b, w: s.cg(A, b, M=Jacobi(A), **tight),
         "cg, IC(0)": lambda A, b, w: s.cg(A, b, M=own, **tight),
-        "cg, product": lambda A, b, w: s.cg(A, b, M=Factored(own.L, form="product"), **tight),
+        "cg, product": lambda A, b, w: s.cg(A, b, M=FactorPreconditioner(own.L, form="product"), **tight),
         "gmres": lambda A, b, w: s.gmres(A, b, b.detach(), restart=12, **tight),
         "batch": lambda A, b, w: s.cg(batch(A), b.expand(2, -1, -1), **tight),
         "cg, 7": lambda A, b, w: s.cg(A, b, M=Diagonal(w), **FEW),

@@ -435,7 +435,7 @@ for name in ("lsqr", "lsmr"):
 
 
 def _pcg(M: Any) -> Call:
-    return Call("ax", lambda s, v, x: solvers.PCG(M(A(s, v)), iterations=3)(A(s, v), x), "spd")
+    return Call("ax", lambda s, v, x: solvers.CG(M(A(s, v)), iterations=3)(A(s, v), x), "spd")
 
 
 # Stationary methods.
@@ -455,8 +455,8 @@ CALLS |= {
     "sor": _solver("sor", "axs", numbers=lambda t: {"omega": 1 + 0.1 * t}, iterations=2),
     "ssor": _solver("ssor", "axs", numbers=lambda t: {"omega": 1 + 0.1 * t}, iterations=2),
     "gauss_seidel multicolor": _solver("gauss_seidel", iterations=2, multicolor=True),
-    "PCG": _pcg(P.Jacobi),
-    "PCG of a factor": _pcg(P.IC),
+    "CG": _pcg(P.Jacobi),
+    "CG of a factor": _pcg(P.IC),
 }
 
 # Preconditioners, applied: the rows of tests/preconditioners for any number of unknowns, and others.

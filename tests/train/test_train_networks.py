@@ -13,7 +13,7 @@ from train.train_cases import make
 import learnsolve as ls
 from learnsolve import preconditioners, solvers, train
 from learnsolve.ops.products import quadratic_form
-from learnsolve.preconditioners import Factored, Trainable
+from learnsolve.preconditioners import FactorPreconditioner, Trainable
 from learnsolve.recipes import load, pcg
 from learnsolve.recipes.family import candidates
 from learnsolve.recipes.harness.parallel import ALONE
@@ -530,7 +530,7 @@ def test_definiteness_is_that_of_dense_algebra(monkeypatch, limit):
 
 
 def test_the_guard_halves_a_step_that_makes_the_factor_singular():
-    model = Trainable(Factored.bidiagonal(10))
+    model = Trainable(FactorPreconditioner.bidiagonal(10))
     guard = Guard(model.parameters(), model.L, 1e-3)
     guard.before()
     with torch.no_grad():
