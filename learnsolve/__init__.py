@@ -54,6 +54,7 @@ if not TYPE_CHECKING:  # type checkers would take every name for an attribute
 
     def __getattr__(name: str) -> object:
         parts = ("solvers", "preconditioners", "ops", "problems", "nonlinear", "nn", "io", "analysis")
+        parts += ("ordering", "testing")
         found = [f"{__name__}.{part}.{name}" for part in parts if name in globals()[part].__all__]
         meant = f"; did you mean {' or '.join(found)}?" if found else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")

@@ -14,6 +14,14 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, repeated_coloring
 
+__all__ = [
+    "column_coloring",
+    "greedy_coloring",
+    "minimum_degree",
+    "reverse_cuthill_mckee",
+    "symmetric_coloring",
+]
+
 
 class Coloring(NamedTuple):
     """Colors of rows (columns for `column_coloring`) in which rows of the same color are independent, and the

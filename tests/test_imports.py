@@ -194,6 +194,19 @@ def test_a_name_of_another_module_is_found():
     for name, home in (("cg", "solvers"), ("AMG", "preconditioners"), ("spmm", "ops"), ("root", "nonlinear")):
         with pytest.raises(AttributeError, match=rf"'{name}'; did you mean learnsolve\.{home}\.{name}\?"):
             getattr(learnsolve, name)
+    for part in (
+        "solvers",
+        "preconditioners",
+        "ops",
+        "problems",
+        "nonlinear",
+        "analysis",
+        "ordering",
+        "testing",
+    ):
+        for name in set(getattr(learnsolve, part).__all__) - set(learnsolve.__all__):
+            with pytest.raises(AttributeError, match=rf"learnsolve\.{part}\.{name}\b"):
+                getattr(learnsolve, name)
     with pytest.raises(AttributeError, match=r"has no attribute 'conjugate_gradients'$"):
         _ = learnsolve.conjugate_gradients
     assert not hasattr(learnsolve, "__wrapped__")
