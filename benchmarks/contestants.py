@@ -62,7 +62,7 @@ def prepare(threads: int) -> None:
     torch.set_num_threads(threads)
     gc.freeze()
     warnings.simplefilter("ignore")
-    ls.ops.set_plan_cache_limit(2**31)
+    ls.set_options(plan_cache_bytes=2**31)
 
 
 def is_symmetric(S: Any) -> bool:

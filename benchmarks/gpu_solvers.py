@@ -195,11 +195,8 @@ def checks(run: Run) -> Steps:
 
         def every(iterations: int | None) -> Callable[[], Tensor]:
             def call() -> Tensor:
-                before = ls.solvers.set_check_every(iterations)
-                try:
+                with ls.set_options(check_every=iterations):
                     return solver(A, b, M=M, rtol=1e-6, maxiter=5000).x
-                finally:
-                    ls.solvers.set_check_every(before)
 
             return call
 

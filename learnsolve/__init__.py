@@ -10,7 +10,7 @@ from learnsolve import _library  # noqa: F401  (first, because it reports missin
 # isort: split
 from learnsolve import analysis, io, nn, nonlinear, ops, ordering, preconditioners, problems, solvers, testing
 from learnsolve.collate import collate
-from learnsolve.config import config, show_config
+from learnsolve.config import config, set_options, show_config
 from learnsolve.eigen import Eigenpairs, SingularTriplets, eigsh, svds
 from learnsolve.evaluation import Evaluation, evaluate
 from learnsolve.matrix.csr import CSR
@@ -43,6 +43,7 @@ __all__ = [
     "preconditioners",
     "problems",
     "profile",
+    "set_options",
     "show_config",
     "solve",
     "solvers",

@@ -1,6 +1,8 @@
-"""The configuration of learnsolve: versions, threads, instruction set, CUDA. Include it in bug reports."""
+"""Options; versions, threads, instruction set and CUDA, to include in bug reports."""
 
 import platform
+from collections.abc import Callable
+from difflib import get_close_matches
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -9,7 +11,80 @@ import scipy
 import torch
 
 from learnsolve import _library
+from learnsolve.matrix import checks
+from learnsolve.matrix.cache import budget
 from learnsolve.ops.direct import available
+from learnsolve.ops.sparse_products import swap_plan_limit
+from learnsolve.solvers.core.advance import swap_check_every
+
+_OPTIONS: dict[str, Callable[[Any], Any]] = {  # set a value, and return the previous one
+    "plan_cache_bytes": budget.set_limit,
+    "spgemm_plan_bytes": swap_plan_limit,
+    "buffer_pool_bytes": _library.swap_buffer_pool_limit,
+    "check_every": swap_check_every,
+}
+
+
+class set_options:
+    """Set options, for all threads; ``with set_options(...):`` restores the previous values at its end.
+
+    Parameters
+    ----------
+    plan_cache_bytes : int, initially 64 MiB: the size of all cached plans. An operation on several patterns
+        (`add`, `spgemm`, `hstack`, `kron`, ...), or on a pattern and integers (``A[2:5]``, `tril` with k),
+        plans once per combination. Beyond the limit the least recently used plans are dropped, except the
+        last 16 and those in use by `torch.compile` or a CUDA graph. When a plan is computed for the third
+        time, a warning is issued, once after each setting.
+    spgemm_plan_bytes : int, initially 1 GiB: the largest plan of one sparse product: 4 per multiply-add on
+        the CPU; on a CUDA device 8 (int64 indices: 16) for the product, as much again for each gradient. A
+        larger product searches for its positions in each pass, by slow sorts on a device. 0: no plans.
+    buffer_pool_bytes : int, initially 256 MiB: the memory of freed results (256 KiB and more, CPU) that is
+        kept for later ones. torch's profiler does not see it, and such a tensor cannot be enlarged in place
+        (`Tensor.resize_`). 0: nothing is kept. torch 2.10 never keeps any.
+    check_every : int or None: on a CUDA device a solve to a tolerance checks for convergence, which
+        synchronizes, after so many iterations. None, initially: after an eighth of the iterations so far, at
+        most 32 (compiled `cg`: 32, 64, 128, ...). The results are the same; late checks waste iterations.
+
+    Raises
+    ------
+    TypeError
+        if an option does not exist or has the wrong type.
+    ValueError
+        if a number is negative, or check_every is 0.
+
+    Examples
+    --------
+    >>> import learnsolve as ls
+    >>> ls.set_options(plan_cache_bytes=2**26)
+    set_options(plan_cache_bytes=67108864)
+    >>> with ls.set_options(check_every=10, spgemm_plan_bytes=0):
+    ...     pass  # solves and products
+    """
+
+    def __init__(self, **options: Any):
+        for name, value in options.items():
+            if name not in _OPTIONS:
+                near = get_close_matches(name, _OPTIONS, 1)
+                hint = f"did you mean {near[0]}?" if near else f"valid keywords: {', '.join(_OPTIONS)}"
+                raise TypeError(f"set_options() got an unexpected keyword argument {name!r}; {hint}")
+            if name != "check_every":
+                options[name] = checks.integer("set_options", name, value, 0)
+                if value >= 2**63:
+                    raise ValueError(f"set_options: {name} must be less than 2^63, got {value}")
+            elif value is not None:
+                options[name] = checks.integer("set_options", name, value, 1)
+        self._options = options
+        self._before = {name: _OPTIONS[name](value) for name, value in options.items()}
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            _OPTIONS[name](value)
+
+    def __repr__(self) -> str:
+        return f"set_options({', '.join(f'{name}={value}' for name, value in self._options.items())})"
 
 
 def config() -> dict[str, Any]:

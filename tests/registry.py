@@ -37,9 +37,8 @@ OTHERS |= {
     "matrix_market",
     "planetoid",
     "profile",
-    "set_buffer_pool_limit",
+    "set_options",
 }
-OTHERS |= {"set_check_every", "set_plan_cache_limit", "set_spgemm_plan_limit"}
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -334,10 +334,9 @@ def test_looks_at_the_compiled_loop_of_cg(cuda):
     A, b = moved((ls.problems.poisson((12, 12)), normal((144,))))
 
     def looks(every):
-        S.set_check_every(every)
         waits.clear()
-        iterations = S.cg(A, b, rtol=1e-8).iterations
-        S.set_check_every(None)
+        with ls.set_options(check_every=every):
+            iterations = S.cg(A, b, rtol=1e-8).iterations
         return iterations, sum("loop.py" in wait for wait in waits)
 
     n, at_32 = looks(None)

@@ -310,9 +310,9 @@ class Budget:
             self.warned = self.warned or repeated
         if repeated:
             warnings.warn(
-                f"set_plan_cache_limit: the plans in use take more than the limit of {self.limit} bytes, so "
-                "they are dropped and made again and again, which takes time; raise it with "
-                "ops.set_plan_cache_limit(bytes)",
+                f"set_options: the plans in use take more than the limit of {self.limit} bytes, so they are "
+                "dropped and made again and again, which takes time; raise it with "
+                "learnsolve.set_options(plan_cache_bytes=...)",
                 stacklevel=2,
             )
 
@@ -626,7 +626,7 @@ class Cached:
 
     def drop_caches(self) -> None:
         """Free all cached data, which is recomputed when needed, and all memory kept of freed results
-        (`ops.set_buffer_pool_limit`)."""
+        (`set_options`)."""
         drop_buffers()
         vars(self._in_graphs).clear()
         self._entries.clear()

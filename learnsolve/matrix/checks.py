@@ -208,14 +208,6 @@ def integer(function: str, name: str, value: Any, minimum: int) -> int:
     return value if isinstance(value, int) else int(value)
 
 
-def memory(function: str, bytes: Any) -> None:
-    """A limit in bytes must be a nonnegative int."""
-    if isinstance(bytes, bool) or not isinstance(bytes, int):
-        raise TypeError(f"{function}: bytes must be an int, got {type(bytes).__name__}")
-    if bytes < 0:
-        raise ValueError(f"{function}: bytes must not be negative, got {bytes}")
-
-
 def tolerance(function: str, name: str, value: Any) -> None:
     real(function, name, value, "finite and not negative")
 

@@ -32,10 +32,9 @@ from learnsolve.ops.complete import (
 from learnsolve.ops.direct import lstsq, spsolve
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic, ict, ilu, ilut, mic
 from learnsolve.ops.indexing import permute
-from learnsolve.ops.limits import set_buffer_pool_limit, set_plan_cache_limit
 from learnsolve.ops.products import quadratic_form, sddmm, spmm
 from learnsolve.ops.segments import gather, segment_max, segment_mean, segment_softmax, segment_sum
-from learnsolve.ops.sparse_products import galerkin, set_spgemm_plan_limit, spgemm
+from learnsolve.ops.sparse_products import galerkin, spgemm
 from learnsolve.ops.stencils import StencilOperator, stencil, stencil_matrix
 from learnsolve.ops.structure import (
     diagonal,
@@ -91,9 +90,6 @@ __all__ = [
     "segment_softmax",
     "segment_sum",
     "selected_inverse",
-    "set_buffer_pool_limit",
-    "set_plan_cache_limit",
-    "set_spgemm_plan_limit",
     "slogdet",
     "spgemm",
     "spmm",

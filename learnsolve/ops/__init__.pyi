@@ -25,9 +25,6 @@ from learnsolve.ops.segments import segment_max as segment_max
 from learnsolve.ops.segments import segment_mean as segment_mean
 from learnsolve.ops.segments import segment_softmax as segment_softmax
 from learnsolve.ops.segments import segment_sum as segment_sum
-from learnsolve.ops.limits import set_buffer_pool_limit as set_buffer_pool_limit
-from learnsolve.ops.limits import set_plan_cache_limit as set_plan_cache_limit
-from learnsolve.ops.sparse_products import set_spgemm_plan_limit as set_spgemm_plan_limit
 from learnsolve.ops.stencils import stencil as stencil
 from learnsolve.ops.stencils import stencil_matrix as stencil_matrix
 from learnsolve.ops.blocks import zeros as zeros
@@ -76,9 +73,6 @@ __all__ = [
     "segment_softmax",
     "segment_sum",
     "selected_inverse",
-    "set_buffer_pool_limit",
-    "set_plan_cache_limit",
-    "set_spgemm_plan_limit",
     "slogdet",
     "spgemm",
     "spmm",

@@ -48,40 +48,9 @@ _MOST_FUSED = 2**27  # products of a pass that cannot be interrupted
 _spgemm_plan_limit = 2**30
 
 
-def set_spgemm_plan_limit(bytes: int) -> int:
-    """Set the maximum size in bytes of the plan of one sparse product: 4 per multiply-add on the CPU; on a
-    CUDA device 8 (int64 indices: 16) for the product, and as much again for each gradient.
-
-    A larger product is computed without a plan, in O(nnz) memory: the positions of its products are
-    recomputed in each pass. On a CUDA device that takes sorts, which take much longer than the pass and wait
-    for the device: raise the limit there for a product that is repeated.
-
-    Parameters
-    ----------
-    bytes : int, initially 1 GiB; 0: no plans. No plan is ever made for 2^31 or more multiply-adds.
-
-    Returns
-    -------
-    int, the previous limit. The new limit applies to plans made from now on: for pairs of patterns without a
-    plan, which is made in the second product or the first gradient, and again after it was dropped
-    (`set_plan_cache_limit`, `SparsityPattern.drop_caches`).
-
-    Raises
-    ------
-    TypeError
-        if bytes is not an int.
-    ValueError
-        if bytes is negative.
-
-    Examples
-    --------
-    >>> import learnsolve as ls
-    >>> before = ls.ops.set_spgemm_plan_limit(0)
-    >>> ls.ops.set_spgemm_plan_limit(before)
-    0
-    """
+def swap_plan_limit(bytes: int) -> int:
+    """Set the largest size of the plan of one product, and return the previous one."""
     global _spgemm_plan_limit
-    checks.memory("set_spgemm_plan_limit", bytes)
     before, _spgemm_plan_limit = _spgemm_plan_limit, bytes
     return before
 

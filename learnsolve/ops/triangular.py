@@ -103,7 +103,7 @@ def triangle_of(P: SparsityPattern, side: str) -> SparsityPattern:
 
 
 def _selection(P: SparsityPattern, side: str, k: int) -> Selection:
-    # With k = 0 the plan is kept as long as P, regardless of `set_plan_cache_limit`.
+    # With k = 0 the plan is kept as long as P, regardless of plan_cache_bytes.
     return P._planned(_plan_triangle, side, k) if k else P._planned(_plan_triangle, side)
 
 

@@ -2,7 +2,6 @@
 
 from learnsolve.matrix.checks import guard
 from learnsolve.solvers.automatic import solve
-from learnsolve.solvers.core.advance import set_check_every
 from learnsolve.solvers.krylov import CG, bicgstab, cg, fcg, fgmres, gmres, minres
 from learnsolve.solvers.least_squares import lsmr, lsqr
 from learnsolve.solvers.relaxation import SOR, TriangularSolve, gauss_seidel, sor, ssor
@@ -48,7 +47,6 @@ __all__ = [
     "minres",
     "richardson",
     "richardson_weight",
-    "set_check_every",
     "solve",
     "sor",
     "ssor",

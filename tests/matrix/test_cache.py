@@ -180,9 +180,8 @@ def test_functions_of_one_name_in_two_modules_have_plans_of_their_own():
 
 @pytest.fixture
 def limit(request):
-    before = ls.ops.set_plan_cache_limit(request.param)
-    yield request.param
-    ls.ops.set_plan_cache_limit(before)
+    with ls.set_options(plan_cache_bytes=request.param):
+        yield request.param
 
 
 no_memory = pytest.mark.parametrize("limit", [0], indirect=True)
@@ -201,7 +200,7 @@ COMBINATIONS = {
 
 
 @pytest.mark.rows(2)
-@pytest.mark.filterwarnings("ignore:set_plan_cache_limit")
+@pytest.mark.filterwarnings("ignore:set_options")
 @little_memory
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_random_batches_take_bounded_memory(name, limit):
@@ -216,7 +215,9 @@ def test_random_batches_take_bounded_memory(name, limit):
         result = COMBINATIONS[name]([pool[i] for i in torch.randperm(24, generator=choose)[:4]])
         if isinstance(result, ls.CSR) and name != "kron":
             ls.ops.spmm(result, result.values.new_ones(result.shape[0]), transpose=True)
-        ls.ops.set_plan_cache_limit(limit)  # counts what was kept since the last plan, as the next one does
+        ls.set_options(
+            plan_cache_bytes=limit
+        )  # counts what was kept since the last plan, as the next one does
         most = max(most, sum(A.pattern.cache_bytes() for A in pool) - own)
     sixteen = 16 * {"kron": 100_000, "hstack": 8000, "product": 8000}.get(name, 0)  # those used last are kept
     assert 0 < most <= max(limit, sixteen)
@@ -254,10 +255,10 @@ def test_a_plan_made_again_and_again_warns_once(pair, limit):
             for shift in turns:
                 P._planned(make, Q, shift)
             assert len(seen) == (step >= 2)
-    message = "set_plan_cache_limit: the plans in use take more than the limit of 0 bytes"
+    message = "set_options: the plans in use take more than the limit of 0 bytes"
     assert message in str(seen[0].message)
     assert len(made) == 4 * 17
-    assert ls.ops.set_plan_cache_limit(2**20) == 0
+    ls.set_options(plan_cache_bytes=2**20)
     for shift in [*turns] * 4:
         P._planned(make, Q, shift)
     assert len(made) == 4 * 17 + 1
@@ -315,8 +316,8 @@ def test_a_plan_that_is_made_while_tracing_is_kept(limit):
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, None])
 def test_a_plan_cache_limit_that_is_none(wrong):
-    with pytest.raises((TypeError, ValueError), match=r"^set_plan_cache_limit: bytes must"):
-        ls.ops.set_plan_cache_limit(wrong)
+    with pytest.raises((TypeError, ValueError), match=r"^set_options: plan_cache_bytes must"):
+        ls.set_options(plan_cache_bytes=wrong)
 
 
 def test_an_interrupt_at_any_line_of_planning():
@@ -408,16 +409,13 @@ LOWER = {
 def test_triangles_of_a_matrix_are_one_object(first):
     """Also beyond the limit of plans."""
     A = ls.problems.poisson((4, 3))
-    before = ls.ops.set_plan_cache_limit(0)
-    try:
+    with ls.set_options(plan_cache_bytes=0):
         expected = LOWER[first](A)
         for k in range(1, 20):
             A.tril(k - 10)
         for name, make in LOWER.items():
             assert make(A) is expected, name
             assert make(A.tril()) is expected, "that of a triangular matrix is its own"
-    finally:
-        ls.ops.set_plan_cache_limit(before)
     assert ls.ops.ilu(A).U.pattern is A.triu().pattern
 
 

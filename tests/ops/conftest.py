@@ -2,7 +2,8 @@ import pytest
 import torch
 from reference import set_isa_or_skip
 
-from learnsolve import _library, ops
+import learnsolve as ls
+from learnsolve import _library
 from learnsolve.matrix import device_analysis
 
 
@@ -32,6 +33,5 @@ def planned(request, monkeypatch):
     if request.param:
         yield True
         return
-    before = ops.set_spgemm_plan_limit(0)
-    yield False
-    ops.set_spgemm_plan_limit(before)
+    with ls.set_options(spgemm_plan_bytes=0):
+        yield False

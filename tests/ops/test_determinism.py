@@ -444,10 +444,9 @@ class TestKeptMemory:
 
     @pytest.fixture(autouse=True)
     def limit(self):
-        before = ls.ops.set_buffer_pool_limit(2**22)
-        ls.ops.set_buffer_pool_limit(0), ls.ops.set_buffer_pool_limit(2**22)  # nothing is left of other tests
-        yield 2**22
-        ls.ops.set_buffer_pool_limit(before)
+        with ls.set_options(buffer_pool_bytes=0):  # nothing is left of other tests
+            ls.set_options(buffer_pool_bytes=2**22)
+            yield 2**22
 
     def test_memory_of_a_freed_result_is_used_again(self):
         y = kept_product(1.0)
@@ -475,7 +474,7 @@ class TestKeptMemory:
         y, z = kept_product(3.0), kept_product(4.0)
         del z
         assert buffer_bytes() > 0
-        ls.ops.set_buffer_pool_limit(0)
+        ls.set_options(buffer_pool_bytes=0)
         assert buffer_bytes() == 0
         assert holds(y, 3.0)
         del y
@@ -487,14 +486,13 @@ class TestKeptMemory:
             results.pop(0)
             assert buffer_bytes() <= limit
         assert buffer_bytes() > limit - 2**19
-        ls.ops.set_buffer_pool_limit(2**20)
+        ls.set_options(buffer_pool_bytes=2**20)
         assert 2**20 >= buffer_bytes() > 2**19
         ls.problems.poisson((3,)).pattern.drop_caches()
         assert buffer_bytes() == 0
         large = ls.problems.poisson((2**18,)) @ torch.ones(2**18, dtype=torch.float64)  # 2 MiB
         del large
         assert buffer_bytes() == 0, "a result larger than the limit is kept"
-        assert ls.ops.set_buffer_pool_limit(0) == 2**20
 
     def test_small_results_are_not_kept(self):
         ls.problems.poisson((1000,)) @ torch.ones(1000, dtype=torch.float64)
@@ -518,9 +516,9 @@ class TestKeptMemory:
         def gradients(x, inputs):
             return torch.autograd.grad(x.square().sum(), inputs, retain_graph=True)
 
-        ls.ops.set_buffer_pool_limit(0)
+        ls.set_options(buffer_pool_bytes=0)
         wanted = gradients(*graph())
-        ls.ops.set_buffer_pool_limit(2**28)
+        ls.set_options(buffer_pool_bytes=2**28)
         for _ in range(2):
             graphs = [graph() for _ in range(2)]
             for x, inputs in (*graphs, *graphs):
@@ -555,8 +553,8 @@ class TestKeptMemory:
 
     @pytest.mark.parametrize("wrong", [-1, 1.5, True, None, 2**63])
     def test_a_buffer_pool_limit_that_is_none(self, wrong):
-        with pytest.raises((TypeError, ValueError), match=r"^set_buffer_pool_limit: bytes must"):
-            ls.ops.set_buffer_pool_limit(wrong)
+        with pytest.raises((TypeError, ValueError), match=r"^set_options: buffer_pool_bytes must"):
+            ls.set_options(buffer_pool_bytes=wrong)
 
 
 @pytest.mark.parametrize("corruption", [1e-4, -1e-5, float("nan"), float("inf")])

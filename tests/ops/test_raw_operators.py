@@ -208,11 +208,11 @@ def recorded(dtype, index):
     """The calls that the rows of the table make, and their first and second derivatives."""
     with Recorder() as recorder:
         for limit in (2**30, 0):  # sparse products with a plan, and without
-            P, before = pattern_of(random(6, 6, 0.4), index), ls.ops.set_spgemm_plan_limit(limit)
+            P = pattern_of(random(6, 6, 0.4), index)
             of_plans = ("spgemm", "galerkin") if limit == 0 else ""
-            for case in (c for c in CASES if c.name.startswith(of_plans) and c.name[:3] != "pcg"):
-                derive_twice(case, P if case.make is None else case.pattern().to(dtype=index), dtype)
-            ls.ops.set_spgemm_plan_limit(before)
+            with ls.set_options(spgemm_plan_bytes=limit):
+                for case in (c for c in CASES if c.name.startswith(of_plans) and c.name[:3] != "pcg"):
+                    derive_twice(case, P if case.make is None else case.pattern().to(dtype=index), dtype)
     return {name: sorted(calls.values(), key=axes_of) for name, calls in recorder.calls.items()}
 
 

@@ -136,7 +136,7 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
     for dtype, batch in itertools.product((torch.float32, torch.float64), ((), (2,))):
         results = []
         for limit in (2**30, 0):
-            before = ops.set_spgemm_plan_limit(limit)
+            options = ls.set_options(spgemm_plan_bytes=limit)
             A, B = matrix(S, dtype=dtype), matrix(T, 1, dtype=dtype)
             a = normal((*batch, A.nnz), dtype, 2).requires_grad_()
             b = normal((*batch, B.nnz), dtype, 3).requires_grad_()
@@ -147,7 +147,7 @@ def test_uniform_blocks_against_one_row_at_a_time(structure):
             both = torch.autograd.grad(c, (a, b), g, retain_graph=True)
             alone = [torch.autograd.grad(c, t, g, retain_graph=True)[0] for t in (a, b)]
             results.append((c.detach(), *both, *alone))
-            ops.set_spgemm_plan_limit(before)
+            options.__exit__()
         bound = {torch.float32: 1e-5, torch.float64: 1e-13}[dtype]
         torch.testing.assert_close(results[0], results[1], rtol=bound, atol=bound)
 
@@ -216,14 +216,12 @@ def test_more_entries_than_the_index_type_can_number(monkeypatch):
 
 
 def test_errors():
-    A, limit = matrix(random(4, 5, 0.5)), ops.set_spgemm_plan_limit
+    A = matrix(random(4, 5, 0.5))
     batches = A.with_values(normal((2, A.nnz))), A.T.with_values(normal((3, A.nnz)))
     for call, error, message in (
         (lambda: A @ A, ValueError, r"spgemm: A.shape\[1\] must equal B.shape\[0\], got .*\(4, 5\)"),
         (lambda: ops.spgemm(A, A.T, mask=A.pattern), ValueError, r"the shape of A B, \(4, 4\), got \(4, 5\)"),
         (lambda: ops.spgemm(*batches), ValueError, "the batch axes of A.values and B.values must broadcast"),
-        (lambda: limit(1e9), TypeError, "set_spgemm_plan_limit: bytes must be an int, got float"),
-        (lambda: limit(-1), ValueError, "set_spgemm_plan_limit: bytes must not be negative"),
     ):
         with pytest.raises(error, match=message):
             call()
@@ -366,11 +364,10 @@ def test_plan_cache_limit():
     products, device = int(symbolic(S, S).data.sum()), on_cuda()
     bytes = products * (2 * matrix(S).col_indices.element_size() if device else 4)
     for limit, kept in ((bytes, True), (bytes - 1, False)):
-        before = ops.set_spgemm_plan_limit(limit)
-        A = matrix(S)
-        for _ in range(2):
-            ops.spgemm(A, A)
-        assert ops.set_spgemm_plan_limit(before) == limit
+        with ls.set_options(spgemm_plan_bytes=limit):
+            A = matrix(S)
+            for _ in range(2):
+                ops.spgemm(A, A)
         P = A.pattern
         if device:
             plan = P._planned(sparse_products._segments, P, None, sparse_products.PRODUCT)
@@ -395,7 +392,7 @@ A = ls.CSR(torch.ones(P.nnz, requires_grad=True), P)
 P._structure(True)
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 def products(limit):
-    ls.ops.set_spgemm_plan_limit(limit)
+    ls.set_options(spgemm_plan_bytes=limit)
     P.drop_caches(); P._structure(True)
     start = peak()
     C = A @ A

@@ -503,8 +503,7 @@ def test_moves_and_copies():
 
 
 def test_patterns_of_combinations_are_bounded():
-    before = ls.ops.set_plan_cache_limit(0)
-    try:
+    with ls.set_options(plan_cache_bytes=0):
         pool = [ls.problems.random_spd(20 + i, i) for i in range(12)]
         generator = torch.Generator().manual_seed(0)
         for _ in range(60):
@@ -512,8 +511,6 @@ def test_patterns_of_combinations_are_bounded():
             ls.BlockBatch([pool[i] for i in chosen])
         plans = [name for member in pool for name in member.pattern._entries]
         assert len([name for name in plans if "_plan_stack" in name]) <= 16
-    finally:
-        ls.ops.set_plan_cache_limit(before)
 
 
 # --- collate ---

@@ -4,6 +4,7 @@ implicit gradient, O(N) unrolled, O(sqrt N) checkpointed. Compiled code that adv
 that decides. A device that is checked from time to time, simulated, compared with the CPU."""
 
 import math
+import re
 import subprocess
 import sys
 import warnings
@@ -35,10 +36,11 @@ from solvers.cases import (
 from solvers.stationary_cases import values_on
 
 import learnsolve as ls
+from learnsolve.matrix.cache import budget
 from learnsolve.ops import sweeps
 from learnsolve.ops.pcg import STOP, Iterations
 from learnsolve.solvers.core import advance
-from learnsolve.solvers.core.advance import ResidualNorm, Schedule
+from learnsolve.solvers.core.advance import ResidualNorm, Schedule, check_every
 from learnsolve.solvers.core.loop import iterate
 from learnsolve.solvers.core.operators import Function, Matrix, System
 from learnsolve.solvers.core.stationary import State
@@ -561,9 +563,8 @@ def device():
 
 @pytest.fixture(params=[1, 7, None])
 def every(request):
-    before = S.set_check_every(request.param)
-    yield request.param
-    S.set_check_every(before)
+    with ls.set_options(check_every=request.param):
+        yield request.param
 
 
 def system(name):
@@ -755,11 +756,10 @@ def test_an_M_without_a_derivative_at_zero(name, gradient, where, device):
         x = getattr(S, name)(lambda x: T @ x, b, M=M, rtol=1e-9, gradient=gradient).x
         return [g.cpu() for g in torch.autograd.grad(x.square().sum(), (w, T))]
 
-    S.set_check_every(50)
-    actual = gradients(b)
-    S.set_check_every(1)
-    one_by_one = [gradients(b[:, j : j + 1]) for j in (0, 2, 3)]
-    S.set_check_every(None)
+    with ls.set_options(check_every=50):
+        actual = gradients(b)
+    with ls.set_options(check_every=1):
+        one_by_one = [gradients(b[:, j : j + 1]) for j in (0, 2, 3)]
     for g, parts in zip(actual, zip(*one_by_one, strict=True), strict=True):
         torch.testing.assert_close(g, sum(parts), rtol=1e-5, atol=1e-10)
 
@@ -795,10 +795,19 @@ def test_the_compiled_loop(kind):
 
 
 def test_what_is_set():
-    assert S.set_check_every(5) is None
-    assert S.set_check_every(None) == 5
-    with pytest.raises(TypeError, match="set_check_every: iterations must be an int, got float"):
-        S.set_check_every(2.5)
-    with pytest.raises(ValueError, match="set_check_every: iterations must be at least 1, got 0"):
-        S.set_check_every(0)
-    assert S.set_check_every(None) is None
+    with ls.set_options(check_every=5):
+        with ls.set_options(check_every=None, plan_cache_bytes=0):
+            assert (check_every(), budget.limit) == (None, 0)
+        assert (check_every(), budget.limit) == (5, 2**26)
+    assert check_every() is None
+    for error, options, message in (
+        (TypeError, {"check_every": 2.5}, "set_options: check_every must be an int, got float"),
+        (ValueError, {"check_every": 0}, "set_options: check_every must be at least 1, got 0"),
+        (TypeError, {"spgemm_plan_bytes": 1e9}, "set_options: spgemm_plan_bytes must be an int, got float"),
+        (ValueError, {"spgemm_plan_bytes": -1}, "set_options: spgemm_plan_bytes must be at least 0, got -1"),
+        (TypeError, {"check_evry": 2}, "unexpected keyword argument 'check_evry'; did you mean check_every?"),
+        (TypeError, {"threads": 2}, "'threads'; valid keywords: plan_cache_bytes, spgemm_plan_bytes"),
+    ):
+        with pytest.raises(error, match=re.escape(message)):
+            ls.set_options(plan_cache_bytes=0, **options)
+    assert budget.limit == 2**26, "options are checked before any is set"

@@ -353,8 +353,6 @@ def _files(pool: ThreadPoolExecutor, s: Sample, where: str) -> list[str]:
 
 NUMBERS = (1, 2, 3, 4, 8)
 TURNS = 12  # a call has its turn at every twelfth matrix of a kind
-# Names that are no function of tensors.
-SETTINGS = {"set_buffer_pool_limit", "set_plan_cache_limit", "set_spgemm_plan_limit", "set_check_every"}
 RECORDS = {"ConvergenceWarning", "Iteration", "Solution", "SolverError", "Status"}
 # Of functions in CALLS.
 MODULES = {"Chebyshev", "Heavyball", "Jacobi", "Richardson", "SOR", "TriangularSolve"}
@@ -385,7 +383,7 @@ def bits(count: int, seed: int, counts: Counter) -> Iterator[str]:
 
 def untried() -> list[str]:
     """Public operations and solvers that no call names."""
-    names = {*ls.ops.__all__, *ls.solvers.__all__} - SETTINGS - RECORDS - MODULES - RESULTS - RULES
+    names = {*ls.ops.__all__, *ls.solvers.__all__} - RECORDS - MODULES - RESULTS - RULES
     return sorted(n for n in names if not any(c == n or c.startswith(f"{n} ") for c in CALLS))
 
 

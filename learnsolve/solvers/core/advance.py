@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix import device_analysis
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.across import across
 from learnsolve.ops.arithmetic import broadcasts_to
@@ -217,41 +217,9 @@ _every: int | None = None  # None: see `_unhurried`
 _SHARE, _LONGEST = 8, 32
 
 
-def set_check_every(iterations: int | None) -> int | None:
-    """Set how often (in iterations) convergence is checked on a CUDA device, in solves to a tolerance.
-
-    A check synchronizes the device. Columns that seemed done since the last check, and have not moved since,
-    are then confirmed by their true residual: `x`, `iterations` and `residual_norms` are the same as with a
-    check after every iteration, unless a recurrence was wrong and restarts (`minres` monitors its recurrence
-    in every eighth iteration). Checking rarely wastes the iterations after the last column has stopped; M is
-    called in these too.
-
-    Parameters
-    ----------
-    iterations : int, at least 1; None, the initial setting: after an eighth of the iterations so far, at most
-        32 (in the compiled loop of `cg`, where extra iterations cost next to nothing: 32, 64, 128, ...)
-
-    Returns
-    -------
-    int or None, the previous setting. The new setting applies to solves that begin later, in all threads.
-    Solves on a CPU or with a callback are checked after every iteration; gradient="checkpointed" also checks
-    at the end of every segment, after 1, 3, 6, 10, ... iterations.
-
-    Raises
-    ------
-    TypeError, ValueError
-        if iterations is not an int, or less than 1.
-
-    Examples
-    --------
-    >>> import learnsolve as ls
-    >>> before = ls.solvers.set_check_every(10)
-    >>> ls.solvers.set_check_every(before)
-    10
-    """
+def swap_check_every(iterations: int | None) -> int | None:
+    """Set the interval, for solves that begin later, and return the previous one."""
     global _every
-    if iterations is not None:
-        iterations = checks.integer("set_check_every", "iterations", iterations, 1)
     before, _every = _every, iterations
     return before
 
