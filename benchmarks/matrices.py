@@ -79,7 +79,7 @@ def families(run: Run, args: argparse.Namespace) -> Iterator[tuple[str, sp.csr_a
         yield f"band of 4, {n}", banded(n, 4)
     for name in ("unit_square",) if quick else GALLERY:
         try:
-            yield f"pyamg {name}", ls.problems.gallery(name).to_scipy()
+            yield f"pyamg {name}", ls.problems.pyamg_gallery(name).to_scipy()
         except (ImportError, ValueError, NotImplementedError) as error:
             run.note(f"{name}: left out, {error}")
     for path in sorted(args.matrices.glob("**/*.mtx*")) if args.matrices else ():

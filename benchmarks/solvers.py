@@ -48,7 +48,7 @@ def matrices(run: Run) -> Iterator[tuple[str, ls.CSR]]:
         yield "anisotropic 100^2", anisotropic((100, 100), 0.01, np.pi / 6)
     for name in ("unit_cube",) if run.quick else GALLERY:
         try:
-            A = ls.problems.gallery(name)
+            A = ls.problems.pyamg_gallery(name)
         except (ImportError, ValueError) as error:
             run.note(f"{name}: left out, {error}")
             continue

@@ -97,7 +97,7 @@ def cases(folder: Path | None) -> Iterator[tuple[str, Make]]:
     p = ls.problems
     P = lambda *shape, **k: lambda: p.poisson(shape, **k).to_scipy()  # noqa: E731
     for name in GALLERY:
-        yield f"pyamg {name}", lambda name=name: p.gallery(name).to_scipy()
+        yield f"pyamg {name}", lambda name=name: p.pyamg_gallery(name).to_scipy()
     yield "Poisson 10x10", P(10, 10)
     yield "Poisson 40x40", P(40, 40)
     yield "Poisson 100x100", P(100, 100)

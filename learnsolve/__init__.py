@@ -12,7 +12,7 @@ from learnsolve import analysis, io, nn, nonlinear, ops, ordering, preconditione
 from learnsolve.collate import collate
 from learnsolve.config import config, set_options, show_config
 from learnsolve.eigen import Eigenpairs, SingularTriplets, eigsh, svds
-from learnsolve.evaluation import Evaluation, evaluate
+from learnsolve.evaluation import Evaluation, compare_preconditioners
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.blocks import BlockBatch
@@ -31,9 +31,9 @@ __all__ = [
     "SparsityPattern",
     "analysis",
     "collate",
+    "compare_preconditioners",
     "config",
     "eigsh",
-    "evaluate",
     "factorize",
     "io",
     "nn",

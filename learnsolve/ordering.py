@@ -12,7 +12,7 @@ from torch import Tensor
 from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy, repeated_coloring
+from learnsolve.matrix.pattern import SparsityPattern, as_numpy, periodic_coloring
 
 __all__ = [
     "column_coloring",
@@ -340,7 +340,7 @@ def _column_coloring(pattern: SparsityPattern, order: str) -> Coloring:
     arrays = _both_ways(pattern)
     # A lower bound: the longest row.
     fewest = int(np.diff(arrays[0]).max(initial=0))
-    best = repeated_coloring(pattern, fewest) if order == "best" else None
+    best = periodic_coloring(pattern, fewest) if order == "best" else None
 
     def color(number: int) -> tuple[np.ndarray, ...]:
         return _analysis.column_coloring(*arrays, number)

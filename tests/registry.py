@@ -211,7 +211,7 @@ WITH: dict[str, dict[str, Any]] = {
     "heavyball, unrolled.lmax": {"alpha": None, "beta": None, "lmin": 0.5},
     "chebyshev, iterations": {"lmin": 0.5, "lmax": 6.0},
     "richardson, iterations": {"weight": 0.1},
-    "real_form": {"im": A.tril()},
+    "real_equivalent": {"im": A.tril()},
     "richardson, unrolled": {"weight": 0.1},
     "richardson, unrolled.lmin": {"weight": None, "lmax": 6.0},
     "richardson, unrolled.lmax": {"weight": None, "lmin": 0.5},

@@ -128,8 +128,8 @@ OTHERS = {
             S.richardson(A, b[:, 0], weight=0.1, iterations=30, gradient="unrolled"), rtol=1.0
         ).value
     ),
-    "evaluate": lambda A, b: (
-        ls.evaluate(
+    "compare_preconditioners": lambda A, b: (
+        ls.compare_preconditioners(
             A, b, {"none": None, "Jacobi": ls.preconditioners.Jacobi}, solver="gmres", repeats=1
         ).histories
     ),
@@ -148,7 +148,7 @@ PROBLEMS = {
     "diffusion_tensor": lambda d: ls.problems.diffusion_tensor(
         KAPPA[..., None, None].to(d) * torch.tensor([[2.0, 1.0], [1.0, 1.0]], dtype=KAPPA.dtype, device=d)
     ),
-    "gallery": lambda d: ls.problems.gallery("knot", device=d),
+    "pyamg_gallery": lambda d: ls.problems.pyamg_gallery("knot", device=d),
     "graph_laplacian": lambda d: ls.problems.graph_laplacian(
         torch.tensor([[0, 1, 2], [1, 2, 0]], device=d), torch.arange(1.0, 4, device=d), both_directions=False
     ),

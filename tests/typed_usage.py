@@ -49,7 +49,7 @@ M = ls.preconditioners.IC(A)
 assert_type(M(b), Tensor)
 assert_type(ls.solvers.cg(A, b, M=M).x, Tensor)
 
-assert_type(ls.evaluate(A, b, {"IC(0)": M}), ls.Evaluation)
+assert_type(ls.compare_preconditioners(A, b, {"IC(0)": M}), ls.Evaluation)
 assert_type(ls.analysis.condition_number(A, M).value, Tensor)
 assert_type(ls.ordering.reverse_cuthill_mckee(A.pattern), Tensor)
 assert_type(ls.show_config(), None)

@@ -26,7 +26,7 @@ def bratu(u, lam):
 # %%
 # The pattern of the Jacobian is found once and used by Newton's method in each solve.
 u0 = torch.zeros(n, n, dtype=torch.float64)
-pattern = ls.nonlinear.jacobian_pattern(bratu, u0, truth)
+pattern = ls.nonlinear.jacobian_sparsity(bratu, u0, truth)
 measured = ls.nonlinear.root(bratu, u0, truth, jacobian=pattern).x
 
 # %%

@@ -55,7 +55,7 @@ def p_laplacian(u: Tensor, k: Tensor) -> Tensor:
 def by_learnsolve(problem: str, n: int, told: bool) -> dict:
     f, (u0, k) = FUNCTIONS[problem], start(problem, n)
     k.requires_grad_()
-    pattern = ls.nonlinear.jacobian_pattern(f, u0, k) if told else "auto"
+    pattern = ls.nonlinear.jacobian_sparsity(f, u0, k) if told else "auto"
     began, history = time.perf_counter(), []
 
     def callback(at: ls.solvers.Iteration) -> None:

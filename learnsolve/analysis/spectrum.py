@@ -207,7 +207,7 @@ def linear(function: str, name: str, M: Any) -> None:
     if not getattr(M, "linear", True):
         raise ValueError(
             f"{function}: {type(M).__name__} is not linear, so {name} has no eigenvalues; measure it with "
-            "learnsolve.evaluate"
+            "learnsolve.compare_preconditioners"
         )
 
 

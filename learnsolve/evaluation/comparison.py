@@ -114,7 +114,7 @@ SPREADS = ("iterations", "seconds", "setup", "first_setup")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `evaluate`; `str()` is a table.
+    """The result of `compare_preconditioners`; `str()` is a table.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class Evaluation:
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.poisson((4, 4)), torch.ones(16, dtype=torch.float64)
-    >>> result = ls.evaluate(A, b, {"none": None}, rtol=(1e-6,), repeats=1)
+    >>> result = ls.compare_preconditioners(A, b, {"none": None}, rtol=(1e-6,), repeats=1)
     >>> result.solver, result.rows[0].converged, result.rows[0].iterations.mean
     ('cg', 1, 3.0)
     >>> [len(history) for history in result.histories["none"]]
@@ -295,7 +295,7 @@ class _Setup(NamedTuple):
     later: list[float]
 
 
-def evaluate(
+def compare_preconditioners(
     A: Any,
     b: TensorLike | Sequence[TensorLike],
     preconditioners: Mapping[str, Any],
@@ -342,11 +342,12 @@ def evaluate(
     --------
     >>> import torch, learnsolve as ls
     >>> A, b = ls.problems.anisotropic((20, 20), 0.1, 0.0), torch.ones(400, dtype=torch.float64)
-    >>> result = ls.evaluate(A, b, {"none": None, "Jacobi": ls.preconditioners.Jacobi}, repeats=1)
+    >>> M = {"none": None, "Jacobi": ls.preconditioners.Jacobi}
+    >>> result = ls.compare_preconditioners(A, b, M, repeats=1)
     >>> result.rows[0].converged, result.rows[0].iterations.mean, len(str(result).splitlines())
     (1, 37.0, 8)
     """
-    name = "evaluate"
+    name = "compare_preconditioners"
     tolerances = _tolerances(name, rtol)
     repeats = checks.integer(name, "repeats", repeats, 1)
     checks.one_of(name, "on_error", on_error, ("raise", "row"))

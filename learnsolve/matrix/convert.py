@@ -198,7 +198,7 @@ class SciPyMatrix(Protocol):
 
 REAL_FORM = (
     "solve the real system [[Re A, -Im A], [Im A, Re A]] for [Re x; Im x], whose matrix "
-    "learnsolve.ops.real_form makes"
+    "learnsolve.ops.real_equivalent makes"
 )
 
 

@@ -536,7 +536,7 @@ torch.serialization.add_safe_globals([SparsityPattern, _unpickled])
 _SAMPLE = 256
 
 
-def repeated_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray, ...] | None:
+def periodic_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray, ...] | None:
     """A column coloring x + a y + b z modulo the number of colors, with `fewest` colors or a few more, for
     the unknowns of a grid in order; None if there is none. The axes are found from the distances of columns
     that share a row, in a sample of rows; the coloring is then checked in all rows."""

@@ -1,4 +1,4 @@
-"""`jacobian_pattern`: where the Jacobian of a function may have entries, from its program; and the rules for
+"""`jacobian_sparsity`: where the Jacobian of a function may have entries, from its program; and the rules for
 products with matrices (linear algebra, convolutions, averages over windows, interpolation) and for the
 operators of learnsolve.ops."""
 
@@ -479,7 +479,7 @@ def stencil(c: Call) -> Sets:
     ]
 
 
-def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
+def jacobian_sparsity(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
     r"""Where the Jacobian of f with respect to u may have entries, from the operations that f calls.
 
     Parameters
@@ -518,17 +518,17 @@ def jacobian_pattern(f: Callable[..., Tensor], u: Tensor, *args: Any) -> Sparsit
     Examples
     --------
     >>> import torch, learnsolve as ls
-    >>> ls.nonlinear.jacobian_pattern(lambda u: u[1:] * u[:-1], torch.ones(1000))
+    >>> ls.nonlinear.jacobian_sparsity(lambda u: u[1:] * u[:-1], torch.ones(1000))
     SparsityPattern(shape=(999, 1000), nnz=1998, indices=int32, device=cpu)
     """
     if not callable(f):
-        raise TypeError(f"jacobian_pattern: f must be a function of u and args, got {type(f).__name__}")
-    check_argument("jacobian_pattern", u)
-    return find_pattern("jacobian_pattern", f, u, args)
+        raise TypeError(f"jacobian_sparsity: f must be a function of u and args, got {type(f).__name__}")
+    check_argument("jacobian_sparsity", u)
+    return find_pattern("jacobian_sparsity", f, u, args)
 
 
 def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple) -> SparsityPattern:
-    """`jacobian_pattern`, called by `function`."""
+    """`jacobian_sparsity`, called by `function`."""
 
     def flat(x: Tensor, shape: torch.Size, args: tuple) -> Tensor:
         return flat_output(function, f(x.reshape(shape), *args), x)

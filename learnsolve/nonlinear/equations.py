@@ -337,7 +337,7 @@ def root(
     args : the arguments of f, in any nesting: tensors, CSR, modules (their parameters), constants
     method : "newton"; "newton-krylov", with products only; "chord", which keeps the Jacobian while a step
         halves the residual; "lm", see `least_squares`; "anderson", for u <- u - f(u), see `fixed_point`
-    jacobian : "auto", on the pattern of f's program (`jacobian_pattern`); its pattern, a SparsityPattern,
+    jacobian : "auto", on the pattern of f's program (`jacobian_sparsity`); its pattern, a SparsityPattern,
         CSR or SciPy matrix; a callable ``(u, *args)`` -> CSR, such as `jacobian(f)`, which keeps its pattern
         for the calls of a loop; None for products only
     linear : "auto", "direct", "cg", "minres", "bicgstab", "gmres", or a callable (J, b) -> J^-1 b, also

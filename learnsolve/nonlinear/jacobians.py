@@ -479,7 +479,7 @@ def jacobian(
     f : function of u and args that returns a tensor of u's dtype; both may have any shape, and i and j index
         their elements in the order of the flattened tensors
     pattern : SparsityPattern, CSR or SciPy matrix with an entry wherever J may be nonzero, default: that of
-        `jacobian_pattern`
+        `jacobian_sparsity`
     mode : "forward", by columns (`torch.func.jvp`); "reverse", by rows (`torch.func.vjp`); "auto", the mode
         with fewer colors, or the mode that torch supports for all operations of f
 

@@ -13,7 +13,7 @@ from learnsolve.ops.blocks import (
     eye,
     hstack,
     kron,
-    real_form,
+    real_equivalent,
     vstack,
     zeros,
 )
@@ -81,7 +81,7 @@ __all__ = [
     "norm",
     "permute",
     "quadratic_form",
-    "real_form",
+    "real_equivalent",
     "scale_columns",
     "scale_rows",
     "sddmm",

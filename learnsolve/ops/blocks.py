@@ -280,7 +280,7 @@ def _product_shape(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return a[0] * b[0], a[1] * b[1]
 
 
-def real_form(re: Any, im: CSR | None = None) -> CSR:
+def real_equivalent(re: Any, im: CSR | None = None) -> CSR:
     r"""The equivalent real formulation of a complex matrix :math:`A = \mathrm{re} + i\,\mathrm{im}`.
 
     .. math::
@@ -317,11 +317,11 @@ def real_form(re: Any, im: CSR | None = None) -> CSR:
     >>> import numpy as np, scipy.sparse, torch, learnsolve as ls
     >>> S = scipy.sparse.diags_array([-1.0, 2.0 + 0.5j, -1.0], offsets=[-1, 0, 1], shape=(50, 50))
     >>> b = torch.complex(torch.ones(50).double(), torch.zeros(50).double())
-    >>> y = ls.solvers.gmres(ls.ops.real_form(S), torch.cat((b.real, b.imag)), rtol=1e-10).x
+    >>> y = ls.solvers.gmres(ls.ops.real_equivalent(S), torch.cat((b.real, b.imag)), rtol=1e-10).x
     >>> np.allclose(S @ torch.complex(*y.chunk(2)).numpy(), b.numpy())
     True
     """
-    name = "real_form"
+    name = "real_equivalent"
     if im is None:
         A = sparse_matrix(re)
         if not isinstance(A, CSR) or not A.values.is_complex():

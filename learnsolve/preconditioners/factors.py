@@ -307,7 +307,7 @@ class ComplexForm(Preconditioner):
     def T(self) -> Preconditioner:
         return Transposed(self)
 
-    def real_form(self) -> Preconditioner | None:
+    def real_equivalent(self) -> Preconditioner | None:
         return self.real if self.phase is None else None
 
     def _converted(self, **kind: Any) -> Preconditioner:

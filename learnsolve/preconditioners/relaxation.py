@@ -93,7 +93,7 @@ class Diagonal(Preconditioner):
     def T(self) -> Preconditioner:
         return self
 
-    def real_form(self) -> Preconditioner | None:
+    def real_equivalent(self) -> Preconditioner | None:
         """The real form of a Hermitian diagonal, on the rows of ops/triangular.py; of others None."""
         return Diagonal(self.d.real.repeat_interleave(2, -1)) if self.symmetric else None
 

@@ -6,7 +6,12 @@
 from learnsolve.matrix.checks import guard
 from learnsolve.problems._grid import MatrixProperties
 from learnsolve.problems.datasets import ProblemDataset, Sample, dataset
-from learnsolve.problems.files import GALLERY_PROPERTIES, MATRIX_MARKET_PROPERTIES, gallery, matrix_market
+from learnsolve.problems.files import (
+    GALLERY_PROPERTIES,
+    MATRIX_MARKET_PROPERTIES,
+    matrix_market,
+    pyamg_gallery,
+)
 from learnsolve.problems.graphs import (
     GRAPH_LAPLACIAN_PROPERTIES,
     GROUNDED_LAPLACIAN_PROPERTIES,
@@ -46,7 +51,7 @@ PROPERTIES: dict[str, MatrixProperties] = {
     "convection_diffusion": CONVECTION_DIFFUSION_PROPERTIES,
     "diffusion": DIFFUSION_PROPERTIES,
     "diffusion_tensor": DIFFUSION_TENSOR_PROPERTIES,
-    "gallery": GALLERY_PROPERTIES,
+    "pyamg_gallery": GALLERY_PROPERTIES,
     "graph_laplacian": GRAPH_LAPLACIAN_PROPERTIES,
     "grounded_laplacian": GROUNDED_LAPLACIAN_PROPERTIES,
     "helmholtz": HELMHOLTZ_PROPERTIES,
@@ -71,7 +76,6 @@ __all__ = [
     "delaunay_graph",
     "diffusion",
     "diffusion_tensor",
-    "gallery",
     "gaussian_field",
     "graph_laplacian",
     "grounded_laplacian",
@@ -81,6 +85,7 @@ __all__ = [
     "p1_mass",
     "p1_stiffness",
     "poisson",
+    "pyamg_gallery",
     "random_mesh",
     "random_spd",
 ]

@@ -16,7 +16,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.problems._grid import INT32_MAX, MatrixProperties, check_dtype
 
 
-def gallery(
+def pyamg_gallery(
     name: str, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
 ) -> CSR:
     """An example matrix of pyamg by name, such as "airfoil", "bar", "knot" or "unit_square".
@@ -52,22 +52,24 @@ def gallery(
     Examples
     --------
     >>> import learnsolve as ls
-    >>> ls.problems.gallery("unit_square")
+    >>> ls.problems.pyamg_gallery("unit_square")
     CSR(shape=(191, 191), nnz=1243, dtype=float64, device=cpu, density=3.4%)
     """
     try:
         from pyamg.gallery import example
     except ImportError as error:
         raise ImportError(
-            "problems.gallery needs pyamg: pip install 'learnsolve[problems]'", name="pyamg"
+            "problems.pyamg_gallery needs pyamg: pip install 'learnsolve[problems]'", name="pyamg"
         ) from error
-    check_dtype("gallery", dtype)
+    check_dtype("pyamg_gallery", dtype)
     if name not in example.example_names:
-        raise ValueError(f"gallery: name must be one of {', '.join(example.example_names)}, got {name!r}")
+        raise ValueError(
+            f"pyamg_gallery: name must be one of {', '.join(example.example_names)}, got {name!r}"
+        )
     A = example.load_example(name)["A"]
     if np.iscomplexobj(A.data):
         raise NotImplementedError(
-            f"gallery: {name!r} is a complex matrix, which is not supported; {REAL_FORM}"
+            f"pyamg_gallery: {name!r} is a complex matrix, which is not supported; {REAL_FORM}"
         )
     return CSR.from_scipy(A, dtype=dtype, device=device)
 

@@ -25,7 +25,7 @@ USED = {
     "diffusion": {"shape", "contrast"},
     "convection_diffusion": {"shape", "peclet", "reaction"},
     "graph_laplacian": {"path", "shift"},
-    "gallery": {"matrix"},
+    "pyamg_gallery": {"matrix"},
     "matrix_market": {"path"},
 }
 BY_ROWS = {"poisson", "anisotropic", "diffusion"}  # families that can make only the rows of a process
@@ -57,7 +57,7 @@ class ProblemSettings:
     reaction : float
         Added to the diagonal; -4 makes it zero (convection_diffusion).
     matrix : str
-        Name of an example matrix of pyamg, such as unit_square (gallery).
+        Name of an example matrix of pyamg, such as unit_square (pyamg_gallery).
     path : str
         A Matrix Market file: the matrix (matrix_market), or the edges as its entries (graph_laplacian).
     """
@@ -68,7 +68,7 @@ class ProblemSettings:
         "diffusion",
         "convection_diffusion",
         "graph_laplacian",
-        "gallery",
+        "pyamg_gallery",
         "matrix_market",
     ] = "poisson"
     shape: int | list[int] = 16
@@ -97,7 +97,7 @@ def describe(settings: ProblemSettings) -> str:
     if grid is not None:
         words = "Poisson" if settings.name == "poisson" else f"{settings.name.replace('_', '-')} problem"
         return f"{len(grid)}D {words}, {' x '.join(map(str, grid))}" + (" points" if len(grid) == 1 else "")
-    if settings.name == "gallery":
+    if settings.name == "pyamg_gallery":
         return f"pyamg's {settings.matrix}"
     name = (settings.path or "").rsplit("/", 1)[-1]
     return f"graph of {name}" if settings.name == "graph_laplacian" else name
@@ -137,7 +137,7 @@ def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CS
         return A.to(device=run.device, dtype=run.torch_dtype)
     except (ImportError, NotImplementedError, OSError, TypeError, ValueError) as error:
         options = {f.name: f"problem.{f.name}" for f in fields(settings)}
-        options["name"] = "problem.matrix"  # for `gallery`
+        options["name"] = "problem.matrix"  # for `pyamg_gallery`
         raise about_option(error, options, otherwise="problem") from error
 
 
@@ -160,8 +160,8 @@ def _build(
         return problems.convection_diffusion(
             wind, settings.peclet, scheme="central", reaction=settings.reaction
         )
-    if name == "gallery":
-        return problems.gallery(settings.matrix, dtype=dtype)  # type: ignore[arg-type]
+    if name == "pyamg_gallery":
+        return problems.pyamg_gallery(settings.matrix, dtype=dtype)  # type: ignore[arg-type]
     A = problems.matrix_market(settings.path, dtype=dtype)  # type: ignore[arg-type]
     if name == "matrix_market":
         return A

@@ -17,7 +17,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SOLVERS: dict[str, Callable[..., Any]] = {}  # by name, for graphs
 _KINDS: dict[str, Any] = {}  # of their options
-# Solvers for a square A with M: `evaluate` and graphs take them by name. Other keywords: graph.Call.
+# Solvers for a square A with M: `compare_preconditioners` and graphs take them by name. Other keywords:
+# graph.Call.
 KRYLOV = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres")
 
 

@@ -226,7 +226,7 @@ def test_a_file_of_complex_numbers(tmp_path, dtype):
 
 
 def test_complex_numbers_are_refused_with_the_real_form_as_remedy():
-    with pytest.raises(TypeError, match=r"real.*got .*complex.*Im A, Re A.*learnsolve\.ops\.real_form"):
+    with pytest.raises(TypeError, match=r"real.*got .*complex.*Im A, Re A.*learnsolve\.ops\.real_equivalent"):
         ls.nn.SparseMatrix(Z)
 
 
@@ -242,13 +242,13 @@ def test_no_imaginary_part_is_dropped(drop):
 def test_files_with_complex_numbers_are_refused(tmp_path):
     path = tmp_path / "A.mtx"
     scipy.io.mmwrite(path, COMPLEX)
-    with pytest.raises(NotImplementedError, match=r"complex .*complex128.*learnsolve\.ops\.real_form"):
+    with pytest.raises(NotImplementedError, match=r"complex .*complex128.*learnsolve\.ops\.real_equivalent"):
         ls.problems.matrix_market(path)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_real_form_multiplies_as_the_complex_matrix(format):
-    R = ls.ops.real_form(COMPLEX.astype(np.complex64).asformat(format))
+    R = ls.ops.real_equivalent(COMPLEX.astype(np.complex64).asformat(format))
     assert (R.shape, R.nnz, R.dtype) == ((12, 12), 4 * SQUARE.nnz, torch.float32)
     x = np.random.default_rng(0).standard_normal(6) + 1j
     y = torch.complex(*(R.double() @ torch.from_numpy(np.concatenate((x.real, x.imag)))).chunk(2))
@@ -256,8 +256,8 @@ def test_real_form_multiplies_as_the_complex_matrix(format):
 
 
 def test_real_form_of_a_hermitian_matrix_is_symmetric():
-    assert ls.ops.real_form(COMPLEX + COMPLEX.conj().T).is_symmetric()
-    assert not ls.ops.real_form(COMPLEX + COMPLEX.T).is_symmetric()
+    assert ls.ops.real_equivalent(COMPLEX + COMPLEX.conj().T).is_symmetric()
+    assert not ls.ops.real_equivalent(COMPLEX + COMPLEX.T).is_symmetric()
 
 
 def scipy_matrix(seed=0):

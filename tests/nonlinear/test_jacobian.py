@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import learnsolve as ls
-from learnsolve.nonlinear import hessian, jacobian, jacobian_pattern
+from learnsolve.nonlinear import hessian, jacobian, jacobian_sparsity
 from learnsolve.ops.products import ordered_dots as dots
 
 F64 = torch.float64
@@ -441,8 +441,8 @@ def found(f, u):
     """The pattern, dense, and what is said."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        P = jacobian_pattern(f, u)
-    messages = [str(w.message) for w in caught if "jacobian_pattern" in str(w.message)]
+        P = jacobian_sparsity(f, u)
+    messages = [str(w.message) for w in caught if "jacobian_sparsity" in str(w.message)]
     return ls.CSR(torch.ones(P.nnz), P).to_dense() != 0, messages
 
 
@@ -602,8 +602,8 @@ NAMED = {
 def test_what_is_not_known_is_named(case):
     f, message, entries = NAMED[case]
     u = numbers(6)
-    with pytest.warns(RuntimeWarning, match=rf"jacobian_pattern: .*{message}") as caught:
-        P = jacobian_pattern(f, u)
+    with pytest.warns(RuntimeWarning, match=rf"jacobian_sparsity: .*{message}") as caught:
+        P = jacobian_sparsity(f, u)
     assert any("test_jacobian.py:" in str(w.message) for w in caught)
     assert entries in (None, P.nnz)
     assert P.nnz >= int(needed(f, u).sum()) if case != "solver" else P.nnz == 36
@@ -629,8 +629,8 @@ REJECTED = {
 @pytest.mark.parametrize("case", REJECTED)
 def test_what_cannot_be_followed_is_an_error(case):
     f, message = REJECTED[case]
-    with pytest.raises(ValueError, match=f"^jacobian_pattern: f .*{message}"):
-        jacobian_pattern(f, numbers(3))
+    with pytest.raises(ValueError, match=f"^jacobian_sparsity: f .*{message}"):
+        jacobian_sparsity(f, numbers(3))
 
 
 def test_floating_point_arguments_may_be_zero_and_integers_are_constants():
@@ -639,23 +639,23 @@ def test_floating_point_arguments_may_be_zero_and_integers_are_constants():
     def f(u, k, at):
         return torch.diag(k) @ u + u[at].sum()
 
-    P = jacobian_pattern(f, numbers(6), k, at)
+    P = jacobian_sparsity(f, numbers(6), k, at)
     assert P.nnz == 36  # as if k were full
-    assert jacobian_pattern(lambda u: f(u, k, at), numbers(6)).nnz == 12  # k is a constant of the program
+    assert jacobian_sparsity(lambda u: f(u, k, at), numbers(6)).nnz == 12  # k is a constant of the program
 
 
 def test_parameters_that_are_trained_may_be_zero():
     constant = torch.zeros(4, 6, dtype=F64)
     W = constant.clone().requires_grad_()
-    assert jacobian_pattern(lambda u: W @ u, numbers(6)).nnz == 24
-    assert jacobian_pattern(lambda u: constant @ u, numbers(6)).nnz == 0
+    assert jacobian_sparsity(lambda u: W @ u, numbers(6)).nnz == 24
+    assert jacobian_sparsity(lambda u: constant @ u, numbers(6)).nnz == 0
 
 
 def test_a_dense_jacobian_of_many_unknowns_is_an_error_not_an_array():
     with pytest.raises(
         ValueError, match=r"at test_jacobian.py:\d+ depends on u in \d+ entries, .* torch.func.jvp"
     ):
-        jacobian_pattern(lambda u: u * u.sum(), torch.ones(100_000))
+        jacobian_sparsity(lambda u: u * u.sum(), torch.ones(100_000))
 
 
 def test_custom_functions_have_the_pattern_of_their_derivative():
@@ -674,5 +674,5 @@ def test_custom_functions_have_the_pattern_of_their_derivative():
         def backward(ctx, g):
             return g.roll(1)
 
-    P = jacobian_pattern(lambda u: Rounded.apply(u), numbers(4))
+    P = jacobian_sparsity(lambda u: Rounded.apply(u), numbers(4))
     assert torch.equal(ls.CSR(torch.ones(4), P).to_dense(), torch.eye(4).roll(1, 1))

@@ -395,7 +395,7 @@ CASES = [*PRODUCT_ROWS, *STRUCTURE_ROWS, *GRAPH_ROWS, *SOLVE_ROWS, *COMPLEX_ROWS
 BRANCHES = {
     *("spmm vector", "spmm transpose matrix", "spmm batch of values", "spmm batch of both", "x @ A"),
     *("sddmm matrix", "sddmm batch of U", "transpose batch", "diagonal batch", "sum 1", "scale_rows batch"),
-    *("spgemm", "spgemm batch of A", "spgemm mask", "A / s", "tril", "real_form", "kron", "hstack"),
+    *("spgemm", "spgemm batch of A", "spgemm mask", "A / s", "tril", "real_equivalent", "kron", "hstack"),
     *(
         "A[rows][:, columns]",
         "permute",

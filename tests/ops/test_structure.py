@@ -242,7 +242,11 @@ BAD = [
     (lambda: A[np.array([2**64 - 1], np.uint64)], IndexError, "index 18446744073709551615"),
     (lambda: list(A), TypeError, "not iterable"),
     (lambda: ops.permute(Q, None), TypeError, "permute: p must be an array .* got None"),
-    (lambda: ops.real_form(A), TypeError, "real_form: without im, re must be a complex .*got CSR of torch"),
+    (
+        lambda: ops.real_equivalent(A),
+        TypeError,
+        "real_equivalent: without im, re must be a complex .*got CSR of torch",
+    ),
     # blocks
     (lambda: ls.BlockBatch([]), ValueError, "BlockBatch: expected at least one matrix"),
     (lambda: ls.BlockBatch([Q, Q.to(torch.float32)]), TypeError, "matrix 1 has dtype torch.float32"),
@@ -381,7 +385,7 @@ def converted(convert, value):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_takes_sparse_matrices_of_other_libraries(name):
     f = getattr(ls.ops, name)
-    given = beside(name, f) | {"sddmm": {"pattern": GRID}, "real_form": {"im": GRID}}.get(name, {})
+    given = beside(name, f) | {"sddmm": {"pattern": GRID}, "real_equivalent": {"im": GRID}}.get(name, {})
     expected = outputs(f(**given))
     assert expected
     assert any(isinstance(value, (ls.CSR, list)) for value in given.values())
@@ -415,13 +419,13 @@ def test_evaluate_takes_them():
         (GRID.to_torch(), b),
         ([S, GRID.to_dense()], [b, b]),
     ):
-        result = ls.evaluate(
+        result = ls.compare_preconditioners(
             sparse_matrix, right, {"Jacobi": ls.preconditioners.Jacobi}, rtol=1e-6, repeats=1
         )
         rows.append((result.rows[0].converged / result.rows[0].systems, result.rows[0].iterations.mean))
     assert rows == rows[:1] * 4
-    with pytest.raises(TypeError, match=r"evaluate: A must hold .*CSR\.from_scipy"):
-        ls.evaluate([scipy.sparse], [b], {"none": None})
+    with pytest.raises(TypeError, match=r"compare_preconditioners: A must hold .*CSR\.from_scipy"):
+        ls.compare_preconditioners([scipy.sparse], [b], {"none": None})
 
 
 def test_the_types_that_users_see_are_those_of_the_functions():
@@ -563,16 +567,16 @@ def test_evaluate_takes_each_block_as_a_system():
     batch = ls.BlockBatch(members)
     b = normal((28, 2))
     given = {"none": None, "IC(0)": ls.preconditioners.IC}
-    found = ls.evaluate(batch, b, given, rtol=1e-6, repeats=1)
-    wanted = ls.evaluate(members, batch.split(b), given, rtol=1e-6, repeats=1)
+    found = ls.compare_preconditioners(batch, b, given, rtol=1e-6, repeats=1)
+    wanted = ls.compare_preconditioners(members, batch.split(b), given, rtol=1e-6, repeats=1)
     assert [(row.systems, row.converged, row.iterations) for row in found.rows] == [
         (row.systems, row.converged, row.iterations) for row in wanted.rows
     ]
     assert found.rows[0].systems == 6
     with pytest.raises(ValueError, match="a tensor of the rows must have shape"):
-        ls.evaluate(batch, b[:5], given)
+        ls.compare_preconditioners(batch, b[:5], given)
     with pytest.raises(TypeError, match=r"b must be a torch.Tensor, got list"):
-        ls.evaluate(batch, batch.split(b), given)
+        ls.compare_preconditioners(batch, batch.split(b), given)
 
 
 def batch():

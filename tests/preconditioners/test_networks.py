@@ -220,7 +220,7 @@ def test_in_cg_and_evaluate(Network):
     b, network = torch.ones(25, dtype=A.dtype), trained(Network).requires_grad_(False)
     found = ls.solvers.cg(A, b, M=network(A))
     assert found.converged
-    rows = ls.evaluate(A, b, {"network": network}, rtol=1e-5, repeats=1).rows
+    rows = ls.compare_preconditioners(A, b, {"network": network}, rtol=1e-5, repeats=1).rows
     assert rows[0].iterations.mean == found.iterations
     assert rows[0].setup.mean > 0
     with pytest.raises(TypeError, match=rf"{Network.__name__}: A must be a CSR, got Tensor; .*M = network"):

@@ -238,7 +238,7 @@ def test_a_class_of_ones_own_works_everywhere(A, kind):
             assert torch.allclose(solution.x, x), name
             assert gradient == "unrolled" or torch.allclose(g, x), name
     assert torch.allclose(ls.solvers.bicgstab(A, b, M=M.T, rtol=1e-12).x, x)
-    evaluated = ls.evaluate(A, b, {"M": M}, solver="gmres", rtol=1e-6, repeats=1)
+    evaluated = ls.compare_preconditioners(A, b, {"M": M}, solver="gmres", rtol=1e-6, repeats=1)
     assert evaluated.rows[0].converged == 1
     assert np.array_equal(M.to_scipy_linear_operator() @ b.numpy(), M(b).numpy())
     assert (M.dtype, M.device) == (b.dtype, b.device)

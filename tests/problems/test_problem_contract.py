@@ -508,8 +508,8 @@ TYPES = [
         "anisotropic: dtype must be torch.float32",
     ),
     (
-        lambda: P.gallery("knot", dtype=torch.complex64),
-        "gallery: dtype must be torch.float32 or torch.float64",
+        lambda: P.pyamg_gallery("knot", dtype=torch.complex64),
+        "pyamg_gallery: dtype must be torch.float32 or torch.float64",
     ),
     (lambda: spd(dtype=torch.float16), "random_spd: dtype must be"),
     (lambda: convection(2, 4, 4, reaction=torch.ones(4).double()), "reaction has dtype"),
@@ -525,7 +525,7 @@ TYPES = [
 ]
 OTHERS = [
     (lambda: P.poisson(3, stencil="q1"), "poisson: stencil='q1' is for two dimensions"),
-    (lambda: P.gallery("helmholtz_2D"), "gallery: 'helmholtz_2D' is a complex matrix"),
+    (lambda: P.pyamg_gallery("helmholtz_2D"), "pyamg_gallery: 'helmholtz_2D' is a complex matrix"),
 ]
 ERRORS = [
     (error, *case)
@@ -593,7 +593,9 @@ CASES = {
         ((definite(normal((2,))).expand(3, 4, 2, 2),), {}),
         ((torch.eye(2) * torch.arange(1.0, 7).view(2, 3, 1, 1),), {}),
     ],
-    "gallery": [((name,), {}) for name in ("unit_square", "recirc_flow", "knot", "airfoil", "unit_cube")],
+    "pyamg_gallery": [
+        ((name,), {}) for name in ("unit_square", "recirc_flow", "knot", "airfoil", "unit_cube")
+    ],
     "graph_laplacian": [
         ((BOTH,), {}),
         ((RING, torch.arange(6.0, dtype=torch.float64)), {"n": 9, "both_directions": False}),
@@ -635,8 +637,8 @@ FILES = {
 EXAMPLES = [(name, *case) for name, cases in CASES.items() for case in cases]
 
 
-# True of every example that pyamg has today, but nothing that gallery could promise of the next.
-BY_CHANCE = {("gallery", "positive_semidefinite")}
+# True of every example that pyamg has today, but nothing that pyamg_gallery could promise of the next.
+BY_CHANCE = {("pyamg_gallery", "positive_semidefinite")}
 
 
 def holds(fact, D):

@@ -416,7 +416,7 @@ def test_order_of_convergence(system, options, order):
 
 @pytest.mark.parametrize("name", sorted({*example_names} - {"helmholtz_2D"}))
 def test_gallery_of_pyamg(name):
-    A = P.gallery(name)
+    A = P.pyamg_gallery(name)
     S = pyamg.gallery.load_example(name)["A"].tocsr()
     assert A.dtype == torch.float64
     assert A.shape == S.shape
@@ -424,12 +424,12 @@ def test_gallery_of_pyamg(name):
 
 
 def test_gallery_in_float32_and_without_pyamg(monkeypatch):
-    A = P.gallery("knot", dtype=torch.float32, device="cpu")
-    assert torch.equal(A.values, P.gallery("knot").values.float())
-    assert P.gallery("knot", device="meta").device.type == "meta"
+    A = P.pyamg_gallery("knot", dtype=torch.float32, device="cpu")
+    assert torch.equal(A.values, P.pyamg_gallery("knot").values.float())
+    assert P.pyamg_gallery("knot", device="meta").device.type == "meta"
     monkeypatch.setitem(sys.modules, "pyamg.gallery", None)
     with pytest.raises(ImportError, match=r"needs pyamg: pip install 'learnsolve\[problems\]'"):
-        P.gallery("knot")
+        P.pyamg_gallery("knot")
 
 
 # --- M M^T + alpha I ---

@@ -33,7 +33,7 @@ TAKEN = {
     "infinite": "rtol atol btol conlim damp adjoint_rtol alpha beta CSR.pow.exponent",
     "complex": "add.alpha add.beta helmholtz.shift",
     "a flag": "add.alpha add.beta",
-    "a list": "evaluate.rtol",
+    "a list": "compare_preconditioners.rtol",
     "integers": "CSR.values CSR.from_dense.D CSR.with_values.values diag.d diagonal.A inverse_diagonal.A "
     "permute.A sum.A trace.A transpose.A tril.A triu.A fill_pattern.A interface_pattern.A lower_pattern.A "
     "GraphNetBlock().graph SparseDropout().X",

@@ -103,7 +103,7 @@ def test_only_float32_and_float64_are_accepted(case, dtype):
         lambda: ls.problems.poisson((4, 4)),
         lambda: ls.problems.anisotropic((4, 4), 0.1, 0.3),
         lambda: ls.problems.random_spd(16, 0),
-        lambda: ls.problems.gallery("unit_square"),
+        lambda: ls.problems.pyamg_gallery("unit_square"),
         lambda: ls.problems.graph_laplacian(torch.tensor([[0, 1], [1, 0]])),
         lambda: ls.problems.p1_mass(ls.problems.random_mesh(16, seed=0)),
         lambda: ls.problems.p1_stiffness(ls.problems.random_mesh(16, seed=0)),

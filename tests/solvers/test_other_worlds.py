@@ -34,8 +34,8 @@ from learnsolve.matrix.convert import TensorLike
 MATRICES = {
     "poisson": lambda: poisson(20, 20),
     "convection": lambda: convection(20, 20),
-    "unit_square": lambda: ls.problems.gallery("unit_square"),
-    "airfoil": lambda: ls.problems.gallery("airfoil"),
+    "unit_square": lambda: ls.problems.pyamg_gallery("unit_square"),
+    "airfoil": lambda: ls.problems.pyamg_gallery("airfoil"),
 }
 PAIRS = [("cg", "airfoil"), *((name, "poisson") for name in ("cg", "bicgstab", "gmres"))]
 PAIRS += [("bicgstab", "convection"), ("gmres", "convection")]

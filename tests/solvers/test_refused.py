@@ -326,7 +326,7 @@ def test_what_cannot_be_transformed_says_so():
 
 
 def test_no_method_is_left_out_of_the_list():
-    """By which the tests take them, `evaluate`, and graphs."""
+    """By which the tests take them, `compare_preconditioners`, and graphs."""
     assert set(SQUARE) == {
         name
         for name, f in SOLVERS.items()

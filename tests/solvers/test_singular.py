@@ -185,7 +185,7 @@ def test_solve_finds_constants_and_says_so():
 
 def test_an_example_of_pyamg():
     """unit_square, a Neumann problem: its eigenvalue is zero to rounding."""
-    A, b = ls.problems.gallery("unit_square"), normal((191,))
+    A, b = ls.problems.pyamg_gallery("unit_square"), normal((191,))
     solution = S.cg(A, b, M=ls.preconditioners.Jacobi(A), rtol=1e-10, null_space="constants")
     assert solution.converged
     exact = torch.linalg.pinv(A.to_dense(), rtol=1e-12) @ b

@@ -360,7 +360,7 @@ CALLS: dict[str, Call] = {
     "block": Call("vv", lambda s, v, w: ops.block([[A(s, v), None], [None, A(s, w).T]])),
     "kron": Call("v", lambda s, v: ops.kron(ops.eye(2, dtype=s.dtype, index_dtype=s.index), A(s, v))),
     "diag": Call("c", lambda s, c: ops.diag(c)),
-    "real_form": Call("vv", lambda s, v, w: ops.real_form(A(s, v), A(s, w))),
+    "real_equivalent": Call("vv", lambda s, v, w: ops.real_equivalent(A(s, v), A(s, w))),
     "zeros": Call("c", lambda s, c: ops.zeros(len(c), dtype=s.dtype) @ c),
     "eye": Call("c", lambda s, c: ops.eye(len(c), dtype=s.dtype) @ c),
     "from_coo": Call("e", _three_times),

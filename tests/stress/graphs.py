@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 import learnsolve as ls
 
 # Measurements, files, SciPy's matrices, samples: the docstring says that there is no gradient.
-WITHOUT = {"evaluate", "write_matrix_market", "krylov_basis", "krylov_samples"}
+WITHOUT = {"compare_preconditioners", "write_matrix_market", "krylov_basis", "krylov_samples"}
 WITHOUT |= {"Hierarchy.smoothed_aggregation", "Hierarchy.ruge_stuben"}
 WITHOUT |= {
     f"CSR.{name}"

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import learnsolve as ls
-from learnsolve.nonlinear import hessian, jacobian, jacobian_pattern
+from learnsolve.nonlinear import hessian, jacobian, jacobian_sparsity
 
 F64 = torch.float64
 
@@ -271,13 +271,13 @@ def fault(seed: int, counts: Counter) -> str | None:
     f, u, names = program(seed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        pattern = jacobian_pattern(f, u)
+        pattern = jacobian_sparsity(f, u)
     said = " ".join(str(w.message) for w in caught)
     allowed = ls.CSR(torch.ones(pattern.nnz, dtype=F64), pattern).to_dense() != 0
     r = random.Random(seed + 2)
     others = [] if "reads values" in said else [numbers(r, *u.shape), 3 * numbers(r, *u.shape)]
     counts["programs"] += 1
-    counts["programs with a warning"] += "jacobian_pattern:" in said
+    counts["programs with a warning"] += "jacobian_sparsity:" in said
     D = torch.zeros(())
     for x in (u, *others):
         D = jacobian_of_program(f, x)

@@ -86,7 +86,9 @@ def _load_state(path: Path) -> int:
 def _table(k: int) -> Any:
     A = ls.problems.poisson((3, 3))
     with quiet():
-        return ls.evaluate(A, torch.ones(9, dtype=A.dtype), {"none": None}, rtol=(1e-2, 1e-8)[k - 1])
+        return ls.compare_preconditioners(
+            A, torch.ones(9, dtype=A.dtype), {"none": None}, rtol=(1e-2, 1e-8)[k - 1]
+        )
 
 
 def _rows(path: Path, k: int) -> None:

@@ -111,7 +111,7 @@ def test_the_losses_are_those_of_dense_algebra(run, rows, report, no_pictures, s
         (["--problem.shape", "[6,6]", "--problem.stencil", "q1"], 36),
         (["--problem.name", "anisotropic", "--problem.shape", "[6,6]", "--problem.theta", "0.5"], 36),
         (["--problem.name", "diffusion", "--problem.shape", "[6,6]"], 36),
-        (["--problem.name", "gallery", "--problem.matrix", "unit_square"], 191),
+        (["--problem.name", "pyamg_gallery", "--problem.matrix", "unit_square"], 191),
         (["--sweeps", "3"], 16),
     ],
 )

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import preconditioners
-from learnsolve.evaluation import Evaluation, evaluate
+from learnsolve.evaluation import Evaluation, compare_preconditioners
 from learnsolve.evaluation.comparison import aligned
 from learnsolve.evaluation.figures import BLACK, BLUE, COLORS, Line, picture
 from learnsolve.recipes.harness.checkpoint import History
@@ -74,10 +74,10 @@ def table(outcome: Outcome) -> str:
 
 
 def compare(A: Any, b: Any, M: Mapping[str, Any], rtol: Sequence[float], **options: Any) -> Evaluation:
-    """`evaluate` in which a failing preconditioner gets a row that says so, instead of warnings."""
+    """`compare_preconditioners`, with a row for a preconditioner that fails, instead of warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return evaluate(A, b, dict(M), rtol=rtol, on_error="row", **options)  # type: ignore[arg-type]
+        return compare_preconditioners(A, b, dict(M), rtol=rtol, on_error="row", **options)  # type: ignore[arg-type]
 
 
 def with_amg(candidates: dict[str, Any], n: int) -> dict[str, Any]:
@@ -268,7 +268,7 @@ class Recipe:
         raise NotImplementedError
 
     def measure(self, /) -> Sequence[float | None]:
-        """The values of `columns`; called after each `evaluate`, whose results it may use."""
+        """The values of `columns`; called after each `compare_preconditioners`, whose results it may use."""
         return ()
 
     def state(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def check_complex(name: str, A: Any, b: Tensor, options: Options) -> None:
     if options.null_space is not None:
         raise NotImplementedError(
             f"{name}: null_space takes no complex values; solve the real system whose matrix "
-            "learnsolve.ops.real_form makes, and whose null vectors are those of A and i times them"
+            "learnsolve.ops.real_equivalent makes, and whose null vectors are those of A and i times them"
         )
 
 

@@ -396,7 +396,7 @@ def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
         return real_matrix(M.detach() if implicit else M)
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
         return _on_real_rows(name, "M", _of_vectors(on_host(name, "M", M, True)))
-    real = M.real_form() if hasattr(M, "real_form") else None
+    real = M.real_equivalent() if hasattr(M, "real_equivalent") else None
     form = None if real is None else compiled_form(real)
     if form is not None:
         kind, m, factor = form

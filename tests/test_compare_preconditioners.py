@@ -1,4 +1,4 @@
-"""`evaluate`: counts against SciPy's, solvers, systems, preconditioners, failures, tables and files."""
+"""`compare_preconditioners`: counts against SciPy's, solvers, systems, failures, tables and files."""
 
 import csv
 import functools
@@ -19,7 +19,7 @@ import learnsolve as ls
 
 F64, P = torch.float64, ls.preconditioners
 LINE, GRID, B = ls.problems.poisson((60,)), ls.problems.poisson((25, 25)), torch.ones(60, dtype=F64)
-evaluate = functools.partial(ls.evaluate, repeats=1)
+compare = functools.partial(ls.compare_preconditioners, repeats=1)
 
 
 def stretched(n: int = 80, seed: int = 0) -> ls.CSR:
@@ -57,7 +57,7 @@ def test_iterations_are_those_of_scipy(name):
     A = MATRICES[name]
     S = A.to_scipy()
     b = torch.randn(S.shape[0], dtype=F64)
-    for row in evaluate(A, b, {"none": None, "Jacobi": P.Jacobi}).rows:
+    for row in compare(A, b, {"none": None, "Jacobi": P.Jacobi}).rows:
         M, calls = None if row.preconditioner == "none" else scipy.sparse.diags_array(1 / S.diagonal()), []
         _, info = spla.cg(S, b.numpy(), rtol=row.rtol, M=M, callback=calls.append, maxiter=10 * len(b))
         assert (row.converged, info) == (1, 0)
@@ -67,7 +67,7 @@ def test_iterations_are_those_of_scipy(name):
 
 def test_one_run_gives_the_iterations_of_all_tolerances():
     b, rtol = torch.randn(625, dtype=F64), (1e-2, 1e-5, 1e-8)
-    result = evaluate(GRID, b, {"none": None}, rtol=rtol)
+    result = compare(GRID, b, {"none": None}, rtol=rtol)
     for row, tol in zip(result.rows, rtol, strict=True):
         assert row.rtol == tol
         assert row.iterations.mean == ls.solvers.cg(GRID, b, rtol=tol).iterations
@@ -75,13 +75,13 @@ def test_one_run_gives_the_iterations_of_all_tolerances():
     (history,) = result.histories["none"]
     torch.testing.assert_close(history, ls.solvers.cg(GRID, b, rtol=1e-8).residual_norms / b.norm())
     for one in (torch.tensor(0.25), torch.tensor([0.25]), np.array(0.25), np.float32(0.25)):
-        assert evaluate(LINE, B, {"n": None}, rtol=one).rows[0].rtol == 0.25
+        assert compare(LINE, B, {"n": None}, rtol=one).rows[0].rtol == 0.25
 
 
 @pytest.mark.parametrize("solver", SQUARE)
 def test_every_solver(solver):
     A = GRID if solver in SYMMETRIC else convection(8, 8)
-    result = evaluate(A, torch.ones(A.shape[0], dtype=F64), {"J": P.Jacobi}, solver=solver)
+    result = compare(A, torch.ones(A.shape[0], dtype=F64), {"J": P.Jacobi}, solver=solver)
     assert result.solver == solver
     assert [row.converged for row in result.rows] == [1, 1, 1]
 
@@ -93,10 +93,10 @@ def test_a_custom_solver_gets_the_keywords():
         keywords.append((rtol, maxiter, M))
         return ls.solvers.cg(A, b, rtol=rtol, maxiter=maxiter, M=M)
 
-    assert evaluate(LINE, B, {"x": None}, rtol=1e-6, solver=solve, maxiter=77).solver == "solve"
+    assert compare(LINE, B, {"x": None}, rtol=1e-6, solver=solve, maxiter=77).solver == "solve"
     assert set(keywords) == {(1e-6, 77, None)}
     b, restarted = torch.randn(60, dtype=F64), functools.partial(ls.solvers.gmres, restart=60)
-    both = [evaluate(LINE, b, {"x": None}, rtol=1e-6, solver=s).rows[0] for s in ("gmres", restarted)]
+    both = [compare(LINE, b, {"x": None}, rtol=1e-6, solver=s).rows[0] for s in ("gmres", restarted)]
     assert both[0].iterations.mean > both[1].iterations.mean
 
 
@@ -104,12 +104,12 @@ def test_systems_in_every_form():
     b = torch.randn(60, 4, dtype=F64)
     counts = [ls.solvers.cg(LINE, c, rtol=1e-6).iterations for c in b.mT]
     batch = LINE.with_values(torch.stack((LINE.values, 2 * LINE.values, LINE.values + LINE.values.abs())))
-    assert evaluate(batch, b, {"J": P.Jacobi}).rows[0].converged == 12
+    assert compare(batch, b, {"J": P.Jacobi}).rows[0].converged == 12
     laplacian = torch.tensor([[0.0, -1, 0], [-1, 4, -1], [0, -1, 0]], dtype=F64)
     stencil, c = ls.ops.StencilOperator(laplacian, (9, 10)), torch.randn(90, 2, dtype=F64)
     stencils = stencil.with_coefficients(torch.stack((stencil.coefficients, 2 * stencil.coefficients)))
     mean, std = pytest.approx(np.mean(counts)), pytest.approx(np.std(counts))
-    row = evaluate(LINE, b, {"x": None}, rtol=1e-6).rows[0]
+    row = compare(LINE, b, {"x": None}, rtol=1e-6).rows[0]
     assert row.iterations == (mean, std, min(counts), max(counts))
     for A, right, systems in (
         (LINE, b, 4),
@@ -120,11 +120,11 @@ def test_systems_in_every_form():
         ([stencil, stencil.to_csr()], [c, c], 4),
         (stencils, c, 4),
     ):
-        row = evaluate(A, right, {"x": None}, rtol=1e-6).rows[0]
+        row = compare(A, right, {"x": None}, rtol=1e-6).rows[0]
         assert (row.systems, row.converged) == (systems, systems)
-    expected = evaluate(stencil.to_csr(), c, {"none": None}, rtol=1e-6).rows[0]
+    expected = compare(stencil.to_csr(), c, {"none": None}, rtol=1e-6).rows[0]
     preconditioners = {"none": None, "D": lambda A: lambda r: r / A.coefficients.amax()}
-    for row in evaluate(stencil, c, preconditioners, rtol=1e-6).rows:
+    for row in compare(stencil, c, preconditioners, rtol=1e-6).rows:
         assert row.iterations == expected.iterations
 
 
@@ -137,27 +137,27 @@ def test_factories_are_called_for_each_matrix_and_timed():
 
     kinds = {"f": make, "one": P.Jacobi(matrices[0]), "M": lambda A: lambda r: r}
     b = [torch.ones(40, 2, dtype=F64)] * 3
-    f, one, _ = ls.evaluate(matrices, b, kinds, repeats=2, rtol=1e-6).rows
+    f, one, _ = ls.compare_preconditioners(matrices, b, kinds, repeats=2, rtol=1e-6).rows
     assert made == [A.nnz for A in matrices for _ in range(3)]
     assert min(f.setup.mean, f.first_setup.mean) > 0
     assert math.isnan(one.setup.mean)
     assert f.iterations.mean < one.iterations.mean
     inverse = lambda A: ls.ops.diag(1 / A.diagonal())  # noqa: E731  a matrix is a preconditioner too
-    assert evaluate(LINE, B, {"D": inverse}, rtol=1e-3).rows[0].converged == 1
+    assert compare(LINE, B, {"D": inverse}, rtol=1e-3).rows[0].converged == 1
 
 
 def test_each_row_says_what_ran_its_solves():
     b = torch.ones(625, dtype=F64)
     kinds = {"none": None, "SSOR": lambda A: P.SSOR(A, 1.6), "AMG": P.AMG, "f": lambda A: lambda r: r}
-    rows = evaluate(GRID, b, kinds, rtol=1e-6).rows
+    rows = compare(GRID, b, kinds, rtol=1e-6).rows
     assert [row.backend for row in rows] == ["compiled"] * 2 + ["compiled, Python preconditioner"] * 2
     for solver, backend in (("gmres", "compiled, Python preconditioner"), ("bicgstab", "eager")):
-        rows = evaluate(GRID, b, kinds, rtol=1e-6, solver=solver).rows
+        rows = compare(GRID, b, kinds, rtol=1e-6, solver=solver).rows
         assert [row.backend for row in rows] == ["compiled"] + [backend] * 3
     called = lambda A, b, **how: ls.solvers.cg(A, b, callback=lambda _: None, **how)  # noqa: E731
-    assert {row.backend for row in evaluate(GRID, b, kinds, rtol=1e-6, solver=called).rows} == {"eager"}
+    assert {row.backend for row in compare(GRID, b, kinds, rtol=1e-6, solver=called).rows} == {"eager"}
     huge = GRID.with_values(GRID.values * 2.0**200)  # in units, in which M is called between the steps
-    row = evaluate([GRID, huge], [b, b], {"J": P.Jacobi}, rtol=1e-6).rows[0]
+    row = compare([GRID, huge], [b, b], {"J": P.Jacobi}, rtol=1e-6).rows[0]
     assert row.backend == "compiled or compiled, Python preconditioner"
 
 
@@ -170,9 +170,9 @@ def test_what_cg_computes_of_a_preconditioner_once_is_set_up():
             return super()._cholesky()
 
     b = torch.ones(60, 5, dtype=F64)
-    ls.evaluate(LINE, b, {"S": Counted}, repeats=2)
+    ls.compare_preconditioners(LINE, b, {"S": Counted}, repeats=2)
     assert Counted.computed == 3  # one a set-up
-    ls.evaluate(LINE, b, {"S": Counted}, solver="minres", repeats=2)
+    ls.compare_preconditioners(LINE, b, {"S": Counted}, solver="minres", repeats=2)
     assert Counted.computed == 3
 
 
@@ -189,7 +189,7 @@ def test_a_network_that_makes_preconditioners_of_a_data_set():
         return lambda r: r * weight / A.diagonal()
 
     A, b = [s.A for s in samples], [s.b for s in samples]
-    (row,) = ls.evaluate(A, b, {"network": make}, rtol=1e-3, repeats=2).rows
+    (row,) = ls.compare_preconditioners(A, b, {"network": make}, rtol=1e-3, repeats=2).rows
     assert recorded == [False] * 15
     assert (row.systems, row.converged, row.backend) == (5, 5, "compiled, Python preconditioner")
     assert row.first_setup.max >= 0.2
@@ -202,8 +202,8 @@ def test_a_network_that_makes_preconditioners_of_a_data_set():
 
 def test_nothing_learns_and_zero_is_solved():
     A, b = LINE.detach().requires_grad_(), torch.ones(60, dtype=F64, requires_grad=True)
-    assert not evaluate(A, b, {"J": P.Jacobi}).histories["J"][0].requires_grad
-    row = evaluate(LINE, torch.zeros(60, dtype=F64), {"x": None}).rows[0]
+    assert not compare(A, b, {"J": P.Jacobi}).histories["J"][0].requires_grad
+    row = compare(LINE, torch.zeros(60, dtype=F64), {"x": None}).rows[0]
     assert (row.converged, row.iterations.mean) == (1, 0)
 
 
@@ -214,9 +214,9 @@ def test_nothing_learns_and_zero_is_solved():
 )
 def test_the_size_of_b_does_not_matter(dtype, sizes):
     A, b = ls.problems.poisson((10, 10)).to(dtype), torch.ones(100, dtype=dtype)
-    ordinary = evaluate(A, b, {"n": None}, rtol=(1e-2, 1e-4))
+    ordinary = compare(A, b, {"n": None}, rtol=(1e-2, 1e-4))
     for size in sizes:
-        scaled = evaluate(A, b * size, {"n": None}, rtol=(1e-2, 1e-4))
+        scaled = compare(A, b * size, {"n": None}, rtol=(1e-2, 1e-4))
         for row, expected in zip(scaled.rows, ordinary.rows, strict=True):
             assert (row.converged, row.failures) == (1, {})
             assert row.iterations == expected.iterations
@@ -230,7 +230,7 @@ def test_a_system_that_the_solver_calls_converged_has_converged():
         # A tolerance at which the system arrives exactly.
         rtol = float((ls.solvers.cg(A, b, rtol=1e-3).residual_norms[-1] / b.norm()).double())
         for t in (rtol, np.nextafter(rtol, 0), np.nextafter(rtol, 1)):
-            (row,) = evaluate(A, b, {"n": None}, rtol=t).rows
+            (row,) = compare(A, b, {"n": None}, rtol=t).rows
             theirs = ls.solvers.cg(A, b, rtol=t)
             assert row.converged == theirs.converged
             assert row.iterations.mean == theirs.iterations
@@ -241,7 +241,7 @@ def test_the_median_of_two_is_their_mean(monkeypatch):
     module = sys.modules["learnsolve.evaluation.comparison"]
     seconds = iter([1.0, 3.0, 7.0, 2.0, 4.0])
     monkeypatch.setattr(module, "timed", lambda f, devices: (next(seconds), f()))
-    (row,) = ls.evaluate(LINE, B, {"J": P.Jacobi}, rtol=1e-3, repeats=2).rows
+    (row,) = ls.compare_preconditioners(LINE, B, {"J": P.Jacobi}, rtol=1e-3, repeats=2).rows
     assert (row.first_setup.mean, row.setup.mean, row.seconds.mean) == (1.0, 5.0, 3.0)
 
 
@@ -251,7 +251,7 @@ def test_warnings_of_solves_are_in_the_report_alone():
         warnings.simplefilter("default")
         for _ in range(2):
             ls.solvers.cg(LINE, B, maxiter=1)
-            assert not any(row.converged for row in evaluate(LINE, B, {"n": None}, maxiter=1).rows)
+            assert not any(row.converged for row in compare(LINE, B, {"n": None}, maxiter=1).rows)
     assert len(seen) == 1
 
 
@@ -267,7 +267,7 @@ def test_failures_have_names():
         "NaN": lambda A: lambda r: r * torch.nan,
         "zero": ls.CSR.from_dense(torch.zeros(625, 625, dtype=F64)),
     }
-    result = evaluate(GRID, torch.randn(625, 2, dtype=F64), kinds, rtol=(1e-1, 1e-9), maxiter=30)
+    result = compare(GRID, torch.randn(625, 2, dtype=F64), kinds, rtol=(1e-1, 1e-9), maxiter=30)
     rows = {(row.preconditioner, row.rtol): (row.converged, row.failures) for row in result.rows}
     assert rows["none", 1e-1] == (2, {})
     assert rows["none", 1e-9] == (0, {"MAX_ITERATIONS": 2})
@@ -304,10 +304,12 @@ BATCH = {"A": _TWO, "b": B.unsqueeze(1), "preconditioners": {"J": P.Jacobi(_TWO)
 )
 def test_an_error_names_the_preconditioner_or_is_a_row(make, message):
     kinds = {"none": None, "bad": make}
-    with pytest.raises(ValueError, match=f"evaluate: preconditioner 'bad': .*{message}") as caught:
-        evaluate(LINE, B, kinds)
+    with pytest.raises(
+        ValueError, match=f"compare_preconditioners: preconditioner 'bad': .*{message}"
+    ) as caught:
+        compare(LINE, B, kinds)
     assert caught.value.__cause__ is not None
-    result = evaluate(LINE, B, kinds, rtol=1e-3, on_error="row")
+    result = compare(LINE, B, kinds, rtol=1e-3, on_error="row")
     fine, bad = result.rows
     assert (fine.converged, bad.converged, fine.message, bad.failures) == (1, 0, "", {})
     assert bad.message in str(result)
@@ -331,7 +333,7 @@ def test_an_error_names_the_preconditioner_or_is_a_row(make, message):
 def test_errors(change, error, match):
     arguments = {"A": LINE, "b": B, "preconditioners": {"x": None}}
     with pytest.raises(error, match=match):
-        evaluate(**(arguments | change))
+        compare(**(arguments | change))
 
 
 # --- the table, the files, the figure ---
@@ -340,7 +342,7 @@ def test_errors(change, error, match):
 @pytest.fixture(scope="module")
 def small() -> ls.Evaluation:
     kinds = {"none": None, "Jacobi": P.Jacobi, "bad": Skew}
-    return evaluate(GRID, torch.ones(625, 3, dtype=F64), kinds, on_error="row")
+    return compare(GRID, torch.ones(625, 3, dtype=F64), kinds, on_error="row")
 
 
 def test_the_table_is_aligned(small):
@@ -382,7 +384,7 @@ def test_figure(small, tmp_path, monkeypatch):
     assert [line.get_label() for line in lines] == ["none", "Jacobi"]
     assert lines[0].get_color() != lines[1].get_color()
     assert lines[0].get_ydata()[0] == pytest.approx(1)
-    (legend,) = evaluate(LINE, B, {"_mine": None, "J": P.Jacobi}).plot().legends
+    (legend,) = compare(LINE, B, {"_mine": None, "J": P.Jacobi}).plot().legends
     assert [text.get_text().strip() for text in legend.get_texts()] == ["_mine", "J"]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'learnsolve\[train\]'"):
