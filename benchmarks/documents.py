@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -294,30 +295,6 @@ def batches(run: Row) -> str:
     )
 
 
-TABLES = {
-    f.__name__: f
-    for f in (
-        table2,
-        causes,
-        slower,
-        gains,
-        targets,
-        regression,
-        cg_loops,
-        front_door,
-        iterations,
-        batches,
-        standings.contestants,
-        standings.direct,
-        standings.eigen,
-        standings.leaderboard,
-        standings.winners,
-        standings.bandits,
-        standings.races,
-    )
-}
-
-
 def pages() -> list[Path]:
     found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), RUN.with_name("slower-cases.md")]
     found += [ROOT / f"experiments/{name}/README.md" for name in ("leaderboard", "learned_factor")]
@@ -350,54 +327,99 @@ def rewritten(text: str, run: Row) -> str:
     return BLOCK.sub(block, text)
 
 
-# --- the figure at the top of the README ---
+# --- whole steps: forward and backward pass together ---
 
-# Of a task: its name in the figure, and its case.
-HERO = {
-    "A x, 10⁶ unknowns": ("operations", "A x, 2D Poisson, n = 1000000, 1 column"),
-    "A X, 64 columns": ("table2", "SpDMM, n = 16384, 64 columns"),
-    "A B": ("operations", "A B, 2D Poisson, n = 90000"),
-    "L x = b": ("table2", "SpTRSV, n = 32768"),
-    "A x = b, direct": ("table2", "direct solve, n = 22500"),
+
+def times_of(*cells: Row) -> dict[str, float]:
+    """The seconds of each library over these cells, of those that are in all of them."""
+    names = [name for name in cells[0] if all("median" in c.get(name, {}) for c in cells)]
+    return {name: sum(c[name]["median"] for c in cells) for name in names if name not in OUR_OWN}
+
+
+def passes(run: Row, *ways: str) -> dict[tuple, dict[str, float]]:
+    """By section, case, dtype and threads: the seconds of these passes together, where there is a peer."""
+    found: dict[tuple, list[Row]] = {}
+    for row in run["rows"]:
+        if row["way"] in ways:
+            key = tuple(row[name] for name in ("section", "case", "dtype", "threads"))
+            found.setdefault(key, []).append(row["cells"])
+    known = {key: times_of(*cells) for key, cells in found.items() if len(cells) == len(ways)}
+    return {key: times for key, times in known.items() if OURS in times and len(times) > 1}
+
+
+def fastest_peer(times: dict[str, float]) -> str:
+    return min((name for name in times if name != OURS), key=times.__getitem__)
+
+
+def leads(run: Row, *ways: str) -> list[float]:
+    """The seconds of the fastest peer over ours, the smallest first."""
+    return sorted(times[fastest_peer(times)] / times[OURS] for times in passes(run, *ways).values())
+
+
+def whole_steps(run: Row) -> str:
+    """How many of them are the fastest, and by how much."""
+    both, alone = leads(run, "forward", "backward"), leads(run, "forward")
+    return (
+        f"A forward and a backward pass together are faster than with any peer in {sum(t > 1 for t in both)} "
+        f"of {len(both)} measured combinations of operation, matrix, dtype and threads: "
+        f"{statistics.median(both):.1f} times in the median, {both[0]:.2f} times at least. A forward pass "
+        f"alone is {statistics.median(alone):.1f} times faster in the median, and slower in "
+        f"{sum(t < 1 for t in alone)} of {len(alone)}."
+    )
+
+
+# Of an operation: its name in the figure, and its case; float32, one thread.
+BARS = {
+    "sparse · vector": "SpMV, n = 32768",
+    "sparse · sparse": "SpSpMM, n = 16384",
+    "triangular solve": "SpTRSV, n = 32768",
+    "direct solve": "direct solve, n = 22500",
 }
-LIBRARIES = ("torch CSR", "torch COO", "torchsparsegradutils", "torch-sla", OURS)
 
 
-def costs(run: Row) -> dict[str, dict[str, float]]:
-    """Time of the backward of each library over the shortest forward of all, by task."""
-    result: dict[str, dict[str, float]] = {}
-    for name, (section, case) in HERO.items():
-        rows = [r for r in single(run, section) if r["case"] == case]
-        forward, backward = (
-            next(r["cells"] for r in rows if r["way"] == way) for way in ("forward", "backward")
-        )
-        unit = min(forward[k]["median"] for k in LIBRARIES if "median" in forward.get(k, {}))
-        result[name] = {k: backward[k]["median"] / unit for k in LIBRARIES if "median" in backward.get(k, {})}
-    rows = json.loads((REGRESSION / "tenth.json").read_text())["times"]
-    rows = [row for row in rows if row["by"] in LIBRARIES]
-    unit = min(row["forward s"] for row in rows)
-    result["regression, 17.6 M entries"] = {row["by"]: row["backward s"] / unit for row in rows}
-    return result
+def bars(run: Row) -> Any:
+    """The fastest peer's seconds for both passes, over ours."""
+    from learnsolve.evaluation.figures import BLUE, GRAY, new_figure
 
-
-def hero(run: Row) -> Any:
-    from learnsolve.evaluation.figures import BLACK, BLUE, GRAY, GREEN, ORANGE, PURPLE, new_figure
-
-    figure, axes = new_figure("", "time of the backward pass, in forward passes of the fastest library", "")
-    figure.set_size_inches(7.2, 3.4)
-    tasks = list(costs(run).items())[::-1]
-    marks = ((ORANGE, "s"), (PURPLE, "D"), (GRAY, "v"), (GREEN, "^"), (BLUE, "o"))
-    for library, (color, marker) in zip(LIBRARIES, marks, strict=True):
-        points = [(cells[library], i) for i, (_, cells) in enumerate(tasks) if library in cells]
-        size = 90 if library == OURS else 45
-        axes.scatter(*zip(*points, strict=True), color=color, marker=marker, s=size, label=library, zorder=3)
-    axes.axvline(1, color=BLACK, linewidth=0.8)
-    axes.set_xscale("log")
-    axes.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-    axes.set_yticks(range(len(tasks)), [name for name, _ in tasks])
-    columns = {"ncols": len(LIBRARIES), "columnspacing": 1, "handletextpad": 0.2}
-    figure.legend(loc="outside upper center", frameon=False, fontsize=8.5, **columns)
+    rows = {"rows": single(run, "table2", "float32")}
+    known = {case: times for (_, case, *_), times in passes(rows, "forward", "backward").items()}
+    figure, axes = new_figure("", "seconds of a forward and a backward pass, learnsolve = 1", "")
+    figure.set_size_inches(7.2, 2.3)
+    for y, case in enumerate(reversed(BARS.values())):
+        times = known[case]
+        peer = fastest_peer(times)
+        ratio = times[peer] / times[OURS]
+        axes.barh([y + 0.2, y - 0.2], [1, ratio], height=0.36, color=[BLUE, GRAY])
+        axes.text(ratio, y - 0.2, f" {peer}: {ratio:.1f}", va="center", fontsize=8)
+    axes.text(1, len(BARS) - 0.8, " learnsolve", va="center", fontsize=8, color=BLUE)
+    axes.set_yticks(range(len(BARS)), [*BARS][::-1])
+    axes.set_xlim(0, 1.2 * axes.get_xlim()[1])
     return figure
+
+
+TABLES = {
+    f.__name__: f
+    for f in (
+        table2,
+        whole_steps,
+        causes,
+        slower,
+        gains,
+        targets,
+        regression,
+        cg_loops,
+        front_door,
+        iterations,
+        batches,
+        standings.contestants,
+        standings.direct,
+        standings.eigen,
+        standings.leaderboard,
+        standings.winners,
+        standings.bandits,
+        standings.races,
+    )
+}
 
 
 def write() -> list[Path]:
@@ -413,7 +435,7 @@ def write() -> list[Path]:
             page.write_text(new)
             written.append(page)
     pictures = {
-        ROOT / "docs/images/backward.png": hero(run),
+        ROOT / "docs/images/speed.png": bars(run),
         RUN.with_name(f"{RUN.stem}-figure11.png"): figure11.draw(figure11.rows(run)),
     }
     for path, figure in pictures.items():
