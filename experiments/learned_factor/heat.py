@@ -6,6 +6,7 @@ Every step is a row of a ledger, so that an interrupted race goes on. Held-out m
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare
 from benchmarks.ledger import Ledger
 from learnsolve.preconditioners import load
 
+DIRECT = ("PARDISO", "CHOLMOD")
+
 
 @dataclass(frozen=True)
 class Options:
     """Matrices of the tuning; held-out ones; how often each is solved, of which the fastest counts; how many
-    of them with 2 and with `columns` right-hand sides; seconds to tune a contestant; times the best
+    of them with 2 and with `columns` right-hand sides; seconds to tune a contestant, for up to 65,536
+    unknowns, and in proportion for more; times the best
     classical one of the tuning up to which a contestant takes part; iterations after which a solve has
     failed."""
 
@@ -64,14 +68,15 @@ def race(path: Path, course: Course, weights: dict[str, Path], options: Options)
     entrants: dict[str, tuple[Contestant, dict[str, Any], float]] = {}
     everyone = {who: c for who, c in CONTESTANTS.items() if c.takes(True) and not c.absent}
     everyone |= {who: Contestant(ours(load(file)), module="") for who, file in weights.items()}
-    for who, c in everyone.items():
-        row = ledger(f"tune|{who}", lambda c=c: tuned(c, True, matrices, options.seconds))
+    seconds, best = options.seconds * max(1.0, matrices[0].shape[0] / 65_536), math.inf
+    for who in sorted(everyone, key=lambda who: who not in DIRECT):  # these bound what others may take
+        c, bound = everyone[who], options.hopeless * best
+        row = ledger(f"tune|{who}", lambda c=c, bound=bound: tuned(c, True, matrices, seconds, bound))
         if "failed" not in row:
             entrants[who] = c, c.settings[row["setting"]], row["total"]
-    best = min(total for who, (*_, total) in entrants.items() if who not in weights)
-    field = [
-        who for who, (*_, total) in entrants.items() if who in weights or total < options.hopeless * best
-    ]
+            best = min(best, row["total"] if who not in weights else math.inf)
+    field = [who for who in everyone if who in entrants]
+    field = [who for who in field if who in weights or entrants[who][2] < options.hopeless * best]
     sessions: dict[str, Session] = {}
 
     def session(who: str) -> Session:
