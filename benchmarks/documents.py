@@ -98,8 +98,11 @@ def causes(run: Row) -> str:
             ratios = sorted(row["ratio"] for row in rows)
             reach = f"{ratios[0]:.2g} to {ratios[-1]:.3g}" if len(rows) > 1 else f"{ratios[0]:.2g}"
             lines.append({"where": cause, "cases": str(len(rows)), "our time / theirs": reach})
-    cases = {(row["case"], row["way"]) for row in run["rows"] if "ratio" in row}
-    return f"{markdown(lines)}\n\n{len(slow)} of {len(cases)} cases, by more than 5 %."
+    return f"{markdown(lines)}\n\n{len(slow)} of {cases(run)} cases, by more than 5 %."
+
+
+def cases(run: Row) -> int:
+    return len({(row["case"], row["way"]) for row in run["rows"] if "ratio" in row})
 
 
 # (section, case) of what a user gains, in whole calls that autograd records; float64, one thread.
@@ -364,7 +367,8 @@ def whole_steps(run: Row) -> str:
         f"of {len(both)} measured combinations of operation, matrix, dtype and threads: "
         f"{statistics.median(both):.1f} times in the median, {both[0]:.2f} times at least. A forward pass "
         f"alone is {statistics.median(alone):.1f} times faster in the median, and slower in "
-        f"{sum(t < 1 for t in alone)} of {len(alone)}."
+        f"{sum(t < 1 for t in alone)} of {len(alone)}. Of all {cases(run)} cases, also set-ups and whole "
+        f"solves, a peer is faster in {len(lost(run))} ([where](docs/performance.md#where-a-peer-is-faster))."
     )
 
 
