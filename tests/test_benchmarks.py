@@ -107,6 +107,19 @@ def test_tables_of_the_rows_where_a_peer_is_faster():
     assert "1 of 3 cases" in causes
 
 
+def test_whole_steps_count_both_passes_against_each_peer():
+    row = {"section": "operations", "case": "A x", "dtype": "float32", "threads": 1}
+    forward = {harness.OURS: {"median": 2.0}, "SciPy": {"median": 1.0}, "torch CSR": {"median": 3.0}}
+    backward = {harness.OURS: {"median": 2.0}, "torch CSR": {"median": 9.0}, "loop": {"median": 0.1}}
+    rows = [row | {"way": "forward", "cells": forward}, row | {"way": "backward", "cells": backward}]
+    rows.append(row | {"way": "forward", "case": "alone", "cells": {harness.OURS: {"median": 1.0}}})
+    assert documents.leads({"rows": rows}, "forward", "backward") == [3.0]  # SciPy has no backward pass
+    assert documents.leads({"rows": rows}, "forward") == [0.5]
+    text = documents.whole_steps({"rows": rows})
+    assert "in 1 of 1 measured" in text
+    assert "slower in 1 of 1." in text
+
+
 def test_tables_of_the_pages_are_those_of_the_committed_run():
     record = json.loads(documents.RUN.read_text())
     assert {page.name for page in documents.pages()} >= {"README.md", "performance.md"}
