@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from torch import Tensor
 from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.evaluation.comparison import as_csv
-from learnsolve.evaluation.figures import BLUE, ORANGE, Line, look, new_figure, picture
+from learnsolve.evaluation.figures import BLUE, GRAY, Line, look, new_figure, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.direct import spsolve
 from learnsolve.ops.products import quadratic_form, spmm
@@ -60,11 +61,15 @@ from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 
 # The preconditioners to compare with: functions A -> M.
 BASELINES: dict[str, Callable[[CSR], Any] | None] = {
-    **{"none": None, "Jacobi": P.Jacobi, "SSOR": P.SSOR},
+    **{"none": None, "Jacobi": P.Jacobi, "SSOR": P.SSOR, "SSOR(1.8)": partial(P.SSOR, omega=1.8)},
     "IC(0)": partial(P.IC, on_breakdown="shift"),
     "MIC(0)": partial(P.MIC, on_breakdown="shift"),
+    "MIC(2)": partial(P.MIC, level=2, on_breakdown="shift"),
     "ICT": partial(P.ICT, on_breakdown="shift"),
+    "direct": P.factorize,
 }
+if find_spec("pypardiso"):
+    BASELINES["PARDISO"] = partial(P.factorize, backend="pardiso")
 MARKERS = {LEARNED: "o", "IC(0)": "s"}
 LOSSES = {
     "cycles": "factor by which a two-grid cycle reduces random errors, over several, mean over matrices",
@@ -77,8 +82,9 @@ LOSSES = {
 
 def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
     """Preconditioners by name."""
-    classical = {"RS-AMG": network.classical} if isinstance(network, P.NeuralAMG) else {}
-    return tables.with_amg({LEARNED: network, **BASELINES, **classical}, n)
+    found = tables.with_amg({LEARNED: network, **BASELINES}, n)
+    ruge = partial(found["AMG"], method="ruge_stuben")
+    return found | {"RS-AMG": network.classical if isinstance(network, P.NeuralAMG) else ruge}
 
 
 def iterations_of(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
@@ -173,7 +179,7 @@ def times_figure(where: str, seconds: dict[str, tuple[float, float]]) -> Any:
     shown = {name: pair for name, pair in reversed(seconds.items()) if sum(pair) < 10 * fastest}
     figure, axes = new_figure(f"Trained on {where}", "ms, set-up (dark) and solve", "", size=(5.6, 3.6))
     setup, solve = ([1e3 * t for t in part] for part in zip(*shown.values(), strict=True))
-    colors = [ORANGE if name == LEARNED else BLUE for name in shown]
+    colors = [BLUE if name == LEARNED else GRAY for name in shown]
     axes.barh([*shown], setup, color=colors)
     axes.barh([*shown], solve, left=setup, color=colors, alpha=0.5)
     return figure

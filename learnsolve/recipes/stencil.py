@@ -37,7 +37,7 @@ class StencilSettings(FactorSettings):
         Hidden layers.
     """
 
-    steps: int = 400
+    steps: int = 500
     lr: float = 1e-2
     evaluate_every: int = 100
     out: str = "runs/stencil"
@@ -54,7 +54,7 @@ class StencilSettings(FactorSettings):
     grid: int = 64
     kind: Literal["regions", "smooth", "constant"] = "regions"
     width: int = 32
-    layers: int = 2
+    layers: int = 1
 
     def check(self) -> None:
         super().check()

@@ -16,7 +16,7 @@ SMALL = {
     "precorrector": f"--grid 4 {GRAPH}",
     "neuralif": f"--rows 12 --density 0.2 {GRAPH}",
     "multigrid": f"--grid 6 {GRAPH}",
-    "stencil": f"--grid 4 {FEW} --layers 1",
+    "stencil": f"--grid 4 {FEW} --layers 2",
     "gnp": "--problem.shape [5,4] --test_vectors 3 --width 3 --layers 1 --krylov 4 --evaluated 1 --repeats 1",
     "newton": "--grid 4 --modes 2 --width 3 --rounds 1 --batch 2 --held_out 1 --evaluated 1 --scales [] "
     "--solved 2 --repeats 1",
