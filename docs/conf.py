@@ -53,7 +53,7 @@ sphinx_gallery_conf = {
 }
 
 MODULES = {
-    "learnsolve": "Matrices, patterns, and the front door",
+    "learnsolve": "Matrices, patterns, and the entry points",
     "learnsolve.ops": "Operations",
     "learnsolve.solvers": "Solvers",
     "learnsolve.preconditioners": "Preconditioners",
@@ -122,7 +122,7 @@ def kind(of: object) -> str:
 def options(recipe: str) -> list[str]:
     """The page of a recipe's options, from the parser of its command line."""
     from learnsolve import recipes
-    from learnsolve.recipes.harness import settings
+    from learnsolve.recipes.training import settings
 
     Settings = recipes.load(recipe).Settings
     title = f"train {recipe}"

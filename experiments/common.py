@@ -38,7 +38,7 @@ from benchmarks.harness import medians  # noqa: E402
 from benchmarks.report import machine, table  # noqa: E402
 from learnsolve import train  # noqa: E402
 from learnsolve.evaluation.figures import BLACK, BLUE, GRAY, ORANGE, PURPLE, new_figure, new_panels, png  # noqa: E402
-from learnsolve.recipes.harness.checkpoint import read_metrics  # noqa: E402
+from learnsolve.recipes.training.checkpoint import read_metrics  # noqa: E402
 
 # Silence torch: its profiler prints a line at each start and end, and sparse CSR warns that it is in beta.
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")

@@ -22,13 +22,13 @@ import torch
 
 from learnsolve import recipes
 from learnsolve.recipes import petsc
-from learnsolve.recipes.harness import checkpoint, parallel
-from learnsolve.recipes.harness import settings as command_line
-from learnsolve.recipes.harness.parallel import Elsewhere, Group, Lost
-from learnsolve.recipes.harness.recipe import VectorRecipe, table
-from learnsolve.recipes.harness.run import Diverged, Interrupted, train_one
-from learnsolve.recipes.harness.seeds import train_seeds
-from learnsolve.recipes.harness.settings import MissingExtra, RunSettings, SettingError, need
+from learnsolve.recipes.training import checkpoint, parallel
+from learnsolve.recipes.training import settings as command_line
+from learnsolve.recipes.training.parallel import Elsewhere, Group, Lost
+from learnsolve.recipes.training.recipe import VectorRecipe, table
+from learnsolve.recipes.training.run import Diverged, Interrupted, train_one
+from learnsolve.recipes.training.seeds import train_seeds
+from learnsolve.recipes.training.settings import MissingExtra, RunSettings, SettingError, need
 
 OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc")

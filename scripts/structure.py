@@ -17,7 +17,7 @@ CG = "learnsolve/solvers/krylov.py: cg"
 FOLDERS = {
     "learnsolve": ("learnsolve/**/*.py",),
     "learnsolve/solvers": ("learnsolve/solvers/**/*.py",),
-    "learnsolve/recipes/harness": ("learnsolve/recipes/harness/*.py",),
+    "learnsolve/recipes/training": ("learnsolve/recipes/training/*.py",),
     "private modules at the top": ("learnsolve/_*.py",),
     "csrc": ("csrc/**/*.h", "csrc/**/*.cpp", "csrc/**/*.cuh", "csrc/**/*.cu"),
     "tests": ("tests/**/*.py",),

@@ -22,7 +22,7 @@ import pytest
 import learnsolve as ls
 from learnsolve import train
 from learnsolve.recipes import RECIPES, load
-from learnsolve.recipes.harness.settings import flat
+from learnsolve.recipes.training.settings import flat
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [p for p in sorted((ROOT / "learnsolve").rglob("*.py")) if ">>> " in p.read_text()]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from learnsolve.evaluation.figures import BLUE, ORANGE, png
-from learnsolve.recipes.harness.settings import need
+from learnsolve.recipes.training.settings import need
 
 LABEL = {"jacobi": "Jacobi", "learned": "learned polynomial"}
 FOLDER = Path(__file__).parent / "results"

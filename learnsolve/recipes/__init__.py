@@ -1,12 +1,12 @@
 """Training tasks: settings, model, loss, report and plots.
 
-`learnsolve.train` runs them. `RECIPES` lists them without importing any; `harness` is their shared code.
+`learnsolve.train` runs them. `RECIPES` lists them without importing any; `training` is their shared code.
 """
 
 import importlib
 from dataclasses import dataclass
 
-from learnsolve.recipes.harness.recipe import Recipe
+from learnsolve.recipes.training.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,10 @@ from learnsolve.ops.products import quadratic_form, spmm
 from learnsolve.preconditioners.networks import MatrixNetwork, NetworkStart
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset, Sample
-from learnsolve.recipes.harness import recipe as tables
-from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.recipe import (
+from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
+from learnsolve.recipes.training import recipe as tables
+from learnsolve.recipes.training.parallel import share
+from learnsolve.recipes.training.recipe import (
     HELD_OUT,
     HELD_OUT_MATRICES,
     LEARNED,
@@ -49,7 +50,7 @@ from learnsolve.recipes.harness.recipe import (
     network_facts,
     stream_seed,
 )
-from learnsolve.recipes.harness.settings import (
+from learnsolve.recipes.training.settings import (
     SettingError,
     VectorSettings,
     about_option,
@@ -57,7 +58,6 @@ from learnsolve.recipes.harness.settings import (
     check_tolerances,
     positive,
 )
-from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 
 # The preconditioners to compare with: functions A -> M.
 BASELINES: dict[str, Callable[[CSR], Any] | None] = {

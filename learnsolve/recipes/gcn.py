@@ -23,8 +23,8 @@ from learnsolve.evaluation.figures import ORANGE
 from learnsolve.io import Graph, planetoid
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn import GCNConv, SparseDropout, gcn_norm
-from learnsolve.recipes.harness.recipe import Curves, Outcome, Recipe, each_figure, stream_seed, tabulate
-from learnsolve.recipes.harness.settings import (
+from learnsolve.recipes.training.recipe import Curves, Outcome, Recipe, each_figure, stream_seed, tabulate
+from learnsolve.recipes.training.settings import (
     MissingExtra,
     RunSettings,
     SettingError,

@@ -24,9 +24,11 @@ from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import GNP
-from learnsolve.recipes.harness import recipe as tables
-from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.recipe import (
+from learnsolve.recipes.matrix import ProblemSettings, build, check_square, describe, facts
+from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
+from learnsolve.recipes.training import recipe as tables
+from learnsolve.recipes.training.parallel import share
+from learnsolve.recipes.training.recipe import (
     HELD_OUT,
     LEARNED,
     TRAINING,
@@ -37,9 +39,7 @@ from learnsolve.recipes.harness.recipe import (
     normal_vectors,
     stream_seed,
 )
-from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least, check_tolerances
-from learnsolve.recipes.matrix import ProblemSettings, build, check_square, describe, facts
-from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
+from learnsolve.recipes.training.settings import SettingError, VectorSettings, at_least, check_tolerances
 from learnsolve.solvers.core.loop import quiet
 
 

@@ -25,9 +25,9 @@ from learnsolve import solvers
 from learnsolve.analysis import extreme_eigenvalues
 from learnsolve.evaluation.figures import COLORS, GRAY, Line, look, residuals_figure
 from learnsolve.matrix.csr import CSR
-from learnsolve.recipes.harness.recipe import LEARNED, Curves, Outcome, Row, levels, records, tabulate
-from learnsolve.recipes.harness.settings import SettingError, at_least
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings, facts, grid_of
+from learnsolve.recipes.training.recipe import LEARNED, Curves, Outcome, Row, levels, records, tabulate
+from learnsolve.recipes.training.settings import SettingError, at_least
 
 # The heavy ball in closed form: the mean energy of a white error after it, and its best parameters.
 #

@@ -20,8 +20,16 @@ from learnsolve import problems, solvers
 from learnsolve.evaluation.figures import BLUE, GRAY, ORANGE, Line, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn import GCNConv
-from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.recipe import (
+from learnsolve.recipes.heavyball import (
+    BUFFERS,
+    best_parameters,
+    eigenvalues,
+    expected_energy,
+    parameters,
+    usual_sweeps,
+)
+from learnsolve.recipes.training.parallel import share
+from learnsolve.recipes.training.recipe import (
     COEFFICIENTS,
     HELD_OUT,
     HELD_OUT_MATRICES,
@@ -35,15 +43,7 @@ from learnsolve.recipes.harness.recipe import (
     stream_seed,
     tabulate,
 )
-from learnsolve.recipes.harness.settings import SettingError, VectorSettings, at_least
-from learnsolve.recipes.heavyball import (
-    BUFFERS,
-    best_parameters,
-    eigenvalues,
-    expected_energy,
-    parameters,
-    usual_sweeps,
-)
+from learnsolve.recipes.training.settings import SettingError, VectorSettings, at_least
 
 EPSILON = (1e-3, 1.0)  # for the anisotropic family, log-uniform; angles are uniform
 CONTRAST = (1.0, 1e3)  # for the diffusion family, log-uniform; then coefficients as in its problems

@@ -27,9 +27,9 @@ from learnsolve import solvers
 from learnsolve.evaluation.figures import BLUE, Line, look, new_panels, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import quadratic_form
-from learnsolve.recipes.harness.recipe import LEARNED, Curves, Outcome, Row, levels, records, tabulate
-from learnsolve.recipes.harness.settings import at_least
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings, facts, grid_of
+from learnsolve.recipes.training.recipe import LEARNED, Curves, Outcome, Row, levels, records, tabulate
+from learnsolve.recipes.training.settings import at_least
 
 
 def expected_energy(A: CSR, weight: Tensor) -> float:

@@ -15,9 +15,9 @@ from torch import Tensor
 from learnsolve import problems
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import quadratic_form
-from learnsolve.recipes.harness.parallel import share
-from learnsolve.recipes.harness.recipe import COEFFICIENTS, HELD_OUT, TRAINING, VectorRecipe, stream_seed
-from learnsolve.recipes.harness.settings import SettingError, VectorSettings, about_option, check_memory
+from learnsolve.recipes.training.parallel import share
+from learnsolve.recipes.training.recipe import COEFFICIENTS, HELD_OUT, TRAINING, VectorRecipe, stream_seed
+from learnsolve.recipes.training.settings import SettingError, VectorSettings, about_option, check_memory
 
 USED = {
     "poisson": {"shape", "stencil"},

@@ -20,7 +20,7 @@ from learnsolve.preconditioners import NeuralAMG
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.family import FactorRecipe, GraphSettings, Part, Systems
-from learnsolve.recipes.harness.settings import SettingError, at_least
+from learnsolve.recipes.training.settings import SettingError, at_least
 
 DENSE = 1024  # maximum size of densely factored matrices: 8 MiB each
 

@@ -26,7 +26,8 @@ from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import COLORS, residuals_figure
 from learnsolve.nonlinear import jacobian, root
 from learnsolve.problems import gaussian_field
-from learnsolve.recipes.harness.recipe import (
+from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
+from learnsolve.recipes.training.recipe import (
     HELD_OUT,
     LEARNED,
     TRAINING,
@@ -39,8 +40,7 @@ from learnsolve.recipes.harness.recipe import (
     stream_seed,
     tabulate,
 )
-from learnsolve.recipes.harness.settings import SettingError, about_option, at_least
-from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
+from learnsolve.recipes.training.settings import SettingError, about_option, at_least
 from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.solution import Solution, SolverError
 

@@ -30,17 +30,6 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.products import spmm
 from learnsolve.ops.triangular import sptrsv
 from learnsolve.preconditioners import FSAI, IC, FactorPreconditioner, Trainable, lower_pattern
-from learnsolve.recipes.harness import recipe as tables
-from learnsolve.recipes.harness.parallel import summed
-from learnsolve.recipes.harness.recipe import LEARNED, Curves, Outcome, Row
-from learnsolve.recipes.harness.settings import (
-    HELD_OUT_VECTORS,
-    SettingError,
-    at_least,
-    check_tolerances,
-    not_negative,
-    positive,
-)
 from learnsolve.recipes.matrix import (
     MatrixRecipe,
     MatrixSettings,
@@ -50,6 +39,17 @@ from learnsolve.recipes.matrix import (
     grid_of,
 )
 from learnsolve.recipes.schedule import DepthSettings, Patience, Scheduled, iterations_at
+from learnsolve.recipes.training import recipe as tables
+from learnsolve.recipes.training.parallel import summed
+from learnsolve.recipes.training.recipe import LEARNED, Curves, Outcome, Row
+from learnsolve.recipes.training.settings import (
+    HELD_OUT_VECTORS,
+    SettingError,
+    at_least,
+    check_tolerances,
+    not_negative,
+    positive,
+)
 
 
 @dataclass(frozen=True)

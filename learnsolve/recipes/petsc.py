@@ -17,9 +17,9 @@ from torch import Tensor
 
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.recipes.harness.parallel import Group
-from learnsolve.recipes.harness.settings import MissingExtra, SettingError
 from learnsolve.recipes.matrix import build, check_square, not_positive
+from learnsolve.recipes.training.parallel import Group
+from learnsolve.recipes.training.settings import MissingExtra, SettingError
 
 
 def over_rows(Recipe: Any) -> Any:

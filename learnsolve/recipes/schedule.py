@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from learnsolve.recipes.harness.settings import RunSettings, at_least, positive
+from learnsolve.recipes.training.settings import RunSettings, at_least, positive
 
 LAST = 0.01  # fraction of the learning rate at the end of the cosine
 

@@ -14,8 +14,8 @@ from learnsolve.preconditioners import StencilFactor
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.family import FactorRecipe, FactorSettings
-from learnsolve.recipes.harness.recipe import HELD_OUT_MATRICES, Curves
-from learnsolve.recipes.harness.settings import at_least
+from learnsolve.recipes.training.recipe import HELD_OUT_MATRICES, Curves
+from learnsolve.recipes.training.settings import at_least
 
 
 @dataclass

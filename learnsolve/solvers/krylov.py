@@ -11,7 +11,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.ops.products import combination, scaled
 from learnsolve.solvers.core.arguments import check_options
-from learnsolve.solvers.core.door import solve
+from learnsolve.solvers.core.entry import solve
 from learnsolve.solvers.core.operators import add_scaled, divide, dot, extended, root, size, square
 from learnsolve.solvers.options import Options, SolverOptions, SymmetricOptions, fixed, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status

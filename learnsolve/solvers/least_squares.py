@@ -28,7 +28,7 @@ from learnsolve.solvers.core.arguments import (
     number,
     refuse_what_has_no_implicit_gradient,
 )
-from learnsolve.solvers.core.door import complex_solution, real_system
+from learnsolve.solvers.core.entry import complex_solution, real_system
 from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import (

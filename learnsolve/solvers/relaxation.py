@@ -18,7 +18,7 @@ from learnsolve.preconditioners.factors import check_has_diagonal, check_triangu
 from learnsolve.preconditioners.relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
 from learnsolve.preconditioners.trainable import POSITIVE, MatrixValues
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
-from learnsolve.solvers.core.door import solve
+from learnsolve.solvers.core.entry import solve
 from learnsolve.solvers.core.gradient import with_zero_gradient
 from learnsolve.solvers.core.operators import Columns, Matrix
 from learnsolve.solvers.core.stationary import FixedNumber, Parameters, Steps, Value, settings_of, start

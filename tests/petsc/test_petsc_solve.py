@@ -38,9 +38,9 @@ from learnsolve import petsc, recipes
 from learnsolve.petsc._processes import processes
 from learnsolve.petsc.learned_pc import PolynomialForm, tensor_on
 from learnsolve.petsc.solve import _alive
-from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.matrix import ProblemSettings
 from learnsolve.recipes.petsc import check, group_of, over_rows
+from learnsolve.recipes.training.settings import SettingError
 from learnsolve.solvers import SolverError, Status
 
 N = 49

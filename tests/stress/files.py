@@ -22,9 +22,9 @@ from safetensors.torch import save
 
 import learnsolve as ls
 from learnsolve.io import _pickles
-from learnsolve.recipes.harness import checkpoint, settings
-from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.jacobi import JacobiRecipe as Recipe
+from learnsolve.recipes.training import checkpoint, settings
+from learnsolve.recipes.training.settings import SettingError
 
 from ._children import in_children
 from ._mutations import NUMBERS, TEXTS, damaged, edited, other

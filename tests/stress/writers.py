@@ -23,8 +23,8 @@ import torch
 
 import learnsolve as ls
 from learnsolve import recipes, train
-from learnsolve.recipes.harness import checkpoint
 from learnsolve.recipes.jacobi import JacobiRecipe
+from learnsolve.recipes.training import checkpoint
 
 from ._calls import quiet
 from ._children import forked

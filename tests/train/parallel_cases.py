@@ -17,8 +17,8 @@ from typing import Any
 import torch.distributed as dist
 
 from learnsolve import recipes, train
-from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.jacobi import JacobiRecipe
+from learnsolve.recipes.training.settings import SettingError
 
 RANK = int(os.environ["RANK"])
 TRUE_LOSS = JacobiRecipe.loss

@@ -21,15 +21,15 @@ from train.train_cases import SMALL
 
 from learnsolve import recipes, train
 from learnsolve.evaluation import figures
-from learnsolve.recipes.harness import parallel, seeds
-from learnsolve.recipes.harness import settings as command_line
-from learnsolve.recipes.harness.checkpoint import read_metrics
-from learnsolve.recipes.harness.recipe import Curves, Recipe, of_run, tabulate
-from learnsolve.recipes.harness.run import Progress, Run
-from learnsolve.recipes.harness.run import train as train_run
-from learnsolve.recipes.harness.settings import RunSettings
 from learnsolve.recipes.jacobi import JacobiRecipe
 from learnsolve.recipes.pcg import PcgRecipe
+from learnsolve.recipes.training import parallel, seeds
+from learnsolve.recipes.training import settings as command_line
+from learnsolve.recipes.training.checkpoint import read_metrics
+from learnsolve.recipes.training.recipe import Curves, Recipe, of_run, tabulate
+from learnsolve.recipes.training.run import Progress, Run
+from learnsolve.recipes.training.run import train as train_run
+from learnsolve.recipes.training.settings import RunSettings
 
 
 @dataclass

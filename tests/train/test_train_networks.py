@@ -16,14 +16,14 @@ from learnsolve.ops.products import quadratic_form
 from learnsolve.preconditioners import FactorPreconditioner, Trainable
 from learnsolve.recipes import load, pcg
 from learnsolve.recipes.family import candidates
-from learnsolve.recipes.harness.parallel import ALONE
-from learnsolve.recipes.harness.recipe import TRAINING, VectorRecipe, number_of_hardest
-from learnsolve.recipes.harness.run import Objective
-from learnsolve.recipes.harness.settings import VectorSettings
 from learnsolve.recipes.jacobi import JacobiRecipe
 from learnsolve.recipes.newton import SMALL, energy, starts
 from learnsolve.recipes.pcg import Guard, definiteness, factor_of
 from learnsolve.recipes.schedule import Patience
+from learnsolve.recipes.training.parallel import ALONE
+from learnsolve.recipes.training.recipe import TRAINING, VectorRecipe, number_of_hardest
+from learnsolve.recipes.training.run import Objective
+from learnsolve.recipes.training.settings import VectorSettings
 
 
 def recipe(name, **options):

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from train.train_cases import SMALL
 
 from learnsolve import train
-from learnsolve.recipes.harness import checkpoint, parallel
-from learnsolve.recipes.harness.recipe import normal_vectors
-from learnsolve.recipes.harness.settings import SettingError
 from learnsolve.recipes.jacobi import JacobiRecipe
+from learnsolve.recipes.training import checkpoint, parallel
+from learnsolve.recipes.training.recipe import normal_vectors
+from learnsolve.recipes.training.settings import SettingError
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
 USUAL = ["--test_vectors", "7", "--problem.shape", "[4,4]"]

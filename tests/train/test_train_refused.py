@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save
 import learnsolve
 from learnsolve import recipes, train
 from learnsolve._first_line import first_line
-from learnsolve.recipes.harness import checkpoint, settings
-from learnsolve.recipes.harness.settings import RunSettings, SettingError, flat, parse
+from learnsolve.recipes.training import checkpoint, settings
+from learnsolve.recipes.training.settings import RunSettings, SettingError, flat, parse
 
 ASYMMETRIC = "%%MatrixMarket matrix coordinate real general\n2 2 3\n1 1 1\n2 1 3\n2 2 1\n"
 NEGATIVE = "%%MatrixMarket matrix coordinate real general\n2 2 2\n1 1 1\n2 2 -1\n"
@@ -522,7 +522,7 @@ def test_a_failing_write_ends_with_one_line(run, no_pictures, capsys, monkeypatc
 
 
 def test_a_failing_write_of_rows_ends_with_one_line(run, no_pictures, capsys, monkeypatch):
-    from learnsolve.recipes.harness.checkpoint import Metrics
+    from learnsolve.recipes.training.checkpoint import Metrics
 
     def full(self):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,2 +1,2 @@
-"""What all methods share: one system, one loop, one door. docs/architecture.md describes the path of a
+"""What all methods share: one system, one loop, one entry. docs/architecture.md describes the path of a
 solve."""

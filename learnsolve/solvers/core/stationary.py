@@ -33,7 +33,7 @@ from learnsolve.ops.products import product, scaled, spread, times
 from learnsolve.ops.sweeps import residual_norm, richardson_sweeps, stationary_steps, with_momentum
 from learnsolve.preconditioners.polynomials import RATIO, largest_eigenvalue
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
-from learnsolve.solvers.core.door import solve
+from learnsolve.solvers.core.entry import solve
 from learnsolve.solvers.core.gradient import repeated, transformed
 from learnsolve.solvers.core.operators import (
     Blocks,

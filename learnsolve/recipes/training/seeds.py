@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from learnsolve.evaluation.figures import png
-from learnsolve.recipes.harness import checkpoint
-from learnsolve.recipes.harness.checkpoint import METRICS, History, read_metrics, write_atomic
-from learnsolve.recipes.harness.recipe import Curves, Outcome, Recipe, Series, each_figure
-from learnsolve.recipes.harness.run import Diverged, Interrupted, start, train_one, write_files
-from learnsolve.recipes.harness.settings import RunSettings, SettingError, dump
+from learnsolve.recipes.training import checkpoint
+from learnsolve.recipes.training.checkpoint import METRICS, History, read_metrics, write_atomic
+from learnsolve.recipes.training.recipe import Curves, Outcome, Recipe, Series, each_figure
+from learnsolve.recipes.training.run import Diverged, Interrupted, start, train_one, write_files
+from learnsolve.recipes.training.settings import RunSettings, SettingError, dump
 
 # Required entries of report.json of a finished run.
 NEEDED = {"steps", "final_loss", "held_out_loss", "seconds", "table"}

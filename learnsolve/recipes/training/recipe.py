@@ -1,4 +1,4 @@
-"""Base classes of recipes: `Recipe`, which the harness calls; `VectorRecipe`, with a batch of test vectors;
+"""Base classes of recipes: `Recipe`, which the loop calls; `VectorRecipe`, with a batch of test vectors;
 `Scheduled`, for changing learning rates.
 
 Every random number must be a function of (seed, stream, step, index), as in `normal_vectors`. Then the step
@@ -26,8 +26,8 @@ from learnsolve import preconditioners
 from learnsolve.evaluation import Evaluation, compare_preconditioners
 from learnsolve.evaluation.comparison import aligned
 from learnsolve.evaluation.figures import BLACK, BLUE, COLORS, Line, picture
-from learnsolve.recipes.harness.checkpoint import History
-from learnsolve.recipes.harness.settings import RunSettings
+from learnsolve.recipes.training.checkpoint import History
+from learnsolve.recipes.training.settings import RunSettings
 
 # Tables as data: columns by header, each a key of a row or a function of it. `flat` gives the rows of an
 # `Evaluation`, `cells` the cells that a tolerance adds to a line.
@@ -219,7 +219,7 @@ class Outcome:
 
 
 class Recipe:
-    """A training task. The harness builds it from its settings, trains `model` and calls `outcome`.
+    """A training task. The loop builds it from its settings, trains `model` and calls `outcome`.
 
     Attributes
     ----------
@@ -298,8 +298,9 @@ class VectorRecipe(Recipe):
     Attributes
     ----------
     count : number of test vectors per step, over all processes
-    indices : the indices of this process: `share(count)` of `learnsolve.recipes.harness.parallel`. A quantity
-        over all training vectors that a recipe records, or stops by, must be summed by `summed` from there
+    indices : the indices of this process: `share(count)` of `learnsolve.recipes.training.parallel`. A
+        quantity over all training vectors that a recipe records, or stops by, must be summed by `summed` from
+        there
     vector_dim : the axis of `vectors` that counts them
     """
 

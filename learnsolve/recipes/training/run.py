@@ -27,9 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 import learnsolve
 from learnsolve.evaluation.comparison import finite
 from learnsolve.evaluation.figures import png
-from learnsolve.recipes.harness import checkpoint
-from learnsolve.recipes.harness import settings as command_line
-from learnsolve.recipes.harness.checkpoint import (
+from learnsolve.recipes.training import checkpoint
+from learnsolve.recipes.training import settings as command_line
+from learnsolve.recipes.training.checkpoint import (
     HTML,
     REPORT,
     Metrics,
@@ -38,9 +38,9 @@ from learnsolve.recipes.harness.checkpoint import (
     save_state,
     write_atomic,
 )
-from learnsolve.recipes.harness.parallel import ALONE, Group, Together
-from learnsolve.recipes.harness.recipe import Outcome, Recipe, VectorRecipe, number_of_hardest, printed
-from learnsolve.recipes.harness.settings import RunSettings, SettingError, dump, need
+from learnsolve.recipes.training.parallel import ALONE, Group, Together
+from learnsolve.recipes.training.recipe import Outcome, Recipe, VectorRecipe, number_of_hardest, printed
+from learnsolve.recipes.training.settings import RunSettings, SettingError, dump, need
 
 TENSORBOARD = "tensorboard"  # the folder of event files
 EVENTS_SECONDS = 10

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix.convert import replace_file
-from learnsolve.recipes.harness.settings import CONFIG, RunSettings, SettingError, need
+from learnsolve.recipes.training.settings import CONFIG, RunSettings, SettingError, need
 
 FORMAT = 1
 FIELDS: dict[str, Any] = {"step": int, "seconds": (int, float), "metrics_bytes": int}  # all nonnegative

@@ -59,7 +59,7 @@ from learnsolve.solvers.solution import CODE, COMPILED, EAGER, Solution, Status
 # compiled form (`pcg_form`: none, a diagonal, a factor). A solve that does not converge warns when the
 # graph runs, or raises with `throw`, as outside a graph. Its gradient is one more operator: to a tolerance
 # the adjoint solve, for a fixed number of iterations the same iterations again, recorded. All other calls
-# break the graph (`outside_of_graphs` in door.py).
+# break the graph (`outside_of_graphs` in entry.py).
 
 
 _patterns: Recent[SparsityPattern] = Recent(8)  # not analyzed again

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from learnsolve.recipes.harness.settings import SettingError
+from learnsolve.recipes.training.settings import SettingError
 
 # Only rank 0 evaluates and draws while the others wait. A process that has ended is noticed at once.
 WAIT = timedelta(hours=2)
