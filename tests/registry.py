@@ -280,19 +280,20 @@ def of_arguments(solve: Callable[..., Any], given: tuple[Any, ...]) -> Callable[
 
 
 # What does not go with a number of iterations; and weights from lmin and lmax.
-TO_A_TOLERANCE = {"rtol", "atol", "maxiter", "adjoint_rtol", "adjoint_maxiter", "adjoint_M"}
+TO_A_TOLERANCE = {"rtol", "atol", "btol", "maxiter", "adjoint_rtol", "adjoint_maxiter", "adjoint_M"}
 TO_A_TOLERANCE |= {"callback", "throw", "gradient"}
+STOPPING = ("cg", "fcg", "minres", "bicgstab", "gmres", "fgmres", "lsqr", "lsmr")
 
 
 def of_iterations(name: str, solve: Callable[..., Any]) -> Callable[..., Any]:
-    """x and the norms."""
+    """x and the norms; of methods that stop a column that fails, what says so."""
     signature = inspect.signature(solve)
     left = TO_A_TOLERANCE | ({"lmin", "lmax"} if name != "chebyshev" else set())
     kept = [p for key, p in signature.parameters.items() if key not in left]
 
     def call(*args: Any, **given: Any) -> Any:
         solution = solve(*args, **{"iterations": 3, "gradient": "unrolled", **given})
-        return solution.x, solution.residual_norms
+        return solution if name in STOPPING else (solution.x, solution.residual_norms)
 
     call.__doc__ = solve.__doc__
     call.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]

@@ -178,7 +178,8 @@ def test_pcg_learns(flexible):
     solver(A, b).residual_norms[-1].backward()
     assert all(p.grad.all() for p in solver.parameters())
     assert S.CG(lambda r: r, gradient="implicit")(A, b, torch.zeros_like(b)).converged
-    assert "maxiter=3" in repr(solver)
+    assert "iterations=3" in repr(solver)
+    assert "maxiter=3" in repr(S.CG(lambda r: r, maxiter=3))
 
 
 # Batch axes of values, of m, of b.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.matrix import device_analysis
+from learnsolve.matrix.cache import mapped
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.across import across
 from learnsolve.ops.arithmetic import broadcasts_to
@@ -323,6 +324,11 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
     for part in parts:
         columns = part.of(b)
         values, m = part.operands(columns)
+        if m is not None and mapped(m):
+            raise NotImplementedError(
+                f"{system.name}: M is made of a tensor that torch.func.vmap maps over; make one M for all "
+                "systems outside of vmap"
+            )
         outs.append(
             pcg_iterations(
                 values, _shaped(columns), _shaped(part.of(start)), part.A.pattern, maxiter,
