@@ -4,7 +4,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
@@ -248,8 +248,8 @@ BESIDE_ITERATIONS = "{key} must not be given beside iterations, which all run; l
 
 
 def fixed(name: str, options: Options, **others: tuple[Any, float]) -> Options:
-    """The options of a call, where a number of `iterations` is a limit without a tolerance. `others`: more
-    tolerances of the call, with their defaults."""
+    """These new options of a call, in which a number of `iterations` becomes a limit without a tolerance.
+    `others`: more tolerances of the call, with their defaults."""
     if options.iterations is None:
         return options
     iterations = integer(name, "iterations", options.iterations, 0)
@@ -257,4 +257,5 @@ def fixed(name: str, options: Options, **others: tuple[Any, float]) -> Options:
     for key, (value, default) in (given | others).items():
         if value is not None and (isinstance(value, Tensor) or value != default):
             raise ValueError(f"{name}: {BESIDE_ITERATIONS.format(key=key)}")
-    return replace(options, rtol=0.0, atol=0.0, maxiter=iterations)
+    options.rtol, options.atol, options.maxiter = 0.0, 0.0, iterations
+    return options
