@@ -16,6 +16,7 @@ SOURCE = METADATA.get("urls", {}).get("Source", "https://github.com/learnsolve/l
 
 project, author, release = "learnsolve", "the learnsolve developers", METADATA["version"]
 extensions = [
+    "api_links",
     "mathml",
     "myst_parser",
     "numpydoc",
@@ -27,8 +28,9 @@ exclude_patterns = ["gallery", "**sg_execution_times.rst"]  # the latter loads s
 html_theme, html_title = "furo", f"learnsolve {release}"
 html_show_sourcelink = html_show_copyright = False
 html_static_path, html_css_files = ["_static"], ["site.css"]
+suppress_warnings = ["sphinx_gallery.config"]  # a minigallery of files needs no backreferences_dir
 templates_path: list[str] = []
-nitpicky = False
+nitpicky, default_role = False, "py:obj"
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
@@ -41,6 +43,7 @@ copybutton_prompt_is_regexp = True
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "auto_gallery",
+    "copyfile_regex": r"index\.rst",  # groups of programs
     "filename_pattern": r"/\d\d_",
     "within_subsection_order": "FileNameSortKey",
     "show_signature": False,
@@ -53,7 +56,7 @@ sphinx_gallery_conf = {
 }
 
 MODULES = {
-    "learnsolve": "Matrices, patterns, and the entry points",
+    "learnsolve": "Matrices, solving, direct methods and eigenpairs",
     "learnsolve.ops": "Operations",
     "learnsolve.solvers": "Solvers",
     "learnsolve.preconditioners": "Preconditioners",
@@ -76,12 +79,26 @@ def public(module: str) -> list[str]:
     return [name for name in getattr(found, "__all__", own) if callable(getattr(found, name))]
 
 
+def summary(thing: object) -> str:
+    """The first sentence of a docstring."""
+    first = " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+    return re.sub(r"(\.) [A-Z].*|:$", r"\1", first)
+
+
+def table(links: list[tuple[str, str, str]]) -> list[str]:
+    """A table of (title, page, summary), and the contents for the sidebar."""
+    lines = [".. list-table::", "   :widths: 30 70", ""]
+    for title, path, text in links:
+        lines += [f"   * - :doc:`{title} <{path}>`", f"     - {text}"]
+    return [*lines, "", ".. toctree::", "   :hidden:", "", *(f"   {t} <{p}>" for t, p, _ in links), ""]
+
+
 def write_api(app: object) -> None:
     folder = HERE / "api"
     folder.mkdir(exist_ok=True)
     index, seen = ["API", "===", ""], set()
     for module, title in MODULES.items():
-        index += [title, "-" * len(title), "", ".. toctree::", "   :maxdepth: 1", ""]
+        rows = []
         for name in public(module):
             whole = f"{module}.{name}"
             thing = getattr(importlib.import_module(module), name)
@@ -94,16 +111,17 @@ def write_api(app: object) -> None:
             else:
                 lines += [f".. autofunction:: {whole}"]
             page(folder / f"{whole}.rst", lines)
-            index.append(f"   {short} <{whole}>")
-        index.append("")
-    from learnsolve.recipes import RECIPES
-
-    index += ["Command line", "------------", "", ".. toctree::", "   :maxdepth: 1", ""]
-    for recipe in RECIPES:
-        page(folder / f"learnsolve.train.{recipe}.rst", options(recipe))
-        index.append(f"   train {recipe} <learnsolve.train.{recipe}>")
-    index.append("")
+            rows.append((short, whole, summary(thing)))
+        index += [title, "-" * len(title), "", *table(rows)]
     page(folder / "index.rst", index)
+    from learnsolve import recipes
+
+    rows = []
+    for recipe in recipes.RECIPES:
+        name = f"learnsolve.train.{recipe}"
+        page(folder / f"{name}.rst", options(recipe))
+        rows.append((f"train {recipe}", name, plain(summary(recipes.load(recipe).Settings))))
+    page(folder / "command_line.rst", ["Command line", "============", "", *table(rows)])
 
 
 WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
@@ -170,7 +188,8 @@ def entries(app: object, what: str, name: str, thing: object, options: object, l
 
 
 def links(app: object, name: str, source: list[str]) -> None:
-    """Links that leave docs/ lead to the repository; pictures are copied from there."""
+    """Links that leave docs/ lead to the repository; pictures are copied from there. A program has a page."""
+    source[0] = re.sub(r"(\]\()gallery/(\w+)\.\w+\)", r"\1auto_gallery/\2.rst)", source[0])
     source[0] = re.sub(r"(?<!!)(\[[^\]]*\]\()\.\./", rf"\1{SOURCE}/blob/main/", source[0])
 
 
