@@ -271,14 +271,41 @@ def test_the_page_of_a_recipe_has_all_its_options(recipe):
     assert not re.search(r"(?<!`)--[a-z]{2}", re.sub(r"``.*?``|\[--option.*", "", text))
 
 
+def contents(page: Path) -> list[str]:
+    """The entries of a page's toctrees."""
+    fenced = re.findall(r"```{toctree}\n(.*?)```", page.read_text(), re.DOTALL)
+    return [line for block in fenced for line in block.splitlines() if line and line[0] != ":"]
+
+
 def test_every_page_is_in_the_contents():
+    """In one of the toctrees that are reached from the start page, and listed once."""
+    reached, listed = ["index"], []
+    for name in reached:
+        page = DOCS / f"{name}.md"
+        found = [entry for entry in contents(page) if (DOCS / f"{entry}.md").exists()]
+        listed += found
+        reached += [entry for entry in found if entry not in reached]
+    pages = {page.stem for page in DOCS.glob("*.md")}
+    assert pages <= set(reached), f"no toctree lists {pages - set(reached)}"
+    assert len(listed) == len(set(listed))
+
+
+def test_the_start_page_links_to_every_page_that_it_lists():
+    """A code host does not show toctrees."""
     text = (DOCS / "index.md").read_text()
-    listed = {
-        line for block in re.findall(r"```{toctree}\n(.*?)```", text, re.DOTALL) for line in block.split()
-    }
-    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}
-    assert pages <= listed, f"docs/index.md does not list {pages - listed}"
-    assert listed & pages == pages
+    links = set(re.findall(r"\]\((?:gallery/)?([\w/]+)(?:\.\w+)?\)", text))
+    assert {
+        entry.removeprefix("auto_gallery/") for entry in contents(DOCS / "index.md") if "<" not in entry
+    } <= links
+
+
+def test_every_program_of_the_gallery_is_in_a_group():
+    text = (DOCS / "gallery" / "index.rst").read_text()
+    for found in (
+        re.findall(r"^   gallery/(\w+)\.py$", text, re.M),
+        re.findall(r"^   (\d\d_\w+)$", text, re.M),
+    ):
+        assert sorted(found) == [path.stem for path in GALLERY]
 
 
 def test_the_gallery_has_short_programs():
@@ -342,5 +369,9 @@ def test_links_of_the_site_work_and_need_no_network(site):
                 broken.append(f"{page.name}: {link}")
     assert broken == []
     assert addresses == {"http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML"}
-    assert len(list((site / "api").glob("*.html"))) == len(PUBLIC) + len(RECIPES) + 1
+    assert len(list((site / "api").glob("*.html"))) == len(PUBLIC) + len(RECIPES) + 2
+    into_the_api = re.findall(r'href="api/([^"#]+)', "".join(p.read_text() for p in site.glob("*.html")))
+    assert {f"learnsolve.{name}.html" for name in ("solvers.cg", "preconditioners.AMG", "CSR")} <= set(
+        into_the_api
+    )
     assert (site / "gradients.html").read_text().count("<math ") > 100
