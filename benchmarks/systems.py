@@ -107,7 +107,7 @@ def cases(folder: Path | None) -> Iterator[tuple[str, Make]]:
     yield "Poisson 8x8x8", P(8, 8, 8)
     yield "Poisson 20x20x20", P(20, 20, 20)
     yield "Poisson 46x46x46", P(46, 46, 46)
-    yield "Poisson q1 150x150", P(150, 150, stencil="q1")
+    yield "Poisson q1 150x150", P(150, 150, discretization="fe")
     yield "anisotropic 1e-3 150x150", lambda: p.anisotropic((150, 150), 1e-3, 0.5).to_scipy()
     yield "jumps 1e4 200x200", lambda: jumps((200, 200), 1e4)
     yield "jumps 1e6 25x25x25", lambda: jumps((25, 25, 25), 1e6)

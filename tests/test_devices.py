@@ -152,7 +152,7 @@ PROBLEMS = {
     "graph_laplacian": lambda d: ls.problems.graph_laplacian(
         torch.tensor([[0, 1, 2], [1, 2, 0]], device=d), torch.arange(1.0, 4, device=d), both_directions=False
     ),
-    "nodal_diffusion": lambda d: ls.problems.nodal_diffusion(KAPPA.to(d), stencil="q1"),
+    "nodal_diffusion": lambda d: ls.problems.nodal_diffusion(KAPPA.to(d), discretization="fe"),
     "grounded_laplacian": lambda d: ls.problems.grounded_laplacian(
         torch.tensor([[0, 1, 2], [1, 2, 0]], device=d),
         torch.arange(1.0, 4, device=d),

@@ -109,7 +109,7 @@ class _Stencil(Derivative):
         return gradients(_Stencil, ctx, g)
 
 
-_BOUNDARIES = ("zero", "periodic")
+_BOUNDARIES = ("dirichlet", "periodic")
 
 
 def stencil(
@@ -117,7 +117,7 @@ def stencil(
     x: Tensor,
     *,
     offsets: Sequence[Sequence[int]] | None = None,
-    boundary: str | Sequence[str] = "zero",
+    boundary: str | Sequence[str] = "dirichlet",
 ) -> Tensor:
     r"""Apply a stencil on a one-, two- or three-dimensional grid, without a matrix.
 
@@ -131,7 +131,7 @@ def stencil(
         with d ones, constant over the grid with batch axes
     x : Tensor, shape (..., \*grid), of the coefficients' dtype and device
     offsets : K sequences of d integers, or None: relative positions of the neighbors; repeated ones are added
-    boundary : "zero", "periodic", or one of them per axis: the values outside the grid
+    boundary : "dirichlet" (zero outside the grid), "periodic", or one of them per axis
 
     Returns
     -------
@@ -245,7 +245,7 @@ def _periodic(function: str, boundary: Any, d: int) -> tuple[int, ...]:
         return (int(boundary == "periodic"),) * d
     if not isinstance(boundary, Sequence):
         raise TypeError(
-            f'{function}: boundary must be "zero", "periodic" or one of them for each axis, got {boundary!r}'
+            f'{function}: boundary must be "dirichlet", "periodic" or one of them per axis, got {boundary!r}'
         )
     if len(boundary) != d:
         raise ValueError(
@@ -290,7 +290,7 @@ def stencil_matrix(
     grid: Sequence[int],
     *,
     offsets: Sequence[Sequence[int]] | None = None,
-    boundary: str | Sequence[str] = "zero",
+    boundary: str | Sequence[str] = "dirichlet",
 ) -> CSR:
     r"""The matrix of a stencil operator, for which :math:`A x` is `stencil` of x, flattened.
 
@@ -476,7 +476,7 @@ class StencilOperator:
         grid: Sequence[int],
         *,
         offsets: Sequence[Sequence[int]] | None = None,
-        boundary: str | Sequence[str] = "zero",
+        boundary: str | Sequence[str] = "dirichlet",
     ):
         name = "StencilOperator"
         checks.tensor(name, "coefficients", coefficients)

@@ -131,7 +131,7 @@ class LogGaussianDiffusion(Family):
         for field in rejection_fields(seed, shape, self.length, self.covariance):
             field *= math.sqrt(self.variance)
             if low <= math.exp(field.max() - field.min()) <= high:
-                return {"kappa": torch.from_numpy(np.exp(field) * (self.n + 1) ** 2), "stencil": "fd"}
+                return {"kappa": torch.from_numpy(np.exp(field) * (self.n + 1) ** 2), "discretization": "fd"}
         raise ValueError(
             f"dataset: none of 10,000 fields of variance {self.variance} has a contrast in {self.contrast}; "
             "pass a wider contrast=(smallest, largest)"
@@ -189,7 +189,7 @@ class Q1Diffusion(Family):
             cells = np.pad(cells, ((1, 0), (1, 0)), mode="wrap")
         return {
             "kappa": torch.from_numpy(cells),
-            "stencil": "q1",
+            "discretization": "fe",
             "boundary": self.boundary,
             "shift": self.shift,
         }

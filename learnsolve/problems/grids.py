@@ -39,7 +39,7 @@ from learnsolve.problems._grid import (
 def poisson(
     shape: int | Sequence[int],
     *,
-    stencil: Literal["fd", "q1"] = "fd",
+    discretization: Literal["fd", "fe"] = "fd",
     boundary: Literal["dirichlet", "periodic"] = "dirichlet",
     rows: tuple[int, int] | None = None,
     dtype: torch.dtype = torch.float64,
@@ -53,7 +53,7 @@ def poisson(
     ----------
     shape : int, or tuple of 1, 2 or 3 ints: interior grid points along each axis, last axis fastest; at least
         3 if periodic
-    stencil : "fd": second-order finite differences, 3, 5 or 7 points. "q1": bilinear finite elements on
+    discretization : "fd": second-order finite differences, 3, 5 or 7 points. "fe": bilinear elements on
         squares, 9 points, only in two dimensions: 8 in the center and -1 around it, three times the stiffness
         matrix
     boundary : "dirichlet": zero around the grid. "periodic": first and last point of an axis are neighbors; A
@@ -69,9 +69,9 @@ def poisson(
     Raises
     ------
     ValueError
-        if shape, stencil or boundary is not as described above.
+        if shape, discretization or boundary is not as described above.
     NotImplementedError
-        for stencil="q1" in one or three dimensions.
+        for discretization="fe" in one or three dimensions.
 
     Notes
     -----
@@ -86,10 +86,10 @@ def poisson(
     >>> ls.problems.poisson(3).to_dense()[1]
     tensor([-1.,  2., -1.], dtype=torch.float64)
     """
-    sizes = _poisson_checked(shape, stencil, boundary)
+    sizes = _poisson_checked(shape, discretization, boundary)
     check_dtype("poisson", dtype)
     d = len(sizes)
-    if stencil == "q1":
+    if discretization == "fe":
         coefficients = -np.ones((3, 3))
         coefficients[1, 1] = 8.0
     else:
@@ -103,13 +103,13 @@ def poisson(
     return stencil_matrix(coefficients, sizes, dtype, device, boundary == "periodic", part)
 
 
-def _poisson_checked(shape: int | Sequence[int], stencil: str, boundary: str) -> tuple[int, ...]:
-    checks.one_of("poisson", "stencil", stencil, ("fd", "q1"))
+def _poisson_checked(shape: int | Sequence[int], discretization: str, boundary: str) -> tuple[int, ...]:
+    checks.one_of("poisson", "discretization", discretization, ("fd", "fe"))
     checks.one_of("poisson", "boundary", boundary, ("dirichlet", "periodic"))
     sizes = grid_shape("poisson", shape, (1, 2, 3))
-    if stencil == "q1" and len(sizes) != 2:
+    if discretization == "fe" and len(sizes) != 2:
         raise NotImplementedError(
-            f"poisson: stencil='q1' is for two dimensions, got shape {sizes}; use stencil='fd'"
+            f"poisson: discretization='fe' is for two dimensions, got shape {sizes}; use discretization='fd'"
         )
     if boundary == "periodic" and min(sizes) < 3:  # two would be neighbors twice
         raise ValueError(f'poisson: boundary="periodic" needs at least 3 points along each axis, got {sizes}')
@@ -117,13 +117,13 @@ def _poisson_checked(shape: int | Sequence[int], stencil: str, boundary: str) ->
 
 
 def _poisson_eigenvalues(
-    shape: int | Sequence[int], *, stencil: str = "fd", boundary: str = "dirichlet"
+    shape: int | Sequence[int], *, discretization: str = "fd", boundary: str = "dirichlet"
 ) -> Tensor:
-    sizes = _poisson_checked(shape, stencil, boundary)
+    sizes = _poisson_checked(shape, discretization, boundary)
     angles = [periodic_angles(n) if boundary == "periodic" else sine_angles(n) for n in sizes]
     # 2 - 2 cos t = 4 sin^2(t / 2), without the cancellation for small t.
     stiffness = [4 * torch.sin(t / 2) ** 2 for t in angles]
-    if stencil == "q1":
+    if discretization == "fe":
         # A = 3 (K x M + M x K) with K = (-1, 2, -1) and M = (1, 4, 1) / 6
         (k1, k2), (m1, m2) = stiffness, [2 + torch.cos(t) for t in angles]
         return kronecker_sum([(k1, m2), (m1, k2)])
@@ -355,14 +355,14 @@ DIFFUSION_PROPERTIES = MatrixProperties(
 # Element matrices of the unit square; its nodes are (0, 0), (0, 1), (1, 0), (1, 1).
 _LOCAL = {
     "fd": np.array([[2, -1, -1, 0], [-1, 2, 0, -1], [-1, 0, 2, -1], [0, -1, -1, 2]]) / 2,
-    "q1": np.array([[4, -1, -1, -2], [-1, 4, -2, -1], [-1, -2, 4, -1], [-2, -1, -1, 4]]) / 6,
+    "fe": np.array([[4, -1, -1, -2], [-1, 4, -2, -1], [-1, -2, 4, -1], [-2, -1, -1, 4]]) / 6,
 }
 
 
 def nodal_diffusion(
     kappa: Tensor,
     *,
-    stencil: Literal["fd", "q1"] = "fd",
+    discretization: Literal["fd", "fe"] = "fd",
     boundary: Literal["dirichlet", "periodic"] = "dirichlet",
     shift: float = 0.0,
 ) -> CSR:
@@ -374,7 +374,7 @@ def nodal_diffusion(
     ----------
     kappa : Tensor, shape (..., cx, cy), float32 or float64: positive coefficients of the cells. Leading axes
         give a batch of matrices on one pattern
-    stencil : "fd", finite volumes around nodes, 5 points, or "q1", bilinear finite elements, 9 points
+    discretization : "fd", finite volumes around nodes, 5 points, or "fe", bilinear elements, 9 points
     boundary : "dirichlet": zero on the boundary; the unknowns are the (cx - 1)(cy - 1) nodes inside.
         "periodic": cx cy unknowns, node (i, j) in the corner of the cells i - 1, i and j - 1, j
     shift : added to the diagonal; a positive one makes the periodic matrix positive definite
@@ -388,7 +388,7 @@ def nodal_diffusion(
     ValueError
         if kappa has fewer than 2 x 2 cells (3 x 3 for "periodic"), or an entry that is not positive and
         finite (not checked in a batch of `torch.func.vmap`, on a CUDA device and under `torch.compile`); if
-        stencil, boundary or shift is not as described above.
+        discretization, boundary or shift is not as described above.
     TypeError
         if kappa is not a float32 or float64 tensor.
 
@@ -397,7 +397,7 @@ def nodal_diffusion(
     Symmetric positive definite; "periodic" without a shift: semidefinite, the constants are its null space.
     docs/problems.md has the entries. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
     grid share one `SparsityPattern`. Cost: O(n). Sources: "fd": V. Trifonov et al., arXiv 2405.15557, times
-    (n + 1)^2; "q1": D. Greenfeld et al., "Learning to optimize multigrid PDE solvers", ICML 2019.
+    (n + 1)^2; "fe": D. Greenfeld et al., "Learning to optimize multigrid PDE solvers", ICML 2019.
 
     Examples
     --------
@@ -407,16 +407,16 @@ def nodal_diffusion(
     tensor([[ 4., -1.],
             [-1.,  6.]])
     """
-    shift = _nodal_diffusion_checked(kappa, stencil, boundary, shift)
+    shift = _nodal_diffusion_checked(kappa, discretization, boundary, shift)
     check_sign("nodal_diffusion", "kappa", kappa, zero=False)
-    plan, weights = _plan(kappa.shape[-2], kappa.shape[-1], stencil, boundary, kappa.device)
+    plan, weights = _plan(kappa.shape[-2], kappa.shape[-1], discretization, boundary, kappa.device)
     return plan.matrix(weights, kappa.flatten(-2), shift)
 
 
-def _nodal_diffusion_checked(kappa: Tensor, stencil: str, boundary: str, shift: float) -> float:
+def _nodal_diffusion_checked(kappa: Tensor, discretization: str, boundary: str, shift: float) -> float:
     checks.tensor("nodal_diffusion", "kappa", kappa)
     checks.dtype("nodal_diffusion", "kappa", kappa)
-    checks.one_of("nodal_diffusion", "stencil", stencil, ("fd", "q1"))
+    checks.one_of("nodal_diffusion", "discretization", discretization, ("fd", "fe"))
     checks.one_of("nodal_diffusion", "boundary", boundary, ("dirichlet", "periodic"))
     least = 3 if boundary == "periodic" else 2  # two periodic cells would join a pair of nodes twice
     if kappa.dim() < 2 or min(kappa.shape[-2:]) < least:
@@ -430,7 +430,9 @@ def _nodal_diffusion_checked(kappa: Tensor, stencil: str, boundary: str, shift: 
 # Few: a plan of 10^6 cells takes about 200 MB.
 @makes_plain_tensors
 @lru_cache(maxsize=8)
-def _plan(cx: int, cy: int, stencil: str, boundary: str, device: torch.device) -> tuple[ElementPlan, Tensor]:
+def _plan(
+    cx: int, cy: int, discretization: str, boundary: str, device: torch.device
+) -> tuple[ElementPlan, Tensor]:
     if boundary == "periodic":
         nodes = np.pad(np.arange(cx * cy).reshape(cx, cy), ((0, 1), (0, 1)), mode="wrap")
     else:
@@ -438,15 +440,15 @@ def _plan(cx: int, cy: int, stencil: str, boundary: str, device: torch.device) -
         nodes[1:-1, 1:-1] = np.arange((cx - 1) * (cy - 1)).reshape(cx - 1, cy - 1)
     cells = np.stack((nodes[:-1, :-1], nodes[:-1, 1:], nodes[1:, :-1], nodes[1:, 1:]), -1).reshape(-1, 4)
     n = int(cells.max()) + 1
-    local = _LOCAL[stencil]
+    local = _LOCAL[discretization]
     plan = element_plan(cells, n, device, local != 0)
     return plan, plan.weights(torch.from_numpy(local).to(device))
 
 
 def _nodal_diffusion_eigenvalues(
-    kappa: Tensor, *, stencil: str = "fd", boundary: str = "dirichlet", shift: float = 0.0
+    kappa: Tensor, *, discretization: str = "fd", boundary: str = "dirichlet", shift: float = 0.0
 ) -> Tensor:
-    shift = _nodal_diffusion_checked(kappa, stencil, boundary, shift)
+    shift = _nodal_diffusion_checked(kappa, discretization, boundary, shift)
     if kappa.dim() != 2 or not bool((kappa == kappa.flatten()[0]).all()):
         raise ValueError("nodal_diffusion: the eigenvalues are known for one grid of constant kappa only")
     if boundary == "periodic":
@@ -454,7 +456,7 @@ def _nodal_diffusion_eigenvalues(
     else:
         angles = [sine_angles(c - 1) for c in kappa.shape]
     k1, k2 = (4 * torch.sin(t / 2) ** 2 for t in angles)
-    m1, m2 = ((2 + torch.cos(t)) / 3 if stencil == "q1" else torch.ones_like(t) for t in angles)
+    m1, m2 = ((2 + torch.cos(t)) / 3 if discretization == "fe" else torch.ones_like(t) for t in angles)
     return float(kappa.flatten()[0]) * kronecker_sum([(k1, m2), (m1, k2)]) + shift
 
 
@@ -696,11 +698,11 @@ CONVECTION_DIFFUSION_PROPERTIES = MatrixProperties(
 )
 
 
-BOUNDARIES = ("zero", "absorbing")
+BOUNDARIES = ("dirichlet", "absorbing")
 
 
 def helmholtz(
-    kh: Tensor, *, shift: complex = 1.0, boundary: str = "zero", dimensions: int | None = None
+    kh: Tensor, *, shift: complex = 1.0, boundary: str = "dirichlet", dimensions: int | None = None
 ) -> CSR:
     r"""The Helmholtz operator :math:`-\Delta u - k^2 u` by finite differences.
 
@@ -712,8 +714,8 @@ def helmholtz(
         grid point, times the grid width h. The last axis is numbered fastest
     shift : float or complex. 1: Helmholtz; 1 + 0.01j: damped. Preconditioners for these: 0 (Bayliss,
         Goldstein and Turkel) and -1 (Laird and Giles), positive definite; 1 + 0.5j (Erlangga)
-    boundary : "zero", or "absorbing", where waves leave: :math:`\partial u / \partial n = i k u` half-way to
-        a neighbor outside, which is :math:`u_i (1 + i k_i h / 2) / (1 - i k_i h / 2)`
+    boundary : "dirichlet", or "absorbing", where waves leave, :math:`\partial u / \partial n = i k u`
+        half-way to a neighbor outside, which is :math:`u_i (1 + i k_i h / 2) / (1 - i k_i h / 2)`
     dimensions : 1, 2 or 3, axes of the grid, default all axes of kh. The axes of kh before them make a batch
         of matrices on one pattern
 
@@ -775,10 +777,10 @@ def _outside(kh: Tensor, d: int) -> Tensor:
 
 
 def _helmholtz_eigenvalues(
-    kh: Tensor, *, shift: complex = 1.0, boundary: str = "zero", dimensions: int | None = None
+    kh: Tensor, *, shift: complex = 1.0, boundary: str = "dirichlet", dimensions: int | None = None
 ) -> Tensor:
     d, shift = _helmholtz_checked(kh, shift, dimensions)
-    if boundary != "zero" or kh.dim() != d or not bool((kh == kh.flatten()[0]).all()):
+    if boundary != "dirichlet" or kh.dim() != d or not bool((kh == kh.flatten()[0]).all()):
         raise ValueError(
             "helmholtz: the eigenvalues are known for one grid of constant kh, zero on its boundary, only"
         )

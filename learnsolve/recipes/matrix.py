@@ -20,7 +20,7 @@ from learnsolve.recipes.training.recipe import COEFFICIENTS, HELD_OUT, TRAINING,
 from learnsolve.recipes.training.settings import SettingError, VectorSettings, about_option, check_memory
 
 USED = {
-    "poisson": {"shape", "stencil"},
+    "poisson": {"shape", "discretization"},
     "anisotropic": {"shape", "epsilon", "theta"},
     "diffusion": {"shape", "contrast"},
     "convection_diffusion": {"shape", "peclet", "reaction"},
@@ -42,7 +42,7 @@ class ProblemSettings:
     shape : int
         Grid points along each axis, as 16 or [64,64] or [32,32,32] (poisson, anisotropic, diffusion,
         convection_diffusion).
-    stencil : str
+    discretization : str
         Finite differences or, in two dimensions, finite elements (poisson).
     epsilon : float
         Strength of the diffusion across its direction, relative to that along it (anisotropic).
@@ -72,7 +72,7 @@ class ProblemSettings:
         "matrix_market",
     ] = "poisson"
     shape: int | list[int] = 16
-    stencil: Literal["fd", "q1"] = "fd"
+    discretization: Literal["fd", "fe"] = "fd"
     epsilon: float = 0.1
     theta: float = 0.0
     contrast: float = 100.0
@@ -146,7 +146,8 @@ def _build(
 ) -> CSR:
     name, shape = settings.name, grid_of(settings)
     if name == "poisson":
-        return problems.poisson(shape, stencil=settings.stencil, dtype=dtype, rows=rows)  # type: ignore[arg-type]
+        kind: Any = settings.discretization
+        return problems.poisson(shape, discretization=kind, dtype=dtype, rows=rows)  # type: ignore[arg-type]
     if name == "anisotropic":
         return problems.anisotropic(shape, settings.epsilon, settings.theta, dtype=dtype, rows=rows)  # type: ignore[arg-type]
     if name == "diffusion":

@@ -282,7 +282,7 @@ def test_batches_and_gradients():
         torch.testing.assert_close(found[i], two_grid_factor(one, Q, **options(n, period)))
     # Of parameters that are repeated, as the network's are.
     kappa = torch.linspace(1, 3, 16, dtype=F64).reshape(4, 4).requires_grad_()
-    A = ls.problems.nodal_diffusion(kappa.repeat(2, 2), stencil="q1", boundary="periodic", shift=0.1)
+    A = ls.problems.nodal_diffusion(kappa.repeat(2, 2), discretization="fe", boundary="periodic", shift=0.1)
     Q = pairs[0][1].values.clone().requires_grad_()
     P = pairs[0][1].with_values(Q)
     (ours,) = torch.autograd.grad(two_grid_factor(A, P, **options(n, period)), kappa, retain_graph=True)

@@ -497,7 +497,7 @@ EXACT = {
     ),
     "sum of matrices": lambda u: (LAPLACIAN + LAPLACIAN.tril() * u.sum()).values,
     "segments": lambda u: ls.ops.segment_softmax(u.reshape(-1)[COLUMNS] ** 2, LAPLACIAN.pattern),
-    "stencil": lambda u: ls.ops.stencil(WEIGHTS * u, u, offsets=OFFSETS, boundary=("periodic", "zero")),
+    "stencil": lambda u: ls.ops.stencil(WEIGHTS * u, u, offsets=OFFSETS, boundary=("periodic", "dirichlet")),
     "gradient of a stencil": torch.func.grad(
         lambda u: ls.ops.stencil(u.reshape(-1)[:3], u, offsets=OFFSETS).square().sum()
     ),

@@ -108,7 +108,7 @@ def neighbors(grid: tuple[int, ...], offsets: tuple, boundary: str | tuple) -> t
     return torch.as_tensor(np.where(inside, place, 0)), torch.as_tensor(inside)
 
 
-def dense_stencil(c: Tensor, x: Tensor, offsets: Sequence, boundary: str | tuple = "zero") -> Tensor:
+def dense_stencil(c: Tensor, x: Tensor, offsets: Sequence, boundary: str | tuple = "dirichlet") -> Tensor:
     """sum_k c_k(i) x_{i + o_k} for c (K,), (..., K, *grid) or (..., K, 1, ..., 1)."""
     d = len(offsets[0])
     place, inside = neighbors(tuple(x.shape[-d:]), tuple(offsets), boundary)
@@ -232,8 +232,8 @@ PRODUCT_ROWS = [
     Case("stencil window", lambda P, c, x: ops.stencil(c, x),
         lambda P, c, x: dense_stencil(c.flatten(), x, box(3, 5)), lambda m, n, z: ((3, 5), (m, n))),
     Case("stencil space, batch of x",
-        lambda P, c, x: ops.stencil(c, x, offsets=SPACE, boundary=("zero", "periodic", "zero")),
-        lambda P, c, x: dense_stencil(c, x, SPACE, ("zero", "periodic", "zero")),
+        lambda P, c, x: ops.stencil(c, x, offsets=SPACE, boundary=("dirichlet", "periodic", "dirichlet")),
+        lambda P, c, x: dense_stencil(c, x, SPACE, ("dirichlet", "periodic", "dirichlet")),
         lambda m, n, z: ((4,), (2, 2, m, n))),
     Case("stencil variable", lambda P, c, x: ops.stencil(c, x, offsets=CROSS),
         lambda P, c, x: dense_stencil(c, x, CROSS), lambda m, n, z: ((5, m, n), (m, n))),

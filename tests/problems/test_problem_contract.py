@@ -59,7 +59,7 @@ def finite_volumes(kappa):
 
 def nodal(stencil, boundary):
     """Node by node: each pair of nodes of a cell, from the table of the documentation."""
-    beside, across, center = {"fd": (1 / 2, 0, 1), "q1": (1 / 6, 1 / 3, 2 / 3)}[stencil]
+    beside, across, center = {"fd": (1 / 2, 0, 1), "fe": (1 / 6, 1 / 3, 2 / 3)}[stencil]
 
     def reference(kappa):
         cx, cy = kappa.shape
@@ -159,11 +159,11 @@ ROWS = [
     *(
         Problem(
             f"nodal_diffusion {stencil}, {boundary}, {s}",
-            partial(P.nodal_diffusion, stencil=stencil, boundary=boundary),
+            partial(P.nodal_diffusion, discretization=stencil, boundary=boundary),
             nodal(stencil, boundary),
             s,
         )
-        for stencil, boundary in itertools.product(("fd", "q1"), ("dirichlet", "periodic"))
+        for stencil, boundary in itertools.product(("fd", "fe"), ("dirichlet", "periodic"))
         for s in ((3, 3), (4, 6), (7, 3))
     ),
     *(
@@ -333,7 +333,7 @@ PARTS = {
     "poisson-1": lambda **rows: P.poisson(11, **rows),
     "poisson-3": lambda **rows: P.poisson((4, 3, 5), **rows),
     "poisson-periodic": lambda **rows: P.poisson((4, 3), boundary="periodic", **rows),
-    "poisson-q1": lambda **rows: P.poisson((4, 7), stencil="q1", **rows),
+    "poisson-fe": lambda **rows: P.poisson((4, 7), discretization="fe", **rows),
     "poisson-thin": lambda **rows: P.poisson((1, 6), dtype=torch.float32, **rows),
     "anisotropic": lambda **rows: P.anisotropic((5, 6), 0.1, 0.4, **rows),
     "anisotropic-fe": lambda **rows: P.anisotropic((5, 6), 0.1, 0.0, discretization="fe", **rows),
@@ -524,7 +524,7 @@ TYPES = [
     (lambda: data(SPD, dtype=torch.int32), "dataset: .*dtype must be"),
 ]
 OTHERS = [
-    (lambda: P.poisson(3, stencil="q1"), "poisson: stencil='q1' is for two dimensions"),
+    (lambda: P.poisson(3, discretization="fe"), "poisson: discretization='fe' is for two dimensions"),
     (lambda: P.pyamg_gallery("helmholtz_2D"), "pyamg_gallery: 'helmholtz_2D' is a complex matrix"),
 ]
 ERRORS = [
@@ -614,19 +614,19 @@ CASES = {
     ],
     "matrix_market": [(("general",), {}), (("symmetric",), {})],
     "nodal_diffusion": [
-        ((k,), {"stencil": s, **options})
+        ((k,), {"discretization": s, **options})
         for k in (lognormal(4, 3), torch.full((3, 5), 2.5, dtype=torch.float64))
-        for s in ("fd", "q1")
+        for s in ("fd", "fe")
         for options in ({}, {"boundary": "periodic"}, {"boundary": "periodic", "shift": 0.1})
     ],
     "p1_mass": [((RANDOM_MESH,), {}), ((FREE_MESH,), {}), ((RANDOM_MESH, HOLLOW), {})],
     "p1_stiffness": [((RANDOM_MESH,), {}), ((FREE_MESH,), {}), ((RANDOM_MESH, 1 + HOLLOW), {})],
     "poisson": [
         *((((n,),), {}) for n in (1, 2, 9)),
-        *(((shape,), {"stencil": s}) for shape in ((1, 1), (4, 5)) for s in ("fd", "q1")),
+        *(((shape,), {"discretization": s}) for shape in ((1, 1), (4, 5)) for s in ("fd", "fe")),
         (((2, 3, 4),), {}),
         *(((shape,), {"boundary": "periodic"}) for shape in (3, (4, 5), (3, 6, 4))),
-        (((4, 7),), {"stencil": "q1", "boundary": "periodic"}),
+        (((4, 7),), {"discretization": "fe", "boundary": "periodic"}),
     ],
     "random_spd": [((30, seed), {"density": 0.05}) for seed in (0, 1)],
 }

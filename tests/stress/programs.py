@@ -217,7 +217,7 @@ STEPS: dict[str, Step] = {
         x.reshape(-1)[integers(r, x.numel(), (P := matrix(r, 4).pattern).nnz)], P
     ),
     "stencil": lambda r, x: ls.ops.stencil(
-        numbers(r, 3, zeros=0.3), x.reshape(-1), boundary=r.choice(["zero", "periodic"])
+        numbers(r, 3, zeros=0.3), x.reshape(-1), boundary=r.choice(["dirichlet", "periodic"])
     ),
     "linear algebra": linear_algebra,
     "transformed": transformed,

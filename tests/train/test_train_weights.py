@@ -108,7 +108,7 @@ def test_the_losses_are_those_of_dense_algebra(run, rows, report, no_pictures, s
     [
         (["--problem.shape", "[6,5]"], 30),
         (["--problem.shape", "[4,3,5]"], 60),
-        (["--problem.shape", "[6,6]", "--problem.stencil", "q1"], 36),
+        (["--problem.shape", "[6,6]", "--problem.discretization", "fe"], 36),
         (["--problem.name", "anisotropic", "--problem.shape", "[6,6]", "--problem.theta", "0.5"], 36),
         (["--problem.name", "diffusion", "--problem.shape", "[6,6]"], 36),
         (["--problem.name", "pyamg_gallery", "--problem.matrix", "unit_square"], 191),
@@ -226,7 +226,7 @@ def test_a_million_unknowns_fit():
 MATRICES = {
     "1D": lambda: problems.poisson(16),
     "2D": lambda: problems.poisson((5, 6)),
-    "q1": lambda: problems.poisson((5, 6), stencil="q1"),
+    "q1": lambda: problems.poisson((5, 6), discretization="fe"),
     "anisotropic": lambda: problems.anisotropic((6, 5), 0.01, 0.3),
     "random": lambda: CSR.from_dense(random_spd(9)),
 }
