@@ -76,8 +76,9 @@ class StencilRecipe(FactorRecipe):
     """See `StencilSettings`."""
 
     Settings = StencilSettings
-    curves: ClassVar[Mapping[str, Curves]] = FactorRecipe.curves | {
-        "loss.png": Curves("Loss ({loss})", columns=HELD_OUT_MATRICES)
+    curves: ClassVar[Mapping[str, Curves]] = {
+        **FactorRecipe.curves,
+        "loss.png": Curves("Loss ({loss})", columns=HELD_OUT_MATRICES),
     }
 
     def solve(self, A: CSR, B: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def test_a_lost_gradient_is_a_fault():
     }
     for words, f in mistakes.items():
         assert words in str(fault(case._replace(function=f)))
-    constant = case._replace(call="evaluate", function=lambda kappa: torch.ones(2))
+    constant = case._replace(call="compare_preconditioners", function=lambda kappa: torch.ones(2))
     assert "has no gradient, and its docstring" in str(fault(constant))
 
 
