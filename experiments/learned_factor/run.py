@@ -102,11 +102,12 @@ def curves(path: Path) -> dict[tuple[int, int], list[dict]]:
 def figure(boards: dict[str, list[dict]]):
     figure, panels = new_panels("Seconds over those of the best classical contestant", len(boards))
     figure.set_size_inches(2.5 + 3.2 * len(boards), 5.5)
-    for axes, (name, board) in zip(panels, boards.items(), strict=True):
-        shown = [row for row in board if row["ratio"] != ""][::-1]
-        for y, row in enumerate(shown):
-            show_ratio(axes, row, y)
-        show_names(axes, name, [row["contestant"] for row in shown])
+    shown = {name: [row for row in board if row["ratio"] != ""] for name, board in boards.items()}
+    order = list(dict.fromkeys(row["contestant"] for rows in shown.values() for row in rows))[::-1]
+    for axes, (name, rows) in zip(panels, shown.items(), strict=True):
+        for row in rows:
+            show_ratio(axes, row, order.index(row["contestant"]))
+        show_names(axes, name, order)
     figure.supxlabel("geometric means and 95 % intervals over held-out matrices; orange: learned", fontsize=9)
     return figure
 
