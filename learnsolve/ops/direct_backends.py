@@ -313,7 +313,7 @@ def mkl() -> Any:
 
     solver = pypardiso.PyPardisoSolver()  # declares the types of the arguments
     library = solver.libmkl
-    library.pardiso_getdiag.restype = None
+    library.pardiso_getdiag.restype = None  # pyright: ignore[reportOptionalMemberAccess]  # where pypardiso is
     return library
 
 
