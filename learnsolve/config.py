@@ -30,6 +30,7 @@ class set_options:
 
     Parameters
     ----------
+    **options : those named; the others keep their values
     plan_cache_bytes : int, initially 64 MiB: the size of all cached plans. An operation on several patterns
         (`add`, `spgemm`, `hstack`, `kron`, ...), or on a pattern and integers (``A[2:5]``, `tril` with k),
         plans once per combination. Beyond the limit the least recently used plans are dropped, except the

@@ -560,7 +560,7 @@ def lsmr(
 
     Parameters
     ----------
-    A, b, x0, damp, atol, btol, conlim, maxiter, callback, gradient, throw : as for `lsqr`
+    A, b, x0, damp, atol, btol, conlim, maxiter, iterations, callback, gradient, throw : as for `lsqr`
     adjoint_rtol, adjoint_maxiter, transpose, parameters : as for `lsqr`
 
     Returns

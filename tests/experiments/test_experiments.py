@@ -449,7 +449,10 @@ def test_a_factor_learned_row_by_row_against_all(quick, quick_run):
         seeds = [row for row in board if row["learned"]]
         classical = [row for row in board if not row["learned"] and row["failed"] == 0]
         assert min(row["ratio"] for row in classical) == pytest.approx(1)
-        assert {"SSOR", "Jacobi"} <= {*rows} | {*numbers["found"][name]["settings"]}
+        found = numbers["found"][name]
+        assert {"tune|SSOR", "tune|Jacobi"} <= {f"tune|{who}" for who in found["settings"]} | {
+            *found["failures"]
+        }
         for row in seeds:
             assert row["failed"] == 0
             assert row["wins"] <= row["matrices"]
