@@ -37,7 +37,6 @@ LOOKS: dict[tuple[str, ...], dict[str, Any]] = {  # by the beginning of a name
     ("MIC(2)",): {"color": ORANGE, "linestyle": "-."},
     ("ICT",): {"color": ORANGE, "linestyle": ":"},
     ("direct",): {"color": GREEN},
-    ("PARDISO",): {"color": GREEN, "linestyle": "--"},
     ("AMG",): {"color": PURPLE},
     ("RS-AMG",): {"color": PURPLE, "linestyle": "--"},
 }

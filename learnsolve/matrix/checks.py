@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -206,6 +207,15 @@ def integer(function: str, name: str, value: Any, minimum: int) -> int:
     if value < minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
     return value if isinstance(value, int) else int(value)
+
+
+def keywords(function: str, given: Iterable[str], valid: Collection[str]) -> None:
+    """The keywords that a call passes must be among the valid ones."""
+    for key in given:
+        if key not in valid:
+            similar = get_close_matches(key, valid, 1)
+            hint = f"did you mean {similar[0]}?" if similar else f"valid keywords: {', '.join(valid)}"
+            raise TypeError(f"{function}() got an unexpected keyword argument {key!r}; {hint}")
 
 
 def tolerance(function: str, name: str, value: Any) -> None:

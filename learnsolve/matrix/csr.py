@@ -509,14 +509,13 @@ class CSR(Views, Habits, Immutable):
         `from_scipy`."""
         if (known := convert.known_pattern(T)) is not None:
             A = cls(T.values(), known)
-            return A if pattern is None else _ops.arithmetic.on_pattern("CSR.from_torch", A, pattern)
-        crow, col, values, shape = convert.from_torch(T)
-        if crow is not None:
-            A = cls(values, SparsityPattern(crow, col, shape))
-            convert.keep_pattern(T, A.pattern)
         else:
-            rows, columns = col
-            A = cls.from_coo(rows, columns, values, shape)
+            crow, col, values, shape = convert.from_torch(T)
+            if crow is not None:
+                A = cls(values, SparsityPattern(crow, col, shape))
+                convert.keep_pattern(T, A.pattern)
+            else:
+                A = cls.from_coo(*col, values, shape)
         if T.layout == torch.sparse_csc:
             A = A.T
         return A if pattern is None else _ops.arithmetic.on_pattern("CSR.from_torch", A, pattern)

@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -66,10 +65,8 @@ BASELINES: dict[str, Callable[[CSR], Any] | None] = {
     "MIC(0)": partial(P.MIC, on_breakdown="shift"),
     "MIC(2)": partial(P.MIC, level=2, on_breakdown="shift"),
     "ICT": partial(P.ICT, on_breakdown="shift"),
-    "direct": P.factorize,
+    "direct": P.factorize,  # by PARDISO where it is installed
 }
-if find_spec("pypardiso"):
-    BASELINES["PARDISO"] = partial(P.factorize, backend="pardiso")
 MARKERS = {LEARNED: "o", "IC(0)": "s"}
 LOSSES = {
     "cycles": "factor by which a two-grid cycle reduces random errors, over several, mean over matrices",
@@ -159,13 +156,13 @@ def sentence_of(rows: list[Row], rtol: float) -> str:
     learned = {r["n"]: r for r in rows if r["rtol"] == rtol and r["preconditioner"] == LEARNED}
     parts = []
     for n, row in learned.items():
+        which = f"{row['systems']} held-out {'matrix' if row['systems'] == 1 else 'matrices'} with n = {n}"
         if row["converged"] < row["systems"]:
-            parts.append(f"Of {row['systems']} held-out matrices with n = {n} it solves {row['converged']}.")
+            parts.append(f"Of {which} it solves {row['converged']}.")
             continue
         seconds = seconds_of(rows, rtol, n)
         own = sum(seconds.pop(LEARNED))
-        part = f"On {row['systems']} held-out matrices with n = {n} it takes {row['iterations']:.1f}"
-        part += " iterations"
+        part = f"On {which} it takes {row['iterations']:.1f} iterations"
         if seconds:
             rival = next(iter(seconds))
             part += f" and {own / sum(seconds[rival]):.2f} of the time of the fastest other, {rival}"
@@ -412,7 +409,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
 
     def solve(self, A: CSR, B: Tensor) -> Tensor:
         """Solutions of A X = B in float64, for --loss product and error."""
-        raise NotImplementedError
+        return spsolve(A, B)
 
     def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Vectors, Vectors]:
         """x and b = A x for the matrices `which`, (n, k) each, scaled so that ||b|| = 1 over the vectors of a
@@ -643,6 +640,3 @@ class PrecorrectorRecipe(FactorRecipe):
     """See `PrecorrectorSettings`."""
 
     Settings = PrecorrectorSettings
-
-    def solve(self, A: CSR, B: Tensor) -> Tensor:
-        return spsolve(A, B)

@@ -6,10 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
-
-from learnsolve.matrix.csr import CSR
-from learnsolve.ops.direct import spsolve
 from learnsolve.preconditioners import StencilFactor
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
@@ -37,7 +33,7 @@ class StencilSettings(FactorSettings):
         Hidden layers.
     """
 
-    steps: int = 500
+    steps: int = 400
     lr: float = 1e-2
     evaluate_every: int = 100
     out: str = "runs/stencil"
@@ -51,6 +47,7 @@ class StencilSettings(FactorSettings):
     evaluated: int = 8
     scales: list[int] = field(default_factory=lambda: [2])
     evaluated_larger: int = 8
+    repeats: int = 1
     grid: int = 64
     kind: Literal["regions", "smooth", "constant"] = "regions"
     width: int = 32
@@ -80,6 +77,3 @@ class StencilRecipe(FactorRecipe):
         **FactorRecipe.curves,
         "loss.png": Curves("Loss ({loss})", columns=HELD_OUT_MATRICES),
     }
-
-    def solve(self, A: CSR, B: Tensor) -> Tensor:
-        return spsolve(A, B)

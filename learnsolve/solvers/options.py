@@ -5,12 +5,11 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from torch import Tensor
 
-from learnsolve.matrix.checks import as_matrix, integer
+from learnsolve.matrix.checks import as_matrix, integer, keywords
 from learnsolve.solvers.solution import Iteration
 
 P = ParamSpec("P")
@@ -235,12 +234,7 @@ class Options:
 
 def options_of(name: str, arguments: Mapping[str, Any], **others: tuple[Any, float]) -> Options:
     """`**options` of the solver `name`, checked for unknown keywords; `others` are as for `fixed`."""
-    keys = _KINDS[name].__annotations__
-    for key in arguments:
-        if key not in keys:
-            similar = get_close_matches(key, keys, 1)
-            hint = f"; did you mean {similar[0]}?" if similar else f"; valid keywords: {', '.join(keys)}"
-            raise TypeError(f"{name}() got an unexpected keyword argument {key!r}{hint}")
+    keywords(name, arguments, _KINDS[name].__annotations__)
     return fixed(name, Options(**arguments), **others)
 
 

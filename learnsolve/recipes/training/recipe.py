@@ -268,7 +268,7 @@ class Recipe:
         raise NotImplementedError
 
     def measure(self, /) -> Sequence[float | None]:
-        """The values of `columns`; called after each `compare_preconditioners`, whose results it may use."""
+        """The values of `columns`; called after each `evaluate`, whose results it may use."""
         return ()
 
     def state(self) -> dict[str, Any]:
