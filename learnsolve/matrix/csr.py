@@ -515,7 +515,8 @@ class CSR(Views, Habits, Immutable):
                 A = cls(values, SparsityPattern(crow, col, shape))
                 convert.keep_pattern(T, A.pattern)
             else:
-                A = cls.from_coo(*col, values, shape)
+                rows, columns = col
+                A = cls.from_coo(rows, columns, values, shape)
         if T.layout == torch.sparse_csc:
             A = A.T
         return A if pattern is None else _ops.arithmetic.on_pattern("CSR.from_torch", A, pattern)
