@@ -34,6 +34,10 @@ if [ ! -f "$packages/learnsolve-petsc.pth" ]; then
 fi
 PYTHONPATH=$PETSC_DIR/lib/python3/dist-packages${PYTHONPATH:+:$PYTHONPATH}
 PATH=$PWD/$own/bin:$PATH
+# pypardiso looks for MKL beside the python that runs it.
+for mkl in "$PWD/$venv"/lib/libmkl_rt.so*; do
+  [ ! -e "$mkl" ] || export PYPARDISO_MKL_RT="${PYPARDISO_MKL_RT:-$mkl}"
+done
 export PYTHONPATH PATH OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
 # More processes than cores, and by root in containers.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
