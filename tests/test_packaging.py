@@ -222,7 +222,10 @@ def test_links_of_the_long_description_are_absolute(monkeypatch):
     from long_description import dynamic_metadata
 
     repository = PROJECT["urls"]["Repository"]
-    assert all(url.startswith(repository) for url in PROJECT["urls"].values())
+    owner, _, name = repository.removeprefix("https://github.com/").partition("/")
+    site = f"https://{owner}.github.io/{name}/"  # as GitHub publishes it
+    assert PROJECT["urls"]["Documentation"] == site
+    assert all(url.startswith(repository) for url in PROJECT["urls"].values() if url != site)
     links = re.findall(r"\]\(([^)]*)\)", dynamic_metadata("readme", {})["text"])
     assert all(link.startswith(("https://", "#")) for link in links)  # or within the page
     for link in links:
