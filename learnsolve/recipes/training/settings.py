@@ -1,6 +1,6 @@
 """Options shared by recipes and their checks, and the command line of a recipe, built from its dataclass of
-settings. Errors are one sentence that names option and remedy: values are checked here, because the messages
-of jsonargparse, which converts them, reads config files and prints help, name Python types."""
+settings by jsonargparse, which converts values, reads config files and prints help. Errors are one line that
+names the option."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import functools
 import importlib
-import json
 import math
 import os
 import re
@@ -265,8 +264,6 @@ LARGEST = 2**20  # bytes of a config file
 TRANSIENT = {"resume", "overwrite", "quiet"}
 # Options that may change when a run is resumed.
 FREE = {"steps", "checkpoint_seconds", "out", "logger", *TRANSIENT}
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
-EXAMPLES = {float: "numbers such as [1e-3,1e-6]", int: "whole numbers such as [64,64]", str: "words"}
 
 
 def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
@@ -328,28 +325,11 @@ def parser(name: str, Settings: type[RunSettings]) -> Any:
 
 
 def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
-    types = dict(_types(Settings))
-    words, values = [], []  # values: (option, as written, text for the parser)
-    for option, value in _pairs(name, Settings, types, argv):
-        words.append(f"--{option}" if value is None else f"--{option}={value}")
-        if option == "config":
-            for key, stored in _flat_keys(_config(value or "")).items():
-                _check_known(name, Settings, types, key)
-                values.append((key, stored, json.dumps(stored, default=str)))
-        elif value is not None:
-            _check_text(f"--{option}", value)
-            values.append((option, value, value))
-    convert = parser(name, Settings).parse_args
+    words = list(_checked(Settings, argv))
     try:
-        settings = _build(Settings, convert(words).as_dict())
+        settings = _build(Settings, parser(name, Settings).parse_args(words).as_dict())
     except argparse.ArgumentError as error:
-        for option, value, text in values:  # find the wrong one
-            try:
-                convert([f"--{option}={text}"])
-            except argparse.ArgumentError:
-                expected = _expected(types[option]) if option in types else "a YAML file with its options"
-                raise SettingError(f"--{option} must be {expected}, got {value!r}") from error
-        raise SettingError(" ".join(str(error).split())) from error
+        raise SettingError(_with_hint(" ".join(str(error).split()), name, Settings)) from error
     for option, value in flat(settings).items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and not -LIMIT <= number < LIMIT:
@@ -358,63 +338,35 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
     return settings
 
 
-def _pairs(
-    name: str, Settings: type[RunSettings], types: Mapping[str, Any], argv: Sequence[str]
-) -> Iterator[tuple[str, str | None]]:
-    """Options under their first names (RunSettings.SYNONYMS), with their values: `--quiet` is
-    `--quiet true`. Options without a value have None."""
-    words = list(argv)
+def _checked(Settings: type[RunSettings], argv: Sequence[str]) -> Iterator[str]:
+    """The options as --option=value, under their first names (RunSettings.SYNONYMS), with `--quiet=true` for
+    `--quiet`; SettingError for values beyond the limits on YAML."""
+    words, usual = list(argv), flat(Settings())
     while words:
         word, equals, value = words.pop(0).partition("=")
-        option = word.removeprefix("--")
-        option = Settings.SYNONYMS.get(option, option)
-        if word in ("-h", "--help", "--print_config"):
-            yield "help" if word == "-h" else option, value if equals else None
-            continue
-        if not word.startswith("-"):
-            raise SettingError(f"{word + equals + value!r} is not an option; options are --option value")
-        _check_known(name, Settings, types, option if word.startswith("--") else word)
-        if not equals:
-            if not (words and not words[0].startswith("--")) and types.get(option) is not bool:
-                raise SettingError(f"--{option} needs a value after it")
-            value = words.pop(0) if words and not words[0].startswith("--") else "true"
-        yield option, value
+        name = word.removeprefix("--")
+        if word.startswith("--") and name not in ("help", "print_config"):
+            name = Settings.SYNONYMS.get(name, name)
+            word = f"--{name}"
+            if not equals and words and not words[0].startswith("--"):
+                equals, value = "=", words.pop(0)
+            elif not equals and isinstance(usual.get(name), bool):
+                equals, value = "=", "true"
+            if name == "config":
+                _check_config(value)
+            elif equals:
+                _check_text(word, value)
+        yield word + equals + value
 
 
-def _check_known(name: str, Settings: type[RunSettings], types: Mapping[str, Any], option: str) -> None:
-    if option in types or option == "config" or any(known.startswith(f"{option}.") for known in types):
-        return
-    options = ["config", "print_config", "help", *types, *Settings.SYNONYMS]
-    near = difflib.get_close_matches(option.lstrip("-"), options, n=1)
+def _with_hint(message: str, name: str, Settings: type[RunSettings]) -> str:
+    """jsonargparse's message, with the option as it is written; of an unknown one, with the nearest known."""
+    unknown = re.search(r"(?:unrecognized arguments: |Option ')-*([^ ='-][^ =']*)", message)
+    if unknown is None:
+        return re.sub('Parser key "([^"]*)":', r"--\1:", message)
+    near = difflib.get_close_matches(unknown[1], [*flat(Settings()), *Settings.SYNONYMS], n=1)
     hint = f"did you mean --{near[0]}?" if near else f"python -m learnsolve.train {name} --help lists all"
-    raise SettingError(f"unknown option {option if option[:1] == '-' else f'--{option}'}; {hint}")
-
-
-def _types(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The options of a dataclass and their types."""
-    hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        kind = hints[field.name]
-        if dataclasses.is_dataclass(kind):
-            yield from _types(kind, f"{prefix}{field.name}.")  # type: ignore[arg-type]
-        else:
-            yield prefix + field.name, kind
-
-
-def _expected(kind: Any) -> str:
-    words = _words(kind)
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
-
-
-def _words(kind: Any) -> list[str]:
-    """The values of a type, in words."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
-        return [str(choice) for choice in arguments]
-    if origin is list:
-        choices = typing.get_args(arguments[0])
-        return ["a list of " + (", ".join(choices) + ", in brackets" if choices else EXAMPLES[arguments[0]])]
-    return [word for part in arguments for word in _words(part)] if arguments else [WORDS[kind]]
+    return f"{message}; {hint}"
 
 
 def _build(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
@@ -422,55 +374,39 @@ def _build(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
     hints = typing.get_type_hints(cls)
     arguments = {}
     for field in dataclasses.fields(cls):
-        if field.name in values:
-            option, value, kind = prefix + field.name, values[field.name], hints[field.name]
-            if dataclasses.is_dataclass(kind) and not isinstance(value, dict):
+        option, kind = prefix + field.name, hints[field.name]
+        value = values[field.name]
+        if dataclasses.is_dataclass(kind):
+            if not isinstance(value, dict):  # jsonargparse accepts it, and a missing value below
                 raise SettingError(f"--{option} must have options below it, got {value!r}; leave it out")
-            if value is None and type(None) not in typing.get_args(kind):  # jsonargparse accepts it
-                raise SettingError(f"--{option} must have a value, got none; leave it out")
-            nested = isinstance(value, dict)
-            arguments[field.name] = _build(kind, value, f"{option}.") if nested else value  # type: ignore
+            value = _build(kind, value, f"{option}.")  # type: ignore[arg-type]
+        elif value is None and type(None) not in typing.get_args(kind):
+            raise SettingError(f"--{option} must have a value, got none; leave it out")
+        arguments[field.name] = value
     return cls(**arguments)
 
 
 # --- limits on YAML: deep nesting overflows the parsers' stack, aliases of aliases grow without bound ---
 
 
-def _config(path: str) -> dict[Any, Any]:
-    """The content of a config file within the limits."""
-    wrong = f"--config must be the path of a YAML file with options, got {path!r}"
+def _check_config(path: str) -> None:
+    """Reject a config file beyond the limits."""
     try:
         if not Path(path).is_file():
-            raise SettingError(wrong)
+            raise ValueError("there is no such file")
         with open(path, "rb") as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
-            raise SettingError(f"--config {path}: the file must not be larger than {LARGEST} bytes")
+            raise ValueError(f"must not be larger than {LARGEST} bytes")
         text = content.decode()
-    except UnicodeDecodeError as error:
-        raise SettingError(
-            f"--config {path}: must be UTF-8, but {error.reason} at byte {error.start}"
-        ) from error
-    except (OSError, UnicodeEncodeError) as error:
-        raise SettingError(f"{wrong} ({error})") from error
-    _check_text(f"--config {path}", text)
-    try:
+        _check_text("its content", text)
         options = need("yaml").safe_load(text)
     except Exception as error:  # the parser raises other errors than YAMLError
-        raise SettingError(f"{wrong}: {' '.join(str(error).split())}") from error
+        raise SettingError(f"--config {path}: {' '.join(str(error).split())}") from error
     if not isinstance(options, dict):
-        raise SettingError(wrong)
+        raise SettingError(f"--config {path}: must be a YAML file with options")
     if "config" in options:
         raise SettingError(f"--config {path}: a config file cannot name another; give both as options")
-    return options
-
-
-def _flat_keys(content: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
-    options = {}
-    for key, value in content.items():
-        nested = isinstance(value, dict)
-        options |= _flat_keys(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return options
 
 
 def _check_text(where: str, text: str) -> None:
