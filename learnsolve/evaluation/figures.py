@@ -124,6 +124,22 @@ def picture(
     return figure
 
 
+def bars(title: str, xlabel: str, values: Mapping[str, Iterable[float]]) -> Any:
+    """A bar of stacked parts for each name, the shortest first; without those ten times as long."""
+    parts = {name: list(numbers) for name, numbers in values.items()}
+    shown = sorted(parts, key=lambda name: sum(parts[name]), reverse=True)
+    shown = [name for name in shown if sum(parts[name]) <= 10 * sum(parts[shown[-1]])]
+    figure, axes = new_figure(title, xlabel, "", size=(5.6, 3.6))
+    left, colors = [0.0] * len(shown), [look(name)["color"] for name in shown]
+    for number, lengths in enumerate(zip(*(parts[name] for name in shown), strict=True)):
+        drawn = axes.barh(shown, lengths, left=left, color=colors, alpha=0.5**number)
+        left = [a + b for a, b in zip(left, lengths, strict=True)]
+    axes.bar_label(drawn, [f" {total:.3g}" for total in left])
+    axes.margins(x=0.1)
+    axes.grid(False, axis="y")
+    return figure
+
+
 def residuals_figure(
     title: str,
     histories: Mapping[str, list[Tensor]],

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from learnsolve import preconditioners as P
 from learnsolve import solvers
-from learnsolve.evaluation.comparison import as_csv
-from learnsolve.evaluation.figures import BLUE, GRAY, Line, look, new_figure, picture
+from learnsolve.evaluation.figures import Line, look, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.direct import spsolve
 from learnsolve.ops.products import quadratic_form, spmm
@@ -45,7 +44,6 @@ from learnsolve.recipes.training.recipe import (
     Outcome,
     Row,
     VectorRecipe,
-    middle,
     network_facts,
     stream_seed,
 )
@@ -119,67 +117,17 @@ def evaluation_rows(recipe: FactorRecipe, scale: int) -> list[Row]:
 def outcome_of(recipe: FactorRecipe) -> Outcome:
     settings, A = recipe.settings, recipe.A
     rows = [row for scale in (1, *sorted(settings.scales)) for row in evaluation_rows(recipe, scale)]
-    columns = {
-        "matrices: preconditioner": lambda row: f"{row['matrices']}: {row['preconditioner']}",
-        "set-up ms": lambda row: tables.milliseconds(row["setup_seconds"]),
-    }
     about = {"description": settings.describe(), "n": A.shape[0], "nnz": A.nnz}
     numbers = {
         "problem": about | {key: getattr(settings, key) for key in ("matrices", "held_out_matrices")},
         "network": network_facts(recipe.model),
         "loss_is": LOSSES[settings.loss],
-        "evaluation": rows,
     }
     rtol = tables.middle(settings.tolerances)
-    figures = {}
-    if seconds := seconds_of(rows, rtol, rows[-1]["n"]):
-        figures["times.png"] = partial(
-            times_figure, f"{recipe.where},\ntimes on {rows[-1]['matrices']}", seconds
-        )
+    outcome = tables.raced(numbers, rows, "matrices", rtol, f"Trained on {recipe.where}")
     if settings.scales:
-        figures["sizes.png"] = partial(sizes_figure, recipe.where, rows, rtol)
-    table = tables.tabulate(rows, columns, tables.cells)
-    return Outcome(numbers, *table, sentence_of(rows, rtol), figures, texts={"evaluation.csv": as_csv(rows)})
-
-
-def seconds_of(rows: list[Row], rtol: float, n: int) -> dict[str, tuple[float, float]]:
-    """Set-up and solve of each preconditioner that solved all systems with n rows, the fastest first."""
-    solved = (
-        row for row in rows if (row["rtol"], row["n"]) == (rtol, n) and row["converged"] == row["systems"]
-    )
-    found = {row["preconditioner"]: (row["setup_seconds"], row["seconds"]) for row in solved}
-    found = {name: (0.0 if math.isnan(up) else up, solve) for name, (up, solve) in found.items()}
-    return dict(sorted(found.items(), key=lambda item: sum(item[1])))
-
-
-def sentence_of(rows: list[Row], rtol: float) -> str:
-    learned = {r["n"]: r for r in rows if r["rtol"] == rtol and r["preconditioner"] == LEARNED}
-    parts = []
-    for n, row in learned.items():
-        which = f"{row['systems']} held-out {'matrix' if row['systems'] == 1 else 'matrices'} with n = {n}"
-        if row["converged"] < row["systems"]:
-            parts.append(f"Of {which} it solves {row['converged']}.")
-            continue
-        seconds = seconds_of(rows, rtol, n)
-        own = sum(seconds.pop(LEARNED))
-        part = f"On {which} it takes {row['iterations']:.1f} iterations"
-        if seconds:
-            rival = next(iter(seconds))
-            part += f" and {own / sum(seconds[rival]):.2f} of the time of the fastest other, {rival}"
-        parts.append(f"{part}.")
-    return f"To {rtol:.0e}, set-up included: " + " ".join(parts)
-
-
-def times_figure(where: str, seconds: dict[str, tuple[float, float]]) -> Any:
-    """Milliseconds; of those that take ten times as long as the fastest, none."""
-    fastest = sum(next(iter(seconds.values())))
-    shown = {name: pair for name, pair in reversed(seconds.items()) if sum(pair) < 10 * fastest}
-    figure, axes = new_figure(f"Trained on {where}", "ms, set-up (dark) and solve", "", size=(5.6, 3.6))
-    setup, solve = ([1e3 * t for t in part] for part in zip(*shown.values(), strict=True))
-    colors = [BLUE if name == LEARNED else GRAY for name in shown]
-    axes.barh([*shown], setup, color=colors)
-    axes.barh([*shown], solve, left=setup, color=colors, alpha=0.5)
-    return figure
+        outcome.figures["sizes.png"] = partial(sizes_figure, recipe.where, rows, rtol)
+    return outcome
 
 
 def sizes_figure(where: str, rows: list[Row], rtol: float) -> Any:
@@ -205,38 +153,24 @@ ARRAYS = 4  # arrays of the vectors' size: x, b, the residual, its cotangent
 class FactorSettings(ScheduleSettings, VectorSettings):
     """Options of recipes that train a network for a family of matrices.
 
-    Parameters
-    ----------
-    dtype : str
-        Floating-point type of the weights and the loss; the final evaluation is in float64.
-    loss : str
-        product: ||L L^T x - b||^2 / ||b||^2 with b from N(0, I) and A x = b. frobenius: the same with x from
-        N(0, I) and b = A x. iterations: weighted residuals of the first iterations of conjugate gradients.
-        error: log ||x_K - x||_A / ||x||_A after the last of them, with b from N(0, I) and A x = b.
-    iterations : int
-        Iterations of conjugate gradients in --loss iterations and error.
-    gamma : float
-        Weight of a residual relative to that of the next one in --loss iterations.
-    matrices : int
-        Number of matrices to train on.
-    batch : int
-        Number of matrices per step.
-    held_out_matrices : int
-        Number of matrices on which the loss is evaluated during training.
-    validated : int
-        How many of these systems are then solved, for the column iterations; 0 for none.
-    test_vectors : int
-        Number of random vectors per matrix, or identity for the columns of I.
-    tolerances : list[float]
-        Relative residuals to which the final evaluation solves.
-    evaluated : int
-        Matrices of the final evaluation.
-    scales : list[int]
-        Factors by which grids (or numbers of rows) are enlarged for further final evaluations.
-    evaluated_larger : int
-        Matrices of each of these evaluations.
-    repeats : int
-        How often each solve of the final evaluation is timed; the median is reported.
+    Args:
+        dtype: Floating-point type of the weights and the loss; the final evaluation is in float64.
+        loss: product: ||L L^T x - b||^2 / ||b||^2 with b from N(0, I) and A x = b. frobenius: the same with x
+            from N(0, I) and b = A x. iterations: weighted residuals of the first iterations of conjugate
+            gradients. error: log ||x_K - x||_A / ||x||_A after the last of them, with b from N(0, I) and A x
+            = b.
+        iterations: Iterations of conjugate gradients in --loss iterations and error.
+        gamma: Weight of a residual relative to that of the next one in --loss iterations.
+        matrices: Number of matrices to train on.
+        batch: Number of matrices per step.
+        held_out_matrices: Number of matrices on which the loss is evaluated during training.
+        validated: How many of these systems are then solved, for the column iterations; 0 for none.
+        test_vectors: Number of random vectors per matrix, or identity for the columns of I.
+        tolerances: Relative residuals to which the final evaluation solves.
+        evaluated: Matrices of the final evaluation.
+        scales: Factors by which grids (or numbers of rows) are enlarged for further final evaluations.
+        evaluated_larger: Matrices of each of these evaluations.
+        repeats: How often each solve of the final evaluation is timed; the median is reported.
     """
 
     SIZE: ClassVar[str] = "grid"  # the option with the argument n of `problems.dataset`
@@ -284,14 +218,10 @@ class FactorSettings(ScheduleSettings, VectorSettings):
 class GraphSettings(FactorSettings):
     """Options of those that train a graph network.
 
-    Parameters
-    ----------
-    rounds : int
-        Blocks of message passing.
-    width : int
-        Features of nodes and edges.
-    aggregate : list
-        Aggregations over rows and columns: sum, mean, max, softmax.
+    Args:
+        rounds: Blocks of message passing.
+        width: Features of nodes and edges.
+        aggregate: Aggregations over rows and columns: sum, mean, max, softmax.
     """
 
     rounds: int = 3
@@ -505,7 +435,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
     @torch.no_grad()
     def measure(self) -> list[float | None]:
         """The learning rate, and the mean iterations to the middle tolerance on held-out matrices."""
-        rtol = middle(self.settings.tolerances)
+        rtol = tables.middle(self.settings.tolerances)
         systems = zip(self.others.matrices, self._validated, strict=False)
         counts = [iterations_of(self.model, A, b, rtol) for A, b in systems]
         known = [count for count in counts if count is not None]
@@ -519,14 +449,10 @@ class NeuralifSettings(GraphSettings):
     Published: 10,000 rows, a density of 1e-3, 1000 matrices. The default is smaller, with as many entries
     per row.
 
-    Parameters
-    ----------
-    rows : int
-        Rows of a matrix.
-    density : float
-        Fraction of the entries of M that are drawn; null for ten per row.
-    alpha : float
-        Shift that makes the matrix definite.
+    Args:
+        rows: Rows of a matrix.
+        density: Fraction of the entries of M that are drawn; null for ten per row.
+        alpha: Shift that makes the matrix definite.
     """
 
     steps: int = 500
@@ -589,14 +515,10 @@ class PrecorrectorSettings(GraphSettings):
     The matrices are those of -div(e^k grad u) on square grids, k a Gaussian field; their solutions come from
     a direct solver. The final table also has the published criterion: a residual of 1e-6 from a random x0.
 
-    Parameters
-    ----------
-    grid : int
-        Grid points along each side.
-    variance : float
-        Variance of the field.
-    contrast : list[float]
-        Smallest and largest allowed quotient of two coefficients of a matrix; null for any.
+    Args:
+        grid: Grid points along each side.
+        variance: Variance of the field.
+        contrast: Smallest and largest allowed quotient of two coefficients of a matrix; null for any.
     """
 
     steps: int = 2000

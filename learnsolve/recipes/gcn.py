@@ -45,55 +45,30 @@ class Inputs(NamedTuple):
     X: CSR
 
 
-@dataclass(frozen=True)
-class Part:
-    """Nodes whose labels are used.
-
-    Attributes
-    ----------
-    name : training, validation or test
-    on : the index of the evaluated inputs that contain them
-    rows : their rows in its result
-    labels : their classes
-    """
+class Part(NamedTuple):
+    """Nodes whose labels are used: training, validation or test."""
 
     name: str
-    on: int
-    rows: Tensor
+    on: int  # the index of the evaluated inputs that contain them
+    rows: Tensor  # in the result for these inputs
     labels: Tensor
 
 
-@dataclass(frozen=True)
-class Data:
-    """The data of a variant of the recipe.
+class Data(NamedTuple):
+    """The data of a variant of the recipe."""
 
-    Attributes
-    ----------
-    graph : as read from the files
-    training : inputs whose results are for the training nodes only, in the order of `parts[0]`
-    evaluated : inputs for everything else
-    parts : training, validation (if there is one) and test
-    """
-
-    graph: Graph
-    training: Inputs
+    graph: Graph  # as read from the files
+    training: Inputs  # for the results of the training nodes only, in the order of `parts[0]`
     evaluated: tuple[Inputs, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # training, validation (if there is one) and test
 
 
-def read(
-    dataset: str,
-    folder: str | None,
-    *,
-    normalize: bool,
-    self_loops: bool,
-    dtype: torch.dtype,
-    device: str | torch.device,
-) -> Graph:
+def read(settings: GcnSettings) -> Graph:
     """The graph; SettingError if the files are unsuitable."""
+    dataset, demo = settings.dataset, VARIANTS[settings.variant].demo
+    kind = {"dtype": settings.torch_dtype, "device": settings.device}
     try:
-        options = {"normalize": normalize, "self_loops": self_loops}
-        graph = planetoid(dataset, folder, **options, dtype=dtype, device=device)
+        graph = planetoid(dataset, settings.data, normalize=not demo, self_loops=settings.self_loops, **kind)
     except ImportError as error:
         raise MissingExtra(f"{error} by --data") from error
     except (OSError, ValueError) as error:
@@ -162,43 +137,22 @@ class GCN(torch.nn.Module):
 
     The weights have a leading axis for the trainings, so that one product with a matrix serves all of them.
     The random numbers of a training depend only on its index, not on how many there are.
-
-    Parameters
-    ----------
-    features, hidden, classes : widths
-    seeds : number of trainings
-    seed : the seed of the run, which determines all random numbers
-    dropout : probability, on the entries of X and on the hidden layer
-    bias : whether there are b_1 and b_2
-    normal : weights and biases from N(0, 1) instead of Glorot uniform weights
     """
 
-    def __init__(
-        self,
-        features: int,
-        hidden: int,
-        classes: int,
-        *,
-        seeds: int,
-        seed: int,
-        dropout: float,
-        bias: bool,
-        normal: bool,
-        dtype: torch.dtype,
-        device: str | torch.device,
-    ):
+    def __init__(self, features: int, classes: int, settings: GcnSettings):
         super().__init__()
-        self.seed = seed
-        kind = {"batch_shape": (seeds,), "dtype": dtype, "device": device}
-        self.conv1 = GCNConv(features, hidden, bias, **kind)
-        self.conv2 = GCNConv(hidden, classes, bias, **kind)
-        self.dropout = SparseDropout(dropout)
+        hidden, count, demo = settings.hidden or 0, settings.seeds, VARIANTS[settings.variant].demo
+        self.seed = settings.seed
+        kind = {"batch_shape": (count,), "dtype": settings.torch_dtype, "device": settings.device}
+        self.conv1 = GCNConv(features, hidden, demo, **kind)
+        self.conv2 = GCNConv(hidden, classes, demo, **kind)
+        self.dropout = SparseDropout(settings.dropout or 0.0)
         generator = torch.Generator()
         with torch.no_grad():
-            for index in range(seeds):
-                generator.manual_seed(stream_seed(seed, WEIGHTS, 0, index))
+            for index in range(count):
+                generator.manual_seed(stream_seed(self.seed, WEIGHTS, 0, index))
                 for layer in (self.conv1, self.conv2):
-                    _fill(layer.weight[index], None if normal else layer.limit, generator)
+                    _fill(layer.weight[index], None if demo else layer.limit, generator)
                     if layer.bias is not None:
                         _fill(layer.bias[index], None, generator)
 
@@ -299,30 +253,26 @@ def outcome_of(recipe: GcnRecipe) -> Outcome:
         numbers |= {f"{part.name}_accuracies": right.tolist()}
     n, features = graph.features.shape
     about = {"name": graph.name, "nodes": n, "edges": graph.adjacency.nnz // 2, "features": features}
-    numbers = {
-        "variant": settings.variant,
-        "graph": about | {"classes": graph.classes},
+    numbers |= {"variant": settings.variant, "graph": about | {"classes": graph.classes}}
+    numbers |= {
         "loss_is": "cross-entropy of the training nodes with dropout, and weight decay",
         "held_out_loss_is": f"cross-entropy of the {recipe.held_out} nodes, without either",
         "seeds": settings.seeds,
-        **numbers,
     }
-    words, std = f"Test accuracy {_percent(numbers['test_accuracy_mean'])}", numbers["test_accuracy_std"]
+    mean, std, each = (numbers[f"test_accurac{end}"] for end in ("y_mean", "y_std", "ies"))
+    words, figures = f"Test accuracy {_percent(mean)}", {}
     if std is not None:
         words += f", mean of {settings.seeds} initializations with a standard deviation of {_percent(std)}"
-    if settings.variant == "kipf_welling" and (n, features) == CITESEER:
-        numbers["published_test_accuracy"] = PUBLISHED
-        words += f"; Kipf and Welling report {_percent(PUBLISHED)}"
-    figures = {}
-    if std is not None:
-        mean, values = numbers["test_accuracy_mean"], dict(enumerate(numbers["test_accuracies"]))
         figures["seeds.png"] = partial(
             each_figure,
             f"Test accuracy of each of {settings.seeds} initializations",
-            *("initialization", "accuracy after the last epoch", values, mean, std),
+            *("initialization", "accuracy after the last epoch", dict(enumerate(each)), mean, std),
             f"mean {100 * mean:.1f} % ± {200 * std:.1f} %",
             color=ORANGE,
         )
+    if settings.variant == "kipf_welling" and (n, features) == CITESEER:
+        numbers["published_test_accuracy"] = PUBLISHED
+        words += f"; Kipf and Welling report {_percent(PUBLISHED)}"
     return Outcome(numbers, *tabulate(rows, {name: name for name in rows[0]}), words + ".", figures)
 
 
@@ -332,14 +282,9 @@ def _percent(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings that belong together.
-
-    Attributes
-    ----------
-    steps, lr, hidden, dropout, weight_decay : defaults of the options of these names
-    demo : everything else is as in the authors' public demonstration: a random split with a graph for each
-        part, features as they are, no loops, biases, all weights from N(0, 1), a sigmoid before the softmax
-    """
+    """Settings that belong together: defaults of options, and `demo`: everything else is as in the authors'
+    public demonstration: a random split with a graph for each part, features as they are, no loops, biases,
+    all weights from N(0, 1), a sigmoid before the softmax."""
 
     steps: int
     lr: float
@@ -362,35 +307,25 @@ class GcnSettings(RunSettings):
     One step is one epoch: the gradient over all training nodes. Held-out data are the validation nodes, or
     the test nodes in the variant demo. The final accuracies are those after the last epoch.
 
-    Parameters
-    ----------
-    steps : int
-        Total number of epochs, --epochs for short; null for 200, in the variant demo 100.
-    lr : float
-        Learning rate of Adam; null for 0.01, in the variant demo 0.1.
-    dtype : str
-        Floating-point type of the graph and the weights.
-    evaluate_every : int
-        Epochs between evaluations on all nodes.
-    variant : str
-        Kipf and Welling's recipe, or the settings of the public demonstration of arXiv 2212.05159's authors.
-    data : str
-        Folder with the files ind.citeseer.x and so on of the Planetoid project; null downloads them once.
-    dataset : str
-        The name in the file names; only citeseer is downloaded.
-    self_loops : bool
-        Keep the edges from a node to itself, as Kipf and Welling's code does (124 nodes of CiteSeer).
-    seeds : int
-        Initializations to train side by side. Each has its own random numbers, so its result does not depend
-        on how many there are.
-    hidden : int
-        Hidden units; null for 16, in the variant demo 100.
-    dropout : float
-        Probability that an entry of the features, or of the hidden layer, is dropped; null for 0.5, in the
-        variant demo 0.
-    weight_decay : float
-        Factor of half the squared norm of the first layer's weights in the loss; null for 5e-4, in the
-        variant demo 0.
+    Args:
+        steps: Total number of epochs, --epochs for short; null for 200, in the variant demo 100.
+        lr: Learning rate of Adam; null for 0.01, in the variant demo 0.1.
+        dtype: Floating-point type of the graph and the weights.
+        evaluate_every: Epochs between evaluations on all nodes.
+        variant: Kipf and Welling's recipe, or the settings of the public demonstration of arXiv 2212.05159's
+            authors.
+        data: Folder with the files ind.citeseer.x and so on of the Planetoid project; null downloads them
+            once.
+        dataset: The name in the file names; only citeseer is downloaded.
+        self_loops: Keep the edges from a node to itself, as Kipf and Welling's code does (124 nodes of
+            CiteSeer).
+        seeds: Initializations to train side by side. Each has its own random numbers, so its result does not
+            depend on how many there are.
+        hidden: Hidden units; null for 16, in the variant demo 100.
+        dropout: Probability that an entry of the features, or of the hidden layer, is dropped; null for 0.5,
+            in the variant demo 0.
+        weight_decay: Factor of half the squared norm of the first layer's weights in the loss; null for 5e-4,
+            in the variant demo 0.
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {"epochs": "steps"}
@@ -437,12 +372,7 @@ class GcnRecipe(Recipe):
 
     def __init__(self, settings: GcnSettings):
         self.settings = settings
-        self.variant = VARIANTS[settings.variant]
-        demo = self.variant.demo
-        kind = {"dtype": settings.torch_dtype, "device": settings.device}
-        graph = read(
-            settings.dataset, settings.data, normalize=not demo, self_loops=settings.self_loops, **kind
-        )
+        demo, graph = VARIANTS[settings.variant].demo, read(settings)
         self.data = demo_data(graph, settings.seed) if demo else kipf_welling(graph)
         self.where = ("CiteSeer" if graph.name == "citeseer" else graph.name) + ", variant demo" * demo
         if settings.seeds > 1:
@@ -452,17 +382,7 @@ class GcnRecipe(Recipe):
         count = settings.seeds * 4 * (hidden * features + training.X.nnz + hidden * n)
         what = f"--seeds {settings.seeds} with --hidden {hidden}"
         check_memory(what, count, settings, "use fewer, and several runs with other --seed")
-        self.model = GCN(
-            features,
-            hidden,
-            graph.classes,
-            seeds=settings.seeds,
-            seed=settings.seed,
-            dropout=settings.dropout or 0.0,
-            bias=demo,
-            normal=demo,
-            **kind,
-        )
+        self.model = GCN(features, graph.classes, settings)
         self.losses: Tensor | None = None  # of the last step, one for each initialization
         self.scores: Scores = {}  # of the last evaluation
 
@@ -476,7 +396,7 @@ class GcnRecipe(Recipe):
 
     def _cross_entropy(self, results: Tensor, labels: Tensor) -> Tensor:
         """Means over the nodes of `results` (seeds, nodes, classes)."""
-        if self.variant.demo:
+        if VARIANTS[self.settings.variant].demo:
             # One training at a time: torch rounds the trailing elements of an array, which do not fill a
             # vector register, differently, and their positions must not depend on the number of trainings.
             results = torch.stack([torch.sigmoid(of_one) for of_one in results])

@@ -20,7 +20,6 @@ from torch import Tensor
 from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.analysis import krylov_basis
-from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import GNP
@@ -52,43 +51,28 @@ def outcome_of(recipe: GnpRecipe) -> Outcome:
     s, A = recipe.settings, recipe.A
     linear = tables.with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU}, A.shape[0])
     M = {LEARNED: recipe.model, **linear, "inner GMRES": lambda A: inner_gmres(A, s.restart)}
-    solver, options = (
-        partial(solvers.fgmres, restart=s.restart),
-        {"maxiter": s.iterations, "repeats": s.repeats},
-    )
+    solver = partial(solvers.fgmres, restart=s.restart)
+    options = {"maxiter": s.iterations, "repeats": s.repeats}
     evaluation = tables.compare(A, recipe.test_sides(), M, s.tolerances, solver=solver, **options)
     last = {name: _last(histories) for name, histories in evaluation.histories.items()}
-    rows = [row | {"residual": last[row["preconditioner"]]} for row in tables.flat(evaluation)]
-    columns = {
-        "preconditioner": "preconditioner",
-        "set-up ms": lambda r: (
-            tables.milliseconds(r["setup_seconds"]) if r["preconditioner"] != LEARNED else "training"
-        ),
-        f"residual after {s.iterations}": lambda r: (
-            f"{r['residual']:.2e}" if math.isfinite(r["residual"]) else "fails"
-        ),
-    }
+    rows = tables.flat(evaluation, right_hand_sides="test")
+    rows = [row | {"residual": last[row["preconditioner"]]} for row in rows]
+    after = f"residual after {s.iterations}"
     numbers = {
         "problem": facts(s.problem, A),
         "network": network_facts(recipe.model),
         "loss_is": "mean |A M(b) - b| over the entries of b = A x of mean square one",
         "solver": f"fgmres({s.restart}), b = A x, x from N(0, I), mean of {s.evaluated}",
-        "evaluation": rows,
     }
-    learned = last.pop(LEARNED)
-    best = min(last, key=lambda name: last[name] if math.isfinite(last[name]) else math.inf)
-    words = (
-        f"After {s.iterations} iterations of FGMRES({s.restart}) the residual is {learned:.1e} with "
-        f"the network, and {last[best]:.1e} with {best}, the best of the others."
-    )
-    if failed := [name for name, r in last.items() if not math.isfinite(r)]:
-        words += f" Without a result: {', '.join(failed)}."
+    columns = {after: lambda row: f"{row['residual']:.2e}" if math.isfinite(row["residual"]) else "fails"}
+    where = f"FGMRES({s.restart}), {recipe.where}"
+    outcome = tables.raced(numbers, rows, "right_hand_sides", tables.middle(s.tolerances), where, columns)
+    compared = {name: {after: r if math.isfinite(r) else None} for name, r in last.items()}
+    outcome.sentence = f"{tables.verdict(compared, {after: after})} {outcome.sentence}"
     first = {name: runs[:1] for name, runs in evaluation.histories.items()}
     finite = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
-    title = f"FGMRES({s.restart}), {recipe.where}\nfirst right-hand side"
-    figures = {"convergence.png": partial(residuals_figure, title, finite)}
-    table = tables.tabulate(rows, columns, tables.cells)
-    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
+    outcome.figures["convergence.png"] = partial(residuals_figure, f"{where}\nfirst right-hand side", finite)
+    return outcome
 
 
 def _last(histories: list[Tensor]) -> float:
@@ -112,34 +96,20 @@ class GnpSettings(ScheduleSettings, VectorSettings):
     the x are from N(0, I), half from a Krylov space of A. By default the matrix has a zero diagonal, so that
     neither Jacobi nor ILU(0) exists.
 
-    Parameters
-    ----------
-    dtype : str
-        Floating-point type of the network; the matrix and the solves are in float64.
-    test_vectors : int
-        Number of vectors per step.
-    resample : bool
-        Draw new vectors at every step.
-    problem : ProblemSettings
-        The matrix.
-    krylov : int
-        Arnoldi steps for half of the vectors.
-    width : int
-        Features of nodes.
-    layers : int
-        Layers of the network.
-    transpose : bool
-        Layers also multiply with the transpose of A; the published ones do not.
-    restart : int
-        Iterations of flexible GMRES between restarts, and of the inner GMRES used for comparison.
-    iterations : int
-        Maximum number of iterations in the final evaluation.
-    tolerances : list[float]
-        Relative residuals to which the final evaluation solves.
-    evaluated : int
-        Right-hand sides of the final evaluation.
-    repeats : int
-        How often each of its solves is timed; the median is reported.
+    Args:
+        dtype: Floating-point type of the network; the matrix and the solves are in float64.
+        test_vectors: Number of vectors per step.
+        resample: Draw new vectors at every step.
+        problem: The matrix.
+        krylov: Arnoldi steps for half of the vectors.
+        width: Features of nodes.
+        layers: Layers of the network.
+        transpose: Layers also multiply with the transpose of A; the published ones do not.
+        restart: Iterations of flexible GMRES between restarts, and of the inner GMRES used for comparison.
+        iterations: Maximum number of iterations in the final evaluation.
+        tolerances: Relative residuals to which the final evaluation solves.
+        evaluated: Right-hand sides of the final evaluation.
+        repeats: How often each of its solves is timed; the median is reported.
     """
 
     steps: int = 2000
@@ -174,7 +144,7 @@ class GnpRecipe(Scheduled, VectorRecipe):
 
     Settings = GnpSettings
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "residual")
-    files = ("evaluation.csv", "loss.png", "convergence.png")
+    files = ("evaluation.csv", "loss.png", "times.png", "convergence.png")
     curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves(ylabel="mean |A M(b) - b|", log=True)}
     lower_bound = 0.0
     advice = "try a smaller --lr or --clip"

@@ -26,7 +26,17 @@ from learnsolve.analysis import extreme_eigenvalues
 from learnsolve.evaluation.figures import COLORS, GRAY, Line, look, residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings, facts, grid_of
-from learnsolve.recipes.training.recipe import LEARNED, Curves, Outcome, Row, levels, records, tabulate
+from learnsolve.recipes.training.recipe import (
+    DIVERGE,
+    LEARNED,
+    Curves,
+    Outcome,
+    Row,
+    levels,
+    records,
+    tabulate,
+    verdict,
+)
 from learnsolve.recipes.training.settings import SettingError, at_least
 
 # The heavy ball in closed form: the mean energy of a white error after it, and its best parameters.
@@ -181,6 +191,8 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
         "sweeps": sweeps,
         "parameters": compared,
     }
+    words = verdict(compared, dict(list(COLUMNS.items())[3:]))
+    words += f" {DIVERGE}" * ((compared[LEARNED]["convergence_factor"] or 0) > 1)
     labels = {name: rf"{name} ($\alpha$ {a:.3f}, $\beta$ {b:.3f})" for name, (a, b) in pairs.items()}
     histories = {labels[name]: residuals(*pair) for name, pair in pairs.items()}
     mark = Line("sweeps in the loss", x=sweeps, style={"color": GRAY, "linewidth": 0.8})
@@ -188,25 +200,13 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
     return Outcome(
         numbers,
         *tabulate(records(compared), COLUMNS),
-        sentence_of(compared, sweeps),
+        words,
         {"convergence.png": partial(residuals_figure, title, histories, xlabel="sweep", more=[mark])},
         {
             "loss.png": levels(compared, "held_out_loss", but=(LEARNED, "start")),
             "parameters.png": parameters(compared, "alpha", "beta"),
         },
     )
-
-
-def sentence_of(compared: dict[str, Row], sweeps: int) -> str:
-    learned = compared[LEARNED]
-    words = f"Learned alpha = {learned['alpha']:.4f} and beta = {learned['beta']:.4f}"
-    if (best := compared.get(f"best for {sweeps} sweeps")) is not None:
-        words += f"; the best for {sweeps} sweeps are {best['alpha']:.4f} and {best['beta']:.4f}"
-    if (usual := compared.get("asymptotic optimum")) is not None and learned["held_out_loss"] > 0:
-        ratio = usual["held_out_loss"] / learned["held_out_loss"]
-        words += f". With the asymptotic optimum the sweeps leave {ratio:.3g} times the energy"
-    diverges = (learned["convergence_factor"] or 0) > 1
-    return words + "." + " Repeated indefinitely, the sweeps diverge with these." * diverges
 
 
 def parameters(compared: Mapping[str, Row], *keys: str) -> Iterator[Line]:
@@ -228,17 +228,13 @@ class HeavyballSettings(MatrixSettings):
     The loss is the energy e^T A e of the error after the sweeps from a random vector from N(0, I), as the
     mean over the test vectors.
 
-    Parameters
-    ----------
-    evaluate_every : int
-        Steps between evaluations of the loss on held-out data, and entries of alpha and beta in metrics.csv.
-    sweeps : int
-        Sweeps in the loss; null for three quarters of the number of points along the grid's longest axis, 12
-        without a grid.
-    alpha : float
-        Initial value of alpha.
-    beta : float
-        Initial value of beta.
+    Args:
+        evaluate_every: Steps between evaluations of the loss on held-out data, and entries of alpha and beta
+            in metrics.csv.
+        sweeps: Sweeps in the loss; null for three quarters of the number of points along the grid's longest
+            axis, 12 without a grid.
+        alpha: Initial value of alpha.
+        beta: Initial value of beta.
     """
 
     steps: int = 300

@@ -42,6 +42,7 @@ from learnsolve.recipes.training.recipe import (
     records,
     stream_seed,
     tabulate,
+    verdict,
 )
 from learnsolve.recipes.training.settings import SettingError, VectorSettings, at_least
 
@@ -165,14 +166,8 @@ def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
         if spectrum is not None:
             left = expected_energy(spectrum, a, c, sweeps) / spectrum.sum(-1)
             compared[name] |= {"expected_loss": float(left.mean()), "largest": float(left.max())}
-    words = f"The network predicts alpha and beta for {len(sizes)} matrices that it has not seen."
-    if spectrum is not None:
-        losses = {name: values["expected_loss"] for name, values in compared.items()}
-        words = (
-            f"On {len(sizes)} matrices that it has not seen the network's parameters leave "
-            f"{losses['network']:.3g} of the energy, the best of each matrix {losses['best of each']:.3g}, "
-            f"one pair for all {losses['one pair for all']:.3g}."
-        )
+    words = f"On {len(sizes)} matrices that it has not seen: "
+    words += "no eigenvalues to compare with." if spectrum is None else verdict(compared, ENERGIES, "network")
     grid = " x ".join(map(str, settings.grid))
     numbers = {
         "problem": {
@@ -216,30 +211,21 @@ class HeavyballNetworkSettings(VectorSettings):
     It learns over a family of matrices. The loss is the energy e^T A e of the error after the sweeps,
     relative to the initial energy, as the mean over the matrices; other matrices are held out.
 
-    Parameters
-    ----------
-    evaluate_every : int
-        Steps between evaluations of the loss on held-out data, and entries of alpha and beta in metrics.csv.
-    sweeps : int
-        Sweeps in the loss; null for three quarters of the number of points along the grid's longest axis.
-    test_vectors : int
-        Number of random test vectors per matrix, or identity for the columns of I, which give the exact
-        expectation.
-    held_out : int
-        Number of random vectors to evaluate on, per held-out matrix; null for as many as test vectors, at
-        most 100.
-    family : str
-        Anisotropic problems of random strength and angle, or diffusion with random coefficients.
-    grid : list[int]
-        Grid points along each axis.
-    matrices : int
-        Number of matrices to train on.
-    held_out_matrices : int
-        Number of matrices to evaluate on.
-    layers : int
-        Rounds of message passing.
-    hidden : int
-        Width of the hidden layers.
+    Args:
+        evaluate_every: Steps between evaluations of the loss on held-out data, and entries of alpha and beta
+            in metrics.csv.
+        sweeps: Sweeps in the loss; null for three quarters of the number of points along the grid's longest
+            axis.
+        test_vectors: Number of random test vectors per matrix, or identity for the columns of I, which give
+            the exact expectation.
+        held_out: Number of random vectors to evaluate on, per held-out matrix; null for as many as test
+            vectors, at most 100.
+        family: Anisotropic problems of random strength and angle, or diffusion with random coefficients.
+        grid: Grid points along each axis.
+        matrices: Number of matrices to train on.
+        held_out_matrices: Number of matrices to evaluate on.
+        layers: Rounds of message passing.
+        hidden: Width of the hidden layers.
     """
 
     steps: int = 300

@@ -10,7 +10,6 @@ error after the sweeps of the loss, which the training minimizes; loss (figure 3
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +23,21 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve.evaluation.figures import BLUE, Line, look, new_panels, picture
+from learnsolve.evaluation.figures import Line, bars, new_panels, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import quadratic_form
 from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings, facts, grid_of
-from learnsolve.recipes.training.recipe import LEARNED, Curves, Outcome, Row, levels, records, tabulate
+from learnsolve.recipes.training.recipe import (
+    DIVERGE,
+    LEARNED,
+    Curves,
+    Outcome,
+    Row,
+    levels,
+    records,
+    tabulate,
+    verdict,
+)
 from learnsolve.recipes.training.settings import at_least
 
 
@@ -95,64 +104,20 @@ def _quadratic(A: CSR) -> tuple[scipy.sparse.csr_array, np.ndarray]:
     return M, np.asarray(S.multiply(B).sum(axis=1)).ravel()
 
 
-MARKERS_UP_TO = 200  # points of a curve that are drawn as circles
-
-
-def energy_figure(title: str, compared: dict[str, Row], each: dict[str, Any], best: Any) -> Any:
-    """A bar for each choice of weights, and a dot for each held-out vector."""
-    errors = {name: record["relative_energy_error"] for name, record in compared.items()}
-    names = [name for name in errors if errors[name] <= max(30 * errors[LEARNED], 1.0)]
-    names.sort(key=lambda name: -errors[name])
-    labels = {"best constant": f"best constant, {best:.3f}"}
-    widest = max(max(each[name]) for name in names) or 1.0
-    xlabel = "energy norm of held-out errors, relative to before"
-    figure = picture(title, xlabel, "", xlim=(0, 1.15 * widest))
-    (axes,) = figure.axes
-    for k, name in enumerate(names):
-        color = look(name)["color"]
-        axes.barh(k, errors[name], height=0.62, color=color, alpha=0.55 if name == LEARNED else 0.3)
-        # Evenly spaced: their order within the bar has no meaning.
-        offsets = (np.arange(len(each[name])) * 0.618 % 1 - 0.5) * 0.5
-        axes.plot(each[name], k + offsets, linestyle="none", marker=".", markersize=2.5, color=color)
-        axes.plot([errors[name]] * 2, [k - 0.31, k + 0.31], color=color, linewidth=2.5)
-        weight = "bold" if name == LEARNED else None
-        axes.text(1.03 * widest, k, f"{errors[name]:#.3g}", va="center", weight=weight)
-    axes.set_yticks(range(len(names)), [labels.get(name, name) for name in names])
-    axes.grid(False, axis="y")
-    return figure
-
-
 def weights_figure(title: str, weights: dict[str, Tensor | float], grid: tuple[int, ...] | None) -> Any:
-    """The weights over the points; for grids with several axes as images."""
+    """The weights over the points; on a grid of several axes images, in 3D of the middle slice."""
     vectors = {name: w.cpu() for name, w in weights.items() if isinstance(w, Tensor)}
-    if grid and len(grid) > 1 and min(grid) > 1:
-        return weights_image(title, vectors, grid)
-    n = len(vectors[LEARNED])
-    points, few = np.arange(n) + bool(grid), n <= MARKERS_UP_TO
-    lines = [Line(name, w) for name, w in weights.items() if not isinstance(w, Tensor)]
-    if few and "closed form" in vectors:
-        lines.append(Line("closed form", vectors["closed form"], points))
-    marks = {"marker": "o" if few else ".", "markersize": 6 if few else 2, "linestyle": "none", "color": BLUE}
-    lines.append(Line(LEARNED, vectors[LEARNED], points, style=marks))
-    place = "grid point" if grid else "row of the matrix"
-    ticks: dict[str, Any] = {"xticks": points} if n <= 20 else {}
-    return picture(title, place, "weight", lines, **ticks)
-
-
-def weights_image(title: str, vectors: dict[str, Tensor], grid: tuple[int, ...]) -> Any:
-    """The weights on the grid (in 3D the middle slice), next to the closed-form weights on the same scale."""
-    images, ylabel = {name: w.reshape(grid).numpy() for name, w in vectors.items()}, "first axis"
-    if len(grid) == 3:
-        middle, ylabel = grid[0] // 2, "second axis"
-        images = {name: image[middle] for name, image in images.items()}
-        title += f", slice {middle + 1} of the first axis"
+    if grid is None or len(grid) == 1 or min(grid) == 1:
+        lines = [Line(name, w) for name, w in weights.items() if not isinstance(w, Tensor)]
+        lines += [Line(name, w, range(len(w))) for name, w in reversed(vectors.items())]
+        return picture(title, "row of the matrix", "weight", lines)
+    images = {name: w.reshape(grid).numpy() for name, w in vectors.items()}
+    images = {name: w[grid[0] // 2] if len(grid) == 3 else w for name, w in images.items()}
     vmin, vmax = min(i.min() for i in images.values()), max(i.max() for i in images.values())
-    figure, panels = new_panels(title, len(images))
+    figure, panels = new_panels(title + ", middle slice" * (len(grid) == 3), len(images))
     for axes, (name, image) in zip(panels, images.items(), strict=True):
-        axes.set(title=name, xlabel="last axis")
-        extent = (0.5, image.shape[1] + 0.5, image.shape[0] + 0.5, 0.5)
-        drawn = axes.imshow(image, extent=extent, interpolation="nearest", vmin=vmin, vmax=vmax)
-    panels[0].set_ylabel(ylabel)
+        axes.set(title=name)
+        drawn = axes.imshow(image, interpolation="nearest", vmin=vmin, vmax=vmax)
     figure.colorbar(drawn, ax=panels, label="weight", shrink=0.8)
     return figure
 
@@ -198,11 +163,11 @@ def best_constant(recipe: JacobiRecipe) -> float:
 
 
 @torch.no_grad()
-def relative_errors(recipe: JacobiRecipe, weight: Tensor | float) -> tuple[float, list[float]]:
-    """||e||_A after the sweeps of the loss relative to before, for all held-out vectors together and each."""
+def relative_error(recipe: JacobiRecipe, weight: Tensor | float) -> float:
+    """||e||_A after the sweeps of the loss relative to before, for all held-out vectors together."""
     A, E = recipe.A, recipe.held_out
-    after, before = ((e * (A @ e)).sum(0).double() for e in (recipe.after(E, weight, A), E))
-    return float((after.sum() / before.sum()).sqrt()), (after / before).sqrt().tolist()
+    after, before = (quadratic_form(A, e, symmetric=True) for e in (recipe.after(E, weight, A), E))
+    return float((after / before).sqrt())
 
 
 def convergence_factor(curve: list[float], floor: float) -> float | None:
@@ -218,15 +183,15 @@ def convergence_factor(curve: list[float], floor: float) -> float | None:
 
 
 def outcome_of(recipe: JacobiRecipe) -> Outcome:
-    compared, each, weights = {}, {}, candidates(recipe)
+    compared, weights = {}, candidates(recipe)
     for name, weight in weights.items():
         curve = recipe.residual_curve(partial(solvers.jacobi, weight=weight, iterations=SWEEPS))
-        error, each[name] = relative_errors(recipe, weight)
         compared[name] = {
             "held_out_loss": recipe.held_out_energy(weight),
-            "relative_energy_error": error,
+            "relative_energy_error": relative_error(recipe, weight),
             "convergence_factor": convergence_factor(curve, 1e3 * torch.finfo(recipe.A.dtype).eps),
             REDUCTION: curve[TABLE_SWEEPS] if len(curve) > TABLE_SWEEPS else None,
+            "constant": None if isinstance(weight, Tensor) else weight,
         }
     best = weights.get("closed form")
     distance = float((recipe.weight.detach() - best).abs().max()) if isinstance(best, Tensor) else None
@@ -240,66 +205,20 @@ def outcome_of(recipe: JacobiRecipe) -> Outcome:
     table = tabulate(records(compared), {"weights": "name", **columns})
     # The best constant is close to the textbook's.
     losses = levels(compared, "held_out_loss", but=(LEARNED, "best constant"))
-    title, grid = f"Error that {sweeps_leave(recipe)}, {recipe.where}", grid_of(recipe.settings.problem)
+    errors = {name: [record["relative_energy_error"]] for name, record in compared.items()}
+    title, grid = f"Error after the sweeps of the loss, {recipe.where}", grid_of(recipe.settings.problem)
     figures = {
-        "energy.png": partial(energy_figure, title, compared, each, weights["best constant"]),
+        "energy.png": partial(bars, title, "energy norm of held-out errors, relative to before", errors),
         "weights.png": partial(weights_figure, f"Jacobi weights, {recipe.where}", weights, grid),
     }
-    return Outcome(numbers, *table, sentences(recipe, compared), figures, {"loss.png": losses})
+    words, factor = verdict(compared, COLUMNS), compared[LEARNED]["convergence_factor"]
+    if factor is None or factor > 1:
+        words += f" {DIVERGE}"
+    return Outcome(numbers, *table, words, figures, {"loss.png": losses})
 
 
 def _or_diverges(key: str, record: Row) -> Any:
     return "diverges" if record[key] is None else record[key]
-
-
-# --- the summary: where the weights are large, and columns that were not trained for ---
-
-
-def sentences(recipe: JacobiRecipe, compared: dict[str, dict[str, Any]]) -> str:
-    words, settings = [where_weights_are_large(recipe)], recipe.settings
-    if lost := lost_columns(compared, settings.hard_fraction == 1):
-        of = "" if settings.hard_fraction == 1 else " of the hardest vectors"
-        words.append(
-            f"The weights were trained only for the energy that {sweeps_leave(recipe)}{of}; a constant "
-            f"weight is better in what was not trained: {', '.join(lost)}."
-        )
-    factor = compared[LEARNED]["convergence_factor"]
-    if factor is None or factor > 1:
-        words.append(
-            f"Repeated beyond the {settings.sweeps} in the loss, sweeps with these weights diverge; "
-            "train with more --sweeps."
-        )
-    return " ".join(words)
-
-
-def sweeps_leave(recipe: JacobiRecipe) -> str:
-    sweeps = recipe.settings.sweeps
-    return "one sweep leaves" if sweeps == 1 else f"{sweeps} sweeps leave"
-
-
-def lost_columns(compared: dict[str, dict[str, Any]], loss_was_trained: bool) -> list[str]:
-    """The columns that were not trained for and for which a constant weight is better, to the digits
-    shown."""
-
-    def shown(name: str, key: str) -> float:
-        value = compared[name][key]
-        return math.inf if value is None else float(f"{value:.4g}")
-
-    constants = [name for name in compared if name not in (LEARNED, "closed form")]
-    columns = list(COLUMNS.items())[loss_was_trained:]
-    return [c for c, key in columns if min(shown(name, key) for name in constants) < shown(LEARNED, key)]
-
-
-def where_weights_are_large(recipe: JacobiRecipe) -> str:
-    weight, grid = recipe.weight.detach().cpu(), grid_of(recipe.settings.problem)
-    low, high = (f"{float(weight[row]):.3f} (row {int(row)})" for row in (weight.argmin(), weight.argmax()))
-    words = f"The weights lie between {low} and {high}"
-    if grid is None or min(grid) < 3:
-        return f"{words}, {float(weight.median()):.3f} in the middle."
-    interior = torch.zeros(grid, dtype=torch.bool)
-    interior[(slice(1, -1),) * len(grid)] = True
-    edge, inside = float(weight[~interior.flatten()].mean()), float(weight[interior.flatten()].mean())
-    return f"{words}: on average {edge:.3f} beside the boundary and {inside:.3f} inside."
 
 
 @dataclass
@@ -309,10 +228,8 @@ class JacobiSettings(MatrixSettings):
     The loss is the energy e^T A e of the error after one sweep from a random vector from N(0, I), as the
     mean over the test vectors; it is reported per test vector.
 
-    Parameters
-    ----------
-    sweeps : int
-        Jacobi sweeps in the loss.
+    Args:
+        sweeps: Jacobi sweeps in the loss.
     """
 
     steps: int = 300

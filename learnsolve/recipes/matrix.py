@@ -35,31 +35,19 @@ BY_ROWS = {"poisson", "anisotropic", "diffusion"}  # families that can make only
 class ProblemSettings:
     """The matrix to train on.
 
-    Parameters
-    ----------
-    name : str
-        A family of learnsolve.problems.
-    shape : int
-        Grid points along each axis, as 16 or [64,64] or [32,32,32] (poisson, anisotropic, diffusion,
-        convection_diffusion).
-    discretization : str
-        Finite differences or, in two dimensions, finite elements (poisson).
-    epsilon : float
-        Strength of the diffusion across its direction, relative to that along it (anisotropic).
-    theta : float
-        Angle of the direction in radians (anisotropic).
-    contrast : float
-        Coefficients are drawn log-uniformly between 1 and this value (diffusion).
-    shift : float
-        Added to the diagonal; a positive one makes the matrix definite (graph_laplacian).
-    peclet : float
-        Mesh Peclet number of the recirculating wind; central differences (convection_diffusion).
-    reaction : float
-        Added to the diagonal; -4 makes it zero (convection_diffusion).
-    matrix : str
-        Name of an example matrix of pyamg, such as unit_square (pyamg_gallery).
-    path : str
-        A Matrix Market file: the matrix (matrix_market), or the edges as its entries (graph_laplacian).
+    Args:
+        name: A family of learnsolve.problems.
+        shape: Grid points along each axis, as 16 or [64,64] or [32,32,32] (poisson, anisotropic, diffusion,
+            convection_diffusion).
+        discretization: Finite differences or, in two dimensions, finite elements (poisson).
+        epsilon: Strength of the diffusion across its direction, relative to that along it (anisotropic).
+        theta: Angle of the direction in radians (anisotropic).
+        contrast: Coefficients are drawn log-uniformly between 1 and this value (diffusion).
+        shift: Added to the diagonal; a positive one makes the matrix definite (graph_laplacian).
+        peclet: Mesh Peclet number of the recirculating wind; central differences (convection_diffusion).
+        reaction: Added to the diagonal; -4 makes it zero (convection_diffusion).
+        matrix: Name of an example matrix of pyamg, such as unit_square (pyamg_gallery).
+        path: A Matrix Market file: the matrix (matrix_market), or the edges as its entries (graph_laplacian).
     """
 
     name: Literal[
@@ -220,12 +208,9 @@ CURVE_NUMBERS = 4_000_000  # elements of the vectors of a curve: more would take
 class MatrixSettings(VectorSettings):
     """Options of recipes that learn from one matrix.
 
-    Parameters
-    ----------
-    problem : ProblemSettings
-        The matrix to train on.
-    engine : str
-        torch; or petsc, with the rows of the matrix distributed over the processes of mpirun.
+    Args:
+        problem: The matrix to train on.
+        engine: torch; or petsc, with the rows of the matrix distributed over the processes of mpirun.
     """
 
     problem: ProblemSettings = field(default_factory=ProblemSettings)

@@ -33,24 +33,16 @@ class MultigridSettings(GraphSettings):
     (Greenfeld et al.), or Laplacians of Delaunay graphs with log-normal weights (Luz et al.). The network
     learns on two grids; the table uses all levels.
 
-    Parameters
-    ----------
-    loss : str
-        cycles: the factor by which a cycle reduces random errors from N(0, A^-1) in the energy norm, in which
-        all modes have the same energy; the root of the total over --cycles. iterations: weighted relative
-        residuals of the first iterations of conjugate gradients.
-    cycles : int
-        Cycles of --loss cycles: few cycles weight all modes of the error, many the slowest.
-    family : str
-        grid or graph.
-    grid : int
-        Unknowns along each side; for a graph the square root of their number.
-    cycle : str
-        Cycle of the multigrid method.
-    smoother : str
-        Its smoother, one sweep before and one after the correction.
-    max_coarse : int
-        Maximum number of unknowns that are solved directly.
+    Args:
+        loss: cycles: the factor by which a cycle reduces random errors from N(0, A^-1) in the energy norm, in
+            which all modes have the same energy; the root of the total over --cycles. iterations: weighted
+            relative residuals of the first iterations of conjugate gradients.
+        cycles: Cycles of --loss cycles: few cycles weight all modes of the error, many the slowest.
+        family: grid or graph.
+        grid: Unknowns along each side; for a graph the square root of their number.
+        cycle: Cycle of the multigrid method.
+        smoother: Its smoother, one sweep before and one after the correction.
+        max_coarse: Maximum number of unknowns that are solved directly.
     """
 
     dtype: Literal["float32", "float64"] = "float64"

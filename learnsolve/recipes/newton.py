@@ -269,38 +269,22 @@ class NewtonSettings(ScheduleSettings):
     A Fourier neural operator maps the logarithm of the coefficients to a start; the loss is its energy, the
     mean over new fields in each step.
 
-    Parameters
-    ----------
-    dtype : str
-        Floating-point type of the network; Newton's method is in float64.
-    grid : int
-        Cells along each side.
-    p : float
-        Exponent of the p-Laplacian.
-    variance : float
-        Variance of the Gaussian field log k.
-    length : float
-        Correlation length of that field.
-    batch : int
-        Number of fields per step.
-    held_out : int
-        Fields on which the loss and the steps of Newton's method are evaluated during training.
-    width : int
-        Channels of the network.
-    modes : int
-        Frequencies along each axis.
-    rounds : int
-        Fourier layers.
-    rtol : float
-        Newton's method stops when the residual, relative to that of u = 0, is below this value.
-    evaluated : int
-        Number of fields in the final table.
-    scales : list[int]
-        Refinement factors of grids on which the table is repeated, with as many times fewer fields.
-    solved : int
-        Fields solved in advance, for starts from their mean and from the nearest solution.
-    repeats : int
-        How often each start of the final table is timed; the minimum is reported.
+    Args:
+        dtype: Floating-point type of the network; Newton's method is in float64.
+        grid: Cells along each side.
+        p: Exponent of the p-Laplacian.
+        variance: Variance of the Gaussian field log k.
+        length: Correlation length of that field.
+        batch: Number of fields per step.
+        held_out: Fields on which the loss and the steps of Newton's method are evaluated during training.
+        width: Channels of the network.
+        modes: Frequencies along each axis.
+        rounds: Fourier layers.
+        rtol: Newton's method stops when the residual, relative to that of u = 0, is below this value.
+        evaluated: Number of fields in the final table.
+        scales: Refinement factors of grids on which the table is repeated, with as many times fewer fields.
+        solved: Fields solved in advance, for starts from their mean and from the nearest solution.
+        repeats: How often each start of the final table is timed; the minimum is reported.
     """
 
     steps: int = 2000

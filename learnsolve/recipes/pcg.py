@@ -23,7 +23,6 @@ from torch import Tensor
 from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.analysis import condition_number, spectral_radius
-from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import new_panels, residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
@@ -41,7 +40,7 @@ from learnsolve.recipes.matrix import (
 from learnsolve.recipes.schedule import DepthSettings, Patience, Scheduled, iterations_at
 from learnsolve.recipes.training import recipe as tables
 from learnsolve.recipes.training.parallel import summed
-from learnsolve.recipes.training.recipe import LEARNED, Curves, Outcome, Row
+from learnsolve.recipes.training.recipe import LEARNED, Curves, Outcome
 from learnsolve.recipes.training.settings import (
     HELD_OUT_VECTORS,
     SettingError,
@@ -54,14 +53,8 @@ from learnsolve.recipes.training.settings import (
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings that belong together.
-
-    Attributes
-    ----------
-    steps, iterations, gamma, test_vectors, target : defaults of the options of these names
-    demo : the loss of the authors' public demonstration: all residuals, including the first, each as
-        log10(1 + ||r|| / ||b||)
-    """
+    """Settings that belong together: defaults of options, and `demo`: the loss of the authors' public
+    demonstration: all residuals, including the first, each as log10(1 + ||r|| / ||b||)."""
 
     steps: int
     iterations: int
@@ -84,41 +77,27 @@ class PcgSettings(DepthSettings, MatrixSettings):
     The loss is the weighted mean of ||r_i|| / ||b||, i = 1 .. iterations, with weights proportional to
     gamma^(iterations - i), as the mean over the right-hand sides.
 
-    Parameters
-    ----------
-    steps : int
-        Total number of optimizer steps; null for 1000, in the variant demo 100000.
-    variant : str
-        The paper's loss, or the loss of its authors' public demonstration.
-    nx : int
-        --nx with --ny is short for --problem.shape [nx, ny].
-    ny : int
-        See --nx.
-    pattern : str
-        Pattern of L: the diagonal and the one below it, tril(A), or tril(A^2).
-    form : str
-        M = L L^T as a product, or M = (L L^T)^-1 by triangular solves.
-    start : str
-        L = 2 I and 0.1 elsewhere; or, on the pattern, IC(0) (for the form triangular) or FSAI (for product).
-    iterations : int
-        Iterations of conjugate gradients in the loss; null for 4, in the variant demo 3.
-    gamma : float
-        Weight of a residual relative to that of the next one; null for 0.6, in the variant demo 0.7.
-    test_vectors : int
-        Number of random right-hand sides, null for 100; or ramp (demo), from -1 to 1 along the last grid
-        axis.
-    weight_decay : float
-        Weight decay of AdamW.
-    target : float
-        Stop when the last residual in the loss, relative to b and as the mean over the training right-hand
-        sides, is below this value; null for never, in the variant demo 3e-5.
-    guard : float
-        Smallest allowed quotient of eigenvalues of L L^T: steps that go below are halved; 0 disables this.
-    tolerances : list[float]
-        Relative residuals to which the final evaluation solves; null for [1e-3, 1e-6, 1e-9], in float32
-        [1e-2, 1e-3, 1e-4].
-    evaluated : int
-        Held-out right-hand sides that the final evaluation solves.
+    Args:
+        steps: Total number of optimizer steps; null for 1000, in the variant demo 100000.
+        variant: The paper's loss, or the loss of its authors' public demonstration.
+        nx: --nx with --ny is short for --problem.shape [nx, ny].
+        ny: See --nx.
+        pattern: Pattern of L: the diagonal and the one below it, tril(A), or tril(A^2).
+        form: M = L L^T as a product, or M = (L L^T)^-1 by triangular solves.
+        start: L = 2 I and 0.1 elsewhere; or, on the pattern, IC(0) (for the form triangular) or FSAI (for
+            product).
+        iterations: Iterations of conjugate gradients in the loss; null for 4, in the variant demo 3.
+        gamma: Weight of a residual relative to that of the next one; null for 0.6, in the variant demo 0.7.
+        test_vectors: Number of random right-hand sides, null for 100; or ramp (demo), from -1 to 1 along the
+            last grid axis.
+        weight_decay: Weight decay of AdamW.
+        target: Stop when the last residual in the loss, relative to b and as the mean over the training
+            right-hand sides, is below this value; null for never, in the variant demo 3e-5.
+        guard: Smallest allowed quotient of eigenvalues of L L^T: steps that go below are halved; 0 disables
+            this.
+        tolerances: Relative residuals to which the final evaluation solves; null for [1e-3, 1e-6, 1e-9], in
+            float32 [1e-2, 1e-3, 1e-4].
+        evaluated: Held-out right-hand sides that the final evaluation solves.
     """
 
     steps: int | None = None  # type: ignore[assignment]  # until `check` sets the variant's
@@ -246,18 +225,9 @@ def definiteness(L: CSR) -> float:
 
 
 class Guard:
-    """Keeps L L^T positive definite: an optimizer step after which it is not is halved until it is.
-
-    Parameters
-    ----------
-    parameters : the parameters of the optimizer
-    factor : function that returns the current L
-    floor : smallest `definiteness` allowed after a step; 0 accepts every step
-
-    Attributes
-    ----------
-    shortened : number of steps halved so far. If 20 halvings do not suffice, the step is undone.
-    """
+    """Keeps L L^T positive definite: an optimizer step that takes the `definiteness` of `factor()` below
+    `floor` is halved until it does not, or undone after 20 halvings. A floor of 0 accepts every step.
+    `shortened` counts these steps."""
 
     def __init__(self, parameters: Iterable[Tensor], factor: Callable[[], CSR], floor: float):
         self._parameters, self._factor, self._floor = list(parameters), factor, floor
@@ -319,13 +289,6 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
     evaluations = {name: tables.compare(A, B, M, tolerances, repeats=1) for name, B in sides.items()}
     rows = [row for name, runs in evaluations.items() for row in tables.flat(runs, right_hand_sides=name)]
     conditions = {name: condition(A, preconditioner) for name, preconditioner in M.items()}
-    columns = {
-        "preconditioner": "preconditioner",
-        "condition of M A": lambda row: conditions[row["preconditioner"]],
-    }
-    table = tables.tabulate(
-        rows, columns, lambda row: {f"{row['right_hand_sides']}, {row['rtol']:.0e}": tables.iterations(row)}
-    )
     numbers = {
         "variant": settings.variant,
         "problem": facts(settings.problem, A),
@@ -337,38 +300,19 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
         "stopped_early": recipe.finished,
         "shortened_steps": recipe.guard.shortened,
         "condition_numbers": conditions,
-        "evaluation": rows,
     }
-    words = sentences(rows, tables.middle(tolerances), recipe.guard.shortened)
-    figures = {}
+    columns = {"condition of M A": lambda row: conditions[row["preconditioner"]]}
+    rtol = tables.middle(tolerances)
+    outcome = tables.raced(numbers, rows, "right_hand_sides", rtol, recipe.where, columns)
+    if shortened := recipe.guard.shortened:
+        outcome.sentence += f" {shortened} steps were shortened to keep L L^T positive definite."
     for name, evaluation in evaluations.items():
-        systems = max(map(len, evaluation.histories.values()))
-        title = f"Conjugate gradients, {recipe.where}, {name}"
-        title += f"\nmedian and range of {systems} right-hand sides" if systems > 1 else ""
         file = "residuals.png" if name == "held-out" else f"residuals_{name}.png"
-        figures[file] = partial(residuals_figure, title, evaluation.histories, tolerances)
+        title = f"Conjugate gradients, {recipe.where}, {name}, median and range"
+        outcome.figures[file] = partial(residuals_figure, title, evaluation.histories, tolerances)
     if L.nnz <= FACTOR_ENTRIES:
-        figures["factor.png"] = partial(factor_figure, L.detach(), settings.form)
-    return Outcome(numbers, *table, words, figures, texts={"evaluation.csv": as_csv(rows)})
-
-
-def sentences(rows: list[Row], rtol: float, shortened: int) -> str:
-    """One sentence per set of right-hand sides."""
-    words = []
-    for sides in dict.fromkeys(row["right_hand_sides"] for row in rows):
-        at = [row for row in rows if row["right_hand_sides"] == sides and row["rtol"] == rtol]
-        mean = {r["preconditioner"]: r["iterations"] for r in at if r["converged"] == r["systems"]}
-        what = "the right-hand side it was trained on" if sides == "ramp" else "held-out right-hand sides"
-        if not {LEARNED, "none"} <= mean.keys():
-            words.append(f"On {what} not every solve reached {rtol:.0e}.")
-            continue
-        words.append(
-            f"On {what} it takes {mean[LEARNED]:.1f} iterations to {rtol:.0e}, without a preconditioner "
-            f"{mean['none']:.1f}."
-        )
-    if shortened:
-        words.append(f"{shortened} steps were shortened to keep it positive definite.")
-    return " ".join(words)
+        outcome.figures["factor.png"] = partial(factor_figure, L.detach(), settings.form)
+    return outcome
 
 
 def factor_figure(L: CSR, form: str) -> Any:
@@ -404,6 +348,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
     )
     files = (
         "evaluation.csv",
+        "times.png",
         "loss.png",
         "residual.png",
         "residuals.png",
@@ -477,17 +422,14 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         return norms / space.norm(vectors)
 
     def _weighted(self, residuals: Tensor) -> Tensor:
-        return self._terms(residuals).sum(0)
-
-    def _terms(self, residuals: Tensor) -> Tensor:
-        """The weights for `_weighted`, which sums the residuals of each vector."""
+        """The weighted sum of the residuals of each vector."""
         demo = VARIANTS[self.settings.variant].demo
         terms = torch.log10(1 + residuals) if demo else residuals[1:]
         if len(self._weights) != len(terms):
             powers = torch.arange(len(terms) - 1, -1, -1, dtype=terms.dtype, device=terms.device)
             weights = (self.settings.gamma or 0.0) ** powers
-            self._weights = (weights / weights.sum()).unsqueeze(-1)
-        return self._weights * terms
+            self._weights = weights / weights.sum()
+        return self._weights @ terms
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
         self.step = step
@@ -496,13 +438,10 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         return self._weighted(residuals) / self.count
 
     def loss(self, step: int) -> Tensor:
-        self.step = step
-        residuals = self.residuals(self.vectors(step), self.iterations, self.space)
-        self._see(residuals.detach()[-1])
-        return self._terms(residuals).sum() / self.count
+        return self.losses(self.vectors(step), step).sum()
 
-    def total(self, vectors: Tensor, step: int) -> Tensor:
-        return self._terms(self.residuals(vectors, self.iterations, self.space)).sum() / self.count
+    def total(self, vectors: Tensor, step: int) -> Tensor:  # of the hardest, without `_see`
+        return self._weighted(self.residuals(vectors, self.iterations, self.space)).sum() / self.count
 
     def _see(self, last: Tensor) -> None:
         """Record the mean last residual over all training vectors; `last` has those of this process.

@@ -20,14 +20,10 @@ LAST = 0.01  # fraction of the learning rate at the end of the cosine
 class ScheduleSettings(RunSettings):
     """Options for gradient clipping and a learning rate schedule.
 
-    Parameters
-    ----------
-    clip : float
-        Maximum norm of the gradient, to which larger gradients are scaled down; null for no limit.
-    schedule : str
-        Learning rate over the steps: constant, or half a cosine down to a hundredth of it.
-    schedule_steps : int
-        Steps of the cosine; null for --steps.
+    Args:
+        clip: Maximum norm of the gradient, to which larger gradients are scaled down; null for no limit.
+        schedule: Learning rate over the steps: constant, or half a cosine down to a hundredth of it.
+        schedule_steps: Steps of the cosine; null for --steps.
     """
 
     clip: float | None = 1.0
@@ -46,13 +42,10 @@ class ScheduleSettings(RunSettings):
 class DepthSettings(ScheduleSettings):
     """Options for training through a number of iterations that may grow.
 
-    Parameters
-    ----------
-    curriculum : int
-        Start with one iteration in the loss and add one each time this number of steps has passed; null uses
-        all from the start.
-    patience : int
-        Stop after this number of evaluations without a smaller held-out loss; null for never.
+    Args:
+        curriculum: Start with one iteration in the loss and add one each time this number of steps has
+            passed; null uses all from the start.
+        patience: Stop after this number of evaluations without a smaller held-out loss; null for never.
     """
 
     curriculum: int | None = None

@@ -21,16 +21,11 @@ class StencilSettings(FactorSettings):
     The matrices are bilinear elements for -div(K grad u) on square grids; the direction of the tensor K and
     the ratio of its eigenvalues, up to 1000, vary over the domain.
 
-    Parameters
-    ----------
-    grid : int
-        Grid points along each side.
-    kind : str
-        How K varies: regions, smooth or constant.
-    width : int
-        Features of a hidden layer.
-    layers : int
-        Hidden layers.
+    Args:
+        grid: Grid points along each side.
+        kind: How K varies: regions, smooth or constant.
+        width: Features of a hidden layer.
+        layers: Hidden layers.
     """
 
     steps: int = 400

@@ -33,7 +33,7 @@ BAD = """
 jacobi --stepz 3 => unrecognized arguments: --stepz=3; did you mean --steps?
 jacobi -steps 3 => unrecognized arguments: -steps 3; did you mean --steps?
 jacobi --seed 9223372036854775807 --seeds 2 => leaves no room for --seeds 2; give a smaller one
-jacobi --nothing_like_it 3 => unrecognized arguments: --nothing_like_it=3; python -m learnsolve.train jacobi --help lists all
+jacobi --nothing_like_it 3 => unrecognized arguments: --nothing_like_it=3; python -m
 jacobi --problem.shap 3 => did you mean --problem.shape?
 jacobi stray => unrecognized arguments: stray
 jacobi --steps => argument --steps: expected one argument
@@ -68,7 +68,7 @@ jacobi --problem.name matrix_market --problem.path asymmetric.mtx => needs a sym
 jacobi --problem.name matrix_market --problem.path negative.mtx => diagonal entry of row 1 is -1
 jacobi --problem.name matrix_market --problem.path rectangular.mtx => square
 
-heavyball --hidden 3 => unrecognized arguments: --hidden=3; python -m learnsolve.train heavyball --help lists all
+heavyball --hidden 3 => unrecognized arguments: --hidden=3; python -m learnsolve.train heavyball
 
 heavyball_network --problem.shape 9 => unrecognized arguments: --problem.shape=9
 heavyball_network --grid [16] => --grid must have two or three axes

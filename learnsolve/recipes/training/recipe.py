@@ -24,8 +24,8 @@ from torch import Tensor
 
 from learnsolve import preconditioners
 from learnsolve.evaluation import Evaluation, compare_preconditioners
-from learnsolve.evaluation.comparison import aligned
-from learnsolve.evaluation.figures import BLACK, BLUE, COLORS, Line, picture
+from learnsolve.evaluation.comparison import aligned, as_csv
+from learnsolve.evaluation.figures import BLACK, BLUE, COLORS, Line, bars, picture
 from learnsolve.recipes.training.checkpoint import History
 from learnsolve.recipes.training.settings import RunSettings
 
@@ -34,6 +34,7 @@ from learnsolve.recipes.training.settings import RunSettings
 
 
 LEARNED = "learned"
+DIVERGE = "Repeated beyond those of the loss, the sweeps diverge; train with more --sweeps."
 AMG_COARSE = 100  # maximum number of rows that AMG solves directly
 
 Row = dict[str, Any]
@@ -68,6 +69,30 @@ def printed(outcome: Outcome) -> list[list[str]]:
 def table(outcome: Outcome) -> str:
     """The final table as text, the first column left, the others right."""
     return aligned(printed(outcome), left={0})
+
+
+def verdict(compared: Mapping[str, Row], columns: Mapping[str, str], own: str = LEARNED) -> str:
+    """Where the row `own` is the best, and which others are better elsewhere, to the digits shown.
+
+    `columns`: headers and their keys; smaller values are better, None is the worst.
+
+    Examples
+    --------
+    >>> compared = {"learned": {"a": 1.0, "b": None}, "usual": {"a": 2.0, "b": 0.5}}
+    >>> verdict(compared, {"loss": "a", "factor": "b"})
+    'Of all, learned is the best in loss (1). Better in factor is usual (0.5, learned: diverges).'
+    """
+    won, lost = [], []
+    for head, key in columns.items():
+        values = {name: math.inf if row[key] is None else row[key] for name, row in compared.items()}
+        values = {name: float(f"{value:.4g}") for name, value in values.items()}
+        best = min(values, key=lambda name: (values[name], name != own))
+        learned = f"{values[own]:.4g}" if values[own] < math.inf else "diverges"
+        if best == own and learned != "diverges":
+            won.append(f"{head} ({learned})")
+        elif best != own:
+            lost.append(f"Better in {head} is {best} ({values[best]:.4g}, {own}: {learned}).")
+    return " ".join([f"Of all, {own} is the best in {', '.join(won)}."] * bool(won) + lost)
 
 
 # --- evaluations ---
@@ -116,6 +141,54 @@ def cells(row: Row) -> Row:
     if isinstance(row["rtol"], str):
         return {row["rtol"]: iterations(row)}
     return {f"iterations {row['rtol']:.0e}": iterations(row), "ms": milliseconds(row["seconds"])}
+
+
+def seconds_of(rows: Iterable[Row], rtol: float) -> dict[str, tuple[float, float]]:
+    """Set-up and solve of each preconditioner that solved all its systems, the fastest first."""
+    found = {}
+    for row in rows:
+        if row["rtol"] == rtol and row["converged"] == row["systems"]:
+            up = 0.0 if math.isnan(row["setup_seconds"]) else row["setup_seconds"]
+            found[row["preconditioner"]] = up, row["seconds"]
+    return dict(sorted(found.items(), key=lambda item: sum(item[1])))
+
+
+def raced(
+    numbers: Row, rows: list[Row], label: str, rtol: float, where: str, columns: Mapping[str, Column] = {}
+) -> Outcome:
+    """The outcome of a comparison of preconditioners: verdict, table, times.png and evaluation.csv.
+
+    `label` is the key of rows that tells systems apart, `columns` are further ones of the table.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[label], []).append(row)
+    words = [f"To {rtol:.0e}, set-up included:"]
+    for group, part in groups.items():
+        (own,) = (row for row in part if (row["preconditioner"], row["rtol"]) == (LEARNED, rtol))
+        seconds = seconds_of(part, rtol)
+        if LEARNED not in seconds:
+            words.append(f"On {group} it solves {own['converged']} of {own['systems']}.")
+            continue
+        time, rival = sum(seconds.pop(LEARNED)), next(iter(seconds), None)
+        words.append(f"On {group} it takes {own['iterations']:.1f} iterations")
+        if rival is not None:
+            ratio = time / sum(seconds[rival])
+            words[-1] += f" and {ratio:.2f} of the time of the fastest other, {rival}"
+        words[-1] += "."
+    heads = {
+        f"{label.replace('_', ' ')}: preconditioner": lambda row: f"{row[label]}: {row['preconditioner']}",
+        **columns,
+        "set-up ms": lambda row: milliseconds(row["setup_seconds"]),
+    }
+    figures = {}
+    if seconds := seconds_of(part, rtol):
+        times = {name: [1e3 * t for t in pair] for name, pair in seconds.items()}
+        title = f"{where},\ntimes on {group}"
+        figures["times.png"] = partial(bars, title, "ms, set-up (dark) and solve", times)
+    table = tabulate(rows, heads, cells)
+    numbers = numbers | {"evaluation": rows}
+    return Outcome(numbers, *table, " ".join(words), figures, texts={"evaluation.csv": as_csv(rows)})
 
 
 def middle(tolerances: Sequence[float]) -> float:
@@ -209,12 +282,8 @@ class Outcome:
     columns: list[str]  # columns of the final table
     rows: list[list[Any]] = field(default_factory=list)  # values are formatted when printed
     sentence: str = ""  # what was learned; `learned` in report.json
-    figures: Mapping[str, Callable[[], Any]] = field(
-        default_factory=dict
-    )  # further figures: file, function that draws it
-    levels: Mapping[str, Iterable[Line]] = field(
-        default_factory=dict
-    )  # levels to compare the `curves` with, by file
+    figures: dict[str, Callable[[], Any]] = field(default_factory=dict)  # further figures by file
+    levels: Mapping[str, Iterable[Line]] = field(default_factory=dict)  # to draw in `curves`, by file
     texts: dict[str, str] = field(default_factory=dict)  # contents of files by name
 
 

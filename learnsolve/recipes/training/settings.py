@@ -50,38 +50,23 @@ def need(module: str, extra: str = "train") -> ModuleType:
 class RunSettings:
     """Options that every recipe has.
 
-    Parameters
-    ----------
-    steps : int
-        Total number of optimizer steps, including those before a run was resumed.
-    lr : float
-        Learning rate of the optimizer.
-    dtype : str
-        Floating-point type of the matrix, the vectors and the parameters.
-    device : str
-        Where to compute: cpu, cuda, cuda:N, or auto for cuda if torch sees a GPU.
-    threads : int
-        Threads that torch may use; null leaves torch's own number.
-    seed : int
-        Determines all random numbers.
-    seeds : int
-        Train this number of times, with --seed, --seed + 1 and so on, each in its own folder below --out; the
-        report has means and standard deviations.
-    evaluate_every : int
-        Steps between evaluations of the loss on held-out data.
-    checkpoint_seconds : float
-        Seconds between checkpoints during training; 0 writes one at every step.
-    out : str
-        Folder for the results, created if it does not exist.
-    resume : str
-        Continue the run in this folder with its settings; only --steps, and options that do not change the
-        results, may be given again.
-    overwrite : bool
-        Replace the run that is already in --out.
-    quiet : bool
-        No progress on the terminal, only the final table.
-    logger : str
-        Additional log of losses, learning rate and figures; tensorboard: events in --out/tensorboard.
+    Args:
+        steps: Total number of optimizer steps, including those before a run was resumed.
+        lr: Learning rate of the optimizer.
+        dtype: Floating-point type of the matrix, the vectors and the parameters.
+        device: Where to compute: cpu, cuda, cuda:N, or auto for cuda if torch sees a GPU.
+        threads: Threads that torch may use; null leaves torch's own number.
+        seed: Determines all random numbers.
+        seeds: Train this number of times, with --seed, --seed + 1 and so on, each in its own folder below
+            --out; the report has means and standard deviations.
+        evaluate_every: Steps between evaluations of the loss on held-out data.
+        checkpoint_seconds: Seconds between checkpoints during training; 0 writes one at every step.
+        out: Folder for the results, created if it does not exist.
+        resume: Continue the run in this folder with its settings; only --steps, and options that do not
+            change the results, may be given again.
+        overwrite: Replace the run that is already in --out.
+        quiet: No progress on the terminal, only the final table.
+        logger: Additional log of losses, learning rate and figures; tensorboard: events in --out/tensorboard.
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {}  # second names of options on the command line
@@ -136,19 +121,15 @@ class RunSettings:
 class VectorSettings(RunSettings):
     """Options of recipes that learn from a batch of test vectors.
 
-    Parameters
-    ----------
-    hard_fraction : float
-        In each step, learn only from this fraction of the test vectors, those with the largest losses.
-    hard_pass : str
-        With --hard_fraction: two computes the losses of all vectors without a graph, then the hardest again;
-        one computes all with a graph, and gives zero cotangents to the others.
-    test_vectors : int
-        Number of random test vectors, or identity for the columns of I, which give the exact expectation.
-    resample : bool
-        Draw new test vectors at every step instead of a fixed set.
-    held_out : int
-        Number of random vectors to evaluate on; null for as many as test vectors, at most 100.
+    Args:
+        hard_fraction: In each step, learn only from this fraction of the test vectors, those with the largest
+            losses.
+        hard_pass: With --hard_fraction: two computes the losses of all vectors without a graph, then the
+            hardest again; one computes all with a graph, and gives zero cotangents to the others.
+        test_vectors: Number of random test vectors, or identity for the columns of I, which give the exact
+            expectation.
+        resample: Draw new test vectors at every step instead of a fixed set.
+        held_out: Number of random vectors to evaluate on; null for as many as test vectors, at most 100.
     """
 
     hard_fraction: float = 1.0
