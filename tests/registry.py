@@ -155,6 +155,8 @@ NUMBERS: dict[str, Any] = {
     "wind": random(2, 3, 3),
     "x": random(16),
     "x0": random(16),
+    "Assembly.rows": A.pattern.row_indices // 2,  # of entries that repeat
+    "Assembly.shape": (16, 16),
     "CSR.from_coo.shape": (16, 16),
     "FactorPreconditioner.U": A.triu(),
     "GCNConv().X": random(16, 2),
@@ -335,6 +337,8 @@ def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
                     yield group, f"{name}.{key}", method
             if issubclass(call, torch.nn.Module):
                 yield group, f"{name}()", call(**beside(name, call)).to(F64).forward
+            elif call is ls.ops.Assembly:
+                yield group, f"{name}()", call(**beside(name, call)).__call__
 
 
 def number(call: str, argument: str, annotation: str = "") -> Any:
@@ -410,6 +414,8 @@ def outputs(result: Any) -> list[Tensor]:
         return outputs(result(*(arguments[name] for name in taken if name in arguments)))
     if isinstance(result, ls.ops.StencilOperator):
         return [result @ VECTOR.to(result.dtype)]
+    if isinstance(result, ls.ops.Assembly):
+        return outputs(result(random(result.places.shape[1])))
     if isinstance(result, ls.SparsityPattern) or not callable(result):
         return []
     dtype = getattr(result, "dtype", F64)  # SciPy's operators have one of NumPy

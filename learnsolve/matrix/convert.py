@@ -178,11 +178,11 @@ def _from_triples(rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape
     """Duplicates are summed."""
     if data.ndim != 1:
         raise ValueError(f"{_NAME}: data must have one axis, got shape {data.shape}")
-    crow, col, order, first = sorted_triples(_NAME, rows, columns, shape, ("row", "col"))
+    crow, col, order, starts = sorted_triples(_NAME, rows, columns, shape, ("row", "col"))
     narrow = rows.dtype == columns.dtype == np.int32 and max(*shape, len(rows)) <= _INT32
     index, data = np.int32 if narrow else np.int64, data[order]
-    if len(first) < len(order):
-        data = np.add.reduceat(data, first, dtype=data.dtype)
+    if len(col) < len(order):
+        data = np.add.reduceat(data, starts[:-1], dtype=data.dtype)
     return crow.astype(index), col.astype(index), data
 
 

@@ -123,12 +123,43 @@ def sorted_triples(
     shape: tuple[int, int],
     names: tuple[str, str] = ("rows", "columns"),
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Triples in any order as a pattern: (crow, col, order, first). `order` sorts the triples by row and
-    column and keeps the order of duplicates; `first` is the index in it of the first of each."""
-    i, j = rows.astype(np.int64), columns.astype(np.int64)  # copies, that no other code can modify
+    """`sort_triples` of indices of any integer type, which are checked."""
+    # Copies, that no other code can modify.
+    i, j = (a.astype(np.int32 if a.dtype == np.int32 else np.int64) for a in (rows, columns))
     for name, indices, size in zip(names, (i, j), shape, strict=True):
         check_range(function, name, indices, size)
-    return _analysis.sort_triples(i, j, shape[0])
+    return sort_triples(i, j, shape)
+
+
+def sort_triples(
+    rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Triples in any order as a pattern: (crow, col, order, starts), of int32 where it suffices. `order`
+    sorts the triples by row and column and keeps the order of duplicates; those of entry p are
+    ``order[starts[p] : starts[p + 1]]``."""
+    m, n = shape
+    index = np.int32 if max(m, n, len(rows)) <= np.iinfo(np.int32).max else np.int64
+    rows, columns = rows.astype(index, copy=False), columns.astype(index, copy=False)
+    if max(n, 2**12) > 4 * len(rows):
+        order = np.lexsort((columns, rows)).astype(index)
+        col, by_row = columns[order], np.append(0, np.bincount(rows, minlength=m).cumsum())
+    else:  # counting sorts by columns, with memory for each, then by rows: equal keys keep their order
+        ends = np.append(np.arange(0, len(rows), 2**16), len(rows)).astype(index)  # Ctrl-C comes between
+        by_column, _, first = _analysis.transpose(ends, columns, n)
+        by_row, col, second = _analysis.transpose(by_column, _taken(rows, first), m)
+        order = _taken(first, second)
+    new = np.ones(len(col) + 1, dtype=bool)  # and an end
+    np.not_equal(col[1:], col[:-1], out=new[1:-1])
+    new[by_row] = True
+    starts = np.flatnonzero(new)
+    crow = np.cumsum(new, dtype=index)[by_row] - 1
+    return crow, col[starts[:-1]], order, starts.astype(index)
+
+
+def _taken(a: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """a[at], where NumPy would first copy `at` to int64."""
+    with plain_tensors():
+        return torch.from_numpy(a).index_select(0, torch.from_numpy(at)).numpy()
 
 
 def check_range(function: str, name: str, indices: np.ndarray, size: int, what: str = "") -> None:

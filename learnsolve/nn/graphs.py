@@ -11,15 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops import indexing
+from learnsolve.matrix.pattern import SparsityPattern, sort_triples
 from learnsolve.ops.arithmetic import add
 from learnsolve.ops.blocks import eye
-from learnsolve.ops.indexing import added_up
+from learnsolve.ops.indexing import Assembly, added_up
 from learnsolve.ops.products import spmm
 from learnsolve.ops.structure import scaled
 
@@ -72,16 +70,16 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
 @lru_cache(maxsize=8)
 def _sorted(key: bytes, n: int, dtype: torch.dtype, device: torch.device) -> tuple[SparsityPattern, Tensor]:
     edges = checks.edges_of(key)
-    crow, col, order, first = _analysis.sort_triples(edges[0], edges[1], n)
-    twice = np.flatnonzero(np.diff(first, append=len(order)) > 1)
+    crow, col, order, starts = sort_triples(edges[0], edges[1], (n, n))
+    twice = np.flatnonzero(np.diff(starts) > 1)
     if len(twice):
-        a, b = order[first[twice[0]] :][:2]
+        a, b = order[starts[twice[0]] :][:2]
         raise ValueError(
             f"{_NAME}: an edge must not be given twice, got {tuple(edges[:, a].tolist())} at {a} and at {b}; "
             "add their features up with CSR.from_coo"
         )
     crow, col = (torch.from_numpy(x).to(device, dtype) for x in (crow, col))
-    return SparsityPattern._trusted(crow, col, (n, n)), torch.from_numpy(order).to(device)
+    return SparsityPattern._trusted(crow, col, (n, n)), torch.from_numpy(order).to(device, torch.int64)
 
 
 def is_edges(t: Any) -> TypeGuard[Tensor]:
@@ -120,8 +118,8 @@ def _planned(key: bytes, n: int, device: torch.device) -> tuple[SparsityPattern,
     kept, own, nodes = np.flatnonzero(~loop), np.full(n, len(loop)), np.arange(n)
     own[source[loop]] = np.flatnonzero(loop)
     rows, columns = (torch.from_numpy(np.append(ends[kept], nodes)) for ends in (target, source))
-    pattern, gather = indexing._sort(rows, columns, n, n, device)
-    return pattern, gather, torch.from_numpy(np.append(kept, own)).to(device)
+    plan = Assembly(rows, columns, (n, n), device=device)
+    return plan.pattern, plan.places, torch.from_numpy(np.append(kept, own)).to(device)
 
 
 def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | None = None) -> CSR:

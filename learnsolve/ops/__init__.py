@@ -31,7 +31,7 @@ from learnsolve.ops.complete import (
 )
 from learnsolve.ops.direct import lstsq, spsolve
 from learnsolve.ops.incomplete import IncompleteCholesky, IncompleteLU, ic, ict, ilu, ilut, mic
-from learnsolve.ops.indexing import permute
+from learnsolve.ops.indexing import Assembly, permute
 from learnsolve.ops.products import quadratic_form, sddmm, spmm
 from learnsolve.ops.segments import gather, segment_max, segment_mean, segment_softmax, segment_sum
 from learnsolve.ops.sparse_products import galerkin, spgemm
@@ -52,6 +52,7 @@ from learnsolve.ops.triangular import sptrsv, tril, triu
 __all__ = [
     "LDLT",
     "LU",
+    "Assembly",
     "Cholesky",
     "IncompleteCholesky",
     "IncompleteLU",

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, check_device
+from learnsolve.matrix.pattern import SparsityPattern, check_device, sort_triples
 from learnsolve.ops.indexing import permuted
 from learnsolve.ops.products import product
 from learnsolve.ops.stencils import stencil_entries
@@ -286,7 +285,7 @@ def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.
     index = index_dtype(n, nnz)
     every = np.arange(n)
     i, j = np.concatenate((every, rows, columns)), np.concatenate((every, columns, rows))
-    crow, col, forward, _ = _analysis.sort_triples(i, j, n)
+    crow, col, forward, _ = sort_triples(i, j, (n, n))
     backward = np.empty_like(forward)
     backward[forward] = np.arange(nnz)
     crow, col = (torch.from_numpy(a).to(device, index) for a in (crow, col))
@@ -353,7 +352,7 @@ def element_plan(
     sources = inside // len(a)
     local = sources * (k * k) + (a * k + b)[inside % len(a)]
     index = index_dtype(max(n + len(pairs), count), len(rows))
-    crow, col, order, _ = _analysis.sort_triples(rows, sources, n + len(pairs))
+    crow, col, order, _ = sort_triples(rows, sources, (n + len(pairs), count))
     crow, col = (torch.from_numpy(a).to(device, index) for a in (crow, col))
     places = SparsityPattern._trusted(crow, col, (n + len(pairs), count))
     plan = symmetric_plan(n, pairs // n, pairs % n, device)

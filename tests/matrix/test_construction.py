@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from reference import normal, random
+from reference import assert_within, normal, random
 from torch.autograd import gradcheck, gradgradcheck
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -81,6 +81,50 @@ def test_from_coo_refuses(name, value, message):
     arguments = dict(zip(("rows", "columns", "values"), triples(), strict=True))
     with pytest.raises((ValueError, TypeError), match=f"^(CSR.)?from_coo: .*{message}"):
         ls.CSR.from_coo(**(arguments | {"shape": (2, 3)} | {name: value}))
+
+
+def elements(n):
+    """The nodes of the squares of an n x n grid."""
+    node = torch.arange(n * n).view(n, n)
+    return torch.stack((node[:-1, :-1], node[:-1, 1:], node[1:, 1:], node[1:, :-1]), -1).view(-1, 4)
+
+
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("n", [3, 40])
+def test_an_assembly_sums_the_matrices_of_elements(n, index):
+    """As SciPy does, in one sort for all values: a large one counts, a small one compares."""
+    e = elements(n).to(index)
+    rows, columns = e.repeat_interleave(4, 1).flatten(), e.repeat(1, 4).flatten()
+    assembly = ls.ops.Assembly(rows, columns.numpy(), (n * n, n * n + 1))
+    values = normal((2, len(rows)))
+    K = assembly(values)
+    assert K.pattern is assembly.pattern is assembly(values[0].numpy()).pattern
+    assert K.pattern.dtype is index
+    assert repr(assembly) == f"Assembly(shape={K.shape}, entries={len(rows)}, nnz={K.nnz})"
+    places = rows.numpy(), columns.numpy()
+    for one, v in zip(K.values, values, strict=True):
+        S, magnitude = (scipy.sparse.coo_array((a.numpy(), places), K.shape).tocsr() for a in (v, v.abs()))
+        assert K.col_indices.tolist() == S.indices.tolist()
+        assert K.crow_indices.tolist() == S.indptr.tolist()
+        assert_within(one, *map(torch.from_numpy, (S.data, magnitude.data)), torch.tensor(4))
+
+
+def test_the_order_of_repeated_entries_is_kept():
+    """So a sum is the one of a loop over the entries; also where columns are too many to be counted."""
+    i, j = torch.randint(3, (2, 20_000), generator=torch.Generator().manual_seed(0))
+    for far in (1, 2**40):
+        places = ls.ops.Assembly(i, far * j, (3, 2 * far + 1)).places
+        order, ends = places.col_indices.long(), places.crow_indices.tolist()
+        assert order.tolist() == torch.argsort(3 * i + j, stable=True).tolist()
+        assert ends == [0, *torch.bincount(3 * i + j).cumsum(0).tolist()]
+
+
+def test_an_assembly_refuses_other_values():
+    assembly = ls.ops.Assembly(*triples()[:2], (2, 3))
+    with pytest.raises(ValueError, match=r"^Assembly: the last axis of values .* 4, got shape \(3,\)"):
+        assembly(torch.ones(3))
+    with pytest.raises(TypeError, match=r"^Assembly: values are on meta, the matrices on cpu; pass device="):
+        assembly(torch.ones(4, device="meta"))
 
 
 # --- on a pattern ---

@@ -45,6 +45,7 @@ def operation(name, function):
 
 
 WITHOUT_MATRIX = ("eye", "zeros", "diag", "stencil", "stencil_matrix", "StencilOperator")
+WITHOUT_MATRIX += ("Assembly", "Assembly()")
 OPS = {
     name: operation(name, function)
     for group, name, function in registry.calls()

@@ -93,7 +93,7 @@ def test_what_a_function_uses_is_differentiated_or_named(name, passed):
 # --- torch.compile ---
 
 # Operations of which docs/operations.md promises no graph.
-NO_GRAPH = {"StencilOperator", "diag", "eye", "ict", "ilut", "permute", "stencil_matrix", "zeros"}
+NO_GRAPH = {"Assembly", "StencilOperator", "diag", "eye", "ict", "ilut", "permute", "stencil_matrix", "zeros"}
 LAYERS = {"GCNConv()", "GraphNetBlock()", "ResGCN()", "SparseDropout()", "positive_diagonal"}
 OF_CSR = {
     "CSR",
