@@ -98,7 +98,7 @@ def causes(run: Row) -> str:
             ratios = sorted(row["ratio"] for row in rows)
             reach = f"{ratios[0]:.2g} to {ratios[-1]:.3g}" if len(rows) > 1 else f"{ratios[0]:.2g}"
             lines.append({"where": cause, "cases": str(len(rows)), "our time / theirs": reach})
-    return f"{markdown(lines)}\n\n{len(slow)} of {cases(run)} cases, by more than 5 %."
+    return f"{markdown(lines)}\n\n{len(slow)} of {cases(run)} cases, by more than 5%."
 
 
 def cases(run: Row) -> int:
@@ -135,7 +135,7 @@ def gains(run: Row) -> str:
         if row is None or not peers:
             return ""
         peer = min(peers, key=times.__getitem__)
-        return f"{duration(row['cells'][OURS]['median'])}; {peer} {duration(row['cells'][peer]['median'])}"
+        return f"{duration(row['cells'][OURS]['median'])} ({peer} {duration(row['cells'][peer]['median'])})"
 
     lines = []
     for section, case in GAINS:
@@ -266,8 +266,8 @@ def front_door(_: Row) -> str:
             }
         )
     ratios = sorted(row["of best"] for row in run["rows"] if "of best" in row)
-    shares = ", ".join(f"{limit:g} times in {sum(r <= limit for r in ratios)}" for limit in (1.5, 2.0, 3.0))
-    note = f"Of {len(ratios)} solves: at most {shares}; the largest {ratios[-1]:.3g}."
+    shares = ", ".join(f"{limit:g} in {sum(r <= limit for r in ratios)}" for limit in (1.5, 2.0, 3.0))
+    note = f"Of {len(ratios)} solves, the ratio is at most {shares}, and {ratios[-1]:.3g} in all."
     return f"{markdown(lines)}\n\n{note} A best time below 1 ms counts as 1 ms."
 
 
@@ -367,7 +367,7 @@ def whole_steps(run: Row) -> str:
         f"of {len(both)} measured combinations of operation, matrix, dtype and threads: "
         f"{statistics.median(both):.1f} times in the median, {both[0]:.2f} times at least. A forward pass "
         f"alone is {statistics.median(alone):.1f} times faster in the median, and slower in "
-        f"{sum(t < 1 for t in alone)} of {len(alone)}. Of all {cases(run)} cases, also set-ups and whole "
+        f"{sum(t < 1 for t in alone)} of {len(alone)}. Of all {cases(run)} cases, also setups and whole "
         f"solves, a peer is faster in {len(lost(run))} ([where](docs/performance.md#where-a-peer-is-faster))."
     )
 

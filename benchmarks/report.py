@@ -75,7 +75,7 @@ def markdown(rows: list[dict]) -> str:
 
 
 def duration(seconds: float) -> str:
-    unit, size = next((u for u in (("s", 1.0), ("ms", 1e-3)) if seconds >= u[1]), ("us", 1e-6))
+    unit, size = next((u for u in (("s", 1.0), ("ms", 1e-3)) if seconds >= u[1]), ("µs", 1e-6))
     return f"{seconds / size:.3g} {unit}"
 
 

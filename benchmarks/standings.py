@@ -74,7 +74,7 @@ def leaderboard(_: Row) -> str:
             line = lines.setdefault(row["contestant"], {"": _name(row)})
             if row["right-hand sides"] == 1:
                 some = row["iterations"] != ""
-                line["set-up"] = duration(row["set-up s"]) if some else ""
+                line["setup"] = duration(row["set-up s"]) if some else ""
                 line["iterations"] = f"{row['iterations']:.0f}" if some else ""
                 line["MB"] = f"{row['MB']:.0f}" if row["MB"] != "" else ""
                 line["training"] = duration(row["training s"]) if row["learned"] else ""
@@ -126,11 +126,11 @@ def winners(_: Row) -> str:
             line[f"best learned, {count} rhs"] = f"{best['contestant']}, {_ratio(best)}: {what}"
         lines.append(line)
     wins = sum(what == "faster" for *_, what in found)
-    cases = f"A learned contestant is faster than the best other in {wins or 'none'} of {len(found)} cases"
+    cases = f"A learned method is faster than the best other in {wins or 'none'} of {len(found)} cases"
     ratio, who, family, count, _ = min(found)
     sides = "one right-hand side" if count == 1 else f"{count} right-hand sides"
-    ahead = f"{'furthest ahead' if ratio < 1 else 'closest'}: {who}, {ratio:.2f} of its seconds"
-    return f"{markdown(lines)}\n\n{cases}, beyond the 95 % interval; {ahead} ({family}, {sides})."
+    ahead = f"The {'furthest ahead' if ratio < 1 else 'closest'} is {who} with {ratio:.2f} of its seconds"
+    return f"{markdown(lines)}\n\n{cases}, beyond the 95% interval. {ahead} ({family}, {sides})."
 
 
 def bandits(_: Row) -> str:
@@ -154,8 +154,8 @@ def races(_: Row) -> str:
             wins = f"{row['wins']} of {row['matrices']}"
             line = {"": f"*{row['contestant']}*" if row["learned"] else row["contestant"]}
             line |= {"iterations": f"{row['iterations']:.0f}" if some else ""}
-            line |= {"set-up": duration(row["set-up s"]) if some else ""}
-            line |= {"set-up and solve": duration(row["total s"]) if row["total s"] != "" else "fails"}
+            line |= {"setup": duration(row["set-up s"]) if some else ""}
+            line |= {"setup and solve": duration(row["total s"]) if row["total s"] != "" else "fails"}
             line |= {"ratio": _ratio(row) if row["ratio"] != "" else "", "fastest on": wins}
             line |= {
                 key[:-2]: duration(row[key]) if row[key] != "" else "" for key in row if key.endswith("rhs s")

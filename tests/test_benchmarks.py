@@ -99,9 +99,9 @@ def test_tables_of_the_rows_where_a_peer_is_faster():
         row | {"section": "operations", "threads": 2, "cells": cells, "ratio": 3.0, "best peer": "SciPy"},
         row | {"section": "loops", "case": "equal", "cells": cells, "ratio": 1.01, "best peer": "SciPy"},
     ]
-    assert "| SpMV | 2 us | 1 us, SciPy | 2 us | 8 us, torch CSR |" in documents.table2({"rows": rows})
+    assert "| SpMV | 2 µs | 1 µs, SciPy | 2 µs | 8 µs, torch CSR |" in documents.table2({"rows": rows})
     slower = documents.slower({"rows": rows}).splitlines()[2:]
-    assert slower == ["| SpMV, forward | float32, 2 threads | 2 us | 1 us, SciPy | 3.00 |"]
+    assert slower == ["| SpMV, forward | float32, 2 threads | 2 µs | 1 µs, SciPy | 3.00 |"]
     causes = documents.causes({"rows": rows})
     assert "| calls below 0.4 ms | 1 | 3 |" in causes
     assert "1 of 3 cases" in causes
