@@ -103,7 +103,7 @@ def read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
     for part in PARTS[:-1]:
         try:
             loaded[part] = _pickles.load(paths[part])
-        except _pickles.Refused as error:
+        except _pickles.Rejected as error:
             _fail(paths[part], str(error))
         kind = dict if part == "graph" else np.ndarray if "y" in part else scipy.sparse.csr_array
         if not isinstance(loaded[part], kind):

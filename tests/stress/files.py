@@ -172,13 +172,13 @@ INTEGER = re.compile(rb"-?[0-9]+")
 NUMBER = re.compile(rb"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
-class Refused(Exception):
+class Rejected(Exception):
     pass
 
 
 def require(condition: object, what: str) -> None:
     if not condition:
-        raise Refused(what)
+        raise Rejected(what)
 
 
 def read(content: bytes) -> tuple[int, int, dict[tuple[int, int], float]]:
@@ -250,7 +250,7 @@ def market(rng: random.Random, folder: Path) -> str | None:
         m, n, expected = read(content)
         if max(m, n) > 10**6:  # a few bytes that state a valid matrix whose row pointers fill the memory
             expected, why = None, "the row pointers"
-    except Refused as reason:
+    except Rejected as reason:
         why = str(reason)
     try:
         A = ls.problems.matrix_market(path)
@@ -422,7 +422,7 @@ def planetoid_pickle(rng: random.Random, folder: Path) -> str | None:
     path = written(folder / "ind.x.graph", content)
     try:
         _pickles.load(path)
-    except _pickles.Refused as error:
+    except _pickles.Rejected as error:
         return None if content != samples()["graph"] else f"a valid pickle is refused: {error}"
     return "a pickle that runs code is read" if runs else None
 
