@@ -129,7 +129,8 @@ def bars(title: str, xlabel: str, values: Mapping[str, Iterable[float]]) -> Any:
     parts = {name: list(numbers) for name, numbers in values.items()}
     shown = sorted(parts, key=lambda name: sum(parts[name]), reverse=True)
     shown = [name for name in shown if sum(parts[name]) <= 10 * sum(parts[shown[-1]])]
-    figure, axes = new_figure(title, xlabel, "", size=(5.6, 3.6))
+    figure = picture(title, xlabel, "")
+    (axes,) = figure.axes
     left, colors = [0.0] * len(shown), [look(name)["color"] for name in shown]
     for number, lengths in enumerate(zip(*(parts[name] for name in shown), strict=True)):
         drawn = axes.barh(shown, lengths, left=left, color=colors, alpha=0.5**number)

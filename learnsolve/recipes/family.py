@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -33,20 +33,8 @@ from learnsolve.preconditioners.networks import MatrixNetwork, NetworkStart
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
-from learnsolve.recipes.training import recipe as tables
+from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
-from learnsolve.recipes.training.recipe import (
-    HELD_OUT,
-    HELD_OUT_MATRICES,
-    LEARNED,
-    TRAINING,
-    Curves,
-    Outcome,
-    Row,
-    VectorRecipe,
-    network_facts,
-    stream_seed,
-)
 from learnsolve.recipes.training.settings import (
     SettingError,
     VectorSettings,
@@ -65,7 +53,7 @@ BASELINES: dict[str, Callable[[CSR], Any] | None] = {
     "ICT": partial(P.ICT, on_breakdown="shift"),
     "direct": P.factorize,  # by PARDISO where it is installed
 }
-MARKERS = {LEARNED: "o", "IC(0)": "s"}
+MARKERS = {base.LEARNED: "o", "IC(0)": "s"}
 LOSSES = {
     "cycles": "factor by which a two-grid cycle reduces random errors, over several, mean over matrices",
     "product": "||L L^T x - b||^2 / ||b||^2, b random, A x = b, mean over matrices",
@@ -77,7 +65,7 @@ LOSSES = {
 
 def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
     """Preconditioners by name."""
-    found = tables.with_amg({LEARNED: network, **BASELINES}, n)
+    found = base.with_amg({base.LEARNED: network, **BASELINES}, n)
     ruge = partial(found["AMG"], method="ruge_stuben")
     return found | {"RS-AMG": network.classical if isinstance(network, P.NeuralAMG) else ruge}
 
@@ -99,38 +87,38 @@ def absolute(A: CSR, b: torch.Tensor, *, rtol: float, maxiter: int | None, M: An
     return solvers.cg(A, b, x0.to(b), rtol=0.0, atol=rtol, maxiter=maxiter, M=M)
 
 
-def evaluation_rows(recipe: FactorRecipe, scale: int) -> list[Row]:
+def evaluation_rows(recipe: FactorRecipe, scale: int) -> list[base.Row]:
     """The evaluation on matrices `scale` times as large."""
     s = recipe.settings
     data = s.data("test", s.evaluated if scale == 1 else s.evaluated_larger, scale)
     A, b = map(list, zip(*((sample.A.to(s.device), sample.b.to(s.device)) for sample in data), strict=True))
     M = candidates(recipe.model, n := A[0].shape[0])
     which = {"matrices": s.describe(scale), "n": n}
-    rows = tables.flat(tables.compare(A, b, M, s.tolerances, repeats=s.repeats), **which)
+    rows = base.flat(base.compare(A, b, M, s.tolerances, repeats=s.repeats), **which)
     if (stop := s.absolute_stop) is not None:
         untimed = {"rtol": f"absolute {stop:g}", "seconds": math.nan, "seconds_std": math.nan}
-        published = tables.compare(A, b, M, [stop], repeats=1, solver=absolute)
-        rows += [row | untimed for row in tables.flat(published, **which)]
+        published = base.compare(A, b, M, [stop], repeats=1, solver=absolute)
+        rows += [row | untimed for row in base.flat(published, **which)]
     return rows
 
 
-def outcome_of(recipe: FactorRecipe) -> Outcome:
+def outcome_of(recipe: FactorRecipe) -> base.Outcome:
     settings, A = recipe.settings, recipe.A
     rows = [row for scale in (1, *sorted(settings.scales)) for row in evaluation_rows(recipe, scale)]
     about = {"description": settings.describe(), "n": A.shape[0], "nnz": A.nnz}
     numbers = {
         "problem": about | {key: getattr(settings, key) for key in ("matrices", "held_out_matrices")},
-        "network": network_facts(recipe.model),
+        "network": base.network_facts(recipe.model),
         "loss_is": LOSSES[settings.loss],
     }
-    rtol = tables.middle(settings.tolerances)
-    outcome = tables.raced(numbers, rows, "matrices", rtol, f"Trained on {recipe.where}")
+    rtol = base.middle(settings.tolerances)
+    outcome = base.raced(numbers, rows, "matrices", rtol, f"Trained on {recipe.where}")
     if settings.scales:
         outcome.figures["sizes.png"] = partial(sizes_figure, recipe.where, rows, rtol)
     return outcome
 
 
-def sizes_figure(where: str, rows: list[Row], rtol: float) -> Any:
+def sizes_figure(where: str, rows: list[base.Row], rtol: float) -> Any:
     points: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if row["rtol"] == rtol and row["converged"] == row["systems"]:
@@ -253,14 +241,7 @@ Vectors = Tensor | list[Tensor]  # (matrices, n, k), or one per matrix, of any s
 
 
 class Systems:
-    """Matrices with vectors, for the loss.
-
-    Parameters
-    ----------
-    network : the network, which computes its input from a matrix
-    matrices : CSRs on one pattern object, or each with its own pattern
-    dtype : the dtype of the loss
-    """
+    """Matrices with vectors, for a loss in `dtype`; on one pattern object, or each with its own pattern."""
 
     def __init__(self, network: MatrixNetwork, matrices: list[CSR], dtype: torch.dtype):
         self.matrices, self.dtype = matrices, dtype
@@ -285,7 +266,7 @@ class Systems:
             yield Part(self.matrices[i].with_values(self._values[i]), self._start[i], x, b)
 
 
-class FactorRecipe(Scheduled, VectorRecipe):
+class FactorRecipe(Scheduled, base.VectorRecipe):
     """A network for a family of matrices.
 
     The vectors of a `VectorRecipe` are here the matrices of a step, each with its own test vectors: `vectors`
@@ -297,9 +278,9 @@ class FactorRecipe(Scheduled, VectorRecipe):
     vector_dim = 0
     advice = "try a smaller --lr or --clip"
     model: MatrixNetwork
-    curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves("Loss ({loss})", columns=HELD_OUT_MATRICES, log=True),
-        "iterations.png": Curves(
+    curves: ClassVar = {
+        "loss.png": base.Curves("Loss ({loss})", columns=base.HELD_OUT_MATRICES, log=True),
+        "iterations.png": base.Curves(
             "Iterations to the middle one of {tolerances}", "mean, held-out matrices", {"iterations": ""}
         ),
     }
@@ -328,9 +309,9 @@ class FactorRecipe(Scheduled, VectorRecipe):
         self.step = 0
         every = range(settings.matrices), range(settings.held_out_matrices)
         self._fixed = (
-            None if settings.resample else self._pairs(self.training, every[0], every[0], TRAINING, 0)
+            None if settings.resample else self._pairs(self.training, every[0], every[0], base.TRAINING, 0)
         )
-        self._held_out = self._pairs(self.others, every[1], every[1], HELD_OUT, 0)
+        self._held_out = self._pairs(self.others, every[1], every[1], base.HELD_OUT, 0)
 
     def _systems(self, data: Iterable[Sample]) -> Systems:
         return Systems(
@@ -361,7 +342,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
 
     def _drawn(self, systems: Systems, i: int, number: int, stream: int, step: int) -> Tensor:
         A, settings = systems.matrices[i], self.settings
-        count = settings.test_vectors if stream == TRAINING else settings.held_out
+        count = settings.test_vectors if stream == base.TRAINING else settings.held_out
         if isinstance(count, str):
             return torch.eye(A.shape[0], dtype=A.dtype, device=A.device)
         return self.normal(A, range(number * count, (number + 1) * count), stream, step)
@@ -387,7 +368,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
 
     def _order(self, epoch: int) -> list[int]:
         if getattr(self, "_epoch", (None,))[0] != epoch:
-            generator = torch.Generator().manual_seed(stream_seed(self.settings.seed, ORDER, epoch, 0))
+            generator = torch.Generator().manual_seed(base.stream_seed(self.settings.seed, ORDER, epoch, 0))
             self._epoch = epoch, torch.randperm(self.settings.matrices, generator=generator).tolist()
         return self._epoch[1]
 
@@ -397,7 +378,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
             return sum(p.sum() * 0 for p in self.model.parameters()).expand(0)  # type: ignore[union-attr]
         which, numbers = self._of_step(vectors, step)
         if self._fixed is None:
-            X, B = self._pairs(self.training, which, numbers, TRAINING, step)
+            X, B = self._pairs(self.training, which, numbers, base.TRAINING, step)
         else:
             X, B = (v[which] if isinstance(v, Tensor) else [v[i] for i in which] for v in self._fixed)
         return self._losses(self.training.parts(which, X, B)) / self.count
@@ -424,9 +405,6 @@ class FactorRecipe(Scheduled, VectorRecipe):
         weights = self.settings.gamma**powers
         return (weights / weights.sum() @ relative).mean(-1)
 
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.scheduled(super().optimizer())
-
     @torch.no_grad()
     def evaluate(self) -> float:
         every = list(range(self.settings.held_out_matrices))
@@ -435,7 +413,7 @@ class FactorRecipe(Scheduled, VectorRecipe):
     @torch.no_grad()
     def measure(self) -> list[float | None]:
         """The learning rate, and the mean iterations to the middle tolerance on held-out matrices."""
-        rtol = tables.middle(self.settings.tolerances)
+        rtol = base.middle(self.settings.tolerances)
         systems = zip(self.others.matrices, self._validated, strict=False)
         counts = [iterations_of(self.model, A, b, rtol) for A, b in systems]
         known = [count for count in counts if count is not None]

@@ -23,7 +23,7 @@ from learnsolve.evaluation.figures import ORANGE
 from learnsolve.io import Graph, planetoid
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn import GCNConv, SparseDropout, gcn_norm
-from learnsolve.recipes.training.recipe import Curves, Outcome, Recipe, each_figure, stream_seed, tabulate
+from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.settings import (
     MissingExtra,
     RunSettings,
@@ -96,7 +96,7 @@ def demo_data(graph: Graph, seed: int) -> Data:
 
     Nodes without a label belong to neither.
     """
-    generator = torch.Generator().manual_seed(stream_seed(seed, SPLIT, 0, 0))
+    generator = torch.Generator().manual_seed(base.stream_seed(seed, SPLIT, 0, 0))
     trains = torch.rand(len(graph.labels), generator=generator, dtype=torch.float64) < DEMO_TRAINING
     known = graph.labels >= 0
     inputs, parts = [], []
@@ -150,7 +150,7 @@ class GCN(torch.nn.Module):
         generator = torch.Generator()
         with torch.no_grad():
             for index in range(count):
-                generator.manual_seed(stream_seed(self.seed, WEIGHTS, 0, index))
+                generator.manual_seed(base.stream_seed(self.seed, WEIGHTS, 0, index))
                 for layer in (self.conv1, self.conv2):
                     _fill(layer.weight[index], None if demo else layer.limit, generator)
                     if layer.bias is not None:
@@ -174,7 +174,7 @@ class GCN(torch.nn.Module):
         generator = torch.Generator()
         masks = []
         for index in range(len(weight)):
-            generator.manual_seed(stream_seed(self.seed, stream, step, index))
+            generator.manual_seed(base.stream_seed(self.seed, stream, step, index))
             masks.append(keep_mask(torch.Size(shape), self.dropout.p, generator))
         return torch.stack(masks).to(weight.device)
 
@@ -214,8 +214,8 @@ LOSSES = {
 }
 RIGHT = "share of nodes in the right class"
 CURVES = {
-    "loss.png": Curves("Loss", "cross-entropy", LOSSES, xlabel="epoch", ylim=(0, None)),
-    "accuracy.png": Curves(
+    "loss.png": base.Curves("Loss", "cross-entropy", LOSSES, xlabel="epoch", ylim=(0, None)),
+    "accuracy.png": base.Curves(
         "Accuracy", RIGHT, {f"{part}_accuracy": part for part in PARTS}, xlabel="epoch", ylim=(0, 1.02)
     ),
 }
@@ -238,7 +238,7 @@ def measured(recipe: GcnRecipe) -> list[float | None]:
     return numbers
 
 
-def outcome_of(recipe: GcnRecipe) -> Outcome:
+def outcome_of(recipe: GcnRecipe) -> base.Outcome:
     if not recipe.scores:
         recipe.evaluate()
     graph, settings = recipe.data.graph, recipe.settings
@@ -264,7 +264,7 @@ def outcome_of(recipe: GcnRecipe) -> Outcome:
     if std is not None:
         words += f", mean of {settings.seeds} initializations with a standard deviation of {_percent(std)}"
         figures["seeds.png"] = partial(
-            each_figure,
+            base.each_figure,
             f"Test accuracy of each of {settings.seeds} initializations",
             *("initialization", "accuracy after the last epoch", dict(enumerate(each)), mean, std),
             f"mean {100 * mean:.1f} % ± {200 * std:.1f} %",
@@ -273,7 +273,7 @@ def outcome_of(recipe: GcnRecipe) -> Outcome:
     if settings.variant == "kipf_welling" and (n, features) == CITESEER:
         numbers["published_test_accuracy"] = PUBLISHED
         words += f"; Kipf and Welling report {_percent(PUBLISHED)}"
-    return Outcome(numbers, *tabulate(rows, {name: name for name in rows[0]}), words + ".", figures)
+    return base.Outcome(numbers, *base.tabulate(rows, {name: name for name in rows[0]}), words + ".", figures)
 
 
 def _percent(value: float | None) -> str:
@@ -354,7 +354,7 @@ class GcnSettings(RunSettings):
         not_negative(self, "weight_decay")  # type: ignore[arg-type]
 
 
-class GcnRecipe(Recipe):
+class GcnRecipe(base.Recipe):
     """Two graph convolutions; see `GcnSettings`."""
 
     Settings = GcnSettings

@@ -9,7 +9,7 @@ and the residuals of the solves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -25,19 +25,8 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import GNP
 from learnsolve.recipes.matrix import ProblemSettings, build, check_square, describe, facts
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
-from learnsolve.recipes.training import recipe as tables
+from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
-from learnsolve.recipes.training.recipe import (
-    HELD_OUT,
-    LEARNED,
-    TRAINING,
-    Curves,
-    Outcome,
-    VectorRecipe,
-    network_facts,
-    normal_vectors,
-    stream_seed,
-)
 from learnsolve.recipes.training.settings import SettingError, VectorSettings, at_least, check_tolerances
 from learnsolve.solvers.core.loop import quiet
 
@@ -47,28 +36,28 @@ def inner_gmres(A: CSR, iterations: int) -> Callable[[Tensor], Tensor]:
     return lambda r: solvers.gmres(A, r, iterations=iterations, restart=iterations).x
 
 
-def outcome_of(recipe: GnpRecipe) -> Outcome:
+def outcome_of(recipe: GnpRecipe) -> base.Outcome:
     s, A = recipe.settings, recipe.A
-    linear = tables.with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU}, A.shape[0])
-    M = {LEARNED: recipe.model, **linear, "inner GMRES": lambda A: inner_gmres(A, s.restart)}
+    linear = base.with_amg({"none": None, "Jacobi": P.Jacobi, "ILU(0)": P.ILU}, A.shape[0])
+    M = {base.LEARNED: recipe.model, **linear, "inner GMRES": lambda A: inner_gmres(A, s.restart)}
     solver = partial(solvers.fgmres, restart=s.restart)
     options = {"maxiter": s.iterations, "repeats": s.repeats}
-    evaluation = tables.compare(A, recipe.test_sides(), M, s.tolerances, solver=solver, **options)
+    evaluation = base.compare(A, recipe.test_sides(), M, s.tolerances, solver=solver, **options)
     last = {name: _last(histories) for name, histories in evaluation.histories.items()}
-    rows = tables.flat(evaluation, right_hand_sides="test")
+    rows = base.flat(evaluation, right_hand_sides="test")
     rows = [row | {"residual": last[row["preconditioner"]]} for row in rows]
     after = f"residual after {s.iterations}"
     numbers = {
         "problem": facts(s.problem, A),
-        "network": network_facts(recipe.model),
+        "network": base.network_facts(recipe.model),
         "loss_is": "mean |A M(b) - b| over the entries of b = A x of mean square one",
         "solver": f"fgmres({s.restart}), b = A x, x from N(0, I), mean of {s.evaluated}",
     }
     columns = {after: lambda row: f"{row['residual']:.2e}" if math.isfinite(row["residual"]) else "fails"}
     where = f"FGMRES({s.restart}), {recipe.where}"
-    outcome = tables.raced(numbers, rows, "right_hand_sides", tables.middle(s.tolerances), where, columns)
+    outcome = base.raced(numbers, rows, "right_hand_sides", base.middle(s.tolerances), where, columns)
     compared = {name: {after: r if math.isfinite(r) else None} for name, r in last.items()}
-    outcome.sentence = f"{tables.verdict(compared, {after: after})} {outcome.sentence}"
+    outcome.sentence = f"{base.verdict(compared, {after: after})} {outcome.sentence}"
     first = {name: runs[:1] for name, runs in evaluation.histories.items()}
     finite = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
     outcome.figures["convergence.png"] = partial(residuals_figure, f"{where}\nfirst right-hand side", finite)
@@ -139,13 +128,13 @@ class GnpSettings(ScheduleSettings, VectorSettings):
         check_tolerances(self.tolerances)
 
 
-class GnpRecipe(Scheduled, VectorRecipe):
+class GnpRecipe(Scheduled, base.VectorRecipe):
     """A network for one matrix; see `GnpSettings`. `vectors` are right-hand sides b."""
 
     Settings = GnpSettings
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "residual")
     files = ("evaluation.csv", "loss.png", "times.png", "convergence.png")
-    curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves(ylabel="mean |A M(b) - b|", log=True)}
+    curves: ClassVar = {"loss.png": base.Curves(ylabel="mean |A M(b) - b|", log=True)}
     lower_bound = 0.0
     advice = "try a smaller --lr or --clip"
     model: GNP
@@ -166,7 +155,7 @@ class GnpRecipe(Scheduled, VectorRecipe):
                 seed=settings.seed,
                 dtype=settings.torch_dtype,
             )
-            generator = torch.Generator().manual_seed(stream_seed(settings.seed, BASIS, 0, 0))
+            generator = torch.Generator().manual_seed(base.stream_seed(settings.seed, BASIS, 0, 0))
             self._basis = krylov_basis(self.A, min(settings.krylov, self.A.shape[0]), generator)
         except ValueError as error:
             raise SettingError(" ".join(str(error).split())) from error
@@ -174,9 +163,9 @@ class GnpRecipe(Scheduled, VectorRecipe):
         self.count = settings.test_vectors
         self.indices = share(self.count)
         self.step = 0
-        self._fixed = self._sides(self.indices, self.count, TRAINING, 0)
+        self._fixed = self._sides(self.indices, self.count, base.TRAINING, 0)
         held_out = settings.held_out or 1
-        self.held_out = self._sides(range(held_out), held_out, HELD_OUT, 0)
+        self.held_out = self._sides(range(held_out), held_out, base.HELD_OUT, 0)
 
     def _sides(self, indices: range, count: int, stream: int, step: int) -> Tensor:
         """b = A x, (n, indices), of mean square one; x by the rule of `analysis.krylov_samples`."""
@@ -184,7 +173,7 @@ class GnpRecipe(Scheduled, VectorRecipe):
         normal = range(indices.start, min(indices.stop, first))
         others = range(max(indices.start, first), indices.stop)
         kind = {"dtype": self.A.dtype, "device": self.A.device, "seed": self.settings.seed}
-        E = normal_vectors(self._basis.shape[-1], others, stream=stream, step=step, **kind)
+        E = base.normal_vectors(self._basis.shape[-1], others, stream=stream, step=step, **kind)
         X = torch.cat((self.normal(self.A, normal, stream, step), self._basis @ E), -1)
         return self._scaled(self.A @ X)
 
@@ -198,7 +187,7 @@ class GnpRecipe(Scheduled, VectorRecipe):
 
     def vectors(self, step: int) -> Tensor:
         if self.settings.resample and step > 0:
-            return self._sides(self.indices, self.count, TRAINING, step)
+            return self._sides(self.indices, self.count, base.TRAINING, step)
         return self._fixed
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
@@ -207,9 +196,6 @@ class GnpRecipe(Scheduled, VectorRecipe):
 
     def _errors(self, B: Tensor) -> Tensor:
         return (self.A @ self.model(B) - B).abs().mean(0)
-
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.scheduled(super().optimizer())
 
     @torch.no_grad()
     def evaluate(self) -> float:

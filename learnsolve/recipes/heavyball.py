@@ -25,18 +25,8 @@ from learnsolve import solvers
 from learnsolve.analysis import extreme_eigenvalues
 from learnsolve.evaluation.figures import COLORS, GRAY, Line, look, residuals_figure
 from learnsolve.matrix.csr import CSR
-from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings, facts, grid_of
-from learnsolve.recipes.training.recipe import (
-    DIVERGE,
-    LEARNED,
-    Curves,
-    Outcome,
-    Row,
-    levels,
-    records,
-    tabulate,
-    verdict,
-)
+from learnsolve.recipes.matrix import EnergyRecipe, MatrixSettings, facts, grid_of
+from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.settings import SettingError, at_least
 
 # The heavy ball in closed form: the mean energy of a white error after it, and its best parameters.
@@ -95,16 +85,11 @@ def convergence_factor(spectrum: Tensor, alpha: float, beta: float) -> float:
 
 
 def best_parameters(spectrum: Tensor, sweeps: int, scale: Tensor | float = 1.0) -> tuple[float, float]:
-    """(alpha, beta) with the smallest energy after the sweeps, relative to that before them.
+    """(alpha, beta) with the smallest energy after the sweeps, relative to that before them: the best point
+    of a grid, improved by BFGS on the logarithm.
 
-    Parameters
-    ----------
-    spectrum : (n,), or (matrices, n) for a common pair: the mean of their relative energies
-    scale : alpha is multiplied by this for each matrix; () or (matrices,)
-
-    Returns
-    -------
-    The best point of a grid, improved by BFGS on the logarithm: the same in every call.
+    For eigenvalues (matrices, n) one pair for the mean of their relative energies, with alpha multiplied by
+    `scale` for each matrix.
 
     Examples
     --------
@@ -156,17 +141,17 @@ def ends_of(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
     return torch.stack((estimate.smallest, estimate.largest)).cpu().double() if estimate.converged else None
 
 
-def outcome_of(recipe: HeavyballRecipe) -> Outcome:
+def outcome_of(recipe: HeavyballRecipe) -> base.Outcome:
     settings, sweeps = recipe.settings, recipe.settings.sweeps or 0
     spectrum = eigenvalues(recipe.A)
     ends = ends_of(recipe, spectrum)
-    pairs = {LEARNED: recipe.parameters(), "start": (settings.alpha, settings.beta)}
+    pairs = {base.LEARNED: recipe.parameters(), "start": (settings.alpha, settings.beta)}
     if ends is not None and ends[0] > 0:
         pairs["asymptotic optimum"] = solvers.heavyball_parameters(*ends.tolist())
     if spectrum is not None:
         pairs[f"best for {sweeps} sweeps"] = best_parameters(spectrum, sweeps)
 
-    def record(alpha: float, beta: float) -> Row:
+    def record(alpha: float, beta: float) -> base.Row:
         expected = None
         if spectrum is not None:
             expected = float(expected_energy(spectrum, alpha, beta, sweeps))
@@ -191,25 +176,25 @@ def outcome_of(recipe: HeavyballRecipe) -> Outcome:
         "sweeps": sweeps,
         "parameters": compared,
     }
-    words = verdict(compared, dict(list(COLUMNS.items())[3:]))
-    words += f" {DIVERGE}" * ((compared[LEARNED]["convergence_factor"] or 0) > 1)
+    words = base.verdict(compared, dict(list(COLUMNS.items())[3:]), bound=f"best for {sweeps} sweeps")
+    words += f" {base.DIVERGE}" * ((compared[base.LEARNED]["convergence_factor"] or 0) > 1)
     labels = {name: rf"{name} ($\alpha$ {a:.3f}, $\beta$ {b:.3f})" for name, (a, b) in pairs.items()}
     histories = {labels[name]: residuals(*pair) for name, pair in pairs.items()}
     mark = Line("sweeps in the loss", x=sweeps, style={"color": GRAY, "linewidth": 0.8})
     title = f"The heavy ball, {recipe.where}, held-out vectors"
-    return Outcome(
+    return base.Outcome(
         numbers,
-        *tabulate(records(compared), COLUMNS),
+        *base.tabulate(base.records(compared), COLUMNS),
         words,
         {"convergence.png": partial(residuals_figure, title, histories, xlabel="sweep", more=[mark])},
         {
-            "loss.png": levels(compared, "held_out_loss", but=(LEARNED, "start")),
+            "loss.png": base.levels(compared, "held_out_loss", but=(base.LEARNED, "start")),
             "parameters.png": parameters(compared, "alpha", "beta"),
         },
     )
 
 
-def parameters(compared: Mapping[str, Row], *keys: str) -> Iterator[Line]:
+def parameters(compared: Mapping[str, base.Row], *keys: str) -> Iterator[Line]:
     """The values of alpha and beta from formulas."""
     for key, symbol, color in zip(keys, (r"$\alpha$", r"$\beta$"), COLORS, strict=False):
         for name, record in compared.items():
@@ -258,16 +243,16 @@ def usual_sweeps(grid: tuple[int, ...] | None) -> int:
     return max(1, 3 * max(grid) // 4) if grid else 12
 
 
-class HeavyballRecipe(MatrixRecipe):
+class HeavyballRecipe(EnergyRecipe):
     """alpha and beta for one matrix; see `HeavyballSettings`."""
 
     Settings = HeavyballSettings
     columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     advice = "try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
     files = ("loss.png", "parameters.png", "convergence.png")
-    curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves("Loss through {sweeps} sweeps", "energy of the error, per vector", log=True),
-        "parameters.png": Curves(
+    curves: ClassVar = {
+        "loss.png": base.Curves("Loss through {sweeps} sweeps", "energy of the error, per vector", log=True),
+        "parameters.png": base.Curves(
             "Parameters", "value", {"alpha": r"step size $\alpha$", "beta": r"momentum $\beta$"}
         ),
     }
@@ -280,23 +265,11 @@ class HeavyballRecipe(MatrixRecipe):
         alpha, beta = (torch.tensor(value, **kind) for value in (settings.alpha, settings.beta))
         self.model = solvers.Heavyball(alpha, beta, sweeps)
 
-    def total(self, vectors: Tensor, step: int) -> Tensor:
-        return self.space.energy(self.model(self.space.A, torch.zeros_like(vectors), vectors).x)
-
-    def losses(self, vectors: Tensor, step: int) -> Tensor:
-        x = self.model(self.A, torch.zeros_like(vectors), vectors).x
-        return (x * (self.A @ x)).sum(0)
-
-    @torch.no_grad()
-    def evaluate(self) -> float:
-        return self.losses(self.held_out, 0).sum().item()
-
-    @torch.no_grad()
-    def held_out_energy(self, alpha: float, beta: float) -> float:
-        """Energy per held-out vector after the sweeps of the loss with other parameters."""
-        E, sweeps = self.held_out, self.settings.sweeps
-        x = solvers.heavyball(self.A, torch.zeros_like(E), E, alpha=alpha, beta=beta, iterations=sweeps).x
-        return (x * (self.A @ x)).sum().item()
+    def after(self, A: Any, E: Tensor, *parameters: Any) -> Tensor:
+        if not parameters:
+            return self.model(A, torch.zeros_like(E), E).x
+        (alpha, beta), sweeps = parameters, self.settings.sweeps
+        return solvers.heavyball(A, torch.zeros_like(E), E, alpha=alpha, beta=beta, iterations=sweeps).x
 
     def parameters(self) -> tuple[float, float]:
         """alpha and beta."""

@@ -1,23 +1,19 @@
 """A network that predicts the two parameters of the heavy ball from the matrix, learned over a family.
 
-The predicted parameters are compared with those given by formulas, for the held-out matrices. Figures: loss,
-parameters, predicted against best parameters.
+The predicted parameters are compared with those given by formulas, for the held-out matrices.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from learnsolve import problems, solvers
-from learnsolve.evaluation.figures import BLUE, GRAY, ORANGE, Line, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn import GCNConv
 from learnsolve.recipes.heavyball import (
@@ -28,22 +24,8 @@ from learnsolve.recipes.heavyball import (
     parameters,
     usual_sweeps,
 )
+from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
-from learnsolve.recipes.training.recipe import (
-    COEFFICIENTS,
-    HELD_OUT,
-    HELD_OUT_MATRICES,
-    TRAINING,
-    Curves,
-    Outcome,
-    Row,
-    VectorRecipe,
-    levels,
-    records,
-    stream_seed,
-    tabulate,
-    verdict,
-)
 from learnsolve.recipes.training.settings import SettingError, VectorSettings, at_least
 
 EPSILON = (1e-3, 1.0)  # for the anisotropic family, log-uniform; angles are uniform
@@ -60,7 +42,7 @@ def family(settings: HeavyballNetworkSettings, count: int, part: int) -> CSR:
 
 
 def _one(settings: HeavyballNetworkSettings, part: int, index: int) -> CSR:
-    generator = torch.Generator().manual_seed(stream_seed(settings.seed, COEFFICIENTS, part, index))
+    generator = torch.Generator().manual_seed(base.stream_seed(settings.seed, base.COEFFICIENTS, part, index))
     grid = tuple(settings.grid)
     u, v = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
     if settings.family == "anisotropic":
@@ -97,11 +79,6 @@ class ParameterNetwork(torch.nn.Module):
 
     The features of a grid point: its diagonal entry, the sum of its row and the sum of the squares of its
     row, relative to :math:`\|A\|_\infty`. Nothing depends on the scale of A, or on the order of the points.
-
-    Parameters
-    ----------
-    layers, hidden : rounds of message passing, width of the hidden layers
-    seed : determines the weights
     """
 
     def __init__(self, layers: int, hidden: int, *, seed: int, dtype: torch.dtype):
@@ -111,7 +88,7 @@ class ParameterNetwork(torch.nn.Module):
         self.messages = torch.nn.ModuleList(GCNConv(i, o, dtype=dtype) for i, o in pairs)
         self.own = torch.nn.ModuleList(torch.nn.Linear(i, o, dtype=dtype) for i, o in pairs)
         self.last = torch.nn.Linear(3 * hidden, 2, dtype=dtype)
-        generator = torch.Generator().manual_seed(stream_seed(seed, COEFFICIENTS, -1, 0))
+        generator = torch.Generator().manual_seed(base.stream_seed(seed, base.COEFFICIENTS, -1, 0))
         with torch.no_grad():
             for p in self.parameters():
                 limit = (6 / sum(p.shape)) ** 0.5 if p.dim() == 2 else 0.0
@@ -144,7 +121,7 @@ ENERGIES = {"energy left": "expected_loss", "largest": "largest"}  # if eigenval
 
 
 @torch.no_grad()
-def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
+def outcome_of(recipe: HeavyballNetworkRecipe) -> base.Outcome:
     """Closed-form energies after the sweeps for the held-out matrices, relative to the initial energies."""
     settings, sweeps, A = recipe.settings, recipe.settings.sweeps or 0, recipe.A
     training, spectrum = eigenvalues(A), eigenvalues(recipe.others)
@@ -160,14 +137,15 @@ def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
             usual = solvers.heavyball_parameters(spectrum[:, 0], spectrum[:, -1])
             pairs["asymptotic optimum of each"] = usual
         pairs["best of each"] = (each[:, 0], each[:, 1])
-    compared: dict[str, Row] = {}
+    compared: dict[str, base.Row] = {}
     for name, (a, c) in pairs.items():
         compared[name] = {"scaled_alpha": float((a * sizes).mean()), "beta": float(c.mean())}
         if spectrum is not None:
             left = expected_energy(spectrum, a, c, sweeps) / spectrum.sum(-1)
             compared[name] |= {"expected_loss": float(left.mean()), "largest": float(left.max())}
     words = f"On {len(sizes)} matrices that it has not seen: "
-    words += "no eigenvalues to compare with." if spectrum is None else verdict(compared, ENERGIES, "network")
+    known = {} if spectrum is None else ENERGIES
+    words += base.verdict(compared, known, "network", "best of each") or "no eigenvalues to compare with."
     grid = " x ".join(map(str, settings.grid))
     numbers = {
         "problem": {
@@ -178,30 +156,15 @@ def outcome_of(recipe: HeavyballNetworkRecipe) -> Outcome:
         "sweeps": sweeps,
         "parameters": compared,
     }
-    points = [((a * sizes).tolist(), c.tolist()) for a, c in (pairs["network"], list(pairs.values())[-1])]
-    title = f"Parameters of {settings.held_out_matrices} unseen matrices, {recipe.where}"
-    return Outcome(
+    return base.Outcome(
         numbers,
-        *tabulate(records(compared), COLUMNS if spectrum is None else COLUMNS | ENERGIES),
+        *base.tabulate(base.records(compared), COLUMNS if spectrum is None else COLUMNS | ENERGIES),
         words,
-        {"matrices.png": partial(matrices_figure, title, *points)} if len(pairs) > 1 else {},
-        {
-            "loss.png": levels(compared, "expected_loss", but=("network",)),
+        levels={
+            "loss.png": base.levels(compared, "expected_loss", but=("network",)),
             "parameters.png": parameters(compared, "scaled_alpha", "beta"),
         },
     )
-
-
-def matrices_figure(title: str, predicted: tuple[list, list], best: tuple[list, list]) -> Any:
-    """alpha and beta of each held-out matrix: predicted against best."""
-    everything = [*predicted[0], *predicted[1], *best[0], *best[1]]
-    ends, points = [min(everything), max(everything)], {"linestyle": "none", "markersize": 5}
-    lines = [
-        Line("", ends, ends, style={"color": GRAY, "linewidth": 0.8, "zorder": 0}),
-        Line(ALPHA, predicted[0], best[0], style={**points, "marker": "o", "color": BLUE}),
-        Line(BETA, predicted[1], best[1], style={**points, "marker": "s", "color": ORANGE}),
-    ]
-    return picture(title, "best for this matrix", "predicted by the network", lines)
 
 
 @dataclass
@@ -251,7 +214,7 @@ class HeavyballNetworkSettings(VectorSettings):
         at_least(self, 1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
 
 
-class HeavyballNetworkRecipe(VectorRecipe):
+class HeavyballNetworkRecipe(base.VectorRecipe):
     """A network for a family of matrices, which are the batch axis of all tensors.
 
     The vectors of a `VectorRecipe` are here the matrices, each with all of its test vectors: `vectors` are
@@ -263,32 +226,37 @@ class HeavyballNetworkRecipe(VectorRecipe):
     lower_bound = 0.0
     advice = "try a smaller --lr"
     vector_dim = 0
-    files = ("loss.png", "parameters.png", "matrices.png")
-    curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(
-            "Loss through {sweeps} sweeps", "energy after, relative to before", HELD_OUT_MATRICES, log=True
+    files = ("loss.png", "parameters.png")
+    curves: ClassVar = {
+        "loss.png": base.Curves(
+            "Loss through {sweeps} sweeps",
+            "energy after, relative to before",
+            base.HELD_OUT_MATRICES,
+            log=True,
         ),
-        "parameters.png": Curves("Parameters", "mean, held-out matrices", {"alpha": ALPHA, "beta": BETA}),
+        "parameters.png": base.Curves(
+            "Parameters", "mean, held-out matrices", {"alpha": ALPHA, "beta": BETA}
+        ),
     }
     outcome = outcome_of
 
     def __init__(self, settings: HeavyballNetworkSettings):
         self.settings: Any = settings
         self.where = f"{settings.family} family, {' x '.join(map(str, settings.grid))}"
-        self.A = family(settings, settings.matrices, TRAINING)
+        self.A = family(settings, settings.matrices, base.TRAINING)
         most = max(settings.matrices, settings.held_out_matrices)
         settings.check_vectors(self.A.shape[0], (BUFFERS + (settings.sweeps or 0)) * most)
-        self.others = family(settings, settings.held_out_matrices, HELD_OUT)
+        self.others = family(settings, settings.held_out_matrices, base.HELD_OUT)
         self.model = ParameterNetwork(
             settings.layers, settings.hidden, seed=settings.seed, dtype=settings.torch_dtype
         ).to(settings.device)
         self.count = settings.matrices
         self.indices = share(self.count)
         self._own = self.A.with_values(self.A.values[self.indices.start : self.indices.stop])
-        self._drawn = 0, self._vectors(self._own, self.indices, settings.test_vectors, TRAINING, 0)
+        self._drawn = 0, self._vectors(self._own, self.indices, settings.test_vectors, base.TRAINING, 0)
         self.test_vectors = self._drawn[1]
         others = range(settings.held_out_matrices)
-        self.held_out = self._vectors(self.others, others, settings.held_out or 0, HELD_OUT, 0)
+        self.held_out = self._vectors(self.others, others, settings.held_out or 0, base.HELD_OUT, 0)
 
     def _vectors(self, A: CSR, indices: range, count: int | str, stream: int, step: int) -> Tensor:
         """(matrices, n, vectors) with a total energy of one per matrix; `indices` select the matrices."""
@@ -322,7 +290,7 @@ class HeavyballNetworkRecipe(VectorRecipe):
             return self.test_vectors
         if self._drawn[0] != step:
             count = self.settings.test_vectors
-            self._drawn = step, self._vectors(self._own, self.indices, count, TRAINING, step)
+            self._drawn = step, self._vectors(self._own, self.indices, count, base.TRAINING, step)
         return self._drawn[1]
 
     def _relative(self, A: CSR, vectors: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ error after the sweeps of the loss, which the training minimizes; loss (figure 3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -26,18 +25,8 @@ from learnsolve import solvers
 from learnsolve.evaluation.figures import Line, bars, new_panels, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import quadratic_form
-from learnsolve.recipes.matrix import MatrixRecipe, MatrixSettings, facts, grid_of
-from learnsolve.recipes.training.recipe import (
-    DIVERGE,
-    LEARNED,
-    Curves,
-    Outcome,
-    Row,
-    levels,
-    records,
-    tabulate,
-    verdict,
-)
+from learnsolve.recipes.matrix import EnergyRecipe, MatrixSettings, facts, grid_of
+from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.settings import at_least
 
 
@@ -62,20 +51,11 @@ def expected_energy(A: CSR, weight: Tensor) -> float:
 
 
 def optimal_weights(A: CSR) -> Tensor | None:
-    r"""The minimizer of `expected_energy`: :math:`(A \circ B B^T) w = \mathrm{diag}(A B^T)`.
+    r"""The minimizer of `expected_energy`, :math:`(A \circ B B^T) w = \mathrm{diag}(A B^T)`, on the CPU;
+    None if the system is singular or not definite.
 
-    Parameters
-    ----------
-    A : CSR, shape (n, n), symmetric positive definite
-
-    Returns
-    -------
-    Tensor, shape (n,), of A's dtype on the CPU; None if the system is singular or not definite.
-
-    Notes
-    -----
     The matrix is sparse, on A's own pattern, and by Schur's product theorem positive definite if A is: the
-    system is solved by conjugate gradients. Cost: the product B B^T and some tens of products.
+    system is solved by conjugate gradients.
 
     Examples
     --------
@@ -137,7 +117,7 @@ def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
     """Weights to compare, by name, the learned ones first. The textbook weight is 2d / (2d + 1), the best
     constant smoother on a d-dimensional grid; elsewhere the value for d = 1."""
     d = len(grid_of(recipe.settings.problem) or (1,))
-    weights: dict[str, Tensor | float] = {LEARNED: recipe.weight.detach(), "weight 1": 1.0}
+    weights: dict[str, Tensor | float] = {base.LEARNED: recipe.weight.detach(), "weight 1": 1.0}
     weights[f"textbook {2 * d}/{2 * d + 1}"] = 2 * d / (2 * d + 1)
     weights["best constant"] = best_constant(recipe)
     small = recipe.settings.sweeps == 1 and recipe.A.shape[0] <= CLOSED_FORM_LIMIT
@@ -156,7 +136,7 @@ def best_constant(recipe: JacobiRecipe) -> float:
     A, E = recipe.A, recipe.every_vector()
 
     def energy(weight: float) -> float:
-        return quadratic_form(A, recipe.after(E, weight, A), symmetric=True).item()
+        return quadratic_form(A, recipe.after(A, E, weight), symmetric=True).item()
 
     least: Any = scipy.optimize.minimize_scalar(energy, bounds=(0.0, 2.0), method="bounded")
     return float(least.x)
@@ -166,7 +146,7 @@ def best_constant(recipe: JacobiRecipe) -> float:
 def relative_error(recipe: JacobiRecipe, weight: Tensor | float) -> float:
     """||e||_A after the sweeps of the loss relative to before, for all held-out vectors together."""
     A, E = recipe.A, recipe.held_out
-    after, before = (quadratic_form(A, e, symmetric=True) for e in (recipe.after(E, weight, A), E))
+    after, before = (quadratic_form(A, e, symmetric=True) for e in (recipe.after(A, E, weight), E))
     return float((after / before).sqrt())
 
 
@@ -182,7 +162,7 @@ def convergence_factor(curve: list[float], floor: float) -> float | None:
     return (curve[last] / curve[half]) ** (1 / (last - half)) if last > 0 else 0.0
 
 
-def outcome_of(recipe: JacobiRecipe) -> Outcome:
+def outcome_of(recipe: JacobiRecipe) -> base.Outcome:
     compared, weights = {}, candidates(recipe)
     for name, weight in weights.items():
         curve = recipe.residual_curve(partial(solvers.jacobi, weight=weight, iterations=SWEEPS))
@@ -202,22 +182,25 @@ def outcome_of(recipe: JacobiRecipe) -> Outcome:
         "closed_form_distance": distance,
     }
     columns = {head: partial(_or_diverges, key) for head, key in COLUMNS.items()}
-    table = tabulate(records(compared), {"weights": "name", **columns})
+    table = base.tabulate(base.records(compared), {"weights": "name", **columns})
     # The best constant is close to the textbook's.
-    losses = levels(compared, "held_out_loss", but=(LEARNED, "best constant"))
+    losses = base.levels(compared, "held_out_loss", but=(base.LEARNED, "best constant"))
     errors = {name: [record["relative_energy_error"]] for name, record in compared.items()}
-    title, grid = f"Error after the sweeps of the loss, {recipe.where}", grid_of(recipe.settings.problem)
+    title, grid = f"Error after the sweeps of the loss,\n{recipe.where}", grid_of(recipe.settings.problem)
     figures = {
         "energy.png": partial(bars, title, "energy norm of held-out errors, relative to before", errors),
         "weights.png": partial(weights_figure, f"Jacobi weights, {recipe.where}", weights, grid),
     }
-    words, factor = verdict(compared, COLUMNS), compared[LEARNED]["convergence_factor"]
+    words, factor = (
+        base.verdict(compared, COLUMNS, bound="closed form"),
+        compared[base.LEARNED]["convergence_factor"],
+    )
     if factor is None or factor > 1:
-        words += f" {DIVERGE}"
-    return Outcome(numbers, *table, words, figures, {"loss.png": losses})
+        words += f" {base.DIVERGE}"
+    return base.Outcome(numbers, *table, words, figures, {"loss.png": losses})
 
 
-def _or_diverges(key: str, record: Row) -> Any:
+def _or_diverges(key: str, record: base.Row) -> Any:
     return "diverges" if record[key] is None else record[key]
 
 
@@ -241,14 +224,12 @@ class JacobiSettings(MatrixSettings):
         at_least(self, 1, "sweeps")
 
 
-class JacobiRecipe(MatrixRecipe):
+class JacobiRecipe(EnergyRecipe):
     """One weight per row; see `JacobiSettings`."""
 
     Settings = JacobiSettings
     files = ("energy.png", "loss.png", "weights.png")
-    curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves("Training loss", "energy of the error, per vector", log=True)
-    }
+    curves: ClassVar = {"loss.png": base.Curves("Training loss", "energy of the error, per vector", log=True)}
     outcome = outcome_of
 
     def __init__(self, settings: JacobiSettings):
@@ -261,23 +242,10 @@ class JacobiRecipe(MatrixRecipe):
     def weight(self) -> Tensor:
         return self.model.weight  # type: ignore[return-value]
 
-    def total(self, vectors: Tensor, step: int) -> Tensor:
-        return self.space.energy(self.after(vectors, self.space.local(self.weight), self.space.A))
-
-    def losses(self, vectors: Tensor, step: int) -> Tensor:
-        x = self.after(vectors, self.weight, self.A)
-        return (x * (self.A @ x)).sum(0)
-
-    def evaluate(self) -> float:
-        return self.held_out_energy(self.weight)
-
-    @torch.no_grad()
-    def held_out_energy(self, weight: Tensor | float) -> float:
-        """Energy per held-out vector after the sweeps of the loss with `weight`."""
-        return quadratic_form(self.A, self.after(self.held_out, weight, self.A), symmetric=True).item()
-
-    def after(self, E: Tensor, weight: Tensor | float, A: Any) -> Tensor:
-        """The errors E after the sweeps of the loss."""
+    def after(self, A: Any, E: Tensor, *parameters: Any) -> Tensor:
+        weight = parameters[0] if parameters else self.weight
+        if not parameters and A is self.space.A:
+            weight = self.space.local(weight)
         zeros = self._zeros if E.shape == self._zeros.shape else torch.zeros_like(E)
         sweeps = self.settings.sweeps
         if isinstance(weight, Tensor) and sweeps > 1:

@@ -219,15 +219,9 @@ class MatrixSettings(VectorSettings):
 
 class WholeMatrix:
     """The matrix in one process, for the losses of a `MatrixRecipe`. (`recipes.petsc` distributes its rows
-    over several processes.)
+    over several processes.)"""
 
-    Attributes
-    ----------
-    A, n : the matrix, and the number of unknowns
-    rows : the rows of the test vectors in this process
-    """
-
-    rows = slice(None)
+    rows = slice(None)  # of the test vectors in this process
 
     def __init__(self, A: CSR):
         self.A, self.n = A, A.shape[0]
@@ -250,21 +244,13 @@ class WholeMatrix:
 
 
 class MatrixRecipe(VectorRecipe):
-    """Has the matrix `A`, and the vectors `test_vectors` and `held_out` of shape (n, vectors).
-
-    Parameters
-    ----------
-    arrays : number of arrays of the test vectors' size that a step holds
-
-    Attributes
-    ----------
-    space : the matrix for the losses
-    by_root : whether the vectors are divided by the root of their number. The sum of their energies is then
-        the mean, without an operation for it in each step. (The columns of I need no division: E e e^T = I.)
-    """
+    """Has the matrix `A`, and the vectors `test_vectors` and `held_out` of shape (n, vectors). `space` is the
+    matrix for the losses, `arrays` the number of arrays of the test vectors' size that a step holds."""
 
     lower_bound = 0.0
     advice = "try a smaller --lr, or check that the matrix is symmetric positive definite"
+    # Vectors are divided by the root of their number: the sum of their energies is then the mean, without an
+    # operation for it in each step. (The columns of I need no division: E e e^T = I.)
     by_root: ClassVar[bool] = True
 
     def __init__(self, settings: Any, arrays: int):
@@ -328,3 +314,26 @@ class MatrixRecipe(VectorRecipe):
         total = torch.linalg.vector_norm(norms.double(), dim=1)
         relative = (total / total[0]).tolist() if float(total[0]) > 0 else [0.0] * len(total)
         return [r for r in relative if r < float("inf")]
+
+
+class EnergyRecipe(MatrixRecipe):
+    """Its loss is the energy e^T A e of the errors `after` some sweeps."""
+
+    def after(self, A: Any, E: Tensor, *parameters: Any) -> Tensor:
+        """The errors E after the sweeps, with these parameters, or with the learned ones."""
+        raise NotImplementedError
+
+    def total(self, vectors: Tensor, step: int) -> Tensor:
+        return self.space.energy(self.after(self.space.A, vectors))
+
+    def losses(self, vectors: Tensor, step: int) -> Tensor:
+        x = self.after(self.A, vectors)
+        return (x * (self.A @ x)).sum(0)
+
+    @torch.no_grad()
+    def held_out_energy(self, *parameters: Any) -> float:
+        """The energy that the sweeps leave, per held-out vector."""
+        return quadratic_form(self.A, self.after(self.A, self.held_out, *parameters), symmetric=True).item()
+
+    def evaluate(self) -> float:
+        return self.held_out_energy()

@@ -13,7 +13,7 @@ H. Yang, "Int-Deep: a deep learning initialized iterative method for nonlinear p
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -27,19 +27,7 @@ from learnsolve.evaluation.figures import COLORS, residuals_figure
 from learnsolve.nonlinear import jacobian, root
 from learnsolve.problems import gaussian_field
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
-from learnsolve.recipes.training.recipe import (
-    HELD_OUT,
-    LEARNED,
-    TRAINING,
-    Curves,
-    Outcome,
-    Recipe,
-    Row,
-    milliseconds,
-    network_facts,
-    stream_seed,
-    tabulate,
-)
+from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.settings import SettingError, about_option, at_least
 from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.solution import Solution, SolverError
@@ -136,6 +124,7 @@ class Problem:
 
 
 TEST, COARSEST, LOOSE = 3, 4, 1e-2  # random stream; cells along a side; tolerance on coarse grids
+VERDICT = {"steps of Newton's method": "steps", "work": "work", "seconds with the start": "seconds"}
 Start = Callable[[Tensor], tuple[Tensor, float]]  # k -> u, and the steps of Newton's method it took
 
 
@@ -148,7 +137,7 @@ def finer(u: Tensor, cells: int) -> Tensor:
 def starts(recipe: NewtonRecipe) -> dict[str, Start]:
     """The starts by name."""
     s, problem, linear = recipe.settings, recipe.problem, Problem(2.0)
-    known = recipe.fields(TRAINING, range(s.solved), step=-1)  # from the family of the training
+    known = recipe.fields(base.TRAINING, range(s.solved), step=-1)  # from the family of the training
     solutions = torch.stack([recipe.solution(k) for k in known])
 
     def zero(k: Tensor) -> tuple[Tensor, float]:
@@ -180,7 +169,7 @@ def starts(recipe: NewtonRecipe) -> dict[str, Start]:
         return recipe.predicted(k), 0
 
     return {
-        LEARNED: learned,
+        base.LEARNED: learned,
         "zero": zero,
         "linear problem": of_linear,
         "mean solution": mean,
@@ -190,7 +179,7 @@ def starts(recipe: NewtonRecipe) -> dict[str, Start]:
 
 
 @torch.no_grad()
-def measured(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[Row, Tensor]:
+def measured(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[base.Row, Tensor]:
     """Steps, work and times for one field, with the residuals; x is the solution."""
     began = time.perf_counter()
     u, work = start(k)
@@ -203,11 +192,11 @@ def measured(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[
     return row, solution.residual_norms
 
 
-def outcome_of(recipe: NewtonRecipe) -> Outcome:
+def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
     s, rows, histories, every = recipe.settings, [], {}, starts(recipe)
     for scale in (1, *sorted(s.scales)):
         fields = recipe.fields(TEST, range(max(1, s.evaluated // scale)), scale=scale)
-        total: dict[str, Row] = {name: {} for name in every}
+        total: dict[str, base.Row] = {name: {} for name in every}
         for k in fields:
             x = recipe.solution(k)
             # Alternating, so that all see the same machine load.
@@ -230,35 +219,24 @@ def outcome_of(recipe: NewtonRecipe) -> Outcome:
             f"{row['steps']:.2f}" if row["converged"] == 1 else f"{100 * row['converged']:.0f} % converge"
         ),
         "work": lambda row: f"{row['work']:.2f}",
-        "start ms": lambda row: milliseconds(row["start_seconds"]),
-        "all ms": lambda row: milliseconds(row["seconds"]),
+        "start ms": lambda row: base.milliseconds(row["start_seconds"]),
+        "all ms": lambda row: base.milliseconds(row["seconds"]),
     }
-    numbers: dict[str, Any] = {"network": network_facts(recipe.model), "evaluation": rows}
+    words = []
+    for cells in dict.fromkeys(row["cells"] for row in rows):
+        compared = {row["start"]: row for row in rows if row["cells"] == cells}
+        words.append(f"On unseen fields of {cells} x {cells} cells: {base.verdict(compared, VERDICT)}")
+    numbers: dict[str, Any] = {"network": base.network_facts(recipe.model), "evaluation": rows}
     numbers |= {"problem": {"description": recipe.where}, "loss_is": "energy, mean over fields"}
     styles = {name: {"color": color} for name, color in zip(histories, COLORS, strict=False)}
     title = f"Newton's method, {recipe.where}\nfirst field"
     draw = partial(residuals_figure, title, histories, xlabel="step", styles=styles)
-    return Outcome(
+    return base.Outcome(
         numbers,
-        *tabulate(rows, columns),
-        sentence_of(rows),
+        *base.tabulate(rows, columns),
+        " ".join(words),
         {"convergence.png": draw},
         texts={"evaluation.csv": as_csv(rows)},
-    )
-
-
-def sentence_of(rows: list[Row]) -> str:
-    first = {row["start"]: row for row in rows if row["cells"] == rows[0]["cells"]}
-    steps = {name: f"{row['steps']:.1f}" for name, row in first.items()}
-    fastest = {}
-    for row in rows:
-        best = fastest.setdefault(row["cells"], row)
-        fastest[row["cells"]] = min(best, row, key=lambda row: row["seconds"])
-    winners = ", ".join(f"{row['start']} ({cells} x {cells})" for cells, row in fastest.items())
-    return (
-        f"On {rows[0]['fields']} unseen fields Newton's method takes {steps[LEARNED]} steps from the "
-        f"predicted start, {steps['zero']} from zero, {steps['coarse grids']} from coarse grids; fastest, "
-        f"with the time of the start: {winners}."
     )
 
 
@@ -320,16 +298,18 @@ class NewtonSettings(ScheduleSettings):
             raise SettingError(f"--modes must be at most {most} on --grid {self.grid}, got {self.modes}")
 
 
-class NewtonRecipe(Scheduled, Recipe):
+class NewtonRecipe(Scheduled, base.Recipe):
     """See `NewtonSettings`."""
 
     Settings = NewtonSettings
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "energy_gap", "newton_steps")
     files = ("evaluation.csv", "loss.png", "gap.png", "steps.png", "convergence.png")
-    curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves("Energy of the predicted u", "energy, mean over fields"),
-        "gap.png": Curves("Energy above the minimum", "mean, held-out fields", {"energy_gap": ""}, log=True),
-        "steps.png": Curves("Steps of Newton's method", "mean, held-out fields", {"newton_steps": ""}),
+    curves: ClassVar = {
+        "loss.png": base.Curves("Energy of the predicted u", "energy, mean over fields"),
+        "gap.png": base.Curves(
+            "Energy above the minimum", "mean, held-out fields", {"energy_gap": ""}, log=True
+        ),
+        "steps.png": base.Curves("Steps of Newton's method", "mean, held-out fields", {"newton_steps": ""}),
     }
     advice = "try a smaller --lr or --clip"
     alone = "start it without torchrun"
@@ -343,7 +323,7 @@ class NewtonRecipe(Scheduled, Recipe):
         kind = {"seed": settings.seed, "dtype": settings.torch_dtype}
         self.model = FourierOperator(*sizes, **kind).to(settings.device)
         try:
-            self.held_out = self.fields(HELD_OUT, range(settings.held_out))
+            self.held_out = self.fields(base.HELD_OUT, range(settings.held_out))
             self.minima = torch.stack([self.solution(k) for k in self.held_out])
         except ValueError as error:
             raise about_option(error, {"length": "length", "variance": "variance"}) from error
@@ -359,7 +339,7 @@ class NewtonRecipe(Scheduled, Recipe):
         s = self.settings
         options = {"length": s.length, "variance": s.variance, "device": s.device}
         shape = 2 * (scale * s.grid,)
-        seeds = (stream_seed(s.seed, stream, step, i) for i in which)
+        seeds = (base.stream_seed(s.seed, stream, step, i) for i in which)
         return torch.stack([gaussian_field(shape, seed, **options).exp() for seed in seeds])
 
     def solution(self, k: Tensor) -> Tensor:
@@ -370,11 +350,8 @@ class NewtonRecipe(Scheduled, Recipe):
 
     def loss(self, step: int) -> Tensor:
         self.step = step
-        k = self.fields(TRAINING, range(self.settings.batch), step)
+        k = self.fields(base.TRAINING, range(self.settings.batch), step)
         return energy(self.predicted(k), k, self.settings.p).mean()
-
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.scheduled(super().optimizer())
 
     @torch.no_grad()
     def evaluate(self) -> float:

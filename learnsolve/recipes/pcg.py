@@ -3,15 +3,14 @@
 Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
 Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.3 (figures 7 and 8).
 
-Figures: loss (figure 7 of the paper), residuals (figure 8) and the learned factor, compared with none,
-Jacobi, IC(0) and AMG on other right-hand sides.
+Figures: loss (figure 7 of the paper), residuals (figure 8) compared with none, Jacobi, IC(0) and AMG.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -23,7 +22,7 @@ from torch import Tensor
 from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.analysis import condition_number, spectral_radius
-from learnsolve.evaluation.figures import new_panels, residuals_figure
+from learnsolve.evaluation.figures import residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.products import spmm
@@ -38,9 +37,8 @@ from learnsolve.recipes.matrix import (
     grid_of,
 )
 from learnsolve.recipes.schedule import DepthSettings, Patience, Scheduled, iterations_at
-from learnsolve.recipes.training import recipe as tables
+from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import summed
-from learnsolve.recipes.training.recipe import LEARNED, Curves, Outcome
 from learnsolve.recipes.training.settings import (
     HELD_OUT_VECTORS,
     SettingError,
@@ -259,7 +257,6 @@ class Guard:
 
 
 CONDITION_LIMIT = 10_000  # unknowns above which Lanczos takes longer than the solves
-FACTOR_ENTRIES = 20_000  # more would appear as one dark area
 
 
 def condition(A: CSR, argument: Any) -> float | None:
@@ -276,18 +273,18 @@ def condition(A: CSR, argument: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def outcome_of(recipe: PcgRecipe) -> Outcome:
+def outcome_of(recipe: PcgRecipe) -> base.Outcome:
     settings, A, L = recipe.settings, recipe.A, factor_of(recipe.model)
     classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC}
     M, tolerances = (
-        tables.with_amg({LEARNED: recipe.model, **classical}, A.shape[0]),
+        base.with_amg({base.LEARNED: recipe.model, **classical}, A.shape[0]),
         settings.tolerances or [],
     )
     sides = {"held-out": recipe.held_out[:, : settings.evaluated]}
     if settings.test_vectors == "ramp":
         sides["ramp"] = recipe.ramp()
-    evaluations = {name: tables.compare(A, B, M, tolerances, repeats=1) for name, B in sides.items()}
-    rows = [row for name, runs in evaluations.items() for row in tables.flat(runs, right_hand_sides=name)]
+    evaluations = {name: base.compare(A, B, M, tolerances, repeats=1) for name, B in sides.items()}
+    rows = [row for name, runs in evaluations.items() for row in base.flat(runs, right_hand_sides=name)]
     conditions = {name: condition(A, preconditioner) for name, preconditioner in M.items()}
     numbers = {
         "variant": settings.variant,
@@ -302,33 +299,15 @@ def outcome_of(recipe: PcgRecipe) -> Outcome:
         "condition_numbers": conditions,
     }
     columns = {"condition of M A": lambda row: conditions[row["preconditioner"]]}
-    rtol = tables.middle(tolerances)
-    outcome = tables.raced(numbers, rows, "right_hand_sides", rtol, recipe.where, columns)
+    rtol = base.middle(tolerances)
+    outcome = base.raced(numbers, rows, "right_hand_sides", rtol, recipe.where, columns)
     if shortened := recipe.guard.shortened:
         outcome.sentence += f" {shortened} steps were shortened to keep L L^T positive definite."
     for name, evaluation in evaluations.items():
         file = "residuals.png" if name == "held-out" else f"residuals_{name}.png"
         title = f"Conjugate gradients, {recipe.where}, {name}, median and range"
         outcome.figures[file] = partial(residuals_figure, title, evaluation.histories, tolerances)
-    if L.nnz <= FACTOR_ENTRIES:
-        outcome.figures["factor.png"] = partial(factor_figure, L.detach(), settings.form)
     return outcome
-
-
-def factor_figure(L: CSR, form: str) -> Any:
-    """The diagonal and the other entries of L, each on its own scale, since their sizes differ."""
-    rows, columns, values = L.pattern.row_indices.cpu(), L.col_indices.cpu(), L.values.cpu()
-    words = "M = L L^T" if form == "product" else "M = (L L^T)^{-1}"
-    figure, panels = new_panels(f"Learned factor, ${words}$", 2)
-    n, on = L.shape[0], rows == columns
-    style = {"s": max(1.0, (220 / n) ** 2), "marker": "s", "cmap": "viridis", "linewidth": 0}
-    for axes, name, part in zip(panels, ("diagonal", "below the diagonal"), (on, ~on), strict=True):
-        axes.set(title=name, xlabel="column", xlim=(-1, n), ylim=(n, -1), aspect="equal")
-        if bool(part.any()):
-            dots = axes.scatter(columns[part], rows[part], c=values[part], **style)
-            figure.colorbar(dots, ax=axes, shrink=0.8)
-    panels[0].set_ylabel("row")
-    return figure
 
 
 BUFFERS = 8  # arrays of the vectors' size per step, in addition to two per iteration
@@ -353,18 +332,17 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         "residual.png",
         "residuals.png",
         "residuals_ramp.png",
-        "factor.png",
     )
     model: Trainable
     by_root = False
-    curves: ClassVar[Mapping[str, Curves]] = {
-        "loss.png": Curves(
+    curves: ClassVar = {
+        "loss.png": base.Curves(
             "Training loss through {iterations} iterations",
             "residuals, weighted",
             {"loss": "training", "held_out_loss": "held-out, all iterations"},
             log=True,
         ),
-        "residual.png": Curves(
+        "residual.png": base.Curves(
             "Residual after the iterations in the loss",
             r"$\|r\| / \|b\|$",
             {"training_residual": "training", "held_out_residual": "held-out"},

@@ -57,16 +57,14 @@ class DepthSettings(ScheduleSettings):
 
 
 class Scheduled:
-    """A recipe whose settings have `lr`, `schedule`, `schedule_steps` and `clip`.
-
-    Attributes
-    ----------
-    step : the step of the last loss
-    """
+    """First base of a recipe whose settings have `lr`, `schedule`, `schedule_steps` and `clip`."""
 
     settings: Any
     model: Any
-    step: int
+    step: int  # of the last loss
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.scheduled(super().optimizer())  # type: ignore[misc]
 
     @property
     def learning_rate(self) -> float:
@@ -112,16 +110,9 @@ def iterations_at(step: int, iterations: int, every: int | None) -> int:
 
 @dataclass
 class Patience:
-    """Counts evaluations that did not reduce the best loss by a factor of at least 1 - 1e-6.
+    """Counts evaluations that did not reduce the best loss by a factor of at least 1 - 1e-6."""
 
-    Attributes
-    ----------
-    evaluations : the number to wait for; None: unlimited
-    best : smallest loss so far
-    waited : evaluations since
-    """
-
-    evaluations: int | None
+    evaluations: int | None  # the number to wait for
     best: float | None = None
     waited: int = 0
 

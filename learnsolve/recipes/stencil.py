@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -68,7 +67,7 @@ class StencilRecipe(FactorRecipe):
     """See `StencilSettings`."""
 
     Settings = StencilSettings
-    curves: ClassVar[Mapping[str, Curves]] = {
+    curves: ClassVar = {
         **FactorRecipe.curves,
         "loss.png": Curves("Loss ({loss})", columns=HELD_OUT_MATRICES),
     }

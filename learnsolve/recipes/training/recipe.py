@@ -71,8 +71,12 @@ def table(outcome: Outcome) -> str:
     return aligned(printed(outcome), left={0})
 
 
-def verdict(compared: Mapping[str, Row], columns: Mapping[str, str], own: str = LEARNED) -> str:
-    """Where the row `own` is the best, and which others are better elsewhere, to the digits shown.
+def verdict(
+    compared: Mapping[str, Row], columns: Mapping[str, str], own: str = LEARNED, bound: str = ""
+) -> str:
+    """Which row is the best in each column, to the digits shown, and the value of `own`.
+
+    The row `bound` does not count: none can beat it.
 
     `columns`: headers and their keys; smaller values are better, None is the worst.
 
@@ -80,19 +84,17 @@ def verdict(compared: Mapping[str, Row], columns: Mapping[str, str], own: str = 
     --------
     >>> compared = {"learned": {"a": 1.0, "b": None}, "usual": {"a": 2.0, "b": 0.5}}
     >>> verdict(compared, {"loss": "a", "factor": "b"})
-    'Of all, learned is the best in loss (1). Better in factor is usual (0.5, learned: diverges).'
+    'Best in loss: learned (1). Best in factor: usual (0.5, learned: diverges).'
     """
-    won, lost = [], []
+    words = []
     for head, key in columns.items():
-        values = {name: math.inf if row[key] is None else row[key] for name, row in compared.items()}
-        values = {name: float(f"{value:.4g}") for name, value in values.items()}
-        best = min(values, key=lambda name: (values[name], name != own))
-        learned = f"{values[own]:.4g}" if values[own] < math.inf else "diverges"
-        if best == own and learned != "diverges":
-            won.append(f"{head} ({learned})")
-        elif best != own:
-            lost.append(f"Better in {head} is {best} ({values[best]:.4g}, {own}: {learned}).")
-    return " ".join([f"Of all, {own} is the best in {', '.join(won)}."] * bool(won) + lost)
+        rows = {name: row[key] for name, row in compared.items() if name != bound}
+        shown = {name: math.inf if value is None else float(f"{value:.4g}") for name, value in rows.items()}
+        best = min(shown, key=lambda name: (shown[name], name != own))
+        beside = f", {own}: {shown[own]:.4g}".replace(" inf", " diverges") if best != own else ""
+        if shown[best] < math.inf:
+            words.append(f"Best in {head}: {best} ({shown[best]:.4g}{beside}).")
+    return " ".join(words)
 
 
 # --- evaluations ---
@@ -288,33 +290,19 @@ class Outcome:
 
 
 class Recipe:
-    """A training task. The loop builds it from its settings, trains `model` and calls `outcome`.
-
-    Attributes
-    ----------
-    Settings : the dataclass of options, a subclass of RunSettings
-    columns : names of further columns of metrics.csv, for the values that `measure` returns
-    model : its parameters are learned, its state_dict is saved
-    curves : figures of columns of metrics.csv, by file; with --seeds as means and bands
-    where : a few words about the problem, for titles
-    files : names of all texts and figures; a new run removes those of the previous one
-    finished : True ends the training before --steps; with several processes it suffices that one sets it
-    lower_bound : a loss below it (beyond rounding) means that the task is ill-posed; the run then stops
-    advice : what to try when the loss diverges
-    alone : what to do instead of training in several processes, which only a `VectorRecipe` supports
-    """
+    """A training task. The loop builds it from its settings, trains `model` and calls `outcome`."""
 
     Settings: ClassVar[type[RunSettings]] = RunSettings
     settings: Any
-    columns: ClassVar[tuple[str, ...]] = ()
-    curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves()}
-    files: ClassVar[tuple[str, ...]] = ("loss.png",)
-    where: str = ""
-    finished: bool = False
-    model: torch.nn.Module
-    lower_bound: float = -math.inf
-    advice: str = "try a smaller --lr"
-    alone: ClassVar[str] = "start it without torchrun"
+    model: torch.nn.Module  # its parameters are learned, its state_dict is saved
+    columns: ClassVar[tuple[str, ...]] = ()  # further ones of metrics.csv, for the values of `measure`
+    curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves()}  # by file
+    files: ClassVar[tuple[str, ...]] = ("loss.png",)  # all texts and figures that a run may write
+    where: str = ""  # the problem in a few words, for titles
+    finished: bool = False  # True in one process ends the training before --steps
+    lower_bound: float = -math.inf  # a loss below it, beyond rounding, stops the run: the task is ill-posed
+    advice: str = "try a smaller --lr"  # when the loss diverges
+    alone: ClassVar[str] = "start it without torchrun"  # which only a `VectorRecipe` supports
 
     def __init__(self, settings: Any):
         """Build matrix, model and data; SettingError for settings that cannot work."""
@@ -362,20 +350,12 @@ class Recipe:
 
 
 class VectorRecipe(Recipe):
-    """A recipe whose loss is a sum over test vectors.
+    """A recipe whose loss is a sum over test vectors. A quantity over all of them that it records, or stops
+    by, must be summed by `summed` of `learnsolve.recipes.training.parallel`."""
 
-    Attributes
-    ----------
-    count : number of test vectors per step, over all processes
-    indices : the indices of this process: `share(count)` of `learnsolve.recipes.training.parallel`. A
-        quantity over all training vectors that a recipe records, or stops by, must be summed by `summed` from
-        there
-    vector_dim : the axis of `vectors` that counts them
-    """
-
-    count: int
-    indices: range
-    vector_dim: ClassVar[int] = -1
+    count: int  # of test vectors per step, over all processes
+    indices: range  # of those of this process: `share(count)`
+    vector_dim: ClassVar[int] = -1  # the axis of `vectors` that counts them
 
     def vectors(self, step: int) -> Tensor:
         """The test vectors `indices` of `step`, possibly none; or indices by which `losses` finds them."""
