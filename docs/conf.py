@@ -60,6 +60,7 @@ MODULES = {
     "learnsolve.ops": "Operations",
     "learnsolve.solvers": "Solvers",
     "learnsolve.preconditioners": "Preconditioners",
+    "learnsolve.preconditioners.learned": "For networks of your own",
     "learnsolve.problems": "Problems",
     "learnsolve.ordering": "Orderings",
     "learnsolve.nn": "Layers of networks",

@@ -312,8 +312,8 @@ def rows() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
     """Functions, constructors, methods of `CSR`, calls of modules; solvers also with unrolled gradients."""
-    for module in (ls, ls.ops, S, P, N, ls.problems, ls.nn, ls.analysis, ls.io):
-        group = module.__name__.removeprefix("learnsolve.")
+    for module in (ls, ls.ops, S, P, P.learned, N, ls.problems, ls.nn, ls.analysis, ls.io):
+        group = module.__name__.removeprefix("learnsolve.").partition(".")[0]
         for name in module.__all__:
             call = getattr(module, name)
             if name in RECORDS | OTHERS or not callable(call):

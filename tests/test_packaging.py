@@ -23,7 +23,18 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "learnsolve"
 FIND_TORCH = ROOT / "scripts" / "find_torch.py"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-MODULES = (ls, ls.ops, ls.solvers, ls.preconditioners, ls.problems, ls.ordering, ls.nn, ls.io, ls.analysis)
+MODULES = (
+    ls,
+    ls.ops,
+    ls.solvers,
+    ls.preconditioners,
+    ls.preconditioners.learned,
+    ls.problems,
+    ls.ordering,
+    ls.nn,
+    ls.io,
+    ls.analysis,
+)
 TORCH = str(Path(torch.__file__).parent)
 
 

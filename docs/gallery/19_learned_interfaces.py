@@ -12,7 +12,7 @@ import learnsolve as ls
 
 torch.manual_seed(0)
 A, parts = ls.problems.poisson((16, 16)), {"n_subdomains": 4, "overlap": 1}
-pattern = ls.preconditioners.interface_pattern(A, **parts)
+pattern = ls.preconditioners.learned.interface_pattern(A, **parts)
 values = torch.nn.Parameter(torch.zeros(pattern.nnz, dtype=A.dtype))  # zero: Dirichlet's condition
 
 

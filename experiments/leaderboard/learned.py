@@ -65,7 +65,7 @@ class Schwarz(torch.nn.Module):
         self.c = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
 
     def forward(self, A: ls.CSR) -> Any:
-        pattern = P.interface_pattern(A)
+        pattern = P.learned.interface_pattern(A)
         plain = P.AdditiveSchwarz(A, coarse=True)
         cut = cut_off(A, plain.rows.numpy().copy(), np.asarray(plain.sizes))
         i = pattern.row_indices.long()

@@ -14,7 +14,7 @@ from training import Sample
 import learnsolve as ls
 from learnsolve.ops.sparse_products import galerkin
 from learnsolve.preconditioners import Hierarchy, NeuralAMG
-from learnsolve.preconditioners.networks import Grids
+from learnsolve.preconditioners.learned import Grids
 
 CLASSICAL = "Black Box"
 # Up to how many unknowns each is tested; of two grids the coarse one is solved directly.

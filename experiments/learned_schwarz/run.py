@@ -43,7 +43,7 @@ class Problem:
         self.name, self.A = name, A
         self.given = {"subdomains": subdomains} if subdomains is not None else {"n_subdomains": count}
         self.given["overlap"] = OVERLAP
-        self.pattern = ls.preconditioners.interface_pattern(A, **self.given)
+        self.pattern = ls.preconditioners.learned.interface_pattern(A, **self.given)
         plain = ls.preconditioners.AdditiveSchwarz(A, restricted=True, **self.given)
         self.sizes, rows = plain.sizes, plain.rows
         # What is cut off each local row: absolute entries of A outside of its subdomain.

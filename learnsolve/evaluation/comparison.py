@@ -31,7 +31,7 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.blocks import BlockBatch
 from learnsolve.ops.stencils import StencilOperator
 from learnsolve.preconditioners.base import Preconditioner
-from learnsolve.preconditioners.networks import MatrixNetwork
+from learnsolve.preconditioners.learned import MatrixNetwork
 from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.core.operators import compiled_form
 from learnsolve.solvers.options import KRYLOV

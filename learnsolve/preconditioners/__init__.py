@@ -8,19 +8,12 @@ from learnsolve.preconditioners.direct import BlockJacobi, Factorization, factor
 from learnsolve.preconditioners.factors import IC, ICT, ILU, ILUT, MIC, FactorPreconditioner
 from learnsolve.preconditioners.hierarchy import Hierarchy
 from learnsolve.preconditioners.inverses import FSAI, SPAI, lower_pattern
-from learnsolve.preconditioners.networks import (
-    GNP,
-    FactorNetwork,
-    NetworkStart,
-    NeuralAMG,
-    NeuralIF,
-    PreCorrector,
-)
+from learnsolve.preconditioners.learned import GNP, FactorNetwork, NeuralAMG, NeuralIF, PreCorrector
 from learnsolve.preconditioners.pointwise import RowFactor, StencilFactor
 from learnsolve.preconditioners.polynomials import Chebyshev, Neumann, Polynomial
 from learnsolve.preconditioners.relaxation import SOR, SSOR, Diagonal, Jacobi
-from learnsolve.preconditioners.schwarz import AdditiveSchwarz, interface_pattern
-from learnsolve.preconditioners.trainable import Trainable, load, loadable
+from learnsolve.preconditioners.schwarz import AdditiveSchwarz
+from learnsolve.preconditioners.trainable import Trainable, load
 
 __all__ = [
     "AMG",
@@ -43,7 +36,6 @@ __all__ = [
     "Factorization",
     "Hierarchy",
     "Jacobi",
-    "NetworkStart",
     "Neumann",
     "NeuralAMG",
     "NeuralIF",
@@ -55,9 +47,7 @@ __all__ = [
     "Trainable",
     "factorize",
     "fill_pattern",
-    "interface_pattern",
     "load",
-    "loadable",
     "lower_pattern",
 ]
 guard(globals())

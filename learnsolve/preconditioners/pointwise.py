@@ -3,7 +3,7 @@ of L, without messages between rows and without a factorization.
 
 Sources: a perceptron on stencils is the network of D. Greenfeld, M. Galun, R. Kimmel, I. Yavneh, R. Basri,
 "Learning to optimize multigrid PDE solvers", ICML 2019, for interpolation; P. Häusner, O. Öktem, J. Sjölund,
-TMLR 2024, and V. Trifonov et al., arXiv 2405.15557, predict factors by graph networks (networks.py). The
+TMLR 2024, and V. Trifonov et al., arXiv 2405.15557, predict factors by graph networks (learned.py). The
 factor of an untrained network is that of SSOR (O. Axelsson, BIT 12, 1972).
 """
 
@@ -27,7 +27,7 @@ from learnsolve.ops.incomplete import fill_pattern
 from learnsolve.ops.indexing import find, place, take
 from learnsolve.ops.segments import pointwise_factor, spread_values
 from learnsolve.preconditioners.inverses import lower_pattern
-from learnsolve.preconditioners.networks import MOST_WIDTH, FactorMap, NetworkStart, unit_rows
+from learnsolve.preconditioners.learned import MOST_WIDTH, FactorMap, NetworkStart, unit_rows
 from learnsolve.preconditioners.trainable import loadable
 
 

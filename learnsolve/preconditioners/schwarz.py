@@ -315,7 +315,7 @@ def interface_pattern(
     --------
     >>> import torch, learnsolve as ls
     >>> A = ls.problems.poisson((6,))
-    >>> P = ls.preconditioners.interface_pattern(A, [[0, 1, 2], [3, 4, 5]])
+    >>> P = ls.preconditioners.learned.interface_pattern(A, [[0, 1, 2], [3, 4, 5]])
     >>> P.row_indices.tolist()  # 0 to 3 and 2 to 5: the last row of the first, the first of the second
     [3, 4]
     >>> robin = torch.tensor([-0.5, -0.5], dtype=torch.float64, requires_grad=True)

@@ -54,7 +54,7 @@ def loadable(kind: Kind) -> Kind:
     --------
     >>> import learnsolve as ls
     >>> P = ls.preconditioners
-    >>> @P.loadable
+    >>> @P.learned.loadable
     ... class Corrector(P.PreCorrector):
     ...     def classical(self, A):
     ...         return P.MIC(A, level=1)

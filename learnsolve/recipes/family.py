@@ -29,7 +29,7 @@ from learnsolve.evaluation.figures import Line, look, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.direct import spsolve
 from learnsolve.ops.products import quadratic_form, spmm
-from learnsolve.preconditioners.networks import MatrixNetwork, NetworkStart
+from learnsolve.preconditioners.learned import MatrixNetwork, NetworkStart
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings

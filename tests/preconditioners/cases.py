@@ -207,7 +207,7 @@ def amg(A: ls.CSR, method: str = "smoothed_aggregation", **options) -> Callable[
 
 def robin(A: ls.CSR, n_subdomains: int) -> ls.CSR:
     """Interface values made of A's: a part of the diagonal, less with distance from it."""
-    pattern = P.interface_pattern(A, n_subdomains=n_subdomains)
+    pattern = P.learned.interface_pattern(A, n_subdomains=n_subdomains)
     weight = 0.1 - 0.05 * (pattern.row_indices != pattern.col_indices).to(A.dtype)
     return ls.CSR(A.diagonal().mean(-1, keepdim=True) * weight, pattern)
 

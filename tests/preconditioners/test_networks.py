@@ -26,7 +26,6 @@ from learnsolve.preconditioners import (
     FactorNetwork,
     Hierarchy,
     Jacobi,
-    NetworkStart,
     NeuralAMG,
     NeuralIF,
     PreCorrector,
@@ -34,9 +33,9 @@ from learnsolve.preconditioners import (
     StencilFactor,
     fill_pattern,
     load,
-    loadable,
     pointwise,
 )
+from learnsolve.preconditioners.learned import NetworkStart, loadable
 
 NETWORKS = (PreCorrector, NeuralIF)
 POINTWISE = {StencilFactor: {"diagonals": 5}, RowFactor: {"largest": 2}}

@@ -105,7 +105,7 @@ def test_the_interface_is_what_touches_the_outside():
     A = general()
     D = A.to_dense().numpy()
     coupled = (D != 0) | (D.T != 0)
-    pattern = P.interface_pattern(A, OVERLAPPING, overlap=1)
+    pattern = P.learned.interface_pattern(A, OVERLAPPING, overlap=1)
     wanted, start = set(), 0
     for own in OVERLAPPING:
         rows = rings(A, [int(i) for i in own], 1)

@@ -35,7 +35,11 @@ from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Preconditioner, check_finite
 from learnsolve.preconditioners.factors import IC, FactorPreconditioner
 from learnsolve.preconditioners.hierarchy import Hierarchy, interpolation, positions
+from learnsolve.preconditioners.schwarz import interface_pattern
 from learnsolve.preconditioners.trainable import Saved, Trainable, loadable
+
+# For networks of your own; the networks here are names of `preconditioners`.
+__all__ = ["NetworkStart", "interface_pattern", "loadable"]
 
 MOST_WIDTH = 4096  # limits of rounds and width, for damaged files
 
@@ -219,8 +223,8 @@ class FactorNetwork(GraphNetwork, FactorMap):
     -----
     ``network(A)`` is a `FactorPreconditioner`, ``network.factor(A)`` its L, both with a graph to the weights
     and to A. Both accept a `NetworkStart` instead of A, which does not depend on the weights: in training,
-    compute it once per matrix. With the decorator ``preconditioners.loadable``, `load` reads the files of a
-    subclass; its constructor must accept the result of `settings`.
+    compute it once per matrix. With the decorator ``preconditioners.learned.loadable``, `load` reads the
+    files of a subclass; its constructor must accept the result of `settings`.
 
     Examples
     --------
@@ -229,7 +233,7 @@ class FactorNetwork(GraphNetwork, FactorMap):
     ...     node_features = 1
     ...     def start(self, A):
     ...         L, x = A.tril(), A.sum(1).unsqueeze(-1)
-    ...         return ls.preconditioners.NetworkStart(L.pattern, A.diagonal().rsqrt(), x, L.values)
+    ...         return ls.preconditioners.learned.NetworkStart(L.pattern, A.diagonal().rsqrt(), x, L.values)
     ...     def entries(self, start, g):
     ...         return ls.nn.positive_diagonal(start.e + 0.01 * g, start.pattern, "exp")
     >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
