@@ -7,7 +7,8 @@
 systems are solved by conjugate gradients, others by bicgstab, from zero to ||r|| <= RTOL ||b||.
 
 Peers are never required. `pip install pyamg pypardiso`, and what compiles: `pip install --no-build-isolation
-'scikit-sparse<0.5' pyamgcl` (cython; pybind11; Debian: libsuitesparse-dev, libopenblas-dev; libboost-dev);
+'scikit-sparse<0.5' pyamgcl` (cython; pybind11; Debian: libsuitesparse-dev, libopenblas-dev; libboost-dev;
+scikit-sparse 0.5 needs SuiteSparse 7, Debian 13);
 hypre and gamg: `scripts/petsc.sh python -m ...`.
 """
 
@@ -236,12 +237,14 @@ def petsc(pc: str) -> Start:
 def cholmod(S: Any, symmetric: bool) -> Callable[[np.ndarray], Solve]:
     library = peer("sksparse.cholmod")
     C = sp.csc_matrix(S)  # the order of S.data too: symmetric patterns
-    factor = library.analyze(C)
+    newer = hasattr(library, "CholeskyFactor")  # scikit-sparse 0.5
+    factor = library.CholeskyFactor(C) if newer else library.analyze(C)
+    factorize, solve = (factor.factorize, factor.solve) if newer else (factor.cholesky_inplace, factor)
 
     def set_up(values: np.ndarray) -> Solve:
         C.data = values  # A = A^T: columns are rows
-        factor.cholesky_inplace(C)
-        return lambda B: (factor(B), 0)
+        factorize(C)
+        return lambda B: (solve(B), 0)
 
     return set_up
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import sys
 import threading
 from collections import deque
@@ -216,19 +217,22 @@ def _structure(P: SparsityPattern) -> tuple[Structure, torch.Tensor, torch.Tenso
     return Structure(crow, col, P.shape), crow, col  # tensors, so that their memory is counted
 
 
-# SuiteSparse's CHOLMOD, through scikit-sparse 0.4 (extra `cholmod`). Source: Chen, Davis, Hager and
+# SuiteSparse's CHOLMOD, through scikit-sparse (extra `cholmod`): 0.5, with a `CholeskyFactor` to be analyzed
+# and then factored in place, or 0.4, whose analysis makes a factor per matrix. Source: Chen, Davis, Hager and
 # Rajamanickam, "Algorithm 887: CHOLMOD, supernodal sparse Cholesky factorization and update/downdate", ACM
 # TOMS 35 (2008).
 
 
 @functools.cache
 def library() -> Any:
-    """ImportError if it is missing or has another version."""
+    """ImportError if it is missing."""
     from sksparse import cholmod  # type: ignore[import-not-found]
 
-    if not hasattr(cholmod, "analyze"):
-        raise ImportError("scikit-sparse 0.5 and later are not supported; install scikit-sparse<0.5")
     return cholmod
+
+
+def _older(library: Any) -> bool:
+    return not hasattr(library, "CholeskyFactor")
 
 
 class Cholmod:
@@ -246,19 +250,32 @@ class Cholmod:
         self.A = scipy.sparse.csc_matrix(arrays, shape=structure.shape)
         method = "default" if ordering == "auto" else self.orderings[ordering]
         try:
-            self.symbolic = library().analyze(self.A, mode="supernodal", ordering_method=method)
+            if _older(library()):
+                self.symbolic = library().analyze(self.A, mode="supernodal", ordering_method=method)
+            else:  # a copy: 0.5 sorts in place
+                self.symbolic = library().CholeskyFactor(
+                    self.A.copy(), order=method, supernodal_mode="supernodal"
+                )
         except library().CholmodOutOfMemoryError:
             raise MemoryError from None
 
     def factor(self, data: np.ndarray) -> CholmodFactor:
         A = self.A.copy()
         A.data = data
+        older = _older(library())
+        too_large = library().CholmodTooLargeError if older else library().CholmodOverflowError
         try:
-            return CholmodFactor(self.symbolic.cholesky(A))
+            factor = self.symbolic.cholesky(A) if older else self.symbolic.copy().factorize(A)
         except library().CholmodNotPositiveDefiniteError as error:
-            raise NotDefinite(int(self.symbolic.P()[error.column])) from None
-        except (library().CholmodOutOfMemoryError, library().CholmodTooLargeError):
+            if older:
+                raise NotDefinite(int(self.symbolic.P()[error.column])) from None
+            column = re.search(r"column (\d+)", str(error))  # 0.5 says it in words alone
+            raise NotDefinite(int(self.symbolic.perm[int(column[1])]) if column else -1) from None
+        except (library().CholmodOutOfMemoryError, too_large):
             raise MemoryError from None
+        if not older and factor.rcond == 0:  # it would not solve
+            raise NotDefinite
+        return CholmodFactor(factor)
 
 
 class CholmodFactor:
@@ -271,12 +288,13 @@ class CholmodFactor:
 
     @property
     def entries(self) -> int:
-        if not self._entries:  # L is copied
-            self._entries = int(self.factor.L().nnz)
+        if not self._entries:  # 0.4 copies L
+            older = _older(library())
+            self._entries = int(self.factor.L().nnz if older else self.factor.nnz)
         return self._entries
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
-        return self.factor.solve_A(b)
+        return self.factor.solve_A(b) if _older(library()) else self.factor.solve(b)
 
     def logdet(self) -> float:
         return float(self.factor.logdet())

@@ -1,5 +1,8 @@
 """Factors: made once for all uses of a matrix, never used for another one."""
 
+import copy
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -432,6 +435,96 @@ def test_same_bits_for_any_number_of_threads(kind):
         torch.set_num_threads(threads)
     for one in results[1:]:
         assert all(map(torch.equal, one, results[0]))
+
+
+class CholmodError(Exception):
+    pass
+
+
+class CholmodNotPositiveDefiniteError(CholmodError):
+    pass
+
+
+class CholmodOutOfMemoryError(MemoryError, CholmodError):
+    pass
+
+
+class CholmodOverflowError(CholmodError):
+    pass
+
+
+class CholeskyFactor:
+    """That of scikit-sparse 0.5, with its signatures: a dense one, its rows permuted back to front."""
+
+    def __init__(self, A, *, lower=True, order="default", sym_kind=None, supernodal_mode=None):
+        assert scipy.sparse.issparse(A)
+        assert A.format == "csc"
+        assert order in ("default", "amd", "metis", "natural")
+        assert supernodal_mode == "supernodal"
+        self.perm, self.dense, self.rcond = np.arange(A.shape[0])[::-1], None, -1.0
+
+    def copy(self):
+        assert self.dense is None, "of the analysis alone: factors are of one matrix"
+        return copy.copy(self)
+
+    def factorize(self, A, ldl=None, beta=0.0):
+        D = A.toarray()[np.ix_(self.perm, self.perm)]
+        for k in range(len(D)):
+            if np.linalg.eigvalsh(D[: k + 1, : k + 1])[0] <= 0:
+                raise CholmodNotPositiveDefiniteError(
+                    f"Input matrix is not positive definite. (code 1) Failed at column {k}."
+                )
+        L = np.linalg.cholesky(D)
+        self.dense, self.rcond = A.toarray(), (L.diagonal().min() / L.diagonal().max()) ** 2
+        self.nnz = np.count_nonzero(L)
+        return self
+
+    def solve(self, b, system="A"):
+        assert isinstance(b, np.ndarray)
+        if self.rcond == 0:
+            raise CholmodNotPositiveDefiniteError("Matrix is indefinite or singular to working precision.")
+        return np.asfortranarray(np.linalg.solve(self.dense, b))
+
+    def logdet(self):
+        return np.linalg.slogdet(self.dense)[1]
+
+
+@pytest.fixture
+def newer(monkeypatch):
+    """scikit-sparse 0.5, which needs a SuiteSparse that few systems have."""
+    kinds = (CholmodNotPositiveDefiniteError, CholmodOutOfMemoryError, CholmodOverflowError, CholeskyFactor)
+    library = SimpleNamespace(**{kind.__name__: kind for kind in kinds})
+    monkeypatch.setattr(direct_backends, "library", lambda: library)
+    monkeypatch.setattr(direct, "missing", lambda name: "")
+    return library
+
+
+def test_cholmod_of_scikit_sparse_0_5(newer):
+    A = ls.problems.poisson((4, 5))
+    for ordering in ("auto", "natural", "minimum_degree", "nested_dissection"):
+        F = ls.factorize(A, backend="cholmod", ordering=ordering)
+        for v in (A.values, 2 * A.values, A.values):
+            F.refactorize(v)
+            D = A.with_values(v).to_dense()
+            for b in (normal((20,)), normal((20, 3))):
+                torch.testing.assert_close(F.solve(b), torch.linalg.solve(D, b), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(F.logdet, torch.logdet(D), rtol=1e-12, atol=0)
+            assert F.backend == "cholmod"
+    t, b = torch.ones((), dtype=torch.float64, requires_grad=True), normal((20,))
+    assert gradcheck(lambda t: ls.factorize(A.with_values(t * A.values), backend="cholmod").solve(b), t)
+
+
+def test_errors_of_scikit_sparse_0_5(newer, monkeypatch):
+    A = ls.ops.block_diag([SPD, ls.CSR.from_dense(torch.tensor([[-2.0]], dtype=torch.float64)), SPD])
+    with pytest.raises(ValueError, match=r"not positive definite: .* in row 20"):
+        ls.factorize(A, kind="cholesky", backend="cholmod")
+    with pytest.raises(ValueError, match="not positive definite"):  # whose factor 0.5 would not use
+        ls.factorize(ls.ops.diag(torch.tensor([1e-300, 1e300], dtype=torch.float64)), backend="cholmod")
+    for error in (CholmodOutOfMemoryError, CholmodOverflowError):
+        with monkeypatch.context() as patch:
+            patch.setattr(CholeskyFactor, "factorize", lambda *_, error=error: (_ for _ in ()).throw(error()))
+            with pytest.raises(MemoryError, match="factorize: out of memory while factoring A"):
+                ls.factorize(ls.problems.poisson((6,)), backend="cholmod")
 
 
 def test_what_pardiso_cannot_pivot_goes_to_superlu():
