@@ -79,7 +79,7 @@ done
 [ -n "$compiler" ] || fail "learnsolve needs a C++ compiler${CXX:+, and CXX=$CXX is none}: install g++" \
   "(Debian/Ubuntu: apt install g++)."
 printf '#include <concepts>\n#include <vector>\n' | $compiler -std=c++20 -fsyntax-only -x c++ - 2>/dev/null ||
-  fail "learnsolve needs a C++20 compiler with its standard library, and $compiler is none: install g++ 11 or" \
+  fail "learnsolve needs a C++20 compiler with its standard library, and $compiler is none: install g++ 12 or" \
     "newer (Debian/Ubuntu: apt install g++)."
 [ -f "$(ask "$base" 'sysconfig.get_path("include")')/Python.h" ] ||
   fail "learnsolve needs the headers of Python: install $release-dev (Debian/Ubuntu: apt install $release-dev)."

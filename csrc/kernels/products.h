@@ -368,7 +368,7 @@ LS_FUNCTION void narrow_rows(const T* const* first, const T* const* columns, int
 #pragma GCC unroll 8
       for (int e = 0; e < V; ++e) a[e] = first[l][(t + e) * length];
 #pragma GCC unroll 4
-      for (int v = 0; v < K; ++v) sum[v] += __builtin_shuffle(a, row[v]) * load(columns[l] + t * K + v * V);
+      for (int v = 0; v < K; ++v) sum[v] += LS_SHUFFLE(a, row[v]) * load(columns[l] + t * K + v * V);
     }
 #pragma GCC unroll 4
     for (int v = 0; v < K; ++v) store(s + v * V, sum[v]);

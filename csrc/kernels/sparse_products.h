@@ -418,8 +418,8 @@ LS_INLINE typename Quad<T>::vector quad(const T* p) {
 template <class T>
 LS_INLINE typename Quad<T>::vector permute_quad(typename Quad<T>::vector v, const int32_t* table) {
   using Q = Quad<T>;
-  return (typename Q::vector)__builtin_shuffle((typename Q::words)v,
-                                               *reinterpret_cast<const typename Q::lanes*>(table));
+  return (typename Q::vector)LS_SHUFFLE((typename Q::words)v,
+                                        *reinterpret_cast<const typename Q::lanes*>(table));
 }
 template <class T>
 LS_INLINE typename Quad<T>::vector clear_quad(typename Quad<T>::vector v, const int32_t* table) {

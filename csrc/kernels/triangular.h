@@ -287,9 +287,9 @@ struct Scan {
   }
   static LS_INLINE vector all(T value) { return value - vector{}; }
   // The lane that is last in the order of the sweep, in every lane.
-  LS_INLINE vector last(vector v) const { return __builtin_shuffle(v, to_last); }
+  LS_INLINE vector last(vector v) const { return LS_SHUFFLE(v, to_last); }
   // Lanes move on by 2^s rows in the order of the sweep; freed lanes are taken from `fill`.
-  LS_INLINE vector shift(vector v, vector fill, int s) const { return __builtin_shuffle(v, fill, moves[s]); }
+  LS_INLINE vector shift(vector v, vector fill, int s) const { return LS_SHUFFLE(v, fill, moves[s]); }
   // Places of V rows, the lowest first.
   static LS_INLINE vector gather(const T* p, int64_t stride) {
     if (stride == 1) return load(p);

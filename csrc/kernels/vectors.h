@@ -35,6 +35,28 @@ struct Lanes<float> {
   using mask = mask_f32;
 };
 
+// Lanes of v, or of v and w, in the order of a mask of indices.
+#ifdef __clang__  // whose builtin takes constants alone; it makes one permute of these moves
+template <class Vector, class Mask>
+LS_INLINE Vector shuffled(Vector v, Mask mask) {
+  Vector out = v;
+#pragma unroll
+  for (unsigned e = 0; e < sizeof(v) / sizeof(v[0]); ++e) out[e] = v[mask[e]];
+  return out;
+}
+template <class Vector, class Mask>
+LS_INLINE Vector shuffled(Vector v, Vector w, Mask mask) {
+  constexpr int n = sizeof(v) / sizeof(v[0]);
+  Vector out = v;
+#pragma unroll
+  for (int e = 0; e < n; ++e) out[e] = mask[e] < n ? v[mask[e]] : w[mask[e] - n];
+  return out;
+}
+#define LS_SHUFFLE shuffled
+#else
+#define LS_SHUFFLE __builtin_shuffle
+#endif
+
 template <class T>
 inline constexpr int kLanes = LS_VECTOR_BYTES / sizeof(T);
 
@@ -119,7 +141,7 @@ struct LanePicker {
   LS_INLINE vector pick(int l) const {
     vector q = w[0];
 #pragma GCC unroll 16
-    for (int s = 1; s < L; ++s) q = __builtin_shuffle(q, w[s], masks[l][s]);
+    for (int s = 1; s < L; ++s) q = LS_SHUFFLE(q, w[s], masks[l][s]);
     return q;
   }
 };
@@ -149,7 +171,7 @@ struct LaneWeaver {
   LS_INLINE vector weave(int s) const {
     vector q = lanes[0];
 #pragma GCC unroll 16
-    for (int l = 1; l < L; ++l) q = __builtin_shuffle(q, lanes[l], masks[s][l]);
+    for (int l = 1; l < L; ++l) q = LS_SHUFFLE(q, lanes[l], masks[s][l]);
     return q;
   }
 };
