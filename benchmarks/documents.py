@@ -368,7 +368,7 @@ def whole_steps(run: Row) -> str:
         f"{statistics.median(both):.1f} times in the median, {both[0]:.2f} times at least. A forward pass "
         f"alone is {statistics.median(alone):.1f} times faster in the median, and slower in "
         f"{sum(t < 1 for t in alone)} of {len(alone)}. Of all {cases(run)} cases, also setups and whole "
-        f"solves, a peer is faster in {len(lost(run))} ([where](docs/performance.md#cases-in-which-another-library-is-faster))."
+        f"solves, a peer is faster in {len(lost(run))} ([where](docs/performance.md#slower-cases))."
     )
 
 
