@@ -35,14 +35,7 @@ from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
-from learnsolve.recipes.training.settings import (
-    SettingError,
-    VectorSettings,
-    about_option,
-    at_least,
-    check_tolerances,
-    positive,
-)
+from learnsolve.recipes.training.settings import SettingError, VectorSettings, about_option
 
 # The preconditioners to compare with: functions A -> M.
 BASELINES: dict[str, Callable[[CSR], Any] | None] = {
@@ -182,11 +175,11 @@ class FactorSettings(ScheduleSettings, VectorSettings):
     def check(self) -> None:
         super().check()
         counts = ("matrices", "batch", "held_out_matrices", "iterations", "evaluated")
-        at_least(self, 1, *counts, "evaluated_larger", "repeats")
-        at_least(self, 0, "validated")
-        positive(self, "gamma")
-        check_tolerances(self.tolerances)
-        at_least(self, 2, "scales")
+        self.at_least(1, *counts, "evaluated_larger", "repeats")
+        self.at_least(0, "validated")
+        self.positive("gamma")
+        self.fractions("tolerances")
+        self.at_least(2, "scales")
 
     def data(
         self, split: Literal["train", "validation", "test"], count: int, scale: int = 1
@@ -218,7 +211,7 @@ class GraphSettings(FactorSettings):
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "rounds", "width")
+        self.at_least(1, "rounds", "width")
         if not self.aggregate:
             raise SettingError("--aggregate must name an aggregation such as [mean], got []")
 
@@ -454,15 +447,14 @@ class NeuralifSettings(GraphSettings):
 
     def check(self) -> None:
         super().check()
-        at_least(self, 2, "rows")
+        self.at_least(2, "rows")
         if self.density is not None and not 0 < self.density <= 1:
             raise SettingError(f"--density must be above 0 and at most 1, got {self.density}")
         if self.resample and self.loss in ("product", "error"):
             raise SettingError(
                 f"--loss {self.loss} solves for its vectors; give --resample false to do so once"
             )
-        if not 0 < self.alpha < float("inf"):
-            raise SettingError(f"--alpha must be a positive number, got {self.alpha}")
+        self.positive("alpha")
 
     def data(self, split: Any, count: int, scale: int = 1) -> ProblemDataset:
         n = scale * self.rows
@@ -511,7 +503,7 @@ class PrecorrectorSettings(GraphSettings):
 
     def check(self) -> None:
         super().check()
-        at_least(self, 2, "grid")
+        self.at_least(2, "grid")
         if self.contrast is not None and len(self.contrast) != 2:
             raise SettingError(
                 f"--contrast must be the smallest and the largest quotient, got {self.contrast}"

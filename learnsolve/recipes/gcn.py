@@ -24,14 +24,7 @@ from learnsolve.io import Graph, planetoid
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn import GCNConv, SparseDropout, gcn_norm
 from learnsolve.recipes.training import recipe as base
-from learnsolve.recipes.training.settings import (
-    MissingExtra,
-    RunSettings,
-    SettingError,
-    at_least,
-    check_memory,
-    not_negative,
-)
+from learnsolve.recipes.training.settings import MissingExtra, RunSettings, SettingError
 
 SPLIT = 0  # stream of random numbers
 DEMO_TRAINING = 0.8  # share of the nodes
@@ -348,10 +341,10 @@ class GcnSettings(RunSettings):
     def check(self) -> None:
         self.take_defaults(VARIANTS[self.variant])
         super().check()
-        at_least(self, 1, "hidden")
+        self.at_least(1, "hidden")
         if not 0 <= self.dropout < 1:  # type: ignore[operator]
             raise SettingError(f"--dropout must be a probability below 1, got {self.dropout}")
-        not_negative(self, "weight_decay")  # type: ignore[arg-type]
+        self.at_least(0, "weight_decay")  # type: ignore[arg-type]
 
 
 class GcnRecipe(base.Recipe):
@@ -381,7 +374,7 @@ class GcnRecipe(base.Recipe):
         # Weights, their gradient and Adam's two averages; masks and saved tensors; an evaluation.
         count = settings.seeds * 4 * (hidden * features + training.X.nnz + hidden * n)
         what = f"--seeds {settings.seeds} with --hidden {hidden}"
-        check_memory(what, count, settings, "use fewer, and several runs with other --seed")
+        settings.check_memory(what, count, "use fewer, and several runs with other --seed")
         self.model = GCN(features, graph.classes, settings)
         self.losses: Tensor | None = None  # of the last step, one for each initialization
         self.scores: Scores = {}  # of the last evaluation

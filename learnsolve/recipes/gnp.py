@@ -27,7 +27,7 @@ from learnsolve.recipes.matrix import ProblemSettings, build, check_square, desc
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
-from learnsolve.recipes.training.settings import SettingError, VectorSettings, at_least, check_tolerances
+from learnsolve.recipes.training.settings import SettingError, VectorSettings
 from learnsolve.solvers.core.loop import quiet
 
 
@@ -123,9 +123,9 @@ class GnpSettings(ScheduleSettings, VectorSettings):
         if isinstance(self.test_vectors, str):
             raise SettingError("--test_vectors must be a number here, such as 16")
         super().check()
-        at_least(self, 1, "krylov", "width", "restart", "iterations", "evaluated", "repeats")
-        at_least(self, 0, "layers")
-        check_tolerances(self.tolerances)
+        self.at_least(1, "krylov", "width", "restart", "iterations", "evaluated", "repeats")
+        self.at_least(0, "layers")
+        self.fractions("tolerances")
 
 
 class GnpRecipe(Scheduled, base.VectorRecipe):

@@ -27,7 +27,7 @@ from learnsolve.evaluation.figures import COLORS, GRAY, Line, look, residuals_fi
 from learnsolve.matrix.csr import CSR
 from learnsolve.recipes.matrix import EnergyRecipe, MatrixSettings, facts, grid_of
 from learnsolve.recipes.training import recipe as base
-from learnsolve.recipes.training.settings import SettingError, at_least
+from learnsolve.recipes.training.settings import SettingError
 
 # The heavy ball in closed form: the mean energy of a white error after it, and its best parameters.
 #
@@ -233,7 +233,7 @@ class HeavyballSettings(MatrixSettings):
         super().check()
         if self.sweeps is None:
             self.sweeps = usual_sweeps(grid_of(self.problem))
-        at_least(self, 1, "sweeps")
+        self.at_least(1, "sweeps")
         for name in ("alpha", "beta"):
             if not math.isfinite(getattr(self, name)):
                 raise SettingError(f"--{name} must be a number, got {getattr(self, name)}")

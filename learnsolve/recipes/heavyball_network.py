@@ -26,7 +26,7 @@ from learnsolve.recipes.heavyball import (
 )
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
-from learnsolve.recipes.training.settings import SettingError, VectorSettings, at_least
+from learnsolve.recipes.training.settings import SettingError, VectorSettings
 
 EPSILON = (1e-3, 1.0)  # for the anisotropic family, log-uniform; angles are uniform
 CONTRAST = (1.0, 1e3)  # for the diffusion family, log-uniform; then coefficients as in its problems
@@ -211,7 +211,7 @@ class HeavyballNetworkSettings(VectorSettings):
             raise SettingError("--family anisotropic has two axes; give --grid two, or --family diffusion")
         if self.sweeps is None:
             self.sweeps = usual_sweeps(tuple(self.grid))
-        at_least(self, 1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
+        self.at_least(1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
 
 
 class HeavyballNetworkRecipe(base.VectorRecipe):

@@ -27,7 +27,6 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import quadratic_form
 from learnsolve.recipes.matrix import EnergyRecipe, MatrixSettings, facts, grid_of
 from learnsolve.recipes.training import recipe as base
-from learnsolve.recipes.training.settings import at_least
 
 
 def expected_energy(A: CSR, weight: Tensor) -> float:
@@ -221,7 +220,7 @@ class JacobiSettings(MatrixSettings):
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "sweeps")
+        self.at_least(1, "sweeps")
 
 
 class JacobiRecipe(EnergyRecipe):

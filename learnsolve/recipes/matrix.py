@@ -17,7 +17,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import quadratic_form
 from learnsolve.recipes.training.parallel import share
 from learnsolve.recipes.training.recipe import COEFFICIENTS, HELD_OUT, TRAINING, VectorRecipe, stream_seed
-from learnsolve.recipes.training.settings import SettingError, VectorSettings, about_option, check_memory
+from learnsolve.recipes.training.settings import SettingError, VectorSettings, about_option
 
 USED = {
     "poisson": {"shape", "discretization"},
@@ -115,7 +115,7 @@ def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CS
     if (grid := grid_of(settings)) and min(grid) > 0:
         entries = math.prod(grid) * (2 * len(grid) + 1)
         # Values and indices, and the same again during assembly.
-        check_memory(f"--problem.shape {settings.shape}", 4 * entries, run, "choose a smaller grid")
+        run.check_memory(f"--problem.shape {settings.shape}", 4 * entries, "choose a smaller grid")
     try:
         rows = share(math.prod(grid)) if share and grid and settings.name in BY_ROWS else None
         A = _build(settings, run.seed, run.torch_dtype, rows)

@@ -20,7 +20,7 @@ from learnsolve.preconditioners import NeuralAMG
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.family import FactorRecipe, GraphSettings, Part, Systems
-from learnsolve.recipes.training.settings import SettingError, at_least
+from learnsolve.recipes.training.settings import SettingError
 
 DENSE = 1024  # maximum size of densely factored matrices: 8 MiB each
 
@@ -65,8 +65,8 @@ class MultigridSettings(GraphSettings):
 
     def check(self) -> None:
         super().check()
-        at_least(self, 4, "grid")
-        at_least(self, 1, "cycles")
+        self.at_least(4, "grid")
+        self.at_least(1, "cycles")
         if self.loss == "cycles" and self.grid**2 > DENSE:
             raise SettingError(
                 f"--grid must be at most {math.isqrt(DENSE)} with --loss cycles, which factors dense "

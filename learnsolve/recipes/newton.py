@@ -28,7 +28,7 @@ from learnsolve.nonlinear import jacobian, root
 from learnsolve.problems import gaussian_field
 from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.recipes.training import recipe as base
-from learnsolve.recipes.training.settings import SettingError, about_option, at_least
+from learnsolve.recipes.training.settings import SettingError, about_option
 from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.solution import Solution, SolverError
 
@@ -287,13 +287,12 @@ class NewtonSettings(ScheduleSettings):
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "batch", "held_out", "width", "modes", "rounds", "evaluated", "solved", "repeats")
-        at_least(self, 2, "scales")
-        at_least(self, 4, "grid")
+        self.at_least(1, "batch", "held_out", "width", "modes", "rounds", "evaluated", "solved", "repeats")
+        self.at_least(2, "scales")
+        self.at_least(4, "grid")
         if not 2 <= self.p < float("inf"):
             raise SettingError(f"--p must be at least 2, the linear problem, got {self.p}")
-        if not 0 < self.rtol < 1:
-            raise SettingError(f"--rtol must be a number between 0 and 1, got {self.rtol}")
+        self.fractions("rtol")
         if self.modes > (most := 5 * self.grid // 4 // 2):  # of the padded grid
             raise SettingError(f"--modes must be at most {most} on --grid {self.grid}, got {self.modes}")
 

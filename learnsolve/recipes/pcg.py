@@ -39,14 +39,7 @@ from learnsolve.recipes.matrix import (
 from learnsolve.recipes.schedule import DepthSettings, Patience, Scheduled, iterations_at
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import summed
-from learnsolve.recipes.training.settings import (
-    HELD_OUT_VECTORS,
-    SettingError,
-    at_least,
-    check_tolerances,
-    not_negative,
-    positive,
-)
+from learnsolve.recipes.training.settings import HELD_OUT_VECTORS, SettingError
 
 
 @dataclass(frozen=True)
@@ -124,9 +117,9 @@ class PcgSettings(DepthSettings, MatrixSettings):
         self.take_defaults(VARIANTS[self.variant])
         super().check()
         self._check_grid()
-        at_least(self, 1, "iterations", "evaluated")
-        positive(self, "gamma", "target")
-        not_negative(self, "weight_decay")
+        self.at_least(1, "iterations", "evaluated")
+        self.positive("gamma", "target")
+        self.at_least(0, "weight_decay")
         if not 0 <= self.guard <= 1e-2:
             raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}; 1e-8 is usual")
         if self.start not in ("paper", "ic" if self.form == "triangular" else "fsai"):
@@ -137,15 +130,14 @@ class PcgSettings(DepthSettings, MatrixSettings):
             )
         if self.tolerances is None:
             self.tolerances = [1e-3, 1e-6, 1e-9] if self.dtype == "float64" else [1e-2, 1e-3, 1e-4]
-        check_tolerances(self.tolerances)
+        self.fractions("tolerances")
 
     def _check_grid(self) -> None:
         if self.nx is None and self.ny is None:
             return
         if self.nx is None or self.ny is None:
             raise SettingError("--nx and --ny are given together; --problem.shape takes any grid")
-        at_least(self, 1, "nx")
-        at_least(self, 1, "ny")
+        self.at_least(1, "nx", "ny")
         self.problem.shape = [self.nx, self.ny]
         self.nx = self.ny = None
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from learnsolve.recipes.training.settings import RunSettings, at_least, positive
+from learnsolve.recipes.training.settings import RunSettings
 
 LAST = 0.01  # fraction of the learning rate at the end of the cosine
 
@@ -34,8 +34,8 @@ class ScheduleSettings(RunSettings):
         super().check()
         if self.schedule_steps is None:
             self.schedule_steps = self.steps
-        at_least(self, 0, "schedule_steps")
-        positive(self, "clip")
+        self.at_least(0, "schedule_steps")
+        self.positive("clip")
 
 
 @dataclass
@@ -53,7 +53,7 @@ class DepthSettings(ScheduleSettings):
 
     def check(self) -> None:
         super().check()
-        at_least(self, 1, "curriculum", "patience")
+        self.at_least(1, "curriculum", "patience")
 
 
 class Scheduled:

@@ -10,7 +10,6 @@ from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset
 from learnsolve.recipes.family import FactorRecipe, FactorSettings
 from learnsolve.recipes.training.recipe import HELD_OUT_MATRICES, Curves
-from learnsolve.recipes.training.settings import at_least
 
 
 @dataclass
@@ -49,8 +48,8 @@ class StencilSettings(FactorSettings):
 
     def check(self) -> None:
         super().check()
-        at_least(self, 2, "grid")
-        at_least(self, 1, "width", "layers")
+        self.at_least(2, "grid")
+        self.at_least(1, "width", "layers")
 
     def data(self, split: Any, count: int, scale: int = 1) -> ProblemDataset:
         return dataset("diffusion_tensor", split, count, n=scale * self.grid, kind=self.kind)

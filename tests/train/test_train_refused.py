@@ -84,11 +84,11 @@ pcg --nx 8 --ny 0 => --ny must be at least 1
 pcg --tolerances [1e-3,x] => Expected a <class 'float'>. Got value: x
 precorrector --aggregate [] => --aggregate must name an aggregation such as [mean], got []
 neuralif --scales 2 => --scales: Expected a <class 'list'>. Got value: 2
-pcg --tolerances [2.0] => --tolerances must be numbers between 0 and 1
+pcg --tolerances [2.0] => --tolerances must be between 0 and 1
 
 precorrector --scales [1] => --scales must be at least 2
 precorrector --contrast [1.0] => --contrast must be the smallest and the largest
-precorrector --tolerances [2.0] => --tolerances must be numbers between 0 and 1
+precorrector --tolerances [2.0] => --tolerances must be between 0 and 1
 neuralif --loss product => give --resample false
 neuralif --density 2.0 => --density must be above 0 and at most 1
 multigrid --max_coarse 256 => --max_coarse must be at least 1 and below 256
@@ -98,7 +98,7 @@ gnp --problem.shape [4,4,4] => convection_diffusion needs a shape of two axes
 gnp --problem.contrast 3 => not used by --problem.name convection_diffusion
 newton --p 1.5 => --p must be at least 2
 newton --modes 21 => --modes must be at most 20 on --grid 32, got 21
-newton --rtol 1.0 => --rtol must be a number between 0 and 1, got 1.0
+newton --rtol 1.0 => --rtol must be between 0 and 1, got 1.0
 newton --length -1.0 => --length: gaussian_field: length
 newton --scales [1] => --scales must be at least 2
 

@@ -13,7 +13,7 @@ import math
 import os
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
@@ -89,22 +89,46 @@ class RunSettings:
 
     def check(self) -> None:
         """Raise SettingError for the first value that cannot be used."""
-        at_least(self, 0, "steps", "seed")
-        positive(self, "lr", remedy="; 1e-2 is a good start")
-        at_least(self, 1, "threads", "seeds", "evaluate_every")
+        self.at_least(0, "steps", "seed", "checkpoint_seconds")
+        self.positive("lr")
+        self.at_least(1, "threads", "seeds", "evaluate_every")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise SettingError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
         if self.seed + self.seeds > 2**63:
             raise SettingError(
                 f"--seed {self.seed} leaves no room for --seeds {self.seeds}; give a smaller one"
             )
-        if not self.checkpoint_seconds >= 0:
-            raise SettingError(f"--checkpoint_seconds must not be negative, got {self.checkpoint_seconds}")
         if not self.out:
             raise SettingError("--out must name a folder, got an empty string")
         if self.device == "auto":
             self.device = "cuda" if torch.cuda.is_available() else "cpu"
         check_device(self.device)
+
+    def at_least(self, minimum: float, *options: str) -> None:
+        """Options, or the entries of lists, must be finite and at least `minimum`; null is accepted."""
+        self._must(lambda value: minimum <= value < math.inf, f"at least {minimum}", options)
+
+    def positive(self, *options: str) -> None:
+        self._must(lambda value: 0 < value < math.inf, "a positive number", options)
+
+    def fractions(self, *options: str) -> None:
+        if empty := [option for option in options if getattr(self, option) == []]:
+            raise SettingError(f"--{empty[0]} must be numbers between 0 and 1, got []")
+        self._must(lambda value: 0 < value < 1, "between 0 and 1", options)
+
+    def _must(self, holds: Callable[[Any], bool], what: str, options: Sequence[str]) -> None:
+        for option in options:
+            value = getattr(self, option)
+            entries = value if isinstance(value, list) else [value]
+            if not all(entry is None or holds(entry) for entry in entries):
+                raise SettingError(f"--{option} must be {what}, got {value}")
+
+    def check_memory(self, what: str, count: float, remedy: str) -> None:
+        """Reject `what`, which needs memory for `count` elements, if less is free."""
+        needed, free = count * self.torch_dtype.itemsize, free_memory(self.device)
+        if needed > free:
+            needed, free = needed / 2**30, free / 2**30
+            raise SettingError(f"{what} needs about {needed:.1f} GiB and {free:.1f} GiB are free; {remedy}")
 
     def take_defaults(self, variant: Any) -> None:
         """Set each option that is None and for which the dataclass `variant` has a value to that value."""
@@ -149,12 +173,12 @@ class VectorSettings(RunSettings):
             raise SettingError(f"--hard_pass {self.hard_pass} needs a --hard_fraction below 1, such as 0.25")
         vectors = self.test_vectors
         if isinstance(vectors, int):
-            at_least(self, 1, "test_vectors")
+            self.at_least(1, "test_vectors")
         elif self.resample:
             raise SettingError("--resample true needs random vectors; give --test_vectors a number")
         if self.held_out is None:
             self.held_out = min(vectors, HELD_OUT_VECTORS) if isinstance(vectors, int) else HELD_OUT_VECTORS
-        at_least(self, 1, "held_out")
+        self.at_least(1, "held_out")
 
     def check_vectors(self, n: int, arrays: int) -> None:
         """Reject vectors of n elements for which the free memory is too small; a step holds `arrays` arrays
@@ -167,33 +191,7 @@ class VectorSettings(RunSettings):
             )
         count = vectors if isinstance(vectors, int) else {"identity": n}.get(vectors, 1)
         what, size = f"--test_vectors {vectors} with n = {n}", arrays * n * max(count, self.held_out or 0)
-        check_memory(what, size, self, "use fewer (and --held_out), such as 4")
-
-
-def at_least(settings: Any, minimum: int, *options: str) -> None:
-    """Options, or the entries of lists, must be at least `minimum`; null is accepted, here and below."""
-    for option in options:
-        values = getattr(settings, option)
-        for value in values if isinstance(values, list) else [values]:
-            if value is not None and value < minimum:
-                raise SettingError(f"--{option} must be at least {minimum}, got {value}")
-
-
-def not_negative(settings: Any, *options: str) -> None:
-    for option in options:
-        if (value := getattr(settings, option)) is not None and not 0 <= value < math.inf:
-            raise SettingError(f"--{option} must not be negative, got {value}")
-
-
-def positive(settings: Any, *options: str, remedy: str = "") -> None:
-    for option in options:
-        if (value := getattr(settings, option)) is not None and not 0 < value < math.inf:
-            raise SettingError(f"--{option} must be a positive number, got {value}{remedy}")
-
-
-def check_tolerances(tolerances: list[float]) -> None:
-    if not tolerances or not all(0 < t < 1 for t in tolerances):
-        raise SettingError(f"--tolerances must be numbers between 0 and 1, got {tolerances}")
+        self.check_memory(what, size, "use fewer (and --held_out), such as 4")
 
 
 def about_option(error: Exception, options: Mapping[str, str], otherwise: str = "") -> SettingError:
@@ -203,15 +201,6 @@ def about_option(error: Exception, options: Mapping[str, str], otherwise: str = 
     named = re.match(r"[\w.]+: (\w+)", message)
     option = options.get(named[1], otherwise) if named else otherwise
     return SettingError(f"--{option}: {message}" if option else message)
-
-
-def check_memory(what: str, count: float, settings: RunSettings, remedy: str) -> None:
-    """Reject `what`, which needs memory for `count` elements, if less is free."""
-    needed, free = count * settings.torch_dtype.itemsize, free_memory(settings.device)
-    if needed > free:
-        raise SettingError(
-            f"{what} needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; {remedy}"
-        )
 
 
 def free_memory(device: str) -> float:
