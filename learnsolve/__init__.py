@@ -57,5 +57,5 @@ if not TYPE_CHECKING:  # type checkers would take every name for an attribute
         parts = ("solvers", "preconditioners", "ops", "problems", "nonlinear", "nn", "io", "analysis")
         parts += ("ordering", "testing")
         found = [f"{__name__}.{part}.{name}" for part in parts if name in globals()[part].__all__]
-        meant = f"; did you mean {' or '.join(found)}?" if found else ""
+        meant = f". Did you mean {' or '.join(found)}?" if found else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{meant}")

@@ -7,7 +7,7 @@ PROGRAM = "learnsolve.train"
 
 
 def first_line(words: list[str]) -> str | None:
-    """The line to print for the command line `words`; None if it does not train or must be quiet.
+    """The line to print for the command line `words`, or None if it does not train or must be quiet.
 
     Examples
     --------

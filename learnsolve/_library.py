@@ -110,7 +110,7 @@ def buffer_bytes() -> int:
 
 
 def spgemm_fused(rows: int, inner: int, columns: int, products: int, *arrays: Any) -> bool:
-    """csrc/ops/sparse_products.cpp, on NumPy arrays; False if out of memory."""
+    """csrc/ops/sparse_products.cpp, on NumPy arrays, or False if out of memory."""
     doubles, wide = arrays[4].itemsize == 8, arrays[0].itemsize == 8
     addresses = (ctypes.c_void_p * len(arrays))(*(t.ctypes.data for t in arrays))
     return _cpu.learnsolve_spgemm_fused(doubles, wide, rows, inner, columns, products, addresses)

@@ -20,8 +20,8 @@ def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
 
     Parameters
     ----------
-    samples : list of CSRs; of tuples (A, b), (A, b, x), ... of a CSR and tensors over its rows, (n,) or (n,
-        k), or None; or of samples of `problems.dataset`, used as (A, b, x)
+    samples : list of CSRs, of tuples (A, b), (A, b, x), ... of a CSR and tensors over its rows, (n,) or (n,
+        k), or None, or of samples of `problems.dataset`, used as (A, b, x)
     stack : batch matrices with equal patterns by `CSR.stack`: ``functools.partial(collate, stack=True)``.
         The type of the result depends on this argument, never on the data.
 
@@ -70,7 +70,7 @@ def _parts(name: str, sample: Any) -> tuple:
     if not isinstance(sample, (tuple, list)) or not sample:
         raise TypeError(
             f"{name}: a sample must be a CSR, a tuple (A, b) or (A, b, x), or one of problems.dataset, got "
-            f"{type(sample).__name__}; for others write a function that picks A and b and calls collate"
+            f"{type(sample).__name__}. For others write a function that picks A and b and calls collate"
         )
     return tuple(sample)
 

@@ -1,4 +1,4 @@
-"""Options; versions, threads, instruction set and CUDA, to include in bug reports."""
+"""Options, and the versions, threads, instruction set and CUDA to include in bug reports."""
 
 import platform
 from collections.abc import Callable
@@ -25,25 +25,26 @@ _OPTIONS: dict[str, Callable[[Any], Any]] = {  # set a value, and return the pre
 
 
 class set_options:
-    """Set options, for all threads; ``with set_options(...):`` restores the previous values at its end.
+    """Set options, for all threads. ``with set_options(...):`` restores the previous values at its end.
 
     Parameters
     ----------
-    **options : those named; the others keep their values
+    **options : the options to change. The others keep their values
     plan_cache_bytes : int, initially 64 MiB: the size of all cached plans. An operation on several patterns
         (`add`, `spgemm`, `hstack`, `kron`, ...), or on a pattern and integers (``A[2:5]``, `tril` with k),
         plans once per combination. Beyond the limit the least recently used plans are dropped, except the
         last 16 and those in use by `torch.compile` or a CUDA graph. When a plan is computed for the third
         time, a warning is issued, once after each setting.
     spgemm_plan_bytes : int, initially 1 GiB: the largest plan of one sparse product: 4 per multiply-add on
-        the CPU; on a CUDA device 8 (int64 indices: 16) for the product, as much again for each gradient. A
+        the CPU. On a CUDA device 8 (int64 indices: 16) for the product, as much again for each gradient. A
         larger product searches for its positions in each pass, by slow sorts on a device. 0: no plans.
     buffer_pool_bytes : int, initially 256 MiB: the memory of freed results (256 KiB and more, CPU) that is
         kept for later ones. torch's profiler does not see it, and such a tensor cannot be enlarged in place
         (`Tensor.resize_`). 0: nothing is kept. torch 2.10 never keeps any.
     check_every : int or None: on a CUDA device a solve to a tolerance checks for convergence, which
         synchronizes, after so many iterations. None, initially: after an eighth of the iterations so far, at
-        most 32 (compiled `cg`: 32, 64, 128, ...). The results are the same; late checks waste iterations.
+        most 32 (compiled `cg`: 32, 64, 128, ...). The results do not change, but late checks waste
+        iterations.
 
     Raises
     ------
@@ -91,12 +92,12 @@ def config() -> dict[str, Any]:
     Returns
     -------
     dict with the keys
-        ``learnsolve``, ``torch``, ``numpy``, ``scipy``, ``python`` : str, versions;
-        ``threads`` : int, as torch.get_num_threads();
-        ``instruction_set`` : str, the variant of the CPU kernels in use;
-        ``instruction_sets`` : list of str, all compiled variants;
-        ``cuda_built``, ``cuda_loaded`` : bool, whether the CUDA operators were built and are in use;
-        ``direct_solvers`` : list of str, libraries that `factorize` can use here, its first choice first;
+        ``learnsolve``, ``torch``, ``numpy``, ``scipy``, ``python`` : str, versions
+        ``threads`` : int, as torch.get_num_threads()
+        ``instruction_set`` : str, the variant of the CPU kernels in use
+        ``instruction_sets`` : list of str, all compiled variants
+        ``cuda_built``, ``cuda_loaded`` : bool, whether the CUDA operators were built and are in use
+        ``direct_solvers`` : list of str, libraries that `factorize` can use here, its first choice first
         ``device`` : str, name of the GPU in use, or else the processor's architecture.
 
     Examples

@@ -32,7 +32,7 @@ class Coloring(NamedTuple):
     count: int
     """Number of colors."""
     ptr: Tensor
-    """Rows of color c are ``rows[ptr[c]:ptr[c + 1]]``, in order; shape (count + 1,)."""
+    """Rows of color c are ``rows[ptr[c]:ptr[c + 1]]``, in order, shape (count + 1,)."""
     rows: Tensor
     """All rows, color by color, shape (n,)."""
 
@@ -42,7 +42,7 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
 
     Parameters
     ----------
-    P : SparsityPattern or CSR, square; if not symmetric, the pattern of A + A^T is ordered
+    P : SparsityPattern or CSR, square. If not symmetric, the pattern of A + A^T is ordered
 
     Returns
     -------
@@ -172,14 +172,14 @@ def column_coloring(
 ) -> Coloring:
     """Color the columns such that no row has entries in two columns of the same color.
 
-    A product with one vector per color then gives every entry of the matrix: the distance-2 coloring of
+    A product with one vector per color then yields every entry of the matrix: the distance-2 coloring of
     compressed Jacobians. For rows pass ``P.T``.
 
     Parameters
     ----------
     P : SparsityPattern or CSR of any shape
     order : the order in which columns are colored, each with the smallest possible color: "natural";
-        "largest_first", columns that share rows with most others first; or "smallest_last", each sharing rows
+        "largest_first", columns that share rows with most others first, or "smallest_last", each sharing rows
         with few previous ones. "best" is the best of these and, for stencils on a grid, of colorings that
         repeat along its axes
 
@@ -227,7 +227,7 @@ def symmetric_coloring(
     P : SparsityPattern or CSR, square, with an entry (j, i) for each entry (i, j)
     method : "star": neighbors differ, and no path of four rows has only two colors, so that each entry
         appears alone in one of the products. "acyclic": no cycle has only two colors, which needs fewer
-        colors; entries follow successively
+        colors. Entries follow successively
     order : the order in which rows are colored, as for `column_coloring`
 
     Returns
@@ -262,7 +262,8 @@ def symmetric_coloring(
     pattern = _square("symmetric_coloring", P)
     if not pattern.equals(pattern.T):
         raise ValueError(
-            "symmetric_coloring: P must have an entry (j, i) for each entry (i, j); use that of A + A^T"
+            "symmetric_coloring: P must have an entry (j, i) for each entry (i, j). Use the pattern of A + "
+            "A^T"
         )
     return pattern._planned(_symmetric_coloring, method, order)
 
@@ -281,7 +282,7 @@ def _square(function: str, P: Any) -> SparsityPattern:
     pattern = _checked(function, P)
     if pattern.shape[0] != pattern.shape[1]:
         raise ValueError(
-            f"{function}: P must be square, got shape {pattern.shape}; use that of A^T A or A A^T"
+            f"{function}: P must be square, got shape {pattern.shape}. Use the pattern of A^T A or A A^T"
         )
     return pattern
 

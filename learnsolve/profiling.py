@@ -30,8 +30,8 @@ class Pass:
     seconds : median time of the pass, without a profiler
     calls : number of operators that ran, including those called by other operators
     operators : name -> (calls, seconds), from the profiler; seconds of the operator itself, without operators
-        that it called; on a CUDA device the seconds of its kernels
-    peak_bytes : peak of the memory allocated by torch during the pass, above the level before it; None if
+        that it called. On a CUDA device these are the seconds of its kernels
+    peak_bytes : peak of the memory allocated by torch during the pass, above the level before it, or None if
         unknown
     """
 
@@ -51,7 +51,7 @@ class Profile:
 
     @property
     def ratio(self) -> float:
-        """Time of the backward over the time of the forward."""
+        """Time of the backward pass over the time of the forward pass."""
         return self.backward.seconds / self.forward.seconds
 
     def __str__(self) -> str:
@@ -90,7 +90,8 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     fn : callable that returns a tensor, a CSR, a `Solution`, a Preconditioner, or lists, tuples, dictionaries
         or dataclasses of them. Called warmup + repeats + 1 times: in-place changes persist from call to call
     args : arguments of fn
-    repeats, warmup : timed calls (the median is reported); calls before them, which create plans; at least 1
+    repeats, warmup : timed calls (the median is reported), and calls before them, which create plans; at
+        least 1
     top : number of operators to print
 
     Returns
@@ -100,15 +101,15 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     Raises
     ------
     ValueError
-        if no output of fn requires grad, an output depends on a graph that has been freed, or repeats,
-        warmup or top are below 1.
+        if no output of fn requires grad, an output depends on an autograd graph that has been freed, or
+        repeats, warmup or top are below 1.
     TypeError
         if fn is not callable, or repeats, warmup or top is not an int.
 
     Notes
     -----
-    On a CUDA device the clock is read when the device has finished. Times come from calls without a profiler;
-    the operators come from one more call, in which small ones take longer. Memory on the CPU is that of
+    On a CUDA device the clock is read when the device has finished. Times come from calls without a profiler.
+    The operators come from one more call, in which small ones take longer. Memory on the CPU is that of
     torch's allocator. KINETO_LOG_LEVEL=6 in the environment suppresses the output of torch 2.13's profiler.
 
     Examples
@@ -119,7 +120,7 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     1
     """
     if not callable(fn):
-        raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}; pass its arguments after it")
+        raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}. Pass its arguments after it")
     for name, value in (("repeats", repeats), ("warmup", warmup), ("top", top)):
         checks.integer("profile", name, value, 1)
     arguments = list(_tensors(args))
@@ -167,7 +168,7 @@ def _outputs(result: Any) -> list[Tensor]:
     outputs = [t for t in _tensors(result) if t.requires_grad]
     if not outputs:
         raise ValueError(
-            f"profile: an output of fn must have a gradient, got {type(result).__name__} without one; use an "
+            f"profile: an output of fn must have a gradient, got {type(result).__name__} without one. Use an "
             "input that requires grad, and return a tensor that is not detached, a CSR, a Solution, a "
             "Preconditioner, or a list, tuple, dictionary or dataclass of them"
         )
@@ -206,7 +207,8 @@ class _Border:
                 if "backward through the graph a second time" not in str(error):
                     raise
                 raise ValueError(
-                    "profile: the backward pass reaches a graph that has been freed; compute inside fn what "
+                    "profile: the backward pass reaches an autograd graph that has been freed. Compute "
+                    "inside fn what "
                     "it differentiates, or pass detached tensors to fn"
                 ) from error
 

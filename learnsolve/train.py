@@ -80,20 +80,20 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
     except (SettingError, MissingExtra) as error:
         return _fail(str(error), error)
     except Lost as error:
-        return _fail(f"{error}; {_how_to_resume(name, folder)}", error)
+        return _fail(f"{error}. {_how_to_resume(name, folder)}", error)
     except Diverged as error:
-        return _fail(f"{error}; the last good checkpoint is in {error.folder}", error)
+        return _fail(f"{error}. The last good checkpoint is in {error.folder}", error)
     except Interrupted as stop:
-        return _fail(f"stopped at {stop.where}step {stop.step}; {_how_to_resume(name, folder)}", stop)
+        return _fail(f"stopped at {stop.where}step {stop.step}. {_how_to_resume(name, folder)}", stop)
     except OSError as error:
         where = error.filename or folder
-        return _fail(f"{where}: {error.strerror or error}; {_how_to_resume(name, folder)}", error)
+        return _fail(f"{where}: {error.strerror or error}. {_how_to_resume(name, folder)}", error)
     except (MemoryError, RuntimeError) as error:
         if not _no_room(error):
             raise
         return _fail(f"the memory is too small ({' '.join(str(error).split())})", error)
     except KeyboardInterrupt as stop:  # before or after the training
-        return _fail(f"interrupted; {_how_to_resume(name, folder)}", stop)
+        return _fail(f"interrupted. {_how_to_resume(name, folder)}", stop)
     return OK
 
 
@@ -114,9 +114,9 @@ def _no_room(error: BaseException) -> bool:
 
 def _how_to_resume(name: str, folder: Path | None) -> str:
     if folder is None or not any(any(folder.glob(place)) for place in CHECKPOINTS):
-        return "nothing was trained yet"
+        return "Nothing was trained yet"
     return (
-        f"resume with: {parallel.launcher()} -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
+        f"Resume with: {parallel.launcher()} -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
     )
 
 
@@ -128,8 +128,8 @@ def _fail(sentence: str, error: BaseException) -> int:
 def _settings(name: str, options: Sequence[str], group: Group) -> tuple[RunSettings, type[recipes.Recipe]]:
     if name not in recipes.RECIPES:
         near = difflib.get_close_matches(name, recipes.RECIPES, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise SettingError(f"unknown recipe {name!r}; {hint}the recipes are: {', '.join(recipes.RECIPES)}")
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise SettingError(f"unknown recipe {name!r}. {hint}The recipes are: {', '.join(recipes.RECIPES)}")
     Recipe = recipes.load(name)
     # --help and --print_config are answered by one process.
     with contextlib.nullcontext() if group.writes else contextlib.redirect_stdout(io.StringIO()):
@@ -141,11 +141,11 @@ def _settings(name: str, options: Sequence[str], group: Group) -> tuple[RunSetti
     if group.size > 1:
         if not issubclass(Recipe, VectorRecipe):
             raise SettingError(
-                f"{name} has no test vectors to share among {group.size} processes; {Recipe.alone}"
+                f"{name} has no test vectors to share among {group.size} processes. {Recipe.alone}"
             )
         if settings.seeds > 1:
             raise SettingError(
-                f"--seeds {settings.seeds} trains one run after another in one process; start it without "
+                f"--seeds {settings.seeds} trains one run after another in one process. Start it without "
                 "torchrun, or a run with each --seed"
             )
         parallel.take_device(settings.device)

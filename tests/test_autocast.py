@@ -154,6 +154,6 @@ def test_under_transformations(low):
 def test_without_autocast_low_precision_is_refused_with_advice_that_works(low):
     with pytest.raises(
         TypeError,
-        match=rf"x has dtype {low}, the matrix torch.float32; convert it with \.to\(torch\.float32\)$",
+        match=rf"x has dtype {low}, the matrix torch.float32. Convert it with \.to\(torch\.float32\)$",
     ):
         A @ vector(low)

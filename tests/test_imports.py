@@ -192,7 +192,7 @@ def test_a_name_of_another_module_is_found():
     import learnsolve
 
     for name, home in (("cg", "solvers"), ("AMG", "preconditioners"), ("spmm", "ops"), ("root", "nonlinear")):
-        with pytest.raises(AttributeError, match=rf"'{name}'; did you mean learnsolve\.{home}\.{name}\?"):
+        with pytest.raises(AttributeError, match=rf"'{name}'\. Did you mean learnsolve\.{home}\.{name}\?"):
             getattr(learnsolve, name)
     for part in (
         "solvers",

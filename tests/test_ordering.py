@@ -249,7 +249,9 @@ def test_errors_of_other_colorings():
         ordering.greedy_coloring(P, "smallest_last")
     with pytest.raises(ValueError, match=r"symmetric_coloring: P must be square, got shape \(3, 4\)"):
         ordering.symmetric_coloring(pattern_of(random(3, 4, 0.5)))
-    with pytest.raises(ValueError, match=r"an entry \(j, i\) for each entry \(i, j\); use that of A \+ A\^T"):
+    with pytest.raises(
+        ValueError, match=r"an entry \(j, i\) for each entry \(i, j\). Use the pattern of A \+ A\^T"
+    ):
         ordering.symmetric_coloring(pattern_of(SQUARE["upper triangle"]))
 
 

@@ -47,9 +47,9 @@ class ErrorPropagator:
 
     Parameters
     ----------
-    A : CSR, values (..., nnz), or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or
-        a callable on blocks of columns (n, k)
-    M : a preconditioner, as for solvers; Jacobi(A) for Jacobi's method; default: the identity
+    A : CSR, values (..., nnz), StencilOperator or scipy.sparse.linalg.LinearOperator, shape (n, n), or a
+        callable on blocks of columns (n, k)
+    M : a preconditioner, as for solvers; Jacobi(A) for Jacobi's method. Default: the identity
     weight : float or Tensor of shape (), (n,), or for N sweeps (N, 1) or (N, n)
     sweeps : int >= 1, N, for one weight
     n, dtype : size and dtype (default float64) of a callable A
@@ -113,7 +113,7 @@ class ErrorPropagator:
             sweeps = checks.integer(name, "sweeps", sweeps, 1)
             if weight.dim() == 2:
                 raise ValueError(
-                    f"{name}: sweeps is for one weight, got weights for {len(weight)} sweeps; leave it out"
+                    f"{name}: sweeps is for one weight, got weights for {len(weight)} sweeps. Remove it"
                 )
         self.weight, self.sweeps = weight, len(weight) if weight.dim() == 2 else sweeps or 1
         traced = torch.compiler.is_dynamo_compiling()
@@ -136,8 +136,8 @@ class ErrorPropagator:
             raise ValueError(f"{name}: X must have shape ({n},) or (..., {n}, k), got {tuple(X.shape)}")
         if X.dtype != self.dtype or X.device != self.device:
             raise TypeError(
-                f"{name}: X must be {self.dtype} on {self.device}, as A is, got {X.dtype} on {X.device}; "
-                "convert one with .to()"
+                f"{name}: X must be {self.dtype} on {self.device}, as A is, got {X.dtype} on {X.device}. "
+                "Convert one with .to()"
             )
         if X.dim() > 1:
             checks.batches(name, self.batch_shape, X.shape[:-2], "the propagator and X")
@@ -145,7 +145,7 @@ class ErrorPropagator:
         if self.batch_shape:
             raise ValueError(
                 f"{name}: for a batch of shape {tuple(self.batch_shape)} X must have shape (..., {n}, k), "
-                f"got {tuple(X.shape)}; X.unsqueeze(-1) is one column for all"
+                f"got {tuple(X.shape)}. X.unsqueeze(-1) is one column for all"
             )
         return self._columns(X.unsqueeze(-1)).squeeze(-1)
 
@@ -264,7 +264,7 @@ def _transpose(name: str, apply: Map, start: Tensor) -> Map:
     except RuntimeError as error:
         raise ValueError(
             f"{name}: the gradient needs the transpose of E, but E is not differentiable with respect to its "
-            f'argument ({error}); write E with differentiable operations, or use method="dense"'
+            f'argument ({error}). Write E with differentiable operations, or use method="dense"'
         ) from error
     return constant(name, lambda X: pull(X)[0])
 
@@ -287,8 +287,8 @@ def spectral_radius(
 
     Parameters
     ----------
-    E : an `ErrorPropagator`; or a CSR, values (..., nnz), StencilOperator or
-        scipy.sparse.linalg.LinearOperator; or a linear, differentiable callable on blocks of columns (n, k)
+    E : `ErrorPropagator`, CSR, values (..., nnz), StencilOperator, scipy.sparse.linalg.LinearOperator, or a
+        linear, differentiable callable on blocks of columns (n, k)
     n, dtype : size and dtype (default float64) of a callable E
     method : "dense", all eigenvalues of E as a dense matrix; "arnoldi", implicitly restarted Arnoldi (ARPACK)
         on products with E; "auto", "dense" up to n = 256
@@ -309,9 +309,10 @@ def spectral_radius(
 
     Notes
     -----
-    Gradient: first order, reverse and forward mode; second derivatives raise. "dense" costs n products and
-    O(n^3); "arnoldi" from 40 to several hundred products, and as many with :math:`E^T` for a gradient. Same
-    bits with the same numbers of threads. docs/gradients.md has the derivative and the meaning of the error.
+    Gradient: first order, reverse and forward mode. Second derivatives raise. "dense" costs n products and
+    O(n^3); "arnoldi" from 40 to several hundred products, and as many with :math:`E^T` for a gradient.
+    Bitwise identical with the same number of threads. docs/gradients.md has the derivative and the meaning of
+    the error.
 
     Examples
     --------
@@ -356,7 +357,7 @@ def _check_linear(name: str, apply: Map, space: Space) -> None:
                 continue
             if (zero != 0).any():
                 raise ValueError(
-                    f"{name}: E must be linear, got E(0) of norm {float(zero.norm()):.3g}; pass the map of "
+                    f"{name}: E must be linear, got E(0) of norm {float(zero.norm()):.3g}. Pass the map of "
                     "errors, the iteration with b = 0"
                 )
             off = (both - at_x + 2 * at_y).norm()
@@ -364,7 +365,7 @@ def _check_linear(name: str, apply: Map, space: Space) -> None:
             if off > NONLINEAR * sum(v.norm() for v in (at_x, 2 * at_y, x, 2 * y)):
                 raise ValueError(
                     f"{name}: E must be linear, got E(x - 2 y) that differs from E(x) - 2 E(y) by "
-                    f"{float(off / (at_x.norm() + 2 * at_y.norm())):.2g} of their size; pass a linear map"
+                    f"{float(off / (at_x.norm() + 2 * at_y.norm())):.2g} of their size. Pass a linear map"
                 )
 
 
@@ -375,7 +376,7 @@ def _estimate(name: str, apply: Map, space: Space, searches: list[Search], rtol:
             warn(
                 name,
                 f"{space.which(i)}products with E have infinities or NaNs, so the radius is NaN without a "
-                "gradient; check E",
+                "gradient. Check E",
             )
     nothing = np.zeros(space.n, dtype=np.complex128)
     vectors = [nothing if pair is None else pair.vector for pair in pairs]
@@ -411,7 +412,7 @@ def _accuracy(
     if not converged:
         warn(
             name,
-            f"{space.which(i)}Arnoldi did not converge: {radius:.6g} with a residual of {residual:.2g}; "
+            f"{space.which(i)}Arnoldi did not converge: {radius:.6g} with a residual of {residual:.2g}. "
             'allow more restarts (maxiter) or a larger rtol, or use method="dense"',
         )
     return radius, residual, converged
@@ -424,7 +425,7 @@ def _cotangent(name: str, space: Space, i: int, right: Pair, search: Search) -> 
     if left is None or not left.converged or abs(left.value - right.value) > 1e-3 * radius:
         warn(
             name,
-            f"{space.which(i)}the left eigenvector was not found: the derivative is wrong; see maxiter and "
+            f"{space.which(i)}the left eigenvector was not found: the derivative is wrong. See maxiter and "
             "method",
         )
     if left is None:
@@ -452,15 +453,15 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
     Parameters
     ----------
     history : Solution, or its `residual_norms`: Tensor, shape (N + 1,) or (..., N + 1, k). A column of a
-        Solution counts until it stopped; a Tensor is used in full.
+        Solution counts until it stopped. A Tensor is used in full.
     last : the fraction of the iterations that is used, in (0, 1]; at least one iteration is
-    rtol : finite tolerance for `converged`; see `error`
+    rtol : finite tolerance for `converged`. See `error`
 
     Returns
     -------
     Estimate, value and error of shape () or (..., k). The error, which is not a bound, is the difference
-    between the
-        factors of the two halves of that part; `converged`: it is at most rtol times the factor everywhere.
+    between the factors of the two halves of that part. `converged` says that it is at most rtol times the
+    factor everywhere.
 
     Raises
     ------
@@ -471,7 +472,7 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
 
     Notes
     -----
-    A residual of exactly zero gives the factor 0 with gradient zero. At rounding level residuals no longer
+    A residual of exactly zero yields the factor 0 with gradient zero. At rounding level residuals no longer
     fall: use fewer iterations. Gradient: exact, to any order, through the two norms (for a Solution, unless
     its gradient is "implicit"). Cost: negligible.
 
@@ -521,12 +522,12 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
         settled = bool((error <= rtol * value).all())
         finite = bool(torch.isfinite(value).all())
     if not finite:
-        warn(name, "the history has infinities or NaNs: the iteration diverged; use fewer iterations")
+        warn(name, "the history has infinities or NaNs: the iteration diverged. Use fewer iterations")
     elif not settled:
         warn(
             name,
-            f"the factor has not settled: it changes by up to {float(error.max()):.2g} within the part used; "
-            "run more iterations, or use a smaller part of them (last)",
+            f"the factor has not settled: it changes by up to {float(error.max()):.2g} within the part used. "
+            "Run more iterations, or use a smaller part of them (last)",
         )
     if vector:
         value, error = value.squeeze(-1), error.squeeze(-1)

@@ -1,4 +1,4 @@
-"""Vectors to train M(A x) = x on: Gaussian, or with images A x that are white noise in a Krylov space; and a
+"""Vectors to train M(A x) = x on: Gaussian, or with images A x that are white noise in a Krylov space, and a
 loss for networks that predict directions: the residual that the best step along a direction leaves.
 
 Sources: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR 2025;
@@ -34,11 +34,12 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     m : steps, at least 1
-    generator : for the first vector, on the CPU; default: torch's global generator
+    generator : for the first vector, on the CPU. Default: torch's global generator
 
     Returns
     -------
-    Tensor, shape (..., n, m), without a graph. Columns are zero if the space has fewer dimensions, or
+    Tensor, shape (..., n, m), detached from the autograd graph. Columns are zero if the space has fewer
+    dimensions, or
         A maps one of its directions to zero, up to rounding.
 
     Raises
@@ -74,7 +75,7 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
         for j in range(m):
             w = spmm(A, V[j])
             if not bool(torch.isfinite(w).all()):
-                raise ValueError(f"{name}: a product with A is not finite; scale A, or find its bad entries")
+                raise ValueError(f"{name}: a product with A is not finite. Scale A, or find its bad entries")
             noise = torch.maximum(noise, 10 * torch.finfo(w.dtype).eps * size(w))
             basis = torch.cat(V, -1)
             for _ in range(2):  # once leaves rounding errors of the other directions
@@ -103,19 +104,20 @@ def krylov_samples(
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    m : Arnoldi steps; or a Q from `krylov_basis`, which avoids repeating them in a loop
+    m : Arnoldi steps, or a Q from `krylov_basis`, which avoids repeating them in a loop
     count : number of columns, at least 1
-    generator : on the CPU; default: torch's global generator
+    generator : on the CPU. Default: torch's global generator
 
     Returns
     -------
-    Tensor, shape (..., n, count), without a graph; b = A x are the inputs of the network. The halves differ
+    Tensor, shape (..., n, count), detached from the autograd graph. The b = A x are the inputs of the
+    network. The halves differ
         in size: normalize b if the loss does not.
 
     Raises
     ------
     ValueError, TypeError
-        as for `krylov_basis`, or if Q does not match A.
+        as for `krylov_basis`, and if Q does not match A.
 
     Notes
     -----
@@ -166,11 +168,11 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
         \ell = \|b - \alpha A d\|^2 / \|b\|^2, \quad \alpha = \langle b, d \rangle / \langle d, A d \rangle
 
     The step minimizes the energy of the error, as in conjugate gradients. The loss trains networks b -> d
-    without solutions; neither the length nor the sign of d matters.
+    without solutions. Neither the length nor the sign of d matters.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz), symmetric positive definite; or a `BlockBatch`, a
+    A : CSR, shape (n, n), values (..., nnz), symmetric positive definite, or a `BlockBatch`, a
         StencilOperator, a LinearOperator, or a callable x -> A x
     b : Tensor or NumPy array, shape (n,) or (..., n, k): residuals, or right-hand sides
     d : like b: directions, such as M(b)
@@ -186,7 +188,7 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
 
     Notes
     -----
-    A direction without curvature, such as d = 0, has loss 1 and gradient zero; a residual of zero has loss
+    A direction without curvature, such as d = 0, has loss 1 and gradient zero. A residual of zero has loss
     zero. The loss can exceed 1. Gradient: with respect to A, b and d, to any order. Cost: one product.
     Sources: A. Kaneda et al., arXiv 2205.10763 (ICML 2023); K. W. Lan et al., arXiv 2310.00177 (ICML 2024).
 
@@ -221,7 +223,7 @@ def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
 
 
 def _unit(v: Tensor) -> Tensor:
-    """v with a largest entry of one; the scale is a constant."""
+    """v with a largest entry of one. The scale is a constant."""
     if v.shape[-2] == 0:
         return v
     size = largest(v, -2)

@@ -41,7 +41,7 @@ class Estimate(NamedTuple):
     value : Tensor, differentiable
     error : Tensor of the same shape, a constant: the error of the value, as defined by the function that
         returned it
-    converged : bool, whether the error is within the requested tolerance; if not, a RuntimeWarning is issued
+    converged : bool, whether the error is within the requested tolerance. If not, a RuntimeWarning is issued
         as well
 
     Examples
@@ -63,7 +63,7 @@ def warn(function: str, message: str) -> None:
 
 def with_derivative(function: str, value: Tensor, form: Tensor) -> Tensor:
     """`value`, with the first derivative of `form`, in which eigenvectors are constants. The first derivative
-    of an eigenvalue does not need the derivatives of the eigenvectors; the second does, and raises."""
+    of an eigenvalue does not need the derivatives of the eigenvectors. The second does, and raises."""
     return _FirstOrder.apply(function, value, form)  # type: ignore[return-value]
 
 
@@ -113,7 +113,8 @@ class _Once(Nestable):
 
 def _no_second(function: str) -> NotImplementedError:
     return NotImplementedError(
-        f"{function}: has first derivatives only; for second ones use ls.eigsh for a symmetric CSR, or "
+        f"{function}: has first derivatives only. For second derivatives use ls.eigsh for a symmetric CSR, "
+        f"or "
         "torch.linalg.eigvalsh or eigvals on A.to_dense()"
     )
 
@@ -153,7 +154,7 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
     shape = getattr(A, "shape", None)
     if shape is None:
         if n is None:
-            raise ValueError(f"{function}: the size of a callable {name} is unknown; pass n=")
+            raise ValueError(f"{function}: the size of a callable {name} is unknown. Pass n=")
         n = checks.integer(function, "n", n, 1)
         dtype = torch.float64 if dtype is None else dtype
         checks.one_of(function, "dtype", dtype, checks.SUPPORTED)
@@ -161,17 +162,17 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"{function}: {name} must be square, got shape {tuple(shape)}")
     if shape[0] == 0:
-        raise ValueError(f"{function}: {name} has no rows, so there are no eigenvalues; skip the call")
+        raise ValueError(f"{function}: {name} has no rows, so there are no eigenvalues. Skip the call")
     for key, argument, known in (("n", n, shape[0]), ("dtype", dtype, _dtype(A))):
         if argument is not None and argument != known:
             raise ValueError(
-                f"{function}: {key} is for a callable {name}; that of this {type(A).__name__} is "
-                f"{known}, got {argument}"
+                f"{function}: {key} is only used with a callable {name}, and this {type(A).__name__} has "
+                f"{key} = {known}, got {argument}"
             )
     check_real(function, name, _dtype(A))
     batch = torch.Size(getattr(A, "batch_shape", ()))
     if batch.numel() == 0:
-        raise ValueError(f"{function}: {name} is an empty batch of shape {tuple(batch)}; leave it out")
+        raise ValueError(f"{function}: {name} is an empty batch of shape {tuple(batch)}. Remove it")
     return Space(int(shape[0]), _dtype(A), getattr(A, "device", torch.device("cpu")), batch)
 
 
@@ -206,7 +207,7 @@ def _dtype(A: Any) -> torch.dtype:
 def linear(function: str, name: str, M: Any) -> None:
     if not getattr(M, "linear", True):
         raise ValueError(
-            f"{function}: {type(M).__name__} is not linear, so {name} has no eigenvalues; measure it with "
+            f"{function}: {type(M).__name__} is not linear, so {name} has no eigenvalues. Measure it with "
             "learnsolve.compare_preconditioners"
         )
 
@@ -225,7 +226,7 @@ def plain(function: str, t: Tensor) -> Tensor:
     """The values of t."""
     if mapped(t):
         raise NotImplementedError(
-            f"{function}: vmap is not supported, since the number of steps depends on the data; call "
+            f"{function}: vmap is not supported, since the number of steps depends on the data. Call "
             "it for one matrix after another"
         )
     with plain_tensors():
@@ -251,7 +252,7 @@ class Ends(NamedTuple):
 
 
 def lanczos(name: str, A: Map, M: Map | None, space: Space, most: int, rtol: float) -> list[Ends | None]:
-    """Up to `most` steps for each matrix of a batch, the products of all in one call; see `_steps`."""
+    """Up to `most` steps for each matrix of a batch, the products of all in one call. See `_steps`."""
     start = space.start()
     runs = [_steps(name, M is not None, start, most, rtol) for _ in range(space.batch.numel())]
     results: list[Ends | None] = [None] * len(runs)
@@ -323,7 +324,7 @@ def _length(name: str, w: Tensor, y: Tensor) -> float:
     square = float((w * y).sum())
     if square < 0 and -square > 1e-8 * float(w.norm() * y.norm()):
         raise ValueError(
-            f"{name}: M must be positive definite, got <r, M r> = {square:.3g}; use spectral_radius otherwise"
+            f"{name}: M must be positive definite, got <r, M r> = {square:.3g}. Use spectral_radius otherwise"
         )
     return max(square, 0.0) ** 0.5 if square == square else torch.inf
 
@@ -335,7 +336,7 @@ def _symmetric(name: str, h: list[float], beta: list[float], size: float, eps: f
     if off > eps**0.5 * size:
         raise ValueError(
             f"{name}: A and M must be symmetric, got <u, A v> and <v, A u> that differ by {off / size:.2g} "
-            "of the largest; use spectral_radius otherwise"
+            "of the largest. Use spectral_radius otherwise"
         )
 
 
@@ -398,11 +399,11 @@ def extreme_eigenvalues(
 
     Parameters
     ----------
-    A : CSR, values (..., nnz), or StencilOperator, shape (n, n); or a scipy.sparse.linalg.LinearOperator; or
-        a callable on blocks of columns (n, k)
+    A : CSR, values (..., nnz), StencilOperator or scipy.sparse.linalg.LinearOperator, shape (n, n), or a
+        callable on blocks of columns (n, k)
     M : a preconditioner: Preconditioner, CSR, LinearOperator, or callable on blocks of columns
     steps : int, maximum number of Lanczos steps
-    rtol : stop when both errors are at most rtol times the eigenvalue; default 1e-6, 1e-3 in float32
+    rtol : stop when both errors are at most rtol times the eigenvalue. Default 1e-6, 1e-3 in float32
     n, dtype : size and dtype (default float64) of a callable A
 
     Returns
@@ -418,11 +419,11 @@ def extreme_eigenvalues(
 
     Notes
     -----
-    Lanczos's method with the same start vector in every call; docs/gradients.md has the method, its error
+    Lanczos's method with the same start vector in every call. docs/gradients.md has the method, its error
     bounds and its derivative: first order, reverse and forward mode, with respect to A and M. Second
     derivatives raise. Deterministic with the same number of threads. Cost: k steps take k products with A and
-    with M and :math:`4 k^2 n` flops, k about :math:`\sqrt{\kappa}` times a logarithm; the backward costs as
-    much as that of one product.
+    with M and :math:`4 k^2 n` flops, k about :math:`\sqrt{\kappa}` times a logarithm. The backward pass costs
+    as much as that of one product.
 
     Examples
     --------
@@ -495,14 +496,14 @@ def _report(name: str, which: str, ends: Ends | None, rtol: float) -> None:
         warn(
             name,
             f"{which}products with A or M have infinities or NaNs, so the eigenvalues are NaN without a "
-            "gradient; check the entries of A and M",
+            "gradient. Check the entries of A and M",
         )
     elif not ends.converged:
         low, high = ends.theta.tolist()
         warn(
             name,
             f"{which}after {ends.steps} steps, {low:.4g} and {high:.4g} may be off by {ends.error[0]:.2g} "
-            f"and {ends.error[1]:.2g}, more than rtol = {rtol:.2g} allows; allow more steps or a larger rtol",
+            f"and {ends.error[1]:.2g}, more than rtol = {rtol:.2g} allows. Allow more steps or a larger rtol",
         )
 
 
@@ -523,18 +524,18 @@ def condition_number(
 
     Parameters
     ----------
-    A, M, steps, rtol, n, dtype : as for `extreme_eigenvalues`
+    A, M, steps, rtol, n, dtype : see `extreme_eigenvalues`
 
     Returns
     -------
-    Estimate, with shape () or the batch shape; its `error` follows from the eigenvalue errors:
+    Estimate, with shape () or the batch shape. Its `error` follows from the eigenvalue errors:
         :math:`(\lambda_{\max} + e_2) / (\lambda_{\min} - e_1) - \kappa`. For a matrix that is singular up to
         rounding the value is infinite and has no gradient.
 
     Raises
     ------
     ValueError
-        if an eigenvalue is negative, or as for `extreme_eigenvalues`, including its warnings; also warns if
+        if an eigenvalue is negative, or as for `extreme_eigenvalues`, including its warnings. Also warns if
         the matrix is singular up to the error.
 
     Notes
@@ -561,7 +562,7 @@ def condition_number(
         i = int((low < -off_low).reshape(-1).nonzero()[0])
         raise ValueError(
             f"{name}: A must be positive definite, got an eigenvalue {float(low.reshape(-1)[i]):.4g} "
-            f"+- {float(off_low.reshape(-1)[i]):.2g}{_which(low, i)}; see extreme_eigenvalues"
+            f"+- {float(off_low.reshape(-1)[i]):.2g}{_which(low, i)}. See extreme_eigenvalues"
         )
     error = (high + off_high) / (low - off_low) - high / low
     singular = low <= off_low
@@ -571,7 +572,7 @@ def condition_number(
     warn(
         name,
         f"the smallest eigenvalue, {float(low.reshape(-1)[i]):.3g} +- {float(off_low.reshape(-1)[i]):.2g}"
-        f"{_which(low, i)}, may be zero: A is singular, or more steps are needed; an infinite value has no "
+        f"{_which(low, i)}, may be zero: A is singular, or more steps are needed. An infinite value has no "
         "gradient",
     )
     infinite = torch.full_like(low, torch.inf)

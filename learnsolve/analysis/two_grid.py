@@ -71,14 +71,15 @@ def two_grid_symbols(
     ----------
     A : CSR, shape (n, n), values (..., nnz), float32 or float64, on a periodic grid
     P, R : CSR, (n, n') and (n', n), default R = :math:`P^T`; half as many points on each axis
-    grid, period : points per axis, numbered as in `problems.poisson`; of a block, even divisors of these
+    grid, period : points per axis, numbered as in `problems.poisson`, and points per block, even divisors of
+        these
     weight : of damped Jacobi: float, or Tensor of shape () or (..., n)
     presweeps, postsweeps : int >= 0
-    without_constants : exclude constant errors, for a singular A; P must interpolate constants exactly
+    without_constants : exclude constant errors, for a singular A. P must interpolate constants exactly
 
     Returns
     -------
-    Tensor, complex, shape (..., c_1 c_2 ..., m, m), m points in a block; together they have E's eigenvalues.
+    Tensor, complex, shape (..., c_1 c_2 ..., m, m), m points in a block. Together they have E's eigenvalues.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def two_grid_symbols(
 
     Notes
     -----
-    Gradient: exact, to any order, in the values and the weight; an entry's gradient is spread evenly over its
+    Gradient: exact, to any order, in the values and the weight. An entry's gradient is spread evenly over its
     repetitions. Cost: O(c m^3) flops, c blocks. Losses: `two_grid_factor`, or the mean squares of entries.
 
     Examples
@@ -113,8 +114,8 @@ def two_grid_symbols(
     size = plain_values(coarse).abs().sum(-1).amax(-1) * plain_values(inverse).abs().sum(-1).amax(-1)
     if bool(plain_values(failed).any()) or not bool((16 * torch.finfo(A.dtype).eps * size < 1).all()):
         raise ValueError(
-            f"{NAME}: a coarse block is singular up to rounding, as that of constants is for an A without a "
-            "shift; give without_constants=True"
+            f"{NAME}: a coarse block is singular up to rounding, like the block of constants for an A "
+            f"without a shift. Pass without_constants=True"
         )
     one = torch.eye(A_hat.shape[-1], dtype=A_hat.dtype, device=A.device)
     S = one - _scaled(A, weight, fine) * A_hat
@@ -143,7 +144,7 @@ def two_grid_factor(
 
     Parameters
     ----------
-    A, P, grid, period, weight, presweeps, postsweeps, R, without_constants : as for `two_grid_symbols`
+    A, P, grid, period, weight, presweeps, postsweeps, R, without_constants : see `two_grid_symbols`
 
     Returns
     -------
@@ -152,11 +153,11 @@ def two_grid_factor(
     Raises
     ------
     ValueError, TypeError
-        as for `two_grid_symbols`.
+        see `two_grid_symbols`.
 
     Notes
     -----
-    Gradient: exact, up to third derivatives, if the largest modulus is attained once; otherwise as for
+    Gradient: exact, up to third derivatives, if the largest modulus is attained once, otherwise as for
     `torch.linalg.eigvals`.
 
     Examples
@@ -252,8 +253,8 @@ def _symbols(name: str, T: CSR, rows: _Grid, columns: _Grid) -> Tensor:
     allowed = 64 * torch.finfo(T.dtype).eps * plain.abs().amax(-1, keepdim=True) if T.nnz else 0
     if bool((repeats != count).any()) or bool((off > allowed).any()):
         raise ValueError(
-            f"{NAME}: the entries of {name} must be the same in each block of {rows.period} rows, they "
-            "differ; give the period with which the problem repeats itself"
+            f"{NAME}: the entries of {name} must be the same in each block of {rows.period} rows, but they "
+            f"differ. Pass the period with which the problem repeats itself"
         )
     steps = []
     for c in reversed(rows.blocks):  # the distance on the last axis is the last digit

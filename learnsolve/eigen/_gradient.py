@@ -65,7 +65,8 @@ class Deflated(NamedTuple):
         return torch.addmm(R, self.W, self.U.mT @ R, alpha=-1)
 
     def into(self, R: Tensor) -> Tensor:
-        """P^T R for right-hand sides; zero if it is only rounding, as for R that depends only on span(U)."""
+        """P^T R for right-hand sides, or zero if it is only rounding, for example if R depends only on
+        span(U)."""
         P = self.without_W(R)
         return P.where(P.norm(dim=0) > 1e3 * torch.finfo(R.dtype).eps * R.norm(dim=0), 0)
 
@@ -143,7 +144,7 @@ def _galerkin(space: Deflated, inverse: Map, mu: Tensor, W0: Tensor, target: Ten
 def by_minres(
     space: Deflated, A: Map, M: Map | None, most: int, otherwise: Callable[[], Solve] | None = None
 ) -> Solve:
-    """MINRES on P^T (A - lambda_i B) P, all columns in one call; M approximates A^-1. Columns that take more
+    """MINRES on P^T (A - lambda_i B) P, all columns in one call. M approximates A^-1. Columns that take more
     than `most` steps are passed to `otherwise`, if given."""
 
     made: list[Solve] = []
@@ -187,11 +188,11 @@ def by_minres(
 _ORDERS = 3
 _UNKNOWN = (
     "the second derivative of a function of equal eigenvalues is not available in this transformation of "
-    "torch.func; use torch.autograd.grad(..., create_graph=True) twice, or fewer pairs"
+    "torch.func. Call torch.autograd.grad(..., create_graph=True) twice, or ask for fewer pairs"
 )
 _THIRD = (
     "third derivatives of a function of equal eigenvalues, other than their sum, lack terms within the "
-    "cluster; ask for fewer pairs"
+    "cluster. Ask for fewer pairs"
 )
 
 
@@ -224,7 +225,7 @@ class Known:
     def bent(self, g: Tensor, values: Tensor, U: Tensor, E: Tensor) -> Tensor | None:
         """What U g lacks, for g = dL / d lambda: (L_ii - L_ij) E within clusters. It is zero, and has the
         first derivative of g there. L_ii - L_ij is the same for all pairs of a cluster if L is symmetric in
-        their values, so one product of the Hessian with differences e_i - e_j gives it."""
+        their values, so one product of the Hessian with differences e_i - e_j yields it."""
         first = self.cluster.int().argmax(0)  # of each value, the first value of its cluster
         last = len(first) - 1 - self.cluster.flip(0).int().argmax(0)
         ends = torch.zeros_like(self.values).index_fill(0, first, 1).index_fill(0, last, -1)
@@ -342,7 +343,7 @@ class _Eigen(Operation):
 
 
 class _Unknown(Operation):
-    """Zero; for the derivative of `bent` where the graph of g = dL / d lambda is out of reach, a warning."""
+    """Zero. The derivative of `bent` warns where the autograd graph of g = dL / d lambda is out of reach."""
 
     @staticmethod
     def forward(E: Tensor, g: Tensor, known: Known) -> Tensor:
@@ -406,7 +407,7 @@ def _symmetric(X: Tensor, U: Tensor, pattern: SparsityPattern) -> Tensor:
 
 def _no_vmap() -> NotImplementedError:
     return NotImplementedError(
-        "eigsh: vmap over matrices is not supported, since the number of steps depends on the data; pass "
+        "eigsh: vmap over matrices is not supported, since the number of steps depends on the data. Pass "
         "values with batch axes, CSR(values (..., nnz), pattern)"
     )
 
@@ -427,7 +428,7 @@ class _Bordered(Operation):
     def forward(a, b, H, W, R, S, known, kind):
         if is_legacy_batchedtensor(R) or is_legacy_batchedtensor(S):
             raise NotImplementedError(
-                "eigsh: is_grads_batched=True (vectorize=True) is not supported; use torch.func.jacrev"
+                "eigsh: is_grads_batched=True (vectorize=True) is not supported. Use torch.func.jacrev"
             )
         values, U = known.values, known.vectors
         G = U.mT @ R

@@ -1,5 +1,5 @@
-"""Eigenpairs without derivatives: ARPACK, LOBPCG, and shifted inverses; blocks of vectors, orthonormal for
-B."""
+"""Eigenpairs without derivatives: ARPACK, LOBPCG, and shifted inverses, with blocks of vectors that are
+orthonormal for B."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lengths(X: Tensor, BX: Tensor) -> Tensor:
 
 
 def orthonormal(X: Tensor, B: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """(Q, B Q, S) with X = Q S, Q^T B Q = I; numerically dependent columns are dropped.
+    """(Q, B Q, S) with X = Q S, Q^T B Q = I. Numerically dependent columns are dropped.
 
     Source: Stathopoulos and Wu, "A block orthogonalization procedure with constant synchronization
     requirements", SIAM J. Sci. Comput. 23 (2002) 2165-2182.
@@ -82,7 +82,7 @@ def lanczos(
     maxiter: int | None,
 ) -> tuple[Tensor, Tensor, int]:
     """The k values nearest to sigma, where `inverse` is (A - sigma B)^-1, or the largest, where `inverse` is
-    B^-1, with all copies; their vectors, and the number of products. NaN for pairs that did not converge, or
+    B^-1, with all copies, their vectors, and the number of products. NaN for pairs that did not converge, or
     are not known to be among the k."""
     n, random = len(A.indptr) - 1, np.random.default_rng(0)
     values, U, count = _run(A, B, k, sigma, inverse, tol, maxiter, random.standard_normal(n))
@@ -195,7 +195,7 @@ def lobpcg(
     tolerance: Callable[[Tensor, Tensor, Tensor], Tensor],
     most: int,
 ) -> tuple[Tensor, Tensor, int]:
-    """The k smallest values, ascending, and their vectors, starting from the columns of X, at least k; and
+    """The k smallest values, ascending, and their vectors, starting from the columns of X, at least k, and
     the number of steps. `tolerance(values, X, B X)` bounds the residual norms. NaN if M returns infinities.
     """
     X, BX, _ = orthonormal(X, B)
@@ -240,9 +240,9 @@ SUPERLU = 4e9  # flops, 0.4 s, which faster solves save: PARDISO's and CHOLMOD's
 
 
 class Shifted:
-    """(A - sigma B)^-1, for matrices on the host in float64, without a graph; B = I if None.
+    """(A - sigma B)^-1, for matrices on the host in float64, detached from the autograd graph. B = I if None.
 
-    kind : "cholesky" raises ValueError if the matrix is not positive definite; otherwise as for `factorize`
+    kind : "cholesky" raises ValueError if the matrix is not positive definite, otherwise as for `factorize`
     """
 
     def __init__(self, function: str, A: CSR, B: CSR | None, sigma: float, kind: str = "auto"):
@@ -259,13 +259,13 @@ class Shifted:
             self._factor: Any = factorize(S, kind=kind, backend=backend)._all()[0].factor
         except MemoryError:
             raise MemoryError(
-                f"{function}: out of memory while factoring A - sigma B; pass a preconditioner, M="
+                f"{function}: out of memory while factoring A - sigma B. Pass a preconditioner, M="
             ) from None
         except ValueError as error:
             if "singular" not in str(error) or kind == "cholesky":
                 raise
             raise ValueError(
-                f"{function}: A - sigma B is singular for sigma = {sigma:.6g}, which is an eigenvalue; pass "
+                f"{function}: A - sigma B is singular for sigma = {sigma:.6g}, which is an eigenvalue. Pass "
                 "a number that is a little larger or smaller"
             ) from None
 
@@ -283,7 +283,7 @@ class Shifted:
     @functools.cached_property
     def _triangles(self) -> tuple[CSR, CSR, Tensor, Tensor] | None:
         """L^T and U^T of SuperLU, and the permutations of rows before and after. SuperLU solves for one
-        column after another; the kernel of `sptrsv` loads an entry once for all columns. The matrix is
+        column after another, but the kernel of `sptrsv` loads an entry once for all columns. The matrix is
         symmetric, hence equal to the transpose of L U, and the arrays of L by columns are the arrays of L^T
         by rows."""
         made = self._factor
@@ -304,8 +304,9 @@ def _by_rows(T: Any) -> CSR:
 
 def below_all(function: str, A: CSR, B: CSR | None, *sizes: float) -> Shifted:
     """A factor at a shift below all eigenvalues: slightly below 0 if A is positive semidefinite, by
-    Gershgorin's theorem or its Cholesky factor; else below Gershgorin's bound. `sizes`: of the values that
-    are sought, then of the largest, for matrices that are singular with a shift relative to the first."""
+    Gershgorin's theorem or its Cholesky factor, otherwise below Gershgorin's bound. `sizes`: of the values
+    that are sought, then of the largest, for matrices that are singular with a shift relative to the
+    first."""
     lowest = _gershgorin(A)
     for size in sizes:
         sigma = -(torch.finfo(A.dtype).eps ** 0.5) * max(size, 1e-300)
@@ -317,8 +318,8 @@ def below_all(function: str, A: CSR, B: CSR | None, *sizes: float) -> Shifted:
     unit, sigma = 1.0 if B is None else _gershgorin(B), -(torch.finfo(A.dtype).eps ** 0.5) * sizes[0]
     if not unit > 0:
         raise ValueError(
-            f"{function}: A is not positive semidefinite, and no bound of the eigenvalues is known; "
-            "pass which=, a number below the smallest, or M="
+            f"{function}: A is not positive semidefinite, and no bound of the eigenvalues is known. "
+            "Pass which=, a number below the smallest, or M="
         )
     lowest = lowest / unit
     return Shifted(function, A, B, lowest - max(-sigma, 1e-8 * abs(lowest)))

@@ -106,7 +106,8 @@ def _largest(q: SingularRequest) -> Found:
 
 def _smallest(q: SingularRequest) -> Found:
     """The smallest eigenpairs of A^T A, or of A A^T if A has fewer rows. Their values have half of the
-    digits, so A is decomposed in their space; if that does not suffice, all of A, if its size allows it."""
+    digits, so A is decomposed in their space. If that does not suffice, all of A is decomposed, if its size
+    allows it."""
     d, A = q.in_double(), q.matrix()
     if d.norm == 0:
         return _largest(q)
@@ -178,10 +179,10 @@ def svds(
 
     Parameters
     ----------
-    A : CSR, shape (m, n), values (..., nnz); or a SciPy, torch or NumPy matrix
+    A : CSR, shape (m, n), values (..., nnz), or a SciPy, torch or NumPy matrix
     k : int, 1 to min(m, n)
     which : "largest" or "smallest" singular values
-    rtol, maxiter, throw : as for `eigsh`
+    rtol, maxiter, throw : see `eigsh`
 
     Returns
     -------
@@ -190,18 +191,20 @@ def svds(
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `eigsh`.
+        see `eigsh`.
 
     Notes
     -----
     Eigenpairs of :math:`\begin{pmatrix} 0 & A \\ A^T & 0 \end{pmatrix}`, which are s with vectors (u, v): by
-    LAPACK's decomposition of A if min(m, n) <= 256 or 3 k > min(m, n); else "largest" by Lanczos's method,
-    "smallest" from the space of the smallest eigenvectors of :math:`A^T A`, or :math:`A A^T` if A has
-    fewer rows. The accuracy is relative to the largest singular value. Vectors of zero complete the bases.
+    LAPACK's decomposition of A if min(m, n) <= 256 or 3 k > min(m, n). Otherwise "largest" uses Lanczos's
+    method, "smallest" starts from the space of the smallest eigenvectors of :math:`A^T A`, or :math:`A A^T`
+    if A has fewer rows. The accuracy is relative to the largest singular value. Vectors of zero complete the
+    bases.
 
-    Gradient, including clusters, as for `eigsh`, any order; of a value of zero :math:`u v^T`, a subgradient.
-    Where A and its transpose have different null spaces, the vectors of zero have no derivative: a warning.
-    Cost: as for `eigsh`; "smallest" forms the product, in which a dense row of A becomes a dense block.
+    Gradient, including clusters, as for `eigsh`, any order. A value of zero gets a subgradient, :math:`u
+    v^T`. Where A and its transpose have different null spaces, the vectors of zero have no derivative: a
+    warning. Cost: as for `eigsh`. "smallest" forms the product, in which a dense row of A becomes a dense
+    block.
 
     Examples
     --------

@@ -37,7 +37,7 @@ from learnsolve.solvers.solution import ConvergenceWarning, SolverError, Status
 
 
 class Eigenpairs(NamedTuple):
-    """Eigenvalues and eigenvectors; ``values, vectors = eigsh(A, k)[:2]``.
+    """Eigenvalues and eigenvectors, ``values, vectors = eigsh(A, k)[:2]``.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Eigenpairs(NamedTuple):
     statuses : list of `solvers.Status`, one per pair, in order for a batch
     gaps : Tensor, shape (..., k), constants: the distance to the nearest other of these values
     method : str, the method that ran: "dense", "shift-invert", "Lanczos" or "LOBPCG", and the reason
-    iterations : int, products with the operator, or steps; 0 for "dense"
+    iterations : int, products with the operator, or steps. 0 for "dense"
 
     Examples
     --------
@@ -84,7 +84,7 @@ class Eigenpairs(NamedTuple):
         bad = [i for i, status in enumerate(self.statuses) if status is not Status.CONVERGED]
         return (
             f"{self.status.name} in {len(bad)} of {len(self.statuses)} pairs, the first is {bad[:1]}, after "
-            f"{self.iterations} iterations of {self.method}; largest residual "
+            f"{self.iterations} iterations of {self.method}. Largest residual "
             f"{float(self.residual_norms.nan_to_num(torch.inf).max()):.3g}. {self.status}"
         )
 
@@ -96,7 +96,7 @@ class Eigenpairs(NamedTuple):
 
 
 class SingularTriplets(NamedTuple):
-    """Singular values and vectors, A v = s u, A^T u = s v; ``U, S, V = svds(A, k)[:3]``.
+    """Singular values and vectors, A v = s u, A^T u = s v, from ``U, S, V = svds(A, k)[:3]``.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ DENSE = 256  # up to this n all pairs of the dense matrix take milliseconds
 
 @dataclass
 class Request:
-    """A call of `eigsh` for one matrix, checked; A and B without a graph."""
+    """A call of `eigsh` for one matrix, checked, with A and B detached from the autograd graph."""
 
     name: str
     A: CSR
@@ -177,7 +177,7 @@ class Request:
     def sizes(self, values: Tensor, U: Tensor) -> Tensor:
         """The norms of |A| |u| + (|lambda| + s) |B| |u|, with s the smallest size of a row of A: rounding
         errors in A u - lambda B u, and in u, are a few units of roundoff of these. A huge entry in a row
-        where u is tiny does not count, as it would in a norm of A; s does where lambda is zero."""
+        where u is tiny does not count, as it would in a norm of A. The vector s does where lambda is zero."""
         X = U.abs()
         BX = X if self.B is None else product(self.B.values.abs(), X, self.B.pattern, False)
         scale = values.abs() + self._size(self.quotients)
@@ -209,7 +209,7 @@ class Request:
 
 
 class Memory:
-    """Created after a solve; `solver` makes the solver in the complement when first needed."""
+    """Created after a solve. `solver` makes the solver in the complement when first needed."""
 
     def __init__(self, request: Request, pairs: Eigenpairs, solver: Callable[[Deflated], Solve]):
         self.request, self.pairs, self.solver = request, pairs, solver
@@ -254,7 +254,7 @@ class Memory:
             self._say(
                 f"the derivative of vector {i} is undefined: its value {float(self.pairs.values[i]):.6g} "
                 f"equals one that was not requested, to rounding, and the {cut.shape[-1]} pairs cut a "
-                "cluster; ask for more"
+                "cluster. Ask for more"
             )
         elif trouble:
             if self.request.throw:
@@ -279,7 +279,7 @@ class Memory:
             self._say(
                 f"derivatives of single vectors are undefined in a cluster: values {i} and {j} differ by "
                 f"{second - first:.2g}, {first:.6g} being one of them, and the result depends on more than "
-                "the space of their vectors; use what is invariant, U U^T or a sum, or fewer pairs"
+                "the space of their vectors. Use what is invariant, U U^T or a sum, or fewer pairs"
             )
 
 
@@ -325,7 +325,7 @@ def _solve(request: Request, method: str, why: str) -> tuple[Known, Eigenpairs]:
 
 def _tolerance(request: Request, values: Tensor, X: Tensor, BX: Tensor, roundings: int) -> Tensor:
     """Of ||A x - lambda B x||: rtol |lambda| ||B x||, lambda the largest of the k values in magnitude, but no
-    larger than A is where x is not small; at least some roundings of that."""
+    larger than A is where x is not small, and at least some roundings of that."""
     eps = torch.finfo(values.dtype).eps
     rtol = request.rtol if request.rtol is not None else 1e-8 if eps < 1e-10 else 1e-4
     largest = values[: request.k].abs().max() * BX.norm(dim=0)
@@ -369,13 +369,13 @@ def _cholesky(q: Request) -> Tensor:
 
 
 def _not_definite(name: str) -> ValueError:
-    return ValueError(f"{name}: B must be positive definite, and it is not; check its assembly")
+    return ValueError(f"{name}: B must be positive definite, but it is not. Check its assembly")
 
 
 def _arpack(request: Request) -> Found:
     q = request.in_double()
     if q.k >= q.A.shape[0]:
-        raise ValueError(f'{q.name}: ARPACK needs k < n, got k = n = {q.k}; use method="dense"')
+        raise ValueError(f'{q.name}: ARPACK needs k < n, got k = n = {q.k}. Use method="dense"')
     tol = 0.0 if q.rtol is None else 0.1 * q.rtol
     A, B = q.A.to_scipy(), None if q.B is None else q.B.to_scipy()
     if q.which == "largest":
@@ -471,18 +471,18 @@ def eigsh(
 
     Parameters
     ----------
-    A : CSR, symmetric, shape (n, n), values (..., nnz); or a SciPy, torch or NumPy matrix
+    A : CSR, symmetric, shape (n, n), values (..., nnz), or a SciPy, torch or NumPy matrix
     k : int, 1 to n
-    B : like A, symmetric positive definite; default: the identity
-    which : "smallest" or "largest" values; or a float: the values nearest to it
+    B : like A, symmetric positive definite. Default: the identity
+    which : "smallest" or "largest" values, or a float: the values nearest to it
     M : symmetric positive definite preconditioner, M ~ A^-1, for LOBPCG: callable, CSR or LinearOperator
     method : "dense"; "arpack", SciPy's restarted Lanczos; "lobpcg"; "auto" (Notes)
     rtol : a pair has converged when :math:`\|A u - \lambda B u\| \le rtol |\lambda| \|B u\|`, where lambda is
         the largest requested value in magnitude, at most the norm of :math:`|A| |u|`, or at rounding level
-        of that or of the smallest diagonal entry; default 1e-8, 1e-4 in float32
+        of that or of the smallest diagonal entry. Default 1e-8, 1e-4 in float32
     maxiter : int, restarts of ARPACK (default 10 n) or steps of LOBPCG (default 500)
     throw : raise `SolverError` if a pair, or a solve for a gradient, did not converge, and ValueError for an
-        undefined gradient; otherwise warn
+        undefined gradient. If False, warn
 
     Returns
     -------
@@ -497,14 +497,14 @@ def eigsh(
 
     Notes
     -----
-    "auto": LOBPCG with M and on a device; else, on the host in float64, "dense" for n <= 256 or 3 k > n, and
-    ARPACK on A for "largest", on :math:`(A - \sigma B)^{-1}` with a sparse factor otherwise. Further runs of
-    ARPACK look for copies of multiple values that the first missed.
+    "auto": LOBPCG with M and on a device. Otherwise, on the host in float64, "dense" for n <= 256 or 3 k > n,
+    and ARPACK on A for "largest", on :math:`(A - \sigma B)^{-1}` with a sparse factor otherwise. Further runs
+    of ARPACK look for copies of multiple values that the first missed.
 
-    Gradient: implicit, any order, reverse and forward mode; symmetric on the pattern. For values it costs a
+    Gradient: implicit, any order, reverse and forward mode, symmetric on the pattern. For values it costs a
     sampled product, for vectors also solves in the complement of all k, with the factor or MINRES with M. In
-    a cluster of equal values the projector and the sum are differentiable; single vectors, or a cluster that
-    is cut at k, are not: this is detected by the gap, and a warning names the pair. See docs/eigenpairs.md.
+    a cluster of equal values the projector and the sum are differentiable. Single vectors, or a cluster that
+    is cut at k, are not. This is detected by the gap, and a warning names the pair. See docs/eigenpairs.md.
 
     References
     ----------
@@ -556,7 +556,8 @@ def computed(request: Request) -> Eigenpairs:
 
 eigsh = outside_of_graphs(
     eigsh,
-    "eigsh: the number of steps depends on the data; call it outside of the graph, and use its results there",
+    "eigsh: the number of steps depends on the data. Call it outside of the compiled graph, and use its "
+    "results there",
 )
 
 
@@ -581,7 +582,7 @@ def _check(
         check_numbers(name, matrix)
         if not matrix.values.numel() and matrix.batch_shape.numel() != 1:
             raise ValueError(
-                f"{name}: {key} is an empty batch of shape {tuple(matrix.batch_shape)}; leave it out"
+                f"{name}: {key} is an empty batch of shape {tuple(matrix.batch_shape)}. Remove it"
             )
         if mapped(matrix.values):
             raise _no_vmap()
@@ -590,7 +591,7 @@ def _check(
             check_finite(name, plain, key)
             if not symmetry(name, plain, None):
                 raise ValueError(
-                    f"{name}: {key} must be symmetric, and it is not; pass 0.5 * ({key} + {key}.T), or use "
+                    f"{name}: {key} must be symmetric, but it is not. Pass 0.5 * ({key} + {key}.T), or use "
                     "svds for singular values"
                 )
     if B is not None:
@@ -616,12 +617,14 @@ def _check(
         sources = (A.values,) if B is None else (A.values, B.values)
         if torch.is_grad_enabled() and _learns(M, sources):
             raise ValueError(
-                f"{name}: M requires grad, but eigenpairs do not depend on it; make it of detached tensors, "
+                f"{name}: M requires grad, but eigenpairs do not depend on it. Make it of detached tensors, "
                 "or call eigsh under torch.no_grad()"
             )
         if method not in ("auto", "lobpcg"):
-            raise ValueError(f'{name}: M belongs to method="lobpcg", got method={method!r}; leave M out')
+            raise ValueError(f'{name}: M is only used by method="lobpcg", got method={method!r}. Remove M')
         if not isinstance(which, str):
-            raise ValueError(f"{name}: M belongs to LOBPCG, which finds no values near {which}; leave M out")
+            raise ValueError(
+                f"{name}: M is only used by LOBPCG, which finds no values near {which}. Remove M"
+            )
     elif method == "lobpcg" and not isinstance(which, str):
-        raise ValueError(f'{name}: LOBPCG finds no values near {which}; use method="arpack"')
+        raise ValueError(f'{name}: LOBPCG finds no values near {which}. Use method="arpack"')

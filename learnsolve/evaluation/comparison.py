@@ -39,7 +39,7 @@ from learnsolve.solvers.solution import Solution, Status
 
 
 def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
-    """Lines of cells as text, with a rule below the first; columns `left` are left-aligned."""
+    """Lines of cells as text, with a rule below the first. Columns `left` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
     def text(line: Sequence[str]) -> str:
@@ -50,7 +50,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
 
 
 def as_csv(rows: Sequence[dict[str, Any]], end: str = "\n") -> str:
-    """One line per row, below a header from the first row; NaN is an empty cell."""
+    """One line per row, below a header from the first row. NaN is an empty cell."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["preconditioner"], lineterminator=end)
     writer.writeheader()
@@ -61,7 +61,7 @@ def as_csv(rows: Sequence[dict[str, Any]], end: str = "\n") -> str:
 
 
 class Spread(NamedTuple):
-    """Statistics over systems; `std` divides by the number of systems. All NaN if there are none."""
+    """Statistics over systems. `std` divides by the number of systems. All NaN if there are none."""
 
     mean: float
     std: float
@@ -86,7 +86,7 @@ class Row:
     systems, converged : number of systems, and of converged systems
     iterations : of the converged systems
     seconds : of a solve to this tolerance, for the converged systems, without setup; median over repeats
-    setup : seconds to build the preconditioner for a matrix whose pattern was used before; NaN for a
+    setup : seconds to build the preconditioner for a matrix whose pattern was used before, or NaN for a
         preconditioner that was passed in
     first_setup : seconds to build it for a new pattern, without plans
     backend : how the iterations ran (`Solution.backend`): "compiled"; "compiled, Python preconditioner";
@@ -114,7 +114,7 @@ SPREADS = ("iterations", "seconds", "setup", "first_setup")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `compare_preconditioners`; `str()` is a table.
+    """The result of `compare_preconditioners`. `str()` is a table.
 
     Attributes
     ----------
@@ -145,11 +145,11 @@ class Evaluation:
         return aligned(lines, left={0, len(head) - 1})
 
     def to_csv(self, path: str | Path) -> None:
-        """One line per row; a Spread becomes four columns, empty if there are no values."""
+        """One line per row. A Spread becomes four columns, empty if there are no values."""
         replace_file(path, as_csv([_flat(row) for row in self.rows], end="\r\n").encode())
 
     def to_json(self, path: str | Path) -> None:
-        """The rows and the histories; numbers that are not finite become null."""
+        """The rows and the histories. Numbers that are not finite become null."""
         rows = [asdict(row) | {key: getattr(row, key)._asdict() for key in SPREADS} for row in self.rows]
         content = {
             "solver": self.solver,
@@ -241,7 +241,7 @@ def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
     for one in A:
         if not isinstance(one, Matrices):
             raise TypeError(
-                f"{name}: A must hold CSRs, BlockBatches or StencilOperators, got {type(one).__name__}; make "
+                f"{name}: A must hold CSRs, BlockBatches or StencilOperators, got {type(one).__name__}. Make "
                 "a CSR with CSR.from_scipy, CSR.from_torch or CSR.from_dense"
             )
     return [group for one, columns in zip(A, b, strict=True) for group in _of_one(name, one, columns)]
@@ -310,17 +310,18 @@ def compare_preconditioners(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz); StencilOperator; `BlockBatch`, each block a matrix; a SciPy
-        or torch matrix; or a sequence of these
-    b : Tensor or NumPy array, (n,) or (..., n, k), each column a system; or a sequence, one per matrix
+    A : CSR, shape (n, n), values (..., nnz); StencilOperator; `BlockBatch`, each block a matrix; a SciPy or
+        torch matrix; or a sequence of these
+    b : Tensor or NumPy array, (n,) or (..., n, k), each column a system, or a sequence, one per matrix
     preconditioners : a dict from names to None; to a Preconditioner, CSR, LinearOperator or Module for all
         matrices; or to a class, function or network A -> M, called and timed for each matrix (a plain
         function f: r -> M r as ``lambda A: f``)
-    rtol : finite tolerances; reached if the solver, called with it, reports convergence
-    solver : "cg", "fcg", "minres", "bicgstab", "gmres", "fgmres"; or a callable
+    rtol : finite tolerances, reached if the solver, called with it, reports convergence
+    solver : "cg", "fcg", "minres", "bicgstab", "gmres", "fgmres", or a callable
         ``(A, b, *, rtol, maxiter, M) -> Solution``, such as ``functools.partial(gmres, restart=50)``
-    maxiter, repeats : int; default: the solver's; how often to time (the median is reported)
-    on_error : "raise"; or "row": an error of a factory or the solver (no TypeError) is a row's message
+    maxiter : int. Default: the solver's limit
+    repeats : int, how often to time (the median is reported)
+    on_error : "raise", or "row": an error of a factory or the solver (no TypeError) is a row's message
 
     Returns
     -------
@@ -329,12 +330,12 @@ def compare_preconditioners(
     Raises
     ------
     ValueError, TypeError
-        if arguments are invalid; or, naming the preconditioner, with the error of a factory or the solver.
+        if arguments are invalid, or, naming the preconditioner, with the error of a factory or the solver.
 
     Notes
     -----
-    A system is solved separately to each tolerance, one after another, without gradient; the run to the
-    tightest gives the history. The first setup has no plans, later ones reuse them. Seconds of backends
+    A system is solved separately to each tolerance, one after another, without gradient. The run to the
+    tightest provides the history. The first setup has no plans, later ones reuse them. Seconds of backends
     other than "compiled" include those of Python. Counts and residuals are deterministic. Cost: systems x
     tolerances x (repeats + 1) solves per preconditioner, one if a system does not converge.
 
@@ -418,7 +419,7 @@ def _build(argument: Any, A: Matrix, setup: _Setup, repeats: int, compiled: bool
         if batch:
             raise ValueError(
                 f"was built from a batch of matrices, shape {tuple(batch)}, but systems are solved "
-                "one by one; pass its class, or a function A -> M"
+                "one by one. Pass its class, or a function A -> M"
             )
         return argument
     if not callable(argument):
@@ -464,7 +465,7 @@ def _check_made(factory: Callable[[Any], Any], M: Any, A: Matrix) -> None:
     elif isinstance(M, MADE) or callable(M):
         return
     raise TypeError(
-        f"must be a function A -> M that returns a preconditioner, got {what}; pass a plain function "
+        f"must be a function A -> M that returns a preconditioner, got {what}. Pass a plain function "
         "f: r -> M r as lambda A: f, and no preconditioner as None"
     )
 

@@ -1,5 +1,5 @@
 """Figures as data: `picture` draws lines, levels and bands in one style, with the legend below the axes,
-where it hides nothing; `LOOKS` gives each name the same color in all figures, safe for color-blind
+where it hides nothing. `LOOKS` gives each name the same color in all figures, safe for color-blind
 readers."""
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ def look(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Line:
-    """A curve; without `x` a horizontal level, without `y` a vertical line. `band`: its lower and upper end.
+    """A curve. Without `x` it is a horizontal level, without `y` a vertical line. `band`: its lower and upper
+    end.
 
-    A label "" is not in the legend. `style` is matplotlib's; None is that of `LOOKS` for the label.
+    A label "" is not in the legend. `style` is matplotlib's. None is the style of `LOOKS` for the label.
     """
 
     label: str
@@ -191,7 +192,7 @@ def png(figure: Any) -> bytes:
 
 def medians(histories: Mapping[str, list[Tensor]]) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     """For each preconditioner that solved a system: its name, and the median, smallest and largest of its
-    residuals; for a single system the same array three times."""
+    residuals. For a single system these are the same array three times."""
     for name, runs in histories.items():
         if runs:
             table = _padded(runs)
@@ -200,7 +201,7 @@ def medians(histories: Mapping[str, list[Tensor]]) -> Iterator[tuple[str, Tensor
 
 
 def _padded(histories: list[Tensor]) -> Tensor:
-    """(systems, iterations + 1); a system that has stopped keeps its last residual. A residual of zero, which
+    """(systems, iterations + 1). A system that has stopped keeps its last residual. A residual of zero, which
     a logarithmic axis cannot show, is replaced by the smallest positive one."""
     longest = max(len(h) for h in histories)
     table = torch.stack([torch.cat((h, h[-1:].expand(longest - len(h)))) for h in histories])

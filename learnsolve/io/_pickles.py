@@ -1,7 +1,7 @@
 """Arrays and SciPy matrices from pickles of Python 2, without running anything that a pickle names.
 
 A pickle is a program: it may call anything that it can name, and set its attributes. Here a name resolves to
-a class that only stores its arguments, or to a type that is empty and has no attributes to set; every other
+a class that only stores its arguments, or to a type that is empty and has no attributes to set. Every other
 name is rejected. Arrays are created from the stored data by `numpy.frombuffer`, so that no constructor of
 NumPy or SciPy receives a state from the file.
 """

@@ -21,7 +21,7 @@ def write_matrix_market(
 
     Parameters
     ----------
-    path : the file; an existing file is replaced atomically
+    path : the file. An existing file is replaced atomically
     A : CSR, real or complex, one matrix
     symmetric : write only the lower triangle of a matrix that equals its transpose exactly
     comment : lines of text for the head of the file
@@ -29,14 +29,14 @@ def write_matrix_market(
     Raises
     ------
     ValueError
-        if A is a batch, or has an infinity or a NaN, which the format lacks; or, with `symmetric`, is not
+        if A is a batch, or has an infinity or a NaN, which the format lacks, or, with `symmetric`, is not
         symmetric.
     TypeError
         if a type is wrong.
 
     Notes
     -----
-    In coordinate format with enough digits to restore the same bits, including explicit zeros:
+    In coordinate format with enough digits to restore every value exactly, including explicit zeros:
     `problems.matrix_market` reads it. The text is created in memory. No gradient.
 
     Examples
@@ -56,7 +56,7 @@ def write_matrix_market(
     checks.flag(name, "symmetric", symmetric)
     if A.batch_shape:
         raise ValueError(
-            f"{name}: A must be one matrix, got a batch of shape {tuple(A.batch_shape)}; write each to a file"
+            f"{name}: A must be one matrix, got a batch of shape {tuple(A.batch_shape)}. Write each to a file"
         )
     S: Any = A.to_scipy().tocoo()
     if not np.isfinite(S.data).all():
@@ -64,7 +64,7 @@ def write_matrix_market(
         raise ValueError(f"{name}: A's values must be finite, got {S.data[at]} in row {S.row[at]}")
     if symmetric:
         if S.shape[0] != S.shape[1] or _differs(S.tocsr()):
-            raise ValueError(f"{name}: A must equal its transpose exactly; leave symmetric out")
+            raise ValueError(f"{name}: A must equal its transpose exactly. Remove symmetric")
         lower = S.row >= S.col
         S = scipy.sparse.coo_array((S.data[lower], (S.row[lower], S.col[lower])), S.shape)
     text = io.BytesIO()

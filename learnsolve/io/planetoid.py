@@ -31,8 +31,8 @@ def need_pooch(function: str) -> Any:
         return importlib.import_module("pooch")
     except ImportError as error:
         raise ImportError(
-            f"{function}: downloads need pooch: pip install 'learnsolve[data]'; or give the folder with the "
-            "files",
+            f"{function}: downloads need pooch: pip install 'learnsolve[data]'. Or pass the folder with the "
+            f"files",
             name="pooch",
         ) from error
 
@@ -44,14 +44,14 @@ def cache_folder(function: str) -> Path:
 
 
 def download(function: str, folder: Path, url: str, digests: Mapping[str, str]) -> None:
-    """Download the files `url` + name into `folder` and check their SHA-256; existing files are kept.
+    """Download the files `url` + name into `folder` and check their SHA-256. Existing files are kept.
 
     Raises
     ------
     OSError
         if a file cannot be downloaded or stored.
     ValueError
-        if the SHA-256 of a file differs; the file is not kept.
+        if the SHA-256 of a file differs. The file is not kept.
     """
     pooch = need_pooch(function)
     registry = {name: f"sha256:{digest}" for name, digest in digests.items()}
@@ -61,13 +61,13 @@ def download(function: str, folder: Path, url: str, digests: Mapping[str, str]) 
             files.fetch(name)
         except ValueError as error:
             raise ValueError(
-                f"{function}: {url}{name} is not the expected file: its SHA-256 is not {digests[name]}; get "
-                "the files elsewhere and give the folder with them"
+                f"{function}: {url}{name} is not the expected file: its SHA-256 is not {digests[name]}. Get "
+                f"the files elsewhere and pass the folder with them"
             ) from error
         except OSError as error:
             raise OSError(
-                f"{function}: cannot download {url}{name} into {folder} ({_reason(error)}); get the files "
-                "elsewhere and give the folder with them"
+                f"{function}: cannot download {url}{name} into {folder} ({_reason(error)}). Get the files "
+                f"elsewhere and pass the folder with them"
             ) from error
 
 
@@ -91,7 +91,7 @@ def paths_of(name: str, folder: Path) -> dict[str, Path]:
     for path in paths.values():
         if not path.is_file():
             raise FileNotFoundError(
-                f"planetoid: there is no file {path}; the folder must contain ind.{name}.x and so on for "
+                f"planetoid: there is no file {path}. The folder must contain ind.{name}.x and so on for "
                 f"{', '.join(PARTS)}"
             )
     return paths
@@ -122,8 +122,8 @@ def read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
     if len(test) != tx.shape[0] or len(np.unique(test)) != len(test) or (len(test) and test.min() < first):
         _fail(
             paths["test.index"],
-            f"must name each of the {tx.shape[0]} nodes of tx once, by numbers from {first} on, since those "
-            "below belong to allx",
+            f"must name each of the {tx.shape[0]} nodes of tx once, by numbers from {first} on, since the "
+            f"numbers below belong to allx",
         )
     edges, loops, last = _edges(loaded["graph"], paths["graph"])
     n = 1 + max(first - 1, int(test.max(initial=-1)), last)
@@ -165,8 +165,8 @@ def _test_ids(path: Path) -> np.ndarray:
 
 
 def _edges(graph: dict, path: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """The edges (2, number) with the first node below the second, each once; the nodes with an edge to
-    themselves; and the last node."""
+    """The edges (2, number) with the first node below the second, each once, the nodes with an edge to
+    themselves, and the last node."""
     if not all(isinstance(neighbors, list) for neighbors in graph.values()):
         _fail(path, "must map each node to the list of its neighbors")
     nodes = list(graph)
@@ -215,7 +215,7 @@ class Graph:
     Attributes
     ----------
     name : name of the data set
-    adjacency : CSR, shape (n, n): ones at the edges, symmetric, without duplicate edges; see `self_loops`
+    adjacency : CSR, shape (n, n): ones at the edges, symmetric, without duplicate edges. See `self_loops`
     features : CSR, shape (n, number of features)
     labels : Tensor of int64, shape (n,): the class of each node, -1 if unknown
     classes : number of classes
@@ -223,7 +223,7 @@ class Graph:
 
     Examples
     --------
-    Two nodes and an edge; `planetoid` reads those that are published.
+    Two nodes and an edge. `planetoid` reads those that are published.
 
     >>> import torch, learnsolve as ls
     >>> edge = ls.CSR.from_dense(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
@@ -259,8 +259,8 @@ def planetoid(
     ----------
     name : the NAME in the files' names, made of lower-case letters, digits, "_", "-" and single dots;
         "citeseer" can be downloaded
-    folder : folder with the files; None downloads them once (`pip install 'learnsolve[data]'`) into the cache
-    normalize : divide each row of features by its sum; rows of zeros are left unchanged
+    folder : folder with the files. None downloads them once (`pip install 'learnsolve[data]'`) into the cache
+    normalize : divide each row of features by its sum. Rows of zeros are left unchanged
     keep : cache the content of `folder` as an .npz file, which later calls read instead of the pickles.
         Downloaded files are always cached. Nothing is ever written into `folder`
     self_loops : keep the edges from a node to itself, as ones on the diagonal (124 nodes of CiteSeer)
@@ -275,11 +275,11 @@ def planetoid(
     Raises
     ------
     FileNotFoundError, OSError, ImportError
-        if a file is missing (the message names it); if it cannot be downloaded; if pooch is needed and
+        if a file is missing (the message names it), if it cannot be downloaded, or if pooch is needed and
         missing.
     ValueError
         if a file is damaged, is inconsistent with the others, requests anything but arrays, matrices and
-        lists, or, if downloaded, has the wrong SHA-256; or if `name` is invalid.
+        lists, or, if downloaded, has the wrong SHA-256, or if `name` is invalid.
 
     Notes
     -----
@@ -298,8 +298,8 @@ def planetoid(
         raise TypeError(f"planetoid: name must be a string, got {type(name).__name__}")
     if not NAME.fullmatch(name):
         raise ValueError(
-            'planetoid: name must be made of lower-case letters, digits, "_", "-" and single dots, got '
-            f"{name!r}; pass the folder as a separate argument"
+            'planetoid: name must consist of lower-case letters, digits, "_", "-" and single dots, got '
+            f"{name!r}. Pass the folder as a separate argument"
         )
     checks.flag("planetoid", "normalize", normalize)
     checks.flag("planetoid", "keep", keep)
@@ -324,7 +324,7 @@ def _downloaded(name: str) -> dict[str, np.ndarray]:
     if name not in DIGESTS:
         known = ", ".join(DIGESTS)
         raise ValueError(
-            f"planetoid: name must be one that can be downloaded ({known}), got {name!r}; give the folder "
+            f"planetoid: name must be one that can be downloaded ({known}), got {name!r}. Pass the folder "
             "with its files"
         )
     digests = dict(zip((f"ind.{name}.{part}" for part in PARTS), DIGESTS[name], strict=True))
@@ -352,7 +352,7 @@ def _npz(name: str, digest: str) -> Path:
 
 
 def _load(path: Path, digest: str) -> dict[str, np.ndarray] | None:
-    """The arrays of an .npz file; None if it is missing or damaged, in which case it is rebuilt."""
+    """The arrays of an .npz file, or None if it is missing or damaged, in which case it is rebuilt."""
     try:
         with np.load(path, allow_pickle=False) as file:
             if str(file["digest"]) != digest:
@@ -374,7 +374,7 @@ def _content(arrays: dict[str, np.ndarray]) -> str:
 
 
 def _store(path: Path, arrays: dict[str, np.ndarray], digest: str) -> None:
-    """Write the .npz file, replacing a damaged one; other processes may do the same at the same time."""
+    """Write the .npz file, replacing a damaged one. Other processes may do the same at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     held = arrays | {"digest": np.array(digest), "content": np.array(_content(arrays))}

@@ -1,6 +1,6 @@
 """`Cached`, an object that caches data computed from it: the base of `SparsityPattern`.
 
-Each object has one store of entries. An entry knows the versions of its tensors; reading it after one of them
+Each object has one store of entries. An entry knows the versions of its tensors. Reading it after one of them
 was changed in place, which could send a kernel out of bounds, raises an error. Data that depends on one
 pattern only lives as long as the pattern. Plans for several patterns, of which a program can make any number,
 share one budget. On a CUDA device, reading an entry delays the reuse of its freed memory until the current
@@ -82,9 +82,9 @@ def unmapped(t: Tensor) -> Tensor:
     """The tensor behind one that `torch.func` differentiates, for values without a derivative."""
     if mapped(t):
         raise NotImplementedError(
-            "patterns, index arrays, files and arrays of NumPy cannot be made of a tensor that "
-            "torch.func.vmap maps over: make them outside of the transformed function, and map over "
-            "values, learnsolve.CSR(values, pattern)"
+            "patterns, index arrays, files and arrays of NumPy cannot be made from a tensor that "
+            "torch.func.vmap maps over. Make them outside of the transformed function, and map over values, "
+            "learnsolve.CSR(values, pattern)"
         )
     return innermost(t)
 
@@ -123,7 +123,7 @@ def outside_of_graphs(function: Callable[P, T], why: str | None = None) -> Calla
     """`torch.compile` does not trace `function`: it breaks its graph there, or, with `fullgraph=True`, raises
     an error that says `why`.
 
-    The same as `torch.compiler.disable`, without loading Dynamo here, which takes seconds.
+    Like `torch.compiler.disable`, but without loading Dynamo here, which takes seconds.
     """
     if set_code_exec_strategy is None:
         return torch.compiler.disable(function, reason=why)  # type: ignore[return-value]
@@ -200,7 +200,7 @@ def transformations(t: Tensor) -> set[str]:
 
 
 class Immutable:
-    """The constructor sets attributes by ``object.__setattr__``; afterwards they cannot be set or deleted."""
+    """The constructor sets attributes by ``object.__setattr__``. Afterwards they cannot be set or deleted."""
 
     __slots__ = ()
 
@@ -213,7 +213,7 @@ class Immutable:
         self._refuse(name, "deleted")
 
     def _refuse(self, name: str, what: str) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__} is immutable: {name} cannot be {what}; {self._instead}")
+        raise AttributeError(f"{type(self).__name__} is immutable: {name} cannot be {what}. {self._instead}")
 
 
 class Versions:
@@ -265,9 +265,9 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 class Budget:
     """The memory budget of plans for several patterns.
 
-    A program that combines matrices at random, such as batches of graphs, makes a plan per combination; the
+    A program that combines matrices at random, such as batches of graphs, makes a plan per combination. The
     least recently used are dropped. A training step that cycles through more plans than fit would recompute
-    all of them in every step, since each is dropped just before its next use; a warning says so.
+    all of them in every step, since each is dropped just before its next use. A warning says so.
     """
 
     always = 16  # the last plans are kept, whatever their size: a training step cycles through a few
@@ -291,7 +291,7 @@ class Budget:
             return self.counted
 
     def set_limit(self, limit: int) -> int:
-        """Set the limit; the previous one."""
+        """Set the limit and return the previous one."""
         with self.lock:
             before, self.limit, self.warned = self.limit, limit, False
             self.drops.clear()
@@ -311,7 +311,7 @@ class Budget:
         if repeated:
             warnings.warn(
                 f"set_options: the plans in use take more than the limit of {self.limit} bytes, so they are "
-                "dropped and made again and again, which takes time; raise it with "
+                "dropped and made again and again, which takes time. Raise it with "
                 "learnsolve.set_options(plan_cache_bytes=...)",
                 stacklevel=2,
             )
@@ -411,7 +411,7 @@ class Entry(Versions):
 
 class EntryOnDevice(Entry):
     """An entry of an object on a CUDA device. When memory is freed, the allocator makes it available to the
-    stream it was allocated on; other streams that read it must be recorded, once each."""
+    stream it was allocated on. Other streams that read it must be recorded, once each."""
 
     __slots__ = ("index", "streams")
 
@@ -468,7 +468,7 @@ class Cached:
     _entry: type[Entry]
 
     def _begin(self, *arrays: Tensor) -> None:
-        """Set the arrays of this object; nothing is cached yet."""
+        """Set the arrays of this object. Nothing is cached yet."""
         set_ = object.__setattr__
         set_(self, "_arrays", arrays)
         # A separate class of store, so that reading has no overhead on the CPU.
@@ -538,7 +538,7 @@ class Cached:
     def _planned(self, make: Callable[..., Any], *others: Any) -> Any:
         """`make(self, *others)`, computed once: the plan of an operation for this object together with other
         objects or integers. The plan is freed with the first of the objects, so it must not hold any of
-        `others`; or earlier, if many others were used since (`Budget`), and is then recomputed. It consists
+        `others`, or earlier, if many others were used since (`Budget`), and is then recomputed. It consists
         of tensors and patterns in tuples, so that they can be watched and counted."""
         key = _key(make, others)
         if torch.compiler.is_dynamo_compiling():
@@ -591,7 +591,7 @@ class Cached:
         return entry.value
 
     def _keep_last(self, key: str, value: Any) -> None:
-        """Store a value that depends on more than patterns, replacing the last one; the reader must check
+        """Store a value that depends on more than patterns, replacing the last one. The reader must check
         whether it matches. It may be dropped, like a plan."""
         self._keep(key, value, may_be_dropped=True)
 

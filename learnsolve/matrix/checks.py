@@ -25,19 +25,19 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_range
 SUPPORTED = (torch.float32, torch.float64)
 COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # of the same precision
 _COMPLEX = tuple(COMPLEX.values())
-MAKE = "; make one with CSR.from_dense, CSR.from_scipy, CSR.from_torch or CSR.from_coo"
+MAKE = ". Make one with CSR.from_dense, CSR.from_scipy, CSR.from_torch or CSR.from_coo"
 _IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the module"
 
 
 def tensor(function: str, name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
-        remedy = "; torch.from_numpy makes one" if isinstance(value, np.ndarray) else of_graph(value)
+        remedy = ". Make one with torch.from_numpy" if isinstance(value, np.ndarray) else of_graph(value)
         if isinstance(value, (list, tuple, float, int)):
-            remedy = f"; torch.tensor({name}, dtype=A.dtype) makes one"
+            remedy = f". Make one with torch.tensor({name}, dtype=A.dtype)"
         raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}{remedy}")
     if value.layout is not torch.strided:
         raise TypeError(
-            f"{function}: {name} must be a dense tensor, got layout {value.layout}; make a matrix of it with "
+            f"{function}: {name} must be a dense tensor, got layout {value.layout}. Make a matrix of it with "
             "CSR.from_torch, or call .to_dense()"
         )
 
@@ -60,21 +60,21 @@ def fits(values: Any, x: Any, pattern: Any) -> bool:
 def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
     if not isinstance(A, CSR):
         if isinstance(getattr(A, "matrix", None), CSR):  # a BlockBatch
-            remedy = f"; pass {name}.matrix, its block-diagonal CSR"
+            remedy = f". Pass {name}.matrix, its block-diagonal CSR"
         if hasattr(A, "row_range"):  # a petsc.Matrix
-            remedy = "; a petsc.Matrix goes to petsc.spmm, petsc.solve and the solvers (cg, minres, ...)"
+            remedy = ". Pass a petsc.Matrix to petsc.spmm, petsc.solve and the solvers (cg, minres, ...)"
         remedy = of_graph(A) or remedy
         raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
     if (A.values.shape or (-1,))[-1] != A.pattern.nnz:  # checked when A was made, but tensors can be swapped
         raise ValueError(
             f"{function}: {name}.values has now shape {tuple(A.values.shape)}, the pattern "
-            f"{A.pattern.nnz} entries; make another matrix with learnsolve.CSR(values, pattern)"
+            f"{A.pattern.nnz} entries. Make another matrix with learnsolve.CSR(values, pattern)"
         )
 
 
 def of_graph(value: Any) -> str:
     """The remedy for a graph of PyTorch Geometric given in place of its edges."""
-    return "; of this graph pass its .edge_index" if hasattr(value, "edge_index") else ""
+    return ". For this graph pass its .edge_index" if hasattr(value, "edge_index") else ""
 
 
 def square(function: str, name: str, shape: tuple[int, int]) -> None:
@@ -97,25 +97,25 @@ def dtype(function: str, name: str, value: Tensor, or_complex: bool = False) -> 
             check_real(function, name, value.dtype)
         supported = "complex64 or complex128" if value.is_complex() else "float32 or float64"
         raise TypeError(
-            f"{function}: {name} must be {supported}, got {value.dtype}; convert it with .to(dtype=...)"
+            f"{function}: {name} must be {supported}, got {value.dtype}. Convert it with .to(dtype=...)"
         )
 
 
 def same_kind(function: str, name: str, value: Any, values: Tensor, or_complex: bool = False) -> None:
-    """`value` must be a tensor with the dtype and device of the matrix's values; with `or_complex`, with
-    their precision, real or complex."""
+    """`value` must be a tensor with the dtype and device of the matrix's values. With `or_complex` it may be
+    real or complex, with their precision."""
     tensor(function, name, value)
     if value.dtype != values.dtype and not (or_complex and one_precision(value.dtype, values.dtype)):
         if not or_complex:
             check_real(function, name, value.dtype)
-        remedy = f"convert it with .to({values.dtype})"
+        remedy = f"Convert it with .to({values.dtype})"
         if value.dtype in SUPPORTED or (or_complex and value.dtype in _COMPLEX):
-            remedy = f"convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
-        raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}; {remedy}")
+            remedy = f"Convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
+        raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}. {remedy}")
     if not (value.is_cpu and values.is_cpu):
         if value.device != values.device:
             raise TypeError(
-                f"{function}: {name} is on {value.device}, the matrix on {values.device}; move one with "
+                f"{function}: {name} is on {value.device}, the matrix on {values.device}. Move one with "
                 f".to() ({_IN_A_MODULE})"
             )
         real_on_a_device(function, name, value)
@@ -129,8 +129,8 @@ def one_dtype(function: str, b: Tensor, values: Tensor) -> None:
     """A complex b and a matrix must have the same dtype."""
     if b.dtype != values.dtype:
         raise TypeError(
-            f"{function}: b has dtype {b.dtype}, the matrix {values.dtype}; convert one of them, as by "
-            f"A.to({b.dtype})"
+            f"{function}: b has dtype {b.dtype}, the matrix {values.dtype}. Convert one of them, for example "
+            f"with A.to({b.dtype})"
         )
 
 
@@ -138,7 +138,7 @@ def batches(function: str, a: torch.Size, b: torch.Size, names: str) -> None:
     """Batch axes `a` and `b`, of the operands `names`, must broadcast."""
     if a and b and any(i != j and i != 1 and j != 1 for i, j in zip(reversed(a), reversed(b), strict=False)):
         raise ValueError(
-            f"{function}: the batch axes of {names} must broadcast, got {tuple(a)} and {tuple(b)}; reshape "
+            f"{function}: the batch axes of {names} must broadcast, got {tuple(a)} and {tuple(b)}. Reshape "
             "one of them"
         )
 
@@ -147,8 +147,8 @@ def start(function: str, name: str, value: Tensor, instead: str) -> None:
     """`value`, which a module copies into its state, must not require grad: the copy has no derivative."""
     if carries_graph(value):
         raise ValueError(
-            f"{function}: {name} requires grad, but would get no gradient, because the module keeps a copy; "
-            f"pass {name.removesuffix('.values')}.detach() to start from its numbers, or {instead}"
+            f"{function}: {name} requires grad, but would get no gradient, because the module keeps a copy. "
+            f"Pass {name.removesuffix('.values')}.detach() to start from its numbers, or {instead}"
         )
 
 
@@ -214,8 +214,8 @@ def keywords(function: str, given: Iterable[str], valid: Collection[str]) -> Non
     for key in given:
         if key not in valid:
             similar = get_close_matches(key, valid, 1)
-            hint = f"did you mean {similar[0]}?" if similar else f"valid keywords: {', '.join(valid)}"
-            raise TypeError(f"{function}() got an unexpected keyword argument {key!r}; {hint}")
+            hint = f"Did you mean {similar[0]}?" if similar else f"Valid keywords: {', '.join(valid)}"
+            raise TypeError(f"{function}() got an unexpected keyword argument {key!r}. {hint}")
 
 
 def tolerance(function: str, name: str, value: Any) -> None:
@@ -321,7 +321,7 @@ T = TypeVar("T")
 
 
 def as_matrix(A: Any) -> Any:
-    """A as a CSR if it is a matrix of another library; otherwise A itself.
+    """A as a CSR if it is a matrix of another library, otherwise A itself.
 
     A dense tensor that requires grad keeps its zeros as entries, since they have gradients too; any other
     tensor has only its nonzeros as entries.
@@ -334,7 +334,7 @@ def as_matrix(A: Any) -> Any:
 
 
 def sparse_matrix(A: Any) -> Any:
-    """A as a CSR if it is a sparse matrix of another library, or an `nn.SparseMatrix`; otherwise A itself."""
+    """A as a CSR if it is a sparse matrix of another library, or an `nn.SparseMatrix`, otherwise A itself."""
     if isinstance(A, CSR):
         return A
     if isinstance(A, Tensor):
@@ -402,7 +402,7 @@ def _full(D: Tensor) -> SparsityPattern:
 
 @makes_plain_tensors
 def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray, int]:
-    """(edges, n): a copy of the edges, int64, shape (2, E), and the number of nodes; by default the largest
+    """(edges, n): a copy of the edges, int64, shape (2, E), and the number of nodes, by default the largest
     node plus one. The bytes of the edges are the key of cached data: comparing them is cheap compared with
     sorting edges again."""
     tensor(function, "edge_index", edge_index)
@@ -410,12 +410,12 @@ def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray,
         raise TypeError(f"{function}: edge_index must hold integers, got {edge_index.dtype}")
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(
-            f"{function}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}; of pairs, "
-            "(E, 2), give pairs.T"
+            f"{function}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}. For pairs of "
+            f"shape (E, 2), pass pairs.T"
         )
     ends = as_numpy(edge_index).astype(np.int64)
     if n is None and ends.size == 0:
-        raise ValueError(f"{function}: without edges, n must give the number of nodes")
+        raise ValueError(f"{function}: without edges, n must be the number of nodes")
     n = max(int(ends.max()) + 1, 0) if n is None else integer(function, "n", n, 0)
     for k in (0, 1):
         check_range(function, f"edge_index[{k}]", ends[k], n, "nodes")

@@ -1,5 +1,5 @@
 """Conversion of values and pattern from and to SciPy, torch and dense tensors: the code of `CSR.from_*` and
-`CSR.to_*`; files."""
+`CSR.to_*`, and files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # indptr, indices and data o
 
 
 def arrays(S: Any, shape: Shape) -> Arrays:
-    """New arrays of the CSR matrix equal to S, which may have any format; they form a valid pattern."""
+    """New arrays of the CSR matrix equal to S, which may have any format. They form a valid pattern."""
     if S.format == "bsr":
         S = _without_blocks(S, shape)
     return _compressed(S, shape) if S.format in ("csr", "csc") else _from_triples(*_triples(S, shape), shape)
@@ -50,7 +50,7 @@ def _index(name: str, a: Any) -> np.ndarray:
     a = np.asarray(a)
     if a.dtype.kind not in "iu" or a.ndim != 1:
         raise TypeError(
-            f"{_NAME}: {name} must be integers in one axis, got {a.dtype} of shape {a.shape}; convert the "
+            f"{_NAME}: {name} must be integers in one axis, got {a.dtype} of shape {a.shape}. Convert the "
             "array of the matrix"
         )
     return a.astype(np.int32 if a.dtype.kind == "i" and a.dtype.itemsize <= 4 else np.int64)
@@ -65,7 +65,8 @@ def _in_range(name: str, a: Any, size: int) -> np.ndarray:
 def _one_length(name: str, a: np.ndarray, data: np.ndarray) -> None:
     if data.shape[:1] != a.shape:
         raise ValueError(
-            f"{_NAME}: data and {name} must have one length, got {data.shape[:1]} and {a.shape}; one of them "
+            f"{_NAME}: data and {name} must have the same length, got {data.shape[:1]} and {a.shape}. One of "
+            f"them "
             "was changed after the matrix was made"
         )
 
@@ -156,7 +157,7 @@ def _lists(S: Any, shape: Shape) -> Arrays:
         )
     lengths = [len(row) for row in lists]
     if lengths != [len(row) for row in values]:
-        raise ValueError(f"{_NAME}: rows and data must hold lists of one length in every row")
+        raise ValueError(f"{_NAME}: rows and data must hold lists of the same length in every row")
     flat = _joined("rows", lists, None)
     columns = _in_range("rows", flat if len(flat) else np.empty(0, dtype=np.int64), shape[1])
     narrow = np.int32 if max(*shape, len(flat)) <= _INT32 else np.int64
@@ -170,7 +171,7 @@ def _joined(name: str, lists: Any, dtype: Any) -> np.ndarray:
         return np.array([v for row in lists for v in row], dtype=dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise TypeError(
-            f"{_NAME}: {name} must hold lists of numbers ({error}); one was changed after the matrix was made"
+            f"{_NAME}: {name} must hold lists of numbers ({error}). One was changed after the matrix was made"
         ) from error
 
 
@@ -205,15 +206,15 @@ REAL_FORM = (
 def real_on_a_device(function: str, name: str, value: Tensor) -> None:
     if value.is_complex() and not value.is_cpu:
         raise TypeError(
-            f"{function}: {name} is complex and on {value.device}; complex values are for the CPU; there "
-            f"{REAL_FORM}"
+            f"{function}: {name} is complex and on {value.device}, but complex values are only supported on "
+            f"the CPU. On this device, {REAL_FORM}"
         )
 
 
 def check_real(function: str, name: str, dtype: Any) -> None:
     """Reject complex dtypes of torch and NumPy: a conversion would drop imaginary parts."""
     if "complex" in str(dtype):
-        raise TypeError(f"{function}: {name} must be real, got {dtype}; {REAL_FORM}")
+        raise TypeError(f"{function}: {name} must be real, got {dtype}. Instead, {REAL_FORM}")
 
 
 def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPattern]:
@@ -225,14 +226,14 @@ def cast(function: str, values: Tensor, dtype: torch.dtype | None, device: Any =
     """`values.to` that never drops imaginary parts."""
     if dtype is not None and values.is_complex() and not dtype.is_complex:
         raise TypeError(
-            f"{function}: {dtype} would drop the imaginary parts of {values.dtype}; use A.real, A.imag or "
+            f"{function}: {dtype} would drop the imaginary parts of {values.dtype}. Use A.real, A.imag or "
             "A.abs(), or a complex dtype"
         )
     return values.to(device=device, dtype=dtype)
 
 
 def conjugate(t: Tensor) -> Tensor:
-    """The conjugate, not lazy; torch 2.13 has no batching rule for `torch.conj_physical`, and no batched
+    """The conjugate, not lazy: torch 2.13 has no batching rule for `torch.conj_physical`, and no batched
     gradient of `conj`."""
     if not t.is_complex():
         return t
@@ -264,21 +265,21 @@ _FORMATS = ("csr", "csc", "coo", "bsr", "dia", "dok", "lil")
 
 
 def tensor_of(value: Any, like: Tensor | None = None) -> Any:
-    """A copy of a NumPy array as a tensor, on the device of `like`; anything else is returned unchanged."""
+    """A copy of a NumPy array as a tensor, on the device of `like`. Anything else is returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind not in "fiubc":
-        raise TypeError(f"a NumPy array must hold numbers, got {value.dtype}; convert it with .astype")
+        raise TypeError(f"a NumPy array must hold numbers, got {value.dtype}. Convert it with .astype")
     tensor = torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
     return tensor if like is None else tensor.to(like.device)
 
 
 def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
     """(crow_indices, col_indices, values, shape) of a CSR or COO tensor, and of the transpose of a CSC
-    tensor; for blocks and unsorted columns, (None, (rows, columns), values, shape)."""
+    tensor. For blocks and unsorted columns, (None, (rows, columns), values, shape)."""
     if not isinstance(T, Tensor) or T.layout not in _LAYOUTS or T.dim() != 2:
         raise TypeError(
-            "CSR.from_torch: T must be a 2-D sparse tensor of torch (CSR, COO, CSC, BSR, BSC); see from_dense"
+            "CSR.from_torch: T must be a 2-D sparse tensor of torch (CSR, COO, CSC, BSR, BSC). See from_dense"
         )
     shape = matrix_shape("CSR.from_torch", T.shape)
     if T.layout == torch.sparse_coo:
@@ -286,8 +287,8 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
     if T.requires_grad and T.is_leaf and T.layout != torch.sparse_csr:
         layout = str(T.layout).removeprefix("torch.sparse_").upper()
         raise NotImplementedError(
-            f"CSR.from_torch: torch cannot accumulate a gradient in a {layout} tensor; make it of values "
-            "that require grad, or use the CSR or COO layout"
+            f"CSR.from_torch: torch cannot accumulate a gradient in a {layout} tensor. Make it from values "
+            f"that require grad, or use the CSR or COO layout"
         )
     return _from_compressed(T, shape) if T.layout in _LAYOUTS[:2] else _from_blocks(T, shape)
 
@@ -311,7 +312,7 @@ def _key_of(T: Tensor, indices: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
 
 
 def known_pattern(T: Any) -> SparsityPattern | None:
-    """The pattern that was kept for a CSR tensor, if the indices are still the same."""
+    """The pattern that was kept for a CSR tensor, if the indices have not changed."""
     if not _patterns or (indices := _indices_of(T)) is None:
         return None
     for key, (storages, _) in [*_patterns.items()]:
@@ -382,7 +383,7 @@ def _from_compressed(T: Tensor, shape: Shape) -> tuple[Tensor | None, Any, Tenso
     if T.requires_grad and not by_columns:
         raise NotImplementedError(
             "CSR.from_torch: the columns of this CSR tensor are not sorted, and torch hands the "
-            "gradient of such values back in the wrong order; pass T.detach(), or sort with "
+            "gradient of such values back in the wrong order. Pass T.detach(), or sort with "
             "T.to_sparse_coo().coalesce()"
         )
     return None, (_rows(crow), col), T.values(), shape
@@ -433,7 +434,7 @@ def to_torch(values: Tensor, pattern: SparsityPattern, layout: torch.layout) -> 
 
 def check_dense(D: Any) -> None:
     if not isinstance(D, Tensor) or D.dim() != 2 or D.layout != torch.strided:
-        raise TypeError("CSR.from_dense: D must be a 2-D torch.Tensor or NumPy array, dense; see from_torch")
+        raise TypeError("CSR.from_dense: D must be a 2-D torch.Tensor or NumPy array, dense. See from_torch")
     if D.is_meta:
         raise ValueError("CSR.from_dense: D must have data, got a tensor on meta")
 
@@ -507,7 +508,7 @@ def write_tensors(
 
 
 def read_tensors(function: str, path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header; a ValueError for a damaged file."""
+    """Tensors and header. Raises a ValueError for a damaged file."""
     content, load = Path(path).read_bytes(), _safetensors(function).load
     try:
         length = int.from_bytes(content[:8], "little")

@@ -1,4 +1,4 @@
-"""`CSR`, a sparse matrix: a pattern with values. Its arithmetic calls `learnsolve.ops`; its other methods
+"""`CSR`, a sparse matrix: a pattern with values. Its arithmetic calls `learnsolve.ops`. Its other methods
 have the names of torch and NumPy."""
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ class Views:
         return self.conj().T
 
     def conj(self) -> Self:
-        """With conjugate values; A itself if they are real."""
+        """With conjugate values, or A itself if they are real."""
         return self._with(convert.conjugate(self.values)) if self.values.is_complex() else self
 
     @property
     def real(self) -> Self:
-        """The real parts of the values, on A's pattern; A itself if they are real."""
+        """The real parts of the values, on A's pattern, or A itself if they are real."""
         return self._with(self.values.real) if self.values.is_complex() else self
 
     @property
     def imag(self) -> Self:
-        """The imaginary parts of the values, on A's pattern; zeros if they are real."""
+        """The imaginary parts of the values, on A's pattern, or zeros if they are real."""
         return self._with(self.values.imag if self.values.is_complex() else torch.zeros_like(self.values))
 
     def _with(self, values: Tensor) -> Self:
@@ -74,7 +74,7 @@ class Views:
 
     def __bool__(self) -> bool:
         # Otherwise Python would use __len__.
-        raise TypeError("CSR: a matrix is neither true nor false; compare with None, or look at A.nnz")
+        raise TypeError("CSR: a matrix is neither true nor false. Compare with None, or look at A.nnz")
 
     # --- moves and conversions ---
     def cpu(self) -> Self:
@@ -113,12 +113,12 @@ class Views:
 
         Parameters
         ----------
-        ax : matplotlib Axes; default: the axes of a new figure
+        ax : matplotlib Axes. Default: the axes of a new figure
         options : for ``Axes.imshow``, such as ``cmap``
 
         Returns
         -------
-        The Axes. A cell is dark if it has an entry, even a zero; for a matrix with more than 512 rows or
+        The Axes. A cell is dark if it has an entry, even a zero. For a matrix with more than 512 rows or
         columns a cell covers several entries. O(nnz). No gradient.
         """
         return _spy(self.pattern, ax, options)
@@ -239,11 +239,11 @@ def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[tup
         rows, columns = about["shape"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
-            f"CSR.load: {path} is not the file of a matrix; take one that A.save(path) has written"
+            f"CSR.load: {path} is not the file of a matrix. Pass a file that A.save(path) has written"
         ) from error
     if (made_by, kind) != (1, "CSR"):
         raise ValueError(
-            f"CSR.load: {path} has format {made_by!r} of {kind!r}, this version reads 1 of 'CSR'; update "
+            f"CSR.load: {path} has format {made_by!r} of {kind!r}, this version reads 1 of 'CSR'. Update "
             "learnsolve"
         )
     return (rows, columns), about.get("complex") is True
@@ -271,7 +271,7 @@ class _Missing:
     """A missing attribute, whose error says what to write instead."""
 
     def __init__(self, name: str, remedy: str):
-        self.message = f"CSR: a matrix has no attribute {name!r}; write {remedy}"
+        self.message = f"CSR: a matrix has no attribute {name!r}. Write {remedy}"
 
     def __get__(self, A: Any, owner: Any) -> Any:
         raise AttributeError(self.message)
@@ -296,7 +296,7 @@ class Habits:
     @overload
     def size(self, dim: int) -> int: ...
     def size(self, dim: int | None = None) -> tuple[int, int] | int:
-        """``A.shape``, or ``A.shape[dim]``, as in torch; no gradient."""
+        """``A.shape``, or ``A.shape[dim]``, as in torch. No gradient."""
         return self.shape if dim is None else self.shape[dim]
 
     def toarray(self) -> np.ndarray:
@@ -315,14 +315,14 @@ class Habits:
         def __array__(self, *_: Any, **__: Any) -> Any:
             # Otherwise NumPy would make an array of one object.
             raise TypeError(
-                "CSR: a sparse matrix is not a NumPy array; use A.toarray(), or A.to_scipy() for a sparse "
+                "CSR: a sparse matrix is not a NumPy array. Use A.toarray(), or A.to_scipy() for a sparse "
                 "one. For S @ A with a SciPy matrix S write CSR.from_scipy(S) @ A"
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "_is_param":  # the mark that torch.nn.Parameter sets on its argument
             raise TypeError(
-                "Parameter: takes a tensor, got a CSR; a matrix with trainable values is "
+                "Parameter: takes a tensor, got a CSR. A matrix with trainable values is "
                 "learnsolve.nn.SparseMatrix(A, trainable=True), and "
                 "A.with_values(torch.nn.Parameter(A.values)) one whose values are a parameter held elsewhere"
             )
@@ -337,7 +337,7 @@ def alias(method: str, default: Any, **names: Any) -> Any:
     """The value of an argument with several names."""
     arguments = {name: value for name, value in names.items() if value is not None}
     if len(arguments) > 1:
-        raise TypeError(f"CSR.{method}: {' and '.join(arguments)} are names of one argument; leave one out")
+        raise TypeError(f"CSR.{method}: {' and '.join(arguments)} are names of the same argument. Remove one")
     return next(iter(arguments.values()), default)
 
 
@@ -347,7 +347,7 @@ def no_matrix_function(func: Any, types: Any) -> Any:
         return NotImplemented
     name = getattr(func, "__name__", str(func))
     raise TypeError(
-        f"torch.{name}: takes no CSR; write A @ x, an operation of learnsolve.ops, or give it A.values, "
+        f"torch.{name}: takes no CSR. Write A @ x, use an operation of learnsolve.ops, or pass A.values, "
         "A.to_dense() or A.to_torch()"
     )
 
@@ -387,7 +387,7 @@ class CSR(Views, Habits, Immutable):
 
     __slots__ = ("__weakref__", "_inverse_diagonal", "pattern", "values")  # the second: ops/structure.py
 
-    _instead = "make another one with A.with_values(values) or learnsolve.CSR(values, pattern)"
+    _instead = "Make another one with A.with_values(values) or learnsolve.CSR(values, pattern)"
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -400,7 +400,7 @@ class CSR(Views, Habits, Immutable):
         if isinstance(args[1], CSR) and is_dynamo_compiling():
             # Dynamo (torch 2.13) passes `A @ x` and `x @ A` with the same arguments, in the same order.
             raise NotImplementedError(
-                "CSR: under torch.compile the operators @ and / cannot tell A @ x from x @ A; write "
+                "CSR: under torch.compile the operators @ and / cannot tell A @ x from x @ A. Write "
                 "learnsolve.ops.spmm(A, x), learnsolve.ops.spmm(A, x, transpose=True) or A * (1 / s)"
             )
         if func in (torch.matmul, Tensor.matmul):
@@ -420,7 +420,7 @@ class CSR(Views, Habits, Immutable):
         if not (values.is_cpu and pattern._arrays[0].is_cpu):
             if values.device != pattern.device:
                 raise TypeError(
-                    f"CSR: values are on {values.device}, the pattern on {pattern.device}; use "
+                    f"CSR: values are on {values.device}, the pattern on {pattern.device}. Use "
                     "pattern.to(...)"
                 )
             convert.real_on_a_device("CSR", "values", values)
@@ -476,8 +476,8 @@ class CSR(Views, Habits, Immutable):
         device: torch.device | str | None = None,
         pattern: SparsityPattern | None = None,
     ) -> CSR:
-        """From any scipy.sparse array or matrix. The dtype is kept unless one is given; explicit zeros remain
-        entries; duplicates are summed.
+        """From any scipy.sparse array or matrix. The dtype is kept unless one is given. Explicit zeros remain
+        entries. Duplicates are summed.
 
         With `pattern` the matrix has exactly this pattern object, with zeros where S has no entry, so that
         the matrices of a data set share it and its plans. An entry of S outside the pattern, even a zero, is
@@ -530,7 +530,7 @@ class CSR(Views, Habits, Immutable):
     @classmethod
     def from_dense(cls, D: TensorLike, pattern: SparsityPattern | None = None) -> CSR:
         """The nonzeros of a 2-D tensor, in which it is differentiable, or of a NumPy array. With `pattern`,
-        as for `from_scipy`, the values at its entries, including zeros."""
+        the values at its entries, including zeros, as in `from_scipy`."""
         D = cast(Tensor, convert.tensor_of(D))
         if pattern is None:
             return cls(*convert.from_dense(D))
@@ -538,7 +538,7 @@ class CSR(Views, Habits, Immutable):
         return _ops.arithmetic.dense_on_pattern(D, pattern)
 
     def to_dense(self) -> Tensor:
-        """The dense matrix, shape (..., rows, columns); differentiable in the values."""
+        """The dense matrix, shape (..., rows, columns), differentiable in the values."""
         return convert.to_dense(self.values, self.pattern)
 
     @classmethod
@@ -550,14 +550,14 @@ class CSR(Views, Habits, Immutable):
         shape: tuple[int, int],
         pattern: SparsityPattern | None = None,
     ) -> CSR:
-        """From triples in any order; duplicates are summed. Differentiable in `values`.
+        """From triples in any order. Duplicates are summed. Differentiable in `values`.
 
         Parameters
         ----------
         rows, columns : integer tensors, or NumPy arrays, shape (entries,)
         values : Tensor or NumPy array, shape (..., entries)
         shape : (rows, columns)
-        pattern : as for `from_scipy`
+        pattern : see `from_scipy`
         """
         rows, columns, values = (convert.tensor_of(t) for t in (rows, columns, values))
         A = _ops.indexing.from_coo(rows, columns, values, shape)
@@ -567,7 +567,7 @@ class CSR(Views, Habits, Immutable):
     def stack(cls, matrices: Sequence[CSR]) -> CSR:
         """A batch of matrices with equal patterns, values (B, ..., nnz). Differentiable in all of them.
 
-        The pattern is the first matrix's; other pattern objects are accepted if their entries are the same,
+        The pattern is the first matrix's. Other pattern objects are accepted if their entries are the same,
         otherwise a ValueError is raised: `BlockBatch` supports matrices of different patterns and sizes.
         """
         return _ops.blocks.stack(matrices)
@@ -575,8 +575,8 @@ class CSR(Views, Habits, Immutable):
     def _single(self, function: str) -> None:
         if self.values.dim() != 1:
             raise ValueError(
-                f"CSR.{function}: needs one matrix, got a batch of shape {tuple(self.batch_shape)}; "
-                "take one with A.with_values(A.values[i])"
+                f"CSR.{function}: needs one matrix, got a batch of shape {tuple(self.batch_shape)}. "
+                "Select one with A.with_values(A.values[i])"
             )
 
     # --- the same structure, other values ---
@@ -595,14 +595,14 @@ class CSR(Views, Habits, Immutable):
             elif isinstance(arg, (str, torch.device)) and device is None:
                 device = arg
             elif isinstance(arg, (torch.dtype, str, torch.device)):
-                raise TypeError(f"CSR.to: a device or a dtype was given twice, the second time {arg}")
+                raise TypeError(f"CSR.to: a device or a dtype was passed twice, the second time {arg}")
             else:
                 raise TypeError(f"CSR.to: expected a device or a dtype, got {type(arg).__name__}")
         check_device("CSR.to", device)
         return CSR(convert.cast("CSR.to", self.values, dtype, device), self.pattern.to(device))
 
     def detach(self) -> CSR:
-        """The same values, not copied, without a graph."""
+        """The same values, not copied, detached from the autograd graph."""
         return CSR(self.values.detach(), self.pattern)
 
     def clone(self) -> CSR:
@@ -621,7 +621,7 @@ class CSR(Views, Habits, Immutable):
         """Whether A equals its transpose, pattern included, up to
         ``|a_ij - a_ji| <= 512 eps sqrt(m_i m_j)``, with ``m_i`` the largest modulus in row and column i.
 
-        For a batch: whether all do. O(nnz), on the host; not under `torch.compile`."""
+        For a batch: whether all do. O(nnz), on the host, and not under `torch.compile`."""
         return _ops.structure.symmetry("CSR.is_symmetric", self, None)
 
     def diagonal(self, k: int | None = None, *, offset: int | None = None) -> Tensor:
@@ -642,13 +642,13 @@ class CSR(Views, Habits, Immutable):
         return _ops.norm(self, ord, alias("norm", None, dim=dim, axis=axis))
 
     def abs(self) -> CSR:
-        """The absolute values of the entries; also ``abs(A)``."""
+        """The absolute values of the entries, also ``abs(A)``."""
         return _ops.arithmetic.absolute(self)
 
     __abs__ = abs
 
     def pow(self, exponent: float) -> CSR:
-        """The entries raised to a positive power; also ``A ** e``."""
+        """The entries raised to a positive power, also ``A ** e``."""
         return _ops.arithmetic.power(self, exponent)
 
     __pow__ = pow
@@ -657,9 +657,9 @@ class CSR(Views, Habits, Immutable):
         """``A[rows, columns]`` or ``A[rows]``: ints, slices, integer arrays, boolean masks.
 
         Slices and arrays keep an axis, so ``A[1:5]``, ``A[p]``, ``A[p][:, q]``, ``A[numpy.ix_(p, q)]`` are
-        matrices; explicit zeros remain entries. An int drops its axis: ``A[i]`` is a dense row, ``A[i, j]`` a
+        matrices. Explicit zeros remain entries. An int drops its axis: ``A[i]`` is a dense row, ``A[i, j]`` a
         scalar. Two index arrays, or a mask of A's shape, select entries into a dense vector. Batch axes stay
-        in front. Results are differentiable; those of repeated entries too. ``A[:, :]`` is A itself.
+        in front. Results are differentiable, also for repeated entries. ``A[:, :]`` is A itself.
         """
         return _ops.indexing.index(self, key)
 

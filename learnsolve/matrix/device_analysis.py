@@ -83,9 +83,9 @@ def chunk_rows(rows: int) -> int:
 
 
 def tiles(crow: Tensor, nnz: int) -> tuple[Tensor, Tensor]:
-    """Row and first entry of each tile, and (rows, nnz) until there are as many as follows from the sizes;
-    the first tile of each chunk, and the one after its last. Chunks are cut into equal tiles: where a row
-    ends, or within a row of more than PIECE entries."""
+    """Row and first entry of each tile, and (rows, nnz) until there are as many as follows from the sizes,
+    then the first tile of each chunk, and the one after its last. Chunks are cut into equal tiles: where a
+    row ends, or within a row of more than PIECE entries."""
     rows, device = len(crow) - 1, crow.device
     count = max(1, -(-rows // chunk_rows(rows)))
     first_row = (torch.arange(count + 1, device=device) * chunk_rows(rows)).clamp(max=rows)

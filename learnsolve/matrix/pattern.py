@@ -33,7 +33,7 @@ def check_device(function: str, device: torch.device | str | None) -> None:
     """Torch's own error would describe how torch was compiled, or a missing driver."""
     if device is not None and torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(
-            f"{function}: there is no device {str(device)!r}, torch.cuda.is_available() is False; stay with "
+            f"{function}: there is no device {str(device)!r}, torch.cuda.is_available() is False. Stay with "
             'device="cpu", or use a torch that is built for CUDA on a machine with a GPU'
         )
 
@@ -48,8 +48,8 @@ def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
         raise ValueError(f"{function}: shape must not be negative, got {(rows, columns)}")
     if rows > MOST or columns > MOST:
         raise ValueError(
-            f"{function}: a matrix may have 2^60 rows and columns at most, got shape {(rows, columns)}; make "
-            "it of smaller ones"
+            f"{function}: a matrix may have 2^60 rows and columns at most, got shape {(rows, columns)}. "
+            f"Split it into smaller matrices"
         )
     return rows, columns
 
@@ -68,7 +68,7 @@ def check_tensors(
             raise ValueError(f"{function}: {name} must have one dimension, got shape {tuple(t.shape)}")
     if crow.dtype != col.dtype or crow.device != col.device:
         raise TypeError(
-            f"{function}: {names[0]} and {names[1]} must have one dtype and device, got "
+            f"{function}: {names[0]} and {names[1]} must have the same dtype and device, got "
             f"{crow.dtype} on {crow.device} and {col.dtype} on {col.device}"
         )
 
@@ -83,7 +83,7 @@ def check_structure(
     canonical: bool = True,
 ) -> bool:
     """Whether the columns of every row are sorted and without duplicates. Every other fault is an error, and
-    so is this one if `canonical`; otherwise columns after the first such fault are not checked."""
+    so is this one if `canonical`. Otherwise columns after the first such fault are not checked."""
     rows, columns = shape
     if len(crow) != rows + 1:
         what = "rows" if names[2] == "columns" else "columns"
@@ -111,8 +111,8 @@ def _message(
         2: f"{names[0]} must not decrease, but {crow} is smaller than the entry before it",
         3: f"{names[0]} must end with len({names[1]}) = {nnz}, got {crow}",
         4: f"{many} must lie in 0 <= {one} < {columns}, got {col}",
-        5: f"a {row} must not hold a {one} twice, got {col} again; CSR.from_coo adds duplicates up",
-        6: f"{many} must be sorted within a {row}, got {col} after a larger one; CSR.from_coo sorts",
+        5: f"a {row} must not hold a {one} twice, got {col} again. CSR.from_coo adds up duplicates",
+        6: f"{many} must be sorted within a {row}, got {col} after a larger one. CSR.from_coo sorts them",
     }[kind]
 
 
@@ -135,7 +135,7 @@ def sort_triples(
     rows: np.ndarray, columns: np.ndarray, shape: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Triples in any order as a pattern: (crow, col, order, starts), of int32 where it suffices. `order`
-    sorts the triples by row and column and keeps the order of duplicates; those of entry p are
+    sorts the triples by row and column and keeps the order of duplicates. Those of entry p are
     ``order[starts[p] : starts[p + 1]]``."""
     m, n = shape
     index = np.int32 if max(m, n, len(rows)) <= np.iinfo(np.int32).max else np.int64
@@ -273,7 +273,7 @@ class SparsityPattern(Cached, Immutable):
     Raises
     ------
     ValueError
-        if the arrays are not a valid pattern; the message names array, position and value.
+        if the arrays are not a valid pattern. The message names array, position and value.
     TypeError
         if dtypes or devices do not match.
 
@@ -286,7 +286,7 @@ class SparsityPattern(Cached, Immutable):
     a pattern can be a dictionary key. Creating one costs O(rows + nnz).
 
     Unpickled patterns, from the workers of a `DataLoader` or a file of `torch.save`, share one object if
-    their arrays are equal; this is the existing pattern of the process, if there is one, so that its plans
+    their arrays are equal. This is the existing pattern of the process, if there is one, so that its plans
     are reused. `copy.deepcopy` does not copy a pattern.
 
     Examples
@@ -298,7 +298,7 @@ class SparsityPattern(Cached, Immutable):
 
     __slots__ = ("_source", "nnz", "shape")
 
-    _instead = "make another one with learnsolve.SparsityPattern(crow_indices, col_indices, shape)"
+    _instead = "Make another one with learnsolve.SparsityPattern(crow_indices, col_indices, shape)"
 
     shape: tuple[int, int]
     nnz: int
@@ -373,7 +373,7 @@ class SparsityPattern(Cached, Immutable):
 
     def equals(self, other: SparsityPattern) -> bool:
         """Whether both have the same entries, on the same device. ``==`` tests whether they are the same
-        object. O(nnz) if they are not; index types may differ.
+        object. O(nnz) if they are not. Index types may differ.
 
         Examples
         --------
@@ -384,8 +384,8 @@ class SparsityPattern(Cached, Immutable):
         """
         if not isinstance(other, SparsityPattern):
             raise TypeError(
-                f"SparsityPattern.equals: other must be a SparsityPattern, got {type(other).__name__}; of a "
-                "CSR take A.pattern"
+                f"SparsityPattern.equals: other must be a SparsityPattern, got {type(other).__name__}. Pass "
+                f"A.pattern for a CSR"
             )
         return equal(self, other)
 
@@ -432,7 +432,7 @@ class SparsityPattern(Cached, Immutable):
 
     @property
     def T(self) -> SparsityPattern:
-        """The transposed pattern; ``P.T.T is P``."""
+        """The transposed pattern. ``P.T.T is P``."""
         return self._original() or self._transposed()[0]
 
     def _original(self) -> SparsityPattern | None:
@@ -535,7 +535,7 @@ class SparsityPattern(Cached, Immutable):
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> SparsityPattern:
-        """This pattern on `device` with indices of `dtype`; the same object if nothing changes."""
+        """This pattern on `device` with indices of `dtype`, or the same object if nothing changes."""
         check_device("SparsityPattern.to", device)
         target = self.device if device is None else torch.empty(0, device=device).device
         dtype = dtype or self.dtype
@@ -569,8 +569,8 @@ _SAMPLE = 256
 
 def periodic_coloring(pattern: SparsityPattern, fewest: int) -> tuple[np.ndarray, ...] | None:
     """A column coloring x + a y + b z modulo the number of colors, with `fewest` colors or a few more, for
-    the unknowns of a grid in order; None if there is none. The axes are found from the distances of columns
-    that share a row, in a sample of rows; the coloring is then checked in all rows."""
+    the unknowns of a grid in order, or None if there is none. The axes are found from the distances of
+    columns that share a row, in a sample of rows. The coloring is then checked in all rows."""
     crow, col = as_numpy(pattern.crow_indices), as_numpy(pattern.col_indices)
     n = pattern.shape[1]
     if not 2 <= fewest <= 64 or n < 4 * fewest:

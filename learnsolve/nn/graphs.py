@@ -37,7 +37,7 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
 
     Returns
     -------
-    SparsityPattern, shape (n, n), int32 if edge_index is, otherwise int64; and order, int64, shape (E,):
+    SparsityPattern, shape (n, n), int32 if edge_index is, otherwise int64, and order, int64, shape (E,):
     entry p is edge ``order[p]``, so edge features (..., E, f) become entry features as
     ``e[..., order, :]``.
 
@@ -75,15 +75,16 @@ def _sorted(key: bytes, n: int, dtype: torch.dtype, device: torch.device) -> tup
     if len(twice):
         a, b = order[starts[twice[0]] :][:2]
         raise ValueError(
-            f"{_NAME}: an edge must not be given twice, got {tuple(edges[:, a].tolist())} at {a} and at {b}; "
-            "add their features up with CSR.from_coo"
+            f"{_NAME}: an edge must not be listed twice, got {tuple(edges[:, a].tolist())} at {a} and at "
+            f"{b}. "
+            "Add their features up with CSR.from_coo"
         )
     crow, col = (torch.from_numpy(x).to(device, dtype) for x in (crow, col))
     return SparsityPattern._trusted(crow, col, (n, n)), torch.from_numpy(order).to(device, torch.int64)
 
 
 def is_edges(t: Any) -> TypeGuard[Tensor]:
-    """Whether the tensor holds integers; features are real."""
+    """Whether the tensor holds integers. Features are real."""
     return isinstance(t, Tensor) and not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
 
 
@@ -101,7 +102,7 @@ def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int
         )
     if weights.device != edge_index.device:
         raise TypeError(
-            f"{function}: edge_weight is on {weights.device}, edge_index on {edge_index.device}; move one "
+            f"{function}: edge_weight is on {weights.device}, edge_index on {edge_index.device}. Move one "
             "with .to()"
         )
     pattern, gather, source = _planned(edges.tobytes(), n, edge_index.device)
@@ -112,7 +113,7 @@ def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int
 @makes_plain_tensors
 @lru_cache(maxsize=8)
 def _planned(key: bytes, n: int, device: torch.device) -> tuple[SparsityPattern, SparsityPattern, Tensor]:
-    """The pattern, the sums of its entries, and the weight of each term; E stands for 1."""
+    """The pattern, the sums of its entries, and the weight of each term. E stands for 1."""
     source, target = checks.edges_of(key)
     loop = source == target
     kept, own, nodes = np.flatnonzero(~loop), np.full(n, len(loop)), np.arange(n)
@@ -129,13 +130,13 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
 
     Parameters
     ----------
-    A : CSR, square, float32 or float64: the edges of a graph, with nonnegative weights; its values may have
+    A : CSR, square, float32 or float64: the edges of a graph, with nonnegative weights. Its values may have
         batch axes. Or ``edge_index`` as in PyTorch Geometric, integers, shape (2, E): edge k goes from
-        node ``edge_index[0, k]`` to node ``edge_index[1, k]``, its row; duplicate edges are summed,
+        node ``edge_index[0, k]`` to node ``edge_index[1, k]``, its row. Duplicate edges are summed,
         and a node with an edge to itself keeps that weight instead of 1
-    edge_weight : Tensor, shape (..., E), the weights of edge_index; default: ones of torch's default
+    edge_weight : Tensor, shape (..., E), the weights of edge_index. Default: ones of torch's default
         dtype
-    n : the number of nodes of edge_index; default: the largest node plus one
+    n : the number of nodes of edge_index. Default: the largest node plus one
 
     Returns
     -------
@@ -148,7 +149,7 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
 
     Notes
     -----
-    Differentiable with respect to A's values; cost: a sum, a sampled product and a product of values. Compute
+    Differentiable with respect to A's values. Cost: a sum, a sampled product and a product of values. Compute
     the result once and pass it to `GCNConv`. Do not call this under `torch.compile`, which cannot create
     patterns.
 
@@ -168,7 +169,7 @@ def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | Non
         return scaled("gcn_norm", with_loops("gcn_norm", A, edge_weight, n), "row_sums")
     checks.matrix("gcn_norm", "A", A)
     if edge_weight is not None or n is not None:
-        raise ValueError("gcn_norm: edge_weight and n belong to edge_index; a CSR has its own")
+        raise ValueError("gcn_norm: edge_weight and n are only used with an edge_index. A CSR has its own")
     assert isinstance(A, CSR)
     checks.dtype("gcn_norm", "A.values", A.values)
     checks.square("gcn_norm", "A", A.shape)
@@ -200,11 +201,11 @@ class GCNConv(torch.nn.Module):
 
     Notes
     -----
-    Weights start from Glorot and Bengio's uniform distribution on (-a, a), a = sqrt(6 / (in + out)); a bias
+    Weights start from Glorot and Bengio's uniform distribution on (-a, a), a = sqrt(6 / (in + out)). A bias
     starts at zero. `load_state_dict` also accepts the state of PyTorch Geometric's ``GCNConv``.
 
     Differentiable to any order with respect to :math:`\hat A`, X and the weights. The product uses the
-    cheaper order of :math:`\hat A (X \Theta)` and :math:`(\hat A X) \Theta`; for a sparse X always the first.
+    cheaper order of :math:`\hat A (X \Theta)` and :math:`(\hat A X) \Theta`, for sparse X the first.
 
     Source: T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convolutional Networks", ICLR
     2017.
@@ -268,15 +269,15 @@ class GCNConv(torch.nn.Module):
 
         Parameters
         ----------
-        A : CSR, shape (m, n): :math:`\hat A` as returned by `gcn_norm`, or only the required rows of it;
-            its values may have batch axes. Or ``edge_index``, shape (2, E), with weights if not all are ones:
+        A : CSR, shape (m, n): :math:`\hat A` as returned by `gcn_norm`, or only the required rows of it.
+            Its values may have batch axes. Or ``edge_index``, shape (2, E), with weights if not all are ones:
             the matrix is then ``gcn_norm(edge_index, edge_weight, n=n)``, normalized in every call
         X : Tensor, shape (..., n, in_features), or CSR, shape (n, in_features), whose values may have batch
             axes
 
         Returns
         -------
-        Tensor, shape (..., m, out_features); batch axes of A, X and the weights broadcast.
+        Tensor, shape (..., m, out_features). Batch axes of A, X and the weights broadcast.
 
         Raises
         ------
@@ -307,7 +308,9 @@ class GCNConv(torch.nn.Module):
                 edge_weight = self.weight.new_ones(A.shape[-1])
             A = gcn_norm(A, edge_weight, n=n)
         elif edge_weight is not None:
-            raise ValueError("GCNConv: edge_weight belongs to edge_index; those of a CSR are its values")
+            raise ValueError(
+                "GCNConv: edge_weight is only used with an edge_index. The weights of a CSR are its values"
+            )
         return A, X  # type: ignore[return-value]  # checked next
 
     def _check(self, A: CSR, X: Tensor | CSR) -> None:
@@ -317,7 +320,7 @@ class GCNConv(torch.nn.Module):
             checks.same_kind("GCNConv", "X", X, self.weight)
         elif X.dtype != self.weight.dtype:
             raise TypeError(
-                f"GCNConv: X has dtype {X.dtype}, the weights {self.weight.dtype}; convert one with .to()"
+                f"GCNConv: X has dtype {X.dtype}, the weights {self.weight.dtype}. Convert one with .to()"
             )
         n = A.shape[1]
         if len(X.shape) < 2 or tuple(X.shape[-2:]) != (n, self.in_features):

@@ -53,8 +53,8 @@ class HoldsPattern(torch.nn.Module):
                 continue
             if (fault := _difference(theirs, ours)) is not None:
                 error_msgs.append(
-                    f"{type(self).__name__}: the weights belong to another pattern, {prefix}{name} {fault}; "
-                    "make the module on SparsityPattern(crow_indices, col_indices, shape) of the weights"
+                    f"{type(self).__name__}: the weights belong to another pattern, {prefix}{name} {fault}. "
+                    "Make the module on SparsityPattern(crow_indices, col_indices, shape) of the weights"
                 )
                 return
         super()._load_from_state_dict(
@@ -77,8 +77,8 @@ class SparseMatrix(HoldsPattern):
 
     Parameters
     ----------
-    A : CSR, float32 or float64; its values, which may have batch axes and must not require grad, are copied
-    trainable : whether the values are a parameter; otherwise a buffer
+    A : CSR, float32 or float64. Its values, which may have batch axes and must not require grad, are copied
+    trainable : whether the values are a parameter, otherwise a buffer
 
     Attributes
     ----------
@@ -95,10 +95,10 @@ class SparseMatrix(HoldsPattern):
 
     Notes
     -----
-    ``module(x)`` is A x, and ``module()`` the CSR with the current values; with a parameter both carry
+    ``module(x)`` is A x, and ``module()`` the CSR with the current values. With a parameter both carry
     gradients. A CSR itself can be neither a buffer nor a parameter, and as an attribute it would not follow
     the module. `.to`, `state_dict`, `load_state_dict` (values of another pattern raise an error),
-    `copy.deepcopy`, pickles and DistributedDataParallel work as for any module; copies and pickles share the
+    `copy.deepcopy`, pickles and DistributedDataParallel work as for any module. Copies and pickles share the
     pattern. Moves cost O(nnz).
 
     Examples
@@ -123,7 +123,9 @@ class SparseMatrix(HoldsPattern):
         checks.matrix("SparseMatrix", "A", A)
         checks.dtype("SparseMatrix", "A.values", A.values)
         checks.flag("SparseMatrix", "trainable", trainable)
-        checks.start("SparseMatrix", "A.values", A.values, "use A itself, which keeps the graph")
+        checks.start(
+            "SparseMatrix", "A.values", A.values, "use A itself, which stays attached to the autograd graph"
+        )
         self._hold(A.pattern)
         values = parameter(A.values)
         if trainable:
@@ -133,11 +135,11 @@ class SparseMatrix(HoldsPattern):
 
     @property
     def matrix(self) -> CSR:
-        """The CSR with the current values; also ``module()``."""
+        """The CSR with the current values, also ``module()``."""
         return CSR(self.values, self.pattern)
 
     def forward(self, x: Tensor | None = None) -> CSR | Tensor:
-        """The product with x, by `spmm`; without x the CSR with the current values. With a
+        """The product with x, by `spmm`, or without x the CSR with the current values. With a
         parameter both carry gradients."""
         return self.matrix if x is None else spmm(self.matrix, x)
 
@@ -150,7 +152,7 @@ def _reject(module: Any, name: str, buffer: Any) -> None:
     # torch accepts any object with __torch_function__, and fails later, in `.to` or `state_dict`.
     if isinstance(buffer, CSR):
         raise TypeError(
-            f"{type(module).__name__}.register_buffer: {name!r} must be a tensor, got a CSR; write "
+            f"{type(module).__name__}.register_buffer: {name!r} must be a tensor, got a CSR. Write "
             f"self.{name} = learnsolve.nn.SparseMatrix(A), and self.{name}() for the matrix"
         )
 
@@ -212,9 +214,9 @@ class SparseDropout(torch.nn.Module):
 
         Parameters
         ----------
-        X : CSR; its values may have batch axes
+        X : CSR. Its values may have batch axes
         keep : Tensor of bool, shape (..., nnz): True for entries to keep, instead of a draw from torch's
-            generator, even for p = 0; ignored in evaluation mode. Additional batch axes give a batch of
+            generator, even for p = 0, but ignored in evaluation mode. Additional batch axes make a batch of
             matrices
 
         Raises
@@ -224,7 +226,7 @@ class SparseDropout(torch.nn.Module):
         TypeError
             if X is not a CSR, or `keep` is not a tensor of bool on its device.
         """
-        checks.matrix("SparseDropout", "X", X, "; use torch.nn.Dropout for dense features")
+        checks.matrix("SparseDropout", "X", X, ". Use torch.nn.Dropout for dense features")
         if keep is not None:
             _check_keep(X, keep)
         if not self.training or (self.p == 0 and keep is None):
@@ -242,10 +244,10 @@ def _check_keep(X: CSR, keep: Tensor) -> None:
     name = "SparseDropout"
     checks.tensor(name, "keep", keep)
     if keep.dtype != torch.bool:
-        raise TypeError(f"{name}: keep must be a tensor of bool, got {keep.dtype}; use keep != 0")
+        raise TypeError(f"{name}: keep must be a tensor of bool, got {keep.dtype}. Use keep != 0")
     if keep.device != X.values.device:
         raise TypeError(
-            f"{name}: keep is on {keep.device}, the matrix on {X.values.device}; move one with .to()"
+            f"{name}: keep is on {keep.device}, the matrix on {X.values.device}. Move one with .to()"
         )
     if keep.dim() == 0 or keep.shape[-1] != X.nnz:
         raise ValueError(f"{name}: keep must have shape (..., nnz = {X.nnz}), got {tuple(keep.shape)}")
@@ -272,7 +274,8 @@ def positive_diagonal(
     pattern : SparsityPattern, shape (n, n), with all diagonal entries
     how : f: "softplus", log(1 + exp(d)); "exp"; or "sqrt_exp", exp(d / 2), the square root of a positive
         diagonal of A, as in NeuralIF
-    shift : not negative, added to the diagonal; with 0 it can underflow to 0, as f(-800) does in float64
+    shift : not negative, added to the diagonal. With shift = 0 it can underflow to 0, as f(-800) does in
+        float64
 
     Returns
     -------
@@ -287,7 +290,7 @@ def positive_diagonal(
 
     Notes
     -----
-    Differentiable to any order; cost: a copy of the values.
+    Differentiable to any order. Cost: a copy of the values.
 
     References
     ----------
@@ -309,7 +312,7 @@ def positive_diagonal(
         raise TypeError(f"{name}: pattern must be a SparsityPattern, got {type(pattern).__name__}")
     if values.device != pattern.device:
         raise TypeError(
-            f"{name}: values are on {values.device}, the pattern on {pattern.device}; move one with .to()"
+            f"{name}: values are on {values.device}, the pattern on {pattern.device}. Move one with .to()"
         )
     checks.square(name, "pattern", pattern.shape)
     if values.dim() == 0 or values.shape[-1] != pattern.nnz:
@@ -320,6 +323,6 @@ def positive_diagonal(
     checks.tolerance(name, "shift", shift)
     row = pattern._missing_diagonal
     if row >= 0:
-        raise ValueError(f"{name}: the pattern must have every diagonal entry, row {row} has none; add it")
+        raise ValueError(f"{name}: the pattern must have every diagonal entry, row {row} has none. Add it")
     at = pattern.diagonal_positions.long()
     return values.index_copy(-1, at, POSITIVE[how](values.index_select(-1, at)) + shift)

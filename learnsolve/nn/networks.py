@@ -1,4 +1,4 @@
-"""Networks on the entries of a sparse matrix; narrow ones run as operators on the CPU
+"""Networks on the entries of a sparse matrix. Narrow ones run as operators on the CPU
 (ops/segments.py).
 
 Sources: P. W. Battaglia et al., "Relational inductive biases, deep learning, and graph networks", arXiv
@@ -108,16 +108,16 @@ class GraphNetBlock(torch.nn.Module):
     Parameters
     ----------
     node_features, edge_features : numbers of columns of x and e
-    node_out, edge_out : numbers of columns of x' and e'; default: the same. ``node_out=0``: no :math:`\phi_v`
-    hidden : widths of the hidden layers of both networks; () for a single linear map
-    rows, columns : "sum", "mean", "max", "softmax", several of them or (): aggregations; at least one
+    node_out, edge_out : columns of x' and e'. Default: those of x and e. ``node_out=0``: no :math:`\phi_v`
+    hidden : widths of the hidden layers of both networks, () for a single linear map
+    rows, columns : "sum", "mean", "max", "softmax", several of them or (): aggregations, at least one
     activation : factory of the activation between layers
     dtype, device : of the parameters
 
     Attributes
     ----------
     edge_mlp : :math:`\phi_e`, a `torch.nn.Sequential` of :math:`(x_i, x_j, e_{ij})` in this order
-    node_mlp : :math:`\phi_v`, of :math:`(x_i, \text{rows}, \text{columns})`; None for ``node_out=0``
+    node_mlp : :math:`\phi_v`, of :math:`(x_i, \text{rows}, \text{columns})`, or None for ``node_out=0``
 
     Raises
     ------
@@ -128,7 +128,7 @@ class GraphNetBlock(torch.nn.Module):
 
     Notes
     -----
-    Differentiable to any order with respect to x, e and the parameters; deterministic; equivariant to
+    Differentiable to any order with respect to x, e and the parameters, deterministic, and equivariant to
     permutations of the nodes. Source: Battaglia et al., arXiv 1806.01261, 2018.
 
     Examples
@@ -164,7 +164,7 @@ class GraphNetBlock(torch.nn.Module):
             raise TypeError(f"{name}: hidden must be a sequence of widths, as (16,), got {hidden!r}")
         if isinstance(activation, torch.nn.Module) or not callable(activation):
             given = type(activation).__name__
-            raise TypeError(f"{name}: activation must make a module, as torch.nn.ReLU, got a {given}")
+            raise TypeError(f"{name}: activation must make a module, as torch.nn.ReLU does, got a {given}")
         widths = [checks.integer(name, "hidden", width, 1) for width in hidden]
         self.rows, self.columns = (
             checks.words(name, key, given, tuple(AGGREGATIONS))
@@ -197,7 +197,7 @@ class GraphNetBlock(torch.nn.Module):
 
         Returns
         -------
-        x', shape (..., n, node_out), and e', (..., nnz, edge_out), in the order of e; batch axes broadcast.
+        x', shape (..., n, node_out), and e', (..., nnz, edge_out), in the order of e. Batch axes broadcast.
 
         Raises
         ------
@@ -247,7 +247,7 @@ class GraphNetBlock(torch.nn.Module):
         if P.shape[0] != P.shape[1]:
             raise ValueError(f"{name}: the graph must be a square pattern, got shape {P.shape}")
         if P.device != x.device:
-            raise TypeError(f"{name}: x is on {x.device}, the graph on {P.device}; move one with .to()")
+            raise TypeError(f"{name}: x is on {x.device}, the graph on {P.device}. Move one with .to()")
         sizes = (("x", x, "n", P.shape[0], "node"), ("e", e, "nnz", P.nnz, "edge"))
         for what, t, rows, n, kind in sizes:
             f = getattr(self, f"{kind}_features")
@@ -298,9 +298,9 @@ class ResGCN(torch.nn.Module):
 
     Notes
     -----
-    A is used as given, with its signs; scale it, for example by a bound of its norm, so that features
+    A is used as given, with its signs. Scale it, for example by a bound of its norm, so that features
     neither grow nor vanish (`preconditioners.GNP` does). Weights start as in `torch.nn.Linear`.
-    Differentiable to any order with respect to A's values, X and the parameters; equivariant to permutations
+    Differentiable to any order with respect to A's values, X and the parameters, equivariant to permutations
     of the nodes. Cost per layer: a product with `width` columns, 2 width^2 multiplications per node.
 
     Source: J. Chen, "Graph Neural Preconditioners for Iterative Solutions of Sparse Linear Systems", ICLR
@@ -353,7 +353,7 @@ class ResGCN(torch.nn.Module):
 
         Returns
         -------
-        Tensor, shape (..., n, out_features); batch axes broadcast.
+        Tensor, shape (..., n, out_features). Batch axes broadcast.
 
         Raises
         ------

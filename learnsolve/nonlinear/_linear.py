@@ -37,7 +37,7 @@ from learnsolve.solvers.solution import CODE, Solution, Status, worst
 
 
 def if_alike(y: Any, u: Tensor, made: Callable[[Tensor], Tensor]) -> Any:
-    """made(y); or y if it is not like u, so that an error names the result of f, not a later failure."""
+    """made(y), or y if it is not like u, so that an error names the result of f, not a later failure."""
     return made(y) if isinstance(y, Tensor) and (y.shape, y.dtype) == (u.shape, u.dtype) else y
 
 
@@ -125,7 +125,7 @@ class Residual:
             if isinstance(y, Tensor) and transformations(y):
                 raise ValueError(
                     f"{self.name}: {function} uses a tensor that torch.func transforms (vmap, grad, jvp), or "
-                    "forward mode, and that is not among its arguments; pass it, "
+                    "forward mode, and that is not among its arguments. Pass it, "
                     f"{function}({v}, *args)"
                 )
 
@@ -141,35 +141,35 @@ class Residual:
         changed = [i for i, t in enumerate((u, *tensors)) if version(t) != before[i]]
         if changed:
             what = v if changed[0] == 0 else "one of args"
-            raise ValueError(f"{name}: {f} changes {what} in place; let it work on a copy, {what}.clone()")
+            raise ValueError(f"{name}: {f} changes {what} in place. Let it work on a copy, {what}.clone()")
         if r.requires_grad:
             raise ValueError(
                 f"{name}: {f} uses a tensor that requires grad and that is not among its arguments, so it "
-                f"would get no right gradient; pass it, {f}({v}, *args), or detach it; for derivatives in "
+                f"would get no right gradient. Pass it, {f}({v}, *args), or detach it. For derivatives in "
                 f"{f} use torch.func.grad, not requires_grad_()"
             )
         if square and r.shape != u.shape:
             shapes = (tuple(t.shape[self.levels :]) for t in (u, r))
             raise ValueError(
                 f"{name}: {f}({v}, *args) must have the shape of {v}, {next(shapes)}, as many equations as "
-                f"unknowns, got {next(shapes)}; least_squares takes any number of equations"
+                f"unknowns, got {next(shapes)}. least_squares takes any number of equations"
             )
         if r.dtype != u.dtype or r.device != u.device:
             raise TypeError(
                 f"{name}: {f}({v}, *args) must have dtype and device of {v}, {u.dtype} on {u.device}, got "
                 f"{r.dtype} "
-                f"on {r.device}; convert args, or {v}0, with .to()"
+                f"on {r.device}. Convert args, or {v}0, with .to()"
             )
         if not bool(torch.isfinite(r).flatten(self.levels).all(-1).any()):  # of a batch all systems
             bad = int((~torch.isfinite(r)).sum())
             raise ValueError(
-                f"{name}: {f}({v}0, *args) must be finite, got {bad} of {r.numel()} entries that are not; "
-                f"start from another {v}0, or check args"
+                f"{name}: {f}({v}0, *args) must be finite, got {bad} of {r.numel()} entries that are not. "
+                f"Start from another {v}0, or check args"
             )
         with torch.no_grad():
             if not self.trusted and not torch.equal(*(t.nan_to_num() for t in (r, self(u, *tensors)))):
                 raise ValueError(
-                    f"{name}: {f}({v}0, *args) gave other numbers when it was called again; a solve needs a "
+                    f"{name}: {f}({v}0, *args) gave other numbers when it was called again. A solve needs a "
                     "function: draw random numbers outside and pass them, and put modules with dropout in "
                     "eval()"
                 )
@@ -634,7 +634,7 @@ class Systems:
         if not isinstance(A, CSR):
             if self.how == "direct":
                 raise ValueError(
-                    f'{self.residual.name}: linear="direct" needs an assembled Jacobian; give its pattern, '
+                    f'{self.residual.name}: linear="direct" needs an assembled Jacobian. Pass its pattern, '
                     'jacobian=..., or use linear="gmres"'
                 )
             self.how, self.why = self.by_products, "J by products"
@@ -671,7 +671,7 @@ class Systems:
     @torch.no_grad()
     def confirmed(self, out: Ended, b: Tensor, rtol: float, maxiter: int | None, transpose: bool) -> Ended:
         """`out` with A x = b, for the Jacobian of f: refined by products with it where A lacks small entries,
-        as a given pattern may; an error where it lacks large ones."""
+        as a given pattern may. Raises an error where it lacks large ones."""
         if not isinstance(self.A, CSR) or self.A is not self.matrix:
             return out
         levels, x = self.residual.levels, out.x
@@ -683,8 +683,9 @@ class Systems:
         left = norm(r, levels)
         if bool(((own <= _EQUAL * size) & (left > 10 * _EQUAL * size)).any()):
             raise ValueError(
-                f"{self.residual.name}: jacobian is not that of {self.residual.words[0]} at the solution: "
-                f"a solve with it leaves {float((left / size).max()):.2g} of the right-hand side; give a "
+                f"{self.residual.name}: jacobian is not the Jacobian of {self.residual.words[0]} at the "
+                f"solution: "
+                f"a solve with it leaves {float((left / size).max()):.2g} of the right-hand side. Pass a "
                 "pattern with all entries, or correct the function"
             )
         goal = torch.maximum(rtol * size, 10 * own)
@@ -723,8 +724,8 @@ class Systems:
 
 
 NOT_FINITE = (
-    "The Jacobian of f is not finite, where f is: a derivative in f does not exist there, such as that of "
-    "sqrt or of a norm at 0. "
+    "The Jacobian of f is not finite, where f is: a derivative in f does not exist there, such as the "
+    "derivative of sqrt or of a norm at 0. "
 )
 _OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
 

@@ -47,7 +47,7 @@ def rounding(
     measured: Tensor | None = None,
     through: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The floor of each entry of r = f(u), by calls of f; or with `through`, a linear map without signs, of
+    """The floor of each entry of r = f(u), by calls of f, or with `through`, a linear map without signs, of
     the entries of `measured`, through(r). 0 if one call shows that no system is near it."""
     u, r, p = u.detach(), r.detach(), tuple(t.detach() for t in p)
     measured = r if measured is None else measured
@@ -364,7 +364,7 @@ class Normal(Systems):
         return (self.J.T @ y if isinstance(self.J, CSR) else self.J.T(y)).reshape(self.u.shape)
 
     def magnitude(self, y: Tensor) -> Tensor:
-        """About |J|^T y for y >= 0; if only products are known, by some of them."""
+        """About |J|^T y for y >= 0, estimated by some products if only products are known."""
         v = column(y, self.residual.levels)
         if isinstance(self.J, CSR):
             return (self.J.with_values(self.J.values.abs()).T @ v).reshape(self.u.shape)
@@ -509,8 +509,8 @@ def anderson(
 
 @full_precision
 def _mixed(D: Tensor, steps: Tensor, r: Tensor) -> Tensor:
-    """steps @ gamma, where gamma minimizes ||r - D gamma||, for D (..., n, m); zero columns of D, as for
-    systems that have stopped, get zero."""
+    """steps @ gamma, where gamma minimizes ||r - D gamma||, for D (..., n, m). Zero columns of D, of systems
+    that have stopped, get zero."""
     length = torch.linalg.vector_norm(D.detach(), dim=-2, keepdim=True)
     unit = D / torch.where(length > 0, length, 1)
     gram = unit.mT @ unit

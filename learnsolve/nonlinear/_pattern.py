@@ -1,4 +1,4 @@
-"""`jacobian_sparsity`: where the Jacobian of a function may have entries, from its program; and the rules for
+"""`jacobian_sparsity`: where the Jacobian of a function may have entries, from its program, and the rules for
 products with matrices (linear algebra, convolutions, averages over windows, interpolation) and for the
 operators of learnsolve.ops."""
 
@@ -112,7 +112,7 @@ def windows(grid: Sequence[int], positions: Sequence[int], kernel: Sequence[int]
 
 
 def couplings(covered: Tensor, used: Tensor, groups: int, batch: int, grid: int) -> tuple[np.ndarray, ...]:
-    """Pairs (element of the output, of the input) of a convolution; the weight is nonzero where `used`,
+    """Pairs (element of the output, of the input) of a convolution. The weight is nonzero where `used`,
     (channels of the output, of the input / groups, offsets)."""
     outs, ins, _ = used.shape
     o, c, k = used.nonzero(as_tuple=True)
@@ -239,7 +239,7 @@ def moved_back(c: Call) -> Sets:
 
 @rule("grid_sampler_2d_backward grid_sampler_3d_backward")
 def sampled_backward(c: Call) -> Sets:
-    """Of the input each channel is dense; each point of the grid is moved for itself."""
+    """Of the input each channel is dense. Each point of the grid is moved for itself."""
     g, of_input = c.values[0], c.named["output_mask"][0]  # else there is only one result
     sets = [blocks(c.tracer, [g], out, range(2, g.dim())) for out in c.results[:of_input]]
     for out in c.results[of_input:]:
@@ -417,7 +417,7 @@ def add(c: Call) -> Sets:
 
 @rule("csr_segment_softmax csr_segment_softmax_backward csr_segment_max")
 def segments(c: Call) -> Sets:
-    """Each entry depends on the entries of its row; for the maximum, each row on its entries."""
+    """Each entry depends on the entries of its row. For the maximum, each row depends on its entries."""
     ptr, idx, perm = c.values[0][:3]
     row, _ = entries(ptr, idx)
     where = perm.cpu().long() if len(perm) else torch.arange(len(row))
@@ -440,8 +440,8 @@ def segments(c: Call) -> Sets:
 
 @rule("stencil stencil_products")
 def stencil(c: Call) -> Sets:
-    """y_i = sum_k c_k(i) x_{i + o_k}, or, transposed, y_{i + o_k}; of the products,
-    q_k(i) = u_i w_{i + o_k}."""
+    """y_i = sum_k c_k(i) x_{i + o_k}, or, transposed, y_{i + o_k}, and for the products q_k(i) = u_i w_{i +
+    o_k}."""
     products = c.name.endswith("products")
     a, b = c.values[:2]
     d, out = len(c.named["periodic"]), c.results[0]
@@ -509,7 +509,7 @@ def jacobian_sparsity(f: Callable[..., Tensor], u: Tensor, *args: Any) -> Sparsi
 
     Notes
     -----
-    Global: it holds for all values of u and of floating-point args; both branches of `torch.where` count, and
+    Global: it holds for all values of u and of floating-point args. Both branches of `torch.where` count, and
     any element of a line may be its largest. Integers and numbers in args and constants of f are a part of
     the program, with the zeros of constant matrices that do not require grad. Some entries may always be 0.
     Cost: one derivative of f along one direction, and O(nnz) for each operation. No gradient. Source: the
@@ -539,8 +539,8 @@ def find_pattern(function: str, f: Callable[..., Tensor], u: Tensor, args: tuple
 
 @contextmanager
 def outside(function: str, u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tuple]]:
-    """The numbers of the arguments, outside of the transformations of torch.func that are active; the first
-    of those that `vmap` maps over, since the pattern is that of all."""
+    """The numbers of the arguments, outside of the transformations of torch.func that are active. Where
+    `vmap` maps, they are the first member's, since all share the pattern."""
     with temporarily_clear_interpreter_stack(), within_torch(function):
         u, args = pytree.tree_map(lambda t: first_of(function, t) if isinstance(t, Tensor) else t, (u, args))
         yield u.clone(memory_format=torch.contiguous_format), args
@@ -548,12 +548,12 @@ def outside(function: str, u: Tensor, args: tuple) -> Iterator[tuple[Tensor, tup
 
 _MEMORY = (
     "f must consist of operations of torch and learnsolve, but takes the memory of a tensor that depends on "
-    "u, as .numpy() and torch.sparse_coo_tensor do; write f in torch, with a learnsolve.CSR for a sparse "
+    "u, as .numpy() and torch.sparse_coo_tensor do. Write f in torch, with a learnsolve.CSR for a sparse "
     "matrix, or an autograd.Function with a jvp"
 )
 _SPARSE = (
-    "f uses a torch.sparse tensor T in an operation other than T @ u, or T is not a constant in COO layout; "
-    "make it a learnsolve.CSR, CSR.from_torch(T), or dense, T.to_dense()"
+    "f uses a torch.sparse tensor T in an operation other than T @ u, or T is not a constant in COO layout. "
+    "Make it a learnsolve.CSR, CSR.from_torch(T), or dense, T.to_dense()"
 )
 _REASONS = {"data pointer": _MEMORY, "numpy()": _MEMORY, "do not have strides": _SPARSE}
 _REASONS |= {"access storage of Sparse": _SPARSE, "_sparse_coo_tensor": _SPARSE, "with _to_sparse": _SPARSE}
@@ -579,7 +579,7 @@ def first_of(function: str, t: Tensor) -> Tensor:
             if not t.is_floating_point():
                 raise NotImplementedError(
                     f"{function}: torch.func.vmap maps over an integer tensor among args, which may decide "
-                    "the pattern; map over floating-point tensors only"
+                    "the pattern. Map over floating-point tensors only"
                 )
             inner = inner.select(maybe_get_bdim(t), 0)
         t = inner
@@ -676,14 +676,14 @@ def _reverse(function: str, flat: Callable, x: Tensor, args: tuple) -> tuple[Tra
 
 
 def mark(tracer: Tracer, x: Tensor, args: tuple) -> None:
-    """u and floating-point args take other values in other calls; integers are a part of the program."""
+    """u and floating-point args take other values in other calls. Integers are a part of the program."""
     for t in (x, *pytree.tree_leaves(args)):
         if isinstance(t, Tensor) and t.is_floating_point():
             tracer.write(t, None)
 
 
 def random_like(t: Tensor) -> Tensor:
-    """Numbers of which no derivative vanishes by chance; the same in each call."""
+    """Numbers of which no derivative vanishes by chance, equal in each call."""
     with plain_tensors():
         generator = torch.Generator().manual_seed(20)
         return torch.randn(t.shape, dtype=t.dtype, generator=generator, device="cpu").to(t.device)
@@ -697,7 +697,8 @@ def identity(n: int) -> Rows:
 
 _SAY = {
     "dense": "no rule for {}: its results are taken to depend on all that its arguments depend on",
-    "values": "{} reads values of u or args, which decide what f computes: the pattern is that of these",
+    "values": "{} reads values of u or args, which decide what f computes: the pattern is only valid for "
+    "these values",
 }
 
 
@@ -726,6 +727,6 @@ def flat_output(function: str, out: Any, u: Tensor) -> Tensor:
         raise TypeError(f"{function}: f must return a torch.Tensor, got {type(out).__name__}")
     if out.dtype != u.dtype:
         raise TypeError(
-            f"{function}: f must return the dtype of u, {u.dtype}, got {out.dtype}; convert one with .to()"
+            f"{function}: f must return the dtype of u, {u.dtype}, got {out.dtype}. Convert one with .to()"
         )
     return out.reshape(-1)

@@ -71,12 +71,12 @@ class Watch(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(arguments, args, kwargs):
             raise ValueError(
                 f"{self.function}: f must return the same values at each call, but uses random numbers "
-                f"({func}{users_line()}); draw them before, and pass them as an argument"
+                f"({func}{users_line()}). Draw them before, and pass them as an argument"
             )
         if func._schema.name.startswith("aten::scatter_reduce") and args[4:] == ("prod",):
             self.only_reverse = (
                 f'{self.function}: torch\'s forward mode takes the derivative of scatter_reduce(..., "prod")'
-                f'{users_line()} for zero; use mode="reverse", or multiply without scatter_reduce'
+                f'{users_line()} for zero. Use mode="reverse", or multiply without scatter_reduce'
             )
         if not func._schema.is_mutable:
             return []
@@ -85,7 +85,7 @@ class Watch(TorchDispatchMode):
         written = [t for t in pytree.tree_leaves(written) if isinstance(t, Tensor)]
         if any(t.untyped_storage()._cdata == self.own for t in written if not t._is_zerotensor()):
             raise ValueError(
-                f"{self.function}: f must not change u, but writes into it ({func}{users_line()}); begin f "
+                f"{self.function}: f must not change u, but writes into it ({func}{users_line()}). Begin f "
                 "with u = u.clone(), or write x = x + y instead of x += y"
             )
         return written
@@ -149,7 +149,7 @@ class Tracer(Watch):
         return rows
 
     def write(self, t: Tensor, rows: Rows | None) -> None:
-        """Set t's sets; the sets of other elements of its storage are kept."""
+        """Set t's sets. The sets of other elements of its storage are kept."""
         if t._is_zerotensor():
             return
         storage = self._storage(t)
@@ -223,7 +223,7 @@ class Tracer(Watch):
         if entries > MOST_ENTRIES:
             raise ValueError(
                 f"{self.function}: a result{users_line()} depends on u in {entries} entries, so the Jacobian "
-                "is not sparse there; use products torch.func.jvp(f, (u,), (v,)) instead, or give pattern="
+                "is not sparse there. Use products torch.func.jvp(f, (u,), (v,)) instead, or pass pattern="
             )
 
     # --- running a program ---
@@ -437,7 +437,7 @@ def empty(c: Call) -> Sets:
     "permute transpose view slice select squeeze unsqueeze t split unbind diagonal narrow unfold"
 )
 def moved(c: Call) -> Sets:
-    """The operation itself moves the numbers of the sets, counted from one; zeros come in between."""
+    """The operation itself moves the numbers of the sets, counted from one, with zeros in between."""
     if c.named.get("reduce") is not None:
         return unknown(c) if c.name != "scatter" else added(c)
     if any(c.tracer.depends(t) and not differentiable(t) for t in tensors(c.values)):

@@ -98,7 +98,7 @@ class Root(Rule):
 
     def reported(self, out: Ended, transpose: bool) -> Ended:
         self.report.solution = solution = self.solution(out)
-        what = "adjoint solve of the backward" if transpose else "linear solve of a step or tangent"
+        what = "adjoint solve of the backward pass" if transpose else "linear solve of a step or tangent"
         advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
         report(f"{self.f.name}, {what}", solution, self.throw, True, advice)
         return out
@@ -166,7 +166,7 @@ def solve(
     systems: type[Systems] = Systems,
     trusted: bool = False,
 ) -> Solution:
-    """f is the user's function; `residual`, derived from it, must become zero."""
+    """f is the user's function. `residual`, derived from it, must become zero."""
     start = time.perf_counter()
     checks.one_of(name, "gradient", gradient, ("implicit", "unrolled"))
     checks.flag(name, "throw", throw)
@@ -213,14 +213,14 @@ def outside(function: Callable[P, T]) -> Callable[P, T]:
     return outside_of_graphs(
         function,
         "nonlinear solves end by the values of f, which are not known while a graph is traced "
-        "(fullgraph=True, torch.export): call them outside of the graph",
+        "(fullgraph=True, torch.export). Call them outside of the graph",
     )
 
 
 def _assembled(
     name: str, arguments: Arguments, call: Callable, jacobian: Any, u0: Tensor
 ) -> Assembled | None:
-    """The Jacobian from a user's `jacobian`, or its pattern; None: only products are known."""
+    """The Jacobian from a user's `jacobian`, or its pattern. None means that only products are known."""
     if callable(jacobian) and not isinstance(jacobian, CSR):
         return Assembled(name, arguments.bind(jacobian, name), users=True)
     if jacobian is not None and not isinstance(jacobian, str):
@@ -332,36 +332,36 @@ def root(
 
     Parameters
     ----------
-    f : callable ``(u, *args)`` -> Tensor of u's shape, dtype and device; also a torch.nn.Module or its method
+    f : callable ``(u, *args)`` -> Tensor of u's shape, dtype and device, also a torch.nn.Module or its method
     u0 : Tensor of any shape, float32 or float64: the initial guess
     args : the arguments of f, in any nesting: tensors, CSR, modules (their parameters), constants
     method : "newton"; "newton-krylov", with products only; "chord", which keeps the Jacobian while a step
         halves the residual; "lm", see `least_squares`; "anderson", for u <- u - f(u), see `fixed_point`
     jacobian : "auto", on the pattern of f's program (`jacobian_sparsity`); its pattern, a SparsityPattern,
         CSR or SciPy matrix; a callable ``(u, *args)`` -> CSR, such as `jacobian(f)`, which keeps its pattern
-        for the calls of a loop; None for products only
+        for the calls of a loop, or None for products only
     linear : "auto", "direct", "cg", "minres", "bicgstab", "gmres", or a callable (J, b) -> J^-1 b, also
         called with J.T
     M : "auto"; None; or a callable J -> preconditioner, such as `preconditioners.AMG`, reused while good
-    rtol, atol : the tolerance, :math:`\|f(u)\| \le \max(\mathtt{rtol} \|f(u_0)\|, \mathtt{atol})`; default
+    rtol, atol : the tolerance, :math:`\|f(u)\| \le \max(\mathtt{rtol} \|f(u_0)\|, \mathtt{atol})`. Default
         rtol: the square root of the rounding unit. With rtol > 0 rounding errors of f are small enough
     maxiter : int >= 0, steps
     line_search : "backtracking", Armijo's rule on 1/2 ||f||^2; None, full steps; float or Tensor, a
-        damping; or a callable (step, u, f(u), d) -> damping
+        damping, or a callable (step, u, f(u), d) -> damping
     pseudo_transient : float > 0, the first time step of pseudo-transient continuation, in place of a line
         search, for f with stable du/dt = -f(u)
-    forcing : float, relative tolerance of inexact linear solves; default: Eisenstat and Walker's
-    callback, throw, adjoint_rtol, adjoint_maxiter : as for `solvers.cg`; one iterate per step
+    forcing : float, relative tolerance of inexact linear solves. Default: Eisenstat and Walker's
+    callback, throw, adjoint_rtol, adjoint_maxiter : see `solvers.cg`, with one iterate per step
     gradient : "implicit", one adjoint solve; "unrolled", through the steps, also for u0 and a damping
 
     Returns
     -------
-    Solution; with gradient="implicit" u0 gets no gradient, since u does not depend on it.
+    Solution. With gradient="implicit" u0 gets no gradient, since u does not depend on it.
 
     Raises
     ------
     ValueError, TypeError, SolverError
-        if arguments are invalid; if f is not a function of u and args only, changes them or is not finite
+        if arguments are invalid, or if f is not a function of u and args only, changes them or is not finite
         at u0.
 
     Notes
@@ -387,7 +387,7 @@ def root(
         ):
             if value != default:
                 raise ValueError(
-                    f'root: {key} belongs to Newton\'s method, method="{method}" has none; leave it out'
+                    f'root: {key} is only used by Newton\'s method, got method="{method}". Remove it'
                 )
     if method == "lm" and gradient == "unrolled":
         raise NotImplementedError(
@@ -395,7 +395,7 @@ def root(
         )
     if method == "chord" and pseudo_transient is not None:
         raise ValueError(
-            'root: pseudo_transient changes the matrix in every step; use method="newton", not "chord"'
+            'root: pseudo_transient changes the matrix in every step. Use method="newton", not "chord"'
         )
     if pseudo_transient is not None:
         checks.real("root", "pseudo_transient", pseudo_transient, "positive and finite")
@@ -454,7 +454,7 @@ def _damping(function: str, name: str, value: Any, u0: Tensor, gradient: str) ->
         )
     if gradient == "implicit" and mapped(value):  # the steps run below the levels of torch.func
         raise NotImplementedError(
-            f'{function}: {name} mapped by torch.func.vmap needs gradient="unrolled"; pass one number for '
+            f'{function}: {name} mapped by torch.func.vmap needs gradient="unrolled". Pass one number for '
             "the whole batch"
         )
     return value
@@ -485,12 +485,12 @@ def fixed_point(
     ----------
     g : callable ``(x, *args)`` -> Tensor of x's shape, dtype and device
     x0 : Tensor of any shape, float32 or float64
-    args : as for `root`
-    memory : int >= 0, the number of differences that a step combines; 0: plain iteration x <- g(x)
+    args : see `root`
+    memory : int >= 0, the number of differences that a step combines. 0: plain iteration x <- g(x)
     damping : float, or Tensor, which gradient="unrolled" differentiates: the factor of g(x) - x in a step
     jacobian, linear, M : for the derivative of :math:`x - g(x)`, as for `root`
     rtol, atol : the tolerance for :math:`\|g(x) - x\|`, as for `root`
-    maxiter, callback, gradient, throw, adjoint_rtol, adjoint_maxiter : as for `root`
+    maxiter, callback, gradient, throw, adjoint_rtol, adjoint_maxiter : see `root`
 
     Returns
     -------
@@ -499,12 +499,12 @@ def fixed_point(
     Raises
     ------
     ValueError, TypeError, SolverError
-        as for `root`.
+        see `root`.
 
     Notes
     -----
-    Gradient: as for `root`, for :math:`f(x) = x - g(x)`. Cost per iteration: one call of g; 2 `memory`
-    vectors.
+    Gradient: as for `root`, for :math:`f(x) = x - g(x)`. Cost per iteration: one call of g, with 2 `memory`
+    vectors stored.
 
     References
     ----------
@@ -607,15 +607,15 @@ def least_squares(
     ----------
     r : callable ``(u, *args)`` -> Tensor of any shape, with u's dtype and device
     u0 : Tensor of any shape, float32 or float64
-    args : as for `root`
+    args : see `root`
     method : "lm", or "gauss-newton", which starts with mu = 0 and increases it if a step does not decrease r
-    jacobian : as for `root`, with rows for the entries of r
-    linear, M : as for `root`, for the normal equations: "auto" factors them, or runs `cg` if J is not
+    jacobian : see `root`, with rows for the entries of r
+    linear, M : see `root`, for the normal equations: "auto" factors them, or runs `cg` if J is not
         assembled; "lsmr", without M, uses J and does not square its condition number
-    rtol, atol : the tolerance, :math:`\|J^T r\| \le \max(\mathtt{rtol} \|J_0^T r_0\|, \mathtt{atol})`;
-        default rtol: the square root of the rounding unit
+    rtol, atol : the tolerance, :math:`\|J^T r\| \le \max(\mathtt{rtol} \|J_0^T r_0\|, \mathtt{atol})`.
+        Default rtol: the square root of the rounding unit
     maxiter : int >= 0, steps, including rejected ones
-    callback, throw, adjoint_rtol, adjoint_maxiter : as for `root`
+    callback, throw, adjoint_rtol, adjoint_maxiter : see `root`
     gradient : "implicit"
 
     Returns
@@ -626,7 +626,7 @@ def least_squares(
     Raises
     ------
     ValueError, TypeError, SolverError
-        as for `root`.
+        see `root`.
 
     Notes
     -----

@@ -55,7 +55,7 @@ class Plan(NamedTuple):
     group: int
     """How many derivatives are computed at a time: they take no more memory than the values."""
     positions: Tensor
-    """Place of each value in the flattened array, shape (nnz,); with an order, group by group. Of the
+    """Place of each value in the flattened array, shape (nnz,), group by group with an order. Of the
     pattern's index type where that holds them."""
     ptr: tuple[int, ...]
     """Values of group g are those from ptr[g] to ptr[g + 1]."""
@@ -82,7 +82,7 @@ def _plan(pattern: SparsityPattern, mode: str) -> Plan:
 
 
 def _places(pattern: SparsityPattern) -> tuple[Tensor, Tensor]:
-    """Row and column of each entry; the pattern keeps no rows for this one use."""
+    """Row and column of each entry. The pattern keeps no rows for this one use."""
     return torch.repeat_interleave(pattern.crow_indices.diff()), pattern.col_indices.long()
 
 
@@ -157,7 +157,7 @@ def compressed_values(
         if shown.shape[1] != plan.length:
             raise ValueError(
                 f"{function}: the size of f(u) must not depend on values of u, but was {plan.length} at the "
-                f"first call and is {shown.shape[1]} now; use torch.where in place of masks as indices"
+                f"first call and is {shown.shape[1]} now. Use torch.where in place of masks as indices"
             )
         if plan.order is not None:
             positions = plan.positions[plan.ptr[g] : plan.ptr[g + 1]] - first * plan.length
@@ -200,7 +200,7 @@ class Analysis(NamedTuple):
     along: Tensor
     """Random numbers, at least as many as the longer side of J, for this product."""
     slack: float = 0.0
-    """What its error was at the first call, by rounding, relative to the largest element; with a margin."""
+    """What its error was at the first call, by rounding, relative to the largest element, with a margin."""
 
 
 class Jacobian:
@@ -280,7 +280,7 @@ class Jacobian:
         if acting & {"jvp", "vmap"} or (acting and len(get_interpreter_stack() or ()) > 1):
             raise ValueError(
                 f"{self.function}: f uses a tensor that torch.func transforms (vmap, jvp, nested grad) and "
-                "that is not among its arguments; pass it, f(u, *args)"
+                "that is not among its arguments. Pass it, f(u, *args)"
             )
 
     def _analyze(self, u: Tensor, args: tuple) -> Analysis:
@@ -401,10 +401,11 @@ class Jacobian:
             raise ValueError(
                 f"{self.function}: derivatives of f in {mode} mode along a direction and along its parts "
                 f"differ by {error:.2g} of the largest: an operation of f has a derivative that is not "
-                "linear, or not always the same; correct it, or tighten the tolerance of a solve in f"
+                "linear, or that changes from call to call. Correct it, or tighten the tolerance of a solve "
+                "in f"
             )
         other = analysis._replace(check="reverse" if mode == "forward" else "forward")
-        remedy = f'use mode="{other.check}"' if self.mode == mode else "write f with other operations"
+        remedy = f'Use mode="{other.check}"' if self.mode == mode else "Write f with other operations"
         h = torch.finfo(u.dtype).eps ** (1 / 3) * (float(u.abs().max()) or 1.0 if u.numel() else 1.0)
         v = random_like(u).clamp(-1, 1)
         near = u + 10 * h * (v + v.sign())
@@ -418,7 +419,7 @@ class Jacobian:
         except (RuntimeError, NotImplementedError) as error:
             if "not differentiable with respect to" not in str(error):  # forward mode then says zero
                 return analysis
-            A, remedy = self._matrix(analysis, near, args), "write f with other operations"
+            A, remedy = self._matrix(analysis, near, args), "Write f with other operations"
         ends = [self._flat(near.reshape(-1) + t * v, u.shape, args) for t in (h, -h)]
         mine, true = A @ v, (ends[0] - ends[1]) / (2 * h)
         bound = 0.01 * (abs(A) @ v.abs() + true.abs()) + 100 * h**2 * (ends[0].abs() + ends[1].abs())
@@ -429,8 +430,8 @@ class Jacobian:
             i = int(wrong[0])
             raise ValueError(
                 f"{self.function}: torch's {mode} mode gives a wrong derivative: {float(mine[i]):.3g} for "
-                f"element {i} of f along a random direction, where differences of f give "
-                f"{float(true[i]):.3g}; {remedy}"
+                f"element {i} of f along a random direction, where differences of f yield "
+                f"{float(true[i]):.3g}. {remedy}"
             )
         return analysis
 
@@ -460,10 +461,10 @@ class Jacobian:
         if not abs(missed) > torch.finfo(u.dtype).eps ** 0.5 * max(largest, abs(missed)):
             return
         i, j = (line, int(at)) if forward else (int(at), line)
-        remedy = "or leave pattern= out" if self.pattern is not None else "or give pattern="
+        remedy = "or remove pattern=" if self.pattern is not None else "or pass pattern="
         raise ValueError(
             f"{self.function}: the pattern has no entry ({i}, {j}), but f depends on u there: the derivative "
-            f"is {missed:.3g}; add it, {remedy}"
+            f"is {missed:.3g}. Add it, {remedy}"
         )
 
 
@@ -476,7 +477,7 @@ def jacobian(
 
     Parameters
     ----------
-    f : function of u and args that returns a tensor of u's dtype; both may have any shape, and i and j index
+    f : function of u and args that returns a tensor of u's dtype. Both may have any shape, and i and j index
         their elements in the order of the flattened tensors
     pattern : SparsityPattern, CSR or SciPy matrix with an entry wherever J may be nonzero, default: that of
         `jacobian_sparsity`
@@ -486,15 +487,15 @@ def jacobian(
     Returns
     -------
     Jacobian
-        called as ``J(u, *args)``. The first call determines pattern and colors for arguments of these shapes;
-        a call that finds that f has changed determines them again.
+        called as ``J(u, *args)``. The first call determines pattern and colors for arguments of these shapes.
+        A call that finds that f has changed determines them again.
 
     Raises
     ------
     ValueError
-        if f uses random numbers or writes into u; if `pattern` has the wrong shape; if it lacks an
-        entry (the message names it), or torch's derivative is wrong: each call compares J with one derivative
-        in a random direction, the first also both modes.
+        if f uses random numbers or writes into u, if `pattern` has the wrong shape or lacks an entry (the
+        message names it), or torch's derivative is wrong: each call compares J with one derivative in a
+        random direction, the first also both modes.
     TypeError
         if u is not a tensor of float32 or float64, or f does not return a tensor with u's dtype.
 
@@ -520,7 +521,7 @@ def errors(
     A: CSR, derivative: Callable[[Tensor], Tensor], v: Tensor, transpose: bool, slack: float = 0.0
 ) -> Tensor:
     """The elements of A v, or A^T v, that differ from the derivative of f along v by more than rounding,
-    relative to the largest element; else 0. `slack`: rounding, relative to the largest element."""
+    relative to the largest element, otherwise 0. `slack`: rounding, relative to the largest element."""
     true = derivative(v)
     error = numbers((spmm(A, v, transpose=transpose) - true).abs())
     size = numbers(spmm(abs(A), v.abs(), transpose=transpose) + true.abs())
@@ -557,7 +558,7 @@ class Hessian(Jacobian):
             out = super(Hessian, self)._flat(x, shape, args)
             if out.numel() != 1:
                 raise ValueError(
-                    f"hessian: f must return one number, got {out.numel()}; use jacobian where f returns more"
+                    f"hessian: f must return one number, got {out.numel()}. Use jacobian where f returns more"
                 )
             return out.reshape(())
 
@@ -591,7 +592,7 @@ def hessian(
     Parameters
     ----------
     f : function of u and args that returns one element, a tensor with u's dtype
-    pattern : SparsityPattern, CSR or SciPy matrix, or None: as for `jacobian`; an entry (i, j) without (j, i)
+    pattern : SparsityPattern, CSR or SciPy matrix, or None: as for `jacobian`. An entry (i, j) without (j, i)
         is completed
     mode : "star" and "acyclic", the colorings of `learnsolve.ordering.symmetric_coloring`; "columns", the
         coloring of `column_coloring`; "auto", star or columns, whichever has fewer colors
@@ -606,7 +607,7 @@ def hessian(
     ValueError
         if f returns more than one element, and as for `jacobian`.
     TypeError
-        as for `jacobian`.
+        see `jacobian`.
 
     Notes
     -----

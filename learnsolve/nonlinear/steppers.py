@@ -34,25 +34,26 @@ def implicit_euler(
     u0 : Tensor of any shape, float32 or float64
     steps : int >= 0
     dt : float, or Tensor with one element, which gets a gradient
-    args : as for `root`
+    args : see `root`
     options : jacobian (of f, or its pattern), linear, M, rtol, atol, maxiter, forcing, throw, adjoint_rtol,
         adjoint_maxiter: for each step, as for `root`
 
     Returns
     -------
-    Solution: `x`, u after the last step; `iterations`, of all steps together; `residual_norms`, (steps), at
-    the end of each step; status and statuses, the worst of all steps. Intermediate states need one call each.
+    Solution: `x`, u after the last step, `iterations`, of all steps together, `residual_norms`, (steps), at
+    the end of each step, and status and statuses, the worst of all steps. Intermediate states need one call
+    each.
 
     Raises
     ------
     ValueError, TypeError, SolverError
-        as for `root`.
+        see `root`.
 
     Notes
     -----
-    Gradient: implicit for every step, for u0, dt and args, any order, forward mode, vmap. The backward
-    repeats the steps in segments of about sqrt(steps), and holds the graph of one segment at a time. A step
-    also ends when its residual is below 10 rounding units of u.
+    Gradient: implicit for every step, for u0, dt and args, to any order, forward mode, vmap. The backward
+    pass repeats the steps in segments of about sqrt(steps), and holds the graph of one segment at a time. A
+    step also ends when its residual is below 10 rounding units of u.
 
     Examples
     --------
@@ -73,7 +74,7 @@ def trapezoidal(
 
     Parameters
     ----------
-    f, u0, steps, dt, args, options : as for `implicit_euler`
+    f, u0, steps, dt, args, options : see `implicit_euler`
 
     Returns
     -------
@@ -82,7 +83,7 @@ def trapezoidal(
     Raises
     ------
     ValueError, TypeError, SolverError
-        as for `root`.
+        see `root`.
 
     Notes
     -----
@@ -124,7 +125,7 @@ def _steps(
 ) -> Solution:
     for key in options:
         if key not in _OPTIONS:
-            raise TypeError(f"{name}: unexpected keyword argument {key!r}; it takes {', '.join(_OPTIONS)}")
+            raise TypeError(f"{name}: unexpected keyword argument {key!r}. It takes {', '.join(_OPTIONS)}")
     o = _OPTIONS | options
     check_function(name, "f", f)
     rtol, atol, maxiter, forcing = (o.pop(key) for key in ("rtol", "atol", "maxiter", "forcing"))

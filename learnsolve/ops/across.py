@@ -1,9 +1,9 @@
 """Vectors whose rows lie in several processes: loops on them need sums over all processes.
 
 Every process runs the same loop on its rows. A scalar per column (an inner product, a norm, a coefficient)
-exists in each process, with the same bits; the cotangents of these copies add up to the cotangent of the
-scalar. A sum over the rows is then a local sum followed by a sum over the processes, in the forward and in
-the backward; between two sums, each process works independently.
+exists in each process, bitwise identical. The cotangents of these copies add up to the cotangent of the
+scalar. A sum over the rows is then a local sum followed by a sum over the processes, in the forward pass and
+in the backward pass. Between two sums, each process works independently.
 
 A solver enters `over(A)` to work with such a matrix; `dots`, `largest` and `size` call `across()`.
 """
@@ -25,11 +25,11 @@ class Across(Protocol):
     rows: int  # of the whole matrix
 
     def total(self, t: Tensor) -> Tensor:
-        """The sum over the processes, with a copy in each; differentiable."""
+        """The sum over the processes, with a copy in each, differentiable."""
         ...
 
     def largest(self, t: Tensor) -> Tensor:
-        """The largest over the processes, a constant; NaN if there is one."""
+        """The largest over the processes, a constant, or NaN if there is one."""
         ...
 
     def shown(self, t: Tensor) -> Tensor:

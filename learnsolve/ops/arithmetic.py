@@ -1,4 +1,4 @@
-"""Elementwise arithmetic between matrices and with scalars; sums on the union of two patterns; values on a
+"""Elementwise arithmetic between matrices and with scalars, sums on the union of two patterns; values on a
 larger pattern."""
 
 from numbers import Complex, Real
@@ -23,7 +23,7 @@ from learnsolve.ops.products import over, times
 
 
 def fit(function: str, A: CSR, B: CSR, first: str = "A", second: str = "B") -> None:
-    """The matrices must have the same precision and device, and batch axes that broadcast; real or
+    """The matrices must have the same precision and device, and batch axes that broadcast, real or
     complex."""
     checks.dtype(function, f"{first}.values", A.values, or_complex=True)
     checks.same_kind(function, f"{second}.values", B.values, A.values, or_complex=True)
@@ -32,7 +32,7 @@ def fit(function: str, A: CSR, B: CSR, first: str = "A", second: str = "B") -> N
 
 def one_shape(function: str, A: CSR, B: CSR, names: str = "A and B") -> None:
     if A.shape != B.shape:
-        raise ValueError(f"{function}: {names} must have one shape, got {A.shape} and {B.shape}")
+        raise ValueError(f"{function}: {names} must have the same shape, got {A.shape} and {B.shape}")
 
 
 def in_open_interval(
@@ -44,7 +44,7 @@ def in_open_interval(
     rule: str,
     remedies: tuple[str, str] = ("", ""),
 ) -> float | Tensor:
-    """`value`: a float between 0 and `high`, or a tensor of them, one per matrix of the batch of `values`;
+    """`value`: a float between 0 and `high`, or a tensor of them, one per matrix of the batch of `values`.
     `remedies`: for a float, for a tensor."""
     if not isinstance(value, Tensor):
         value = checks.number(function, name, value)
@@ -85,7 +85,7 @@ def broadcasts_to(shape: torch.Size, batch: torch.Size) -> bool:
 
 
 def plain_values(t: Tensor) -> Tensor:
-    """The values of a tensor under `torch.func` transformations, without a graph."""
+    """The values of a tensor under `torch.func` transformations, detached from the autograd graph."""
     return innermost(t).detach()
 
 
@@ -96,7 +96,7 @@ def factor(function: str, name: str, A: CSR, s: Any) -> Any:
         # A scalar takes the matrix's precision, as with torch tensors; an array would change it.
         if s.dim() > 1 and s.dtype != A.dtype and not checks.one_precision(s.dtype, A.dtype):
             raise TypeError(
-                f"{function}: {name} has dtype {s.dtype}, the matrix {A.dtype}; convert one with .to()"
+                f"{function}: {name} has dtype {s.dtype}, the matrix {A.dtype}. Convert one with .to()"
             )
         if s.numel() == 1 and s.dim() <= 1:
             return s.reshape(())
@@ -104,7 +104,7 @@ def factor(function: str, name: str, A: CSR, s: Any) -> Any:
             checks.batches(function, A.batch_shape, s.shape[:-1], f"A.values and {name}")
             return s
         raise TypeError(
-            f"{function}: {rule}, got shape {tuple(s.shape)}; use scale_rows or scale_columns for a vector"
+            f"{function}: {rule}, got shape {tuple(s.shape)}. Use scale_rows or scale_columns for a vector"
         )
     if isinstance(s, Real):  # includes NumPy scalars
         return float(s)
@@ -135,7 +135,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
 
     Parameters
     ----------
-    A, B : CSR of the same shape, device and precision, real or complex; batch axes of their values broadcast
+    A, B : CSR of the same shape, device and precision, real or complex. Batch axes of their values broadcast
     alpha, beta : scalars, or tensors with one element or one per matrix of the batch, shape (..., 1)
 
     Returns
@@ -153,11 +153,11 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     Notes
     -----
     Gradient, V on C's pattern: :math:`\bar A = \alpha V`, :math:`\bar B = \beta V` on the patterns of A and
-    B, :math:`\bar\alpha = \langle V, A \rangle`, :math:`\bar\beta = \langle V, B \rangle`. Any order; forward
+    B, :math:`\bar\alpha = \langle V, A \rangle`, :math:`\bar\beta = \langle V, B \rangle`. Any order, forward
     mode, vmap, `torch.compile`. Deterministic.
 
-    Cost: one pass over the values, and another in the backward. The union is planned once per pair of
-    patterns, in O(nnz), and takes two bits per entry of C (two indices on a CUDA device); matrices on the
+    Cost: one pass over the values, and another in the backward pass. The union is planned once per pair of
+    patterns, in O(nnz), and takes two bits per entry of C (two indices on a CUDA device). Matrices on the
     same pattern object need no plan.
 
     Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation",
@@ -178,7 +178,7 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
 
 
 def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
-    """`add` for two matrices; errors name `function`."""
+    """`add` for two matrices. Errors name `function`."""
     P, Q = A.pattern, B.pattern
     one_shape(function, A, B)
     fit(function, A, B)
@@ -194,7 +194,7 @@ def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
 
 
 def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
-    """Values and a float factor; a tensor is multiplied into the values, so that it gets a gradient."""
+    """Values and a float factor. A tensor is multiplied into the values, so that it gets a gradient."""
     s = factor(function, name, A, s)
     if isinstance(s, float):
         return A.values, s
@@ -204,7 +204,7 @@ def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
     if not checks.one_precision(values.dtype, A.dtype) or s.device.type not in (values.device.type, "cpu"):
         raise TypeError(
             f"{function}: {name} ({s.dtype}, {s.device}) must have the dtype and device of the matrix, "
-            f"{A.dtype} on {A.device}; convert it with .to()"
+            f"{A.dtype} on {A.device}. Convert it with .to()"
         )
     return values, 1.0
 
@@ -217,7 +217,7 @@ class UnionPlan(NamedTuple):
     pattern: SparsityPattern | None  # if new
 
     def places(self) -> Tensor:
-        """(2, nnz): the position of each entry of the union in A and in B; -1 if it is not there."""
+        """(2, nnz): the position of each entry of the union in A and in B, or -1 if it is not there."""
         return self.codes if self.codes.dim() == 2 else _decoded(self.codes, self.nnz, self.starts.dtype)
 
 
@@ -349,11 +349,11 @@ class _Split(Multilinear):
 
 
 def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
-    """A + B or A - B; B may be a sparse matrix of another library."""
+    """A + B or A - B. B may be a sparse matrix of another library."""
     B = sparse_matrix(B)
     checks.matrix(
         *(function, "B", B),
-        ": adding a number to a sparse matrix would fill it; add to A.values to shift the stored entries",
+        ": adding a number to a sparse matrix would fill it. Add to A.values to shift the stored entries",
     )
     if A.pattern is B.pattern:
         fit(function, A, B)
@@ -362,7 +362,7 @@ def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
 
 
 def multiply(function: str, A: CSR, B: Any) -> CSR:
-    """A * B: entry by entry on the intersection of the patterns for two matrices; otherwise by a scalar."""
+    """A * B: entry by entry on the intersection of the patterns for two matrices, otherwise by a scalar."""
     if not isinstance(B, CSR):
         return A.with_values(times(A.values, factor(function, "s", A, B)))
     P, Q = A.pattern, B.pattern
@@ -402,7 +402,7 @@ def _plan_intersection(P: SparsityPattern, Q: SparsityPattern) -> _IntersectionP
 def divide(A: CSR, s: Any) -> CSR:
     """A / s."""
     if isinstance(s, CSR):
-        raise TypeError("A / s: s must be a scalar, got a CSR; divide A.values where entries are not zero")
+        raise TypeError("A / s: s must be a scalar, got a CSR. Divide A.values where entries are not zero")
     return A.with_values(over(A.values, factor("A / s", "s", A, s)))
 
 
@@ -416,19 +416,19 @@ def power(A: CSR, exponent: Any) -> CSR:
     if not isinstance(exponent, Real) or isinstance(exponent, bool) or not float(exponent) > 0:
         raise ValueError(
             f"A ** exponent: exponent must be a positive number, got {exponent!r}, or what is not stored "
-            "would not stay zero; use A.with_values(A.values ** exponent) for the stored ones"
+            "would not stay zero. Use A.with_values(A.values ** exponent) for the stored ones"
         )
     return A.with_values(A.values ** float(exponent))
 
 
-_REMEDY = "; use a pattern that has it, such as that of a sum of the matrices"
+_REMEDY = ". Use a pattern that has it, such as the pattern of a sum of the matrices"
 
 
 def check_pattern(function: str, pattern: Any, shape: tuple[int, int]) -> None:
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(
-            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; that of a CSR is "
-            "A.pattern"
+            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. Pass A.pattern "
+            f"for a CSR"
         )
     if pattern.shape != shape:
         raise ValueError(f"{function}: the pattern must have the shape {shape}, got {pattern.shape}")
@@ -439,7 +439,7 @@ def on_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
     check_pattern(function, pattern, A.shape)
     if A.device != pattern.device:
         raise TypeError(
-            f"{function}: the values are on {A.device}, the pattern on {pattern.device}; use pattern.to(...)"
+            f"{function}: the values are on {A.device}, the pattern on {pattern.device}. Use pattern.to(...)"
         )
     if equal(A.pattern, pattern):
         return CSR(A.values, pattern)
@@ -461,8 +461,8 @@ def _outside(function: str, A: CSR, plan: UnionPlan) -> ValueError:
 def _error(function: str, row: int, column: int, value: Tensor, more: str = "") -> ValueError:
     number = f", {value.item():.6g}" if value.dim() == 0 else ""
     return ValueError(
-        f"{function}: every entry{more} must lie on the pattern, but that of row {row}, column {column}"
-        f"{number}, does not{_REMEDY}, or drop the entry first"
+        f"{function}: every entry{more} must lie on the pattern, but the entry in row {row}, column "
+        f"{column}{number} does not{_REMEDY}, or drop the entry first"
     )
 
 
@@ -472,7 +472,7 @@ def dense_on_pattern(D: Tensor, pattern: SparsityPattern) -> CSR:
     check_pattern(function, pattern, (D.shape[0], D.shape[1]))
     if D.device != pattern.device:
         raise TypeError(
-            f"{function}: D is on {D.device}, the pattern on {pattern.device}; use pattern.to(...)"
+            f"{function}: D is on {D.device}, the pattern on {pattern.device}. Use pattern.to(...)"
         )
     rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
     outside = D.detach() != 0

@@ -27,7 +27,7 @@ class Nestable(torch.autograd.Function):
     """Base of all Functions with a `jvp`, which may itself be differentiated in forward mode.
 
     torch calls a `jvp` with forward mode turned off, because the saved tensors have the tangents of this
-    level; under torch.func the tangents of outer levels are lost with them. So forward mode is turned on
+    level. Under torch.func the tangents of outer levels are lost with them, so forward mode is turned on
     here, for saved tensors without the tangents of this level, as in torch's own rules.
     """
 
@@ -89,7 +89,7 @@ class Operation:
     `vmap` and perhaps `setup_context` of a `torch.autograd.Function`.
 
     `forward` takes `operands` tensors, then constants. By default, several operands become
-    `ctx.saved_tensors`; the constants become `ctx.constants`. Tensors saved for `backward` are available to
+    `ctx.saved_tensors`. The constants become `ctx.constants`. Tensors saved for `backward` are available to
     `jvp` too.
 
     `eager` is the Function with all of them; `traced`, for `torch.compile`, is the Function without `jvp`.
@@ -112,7 +112,7 @@ class Operation:
 
 
 def _keeps(operands: int, both: bool) -> Callable[[Any, tuple, Any], None]:
-    """The default setup; with `both` it does the same as `_keeps_for_both`, in one call."""
+    """The default setup. With `both` it does the same as `_keeps_for_both`, in one call."""
 
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         if operands > 1:
@@ -230,13 +230,14 @@ def vmapped(function: Callable, in_dims: tuple, args: tuple) -> tuple[Any, Any]:
 
 
 def pullback(function: Callable, *primals: Any) -> tuple[Any, Callable]:
-    """`torch.func.vjp` without auxiliary output, also of what a backward saved at a level that has ended."""
+    """`torch.func.vjp` without auxiliary output, also of what a backward pass saved at a level that has
+    ended."""
     out, pull = torch.func.vjp(function, *tree_map_only(Tensor, unwrap_if_dead, primals))[:2]
     return out, pull
 
 
 def pushforward(function: Callable, primals: tuple, tangents: tuple) -> tuple:
-    """The tangents of function(*primals), a tuple; a tangent may be None. Computed as the transpose of the
+    """The tangents of function(*primals), a tuple. A tangent may be None. Computed as the transpose of the
     transpose, since torch does not nest the forward mode of `torch.autograd`, where a jvp may run."""
     tangents = tuple(torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True))
     out, pull = pullback(function, *primals)
@@ -270,7 +271,7 @@ class Derivative(Multilinear):
 
     @staticmethod
     def axes(role: int, *form: Any) -> int:
-        """How many axes an operand has besides those of batches; a vector may lack the last of them."""
+        """How many axes an operand has besides those of batches. A vector may lack the last of them."""
         raise NotImplementedError
 
     @classmethod
@@ -341,7 +342,7 @@ def one_batch_axis(t: Tensor, batch: torch.Size, inner: int) -> Tensor:
 def gradient(
     of: type[Derivative], role: int, h: Tensor, place: int, other: Tensor, like: Tensor, *form: Any
 ) -> Tensor:
-    """D_role at h, in the place of operand `place`, and the third operand; in the shape of `like`."""
+    """D_role at h, in the place of operand `place`, and the third operand, in the shape of `like`."""
     third = 3 - role - place
     u, v = (h, other) if place < third else (other, h)
     shared = like.dim() <= of.axes(role, *form) and (
@@ -411,8 +412,8 @@ def _batched(t: Any) -> bool:
 
 
 def _level(args: Any) -> int:
-    """The innermost batch level. The backward of CUDA tensors runs on a thread without this information, so
-    it is read from the tensors: a tensor without an axis at a level gets one, here of size 0."""
+    """The innermost batch level. The backward pass of CUDA tensors runs on a thread without this information,
+    so it is read from the tensors: a tensor without an axis at a level gets one, here of size 0."""
     level = torch._C._vmapmode_increment_nesting() - 1
     torch._C._vmapmode_decrement_nesting()
     if level > 0:

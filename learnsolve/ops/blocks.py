@@ -1,5 +1,5 @@
 """Matrices made of others: stacked, along a diagonal, in a grid, Kronecker products, real forms, batches of
-any sizes; diagonal matrices."""
+any sizes, and diagonal matrices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from learnsolve.ops.products import spmm
 def hstack(matrices: Sequence[CSR]) -> CSR:
     """[A, B, ...]: matrices with the same number of rows, side by side.
 
-    Planned once per sequence of patterns; then values are concatenated and permuted, and the gradient is
+    Planned once per sequence of patterns. Then values are concatenated and permuted, and the gradient is
     permuted back and split. Batch axes broadcast. A single matrix is returned unchanged.
 
     Parameters
@@ -52,7 +52,7 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
 
 
 def vstack(matrices: Sequence[CSR]) -> CSR:
-    """[A; B; ...]: matrices with the same number of columns, on top of one another; see `hstack`.
+    """[A; B; ...]: matrices with the same number of columns, on top of one another. See `hstack`.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
 
 
 def block_diag(matrices: Sequence[CSR]) -> CSR:
-    """Matrices of any shapes along the diagonal, without entries elsewhere; see `hstack`.
+    """Matrices of any shapes along the diagonal, without entries elsewhere. See `hstack`.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
 
     Returns
     -------
-    CSR of the summed shapes; batch axes broadcast
+    CSR of the summed shapes. Batch axes broadcast
 
     Raises
     ------
@@ -104,7 +104,7 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
 
 
 def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
-    """[[A, B], [C, None]]: matrices in a grid; None is a block without entries. See `hstack`.
+    """[[A, B], [C, None]]: matrices in a grid. None is a block without entries. See `hstack`.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
 
     Returns
     -------
-    CSR of the summed shapes; batch axes broadcast
+    CSR of the summed shapes. Batch axes broadcast
 
     Raises
     ------
@@ -137,7 +137,7 @@ def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
         for i, line in enumerate(lines):
             if all(A is None for A in line):
                 raise ValueError(
-                    f"block: {kind} {i} has no matrix that gives its size; put ops.zeros(rows, columns) there"
+                    f"block: {kind} {i} has no matrix that gives its size. Put ops.zeros(rows, columns) there"
                 )
     cells = [(i, j) for i, row in enumerate(blocks) for j, A in enumerate(row) if A is not None]
     matrices = [A for row in blocks for A in row if A is not None]
@@ -159,9 +159,9 @@ def stack(matrices: Sequence[CSR]) -> CSR:
     for i, A in enumerate(matrices):
         if not pattern.equal(A.pattern, first.pattern):
             raise ValueError(
-                f"{function}: the matrices must have one pattern, but that of matrix {i}, "
-                f"{A.pattern}, differs from the first's, {first.pattern}; BlockBatch takes any, or give all "
-                "the same with CSR.from_*(..., pattern=)"
+                f"{function}: the matrices must have the same pattern, but the pattern of matrix {i}, "
+                f"{A.pattern}, differs from the first, {first.pattern}. BlockBatch accepts different "
+                f"patterns, or build all on one with CSR.from_*(..., pattern=)"
             )
         if A.batch_shape != first.batch_shape:
             raise ValueError(
@@ -172,7 +172,7 @@ def stack(matrices: Sequence[CSR]) -> CSR:
 
 
 def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
-    """Check that matrices have the same precision and device; the first of them."""
+    """Check that matrices have the same precision and device, and return the first."""
     if isinstance(matrices, CSR) or not isinstance(matrices, Sequence):
         raise TypeError(f"{function}: expected a list of CSR matrices, got {type(matrices).__name__}")
     if not matrices:
@@ -231,7 +231,7 @@ def kron(A: CSR, B: CSR) -> CSR:
 
     Parameters
     ----------
-    A, B : CSR of the same device and precision, real or complex; batch axes of their values broadcast
+    A, B : CSR of the same device and precision, real or complex. Batch axes of their values broadcast
 
     Returns
     -------
@@ -247,7 +247,7 @@ def kron(A: CSR, B: CSR) -> CSR:
     Notes
     -----
     Gradient: :math:`\bar a_{ij} = \langle V_{ij}, B \rangle`, :math:`\bar B = \sum_{ij} a_{ij} V_{ij}` for
-    the blocks :math:`V_{ij}` of the incoming gradient. Planned once per pair of patterns; then an outer
+    the blocks :math:`V_{ij}` of the incoming gradient. Planned once per pair of patterns. Then an outer
     product of values and a permutation. Any order, deterministic.
 
     Examples
@@ -327,7 +327,7 @@ def real_equivalent(re: Any, im: CSR | None = None) -> CSR:
         if not isinstance(A, CSR) or not A.values.is_complex():
             raise TypeError(
                 f"{name}: without im, re must be a complex sparse matrix, got {type(re).__name__}"
-                f"{' of ' + str(re.dtype) if hasattr(re, 'dtype') else ''}; pass the imaginary part as im"
+                f"{' of ' + str(re.dtype) if hasattr(re, 'dtype') else ''}. Pass the imaginary part as im"
             )
         re, im = A.real, A.imag
     re = sparse_matrix(re)
@@ -393,12 +393,12 @@ def zeros(
     device: torch.device | str | None = None,
     index_dtype: torch.dtype = torch.int64,
 ) -> CSR:
-    """A matrix without entries, with n rows and m (default n) columns; see `eye`.
+    """A matrix without entries, with n rows and m (default n) columns. See `eye`.
 
     Parameters
     ----------
     n, m : int, rows and columns
-    dtype, device, index_dtype : as for `eye`
+    dtype, device, index_dtype : see `eye`
 
     Returns
     -------
@@ -458,7 +458,7 @@ def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CS
     k = checks.integer("diag", "k", k, -(2**62))
     checks.one_of("diag", "index_dtype", index_dtype, (torch.int32, torch.int64))
     if d.dim() == 0:
-        raise ValueError("diag: d must have shape (..., n), got a scalar; use A * s with A = eye(n)")
+        raise ValueError("diag: d must have shape (..., n), got a scalar. Use A * s with A = eye(n)")
     n = d.shape[-1] + abs(k)
     return CSR(d.clone(), _pattern(n, n, k, index_dtype, d.device))
 
@@ -516,7 +516,7 @@ class BlockBatch:
 
     Attributes
     ----------
-    matrix : the block-diagonal CSR. Networks work on its graph, ``matrix.pattern``; preconditioners are built
+    matrix : the block-diagonal CSR. Networks work on its graph, ``matrix.pattern``. Preconditioners are built
         from it: ``IC(batch.matrix)``
     sizes : tuple of int, the sizes of the blocks
     batch : int64 Tensor, shape (n,), n the sum of the sizes: the index of the block of each row
@@ -533,7 +533,7 @@ class BlockBatch:
     -----
     Vectors are concatenated (`torch.cat`): b has shape (n,) or (..., n, k), and `split` separates the blocks.
     In a solve, M is any preconditioner of the block-diagonal matrix that does not couple its blocks, or a
-    list of one per block. Gradients flow back into the values of the given matrices. Cost: O(nnz); the
+    list of one per block. Gradients flow back into the values of the given matrices. Cost: O(nnz). The
     pattern is planned once. `CSR.stack` is faster for matrices on the same pattern: docs/batching.md.
 
     Examples
@@ -558,7 +558,7 @@ class BlockBatch:
             checks.square(name, f"matrix {i}", A.shape)
             if A.batch_shape:
                 raise ValueError(
-                    f"{name}: matrices must have no batch axes, matrix {i} has {tuple(A.batch_shape)}; list "
+                    f"{name}: matrices must have no batch axes, matrix {i} has {tuple(A.batch_shape)}. List "
                     "the matrices one by one, or solve with the CSR, which is a batch already"
                 )
         self._fill(block_diag(matrices), _layout(tuple(A.shape[0] for A in matrices), matrices[0].device))
@@ -640,7 +640,7 @@ class BlockBatch:
         return self._like(matrix, self._patterns if same else None)
 
     def requires_grad_(self, requires_grad: bool = True) -> BlockBatch:
-        """Set whether the values of `matrix` require grad; their gradient is in ``matrix.values.grad``."""
+        """Set whether the values of `matrix` require grad. Their gradient is in ``matrix.values.grad``."""
         self.matrix.requires_grad_(requires_grad)
         return self
 
@@ -654,8 +654,8 @@ class BlockBatch:
 
         Parameters
         ----------
-        value : a Tensor over the rows, shape (n,) or (..., n, k); with `entries`, over the entries of
-            `matrix`, shape (nnz,) or (..., nnz, k); or a CSR of shape (n, n) on any pattern without entries
+        value : a Tensor over the rows, shape (n,) or (..., n, k). With `entries`, over the entries of
+            `matrix`, shape (nnz,) or (..., nnz, k), or a CSR of shape (n, n) on any pattern without entries
             outside the blocks, for example a factor
 
         Returns
@@ -674,7 +674,7 @@ class BlockBatch:
             )  # fmt: skip
             raise ValueError(
                 f"{name}: a tensor of the {rule} = {total}, got {tuple(value.shape)}"
-                + ("" if entries else "; entries=True for one of the entries")
+                + ("" if entries else ". entries=True for one of the entries")
             )
         return list(value.split(counts, axis))
 

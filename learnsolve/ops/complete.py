@@ -107,23 +107,24 @@ def _plan_pivots(P: SparsityPattern, factors: str) -> tuple[Tensor]:
 
 
 _REMEDIES = {
-    "cholesky": "take ops.ldlt or ops.lu",
-    "logdet": "take ops.slogdet",
+    "cholesky": "use ops.ldlt or ops.lu",
+    "logdet": "use ops.slogdet",
     "selected_inverse": 'pass kind="lu"',
 }
 
 
 def _message(function: str, fill: Fill, positive: bool, row: int, pivot: float, matrix: int | None) -> str:
     batch = "" if matrix is None else f" of matrix {matrix} of the batch (counted through all its axes)"
-    rule, remedy = "nonzero", "pass another ordering, or solve with spsolve, which exchanges rows"
+    rule, remedy = "nonzero", "Pass another ordering, or solve with spsolve, which exchanges rows"
     if positive:
         rule = "positive"
         remedy = f"A is not positive definite: {_REMEDIES[function]}, or add to its diagonal"
     if not math.isfinite(pivot):
-        remedy = "values of A are not finite, or the factors leave the range of its dtype: scale A"
+        remedy = "Values of A are not finite, or the factors leave the range of its dtype: scale A"
     return (
-        f"{function}: every pivot must be {rule} and finite, that of row {int(fill.permutation[row])}{batch}"
-        f", number {row} in the order of elimination, is {pivot:.6g}; {remedy}"
+        f"{function}: every pivot must be {rule} and finite, but the pivot of row "
+        f"{int(fill.permutation[row])}{batch}, number {row} in the order of elimination, is {pivot:.6g}. "
+        f"{remedy}"
     )
 
 
@@ -159,8 +160,8 @@ def _fill_in_order(function: str, P: SparsityPattern, ordering: Tensor, lower: b
     ):
         raise ValueError(
             f"{function}: ordering must hold each of 0, ..., {n - 1} once, got {ordering.dtype} of shape "
-            f"{tuple(ordering.shape)}{' that does not' if order.shape == (n,) else ''}; "
-            "learnsolve.ordering has orders"
+            f"{tuple(ordering.shape)}{' that does not' if order.shape == (n,) else ''}. learnsolve.ordering "
+            f"computes orderings"
         )
     fill = _make_fill(P, order.astype(as_numpy(P.crow_indices).dtype), lower, both)
     P._keep_last(key, fill)
@@ -183,7 +184,7 @@ def _make_fill(P: SparsityPattern, order: np.ndarray, lower: bool, both: bool) -
     if entries > most:
         raise _TooMany(
             f"L would have {entries} entries, more than the {most} that "
-            "learnsolve.ops.incomplete_factors.PLAN_LIMIT allows; pass another ordering, take an incomplete "
+            "learnsolve.ops.incomplete_factors.PLAN_LIMIT allows. Pass another ordering, take an incomplete "
             "factor and an iterative solver, or raise the limit"
         )
     Q = trusted(P, crow, col, P.shape)
@@ -284,8 +285,8 @@ def cholesky(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; values may have batch axes. Only the lower triangle is read;
-        the rest has a zero gradient
+    A : CSR, shape (n, n), float32 or float64. Values may have batch axes. Only the lower triangle is read.
+        The rest has a zero gradient
     ordering : "minimum_degree" (`ordering.minimum_degree`), "natural", or a permutation, Tensor of shape
         (n,): row ``ordering[i]`` becomes row i
 
@@ -303,8 +304,8 @@ def cholesky(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
 
     Notes
     -----
-    Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527), which stores only L. Any order;
-    forward mode, vmap, `torch.compile`. Cost: ordering and fill once per pattern; two flops per product l_ik
+    Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527), which stores only L. Any order,
+    forward mode, vmap, `torch.compile`. Cost: ordering and fill once per pattern, two flops per product l_ik
     l_jk, and twice as many for the gradient, by supernodes, with one thread per matrix of a batch. Computed
     on the host: CUDA tensors are copied.
 
@@ -334,7 +335,7 @@ def ldlt(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LDLT:
 
     Parameters
     ----------
-    A, ordering : as for `cholesky`
+    A, ordering : see `cholesky`
 
     Returns
     -------
@@ -343,7 +344,7 @@ def ldlt(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LDLT:
     Raises
     ------
     ValueError, TypeError
-        as for `cholesky`, for a pivot that is zero or not finite.
+        as for `cholesky`, and for a pivot that is zero or not finite.
 
     Warns
     -----
@@ -378,8 +379,8 @@ def lu(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LU:
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; values may have batch axes
-    ordering : as for `cholesky`, applied to A + A^T
+    A : CSR, shape (n, n), float32 or float64. Values may have batch axes
+    ordering : see `cholesky`, applied to A + A^T
 
     Returns
     -------
@@ -435,8 +436,8 @@ def logdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
 
     Parameters
     ----------
-    A : CSR, shape (n, n), symmetric, float32 or float64; values may have batch axes
-    ordering : as for `cholesky`
+    A : CSR, shape (n, n), symmetric, float32 or float64. Values may have batch axes
+    ordering : see `cholesky`
 
     Returns
     -------
@@ -452,7 +453,7 @@ def logdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
     Notes
     -----
     Gradient: the entries of :math:`A^{-1}` on A's pattern (`selected_inverse`), at the cost of about two
-    factorizations; any order, at a few factorizations each; forward mode, vmap, `torch.compile`. Source: Rue,
+    factorizations. Any order, at a few factorizations each, forward mode, vmap, `torch.compile`. Source: Rue,
     Held, "Gaussian Markov Random Fields", Chapman & Hall, 2005, chapter 2.
 
     Examples
@@ -473,7 +474,7 @@ def slogdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
     Parameters
     ----------
     A : CSR, as for `lu`
-    ordering : as for `lu`
+    ordering : see `lu`
 
     Returns
     -------
@@ -509,9 +510,9 @@ def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor =
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; values may have batch axes
+    A : CSR, shape (n, n), float32 or float64. Values may have batch axes
     kind : "cholesky", for a symmetric positive definite A, or "lu", for any matrix that `lu` accepts
-    ordering : as for `cholesky`
+    ordering : see `cholesky`
 
     Returns
     -------
@@ -526,7 +527,7 @@ def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor =
     -----
     Takahashi's recurrence on the complete fill, from the last column to the first, costs about two
     factorizations. Gradient for the incoming G: :math:`-A^{-T} G A^{-T}` on A's pattern, by the adjoint
-    recurrence, a few factorizations without solves. Any order; forward mode, vmap, `torch.compile`.
+    recurrence, a few factorizations without solves. Any order, forward mode, vmap, `torch.compile`.
 
     Source: Takahashi, Fagan, Chen, "Formation of a sparse bus impedance matrix and its application to short
     circuit study", PICA 1973; Erisman, Tinney, doi:10.1145/360680.360704.
@@ -559,7 +560,7 @@ def _symmetric(function: str, A: CSR, ordering: str | Tensor) -> Factored:
     if not (symmetric_pattern(A.pattern) if compiling else symmetry(function, A, None)):
         other = "ops.slogdet" if function == "logdet" else 'kind="lu"'
         raise ValueError(
-            f"{function}: A must be symmetric, with both triangles; for others take {other}, or (A + A.T) / 2"
+            f"{function}: A must be symmetric, with both triangles. For others take {other}, or (A + A.T) / 2"
         )
     mean = A.with_values((A.values + transposed(A.values, A.pattern)) / 2)
     return factored(mean, f"{function}/complete", ordering)

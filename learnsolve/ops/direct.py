@@ -89,18 +89,18 @@ def checked(function: str, how: Request, dtype: torch.dtype) -> Request:
     if backend == "cudss":
         raise NotImplementedError(
             f'{function}: backend="cudss" (NVIDIA cuDSS, factors on the device) is declared, but does not '
-            'exist yet; use backend="auto", which factors on the host'
+            'exist yet. Use backend="auto", which factors on the host'
         )
     if backend == "auto":
         if ordering != "auto" and not any(ordering in BACKENDS[name].orderings for name in available()):
             raise ValueError(
-                f'{function}: ordering="{ordering}" needs PARDISO or CHOLMOD; install learnsolve[pardiso], '
+                f'{function}: ordering="{ordering}" needs PARDISO or CHOLMOD. Install learnsolve[pardiso], '
                 'or use ordering="auto"'
             )
         return how
     if why := missing(backend):
         raise ImportError(
-            f'{function}: backend="{backend}" needs {EXTRAS[backend]} ({why}); install '
+            f'{function}: backend="{backend}" needs {EXTRAS[backend]} ({why}). Install '
             f'learnsolve[{backend}], or use backend="auto"'
         )
     chosen, name = BACKENDS[backend], str(dtype).removeprefix("torch.")
@@ -111,7 +111,7 @@ def checked(function: str, how: Request, dtype: torch.dtype) -> Request:
     ):
         if value != "auto" and value not in values:
             raise ValueError(
-                f'{function}: backend="{backend}" takes {what} {" or ".join(values)}, got {value}; use '
+                f'{function}: backend="{backend}" takes {what} {" or ".join(values)}, got {value}. Use '
                 'backend="auto"'
             )
     return how._replace(kind=chosen.kinds[0]) if len(chosen.kinds) == 1 else how
@@ -124,7 +124,7 @@ def symmetric(P: SparsityPattern, data: torch.Tensor) -> bool:
 
 
 def factor(P: SparsityPattern, data: torch.Tensor, how: Request) -> Factor:
-    """The factors of the matrix with finite values `data`, on the host; raises as `Analysis.factor`."""
+    """The factors of the matrix with finite values `data`, on the host. Raises as `Analysis.factor`."""
     indefinite: NotDefinite | None = None
     for kind, backend in _plan(P, data, how):
         if kind == "cholesky" and indefinite is not None:
@@ -265,12 +265,12 @@ def _solve_one(function: str, A: Factored, b: np.ndarray, transpose: bool) -> np
 
 
 def _judge(function: str, S: scipy.sparse.csr_array, x: np.ndarray, b: np.ndarray, transpose: bool) -> None:
-    """Reject a solution that is not finite; warn if its residual is large."""
+    """Reject a solution that is not finite, and warn if its residual is large."""
     usable = np.isfinite(b).all(0)
     if (usable & ~np.isfinite(x).all(0)).any():
         raise ValueError(
             f"{function}: the solution is not finite, though A and the right-hand side are: A is singular to "
-            f"working precision, or the numbers leave the range of {b.dtype}; rescale the equations, use "
+            f"working precision, or the numbers leave the range of {b.dtype}. Rescale the equations, use "
             "float64, or add a shift to the diagonal of A"
         )
     # Is rounding in A x about as large as b? Each equation counts relative to its largest coefficient.
@@ -286,7 +286,7 @@ def _judge(function: str, S: scipy.sparse.csr_array, x: np.ndarray, b: np.ndarra
     if (usable & useless).any():
         warnings.warn(
             f"{function}: A is nearly singular{sums_to_zero(S)}: rounding errors in A x are about as large "
-            "as the right-hand side; fix one of the unknowns that are not determined, add a shift to the "
+            "as the right-hand side. Fix one of the unknowns that are not determined, add a shift to the "
             "diagonal, or use float64",
             RuntimeWarning,
             stacklevel=2,
@@ -303,7 +303,7 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
     n = P.shape[0]
     if max(n, P.nnz) > LARGEST:
         raise ValueError(
-            f"{function}: direct solvers count up to {LARGEST}, A has {n} rows and {P.nnz} entries; use an "
+            f"{function}: direct solvers count up to {LARGEST}, A has {n} rows and {P.nnz} entries. Use an "
             "iterative solver"
         )
     if n == 0:
@@ -312,7 +312,7 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
         if how.unknowns:
             raise _dependent(function, "A")
         raise ValueError(
-            f"{function}: A is structurally singular: {fault}; remove that row and column, or add "
+            f"{function}: A is structurally singular: {fault}. Remove that row and column, or add "
             "entries there"
         )
     single = values.dim() == 1
@@ -325,7 +325,7 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
             p = int(np.flatnonzero(~np.isfinite(numbers))[0])
             raise ValueError(
                 f"{function}: the values of {which} must be finite, got {numbers[p]} at row "
-                f"{int(P.row_indices[p])}, column {int(P.col_indices[p])} (values[{p}]); look for "
+                f"{int(P.row_indices[p])}, column {int(P.col_indices[p])} (values[{p}]). Look for "
                 "what made it"
             )
         made.append(Factored(P, numbers, float(largest), _factor_one(function, which, P, data, how)))
@@ -337,7 +337,7 @@ def _factor(function: str, P: SparsityPattern, values: Tensor, how: Request) -> 
 def _check_independent(function: str, which: str, K: Factored, n: int) -> None:
     """For K = a [I, B; B^T, -c I]: the smallest eigenvalue of (B^T B + c I) / (D D^T), of unit diagonal, by
     two steps of inverse iteration. At the level of rounding errors the columns of B depend on each other, and
-    the factors give any one of the solutions."""
+    the factors yield any one of the solutions."""
     S, m = structure(K.pattern), K.pattern.shape[0] - n
     if not m or not n:
         return
@@ -357,7 +357,7 @@ def _check_independent(function: str, which: str, K: Factored, n: int) -> None:
 
 def _dependent(function: str, which: str) -> ValueError:
     return ValueError(
-        f"{function}: the columns of {which} depend on each other up to rounding errors; give damp, or more "
+        f"{function}: the columns of {which} depend on each other up to rounding errors. Pass damp, or more "
         "of it, or use solvers.lsqr for the solution of minimum norm"
     )
 
@@ -366,7 +366,7 @@ def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how
     if how.kind in ("cholesky", "ldlt") and not symmetric(P, data):
         needed = "Hermitian" if data.is_complex() else "symmetric"
         raise ValueError(
-            f'{function}: kind="{how.kind}" needs a {needed} matrix, which {which} is not; use kind="lu", '
+            f'{function}: kind="{how.kind}" needs a {needed} matrix, which {which} is not. Use kind="lu", '
             'or kind="auto"'
         )
     try:
@@ -381,11 +381,11 @@ def _factor_one(function: str, which: str, P: SparsityPattern, data: Tensor, how
         row = f" in row {error.row}" if error.row >= 0 else ""
         raise ValueError(
             f"{function}: {which} is not positive definite: the elimination met a pivot that is not positive"
-            f'{row}; use kind="ldlt" or kind="auto", or add a shift to the diagonal'
+            f'{row}. Use kind="ldlt" or kind="auto", or add a shift to the diagonal'
         ) from None
     except MemoryError:
         raise MemoryError(
-            f"{function}: out of memory while factoring {which}, {P.shape[0]} rows and {P.nnz} entries; use "
+            f"{function}: out of memory while factoring {which}, {P.shape[0]} rows and {P.nnz} entries. Use "
             "an iterative solver such as cg or gmres, which needs O(nnz)"
         ) from None
 
@@ -577,30 +577,30 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
 
     Parameters
     ----------
-    A : CSR, shape (n, n), real or complex; its values may have batch axes, (..., nnz)
+    A : CSR, shape (n, n), real or complex. Its values may have batch axes, (..., nnz)
     b : Tensor, shape (n,) or (..., n, k), of A's dtype and device
     transpose : solve with the transpose
 
     Returns
     -------
-    Tensor, shape (..., n) for a vector, (..., n, k) for a matrix; batch axes broadcast.
+    Tensor, shape (..., n) for a vector, (..., n, k) for a matrix. Batch axes broadcast.
 
     Raises
     ------
     ValueError
-        if shapes do not match; if A is singular (the message names the row or the reason), or has
-        values that are not finite; if the solution overflows.
+        if shapes do not match, A is singular (the message names the row or the reason) or has values that are
+        not finite, or the solution overflows.
     TypeError
         if dtypes or devices do not match.
 
     Notes
     -----
     Gradient: :math:`\bar b = A^{-T} \bar x`, :math:`\bar A = -\bar b\, x^T` on the pattern (if `transpose`,
-    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`); for complex values with adjoints, not transposes. Any
-    order; forward mode, vmap, `torch.compile`. The backward costs a sampled product and two triangular solves
-    with the factors of the forward, which live as long as the graph. `ls.factorize` keeps them.
+    :math:`A^{-1} \bar x` and :math:`-x\, \bar b^T`), for complex values with adjoints, not transposes. Any
+    order, forward mode, vmap, `torch.compile`. The backward pass costs a sampled product and two triangular
+    solves with the factors of the forward pass, which live as long as the graph. `ls.factorize` keeps them.
 
-    Cost: one factorization per matrix of the batch, in A's precision, on the host; then 2 flops per entry of
+    Cost: one factorization per matrix of the batch, in A's precision, on the host. Then 2 flops per entry of
     the factors and column of b. The analysis is cached with the pattern (docs/direct.md). A nearly singular
     matrix is accepted: the relative error is about the condition number times the unit roundoff, and a
     RuntimeWarning is issued if rounding errors in A x are about as large as b.
@@ -629,21 +629,21 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
 
     Parameters
     ----------
-    A : CSR, shape (m, n), float32 or float64; its values may have batch axes, (..., nnz)
+    A : CSR, shape (m, n), float32 or float64. Its values may have batch axes, (..., nnz)
     b : Tensor, shape (m,) or (..., m, k), of A's dtype and device
     damp : float or Tensor, shape (), the regularization
-    weight : Tensor, shape (m,), positive; default: ones
+    weight : Tensor, shape (m,), positive. Default: ones
 
     Returns
     -------
-    Tensor, shape (..., n) for a vector, (..., n, k) for a matrix; batch axes broadcast.
+    Tensor, shape (..., n) for a vector, (..., n, k) for a matrix. Batch axes broadcast.
 
     Raises
     ------
     ValueError
-        if shapes do not match; if the columns of A, with `damp` of [A; damp I], are linearly dependent up to
-        rounding errors of the normal equations (without `damp` always if m < n);
-        if a weight is not positive, or values are not finite.
+        if shapes do not match, if the columns of A, with `damp` of [A; damp I], are linearly dependent up to
+        rounding errors of the normal equations (without `damp` always if m < n),
+        or if a weight is not positive, or values are not finite.
 
     Notes
     -----
@@ -652,8 +652,8 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     .. math:: \begin{pmatrix} \alpha I & B \\ B^T & -\mathtt{damp}^2 / \alpha\, I \end{pmatrix}
               \begin{pmatrix} s \\ x \end{pmatrix} = \begin{pmatrix} W^{1/2} b \\ 0 \end{pmatrix}
 
-    is solved. Gradient: for A's values, b, damp and weight, to any order; forward mode, vmap,
-    `torch.compile`. Cost: a factorization of order m + n; backward: two triangular solves. `solvers.lsqr`
+    is solved. Gradient: for A's values, b, damp and weight, to any order, forward mode, vmap,
+    `torch.compile`. Cost: a factorization of order m + n. Backward: two triangular solves. `solvers.lsqr`
     needs only O(nnz) memory, and finds the solution of minimum norm if columns are linearly dependent.
 
     Source: Saunders, "Cholesky-based methods for sparse least squares: the benefits of regularization", in
@@ -683,7 +683,7 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     damped = isinstance(damp, Tensor) or damp > 0
     if m < n and not damped:
         raise ValueError(
-            f"{name}: A is {m} x {n}, so that its columns depend on each other; give damp > 0, or use "
+            f"{name}: A is {m} x {n}, so that its columns depend on each other. Pass damp > 0, or use "
             "solvers.lsqr for the solution of minimum norm"
         )
     if weight is not None:
@@ -693,8 +693,8 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
         if readable(weight) and not bool((weight > 0).all()):
             i = int((~(weight > 0)).nonzero()[0])
             raise ValueError(
-                f"{name}: weight must be positive, got {weight[i].item()} in row {i}; leave out rows that do "
-                "not count"
+                f"{name}: weight must be positive, got {weight[i].item()} in row {i}. Remove rows that do "
+                f"not count"
             )
         root = weight.sqrt()
         A, b = scale_rows(A, root), b * (root if vector else root.unsqueeze(-1))

@@ -35,11 +35,11 @@ def why_singular(S: Any) -> str:
     found = no_matching(nonzero)
     if found:
         return (
-            f"singular: without its explicit zeros, {found}; remove that row and column, or change its values"
+            f"singular: without its explicit zeros, {found}. Remove that row and column, or change its values"
         )
     found = sums_to_zero(S) or _dependence(S)
     return (
-        f"singular: the elimination met a pivot that is exactly zero{found}; fix one of the unknowns that "
+        f"singular: the elimination met a pivot that is exactly zero{found}. Fix one of the unknowns that "
         "are not determined, or add a shift to the diagonal"
     )
 
@@ -65,7 +65,7 @@ def no_matching(S: Any) -> str:
 
 
 def sums_to_zero(S: Any) -> str:
-    """The most common null vectors, the constants of a pure Neumann problem; empty if A 1 is not zero."""
+    """The most common null vectors, the constants of a pure Neumann problem, or empty if A 1 is not zero."""
     tolerance = 4 * S.shape[0] * np.finfo(S.dtype).eps
     size = abs(S)
     for axis, line in ((1, "row"), (0, "column")):
@@ -140,11 +140,11 @@ class Factor(Protocol):
         ...
 
     def logdet(self) -> float | None:
-        """log |det A|; None if not available from the factors."""
+        """log |det A|, or None if not available from the factors."""
         ...
 
     def negative(self) -> int | None:
-        """The number of negative eigenvalues of a symmetric A; None if not available from the factors."""
+        """The number of negative eigenvalues of a symmetric A, or None if not available from the factors."""
         ...
 
 
@@ -165,7 +165,7 @@ class Analysis(Protocol):
     def __init__(self, structure: Structure, kind: str, ordering: str): ...
 
     def factor(self, data: np.ndarray) -> Factor:
-        """The factors of the matrix with these finite values; for "cholesky" and "ldlt" the matrix is
+        """The factors of the matrix with these finite values. For "cholesky" and "ldlt" the matrix is
         symmetric. Raises one of the exceptions below, or MemoryError."""
         ...
 
@@ -175,7 +175,7 @@ class Singular(Exception):
 
 
 class NotDefinite(Exception):
-    """A pivot of a Cholesky factorization is not positive. `row`: of A; -1 if unknown."""
+    """A pivot of a Cholesky factorization is not positive. `row` is the row of A, or -1 if unknown."""
 
     def __init__(self, row: int = -1):
         super().__init__(row)
@@ -326,7 +326,7 @@ _PARTS = 8  # into which PARDISO splits its work, for the same bits with any num
 
 @functools.cache
 def mkl() -> Any:
-    """MKL as found by pypardiso; ImportError if either is missing."""
+    """MKL as found by pypardiso. Raises ImportError if either is missing."""
     import pypardiso  # type: ignore[import-not-found]
 
     solver = pypardiso.PyPardisoSolver()  # declares the types of the arguments
@@ -510,7 +510,7 @@ def _address(a: np.ndarray) -> c_void_p:
 
 
 def _refinements(handle: _Handle, data: np.ndarray, A: scipy.sparse.csr_array) -> int | None:
-    """The number of refinement steps, 0 or 1, after which a residual is at rounding level; None if that is
+    """The number of refinement steps, 0 or 1, after which a residual is at rounding level, or None if that is
     not enough or a pivot was replaced."""
     if handle.parameters[13]:
         return None
@@ -526,7 +526,7 @@ def _refinements(handle: _Handle, data: np.ndarray, A: scipy.sparse.csr_array) -
 
 
 def _upper(n: int, indptr: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The upper triangle with the whole diagonal, and the positions of its entries; -1 if missing."""
+    """The upper triangle with the whole diagonal, and the positions of its entries, or -1 if missing."""
     rows = np.repeat(np.arange(n, dtype=np.intc), np.diff(indptr))
     there = np.zeros(n, bool)
     there[rows[rows == indices]] = True

@@ -94,11 +94,11 @@ def ic(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes.
-        Only the lower triangle is read; the rest has a zero gradient
+    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal. Values may have batch axes.
+        Only the lower triangle is read. The rest has a zero gradient
     level : int, not negative, or None, as for `preconditioners.fill_pattern`
-    pattern : SparsityPattern with its diagonal, instead of `level`; entries of A outside of it are dropped
-    shift : sigma, float or Tensor of A's dtype, shape () or A's batch shape; finite, not negative
+    pattern : SparsityPattern with its diagonal, instead of `level`. Entries of A outside of it are dropped
+    shift : sigma, float or Tensor of A's dtype, shape () or A's batch shape, finite and not negative
     on_breakdown : for a pivot that is not positive, "raise", or "shift": start from sigma = 1e-3 and double
         it until the factor exists, at most 30 times, for each matrix of a batch separately
 
@@ -116,10 +116,10 @@ def ic(
 
     Notes
     -----
-    Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527); a searched sigma is a
-    constant. Any order; forward mode, vmap, `torch.compile` (not "shift"). A RuntimeWarning reports the
+    Gradient: the reverse sweep of the elimination (Murray, arXiv 1602.07527). A searched sigma is a
+    constant. Any order, forward mode, vmap, `torch.compile` (not "shift"). A RuntimeWarning reports the
     shift and how many factorizations failed. Cost: two flops per product l_ik l_jk on an entry, twice as many
-    for the gradient (docs/operations.md). On a CUDA device a breakdown gives NaN. Source: Meijerink and van
+    for the gradient (docs/operations.md). On a CUDA device a breakdown yields NaN. Source: Meijerink and van
     der Vorst, doi:10.1090/S0025-5718-1977-0438681-4.
 
     Examples
@@ -146,11 +146,11 @@ def mic(
 
     A product l_ik l_jk outside the pattern is multiplied by omega and subtracted from the diagonals of rows i
     and j: L L^T agrees with the (shifted) matrix off the diagonal and, for omega = 1, in its row sums. omega
-    = 0 is `ic`; in between is the relaxed factor [2]_. Entries of A outside a pattern are dropped first.
+    = 0 is `ic`. In between is the relaxed factor [2]_. Entries of A outside a pattern are dropped first.
 
     Parameters
     ----------
-    A, level, pattern, shift, on_breakdown : as for `ic`
+    A, level, pattern, shift, on_breakdown : see `ic`
     omega : float or Tensor of A's dtype, between 0 and 1, shape () or A's batch shape
 
     Returns
@@ -159,7 +159,7 @@ def mic(
 
     Raises
     ------
-    ValueError, TypeError : as for `ic`, and if omega is not between 0 and 1.
+    ValueError, TypeError : see `ic`, and if omega is not between 0 and 1.
 
     Notes
     -----
@@ -206,26 +206,26 @@ def ilu(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; values may have batch axes
-    level, pattern : as for `ic`; a pattern can also be that of `ilut`
-    shift, on_breakdown : as for `ic`; a breakdown is a zero pivot. Rows are not exchanged
+    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal. Values may have batch axes
+    level, pattern : as for `ic`. A pattern can also be that of `ilut`
+    shift, on_breakdown : as for `ic`. A breakdown is a zero pivot. Rows are not exchanged
 
     Returns
     -------
     IncompleteLU : ``L`` with its unit diagonal stored, so that ``L @ (U @ x)`` is the product (`sptrsv` with
         unit_diagonal does not read it), and ``U`` with its diagonal, both on the same pattern objects in
-        every call with A's pattern and level; ``shift`` as for `ic`
+        every call with A's pattern and level. ``shift`` is as for `ic`
 
     Raises
     ------
     ValueError
-        as for `ic`, for a pivot that is zero or not finite.
+        as for `ic`, and for a pivot that is zero or not finite.
     TypeError
         if dtypes or devices do not match.
 
     Notes
     -----
-    Gradient: the reverse sweep of the elimination on the same pattern; gradients with respect to the unit
+    Gradient: the reverse sweep of the elimination on the same pattern. Gradients with respect to the unit
     diagonal of L are ignored. Cost, order of derivatives and threads are as for `ic`. Source: Y. Saad,
     "Iterative Methods for Sparse Linear Systems", 2nd edition, SIAM, 2003, section 10.3.
 
@@ -245,8 +245,8 @@ def ilu(
 def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPattern:
     r"""The pattern of ILU(k) and IC(k), k = `level`: the entries (i, j) with :math:`\mathrm{lev}_{ij} \le k`.
 
-    The level of an entry of A, and of the diagonal, is 0; the level of fill is
-    :math:`\mathrm{lev}_{ij} = \min_{k < \min(i, j)} (\mathrm{lev}_{ik} + \mathrm{lev}_{kj} + 1)`. So level 0
+    The level of an entry of A, and of the diagonal, is 0. The level of fill is
+    :math:`\mathrm{lev}_{ij} = \min_{k < \min(i, j)} (\mathrm{lev}_{ik} + \mathrm{lev}_{kj} + 1)`, so level 0
     is A's pattern, and level n the pattern of L and U without dropping. Level None is the complete fill of A
     + A^T from its elimination tree, as for `ops.cholesky` and `ops.lu` in natural order. ``level=`` of `IC`,
     `MIC`, `ILU` and the operations behind them uses these patterns. For a matrix with only one triangle,
@@ -310,7 +310,7 @@ def on_level(
     if pattern is not None:
         raise ValueError(
             f"{function}: pass level or pattern, not both, since a level chooses a pattern, got "
-            f"level={level} and a pattern; remove one (fill_pattern(A, {level}) is the pattern of this level)"
+            f"level={level} and a pattern. Remove one (fill_pattern(A, {level}) is the pattern of this level)"
         )
     checks.matrix(function, "A", A)
     checks.square(function, "A", A.shape)
@@ -375,7 +375,7 @@ def _factors(
         if torch.compiler.is_dynamo_compiling():
             raise NotImplementedError(
                 f'{function}: on_breakdown="shift" cannot be traced by torch.compile, because the search '
-                "depends on values; give a shift"
+                "depends on values. Pass a shift"
             )
         flat = values.detach().reshape(batch.numel(), size)
         start = used.detach().reshape(batch.numel())
@@ -410,10 +410,10 @@ def ict(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
-    max_fill : int; column j of L has at most `max_fill` entries more than column j of tril(A)
-    drop_tol : float, relative to the norm of a column; 0: only `max_fill` bounds the pattern
-    shift, on_breakdown : as for `ic`; a search for a shift chooses a new pattern in each trial
+    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal, one matrix with values (nnz,)
+    max_fill : int. Column j of L has at most `max_fill` entries more than column j of tril(A)
+    drop_tol : float, relative to the norm of a column. 0: only `max_fill` bounds the pattern
+    shift, on_breakdown : see `ic`. A search for a shift chooses a new pattern in each trial
 
     Returns
     -------
@@ -422,7 +422,7 @@ def ict(
     Raises
     ------
     ValueError, TypeError
-        as for `ic`; if `max_fill` or `drop_tol` is negative.
+        as for `ic`, and if `max_fill` or `drop_tol` is negative.
     NotImplementedError
         for a batch of matrices (also under `vmap`) and under `torch.compile`: choose the pattern from one
         matrix, then ``ic(A, pattern=L.pattern)``.
@@ -459,14 +459,14 @@ def ilut(
     Saad's dual threshold: row by row, an entry :math:`l_{ik} u_{kk}` or u_ij smaller than
     :math:`\mathtt{drop\_tol}\, \|a_i\|_2` is dropped, where a_i is the row of (shifted) A. Of a complete row
     the largest entries are kept, in L and U separately (ties in order), and the diagonal. Saad compares l_ik
-    itself, which depends on the scaling of the rows; this pattern does not.
+    itself, which depends on the scaling of the rows. This pattern does not.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal; one matrix, values (nnz,)
-    max_fill : int; rows of L and of U have at most `max_fill` entries more than that part of the row of A
-    drop_tol : float, relative to the norm of a row; 0: only `max_fill` bounds the pattern
-    shift, on_breakdown : as for `ilu`; a search for a shift chooses a new pattern in each trial
+    A : CSR, shape (n, n), float32 or float64, with every entry of its diagonal, one matrix with values (nnz,)
+    max_fill : int. Rows of L and of U have at most `max_fill` entries more than that part of the row of A
+    drop_tol : float, relative to the norm of a row. 0: only `max_fill` bounds the pattern
+    shift, on_breakdown : see `ilu`. A search for a shift chooses a new pattern in each trial
 
     Returns
     -------
@@ -475,7 +475,7 @@ def ilut(
     Raises
     ------
     ValueError, TypeError
-        as for `ilu`; if `max_fill` or `drop_tol` is negative.
+        as for `ilu`, and if `max_fill` or `drop_tol` is negative.
     NotImplementedError
         for a batch of matrices (also under `vmap`) and under `torch.compile`: use the pattern of one matrix,
         ``pattern = (L + U).pattern``, and ``ilu(A, pattern=pattern)``.
@@ -508,15 +508,15 @@ def _choose(
     twin = "ic(A, pattern=L.pattern)" if function == "ict" else "ilu(A, pattern=(L + U).pattern)"
     if torch.compiler.is_dynamo_compiling():
         raise NotImplementedError(
-            f"{function}: torch.compile cannot trace the choice of a pattern, which depends on values; "
-            f"choose it before, then {twin}"
+            f"{function}: torch.compile cannot trace the choice of a pattern, which depends on values. "
+            f"Choose it before, then {twin}"
         )
     used = as_shift(function, shift, A.values)
     values, start = plain_values(A.values), plain_values(used)
     if values.dim() > 1 or start.dim() > 0:
         raise NotImplementedError(
             f"{function}: each matrix of a batch would choose a pattern of its own, got values of shape "
-            f"{tuple(values.shape)} and shifts of shape {tuple(start.shape)}; choose the pattern from one "
+            f"{tuple(values.shape)} and shifts of shape {tuple(start.shape)}. Choose the pattern from one "
             f"matrix, then {twin}"
         )
     missing_diagonal(function, A.pattern, "A")

@@ -49,7 +49,7 @@ PLAN_LIMIT = 2**33  # maximum bytes for the products of one plan
 _FACTORS = {"ilu": 0, "ic": 1, "mic": 2, "relaxed": 3}
 # Complete fill, without a plan of the products: a pattern of L, or a symmetric pattern of L and U.
 _COMPLETE = ("complete", "complete lu")
-REMEDY = '; add a shift: shift=1e-2, say, or on_breakdown="shift" to search one'
+REMEDY = '. Add a shift: shift=1e-2, say, or on_breakdown="shift" to search for one'
 
 
 class Plan(NamedTuple):
@@ -77,7 +77,7 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
         raise ValueError(
             f"{function}: the elimination on this pattern has {products} products, whose plan would take "
             f"{needed / 2**30:.3g} GiB, more than learnsolve.ops.incomplete_factors.PLAN_LIMIT = "
-            f"{PLAN_LIMIT / 2**30:.3g} GiB; drop small entries of A first, or raise the limit"
+            f"{PLAN_LIMIT / 2**30:.3g} GiB. Drop small entries of A first, or raise the limit"
         )
     made = _analysis.elimination_plan(*arrays, _FACTORS[factors], narrow, products)
     by_level: tuple[Tensor, ...] = ()
@@ -167,7 +167,9 @@ def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> 
     function, _, factors = kind.partition("/")
     what = "nonzero" if (factors or function) == "ilu" else "positive"
     batch = "" if matrix is None else f" of matrix {matrix} of the batch (counted through all its axes)"
-    return f"{function}: every pivot must be {what} and finite, that of row {row}{batch} is {pivot:.6g}"
+    return (
+        f"{function}: every pivot must be {what} and finite, but the pivot of row {row}{batch} is {pivot:.6g}"
+    )
 
 
 def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
@@ -206,7 +208,7 @@ def _warn_of_growth(values: Tensor, f: Tensor, pattern: SparsityPattern, kind: s
             raise Unstable
         warnings.warn(
             f"{kind.partition('/')[0]}: elimination without exchanges of rows is unstable here: |L| |U| is "
-            f"{growth:.3g} times as large as A, so is the error, in units of the roundoff; pass another "
+            f"{growth:.3g} times as large as A, so is the error, in units of the roundoff. Pass another "
             "ordering, scale A, or solve with spsolve, which exchanges rows",
             RuntimeWarning,
             stacklevel=2,
@@ -224,8 +226,9 @@ def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
     row, column = int(factor.row_indices[at]), int(factor.col_indices[at])
     batch = f" of matrix {int(bad[0, 0])} of the batch (counted through all its axes)" if f.dim() > 1 else ""
     raise ValueError(
-        f"{kind.partition('/')[0]}: every entry of the factors must be finite, that of {name} in row {row}, "
-        f"column {column}{batch} is {float(f[tuple(bad[0])]):.6g}; scale the rows and columns of A first"
+        f"{kind.partition('/')[0]}: every entry of the factors must be finite, but the entry of {name} in "
+        f"row {row}, column {column}{batch} is {float(f[tuple(bad[0])]):.6g}. Scale the rows and columns of "
+        f"A first"
     )
 
 
@@ -408,7 +411,7 @@ def attempts(shift: float) -> Iterator[float]:
 
 def in_vain(message: str, last: float) -> ValueError:
     return ValueError(
-        f"{message}, even with shift {last:.3g} (the last of {_TRIES} tries); a shift relative to the "
+        f"{message}, even with shift {last:.3g} (the last of {_TRIES} tries). A shift relative to the "
         "diagonal does not help where that is zero or negative: permute the rows, or add a multiple of the "
         "identity"
     )
@@ -418,7 +421,7 @@ def warn(kind: str, largest: float, failed: int) -> None:
     times = "1 factorization" if failed == 1 else f"{failed} factorizations"
     warnings.warn(
         f"{kind}: a pivot broke down in {times}, until the diagonal was shifted by {largest:.3g} times "
-        "itself (result.shift); give that shift to do without them",
+        "itself (result.shift). Pass that shift to do without them",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -434,14 +437,14 @@ def check(function: str, A: CSR, on_breakdown: str) -> None:
 def check_pattern(function: str, A: CSR, pattern: SparsityPattern) -> None:
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(
-            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; of a CSR take its "
-            ".pattern"
+            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. Pass "
+            "A.pattern for a CSR"
         )
     if pattern.shape != A.shape:
         raise ValueError(f"{function}: the pattern must have A's shape {A.shape}, got {pattern.shape}")
     if pattern.device != A.device:
         raise TypeError(
-            f"{function}: the pattern is on {pattern.device}, A on {A.device}; move one with .to()"
+            f"{function}: the pattern is on {pattern.device}, A on {A.device}. Move one with .to()"
         )
 
 
@@ -450,8 +453,8 @@ def missing_diagonal(function: str, pattern: SparsityPattern, name: str) -> None
     if row >= 0:
         zero = " (an explicit zero will do)" if name == "A" else ""
         raise ValueError(
-            f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none; "
-            f"permute the rows, or add the entry{zero}"
+            f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none. "
+            f"Permute the rows, or add the entry{zero}"
         )
 
 

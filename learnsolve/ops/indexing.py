@@ -31,7 +31,7 @@ def place(values: Tensor, at: Tensor, size: int, dim: int = -1) -> Tensor:
 
 
 def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -> Tensor:
-    """values[..., forward], or along another axis `dim` < 0; `backward` is the inverse."""
+    """values[..., forward], or along another axis `dim` < 0. `backward` is the inverse."""
     return dispatch(_Permute, (values,), forward, backward, dim)
 
 
@@ -87,7 +87,7 @@ class _Permute(OfLastAxes):
 
 
 class Selection(NamedTuple):
-    """Another pattern and the position of the value of each of its entries; None: the pattern itself."""
+    """Another pattern and the position of the value of each of its entries. None means the pattern itself."""
 
     pattern: SparsityPattern | None
     at: Tensor | None
@@ -109,7 +109,7 @@ def handed_out(values: Tensor, places: SparsityPattern) -> Tensor:
 
 
 def places(P: SparsityPattern, at: np.ndarray) -> SparsityPattern:
-    """The 0/1 matrix for `handed_out`; at = -1: a zero."""
+    """The 0/1 matrix for `handed_out`. at = -1 means a zero."""
     crow = np.concatenate(([0], np.cumsum(at >= 0)))
     return trusted(P, crow, at[at >= 0], (len(at), P.nnz))
 
@@ -140,7 +140,7 @@ def find(P: SparsityPattern, rows: np.ndarray, columns: np.ndarray) -> np.ndarra
 
 
 def onto(A: CSR, Q: SparsityPattern) -> CSR:
-    """A's entries on the pattern Q, zeros where A has none; entries of A outside Q are dropped."""
+    """A's entries on the pattern Q, zeros where A has none. Entries of A outside Q are dropped."""
     if A.pattern is Q:
         return A
     at, where = A.pattern._planned(_plan_onto, Q)
@@ -165,7 +165,7 @@ def _plan_on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
 
 
 class Sorted(NamedTuple):
-    """A pattern, the order of its entries among the original ones, and the inverse; None: unchanged."""
+    """A pattern, the order of its entries among the original ones, and the inverse. None means unchanged."""
 
     pattern: SparsityPattern
     forward: Tensor | None = None
@@ -221,7 +221,7 @@ def index(A: CSR, key: Any) -> CSR | Tensor:
     """
     key = key if isinstance(key, tuple) else (key,)
     if not key:
-        raise IndexError("A[...]: expected one or two indices, got none; A[:, :] is the whole matrix")
+        raise IndexError("A[...]: expected one or two indices, got none. A[:, :] is the whole matrix")
     if len(key) > 2:
         raise IndexError(f"A[...]: a matrix has two axes, got {len(key)} indices")
     if len(key) == 1 and isinstance(key[0], (Tensor, np.ndarray)) and key[0].ndim == 2:
@@ -244,7 +244,7 @@ def index(A: CSR, key: Any) -> CSR | Tensor:
 
 
 def permute(A: CSR, p: Any, q: Any = None) -> CSR:
-    """A[p][:, q], with permuted rows and columns; q defaults to p: P A P^T for a square A.
+    """A[p][:, q], with permuted rows and columns. q defaults to p, which is P A P^T for a square A.
 
     The gradient is permuted back. The plan is made in every call, in O(nnz), outside the code that
     `torch.compile` traces.
@@ -273,10 +273,10 @@ def permute(A: CSR, p: Any, q: Any = None) -> CSR:
     """
     checks.matrix("permute", "A", A)
     if p is None:
-        raise TypeError("permute: p must be an array of integers, got None; range(A.shape[0]) keeps the rows")
+        raise TypeError("permute: p must be an array of integers, got None. range(A.shape[0]) keeps the rows")
     if q is None and A.shape[0] != A.shape[1]:
         raise ValueError(
-            f"permute: q may be left out for a square A only, got shape {A.shape}; range(A.shape[1]) keeps "
+            f"permute: q may be omitted for a square A only, got shape {A.shape}. range(A.shape[1]) keeps "
             "the columns"
         )
     plan, inverse = _plan_permutation(A.pattern, p, p if q is None else q)
@@ -302,7 +302,9 @@ def _axis(k: Any, n: int) -> int | tuple[int, int, int] | np.ndarray:
     if isinstance(k, slice):
         return k.indices(n)
     if isinstance(k, (bool, np.bool_)) or k is None or k is Ellipsis:
-        raise IndexError(f"A[...]: {k!r} is no index of a sparse matrix; index A.values for its batch axes")
+        raise IndexError(
+            f"A[...]: {k!r} is not an index of a sparse matrix. Index A.values for its batch axes"
+        )
     if isinstance(k, (int, np.integer)):
         if not -n <= k < n:
             raise IndexError(f"A[...]: index {k} is out of range for an axis of length {n}")
@@ -418,7 +420,7 @@ def _plan_entries(P: SparsityPattern, rows: Any, columns: Any) -> tuple:
         rows, columns = np.broadcast_arrays(rows, columns)
     except ValueError:
         raise IndexError(
-            f"A[...]: index arrays must broadcast, got shapes {rows.shape} and {columns.shape}; "
+            f"A[...]: index arrays must broadcast, got shapes {rows.shape} and {columns.shape}. "
             "A[rows][:, columns] is the submatrix"
         ) from None
     at = find(P, rows.reshape(-1), columns.reshape(-1))
@@ -436,7 +438,7 @@ class Assembly:
     ----------
     rows, columns : integer tensors or NumPy arrays, shape (entries,): positions in any order, also repeated
     shape : (rows, columns)
-    device : of the matrices; default: that of rows
+    device : of the matrices. Default: that of rows
 
     Attributes
     ----------
@@ -447,9 +449,9 @@ class Assembly:
     -----
     ``assembly(values)``, for a Tensor or NumPy array of shape (..., entries), is the `CSR` in which entry
     (rows[e], columns[e]) is the sum of the values of all entries there, in the order given. Zeros remain
-    entries. The positions are sorted once, in O(entries + rows + columns); a call costs one product with a
+    entries. The positions are sorted once, in O(entries + rows + columns). A call costs one product with a
     0/1 matrix. `CSR.from_coo` does both. Gradient: each value gets that of its sum, to any order, in forward
-    mode, under vmap; the same bits for any number of threads.
+    mode, under vmap. Bitwise identical for any number of threads.
 
     Examples
     --------
@@ -511,7 +513,7 @@ def _summed(function: str, values: Tensor, pattern: SparsityPattern, places: Spa
         )
     if values.device != places.device:
         raise TypeError(
-            f"{function}: values are on {values.device}, the matrices on {places.device}; pass device= to "
+            f"{function}: values are on {values.device}, the matrices on {places.device}. Pass device= to "
             "Assembly, or move the values with .to()"
         )
     return CSR(added_up(values, places), pattern)
@@ -531,7 +533,7 @@ def _sort(
             )
     if len(rows) != len(columns):
         raise ValueError(
-            f"{function}: rows and columns must have one length, got {len(rows)} and {len(columns)}"
+            f"{function}: rows and columns must have the same length, got {len(rows)} and {len(columns)}"
         )
     m, n = matrix_shape(function, shape)
     check_device(function, device)

@@ -1,7 +1,7 @@
 """Linear functions of a block of columns as a list of steps: recorded once, run as one operation.
 
 A `Recorded` block of columns supports the operations of a tensor x + y, x - y, `scaled_rows`, `product` and
-`dense_product`; each of these records a step. The list runs compiled (csrc/ops/linear_steps.cpp), with one
+`dense_product`. Each of these records a step. The list runs compiled (csrc/ops/linear_steps.cpp), with one
 operation of autograd for all of it, or step by step by differentiable operations: under `torch.compile`,
 `torch.func` and forward mode, on devices, for batches of columns and for second derivatives.
 """
@@ -110,7 +110,7 @@ class LinearSteps:
         return Recorded(self, len(self._written))
 
     def takes_back(self, x: Recorded, kind: int) -> tuple[int, ...] | None:
-        """Remove and return the last step if it computed x and is of this kind; x is then invalid."""
+        """Remove and return the last step if it computed x and is of this kind, which makes x invalid."""
         if x.number != len(self._written) or x.number == 0 or self._written[-1][0] != kind:
             return None
         x.number = -1
@@ -151,7 +151,7 @@ class LinearSteps:
 
 
 class _Run(Eager):
-    """All steps at once; higher derivatives use single steps."""
+    """All steps at once. Higher derivatives use single steps."""
 
     @staticmethod
     def forward(ctx: Any, steps: LinearSteps, b: Tensor, *operands: Tensor) -> Tensor:

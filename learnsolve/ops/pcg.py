@@ -206,7 +206,7 @@ class Directions:
         self.r: Tensor | None = None
 
     def __call__(self, r: Tensor, p: Tensor | None, carry: Tensor, runs: Tensor, iterations: int) -> Tensor:
-        """The direction after `iterations`; `p` is the previous one. `runs`, (B, k): the running columns.
+        """The direction after `iterations`. `p` is the previous one. `runs`, (B, k): the running columns.
         Writes rho, and why and when a column stops, to `carry`, (B, 6, k)."""
         z, old, r_old = self.M(r), self.rho, self.r
         self.rho = rho = _raw_dots(r, z, False).reshape(runs.shape)
@@ -253,14 +253,14 @@ def pcg_iterations(
     Parameters
     ----------
     values : (nnz,) or (B, nnz)
-    b : (n,), (n, k) or (B, n, k); with B if values or m have it
-    x0 : of b's shape; None: zero
-    kind : the form of M: "none", the identity; "diagonal", diag(m); "product", L L^T; or "triangular", (L
+    b : (n,), (n, k) or (B, n, k), with B if values or m have it
+    x0 : of b's shape. None: zero
+    kind : the form of M: "none", the identity; "diagonal", diag(m); "product", L L^T, or "triangular", (L
         L^T)^-1, where L has the values m on the pattern `factor`, with n rows and, for a product, any number
         of columns; lower triangular for solves
     m : (n,) or (B, n); values of L, (nnz of factor,) or (B, nnz of factor)
-    checkpointed : keep O(sqrt(iterations)) vectors for the backward and repeat the iterations between them:
-        the same bits
+    checkpointed : keep O(sqrt(iterations)) vectors for the backward and repeat the iterations between them,
+        which is bitwise identical
 
     Returns
     -------
@@ -271,7 +271,7 @@ def pcg_iterations(
     Notes
     -----
     Gradients for values, m, b and x0, also through the norms, exact for the iterations that ran. For a column
-    whose cotangents are all exactly zero, the backward only reads them.
+    whose cotangents are all exactly zero, the backward pass only reads them.
     """
     number, pattern, factor = fitting(kind, pattern, factor)
     from_zero = x0 is None
@@ -297,9 +297,9 @@ class Carried(NamedTuple):
 
 class Iterations:
     """Iterations to a tolerance in several calls, without a gradient. Arguments are as for
-    `pcg_iterations`, with b (n, k) or (B, n, k); no tensor may require grad.
+    `pcg_iterations`, with b (n, k) or (B, n, k). No tensor may require grad.
 
-    `every`: iterations per call; None: 32, 64, 128, ..., as far as interrupts allow. `between`, with kind
+    `every`: iterations per call. None: 32, 64, 128, ..., as far as interrupts allow. `between`, with kind
     "none": M as a function of blocks of b's shape, which is called between calls of one iteration each, and
     may be nonlinear if `flexible`.
     """
@@ -337,7 +337,7 @@ class Iterations:
     ) -> tuple[Carried, Tensor]:
         """`count` iterations after `done`, at most `most`, and the norm after each, from the recurrence. A
         column whose norm is at or below its `target`, (..., 1, k), also stops, as ROUNDING. `runs`, (..., 1,
-        k): the columns that have not been stopped; None: all."""
+        k): the columns that have not been stopped. None: all."""
         self.length *= self.growth
         p: Any = None
         carry: Any

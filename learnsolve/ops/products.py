@@ -202,7 +202,7 @@ class _Gradients(Gradients):
 
 
 class HostOperator(scipy.sparse.linalg.LinearOperator):
-    """`apply(of, X, transpose)` for NumPy arrays, on the host, without gradient. `of` has a shape; it, or
+    """`apply(of, X, transpose)` for NumPy arrays, on the host, without gradient. `of` has a shape. It, or
     `like`, has a dtype and a device. Later changes of its values take effect."""
 
     def __init__(self, of: Any, apply: Callable[[Any, Tensor, bool], Tensor], like: Tensor | None = None):
@@ -251,7 +251,7 @@ SPLIT = 32768  # at::internal::GRAIN_SIZE
 
 
 def dots(u: Tensor, v: Tensor, keepdim: bool = False) -> Tensor:
-    """<u, v> of each column, (..., k), for u and v (..., n, k); of all rows, where processes share them.
+    """<u, v> of each column, (..., k), for u and v (..., n, k), over all rows where processes share them.
     Nothing is conjugated."""
     if u.numel() < SPLIT and v.numel() < SPLIT:
         return across.total((u * v).sum(-2, keepdim))
@@ -278,7 +278,7 @@ def scaled(a: Tensor | float, v: Tensor) -> Tensor:
 
 
 def times(v: Tensor, s: Any) -> Tensor:
-    """v s for v (..., n) and s, a float or a tensor; the gradient of a scalar or (..., 1) is a sum."""
+    """v s for v (..., n) and s, a float or a tensor. The gradient of a scalar or (..., 1) is a sum."""
     if not _sums(v, s):
         return v * s
     s = s.to(torch.result_type(v, s))
@@ -291,7 +291,7 @@ def over(v: Tensor, s: Any) -> Tensor:
 
 
 def spread(s: Tensor, n: int) -> Tensor:
-    """s (..., 1) as (..., n), likewise; one of (..., n) as it is."""
+    """s (..., 1) as (..., n), likewise. An s of shape (..., n) is returned as it is."""
     rows = s.expand(*s.shape[:-1], n)
     ones = s.new_ones(()).expand(rows.shape)
     return times(ones, s) if _sums(ones, s) else rows
@@ -375,13 +375,13 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
 
     Parameters
     ----------
-    A : CSR, shape (m, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
+    A : CSR, shape (m, n), float32 or float64, or complex. Its values may have batch axes, (..., nnz)
     x : Tensor, shape (n,) or (..., n, k), of A's precision and device ((m,) or (..., m, k) if `transpose`)
     transpose : multiply by the transpose, which is not formed
 
     Returns
     -------
-    Tensor, shape (..., m) for a vector, (..., m, k) for a matrix; batch axes broadcast.
+    Tensor, shape (..., m) for a vector, (..., m, k) for a matrix. Batch axes broadcast.
 
     Raises
     ------
@@ -393,12 +393,12 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
     Notes
     -----
     Gradient: :math:`\bar x = A^T \bar y`, :math:`\bar A = (\bar y x^T)` on the pattern, at the cost of about
-    one pass over the cached transposed pattern. Any order; forward mode, vmap, `torch.compile`. For complex
-    values :math:`\bar x = A^H \bar y`, as in torch; the transpose is :math:`A^T`, not ``A.H``.
+    one pass over the cached transposed pattern. Any order, forward mode, vmap, `torch.compile`. For complex
+    values :math:`\bar x = A^H \bar y`, as in torch. The transpose is :math:`A^T`, not ``A.H``.
 
-    Cost: 2 nnz k flops; values and indices are read once per 32 columns (float64) or 64 columns (float32)
-    with AVX2. The backward reads and writes values once more. The result has the same bits on every run and
-    for every number of threads.
+    Cost: 2 nnz k flops. Values and indices are read once per 32 columns (float64) or 64 columns (float32)
+    with AVX2. The backward pass reads and writes values once more. The result is bitwise identical on every
+    run and for every number of threads.
 
     Examples
     --------
@@ -443,9 +443,9 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
     Notes
     -----
     Gradient: :math:`\bar U = \bar C V`, :math:`\bar V = \bar C^T U` where the matrix :math:`\bar C` has
-    the incoming gradient as its values. Any order; forward mode, vmap, `torch.compile`.
+    the incoming gradient as its values. Any order, forward mode, vmap, `torch.compile`.
 
-    Cost: 2 nnz k flops; reads the indices and writes the values once. Deterministic.
+    Cost: 2 nnz k flops. Reads the indices and writes the values once. Deterministic.
 
     Examples
     --------
@@ -463,8 +463,8 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
     checks.dtype("sddmm", "U", U, or_complex=True)
     if not checks.one_precision(V.dtype, U.dtype) or U.device != pattern.device or V.device != pattern.device:
         raise TypeError(
-            f"sddmm: U ({U.dtype}, {U.device}) and V ({V.dtype}, {V.device}) must have one dtype and the "
-            f"pattern's device, {pattern.device}; convert with .to()"
+            f"sddmm: U ({U.dtype}, {U.device}) and V ({V.dtype}, {V.device}) must have the same dtype and "
+            f"the pattern's device, {pattern.device}. Convert with .to()"
         )
     if (U.dim() == 1) != (V.dim() == 1) or U.dim() == 0:
         raise ValueError(
@@ -482,14 +482,14 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
 
 
 def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
-    r"""Quadratic form :math:`q = x^T A x`, summed over the columns of x: :math:`\operatorname{tr}(X^T A X)`;
-    :math:`x^H A x` if x is complex.
+    r"""Quadratic form :math:`q = x^T A x`, summed over the columns of x: :math:`\operatorname{tr}(X^T A X)`,
+    or :math:`x^H A x` if x is complex.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
+    A : CSR, shape (n, n), float32 or float64, or complex. Its values may have batch axes, (..., nnz)
     x : Tensor, shape (n,) or (..., n, k), of A's precision and device
-    symmetric : declares that A equals its transpose (not checked); the backward then needs no product
+    symmetric : declares that A equals its transpose (not checked). The backward pass then needs no product
 
     Returns
     -------
@@ -505,7 +505,7 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     Notes
     -----
     Gradient: :math:`\bar x = \bar q (A x + A^T x)`, :math:`\bar A = \bar q\, x x^T` on the pattern. A x is
-    saved by the forward, so the backward costs one more product, or none if `symmetric`. Any order.
+    saved by the forward pass, so the backward pass costs one more product, or none if `symmetric`. Any order.
 
     Examples
     --------
@@ -545,7 +545,7 @@ def _inner(x: Tensor, y: Tensor) -> Tensor:
 
 
 class _QuadraticForm(Operation):
-    """(q, A x); A x is returned so that it can be saved."""
+    """(q, A x). A x is returned so that it can be saved."""
 
     @staticmethod
     def forward(values: Tensor, x: Tensor, pattern: SparsityPattern, symmetric: bool):

@@ -45,12 +45,12 @@ def check(
     checks.dtype(function, name, t, or_complex)
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(
-            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; a CSR has one, "
-            "A.pattern"
+            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. Pass A.pattern "
+            f"for a CSR"
         )
     if t.device != pattern.device:
         raise TypeError(
-            f"{function}: {name} is on {t.device}, the pattern on {pattern.device}; move one with .to()"
+            f"{function}: {name} is on {t.device}, the pattern on {pattern.device}. Move one with .to()"
         )
     checks.one_of(function, "by", by, ("row", "column"))
     side = by == "column"
@@ -239,8 +239,7 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     Returns
     -------
-    Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns; 0 for a segment without
-    entries.
+    Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns. 0 for a segment without entries
 
     Raises
     ------
@@ -252,9 +251,11 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     Notes
     -----
     Gradient: the gradient of the segment at each of its entries, which is `gather`, and vice versa. Any
-    order; forward mode, vmap, `torch.compile`. For a single feature, ``CSR(e, pattern).sum(1)`` is the same.
+    order, forward mode, vmap, `torch.compile`. For a single feature, ``CSR(e, pattern).sum(1)`` is
+    equivalent.
 
-    Cost: reads nnz f values once. The result has the same bits on every run and for every number of threads.
+    Cost: reads nnz f values once. The result is bitwise identical on every run and for every number of
+    threads.
 
     Examples
     --------
@@ -273,16 +274,16 @@ def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor
 
     Parameters
     ----------
-    E, pattern, by : as for `segment_sum`
+    E, pattern, by : see `segment_sum`
 
     Returns
     -------
-    Tensor, as for `segment_sum`; 0 for a segment without entries.
+    Tensor, as for `segment_sum`. 0 for a segment without entries.
 
     Raises
     ------
     ValueError, TypeError
-        as for `segment_sum`.
+        see `segment_sum`.
 
     Notes
     -----
@@ -316,7 +317,7 @@ def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
 
     Returns
     -------
-    Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns; 0 for a segment without
+    Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns. 0 for a segment without
     entries, NaN for one with a NaN. For the minimum use ``-segment_max(-E, ...)``.
 
     Raises
@@ -329,11 +330,11 @@ def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     Notes
     -----
     Gradient: passed to the first of the largest entries of the segment (in the order of the pattern), zero
-    elsewhere, like `torch.max` along a dimension and torch-scatter's ``scatter_max``; torch's
-    ``scatter_reduce`` with "amax" instead divides it among equal entries. Any order; forward mode, vmap,
+    elsewhere, like `torch.max` along a dimension and torch-scatter's ``scatter_max``. torch's
+    ``scatter_reduce`` with "amax" instead divides it among equal entries. Any order, forward mode, vmap,
     `torch.compile`.
 
-    Cost: reads nnz f values once and writes the position of each maximum; backward: writes nnz f values.
+    Cost: reads nnz f values once and writes the position of each maximum. Backward: writes nnz f values.
 
     Examples
     --------
@@ -466,11 +467,11 @@ def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Ten
     `torch.softmax`, a NaN or an infinity makes its whole segment NaN. An entry of -infinity has weight 0, but
     a segment with only such entries is NaN. Weights below 1e-307 (1e-37 in float32) are 0.
 
-    Gradient: :math:`\bar e_{ij} = a_{ij} (\bar a_{ij} - \sum_k a_{ik} \bar a_{ik})`. Any order; forward mode,
+    Gradient: :math:`\bar e_{ij} = a_{ij} (\bar a_{ij} - \sum_k a_{ik} \bar a_{ik})`. Any order, forward mode,
     vmap, `torch.compile`.
 
-    Cost: reads and writes nnz f values, and computes as many exponentials; the backward reads the weights
-    and the incoming gradient once. Deterministic.
+    Cost: reads and writes nnz f values, and computes as many exponentials. The backward pass reads the
+    weights and the incoming gradient once. Deterministic.
 
     Examples
     --------
@@ -577,7 +578,7 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     Notes
     -----
     Gradient: :math:`\bar x_i = \sum_{p \text{ in row } i} \bar e_p`, which is `segment_sum`, in a fixed
-    order; and vice versa. Any order; forward mode, vmap, `torch.compile`.
+    order, and vice versa. Any order, forward mode, vmap, `torch.compile`.
 
     Apply linear maps before gathering: ``gather(X @ W, P)`` is cheaper than ``gather(X, P) @ W``.
 
@@ -685,7 +686,8 @@ class _Perceptron(Operation):
 
 
 class _Adjoint(Operation):
-    """The gradients for z, ends, W1, b1, W2 and b2; empty where those for z and ends are not needed."""
+    """The gradients for z, ends, W1, b1, W2 and b2, or empty where the gradients for z and ends are not
+    needed."""
 
     operands = 7
 

@@ -119,7 +119,7 @@ def _symbolic(A: SparsityPattern, B: SparsityPattern, numbered: bool) -> tuple[T
 
 def _too_many(dtype: torch.dtype) -> ValueError:
     return ValueError(
-        f"spgemm: the result has more entries than {dtype} can number; give A and B int64 indices, "
+        f"spgemm: the result has more entries than {dtype} can number. Pass A and B int64 indices, "
         "CSR(A.values, A.pattern.to(dtype=torch.int64))"
     )
 
@@ -313,13 +313,13 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
 
     Parameters
     ----------
-    A : CSR, shape (m, n), float32 or float64, or complex; its values may have batch axes, (..., nnz)
-    B : CSR, shape (n, k), of A's precision and device; may have batch axes
+    A : CSR, shape (m, n), float32 or float64, or complex. Its values may have batch axes, (..., nnz)
+    B : CSR, shape (n, k), of A's precision and device. Its values may have batch axes
     mask : SparsityPattern, shape (m, k): the entries of A B to compute
 
     Returns
     -------
-    CSR, shape (m, k); batch axes broadcast. Without `mask` it has an entry for every product a_ij b_jl of
+    CSR, shape (m, k). Batch axes broadcast. Without `mask` it has an entry for every product a_ij b_jl of
     entries, including zeros and sums that cancel, and its pattern is the same object in every call while the
     plan is cached. With `mask` it has that pattern: products outside are skipped, entries without products
     are zero.
@@ -334,8 +334,8 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     Notes
     -----
     Gradient: :math:`\bar A = \bar C B^T` on the pattern of A and :math:`\bar B = A^T \bar C` on the pattern
-    of B, in one pass over the products, through the entries of C only. Any order; forward mode, vmap,
-    `torch.compile`. The same bits on every run and for every number of threads.
+    of B, in one pass over the products, through the entries of C only. Any order, forward mode, vmap,
+    `torch.compile`. Bitwise identical on every run and for every number of threads.
 
     Cost: 2 F flops for F products, 4 F for both gradients. The second call with two patterns, or the first
     gradient, plans the positions of the products, which takes 4 F bytes: docs/operations.md. Source: Nytko et
@@ -353,7 +353,7 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     _check_factors("spgemm", "A", A, "B", B)
     if A.shape[1] != B.shape[0]:
         raise ValueError(
-            f"spgemm: A.shape[1] must equal B.shape[0], got {A.shape} and {B.shape}; a transpose is A.T"
+            f"spgemm: A.shape[1] must equal B.shape[0], got {A.shape} and {B.shape}. A transpose is A.T"
         )
     if mask is not None:
         _check_mask(mask, A, B)
@@ -365,12 +365,12 @@ def galerkin(P: CSR, A: CSR) -> CSR:
 
     Parameters
     ----------
-    P : CSR, shape (n, k), the interpolation; its values may have batch axes, (..., nnz)
-    A : CSR, shape (n, n), of P's precision and device; may have batch axes
+    P : CSR, shape (n, k), the interpolation. Its values may have batch axes, (..., nnz)
+    A : CSR, shape (n, n), of P's precision and device. Its values may have batch axes
 
     Returns
     -------
-    CSR, shape (k, k), on its full pattern, as from `spgemm`; batch axes broadcast.
+    CSR, shape (k, k), on its full pattern, as from `spgemm`. Batch axes broadcast.
 
     Raises
     ------
@@ -414,7 +414,7 @@ def _multiply(A: CSR, B: CSR, mask: SparsityPattern | None) -> CSR:
 
 def _check_factors(function: str, first: str, A: Any, second: str, B: Any) -> None:
     for name, M in ((first, A), (second, B)):
-        remedy = "; make one with CSR.from_*, or multiply by a dense tensor with spmm"
+        remedy = ". Make one with CSR.from_*, or multiply by a dense tensor with spmm"
         checks.matrix(function, name, M, remedy)
         checks.dtype(function, f"{name}.values", M.values, or_complex=True)
     checks.same_kind(function, f"{second}.values", B.values, A.values, or_complex=True)
@@ -424,14 +424,14 @@ def _check_factors(function: str, first: str, A: Any, second: str, B: Any) -> No
 def _check_mask(mask: Any, A: CSR, B: CSR) -> None:
     if not isinstance(mask, SparsityPattern):
         raise TypeError(
-            f"spgemm: mask must be a SparsityPattern, got {type(mask).__name__}; for a CSR pass C.pattern"
+            f"spgemm: mask must be a SparsityPattern, got {type(mask).__name__}. For a CSR pass C.pattern"
         )
     if mask.shape != (A.shape[0], B.shape[1]):
         raise ValueError(
             f"spgemm: mask must have the shape of A B, {(A.shape[0], B.shape[1])}, got {mask.shape}"
         )
     if mask.device != A.device:
-        raise TypeError(f"spgemm: mask is on {mask.device}, A on {A.device}; move one with .to()")
+        raise TypeError(f"spgemm: mask is on {mask.device}, A on {A.device}. Move one with .to()")
 
 
 # For a symmetric K and each column j of a pattern S with rows J_j: K[J_j, J_j] y_j = g_j, with y and g on
@@ -460,7 +460,7 @@ class Group(NamedTuple):
 
 
 def local_solve(K: CSR, G: CSR) -> CSR:
-    """The values y on the pattern of G. Raises `NotPositive`. K is assumed to be symmetric; batch axes
+    """The values y on the pattern of G. Raises `NotPositive`. K is assumed to be symmetric. Batch axes
     broadcast."""
     batch = torch.broadcast_shapes(K.batch_shape, G.batch_shape)
     values, g = (t.values.expand((*batch, t.nnz)) for t in (K, G))

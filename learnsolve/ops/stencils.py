@@ -1,4 +1,4 @@
-"""Stencils on structured grids: matrix-free, as an operator, as a matrix; differentiable to any order.
+"""Stencils on structured grids: matrix-free, as an operator, as a matrix, differentiable to any order.
 
 They are the derivatives of one trilinear form,
 
@@ -78,7 +78,7 @@ def apply(c: Tensor, x: Tensor, where: Neighbors, transpose: bool = False) -> Te
 
 
 def products(y: Tensor, x: Tensor, where: Neighbors, like: Tensor) -> Tensor:
-    """The gradient of <y, S(c) x> for the coefficients c, in the shape of `like`; the last axis before the
+    """The gradient of <y, S(c) x> for the coefficients c, in the shape of `like`. The last axis before the
     grid is an axis of columns, which share the coefficients."""
     d = len(where.periodic)
     batch = torch.broadcast_shapes(y.shape[:-d], x.shape[:-d])
@@ -91,7 +91,7 @@ def products(y: Tensor, x: Tensor, where: Neighbors, like: Tensor) -> Tensor:
 
 
 class _Stencil(Derivative):
-    """dPhi/dg, dPhi/dx and dPhi/dc; `constant`: c is constant over the grid."""
+    """dPhi/dg, dPhi/dx and dPhi/dc. `constant`: c is constant over the grid."""
 
     @staticmethod
     def axes(role, where, constant):
@@ -127,15 +127,15 @@ def stencil(
     ----------
     coefficients : Tensor, float32 or float64, or complex. Without `offsets`: a window of odd sizes, (w,),
         (wx, wy) or (wx, wy, wz), for all points, centered and not flipped (as in `conv2d`). With K `offsets`
-        of d integers: (K,), constant over the grid; (..., K, \*grid), :math:`c_k(i)`; or (..., K, 1, ..., 1)
+        of d integers: (K,), constant over the grid; (..., K, \*grid), :math:`c_k(i)`, or (..., K, 1, ..., 1)
         with d ones, constant over the grid with batch axes
     x : Tensor, shape (..., \*grid), of the coefficients' dtype and device
-    offsets : K sequences of d integers, or None: relative positions of the neighbors; repeated ones are added
+    offsets : K sequences of d integers, or None: relative positions of the neighbors. Repeated ones are added
     boundary : "dirichlet" (zero outside the grid), "periodic", or one of them per axis
 
     Returns
     -------
-    Tensor, shape (..., \*grid); batch axes broadcast.
+    Tensor, shape (..., \*grid). Batch axes broadcast.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def stencil(
     Notes
     -----
     Gradient: :math:`\bar x_j = \sum_k c_k(j - o_k) \bar y_{j - o_k}`, the transposed stencil; :math:`\bar
-    c_k(i) = \bar y_i x_{i + o_k}`, summed over the grid if constant. Any order; forward mode, vmap,
+    c_k(i) = \bar y_i x_{i + o_k}`, summed over the grid if constant. Any order, forward mode, vmap,
     `torch.compile`. Cost: 2 K n flops for n points, as many for each gradient. Deterministic.
 
     Examples
@@ -163,8 +163,8 @@ def stencil(
     _operand("x", x)
     if not checks.one_precision(x.dtype, coefficients.dtype) or x.device != coefficients.device:
         raise TypeError(
-            "stencil: coefficients and x must have one dtype and device, got "
-            f"{coefficients.dtype} on {coefficients.device} and {x.dtype} on {x.device}; convert one with "
+            "stencil: coefficients and x must have the same dtype and device, got {coefficients.dtype} on "
+            "{coefficients.device} and {x.dtype} on {x.device}. Convert one with "
             ".to()"
         )
     if offsets is None:
@@ -192,7 +192,7 @@ def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, 
     if not 1 <= len(sizes) <= 3 or any(w % 2 == 0 for w in sizes):
         raise ValueError(
             f"{function}: without offsets, coefficients must be a window of 1, 2 or 3 odd sizes, got shape "
-            f"{sizes}; fill it up with zeros, or give offsets"
+            f"{sizes}. Pad it with zeros, or pass offsets"
         )
     periodic = _periodic(function, boundary, len(sizes))
     tracing = torch.compiler.is_dynamo_compiling()
@@ -220,14 +220,14 @@ def neighbors(function: str, offsets: Any, boundary: Any) -> Neighbors:
     d = len(each[0]) if each else 0
     if not 1 <= d <= 3 or any(len(offset) != d for offset in each):
         raise ValueError(
-            f"{function}: offsets must be one or more tuples of 1, 2 or 3 integers, all of one length, got "
-            f"{offsets!r}"
+            f"{function}: offsets must be one or more tuples of 1, 2 or 3 integers, all of the same length, "
+            f"got {offsets!r}"
         )
     flat = tuple([o for offset in each for o in offset])
     for o in flat:
         if not -(2**63) <= o < 2**63:
             raise ValueError(
-                f"{function}: offsets must fit into 64 bits, got {o}; on a periodic axis take it modulo the "
+                f"{function}: offsets must fit into 64 bits, got {o}. On a periodic axis take it modulo the "
                 "size of the grid"
             )
     return Neighbors(flat, _periodic(function, boundary, d))
@@ -298,19 +298,19 @@ def stencil_matrix(
 
     Parameters
     ----------
-    coefficients, offsets, boundary : as for `stencil`
-    grid : sequence of int, its sizes; points are numbered with the last axis fastest
+    coefficients, offsets, boundary : see `stencil`
+    grid : sequence of int, its sizes. Points are numbered with the last axis fastest
 
     Returns
     -------
-    CSR, shape (n, n), n the number of points; int32 indices if they can count the entries, otherwise int64.
-    Its values have the batch axes of the coefficients. Zero coefficients are entries. If offsets coincide, on
-    a small periodic grid, their coefficients are added.
+    CSR, shape (n, n), n the number of points, with int32 indices if they can count the entries, otherwise
+    int64. Its values have the batch axes of the coefficients. Zero coefficients are entries. If offsets
+    coincide, on a small periodic grid, their coefficients are added.
 
     Raises
     ------
     ValueError, TypeError
-        as for `stencil`.
+        see `stencil`.
 
     Notes
     -----
@@ -438,7 +438,7 @@ class StencilOperator:
 
     Parameters
     ----------
-    coefficients, offsets, boundary : as for `stencil`; coefficients may be trainable
+    coefficients, offsets, boundary : as for `stencil`. Coefficients may be trainable
     grid : sequence of int, its sizes
 
     Attributes
@@ -452,12 +452,12 @@ class StencilOperator:
     Raises
     ------
     ValueError, TypeError
-        as for `stencil`.
+        see `stencil`.
 
     Notes
     -----
-    ``A @ x`` accepts x of shape (n,) or (..., n, k); gradients as for `stencil`, to any order. Cost: 2 K n
-    flops per column, no indices; k > 1 columns are copied to make each contiguous.
+    ``A @ x`` accepts x of shape (n,) or (..., n, k). Gradients are as for `stencil`, to any order. Cost: 2 K
+    n flops per column, no indices. k > 1 columns are copied to make each contiguous.
 
     Examples
     --------
@@ -513,7 +513,7 @@ class StencilOperator:
         return self.coefficients.requires_grad
 
     def requires_grad_(self, requires_grad: bool = True) -> StencilOperator:
-        """Set whether the coefficients require grad; their gradient is in ``A.coefficients.grad``."""
+        """Set whether the coefficients require grad. Their gradient is in ``A.coefficients.grad``."""
         self.coefficients.requires_grad_(requires_grad)
         return self
 
@@ -544,14 +544,14 @@ class StencilOperator:
         n = self.shape[0]
         if x.dim() == 0 or x.shape[0 if x.dim() == 1 else -2] != n:
             raise ValueError(
-                f"{name}: x must have shape ({n},) or (..., {n}, k), got {tuple(x.shape)}; flatten the grid"
+                f"{name}: x must have shape ({n},) or (..., {n}, k), got {tuple(x.shape)}. Flatten the grid"
             )
         if x.dim() > 1:
             checks.batches(name, self.batch_shape, x.shape[:-2], "coefficients and x")
             return self._product(x)
         if self.batch_shape:
             raise ValueError(
-                f"{name}: for a batch of operators x must have shape (..., n, k), got {tuple(x.shape)}; "
+                f"{name}: for a batch of operators x must have shape (..., n, k), got {tuple(x.shape)}. "
                 "x.unsqueeze(-1) is one column for all"
             )
         return self._product(x.unsqueeze(-1)).squeeze(-1)

@@ -1,5 +1,5 @@
-"""Transpose, sums, norms, scalings and the diagonal of a matrix, differentiable in the values; whether it is
-symmetric."""
+"""Transpose, sums, norms, scalings and the diagonal of a matrix, differentiable in the values, and whether it
+is symmetric."""
 
 import contextlib
 
@@ -40,7 +40,7 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
         return False
     if compiling:
         raise NotImplementedError(
-            f"{function}: whether A is symmetric cannot be read off its values under torch.compile; pass "
+            f"{function}: whether A is symmetric cannot be read off its values under torch.compile. Pass "
             "symmetric=True or symmetric=False"
         )
     with plain_tensors(), torch.no_grad():
@@ -48,7 +48,7 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
 
 
 def _in_one_pass(v: Tensor, P: SparsityPattern) -> bool | None:
-    """For one matrix on the CPU, without its transpose; None if values differ, possibly by rounding."""
+    """For one matrix on the CPU, without its transpose, or None if values differ, possibly by rounding."""
     if v.dim() > 1 or v.dtype not in (torch.float32, torch.float64) or not v.is_cpu:
         return None
     if P.shape[0] != P.shape[1]:
@@ -90,7 +90,7 @@ def _symmetric_pattern(P: SparsityPattern) -> tuple[bool]:
 
 
 def transpose(A: CSR) -> CSR:
-    """The transposed matrix, on the cached transposed pattern. O(nnz); the gradient is transposed back.
+    """The transposed matrix, on the cached transposed pattern. O(nnz). The gradient is transposed back.
 
     ``spmm(A, x, transpose=True)`` multiplies by the transpose without forming it.
 
@@ -178,7 +178,7 @@ def scale_rows(A: CSR, d: Tensor) -> CSR:
 
     Returns
     -------
-    CSR on A's pattern; batch axes broadcast
+    CSR on A's pattern. Batch axes broadcast
 
     Raises
     ------
@@ -206,7 +206,7 @@ def scale_columns(A: CSR, d: Tensor) -> CSR:
 
     Returns
     -------
-    CSR on A's pattern; batch axes broadcast
+    CSR on A's pattern. Batch axes broadcast
 
     Raises
     ------
@@ -230,8 +230,8 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
     checks.same_kind(function, "d", d, A.values, or_complex=True)
     if d.dim() == 0 or d.shape[-1] != A.shape[side]:
         raise ValueError(
-            f"{function}: d must have shape (..., A.shape[{side}] = {A.shape[side]}), got {tuple(d.shape)}; "
-            "multiply by a scalar with A * s"
+            f"{function}: d must have shape (..., A.shape[{side}] = {A.shape[side]}), got {tuple(d.shape)}. "
+            "Multiply by a scalar with A * s"
         )
     checks.batches(function, A.batch_shape, d.shape[:-1], "A.values and d")
     # d on the pattern is a sampled product with ones: its gradient is a deterministic sum over rows, where
@@ -245,7 +245,7 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
 
 
 def diagonal(A: CSR, k: int = 0) -> Tensor:
-    """Diagonal k, the entries (i, i + k), shape (..., length); zero where the pattern has no entry.
+    """Diagonal k, the entries (i, i + k), shape (..., length), zero where the pattern has no entry.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ def trace(A: CSR) -> Tensor:
 def inverse_diagonal(A: CSR) -> Tensor:
     """1 / diag(A), shape (..., n), for a square A without zeros on its diagonal.
 
-    A missing entry is always an error; a stored zero is an error on the CPU. On a CUDA device the check would
+    A missing entry is always an error. A stored zero is an error on the CPU. On a CUDA device the check would
     synchronize, so a zero becomes an infinity, which `Solution.status` reports.
 
     Parameters
@@ -343,9 +343,9 @@ def inverse_diagonal(A: CSR) -> Tensor:
 
 
 def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
-    """`inverse_diagonal` for solvers; do not modify the result.
+    """`inverse_diagonal` for solvers. Do not modify the result.
 
-    It is cached with A and reused while the diagonal has the same values; versions do not suffice, because
+    It is cached with A and reused while the diagonal has the same values. Versions do not suffice, because
     fused optimizers and ``.data`` change values without a new version. Not cached for values on a device:
     other streams would have to wait for it, and a graph would hold it indefinitely."""
     values, traced = A.values, torch.compiler.is_dynamo_compiling()
@@ -359,7 +359,7 @@ def shared_inverse_diagonal(A: CSR, function: str) -> Tensor:
     row = A.pattern._missing_diagonal
     if row >= 0:
         raise ValueError(
-            f"{function}: A must have an entry on its diagonal in every row, row {row} has none; permute the "
+            f"{function}: A must have an entry on its diagonal in every row, row {row} has none. Permute the "
             "rows, or add the entry"
         )
     with plain_tensors() if keeps else contextlib.nullcontext():
@@ -377,7 +377,7 @@ def _nonzero(function: str, d: Tensor) -> None:
     if d.is_cpu and (zero := d == 0).any():
         at = zero.nonzero()[0].tolist()
         raise ValueError(
-            f"{function}: A must not have zeros on its diagonal, row {at[-1]} has one; permute the rows or "
+            f"{function}: A must not have zeros on its diagonal, row {at[-1]} has one. Permute the rows or "
             "shift the diagonal"
         )
 
@@ -387,8 +387,8 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
 
     Parameters
     ----------
-    A : CSR, square, float32 or float64; its values may have batch axes
-    by : "diagonal", D = diag(A), for a unit diagonal; or "row_sums", D = diag(A 1), for the normalized
+    A : CSR, square, float32 or float64. Its values may have batch axes
+    by : "diagonal", D = diag(A), for a unit diagonal, or "row_sums", D = diag(A 1), for the normalized
         adjacency matrix of a graph convolution
 
     Returns
@@ -398,8 +398,8 @@ def symmetric_scaling(A: CSR, by: str = "diagonal") -> CSR:
     Raises
     ------
     ValueError
-        if D has an entry that is not positive and finite; the message names the row. (Not checked under
-        `torch.compile` and on a CUDA device, where it gives infinities or NaNs.)
+        if D has an entry that is not positive and finite. The message names the row. (Not checked under
+        `torch.compile` and on a CUDA device, where it yields infinities or NaNs.)
 
     Notes
     -----
@@ -431,12 +431,12 @@ def scaled(name: str, A: CSR, by: str) -> CSR:
         if plain.is_cpu and wrong.any():
             at = wrong.nonzero()[0].tolist()
             what = "diagonal entries" if by == "diagonal" else "row sums"
-            remedy = "shift the diagonal, or scale with A.scale_rows and A.scale_columns"
+            remedy = "Shift the diagonal, or scale with A.scale_rows and A.scale_columns"
             if name == "gcn_norm":
-                what, remedy = f"{what} of A + I", "make the weights nonnegative"
+                what, remedy = f"{what} of A + I", "Make the weights nonnegative"
             raise ValueError(
                 f"{name}: all {what} must be positive and finite, row {at[-1]} has "
-                f"{plain[tuple(at)].item():g}; {remedy}"
+                f"{plain[tuple(at)].item():g}. {remedy}"
             )
     s = d.rsqrt()
     s = s.unsqueeze(-1) if s.dim() > 1 else s
@@ -448,9 +448,9 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
 
     Parameters
     ----------
-    A : CSR, float32 or float64, or complex; its values may have batch axes
+    A : CSR, float32 or float64, or complex. Its values may have batch axes
     ord : for a matrix None or "fro" (Frobenius), 1 (largest column sum of magnitudes) or infinity (largest
-        row sum); for rows and columns None or 2 (Euclidean), or 1 (sum of magnitudes)
+        row sum). For rows and columns None or 2 (Euclidean), or 1 (sum of magnitudes)
     dim : as in `sum`
 
     Returns
@@ -460,7 +460,7 @@ def norm(A: CSR, ord: float | str | None = None, dim: int | None = None) -> Tens
     Raises
     ------
     ValueError
-        for other norms; the spectral norm, for example, needs an eigenvalue solver.
+        for other norms. The spectral norm, for example, needs an eigenvalue solver.
 
     Notes
     -----

@@ -2,7 +2,7 @@
 
     x_{k+1} = x_k + s_k o (b - A x_k) + m_k (x_k - x_{k-1}),   x_{-1} = x_0.
 
-With s = w / diag(A) and no momentum m this is weighted Jacobi; with constants the heavy ball; Chebyshev's
+With s = w / diag(A) and no momentum m this is weighted Jacobi, with constants the heavy ball. Chebyshev's
 semi-iteration also has this form. Forward and adjoint are one compiled call each (the recursion of the
 adjoint is in csrc/kernels/richardson.h). Second derivatives, forward mode and unusual batches use `_unfused`,
 the same sweeps composed of public operations.
@@ -78,7 +78,7 @@ def length(values: Tensor, b: Tensor) -> int:
 def _calls(
     values: Tensor, b: Tensor, iterations: int, checkpointed: bool, heavy: bool = True
 ) -> list[list[int]]:
-    """Iterations of each call, and of each segment that the backward repeats separately."""
+    """Iterations of each call, and of each segment that the backward pass repeats separately."""
     most = length(values, b)
     if iterations <= most:
         return [[iterations]]
@@ -233,8 +233,8 @@ def _together(part: list, total: list, scale: Tensor, momentum: Tensor) -> list:
 
 
 def residual_norm(r: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """||r|| along `dim`, the second to last axis, or the last for vectors. Its derivatives at zero are zero;
-    the second derivative of `vector_norm` is NaN there."""
+    """||r|| along `dim`, the second to last axis, or the last for vectors. Its derivatives at zero are zero.
+    The second derivative of `vector_norm` is NaN there."""
     if r.is_complex():
         r = complex_values.flat(r) if dim == -1 or r.dim() == 1 else complex_values.tall(r)
     if dim == -1 or r.dim() == 1:
@@ -269,9 +269,9 @@ def stationary_steps(
 
     Parameters
     ----------
-    M : r -> M r, or a sequence of one per step; None: the identity
-    scale : s, shape (..., 1 or steps, 1 or n); None: 1
-    momentum : m, shape (..., 1 or steps); None: 0
+    M : r -> M r, or a sequence of one per step. None: the identity
+    scale : s, shape (..., 1 or steps, 1 or n). None: 1
+    momentum : m, shape (..., 1 or steps). None: 0
     b, x, before : (n,) or (..., n, k)
     r : b - A x for the given x, if known
     stops : called with (number, x, residual norm) before each step; True ends the steps
@@ -332,7 +332,7 @@ def richardson_sweeps(
     values : (nnz,) or (B, nnz)
     scale : (n,), (1 or iterations, n) or (B, 1 or iterations, n)
     b, x0 : (n,), (n, k) or (B, n, k), of the same shape
-    checkpointed : keep O(sqrt(iterations)) iterates for the backward, and repeat the sweeps between them
+    checkpointed : keep O(sqrt(iterations)) iterates for the backward pass, and repeat the sweeps between them
     momentum : (1 or iterations,) or (B, 1 or iterations); None or empty: none
 
     Returns
@@ -341,7 +341,7 @@ def richardson_sweeps(
 
     Notes
     -----
-    For a column whose cotangents are all exactly zero, the backward only reads them.
+    For a column whose cotangents are all exactly zero, the backward pass only reads them.
     """
     m = placeholder(values) if momentum is None else momentum
     constants = (pattern, iterations, checkpointed)

@@ -4,7 +4,7 @@ T(v) is the triangle of the matrix with values v, or its transpose; x = T^-1 b a
 
     y = T^-T g,    gradient for b: y,    for entry (i, j) of T: -y_i x_j,
 
-zero for the entries that are not read. One operator gives both gradients (csrc/kernels/sptrsv.h). Products
+zero for the entries that are not read. One operator computes both gradients (csrc/kernels/sptrsv.h). Products
 with T, in the derivatives of these, are products with masked values.
 
 Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation", arXiv
@@ -36,13 +36,13 @@ from learnsolve.ops.products import _product, _values_gradient, sampled
 def tril(A: CSR, k: int = 0) -> CSR:
     """The entries (i, j) of A with j <= i + k, on a pattern that is the same in every call.
 
-    Planned once, then a gather of values; the gradient is scattered back, with zeros elsewhere. Explicit
+    Planned once, then a gather of values. The gradient is scattered back, with zeros elsewhere. Explicit
     zeros are kept. Returns A itself if all its entries are there.
 
     Parameters
     ----------
     A : CSR, shape (m, n), values (..., nnz)
-    k : int, the last diagonal that is included; below the main one if negative
+    k : int, the last diagonal that is included, below the main one if negative
 
     Returns
     -------
@@ -64,7 +64,7 @@ def tril(A: CSR, k: int = 0) -> CSR:
 
 
 def triu(A: CSR, k: int = 0) -> CSR:
-    """The entries (i, j) of A with j >= i + k, on a pattern that is the same in every call; see `tril`.
+    """The entries (i, j) of A with j >= i + k, on a pattern that is the same in every call. See `tril`.
 
     Parameters
     ----------
@@ -457,30 +457,30 @@ def sptrsv(
 
     Parameters
     ----------
-    L : CSR, shape (n, n), float32 or float64, or complex; its values may have batch axes, (..., nnz). Only
-        one triangle is read; the entries of the other are ignored, even NaN
+    L : CSR, shape (n, n), float32 or float64, or complex. Its values may have batch axes, (..., nnz). Only
+        one triangle is read. The entries of the other are ignored, even NaN
     b : Tensor, shape (n,) or (..., n, k), of L's precision and device
-    lower : use the lower triangle; otherwise the upper
-    unit_diagonal : assume a unit diagonal; stored diagonal entries are not read
+    lower : use the lower triangle, otherwise the upper
+    unit_diagonal : assume a unit diagonal. Stored diagonal entries are not read
     transpose : solve with the transpose of that triangle, which is not formed
 
     Returns
     -------
-    Tensor, shape (..., n) for a vector, (..., n, k) for a matrix; batch axes broadcast.
+    Tensor, shape (..., n) for a vector, (..., n, k) for a matrix. Batch axes broadcast.
 
     Raises
     ------
     ValueError
         if L is not square, shapes do not match, or a row has no diagonal entry or, on the CPU, a zero
-        diagonal entry (or one so small that its reciprocal overflows); the message names the row.
+        diagonal entry (or one so small that its reciprocal overflows). The message names the row.
     TypeError
         if dtypes or devices do not match.
 
     Notes
     -----
     Gradient: :math:`\bar b = L^{-T} \bar x` and :math:`\bar L = -\bar b x^T` on the entries that are read,
-    exactly zero elsewhere: a solve and a pass over the values. Any order; forward mode, vmap,
-    `torch.compile`. Cost: 2 nnz k flops. The same bits on every run and for every number of threads.
+    exactly zero elsewhere: a solve and a pass over the values. Any order, forward mode, vmap,
+    `torch.compile`. Cost: 2 nnz k flops. Bitwise identical on every run and for every number of threads.
     docs/operations.md describes the schedules on the CPU and on CUDA devices, where a row whose reciprocal is
     not finite becomes NaN instead of an error.
 
@@ -505,7 +505,7 @@ def sptrsv(
     if not unit_diagonal and pattern._missing_diagonal >= 0:
         raise ValueError(
             f"sptrsv: L must have an entry on its diagonal in every row, row {pattern._missing_diagonal} has "
-            "none; add it, or pass unit_diagonal=True"
+            "none. Add it, or pass unit_diagonal=True"
         )
     side = Side(lower, unit_diagonal, transpose)
     if torch.compiler.is_dynamo_compiling():
@@ -520,11 +520,11 @@ def sptrsv(
         at = f"row {row}{_which_matrix(values, pattern, row)}"
         if complex(value) == 0:
             raise ValueError(
-                f"sptrsv: L must not have zeros on its diagonal, {at} has {value}; shift the diagonal, or "
+                f"sptrsv: L must not have zeros on its diagonal, {at} has {value}. Shift the diagonal, or "
                 "pass unit_diagonal=True"
             ) from None
         raise ValueError(
-            f"sptrsv: L must have a diagonal whose reciprocal does not overflow, {at} has {value}; scale L, "
+            f"sptrsv: L must have a diagonal whose reciprocal does not overflow, {at} has {value}. Scale L, "
             "or pass unit_diagonal=True"
         ) from None
 

@@ -1,7 +1,7 @@
-"""One matrix over many processes: PETSc communicates and solves; gradients and trained weights are ours.
+"""One matrix over many processes: PETSc communicates and solves. Gradients and trained weights are ours.
 
 Needs petsc4py and is imported only on request, ``from learnsolve import petsc`` (docs/petsc.md). Each
-process holds a block of consecutive rows of matrices and vectors; all run the same program, started by
+process holds a block of consecutive rows of matrices and vectors. All run the same program, started by
 mpirun.
 """
 

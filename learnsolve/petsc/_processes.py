@@ -55,7 +55,7 @@ def engine() -> Any:
     except Exception as error:  # ValueError if it was compiled for another NumPy
         raise ImportError(
             f"learnsolve.petsc: petsc4py is installed, but cannot be imported with NumPy {np.__version__} "
-            f"({error}); Debian's needs a NumPy before 2 and runs by scripts/petsc.sh, another one is "
+            f"({error}). Debian's needs a NumPy before 2 and runs by scripts/petsc.sh, another one is "
             "reinstalled for this NumPy and PETSC_DIR",
             name="petsc4py",
         ) from error
@@ -64,7 +64,7 @@ def engine() -> Any:
         raise ImportError(f"learnsolve.petsc needs PETSc 3.18 or newer, got {version[0]}.{version[1]}")
     if np.dtype(PETSc.ScalarType) != np.float64:
         raise ImportError(
-            f"learnsolve.petsc needs a PETSc of float64, got {np.dtype(PETSc.ScalarType)}; choose another "
+            f"learnsolve.petsc needs a PETSc of float64, got {np.dtype(PETSc.ScalarType)}. Choose another "
             "build by PETSC_DIR and PETSC_ARCH"
         )
     if PETSc.COMM_WORLD.size > 1:
@@ -81,7 +81,7 @@ def _warn_if_alone() -> None:
     if said and said[1] not in ("0", "1"):
         warnings.warn(
             f"learnsolve.petsc: {said[0]} says that {said[1]} processes were started, but PETSc sees one: "
-            "each of them solves the whole problem; start the program with the mpirun of the MPI that "
+            "each of them solves the whole problem. Start the program with the mpirun of the MPI that "
             "petsc4py was compiled with",
             RuntimeWarning,
             stacklevel=3,
@@ -99,7 +99,7 @@ def _end_all(kind: Any, error: BaseException, trace: Any) -> None:
 
 
 def option_used(name: str) -> bool:
-    """Whether PETSc has read this option of the database. petsc4py has this call from 3.19 on; before,
+    """Whether PETSc has read this option of the database. petsc4py has this call from 3.19 on. Before,
     the library that petsc4py is linked to is called directly."""
     PETSc = engine()
     if hasattr(PETSc.Options, "used"):
@@ -114,12 +114,13 @@ def check_dtype(function: str, name: str, t: torch.Tensor) -> None:
     if t.dtype != torch.float64 or not t.is_cpu:
         raise TypeError(
             f"{function}: {name} must be float64 on the CPU, as PETSc's numbers are, got {t.dtype} on "
-            f"{t.device}; convert it with .to('cpu', torch.float64)"
+            f"{t.device}. Convert it with .to('cpu', torch.float64)"
         )
 
 
 class Processes:
-    """The processes of PETSC_COMM_WORLD. All get the same bits: each sums all parts in the same order."""
+    """The processes of PETSC_COMM_WORLD. Sums are bitwise identical in all of them, since each adds all parts
+    in the same order."""
 
     def __init__(self) -> None:
         comm = engine().COMM_WORLD
@@ -127,7 +128,7 @@ class Processes:
         self._gathers: dict[int, tuple[Any, Any, Any]] = {}
 
     def gathered(self, t: Tensor) -> Tensor:
-        """Every process's t, (processes, *t.shape), float64; by one scatter of PETSc (an MPI_Allgather)."""
+        """Every process's t, (processes, *t.shape), float64, by one scatter of PETSc (an MPI_Allgather)."""
         t, count = t.detach(), t.numel()
         if self.size == 1 or count == 0:
             return t.expand(self.size, *t.shape).clone()
@@ -237,7 +238,7 @@ class _Shown(Linear):
 
 
 def share(n: int) -> tuple[int, int]:
-    """This process's share of n rows, (lo, hi), consecutive; shares differ by at most one row.
+    """This process's share of n rows, (lo, hi), consecutive. Shares differ by at most one row.
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ def share(n: int) -> tuple[int, int]:
 
     Examples
     --------
-    In one process; with two processes, (0, 5) and (5, 10):
+    In one process (with two processes, (0, 5) and (5, 10)):
 
     >>> from learnsolve import petsc
     >>> petsc.share(10)
@@ -281,7 +282,7 @@ class Rows:
             listed = ", ".join(f"({a}, {b})" for a, b in zip(starts, ends, strict=True))
             raise ValueError(
                 f"{function}: the {name}s of the processes must follow one another from 0 to n = {n}, got "
-                f"{listed}; petsc.share(n) divides n rows"
+                f"{listed}. petsc.share(n) divides n rows"
             )
         self.starts = torch.tensor([*starts, n])
         self.most = int((ranges[:, 1] - ranges[:, 0]).max())
@@ -293,7 +294,7 @@ class Rows:
             raise ValueError(
                 f"{function}: {name} must be the rows of this process, ({self.count},) or ({self.count}, k), "
                 f"got shape {tuple(t.shape)}"
-                + (f", those of all processes; pass {name}[{self.lo}:{self.hi}]" if whole else "")
+                + (f", the rows of all processes. Pass {name}[{self.lo}:{self.hi}]" if whole else "")
             )
 
     def same(self, other: Rows) -> bool:

@@ -256,7 +256,7 @@ class LearnedPC:
 
     Notes
     -----
-    The file determines the preconditioner for the matrix of the PC (Pmat); docs/petsc.md has the list.
+    The file determines the preconditioner for the matrix of the PC (Pmat). docs/petsc.md has the list.
     Vectors are not copied: PETSc's own operations work on them, or tensors on their memory. applyTranspose
     exists for KSPSolveTranspose. A Python program that keeps its KSP until exit crashes in PETSc 3.18:
     destroy it before.
@@ -298,7 +298,7 @@ class LearnedPC:
             source = self.options.get("checkpoint")
             if source is None:
                 raise ValueError(
-                    "petsc.LearnedPC: has no weights; give -learnsolve_checkpoint model.safetensors"
+                    "petsc.LearnedPC: has no weights. Pass -learnsolve_checkpoint model.safetensors"
                 )
         if isinstance(source, Trainable) and isinstance(source.M, Polynomial):
             source = source.build()
@@ -361,8 +361,8 @@ class LearnedPC:
         if parts and parts <= {"prolongations", "restrictions", "weights"}:
             return BlockForm(mat, lambda A: self._amg(A, file)), "AMG, block Jacobi"
         raise ValueError(
-            f"petsc.LearnedPC: {file.path} holds {', '.join(sorted(names)) or 'nothing'}, which is none of "
-            "the preconditioners that it knows (see its documentation)"
+            f"petsc.LearnedPC: {file.path} holds {', '.join(sorted(names)) or 'nothing'}, which is not a "
+            f"preconditioner that it knows (see its documentation)"
         )
 
     def _factors(self, file: Checkpoint, lo: int, hi: int) -> Preconditioner:
@@ -446,7 +446,7 @@ def _is_product(file: Checkpoint) -> bool:
         return form == "product"
     if form is None:
         raise ValueError(
-            f"petsc.LearnedPC: {file.path} does not say whether it multiplies or solves with L; save the "
+            f"petsc.LearnedPC: {file.path} does not say whether it multiplies or solves with L. Save the "
             "module by its save(path)"
         )
     return form == "product"

@@ -1,5 +1,5 @@
-"""A sparse matrix whose rows are distributed over several processes, from memory or from a file; its products
-and sums, closed under differentiation."""
+"""A sparse matrix whose rows are distributed over several processes, from memory or from a file, with
+products and sums that are closed under differentiation."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Halo:
         most = np.iinfo(PETSc.IntType).max
         if self.rows.rows * k > most:
             raise ValueError(
-                f"petsc: {self.rows.rows} rows of {k} columns are more than this PETSc can count, {most}; "
-                f"use fewer "
+                f"petsc: {self.rows.rows} rows of {k} columns are more than this PETSc can count, {most}. "
+                f"Use fewer "
                 "columns, or a PETSc with 64-bit indices"
             )
         if len(self._scatters) >= _KEPT:
@@ -135,7 +135,7 @@ def read(path: str | os.PathLike[str]) -> tuple[CSR, tuple[int, int]]:
     if start.startswith(b"%%MatrixMarket"):
         return _matrix_market(path)
     if start.startswith(b"\x1f\x8b"):
-        _fail(path, "is compressed, so that no process could read its part alone; decompress it")
+        _fail(path, "is compressed, so that no process could read its part alone. Decompress it")
     if len(start) >= 16:
         for size in (4, 8):
             if int.from_bytes(start[:size], "big") == _CLASS:
@@ -207,7 +207,9 @@ def _header(path: Path) -> _Header:
         kinds = (("coordinate",), ("real", "integer", "pattern"), ("general", "symmetric", "skew-symmetric"))
         fits = len(words) == 5 and all(w in kind for w, kind in zip(words[2:], kinds, strict=True))
         if not fits:
-            _fail(path, f"has the header {' '.join(words)!r}; coordinate files of real numbers are read")
+            _fail(
+                path, f"has the header {' '.join(words)!r}. Only coordinate files of real numbers can be read"
+            )
         line = stream.readline(_LONGEST_HEADER)
         while line.startswith(b"%") or (line and not line.strip()):
             line = stream.readline(_LONGEST_HEADER)
@@ -299,13 +301,13 @@ class Matrix:
     ----------
     values : Tensor (nnz,), float64 on the CPU: the local entries; may require grad, or be a parameter
     pattern : SparsityPattern, shape (hi - lo, columns of the whole matrix), of the local rows
-    row_range : (lo, hi); the ranges of the processes are consecutive, and may be empty (`share(n)`)
+    row_range : (lo, hi). The ranges of the processes are consecutive, and may be empty (`share(n)`)
     n : int, rows of the whole matrix
-    column_range : the local entries of vectors that the matrix is applied to; default if square: row_range
+    column_range : the local entries of vectors that the matrix is applied to. Default if square: row_range
 
     Attributes
     ----------
-    values, pattern, row_range, shape, dtype : as for `CSR`; of the whole matrix
+    values, pattern, row_range, shape, dtype : as for `CSR`, of the whole matrix
     nnz : number of local entries
 
     Raises
@@ -317,7 +319,7 @@ class Matrix:
 
     Notes
     -----
-    Solvers that accept a callable accept it (docs/petsc.md), with the same gradients as for a `CSR`; each
+    Solvers that accept a callable accept it (docs/petsc.md), with the same gradients as for a `CSR`. Each
     process has the gradient of its entries, and parameters for all rows get the same gradient. All processes
     must call backward. A product exchanges remote entries of x, then multiplies like `ops.spmm`.
 
@@ -348,7 +350,7 @@ class Matrix:
         n = checks.integer(name, "n", n, 0)
         rows = Rows(name, "row_range", row_range, n)
         if pattern.shape[0] != rows.count:
-            whole = f"; of the whole matrix C take C[{rows.lo}:{rows.hi}]" if pattern.shape[0] == n else ""
+            whole = f". From the whole matrix C pass C[{rows.lo}:{rows.hi}]" if pattern.shape[0] == n else ""
             raise ValueError(
                 f"{name}: the pattern must have the {rows.count} rows of row_range {row_range}, got shape "
                 f"{pattern.shape}{whole}"
@@ -383,8 +385,8 @@ class Matrix:
         name = "petsc.Matrix.from_scipy"
         if not (scipy.sparse.issparse(S) or isinstance(S, np.ndarray)):
             raise TypeError(
-                f"{name}: S must be a SciPy sparse array, got {type(S).__name__}; rows of a CSR, or of "
-                "mat.getValuesCSR() of a Mat, are given to petsc.Matrix.from_rows"
+                f"{name}: S must be a SciPy sparse array, got {type(S).__name__}. For rows of a CSR, or of "
+                f"mat.getValuesCSR() of a Mat, use petsc.Matrix.from_rows"
             )
         S = scipy.sparse.csr_array(S)
         checks.square(name, "S", S.shape)
@@ -456,7 +458,7 @@ class Matrix:
         return Operator(self)
 
     def diagonal(self) -> Tensor:
-        """The diagonal entries of the local rows, differentiable; 0 for missing ones."""
+        """The diagonal entries of the local rows, differentiable, or 0 for missing ones."""
         at = self._structure.diagonal()
         here = at >= 0
         return torch.where(here, self.values[at.clamp(min=0)] if self.nnz else here.double(), 0.0)
@@ -473,7 +475,7 @@ class Matrix:
         return 1 / d
 
     def to_scipy(self) -> scipy.sparse.csr_array:
-        """The whole matrix in every process, without a graph; for small matrices."""
+        """The whole matrix in every process, detached from the autograd graph, for small matrices."""
         parts, total = processes(), int(processes().gathered(torch.tensor([float(self.nnz)])).sum())
         if total > LIMIT:
             raise ValueError(
@@ -487,7 +489,7 @@ class Matrix:
         )
 
     def to_petsc(self) -> Any:
-        """A petsc4py Mat of type aij with a copy of the values; the caller destroys it."""
+        """A petsc4py Mat of type aij with a copy of the values. The caller destroys it."""
         S, PETSc = self._structure, engine()
         crow, col = (
             as_numpy(t).astype(PETSc.IntType) for t in (self.pattern.crow_indices, self.pattern.col_indices)
@@ -562,7 +564,7 @@ class Structure:
         return own + (back if y.dim() == 2 else back.squeeze(-1))
 
     def diagonal(self) -> Tensor:
-        """Positions of the diagonal entries of the local rows; -1 for missing ones."""
+        """Positions of the diagonal entries of the local rows, or -1 for missing ones."""
         S = self.pattern
         rows = S.row_indices.long()
         on = (S.col_indices.long() == rows + self.rows.lo).nonzero().flatten()
@@ -572,7 +574,7 @@ class Structure:
 
 
 class Operator:
-    """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) with the local rows; see `Operator` of
+    """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) with the local rows. See `Operator` of
     solvers/core/operators.py."""
 
     def __init__(self, A: Matrix, transpose: bool = False):
@@ -660,7 +662,7 @@ def spmm(A: Matrix, x: Tensor, *, transpose: bool = False) -> Tensor:
     name = "petsc.spmm"
     if not isinstance(A, Matrix):
         raise TypeError(
-            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}; make one with "
+            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}. Make one with "
             "petsc.Matrix.from_rows, or for a CSR use ops.spmm"
         )
     return A.product(name, x, transpose)
@@ -687,7 +689,8 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
     Notes
     -----
     Gradient: for u and v, to any order, forward mode. A loss that uses it is the same in every process, and
-    each process must call its backward. Cost: one reduction over the processes; none in the first backward.
+    each process must call its backward pass. Cost: one reduction over the processes, and none in the first
+    backward pass.
 
     Examples
     --------
@@ -703,7 +706,7 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
         check_dtype("petsc.dot", name, t)
     if u.shape != v.shape or u.dim() not in (1, 2):
         raise ValueError(
-            f"petsc.dot: u and v must have one shape, (n,) or (n, k), got {tuple(u.shape)} and "
+            f"petsc.dot: u and v must have the same shape, (n,) or (n, k), got {tuple(u.shape)} and "
             f"{tuple(v.shape)}"
         )
     if u.dim() == 1:
@@ -722,12 +725,12 @@ def norm(u: Tensor) -> Tensor:
 
     Returns
     -------
-    Tensor, () or (k,), the same in every process; gradient and cost as for `dot`
+    Tensor, () or (k,), the same in every process. Gradient and cost are as for `dot`
 
     Raises
     ------
     ValueError, TypeError
-        as for `dot`.
+        see `dot`.
 
     Examples
     --------

@@ -122,8 +122,8 @@ class System:
             for key in options:
                 if not option_used(prefix + key.removeprefix("-")):
                     raise ValueError(
-                        f"{function}: PETSc has not used options[{key!r}] for method {method!r} and this M; "
-                        "correct its name, or leave it out"
+                        f"{function}: PETSc has not used options[{key!r}] for method {method!r} and this M. "
+                        "Correct its name, or remove it"
                     )
         except PETSc.Error as error:
             if error.ierr not in _REFUSED:
@@ -131,7 +131,7 @@ class System:
             what = f"M {M!r}" if isinstance(M, str) else "this M"
             blocks = ""
             if PETSc.COMM_WORLD.size > 1 and M in ("icc", "ilu"):
-                blocks = f"; in several processes take M='bjacobi', options={{'sub_pc_type': {M!r}}}"
+                blocks = f". In several processes use M='bjacobi', options={{'sub_pc_type': {M!r}}}"
             raise ValueError(
                 f"{function}: PETSc rejects method {method!r} with {what} and options {options}: "
                 f"{_said(error)}{blocks}"
@@ -227,9 +227,9 @@ def _typed(function: str, name: str, set_type: Any, value: str) -> None:
     try:
         set_type(value)
     except engine().Error as error:
-        file = "; a file of trained weights is petsc.LearnedPC(file)" if "." in value else ""
+        file = ". Pass a file of trained weights as petsc.LearnedPC(file)" if "." in value else ""
         raise ValueError(
-            f"{function}: {name} {value!r} is none of this PETSc's ({str(error).splitlines()[0]}){file}"
+            f"{function}: {name} {value!r} is not known to this PETSc ({str(error).splitlines()[0]}){file}"
         ) from None
 
 
@@ -267,8 +267,8 @@ def solve(
     Parameters
     ----------
     A : petsc.Matrix, square
-    b : Tensor, the local rows, (n,) or (n, k), float64; each of the k columns is solved separately
-    x0 : Tensor of b's shape, the initial guess; default zero
+    b : Tensor, the local rows, (n,) or (n, k), float64. Each of the k columns is solved separately
+    x0 : Tensor of b's shape, the initial guess. Default zero
     rtol, atol : the tolerance
     maxiter : int, default 10 n
     method : a KSP type: "cg", "fcg", "gmres", "bcgs", "minres", ...
@@ -278,7 +278,7 @@ def solve(
 
     Returns
     -------
-    Solution, with the same `status` and `adjoint` in every process; inner norms are the method's
+    Solution, with the same `status` and `adjoint` in every process. Inner norms are the method's
 
     Raises
     ------
@@ -290,7 +290,7 @@ def solve(
     Notes
     -----
     Gradient: implicit, :math:`\bar b = \lambda = A^{-T} \bar x` by the same KSP, :math:`\bar A = -\lambda
-    x^T` on the local entries; any order, forward mode, not under `torch.func`. docs/petsc.md has the cost.
+    x^T` on the local entries, any order, forward mode, not under `torch.func`. docs/petsc.md has the cost.
 
     Examples
     --------
@@ -304,7 +304,7 @@ def solve(
     name = "petsc.solve"
     if not isinstance(A, Matrix):
         raise TypeError(
-            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}; make one with "
+            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}. Make one with "
             "petsc.Matrix.from_rows, or for a CSR use learnsolve.solve"
         )
     for key, value in (("rtol", rtol), ("atol", atol)):
@@ -320,10 +320,10 @@ def solve(
             raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
         if tracked(x0):
             raise ValueError(
-                f"{name}: x0 requires grad, but a converged solution does not depend on it; detach it"
+                f"{name}: x0 requires grad, but a converged solution does not depend on it. Detach it"
             )
     if torch._C._are_functorch_transforms_active():
-        raise NotImplementedError(f"{name}: does not run under transformations of torch.func; use backward")
+        raise NotImplementedError(f"{name}: does not run under transformations of torch.func. Use backward")
     if not isinstance(method, str):
         raise TypeError(f'{name}: method must be the name of a KSP type, "cg", got {type(method).__name__}')
     if not isinstance(options or {}, Mapping) or not all(isinstance(key, str) for key in options or ()):
@@ -333,7 +333,9 @@ def solve(
         )
     M = _preconditioner(name, M)
     if rtol == 0 and tracked(b, *operator.parameters):
-        raise ValueError(f"{name}: a gradient is solved for relative to itself, and rtol is 0; give one")
+        raise ValueError(
+            f"{name}: a gradient is solved for relative to itself, and rtol is 0. Pass a positive rtol"
+        )
     system = System(name, A.to_petsc(), method, M, dict(options or {}), float(rtol), float(atol), maxiter)
     solver = KSP(name, operator, system, throw, b.dim() == 1)
     B, X0 = (None if t is None else t if t.dim() == 2 else t.unsqueeze(-1) for t in (b, x0))
@@ -348,8 +350,8 @@ def _preconditioner(name: str, M: Any) -> Any:
     if isinstance(M, (type, torch.nn.Module)) or not hasattr(M, "apply"):
         given = M.__name__ if isinstance(M, type) else type(M).__name__
         raise TypeError(
-            f"{name}: M must be the name of a PC type, None or a petsc.LearnedPC, got {given}; "
-            "petsc.LearnedPC(source) makes one of a file, a Polynomial or a function from a block to a "
+            f"{name}: M must be the name of a PC type, None or a petsc.LearnedPC, got {given}. "
+            "petsc.LearnedPC(source) makes one from a file, a Polynomial or a function from a block to a "
             "Preconditioner"
         )
     return M
@@ -377,7 +379,7 @@ class KSP(Solver):
         return replace(self, A=self.A.T)
 
     def run(self, b: Tensor, x0: Tensor | None, derivative: bool = False) -> tuple[Tensor, Solution]:
-        """x, a constant, and the plain solution; failures are reported."""
+        """x, a constant, and the plain solution. Failures are reported."""
         columns, ended = [], []
         for j in range(b.shape[1]):
             x = torch.zeros(len(b), dtype=b.dtype) if x0 is None else x0.detach()[:, j].clone()

@@ -1,4 +1,4 @@
-"""Preconditioners: functions M(r) ~ A^-1 r; trainable ones are torch.nn.Modules."""
+"""Preconditioners: functions M(r) ~ A^-1 r. Trainable ones are torch.nn.Modules."""
 
 from learnsolve.matrix.checks import guard
 from learnsolve.ops.incomplete import fill_pattern

@@ -99,7 +99,7 @@ class Chebyshev(_Explicit):
 
 
 class GaussSeidel:
-    """S = (D + U)^-1 D (D + L)^-1, a forward and a backward sweep; on a device color by color, so that each
+    """S = (D + U)^-1 D (D + L)^-1, a forward and a backward sweep. On a device color by color, so that each
     triangular solve has as many levels as there are colors.
 
     With F = (D + L)^-1, V = D^-1 U and B = (I + V)^-1, S is B F, and no sweep needs a product with all of A:
@@ -121,7 +121,7 @@ class GaussSeidel:
             row = int(inverse.detach().isinf().nonzero()[0, -1])
             raise ValueError(
                 f"{function}: A must have a diagonal whose reciprocal does not overflow, row {row} has "
-                f"{float(diagonal(A)[..., row].detach().abs().min())}; scale A"
+                f"{float(diagonal(A)[..., row].detach().abs().min())}. Scale A"
             )
         self.order = A.pattern._planned(color_order) if device_analysis.here(A.values) else None
         if self.order is not None:
@@ -168,7 +168,7 @@ Weight = float | Tensor
 
 
 def jacobi_weights(weight: Any, sizes: Sequence[int], A: CSR) -> list[Weight] | None:
-    """The checked weights, one per level of these sizes except the coarsest; None if none is given."""
+    """The checked weights, one per level of these sizes except the coarsest, or None if none is given."""
     if weight is None:
         return None
     count = max(len(sizes) - 1, 0)
@@ -202,7 +202,7 @@ def jacobi_weights(weight: Any, sizes: Sequence[int], A: CSR) -> list[Weight] | 
 
 def _not_positive(level: int, value: Any) -> ValueError:
     return ValueError(
-        f"AMG: weight on level {level} must be positive and finite, got {value}; give 2/3, or leave it out"
+        f"AMG: weight on level {level} must be positive and finite, got {value}. Pass 2/3, or remove it"
     )
 
 
@@ -212,7 +212,7 @@ METHODS = ("smoothed_aggregation", "ruge_stuben")
 def hierarchy_for(
     A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any, aggressive: int, symmetric: bool
 ) -> tuple[Hierarchy, list[CSR] | None]:
-    """The checked hierarchy, `given` or built by `method`; in the latter case also the matrices of its
+    """The checked hierarchy, `given` or built by `method`, and in the latter case also the matrices of its
     levels, for the mean of a batch."""
     if given is None:
         method = METHODS[0] if method is None else method
@@ -223,7 +223,7 @@ def hierarchy_for(
             levels = ruge_stuben("AMG", A, *most, aggressive=aggressive)
         elif aggressive:
             raise ValueError(
-                f"AMG: aggressive belongs to method='ruge_stuben', got {aggressive} for {method!r}"
+                f"AMG: aggressive is only used by method='ruge_stuben', got {aggressive} for {method!r}"
             )
         else:
             levels = smoothed_aggregation("AMG", A, symmetric, *most)
@@ -231,7 +231,7 @@ def hierarchy_for(
     others = {"method": method, "max_levels": max_levels, "max_coarse": max_coarse}
     for name, value in (others | {"aggressive": aggressive or None}).items():
         if value is not None:
-            raise ValueError(f"AMG: {name} is for making a hierarchy, one was given; leave one of them out")
+            raise ValueError(f"AMG: {name} is for making a hierarchy, but one was passed. Remove either")
     if not isinstance(given, Hierarchy):
         if not hasattr(given, "levels"):
             raise TypeError(
@@ -241,8 +241,8 @@ def hierarchy_for(
         given = _of_solver(given, A)
     if len(given) and given.prolongations[0].shape[0] != A.shape[0]:
         raise ValueError(
-            f"AMG: hierarchy must be one of a matrix with {A.shape[0]} rows, its first prolongation has "
-            f"shape {given.prolongations[0].shape}"
+            f"AMG: hierarchy must fit a matrix with {A.shape[0]} rows, but its first prolongation has shape "
+            f"{given.prolongations[0].shape}"
         )
     for name in ("prolongations", "restrictions"):
         for level, T in enumerate(getattr(given, name)):
@@ -289,25 +289,25 @@ class AMG(Preconditioner):
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal; its values may have batch axes
+    A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal. Its values may have batch axes
     method : "smoothed_aggregation" (default) or "ruge_stuben", as in `Hierarchy`
     hierarchy : instead of `method`: a `Hierarchy`, such as another AMG's, or a pyamg MultilevelSolver
     cycle : "V", "W" or "F"
     smoother : "gauss_seidel", symmetric; "jacobi", the default for CUDA or with `weight`; "chebyshev"
     presweeps, postsweeps : int >= 0, not both 0
     weight : for "jacobi", positive: float or Tensor, () or (..., n_l), or a sequence of one per level except
-        the coarsest; default :math:`(4/3) / \rho(D^{-1} A_l)`
+        the coarsest. Default :math:`(4/3) / \rho(D^{-1} A_l)`
     degree : for "chebyshev", the number of steps, default 3
-    max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest; default
+    max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest. Default
         10, 100
-    aggressive : int >= 0, for "ruge_stuben": levels that are coarsened twice; 1 suits three dimensions
-    coarse_solver : "lu" or, for singular matrices, "pinv"; default: depends on the coarsest matrix
-    symmetric : bool, whether A is symmetric; default: determined from the values (not under `torch.compile`)
+    aggressive : int >= 0, for "ruge_stuben": levels that are coarsened twice. 1 suits three dimensions
+    coarse_solver : "lu" or, for singular matrices, "pinv". Default: depends on the coarsest matrix
+    symmetric : bool, whether A is symmetric. Default: determined from the values (not under `torch.compile`)
 
     Attributes
     ----------
     hierarchy, operators : Hierarchy; tuple of CSR, A and the coarse matrices
-    weights : list, one per level except the coarsest; None if the smoother is not "jacobi"
+    weights : list, one per level except the coarsest, or None if the smoother is not "jacobi"
     operator_complexity : float, entries of all levels divided by A's
 
     Raises
@@ -317,7 +317,7 @@ class AMG(Preconditioner):
 
     Notes
     -----
-    Gradient: exact, for r, the values of A, transfers and weights, with the hierarchy held fixed; any order.
+    Gradient: exact, for r, the values of A, transfers and weights, with a fixed hierarchy, to any order.
 
     Examples
     --------
@@ -349,7 +349,7 @@ class AMG(Preconditioner):
         check_numbers("AMG", A)
         if A.batch_shape.numel() == 0:
             raise ValueError(
-                f"AMG: needs a matrix, got an empty batch of shape {tuple(A.batch_shape)}; leave it out"
+                f"AMG: needs a matrix, got an empty batch of shape {tuple(A.batch_shape)}. Remove it"
             )
         checks.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
         if smoother is None:
@@ -364,11 +364,11 @@ class AMG(Preconditioner):
         )
         if self.sweeps == (0, 0):
             raise ValueError(
-                "AMG: presweeps and postsweeps must not both be 0; a coarse correction alone is singular"
+                "AMG: presweeps and postsweeps must not both be 0. A coarse correction alone is singular"
             )
         for name, given, user in (("weight", weight, "jacobi"), ("degree", degree, "chebyshev")):
             if given is not None and smoother != user:
-                raise ValueError(f"AMG: {name} belongs to smoother={user!r}, got smoother={smoother!r}")
+                raise ValueError(f"AMG: {name} is only used by smoother={user!r}, got smoother={smoother!r}")
         if degree is not None or smoother == "chebyshev":
             degree = checks.integer("AMG", "degree", 3 if degree is None else degree, 1)
         self.options: dict[str, Any] = {
@@ -390,7 +390,7 @@ class AMG(Preconditioner):
     def _set_up(
         self, A: CSR, hierarchy: Hierarchy, weights: list[Weight] | None, found: list[CSR] | None = None
     ) -> None:
-        """Set up from `_kept` data; the radii found are written into `hierarchy`. `found`: the matrices of
+        """Set up from `_kept` data. The radii found are written into `hierarchy`. `found`: the matrices of
         the levels."""
         self._join_batches(hierarchy, weights)
         smoother, degree = self.options["smoother"], self.options["degree"]
@@ -421,7 +421,7 @@ class AMG(Preconditioner):
             operators.append(A)
         self._levels = tuple(levels)
         self._steps: dict[bool, LinearSteps | None] = {}  # the cycle and its transpose, after their first use
-        remedy = 'use coarse_solver="pinv" (for at most 2000 unknowns), coarsen further'
+        remedy = 'Use coarse_solver="pinv" (for at most 2000 unknowns), coarsen further'
         self._coarsest = DirectSolver("AMG", A, _PSEUDO[self.options["coarse_solver"]], remedy)
         self.operators = tuple(operators)
         self.weights = used if smoother == "jacobi" else None
@@ -441,20 +441,21 @@ class AMG(Preconditioner):
             self.batch_shape = torch.broadcast_shapes(self.batch_shape, batch)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AMG:
-        """Rebuilt from copies: computed tensors may have a graph, which torch does not copy."""
+        """Rebuilt from copies: computed tensors may be attached to an autograd graph, which torch does not
+        copy."""
         try:
             A, hierarchy, weight = copy.deepcopy((self.operators[0], self.hierarchy, self.weights), memo)
         except RuntimeError as error:
             raise RuntimeError(
-                "AMG: what has a graph cannot be copied: A's values, those of prolongations or weights were "
-                "computed from something that requires grad; copy an AMG of A.detach()"
+                "AMG: tensors attached to the autograd graph cannot be copied: values of A, prolongations or "
+                "weights were computed from something that requires grad. Copy an AMG of A.detach()"
             ) from error
         return self._on(A, hierarchy, weight)
 
     def _learnable(self) -> dict[str, Part]:
         H = self.hierarchy
         if not len(H):
-            raise ValueError("Trainable: M must have more than one level; make it with a smaller max_coarse")
+            raise ValueError("Trainable: M must have more than one level. Make it with a smaller max_coarse")
         restrictions = [P.T if R is None else R for P, R in zip(H.prolongations, H.restrictions, strict=True)]
         parts = {"prolongations": Part(H.prolongations), "restrictions": Part(restrictions, default=False)}
         if self.weights is not None:
@@ -464,7 +465,8 @@ class AMG(Preconditioner):
         return parts
 
     def _without(self, names: Collection[str]) -> Preconditioner:
-        """Keeps everything: fixed parts may have a graph, since `_with` sets up everything again."""
+        """Keeps everything: fixed parts may be attached to an autograd graph, since `_with` sets up
+        everything again."""
         symmetric = self.symmetric and "restrictions" not in names
         return self._trusted(**{**vars(self), "symmetric": symmetric})
 
@@ -517,7 +519,7 @@ class AMG(Preconditioner):
         return (lambda b: self._correction(0, b, self.cycle, transpose)), matrices, others
 
     def _correction(self, number: int, b: Tensor, cycles: str, transpose: bool) -> Tensor:
-        """Run the cycles from zero in order; transposed, in reverse order."""
+        """Run the cycles from zero in order, or in reverse order if transposed."""
         if number == len(self._levels):
             return self._coarsest(b, transpose)
         x: Any = None
@@ -558,7 +560,7 @@ def _trained(T: Any) -> bool:
 
 
 def _kept(T: Any) -> Any:
-    """The data for a set-up, repeated in each step of a `Trainable`: T itself if trained, else a copy."""
+    """The data for a setup, repeated in each step of a `Trainable`: T itself if trained, else a copy."""
     return T if _trained(T) or isinstance(T, (int, float)) else T.clone()
 
 

@@ -1,13 +1,13 @@
 """The base of all preconditioners: argument checks, a transpose, flags, a SciPy LinearOperator.
 
-A subclass defines products with blocks of columns, (..., n, k); docs/extending.md has an example:
+A subclass defines products with blocks of columns, (..., n, k). docs/extending.md has an example:
 
     _columns(R)       M R
-    _transposed(R)    M^T R; not needed if the preconditioner is `symmetric`, or not `linear`
+    _transposed(R)    M^T R, not needed if the preconditioner is `symmetric`, or not `linear`
 
-A preconditioner computed from a matrix stores its data (with the graph, so that unrolled solvers
-differentiate through it) and is rebuilt when the matrix changes; this is cheap, since patterns cache the
-plans. `Trainable` (trainable.py) makes a torch.nn.Module of a preconditioner: `_learnable` lists its
+A preconditioner computed from a matrix stores its data (attached to the autograd graph, so that unrolled
+solvers differentiate through it) and is rebuilt when the matrix changes. This is cheap, since patterns cache
+the plans. `Trainable` (trainable.py) makes a torch.nn.Module of a preconditioner: `_learnable` lists its
 parameters, and `_with` restores them.
 
 Some preconditioners of the first kind also read A's values in every call (`SOR`, `SSOR`, `Neumann`,
@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
     Attributes
     ----------
-    value : the current value; without entries that are never read
+    value : the current value, without entries that are never read
     positive : the entries that `Trainable(positive=)` keeps positive: "all"; the "diagonal" of a CSR,
         or its "absolute diagonal", which keeps its signs; "" for nothing
     default : learned if a `Trainable` is given no names
@@ -62,7 +62,7 @@ class Preconditioner:
     shape : (n, n)
     linear : bool, M(r) is a matrix times r
     symmetric : bool, <M x, y> = <x, M y>: suitable for `cg` and `minres` (if M is also positive definite)
-    T : the transpose, a Preconditioner; itself if `symmetric`
+    T : the transpose, a Preconditioner, or itself if `symmetric`
     dtype, device : the dtype and device of its tensors
     batch_shape : batch axes of the matrices that it is computed from
     depends_on : the tensors that it depends on and that may require grad
@@ -104,7 +104,7 @@ class Preconditioner:
         name = type(self).__name__
         if A is None:
             raise TypeError(
-                f"{name}: A is missing, the matrix that it is made for; call {name}(A), or, in a "
+                f"{name}: A is missing, the matrix that it is made for. Call {name}(A), or, in a "
                 "constructor, super().__init__(A)"
             )
         checks.matrix(name, "A", A)
@@ -140,7 +140,7 @@ class Preconditioner:
         like = self._like()
         if like is None:
             raise TypeError(
-                f"{type(self).__name__}: has no dtype and device; set depends_on to the tensors that it "
+                f"{type(self).__name__}: has no dtype and device. Set depends_on to the tensors that it "
                 "computes with"
             )
         return like
@@ -156,7 +156,7 @@ class Preconditioner:
     @property
     def T(self) -> Preconditioner:
         if not self.linear:
-            raise ValueError(f"{type(self).__name__}: is not linear and has no transpose; use fcg or fgmres")
+            raise ValueError(f"{type(self).__name__}: is not linear and has no transpose. Use fcg or fgmres")
         return self if self.symmetric else Transposed(self)
 
     def _learnable(self) -> dict[str, Part]:
@@ -164,7 +164,7 @@ class Preconditioner:
         return {}
 
     def _without(self, names: Collection[str]) -> Preconditioner:
-        """M without these parts; symmetric if it is for all values of them."""
+        """M without these parts, symmetric if it is for all values of them."""
         gone = [v.values if isinstance(v, CSR) else v for v in map(vars(self).get, names)]
         check_constants(t for t in self.depends_on if all(t is not v for v in gone))
         rest = {k: v for k, v in vars(self).items() if k not in (*names, "_factor", "depends_on")}
@@ -184,7 +184,7 @@ class Preconditioner:
         return None
 
     def _recorded(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
-        """M or M^T as a function that can be recorded as `LinearSteps`, with its operands; or None."""
+        """M or M^T as a function that can be recorded as `LinearSteps`, with its operands, or None."""
         return None
 
     def _kept_factor(self, make: Callable[[], CSR | None]) -> CSR | None:
@@ -205,7 +205,7 @@ class Preconditioner:
             checks.check_real(name, "r", r.dtype)
             raise TypeError(
                 f"{name}: r must be {like.dtype} on {like.device}, as the preconditioner is, got {r.dtype} "
-                f"on {r.device}; convert one with .to()"
+                f"on {r.device}. Convert one with .to()"
             )
         if r.dim() == 0 or r.shape[0 if r.dim() == 1 else -2] != self.shape[0]:
             raise ValueError(
@@ -218,7 +218,7 @@ class Preconditioner:
             return self._columns(r)
         if self.batch_shape:
             raise ValueError(
-                f"{name}: for a batch of matrices r must have shape (..., n, k), got {tuple(r.shape)}; "
+                f"{name}: for a batch of matrices r must have shape (..., n, k), got {tuple(r.shape)}. "
                 "r.unsqueeze(-1) is one column for all"
             )
         return self._columns(r.unsqueeze(-1)).squeeze(-1)
@@ -228,7 +228,7 @@ class Preconditioner:
         return self.forward(r)
 
     def to_scipy_linear_operator(self) -> scipy.sparse.linalg.LinearOperator:
-        """M for SciPy's solvers, on the host and without gradient; in float64 if M has no dtype."""
+        """M for SciPy's solvers, on the host and without gradient, in float64 if M has no dtype."""
         if not self.linear:
             raise ValueError(f"{type(self).__name__}: is not linear, so it cannot be a LinearOperator")
         like = self._like()
@@ -290,7 +290,7 @@ def check_finite(function: str, A: CSR, name: str = "A") -> None:
     which = f", matrix {at[0] if len(at) == 2 else tuple(at[:-1])} of the batch" if len(at) > 1 else ""
     row = int(A.pattern.row_indices[at[-1]])
     raise ValueError(
-        f"{function}: {name}'s values must be finite, got {v[tuple(at)].item()} in row {row}{which}; find "
+        f"{function}: {name}'s values must be finite, got {v[tuple(at)].item()} in row {row}{which}. Find "
         "out where it comes from"
     )
 
@@ -299,8 +299,9 @@ def check_constants(tensors: Iterable[Tensor]) -> None:
     """The fixed tensors of a `Trainable` must have no graph, which its first backward would free."""
     if any(t.requires_grad or forward_ad.unpack_dual(t).tangent is not None for t in tensors):
         raise ValueError(
-            "Trainable: M depends on a tensor that requires grad and is not learned, whose graph would end "
-            "with the first step; make M of A.detach(), or use M itself, which keeps the graph"
+            "Trainable: M depends on a tensor that requires grad and is not learned, whose autograd graph "
+            "would be freed by the first step. Make M from A.detach(), or use M itself, which stays attached "
+            "to the graph"
         )
 
 
@@ -308,7 +309,8 @@ def check_numbers(function: str, A: CSR) -> None:
     """Raise if A has no values (is on the meta device)."""
     if A.values.is_meta:
         raise NotImplementedError(
-            f"{function}: needs A's values, and a matrix on {A.device} has none; use a matrix on the CPU or "
+            f"{function}: needs A's values, but a matrix on {A.device} has no values. Use a matrix on the "
+            f"CPU or "
             "on a CUDA device"
         )
 

@@ -47,22 +47,22 @@ def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: st
 
     Parameters
     ----------
-    A : CSR, shape (n, n), real or complex; its values may have batch axes, (..., nnz)
+    A : CSR, shape (n, n), real or complex. Its values may have batch axes, (..., nnz)
     kind : "auto"; "cholesky", for a symmetric (Hermitian) positive definite A; "ldlt", a symmetric A; "lu"
     backend : "auto"; "superlu" (SciPy's); "pardiso" (MKL's, extra `pardiso`) or "cholmod" (extra `cholmod`)
     ordering : "auto", "minimum_degree", "colamd", "nested_dissection" or "natural", if supported
 
     Returns
     -------
-    Factorization: ``F.solve(b)``, ``F.refactorize(values)``, ``F.logdet``, ...; also a preconditioner.
+    Factorization: ``F.solve(b)``, ``F.refactorize(values)``, ``F.logdet``, also a preconditioner.
 
     Raises
     ------
     ValueError
         if A is singular, or not symmetric or positive definite as its kind requires (the message names the
-        row); if the library does not support the kind, ordering or dtype.
+        row), or if the library does not support the kind, ordering or dtype.
     ImportError, NotImplementedError
-        if the library is not installed; for backend="cudss" and under `torch.compile`.
+        if the library is not installed, for backend="cudss" and under `torch.compile`.
     MemoryError
         if the factors do not fit in memory.
 
@@ -94,7 +94,7 @@ class Factorization(Preconditioner):
     ----------
     A : CSR, the matrix
     T : the factorization of the transpose, which uses the same factors
-    kind, backend : the kind of factors and the library; for a batch, of the first matrix
+    kind, backend : the kind of factors and the library, for a batch, of the first matrix
     seconds : float, of the last factorization, including the analysis if it ran
     fill : float, entries of the factors per entry of A
     logdet : Tensor, :math:`\log |\det A|`, shape batch_shape
@@ -118,8 +118,8 @@ class Factorization(Preconditioner):
     def __init__(self, A: CSR, *, kind: str = "auto", backend: str = "auto", ordering: str = "auto"):
         if torch.compiler.is_dynamo_compiling():
             raise NotImplementedError(
-                "factorize: cannot be traced by torch.compile; call it outside and use what it returns "
-                "inside, or call spsolve, whose backward reuses the factors of the forward"
+                "factorize: cannot be traced by torch.compile. Call it outside and use what it returns "
+                "inside, or call spsolve, whose backward pass reuses the factors of the forward pass"
             )
         check_matrix("factorize", A)
         self._request = checked("factorize", Request(kind, backend, ordering), A.dtype)
@@ -145,13 +145,13 @@ class Factorization(Preconditioner):
         return self._factors.of(self.A.pattern, matrices(numbers(self.A.values)))
 
     def refactorize(self, values: Tensor) -> Factorization:
-        """Factor the matrix with other values, (..., nnz), on the same pattern and replace these factors; the
+        """Factor the matrix with other values, (..., nnz), on the same pattern and replace these factors. The
         analysis is reused. Graphs of earlier solves keep the earlier factors. Returns self."""
         checks.same_kind("refactorize", "values", values, self.A.values)
         if values.shape[-1:] != (self.A.nnz,):
             raise ValueError(
-                f"refactorize: values must have shape (..., {self.A.nnz}), as those of A, got "
-                f"{tuple(values.shape)}; call factorize for another pattern"
+                f"refactorize: values must have shape (..., {self.A.nnz}), as in A, got "
+                f"{tuple(values.shape)}. Call factorize for another pattern"
             )
         del self._factors  # first, so that their memory and the library's handle can be reused
         self._factor_values(self.A.with_values(values))
@@ -172,7 +172,7 @@ class Factorization(Preconditioner):
         values = self.A.values
         if values is not self._values or (self._version >= 0 and version(values) != self._version):
             raise RuntimeError(
-                "factorize: the values of A were changed after it was factored; call "
+                "factorize: the values of A were changed after it was factored. Call "
                 "F.refactorize(A.values), or factor a copy, factorize(A.clone())"
             )
         return self._factors
@@ -224,7 +224,7 @@ class Factorization(Preconditioner):
     @property
     def inertia(self) -> Tensor:
         if not self.symmetric:
-            raise ValueError("factorize: inertia needs a symmetric A; eigenvalues of others may be complex")
+            raise ValueError("factorize: inertia needs a symmetric A. Eigenvalues of others may be complex")
         counts, n = [], self.shape[0]
         for f in self._all():
             negative = f.factor.negative()
@@ -232,7 +232,7 @@ class Factorization(Preconditioner):
                 other = "superlu" if self.A.values.is_complex() else "pardiso"
                 raise ValueError(
                     f"factorize: the factors, {self.kind} by {self.backend}, do not tell the inertia, as "
-                    f'pivots are not counted, or not on the diagonal; use kind="ldlt" with backend="{other}"'
+                    f'pivots are not counted, or not on the diagonal. Use kind="ldlt" with backend="{other}"'
                 )
             counts.append((n - negative, negative, 0))
         counts = counts or [(0, 0, 0)] * self.batch_shape.numel()
@@ -297,15 +297,15 @@ def _inverse(D: Tensor) -> Tensor:
 
 
 def cholesky(M: Tensor) -> Tensor | None:
-    """The lower triangular factors L, M = L L^T, of the symmetric part of M (..., n, n); None if one is not
-    positive definite. On a CUDA device they are NaN then, since a check would synchronize."""
+    """The lower triangular factors L, M = L L^T, of the symmetric part of M (..., n, n), or None if one is
+    not positive definite. On a CUDA device they are NaN then, since a check would synchronize."""
     L, failed = torch.linalg.cholesky_ex((M + M.mT) / 2)
     return None if failed.is_cpu and bool(numbers(failed).any()) else L
 
 
 def _nearly_singular(A: CSR, factors: Factorization) -> int:
     """The first matrix whose factors amplify a fixed random vector more than the factors of a numerically
-    nonsingular matrix could; -1 if there is none."""
+    nonsingular matrix could, or -1 if there is none."""
     if plain_values(A.values).shape != A.values.shape:  # under torch.func.vmap
         return -1
     with plain_tensors():  # under a vmap random numbers are not available
@@ -350,15 +350,15 @@ class DirectSolver:
         def singular(i: int) -> Exception:
             which = f", matrix {i} of the batch" if A.batch_shape else ""
             return _Singular(
-                f"{function}: the coarsest matrix, {n} x {n}{which}, is singular up to rounding, as that of "
-                f"a pure Neumann problem is; {remedy}, or fix one unknown of A"
+                f"{function}: the coarsest matrix, {n} x {n}{which}, is singular up to rounding, like the "
+                f"matrix of a pure Neumann problem. {remedy}, or fix one unknown of A"
             )
 
         if pseudo:
             if n > 4 * _DENSE:
                 raise ValueError(
                     f"{function}: a pseudo-inverse is dense and for at most {4 * _DENSE} unknowns, the "
-                    f"coarsest level has {n}; coarsen further"
+                    f"coarsest level has {n}. Coarsen further"
                 )
             tolerance = 4 * max(n, 16) * torch.finfo(A.dtype).eps  # rounding errors of each level
             self.inverse = torch.linalg.pinv(A.to_dense(), rtol=tolerance)
@@ -386,7 +386,7 @@ _LIMIT = 2**27  # entries of all inverses of one matrix: 1 GiB in float64
 class BlockJacobi(Preconditioner):
     r"""The inverse of the block diagonal, :math:`M = \mathrm{diag}(A_{11}^{-1}, \dots, A_{mm}^{-1})`.
 
-    Linear; symmetric if the blocks are, positive definite if A is symmetric positive definite.
+    Linear, symmetric if the blocks are, and positive definite if A is symmetric positive definite.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ class BlockJacobi(Preconditioner):
     block_size : int, the size of consecutive blocks (the last may be smaller)
     blocks : integers, shape (n,), instead of block_size: the block of each unknown. The unknowns of a block
         need not be neighbors, and labels need not be consecutive
-    symmetric : bool, whether the blocks are symmetric; default: determined from the values (not under
+    symmetric : bool, whether the blocks are symmetric. Default: determined from the values (not under
         `torch.compile`)
 
     Attributes
@@ -413,8 +413,8 @@ class BlockJacobi(Preconditioner):
     Notes
     -----
     Gradient: exact, for A's values and r, to any order. Cost: 2 s^3 flops once for a block of s unknowns,
-    then one product with sum s^2 entries per call. The same bits on every run with the same number of threads
-    (the inverses use LAPACK).
+    then one product with sum s^2 entries per call. Bitwise identical on every run with the same number of
+    threads (the inverses use LAPACK).
 
     Examples
     --------
@@ -456,7 +456,7 @@ class BlockJacobi(Preconditioner):
         return None if L is None else ("product", L.values, L.pattern)
 
     def _cholesky(self) -> CSR | None:
-        """The lower triangular L with M = L L^T, block by block; None if M is not positive definite."""
+        """The lower triangular L with M = L L^T, block by block, or None if M is not positive definite."""
         plan = self._plan
         factors = [cholesky(M) for M in plan.split(plan.in_blocks(self.matrix.values))]
         if not factors or any(L is None for L in factors):
@@ -525,7 +525,7 @@ def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
     if total > _LIMIT:
         raise ValueError(
             f"BlockJacobi: the inverses of {len(size_of)} blocks of up to {size_of.max()} unknowns hold "
-            f"{total} values, at most {_LIMIT} are allowed; use smaller blocks"
+            f"{total} values, at most {_LIMIT} are allowed. Use smaller blocks"
         )
     # Unknowns sorted by the size of their block, then by block, then by index.
     unknowns = np.lexsort((np.arange(n), labels, size_of[labels]))
@@ -570,8 +570,8 @@ def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple
     tracing = torch.compiler.is_dynamo_compiling()
     if tracing and symmetric is None:
         raise NotImplementedError(
-            f"{name}: whether the blocks are symmetric cannot be read off their values under torch.compile; "
-            "pass symmetric=True or symmetric=False"
+            f"{name}: whether the blocks are symmetric cannot be read off their values under torch.compile. "
+            "Pass symmetric=True or symmetric=False"
         )
     entries = place(take(A.values, plan.at), plan.where, plan.pattern.nnz)
     found, unknown, all_alike = [], 0, True
@@ -597,8 +597,9 @@ def _singular(name: str, unknowns: Tensor, size: int, batch_shape: torch.Size) -
             own = unknowns[i % count * size : (i % count + 1) * size].tolist()
         named = ", ".join(map(str, own[:4])) + (", ..." if size > 4 else "")
         return ValueError(
-            f"{name}: every block must have a finite inverse, that of the unknowns {named}{where} is "
-            "singular (or nearly so, or holds infinities or NaNs); choose other blocks, or shift the diagonal"
+            f"{name}: every block must have a finite inverse, but the block of the unknowns {named}{where} "
+            f"is singular (or nearly so, or holds infinities or NaNs). Choose other blocks, or shift the "
+            f"diagonal"
         )
 
     return error

@@ -1,4 +1,4 @@
-"""Preconditioners in factored form, with differentiable factors; incomplete factors on a pattern, by level of
+"""Preconditioners in factored form, with differentiable factors: incomplete factors on a pattern, by level of
 fill or by threshold.
 
 Sources: Saad, "Iterative Methods for Sparse Linear Systems" (2003), chapter 10; Kolotilina and Yeremin,
@@ -38,7 +38,7 @@ class FactorPreconditioner(Preconditioner):
     .. math:: M = (L L^T)^{-1} \text{ or } (L U)^{-1} \quad (\mathtt{form="solve"}), \qquad
               M = L L^T + s I \text{ or } L U + s I \quad (\mathtt{form="product"})
 
-    Linear; without `U` symmetric, and positive definite if s > 0 or L is nonsingular.
+    Linear. Without `U` it is symmetric, and positive definite if s > 0 or L is nonsingular.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class FactorPreconditioner(Preconditioner):
         function = "FactorPreconditioner.from_pattern"
         if not isinstance(pattern, SparsityPattern):
             raise TypeError(
-                f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}; for a CSR "
+                f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. For a CSR "
                 "pass L.pattern, or lower_pattern(A)"
             )
         diagonal, off = (checks.real(function, k, v) for k, v in (("diagonal", diagonal), ("off", off)))
@@ -160,7 +160,7 @@ class FactorPreconditioner(Preconditioner):
         self.shift = in_open_interval(name, "shift", shift, values, math.inf, "be positive and finite")
         if self.form != "product":
             raise ValueError(
-                f'{name}: shift is for form="product", M = L L^T + shift I; for form="solve" leave it out '
+                f'{name}: shift is for form="product", M = L L^T + shift I. For form="solve" remove it '
                 "and shift the matrix that is factorized (ops.ic has shift=)"
             )
         if isinstance(shift, Tensor):
@@ -240,7 +240,7 @@ def check_triangular(function: str, name: str, T: CSR, lower: bool) -> None:
         side, triangle = ("lower", "tril") if lower else ("upper", "triu")
         raise ValueError(
             f"{function}: {name} must be {side} triangular, but {T.nnz - int(read.sum())} of its {T.nnz} "
-            f"entries lie in the other triangle; take ops.{triangle}({name})"
+            f"entries lie in the other triangle. Pass ops.{triangle}({name})"
         )
 
 
@@ -248,12 +248,12 @@ def check_has_diagonal(function: str, name: str, T: CSR) -> None:
     row = T.pattern._missing_diagonal
     if row >= 0:
         raise ValueError(
-            f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none; add it"
+            f"{function}: {name} must have an entry on its diagonal in every row, row {row} has none. Add it"
         )
 
 
 def _check_divisors(function: str, name: str, T: CSR) -> None:
-    """Raise for a zero on the diagonal, if values can be read; `sptrsv` checks it in every call."""
+    """Raise for a zero on the diagonal, if values can be read. `sptrsv` checks it in every call."""
     if not readable(T.values):
         return
     d = T.values.detach().index_select(-1, T.pattern.diagonal_positions)
@@ -263,7 +263,7 @@ def _check_divisors(function: str, name: str, T: CSR) -> None:
         which = f" of matrix {at[0] if len(at) == 2 else tuple(at[:-1])} of the batch" if len(at) > 1 else ""
         raise ValueError(
             f"{function}: {name} is divided by, so its diagonal must not have zeros, or numbers whose "
-            f"reciprocal overflows, row {at[-1]}{which} has {d[tuple(at)].item():.6g}; shift it"
+            f"reciprocal overflows, row {at[-1]}{which} has {d[tuple(at)].item():.6g}. Shift it"
         )
 
 
@@ -274,8 +274,8 @@ def _check_ones(function: str, L: CSR) -> None:
     if len(wrong):
         at = tuple(wrong[0].tolist())
         raise ValueError(
-            f"{function}: beside a U, L must have ones on its diagonal, or no entries, row {at[-1]} has "
-            f"{d[at].item():.6g}; move the diagonal to U"
+            f"{function}: with a U, L must have ones on its diagonal, or no entries there, row {at[-1]} has "
+            f"{d[at].item():.6g}. Move the diagonal to U"
         )
 
 
@@ -320,7 +320,7 @@ class ComplexForm(Preconditioner):
 def of_complex(
     M: Preconditioner, A: Any, pattern: SparsityPattern | None, hermitian: bool, **keywords: Any
 ) -> bool:
-    """Initialize M for a complex A; False if A is not complex."""
+    """Initialize M for a complex A, or False if A is not complex."""
     if not (isinstance(A, CSR) and A.values.is_complex()):
         return False
     make: Any = type(M)
@@ -355,7 +355,7 @@ class IC(FactorPreconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz), assumed symmetric: only its lower triangle is read
-    level, pattern, shift, on_breakdown : as for `ops.ic`
+    level, pattern, shift, on_breakdown : see `ops.ic`
 
     Attributes
     ----------
@@ -365,7 +365,7 @@ class IC(FactorPreconditioner):
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `ops.ic`.
+        see `ops.ic`.
 
     Notes
     -----
@@ -411,21 +411,21 @@ class MIC(FactorPreconditioner):
 
     Parameters
     ----------
-    A, level, pattern, shift, on_breakdown : as for `ops.mic`
+    A, level, pattern, shift, on_breakdown : see `ops.mic`
     omega : the fraction of the dropped fill that is compensated, from 0 (`IC`) to 1
 
     Attributes
     ----------
-    L, shift : as for `IC`
+    L, shift : see `IC`
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `ops.mic`.
+        see `ops.mic`.
 
     Notes
     -----
-    Gradient and cost are as for `IC`; a tensor omega also gets a gradient.
+    Gradient and cost are as for `IC`. A tensor omega also gets a gradient.
 
     References
     ----------
@@ -462,19 +462,19 @@ class ILU(FactorPreconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    level, pattern, shift, on_breakdown : as for `ops.ilu`
-    symmetric : bool, whether A and the pattern are symmetric; default: determined from the values, once per
+    level, pattern, shift, on_breakdown : see `ops.ilu`
+    symmetric : bool, whether A and the pattern are symmetric. Default: determined from the values, once per
         matrix (not under `torch.compile`)
 
     Attributes
     ----------
-    L, U : CSR, the factors; the unit diagonal of L is stored
+    L, U : CSR, the factors. The unit diagonal of L is stored
     shift : Tensor, the shift used, with A's batch shape
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `ops.ilu`.
+        see `ops.ilu`.
 
     Notes
     -----
@@ -519,7 +519,7 @@ class ICT(FactorPreconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), values (nnz,), assumed symmetric: only its lower triangle is read
-    max_fill, drop_tol, shift, on_breakdown : as for `ops.ict`
+    max_fill, drop_tol, shift, on_breakdown : see `ops.ict`
 
     Attributes
     ----------
@@ -529,7 +529,8 @@ class ICT(FactorPreconditioner):
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `ops.ict`; for a batch of matrices use ``IC(A, pattern=M.L.pattern)``, with M of one of them.
+        see `ops.ict`. For a batch of matrices use ``IC(A, pattern=M.L.pattern)``, with M of one of the
+        matrices.
 
     Notes
     -----
@@ -573,18 +574,18 @@ class ILUT(FactorPreconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), values (nnz,)
-    max_fill, drop_tol, shift, on_breakdown : as for `ops.ilut`
-    symmetric : bool, as for `ILU`; for a symmetric A prefer `ICT`
+    max_fill, drop_tol, shift, on_breakdown : see `ops.ilut`
+    symmetric : bool, as for `ILU`. For a symmetric A prefer `ICT`
 
     Attributes
     ----------
-    L, U : CSR, the factors; the unit diagonal of L is stored
+    L, U : CSR, the factors. The unit diagonal of L is stored
     shift : Tensor, the shift used
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
-        as for `ops.ilut`.
+        see `ops.ilut`.
 
     Notes
     -----

@@ -102,12 +102,12 @@ def coarse_matrix(P: CSR, R: CSR | None, A: CSR) -> CSR:
 
 
 def mean(function: str, A: CSR) -> CSR:
-    """The mean of a batch of square matrices, or the one matrix, without a graph."""
+    """The mean of a batch of square matrices, or the one matrix, detached from the autograd graph."""
     checks.square(function, "A", A.shape)
     values = plain_values(A.values)
     if values.shape != A.values.shape:
         raise ValueError(
-            f"{function}: inside torch.func.vmap there is not one matrix to analyze; make an AMG outside, "
+            f"{function}: inside torch.func.vmap there is not one matrix to analyze. Make an AMG outside, "
             "and pass hierarchy=M.hierarchy"
         )
     with plain_tensors():
@@ -136,8 +136,8 @@ def spectral_radius(A: CSR, symmetric: bool) -> float:
 
     For a symmetric A with a positive diagonal, Lanczos's method in the inner product of D: the distance of an
     eigenvalue from its estimate is at most the residual, which is added so that smoothers do not diverge.
-    Three steps for large matrices; more did not change iteration counts. Otherwise 30 steps of Arnoldi's
-    method, accurate to about a percent.
+    Three steps for large matrices, since more did not change iteration counts. Otherwise 30 steps of
+    Arnoldi's method, accurate to about a percent.
     """
     A = mean("AMG", A)
     with plain_tensors():
@@ -200,7 +200,7 @@ def candidates(function: str, A: CSR, near_null: torch.Tensor) -> np.ndarray:
     if not isinstance(near_null, torch.Tensor):
         raise TypeError(
             f"{function}: near_null must be a tensor of shape (A.shape[0], k), got "
-            f"{type(near_null).__name__}; torch.as_tensor makes one"
+            f"{type(near_null).__name__}. Make one with torch.as_tensor"
         )
     if near_null.dim() != 2 or near_null.shape[0] != A.shape[0] or near_null.shape[1] == 0:
         raise ValueError(
@@ -228,8 +228,8 @@ def ruge_stuben(
     most: int = 0,
     aggressive: int = 0,
 ) -> Levels:
-    """The levels of A, with classical interpolation or, for `most` entries per row, extended+i; on the first
-    `aggressive` levels, with two splittings and multipass interpolation."""
+    """The levels of A, with classical interpolation or, for `most` entries per row, extended+i, and on the
+    first `aggressive` levels with two splittings and multipass interpolation."""
     left = aggressive
 
     def step(A: CSR) -> Step | None:
@@ -243,7 +243,7 @@ def ruge_stuben(
 
 
 def _prolongation(A: CSR, strong: np.ndarray, coarse: np.ndarray, most: int) -> CSR | None:
-    """The prolongation; None if all points, or none, are coarse."""
+    """The prolongation, or None if all points, or none, are coarse."""
     columns = int(coarse.sum())
     if not 0 < columns < A.shape[0]:
         return None
@@ -252,7 +252,7 @@ def _prolongation(A: CSR, strong: np.ndarray, coarse: np.ndarray, most: int) -> 
 
 def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
     r"""The first prolongation of "ruge_stuben" with both passes of the coarsening, and the coarse points in
-    increasing order; None if all points, or none, are coarse.
+    increasing order, or None if all points, or none, are coarse.
 
     With the strong connections of i to coarse points, C_i, and to fine points that share a strong coarse
     point, F_i, and with :math:`a^-` for entries whose sign differs from the diagonal's (called modified in
@@ -261,7 +261,7 @@ def interpolation(A: CSR) -> tuple[CSR | None, Tensor]:
     .. math:: p_{ij} = -\frac{a_{ij} + \sum_{k \in F_i} a_{ik} a^-_{kj} / \sum_{l \in C_i} a^-_{kl}}
                              {\sum_{m \notin C_i \cup F_i} a_{im}}
 
-    The choice depends on values; the entries have the graph of A.
+    The choice depends on values. The entries stay attached to A's autograd graph.
 
     The second pass ensures that two strongly connected fine points share a strong coarse neighbor. After only
     the first pass, the default of `AMG`, some fine points have no coarse neighbor, and an empty row.
@@ -356,7 +356,7 @@ class Hierarchy:
 
     Parameters
     ----------
-    prolongations : CSRs; the l-th has shape (n_l, n_(l + 1)), n_0 rows of the matrix
+    prolongations : CSRs. The l-th has shape (n_l, n_(l + 1)), n_0 rows of the matrix
     restrictions : as many CSRs of shape (n_(l + 1), n_l), or None (default) for the transpose of the
         prolongation
     radii : estimates of the spectral radius of D^-1 A on each level, None: computed
@@ -370,8 +370,9 @@ class Hierarchy:
 
     Notes
     -----
-    `AMG` is differentiable in prolongations and restrictions that have a graph or require grad. Their values
-    may have batch axes, (..., nnz), which broadcast with the matrix's: one cycle each.
+    `AMG` is differentiable in prolongations and restrictions that are attached to an autograd graph or
+    require grad. Their values may have batch axes, (..., nnz), which broadcast with the matrix's: one cycle
+    each.
 
     Examples
     --------
@@ -446,19 +447,19 @@ class Hierarchy:
         max_coarse: int = 100,
     ) -> Hierarchy:
         r"""Build by smoothed aggregation, the default of `AMG`. Strongly connected nodes form aggregates, one
-        coarse unknown each; the piecewise constant interpolation T is smoothed by a step of Jacobi's method,
+        coarse unknown each. The piecewise constant interpolation T is smoothed by a step of Jacobi's method,
         :math:`P = (I - \omega D^{-1} A) T` with :math:`\omega = (4/3) / \rho(D^{-1} A)`.
 
         Parameters
         ----------
-        A : CSR, shape (n, n); of a batch the mean is used
-        strength : "symmetric", :math:`a_{ij}^2 \ge \theta^2 |a_{ii} a_{jj}|`; or "evolution", based on the
+        A : CSR, shape (n, n). For a batch the mean is used
+        strength : "symmetric", :math:`a_{ij}^2 \ge \theta^2 |a_{ii} a_{jj}|`, or "evolution", based on the
             spread of errors, for strong anisotropy that is not aligned with the grid
         theta : float in [0, 1), for "symmetric"
         near_null : Tensor, shape (n, k), vectors with small A v: k unknowns per aggregate. Default: a
-            constant; for elasticity pass the rigid body modes
+            constant. For elasticity pass the rigid body modes
         block : the number of rows per node, which stay together
-        symmetric : bool, whether A is symmetric; default: determined. If False, restrictions come from A^T
+        symmetric : bool, whether A is symmetric. Default: determined. If False, restrictions come from A^T
         max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest
 
         Raises
@@ -468,7 +469,7 @@ class Hierarchy:
 
         Notes
         -----
-        There is no gradient, since values determine the choice. The same bits for any number of threads.
+        There is no gradient, since values determine the choice. Bitwise identical for any number of threads.
         Cost: O(nnz) per level, mostly for the two products of the next matrix, with cached plans.
 
         Examples
@@ -486,7 +487,7 @@ class Hierarchy:
         block = checks.integer(function, "block", block, 1)
         if strength == "evolution" and (theta or block > 1):
             raise ValueError(
-                f"{function}: theta and block belong to strength='symmetric', got theta={theta} and "
+                f"{function}: theta and block are only used by strength='symmetric', got theta={theta} and "
                 f"block={block}"
             )
         if A.shape[0] % block:
@@ -495,7 +496,7 @@ class Hierarchy:
         if strength == "evolution" and vectors is not None and (vectors.shape[1] > 1 or not vectors.all()):
             raise ValueError(
                 f"{function}: strength='evolution' needs a near_null of one vector without zeros, got "
-                f"{vectors.shape[1]} with {(vectors == 0).sum()} zeros; use strength='symmetric'"
+                f"{vectors.shape[1]} with {(vectors == 0).sum()} zeros. Use strength='symmetric'"
             )
         same = symmetry(function, A, symmetric)
         most = limits(function, max_levels, max_coarse)
@@ -516,17 +517,17 @@ class Hierarchy:
         max_coarse: int = 100,
     ) -> Hierarchy:
         r"""Build by classical coarsening, ``method="ruge_stuben"`` of `AMG`. Coarse points are points on
-        which many others depend; each fine point is interpolated from coarse points to which it is strongly
+        which many others depend. Each fine point is interpolated from coarse points to which it is strongly
         connected, :math:`|a_{ij}| \ge \theta \max_k |a_{ik}|`.
 
         Parameters
         ----------
-        A : CSR, shape (n, n); of a batch the mean is used
+        A : CSR, shape (n, n). For a batch the mean is used
         theta : float in [0, 1)
         second_pass : bool, whether any two strongly connected fine points must share a coarse point
         interpolation : "classical" (formula: docs/preconditioners.md), or "extended+i", also from coarse
             points at distance two
-        max_entries : int >= 1, entries per row for "extended+i"; default 4
+        max_entries : int >= 1, entries per row for "extended+i". Default 4
         aggressive : int >= 0, the number of finest levels whose coarse points are split once more and which
             use multipass interpolation: less memory; 1 suits three dimensions
         max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest
@@ -538,7 +539,7 @@ class Hierarchy:
 
         Notes
         -----
-        There is no gradient. The same bits for any number of threads. Source: Ruge, Stueben, "Algebraic
+        There is no gradient. Bitwise identical for any number of threads. Source: Ruge, Stueben, "Algebraic
         multigrid" (1987); De Sterck, Falgout, Nolting, Yang, Numer. Linear Algebra Appl. 15 (2008),
         doi:10.1002/nla.559.
 
@@ -555,8 +556,8 @@ class Hierarchy:
         checks.one_of(function, "interpolation", interpolation, INTERPOLATIONS)
         if interpolation == "classical" and max_entries is not None:
             raise ValueError(
-                f"{function}: max_entries belongs to interpolation='extended+i', got {max_entries} for "
-                "'classical'; leave it out"
+                f"{function}: max_entries is only used by interpolation='extended+i', got {max_entries} for "
+                "'classical'. Remove it"
             )
         entries = checks.integer(function, "max_entries", 4 if max_entries is None else max_entries, 1)
         entries = 0 if interpolation == "classical" else entries
@@ -581,9 +582,9 @@ class Hierarchy:
         Parameters
         ----------
         shape : points per axis, numbered as in `problems.poisson`: :math:`2^k - 1`, of which the odd ones
-            (from zero) are coarse, so that all neighbors are inside or on a Dirichlet boundary; with
-            `periodic` even, and the even ones are coarse
-        levels : the maximum number of grids, at least 2; default: until an axis has 3 points (periodic: 4)
+            (from zero) are coarse, so that all neighbors are inside or on a Dirichlet boundary. With
+            `periodic` it must be even, and the even ones are coarse
+        levels : the maximum number of grids, at least 2. Default: until an axis has 3 points (periodic: 4)
 
         Raises
         ------

@@ -33,9 +33,9 @@ class FSAI(FactorPreconditioner):
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz), positive definite; its symmetric part is used
-    pattern : SparsityPattern, lower or upper triangular, with its diagonal; default: of tril(A).
-        `lower_pattern` gives larger ones
+    A : CSR, shape (n, n), values (..., nnz), positive definite. Its symmetric part is used
+    pattern : SparsityPattern, lower or upper triangular, with its diagonal. Default: the pattern of tril(A).
+        `lower_pattern` makes larger ones
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
     """The entries on and below the diagonal of a power of A's pattern.
 
     ``power=1`` is tril(A), ``power=2`` also has the neighbors of neighbors, and so on. The result is the same
-    object in every call; for ``power=1`` it is the pattern of `ops.tril` and of the factors of `ops.ic`.
+    object in every call. For ``power=1`` it is the pattern of `ops.tril` and of the factors of `ops.ic`.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def _fsai(function: str, A: CSR, S: SparsityPattern) -> CSR:
     if not (bool(below.all()) or bool((S.col_indices >= S.row_indices).all())):
         raise ValueError(
             f"{function}: the pattern must be lower or upper triangular, {int(below.sum())} of its {S.nnz} "
-            "entries are on or below the diagonal; use ops.tril, or lower_pattern(A)"
+            "entries are on or below the diagonal. Use ops.tril, or lower_pattern(A)"
         )
     unit = (S.row_indices == S.col_indices).to(A.dtype)
     K = add(A, transpose(A), alpha=0.5, beta=0.5)  # the blocks read one triangle of it
@@ -142,7 +142,7 @@ def _fsai(function: str, A: CSR, S: SparsityPattern) -> CSR:
     except NotPositive as error:
         raise ValueError(
             f"{function}: A must be positive definite, its block for column {error.column} of the pattern is "
-            "not, to working precision; shift A's diagonal"
+            "not, to working precision. Shift A's diagonal"
         ) from None
     return scale_columns(y, diagonal(y).rsqrt())
 
@@ -157,13 +157,13 @@ class SPAI(Preconditioner):
     r"""Sparse approximate inverse: the M on a static pattern that minimizes :math:`\|A M - I\|_F`.
 
     Each column of M solves a separate small least-squares problem, :math:`\min \|A\, m_j - e_j\|_2` over the
-    m_j on column j of the pattern. Linear; generally not symmetric, even if A is: for `gmres`, `bicgstab`,
-    `fgmres`.
+    m_j on column j of the pattern. Linear, and generally not symmetric, even if A is: for `gmres`,
+    `bicgstab`, `fgmres`.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; its values may be (..., nnz)
-    pattern : SparsityPattern of M, with an entry in every column; default: A's pattern
+    A : CSR, shape (n, n), float32 or float64. Its values may be (..., nnz)
+    pattern : SparsityPattern of M, with an entry in every column. Default: A's pattern
     side : "right" as above; "left" minimizes :math:`\|M A - I\|_F`, row by row
 
     Attributes
@@ -180,7 +180,7 @@ class SPAI(Preconditioner):
     -----
     Gradient: for A's values and r, to any order: with R = I - A M and W the solutions of the normal equations
     for :math:`\bar M`, :math:`\bar A = R W^T - A W M^T` on the pattern. Cost: the product :math:`A^T A`, and
-    for each column with s entries the Cholesky factorization of an s x s block of it in float64; then one
+    for each column with s entries the Cholesky factorization of an s x s block of it in float64, then one
     product per call. docs/preconditioners.md discusses accuracy and memory.
 
     Source: M. J. Grote and T. Huckle, "Parallel preconditioning with sparse approximate inverses", SIAM J.
@@ -228,7 +228,7 @@ def _minimize(A: CSR, S: SparsityPattern, right: bool) -> CSR:
     empty = (S.T.crow_indices.diff() == 0).nonzero()
     if len(empty):
         raise ValueError(
-            f"SPAI: the pattern must have an entry in every {line}, {line} {int(empty[0])} has none; add its "
+            f"SPAI: the pattern must have an entry in every {line}, {line} {int(empty[0])} has none. Add its "
             "diagonal"
         )
     At = transpose(A)
@@ -241,6 +241,6 @@ def _minimize(A: CSR, S: SparsityPattern, right: bool) -> CSR:
     except NotPositive as error:
         raise ValueError(
             f"SPAI: the least-squares problem of {line} {error.column} of the pattern is rank-deficient to "
-            "working precision, or not finite; use a smaller pattern, or a nonsingular matrix"
+            "working precision, or not finite. Use a smaller pattern, or a nonsingular matrix"
         ) from None
     return CSR(M.values + change.values, S)

@@ -125,7 +125,8 @@ class FactorMap(MatrixNetwork):
         raise NotImplementedError(f"{type(self).__name__} must define entries")
 
     def factor(self, A: CSR | NetworkStart) -> CSR:
-        """L, lower triangular, values (..., nnz) with A's dtype, with a graph to the weights and to A."""
+        """L, lower triangular, values (..., nnz) with A's dtype, attached to the autograd graph of the
+        weights and A."""
         start = A if isinstance(A, NetworkStart) else self.start(A)
         inside = start.to(self.dtype)
         values = self.entries(inside, self.messages(inside)).to(start.scale.dtype)
@@ -212,19 +213,19 @@ class FactorNetwork(GraphNetwork, FactorMap):
 
     Parameters
     ----------
-    rounds, width, aggregate, seed, dtype, device : as for `PreCorrector`, with the same defaults
+    rounds, width, aggregate, seed, dtype, device : see `PreCorrector`, with the same defaults
 
     Raises
     ------
     ValueError, NotImplementedError
-        if arguments are invalid; from a call, if the subclass lacks a method.
+        if arguments are invalid, or, from a call, if the subclass lacks a method.
 
     Notes
     -----
-    ``network(A)`` is a `FactorPreconditioner`, ``network.factor(A)`` its L, both with a graph to the weights
-    and to A. Both accept a `NetworkStart` instead of A, which does not depend on the weights: in training,
-    compute it once per matrix. With the decorator ``preconditioners.learned.loadable``, `load` reads the
-    files of a subclass; its constructor must accept the result of `settings`.
+    ``network(A)`` is a `FactorPreconditioner`, ``network.factor(A)`` its L, both attached to the autograd
+    graph of the weights and A. Both accept a `NetworkStart` instead of A, which does not depend on the
+    weights: in training, compute it once per matrix. With the decorator ``preconditioners.learned.loadable``,
+    `load` reads the files of a subclass. Its constructor must accept the result of `settings`.
 
     Examples
     --------
@@ -260,7 +261,7 @@ def unit_rows(function: str, A: CSR) -> Tensor:
         function,
         "A",
         A,
-        "; the network is a function A -> M: call it with the matrix and pass the result, M = network(A)",
+        ". The network is a function A -> M: call it with the matrix and pass the result, M = network(A)",
     )
     checks.square(function, "A", A.shape)
     checks.dtype(function, "A.values", A.values)
@@ -270,7 +271,7 @@ def unit_rows(function: str, A: CSR) -> Tensor:
         if not bool((plain > 0).all()):
             at = tuple((~(plain > 0)).nonzero()[0].tolist())
             raise ValueError(
-                f"{function}: A must have a positive diagonal, row {at[-1]} has {plain[at].item():.6g}; it "
+                f"{function}: A must have a positive diagonal, row {at[-1]} has {plain[at].item():.6g}. It "
                 "must be symmetric positive definite"
             )
     return d.sqrt()
@@ -291,8 +292,8 @@ class GNP(Trainable):
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz), not requiring grad; the module keeps a copy of A / γ
-    width, layers, transpose : as for `nn.ResGCN`
+    A : CSR, shape (n, n), values (..., nnz), not requiring grad. The module keeps a copy of A / γ
+    width, layers, transpose : see `nn.ResGCN`
     seed : of the initial weights
     dtype : of the weights and of A / γ in the network. M has the dtype of A
 
@@ -305,14 +306,14 @@ class GNP(Trainable):
     Raises
     ------
     ValueError, TypeError
-        if A is not square or not finite or requires grad; if a type or dtype is wrong.
+        if A is not square or not finite or requires grad, or if a type or dtype is wrong.
 
     Notes
     -----
-    M(c r) = c M(r) for c > 0; M for c A is M / c. It is not linear: `cg` and `minres` reject it. A batch of
-    matrices on one pattern shares the weights. Gradient: exact, for the weights and r, to any order; zero at
-    r = 0. Cost of a call: about layers (nnz + 2 n width) width multiplications per column. Source: Chen,
-    arXiv 2406.00809, 2025.
+    M(c r) = c M(r) for c > 0, and M for c A is M / c. It is not linear: `cg` and `minres` reject it. A batch
+    of matrices on one pattern shares the weights. Gradient: exact, for the weights and r, to any order, and
+    zero at r = 0. Cost of a call: about layers (nnz + 2 n width) width multiplications per column. Source:
+    Chen, arXiv 2406.00809, 2025.
 
     Examples
     --------
@@ -339,7 +340,9 @@ class GNP(Trainable):
         name = type(self).__name__
         checks.matrix(name, "A", A)
         checks.dtype(name, "A.values", A.values)
-        checks.start(name, "A.values", A.values, "use nn.ResGCN, whose A may have a graph")
+        checks.start(
+            name, "A.values", A.values, "use nn.ResGCN, whose A may be attached to the autograd graph"
+        )
         check_finite(name, A)
         checks.square(name, "A", A.shape)
         checks.one_of(name, "dtype", dtype, checks.SUPPORTED)
@@ -394,7 +397,7 @@ class GNP(Trainable):
 
 
 def _split(R: Tensor) -> tuple[Tensor, Tensor]:
-    """R / s and s = ||R|| / sqrt(n) for each column; zero for zero columns, with zero derivatives."""
+    """R / s and s = ||R|| / sqrt(n) for each column, with R / s = 0 and zero derivatives for zero columns."""
     if R.shape[-2] == 0:
         return R, R.sum(-2, keepdim=True)
     largest = R.detach().abs().amax(-2, keepdim=True)
@@ -567,8 +570,8 @@ class Grids(NamedTuple):
     Attributes
     ----------
     A : CSR
-    P : CSR, the classical prolongation; None if there is no coarser grid
-    places : positions of its entries in A; for coarse points, of the diagonal entry
+    P : CSR, the classical prolongation, or None if there is no coarser grid
+    places : positions of its entries in A, or of the diagonal entry for coarse points
     fine : 1 if the row of an entry is a fine point, 0 if it is a coarse point
     graph : NetworkStart, features on the graph of A
     """
@@ -592,7 +595,7 @@ class NeuralAMG(GraphNetwork):
 
     in rows of fine points, where :math:`\hat P` is classical interpolation, g is the network on the graph of
     A, and :math:`s_i` preserves the sums of the positive and of the negative entries of the row. An untrained
-    network equals `classical`. All levels share the weights; for the features see docs/preconditioners.md.
+    network equals `classical`. All levels share the weights. For the features see docs/preconditioners.md.
 
     Parameters
     ----------
@@ -600,7 +603,7 @@ class NeuralAMG(GraphNetwork):
     width : features of nodes and edges, and of the hidden layers
     aggregate : "sum", "mean", "max", "softmax" or several, over the rows and over the columns
     max_levels, max_coarse : int >= 2 and >= 1, the maximum number of levels, and of unknowns of the coarsest
-    cycle, smoother, presweeps, postsweeps : as for `AMG`
+    cycle, smoother, presweeps, postsweeps : see `AMG`
     seed : of the initial weights
     dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
 
@@ -614,7 +617,7 @@ class NeuralAMG(GraphNetwork):
     Notes
     -----
     Gradient: exact, for the weights and A's values, on all levels, with splitting and strong connections held
-    fixed; with smoother "jacobi" or "chebyshev" the spectral radii are also fixed, as in `AMG`. Source: Luz
+    fixed. With smoother "jacobi" or "chebyshev" the spectral radii are also fixed, as in `AMG`. Source: Luz
     et al., "Learning algebraic multigrid using graph neural networks", ICML 2020.
 
     Examples
@@ -666,7 +669,7 @@ class NeuralAMG(GraphNetwork):
         """The classical P, None if there is no coarser grid, and the coarse points of its columns."""
         if A.batch_shape:
             raise ValueError(
-                f"NeuralAMG: needs one matrix, got a batch of shape {tuple(A.batch_shape)}; the grids depend "
+                f"NeuralAMG: needs one matrix, got a batch of shape {tuple(A.batch_shape)}. The grids depend "
                 "on the numbers: call it for one after another"
             )
         return interpolation(A)
@@ -688,7 +691,7 @@ class NeuralAMG(GraphNetwork):
         return Grids(A, P, places, fine, NetworkStart(A.pattern, scale, x, entries, torch.stack(e, -1)))
 
     def prolongation(self, start: Grids) -> CSR:
-        """P of two grids, with A's dtype and a graph to the weights."""
+        """P of two grids, with A's dtype, attached to the autograd graph of the weights."""
         P = start.P
         if P is None:
             raise ValueError("NeuralAMG: the matrix has no coarser grid, all its unknowns are coarse or fine")
@@ -701,7 +704,7 @@ class NeuralAMG(GraphNetwork):
         return P.with_values(values)
 
     def forward(self, A: CSR | Grids) -> AMG:
-        """M for A; for the result of `start(A)`, the cycle on two grids."""
+        """M for A, or, for the result of `start(A)`, the cycle on two grids."""
         if isinstance(A, Grids):
             found = [] if A.P is None else [self.prolongation(A)]
             return AMG(A.A, hierarchy=Hierarchy(found), **self.options)

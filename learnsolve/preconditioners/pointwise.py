@@ -1,4 +1,4 @@
-"""Factors predicted row by row: a small perceptron reads the scaled entries of a row of A and gives the row
+"""Factors predicted row by row: a small perceptron reads the scaled entries of a row of A and returns the row
 of L, without messages between rows and without a factorization.
 
 Sources: a perceptron on stencils is the network of D. Greenfeld, M. Galun, R. Kimmel, I. Yavneh, R. Basri,
@@ -46,7 +46,7 @@ class _Stencils(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Positions in the arrays of a matrix with any pattern; a group is the entries of a row on one side of
+    """Positions in the arrays of a matrix with any pattern. A group is the entries of a row on one side of
     the diagonal."""
 
     pattern: SparsityPattern  # of L
@@ -86,7 +86,7 @@ class PointwiseFactor(FactorMap):
             )
         self.omega = checks.real(name, "omega", omega)
         if not 0 < self.omega < 2:
-            raise ValueError(f"{name}: omega must be between 0 and 2, got {omega}; 1.6 is a good start")
+            raise ValueError(f"{name}: omega must be between 0 and 2, got {omega}. 1.6 is a good start")
         self._check_new(seed, dtype)
         sizes = [features, *[self.width] * self.layers]
         network: list[torch.nn.Module] = []
@@ -118,16 +118,17 @@ class PointwiseFactor(FactorMap):
         if len(kinds) > 1 or not kinds <= {torch.float32, torch.float64}:
             raise TypeError(
                 f"{type(self).__name__}: the weights must all be torch.float32 or torch.float64, got "
-                f"{', '.join(sorted(map(str, kinds)))}; call .float() or .double()"
+                f"{', '.join(sorted(map(str, kinds)))}. Call .float() or .double()"
             )
         if devices != {start.x.device}:
             raise TypeError(
                 f"{type(self).__name__}: the weights are on {', '.join(sorted(map(str, devices)))}, A is on "
-                f"{start.x.device}; move one with .to()"
+                f"{start.x.device}. Move one with .to()"
             )
 
     def factor(self, A: CSR | NetworkStart) -> CSR:
-        """L, lower triangular, values (..., nnz) with A's dtype, with a graph to the weights and to A."""
+        """L, lower triangular, values (..., nnz) with A's dtype, attached to the autograd graph of the
+        weights and to A."""
         if not isinstance(A, CSR) or not self._compiled(A.values):
             return super().factor(A)
         scale = unit_rows(type(self).__name__, A)
@@ -198,15 +199,15 @@ class StencilFactor(PointwiseFactor):
     diagonals : on which A has entries: 9 and 27 for bilinear and trilinear elements, 5 and 7 for differences,
         on any grid in row-major order
     width, layers : of the perceptron: features of a hidden layer, and number of these, with SiLU
-    fill : level of fill of L's pattern (`fill_pattern`); 0: that of tril(A)
-    lower : diagonals of L below the main one; default: as many as A has
+    fill : level of fill of L's pattern (`fill_pattern`). 0: the pattern of tril(A)
+    lower : diagonals of L below the main one. Default: as many as A has
     omega : 0 < omega < 2, of the SSOR that it starts from
     seed, dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
 
     Raises
     ------
     TypeError, ValueError
-        in a call, for anything but a CSR (M is ``network(A)``); for other diagonals, or one not positive.
+        in a call, for anything but a CSR (M is ``network(A)``), for other diagonals, or one not positive.
 
     Notes
     -----
@@ -240,7 +241,7 @@ class StencilFactor(PointwiseFactor):
         self.diagonals = checks.integer("StencilFactor", "diagonals", diagonals, 3)
         if self.diagonals % 2 == 0:
             raise ValueError(
-                f"StencilFactor: diagonals must be odd, as those of a symmetric matrix are, got {diagonals}"
+                f"StencilFactor: diagonals must be odd, as for a symmetric matrix, got {diagonals}"
             )
         self.fill = checks.integer("StencilFactor", "fill", fill, 0)
         of_A = self.diagonals // 2
@@ -281,13 +282,13 @@ class RowFactor(PointwiseFactor):
 
     on the pattern of tril(A), as `StencilFactor` for any pattern: the features x_i of row i are its entries
     in :math:`\hat A = D^{-1/2} A D^{-1/2}` below the diagonal and above it, each sorted by magnitude, and
-    their sums; r(i, j) is the rank of an entry. An untrained network is SSOR(omega).
+    their sums. r(i, j) is the rank of an entry. An untrained network is SSOR(omega).
 
     Parameters
     ----------
-    largest : number of entries on each side of the diagonal that the network reads and corrects; the others
+    largest : number of entries on each side of the diagonal that the network reads and corrects. The others
         only take part in the sums
-    width, layers, omega, seed, dtype, device : as for `StencilFactor`
+    width, layers, omega, seed, dtype, device : see `StencilFactor`
 
     Raises
     ------
@@ -347,9 +348,9 @@ class RowFactor(PointwiseFactor):
 
 def _plan_stencils(P: SparsityPattern, diagonals: int, fill: int, lower: int) -> _Stencils:
     row, col = _indices(P)
-    of_A, a_slots = _diagonals("A", P, diagonals, "make the network with diagonals={}")
+    of_A, a_slots = _diagonals("A", P, diagonals, "Make the network with diagonals={}")
     L = lower_pattern(fill_pattern(P, fill))
-    of_L, l_slots = _diagonals("L", L, lower + 1, "make it with lower={}", 1)
+    of_L, l_slots = _diagonals("L", L, lower + 1, "Make it with lower={}", 1)
     off, below = np.flatnonzero(row != col), np.flatnonzero(col < row)
     inputs = row * (diagonals - 1) + a_slots - (col > row)
     rows_of_L, columns_of_L = _indices(L)
@@ -366,10 +367,10 @@ def _diagonals(name: str, P: SparsityPattern, wanted: int, remedy: str, less: in
     n = P.shape[0]
     which = np.flatnonzero(np.bincount(col - row + n - 1, minlength=1))
     if len(which) != wanted:
-        again = f"{remedy.format(len(which) - less)}, or " if len(which) >= 3 - less else ""
+        again = f"{remedy.format(len(which) - less)}. " if len(which) >= 3 - less else ""
         raise ValueError(
             f"StencilFactor: {name} must have entries on {wanted} diagonals, as the network has, got "
-            f"{len(which)}; {again}take RowFactor, which reads any pattern"
+            f"{len(which)}. {again}RowFactor accepts any pattern"
         )
     return which, np.searchsorted(which, col - row + n - 1)
 
@@ -394,7 +395,7 @@ def _indices(P: SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ranks(v: Tensor, groups: Tensor, starts: Tensor) -> Tensor:
-    """How many entries of its group are larger than each; of equal ones, earlier."""
+    """How many entries of its group are larger than each, or equal and earlier."""
     order = v.abs().argsort(dim=-1, descending=True, stable=True)
     order = order.gather(-1, groups[order].argsort(dim=-1, stable=True))
     rank = torch.arange(v.shape[-1], device=v.device) - starts[order]

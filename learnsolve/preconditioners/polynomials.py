@@ -36,7 +36,7 @@ RATIO = 30.0
 
 def largest_eigenvalue(apply: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """1.1 times the largest modulus of a Ritz value of `apply` after 10 steps from `start` (..., n, 1): shape
-    (...). Without the factor a lower bound; a constant to every derivative."""
+    (...). Without the factor it is a lower bound. It is a constant to every derivative."""
     with torch.no_grad():
         n = start.shape[-2]
         steps = min(_STEPS, n)
@@ -83,8 +83,8 @@ class PolynomialPreconditioner(Preconditioner):
             M = Jacobi(A)
         if not (M is None or isinstance(M, Preconditioner)):
             raise TypeError(
-                f'{name}: M must be a Preconditioner, "jacobi" or None, got {type(M).__name__}; CSR matrices '
-                "and functions are not accepted"
+                f'{name}: M must be a Preconditioner, "jacobi" or None, got {type(M).__name__}. CSR matrices '
+                "and functions are not supported"
             )
         if M is not None:
             if not M.linear:
@@ -120,7 +120,7 @@ class PolynomialPreconditioner(Preconditioner):
         return self._polynomial(self._operator(True), self._inner(True), R)
 
     def _inverse_diagonal(self) -> Tensor | None:
-        """M as a diagonal, if one compiled operation can run all steps (ops/sweeps.py); else None."""
+        """M as a diagonal, if one compiled operation can run all steps (ops/sweeps.py), otherwise None."""
         if self.batch_shape or not (self.M is None or isinstance(self.M, Diagonal)):
             return None
         return torch.ones_like(self.A.values[:1]).expand(self.shape[0]) if self.M is None else self.M.d
@@ -147,26 +147,26 @@ class Neumann(PolynomialPreconditioner):
 
     .. math:: M_p = \sum_{i=0}^{d} (I - w M A)^i\, w M
 
-    Linear; symmetric if A and M are. If, in addition, both are positive definite, it is positive definite for
-    every even degree, and for odd degrees if w < 2 / lmax, where lmax is the largest eigenvalue of M A.
+    Linear, and symmetric if A and M are. If, in addition, both are positive definite, it is positive definite
+    for every even degree, and for odd degrees if w < 2 / lmax, where lmax is the largest eigenvalue of M A.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     degree : int >= 0, products with A per call
-    weight : float or Tensor, positive; a tensor may require grad and has shape () or one value per
+    weight : float or Tensor, positive. A tensor may require grad and has shape () or one value per
         matrix of the batch
-    M, symmetric : as for `Chebyshev`
+    M, symmetric : see `Chebyshev`
 
     Raises
     ------
     ValueError, TypeError
-        as for `Chebyshev`.
+        see `Chebyshev`.
 
     Notes
     -----
     Gradient: exact, for A's values, the weight, the tensors of M, and r, to any order. Cost: `degree`
-    products with A and one more with M; with M="jacobi" and one matrix the whole polynomial is one compiled
+    products with A and one more with M. With M="jacobi" and one matrix the whole polynomial is one compiled
     operation. A Chebyshev polynomial of the same degree is better at the same cost, if the spectrum is
     known.
 
@@ -217,17 +217,17 @@ class Chebyshev(PolynomialPreconditioner):
                              T_{d+1}\!\Bigl(\frac{\theta}{\delta}\Bigr), \qquad
               \theta, \delta = \tfrac{1}{2} (l_{\max} \pm l_{\min})
 
-    Linear; symmetric if A and M are; positive definite if both are and all eigenvalues of M A are below lmax.
-    `solvers.Chebyshev` is the iteration with trainable bounds.
+    Linear, and symmetric if A and M are. It is positive definite if both are and all eigenvalues of M A are
+    below lmax. `solvers.Chebyshev` is the iteration with trainable bounds.
 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     lmin, lmax : 0 < lmin <= lmax, floats or Tensors, shape () or one per matrix of the batch. Default lmax:
-        1.1 times an estimate of the largest eigenvalue of M A by 10 Arnoldi steps; default lmin: lmax / 30
+        1.1 times an estimate of the largest eigenvalue of M A by 10 Arnoldi steps. Default lmin: lmax / 30
     degree : int >= 0, products with A per call
-    M : inner Preconditioner, linear; "jacobi" for the inverse of the diagonal; or None
-    symmetric : bool, whether A is symmetric; default: determined from the values (not under `torch.compile`)
+    M : inner Preconditioner, linear; "jacobi" for the inverse of the diagonal, or None
+    symmetric : bool, whether A is symmetric. Default: determined from the values (not under `torch.compile`)
 
     Attributes
     ----------
@@ -241,7 +241,7 @@ class Chebyshev(PolynomialPreconditioner):
 
     Notes
     -----
-    Gradient: exact, for A's values, lmin, lmax, the tensors of M, and r, to any order; estimated bounds are
+    Gradient: exact, for A's values, lmin, lmax, the tensors of M, and r, to any order. Estimated bounds are
     constants. Cost: `degree` products with A, `degree` + 1 with M, no inner products.
 
     Examples
@@ -307,7 +307,7 @@ class Chebyshev(PolynomialPreconditioner):
         if not (good := (values := plain_values(found)).isfinite() & (values > 0)).all():
             raise ValueError(
                 "Chebyshev: the largest eigenvalue of M A was estimated for lmax, and must be positive and "
-                f"finite, got {float(values[~good][0])}; see whether A is zero or overflows, or pass lmax="
+                f"finite, got {float(values[~good][0])}. See whether A is zero or overflows, or pass lmax="
             )
         return found
 
@@ -352,7 +352,7 @@ def _start(P: SparsityPattern) -> tuple[Tensor]:
 class Polynomial(PolynomialPreconditioner):
     r"""The polynomial with given coefficients, :math:`M_p = \sum_k c_k\, B_k(M A)\, M`.
 
-    Linear; symmetric if A and M are; positive definite if M is and p > 0 on the eigenvalues of M A.
+    Linear, and symmetric if A and M are. It is positive definite if M is and p > 0 on the eigenvalues of M A.
 
     Parameters
     ----------
@@ -360,12 +360,12 @@ class Polynomial(PolynomialPreconditioner):
     coefficients : floats or Tensor (degree + 1,), or (..., degree + 1), one set per matrix of the batch
     interval : None for powers, :math:`B_k(t) = t^k`; (lo, hi), floats or Tensors, for Chebyshev polynomials
         on this interval, which are better conditioned for degrees above about four
-    M : inner Preconditioner, linear; "jacobi" for the inverse of the diagonal; or None
-    symmetric : bool, whether A is symmetric; default: determined from the values (not under `torch.compile`)
+    M : inner Preconditioner, linear; "jacobi" for the inverse of the diagonal, or None
+    symmetric : bool, whether A is symmetric. Default: determined from the values (not under `torch.compile`)
 
     Attributes
     ----------
-    coefficients, interval : Tensors; interval may be None
+    coefficients, interval : Tensors, or None for the interval
     degree : int
 
     Raises
@@ -380,7 +380,7 @@ class Polynomial(PolynomialPreconditioner):
     -----
     Gradient: exact, for coefficients, interval, A's values, the tensors of M, and r, to any order. Cost:
     `degree` products with A, one more with M. ``neumann(A, degree)`` and ``chebyshev(A, degree)`` are
-    initial polynomials for training; ``on`` applies the coefficients to another matrix.
+    initial polynomials for training. ``on`` applies the coefficients to another matrix.
 
     Examples
     --------
@@ -435,7 +435,7 @@ class Polynomial(PolynomialPreconditioner):
         r"""The smallest error :math:`\max |1 - t\, p(t)|` for eigenvalues t of
         :math:`D^{-1} A` in [lmin, lmax].
 
-        Default lmax: Gershgorin's bound, a constant; default lmin: lmax / 30. The result is then a smoother,
+        Default lmax: Gershgorin's bound, a constant. Default lmin: lmax / 30. The result is then a smoother,
         and safe, since p is positive below lmin too.
         """
         name = "Polynomial.chebyshev"
@@ -450,7 +450,7 @@ class Polynomial(PolynomialPreconditioner):
         hi = checks.real(name, "lmax", lmax, "positive and finite")
         lo = hi / RATIO if lmin is None else checks.real(name, "lmin", lmin, "positive and finite")
         if lo >= hi:
-            raise ValueError(f"{name}: lmin must be below lmax, got {lo} and {hi}; swap them")
+            raise ValueError(f"{name}: lmin must be below lmax, got {lo} and {hi}. Swap them")
         return cls(A, _chebyshev_coefficients(degree, lo, hi), interval=(lo, hi), symmetric=symmetric)
 
     def _learnable(self) -> dict[str, Part]:
@@ -486,10 +486,10 @@ def _given_coefficients(function: str, given: Sequence[float] | Tensor, like: Te
     if given.dim() == 0 or given.shape[-1] == 0:
         raise ValueError(f"{function}: coefficients must have shape (degree + 1,), got {tuple(given.shape)}")
     if readable(given) and not (good := given.detach().isfinite()).all():
-        k = (~good).nonzero()[0].tolist()[-1]
+        at = (~good).nonzero()[0].tolist()
         raise ValueError(
-            f"{function}: coefficients must be finite, got infinities or NaNs, that of degree {k} is one; "
-            "find out where they come from"
+            f"{function}: coefficients[{', '.join(map(str, at))}] is {given[tuple(at)].item()}. coefficients "
+            f"must be finite: find out where it comes from"
         )
     return given
 

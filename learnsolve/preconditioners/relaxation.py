@@ -62,11 +62,11 @@ class Diagonal(Preconditioner):
         checks.tensor(name, "d", d)
         checks.dtype(name, "d", d, or_complex=True)
         if d.dim() == 0:
-            raise ValueError(f"{name}: d must have shape (n,) or (..., n), got a scalar; use d.expand(n)")
+            raise ValueError(f"{name}: d must have shape (n,) or (..., n), got a scalar. Use d.expand(n)")
         if readable(d) and not (good := d.detach().isfinite()).all():
             at = (~good).nonzero()[0].tolist()
             raise ValueError(
-                f"{name}: d must be finite, got {d[tuple(at)].item()} in row {at[-1]}; find out where it "
+                f"{name}: d must be finite, got {d[tuple(at)].item()} in row {at[-1]}. Find out where it "
                 "comes from"
             )
         self.d, self.shape, self.batch_shape = d, (d.shape[-1], d.shape[-1]), d.shape[:-1]
@@ -94,7 +94,7 @@ class Diagonal(Preconditioner):
         return self
 
     def real_equivalent(self) -> Preconditioner | None:
-        """The real form of a Hermitian diagonal, on the rows of ops/triangular.py; of others None."""
+        """The real form of a Hermitian diagonal, on the rows of ops/triangular.py, or None for others."""
         return Diagonal(self.d.real.repeat_interleave(2, -1)) if self.symmetric else None
 
     def pcg_form(self) -> tuple[str, Tensor, None]:
@@ -103,7 +103,7 @@ class Diagonal(Preconditioner):
 
 class Jacobi(Diagonal):
     r"""The inverse of the diagonal, :math:`M = \mathrm{diag}(w) D^{-1}`: linear, symmetric, one
-    multiplication per row; positive definite if w and D are positive.
+    multiplication per row, and positive definite if w and D are positive.
 
     For weighted Jacobi sweeps with a trainable weight, see `solvers.Jacobi`.
 
@@ -163,7 +163,7 @@ def _checked(weight: float | Tensor, A: CSR) -> float | Tensor:
     checks.batches("Jacobi", A.batch_shape, weight.shape[:-1], "A.values and weight")
     if readable(weight) and not weight.detach().isfinite().all():
         raise ValueError(
-            "Jacobi: weight must be finite, got infinities or NaNs; find out where they come from"
+            "Jacobi: weight must be finite, got infinities or NaNs. Find out where they come from"
         )
     return weight
 
@@ -230,12 +230,12 @@ class Sweep(NamedTuple):
 _RANGE: tuple[float, str, tuple[str, str]] = (
     2,
     "lie in 0 < omega < 2",
-    ("; 1 is Gauss-Seidel", "; to train it, use 2 sigmoid(t) with a parameter t"),
+    (". 1 is Gauss-Seidel", ". To train it, use 2 sigmoid(t) with a parameter t"),
 )
 
 
 def check_relaxation(function: str, A: Any, omega: Any, multicolor: Any) -> float | Tensor:
-    """Check the arguments of a sweep; returns omega as a float or tensor."""
+    """Check the arguments of a sweep. Returns omega as a float or tensor."""
     check_sweep(function, A, multicolor)
     return in_open_interval(function, "omega", omega, A.values, *_RANGE)
 
@@ -306,7 +306,7 @@ class SOR(Preconditioner):
     .. math:: M = \omega (D + \omega L)^{-1} \quad \text{(forward)}, \qquad
               M = \omega (D + \omega U)^{-1} \quad \text{(backward)}
 
-    with A = L + D + U. omega = 1 is Gauss-Seidel. For `gmres`, `fgmres` and `bicgstab`; `cg` needs
+    with A = L + D + U. omega = 1 is Gauss-Seidel. It suits `gmres`, `fgmres` and `bicgstab`, while `cg` needs
     `SSOR`. For sweeps with a trainable omega, see `solvers.SOR`.
 
     Parameters
@@ -314,7 +314,7 @@ class SOR(Preconditioner):
     A : CSR, shape (n, n), values (..., nnz), without zeros on the diagonal
     omega : float or Tensor, 0 < omega < 2; shape () or one per matrix of the batch
     direction : "forward" or "backward", first to last unknown or last to first
-    multicolor : sweep color by color, with the colors of `ordering.greedy_coloring`; the triangular solve
+    multicolor : sweep color by color, with the colors of `ordering.greedy_coloring`. The triangular solve
         then has as many levels as there are colors
 
     Raises
@@ -328,7 +328,7 @@ class SOR(Preconditioner):
     Notes
     -----
     Gradient: exact, for A's values, omega and r. Cost: one triangular solve, nnz flops per column, on one
-    triangle of the original A; with `multicolor` two more passes over r. The order is planned once per
+    triangle of the original A, with `multicolor` two more passes over r. The order is planned once per
     pattern.
 
     Source: D. M. Young, "Iterative methods for solving partial difference equations of elliptic type", Trans.
@@ -372,14 +372,14 @@ class SSOR(Preconditioner):
 
     Parameters
     ----------
-    A, omega, multicolor : as for `SOR`
-    symmetric : bool, whether A is symmetric; default: determined from the values (not
+    A, omega, multicolor : see `SOR`
+    symmetric : bool, whether A is symmetric. Default: determined from the values (not
         under `torch.compile`)
 
     Raises
     ------
     ValueError, TypeError
-        as for `SOR`.
+        see `SOR`.
 
     Notes
     -----
@@ -388,7 +388,7 @@ class SSOR(Preconditioner):
 
     The compiled loop of `cg` supports it if A is symmetric with a positive diagonal and `multicolor` is off,
     as :math:`M = (K K^T)^{-1}` with :math:`K = (D / \omega + L) ((2 - \omega) D / \omega)^{-1/2}`. Its lower
-    triangle gets the gradient of both. On the CPU the solves give the product with A too (Eisenstat), if A
+    triangle gets the gradient of both. On the CPU the solves also yield the product with A (Eisenstat), if A
     has at least six entries per row: an iteration reads A once.
 
     References
@@ -433,7 +433,7 @@ class SSOR(Preconditioner):
         return None if K is None else ("triangular", K.values, K.pattern)
 
     def _cholesky(self) -> CSR | None:
-        """K of the lower triangle; None if M is not positive definite."""
+        """K of the lower triangle, or None if M is not positive definite."""
         d = diagonal(self._system)
         if d.is_cpu and not (plain_values(d) > 0).all():
             return None

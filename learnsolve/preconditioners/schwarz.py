@@ -154,7 +154,7 @@ def _planned(P: SparsityPattern, G: Any, cores: Sequence[np.ndarray], overlap: i
     if total > _LIMIT:
         raise ValueError(
             f"AdditiveSchwarz: the inverses of {count} subdomains of up to {sizes.max()} rows hold {total} "
-            f"numbers, at most {_LIMIT} are allowed; use more subdomains, or less overlap"
+            f"numbers, at most {_LIMIT} are allowed. Use more subdomains, or less overlap"
         )
     B, sizes, padded = B[numbers], sizes[numbers], padded[numbers]
     group_sizes, group_counts = np.unique(padded, return_counts=True)
@@ -230,13 +230,13 @@ def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> 
             )
         return A.pattern._planned(plan_subdomains, count, overlap)
     if n_subdomains is not None:
-        raise ValueError("AdditiveSchwarz: subdomains and n_subdomains were both given; leave one out")
+        raise ValueError("AdditiveSchwarz: subdomains and n_subdomains were both given. Remove one")
     try:
         subdomains = list(subdomains)
     except TypeError:
         raise TypeError(
             "AdditiveSchwarz: subdomains must be a sequence with the rows of each, got "
-            f"{type(subdomains).__name__}; their number is n_subdomains={subdomains}"
+            f"{type(subdomains).__name__}. To set their number pass n_subdomains={subdomains}"
         ) from None
     cores = [_rows(rows, number, n) for number, rows in enumerate(subdomains)]
     left_out = np.ones(n, dtype=bool)
@@ -244,8 +244,8 @@ def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> 
         left_out[rows] = False
     if left_out.any():
         raise ValueError(
-            f"AdditiveSchwarz: subdomains must hold every row, row {left_out.argmax()} is in none; M would "
-            "be singular"
+            f"AdditiveSchwarz: subdomains must hold every row, row {left_out.argmax()} is in none. Otherwise "
+            f"M is singular"
         )
     if torch.compiler.is_dynamo_compiling():
         with plain_tensors():
@@ -295,17 +295,17 @@ def interface_pattern(
 
     Parameters
     ----------
-    A, subdomains, n_subdomains, overlap : as for `AdditiveSchwarz`
+    A, subdomains, n_subdomains, overlap : see `AdditiveSchwarz`
 
     Returns
     -------
     SparsityPattern, shape (N, N), N the sum of the sizes of the subdomains with their overlap: rows of
-    subdomain 0 in ascending order, then of 1, ...; `AdditiveSchwarz.rows` has their indices in A
+    subdomain 0 in ascending order, then of 1, and so on. `AdditiveSchwarz.rows` has their indices in A
 
     Raises
     ------
     ValueError, TypeError
-        as for `AdditiveSchwarz`.
+        see `AdditiveSchwarz`.
 
     Notes
     -----
@@ -374,7 +374,7 @@ def _places(
         e = int(wrong.argmax())
         raise ValueError(
             f"AdditiveSchwarz: local must be block diagonal, one block per subdomain, but its entry ({i[e]}, "
-            f"{j[e]}) leaves the block of rows {offsets[k[e]]} to {offsets[k[e] + 1] - 1}; see M.rows"
+            f"{j[e]}) leaves the block of rows {offsets[k[e]]} to {offsets[k[e] + 1] - 1}. See M.rows"
         )
     return (slots._tensor(first[k] + (i - offsets[k]) * width[k] + (j - offsets[k])),)
 
@@ -395,30 +395,30 @@ class AdditiveSchwarz(Preconditioner):
     .. math::
         M = \sum_i \tilde R_i^T (A_i + L_i)^{-1} R_i + P_0 (P_0^T A P_0)^{-1} P_0^T, \quad A_i = R_i A R_i^T
 
-    R_i restricts to the rows of subdomain i; column i of P_0 is one on the rows that it owns.
+    R_i restricts to the rows of subdomain i. Column i of P_0 is one on the rows that it owns.
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64; its values may have batch axes
-    subdomains : integer arrays, the rows of each; the first with a row owns it. Default: graph bisection
-    n_subdomains : int, 1 to n, the number of parts; default: n / 64, rounded up
+    A : CSR, shape (n, n), float32 or float64. Its values may have batch axes
+    subdomains : integer arrays, the rows of each. The first with a row owns it. Default: graph bisection
+    n_subdomains : int, 1 to n, the number of parts. Default: n / 64, rounded up
     overlap : int >= 0, layers of neighbors in the graph of A + A^T by which subdomains are extended
     restricted : True (RAS): rows owned by others are zero in :math:`\tilde R_i`; "symmetric": also in R_i
     local : the L_i, default zero: a block-diagonal CSR, (N, N), whose rows are `rows`, or a sequence of
         (s_i, s_i) CSRs or dense tensors
     coarse : bool, whether to add the second term
-    symmetric : bool, whether A is symmetric; default: determined from the values (not under `torch.compile`)
+    symmetric : bool, whether A is symmetric. Default: determined from the values (not under `torch.compile`)
 
     Attributes
     ----------
-    sizes : tuple of int, the sizes of the subdomains with overlap; N is their sum
+    sizes : tuple of int, the sizes of the subdomains with overlap. N is their sum
     rows : int64 Tensor, shape (N,), the rows of subdomain 0 in ascending order, then of 1, ...
 
     Raises
     ------
     ValueError, TypeError, NotImplementedError
         if A is not finite, a local or coarse matrix is singular (named), a row is in no subdomain, or
-        inverses have more than 2^27 entries; if a type is wrong; for CUDA tensors.
+        inverses have more than 2^27 entries, if a type is wrong, or for CUDA tensors.
 
     Notes
     -----
@@ -459,7 +459,7 @@ class AdditiveSchwarz(Preconditioner):
         self._parts = CSR(torch.ones(A.shape[0], dtype=A.dtype, device=A.device), plan.parts)
         self._coarse = None
         if coarse:
-            self._coarse = DirectSolver(name, galerkin(self._parts, A), False, "leave coarse=True out")
+            self._coarse = DirectSolver(name, galerkin(self._parts, A), False, "Remove coarse=True")
         overlapping = plan.restriction.nnz > A.shape[0]
         symmetric = symmetry(name, A, symmetric) and (L is None or symmetry(name, L, symmetric))
         self.symmetric = symmetric and not (restricted is True and overlapping)
@@ -508,7 +508,7 @@ class AdditiveSchwarz(Preconditioner):
                 which = f" (matrix {i // count} of the batch)" if self.batch_shape else ""
                 return ValueError(
                     f"AdditiveSchwarz: the matrix of subdomain {number}, of {self.sizes[number]} rows, is "
-                    f"singular up to rounding{which}; choose other subdomains or another overlap, or shift "
+                    f"singular up to rounding{which}. Choose other subdomains or another overlap, or shift "
                     "the diagonal"
                 )
 
@@ -557,8 +557,8 @@ class AdditiveSchwarz(Preconditioner):
         return None if G is None else ("product", G.values, G.pattern)
 
     def _cholesky(self) -> CSR | None:
-        """G with M = G G^T: the local R_i^T L_i side by side, with A_i^-1 = L_i L_i^T; None if an A_i is not
-        positive definite."""
+        """G with M = G G^T: the local R_i^T L_i side by side, with A_i^-1 = L_i L_i^T, or None if an A_i is
+        not positive definite."""
         factors = [cholesky(X) for X in self.inverses]
         if any(L is None for L in factors):
             return None

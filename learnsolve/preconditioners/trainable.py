@@ -1,4 +1,4 @@
-"""A module made from any preconditioner that is computed from tensors; some of them are its parameters.
+"""A module made from any preconditioner that is computed from tensors. Some of them are its parameters.
 Modules are saved as safetensors with class and settings in the header, and loading one runs no code.
 
 Sources: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Automatic Differentiation", arXiv
@@ -38,7 +38,7 @@ def loadable(kind: Kind) -> Kind:
 
     Parameters
     ----------
-    kind : a subclass of `FactorNetwork` or of another network with `save`; it replaces an earlier class of
+    kind : a subclass of `FactorNetwork` or of another network with `save`. It replaces an earlier class of
         the same name
 
     Returns
@@ -80,7 +80,7 @@ class Saved(torch.nn.Module):
 
     @classmethod
     def _made(cls, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
-        """A module with these settings; its tensors are replaced later, so they need no memory."""
+        """A module with these settings. Its tensors are replaced later, so they need no memory."""
         with torch.device("meta"):
             return cls(**settings)
 
@@ -88,7 +88,7 @@ class Saved(torch.nn.Module):
         """The metadata of the file: class and settings."""
         about = {"format": 1, "network": type(self).__name__, "settings": self.settings()}
         if (dtype := about["settings"].get("dtype", "float64")) not in DTYPES:
-            raise TypeError(f"save: the weights must be float32 or float64, got {dtype}; call .float()")
+            raise TypeError(f"save: the weights must be float32 or float64, got {dtype}. Call .float()")
         return {"learnsolve": json.dumps(about)}
 
     def save(self, path: str | Path) -> None:
@@ -110,7 +110,7 @@ def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.dev
     Returns
     -------
     The saved module, such as a `PreCorrector` or `NeuralIF`. Its weights do not require grad, so that
-    ``M=network(A)`` works in any solver; call ``network.requires_grad_(True)`` to train it further.
+    ``M=network(A)`` works in any solver. Call ``network.requires_grad_(True)`` to train it further.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.dev
     >>> ls.solvers.cg(A, b, M=again(A)).converged
     True
     """
-    other = "it is not the file of a network; take model.safetensors of a run"
+    other = "it is not the file of a network. Pass model.safetensors of a run"
     tensors, header = convert.read_tensors("load", path)
     about = header.get("learnsolve")
     if about is None:
@@ -156,17 +156,19 @@ def _made(
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(f"load: the settings in {path} are damaged ({error!r})") from error
     if made_by != 1:
-        raise ValueError(f"load: {path} has format {made_by!r}, this version reads 1; update learnsolve")
+        raise ValueError(
+            f"load: {path} has format {made_by!r}, this version reads format 1. Update learnsolve"
+        )
     if not isinstance(kind, str) or kind not in CLASSES:
-        raise ValueError(f"load: {path} is of {kind!r}, known are {', '.join(sorted(CLASSES))}; {other}")
+        raise ValueError(f"load: {path} is of {kind!r}, known are {', '.join(sorted(CLASSES))}. {other}")
     start = settings.get("start")
     if M is None and isinstance(start, dict) and start.get("complete") is False:
         raise ValueError(
-            f"load: {path} has the parameters of a {start.get('M')}, and not its matrix; pass M=, such as "
+            f"load: {path} has the parameters of a {start.get('M')}, and not its matrix. Pass M=, such as "
             "M=Jacobi(A)"
         )
     if M is not None and kind != "Trainable":
-        raise ValueError(f"load: M= is for a Trainable, and {path} is of a {kind}; leave it out")
+        raise ValueError(f"load: M= is for a Trainable, and {path} is of a {kind}. Remove it")
     try:
         if "dtype" in settings:
             settings["dtype"] = DTYPES[settings["dtype"]]
@@ -190,7 +192,7 @@ def _fill(path: str | Path, network: Saved, tensors: dict[str, Tensor]) -> None:
                 f"{found.dtype}, expected {tuple(expected.shape)} and {expected.dtype}"
             )
         if not bool(found.isfinite().all()):
-            raise ValueError(f"load: {path} has weights that are not finite, in {name}; train it again")
+            raise ValueError(f"load: {path} has weights that are not finite, in {name}. Train it again")
     network.load_state_dict(tensors, assign=True)
 
 
@@ -202,7 +204,7 @@ def _fill(path: str | Path, network: Saved, tensors: dict[str, Tensor]) -> None:
 
 PREFIX = {None: "", "exp": "log_", "softplus": "raw_"}
 POSITIVE = ("exp", "softplus")
-INSTEAD = "use M itself, which keeps the graph"
+INSTEAD = "use M itself, which stays attached to the autograd graph"
 
 
 def positive(raw: Tensor, how: str | None) -> Tensor:
@@ -242,17 +244,17 @@ def current(module: Any) -> Any:
 
 
 def _check_start(function: str, name: str, value: Tensor, instead: str) -> None:
-    """`value` must be finite and must not require grad, since a parameter would cut the graph."""
+    """`value` must be finite and must not require grad, since a parameter would cut the autograd graph."""
     checks.dtype(function, name, value)
     checks.start(function, name, value, instead)
     if not bool(value.isfinite().all()):
         raise ValueError(
-            f"{function}: {name} must be finite, got infinities or NaNs; find out where they come from"
+            f"{function}: {name} must be finite, got infinities or NaNs. Find out where they come from"
         )
 
 
 class TensorValues(torch.nn.Module):
-    """A tensor; all entries are positive if `how` is not None."""
+    """A tensor. All entries are positive if `how` is not None."""
 
     def __init__(self, name: str, start: Tensor, how: str | None, learned: bool):
         super().__init__()
@@ -260,7 +262,7 @@ class TensorValues(torch.nn.Module):
         if how is not None and not bool((start > 0).all()):
             raise ValueError(
                 f"Trainable: {name} must be positive for positive={how!r}, the smallest is "
-                f"{float(start.min()):.6g}; use positive=None"
+                f"{float(start.min()):.6g}. Use positive=None"
             )
         self.how, self.key = how, f"{PREFIX[how]}values"
         value = parameter(_raw(start, how))
@@ -291,7 +293,7 @@ def _plan_split(P: SparsityPattern) -> Split:
 
 
 class MatrixValues(HoldsPattern):
-    """A matrix with parameters `values`; or, if `how` is not None, with a positive diagonal or, if `signed`,
+    """A matrix with parameters `values`, or, if `how` is not None, with a positive diagonal or, if `signed`,
     a diagonal with fixed signs, from `off_diagonal` and `log_diagonal` or `raw_diagonal`."""
 
     sign: Tensor
@@ -318,7 +320,7 @@ class MatrixValues(HoldsPattern):
             rule = "without zeros" if signed else "positive"
             raise ValueError(
                 f"{function}: the diagonal of {name} must be {rule}, row {at[-1]} has "
-                f"{diagonal[at].item():.6g}; shift it, or change the sign of that column"
+                f"{diagonal[at].item():.6g}. Shift it, or change the sign of that column"
             )
         self.off_diagonal = parameter(off)
         self.register_parameter(self.key, parameter(_raw(size, how)))
@@ -352,7 +354,7 @@ def settings_of(module: Trainable) -> dict[str, Any]:
 
 
 def made(settings: dict[str, Any], tensors: dict[str, Tensor]) -> Preconditioner:
-    """A preconditioner with these patterns; its values are replaced later."""
+    """A preconditioner with these patterns. Its values are replaced later."""
     if settings["M"] == "Diagonal":
         (d,) = tensors.values()
         return Diagonal(torch.ones_like(d))
@@ -392,15 +394,15 @@ class Trainable(_Ready, Preconditioner):
 
     Parameters
     ----------
-    M : Preconditioner, the start of the training; tensors that are not learned stay fixed
+    M : Preconditioner, the start of the training. Tensors that are not learned stay fixed
     learn : names of tensors of M, such as ("L",) for factors, ("coefficients",) for `Polynomial`
     positive : None, or "exp" or "softplus": the parameters are the logarithms, or inverse softplus, of the
         diagonals of factors (U keeps its signs) and of all entries of d, weights, coefficients
 
     Attributes
     ----------
-    each name of `learn` : a module or a list of them; calling it returns the tensor or `CSR`. Parameters are
-        `values`; with `positive` `log_` or `raw_values`, or `off_diagonal` and `log_` or `raw_diagonal`
+    each name of `learn` : a module or a list of them. Calling it returns the tensor or `CSR`. Parameters are
+        `values`. If `positive`: `log_` or `raw_values`, or `off_diagonal` and `log_` or `raw_diagonal`
     depends_on : tuple of Tensors, the parameters and others
     shape, linear, symmetric, T, dtype, device, batch_shape : as for a `Preconditioner`
 
@@ -409,13 +411,13 @@ class Trainable(_Ready, Preconditioner):
     ValueError
         if `learn` names something else, or tensors are not finite, not positive or require grad.
     TypeError
-        if M is not a Preconditioner or is a module; in a call, if only one of the modules that share
+        if M is not a Preconditioner or is a module, or, in a call, if only one of the modules that share
         parameters was converted.
 
     Notes
     -----
     ``build()`` returns the preconditioner for the current parameters, with their graph: build once for
-    several calls of an `AMG`. State dicts include the patterns of matrices; other patterns raise an error.
+    several calls of an `AMG`. State dicts include the patterns of matrices. Other patterns raise an error.
     ``save(path)`` and `preconditioners.load` write and read files. Gradient: exact, for the parameters and r,
     to any order. Cost: as for M, plus a pass over the values. Subclasses: docs/extending.md.
 
@@ -456,9 +458,7 @@ class Trainable(_Ready, Preconditioner):
         parts = M._learnable()
         self.learn, self.positive = _names(type(M).__name__, parts, learn), positive
         if positive is not None and not any(parts[name].positive for name in self.learn):
-            raise ValueError(
-                f"Trainable: positive={positive!r} applies to none of {self.learn}; leave it out"
-            )
+            raise ValueError(f"Trainable: positive={positive!r} does not apply to {self.learn}. Remove it")
         held = [*self.learn, *(name for name, part in parts.items() if part.state and name not in self.learn)]
         self.M = M._without(held)
         for name in held:
@@ -491,8 +491,8 @@ class Trainable(_Ready, Preconditioner):
         if fixed is not None and (learned.dtype, learned.device) != (fixed.dtype, fixed.device):
             raise TypeError(
                 f"Trainable: its parameters are {learned.dtype} on {learned.device}, what it keeps of the "
-                f"matrix {fixed.dtype} on {fixed.device}: a module that shares the parameters was converted; "
-                "convert this one as well"
+                f"matrix {fixed.dtype} on {fixed.device}: a module that shares the parameters was converted. "
+                "Convert this one as well"
             )
 
     def on(self, M: Preconditioner) -> Trainable:
@@ -535,7 +535,7 @@ class Trainable(_Ready, Preconditioner):
             if a.is_floating_point() and (a.dtype, a.device) != (b.dtype, b.device):
                 raise TypeError(
                     f"{function}: {name} must be {a.dtype} on {a.device}, as here, got {b.dtype} on "
-                    f"{b.device}; convert one with .to()"
+                    f"{b.device}. Convert one with .to()"
                 )
         return other
 
@@ -578,7 +578,7 @@ class Trainable(_Ready, Preconditioner):
 
 def _names(kind: str, parts: dict[str, Part], learn: Sequence[str] | None) -> tuple[str, ...]:
     if not parts:
-        raise ValueError(f"Trainable: {kind} has no tensors that can be learned; see the table of Trainable")
+        raise ValueError(f"Trainable: {kind} has no tensors that can be learned. See the table of Trainable")
     if learn is None:
         return tuple(name for name, part in parts.items() if part.default)
     if isinstance(learn, str) or not learn or not set(learn) <= parts.keys():

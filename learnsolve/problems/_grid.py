@@ -1,4 +1,4 @@
-"""Matrices of one stencil on a structured grid, with zeros beyond its boundary or periodic; what grid
+"""Matrices of one stencil on a structured grid, with zeros beyond its boundary or periodic, and what grid
 problems and meshes share: checks of coefficients, and structure that a problem analyzes once and caches."""
 
 import math
@@ -33,9 +33,9 @@ class MatrixProperties:
     symmetric : A = A^T, bit for bit
     positive_definite : x^T A x > 0 for all x != 0
     positive_semidefinite : x^T A x >= 0 for all x
-    null_space : description of the vectors with A x = 0; None if there are none or they are not known
+    null_space : description of the vectors with A x = 0, or None if there are none or they are not known
     eigenvalues : takes the arguments of the problem and returns all eigenvalues in ascending order (float64,
-        on the CPU); raises a ValueError for arguments without a known formula
+        on the CPU). Raises a ValueError for arguments without a known formula
     source : reference for the discretization or the data
 
     Examples
@@ -76,8 +76,8 @@ def grid_axes(
             raise ValueError(f"{function}: dimensions must be {numbers}, got {dimensions!r}")
         first = "an axis of components and " if vector else ""
         raise ValueError(
-            f"{function}: {name} must have {first}{numbers} axes, got shape {tuple(value.shape)}; "
-            "for a batch, pass dimensions, the number of axes of the grid"
+            f"{function}: {name} must have {first}{numbers} axes, got shape {tuple(value.shape)}. "
+            "For a batch, pass dimensions, the number of axes of the grid"
         )
     if value.dim() < d + vector or min(value.shape[-d:]) < 1 or (vector and value.shape[-d - 1] != d):
         shape = ", ".join(["...", *([str(d)] if vector else []), *("nx", "ny", "nz")[:d]])
@@ -108,8 +108,8 @@ def check_sign(function: str, name: str, value: Tensor, *, zero: bool) -> None:
         at = tuple(bad.nonzero()[0].tolist())
         rule = "finite and not negative" if zero else "positive and finite"
         raise ValueError(
-            f"{function}: {name} must be {rule}, got {name}[{', '.join(map(str, at))}] = {value[at].item()}; "
-            "an unconstrained parameter can go through torch.exp or softplus"
+            f"{function}: {name} must be {rule}, got {name}[{', '.join(map(str, at))}] = {value[at].item()}. "
+            "An unconstrained parameter can go through torch.exp or softplus"
         )
 
 
@@ -127,14 +127,14 @@ def check_definite(function: str, name: str, value: Tensor) -> None:
         bad |= ~(pivot > 0)[..., 0, 0]
         rest = rest[..., 1:, 1:] - rest[..., 1:, :1] * (rest[..., :1, 1:] / pivot)
     for found, rule, remedy in (
-        (wrong, "symmetric", f"({name} + {name}.mT) / 2 is"),
-        (bad, "finite and positive definite", "L @ L.mT is, for triangular L with a positive diagonal"),
+        (wrong, "symmetric", f"Use ({name} + {name}.mT) / 2"),
+        (bad, "finite and positive definite", "L @ L.mT is so for a triangular L with a positive diagonal"),
     ):
         if bool(found.any()):
             at = tuple(found.nonzero()[0].tolist())
             raise ValueError(
                 f"{function}: {name} must be {rule} in each cell, got {name}[{', '.join(map(str, at))}] = "
-                f"{value[at].tolist()}; {remedy}"
+                f"{value[at].tolist()}. {remedy}"
             )
 
 
@@ -210,7 +210,7 @@ def stencil_matrix(
     periodic: bool = False,
     rows_of: tuple[int, int] | None = None,
 ) -> CSR:
-    """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d; zeros are not stored. Periodic
+    """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d. Zeros are not stored. Periodic
     axes have at least 3 points. `rows_of`: only the rows lo to hi - 1."""
     check_device("problems", device)
     offsets = np.argwhere(stencil != 0) - 1
@@ -265,7 +265,7 @@ def periodic_angles(n: int) -> Tensor:
 class SymmetricPlan(NamedTuple):
     """A symmetric matrix from its diagonal d (n) and the entries c (u) above it.
 
-    The values are a permutation of (d, c, c), so both triangles have the same bits, and the gradient is a
+    The values are a permutation of (d, c, c), so both triangles are bitwise identical, and the gradient is a
     permutation as well, without sums.
     """
 
@@ -299,8 +299,8 @@ def symmetric_plan(n: int, rows: np.ndarray, columns: np.ndarray, device: torch.
 def grid_plan(
     shape: tuple[int, ...], device: torch.device, offsets: tuple[tuple[int, ...], ...] | None = None
 ) -> SymmetricPlan:
-    """Each point of a grid with those at these offsets, whose first entry but zeros is positive; by default
-    one step along each axis. Couplings offset by offset, each in the order of its first points."""
+    """Each point of a grid with those at these offsets, whose first entry but zeros is positive. Default: one
+    step along each axis. Couplings offset by offset, each in the order of its first points."""
     number = np.arange(math.prod(shape)).reshape(shape)
     lower, upper = [], []
     for offset in offsets or np.eye(len(shape), dtype=int).tolist():
@@ -327,7 +327,7 @@ class ElementPlan(NamedTuple):
         return local.index_select(0, self.order)
 
     def matrix(self, weights: Tensor, coefficients: Tensor, shift: float = 0.0) -> CSR:
-        """The matrix for coefficients (..., elements); `shift` is added to the diagonal."""
+        """The matrix for coefficients (..., elements). `shift` is added to the diagonal."""
         weights = weights.to(coefficients.dtype)
         sums = product(weights, coefficients.unsqueeze(-1), self.places, False).squeeze(-1)
         n = self.plan.pattern.shape[0]
@@ -337,8 +337,9 @@ class ElementPlan(NamedTuple):
 def element_plan(
     elements: np.ndarray, n: int, device: torch.device, keep: np.ndarray | None = None
 ) -> ElementPlan:
-    """For elements (e, k): the rows of the matrix that the k nodes of each element belong to, all different;
-    -1 for a node without a row, whose value is zero. `keep`, (k, k): where element matrices have entries."""
+    """For elements (e, k): the rows of the matrix that the k nodes of each element belong to, all different,
+    or -1 for a node without a row, whose value is zero. `keep`, (k, k): where element matrices have
+    entries."""
     count, k = elements.shape
     a, b = np.nonzero(np.triu(np.ones((k, k)) if keep is None else keep))
     low, high = (np.take(elements, c, axis=1).ravel() for c in (a, b))

@@ -31,7 +31,7 @@ class Family:
     Attributes
     ----------
     problem : the function of `learnsolve.problems` that makes the matrix
-    right_hand_side : "normal", N(0, I); "uniform", U(0, 1); or "solution": b = A x with x ~ N(0, I)
+    right_hand_side : "normal", N(0, I); "uniform", U(0, 1), or "solution": b = A x with x ~ N(0, I)
     one_pattern : whether all samples have the same pattern
     first_seeds : of the three splits
     """
@@ -121,7 +121,7 @@ class LogGaussianDiffusion(Family):
                 known = ", ".join(map(str, _CONTRAST))
                 raise ValueError(
                     f"dataset: no contrast was published for (n, variance) = {(self.n, self.variance)}, only "
-                    f"for {known}; pass contrast=(smallest, largest), or contrast=None to accept all"
+                    f"for {known}. Pass contrast=(smallest, largest), or contrast=None to accept all"
                 )
         object.__setattr__(self, "contrast", None if contrast is None else in_order("contrast", contrast))
 
@@ -133,8 +133,8 @@ class LogGaussianDiffusion(Family):
             if low <= math.exp(field.max() - field.min()) <= high:
                 return {"kappa": torch.from_numpy(np.exp(field) * (self.n + 1) ** 2), "discretization": "fd"}
         raise ValueError(
-            f"dataset: none of 10,000 fields of variance {self.variance} has a contrast in {self.contrast}; "
-            "pass a wider contrast=(smallest, largest)"
+            f"dataset: no field among 10,000 of variance {self.variance} has a contrast in {self.contrast}. "
+            "Pass a wider contrast=(smallest, largest)"
         )
 
 
@@ -178,7 +178,7 @@ class Q1Diffusion(Family):
             self._integer("period", 1)
             if self.n % self.period:
                 raise ValueError(
-                    f"dataset: period must divide n = {self.n}, got {self.period}; None: no period"
+                    f"dataset: period must divide n = {self.n}, got {self.period}. Pass None for no period"
                 )
 
     def draw(self, seed: int) -> dict[str, Any]:
@@ -294,7 +294,7 @@ class ConvectionDiffusion(Family):
 
 @dataclass(frozen=True)
 class Helmholtz(Family):
-    """HINTS: the wavenumber is a Gaussian field; std=0: a constant. See `dataset` and `helmholtz`."""
+    """HINTS: the wavenumber is a Gaussian field, or a constant for std=0. See `dataset` and `helmholtz`."""
 
     n: int = 29
     dimensions: int = 1
@@ -325,8 +325,8 @@ class Helmholtz(Family):
                 inside = k[(slice(1, -1),) * self.dimensions]
                 return {"kh": torch.from_numpy(np.ascontiguousarray(h * inside)), "shift": self.shift}
         raise ValueError(
-            f"dataset: none of 10,000 fields of mean {self.mean} and std {self.std} stays above minimum = "
-            f"{self.minimum}; pass a smaller minimum"
+            f"dataset: no field among 10,000 of mean {self.mean} and std {self.std} stays above minimum = "
+            f"{self.minimum}. Pass a smaller minimum"
         )
 
 
@@ -417,9 +417,9 @@ def dataset(
     name : "log_gaussian_diffusion", "random_spd", "q1_diffusion", "delaunay_laplacian", "p1_diffusion",
         "convection_diffusion", "helmholtz" or "diffusion_tensor"
     split : "train", "validation" or "test": disjoint ranges of seeds, so that no two samples are the same
-    count : number of samples; a longer data set starts with the samples of a shorter one
-    dtype : torch.float32 or torch.float64; everything is drawn in float64
-    parameters : of the family; for their meaning, defaults and sources see docs/problems.md
+    count : number of samples. A longer data set starts with the samples of a shorter one
+    dtype : torch.float32 or torch.float64. Everything is drawn in float64
+    parameters : of the family. Their meaning, defaults and sources are in docs/problems.md
 
     Returns
     -------
@@ -432,8 +432,8 @@ def dataset(
         for a name, split, parameter or value that does not exist (the message lists the choices), and if
         seeds of the split do not suffice for count.
     TypeError
-        if count or a parameter has another type, or dtype is not one of the two; if a sample is requested by
-        anything but an int.
+        if count or a parameter has another type, or dtype is not one of the two, or if a sample is requested
+        by anything but an int.
 
     Notes
     -----
@@ -491,7 +491,8 @@ class ProblemDataset:
         room = min((s for s in first.values() if s > start), default=2**63) - start
         if count > room:
             raise ValueError(
-                f"dataset: {name} has {room} seeds for split={split!r}, up to those of the next split, got "
+                f"dataset: {name} has {room} seeds for split={split!r}, up to the seeds of the next split, "
+                f"got "
                 f"count={count}"
             )
         self.name, self.family, self.split, self.dtype = name, family, split, dtype
@@ -541,9 +542,9 @@ class Sample:
 
     Attributes
     ----------
-    A : CSR; the samples of a family on a fixed grid or mesh share its pattern, also after pickling
+    A : CSR. The samples of a family on a fixed grid or mesh share its pattern, also after pickling
     b : right-hand side, shape (n,)
-    x : the solution, shape (n,); None if b was drawn instead of x
+    x : the solution, shape (n,), or None if b was drawn instead of x
     seed : of this sample
     inputs : arguments of the family's problem, such as the coefficients
 

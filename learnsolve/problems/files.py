@@ -23,7 +23,7 @@ def pyamg_gallery(
 
     Parameters
     ----------
-    name : one of the names in the installed pyamg; the error for an unknown name lists them
+    name : one of the names in the installed pyamg. The error for an unknown name lists them
     dtype : torch.float32 or torch.float64
     device : device of the matrix
 
@@ -69,7 +69,7 @@ def pyamg_gallery(
     A = example.load_example(name)["A"]
     if np.iscomplexobj(A.data):
         raise NotImplementedError(
-            f"pyamg_gallery: {name!r} is a complex matrix, which is not supported; {REAL_FORM}"
+            f"pyamg_gallery: {name!r} is a complex matrix, which is not supported. Instead, {REAL_FORM}"
         )
     return CSR.from_scipy(A, dtype=dtype, device=device)
 
@@ -95,14 +95,14 @@ def matrix_market(
     ----------
     path : file with a matrix in coordinate or array format, with real, integer, pattern or complex entries;
         general, symmetric, skew-symmetric or Hermitian
-    dtype : torch.float32, torch.float64, torch.complex64 or torch.complex128; a complex one for complex
+    dtype : torch.float32, torch.float64, torch.complex64 or torch.complex128, a complex one for complex
         entries
     device : device of the matrix
 
     Returns
     -------
     CSR, with both triangles of a symmetric matrix. Entries of a pattern have the value 1. Explicit zeros of a
-    coordinate file are kept, of an array file not; duplicate entries of a general file are added up.
+    coordinate file are kept, those of an array file are not. Duplicates in a general file are summed.
 
     Raises
     ------
@@ -191,13 +191,13 @@ def _read_header(path: Path, stream: IO[bytes], or_complex: bool) -> _Header:
     _, kind, format, field, symmetry = banner
     if kind == "vector":
         raise NotImplementedError(
-            f"matrix_market: {path} holds a vector object, which is not supported; read it with "
+            f"matrix_market: {path} holds a vector object, which is not supported. Read it with "
             "scipy.io.mmread"
         )
     if not or_complex and (field == "complex" or symmetry == "hermitian"):
         raise NotImplementedError(
-            f"matrix_market: {path} holds complex entries; read them with dtype=torch.complex128, or for a "
-            f"solver without complex values {REAL_FORM}"
+            f"matrix_market: {path} holds complex entries. Read them with dtype=torch.complex128, or, for a "
+            f"solver without complex values, {REAL_FORM}"
         )
     for name, word, allowed in (
         ("object", kind, ("matrix",)),
@@ -225,7 +225,8 @@ def _read_header(path: Path, stream: IO[bytes], or_complex: bool) -> _Header:
     rows, columns, *stated = map(int, words)
     if max(rows, columns) > INT32_MAX:
         raise NotImplementedError(
-            f"matrix_market: {path} states {rows} rows and {columns} columns; up to {INT32_MAX} are supported"
+            f"matrix_market: {path} states {rows} rows and {columns} columns. At most {INT32_MAX} are "
+            f"supported"
         )
     if symmetry != "general" and rows != columns:
         _fail(path, f"is declared {symmetry} but has {rows} rows and {columns} columns")
@@ -268,7 +269,7 @@ def _check_body(path: Path, stream: IO[bytes], header: _Header) -> None:
             shown = text if len(text) <= 80 else text[:80] + "..."
             _fail(
                 path,
-                f"has a line {line} that does not hold {what}: {shown!r}; correct it, or write the file with "
+                f"has a line {line} that does not hold {what}: {shown!r}. Correct it, or write the file with "
                 "scipy.io.mmwrite",
             )
         blank = bytes_ <= ord(" ")
@@ -289,7 +290,7 @@ def _check_length(path: Path, line: int, length: int) -> None:
     if length > _LONGEST_LINE:
         _fail(
             path,
-            f"has a line {line} of more than {_LONGEST_LINE} characters, the format allows 1024; write "
+            f"has a line {line} of more than {_LONGEST_LINE} characters, the format allows 1024. Write "
             "the file with scipy.io.mmwrite",
         )
 

@@ -20,7 +20,7 @@ def check_weights(function: str, weights: Tensor, edge_index: Tensor) -> None:
     checks.dtype(function, "weights", weights)
     if weights.device != edge_index.device:
         raise TypeError(
-            f"{function}: weights are on {weights.device}, edge_index on {edge_index.device}; move one "
+            f"{function}: weights are on {weights.device}, edge_index on {edge_index.device}. Move one "
             "with .to()"
         )
     m = edge_index.shape[1]
@@ -32,7 +32,7 @@ def check_weights(function: str, weights: Tensor, edge_index: Tensor) -> None:
 def laplacian(
     function: str, edges: np.ndarray, both: bool, weights: Tensor, free: np.ndarray, shift: float = 0.0
 ) -> CSR:
-    """The Laplacian on the `free` nodes, bool (nodes,); the other nodes are held at zero. `both`: edges are
+    """The Laplacian on the `free` nodes, bool (nodes,). The other nodes are held at zero. `both`: edges are
     given in both directions, and each counts half."""
     checks.flag(function, "both_directions", both)
     plan, signs = _plan(function, edges.tobytes(), both, free.tobytes(), weights.device)
@@ -66,7 +66,7 @@ def _check_reverses(function: str, edges: np.ndarray, n: int) -> None:
         )
         raise ValueError(
             f"{function}: edge_index must have each edge in both directions, got {[i, j]} {ahead} times "
-            f"and {[j, i]} {behind} times; for edges in one direction each, pass both_directions=False"
+            f"and {[j, i]} {behind} times. For edges in one direction each, pass both_directions=False"
         )
 
 
@@ -86,15 +86,15 @@ def graph_laplacian(
     ----------
     edge_index : integer Tensor, shape (2, m), each edge in both directions, as in PyTorch Geometric. Weights
         of repeated edges are added up, self-loops ignored, weights of the two directions averaged
-    weights : Tensor, shape (m,) or (..., m) for a batch, float32 or float64, on the device of edge_index; not
+    weights : Tensor, shape (m,) or (..., m) for a batch, float32 or float64, on the device of edge_index, not
         negative. Default: 1.0 each, float64
-    n : number of nodes; default: the largest node number in edge_index, plus one
-    shift : added to the diagonal; a positive one makes the matrix positive definite
-    both_directions : bool; False: edge_index has each edge in one direction, whichever
+    n : number of nodes. Default: the largest node number in edge_index, plus one
+    shift : added to the diagonal. A positive one makes the matrix positive definite
+    both_directions : bool. If False, edge_index has each edge in one direction, whichever
 
     Returns
     -------
-    CSR, shape (n, n); every diagonal entry is stored, including nodes without edges.
+    CSR, shape (n, n). Every diagonal entry is stored, including nodes without edges.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def graph_laplacian(
     -----
     Symmetric positive semidefinite, for shift = 0 with constants on connected components as null space: solve
     with null_space="constants", as `ls.solve` does. Gradient with respect to the weights: any order, forward
-    mode, vmap; deterministic. Cost: O(m log m) on the host for a new graph, then O(m + n).
+    mode, vmap, deterministic. Cost: O(m log m) on the host for a new graph, then O(m + n).
 
     Examples
     --------
@@ -148,15 +148,15 @@ def grounded_laplacian(
     Parameters
     ----------
     edge_index : integer Tensor, shape (2, m), as for `graph_laplacian`
-    weights : Tensor, shape (..., m), float32 or float64, on the device of edge_index; not negative. Leading
-        axes give a batch of matrices on one pattern
+    weights : Tensor, shape (..., m), float32 or float64, on the device of edge_index, not negative. Leading
+        axes make a batch of matrices on one pattern
     grounded : bool Tensor, shape (nodes,), on the device of edge_index
-    both_directions : bool; False: edge_index has each edge in one direction, whichever
+    both_directions : bool. If False, edge_index has each edge in one direction, whichever
 
     Returns
     -------
     CSR, shape (n, n): the n free nodes in their order. The weight of an edge to a grounded node is part of
-    the diagonal; the weight of an edge between two grounded nodes is not used.
+    the diagonal. The weight of an edge between two grounded nodes is not used.
 
     Raises
     ------
@@ -169,8 +169,8 @@ def grounded_laplacian(
 
     Notes
     -----
-    Symmetric positive semidefinite; definite if the weights are positive and every free node is connected to
-    a grounded one. Gradient and cost are as for `graph_laplacian`. Sources: U. Miekkala, "Graph properties
+    Symmetric positive semidefinite, and definite if the weights are positive and every free node is connected
+    to a grounded one. Gradient and cost are as for `graph_laplacian`. Sources: U. Miekkala, "Graph properties
     for splitting with grounded Laplacian matrices", BIT 33, 1993; I. Luz et al., ICML 2020.
 
     Examples
@@ -186,7 +186,7 @@ def grounded_laplacian(
     check_weights("grounded_laplacian", weights, edge_index)
     if grounded.device != edge_index.device:
         raise TypeError(
-            f"grounded_laplacian: grounded is on {grounded.device}, edge_index on {edge_index.device}; move "
+            f"grounded_laplacian: grounded is on {grounded.device}, edge_index on {edge_index.device}. Move "
             "one with .to()"
         )
     return laplacian("grounded_laplacian", edges, both_directions, weights, _free(grounded))
@@ -208,7 +208,7 @@ def _check_grounded(grounded: Tensor) -> None:
 def _free(grounded: Tensor) -> np.ndarray:
     free = ~as_numpy(grounded)
     if not free.any():
-        raise ValueError("grounded_laplacian: all nodes are grounded; leave one free at least")
+        raise ValueError("grounded_laplacian: all nodes are grounded. Leave at least one free")
     return free
 
 
@@ -252,11 +252,11 @@ def delaunay_graph(
     Parameters
     ----------
     n : points in the unit square, at least 3
-    seed : the same seed gives the same graph; at least 0
+    seed : at least 0. The same seed yields the same graph
     boundary : "dirichlet" or "periodic"
         "dirichlet": the points are triangulated together with others of the same density in the rest of
-        [-1, 2]^2; those with a neighbor outside the unit square are grounded. "periodic": the points
-        repeat in blocks x blocks unit squares, opposite sides of which are joined; none is grounded.
+        [-1, 2]^2. Those with a neighbor outside the unit square are grounded. "periodic": the points
+        repeat in blocks x blocks unit squares, opposite sides of which are joined, and none is grounded.
     blocks : at least 3, for "periodic" only
 
     Returns
@@ -305,7 +305,7 @@ def random_graph(rng: np.random.Generator, n: int, boundary: str, blocks: int) -
     grounded[edges[inside.any(1) & ~inside.all(1)].min(1)] = True
     if grounded.all():
         raise ValueError(
-            f"delaunay_graph: each of the n = {n} points has a neighbor outside the unit square; pass a "
+            f"delaunay_graph: each of the n = {n} points has a neighbor outside the unit square. Pass a "
             "larger n"
         )
     return _graph(points, edges[inside.all(1)], grounded)

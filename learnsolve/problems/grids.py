@@ -51,20 +51,20 @@ def poisson(
 
     Parameters
     ----------
-    shape : int, or tuple of 1, 2 or 3 ints: interior grid points along each axis, last axis fastest; at least
+    shape : int, or tuple of 1, 2 or 3 ints: interior grid points along each axis, last axis fastest, at least
         3 if periodic
     discretization : "fd": second-order finite differences, 3, 5 or 7 points. "fe": bilinear elements on
         squares, 9 points, only in two dimensions: 8 in the center and -1 around it, three times the stiffness
         matrix
-    boundary : "dirichlet": zero around the grid. "periodic": first and last point of an axis are neighbors; A
-        is then singular, and a solve takes null_space="constants"
+    boundary : "dirichlet": zero around the grid. "periodic": first and last point of an axis are neighbors. A
+        is then singular, and a solve needs null_space="constants"
     rows : (lo, hi): make rows lo to hi - 1 only, a CSR of shape (hi - lo, n), for a process (`petsc.Matrix`)
     dtype : torch.float32 or torch.float64
     device : device of the matrix
 
     Returns
     -------
-    CSR, shape (n, n), n the number of grid points; int32 indices if they can count the entries, else int64.
+    CSR, shape (n, n), n the number of grid points, with int32 indices if these suffice, else int64.
 
     Raises
     ------
@@ -75,10 +75,10 @@ def poisson(
 
     Notes
     -----
-    Symmetric positive definite; "periodic": semidefinite, the constants are its null space. docs/problems.md
-    has the eigenvalues. Divide "fd" by :math:`h^2` for the operator. Cost: O(n) in each call. Source: R. J.
-    LeVeque, "Finite Difference Methods for Ordinary and Partial Differential Equations", 2007, chapters 2 and
-    3.
+    Symmetric positive definite, or semidefinite if "periodic", with the constants as its null space.
+    docs/problems.md has the eigenvalues. Divide "fd" by :math:`h^2` for the operator. Cost: O(n) in each
+    call. Source: R. J. LeVeque, "Finite Difference Methods for Ordinary and Partial Differential Equations",
+    2007, chapters 2 and 3.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def _poisson_checked(shape: int | Sequence[int], discretization: str, boundary: 
     sizes = grid_shape("poisson", shape, (1, 2, 3))
     if discretization == "fe" and len(sizes) != 2:
         raise NotImplementedError(
-            f"poisson: discretization='fe' is for two dimensions, got shape {sizes}; use discretization='fd'"
+            f"poisson: discretization='fe' is for two dimensions, got shape {sizes}. Use discretization='fd'"
         )
     if boundary == "periodic" and min(sizes) < 3:  # two would be neighbors twice
         raise ValueError(f'poisson: boundary="periodic" needs at least 3 points along each axis, got {sizes}')
@@ -161,7 +161,7 @@ def anisotropic(
 
     Parameters
     ----------
-    shape : tuple of 2 ints, interior grid points along x and y; points are numbered with y fastest
+    shape : tuple of 2 ints, interior grid points along x and y. Points are numbered with y fastest
     epsilon : float, positive: strength across the direction, relative to that along it
     theta : float, angle of the direction from the x-axis, in radians
     discretization : "fd", second-order finite differences, or "fe", bilinear finite elements on squares
@@ -180,7 +180,7 @@ def anisotropic(
 
     Notes
     -----
-    Symmetric positive definite; docs/problems.md has the eigenvalues. Divide "fd" by :math:`h^2` for the
+    Symmetric positive definite. docs/problems.md has the eigenvalues. Divide "fd" by :math:`h^2` for the
     operator. Equal, up to rounding, to pyamg's ``diffusion_stencil_2d``. Cost: O(n).
 
     Source: U. Trottenberg, C. W. Oosterlee, A. Schueller, "Multigrid", Academic Press 2001, section 7.7.
@@ -249,9 +249,9 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
     Parameters
     ----------
     kappa : Tensor, shape (..., nx, ny) or (..., nx, ny, nz), float32 or float64, positive; last axis fastest
-    dimensions : 2 or 3, axes of the grid, default all axes of kappa; the axes before them make a batch
-    rows : (lo, hi): make rows lo to hi - 1 only, a CSR of shape (hi - lo, n), for a process (`petsc.Matrix`);
-        kappa is of the whole grid, without a batch
+    dimensions : 2 or 3, axes of the grid, default all axes of kappa. The axes before them make a batch
+    rows : (lo, hi): make rows lo to hi - 1 only, a CSR of shape (hi - lo, n), for a process (`petsc.Matrix`),
+        with kappa of the whole grid, without a batch
 
     Returns
     -------
@@ -267,8 +267,8 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
 
     Notes
     -----
-    Symmetric positive definite; :math:`h^2` times the operator, second-order accurate. Gradient: any order,
-    forward mode, vmap; deterministic. Matrices of one grid share one `SparsityPattern`. Cost: O(n). Source:
+    Symmetric positive definite, :math:`h^2` times the operator, second-order accurate. Gradient: any order,
+    forward mode, vmap, deterministic. Matrices of one grid share one `SparsityPattern`. Cost: O(n). Source:
     Eymard, Gallouet, Herbin, "Finite Volume Methods", North-Holland 2000, chapter 3.
 
     Examples
@@ -299,7 +299,7 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
 
 
 def _rows(kappa: Tensor, d: int, rows: tuple[int, int]) -> CSR:
-    """The rows lo to hi - 1, with the same arithmetic cell by cell, hence the same bits."""
+    """The rows lo to hi - 1, with the same arithmetic cell by cell, hence bitwise identical."""
     if kappa.dim() != d:
         raise ValueError(
             f"diffusion: rows are of one grid, but kappa has a batch, got shape {tuple(kappa.shape)}"
@@ -368,16 +368,16 @@ def nodal_diffusion(
 ) -> CSR:
     r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)`, coefficients per cell, unknowns at the nodes.
 
-    Nodes are the corners of the cells of a square grid; `diffusion` has unknowns at cell centers.
+    Nodes are the corners of the cells of a square grid. `diffusion` has unknowns at cell centers.
 
     Parameters
     ----------
     kappa : Tensor, shape (..., cx, cy), float32 or float64: positive coefficients of the cells. Leading axes
-        give a batch of matrices on one pattern
+        make a batch of matrices on one pattern
     discretization : "fd", finite volumes around nodes, 5 points, or "fe", bilinear elements, 9 points
-    boundary : "dirichlet": zero on the boundary; the unknowns are the (cx - 1)(cy - 1) nodes inside.
+    boundary : "dirichlet": zero on the boundary. The unknowns are the (cx - 1)(cy - 1) nodes inside.
         "periodic": cx cy unknowns, node (i, j) in the corner of the cells i - 1, i and j - 1, j
-    shift : added to the diagonal; a positive one makes the periodic matrix positive definite
+    shift : added to the diagonal. A positive one makes the periodic matrix positive definite
 
     Returns
     -------
@@ -387,17 +387,17 @@ def nodal_diffusion(
     ------
     ValueError
         if kappa has fewer than 2 x 2 cells (3 x 3 for "periodic"), or an entry that is not positive and
-        finite (not checked in a batch of `torch.func.vmap`, on a CUDA device and under `torch.compile`); if
-        discretization, boundary or shift is not as described above.
+        finite (not checked in a batch of `torch.func.vmap`, on a CUDA device and under `torch.compile`), or
+        if discretization, boundary or shift is not as described above.
     TypeError
         if kappa is not a float32 or float64 tensor.
 
     Notes
     -----
-    Symmetric positive definite; "periodic" without a shift: semidefinite, the constants are its null space.
-    docs/problems.md has the entries. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
-    grid share one `SparsityPattern`. Cost: O(n). Sources: "fd": V. Trifonov et al., arXiv 2405.15557, times
-    (n + 1)^2; "fe": D. Greenfeld et al., "Learning to optimize multigrid PDE solvers", ICML 2019.
+    Symmetric positive definite, or semidefinite if "periodic" without a shift, with the constants as its null
+    space. docs/problems.md has the entries. Gradient: any order, forward mode, vmap, deterministic. Matrices
+    of one grid share one `SparsityPattern`. Cost: O(n). Sources: "fd": V. Trifonov et al., arXiv 2405.15557,
+    times (n + 1)^2; "fe": D. Greenfeld et al., "Learning to optimize multigrid PDE solvers", ICML 2019.
 
     Examples
     --------
@@ -481,7 +481,7 @@ def diffusion_tensor(K: Tensor) -> CSR:
     Parameters
     ----------
     K : Tensor, shape (..., n0 + 1, n1 + 1, 2, 2) or (..., n0 + 1, n1 + 1, n2 + 1, 3, 3), float32 or float64:
-        symmetric positive definite tensors of the cells. Leading axes give a batch of matrices on one pattern
+        symmetric positive definite tensors of the cells. Leading axes make a batch of matrices on one pattern
 
     Returns
     -------
@@ -499,10 +499,10 @@ def diffusion_tensor(K: Tensor) -> CSR:
 
     Notes
     -----
-    Symmetric positive definite; :math:`h^2` times the operator, second-order accurate; for cells with sides
-    :math:`h_a` pass :math:`K_{ab} / (h_a h_b)`, which gives the operator. docs/problems.md has the stencil
-    and eigenvalues. Gradient: any order, forward mode, vmap; symmetric, (a, b) and (b, a) have half each;
-    deterministic. Matrices of one grid share one `SparsityPattern`. Cost: O(n). Source: Elman, Silvester,
+    Symmetric positive definite; :math:`h^2` times the operator, second-order accurate. For cells with sides
+    :math:`h_a` pass :math:`K_{ab} / (h_a h_b)`, which yields the operator. docs/problems.md has the stencil
+    and eigenvalues. Gradient: any order, forward mode, vmap, deterministic, and symmetric: (a, b) and (b, a)
+    have half each. Matrices of one grid share one `SparsityPattern`. Cost: O(n). Source: Elman, Silvester,
     Wathen, "Finite Elements and Fast Iterative Solvers", 2014, chapter 1.
 
     Examples
@@ -550,7 +550,7 @@ _TERMS = {d: _terms(d) for d in (2, 3)}
 
 
 def _sums_of_cells(K: Tensor, a: int, b: int) -> dict[Axes, Tensor]:
-    """A component of K, summed over the cells that two nodes share; a key has a 1 for each axis along which
+    """A component of K, summed over the cells that two nodes share. A key has a 1 for each axis along which
     they differ. Along a and b, if these are two, cells after a node count negative, as its slope there."""
     d = K.shape[-1]
     sums: dict[Axes, Tensor] = {(): K[..., a, b] if a == b else K[..., a, b] + K[..., b, a]}
@@ -641,7 +641,7 @@ def convection_diffusion(
 
     Notes
     -----
-    Nonsymmetric, unless there is no wind; docs/problems.md has stencils and eigenvalues. Gradient with
+    Nonsymmetric, unless there is no wind. docs/problems.md has stencils and eigenvalues. Gradient with
     respect to wind and reaction: any order, forward mode, vmap; "upwind" with the subgradient 0 at a
     component that is zero. Cost: O(n). Source: Elman, Silvester, Wathen, "Finite Elements and Fast Iterative
     Solvers", 2014, chapter 6.
@@ -721,7 +721,7 @@ def helmholtz(
 
     Returns
     -------
-    CSR, shape (n, n), n the number of grid points; values (..., nnz) in kh's dtype, or complex if `shift` is
+    CSR, shape (n, n), n the number of grid points. Values (..., nnz) in kh's dtype, or complex if `shift` is
     or the boundary absorbs.
 
     Raises
@@ -734,7 +734,7 @@ def helmholtz(
     Notes
     -----
     Symmetric, not Hermitian where complex; indefinite once shift k^2 exceeds the smallest eigenvalue of the
-    Laplacian. h^2 times the operator. Gradient: any order, forward mode, vmap; deterministic. Matrices of one
+    Laplacian. h^2 times the operator. Gradient: any order, forward mode, vmap, deterministic. Matrices of one
     grid share one `SparsityPattern`. Cost: O(n).
 
     Source: Y. A. Erlangga, Arch. Comput. Methods Eng. 15 (2008), doi:10.1007/s11831-007-9013-7.
@@ -761,7 +761,7 @@ def _helmholtz_checked(kh: Tensor, shift: complex, dimensions: int | None) -> tu
     d = grid_axes("helmholtz", "kh", kh, dimensions, (1, 2, 3))
     if isinstance(shift, complex):
         if not cmath.isfinite(shift):
-            raise ValueError(f"helmholtz: shift must be finite, got {shift}; use a finite number")
+            raise ValueError(f"helmholtz: shift must be finite, got {shift}. Use a finite number")
         return d, shift
     return d, checks.real("helmholtz", "shift", shift, "finite")
 

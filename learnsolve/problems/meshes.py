@@ -38,9 +38,9 @@ class TriangleMesh(Immutable):
 
     Parameters
     ----------
-    points : Tensor, shape (points, 2), float32 or float64; it may require grad
+    points : Tensor, shape (points, 2), float32 or float64. It may require grad
     triangles : integer Tensor, shape (triangles, 3), in any orientation
-    fixed : bool Tensor, shape (points,); default: the boundary, the ends of edges of a single triangle
+    fixed : bool Tensor, shape (points,). Default: the boundary, the ends of edges of a single triangle
         For natural boundary conditions, pass zeros.
 
     Raises
@@ -53,11 +53,11 @@ class TriangleMesh(Immutable):
 
     Notes
     -----
-    Immutable; matrices have one row for each free point, in ascending order, and share one
+    Immutable. Matrices have one row for each free point, in ascending order, and share one
     `SparsityPattern`. `p1_stiffness` and `p1_mass` assemble them.
 
     Gradient: `areas` and the matrices are differentiable with respect to the coordinates of the points, to
-    any order and in forward mode; the triangles are held fixed, also by `delaunay`. A mesh belongs to
+    any order and in forward mode. The triangles are held fixed, also by `delaunay`. A mesh belongs to
     the graph of its points: make another one after a step of an optimizer. Its matrices have the same
     pattern.
 
@@ -76,7 +76,7 @@ class TriangleMesh(Immutable):
     (TriangleMesh(points=5, triangles=4, free=1), tensor([4]))
     """
 
-    _instead = "make another one with TriangleMesh(points, triangles, fixed)"
+    _instead = "Make another one with TriangleMesh(points, triangles, fixed)"
 
     points: Tensor
     triangles: Tensor
@@ -138,7 +138,7 @@ def _check_points(function: str, points: Tensor) -> None:
         raise ValueError(f"{function}: points must have data, got a tensor on meta")
     if plain_values(points).shape != points.shape:
         raise ValueError(
-            f"{function}: inside torch.func.vmap there is not one set of points; make a mesh of each, and "
+            f"{function}: inside torch.func.vmap there is not one set of points. Make a mesh of each, and "
             "stack the values of its matrices"
         )
     if not (finite := plain_values(points).isfinite()).all():
@@ -176,7 +176,7 @@ def _topology(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> tuple[
     free = (~fixed).nonzero().squeeze(1)
     if len(free) == 0:
         raise ValueError(
-            "TriangleMesh: all points are fixed (by default those on the boundary are); add points "
+            "TriangleMesh: all points are fixed (by default those on the boundary are). Add points "
             "inside, or pass fixed"
         )
     edges, areas = _geometry(x, t)
@@ -208,9 +208,9 @@ def random_mesh(n: int, seed: int, *, domain: Literal["square", "disc_with_hole"
 
     Parameters
     ----------
-    n : free points, approximately; at least 16
-    seed : the same seed gives the same mesh; at least 0
-    domain : "square", the unit square; or "disc_with_hole", 1/3 < r < 1
+    n : free points, approximately, at least 16
+    seed : at least 0. The same seed yields the same mesh
+    domain : "square", the unit square, or "disc_with_hole", 1/3 < r < 1
 
     Returns
     -------
@@ -292,7 +292,7 @@ def p1_stiffness(mesh: TriangleMesh, kappa: Tensor | None = None) -> CSR:
     ----------
     mesh : TriangleMesh
     kappa : Tensor, shape (..., triangles), float32 or float64; positive. Default: 1, float64. Leading axes
-        give a batch of matrices on one pattern
+        make a batch of matrices on one pattern
 
     Returns
     -------
@@ -310,9 +310,9 @@ def p1_stiffness(mesh: TriangleMesh, kappa: Tensor | None = None) -> CSR:
     Notes
     -----
     Symmetric positive definite if each part of the mesh has a fixed point, otherwise semidefinite. Gradient:
-    for kappa any order, forward mode, vmap; for the points of the mesh too, without vmap. Cost: O(n) after
-    the first matrix of a mesh, which sorts its edges. In two dimensions the matrix does not depend on the
-    scale of the mesh.
+    for kappa any order, forward mode, vmap; for the points of the mesh any order and forward mode. Cost: O(n)
+    after the first matrix of a mesh, which sorts its edges. In two dimensions the matrix does not depend on
+    the scale of the mesh.
 
     Source: S. C. Brenner, L. R. Scott, "The Mathematical Theory of Finite Element Methods", Springer 2008.
 
@@ -337,8 +337,8 @@ def p1_mass(mesh: TriangleMesh, rho: Tensor | None = None) -> CSR:
     Parameters
     ----------
     mesh : TriangleMesh
-    rho : Tensor, shape (..., triangles), float32 or float64; not negative. Default: 1, float64
-        Leading axes give a batch of matrices on one pattern.
+    rho : Tensor, shape (..., triangles), float32 or float64, not negative. Default: 1, float64
+        Leading axes make a batch of matrices on one pattern.
 
     Returns
     -------
@@ -347,7 +347,7 @@ def p1_mass(mesh: TriangleMesh, rho: Tensor | None = None) -> CSR:
     Raises
     ------
     ValueError, TypeError
-        as for `p1_stiffness`; rho may be zero.
+        as for `p1_stiffness`, but rho may be zero.
 
     Notes
     -----

@@ -30,7 +30,7 @@ def random_spd(
     Parameters
     ----------
     n : rows
-    seed : the same seed gives the same matrix; at least 0
+    seed : at least 0. The same seed yields the same matrix
     density : M has an entry N(0, 1) at each distinct one of :math:`\lfloor \text{density}\; n^2 \rfloor`
         positions drawn independently
     alpha : shift, positive
@@ -39,7 +39,7 @@ def random_spd(
 
     Returns
     -------
-    CSR, shape (n, n); each seed has its own pattern.
+    CSR, shape (n, n). Each seed has its own pattern.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def random_spd(
     Notes
     -----
     Symmetric bit for bit, positive definite: all eigenvalues are at least alpha, up to rounding, and a row of
-    M without an entry gives the eigenvalue alpha. Distributed as NeuralIF's training data; the random values
+    M without an entry yields the eigenvalue alpha. Distributed as NeuralIF's training data. The random values
     differ. With the default parameters and n = 10,000 a row of M has 10 entries, and A has 10^6, 1 % of all.
     In float32 the product is computed in float64 and rounded.
 
@@ -119,11 +119,11 @@ def gaussian_field(
     Parameters
     ----------
     shape : int, or tuple of 1, 2 or 3 ints: points along each axis
-    seed : the same seed gives the same field; at least 0
+    seed : at least 0. The same seed yields the same field
     length : correlation length; :math:`\sqrt 2` l for the convention :math:`\exp(-r^2 / (2 l^2))`
     variance : not negative
     covariance : "gaussian" or "exponential"
-    spacing : distance of neighboring points; default: 1 / n along an axis of n points, cells of the unit cube
+    spacing : distance of neighboring points. Default: 1 / n along an axis of n points, cells of the unit cube
     dtype : torch.float32 or torch.float64
     device : device of the field
 
@@ -196,7 +196,7 @@ def _amplitudes(shape: tuple[int, ...], steps: tuple[float, ...], covariance: st
     raise ValueError(
         f"gaussian_field: the correlation length is too large for the grid {shape} (neighbors are "
         f"{max(steps):.3g} lengths apart): no torus of up to {_LARGEST} points has a covariance without "
-        "negative eigenvalues; pass a shorter length or fewer points"
+        "negative eigenvalues. Pass a shorter length or fewer points"
     )
 
 

@@ -1,6 +1,6 @@
 """Training tasks: settings, model, loss, report and plots.
 
-`learnsolve.train` runs them. `RECIPES` lists them without importing any; `training` is their shared code.
+`learnsolve.train` runs them. `RECIPES` lists them without importing any. `training` is their shared code.
 """
 
 import importlib

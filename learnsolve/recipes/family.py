@@ -64,7 +64,7 @@ def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
 
 
 def iterations_of(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
-    """Iterations of `cg`; None if it does not converge."""
+    """Iterations of `cg`, or None if it does not converge."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", solvers.ConvergenceWarning)
         try:
@@ -135,7 +135,7 @@ class FactorSettings(ScheduleSettings, VectorSettings):
     """Options of recipes that train a network for a family of matrices.
 
     Args:
-        dtype: Floating-point type of the weights and the loss; the final evaluation is in float64.
+        dtype: Floating-point type of the weights and the loss. The final evaluation is in float64.
         loss: product: ||L L^T x - b||^2 / ||b||^2 with b from N(0, I) and A x = b. frobenius: the same with x
             from N(0, I) and b = A x. iterations: weighted residuals of the first iterations of conjugate
             gradients. error: log ||x_K - x||_A / ||x||_A after the last of them, with b from N(0, I) and A x
@@ -145,13 +145,13 @@ class FactorSettings(ScheduleSettings, VectorSettings):
         matrices: Number of matrices to train on.
         batch: Number of matrices per step.
         held_out_matrices: Number of matrices on which the loss is evaluated during training.
-        validated: How many of these systems are then solved, for the column iterations; 0 for none.
+        validated: How many of these systems are then solved, for the column iterations, or 0 for none.
         test_vectors: Number of random vectors per matrix, or identity for the columns of I.
         tolerances: Relative residuals to which the final evaluation solves.
         evaluated: Matrices of the final evaluation.
         scales: Factors by which grids (or numbers of rows) are enlarged for further final evaluations.
         evaluated_larger: Matrices of each of these evaluations.
-        repeats: How often each solve of the final evaluation is timed; the median is reported.
+        repeats: How often each solve of the final evaluation is timed. The median is reported.
     """
 
     SIZE: ClassVar[str] = "grid"  # the option with the argument n of `problems.dataset`
@@ -269,7 +269,7 @@ class FactorRecipe(Scheduled, base.VectorRecipe):
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "iterations")
     files = ("evaluation.csv", "loss.png", "iterations.png", "times.png", "sizes.png")
     vector_dim = 0
-    advice = "try a smaller --lr or --clip"
+    advice = "Try a smaller --lr or --clip"
     model: MatrixNetwork
     curves: ClassVar = {
         "loss.png": base.Curves("Loss ({loss})", columns=base.HELD_OUT_MATRICES, log=True),
@@ -422,7 +422,7 @@ class NeuralifSettings(GraphSettings):
 
     Args:
         rows: Rows of a matrix.
-        density: Fraction of the entries of M that are drawn; null for ten per row.
+        density: Fraction of the entries of M that are drawn (null: ten per row).
         alpha: Shift that makes the matrix definite.
     """
 
@@ -452,7 +452,7 @@ class NeuralifSettings(GraphSettings):
             raise SettingError(f"--density must be above 0 and at most 1, got {self.density}")
         if self.resample and self.loss in ("product", "error"):
             raise SettingError(
-                f"--loss {self.loss} solves for its vectors; give --resample false to do so once"
+                f"--loss {self.loss} solves for its vectors. Pass --resample false to do so once"
             )
         self.positive("alpha")
 
@@ -482,13 +482,13 @@ class NeuralifRecipe(FactorRecipe):
 class PrecorrectorSettings(GraphSettings):
     """Learn a graph network that corrects the incomplete Cholesky factor of diffusion matrices.
 
-    The matrices are those of -div(e^k grad u) on square grids, k a Gaussian field; their solutions come from
+    The matrices are those of -div(e^k grad u) on square grids, k a Gaussian field. Their solutions come from
     a direct solver. The final table also has the published criterion: a residual of 1e-6 from a random x0.
 
     Args:
         grid: Grid points along each side.
         variance: Variance of the field.
-        contrast: Smallest and largest allowed quotient of two coefficients of a matrix; null for any.
+        contrast: Smallest and largest allowed quotient of two coefficients of a matrix (null: any).
     """
 
     steps: int = 2000

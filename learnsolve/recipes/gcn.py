@@ -57,7 +57,7 @@ class Data(NamedTuple):
 
 
 def read(settings: GcnSettings) -> Graph:
-    """The graph; SettingError if the files are unsuitable."""
+    """The graph. Raises SettingError if the files are unsuitable."""
     dataset, demo = settings.dataset, VARIANTS[settings.variant].demo
     kind = {"dtype": settings.torch_dtype, "device": settings.device}
     try:
@@ -68,7 +68,7 @@ def read(settings: GcnSettings) -> Graph:
         raise SettingError(f"--data: {' '.join(str(error).split())}") from error
     for name in ("train", "test"):
         if len(getattr(graph, name)) == 0:
-            raise SettingError(f"--data: {dataset} has no {name} nodes; choose other files")
+            raise SettingError(f"--data: {dataset} has no {name} nodes. Choose other files")
     return graph
 
 
@@ -79,7 +79,7 @@ def kipf_welling(graph: Graph) -> Data:
     parts = tuple(Part(k, 0, rows, graph.labels[rows]) for k, rows in named.items() if len(rows))
     for part in parts:
         if bool((part.labels < 0).any()):
-            raise SettingError(f"--data: a {part.name} node of {graph.name} has no label; choose other files")
+            raise SettingError(f"--data: a {part.name} node of {graph.name} has no label. Choose other files")
     return Data(graph, seen_from(A, X, graph.train), (Inputs(A, A, X),), parts)
 
 
@@ -96,7 +96,7 @@ def demo_data(graph: Graph, seed: int) -> Data:
     for number, (name, chosen) in enumerate((("training", trains), ("test", ~trains))):
         nodes = torch.nonzero(known & chosen.to(known.device)).flatten()
         if len(nodes) == 0:
-            raise SettingError(f"--seed: leaves no {name} nodes of {graph.name}; choose another one")
+            raise SettingError(f"--seed: leaves no {name} nodes of {graph.name}. Choose another one")
         A, X = graph.adjacency[nodes][:, nodes], graph.features[nodes]
         assert isinstance(A, CSR)
         assert isinstance(X, CSR)
@@ -150,7 +150,7 @@ class GCN(torch.nn.Module):
                         _fill(layer.bias[index], None, generator)
 
     def forward(self, inputs: Inputs, step: int | None = None) -> Tensor:
-        """The results, (seeds, rows, classes); with the dropout of `step`, or without any if it is None."""
+        """The results, (seeds, rows, classes), with the dropout of `step`, or without any if it is None."""
         X, p = inputs.X, self.dropout.p
         if p == 0:
             step = None
@@ -217,7 +217,7 @@ PUBLISHED = 0.703  # Kipf and Welling, table 2: mean over 100 initializations
 
 
 def mean_std(values: Tensor) -> tuple[float, float | None]:
-    """Mean and sample deviation; None for the deviation of one value."""
+    """Mean and sample deviation, or None for the deviation of one value."""
     return values.mean().item(), values.std().item() if len(values) > 1 else None
 
 
@@ -265,7 +265,7 @@ def outcome_of(recipe: GcnRecipe) -> base.Outcome:
         )
     if settings.variant == "kipf_welling" and (n, features) == CITESEER:
         numbers["published_test_accuracy"] = PUBLISHED
-        words += f"; Kipf and Welling report {_percent(PUBLISHED)}"
+        words += f". Kipf and Welling report {_percent(PUBLISHED)}"
     return base.Outcome(numbers, *base.tabulate(rows, {name: name for name in rows[0]}), words + ".", figures)
 
 
@@ -301,24 +301,24 @@ class GcnSettings(RunSettings):
     the test nodes in the variant demo. The final accuracies are those after the last epoch.
 
     Args:
-        steps: Total number of epochs, --epochs for short; null for 200, in the variant demo 100.
-        lr: Learning rate of Adam; null for 0.01, in the variant demo 0.1.
+        steps: Total number of epochs, --epochs for short (null: 200, or 100 in the variant demo).
+        lr: Learning rate of Adam (null: 0.01, or 0.1 in the variant demo).
         dtype: Floating-point type of the graph and the weights.
         evaluate_every: Epochs between evaluations on all nodes.
         variant: Kipf and Welling's recipe, or the settings of the public demonstration of arXiv 2212.05159's
             authors.
         data: Folder with the files ind.citeseer.x and so on of the Planetoid project; null downloads them
             once.
-        dataset: The name in the file names; only citeseer is downloaded.
+        dataset: The name in the file names. Only citeseer is downloaded.
         self_loops: Keep the edges from a node to itself, as Kipf and Welling's code does (124 nodes of
             CiteSeer).
         seeds: Initializations to train side by side. Each has its own random numbers, so its result does not
             depend on how many there are.
-        hidden: Hidden units; null for 16, in the variant demo 100.
-        dropout: Probability that an entry of the features, or of the hidden layer, is dropped; null for 0.5,
-            in the variant demo 0.
-        weight_decay: Factor of half the squared norm of the first layer's weights in the loss; null for 5e-4,
-            in the variant demo 0.
+        hidden: Hidden units (null: 16, or 100 in the variant demo).
+        dropout: Probability that an entry of the features, or of the hidden layer, is dropped (null: 0.5, or
+            0 in the variant demo).
+        weight_decay: Factor of half the squared norm of the first layer's weights in the loss (null: 5e-4, or
+            0 in the variant demo).
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {"epochs": "steps"}
@@ -348,7 +348,7 @@ class GcnSettings(RunSettings):
 
 
 class GcnRecipe(base.Recipe):
-    """Two graph convolutions; see `GcnSettings`."""
+    """Two graph convolutions. See `GcnSettings`."""
 
     Settings = GcnSettings
     columns = COLUMNS
@@ -359,7 +359,7 @@ class GcnRecipe(base.Recipe):
     outcome = outcome_of
     lower_bound = 0.0
     alone = (
-        "start it without torchrun: --seeds N trains N initializations side by side, and runs with other "
+        "Start it without torchrun: --seeds N trains N initializations side by side, and runs with other "
         "--seed can go at the same time"
     )
 
@@ -374,7 +374,7 @@ class GcnRecipe(base.Recipe):
         # Weights, their gradient and Adam's two averages; masks and saved tensors; an evaluation.
         count = settings.seeds * 4 * (hidden * features + training.X.nnz + hidden * n)
         what = f"--seeds {settings.seeds} with --hidden {hidden}"
-        settings.check_memory(what, count, "use fewer, and several runs with other --seed")
+        settings.check_memory(what, count, "Use fewer, and several runs with other --seed")
         self.model = GCN(features, graph.classes, settings)
         self.losses: Tensor | None = None  # of the last step, one for each initialization
         self.scores: Scores = {}  # of the last evaluation

@@ -65,7 +65,7 @@ def outcome_of(recipe: GnpRecipe) -> base.Outcome:
 
 
 def _last(histories: list[Tensor]) -> float:
-    """The geometric mean of the last residuals; NaN if there are none."""
+    """The geometric mean of the last residuals, or NaN if there are none."""
     logs = [math.log(max(float(h[-1]), 1e-300)) for h in histories if math.isfinite(float(h[-1]))]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
@@ -86,19 +86,19 @@ class GnpSettings(ScheduleSettings, VectorSettings):
     neither Jacobi nor ILU(0) exists.
 
     Args:
-        dtype: Floating-point type of the network; the matrix and the solves are in float64.
+        dtype: Floating-point type of the network. The matrix and the solves are in float64.
         test_vectors: Number of vectors per step.
         resample: Draw new vectors at every step.
         problem: The matrix.
         krylov: Arnoldi steps for half of the vectors.
         width: Features of nodes.
         layers: Layers of the network.
-        transpose: Layers also multiply with the transpose of A; the published ones do not.
+        transpose: Layers also multiply with the transpose of A. The published ones do not.
         restart: Iterations of flexible GMRES between restarts, and of the inner GMRES used for comparison.
         iterations: Maximum number of iterations in the final evaluation.
         tolerances: Relative residuals to which the final evaluation solves.
         evaluated: Right-hand sides of the final evaluation.
-        repeats: How often each of its solves is timed; the median is reported.
+        repeats: How often each of its solves is timed. The median is reported.
     """
 
     steps: int = 2000
@@ -129,14 +129,14 @@ class GnpSettings(ScheduleSettings, VectorSettings):
 
 
 class GnpRecipe(Scheduled, base.VectorRecipe):
-    """A network for one matrix; see `GnpSettings`. `vectors` are right-hand sides b."""
+    """A network for one matrix. See `GnpSettings`. `vectors` are right-hand sides b."""
 
     Settings = GnpSettings
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "residual")
     files = ("evaluation.csv", "loss.png", "times.png", "convergence.png")
     curves: ClassVar = {"loss.png": base.Curves(ylabel="mean |A M(b) - b|", log=True)}
     lower_bound = 0.0
-    advice = "try a smaller --lr or --clip"
+    advice = "Try a smaller --lr or --clip"
     model: GNP
     outcome = outcome_of
 

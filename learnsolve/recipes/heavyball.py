@@ -44,7 +44,7 @@ GRID = 61  # points per parameter of the initial search grid
 
 
 def eigenvalues(A: CSR) -> Tensor | None:
-    """All eigenvalues, (..., n) in float64 on the CPU, ascending; None if the matrix is too large."""
+    """All eigenvalues, (..., n) in float64 on the CPU, ascending, or None if the matrix is too large."""
     if A.shape[0] > EIGENVALUE_LIMIT:
         return None
     return torch.linalg.eigvalsh(A.detach().to(device="cpu", dtype=torch.float64).to_dense())
@@ -132,7 +132,7 @@ COLUMNS = {
 
 
 def ends_of(recipe: HeavyballRecipe, spectrum: Tensor | None) -> Tensor | None:
-    """The smallest and the largest eigenvalue; None if they take too long to compute."""
+    """The smallest and the largest eigenvalue, or None if they take too long to compute."""
     if spectrum is not None:
         return spectrum[[0, -1]]
     with warnings.catch_warnings():
@@ -216,8 +216,8 @@ class HeavyballSettings(MatrixSettings):
     Args:
         evaluate_every: Steps between evaluations of the loss on held-out data, and entries of alpha and beta
             in metrics.csv.
-        sweeps: Sweeps in the loss; null for three quarters of the number of points along the grid's longest
-            axis, 12 without a grid.
+        sweeps: Sweeps in the loss (null: three quarters of the number of points along the grid's longest
+            axis, 12 without a grid).
         alpha: Initial value of alpha.
         beta: Initial value of beta.
     """
@@ -244,11 +244,11 @@ def usual_sweeps(grid: tuple[int, ...] | None) -> int:
 
 
 class HeavyballRecipe(EnergyRecipe):
-    """alpha and beta for one matrix; see `HeavyballSettings`."""
+    """alpha and beta for one matrix. See `HeavyballSettings`."""
 
     Settings = HeavyballSettings
     columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
-    advice = "try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
+    advice = "Try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
     files = ("loss.png", "parameters.png", "convergence.png")
     curves: ClassVar = {
         "loss.png": base.Curves("Loss through {sweeps} sweeps", "energy of the error, per vector", log=True),

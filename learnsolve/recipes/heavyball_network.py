@@ -34,7 +34,7 @@ FEATURES = 3
 
 
 def family(settings: HeavyballNetworkSettings, count: int, part: int) -> CSR:
-    """Matrices 0 .. count - 1 of a part of the family, values (count, nnz); each depends only on its
+    """Matrices 0 .. count - 1 of a part of the family, values (count, nnz). Each depends only on its
     index."""
     matrices = [_one(settings, part, index) for index in range(count)]
     values = torch.stack([A.values for A in matrices]).to(settings.torch_dtype)
@@ -172,17 +172,17 @@ class HeavyballNetworkSettings(VectorSettings):
     """Learn a graph network that predicts alpha and beta of the heavy ball from the matrix.
 
     It learns over a family of matrices. The loss is the energy e^T A e of the error after the sweeps,
-    relative to the initial energy, as the mean over the matrices; other matrices are held out.
+    relative to the initial energy, as the mean over the matrices. Other matrices are held out.
 
     Args:
         evaluate_every: Steps between evaluations of the loss on held-out data, and entries of alpha and beta
             in metrics.csv.
-        sweeps: Sweeps in the loss; null for three quarters of the number of points along the grid's longest
-            axis.
+        sweeps: Sweeps in the loss (null: three quarters of the number of points along the grid's longest
+            axis).
         test_vectors: Number of random test vectors per matrix, or identity for the columns of I, which give
             the exact expectation.
-        held_out: Number of random vectors to evaluate on, per held-out matrix; null for as many as test
-            vectors, at most 100.
+        held_out: Number of random vectors to evaluate on, per held-out matrix (null: as many as test vectors,
+            at most 100).
         family: Anisotropic problems of random strength and angle, or diffusion with random coefficients.
         grid: Grid points along each axis.
         matrices: Number of matrices to train on.
@@ -208,7 +208,7 @@ class HeavyballNetworkSettings(VectorSettings):
         if not (1 < len(self.grid) < 4 and min(self.grid) > 1):
             raise SettingError(f"--grid must have two or three axes of 2 points or more, got {self.grid}")
         if self.family == "anisotropic" and len(self.grid) != 2:
-            raise SettingError("--family anisotropic has two axes; give --grid two, or --family diffusion")
+            raise SettingError("--family anisotropic has two axes. Pass --grid two, or --family diffusion")
         if self.sweeps is None:
             self.sweeps = usual_sweeps(tuple(self.grid))
         self.at_least(1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
@@ -224,7 +224,7 @@ class HeavyballNetworkRecipe(base.VectorRecipe):
     Settings = HeavyballNetworkSettings
     columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     lower_bound = 0.0
-    advice = "try a smaller --lr"
+    advice = "Try a smaller --lr"
     vector_dim = 0
     files = ("loss.png", "parameters.png")
     curves: ClassVar = {
@@ -259,7 +259,7 @@ class HeavyballNetworkRecipe(base.VectorRecipe):
         self.held_out = self._vectors(self.others, others, settings.held_out or 0, base.HELD_OUT, 0)
 
     def _vectors(self, A: CSR, indices: range, count: int | str, stream: int, step: int) -> Tensor:
-        """(matrices, n, vectors) with a total energy of one per matrix; `indices` select the matrices."""
+        """(matrices, n, vectors) with a total energy of one per matrix. `indices` select the matrices."""
         n, matrices = A.shape[0], len(indices)
         if isinstance(count, str):
             E = torch.eye(n, dtype=A.dtype, device=A.device).expand(matrices, n, n)

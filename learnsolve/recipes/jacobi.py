@@ -50,7 +50,7 @@ def expected_energy(A: CSR, weight: Tensor) -> float:
 
 
 def optimal_weights(A: CSR) -> Tensor | None:
-    r"""The minimizer of `expected_energy`, :math:`(A \circ B B^T) w = \mathrm{diag}(A B^T)`, on the CPU;
+    r"""The minimizer of `expected_energy`, :math:`(A \circ B B^T) w = \mathrm{diag}(A B^T)`, on the CPU, or
     None if the system is singular or not definite.
 
     The matrix is sparse, on A's own pattern, and by Schur's product theorem positive definite if A is: the
@@ -84,7 +84,7 @@ def _quadratic(A: CSR) -> tuple[scipy.sparse.csr_array, np.ndarray]:
 
 
 def weights_figure(title: str, weights: dict[str, Tensor | float], grid: tuple[int, ...] | None) -> Any:
-    """The weights over the points; on a grid of several axes images, in 3D of the middle slice."""
+    """The weights over the points, as images on a grid of several axes, in 3D of the middle slice."""
     vectors = {name: w.cpu() for name, w in weights.items() if isinstance(w, Tensor)}
     if grid is None or len(grid) == 1 or min(grid) == 1:
         lines = [Line(name, w) for name, w in weights.items() if not isinstance(w, Tensor)]
@@ -114,7 +114,7 @@ COLUMNS = {
 
 def candidates(recipe: JacobiRecipe) -> dict[str, Tensor | float]:
     """Weights to compare, by name, the learned ones first. The textbook weight is 2d / (2d + 1), the best
-    constant smoother on a d-dimensional grid; elsewhere the value for d = 1."""
+    constant smoother on a d-dimensional grid, and elsewhere the value for d = 1."""
     d = len(grid_of(recipe.settings.problem) or (1,))
     weights: dict[str, Tensor | float] = {base.LEARNED: recipe.weight.detach(), "weight 1": 1.0}
     weights[f"textbook {2 * d}/{2 * d + 1}"] = 2 * d / (2 * d + 1)
@@ -208,7 +208,7 @@ class JacobiSettings(MatrixSettings):
     """Learn one weight w_i per row of x <- x + w D^-1 (b - A x).
 
     The loss is the energy e^T A e of the error after one sweep from a random vector from N(0, I), as the
-    mean over the test vectors; it is reported per test vector.
+    mean over the test vectors. It is reported per test vector.
 
     Args:
         sweeps: Jacobi sweeps in the loss.
@@ -224,7 +224,7 @@ class JacobiSettings(MatrixSettings):
 
 
 class JacobiRecipe(EnergyRecipe):
-    """One weight per row; see `JacobiSettings`."""
+    """One weight per row. See `JacobiSettings`."""
 
     Settings = JacobiSettings
     files = ("energy.png", "loss.png", "weights.png")

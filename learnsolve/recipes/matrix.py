@@ -43,9 +43,9 @@ class ProblemSettings:
         epsilon: Strength of the diffusion across its direction, relative to that along it (anisotropic).
         theta: Angle of the direction in radians (anisotropic).
         contrast: Coefficients are drawn log-uniformly between 1 and this value (diffusion).
-        shift: Added to the diagonal; a positive one makes the matrix definite (graph_laplacian).
-        peclet: Mesh Peclet number of the recirculating wind; central differences (convection_diffusion).
-        reaction: Added to the diagonal; -4 makes it zero (convection_diffusion).
+        shift: Added to the diagonal. A positive one makes the matrix definite (graph_laplacian).
+        peclet: Mesh Peclet number of the recirculating wind, by central differences (convection_diffusion).
+        reaction: Added to the diagonal. -4 makes it zero (convection_diffusion).
         matrix: Name of an example matrix of pyamg, such as unit_square (pyamg_gallery).
         path: A Matrix Market file: the matrix (matrix_market), or the edges as its entries (graph_laplacian).
     """
@@ -97,9 +97,9 @@ def facts(settings: ProblemSettings, A: CSR) -> dict[str, Any]:
 
 
 def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CSR:
-    """The matrix of a run's settings; SettingError if the settings or the data are unsuitable.
+    """The matrix of a run's settings. Raises SettingError if the settings or the data are unsuitable.
 
-    share : n -> (lo, hi), to make only these rows, (hi - lo, n); cut out of matrices that cannot be made by
+    share : n -> (lo, hi), to make only these rows, (hi - lo, n), cut out of matrices that cannot be made by
         rows: files, graphs and galleries
     """
     settings, usual = run.problem, type(run)().problem
@@ -115,7 +115,7 @@ def build(run: Any, share: Callable[[int], tuple[int, int]] | None = None) -> CS
     if (grid := grid_of(settings)) and min(grid) > 0:
         entries = math.prod(grid) * (2 * len(grid) + 1)
         # Values and indices, and the same again during assembly.
-        run.check_memory(f"--problem.shape {settings.shape}", 4 * entries, "choose a smaller grid")
+        run.check_memory(f"--problem.shape {settings.shape}", 4 * entries, "Choose a smaller grid")
     try:
         rows = share(math.prod(grid)) if share and grid and settings.name in BY_ROWS else None
         A = _build(settings, run.seed, run.torch_dtype, rows)
@@ -173,14 +173,15 @@ def recirculating_wind(grid: tuple[int, ...]) -> torch.Tensor:
 
 
 def check_energy(A: CSR) -> int:
-    """The number of unknowns; SettingError if cheap tests show that e^T A e is not the square of a norm."""
+    """The number of unknowns. Raises SettingError if cheap tests show that e^T A e is not the square of a
+    norm."""
     check_square(A.shape)
     S = A.to_scipy()
     worst, largest = (float(abs(M).max()) if M.nnz else 0.0 for M in (S - S.T, S))
     if worst > 1e-6 * largest:
         raise SettingError(
-            f"--problem: this recipe needs a symmetric matrix, but A - A^T has an entry {worst:.3g}; "
-            "choose another problem"
+            f"--problem: this recipe needs a symmetric matrix, but A - A^T has an entry {worst:.3g}. "
+            "Choose another problem"
         )
     bad = torch.nonzero(A.diagonal() <= 0).flatten()
     if len(bad):
@@ -197,7 +198,7 @@ def check_square(shape: tuple[int, ...]) -> None:
 def not_positive(row: int, entry: float) -> SettingError:
     return SettingError(
         f"--problem: this recipe needs a positive definite matrix, but the diagonal entry of row "
-        f"{row} is {entry:g}; choose another problem"
+        f"{row} is {entry:g}. Choose another problem"
     )
 
 
@@ -210,7 +211,7 @@ class MatrixSettings(VectorSettings):
 
     Args:
         problem: The matrix to train on.
-        engine: torch; or petsc, with the rows of the matrix distributed over the processes of mpirun.
+        engine: torch, or petsc, with the rows of the matrix distributed over the processes of mpirun.
     """
 
     problem: ProblemSettings = field(default_factory=ProblemSettings)
@@ -305,7 +306,7 @@ class MatrixRecipe(VectorRecipe):
 
     @torch.no_grad()
     def residual_curve(self, solve: Callable[..., Any]) -> list[float]:
-        """||A x_k|| over held-out vectors x_0 = e relative to k = 0, for b = 0; it ends on overflow.
+        """||A x_k|| over held-out vectors x_0 = e relative to k = 0, for b = 0. It ends on overflow.
 
         `solve(A, b, x0)` returns a Solution.
         """

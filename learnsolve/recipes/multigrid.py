@@ -31,7 +31,7 @@ class MultigridSettings(GraphSettings):
 
     The matrices are from bilinear elements for -div(k grad u) on square grids with log-normal k per cell
     (Greenfeld et al.), or Laplacians of Delaunay graphs with log-normal weights (Luz et al.). The network
-    learns on two grids; the table uses all levels.
+    learns on two grids. The table uses all levels.
 
     Args:
         loss: cycles: the factor by which a cycle reduces random errors from N(0, A^-1) in the energy norm, in
@@ -39,7 +39,7 @@ class MultigridSettings(GraphSettings):
             relative residuals of the first iterations of conjugate gradients.
         cycles: Cycles of --loss cycles: few cycles weight all modes of the error, many the slowest.
         family: grid or graph.
-        grid: Unknowns along each side; for a graph the square root of their number.
+        grid: Unknowns along each side. For a graph, the square root of their number.
         cycle: Cycle of the multigrid method.
         smoother: Its smoother, one sweep before and one after the correction.
         max_coarse: Maximum number of unknowns that are solved directly.
@@ -70,7 +70,8 @@ class MultigridSettings(GraphSettings):
         if self.loss == "cycles" and self.grid**2 > DENSE:
             raise SettingError(
                 f"--grid must be at most {math.isqrt(DENSE)} with --loss cycles, which factors dense "
-                f"matrices to draw errors from N(0, A^-1), got {self.grid}; or use --loss iterations"
+                f"matrices to draw errors from N(0, A^-1), got {self.grid}. Pass a smaller grid, or --loss "
+                f"iterations"
             )
         if not 1 <= self.max_coarse < self.grid**2:
             raise SettingError(

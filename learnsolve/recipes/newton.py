@@ -180,7 +180,7 @@ def starts(recipe: NewtonRecipe) -> dict[str, Start]:
 
 @torch.no_grad()
 def measured(recipe: NewtonRecipe, start: Start, k: Tensor, x: Tensor) -> tuple[base.Row, Tensor]:
-    """Steps, work and times for one field, with the residuals; x is the solution."""
+    """Steps, work and times for one field, with the residuals, where x is the solution."""
     began = time.perf_counter()
     u, work = start(k)
     middle = time.perf_counter()
@@ -244,7 +244,7 @@ def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
 class NewtonSettings(ScheduleSettings):
     """Learn the start of Newton's method for the p-Laplacian with random coefficients.
 
-    A Fourier neural operator maps the logarithm of the coefficients to a start; the loss is its energy, the
+    A Fourier neural operator maps the logarithm of the coefficients to a start. The loss is its energy, the
     mean over new fields in each step.
 
     Args:
@@ -262,7 +262,7 @@ class NewtonSettings(ScheduleSettings):
         evaluated: Number of fields in the final table.
         scales: Refinement factors of grids on which the table is repeated, with as many times fewer fields.
         solved: Fields solved in advance, for starts from their mean and from the nearest solution.
-        repeats: How often each start of the final table is timed; the minimum is reported.
+        repeats: How often each start of the final table is timed. The minimum is reported.
     """
 
     steps: int = 2000
@@ -310,8 +310,8 @@ class NewtonRecipe(Scheduled, base.Recipe):
         ),
         "steps.png": base.Curves("Steps of Newton's method", "mean, held-out fields", {"newton_steps": ""}),
     }
-    advice = "try a smaller --lr or --clip"
-    alone = "start it without torchrun"
+    advice = "Try a smaller --lr or --clip"
+    alone = "Start it without torchrun"
     model: FourierOperator
     outcome = outcome_of
 
@@ -329,7 +329,7 @@ class NewtonRecipe(Scheduled, base.Recipe):
         except SolverError as error:
             raise SettingError(
                 f"--p {settings.p:g} with --variance {settings.variance:g}: from zero Newton's method does "
-                f"not solve a held-out field ({str(error).partition(' after ')[0]}); take smaller ones"
+                f"not solve a held-out field ({str(error).partition(' after ')[0]}). Pass smaller ones"
             ) from error
         self.step = 0
 

@@ -69,25 +69,25 @@ class PcgSettings(DepthSettings, MatrixSettings):
     gamma^(iterations - i), as the mean over the right-hand sides.
 
     Args:
-        steps: Total number of optimizer steps; null for 1000, in the variant demo 100000.
+        steps: Total number of optimizer steps (null: 1000, or 100000 in the variant demo).
         variant: The paper's loss, or the loss of its authors' public demonstration.
         nx: --nx with --ny is short for --problem.shape [nx, ny].
         ny: See --nx.
         pattern: Pattern of L: the diagonal and the one below it, tril(A), or tril(A^2).
         form: M = L L^T as a product, or M = (L L^T)^-1 by triangular solves.
-        start: L = 2 I and 0.1 elsewhere; or, on the pattern, IC(0) (for the form triangular) or FSAI (for
+        start: L = 2 I and 0.1 elsewhere, or, on the pattern, IC(0) (for the form triangular) or FSAI (for
             product).
-        iterations: Iterations of conjugate gradients in the loss; null for 4, in the variant demo 3.
-        gamma: Weight of a residual relative to that of the next one; null for 0.6, in the variant demo 0.7.
-        test_vectors: Number of random right-hand sides, null for 100; or ramp (demo), from -1 to 1 along the
+        iterations: Iterations of conjugate gradients in the loss (null: 4, or 3 in the variant demo).
+        gamma: Weight of a residual relative to that of the next one (null: 0.6, or 0.7 in the variant demo).
+        test_vectors: Number of random right-hand sides, null for 100, or ramp (demo), from -1 to 1 along the
             last grid axis.
         weight_decay: Weight decay of AdamW.
         target: Stop when the last residual in the loss, relative to b and as the mean over the training
-            right-hand sides, is below this value; null for never, in the variant demo 3e-5.
-        guard: Smallest allowed quotient of eigenvalues of L L^T: steps that go below are halved; 0 disables
+            right-hand sides, is below this value (null: never, or 3e-5 in the variant demo).
+        guard: Smallest allowed quotient of eigenvalues of L L^T: steps that go below are halved. 0 disables
             this.
-        tolerances: Relative residuals to which the final evaluation solves; null for [1e-3, 1e-6, 1e-9], in
-            float32 [1e-2, 1e-3, 1e-4].
+        tolerances: Relative residuals to which the final evaluation solves (null: [1e-3, 1e-6, 1e-9], or
+            [1e-2, 1e-3, 1e-4] in float32).
         evaluated: Held-out right-hand sides that the final evaluation solves.
     """
 
@@ -121,11 +121,11 @@ class PcgSettings(DepthSettings, MatrixSettings):
         self.positive("gamma", "target")
         self.at_least(0, "weight_decay")
         if not 0 <= self.guard <= 1e-2:
-            raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}; 1e-8 is usual")
+            raise SettingError(f"--guard must be between 0 and 0.01, got {self.guard}. 1e-8 is usual")
         if self.start not in ("paper", "ic" if self.form == "triangular" else "fsai"):
             forms = {"ic": "triangular", "fsai": "product"}
             raise SettingError(
-                f"--start {self.start} is a factor for --form {forms[self.start]}, not for {self.form}; take "
+                f"--start {self.start} is a factor for --form {forms[self.start]}, not for {self.form}. Pass "
                 f"--start paper or {'fsai' if self.start == 'ic' else 'ic'}"
             )
         if self.tolerances is None:
@@ -136,7 +136,7 @@ class PcgSettings(DepthSettings, MatrixSettings):
         if self.nx is None and self.ny is None:
             return
         if self.nx is None or self.ny is None:
-            raise SettingError("--nx and --ny are given together; --problem.shape takes any grid")
+            raise SettingError("--nx and --ny are given together. --problem.shape takes any grid")
         self.at_least(1, "nx", "ny")
         self.problem.shape = [self.nx, self.ny]
         self.nx = self.ny = None
@@ -159,7 +159,7 @@ def pattern_of(A: CSR, name: str) -> SparsityPattern:
 
 
 def build(A: CSR, settings: PcgSettings) -> Trainable:
-    """The module, at its start; SettingError if the matrix does not allow this start."""
+    """The module, at its start. Raises SettingError if the matrix does not allow this start."""
     pattern = pattern_of(A, settings.pattern)
     try:
         if settings.form == "product":
@@ -172,7 +172,7 @@ def build(A: CSR, settings: PcgSettings) -> Trainable:
         return Trainable(FactorPreconditioner(L), positive="exp")
     except ValueError as error:
         raise SettingError(
-            f"--start {settings.start}: {' '.join(str(error).split())}; take --start paper"
+            f"--start {settings.start}: {' '.join(str(error).split())}. Pass --start paper"
         ) from error
 
 
@@ -182,7 +182,7 @@ def factor_of(model: Trainable) -> CSR:
 
 
 def _restricted(A: CSR, pattern: SparsityPattern) -> CSR:
-    """The entries of A on another pattern; zeros where A has none."""
+    """The entries of A on another pattern, or zeros where A has none."""
     rows, columns = (np.array(as_numpy(t)) for t in (pattern.row_indices, pattern.col_indices))
     values = np.asarray(A.to_scipy()[rows, columns]).reshape(-1)
     return CSR(torch.from_numpy(values).to(A.values), pattern)
@@ -190,10 +190,10 @@ def _restricted(A: CSR, pattern: SparsityPattern) -> CSR:
 
 @torch.no_grad()
 def definiteness(L: CSR) -> float:
-    """Smallest eigenvalue of L L^T over its largest, L lower triangular; 0 if it is not definite.
+    """Smallest eigenvalue of L L^T over its largest, L lower triangular. 0 if it is not definite.
 
-    In float64; the value is the same for (L L^T)^-1. All eigenvalues for small matrices, Arnoldi's method on
-    the matrix and on its inverse for large ones.
+    In float64. The value is the same for (L L^T)^-1. Small matrices need all eigenvalues, large ones
+    Arnoldi's method on the matrix and on its inverse.
     """
     L = L.detach().to(device="cpu", dtype=torch.float64)
     if not bool(torch.isfinite(L.values).all()) or bool((L.diagonal() == 0).any()):
@@ -252,7 +252,7 @@ CONDITION_LIMIT = 10_000  # unknowns above which Lanczos takes longer than the s
 
 
 def condition(A: CSR, argument: Any) -> float | None:
-    """The condition number of M A; None if it is not available."""
+    """The condition number of M A, or None if it is not available."""
     if A.shape[0] > CONDITION_LIMIT:
         return None
     try:
@@ -306,7 +306,7 @@ BUFFERS = 8  # arrays of the vectors' size per step, in addition to two per iter
 
 
 class PcgRecipe(Scheduled, MatrixRecipe):
-    """A factor of a preconditioner; see `PcgSettings`."""
+    """A factor of a preconditioner. See `PcgSettings`."""
 
     Settings = PcgSettings
     columns: ClassVar[tuple[str, ...]] = (
@@ -342,14 +342,14 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         ),
     }
     outcome = outcome_of
-    advice = "try a smaller --lr, --clip 1, or check that the matrix is symmetric positive definite"
+    advice = "Try a smaller --lr, --clip 1, or check that the matrix is symmetric positive definite"
 
     def __init__(self, settings: PcgSettings):
         super().__init__(settings, arrays=BUFFERS + 2 * (settings.iterations or 0))
         self.model = build(self.A, settings)
         self.guard = Guard(self.model.parameters(), lambda: factor_of(self.model), settings.guard)
         if settings.guard and not self.guard.holds():
-            raise SettingError(f"--guard {settings.guard:g} refuses the start; give a smaller one")
+            raise SettingError(f"--guard {settings.guard:g} rejects the start. Pass a smaller one")
         self.patience = Patience(settings.patience)
         self.step = 0
         self._weights = torch.empty(0)  # of the residuals in the loss, cached between steps
@@ -414,7 +414,7 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         return self._weighted(self.residuals(vectors, self.iterations, self.space)).sum() / self.count
 
     def _see(self, last: Tensor) -> None:
-        """Record the mean last residual over all training vectors; `last` has those of this process.
+        """Record the mean last residual over all training vectors. `last` has those of this process.
 
         At each step, so that a run ends at the weights that reach --target, with any number of processes.
         """

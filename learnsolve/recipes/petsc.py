@@ -42,11 +42,11 @@ def check(settings: Any) -> None:
     """Raise SettingError for settings that do not support distributed rows."""
     if settings.seeds > 1:
         raise SettingError(
-            f"--seeds {settings.seeds} trains in one process, --engine petsc in those of mpirun; start "
-            "mpirun once for each --seed"
+            f"--seeds {settings.seeds} trains in one process, but --engine petsc trains in the processes of "
+            f"mpirun. Start mpirun once for each --seed"
         )
     if getattr(settings, "form", "product") != "product":
-        raise SettingError("--engine petsc has no triangular solves over processes; take --form product")
+        raise SettingError("--engine petsc has no triangular solves over processes. Pass --form product")
     for option, wrong, remedy in (
         ("dtype", settings.dtype != "float64", "float64"),
         ("device", settings.device != "cpu", "cpu"),
@@ -55,10 +55,10 @@ def check(settings: Any) -> None:
         if wrong:
             value = getattr(settings, option)
             raise SettingError(
-                f"--engine petsc needs --{option} {remedy}, got {value}; or take --engine torch"
+                f"--engine petsc needs --{option} {remedy}, got {value}. Pass it, or --engine torch"
             )
     if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise SettingError("--engine petsc is started by mpirun; torchrun is for --engine torch")
+        raise SettingError("--engine petsc is started by mpirun. torchrun is for --engine torch")
     try:
         from learnsolve.petsc._processes import engine
 
@@ -100,7 +100,7 @@ class Rows:
         if difference > 1e-6 * size:
             raise SettingError(
                 "--problem: this recipe needs a symmetric matrix, but for a random x the norm of (A - A^T) x "
-                f"is {difference:.3g}, that of A x {size:.3g}; choose another problem"
+                "is {difference:.3g}, the norm of A x {size:.3g}. Choose another problem"
             )
         diagonal = self.A.diagonal()
         bad = torch.nonzero(diagonal <= 0).flatten()

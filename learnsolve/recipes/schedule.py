@@ -21,9 +21,9 @@ class ScheduleSettings(RunSettings):
     """Options for gradient clipping and a learning rate schedule.
 
     Args:
-        clip: Maximum norm of the gradient, to which larger gradients are scaled down; null for no limit.
+        clip: Maximum norm of the gradient, to which larger gradients are scaled down (null: no limit).
         schedule: Learning rate over the steps: constant, or half a cosine down to a hundredth of it.
-        schedule_steps: Steps of the cosine; null for --steps.
+        schedule_steps: Steps of the cosine (null: --steps).
     """
 
     clip: float | None = 1.0
@@ -44,8 +44,8 @@ class DepthSettings(ScheduleSettings):
 
     Args:
         curriculum: Start with one iteration in the loss and add one each time this number of steps has
-            passed; null uses all from the start.
-        patience: Stop after this number of evaluations without a smaller held-out loss; null for never.
+            passed. Null uses all from the start.
+        patience: Stop after this number of evaluations without a smaller held-out loss (null: never).
     """
 
     curriculum: int | None = None
@@ -72,7 +72,7 @@ class Scheduled:
         return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
 
     def scheduled(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer; before each of its steps the gradient is clipped and the rate set."""
+        """The optimizer. Before each of its steps the gradient is clipped and the rate set."""
         optimizer.register_step_pre_hook(self._before_step)
         return optimizer
 
@@ -166,7 +166,7 @@ def train_by_depth(
     ValueError
         if the weights differ in length, or steps is less than 1
     FloatingPointError
-        if a loss is not finite; the weights are those after the last good step
+        if a loss is not finite. The weights are those after the last good step
 
     Examples
     --------
@@ -183,7 +183,8 @@ def train_by_depth(
     depths = {len(w) for w in weights}
     if len(depths) != 1 or 0 in depths:
         raise ValueError(
-            f"train_by_depth: weights must have one length, an entry for each iteration, got {sorted(depths)}"
+            f"train_by_depth: weights must have the same length, an entry for each iteration, got "
+            f"{sorted(depths)}"
         )
     if steps < 1:
         raise ValueError(f"train_by_depth: steps must be at least 1, got {steps}")
@@ -198,7 +199,7 @@ def train_by_depth(
         number = value.item()
         if not -float("inf") < number < float("inf"):
             raise FloatingPointError(
-                f"train_by_depth: the loss is {number} at depth {depth}, step {step % steps}; lower the "
+                f"train_by_depth: the loss is {number} at depth {depth}, step {step % steps}. Lower the "
                 "learning rate or start from smaller weights"
             )
         optimizer.zero_grad()

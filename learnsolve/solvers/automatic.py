@@ -75,7 +75,7 @@ NOTHING_YET = Ending()
 
 
 def choices(A: CSR, b: Tensor, M: Any, singular: bool) -> Generator[Choice, Ending, None]:
-    """The choices in order; `send` receives the ending of each."""
+    """The choices in order. `send` receives the ending of each."""
     m, n = A.shape
     if m != n:
         yield Choice("lsqr", "no M" if isinstance(M, str) else "given", f"A is {m} x {n}")
@@ -164,7 +164,7 @@ def _modified(A: CSR) -> bool:
 
     If A is diagonally dominant and a_ij <= 0 off the diagonal, its pivots are at least a_ii minus the |a_ij|
     of earlier columns. Where that is almost zero in 4 to 16 % of the rows (coefficients that jump, graphs in
-    random order) MIC(0) needed up to 60 times the iterations of IC(0); the last row of a Laplacian does no
+    random order) MIC(0) needed up to 60 times the iterations of IC(0). The last row of a Laplacian does no
     harm.
     """
     P, values, diagonal = A.pattern, numbers(A.values), numbers(A.diagonal())
@@ -197,8 +197,8 @@ def preconditioner(name: str, A: CSR, M: Any) -> tuple[Any, str]:
 
 def direct_cost(A: CSR, library: str | None = None) -> float:
     """The cost of `spsolve` with A on the host, by the given library or the default one, in flops of SuperLU
-    (about 1e-10 s each). O(nnz), once per pattern. Accurate within a factor of three on meshes; too large on
-    trees and on graphs with few cycles.
+    (about 1e-10 s each). O(nnz), once per pattern. Accurate within a factor of three on meshes, but too large
+    on trees and on graphs with few cycles.
 
     In reverse Cuthill-McKee order the envelope of A + A^T has rows of w entries, about the size of the
     separators of the graph. A band of this width needs 2 n w entries and n w^2 flops. An order that reduces
@@ -238,8 +238,9 @@ METHODS: dict[str, Callable[..., Solution]] = {
     "cg": cg, "minres": minres, "gmres": gmres, "bicgstab": bicgstab, "lsqr": lsqr,
 }  # fmt: skip
 _NO_GRAPH = (
-    "ls.solve chooses by the values of A, which are not known while a graph is traced (fullgraph=True, "
-    "torch.export): write ls.solvers.cg(A, b, M=...).x, with the method and M that Solution.method names"
+    "ls.solve chooses a method by the values of A, which are not known while a graph is traced "
+    "(fullgraph=True, torch.export). Write ls.solvers.cg(A, b, M=...).x, with the method and M that "
+    "Solution.method names"
 )
 OTHERWISE = {Status.INDEFINITE, Status.BREAKDOWN, Status.STAGNATED, Status.MAX_ITERATIONS, Status.DIVERGED}
 
@@ -260,11 +261,11 @@ def solve(
 
     Parameters
     ----------
-    A : CSR, shape (m, n), values (..., nnz); or a SciPy, torch or NumPy matrix
+    A : CSR, shape (m, n), values (..., nnz), or a SciPy, torch or NumPy matrix
     b : Tensor or NumPy array, shape (m,) or (..., m, k), of A's dtype and device
     rtol, atol : the tolerance, :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
     maxiter : int, limit of each attempt. Default: see docs/solvers.md, or the limit of the method
-    method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr"; or factors
+    method : "auto", "direct" (`ops.spsolve`), "cg", "minres", "gmres", "bicgstab" or "lsqr", or factors
         of A, `ls.factorize(A)`
     M : "auto"; None; or a preconditioner, as for the method
     null_space : "auto": "constants" if all row and column sums of A are zero; None; or the null space of a
@@ -273,7 +274,7 @@ def solve(
 
     Returns
     -------
-    Solution; its attributes `method` and `reason` say what was chosen and why.
+    Solution. Its attributes `method` and `reason` say what was chosen and why.
 
     Raises
     ------
@@ -286,8 +287,8 @@ def solve(
     -----
     How "auto" chooses: docs/solvers.md. The choice reads the values of A in O(nnz) and synchronizes a device.
     If "auto" detected null vectors and b has a component along them above the tolerance, the status is
-    INCONSISTENT; null_space="constants" drops the component. Gradient: the implicit gradient of the method,
-    for A and b. Under vmap b may be mapped; in a graph (`fullgraph=True`) call the method directly.
+    INCONSISTENT. null_space="constants" drops the component. Gradient: the implicit gradient of the method,
+    for A and b. Under vmap b may be mapped. In a graph (`fullgraph=True`) call the method directly.
 
     Examples
     --------
@@ -300,7 +301,7 @@ def solve(
     if torch.compiler.is_exporting():
         raise NotImplementedError(_NO_GRAPH)
     A, b = checks.operands("solve", A, b)
-    checks.matrix("solve", "A", A, "; make one with CSR.from_*; the methods, such as cg, take operators")
+    checks.matrix("solve", "A", A, ". Make one with CSR.from_*. The methods, such as cg, take operators")
     check_b("solve", b, or_complex=True)
     if b.is_complex():
         checks.one_dtype("solve", b, A.values)
@@ -318,13 +319,13 @@ def solve(
     checks.one_of("solve", "method", method, ("auto", "direct", *METHODS))
     if mapped(A.values):
         raise NotImplementedError(
-            "solve: under vmap the values of A cannot be read to choose by; call a method, such as cg, or "
-            "give A.values a batch axis"
+            "solve: under vmap the values of A cannot be read to choose a method. Call one, such as cg, or "
+            "pass A.values with a batch axis"
         )
     if isinstance(M, str):
         checks.one_of("solve", "M", M, ("auto",))
     if method == "direct" and not isinstance(M, str) and M is not None:
-        raise ValueError('solve: method="direct" takes no M; leave it out')
+        raise ValueError('solve: method="direct" takes no M. Remove it')
     automatic = isinstance(null_space, str) and null_space == "auto"
     if automatic:
         takes = method not in ("direct", "lsqr") and A.shape[0] == A.shape[1]
@@ -332,8 +333,8 @@ def solve(
         null_space = detected(A) if takes and real else None
     elif null_space is not None and (method in ("direct", "lsqr") or A.shape[0] != A.shape[1]):
         raise ValueError(
-            "solve: null_space belongs to cg, minres, gmres and bicgstab; lsqr finds the solution of minimum "
-            "norm without it, and a direct solve needs a regular A"
+            "solve: null_space is only used by cg, minres, gmres and bicgstab. lsqr finds the solution of "
+            "minimum norm without it, and a direct solve needs a regular A"
         )
     tried: list[str] = []
     singular = null_space is not None
@@ -441,7 +442,7 @@ def _check_factors(F: Factorization, A: CSR) -> None:
     same = F.A is A or (equal(F.A.pattern, A.pattern) and torch.equal(numbers(F.A.values), numbers(A.values)))
     if not same:
         raise ValueError(
-            "solve: method has the factors of another matrix; call method.refactorize(A.values), or use them "
+            "solve: method has the factors of another matrix. Call method.refactorize(A.values), or use them "
             'as a preconditioner, ls.solve(A, b, method="gmres", M=F)'
         )
 

@@ -32,7 +32,7 @@ class CGState(NamedTuple):
 class ConjugateGradients:
     """With q = A p: x += alpha p, r -= alpha q, alpha = rho / <p, q>; p = M r + beta p, beta = rho / rho_old.
 
-    `flexible` subtracts <r_old, M r> from rho in beta; the term is zero if M is linear and symmetric. For any
+    `flexible` subtracts <r_old, M r> from rho in beta. The term is zero if M is linear and symmetric. For any
     other M it keeps p conjugate to the previous direction.
     """
 
@@ -70,11 +70,11 @@ def cg(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz); or a `BlockBatch`, each block of which is a system; or a
+    A : CSR, shape (n, n), values (..., nnz); a `BlockBatch`, each block of which is a system; a
         scipy.sparse.linalg.LinearOperator; or a callable x -> A x on tensors of b's shape
     b : Tensor or NumPy array, shape (n,) or (..., n, k). Each column stops by its own true residual.
-    x0 : like b; zero if not given
-    M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator; for a
+    x0 : like b, or zero if not given
+    M : an approximation of A^-1, symmetric positive definite: callable r -> M r, CSR or LinearOperator. For a
         `BlockBatch` also a list of one per block. A torch.nn.Module needs an attribute symmetric = True
     options : shared keywords
 
@@ -119,12 +119,12 @@ def fcg(
 ) -> Solution:
     """Flexible conjugate gradients: `cg` for an M that is nonlinear, not quite symmetric, or learned.
 
-    If M changes from step to step, plain conjugate gradients stall; this method keeps each direction
+    If M changes from step to step, plain conjugate gradients stall. This method keeps each direction
     conjugate to the previous one at the cost of one more inner product.
 
     Parameters
     ----------
-    A, b, x0 : as for `cg`
+    A, b, x0 : see `cg`
     M : as for `cg`, but it need not be linear or symmetric
     options : shared keywords
 
@@ -147,9 +147,9 @@ class CG(torch.nn.Module):
     ----------
     M : callable r -> M r, usually a torch.nn.Module, whose parameters become parameters of this module
     flexible : use `fcg`, for an M that is nonlinear or not symmetric
-    rtol, atol, maxiter, iterations : as for `cg`
+    rtol, atol, maxiter, iterations : see `cg`
     gradient : "unrolled" or "checkpointed" for the gradient of M; "implicit" for an M that is not trained
-    throw, null_space : as for `cg`
+    throw, null_space : see `cg`
 
     Raises
     ------
@@ -157,7 +157,7 @@ class CG(torch.nn.Module):
         if gradient is not one of the three, rtol, atol, maxiter or iterations is negative, or iterations is
         given with one of the others.
     TypeError
-        if M is not callable, or an argument is of another type; null_space is checked in the forward call.
+        if M is not callable, or an argument is of another type. null_space is checked in the forward call.
 
     Examples
     --------
@@ -192,7 +192,7 @@ class CG(torch.nn.Module):
     ):
         super().__init__()
         if not callable(M):
-            raise TypeError(f"CG: M must be a callable r -> M r, got {type(M).__name__}; without M use cg")
+            raise TypeError(f"CG: M must be a callable r -> M r, got {type(M).__name__}. Without M use cg")
         checks.flag("CG", "flexible", flexible)
         check_options(
             "CG", fixed("CG", Options(rtol, atol, maxiter, iterations, gradient=gradient, throw=throw))
@@ -203,7 +203,7 @@ class CG(torch.nn.Module):
         self.gradient, self.throw, self.null_space = gradient, throw, null_space
 
     def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
-        """Solve A x = b by `cg` with the current parameters; arguments and result as for `cg`."""
+        """Solve A x = b by `cg` with the current parameters. Arguments and result are those of `cg`."""
         return (fcg if self.flexible else cg)(
             A,
             b,
@@ -338,13 +338,13 @@ def minres(
     r"""MINRES for a symmetric A that may be indefinite, preconditioned by M.
 
     Each iterate minimizes :math:`\|b - A x\|` (with M: in the norm of M) over the Krylov space.
-    It also solves consistent singular systems; `null_space` gives the solution of minimum norm.
+    It also solves consistent singular systems, with `null_space` for the solution of minimum norm.
 
     Parameters
     ----------
-    A : symmetric; otherwise as for `cg`
-    M : symmetric positive definite, even if A is not; otherwise as for `cg`
-    b, x0 : as for `cg`
+    A : symmetric, otherwise as for `cg`
+    M : symmetric positive definite, even if A is not, otherwise as for `cg`
+    b, x0 : see `cg`
     options : shared keywords
 
     Returns
@@ -397,7 +397,7 @@ class BiCGSTAB:
     """One step of BiCG followed by one step of GMRES(1), which chooses omega.
 
     BiCG divides by rho = <shadow, r>, <shadow, v> and omega. If one of them is zero, the column restarts with
-    its residual as the shadow vector; this is deterministic and keeps x. The column fails only if the first
+    its residual as the shadow vector. This is deterministic and keeps x. The column fails only if the first
     step after a restart does not change x.
     """
 
@@ -457,9 +457,9 @@ def bicgstab(
 
     Parameters
     ----------
-    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
+    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`, but any nonsingular matrix
     b : Tensor or NumPy array, shape (n,) or (..., n, k)
-    x0 : as for `cg`
+    x0 : see `cg`
     options : shared keywords
 
     Returns
@@ -618,18 +618,18 @@ def gmres(
 
     Parameters
     ----------
-    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`; any nonsingular matrix
+    A : CSR, BlockBatch, LinearOperator or callable, shape (n, n), as for `cg`, but any nonsingular matrix
     b : Tensor or NumPy array, shape (n,) or (..., n, k)
     maxiter : int, 10 n if not given: iterations, each with one product (SciPy counts restarts)
     restart : int, iterations between restarts
-    x0 : as for `cg`
+    x0 : see `cg`
     options : shared keywords
 
     Notes
     -----
     Implicit gradient: :math:`\bar b = \lambda`, :math:`\bar A = -\lambda x^T` on the pattern with
     :math:`A^T \lambda = \bar x`, solved by the same method. Cost: one product with A and one with M
-    per iteration, up to 4 `restart` inner products; memory for 2 `restart` blocks of b's size.
+    per iteration, up to 4 `restart` inner products, and memory for 2 `restart` blocks of b's size.
 
     References
     ----------
@@ -662,7 +662,7 @@ def fgmres(
     r"""Flexible GMRES: for an M that is nonlinear, learned, or another iteration.
 
     The iterate is a combination of the vectors that M returned, so M may change from step to step. The
-    recurrences are the same as in `gmres`, which stores the same vectors in this implementation; only the
+    recurrences are the same as in `gmres`, which stores the same vectors in this implementation. Only the
     adjoint solve differs, since a nonlinear M has no transpose. Gradients and cost are as for `gmres`.
 
     Parameters
@@ -670,7 +670,7 @@ def fgmres(
     M : an approximation of A^-1: any callable r -> M r, applied to vectors of norm one; CSR or LinearOperator
     adjoint_M : preconditioner of the adjoint solve with A^T, for gradient="implicit". Default: M.T if M has
         it, otherwise none
-    A, b, x0, restart : as for `gmres`
+    A, b, x0, restart : see `gmres`
     options : shared keywords
 
     References

@@ -190,7 +190,7 @@ class LeastSquaresProblem(Problem):
 
 
 class LeastSquares:
-    """SciPy's rules, with the Frobenius norm of A; or the method's estimate if the entries of A are not
+    """SciPy's rules, with the Frobenius norm of A, or the method's estimate if the entries of A are not
     known:
 
         ||r|| <= btol ||b|| + atol ||A|| ||x||        (the system has a solution)
@@ -348,14 +348,14 @@ class _Bidiagonal(NamedTuple):
 
 
 def _first_vectors(A: Any, r: Tensor, running: Tensor) -> tuple[_Bidiagonal, Tensor]:
-    """beta u = r, alpha v = A^T u; and beta."""
+    """beta u = r, alpha v = A^T u, and beta."""
     u, beta = _unit(r, running)
     v, alpha = _unit(A.T(u), running)
     return _Bidiagonal(u, v, alpha, A(v), alpha.detach() ** 2), beta
 
 
 def _next_vectors(A: Any, state: Any, running: Tensor) -> tuple[_Bidiagonal, Tensor]:
-    """beta u = A v - alpha u, alpha v = A^T u - beta v, from a state with the previous vectors; and beta."""
+    """beta u = A v - alpha u, alpha v = A^T u - beta v, from a state with the previous vectors, and beta."""
     u, beta = _unit(state.Av - scaled(state.alpha, state.u), running)
     v, alpha = _unit(A.T(u) - scaled(beta, state.v), running)
     return _Bidiagonal(u, v, alpha, A(v), state.square + beta.detach() ** 2 + alpha.detach() ** 2), beta
@@ -437,12 +437,12 @@ def lsqr(
 
     Parameters
     ----------
-    A : CSR, shape (m, n), values (..., nnz); or a SciPy LinearOperator, or a callable with `transpose`
+    A : CSR, shape (m, n), values (..., nnz), or a SciPy LinearOperator, or a callable with `transpose`
     b : Tensor or NumPy array, shape (m,) or (..., m, k)
-    x0 : Tensor or NumPy array, shape (n,) or (..., n, k); zero if not given
+    x0 : Tensor or NumPy array, shape (n,) or (..., n, k), or zero if not given
     damp : float, the damping of x (SciPy damps x - x0)
     atol, btol : the tolerances, at least the rounding unit. None: 1e-6
-    conlim : stop (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it; 0: never
+    conlim : stop (ILL_CONDITIONED) when the estimate of the condition number of A exceeds it. 0: never
     adjoint_rtol, adjoint_maxiter : of the adjoint solves, atol and btol too. Default: atol and maxiter
     options : shared keywords
 
@@ -560,8 +560,8 @@ def lsmr(
 
     Parameters
     ----------
-    A, b, x0, damp, atol, btol, conlim, maxiter, iterations, callback, gradient, throw : as for `lsqr`
-    adjoint_rtol, adjoint_maxiter, transpose, parameters : as for `lsqr`
+    A, b, x0, damp, atol, btol, conlim, maxiter, iterations, callback, gradient, throw : see `lsqr`
+    adjoint_rtol, adjoint_maxiter, transpose, parameters : see `lsqr`
 
     Returns
     -------

@@ -83,13 +83,13 @@ class StationaryOptions(SweepOptions, total=False):
 
 MEANING = {
     "rtol, atol": r"""the tolerance: a column stops when
-        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`; None: 1e-5 and 0""",
+        :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`. None: 1e-5 and 0""",
     "maxiter": "int, 10 n if not given",
-    "iterations": """int >= 0: run exactly this number of iterations, unless a column fails; excludes the
-        tolerances and maxiter. gradient="unrolled" differentiates what ran. MAX_ITERATIONS is no failure
-        then, for throw too""",
+    "iterations": """int >= 0: run exactly this number of iterations, unless a column fails. Excludes the
+        tolerances and maxiter. gradient="unrolled" differentiates what ran. MAX_ITERATIONS is then not a
+        failure, also for throw""",
     "M": "an approximation of A^-1, linear: callable r -> M r, CSR or LinearOperator",
-    "callback": "called after every iteration with an `Iteration`; returning True stops",
+    "callback": "called after every iteration with an `Iteration`. Returning True stops the solve",
     "gradient": """"implicit", one adjoint solve at the solution, for A and b; "unrolled", the exact gradient
         of the iterations that ran, for all inputs that require grad, M and x0 included, and of
         `residual_norms`; "checkpointed", the same values in O(sqrt(iterations)) memory""",
@@ -99,25 +99,25 @@ MEANING = {
     "transpose": "callable x -> A^T x, needed to differentiate a callable A with gradient='implicit'",
     "parameters": "tensors used by a callable A that require grad, for gradient='implicit'",
     "null_space": """of a singular A: "constants", on each connected component of A's graph (graph Laplacians,
-        Neumann and periodic boundaries); or a Tensor (n, k), with A's batch axes if it has any, of k linearly
-        independent vectors; for a `BlockBatch` its rows are null vectors of each block. x is then
+        Neumann and periodic boundaries), or a Tensor (n, k), with A's batch axes if it has any, of k linearly
+        independent vectors. For a `BlockBatch` its rows are null vectors of each block. x is then
         :math:`A^+ b`, of minimum norm, and the component of b along the null vectors is dropped. If the null
         spaces of A and A^T differ, a pair of them""",
 }
 
 ITERATIONS = {  # of methods that also run a fixed number of steps
-    "iterations": """int >= 0: run exactly this number of steps, for every b; excludes rtol, atol, maxiter
+    "iterations": """int >= 0: run exactly this number of steps, for every b. Excludes rtol, atol, maxiter
         and adjoint_*. If not given, run until the tolerance is met""",
     "gradient": """with `iterations`: "unrolled" (default), the exact gradient of the steps that ran, for all
         inputs that require grad and of `residual_norms`, or "checkpointed", the same values in
-        O(sqrt(iterations)) memory; to a tolerance also "implicit" (default), one adjoint solve at the
+        O(sqrt(iterations)) memory. To a tolerance also "implicit" (default), one adjoint solve at the
         solution, for A and b""",
-    "throw": """raise `SolverError` if a solve or its adjoint solve did not converge; with `iterations`, if it
-        diverged""",
+    "throw": """raise `SolverError` if a solve or its adjoint solve did not converge, or,
+        with `iterations`, if it diverged""",
 }
 MODULE = {  # of modules with trainable parameters
     "iterations": "int >= 0, the number of steps",
-    "M": "as for the function; the parameters of a torch.nn.Module become parameters of this module",
+    "M": "as for the function. The parameters of a torch.nn.Module become parameters of this module",
     "gradient": """"unrolled", the exact gradient of the steps; "checkpointed", the same numbers in
         O(sqrt(iterations)) memory""",
 }
@@ -149,7 +149,7 @@ OF_MODULES = """
     Notes
     -----
     Initial values are floats or floating-point Tensors of any shape that the function accepts. A float
-    becomes a parameter of torch's default dtype; ``.double()`` for float64 matrices.
+    becomes a parameter of torch's default dtype. Call ``.double()`` for float64 matrices.
 """
 
 
@@ -238,7 +238,7 @@ def options_of(name: str, arguments: Mapping[str, Any], **others: tuple[Any, flo
     return fixed(name, Options(**arguments), **others)
 
 
-BESIDE_ITERATIONS = "{key} must not be given beside iterations, which all run; leave out one"
+BESIDE_ITERATIONS = "{key} must not be passed with iterations, which all run. Remove one"
 
 
 def fixed(name: str, options: Options, **others: tuple[Any, float]) -> Options:

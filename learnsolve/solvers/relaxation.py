@@ -1,4 +1,4 @@
-"""Gauss-Seidel and successive over-relaxation, forward, backward and symmetric; a triangular solve with a
+"""Gauss-Seidel and successive over-relaxation, forward, backward and symmetric, and a triangular solve with a
 trainable matrix."""
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class Correction(NamedTuple):
 
 _BESIDE: dict[str, str] = dict.fromkeys(
     ("rtol", "atol", "maxiter", "callback", "throw", "adjoint_rtol", "adjoint_maxiter"),
-    "iterations asks for exactly {iterations} sweeps, so {key} has no use, got {value!r}; give one of them",
+    "iterations asks for exactly {iterations} sweeps, so {key} has no use, got {value!r}. Pass only one of "
+    "them",
 )
 
 
@@ -78,8 +79,8 @@ def _relax(
         checks.flag(name, "throw", options.get("throw", False))
         if options.get("gradient") == "implicit":
             raise ValueError(
-                f'{name}: gradient="implicit" belongs to a converged solution, not to a number of '
-                'iterations; use "unrolled" or "checkpointed", or leave iterations out'
+                f'{name}: gradient="implicit" needs a converged solution, not a number of '
+                'iterations. Use "unrolled" or "checkpointed", or remove iterations'
             )
         options = {key: value for key, value in options.items() if value is not False}
     omegas = Parameters(name, A, b, iterations).read("omega", omega, rows=False)
@@ -110,7 +111,7 @@ def _relax(
 
 
 def _sweeps(corrections: list[Correction], A: Matrix) -> Any:
-    """S of all steps, or one S per step. The latter are made when needed, and again by a backward that
+    """S of all steps, or one S per step. The latter are made when needed, and again by a backward pass that
     repeats the steps, so that checkpoints hold no more than necessary."""
     if len(corrections) == 1:
         return corrections[0].map(A, corrections[0].values(A))
@@ -133,24 +134,24 @@ def sor(
 
     .. math:: x_{k+1} = x_k + \omega (D + \omega L)^{-1} (b - A x_k)
 
-    for a forward sweep with A = L + D + U; a backward sweep has U in place of L. It converges for a symmetric
+    for a forward sweep with A = L + D + U. A backward sweep has U in place of L. It converges for a symmetric
     positive definite A and every 0 < omega < 2.
 
     Parameters
     ----------
-    A, b, x0 : as for `jacobi`
+    A, b, x0 : see `jacobi`
     omega : float or Tensor, which may require grad, 0 < omega < 2, default 1 (Gauss-Seidel); () or one
         per sweep or member of the batch ("Shapes of parameters" in docs/solvers.md)
     direction : "forward", first to last unknown; "backward"; or "symmetric", one sweep of each: `ssor`
-    multicolor : sweep through the unknowns color by color, with the colors of `ordering.greedy_coloring`;
-        unknowns of one color are relaxed simultaneously
-    callback, throw : as for `cg`; neither with `iterations`
+    multicolor : sweep through the unknowns color by color, with the colors of `ordering.greedy_coloring`.
+        Unknowns of one color are relaxed simultaneously
+    callback, throw : see `cg`. Neither is used with `iterations`
     options : shared keywords
 
     Notes
     -----
     Implicit gradient as for `bicgstab`, with the transposed sweeps, which converge as fast. Cost: one product
-    with A and one triangular solve per sweep (two if symmetric); backward: the transposes of both and
+    with A and one triangular solve per sweep (two if symmetric). Backward: the transposes of both and
     the gradients of the values. The best omega for Poisson matrices: docs/solvers.md.
 
     Examples
@@ -184,7 +185,7 @@ def ssor(
 
     Parameters
     ----------
-    A, b, x0, omega, multicolor, callback, throw : as for `sor`
+    A, b, x0, omega, multicolor, callback, throw : see `sor`
     options : shared keywords
 
     Examples
@@ -214,7 +215,7 @@ def gauss_seidel(
 
     Parameters
     ----------
-    A, b, x0, direction, multicolor, callback, throw : as for `sor`
+    A, b, x0, direction, multicolor, callback, throw : see `sor`
     options : shared keywords
 
     Examples
@@ -236,7 +237,7 @@ class SOR(FixedNumber):
     Parameters
     ----------
     omega : the initial value, 0 < omega < 2
-    direction, multicolor : as for `sor`
+    direction, multicolor : see `sor`
     options : shared keywords
 
     Examples
@@ -266,7 +267,7 @@ class SOR(FixedNumber):
         checks.flag("SOR", "multicolor", multicolor)
         omega = start("SOR", "omega", omega)
         if not ((omega > 0) & (omega < 2)).all():
-            raise ValueError(f"SOR: omega must lie in 0 < omega < 2, got {omega.tolist()}; 1 is Gauss-Seidel")
+            raise ValueError(f"SOR: omega must lie in 0 < omega < 2, got {omega.tolist()}. 1 is Gauss-Seidel")
         self.logit = torch.nn.Parameter(torch.log(omega / (2 - omega)))
         self.direction, self.multicolor = direction, multicolor
 
@@ -286,8 +287,8 @@ class TriangularSolve(MatrixValues):
     Parameters
     ----------
     L : CSR, shape (n, n), float32 or float64, triangular: the pattern and the initial values (..., nnz)
-    lower : L is lower triangular; else upper
-    unit_diagonal : the diagonal is one and not trainable; diagonal entries of L are ignored
+    lower : L is lower triangular, otherwise upper
+    unit_diagonal : the diagonal is one and not trainable. Diagonal entries of L are ignored
     transpose : solve with the transpose
     positive : None, "exp" or "softplus": the diagonal is this function of a parameter, so that it stays
         positive and L nonsingular
@@ -302,12 +303,12 @@ class TriangularSolve(MatrixValues):
     ------
     ValueError
         if L has entries in the other triangle, a row without its diagonal entry, or a diagonal that is not
-        positive with `positive`; in a call, for a zero on the diagonal (the message names the row).
+        positive with `positive`, and, in a call, for a zero on the diagonal (the message names the row).
 
     Notes
     -----
     The module holds the matrix, so it is called with b only. It returns the Tensor x, not a `Solution`,
-    because a direct solve has no iterations, residual history or status; if it fails, it raises. Gradient and
+    because a direct solve has no iterations, residual history or status. If it fails, it raises. Gradient and
     cost are as for `ops.sptrsv`.
 
     Examples
@@ -337,7 +338,7 @@ class TriangularSolve(MatrixValues):
         if unit_diagonal and positive is not None:
             raise ValueError(
                 f"TriangularSolve: with unit_diagonal=True there is no diagonal to keep positive, got "
-                f"positive={positive!r}; leave one of them out"
+                f"positive={positive!r}. Remove one"
             )
         if positive is not None:
             checks.one_of("TriangularSolve", "positive", positive, POSITIVE)
@@ -352,7 +353,7 @@ class TriangularSolve(MatrixValues):
         self.lower, self.unit_diagonal, self.transpose = lower, unit_diagonal, transpose
 
     def forward(self, b: Tensor) -> Tensor:  # type: ignore[override]
-        """Solve L x = b, or L^T x = b with `transpose`; b and x have shape (n,) or (..., n, k)."""
+        """Solve L x = b, or L^T x = b with `transpose`. b and x have shape (n,) or (..., n, k)."""
         return sptrsv(
             self.matrix(), b, lower=self.lower, unit_diagonal=self.unit_diagonal, transpose=self.transpose
         )

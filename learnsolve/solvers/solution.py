@@ -43,7 +43,8 @@ class Status(enum.Enum):
     )
     BREAKDOWN = (
         "The method cannot go on: a quantity that it divides by became zero, or rounding errors as large as "
-        "the residual. Does A x = b have a solution? If so start from another x0, or use gmres; else lsqr."
+        "the residual. Does A x = b have a solution? If so, start from another x0, or use gmres. If not, use "
+        "lsqr."
     )
     INDEFINITE = (
         "A direction of zero or negative curvature was met, <p, A p> <= 0 or <r, M r> <= 0: A or M is not "
@@ -51,8 +52,8 @@ class Status(enum.Enum):
     )
     INCONSISTENT = (
         "A x = b has no solution, or only a huge one: A is singular or nearly so, and b has a component "
-        'outside its range. The Krylov methods leave it out with null_space= ("constants" for Neumann and '
-        "periodic boundaries and graph Laplacians); or use lsqr or lsmr, which minimize ||b - A x||."
+        'outside its range. The Krylov methods remove it with null_space= ("constants" for Neumann and '
+        "periodic boundaries and graph Laplacians). Or use lsqr or lsmr, which minimize ||b - A x||."
     )
     ILL_CONDITIONED = (
         "The estimate of the condition number of A exceeded conlim. Regularize (damp), scale A's columns to "
@@ -60,16 +61,16 @@ class Status(enum.Enum):
     )
     DIVERGED = (
         "The residual norm grew: the iteration diverges. For a stationary method use a smaller weight "
-        "(Jacobi on a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)); else "
-        "another method or a better preconditioner."
+        "(Jacobi on a symmetric positive definite A converges if 0 < weight < 2 / lambda_max(D^-1 A)). "
+        "Otherwise use another method or a better preconditioner."
     )
     LINE_SEARCH_FAILED = (
-        "No step along Newton's direction reduces ||f(u)||: f may have no root near u, the Jacobian may not "
-        "be that of f, or f is not smooth there. Start from another u0, take smaller steps "
+        "No step along Newton's direction reduces ||f(u)||: f may have no root near u, the Jacobian may be "
+        "wrong, or f is not smooth there. Start from another u0, take smaller steps "
         '(pseudo_transient=...), or minimize ||f(u)|| (method="lm").'
     )
     SINGULAR_JACOBIAN = (
-        'The Jacobian of f is singular at an iterate; with method="lm" that is a minimum of ||f(u)||, but no '
+        'The Jacobian of f is singular at an iterate. With method="lm" that is a minimum of ||f(u)||, but no '
         'root. Start from another u0, regularize f, or use method="lm" or pseudo_transient.'
     )
     NON_FINITE = (
@@ -91,7 +92,7 @@ CODE = {status: 1 + i for i, status in enumerate(STATUSES)}  # codes in the loop
 
 
 def worst(codes: Tensor) -> int:
-    """The worst of these codes; Status is ordered from best to worst."""
+    """The worst of these codes. Status is ordered from best to worst."""
     if codes.numel() == 1:
         return int(codes.item())
     return int(codes.max()) if codes.numel() else CODE[Status.CONVERGED]
@@ -103,7 +104,7 @@ def _worst(codes: Tensor) -> Status:
 
 _worst = outside_of_graphs(
     _worst,
-    "how a solve ends is not known while a graph is traced (fullgraph=True, torch.export): take .x there, "
+    "how a solve ends is not known while a graph is traced (fullgraph=True, torch.export). Use .x there, "
     "x = ls.solvers.cg(A, b, M=...).x for x, info = ..., or return the Solution and ask it outside",
 )
 
@@ -134,7 +135,7 @@ class Iteration(NamedTuple):
 
 
 class ConvergenceWarning(UserWarning):
-    """A solve to a tolerance, or the adjoint solve of a backward, did not converge.
+    """A solve to a tolerance, or the adjoint solve of a backward pass, did not converge.
 
     Python shows it once per line that calls a solver. ``warnings.simplefilter("error",
     learnsolve.solvers.ConvergenceWarning)`` makes it an exception, ``"ignore"`` silences it.
@@ -154,8 +155,8 @@ class ConvergenceWarning(UserWarning):
 
 
 class Report:
-    """Where a backward pass stores its report. It holds no tensor of the graph: since a graph holds its
-    report, a reference back would keep both alive."""
+    """Where a backward pass stores its report. It holds no tensor of the autograd graph: since a graph holds
+    its report, a reference back would keep both alive."""
 
     solution: Solution | None = None
 
@@ -201,28 +202,28 @@ class Solution(_Pair):
     iterations : int, the iterations that ran (the largest number over all columns). `cg` on a CUDA device
         with a fixed number of iterations does not wait for it and reports the requested number.
     residual_norms : Tensor, shape (..., iterations + 1), or (..., iterations + 1, k) for k right-hand sides:
-        ||b - A x_i|| for every iterate, starting with the initial one; differentiable unless the gradient is
-        "implicit". For a `BlockBatch` the axis B follows the batch axes; a column that has stopped keeps its
+        ||b - A x_i|| for every iterate, starting with the initial one, differentiable unless the gradient is
+        "implicit". For a `BlockBatch` the axis B follows the batch axes. A column that has stopped keeps its
         last norm. After a fixed number of iterations the last norm is computed by a product with A when
         the attribute is first read: RuntimeError if A's values, b or x were changed in place in between.
-    status, converged : Status of the worst column, and whether it is CONVERGED; reading synchronizes a device
+    status, converged : Status of the worst column, and whether it is CONVERGED. Reading synchronizes a device
     statuses : list of Status, one per column (batch axes, blocks of a `BlockBatch` and columns in order)
     normal_residual_norm : Tensor, () or (..., k), for least squares: ||A^T (b - A x) - damp^2 x||, else None
     info : int, SciPy's code: 0 converged, > 0 iterations without converging, < 0 breakdown
     note : str, for a solve that did not converge: the accuracy reached and the accuracy requested, part of
         `summary`. With `null_space`: the component of b that was dropped, if it is more than rounding
     method : str, the method that ran, such as "cg", or "cg with MIC(0)" if `learnsolve.solve` chose M
-    reason : str, why `learnsolve.solve` chose it, and what it tried before; otherwise empty
+    reason : str, why `learnsolve.solve` chose it, and what it tried before, otherwise empty
     backend : str, how the iterations ran: "compiled", many iterations per call; "compiled, Python
         preconditioner", one iteration per compiled call with M called in between; "eager", one torch
         operation after another; "direct", a factorization; "PETSc"
-    seconds : float, of a solve on the CPU, without the backward pass; None for `jacobi`, with `iterations`,
-        in graphs of torch.compile and on a CUDA device, which works asynchronously
+    seconds : float, of a solve on the CPU, without the backward pass, or None for `jacobi`, with
+        `iterations`, in graphs of torch.compile and on a CUDA device, which works asynchronously
     products : int, the products with A and A^T in the iterations: one per iteration, two for `bicgstab`,
         `lsqr` and `lsmr`, one more for each restart of `gmres`. The first residual and the final checks are
         not counted. None where `seconds` is
-    adjoint : Solution of the last adjoint solve of gradient="implicit", without a graph; None before a
-        backward pass
+    adjoint : Solution of the last adjoint solve of gradient="implicit", detached from the autograd graph, or
+        None before a backward pass
 
     Examples
     --------
@@ -278,7 +279,7 @@ class Solution(_Pair):
         unchanged = self._needs is None or self._needs.unchanged()
         if unchanged is False:
             raise RuntimeError(
-                "Solution.residual_norms: A.values, b or x was changed in place after the solve; ask for the "
+                "Solution.residual_norms: A.values, b or x was changed in place after the solve. Ask for the "
                 "norms before, or solve with clones"
             )
         # Whether there is a graph is decided by the solve, not by where this is first read.
@@ -344,7 +345,7 @@ class Solution(_Pair):
 
     def __bool__(self) -> bool:
         raise TypeError(
-            "Solution: has no truth value; ask .converged, which is True where all columns converged (each: "
+            "Solution: has no truth value. Ask .converged, which is True where all columns converged (each: "
             "[s is Status.CONVERGED for s in solution.statuses])"
         )
 

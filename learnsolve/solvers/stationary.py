@@ -46,7 +46,7 @@ def richardson_weight(lmin: Any, lmax: Any) -> Any:
 
     Parameters
     ----------
-    lmin, lmax : floats or Tensors, the extreme eigenvalues of M A; differentiable
+    lmin, lmax : floats or Tensors, the extreme eigenvalues of M A, differentiable
 
     Returns
     -------
@@ -88,8 +88,8 @@ def richardson(
 
     Parameters
     ----------
-    A : as for `cg`; M A with eigenvalues of positive real part
-    b, x0 : as for `cg`
+    A : as for `cg`, with eigenvalues of M A of positive real part
+    b, x0 : see `cg`
     weight : float or Tensor, () or one per row, step or member of the batch ("Shapes of parameters" in
         docs/solvers.md). Default: 1 with an M and no bounds, else `richardson_weight(lmin, lmax)`
     lmin, lmax : instead of `weight`: bounds of the spectrum of M A, as for `chebyshev`. With the estimated
@@ -99,7 +99,7 @@ def richardson(
 
     Notes
     -----
-    Implicit gradient as for `bicgstab`; with `iterations` the gradient is exact, for all inputs that require
+    Implicit gradient as for `bicgstab`. With `iterations` the gradient is exact, for all inputs that require
     grad, to any order. For a CSR and M None or diagonal (`preconditioners.Jacobi`), all steps are one
     compiled operation, and so is their adjoint (formulas: docs/gradients.md). Cost: one product with A and
     one with M per step. Backward: one product with the transpose, another product with A if a parameter or M
@@ -120,7 +120,7 @@ def richardson(
         if w is None:
             w = 1.0 if free and settings.M is not None else _best_weight(*bounds(read, lmin, lmax, settings))
         elif not free:
-            raise ValueError("richardson: weight must not be given beside lmin or lmax, which determine it")
+            raise ValueError("richardson: weight must not be passed with lmin or lmax, which determine it")
         return read.coefficient("weight", w), None
 
     return run("richardson", A, b, x0, iterations, options, coefficients)
@@ -160,7 +160,7 @@ def heavyball_parameters(lmin: Any, lmax: Any) -> tuple[Any, Any]:
 
     Parameters
     ----------
-    lmin, lmax : as for `richardson_weight`
+    lmin, lmax : see `richardson_weight`
 
     Returns
     -------
@@ -203,8 +203,8 @@ def heavyball(
 
     Parameters
     ----------
-    A : as for `cg`; M A with positive eigenvalues
-    b, x0 : as for `cg`
+    A : as for `cg`, with positive eigenvalues of M A
+    b, x0 : see `cg`
     alpha, beta : floats or Tensors, () or one per row (alpha only), step or member of the batch ("Shapes of
         parameters" in docs/solvers.md). Default: `heavyball_parameters(lmin, lmax)`
     lmin, lmax : instead of `alpha` and `beta`: bounds of the spectrum of M A, as for `chebyshev`
@@ -227,11 +227,11 @@ def heavyball(
             return read.coefficient("alpha", a), read.momentum("beta", c)
         if not (lmin is None and lmax is None):
             keys = " and ".join(keys)
-            raise ValueError(f"heavyball: {keys} must not be given beside lmin or lmax, which determine both")
+            raise ValueError(f"heavyball: {keys} must not be passed with lmin or lmax, which determine both")
         if len(keys) == 1:
             missing = "beta" if beta is None else "alpha"
             raise ValueError(
-                f"heavyball: {keys[0]} must be given with {missing}, got {missing}=None; or give neither, "
+                f"heavyball: {keys[0]} must be given with {missing}, got {missing}=None. Or pass neither, "
                 "and optionally lmin and lmax"
             )
         return read.coefficient("alpha", alpha), read.momentum("beta", beta)
@@ -280,7 +280,7 @@ class Heavyball(FixedNumber):
 
 
 class SemiIteration(Stationary):
-    """The three-term recurrence of the Chebyshev polynomials, for loops whose length is not known in advance;
+    """The three-term recurrence of the Chebyshev polynomials, for loops whose length is not known in advance.
     t_k is rho_k 2 / (lmax - lmin) of `_coefficients`."""
 
     def __init__(self, lmin: Any, lmax: Any):
@@ -352,11 +352,11 @@ def chebyshev(
 
     Parameters
     ----------
-    A, b, x0 : as for `cg`
-    lmin, lmax : floats or Tensors, positive bounds of the spectrum of M A; differentiable; () or one per
+    A, b, x0 : see `cg`
+    lmin, lmax : floats or Tensors, positive bounds of the spectrum of M A, differentiable; () or one per
         step or member of the batch ("Shapes of parameters" in docs/solvers.md). Default lmax: 1.1 times
-        an estimate by 10 steps of Arnoldi's method from a fixed vector, not differentiated; default lmin:
-        lmax / 30. Eigenvalues below lmin only slow convergence down; eigenvalues above lmax may cause
+        an estimate by 10 steps of Arnoldi's method from a fixed vector, not differentiated. Default lmin:
+        lmax / 30. Eigenvalues below lmin only slow convergence down, but eigenvalues above lmax may cause
         divergence
     options : shared keywords
 
@@ -451,16 +451,16 @@ def jacobi(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal D; its values may be (..., nnz)
+    A : CSR, shape (n, n), float32 or float64, without zeros on the diagonal D. Its values may be (..., nnz)
     b : Tensor or NumPy array, shape (n,) or (..., n, k): one or k right-hand sides
-    x0 : like b; zero if not given
+    x0 : like b, or zero if not given
     weight : float or Tensor, () or one per row, sweep or member of the batch ("Shapes of parameters" in
         docs/solvers.md)
     options : shared keywords
 
     Notes
     -----
-    The gradient is exact for the values of A, b, x0 and weight, to any order; adjoint and cost as for
+    The gradient is exact for the values of A, b, x0 and weight, to any order. Adjoint and cost are as for
     `richardson`. There is no gradient="implicit": a converged solution does not depend on the weight.
 
     Examples

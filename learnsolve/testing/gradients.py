@@ -33,7 +33,7 @@ class Difference(NamedTuple):
 def difference(
     at: Callable[[float], tuple[float, float]], here: tuple[float, float], h: float, eps: float
 ) -> Difference:
-    """The derivative at 0; `at(t)` is a sum and the sum of its moduli, `here` both at 0."""
+    """The derivative at 0. `at(t)` is a sum and the sum of its moduli, `here` both at 0."""
     (zero, size), ahead, behind = here, [], []
     for t in (h, 2 * h):
         for value, side in ((at(t), ahead), (at(-t), behind)):
@@ -58,7 +58,7 @@ class Varied:
         if not self.positions:
             raise ValueError(
                 "check_gradients: an argument must be a CSR or a tensor of float32 or float64, got "
-                f"({', '.join(type(a).__name__ for a in args)}); other arguments are bound in fn"
+                f"({', '.join(type(a).__name__ for a in args)}). Other arguments are bound in fn"
             )
         self.names = [f"args[{i}]" + ".values" * isinstance(args[i], CSR) for i in self.positions]
         values = [args[i] for i in self.positions]
@@ -67,7 +67,7 @@ class Varied:
         if not self.values:
             raise ValueError(
                 "check_gradients: fn must return floating-point tensors, CSR matrices or Solutions, or lists "
-                "of them; got none; convert what it returns"
+                "of them, but it returns none. Convert what it returns"
             )
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -128,13 +128,13 @@ class GradientEntry:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """The result of `check_gradients`. Printing it gives a table: failures, undecided tests, then the largest
+    """The result of `check_gradients`. Printing it shows a table: failures, undecided tests, then the largest
     errors.
 
     Attributes
     ----------
     entries : list of `GradientEntry`, in the order of the tests
-    ok : bool, whether nothing failed; undecided tests do not count: see `undecided`
+    ok : bool, whether nothing failed. Undecided tests do not count, see `undecided`
     failures : list of failed entries
     undecided : list of undecided entries
     notes : list of str, limits of the whole check, such as float32
@@ -209,7 +209,7 @@ def check_gradients(
         \langle f(v), w \rangle = \langle v, J^T w \rangle
 
     These are the tests "difference" (also of v in place of :math:`e_j`), "dot product" (of forward mode) and
-    "transpose" (if f is linear in the input). "repeated": a second call returns the same. "undecided":
+    "transpose" (if f is linear in the input). "repeated": a second call returns equal results. "undecided":
     the estimated error of a difference is too large; docs/gradients.md says when. Cost: about 4 (entries +
     directions) calls per input, 2 backwards per direction. The arguments are not changed.
 
@@ -225,7 +225,7 @@ def check_gradients(
 
     Returns
     -------
-    GradientReport, with `ok`, `failures` and `undecided`; print it for a table
+    GradientReport, with `ok`, `failures` and `undecided`. Print it for a table
 
     Raises
     ------
@@ -241,14 +241,14 @@ def check_gradients(
     """
     if not callable(fn):
         raise TypeError(
-            f"check_gradients: fn must be callable, got {type(fn).__name__}; pass its arguments after it"
+            f"check_gradients: fn must be callable, got {type(fn).__name__}. Pass its arguments after it"
         )
     entries = checks.integer("check_gradients", "entries", entries, 0)
     directions = checks.integer("check_gradients", "directions", directions, 1)
     for name, value in (("step", step), ("rtol", rtol)):
         if value is not None and not checks.real("check_gradients", name, value) > 0:
             raise ValueError(
-                f"check_gradients: {name} must be positive, got {value}; leave it out for the default"
+                f"check_gradients: {name} must be positive, got {value}. Remove it for the default"
             )
     call = Varied(fn, args)
     eps = max(torch.finfo(t.dtype).eps for t in (*call.inputs, *call.values))
@@ -268,21 +268,21 @@ class _Audit:
     def report(self) -> GradientReport:
         again = self.call(self.call.inputs)
         same = all(torch.equal(a, b) for a, b in zip(again, self.call.values, strict=True))
-        note = "" if same else "a second call returns other numbers; fix the seeds in fn"
+        note = "" if same else "a second call returns other numbers. Fix the seeds in fn"
         self.rows.append(GradientEntry("repeated", "fn", verdict="ok" if same else "FAILED", note=note))
         for number in range(self.directions):
             self.direction(number)
         notes = []
         if self.eps > 1e-10:
             digits = f"differences have an error of about {self.eps ** (2 / 3):.0e}"
-            notes.append(f"float32: {digits}; check in float64")
+            notes.append(f"float32: {digits}. Check in float64")
         return GradientReport(self.rows, notes)
 
     def random(self, like: Sequence[Tensor]) -> list[Tensor]:
         return [torch.randn(t.shape, generator=self.generator, dtype=torch.float64).to(t) for t in like]
 
     def direction(self, number: int) -> None:
-        """All tests with one cotangent w; single entries only with the first."""
+        """All tests with one cotangent w, single entries only with the first."""
         w = self.random(self.call.values)
         try:
             gradients = self.backward(w)
@@ -350,7 +350,7 @@ class _Audit:
             note = "the one-sided derivatives are {:.3g} and {:.3g}: not differentiable here".format(*by.kink)
             verdict = "undecided"
         elif not math.isfinite(by.value + by.error):
-            verdict, note = "undecided", "fn is not finite beside this point"
+            verdict, note = "undecided", "fn is not finite next to this point"
         elif doubt > 0.01 * max(abs(own), abs(by.value)) and doubt > self.rtol * scale:
             note = f"the difference itself has an error of about {by.error:.1e}"
             verdict = "undecided" if verdict == "ok" else verdict

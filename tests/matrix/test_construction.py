@@ -123,7 +123,7 @@ def test_an_assembly_refuses_other_values():
     assembly = ls.ops.Assembly(*triples()[:2], (2, 3))
     with pytest.raises(ValueError, match=r"^Assembly: the last axis of values .* 4, got shape \(3,\)"):
         assembly(torch.ones(3))
-    with pytest.raises(TypeError, match=r"^Assembly: values are on meta, the matrices on cpu; pass device="):
+    with pytest.raises(TypeError, match=r"^Assembly: values are on meta, the matrices on cpu\. Pass device="):
         assembly(torch.ones(4, device="meta"))
 
 
@@ -157,7 +157,7 @@ def outside(value):
 
 
 LIES = (
-    r"every entry \(an explicit zero is one\) must lie on the pattern, .* row 1, column 0, {}, does not; use"
+    r"every entry \(an explicit zero is one\) must lie on the pattern, .* row 1, column 0, {} does not. Use"
 )
 
 
@@ -168,9 +168,9 @@ LIES = (
         (lambda: ls.CSR.from_scipy(outside(0.0), pattern=P), LIES.format(0)),
         (
             lambda: ls.CSR.from_dense(torch.full((3, 3), 2.0), pattern=P),
-            "every .* row 0, column 1, 2, does not",
+            "every .* row 0, column 1, 2 does not",
         ),
-        (lambda: ls.CSR.from_scipy(csr(DENSE), pattern=SQUARE), "a SparsityPattern, got CSR; that of"),
+        (lambda: ls.CSR.from_scipy(csr(DENSE), pattern=SQUARE), "a SparsityPattern, got CSR. Pass A.pattern"),
         (lambda: ls.CSR.from_torch(DENSE[:2].to_sparse(), pattern=P), r"must have the shape \(2, 3\), got"),
         (lambda: ls.CSR.from_scipy(csr(DENSE).astype(int), pattern=P), "float32 or float64, got torch.int64"),
     ],
@@ -220,7 +220,9 @@ def test_stack_is_a_batch():
 
 def test_stack_refuses_what_is_no_batch():
     one, more = ls.CSR(normal((P.nnz,)), P), ls.CSR(normal((1, P.nnz)), P)
-    with pytest.raises(ValueError, match=r"CSR.stack: the matrices must have one pattern, but .* matrix 1"):
+    with pytest.raises(
+        ValueError, match=r"CSR.stack: the matrices must have the same pattern, but .* matrix 1"
+    ):
         ls.CSR.stack([one, ls.CSR.from_dense(DENSE)])
     with pytest.raises(
         ValueError, match=r"CSR.stack: .* one batch shape, got \(1,\) in matrix 1, \(\) in the first"
@@ -589,22 +591,22 @@ def test_habits_that_work(habit):
 
 
 ANSWERED = {
-    "A.max()": (lambda: A.max(), AttributeError, r"write A\.values\.max\(\), or with the zeros A\.to_dense"),
-    "A.min()": (lambda: A.min(), AttributeError, r"write A\.values\.min\(\)"),
-    "A.mean()": (lambda: A.mean(), AttributeError, r"write A\.sum\(dim\) / A\.shape\[dim\]"),
-    "A.todense()": (lambda: A.todense(), AttributeError, r"write A\.to_dense\(\)"),
-    "A.tocsc()": (lambda: A.tocsc(), AttributeError, r'write A\.to_scipy\("csc"\)'),
-    "A.dot(x)": (lambda: A.dot(X), AttributeError, "write A @ x"),
-    "A.multiply(A)": (lambda: A.multiply(A), AttributeError, r"write A \* B"),
-    "A.transpose()": (lambda: A.transpose(), AttributeError, r"write A\.T"),
-    "A.astype(dtype)": (lambda: A.astype("float32"), AttributeError, r"write A\.to\(dtype\)"),
-    "A.copy()": (lambda: A.copy(), AttributeError, r"write A\.clone\(\)"),
-    "A.data": (lambda: A.data, AttributeError, r"write A\.values"),
-    "A.indptr": (lambda: A.indptr, AttributeError, r"write A\.crow_indices"),
-    "A.indices": (lambda: A.indices, AttributeError, r"write A\.col_indices"),
-    "A.numpy()": (lambda: A.numpy(), AttributeError, r"write A\.toarray\(\)"),
-    "A.mv(x)": (lambda: A.mv(X), AttributeError, "write A @ x"),
-    "A.to_sparse_csr()": (lambda: A.to_sparse_csr(), AttributeError, r"write A\.to_torch\(\)"),
+    "A.max()": (lambda: A.max(), AttributeError, r"Write A\.values\.max\(\), or with the zeros A\.to_dense"),
+    "A.min()": (lambda: A.min(), AttributeError, r"Write A\.values\.min\(\)"),
+    "A.mean()": (lambda: A.mean(), AttributeError, r"Write A\.sum\(dim\) / A\.shape\[dim\]"),
+    "A.todense()": (lambda: A.todense(), AttributeError, r"Write A\.to_dense\(\)"),
+    "A.tocsc()": (lambda: A.tocsc(), AttributeError, r'Write A\.to_scipy\("csc"\)'),
+    "A.dot(x)": (lambda: A.dot(X), AttributeError, "Write A @ x"),
+    "A.multiply(A)": (lambda: A.multiply(A), AttributeError, r"Write A \* B"),
+    "A.transpose()": (lambda: A.transpose(), AttributeError, r"Write A\.T"),
+    "A.astype(dtype)": (lambda: A.astype("float32"), AttributeError, r"Write A\.to\(dtype\)"),
+    "A.copy()": (lambda: A.copy(), AttributeError, r"Write A\.clone\(\)"),
+    "A.data": (lambda: A.data, AttributeError, r"Write A\.values"),
+    "A.indptr": (lambda: A.indptr, AttributeError, r"Write A\.crow_indices"),
+    "A.indices": (lambda: A.indices, AttributeError, r"Write A\.col_indices"),
+    "A.numpy()": (lambda: A.numpy(), AttributeError, r"Write A\.toarray\(\)"),
+    "A.mv(x)": (lambda: A.mv(X), AttributeError, "Write A @ x"),
+    "A.to_sparse_csr()": (lambda: A.to_sparse_csr(), AttributeError, r"Write A\.to_torch\(\)"),
     "a misspelling": (lambda: A.vlaues, AttributeError, "no attribute 'vlaues'$"),
     "A.crow_indices()": (lambda: A.crow_indices(), TypeError, "'Tensor' object is not callable"),
     "A.values()": (lambda: A.values(), TypeError, "'Tensor' object is not callable"),

@@ -92,9 +92,9 @@ def test_immutable():
         remedy = r"A\.with_values\(values\) or learnsolve\.CSR\(values, pattern\)"
         with pytest.raises(TypeError if name == "_is_param" else AttributeError):
             setattr(A, name, v)
-        with pytest.raises(AttributeError, match=f"CSR is immutable: {name} cannot be deleted; .*{remedy}"):
+        with pytest.raises(AttributeError, match=rf"CSR is immutable: {name} cannot be deleted\. .*{remedy}"):
             delattr(A, name)
-    with pytest.raises(AttributeError, match=f"CSR is immutable: pattern cannot be set; .*{remedy}"):
+    with pytest.raises(AttributeError, match=rf"CSR is immutable: pattern cannot be set\. .*{remedy}"):
         A.pattern = ls.ops.eye(*P.shape).pattern
     assert A.pattern is P
 
@@ -175,7 +175,7 @@ def test_names_of_torch_and_numpy():
         lambda: A.sum(0, axis=0),
         lambda: A.norm(dim=0, axis=0),
     ):
-        with pytest.raises(TypeError, match=r"CSR\.\w+: \w+ and \w+ are names of one argument"):
+        with pytest.raises(TypeError, match=r"CSR\.\w+: \w+ and \w+ are names of the same argument"):
             call()
 
 
@@ -190,7 +190,7 @@ def test_patterns_that_are_equal():
     assert not P.equals(ls.SparsityPattern(crow, col, (6, 6)))
     assert not P.equals(ls.ops.tril(A).pattern)
     with pytest.raises(
-        TypeError, match=r"other must be a SparsityPattern, got CSR; of a CSR take A\.pattern"
+        TypeError, match=r"other must be a SparsityPattern, got CSR\. Pass A\.pattern for a CSR"
     ):
         P.equals(A)
 
@@ -290,7 +290,7 @@ def test_default_collate_stacks():
     made, b = next(iter(DataLoader([(A, torch.ones(5)), (B, torch.zeros(5))], batch_size=2)))
     assert made.pattern is P
     assert (made.batch_shape, b.shape) == ((2,), (2, 5))
-    with pytest.raises(ValueError, match=r"must have one pattern.*BlockBatch takes any"):
+    with pytest.raises(ValueError, match=r"must have the same pattern.*BlockBatch accepts different"):
         default_collate([A, A.tril()])
 
 

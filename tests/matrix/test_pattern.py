@@ -38,7 +38,7 @@ MALFORMED = {
     "column too large": ((0, 1, 2), (0, 2), (2, 2), r"0 <= column < 2, got col_indices\[1\] = 2"),
     "column negative": ((0, 1, 2), (-1, 0), (2, 2), r"0 <= column < 2, got col_indices\[0\] = -1"),
     "column of nothing": ((0, 1), (0,), (1, 0), r"0 <= column < 0, got col_indices\[0\] = 0"),
-    "duplicate": ((0, 1, 4), (0, 0, 1, 1), (2, 2), r"twice, got col_indices\[3\] = 1 again; CSR.from_coo"),
+    "duplicate": ((0, 1, 4), (0, 0, 1, 1), (2, 2), r"twice, got col_indices\[3\] = 1 again\. CSR.from_coo"),
     "unsorted": ((0, 1, 3), (0, 1, 0), (2, 2), r"sorted within a row, got col_indices\[2\] = 0 .*from_coo"),
     "negative shape": ((0,), (), (-1, 3), r"shape must not be negative, got \(-1, 3\)"),
     "shape of fractions": ((0, 1, 2), (0, 1), (2.9, 2.9), "shape must be"),
@@ -60,8 +60,8 @@ CROW, COL = ints(0, 1), ints(0)
     ("crow", "col", "kind", "message"),
     [
         (CROW, COL.bool(), TypeError, "col_indices must be int32 or int64, got torch.bool"),
-        (CROW, COL.int(), TypeError, ".* one dtype and device, got torch.int64 on cpu and torch.int32"),
-        (CROW, COL.to("meta"), TypeError, ".* one dtype and device, got .* on meta"),
+        (CROW, COL.int(), TypeError, ".* the same dtype and device, got torch.int64 on cpu and torch.int32"),
+        (CROW, COL.to("meta"), TypeError, ".* the same dtype and device, got .* on meta"),
         (CROW[None], COL, ValueError, r"crow_indices must have one dimension, got shape \(1, 2\)"),
     ],
 )
@@ -221,7 +221,7 @@ def test_index_arrays_that_vmap_maps_over():
         lambda col: ls.problems.poisson((3,))[col],
         lambda D: ls.CSR.from_dense(torch.diag(D).double()),
     ):
-        message = r"torch\.func\.vmap maps over: make them outside .* learnsolve\.CSR\(values, pattern\)"
+        message = r"torch\.func\.vmap maps over\. Make them outside .* learnsolve\.CSR\(values, pattern\)"
         with pytest.raises(NotImplementedError, match=message):
             torch.vmap(lambda col, make=make: make(col).values)(cols)
 

@@ -151,10 +151,10 @@ BAD = [
     (
         lambda: gcn_norm(A64 * -9.0),
         ValueError,
-        r"^gcn_norm: all row sums of A \+ I must be positive .*; make",
+        r"^gcn_norm: all row sums of A \+ I must be positive .*\. Make",
     ),
     (lambda: SparseDropout(1.0), ValueError, "p must be a probability below 1, got 1.0"),
-    (lambda: SparseDropout()(X32), TypeError, "use torch.nn.Dropout"),
+    (lambda: SparseDropout()(X32), TypeError, "Use torch.nn.Dropout"),
     (lambda: SparseDropout()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz = "),
     (lambda: SparseDropout(0)(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz ="),
     (lambda: SparseDropout().eval()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \("),
@@ -229,9 +229,9 @@ def test_layer_takes_arguments_in_either_order():
     assert torch.equal(conv(x, EDGES, weights), expected)
     assert torch.equal(conv(EDGES, x, weights), expected)
     assert torch.equal(conv(x, EDGES), conv(gcn_norm(EDGES, torch.ones_like(weights), n=5), x))
-    with pytest.raises(ValueError, match="GCNConv: edge_weight belongs to edge_index"):
+    with pytest.raises(ValueError, match="GCNConv: edge_weight is only used with an edge_index"):
         conv(x, A, weights)
-    with pytest.raises(ValueError, match="belong to edge_index; a CSR has its own"):
+    with pytest.raises(ValueError, match=r"are only used with an edge_index\. A CSR has its own"):
         gcn_norm(A, n=5)
     with pytest.raises(ValueError, match=r"edge_weight must have shape \(\.\.\., E = 6\)"):
         conv(x, EDGES, weights[:3])

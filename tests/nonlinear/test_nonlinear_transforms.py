@@ -184,13 +184,13 @@ def test_a_derivative_that_torch_gets_wrong_is_taken_otherwise(case, dtype):
 @pytest.mark.parametrize(
     ("f", "shape", "mode", "message"),
     [
-        (WRONG["written by strides"][0], (3, 3), "reverse", 'reverse mode .* use mode="forward"'),
-        (WRONG["triangular_solve"][0], (5, 5), "forward", 'forward mode .* use mode="reverse"'),
+        (WRONG["written by strides"][0], (3, 3), "reverse", 'reverse mode .* Use mode="forward"'),
+        (WRONG["triangular_solve"][0], (5, 5), "forward", 'forward mode .* Use mode="reverse"'),
         (
             lambda u: F.batch_norm(BATCH, u, torch.ones(3, dtype=F64)),
             (3,),
             "auto",
-            "forward mode gives a wrong derivative: 0 for element .* of f.* write f with other operations",
+            "forward mode gives a wrong derivative: 0 for element .* of f.* Write f with other operations",
         ),
     ],
     ids=["reverse", "forward", "neither"],

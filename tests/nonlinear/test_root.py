@@ -285,7 +285,7 @@ def test_a_wrong_jacobian_gives_an_error_not_a_wrong_gradient():
     u = N.root(
         bratu, zeros(16), a, jacobian=lambda u, a: A
     ).x  # without the derivative of exp: converges, slowly
-    with pytest.raises(ValueError, match="root: jacobian is not that of f at the solution"):
+    with pytest.raises(ValueError, match="root: jacobian is not the Jacobian of f at the solution"):
         u.sum().backward()
 
 
@@ -573,7 +573,7 @@ def test_a_jacobian_that_cannot_be_refined_says_so():
     exact = torch.linalg.inv(torch.func.jacrev(f)(torch.zeros(3, dtype=F64), a.detach()))
     u0 = exact @ (a.detach() - f(torch.zeros(3, dtype=F64), 0 * a.detach()))
     solution = N.root(f, u0, a, jacobian=jacobian)
-    with pytest.warns(ConvergenceWarning, match="adjoint solve of the backward: did not converge"):
+    with pytest.warns(ConvergenceWarning, match="adjoint solve of the backward pass: did not converge"):
         (solution.x * torch.tensor([1.0, 1e-3, 1e-3], dtype=F64)).sum().backward()
 
 
@@ -613,14 +613,14 @@ WRONG = [
     ),
     (lambda: N.root(lambda u: u + torch.rand(2), U), V, "gave other numbers when it was called again"),
     (lambda: N.root(lambda u: NET(u) - 3, U), V, r"put modules with dropout in eval\(\)"),
-    (lambda: N.root(lambda u: u.mul_(2), U), V, r"f changes u in place; let it work on a copy, u.clone\(\)"),
+    (lambda: N.root(lambda u: u.mul_(2), U), V, r"f changes u in place. Let it work on a copy, u.clone\(\)"),
     (lambda: N.root(lambda u, a: a.add_(u), U, U.clone()), V, "f changes one of args in place"),
     (lambda: N.root(lambda u: u / 0, U), V, r"f\(u0, \*args\) must be finite, got 2 of 2"),
     (lambda: N.root(lambda u: 3, U), T, "must return a torch.Tensor, got int"),
     (lambda: N.root(lambda u: u - TRACKED, U), V, "requires grad and that is not among its arguments"),
     (lambda: N.root(f, U[:0]), V, "u0 must have at least one entry"),
     (lambda: N.root(f, U, linear=lambda J, b: b[:1]), V, "must return a Tensor of b's shape"),
-    (lambda: N.root(f, U, method="lm", line_search=None), V, "line_search belongs to Newton's method"),
+    (lambda: N.root(f, U, method="lm", line_search=None), V, "line_search is only used by Newton's method"),
     (lambda: N.root(f, U, method="lm", gradient="unrolled"), NotImplementedError, "not .lm."),
     (lambda: N.root(f, U, jacobian=ls.ops.eye(3)), V, "shape"),
     (lambda: N.root(f, U, jacobian=lambda u: torch.eye(2)), T, "must be a CSR, got Tensor"),

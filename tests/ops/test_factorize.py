@@ -380,7 +380,7 @@ BAD = {
         "A is not positive definite: .* not positive in row "),
     "not symmetric": ([[2.0, 1], [0, 2]], "cholesky", ValueError, 'kind="cholesky" needs a symmetric matrix'),
     "not definite but singular": (NEUMANN, "cholesky", ValueError, "A is not positive definite"),
-    "singular": (NEUMANN, "ldlt", ValueError, r"A is singular: .* \(every row sums to zero up .*\); fix"),
+    "singular": (NEUMANN, "ldlt", ValueError, r"A is singular: .* \(every row sums to zero up .*\)\. Fix"),
     "singular LU": ([[1.0, 2], [2, 4]], "lu", ValueError,
         "A is singular: .*columns 0, 1 depend on each other"),
     "no entry": ([[1.0, 0], [1, 0]], "auto", ValueError, "structurally singular: column 1 has no entry"),
@@ -412,7 +412,7 @@ def test_errors(backend, name):
 def test_the_row_that_is_not_definite(backend):
     """With a block of its own, no other pivot can fail."""
     A = ls.ops.block_diag([SPD, ls.CSR.from_dense(torch.tensor([[-2.0]], dtype=torch.float64)), SPD])
-    with pytest.raises(ValueError, match=r'not positive definite: .* in row 20; use kind="ldlt"'):
+    with pytest.raises(ValueError, match=r'not positive definite: .* in row 20\. Use kind="ldlt"'):
         ls.factorize(A, kind="cholesky", backend=backend)
 
 
@@ -616,7 +616,7 @@ def test_requests_that_nothing_fulfills(options, error, message):
 def test_a_library_that_is_missing(monkeypatch):
     monkeypatch.setattr(direct, "missing", lambda name: "" if name == "superlu" else "No module named 'x'")
     with pytest.raises(
-        ImportError, match=r'backend="pardiso" needs pypardiso .*install learnsolve\[pardiso\]'
+        ImportError, match=r'backend="pardiso" needs pypardiso .*Install learnsolve\[pardiso\]'
     ):
         ls.factorize(SPD, backend="pardiso")
     with pytest.raises(ValueError, match=r'ordering="nested_dissection" needs PARDISO or CHOLMOD'):
@@ -634,7 +634,7 @@ def test_as_a_method_and_as_a_preconditioner():
     rows, columns = SPD.pattern.row_indices, SPD.pattern.col_indices
     torch.testing.assert_close(g, -y[rows] * x[columns], rtol=1e-11, atol=1e-12)
     with pytest.raises(
-        ValueError, match=r"solve: method has the factors of another matrix; call method\.refac"
+        ValueError, match=r"solve: method has the factors of another matrix. Call method\.refac"
     ):
         ls.solve(2.0 * SPD, b, method=F)
     shifted = SPD + 0.1 * ls.ops.eye(20)

@@ -249,7 +249,7 @@ def test_errors():
     for coefficients, field, options, error, message in (
         (normal((3, 4)), x, {}, ValueError, r".* 1, 2 or 3 odd sizes, got shape \(3, 4\)"),
         (c, x, {"offsets": []}, ValueError, "offsets must be one or more tuples"),
-        (c, x, {"offsets": [(0, 0), (1,)]}, ValueError, "offsets must be .* all of one length"),
+        (c, x, {"offsets": [(0, 0), (1,)]}, ValueError, "offsets must be .* all of the same length"),
         (c, x, {"offsets": set(CROSS)}, TypeError, "offsets must be tuples .* in an order"),
         (c, x, {"offsets": [(0, 2**63)] * 5}, ValueError, "offsets must fit into 64 bits, got 922"),
         (c, x, {"offsets": CROSS[:4]}, ValueError, r"coefficients .* K = 4 .* got \(5,\)"),

@@ -354,11 +354,11 @@ def test_vectors_of_all_rows_are_refused(A):
     for call in (lambda t: petsc.solve(A, t), lambda t: ls.solvers.cg(A, t)):
         with refused(ValueError, f"b must be the rows of this process, ({hi - lo},) or ({hi - lo}, k), got"):
             call(numbers(N))
-        with refused(ValueError, f"shape (20, 2), those of all processes; pass b[{lo}:{hi}]"):
+        with refused(ValueError, f"shape (20, 2), the rows of all processes. Pass b[{lo}:{hi}]"):
             call(numbers(N, 2))
     with refused(ValueError, f"petsc.spmm: x must be the rows of this process, ({hi - lo},)"):
         A @ numbers(N)
-    with refused(ValueError, f"those of all processes; pass x[{lo}:{hi}]"):
+    with refused(ValueError, f"the rows of all processes. Pass x[{lo}:{hi}]"):
         petsc.spmm(A, numbers(N), transpose=True)
 
 
@@ -380,7 +380,7 @@ def test_matrices_of_another_number_of_processes_are_refused():
     with refused(ValueError, "from 0 to n = 20, got (0, 20), (0, 20)"):
         petsc.Matrix.from_rows(C, (0, N))
     with refused(
-        ValueError, f"rows of row_range ({lo}, {hi}), got shape (20, 20); of the whole matrix C take C["
+        ValueError, f"rows of row_range ({lo}, {hi}), got shape (20, 20). From the whole matrix C pass C["
     ):
         petsc.Matrix.from_rows(C, (lo, hi))
 
@@ -392,8 +392,8 @@ def test_a_share_is_of_a_number_of_rows(n):
 
 
 T, V = TypeError, ValueError
-FLOAT = "must be float64 on the CPU, as PETSc's numbers are, got torch.float32 on cpu; convert it with .to('"
-GOES = "A must be a CSR, got Matrix; a petsc.Matrix goes to petsc.spmm"
+FLOAT = "must be float64 on the CPU, as PETSc's numbers are, got torch.float32 on cpu. Convert it with .to('"
+GOES = "A must be a CSR, got Matrix. Pass a petsc.Matrix to petsc.spmm"
 OPTIONS = "options must map names of PETSc's options to values"
 P = ls.preconditioners
 NOTHING = {"pc_factor_mat_solver_type": "nothing"}
@@ -405,9 +405,9 @@ OF_SOLVE = [
     ({"options": {3: 4}}, T, OPTIONS),
     ({"M": "nothing"}, V, "M 'nothing'"),
     ({"M": 3}, T, "LearnedPC"),
-    ({"M": "model.safetensors"}, V, "a file of trained weights is petsc.LearnedPC(file)"),
-    ({"M": P.Polynomial.neumann(C, 2)}, T, "got Polynomial; petsc.LearnedPC("),
-    ({"M": P.IC(C)}, T, "got IC; petsc.LearnedPC(source) makes one of a file"),
+    ({"M": "model.safetensors"}, V, "Pass a file of trained weights as petsc.LearnedPC(file)"),
+    ({"M": P.Polynomial.neumann(C, 2)}, T, "got Polynomial. petsc.LearnedPC("),
+    ({"M": P.IC(C)}, T, "got IC. petsc.LearnedPC(source) makes one from a file"),
     ({"M": petsc.LearnedPC("/none.safetensors")}, FileNotFoundError, "LearnedPC: there is no file /none"),
     (
         {"M": "lu", "options": NOTHING},
@@ -438,7 +438,7 @@ REFUSED = [
     (lambda A, b: petsc.Matrix(own(A).values.float(), own(A).pattern, A.row_range, N), T, FLOAT),
     (lambda A, b: petsc.dot(b.float(), b), T, FLOAT),
     (lambda A, b: petsc.Matrix.from_scipy(sp.csr_array((12, 5))), V, "S must be square, got shape (12, 5)"),
-    (lambda A, b: petsc.dot(numbers(3), numbers(2)), V, "one shape"),
+    (lambda A, b: petsc.dot(numbers(3), numbers(2)), V, "the same shape"),
     (lambda A, b: petsc.Matrix(own(A).values, own(A).pattern, 3, N), T, "two integers"),
     (
         lambda A, b: petsc.Matrix(own(A).values, own(A).pattern, tuple(i + 1 for i in A.row_range), N),
@@ -465,9 +465,9 @@ def test_what_is_refused_names_the_remedy(A, call, error, message):
 
 def test_a_matrix_of_petsc_is_no_matrix_of_ours(A):
     mat, b = A.to_petsc(), numbers(N)[A.row_range[0] : A.row_range[1]]
-    with refused(TypeError, "A must be a petsc.Matrix, got Mat; make one with petsc.Matrix.from_rows"):
+    with refused(TypeError, "A must be a petsc.Matrix, got Mat. Make one with petsc.Matrix.from_rows"):
         petsc.solve(mat, b)
-    with refused(TypeError, "must be a SciPy sparse array, got Mat; rows of a CSR, or of mat.getValuesCSR()"):
+    with refused(TypeError, "SciPy sparse array, got Mat. For rows of a CSR, or of mat.getValuesCSR()"):
         petsc.Matrix.from_scipy(mat)
     mat.destroy()
 

@@ -228,16 +228,16 @@ def test_amg_of_the_blocks():
 def test_what_does_not_fit_is_refused():
     A = petsc.Matrix.from_scipy(MATRIX.to_scipy())
     b = own_rows(A, numbers(N))
-    with pytest.raises(ValueError, match="give -learnsolve_checkpoint"):
+    with pytest.raises(ValueError, match="Pass -learnsolve_checkpoint"):
         petsc.solve(A, b, M=petsc.LearnedPC())
     small = TRAINABLE(PRECONDITIONERS.Jacobi(ls.problems.poisson((4,))))
     with pytest.raises(ValueError, match="of another matrix"):
         petsc.solve(A, b, M=petsc.LearnedPC(file_of(small, "small")))
     form = torch.nn.ModuleDict({"L": TRAINABLE(PRECONDITIONERS.FSAI(MATRIX)).L})
-    with pytest.raises(ValueError, match=r"multiplies or solves with L; save the module by its save\(path\)"):
+    with pytest.raises(ValueError, match=r"multiplies or solves with L. Save the module by its save\(path\)"):
         petsc.solve(A, b, M=petsc.LearnedPC(file_of(form, "unsaid")))
     heavyball = ls.solvers.Heavyball(0.1, 0.1)
-    with pytest.raises(ValueError, match=r"holds alpha, beta, which is none"):
+    with pytest.raises(ValueError, match=r"holds alpha, beta, which is not a preconditioner"):
         petsc.solve(A, b, M=petsc.LearnedPC(file_of(heavyball, "heavyball")))
     with pytest.raises(TypeError, match="source must be"):
         petsc.solve(A, b, M=petsc.LearnedPC(3))

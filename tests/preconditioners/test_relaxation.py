@@ -182,7 +182,7 @@ ONE, FULL = torch.ones(1, 1).double(), torch.ones(20, 20).double()
     [
         ({"n_subdomains": 21}, ValueError, "n_subdomains must be at most A.shape"),
         ({"subdomains": [range(20)], "n_subdomains": 2}, ValueError, "both given"),
-        ({"subdomains": 4}, TypeError, "subdomains must be a sequence .*, got int; .* n_subdomains=4"),
+        ({"subdomains": 4}, TypeError, "subdomains must be a sequence .*, got int. .* n_subdomains=4"),
         ({"subdomains": torch.tensor(4)}, TypeError, "subdomains must be a sequence .*, got Tensor"),
         ({"subdomains": [range(5), range(6, 20)]}, ValueError, "row 5 is in none"),
         ({"subdomains": [range(20), []]}, ValueError, r"subdomains\[1\] must be a list of one or more"),

@@ -159,10 +159,10 @@ def test_published_contrast(options, band):
 
 def test_a_band_that_no_field_reaches():
     data = dataset("log_gaussian_diffusion", "train", 1, n=3, contrast=(1e30, 1e31))
-    with pytest.raises(ValueError, match=r"none of 10,000 fields of variance 0.5 has a contrast in \(1e\+30"):
+    with pytest.raises(ValueError, match=r"no field among 10,000 of variance 0.5 has a contrast in \(1e\+30"):
         data[0]
     data = dataset("helmholtz", "train", 1, std=1000.0, length=0.01)
-    with pytest.raises(ValueError, match=r"none of 10,000 fields .* stays above minimum = 3.0"):
+    with pytest.raises(ValueError, match=r"no field among 10,000 .* stays above minimum = 3.0"):
         data[0]
 
 

@@ -428,7 +428,7 @@ VALUES = [
     (lambda: P.poisson((3, 3), rows=(2, 10)), r"poisson: rows must be \(lo, hi\) with 0 <= lo <= hi <= 9"),
     (lambda: P.anisotropic((3,), 0.1, 0.0), "anisotropic: shape must have 2 dimensions"),
     # coefficients on grids
-    (lambda: P.diffusion(kappa(0.0)), r"kappa must be .*, got kappa\[1, 0, 2\] = 0.0; .* torch.exp"),
+    (lambda: P.diffusion(kappa(0.0)), r"kappa must be .*, got kappa\[1, 0, 2\] = 0.0\. .* torch.exp"),
     (lambda: P.diffusion(torch.ones(2, 2), dimensions=3), r"shape \(..., nx, ny, nz\), .*, got \(2, 2\)"),
     (lambda: P.diffusion(torch.ones(5, 4, 3), dimensions=2, rows=(0, 1)), "diffusion: rows are of one grid"),
     (lambda: nodal_of(2, 4, boundary="periodic"), "nodal_diffusion: .* at least 3 x 3 cells"),
@@ -439,7 +439,7 @@ VALUES = [
     (lambda: tensors_of(4, 4, 4, 4), r"K must have shape .* got \(4, 4, 4, 4\)"),
     (
         lambda: tensors_with([1.0, 0.5], [0.25, 1.0]),
-        r"K must be symmetric in each cell, got K\[1, 2\] = \[\[1.0, 0.5\], .*; \(K \+ K.mT\) / 2 is",
+        r"K must be symmetric in each cell, got K\[1, 2\] = \[\[1.0, 0.5\], .*\. Use \(K \+ K.mT\) / 2",
     ),
     (lambda: tensors_with([1.0, 2.0], [2.0, 4.0]), r"K must be finite and positive definite .*L @ L.mT is"),
     (lambda: tensors_with([1.0, 0.0], [0.0, -1.0]), r"K must be finite and positive definite .*K\[1, 2\]"),
@@ -450,13 +450,13 @@ VALUES = [
     # graphs
     (
         lambda: laplacian([[0, 1, 1, 2], [1, 0, 2, 2]], both_directions=True),
-        r"in both directions, got \[1, 2\] 1 times and \[2, 1\] 0 times; .* pass both_directions=False",
+        r"in both directions, got \[1, 2\] 1 times and \[2, 1\] 0 times\. .* pass both_directions=False",
     ),
     (lambda: laplacian([[0, 1], [1, 3]], n=3), r"nodes .* 0 <= index < 3, got edge_index\[1\]\[1\] = 3"),
-    (lambda: laplacian([[0, 1], [1, 2], [2, 0]]), r"shape \(2, E\), got \(3, 2\); of pairs, .* pairs.T"),
-    (lambda: P.graph_laplacian(E1[:, :0]), "graph_laplacian: without edges, n must give the number of nodes"),
+    (lambda: laplacian([[0, 1], [1, 2], [2, 0]]), r"shape \(2, E\), got \(3, 2\). For pairs .* pairs.T"),
+    (lambda: P.graph_laplacian(E1[:, :0]), "graph_laplacian: without edges, n must be the number of nodes"),
     (lambda: grounded(edge_index=torch.tensor([[0, 1], [1, 7]])), r"< 7, got edge_index\[1\]\[1\] = 7"),
-    (lambda: grounded(edge_index=PATHS.T), r"grounded_laplacian: .* got \(7, 2\); of pairs, .* pairs.T"),
+    (lambda: grounded(edge_index=PATHS.T), r"grounded_laplacian: .* got \(7, 2\). For pairs .* pairs.T"),
     (lambda: grounded(grounded=GROUNDED[None]), r"grounded_laplacian: grounded must have shape \(nodes,\)"),
     (
         lambda: grounded(grounded=torch.ones(7, dtype=torch.bool)),

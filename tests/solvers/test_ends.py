@@ -493,7 +493,7 @@ def test_the_weight_of_richardson():
     assert torch.autograd.grad(S.richardson(A, b, lmax=lmax, iterations=4).x.sum(), lmax)[0] != 0
     with pytest.raises(ValueError, match="lmax requires grad"):
         S.richardson(A, b, lmax=lmax)
-    with pytest.raises(ValueError, match="richardson: weight must not be given beside lmin or lmax"):
+    with pytest.raises(ValueError, match="richardson: weight must not be passed with lmin or lmax"):
         S.richardson(A, b, weight=1.0, lmax=8.0)
 
 
@@ -520,8 +520,8 @@ def test_the_parameters_of_the_heavy_ball():
         alone = S.heavyball(A, b, lmin=float(lmin), lmax=numbers["lmax"], iterations=3)
         torch.testing.assert_close(x, alone.x)
     for keywords, match in (
-        ({"alpha": 1.0, "beta": 0.1, "lmax": 8.0}, "alpha and beta must not be given beside lmin or lmax"),
-        ({"alpha": 1.0, "lmax": 8.0}, "alpha must not be given beside lmin or lmax"),
+        ({"alpha": 1.0, "beta": 0.1, "lmax": 8.0}, "alpha and beta must not be passed with lmin or lmax"),
+        ({"alpha": 1.0, "lmax": 8.0}, "alpha must not be passed with lmin or lmax"),
         ({"beta": 0.1}, "beta must be given with alpha"),
         ({"alpha": 0.1}, "alpha must be given with beta"),
         ({"lmin": -1.0}, "lmin must be positive and finite, got -1"),
@@ -549,7 +549,7 @@ def test_other_operators():
         assert torch.allclose(S.chebyshev(B, b, rtol=1e-10, gradient="unrolled").x, x)
     with pytest.warns(S.ConvergenceWarning):
         assert not S.chebyshev(0.0 * A, b, maxiter=5).converged
-    with pytest.raises(ValueError, match="not estimated for one M a block; pass lmax="):
+    with pytest.raises(ValueError, match=r"not estimated for one M per block\. Pass lmax="):
         S.chebyshev(ls.BlockBatch([A]), b, M=[P.Jacobi(A)])
 
 

@@ -271,7 +271,7 @@ def test_a_failure_warns_or_raises(case, mode):
         (solution.x * w).sum().backward()
     assert solution.adjoint.status is Status.MAX_ITERATIONS
     solution = case.call(A, b, throw=True, adjoint_maxiter=1)
-    with pytest.raises(SolverError, match=f"{name}, adjoint solve of the backward: MAX_ITERATIONS"):
+    with pytest.raises(SolverError, match=f"{name}, adjoint solve of the backward pass: MAX_ITERATIONS"):
         (solution.x * w).sum().backward()
     assert solution.adjoint.iterations == 1
 
@@ -546,7 +546,7 @@ def test_a_derivative_leaves_the_graph_of_the_parameters_as_it_is():
 def test_a_tensor_that_is_left_out_raises(used):
     A, b, p = poisson(2, 3), normal((6,)), normal((6,)).abs().requires_grad_()
     of = tensors(p)
-    with pytest.raises(ValueError, match="cg: A computes with other tensors that require grad; name them"):
+    with pytest.raises(ValueError, match=r"cg: A computes with other tensors that require grad\. Name them"):
         S.cg(lambda x: A @ x + (of["u"] + of[used]) * x, b, parameters=(of["u"],))
     S.cg(lambda x: A @ x + (of["u"] + of["w"]) * x, b, parameters=(p,))  # made of p only
     w = 2 * of["u"]
@@ -590,7 +590,9 @@ def test_an_M_that_is_made_of_A_is_not(kind, transform):
 @pytest.mark.parametrize("made", [P.Diagonal, ls.ops.diag])
 def test_an_M_that_is_made_inside_vmap_is_named(made, where):
     f = lambda d: S.gmres(A, B, **{where: made(d)}).x  # noqa: E731
-    with pytest.raises(NotImplementedError, match=f"gmres: {where} is made of a tensor that torch.func.vmap"):
+    with pytest.raises(
+        NotImplementedError, match=f"gmres: {where} is made from a tensor that torch.func.vmap"
+    ):
         torch.vmap(f)(torch.stack([D, 2 * D]))
 
 

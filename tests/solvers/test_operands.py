@@ -263,7 +263,7 @@ def test_wrong_arguments():
     refused(ValueError, f"adjoint_M {listed}", A, b, M=[None] * 3, adjoint_M=lambda r: r, solve=S.gmres)
     words = "cg: needs a linear, symmetric M, and SOR is not symmetric"
     refused(ValueError, words, A, b, M=[None, None, P.SOR(POISSON[2])])
-    words = "parameters belong to a callable A; a BlockBatch's are its values"
+    words = "parameters are only used with a callable A. The parameters of a BlockBatch are its values"
     refused(ValueError, words, A, b, parameters=(b,))
     learns = P.IC(POISSON[2].detach().requires_grad_())
     refused(ValueError, "cg: M requires grad", A, b, M=[None, None, learns])
@@ -478,7 +478,11 @@ T, S3 = ls.ops.StencilOperator, torch.ones(3)
         (lambda: T(S3, (3,)) @ S3.double(), TypeError, "dtype"),
         (lambda: T(torch.ones(2, 3, 1), (3,), offsets=[(0,), (1,), (2,)]) @ S3, ValueError, "unsqueeze"),
         (lambda: ls.solvers.cg(T(S3, (3,)), torch.ones(4)), ValueError, "cg: b must have"),
-        (lambda: S.cg(T(S3, (3,)), S3, parameters=(S3,)), ValueError, "parameters belong to .*; StencilOp"),
+        (
+            lambda: S.cg(T(S3, (3,)), S3, parameters=(S3,)),
+            ValueError,
+            r"parameters are only used with .*\. StencilOp",
+        ),
     ],
 )
 def test_bad_input(make, error, words):

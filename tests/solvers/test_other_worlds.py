@@ -367,7 +367,7 @@ def test_what_is_not_taken_names_the_remedy():
     x = torch.ones(16)
     with pytest.raises(TypeError, match=r"A\.toarray\(\)"):
         np.asarray(A)
-    with pytest.raises(TypeError, match=r"torch\.mm: takes no CSR; write A @ x"):
+    with pytest.raises(TypeError, match=r"torch\.mm: takes no CSR. Write A @ x"):
         torch.mm(A, x.double().unsqueeze(1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"dtype=torch\.float32"):
         A @ x

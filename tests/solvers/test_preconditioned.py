@@ -135,9 +135,9 @@ def test_preconditioner_of_the_adjoint():
     solution = S.bicgstab(A, b, M=lambda r: dense @ r, adjoint_M=lambda r: dense.T @ r, rtol=1e-9)
     solution.x.sum().backward()
     assert solution.adjoint.iterations == 1
-    with pytest.raises(ValueError, match=r"gmres: .* needs that of M; give M an attribute T"):
+    with pytest.raises(ValueError, match=r"gmres: .* needs the transpose of M\. Set M\.T"):
         S.gmres(A, b, M=lambda r: dense @ r)  # not after the solve, by the backward
-    with pytest.raises(ValueError, match=r"gmres: .* needs that of M"):
+    with pytest.raises(ValueError, match=r"gmres: .* needs the transpose of M"):
         S.gmres(ls.CSR(A.values.clone().requires_grad_(), A.pattern), b.detach(), M=lambda r: dense @ r)
     with pytest.raises(TypeError, match=r"gmres: adjoint_M must be a callable"):
         S.gmres(A, b.detach(), M=lambda r: dense @ r, adjoint_M=3)

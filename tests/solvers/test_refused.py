@@ -66,12 +66,12 @@ TO_A_TOLERANCE = [
     (
         {"gradient": "unrolled", "adjoint_rtol": 1e-3},
         V,
-        "adjoint_rtol belongs to gradient=\"implicit\", got 'unrolled'",
+        "adjoint_rtol is only used by gradient=\"implicit\", got 'unrolled'",
     ),
 ]
 OF_SQUARE = [({"A": WIDE, "b": B[:2]}, V, r"A must be square, got shape \(2, 3\)")]
 OF_KRYLOV = [
-    ({"parameters": (LEARN,)}, V, "parameters belong to a callable"),
+    ({"parameters": (LEARN,)}, V, "parameters are only used with a callable"),
     ({"A": lambda x: x, "parameters": (1.0,)}, T, r"parameters\[0\] must be a torch.Tensor, got float"),
     ({"A": AA}, V, "for a batch of matrices b must have shape"),
 ]
@@ -81,25 +81,25 @@ OF_OPERATORS = [
     ({"A": lambda x: x.float()}, T, "result of A must be torch.float64"),
     ({"A": lambda x: x.numpy()}, T, "the result of A must be a torch.Tensor"),
     ({"A": scipy.sparse.linalg.aslinearoperator(OTHER.to_scipy())}, V, r"b must have A.shape\[0\] = 9 rows"),
-    ({"M": A.diagonal()}, T, r"got Tensor; of a diagonal d pass ops.diag\(d\)"),
+    ({"M": A.diagonal()}, T, r"got Tensor. For a diagonal d pass ops.diag\(d\)"),
     ({"M": OTHER}, V, r"M must have shape \(4, 4\).*\(9, 9\)"),
     ({"M": AA}, V, "M must not have more batch axes than A or b"),
     ({"M": lambda r: r[None]}, V, "the result of M must have shape"),
     ({"M": lambda r: LEARN * r}, V, 'M requires grad.*Use gradient="unrolled"'),
-    ({"M": ls.preconditioners.IC}, T, r"M is the class IC.*give IC\(A\)"),
+    ({"M": ls.preconditioners.IC}, T, r"M is the class IC.*Pass IC\(A\)"),
     *(({key: L}, T, f"{key} must be real, got complex128") for L in (COMPLEX, SLY) for key in "AM"),
 ]
 OF_A_DIAGONAL = [
-    ({"A": with_zero(3)}, V, "A must not have zeros on its diagonal, row 3 has one; permute"),
+    ({"A": with_zero(3)}, V, "A must not have zeros on its diagonal, row 3 has one. Permute"),
     ({"A": with_zero(1, 2), "b": B[:, None]}, V, "row 1 has one"),
     ({"A": with_zero(2).requires_grad_(), "iterations": 3}, V, "row 2 has one"),
-    ({"A": HOLE, "b": B[:2]}, V, "A must have an entry on its diagonal in every row, row 1 has none; .*add"),
+    ({"A": HOLE, "b": B[:2]}, V, "A must have an entry on its diagonal in every row, row 1 has none. .*add"),
 ]
 OF_ITERATIONS = [({"iterations": 2, "gradient": "implicit"}, V, "gradient")]
 BESIDE = {"rtol": 1e-3, "atol": 0.0, "maxiter": 5, "adjoint_rtol": 1e-3, "adjoint_maxiter": 5}
 OF_STEPS = [
     *(
-        ({key: v, "iterations": 3}, V, f"{key} (belongs to gradient|must not be given beside)")
+        ({key: v, "iterations": 3}, V, f"{key} (is only used by gradient|must not be passed with)")
         for key, v in BESIDE.items()
     ),
     ({"iterations": 3, "M": 3}, T, "M must be a callable"),
@@ -110,7 +110,7 @@ OF_SWEEPS = [
         ({key: v, "iterations": 3}, V, f"iterations asks for exactly 3 sweeps, so {key} has")
         for key, v in {**BESIDE, "callback": print, "throw": True}.items()
     ),
-    ({"iterations": 2, "gradient": "implicit"}, V, 'gradient="implicit" belongs to a converged solution'),
+    ({"iterations": 2, "gradient": "implicit"}, V, 'gradient="implicit" needs a converged solution'),
 ]
 OMEGA = [
     ({"omega": 2.0}, V, "omega must lie in 0 < omega < 2, got 2.0"),
@@ -129,7 +129,7 @@ OWN = {
             for shape in ((3,), (4, 1), (3, 4), (2, 3), (2, 1, 4), (2, 2, 4))
         ),
     ],
-    "richardson": [({"weight": B, "iterations": 4}, V, "weight .*one a row or one a")],
+    "richardson": [({"weight": B, "iterations": 4}, V, "weight .*one per row or one per")],
     "heavyball": [
         ({"alpha": ONES, "beta": 0.1, "iterations": 2}, V, "alpha must have shape"),
         ({"alpha": ONES, "beta": 0.1}, V, "alpha .*needs iterations="),
@@ -140,11 +140,11 @@ OWN = {
     "ssor": OMEGA,
 }
 OF_RESTARTS = [
-    ({"transpose": lambda x: x}, V, "transpose belongs to a callable A; CSR has its own"),
+    ({"transpose": lambda x: x}, V, "transpose is only used with a callable A. CSR has its own"),
     ({"A": lambda x: x, "transpose": A}, T, "transpose must be a callable"),
 ]
 OF_RECTANGULAR = [
-    ({"A": lambda x: x}, V, "needs the transpose of A.*pass transpose="),
+    ({"A": lambda x: x}, V, "needs the transpose of A.*Pass transpose="),
     ({"A": tall(), "b": normal((8,)), "x0": normal((8,))}, V, "x0 must have shape .5,., got .8,."),
     ({"A": COMPLEX}, T, "A must be real, got complex128"),
 ]
@@ -223,16 +223,16 @@ def test_a_bad_diagonal_is_seen_through_transformations(method):
 @pytest.mark.parametrize(
     ("shape", "sizes", "match"),
     [
-        ((4,), (4, 4, None), r"one a row or one a step; give it in full, as \(1, 4\) or \(4, 1\)"),
-        ((4,), (4, 3, 4), r"one a row or one a member .*\(1, 1, 4\) or \(4, 1, 1\)"),
-        ((3,), (4, 3, 3), r"one a step or one a member .*\(1, 3, 1\) or \(3, 1, 1\)"),
-        ((3, 4), (4, 3, 4), r"one a step and member or one a step and row.*\(4, 3, 1\) or \(1, 3, 4\)"),
-        ((4,), (4, 4, 4), "one a row or one a step or one a member"),
+        ((4,), (4, 4, None), r"one per row or one per step. Pass it in full, as \(1, 4\) or \(4, 1\)"),
+        ((4,), (4, 3, 4), r"one per row or one per member .*\(1, 1, 4\) or \(4, 1, 1\)"),
+        ((3,), (4, 3, 3), r"one per step or one per member .*\(1, 3, 1\) or \(3, 1, 1\)"),
+        ((3, 4), (4, 3, 4), r"one per step and member or one per step and row.*\(4, 3, 1\) or \(1, 3, 4\)"),
+        ((4,), (4, 4, 4), "one per row or one per step or one per member"),
         ((5,), (4, 3, 2), r"shape \(\), \(n,\), \(N,\), \(B,\), \(N, B\), \(N, n\) or in full \(B, N, n\)"),
         ((2, 4), (4, 3, 2), r"with n = 4, N = 3 iterations, B = 2, got \(2, 4\)"),
         ((2, 3, 5), (4, 3, 2), "or in full"),
         ((1, 1, 1), (4, 3, None), r"shape \(\), \(n,\), \(N,\) or in full \(N, n\) with ones"),
-        ((3,), (4, None, 2), "one a step needs iterations="),
+        ((3,), (4, None, 2), "one per step needs iterations="),
     ],
     ids=str,
 )
@@ -293,7 +293,7 @@ def from_bounds(name, lmin, lmax):
 @pytest.mark.parametrize("name", [*OF_BOUNDS, *STEPS])
 def test_bad_bounds(name):
     for bad in (0.0, -1.0, math.nan, math.inf):
-        match = f"must be positive and finite, got {bad}; it bounds"
+        match = f"must be positive and finite, got {bad}. It bounds"
         for value in (bad, torch.tensor(bad, dtype=F64, requires_grad=True)):
             for key, bounds in (("lmin", (value, 4.0)), ("lmax", (1.0, value))):
                 with pytest.raises(ValueError, match=f"^{name}: {key} {match}"):
@@ -301,7 +301,7 @@ def test_bad_bounds(name):
         with pytest.raises(ValueError, match=f"{name}: lmin {match}"):
             from_bounds(name, torch.tensor([1.0, bad], dtype=F64), 4.0)
     for bounds, kind, match in (
-        ((9.0, 1.0), ValueError, "lmin must not be larger than lmax, got 9.0 and 1.0; swap"),
+        ((9.0, 1.0), ValueError, "lmin must not be larger than lmax, got 9.0 and 1.0. Swap"),
         (("1", 9.0), TypeError, "lmin must be a number or a torch.Tensor, got str"),
         ((1.0, torch.tensor(9)), TypeError, "lmax "),
     ):
@@ -321,7 +321,7 @@ def test_what_cannot_be_transformed_says_so():
         torch.func.grad(f)(p)
     with pytest.raises(NotImplementedError, match=r"cg: .*cannot reach the parameters"):
         torch.func.jvp(f, (p,), (p,))
-    with pytest.raises(NotImplementedError, match="cg: vmap over what A is made of needs A as a CSR"):
+    with pytest.raises(NotImplementedError, match="cg: vmap over the tensors of A needs A as a CSR"):
         torch.vmap(f)(p.expand(2))
 
 

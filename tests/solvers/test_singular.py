@@ -134,9 +134,7 @@ def test_an_inconsistent_system_is_named_and_so_is_the_remedy(name, of):
     with pytest.warns(ConvergenceWarning, match="INCONSISTENT.*null_space="):
         solution = getattr(S, name)(argument, b, rtol=1e-8, **turned)
     assert solution.status is Status.INCONSISTENT
-    words = (
-        f'b has a component of {share:.2g} ||b|| along the constants; null_space="constants" leaves it out'
-    )
+    words = f'b has a component of {share:.2g} ||b|| along the constants. null_space="constants" removes it'
     assert words in solution.summary()
 
 
@@ -179,7 +177,7 @@ def test_solve_finds_constants_and_says_so():
     with pytest.warns(ConvergenceWarning):
         columns = ls.solve(A, torch.stack((b, b - b.mean()), 1), method="minres", rtol=1e-6)
     assert columns.statuses == [Status.INCONSISTENT, Status.CONVERGED]
-    with pytest.raises(ValueError, match="solve: null_space belongs to cg, minres, gmres and bicgstab"):
+    with pytest.raises(ValueError, match="solve: null_space is only used by cg, minres, gmres and bicgstab"):
         ls.solve(A, b, method="lsqr", null_space="constants")
 
 
@@ -214,16 +212,16 @@ OF_JORDAN = torch.eye(2)[:, :1], torch.eye(2)[:, 1:]
         ("cg", A5, torch.ones(5).double(), ValueError, r"must have shape \(5, k\).* got \(5,\)"),
         ("cg", A5, torch.ones(4, 1).double(), ValueError, r"must have shape \(5, k\).* got \(4, 1\)"),
         ("cg", A5, ONES.float(), TypeError, "null_space has dtype torch.float32"),
-        ("cg", A5, ONES.clone().requires_grad_(), ValueError, "null_space requires grad.*detach it"),
+        ("cg", A5, ONES.clone().requires_grad_(), ValueError, "null_space requires grad.*Detach it"),
         ("cg", A5, ONES.expand(5, 2), ValueError, "linearly independent, column 1 is zero"),
         ("cg", A5, torch.nan * ONES, ValueError, "finite and linearly independent, column 0"),
         ("cg", REGULAR, "constants", ValueError, r"null space of A: \|\|A v\|\| is 0.* regular A needs no"),
-        ("cg", A5, ("constants", "constants"), ValueError, "A is symmetric here: give one"),
+        ("cg", A5, ("constants", "constants"), ValueError, "A is symmetric here: pass one"),
         ("gmres", A5, ("constants",), ValueError, "got 1 of them"),
         ("gmres", LD, OF_NONSYMMETRIC[0], ValueError, r"of A\^T: .*\(N, N_left\)"),
         ("gmres", LD, "constants", ValueError, "null space of A: "),
         ("gmres", A5, (ONES, torch.eye(5).double()[:, :2]), ValueError, "as many null vectors of A as of"),
-        ("gmres", JORDAN, OF_JORDAN, ValueError, "a null vector of A is in the range of A.*use lsqr"),
+        ("gmres", JORDAN, OF_JORDAN, ValueError, "a null vector of A is in the range of A.*Use lsqr"),
     ],
 )
 def test_errors(name, A, argument, error, words):
@@ -332,7 +330,7 @@ def test_a_null_space_up_to_rounding_is_judged_in_the_gradient(dtype):
         torch.autograd.grad(given.x[0], b)
     assert solution.converged
     assert solution.note.startswith('null_space="constants", as the rows of A sum to zero up to rounding')
-    with pytest.warns(ConvergenceWarning, match="adjoint solve of the backward.*INCONSISTENT"):
+    with pytest.warns(ConvergenceWarning, match="adjoint solve of the backward pass.*INCONSISTENT"):
         solution, gradient = solved(A, b.detach(), lambda x: x[0])
     assert solution.adjoint.status is Status.INCONSISTENT
     assert 'null_space="constants" asks for that' in solution.adjoint.note

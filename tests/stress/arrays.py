@@ -35,8 +35,8 @@ F64 = torch.float64
 
 
 def arrays(count: int, seed: int, counts: Counter) -> Iterator[str]:
-    """Wrong arrays are refused with an error that names the array, right ones are accepted, and no array ends
-    the process.
+    """Wrong arrays are rejected with an error that names the array, right ones are accepted, and no array
+    ends the process.
 
     A million mutated arrays go through the constructors, converters, operations with their backwards and raw
     operators, and into attributes of objects, in child processes; a tenth as many valid matrices are compared
@@ -168,7 +168,7 @@ def pattern(rng: random.Random) -> str | None:
         P = ls.SparsityPattern(crow, col, shape)
     except Exception as error:
         if not names:
-            return f"valid arrays are refused: {error}; {crow}, {col}, {shape}"
+            return f"valid arrays are rejected: {error}; {crow}, {col}, {shape}"
         return wrong_message(error, "SparsityPattern", names, crow, col)
     if names:
         return f"invalid arrays are accepted ({names[0]}): {crow}, {col}, {shape}"
@@ -179,7 +179,7 @@ def pattern(rng: random.Random) -> str | None:
         A = ls.CSR(v, P)
     except Exception as error:
         if fits:
-            return f"valid values are refused: {error}"
+            return f"valid values are rejected: {error}"
         return wrong_message(error, "CSR", ("values",), crow, col)
     if not fits:
         return f"invalid values are accepted: {v} for {P}"

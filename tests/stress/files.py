@@ -35,7 +35,7 @@ MEMORY = 2**30  # bytes that a child may allocate
 
 
 def files(count: int, seed: int, counts: Counter) -> Iterator[str]:
-    """Damaged and hostile files are refused with an error: none ends or holds up the process, takes its
+    """Damaged and hostile files are rejected with an error: none ends or holds up the process, takes its
     memory, runs code or writes elsewhere; valid ones are read as an independent reader does.
 
     Matrix Market files, matrices and networks in safetensors, checkpoints and configs of
@@ -257,7 +257,7 @@ def market(rng: random.Random, folder: Path) -> str | None:
     except (ValueError, NotImplementedError) as error:
         if expected is None and str(error).startswith("matrix_market: "):
             return None
-        return f"refused though valid, or not by matrix_market: {error!r}; {content[:300]!r}"
+        return f"rejected though valid, or not by matrix_market: {error!r}; {content[:300]!r}"
     except (MemoryError, RuntimeError):
         if why == "the row pointers":
             return None
@@ -365,7 +365,7 @@ def in_safetensors(
             wrong = reads(path, rng)
         except ValueError as error:  # a SettingError is one
             if content == samples()[kind]:
-                return f"a valid file is refused: {error}"
+                return f"a valid file is rejected: {error}"
             return None if str(error).startswith(says) else f"not the library's error: {error!r}"
         return wrong if wrong != "another matrix" or content == samples()[kind] else None
 
@@ -423,7 +423,7 @@ def planetoid_pickle(rng: random.Random, folder: Path) -> str | None:
     try:
         _pickles.load(path)
     except _pickles.Rejected as error:
-        return None if content != samples()["graph"] else f"a valid pickle is refused: {error}"
+        return None if content != samples()["graph"] else f"a valid pickle is rejected: {error}"
     return "a pickle that runs code is read" if runs else None
 
 
@@ -446,7 +446,7 @@ def planetoid_npz(rng: random.Random, folder: Path) -> str | None:
         content = damaged(content, rng)
     arrays = MODULE._load(written(folder / "x.npz", content), "d")
     if arrays is None:
-        return None if content != samples()["npz"] else "a valid file is refused"
+        return None if content != samples()["npz"] else "a valid file is rejected"
     same = all(np.array_equal(arrays[key], np.arange(3)) for key in MODULE.ARRAYS)
     return None if same else f"read as {arrays}"
 

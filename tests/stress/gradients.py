@@ -460,7 +460,7 @@ def fault(number: int, counts: Counter | None = None) -> str | None:
         found, wanted = ours(sparse, inputs, g, w), theirs(dense, inputs, g, w)
     except Exception as error:  # whatever it is
         if order is nested and "vmap over matrices is not supported" in str(error):
-            counts["refused"] += 1
+            counts["rejected"] += 1
             return None
         return f"{what}: raised {type(error).__name__}: {error}"
     # Second derivatives sum terms that cancel: their size is that of all of them.

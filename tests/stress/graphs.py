@@ -115,16 +115,16 @@ def _fault(
         try:
             loss = total(case.f(make(argument)))
         except (TypeError, ValueError) as error:
-            gradients.append("refused")
+            gradients.append("rejected")
             if not re.search(rf"\b{case.argument}\b", str(error)):
-                return f"is refused by an error that does not name it: {error}"
+                return f"is rejected by an error that does not name it: {error}"
         else:
             tracked = isinstance(loss, Tensor) and loss.requires_grad
             gradients += torch.autograd.grad(loss, t, allow_unused=True) if tracked else [None]
     first, second = gradients
     if type(first) is not type(second) or (isinstance(first, Tensor) and not torch.allclose(first, second)):
         return f"has the gradients {first} for a leaf and {second} for a result"
-    if first == "refused":
+    if first == "rejected":
         return None
     if plain_name(case.call) in WITHOUT and first is None:
         return None if NO_GRADIENT.search(case.doc) else "has no gradient, and its docstring does not say so"
@@ -367,14 +367,14 @@ def judged(name: str, how: str, n: int, passed: bool, seed: int, counts: Counter
         try:
             got = float(derivative(how, f, a, v, w).detach())
         except (ValueError, NotImplementedError, RuntimeError) as error:
-            counts["refused"] += 1
+            counts["rejected"] += 1
             raw = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
             if "unrolled" in name and "vmap" in how and not name.startswith("root"):
                 return None  # torch's own error: the number of iterations depends on the data
             if raw or not REFUSED.search(str(error)):
                 return f"{what} raised {type(error).__name__}: {error}"
             if passed and name.startswith(ABLE) and not ("unrolled" in name and "vmap" in how):
-                return f"{what} was refused: {error}"
+                return f"{what} was rejected: {error}"
             return None
         counts["computed"] += 1
         h = 1e-4 if how == "second" else 1e-5
@@ -394,8 +394,8 @@ def judged(name: str, how: str, n: int, passed: bool, seed: int, counts: Counter
 
 
 def closures(count: int, seed: int, counts: Counter) -> Iterator[str]:
-    """Under torch.func and forward mode, a function that uses a tensor beside its arguments gets the
-    derivative of differences, or an error names that; what is passed, and parameters of modules, get the
+    """Under torch.func and forward mode, a function that uses a tensor that is not among its arguments gets
+    the derivative of differences, or an error names that; what is passed, and parameters of modules, get the
     derivative, and a module is left as it was.
 
     Every public call that takes a function, a random transformation, sizes 2 to 5.

@@ -113,7 +113,7 @@ class Case:
             except ValueError as error:
                 if "must be finite" not in str(error):
                     self.fault(f"raised {error}")
-                self.counts["refused"] += self.systems
+                self.counts["rejected"] += self.systems
                 return self
             except Exception as error:  # any other is a fault
                 if not isinstance(error, SolverError):
@@ -225,7 +225,7 @@ def nonlinear(count: int, seed: int, counts: Counter) -> Iterator[str]:
     report CONVERGED.
     """
     able = missed = 0
-    while counts["systems"] + counts["refused"] < count:
+    while counts["systems"] + counts["rejected"] < count:
         case = Case(seed * STRIDE + counts["calls"]).run()
         counts += case.counts
         counts["calls"] += 1
@@ -372,7 +372,7 @@ class Spectrum:
             try:
                 pairs = ls.eigsh(A, k, B=B, **self.options)
             except ValueError as error:
-                self.counts["refused"] += 1
+                self.counts["rejected"] += 1
                 known = "is singular for sigma", "no bound of the eigenvalues is known", "ARPACK needs k < n"
                 return None if any(words in str(error) for words in known) else f"{what}: raised {error}"
         self.counts[pairs.status.name] += 1

@@ -561,7 +561,7 @@ def kept_fault(name: str, seed: int, counts: Counter) -> str | None:
                 x = u.clone().requires_grad_() if form == "graph" else u
                 found = J(x, *args).to_dense().detach()
         except REFUSED:
-            counts["refused"] += 1
+            counts["rejected"] += 1
             return None
         draws = step > 0 and kept.nothing_dropped is not None
         f = kept.nothing_dropped if draws else kept.f

@@ -412,7 +412,7 @@ def compare(s: Sample, name: str, call: Call, seed: int, i: int, counts: Counter
             found = [digest(t) for t in call.tensors(s, leaves)]
         except Exception as error:  # whatever it is, the others are tried
             if "PLAN_LIMIT" in str(error):  # an elimination that fills an arrow up
-                counts["refused"] += 1
+                counts["rejected"] += 1
                 break
             faults.append(f"{where}: with {number} threads {type(error).__name__}: {error}")
             break

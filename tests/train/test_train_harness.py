@@ -387,7 +387,7 @@ def test_a_seed_that_diverges_is_named(run, report, no_pictures, monkeypatch, ca
     assert code == train.FAILED
     message = capsys.readouterr().err
     assert "seed 1, step 0: the training diverged" in message
-    assert message.endswith("the last good checkpoint is in run/seed-1\n")
+    assert message.endswith("The last good checkpoint is in run/seed-1\n")
     assert report(folder / "seed-0")["steps"] == 2
 
 
@@ -403,7 +403,7 @@ def test_torchrun_is_refused(run, monkeypatch, capsys):
     monkeypatch.setattr("torch.distributed.all_gather_object", lambda codes, own: codes.__setitem__(0, own))
     assert run("--seeds", 2)[0] == train.BAD_SETTING
     assert (
-        "--seeds 2 trains one run after another in one process; start it without" in capsys.readouterr().err
+        "--seeds 2 trains one run after another in one process. Start it without" in capsys.readouterr().err
     )
 
 

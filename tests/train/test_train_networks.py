@@ -360,7 +360,7 @@ def test_a_run_learns_what_it_says(run, rows, report, no_pictures):
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["problem"]["shape"] == [8, 8]
     assert (config["iterations"], config["gamma"], config["target"]) == (4, 0.6, None)
-    assert numbers["learned"].startswith("To 1e-06, set-up included: On held-out it takes ")
+    assert numbers["learned"].startswith("To 1e-06, setup included: On held-out it takes ")
 
 
 @pytest.mark.parametrize("variant", ["paper", "demo"])

@@ -202,7 +202,7 @@ def test_only_rank_0_writes_and_prints(two):
         quick_or_slow("diverges", train.FAILED, 0, "step 1: the training diverged"),
         quick_or_slow("fails", train.BAD_SETTING, 1, "this process has had enough"),
         quick_or_slow(
-            "stopped", train.INTERRUPTED, 0, "stopped at step 12; resume with: torchrun --nproc-per-node 2"
+            "stopped", train.INTERRUPTED, 0, "stopped at step 12. Resume with: torchrun --nproc-per-node 2"
         ),
     ],
 )
@@ -268,7 +268,7 @@ def test_ctrl_c_at_torchrun_leaves_a_checkpoint(tmp_path):
     process.send_signal(signal.SIGINT)
     _, message = process.communicate(timeout=60)
     stopped = checkpoint.read_state(tmp_path / "run")[0]["step"]
-    assert f"learnsolve.train: stopped at step {stopped}; resume with: torchrun" in message
+    assert f"learnsolve.train: stopped at step {stopped}. Resume with: torchrun" in message
     assert message.count("learnsolve.train: ") == 1
 
 
@@ -319,7 +319,7 @@ def test_one_gpu_is_not_for_several_processes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
     parallel.take_device("cpu")
-    with pytest.raises(SettingError, match="--device cuda:0 is one GPU for several processes; --device cuda"):
+    with pytest.raises(SettingError, match=r"cuda:0 is one GPU for several processes\. --device cuda"):
         parallel.take_device("cuda:0")
     with pytest.raises(SettingError, match="process 1 of this machine has no GPU: torch sees 1"):
         parallel.take_device("cuda")

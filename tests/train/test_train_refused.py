@@ -30,11 +30,11 @@ RECTANGULAR = "%%MatrixMarket matrix coordinate real general\n2 3 2\n1 1 1\n2 2 
 
 # Arguments of the program, and words of its answer.
 BAD = """
-jacobi --stepz 3 => unrecognized arguments: --stepz=3; did you mean --steps?
-jacobi -steps 3 => unrecognized arguments: -steps 3; did you mean --steps?
-jacobi --seed 9223372036854775807 --seeds 2 => leaves no room for --seeds 2; give a smaller one
-jacobi --nothing_like_it 3 => unrecognized arguments: --nothing_like_it=3; python -m
-jacobi --problem.shap 3 => did you mean --problem.shape?
+jacobi --stepz 3 => unrecognized arguments: --stepz=3. Did you mean --steps?
+jacobi -steps 3 => unrecognized arguments: -steps 3. Did you mean --steps?
+jacobi --seed 9223372036854775807 --seeds 2 => leaves no room for --seeds 2. Pass a smaller one
+jacobi --nothing_like_it 3 => unrecognized arguments: --nothing_like_it=3. See python -m
+jacobi --problem.shap 3 => Did you mean --problem.shape?
 jacobi stray => unrecognized arguments: stray
 jacobi --steps => argument --steps: expected one argument
 jacobi --steps 1.5 => --steps: Expected a <class 'int'>. Got value: 1.5
@@ -44,13 +44,13 @@ jacobi --out '' => --out must name a folder
 jacobi --out file => --out file cannot be used as a folder
 jacobi --out full => --out full holds other files
 jacobi --config none.yaml => none.yaml
-jacobi --config bad.yaml => Option 'stepz' is not accepted; did you mean --steps?
+jacobi --config bad.yaml => Option 'stepz' is not accepted. Did you mean --steps?
 jacobi --config wrong.yaml => --problem.shape: Does not validate
 jacobi --resume nowhere => --resume nowhere: there is no run
 jacobi --test_vectors identity --resample => --resample true needs random vectors
 jacobi --test_vectors identity --problem.shape [65,64] => n <= 4096, but the matrix has n = 4160
-jacobi --test_vectors 100000000 --problem.shape 100000 => GiB are free; use fewer
-jacobi --problem.shape [99999999,99999999] => GiB are free; choose a smaller grid
+jacobi --test_vectors 100000000 --problem.shape 100000 => GiB are free. Use fewer
+jacobi --problem.shape [99999999,99999999] => GiB are free. Choose a smaller grid
 jacobi --seed 9223372036854775808 => --seed must be a 64-bit number
 jacobi --steps 100000000000000000000 => --steps must be a 64-bit number
 jacobi --threads 2000 => --threads must be at most 1024
@@ -68,7 +68,7 @@ jacobi --problem.name matrix_market --problem.path asymmetric.mtx => needs a sym
 jacobi --problem.name matrix_market --problem.path negative.mtx => diagonal entry of row 1 is -1
 jacobi --problem.name matrix_market --problem.path rectangular.mtx => square
 
-heavyball --hidden 3 => unrecognized arguments: --hidden=3; python -m learnsolve.train heavyball
+heavyball --hidden 3 => unrecognized arguments: --hidden=3. See python -m learnsolve.train heavyball
 
 heavyball_network --problem.shape 9 => unrecognized arguments: --problem.shape=9
 heavyball_network --grid [16] => --grid must have two or three axes
@@ -77,8 +77,8 @@ heavyball_network --grid [4,4,4] => --family anisotropic has two axes
 pcg --target inf => --target: Does not validate
 pcg --guard 0.5 => --guard must be between 0 and 0.01
 pcg --guard 0.01 --form triangular --start ic --problem.shape 200 => --guard
-pcg --start ic => --start ic is a factor for --form triangular, not for product; take
-pcg --start fsai --form triangular => take --start paper or ic
+pcg --start ic => --start ic is a factor for --form triangular, not for product. Pass
+pcg --start fsai --form triangular => Pass --start paper or ic
 pcg --nx 8 => --nx and --ny are given together
 pcg --nx 8 --ny 0 => --ny must be at least 1
 pcg --tolerances [1e-3,x] => Expected a <class 'float'>. Got value: x
@@ -89,7 +89,7 @@ pcg --tolerances [2.0] => --tolerances must be between 0 and 1
 precorrector --scales [1] => --scales must be at least 2
 precorrector --contrast [1.0] => --contrast must be the smallest and the largest
 precorrector --tolerances [2.0] => --tolerances must be between 0 and 1
-neuralif --loss product => give --resample false
+neuralif --loss product => Pass --resample false
 neuralif --density 2.0 => --density must be above 0 and at most 1
 multigrid --max_coarse 256 => --max_coarse must be at least 1 and below 256
 multigrid --grid 33 => --grid must be at most 32 with --loss cycles, which factors dense
@@ -109,8 +109,8 @@ gcn --data hostile => asks for os.system, which no Planetoid file needs
 gcn --data unlabeled => a test node of citeseer has no label
 gcn --dropout 1 => --dropout must be a probability below 1, got 1.0
 gcn --epochs -1 => --steps must be at least 0, got -1
-gcn --epoch 3 => unrecognized arguments: --epoch=3; did you mean --epochs?
-gcn --data planetoid --seeds 100000000 => GiB are free; use fewer
+gcn --epoch 3 => unrecognized arguments: --epoch=3. Did you mean --epochs?
+gcn --data planetoid --seeds 100000000 => GiB are free. Use fewer
 """
 CASES = [tuple(line.split(" => ")) for line in BAD.splitlines() if line]
 
@@ -195,10 +195,10 @@ def test_an_error_of_the_library_is_one_of_the_option(recipe, words, start):
 def test_an_unknown_recipe(capsys):
     assert train.main(["jacoby"]) == train.BAD_SETTING
     known = ", ".join(recipes.RECIPES)
-    message = f"learnsolve.train: unknown recipe 'jacoby'; did you mean jacobi? the recipes are: {known}\n"
+    message = f"learnsolve.train: unknown recipe 'jacoby'. Did you mean jacobi? The recipes are: {known}\n"
     assert capsys.readouterr().err == message
     assert train.main(["nothing"]) == train.BAD_SETTING
-    assert f"unknown recipe 'nothing'; the recipes are: {known}\n" in capsys.readouterr().err
+    assert f"unknown recipe 'nothing'. The recipes are: {known}\n" in capsys.readouterr().err
 
 
 def test_gcn_without_a_network(tmp_path, monkeypatch, capsys):
@@ -210,7 +210,7 @@ def test_gcn_without_a_network(tmp_path, monkeypatch, capsys):
     assert message.startswith("learnsolve.train: --data: planetoid: cannot download http://127.0.0.1:9/ind.")
     assert "refused" in message
     assert "Caused by" not in message
-    assert message.endswith("get the files elsewhere and give the folder with them")
+    assert message.endswith("Get the files elsewhere and pass the folder with them")
     assert not (tmp_path / "run").exists()
 
 

@@ -187,7 +187,7 @@ def test_weights_that_diverge_when_repeated_are_called_so(run, no_pictures, caps
     A = torch.full((6, 6), 0.95, dtype=torch.float64) + 0.05 * torch.eye(6, dtype=torch.float64)
     scipy.io.mmwrite(tmp_path / "stiff.mtx", scipy.sparse.coo_array(A.numpy()), symmetry="symmetric")
     run("--steps", 1, "--lr", 1e-6, "--problem.name", "matrix_market", "--problem.path", "stiff.mtx")
-    assert "the sweeps diverge; train with more --sweeps" in capsys.readouterr().out
+    assert "the sweeps diverge. Train with more --sweeps" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_a_new_iteration_may_start_from_the_one_before():
 def test_errors_of_train_by_depth():
     a, b = start(0.2, 0.1)
     optimizer = torch.optim.Adam([a, b])
-    with pytest.raises(ValueError, match=r"one length, an entry for each iteration, got \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"the same length, an entry for each iteration, got \[2, 3\]"):
         train_by_depth(momentum, [a, b[:2]], optimizer, steps=1)
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         train_by_depth(momentum, [a, b], optimizer, steps=0)
@@ -647,7 +647,7 @@ def test_without_data_and_pooch_the_extra_is_named(monkeypatch, tmp_path, capsys
     monkeypatch.setitem(sys.modules, "pooch", None)
     assert train.main(["gcn", "--out", str(tmp_path / "run")]) == train.FAILED
     message = capsys.readouterr().err
-    assert "pip install 'learnsolve[data]'; or give the folder with the files by --data" in message
+    assert "pip install 'learnsolve[data]'. Or pass the folder with the files by --data" in message
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])

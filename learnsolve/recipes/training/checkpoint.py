@@ -3,7 +3,7 @@ any moment.
 
 state.safetensors is the checkpoint: parameters and optimizer state, and in its header the rest as JSON. One
 atomic rename replaces it, so that tensors and step always belong together. state.json repeats the header for
-readers, with the file's SHA-256; a kill between the two renames leaves it one checkpoint behind, which
+readers, with the file's SHA-256. A kill between the two renames leaves it one checkpoint behind, which
 loading detects and repairs. A checkpoint notes how many bytes of metrics.csv belong to it: a resumed run cuts
 the file there. files.json lists the run's own files: no others are replaced or removed.
 """
@@ -42,7 +42,7 @@ History = dict[str, list]
 
 
 def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write bytes or text; `path` holds the old or the new content, never a part."""
+    """Write bytes or text. `path` holds the old or the new content, never a part."""
     replace_file(path, content.encode() if isinstance(content, str) else content, durable=True)
 
 
@@ -89,7 +89,7 @@ def load_state(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Opti
     except (RuntimeError, ValueError) as error:
         what = " ".join(str(error).split())
         raise SettingError(
-            f"--resume {folder}: {TENSORS} does not fit this run: {what}; start again"
+            f"--resume {folder}: {TENSORS} does not fit this run: {what}. Start again"
         ) from error
     if facts != _read_summary(folder)[0]:
         _write_summary(folder, facts, hashlib.sha256(content).hexdigest())
@@ -103,7 +103,7 @@ def _check_optimizer(
     adam = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
     lost = any(not entries.keys() >= {"step", "exp_avg", "exp_avg_sq"} for entries in state.values())
     if not set(state) <= set(range(len(parameters))) or (state and not step):
-        raise ValueError("the optimizer's state is that of other parameters")
+        raise ValueError("the optimizer's state belongs to other parameters")
     if adam and (lost or bool(state) != bool(step)):
         raise ValueError("the optimizer's state is not complete")
     for index, entries in state.items():
@@ -119,7 +119,7 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
     path, tensors = folder / TENSORS, f"--resume {folder}: {TENSORS}"
     if not path.is_file():
         raise SettingError(
-            f"--resume {folder}: there is no {TENSORS} to resume from; start with --out instead"
+            f"--resume {folder}: there is no {TENSORS} to resume from. Start with --out instead"
         )
     content, load = path.read_bytes(), need("safetensors.torch").load
     try:
@@ -127,18 +127,18 @@ def read_state(folder: Path) -> tuple[dict[str, Any], bytes]:
         facts = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["state"])
         load(content)
     except Exception as error:  # parsers raise many kinds of errors on a damaged file
-        raise SettingError(f"{tensors} is damaged ({error}); start again") from error
+        raise SettingError(f"{tensors} is damaged ({error}). Start again") from error
     if not isinstance(facts, dict):
-        raise SettingError(f"{tensors} is damaged (it has no facts); start again")
+        raise SettingError(f"{tensors} is damaged (it has no facts). Start again")
     if (number := facts.get("format")) != FORMAT:
-        raise SettingError(f"{tensors} has format {number}, this version reads {FORMAT}; start again")
+        raise SettingError(f"{tensors} has format {number}, this version reads {FORMAT}. Start again")
     summary, digest = _read_summary(folder)
     if summary == facts and digest != hashlib.sha256(content).hexdigest():
-        raise SettingError(f"{tensors} does not match the SHA-256 in {SUMMARY}; start again")
+        raise SettingError(f"{tensors} does not match the SHA-256 in {SUMMARY}. Start again")
     for name, kind in FIELDS.items():
         value: Any = facts.get(name)
         if not isinstance(value, kind) or isinstance(value, bool) or not 0 <= value < math.inf:
-            raise SettingError(f"{tensors} is damaged ({name} is {value!r}); start again")
+            raise SettingError(f"{tensors} is damaged ({name} is {value!r}). Start again")
     return facts, content
 
 
@@ -213,7 +213,7 @@ def check_metrics(folder: Path, size: int, step: int) -> None:
         if _columns(io.StringIO(content.decode(), newline=""))["step"] != list(range(step)):
             raise ValueError(f"it does not have one row for each of {step} steps")
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
-        raise SettingError(f"--resume {folder}: {METRICS} is damaged ({error}); start again") from error
+        raise SettingError(f"--resume {folder}: {METRICS} is damaged ({error}). Start again") from error
 
 
 def read_metrics(folder: Path) -> History:
@@ -239,7 +239,7 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
     """Prepare the folder for a new run, and list in it the files that the run will write: the files of every
     run, `files`, and the files in its `folders`.
 
-    An earlier run is removed only with --overwrite. Files that are not listed stay; the folder is rejected if
+    An earlier run is removed only with --overwrite. Files that are not listed stay. The folder is rejected if
     the new run would write over one of them, or if there is no earlier run in it.
     """
     try:
@@ -250,16 +250,16 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
     ours = {*EVERY_RUN, *files}
     earlier = _listed(folder) if present else set()
     if earlier is None:
-        raise SettingError(f"--out {folder} holds other files; choose a new or empty folder")
+        raise SettingError(f"--out {folder} holds other files. Choose a new or empty folder")
     if present and not settings.overwrite:
         raise SettingError(
-            f"--out {folder} already holds a run; continue it with --resume {folder}, replace it with "
+            f"--out {folder} already holds a run. Continue it with --resume {folder}, replace it with "
             "--overwrite true, or choose another --out"
         )
     if strangers := sorted(present & ours - earlier):
         raise SettingError(
             f"--out {folder} holds {', '.join(strangers)}, which the run in it did not write and this one "
-            "would replace; move it, or choose another --out"
+            "would replace. Move it, or choose another --out"
         )
     before = _folders(folder)
     # A kill while files are removed leaves only listed files.
@@ -274,7 +274,7 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
 
 def resume(folder: Path, files: Iterable[str], folders: Iterable[str] = ()) -> None:
     """Remove leftovers of killed writers from a run's folder, and its report, which belongs to an earlier
-    end; then list the files that the run will write."""
+    end, then list the files that the run will write."""
     ours = {*EVERY_RUN, *files}
     remove_leftovers(folder, ours)
     write_list(folder, ours | (_listed(folder) or set()), {*_folders(folder), *folders})
@@ -311,7 +311,7 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
 
 
 def _listed(folder: Path) -> set[str] | None:
-    """The files of the run in a folder; None if there is no run."""
+    """The files of the run in a folder, or None if there is no run."""
     if (content := _list(folder)) is None:
         return None
     return {name for name in content["files"] if _plain(name) and not (folder / name).is_dir()}

@@ -184,19 +184,20 @@ def take_device(device: str) -> None:
         return
     if kind.index is not None:
         raise SettingError(
-            f"--device {device} is one GPU for several processes; --device cuda gives each its own"
+            f"--device {device} is one GPU for several processes. --device cuda gives each its own"
         )
     local = int(os.environ["LOCAL_RANK"])
     if local >= torch.cuda.device_count():
         raise SettingError(
-            f"process {local} of this machine has no GPU: torch sees {torch.cuda.device_count()}; start "
+            f"process {local} of this machine has no GPU: torch sees {torch.cuda.device_count()}. Start "
             "at most as many processes, or use --device cpu"
         )
     torch.cuda.set_device(local)
 
 
 def summed(own: Tensor) -> Tensor:
-    """The sum of the values of all processes, without a graph. All must call it in the same order."""
+    """The sum of the values of all processes, detached from the autograd graph. All must call it in the same
+    order."""
     total = own.detach().clone()
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(total)
@@ -204,7 +205,7 @@ def summed(own: Tensor) -> Tensor:
 
 
 def share(count: int) -> range:
-    """This process's share of `count` items: contiguous; shares differ by at most one."""
+    """This process's share of `count` items: contiguous. Shares differ by at most one."""
     if not (dist.is_available() and dist.is_initialized()):
         return range(count)
     rank, size = dist.get_rank(), dist.get_world_size()

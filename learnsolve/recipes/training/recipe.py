@@ -34,7 +34,7 @@ from learnsolve.recipes.training.settings import RunSettings
 
 
 LEARNED = "learned"
-DIVERGE = "Repeated beyond those of the loss, the sweeps diverge; train with more --sweeps."
+DIVERGE = "Repeated more often than in the loss, the sweeps diverge. Train with more --sweeps."
 AMG_COARSE = 100  # maximum number of rows that AMG solves directly
 
 Row = dict[str, Any]
@@ -78,7 +78,7 @@ def verdict(
 
     The row `bound` does not count: none can beat it.
 
-    `columns`: headers and their keys; smaller values are better, None is the worst.
+    `columns`: headers and their keys. Smaller values are better, None is the worst.
 
     Examples
     --------
@@ -139,14 +139,14 @@ def milliseconds(seconds: float) -> str:
 
 
 def cells(row: Row) -> Row:
-    """The cells of a tolerance, for `tabulate`; without seconds for a rule named by `rtol`."""
+    """The cells of a tolerance, for `tabulate`, without seconds for a rule named by `rtol`."""
     if isinstance(row["rtol"], str):
         return {row["rtol"]: iterations(row)}
     return {f"iterations {row['rtol']:.0e}": iterations(row), "ms": milliseconds(row["seconds"])}
 
 
 def seconds_of(rows: Iterable[Row], rtol: float) -> dict[str, tuple[float, float]]:
-    """Set-up and solve of each preconditioner that solved all its systems, the fastest first."""
+    """Setup and solve of each preconditioner that solved all its systems, the fastest first."""
     found = {}
     for row in rows:
         if row["rtol"] == rtol and row["converged"] == row["systems"]:
@@ -165,7 +165,7 @@ def raced(
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[label], []).append(row)
-    words = [f"To {rtol:.0e}, set-up included:"]
+    words = [f"To {rtol:.0e}, setup included:"]
     for group, part in groups.items():
         (own,) = (row for row in part if (row["preconditioner"], row["rtol"]) == (LEARNED, rtol))
         seconds = seconds_of(part, rtol)
@@ -181,13 +181,13 @@ def raced(
     heads = {
         f"{label.replace('_', ' ')}: preconditioner": lambda row: f"{row[label]}: {row['preconditioner']}",
         **columns,
-        "set-up ms": lambda row: milliseconds(row["setup_seconds"]),
+        "setup ms": lambda row: milliseconds(row["setup_seconds"]),
     }
     figures = {}
     if seconds := seconds_of(part, rtol):
         times = {name: [1e3 * t for t in pair] for name, pair in seconds.items()}
         title = f"{where},\ntimes on {group}"
-        figures["times.png"] = partial(bars, title, "ms, set-up (dark) and solve", times)
+        figures["times.png"] = partial(bars, title, "ms, setup (dark) and solve", times)
     table = tabulate(rows, heads, cells)
     numbers = numbers | {"evaluation": rows}
     return Outcome(numbers, *table, " ".join(words), figures, texts={"evaluation.csv": as_csv(rows)})
@@ -220,7 +220,7 @@ class Curves:
         return replace(self, title=self.title.format_map(vars(settings)), columns=labels)
 
     def picture(self, title: str, series: Callable[[str], Series], levels: Iterable[Line] = ()) -> Any:
-        """The figure, or None if no column has an entry; `series`: the steps of a column, its values, and
+        """The figure, or None if no column has an entry. `series`: the steps of a column, its values, and
         their band or None. Levels far above the curves are left out."""
         lines = []
         for (column, label), color in zip(self.columns.items(), COLORS, strict=False):
@@ -305,7 +305,7 @@ class Recipe:
     alone: ClassVar[str] = "start it without torchrun"  # which only a `VectorRecipe` supports
 
     def __init__(self, settings: Any):
-        """Build matrix, model and data; SettingError for settings that cannot work."""
+        """Build matrix, model and data. Raises SettingError for settings that cannot work."""
         raise NotImplementedError
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -316,7 +316,7 @@ class Recipe:
         """The training loss of `step`, a scalar that depends on the model's parameters.
 
         Or a vector: the losses of trainings that run side by side on separate parameters. Their mean is
-        recorded; the gradient is taken of their sum, so that no training depends on how many there are.
+        recorded. The gradient is taken of their sum, so that no training depends on how many there are.
         """
         raise NotImplementedError
 
@@ -358,7 +358,7 @@ class VectorRecipe(Recipe):
     vector_dim: ClassVar[int] = -1  # the axis of `vectors` that counts them
 
     def vectors(self, step: int) -> Tensor:
-        """The test vectors `indices` of `step`, possibly none; or indices by which `losses` finds them."""
+        """The test vectors `indices` of `step`, possibly none, or indices by which `losses` finds them."""
         raise NotImplementedError
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
@@ -367,7 +367,7 @@ class VectorRecipe(Recipe):
         raise NotImplementedError
 
     def total(self, vectors: Tensor, step: int) -> Tensor:
-        """The sum of `losses`; for recipes that can compute it faster than one by one."""
+        """The sum of `losses`, for recipes that can compute it faster than one by one."""
         return self.losses(vectors, step).sum()
 
     def loss(self, step: int) -> Tensor:
@@ -391,7 +391,7 @@ def number_of_hardest(fraction: float, count: int) -> int:
 
 
 def stream_seed(seed: int, stream: int, step: int, index: int) -> int:
-    """A 64-bit seed; neighboring arguments give unrelated seeds."""
+    """A 64-bit seed. Neighboring arguments give unrelated seeds."""
     key = struct.pack("<4q", seed, stream, step, index)
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 

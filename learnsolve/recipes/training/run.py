@@ -80,7 +80,7 @@ def write_report(
     }
     pictures = {file: png(figure) for file, figure in recipe.figures(history, outcome)}
     for file in {*pictures, *outcome.texts} - {*recipe.files}:
-        raise ValueError(f"{type(recipe).__name__}.files must list {file!r}, which it writes; add it")
+        raise ValueError(f"{type(recipe).__name__}.files must list {file!r}, which it writes. Add it")
     settings = dump(recipe.settings)
     if recipe.settings.logger == "tensorboard":
         TensorBoard(folder, 0).end(steps, pictures, outcome.sentence, settings)
@@ -210,7 +210,7 @@ LONG = 1.0  # seconds; a longer step is timed once
 
 
 class Diverged(Together, RuntimeError):
-    """The loss diverged. The message says where and what to try; `folder` has the last good checkpoint."""
+    """The loss diverged. The message says where and what to try. `folder` has the last good checkpoint."""
 
     def __init__(self, message: str, folder: Path):
         super().__init__(message)
@@ -218,7 +218,7 @@ class Diverged(Together, RuntimeError):
 
 
 class Interrupted(Together):
-    """Ctrl-C or SIGTERM; a checkpoint has been written at `step`, of the run named by `where`."""
+    """Ctrl-C or SIGTERM. A checkpoint has been written at `step`, of the run named by `where`."""
 
     def __init__(self, step: int, where: str = ""):
         super().__init__(step)
@@ -253,7 +253,7 @@ class Run:
 
 
 def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Group = ALONE) -> Outcome | None:
-    """Train in the folder of the settings, new or resumed, and write the report; returns None in a process
+    """Train in the folder of the settings, new or resumed, and write the report. Returns None in a process
     that does not write."""
     with group.together():
         recipe = Recipe(settings)
@@ -294,13 +294,13 @@ def _load(run: Run) -> None:
     check_metrics(run.folder, run.metrics_bytes, run.step)
     damaged = f"--resume {run.folder}: {checkpoint.TENSORS} is damaged"
     if facts.get("random") != {"seed": run.settings.seed, "step": run.step}:
-        raise SettingError(f"{damaged} (its seed or step is not that of the run); start again")
+        raise SettingError(f"{damaged} (its seed or step differs from the run). Start again")
     if run.step and not (isinstance(run.first_loss, float) and math.isfinite(run.first_loss)):
-        raise SettingError(f"{damaged} (first_loss is {run.first_loss!r}); start again")
+        raise SettingError(f"{damaged} (first_loss is {run.first_loss!r}). Start again")
     try:
         run.recipe.restore(facts.get("recipe", {}))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SettingError(f"{damaged} (the recipe cannot use its facts: {error!r}); start again") from error
+        raise SettingError(f"{damaged} (the recipe cannot use its facts: {error!r}). Start again") from error
     if run.settings.steps < run.step:
         raise SettingError(f"--steps {run.settings.steps} is less than the {run.step} steps already taken")
 
@@ -391,11 +391,11 @@ def _watch(run: Run, loss: float, gradient_norm: float) -> None:
         if loss >= bound - 1e-6 * first:  # rounding may make a loss of zero negative
             return
         what = f"the loss {loss:.6g} is below its lower bound {bound:g}"
-    raise Diverged(f"step {run.step}: {what}; {run.recipe.advice}", run.folder)
+    raise Diverged(f"step {run.step}: {what}. {run.recipe.advice}", run.folder)
 
 
 class _Stop:
-    """Turns the first SIGINT or SIGTERM into a request; the second ends the program as usual. With `patient`
+    """Turns the first SIGINT or SIGTERM into a request. The second ends the program as usual. With `patient`
     all are requests, because torchrun may send several, and kills a process that does not end."""
 
     def __init__(self, patient: bool):
@@ -467,7 +467,7 @@ class Objective:
         return recipe.total(vectors.index_select(recipe.vector_dim, hardest), step) * scale
 
     def report(self, step: int, seconds: float) -> dict[str, Any]:
-        """Values for report.json. All processes must call it; `seconds` is the time of a step."""
+        """Values for report.json. All processes must call it. `seconds` is the time of a step."""
         processes: dict[str, Any] = {"processes": self.group.size}
         if self.hardest == self.count:
             return processes

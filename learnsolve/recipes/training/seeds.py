@@ -45,7 +45,7 @@ def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outco
             except Interrupted as stop:
                 raise Interrupted(stop.step, f"seed {seed}, ") from stop
             if (report := finished(out, settings.steps)) is None:
-                raise SettingError(f"{out} was changed while it was trained; start again with another --out")
+                raise SettingError(f"{out} was changed while it was trained. Start again with another --out")
         reports[seed] = report
     return write_summary(folder, name, Recipe, settings, reports)
 
@@ -107,8 +107,8 @@ def mean_std(values: Sequence[float]) -> str:
 
 
 def merged(values: Sequence[Any]) -> Any:
-    """Combine the values of several runs, recursively: a common value; for numbers, mean and deviation;
-    otherwise a list.
+    """Combine the values of several runs, recursively: a common value, mean and deviation for numbers, or a
+    list.
 
     Examples
     --------
@@ -171,7 +171,7 @@ def mean_metrics(histories: Sequence[History]) -> str:
 
 def curves_figure(title: str, curves: Curves, histories: Sequence[History]) -> Any:
     """Means with bands, on a logarithmic axis those of the logarithms, where a value that is not positive is
-    replaced by the smallest positive one; None if no column has an entry at a step that all runs have
+    replaced by the smallest positive one, or None if no column has an entry at a step that all runs have
     taken."""
     kind = "geometric mean" if curves.log else "mean"
     title += f"\n{kind} of {len(histories)} seeds ± 2 standard deviations" + " of the logarithm" * curves.log

@@ -27,7 +27,7 @@ HELD_OUT_VECTORS = 100
 
 
 class SettingError(ValueError):
-    """A setting that cannot be used. The message is one sentence that names the option and the remedy."""
+    """A setting that cannot be used. The message is one line that names the option and the remedy."""
 
 
 class MissingExtra(ImportError):
@@ -35,7 +35,7 @@ class MissingExtra(ImportError):
 
 
 def need(module: str, extra: str = "train") -> ModuleType:
-    """The module; MissingExtra, which names the `extra` that installs it, if it cannot be imported."""
+    """The module. Raises MissingExtra, which names the `extra` that installs it, if it cannot be imported."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -55,10 +55,10 @@ class RunSettings:
         lr: Learning rate of the optimizer.
         dtype: Floating-point type of the matrix, the vectors and the parameters.
         device: Where to compute: cpu, cuda, cuda:N, or auto for cuda if torch sees a GPU.
-        threads: Threads that torch may use; null leaves torch's own number.
+        threads: Threads that torch may use. Null leaves torch's own number.
         seed: Determines all random numbers.
         seeds: Train this number of times, with --seed, --seed + 1 and so on, each in its own folder below
-            --out; the report has means and standard deviations.
+            --out. The report has means and standard deviations.
         evaluate_every: Steps between evaluations of the loss on held-out data.
         checkpoint_seconds: Seconds between checkpoints during training; 0 writes one at every step.
         out: Folder for the results, created if it does not exist.
@@ -96,7 +96,7 @@ class RunSettings:
             raise SettingError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
         if self.seed + self.seeds > 2**63:
             raise SettingError(
-                f"--seed {self.seed} leaves no room for --seeds {self.seeds}; give a smaller one"
+                f"--seed {self.seed} leaves no room for --seeds {self.seeds}. Pass a smaller one"
             )
         if not self.out:
             raise SettingError("--out must name a folder, got an empty string")
@@ -128,7 +128,7 @@ class RunSettings:
         needed, free = count * self.torch_dtype.itemsize, free_memory(self.device)
         if needed > free:
             needed, free = needed / 2**30, free / 2**30
-            raise SettingError(f"{what} needs about {needed:.1f} GiB and {free:.1f} GiB are free; {remedy}")
+            raise SettingError(f"{what} needs about {needed:.1f} GiB and {free:.1f} GiB are free. {remedy}")
 
     def take_defaults(self, variant: Any) -> None:
         """Set each option that is None and for which the dataclass `variant` has a value to that value."""
@@ -148,12 +148,12 @@ class VectorSettings(RunSettings):
     Args:
         hard_fraction: In each step, learn only from this fraction of the test vectors, those with the largest
             losses.
-        hard_pass: With --hard_fraction: two computes the losses of all vectors without a graph, then the
-            hardest again; one computes all with a graph, and gives zero cotangents to the others.
+        hard_pass: With --hard_fraction: two computes the losses of all vectors without autograd, then the
+            hardest again. one computes all with autograd, and gives zero cotangents to the others.
         test_vectors: Number of random test vectors, or identity for the columns of I, which give the exact
             expectation.
         resample: Draw new test vectors at every step instead of a fixed set.
-        held_out: Number of random vectors to evaluate on; null for as many as test vectors, at most 100.
+        held_out: Number of random vectors to evaluate on (null: as many as test vectors, at most 100).
     """
 
     hard_fraction: float = 1.0
@@ -166,7 +166,7 @@ class VectorSettings(RunSettings):
         super().check()
         if not 0 < self.hard_fraction <= 1:
             raise SettingError(
-                f"--hard_fraction must be above 0 and at most 1, got {self.hard_fraction}; 0.25 keeps "
+                f"--hard_fraction must be above 0 and at most 1, got {self.hard_fraction}. 0.25 keeps "
                 "a quarter"
             )
         if self.hard_pass != "two" and self.hard_fraction == 1:
@@ -175,23 +175,23 @@ class VectorSettings(RunSettings):
         if isinstance(vectors, int):
             self.at_least(1, "test_vectors")
         elif self.resample:
-            raise SettingError("--resample true needs random vectors; give --test_vectors a number")
+            raise SettingError("--resample true needs random vectors. Pass --test_vectors a number")
         if self.held_out is None:
             self.held_out = min(vectors, HELD_OUT_VECTORS) if isinstance(vectors, int) else HELD_OUT_VECTORS
         self.at_least(1, "held_out")
 
     def check_vectors(self, n: int, arrays: int) -> None:
-        """Reject vectors of n elements for which the free memory is too small; a step holds `arrays` arrays
+        """Reject vectors of n elements for which the free memory is too small. A step holds `arrays` arrays
         of their size."""
         vectors = self.test_vectors
         if vectors == "identity" and n > IDENTITY_LIMIT:
             raise SettingError(
                 f"--test_vectors identity needs n^2 numbers and takes n <= {IDENTITY_LIMIT}, but the matrix "
-                f"has n = {n}; give it a number, such as 100"
+                f"has n = {n}. Pass it a number, such as 100"
             )
         count = vectors if isinstance(vectors, int) else {"identity": n}.get(vectors, 1)
         what, size = f"--test_vectors {vectors} with n = {n}", arrays * n * max(count, self.held_out or 0)
-        self.check_memory(what, size, "use fewer (and --held_out), such as 4")
+        self.check_memory(what, size, "Use fewer (and --held_out), such as 4")
 
 
 def about_option(error: Exception, options: Mapping[str, str], otherwise: str = "") -> SettingError:
@@ -204,7 +204,7 @@ def about_option(error: Exception, options: Mapping[str, str], otherwise: str = 
 
 
 def free_memory(device: str) -> float:
-    """Free bytes on the device; infinity if unknown."""
+    """Free bytes on the device, or infinity if unknown."""
     if torch.device(device).type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -221,9 +221,9 @@ def check_device(device: str) -> None:
     if kind is None or kind.type not in ("cpu", "cuda"):
         raise SettingError(f"--device must be auto, cpu, cuda or cuda:N, got {device!r}")
     if kind.type == "cuda" and not torch.cuda.is_available():
-        raise SettingError(f"--device {device} needs a GPU, but torch sees none; use --device cpu")
+        raise SettingError(f"--device {device} needs a GPU, but torch sees none. Use --device cpu")
     if kind.type == "cuda" and (kind.index or 0) >= (count := torch.cuda.device_count()):
-        raise SettingError(f"--device {device} does not exist; torch sees {count} GPU(s)")
+        raise SettingError(f"--device {device} does not exist. torch sees {count} GPU(s)")
 
 
 CONFIG = "config.yaml"
@@ -237,7 +237,7 @@ FREE = {"steps", "checkpoint_seconds", "out", "logger", *TRANSIENT}
 
 
 def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSettings:
-    """Settings from command line and config files; with --resume, from the run's own config file."""
+    """Settings from command line and config files, with --resume from the run's own config file."""
     settings = _parse(name, Settings, argv)
     if settings.resume is None:
         settings.check()
@@ -245,7 +245,7 @@ def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSet
     folder = Path(settings.resume)
     if not (folder / CONFIG).is_file():
         raise SettingError(
-            f"--resume {folder}: there is no run in this folder; start one with --out {folder}"
+            f"--resume {folder}: there is no run in this folder. Start one with --out {folder}"
         )
     stored = ["--config", str(folder / CONFIG)]
     before, now = _parse(name, Settings, stored), _parse(name, Settings, [*stored, *argv])
@@ -257,7 +257,7 @@ def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSet
     for (option, value), old in zip(flat(now).items(), flat(before).values(), strict=True):
         if option not in free and value != old:
             raise SettingError(
-                f"--{option} {value} would change the run, which was started with {old}; leave it out, or "
+                f"--{option} {value} would change the run, which was started with {old}. Remove it, or "
                 "start another run with another --out"
             )
     if now.out != before.out and Path(now.out).resolve() != folder.resolve():
@@ -310,7 +310,7 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
 
 def _checked(Settings: type[RunSettings], argv: Sequence[str]) -> Iterator[str]:
     """The options as --option=value, under their first names (RunSettings.SYNONYMS), with `--quiet=true` for
-    `--quiet`; SettingError for values beyond the limits on YAML."""
+    `--quiet`. Raises SettingError for values beyond the limits on YAML."""
     words, usual = list(argv), flat(Settings())
     while words:
         word, equals, value = words.pop(0).partition("=")
@@ -330,13 +330,13 @@ def _checked(Settings: type[RunSettings], argv: Sequence[str]) -> Iterator[str]:
 
 
 def _with_hint(message: str, name: str, Settings: type[RunSettings]) -> str:
-    """jsonargparse's message, with the option as it is written; of an unknown one, with the nearest known."""
+    """jsonargparse's message, with the option as it is written and, for an unknown one, the nearest known."""
     unknown = re.search(r"(?:unrecognized arguments: |Option ')-*([^ ='-][^ =']*)", message)
     if unknown is None:
         return re.sub('Parser key "([^"]*)":', r"--\1:", message)
     near = difflib.get_close_matches(unknown[1], [*flat(Settings()), *Settings.SYNONYMS], n=1)
-    hint = f"did you mean --{near[0]}?" if near else f"python -m learnsolve.train {name} --help lists all"
-    return f"{message}; {hint}"
+    hint = f"Did you mean --{near[0]}?" if near else f"See python -m learnsolve.train {name} --help"
+    return f"{message}. {hint}"
 
 
 def _build(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
@@ -348,10 +348,10 @@ def _build(cls: type, values: dict[str, Any], prefix: str = "") -> Any:
         value = values[field.name]
         if dataclasses.is_dataclass(kind):
             if not isinstance(value, dict):  # jsonargparse accepts it, and a missing value below
-                raise SettingError(f"--{option} must have options below it, got {value!r}; leave it out")
+                raise SettingError(f"--{option} must have options below it, got {value!r}. Remove it")
             value = _build(kind, value, f"{option}.")  # type: ignore[arg-type]
         elif value is None and type(None) not in typing.get_args(kind):
-            raise SettingError(f"--{option} must have a value, got none; leave it out")
+            raise SettingError(f"--{option} must have a value, got none. Remove it")
         arguments[field.name] = value
     return cls(**arguments)
 
@@ -376,7 +376,7 @@ def _check_config(path: str) -> None:
     if not isinstance(options, dict):
         raise SettingError(f"--config {path}: must be a YAML file with options")
     if "config" in options:
-        raise SettingError(f"--config {path}: a config file cannot name another; give both as options")
+        raise SettingError(f"--config {path}: a config file cannot name another. Pass both as options")
 
 
 def _check_text(where: str, text: str) -> None:

@@ -53,7 +53,7 @@ STANDS = -1  # the code of a column that waits to be judged by its true residual
 
 
 class Criterion(Protocol):
-    """Whether a column has converged. All results are (..., 1, k); `norm` is ||r||."""
+    """Whether a column has converged. All results are (..., 1, k). `norm` is ||r||."""
 
     fixed: bool  # no column can meet a tolerance: all iterations run
     has_tolerance: bool  # a tolerance, so that a column that does not meet it has failed
@@ -266,7 +266,7 @@ _ONE = _CODES.reshape(-1, 1, 1).unbind()  # of one column
 
 
 class _Form(NamedTuple):
-    """An M in the form of compiled code (ops/pcg.py); an M of kind PYTHON_M is called between the steps."""
+    """An M in the form of compiled code (ops/pcg.py). An M of kind PYTHON_M is called between the steps."""
 
     kind: str
     m: Tensor | None = None
@@ -315,7 +315,7 @@ def _joined(A: Any, parts: list[_Part], blocks: list[Tensor], b: Tensor) -> Tens
 
 def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome | None:
     """A fixed number of iterations as one differentiable operation, with the exact gradient of the iterations
-    that ran; None if the operation does not support the system."""
+    that ran, or None if the operation does not support the system."""
     parts = None if gradient == "implicit" else parts_at_once(method, system)
     if parts is None:
         return None
@@ -326,7 +326,7 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
         values, m = part.operands(columns)
         if m is not None and mapped(m):
             raise NotImplementedError(
-                f"{system.name}: M is made of a tensor that torch.func.vmap maps over; make one M for all "
+                f"{system.name}: M is made from a tensor that torch.func.vmap maps over. Make one M for all "
                 "systems outside of vmap"
             )
         outs.append(
@@ -357,7 +357,7 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
 
 
 def parts_at_once(method: Any, system: System) -> list[_Part] | None:
-    """The parts of a system for `at_once`; None if it does not support the system."""
+    """The parts of a system for `at_once`, or None if it does not support the system."""
     fits = hasattr(method, "cg_state") and not method.flexible
     if not fits or not system.criterion.fixed or system.callback is not None:
         return None
@@ -454,7 +454,8 @@ def _between(M: Any, shape: torch.Size) -> Callable[[Tensor], Tensor]:
 
 
 def _parts(A: Any, M: Any, b: Tensor, flexible: bool = False) -> list[_Part] | None:
-    """A matrix, or each block of a `BlockBatch`, with its M; None if compiled code does not support them."""
+    """A matrix, or each block of a `BlockBatch`, with its M, or None if compiled code does not support
+    them."""
     if not isinstance(A, (Matrix, Blocks)) or A.parameters[0].device != b.device:
         return None
     if not (b.is_cpu or b.is_cuda):
@@ -505,7 +506,7 @@ def _forms_of_blocks(A: Blocks, M: Any, b: Tensor) -> list[_Form] | None:
 
 
 def _stops(carry: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor | int]:
-    """The code of each column and the iteration of its stop; a single column needs no torch operation, which
+    """The code of each column and the iteration of its stop. A single column needs no torch operation, which
     would take longer than an iteration of a small system."""
     if carry.is_cpu and carry.shape[2] == 1 and len(shape) == 2:
         (rows,) = carry.tolist()
@@ -573,7 +574,7 @@ class Advance(Protocol):
 
 
 def fitting(method: Any, system: System, gradient: str) -> Advance | None:
-    """The code that advances this method on this system; None if the loop uses torch operations."""
+    """The code that advances this method on this system, or None if the loop uses torch operations."""
     if system.callback is not None or gradient == "checkpointed":
         return None
     if hasattr(method, "cg_state"):
@@ -583,7 +584,7 @@ def fitting(method: Any, system: System, gradient: str) -> Advance | None:
 
 class CompiledSteps:
     """`steps` of a method: its number in csrc/ops/schema.cpp, and how many fields of its state are vectors,
-    which come first; for gmres the state is V and P, of any size."""
+    which come first. For gmres the state is V and P, of any size."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from learnsolve.solvers.options import Options
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
 _HOW_TO_DETACH = {
-    "M": " (a module: M.requires_grad_(False); a preconditioner: make it of detached tensors)",
+    "M": " (a module: M.requires_grad_(False), a preconditioner: make it from detached tensors)",
     "x0": " (x0.detach())",
 }
 
@@ -42,19 +42,20 @@ def check_complex(name: str, A: Any, b: Tensor, options: Options) -> None:
         checks.one_dtype(name, b, A.values)
     if isinstance(A, BlockBatch) or hasattr(A, "as_operator"):
         raise NotImplementedError(
-            f"{name}: takes no complex {type(A).__name__}; give A as a CSR, a LinearOperator or a callable"
+            f"{name}: takes no complex {type(A).__name__}. Pass A as a CSR, a LinearOperator or a callable"
         )
     if options.null_space is not None:
         raise NotImplementedError(
-            f"{name}: null_space takes no complex values; solve the real system whose matrix "
-            "learnsolve.ops.real_equivalent makes, and whose null vectors are those of A and i times them"
+            f"{name}: null_space takes no complex values. Solve the real system whose matrix "
+            "learnsolve.ops.real_equivalent makes, and whose null vectors are the null vectors of A and i "
+            "times them"
         )
 
 
 def check_b(name: str, b: Any, or_complex: bool = False) -> None:
     checks.tensor(name, "b", b)
     if b.dim() == 0:
-        raise ValueError(f"{name}: b must have shape (n,) or (..., n, k), got a scalar; use b.reshape(1)")
+        raise ValueError(f"{name}: b must have shape (n,) or (..., n, k), got a scalar. Use b.reshape(1)")
     checks.dtype(name, "b", b, or_complex)
 
 
@@ -72,7 +73,7 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
         checks.batches(name, batch, b.shape[:-2], f"A.{key} and b")
         if b.dim() == 1:
             raise ValueError(
-                f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}; "
+                f"{name}: for a batch of matrices b must have shape (..., n, k), got {tuple(b.shape)}. "
                 "b.unsqueeze(-1) is one column for all"
             )
     return batch
@@ -80,7 +81,7 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
 
 def number(name: str, key: str, value: Any) -> None:
     if not checks.real(name, key, value) >= 0:
-        raise ValueError(f"{name}: {key} must not be negative, got {value}; 0 asks for as much as possible")
+        raise ValueError(f"{name}: {key} must not be negative, got {value}. 0 asks for as much as possible")
 
 
 def check_x0(name: str, x0: Any, b: Tensor) -> None:
@@ -107,7 +108,9 @@ def check_options(name: str, options: Options) -> None:
     if options.gradient != "implicit":
         for key in ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"):
             if getattr(options, key) is not None:
-                raise ValueError(f'{name}: {key} belongs to gradient="implicit", got {options.gradient!r}')
+                raise ValueError(
+                    f'{name}: {key} is only used by gradient="implicit", got {options.gradient!r}'
+                )
 
 
 def check_symmetric(name: str, M: Any) -> None:
@@ -121,12 +124,12 @@ def check_symmetric(name: str, M: Any) -> None:
         return
     kind = type(M).__name__
     if not linear or hasattr(M, "symmetric"):
-        what = f"{kind} is not {'symmetric' if linear else 'linear'}; use fcg, gmres or fgmres"
+        what = f"{kind} is not {'symmetric' if linear else 'linear'}. Use fcg, gmres or fgmres"
         if linear and "symmetric" in inspect.signature(type(M)).parameters:
             what += f", or, if A is symmetric but for errors of its entries, {kind}(A, symmetric=True)"
     else:
         what = (
-            f"a torch.nn.Module, as {kind} is, is taken to be neither unless it says so; use fcg or fgmres, "
+            f"a torch.nn.Module, as {kind} is, is taken to be neither unless it says so. Use fcg or fgmres, "
             "or, if it is linear and symmetric, set M.symmetric = True"
         )
     raise ValueError(f"{name}: needs a linear, symmetric M, and {what}")
@@ -144,7 +147,7 @@ def refuse_what_has_no_implicit_gradient(
     if isinstance(A, Function):
         other = "other " if A.parameters else ""
         error = ValueError(
-            f"{name}: A computes with {other}tensors that require grad; name them, parameters=(...), for "
+            f"{name}: A computes with {other}tensors that require grad. Name them, parameters=(...), for "
             'gradient="implicit", or use gradient="unrolled"'
         )
         A.apply = Watched(A.apply, error, A.parameters)
@@ -153,7 +156,7 @@ def refuse_what_has_no_implicit_gradient(
     if _learns(adjoint_M, sources):
         raise ValueError(
             f"{name}: adjoint_M requires grad, but neither a converged solution nor its gradient depends on "
-            f"it; detach it{_HOW_TO_DETACH['M'].replace('M.', 'adjoint_M.')}"
+            f"it. Detach it{_HOW_TO_DETACH['M'].replace('M.', 'adjoint_M.')}"
         )
     if M is None or isinstance(given_M, CSR) or _tracked(given_M):
         return M
@@ -169,7 +172,7 @@ def _refuse_what_is_transformed(
     if isinstance(A, Function) and not reached and _transformations_of(A, x):
         raise ValueError(
             f"{name}: A computes with a tensor that torch.func transforms (vmap, grad, jvp), or forward "
-            'mode, which cannot reach it there; give A as a CSR, or use gradient="unrolled"'
+            'mode, which cannot reach it there. Pass A as a CSR, or use gradient="unrolled"'
         )
     if x0 is not None and transformations(x0) - {"vmap"}:
         raise no_implicit_gradient(name, "x0")
@@ -179,8 +182,10 @@ def _refuse_what_is_transformed(
             acting = {x: _transformations_of(apply, x)}
         if any("vmap" in by for by in acting.values()):
             raise NotImplementedError(
-                f"{name}: {key} is made of a tensor that torch.func.vmap maps over; make one {key} for all "
-                "systems outside of vmap, or of all matrices, CSR(values, pattern) with values (..., nnz)"
+                f"{name}: {key} is made from a tensor that torch.func.vmap maps over. Make one {key} for "
+                f"all "
+                "systems outside of vmap, or one for the batch of all matrices, CSR(values, pattern) with "
+                "values (..., nnz)"
             )
         if any(by and all(t is not p for p in A.parameters) for t, by in acting.items()):
             raise no_implicit_gradient(name, key)
@@ -222,14 +227,14 @@ def _learns(M: Any, sources: tuple[Tensor, ...]) -> bool:
 def check_not_exported(name: str) -> None:
     if torch.compiler.is_exporting():
         raise NotImplementedError(
-            f"{name}: torch.export traces a solve only with strict=True; pass that to torch.export.export"
+            f"{name}: torch.export traces a solve only with strict=True. Pass that to torch.export.export"
         )
 
 
 def no_implicit_gradient(name: str, what: str) -> ValueError:
     return ValueError(
         f'{name}: {what} requires grad, but a converged solution does not depend on it: gradient="implicit" '
-        'would give it no gradient. Use gradient="unrolled" or "checkpointed"; if it needs none, call the '
+        'would give it no gradient. Use gradient="unrolled" or "checkpointed". If it needs none, call the '
         f"solver under torch.no_grad(), or detach {what}{_HOW_TO_DETACH.get(what, '')}"
     )
 
@@ -241,7 +246,8 @@ def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) ->
     for key, value in parameters.items():
         if isinstance(value, Tensor) and mapped(value):
             raise NotImplementedError(
-                f"{name}: torch.func.vmap maps over {key}, or over what it is estimated from; give one "
+                f"{name}: torch.func.vmap maps over {key}, or over the values that it is estimated from. "
+                f"Pass one "
                 "value, or one for each system of a batch, or a fixed number of iterations"
             )
         if isinstance(value, Tensor) and (

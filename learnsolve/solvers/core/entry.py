@@ -69,7 +69,7 @@ _TAGS = (torch.Tag.cudagraph_unsafe,)
 def traced_solve(
     name: str, method: Any, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
 ) -> Solution | None:
-    """A solve with the implicit gradient, or for a fixed number of iterations; None for any other call.
+    """A solve with the implicit gradient, or for a fixed number of iterations, or None for any other call.
     Inside an operator `iterations` is a tensor; to a tolerance `residual_norms` has only the first and the
     last norm."""
     if transformed() or name not in KRYLOV or not isinstance(A, CSR) or not isinstance(b, Tensor):
@@ -260,7 +260,7 @@ def gradient(
     counts: list[int],
     tolerances: list[float],
 ) -> list[Tensor]:
-    """The gradients for the tensors with the indices `requested`; the last tensor is x."""
+    """The gradients for the tensors with the indices `requested`. The last tensor is x."""
     call = Call.decoded(words, counts, tolerances)
     if call.fixed:
         leaves = [t.detach().requires_grad_(i in requested) for i, t in enumerate(tensors[:-1])]
@@ -279,7 +279,7 @@ def gradient(
         A, b, _, M, null = call.operands(plain)  # every M with a compiled form is symmetric
         solution, _ = adjoint.run(transpose(A), gx.detach(), None, M, null[::-1])
         advice = ", so the derivative is not exact (see adjoint_rtol, adjoint_maxiter)"
-        report(f"{call.name}, adjoint solve of the backward", solution, call.throw, True, advice)
+        report(f"{call.name}, adjoint solve of the backward pass", solution, call.throw, True, advice)
         y = solution.x.clone(memory_format=torch.contiguous_format)
         u, w = (t.unsqueeze(-1) if b.dim() == 1 else t for t in (y.neg(), x))
         return [
@@ -528,7 +528,8 @@ def _by_real_form(
 
 _outside = outside_of_graphs(
     lambda *arguments: solve(*arguments),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    "a solve is part of a graph (fullgraph=True, torch.export) only with a CSR as A, no M or an M with a "
+    "a solve can be traced into a graph (fullgraph=True, torch.export) only with a CSR as A, no M or an M "
+    "with a "
     "compiled form for solvers.cg, no callback, gradient='implicit', or, for a fixed "
     "number of `iterations`, 'unrolled': docs/solvers.md, 'torch.compile and torch.export'",
 )
@@ -546,7 +547,7 @@ def _adjoint_preconditioner(
     T = getattr(options.M, "T", None) if getattr(options.M, "linear", True) else None
     if T is None and needed:
         raise ValueError(
-            f"{name}: the implicit gradient solves with the transpose of A and needs that of M; give M an "
-            "attribute T, or pass adjoint_M=; if no gradient is wanted, solve under torch.no_grad()"
+            f"{name}: the implicit gradient solves with the transpose of A and needs the transpose of M. Set "
+            f"M.T, or pass adjoint_M=. If no gradient is wanted, solve under torch.no_grad()"
         )
     return as_preconditioner(name, "M.T", T, b)

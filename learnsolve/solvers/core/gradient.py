@@ -14,14 +14,15 @@ derivatives of any order exist. In forward mode, dx = A^-1 (db - dA x).
 Unrolled gradients need no code here: autograd records the loop, or `ops.pcg` has its own adjoint.
 
 Two autograd functions: `Solve` solves the system, as a constant, on the plain tensors that it receives under
-a torch.func transformation; `Implicit` adds the derivatives to its x.
+a torch.func transformation. `Implicit` adds the derivatives to its x.
 
 Checkpointed: the graph holds the initial state of each segment of iterations, and none of the intermediate
-values. If the repetition in a backward reads other values than the forward did, the gradient would belong to
-neither, so that is an error. It is detected from
+values. If the repetition in a backward pass reads other values than the forward pass did, the gradient would
+belong to neither, so that is an error. It is detected from
 
-    versions         of all tensors that autograd saves, as without checkpoints; torch checks the arguments
-    residual norms   on the CPU, to sqrt(eps): detects changes without a new version, and functions that
+    versions         of all tensors that autograd saves, as without checkpoints, where torch checks the
+    arguments residual norms   on the CPU, to sqrt(eps): detects changes without a new version, and functions
+    that
                      return something else when called again
 """
 
@@ -53,7 +54,7 @@ def unrolled(problem: Problem, b: Tensor, x0: Tensor | None) -> Solution:
     if any(mapped(t) for t in (b, x0, *problem.A.parameters) if t is not None):
         raise NotImplementedError(
             f'{problem.name}: vmap needs gradient="implicit", since the number of iterations depends on the '
-            "data; or give the mapped axis to b, or A.values, as a batch axis"
+            "data. Or make the mapped axis a batch axis of b or A.values"
         )
     out = problem.run(b, x0)
     if (shared := across.of(problem.A)) is not None:
@@ -185,7 +186,7 @@ def _values_first(
         return parameters
     if isinstance(problem.A, Function):
         raise NotImplementedError(
-            f"{problem.name}: vmap over what A is made of needs A as a CSR or a StencilOperator; loop over "
+            f"{problem.name}: vmap over the tensors of A needs A as a CSR or a StencilOperator. Loop over "
             "the systems instead"
         )
     (values,), (axis,) = parameters, axes
@@ -268,9 +269,10 @@ class _Repeated:
 
     def error(self) -> RuntimeError:
         return RuntimeError(
-            f'{self.function}: gradient="checkpointed" repeats iterations in the backward, and they gave '
+            f'{self.function}: gradient="checkpointed" repeats iterations in the backward pass, and they '
+            f"returned "
             "something else there: A, b, x0, M or parameters were changed in place after the solve, or a "
-            "function among them does not give the same when it is called again. Call backward before such "
+            "function among them returns other values when it is called again. Call backward before such "
             'changes, solve with clones, or use gradient="unrolled"'
         )
 

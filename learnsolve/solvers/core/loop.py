@@ -10,10 +10,10 @@ A method is two functions on blocks of columns (..., n, k):
     start(A, M, x, r, running) -> state             r = b - A x
     step(A, M, b, state, running) -> state, trouble    one iteration
 
-A state is a NamedTuple of tensors with the column axis last; its first two are x and r. `running`, (..., 1,
+A state is a NamedTuple of tensors with the column axis last. Its first two are x and r. `running`, (..., 1,
 k), marks the columns that still count. The others are computed too and discarded, so a division that may fail
 in them must be guarded with it (`divide`). `trouble`, (..., 1, k), is 0, or the code of a Status for a column
-that cannot continue; such a column keeps x and r from before the step.
+that cannot continue. Such a column keeps x and r from before the step.
 
 A method whose recurrences are not reliable has two more functions:
 
@@ -180,8 +180,8 @@ def without_solution(A: Any, b: Tensor, x: Tensor, codes: Tensor) -> tuple[Tenso
     codes = torch.where((lost | broken) & proved, CODE[Status.INCONSISTENT], codes)
     if not share:
         return codes, ""
-    along = 'the constants; null_space="constants"' if constant else "a null vector of A^T; null_space="
-    return codes, f"b has a component of {share:.2g} ||b|| along {along} leaves it out. "
+    along = 'the constants. null_space="constants"' if constant else "a null vector of A^T. null_space="
+    return codes, f"b has a component of {share:.2g} ||b|| along {along} removes it. "
 
 
 def _norm(A: Any, y: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class _Stretch(NamedTuple):
         return self._replace(progress=self.progress._replace(state=None))
 
     def with_true(self, true: Tensor, every: bool) -> _Stretch:
-        """With the true residual norm, from the iteration where a column stopped; `every`: all have
+        """With the true residual norm, from the iteration where a column stopped. `every`: all have
         stopped."""
         if isinstance(self.when, Tensor) and self.when.numel() > 1:
             waiting = self.progress.codes == STANDS
@@ -302,7 +302,7 @@ def iterate(method: Method, system: System, maxiter: int, gradient: str = "impli
 
 
 def _values(codes: Tensor) -> Any:
-    """The codes that occur; for few columns all codes, which costs only the read."""
+    """The codes that occur. For few columns all codes, which costs only the read."""
     if codes.numel() == 1:
         return (codes.item(),)
     return codes.flatten().tolist() if codes.numel() <= 64 else torch.unique(codes).tolist()
@@ -352,7 +352,7 @@ class _Loop:
 
     def guarded(self, running: Tensor) -> Any:
         """M for columns that run. For the others M might be applied to 0, where a nonlinear M may not be
-        differentiable; they are replaced by a vector of norm one, and their results by zeros."""
+        differentiable. They are replaced by a vector of norm one, and their results by zeros."""
         preconditioner = self.M
         if preconditioner is None or isinstance(preconditioner, Matrix) or not torch.is_grad_enabled():
             return preconditioner
@@ -432,7 +432,7 @@ class _Loop:
         norms: Tensor,
         stops: tuple[Tensor, Tensor | int] | None,
     ) -> _Stretch:
-        """The iterations of a compiled call; `every`: all columns were running before it."""
+        """The iterations of a compiled call. `every`: all columns were running before it."""
         ran = norms.shape[-2]
         number = done + ran
         if stops is None:
@@ -503,7 +503,7 @@ class _Loop:
         return stretches, waiting, runs, alike
 
     def judged(self, stretches: list[_Stretch], r: Tensor, every: bool) -> tuple[list[_Stretch], bool]:
-        """Judge waiting columns, some or `every` one, by the true residual r; columns that have not converged
+        """Judge waiting columns, some or `every` one, by the true residual r. Columns that have not converged
         restart from it."""
         state, codes, norm, best, restarted = stretches[-1].progress
         true = residual_norm(r, -2, keepdim=True)
@@ -545,7 +545,7 @@ class _Loop:
 
 
 def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
-    """`state` with some columns replaced by `new`; none if sizes differ or `in_columns` is False."""
+    """`state` with some columns replaced by `new`, or none if sizes differ or `in_columns` is False."""
     fits = all(t.shape == f.shape and t.dim() >= 2 for t, f in zip(state, new, strict=True))
     if not fits or not getattr(state, "in_columns", True):
         return state, torch.zeros_like(where)

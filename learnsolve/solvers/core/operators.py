@@ -30,7 +30,7 @@ from learnsolve.solvers.solution import EAGER, Iteration
 
 
 def dot(u: Tensor, v: Tensor) -> Tensor:
-    """<u, v> of each column, (..., 1, k); of complex ones with u conjugated."""
+    """<u, v> of each column, (..., 1, k), with u conjugated if complex."""
     if not u.is_complex():
         return dots(u, v, True)
     if u.numel() < SPLIT:
@@ -46,7 +46,7 @@ def square(u: Tensor) -> Tensor:
 
 
 def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
-    """a / b where `where` holds and b is not zero, else 0; its derivatives there are 0 too, not NaN."""
+    """a / b where `where` holds and b is not zero, else 0. Its derivatives there are 0 too, not NaN."""
     good = where & (b != 0)
     if a.numel() >= SPLIT and a.numel() > b.numel():  # the gradient for b is then a dot
         return scaled(torch.where(good, 1, 0) / torch.where(good, b, 1), torch.where(good, a, 0))
@@ -54,7 +54,7 @@ def divide(a: Tensor, b: Tensor, where: Tensor) -> Tensor:
 
 
 def add_scaled(u: Tensor, a: Tensor, v: Tensor) -> Tensor:
-    """u + a o v; of complex numbers, which no compiled loop takes, in one pass."""
+    """u + a o v, in one pass for complex numbers, which no compiled loop supports."""
     if u.is_complex() and not tracked(u, a, v):
         return torch.addcmul(u, a.to(u.dtype), v)
     return u + scaled(a, v)
@@ -83,7 +83,8 @@ def surely_finite(t: Tensor) -> bool:
 
 
 def largest(u: Tensor, dim: int) -> Tensor:
-    """The largest modulus along an axis that stays, a constant; a tenth of the time of an infinity norm."""
+    """The largest modulus along an axis that stays, a constant, in a tenth of the time of an infinity
+    norm."""
     processes = across()
     if processes is None:
         return u.detach().abs().amax(dim, keepdim=True)
@@ -246,8 +247,8 @@ class Function(Operator):
     def T(self) -> Function:
         if self.transpose is None:
             raise ValueError(
-                f"{self.function}: needs the transpose of A, which cannot be derived from a callable; "
-                "pass transpose=, a callable x -> A^T x"
+                f"{self.function}: needs the transpose of A, which cannot be derived from a callable. "
+                "Pass transpose=, a callable x -> A^T x"
             )
         return Function(self.function, self.transpose, self.apply, self.parameters)
 
@@ -263,7 +264,7 @@ class Function(Operator):
     def _cannot(self) -> NotImplementedError:
         return NotImplementedError(
             f"{self.function}: transformations of torch.func and forward mode cannot reach the parameters "
-            'of a callable A; give A as a CSR, or use gradient="unrolled"'
+            'of a callable A. Pass A as a CSR, or use gradient="unrolled"'
         )
 
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
@@ -348,8 +349,8 @@ def depends_on_others(y: Tensor, named: Sequence[Tensor]) -> bool:
 def partial_derivatives(y: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
     """dy/dt for a scalar y and each t of the inputs, with the others held constant.
 
-    `torch.autograd.grad` follows all paths from y to t. So the inputs on which no other input depends come
-    first; the next ones subtract the paths through them: their derivatives are added to y's with a minus
+    `torch.autograd.grad` follows all paths from y to t, so the inputs on which no other input depends come
+    first. The next ones subtract the paths through them: their derivatives are added to y's with a minus
     sign. An input that occurs twice has its derivative once.
     """
     left = {_edge(t): t for t in inputs} if y.requires_grad else {}
@@ -375,7 +376,8 @@ def partial_derivatives(y: Tensor, inputs: Sequence[Tensor], create_graph: bool)
 def on_columns(
     function: str, name: str, f: Callable[..., Any], vector: bool, square: bool
 ) -> Callable[[Tensor], Tensor]:
-    """Callables receive what the user passed, a vector if b is one, and must return the same."""
+    """Callables receive what the user passed, a vector if b is one, and must return a tensor of the same
+    shape."""
 
     def apply(x: Tensor) -> Tensor:
         as_vector = vector and x.dim() == 2  # under vmap it has a batch axis
@@ -391,7 +393,7 @@ def on_columns(
         if y.dtype != v.dtype or y.device != v.device:
             raise TypeError(
                 f"{function}: the result of {name} must be {v.dtype} on {v.device}, as b is, got "
-                f"{y.dtype} on {y.device}; convert what it computes with"
+                f"{y.dtype} on {y.device}. Convert what it computes with"
             )
         return y.unsqueeze(-1) if as_vector else y
 
@@ -418,7 +420,7 @@ def on_host(
         if x.shape[:-2].numel() == 0:
             raise ValueError(
                 f"{function}: a LinearOperator {name} cannot be applied to an empty batch, got shape "
-                f"{tuple(x.shape)}; leave the solve out"
+                f"{tuple(x.shape)}. Skip the solve"
             )
         return _Host.apply(x, product, transpose)  # type: ignore[return-value]
 
@@ -575,29 +577,32 @@ def as_operator(
     square: bool = True,
     blocks: bool = False,
 ) -> Operator:
-    """A CSR, a SciPy LinearOperator or a callable as an operator for the loops; with `blocks` a BlockBatch,
-    on padded columns."""
+    """A CSR, a SciPy LinearOperator or a callable as an operator for the loops. With `blocks` a BlockBatch
+    becomes one on padded columns."""
     parameters = checks.sequence(function, "parameters", parameters, "Tensors")
     for i, p in enumerate(parameters):
         checks.tensor(function, f"parameters[{i}]", p)
     if hasattr(A, "as_operator"):  # a StencilOperator; a matrix whose rows lie in several processes
         if transpose is not None or parameters:
             raise ValueError(
-                f"{function}: transpose and parameters belong to a callable A; {type(A).__name__} has its own"
+                f"{function}: transpose and parameters are only used with a callable A. {type(A).__name__} "
+                f"has its own"
             )
         return A.as_operator(function, b)
     rows = b.shape[0 if b.dim() == 1 else -2]
     if isinstance(A, BlockBatch) and not blocks:
         raise TypeError(
-            f"{function}: takes no BlockBatch; A.matrix is the block-diagonal CSR, one system, and "
+            f"{function}: takes no BlockBatch. A.matrix is the block-diagonal CSR, one system, and "
             "A.split(A.matrix) are the blocks"
         )
     if isinstance(A, (CSR, BlockBatch, scipy.sparse.linalg.LinearOperator)):
         if transpose is not None:
-            raise ValueError(f"{function}: transpose belongs to a callable A; {type(A).__name__} has its own")
+            raise ValueError(
+                f"{function}: transpose is only used with a callable A. {type(A).__name__} has its own"
+            )
         shape = A.shape
         if square and shape[0] != shape[1]:
-            raise ValueError(f"{function}: A must be square, got shape {shape}; lsqr and lsmr take any")
+            raise ValueError(f"{function}: A must be square, got shape {shape}. lsqr and lsmr take any")
         if rows != shape[0]:
             raise ValueError(
                 f"{function}: b must have A.shape[0] = {shape[0]} rows, got shape {tuple(b.shape)}"
@@ -605,7 +610,8 @@ def as_operator(
     if isinstance(A, (CSR, BlockBatch)):
         if parameters:
             raise ValueError(
-                f"{function}: parameters belong to a callable A; a {type(A).__name__}'s are its values"
+                f"{function}: parameters are only used with a callable A. The parameters of a "
+                f"{type(A).__name__} are its values"
             )
         matrix = A if isinstance(A, CSR) else A.matrix
         checks.matrix(function, "A", matrix)
@@ -615,13 +621,15 @@ def as_operator(
         return Matrix(A) if isinstance(A, CSR) else Blocks(A, Matrix(matrix))
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
         if parameters:
-            raise ValueError(f"{function}: parameters belong to a callable A; a LinearOperator has none")
+            raise ValueError(
+                f"{function}: parameters are only used with a callable A. A LinearOperator has none"
+            )
         forward = on_host(function, "A", A, b.is_complex())
         return Function(function, forward, lambda x: forward(x, True), ())
     if not callable(A):
         raise TypeError(
             f"{function}: A must be a CSR, a BlockBatch, a StencilOperator, a LinearOperator of SciPy or a "
-            f"callable, got {type(A).__name__}; make a CSR with CSR.from_*"
+            f"callable, got {type(A).__name__}. Make a CSR with CSR.from_*"
         )
     if not (transpose is None or callable(transpose)):
         raise TypeError(
@@ -640,7 +648,7 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
         return None
     if isinstance(M, type):
         raise TypeError(
-            f"{function}: {name} is the class {M.__name__}, not a preconditioner; give {M.__name__}(A)"
+            f"{function}: {name} is the class {M.__name__}, not a preconditioner. Pass {M.__name__}(A)"
         )
     n = b.shape[0 if b.dim() == 1 else -2]
     if isinstance(M, (CSR, scipy.sparse.linalg.LinearOperator)) and M.shape != (n, n):
@@ -650,8 +658,8 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
         checks.batches(function, M.batch_shape, b.shape[:-2], f"{name}.values and b")
         if len(M.batch_shape) > max(b.dim() - 2, 0):
             raise ValueError(
-                f"{function}: {name} must not have more batch axes than A or b, got {tuple(M.batch_shape)}; "
-                "give b its shape (..., n, k)"
+                f"{function}: {name} must not have more batch axes than A or b, got {tuple(M.batch_shape)}. "
+                "Reshape b to (..., n, k)"
             )
         return Matrix(M)
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
@@ -659,7 +667,7 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
     if not callable(M):
         raise TypeError(
             f"{function}: {name} must be a callable r -> M r, a CSR or a LinearOperator, got "
-            f"{type(M).__name__}; of a diagonal d pass ops.diag(d)"
+            f"{type(M).__name__}. For a diagonal d pass ops.diag(d)"
         )
     columns: Any = on_columns(function, name, M, b.dim() == 1, True)
     columns.original = M  # for its compiled form
@@ -687,7 +695,7 @@ def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) ->
 
 
 def joined(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:
-    """The M of a solve: the single one; with blocks, all of them on padded columns."""
+    """The M of a solve: the single one, or, with blocks, all of them on padded columns."""
     if layout is None:
         return maps[0]
     return None if all(M is None for M in maps) else Padded(layout, maps)

@@ -61,7 +61,7 @@ ORDINARY = {torch.float32: 20, torch.float64: 150, torch.complex64: 20, torch.co
 
 
 def in_units(system: System, method: Any) -> tuple[System, Any]:
-    """The system in units, and the function that maps its outcome back; the same system if sizes are
+    """The system in units, and the function that maps its outcome back. Returns the same system if sizes are
     ordinary. A device that must not be synchronized always gets units, and the compiled loop of cg only units
     of b, since M would have to be scaled in its own form."""
     b, criterion = system.b, system.criterion
@@ -221,8 +221,8 @@ def _choose(size_A: Tensor | None, b: Tensor, negligible: float | Tensor, unseen
 
 
 def within(size: Tensor, low: float, high: float) -> bool:
-    """Whether all values are in [low, high]; NaN is not. The usual case takes few calls, which dominate the
-    time of small solves on the CPU."""
+    """Whether all values are in [low, high], which NaN is not. The usual case takes few calls, which dominate
+    the time of small solves on the CPU."""
     if size.numel() == 1:
         return low <= size.item() <= high
     least, most = torch.aminmax(size)
@@ -239,7 +239,7 @@ def _of_right_hand_side(b: Tensor) -> Units | None:
 
 
 def _unit(size: Tensor) -> Tensor:
-    """The power of two at or below each size; 1 for zeros, infinities and NaNs."""
+    """The power of two at or below each size, or 1 for zeros, infinities and NaNs."""
     size = torch.where(torch.isfinite(size) & (size > 0), size, 1)
     return size / (2 * torch.frexp(size).mantissa)
 
@@ -264,7 +264,7 @@ CONSTANTS = "constants"
 
 class Detected(str):
     """CONSTANTS that `ls.solve` found, not its caller. A component along them is not dropped without a word:
-    of b never; of a cotangent only if A is `exactly` singular, since otherwise A may well be regular."""
+    of b never, of a cotangent only if A is `exactly` singular, since otherwise A may well be regular."""
 
     __slots__ = ("exactly",)
     exactly: bool
@@ -295,7 +295,7 @@ class NullSpace:
         return NullSpace(self.right, self.left, self.layout, self.derivatives_judged, self.derivatives_judged)
 
     def consistent(self, b: Tensor) -> Tensor:
-        """b without its component along the null space of A^T; zero where only rounding errors remain."""
+        """b without its component along the null space of A^T, or zero where only rounding errors remain."""
         rest = self._without(self.left, b)
         noise = safe_size(rest) <= 16 * torch.finfo(b.dtype).eps * safe_size(b)
         return torch.where(noise, 0, rest)
@@ -312,8 +312,8 @@ class NullSpace:
 
     @torch.no_grad()
     def note(self, b: Tensor, rest: Tensor) -> str:
-        """A message on the component of b that was dropped; empty for rounding errors, and on a device, which
-        it would synchronize."""
+        """A message on the component of b that was dropped, or empty for rounding errors, and on a device,
+        which it would synchronize."""
         if not b.is_cpu or b.numel() == 0:
             return ""
         length = safe_size(b)
@@ -323,7 +323,7 @@ class NullSpace:
         along, end = "null_space", ""
         if self.judged:
             along, end = "the constants", ', and null_space="constants" asks for that'
-        return f"b has a component of {share:.2g} ||b|| along {along}, which was left out{end}. "
+        return f"b has a component of {share:.2g} ||b|| along {along}, which was removed{end}. "
 
     @torch.no_grad()
     def as_given(self, system: System, out: Outcome) -> Outcome:
@@ -362,8 +362,10 @@ def checked_null_space(
         return None
     pair = isinstance(value, (tuple, list))
     if pair and (symmetric or len(value) != 2):
-        remedy = "A is symmetric here: give one" if symmetric else f"got {len(value)} of them"
-        raise ValueError(f"{name}: a pair in null_space has the null vectors of A, then of A^T; {remedy}")
+        remedy = "but A is symmetric here: pass one" if symmetric else f"got {len(value)} of them"
+        raise ValueError(
+            f"{name}: a pair in null_space must hold the null vectors of A, then of A^T, {remedy}"
+        )
     with torch.no_grad():
         bases = [_basis(name, N, A, b, layout, reads) for N in (value if pair else (value,))]
         right, left = bases[0], bases[-1]
@@ -379,7 +381,7 @@ def checked_null_space(
             _check_null(name, "A", plain, right, plain_b, layout, "")
             transposed = _transposed(plain)
             if not symmetric and transposed is not None:
-                hint = "" if pair else "; null_space=(N, N_left) gives those of A and of A^T"
+                hint = "" if pair else ". Pass null_space=(N, N_left) for A and A^T"
                 _check_null(name, "A^T", transposed, left, plain_b, layout, hint)
             if pair:
                 _check_complementary(name, right, left)
@@ -413,7 +415,7 @@ def _basis(name: str, vectors: Any, A: Operator, b: Tensor, layout: Layout | Non
         raise TypeError(f"{name}: {_USES}, got {type(vectors).__name__}")
     if vectors.requires_grad:
         raise ValueError(
-            f"{name}: null_space requires grad, but it is determined by A and gets no gradient; detach it"
+            f"{name}: null_space requires grad, but it is determined by A and gets no gradient. Detach it"
         )
     vectors = numbers(vectors)
     checks.same_kind(name, "null_space", vectors, numbers(b))
@@ -444,7 +446,7 @@ def _orthonormal(name: str, V: Tensor, reads: bool) -> Tensor:
         if reads and not bool((size(rest) > 100 * torch.finfo(V.dtype).eps).all()):
             raise ValueError(
                 f"{name}: the columns of null_space must be finite and linearly independent, column {j} is "
-                "zero, not finite or a combination of those before it; leave it out"
+                "zero, not finite or a combination of those before it. Remove it"
             )
         done.append(rest / size(rest))
     return torch.cat(done, -1) if done else V
@@ -506,7 +508,7 @@ def _check_null(
             )
             raise ValueError(
                 f"{name}: {what} is not in the null space of {label}: ||{label} v|| is {worst:.2g} "
-                f"||A|| ||v||, at most {limit:.1g} is rounding{hint}; a regular A needs no null_space"
+                f"||A|| ||v||, at most {limit:.1g} is rounding{hint}. A regular A needs no null_space"
             )
 
 
@@ -516,7 +518,7 @@ def _check_complementary(name: str, right: CSR, left: CSR) -> None:
     if gram.numel() and not float(gram.min()) > 1e-6:
         raise ValueError(
             f"{name}: a null vector of A is in the range of A (the null spaces of A and of A^T are "
-            "orthogonal in a direction): Krylov methods break down; use lsqr or lsmr, which need no "
+            "orthogonal in a direction): Krylov methods break down. Use lsqr or lsmr, which need no "
             "null_space"
         )
 
@@ -562,7 +564,7 @@ def detected(A: CSR) -> Detected | None:
     return found
 
 
-ADJOINT, TANGENT = "adjoint solve of the backward", "solve for the tangent"
+ADJOINT, TANGENT = "adjoint solve of the backward pass", "solve for the tangent"
 
 
 class Solver(ABC):
@@ -579,10 +581,10 @@ class Solver(ABC):
 
     @abstractmethod
     def solved(self, b: Tensor, ended: Report) -> Tensor:
-        """A^-1 b, a constant; failures are reported."""
+        """A^-1 b, a constant. Failures are reported."""
 
     def linear(self, b: Tensor, what: str, ended: Report) -> Tensor:
-        """A^-1 b for a derivative, itself differentiable; a failure is reported like a failed solve."""
+        """A^-1 b for a derivative, itself differentiable. A failure is reported like a failed solve."""
         advice = f", so the derivative is not exact ({self.remedy})"
         named: Solver = replace(self, name=f"{self.name}, {what}", advice=advice)  # type: ignore[type-var]
         try:
@@ -668,7 +670,7 @@ class Problem(Solver):
         return solution
 
     def reported(self, out: Outcome) -> Solution:
-        """The solution; a failure warns or raises."""
+        """The solution. A failure warns or raises."""
         solution = self.solution(out)
         report(
             self.name, solution, self.throw, self.criterion.has_tolerance or bool(self.advice), self.advice

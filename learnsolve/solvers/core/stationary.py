@@ -2,10 +2,10 @@
 
     x' = x + a_k M (b - A x) + c_k (x - x before).
 
-A method is defined by its coefficients a_k and c_k; `sor` and its variants are an M. With `iterations`,
+A method is defined by its coefficients a_k and c_k. `sor` and its variants are an M. With `iterations`,
 exactly that number of steps runs, so that a loss on them is the same function of the parameters for every b:
 through the compiled sweeps of ops/sweeps.py for a CSR and a diagonal M, otherwise through public
-operations (ops/sweeps.py), which give the same values. To a tolerance, the loop of all methods (loop.py)
+operations (ops/sweeps.py), which return the same values. To a tolerance, the loop of all methods (loop.py)
 runs `Stationary`.
 """
 
@@ -108,7 +108,7 @@ class Parameters:
         if len(readings) > 1 and value.numel():
             fulls = [(1,) * (len(full) - t.dim()) + tuple(t.shape) for t in readings.values()]
             raise ValueError(
-                f"{self.name}: {key} of shape {shape} may be {' or '.join(readings)}; give it in full, as "
+                f"{self.name}: {key} of shape {shape} may be {' or '.join(readings)}. Pass it in full, as "
                 f"{' or '.join(map(str, fulls))}"
             )
         return next(iter(readings.values()))
@@ -137,11 +137,11 @@ class Parameters:
     def _readings(self, t: Tensor, full: tuple[int, ...], rows: bool) -> dict[str, Tensor]:
         shape, batch, N = tuple(t.shape), full[:-2], self.steps
         forms = [
-            ("one a row", rows and shape == (self.n,), lambda: t.unsqueeze(0)),
-            ("one a step", shape == (N,), lambda: t.unsqueeze(-1)),
-            ("one a member of the batch", batch and shape == batch, lambda: t[..., None, None]),
-            ("one a step and member", batch and shape == (N, *batch), lambda: t.movedim(0, -1)[..., None]),
-            ("one a step and row", batch and len(shape) == 2 and _fits(shape, full[-2:]), lambda: t),
+            ("one per row", rows and shape == (self.n,), lambda: t.unsqueeze(0)),
+            ("one per step", shape == (N,), lambda: t.unsqueeze(-1)),
+            ("one per member of the batch", batch and shape == batch, lambda: t[..., None, None]),
+            ("one per step and member", batch and shape == (N, *batch), lambda: t.movedim(0, -1)[..., None]),
+            ("one per step and row", batch and len(shape) == 2 and _fits(shape, full[-2:]), lambda: t),
         ]
         return {words: view() for words, holds, view in forms if holds}
 
@@ -156,7 +156,7 @@ class Parameters:
         sizes = [f"n = {self.n}"] * rows + [f"N = {self.steps} iterations"] * len(N)
         sizes += [f"{B} = {size}" for B, size in zip(members, self.batch, strict=True)]
         where = f", with {', '.join(sizes)}" if sizes else ""
-        remedy = "" if N else "; one a step needs iterations="
+        remedy = "" if N else " (one per step needs iterations=)"
         return f"{text} or in full ({full}) with ones allowed{where}{remedy}"
 
 
@@ -166,7 +166,7 @@ def _fits(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
 
 def bounds(read: Parameters, lmin: Any, lmax: Any, options: Options) -> tuple[Any, Any]:
     """`lmin` and `lmax` as `read.read` returns them. Default: lmax is 1.1 times an estimate by 10 steps of
-    Arnoldi's method, constant to every derivative; lmin is lmax / 30."""
+    Arnoldi's method, constant to every derivative, and lmin is lmax / 30."""
     named = (("lmin", lmin), ("lmax", lmax))
     low, high = (None if value is None else read.read(key, value, rows=False) for key, value in named)
     low, high = _checked(read.name, low, high)
@@ -181,7 +181,7 @@ def given_bounds(name: str, lmin: Any, lmax: Any) -> tuple[Any, Any]:
 
 
 def _checked(name: str, low: Any, high: Any) -> tuple[Any, Any]:
-    """0 < lmin <= lmax < inf for floats. `readable` tensors: 0 < t < inf; learned bounds may cross during
+    """0 < lmin <= lmax < inf for floats. `readable` tensors: 0 < t < inf. Learned bounds may cross during
     training, and then mean the same."""
     for key, value in (("lmin", low), ("lmax", high)):
         wrong = None
@@ -193,26 +193,26 @@ def _checked(name: str, low: Any, high: Any) -> tuple[Any, Any]:
             wrong = value
         if wrong is not None:
             raise ValueError(
-                f"{name}: {key} must be positive and finite, got {wrong}; it bounds the spectrum of M A, "
+                f"{name}: {key} must be positive and finite, got {wrong}. It bounds the spectrum of M A, "
                 "which must be positive"
             )
     if isinstance(low, float) and isinstance(high, float) and low > high:
-        raise ValueError(f"{name}: lmin must not be larger than lmax, got {low} and {high}; swap them")
+        raise ValueError(f"{name}: lmin must not be larger than lmax, got {low} and {high}. Swap them")
     return low, high
 
 
 def _estimate(read: Parameters, options: Options) -> Tensor:
-    """The estimate in the full shape of Parameters, with one value per member of the batch; 1 if no estimate
-    is positive, so that the solve reports what is wrong."""
+    """The estimate in the full shape of Parameters, with one value per member of the batch, or 1 if no
+    estimate is positive, so that the solve reports what is wrong."""
     name, A, b, M = read.name, read.A, read.b, options.M
     for wrong, error, case in (
         (torch.compiler.is_dynamo_compiling(), NotImplementedError, "under torch.compile"),
         (across.of(A) is not None, NotImplementedError, "for rows in several processes"),
-        (isinstance(M, (list, tuple)), ValueError, "for one M a block"),
+        (isinstance(M, (list, tuple)), ValueError, "for one M per block"),
     ):
         if wrong:
             raise error(
-                f"{name}: the largest eigenvalue of M A is not estimated {case}; pass lmax= or, for "
+                f"{name}: the largest eigenvalue of M A is not estimated {case}. Pass lmax= or, for "
                 "richardson, weight="
             )
     A = A.matrix if isinstance(A, BlockBatch) else A
@@ -251,7 +251,7 @@ class FixedNumber(torch.nn.Module):
             setattr(self, key, torch.nn.Parameter(start(name, key, value)))
 
     def forward(self, A: Any, b: TensorLike, x0: TensorLike | None = None) -> Solution:
-        """Call the function with the current parameters; arguments and result as for the function."""
+        """Call the function with the current parameters. Arguments and result are those of the function."""
         keywords = {key: getattr(self, key) for key in self.keywords}
         return type(self).function(A, b, x0, iterations=self.iterations, gradient=self.gradient, **keywords)
 
@@ -338,7 +338,7 @@ _BESIDE = {
     **dict.fromkeys(("rtol", "atol", "maxiter"), BESIDE_ITERATIONS),
     **dict.fromkeys(
         ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"),
-        '{key} belongs to gradient="implicit", which cannot be combined with iterations',
+        '{key} is only used by gradient="implicit", which cannot be combined with iterations',
     ),
 }
 
@@ -346,7 +346,7 @@ _BESIDE = {
 def settings_of(
     name: str, iterations: int | None, arguments: Mapping[str, Any], beside: Mapping[str, str] = _BESIDE
 ) -> Options:
-    """The options of a call; a keyword that `iterations` excludes raises an error."""
+    """The options of a call. A keyword that `iterations` excludes raises an error."""
     keywords = {key: value for key, value in arguments.items() if value is not None}
     if iterations is None:
         return options_of(name, keywords)
@@ -401,7 +401,7 @@ def compiled(
     checkpointed: bool,
     momenta: Any = None,
 ) -> Solution:
-    """`richardson_sweeps` for scale (n,) or (..., rows, n) and momenta (..., rows); all batch axes (of these,
+    """`richardson_sweeps` for scale (n,) or (..., rows, n) and momenta (..., rows). All batch axes (of these,
     A and b) are merged into the one axis of the kernel."""
     values, pattern = A.values, A.pattern
     single = values.dim() == 1 and b.dim() <= 2 and scale.dim() <= 2
@@ -450,7 +450,7 @@ def _with_last(norms: Tensor, r: Tensor) -> Tensor:
 
 @dataclass
 class Steps:
-    """Steps by public operations on blocks of columns (..., n, k). M: one map, or one per step; `counts`: the
+    """Steps by public operations on blocks of columns (..., n, k). M: one map, or one per step. `counts`: the
     number of steps of each segment, which a callback may have ended."""
 
     function: str
