@@ -13,6 +13,7 @@ from learnsolve.ops.arithmetic import Scalar
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.complete import LDLT as LDLT
 from learnsolve.ops.complete import LU as LU
+from learnsolve.ops.indexing import Assembly as Assembly
 from learnsolve.ops.complete import Cholesky as Cholesky
 from learnsolve.ops.incomplete import IncompleteCholesky as IncompleteCholesky
 from learnsolve.ops.incomplete import IncompleteLU as IncompleteLU
@@ -35,6 +36,7 @@ MatrixLike: TypeAlias = CSR | Tensor | SparseMatrix | SciPyMatrix
 __all__ = [
     "LDLT",
     "LU",
+    "Assembly",
     "Cholesky",
     "IncompleteCholesky",
     "IncompleteLU",
