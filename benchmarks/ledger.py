@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.harness import apart, reason
 
 DEATHS = 20  # of the processes of one task
-LIMIT = 180  # seconds for a row; then the process is ended, in compiled loops too
+LIMIT = 180  # seconds for a row, without another limit; then the process is ended, in compiled loops too
 
 
 class Ledger:
@@ -20,30 +20,30 @@ class Ledger:
     that failed."""
 
     def __init__(self, path: Path):
-        self.path, self.rows, self.starts, key = path, {}, {}, ""
+        self.path, self.rows, self.starts, key, limit = path, {}, {}, "", LIMIT
         self.late = path.with_suffix(".late")  # where the watchdog of a row writes
         path.parent.mkdir(parents=True, exist_ok=True)
         for line in path.read_text().splitlines() if path.exists() else ():
             record = json.loads(line)
-            key, row = record["key"], record.get("row")
+            key, row, limit = record["key"], record.get("row"), record.get("limit", LIMIT)
             if row is not None:
                 self.rows[key] = row
             else:
                 self.starts[key] = self.starts.get(key, 0) + 1
         if self.late.exists() and self.late.stat().st_size and key not in self.rows:
-            self(key, lambda: {"failed": f"took more than {LIMIT} s"})
+            self(key, lambda: {"failed": f"took more than {limit:.0f} s"})
         self.rows |= {
             key: {"failed": "its process died"}
             for key, count in self.starts.items()
             if count > 1 and key not in self.rows
         }
 
-    def __call__(self, key: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def __call__(self, key: str, make: Callable[[], dict[str, Any]], limit: float = LIMIT) -> dict[str, Any]:
         """make(), once for a key; an error is the row {"failed": reason}."""
         if key not in self.rows:
-            self._append({"key": key})
+            self._append({"key": key, "limit": limit})
             with self.late.open("w") as late:
-                faulthandler.dump_traceback_later(LIMIT, exit=True, file=late)
+                faulthandler.dump_traceback_later(limit, exit=True, file=late)
                 try:
                     row = make()
                 except Exception as error:

@@ -84,6 +84,8 @@ def leaderboard(_: Row) -> str:
         size = f"{count['matrices']} matrices, {count['unknowns']:,} unknowns"
         parts += [f"### {family[0].upper()}{family[1:]}: {size}", markdown([*lines.values()])]
         parts += _failures(record["failures"][family], count["matrices"])
+        if about := count.get("measured"):
+            parts.append("{cpu}, {date}, commit {commit}.".format(**about))
     return "\n\n".join(parts)
 
 

@@ -19,6 +19,7 @@ from scipy.stats import t as student
 from benchmarks.contestants import Contestant, timed, warm_up
 from benchmarks.harness import fresh_peak
 
+DIRECT = ("PARDISO", "CHOLMOD")
 TRAINING = 10_000  # the first seed of right-hand sides for tuning
 # Of the processes that race: what torch's own number of threads does not decide.
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))

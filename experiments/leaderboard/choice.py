@@ -27,7 +27,7 @@ def learned_choice(rows: dict[str, Any], totals: Seconds) -> dict[str, Any]:
         spent += sum(row["total"] for row in data)
         for i, row in enumerate(rows[f"tune|{who}"]["rows"]):
             known = rows[f"features|{-1 - i}"]["features"]
-            data.append({"total": row["set-up"] + row["solve"], "features": known})
+            data.append({"total": row["cpu"], "features": known})
         if len(data) >= 4:
             F, y = np.array([r["features"] for r in data]), np.log([r["total"] for r in data])
             predicted[who] = ridge(F, y, X)

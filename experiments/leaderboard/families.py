@@ -18,11 +18,12 @@ TRAINING = 10_000  # the first seed of matrices for tuning and training
 
 class Family(NamedTuple):
     """make(seed, size); the size of held-out matrices, and of those on which networks are trained: the side
-    of a grid, or the `power` of it."""
+    of a grid, or the `power` of it. Diagonals of a matrix on a grid."""
 
     make: Callable[[int, int], ls.CSR]
     size: int
     small: int
+    diagonals: int = 0
     symmetric: bool = True
     power: int = 1
 
@@ -75,9 +76,9 @@ def convection(seed: int, n: int) -> ls.CSR:
 
 
 FAMILIES: dict[str, Family] = {
-    "log-normal cells": Family(cells, 316, 32),
-    "rotated anisotropy": Family(anisotropic, 256, 32),
-    "heterogeneous 3D": Family(heterogeneous, 50, 8),
-    "Delaunay graphs": Family(delaunay, 30_000, 1_000, power=2),
-    "convection": Family(convection, 200, 32, symmetric=False),
+    "log-normal cells": Family(cells, 316, 64, 5),
+    "rotated anisotropy": Family(anisotropic, 256, 64, 9),
+    "heterogeneous 3D": Family(heterogeneous, 50, 16, 7),
+    "Delaunay graphs": Family(delaunay, 30_000, 4_000, power=2),
+    "convection": Family(convection, 200, 64, symmetric=False),
 }

@@ -8,6 +8,7 @@ gradients reduce this norm in every step. Of systems that are not symmetric: 2-n
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse as sp
 import torch
+from families import Family
 from torch import Tensor
 
 import learnsolve as ls
@@ -22,6 +24,7 @@ from benchmarks.contestants import is_symmetric
 
 P = ls.preconditioners
 COLUMNS = 4  # right-hand sides of a step
+RATE = 5e-3
 
 
 class FromMIC(P.PreCorrector):
@@ -104,40 +107,44 @@ def small(**options: Any) -> dict[str, Any]:
 
 
 class Learned(NamedTuple):
-    """make() is an untrained module; K of its loss."""
+    """make(family) is an untrained module; K of its loss; families that it takes."""
 
-    make: Callable[[], torch.nn.Module]
+    make: Callable[[Family], torch.nn.Module]
     depth: int = 10
-    symmetric: bool | None = True
+    takes: Callable[[Family], bool] = lambda family: family.symmetric
 
 
 LEARNED: dict[str, Learned] = {
-    "PreCorrector of IC(0)": Learned(lambda: P.PreCorrector(**small())),
-    "PreCorrector of MIC(0)": Learned(lambda: FromMIC(**small())),
-    "NeuralIF": Learned(lambda: P.NeuralIF(**small())),
-    "NeuralAMG": Learned(lambda: P.NeuralAMG(**small(max_coarse=50)), 2),
-    "learned Schwarz": Learned(Schwarz),
-    "learned polynomial": Learned(Polynomial, 4, None),
-    "learned shift of MIC fill 2": Learned(Shift, 12),
+    "StencilFactor": Learned(lambda family: P.StencilFactor(family.diagonals), 16, lambda f: f.diagonals > 0),
+    "RowFactor": Learned(lambda _: P.RowFactor(), 16),
+    "PreCorrector of IC(0)": Learned(lambda _: P.PreCorrector(**small())),
+    "PreCorrector of MIC(0)": Learned(lambda _: FromMIC(**small())),
+    "NeuralIF": Learned(lambda _: P.NeuralIF(**small())),
+    "NeuralAMG": Learned(lambda _: P.NeuralAMG(**small(max_coarse=50)), 2),
+    "learned Schwarz": Learned(lambda _: Schwarz()),
+    "learned polynomial": Learned(lambda _: Polynomial(), 4, lambda _: True),
+    "learned shift of MIC fill 2": Learned(lambda _: Shift(), 12),
 }
 
 
 def train(
     network: torch.nn.Module, matrices: list[ls.CSR], depth: int, seconds: float, steps: int | None
 ) -> dict[str, Any]:
-    """Adam until the seconds (or steps) are over; the weights with the smallest loss of a pass are kept."""
+    """Adam until the processor seconds (or steps) are over. The rate falls as a cosine. The weights with
+    the smallest loss of a pass are kept."""
     generator = torch.Generator().manual_seed(0)
     symmetric = is_symmetric(matrices[0].to_scipy())
     factors = [ls.factorize(A) for A in matrices]
-    start = getattr(
-        network, "start", lambda A: A
-    )  # what a network takes of a matrix; of multigrid, two grids
+    # What a network takes of a matrix: of multigrid, two grids.
+    start = getattr(network, "start", lambda A: A)
     with torch.no_grad():
         inputs = [start(A) for A in matrices]
-    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
-    kept, done, losses, passes = None, 0, [], []
-    begin = time.perf_counter()
-    while done < steps if steps else time.perf_counter() - begin < seconds:
+    optimizer = torch.optim.Adam(network.parameters(), lr=RATE)
+    kept, done, spent, losses, passes = None, 0, 0.0, [], []
+    begin = time.process_time()
+    while (share := done / steps if steps else spent / seconds) < 1:
+        for group in optimizer.param_groups:
+            group["lr"] = RATE * (0.51 + 0.49 * math.cos(math.pi * share))
         which = done % len(matrices)
         A, M, factor = matrices[which], inputs[which], factors[which]
         b = torch.randn(A.shape[0], COLUMNS, dtype=A.dtype, generator=generator)
@@ -152,10 +159,11 @@ def train(
             if passes[-1] == min(passes):
                 kept = {k: v.clone() for k, v in network.state_dict().items()}
         optimizer.step()
+        spent = time.process_time() - begin
     if kept is not None:
         network.load_state_dict(kept)
     ends = {"first loss": passes[0], "loss": min(passes)} if passes else {}
-    return {"training s": time.perf_counter() - begin, "steps": done, **ends}
+    return {"training s": spent, "steps": done, **ends}
 
 
 def error(A: ls.CSR, b: Tensor, x: Tensor, M: Any, depth: int, symmetric: bool) -> Tensor:

@@ -6,8 +6,9 @@ from the arrays of the matrix. Every step is a row of a ledger, so that an inter
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +16,44 @@ import scipy.sparse as sp
 import torch
 from families import FAMILIES, TRAINING
 from learned import LEARNED, features, train
-from racing import Session, right_hand_sides, tuned
+from racing import DIRECT, Session, right_hand_sides, tuned
 
 import learnsolve as ls
 from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare, timed
-from benchmarks.ledger import Ledger
+from benchmarks.ledger import LIMIT, Ledger
+from benchmarks.report import machine
 
 TUNED = 2  # matrices of the size of the race
 
 
 @dataclass
 class Options:
-    """Held-out matrices; how many of them with `columns` right-hand sides; seconds to tune or train a
-    contestant; the share of the usual size; steps (None: for the seconds) and matrices of a training;
-    matrices of a half and a quarter of the side, for the learned choice; times the best total of tuning from
-    which a contestant is shown by that alone."""
+    """Held-out matrices; how many of them with `columns` right-hand sides; processor seconds to tune a
+    contestant, or to train one of the `finalists`, which are the best after a training of `trial` seconds;
+    the share of the usual size; steps (None: for the seconds) and matrices of a training; matrices of a half
+    and a quarter of the side, for the learned choice; how often a system is solved, of which the fastest
+    counts; times the best total of tuning from which a contestant is shown by that alone."""
 
     matrices: int
     many: int
     columns: int
     seconds: float
+    trial: float
     scale: float = 1.0
     steps: int | None = None
-    trained: int = 8
+    finalists: int = 2
+    trained: int = 32
     small: int = 9
-    hopeless: float = 10.0
+    repeats: int = 2
+    hopeless: float = 5.0
 
 
-def held_out(session: Session, S: Any, seed: int, columns: int | None) -> dict[str, Any]:
-    row, solve = session(S, right_hand_sides(S, seed))
+def held_out(session: Session, S: Any, seed: int, columns: int | None, repeats: int) -> dict[str, Any]:
+    rows = [session(S, right_hand_sides(S, seed)) for _ in range(repeats)]
+    row, solve = min(rows, key=lambda one: one[0]["cpu"])
     row |= {"first": session.first, "MB": session.memory and session.memory / 2**20}
     if columns:
-        B = right_hand_sides(S, seed, columns)
-        row["many"] = timed(lambda: solve, S, B)[0]["solve"]
+        row["many"] = timed(lambda: solve, S, right_hand_sides(S, seed, columns))[0]["cpu"]
     return row
 
 
@@ -58,24 +64,37 @@ def race(path: Path, name: str, options: Options) -> None:
     size = round(family.size * options.scale)
     matrices: list[Any] = [family.matrix(TRAINING + i, size) for i in range(TUNED)]
     entrants: dict[str, tuple[Contestant, dict[str, Any], dict[str, Any]]] = {}
-    for who, c in CONTESTANTS.items():
-        if c.takes(family.symmetric) and not c.absent:
-            row = ledger(f"tune|{who}", lambda c=c: tuned(c, family.symmetric, matrices, options.seconds))
+    best = math.inf
+    for who in sorted(CONTESTANTS, key=lambda who: who not in DIRECT):  # these bound what others may take
+        if (c := CONTESTANTS[who]).takes(family.symmetric) and not c.absent:
+            job = c, family.symmetric, matrices, options.seconds, options.hopeless * best
+            row = ledger(f"tune|{who}", lambda job=job: tuned(*job), options.seconds + LIMIT)
             if "failed" not in row:
                 entrants[who] = c, c.settings[row["setting"]], row
-    for who, of in LEARNED.items():
-        if of.symmetric in (None, family.symmetric):
-            file, network = path.with_name(f"{path.stem} {who}.pt"), of.make()
+                best = min(best, row["total"])
+    networks = {who: of.make(family) for who, of in LEARNED.items() if of.takes(family)}
+    files = {who: path.with_name(f"{path.stem} {who}.pt") for who in networks}
 
-            def training(network=network, of=of, file=file) -> dict[str, Any]:
-                data = family.training(options.trained)
-                row = train(network, data, of.depth, options.seconds, options.steps)
-                torch.save(network.state_dict(), file)
-                return row | tuned(Contestant(ours(network)), family.symmetric, matrices, 0.0)
+    def training(who: str, seconds: float) -> dict[str, Any]:
+        network = LEARNED[who].make(family)
+        data = family.training(options.trained)
+        row = train(network, data, LEARNED[who].depth, seconds, options.steps)
+        torch.save(network.state_dict(), files[who])
+        return row | tuned(Contestant(ours(network), module=""), family.symmetric, matrices, 0.0)
 
-            if "failed" not in (row := ledger(f"train|{who}", training)):
-                network.load_state_dict(torch.load(file, weights_only=True))
-                entrants[who] = Contestant(ours(network)), {}, row
+    rows = {}
+    for who in networks:
+        rows[who] = ledger(
+            f"trial|{who}", lambda w=who: training(w, options.trial), 4 * options.trial + LIMIT
+        )
+    able = sorted((who for who in rows if "failed" not in rows[who]), key=lambda who: rows[who]["total"])
+    for who in able:
+        if who in able[: options.finalists]:
+            limit = 4 * options.seconds + LIMIT
+            rows[who] = ledger(f"train|{who}", lambda w=who: training(w, options.seconds), limit)
+        if "failed" not in rows[who]:
+            networks[who].load_state_dict(torch.load(files[who], weights_only=True))
+            entrants[who] = Contestant(ours(networks[who]), module=""), {}, rows[who]
     for which in range(options.small):
         small = family.smaller(size, 4 if which % 3 else 2)
         for who, (c, setting, _) in entrants.items():
@@ -99,27 +118,29 @@ def race(path: Path, name: str, options: Options) -> None:
             def measured(S=S, i=i, columns=columns, c=c, setting=setting) -> dict[str, Any]:
                 nonlocal session
                 session = session or Session(c, setting, family.symmetric, matrices[0], memory=True)
-                return held_out(session, S, i, columns)
+                return held_out(session, S, i, columns, options.repeats)
 
             ledger(f"solve|{who}|{i}", measured)
-    ledger("size", lambda: {"unknowns": matrices[0].shape[0]})
+    about = {key: machine()[key] for key in ("cpu", "date", "commit")}
+    ledger("end", lambda: {"unknowns": matrices[0].shape[0], "options": asdict(options), "measured": about})
 
 
 def expected(row: dict[str, Any], columns: int) -> float:
     """Seconds of a set-up and of many columns, one after another, by the rows of tuning."""
-    return sum(r["set-up"] + columns * r["solve"] for r in row["rows"]) / len(row["rows"])
+    each = [r["cpu set-up"] + columns * (r["cpu"] - r["cpu set-up"]) for r in row["rows"]]
+    return sum(each) / len(each)
 
 
 def of_small(c: Contestant, setting: dict[str, Any], family: Any, which: int, size: int) -> dict[str, Any]:
     S = family.matrix(TRAINING + which, size)
     session = Session(c, setting, family.symmetric, S)
     row, _ = session(S, right_hand_sides(S, which))
-    return {"total": row["set-up"] + row["solve"], "features": of_features(S)["features"]}
+    return {"total": row["cpu"], "features": of_features(S)["features"]}
 
 
 def of_features(S: sp.csr_matrix) -> dict[str, Any]:
     A = ls.CSR.from_scipy(S)
     features(A)
-    begin = time.perf_counter()
+    begin = time.process_time()
     values = features(A).tolist()
-    return {"features": values, "seconds": time.perf_counter() - begin}
+    return {"features": values, "seconds": time.process_time() - begin}

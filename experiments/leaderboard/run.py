@@ -2,16 +2,17 @@
 
 Five families of matrices, cg (bicgstab where they are not symmetric) to 1e-8, one and many right-hand sides,
 a thread each. Every contestant has the same seconds for tuning, or training, on other matrices. Missing
-libraries are named and left out. Two families are measured at a time, on two cores; --resume goes on after an
-interruption, --again replaces the rows of some contestants.
+libraries are named and left out. Seconds are those that processors worked. Two families are measured at a
+time, on two cores. --resume goes on after an interruption, --again replaces the rows of some contestants.
+Families that are not measured again keep their committed results.
 """
 
+import json
 import math
 import statistics
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -27,13 +28,19 @@ from racing import geometric, show_names, show_ratio
 from benchmarks.contestants import CONTESTANTS, MAXITER, RTOL
 from benchmarks.ledger import Ledger, supervised
 
+RESULTS = Path(__file__).resolve().parent / "results"
 CHOICE = "learned choice"
 ARMS = 5  # of the bandit: the best of the tuning
 
 
+def training(rows: dict, who: str) -> dict:
+    """The row of the training of a learned contestant: of the trial alone, if it was left behind there."""
+    return rows.get(f"train|{who}") or rows.get(f"trial|{who}") or {}
+
+
 def measured(rows: dict, who: str, way: str) -> dict[int, dict]:
     """Rows by held-out matrix; by training matrix, -1 and -2, of a contestant that tuning has left behind."""
-    of_tuning = rows.get(f"tune|{who}") or rows.get(f"train|{who}") or {}
+    of_tuning = rows.get(f"tune|{who}") or training(rows, who)
     found = {-1 - i: row for i, row in enumerate(of_tuning.get("rows", []))} if way == "solve" else {}
     for i in range(sum(key.startswith(f"solve|{who}|") for key in rows)):
         if way in (row := rows[f"solve|{who}|{i}"]):
@@ -47,7 +54,9 @@ def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
     for count, way in ((1, "solve"), (columns, "many")):
         known = {who: measured(rows, who, way) for who in (*CONTESTANTS, *LEARNED)}
         times = {
-            who: {i: row["set-up"] + row[way] for i, row in of.items()} for who, of in known.items() if of
+            who: {i: row["cpu"] if way == "solve" else row["cpu set-up"] + row[way] for i, row in of.items()}
+            for who, of in known.items()
+            if of
         }
         complete = max(len([i for i in t if i >= 0]) for t in times.values())
         arms = {
@@ -66,9 +75,7 @@ def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
             seconds = {i: s for i, s in all_of_it.items() if i >= 0} or all_of_it
             each = [known[who][i] for i in seconds] if who != CHOICE else []
             learned = who in LEARNED or who == CHOICE
-            trained = (
-                chosen["training s"] if who == CHOICE else rows.get(f"train|{who}", {}).get("training s")
-            )
+            trained = (chosen if who == CHOICE else training(rows, who)).get("training s")
             saved = statistics.fmean(opponent[i] - seconds[i] for i in seconds)
             board.append(
                 {
@@ -78,8 +85,7 @@ def standing(family: str, rows: dict, columns: int) -> tuple[list[dict], dict]:
                     "learned": learned,
                     "matrices": sum(i >= 0 for i in seconds),
                     "failed": sum("failed" in r for k, r in rows.items() if k.startswith(f"solve|{who}|")),
-                    "set-up s": statistics.fmean(r["set-up"] for r in each) if each else "",
-                    "solve s": statistics.fmean(r[way] for r in each) if each else "",
+                    "set-up s": statistics.fmean(r["cpu set-up"] for r in each) if each else "",
                     "total s": statistics.fmean(seconds.values()),
                     "first set-up s": each[0].get("first", "") if each else "",
                     "iterations": statistics.fmean(r["iterations"] for r in each) if each else "",
@@ -117,9 +123,10 @@ def main() -> None:
     experiment = Experiment(
         __file__,
         __doc__,
-        ("--matrices", {"type": int, "default": 8, "help": "held-out ones of a family; default 8"}),
-        ("--many", {"type": int, "default": 2, "help": "of them with many right-hand sides; default 2"}),
-        ("--seconds", {"type": float, "default": 10, "help": "to tune or to train a contestant; default 10"}),
+        ("--matrices", {"type": int, "default": 24, "help": "held-out ones of a family; default 24"}),
+        ("--many", {"type": int, "default": 6, "help": "of them with many right-hand sides; default 6"}),
+        ("--seconds", {"type": float, "default": 600, "help": "to tune or train a contestant; default 600"}),
+        ("--trial", {"type": float, "default": 30, "help": "to train one that is not among the best two"}),
         ("--scale", {"type": float, "default": 1, "help": "share of the usual side of the grids; default 1"}),
         ("--families", {"help": "some of them, by commas"}),
         ("--resume", {"action": "store_true", "help": "keep what an interrupted run has measured"}),
@@ -127,9 +134,9 @@ def main() -> None:
         ("--report", {"action": "store_true", "help": "no measurements, only the files"}),
     )
     args = experiment.args
-    options = Options(args.matrices, args.many, 32, args.seconds, args.scale)
+    options = Options(args.matrices, args.many, 32, args.seconds, args.trial, args.scale)
     if experiment.quick:
-        options = Options(2, 1, 4, 0.0, scale=0.06, steps=6, trained=2, small=4, hopeless=1e9)
+        options = Options(2, 1, 4, 0.0, 0.0, 0.06, 6, trained=2, small=4, repeats=1, hopeless=1e9)
     names = args.families.split(",") if args.families else [*FAMILIES][:: 4 if experiment.quick else 1]
     for who, contestant in CONTESTANTS.items():
         if contestant.absent:
@@ -147,17 +154,20 @@ def main() -> None:
         measure = race if experiment.quick else lambda *job: supervised(race, *job)
         with ThreadPoolExecutor(1 if experiment.quick else 2) as pool:
             list(pool.map(measure, paths.values(), names, [options] * len(names)))
+    earlier = {} if experiment.quick else json.loads((RESULTS / "leaderboard.json").read_text())
     board, picked, failures, sizes = [], {}, {}, {}
-    for name, path in paths.items():
-        rows = Ledger(path).rows
+    for name in names if experiment.quick else FAMILIES:
+        rows = Ledger(folder / f"{name}.jsonl").rows
+        if "end" not in rows:
+            board += [row for row in earlier["board"] if row["family"] == name]
+            for of, key in ((picked, "picked"), (failures, "failures"), (sizes, "families")):
+                of |= {name: earlier[key][name]} if name in earlier[key] else {}
+            continue
         found, picked[name] = standing(name, rows, options.columns)
         board += found
-        sizes[name] = {
-            "matrices": max(row["matrices"] for row in found),
-            "unknowns": rows["size"]["unknowns"],
-        }
+        sizes[name] = {"matrices": max(row["matrices"] for row in found)} | rows["end"]
         failures[name] = {key: row["failed"] for key, row in rows.items() if "failed" in row}
-        settings = {k: r for k, r in rows.items() if k.startswith(("tune|", "train|"))}
+        settings = {k: r for k, r in rows.items() if k.startswith(("tune|", "trial|", "train|"))}
         picked[name]["settings"] = {
             key: CONTESTANTS[who].settings[row["setting"]]
             if (who := key.split("|")[1]) in CONTESTANTS
@@ -181,7 +191,6 @@ def main() -> None:
     experiment.figure("leaderboard.png", figure(board, options.columns))
     experiment.json(
         "leaderboard.json",
-        options=asdict(options),
         rtol=RTOL,
         maxiter=MAXITER,
         families=sizes,

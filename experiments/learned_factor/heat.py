@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import scipy.sparse as sp
-from racing import TRAINING, Session, right_hand_sides, tuned
+from racing import DIRECT, TRAINING, Session, right_hand_sides, tuned
 from training import family
 
 from benchmarks import contestants
 from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare
 from benchmarks.ledger import Ledger
 from learnsolve.preconditioners import load
-
-DIRECT = ("PARDISO", "CHOLMOD")
 
 
 @dataclass(frozen=True)
