@@ -6,10 +6,10 @@
 `start` and the first call are the first set-up; a later call with other values is a warm one. Symmetric
 systems are solved by conjugate gradients, others by bicgstab, from zero to ||r|| <= RTOL ||b||.
 
-Peers are never required. `pip install pyamg pypardiso`, and what compiles: `pip install --no-build-isolation
-'scikit-sparse<0.5' pyamgcl` (cython; pybind11; Debian: libsuitesparse-dev, libopenblas-dev; libboost-dev;
-scikit-sparse 0.5 needs SuiteSparse 7, Debian 13);
-hypre and gamg: `scripts/petsc.sh python -m ...`.
+Peers are never required. `pip install pyamg pypardiso apxchol`, and what compiles: `pip install
+--no-build-isolation 'scikit-sparse<0.5' pyamgcl` (cython; pybind11; Debian: libsuitesparse-dev,
+libopenblas-dev; libboost-dev; scikit-sparse 0.5 needs SuiteSparse 7, Debian 13); hypre and gamg:
+`scripts/petsc.sh python -m ...`.
 """
 
 from __future__ import annotations
@@ -195,6 +195,21 @@ def amgcl(coarsening: str) -> Start:
     return start
 
 
+def apxchol(S: Any, symmetric: bool, **setting: Any) -> Callable[[np.ndarray], Solve]:
+    factorize = peer("apxchol").factorize
+
+    def set_up(values: np.ndarray) -> Solve:
+        F = factorize(sp.csr_matrix((values, S.indices, S.indptr), S.shape), keep_factor=False, **setting)
+
+        def solve(b: np.ndarray) -> tuple[np.ndarray, int]:
+            found = F.solve(b, rtol=RTOL, maxiter=MAXITER)
+            return found.x, found.iters
+
+        return by_columns(solve)
+
+    return set_up
+
+
 _count = itertools.count()
 
 
@@ -352,6 +367,7 @@ CONTESTANTS: dict[str, Contestant] = {
         "petsc4py.PETSc",
         APT,
     ),
+    "apxchol": Contestant(apxchol, ({}, {"partitioner": "luby"}), "apxchol", "pip install apxchol", True),
     "PARDISO": Contestant(pardiso, module="pypardiso", install="pip install pypardiso"),
     "CHOLMOD": Contestant(
         cholmod,
