@@ -151,14 +151,17 @@ def train(
         loss = error(A, b, factor(b), network(M), depth, symmetric)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        size = torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         losses.append(loss.item())
         done += 1
         if done % len(matrices) == 0:
             passes.append(sum(losses[-len(matrices) :]) / len(matrices))
             if passes[-1] == min(passes):
                 kept = {k: v.clone() for k, v in network.state_dict().items()}
-        optimizer.step()
+        if (
+            size.isfinite()
+        ):  # else the factor's solves have overflowed: its off-diagonal entries are too large
+            optimizer.step()
         spent = time.process_time() - begin
     if kept is not None:
         network.load_state_dict(kept)
