@@ -5,7 +5,7 @@ import os
 import re
 import zlib
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn
+from typing import IO, NoReturn
 
 import numpy as np
 import scipy.sparse
@@ -109,16 +109,16 @@ def matrix_market(
     FileNotFoundError
         if the file does not exist.
     ValueError
-        if the file is not a MatrixMarket file, is truncated or too long for its size line, or contains an
-        index outside its size or a value that is not a finite number of `dtype`. No memory of the stated size
-        is allocated before the whole file has been checked.
+        if the file is not a MatrixMarket file of a matrix, is truncated or too long for its size line, or
+        contains an index outside its size or a value that is not a finite number of `dtype`. It allocates
+        memory for what the file holds, not for what it states.
     NotImplementedError
         for complex and Hermitian matrices with a real dtype, vectors, and more than 2^31 - 1 rows or columns.
 
     Notes
     -----
-    `scipy.io.mmread` reads the values after the file has been checked against its header, because it stops at
-    the first character that it does not expect, and reads Fortran's 1.5D3 as 1.5. Source: Boisvert, Pozo,
+    `scipy.io.mmread` reads the file after every line has been found to hold numbers alone, because it stops
+    at the first character that it does not expect, and reads Fortran's 1.5D3 as 1.5. Source: Boisvert, Pozo,
     Remington, "The Matrix Market Exchange Formats: Initial Design", NISTIR 5935, 1996.
 
     Examples
@@ -133,12 +133,36 @@ def matrix_market(
     if dtype not in (torch.complex64, torch.complex128):
         check_dtype("matrix_market", dtype)
     path = Path(path)
-    from scipy.io import mmread  # takes long to import
+    from scipy.io import mminfo, mmread  # take long to import
 
     try:
-        with _open(path) as stream:
-            header = _read_header(path, stream, dtype.is_complex)
-            _check_body(path, stream, header)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            line = _size_line(path, stream)
+            rows, columns, entries, format, field, symmetry = mminfo(path)
+            if not dtype.is_complex and "complex" in (field, symmetry.replace("hermitian", "complex")):
+                raise NotImplementedError(
+                    f"matrix_market: {path} holds complex entries. Read them with dtype=torch.complex128, or, for "
+                    f"a solver without complex values, {REAL_FORM}"
+                )
+            if max(rows, columns) > INT32_MAX:
+                raise NotImplementedError(
+                    f"matrix_market: {path} states {rows} rows and {columns} columns. At most {INT32_MAX} "
+                    "are supported"
+                )
+            if symmetry != "general" and rows != columns:
+                _fail(path, f"is declared {symmetry} but has {rows} rows and {columns} columns")
+            if field not in _VALUE or (symmetry == "hermitian" and field != "complex"):
+                _fail(path, f"combines {symmetry} with {field}, which is not supported")
+            if field == "pattern" and (format == "array" or symmetry == "skew-symmetric"):
+                _fail(path, f"combines pattern with {format} and {symmetry}, which is invalid")
+            if format == "array" and symmetry != "general":
+                entries = rows * (rows - 1 if symmetry == "skew-symmetric" else rows + 1) // 2
+            # Before mmread allocates all entries; of a truncated triangle it would read a part.
+            found = _numbers(path, stream, line, format, field)
+            stated = entries * (2 * (format == "coordinate") + {"pattern": 0, "complex": 2}.get(field, 1))
+            if found != stated:
+                what = "truncated" if found < stated else "too long"
+                _fail(path, f"is {what}: {entries} entries make {stated} numbers, the file has {found}")
         S = mmread(path)
     except FileNotFoundError:
         raise FileNotFoundError(f"matrix_market: there is no file {path}") from None
@@ -147,15 +171,15 @@ def matrix_market(
     except (ValueError, OverflowError) as error:
         if str(error).startswith("matrix_market: "):
             raise
-        _fail(path, f"is damaged ({str(error).rstrip('.')})")
+        _fail(path, f"is damaged ({str(error).strip(' .:')}). Write it with scipy.io.mmwrite")
     S = scipy.sparse.coo_array(S)
-    if header.symmetry == "skew-symmetric" and np.any(S.data[S.row == S.col]):
+    if symmetry == "skew-symmetric" and np.any(S.data[S.row == S.col]):
         _fail(path, "is declared skew-symmetric but has an entry on its diagonal")
-    if header.symmetry == "hermitian" and np.any(np.imag(S.data)[S.row == S.col]):
+    if symmetry == "hermitian" and np.any(np.imag(S.data)[S.row == S.col]):
         _fail(path, "is declared hermitian but has an entry on its diagonal that is not real")
     A = CSR.from_scipy(S, dtype=dtype)
-    if header.symmetry != "general" and A.nnz != S.nnz:
-        _fail(path, f"is declared {header.symmetry} but lists an entry twice or in both triangles")
+    if symmetry != "general" and A.nnz != S.nnz:
+        _fail(path, f"is declared {symmetry} but lists an entry twice or in both triangles")
     if not bool(torch.isfinite(A.values).all()):
         at = int((~torch.isfinite(A.values)).nonzero()[0])
         row, column = int(A.pattern.row_indices[at]) + 1, int(A.col_indices[at]) + 1
@@ -164,75 +188,32 @@ def matrix_market(
 
 
 _LONGEST_LINE = 4096  # four times what the format allows; a line is held in memory
-
-
-class _Header(NamedTuple):
-    format: str
-    field: str
-    symmetry: str
-    entries: int
-    line: int  # of the size line, counted from 1
-
-
-def _open(path: Path) -> Any:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+_TOO_LONG = f"of more than {_LONGEST_LINE} characters, the format allows 1024"
 
 
 def _fail(path: Path, what: str) -> NoReturn:
     raise ValueError(f"matrix_market: {path} {what}")
 
 
-def _read_header(path: Path, stream: IO[bytes], or_complex: bool) -> _Header:
-    banner = stream.readline(_LONGEST_LINE + 1).decode("ascii", "replace").lower().split()
-    if banner[:1] != ["%%matrixmarket"]:
-        _fail(path, "is not a MatrixMarket file: its first line does not begin with %%MatrixMarket")
+def _size_line(path: Path, stream: IO[bytes]) -> int:
+    """The number of the line behind the banner and comments, which is read."""
+    banner = stream.readline(_LONGEST_LINE + 1).lower().split()
     if len(banner) != 5:
         _fail(path, "must begin with '%%MatrixMarket object format field symmetry'")
-    _, kind, format, field, symmetry = banner
-    if kind == "vector":
+    if banner[1] == b"vector":
         raise NotImplementedError(
-            f"matrix_market: {path} holds a vector object, which is not supported. Read it with "
-            "scipy.io.mmread"
+            f"matrix_market: {path} holds a vector object, not supported. Write a matrix of one column"
         )
-    if not or_complex and (field == "complex" or symmetry == "hermitian"):
-        raise NotImplementedError(
-            f"matrix_market: {path} holds complex entries. Read them with dtype=torch.complex128, or, for a "
-            f"solver without complex values, {REAL_FORM}"
-        )
-    for name, word, allowed in (
-        ("object", kind, ("matrix",)),
-        ("format", format, ("coordinate", "array")),
-        ("field", field, ("real", "integer", "pattern", "complex")),
-        ("symmetry", symmetry, ("general", "symmetric", "skew-symmetric", "hermitian")),
-    ):
-        if word not in allowed:
-            _fail(path, f"must have one of {', '.join(allowed)} as {name}, got {word!r}")
-    if field == "pattern" and (format == "array" or symmetry == "skew-symmetric"):
-        _fail(path, f"combines pattern with {format} and {symmetry}, which is invalid")
-    if symmetry == "hermitian" and field != "complex":
-        _fail(path, f"combines hermitian with {field}, which is invalid")
-
     line = 2
-    while (text := stream.readline(_LONGEST_LINE + 1)).startswith(b"%") or text.isspace():
-        _check_length(path, line, len(text))
+    while len(text := stream.readline(_LONGEST_LINE + 1)) <= _LONGEST_LINE:
+        if not (text.startswith(b"%") or text.isspace()):
+            if not all(word.isdigit() for word in text.split()):
+                _fail(
+                    path, f"must state sizes in line {line}, got {text.decode('ascii', 'replace').strip()!r}"
+                )
+            return line
         line += 1
-    _check_length(path, line, len(text))
-    words = text.split()
-    names = "rows columns" if format == "array" else "rows columns entries"
-    if len(words) != len(names.split()) or not all(word.isdigit() for word in words):
-        shown = text.decode("ascii", "replace").strip()[:80]
-        _fail(path, f"must state '{names}' in line {line}, got {shown!r}")
-    rows, columns, *stated = map(int, words)
-    if max(rows, columns) > INT32_MAX:
-        raise NotImplementedError(
-            f"matrix_market: {path} states {rows} rows and {columns} columns. At most {INT32_MAX} are "
-            f"supported"
-        )
-    if symmetry != "general" and rows != columns:
-        _fail(path, f"is declared {symmetry} but has {rows} rows and {columns} columns")
-    triangle = {"general": rows * columns, "skew-symmetric": rows * (rows - 1) // 2}
-    entries = stated[0] if stated else triangle.get(symmetry, rows * (rows + 1) // 2)
-    return _Header(format, field, symmetry, entries, line)
+    _fail(path, f"has a line {line} {_TOO_LONG}")
 
 
 # What each line holds, and how it is written. Possessive (++): a line is tried once.
@@ -246,58 +227,32 @@ _VALUE = {
 }
 
 
-def _check_body(path: Path, stream: IO[bytes], header: _Header) -> None:
-    """Require as many lines of numbers as the size line states. Reads the file in pieces."""
-    what, value = _VALUE[header.field]
-    if header.format == "coordinate":
+def _numbers(path: Path, stream: IO[bytes], line: int, format: str, field: str) -> int:
+    """How many numbers there are in the lines after `line`, which must hold nothing else. Reads the file in
+    pieces."""
+    what, value = _VALUE[field]
+    if format == "coordinate":
         what, entry = f"a row, a column and {what}", rb"[ \t]*+[0-9]++[ \t]++[0-9]++" + value
     else:
         what, entry = f"{what} alone", rb"[ \t]*+" + value.removeprefix(rb"[ \t]++")
-    lines = re.compile(rb"(?:(?:" + entry + rb")?+[ \t]*+(?:\r?+\n|\r?+\Z))*+")
-    numbers, line = 0, header.line + 1
+    short = rb"(?=[^\n]{0,%d}(?:\n|\Z))" % _LONGEST_LINE
+    lines = re.compile(rb"(?:" + short + rb"(?:" + entry + rb")?+[ \t]*+(?:\r?+\n|\r?+\Z))*+")
+    numbers = 0
     while piece := stream.read(1 << 20) + stream.readline(_LONGEST_LINE + 1):
-        bytes_ = np.frombuffer(piece, dtype=np.uint8)
-        ends = np.flatnonzero(np.concatenate((bytes_ == ord("\n"), [True])))
-        longer = np.diff(ends, prepend=-1) > _LONGEST_LINE
         match = lines.match(piece)
         good = match.end() if match else 0
-        if longer.any() and (good == len(piece) or ends[longer][0] <= good):
-            _check_length(path, line + int(np.argmax(longer)), _LONGEST_LINE + 1)
+        line += piece.count(b"\n", 0, good) + 1
         if good < len(piece):
-            line += piece.count(b"\n", 0, good)
-            text = piece[good : good + _LONGEST_LINE].split(b"\n", 1)[0].decode("ascii", "replace").strip()
-            shown = text if len(text) <= 80 else text[:80] + "..."
-            _fail(
-                path,
-                f"has a line {line} that does not hold {what}: {shown!r}. Correct it, or write the file with "
-                "scipy.io.mmwrite",
-            )
-        blank = bytes_ <= ord(" ")
-        # A value begins after a blank, or at the beginning of the piece, which is the beginning of a line.
-        numbers += int(np.count_nonzero(~blank[1:] & blank[:-1])) + int(not blank[0])
-        line += len(ends) - 1
-    expected = header.entries * _numbers_per_entry(header)
-    if numbers != expected:
-        what = "is truncated" if numbers < expected else "is too long"
-        _fail(
-            path,
-            f"{what}: {header.entries} entries make {expected} numbers after line {header.line}, the file "
-            f"has {numbers}",
-        )
-
-
-def _check_length(path: Path, line: int, length: int) -> None:
-    if length > _LONGEST_LINE:
-        _fail(
-            path,
-            f"has a line {line} of more than {_LONGEST_LINE} characters, the format allows 1024. Write "
-            "the file with scipy.io.mmwrite",
-        )
-
-
-def _numbers_per_entry(header: _Header) -> int:
-    values = {"pattern": 0, "complex": 2}.get(header.field, 1)
-    return values if header.format == "array" else 2 + values
+            text = piece[good : good + _LONGEST_LINE + 1].split(b"\n", 1)[0].decode("ascii", "replace")
+            shown = text.strip() if len(text) <= 80 else text.strip()[:80] + "..."
+            fault = f"that does not hold {what}: {shown!r}" if len(text) <= _LONGEST_LINE else _TOO_LONG
+            _fail(path, f"has a line {line} {fault}. Correct it, or write the file with scipy.io.mmwrite")
+        if re.search(rb"\S[ \t\r]+\Z", piece[-_LONGEST_LINE:]):  # SciPy 1.17 would read on behind the end
+            _fail(path, f"ends with blanks in line {line}. End it with a newline")
+        line -= piece.endswith(b"\n")
+        blank = np.frombuffer(b"\n" + piece, dtype=np.uint8) <= ord(" ")
+        numbers += int(np.count_nonzero(blank[:-1] & ~blank[1:]))
+    return numbers
 
 
 MATRIX_MARKET_PROPERTIES = MatrixProperties(

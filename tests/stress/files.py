@@ -196,6 +196,8 @@ def read(content: bytes) -> tuple[int, int, dict[tuple[int, int], float]]:
     while at < len(lines) and (lines[at].startswith(b"%") or not lines[at].split()):
         at += 1
     require(at < len(lines), "no sizes")
+    blanks = at + 1 < len(lines) and re.search(rb"\S[ \t\r]+\Z", lines[-1])
+    require(not blanks, "blanks at the end without a newline")
     size = lines[at].split()
     require(len(size) == (2 if format == "array" else 3) and all(map(bytes.isdigit, size)), "the sizes")
     m, n = int(size[0]), int(size[1])
