@@ -141,8 +141,8 @@ def matrix_market(
             rows, columns, entries, format, field, symmetry = mminfo(path)
             if not dtype.is_complex and "complex" in (field, symmetry.replace("hermitian", "complex")):
                 raise NotImplementedError(
-                    f"matrix_market: {path} holds complex entries. Read them with dtype=torch.complex128, or, for "
-                    f"a solver without complex values, {REAL_FORM}"
+                    f"matrix_market: {path} holds complex entries. Read them with dtype=torch.complex128, or "
+                    f"for a solver without complex values, {REAL_FORM}"
                 )
             if max(rows, columns) > INT32_MAX:
                 raise NotImplementedError(
