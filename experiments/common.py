@@ -95,13 +95,15 @@ class Experiment:
         torch.set_num_threads(self.args.threads or (1 if self.quick else threads))
         torch.manual_seed(0)
         self.start = time.perf_counter()
+        # At the start: results that are written change what git says of the tree.
+        self.environment = {**machine(), "platform": platform.platform()}
 
     def json(self, name: str, **content: Any) -> None:
         """Write numbers, with the machine on which they were measured."""
         whole = {
             "experiment": self.name,
             "quick": self.quick,
-            "environment": {**machine(), "platform": platform.platform()},
+            "environment": self.environment,
             "seconds": round(time.perf_counter() - self.start, 1),
             **content,
         }
