@@ -478,8 +478,8 @@ class Assembly:
         *,
         device: torch.device | str | None = None,
     ):
-        rows, columns = tensor_of(rows), tensor_of(columns)
-        self.pattern, self.places = _sort("Assembly", rows, columns, shape, device)
+        indices = tensor_of(rows), tensor_of(columns)
+        self.pattern, self.places = _sort("Assembly", *indices, shape, device)
 
     def __call__(self, values: TensorLike) -> CSR:
         return _summed("Assembly", tensor_of(values, self.places.crow_indices), self.pattern, self.places)

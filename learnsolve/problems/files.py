@@ -5,7 +5,7 @@ import os
 import re
 import zlib
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import scipy.sparse
@@ -195,7 +195,7 @@ def _fail(path: Path, what: str) -> NoReturn:
     raise ValueError(f"matrix_market: {path} {what}")
 
 
-def _size_line(path: Path, stream: IO[bytes]) -> int:
+def _size_line(path: Path, stream: Any) -> int:
     """The number of the line behind the banner and comments, which is read."""
     banner = stream.readline(_LONGEST_LINE + 1).lower().split()
     if len(banner) != 5:
@@ -227,7 +227,7 @@ _VALUE = {
 }
 
 
-def _numbers(path: Path, stream: IO[bytes], line: int, format: str, field: str) -> int:
+def _numbers(path: Path, stream: Any, line: int, format: str, field: str) -> int:
     """How many numbers there are in the lines after `line`, which must hold nothing else. Reads the file in
     pieces."""
     what, value = _VALUE[field]
