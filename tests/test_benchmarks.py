@@ -116,7 +116,7 @@ def test_whole_steps_count_both_passes_against_each_peer():
     assert documents.leads({"rows": rows}, "forward", "backward") == [3.0]  # SciPy has no backward pass
     assert documents.leads({"rows": rows}, "forward") == [0.5]
     text = documents.whole_steps({"rows": rows})
-    assert "in 1 of 1 measured" in text
+    assert "in 1 of 1 combinations" in text
     assert "slower in 1 of 1." in text
 
 
