@@ -363,12 +363,12 @@ def whole_steps(run: Row) -> str:
     """How many of them are the fastest, and by how much."""
     both, alone = leads(run, "forward", "backward"), leads(run, "forward")
     return (
-        f"Forward plus backward pass beat every peer in {sum(t > 1 for t in both)} of {len(both)} combinations of "
-        f"operation, matrix, dtype and threads, by {statistics.median(both):.1f} times in the median and "
-        f"{both[0]:.2f} times at least. A forward pass alone is {statistics.median(alone):.1f} times faster in the "
-        f"median, and slower in {sum(t < 1 for t in alone)} of {len(alone)}. Across all {cases(run)} cases, which "
-        f"include setups and whole solves, a peer wins {len(lost(run))} "
-        "([where](docs/performance.md#slower-cases))."
+        f"Forward plus backward pass beat every peer in {sum(t > 1 for t in both)} of {len(both)} "
+        "combinations of operation, matrix, dtype and threads, by "
+        f"{statistics.median(both):.1f} times in the median and {both[0]:.2f} times at least. A forward pass "
+        f"alone is {statistics.median(alone):.1f} times faster in the median, and slower in "
+        f"{sum(t < 1 for t in alone)} of {len(alone)}. Across all {cases(run)} cases, which include setups "
+        f"and whole solves, a peer wins {len(lost(run))} ([where](docs/performance.md#slower-cases))."
     )
 
 
