@@ -18,6 +18,7 @@ from training import family
 from benchmarks import contestants
 from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare
 from benchmarks.ledger import Ledger
+from benchmarks.report import machine
 from learnsolve.preconditioners import load
 
 
@@ -95,7 +96,8 @@ def race(path: Path, course: Course, weights: dict[str, Path], options: Options)
     for who in field:
         c, setting, _ = entrants[who]
         ledger(f"memory|{who}", lambda c=c, s=setting: memory(c, s, matrices[0]))
-    ledger("size", lambda: {"unknowns": matrices[0].shape[0], "entries": matrices[0].nnz})
+    about = {key: machine()[key] for key in ("cpu", "date", "commit")}
+    ledger("end", lambda: {"unknowns": matrices[0].shape[0], "measured": about})
 
 
 def fastest(sessions: dict[str, Session], S: Any, b: Any, repeats: int) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,6 @@ from training import STAGES, Stage, train_file
 
 from benchmarks.contestants import CONTESTANTS, RTOL
 from benchmarks.ledger import Ledger, supervised
-from benchmarks.report import machine
 
 COURSES = (Course(2, 256), Course(2, 512), Course(3, 40), Course(3, 64))
 TRANSFER = (Course(2, 256, "smooth"), Course(2, 256, "constant"))
@@ -58,7 +57,7 @@ def standing(course: Course, rows: dict, learned: list[str], seconds: dict[str, 
         board.append(
             {
                 "course": course.name,
-                "unknowns": rows["size"]["unknowns"],
+                "unknowns": rows["end"]["unknowns"],
                 "contestant": who,
                 "learned": who in learned or who == ALL,
                 "matrices": len(of),
@@ -172,18 +171,18 @@ def main() -> None:
         losses[d, k] = [{"dimensions": d, "seed": k, **row} for row in training_of["rows"]]
     for course in courses if experiment.quick else (*COURSES, *TRANSFER):
         path = folder / f"{course.name}.jsonl"
-        if not path.exists():
+        rows = Ledger(path).rows
+        if "end" not in rows:
             for kept, key in ((boards, "boards"), (found, "found")):
                 kept |= {name: of for name, of in earlier.get(key, {}).items() if name == course.name}
             continue
-        rows = Ledger(path).rows
         seconds = {
             name_of(k): float(of[-1]["seconds"]) for (d, k), of in losses.items() if d == course.dimensions
         }
         learned = [who for who in rows["1|0"] if who not in CONTESTANTS]
         boards[course.name] = standing(course, rows, learned, seconds)
         found[course.name] = {
-            "measured": {key: machine()[key] for key in ("cpu", "date", "commit")},
+            "measured": rows["end"]["measured"],
             "settings": {
                 who: CONTESTANTS[who].settings[row["setting"]]
                 for key, row in rows.items()
