@@ -39,6 +39,7 @@ MESSAGES = {
     r"\b(none|that|those) of\b": "no, the noun again",
     r"\bmade of\b": "from, of",
     r"\bbelongs? to [A-Za-z]+ ?[=']|\bbelongs? to a\b": "is only used by",
+    r"\{[a-z_]+(\.[a-z_]+|:\.?\d*[a-z])\}": "an f-string",
 }
 MOST = {"pages": 6.0, "docstrings": 6.0, "messages": 6.0}  # semicolons per 1,000 words
 KINDS = (ast.Module, ast.ClassDef, ast.FunctionDef)

@@ -413,7 +413,7 @@ def _accuracy(
         warn(
             name,
             f"{space.which(i)}Arnoldi did not converge: {radius:.6g} with a residual of {residual:.2g}. "
-            'allow more restarts (maxiter) or a larger rtol, or use method="dense"',
+            'Allow more restarts (maxiter) or a larger rtol, or use method="dense"',
         )
     return radius, residual, converged
 

@@ -99,7 +99,9 @@ def _csr(state: dict[str, Any]) -> scipy.sparse.csr_array:
         S.check_format(full_check=True)
     except ValueError as error:
         raise Rejected(f"has a matrix with inconsistent index arrays ({error})") from error
-    if indices.dtype.kind + indptr.dtype.kind != "ii" or indptr[-1] != len(data):
+    # Of a matrix without entries, SciPy does not check indptr.
+    ordered = indptr[0] == 0 and indptr[-1] == len(data) and bool(np.all(np.diff(indptr) >= 0))
+    if indices.dtype.kind + indptr.dtype.kind != "ii" or not ordered:
         raise Rejected("has a matrix with inconsistent index arrays")
     if not np.all(np.isfinite(data)):
         raise Rejected("has a matrix with an entry that is not finite")

@@ -12,6 +12,7 @@ import functools
 import re
 import sys
 import threading
+import warnings
 from collections import deque
 from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -294,7 +295,11 @@ class CholmodFactor:
         return self._entries
 
     def solve(self, b: np.ndarray, transpose: bool) -> np.ndarray:
-        return self.factor.solve_A(b) if _older(library()) else self.factor.solve(b)
+        if _older(library()):
+            return self.factor.solve_A(b)
+        with warnings.catch_warnings():  # of nearly singular matrices: `Factorization` judges by residuals
+            warnings.simplefilter("ignore", library().CholmodWarning)
+            return self.factor.solve(b)
 
     def logdet(self) -> float:
         return float(self.factor.logdet())

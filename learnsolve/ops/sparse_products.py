@@ -119,7 +119,7 @@ def _symbolic(A: SparsityPattern, B: SparsityPattern, numbered: bool) -> tuple[T
 
 def _too_many(dtype: torch.dtype) -> ValueError:
     return ValueError(
-        f"spgemm: the result has more entries than {dtype} can number. Pass A and B int64 indices, "
+        f"spgemm: the result has more entries than {dtype} can number. Convert A and B to int64 indices, "
         "CSR(A.values, A.pattern.to(dtype=torch.int64))"
     )
 

@@ -163,8 +163,8 @@ def stencil(
     _operand("x", x)
     if not checks.one_precision(x.dtype, coefficients.dtype) or x.device != coefficients.device:
         raise TypeError(
-            "stencil: coefficients and x must have the same dtype and device, got {coefficients.dtype} on "
-            "{coefficients.device} and {x.dtype} on {x.device}. Convert one with "
+            "stencil: coefficients and x must have the same dtype and device, got "
+            f"{coefficients.dtype} on {coefficients.device} and {x.dtype} on {x.device}. Convert one with "
             ".to()"
         )
     if offsets is None:

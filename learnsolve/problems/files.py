@@ -110,8 +110,8 @@ def matrix_market(
         if the file does not exist.
     ValueError
         if the file is not a MatrixMarket file of a matrix, is truncated or too long for its size line, or
-        contains an index outside its size or a value that is not a finite number of `dtype`. It allocates
-        memory for what the file holds, not for what it states.
+        contains an index outside its size or a value that is not a finite number of `dtype`. Memory for
+        entries is allocated only if the file holds them.
     NotImplementedError
         for complex and Hermitian matrices with a real dtype, vectors, and more than 2^31 - 1 rows or columns.
 
@@ -171,7 +171,7 @@ def matrix_market(
     except (ValueError, OverflowError) as error:
         if str(error).startswith("matrix_market: "):
             raise
-        _fail(path, f"is damaged ({str(error).strip(' .:')}). Write it with scipy.io.mmwrite")
+        _fail(path, f"is damaged ({str(error).strip(' .:')})")
     S = scipy.sparse.coo_array(S)
     if symmetry == "skew-symmetric" and np.any(S.data[S.row == S.col]):
         _fail(path, "is declared skew-symmetric but has an entry on its diagonal")
@@ -192,14 +192,15 @@ _TOO_LONG = f"of more than {_LONGEST_LINE} characters, the format allows 1024"
 
 
 def _fail(path: Path, what: str) -> NoReturn:
-    raise ValueError(f"matrix_market: {path} {what}")
+    raise ValueError(f"matrix_market: {path} {what}. Write it with scipy.io.mmwrite")
 
 
 def _size_line(path: Path, stream: Any) -> int:
     """The number of the line behind the banner and comments, which is read."""
     banner = stream.readline(_LONGEST_LINE + 1).lower().split()
     if len(banner) != 5:
-        _fail(path, "must begin with '%%MatrixMarket object format field symmetry'")
+        start = b" ".join(banner)[:40].decode("ascii", "replace")
+        _fail(path, f"must begin with '%%MatrixMarket object format field symmetry', got {start!r}")
     if banner[1] == b"vector":
         raise NotImplementedError(
             f"matrix_market: {path} holds a vector object, not supported. Write a matrix of one column"
@@ -208,9 +209,8 @@ def _size_line(path: Path, stream: Any) -> int:
     while len(text := stream.readline(_LONGEST_LINE + 1)) <= _LONGEST_LINE:
         if not (text.startswith(b"%") or text.isspace()):
             if not all(word.isdigit() for word in text.split()):
-                _fail(
-                    path, f"must state sizes in line {line}, got {text.decode('ascii', 'replace').strip()!r}"
-                )
+                start = text[:80].decode("ascii", "replace").strip()
+                _fail(path, f"must state sizes in line {line}, got {start!r}")
             return line
         line += 1
     _fail(path, f"has a line {line} {_TOO_LONG}")

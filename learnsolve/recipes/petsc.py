@@ -100,7 +100,7 @@ class Rows:
         if difference > 1e-6 * size:
             raise SettingError(
                 "--problem: this recipe needs a symmetric matrix, but for a random x the norm of (A - A^T) x "
-                "is {difference:.3g}, the norm of A x {size:.3g}. Choose another problem"
+                f"is {difference:.3g}, the norm of A x {size:.3g}. Choose another problem"
             )
         diagonal = self.A.diagonal()
         bad = torch.nonzero(diagonal <= 0).flatten()

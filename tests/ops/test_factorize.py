@@ -1,6 +1,7 @@
 """Factors: made once for all uses of a matrix, never used for another one."""
 
 import copy
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -449,6 +450,10 @@ class CholmodOutOfMemoryError(MemoryError, CholmodError):
     pass
 
 
+class CholmodWarning(UserWarning):
+    pass
+
+
 class CholmodOverflowError(CholmodError):
     pass
 
@@ -483,6 +488,8 @@ class CholeskyFactor:
         assert isinstance(b, np.ndarray)
         if self.rcond == 0:
             raise CholmodNotPositiveDefiniteError("Matrix is indefinite or singular to working precision.")
+        if self.rcond < len(self.dense) * np.finfo(float).eps:
+            warnings.warn("Matrix is nearly singular.", CholmodWarning, stacklevel=2)
         return np.asfortranarray(np.linalg.solve(self.dense, b))
 
     def logdet(self):
@@ -492,8 +499,8 @@ class CholeskyFactor:
 @pytest.fixture
 def newer(monkeypatch):
     """scikit-sparse 0.5, which needs a SuiteSparse that few systems have."""
-    kinds = (CholmodNotPositiveDefiniteError, CholmodOutOfMemoryError, CholmodOverflowError, CholeskyFactor)
-    library = SimpleNamespace(**{kind.__name__: kind for kind in kinds})
+    errors = (CholmodNotPositiveDefiniteError, CholmodOutOfMemoryError, CholmodOverflowError, CholmodWarning)
+    library = SimpleNamespace(**{kind.__name__: kind for kind in (*errors, CholeskyFactor)})
     monkeypatch.setattr(direct_backends, "library", lambda: library)
     monkeypatch.setattr(direct, "missing", lambda name: "")
     return library
@@ -512,6 +519,12 @@ def test_cholmod_of_scikit_sparse_0_5(newer):
             assert F.backend == "cholmod"
     t, b = torch.ones((), dtype=torch.float64, requires_grad=True), normal((20,))
     assert gradcheck(lambda t: ls.factorize(A.with_values(t * A.values), backend="cholmod").solve(b), t)
+    with warnings.catch_warnings():  # residuals decide, not the library's estimate
+        warnings.simplefilter("error")
+        F = ls.factorize(
+            ls.CSR.from_dense(torch.diag(10.0 ** -torch.arange(20.0).double())), backend="cholmod"
+        )
+        assert F.solve(torch.ones(20, dtype=torch.float64))[1] == pytest.approx(10)
 
 
 def test_errors_of_scikit_sparse_0_5(newer, monkeypatch):
