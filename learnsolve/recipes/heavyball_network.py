@@ -208,7 +208,9 @@ class HeavyballNetworkSettings(VectorSettings):
         if not (1 < len(self.grid) < 4 and min(self.grid) > 1):
             raise SettingError(f"--grid must have two or three axes of 2 points or more, got {self.grid}")
         if self.family == "anisotropic" and len(self.grid) != 2:
-            raise SettingError("--family anisotropic has two axes. Pass --grid two, or --family diffusion")
+            raise SettingError(
+                "--family anisotropic has two axes. Pass two sizes to --grid, or --family diffusion"
+            )
         if self.sweeps is None:
             self.sweeps = usual_sweeps(tuple(self.grid))
         self.at_least(1, "sweeps", "matrices", "held_out_matrices", "layers", "hidden")
@@ -224,7 +226,6 @@ class HeavyballNetworkRecipe(base.VectorRecipe):
     Settings = HeavyballNetworkSettings
     columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     lower_bound = 0.0
-    advice = "Try a smaller --lr"
     vector_dim = 0
     files = ("loss.png", "parameters.png")
     curves: ClassVar = {

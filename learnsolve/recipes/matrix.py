@@ -249,7 +249,7 @@ class MatrixRecipe(VectorRecipe):
     matrix for the losses, `arrays` the number of arrays of the test vectors' size that a step holds."""
 
     lower_bound = 0.0
-    advice = "try a smaller --lr, or check that the matrix is symmetric positive definite"
+    advice = "Try a smaller --lr, or check that the matrix is symmetric positive definite"
     # Vectors are divided by the root of their number: the sum of their energies is then the mean, without an
     # operation for it in each step. (The columns of I need no division: E e e^T = I.)
     by_root: ClassVar[bool] = True

@@ -311,7 +311,6 @@ class NewtonRecipe(Scheduled, base.Recipe):
         "steps.png": base.Curves("Steps of Newton's method", "mean, held-out fields", {"newton_steps": ""}),
     }
     advice = "Try a smaller --lr or --clip"
-    alone = "Start it without torchrun"
     model: FourierOperator
     outcome = outcome_of
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save
 import learnsolve
 from learnsolve import recipes, train
 from learnsolve._first_line import first_line
+from learnsolve.recipes import petsc
 from learnsolve.recipes.training import checkpoint, settings
 from learnsolve.recipes.training.settings import RunSettings, SettingError, flat, parse
 
@@ -47,8 +48,8 @@ jacobi --config none.yaml => none.yaml
 jacobi --config bad.yaml => Option 'stepz' is not accepted. Did you mean --steps?
 jacobi --config wrong.yaml => --problem.shape: Does not validate
 jacobi --resume nowhere => --resume nowhere: there is no run
-jacobi --test_vectors identity --resample => --resample true needs random vectors
-jacobi --test_vectors identity --problem.shape [65,64] => n <= 4096, but the matrix has n = 4160
+jacobi --test_vectors identity --resample => needs random vectors. Pass a number to --test_vectors
+jacobi --test_vectors identity --problem.shape [65,64] => has n = 4160. Pass a number,
 jacobi --test_vectors 100000000 --problem.shape 100000 => GiB are free. Use fewer
 jacobi --problem.shape [99999999,99999999] => GiB are free. Choose a smaller grid
 jacobi --seed 9223372036854775808 => --seed must be a 64-bit number
@@ -72,7 +73,7 @@ heavyball --hidden 3 => unrecognized arguments: --hidden=3. See python -m learns
 
 heavyball_network --problem.shape 9 => unrecognized arguments: --problem.shape=9
 heavyball_network --grid [16] => --grid must have two or three axes
-heavyball_network --grid [4,4,4] => --family anisotropic has two axes
+heavyball_network --grid [4,4,4] => --family anisotropic has two axes. Pass two sizes to --grid, or
 
 pcg --target inf => --target: Does not validate
 pcg --guard 0.5 => --guard must be between 0 and 0.01
@@ -190,6 +191,21 @@ def test_an_error_of_the_library_is_one_of_the_option(recipe, words, start):
     Recipe = recipes.load(recipe)
     with pytest.raises(SettingError, match=f"^{start}"):
         Recipe(parse(recipe, Recipe.Settings, words.split()))
+
+
+def test_an_asymmetric_matrix_over_processes_is_refused_with_its_numbers():
+    rows = object.__new__(petsc.Rows)
+    rows.lo, rows.hi, rows.norm = 0, 2, torch.linalg.vector_norm
+    rows.A = torch.tensor([[1.0, 3.0], [0.0, 1.0]], dtype=torch.float64)
+    with pytest.raises(SettingError, match=r"\(A - A\^T\) x is [\d.]+, the norm of A x [\d.]+\. Choose"):
+        rows._check_energy(lambda A, x, transpose: A.T @ x)
+
+
+@pytest.mark.parametrize("recipe", recipes.RECIPES)
+def test_advice_is_a_sentence(recipe):
+    Recipe = recipes.load(recipe)
+    assert Recipe.advice[0].isupper()
+    assert Recipe.alone[0].isupper()
 
 
 def test_an_unknown_recipe(capsys):

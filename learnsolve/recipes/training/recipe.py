@@ -301,8 +301,8 @@ class Recipe:
     where: str = ""  # the problem in a few words, for titles
     finished: bool = False  # True in one process ends the training before --steps
     lower_bound: float = -math.inf  # a loss below it, beyond rounding, stops the run: the task is ill-posed
-    advice: str = "try a smaller --lr"  # when the loss diverges
-    alone: ClassVar[str] = "start it without torchrun"  # which only a `VectorRecipe` supports
+    advice: str = "Try a smaller --lr"  # when the loss diverges
+    alone: ClassVar[str] = "Start it without torchrun"  # which only a `VectorRecipe` supports
 
     def __init__(self, settings: Any):
         """Build matrix, model and data. Raises SettingError for settings that cannot work."""

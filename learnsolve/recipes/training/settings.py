@@ -175,7 +175,7 @@ class VectorSettings(RunSettings):
         if isinstance(vectors, int):
             self.at_least(1, "test_vectors")
         elif self.resample:
-            raise SettingError("--resample true needs random vectors. Pass --test_vectors a number")
+            raise SettingError("--resample true needs random vectors. Pass a number to --test_vectors")
         if self.held_out is None:
             self.held_out = min(vectors, HELD_OUT_VECTORS) if isinstance(vectors, int) else HELD_OUT_VECTORS
         self.at_least(1, "held_out")
@@ -187,7 +187,7 @@ class VectorSettings(RunSettings):
         if vectors == "identity" and n > IDENTITY_LIMIT:
             raise SettingError(
                 f"--test_vectors identity needs n^2 numbers and takes n <= {IDENTITY_LIMIT}, but the matrix "
-                f"has n = {n}. Pass it a number, such as 100"
+                f"has n = {n}. Pass a number, such as 100"
             )
         count = vectors if isinstance(vectors, int) else {"identity": n}.get(vectors, 1)
         what, size = f"--test_vectors {vectors} with n = {n}", arrays * n * max(count, self.held_out or 0)
