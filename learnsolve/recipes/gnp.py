@@ -55,9 +55,11 @@ def outcome_of(recipe: GnpRecipe) -> base.Outcome:
     }
     columns = {after: lambda row: f"{row['residual']:.2e}" if math.isfinite(row["residual"]) else "fails"}
     where = f"FGMRES({s.restart}), {recipe.where}"
-    outcome = base.raced(numbers, rows, "right_hand_sides", base.middle(s.tolerances), where, columns)
+    outcome = base.raced(
+        numbers, rows, "right_hand_sides", base.middle(s.tolerances), where, columns, " right-hand sides"
+    )
     compared = {name: {after: r if math.isfinite(r) else None} for name, r in last.items()}
-    outcome.sentence = f"{base.verdict(compared, {after: after})} {outcome.sentence}"
+    outcome.sentence = f"{base.verdict(compared, {after: after}, missing='fails')} {outcome.sentence}"
     first = {name: runs[:1] for name, runs in evaluation.histories.items()}
     finite = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
     outcome.figures["convergence.png"] = partial(residuals_figure, f"{where}\nfirst right-hand side", finite)

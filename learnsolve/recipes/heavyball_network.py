@@ -145,7 +145,8 @@ def outcome_of(recipe: HeavyballNetworkRecipe) -> base.Outcome:
             compared[name] |= {"expected_loss": float(left.mean()), "largest": float(left.max())}
     words = f"On {len(sizes)} matrices that it has not seen: "
     known = {} if spectrum is None else ENERGIES
-    words += base.verdict(compared, known, "network", "best of each") or "no eigenvalues to compare with."
+    bounds = dict.fromkeys(known, "best of each")
+    words += base.verdict(compared, known, "network", bounds) or "no eigenvalues to compare with."
     grid = " x ".join(map(str, settings.grid))
     numbers = {
         "problem": {

@@ -191,7 +191,7 @@ def outcome_of(recipe: JacobiRecipe) -> base.Outcome:
         "weights.png": partial(weights_figure, f"Jacobi weights, {recipe.where}", weights, grid),
     }
     words, factor = (
-        base.verdict(compared, COLUMNS, bound="closed form"),
+        base.verdict(compared, COLUMNS, bounds={"loss per vector": "closed form"}),
         compared[base.LEARNED]["convergence_factor"],
     )
     if factor is None or factor > 1:

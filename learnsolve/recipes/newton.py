@@ -206,12 +206,13 @@ def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
             for name, sums in total.items():
                 runs = [run[name][0] for run in each]
                 for key in runs[0]:
-                    sums[key] = sums.get(key, 0) + min(run[key] for run in runs) / len(fields)
+                    sums[key] = sums.get(key, 0) + min(run[key] for run in runs)
             if not histories:
                 first = recipe.problem.f(torch.zeros_like(x), k).norm()
                 histories = {name: [norms / first] for name, (_, norms) in each[0].items()}
         kind = {"cells": scale * s.grid, "fields": len(fields)}
-        rows += [{**kind, "start": name, **means} for name, means in total.items()]
+        for name, sums in total.items():
+            rows.append({**kind, "start": name, **{key: value / len(fields) for key, value in sums.items()}})
     columns = {
         "cells: start": lambda row: f"{row['cells']} x {row['cells']}: {row['start']}",
         "error of the start": lambda row: f"{100 * row['error']:.1f} %",
@@ -224,8 +225,13 @@ def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
     }
     words = []
     for cells in dict.fromkeys(row["cells"] for row in rows):
-        compared = {row["start"]: row for row in rows if row["cells"] == cells}
-        words.append(f"On unseen fields of {cells} x {cells} cells: {base.verdict(compared, VERDICT)}")
+        compared = {
+            row["start"]: row if row["converged"] == 1 else dict.fromkeys(row)
+            for row in rows
+            if row["cells"] == cells
+        }
+        best = base.verdict(compared, VERDICT, missing="fails") or "every start fails on some."
+        words.append(f"On unseen fields of {cells} x {cells} cells: {best}")
     numbers: dict[str, Any] = {"network": base.network_facts(recipe.model), "evaluation": rows}
     numbers |= {"problem": {"description": recipe.where}, "loss_is": "energy, mean over fields"}
     styles = {name: {"color": color} for name, color in zip(histories, COLORS, strict=False)}

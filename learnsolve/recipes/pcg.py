@@ -292,7 +292,7 @@ def outcome_of(recipe: PcgRecipe) -> base.Outcome:
     }
     columns = {"condition of M A": lambda row: conditions[row["preconditioner"]]}
     rtol = base.middle(tolerances)
-    outcome = base.raced(numbers, rows, "right_hand_sides", rtol, recipe.where, columns)
+    outcome = base.raced(numbers, rows, "right_hand_sides", rtol, recipe.where, columns, " right-hand sides")
     if shortened := recipe.guard.shortened:
         outcome.sentence += f" {shortened} steps were shortened to keep L L^T positive definite."
     for name, evaluation in evaluations.items():

@@ -19,14 +19,15 @@ import yaml
 from matplotlib.collections import FillBetweenPolyCollection
 from train.train_cases import SMALL
 
-from learnsolve import recipes, train
+from learnsolve import problems, recipes, train
 from learnsolve.evaluation import figures
+from learnsolve.preconditioners import Jacobi
 from learnsolve.recipes.jacobi import JacobiRecipe
 from learnsolve.recipes.pcg import PcgRecipe
 from learnsolve.recipes.training import parallel, seeds
 from learnsolve.recipes.training import settings as command_line
 from learnsolve.recipes.training.checkpoint import read_metrics
-from learnsolve.recipes.training.recipe import Curves, Recipe, of_run, tabulate
+from learnsolve.recipes.training.recipe import Curves, Recipe, compare, flat, of_run, raced, tabulate, verdict
 from learnsolve.recipes.training.run import Progress, Run
 from learnsolve.recipes.training.run import train as train_run
 from learnsolve.recipes.training.settings import RunSettings
@@ -471,3 +472,24 @@ def test_curves_end_where_the_first_run_ended():
     long["step"], long["loss"], long["held_out_loss"] = [0, 1, 2], [3.0, 4.0, 5.0], [None] * 3
     table = list(csv.DictReader(seeds.mean_metrics([long, short]).splitlines()))
     assert [row["loss"] for row in table] == ["2.0", "3.0"]
+
+
+# --- verdicts ---
+
+
+def test_a_bound_is_left_out_where_it_is_one():
+    compared = {"learned": {"a": 2.0, "b": 2.0}, "best": {"a": 1.0, "b": 1.0}}
+    words = verdict(compared, {"loss": "a", "factor": "b"}, bounds={"loss": "best"})
+    assert words == "Best in loss: learned (2). Best in factor: best (1, learned: 2)."
+
+
+@pytest.mark.parametrize(("finished", "words"), [(True, ", training not counted:"), (False, ":")])
+def test_the_time_of_a_training_is_said_not_to_count(finished, words):
+    A, b = problems.poisson(9), torch.linspace(0, 1, 9, dtype=torch.float64)
+    M = {"learned": Jacobi(A) if finished else Jacobi, "Jacobi": Jacobi}
+    found = flat(compare(A, b, M, [1e-6], repeats=1), sides="few")
+    outcome = raced({}, found, "sides", 1e-6, "here", noun=" sides")
+    assert f"setup included{words} On few sides it takes 9.0 iterations and" in outcome.sentence
+    own, usual = (row[outcome.columns.index("setup ms")] for row in outcome.rows)
+    assert (own == "training") == finished
+    assert float(usual) > 0

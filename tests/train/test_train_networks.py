@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from learnsolve import preconditioners, solvers, train
 from learnsolve.ops.products import quadratic_form
 from learnsolve.preconditioners import FactorPreconditioner, Trainable
 from learnsolve.recipes import load, pcg
+from learnsolve.recipes import newton as newton_recipe
 from learnsolve.recipes.family import candidates
 from learnsolve.recipes.jacobi import JacobiRecipe
 from learnsolve.recipes.newton import SMALL, energy, starts
@@ -315,6 +317,24 @@ def test_training_makes_newtons_method_shorter():
     assert after[2] < before[2]
 
 
+def test_the_verdict_on_starts_is_of_those_that_converge(monkeypatch):
+    whole = newton_recipe.measured
+
+    def measured(recipe, start, k, x):
+        row, norms = whole(recipe, start, k, x)
+        if start.__name__ in ("zero", "learned"):
+            row |= {"converged": 0.0, "steps": 0, "work": 0}
+        return row, norms
+
+    its = newton(grid=4, modes=2, evaluated=10)
+    monkeypatch.setattr(newton_recipe, "measured", measured)
+    outcome = its.outcome()
+    assert outcome.sentence.count("learned: fails") == 3
+    assert not re.search(r"Best in [^:]*: (zero|learned)", outcome.sentence)
+    steps = outcome.columns.index("Newton steps")
+    assert [row[steps].endswith("converge") for row in outcome.rows] == [True, True, *4 * [False]]
+
+
 # --- `python -m learnsolve.train pcg` ---
 
 
@@ -360,7 +380,9 @@ def test_a_run_learns_what_it_says(run, rows, report, no_pictures):
     config = yaml.safe_load((out / "config.yaml").read_text())
     assert config["problem"]["shape"] == [8, 8]
     assert (config["iterations"], config["gamma"], config["target"]) == (4, 0.6, None)
-    assert numbers["learned"].startswith("To 1e-06, setup included: On held-out it takes ")
+    assert numbers["learned"].startswith(
+        "To 1e-06, setup included, training not counted: On held-out right-hand sides it takes "
+    )
 
 
 @pytest.mark.parametrize("variant", ["paper", "demo"])

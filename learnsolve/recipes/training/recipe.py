@@ -72,13 +72,16 @@ def table(outcome: Outcome) -> str:
 
 
 def verdict(
-    compared: Mapping[str, Row], columns: Mapping[str, str], own: str = LEARNED, bound: str = ""
+    compared: Mapping[str, Row],
+    columns: Mapping[str, str],
+    own: str = LEARNED,
+    bounds: Mapping[str, str] = {},
+    missing: str = "diverges",
 ) -> str:
     """Which row is the best in each column, to the digits shown, and the value of `own`.
 
-    The row `bound` does not count: none can beat it.
-
-    `columns`: headers and their keys. Smaller values are better, None is the worst.
+    `columns`: headers and their keys. Smaller values are better, None is the worst, printed as `missing`.
+    `bounds`: by header, the row that has the smallest expected value and therefore does not count there.
 
     Examples
     --------
@@ -88,10 +91,10 @@ def verdict(
     """
     words = []
     for head, key in columns.items():
-        rows = {name: row[key] for name, row in compared.items() if name != bound}
+        rows = {name: row[key] for name, row in compared.items() if name != bounds.get(head)}
         shown = {name: math.inf if value is None else float(f"{value:.4g}") for name, value in rows.items()}
         best = min(shown, key=lambda name: (shown[name], name != own))
-        beside = f", {own}: {shown[own]:.4g}".replace(" inf", " diverges") if best != own else ""
+        beside = f", {own}: {shown[own]:.4g}".replace(" inf", f" {missing}") if best != own else ""
         if shown[best] < math.inf:
             words.append(f"Best in {head}: {best} ({shown[best]:.4g}{beside}).")
     return " ".join(words)
@@ -156,24 +159,36 @@ def seconds_of(rows: Iterable[Row], rtol: float) -> dict[str, tuple[float, float
 
 
 def raced(
-    numbers: Row, rows: list[Row], label: str, rtol: float, where: str, columns: Mapping[str, Column] = {}
+    numbers: Row,
+    rows: list[Row],
+    label: str,
+    rtol: float,
+    where: str,
+    columns: Mapping[str, Column] = {},
+    noun: str = "",
 ) -> Outcome:
     """The outcome of a comparison of preconditioners: verdict, table, times.png and evaluation.csv.
 
-    `label` is the key of rows that tells systems apart, `columns` are further ones of the table.
+    `label` is the key of rows that tells systems apart, `columns` are further ones of the table. `noun`
+    follows the value of the label in the verdict. A learned preconditioner without a setup was made by the
+    training, whose time is not compared.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row[label], []).append(row)
-    words = [f"To {rtol:.0e}, setup included:"]
+
+    def trained(row: Row) -> bool:
+        return row["preconditioner"] == LEARNED and not row["message"] and math.isnan(row["setup_seconds"])
+
+    words = [f"To {rtol:.0e}, setup included{', training not counted' * any(map(trained, rows))}:"]
     for group, part in groups.items():
         (own,) = (row for row in part if (row["preconditioner"], row["rtol"]) == (LEARNED, rtol))
         seconds = seconds_of(part, rtol)
         if LEARNED not in seconds:
-            words.append(f"On {group} it solves {own['converged']} of {own['systems']}.")
+            words.append(f"On {group}{noun} it solves {own['converged']} of {own['systems']}.")
             continue
         time, rival = sum(seconds.pop(LEARNED)), next(iter(seconds), None)
-        words.append(f"On {group} it takes {own['iterations']:.1f} iterations")
+        words.append(f"On {group}{noun} it takes {own['iterations']:.1f} iterations")
         if rival is not None:
             ratio = time / sum(seconds[rival])
             words[-1] += f" and {ratio:.2f} of the time of the fastest other, {rival}"
@@ -181,7 +196,7 @@ def raced(
     heads = {
         f"{label.replace('_', ' ')}: preconditioner": lambda row: f"{row[label]}: {row['preconditioner']}",
         **columns,
-        "setup ms": lambda row: milliseconds(row["setup_seconds"]),
+        "setup ms": lambda row: "training" if trained(row) else milliseconds(row["setup_seconds"]),
     }
     figures = {}
     if seconds := seconds_of(part, rtol):
