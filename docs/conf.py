@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import tomllib
-import typing
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -125,19 +124,6 @@ def write_api(app: object) -> None:
     page(folder / "command_line.rst", ["Command line", "============", "", *table(rows)])
 
 
-WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}
-
-
-def kind(of: object) -> str:
-    """The values of an option, in words."""
-    origin, arguments = typing.get_origin(of), typing.get_args(of)
-    if origin is typing.Literal:
-        return " or ".join(map(str, arguments))
-    if origin is list:
-        return f"list of {kind(arguments[0])}s" if arguments[0] in WORDS else f"list of {kind(arguments[0])}"
-    return " or ".join(map(kind, arguments)) if arguments else WORDS[of]  # type: ignore[index]
-
-
 def options(recipe: str) -> list[str]:
     """The page of a recipe's options, from the parser of its command line."""
     from learnsolve import recipes
@@ -154,7 +140,7 @@ def options(recipe: str) -> list[str]:
         names = [f"``--{name}``" for name in (action.dest, second.get(action.dest)) if name]
         facts = []
         if values is not None:
-            facts = [f" ({kind(values)}; default ``{json.dumps(action.default)}``)"]
+            facts = [f" ({settings.kind(values)}; default ``{json.dumps(action.default)}``)"]
         lines += [
             ", ".join(names) + "".join(facts),
             f"    {plain(' '.join((action.help or '').split()))}",

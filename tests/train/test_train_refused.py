@@ -38,15 +38,21 @@ jacobi --nothing_like_it 3 => unrecognized arguments: --nothing_like_it=3. See p
 jacobi --problem.shap 3 => Did you mean --problem.shape?
 jacobi stray => unrecognized arguments: stray
 jacobi --steps => argument --steps: expected one argument
-jacobi --steps 1.5 => --steps: Expected a <class 'int'>. Got value: 1.5
+jacobi --steps 1.5 => --steps must be a whole number, got '1.5'
 jacobi --device tpu => --device must be auto, cpu, cuda or cuda:N, got 'tpu'
 jacobi --device cuda => --device cuda needs a GPU
 jacobi --out '' => --out must name a folder
 jacobi --out file => --out file cannot be used as a folder
 jacobi --out full => --out full holds other files
+jacobi --threads '' => --threads must be a whole number or null, got ''
+jacobi --config => --config: expected one argument
 jacobi --config none.yaml => none.yaml
-jacobi --config bad.yaml => Option 'stepz' is not accepted. Did you mean --steps?
-jacobi --config wrong.yaml => --problem.shape: Does not validate
+jacobi --config bad.yaml => --config bad.yaml: Option 'stepz' is not accepted. Did you mean --steps?
+jacobi --config nested.yaml --lr 1 => --config nested.yaml: Option 'problem.shap' is not accepted
+jacobi --config three.yaml => --config three.yaml: Key must be a string, got: 3
+jacobi --config good.yaml --config wrong.yaml => --config wrong.yaml: --problem.shape must be
+jacobi --config good.yaml --steps x => train: --steps must be a whole number, got 'x'
+jacobi --problem 3 => --problem must have options below it, got '3'
 jacobi --resume nowhere => --resume nowhere: there is no run
 jacobi --test_vectors identity --resample => needs random vectors. Pass a number to --test_vectors
 jacobi --test_vectors identity --problem.shape [65,64] => has n = 4160. Pass a number,
@@ -57,7 +63,7 @@ jacobi --steps 100000000000000000000 => --steps must be a 64-bit number
 jacobi --threads 2000 => --threads must be at most 1024
 jacobi --hard_fraction 1.5 => --hard_fraction must be above 0 and at most 1, got 1.5
 jacobi --hard_pass one => --hard_pass one needs a --hard_fraction below 1
-jacobi --problem.shape 16,16 => --problem.shape: Does not validate
+jacobi --problem.shape 16,16 => --problem.shape must be a whole number or a list of whole numbers, got
 jacobi --problem.shape 0 => --problem.shape: poisson: shape must have
 jacobi --problem.shape [2,2,2,2] => --problem.shape: poisson: shape must have
 jacobi --problem.epsilon 0.5 => --problem.epsilon is not used by --problem.name poisson
@@ -75,16 +81,17 @@ heavyball_network --problem.shape 9 => unrecognized arguments: --problem.shape=9
 heavyball_network --grid [16] => --grid must have two or three axes
 heavyball_network --grid [4,4,4] => --family anisotropic has two axes. Pass two sizes to --grid, or
 
-pcg --target inf => --target: Does not validate
+pcg --target inf => --target must be a number or null, got 'inf'
+pcg --tolerances 1e-3 => --tolerances must be a list of numbers or null, got '1e-3'
 pcg --guard 0.5 => --guard must be between 0 and 0.01
 pcg --guard 0.01 --form triangular --start ic --problem.shape 200 => --guard
 pcg --start ic => --start ic is a factor for --form triangular, not for product. Pass
 pcg --start fsai --form triangular => Pass --start paper or ic
 pcg --nx 8 => --nx and --ny are given together
 pcg --nx 8 --ny 0 => --ny must be at least 1
-pcg --tolerances [1e-3,x] => Expected a <class 'float'>. Got value: x
+pcg --tolerances [1e-3,x] => --tolerances must be a list of numbers or null, got [0.001, 'x']
 precorrector --aggregate [] => --aggregate must name an aggregation such as [mean], got []
-neuralif --scales 2 => --scales: Expected a <class 'list'>. Got value: 2
+neuralif --scales 2 => --scales must be a list of whole numbers, got '2'
 pcg --tolerances [2.0] => --tolerances must be between 0 and 1
 
 precorrector --scales [1] => --scales must be at least 2
@@ -132,6 +139,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, monkeypatch, capsys
     (tmp_path / "full" / "thesis.tex").touch()
     (tmp_path / "bad.yaml").write_text("stepz: 3\n")
     (tmp_path / "wrong.yaml").write_text("steps: 3\nproblem: {shape: x}\n")
+    (tmp_path / "nested.yaml").write_text("problem: {shap: 3}\n")
+    (tmp_path / "three.yaml").write_text("3: 4\n")
+    (tmp_path / "good.yaml").write_text("steps: 3\n")
     assert train.main(shlex.split(command)) == train.BAD_SETTING
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -191,6 +201,13 @@ def test_an_error_of_the_library_is_one_of_the_option(recipe, words, start):
     Recipe = recipes.load(recipe)
     with pytest.raises(SettingError, match=f"^{start}"):
         Recipe(parse(recipe, Recipe.Settings, words.split()))
+
+
+def test_no_checkpoint_during_training(run, rows, no_pictures):
+    code, folder = run("--steps", 3, "--checkpoint_seconds", ".inf")
+    assert code == train.OK
+    assert run("--resume", "run", "--steps", 5, out=None)[0] == train.OK
+    assert len(rows(folder)) == 6
 
 
 def test_an_asymmetric_matrix_over_processes_is_refused_with_its_numbers():

@@ -27,7 +27,7 @@ HELD_OUT_VECTORS = 100
 
 
 class SettingError(ValueError):
-    """A setting that cannot be used. The message is one line that names the option and the remedy."""
+    """A setting that cannot be used. The message is one line that names the option or the config file."""
 
 
 class MissingExtra(ImportError):
@@ -60,7 +60,7 @@ class RunSettings:
         seeds: Train this number of times, with --seed, --seed + 1 and so on, each in its own folder below
             --out. The report has means and standard deviations.
         evaluate_every: Steps between evaluations of the loss on held-out data.
-        checkpoint_seconds: Seconds between checkpoints during training; 0 writes one at every step.
+        checkpoint_seconds: Seconds between checkpoints during training; 0: one at every step; .inf: none.
         out: Folder for the results, created if it does not exist.
         resume: Continue the run in this folder with its settings; only --steps, and options that do not
             change the results, may be given again.
@@ -89,7 +89,8 @@ class RunSettings:
 
     def check(self) -> None:
         """Raise SettingError for the first value that cannot be used."""
-        self.at_least(0, "steps", "seed", "checkpoint_seconds")
+        self.at_least(0, "steps", "seed")
+        self._must(lambda value: value >= 0, "at least 0", ["checkpoint_seconds"])
         self.positive("lr")
         self.at_least(1, "threads", "seeds", "evaluate_every")
         if self.threads is not None and self.threads > MOST_THREADS:
@@ -299,7 +300,11 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
     try:
         settings = _build(Settings, parser(name, Settings).parse_args(words).as_dict())
     except argparse.ArgumentError as error:
-        raise SettingError(_with_hint(" ".join(str(error).split()), name, Settings)) from error
+        files = [word for word in words if word.startswith("--config=")]
+        for file in files if len(words) > 1 else ():  # the message does not say whether a file is wrong
+            _parse(name, Settings, [file])
+        where = f"{files[0].replace('=', ' ', 1)}: " if files == words else ""
+        raise SettingError(where + _with_hint(" ".join(str(error).split()), name, Settings)) from error
     for option, value in flat(settings).items():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and not -LIMIT <= number < LIMIT:
@@ -322,15 +327,38 @@ def _checked(Settings: type[RunSettings], argv: Sequence[str]) -> Iterator[str]:
                 equals, value = "=", words.pop(0)
             elif not equals and isinstance(usual.get(name), bool):
                 equals, value = "=", "true"
-            if name == "config":
-                _check_config(value)
-            elif equals:
-                _check_text(word, value)
+            if equals:
+                _check_config(value) if name == "config" else _check_text(word, value)
         yield word + equals + value
 
 
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
+
+
+def kind(of: object) -> str:
+    """The values of an option, in words."""
+    origin, arguments = typing.get_origin(of), typing.get_args(of)
+    if origin is Literal:
+        return " or ".join(map(str, arguments))
+    if origin is list:
+        entry = kind(arguments[0])
+        return f"a list of {entry.removeprefix('a ')}s" if arguments[0] in WORDS else f"a list of {entry}"
+    return " or ".join(map(kind, arguments)) if arguments else WORDS[of]  # type: ignore[index]
+
+
 def _with_hint(message: str, name: str, Settings: type[RunSettings]) -> str:
-    """jsonargparse's message, with the option as it is written and, for an unknown one, the nearest known."""
+    """jsonargparse's message, with what the option takes, or the nearest known for an unknown one."""
+    message = re.sub(
+        "Group '(.*?)' does not accept option '(.*?)'", r"Option '\1.\2' is not accepted", message
+    )
+    if group := re.match(r"""Parser key "(.*?)": Unable to load config (.*) - """, message):
+        return f"--{group[1]} must have options below it, got {group[2]}. Remove it"
+    wrong = re.match(r"""Parser key "(.*?)": (?:Does not .*? Given|Expected a .*Got) value:(.*)""", message)
+    if wrong:
+        of = functools.reduce(lambda of, part: typing.get_type_hints(of)[part], wrong[1].split("."), Settings)
+        value = wrong[2].strip()
+        value = value if value.startswith(("[", "{", "None")) else repr(value)
+        return f"--{wrong[1]} must be {kind(of)}, got {value}"
     unknown = re.search(r"(?:unrecognized arguments: |Option ')-*([^ ='-][^ =']*)", message)
     if unknown is None:
         return re.sub('Parser key "([^"]*)":', r"--\1:", message)
