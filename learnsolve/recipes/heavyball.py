@@ -176,8 +176,9 @@ def outcome_of(recipe: HeavyballRecipe) -> base.Outcome:
         "sweeps": sweeps,
         "parameters": compared,
     }
-    bounds = dict.fromkeys(("loss per vector", "expected loss"), f"best for {sweeps} sweeps")
-    words = base.verdict(compared, dict(list(COLUMNS.items())[3:]), bounds=bounds)
+    heads = list(COLUMNS)[3:]
+    bounds = dict.fromkeys(heads[:2], f"best for {sweeps} sweeps")  # the losses
+    words = base.verdict(compared, {head: COLUMNS[head] for head in heads}, bounds=bounds)
     words += f" {base.DIVERGE}" * ((compared[base.LEARNED]["convergence_factor"] or 0) > 1)
     labels = {name: rf"{name} ($\alpha$ {a:.3f}, $\beta$ {b:.3f})" for name, (a, b) in pairs.items()}
     histories = {labels[name]: residuals(*pair) for name, pair in pairs.items()}
