@@ -38,7 +38,6 @@ def main(folder: str) -> None:
     run = runs / "network"
     _, network, _ = trained("heavyball_network", run, "--family", "diffusion", *small)
     experiment.keep(run / "loss.png", "network_loss.png")
-    experiment.keep(run / "matrices.png", "network_parameters.png")
 
     print(f"\n{table(rows_of(scalars))}\n\n{table(rows_of(network))}")
     experiment.json(

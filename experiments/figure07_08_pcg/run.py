@@ -64,7 +64,6 @@ def main(folder: str) -> None:
         ]
         if name == "one side":
             experiment.keep(run / "residuals_ramp.png", "figure08_residuals.png")
-            experiment.keep(run / "factor.png", "factor.png")
         if name == "many sides":
             experiment.keep(run / "residuals.png", "held_out_residuals.png")
         if name == "incomplete":
