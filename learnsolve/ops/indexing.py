@@ -445,6 +445,12 @@ class Assembly:
     pattern : SparsityPattern of all matrices; int32 if rows and columns are, otherwise int64
     places : SparsityPattern, shape (pattern.nnz, entries): row p has the entries that are summed in entry p
 
+    Raises
+    ------
+    TypeError, ValueError
+        unless rows and columns are 1-D, of integers, equally long and inside shape. In a call, unless values
+        has floating-point or complex numbers on the same device, as many as rows along its last axis.
+
     Notes
     -----
     ``assembly(values)``, for a Tensor or NumPy array of shape (..., entries), is the `CSR` in which entry
