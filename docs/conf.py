@@ -131,7 +131,7 @@ def options(recipe: str) -> list[str]:
 
     Settings = recipes.load(recipe).Settings
     title = f"train {recipe}"
-    about = inspect.cleandoc(Settings.__doc__ or "").split("\nParameters\n")[0].split("\nAttributes\n")[0]
+    about = re.split(r"\n(?:Parameters|Attributes|Args:)\n", inspect.cleandoc(Settings.__doc__ or ""))[0]
     usage = f"    python -m learnsolve.train {recipe} [--option value ...]"
     lines = [title, "=" * len(title), "", "::", "", usage, "", plain(about), ""]
     second = {first: name for name, first in Settings.SYNONYMS.items()}
