@@ -106,6 +106,7 @@ def test_a_second_name_of_an_option(argv):
 # --- what all recipes have ---
 
 ABSENT = {"pcg": {"residuals_ramp.png"}, "gcn": {"seeds.png"}}
+ABSENT["gnp"] = {"times.png"}  # after so few steps none of the methods solves its systems
 for name in ("precorrector", "neuralif", "multigrid", "stencil"):  # --scales []
     ABSENT[name] = {"sizes.png"}
 
