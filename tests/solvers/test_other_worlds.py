@@ -277,7 +277,7 @@ def described(name, argument):
     """What the docstring of a solver, or the one that it refers to, says of an argument."""
     entries = re.findall(r"^    (\w+(?:, \w+)*) : (.*)", getattr(ls.solvers, name).__doc__, re.MULTILINE)
     (text,) = (text for names, text in entries if argument in names.split(", "))
-    other = re.fullmatch(r"as for `(\w+)`", text)
+    other = re.fullmatch(r"see `(\w+)`", text)
     return described(other[1], argument) if other else text
 
 

@@ -302,7 +302,7 @@ def _mask(s: Sample, v: Tensor) -> ls.SparsityPattern:
 
 
 def _three_times(s: Sample, e: Tensor) -> ls.CSR:
-    return ls.CSR.from_coo(s.P.row_indices.repeat(3), s.P.col_indices.repeat(3), e.flatten(), s.P.shape)
+    return ops.Assembly(s.P.row_indices.repeat(3), s.P.col_indices.repeat(3), s.P.shape)(e.flatten())
 
 
 def A(s: Sample, v: Tensor) -> ls.CSR:
@@ -363,7 +363,7 @@ CALLS: dict[str, Call] = {
     "real_equivalent": Call("vv", lambda s, v, w: ops.real_equivalent(A(s, v), A(s, w))),
     "zeros": Call("c", lambda s, c: ops.zeros(len(c), dtype=s.dtype) @ c),
     "eye": Call("c", lambda s, c: ops.eye(len(c), dtype=s.dtype) @ c),
-    "from_coo": Call("e", _three_times),
+    "Assembly": Call("e", _three_times),
     "gather": Call("xy", lambda s, x, y: [ops.gather(y, s.P), ops.gather(x, s.P, "column")]),
     "stencil": Call("s", lambda s, t: ops.stencil(_window(s) * t, _of_grid(s).requires_grad_())),
     "stencil x": Call("v", lambda s, v: ops.stencil(_window(s), v[: len(v) // 8 * 8].unflatten(0, (-1, 8)))),

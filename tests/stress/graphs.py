@@ -26,7 +26,7 @@ WITHOUT |= {
     for name in ("detach", "save", "size", "spy", "to_scipy", "to_scipy_linear_operator", "toarray")
 }
 NO_GRADIENT = re.compile(
-    r"no gradient|without (a |their )?(gradient|graph|history)|no derivatives", re.IGNORECASE
+    r"no gradient|without (a |their )?(gradient|graph|history)|no derivatives|detached", re.IGNORECASE
 )
 
 
