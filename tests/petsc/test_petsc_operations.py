@@ -476,7 +476,7 @@ def test_a_matrix_of_petsc_is_no_matrix_of_ours(A):
 @pytest.mark.parametrize("M", ["ilu", "icc"])
 def test_factors_of_the_whole_matrix_are_those_of_blocks(A, M):
     b = torch.ones(A.row_range[1] - A.row_range[0], dtype=torch.float64)
-    with refused(ValueError, f"take M='bjacobi', options={{'sub_pc_type': '{M}'}}"):
+    with refused(ValueError, f"use M='bjacobi', options={{'sub_pc_type': '{M}'}}"):
         petsc.solve(A, b, M=M)
     assert petsc.solve(A, b, M="bjacobi", options={"sub_pc_type": M}).converged
 
