@@ -452,7 +452,7 @@ REFUSED = [
     (lambda A, b: A.with_values([1.0]), T, "with_values: values must be a torch.Tensor, got list"),
     (lambda A, b: ls.ops.spmm(A, b), T, f"spmm: {GOES}"),
     (lambda A, b: ls.solve(A, b), T, f"solve: {GOES}"),
-    (lambda A, b: ls.solvers.chebyshev(A, b, iterations=3), NotImplementedError, "pass lmax="),
+    (lambda A, b: ls.solvers.chebyshev(A, b, iterations=3), NotImplementedError, "Pass lmax="),
     (lambda A, b: ls.solvers.jacobi(without_diagonal(), b), V, "zero or missing in row 5"),
 ]
 
