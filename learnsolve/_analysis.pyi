@@ -24,9 +24,6 @@ def complete_fill(
 def threshold_pattern(
     ptr: np.ndarray, idx: np.ndarray, values: np.ndarray, cholesky: bool, fill: int, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray, int, float]: ...
-def sort_triples(
-    rows: np.ndarray, cols: np.ndarray, m: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]: ...
 def count_products(a_idx: np.ndarray, b_ptr: np.ndarray) -> int: ...
 def product_pattern(
     a_ptr: np.ndarray,

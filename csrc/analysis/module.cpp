@@ -345,13 +345,6 @@ PYBIND11_MODULE(_analysis, m) {
     py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   };
-  m.def("sort_triples", [](const Array<int64_t>& rows, const Array<int64_t>& cols, int64_t m_rows) {
-    Triples t = [&] {
-      py::gil_scoped_release release;
-      return sort_triples(rows.data(), cols.data(), static_cast<int64_t>(rows.size()), m_rows);
-    }();
-    return py::make_tuple(array(t.ptr), array(t.idx), array(t.order), array(t.first));
-  });
   // (ptr, idx, row and pivot of a breakdown: -1 if there is none)
   m.def("threshold_pattern", [](const Array<int64_t>& ptr, const Array<int64_t>& idx,
                                 const Array<double>& values, bool cholesky, int64_t fill, double tolerance) {

@@ -69,13 +69,6 @@ void one_matrix(const Arrays& A) {
     analysis::match_rows(ptr, A.n, idx, A.n, row_of.data());
     return row_of;
   });
-  require_survival("sort_triples", [&] {
-    std::vector<int64_t> rows, columns;
-    for (int64_t i = 0; i < A.n; ++i)
-      for (I p = ptr[i]; p < ptr[i + 1]; ++p) rows.push_back(i), columns.push_back(idx[p]);
-    const auto t = analysis::sort_triples(columns.data(), rows.data(), ptr[A.n], A.n);
-    return std::tuple(t.ptr, t.idx, t.order, t.first);
-  });
   for (const bool upper : {false, true}) {
     require_survival("triangle", [&] {
       const auto t = analysis::triangle<I>(ptr, A.n, idx, nullptr, upper,

@@ -548,7 +548,6 @@ ANALYSES = {  # name to arguments
     "row_blocks": lambda d: (d.ptr, d.idx, None, 8192),
     "merge_patterns": lambda d: (d.ptr, d.idx, d.ptr, d.idx),
     "common_positions": lambda d: (d.ptr, d.idx, d.ptr, d.idx),
-    "sort_triples": lambda d: (d.square[d.shuffled], d.idx, n),
     "greedy_coloring": lambda d: (d.ptr, d.square, d.ptr, d.square, True),
     "column_coloring": lambda d: (d.ptr, d.square, d.ptr, d.square, 0),
     "symmetric_coloring": lambda d: (d.ptr, d.square, d.entry, 1, True),
@@ -588,9 +587,7 @@ def test_no_interruptible_analysis_is_forgotten():
 
 @pytest.mark.rows(3)
 @with_a_timer
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "sort_triples")) for name in ANALYSES]
-)
+@pytest.mark.parametrize("name", ANALYSES)
 def test_signals_interrupt_an_analysis(name):
     """One that waits for the end is handled once."""
     handled, arguments = [], ANALYSES[name](arrays())
