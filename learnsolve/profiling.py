@@ -208,8 +208,7 @@ class _Border:
                     raise
                 raise ValueError(
                     "profile: the backward pass reaches an autograd graph that has been freed. Compute "
-                    "inside fn what "
-                    "it differentiates, or pass detached tensors to fn"
+                    "inside fn what it differentiates, or pass detached tensors to fn"
                 ) from error
 
         return run

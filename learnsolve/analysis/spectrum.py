@@ -114,8 +114,7 @@ class _Once(Nestable):
 def _no_second(function: str) -> NotImplementedError:
     return NotImplementedError(
         f"{function}: has first derivatives only. For second derivatives use ls.eigsh for a symmetric CSR, "
-        f"or "
-        "torch.linalg.eigvalsh or eigvals on A.to_dense()"
+        "or torch.linalg.eigvalsh or eigvals on A.to_dense()"
     )
 
 

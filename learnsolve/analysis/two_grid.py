@@ -115,7 +115,7 @@ def two_grid_symbols(
     if bool(plain_values(failed).any()) or not bool((16 * torch.finfo(A.dtype).eps * size < 1).all()):
         raise ValueError(
             f"{NAME}: a coarse block is singular up to rounding, like the block of constants for an A "
-            f"without a shift. Pass without_constants=True"
+            "without a shift. Pass without_constants=True"
         )
     one = torch.eye(A_hat.shape[-1], dtype=A_hat.dtype, device=A.device)
     S = one - _scaled(A, weight, fine) * A_hat
@@ -254,7 +254,7 @@ def _symbols(name: str, T: CSR, rows: _Grid, columns: _Grid) -> Tensor:
     if bool((repeats != count).any()) or bool((off > allowed).any()):
         raise ValueError(
             f"{NAME}: the entries of {name} must be the same in each block of {rows.period} rows, but they "
-            f"differ. Pass the period with which the problem repeats itself"
+            "differ. Pass the period with which the problem repeats itself"
         )
     steps = []
     for c in reversed(rows.blocks):  # the distance on the last axis is the last digit

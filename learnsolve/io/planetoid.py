@@ -62,12 +62,12 @@ def download(function: str, folder: Path, url: str, digests: Mapping[str, str]) 
         except ValueError as error:
             raise ValueError(
                 f"{function}: {url}{name} is not the expected file: its SHA-256 is not {digests[name]}. Get "
-                f"the files elsewhere and pass the folder with them"
+                "the files elsewhere and pass the folder with them"
             ) from error
         except OSError as error:
             raise OSError(
                 f"{function}: cannot download {url}{name} into {folder} ({_reason(error)}). Get the files "
-                f"elsewhere and pass the folder with them"
+                "elsewhere and pass the folder with them"
             ) from error
 
 

@@ -411,7 +411,7 @@ def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray,
     if edge_index.dim() != 2 or edge_index.shape[0] != 2:
         raise ValueError(
             f"{function}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}. For pairs of "
-            f"shape (E, 2), pass pairs.T"
+            "shape (E, 2), pass pairs.T"
         )
     ends = as_numpy(edge_index).astype(np.int64)
     if n is None and ends.size == 0:

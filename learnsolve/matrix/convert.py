@@ -66,8 +66,7 @@ def _one_length(name: str, a: np.ndarray, data: np.ndarray) -> None:
     if data.shape[:1] != a.shape:
         raise ValueError(
             f"{_NAME}: data and {name} must have the same length, got {data.shape[:1]} and {a.shape}. One of "
-            f"them "
-            "was changed after the matrix was made"
+            "them was changed after the matrix was made"
         )
 
 
@@ -288,7 +287,7 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
         layout = str(T.layout).removeprefix("torch.sparse_").upper()
         raise NotImplementedError(
             f"CSR.from_torch: torch cannot accumulate a gradient in a {layout} tensor. Make it from values "
-            f"that require grad, or use the CSR or COO layout"
+            "that require grad, or use the CSR or COO layout"
         )
     return _from_compressed(T, shape) if T.layout in _LAYOUTS[:2] else _from_blocks(T, shape)
 

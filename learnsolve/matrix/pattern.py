@@ -49,7 +49,7 @@ def matrix_shape(function: str, shape: Any) -> tuple[int, int]:
     if rows > MOST or columns > MOST:
         raise ValueError(
             f"{function}: a matrix may have 2^60 rows and columns at most, got shape {(rows, columns)}. "
-            f"Split it into smaller matrices"
+            "Split it into smaller matrices"
         )
     return rows, columns
 
@@ -385,7 +385,7 @@ class SparsityPattern(Cached, Immutable):
         if not isinstance(other, SparsityPattern):
             raise TypeError(
                 f"SparsityPattern.equals: other must be a SparsityPattern, got {type(other).__name__}. Pass "
-                f"A.pattern for a CSR"
+                "A.pattern for a CSR"
             )
         return equal(self, other)
 

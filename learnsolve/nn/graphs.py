@@ -76,8 +76,7 @@ def _sorted(key: bytes, n: int, dtype: torch.dtype, device: torch.device) -> tup
         a, b = order[starts[twice[0]] :][:2]
         raise ValueError(
             f"{_NAME}: an edge must not be listed twice, got {tuple(edges[:, a].tolist())} at {a} and at "
-            f"{b}. "
-            "Add their features up with CSR.from_coo"
+            f"{b}. Add their features up with CSR.from_coo"
         )
     crow, col = (torch.from_numpy(x).to(device, dtype) for x in (crow, col))
     return SparsityPattern._trusted(crow, col, (n, n)), torch.from_numpy(order).to(device, torch.int64)

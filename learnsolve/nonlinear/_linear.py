@@ -157,8 +157,7 @@ class Residual:
         if r.dtype != u.dtype or r.device != u.device:
             raise TypeError(
                 f"{name}: {f}({v}, *args) must have dtype and device of {v}, {u.dtype} on {u.device}, got "
-                f"{r.dtype} "
-                f"on {r.device}. Convert args, or {v}0, with .to()"
+                f"{r.dtype} on {r.device}. Convert args, or {v}0, with .to()"
             )
         if not bool(torch.isfinite(r).flatten(self.levels).all(-1).any()):  # of a batch all systems
             bad = int((~torch.isfinite(r)).sum())
@@ -684,9 +683,8 @@ class Systems:
         if bool(((own <= _EQUAL * size) & (left > 10 * _EQUAL * size)).any()):
             raise ValueError(
                 f"{self.residual.name}: jacobian is not the Jacobian of {self.residual.words[0]} at the "
-                f"solution: "
-                f"a solve with it leaves {float((left / size).max()):.2g} of the right-hand side. Pass a "
-                "pattern with all entries, or correct the function"
+                f"solution: a solve with it leaves {float((left / size).max()):.2g} of the right-hand side. "
+                "Pass a pattern with all entries, or correct the function"
             )
         goal = torch.maximum(rtol * size, 10 * own)
         if bool((left > goal).any()):

@@ -428,7 +428,7 @@ def check_pattern(function: str, pattern: Any, shape: tuple[int, int]) -> None:
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(
             f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. Pass A.pattern "
-            f"for a CSR"
+            "for a CSR"
         )
     if pattern.shape != shape:
         raise ValueError(f"{function}: the pattern must have the shape {shape}, got {pattern.shape}")

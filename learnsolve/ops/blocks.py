@@ -161,7 +161,7 @@ def stack(matrices: Sequence[CSR]) -> CSR:
             raise ValueError(
                 f"{function}: the matrices must have the same pattern, but the pattern of matrix {i}, "
                 f"{A.pattern}, differs from the first, {first.pattern}. BlockBatch accepts different "
-                f"patterns, or build all on one with CSR.from_*(..., pattern=)"
+                "patterns, or build all on one with CSR.from_*(..., pattern=)"
             )
         if A.batch_shape != first.batch_shape:
             raise ValueError(

@@ -161,7 +161,7 @@ def _fill_in_order(function: str, P: SparsityPattern, ordering: Tensor, lower: b
         raise ValueError(
             f"{function}: ordering must hold each of 0, ..., {n - 1} once, got {ordering.dtype} of shape "
             f"{tuple(ordering.shape)}{' that does not' if order.shape == (n,) else ''}. learnsolve.ordering "
-            f"computes orderings"
+            "computes orderings"
         )
     fill = _make_fill(P, order.astype(as_numpy(P.crow_indices).dtype), lower, both)
     P._keep_last(key, fill)

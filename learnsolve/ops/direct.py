@@ -694,7 +694,7 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
             i = int((~(weight > 0)).nonzero()[0])
             raise ValueError(
                 f"{name}: weight must be positive, got {weight[i].item()} in row {i}. Remove rows that do "
-                f"not count"
+                "not count"
             )
         root = weight.sqrt()
         A, b = scale_rows(A, root), b * (root if vector else root.unsqueeze(-1))

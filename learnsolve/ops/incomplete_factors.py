@@ -228,7 +228,7 @@ def _finite(f: Tensor, pattern: SparsityPattern, kind: str) -> None:
     raise ValueError(
         f"{kind.partition('/')[0]}: every entry of the factors must be finite, but the entry of {name} in "
         f"row {row}, column {column}{batch} is {float(f[tuple(bad[0])]):.6g}. Scale the rows and columns of "
-        f"A first"
+        "A first"
     )
 
 

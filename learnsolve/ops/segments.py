@@ -46,7 +46,7 @@ def check(
     if not isinstance(pattern, SparsityPattern):
         raise TypeError(
             f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. Pass A.pattern "
-            f"for a CSR"
+            "for a CSR"
         )
     if t.device != pattern.device:
         raise TypeError(

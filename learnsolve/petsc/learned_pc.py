@@ -362,7 +362,7 @@ class LearnedPC:
             return BlockForm(mat, lambda A: self._amg(A, file)), "AMG, block Jacobi"
         raise ValueError(
             f"petsc.LearnedPC: {file.path} holds {', '.join(sorted(names)) or 'nothing'}, which is not a "
-            f"preconditioner that it knows (see its documentation)"
+            "preconditioner that it knows (see its documentation)"
         )
 
     def _factors(self, file: Checkpoint, lo: int, hi: int) -> Preconditioner:

@@ -67,8 +67,7 @@ class Halo:
         if self.rows.rows * k > most:
             raise ValueError(
                 f"petsc: {self.rows.rows} rows of {k} columns are more than this PETSc can count, {most}. "
-                f"Use fewer "
-                "columns, or a PETSc with 64-bit indices"
+                "Use fewer columns, or a PETSc with 64-bit indices"
             )
         if len(self._scatters) >= _KEPT:
             for each in self._scatters.pop(next(iter(self._scatters))):
@@ -386,7 +385,7 @@ class Matrix:
         if not (scipy.sparse.issparse(S) or isinstance(S, np.ndarray)):
             raise TypeError(
                 f"{name}: S must be a SciPy sparse array, got {type(S).__name__}. For rows of a CSR, or of "
-                f"mat.getValuesCSR() of a Mat, use petsc.Matrix.from_rows"
+                "mat.getValuesCSR() of a Mat, use petsc.Matrix.from_rows"
             )
         S = scipy.sparse.csr_array(S)
         checks.square(name, "S", S.shape)

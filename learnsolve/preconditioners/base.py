@@ -310,8 +310,7 @@ def check_numbers(function: str, A: CSR) -> None:
     if A.values.is_meta:
         raise NotImplementedError(
             f"{function}: needs A's values, but a matrix on {A.device} has no values. Use a matrix on the "
-            f"CPU or "
-            "on a CUDA device"
+            "CPU or on a CUDA device"
         )
 
 

@@ -598,8 +598,8 @@ def _singular(name: str, unknowns: Tensor, size: int, batch_shape: torch.Size) -
         named = ", ".join(map(str, own[:4])) + (", ..." if size > 4 else "")
         return ValueError(
             f"{name}: every block must have a finite inverse, but the block of the unknowns {named}{where} "
-            f"is singular (or nearly so, or holds infinities or NaNs). Choose other blocks, or shift the "
-            f"diagonal"
+            "is singular (or nearly so, or holds infinities or NaNs). Choose other blocks, or shift the "
+            "diagonal"
         )
 
     return error

@@ -489,7 +489,7 @@ def _given_coefficients(function: str, given: Sequence[float] | Tensor, like: Te
         at = (~good).nonzero()[0].tolist()
         raise ValueError(
             f"{function}: coefficients[{', '.join(map(str, at))}] is {given[tuple(at)].item()}. coefficients "
-            f"must be finite: find out where it comes from"
+            "must be finite: find out where it comes from"
         )
     return given
 

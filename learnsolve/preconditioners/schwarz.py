@@ -245,7 +245,7 @@ def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> 
     if left_out.any():
         raise ValueError(
             f"AdditiveSchwarz: subdomains must hold every row, row {left_out.argmax()} is in none. Otherwise "
-            f"M is singular"
+            "M is singular"
         )
     if torch.compiler.is_dynamo_compiling():
         with plain_tensors():

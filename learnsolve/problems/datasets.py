@@ -492,8 +492,7 @@ class ProblemDataset:
         if count > room:
             raise ValueError(
                 f"dataset: {name} has {room} seeds for split={split!r}, up to the seeds of the next split, "
-                f"got "
-                f"count={count}"
+                f"got count={count}"
             )
         self.name, self.family, self.split, self.dtype = name, family, split, dtype
         self.seeds = range(start, start + count)

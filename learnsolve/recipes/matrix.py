@@ -197,7 +197,7 @@ def check_square(shape: tuple[int, ...]) -> None:
 
 def not_positive(row: int, entry: float) -> SettingError:
     return SettingError(
-        f"--problem: this recipe needs a positive definite matrix, but the diagonal entry of row "
+        "--problem: this recipe needs a positive definite matrix, but the diagonal entry of row "
         f"{row} is {entry:g}. Choose another problem"
     )
 

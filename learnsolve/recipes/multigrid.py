@@ -71,7 +71,7 @@ class MultigridSettings(GraphSettings):
             raise SettingError(
                 f"--grid must be at most {math.isqrt(DENSE)} with --loss cycles, which factors dense "
                 f"matrices to draw errors from N(0, A^-1), got {self.grid}. Pass a smaller grid, or --loss "
-                f"iterations"
+                "iterations"
             )
         if not 1 <= self.max_coarse < self.grid**2:
             raise SettingError(

@@ -43,7 +43,7 @@ def check(settings: Any) -> None:
     if settings.seeds > 1:
         raise SettingError(
             f"--seeds {settings.seeds} trains in one process, but --engine petsc trains in the processes of "
-            f"mpirun. Start mpirun once for each --seed"
+            "mpirun. Start mpirun once for each --seed"
         )
     if getattr(settings, "form", "product") != "product":
         raise SettingError("--engine petsc has no triangular solves over processes. Pass --form product")

@@ -183,7 +183,7 @@ def train_by_depth(
     depths = {len(w) for w in weights}
     if len(depths) != 1 or 0 in depths:
         raise ValueError(
-            f"train_by_depth: weights must have the same length, an entry for each iteration, got "
+            "train_by_depth: weights must have the same length, an entry for each iteration, got "
             f"{sorted(depths)}"
         )
     if steps < 1:

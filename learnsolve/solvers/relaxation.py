@@ -337,7 +337,7 @@ class TriangularSolve(MatrixValues):
             checks.flag("TriangularSolve", name, value)
         if unit_diagonal and positive is not None:
             raise ValueError(
-                f"TriangularSolve: with unit_diagonal=True there is no diagonal to keep positive, got "
+                "TriangularSolve: with unit_diagonal=True there is no diagonal to keep positive, got "
                 f"positive={positive!r}. Remove one"
             )
         if positive is not None:

@@ -182,8 +182,7 @@ def _refuse_what_is_transformed(
             acting = {x: _transformations_of(apply, x)}
         if any("vmap" in by for by in acting.values()):
             raise NotImplementedError(
-                f"{name}: {key} is made from a tensor that torch.func.vmap maps over. Make one {key} for "
-                f"all "
+                f"{name}: {key} is made from a tensor that torch.func.vmap maps over. Make one {key} for all "
                 "systems outside of vmap, or one for the batch of all matrices, CSR(values, pattern) with "
                 "values (..., nnz)"
             )
@@ -247,8 +246,7 @@ def refuse_parameters_that_learn(name: str, gradient: str, **parameters: Any) ->
         if isinstance(value, Tensor) and mapped(value):
             raise NotImplementedError(
                 f"{name}: torch.func.vmap maps over {key}, or over the values that it is estimated from. "
-                f"Pass one "
-                "value, or one for each system of a batch, or a fixed number of iterations"
+                "Pass one value, or one for each system of a batch, or a fixed number of iterations"
             )
         if isinstance(value, Tensor) and (
             (torch.is_grad_enabled() and value.requires_grad)

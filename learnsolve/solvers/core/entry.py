@@ -529,8 +529,7 @@ def _by_real_form(
 _outside = outside_of_graphs(
     lambda *arguments: solve(*arguments),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     "a solve can be traced into a graph (fullgraph=True, torch.export) only with a CSR as A, no M or an M "
-    "with a "
-    "compiled form for solvers.cg, no callback, gradient='implicit', or, for a fixed "
+    "with a compiled form for solvers.cg, no callback, gradient='implicit', or, for a fixed "
     "number of `iterations`, 'unrolled': docs/solvers.md, 'torch.compile and torch.export'",
 )
 
@@ -548,6 +547,6 @@ def _adjoint_preconditioner(
     if T is None and needed:
         raise ValueError(
             f"{name}: the implicit gradient solves with the transpose of A and needs the transpose of M. Set "
-            f"M.T, or pass adjoint_M=. If no gradient is wanted, solve under torch.no_grad()"
+            "M.T, or pass adjoint_M=. If no gradient is wanted, solve under torch.no_grad()"
         )
     return as_preconditioner(name, "M.T", T, b)

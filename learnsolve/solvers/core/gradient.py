@@ -270,9 +270,9 @@ class _Repeated:
     def error(self) -> RuntimeError:
         return RuntimeError(
             f'{self.function}: gradient="checkpointed" repeats iterations in the backward pass, and they '
-            f"returned "
-            "something else there: A, b, x0, M or parameters were changed in place after the solve, or a "
-            "function among them returns other values when it is called again. Call backward before such "
+            "returned something else there: A, b, x0, M or parameters were changed in place after the "
+            "solve, or a function among them returns other values when it is called again. Call backward "
+            "before such "
             'changes, solve with clones, or use gradient="unrolled"'
         )
 

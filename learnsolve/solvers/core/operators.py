@@ -586,7 +586,7 @@ def as_operator(
         if transpose is not None or parameters:
             raise ValueError(
                 f"{function}: transpose and parameters are only used with a callable A. {type(A).__name__} "
-                f"has its own"
+                "has its own"
             )
         return A.as_operator(function, b)
     rows = b.shape[0 if b.dim() == 1 else -2]
