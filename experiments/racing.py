@@ -18,6 +18,7 @@ from scipy.stats import t as student
 
 from benchmarks.contestants import Contestant, timed, warm_up
 from benchmarks.harness import fresh_peak
+from benchmarks.report import machine
 
 DIRECT = ("PARDISO", "CHOLMOD")
 TRAINING = 10_000  # the first seed of right-hand sides for tuning
@@ -95,6 +96,12 @@ def tuned(
     if total == math.inf:
         raise failed
     return {"setting": best, "total": total, "of": len(tried), "rows": rows}
+
+
+def origin() -> dict[str, str]:
+    """Where, when and by which commit a race was run: part of its ledger, since pages are made later."""
+    about = machine()
+    return {key: about[key] for key in ("cpu", "date", "commit")}
 
 
 def geometric(ratios: list[float]) -> dict[str, float | str]:

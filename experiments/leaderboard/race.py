@@ -16,12 +16,11 @@ import scipy.sparse as sp
 import torch
 from families import FAMILIES, TRAINING
 from learned import LEARNED, features, train
-from racing import DIRECT, Session, right_hand_sides, tuned
+from racing import DIRECT, Session, origin, right_hand_sides, tuned
 
 import learnsolve as ls
 from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare, timed
 from benchmarks.ledger import LIMIT, Ledger
-from benchmarks.report import machine
 
 TUNED = 2  # matrices of the size of the race
 AFFORDABLE = (
@@ -124,8 +123,9 @@ def race(path: Path, name: str, options: Options) -> None:
                 return held_out(session, S, i, columns, options.repeats)
 
             ledger(f"solve|{who}|{i}", measured)
-    about = {key: machine()[key] for key in ("cpu", "date", "commit")}
-    ledger("end", lambda: {"unknowns": matrices[0].shape[0], "options": asdict(options), "measured": about})
+    ledger(
+        "end", lambda: {"unknowns": matrices[0].shape[0], "options": asdict(options), "measured": origin()}
+    )
 
 
 def expected(row: dict[str, Any], columns: int) -> float:

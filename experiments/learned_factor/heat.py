@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import scipy.sparse as sp
-from racing import DIRECT, TRAINING, Session, right_hand_sides, tuned
+from racing import DIRECT, TRAINING, Session, origin, right_hand_sides, tuned
 from training import family
 
 from benchmarks import contestants
 from benchmarks.contestants import CONTESTANTS, Contestant, ours, prepare
 from benchmarks.ledger import Ledger
-from benchmarks.report import machine
 from learnsolve.preconditioners import load
 
 
@@ -96,8 +95,7 @@ def race(path: Path, course: Course, weights: dict[str, Path], options: Options)
     for who in field:
         c, setting, _ = entrants[who]
         ledger(f"memory|{who}", lambda c=c, s=setting: memory(c, s, matrices[0]))
-    about = {key: machine()[key] for key in ("cpu", "date", "commit")}
-    ledger("end", lambda: {"unknowns": matrices[0].shape[0], "measured": about})
+    ledger("end", lambda: {"unknowns": matrices[0].shape[0], "measured": origin()})
 
 
 def fastest(sessions: dict[str, Session], S: Any, b: Any, repeats: int) -> dict[str, dict[str, Any]]:
