@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A module may import its own group and what stands in lines above it, never another group of its line.
 LAYERS = [
-    ["_first_line", "_library", "_analysis", "_clock"],
+    ["_first_line", "_library", "_analysis", "_clock", "arguments"],
     ["matrix"],
     ["ordering"],
     ["ops"],

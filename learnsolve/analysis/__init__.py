@@ -5,7 +5,7 @@ from learnsolve.analysis.iterations import ErrorPropagator, convergence_factor, 
 from learnsolve.analysis.learning import krylov_basis, krylov_samples, one_step_loss
 from learnsolve.analysis.spectrum import Estimate, ExtremeEigenvalues, condition_number, extreme_eigenvalues
 from learnsolve.analysis.two_grid import two_grid_factor, two_grid_symbols
-from learnsolve.matrix.checks import guard
+from learnsolve.matrix.checks import export
 
 __all__ = [
     "ErrorPropagator",
@@ -21,4 +21,4 @@ __all__ = [
     "two_grid_factor",
     "two_grid_symbols",
 ]
-guard(globals())
+export(globals())

@@ -2,7 +2,7 @@
 
 from learnsolve.eigen.singular import svds
 from learnsolve.eigen.symmetric import Eigenpairs, SingularTriplets, eigsh
-from learnsolve.matrix.checks import guard
+from learnsolve.matrix.checks import export
 
 __all__ = ["Eigenpairs", "SingularTriplets", "eigsh", "svds"]
-guard(globals())
+export(globals())

@@ -5,17 +5,30 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-from collections.abc import Callable, Collection, Iterable
-from difflib import get_close_matches
-from numbers import Real
-from typing import Any, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, overload
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import (  # noqa: F401  (used as checks.integer, ...)
+    PLAIN,
+    Rule,
+    checker,
+    flag,
+    integer,
+    keywords,
+    number,
+    one_of,
+    real,
+    require,
+    rules_of,
+    sequence,
+    tolerance,
+    words,
+)
 from learnsolve.matrix import convert
 from learnsolve.matrix.cache import carries_graph, makes_plain_tensors
 from learnsolve.matrix.convert import TensorLike, check_real, real_on_a_device
@@ -152,79 +165,48 @@ def start(function: str, name: str, value: Tensor, instead: str) -> None:
         )
 
 
-def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
-    if value not in allowed:
-        raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
+# Rules of tensors and matrices, for the annotations of public functions.
 
 
-def sequence(function: str, name: str, value: Any, of: str = "values") -> tuple[Any, ...]:
-    """`value`, anything that can be iterated over but a string, as a tuple."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise TypeError(f"{function}: {name} must be a sequence of {of}, got {type(value).__name__}")
-    return tuple(value)
+def _matrix(real_only: bool, square_too: bool) -> Rule:
+    def check(function: str, name: str, value: Any) -> CSR:
+        matrix(function, name, value := sparse_matrix(value))
+        dtype(function, f"{name}.values", value.values, or_complex=not real_only)
+        if square_too:
+            square(function, name, value.shape)
+        return value
+
+    kind = [*(["square"] if square_too else []), *(["real"] if real_only else [])]
+    return Rule(check, " ".join(["a", *kind, "sparse matrix"]), (object(), 3.0, torch.eye(3)))
 
 
-def words(function: str, name: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    """One of the words that are allowed, or a sequence of them, as a tuple."""
-    every = (value,) if isinstance(value, str) else sequence(function, name, value, "names")
-    for word in every:
-        one_of(function, name, word, allowed)
-    return every
+Matrix = Annotated[CSR, _matrix(False, False)]
+SquareMatrix = Annotated[CSR, _matrix(False, True)]
+RealMatrix = Annotated[CSR, _matrix(True, False)]
+RealSquareMatrix = Annotated[CSR, _matrix(True, True)]
 
 
-def flag(function: str, name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+def like(of: str, rows_of: int | None = None, or_complex: bool = False) -> Rule:
+    """A tensor of the dtype and device of another argument, a matrix or a tensor; with as many rows as the
+    size of axis `rows_of` of that matrix, and batch axes that broadcast with its own."""
 
+    def check(function: str, name: str, value: Any, given: dict[str, Any]) -> Any:
+        other = given.get(of)
+        if isinstance(other, CSR):
+            same_kind(function, name, value, other.values, or_complex)
+            if rows_of is not None:
+                rows(function, name, value, of, other.shape, rows_of)
+            batches(function, other.batch_shape, value.shape[:-2], f"{of}.values and {name}")
+        elif isinstance(other, Tensor):
+            same_kind(function, name, value, other, or_complex)
+        return value
 
-_RULES: dict[str, Callable[[float], bool]] = {
-    "finite": math.isfinite,
-    "finite and not negative": lambda value: 0 <= value < math.inf,
-    "positive and finite": lambda value: 0 < value < math.inf,
-}
-
-
-def real(function: str, name: str, value: Any, rule: str = "", what: str = "a number") -> float:
-    """`value`, a real Python or NumPy scalar that follows `rule`, one of _RULES, as a Python float. Tensors
-    are rejected, because they would lose their gradient."""
-    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
-        raise TypeError(f"{function}: {name} must be {what}, got {type(value).__name__}")
-    value = float(value)
-    if rule and not _RULES[rule](value):
-        raise ValueError(f"{function}: {name} must be {rule}, got {value}")
-    return value
-
-
-def number(function: str, name: str, value: Any) -> float:
-    """`value`, a scalar for an argument that may also be a tensor, as a Python float."""
-    return real(function, name, value, what="a number or a torch.Tensor")
-
-
-def integer(function: str, name: str, value: Any, minimum: int) -> int:
-    """`value`, a Python or NumPy integer, as a Python int."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
-    if value < minimum:
-        raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
-    return value if isinstance(value, int) else int(value)
-
-
-def keywords(function: str, given: Iterable[str], valid: Collection[str]) -> None:
-    """The keywords that a call passes must be among the valid ones."""
-    for key in given:
-        if key not in valid:
-            similar = get_close_matches(key, valid, 1)
-            hint = f"Did you mean {similar[0]}?" if similar else f"Valid keywords: {', '.join(valid)}"
-            raise TypeError(f"{function}() got an unexpected keyword argument {key!r}. {hint}")
-
-
-def tolerance(function: str, name: str, value: Any) -> None:
-    real(function, name, value, "finite and not negative")
+    return Rule(check, f"a tensor of {of}'s dtype and device", (object(), 3.0, [1.0]), of)
 
 
 # Under `torch.autocast` learnsolve computes in full precision: a solver whose products are rounded to
-# bfloat16 does not converge. Functions and classes are guarded where a package exports them; internal calls
-# are not and have no overhead.
+# bfloat16 does not converge. Functions and classes are wrapped where a package exports them. Calls inside of
+# the library are not and have no overhead.
 
 
 enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled  # on any device
@@ -237,55 +219,81 @@ _FULL = {
     np.dtype("float32"): torch.float32,
     np.dtype("float64"): torch.float64,
 }
-_guarded: set[type] = set()
+_exported: set[type] = set()
 
 
 def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, unaffected by `torch.autocast`."""
 
     @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Any:
+    def call(*args: Any, **named: Any) -> Any:
         if enabled():
-            return without_autocast(function, args, keywords)
-        return function(*args, **keywords)
+            return without_autocast(function, args, named)
+        return function(*args, **named)
 
     return call
 
 
-def without_autocast(function: Callable[..., Any], args: tuple, keywords: dict[str, Any]) -> Any:
+def without_autocast(function: Callable[..., Any], args: tuple, named: dict[str, Any]) -> Any:
     """`function` with operands cast to the first full precision among them, default float32."""
-    dtype = _first((args, keywords)) or torch.float32
-    args, keywords = _cast(args, dtype), _cast(keywords, dtype)
+    dtype = _first((args, named)) or torch.float32
+    args, named = _cast(args, dtype), _cast(named, dtype)
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                return without_autocast(function, args, keywords)
-    return function(*args, **keywords)
+                return without_autocast(function, args, named)
+    return function(*args, **named)
 
 
-def guard(package: dict[str, Any], wrapped: Callable[[Any], Any] = full_precision) -> None:
-    """Guard what a package exports: its functions, and the methods of its classes and of their bases."""
+def exported(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function` for users: its arguments are checked by their declarations, and `torch.autocast` does not
+    affect it. `name` stands in messages."""
+    rules = rules_of(function)
+    if not rules:
+        return full_precision(function)
+    check = checker(function, name, rules)
+
+    def checked(*args: Any, **named: Any) -> Any:
+        args, named = check(args, named)
+        return function(*args, **named)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        if enabled():
+            return without_autocast(checked, args, named)
+        args, named = check(args, named)
+        return function(*args, **named)
+
+    call.rules = rules  # type: ignore[attr-defined]
+    return call
+
+
+def export(package: dict[str, Any]) -> None:
+    """Make what a package exports what users call: its functions, and the methods of its classes and of
+    their bases."""
     for name in package["__all__"]:
         value = package[name]
         if inspect.isfunction(value):
-            package[name] = value.as_exported = wrapped(value)  # type: ignore[attr-defined]
+            package[name] = value.as_exported = exported(value, name)  # type: ignore[attr-defined]
             package[name].__module__ = package["__name__"]  # for pickle
         elif inspect.isclass(value):
             for cls in value.__mro__:
-                if cls.__module__.startswith("learnsolve.") and cls not in _guarded:
-                    _guarded.add(cls)
+                if cls.__module__.startswith("learnsolve.") and cls not in _exported:
+                    _exported.add(cls)
                     public = [method for method in vars(cls) if not method.startswith("_")]
-                    guard_methods(cls, "__init__", "__call__", "__matmul__", *public)
+                    export_methods(cls, "__init__", "__call__", "__matmul__", *public)
 
 
-def guard_methods(cls: type, *names: str) -> None:
-    """Guard the names that are methods of this class."""
+def export_methods(cls: Any, *names: str) -> None:
+    """Make the names that are methods of this class what users call."""
     for name in names:
         method = vars(cls).get(name)
+        shown = cls.__name__ if name.startswith("__") else f"{cls.__name__}.{name}"
         if inspect.isfunction(method):
-            setattr(cls, name, full_precision(method))
+            record = name == "__init__" and "__dataclass_fields__" in vars(cls)  # which the library makes
+            setattr(cls, name, full_precision(method) if record else exported(method, shown))
         elif isinstance(method, classmethod):
-            setattr(cls, name, classmethod(full_precision(method.__func__)))
+            setattr(cls, name, classmethod(exported(method.__func__, shown)))
 
 
 def _first(value: Any) -> torch.dtype | None:
@@ -316,10 +324,6 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 # once with `CSR.from_*`. Edges are integers of shape (2, E), as in PyTorch Geometric.
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
 def as_matrix(A: Any) -> Any:
     """A as a CSR if it is a matrix of another library, otherwise A itself.
 
@@ -344,32 +348,13 @@ def sparse_matrix(A: Any) -> Any:
     return CSR.from_scipy(A) if scipy.sparse.issparse(A) else A
 
 
-def takes_sparse_matrices(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, whose parameters annotated as CSR, or as a sequence of them, also accept what
-    `sparse_matrix` converts. Not dense tensors, which may be arguments in the wrong order. Under
-    `torch.autocast` it runs in full precision."""
-    parameters = inspect.signature(function).parameters.values()
-    matrices = [(i, p.name) for i, p in enumerate(parameters) if "CSR" in str(p.annotation)]
-    if not matrices:
-        return full_precision(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **keywords: Any) -> Any:
-        for i, name in matrices:
-            if i < len(args):
-                if not isinstance(args[i], CSR):
-                    args = (*args[:i], _each(args[i]), *args[i + 1 :])
-            elif name in keywords and not isinstance(keywords[name], CSR):
-                keywords[name] = _each(keywords[name])
-        if enabled():
-            return without_autocast(function, args, keywords)
-        return function(*args, **keywords)
-
-    return call
-
-
 def _each(A: Any) -> Any:
     return [_each(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
+
+
+# What is annotated as CSR may be a matrix of another library. Not a dense tensor: it may be another argument.
+for _type in (CSR, Sequence[CSR], Sequence[Sequence[CSR | None]]):
+    PLAIN[_type] = Rule(lambda function, name, value: _each(value), "a sparse matrix")
 
 
 @overload

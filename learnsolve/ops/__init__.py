@@ -3,7 +3,7 @@
 import sys
 
 from learnsolve.matrix import csr
-from learnsolve.matrix.checks import guard, guard_methods, takes_sparse_matrices
+from learnsolve.matrix.checks import export, export_methods
 from learnsolve.ops.arithmetic import add
 from learnsolve.ops.blocks import (
     BlockBatch,
@@ -109,11 +109,11 @@ __all__ = [
 ]
 csr._ops = sys.modules[__name__]
 # Public functions also accept sparse matrices of other libraries; the library calls the inner functions.
-guard(globals(), takes_sparse_matrices)
-guard_methods(  # its other methods are operations of this package
+export(globals())
+export_methods(  # its other methods are operations of this package
     csr.CSR,
     *("from_coo", "from_dense", "from_torch", "stack", "abs", "pow", "__pow__", "__getitem__"),
     *("__add__", "__sub__", "__mul__", "__rmul__", "__truediv__"),
 )
-guard_methods(BlockBatch, "__init__", "__matmul__", "with_values")
-del csr, sys, BlockBatch, guard, guard_methods, takes_sparse_matrices
+export_methods(BlockBatch, "__init__", "__matmul__", "with_values")
+del csr, sys, BlockBatch, export, export_methods

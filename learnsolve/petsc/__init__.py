@@ -5,11 +5,11 @@ process holds a block of consecutive rows of matrices and vectors. All run the s
 mpirun.
 """
 
-from learnsolve.matrix.checks import guard
+from learnsolve.matrix.checks import export
 from learnsolve.petsc._processes import share
 from learnsolve.petsc.learned_pc import LearnedPC
 from learnsolve.petsc.matrix import Matrix, dot, norm, spmm
 from learnsolve.petsc.solve import solve
 
 __all__ = ["LearnedPC", "Matrix", "dot", "norm", "share", "solve", "spmm"]
-guard(globals())
+export(globals())

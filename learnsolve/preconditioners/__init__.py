@@ -1,6 +1,6 @@
 """Preconditioners: functions M(r) ~ A^-1 r. Trainable ones are torch.nn.Modules."""
 
-from learnsolve.matrix.checks import guard
+from learnsolve.matrix.checks import export
 from learnsolve.ops.incomplete import fill_pattern
 from learnsolve.preconditioners.amg import AMG
 from learnsolve.preconditioners.base import Preconditioner
@@ -50,4 +50,4 @@ __all__ = [
     "load",
     "lower_pattern",
 ]
-guard(globals())
+export(globals())

@@ -3,7 +3,7 @@
 `PROPERTIES` maps each name to the known properties of its matrices.
 """
 
-from learnsolve.matrix.checks import guard
+from learnsolve.matrix.checks import export
 from learnsolve.problems._grid import MatrixProperties
 from learnsolve.problems.datasets import ProblemDataset, Sample, dataset
 from learnsolve.problems.files import (
@@ -89,4 +89,4 @@ __all__ = [
     "random_mesh",
     "random_spd",
 ]
-guard(globals())
+export(globals())

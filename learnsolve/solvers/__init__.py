@@ -1,6 +1,6 @@
 """Iterative solvers whose gradients are exact, one family of methods per file."""
 
-from learnsolve.matrix.checks import guard
+from learnsolve.matrix.checks import export
 from learnsolve.solvers.automatic import solve
 from learnsolve.solvers.krylov import CG, bicgstab, cg, fcg, fgmres, gmres, minres
 from learnsolve.solvers.least_squares import lsmr, lsqr
@@ -51,4 +51,4 @@ __all__ = [
     "sor",
     "ssor",
 ]
-guard(globals())
+export(globals())

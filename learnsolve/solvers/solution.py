@@ -239,7 +239,7 @@ class Solution(_Pair):
     def __init__(
         self,
         x: Tensor,
-        iterations: int,
+        iterations: Any,  # an int, or its symbol in a graph
         residual_norms: Tensor | Callable[[], Tensor],
         axis: int,
         needs: tuple[Tensor, ...] = (),
@@ -256,7 +256,7 @@ class Solution(_Pair):
         self.seconds: float | None = None
         self.products: int | None = None
         self.normal_residual_norm: Tensor | None = None
-        self.iterations = iterations
+        self.iterations: int = iterations
         self._norms, self._complete = (
             (None, residual_norms) if callable(residual_norms) else (residual_norms, None)
         )

@@ -1,0 +1,242 @@
+"""Arguments of public functions, declared by the annotations of their signatures.
+
+`bool`, `int`, `float` and `Literal` declare what they say, also as one of several types; `Annotated` adds a
+`Rule`: `Count` is an int of at least 1. What a package exports checks its arguments by the declarations, and
+the library calls the inner functions, which do not. A message names the function, the rule and the value.
+Rules of tensors and matrices are those of `learnsolve.matrix.checks`.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from numbers import Real
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def require(held: object, function: str, rule: str, *parts: Any, error: type[Exception] = ValueError) -> None:
+    """Raise ``function: rule`` unless it is held. The parts stand where the rule has {}; they are put there
+    only then, so that a call costs little and `torch.compile` sees no sizes as numbers."""
+    if not held:
+        parts = tuple(tuple(p) if isinstance(p, torch.Size) else p for p in parts)
+        raise error(f"{function}: {rule.format(*parts)}")
+
+
+def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
+
+
+def sequence(function: str, name: str, value: Any, of: str = "values") -> tuple[Any, ...]:
+    """`value`, anything that can be iterated over but a string, as a tuple."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"{function}: {name} must be a sequence of {of}, got {type(value).__name__}")
+    return tuple(value)
+
+
+def words(function: str, name: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    """One of the words that are allowed, or a sequence of them, as a tuple."""
+    every = (value,) if isinstance(value, str) else sequence(function, name, value, "names")
+    for word in every:
+        one_of(function, name, word, allowed)
+    return every
+
+
+def flag(function: str, name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+    return value
+
+
+_RANGES: dict[str, Callable[[float], bool]] = {
+    "finite": math.isfinite,
+    "finite and not negative": lambda value: 0 <= value < math.inf,
+    "positive and finite": lambda value: 0 < value < math.inf,
+}
+
+
+def real(function: str, name: str, value: Any, rule: str = "", what: str = "a number") -> float:
+    """`value`, a real Python or NumPy scalar that follows `rule`, one of _RANGES, as a Python float. Tensors
+    are rejected, because they would lose their gradient."""
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise TypeError(f"{function}: {name} must be {what}, got {type(value).__name__}")
+    value = float(value)
+    if rule and not _RANGES[rule](value):
+        raise ValueError(f"{function}: {name} must be {rule}, got {value}")
+    return value
+
+
+def number(function: str, name: str, value: Any) -> float:
+    """`value`, a scalar for an argument that may also be a tensor, as a Python float."""
+    return real(function, name, value, what="a number or a torch.Tensor")
+
+
+def integer(function: str, name: str, value: Any, minimum: float = -math.inf) -> int:
+    """`value`, a Python or NumPy integer, as a Python int."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
+    return value if isinstance(value, int) else int(value)
+
+
+def keywords(function: str, given: Iterable[str], valid: Collection[str]) -> None:
+    """The keywords that a call passes must be among the valid ones."""
+    for key in given:
+        if key not in valid:
+            similar = get_close_matches(key, valid, 1)
+            hint = f"Did you mean {similar[0]}?" if similar else f"Valid keywords: {', '.join(valid)}"
+            raise TypeError(f"{function}() got an unexpected keyword argument {key!r}. {hint}")
+
+
+def tolerance(function: str, name: str, value: Any) -> None:
+    real(function, name, value, "finite and not negative")
+
+
+Check = Callable[[Any, dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an argument must be. `check(function, name, value)`, or with `of` also the arguments of the call,
+    raises an error or returns the value to use. `says` is its sentence in the documentation, `wrong` are
+    values that it refuses."""
+
+    check: Callable[..., Any]
+    says: str
+    wrong: tuple[Any, ...] = ()
+    of: str = ""  # another argument, for which this one must fit
+
+    def bound(self, function: str, name: str) -> Check:
+        check = self.check  # torch.compile traces functions that hold plain values
+        if self.of:
+            return lambda value, given: check(function, name, value, given)
+        return lambda value, given: check(function, name, value)
+
+
+def at_least(minimum: int) -> Rule:
+    def check(function: str, name: str, value: Any) -> int:
+        return integer(function, name, value, minimum)
+
+    return Rule(check, f"an int of at least {minimum}", (minimum - 1, 2.5, True, "1"))
+
+
+def within(rule: str, held: Callable[[float], bool], wrong: float) -> Rule:
+    """A number for which `rule`, such as "0 < {} < 2" with the name for {}, is held."""
+
+    def check(function: str, name: str, value: Any) -> float:
+        value = real(function, name, value)
+        require(held(value), function, name + " must lie in " + rule.format(name) + ", got {}", value)
+        return value
+
+    return Rule(check, "a number in " + rule, (wrong, math.nan, "1"))
+
+
+def _of_range(rule: str) -> Rule:
+    def check(function: str, name: str, value: Any) -> float:
+        return real(function, name, value, rule)
+
+    low = {"finite and not negative": (-1.0,), "positive and finite": (0.0, -1.0)}.get(rule, ())
+    return Rule(check, f"a number, {rule}", (*low, math.inf, math.nan, True, "1"))
+
+
+Index = Annotated[int, at_least(0)]
+Count = Annotated[int, at_least(1)]
+Finite = Annotated[float, _of_range("finite")]
+NotNegative = Annotated[float, _of_range("finite and not negative")]
+Positive = Annotated[float, _of_range("positive and finite")]
+
+PLAIN: dict[Any, Rule] = {
+    bool: Rule(flag, "True or False", (3, "yes")),
+    int: Rule(integer, "an int", (2.5, True, "1")),
+    float: Rule(real, "a number", (True, "1")),
+}
+_NUMBER = Rule(
+    lambda function, name, value: value if isinstance(value, Tensor) else number(function, name, value),
+    "a number or a tensor",
+    (True, "1"),
+)
+
+
+def _choice(allowed: tuple[Any, ...]) -> Rule:
+    def check(function: str, name: str, value: Any) -> Any:
+        one_of(function, name, value, allowed)
+        return value
+
+    return Rule(check, "one of " + ", ".join(map(repr, allowed)), ("no such", 17))
+
+
+def _or_none(rule: Rule) -> Rule:
+    inner = rule.check
+
+    def check(function: str, name: str, value: Any, *given: Any) -> Any:
+        return None if value is None else inner(function, name, value, *given)
+
+    return Rule(check, rule.says, rule.wrong, rule.of)
+
+
+def rule_of(annotation: Any) -> Rule | None:
+    """The rule that an annotation declares, or None if it declares none that can be checked alone."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return next((mark for mark in parts[1:] if isinstance(mark, Rule)), None)
+    if origin is Literal:
+        return _choice(parts)
+    if origin in (typing.Union, types.UnionType):
+        others = [part for part in parts if part is not type(None)]
+        if set(others) == {float, Tensor}:
+            rule: Rule | None = _NUMBER
+        else:
+            rule = rule_of(others[0]) if len(others) == 1 else None
+        return _or_none(rule) if rule and len(others) < len(parts) else rule
+    try:
+        return PLAIN.get(annotation)
+    except TypeError:  # not hashable: parameters of a Callable
+        return None
+
+
+def rules_of(function: Callable[..., Any]) -> dict[str, Rule]:
+    """The rules of a function's arguments, by their names."""
+    rules = {}
+    for name, annotation in function.__annotations__.items():
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, function.__globals__)
+            except (NameError, TypeError):  # imported for type checkers only
+                continue
+        if name != "return" and (rule := rule_of(annotation)) is not None:
+            rules[name] = rule
+    return rules
+
+
+def checker(
+    function: Callable[..., Any], name: str, rules: dict[str, Rule]
+) -> Callable[[tuple, dict[str, Any]], tuple[tuple, dict[str, Any]]]:
+    """What checks the arguments of a call, (args, keywords), and returns those to use."""
+    code = function.__code__
+    names: Sequence[str] = code.co_varnames[: code.co_argcount]
+    checks = {key: rule.bound(name, key) for key, rule in rules.items()}
+    by_place = [(i, checks[key]) for i, key in enumerate(names) if key in checks]
+    related = any(rule.of for rule in rules.values())
+
+    def check(args: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        given = {**dict(zip(names, args, strict=False)), **keywords} if related else keywords
+        for i, one in by_place:
+            if i >= len(args):
+                break
+            if (value := one(args[i], given)) is not args[i]:
+                args = (*args[:i], value, *args[i + 1 :])
+        for key in keywords:
+            if key in checks and (value := checks[key](keywords[key], given)) is not keywords[key]:
+                keywords = {**keywords, key: value}
+        return args, keywords
+
+    return check
