@@ -172,6 +172,23 @@ def entries(app: object, what: str, name: str, thing: object, options: object, l
         else:
             found.append(line)
     lines[:] = found
+    rules = getattr(getattr(thing, "__init__", thing) if inspect.isclass(thing) else thing, "rules", {})
+    if what in ("class", "function") and rules:
+        declared(lines, [f"{name} is {rule.says}" for name, rule in rules.items()])
+
+
+def declared(lines: list[str], rules: list[str]) -> None:
+    """Add to the section "Raises" what the annotations of the arguments declare."""
+    heads = [i for i, line in enumerate(lines[1:]) if line and not line.strip("-") and lines[i].strip()]
+    after = next((i for i in heads if lines[i] in ("Notes", "References", "Examples")), len(lines))
+    own = next((i for i in heads if lines[i] == "Raises"), None)
+    at = after if own is None else own + 2
+    lines[at:at] = [
+        *(["Raises", "------"] if own is None else []),
+        "TypeError, ValueError",
+        "    unless " + ", ".join(rules),
+        *([""] if own is None else []),
+    ]
 
 
 def links(app: object, name: str, source: list[str]) -> None:

@@ -18,16 +18,7 @@ from numbers import Real
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
-
-
-def require(held: object, function: str, rule: str, *parts: Any, error: type[Exception] = ValueError) -> None:
-    """Raise ``function: rule`` unless it is held. The parts stand where the rule has {}; they are put there
-    only then, so that a call costs little and `torch.compile` sees no sizes as numbers."""
-    if not held:
-        parts = tuple(tuple(p) if isinstance(p, torch.Size) else p for p in parts)
-        raise error(f"{function}: {rule.format(*parts)}")
 
 
 def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
@@ -108,7 +99,7 @@ Check = Callable[[Any, dict[str, Any]], Any]
 class Rule:
     """What an argument must be. `check(function, name, value)`, or with `of` also the arguments of the call,
     raises an error or returns the value to use. `says` is its sentence in the documentation, `wrong` are
-    values that it refuses."""
+    values that it rejects."""
 
     check: Callable[..., Any]
     says: str
@@ -130,14 +121,15 @@ def at_least(minimum: int) -> Rule:
 
 
 def within(rule: str, held: Callable[[float], bool], wrong: float) -> Rule:
-    """A number for which `rule`, such as "0 < {} < 2" with the name for {}, is held."""
+    """A number in `rule`, such as "0 < {} < 2" with the name for {}."""
 
     def check(function: str, name: str, value: Any) -> float:
         value = real(function, name, value)
-        require(held(value), function, name + " must lie in " + rule.format(name) + ", got {}", value)
+        if not held(value):
+            raise ValueError(f"{function}: {name} must lie in {rule.format(name)}, got {value}")
         return value
 
-    return Rule(check, "a number in " + rule, (wrong, math.nan, "1"))
+    return Rule(check, f"a number with {rule.format('it')}", (wrong, math.nan, "1"))
 
 
 def _of_range(rule: str) -> Rule:

@@ -235,12 +235,13 @@ def missing_sections(thing, text: str) -> set[str]:
     needed = {"example"}
     if inspect.isfunction(thing):
         signature = inspect.signature(thing)
-        needed |= {"Raises"} | ({"Parameters"} if signature.parameters else set())
+        needed |= {"Parameters"} if signature.parameters else set()
         needed |= set() if signature.return_annotation in (None, "None") else {"Returns"}
-    elif "Parameters" in has:
-        needed.add("Raises")
-    elif "Attributes" not in has:
+    elif not has & {"Parameters", "Attributes"}:
         needed.add("Parameters or Attributes")
+    made = inspect.isfunction(thing) or "Parameters" in has
+    if made and not getattr(thing if inspect.isfunction(thing) else thing.__init__, "rules", {}):
+        needed.add("Raises")  # the page says what annotations declare
     if "Parameters" in has:
         section = re.split(r"\n\n\w+\n-+\n", text.split("Parameters\n", 1)[1])[0]
         named = set(re.findall(r"\w+", section))

@@ -23,7 +23,6 @@ from learnsolve.arguments import (  # noqa: F401  (used as checks.integer, ...)
     number,
     one_of,
     real,
-    require,
     rules_of,
     sequence,
     tolerance,

@@ -92,6 +92,8 @@ def is_taken(call, key, how):
     if how in WRONG:
         return key in TEXT
     names = {key, f"{call.partition(',')[0]}.{key}"}
+    if how.startswith("not "):  # as it is declared
+        return False
     return how not in TAKEN or not names.isdisjoint(TAKEN[how].split())
 
 
@@ -118,7 +120,10 @@ def assert_refused(name, function, key, parameter):
     if value is None and parameter.default is not parameter.empty:
         value = parameter.default
     faults = []
-    for how, other in replacements(value):
+    declared = getattr(function.__init__ if inspect.isclass(function) else function, "rules", {})
+    rule = declared.get(key)
+    wrong = [("not " + rule.says, other) for other in rule.wrong] if rule else []
+    for how, other in (*replacements(value), *wrong):
         torch.manual_seed(0)
         try:
             with warnings.catch_warnings():
