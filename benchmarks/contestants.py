@@ -103,6 +103,8 @@ def flipped(S: Any, axis: int) -> np.ndarray:
     while stride < n:
         ends = np.flatnonzero(pattern.diagonal(stride) == 0)
         shape.append((int(ends[0]) if len(ends) else n - stride) // stride + 1)
+        if shape[-1] == 1:  # the first unknown has no neighbor there: no grid
+            break
         stride *= shape[-1]
     order = np.arange(n)
     if stride != n or axis > len(shape):

@@ -182,6 +182,7 @@ def test_axes_of_a_grid_run_backward():
     np.testing.assert_array_equal(
         contestants.flipped(sp.csr_array(np.tri(4) + np.eye(4, k=1)), 2), [3, 2, 1, 0]
     )
+    np.testing.assert_array_equal(contestants.flipped(sp.csr_array(np.eye(3)), 1), [2, 1, 0])
 
 
 def failing():
