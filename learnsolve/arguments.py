@@ -70,12 +70,16 @@ def number(function: str, name: str, value: Any) -> float:
     return real(function, name, value, what="a number or a torch.Tensor")
 
 
-def integer(function: str, name: str, value: Any, minimum: float = -math.inf) -> int:
+def integer(
+    function: str, name: str, value: Any, minimum: float = -math.inf, maximum: float = math.inf
+) -> int:
     """`value`, a Python or NumPy integer, as a Python int."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TypeError(f"{function}: {name} must be an int, got {type(value).__name__}")
     if value < minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
+    if value > maximum:
+        raise ValueError(f"{function}: {name} must be at most {maximum}, got {value}")
     return value if isinstance(value, int) else int(value)
 
 
@@ -86,6 +90,12 @@ def keywords(function: str, given: Iterable[str], valid: Collection[str]) -> Non
             similar = get_close_matches(key, valid, 1)
             hint = f"Did you mean {similar[0]}?" if similar else f"Valid keywords: {', '.join(valid)}"
             raise TypeError(f"{function}() got an unexpected keyword argument {key!r}. {hint}")
+
+
+def unused(function: str, name: str, value: Any, user: str, default: Any = None) -> None:
+    """`value` must be the default, because only `user`, a value of another argument, uses it."""
+    if value is not default and value != default:
+        raise ValueError(f"{function}: {name} is only used by {user}, got {value!r}. Remove it")
 
 
 def tolerance(function: str, name: str, value: Any) -> None:
@@ -113,11 +123,24 @@ class Rule:
         return lambda value, given: check(function, name, value)
 
 
-def at_least(minimum: int) -> Rule:
-    def check(function: str, name: str, value: Any) -> int:
-        return integer(function, name, value, minimum)
+def at_least(minimum: int, maximum: int | None = None) -> Rule:
+    most = math.inf if maximum is None else maximum
 
-    return Rule(check, f"an int of at least {minimum}", (minimum - 1, 2.5, True, "1"))
+    def check(function: str, name: str, value: Any) -> int:
+        return integer(function, name, value, minimum, most)
+
+    says = f"an int of at least {minimum}" if maximum is None else f"an int from {minimum} to {maximum}"
+    above = () if maximum is None else (maximum + 1,)
+    return Rule(check, says, (minimum - 1, *above, 2.5, True, "1"))
+
+
+def instance(kind: type, says: str, remedy: str = "") -> Rule:
+    def check(function: str, name: str, value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise TypeError(f"{function}: {name} must be {says}, got {type(value).__name__}{remedy}")
+        return value
+
+    return Rule(check, says, (object(), "no such", 3))
 
 
 def within(rule: str, held: Callable[[float], bool], wrong: float) -> Rule:
@@ -158,7 +181,7 @@ _NUMBER = Rule(
 )
 
 
-def _choice(allowed: tuple[Any, ...]) -> Rule:
+def choice(allowed: tuple[Any, ...]) -> Rule:
     def check(function: str, name: str, value: Any) -> Any:
         one_of(function, name, value, allowed)
         return value
@@ -181,7 +204,7 @@ def rule_of(annotation: Any) -> Rule | None:
     if origin is Annotated:
         return next((mark for mark in parts[1:] if isinstance(mark, Rule)), None)
     if origin is Literal:
-        return _choice(parts)
+        return choice(parts)
     if origin in (typing.Union, types.UnionType):
         others = [part for part in parts if part is not type(None)]
         if set(others) == {float, Tensor}:
@@ -215,6 +238,7 @@ def checker(
     """What checks the arguments of a call, (args, keywords), and returns those to use."""
     code = function.__code__
     names: Sequence[str] = code.co_varnames[: code.co_argcount]
+    rules = dict(sorted(rules.items(), key=lambda item: item[1].of != ""))  # what others read first
     checks = {key: rule.bound(name, key) for key, rule in rules.items()}
     by_place = [(i, checks[key]) for i, key in enumerate(names) if key in checks]
     related = any(rule.of for rule in rules.values())
@@ -226,9 +250,13 @@ def checker(
                 break
             if (value := one(args[i], given)) is not args[i]:
                 args = (*args[:i], value, *args[i + 1 :])
-        for key in keywords:
-            if key in checks and (value := checks[key](keywords[key], given)) is not keywords[key]:
+                if related:
+                    given[names[i]] = value
+        for key, one in checks.items():
+            if key in keywords and (value := one(keywords[key], given)) is not keywords[key]:
                 keywords = {**keywords, key: value}
+                if related:
+                    given[key] = value
         return args, keywords
 
     return check

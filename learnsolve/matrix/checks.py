@@ -17,7 +17,9 @@ from learnsolve.arguments import (  # noqa: F401  (used as checks.integer, ...)
     PLAIN,
     Rule,
     checker,
+    choice,
     flag,
+    instance,
     integer,
     keywords,
     number,
@@ -26,6 +28,7 @@ from learnsolve.arguments import (  # noqa: F401  (used as checks.integer, ...)
     rules_of,
     sequence,
     tolerance,
+    unused,
     words,
 )
 from learnsolve.matrix import convert
@@ -167,22 +170,29 @@ def start(function: str, name: str, value: Tensor, instead: str) -> None:
 # Rules of tensors and matrices, for the annotations of public functions.
 
 
-def _matrix(real_only: bool, square_too: bool) -> Rule:
+def _matrix(real_only: bool, square_too: bool, or_dense: bool = False) -> Rule:
     def check(function: str, name: str, value: Any) -> CSR:
-        matrix(function, name, value := sparse_matrix(value))
+        matrix(function, name, value := as_matrix(value) if or_dense else sparse_matrix(value))
         dtype(function, f"{name}.values", value.values, or_complex=not real_only)
         if square_too:
             square(function, name, value.shape)
         return value
 
     kind = [*(["square"] if square_too else []), *(["real"] if real_only else [])]
-    return Rule(check, " ".join(["a", *kind, "sparse matrix"]), (object(), 3.0, torch.eye(3)))
+    kind = [*kind, *([] if or_dense else ["sparse"])]
+    return Rule(
+        check, " ".join(["a", *kind, "matrix"]), (object(), 3.0, *([] if or_dense else [torch.eye(3)]))
+    )
 
 
 Matrix = Annotated[CSR, _matrix(False, False)]
 SquareMatrix = Annotated[CSR, _matrix(False, True)]
 RealMatrix = Annotated[CSR, _matrix(True, False)]
 RealSquareMatrix = Annotated[CSR, _matrix(True, True)]
+System = Annotated[CSR, _matrix(False, True, or_dense=True)]  # a matrix to solve with may be dense
+RealSystem = Annotated[CSR, _matrix(True, True, or_dense=True)]
+RealDtype = Annotated[torch.dtype, choice(SUPPORTED)]
+PLAIN[SparsityPattern] = instance(SparsityPattern, "a SparsityPattern", ". Pass A.pattern for a CSR")
 
 
 def like(of: str, rows_of: int | None = None, or_complex: bool = False) -> Rule:
@@ -201,6 +211,26 @@ def like(of: str, rows_of: int | None = None, or_complex: bool = False) -> Rule:
         return value
 
     return Rule(check, f"a tensor of {of}'s dtype and device", (object(), 3.0, [1.0]), of)
+
+
+def row_factor(function: str, name: str, value: Tensor, values: Tensor, n: int) -> None:
+    """A tensor of the dtype and device of `values`, with one number, or one for each of n rows."""
+    same_kind(function, name, value, values)
+    if value.dim() and value.shape[-1] != n:
+        raise ValueError(f"{function}: {name} must have shape () or (..., {n}), got {tuple(value.shape)}")
+
+
+def per_row(of: str) -> Rule:
+    def check(function: str, name: str, value: Any, given: dict[str, Any]) -> Any:
+        if not isinstance(value, Tensor):
+            return number(function, name, value)
+        if isinstance(A := given.get(of), CSR):
+            row_factor(function, name, value, A.values, A.shape[0])
+            batches(function, A.batch_shape, value.shape[:-1], f"{of}.values and {name}")
+        return value
+
+    says = f"a number or a tensor of {of}'s dtype and device, one number or one for each row"
+    return Rule(check, says, (object(), True, "1"), of)
 
 
 # Under `torch.autocast` learnsolve computes in full precision: a solver whose products are rounded to
@@ -244,12 +274,23 @@ def without_autocast(function: Callable[..., Any], args: tuple, named: dict[str,
     return function(*args, **named)
 
 
-def exported(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def exported(
+    function: Callable[..., Any], name: str, defaults: dict[str, Rule] | None = None
+) -> Callable[..., Any]:
     """`function` for users: its arguments are checked by their declarations, and `torch.autocast` does not
-    affect it. `name` stands in messages."""
-    rules = rules_of(function)
-    if not rules:
-        return full_precision(function)
+    affect it. `name` stands in messages, `defaults` are for arguments without a rule or annotated as CSR."""
+    if hasattr(function, "rules"):  # by another package
+        return function
+    rules, names = rules_of(function), function.__code__.co_varnames
+    for key, rule in (defaults or {}).items():
+        if key in names and rules.get(key, _CSR) is _CSR:
+            rules[key] = rule
+    call = _checked(function, name, rules) if rules else full_precision(function)
+    call.rules = rules  # type: ignore[attr-defined]
+    return call
+
+
+def _checked(function: Callable[..., Any], name: str, rules: dict[str, Rule]) -> Callable[..., Any]:
     check = checker(function, name, rules)
 
     def checked(*args: Any, **named: Any) -> Any:
@@ -263,7 +304,6 @@ def exported(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         args, named = check(args, named)
         return function(*args, **named)
 
-    call.rules = rules  # type: ignore[attr-defined]
     return call
 
 
@@ -283,14 +323,14 @@ def export(package: dict[str, Any]) -> None:
                     export_methods(cls, "__init__", "__call__", "__matmul__", *public)
 
 
-def export_methods(cls: Any, *names: str) -> None:
+def export_methods(cls: Any, *names: str, defaults: dict[str, Rule] | None = None) -> None:
     """Make the names that are methods of this class what users call."""
     for name in names:
         method = vars(cls).get(name)
         shown = cls.__name__ if name.startswith("__") else f"{cls.__name__}.{name}"
         if inspect.isfunction(method):
             record = name == "__init__" and "__dataclass_fields__" in vars(cls)  # which the library makes
-            setattr(cls, name, full_precision(method) if record else exported(method, shown))
+            setattr(cls, name, full_precision(method) if record else exported(method, shown, defaults))
         elif isinstance(method, classmethod):
             setattr(cls, name, classmethod(exported(method.__func__, shown)))
 
@@ -354,6 +394,7 @@ def _each(A: Any) -> Any:
 # What is annotated as CSR may be a matrix of another library. Not a dense tensor: it may be another argument.
 for _type in (CSR, Sequence[CSR], Sequence[Sequence[CSR | None]]):
     PLAIN[_type] = Rule(lambda function, name, value: _each(value), "a sparse matrix")
+_CSR = PLAIN[CSR]
 
 
 @overload

@@ -18,8 +18,6 @@ always show, they would mix old and new values. All of them keep using the origi
 from __future__ import annotations
 
 import cmath
-import functools
-import inspect
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple, Self
@@ -31,7 +29,6 @@ from torch.autograd import forward_ad
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import readable
-from learnsolve.matrix.checks import as_matrix
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import HostOperator
 
@@ -52,6 +49,10 @@ class Part(NamedTuple):
     positive: str = ""
     default: bool = True
     state: bool = False
+
+
+# Of another library or dense, also for a class of a user.
+_ANY_MATRIX = checks.Rule(lambda function, name, value: checks.as_matrix(value), "a matrix")
 
 
 class Preconditioner:
@@ -96,8 +97,7 @@ class Preconditioner:
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        if "__init__" in vars(cls):
-            cls.__init__ = _takes_matrices(cls.__init__)  # type: ignore[method-assign]
+        checks.export_methods(cls, "__init__", defaults={"A": _ANY_MATRIX})
 
     def __init__(self, A: CSR | None = None, *others: Any, finite: bool = True):
         """For a preconditioner computed from the square matrix A and `others`, tensors or floats."""
@@ -235,22 +235,6 @@ class Preconditioner:
         if like is None:
             like = torch.empty(0, dtype=torch.float64, device="cpu")
         return HostOperator(self, _applied, like)
-
-
-def _takes_matrices(make: Callable[..., None]) -> Callable[..., None]:
-    """The constructor `make`, whose A may be a matrix of another library (matrix/checks.py)."""
-    if list(inspect.signature(make).parameters)[1:2] != ["A"]:
-        return make
-
-    @functools.wraps(make)
-    def init(self: Any, *args: Any, **keywords: Any) -> None:
-        if args:
-            args = as_matrix(args[0]), *args[1:]
-        elif "A" in keywords:
-            keywords["A"] = as_matrix(keywords["A"])
-        make(self, *args, **keywords)
-
-    return init
 
 
 class Transposed(Preconditioner):
