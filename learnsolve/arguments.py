@@ -12,7 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Real
 from typing import Annotated, Any, Literal
@@ -134,7 +134,7 @@ def at_least(minimum: int, maximum: int | None = None) -> Rule:
     return Rule(check, says, (minimum - 1, *above, 2.5, True, "1"))
 
 
-def instance(kind: type, says: str, remedy: str = "") -> Rule:
+def instance(kind: type | tuple[type, ...], says: str, remedy: str = "") -> Rule:
     def check(function: str, name: str, value: Any) -> Any:
         if not isinstance(value, kind):
             raise TypeError(f"{function}: {name} must be {says}, got {type(value).__name__}{remedy}")
@@ -164,6 +164,8 @@ def _of_range(rule: str) -> Rule:
 
 
 Index = Annotated[int, at_least(0)]
+# The number of a diagonal, to which sizes are added in 64 bits.
+Offset = Annotated[int, replace(at_least(-(2**62)), says="an int")]
 Count = Annotated[int, at_least(1)]
 Finite = Annotated[float, _of_range("finite")]
 NotNegative = Annotated[float, _of_range("finite and not negative")]
@@ -174,11 +176,14 @@ PLAIN: dict[Any, Rule] = {
     int: Rule(integer, "an int", (2.5, True, "1")),
     float: Rule(real, "a number", (True, "1")),
 }
-_NUMBER = Rule(
-    lambda function, name, value: value if isinstance(value, Tensor) else number(function, name, value),
-    "a number or a tensor",
-    (True, "1"),
-)
+# Types that an argument may have, as one of several.
+UNIONS: dict[frozenset[Any], Rule] = {
+    frozenset((float, Tensor)): Rule(
+        lambda function, name, value: value if isinstance(value, Tensor) else number(function, name, value),
+        "a number or a tensor",
+        (True, "1"),
+    )
+}
 
 
 def choice(allowed: tuple[Any, ...]) -> Rule:
@@ -207,10 +212,7 @@ def rule_of(annotation: Any) -> Rule | None:
         return choice(parts)
     if origin in (typing.Union, types.UnionType):
         others = [part for part in parts if part is not type(None)]
-        if set(others) == {float, Tensor}:
-            rule: Rule | None = _NUMBER
-        else:
-            rule = rule_of(others[0]) if len(others) == 1 else None
+        rule = rule_of(others[0]) if len(others) == 1 else UNIONS.get(frozenset(others))
         return _or_none(rule) if rule and len(others) < len(parts) else rule
     try:
         return PLAIN.get(annotation)

@@ -8,6 +8,7 @@ import ast
 import inspect
 import textwrap
 from pathlib import Path
+from typing import Annotated, Any, get_origin
 
 from learnsolve import ops
 
@@ -16,7 +17,7 @@ HEAD = '''# ruff: noqa: I001
 """Written by tests/ops_stub.py: the operations with the matrices that their callers may pass."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 
@@ -32,24 +33,35 @@ MatrixLike: TypeAlias = CSR | Tensor | SparseMatrix | SciPyMatrix
 
 
 class Widened(ast.NodeTransformer):
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name("MatrixLike") if node.id == "CSR" else node
+    """Declared arguments by their types, and MatrixLike for CSR."""
+
+    def __init__(self, names: dict[str, Any]):
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        declared = self.names.get(node.id)
+        name = declared.__origin__.__name__ if get_origin(declared) is Annotated else node.id
+        return ast.Name("MatrixLike" if name == "CSR" else name)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        name = ast.unparse(node.value)
+        if name == "Annotated":
+            assert isinstance(node.slice, ast.Tuple)
+            return self.visit(node.slice.elts[0])
+        return node if name == "Literal" else self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.expr:  # an annotation in quotes
         return self.visit(ast.parse(node.value, mode="eval").body) if isinstance(node.value, str) else node
 
 
-def takes_matrices(function) -> bool:
-    return any("CSR" in str(p.annotation) for p in inspect.signature(function).parameters.values())
-
-
 def signature(inner) -> str:
-    """As its file has it, with MatrixLike for CSR in the annotations of parameters."""
+    """As its file has it, for type checkers."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(inner))).body[0]
     assert isinstance(tree, ast.FunctionDef)
+    widened = Widened(inner.__globals__)
     for arg in (*tree.args.posonlyargs, *tree.args.args, *tree.args.kwonlyargs):
-        if arg.annotation is not None and "Literal" not in ast.unparse(arg.annotation):
-            arg.annotation = Widened().visit(arg.annotation)
+        if arg.annotation is not None:
+            arg.annotation = widened.visit(arg.annotation)
     returns = ast.unparse(tree.returns).strip("'\"") if tree.returns else "None"
     return f"def {inner.__name__}({ast.unparse(tree.args)}) -> {returns}: ...\n"
 
@@ -58,8 +70,8 @@ def text() -> str:
     functions, others = [], []
     for name in ops.__all__:
         inner = inspect.unwrap(getattr(ops, name))
-        if inspect.isfunction(inner) and takes_matrices(inner):
-            functions.append(signature(inner))
+        if inspect.isfunction(inner) and "MatrixLike" in (line := signature(inner)):
+            functions.append(line)
         elif f"{name} as {name}" not in HEAD:
             others.append(f"from {inner.__module__} import {name} as {name}\n")
     listed = "".join(f'    "{name}",\n' for name in ops.__all__)

@@ -65,6 +65,14 @@ def test_messages(given, error, message):
         CALL(**{"A": A, "b": B, **given})
 
 
+def test_what_refers_to_another_argument_is_checked_after_it():
+    for given in ({"b": B[:3], "A": A.to_scipy()}, {"b": B.float(), "A": A}):
+        with pytest.raises((TypeError, ValueError), match=r"^solve: b "):
+            CALL(**given)
+    with pytest.raises(ValueError, match=r"^solve: b must have"):
+        CALL(A.to_scipy(), B[:3])
+
+
 def test_python_says_what_does_not_fit_the_signature():
     for args, named in (((A,), {}), ((A, B, 1, "a"), {}), ((A, B), {"A": A}), ((A, B), {"m": 3})):
         with pytest.raises(TypeError, match="solve"):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from learnsolve.arguments import (  # noqa: F401  (used as checks.integer, ...)
     PLAIN,
+    UNIONS,
     Rule,
     checker,
     choice,
@@ -87,6 +88,19 @@ def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
         )
 
 
+def pattern(
+    function: str, name: str, value: Any, shape: tuple[int, int] | None = None, like: Any = None
+) -> None:
+    """`value` must be a SparsityPattern, of this shape and on the device of `like`, if given."""
+    PLAIN[SparsityPattern].check(function, name, value)
+    if shape is not None and value.shape != shape:
+        raise ValueError(f"{function}: {name} must have the shape {shape}, got {value.shape}")
+    if like is not None and value.device != like.device:
+        raise TypeError(
+            f"{function}: {name} is on {value.device}, the values on {like.device}. Move one with .to()"
+        )
+
+
 def of_graph(value: Any) -> str:
     """The remedy for a graph of PyTorch Geometric given in place of its edges."""
     return ". For this graph pass its .edge_index" if hasattr(value, "edge_index") else ""
@@ -116,9 +130,11 @@ def dtype(function: str, name: str, value: Tensor, or_complex: bool = False) -> 
         )
 
 
-def same_kind(function: str, name: str, value: Any, values: Tensor, or_complex: bool = False) -> None:
-    """`value` must be a tensor with the dtype and device of the matrix's values. With `or_complex` it may be
-    real or complex, with their precision."""
+def same_kind(
+    function: str, name: str, value: Any, values: Tensor, or_complex: bool = False, of: str = "the matrix"
+) -> None:
+    """`value` must be a tensor with the dtype and device of `values`, those `of` the matrix. With
+    `or_complex` it may be real or complex, with their precision."""
     tensor(function, name, value)
     if value.dtype != values.dtype and not (or_complex and one_precision(value.dtype, values.dtype)):
         if not or_complex:
@@ -126,11 +142,11 @@ def same_kind(function: str, name: str, value: Any, values: Tensor, or_complex: 
         remedy = f"Convert it with .to({values.dtype})"
         if value.dtype in SUPPORTED or (or_complex and value.dtype in _COMPLEX):
             remedy = f"Convert one with .to(), or make the matrix with dtype={value.dtype} ({_IN_A_MODULE})"
-        raise TypeError(f"{function}: {name} has dtype {value.dtype}, the matrix {values.dtype}. {remedy}")
+        raise TypeError(f"{function}: {name} has dtype {value.dtype}, {of} {values.dtype}. {remedy}")
     if not (value.is_cpu and values.is_cpu):
         if value.device != values.device:
             raise TypeError(
-                f"{function}: {name} is on {value.device}, the matrix on {values.device}. Move one with "
+                f"{function}: {name} is on {value.device}, {of} on {values.device}. Move one with "
                 f".to() ({_IN_A_MODULE})"
             )
         real_on_a_device(function, name, value)
@@ -170,10 +186,11 @@ def start(function: str, name: str, value: Tensor, instead: str) -> None:
 # Rules of tensors and matrices, for the annotations of public functions.
 
 
-def _matrix(real_only: bool, square_too: bool, or_dense: bool = False) -> Rule:
+def _matrix(real_only: bool, square_too: bool, or_dense: bool = False, any_dtype: bool = False) -> Rule:
     def check(function: str, name: str, value: Any) -> CSR:
         matrix(function, name, value := as_matrix(value) if or_dense else sparse_matrix(value))
-        dtype(function, f"{name}.values", value.values, or_complex=not real_only)
+        if not any_dtype:
+            dtype(function, f"{name}.values", value.values, or_complex=not real_only)
         if square_too:
             square(function, name, value.shape)
         return value
@@ -185,6 +202,7 @@ def _matrix(real_only: bool, square_too: bool, or_dense: bool = False) -> Rule:
     )
 
 
+AnyMatrix = Annotated[CSR, _matrix(False, False, any_dtype=True)]  # integers too
 Matrix = Annotated[CSR, _matrix(False, False)]
 SquareMatrix = Annotated[CSR, _matrix(False, True)]
 RealMatrix = Annotated[CSR, _matrix(True, False)]
@@ -196,8 +214,8 @@ PLAIN[SparsityPattern] = instance(SparsityPattern, "a SparsityPattern", ". Pass 
 
 
 def like(of: str, rows_of: int | None = None, or_complex: bool = False) -> Rule:
-    """A tensor of the dtype and device of another argument, a matrix or a tensor; with as many rows as the
-    size of axis `rows_of` of that matrix, and batch axes that broadcast with its own."""
+    """A tensor of the dtype and device of another argument, a matrix or a tensor. With `rows_of`, as many
+    rows as the size of that axis of the matrix, and batch axes that broadcast with its own."""
 
     def check(function: str, name: str, value: Any, given: dict[str, Any]) -> Any:
         other = given.get(of)
@@ -205,9 +223,9 @@ def like(of: str, rows_of: int | None = None, or_complex: bool = False) -> Rule:
             same_kind(function, name, value, other.values, or_complex)
             if rows_of is not None:
                 rows(function, name, value, of, other.shape, rows_of)
-            batches(function, other.batch_shape, value.shape[:-2], f"{of}.values and {name}")
+                batches(function, other.batch_shape, value.shape[:-2], f"{of}.values and {name}")
         elif isinstance(other, Tensor):
-            same_kind(function, name, value, other, or_complex)
+            same_kind(function, name, value, other, or_complex, of)
         return value
 
     return Rule(check, f"a tensor of {of}'s dtype and device", (object(), 3.0, [1.0]), of)
@@ -231,6 +249,51 @@ def per_row(of: str) -> Rule:
 
     says = f"a number or a tensor of {of}'s dtype and device, one number or one for each row"
     return Rule(check, says, (object(), True, "1"), of)
+
+
+def pattern_like(of: str) -> Rule:
+    """A pattern of the shape and device of another argument, a matrix."""
+
+    def check(function: str, name: str, value: Any, given: dict[str, Any]) -> Any:
+        other = given.get(of)
+        pattern(function, name, value, *((other.shape, other) if isinstance(other, CSR) else ()))
+        return value
+
+    return Rule(check, f"a SparsityPattern of {of}'s shape and device", (object(), 3.0), of)
+
+
+_PATTERNS = instance((SparsityPattern, CSR), "a SparsityPattern or a CSR")
+
+
+def _square_pattern(function: str, name: str, value: Any) -> Any:
+    _PATTERNS.check(function, name, value)
+    square(function, name, value.shape)
+    return value
+
+
+def _numbers(or_complex: bool) -> Rule:
+    def check(function: str, name: str, value: Any) -> Any:
+        tensor(function, name, value)
+        dtype(function, name, value, or_complex)
+        return value
+
+    what = "a tensor of float32 or float64" + (", or complex" if or_complex else "")
+    return Rule(check, what, (object(), 3.0, [1.0], torch.ones(3, dtype=torch.int64)))
+
+
+def _any_tensor(function: str, name: str, value: Any) -> Any:
+    tensor(function, name, value)
+    return value
+
+
+SquarePattern = Annotated[
+    SparsityPattern | CSR, Rule(_square_pattern, "a square SparsityPattern or CSR", _PATTERNS.wrong)
+]
+AnyTensor = Annotated[Tensor, Rule(_any_tensor, "a tensor", (object(), 3.0, [1.0]))]
+RealNumbers = Annotated[Tensor, _numbers(False)]
+Numbers = Annotated[Tensor, _numbers(True)]
+IndexDtype = Annotated[torch.dtype, choice((torch.int32, torch.int64))]
+UNIONS[frozenset((SparsityPattern, CSR))] = _PATTERNS
 
 
 # Under `torch.autocast` learnsolve computes in full precision: a solver whose products are rounded to

@@ -22,7 +22,9 @@ from learnsolve import (
     _analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
+from learnsolve.arguments import Offset
 from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix.checks import AnyMatrix
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
@@ -33,7 +35,7 @@ from learnsolve.ops.indexing import Selection, Sorted, reordered, selected, sort
 from learnsolve.ops.products import _product, _values_gradient, sampled
 
 
-def tril(A: CSR, k: int = 0) -> CSR:
+def tril(A: AnyMatrix, k: Offset = 0) -> CSR:
     """The entries (i, j) of A with j <= i + k, on a pattern that is the same in every call.
 
     Planned once, then a gather of values. The gradient is scattered back, with zeros elsewhere. Explicit
@@ -48,11 +50,6 @@ def tril(A: CSR, k: int = 0) -> CSR:
     -------
     CSR
 
-    Raises
-    ------
-    TypeError
-        if A is neither a CSR nor a sparse matrix of another library, or k not an int.
-
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -60,10 +57,10 @@ def tril(A: CSR, k: int = 0) -> CSR:
     tensor([[1., 0.],
             [3., 4.]])
     """
-    return _triangle("tril", A, k, "lower")
+    return selected(A, _selection(A.pattern, "lower", k))
 
 
-def triu(A: CSR, k: int = 0) -> CSR:
+def triu(A: AnyMatrix, k: Offset = 0) -> CSR:
     """The entries (i, j) of A with j >= i + k, on a pattern that is the same in every call. See `tril`.
 
     Parameters
@@ -75,11 +72,6 @@ def triu(A: CSR, k: int = 0) -> CSR:
     -------
     CSR
 
-    Raises
-    ------
-    TypeError
-        if A is neither a CSR nor a sparse matrix of another library, or k not an int.
-
     Examples
     --------
     >>> import torch, learnsolve as ls
@@ -87,13 +79,7 @@ def triu(A: CSR, k: int = 0) -> CSR:
     tensor([[0., 2.],
             [0., 0.]])
     """
-    return _triangle("triu", A, k, "upper")
-
-
-def _triangle(function: str, A: CSR, k: int, side: str) -> CSR:
-    checks.matrix(function, "A", A)
-    k = checks.integer(function, "k", k, -(2**62))
-    return selected(A, _selection(A.pattern, side, k))
+    return selected(A, _selection(A.pattern, "upper", k))
 
 
 def triangle_of(P: SparsityPattern, side: str) -> SparsityPattern:
@@ -471,10 +457,8 @@ def sptrsv(
     Raises
     ------
     ValueError
-        if L is not square, shapes do not match, or a row has no diagonal entry or, on the CPU, a zero
-        diagonal entry (or one so small that its reciprocal overflows). The message names the row.
-    TypeError
-        if dtypes or devices do not match.
+        if a row has no diagonal entry or, on the CPU, a zero diagonal entry (or one so small that its
+        reciprocal overflows). The message names the row. Or if shapes, dtypes or devices do not match.
 
     Notes
     -----
@@ -492,8 +476,6 @@ def sptrsv(
     tensor([1., 2.])
     """
     checks.matrix("sptrsv", "L", L)
-    for name, flag in (("lower", lower), ("unit_diagonal", unit_diagonal), ("transpose", transpose)):
-        checks.flag("sptrsv", name, flag)
     values, pattern = L.values, L.pattern
     checks.dtype("sptrsv", "L.values", values, or_complex=True)
     checks.same_kind("sptrsv", "b", b, values, or_complex=True)
