@@ -12,7 +12,7 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import scipy.sparse.linalg
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix import checks, device_analysis
+from learnsolve.matrix.checks import Numbers, SquareMatrix, like
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
@@ -385,10 +386,8 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
 
     Raises
     ------
-    ValueError
-        if shapes do not match.
-    TypeError
-        if dtypes or devices do not match.
+    ValueError, TypeError
+        if shapes, dtypes or devices do not match.
 
     Notes
     -----
@@ -411,16 +410,14 @@ def spmm(A: CSR, x: Tensor, *, transpose: bool = False) -> Tensor:
         checks.matrix("spmm", "A", A)
         checks.dtype("spmm", "A.values", A.values, or_complex=True)
         checks.same_kind("spmm", "x", x, A.values, or_complex=True)
-        if x.dim() == 0:
-            raise ValueError("spmm: x must have shape (n,) or (..., n, k), got a scalar")
-        checks.flag("spmm", "transpose", transpose)
         checks.rows("spmm", "x", x, "A", A.pattern.shape, 0 if transpose else 1)
-        if A.values.dim() > 1 and x.dim() > 2:
-            checks.batches("spmm", A.values.shape[:-1], x.shape[:-2], "A.values and x")
+        checks.batches("spmm", A.values.shape[:-1], x.shape[:-2], "A.values and x")
     return product(A.values, x, A.pattern, transpose)
 
 
-def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
+def sddmm(
+    U: Numbers, V: Annotated[Tensor, like("U", or_complex=True)], pattern: SparsityPattern | CSR
+) -> Tensor:
     r"""Entries of :math:`U V^T` on a pattern, :math:`c_{ij} = u_i^T v_j`: without conjugation.
 
     Parameters
@@ -432,13 +429,6 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
     Returns
     -------
     Tensor, shape (..., nnz): values for `CSR`. U V^T itself is never formed.
-
-    Raises
-    ------
-    ValueError
-        if shapes do not match.
-    TypeError
-        if dtypes or devices do not match.
 
     Notes
     -----
@@ -454,34 +444,23 @@ def sddmm(U: Tensor, V: Tensor, pattern: SparsityPattern | CSR) -> Tensor:
     >>> ls.ops.sddmm(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3), P)
     tensor([1., 1., 2., 2., 2., 3., 3.])
     """
-    checks.tensor("sddmm", "U", U)
-    checks.tensor("sddmm", "V", V)
     if isinstance(pattern, CSR):
         pattern = pattern.pattern
-    if not isinstance(pattern, SparsityPattern):
-        raise TypeError(f"sddmm: pattern must be a SparsityPattern or a CSR, got {type(pattern).__name__}")
-    checks.dtype("sddmm", "U", U, or_complex=True)
-    if not checks.one_precision(V.dtype, U.dtype) or U.device != pattern.device or V.device != pattern.device:
-        raise TypeError(
-            f"sddmm: U ({U.dtype}, {U.device}) and V ({V.dtype}, {V.device}) must have the same dtype and "
-            f"the pattern's device, {pattern.device}. Convert with .to()"
-        )
-    if (U.dim() == 1) != (V.dim() == 1) or U.dim() == 0:
-        raise ValueError(
-            f"sddmm: U and V must both be vectors or both (..., rows, k), got shapes {tuple(U.shape)} and "
-            f"{tuple(V.shape)}"
-        )
+    checks.pattern("sddmm", "pattern", pattern, like=U)
     checks.rows("sddmm", "U", U, "pattern", pattern.shape, 0)
     checks.rows("sddmm", "V", V, "pattern", pattern.shape, 1)
-    if U.dim() > 1 and U.shape[-1] != V.shape[-1]:
+    if (U.dim() == 1) != (V.dim() == 1) or (U.dim() > 1 and U.shape[-1] != V.shape[-1]):
         raise ValueError(
-            f"sddmm: U and V must have as many columns as each other, got {U.shape[-1]} and {V.shape[-1]}"
+            "sddmm: U and V must both be vectors or both have shape (..., rows, k), with one k, got "
+            f"{tuple(U.shape)} and {tuple(V.shape)}"
         )
     checks.batches("sddmm", U.shape[:-2], V.shape[:-2], "U and V")
     return sampled(U, V, pattern)
 
 
-def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
+def quadratic_form(
+    A: SquareMatrix, x: Annotated[Tensor, like("A", rows_of=0, or_complex=True)], *, symmetric: bool = False
+) -> Tensor:
     r"""Quadratic form :math:`q = x^T A x`, summed over the columns of x: :math:`\operatorname{tr}(X^T A X)`,
     or :math:`x^H A x` if x is complex.
 
@@ -495,13 +474,6 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     -------
     Tensor, shape (...): one value per member of the batch.
 
-    Raises
-    ------
-    ValueError
-        if shapes do not match.
-    TypeError
-        if dtypes or devices do not match.
-
     Notes
     -----
     Gradient: :math:`\bar x = \bar q (A x + A^T x)`, :math:`\bar A = \bar q\, x x^T` on the pattern. A x is
@@ -514,21 +486,13 @@ def quadratic_form(A: CSR, x: Tensor, *, symmetric: bool = False) -> Tensor:
     >>> ls.ops.quadratic_form(A, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     tensor(12., dtype=torch.float64)
     """
-    name = "quadratic_form"
-    checks.matrix(name, "A", A)
     values, pattern = A.values, A.pattern
-    checks.dtype(name, "A.values", values, or_complex=True)
-    checks.same_kind(name, "x", x, values, or_complex=True)
-    checks.square(name, "A", pattern.shape)
-    checks.rows(name, "x", x, "A", pattern.shape)
-    checks.flag(name, "symmetric", symmetric)
     if (
         torch.compiler.is_dynamo_compiling()
         or values.dim() > 1
         or x.dim() > 2
         or complex_values.either(values, x)
     ):
-        checks.batches(name, values.shape[:-1], x.shape[:-2], "A.values and x")
         y = product(values, x, pattern, False)
         return _inner(conjugate(x), y)
     if tracked(values, x):

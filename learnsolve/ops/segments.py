@@ -2,14 +2,14 @@
 at entries, perceptrons on edges."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix import checks
-from learnsolve.matrix.checks import full_precision
+from learnsolve.matrix.checks import Rule, full_precision
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values
 from learnsolve.ops.autograd import (
@@ -30,35 +30,24 @@ _raw_spmm = torch.ops.learnsolve.csr_spmm.default
 LARGE = 32 << 20  # bytes
 
 
-def check(
-    function: str,
-    name: str,
-    t: Tensor,
-    pattern: SparsityPattern,
-    by: str,
-    *,
-    entries: bool,
-    or_complex: bool = False,
-) -> None:
-    """Check that `t` holds features of the entries of `pattern`, or of its rows or columns (`by`)."""
-    checks.tensor(function, name, t)
-    checks.dtype(function, name, t, or_complex)
-    if not isinstance(pattern, SparsityPattern):
-        raise TypeError(
-            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. Pass A.pattern "
-            "for a CSR"
-        )
-    if t.device != pattern.device:
-        raise TypeError(
-            f"{function}: {name} is on {t.device}, the pattern on {pattern.device}. Move one with .to()"
-        )
-    checks.one_of(function, "by", by, ("row", "column"))
-    side = by == "column"
-    size, what = (pattern.nnz, "nnz") if entries else (pattern.shape[side], f"pattern.shape[{int(side)}]")
-    if t.dim() == 0 or t.shape[0 if t.dim() == 1 else -2] != size:
-        raise ValueError(
-            f"{function}: {name} must have shape ({what} = {size},) or (..., {size}, f), got {tuple(t.shape)}"
-        )
+def _features(*, entries: bool, or_complex: bool = False) -> Rule:
+    """Features of the entries of `pattern`, or of its rows or columns (`by`)."""
+
+    def check(function: str, name: str, t: Tensor, given: dict[str, Any]) -> Tensor:
+        checks.tensor(function, name, t)
+        checks.dtype(function, name, t, or_complex)
+        pattern, side = given.get("pattern"), given.get("by", "row") == "column"
+        checks.pattern(function, "pattern", pattern, like=t)
+        size, what = (pattern.nnz, "nnz") if entries else (pattern.shape[side], f"pattern.shape[{int(side)}]")
+        if t.dim() == 0 or t.shape[0 if t.dim() == 1 else -2] != size:
+            raise ValueError(
+                f"{function}: {name} must have shape ({what} = {size},) or (..., {size}, f), got "
+                f"{tuple(t.shape)}"
+            )
+        return t
+
+    says = f"a tensor of features of the {'entries' if entries else 'rows or columns'} of pattern"
+    return Rule(check, says, (object(), 3.0, torch.ones(3, dtype=torch.int64)), "pattern")
 
 
 def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
@@ -228,7 +217,11 @@ def flat(t: Tensor) -> Tensor:
     return t if t.dim() <= 3 else t.reshape(t.shape[:-2].numel(), *t.shape[-2:])
 
 
-def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
+def segment_sum(
+    E: Annotated[Tensor, _features(entries=True, or_complex=True)],
+    pattern: SparsityPattern,
+    by: Literal["row", "column"] = "row",
+) -> Tensor:
     r"""Sum of the features of all entries in a row, :math:`x_i = \sum_j e_{ij}`, or in a column.
 
     Parameters
@@ -240,13 +233,6 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     Returns
     -------
     Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns. 0 for a segment without entries
-
-    Raises
-    ------
-    ValueError
-        if the shape is wrong, or `by` is invalid.
-    TypeError
-        if dtypes or devices do not match.
 
     Notes
     -----
@@ -265,11 +251,14 @@ def segment_sum(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     >>> ls.ops.segment_sum(e, P, "row"), ls.ops.segment_sum(e, P, "column")
     (tensor([3., 4.]), tensor([1., 6.]))
     """
-    check("segment_sum", "E", E, pattern, by, entries=True, or_complex=True)
     return summed(E, pattern, by)
 
 
-def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
+def segment_mean(
+    E: Annotated[Tensor, _features(entries=True, or_complex=True)],
+    pattern: SparsityPattern,
+    by: Literal["row", "column"] = "row",
+) -> Tensor:
     """Mean of the features of all entries in a row or column: `segment_sum` divided by the number of entries.
 
     Parameters
@@ -279,11 +268,6 @@ def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor
     Returns
     -------
     Tensor, as for `segment_sum`. 0 for a segment without entries.
-
-    Raises
-    ------
-    ValueError, TypeError
-        see `segment_sum`.
 
     Notes
     -----
@@ -296,7 +280,6 @@ def segment_mean(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor
     >>> ls.ops.segment_mean(torch.tensor([1.0, 2.0, 4.0]), P)
     tensor([1.5000, 4.0000])
     """
-    check("segment_mean", "E", E, pattern, by, entries=True, or_complex=True)
     count = lengths(pattern, by)
     return summed(E, pattern, by) / (count[:, 0] if E.dim() == 1 else count)
 
@@ -305,7 +288,11 @@ _raw_max = torch.ops.learnsolve.csr_segment_max.default
 _raw_place = torch.ops.learnsolve.csr_segment_place.default
 
 
-def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
+def segment_max(
+    E: Annotated[Tensor, _features(entries=True)],
+    pattern: SparsityPattern,
+    by: Literal["row", "column"] = "row",
+) -> Tensor:
     r"""Maximum of the features over all entries of a row, :math:`x_i = \max_j e_{ij}`, or of a column, for
     each feature separately.
 
@@ -319,13 +306,6 @@ def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     -------
     Tensor, shape (m,) or (..., m, f) by rows, (n,) or (..., n, f) by columns. 0 for a segment without
     entries, NaN for one with a NaN. For the minimum use ``-segment_max(-E, ...)``.
-
-    Raises
-    ------
-    ValueError
-        if the shape is wrong, or `by` is invalid.
-    TypeError
-        if dtypes or devices do not match.
 
     Notes
     -----
@@ -344,7 +324,6 @@ def segment_max(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     >>> ls.ops.segment_max(e, P, "row"), ls.ops.segment_max(e, P, "column")
     (tensor([3., 4.]), tensor([3., 4.]))
     """
-    check("segment_max", "E", E, pattern, by, entries=True)
     if E.dim() == 1:
         return segment_max(E.unsqueeze(-1), pattern, by).squeeze(-1)
     return dispatch(_Max, (E,), pattern, by == "column")[0]
@@ -440,7 +419,11 @@ _raw_softmax = torch.ops.learnsolve.csr_segment_softmax.default
 _raw_softmax_backward = torch.ops.learnsolve.csr_segment_softmax_backward.default
 
 
-def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
+def segment_softmax(
+    E: Annotated[Tensor, _features(entries=True)],
+    pattern: SparsityPattern,
+    by: Literal["row", "column"] = "row",
+) -> Tensor:
     r"""Softmax over each row, :math:`a_{ij} = \exp(e_{ij}) / \sum_k \exp(e_{ik})`, or over each column, for
     each feature separately. The weights are positive and sum to 1 over every row that has an entry.
 
@@ -453,13 +436,6 @@ def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Ten
     Returns
     -------
     Tensor of E's shape.
-
-    Raises
-    ------
-    ValueError
-        if the shape is wrong, or `by` is invalid.
-    TypeError
-        if dtypes or devices do not match.
 
     Notes
     -----
@@ -480,7 +456,6 @@ def segment_softmax(E: Tensor, pattern: SparsityPattern, by: str = "row") -> Ten
     >>> ls.ops.segment_softmax(torch.tensor([0.0, 0.0, 5.0]), P)
     tensor([0.5000, 0.5000, 1.0000])
     """
-    check("segment_softmax", "E", E, pattern, by, entries=True)
     if E.dim() == 1:
         return segment_softmax(E.unsqueeze(-1), pattern, by).squeeze(-1)
     return dispatch(_Softmax, (E,), pattern, by == "column")
@@ -553,7 +528,11 @@ def _(S, y, g):
     return y.new_empty(y.shape)
 
 
-def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
+def gather(
+    X: Annotated[Tensor, _features(entries=False, or_complex=True)],
+    pattern: SparsityPattern,
+    by: Literal["row", "column"] = "row",
+) -> Tensor:
     r"""Gather for each entry (i, j) of a pattern the features :math:`x_i` of its row or :math:`x_j` of its
     column.
 
@@ -567,13 +546,6 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     Returns
     -------
     Tensor, shape (nnz,) or (..., nnz, f): one row of features per entry.
-
-    Raises
-    ------
-    ValueError
-        if the shape is wrong, or `by` is invalid.
-    TypeError
-        if dtypes or devices do not match.
 
     Notes
     -----
@@ -593,7 +565,6 @@ def gather(X: Tensor, pattern: SparsityPattern, by: str = "row") -> Tensor:
     >>> ls.ops.gather(x, P, "row"), ls.ops.gather(x, P, "column")
     (tensor([10., 10., 20.]), tensor([10., 20., 20.]))
     """
-    check("gather", "X", X, pattern, by, entries=False, or_complex=True)
     return spread(X, pattern, by)
 
 

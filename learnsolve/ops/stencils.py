@@ -16,7 +16,7 @@ import math
 import operator
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
+from learnsolve.matrix.checks import Numbers, like
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values
@@ -109,12 +110,9 @@ class _Stencil(Derivative):
         return gradients(_Stencil, ctx, g)
 
 
-_BOUNDARIES = ("dirichlet", "periodic")
-
-
 def stencil(
-    coefficients: Tensor,
-    x: Tensor,
+    coefficients: Numbers,
+    x: Annotated[Tensor, like("coefficients", or_complex=True)],
     *,
     offsets: Sequence[Sequence[int]] | None = None,
     boundary: str | Sequence[str] = "dirichlet",
@@ -139,10 +137,8 @@ def stencil(
 
     Raises
     ------
-    ValueError
-        if shapes, offsets or boundary are invalid.
-    TypeError
-        if dtypes or devices do not match, or offsets are not integers.
+    ValueError, TypeError
+        if shapes, offsets or boundary do not fit.
 
     Notes
     -----
@@ -159,14 +155,6 @@ def stencil(
     >>> ls.ops.stencil(torch.tensor([2.0, -1.0]), x, offsets=[(0,), (1,)], boundary="periodic")
     tensor([-1.,  0.,  1.,  6.])
     """
-    _operand("coefficients", coefficients)
-    _operand("x", x)
-    if not checks.one_precision(x.dtype, coefficients.dtype) or x.device != coefficients.device:
-        raise TypeError(
-            "stencil: coefficients and x must have the same dtype and device, got "
-            f"{coefficients.dtype} on {coefficients.device} and {x.dtype} on {x.device}. Convert one with "
-            ".to()"
-        )
     if offsets is None:
         c, where = window("stencil", coefficients, boundary)
     else:
@@ -179,11 +167,6 @@ def stencil(
     c = by_offset("stencil", c, where, x.shape[-d:])
     checks.batches("stencil", c.shape[: -d - 1], x.shape[:-d], "coefficients and x")
     return apply(c, x, where)
-
-
-def _operand(name: str, value: Any) -> None:
-    checks.tensor("stencil", name, value)
-    checks.dtype("stencil", name, value, or_complex=True)
 
 
 def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, Neighbors]:
@@ -240,20 +223,13 @@ def _ordered(sequence: Any) -> Any:
 
 
 def _periodic(function: str, boundary: Any, d: int) -> tuple[int, ...]:
-    if isinstance(boundary, str):
-        checks.one_of(function, "boundary", boundary, _BOUNDARIES)
-        return (int(boundary == "periodic"),) * d
-    if not isinstance(boundary, Sequence):
-        raise TypeError(
-            f'{function}: boundary must be "dirichlet", "periodic" or one of them per axis, got {boundary!r}'
-        )
-    if len(boundary) != d:
+    words = checks.words(function, "boundary", boundary, ("dirichlet", "periodic"))
+    words = words * d if isinstance(boundary, str) else words
+    if len(words) != d:
         raise ValueError(
             f"{function}: boundary must be one word, or one for each of {d} axes, got {boundary!r}"
         )
-    for word in boundary:
-        checks.one_of(function, "boundary", word, _BOUNDARIES)
-    return tuple([int(word == "periodic") for word in boundary])
+    return tuple([int(word == "periodic") for word in words])
 
 
 def by_offset(function: str, c: Tensor, where: Neighbors, grid: torch.Size) -> Tensor:
@@ -272,12 +248,10 @@ def by_offset(function: str, c: Tensor, where: Neighbors, grid: torch.Size) -> T
 
 
 def grid_sizes(function: str, grid: Sequence[int], d: int) -> torch.Size:
-    try:
-        sizes = torch.Size([operator.index(n) for n in grid])
-    except TypeError:
-        raise TypeError(f"{function}: grid must be a sequence of ints, got {grid!r}") from None
-    if len(sizes) != d or any(n < 0 for n in sizes):
-        raise ValueError(f"{function}: grid must have {d} sizes, none negative, got {tuple(sizes)}")
+    given = checks.sequence(function, "grid", grid, "ints")
+    sizes = torch.Size([checks.integer(function, "each size of grid", n, 0) for n in given])
+    if len(sizes) != d:
+        raise ValueError(f"{function}: grid must have {d} sizes, got {tuple(sizes)}")
     return sizes
 
 
@@ -286,7 +260,7 @@ _patterns: weakref.WeakValueDictionary[Any, SparsityPattern] = weakref.WeakValue
 
 
 def stencil_matrix(
-    coefficients: Tensor,
+    coefficients: Numbers,
     grid: Sequence[int],
     *,
     offsets: Sequence[Sequence[int]] | None = None,
@@ -307,11 +281,6 @@ def stencil_matrix(
     int64. Its values have the batch axes of the coefficients. Zero coefficients are entries. If offsets
     coincide, on a small periodic grid, their coefficients are added.
 
-    Raises
-    ------
-    ValueError, TypeError
-        see `stencil`.
-
     Notes
     -----
     Gradient: :math:`\bar c_k(i) = \bar A_{i, i + o_k}`, summed over the grid if the coefficient is the
@@ -329,8 +298,6 @@ def stencil_matrix(
             [ 0., -1.,  2.,  0.],
             [ 0.,  0., -1.,  2.]])
     """
-    checks.tensor("stencil_matrix", "coefficients", coefficients)
-    checks.dtype("stencil_matrix", "coefficients", coefficients, or_complex=True)
     if offsets is None:
         c, where = window("stencil_matrix", coefficients, boundary)
     else:
@@ -449,11 +416,6 @@ class StencilOperator:
     T : the transposed operator
     dtype, device
 
-    Raises
-    ------
-    ValueError, TypeError
-        see `stencil`.
-
     Notes
     -----
     ``A @ x`` accepts x of shape (n,) or (..., n, k). Gradients are as for `stencil`, to any order. Cost: 2 K
@@ -472,15 +434,13 @@ class StencilOperator:
 
     def __init__(
         self,
-        coefficients: Tensor,
+        coefficients: Numbers,
         grid: Sequence[int],
         *,
         offsets: Sequence[Sequence[int]] | None = None,
         boundary: str | Sequence[str] = "dirichlet",
     ):
         name = "StencilOperator"
-        checks.tensor(name, "coefficients", coefficients)
-        checks.dtype(name, "coefficients", coefficients, or_complex=True)
         if offsets is None:
             c, where = window(name, coefficients, boundary)
         else:
@@ -525,13 +485,11 @@ class StencilOperator:
     def T(self) -> StencilOperator:
         return self._like(self.coefficients, not self._transpose)
 
-    def with_coefficients(self, coefficients: Tensor) -> StencilOperator:
+    def with_coefficients(self, coefficients: Numbers) -> StencilOperator:
         """The same stencil with other coefficients, of the shape of the attribute except for batch axes.
         Their dtype and device become those of the new operator."""
-        name = "StencilOperator.with_coefficients"
-        checks.tensor(name, "coefficients", coefficients)
-        checks.dtype(name, "coefficients", coefficients, or_complex=True)
-        return self._like(by_offset(name, coefficients, self._where, self.grid), self._transpose)
+        c = by_offset("StencilOperator.with_coefficients", coefficients, self._where, self.grid)
+        return self._like(c, self._transpose)
 
     def to_csr(self) -> CSR:
         """The matrix as a CSR, as from `stencil_matrix`."""

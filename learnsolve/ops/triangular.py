@@ -480,8 +480,6 @@ def sptrsv(
     checks.dtype("sptrsv", "L.values", values, or_complex=True)
     checks.same_kind("sptrsv", "b", b, values, or_complex=True)
     checks.square("sptrsv", "L", pattern.shape)
-    if b.dim() == 0:
-        raise ValueError("sptrsv: b must have shape (n,) or (..., n, k), got a scalar")
     checks.rows("sptrsv", "b", b, "L", pattern.shape)
     checks.batches("sptrsv", values.shape[:-1], b.shape[:-2], "L.values and b")
     if not unit_diagonal and pattern._missing_diagonal >= 0:

@@ -265,7 +265,7 @@ def test_errors():
     ):
         with pytest.raises(error, match=f"stencil: {message}"):
             ops.stencil(coefficients, field, **options)
-    with pytest.raises(ValueError, match=r"stencil_matrix: grid must have 2 sizes, none negative"):
+    with pytest.raises(ValueError, match=r"stencil_matrix: each size of grid must be at least 0, got -1"):
         ops.stencil_matrix(c, (6, -1), offsets=CROSS)
 
 

@@ -198,7 +198,7 @@ BAD = [
     (lambda: A.to(torch.complex32) @ ONES, TypeError, "must be complex64 or complex128, got torch.complex32"),
     (lambda: [1.0] * 6 @ A, TypeError, "x @ A: x must be a torch.Tensor or a NumPy array, got list"),
     (lambda: ONES[:5] @ A, ValueError, r"A.shape\[0\] = 6"),
-    (lambda: ops.sddmm(normal((6, 2)), normal((5, 3)), A), ValueError, "sddmm: .*got 2 and 3"),
+    (lambda: ops.sddmm(normal((6, 2)), normal((5, 3)), A), ValueError, r"sddmm: .*got \(6, 2\) and"),
     (lambda: ops.sddmm(ONES[:6], ONES[:5], [A]), TypeError, "must be a SparsityPattern or a CSR, got list"),
     (lambda: ops.sddmm(normal((2, 6, 1)), normal((3, 5, 1)), A), ValueError, "sddmm: .*2.*3"),
     # sums, scalings
