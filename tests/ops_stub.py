@@ -6,6 +6,7 @@ decorator that no type checker understands; the stub has the same signatures wit
 
 import ast
 import inspect
+import re
 import textwrap
 from pathlib import Path
 from typing import Annotated, Any, get_origin
@@ -40,8 +41,10 @@ class Widened(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         declared = self.names.get(node.id)
-        name = declared.__origin__.__name__ if get_origin(declared) is Annotated else node.id
-        return ast.Name("MatrixLike" if name == "CSR" else name)
+        if get_origin(declared) is Annotated:
+            text = re.sub(r"[\w.]+\.", "", inspect.formatannotation(declared.__origin__))
+            return self.visit(ast.parse(text, mode="eval").body)
+        return ast.Name("MatrixLike") if node.id == "CSR" else node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         name = ast.unparse(node.value)

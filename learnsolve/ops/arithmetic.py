@@ -1,8 +1,9 @@
 """Elementwise arithmetic between matrices and with scalars, sums on the union of two patterns; values on a
 larger pattern."""
 
+from collections.abc import Callable
 from numbers import Complex, Real
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from learnsolve import (
 )
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.cache import innermost
-from learnsolve.matrix.checks import sparse_matrix
+from learnsolve.matrix.checks import Matrix, Rule, sparse_matrix
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
 from learnsolve.ops import complex_values
@@ -35,6 +36,21 @@ def one_shape(function: str, A: CSR, B: CSR, names: str = "A and B") -> None:
         raise ValueError(f"{function}: {names} must have the same shape, got {A.shape} and {B.shape}")
 
 
+def matrix_like(of: str, *, same_shape: bool = False, remedy: str = checks.MAKE) -> Rule:
+    """A matrix that fits another argument, a matrix."""
+
+    def check(function: str, name: str, value: Any, given: dict[str, Any]) -> CSR:
+        checks.matrix(function, name, value := sparse_matrix(value), remedy)
+        if isinstance(other := given.get(of), CSR):
+            if same_shape:
+                one_shape(function, other, value, f"{of} and {name}")
+            fit(function, other, value, of, name)
+        return value
+
+    says = f"a sparse matrix of {of}'s {'shape, ' if same_shape else ''}precision and device"
+    return Rule(check, says, (object(), 3.0, torch.eye(3)), of)
+
+
 def in_open_interval(
     function: str,
     name: str,
@@ -46,10 +62,15 @@ def in_open_interval(
 ) -> float | Tensor:
     """`value`: a float between 0 and `high`, or a tensor of them, one per matrix of the batch of `values`.
     `remedies`: for a float, for a tensor."""
+    value = one_each(function, name, value, values)
+    inside(function, name, value, high, rule, remedies)
+    return value
+
+
+def one_each(function: str, name: str, value: Any, values: Tensor) -> float | Tensor:
+    """A float, or a tensor of one number per matrix of the batch of `values`."""
     if not isinstance(value, Tensor):
-        value = checks.number(function, name, value)
-        inside(function, name, value, high, rule, remedies)
-        return value
+        return checks.number(function, name, value)
     checks.same_kind(function, name, value, values)
     batch = values.shape[:-1]
     if not broadcasts_to(value.shape, batch):
@@ -57,7 +78,6 @@ def in_open_interval(
             f"{function}: {name} must be one number, or one for each matrix of the batch {tuple(batch)}, got "
             f"shape {tuple(value.shape)}"
         )
-    inside(function, name, value, high, rule, remedies)
     return value
 
 
@@ -70,12 +90,24 @@ def inside(
     remedies: tuple[str, str] = ("", ""),
 ) -> None:
     """0 < value < high, for a float or all elements of a tensor (checked only on the CPU)."""
+    every_one(function, name, value, lambda t: (t > 0) & (t < high), rule, remedies)
+
+
+def every_one(
+    function: str,
+    name: str,
+    value: float | Tensor,
+    held: Callable[[Any], Any],
+    rule: str,
+    remedies: tuple[str, str] = ("", ""),
+) -> None:
+    """`held(value)` for a float or all elements of a tensor (checked only on the CPU)."""
     if not isinstance(value, Tensor):
-        if not 0 < value < high:
+        if not held(value):
             raise ValueError(f"{function}: {name} must {rule}, got {value}{remedies[0]}")
     elif value.is_cpu and not torch.compiler.is_dynamo_compiling():
         plain = plain_values(value)
-        if not (good := (plain > 0) & (plain < high)).all():
+        if not (good := held(plain)).all():
             raise ValueError(f"{function}: {name} must {rule}, got {float(plain[~good][0])}{remedies[1]}")
 
 
@@ -130,7 +162,9 @@ def _(codes, starts, na, nb, g, alpha, beta, need_a, need_b):
     return ga, g.new_empty((*g.shape[:-1], nb) if need_b else (0,))
 
 
-def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
+def add(
+    A: Matrix, B: Annotated[CSR, matrix_like("A", same_shape=True)], *, alpha: Scalar = 1, beta: Scalar = 1
+) -> CSR:
     r"""Sum of two sparse matrices, :math:`C = \alpha A + \beta B`.
 
     Parameters
@@ -142,13 +176,6 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     -------
     CSR on the union of the patterns: every entry of A or B is an entry of C, even if zero. The pattern is A's
     or B's pattern itself if one contains the other, otherwise a new one, which later calls reuse.
-
-    Raises
-    ------
-    ValueError
-        if shapes or batch axes do not match.
-    TypeError
-        if dtypes or devices do not match, or an operand is not a CSR: adding a scalar would fill the matrix.
 
     Notes
     -----
@@ -172,16 +199,12 @@ def add(A: CSR, B: CSR, *, alpha: Scalar = 1, beta: Scalar = 1) -> CSR:
     tensor([[ 0.,  2.],
             [-5.,  3.]])
     """
-    for name, M in (("A", A), ("B", B)):
-        checks.matrix("add", name, M)
     return added("add", A, B, alpha, beta)
 
 
 def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
-    """`add` for two matrices. Errors name `function`."""
+    """`add` for two matrices that fit. Errors name `function`."""
     P, Q = A.pattern, B.pattern
-    one_shape(function, A, B)
-    fit(function, A, B)
     a, alpha = _scaled(function, "alpha", A, alpha)
     b, beta = _scaled(function, "beta", B, beta)
     checks.batches(function, a.shape[:-1], b.shape[:-1], "alpha A and beta B")
@@ -355,8 +378,9 @@ def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
         *(function, "B", B),
         ": adding a number to a sparse matrix would fill it. Add to A.values to shift the stored entries",
     )
+    one_shape(function, A, B)
+    fit(function, A, B)
     if A.pattern is B.pattern:
-        fit(function, A, B)
         return A.with_values(A.values - B.values if negate else A.values + B.values)
     return added(function, A, B, 1, -1 if negate else 1)
 
@@ -424,23 +448,9 @@ def power(A: CSR, exponent: Any) -> CSR:
 _REMEDY = ". Use a pattern that has it, such as the pattern of a sum of the matrices"
 
 
-def check_pattern(function: str, pattern: Any, shape: tuple[int, int]) -> None:
-    if not isinstance(pattern, SparsityPattern):
-        raise TypeError(
-            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. Pass A.pattern "
-            "for a CSR"
-        )
-    if pattern.shape != shape:
-        raise ValueError(f"{function}: the pattern must have the shape {shape}, got {pattern.shape}")
-
-
 def on_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
     """A on `pattern`, zeros where A has no entry: the sum with a matrix of zeros."""
-    check_pattern(function, pattern, A.shape)
-    if A.device != pattern.device:
-        raise TypeError(
-            f"{function}: the values are on {A.device}, the pattern on {pattern.device}. Use pattern.to(...)"
-        )
+    checks.pattern(function, "pattern", pattern, A.shape, A)
     if equal(A.pattern, pattern):
         return CSR(A.values, pattern)
     checks.dtype(function, "the values", A.values, or_complex=True)
@@ -469,11 +479,7 @@ def _error(function: str, row: int, column: int, value: Tensor, more: str = "") 
 def dense_on_pattern(D: Tensor, pattern: SparsityPattern) -> CSR:
     """D's values at the entries of the pattern, including zeros, all differentiable."""
     function = "CSR.from_dense"
-    check_pattern(function, pattern, (D.shape[0], D.shape[1]))
-    if D.device != pattern.device:
-        raise TypeError(
-            f"{function}: D is on {D.device}, the pattern on {pattern.device}. Use pattern.to(...)"
-        )
+    checks.pattern(function, "pattern", pattern, (D.shape[0], D.shape[1]), D)
     rows, columns = pattern.row_indices.long(), pattern.col_indices.long()
     outside = D.detach() != 0
     outside[rows, columns] = False

@@ -6,23 +6,42 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, overload
+from typing import Annotated, Any, NamedTuple, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, Offset
 from learnsolve.matrix import checks, pattern
 from learnsolve.matrix.cache import makes_plain_tensors, plain_tensors
-from learnsolve.matrix.checks import sparse_matrix
+from learnsolve.matrix.checks import AnyTensor, IndexDtype, Matrix, Rule, sparse_matrix
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_device, matrix_shape
-from learnsolve.ops.arithmetic import fit, one_shape
+from learnsolve.ops.arithmetic import fit, matrix_like, one_shape
 from learnsolve.ops.indexing import Sorted, place, reordered, sorted_by_row, take, trusted
 from learnsolve.ops.products import spmm
 
 
-def hstack(matrices: Sequence[CSR]) -> CSR:
+def check_matrices(function: str, name: str, value: Any) -> tuple[CSR, ...]:
+    every = tuple(sparse_matrix(A) for A in checks.sequence(function, name, value, "CSR matrices"))
+    if not every:
+        raise ValueError(
+            f"{function}: {name} must hold at least one matrix, got an empty {type(value).__name__}"
+        )
+    for i, A in enumerate(every):
+        checks.matrix(function, f"matrix {i}", A)
+        checks.same_kind(function, f"matrix {i}", A.values, every[0].values, or_complex=True)
+    return every
+
+
+_WRONG = ([], object(), 3.0)
+Matrices = Annotated[
+    Sequence[CSR], Rule(check_matrices, "a list of sparse matrices of one precision and device", _WRONG)
+]
+
+
+def hstack(matrices: Matrices) -> CSR:
     """[A, B, ...]: matrices with the same number of rows, side by side.
 
     Planned once per sequence of patterns. Then values are concatenated and permuted, and the gradient is
@@ -38,8 +57,8 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
 
     Raises
     ------
-    ValueError, TypeError
-        if the sequence is empty, or shapes, dtypes, devices or batch axes do not match.
+    ValueError
+        if shapes or batch axes do not match.
 
     Examples
     --------
@@ -51,7 +70,7 @@ def hstack(matrices: Sequence[CSR]) -> CSR:
     return _placed("hstack", matrices, lambda i: (0, i))
 
 
-def vstack(matrices: Sequence[CSR]) -> CSR:
+def vstack(matrices: Matrices) -> CSR:
     """[A; B; ...]: matrices with the same number of columns, on top of one another. See `hstack`.
 
     Parameters
@@ -64,8 +83,8 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
 
     Raises
     ------
-    ValueError, TypeError
-        if the sequence is empty, or shapes, dtypes, devices or batch axes do not match.
+    ValueError
+        if shapes or batch axes do not match.
 
     Examples
     --------
@@ -77,7 +96,7 @@ def vstack(matrices: Sequence[CSR]) -> CSR:
     return _placed("vstack", matrices, lambda i: (i, 0))
 
 
-def block_diag(matrices: Sequence[CSR]) -> CSR:
+def block_diag(matrices: Matrices) -> CSR:
     """Matrices of any shapes along the diagonal, without entries elsewhere. See `hstack`.
 
     Parameters
@@ -90,8 +109,8 @@ def block_diag(matrices: Sequence[CSR]) -> CSR:
 
     Raises
     ------
-    ValueError, TypeError
-        if the sequence is empty, or dtypes, devices or batch axes do not match.
+    ValueError
+        if batch axes do not match.
 
     Examples
     --------
@@ -140,7 +159,7 @@ def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
                     f"block: {kind} {i} has no matrix that gives its size. Put ops.zeros(rows, columns) there"
                 )
     cells = [(i, j) for i, row in enumerate(blocks) for j, A in enumerate(row) if A is not None]
-    matrices = [A for row in blocks for A in row if A is not None]
+    matrices = check_matrices("block", "blocks", [A for row in blocks for A in row if A is not None])
     return _placed("block", matrices, lambda i: cells[i])
 
 
@@ -155,7 +174,8 @@ def stack(matrices: Sequence[CSR]) -> CSR:
     CSR(shape=(3, 3), nnz=7, batch=(2,), dtype=float64, device=cpu, density=77.8%)
     """
     function = "CSR.stack"
-    first = check_matrices(function, matrices)
+    matrices = check_matrices(function, "matrices", matrices)
+    first = matrices[0]
     for i, A in enumerate(matrices):
         if not pattern.equal(A.pattern, first.pattern):
             raise ValueError(
@@ -171,22 +191,10 @@ def stack(matrices: Sequence[CSR]) -> CSR:
     return first.with_values(torch.stack([A.values for A in matrices]))
 
 
-def check_matrices(function: str, matrices: Sequence[CSR]) -> CSR:
-    """Check that matrices have the same precision and device, and return the first."""
-    if isinstance(matrices, CSR) or not isinstance(matrices, Sequence):
-        raise TypeError(f"{function}: expected a list of CSR matrices, got {type(matrices).__name__}")
-    if not matrices:
-        raise ValueError(f"{function}: expected at least one matrix, got an empty {type(matrices).__name__}")
-    for i, A in enumerate(matrices):
-        checks.matrix(function, f"matrix {i}", A)
-        checks.same_kind(function, f"matrix {i}", A.values, matrices[0].values, or_complex=True)
-    return matrices[0]
-
-
 def _placed(function: str, matrices: Sequence[CSR], cell: Callable[[int], tuple[int, int]]) -> CSR:
     """Matrix i in the block (row, column) = cell(i) of a grid, sorted by row, then column. Every row and
     every column of blocks has a matrix."""
-    first = check_matrices(function, matrices)
+    first = matrices[0]
     batch = torch.Size()
     heights: dict[int, int] = {}
     widths: dict[int, int] = {}
@@ -226,7 +234,7 @@ def _plan_stack(first: SparsityPattern, shape: tuple, corners: tuple, *others: S
     return sorted_by_row(widest, rows, columns, shape)
 
 
-def kron(A: CSR, B: CSR) -> CSR:
+def kron(A: Matrix, B: Annotated[CSR, matrix_like("A")]) -> CSR:
     r"""Kronecker product: the block matrix with the blocks :math:`a_{ij} B`.
 
     Parameters
@@ -240,9 +248,7 @@ def kron(A: CSR, B: CSR) -> CSR:
     Raises
     ------
     ValueError
-        if batch axes do not broadcast, or the product has more than 2^60 rows or columns.
-    TypeError
-        if A or B is not a sparse matrix, or dtypes or devices do not match.
+        if the product has more than 2^60 rows or columns.
 
     Notes
     -----
@@ -257,9 +263,6 @@ def kron(A: CSR, B: CSR) -> CSR:
     >>> (ls.ops.kron(T, I) + ls.ops.kron(I, T)).to_dense()[0]
     tensor([ 4., -1., -1.,  0.], dtype=torch.float64)
     """
-    checks.matrix("kron", "A", A)
-    checks.matrix("kron", "B", B)
-    fit("kron", A, B)
     matrix_shape("kron", _product_shape(A.shape, B.shape))
     plan = A.pattern._planned(_plan_kron, B.pattern)
     outer = (A.values.unsqueeze(-1) * B.values.unsqueeze(-2)).flatten(-2)
@@ -299,10 +302,8 @@ def real_equivalent(re: Any, im: CSR | None = None) -> CSR:
 
     Raises
     ------
-    ValueError
-        if shapes or batch axes do not match.
-    TypeError
-        if a single re is not a complex sparse matrix, or a type, dtype or device is wrong.
+    ValueError, TypeError
+        if a single re is not a complex sparse matrix, or re and im do not fit.
 
     Notes
     -----
@@ -340,13 +341,13 @@ def real_equivalent(re: Any, im: CSR | None = None) -> CSR:
 
 
 def eye(
-    n: int,
-    m: int | None = None,
+    n: Index,
+    m: Index | None = None,
     *,
-    k: int = 0,
+    k: Offset = 0,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
-    index_dtype: torch.dtype = torch.int64,
+    index_dtype: IndexDtype = torch.int64,
 ) -> CSR:
     """The identity with n rows and m (default n) columns and ones on diagonal k.
 
@@ -364,11 +365,6 @@ def eye(
     -------
     CSR, shape (n, m)
 
-    Raises
-    ------
-    ValueError, TypeError
-        if a size is negative, or a type is not one of the above.
-
     Examples
     --------
     >>> import learnsolve as ls
@@ -376,22 +372,19 @@ def eye(
     tensor([[1., 0., 0.],
             [0., 1., 0.]], dtype=torch.float64)
     """
-    n = checks.integer("eye", "n", n, 0)
-    m = n if m is None else checks.integer("eye", "m", m, 0)
-    k = checks.integer("eye", "k", k, -(2**62))
-    checks.one_of("eye", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    m = n if m is None else m
     check_device("eye", device)
     ones = torch.ones(max(0, min(n + min(k, 0), m - max(k, 0))), dtype=dtype, device=device)
     return CSR(ones, _pattern(n, m, k, index_dtype, ones.device))
 
 
 def zeros(
-    n: int,
-    m: int | None = None,
+    n: Index,
+    m: Index | None = None,
     *,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str | None = None,
-    index_dtype: torch.dtype = torch.int64,
+    index_dtype: IndexDtype = torch.int64,
 ) -> CSR:
     """A matrix without entries, with n rows and m (default n) columns. See `eye`.
 
@@ -404,26 +397,19 @@ def zeros(
     -------
     CSR, shape (n, m)
 
-    Raises
-    ------
-    ValueError, TypeError
-        if a size is negative, or a type is not one of the above.
-
     Examples
     --------
     >>> import learnsolve as ls
     >>> ls.ops.zeros(2, 3)
     CSR(shape=(2, 3), nnz=0, dtype=float64, device=cpu, density=0.0%)
     """
-    n = checks.integer("zeros", "n", n, 0)
-    m = n if m is None else checks.integer("zeros", "m", m, 0)
-    checks.one_of("zeros", "index_dtype", index_dtype, (torch.int32, torch.int64))
+    m = n if m is None else m
     check_device("zeros", device)
     none = torch.zeros(0, dtype=dtype, device=device)
     return CSR(none, _pattern(n, m, m, index_dtype, none.device))
 
 
-def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CSR:
+def diag(d: AnyTensor, k: Offset = 0, *, index_dtype: IndexDtype = torch.int64) -> CSR:
     """The square matrix with a copy of d on diagonal k.
 
     `diagonal` reads a diagonal. Patterns are shared as in `eye`. Cannot be called under `torch.compile`,
@@ -442,9 +428,7 @@ def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CS
     Raises
     ------
     ValueError
-        if d is a scalar, or index_dtype is neither of these.
-    TypeError
-        if d is not a tensor, or k not an int.
+        if d is a scalar.
 
     Examples
     --------
@@ -454,9 +438,6 @@ def diag(d: Tensor, k: int = 0, *, index_dtype: torch.dtype = torch.int64) -> CS
             [0., 0., 6.],
             [0., 0., 0.]])
     """
-    checks.tensor("diag", "d", d)
-    k = checks.integer("diag", "k", k, -(2**62))
-    checks.one_of("diag", "index_dtype", index_dtype, (torch.int32, torch.int64))
     if d.dim() == 0:
         raise ValueError("diag: d must have shape (..., n), got a scalar. Use A * s with A = eye(n)")
     n = d.shape[-1] + abs(k)
@@ -526,8 +507,8 @@ class BlockBatch:
 
     Raises
     ------
-    ValueError, TypeError
-        if a matrix is not square, has batch axes, or their dtypes or devices differ.
+    ValueError
+        if a matrix is not square, or has batch axes.
 
     Notes
     -----
@@ -551,9 +532,8 @@ class BlockBatch:
     matrix: CSR
     sizes: tuple[int, ...]
 
-    def __init__(self, matrices: Sequence[CSR]):
+    def __init__(self, matrices: Matrices):
         name = type(self).__name__
-        check_matrices(name, matrices)
         for i, A in enumerate(matrices):
             checks.square(name, f"matrix {i}", A.shape)
             if A.batch_shape:
@@ -621,9 +601,8 @@ class BlockBatch:
         )
 
     # --- the same blocks, other values ---
-    def with_values(self, values: Tensor) -> BlockBatch:
+    def with_values(self, values: AnyTensor) -> BlockBatch:
         """The same blocks with these values on ``matrix.pattern``, shape (nnz,)."""
-        checks.tensor("BlockBatch.with_values", "values", values)
         if values.dim() != 1:
             raise ValueError(
                 f"BlockBatch.with_values: values must have shape (nnz,) = ({self.matrix.nnz},), got "

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis
+from learnsolve.arguments import Index
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
+from learnsolve.matrix.checks import SquarePattern
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.arithmetic import plain_values, union_plan
@@ -22,7 +24,6 @@ from learnsolve.ops.incomplete_factors import (
     attempts,
     breakdown_message,
     check,
-    check_pattern,
     factor,
     in_vain,
     missing_diagonal,
@@ -242,7 +243,7 @@ def ilu(
     return lu("ilu", A, on_level("ilu", A, level, pattern), shift, on_breakdown)
 
 
-def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPattern:
+def fill_pattern(A: SquarePattern, level: Index | None = 1) -> SparsityPattern:
     r"""The pattern of ILU(k) and IC(k), k = `level`: the entries (i, j) with :math:`\mathrm{lev}_{ij} \le k`.
 
     The level of an entry of A, and of the diagonal, is 0. The level of fill is
@@ -262,11 +263,6 @@ def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPat
     SparsityPattern
         with its diagonal, the same object in every call. A's own pattern if nothing is added.
 
-    Raises
-    ------
-    ValueError
-        if A is not square, or `level` is negative.
-
     Notes
     -----
     Cost: once per pattern and level, as many steps as the elimination on the result has products, on one
@@ -285,13 +281,9 @@ def fill_pattern(A: CSR | SparsityPattern, level: int | None = 1) -> SparsityPat
     [28, 20, 17]
     """
     P = A.pattern if isinstance(A, CSR) else A
-    if not isinstance(P, SparsityPattern):
-        raise TypeError(f"fill_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
-    checks.square("fill_pattern", "A", P.shape)
     if level is None:
         return complete_fill("fill_pattern", P, "natural", False, True).pattern
-    level = min(checks.integer("fill_pattern", "level", level, 0), P.shape[0])
-    return P._planned(_plan_fill, level)[0] or P
+    return P._planned(_plan_fill, min(level, P.shape[0]))[0] or P
 
 
 def _plan_fill(P: SparsityPattern, level: int) -> tuple[SparsityPattern | None]:
@@ -333,7 +325,7 @@ def cholesky(
     function = kind.partition("/")[0]
     check(function, A, on_breakdown)
     if pattern is not None:
-        check_pattern(function, A, pattern)
+        checks.pattern(function, "pattern", pattern, A.shape, A)
         pattern = triangle_of(pattern, "lower")
     f, P, shift = _factors(kind, A, pattern, shift, on_breakdown, omega)
     lower = triangle_of(P, "lower")
@@ -346,7 +338,7 @@ def lu(
     function = kind.partition("/")[0]
     check(function, A, on_breakdown)
     if pattern is not None:
-        check_pattern(function, A, pattern)
+        checks.pattern(function, "pattern", pattern, A.shape, A)
     f, P, shift = _factors(kind, A, pattern, shift, on_breakdown)
     lower, upper = triangle_of(P, "lower"), triangle_of(P, "upper")
     lower_values, upper_values = f.split([lower.nnz, upper.nnz], dim=-1)

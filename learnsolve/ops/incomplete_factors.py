@@ -16,7 +16,6 @@ is one compiled pass over a plan of the pattern. Operands are (size) or (B, size
 
 import warnings
 from collections.abc import Callable, Iterator
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ from learnsolve import (
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
-from learnsolve.ops.arithmetic import broadcasts_to, plain_values
+from learnsolve.ops.arithmetic import every_one, one_each
 from learnsolve.ops.autograd import LinearSolve, Multilinear, Nestable, Operation, dispatch
 from learnsolve.ops.indexing import on_diagonal
 from learnsolve.ops.products import product
@@ -434,20 +433,6 @@ def check(function: str, A: CSR, on_breakdown: str) -> None:
     checks.square(function, "A", A.shape)
 
 
-def check_pattern(function: str, A: CSR, pattern: SparsityPattern) -> None:
-    if not isinstance(pattern, SparsityPattern):
-        raise TypeError(
-            f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. Pass "
-            "A.pattern for a CSR"
-        )
-    if pattern.shape != A.shape:
-        raise ValueError(f"{function}: the pattern must have A's shape {A.shape}, got {pattern.shape}")
-    if pattern.device != A.device:
-        raise TypeError(
-            f"{function}: the pattern is on {pattern.device}, A on {A.device}. Move one with .to()"
-        )
-
-
 def missing_diagonal(function: str, pattern: SparsityPattern, name: str) -> None:
     row = pattern._missing_diagonal
     if row >= 0:
@@ -460,33 +445,21 @@ def missing_diagonal(function: str, pattern: SparsityPattern, name: str) -> None
 
 def as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
     """`shift` for each matrix of the batch."""
-    return _for_each(function, "shift", shift, values, lambda t: t < float("inf"), "finite and not negative")
+    held, rule = lambda t: (t >= 0) & (t < float("inf")), "be finite and not negative"
+    return _for_each(function, "shift", shift, values, held, rule)
 
 
 def as_omega(function: str, omega: float | Tensor, values: Tensor) -> Tensor:
     """`omega` for each matrix of the batch."""
-    return _for_each(function, "omega", omega, values, lambda t: t <= 1, "between 0 and 1")
+    held, rule = lambda t: (t >= 0) & (t <= 1), "be between 0 and 1"
+    return _for_each(function, "omega", omega, values, held, rule)
 
 
 def _for_each(
-    function: str, name: str, given: float | Tensor, values: Tensor, at_most: Callable[[Any], Any], rule: str
+    function: str, name: str, given: float | Tensor, values: Tensor, held: Callable[[Any], Any], rule: str
 ) -> Tensor:
-    """A nonnegative scalar per matrix of the batch."""
-    if isinstance(given, Tensor):
-        checks.same_kind(function, name, given, values)
-        batch = values.shape[:-1]
-        if not broadcasts_to(given.shape, batch):
-            raise ValueError(
-                f"{function}: {name} must broadcast to the batch axes {tuple(batch)} of A, got shape "
-                f"{tuple(given.shape)}"
-            )
-        if not torch.compiler.is_dynamo_compiling() and given.is_cpu:
-            plain = plain_values(given)
-            if not (good := (plain >= 0) & at_most(plain)).all():
-                raise ValueError(f"{function}: {name} must be {rule}, got {float(plain[~good][0])}")
-        return given.expand(batch)
-    if isinstance(given, bool) or not isinstance(given, Real):  # includes NumPy scalars
-        raise TypeError(f"{function}: {name} must be a number or a torch.Tensor, got {type(given).__name__}")
-    if not (given >= 0 and at_most(given)):
-        raise ValueError(f"{function}: {name} must be {rule}, got {given}")
-    return torch.full(values.shape[:-1], float(given), dtype=values.dtype, device=values.device)
+    value = one_each(function, name, given, values)
+    every_one(function, name, value, held, rule)
+    if isinstance(value, Tensor):
+        return value.expand(values.shape[:-1])
+    return torch.full(values.shape[:-1], value, dtype=values.dtype, device=values.device)

@@ -9,7 +9,7 @@ Source: Nytko et al., "Optimized Sparse Matrix Operations for Reverse Mode Autom
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,11 @@ from torch import Tensor
 from learnsolve import _analysis, _library
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.cache import plain_tensors, readable
+from learnsolve.matrix.checks import Matrix
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops import complex_values
+from learnsolve.ops.arithmetic import matrix_like
 from learnsolve.ops.autograd import (
     Derivative,
     Gradients,
@@ -308,7 +310,12 @@ class _Gradients(Gradients):
         return gradients_of_both(_Contraction, ctx, ha, hb)
 
 
-def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
+_REMEDY = ". Make one with CSR.from_*, or multiply by a dense tensor with spmm"
+
+
+def spgemm(
+    A: Matrix, B: Annotated[CSR, matrix_like("A", remedy=_REMEDY)], *, mask: SparsityPattern | None = None
+) -> CSR:
     r"""Sparse matrix times sparse matrix, :math:`C = A B`.
 
     Parameters
@@ -328,8 +335,6 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     ------
     ValueError
         if shapes do not match, or the result has more entries than the index type can represent.
-    TypeError
-        if dtypes or devices do not match, or A or B is not a CSR.
 
     Notes
     -----
@@ -350,17 +355,16 @@ def spgemm(A: CSR, B: CSR, *, mask: SparsityPattern | None = None) -> CSR:
     >>> ls.ops.spgemm(A, A, mask=A.pattern).to_dense()[1]
     tensor([-4.,  6., -4.,  0.], dtype=torch.float64)
     """
-    _check_factors("spgemm", "A", A, "B", B)
     if A.shape[1] != B.shape[0]:
         raise ValueError(
             f"spgemm: A.shape[1] must equal B.shape[0], got {A.shape} and {B.shape}. A transpose is A.T"
         )
     if mask is not None:
-        _check_mask(mask, A, B)
+        checks.pattern("spgemm", "mask", mask, (A.shape[0], B.shape[1]), A)
     return _multiply(A, B, mask)
 
 
-def galerkin(P: CSR, A: CSR) -> CSR:
+def galerkin(P: Matrix, A: Annotated[CSR, matrix_like("P")]) -> CSR:
     r"""The Galerkin product :math:`P^T A P`, the coarse operator of a multigrid method.
 
     Parameters
@@ -371,13 +375,6 @@ def galerkin(P: CSR, A: CSR) -> CSR:
     Returns
     -------
     CSR, shape (k, k), on its full pattern, as from `spgemm`. Batch axes broadcast.
-
-    Raises
-    ------
-    ValueError
-        if shapes do not match.
-    TypeError
-        if dtypes or devices do not match, or P or A is not a CSR.
 
     Notes
     -----
@@ -394,7 +391,6 @@ def galerkin(P: CSR, A: CSR) -> CSR:
     >>> ls.ops.galerkin(P, A).to_dense()
     tensor([[1.]], dtype=torch.float64)
     """
-    _check_factors("galerkin", "P", P, "A", A)
     if A.shape[0] != A.shape[1] or A.shape[1] != P.shape[0]:
         raise ValueError(
             "galerkin: A must be square with as many rows as P, got shapes "
@@ -410,28 +406,6 @@ def _multiply(A: CSR, B: CSR, mask: SparsityPattern | None) -> CSR:
         on = None if on is None else on.to(dtype=torch.int64)
     values = contraction(PRODUCT, A.values, B.values, left, right, on)
     return CSR(values, result_pattern(left, right, None) if mask is None else mask)
-
-
-def _check_factors(function: str, first: str, A: Any, second: str, B: Any) -> None:
-    for name, M in ((first, A), (second, B)):
-        remedy = ". Make one with CSR.from_*, or multiply by a dense tensor with spmm"
-        checks.matrix(function, name, M, remedy)
-        checks.dtype(function, f"{name}.values", M.values, or_complex=True)
-    checks.same_kind(function, f"{second}.values", B.values, A.values, or_complex=True)
-    checks.batches(function, A.batch_shape, B.batch_shape, f"{first}.values and {second}.values")
-
-
-def _check_mask(mask: Any, A: CSR, B: CSR) -> None:
-    if not isinstance(mask, SparsityPattern):
-        raise TypeError(
-            f"spgemm: mask must be a SparsityPattern, got {type(mask).__name__}. For a CSR pass C.pattern"
-        )
-    if mask.shape != (A.shape[0], B.shape[1]):
-        raise ValueError(
-            f"spgemm: mask must have the shape of A B, {(A.shape[0], B.shape[1])}, got {mask.shape}"
-        )
-    if mask.device != A.device:
-        raise TypeError(f"spgemm: mask is on {mask.device}, A on {A.device}. Move one with .to()")
 
 
 # For a symmetric K and each column j of a pattern S with rows J_j: K[J_j, J_j] y_j = g_j, with y and g on

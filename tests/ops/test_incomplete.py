@@ -238,7 +238,7 @@ def test_omega():
     for error, message, wrong in (
         (ValueError, "must be between 0 and 1, got 1.5", 1.5),
         (ValueError, "must be between 0 and 1, got -0.5", torch.tensor([0.5, -0.5], dtype=v.dtype)),
-        (ValueError, "must broadcast to the batch axes", v[0]),
+        (ValueError, "must be one number, or one for each matrix of the batch", v[0]),
     ):
         with pytest.raises(error, match=f"mic: omega {message}"):
             ls.ops.mic(A, omega=wrong)
@@ -350,7 +350,7 @@ def test_errors(kind):
     minus = torch.tensor(-0.5, dtype=A.dtype)
     for message, arguments in (
         ("A must have an entry on its diagonal in every row, row 2 has none", {"A": hole}),
-        ("shift must broadcast to the batch axes", {"shift": A.values[:3]}),
+        ("shift must be one number, or one for each matrix", {"shift": A.values[:3]}),
     ):
         with pytest.raises(ValueError, match=f"{kind}: {message}"):
             op(**{"A": A} | arguments)

@@ -222,7 +222,7 @@ BAD = [
     (lambda: ops.symmetric_scaling(0.0 * ops.eye(3), "row_sums"), ValueError, "all row sums .* row 0 has 0"),
     # parts and arrangements
     (lambda: ops.zeros(2, -1), ValueError, "zeros: m must be at least 0, got -1"),
-    (lambda: ops.hstack([]), ValueError, "hstack: expected at least one matrix"),
+    (lambda: ops.hstack([]), ValueError, "hstack: matrices must hold at least one matrix"),
     (lambda: ops.hstack([A, Q]), ValueError, "hstack: .*6 rows .*got 5 in matrix 1"),
     (lambda: ops.vstack([A, A.T]), ValueError, "vstack: .*5 columns .*got 6 in matrix 1"),
     (lambda: ops.vstack([A, SINGLE]), TypeError, "matrix 1 has dtype"),
@@ -248,7 +248,7 @@ BAD = [
         "real_equivalent: without im, re must be a complex .*got CSR of torch",
     ),
     # blocks
-    (lambda: ls.BlockBatch([]), ValueError, "BlockBatch: expected at least one matrix"),
+    (lambda: ls.BlockBatch([]), ValueError, "BlockBatch: matrices must hold at least one matrix"),
     (lambda: ls.BlockBatch([Q, Q.to(torch.float32)]), TypeError, "matrix 1 has dtype torch.float32"),
     (lambda: ls.BlockBatch([Q, A]), ValueError, r"matrix 1 must be square, got shape \(6, 5\)"),
     (lambda: ls.BlockBatch([Q, ls.CSR.stack([Q, Q])]), ValueError, r"no batch axes, matrix 1 has \(2,\)"),
