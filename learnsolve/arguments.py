@@ -105,7 +105,7 @@ def tolerance(function: str, name: str, value: Any) -> None:
 Check = Callable[[Any, dict[str, Any]], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # with a hash, whatever is wrong
 class Rule:
     """What an argument must be. `check(function, name, value)`, or with `of` also the arguments of the call,
     raises an error or returns the value to use. `says` is its sentence in the documentation, `wrong` are

@@ -58,6 +58,12 @@ def tensor(function: str, name: str, value: Any) -> None:
         )
 
 
+def integers(function: str, name: str, value: Any) -> None:
+    tensor(function, name, value)
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{function}: {name} must hold integers, got {value.dtype}")
+
+
 def fits(values: Any, x: Any, pattern: Any) -> bool:
     """Whether x is a plain vector or block of columns for a matrix of one set of values, which passes all
     other checks too: in small calls, they take as long as the rest of the call."""
@@ -296,6 +302,29 @@ IndexDtype = Annotated[torch.dtype, choice((torch.int32, torch.int64))]
 UNIONS[frozenset((SparsityPattern, CSR))] = _PATTERNS
 
 
+def number_or_like(of: str, rule: str = "") -> Rule:
+    """A number that follows `rule`, as in `real`, or a tensor as for `like`."""
+    as_other = like(of).check
+
+    def check(function: str, name: str, value: Any, given: dict[str, Any]) -> Any:
+        if isinstance(value, Tensor):
+            return as_other(function, name, value, given)
+        return real(function, name, value, rule, "a number or a torch.Tensor")
+
+    return Rule(check, f"a number, or a tensor of {of}'s dtype and device", ("1", [1.0]), of)
+
+
+def real_tensor(further: Callable[..., Tensor], of: str = "") -> Rule:
+    """A float32 or float64 tensor that passes a further check, with `of` given the arguments of the call."""
+    plain = _numbers(False)
+    numbers = plain.check
+
+    def check(function: str, name: str, value: Any, *given: Any) -> Any:
+        return further(function, name, numbers(function, name, value), *given)
+
+    return Rule(check, plain.says, plain.wrong, of)
+
+
 # Under `torch.autocast` learnsolve computes in full precision: a solver whose products are rounded to
 # bfloat16 does not converge. Functions and classes are wrapped where a package exports them. Calls inside of
 # the library are not and have no overhead.
@@ -488,19 +517,26 @@ def _full(D: Tensor) -> SparsityPattern:
     return SparsityPattern._trusted(crow, col, (rows, columns))
 
 
+def _edge_index(function: str, name: str, value: Any) -> Any:
+    integers(function, name, value)
+    if value.dim() != 2 or value.shape[0] != 2:
+        raise ValueError(
+            f"{function}: {name} must have shape (2, E), got {tuple(value.shape)}. For pairs of shape "
+            "(E, 2), pass pairs.T"
+        )
+    return value
+
+
+EdgeIndex = Annotated[
+    Tensor, Rule(_edge_index, "an integer tensor of shape (2, E)", (3, torch.ones(2, 3), torch.arange(4)))
+]
+
+
 @makes_plain_tensors
 def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray, int]:
     """(edges, n): a copy of the edges, int64, shape (2, E), and the number of nodes, by default the largest
     node plus one. The bytes of the edges are the key of cached data: comparing them is cheap compared with
     sorting edges again."""
-    tensor(function, "edge_index", edge_index)
-    if edge_index.is_floating_point() or edge_index.is_complex() or edge_index.dtype == torch.bool:
-        raise TypeError(f"{function}: edge_index must hold integers, got {edge_index.dtype}")
-    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
-        raise ValueError(
-            f"{function}: edge_index must have shape (2, E), got {tuple(edge_index.shape)}. For pairs of "
-            "shape (E, 2), pass pairs.T"
-        )
     ends = as_numpy(edge_index).astype(np.int64)
     if n is None and ends.size == 0:
         raise ValueError(f"{function}: without edges, n must be the number of nodes")

@@ -4,30 +4,12 @@
 """
 
 from learnsolve.matrix.checks import export
+from learnsolve.problems import files, graphs, grids, meshes, stochastic
 from learnsolve.problems._grid import MatrixProperties
 from learnsolve.problems.datasets import ProblemDataset, Sample, dataset
-from learnsolve.problems.files import (
-    GALLERY_PROPERTIES,
-    MATRIX_MARKET_PROPERTIES,
-    matrix_market,
-    pyamg_gallery,
-)
-from learnsolve.problems.graphs import (
-    GRAPH_LAPLACIAN_PROPERTIES,
-    GROUNDED_LAPLACIAN_PROPERTIES,
-    DelaunayGraph,
-    delaunay_graph,
-    graph_laplacian,
-    grounded_laplacian,
-)
+from learnsolve.problems.files import matrix_market, pyamg_gallery
+from learnsolve.problems.graphs import DelaunayGraph, delaunay_graph, graph_laplacian, grounded_laplacian
 from learnsolve.problems.grids import (
-    ANISOTROPIC_PROPERTIES,
-    CONVECTION_DIFFUSION_PROPERTIES,
-    DIFFUSION_PROPERTIES,
-    DIFFUSION_TENSOR_PROPERTIES,
-    HELMHOLTZ_PROPERTIES,
-    NODAL_DIFFUSION_PROPERTIES,
-    POISSON_PROPERTIES,
     anisotropic,
     convection_diffusion,
     diffusion,
@@ -36,31 +18,13 @@ from learnsolve.problems.grids import (
     nodal_diffusion,
     poisson,
 )
-from learnsolve.problems.meshes import (
-    MASS_PROPERTIES,
-    STIFFNESS_PROPERTIES,
-    TriangleMesh,
-    p1_mass,
-    p1_stiffness,
-    random_mesh,
-)
-from learnsolve.problems.stochastic import RANDOM_SPD_PROPERTIES, gaussian_field, random_spd
+from learnsolve.problems.meshes import TriangleMesh, p1_mass, p1_stiffness, random_mesh
+from learnsolve.problems.stochastic import gaussian_field, random_spd
 
 PROPERTIES: dict[str, MatrixProperties] = {
-    "anisotropic": ANISOTROPIC_PROPERTIES,
-    "convection_diffusion": CONVECTION_DIFFUSION_PROPERTIES,
-    "diffusion": DIFFUSION_PROPERTIES,
-    "diffusion_tensor": DIFFUSION_TENSOR_PROPERTIES,
-    "pyamg_gallery": GALLERY_PROPERTIES,
-    "graph_laplacian": GRAPH_LAPLACIAN_PROPERTIES,
-    "grounded_laplacian": GROUNDED_LAPLACIAN_PROPERTIES,
-    "helmholtz": HELMHOLTZ_PROPERTIES,
-    "matrix_market": MATRIX_MARKET_PROPERTIES,
-    "nodal_diffusion": NODAL_DIFFUSION_PROPERTIES,
-    "p1_mass": MASS_PROPERTIES,
-    "p1_stiffness": STIFFNESS_PROPERTIES,
-    "poisson": POISSON_PROPERTIES,
-    "random_spd": RANDOM_SPD_PROPERTIES,
+    name: facts
+    for family in (grids, graphs, meshes, stochastic, files)
+    for name, facts in family.PROPERTIES.items()
 }
 
 __all__ = [

@@ -5,15 +5,16 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, reduce
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
+from learnsolve.arguments import Rule, one_of
 from learnsolve.matrix.cache import makes_plain_tensors
+from learnsolve.matrix.checks import real_tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, check_device, sort_triples
 from learnsolve.ops.indexing import permuted
@@ -57,35 +58,29 @@ class MatrixProperties:
     eigenvalues: Callable[..., Tensor] | None = None
 
 
-def grid_axes(
-    function: str,
-    name: str,
-    value: Tensor,
-    dimensions: int | None,
-    allowed: tuple[int, ...],
-    vector: bool = False,
-) -> int:
-    """The number of grid axes of a coefficient: `dimensions`, or by default all axes. `vector`: an axis of
+def coefficient(*allowed: int, vector: bool = False, positive: bool = False) -> Rule:
+    """A coefficient on a grid of so many axes: of `dimensions`, or by default of all. `vector`: an axis of
     components precedes them."""
-    checks.tensor(function, name, value)
-    checks.dtype(function, name, value)
-    d = value.dim() - vector if dimensions is None else dimensions
     numbers = f"{', '.join(map(str, allowed[:-1]))} or {allowed[-1]}"
-    if d not in allowed:
-        if dimensions is not None:
-            raise ValueError(f"{function}: dimensions must be {numbers}, got {dimensions!r}")
-        first = "an axis of components and " if vector else ""
-        raise ValueError(
-            f"{function}: {name} must have {first}{numbers} axes, got shape {tuple(value.shape)}. "
-            "For a batch, pass dimensions, the number of axes of the grid"
-        )
-    if value.dim() < d + vector or min(value.shape[-d:]) < 1 or (vector and value.shape[-d - 1] != d):
-        shape = ", ".join(["...", *([str(d)] if vector else []), *("nx", "ny", "nz")[:d]])
-        raise ValueError(
-            f"{function}: {name} must have shape ({shape}), with a grid point at least, got "
-            f"{tuple(value.shape)}"
-        )
-    return d
+    first = "an axis of components and " if vector else ""
+
+    def check(function: str, name: str, value: Tensor, given: dict[str, Any]) -> Tensor:
+        d = given.get("dimensions")
+        if d is None and (d := value.dim() - vector) not in allowed:
+            raise ValueError(
+                f"{function}: {name} must have {first}{numbers} axes, got shape {tuple(value.shape)}. "
+                "For a batch, pass dimensions, the number of axes of the grid"
+            )
+        one_of(function, "dimensions", d, allowed)
+        if value.dim() < d + vector or min(value.shape[-d:]) < 1 or (vector and value.shape[-d - 1] != d):
+            shape = ", ".join(["...", *([str(d)] if vector else []), *("nx", "ny", "nz")[:d]])
+            raise ValueError(
+                f"{function}: {name} must have shape ({shape}), with a grid point at least, got "
+                f"{tuple(value.shape)}"
+            )
+        return check_sign(function, name, value, zero=False) if positive else value
+
+    return real_tensor(check, of="dimensions")
 
 
 def _has_numbers(value: Tensor) -> bool:
@@ -98,11 +93,12 @@ def _has_numbers(value: Tensor) -> bool:
     )
 
 
-def check_sign(function: str, name: str, value: Tensor, *, zero: bool) -> None:
-    """Require that every entry is finite and positive, or zero if `zero`, where `_has_numbers`."""
-    if not _has_numbers(value):
-        return
-    value = value.detach()
+def check_sign(function: str, name: str, coefficient: Tensor, *, zero: bool) -> Tensor:
+    """`coefficient`, every entry of which must be finite and positive, or zero if `zero`, where
+    `_has_numbers`."""
+    if not _has_numbers(coefficient):
+        return coefficient
+    value = coefficient.detach()
     bad = ~((value >= 0 if zero else value > 0) & (value < math.inf))
     if bool(bad.any()):
         at = tuple(bad.nonzero()[0].tolist())
@@ -111,14 +107,15 @@ def check_sign(function: str, name: str, value: Tensor, *, zero: bool) -> None:
             f"{function}: {name} must be {rule}, got {name}[{', '.join(map(str, at))}] = {value[at].item()}. "
             "An unconstrained parameter can go through torch.exp or softplus"
         )
+    return coefficient
 
 
-def check_definite(function: str, name: str, value: Tensor) -> None:
-    """Require that the matrices of the last two axes are symmetric up to rounding, finite and positive
+def check_definite(function: str, name: str, tensors: Tensor) -> Tensor:
+    """`tensors`, where matrices of the last two axes must be symmetric up to rounding, finite and positive
     definite, where `_has_numbers`."""
-    if not _has_numbers(value):
-        return
-    value = rest = value.detach()
+    if not _has_numbers(tensors):
+        return tensors
+    value = rest = tensors.detach()
     rounding = 512 * torch.finfo(value.dtype).eps * value.abs().amax((-2, -1), keepdim=True)
     wrong = ((value - value.mT).abs() > rounding).flatten(-2).any(-1)  # not for NaN
     bad = ~value.isfinite().flatten(-2).all(-1)
@@ -136,28 +133,51 @@ def check_definite(function: str, name: str, value: Tensor) -> None:
                 f"{function}: {name} must be {rule} in each cell, got {name}[{', '.join(map(str, at))}] = "
                 f"{value[at].tolist()}. {remedy}"
             )
+    return tensors
 
 
 INT32_MAX = torch.iinfo(torch.int32).max
 
 
-def grid_shape(function: str, shape: Any, dimensions: Sequence[int]) -> tuple[int, ...]:
-    """`shape`, an int or a sequence of ints, as a tuple of positive ints, one per dimension."""
-    try:
-        sizes = tuple(operator.index(s) for s in (shape if isinstance(shape, Sequence) else (shape,)))
-    except TypeError:
-        raise TypeError(f"{function}: shape must be an int or a tuple of ints, got {shape!r}") from None
-    if len(sizes) not in dimensions:
-        allowed = " or ".join(str(d) for d in dimensions)
-        raise ValueError(f"{function}: shape must have {allowed} dimensions, got {shape!r}")
-    if min(sizes) < 1:
-        raise ValueError(f"{function}: shape must have at least one grid point per dimension, got {shape!r}")
-    return sizes
+def sizes_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+    return tuple(operator.index(s) for s in (shape if isinstance(shape, Sequence) else (shape,)))
 
 
-def check_dtype(function: str, dtype: torch.dtype) -> None:
-    if dtype not in checks.SUPPORTED:
-        raise TypeError(f"{function}: dtype must be torch.float32 or torch.float64, got {dtype}")
+def sizes(*dimensions: int) -> Rule:
+    """The shape of a grid of so many axes, as a tuple."""
+    allowed = " or ".join(map(str, dimensions))
+
+    def check(function: str, name: str, value: Any) -> tuple[int, ...]:
+        try:
+            points = sizes_of(value)
+        except TypeError:
+            raise TypeError(f"{function}: {name} must be an int or a tuple of ints, got {value!r}") from None
+        if len(points) not in dimensions:
+            raise ValueError(f"{function}: {name} must have {allowed} dimensions, got {value!r}")
+        if min(points) < 1:
+            raise ValueError(
+                f"{function}: {name} must have at least one grid point per dimension, got {value!r}"
+            )
+        return points
+
+    return Rule(check, f"{allowed} sizes of at least 1", ((), (1, 1, 1, 1), (0,) * dimensions[0], "ab", 2.5))
+
+
+def rows_of(of: str) -> Rule:
+    """(lo, hi) of the grid of another argument, its shape or a coefficient."""
+
+    def check(function: str, name: str, value: Any, given: dict[str, Any]) -> tuple[int, int]:
+        try:
+            lo, hi = (operator.index(i) for i in value)
+        except (TypeError, ValueError):
+            raise TypeError(f"{function}: {name} must be two ints (lo, hi), got {value!r}") from None
+        grid = given[of]
+        n = grid.numel() if isinstance(grid, Tensor) else math.prod(sizes_of(grid))
+        if not 0 <= lo <= hi <= n:
+            raise ValueError(f"{function}: {name} must be (lo, hi) with 0 <= lo <= hi <= {n}, got {value!r}")
+        return lo, hi
+
+    return Rule(check, f"(lo, hi) within the rows of {of}", ((-1, 1), (2, 1), (0, 10**9), 3, (1, 2, 3)), of)
 
 
 def index_dtype(rows: int, nnz: int) -> torch.dtype:
@@ -208,58 +228,74 @@ def stencil_matrix(
     dtype: torch.dtype,
     device: Any,
     periodic: bool = False,
-    rows_of: tuple[int, int] | None = None,
+    rows: tuple[int, int] | None = None,
 ) -> CSR:
     """The matrix with A[i, i + o] = stencil[o + 1], o in {-1, 0, 1}^d. Zeros are not stored. Periodic
-    axes have at least 3 points. `rows_of`: only the rows lo to hi - 1."""
+    axes have at least 3 points. `rows`: only the rows lo to hi - 1."""
     check_device("problems", device)
     offsets = np.argwhere(stencil != 0) - 1
     n = math.prod(shape)
-    if rows_of is not None:
-        numbers, inside = neighbors(offsets, shape, *rows_of, periodic)
+    if rows is not None:
+        numbers, inside = neighbors(offsets, shape, *rows, periodic)
         each = np.broadcast_to(stencil[stencil != 0], inside.shape)
         if periodic:  # near the end of an axis columns do not ascend with the offsets
             order = numbers.argsort(1)
             numbers, each = (np.take_along_axis(a, order, 1) for a in (numbers, each))
         values = torch.from_numpy(each[inside]).to(device, dtype)
         return CSR(values, pattern_of_rows(numbers, inside, n, device))
-    rows, columns, place = stencil_entries(offsets.tolist(), (periodic,) * len(shape), shape)
-    index = index_dtype(n, len(rows))
-    crow = torch.from_numpy(np.concatenate(([0], np.bincount(rows, minlength=n).cumsum()))).to(index)
+    row, columns, place = stencil_entries(offsets.tolist(), (periodic,) * len(shape), shape)
+    index = index_dtype(n, len(row))
+    crow = torch.from_numpy(np.concatenate(([0], np.bincount(row, minlength=n).cumsum()))).to(index)
     col = torch.from_numpy(columns).to(index)
     values = torch.from_numpy(stencil[stencil != 0]).to(dtype)[torch.from_numpy(place)]
     return CSR(values.to(device), SparsityPattern._trusted(crow.to(device), col.to(device), (n, n)))
 
 
-def kronecker_sum(terms: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Eigenvalues sum_t prod_a terms[t][a][k_a], ascending, of sums of Kronecker products that share their
-    eigenvectors along each axis."""
-    total = torch.zeros(())
-    for factors in terms:
-        product = factors[0]
-        for factor in factors[1:]:
-            product = product.unsqueeze(-1) * factor
-        total = total + product
-    return total.flatten().sort().values
+# Angles of the eigenvectors of a symmetric stencil (b, a, b), whose eigenvalues are a + 2 b cos theta_k: by
+# what is beyond the ends of a line of n points.
+_ANGLES: dict[str, Callable[[int], Tensor]] = {
+    "dirichlet": lambda n: torch.arange(1, n + 1, dtype=torch.float64) * (math.pi / (n + 1)),
+    "half": lambda n: torch.arange(1, n + 1, dtype=torch.float64) * (math.pi / n),  # zero half a step outside
+    "periodic": lambda n: torch.arange(n, dtype=torch.float64) * (2 * math.pi / n),
+}
+
+# (b, a, divisor) of a stencil (b, a, b) / divisor: integers, so that terms cancel to exactly zero.
+IDENTITY = (0, 6, 6)
+LINEAR = (1, 4, 6)  # the mass matrix of linear elements
 
 
-def sum_over_axes(lines: Sequence[Tensor]) -> Tensor:
-    """Eigenvalues sum_a lines[a][k_a], ascending, of sums of one matrix along each axis."""
-    total = torch.zeros(())
-    for line in lines:
-        total = total.unsqueeze(-1) + line
-    return total.flatten().sort().values
+class Separable(NamedTuple):
+    """factor sum_a scales[a] K_a prod_{b != a} M_b + shift, with K = (-1, 2, -1) along one axis, M along the
+    others. The matrices along an axis share their eigenvectors."""
 
+    sizes: tuple[int, ...]
+    scales: tuple[float, ...] = (1.0, 1.0, 1.0)
+    mass: tuple[int, int, int] = IDENTITY
+    ends: Literal["dirichlet", "half", "periodic"] = "dirichlet"
+    factor: float = 1.0
+    shift: complex = 0.0
 
-def sine_angles(n: int) -> Tensor:
-    """theta_k = k pi / (n + 1): a symmetric stencil (b, a, b) with Dirichlet ends has the eigenvectors
-    sin(j theta_k) and the eigenvalues a + 2 b cos theta_k."""
-    return torch.arange(1, n + 1, dtype=torch.float64) * (math.pi / (n + 1))
+    def stencil(self) -> np.ndarray:
+        """Of factor 1, without the shift and between the ends."""
+        d, (side, center, divisor) = len(self.sizes), self.mass
+        K, M = np.array([-1.0, 2.0, -1.0]), np.array([side, center, side], dtype=np.float64)
+        terms = [
+            scale * reduce(np.multiply.outer, [K if b == a else M for b in range(d)])
+            for a, scale in enumerate(self.scales[:d])
+        ]
+        return reduce(np.add, terms) / divisor ** (d - 1)
 
-
-def periodic_angles(n: int) -> Tensor:
-    """theta_k = 2 k pi / n: a periodic stencil (b, a, b) has the eigenvalues a + 2 b cos theta_k."""
-    return torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
+    def eigenvalues(self) -> Tensor:
+        """Ascending, float64."""
+        side, center, divisor = self.mass
+        angles = [_ANGLES[self.ends](n) for n in self.sizes]
+        lines = [(center + 2 * side * torch.cos(t)) / divisor for t in angles]
+        total = torch.zeros(())
+        for a, t in enumerate(angles):
+            # 2 - 2 cos t = 4 sin^2(t / 2), without the cancellation for small t.
+            term = [*lines[:a], self.scales[a] * (4 * torch.sin(t / 2) ** 2), *lines[a + 1 :]]
+            total = total + reduce(lambda product, line: product.unsqueeze(-1) * line, term)
+        return self.factor * total.flatten().sort().values + self.shift
 
 
 class SymmetricPlan(NamedTuple):

@@ -6,18 +6,29 @@ import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
+from learnsolve.arguments import (
+    Count,
+    Finite,
+    Index,
+    NotNegative,
+    Positive,
+    Rule,
+    at_least,
+    integer,
+    one_of,
+    rule_of,
+)
 from learnsolve.matrix.cache import makes_plain_tensors
+from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.problems._grid import check_dtype
 from learnsolve.problems.graphs import grounded_laplacian, random_graph
 from learnsolve.problems.grids import convection_diffusion, diffusion_tensor, helmholtz, nodal_diffusion
 from learnsolve.problems.meshes import TriangleMesh, p1_stiffness, random_mesh
@@ -48,24 +59,22 @@ class Family:
         """The arguments of `problem` that all samples share."""
         return {}
 
-    def _integer(self, name: str, minimum: int) -> None:
-        checks.integer("dataset", name, getattr(self, name), minimum)
-
-    def _real(self, name: str, rule: str = "finite and not negative") -> None:
-        checks.real("dataset", name, getattr(self, name), rule)
-
-    def _one_of(self, name: str, *allowed: str) -> None:
-        checks.one_of("dataset", name, getattr(self, name), allowed)
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # of a subclass
+            if rule := rule_of(field.type):
+                object.__setattr__(
+                    self, field.name, rule.check("dataset", field.name, getattr(self, field.name))
+                )
 
 
-def in_order(name: str, value: Any) -> tuple[float, float]:
+def in_order(function: str, name: str, value: Any) -> tuple[float, float]:
     """`value` as (smallest, largest)."""
     try:
         low, high = (float(v) for v in value)
     except (TypeError, ValueError):
-        raise ValueError(f"dataset: {name} must be (smallest, largest), got {value!r}") from None
+        raise ValueError(f"{function}: {name} must be (smallest, largest), got {value!r}") from None
     if not 0 < low <= high < math.inf:
-        raise ValueError(f"dataset: {name} must be 0 < smallest <= largest < inf, got {value!r}")
+        raise ValueError(f"{function}: {name} must be 0 < smallest <= largest < inf, got {value!r}")
     return low, high
 
 
@@ -101,21 +110,18 @@ _CONTRAST = {
 class LogGaussianDiffusion(Family):
     """PreCorrector: -div(exp(k) grad u), k a Gaussian field. See `dataset`."""
 
-    n: int = 256
-    variance: float = 0.5
+    n: Count = 256
+    variance: NotNegative = 0.5
     contrast: Any = "published"
-    length: float = 0.05
-    covariance: str = "gaussian"
+    length: Positive = 0.05
+    covariance: Literal["gaussian", "exponential"] = "gaussian"
     problem = staticmethod(nodal_diffusion)
 
     def __post_init__(self) -> None:
-        self._integer("n", 1)
-        self._real("variance")
-        self._real("length", "positive and finite")
-        self._one_of("covariance", "gaussian", "exponential")
+        super().__post_init__()
         contrast = self.contrast
         if isinstance(contrast, str):
-            self._one_of("contrast", "published")
+            one_of("dataset", "contrast", contrast, ("published",))
             contrast = _CONTRAST.get((self.n, self.variance))
             if contrast is None:
                 known = ", ".join(map(str, _CONTRAST))
@@ -123,7 +129,9 @@ class LogGaussianDiffusion(Family):
                     f"dataset: no contrast was published for (n, variance) = {(self.n, self.variance)}, only "
                     f"for {known}. Pass contrast=(smallest, largest), or contrast=None to accept all"
                 )
-        object.__setattr__(self, "contrast", None if contrast is None else in_order("contrast", contrast))
+        if contrast is not None:
+            contrast = in_order("dataset", "contrast", contrast)
+        object.__setattr__(self, "contrast", contrast)
 
     def draw(self, seed: int) -> dict[str, Any]:
         low, high = self.contrast or (0.0, math.inf)
@@ -142,18 +150,13 @@ class LogGaussianDiffusion(Family):
 class RandomSPD(Family):
     """NeuralIF: M M^T + alpha I. See `dataset` and `random_spd`."""
 
-    n: int = 10_000
-    density: float = 1e-3
-    alpha: float = 1e-3
+    n: Count = 10_000
+    density: Positive = 1e-3
+    alpha: Positive = 1e-3
     problem = staticmethod(random_spd)
     right_hand_side = "uniform"
     one_pattern = False
     first_seeds: ClassVar[dict[str, int]] = {"train": 0, "validation": 10_000, "test": 103_600}
-
-    def __post_init__(self) -> None:
-        self._integer("n", 1)
-        self._real("density", "positive and finite")
-        self._real("alpha", "positive and finite")
 
     def draw(self, seed: int) -> dict[str, Any]:
         return {"n": self.n, "seed": seed, "density": self.density, "alpha": self.alpha}
@@ -163,23 +166,20 @@ class RandomSPD(Family):
 class Q1Diffusion(Family):
     """Greenfeld: bilinear elements with log-normal coefficients. See `dataset`."""
 
-    n: int = 16
-    boundary: str = "periodic"
-    period: int | None = 8
-    shift: float = 0.0
+    n: Count = 16
+    boundary: Literal["periodic", "dirichlet"] = "periodic"
+    period: Count | None = 8
+    shift: NotNegative = 0.0
     problem = staticmethod(nodal_diffusion)
     right_hand_side = "solution"
 
     def __post_init__(self) -> None:
-        self._one_of("boundary", "periodic", "dirichlet")
-        self._integer("n", 3 if self.boundary == "periodic" else 1)
-        self._real("shift")
-        if self.period is not None:
-            self._integer("period", 1)
-            if self.n % self.period:
-                raise ValueError(
-                    f"dataset: period must divide n = {self.n}, got {self.period}. Pass None for no period"
-                )
+        super().__post_init__()
+        integer("dataset", "n", self.n, 3 if self.boundary == "periodic" else 1)
+        if self.period is not None and self.n % self.period:
+            raise ValueError(
+                f"dataset: period must divide n = {self.n}, got {self.period}. Pass None for no period"
+            )
 
     def draw(self, seed: int) -> dict[str, Any]:
         period = self.period or self.n
@@ -199,19 +199,13 @@ class Q1Diffusion(Family):
 class DelaunayLaplacian(Family):
     """Luz: graph Laplacians with log-normal weights. See `dataset` and `delaunay_graph`."""
 
-    n: int = 64
-    boundary: str = "periodic"
-    blocks: int = 4
-    weights: str = "lognormal"
+    n: Annotated[int, at_least(3)] = 64
+    boundary: Literal["periodic", "dirichlet"] = "periodic"
+    blocks: Annotated[int, at_least(3)] = 4
+    weights: Literal["lognormal", "uniform"] = "lognormal"
     problem = staticmethod(grounded_laplacian)
     right_hand_side = "solution"
     one_pattern = False
-
-    def __post_init__(self) -> None:
-        self._integer("n", 3)
-        self._integer("blocks", 3)
-        self._one_of("boundary", "periodic", "dirichlet")
-        self._one_of("weights", "lognormal", "uniform")
 
     def draw(self, seed: int) -> dict[str, Any]:
         rng = np.random.default_rng(seed)
@@ -231,18 +225,12 @@ class DelaunayLaplacian(Family):
 class P1Diffusion(Family):
     """Luz: linear elements with log-normal coefficients on one mesh. See `dataset` and `random_mesh`."""
 
-    n: int = 1024
-    domain: str = "disc_with_hole"
-    scale: float = 0.5
-    mesh_seed: int = 0
+    n: Annotated[int, at_least(16)] = 1024
+    domain: Literal["square", "disc_with_hole"] = "disc_with_hole"
+    scale: NotNegative = 0.5
+    mesh_seed: Index = 0
     problem = staticmethod(p1_stiffness)
     right_hand_side = "solution"
-
-    def __post_init__(self) -> None:
-        self._integer("n", 16)
-        self._one_of("domain", "square", "disc_with_hole")
-        self._real("scale")
-        self._integer("mesh_seed", 0)
 
     def constants(self) -> dict[str, Any]:
         return {"mesh": _mesh(self.n, self.mesh_seed, self.domain)}
@@ -262,21 +250,18 @@ def _mesh(n: int, seed: int, domain: Any) -> TriangleMesh:
 class ConvectionDiffusion(Family):
     """Convection and diffusion with a random wind. See `dataset`."""
 
-    n: int = 16
+    n: Count = 16
     epsilon: Any = (0.01, 0.1)
-    scheme: str = "central"
-    wind: str = "constant"
-    length: float = 0.25
+    scheme: Literal["central", "upwind"] = "central"
+    wind: Literal["constant", "random"] = "constant"
+    length: Positive = 0.25
     problem = staticmethod(convection_diffusion)
 
     def __post_init__(self) -> None:
-        self._integer("n", 1)
+        super().__post_init__()
         value = self.epsilon
         pair = (value, value) if isinstance(value, (int, float)) else value
-        object.__setattr__(self, "epsilon", in_order("epsilon", pair))
-        self._one_of("scheme", "central", "upwind")
-        self._one_of("wind", "constant", "random")
-        self._real("length", "positive and finite")
+        object.__setattr__(self, "epsilon", in_order("dataset", "epsilon", pair))
 
     def draw(self, seed: int) -> dict[str, Any]:
         rng = np.random.default_rng(seed)
@@ -296,23 +281,17 @@ class ConvectionDiffusion(Family):
 class Helmholtz(Family):
     """HINTS: the wavenumber is a Gaussian field, or a constant for std=0. See `dataset` and `helmholtz`."""
 
-    n: int = 29
-    dimensions: int = 1
-    mean: float = 8.0
-    std: float = 2.0
-    length: float = 0.3
-    minimum: float = 3.0
-    shift: float = 1.0
+    n: Count = 29
+    dimensions: Literal[1, 2, 3] = 1
+    mean: NotNegative = 8.0
+    std: NotNegative = 2.0
+    length: Positive = 0.3
+    minimum: NotNegative = 3.0
+    shift: Finite = 1.0
     problem = staticmethod(helmholtz)
 
     def __post_init__(self) -> None:
-        self._integer("n", 1)
-        checks.one_of("dataset", "dimensions", self.dimensions, (1, 2, 3))
-        self._real("mean")
-        self._real("std")
-        self._real("length", "positive and finite")
-        self._real("minimum")
-        self._real("shift", "finite")
+        super().__post_init__()
         if self.mean <= self.minimum:
             raise ValueError(f"dataset: mean must be larger than minimum = {self.minimum}, got {self.mean}")
 
@@ -334,21 +313,13 @@ class Helmholtz(Family):
 class DiffusionTensor(Family):
     """Full tensors in directions that no axis of the grid has. See `dataset` and `diffusion_tensor`."""
 
-    n: int = 32
-    dimensions: int = 2
-    kind: str = "regions"
-    regions: int = 8
-    epsilon: Any = (1e-3, 1.0)
-    length: float = 0.2
+    n: Count = 32
+    dimensions: Literal[2, 3] = 2
+    kind: Literal["regions", "smooth", "constant"] = "regions"
+    regions: Count = 8
+    epsilon: Annotated[tuple[float, float], Rule(in_order, "(smallest, largest)")] = (1e-3, 1.0)
+    length: Positive = 0.2
     problem = staticmethod(diffusion_tensor)
-
-    def __post_init__(self) -> None:
-        self._integer("n", 1)
-        checks.one_of("dataset", "dimensions", self.dimensions, (2, 3))
-        self._one_of("kind", "regions", "smooth", "constant")
-        self._integer("regions", 1)
-        object.__setattr__(self, "epsilon", in_order("epsilon", self.epsilon))
-        self._real("length", "positive and finite")
 
     def draw(self, seed: int) -> dict[str, Any]:
         rng, d = np.random.default_rng(seed), self.dimensions
@@ -405,9 +376,9 @@ FAMILIES: dict[str, type[Family]] = {
 def dataset(
     name: str,
     split: Literal["train", "validation", "test"],
-    count: int,
+    count: Index,
     *,
-    dtype: torch.dtype = torch.float64,
+    dtype: RealDtype = torch.float64,
     **parameters: Any,
 ) -> "ProblemDataset":
     """A sequence of linear systems A x = b of one family, generated on indexing.
@@ -429,11 +400,10 @@ def dataset(
     Raises
     ------
     ValueError
-        for a name, split, parameter or value that does not exist (the message lists the choices), and if
-        seeds of the split do not suffice for count.
+        for a name, parameter or value that does not exist (the message lists the choices), and if seeds of
+        the split do not suffice for count.
     TypeError
-        if count or a parameter has another type, or dtype is not one of the two, or if a sample is requested
-        by anything but an int.
+        if a parameter has another type, or if a sample is requested by anything but an int.
 
     Notes
     -----
@@ -458,7 +428,6 @@ def dataset(
     unknown = [p for p in parameters if p not in known]
     if unknown:
         raise ValueError(f"dataset: {name} has the parameters {', '.join(known)}, got {unknown[0]!r}")
-    check_dtype("dataset", dtype)
     return ProblemDataset(name, family(**parameters), split, count, dtype)
 
 
@@ -483,10 +452,15 @@ class ProblemDataset:
     [True, True, True]
     """
 
-    def __init__(self, name: str, family: Family, split: str, count: int, dtype: torch.dtype):
+    def __init__(
+        self,
+        name: str,
+        family: Family,
+        split: Literal["train", "validation", "test"],
+        count: Index,
+        dtype: RealDtype,
+    ):
         first = family.first_seeds
-        checks.one_of("dataset", "split", split, tuple(first))
-        count = checks.integer("dataset", "count", count, 0)
         start = first[split]
         room = min((s for s in first.values() if s > start), default=2**63) - start
         if count > room:

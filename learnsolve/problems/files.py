@@ -5,19 +5,20 @@ import os
 import re
 import zlib
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import scipy.sparse
 import torch
 
+from learnsolve.matrix.checks import COMPLEX, RealDtype, choice
 from learnsolve.matrix.convert import REAL_FORM
 from learnsolve.matrix.csr import CSR
-from learnsolve.problems._grid import INT32_MAX, MatrixProperties, check_dtype
+from learnsolve.problems._grid import INT32_MAX, MatrixProperties
 
 
 def pyamg_gallery(
-    name: str, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+    name: str, *, dtype: RealDtype = torch.float64, device: torch.device | str | None = None
 ) -> CSR:
     """An example matrix of pyamg by name, such as "airfoil", "bar", "knot" or "unit_square".
 
@@ -61,7 +62,6 @@ def pyamg_gallery(
         raise ImportError(
             "problems.pyamg_gallery needs pyamg: pip install 'learnsolve[problems]'", name="pyamg"
         ) from error
-    check_dtype("pyamg_gallery", dtype)
     if name not in example.example_names:
         raise ValueError(
             f"pyamg_gallery: name must be one of {', '.join(example.example_names)}, got {name!r}"
@@ -74,19 +74,10 @@ def pyamg_gallery(
     return CSR.from_scipy(A, dtype=dtype, device=device)
 
 
-GALLERY_PROPERTIES = MatrixProperties(
-    formula="given entry by entry",
-    symmetric=None,
-    positive_definite=None,
-    positive_semidefinite=None,
-    source="Bell, Olson, Schroder, PyAMG, JOSS 2022",
-)
-
-
 def matrix_market(
     path: str | os.PathLike[str],
     *,
-    dtype: torch.dtype = torch.float64,
+    dtype: Annotated[torch.dtype, choice((*COMPLEX, *COMPLEX.values()))] = torch.float64,
     device: torch.device | str | None = None,
 ) -> CSR:
     """Read a MatrixMarket file, ``.mtx`` or ``.mtx.gz``.
@@ -130,8 +121,6 @@ def matrix_market(
     >>> ls.problems.matrix_market(path).to_dense()[0]
     tensor([ 2.5000, -1.0000], dtype=torch.float64)
     """
-    if dtype not in (torch.complex64, torch.complex128):
-        check_dtype("matrix_market", dtype)
     path = Path(path)
     from scipy.io import mminfo, mmread  # take long to import
 
@@ -255,10 +244,16 @@ def _numbers(path: Path, stream: Any, line: int, format: str, field: str) -> int
     return numbers
 
 
-MATRIX_MARKET_PROPERTIES = MatrixProperties(
-    formula="given entry by entry",
-    symmetric=None,
-    positive_definite=None,
-    positive_semidefinite=None,
-    source="Boisvert, Pozo, Remington, The Matrix Market Exchange Formats, NISTIR 5935, 1996",
-)
+PROPERTIES = {
+    name: MatrixProperties(
+        formula="given entry by entry",
+        symmetric=None,
+        positive_definite=None,
+        positive_semidefinite=None,
+        source=source,
+    )
+    for name, source in (
+        ("matrix_market", "Boisvert, Pozo, Remington, The Matrix Market Exchange Formats, NISTIR 5935, 1996"),
+        ("pyamg_gallery", "Bell, Olson, Schroder, PyAMG, JOSS 2022"),
+    )
+}

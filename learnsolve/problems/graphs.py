@@ -1,32 +1,36 @@
 """Laplacians of weighted graphs, some nodes held at zero or not, and Delaunay graphs of random points."""
 
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, NotNegative, Rule, at_least
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
+from learnsolve.matrix.checks import real_tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import as_numpy
 from learnsolve.problems._grid import ElementPlan, MatrixProperties, check_sign, element_plan
 from learnsolve.problems.meshes import triangle_edges, triangulate
 
 
-def check_weights(function: str, weights: Tensor, edge_index: Tensor) -> None:
-    checks.tensor(function, "weights", weights)
-    checks.dtype(function, "weights", weights)
+def _weights(function: str, name: str, weights: Tensor, given: dict[str, Any]) -> Tensor:
+    edge_index = given["edge_index"]
     if weights.device != edge_index.device:
         raise TypeError(
-            f"{function}: weights are on {weights.device}, edge_index on {edge_index.device}. Move one "
+            f"{function}: {name} are on {weights.device}, edge_index on {edge_index.device}. Move one "
             "with .to()"
         )
     m = edge_index.shape[1]
     if weights.dim() == 0 or weights.shape[-1] != m:
-        raise ValueError(f"{function}: weights must have shape (..., m = {m}), got {tuple(weights.shape)}")
-    check_sign(function, "weights", weights, zero=True)
+        raise ValueError(f"{function}: {name} must have shape (..., m = {m}), got {tuple(weights.shape)}")
+    return check_sign(function, name, weights, zero=True)
+
+
+Weights = Annotated[Tensor, real_tensor(_weights, of="edge_index")]
 
 
 def laplacian(
@@ -34,7 +38,6 @@ def laplacian(
 ) -> CSR:
     """The Laplacian on the `free` nodes, bool (nodes,). The other nodes are held at zero. `both`: edges are
     given in both directions, and each counts half."""
-    checks.flag(function, "both_directions", both)
     plan, signs = _plan(function, edges.tobytes(), both, free.tobytes(), weights.device)
     return plan.matrix(signs, weights, shift)
 
@@ -71,11 +74,11 @@ def _check_reverses(function: str, edges: np.ndarray, n: int) -> None:
 
 
 def graph_laplacian(
-    edge_index: Tensor,
-    weights: Tensor | None = None,
+    edge_index: checks.EdgeIndex,
+    weights: Weights | None = None,
     *,
-    n: int | None = None,
-    shift: float = 0.0,
+    n: Index | None = None,
+    shift: NotNegative = 0.0,
     both_directions: bool = True,
 ) -> CSR:
     r"""The Laplacian of an undirected graph, :math:`L = D - W`.
@@ -99,11 +102,9 @@ def graph_laplacian(
     Raises
     ------
     ValueError
-        for an edge without its reverse (with both_directions), a node outside 0 <= node < n, a wrong shape, a
-        negative shift, or a weight that is negative or not finite (not checked on a CUDA device, in a
-        `torch.func` transform or under `torch.compile`).
-    TypeError
-        if edge_index does not hold integers, or weights not as described above.
+        for an edge without its reverse (with both_directions), a node outside 0 <= node < n, a wrong shape,
+        or a weight that is negative or not finite (not checked on a CUDA device, in a `torch.func` transform
+        or under `torch.compile`).
 
     Notes
     -----
@@ -122,24 +123,31 @@ def graph_laplacian(
     edges, nodes = checks.edges("graph_laplacian", edge_index, n)
     if weights is None:
         weights = torch.ones(edge_index.shape[1], dtype=torch.float64, device=edge_index.device)
-    else:
-        check_weights("graph_laplacian", weights, edge_index)
-    shift = checks.real("graph_laplacian", "shift", shift, "finite and not negative")
     return laplacian("graph_laplacian", edges, both_directions, weights, np.ones(nodes, dtype=bool), shift)
 
 
-GRAPH_LAPLACIAN_PROPERTIES = MatrixProperties(
-    formula="L = D - W (+ shift I)",
-    symmetric=True,
-    positive_definite=None,
-    positive_semidefinite=True,
-    null_space="for shift = 0: vectors that are constant on each connected component",
-    source="Chung, Spectral Graph Theory, AMS 1997",
-)
+def _grounded(function: str, name: str, grounded: Any, given: dict[str, Any]) -> Tensor:
+    checks.tensor(function, name, grounded)
+    if grounded.dtype != torch.bool:
+        raise TypeError(f"{function}: {name} must be bool, True at grounded nodes, got {grounded.dtype}")
+    if grounded.dim() != 1:
+        raise ValueError(f"{function}: {name} must have shape (nodes,), got {tuple(grounded.shape)}")
+    if grounded.device != (device := given["edge_index"].device):
+        raise TypeError(
+            f"{function}: {name} is on {grounded.device}, edge_index on {device}. Move one with .to()"
+        )
+    return grounded
+
+
+_WRONG = (object(), [True], torch.ones(3), torch.ones(2, 2, dtype=torch.bool))
 
 
 def grounded_laplacian(
-    edge_index: Tensor, weights: Tensor, grounded: Tensor, *, both_directions: bool = True
+    edge_index: checks.EdgeIndex,
+    weights: Weights,
+    grounded: Annotated[Tensor, Rule(_grounded, "a bool tensor of shape (nodes,)", _WRONG, "edge_index")],
+    *,
+    both_directions: bool = True,
 ) -> CSR:
     r"""The Laplacian of an undirected graph without the rows and columns of its grounded nodes.
 
@@ -164,8 +172,6 @@ def grounded_laplacian(
         for an edge without its reverse (with both_directions), a node outside 0 <= node < nodes, a wrong
         shape, no free node, or a weight that is negative or not finite (not checked on a CUDA device, in a
         `torch.func` transform or under `torch.compile`).
-    TypeError
-        if edge_index does not hold integers, grounded is not bool, or weights are not as described above.
 
     Notes
     -----
@@ -181,27 +187,8 @@ def grounded_laplacian(
     >>> ls.problems.grounded_laplacian(path, weights, ground, both_directions=False).to_dense()[0]
     tensor([ 3., -2.,  0.])
     """
-    _check_grounded(grounded)
     edges, _ = checks.edges("grounded_laplacian", edge_index, len(grounded))
-    check_weights("grounded_laplacian", weights, edge_index)
-    if grounded.device != edge_index.device:
-        raise TypeError(
-            f"grounded_laplacian: grounded is on {grounded.device}, edge_index on {edge_index.device}. Move "
-            "one with .to()"
-        )
     return laplacian("grounded_laplacian", edges, both_directions, weights, _free(grounded))
-
-
-def _check_grounded(grounded: Tensor) -> None:
-    checks.tensor("grounded_laplacian", "grounded", grounded)
-    if grounded.dtype != torch.bool:
-        raise TypeError(
-            f"grounded_laplacian: grounded must be bool, True at grounded nodes, got {grounded.dtype}"
-        )
-    if grounded.dim() != 1:
-        raise ValueError(
-            f"grounded_laplacian: grounded must have shape (nodes,), got {tuple(grounded.shape)}"
-        )
 
 
 @makes_plain_tensors
@@ -210,16 +197,6 @@ def _free(grounded: Tensor) -> np.ndarray:
     if not free.any():
         raise ValueError("grounded_laplacian: all nodes are grounded. Leave at least one free")
     return free
-
-
-GROUNDED_LAPLACIAN_PROPERTIES = MatrixProperties(
-    formula="D - W without the rows and columns of grounded nodes",
-    symmetric=True,
-    positive_definite=None,
-    positive_semidefinite=True,
-    null_space="vectors that are constant on each connected component without an edge to a grounded node",
-    source="Miekkala, BIT 33, 1993; Luz et al., ICML 2020",
-)
 
 
 class DelaunayGraph(NamedTuple):
@@ -245,7 +222,11 @@ class DelaunayGraph(NamedTuple):
 
 
 def delaunay_graph(
-    n: int, seed: int, *, boundary: Literal["dirichlet", "periodic"] = "dirichlet", blocks: int = 4
+    n: Annotated[int, at_least(3)],
+    seed: Index,
+    *,
+    boundary: Literal["dirichlet", "periodic"] = "dirichlet",
+    blocks: Annotated[int, at_least(3)] = 4,
 ) -> DelaunayGraph:
     """The edges of the Delaunay triangulation of uniformly random points in the unit square.
 
@@ -267,7 +248,7 @@ def delaunay_graph(
     Raises
     ------
     ValueError
-        if an argument is not as described above, or if no node is left free.
+        if no node is left free.
 
     Notes
     -----
@@ -285,10 +266,6 @@ def delaunay_graph(
     >>> w = torch.ones(edge_index.shape[1], dtype=torch.float64)
     >>> A = ls.problems.grounded_laplacian(edge_index, w, grounded, both_directions=False)
     """
-    n = checks.integer("delaunay_graph", "n", n, 3)
-    seed = checks.integer("delaunay_graph", "seed", seed, 0)
-    blocks = checks.integer("delaunay_graph", "blocks", blocks, 3)
-    checks.one_of("delaunay_graph", "boundary", boundary, ("dirichlet", "periodic"))
     return random_graph(np.random.default_rng(seed), n, boundary, blocks)
 
 
@@ -335,3 +312,23 @@ def _periodic(points: np.ndarray, blocks: int) -> DelaunayGraph:
     tiles = (points + np.concatenate((x, y), 1).reshape(-1, 1, 2)).reshape(-1, 2)
     pairs = np.stack((first.ravel(), second.ravel()), -1)
     return _graph(tiles, pairs, np.zeros(len(tiles), dtype=bool))
+
+
+PROPERTIES = {
+    "graph_laplacian": MatrixProperties(
+        formula="L = D - W (+ shift I)",
+        symmetric=True,
+        positive_definite=None,
+        positive_semidefinite=True,
+        null_space="for shift = 0: vectors that are constant on each connected component",
+        source="Chung, Spectral Graph Theory, AMS 1997",
+    ),
+    "grounded_laplacian": MatrixProperties(
+        formula="D - W without the rows and columns of grounded nodes",
+        symmetric=True,
+        positive_definite=None,
+        positive_semidefinite=True,
+        null_space="vectors that are constant on each connected component without an edge to a grounded node",
+        source="Miekkala, BIT 33, 1993; Luz et al., ICML 2020",
+    ),
+}

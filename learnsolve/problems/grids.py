@@ -3,46 +3,46 @@
 import cmath
 import itertools
 import math
-from collections.abc import Sequence
-from functools import lru_cache, reduce
-from typing import Literal
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce, wraps
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
+from learnsolve.arguments import Finite, NotNegative, Positive, Rule, checker, real, rules_of
 from learnsolve.matrix.cache import makes_plain_tensors
+from learnsolve.matrix.checks import RealDtype, number_or_like, real_tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.indexing import permuted
 from learnsolve.problems._grid import (
+    IDENTITY,
+    LINEAR,
     ElementPlan,
     MatrixProperties,
+    Separable,
     check_definite,
-    check_dtype,
-    check_rows,
     check_sign,
+    coefficient,
     element_plan,
-    grid_axes,
     grid_plan,
-    grid_shape,
-    kronecker_sum,
     neighbors,
     pattern_of_rows,
-    periodic_angles,
-    sine_angles,
+    rows_of,
+    sizes,
+    sizes_of,
     stencil_matrix,
-    sum_over_axes,
 )
 
 
 def poisson(
-    shape: int | Sequence[int],
+    shape: Annotated[int | Sequence[int], sizes(1, 2, 3)],
     *,
     discretization: Literal["fd", "fe"] = "fd",
     boundary: Literal["dirichlet", "periodic"] = "dirichlet",
-    rows: tuple[int, int] | None = None,
-    dtype: torch.dtype = torch.float64,
+    rows: Annotated[tuple[int, int], rows_of("shape")] | None = None,
+    dtype: RealDtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> CSR:
     r"""The negative Laplacian on a structured grid with zero Dirichlet values around it, or periodic.
@@ -69,7 +69,7 @@ def poisson(
     Raises
     ------
     ValueError
-        if shape, discretization or boundary is not as described above.
+        for a periodic axis of fewer than 3 points.
     NotImplementedError
         for discretization="fe" in one or three dimensions.
 
@@ -86,69 +86,34 @@ def poisson(
     >>> ls.problems.poisson(3).to_dense()[1]
     tensor([-1.,  2., -1.], dtype=torch.float64)
     """
-    sizes = _poisson_checked(shape, discretization, boundary)
-    check_dtype("poisson", dtype)
-    d = len(sizes)
-    if discretization == "fe":
-        coefficients = -np.ones((3, 3))
-        coefficients[1, 1] = 8.0
-    else:
-        coefficients = np.zeros((3,) * d)
-        for axis in range(d):
-            at = [1] * d
-            for at[axis] in (0, 2):
-                coefficients[tuple(at)] = -1.0
-        coefficients[(1,) * d] = 2.0 * d
-    part = None if rows is None else check_rows("poisson", rows, math.prod(sizes))
-    return stencil_matrix(coefficients, sizes, dtype, device, boundary == "periodic", part)
+    operator = _poisson(shape, discretization=discretization, boundary=boundary)
+    return stencil_matrix(operator.stencil(), operator.sizes, dtype, device, boundary == "periodic", rows)
 
 
-def _poisson_checked(shape: int | Sequence[int], discretization: str, boundary: str) -> tuple[int, ...]:
-    checks.one_of("poisson", "discretization", discretization, ("fd", "fe"))
-    checks.one_of("poisson", "boundary", boundary, ("dirichlet", "periodic"))
-    sizes = grid_shape("poisson", shape, (1, 2, 3))
-    if discretization == "fe" and len(sizes) != 2:
+def _poisson(
+    shape: int | Sequence[int], *, discretization: str = "fd", boundary: Any = "dirichlet"
+) -> Separable:
+    points = sizes_of(shape)
+    if discretization == "fe" and len(points) != 2:
         raise NotImplementedError(
-            f"poisson: discretization='fe' is for two dimensions, got shape {sizes}. Use discretization='fd'"
+            f"poisson: discretization='fe' is for two dimensions, got shape {points}. Use discretization='fd'"
         )
-    if boundary == "periodic" and min(sizes) < 3:  # two would be neighbors twice
-        raise ValueError(f'poisson: boundary="periodic" needs at least 3 points along each axis, got {sizes}')
-    return sizes
-
-
-def _poisson_eigenvalues(
-    shape: int | Sequence[int], *, discretization: str = "fd", boundary: str = "dirichlet"
-) -> Tensor:
-    sizes = _poisson_checked(shape, discretization, boundary)
-    angles = [periodic_angles(n) if boundary == "periodic" else sine_angles(n) for n in sizes]
-    # 2 - 2 cos t = 4 sin^2(t / 2), without the cancellation for small t.
-    stiffness = [4 * torch.sin(t / 2) ** 2 for t in angles]
-    if discretization == "fe":
-        # A = 3 (K x M + M x K) with K = (-1, 2, -1) and M = (1, 4, 1) / 6
-        (k1, k2), (m1, m2) = stiffness, [2 + torch.cos(t) for t in angles]
-        return kronecker_sum([(k1, m2), (m1, k2)])
-    return sum_over_axes(stiffness)
-
-
-POISSON_PROPERTIES = MatrixProperties(
-    formula="-div grad u, zero on the boundary or periodic",
-    symmetric=True,
-    positive_definite=None,
-    positive_semidefinite=True,
-    null_space='for boundary="periodic": constants',
-    source="LeVeque, Finite Difference Methods, SIAM 2007; pyamg.gallery.poisson",
-    eigenvalues=_poisson_eigenvalues,
-)
+    if boundary == "periodic" and min(points) < 3:  # two would be neighbors twice
+        raise ValueError(
+            f'poisson: boundary="periodic" needs at least 3 points along each axis, got {points}'
+        )
+    three_times = (1, 4, 2)  # the mass matrix of linear elements
+    return Separable(points, mass=three_times if discretization == "fe" else IDENTITY, ends=boundary)
 
 
 def anisotropic(
-    shape: Sequence[int],
-    epsilon: float,
-    theta: float,
+    shape: Annotated[Sequence[int], sizes(2)],
+    epsilon: Positive,
+    theta: Finite,
     *,
     discretization: Literal["fd", "fe"] = "fd",
-    rows: tuple[int, int] | None = None,
-    dtype: torch.dtype = torch.float64,
+    rows: Annotated[tuple[int, int], rows_of("shape")] | None = None,
+    dtype: RealDtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> CSR:
     r"""Diffusion that is strong along one direction and weak across it, zero on the boundary.
@@ -173,11 +138,6 @@ def anisotropic(
     -------
     CSR, shape (n, n), n the number of grid points. Up to 9 entries per row; zeros of the stencil are omitted.
 
-    Raises
-    ------
-    ValueError
-        if shape, discretization, epsilon or theta is not as described above.
-
     Notes
     -----
     Symmetric positive definite. docs/problems.md has the eigenvalues. Divide "fd" by :math:`h^2` for the
@@ -191,54 +151,42 @@ def anisotropic(
     >>> ls.problems.anisotropic((2, 2), epsilon=0.25, theta=0.0).to_dense()[0]
     tensor([ 2.5000, -0.2500, -1.0000,  0.0000], dtype=torch.float64)
     """
-    sizes, E, F, G = _anisotropic_checked(shape, epsilon, theta, discretization)
-    check_dtype("anisotropic", dtype)
-    K = np.array([-1.0, 2.0, -1.0])
-    # Six times the mass matrix of linear elements: integers, so that terms cancel to exactly zero.
-    M = np.array([1.0, 4.0, 1.0]) if discretization == "fe" else np.array([0.0, 6.0, 0.0])
+    operator, F = _anisotropic(shape, epsilon, theta, discretization)
     D = np.array([-1.0, 0.0, 1.0]) / 2
-    stencil = (E * np.outer(K, M) + G * np.outer(M, K)) / 6 - F * np.outer(D, D)
-    part = None if rows is None else check_rows("anisotropic", rows, math.prod(sizes))
-    return stencil_matrix(stencil, sizes, dtype, device, rows_of=part)
+    stencil = operator.stencil() - F * np.outer(D, D)
+    return stencil_matrix(stencil, operator.sizes, dtype, device, rows=rows)
 
 
-def _anisotropic_checked(
+def _anisotropic(
     shape: Sequence[int], epsilon: float, theta: float, discretization: str
-) -> tuple[tuple[int, ...], float, float, float]:
-    checks.one_of("anisotropic", "discretization", discretization, ("fd", "fe"))
-    sizes = grid_shape("anisotropic", shape, (2,))
-    epsilon = checks.real("anisotropic", "epsilon", epsilon, "positive and finite")
-    theta = checks.real("anisotropic", "theta", theta, "finite")
+) -> tuple[Separable, float]:
+    """Its second derivatives along the axes, and F."""
     c, s = math.cos(theta), math.sin(theta)
-    return sizes, c * c + epsilon * s * s, 2 * (1 - epsilon) * c * s, epsilon * c * c + s * s
+    E, F, G = c * c + epsilon * s * s, 2 * (1 - epsilon) * c * s, epsilon * c * c + s * s
+    return Separable(tuple(shape), (E, G), _MASS[discretization]), F
 
 
-def _anisotropic_eigenvalues(
+_MASS = {"fd": IDENTITY, "fe": LINEAR}
+
+
+def _anisotropic_spectrum(
     shape: Sequence[int], epsilon: float, theta: float, *, discretization: str = "fd"
-) -> Tensor:
-    sizes, E, F, G = _anisotropic_checked(shape, epsilon, theta, discretization)
-    if abs(F) > 1e-15 * (E + G):  # sin(pi) is not 0 but 1.2e-16
+) -> Separable:
+    operator, F = _anisotropic(shape, epsilon, theta, discretization)
+    if abs(F) > 1e-15 * sum(operator.scales):  # sin(pi) is not 0 but 1.2e-16
         raise ValueError(
             "anisotropic: the eigenvalues are known for theta a multiple of pi/2 or epsilon = 1 only, got "
             f"epsilon = {epsilon}, theta = {theta}"
         )
-    angles = [sine_angles(n) for n in sizes]
-    k1, k2 = (4 * torch.sin(t / 2) ** 2 for t in angles)
-    m1, m2 = ((2 + torch.cos(t)) / 3 if discretization == "fe" else torch.ones_like(t) for t in angles)
-    return kronecker_sum([(E * k1, m2), (m1, G * k2)])
+    return operator
 
 
-ANISOTROPIC_PROPERTIES = MatrixProperties(
-    formula="-div(Q diag(1, epsilon) Q^T grad u), zero on the boundary",
-    symmetric=True,
-    positive_definite=True,
-    positive_semidefinite=True,
-    source="Trottenberg, Oosterlee, Schueller, Multigrid, 2001; pyamg.gallery.diffusion_stencil_2d",
-    eigenvalues=_anisotropic_eigenvalues,
-)
-
-
-def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, int] | None = None) -> CSR:
+def diffusion(
+    kappa: Annotated[Tensor, coefficient(2, 3, positive=True)],
+    *,
+    dimensions: Literal[2, 3] | None = None,
+    rows: Annotated[tuple[int, int], rows_of("kappa")] | None = None,
+) -> CSR:
     r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)` with one coefficient per cell of a uniform grid.
 
     Cell-centered finite volumes, u = 0 on the boundary:
@@ -260,10 +208,8 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
     Raises
     ------
     ValueError
-        if kappa has too few axes or no cells, or an entry that is not positive and finite (not checked in a
-        batch of `torch.func.vmap`, on a CUDA device and under `torch.compile`).
-    TypeError
-        if kappa is not a float32 or float64 tensor.
+        if kappa has an entry that is not positive and finite (not checked in a batch of `torch.func.vmap`,
+        on a CUDA device and under `torch.compile`), or a batch and `rows`.
 
     Notes
     -----
@@ -280,7 +226,7 @@ def diffusion(kappa: Tensor, *, dimensions: int | None = None, rows: tuple[int, 
     tensor([[4., 4.],
             [4., 4.]], dtype=torch.float64)
     """
-    d = _diffusion_checked(kappa, dimensions)
+    d = dimensions or kappa.dim()
     if rows is not None:
         return _rows(kappa, d, rows)
     diagonal = torch.zeros_like(kappa)
@@ -304,7 +250,7 @@ def _rows(kappa: Tensor, d: int, rows: tuple[int, int]) -> CSR:
         raise ValueError(
             f"diffusion: rows are of one grid, but kappa has a batch, got shape {tuple(kappa.shape)}"
         )
-    lo, hi = check_rows("diffusion", rows, kappa.numel())
+    lo, hi = rows
     unit = np.eye(d, dtype=np.int64)
     offsets = np.concatenate((-unit, np.zeros((1, d), np.int64), unit[::-1]))  # ascending columns
     numbers, inside = neighbors(offsets, tuple(kappa.shape), lo, hi)
@@ -324,32 +270,28 @@ def _rows(kappa: Tensor, d: int, rows: tuple[int, int]) -> CSR:
     return CSR(torch.stack(entries, 1)[there], pattern)
 
 
-def _diffusion_checked(kappa: Tensor, dimensions: int | None) -> int:
-    d = grid_axes("diffusion", "kappa", kappa, dimensions, (2, 3))
-    check_sign("diffusion", "kappa", kappa, zero=False)
-    return d
-
-
-def _diffusion_eigenvalues(kappa: Tensor, *, dimensions: int | None = None) -> Tensor:
-    d = _diffusion_checked(kappa, dimensions)
-    if kappa.dim() != d or not bool((kappa == kappa.flatten()[0]).all()):
-        raise ValueError("diffusion: the eigenvalues are known for one grid of constant kappa only")
+def _diffusion_spectrum(kappa: Tensor, *, dimensions: int | None = None) -> Separable:
+    factor = _constant("diffusion", "kappa", kappa, dimensions or kappa.dim())
     # The boundary is half a cell outside both ends: eigenvectors sin((j + 1/2) k pi / n).
-    lines = [
-        4 * torch.sin(torch.arange(1, n + 1, dtype=torch.float64) * (math.pi / (2 * n))) ** 2
-        for n in kappa.shape
-    ]
-    return float(kappa.flatten()[0]) * sum_over_axes(lines)
+    return Separable(tuple(kappa.shape), ends="half", factor=factor)
 
 
-DIFFUSION_PROPERTIES = MatrixProperties(
-    formula="-div(kappa grad u), zero on the boundary",
-    symmetric=True,
-    positive_definite=True,
-    positive_semidefinite=True,
-    source="Eymard, Gallouet, Herbin, Finite Volume Methods, 2000",
-    eigenvalues=_diffusion_eigenvalues,
-)
+def _constant(function: str, name: str, value: Tensor, d: int) -> float:
+    """The one coefficient of one grid of d axes."""
+    if value.dim() != d or not bool((value == value.flatten()[0]).all()):
+        raise ValueError(f"{function}: the eigenvalues are known for one grid of constant {name} only")
+    return float(value.flatten()[0])
+
+
+def _cells(function: str, name: str, kappa: Tensor, given: dict[str, Any]) -> Tensor:
+    boundary = given.get("boundary", "dirichlet")
+    least = 3 if boundary == "periodic" else 2  # two periodic cells would join a pair of nodes twice
+    if kappa.dim() < 2 or min(kappa.shape[-2:]) < least:
+        raise ValueError(
+            f"{function}: {name} must have shape (..., cx, cy) with at least {least} x {least} cells for "
+            f"boundary={boundary!r}, got {tuple(kappa.shape)}"
+        )
+    return check_sign(function, name, kappa, zero=False)
 
 
 # Element matrices of the unit square; its nodes are (0, 0), (0, 1), (1, 0), (1, 1).
@@ -360,11 +302,11 @@ _LOCAL = {
 
 
 def nodal_diffusion(
-    kappa: Tensor,
+    kappa: Annotated[Tensor, real_tensor(_cells, of="boundary")],
     *,
     discretization: Literal["fd", "fe"] = "fd",
     boundary: Literal["dirichlet", "periodic"] = "dirichlet",
-    shift: float = 0.0,
+    shift: NotNegative = 0.0,
 ) -> CSR:
     r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)`, coefficients per cell, unknowns at the nodes.
 
@@ -387,10 +329,7 @@ def nodal_diffusion(
     ------
     ValueError
         if kappa has fewer than 2 x 2 cells (3 x 3 for "periodic"), or an entry that is not positive and
-        finite (not checked in a batch of `torch.func.vmap`, on a CUDA device and under `torch.compile`), or
-        if discretization, boundary or shift is not as described above.
-    TypeError
-        if kappa is not a float32 or float64 tensor.
+        finite (not checked in a batch of `torch.func.vmap`, on a CUDA device and under `torch.compile`).
 
     Notes
     -----
@@ -407,24 +346,8 @@ def nodal_diffusion(
     tensor([[ 4., -1.],
             [-1.,  6.]])
     """
-    shift = _nodal_diffusion_checked(kappa, discretization, boundary, shift)
-    check_sign("nodal_diffusion", "kappa", kappa, zero=False)
     plan, weights = _plan(kappa.shape[-2], kappa.shape[-1], discretization, boundary, kappa.device)
     return plan.matrix(weights, kappa.flatten(-2), shift)
-
-
-def _nodal_diffusion_checked(kappa: Tensor, discretization: str, boundary: str, shift: float) -> float:
-    checks.tensor("nodal_diffusion", "kappa", kappa)
-    checks.dtype("nodal_diffusion", "kappa", kappa)
-    checks.one_of("nodal_diffusion", "discretization", discretization, ("fd", "fe"))
-    checks.one_of("nodal_diffusion", "boundary", boundary, ("dirichlet", "periodic"))
-    least = 3 if boundary == "periodic" else 2  # two periodic cells would join a pair of nodes twice
-    if kappa.dim() < 2 or min(kappa.shape[-2:]) < least:
-        raise ValueError(
-            f"nodal_diffusion: kappa must have shape (..., cx, cy) with at least {least} x {least} cells for "
-            f"boundary={boundary!r}, got {tuple(kappa.shape)}"
-        )
-    return checks.real("nodal_diffusion", "shift", shift, "finite and not negative")
 
 
 # Few: a plan of 10^6 cells takes about 200 MB.
@@ -445,33 +368,25 @@ def _plan(
     return plan, plan.weights(torch.from_numpy(local).to(device))
 
 
-def _nodal_diffusion_eigenvalues(
-    kappa: Tensor, *, discretization: str = "fd", boundary: str = "dirichlet", shift: float = 0.0
-) -> Tensor:
-    shift = _nodal_diffusion_checked(kappa, discretization, boundary, shift)
-    if kappa.dim() != 2 or not bool((kappa == kappa.flatten()[0]).all()):
-        raise ValueError("nodal_diffusion: the eigenvalues are known for one grid of constant kappa only")
-    if boundary == "periodic":
-        angles = [periodic_angles(c) for c in kappa.shape]
-    else:
-        angles = [sine_angles(c - 1) for c in kappa.shape]
-    k1, k2 = (4 * torch.sin(t / 2) ** 2 for t in angles)
-    m1, m2 = ((2 + torch.cos(t)) / 3 if discretization == "fe" else torch.ones_like(t) for t in angles)
-    return float(kappa.flatten()[0]) * kronecker_sum([(k1, m2), (m1, k2)]) + shift
+def _nodal_diffusion_spectrum(
+    kappa: Tensor, *, discretization: str = "fd", boundary: Any = "dirichlet", shift: float = 0.0
+) -> Separable:
+    factor = _constant("nodal_diffusion", "kappa", kappa, 2)
+    nodes = tuple(c - (boundary == "dirichlet") for c in kappa.shape)
+    return Separable(nodes, mass=_MASS[discretization], ends=boundary, factor=factor, shift=shift)
 
 
-NODAL_DIFFUSION_PROPERTIES = MatrixProperties(
-    formula="-div(kappa grad u) (+ shift I), a coefficient per cell, unknowns at the nodes",
-    symmetric=True,
-    positive_definite=None,
-    positive_semidefinite=True,
-    null_space="for boundary='periodic' and shift = 0: constants",
-    source="Trifonov et al., arXiv 2405.15557; Greenfeld et al., ICML 2019",
-    eigenvalues=_nodal_diffusion_eigenvalues,
-)
+def _tensors(function: str, name: str, K: Tensor) -> Tensor:
+    d = K.shape[-1] if K.dim() else 0
+    if d not in (2, 3) or K.dim() < d + 2 or K.shape[-2] != d or min(K.shape[-d - 2 : -2]) < 2:
+        raise ValueError(
+            f"{function}: {name} must have shape (..., cx, cy, 2, 2) or (..., cx, cy, cz, 3, 3) with at "
+            f"least 2 cells along each axis, got {tuple(K.shape)}"
+        )
+    return check_definite(function, name, K)
 
 
-def diffusion_tensor(K: Tensor) -> CSR:
+def diffusion_tensor(K: Annotated[Tensor, real_tensor(_tensors)]) -> CSR:
     r"""The operator :math:`-\nabla \cdot (K \nabla u)` with a full tensor per cell, unknowns at the nodes.
 
     Bilinear or trilinear elements on the corners of the cells, u = 0 on the boundary:
@@ -494,8 +409,6 @@ def diffusion_tensor(K: Tensor) -> CSR:
         if K has another shape, or fewer than 2 cells along an axis, or a tensor that is not finite, positive
         definite and symmetric up to 512 eps of its largest entry (not checked in a batch of
         `torch.func.vmap`, on a CUDA device and under `torch.compile`).
-    TypeError
-        if K is not a float32 or float64 tensor.
 
     Notes
     -----
@@ -513,8 +426,7 @@ def diffusion_tensor(K: Tensor) -> CSR:
     tensor([[ 6.6667, -0.3333],
             [-0.3333,  6.6667]])
     """
-    d, nodes = _tensors_checked(K)
-    check_definite("diffusion_tensor", "K", K)
+    d, nodes = K.shape[-1], _inside(K)
     sums: dict[Axes, dict[Axes, Tensor]] = {
         (a, b): _sums_of_cells(K, a, b) for a in range(d) for b in range(a, d)
     }
@@ -566,50 +478,27 @@ def _sums_of_cells(K: Tensor, a: int, b: int) -> dict[Axes, Tensor]:
     return sums
 
 
-def _tensors_checked(K: Tensor) -> tuple[int, tuple[int, ...]]:
-    checks.tensor("diffusion_tensor", "K", K)
-    checks.dtype("diffusion_tensor", "K", K)
-    d = K.shape[-1] if K.dim() else 0
-    if d not in (2, 3) or K.dim() < d + 2 or K.shape[-2] != d or min(K.shape[-d - 2 : -2]) < 2:
-        raise ValueError(
-            "diffusion_tensor: K must have shape (..., cx, cy, 2, 2) or (..., cx, cy, cz, 3, 3) with at "
-            f"least 2 cells along each axis, got {tuple(K.shape)}"
-        )
-    return d, tuple(c - 1 for c in K.shape[-d - 2 : -2])
+def _inside(K: Tensor) -> tuple[int, ...]:
+    return tuple(c - 1 for c in K.shape[-K.shape[-1] - 2 : -2])
 
 
-def _diffusion_tensor_eigenvalues(K: Tensor) -> Tensor:
-    d, nodes = _tensors_checked(K)
+def _diffusion_tensor_spectrum(K: Tensor) -> Separable:
+    d = K.shape[-1]
     one = K.reshape(-1, d, d)[0]
     if K.dim() != d + 2 or not bool((one.diagonal().diag() == K).all()):
         raise ValueError(
             "diffusion_tensor: the eigenvalues are known for one grid of one diagonal tensor only"
         )
-    angles = [sine_angles(n) for n in nodes]
-    mass = [(2 + torch.cos(t)) / 3 for t in angles]
-    terms = [[*mass] for _ in nodes]
-    for axis, t in enumerate(angles):
-        terms[axis][axis] = float(one[axis, axis]) * 4 * torch.sin(t / 2) ** 2
-    return kronecker_sum(terms)
-
-
-DIFFUSION_TENSOR_PROPERTIES = MatrixProperties(
-    formula="-div(K grad u), a full tensor K per cell, unknowns at the nodes, zero on the boundary",
-    symmetric=True,
-    positive_definite=True,
-    positive_semidefinite=True,
-    source="Elman, Silvester, Wathen, Finite Elements and Fast Iterative Solvers, 2014",
-    eigenvalues=_diffusion_tensor_eigenvalues,
-)
+    return Separable(_inside(K), tuple(one.diagonal().tolist()), LINEAR)
 
 
 def convection_diffusion(
-    wind: Tensor,
-    peclet: float = 1.0,
+    wind: Annotated[Tensor, coefficient(1, 2, 3, vector=True)],
+    peclet: NotNegative = 1.0,
     *,
     scheme: Literal["central", "upwind"] = "upwind",
-    reaction: float | Tensor = 0.0,
-    dimensions: int | None = None,
+    reaction: Annotated[float | Tensor, number_or_like("wind", "finite")] = 0.0,
+    dimensions: Literal[1, 2, 3] | None = None,
 ) -> CSR:
     r"""The operator :math:`-\epsilon \Delta u + w \cdot \nabla u + c u` by finite differences, zero outside.
 
@@ -632,13 +521,6 @@ def convection_diffusion(
     -------
     CSR, shape (n, n), n the number of grid points; values of shape (..., nnz) in wind's dtype, on its device.
 
-    Raises
-    ------
-    ValueError
-        if wind, peclet, scheme, reaction or dimensions is not as described above.
-    TypeError
-        if wind, or a tensor `reaction`, is not float32 or float64, or they differ in dtype or device.
-
     Notes
     -----
     Nonsymmetric, unless there is no wind. docs/problems.md has stencils and eigenvalues. Gradient with
@@ -652,9 +534,7 @@ def convection_diffusion(
     >>> ls.problems.convection_diffusion(torch.full((1, 3), 0.5)).to_dense()[1]
     tensor([-1.5000,  2.5000, -1.0000])
     """
-    d = grid_axes("convection_diffusion", "wind", wind, dimensions, (1, 2, 3), vector=True)
-    peclet = checks.real("convection_diffusion", "peclet", peclet, "finite and not negative")
-    checks.one_of("convection_diffusion", "scheme", scheme, ("central", "upwind"))
+    d = dimensions or wind.dim() - 1
     p = (peclet * wind).movedim(-d - 1, 0)  # (d, ..., *grid)
     diagonal = 2.0 * d + _reaction(reaction, p[0])
     above, below = [], []
@@ -675,34 +555,31 @@ def convection_diffusion(
 
 def _reaction(reaction: float | Tensor, like: Tensor) -> Tensor:
     """The reaction as a tensor with the shape of one component of the wind."""
-    name = "convection_diffusion"
     if not isinstance(reaction, Tensor):
-        number = checks.real(name, "reaction", reaction, "finite", "a number or a torch.Tensor")
-        return torch.full_like(like, number)
-    checks.same_kind(name, "reaction", reaction, like)
+        return torch.full_like(like, reaction)
     try:
         return reaction.expand(like.shape)
     except RuntimeError:
         raise ValueError(
-            f"{name}: reaction must have the shape of a component of wind, {tuple(like.shape)}, or broadcast "
-            f"to it, got {tuple(reaction.shape)}"
+            "convection_diffusion: reaction must have the shape of a component of wind, "
+            f"{tuple(like.shape)}, or broadcast to it, got {tuple(reaction.shape)}"
         ) from None
 
 
-CONVECTION_DIFFUSION_PROPERTIES = MatrixProperties(
-    formula="-epsilon div grad u + w . grad u + c u, zero on the boundary",
-    symmetric=None,
-    positive_definite=None,
-    positive_semidefinite=None,
-    source="Elman, Silvester, Wathen, Finite Elements and Fast Iterative Solvers, 2014",
-)
-
-
-BOUNDARIES = ("dirichlet", "absorbing")
+def _any_finite(function: str, name: str, value: Any) -> complex:
+    if not isinstance(value, complex):
+        return real(function, name, value, "finite")
+    if not cmath.isfinite(value):
+        raise ValueError(f"{function}: {name} must be finite, got {value}. Use a finite number")
+    return value
 
 
 def helmholtz(
-    kh: Tensor, *, shift: complex = 1.0, boundary: str = "dirichlet", dimensions: int | None = None
+    kh: Annotated[Tensor, coefficient(1, 2, 3)],
+    *,
+    shift: Annotated[complex, Rule(_any_finite, "a finite number", (math.inf, "1"))] = 1.0,
+    boundary: Literal["dirichlet", "absorbing"] = "dirichlet",
+    dimensions: Literal[1, 2, 3] | None = None,
 ) -> CSR:
     r"""The Helmholtz operator :math:`-\Delta u - k^2 u` by finite differences.
 
@@ -724,13 +601,6 @@ def helmholtz(
     CSR, shape (n, n), n the number of grid points. Values (..., nnz) in kh's dtype, or complex if `shift` is
     or the boundary absorbs.
 
-    Raises
-    ------
-    ValueError
-        if kh, shift, boundary or dimensions is not as described above.
-    TypeError
-        if kh is not a float32 or float64 tensor.
-
     Notes
     -----
     Symmetric, not Hermitian where complex; indefinite once shift k^2 exceeds the smallest eigenvalue of the
@@ -745,8 +615,7 @@ def helmholtz(
     >>> ls.problems.helmholtz(torch.tensor([0.5, 1.0, 0.5])).to_dense()[1]
     tensor([-1.,  1., -1.])
     """
-    d, shift = _helmholtz_checked(kh, shift, dimensions)
-    checks.one_of("helmholtz", "boundary", boundary, BOUNDARIES)
+    d = dimensions or kh.dim()
     diagonal = 2.0 * d - shift * kh * kh
     if boundary == "absorbing":
         diagonal = diagonal - _outside(kh, d) * (1 + 0.5j * kh) / (1 - 0.5j * kh)
@@ -755,15 +624,6 @@ def helmholtz(
     pairs = (plan.pattern.nnz - plan.pattern.shape[0]) // 2
     above = diagonal.new_full((1,), -1.0).expand(*diagonal.shape[:-1], pairs)
     return plan.matrix(diagonal, above)
-
-
-def _helmholtz_checked(kh: Tensor, shift: complex, dimensions: int | None) -> tuple[int, complex]:
-    d = grid_axes("helmholtz", "kh", kh, dimensions, (1, 2, 3))
-    if isinstance(shift, complex):
-        if not cmath.isfinite(shift):
-            raise ValueError(f"helmholtz: shift must be finite, got {shift}. Use a finite number")
-        return d, shift
-    return d, checks.real("helmholtz", "shift", shift, "finite")
 
 
 def _outside(kh: Tensor, d: int) -> Tensor:
@@ -776,23 +636,83 @@ def _outside(kh: Tensor, d: int) -> Tensor:
     return count
 
 
-def _helmholtz_eigenvalues(
+def _helmholtz_spectrum(
     kh: Tensor, *, shift: complex = 1.0, boundary: str = "dirichlet", dimensions: int | None = None
-) -> Tensor:
-    d, shift = _helmholtz_checked(kh, shift, dimensions)
-    if boundary != "dirichlet" or kh.dim() != d or not bool((kh == kh.flatten()[0]).all()):
-        raise ValueError(
-            "helmholtz: the eigenvalues are known for one grid of constant kh, zero on its boundary, only"
-        )
-    lines = [4 * torch.sin(sine_angles(n) / 2) ** 2 for n in kh.shape]
-    return sum_over_axes(lines) - shift * float(kh.flatten()[0]) ** 2
+) -> Separable:
+    if boundary != "dirichlet":
+        raise ValueError(f"helmholtz: the eigenvalues are known for boundary='dirichlet', got {boundary!r}")
+    k = _constant("helmholtz", "kh", kh, dimensions or kh.dim())
+    return Separable(tuple(kh.shape), shift=-shift * k**2)
 
 
-HELMHOLTZ_PROPERTIES = MatrixProperties(
-    formula="-div grad u - shift k^2 u, zero on the boundary",
-    symmetric=True,
-    positive_definite=None,
-    positive_semidefinite=None,
-    source="Erlangga, Arch. Comput. Methods Eng. 15, 2008",
-    eigenvalues=_helmholtz_eigenvalues,
-)
+def _eigenvalues(problem: Callable[..., CSR], spectrum: Callable[..., Separable]) -> Callable[..., Tensor]:
+    """The eigenvalues for the arguments of a problem, checked as the problem checks them."""
+    check = checker(spectrum, problem.__name__, rules_of(problem))
+
+    @wraps(spectrum)
+    def eigenvalues(*args: Any, **keywords: Any) -> Tensor:
+        args, keywords = check(args, keywords)
+        return spectrum(*args, **keywords).eigenvalues()
+
+    return eigenvalues
+
+
+PROPERTIES = {
+    "anisotropic": MatrixProperties(
+        formula="-div(Q diag(1, epsilon) Q^T grad u), zero on the boundary",
+        symmetric=True,
+        positive_definite=True,
+        positive_semidefinite=True,
+        source="Trottenberg, Oosterlee, Schueller, Multigrid, 2001; pyamg.gallery.diffusion_stencil_2d",
+        eigenvalues=_eigenvalues(anisotropic, _anisotropic_spectrum),
+    ),
+    "convection_diffusion": MatrixProperties(
+        formula="-epsilon div grad u + w . grad u + c u, zero on the boundary",
+        symmetric=None,
+        positive_definite=None,
+        positive_semidefinite=None,
+        source="Elman, Silvester, Wathen, Finite Elements and Fast Iterative Solvers, 2014",
+    ),
+    "diffusion": MatrixProperties(
+        formula="-div(kappa grad u), zero on the boundary",
+        symmetric=True,
+        positive_definite=True,
+        positive_semidefinite=True,
+        source="Eymard, Gallouet, Herbin, Finite Volume Methods, 2000",
+        eigenvalues=_eigenvalues(diffusion, _diffusion_spectrum),
+    ),
+    "diffusion_tensor": MatrixProperties(
+        formula="-div(K grad u), a full tensor K per cell, unknowns at the nodes, zero on the boundary",
+        symmetric=True,
+        positive_definite=True,
+        positive_semidefinite=True,
+        source="Elman, Silvester, Wathen, Finite Elements and Fast Iterative Solvers, 2014",
+        eigenvalues=_eigenvalues(diffusion_tensor, _diffusion_tensor_spectrum),
+    ),
+    "helmholtz": MatrixProperties(
+        formula="-div grad u - shift k^2 u, zero on the boundary",
+        symmetric=True,
+        positive_definite=None,
+        positive_semidefinite=None,
+        source="Erlangga, Arch. Comput. Methods Eng. 15, 2008",
+        eigenvalues=_eigenvalues(helmholtz, _helmholtz_spectrum),
+    ),
+    "nodal_diffusion": MatrixProperties(
+        formula="-div(kappa grad u) (+ shift I), a coefficient per cell, unknowns at the nodes",
+        symmetric=True,
+        positive_definite=None,
+        positive_semidefinite=True,
+        null_space="for boundary='periodic' and shift = 0: constants",
+        source="Trifonov et al., arXiv 2405.15557; Greenfeld et al., ICML 2019",
+        eigenvalues=_eigenvalues(nodal_diffusion, _nodal_diffusion_spectrum),
+    ),
+    "poisson": MatrixProperties(
+        formula="-div grad u, zero on the boundary or periodic",
+        symmetric=True,
+        positive_definite=None,
+        positive_semidefinite=True,
+        null_space='for boundary="periodic": constants',
+        source="LeVeque, Finite Difference Methods, SIAM 2007; pyamg.gallery.poisson",
+        eigenvalues=_eigenvalues(poisson, _poisson),
+    ),
+}

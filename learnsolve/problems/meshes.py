@@ -3,14 +3,16 @@ triangle."""
 
 import math
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, Rule, at_least
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import Immutable, makes_plain_tensors
+from learnsolve.matrix.checks import real_tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import as_numpy
 from learnsolve.ops.arithmetic import plain_values
@@ -33,6 +35,45 @@ def triangle_edges(triangles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(np.divmod(keys, size), -1), times
 
 
+def _points(function: str, name: str, points: Tensor) -> Tensor:
+    if points.dim() != 2 or points.shape[1] != 2 or len(points) == 0:
+        raise ValueError(f"{function}: {name} must have shape (any, 2), got {tuple(points.shape)}")
+    if points.is_meta:
+        raise ValueError(f"{function}: {name} must have data, got a tensor on meta")
+    if plain_values(points).shape != points.shape:
+        raise ValueError(
+            f"{function}: inside torch.func.vmap there is not one set of points. Make a mesh of each, and "
+            "stack the values of its matrices"
+        )
+    if not (finite := plain_values(points).isfinite()).all():
+        at = int((~finite).nonzero()[0, -2])
+        raise ValueError(f"{function}: {name} must be finite, got points[{at}]")
+    return points
+
+
+def _triangles(function: str, name: str, triangles: Any) -> Tensor:
+    checks.integers(function, name, triangles)
+    if triangles.dim() != 2 or triangles.shape[1] != 3 or len(triangles) == 0:
+        raise ValueError(f"{function}: {name} must have shape (any, 3), got {tuple(triangles.shape)}")
+    return triangles
+
+
+def _fixed(function: str, name: str, fixed: Any, given: dict[str, Any]) -> Tensor:
+    checks.tensor(function, name, fixed)
+    points = given["points"]
+    if fixed.dtype != torch.bool or fixed.shape != points.shape[:1]:
+        raise ValueError(
+            f"{function}: {name} must be a bool tensor of shape (points = {len(points)},), got "
+            f"{fixed.dtype} of shape {tuple(fixed.shape)}"
+        )
+    return fixed
+
+
+Points = Annotated[Tensor, real_tensor(_points)]
+Triangles = Annotated[Tensor, Rule(_triangles, "an integer tensor of shape (any, 3)", (3, torch.ones(2, 3)))]
+Fixed = Annotated[Tensor, Rule(_fixed, "a bool tensor of shape (points,)", (3, torch.ones(2)), "points")]
+
+
 class TriangleMesh(Immutable):
     """Points in the plane, triangles between them, and the points whose values are fixed at zero.
 
@@ -48,8 +89,6 @@ class TriangleMesh(Immutable):
     ValueError
         if shapes do not match, a triangle has no area or a point that does not exist, or no point is free; in
         a batch of points by `torch.func.vmap`.
-    TypeError
-        for other dtypes.
 
     Notes
     -----
@@ -86,8 +125,7 @@ class TriangleMesh(Immutable):
     _stiffness: Tensor
     _plans: dict[torch.device, ElementPlan]
 
-    def __init__(self, points: Tensor, triangles: Tensor, fixed: Tensor | None = None):
-        _check_kinds(points, triangles, fixed)
+    def __init__(self, points: Points, triangles: Triangles, fixed: Fixed | None = None):
         numbers = plain_values(points)
         t, fixed, free = _topology(numbers, triangles, fixed)
         x = points.to("cpu", torch.float64, copy=True)  # the caller cannot change it
@@ -98,9 +136,8 @@ class TriangleMesh(Immutable):
             object.__setattr__(self, name, value)
 
     @classmethod
-    def delaunay(cls, points: Tensor, fixed: Tensor | None = None) -> "TriangleMesh":
+    def delaunay(cls, points: Points, fixed: Fixed | None = None) -> "TriangleMesh":
         """The Delaunay triangulation of `points`, by SciPy."""
-        _check_points("TriangleMesh.delaunay", points)
         triangles = triangulate(as_numpy(plain_values(points).double()))
         return cls(points, torch.from_numpy(triangles), fixed)
 
@@ -127,39 +164,6 @@ def _shared_plan(triangles: bytes, fixed: bytes, device: torch.device) -> Elemen
     row = np.where(free, np.cumsum(free) - 1, -1)
     elements = row[np.frombuffer(triangles, dtype=np.int64).reshape(-1, 3)]
     return element_plan(elements, int(free.sum()), device)
-
-
-def _check_points(function: str, points: Tensor) -> None:
-    checks.tensor(function, "points", points)
-    checks.dtype(function, "points", points)
-    if points.dim() != 2 or points.shape[1] != 2 or len(points) == 0:
-        raise ValueError(f"{function}: points must have shape (any, 2), got {tuple(points.shape)}")
-    if points.is_meta:
-        raise ValueError(f"{function}: points must have data, got a tensor on meta")
-    if plain_values(points).shape != points.shape:
-        raise ValueError(
-            f"{function}: inside torch.func.vmap there is not one set of points. Make a mesh of each, and "
-            "stack the values of its matrices"
-        )
-    if not (finite := plain_values(points).isfinite()).all():
-        at = int((~finite).nonzero()[0, -2])
-        raise ValueError(f"{function}: points must be finite, got points[{at}]")
-
-
-def _check_kinds(points: Tensor, triangles: Tensor, fixed: Tensor | None) -> None:
-    _check_points("TriangleMesh", points)
-    for name, t in (("triangles", triangles), ("fixed", fixed)):
-        if t is not None or name != "fixed":
-            checks.tensor("TriangleMesh", name, t)
-    if triangles.is_floating_point() or triangles.is_complex() or triangles.dtype == torch.bool:
-        raise TypeError(f"TriangleMesh: triangles must be integers, got {triangles.dtype}")
-    if triangles.dim() != 2 or triangles.shape[1] != 3 or len(triangles) == 0:
-        raise ValueError(f"TriangleMesh: triangles must have shape (any, 3), got {tuple(triangles.shape)}")
-    if fixed is not None and (fixed.dtype != torch.bool or fixed.shape != points.shape[:1]):
-        raise ValueError(
-            f"TriangleMesh: fixed must be a bool tensor of shape (points = {len(points)},), got "
-            f"{fixed.dtype} of shape {tuple(fixed.shape)}"
-        )
 
 
 @makes_plain_tensors
@@ -203,7 +207,12 @@ def _boundary(triangles: np.ndarray, n: int) -> np.ndarray:
     return fixed
 
 
-def random_mesh(n: int, seed: int, *, domain: Literal["square", "disc_with_hole"] = "square") -> TriangleMesh:
+def random_mesh(
+    n: Annotated[int, at_least(16)],
+    seed: Index,
+    *,
+    domain: Literal["square", "disc_with_hole"] = "square",
+) -> TriangleMesh:
     """An unstructured mesh of about n free points.
 
     Parameters
@@ -215,13 +224,6 @@ def random_mesh(n: int, seed: int, *, domain: Literal["square", "disc_with_hole"
     Returns
     -------
     TriangleMesh
-
-    Raises
-    ------
-    ValueError
-        if n, seed or domain is not as described above.
-    TypeError
-        if n or seed is not an int.
 
     Notes
     -----
@@ -239,9 +241,6 @@ def random_mesh(n: int, seed: int, *, domain: Literal["square", "disc_with_hole"
     >>> bool(900 < len(mesh.free) < 1100)
     True
     """
-    n = checks.integer("random_mesh", "n", n, 16)
-    seed = checks.integer("random_mesh", "seed", seed, 0)
-    checks.one_of("random_mesh", "domain", domain, ("square", "disc_with_hole"))
     return _random_mesh(n, seed, domain)
 
 
@@ -283,7 +282,30 @@ def _circle(radius: float, h: float) -> np.ndarray:
     return radius * np.stack((np.cos(angle), np.sin(angle)), -1)
 
 
-def p1_stiffness(mesh: TriangleMesh, kappa: Tensor | None = None) -> CSR:
+def _mesh(function: str, name: str, mesh: Any) -> TriangleMesh:
+    if not isinstance(mesh, TriangleMesh):
+        raise TypeError(f"{function}: {name} must be a TriangleMesh, got {type(mesh).__name__}")
+    return mesh
+
+
+def of_triangles(zero: bool) -> Rule:
+    """A coefficient per triangle of `mesh`."""
+
+    def check(function: str, name: str, value: Tensor, given: dict[str, Any]) -> Tensor:
+        count = len(given["mesh"].triangles)
+        if value.dim() == 0 or value.shape[-1] != count:
+            raise ValueError(
+                f"{function}: {name} must have shape (..., triangles = {count}), got {tuple(value.shape)}"
+            )
+        return check_sign(function, name, value, zero=zero)
+
+    return real_tensor(check, of="mesh")
+
+
+Mesh = Annotated[TriangleMesh, Rule(_mesh, "a TriangleMesh", (object(), 3))]
+
+
+def p1_stiffness(mesh: Mesh, kappa: Annotated[Tensor, of_triangles(zero=False)] | None = None) -> CSR:
     r"""The stiffness matrix of :math:`-\nabla \cdot (\kappa \nabla u)`, zero at the fixed points.
 
     .. math:: A_{ij} = \sum_T \kappa_T \int_T \nabla \varphi_i \cdot \nabla \varphi_j
@@ -304,8 +326,6 @@ def p1_stiffness(mesh: TriangleMesh, kappa: Tensor | None = None) -> CSR:
     ValueError
         if kappa has another shape or an entry that is not positive and finite (not checked in a batch of
         `torch.func.vmap`, on a CUDA device and under `torch.compile`).
-    TypeError
-        if kappa is not a float32 or float64 tensor, or mesh not a TriangleMesh.
 
     Notes
     -----
@@ -324,12 +344,12 @@ def p1_stiffness(mesh: TriangleMesh, kappa: Tensor | None = None) -> CSR:
     >>> ls.problems.p1_stiffness(mesh, kappa).pattern is ls.problems.p1_mass(mesh).pattern
     True
     """
-    kappa = _coefficients("p1_stiffness", "kappa", mesh, kappa, zero=False)
+    kappa = _ones(mesh) if kappa is None else kappa
     plan = mesh._plan(kappa.device)
     return plan.matrix(plan.weights(mesh._stiffness.to(kappa.device)), kappa)
 
 
-def p1_mass(mesh: TriangleMesh, rho: Tensor | None = None) -> CSR:
+def p1_mass(mesh: Mesh, rho: Annotated[Tensor, of_triangles(zero=True)] | None = None) -> CSR:
     r"""The mass matrix of a density per triangle, for values that are zero at the fixed points.
 
     .. math:: M_{ij} = \sum_T \rho_T \int_T \varphi_i \varphi_j
@@ -346,7 +366,7 @@ def p1_mass(mesh: TriangleMesh, rho: Tensor | None = None) -> CSR:
 
     Raises
     ------
-    ValueError, TypeError
+    ValueError
         as for `p1_stiffness`, but rho may be zero.
 
     Notes
@@ -363,40 +383,31 @@ def p1_mass(mesh: TriangleMesh, rho: Tensor | None = None) -> CSR:
     >>> bool(0 < lowest / (2 * torch.pi**2) - 1 < 0.2)  # of -div grad on the unit square: 2 pi^2
     True
     """
-    rho = _coefficients("p1_mass", "rho", mesh, rho, zero=True)
+    rho = _ones(mesh) if rho is None else rho
     local = (torch.eye(3, dtype=torch.float64, device="cpu") + 1) / 12 * mesh.areas.view(-1, 1, 1)
     plan = mesh._plan(rho.device)
     return plan.matrix(plan.weights(local.to(rho.device)), rho)
 
 
-def _coefficients(function: str, name: str, mesh: Any, value: Tensor | None, *, zero: bool) -> Tensor:
-    if not isinstance(mesh, TriangleMesh):
-        raise TypeError(f"{function}: mesh must be a TriangleMesh, got {type(mesh).__name__}")
-    count = len(mesh.triangles)
-    if value is None:
-        return torch.ones(count, dtype=torch.float64, device="cpu")
-    checks.tensor(function, name, value)
-    checks.dtype(function, name, value)
-    if value.dim() == 0 or value.shape[-1] != count:
-        raise ValueError(
-            f"{function}: {name} must have shape (..., triangles = {count}), got {tuple(value.shape)}"
-        )
-    check_sign(function, name, value, zero=zero)
-    return value
+def _ones(mesh: TriangleMesh) -> Tensor:
+    return torch.ones(len(mesh.triangles), dtype=torch.float64, device="cpu")
 
 
-STIFFNESS_PROPERTIES = MatrixProperties(
-    formula="-div(kappa grad u), linear finite elements, zero at the fixed points",
-    symmetric=True,
-    positive_definite=None,
-    positive_semidefinite=True,
-    null_space="on a mesh without fixed points: constants on each part",
-    source="Brenner, Scott, The Mathematical Theory of Finite Element Methods, 2008",
-)
-MASS_PROPERTIES = MatrixProperties(
-    formula="rho u, linear finite elements, zero at the fixed points",
-    symmetric=True,
-    positive_definite=None,
-    positive_semidefinite=True,
-    source="Brenner, Scott, The Mathematical Theory of Finite Element Methods, 2008",
-)
+_SOURCE = "Brenner, Scott, The Mathematical Theory of Finite Element Methods, 2008"
+PROPERTIES = {
+    "p1_mass": MatrixProperties(
+        formula="rho u, linear finite elements, zero at the fixed points",
+        symmetric=True,
+        positive_definite=None,
+        positive_semidefinite=True,
+        source=_SOURCE,
+    ),
+    "p1_stiffness": MatrixProperties(
+        formula="-div(kappa grad u), linear finite elements, zero at the fixed points",
+        symmetric=True,
+        positive_definite=None,
+        positive_semidefinite=True,
+        null_space="on a mesh without fixed points: constants on each part",
+        source=_SOURCE,
+    ),
+}

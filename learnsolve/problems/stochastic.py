@@ -3,26 +3,27 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
+from learnsolve.arguments import Count, Index, NotNegative, Positive, within
 from learnsolve.matrix.cache import makes_plain_tensors
+from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.csr import CSR
-from learnsolve.problems._grid import MatrixProperties, check_dtype, grid_shape
+from learnsolve.problems._grid import MatrixProperties, sizes, sizes_of
 
 
 def random_spd(
-    n: int,
-    seed: int,
+    n: Count,
+    seed: Index,
     *,
-    density: float = 1e-3,
-    alpha: float = 1e-3,
-    dtype: torch.dtype = torch.float64,
+    density: Annotated[float, within("0 < {} <= 1", lambda density: 0 < density <= 1, 0.0)] = 1e-3,
+    alpha: Positive = 1e-3,
+    dtype: RealDtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> CSR:
     r""":math:`A = M M^T + \alpha I` with normally distributed entries of M at uniformly random positions.
@@ -40,11 +41,6 @@ def random_spd(
     Returns
     -------
     CSR, shape (n, n). Each seed has its own pattern.
-
-    Raises
-    ------
-    ValueError
-        if n or seed is too small, density not in 0 < density <= 1, or alpha not positive and finite.
 
     Notes
     -----
@@ -65,13 +61,6 @@ def random_spd(
     >>> A.shape, bool((A.diagonal() >= 1e-3).all())
     ((1000, 1000), True)
     """
-    n = checks.integer("random_spd", "n", n, 1)
-    seed = checks.integer("random_spd", "seed", seed, 0)
-    density = checks.real("random_spd", "density", density)
-    if not 0 < density <= 1:
-        raise ValueError(f"random_spd: density must lie in 0 < density <= 1, got {density}")
-    alpha = checks.real("random_spd", "alpha", alpha, "positive and finite")
-    check_dtype("random_spd", dtype)
     return CSR.from_scipy(_draw(n, seed, density, alpha), dtype=dtype, device=device)
 
 
@@ -86,29 +75,20 @@ def _draw(n: int, seed: int, density: float, alpha: float) -> scipy.sparse.csr_a
     return scipy.sparse.csr_array(M @ M.T + alpha * scipy.sparse.eye_array(n))
 
 
-RANDOM_SPD_PROPERTIES = MatrixProperties(
-    formula="M M^T + alpha I, M random and sparse",
-    symmetric=True,
-    positive_definite=True,
-    positive_semidefinite=True,
-    source="Häusner, Öktem, Sjölund, TMLR 2024",
-)
-
-
 # The maximum error of the covariance, as a fraction of the variance.
 _TOLERANCE = 1e-10
 _LARGEST = 2**24  # points of the torus: 256 MB in complex128
 
 
 def gaussian_field(
-    shape: int | Sequence[int],
-    seed: int,
+    shape: Annotated[int | Sequence[int], sizes(1, 2, 3)],
+    seed: Index,
     *,
-    length: float = 0.05,
-    variance: float = 1.0,
+    length: Positive = 0.05,
+    variance: NotNegative = 1.0,
     covariance: Literal["gaussian", "exponential"] = "gaussian",
-    spacing: float | None = None,
-    dtype: torch.dtype = torch.float64,
+    spacing: Positive | None = None,
+    dtype: RealDtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> Tensor:
     r"""A stationary Gaussian random field of mean zero on a grid.
@@ -134,8 +114,8 @@ def gaussian_field(
     Raises
     ------
     ValueError
-        if an argument is not as described above, or if length is so large, compared with the grid, that no
-        torus of affordable size has a valid covariance.
+        if length is so large, compared with the grid, that no torus of affordable size has a valid
+        covariance.
 
     Notes
     -----
@@ -152,24 +132,20 @@ def gaussian_field(
     >>> k = ls.problems.gaussian_field((64, 64), seed=0, variance=0.5)
     >>> kappa = k.exp()  # log-normal coefficients, for `diffusion`
     """
-    sizes = grid_shape("gaussian_field", shape, (1, 2, 3))
-    seed = checks.integer("gaussian_field", "seed", seed, 0)
-    variance = checks.real("gaussian_field", "variance", variance, "finite and not negative")
-    check_dtype("gaussian_field", dtype)
-    field, _ = two_fields(np.random.default_rng(seed), sizes, length, covariance, spacing)
+    generator = np.random.default_rng(seed)
+    field, _ = two_fields(generator, sizes_of(shape), length, covariance, spacing)
     return torch.from_numpy(math.sqrt(variance) * field).to(device, dtype)
 
 
 @makes_plain_tensors  # torch.compile would trace NumPy, random numbers included
 def two_fields(
-    rng: np.random.Generator, shape: tuple[int, ...], length: Any, covariance: str, spacing: Any = None
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+    length: float,
+    covariance: str,
+    spacing: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Two independent fields of variance 1: the real and imaginary part of one transform."""
-    checks.one_of("gaussian_field", "covariance", covariance, ("gaussian", "exponential"))
-    rule = "positive and finite"
-    length = checks.real("gaussian_field", "length", length, rule)
-    if spacing is not None:
-        spacing = checks.real("gaussian_field", "spacing", spacing, rule)
     steps = [spacing or 1 / n for n in shape]
     amplitudes = _amplitudes(shape, tuple(step / length for step in steps), covariance)
     noise = rng.standard_normal((2, *amplitudes.shape))
@@ -204,3 +180,14 @@ def _fast_length(n: int) -> int:
     from scipy.fft import next_fast_len  # takes long to import
 
     return next_fast_len(n)  # type: ignore[return-value]
+
+
+PROPERTIES = {
+    "random_spd": MatrixProperties(
+        formula="M M^T + alpha I, M random and sparse",
+        symmetric=True,
+        positive_definite=True,
+        positive_semidefinite=True,
+        source="Häusner, Öktem, Sjölund, TMLR 2024",
+    ),
+}
