@@ -8,6 +8,7 @@ Rules of tensors and matrices are those of `learnsolve.matrix.checks`.
 
 from __future__ import annotations
 
+import inspect
 import math
 import types
 import typing
@@ -143,6 +144,24 @@ def instance(kind: type | tuple[type, ...], says: str, remedy: str = "") -> Rule
     return Rule(check, says, (object(), "no such", 3))
 
 
+def ints(minimum: int) -> Rule:
+    """A sequence of ints, as a tuple."""
+
+    def check(function: str, name: str, value: Any) -> tuple[int, ...]:
+        return tuple(integer(function, name, one, minimum) for one in sequence(function, name, value, "ints"))
+
+    return Rule(check, f"a sequence of ints of at least {minimum}", (3, ("1",), (minimum - 1,)))
+
+
+def some_of(*allowed: str) -> Rule:
+    """One of these words, or a sequence of them, as a tuple."""
+
+    def check(function: str, name: str, value: Any) -> tuple[str, ...]:
+        return words(function, name, value, allowed)
+
+    return Rule(check, f"one or several of {', '.join(map(repr, allowed))}", ("no such", 3, ("no such",)))
+
+
 def within(rule: str, held: Callable[[float], bool], wrong: float) -> Rule:
     """A number in `rule`, such as "0 < {} < 2" with the name for {}."""
 
@@ -226,7 +245,7 @@ def rules_of(function: Callable[..., Any]) -> dict[str, Rule]:
     for name, annotation in function.__annotations__.items():
         if isinstance(annotation, str):
             try:
-                annotation = eval(annotation, function.__globals__)
+                annotation = eval(annotation, inspect.unwrap(function).__globals__)
             except (NameError, TypeError):  # imported for type checkers only
                 continue
         if name != "return" and (rule := rule_of(annotation)) is not None:
@@ -238,7 +257,7 @@ def checker(
     function: Callable[..., Any], name: str, rules: dict[str, Rule]
 ) -> Callable[[tuple, dict[str, Any]], tuple[tuple, dict[str, Any]]]:
     """What checks the arguments of a call, (args, keywords), and returns those to use."""
-    code = function.__code__
+    code = inspect.unwrap(function).__code__
     names: Sequence[str] = code.co_varnames[: code.co_argcount]
     rules = dict(sorted(rules.items(), key=lambda item: item[1].of != ""))  # what others read first
     checks = {key: rule.bound(name, key) for key, rule in rules.items()}

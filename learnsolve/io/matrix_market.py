@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from learnsolve.matrix import checks
+from learnsolve.matrix.checks import Matrix
 from learnsolve.matrix.convert import replace_file
-from learnsolve.matrix.csr import CSR
 
 
 def write_matrix_market(
-    path: str | os.PathLike[str], A: CSR, *, symmetric: bool = False, comment: str = ""
+    path: str | os.PathLike[str], A: Matrix, *, symmetric: bool = False, comment: str = ""
 ) -> None:
     """Write a matrix to a MatrixMarket file, ``.mtx`` or, compressed, ``.mtx.gz``.
 
@@ -32,7 +31,7 @@ def write_matrix_market(
         if A is a batch, or has an infinity or a NaN, which the format lacks, or, with `symmetric`, is not
         symmetric.
     TypeError
-        if a type is wrong.
+        if comment is not a str.
 
     Notes
     -----
@@ -51,9 +50,6 @@ def write_matrix_market(
     from scipy.io import mmwrite  # takes long to import
 
     name = "write_matrix_market"
-    checks.matrix(name, "A", A)
-    checks.dtype(name, "A.values", A.values, or_complex=True)
-    checks.flag(name, "symmetric", symmetric)
     if A.batch_shape:
         raise ValueError(
             f"{name}: A must be one matrix, got a batch of shape {tuple(A.batch_shape)}. Write each to a file"

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from learnsolve.io import _pickles
-from learnsolve.matrix import checks
+from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.convert import replace_file
 from learnsolve.matrix.csr import CSR
 
@@ -250,7 +250,7 @@ def planetoid(
     normalize: bool = False,
     keep: bool = False,
     self_loops: bool = False,
-    dtype: torch.dtype = torch.float32,
+    dtype: RealDtype = torch.float32,
     device: torch.device | str | None = None,
 ) -> Graph:
     """Read a citation graph from the eight raw files ``ind.NAME.{x,tx,allx,y,ty,ally,graph,test.index}``.
@@ -301,11 +301,6 @@ def planetoid(
             'planetoid: name must consist of lower-case letters, digits, "_", "-" and single dots, got '
             f"{name!r}. Pass the folder as a separate argument"
         )
-    checks.flag("planetoid", "normalize", normalize)
-    checks.flag("planetoid", "keep", keep)
-    checks.flag("planetoid", "self_loops", self_loops)
-    if dtype not in checks.SUPPORTED:
-        raise TypeError(f"planetoid: dtype must be torch.float32 or torch.float64, got {dtype}")
     if folder is None:
         arrays = _downloaded(name)
     else:

@@ -419,7 +419,8 @@ def export_methods(cls: Any, *names: str, defaults: dict[str, Rule] | None = Non
     """Make the names that are methods of this class what users call."""
     for name in names:
         method = vars(cls).get(name)
-        shown = cls.__name__ if name.startswith("__") else f"{cls.__name__}.{name}"
+        called = name.startswith("__") or name == "forward"  # of a module
+        shown = cls.__name__ if called else f"{cls.__name__}.{name}"
         if inspect.isfunction(method):
             record = name == "__init__" and "__dataclass_fields__" in vars(cls)  # which the library makes
             setattr(cls, name, full_precision(method) if record else exported(method, shown, defaults))
@@ -517,7 +518,7 @@ def _full(D: Tensor) -> SparsityPattern:
     return SparsityPattern._trusted(crow, col, (rows, columns))
 
 
-def _edge_index(function: str, name: str, value: Any) -> Any:
+def edge_index(function: str, name: str, value: Any) -> Tensor:
     integers(function, name, value)
     if value.dim() != 2 or value.shape[0] != 2:
         raise ValueError(
@@ -528,7 +529,7 @@ def _edge_index(function: str, name: str, value: Any) -> Any:
 
 
 EdgeIndex = Annotated[
-    Tensor, Rule(_edge_index, "an integer tensor of shape (2, E)", (3, torch.ones(2, 3), torch.arange(4)))
+    Tensor, Rule(edge_index, "an integer tensor of shape (2, E)", (3, torch.ones(2, 3), torch.arange(4)))
 ]
 
 

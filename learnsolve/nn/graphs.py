@@ -5,12 +5,13 @@ Source: T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Convo
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Annotated, Any, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Count, Index, ints
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.csr import CSR
@@ -24,7 +25,7 @@ from learnsolve.ops.structure import scaled
 _NAME = "pattern_from_edge_index"
 
 
-def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern, Tensor]:
+def pattern_from_edge_index(edge_index: checks.EdgeIndex, n: Index) -> tuple[SparsityPattern, Tensor]:
     """The sparsity pattern of a list of edges, and their order in it.
 
     Edge k is the entry (edge_index[0, k], edge_index[1, k]), as in PyTorch Geometric's
@@ -44,9 +45,7 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
     Raises
     ------
     ValueError
-        for a duplicate edge, a node outside 0 <= node < n, n < 0, or a wrong shape.
-    TypeError
-        if edge_index is not a tensor of integers.
+        for a duplicate edge or a node outside 0 <= node < n.
 
     Notes
     -----
@@ -60,7 +59,7 @@ def pattern_from_edge_index(edge_index: Tensor, n: int) -> tuple[SparsityPattern
     >>> P.col_indices, order
     (tensor([1, 2, 0]), tensor([2, 1, 0]))
     """
-    edges, n = checks.edges(_NAME, edge_index, checks.integer(_NAME, "n", n, 0))
+    edges, n = checks.edges(_NAME, edge_index, n)
     dtype = torch.int32 if edge_index.dtype == torch.int32 else torch.int64
     pattern, order = _sorted(edges.tobytes(), n, dtype, edge_index.device)
     return pattern, order.clone()  # the caller may change it
@@ -90,11 +89,9 @@ def is_edges(t: Any) -> TypeGuard[Tensor]:
 def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int | None) -> CSR:
     """Entry (edge_index[1, k], edge_index[0, k]) is weight k, repeated ones added up, and each diagonal
     entry is 1, or the weight of the node's last self-loop."""
-    edges, n = checks.edges(function, edge_index, n)
+    edges, n = checks.edges(function, checks.edge_index(function, "edge_index", edge_index), n)
     if weights is None:
         weights = torch.ones(edges.shape[1], device=edge_index.device)
-    checks.tensor(function, "edge_weight", weights)
-    checks.dtype(function, "edge_weight", weights)
     if weights.dim() == 0 or weights.shape[-1] != edges.shape[1]:
         raise ValueError(
             f"{function}: edge_weight must have shape (..., E = {edges.shape[1]}), got {tuple(weights.shape)}"
@@ -122,7 +119,9 @@ def _planned(key: bytes, n: int, device: torch.device) -> tuple[SparsityPattern,
     return plan.pattern, plan.places, torch.from_numpy(np.append(kept, own)).to(device)
 
 
-def gcn_norm(A: CSR | Tensor, edge_weight: Tensor | None = None, *, n: int | None = None) -> CSR:
+def gcn_norm(
+    A: CSR | Tensor, edge_weight: checks.RealNumbers | None = None, *, n: Index | None = None
+) -> CSR:
     r"""The matrix of a graph convolution, :math:`\hat A = \tilde D^{-1/2} (A + I) \tilde D^{-1/2}`.
 
     :math:`\tilde D` is the diagonal matrix of the row sums of A + I.
@@ -191,13 +190,6 @@ class GCNConv(torch.nn.Module):
     weight : :math:`\Theta`, shape ``(*batch_shape, in_features, out_features)``
     bias : b, shape ``(*batch_shape, out_features)``, or None
 
-    Raises
-    ------
-    ValueError
-        if a number of columns is less than 1, or a batch axis is negative.
-    TypeError
-        if one of them is not an int, or bias not a bool.
-
     Notes
     -----
     Weights start from Glorot and Bengio's uniform distribution on (-a, a), a = sqrt(6 / (in + out)). A bias
@@ -223,25 +215,23 @@ class GCNConv(torch.nn.Module):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: Count,
+        out_features: Count,
         bias: bool = False,
         *,
-        batch_shape: Sequence[int] = (),
+        batch_shape: Annotated[Sequence[int], ints(0)] = (),
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ):
         super().__init__()
-        self.in_features = checks.integer("GCNConv", "in_features", in_features, 1)
-        self.out_features = checks.integer("GCNConv", "out_features", out_features, 1)
-        checks.flag("GCNConv", "bias", bias)
-        sizes = checks.sequence("GCNConv", "batch_shape", batch_shape, "ints")
-        batch = tuple(checks.integer("GCNConv", "batch_shape", b, 0) for b in sizes)
+        self.in_features, self.out_features = in_features, out_features
         self.weight = torch.nn.Parameter(
-            torch.empty((*batch, in_features, out_features), dtype=dtype, device=device)
+            torch.empty((*batch_shape, in_features, out_features), dtype=dtype, device=device)
         )
         if bias:
-            self.bias = torch.nn.Parameter(torch.empty((*batch, out_features), dtype=dtype, device=device))
+            self.bias = torch.nn.Parameter(
+                torch.empty((*batch_shape, out_features), dtype=dtype, device=device)
+            )
         else:
             self.register_parameter("bias", None)
         self.reset_parameters()
@@ -262,7 +252,9 @@ class GCNConv(torch.nn.Module):
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
-    def forward(self, A: CSR | Tensor, X: Tensor | CSR, edge_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, A: CSR | Tensor, X: Tensor | CSR, edge_weight: checks.RealNumbers | None = None
+    ) -> Tensor:
         r"""Apply the layer, ``conv(A, X)``, or in PyTorch Geometric's order ``conv(X, A)`` and
         ``conv(x, edge_index, edge_weight)``.
 

@@ -3,13 +3,13 @@ diagonal."""
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
+from learnsolve.arguments import NotNegative, within
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
@@ -88,8 +88,6 @@ class SparseMatrix(HoldsPattern):
 
     Raises
     ------
-    TypeError
-        if A is not a CSR of float32 or float64.
     ValueError
         if A's values require grad: the module would cut their graph.
 
@@ -118,11 +116,8 @@ class SparseMatrix(HoldsPattern):
     values: Tensor
     is_sparse_matrix = True  # for functions that accept matrices (matrix/checks.py)
 
-    def __init__(self, A: CSR, trainable: bool = False):
+    def __init__(self, A: checks.RealMatrix, trainable: bool = False):
         super().__init__()
-        checks.matrix("SparseMatrix", "A", A)
-        checks.dtype("SparseMatrix", "A.values", A.values)
-        checks.flag("SparseMatrix", "trainable", trainable)
         checks.start(
             "SparseMatrix", "A.values", A.values, "use A itself, which stays attached to the autograd graph"
         )
@@ -171,13 +166,6 @@ class SparseDropout(torch.nn.Module):
     ----------
     p : float, 0 <= p < 1
 
-    Raises
-    ------
-    ValueError
-        if p is not within 0 <= p < 1.
-    TypeError
-        if p is not a number.
-
     Notes
     -----
     The result is on X's pattern: dropped entries are stored as zeros, so that the plans of the pattern are
@@ -201,13 +189,9 @@ class SparseDropout(torch.nn.Module):
     True
     """
 
-    def __init__(self, p: float = 0.5):
+    def __init__(self, p: Annotated[float, within("0 <= {} < 1", lambda p: 0 <= p < 1, 1.0)] = 0.5):
         super().__init__()
-        if isinstance(p, bool) or not isinstance(p, Real):
-            raise TypeError(f"SparseDropout: p must be a number, got {type(p).__name__}")
-        if not 0 <= float(p) < 1:
-            raise ValueError(f"SparseDropout: p must be a probability below 1, got {p}")
-        self.p = float(p)
+        self.p = p
 
     def forward(self, X: CSR, keep: Tensor | None = None) -> CSR:
         """Drop entries of X.
@@ -262,7 +246,11 @@ POSITIVE = {
 
 
 def positive_diagonal(
-    values: Tensor, pattern: SparsityPattern, how: str = "softplus", *, shift: float = 0.0
+    values: checks.RealNumbers,
+    pattern: SparsityPattern,
+    how: Literal["softplus", "exp", "sqrt_exp"] = "softplus",
+    *,
+    shift: NotNegative = 0.0,
 ) -> Tensor:
     r"""Values with positive entries :math:`f(d_i) + \text{shift}` on the diagonal of a square pattern.
 
@@ -284,9 +272,9 @@ def positive_diagonal(
     Raises
     ------
     ValueError
-        if the pattern is not square or lacks a diagonal entry, the shape is wrong, or how or shift invalid.
+        if the pattern is not square or lacks a diagonal entry, or the shape is wrong.
     TypeError
-        if dtypes or devices do not match.
+        if devices do not match.
 
     Notes
     -----
@@ -306,10 +294,6 @@ def positive_diagonal(
             [0., 1.]])
     """
     name = "positive_diagonal"
-    checks.tensor(name, "values", values)
-    checks.dtype(name, "values", values)
-    if not isinstance(pattern, SparsityPattern):
-        raise TypeError(f"{name}: pattern must be a SparsityPattern, got {type(pattern).__name__}")
     if values.device != pattern.device:
         raise TypeError(
             f"{name}: values are on {values.device}, the pattern on {pattern.device}. Move one with .to()"
@@ -319,8 +303,6 @@ def positive_diagonal(
         raise ValueError(
             f"{name}: values must have shape (..., nnz = {pattern.nnz}), got {tuple(values.shape)}"
         )
-    checks.one_of(name, "how", how, tuple(POSITIVE))
-    checks.tolerance(name, "shift", shift)
     row = pattern._missing_diagonal
     if row >= 0:
         raise ValueError(f"{name}: the pattern must have every diagonal entry, row {row} has none. Add it")

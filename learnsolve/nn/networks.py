@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Count, Index, ints, some_of
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
@@ -122,9 +123,9 @@ class GraphNetBlock(torch.nn.Module):
     Raises
     ------
     ValueError
-        if a number of columns or a width is too small, an aggregation is unknown, or none is named.
+        if no aggregation is named.
     TypeError
-        if a number is not an int, hidden not a sequence, or activation a module instead of a factory.
+        if activation is a module instead of a factory.
 
     Notes
     -----
@@ -142,34 +143,27 @@ class GraphNetBlock(torch.nn.Module):
 
     def __init__(
         self,
-        node_features: int,
-        edge_features: int,
+        node_features: Count,
+        edge_features: Count,
         *,
-        node_out: int | None = None,
-        edge_out: int | None = None,
-        hidden: Sequence[int] = (16,),
-        rows: str | Sequence[str] = "sum",
-        columns: str | Sequence[str] = (),
+        node_out: Index | None = None,
+        edge_out: Count | None = None,
+        hidden: Annotated[Sequence[int], ints(1)] = (16,),
+        rows: Annotated[str | Sequence[str], some_of(*AGGREGATIONS)] = "sum",
+        columns: Annotated[str | Sequence[str], some_of(*AGGREGATIONS)] = (),
         activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ):
         super().__init__()
         name = "GraphNetBlock"
-        self.node_features = checks.integer(name, "node_features", node_features, 1)
-        self.edge_features = checks.integer(name, "edge_features", edge_features, 1)
-        node_out = node_features if node_out is None else checks.integer(name, "node_out", node_out, 0)
-        edge_out = edge_features if edge_out is None else checks.integer(name, "edge_out", edge_out, 1)
-        if not isinstance(hidden, Sequence):
-            raise TypeError(f"{name}: hidden must be a sequence of widths, as (16,), got {hidden!r}")
+        self.node_features, self.edge_features = node_features, edge_features
+        node_out = node_features if node_out is None else node_out
+        edge_out = edge_features if edge_out is None else edge_out
         if isinstance(activation, torch.nn.Module) or not callable(activation):
             given = type(activation).__name__
             raise TypeError(f"{name}: activation must make a module, as torch.nn.ReLU does, got a {given}")
-        widths = [checks.integer(name, "hidden", width, 1) for width in hidden]
-        self.rows, self.columns = (
-            checks.words(name, key, given, tuple(AGGREGATIONS))
-            for key, given in (("rows", rows), ("columns", columns))
-        )
+        self.rows, self.columns = ((how,) if isinstance(how, str) else tuple(how) for how in (rows, columns))
         if not self.rows and not self.columns:
             raise ValueError(f"{name}: rows and columns must name at least one aggregation, got none")
 
@@ -181,9 +175,9 @@ class GraphNetBlock(torch.nn.Module):
                 layers += [torch.nn.Linear(width, following, dtype=dtype, device=device), activation()]
             return torch.nn.Sequential(*layers[:-1])
 
-        self.edge_mlp = mlp(2 * node_features + edge_features, *widths, edge_out)
+        self.edge_mlp = mlp(2 * node_features + edge_features, *hidden, edge_out)
         aggregated = edge_out * (len(self.rows) + len(self.columns))
-        self.node_mlp = mlp(node_features + aggregated, *widths, node_out) if node_out else None
+        self.node_mlp = mlp(node_features + aggregated, *hidden, node_out) if node_out else None
 
     def forward(self, graph: CSR | SparsityPattern | Tensor, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         """Apply the block.
@@ -216,7 +210,7 @@ class GraphNetBlock(torch.nn.Module):
         if not isinstance(graph, Tensor):
             return self._on_pattern(_pattern(graph), x, e)
         n = x.shape[-2] if x.dim() > 1 else 0
-        P, order = pattern_from_edge_index(graph, n)
+        P, order = pattern_from_edge_index(checks.edge_index("GraphNetBlock", "graph", graph), n)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         self._check(P, x, e)
@@ -289,13 +283,6 @@ class ResGCN(torch.nn.Module):
         nonsymmetric matrix
     dtype, device : of the parameters
 
-    Raises
-    ------
-    ValueError
-        if a number of columns or the width is less than 1, or layers negative.
-    TypeError
-        if one of them is not an int, or transpose not a bool.
-
     Notes
     -----
     A is used as given, with its signs. Scale it, for example by a bound of its norm, so that features
@@ -317,22 +304,17 @@ class ResGCN(torch.nn.Module):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: Count,
+        out_features: Count,
         *,
-        width: int = 16,
-        layers: int = 8,
+        width: Count = 16,
+        layers: Index = 8,
         transpose: bool = False,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ):
         super().__init__()
-        name = "ResGCN"
-        self.in_features = checks.integer(name, "in_features", in_features, 1)
-        self.out_features = checks.integer(name, "out_features", out_features, 1)
-        width, layers = checks.integer(name, "width", width, 1), checks.integer(name, "layers", layers, 0)
-        checks.flag(name, "transpose", transpose)
-        self.transpose = transpose
+        self.in_features, self.out_features, self.transpose = in_features, out_features, transpose
 
         def map_(n: int, m: int, bias: bool = True) -> torch.nn.Linear:
             return torch.nn.Linear(n, m, bias, dtype=dtype, device=device)
@@ -343,7 +325,7 @@ class ResGCN(torch.nn.Module):
         both = layers if transpose else 0
         self.columns = torch.nn.ModuleList([map_(width, width, False) for _ in range(both)])
 
-    def forward(self, A: CSR, X: Tensor) -> Tensor:
+    def forward(self, A: checks.RealSquareMatrix, X: Tensor) -> Tensor:
         """Apply the network.
 
         Parameters
@@ -362,9 +344,6 @@ class ResGCN(torch.nn.Module):
         TypeError
             if dtypes or devices do not match.
         """
-        checks.matrix("ResGCN", "A", A)
-        checks.dtype("ResGCN", "A.values", A.values)
-        checks.square("ResGCN", "A", A.shape)
         checks.same_kind("ResGCN", "X", X, self.first.weight)
         wanted = (A.shape[0], self.in_features)
         if X.dim() < 2 or tuple(X.shape[-2:]) != wanted:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.arguments import Index, Rule, at_least
+from learnsolve.arguments import Index, Rule, at_least, instance
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import Immutable, makes_plain_tensors
 from learnsolve.matrix.checks import real_tensor
@@ -282,12 +282,6 @@ def _circle(radius: float, h: float) -> np.ndarray:
     return radius * np.stack((np.cos(angle), np.sin(angle)), -1)
 
 
-def _mesh(function: str, name: str, mesh: Any) -> TriangleMesh:
-    if not isinstance(mesh, TriangleMesh):
-        raise TypeError(f"{function}: {name} must be a TriangleMesh, got {type(mesh).__name__}")
-    return mesh
-
-
 def of_triangles(zero: bool) -> Rule:
     """A coefficient per triangle of `mesh`."""
 
@@ -302,7 +296,7 @@ def of_triangles(zero: bool) -> Rule:
     return real_tensor(check, of="mesh")
 
 
-Mesh = Annotated[TriangleMesh, Rule(_mesh, "a TriangleMesh", (object(), 3))]
+Mesh = Annotated[TriangleMesh, instance(TriangleMesh, "a TriangleMesh")]
 
 
 def p1_stiffness(mesh: Mesh, kappa: Annotated[Tensor, of_triangles(zero=False)] | None = None) -> CSR:

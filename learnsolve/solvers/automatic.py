@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, NotNegative
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import chooses, mapped, numbers, outside_of_graphs
 from learnsolve.matrix.convert import TensorLike
@@ -249,9 +250,9 @@ def solve(
     A: Any,
     b: TensorLike,
     *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
-    maxiter: int | None = None,
+    rtol: NotNegative = 1e-5,
+    atol: NotNegative = 0.0,
+    maxiter: Index | None = None,
     method: str | Factorization = "auto",
     M: Any = "auto",
     null_space: Any = "auto",
@@ -307,11 +308,6 @@ def solve(
         checks.one_dtype("solve", b, A.values)
     check_operands("solve", A, b)
     checks.rows("solve", "b", b, "A", A.shape)
-    for name, value in (("rtol", rtol), ("atol", atol)):
-        checks.tolerance("solve", name, value)
-    checks.flag("solve", "throw", throw)
-    if maxiter is not None:
-        maxiter = checks.integer("solve", "maxiter", maxiter, 0)
     factors = None
     if isinstance(method, Factorization):
         factors, method = method, "direct"

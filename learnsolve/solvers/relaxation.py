@@ -4,19 +4,20 @@ trainable matrix."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index
 from learnsolve.matrix import checks
 from learnsolve.matrix.checks import operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.triangular import sptrsv, tril, triu
 from learnsolve.preconditioners.factors import check_has_diagonal, check_triangular
-from learnsolve.preconditioners.relaxation import DIRECTIONS, Sweep, check_omega, check_sweep
-from learnsolve.preconditioners.trainable import POSITIVE, MatrixValues
+from learnsolve.preconditioners.relaxation import Sweep, check_omega, check_sweep
+from learnsolve.preconditioners.trainable import MatrixValues
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.entry import solve
 from learnsolve.solvers.core.gradient import with_zero_gradient
@@ -28,6 +29,9 @@ from learnsolve.solvers.solution import Solution
 # Gauss-Seidel and successive over-relaxation, forward, backward and symmetric.
 #
 # Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), section 4.1.
+
+
+Direction = Literal["forward", "backward", "symmetric"]
 
 
 class State(NamedTuple):
@@ -72,10 +76,8 @@ def _relax(
 ) -> Solution:
     A, b, x0 = operands(name, A, b, x0)
     check_sweep(name, A, sweep.multicolor)
-    checks.one_of(name, "direction", sweep.direction, DIRECTIONS)
     check_b(name, b)
     if iterations is not None:
-        iterations = checks.integer(name, "iterations", iterations, 0)
         checks.flag(name, "throw", options.get("throw", False))
         if options.get("gradient") == "implicit":
             raise ValueError(
@@ -125,9 +127,9 @@ def sor(
     x0: TensorLike | None = None,
     *,
     omega: Value = 1.0,
-    direction: str = "forward",
+    direction: Direction = "forward",
     multicolor: bool = False,
-    iterations: int | None = None,
+    iterations: Index | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
     r"""Successive over-relaxation: each unknown in turn moves omega times the step that would solve its row.
@@ -174,7 +176,7 @@ def ssor(
     *,
     omega: Value = 1.0,
     multicolor: bool = False,
-    iterations: int | None = None,
+    iterations: Index | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
     r"""Symmetric successive over-relaxation: a forward sweep of `sor`, then a backward one.
@@ -204,9 +206,9 @@ def gauss_seidel(
     b: TensorLike,
     x0: TensorLike | None = None,
     *,
-    direction: str = "forward",
+    direction: Direction = "forward",
     multicolor: bool = False,
-    iterations: int | None = None,
+    iterations: Index | None = None,
     **options: Unpack[SweepOptions],
 ) -> Solution:
     r"""Gauss-Seidel, `sor` with omega = 1: each unknown in turn solves its row for the current others.
@@ -258,13 +260,11 @@ class SOR(FixedNumber):
         omega: Value = 1.0,
         iterations: int = 1,
         *,
-        direction: str = "forward",
+        direction: Direction = "forward",
         multicolor: bool = False,
         gradient: str = "unrolled",
     ):
         super().__init__(iterations, gradient)
-        checks.one_of("SOR", "direction", direction, DIRECTIONS)
-        checks.flag("SOR", "multicolor", multicolor)
         omega = start("SOR", "omega", omega)
         if not ((omega > 0) & (omega < 2)).all():
             raise ValueError(f"SOR: omega must lie in 0 < omega < 2, got {omega.tolist()}. 1 is Gauss-Seidel")
@@ -326,24 +326,18 @@ class TriangularSolve(MatrixValues):
 
     def __init__(
         self,
-        L: CSR,
+        L: checks.RealSquareMatrix,
         *,
         lower: bool = True,
         unit_diagonal: bool = False,
         transpose: bool = False,
-        positive: str | None = None,
+        positive: Literal["exp", "softplus"] | None = None,
     ):
-        for name, value in (("lower", lower), ("unit_diagonal", unit_diagonal), ("transpose", transpose)):
-            checks.flag("TriangularSolve", name, value)
         if unit_diagonal and positive is not None:
             raise ValueError(
                 "TriangularSolve: with unit_diagonal=True there is no diagonal to keep positive, got "
                 f"positive={positive!r}. Remove one"
             )
-        if positive is not None:
-            checks.one_of("TriangularSolve", "positive", positive, POSITIVE)
-        checks.matrix("TriangularSolve", "L", L)
-        checks.square("TriangularSolve", "L", L.shape)
         check_triangular("TriangularSolve", "L", L, lower)
         if unit_diagonal:
             L = tril(L, -1) if lower else triu(L, 1)

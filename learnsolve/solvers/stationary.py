@@ -2,11 +2,12 @@
 weights."""
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index
 from learnsolve.matrix import checks
 from learnsolve.matrix.checks import operands
 from learnsolve.matrix.convert import TensorLike
@@ -18,7 +19,6 @@ from learnsolve.ops.structure import shared_inverse_diagonal
 from learnsolve.ops.sweeps import residual_norm
 from learnsolve.solvers.core.arguments import check_b, check_x0
 from learnsolve.solvers.core.stationary import (
-    FIXED_GRADIENTS,
     FixedNumber,
     Parameters,
     Stationary,
@@ -444,8 +444,8 @@ def jacobi(
     x0: TensorLike | None = None,
     *,
     weight: Value = 1.0,
-    iterations: int = 1,
-    gradient: str = "unrolled",
+    iterations: Index = 1,
+    gradient: Literal["unrolled", "checkpointed"] = "unrolled",
 ) -> Solution:
     r"""Weighted Jacobi sweeps, :math:`x_{k+1} = x_k + w_k \circ D^{-1} (b - A x_k)`, `iterations` of them.
 
@@ -475,8 +475,6 @@ def jacobi(
     """
     name = "jacobi"
     A, b, x0 = operands(name, A, b, x0)
-    iterations = checks.integer(name, "iterations", iterations, 0)
-    checks.one_of(name, "gradient", gradient, FIXED_GRADIENTS)
     if across.of(A) is not None:  # rows in several processes: sweep by sweep, with w of the local rows
         check_b(name, b)
         w = Parameters(name, A, b, iterations).read("weight", weight)

@@ -153,7 +153,7 @@ BAD = [
         ValueError,
         r"^gcn_norm: all row sums of A \+ I must be positive .*\. Make",
     ),
-    (lambda: SparseDropout(1.0), ValueError, "p must be a probability below 1, got 1.0"),
+    (lambda: SparseDropout(1.0), ValueError, "p must lie in 0 <= p < 1, got 1.0"),
     (lambda: SparseDropout()(X32), TypeError, "Use torch.nn.Dropout"),
     (lambda: SparseDropout()(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz = "),
     (lambda: SparseDropout(0)(A32, torch.ones(3).bool()), ValueError, r"keep must have shape \(..., nnz ="),

@@ -460,7 +460,10 @@ VALUES = [
     (lambda: laplacian([[0, 1], [1, 3]], n=3), r"nodes .* 0 <= index < 3, got edge_index\[1\]\[1\] = 3"),
     (lambda: laplacian([[0, 1], [1, 2], [2, 0]]), r"shape \(2, E\), got \(3, 2\). For pairs .* pairs.T"),
     (lambda: P.graph_laplacian(E1[:, :0]), "graph_laplacian: without edges, n must be the number of nodes"),
-    (lambda: grounded(edge_index=torch.tensor([[0, 1], [1, 7]])), r"< 7, got edge_index\[1\]\[1\] = 7"),
+    (
+        lambda: grounded(edge_index=torch.tensor([[0, 1], [1, 7]]), weights=torch.ones(2)),
+        r"< 7, got edge_index\[1\]\[1\] = 7",
+    ),
     (lambda: grounded(edge_index=PATHS.T), r"grounded_laplacian: .* got \(7, 2\). For pairs .* pairs.T"),
     (lambda: grounded(grounded=GROUNDED[None]), r"grounded_laplacian: grounded must have shape \(nodes,\)"),
     (
