@@ -26,8 +26,7 @@ from learnsolve.recipes.training import checkpoint, parallel
 from learnsolve.recipes.training import settings as command_line
 from learnsolve.recipes.training.parallel import Elsewhere, Group, Lost
 from learnsolve.recipes.training.recipe import VectorRecipe, table
-from learnsolve.recipes.training.run import Diverged, Interrupted, train_one
-from learnsolve.recipes.training.seeds import train_seeds
+from learnsolve.recipes.training.run import Diverged, Interrupted, train_one, train_seeds
 from learnsolve.recipes.training.settings import MissingExtra, RunSettings, SettingError, need
 
 OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
@@ -38,7 +37,7 @@ EXTRAS = ("jsonargparse", "matplotlib", "safetensors", "tqdm", "yaml")
 
 def usage() -> str:
     width = max(map(len, recipes.RECIPES))
-    lines = [f"  {name.ljust(width)}  {entry.summary}" for name, entry in recipes.RECIPES.items()]
+    lines = [f"  {name.ljust(width)}  {summary}" for name, summary in recipes.RECIPES.items()]
     return "\n".join(
         [
             "usage: python -m learnsolve.train RECIPE [--option value ...]",

@@ -15,7 +15,7 @@ import torch
 from common import BLUE, GRAY, ORANGE, Experiment, new_panels, table
 
 import learnsolve as ls
-from learnsolve.recipes.schedule import train_by_depth
+from learnsolve.recipes.training.recipe import train_by_depth
 
 FIRST, LR = 1.1, 2e-3
 

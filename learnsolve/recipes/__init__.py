@@ -4,43 +4,29 @@
 """
 
 import importlib
-from dataclasses import dataclass
 
 from learnsolve.recipes.training.recipe import Recipe
 
-
-@dataclass(frozen=True)
-class Entry:
-    """The recipe's class, a phrase on what it learns, and its module here, if that has another name."""
-
-    class_name: str
-    summary: str
-    module: str = ""
-
-
-RECIPES: dict[str, Entry] = {
-    "jacobi": Entry("JacobiRecipe", "One weight for every row of Jacobi's method."),
-    "heavyball": Entry("HeavyballRecipe", "Step and momentum of the heavy ball."),
-    "heavyball_network": Entry("HeavyballNetworkRecipe", "A network that predicts both from the matrix."),
-    "pcg": Entry("PcgRecipe", "A preconditioner for conjugate gradients, by their residuals."),
-    "precorrector": Entry(
-        "PrecorrectorRecipe", "A network that corrects incomplete Cholesky factors.", "family"
-    ),
-    "neuralif": Entry(
-        "NeuralifRecipe", "A network that predicts incomplete factors of random matrices.", "family"
-    ),
-    "stencil": Entry("StencilRecipe", "A perceptron that predicts factors from the stencils of a grid."),
-    "gnp": Entry("GnpRecipe", "A nonlinear network for one matrix that ILU(0) fails on."),
-    "multigrid": Entry("MultigridRecipe", "A network that corrects the prolongations of multigrid."),
-    "newton": Entry("NewtonRecipe", "A network that predicts the start of Newton's method."),
-    "gcn": Entry("GcnRecipe", "Classes of a citation graph's nodes, by graph convolutions."),
+RECIPES = {
+    "jacobi": "One weight for every row of Jacobi's method.",
+    "heavyball": "Step and momentum of the heavy ball.",
+    "heavyball_network": "A network that predicts both from the matrix.",
+    "pcg": "A preconditioner for conjugate gradients, by their residuals.",
+    "precorrector": "A network that corrects incomplete Cholesky factors.",
+    "neuralif": "A network that predicts incomplete factors of random matrices.",
+    "stencil": "A perceptron that predicts factors from the stencils of a grid.",
+    "gnp": "A nonlinear network for one matrix that ILU(0) fails on.",
+    "multigrid": "A network that corrects the prolongations of multigrid.",
+    "newton": "A network that predicts the start of Newton's method.",
+    "gcn": "Classes of a citation graph's nodes, by graph convolutions.",
 }
+FAMILY = {"precorrector", "neuralif", "stencil", "multigrid"}  # in family.py, the others in a file each
 
 
 def load(name: str) -> type[Recipe]:
-    """The class of the recipe `name`."""
-    entry = RECIPES[name]
-    return getattr(importlib.import_module(f"learnsolve.recipes.{entry.module or name}"), entry.class_name)
+    """The class of the recipe `name`: HeavyballNetworkRecipe of heavyball_network."""
+    module = importlib.import_module(f"learnsolve.recipes.{'family' if name in FAMILY else name}")
+    return getattr(module, f"{name.title().replace('_', '')}Recipe")
 
 
-__all__ = ["RECIPES", "Entry", "Recipe", "load"]
+__all__ = ["RECIPES", "Recipe", "load"]

@@ -1,11 +1,13 @@
-"""Recipes that train a network A -> M on a family of matrices: for factors, M = (L L^T)^-1 (`precorrector`
-and `neuralif` here), or multigrid (multigrid.py).
+"""Recipes that train a network A -> M on a family of matrices: for factors, M = (L L^T)^-1 (`precorrector`,
+`neuralif`, `stencil`), or multigrid.
 
 For factors, two losses share the formula ||L L^T x - b||^2 / ||b||^2, b = A x, computed by products only:
 "product" draws b and solves for x, "frobenius" draws x. The third runs iterations of `cg`.
 
 Sources: V. Trifonov et al., arXiv 2405.15557 ("product"); P. Häusner, O. Öktem, J. Sjölund, TMLR 2024
-("frobenius"); N. Nytko et al., arXiv 2212.05159, section 4.3 ("iterations").
+("frobenius"); N. Nytko et al., arXiv 2212.05159, section 4.3 ("iterations"). Multigrid: D. Greenfeld et al.,
+"Learning to optimize multigrid PDE solvers", ICML 2019; I. Luz et al., "Learning algebraic multigrid using
+graph neural networks", ICML 2020.
 
 The trained network is compared with classical preconditioners on unseen matrices. Figures: the loss,
 iterations during training, iterations on larger matrices.
@@ -25,6 +27,7 @@ from torch import Tensor
 
 from learnsolve import preconditioners as P
 from learnsolve import solvers
+from learnsolve.analysis import ErrorPropagator
 from learnsolve.evaluation.figures import Line, look, picture
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.direct import spsolve
@@ -32,7 +35,6 @@ from learnsolve.ops.products import quadratic_form, spmm
 from learnsolve.preconditioners.learned import MatrixNetwork, NetworkStart
 from learnsolve.problems import dataset
 from learnsolve.problems.datasets import ProblemDataset, Sample
-from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
 from learnsolve.recipes.training.settings import SettingError, VectorSettings, about_option
@@ -127,11 +129,12 @@ def sizes_figure(where: str, rows: list[base.Row], rtol: float) -> Any:
 Aggregation = Literal["sum", "mean", "max", "softmax"]
 ORDER = 3  # random stream of the order of the matrices
 SOLVED = 1e-8  # relative residual of the solutions for --loss product of `neuralif`
+DENSE = 1024  # maximum size of densely factored matrices: 8 MiB each
 ARRAYS = 4  # arrays of the vectors' size: x, b, the residual, its cotangent
 
 
 @dataclass
-class FactorSettings(ScheduleSettings, VectorSettings):
+class FactorSettings(base.ScheduleSettings, VectorSettings):
     """Options of recipes that train a network for a family of matrices.
 
     Args:
@@ -230,9 +233,6 @@ class Part(NamedTuple):
     B: Tensor
 
 
-Vectors = Tensor | list[Tensor]  # (matrices, n, k), or one per matrix, of any sizes
-
-
 class Systems:
     """Matrices with vectors, for a loss in `dtype`; on one pattern object, or each with its own pattern."""
 
@@ -249,17 +249,18 @@ class Systems:
                 self._start = [network.start(A).to(dtype) for A in matrices]
                 self._values = [A.values.to(dtype) for A in matrices]
 
-    def parts(self, which: list[int], X: Vectors, B: Vectors) -> Iterator[Part]:
-        """The matrices `which`, with their rows of X and B."""
+    def parts(self, which: list[int], X: list[Tensor], B: list[Tensor]) -> Iterator[Part]:
+        """The matrices `which`, with x and b of each."""
         if self.shared:
             on = torch.tensor(which, device=self.batch.device)
-            yield Part(self.batch.with_values(self._values[on]), self._start[on], X, B)  # type: ignore
+            A, start = self.batch.with_values(self._values[on]), self._start[on]
+            yield Part(A, start, torch.stack(X), torch.stack(B))
             return
         for i, x, b in zip(which, X, B, strict=True):
             yield Part(self.matrices[i].with_values(self._values[i]), self._start[i], x, b)
 
 
-class FactorRecipe(Scheduled, base.VectorRecipe):
+class FactorRecipe(base.Scheduled, base.VectorRecipe):
     """A network for a family of matrices.
 
     The vectors of a `VectorRecipe` are here the matrices of a step, each with its own test vectors: `vectors`
@@ -315,10 +316,9 @@ class FactorRecipe(Scheduled, base.VectorRecipe):
         """Solutions of A X = B in float64, for --loss product and error."""
         return spsolve(A, B)
 
-    def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> tuple[Vectors, Vectors]:
+    def _pairs(self, systems: Systems, which, numbers, stream: int, step: int) -> list[list[Tensor]]:
         """x and b = A x for the matrices `which`, (n, k) each, scaled so that ||b|| = 1 over the vectors of a
-        matrix; stacked if the matrices are a batch. `numbers`: the indices from which the vectors are
-        drawn."""
+        matrix. `numbers`: the indices from which the vectors are drawn."""
         dtype, which = self.settings.torch_dtype, list(which)
         drawn = [self._drawn(systems, i, j, stream, step) for i, j in zip(which, numbers, strict=True)]
         if systems.shared:
@@ -329,9 +329,9 @@ class FactorRecipe(Scheduled, base.VectorRecipe):
         for A, vectors in groups:
             x, b = self._pair(A, vectors)
             size = torch.linalg.vector_norm(b, dim=(-2, -1), keepdim=True)
-            X.append((x / size).to(dtype))
-            B.append((b / size).to(dtype))
-        return (X[0], B[0]) if systems.shared else (X, B)
+            X += (x / size).to(dtype).reshape(-1, *x.shape[-2:])
+            B += (b / size).to(dtype).reshape(-1, *b.shape[-2:])
+        return [X, B]
 
     def _drawn(self, systems: Systems, i: int, number: int, stream: int, step: int) -> Tensor:
         A, settings = systems.matrices[i], self.settings
@@ -373,7 +373,7 @@ class FactorRecipe(Scheduled, base.VectorRecipe):
         if self._fixed is None:
             X, B = self._pairs(self.training, which, numbers, base.TRAINING, step)
         else:
-            X, B = (v[which] if isinstance(v, Tensor) else [v[i] for i in which] for v in self._fixed)
+            X, B = ([v[i] for i in which] for v in self._fixed)
         return self._losses(self.training.parts(which, X, B)) / self.count
 
     def _losses(self, parts: Iterator[Part]) -> Tensor:
@@ -390,13 +390,8 @@ class FactorRecipe(Scheduled, base.VectorRecipe):
         if self.settings.loss == "error":
             errors = (quadratic_form(A, v, symmetric=True) for v in (solution.x - X, X))
             return torch.log(next(errors) / next(errors)) / 2
-        norms = solution.residual_norms
-        if (missing := iterations + 1 - norms.shape[-2]) > 0:  # all reached rounding level before
-            norms = torch.cat((norms, norms[..., -1:, :].expand(*norms.shape[:-2], missing, -1)), -2)
-        relative = norms[..., 1:, :] / torch.linalg.vector_norm(B, dim=-2, keepdim=True)
-        powers = torch.arange(iterations - 1, -1, -1, dtype=norms.dtype, device=norms.device)
-        weights = self.settings.gamma**powers
-        return (weights / weights.sum() @ relative).mean(-1)
+        relative = base.relative_residuals(solution, torch.linalg.vector_norm(B, dim=-2), iterations)
+        return base.weighted(relative[..., 1:, :], self.settings.gamma).mean(-1)
 
     @torch.no_grad()
     def evaluate(self) -> float:
@@ -532,3 +527,161 @@ class PrecorrectorRecipe(FactorRecipe):
     """See `PrecorrectorSettings`."""
 
     Settings = PrecorrectorSettings
+
+
+@dataclass
+class StencilSettings(FactorSettings):
+    """Learn a perceptron that predicts a factor from the stencil of each row, starting as SSOR.
+
+    The matrices are bilinear elements for -div(K grad u) on square grids; the direction of the tensor K and
+    the ratio of its eigenvalues, up to 1000, vary over the domain.
+
+    Args:
+        grid: Grid points along each side.
+        kind: How K varies: regions, smooth or constant.
+        width: Features of a hidden layer.
+        layers: Hidden layers.
+    """
+
+    steps: int = 400
+    lr: float = 1e-2
+    evaluate_every: int = 100
+    out: str = "runs/stencil"
+    loss: Literal["product", "frobenius", "iterations", "error"] = "error"
+    iterations: int = 12
+    matrices: int = 32
+    batch: int = 1
+    held_out_matrices: int = 8
+    test_vectors: int | Literal["identity"] = 2
+    tolerances: list[float] = field(default_factory=lambda: [1e-8])
+    evaluated: int = 8
+    scales: list[int] = field(default_factory=lambda: [2])
+    evaluated_larger: int = 8
+    repeats: int = 1
+    grid: int = 64
+    kind: Literal["regions", "smooth", "constant"] = "regions"
+    width: int = 32
+    layers: int = 1
+
+    def check(self) -> None:
+        super().check()
+        self.at_least(2, "grid")
+        self.at_least(1, "width", "layers")
+
+    def data(self, split: Any, count: int, scale: int = 1) -> ProblemDataset:
+        return dataset("diffusion_tensor", split, count, n=scale * self.grid, kind=self.kind)
+
+    def network(self) -> P.StencilFactor:
+        return P.StencilFactor(
+            9, width=self.width, layers=self.layers, seed=self.seed, dtype=self.torch_dtype
+        )
+
+    def describe(self, scale: int = 1) -> str:
+        side = scale * self.grid
+        return f"diffusion tensors {side} x {side}"
+
+
+class StencilRecipe(FactorRecipe):
+    """See `StencilSettings`."""
+
+    Settings = StencilSettings
+    curves: ClassVar = {
+        **FactorRecipe.curves,
+        "loss.png": base.Curves("Loss ({loss})", columns=base.HELD_OUT_MATRICES),
+    }
+
+
+@dataclass
+class MultigridSettings(GraphSettings):
+    """Learn a graph network that corrects the prolongations of Ruge-Stueben multigrid.
+
+    The matrices are from bilinear elements for -div(k grad u) on square grids with log-normal k per cell
+    (Greenfeld et al.), or Laplacians of Delaunay graphs with log-normal weights (Luz et al.). The network
+    learns on two grids. The table uses all levels.
+
+    Args:
+        loss: cycles: the factor by which a cycle reduces random errors from N(0, A^-1) in the energy norm, in
+            which all modes have the same energy; the root of the total over --cycles. iterations: weighted
+            relative residuals of the first iterations of conjugate gradients.
+        cycles: Cycles of --loss cycles: few cycles weight all modes of the error, many the slowest.
+        family: grid or graph.
+        grid: Unknowns along each side. For a graph, the square root of their number.
+        cycle: Cycle of the multigrid method.
+        smoother: Its smoother, one sweep before and one after the correction.
+        max_coarse: Maximum number of unknowns that are solved directly.
+    """
+
+    dtype: Literal["float32", "float64"] = "float64"
+    steps: int = 600
+    lr: float = 3e-3
+    evaluate_every: int = 50
+    out: str = "runs/multigrid"
+    loss: Literal["cycles", "iterations"] = "cycles"  # type: ignore[assignment]
+    iterations: int = 4
+    matrices: int = 64
+    batch: int = 4
+    width: int = 16
+    resample: bool = True
+    cycles: int = 3
+    family: Literal["grid", "graph"] = "graph"
+    grid: int = 16
+    cycle: Literal["V", "W"] = "V"
+    smoother: Literal["gauss_seidel", "jacobi"] = "gauss_seidel"
+    max_coarse: int = 20
+
+    def check(self) -> None:
+        super().check()
+        self.at_least(4, "grid")
+        self.at_least(1, "cycles")
+        if self.loss == "cycles" and self.grid**2 > DENSE:
+            raise SettingError(
+                f"--grid must be at most {math.isqrt(DENSE)} with --loss cycles, which factors dense "
+                f"matrices to draw errors from N(0, A^-1), got {self.grid}. Pass a smaller grid, or --loss "
+                "iterations"
+            )
+        if not 1 <= self.max_coarse < self.grid**2:
+            raise SettingError(
+                f"--max_coarse must be at least 1 and below {self.grid**2}, the unknowns, got "
+                f"{self.max_coarse}"
+            )
+
+    def data(self, split: Any, count: int, scale: int = 1) -> ProblemDataset:
+        n = scale * self.grid
+        if self.family == "graph":
+            return dataset("delaunay_laplacian", split, count, n=n * n, boundary="dirichlet")
+        return dataset("q1_diffusion", split, count, n=n, boundary="dirichlet", period=None)
+
+    def network(self) -> P.NeuralAMG:
+        own = {"cycle": self.cycle, "smoother": self.smoother, "max_coarse": self.max_coarse}
+        return P.NeuralAMG(**own, **self.options())
+
+    def describe(self, scale: int = 1) -> str:
+        side = scale * self.grid
+        return f"graph, about {side * side}" if self.family == "graph" else f"diffusion {side} x {side}"
+
+
+class MultigridRecipe(FactorRecipe):
+    """See `MultigridSettings`."""
+
+    Settings = MultigridSettings
+
+    def _drawn(self, systems: Systems, i: int, number: int, stream: int, step: int) -> Tensor:
+        noise = super()._drawn(systems, i, number, stream, step)
+        if self.settings.loss != "cycles":
+            return noise
+        return torch.linalg.solve_triangular(self._factor(systems, i).mT, noise, upper=True)
+
+    def _factor(self, systems: Systems, i: int) -> Tensor:
+        """The dense Cholesky factor, L L^T = A."""
+        known = self.__dict__.setdefault("_factors", {})
+        if (which := (systems is self.training, i)) not in known:
+            known[which] = torch.linalg.cholesky(systems.matrices[i].to_dense())
+        return known[which]
+
+    def _loss_of(self, part: Part) -> Tensor:
+        if self.settings.loss == "iterations":
+            return super()._loss_of(part)
+        A, cycles = part.A, self.settings.cycles
+        E = ErrorPropagator(A, self.model(part.start), sweeps=cycles)
+        after, before = (quadratic_form(A, e, symmetric=True).sum() for e in (E(part.B), part.B))
+        return (after / before) ** (0.5 / cycles)

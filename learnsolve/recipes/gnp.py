@@ -24,7 +24,6 @@ from learnsolve.evaluation.figures import residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import GNP
 from learnsolve.recipes.matrix import ProblemSettings, build, check_square, describe, facts
-from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
 from learnsolve.recipes.training.settings import SettingError, VectorSettings
@@ -80,7 +79,7 @@ def _problem() -> ProblemSettings:
 
 
 @dataclass
-class GnpSettings(ScheduleSettings, VectorSettings):
+class GnpSettings(base.ScheduleSettings, VectorSettings):
     """Learn a nonlinear graph network r -> M(r) for one matrix, to use in flexible GMRES.
 
     The loss is the mean of |A M(b) - b| over the entries of b = A x, scaled to a mean square of one; half of
@@ -130,7 +129,7 @@ class GnpSettings(ScheduleSettings, VectorSettings):
         self.fractions("tolerances")
 
 
-class GnpRecipe(Scheduled, base.VectorRecipe):
+class GnpRecipe(base.Scheduled, base.VectorRecipe):
     """A network for one matrix. See `GnpSettings`. `vectors` are right-hand sides b."""
 
     Settings = GnpSettings

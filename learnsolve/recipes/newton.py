@@ -26,7 +26,6 @@ from learnsolve.evaluation.comparison import as_csv
 from learnsolve.evaluation.figures import COLORS, residuals_figure
 from learnsolve.nonlinear import jacobian, root
 from learnsolve.problems import gaussian_field
-from learnsolve.recipes.schedule import Scheduled, ScheduleSettings
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.settings import SettingError, about_option
 from learnsolve.solvers.core.loop import quiet
@@ -247,7 +246,7 @@ def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
 
 
 @dataclass
-class NewtonSettings(ScheduleSettings):
+class NewtonSettings(base.ScheduleSettings):
     """Learn the start of Newton's method for the p-Laplacian with random coefficients.
 
     A Fourier neural operator maps the logarithm of the coefficients to a start. The loss is its energy, the
@@ -303,7 +302,7 @@ class NewtonSettings(ScheduleSettings):
             raise SettingError(f"--modes must be at most {most} on --grid {self.grid}, got {self.modes}")
 
 
-class NewtonRecipe(Scheduled, base.Recipe):
+class NewtonRecipe(base.Scheduled, base.Recipe):
     """See `NewtonSettings`."""
 
     Settings = NewtonSettings

@@ -36,7 +36,6 @@ from learnsolve.recipes.matrix import (
     facts,
     grid_of,
 )
-from learnsolve.recipes.schedule import DepthSettings, Patience, Scheduled, iterations_at
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import summed
 from learnsolve.recipes.training.settings import HELD_OUT_VECTORS, SettingError
@@ -62,7 +61,7 @@ VARIANTS = {
 
 
 @dataclass
-class PcgSettings(DepthSettings, MatrixSettings):
+class PcgSettings(base.DepthSettings, MatrixSettings):
     """Learn a factor L of a preconditioner for conjugate gradients, through a few of their iterations.
 
     The loss is the weighted mean of ||r_i|| / ||b||, i = 1 .. iterations, with weights proportional to
@@ -305,7 +304,7 @@ def outcome_of(recipe: PcgRecipe) -> base.Outcome:
 BUFFERS = 8  # arrays of the vectors' size per step, in addition to two per iteration
 
 
-class PcgRecipe(Scheduled, MatrixRecipe):
+class PcgRecipe(base.Scheduled, MatrixRecipe):
     """A factor of a preconditioner. See `PcgSettings`."""
 
     Settings = PcgSettings
@@ -350,9 +349,8 @@ class PcgRecipe(Scheduled, MatrixRecipe):
         self.guard = Guard(self.model.parameters(), lambda: factor_of(self.model), settings.guard)
         if settings.guard and not self.guard.holds():
             raise SettingError(f"--guard {settings.guard:g} rejects the start. Pass a smaller one")
-        self.patience = Patience(settings.patience)
+        self.patience = base.Patience(settings.patience)
         self.step = 0
-        self._weights = torch.empty(0)  # of the residuals in the loss, cached between steps
         self._training_residual = torch.zeros(())  # of the last step
         self._held_out_residual = self._held_out_loss = 0.0  # of the last evaluation
 
@@ -380,26 +378,19 @@ class PcgRecipe(Scheduled, MatrixRecipe):
     @property
     def iterations(self) -> int:
         """The number of iterations in the loss of this step."""
-        return iterations_at(self.step, self.settings.iterations or 0, self.settings.curriculum)
+        return base.iterations_at(self.step, self.settings.iterations or 0, self.settings.curriculum)
 
     def residuals(self, vectors: Tensor, iterations: int, space: Any) -> Tensor:
         """||r_i|| / ||b|| for i = 0 .. iterations, shape (iterations + 1, number of vectors)."""
         M = space.product(self.model)
         solution = solvers.cg(space.A, vectors, iterations=iterations, M=M, gradient="unrolled")
-        norms = solution.residual_norms
-        if (missing := iterations + 1 - norms.shape[0]) > 0:  # all reached rounding level before
-            norms = torch.cat((norms, norms[-1:].expand(missing, -1)))
-        return norms / space.norm(vectors)
+        return base.relative_residuals(solution, space.norm(vectors), iterations)
 
     def _weighted(self, residuals: Tensor) -> Tensor:
         """The weighted sum of the residuals of each vector."""
         demo = VARIANTS[self.settings.variant].demo
         terms = torch.log10(1 + residuals) if demo else residuals[1:]
-        if len(self._weights) != len(terms):
-            powers = torch.arange(len(terms) - 1, -1, -1, dtype=terms.dtype, device=terms.device)
-            weights = (self.settings.gamma or 0.0) ** powers
-            self._weights = weights / weights.sum()
-        return self._weights @ terms
+        return base.weighted(terms, self.settings.gamma or 0.0)
 
     def losses(self, vectors: Tensor, step: int) -> Tensor:
         self.step = step

@@ -24,7 +24,8 @@ from learnsolve.evaluation import figures
 from learnsolve.preconditioners import Jacobi
 from learnsolve.recipes.jacobi import JacobiRecipe
 from learnsolve.recipes.pcg import PcgRecipe
-from learnsolve.recipes.training import parallel, seeds
+from learnsolve.recipes.training import parallel
+from learnsolve.recipes.training import run as running
 from learnsolve.recipes.training import settings as command_line
 from learnsolve.recipes.training.checkpoint import read_metrics
 from learnsolve.recipes.training.recipe import Curves, Recipe, compare, flat, of_run, raced, tabulate, verdict
@@ -273,9 +274,10 @@ def test_without_the_package_the_command_is_named(run, monkeypatch, capsys):
 
 
 @pytest.fixture(autouse=True)
-def _figures_only(monkeypatch):
-    """Figures are made, and drawn by one test."""
-    monkeypatch.setattr(seeds, "png", lambda figure: str(figure.axes[0].get_title()).encode())
+def _figures_only(monkeypatch, request):
+    """Without pictures those of the summary are made, and drawn by one test."""
+    if "no_pictures" in request.fixturenames:
+        monkeypatch.setattr(running, "png", lambda figure: str(figure.axes[0].get_title()).encode())
 
 
 def test_every_recipe_is_here():
@@ -352,7 +354,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(run, rows, report, no_pictu
 
 
 def test_more_steps_and_more_seeds(run, rows, no_pictures, monkeypatch, capsys):
-    monkeypatch.setattr(seeds, "png", figures.png)
+    monkeypatch.setattr(running, "png", figures.png)
     _, whole = run("--steps", 6, "--seeds", 3, out="whole")
     for name in ("loss.png", "seeds.png"):
         assert (whole / name).read_bytes().startswith(b"\x89PNG")
@@ -420,12 +422,12 @@ def test_a_table_has_a_line_for_each_name_and_a_header_for_each_cell():
 
 
 def test_cells_and_reports():
-    assert seeds.one_cell([2.0, 2.0]) == "2.000"
-    assert seeds.one_cell([1.0, "diverges"]) == "diverges in 1 of 2"
-    assert seeds.one_cell(["10.0 ± 3.0", "12.0 ± 1.0"]) == "11.00 ± 1.4"
-    assert seeds.merged([{"a": [1, None]}, {"a": [1, 2.0]}]) == {"a": [1, [None, 2.0]]}
-    assert seeds.merged([[1], [1, 2]]) == [[1], [1, 2]]
-    assert seeds.merged([True, False]) == [True, False]
+    assert running.one_cell([2.0, 2.0]) == "2.000"
+    assert running.one_cell([1.0, "diverges"]) == "diverges in 1 of 2"
+    assert running.one_cell(["10.0 ± 3.0", "12.0 ± 1.0"]) == "11.00 ± 1.4"
+    assert running.merged([{"a": [1, None]}, {"a": [1, 2.0]}]) == {"a": [1, [None, 2.0]]}
+    assert running.merged([[1], [1, 2]]) == [[1], [1, 2]]
+    assert running.merged([True, False]) == [True, False]
 
 
 def histories(values):
@@ -439,13 +441,13 @@ def bands(figure):
 
 
 def test_a_band_on_a_logarithmic_axis_is_positive():
-    axes, (band,) = bands(seeds.curves_figure("", Curves(log=True), histories([[1.0, 1e-9], [100.0, 1.0]])))
+    axes, (band,) = bands(running.curves_figure("", Curves(log=True), histories([[1.0, 1e-9], [100.0, 1.0]])))
     assert axes.get_yscale() == "log"
     assert axes.lines[0].get_ydata()[0] == pytest.approx(10.0)
     deviation = np.std(np.log([1.0, 100.0]), ddof=1)
     assert band.min() > 0
     assert np.isclose(band, 10 * np.exp(2 * deviation)).any()
-    _, (band,) = bands(seeds.curves_figure("", Curves(log=True), histories([[1.0, 0.0], [1.0, 2.0]])))
+    _, (band,) = bands(running.curves_figure("", Curves(log=True), histories([[1.0, 0.0], [1.0, 2.0]])))
     assert band.min() > 0
 
 
@@ -461,7 +463,7 @@ def test_curves_name_settings_and_leave_out_what_would_squeeze_them():
 
 
 def test_a_band_is_two_deviations_wide():
-    axes, (band,) = bands(seeds.curves_figure("", Curves(), histories([[1.0, 5.0], [3.0, 5.0]])))
+    axes, (band,) = bands(running.curves_figure("", Curves(), histories([[1.0, 5.0], [3.0, 5.0]])))
     assert axes.lines[0].get_ydata().tolist() == [2.0, 5.0]
     assert band.max() == pytest.approx(5.0)
     assert band.min() == pytest.approx(2 - 2 * 2**0.5)
@@ -471,7 +473,7 @@ def test_a_band_is_two_deviations_wide():
 def test_curves_end_where_the_first_run_ended():
     short, long = histories([[1.0, 2.0], [3.0, 4.0]])
     long["step"], long["loss"], long["held_out_loss"] = [0, 1, 2], [3.0, 4.0, 5.0], [None] * 3
-    table = list(csv.DictReader(seeds.mean_metrics([long, short]).splitlines()))
+    table = list(csv.DictReader(running.mean_metrics([long, short]).splitlines()))
     assert [row["loss"] for row in table] == ["2.0", "3.0"]
 
 

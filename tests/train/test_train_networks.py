@@ -21,9 +21,8 @@ from learnsolve.recipes.family import candidates
 from learnsolve.recipes.jacobi import JacobiRecipe
 from learnsolve.recipes.newton import SMALL, energy, starts
 from learnsolve.recipes.pcg import Guard, definiteness, factor_of
-from learnsolve.recipes.schedule import Patience
 from learnsolve.recipes.training.parallel import ALONE
-from learnsolve.recipes.training.recipe import TRAINING, VectorRecipe, number_of_hardest
+from learnsolve.recipes.training.recipe import TRAINING, Patience, VectorRecipe, number_of_hardest
 from learnsolve.recipes.training.run import Objective
 from learnsolve.recipes.training.settings import VectorSettings
 

@@ -33,8 +33,7 @@ from learnsolve.recipes.jacobi import (
     optimal_weights,
     relative_error,
 )
-from learnsolve.recipes.schedule import train_by_depth
-from learnsolve.recipes.training.recipe import stream_seed
+from learnsolve.recipes.training.recipe import stream_seed, train_by_depth
 
 
 def test_a_run_learns_what_the_paper_says(run, rows, report, no_pictures):
