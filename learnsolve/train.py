@@ -72,32 +72,37 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
                 outcome = train_one(name, Recipe, settings, group)
             if outcome is not None:
                 print(table(outcome), "", outcome.sentence, f"Results: {folder}", sep="\n")
-    except Elsewhere as error:
-        return error.code
-    except SystemExit as stop:  # --help and --print_config
-        return _exit_code(stop)
-    except (SettingError, MissingExtra) as error:
-        return _fail(str(error), error)
-    except Lost as error:
-        return _fail(f"{error}. {_how_to_resume(name, folder)}", error)
-    except Diverged as error:
-        return _fail(f"{error}. The last good checkpoint is in {error.folder}", error)
-    except Interrupted as stop:
-        return _fail(f"stopped at {stop.where}step {stop.step}. {_how_to_resume(name, folder)}", stop)
-    except OSError as error:
-        where = error.filename or folder
-        return _fail(f"{where}: {error.strerror or error}. {_how_to_resume(name, folder)}", error)
-    except (MemoryError, RuntimeError) as error:
-        if not _no_room(error):
+    except (Elsewhere, SystemExit) as error:  # --help and --print_config exit
+        return _exit_code(error)
+    except BaseException as error:
+        if (sentence := _sentence(error, name, folder)) is None:
             raise
-        return _fail(f"the memory is too small ({' '.join(str(error).split())})", error)
-    except KeyboardInterrupt as stop:  # before or after the training
-        return _fail(f"interrupted. {_how_to_resume(name, folder)}", stop)
+        print(f"learnsolve.train: {sentence}", file=sys.stderr)
+        return _exit_code(error)
     return OK
 
 
+def _sentence(error: BaseException, name: str, folder: Path | None) -> str | None:
+    """What to print for an error, or None for a fault of the program."""
+    match error:
+        case SettingError() | MissingExtra():
+            return str(error)
+        case Lost():
+            return f"{error}. {_how_to_resume(name, folder)}"
+        case Diverged():
+            return f"{error}. The last good checkpoint is in {error.folder}"
+        case Interrupted():
+            return f"stopped at {error.where}step {error.step}. {_how_to_resume(name, folder)}"
+        case OSError():
+            where = error.filename or folder
+            return f"{where}: {error.strerror or error}. {_how_to_resume(name, folder)}"
+        case KeyboardInterrupt():  # before or after the training
+            return f"interrupted. {_how_to_resume(name, folder)}"
+    return f"the memory is too small ({' '.join(str(error).split())})" if _no_room(error) else None
+
+
 def _exit_code(error: BaseException) -> int:
-    if isinstance(error, SystemExit):
+    if isinstance(error, Elsewhere | SystemExit):
         return int(error.code or 0)
     if isinstance(error, SettingError):
         return BAD_SETTING
@@ -106,9 +111,8 @@ def _exit_code(error: BaseException) -> int:
 
 def _no_room(error: BaseException) -> bool:
     """Memory that could not be allocated: torch raises a RuntimeError."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(
-        words in str(error) for words in NO_MEMORY
-    )
+    said = isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return said or isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
 def _how_to_resume(name: str, folder: Path | None) -> str:
@@ -117,11 +121,6 @@ def _how_to_resume(name: str, folder: Path | None) -> str:
     return (
         f"Resume with: {parallel.launcher()} -m learnsolve.train {name} --resume {shlex.quote(str(folder))}"
     )
-
-
-def _fail(sentence: str, error: BaseException) -> int:
-    print(f"learnsolve.train: {sentence}", file=sys.stderr)
-    return _exit_code(error)
 
 
 def _settings(name: str, options: Sequence[str], group: Group) -> tuple[RunSettings, type[recipes.Recipe]]:

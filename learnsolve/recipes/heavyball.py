@@ -54,12 +54,6 @@ def expected_energy(spectrum: Tensor, alpha: Any, beta: Any, sweeps: int) -> Ten
     """Mean of e^T A e after the sweeps over e ~ N(0, I), shape (...), for eigenvalues (..., n).
 
     `alpha` and `beta` are floats or Tensors that broadcast with (...). Differentiable.
-
-    Examples
-    --------
-    >>> import torch
-    >>> float(expected_energy(torch.tensor([1.0, 3.0]), 0.25, 0.0, 2))  # 0.75^4 + 3 * 0.25^4
-    0.328125
     """
     a, c = (torch.as_tensor(t, dtype=spectrum.dtype).unsqueeze(-1) for t in (alpha, beta))
     before = P = torch.ones_like(spectrum * a)
@@ -71,12 +65,6 @@ def expected_energy(spectrum: Tensor, alpha: Any, beta: Any, sweeps: int) -> Ten
 def convergence_factor(spectrum: Tensor, alpha: float, beta: float) -> float:
     r"""The asymptotic factor by which an error shrinks: the largest root of
     :math:`z^2 - (1 + \beta - \alpha \lambda) z + \beta`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> convergence_factor(torch.tensor([1.0, 9.0]), 0.25, 0.25)  # the best one: the root of beta
-    0.5
     """
     t = 1 + beta - alpha * spectrum
     inside = t.square() - 4 * beta
@@ -90,12 +78,6 @@ def best_parameters(spectrum: Tensor, sweeps: int, scale: Tensor | float = 1.0) 
 
     For eigenvalues (matrices, n) one pair for the mean of their relative energies, with alpha multiplied by
     `scale` for each matrix.
-
-    Examples
-    --------
-    >>> import torch
-    >>> [round(p, 2) for p in best_parameters(torch.tensor([1.0, 2.0, 9.0]), 5)]
-    [0.27, 0.37]
     """
     spectrum = spectrum.double()
     scale = torch.as_tensor(scale, dtype=torch.float64)

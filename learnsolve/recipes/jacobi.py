@@ -36,13 +36,6 @@ def expected_energy(A: CSR, weight: Tensor) -> float:
 
     .. math:: \mathrm{tr}((I - W B)^T A (I - W B)) = \mathrm{tr} A - 2 \sum_i w_i (A B^T)_{ii}
               + \sum_{ij} w_i\, A_{ij} (B B^T)_{ij}\, w_j.
-
-    Examples
-    --------
-    >>> import torch, learnsolve as ls
-    >>> A = ls.problems.poisson(16)
-    >>> expected_energy(A, torch.zeros(16, dtype=torch.float64))  # the trace
-    32.0
     """
     M, rhs = _quadratic(A)
     w = weight.detach().cpu().double().numpy()
@@ -55,12 +48,6 @@ def optimal_weights(A: CSR) -> Tensor | None:
 
     The matrix is sparse, on A's own pattern, and by Schur's product theorem positive definite if A is: the
     system is solved by conjugate gradients.
-
-    Examples
-    --------
-    >>> import learnsolve as ls
-    >>> optimal_weights(ls.problems.poisson(4))
-    tensor([0.7778, 0.5556, 0.5556, 0.7778], dtype=torch.float64)
     """
     M, rhs = _quadratic(A)
     diagonal = M.diagonal()

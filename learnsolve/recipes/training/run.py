@@ -190,28 +190,25 @@ class Progress:
 
     def update(self, step: int, loss: float, now: float) -> None:
         """Report `step` finished steps. Call it when `now` (time.perf_counter) has reached `due`."""
-        if self._bar is not None:
-            self._bar.update(step - self._bar.n)
-            self._bar.set_postfix_str(f"loss {loss:.6g}")
-        else:
-            left = (now - self._start) / max(step - self._first, 1) * (self._steps - step)
-            self._print(step, loss, f", {left:.0f} s left")
-            # The interval doubles, so that the log of a long run stays short.
+        left = (now - self._start) / max(step - self._first, 1) * (self._steps - step)
+        self._show(step, loss, f", {left:.0f} s left")
+        if self._bar is None:  # the interval doubles, so that the log of a long run stays short
             self._interval = min(self._interval * 2, LAST_INTERVAL)
         self.due = now + self._interval
 
     def close(self, step: int, loss: float | None) -> None:
         """Show the last state, due or not."""
+        if loss is not None and self.due < float("inf"):
+            self._show(step, loss)
         if self._bar is not None:
-            self._bar.update(step - self._bar.n)
-            if loss is not None:
-                self._bar.set_postfix_str(f"loss {loss:.6g}")
             self._bar.close()
-        elif self.due != float("inf") and loss is not None:
-            self._print(step, loss)
 
-    def _print(self, step: int, loss: float, more: str = "") -> None:
-        print(f"step {step} of {self._steps}, loss {loss:.6g}{more}", file=sys.stderr, flush=True)
+    def _show(self, step: int, loss: float, more: str = "") -> None:
+        if self._bar is None:
+            print(f"step {step} of {self._steps}, loss {loss:.6g}{more}", file=sys.stderr, flush=True)
+        else:
+            self._bar.update(step - self._bar.n)
+            self._bar.set_postfix_str(f"loss {loss:.6g}")
 
 
 # A loss this many times the first one counts as diverged.
@@ -598,13 +595,7 @@ def write_summary(
 
 
 def mean_std(values: Sequence[float]) -> str:
-    """Mean and sample standard deviation, or the common value.
-
-    Examples
-    --------
-    >>> mean_std([1.0, 2.0, 3.0]), mean_std([7.0, 7.0])
-    ('2.000 ± 1', '7.000')
-    """
+    """Mean and sample standard deviation, or the common value."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0
     return f"{statistics.fmean(values):#.4g}" + (f" ± {deviation:.2g}" if deviation else "")
 
@@ -612,11 +603,6 @@ def mean_std(values: Sequence[float]) -> str:
 def merged(values: Sequence[Any]) -> Any:
     """Combine the values of several runs, recursively: a common value, mean and deviation for numbers, or a
     list.
-
-    Examples
-    --------
-    >>> merged([{"n": 4, "loss": 1.0}, {"n": 4, "loss": 3.0}])
-    {'n': 4, 'loss': {'mean': 2.0, 'std': 1.4142135623730951}}
     """
     first = values[0]
     if all(isinstance(v, dict) and v.keys() == first.keys() for v in values):
@@ -631,13 +617,7 @@ def merged(values: Sequence[Any]) -> Any:
 
 
 def one_cell(entries: Sequence[Any]) -> str:
-    """A cell of the combined table. Of "12.1 ± 0.3", the mean over matrices, the first number is used.
-
-    Examples
-    --------
-    >>> one_cell([1.0, 2.0, 3.0]), one_cell(["9.0", "not reached"]), one_cell(["", ""])
-    ('2.000 ± 1', 'not reached in 1 of 2', '')
-    """
+    """A cell of the combined table. Of "12.1 ± 0.3", the mean over matrices, the first number is used."""
     numbers, words = [], []
     for entry in entries:
         try:

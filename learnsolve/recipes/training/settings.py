@@ -14,7 +14,7 @@ import os
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal
@@ -131,11 +131,11 @@ class RunSettings:
             needed, free = needed / 2**30, free / 2**30
             raise SettingError(f"{what} needs about {needed:.1f} GiB and {free:.1f} GiB are free. {remedy}")
 
-    def take_defaults(self, variant: Any) -> None:
-        """Set each option that is None and for which the dataclass `variant` has a value to that value."""
-        for f in fields(variant):
-            if getattr(self, f.name, ...) is None:
-                setattr(self, f.name, getattr(variant, f.name))
+    def take_defaults(self, variant: Mapping[str, Any]) -> None:
+        """Set each option that is None to the value that `variant` has for it."""
+        for option, value in variant.items():
+            if getattr(self, option) is None:
+                setattr(self, option, value)
 
     @property
     def torch_dtype(self) -> torch.dtype:
