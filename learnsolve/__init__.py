@@ -16,6 +16,7 @@ from learnsolve.evaluation import Evaluation, compare_preconditioners
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.blocks import BlockBatch
+from learnsolve.ops.operators import LinearOperator
 from learnsolve.preconditioners import Factorization, factorize
 from learnsolve.profiling import profile
 from learnsolve.solvers import solve
@@ -27,6 +28,7 @@ __all__ = [
     "Eigenpairs",
     "Evaluation",
     "Factorization",
+    "LinearOperator",
     "SingularTriplets",
     "SparsityPattern",
     "analysis",

@@ -28,7 +28,8 @@ RECORDS |= {"ExtremeEigenvalues", "Graph", "SingularTriplets"}
 RECORDS |= {"IncompleteCholesky", "IncompleteLU", "Iteration", "MatrixProperties", "PROPERTIES"}
 RECORDS |= {"Cholesky", "LDLT", "LU", "SignLogdet"}
 RECORDS |= {"NetworkStart", "ProblemDataset", "Sample", "Solution", "SolverError", "Status"}
-OTHERS = {"CSR.cuda", "CSR.from_scipy", "CSR.load", "CSR.requires_grad_", "Preconditioner", "Trainable"}
+OTHERS = {"CSR.cuda", "CSR.from_scipy", "CSR.load", "CSR.requires_grad_", "LinearOperator"}
+OTHERS |= {"Preconditioner", "Trainable"}
 OTHERS |= {
     "FactorNetwork",
     "dataset",

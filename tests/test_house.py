@@ -25,7 +25,7 @@ def test_a_circle_is_found():
 
 
 NEEDS = [  # files
-    ("learnsolve.solvers.krylov", 29),
+    ("learnsolve.solvers.krylov", 30),
     ("learnsolve.ops.products", 12),
 ]
 
@@ -46,7 +46,7 @@ def test_a_file_holds_a_family():
     """Neither one idea a file, whose heads then outweigh it, nor more than a reader keeps in mind."""
     sizes = {name: len(path.read_text().splitlines()) for name, path in structure.modules().items()}
     assert {name for name, size in sizes.items() if size > 800} == set()
-    assert len(sizes) <= 134
+    assert len(sizes) <= 135
     assert sum(sizes.values()) / len(sizes) >= 370
 
 

@@ -355,6 +355,11 @@ def no_matrix_function(func: Any, types: Any) -> Any:
 _ops: Any = None  # learnsolve.ops, which imports CSR and sets this: the methods of a CSR are operations
 
 
+def _is_operator(other: Any) -> bool:
+    """Whether this is a `LinearOperator`, whose own methods make sums and products of the two."""
+    return hasattr(other, "as_operator") and hasattr(other, "mv")
+
+
 class CSR(Views, Habits, Immutable):
     """A sparse matrix: a `SparsityPattern` and a dense tensor of values, which autograd differentiates.
 
@@ -682,6 +687,8 @@ class CSR(Views, Habits, Immutable):
         if not isinstance(x, Tensor):
             if isinstance(x, CSR) or scipy.sparse.issparse(x):
                 return _ops.spgemm(self, x)
+            if _is_operator(x):
+                return NotImplemented
             x = convert.tensor_of(x, self.values)
         return _ops.spmm(self, x)
 
@@ -695,9 +702,13 @@ class CSR(Views, Habits, Immutable):
         return _ops.spmm(self, x.mT, transpose=True).mT
 
     def __add__(self, other: Any) -> CSR:
+        if _is_operator(other):
+            return NotImplemented
         return _ops.arithmetic.add_values("A + B", self, other)
 
     def __sub__(self, other: Any) -> CSR:
+        if _is_operator(other):
+            return NotImplemented
         return _ops.arithmetic.add_values("A - B", self, other, negate=True)
 
     def __neg__(self) -> CSR:

@@ -31,6 +31,7 @@ from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values
 from learnsolve.ops.autograd import Derivative, broadcast, dispatch, gradients
 from learnsolve.ops.indexing import added_up, first_of_each
+from learnsolve.ops.operators import LinearOperator
 
 _raw = torch.ops.learnsolve.stencil.default
 _raw_products = torch.ops.learnsolve.stencil_products.default
@@ -397,7 +398,7 @@ def _gather(
     )
 
 
-class StencilOperator:
+class StencilOperator(LinearOperator):
     r"""The matrix of a stencil without stored entries, for products and as the A of solvers.
 
     :math:`(A x)_i = \sum_k c_k(i)\, x_{i + o_k}` for vectors x on a grid, its points numbered with the
@@ -432,6 +433,8 @@ class StencilOperator:
     'CONVERGED'
     """
 
+    watched = False
+
     def __init__(
         self,
         coefficients: Numbers,
@@ -445,20 +448,13 @@ class StencilOperator:
             c, where = window(name, coefficients, boundary)
         else:
             c, where = coefficients, neighbors(name, offsets, boundary)
-        self.grid = grid_sizes(name, grid, len(where.periodic))
-        self.coefficients = by_offset(name, c, where, self.grid)
-        self._where, self._transpose = where, False
-
-    def _like(self, coefficients: Tensor, transpose: bool) -> StencilOperator:
-        other = object.__new__(StencilOperator)
-        other.grid, other._where = self.grid, self._where
-        other.coefficients, other._transpose = coefficients, transpose
-        return other
+        self.grid, self._where = grid_sizes(name, grid, len(where.periodic)), where
+        n = self.grid.numel()
+        super().__init__((n, n), by_offset(name, c, where, self.grid))
 
     @property
-    def shape(self) -> tuple[int, int]:
-        n = self.grid.numel()
-        return (n, n)
+    def coefficients(self) -> Tensor:
+        return self.parameters[0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -481,22 +477,20 @@ class StencilOperator:
     def batch_shape(self) -> torch.Size:
         return self.coefficients.shape[: -len(self.grid) - 1]
 
-    @property
-    def T(self) -> StencilOperator:
-        return self._like(self.coefficients, not self._transpose)
-
     def with_coefficients(self, coefficients: Numbers) -> StencilOperator:
         """The same stencil with other coefficients, of the shape of the attribute except for batch axes.
         Their dtype and device become those of the new operator."""
         c = by_offset("StencilOperator.with_coefficients", coefficients, self._where, self.grid)
-        return self._like(c, self._transpose)
+        return self.with_parameters((c,))
 
     def to_csr(self) -> CSR:
         """The matrix as a CSR, as from `stencil_matrix`."""
         A = matrix_of(self.coefficients, self._where, self.grid)
-        return A.T if self._transpose else A
+        return A.T if self.turned else A
 
-    def __matmul__(self, x: Tensor) -> Tensor:
+    def __matmul__(self, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return super().__matmul__(x)
         name = "StencilOperator"
         checks.same_kind(name, "x", x, self.coefficients, or_complex=True)
         n = self.shape[0]
@@ -506,82 +500,50 @@ class StencilOperator:
             )
         if x.dim() > 1:
             checks.batches(name, self.batch_shape, x.shape[:-2], "coefficients and x")
-            return self._product(x)
+            return self(x)
         if self.batch_shape:
             raise ValueError(
                 f"{name}: for a batch of operators x must have shape (..., n, k), got {tuple(x.shape)}. "
                 "x.unsqueeze(-1) is one column for all"
             )
-        return self._product(x.unsqueeze(-1)).squeeze(-1)
+        return self(x.unsqueeze(-1)).squeeze(-1)
 
-    def as_operator(self, function: str, b: Tensor) -> _Linear:
-        """A checked operator for the solvers."""
-        rows = b.shape[0 if b.dim() == 1 else -2]
-        if rows != self.shape[0]:
-            raise ValueError(
-                f"{function}: b must have A.shape[0] = {self.shape[0]} rows, got shape {tuple(b.shape)}"
-            )
-        return _Linear(self)
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._product(x, self.coefficients, self.turned)
 
-    def _product(self, X: Tensor) -> Tensor:
-        """A X for blocks of columns, (..., n, k)."""
-        c, d = self.coefficients, len(self.grid)
-        Y = apply(
-            c.unsqueeze(-d - 2) if self.batch_shape else c, self._fields(X), self._where, self._transpose
-        )
-        return self._columns(Y)
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        return self._product(x, parameters[0], False)
 
-    def _outer(self, Y: Tensor, X: Tensor) -> Tensor:
-        """The gradient of <Y, A X> with respect to the coefficients, in their shape."""
-        if self._transpose:
-            X, Y = Y, X
-        return products(self._fields(Y), self._fields(X), self._where, self.coefficients)
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        return self._product(y, parameters[0], True)
+
+    def _product(self, X: Tensor, c: Tensor, transpose: bool) -> Tensor:
+        d = len(self.grid)
+        Y = apply(c.unsqueeze(-d - 2) if c.dim() > d + 1 else c, self._fields(X), self._where, transpose)
+        return Y.reshape(*Y.shape[:-d], self.shape[0]).mT
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        u, w = (x, y) if self.turned else (y, x)
+        return (products(self._fields(u), self._fields(w), self._where, self.coefficients),)
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        assert tangents[0] is not None
+        return self._product(x, tangents[0], self.turned)
+
+    def size(self) -> Tensor | None:
+        c = self.coefficients
+        return None if c.numel() == 0 else c.detach().abs().flatten(-self.core()).amax(-1)[..., None, None]
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        return self._product(x.abs(), self.coefficients.detach().abs(), self.turned)
+
+    def core(self) -> int:
+        return 1 + len(self.grid)
 
     def _fields(self, X: Tensor) -> Tensor:
         """(..., n, k) as fields (..., k, *grid)."""
         return X.mT.reshape(*X.shape[:-2], X.shape[-1], *self.grid)
 
-    def _columns(self, Y: Tensor) -> Tensor:
-        return Y.reshape(*Y.shape[: -len(self.grid)], self.shape[0]).mT
-
     def __repr__(self) -> str:
         points = len(self._where.offsets) // len(self.grid)
         return f"StencilOperator(grid={tuple(self.grid)}, neighbors={points}, dtype={self.dtype})"
-
-
-class _Linear:
-    """An `Operator` of solvers/core/operators.py, for the loops."""
-
-    def __init__(self, A: StencilOperator):
-        self.A = A
-        self.parameters = (A.coefficients,)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.A._product(x)
-
-    @property
-    def T(self) -> _Linear:
-        return _Linear(self.A.T)
-
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> _Linear:
-        return _Linear(self.A.with_coefficients(parameters[0]))
-
-    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        return (self.A._outer(y, x),)
-
-    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
-        assert tangents[0] is not None
-        return self.A.with_coefficients(tangents[0])._product(x)
-
-    def size(self) -> Tensor | None:
-        c = self.A.coefficients
-        return None if c.numel() == 0 else c.detach().abs().flatten(-self.core()).amax(-1)[..., None, None]
-
-    def magnitude(self, x: Tensor) -> Tensor | None:
-        return self.A.with_coefficients(self.A.coefficients.detach().abs())._product(x.abs())
-
-    def frobenius(self) -> Tensor | None:
-        return None  # some coefficients point outside the grid
-
-    def core(self) -> int:
-        return 1 + len(self.A.grid)

@@ -15,6 +15,7 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.ops.operators import LinearOperator
 from learnsolve.ops.products import dots, product, sampled
 from learnsolve.petsc._processes import Linear, Rows, check_dtype, engine, processes, share
 
@@ -446,7 +447,7 @@ class Matrix:
         """The processes, for the loops (ops/across.py)."""
         return self._structure.rows
 
-    def as_operator(self, function: str, b: Tensor) -> Any:
+    def as_operator(self, function: str, b: Tensor, square: bool = True) -> Any:
 
         check_dtype(function, "b", b)
         if self.shape[0] != self.shape[1] or self._structure.rows is not self._structure.columns:
@@ -572,9 +573,10 @@ class Structure:
         return at
 
 
-class Operator:
-    """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) with the local rows. See `Operator` of
-    solvers/core/operators.py."""
+class Operator(LinearOperator):
+    """A `petsc.Matrix` or its transpose, for blocks of columns (n, k) with the local rows."""
+
+    watched = False
 
     def __init__(self, A: Matrix, transpose: bool = False):
         self.A, self.transpose, self.across = A, transpose, A.across
@@ -609,9 +611,6 @@ class Operator:
 
     def magnitude(self, x: Tensor) -> Tensor | None:
         return self._apply(self.A.values.detach().abs(), x.abs())
-
-    def frobenius(self) -> Any:
-        return None
 
     def core(self) -> int:
         return 1

@@ -33,7 +33,7 @@ from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import (
     Columns,
-    Operator,
+    LinearOperator,
     Outcome,
     as_operator,
     divide,
@@ -67,7 +67,7 @@ from learnsolve.solvers.solution import CODE, Report, Solution, Status
 class Damped:
     """[A; damp I], or its transpose."""
 
-    A: Operator
+    A: LinearOperator
     damp: float
     columns: int
     transpose: bool = False
@@ -79,8 +79,11 @@ class Damped:
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Damped:
         return replace(self, A=self.A.with_parameters(parameters))
 
-    def core(self) -> int:
+    def core(self) -> int | None:
         return self.A.core()
+
+    def mapped(self, axes: tuple[int | None, ...]) -> Damped:
+        return replace(self, A=self.A.mapped(axes))
 
     @property
     def T(self) -> Damped:

@@ -13,7 +13,7 @@ from learnsolve.matrix.cache import carries_graph, mapped, sample, transformatio
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.autograd import forward_mode_may_come
 from learnsolve.ops.blocks import BlockBatch
-from learnsolve.solvers.core.operators import Blocks, Function, Operator, Watched, as_operator
+from learnsolve.solvers.core.operators import Blocks, LinearOperator, Watched, as_operator
 from learnsolve.solvers.options import Options
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
@@ -25,7 +25,7 @@ _HOW_TO_DETACH = {
 
 def check_system(
     name: str, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
-) -> tuple[Operator, torch.Size]:
+) -> tuple[LinearOperator, torch.Size]:
     """A as an operator for the loops, and its batch axes."""
     check_b(name, b, or_complex=True)
     check_options(name, options)
@@ -136,7 +136,7 @@ def check_symmetric(name: str, M: Any) -> None:
 
 
 def refuse_what_has_no_implicit_gradient(
-    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, x: Tensor, adjoint_M: Any = None
+    name: str, A: LinearOperator, given_M: Any, M: Any, x0: Tensor | None, x: Tensor, adjoint_M: Any = None
 ) -> Any:
     """Check M. The tensors that a callable uses are checked at its first application; those that torch.func
     or forward mode transforms here, by an application to x, as inside the solve they look like others."""
@@ -144,7 +144,7 @@ def refuse_what_has_no_implicit_gradient(
         _refuse_what_is_transformed(name, A, given_M, M, x0, x, adjoint_M)
     if not torch.is_grad_enabled():
         return M
-    if isinstance(A, Function):
+    if A.watched:
         other = "other " if A.parameters else ""
         error = ValueError(
             f"{name}: A computes with {other}tensors that require grad. Name them, parameters=(...), for "
@@ -164,12 +164,12 @@ def refuse_what_has_no_implicit_gradient(
 
 
 def _refuse_what_is_transformed(
-    name: str, A: Operator, given_M: Any, M: Any, x0: Tensor | None, x: Tensor, adjoint_M: Any
+    name: str, A: LinearOperator, given_M: Any, M: Any, x0: Tensor | None, x: Tensor, adjoint_M: Any
 ) -> None:
     x = sample(x)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
     reached = any(transformations(p) for p in A.parameters)  # refused where it is differentiated
-    if isinstance(A, Function) and not reached and _transformations_of(A, x):
+    if A.watched and not reached and _transformations_of(A, x):
         raise ValueError(
             f"{name}: A computes with a tensor that torch.func transforms (vmap, grad, jvp), or forward "
             'mode, which cannot reach it there. Pass A as a CSR, or use gradient="unrolled"'

@@ -20,6 +20,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import Recent, SparsityPattern, equal, intern
 from learnsolve.ops import across
 from learnsolve.ops.complex_values import tall, untall
+from learnsolve.ops.operators import LinearOperator
 from learnsolve.ops.pcg import KINDS, applied, pcg_iterations
 from learnsolve.ops.products import sampled
 from learnsolve.ops.structure import transpose
@@ -40,7 +41,6 @@ from learnsolve.solvers.core.loop import Method, quiet, report
 from learnsolve.solvers.core.operators import (
     Blocks,
     Columns,
-    Matrix,
     as_preconditioner,
     compiled_form,
     joined,
@@ -541,7 +541,7 @@ def _adjoint_preconditioner(
         return as_preconditioner(name, "adjoint_M", options.adjoint_M, b)
     if M is None or symmetric:
         return M
-    if isinstance(M, Matrix):
+    if isinstance(M, LinearOperator):
         return M.T
     T = getattr(options.M, "T", None) if getattr(options.M, "linear", True) else None
     if T is None and needed:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -134,7 +135,7 @@ class Solve(Nestable):
     @staticmethod
     def vmap(info, in_dims, problem, report, b, x0, *parameters):
         b, x0 = _dense_first(b, in_dims[2], info.batch_size), _dense_first(x0, in_dims[3], info.batch_size)
-        parameters = _values_first(problem, b, parameters, in_dims[4:])
+        problem, parameters = _mapped(problem, b, parameters, in_dims[4:])
         return Solve.apply(problem, report, b, x0, *parameters), (0, 0, 0)
 
 
@@ -168,7 +169,7 @@ class Implicit(Nestable):
     @staticmethod
     def vmap(info, in_dims, problem, report, x, b, *parameters):
         x, b = _dense_first(x, in_dims[2], info.batch_size), _dense_first(b, in_dims[3], info.batch_size)
-        parameters = _values_first(problem, b, parameters, in_dims[4:])
+        problem, parameters = _mapped(problem, b, parameters, in_dims[4:])
         return Implicit.apply(problem, report, x, b, *parameters), 0
 
 
@@ -179,20 +180,24 @@ def _dense_first(t: Any, axis: int | None, n: int) -> Any:
     return t.expand((n, *t.shape)) if axis is None else t.movedim(axis, 0)
 
 
-def _values_first(
+def _mapped(
     problem: Problem, b: Tensor, parameters: tuple[Tensor, ...], axes: tuple
-) -> tuple[Tensor, ...]:
+) -> tuple[Problem, tuple[Tensor, ...]]:
+    """The problem of all systems, and the parameters that it takes."""
     if not any(axis is not None for axis in axes):
-        return parameters
+        return problem, parameters
     if isinstance(problem.A, Function):
         raise NotImplementedError(
-            f"{problem.name}: vmap over the tensors of A needs A as a CSR or a StencilOperator. Loop over "
+            f"{problem.name}: vmap over the tensors of A needs A as a CSR or a LinearOperator. Loop over "
             "the systems instead"
         )
+    core = problem.A.core()
+    if core is None:
+        return replace(problem, A=problem.A.mapped(axes)), parameters
     (values,), (axis,) = parameters, axes
     values = values.movedim(axis, 0)
-    missing = b.dim() - 2 - (values.dim() - problem.A.core())  # batch axes of b that A lacks
-    return (values.reshape(values.shape[0], *[1] * missing, *values.shape[1:]),)
+    missing = b.dim() - 2 - (values.dim() - core)  # batch axes of b that A lacks
+    return problem, (values.reshape(values.shape[0], *[1] * missing, *values.shape[1:]),)
 
 
 def in_segments(loop: Any, progress: Any, maxiter: int) -> tuple[Any, list[Tensor]]:

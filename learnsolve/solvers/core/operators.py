@@ -24,6 +24,7 @@ from learnsolve.ops import complex_values, structure
 from learnsolve.ops.across import across
 from learnsolve.ops.autograd import Nestable, tracked
 from learnsolve.ops.blocks import BlockBatch, Layout
+from learnsolve.ops.operators import LinearOperator, Map
 from learnsolve.ops.products import SPLIT, dots, product, sampled, scaled
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import EAGER, Iteration
@@ -122,56 +123,12 @@ def extended(vectors: Tensor, j: int, v: Tensor, most: int) -> Tensor:
 # (`Columns`). Rows in several processes need no view: only sums over rows differ (ops/across.py).
 
 
-Map = Callable[[Tensor], Tensor]  # of blocks of columns
-
-
-class Operator:
-    """A linear map of blocks of columns (..., n, k), which depends on `parameters`. Not a Protocol, whose
-    `isinstance` takes as long as a small product."""
-
-    parameters: tuple[Tensor, ...]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    @property
-    def T(self) -> Operator:
-        raise NotImplementedError
-
-    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Operator:
-        raise NotImplementedError
-
-    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of y^T A x for the parameters, differentiable: its conjugate derivative."""
-        raise NotImplementedError
-
-    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
-        """dA x, for a change of the parameters."""
-        raise NotImplementedError
-
-    def size(self) -> Tensor | None:
-        """The largest entry, (..., 1, 1), if it is known."""
-        return None
-
-    def magnitude(self, x: Tensor) -> Tensor | None:
-        """|A| |x|, entry by entry, if the entries are known."""
-        return None
-
-    def frobenius(self) -> Tensor | None:
-        """The Frobenius norm, (..., 1, 1), if it is known."""
-        return None
-
-    def core(self) -> int:
-        """The number of axes of a parameter that are not batch axes."""
-        return 1
-
-
 @dataclass
 class System:
     """A x = b for blocks of columns (..., n, k), and the criterion for each of them."""
 
     name: str  # of the solver, for messages
-    A: Any  # Operator
+    A: Any  # LinearOperator
     M: Callable[[Tensor], Tensor] | None
     b: Tensor
     x0: Tensor | None
@@ -227,7 +184,7 @@ class Columns(NamedTuple):
 Edge = tuple[Any, int]  # a node of autograd's graph, and the index of its result
 
 
-class Function(Operator):
+class Function(LinearOperator):
     """A callable x -> A x on blocks of columns, with `parameters` that it computes with."""
 
     def __init__(
@@ -293,9 +250,9 @@ class Watched:
         if error is not None:
             with torch.enable_grad():
                 y = self.function(x.detach())
-            if depends_on_others(y, self.named):
+            if isinstance(y, Tensor) and depends_on_others(y, self.named):
                 raise error
-            if not torch.is_grad_enabled():
+            if not torch.is_grad_enabled() and isinstance(y, Tensor):
                 return y.detach()
         return self.function(x)
 
@@ -450,8 +407,10 @@ class _Host(Nestable):
         return _Host.apply(t, ctx.product, ctx.transpose)
 
 
-class Matrix(Operator):
+class Matrix(LinearOperator):
     """A CSR matrix or its transpose."""
+
+    watched = False
 
     def __init__(self, A: CSR, transpose: bool = False):
         self.A, self.transpose = A, transpose
@@ -489,17 +448,22 @@ class Matrix(Operator):
     def frobenius(self) -> Tensor | None:
         return safe_size(self.A.values.detach().unsqueeze(-1))
 
+    def core(self) -> int:
+        return 1
+
     def divided(self, unit: Tensor) -> Matrix:
         """Divide all entries by one scalar per matrix, (..., 1, 1)."""
         return Matrix(self.A.with_values(self.A.values / unit.squeeze(-1)), self.transpose)
 
 
-class Blocks(Operator):
+class Blocks(LinearOperator):
     """A `BlockBatch`, one system per block, on vectors padded with zeros to the size of the largest.
 
     With E the 0/1 matrix that pads, the operator is E A E^T and M is E M E^T (`Padded`): padding stays zero
     in every method, and a method computes each of its per-column values once per block, (..., B, 1, k).
     """
+
+    watched = False
 
     def __init__(self, A: BlockBatch, inner: Matrix):
         self.batch, self.layout, self.inner = A, A._layout, inner
@@ -576,19 +540,19 @@ def as_operator(
     symmetric: bool = False,
     square: bool = True,
     blocks: bool = False,
-) -> Operator:
+) -> LinearOperator:
     """A CSR, a SciPy LinearOperator or a callable as an operator for the loops. With `blocks` a BlockBatch
     becomes one on padded columns."""
     parameters = checks.sequence(function, "parameters", parameters, "Tensors")
     for i, p in enumerate(parameters):
         checks.tensor(function, f"parameters[{i}]", p)
-    if hasattr(A, "as_operator"):  # a StencilOperator; a matrix whose rows lie in several processes
+    if hasattr(A, "as_operator"):  # a LinearOperator; a matrix whose rows lie in several processes
         if transpose is not None or parameters:
             raise ValueError(
                 f"{function}: transpose and parameters are only used with a callable A. {type(A).__name__} "
                 "has its own"
             )
-        return A.as_operator(function, b)
+        return A.as_operator(function, b, square)
     rows = b.shape[0 if b.dim() == 1 else -2]
     if isinstance(A, BlockBatch) and not blocks:
         raise TypeError(
@@ -628,7 +592,7 @@ def as_operator(
         return Function(function, forward, lambda x: forward(x, True), ())
     if not callable(A):
         raise TypeError(
-            f"{function}: A must be a CSR, a BlockBatch, a StencilOperator, a LinearOperator of SciPy or a "
+            f"{function}: A must be a CSR, a BlockBatch, a LinearOperator of learnsolve or SciPy or a "
             f"callable, got {type(A).__name__}. Make a CSR with CSR.from_*"
         )
     if not (transpose is None or callable(transpose)):
@@ -651,7 +615,7 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
             f"{function}: {name} is the class {M.__name__}, not a preconditioner. Pass {M.__name__}(A)"
         )
     n = b.shape[0 if b.dim() == 1 else -2]
-    if isinstance(M, (CSR, scipy.sparse.linalg.LinearOperator)) and M.shape != (n, n):
+    if isinstance(M, (CSR, LinearOperator, scipy.sparse.linalg.LinearOperator)) and M.shape != (n, n):
         raise ValueError(f"{function}: {name} must have shape ({n}, {n}), as A has, got {tuple(M.shape)}")
     if isinstance(M, CSR):
         checks.same_kind(function, f"{name}.values", M.values, b)
@@ -662,6 +626,8 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
                 "Reshape b to (..., n, k)"
             )
         return Matrix(M)
+    if isinstance(M, LinearOperator):
+        return M
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
         return on_host(function, name, M, b.is_complex())
     if not callable(M):

@@ -32,8 +32,8 @@ from learnsolve.solvers.core.operators import (
     Blocks,
     Columns,
     Function,
+    LinearOperator,
     Matrix,
-    Operator,
     Outcome,
     System,
     compiled_form,
@@ -151,7 +151,7 @@ class Units(NamedTuple):
 class InUnits:
     """A, whose results are divided by its unit."""
 
-    def __init__(self, A: Operator, unit: Any):
+    def __init__(self, A: LinearOperator, unit: Any):
         self.A, self.unit = A, unit
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -354,7 +354,7 @@ def projected(system: System, null: NullSpace | None) -> tuple[System, Any]:
 
 
 def checked_null_space(
-    name: str, value: Any, A: Operator, b: Tensor, layout: Layout | None, symmetric: bool, reads: bool
+    name: str, value: Any, A: LinearOperator, b: Tensor, layout: Layout | None, symmetric: bool, reads: bool
 ) -> NullSpace | None:
     """`null_space=` of a solve, checked against the values of A if it `reads` them, which synchronizes a
     device."""
@@ -390,14 +390,14 @@ def checked_null_space(
     return NullSpace(right, left, layout)
 
 
-def _transposed(A: Operator) -> Operator | None:
+def _transposed(A: LinearOperator) -> LinearOperator | None:
     try:
         return A.T
     except ValueError:  # a callable without its transpose
         return None
 
 
-def _basis(name: str, vectors: Any, A: Operator, b: Tensor, layout: Layout | None, reads: bool) -> CSR:
+def _basis(name: str, vectors: Any, A: LinearOperator, b: Tensor, layout: Layout | None, reads: bool) -> CSR:
     """Orthonormal columns, per block if there are blocks."""
     n = b.shape[-2] if layout is None else sum(layout.sizes)
     if isinstance(vectors, str):
@@ -481,7 +481,7 @@ def components(P: SparsityPattern) -> tuple[SparsityPattern, Tensor]:
 
 
 def _check_null(
-    name: str, label: str, A: Operator, N: CSR, b: Tensor, layout: Layout | None, hint: str
+    name: str, label: str, A: LinearOperator, N: CSR, b: Tensor, layout: Layout | None, hint: str
 ) -> None:
     """||A v|| <= eps^(3/4) ||A|| ||v|| for each null vector v: about 10^4 rounding errors."""
     P, values = N.pattern, N.values
@@ -619,7 +619,7 @@ class Problem(Solver):
 
     name: str
     method: Method
-    A: Operator
+    A: LinearOperator
     M: Callable[[Tensor], Tensor] | None
     criterion: Criterion
     maxiter: int

@@ -1,0 +1,312 @@
+"""`LinearOperator`: what solvers see of a matrix, and the base of matrices without stored entries."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from learnsolve.matrix import checks
+from learnsolve.matrix.convert import conjugate
+from learnsolve.matrix.csr import CSR
+
+Map = Callable[[Tensor], Tensor]  # of blocks of columns
+
+
+class LinearOperator:
+    r"""A matrix that is given by its products :math:`A_\theta x`, for all solvers, with all gradients.
+
+    A subclass passes its shape and the tensors :math:`\theta` that it computes with to ``__init__``, and
+    defines ``mv``. Products with the transpose and all derivatives of a solve for :math:`\theta` follow.
+    Operators can be added, scaled by a number or a tensor of one element, and multiplied, with a `CSR` too.
+
+    Parameters
+    ----------
+    shape : (m, n)
+    parameters : Tensors. ``mv`` receives them after x and must use no other tensor that requires grad
+
+    Attributes
+    ----------
+    T, H : the transposed and the conjugate transposed operator
+    symmetric : bool, of the class. If True, A is its own transpose
+
+    Raises
+    ------
+    TypeError, ValueError
+        if x, or a product, has another number of rows, dtype or device.
+
+    Notes
+    -----
+    ``mv(x, *parameters)`` maps blocks of columns (..., n, k) to (..., m, k), linearly, which is not checked.
+    ``rmv(y, *parameters)``, the product with the transpose (without conjugation), can be defined too. By
+    default it is the derivative of ``mv``, at about three times its cost.
+
+    Examples
+    --------
+    >>> import torch, learnsolve as ls
+    >>> class Convolution(ls.LinearOperator):
+    ...     def mv(self, x, kernel):
+    ...         return torch.nn.functional.conv1d(x.mT.unsqueeze(-2), kernel, padding=1).squeeze(-2).mT
+    >>> kernel = torch.tensor([[[-1.0, 2.5, -1.0]]], dtype=torch.float64, requires_grad=True)
+    >>> A, b = Convolution((50, 50), kernel), torch.ones(50, dtype=torch.float64)
+    >>> x = ls.solvers.cg(A, b, rtol=1e-10).x
+    >>> x.sum().backward()
+    >>> bool((kernel.grad < 0).all())
+    True
+    """
+
+    shape: tuple[int, int]
+    parameters: tuple[Tensor, ...] = ()
+    symmetric = False
+    turned = False  # whether this is the transpose of what `mv` says
+    watched = True  # whether `mv` may use tensors that are not parameters, which a solve looks for
+
+    def __init__(self, shape: tuple[int, int], *parameters: Tensor):
+        name = type(self).__name__
+        sizes = [checks.integer(name, "shape", n, 0) for n in checks.sequence(name, "shape", shape, "ints")]
+        if len(sizes) != 2:
+            raise ValueError(f"{name}: shape must be (rows, columns), got {shape}")
+        for i, p in enumerate(parameters):
+            checks.tensor(name, f"parameters[{i}]", p)
+        self.shape = (sizes[0], sizes[1])
+        self.parameters = parameters
+
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        """A x for blocks of columns x, (..., n, k)."""
+        raise NotImplementedError(f"{type(self).__name__} must define mv(x, *parameters)")
+
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """A^T y for blocks of columns y, (..., m, k): the derivative of `mv`, which is linear."""
+        if self.symmetric:
+            return self.mv(y, *parameters)
+        n = self.shape[0 if self.turned else 1]
+        start = y.new_zeros((*y.shape[:-2], n, y.shape[-1]))
+        return conjugate(_pulled(lambda x: self.mv(x, *parameters), start)(conjugate(y))[0])
+
+    @property
+    def T(self) -> Self:
+        other = self.with_parameters(self.parameters)
+        other.shape, other.turned = (self.shape[1], self.shape[0]), not self.turned
+        return other
+
+    @property
+    def H(self) -> LinearOperator:
+        return _Conjugate(self.T) if any(p.is_complex() for p in self.parameters) else self.T
+
+    def with_parameters(self, parameters: tuple[Tensor, ...]) -> Self:
+        """The same operator with other tensors."""
+        other = copy.copy(self)
+        other.parameters = tuple(parameters)
+        other.__dict__.pop("apply", None)  # what a solve watches
+        return other
+
+    def apply(self, x: Tensor, /) -> Tensor:
+        """A x for blocks of columns."""
+        return (self.rmv if self.turned else self.mv)(x, *self.parameters)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.apply(x)
+        name, rows = type(self).__name__, (*x.shape[:-2], self.shape[0], x.shape[-1])
+        checks.tensor(name, "a product", y)
+        if y.shape[-2:] != rows[-2:]:
+            raise ValueError(
+                f"{name}: a product with x of shape {tuple(x.shape)} must have {rows[-2:]} rows and columns, "
+                f"got shape {tuple(y.shape)}. mv takes and returns blocks of columns"
+            )
+        if y.dtype != x.dtype or y.device != x.device:
+            raise TypeError(
+                f"{name}: a product must be {x.dtype} on {x.device}, as x is, got {y.dtype} on {y.device}. "
+                "Convert the parameters"
+            )
+        return y
+
+    def __matmul__(self, x: Any) -> Any:
+        if isinstance(x, (LinearOperator, CSR)):
+            return _Product(self, operator_of(x))
+        checks.tensor(type(self).__name__, "x", x)
+        checks.rows(type(self).__name__, "x", x, "A", self.shape, 1)
+        return self(x.unsqueeze(-1)).squeeze(-1) if x.dim() == 1 else self(x)
+
+    def __rmatmul__(self, A: CSR) -> LinearOperator:
+        return _Product(operator_of(A), self)
+
+    def __add__(self, other: LinearOperator | CSR) -> LinearOperator:
+        return _Sum(self, operator_of(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: LinearOperator | CSR) -> LinearOperator:
+        return self + -1.0 * operator_of(other)
+
+    def __rsub__(self, other: CSR) -> LinearOperator:
+        return operator_of(other) + -1.0 * self
+
+    def __mul__(self, scale: float | Tensor) -> LinearOperator:
+        return _Scaled(self, scale)
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> LinearOperator:
+        return -1.0 * self
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape})"
+
+    @property
+    def depends_on(self) -> tuple[Tensor, ...]:
+        return self.parameters
+
+    # What the implicit gradient and the criteria of solvers ask.
+
+    def as_operator(self, function: str, b: Tensor, square: bool = True) -> LinearOperator:
+        if square:
+            checks.square(function, "A", self.shape)
+        checks.rows(function, "b", b, "A", self.shape)
+        return copy.copy(self)
+
+    def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of y^T A x for the parameters, differentiable: its conjugate derivative."""
+        if not self.parameters:
+            return ()
+        return _pulled(lambda *p: self.with_parameters(p).apply(x), *self.parameters)(conjugate(y))
+
+    def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
+        """dA x, for a change of the parameters: the pullback, linear in y, pulled back."""
+        pairs = zip(self.parameters, tangents, strict=True)
+        moved = [torch.zeros_like(p) if t is None else t for p, t in pairs]
+        pull = _pulled(lambda *p: self.with_parameters(p).apply(x), *self.parameters)
+        zero = x.new_zeros((*x.shape[:-2], self.shape[0], x.shape[-1]))
+        return conjugate(_pulled(lambda y: pull(conjugate(y)), zero)(tuple(map(conjugate, moved)))[0])
+
+    def mapped(self, axes: tuple[int | None, ...]) -> LinearOperator:
+        """Of parameters with a mapped axis each, or None: an operator for each, on blocks (B, ..., n, k)."""
+        return _Mapped(self, axes)
+
+    def size(self) -> Tensor | None:
+        """The largest entry, (..., 1, 1), if it is known."""
+        return None
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        """|A| |x|, entry by entry, if the entries are known."""
+        return None
+
+    def frobenius(self) -> Tensor | None:
+        """The Frobenius norm, (..., 1, 1), if it is known."""
+        return None
+
+    def core(self) -> int | None:
+        """The number of axes of the parameter that are not batch axes, if it may have such axes."""
+        return None
+
+
+def _pulled(f: Callable[..., Any], *at: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    return torch.func.vjp(f, *at)[1]
+
+
+def operator_of(A: Any) -> LinearOperator:
+    A = checks.sparse_matrix(A)
+    if isinstance(A, LinearOperator):
+        return A
+    checks.matrix("LinearOperator", "A", A, ". A sum or a product takes a CSR or an operator")
+    return _Entries(A)
+
+
+class _Entries(LinearOperator):
+    """A CSR."""
+
+    def __init__(self, A: CSR):
+        super().__init__(A.shape, A.values)
+        self.pattern = A.pattern
+
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        return CSR(parameters[0], self.pattern) @ x
+
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        return CSR(parameters[0], self.pattern).T @ y
+
+
+class _Made(LinearOperator):
+    """An operator on top of others, whose parameters are theirs, one after another."""
+
+    def __init__(self, shape: tuple[int, int], *parts: LinearOperator, factor: Tensor | None = None):
+        others = () if factor is None else (factor,)
+        super().__init__(shape, *(p for part in parts for p in part.parameters), *others)
+        self.parts = parts
+
+    def of(self, parameters: tuple[Tensor, ...]) -> list[LinearOperator]:
+        found, at = [], 0
+        for part in self.parts:
+            found.append(part.with_parameters(parameters[at : (at := at + len(part.parameters))]))
+        return found
+
+
+class _Sum(_Made):
+    def __init__(self, A: LinearOperator, B: LinearOperator):
+        if A.shape != B.shape:
+            raise ValueError(f"LinearOperator: A + B needs equal shapes, got {A.shape} and {B.shape}")
+        super().__init__(A.shape, A, B)
+
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        A, B = self.of(parameters)
+        return A(x) + B(x)
+
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        A, B = self.of(parameters)
+        return A.T(y) + B.T(y)
+
+
+class _Product(_Made):
+    def __init__(self, A: LinearOperator, B: LinearOperator):
+        if A.shape[1] != B.shape[0]:
+            raise ValueError(f"LinearOperator: A @ B needs fitting shapes, got {A.shape} and {B.shape}")
+        super().__init__((A.shape[0], B.shape[1]), A, B)
+
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        A, B = self.of(parameters)
+        return A(B(x))
+
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        A, B = self.of(parameters)
+        return B.T(A.T(y))
+
+
+class _Scaled(_Made):
+    def __init__(self, A: LinearOperator, scale: float | Tensor):
+        self.number = (
+            None if isinstance(scale, Tensor) else checks.number("LinearOperator", "a factor", scale)
+        )
+        if isinstance(scale, Tensor) and scale.numel() != 1:
+            raise ValueError(f"LinearOperator: a factor must have one element, got {tuple(scale.shape)}")
+        super().__init__(A.shape, A, factor=scale.reshape(()) if isinstance(scale, Tensor) else None)
+
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        return self.of(parameters)[0](x) * (parameters[-1] if self.number is None else self.number)
+
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        return self.of(parameters)[0].T(y) * (parameters[-1] if self.number is None else self.number)
+
+
+class _Conjugate(_Made):
+    def __init__(self, A: LinearOperator):
+        super().__init__(A.shape, A)
+
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        return conjugate(self.of(parameters)[0](conjugate(x)))
+
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        return conjugate(self.of(parameters)[0].T(conjugate(y)))
+
+
+class _Mapped(LinearOperator):
+    def __init__(self, A: LinearOperator, axes: tuple[int | None, ...]):
+        super().__init__(A.shape, *A.parameters)
+        self.A, self.axes = A, axes
+
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        return torch.func.vmap(lambda x, *p: self.A.with_parameters(p)(x), (0, *self.axes))(x, *parameters)
+
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        return torch.func.vmap(lambda y, *p: self.A.with_parameters(p).T(y), (0, *self.axes))(y, *parameters)

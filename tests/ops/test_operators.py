@@ -1,0 +1,222 @@
+"""`LinearOperator`: a subclass that defines `mv` has all products and all gradients of a solve."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+import learnsolve as ls
+
+N = 12
+F64 = torch.float64
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = F64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+class Convolution(ls.LinearOperator):
+    """Not symmetric; the diagonal dominates."""
+
+    def mv(self, x, kernel, shift):
+        y = torch.nn.functional.conv1d(x.mT.flatten(0, -2).unsqueeze(-2), kernel.reshape(1, 1, -1), padding=1)
+        return y.squeeze(-2).reshape(x.mT.shape).mT + shift * x
+
+
+class Symmetric(Convolution):
+    symmetric = True
+
+
+class Weighted(ls.LinearOperator):
+    """Products with the transpose defined, and counted."""
+
+    count = 0
+
+    def mv(self, x, w):
+        return torch.cat((w.unsqueeze(-1) * x, x[..., :1, :]), -2)
+
+    def rmv(self, y, w):
+        type(self).count += 1
+        return w.unsqueeze(-1) * y[..., :-1, :] + torch.cat(
+            (y[..., -1:, :], torch.zeros_like(y[..., 2:, :])), -2
+        )
+
+
+KERNEL = torch.tensor([-1.0, 4.0, -0.5], dtype=F64)
+SHIFT = torch.tensor(0.3, dtype=F64)
+SYMMETRIC = torch.tensor([-1.0, 4.0, -1.0], dtype=F64)
+
+
+def dense(A: ls.LinearOperator) -> Tensor:
+    return A @ torch.eye(A.shape[1], dtype=F64)
+
+
+def test_products():
+    A, x = Convolution((N, N), KERNEL, SHIFT), numbers(N)
+    D = dense(A)
+    assert (torch.count_nonzero(D), D[0, 1], D[1, 0]) == (3 * N - 2, -0.5, -1)
+    torch.testing.assert_close(A @ x, D @ x)
+    torch.testing.assert_close(A.T @ x, D.T @ x)
+    torch.testing.assert_close(A.T.T @ x, D @ x)
+    torch.testing.assert_close(A @ numbers(3, N, 2), D @ numbers(3, N, 2))
+    assert A.H.turned
+    assert repr(A) == f"Convolution(shape=({N}, {N}))"
+
+
+def test_a_product_with_the_transpose_that_is_defined_is_used():
+    A = Weighted((N + 1, N), numbers(N))
+    D, before = dense(A), Weighted.count
+    torch.testing.assert_close(A.T @ numbers(N + 1), D.T @ numbers(N + 1))
+    assert (A.T.shape, Weighted.count) == ((N, N + 1), before + 1)
+    found = ls.solvers.lsqr(A, numbers(N + 1), btol=1e-13, atol=1e-13).x
+    torch.testing.assert_close(found, torch.linalg.lstsq(D, numbers(N + 1).unsqueeze(-1)).solution[:, 0])
+
+
+def test_the_conjugate_transpose():
+    A = Convolution((N, N), KERNEL * (1 + 0.5j), SHIFT + 0.1j)
+    D = A @ torch.eye(N, dtype=torch.complex128)
+    y = numbers(N, 2, dtype=torch.complex128)
+    torch.testing.assert_close(A.H @ y, D.mH @ y)
+    torch.testing.assert_close(A.T @ y, D.mT @ y)
+    torch.testing.assert_close(A.H.T @ y, D.conj() @ y)
+
+
+def test_operators_made_of_others():
+    A, B, x = Convolution((N, N), KERNEL, SHIFT), ls.problems.poisson((N,)), numbers(N)
+    P, a = Weighted((N + 1, N), numbers(N)), torch.tensor(0.7, dtype=F64)
+    for made, expected in (
+        (A + B, dense(A) + B.to_dense()),
+        (B + A, dense(A) + B.to_dense()),
+        (A - B, dense(A) - B.to_dense()),
+        (-A, -dense(A)),
+        (2 * A, 2 * dense(A)),
+        (A * a, a * dense(A)),
+        (P.T @ P, dense(P).T @ dense(P)),
+        (A @ B, dense(A) @ B.to_dense()),
+        (B @ A, B.to_dense() @ dense(A)),
+    ):
+        torch.testing.assert_close(made @ x, expected @ x)
+        torch.testing.assert_close(made.T @ x, expected.T @ x)
+
+
+SOLVERS = ["bicgstab", "gmres", "fgmres"]
+
+
+@pytest.mark.parametrize("solver", ["cg", "minres", *SOLVERS])
+@pytest.mark.parametrize("gradient", ["implicit", "unrolled"])
+def test_gradients_of_a_solve(solver, gradient):
+    kernel = SYMMETRIC if solver in ("cg", "minres") else KERNEL
+    kind = Symmetric if solver in ("cg", "minres") else Convolution
+    inputs = tuple(t.clone().requires_grad_() for t in (kernel, SHIFT, numbers(N, 2)))
+    more = {} if gradient == "implicit" else {"maxiter": N}
+
+    def solution(kernel, shift, b):
+        A = kind((N, N), (kernel + kernel.flip(0)) / 2 if kind is Symmetric else kernel, shift)
+        return getattr(ls.solvers, solver)(A, b, rtol=1e-13, gradient=gradient, **more).x
+
+    def expected(kernel, shift, b):
+        A = kind((N, N), (kernel + kernel.flip(0)) / 2 if kind is Symmetric else kernel, shift)
+        return torch.linalg.solve(dense(A), b)
+
+    w = numbers(N, 2, seed=1)
+    found = torch.autograd.grad((solution(*inputs) * w).sum(), inputs)
+    known = torch.autograd.grad((expected(*inputs) * w).sum(), inputs)
+    torch.testing.assert_close(found, known, rtol=1e-8, atol=1e-9)
+    if gradient == "implicit":
+        assert gradcheck(solution, inputs, atol=1e-6, check_forward_ad=True)
+        assert gradgradcheck(solution, inputs, atol=1e-5)
+
+
+def test_transformations_reach_the_parameters():
+    b, w = numbers(N), numbers(N, seed=1)
+
+    def loss(kernel, shift, solve=ls.solvers.bicgstab):
+        A = Convolution((N, N), kernel, shift)
+        return (w * (solve(A, b, rtol=1e-13).x if solve else torch.linalg.solve(dense(A), b))).sum()
+
+    def known(kernel, shift):
+        return loss(kernel, shift, None)
+
+    kernels = KERNEL + 0.1 * numbers(3, 3)
+    torch.testing.assert_close(
+        torch.func.vmap(torch.func.grad(loss), (0, None))(kernels, SHIFT),
+        torch.stack([torch.func.grad(known)(k, SHIFT) for k in kernels]),
+    )
+    torch.testing.assert_close(
+        torch.func.hessian(loss)(KERNEL, SHIFT),
+        torch.func.hessian(known)(KERNEL, SHIFT),
+        rtol=1e-7,
+        atol=1e-8,
+    )
+    shifts = torch.stack((SHIFT, 2 * SHIFT))
+    both = torch.func.vmap(torch.func.vmap(loss, (0, None)), (None, 0))(kernels, shifts)
+    each = [[known(k, s) for k in kernels] for s in shifts]
+    torch.testing.assert_close(both, torch.tensor(each, dtype=F64))
+
+
+def test_as_a_preconditioner():
+    A, b = Convolution((N, N), KERNEL, SHIFT), numbers(N).requires_grad_()
+    M = ls.problems.poisson((N,)) * 0.01 + 0.1 * A + _identity()
+    x = ls.solvers.gmres(A, b, M=M, rtol=1e-13).x
+    (g,) = torch.autograd.grad(x.sum(), b)
+    torch.testing.assert_close(g, torch.linalg.solve(dense(A).T, torch.ones(N, dtype=F64)))
+    learned = M * torch.tensor(1.0, dtype=F64, requires_grad=True)
+    with pytest.raises(ValueError, match="gmres: M requires grad, but a converged solution does not"):
+        ls.solvers.gmres(A, b, M=learned)
+    unrolled = ls.solvers.gmres(A, b, M=learned, iterations=2, gradient="unrolled").x
+    assert torch.autograd.grad(unrolled.sum(), learned.parameters[-1])[0].isfinite()
+
+
+def _identity() -> ls.LinearOperator:
+    return ls.ops.StencilOperator(torch.tensor([0.0, 1.0, 0.0], dtype=F64), (N,))
+
+
+def test_tensors_that_are_not_parameters_are_found():
+    hidden = torch.tensor(4.0, dtype=F64, requires_grad=True)
+
+    class Hiding(ls.LinearOperator):
+        def mv(self, x):
+            return hidden * x
+
+    with pytest.raises(ValueError, match="cg: A computes with tensors that require grad"):
+        ls.solvers.cg(Hiding((N, N)), numbers(N))
+
+
+@pytest.mark.parametrize(
+    ("product", "error", "message"),
+    [
+        (
+            lambda x: x[..., 1:, :],
+            ValueError,
+            r"Wrong: a product with x of shape \(12, 1\) must",
+        ),
+        (lambda x: x.float(), TypeError, "Wrong: a product must be torch.float64 on cpu, as x is"),
+        (lambda x: 3.0, TypeError, "Wrong: a product must be a torch.Tensor, got float"),
+    ],
+)
+def test_wrong_products(product, error, message):
+    class Wrong(ls.LinearOperator):
+        def mv(self, x):
+            return product(x)
+
+    with pytest.raises(error, match=message):
+        ls.solvers.cg(Wrong((N, N)), numbers(N))
+
+
+def test_wrong_operands():
+    A = Convolution((N, N), KERNEL, SHIFT)
+    for call, message in (
+        (lambda: ls.LinearOperator((3, -1)), "LinearOperator: shape must be at least 0, got -1"),
+        (lambda: ls.LinearOperator((3,)), r"LinearOperator: shape must be \(rows, columns\)"),
+        (lambda: ls.LinearOperator((3, 3)) @ numbers(3), r"LinearOperator must define mv\(x, \*parameters\)"),
+        (lambda: A @ numbers(5), r"Convolution: x must have A.shape\[1\] = 12 rows"),
+        (lambda: A + ls.problems.poisson((3,)), r"LinearOperator: A \+ B needs equal shapes"),
+        (lambda: A @ ls.problems.poisson((3,)), "LinearOperator: A @ B needs fitting shapes"),
+        (lambda: A * numbers(2), "LinearOperator: a factor must have one element"),
+        (lambda: 3.0 - A, "LinearOperator: A must be a CSR, got float"),
+        (lambda: A + 3.0, "LinearOperator: A must be a CSR, got float"),
+        (lambda: ls.solvers.cg(Weighted((N + 1, N), numbers(N)), numbers(N + 1)), "cg: A must be square"),
+        (lambda: ls.solvers.cg(A, numbers(5)), r"cg: b must have A.shape\[0\] = 12 rows"),
+    ):
+        with pytest.raises((TypeError, ValueError, NotImplementedError), match=message):
+            call()
