@@ -23,9 +23,10 @@ def solve(
     shift: Positive | None = None,
     omega: Annotated[float, within("0 < {} < 2", lambda value: 0 < value < 2, 2.0)] = 1.0,
     symmetric: bool = True,
+    start: Annotated[Tensor, like("A")] | None = None,
     unchecked: object = None,
 ) -> tuple:
-    return A, b, n, kind, scale, shift, omega, symmetric, unchecked
+    return A, b, n, kind, scale, shift, omega, symmetric, start, unchecked
 
 
 A = ls.problems.poisson((2, 2))
@@ -34,7 +35,7 @@ CALL = exported(solve, "solve")
 
 
 def test_what_is_declared():
-    assert [*rules_of(solve)] == ["A", "b", "n", "kind", "scale", "shift", "omega", "symmetric"]
+    assert [*rules_of(solve)] == ["A", "b", "n", "kind", "scale", "shift", "omega", "symmetric", "start"]
 
 
 def test_arguments_by_place_and_by_name():
@@ -58,6 +59,7 @@ def test_arguments_by_place_and_by_name():
         ({"shift": 0.0}, ValueError, "shift must be positive and finite, got 0.0"),
         ({"omega": 2}, ValueError, "omega must lie in 0 < omega < 2, got 2.0"),
         ({"symmetric": 1}, TypeError, "symmetric must be True or False, got 1"),
+        ({"start": 3.0}, TypeError, "start must be a torch.Tensor, got float"),
     ],
 )
 def test_messages(given, error, message):

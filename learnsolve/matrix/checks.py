@@ -215,6 +215,7 @@ RealMatrix = Annotated[CSR, _matrix(True, False)]
 RealSquareMatrix = Annotated[CSR, _matrix(True, True)]
 System = Annotated[CSR, _matrix(False, True, or_dense=True)]  # a matrix to solve with may be dense
 RealSystem = Annotated[CSR, _matrix(True, True, or_dense=True)]
+DenseOrSparse = Annotated[CSR, _matrix(True, False, or_dense=True)]
 RealDtype = Annotated[torch.dtype, choice(SUPPORTED)]
 PLAIN[SparsityPattern] = instance(SparsityPattern, "a SparsityPattern", ". Pass A.pattern for a CSR")
 
@@ -373,7 +374,7 @@ def exported(
     affect it. `name` stands in messages, `defaults` are for arguments without a rule or annotated as CSR."""
     if hasattr(function, "rules"):  # by another package
         return function
-    rules, names = rules_of(function), function.__code__.co_varnames
+    rules, names = rules_of(function), inspect.unwrap(function).__code__.co_varnames
     for key, rule in (defaults or {}).items():
         if key in names and rules.get(key, _CSR) is _CSR:
             rules[key] = rule
@@ -396,6 +397,19 @@ def _checked(function: Callable[..., Any], name: str, rules: dict[str, Rule]) ->
         args, named = check(args, named)
         return function(*args, **named)
 
+    return call
+
+
+def declared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Check the arguments of a function that no package exports, or that runs under `torch.autocast`."""
+    check = checker(function, function.__name__, rules := rules_of(function))
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        args, named = check(args, named)
+        return function(*args, **named)
+
+    call.rules = rules  # type: ignore[attr-defined]
     return call
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from learnsolve.arguments import Count, Index
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.cache import plain_tensors, readable
+from learnsolve.matrix.checks import RealSystem
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.autograd import tracked
 from learnsolve.ops.linear_steps import LinearSteps, product, scaled_rows
@@ -28,7 +30,6 @@ from learnsolve.preconditioners.direct import DirectSolver
 from learnsolve.preconditioners.hierarchy import (
     Hierarchy,
     coarse_matrix,
-    limits,
     of_levels,
     ruge_stuben,
     smoothed_aggregation,
@@ -184,12 +185,8 @@ def jacobi_weights(weight: Any, sizes: Sequence[int], A: CSR) -> list[Weight] | 
             if not 0 < checks.number("AMG", "weight", w) < float("inf"):
                 raise _not_positive(level, w)
             continue
-        checks.same_kind("AMG", "weight", w, A.values)
         n = (*sizes, A.shape[0])[level]
-        if w.dim() and w.shape[-1] != n:
-            raise ValueError(
-                f"AMG: weight on level {level} must have shape () or (..., {n}), got {tuple(w.shape)}"
-            )
+        checks.row_factor("AMG", f"weight on level {level}", w, A.values, n)
         if torch.compiler.is_dynamo_compiling() or isinstance(w, torch.nn.Parameter):
             continue  # training may move a parameter anywhere
         if type(w) is not Tensor or is_functorch_wrapped_tensor(w):
@@ -206,26 +203,23 @@ def _not_positive(level: int, value: Any) -> ValueError:
     )
 
 
-METHODS = ("smoothed_aggregation", "ruge_stuben")
-
-
 def hierarchy_for(
-    A: CSR, method: str | None, given: Any, max_levels: Any, max_coarse: Any, aggressive: int, symmetric: bool
+    A: CSR,
+    method: str | None,
+    given: Any,
+    max_levels: int | None,
+    max_coarse: int | None,
+    aggressive: int,
+    symmetric: bool,
 ) -> tuple[Hierarchy, list[CSR] | None]:
     """The checked hierarchy, `given` or built by `method`, and in the latter case also the matrices of its
     levels, for the mean of a batch."""
     if given is None:
-        method = METHODS[0] if method is None else method
-        checks.one_of("AMG", "method", method, METHODS)
-        most = limits("AMG", max_levels, max_coarse)
-        checks.integer("AMG", "aggressive", aggressive, 0)
+        most = max_levels or 10, max_coarse or 100
         if method == "ruge_stuben":
             levels = ruge_stuben("AMG", A, *most, aggressive=aggressive)
-        elif aggressive:
-            raise ValueError(
-                f"AMG: aggressive is only used by method='ruge_stuben', got {aggressive} for {method!r}"
-            )
         else:
+            checks.unused("AMG", "aggressive", aggressive, "method='ruge_stuben'", 0)
             levels = smoothed_aggregation("AMG", A, symmetric, *most)
         return of_levels(levels), levels.operators
     others = {"method": method, "max_levels": max_levels, "max_coarse": max_coarse}
@@ -278,7 +272,8 @@ def _like(S: Any, A: CSR) -> CSR:
         return CSR(T.values, T.pattern.to(dtype=A.pattern.dtype)).to(A.device)
 
 
-SMOOTHERS = ("gauss_seidel", "jacobi", "chebyshev")
+Cycle = Literal["V", "W", "F"]
+Smoother = Literal["gauss_seidel", "jacobi", "chebyshev"]
 # The cycles on the next level, in order: W is W twice, F is F and then V.
 _CYCLES = {"V": "V", "W": "WW", "F": "FV"}
 _PSEUDO = {None: None, "lu": False, "pinv": True}
@@ -294,13 +289,12 @@ class AMG(Preconditioner):
     hierarchy : instead of `method`: a `Hierarchy`, such as another AMG's, or a pyamg MultilevelSolver
     cycle : "V", "W" or "F"
     smoother : "gauss_seidel", symmetric; "jacobi", the default for CUDA or with `weight`; "chebyshev"
-    presweeps, postsweeps : int >= 0, not both 0
+    presweeps, postsweeps : not both 0
     weight : for "jacobi", positive: float or Tensor, () or (..., n_l), or a sequence of one per level except
         the coarsest. Default :math:`(4/3) / \rho(D^{-1} A_l)`
     degree : for "chebyshev", the number of steps, default 3
-    max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest. Default
-        10, 100
-    aggressive : int >= 0, for "ruge_stuben": levels that are coarsened twice. 1 suits three dimensions
+    max_levels, max_coarse : the maximum number of levels, and of unknowns of the coarsest. Default 10, 100
+    aggressive : for "ruge_stuben": levels that are coarsened twice. 1 suits three dimensions
     coarse_solver : "lu" or, for singular matrices, "pinv". Default: depends on the coarsest matrix
     symmetric : bool, whether A is symmetric. Default: determined from the values (not under `torch.compile`)
 
@@ -313,7 +307,8 @@ class AMG(Preconditioner):
     Raises
     ------
     ValueError, TypeError; NotImplementedError (CUDA tensors)
-        if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments are invalid.
+        if A is not finite or has a zero on its diagonal, a matrix is singular, or arguments do not match one
+        another.
 
     Notes
     -----
@@ -329,20 +324,20 @@ class AMG(Preconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         *,
-        method: str | None = None,
+        method: Literal["smoothed_aggregation", "ruge_stuben"] | None = None,
         hierarchy: Any = None,
-        cycle: str = "V",
-        smoother: str | None = None,
-        presweeps: int = 1,
-        postsweeps: int = 1,
+        cycle: Cycle = "V",
+        smoother: Smoother | None = None,
+        presweeps: Index = 1,
+        postsweeps: Index = 1,
         weight: Weight | Sequence[Weight] | None = None,
-        degree: int | None = None,
-        max_levels: int | None = None,
-        max_coarse: int | None = None,
-        aggressive: int = 0,
-        coarse_solver: str | None = None,
+        degree: Count | None = None,
+        max_levels: Count | None = None,
+        max_coarse: Count | None = None,
+        aggressive: Index = 0,
+        coarse_solver: Literal["lu", "pinv"] | None = None,
         symmetric: bool | None = None,
     ):
         super().__init__(A, *(weight if isinstance(weight, (list, tuple)) else (weight,)))
@@ -351,31 +346,24 @@ class AMG(Preconditioner):
             raise ValueError(
                 f"AMG: needs a matrix, got an empty batch of shape {tuple(A.batch_shape)}. Remove it"
             )
-        checks.one_of("AMG", "cycle", cycle, tuple(_CYCLES))
         if smoother is None:
             apart = device_analysis.here(A.values)  # there a forward sweep takes one launch per color
             smoother = "jacobi" if apart or weight is not None else "gauss_seidel"
-        checks.one_of("AMG", "smoother", smoother, SMOOTHERS)
-        checks.one_of("AMG", "coarse_solver", coarse_solver, tuple(_PSEUDO))
-        self.cycle = cycle
-        self.sweeps = tuple(
-            checks.integer("AMG", name, given, 0)
-            for name, given in (("presweeps", presweeps), ("postsweeps", postsweeps))
-        )
+        self.cycle, self.sweeps = cycle, (presweeps, postsweeps)
         if self.sweeps == (0, 0):
             raise ValueError(
                 "AMG: presweeps and postsweeps must not both be 0. A coarse correction alone is singular"
             )
         for name, given, user in (("weight", weight, "jacobi"), ("degree", degree, "chebyshev")):
-            if given is not None and smoother != user:
-                raise ValueError(f"AMG: {name} is only used by smoother={user!r}, got smoother={smoother!r}")
-        if degree is not None or smoother == "chebyshev":
-            degree = checks.integer("AMG", "degree", 3 if degree is None else degree, 1)
+            if smoother != user:
+                checks.unused("AMG", name, given, f"smoother={user!r}")
+        if smoother == "chebyshev":
+            degree = degree or 3
         self.options: dict[str, Any] = {
             "cycle": cycle,
             "smoother": smoother,
-            "presweeps": self.sweeps[0],
-            "postsweeps": self.sweeps[1],
+            "presweeps": presweeps,
+            "postsweeps": postsweeps,
             "degree": degree,
             "coarse_solver": coarse_solver,
             "symmetric": symmetry("AMG", A, symmetric),

@@ -279,6 +279,18 @@ def check_finite(function: str, A: CSR, name: str = "A") -> None:
     )
 
 
+def finite(function: str, name: str, t: Tensor) -> None:
+    """Raise for NaN or infinity in a tensor whose values can be read."""
+    if bool((good := t.detach().isfinite()).all()):
+        return
+    at: list[int] = (~good).nonzero()[0].tolist()
+    where = f" at index {', '.join(map(str, at))}" if at else ""
+    raise ValueError(
+        f"{function}: {name} must be finite, got {t.detach()[tuple(at)].item()}{where}. Find out where it "
+        "comes from"
+    )
+
+
 def check_constants(tensors: Iterable[Tensor]) -> None:
     """The fixed tensors of a `Trainable` must have no graph, which its first backward would free."""
     if any(t.requires_grad or forward_ad.unpack_dual(t).tangent is not None for t in tensors):

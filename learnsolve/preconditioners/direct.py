@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
+from learnsolve.arguments import Count
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors, numbers, plain_tensors, version
+from learnsolve.matrix.checks import RealSystem, System
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.arithmetic import plain_values
@@ -26,7 +28,6 @@ from learnsolve.ops.complete import logdet_of_factors
 from learnsolve.ops.direct import (
     Factored,
     Factors,
-    check_matrix,
     check_right_hand_side,
     checked,
     has_numbers,
@@ -42,7 +43,9 @@ from learnsolve.ops.triangular import tril
 from learnsolve.preconditioners.base import Preconditioner, Transposed
 
 
-def factorize(A: Any, *, kind: str = "auto", backend: str = "auto", ordering: str = "auto") -> Factorization:
+def factorize(
+    A: System, *, kind: str = "auto", backend: str = "auto", ordering: str = "auto"
+) -> Factorization:
     r"""Direct factors of A, for any number of solves: :math:`A = L L^T`, :math:`L D L^T` or :math:`L U`.
 
     Parameters
@@ -115,13 +118,12 @@ class Factorization(Preconditioner):
 
     A: CSR
 
-    def __init__(self, A: CSR, *, kind: str = "auto", backend: str = "auto", ordering: str = "auto"):
+    def __init__(self, A: System, *, kind: str = "auto", backend: str = "auto", ordering: str = "auto"):
         if torch.compiler.is_dynamo_compiling():
             raise NotImplementedError(
                 "factorize: cannot be traced by torch.compile. Call it outside and use what it returns "
                 "inside, or call spsolve, whose backward pass reuses the factors of the forward pass"
             )
-        check_matrix("factorize", A)
         self._request = checked("factorize", Request(kind, backend, ordering), A.dtype)
         self._how = " ".join(self._request)  # for compiled code
         self._factor_values(A)
@@ -162,7 +164,6 @@ class Factorization(Preconditioner):
         and in b, to any order."""
         A = self.A
         check_right_hand_side("factorize", A, b)
-        checks.flag("factorize", "transpose", transpose)
         if torch.compiler.is_dynamo_compiling():
             # The operator looks up factors of these values, and recomputes them if there are none.
             return solved(A.values, b, A.pattern, transpose, self._how)
@@ -404,11 +405,11 @@ class BlockJacobi(Preconditioner):
     Raises
     ------
     ValueError
-        if shapes do not match, not exactly one of block_size and blocks is given, a block is singular or has
-        a condition number above 1 / (16 eps) (the message names its unknowns), or the inverses have more than
-        2^27 entries per matrix.
+        if not exactly one of block_size and blocks is given, a block is singular or has a condition number
+        above 1 / (16 eps) (the message names its unknowns), or the inverses have more than 2^27 entries per
+        matrix.
     TypeError
-        if a type or dtype is wrong.
+        if blocks are not integers.
 
     Notes
     -----
@@ -426,7 +427,12 @@ class BlockJacobi(Preconditioner):
     """
 
     def __init__(
-        self, A: CSR, block_size: int | None = None, *, blocks: Any = None, symmetric: bool | None = None
+        self,
+        A: RealSystem,
+        block_size: Count | None = None,
+        *,
+        blocks: Any = None,
+        symmetric: bool | None = None,
     ):
         name = "BlockJacobi"
         super().__init__(A, finite=False)
@@ -436,7 +442,6 @@ class BlockJacobi(Preconditioner):
                 f"{'none' if blocks is None else 'both'}"
             )
         if block_size is not None:
-            block_size = checks.integer(name, "block_size", block_size, 1)
             plan = A.pattern._planned(_consecutive_blocks, block_size)
         else:
             plan = _labeled_blocks(A.pattern, blocks)
@@ -565,8 +570,6 @@ def _plan(P: SparsityPattern, labels: np.ndarray) -> _Blocks:
 
 def _inverses(name: str, A: CSR, plan: _Blocks, symmetric: bool | None) -> tuple[bool, Tensor]:
     """Whether the blocks are symmetric, and M's values."""
-    if symmetric is not None:
-        checks.flag(name, "symmetric", symmetric)
     tracing = torch.compiler.is_dynamo_compiling()
     if tracing and symmetric is None:
         raise NotImplementedError(

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, NotNegative
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import readable
+from learnsolve.matrix.checks import RealMatrix, RealSystem, System
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.arithmetic import fit, in_open_interval
@@ -28,8 +30,6 @@ from learnsolve.ops.products import spmm
 from learnsolve.ops.structure import diagonal, symmetric_pattern, symmetry
 from learnsolve.ops.triangular import _mask, real_matrix, real_pattern, sptrsv, tril
 from learnsolve.preconditioners.base import Part, Preconditioner, Transposed, check_constants, check_finite
-
-FORMS = ("solve", "product")
 
 
 class FactorPreconditioner(Preconditioner):
@@ -58,7 +58,7 @@ class FactorPreconditioner(Preconditioner):
         if shapes or patterns do not match, or, on the CPU, values are not finite or a diagonal to solve with
         has a zero (the message names the row).
     TypeError
-        if a type, dtype or device is wrong.
+        if dtypes or devices differ.
 
     Notes
     -----
@@ -81,17 +81,19 @@ class FactorPreconditioner(Preconditioner):
     form = "solve"
     shift: Any = 0.0
 
-    def __init__(self, L: CSR, U: CSR | None = None, *, form: str = "solve", shift: float | Tensor = 0.0):
+    def __init__(
+        self,
+        L: RealMatrix,
+        U: RealMatrix | None = None,
+        *,
+        form: Literal["solve", "product"] = "solve",
+        shift: float | Tensor = 0.0,
+    ):
         name = type(self).__name__
-        checks.one_of(name, "form", form, FORMS)
-        checks.matrix(name, "L", L)
-        checks.dtype(name, "L.values", L.values)
         check_finite(name, L, "L")
         self.L, self.U, self.form, self.symmetric = L, U, form, U is None
         self.shape, self.batch_shape, self.depends_on = (L.shape[0], L.shape[0]), L.batch_shape, (L.values,)
         if U is not None:
-            checks.matrix(name, "U", U)
-            checks.dtype(name, "U.values", U.values)
             fit(name, L, U, "L", "U")
             check_finite(name, U, "U")
             if U.shape != L.shape[::-1]:
@@ -106,7 +108,7 @@ class FactorPreconditioner(Preconditioner):
     @classmethod
     def bidiagonal(
         cls,
-        n: int,
+        n: Index,
         diagonal: float = 2.0,
         off: float = 0.1,
         dtype: torch.dtype = torch.float64,
@@ -114,7 +116,6 @@ class FactorPreconditioner(Preconditioner):
     ) -> FactorPreconditioner:
         """M = L L^T with L lower bidiagonal, `diagonal` on the diagonal and `off` below. Section 4.3 of arXiv
         2212.05159 starts from L = 2 I + 0.1 S."""
-        n = checks.integer("FactorPreconditioner.bidiagonal", "n", n, 0)
         rows = np.arange(n)
         crow = torch.from_numpy(np.concatenate(([0], 2 * rows + 1))).to(device)
         col = torch.from_numpy(np.stack((rows - 1, rows), 1).reshape(-1)[1:]).to(device)
@@ -131,13 +132,6 @@ class FactorPreconditioner(Preconditioner):
         dtype: torch.dtype = torch.float64,
     ) -> FactorPreconditioner:
         """M = L L^T with L on `pattern`, `diagonal` on the diagonal and `off` elsewhere."""
-        function = "FactorPreconditioner.from_pattern"
-        if not isinstance(pattern, SparsityPattern):
-            raise TypeError(
-                f"{function}: pattern must be a SparsityPattern, got {type(pattern).__name__}. For a CSR "
-                "pass L.pattern, or lower_pattern(A)"
-            )
-        diagonal, off = (checks.real(function, k, v) for k, v in (("diagonal", diagonal), ("off", off)))
         on = pattern.row_indices == pattern.col_indices
         values = torch.full((pattern.nnz,), off, dtype=dtype, device=pattern.device)
         return FactorPreconditioner(CSR(values.masked_fill_(on, diagonal), pattern), form="product")
@@ -324,7 +318,6 @@ def of_complex(
     if not (isinstance(A, CSR) and A.values.is_complex()):
         return False
     make: Any = type(M)
-    checks.square(make.__name__, "A", A.shape)
     if isinstance(keywords["shift"], Tensor):
         raise NotImplementedError(
             f"{make.__name__}: of a complex matrix shift must be a number, got a tensor"
@@ -364,7 +357,7 @@ class IC(FactorPreconditioner):
 
     Raises
     ------
-    ValueError, TypeError, NotImplementedError
+    ValueError, NotImplementedError
         see `ops.ic`.
 
     Notes
@@ -389,12 +382,12 @@ class IC(FactorPreconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: System,
         *,
-        level: int | None = 0,
+        level: Index | None = 0,
         pattern: SparsityPattern | None = None,
         shift: float | Tensor = 0.0,
-        on_breakdown: str = "raise",
+        on_breakdown: Literal["raise", "shift"] = "raise",
     ):
         pattern = on_level("IC", A, level, pattern, lower=True)
         if of_complex(self, A, pattern, True, shift=shift, on_breakdown=on_breakdown):
@@ -420,7 +413,7 @@ class MIC(FactorPreconditioner):
 
     Raises
     ------
-    ValueError, TypeError, NotImplementedError
+    ValueError, NotImplementedError
         see `ops.mic`.
 
     Notes
@@ -443,13 +436,13 @@ class MIC(FactorPreconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         *,
-        level: int | None = 0,
+        level: Index | None = 0,
         pattern: SparsityPattern | None = None,
         shift: float | Tensor = 0.0,
         omega: float | Tensor = 1.0,
-        on_breakdown: str = "raise",
+        on_breakdown: Literal["raise", "shift"] = "raise",
     ):
         Preconditioner.__init__(self, A, shift, omega, finite=False)
         pattern = on_level("MIC", A, level, pattern, lower=True)
@@ -473,7 +466,7 @@ class ILU(FactorPreconditioner):
 
     Raises
     ------
-    ValueError, TypeError, NotImplementedError
+    ValueError, NotImplementedError
         see `ops.ilu`.
 
     Notes
@@ -495,12 +488,12 @@ class ILU(FactorPreconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: System,
         *,
-        level: int | None = 0,
+        level: Index | None = 0,
         pattern: SparsityPattern | None = None,
         shift: float | Tensor = 0.0,
-        on_breakdown: str = "raise",
+        on_breakdown: Literal["raise", "shift"] = "raise",
         symmetric: bool | None = None,
     ):
         pattern = on_level("ILU", A, level, pattern)
@@ -528,7 +521,7 @@ class ICT(FactorPreconditioner):
 
     Raises
     ------
-    ValueError, TypeError, NotImplementedError
+    ValueError, NotImplementedError
         see `ops.ict`. For a batch of matrices use ``IC(A, pattern=M.L.pattern)``, with M of one of the
         matrices.
 
@@ -555,12 +548,12 @@ class ICT(FactorPreconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         *,
-        max_fill: int = 5,
-        drop_tol: float = 1e-3,
+        max_fill: Index = 5,
+        drop_tol: NotNegative = 1e-3,
         shift: float | Tensor = 0.0,
-        on_breakdown: str = "raise",
+        on_breakdown: Literal["raise", "shift"] = "raise",
     ):
         Preconditioner.__init__(self, A, shift, finite=False)
         self.L, self.shift = ict(
@@ -584,7 +577,7 @@ class ILUT(FactorPreconditioner):
 
     Raises
     ------
-    ValueError, TypeError, NotImplementedError
+    ValueError, NotImplementedError
         see `ops.ilut`.
 
     Notes
@@ -608,12 +601,12 @@ class ILUT(FactorPreconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         *,
-        max_fill: int = 5,
-        drop_tol: float = 1e-3,
+        max_fill: Index = 5,
+        drop_tol: NotNegative = 1e-3,
         shift: float | Tensor = 0.0,
-        on_breakdown: str = "raise",
+        on_breakdown: Literal["raise", "shift"] = "raise",
         symmetric: bool | None = None,
     ):
         Preconditioner.__init__(self, A, shift, finite=False)

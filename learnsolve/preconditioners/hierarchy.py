@@ -10,7 +10,7 @@ Tutorial" (2000), chapter 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from learnsolve import _analysis
+from learnsolve.arguments import Count, Index, at_least, within
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors, plain_tensors
+from learnsolve.matrix.checks import AnyTensor, RealDtype, RealSquareMatrix
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import as_numpy
 from learnsolve.ops.arithmetic import plain_values
@@ -32,7 +34,7 @@ from learnsolve.ops.structure import (
     symmetry,
     transpose,
 )
-from learnsolve.preconditioners.base import check_finite
+from learnsolve.preconditioners.base import check_finite, finite
 
 # Strong connections, determined by how an error at one point spreads.
 #
@@ -103,7 +105,6 @@ def coarse_matrix(P: CSR, R: CSR | None, A: CSR) -> CSR:
 
 def mean(function: str, A: CSR) -> CSR:
     """The mean of a batch of square matrices, or the one matrix, detached from the autograd graph."""
-    checks.square(function, "A", A.shape)
     values = plain_values(A.values)
     if values.shape != A.values.shape:
         raise ValueError(
@@ -151,7 +152,7 @@ def spectral_radius(A: CSR, symmetric: bool) -> float:
 
 
 OMEGA = 4 / 3  # of the Jacobi step that smooths a prolongation
-STRENGTHS = ("symmetric", "evolution")
+Part = Annotated[float, within("0 <= {} < 1", lambda value: 0 <= value < 1, 1.0)]
 
 
 def smoothed_aggregation(
@@ -197,24 +198,16 @@ def smoothed_aggregation(
 
 def candidates(function: str, A: CSR, near_null: torch.Tensor) -> np.ndarray:
     """The checked near-null vectors."""
-    if not isinstance(near_null, torch.Tensor):
-        raise TypeError(
-            f"{function}: near_null must be a tensor of shape (A.shape[0], k), got "
-            f"{type(near_null).__name__}. Make one with torch.as_tensor"
-        )
     if near_null.dim() != 2 or near_null.shape[0] != A.shape[0] or near_null.shape[1] == 0:
         raise ValueError(
             f"{function}: near_null must have shape ({A.shape[0]}, k), k vectors as columns, got "
             f"{tuple(near_null.shape)}"
         )
-    found = as_numpy(near_null.detach().double())
-    if not np.isfinite(found).all():
-        raise ValueError(f"{function}: near_null must be finite, it has an infinite or NaN entry")
-    return np.ascontiguousarray(found)
+    finite(function, "near_null", near_null)
+    return np.ascontiguousarray(as_numpy(near_null.detach().double()))
 
 
 THETA = 0.25  # an entry is strong if it is at least this fraction of the largest in its row
-INTERPOLATIONS = ("classical", "extended+i")
 _MULTIPASS = -1  # in place of a number of entries
 
 
@@ -321,12 +314,10 @@ def linear_prolongations(
     device: torch.device | str | None,
 ) -> list[CSR]:
     """See `Hierarchy.linear`."""
-    checks.flag(NAME, "periodic", periodic)
     given = [shape] if isinstance(shape, int) else checks.sequence(NAME, "shape", shape, "ints")
     sizes = [checks.integer(NAME, "shape", n, 1) for n in given]
-    most = None if levels is None else checks.integer(NAME, "levels", levels, 2)
     found: list[CSR] = []
-    while sizes and all(_coarser(n, periodic) for n in sizes) and (most is None or len(found) + 1 < most):
+    while sizes and all(_coarser(n, periodic) for n in sizes) and (levels is None or len(found) + 1 < levels):
         P = _axis(sizes[0], periodic, dtype)
         for n in sizes[1:]:
             P = kron(P, _axis(n, periodic, dtype))
@@ -366,7 +357,7 @@ class Hierarchy:
     ValueError
         if the numbers of restrictions, radii and prolongations differ, or shapes do not match.
     TypeError
-        if a prolongation or restriction is not a CSR.
+        if a prolongation or restriction is not a real CSR.
 
     Notes
     -----
@@ -436,15 +427,15 @@ class Hierarchy:
     @classmethod
     def smoothed_aggregation(
         cls,
-        A: CSR,
+        A: RealSquareMatrix,
         *,
-        strength: str = "symmetric",
-        theta: float = 0.0,
-        near_null: Tensor | None = None,
-        block: int = 1,
+        strength: Literal["symmetric", "evolution"] = "symmetric",
+        theta: Part = 0.0,
+        near_null: AnyTensor | None = None,
+        block: Count = 1,
         symmetric: bool | None = None,
-        max_levels: int = 10,
-        max_coarse: int = 100,
+        max_levels: Count = 10,
+        max_coarse: Count = 100,
     ) -> Hierarchy:
         r"""Build by smoothed aggregation, the default of `AMG`. Strongly connected nodes form aggregates, one
         coarse unknown each. The piecewise constant interpolation T is smoothed by a step of Jacobi's method,
@@ -455,12 +446,12 @@ class Hierarchy:
         A : CSR, shape (n, n). For a batch the mean is used
         strength : "symmetric", :math:`a_{ij}^2 \ge \theta^2 |a_{ii} a_{jj}|`, or "evolution", based on the
             spread of errors, for strong anisotropy that is not aligned with the grid
-        theta : float in [0, 1), for "symmetric"
+        theta : for "symmetric"
         near_null : Tensor, shape (n, k), vectors with small A v: k unknowns per aggregate. Default: a
             constant. For elasticity pass the rigid body modes
         block : the number of rows per node, which stay together
         symmetric : bool, whether A is symmetric. Default: determined. If False, restrictions come from A^T
-        max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest
+        max_levels, max_coarse : the maximum number of levels, and of unknowns of the coarsest
 
         Raises
         ------
@@ -480,16 +471,9 @@ class Hierarchy:
         Hierarchy(4096, 704, 80)
         """
         function = "Hierarchy.smoothed_aggregation"
-        checks.matrix(function, "A", A)
-        checks.dtype(function, "A.values", A.values)
-        checks.one_of(function, "strength", strength, STRENGTHS)
-        theta = _part(function, theta)
-        block = checks.integer(function, "block", block, 1)
-        if strength == "evolution" and (theta or block > 1):
-            raise ValueError(
-                f"{function}: theta and block are only used by strength='symmetric', got theta={theta} and "
-                f"block={block}"
-            )
+        if strength == "evolution":
+            for name, value, default in (("theta", theta, 0.0), ("block", block, 1)):
+                checks.unused(function, name, value, "strength='symmetric'", default)
         if A.shape[0] % block:
             raise ValueError(f"{function}: block must divide A's {A.shape[0]} rows, got {block}")
         vectors = None if near_null is None else candidates(function, A, near_null)
@@ -499,22 +483,21 @@ class Hierarchy:
                 f"{vectors.shape[1]} with {(vectors == 0).sum()} zeros. Use strength='symmetric'"
             )
         same = symmetry(function, A, symmetric)
-        most = limits(function, max_levels, max_coarse)
         options: dict[str, Any] = {"strength": strength, "theta": theta, "near_null": vectors, "block": block}
-        return of_levels(smoothed_aggregation(function, A, same, *most, **options))
+        return of_levels(smoothed_aggregation(function, A, same, max_levels, max_coarse, **options))
 
     @classmethod
     def ruge_stuben(
         cls,
-        A: CSR,
+        A: RealSquareMatrix,
         *,
-        theta: float = THETA,
+        theta: Part = THETA,
         second_pass: bool = False,
-        interpolation: str = "classical",
-        max_entries: int | None = None,
-        aggressive: int = 0,
-        max_levels: int = 10,
-        max_coarse: int = 100,
+        interpolation: Literal["classical", "extended+i"] = "classical",
+        max_entries: Count | None = None,
+        aggressive: Index = 0,
+        max_levels: Count = 10,
+        max_coarse: Count = 100,
     ) -> Hierarchy:
         r"""Build by classical coarsening, ``method="ruge_stuben"`` of `AMG`. Coarse points are points on
         which many others depend. Each fine point is interpolated from coarse points to which it is strongly
@@ -523,19 +506,14 @@ class Hierarchy:
         Parameters
         ----------
         A : CSR, shape (n, n). For a batch the mean is used
-        theta : float in [0, 1)
-        second_pass : bool, whether any two strongly connected fine points must share a coarse point
+        theta : the fraction above
+        second_pass : whether any two strongly connected fine points must share a coarse point
         interpolation : "classical" (formula: docs/preconditioners.md), or "extended+i", also from coarse
             points at distance two
-        max_entries : int >= 1, entries per row for "extended+i". Default 4
-        aggressive : int >= 0, the number of finest levels whose coarse points are split once more and which
+        max_entries : entries per row for "extended+i". Default 4
+        aggressive : the number of finest levels whose coarse points are split once more and which
             use multipass interpolation: less memory; 1 suits three dimensions
-        max_levels, max_coarse : int >= 1, the maximum number of levels, and of unknowns of the coarsest
-
-        Raises
-        ------
-        ValueError, TypeError
-            if arguments are invalid.
+        max_levels, max_coarse : the maximum number of levels, and of unknowns of the coarsest
 
         Notes
         -----
@@ -550,30 +528,21 @@ class Hierarchy:
         Hierarchy(1024, 512, 133, 32)
         """
         function = "Hierarchy.ruge_stuben"
-        checks.matrix(function, "A", A)
-        checks.dtype(function, "A.values", A.values)
-        checks.flag(function, "second_pass", second_pass)
-        checks.one_of(function, "interpolation", interpolation, INTERPOLATIONS)
-        if interpolation == "classical" and max_entries is not None:
-            raise ValueError(
-                f"{function}: max_entries is only used by interpolation='extended+i', got {max_entries} for "
-                "'classical'. Remove it"
-            )
-        entries = checks.integer(function, "max_entries", 4 if max_entries is None else max_entries, 1)
-        entries = 0 if interpolation == "classical" else entries
-        aggressive = checks.integer(function, "aggressive", aggressive, 0)
-        most = limits(function, max_levels, max_coarse)
-        theta = _part(function, theta)
-        return of_levels(ruge_stuben(function, A, *most, theta, second_pass, entries, aggressive))
+        entries = max_entries or 4
+        if interpolation == "classical":
+            checks.unused(function, "max_entries", max_entries, "interpolation='extended+i'")
+            entries = 0
+        limits = max_levels, max_coarse
+        return of_levels(ruge_stuben(function, A, *limits, theta, second_pass, entries, aggressive))
 
     @classmethod
     def linear(
         cls,
         shape: int | Sequence[int],
         *,
-        levels: int | None = None,
+        levels: Annotated[int, at_least(2)] | None = None,
         periodic: bool = False,
-        dtype: torch.dtype = torch.float64,
+        dtype: RealDtype = torch.float64,
         device: torch.device | str | None = None,
     ) -> Hierarchy:
         r"""Linear interpolation on grids where every other point is on the next grid: [1/2, 1, 1/2] on each
@@ -584,7 +553,7 @@ class Hierarchy:
         shape : points per axis, numbered as in `problems.poisson`: :math:`2^k - 1`, of which the odd ones
             (from zero) are coarse, so that all neighbors are inside or on a Dirichlet boundary. With
             `periodic` it must be even, and the even ones are coarse
-        levels : the maximum number of grids, at least 2. Default: until an axis has 3 points (periodic: 4)
+        levels : the maximum number of grids. Default: until an axis has 3 points (periodic: 4)
 
         Raises
         ------
@@ -627,18 +596,6 @@ class Hierarchy:
 
     def __repr__(self) -> str:
         return f"Hierarchy({', '.join(map(str, self.sizes))})"
-
-
-def limits(function: str, max_levels: Any, max_coarse: Any) -> tuple[int, int]:
-    levels = checks.integer(function, "max_levels", 10 if max_levels is None else max_levels, 1)
-    return levels, checks.integer(function, "max_coarse", 100 if max_coarse is None else max_coarse, 1)
-
-
-def _part(function: str, theta: Any) -> float:
-    theta = checks.number(function, "theta", theta)
-    if not 0 <= theta < 1:
-        raise ValueError(f"{function}: theta must be at least 0 and less than 1, got {theta}")
-    return theta
 
 
 def of_levels(levels: Levels) -> Hierarchy:

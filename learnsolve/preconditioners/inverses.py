@@ -1,11 +1,14 @@
 """Sparse approximate inverses: of the matrix, or as a product M = L L^T."""
 
+from typing import Annotated, Literal
+
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
+from learnsolve.arguments import Count
+from learnsolve.matrix.checks import RealSystem, SquarePattern, pattern_like
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.arithmetic import add
@@ -17,6 +20,8 @@ from learnsolve.ops.structure import diagonal, scale_columns, transpose
 from learnsolve.ops.triangular import triangle_of
 from learnsolve.preconditioners.base import Part, Preconditioner
 from learnsolve.preconditioners.factors import FactorPreconditioner
+
+PatternOfA = Annotated[SparsityPattern, pattern_like("A")]
 
 # Factorized sparse approximate inverses, M = L L^T, and patterns for their factors.
 #
@@ -44,10 +49,8 @@ class FSAI(FactorPreconditioner):
     Raises
     ------
     ValueError
-        if A is not square or not finite, the pattern is invalid, or a block :math:`A_{JJ}` is not
-        numerically positive definite.
-    TypeError
-        if a type or dtype is wrong.
+        if A is not finite, the pattern is not triangular or lacks a diagonal entry, or a block
+        :math:`A_{JJ}` is not numerically positive definite.
 
     Notes
     -----
@@ -69,12 +72,12 @@ class FSAI(FactorPreconditioner):
 
     form = "product"
 
-    def __init__(self, A: CSR, *, pattern: SparsityPattern | None = None):
+    def __init__(self, A: RealSystem, *, pattern: PatternOfA | None = None):
         Preconditioner.__init__(self, A)
         self.L = _fsai("FSAI", A, lower_pattern(A) if pattern is None else pattern)
 
 
-def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
+def lower_pattern(A: SquarePattern, power: Count = 1) -> SparsityPattern:
     """The entries on and below the diagonal of a power of A's pattern.
 
     ``power=1`` is tril(A), ``power=2`` also has the neighbors of neighbors, and so on. The result is the same
@@ -83,16 +86,11 @@ def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
     Parameters
     ----------
     A : CSR or SparsityPattern, square
-    power : int, at least 1: the power of the pattern
+    power : the power of the pattern
 
     Returns
     -------
     SparsityPattern
-
-    Raises
-    ------
-    ValueError, TypeError
-        if A is not square, or `power` is not a positive int.
 
     Examples
     --------
@@ -102,10 +100,6 @@ def lower_pattern(A: CSR | SparsityPattern, power: int = 1) -> SparsityPattern:
     (176, 370)
     """
     P = A.pattern if isinstance(A, CSR) else A
-    if not isinstance(P, SparsityPattern):
-        raise TypeError(f"lower_pattern: A must be a CSR or a SparsityPattern, got {type(A).__name__}")
-    checks.square("lower_pattern", "A", P.shape)
-    power = checks.integer("lower_pattern", "power", power, 1)
     return triangle_of(P, "lower") if power == 1 else P._planned(_plan_lower, power)[0]
 
 
@@ -121,10 +115,6 @@ def _plan_lower(P: SparsityPattern, power: int) -> tuple[SparsityPattern]:
 
 
 def _fsai(function: str, A: CSR, S: SparsityPattern) -> CSR:
-    if not isinstance(S, SparsityPattern):
-        raise TypeError(f"{function}: pattern must be a SparsityPattern, got {type(S).__name__}")
-    if S.shape != A.shape:
-        raise ValueError(f"{function}: the pattern must have A's shape {A.shape}, got {S.shape}")
     if S._missing_diagonal >= 0:
         raise ValueError(
             f"{function}: the pattern must have its diagonal, row {S._missing_diagonal} has no entry there"
@@ -173,8 +163,8 @@ class SPAI(Preconditioner):
     Raises
     ------
     ValueError
-        if shapes do not match, a column of the pattern (a row for "left") is empty, or its least-squares
-        problem is rank-deficient to working precision (the message names it).
+        if a column of the pattern (a row for "left") is empty, or its least-squares problem is rank-deficient
+        to working precision (the message names it).
 
     Notes
     -----
@@ -195,14 +185,15 @@ class SPAI(Preconditioner):
     True
     """
 
-    def __init__(self, A: CSR, *, pattern: SparsityPattern | None = None, side: str = "right"):
+    def __init__(
+        self,
+        A: RealSystem,
+        *,
+        pattern: PatternOfA | None = None,
+        side: Literal["right", "left"] = "right",
+    ):
         super().__init__(A, finite=False)
-        checks.one_of("SPAI", "side", side, ("right", "left"))
         pattern = A.pattern if pattern is None else pattern
-        if not isinstance(pattern, SparsityPattern):
-            raise TypeError(f"SPAI: pattern must be a SparsityPattern, got {type(pattern).__name__}")
-        if pattern.shape != A.shape:
-            raise ValueError(f"SPAI: the pattern must have A's shape {A.shape}, got {pattern.shape}")
         # M A ~ I is equivalent to A^T M^T ~ I.
         right = side == "right"
         wide = A.to(dtype=torch.float64)

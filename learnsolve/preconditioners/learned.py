@@ -13,13 +13,15 @@ multigrid PDE solvers", ICML 2019 (`NeuralAMG`); P. W. Battaglia et al., arXiv 1
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Count, Index, at_least, some_of
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import readable
+from learnsolve.matrix.checks import RealDtype, RealSystem
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn import GraphNetBlock, positive_diagonal
@@ -31,7 +33,7 @@ from learnsolve.ops.sparse_products import galerkin, spgemm
 from learnsolve.ops.structure import norm
 from learnsolve.ops.sweeps import residual_norm
 from learnsolve.ops.triangular import tril
-from learnsolve.preconditioners.amg import AMG
+from learnsolve.preconditioners.amg import AMG, Cycle, Smoother
 from learnsolve.preconditioners.base import Preconditioner, check_finite
 from learnsolve.preconditioners.factors import IC, FactorPreconditioner
 from learnsolve.preconditioners.hierarchy import Hierarchy, interpolation, positions
@@ -41,7 +43,9 @@ from learnsolve.preconditioners.trainable import Saved, Trainable, loadable
 # For networks of your own; the networks here are names of `preconditioners`.
 __all__ = ["NetworkStart", "interface_pattern", "loadable"]
 
-MOST_WIDTH = 4096  # limits of rounds and width, for damaged files
+MOST = 4096  # layers and their width, for damaged files
+Width = Annotated[int, at_least(1, MOST)]
+Aggregate = Annotated[str | Sequence[str], some_of(*AGGREGATIONS)]
 
 
 class NetworkStart(NamedTuple):
@@ -94,13 +98,7 @@ class MatrixNetwork(Saved):
     batches: ClassVar[bool] = True  # supports a batch of matrices on one pattern
     symmetric = True  # like its M; a solver called with the network itself then explains the mistake
     dtype: torch.dtype
-
-    def _check_new(self, seed: int, dtype: torch.dtype) -> None:
-        """The options of every constructor."""
-        name = type(self).__name__
-        if dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"{name}: dtype must be torch.float32 or torch.float64, got {dtype}")
-        self.seed = checks.integer(name, "seed", seed, 0)
+    seed: int
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the constructor that make this network, without its weights, for JSON."""
@@ -154,16 +152,8 @@ class GraphNetwork(MatrixNetwork):
         device: torch.device | str | None,
     ):
         super().__init__()
-        name = type(self).__name__
-        self.rounds, self.width = (
-            checks.integer(name, key, value, 1) for key, value in (("rounds", rounds), ("width", width))
-        )
-        if max(self.rounds, self.width) > MOST_WIDTH:
-            raise ValueError(
-                f"{name}: rounds and width must be at most {MOST_WIDTH}, got {self.rounds}, {self.width}"
-            )
-        self._check_new(seed, dtype)
-        self.aggregate = checks.words(name, "aggregate", aggregate, tuple(AGGREGATIONS))
+        self.rounds, self.width, self.seed = rounds, width, seed
+        self.aggregate = (aggregate,) if isinstance(aggregate, str) else tuple(aggregate)
         options: Any = {"rows": self.aggregate, "columns": self.aggregate, "hidden": (width,)}
         options |= {"edge_out": width, "dtype": dtype, "device": device}
         sizes = [(self.node_features, self.edge_features), *[(width, width)] * (self.rounds - 1)]
@@ -217,8 +207,8 @@ class FactorNetwork(GraphNetwork, FactorMap):
 
     Raises
     ------
-    ValueError, NotImplementedError
-        if arguments are invalid, or, from a call, if the subclass lacks a method.
+    NotImplementedError
+        from a call, if the subclass lacks a method.
 
     Notes
     -----
@@ -245,11 +235,11 @@ class FactorNetwork(GraphNetwork, FactorMap):
     def __init__(
         self,
         *,
-        rounds: int = 3,
-        width: int = 8,
-        aggregate: str | Sequence[str] = "mean",
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        rounds: Width = 3,
+        width: Width = 8,
+        aggregate: Aggregate = "mean",
+        seed: Index = 0,
+        dtype: RealDtype = torch.float32,
         device: torch.device | str | None = None,
     ):
         super().__init__(rounds, width, aggregate, seed, dtype, device)
@@ -275,9 +265,6 @@ def unit_rows(function: str, A: CSR) -> Tensor:
                 "must be symmetric positive definite"
             )
     return d.sqrt()
-
-
-MOST_GNP = 4096  # limits of width and layers, for damaged files
 
 
 @loadable
@@ -306,7 +293,7 @@ class GNP(Trainable):
     Raises
     ------
     ValueError, TypeError
-        if A is not square or not finite or requires grad, or if a type or dtype is wrong.
+        if A is not finite or requires grad.
 
     Notes
     -----
@@ -328,29 +315,21 @@ class GNP(Trainable):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         *,
-        width: int = 16,
-        layers: int = 8,
+        width: Width = 16,
+        layers: Annotated[int, at_least(0, MOST)] = 8,
         transpose: bool = False,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        seed: Index = 0,
+        dtype: RealDtype = torch.float32,
     ):
         super().__init__()
         name = type(self).__name__
-        checks.matrix(name, "A", A)
-        checks.dtype(name, "A.values", A.values)
         checks.start(
             name, "A.values", A.values, "use nn.ResGCN, whose A may be attached to the autograd graph"
         )
         check_finite(name, A)
-        checks.square(name, "A", A.shape)
-        checks.one_of(name, "dtype", dtype, checks.SUPPORTED)
-        width, layers = checks.integer(name, "width", width, 1), checks.integer(name, "layers", layers, 0)
-        if max(width, layers) > MOST_GNP:
-            raise ValueError(f"{name}: width and layers must be at most {MOST_GNP}, got {width}, {layers}")
-        self.width, self.layers, self.transpose = width, layers, transpose
-        self.seed = checks.integer(name, "seed", seed, 0)
+        self.width, self.layers, self.transpose, self.seed = width, layers, transpose, seed
         unit = torch.minimum(norm(A, 1), norm(A, float("inf")))
         self.register_buffer("unit", torch.where(unit > 0, unit, 1))
         self.matrix = SparseMatrix(A.with_values((A.values / self.unit.unsqueeze(-1)).to(dtype)))
@@ -455,11 +434,11 @@ class NeuralIF(FactorNetwork):
     def __init__(
         self,
         *,
-        rounds: int = 3,
-        width: int = 8,
-        aggregate: str | Sequence[str] = "sum",
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        rounds: Width = 3,
+        width: Width = 8,
+        aggregate: Aggregate = "sum",
+        seed: Index = 0,
+        dtype: RealDtype = torch.float32,
         device: torch.device | str | None = None,
     ):
         options: Any = {"aggregate": aggregate, "seed": seed, "dtype": dtype, "device": device}
@@ -532,11 +511,11 @@ class PreCorrector(FactorNetwork):
     def __init__(
         self,
         *,
-        rounds: int = 3,
-        width: int = 8,
-        aggregate: str | Sequence[str] = "mean",
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        rounds: Width = 3,
+        width: Width = 8,
+        aggregate: Aggregate = "mean",
+        seed: Index = 0,
+        dtype: RealDtype = torch.float32,
         device: torch.device | str | None = None,
     ):
         options: Any = {"aggregate": aggregate, "seed": seed, "dtype": dtype, "device": device}
@@ -602,7 +581,7 @@ class NeuralAMG(GraphNetwork):
     rounds : blocks of message passing, `nn.GraphNetBlock`
     width : features of nodes and edges, and of the hidden layers
     aggregate : "sum", "mean", "max", "softmax" or several, over the rows and over the columns
-    max_levels, max_coarse : int >= 2 and >= 1, the maximum number of levels, and of unknowns of the coarsest
+    max_levels, max_coarse : the maximum number of levels, and of unknowns of the coarsest
     cycle, smoother, presweeps, postsweeps : see `AMG`
     seed : of the initial weights
     dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
@@ -636,22 +615,21 @@ class NeuralAMG(GraphNetwork):
     def __init__(
         self,
         *,
-        rounds: int = 3,
-        width: int = 8,
-        aggregate: str | Sequence[str] = "mean",
-        max_levels: int = 10,
-        max_coarse: int = 100,
-        cycle: str = "V",
-        smoother: str | None = None,
-        presweeps: int = 1,
-        postsweeps: int = 1,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        rounds: Width = 3,
+        width: Width = 8,
+        aggregate: Aggregate = "mean",
+        max_levels: Annotated[int, at_least(2)] = 10,
+        max_coarse: Count = 100,
+        cycle: Cycle = "V",
+        smoother: Smoother | None = None,
+        presweeps: Index = 1,
+        postsweeps: Index = 1,
+        seed: Index = 0,
+        dtype: RealDtype = torch.float32,
         device: torch.device | str | None = None,
     ):
         super().__init__(rounds, width, aggregate, seed, dtype, device)
-        self.max_levels = checks.integer("NeuralAMG", "max_levels", max_levels, 2)
-        self.max_coarse = checks.integer("NeuralAMG", "max_coarse", max_coarse, 1)
+        self.max_levels, self.max_coarse = max_levels, max_coarse
         self.options: dict[str, Any] = {
             "cycle": cycle,
             "smoother": smoother,

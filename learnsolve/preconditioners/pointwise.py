@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, at_least, within
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import readable
+from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.nn.networks import is_plain, through
@@ -27,8 +29,10 @@ from learnsolve.ops.incomplete import fill_pattern
 from learnsolve.ops.indexing import find, place, take
 from learnsolve.ops.segments import pointwise_factor, spread_values
 from learnsolve.preconditioners.inverses import lower_pattern
-from learnsolve.preconditioners.learned import MOST_WIDTH, FactorMap, NetworkStart, unit_rows
+from learnsolve.preconditioners.learned import MOST, FactorMap, NetworkStart, Width, unit_rows
 from learnsolve.preconditioners.trainable import loadable
+
+Omega = Annotated[float, within("0 < {} < 2", lambda value: 0 < value < 2, 2.0)]
 
 
 class _Stencils(NamedTuple):
@@ -74,20 +78,7 @@ class PointwiseFactor(FactorMap):
         device: torch.device | str | None,
     ):
         super().__init__()
-        name = type(self).__name__
-        self.lower = checks.integer(name, "lower", lower, 1)
-        self.width, self.layers = (
-            checks.integer(name, key, value, 1) for key, value in (("width", width), ("layers", layers))
-        )
-        if max(self.lower, self.width, self.layers, features) > MOST_WIDTH:
-            sizes = self.lower, self.width, self.layers
-            raise ValueError(
-                f"{name}: lower or largest, width and layers must be at most {MOST_WIDTH}, got {sizes}"
-            )
-        self.omega = checks.real(name, "omega", omega)
-        if not 0 < self.omega < 2:
-            raise ValueError(f"{name}: omega must be between 0 and 2, got {omega}. 1.6 is a good start")
-        self._check_new(seed, dtype)
+        self.lower, self.width, self.layers, self.omega, self.seed = lower, width, layers, omega, seed
         sizes = [features, *[self.width] * self.layers]
         network: list[torch.nn.Module] = []
         with torch.random.fork_rng(devices=[]):  # weights depend only on the seed
@@ -201,7 +192,7 @@ class StencilFactor(PointwiseFactor):
     width, layers : of the perceptron: features of a hidden layer, and number of these, with SiLU
     fill : level of fill of L's pattern (`fill_pattern`). 0: the pattern of tril(A)
     lower : diagonals of L below the main one. Default: as many as A has
-    omega : 0 < omega < 2, of the SSOR that it starts from
+    omega : of the SSOR that it starts from
     seed, dtype, device : of the weights: torch.float32 or torch.float64. M has the dtype of A
 
     Raises
@@ -227,24 +218,22 @@ class StencilFactor(PointwiseFactor):
 
     def __init__(
         self,
-        diagonals: int = 9,
+        diagonals: Annotated[int, at_least(3, MOST + 1)] = 9,
         *,
-        width: int = 32,
-        layers: int = 2,
-        fill: int = 0,
-        lower: int | None = None,
-        omega: float = 1.6,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        width: Width = 32,
+        layers: Width = 2,
+        fill: Index = 0,
+        lower: Width | None = None,
+        omega: Omega = 1.6,
+        seed: Index = 0,
+        dtype: RealDtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        self.diagonals = checks.integer("StencilFactor", "diagonals", diagonals, 3)
-        if self.diagonals % 2 == 0:
+        if diagonals % 2 == 0:
             raise ValueError(
                 f"StencilFactor: diagonals must be odd, as for a symmetric matrix, got {diagonals}"
             )
-        self.fill = checks.integer("StencilFactor", "fill", fill, 0)
-        of_A = self.diagonals // 2
+        self.diagonals, self.fill, of_A = diagonals, fill, diagonals // 2
         super().__init__(
             2 * of_A, of_A if lower is None else lower, width, layers, omega, seed, dtype, device
         )
@@ -316,16 +305,16 @@ class RowFactor(PointwiseFactor):
     def __init__(
         self,
         *,
-        largest: int = 8,
-        width: int = 32,
-        layers: int = 2,
-        omega: float = 1.4,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
+        largest: Annotated[int, at_least(1, MOST // 2 - 1)] = 8,
+        width: Width = 32,
+        layers: Width = 2,
+        omega: Omega = 1.4,
+        seed: Index = 0,
+        dtype: RealDtype = torch.float32,
         device: torch.device | str | None = None,
     ):
-        self.largest = checks.integer("RowFactor", "largest", largest, 1)
-        super().__init__(2 * self.largest + 2, self.largest, width, layers, omega, seed, dtype, device)
+        self.largest = largest
+        super().__init__(2 * largest + 2, largest, width, layers, omega, seed, dtype, device)
 
     def settings(self) -> dict[str, Any]:
         return {"largest": self.largest} | super().settings()

@@ -14,15 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, Positive
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import readable
+from learnsolve.matrix.checks import RealSystem
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.arithmetic import absolute, in_open_interval, plain_values
 from learnsolve.ops.products import over, product, scaled, times
 from learnsolve.ops.structure import inverse_diagonal, sum, symmetry
 from learnsolve.ops.sweeps import richardson_sweeps
-from learnsolve.preconditioners.base import Part, Preconditioner, check_finite
+from learnsolve.preconditioners.base import Part, Preconditioner, check_finite, finite
 from learnsolve.preconditioners.relaxation import Diagonal, Jacobi
 
 # Steps of Arnoldi's method, and the safety factor of its estimate, a lower bound: after 10 steps it is within
@@ -77,7 +79,7 @@ class PolynomialPreconditioner(Preconditioner):
     def __init__(self, A: CSR, degree: int, M: Any, symmetric: bool | None) -> None:
         name = type(self).__name__
         super().__init__(A)
-        self.degree = checks.integer(name, "degree", degree, 0)
+        self.degree = degree
         if isinstance(M, str):
             checks.one_of(name, "M", M, ("jacobi",))
             M = Jacobi(A)
@@ -153,7 +155,7 @@ class Neumann(PolynomialPreconditioner):
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    degree : int >= 0, products with A per call
+    degree : products with A per call
     weight : float or Tensor, positive. A tensor may require grad and has shape () or one value per
         matrix of the batch
     M, symmetric : see `Chebyshev`
@@ -161,7 +163,7 @@ class Neumann(PolynomialPreconditioner):
     Raises
     ------
     ValueError, TypeError
-        see `Chebyshev`.
+        see `Chebyshev`, without bounds.
 
     Notes
     -----
@@ -185,9 +187,9 @@ class Neumann(PolynomialPreconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         *,
-        degree: int = 1,
+        degree: Index = 1,
         weight: float | Tensor = 1.0,
         M: Any = "jacobi",
         symmetric: bool | None = None,
@@ -225,7 +227,7 @@ class Chebyshev(PolynomialPreconditioner):
     A : CSR, shape (n, n), values (..., nnz)
     lmin, lmax : 0 < lmin <= lmax, floats or Tensors, shape () or one per matrix of the batch. Default lmax:
         1.1 times an estimate of the largest eigenvalue of M A by 10 Arnoldi steps. Default lmin: lmax / 30
-    degree : int >= 0, products with A per call
+    degree : products with A per call
     M : inner Preconditioner, linear; "jacobi" for the inverse of the diagonal, or None
     symmetric : bool, whether A is symmetric. Default: determined from the values (not under `torch.compile`)
 
@@ -236,8 +238,7 @@ class Chebyshev(PolynomialPreconditioner):
     Raises
     ------
     ValueError, TypeError
-        if bounds, types, dtypes or devices are invalid, a diagonal entry is zero ("jacobi"), M is not linear,
-        or A is zero or not finite.
+        if bounds or M are invalid, a diagonal entry is zero ("jacobi"), or A is zero or not finite.
 
     Notes
     -----
@@ -254,11 +255,11 @@ class Chebyshev(PolynomialPreconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         *,
         lmin: float | Tensor | None = None,
         lmax: float | Tensor | None = None,
-        degree: int = 3,
+        degree: Index = 3,
         M: Any = "jacobi",
         symmetric: bool | None = None,
     ):
@@ -374,7 +375,7 @@ class Polynomial(PolynomialPreconditioner):
         if there are no coefficients, the interval is invalid, a diagonal entry is zero ("jacobi"), M is not
         linear, shapes do not match, or A is not finite.
     TypeError
-        if a type, dtype or device is wrong.
+        if coefficients, the interval or M have another type, dtype or device.
 
     Notes
     -----
@@ -397,7 +398,7 @@ class Polynomial(PolynomialPreconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         coefficients: Sequence[float] | Tensor,
         *,
         interval: Sequence[float] | Tensor | None = None,
@@ -405,7 +406,6 @@ class Polynomial(PolynomialPreconditioner):
         symmetric: bool | None = None,
     ):
         name = type(self).__name__
-        checks.matrix(name, "A", A)
         self.coefficients = _given_coefficients(name, coefficients, A.values)
         super().__init__(A, self.coefficients.shape[-1] - 1, M, symmetric)
         batch = self.coefficients.shape[:-1]
@@ -415,21 +415,20 @@ class Polynomial(PolynomialPreconditioner):
         self.depends_on += (self.coefficients, *(() if self.interval is None else (self.interval,)))
 
     @classmethod
-    def neumann(cls, A: CSR, degree: int, *, symmetric: bool | None = None) -> Polynomial:
+    def neumann(cls, A: RealSystem, degree: Index, *, symmetric: bool | None = None) -> Polynomial:
         r"""Neumann's series, :math:`\sum_{k=0}^{d} (I - D^{-1} A)^k D^{-1}`, in powers of
         :math:`D^{-1} A`."""
-        degree = checks.integer("Polynomial.neumann", "degree", degree, 0)
         c = [(-1.0) ** k * comb(degree + 1, k + 1) for k in range(degree + 1)]
         return cls(A, c, symmetric=symmetric)
 
     @classmethod
     def chebyshev(
         cls,
-        A: CSR,
-        degree: int,
+        A: RealSystem,
+        degree: Index,
         *,
-        lmin: float | None = None,
-        lmax: float | None = None,
+        lmin: Positive | None = None,
+        lmax: Positive | None = None,
         symmetric: bool | None = None,
     ) -> Polynomial:
         r"""The smallest error :math:`\max |1 - t\, p(t)|` for eigenvalues t of
@@ -439,16 +438,13 @@ class Polynomial(PolynomialPreconditioner):
         and safe, since p is positive below lmin too.
         """
         name = "Polynomial.chebyshev"
-        degree = checks.integer(name, "degree", degree, 0)
-        checks.matrix(name, "A", A)
-        checks.dtype(name, "A.values", A.values)
         check_finite(name, A)
         if lmax is None:
             with torch.no_grad():
                 rows = sum(absolute(A), 1) * inverse_diagonal(A).abs()
             lmax = float(rows.max()) if rows.numel() else 1.0
         hi = checks.real(name, "lmax", lmax, "positive and finite")
-        lo = hi / RATIO if lmin is None else checks.real(name, "lmin", lmin, "positive and finite")
+        lo = hi / RATIO if lmin is None else lmin
         if lo >= hi:
             raise ValueError(f"{name}: lmin must be below lmax, got {lo} and {hi}. Swap them")
         return cls(A, _chebyshev_coefficients(degree, lo, hi), interval=(lo, hi), symmetric=symmetric)
@@ -485,12 +481,8 @@ def _given_coefficients(function: str, given: Sequence[float] | Tensor, like: Te
     checks.same_kind(function, "coefficients", given, like)
     if given.dim() == 0 or given.shape[-1] == 0:
         raise ValueError(f"{function}: coefficients must have shape (degree + 1,), got {tuple(given.shape)}")
-    if readable(given) and not (good := given.detach().isfinite()).all():
-        at = (~good).nonzero()[0].tolist()
-        raise ValueError(
-            f"{function}: coefficients[{', '.join(map(str, at))}] is {given[tuple(at)].item()}. coefficients "
-            "must be finite: find out where it comes from"
-        )
+    if readable(given):
+        finite(function, "coefficients", given)
     return given
 
 

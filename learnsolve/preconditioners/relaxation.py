@@ -4,13 +4,14 @@ Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1
 """
 
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import readable
+from learnsolve.matrix.checks import Numbers, RealSystem, System, per_row
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops.arithmetic import in_open_interval, inside, plain_values
@@ -19,7 +20,7 @@ from learnsolve.ops.products import over, scaled, times
 from learnsolve.ops.structure import diagonal, scale_columns, shared_inverse_diagonal, symmetry
 from learnsolve.ops.triangular import sptrsv, tril
 from learnsolve.ordering import greedy_coloring
-from learnsolve.preconditioners.base import Part, Preconditioner
+from learnsolve.preconditioners.base import Part, Preconditioner, finite
 
 
 class Diagonal(Preconditioner):
@@ -34,9 +35,7 @@ class Diagonal(Preconditioner):
     Raises
     ------
     ValueError
-        if d is a scalar or, on the CPU, not finite (the message names the row).
-    TypeError
-        if d is not a Tensor, or has another dtype.
+        if d is a scalar or, on the CPU, not finite (the message names the index).
 
     Notes
     -----
@@ -57,18 +56,12 @@ class Diagonal(Preconditioner):
     is_diagonal = True  # `pcg_form` needs no computation
     d: Tensor
 
-    def __init__(self, d: Tensor):
+    def __init__(self, d: Numbers):
         name = type(self).__name__
-        checks.tensor(name, "d", d)
-        checks.dtype(name, "d", d, or_complex=True)
         if d.dim() == 0:
             raise ValueError(f"{name}: d must have shape (n,) or (..., n), got a scalar. Use d.expand(n)")
-        if readable(d) and not (good := d.detach().isfinite()).all():
-            at = (~good).nonzero()[0].tolist()
-            raise ValueError(
-                f"{name}: d must be finite, got {d[tuple(at)].item()} in row {at[-1]}. Find out where it "
-                "comes from"
-            )
+        if readable(d):
+            finite(name, "d", d)
         self.d, self.shape, self.batch_shape = d, (d.shape[-1], d.shape[-1]), d.shape[:-1]
         self.depends_on = (d,)
 
@@ -116,9 +109,7 @@ class Jacobi(Diagonal):
     ------
     ValueError
         if a diagonal entry is missing or zero, A is not finite (the message names the row), or the weight is
-        not finite or has the wrong shape.
-    TypeError
-        if a type, dtype or device is wrong.
+        not finite.
 
     Notes
     -----
@@ -135,9 +126,13 @@ class Jacobi(Diagonal):
 
     takes_complex = True
 
-    def __init__(self, A: CSR, weight: float | Tensor = 1.0):
+    def __init__(self, A: System, weight: Annotated[float | Tensor, per_row("A")] = 1.0):
         Preconditioner.__init__(self, A, weight)
-        self.weight, self._inverse = _checked(weight, A), shared_inverse_diagonal(A, "Jacobi")
+        if not isinstance(weight, Tensor):
+            checks.real("Jacobi", "weight", weight, "finite")
+        elif readable(weight):
+            finite("Jacobi", "weight", weight)
+        self.weight, self._inverse = weight, shared_inverse_diagonal(A, "Jacobi")
         plain = not isinstance(weight, Tensor) and weight == 1
         self.d = self._inverse if plain else times(self._inverse, self.weight)
         self.batch_shape = self.d.shape[:-1]
@@ -151,21 +146,6 @@ class Jacobi(Diagonal):
 
     def _with(self, parts: dict[str, Any]) -> Preconditioner:
         return super()._with({**parts, "d": times(self._inverse, parts["weight"])})
-
-
-def _checked(weight: float | Tensor, A: CSR) -> float | Tensor:
-    if not isinstance(weight, Tensor):
-        return checks.real("Jacobi", "weight", weight, "finite", "a number or a torch.Tensor")
-    checks.same_kind("Jacobi", "weight", weight, A.values)
-    n = A.shape[0]
-    if weight.dim() and weight.shape[-1] != n:
-        raise ValueError(f"Jacobi: weight must have shape () or (..., {n}), got {tuple(weight.shape)}")
-    checks.batches("Jacobi", A.batch_shape, weight.shape[:-1], "A.values and weight")
-    if readable(weight) and not weight.detach().isfinite().all():
-        raise ValueError(
-            "Jacobi: weight must be finite, got infinities or NaNs. Find out where they come from"
-        )
-    return weight
 
 
 # Sweeps through the unknowns as triangular solves: the core of SOR and SSOR, as preconditioners and as
@@ -234,9 +214,10 @@ _RANGE: tuple[float, str, tuple[str, str]] = (
 )
 
 
-def check_relaxation(function: str, A: Any, omega: Any, multicolor: Any) -> float | Tensor:
-    """Check the arguments of a sweep. Returns omega as a float or tensor."""
-    check_sweep(function, A, multicolor)
+def check_relaxation(function: str, A: CSR, omega: Any) -> float | Tensor:
+    """Check the diagonal, and omega, which is returned as a float or tensor."""
+    with torch.no_grad():  # for its errors: the diagonal must not have zeros
+        shared_inverse_diagonal(A, function)
     return in_open_interval(function, "omega", omega, A.values, *_RANGE)
 
 
@@ -322,8 +303,6 @@ class SOR(Preconditioner):
     ValueError
         if a diagonal entry is missing or zero, A is not finite (the message names the row), or omega is out
         of its range.
-    TypeError
-        if a type, dtype or device is wrong.
 
     Notes
     -----
@@ -344,15 +323,14 @@ class SOR(Preconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         omega: float | Tensor = 1.0,
         *,
-        direction: str = "forward",
+        direction: Literal["forward", "backward"] = "forward",
         multicolor: bool = False,
     ):
-        self.omega = check_relaxation("SOR", A, omega, multicolor)
+        self.omega = check_relaxation("SOR", A, omega)
         super().__init__(A, omega)
-        checks.one_of("SOR", "direction", direction, ("forward", "backward"))
         self._sweep, self._pattern = Sweep(direction, multicolor), A.pattern
         self._system = self._sweep.copied_system(A, self.omega)
 
@@ -378,7 +356,7 @@ class SSOR(Preconditioner):
 
     Raises
     ------
-    ValueError, TypeError
+    ValueError
         see `SOR`.
 
     Notes
@@ -407,13 +385,13 @@ class SSOR(Preconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         omega: float | Tensor = 1.0,
         *,
         multicolor: bool = False,
         symmetric: bool | None = None,
     ):
-        self.omega = check_relaxation("SSOR", A, omega, multicolor)
+        self.omega = check_relaxation("SSOR", A, omega)
         super().__init__(A, omega)
         self.symmetric = symmetry("SSOR", A, symmetric)
         self._sweep, self._pattern = Sweep("symmetric", multicolor), A.pattern

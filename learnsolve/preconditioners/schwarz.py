@@ -12,9 +12,10 @@ import torch
 from scipy.sparse import csgraph
 from torch import Tensor
 
+from learnsolve.arguments import Index
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors, plain_tensors
-from learnsolve.matrix.checks import as_matrix
+from learnsolve.matrix.checks import RealSystem, SquareMatrix, as_matrix, declared
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.blocks import block_diag
@@ -217,17 +218,10 @@ def sizes_of(plan: Subdomains) -> np.ndarray:
 
 def plan_of(A: CSR, subdomains: Any, n_subdomains: int | None, overlap: int) -> Subdomains:
     """The plan for the arguments of `AdditiveSchwarz`, cached with A's pattern."""
-    checks.matrix("AdditiveSchwarz", "A", A)
-    checks.square("AdditiveSchwarz", "A", A.shape)
-    overlap = checks.integer("AdditiveSchwarz", "overlap", overlap, 0)
     n = A.shape[0]
     if subdomains is None:
         count = -(-n // _CORE) if n_subdomains is None else n_subdomains
-        count = checks.integer("AdditiveSchwarz", "n_subdomains", count, min(n, 1))
-        if count > n:
-            raise ValueError(
-                f"AdditiveSchwarz: n_subdomains must be at most A.shape[0] = {n}, got {n_subdomains}"
-            )
+        checks.integer("AdditiveSchwarz", "n_subdomains", count, min(n, 1), n)
         return A.pattern._planned(plan_subdomains, count, overlap)
     if n_subdomains is not None:
         raise ValueError("AdditiveSchwarz: subdomains and n_subdomains were both given. Remove one")
@@ -285,8 +279,13 @@ def _rows(rows: Any, number: int, n: int) -> np.ndarray:
 
 
 @makes_plain_tensors
+@declared
 def interface_pattern(
-    A: CSR, subdomains: Sequence[Any] | None = None, *, n_subdomains: int | None = None, overlap: int = 1
+    A: SquareMatrix,
+    subdomains: Sequence[Any] | None = None,
+    *,
+    n_subdomains: int | None = None,
+    overlap: Index = 1,
 ) -> SparsityPattern:
     r"""The pattern of interface values of `AdditiveSchwarz`, with one block per subdomain.
 
@@ -402,7 +401,7 @@ class AdditiveSchwarz(Preconditioner):
     A : CSR, shape (n, n), float32 or float64. Its values may have batch axes
     subdomains : integer arrays, the rows of each. The first with a row owns it. Default: graph bisection
     n_subdomains : int, 1 to n, the number of parts. Default: n / 64, rounded up
-    overlap : int >= 0, layers of neighbors in the graph of A + A^T by which subdomains are extended
+    overlap : layers of neighbors in the graph of A + A^T by which subdomains are extended
     restricted : True (RAS): rows owned by others are zero in :math:`\tilde R_i`; "symmetric": also in R_i
     local : the L_i, default zero: a block-diagonal CSR, (N, N), whose rows are `rows`, or a sequence of
         (s_i, s_i) CSRs or dense tensors
@@ -434,11 +433,11 @@ class AdditiveSchwarz(Preconditioner):
 
     def __init__(
         self,
-        A: CSR,
+        A: RealSystem,
         subdomains: Sequence[Any] | None = None,
         *,
         n_subdomains: int | None = None,
-        overlap: int = 1,
+        overlap: Index = 1,
         restricted: bool | str = False,
         coarse: bool = False,
         local: CSR | Sequence[Any] | None = None,
@@ -449,7 +448,6 @@ class AdditiveSchwarz(Preconditioner):
         check_numbers(name, A)
         if restricted != "symmetric":
             checks.flag(name, "restricted", restricted)
-        checks.flag(name, "coarse", coarse)
         self.plan = plan = plan_of(A, subdomains, n_subdomains, overlap)
         L = None if local is None else self._local(A, local)
         self.inverses = self._inverses(A, L)

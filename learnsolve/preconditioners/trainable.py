@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.nn.modules import HoldsPattern, _difference, parameter
 from learnsolve.ops.indexing import permuted
-from learnsolve.preconditioners.base import Part, Preconditioner
+from learnsolve.preconditioners.base import Part, Preconditioner, finite
 from learnsolve.preconditioners.factors import FactorPreconditioner, check_has_diagonal
 from learnsolve.preconditioners.relaxation import Diagonal
 
@@ -247,10 +247,7 @@ def _check_start(function: str, name: str, value: Tensor, instead: str) -> None:
     """`value` must be finite and must not require grad, since a parameter would cut the autograd graph."""
     checks.dtype(function, name, value)
     checks.start(function, name, value, instead)
-    if not bool(value.isfinite().all()):
-        raise ValueError(
-            f"{function}: {name} must be finite, got infinities or NaNs. Find out where they come from"
-        )
+    finite(function, name, value)
 
 
 class TensorValues(torch.nn.Module):
@@ -444,7 +441,7 @@ class Trainable(_Ready, Preconditioner):
         M: Preconditioner | None = None,
         *,
         learn: Sequence[str] | None = None,
-        positive: str | None = None,
+        positive: Literal["exp", "softplus"] | None = None,
     ):
         if M is None and type(self) is not Trainable:
             return
@@ -453,8 +450,6 @@ class Trainable(_Ready, Preconditioner):
                 "Trainable: M must be a Preconditioner that is computed from tensors, as IC(A) is, got "
                 f"{type(M).__name__}"
             )
-        if positive is not None:
-            checks.one_of("Trainable", "positive", positive, POSITIVE)
         parts = M._learnable()
         self.learn, self.positive = _names(type(M).__name__, parts, learn), positive
         if positive is not None and not any(parts[name].positive for name in self.learn):

@@ -505,9 +505,9 @@ SA, RS = Hierarchy.smoothed_aggregation, Hierarchy.ruge_stuben
     [
         (SA, {"near_null": torch.ones(3, 1)}, r"near_null must have shape \(16, k\)"),
         (SA, {"near_null": torch.full((16, 1), torch.nan)}, "near_null must be finite"),
-        (SA, {"strength": "evolution", "block": 2}, "are only used by strength='symmetric'"),
+        (SA, {"strength": "evolution", "block": 2}, "block is only used by strength='symmetric'"),
         (SA, {"block": 3}, "block must divide A's 16 rows, got 3"),
-        (SA, {"theta": 1.0}, "theta must be at least 0 and less"),
+        (SA, {"theta": 1.0}, "theta must lie in 0 <= theta < 1, got 1"),
         (SA, {"strength": "evolution", "near_null": torch.eye(16)[:, :2]}, "one vector .*, got 2 with 30 ze"),
         (RS, {"max_entries": 0, "interpolation": "extended+i"}, "max_entries must be at least 1"),
         (RS, {"max_levels": 0}, "max_levels must be at least 1"),

@@ -180,7 +180,7 @@ ONE, FULL = torch.ones(1, 1).double(), torch.ones(20, 20).double()
 @pytest.mark.parametrize(
     ("keywords", "error", "words"),
     [
-        ({"n_subdomains": 21}, ValueError, "n_subdomains must be at most A.shape"),
+        ({"n_subdomains": 21}, ValueError, "n_subdomains must be at most 20, got 21"),
         ({"subdomains": [range(20)], "n_subdomains": 2}, ValueError, "both given"),
         ({"subdomains": 4}, TypeError, "subdomains must be a sequence .*, got int. .* n_subdomains=4"),
         ({"subdomains": torch.tensor(4)}, TypeError, "subdomains must be a sequence .*, got Tensor"),
