@@ -8,8 +8,7 @@ Eigenvalue Problems" (2011), sections 3.2 and 7.5; Lehoucq, Sorensen, Yang, "ARP
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Real
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import scipy.sparse.linalg
@@ -29,9 +28,11 @@ from learnsolve.analysis.spectrum import (
     with_batch_of,
     with_derivative,
 )
+from learnsolve.arguments import Count, NotNegative, within
 from learnsolve.eigen._methods import SEEDED
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import plain_tensors
+from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.autograd import tracked
 from learnsolve.ops.linear_steps import LinearSteps, product
@@ -51,7 +52,7 @@ class ErrorPropagator:
         callable on blocks of columns (n, k)
     M : a preconditioner, as for solvers; Jacobi(A) for Jacobi's method. Default: the identity
     weight : float or Tensor of shape (), (n,), or for N sweeps (N, 1) or (N, n)
-    sweeps : int >= 1, N, for one weight
+    sweeps : N, for one weight
     n, dtype : size and dtype (default float64) of a callable A
 
     Raises
@@ -59,7 +60,7 @@ class ErrorPropagator:
     ValueError
         if shapes do not match, or M is not linear.
     TypeError
-        if a type, dtype or device is wrong.
+        if dtypes or devices do not match.
 
     Notes
     -----
@@ -86,9 +87,9 @@ class ErrorPropagator:
         M: Any = None,
         weight: float | Tensor = 1.0,
         *,
-        sweeps: int | None = None,
-        n: int | None = None,
-        dtype: torch.dtype | None = None,
+        sweeps: Count | None = None,
+        n: Count | None = None,
+        dtype: RealDtype | None = None,
     ):
         name = "ErrorPropagator"
         space = with_batch_of(name, space_of(name, "A", A, n, dtype), M)
@@ -100,21 +101,15 @@ class ErrorPropagator:
         self.M = as_preconditioner(name, "M", M, start)
         weighted = isinstance(weight, Tensor) or weight != 1
         if not isinstance(weight, Tensor):
-            if isinstance(weight, bool) or not isinstance(weight, Real):
-                raise TypeError(f"{name}: weight must be a number or a Tensor, got {type(weight).__name__}")
-            weight = torch.as_tensor(float(weight), dtype=space.dtype, device=space.device)
+            weight = torch.as_tensor(weight, dtype=space.dtype, device=space.device)
         checks.same_kind(name, "weight", weight, start)
         if weight.dim() > 2 or (weight.dim() > 0 and weight.shape[-1] not in (1, space.n)):
             raise ValueError(
                 f"{name}: weight must have shape (), ({space.n},), (N, 1) or (N, {space.n}), got "
                 f"{tuple(weight.shape)}"
             )
-        if sweeps is not None:
-            sweeps = checks.integer(name, "sweeps", sweeps, 1)
-            if weight.dim() == 2:
-                raise ValueError(
-                    f"{name}: sweeps is for one weight, got weights for {len(weight)} sweeps. Remove it"
-                )
+        if weight.dim() == 2:
+            checks.unused(name, "sweeps", sweeps, "one weight")
         self.weight, self.sweeps = weight, len(weight) if weight.dim() == 2 else sweeps or 1
         traced = torch.compiler.is_dynamo_compiling()
         recorded = M._recorded(False) if isinstance(M, Preconditioner) and not traced else None
@@ -269,19 +264,18 @@ def _transpose(name: str, apply: Map, start: Tensor) -> Map:
     return constant(name, lambda X: pull(X)[0])
 
 
-METHODS = ("auto", "dense", "arnoldi")
 DENSE = 256  # up to this n all eigenvalues of the dense matrix take a tenth of a second
 NONLINEAR = 1e-2
 
 
 def spectral_radius(
     E: Any,
-    n: int | None = None,
+    n: Count | None = None,
     *,
-    method: str = "auto",
-    rtol: float | None = None,
-    maxiter: int | None = None,
-    dtype: torch.dtype | None = None,
+    method: Literal["auto", "dense", "arnoldi"] = "auto",
+    rtol: NotNegative | None = None,
+    maxiter: Count | None = None,
+    dtype: RealDtype | None = None,
 ) -> Estimate:
     r"""The largest modulus of an eigenvalue, :math:`\rho(E) = \max_i |\lambda_i(E)|`, of any linear map E.
 
@@ -326,12 +320,8 @@ def spectral_radius(
     """
     name = "spectral_radius"
     space = space_of(name, "E", E, n, dtype)
-    checks.one_of(name, "method", method, METHODS)
     if rtol is None:
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
-    checks.tolerance(name, "rtol", rtol)
-    if maxiter is not None:
-        maxiter = checks.integer(name, "maxiter", maxiter, 1)
     start = space.for_all(space.start())
     apply = as_operator(name, E, start, None, ())
     _check_linear(name, constant(name, apply), space)
@@ -446,7 +436,12 @@ def _real(vector: np.ndarray, space: Space) -> Tensor:
     return parts.to(space.dtype).to(space.device)
 
 
-def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: float = 0.05) -> Estimate:
+Fraction = Annotated[float, within("0 < {} <= 1", lambda value: 0 < value <= 1, 0.0)]
+
+
+def convergence_factor(
+    history: Tensor | Solution, *, last: Fraction = 0.5, rtol: NotNegative = 0.05
+) -> Estimate:
     r"""The mean factor by which the last part of an iteration reduced the residual,
     :math:`\rho = (\|r_N\| / \|r_m\|)^{1 / (N - m)}`.
 
@@ -454,8 +449,8 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
     ----------
     history : Solution, or its `residual_norms`: Tensor, shape (N + 1,) or (..., N + 1, k). A column of a
         Solution counts until it stopped. A Tensor is used in full.
-    last : the fraction of the iterations that is used, in (0, 1]; at least one iteration is
-    rtol : finite tolerance for `converged`. See `error`
+    last : the fraction of the iterations that is used; at least one iteration is
+    rtol : tolerance for `converged`. See `error`
 
     Returns
     -------
@@ -466,7 +461,7 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
     Raises
     ------
     ValueError, TypeError
-        if there is no iteration, `last` is not in (0, 1], or `history` is neither a Solution nor a Tensor.
+        if there is no iteration, or `history` is neither a Solution nor a Tensor.
     RuntimeWarning
         (a warning) if norms are not finite, or if the factor has not settled.
 
@@ -489,16 +484,10 @@ def convergence_factor(history: Tensor | Solution, *, last: float = 0.5, rtol: f
     (True, True)
     """
     name = "convergence_factor"
-    if isinstance(history, Solution):
-        norms = history.residual_norms
-    elif isinstance(history, Tensor):
-        checks.tensor(name, "history", history)
-        norms = history
-    else:
+    norms = history.residual_norms if isinstance(history, Solution) else history
+    if not isinstance(norms, Tensor):
         raise TypeError(f"{name}: history must be a Solution or a Tensor, got {type(history).__name__}")
-    if isinstance(last, bool) or not isinstance(last, (int, float)) or not 0 < last <= 1:
-        raise ValueError(f"{name}: last must be in (0, 1], got {last!r}")
-    checks.tolerance(name, "rtol", rtol)
+    checks.tensor(name, "history", norms)
     checks.dtype(name, "history", norms)
     if norms.is_meta:
         raise ValueError(f"{name}: history must have data, got a tensor on meta")

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Count
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import plain_tensors
-from learnsolve.matrix.checks import as_matrix, operands
+from learnsolve.matrix.checks import RealSystem, operands
 from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import scaled, spmm
@@ -24,7 +25,7 @@ from learnsolve.solvers.core.arguments import check_b, check_operands
 from learnsolve.solvers.core.operators import Blocks, Columns, as_operator, divide, dot, largest, root, size
 
 
-def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) -> Tensor:
+def krylov_basis(A: RealSystem, m: Count = 40, generator: torch.Generator | None = None) -> Tensor:
     r""":math:`Q = V_m Z S^{-1}`, for which :math:`A Q` has orthonormal columns, from m steps of Arnoldi.
 
     :math:`A V_m = V_{m+1} H` with a random first vector, and :math:`H = W S Z^T` is the singular value
@@ -33,7 +34,7 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
     Parameters
     ----------
     A : CSR, shape (n, n), values (..., nnz)
-    m : steps, at least 1
+    m : steps
     generator : for the first vector, on the CPU. Default: torch's global generator
 
     Returns
@@ -44,8 +45,8 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
 
     Raises
     ------
-    ValueError, TypeError
-        if A is not a square CSR of float32 or float64, is not finite, or m is not a positive integer.
+    ValueError
+        if a product with A is not finite.
 
     Notes
     -----
@@ -60,11 +61,6 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
     True
     """
     name = "krylov_basis"
-    A = as_matrix(A)
-    checks.matrix(name, "A", A)
-    checks.dtype(name, "A.values", A.values)
-    checks.square(name, "A", A.shape)
-    m = checks.integer(name, "m", m, 1)
     with torch.no_grad():
         A = A.detach()
         v = _normal(A, (*A.batch_shape, A.shape[0], 1), generator)
@@ -93,7 +89,7 @@ def krylov_basis(A: CSR, m: int = 40, generator: torch.Generator | None = None) 
 
 
 def krylov_samples(
-    A: CSR, m: int | Tensor = 40, count: int = 16, generator: torch.Generator | None = None
+    A: RealSystem, m: int | Tensor = 40, count: Count = 16, generator: torch.Generator | None = None
 ) -> Tensor:
     r"""Random x for training M(A x) = x, as for GNP: half of them Gaussian, half from a Krylov space of A.
 
@@ -105,7 +101,7 @@ def krylov_samples(
     ----------
     A : CSR, shape (n, n), values (..., nnz)
     m : Arnoldi steps, or a Q from `krylov_basis`, which avoids repeating them in a loop
-    count : number of columns, at least 1
+    count : number of columns
     generator : on the CPU. Default: torch's global generator
 
     Returns
@@ -117,7 +113,7 @@ def krylov_samples(
     Raises
     ------
     ValueError, TypeError
-        as for `krylov_basis`, and if Q does not match A.
+        if a product with A is not finite, m is not positive, or Q does not match A.
 
     Notes
     -----
@@ -136,10 +132,7 @@ def krylov_samples(
     (torch.Size([64, 16]), torch.Size([64, 16]))
     """
     name = "krylov_samples"
-    A = as_matrix(A)
-    count = checks.integer(name, "count", count, 1)
-    Q = m if isinstance(m, Tensor) else krylov_basis(A, m, generator)
-    checks.matrix(name, "A", A)
+    Q = m if isinstance(m, Tensor) else krylov_basis(A, checks.integer(name, "m", m, 1), generator)
     checks.same_kind(name, "m", Q, A.values)
     expected = (*A.batch_shape, A.shape[0])
     if tuple(Q.shape[:-1]) != expected:

@@ -23,8 +23,10 @@ import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Count, NotNegative
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import innermost, mapped, plain_tensors
+from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.convert import check_real
 from learnsolve.matrix.pattern import as_numpy
 from learnsolve.ops.autograd import Nestable, tracked
@@ -154,20 +156,15 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
     if shape is None:
         if n is None:
             raise ValueError(f"{function}: the size of a callable {name} is unknown. Pass n=")
-        n = checks.integer(function, "n", n, 1)
-        dtype = torch.float64 if dtype is None else dtype
-        checks.one_of(function, "dtype", dtype, checks.SUPPORTED)
-        return Space(n, dtype, torch.device("cpu"))
+        return Space(n, dtype or torch.float64, torch.device("cpu"))
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"{function}: {name} must be square, got shape {tuple(shape)}")
     if shape[0] == 0:
         raise ValueError(f"{function}: {name} has no rows, so there are no eigenvalues. Skip the call")
     for key, argument, known in (("n", n, shape[0]), ("dtype", dtype, _dtype(A))):
-        if argument is not None and argument != known:
-            raise ValueError(
-                f"{function}: {key} is only used with a callable {name}, and this {type(A).__name__} has "
-                f"{key} = {known}, got {argument}"
-            )
+        if argument is not None:
+            user = f"a callable {name}, and this one has {key} = {known}"
+            checks.unused(function, key, argument, user, known)
     check_real(function, name, _dtype(A))
     batch = torch.Size(getattr(A, "batch_shape", ()))
     if batch.numel() == 0:
@@ -389,10 +386,10 @@ def extreme_eigenvalues(
     A: Any,
     M: Any = None,
     *,
-    steps: int = 200,
-    rtol: float | None = None,
-    n: int | None = None,
-    dtype: torch.dtype | None = None,
+    steps: Count = 200,
+    rtol: NotNegative | None = None,
+    n: Count | None = None,
+    dtype: RealDtype | None = None,
 ) -> ExtremeEigenvalues:
     r"""The extreme eigenvalues of a symmetric A, or of M A with a symmetric positive definite M.
 
@@ -401,7 +398,7 @@ def extreme_eigenvalues(
     A : CSR, values (..., nnz), StencilOperator or scipy.sparse.linalg.LinearOperator, shape (n, n), or a
         callable on blocks of columns (n, k)
     M : a preconditioner: Preconditioner, CSR, LinearOperator, or callable on blocks of columns
-    steps : int, maximum number of Lanczos steps
+    steps : maximum number of Lanczos steps
     rtol : stop when both errors are at most rtol times the eigenvalue. Default 1e-6, 1e-3 in float32
     n, dtype : size and dtype (default float64) of a callable A
 
@@ -412,7 +409,7 @@ def extreme_eigenvalues(
     Raises
     ------
     ValueError, TypeError
-        if arguments are invalid, A or M is not symmetric, or M not positive definite.
+        if A and M do not match, A or M is not symmetric, or M not positive definite.
     RuntimeWarning
         (a warning) if `steps` is too small, or a product is not finite (the values are NaN).
 
@@ -449,10 +446,8 @@ def _extreme(
     dtype: torch.dtype | None,
 ) -> ExtremeEigenvalues:
     space = space_of(name, "A", A, n, dtype)
-    steps = checks.integer(name, "steps", steps, 1)
     if rtol is None:
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
-    checks.tolerance(name, "rtol", rtol)
     space = with_batch_of(name, space, M)
     start = space.for_all(space.start())
     operator = as_operator(name, A, start, None, (), symmetric=True)
@@ -510,10 +505,10 @@ def condition_number(
     A: Any,
     M: Any = None,
     *,
-    steps: int = 200,
-    rtol: float | None = None,
-    n: int | None = None,
-    dtype: torch.dtype | None = None,
+    steps: Count = 200,
+    rtol: NotNegative | None = None,
+    n: Count | None = None,
+    dtype: RealDtype | None = None,
 ) -> Estimate:
     r"""The condition number of M A, :math:`\kappa = \lambda_{\max} / \lambda_{\min}`, A and M symmetric
     positive definite.

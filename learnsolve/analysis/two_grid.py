@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, ints
 from learnsolve.matrix import checks
+from learnsolve.matrix.checks import RealMatrix, per_row
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.arithmetic import plain_values
 
 NAME = "two_grid_symbols"
+Sizes = Annotated[Sequence[int], ints(2)]
 _STEPS = 2  # each from a constant: derivatives up to the third order
 
 
@@ -47,15 +50,15 @@ class _Grid(NamedTuple):
 
 
 def two_grid_symbols(
-    A: CSR,
-    P: CSR,
+    A: RealMatrix,
+    P: RealMatrix,
     *,
-    grid: Sequence[int],
-    period: Sequence[int],
-    weight: float | Tensor = 2 / 3,
-    presweeps: int = 1,
-    postsweeps: int = 1,
-    R: CSR | None = None,
+    grid: Sizes,
+    period: Sizes,
+    weight: Annotated[float | Tensor, per_row("A")] = 2 / 3,
+    presweeps: Index = 1,
+    postsweeps: Index = 1,
+    R: RealMatrix | None = None,
     without_constants: bool = False,
 ) -> Tensor:
     r"""The Fourier transform of a two-grid cycle on a periodic grid whose problem repeats in blocks:
@@ -74,7 +77,7 @@ def two_grid_symbols(
     grid, period : points per axis, numbered as in `problems.poisson`, and points per block, even divisors of
         these
     weight : of damped Jacobi: float, or Tensor of shape () or (..., n)
-    presweeps, postsweeps : int >= 0
+    presweeps, postsweeps : of the smoother
     without_constants : exclude constant errors, for a singular A. P must interpolate constants exactly
 
     Returns
@@ -84,7 +87,7 @@ def two_grid_symbols(
     Raises
     ------
     ValueError, TypeError
-        if arguments are invalid, values are not periodic, or a coarse block is singular.
+        if shapes, dtypes or devices do not match, values are not periodic, or a coarse block is singular.
 
     Notes
     -----
@@ -100,11 +103,6 @@ def two_grid_symbols(
     torch.Size([4, 64, 64])
     """
     fine = _checked(A, P, R, grid, period)
-    checks.flag(NAME, "without_constants", without_constants)
-    presweeps, postsweeps = (
-        checks.integer(NAME, name, argument, 0)
-        for name, argument in (("presweeps", presweeps), ("postsweeps", postsweeps))
-    )
     A_hat, P_hat = _symbols("A", A, fine, fine), _symbols("P", P, fine, fine.coarse)
     R_hat = P_hat.mH if R is None else _symbols("R", R, fine.coarse, fine)
     coarse = R_hat @ A_hat @ P_hat
@@ -128,15 +126,15 @@ def two_grid_symbols(
 
 
 def two_grid_factor(
-    A: CSR,
-    P: CSR,
+    A: RealMatrix,
+    P: RealMatrix,
     *,
-    grid: Sequence[int],
-    period: Sequence[int],
-    weight: float | Tensor = 2 / 3,
-    presweeps: int = 1,
-    postsweeps: int = 1,
-    R: CSR | None = None,
+    grid: Sizes,
+    period: Sizes,
+    weight: Annotated[float | Tensor, per_row("A")] = 2 / 3,
+    presweeps: Index = 1,
+    postsweeps: Index = 1,
+    R: RealMatrix | None = None,
     without_constants: bool = False,
 ) -> Tensor:
     r"""The spectral radius of a two-grid cycle, the factor by which it reduces errors asymptotically, for a
@@ -213,15 +211,10 @@ def _radius(blocks: Tensor) -> Tensor:
 
 
 def _checked(A: CSR, P: CSR, R: CSR | None, grid: Sequence[int], period: Sequence[int]) -> _Grid:
-    for name, argument in (("A", A), ("P", P), ("R", R)):
-        if argument is not None or name != "R":
-            checks.matrix(NAME, name, argument)
-            checks.dtype(NAME, f"{name}.values", argument.values)  # type: ignore[union-attr]
-            checks.same_kind(NAME, f"{name}.values", argument.values, A.values)  # type: ignore[union-attr]
-    fine = _Grid(
-        tuple(checks.integer(NAME, "grid", n, 2) for n in checks.sequence(NAME, "grid", grid, "ints")),
-        tuple(checks.integer(NAME, "period", b, 2) for b in checks.sequence(NAME, "period", period, "ints")),
-    )
+    for name, argument in (("P", P), ("R", R)):
+        if argument is not None:
+            checks.same_kind(NAME, f"{name}.values", argument.values, A.values)
+    fine = _Grid(tuple(grid), tuple(period))
     if len(fine.points) != len(fine.period) or any(
         b % 2 or n % b for n, b in zip(fine.points, fine.period, strict=False)
     ):
@@ -273,14 +266,6 @@ def _symbols(name: str, T: CSR, rows: _Grid, columns: _Grid) -> Tensor:
 
 def _scaled(A: CSR, weight: float | Tensor, fine: _Grid) -> Tensor:
     """w D^-1 of the first block, (..., 1, m, 1)."""
-    if isinstance(weight, Tensor):
-        checks.same_kind(NAME, "weight", weight, A.values)
-        if weight.dim() and weight.shape[-1] != A.shape[0]:
-            raise ValueError(
-                f"{NAME}: weight must have shape () or (..., {A.shape[0]}), got {tuple(weight.shape)}"
-            )
-    else:
-        weight = checks.number(NAME, "weight", weight)
     local, blocks = fine.positions(torch.arange(A.shape[0], device=A.device))
     first = torch.stack(blocks).sum(0) == 0
     order = local[first].argsort()

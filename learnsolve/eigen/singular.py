@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from learnsolve import ops
+from learnsolve.arguments import Count, NotNegative
 from learnsolve.eigen._gradient import Deflated, Solve, by_factor
 from learnsolve.eigen._methods import Shifted
 from learnsolve.eigen.symmetric import DENSE, Found, Request, SingularTriplets, _arpack, _check, computed
 from learnsolve.matrix import checks
+from learnsolve.matrix.checks import DenseOrSparse
 from learnsolve.matrix.csr import CSR
 
 _ENTRIES = 2**22  # of a matrix that is made dense
@@ -167,12 +169,12 @@ def _orthogonal_to(U: Tensor, count: int) -> Tensor:
 
 
 def svds(
-    A: Any,
-    k: int,
+    A: DenseOrSparse,
+    k: Count,
     *,
-    which: str = "largest",
-    rtol: float | None = None,
-    maxiter: int | None = None,
+    which: Literal["largest", "smallest"] = "largest",
+    rtol: NotNegative | None = None,
+    maxiter: Count | None = None,
     throw: bool = False,
 ) -> SingularTriplets:
     r"""k singular triplets of a sparse matrix, :math:`A v = s u`, :math:`A^T u = s v`.
@@ -215,15 +217,10 @@ def svds(
     True
     """
     name = "svds"
-    A = checks.as_matrix(A)
-    checks.matrix(name, "A", A)
-    checks.dtype(name, "A.values", A.values)
     m, n = A.shape
-    if checks.integer(name, "k", k, 1) > min(m, n):
-        raise ValueError(f"{name}: k must be at most min(m, n) = {min(m, n)}, got {k}")
-    checks.one_of(name, "which", which, ("largest", "smallest"))
+    checks.integer(name, "k", k, 1, min(m, n))
     H = ops.block([[None, A], [A.T, None]])
-    _check(name, H, k, None, which, None, "auto", rtol, maxiter, throw)
+    _check(name, H, k, None, which, None, "auto")
     pairs = computed(SingularRequest(name, H, None, k, which, None, "auto", rtol, maxiter, throw, m))
     U, V = (2**0.5 * pairs.vectors.flip(-1)).split([m, n], -2)
     return SingularTriplets(U, pairs.values.flip(-1), V, pairs)

@@ -262,7 +262,7 @@ class Nonlinear(ls.preconditioners.Trainable):
         (
             lambda A: ErrorPropagator(A, weight=torch.ones(2, 1, dtype=F64), sweeps=2),
             ValueError,
-            "sweeps is for one weight, got weights for 2 sweeps. Remove it",
+            "sweeps is only used by one weight, got .*Remove it",
         ),
         (
             lambda A: torch.vmap(lambda v: spectral_radius(A.with_values(v)).value)(A.values.expand(2, -1)),
@@ -504,8 +504,8 @@ NOT_SYMMETRIC = convection(6, 7)
         (lambda A: extreme_eigenvalues(A, NOT_SYMMETRIC), ValueError, "must be symmetric|positive definite"),
         (lambda A: extreme_eigenvalues(A, lambda r: -r), ValueError, "M must be positive definite"),
         (lambda A: extreme_eigenvalues(lambda x: x), ValueError, "Pass n="),
-        (lambda A: extreme_eigenvalues(A, n=3), ValueError, "n is only used with a callable A"),
-        (lambda A: extreme_eigenvalues(A, dtype=torch.float32), ValueError, "dtype is only used with a"),
+        (lambda A: extreme_eigenvalues(A, n=3), ValueError, "n is only used by a callable A"),
+        (lambda A: extreme_eigenvalues(A, dtype=torch.float32), ValueError, "dtype is only used by a"),
         (lambda A: extreme_eigenvalues(A.with_values(A.values.expand(0, -1))), ValueError, "empty batch"),
         (lambda A: extreme_eigenvalues(A[:0, :0]), ValueError, "no rows"),
     ],

@@ -242,7 +242,7 @@ def test_failures_are_told():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: ls.eigsh(A, 31), ValueError, "k must be at most n = 30, got 31"),
+        (lambda: ls.eigsh(A, 31), ValueError, "k must be at most 30, got 31"),
         (lambda: ls.eigsh(A.tril(), 2), ValueError, "A must be symmetric"),
         (lambda: ls.eigsh(A, 2, B=-B), ValueError, "B must be positive definite"),
         (lambda: ls.eigsh(A, 2, B=-B, method="arpack"), ValueError, "B must be positive definite"),
@@ -258,7 +258,7 @@ def test_failures_are_told():
         (lambda: ls.eigsh(A, 2, M=ls.preconditioners.Diagonal(torch.ones(30, dtype=F64, requires_grad=True))),
          ValueError, "M requires grad"),
         (lambda: ls.eigsh(ls.CSR(A.values.expand(0, -1), A.pattern), 2), ValueError, "empty batch"),
-        (lambda: ls.svds(A, 31), ValueError, r"k must be at most min\(m, n\) = 30"),
+        (lambda: ls.svds(A, 31), ValueError, "k must be at most 30"),
     ],
 )  # fmt: skip
 def test_errors_name_the_rule(call, error, words):
