@@ -1,7 +1,7 @@
 """Orderings of the rows of a square matrix, and colorings of rows or columns."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -10,7 +10,7 @@ from scipy.sparse import csgraph
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve.matrix import checks
+from learnsolve.matrix.checks import SquarePattern, export
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, periodic_coloring
 
@@ -37,7 +37,7 @@ class Coloring(NamedTuple):
     """All rows, color by color, shape (n,)."""
 
 
-def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
+def reverse_cuthill_mckee(P: SquarePattern) -> Tensor:
     """The reverse Cuthill-McKee ordering, which moves the entries close to the diagonal.
 
     Parameters
@@ -47,13 +47,6 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
     Returns
     -------
     Tensor, shape (n,), with the pattern's index type: row ``p[i]`` becomes row i.
-
-    Raises
-    ------
-    ValueError
-        if P is not square.
-    TypeError
-        if P is neither a SparsityPattern nor a CSR.
 
     Notes
     -----
@@ -76,10 +69,10 @@ def reverse_cuthill_mckee(P: SparsityPattern | CSR) -> Tensor:
             [0., 1., 1., 1.],
             [0., 0., 1., 1.]])
     """
-    return _square("reverse_cuthill_mckee", P)._planned(_reverse_cuthill_mckee)[0]
+    return _pattern(P)._planned(_reverse_cuthill_mckee)[0]
 
 
-def minimum_degree(P: SparsityPattern | CSR) -> Tensor:
+def minimum_degree(P: SquarePattern) -> Tensor:
     """A minimum degree ordering of A + A^T, for little fill in its factors (`ops.cholesky`, `ops.lu`).
 
     Parameters
@@ -89,13 +82,6 @@ def minimum_degree(P: SparsityPattern | CSR) -> Tensor:
     Returns
     -------
     Tensor, shape (n,), with the pattern's index type: row ``p[i]`` becomes row i.
-
-    Raises
-    ------
-    ValueError
-        if P is not square.
-    TypeError
-        if P is neither a SparsityPattern nor a CSR.
 
     Notes
     -----
@@ -119,12 +105,10 @@ def minimum_degree(P: SparsityPattern | CSR) -> Tensor:
             [0., 0., 1., 1.],
             [1., 1., 1., 1.]])
     """
-    return _square("minimum_degree", P)._planned(_minimum_degree)[0]
+    return _pattern(P)._planned(_minimum_degree)[0]
 
 
-def greedy_coloring(
-    P: SparsityPattern | CSR, order: Literal["natural", "largest_first"] = "natural"
-) -> Coloring:
+def greedy_coloring(P: SquarePattern, order: Literal["natural", "largest_first"] = "natural") -> Coloring:
     """Color the rows such that coupled rows have different colors, for multicolor sweeps.
 
     Rows i and j are coupled if there is an entry (i, j) or (j, i), i != j. Rows of the same color can be
@@ -142,13 +126,6 @@ def greedy_coloring(
         At most one color more than the largest number of neighbors of a row. On a grid with a stencil of 3, 5
         or 7 points in natural order, two colors: red and black.
 
-    Raises
-    ------
-    ValueError
-        if P is not square, or `order` is invalid.
-    TypeError
-        if P is neither a SparsityPattern nor a CSR.
-
     Notes
     -----
     O(n + nnz). Deterministic. Computed once and cached with the pattern: do not change it in place. No
@@ -163,8 +140,7 @@ def greedy_coloring(
     >>> coloring.rows[coloring.ptr[0] : coloring.ptr[1]]
     tensor([0, 2, 4], dtype=torch.int32)
     """
-    checks.one_of("greedy_coloring", "order", order, ("natural", "largest_first"))
-    return _square("greedy_coloring", P)._planned(_greedy_coloring, order)
+    return _pattern(P)._planned(_greedy_coloring, order)
 
 
 def column_coloring(
@@ -188,13 +164,6 @@ def column_coloring(
     Coloring(colors, count, ptr, rows), with columns in the place of rows
         At least as many colors as the longest row has entries: 5 for the 5-point stencil.
 
-    Raises
-    ------
-    ValueError
-        if `order` is invalid.
-    TypeError
-        if P is neither a SparsityPattern nor a CSR.
-
     Notes
     -----
     O(sum of the squares of the lengths of the rows); rows of more than 128 entries cost less. Deterministic.
@@ -208,12 +177,11 @@ def column_coloring(
     >>> coloring.count, coloring.colors
     (3, tensor([0, 1, 2, 0, 1, 2], dtype=torch.int32))
     """
-    checks.one_of("column_coloring", "order", order, ("best", *_ORDERS))
-    return _checked("column_coloring", P)._planned(_column_coloring, order)
+    return _pattern(P)._planned(_column_coloring, order)
 
 
 def symmetric_coloring(
-    P: SparsityPattern | CSR,
+    P: SquarePattern,
     method: Literal["star", "acyclic"] = "star",
     order: Literal["best", "natural", "largest_first", "smallest_last"] = "best",
 ) -> Coloring:
@@ -237,9 +205,7 @@ def symmetric_coloring(
     Raises
     ------
     ValueError
-        if P is not square or not symmetric, or method or order is invalid.
-    TypeError
-        if P is neither a SparsityPattern nor a CSR.
+        if P is not symmetric.
 
     Notes
     -----
@@ -257,9 +223,7 @@ def symmetric_coloring(
     >>> ls.ordering.symmetric_coloring(A).count, ls.ordering.column_coloring(A).count
     (2, 5)
     """
-    checks.one_of("symmetric_coloring", "method", method, ("star", "acyclic"))
-    checks.one_of("symmetric_coloring", "order", order, ("best", *_ORDERS))
-    pattern = _square("symmetric_coloring", P)
+    pattern = _pattern(P)
     if not pattern.equals(pattern.T):
         raise ValueError(
             "symmetric_coloring: P must have an entry (j, i) for each entry (i, j). Use the pattern of A + "
@@ -271,20 +235,8 @@ def symmetric_coloring(
 _ORDERS = ("natural", "largest_first", "smallest_last")  # numbered as in csrc/analysis/coloring.h
 
 
-def _checked(function: str, P: Any) -> SparsityPattern:
-    pattern = P.pattern if isinstance(P, CSR) else P
-    if not isinstance(pattern, SparsityPattern):
-        raise TypeError(f"{function}: P must be a SparsityPattern or a CSR, got {type(P).__name__}")
-    return pattern
-
-
-def _square(function: str, P: Any) -> SparsityPattern:
-    pattern = _checked(function, P)
-    if pattern.shape[0] != pattern.shape[1]:
-        raise ValueError(
-            f"{function}: P must be square, got shape {pattern.shape}. Use the pattern of A^T A or A A^T"
-        )
-    return pattern
+def _pattern(P: SparsityPattern | CSR) -> SparsityPattern:
+    return P.pattern if isinstance(P, CSR) else P
 
 
 def _reverse_cuthill_mckee(pattern: SparsityPattern) -> tuple[Tensor]:
@@ -367,3 +319,6 @@ def _best(color: Callable, order: str, fewest: int, best: tuple | None = None) -
             best = found if best is None or len(found[1]) < len(best[1]) else best
     assert best is not None
     return best
+
+
+export(globals())

@@ -3,22 +3,22 @@ differentiable in the matrix."""
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
+from learnsolve.matrix.checks import RealSquareMatrix
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops import direct, incomplete_factors
 from learnsolve.ops.autograd import Operation, dispatch, tracked
 from learnsolve.ops.direct import Factors, has_numbers, solved
-from learnsolve.ops.indexing import find, on_diagonal, permuted, place, take, trusted
+from learnsolve.ops.indexing import find, on_diagonal, permutation, permuted, place, take, trusted
 from learnsolve.ops.structure import symmetric_pattern, symmetry
 from learnsolve.ops.triangular import triangle_of
 from learnsolve.ordering import minimum_degree
@@ -73,9 +73,6 @@ def factored(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: bool = Fal
     """`kind` as in incomplete_factors.py, such as "cholesky/complete". `symmetric`: for L U of the matrix
     whose half is A's lower triangle."""
     function = kind.partition("/")[0]
-    checks.matrix(function, "A", A)
-    checks.dtype(function, "A.values", A.values)
-    checks.square(function, "A", A.shape)
     lower = symmetric or _is_cholesky(kind)
     fill = complete_fill(function, A.pattern, ordering, lower, not _is_cholesky(kind))
     batch, P = A.batch_shape, fill.pattern
@@ -152,17 +149,9 @@ def _fill_in_order(function: str, P: SparsityPattern, ordering: Tensor, lower: b
     last: Fill | None = P._last(key)
     if last is not None and torch.equal(last.permutation, ordering.to(last.permutation)):
         return last
-    n, order = P.shape[0], as_numpy(ordering)
-    if (
-        order.dtype.kind not in "iu"
-        or order.shape != (n,)
-        or not np.array_equal(np.sort(order), np.arange(n))
-    ):
-        raise ValueError(
-            f"{function}: ordering must hold each of 0, ..., {n - 1} once, got {ordering.dtype} of shape "
-            f"{tuple(ordering.shape)}{' that does not' if order.shape == (n,) else ''}. learnsolve.ordering "
-            "computes orderings"
-        )
+    order = permutation(
+        function, "ordering", ordering, P.shape[0], ". learnsolve.ordering computes orderings"
+    )
     fill = _make_fill(P, order.astype(as_numpy(P.crow_indices).dtype), lower, both)
     P._keep_last(key, fill)
     return fill
@@ -280,7 +269,7 @@ class LU(NamedTuple):
     permutation: Tensor
 
 
-def cholesky(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
+def cholesky(A: RealSquareMatrix, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
     r"""Cholesky factor of a sparse positive definite matrix, with complete fill: :math:`P A P^T = L L^T`.
 
     Parameters
@@ -296,11 +285,9 @@ def cholesky(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
 
     Raises
     ------
-    ValueError
-        if A is not square or not positive definite (the message names the row of the pivot), the factor
-        overflows, `ordering` is not a permutation, or L would have more than 5e8 entries.
-    TypeError
-        if A is not a CSR of float32 or float64.
+    ValueError, TypeError
+        if A is not positive definite (the message names the row of the pivot), the factor overflows,
+        `ordering` is not a permutation, or L would have more than 5e8 entries.
 
     Notes
     -----
@@ -320,14 +307,14 @@ def cholesky(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Cholesky:
     >>> bool(((L @ L.T).to_dense() - A.to_dense()[p][:, p]).abs().max() < 1e-14)
     True
     """
-    if isinstance(A, CSR) and A.values.is_cuda:
+    if A.values.is_cuda:
         return through_host(cholesky, A, ordering=ordering)
     F = factored(A, "cholesky/complete", ordering)
     (L,) = F.factors()
     return Cholesky(L, F.fill.permutation)
 
 
-def ldlt(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LDLT:
+def ldlt(A: RealSquareMatrix, *, ordering: str | Tensor = "minimum_degree") -> LDLT:
     r"""Factors of a sparse symmetric matrix that may be indefinite: :math:`P A P^T = L D L^T`, D diagonal.
 
     Rows are not exchanged. The factors exist for every ordering if A is quasi-definite (one positive and one
@@ -363,14 +350,14 @@ def ldlt(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LDLT:
     >>> int((ls.ops.ldlt(A - 1.01 * ls.ops.eye(100, dtype=A.dtype)).D < 0).sum())
     33
     """
-    if isinstance(A, CSR) and A.values.is_cuda:
+    if A.values.is_cuda:
         return through_host(ldlt, A, ordering=ordering)
     F = factored(A, "ldlt/complete lu", ordering, symmetric=True)
     D = F.pivots()
     return LDLT(F.factors()[0], D.reshape(*F.batch, D.shape[-1]), F.fill.permutation)
 
 
-def lu(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LU:
+def lu(A: RealSquareMatrix, *, ordering: str | Tensor = "minimum_degree") -> LU:
     r"""LU factors of a sparse matrix with the complete fill of A + A^T: :math:`P A P^T = L U`, with
     :math:`L_{ii} = 1`.
 
@@ -405,7 +392,7 @@ def lu(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> LU:
     >>> bool((A @ x - b).abs().max() < 1e-12)
     True
     """
-    if isinstance(A, CSR) and A.values.is_cuda:
+    if A.values.is_cuda:
         return through_host(lu, A, ordering=ordering)
     F = factored(A, "lu/complete lu", ordering)
     L, U = F.factors()
@@ -430,7 +417,7 @@ class SignLogdet(NamedTuple):
     logabsdet: Tensor
 
 
-def logdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
+def logdet(A: RealSquareMatrix, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
     r"""log det A of a sparse symmetric positive definite matrix, from its Cholesky factor:
     :math:`2 \sum_i \log L_{ii}`.
 
@@ -447,8 +434,6 @@ def logdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
     ------
     ValueError
         if A is not symmetric (under `torch.compile`: its pattern), or as for `cholesky`.
-    TypeError
-        if A is not a CSR of float32 or float64.
 
     Notes
     -----
@@ -462,13 +447,13 @@ def logdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> Tensor:
     >>> ls.ops.logdet(ls.problems.poisson((100,))).exp()  # n + 1
     tensor(101.0000, dtype=torch.float64)
     """
-    if isinstance(A, CSR) and A.values.is_cuda:
+    if A.values.is_cuda:
         return through_host(logdet, A, ordering=ordering)
     F = _symmetric("logdet", A, ordering)
     return 2 * F.pivots().log().sum(-1).reshape(F.batch)
 
 
-def slogdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
+def slogdet(A: RealSquareMatrix, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
     r"""Sign and logarithm of det A for any sparse matrix with LU factors without row exchanges (`lu`).
 
     Parameters
@@ -496,7 +481,7 @@ def slogdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
     >>> float(sign), logabsdet.exp()
     (1.0, tensor(101.0000, dtype=torch.float64))
     """
-    if isinstance(A, CSR) and A.values.is_cuda:
+    if A.values.is_cuda:
         return through_host(slogdet, A, ordering=ordering)
     F = factored(A, "slogdet/complete lu", ordering)
     d = F.pivots()
@@ -504,7 +489,12 @@ def slogdet(A: CSR, *, ordering: str | Tensor = "minimum_degree") -> SignLogdet:
     return SignLogdet(sign.reshape(F.batch), d.abs().log().sum(-1).reshape(F.batch))
 
 
-def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor = "minimum_degree") -> CSR:
+def selected_inverse(
+    A: RealSquareMatrix,
+    *,
+    kind: Literal["cholesky", "lu"] = "cholesky",
+    ordering: str | Tensor = "minimum_degree",
+) -> CSR:
     r"""The entries of :math:`A^{-1}` on A's pattern only. For a Gaussian field with precision A these are the
     marginal variances, on the diagonal, and the covariances of neighbors.
 
@@ -538,8 +528,7 @@ def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor =
     >>> ls.ops.selected_inverse(ls.problems.poisson((3,))).diagonal()
     tensor([0.7500, 1.0000, 0.7500], dtype=torch.float64)
     """
-    checks.one_of("selected_inverse", "kind", kind, ("cholesky", "lu"))
-    if isinstance(A, CSR) and A.values.is_cuda:
+    if A.values.is_cuda:
         return through_host(selected_inverse, A, kind=kind, ordering=ordering)
     if kind == "cholesky":
         F = _symmetric("selected_inverse", A, ordering)
@@ -553,9 +542,6 @@ def selected_inverse(A: CSR, *, kind: str = "cholesky", ordering: str | Tensor =
 
 def _symmetric(function: str, A: CSR, ordering: str | Tensor) -> Factored:
     """Both triangles have the same weight and get the same gradient."""
-    checks.matrix(function, "A", A)
-    checks.dtype(function, "A.values", A.values)
-    checks.square(function, "A", A.shape)
     compiling = torch.compiler.is_dynamo_compiling()
     if not (symmetric_pattern(A.pattern) if compiling else symmetry(function, A, None)):
         other = "ops.slogdet" if function == "logdet" else 'kind="lu"'

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -27,6 +27,7 @@ from torch._C._functorch import is_legacy_batchedtensor
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import plain_tensors, readable
+from learnsolve.matrix.checks import RealMatrix, SquareMatrix, like
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import Recent, SparsityPattern, as_numpy
@@ -484,12 +485,7 @@ def check_right_hand_side(function: str, A: CSR, b: Tensor) -> None:
     if isinstance(b, Tensor) and b.is_complex():
         checks.one_dtype(function, b, A.values)
     checks.same_kind(function, "b", b, A.values)
-    n = A.shape[0]
-    if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
-        raise ValueError(
-            f"{function}: b must have shape (n,) or (..., n, k) with n = A.shape[0] = {n}, got "
-            f"{tuple(b.shape)}"
-        )
+    checks.rows(function, "b", b, "A", A.shape)
     checks.batches(function, A.values.shape[:-1], b.shape[:-2], "A.values and b")
 
 
@@ -572,7 +568,7 @@ class _Solve(LinearSolve):
         return (x.squeeze(-1) if vector else x), 0
 
 
-def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
+def spsolve(A: SquareMatrix, b: Tensor, *, transpose: bool = False) -> Tensor:
     r"""Solve :math:`A x = b`, or :math:`A^T x = b`, by a sparse factorization (docs/direct.md).
 
     Parameters
@@ -587,11 +583,9 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
 
     Raises
     ------
-    ValueError
-        if shapes do not match, A is singular (the message names the row or the reason) or has values that are
-        not finite, or the solution overflows.
-    TypeError
-        if dtypes or devices do not match.
+    ValueError, TypeError
+        if A is singular (the message names the row or the reason), or has values that are not finite, the
+        solution overflows, or b does not fit.
 
     Notes
     -----
@@ -614,9 +608,7 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
     >>> ls.ops.spsolve(ls.problems.poisson((3,)), torch.ones(3, dtype=torch.float64))
     tensor([1.5000, 2.0000, 1.5000], dtype=torch.float64)
     """
-    check_matrix("spsolve", A)
     check_right_hand_side("spsolve", A, b)
-    checks.flag("spsolve", "transpose", transpose)
     factors = DEFAULT if torch.compiler.is_dynamo_compiling() else Factors("spsolve")
     return solved(A.values, b, A.pattern, transpose, factors)
 
@@ -624,7 +616,13 @@ def spsolve(A: CSR, b: Tensor, *, transpose: bool = False) -> Tensor:
 _SYMMETRIC = Request("ldlt")
 
 
-def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | None = None) -> Tensor:
+def lstsq(
+    A: RealMatrix,
+    b: Annotated[Tensor, like("A", rows_of=0)],
+    *,
+    damp: float | Tensor = 0.0,
+    weight: Annotated[Tensor, like("A")] | None = None,
+) -> Tensor:
     r"""Minimize :math:`\sum_i w_i (A x - b)_i^2 + \mathtt{damp}^2 \|x\|^2` over x by a direct solve.
 
     Parameters
@@ -641,9 +639,9 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     Raises
     ------
     ValueError
-        if shapes do not match, if the columns of A, with `damp` of [A; damp I], are linearly dependent up to
-        rounding errors of the normal equations (without `damp` always if m < n),
-        or if a weight is not positive, or values are not finite.
+        if the columns of A, with `damp` of [A; damp I], are linearly dependent up to rounding errors of the
+        normal equations (without `damp` always if m < n), or if a weight is not positive, values are not
+        finite, or shapes do not match.
 
     Notes
     -----
@@ -667,19 +665,14 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
     tensor([1., 2.])
     """
     name = "lstsq"
-    checks.matrix(name, "A", A)
-    checks.dtype(name, "A.values", A.values)
-    checks.same_kind(name, "b", b, A.values)
     m, n = A.shape
     vector = b.dim() == 1
-    if b.dim() == 0 or b.shape[0 if vector else -2] != m:
-        raise ValueError(f"{name}: b must have shape (m,) or (..., m, k) with m = {m}, got {tuple(b.shape)}")
     if isinstance(damp, Tensor):
         checks.same_kind(name, "damp", damp, A.values)
         if damp.dim():
             raise ValueError(f"{name}: damp must be a float or have shape (), got {tuple(damp.shape)}")
-    elif not 0 <= checks.real(name, "damp", damp) < float("inf"):
-        raise ValueError(f"{name}: damp must be finite and at least 0, got {damp}")
+    else:
+        checks.tolerance(name, "damp", damp)
     damped = isinstance(damp, Tensor) or damp > 0
     if m < n and not damped:
         raise ValueError(
@@ -687,7 +680,6 @@ def lstsq(A: CSR, b: Tensor, *, damp: float | Tensor = 0.0, weight: Tensor | Non
             "solvers.lsqr for the solution of minimum norm"
         )
     if weight is not None:
-        checks.same_kind(name, "weight", weight, A.values)
         if weight.shape != (m,):
             raise ValueError(f"{name}: weight must have shape (m,) = ({m},), got {tuple(weight.shape)}")
         if readable(weight) and not bool((weight > 0).all()):

@@ -10,6 +10,7 @@ from torch import Tensor
 from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
+from learnsolve.matrix.checks import AnyMatrix
 from learnsolve.matrix.convert import TensorLike, tensor_of
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_device, matrix_shape, sorted_triples
@@ -243,7 +244,7 @@ def index(A: CSR, key: Any) -> CSR | Tensor:
     return selected(A, _plan_submatrix(A.pattern, rows, columns))
 
 
-def permute(A: CSR, p: Any, q: Any = None) -> CSR:
+def permute(A: AnyMatrix, p: Any, q: Any = None) -> CSR:
     """A[p][:, q], with permuted rows and columns. q defaults to p, which is P A P^T for a square A.
 
     The gradient is permuted back. The plan is made in every call, in O(nnz), outside the code that
@@ -271,7 +272,6 @@ def permute(A: CSR, p: Any, q: Any = None) -> CSR:
     tensor([[3., 0.],
             [2., 1.]])
     """
-    checks.matrix("permute", "A", A)
     if p is None:
         raise TypeError("permute: p must be an array of integers, got None. range(A.shape[0]) keeps the rows")
     if q is None and A.shape[0] != A.shape[1]:
@@ -378,21 +378,26 @@ def _columns_of(S: Any, columns: range | np.ndarray) -> Any:
     return S[:, columns]
 
 
+def permutation(function: str, name: str, order: Any, n: int, remedy: str = "") -> np.ndarray:
+    """`order`, which must hold each of 0, ..., n - 1 once, as int64."""
+    try:
+        a = as_numpy(order) if isinstance(order, Tensor) else np.asarray(order)
+    except ValueError:  # lists of different lengths
+        raise TypeError(f"{function}: {name} must be an array of integers, got {order!r}") from None
+    a = a.astype(np.int64) if a.size == 0 else a
+    if a.dtype.kind not in "iu" or a.shape != (n,) or not np.array_equal(np.sort(a), np.arange(n)):
+        raise ValueError(
+            f"{function}: {name} must hold each of 0, ..., {n - 1} once, got "
+            f"{getattr(order, 'dtype', a.dtype)} of shape {a.shape}"
+            + (" that does not" if a.shape == (n,) else "")
+            + remedy
+        )
+    return a.astype(np.int64)
+
+
 @makes_plain_tensors
 def _plan_permutation(P: SparsityPattern, p: Any, q: Any) -> tuple[Selection, Tensor]:
-    orders = []
-    for name, order, n in (("p", p, P.shape[0]), ("q", q, P.shape[1])):
-        try:
-            a = as_numpy(order) if isinstance(order, Tensor) else np.asarray(order)
-        except ValueError:  # lists of different lengths
-            raise TypeError(f"permute: {name} must be an array of integers, got {order!r}") from None
-        a = a.astype(np.int64) if a.size == 0 else a
-        if a.dtype.kind not in "iu" or a.shape != (n,) or not np.array_equal(np.sort(a), np.arange(n)):
-            raise ValueError(
-                f"permute: {name} must hold each of 0, ..., {n - 1} once, got {a.dtype} of shape {a.shape}"
-                + (" that does not" if a.shape == (n,) else "")
-            )
-        orders.append(a.astype(np.int64))
+    orders = (permutation("permute", *given) for given in (("p", p, P.shape[0]), ("q", q, P.shape[1])))
     plan = _submatrix(P, *orders)
     assert plan.at is not None
     inverse = torch.empty_like(plan.at)

@@ -327,7 +327,7 @@ def test_least_squares(damp):
     for bad, options, message in (
         (tall, {}, "the columns of A depend on each other .*. Pass damp, .* use solvers.lsqr"),
         (tall.T, {}, "A is 2 x 3, so that its columns depend on each other"),
-        (tall, {"damp": -1.0}, "damp must be finite and at least 0, got -1.0"),
+        (tall, {"damp": -1.0}, "damp must be finite and not negative, got -1.0"),
         (tall, {"weight": torch.tensor([1.0, 0.0, 1.0])}, "weight must be positive, got 0.0 in row 1"),
         (tall, {"weight": torch.ones(2)}, r"weight must have shape \(m,\) = \(3,\), got \(2,\)"),
     ):
