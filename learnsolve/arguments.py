@@ -246,7 +246,7 @@ def rules_of(function: Callable[..., Any]) -> dict[str, Rule]:
         if isinstance(annotation, str):
             try:
                 annotation = eval(annotation, inspect.unwrap(function).__globals__)
-            except (NameError, TypeError):  # imported for type checkers only
+            except NameError:  # imported for type checkers only
                 continue
         if name != "return" and (rule := rule_of(annotation)) is not None:
             rules[name] = rule
