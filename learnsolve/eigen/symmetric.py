@@ -32,7 +32,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import product
 from learnsolve.ops.structure import symmetry
 from learnsolve.preconditioners.base import check_finite, check_numbers
-from learnsolve.solvers.core.arguments import _learns, check_symmetric
+from learnsolve.solvers.core.arguments import check_symmetric, learns
 from learnsolve.solvers.core.loop import users_frame
 from learnsolve.solvers.core.operators import as_preconditioner
 from learnsolve.solvers.solution import ConvergenceWarning, SolverError, Status
@@ -601,7 +601,7 @@ def _check(name: str, A: CSR, k: int, B: CSR | None, which: str | float, M: Any,
     if M is not None:
         check_symmetric(name, M)
         sources = (A.values,) if B is None else (A.values, B.values)
-        if torch.is_grad_enabled() and _learns(M, sources):
+        if torch.is_grad_enabled() and learns(M, sources):
             raise ValueError(
                 f"{name}: M requires grad, but eigenpairs do not depend on it. Make it of detached tensors, "
                 "or call eigsh under torch.no_grad()"

@@ -149,6 +149,25 @@ def test_preconditioner_of_the_adjoint():
     assert solution.adjoint.iterations > 5
 
 
+@pytest.mark.parametrize("kind", ["preconditioner", "callable", "values"])
+def test_a_preconditioner_of_what_the_system_learns_needs_no_detach(kind):
+    """The solution does not depend on it, and what it is computed from learns by way of A."""
+    theta, b = torch.tensor(0.5, dtype=torch.float64, requires_grad=True), torch.ones(16, dtype=torch.float64)
+    A = ls.problems.poisson((4, 4)) * theta.exp()
+    other = A + 0.1 * ls.ops.eye(16, dtype=torch.float64)
+    M = {
+        "preconditioner": lambda: ls.preconditioners.IC(other),
+        "callable": lambda: lambda r: r / theta.exp(),
+        "values": lambda: ls.ops.diag(1 / other.diagonal()),
+    }[kind]()
+    x = ls.solvers.cg(A, b, M=M, rtol=1e-13).x
+    (found,) = torch.autograd.grad(x.sum(), theta)
+    torch.testing.assert_close(found, -x.detach().sum())
+    mixed = ls.preconditioners.Diagonal(theta * torch.ones(16, dtype=torch.float64, requires_grad=True))
+    with pytest.raises(ValueError, match="cg: M requires grad"):
+        ls.solvers.cg(A, b, M=mixed)
+
+
 def test_an_adjoint_preconditioner_that_learns_is_refused():
     A, b = matrix("gmres").requires_grad_(), normal((16,))
     weight = torch.ones(16, dtype=torch.float64, requires_grad=True)

@@ -13,7 +13,14 @@ from learnsolve.matrix.cache import carries_graph, mapped, sample, transformatio
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.autograd import forward_mode_may_come
 from learnsolve.ops.blocks import BlockBatch
-from learnsolve.solvers.core.operators import Blocks, LinearOperator, Watched, as_operator
+from learnsolve.solvers.core.operators import (
+    Blocks,
+    LinearOperator,
+    Watched,
+    as_operator,
+    depends_on_others,
+    leaves,
+)
 from learnsolve.solvers.options import Options
 
 GRADIENTS = ("implicit", "unrolled", "checkpointed")
@@ -152,15 +159,15 @@ def refuse_what_has_no_implicit_gradient(
         )
         A.apply = Watched(A.apply, error, A.parameters)
     sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
-    refuse_what_learns(name, x0, given_M, sources)
-    if _learns(adjoint_M, sources):
+    refuse_what_learns(name, x0, given_M, sources, x)
+    if learns(adjoint_M, sources, x):
         raise ValueError(
             f"{name}: adjoint_M requires grad, but neither a converged solution nor its gradient depends on "
             f"it. Detach it{_HOW_TO_DETACH['M'].replace('M.', 'adjoint_M.')}"
         )
     if M is None or isinstance(given_M, CSR) or _tracked(given_M):
         return M
-    return Watched(M, no_implicit_gradient(name, "M"))
+    return Watched(M, no_implicit_gradient(name, "M"), leaves((*sources, x)))
 
 
 def _refuse_what_is_transformed(
@@ -197,11 +204,13 @@ def _transformations_of(apply: Any, x: Tensor) -> set[str]:
         return set()
 
 
-def refuse_what_learns(name: str, x0: Tensor | None, M: Any, sources: tuple[Tensor, ...]) -> None:
-    """`sources`: the tensors that A depends on."""
+def refuse_what_learns(
+    name: str, x0: Tensor | None, M: Any, sources: tuple[Tensor, ...], b: Tensor | None = None
+) -> None:
+    """`sources`: the tensors that A depends on. With a b, what A and b are computed from may be in M too."""
     if x0 is not None and torch.is_grad_enabled() and carries_graph(x0):
         raise no_implicit_gradient(name, "x0")
-    if torch.is_grad_enabled() and _learns(M, sources):
+    if torch.is_grad_enabled() and learns(M, sources, b):
         raise no_implicit_gradient(name, "M")
 
 
@@ -215,12 +224,18 @@ def _tracked(M: Any) -> list[Tensor]:
     return [t for t in _named(M) if t.requires_grad]
 
 
-def _learns(M: Any, sources: tuple[Tensor, ...]) -> bool:
-    """False for a preconditioner computed from A itself: the solution depends on A only."""
+def learns(M: Any, sources: tuple[Tensor, ...], b: Tensor | None = None) -> bool:
+    """Whether M depends on a tensor that requires grad and neither A nor b depend on, which would get no
+    gradient. A tensor of all three gets its gradient by way of A and b, as the solution does not depend on
+    M."""
     if M is None:
         return False
     cached = sources if hasattr(M, "depends_on") else ()
-    return any(all(t is not source for source in cached) for t in _tracked(M))
+    others = [t for t in _tracked(M) if all(t is not source for source in cached)]
+    if not others or b is None:
+        return bool(others)
+    known = leaves((*sources, b))
+    return any(depends_on_others(t, known) for t in others)
 
 
 def check_not_exported(name: str) -> None:

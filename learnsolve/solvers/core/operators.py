@@ -303,6 +303,18 @@ def depends_on_others(y: Tensor, named: Sequence[Tensor]) -> bool:
     return y.requires_grad and _reached([_edge(y)], {_edge(t) for t in named if t.requires_grad})[1]
 
 
+def leaves(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The leaves that require grad and that these tensors are computed from."""
+    found, nodes, todo = [], set(), [_edge(t) for t in tensors if t.requires_grad]
+    while todo:
+        node = todo.pop()[0]
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            todo += node.next_functions
+    return tuple(found)
+
+
 def partial_derivatives(y: Tensor, inputs: Sequence[Tensor], create_graph: bool) -> tuple[Tensor, ...]:
     """dy/dt for a scalar y and each t of the inputs, with the others held constant.
 
