@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from learnsolve.matrix import checks
+from learnsolve.matrix.checks import declared
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.blocks import BlockBatch
 from learnsolve.problems.datasets import Sample
 
 
+@declared
 def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
     """Combine several systems into one: the `collate_fn` of a `DataLoader`.
 
@@ -46,7 +48,6 @@ def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
     BlockBatch(blocks=3, shape=(15, 15), nnz=43, dtype=float64, device=cpu) torch.Size([15]) CONVERGED
     """
     name = "collate"
-    checks.flag(name, "stack", stack)
     if not isinstance(samples, Sequence) or not samples:
         raise ValueError(f"{name}: expected a list of samples, at least one, got {samples!r}")
     rows = [_parts(name, sample) for sample in samples]

@@ -67,9 +67,7 @@ class set_options:
         checks.keywords("set_options", options, _OPTIONS)
         for name, value in options.items():
             if name != "check_every":
-                options[name] = checks.integer("set_options", name, value, 0)
-                if value >= 2**63:
-                    raise ValueError(f"set_options: {name} must be less than 2^63, got {value}")
+                options[name] = checks.integer("set_options", name, value, 0, 2**63 - 1)
             elif value is not None:
                 options[name] = checks.integer("set_options", name, value, 1)
         self._options = options

@@ -13,7 +13,8 @@ from torch.autograd.graph import GradientEdge
 from torch.profiler import ProfilerActivity
 
 from learnsolve._clock import timed, wait
-from learnsolve.matrix import checks
+from learnsolve.arguments import Count, Function
+from learnsolve.matrix.checks import declared
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.blocks import BlockBatch
 from learnsolve.ops.limits import without_buffer_pool
@@ -77,7 +78,8 @@ class Profile:
         return "\n".join(f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}".rstrip() for a, b, c in lines)
 
 
-def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int = 2, top: int = 10) -> Profile:
+@declared
+def profile(fn: Function, *args: Any, repeats: Count = 10, warmup: Count = 2, top: Count = 10) -> Profile:
     r"""Calls and time of fn(\*args) and of its backward pass.
 
     The backward pass starts at all outputs of fn that require grad, with cotangents of ones, and computes the
@@ -90,8 +92,7 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     fn : callable that returns a tensor, a CSR, a `Solution`, a Preconditioner, or lists, tuples, dictionaries
         or dataclasses of them. Called warmup + repeats + 1 times: in-place changes persist from call to call
     args : arguments of fn
-    repeats, warmup : timed calls (the median is reported), and calls before them, which create plans; at
-        least 1
+    repeats, warmup : timed calls (the median is reported), and calls before them, which create plans
     top : number of operators to print
 
     Returns
@@ -101,10 +102,7 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     Raises
     ------
     ValueError
-        if no output of fn requires grad, an output depends on an autograd graph that has been freed, or
-        repeats, warmup or top are below 1.
-    TypeError
-        if fn is not callable, or repeats, warmup or top is not an int.
+        if no output of fn requires grad, or an output depends on an autograd graph that has been freed.
 
     Notes
     -----
@@ -119,10 +117,6 @@ def profile(fn: Callable[..., Any], *args: Any, repeats: int = 10, warmup: int =
     >>> ls.profile(ls.ops.spmm, A, torch.ones(900).double()).forward.operators["learnsolve::csr_spmm"][0]
     1
     """
-    if not callable(fn):
-        raise TypeError(f"profile: fn must be callable, got {type(fn).__name__}. Pass its arguments after it")
-    for name, value in (("repeats", repeats), ("warmup", warmup), ("top", top)):
-        checks.integer("profile", name, value, 1)
     arguments = list(_tensors(args))
     devices: set[torch.device] = set()
     border = _Border(arguments)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import scipy.sparse.linalg
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from learnsolve import solvers
 from learnsolve._clock import timed
+from learnsolve.arguments import Count, Index, instance
 from learnsolve.matrix import checks
 from learnsolve.matrix.checks import as_matrix, operands
 from learnsolve.matrix.convert import TensorLike, replace_file
@@ -255,11 +256,9 @@ def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]
         return [group for one, columns in pairs for group in _of_one(name, one, columns)]
     entries = (A.values if isinstance(A, CSR) else A.coefficients).detach()
     checks.same_kind(name, "b", b, entries)
+    checks.square(name, "A", A.shape)
+    checks.rows(name, "b", b, "A", A.shape)
     n = A.shape[0]
-    if A.shape[1] != n:
-        raise ValueError(f"{name}: A must be square, got shape {A.shape}")
-    if b.dim() == 0 or b.shape[0 if b.dim() == 1 else -2] != n:
-        raise ValueError(f"{name}: b must have A.shape[0] = {n} rows, got shape {tuple(b.shape)}")
     b = b.detach()
     b = b.unsqueeze(-1) if b.dim() == 1 else b
     checks.batches(name, A.batch_shape, b.shape[:-2], "A and b")
@@ -298,13 +297,13 @@ class _Setup(NamedTuple):
 def compare_preconditioners(
     A: Any,
     b: TensorLike | Sequence[TensorLike],
-    preconditioners: Mapping[str, Any],
+    preconditioners: Annotated[Mapping[str, Any], instance(Mapping, "a dict from names")],
     *,
     rtol: float | Iterable[float] = (1e-3, 1e-6, 1e-9),
     solver: str | Callable[..., Solution] = "cg",
-    maxiter: int | None = None,
-    repeats: int = 3,
-    on_error: str = "raise",
+    maxiter: Index | None = None,
+    repeats: Count = 3,
+    on_error: Literal["raise", "row"] = "raise",
 ) -> Evaluation:
     r"""Iterations and seconds of a solver with each of several preconditioners, for systems A x = b.
 
@@ -319,8 +318,8 @@ def compare_preconditioners(
     rtol : finite tolerances, reached if the solver, called with it, reports convergence
     solver : "cg", "fcg", "minres", "bicgstab", "gmres", "fgmres", or a callable
         ``(A, b, *, rtol, maxiter, M) -> Solution``, such as ``functools.partial(gmres, restart=50)``
-    maxiter : int. Default: the solver's limit
-    repeats : int, how often to time (the median is reported)
+    maxiter : default: the solver's limit
+    repeats : how often to time (the median is reported)
     on_error : "raise", or "row": an error of a factory or the solver (no TypeError) is a row's message
 
     Returns
@@ -350,10 +349,6 @@ def compare_preconditioners(
     """
     name = "compare_preconditioners"
     tolerances = _tolerances(name, rtol)
-    repeats = checks.integer(name, "repeats", repeats, 1)
-    checks.one_of(name, "on_error", on_error, ("raise", "row"))
-    if maxiter is not None:
-        maxiter = checks.integer(name, "maxiter", maxiter, 0)
     if isinstance(solver, str):
         checks.one_of(name, "solver", solver, KRYLOV)
         called, solve = solver, getattr(solvers, solver)
@@ -362,10 +357,6 @@ def compare_preconditioners(
         called, solve = getattr(inner, "__name__", type(solver).__name__), solver
     else:
         raise TypeError(f"{name}: solver must be a name or a callable, got {type(solver).__name__}")
-    if not isinstance(preconditioners, Mapping):
-        raise TypeError(
-            f"{name}: preconditioners must be a dict from names, got {type(preconditioners).__name__}"
-        )
     for label in preconditioners:
         if not isinstance(label, str):
             raise TypeError(f"{name}: names of preconditioners must be strings, got {label!r}")

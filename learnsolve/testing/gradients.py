@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
+from learnsolve.arguments import Count, Function, Index, Positive
+from learnsolve.matrix.checks import declared
 from learnsolve.matrix.csr import CSR
 from learnsolve.solvers.solution import Solution
 
@@ -189,13 +190,14 @@ def _share(entry: GradientEntry) -> float:
 _SAFETY = 10  # error estimates are not bounds
 
 
+@declared
 def check_gradients(
-    fn: Callable[..., Any],
+    fn: Function,
     *args: Any,
-    entries: int = 20,
-    directions: int = 3,
-    step: float | None = None,
-    rtol: float | None = None,
+    entries: Index = 20,
+    directions: Count = 3,
+    step: Positive | None = None,
+    rtol: Positive | None = None,
     seed: int = 0,
 ) -> GradientReport:
     r"""Check the derivatives of fn(\*args), for example of a custom autograd function.
@@ -220,8 +222,8 @@ def check_gradients(
         tensors, and CSR matrices, by their values
     entries, directions, seed : int, the number of single entries and random directions tested per input, and
         the seed
-    step : float > 0, h relative to the entry, or to the root mean square of its input if that is larger
-    rtol : float > 0, the accepted relative error: default 1.5e-8 in float64, 3.5e-4 in float32
+    step : h relative to the entry, or to the root mean square of its input if that is larger
+    rtol : the accepted relative error: default 1.5e-8 in float64, 3.5e-4 in float32
 
     Returns
     -------
@@ -229,8 +231,8 @@ def check_gradients(
 
     Raises
     ------
-    ValueError, TypeError
-        if there is nothing to vary, fn returns no floating-point values, or an argument is invalid.
+    ValueError
+        if there is nothing to vary, or fn returns no floating-point values.
 
     Examples
     --------
@@ -239,17 +241,6 @@ def check_gradients(
     >>> ls.testing.check_gradients(lambda A, x: (A @ x).sin(), A, x).ok
     True
     """
-    if not callable(fn):
-        raise TypeError(
-            f"check_gradients: fn must be callable, got {type(fn).__name__}. Pass its arguments after it"
-        )
-    entries = checks.integer("check_gradients", "entries", entries, 0)
-    directions = checks.integer("check_gradients", "directions", directions, 1)
-    for name, value in (("step", step), ("rtol", rtol)):
-        if value is not None and not checks.real("check_gradients", name, value) > 0:
-            raise ValueError(
-                f"check_gradients: {name} must be positive, got {value}. Remove it for the default"
-            )
     call = Varied(fn, args)
     eps = max(torch.finfo(t.dtype).eps for t in (*call.inputs, *call.values))
     generator = torch.Generator().manual_seed(seed)

@@ -165,8 +165,8 @@ def test_empty_and_zero_inputs():
         ((X, X), {}, TypeError, "fn must be callable, got Tensor"),
         ((lambda n: X, 3), {}, ValueError, r"an argument must be a CSR or a tensor .* got \(int\)"),
         ((lambda x: None, X), {}, ValueError, "fn must return floating-point tensors"),
-        ((torch.sin, X), {"step": 0}, ValueError, "step must be positive, got 0"),
-        ((torch.sin, X), {"rtol": -1}, ValueError, "rtol must be positive, got -1"),
+        ((torch.sin, X), {"step": 0}, ValueError, "step must be positive and finite, got 0"),
+        ((torch.sin, X), {"rtol": -1}, ValueError, "rtol must be positive and finite, got -1"),
         ((torch.sin, X), {"directions": 0}, ValueError, "directions"),
     ],
 )
