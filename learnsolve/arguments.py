@@ -162,6 +162,15 @@ def some_of(*allowed: str) -> Rule:
     return Rule(check, f"one or several of {', '.join(map(repr, allowed))}", ("no such", 3, ("no such",)))
 
 
+def _callable(function: str, name: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"{function}: {name} must be a callable, got {type(value).__name__}")
+    return value
+
+
+CALLABLE = Rule(_callable, "a callable", (3, "no such"))
+
+
 def within(rule: str, held: Callable[[float], bool], wrong: float) -> Rule:
     """A number in `rule`, such as "0 < {} < 2" with the name for {}."""
 

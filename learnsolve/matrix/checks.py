@@ -98,13 +98,11 @@ def pattern(
     function: str, name: str, value: Any, shape: tuple[int, int] | None = None, like: Any = None
 ) -> None:
     """`value` must be a SparsityPattern, of this shape and on the device of `like`, if given."""
-    PLAIN[SparsityPattern].check(function, name, value)
+    _is_pattern(function, name, value)
     if shape is not None and value.shape != shape:
         raise ValueError(f"{function}: {name} must have the shape {shape}, got {value.shape}")
-    if like is not None and value.device != like.device:
-        raise TypeError(
-            f"{function}: {name} is on {value.device}, the values on {like.device}. Move one with .to()"
-        )
+    if like is not None:
+        one_device(function, name, value, like, "the values")
 
 
 def of_graph(value: Any) -> str:
@@ -156,6 +154,20 @@ def same_kind(
                 f".to() ({_IN_A_MODULE})"
             )
         real_on_a_device(function, name, value)
+
+
+def one_device(function: str, name: str, value: Any, other: Any, of: str) -> None:
+    if value.device != other.device:
+        raise TypeError(
+            f"{function}: {name} is on {value.device}, {of} on {other.device}. Move one with .to()"
+        )
+
+
+def last_axes(function: str, name: str, value: Any, **sizes: int) -> None:
+    """The last axes of a tensor or a matrix must have these sizes."""
+    if tuple(value.shape[-len(sizes) :]) != tuple(sizes.values()):
+        axes = ", ".join(f"{axis} = {size}" for axis, size in sizes.items())
+        raise ValueError(f"{function}: {name} must have shape (..., {axes}), got {tuple(value.shape)}")
 
 
 def one_precision(a: torch.dtype, b: torch.dtype) -> bool:
@@ -218,6 +230,7 @@ RealSystem = Annotated[CSR, _matrix(True, True, or_dense=True)]
 DenseOrSparse = Annotated[CSR, _matrix(True, False, or_dense=True)]
 RealDtype = Annotated[torch.dtype, choice(SUPPORTED)]
 PLAIN[SparsityPattern] = instance(SparsityPattern, "a SparsityPattern", ". Pass A.pattern for a CSR")
+_is_pattern = PLAIN[SparsityPattern].check  # torch.compile traces functions
 
 
 def like(of: str, rows_of: int | None = None, or_complex: bool = False) -> Rule:
@@ -270,10 +283,11 @@ def pattern_like(of: str) -> Rule:
 
 
 _PATTERNS = instance((SparsityPattern, CSR), "a SparsityPattern or a CSR")
+_has_pattern = _PATTERNS.check
 
 
 def _square_pattern(function: str, name: str, value: Any) -> Any:
-    _PATTERNS.check(function, name, value)
+    _has_pattern(function, name, value)
     square(function, name, value.shape)
     return value
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product as combinations
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
 
 from learnsolve._library import operator_of_torch
-from learnsolve.matrix import checks
+from learnsolve.arguments import CALLABLE
 from learnsolve.matrix.cache import plain_tensors
+from learnsolve.matrix.checks import declared, real_tensor
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nonlinear import _trace
 from learnsolve.nonlinear._trace import (
@@ -479,7 +480,18 @@ def stencil(c: Call) -> Sets:
     ]
 
 
-def jacobian_sparsity(f: Callable[..., Tensor], u: Tensor, *args: Any) -> SparsityPattern:
+def with_values(function: str, name: str, u: Tensor) -> Tensor:
+    if u.is_meta:
+        raise ValueError(f"{function}: {name} must have values, got a tensor on meta")
+    return u
+
+
+Function = Annotated[Callable[..., Tensor], CALLABLE]
+VARIABLE = real_tensor(with_values)
+
+
+@declared
+def jacobian_sparsity(f: Function, u: Annotated[Tensor, VARIABLE], *args: Any) -> SparsityPattern:
     r"""Where the Jacobian of f with respect to u may have entries, from the operations that f calls.
 
     Parameters
@@ -499,7 +511,7 @@ def jacobian_sparsity(f: Callable[..., Tensor], u: Tensor, *args: Any) -> Sparsi
     ValueError
         if f uses random numbers, writes into u, or depends on u in more than 2^28 entries.
     TypeError
-        if u is not a tensor of float32 or float64, or f returns something else.
+        if f does not return a tensor of u's dtype.
 
     Warns
     -----
@@ -521,9 +533,6 @@ def jacobian_sparsity(f: Callable[..., Tensor], u: Tensor, *args: Any) -> Sparsi
     >>> ls.nonlinear.jacobian_sparsity(lambda u: u[1:] * u[:-1], torch.ones(1000))
     SparsityPattern(shape=(999, 1000), nnz=1998, indices=int32, device=cpu)
     """
-    if not callable(f):
-        raise TypeError(f"jacobian_sparsity: f must be a function of u and args, got {type(f).__name__}")
-    check_argument("jacobian_sparsity", u)
     return find_pattern("jacobian_sparsity", f, u, args)
 
 
@@ -713,13 +722,6 @@ def pattern_of(rows: Rows, width: int) -> SparsityPattern:
     dtype = np.int32 if max(*shape, len(rows.indices)) < 2**31 else np.int64
     crow, col = (torch.from_numpy(a.astype(dtype)) for a in (rows.indptr, rows.indices))
     return SparsityPattern(crow, col, shape)
-
-
-def check_argument(function: str, u: Any, name: str = "u") -> None:
-    checks.tensor(function, name, u)
-    checks.dtype(function, name, u)
-    if u.is_meta:
-        raise ValueError(f"{function}: {name} must have values, got a tensor on meta")
 
 
 def flat_output(function: str, out: Any, u: Tensor) -> Tensor:

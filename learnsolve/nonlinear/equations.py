@@ -7,14 +7,16 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import CALLABLE, Index, NotNegative, Positive
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import mapped, numbers, outside_of_graphs, plain_tensors
 from learnsolve.matrix.checks import _full as full
+from learnsolve.matrix.checks import declared, real_tensor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nonlinear._linear import (
@@ -31,7 +33,7 @@ from learnsolve.nonlinear._linear import (
     over,
 )
 from learnsolve.nonlinear._methods import Normal, Settings, anderson, levenberg_marquardt, newton
-from learnsolve.nonlinear._pattern import check_argument, random_like
+from learnsolve.nonlinear._pattern import Function, random_like, with_values
 from learnsolve.nonlinear.jacobians import as_pattern, errors
 from learnsolve.nonlinear.jacobians import jacobian as sparse_jacobian
 from learnsolve.ops.autograd import pullback, tracked
@@ -168,17 +170,10 @@ def solve(
 ) -> Solution:
     """f is the user's function. `residual`, derived from it, must become zero."""
     start = time.perf_counter()
-    checks.one_of(name, "gradient", gradient, ("implicit", "unrolled"))
-    checks.flag(name, "throw", throw)
-    check_function(name, words[0], f)
     if not callable(linear):
         checks.one_of(name, "linear", linear, systems.methods)
     if M is not None and not callable(M):
         checks.one_of(name, "M", M, ("auto", None))
-    if adjoint_rtol is not None:
-        checks.tolerance(name, "adjoint_rtol", adjoint_rtol)
-    if adjoint_maxiter is not None:
-        checks.integer(name, "adjoint_maxiter", adjoint_maxiter, 0)
     arguments = Arguments(f, args)
     p, call = arguments.tensors, arguments.bind(f if residual is None else residual, name)
     r = Residual(name, call, _assembled(name, arguments, call, jacobian, u0), words=words)
@@ -201,11 +196,6 @@ def solve(
         solution = rule.solution(out, rule.report if tracked(*p) else None)
     solution.seconds = time.perf_counter() - start if solution.x.is_cpu else None
     return solution
-
-
-def check_function(name: str, argument: str, f: Any) -> None:
-    if not callable(f):
-        raise TypeError(f"{name}: {argument} must be a callable, got {type(f).__name__}")
 
 
 def outside(function: Callable[P, T]) -> Callable[P, T]:
@@ -281,52 +271,49 @@ def _full(m: int, n: int, device: torch.device) -> SparsityPattern:
 
 
 def settings_of(
-    name: str,
-    start: str,
-    u0: Any,
+    u0: Tensor,
     rtol: float | None,
     atol: float,
     maxiter: int,
     callback: Callable[[Iteration], Any] | None,
     **others: Any,
 ) -> Settings:
-    """Check the arguments."""
-    check_argument(name, u0, start)
-    if u0.numel() == 0:
-        raise ValueError(f"{name}: {start} must have at least one entry, got shape {tuple(u0.shape)}")
     rtol = torch.finfo(u0.dtype).eps ** 0.5 if rtol is None else rtol
-    for key, value in (("rtol", rtol), ("atol", atol)):
-        checks.tolerance(name, key, value)
-    checks.integer(name, "maxiter", maxiter, 0)
-    if callback is not None and not callable(callback):
-        raise TypeError(f"{name}: callback must be a callable, got {type(callback).__name__}")
-    assert rtol is not None
-    return Settings(float(rtol), float(atol), int(maxiter), callback, **others)
+    return Settings(rtol, atol, maxiter, callback, **others)
 
 
-METHODS = ("newton", "newton-krylov", "chord", "lm", "anderson")
+def _start(function: str, name: str, u0: Tensor) -> Tensor:
+    if u0.numel() == 0:
+        raise ValueError(f"{function}: {name} must have at least one entry, got shape {tuple(u0.shape)}")
+    return with_values(function, name, u0)
 
 
+Start = Annotated[Tensor, real_tensor(_start)]
+Callback = Annotated[Callable[[Iteration], Any], CALLABLE]
+Gradient = Literal["implicit", "unrolled"]
+
+
+@declared
 @outside
 def root(
-    f: Callable[..., Tensor],
-    u0: Tensor,
+    f: Function,
+    u0: Start,
     *args: Any,
-    method: str = "newton",
+    method: Literal["newton", "newton-krylov", "chord", "lm", "anderson"] = "newton",
     jacobian: Any = "auto",
     linear: Any = "auto",
     M: Any = "auto",
-    rtol: float | None = None,
-    atol: float = 0.0,
-    maxiter: int = 50,
+    rtol: NotNegative | None = None,
+    atol: NotNegative = 0.0,
+    maxiter: Index = 50,
     line_search: Any = "backtracking",
-    pseudo_transient: float | None = None,
-    forcing: float | None = None,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
+    pseudo_transient: Positive | None = None,
+    forcing: Positive | None = None,
+    callback: Callback | None = None,
+    gradient: Gradient = "implicit",
     throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
+    adjoint_rtol: NotNegative | None = None,
+    adjoint_maxiter: Index | None = None,
 ) -> Solution:
     r"""Solve :math:`f(u, \mathtt{args}) = 0` for u by Newton's method, differentiably in args.
 
@@ -378,17 +365,10 @@ def root(
     >>> u.detach(), torch.autograd.grad(u.sum(), a)[0]
     (tensor([2.0000, 3.0000], dtype=torch.float64), tensor([0.2500, 0.1667], dtype=torch.float64))
     """
-    checks.one_of("root", "method", method, METHODS)
     krylov = method == "newton-krylov"
     if method not in ("newton", "newton-krylov", "chord"):
-        for key, value, default in (
-            ("line_search", line_search, "backtracking"),
-            ("pseudo_transient", pseudo_transient, None),
-        ):
-            if value != default:
-                raise ValueError(
-                    f'root: {key} is only used by Newton\'s method, got method="{method}". Remove it'
-                )
+        checks.unused("root", "line_search", line_search, "Newton's method", "backtracking")
+        checks.unused("root", "pseudo_transient", pseudo_transient, "Newton's method")
     if method == "lm" and gradient == "unrolled":
         raise NotImplementedError(
             'root: gradient="unrolled" takes method="newton", "chord" or "anderson", not "lm"'
@@ -397,13 +377,7 @@ def root(
         raise ValueError(
             'root: pseudo_transient changes the matrix in every step. Use method="newton", not "chord"'
         )
-    if pseudo_transient is not None:
-        checks.real("root", "pseudo_transient", pseudo_transient, "positive and finite")
-    if forcing is not None:
-        checks.real("root", "forcing", forcing, "positive and finite")
     settings = settings_of(
-        "root",
-        "u0",
         u0,
         rtol,
         atol,
@@ -460,24 +434,25 @@ def _damping(function: str, name: str, value: Any, u0: Tensor, gradient: str) ->
     return value
 
 
+@declared
 @outside
 def fixed_point(
-    g: Callable[..., Tensor],
-    x0: Tensor,
+    g: Function,
+    x0: Start,
     *args: Any,
-    memory: int = 5,
+    memory: Index = 5,
     damping: float | Tensor = 1.0,
     jacobian: Any = "auto",
     linear: Any = "auto",
     M: Any = "auto",
-    rtol: float | None = None,
-    atol: float = 0.0,
-    maxiter: int = 1000,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
+    rtol: NotNegative | None = None,
+    atol: NotNegative = 0.0,
+    maxiter: Index = 1000,
+    callback: Callback | None = None,
+    gradient: Gradient = "implicit",
     throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
+    adjoint_rtol: NotNegative | None = None,
+    adjoint_maxiter: Index | None = None,
 ) -> Solution:
     r"""Solve :math:`x = g(x, \mathtt{args})` by Anderson acceleration.
 
@@ -523,8 +498,7 @@ def fixed_point(
     >>> a.grad
     tensor(0.7395, dtype=torch.float64)
     """
-    settings = settings_of("fixed_point", "x0", x0, rtol, atol, maxiter, callback)
-    settings.memory = checks.integer("fixed_point", "memory", memory, 0)
+    settings = settings_of(x0, rtol, atol, maxiter, callback, memory=memory)
     settings.damping = _damping("fixed_point", "damping", damping, x0, gradient)
 
     def residual(x: Tensor, *args: Any) -> Any:
@@ -581,23 +555,24 @@ def _minimum(r: Residual, systems: Systems, *rest: Any, few: bool) -> Minimum:
     return Minimum(r, systems, *rest, hessian=hessian)
 
 
+@declared
 @outside
 def least_squares(
-    r: Callable[..., Tensor],
-    u0: Tensor,
+    r: Function,
+    u0: Start,
     *args: Any,
-    method: str = "lm",
+    method: Literal["lm", "gauss-newton"] = "lm",
     jacobian: Any = "auto",
     linear: Any = "auto",
     M: Any = "auto",
-    rtol: float | None = None,
-    atol: float = 0.0,
-    maxiter: int = 100,
-    callback: Callable[[Iteration], Any] | None = None,
-    gradient: str = "implicit",
+    rtol: NotNegative | None = None,
+    atol: NotNegative = 0.0,
+    maxiter: Index = 100,
+    callback: Callback | None = None,
+    gradient: Literal["implicit"] = "implicit",
     throw: bool = False,
-    adjoint_rtol: float | None = None,
-    adjoint_maxiter: int | None = None,
+    adjoint_rtol: NotNegative | None = None,
+    adjoint_maxiter: Index | None = None,
 ) -> Solution:
     r"""u that minimizes :math:`\frac12 \|r(u, \mathtt{args})\|^2`, by Levenberg-Marquardt or Gauss-Newton.
 
@@ -649,10 +624,7 @@ def least_squares(
     tensor([2.0000, 3.0000], dtype=torch.float64)
     """
     name = "least_squares"
-    checks.one_of(name, "method", method, ("lm", "gauss-newton"))
-    if gradient != "implicit":
-        checks.one_of(name, "gradient", gradient, ("implicit",))
-    settings = settings_of(name, "u0", u0, rtol, atol, maxiter, callback, normal=True)
+    settings = settings_of(u0, rtol, atol, maxiter, callback, normal=True)
     settings.gauss_newton = method == "gauss-newton"
     return solve(
         name,

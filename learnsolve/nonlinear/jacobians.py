@@ -19,7 +19,7 @@ from learnsolve.matrix.cache import numbers, outside_of_graphs, sample, transfor
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.nonlinear._pattern import (
-    check_argument,
+    VARIABLE,
     flat_output,
     outside,
     pattern_of,
@@ -234,7 +234,7 @@ class Jacobian:
 
     def __call__(self, u: Tensor, *args: Any) -> CSR:
         """The Jacobian at u, shape (f(u).numel(), u.numel())."""
-        check_argument(self.function, u)
+        VARIABLE.check(self.function, "u", u)
         key = program_key(self.function, u, args)
         kept = self._analyses.get(key)
         if kept is not None:
@@ -257,7 +257,7 @@ class Jacobian:
 
     def analysis(self, u: Tensor, *args: Any) -> Analysis:
         """Pattern and coloring for these arguments, found at the first call with their shapes."""
-        check_argument(self.function, u)
+        VARIABLE.check(self.function, "u", u)
         key = program_key(self.function, u, args)
         return self._analyses.get(key) or self._renewed(key, u, args)
 

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from learnsolve.matrix import checks
+from learnsolve.arguments import Index, checker, keywords, rules_of
+from learnsolve.matrix.checks import declared
 from learnsolve.matrix.csr import CSR
 from learnsolve.nonlinear._linear import if_alike
 from learnsolve.nonlinear._methods import newton
-from learnsolve.nonlinear.equations import check_function, outside, settings_of, solve
+from learnsolve.nonlinear._pattern import Function
+from learnsolve.nonlinear.equations import Start, outside, root, settings_of, solve
 from learnsolve.nonlinear.jacobians import as_pattern
 from learnsolve.ops.arithmetic import add
 from learnsolve.ops.blocks import eye
@@ -22,9 +24,10 @@ from learnsolve.solvers.core.gradient import transformed
 from learnsolve.solvers.solution import Solution
 
 
+@declared
 @outside
 def implicit_euler(
-    f: Callable[..., Tensor], u0: Tensor, steps: int, dt: float | Tensor, *args: Any, **options: Any
+    f: Function, u0: Start, steps: Index, dt: float | Tensor, *args: Any, **options: Any
 ) -> Solution:
     r"""Time steps :math:`u_{k+1} = u_k + \Delta t\, f(u_{k+1}, \mathtt{args})`, first order, L-stable.
 
@@ -66,9 +69,10 @@ def implicit_euler(
     return _steps("implicit_euler", 1.0, f, u0, steps, dt, args, options)
 
 
+@declared
 @outside
 def trapezoidal(
-    f: Callable[..., Tensor], u0: Tensor, steps: int, dt: float | Tensor, *args: Any, **options: Any
+    f: Function, u0: Start, steps: Index, dt: float | Tensor, *args: Any, **options: Any
 ) -> Solution:
     r"""Steps :math:`u_{k+1} = u_k + \frac{\Delta t}{2} (f(u_k) + f(u_{k+1}))`, second order, A-stable.
 
@@ -111,6 +115,7 @@ _OPTIONS: dict[str, Any] = {
     "adjoint_rtol": None,
     "adjoint_maxiter": None,
 }
+_RULES = rules_of(root)
 
 
 def _steps(
@@ -123,19 +128,13 @@ def _steps(
     args: tuple,
     options: dict[str, Any],
 ) -> Solution:
-    for key in options:
-        if key not in _OPTIONS:
-            raise TypeError(f"{name}: unexpected keyword argument {key!r}. It takes {', '.join(_OPTIONS)}")
+    keywords(name, options, _OPTIONS)
+    _, options = checker(root, name, _RULES)((), options)
     o = _OPTIONS | options
-    check_function(name, "f", f)
     rtol, atol, maxiter, forcing = (o.pop(key) for key in ("rtol", "atol", "maxiter", "forcing"))
-    settings = settings_of(name, "u0", u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
-    checks.integer(name, "steps", steps, 0)
-    dt = (
-        dt
-        if isinstance(dt, Tensor)
-        else torch.as_tensor(checks.number(name, "dt", dt), dtype=u0.dtype, device=u0.device)
-    )
+    settings = settings_of(u0, rtol, atol, maxiter, None, relative_to_u=True, forcing=forcing)
+    if not isinstance(dt, Tensor):
+        dt = torch.as_tensor(dt, dtype=u0.dtype, device=u0.device)
     if dt.numel() != 1:
         raise ValueError(f"{name}: dt must be a number or have one element, got shape {tuple(dt.shape)}")
     o["jacobian"] = _of_a_step(name, o["jacobian"], u0)
