@@ -92,15 +92,8 @@ def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int
     edges, n = checks.edges(function, checks.edge_index(function, "edge_index", edge_index), n)
     if weights is None:
         weights = torch.ones(edges.shape[1], device=edge_index.device)
-    if weights.dim() == 0 or weights.shape[-1] != edges.shape[1]:
-        raise ValueError(
-            f"{function}: edge_weight must have shape (..., E = {edges.shape[1]}), got {tuple(weights.shape)}"
-        )
-    if weights.device != edge_index.device:
-        raise TypeError(
-            f"{function}: edge_weight is on {weights.device}, edge_index on {edge_index.device}. Move one "
-            "with .to()"
-        )
+    checks.last_axes(function, "edge_weight", weights, E=edges.shape[1])
+    checks.one_device(function, "edge_weight", weights, edge_index, "edge_index")
     pattern, gather, source = _planned(edges.tobytes(), n, edge_index.device)
     one = weights.new_ones((*weights.shape[:-1], 1))
     return CSR(added_up(torch.cat((weights, one), -1)[..., source], gather), pattern)
@@ -313,12 +306,7 @@ class GCNConv(torch.nn.Module):
             raise TypeError(
                 f"GCNConv: X has dtype {X.dtype}, the weights {self.weight.dtype}. Convert one with .to()"
             )
-        n = A.shape[1]
-        if len(X.shape) < 2 or tuple(X.shape[-2:]) != (n, self.in_features):
-            raise ValueError(
-                f"GCNConv: X must have shape (..., n = A.shape[1] = {n}, in_features = {self.in_features}), "
-                f"got {tuple(X.shape)}"
-            )
+        checks.last_axes("GCNConv", "X", X, **{"n = A.shape[1]": A.shape[1], "in_features": self.in_features})
 
     def _weights_first(self, A: CSR, X: Tensor) -> bool:
         """Whether A (X W) needs fewer multiplications than (A X) W."""

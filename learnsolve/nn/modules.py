@@ -229,12 +229,8 @@ def _check_keep(X: CSR, keep: Tensor) -> None:
     checks.tensor(name, "keep", keep)
     if keep.dtype != torch.bool:
         raise TypeError(f"{name}: keep must be a tensor of bool, got {keep.dtype}. Use keep != 0")
-    if keep.device != X.values.device:
-        raise TypeError(
-            f"{name}: keep is on {keep.device}, the matrix on {X.values.device}. Move one with .to()"
-        )
-    if keep.dim() == 0 or keep.shape[-1] != X.nnz:
-        raise ValueError(f"{name}: keep must have shape (..., nnz = {X.nnz}), got {tuple(keep.shape)}")
+    checks.one_device(name, "keep", keep, X, "the matrix")
+    checks.last_axes(name, "keep", keep, nnz=X.nnz)
     checks.batches(name, X.batch_shape, keep.shape[:-1], "X and keep")
 
 
@@ -294,15 +290,9 @@ def positive_diagonal(
             [0., 1.]])
     """
     name = "positive_diagonal"
-    if values.device != pattern.device:
-        raise TypeError(
-            f"{name}: values are on {values.device}, the pattern on {pattern.device}. Move one with .to()"
-        )
+    checks.one_device(name, "values", values, pattern, "the pattern")
     checks.square(name, "pattern", pattern.shape)
-    if values.dim() == 0 or values.shape[-1] != pattern.nnz:
-        raise ValueError(
-            f"{name}: values must have shape (..., nnz = {pattern.nnz}), got {tuple(values.shape)}"
-        )
+    checks.last_axes(name, "values", values, nnz=pattern.nnz)
     row = pattern._missing_diagonal
     if row >= 0:
         raise ValueError(f"{name}: the pattern must have every diagonal entry, row {row} has none. Add it")

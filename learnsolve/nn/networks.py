@@ -240,16 +240,9 @@ class GraphNetBlock(torch.nn.Module):
         name = "GraphNetBlock"
         if P.shape[0] != P.shape[1]:
             raise ValueError(f"{name}: the graph must be a square pattern, got shape {P.shape}")
-        if P.device != x.device:
-            raise TypeError(f"{name}: x is on {x.device}, the graph on {P.device}. Move one with .to()")
-        sizes = (("x", x, "n", P.shape[0], "node"), ("e", e, "nnz", P.nnz, "edge"))
-        for what, t, rows, n, kind in sizes:
-            f = getattr(self, f"{kind}_features")
-            if t.dim() < 2 or tuple(t.shape[-2:]) != (n, f):
-                raise ValueError(
-                    f"{name}: {what} must have shape (..., {rows} = {n}, {kind}_features = {f}), got "
-                    f"{tuple(t.shape)}"
-                )
+        checks.one_device(name, "x", x, P, "the graph")
+        checks.last_axes(name, "x", x, n=P.shape[0], node_features=self.node_features)
+        checks.last_axes(name, "e", e, nnz=P.nnz, edge_features=self.edge_features)
         checks.batches(name, x.shape[:-2], e.shape[:-2], "x and e")
 
     def extra_repr(self) -> str:
@@ -345,12 +338,7 @@ class ResGCN(torch.nn.Module):
             if dtypes or devices do not match.
         """
         checks.same_kind("ResGCN", "X", X, self.first.weight)
-        wanted = (A.shape[0], self.in_features)
-        if X.dim() < 2 or tuple(X.shape[-2:]) != wanted:
-            raise ValueError(
-                f"ResGCN: X must have shape (..., n = {wanted[0]}, in_features = {wanted[1]}), got "
-                f"{tuple(X.shape)}"
-            )
+        checks.last_axes("ResGCN", "X", X, n=A.shape[0], in_features=self.in_features)
         X = linear(X, self.first.weight, self.first.bias)
         for i, own in enumerate(self.own):
             Y = linear(X, own.weight, own.bias)  # type: ignore[arg-type]

@@ -19,14 +19,8 @@ from learnsolve.problems.meshes import triangle_edges, triangulate
 
 def _weights(function: str, name: str, weights: Tensor, given: dict[str, Any]) -> Tensor:
     edge_index = given["edge_index"]
-    if weights.device != edge_index.device:
-        raise TypeError(
-            f"{function}: {name} are on {weights.device}, edge_index on {edge_index.device}. Move one "
-            "with .to()"
-        )
-    m = edge_index.shape[1]
-    if weights.dim() == 0 or weights.shape[-1] != m:
-        raise ValueError(f"{function}: {name} must have shape (..., m = {m}), got {tuple(weights.shape)}")
+    checks.one_device(function, name, weights, edge_index, "edge_index")
+    checks.last_axes(function, name, weights, m=edge_index.shape[1])
     return check_sign(function, name, weights, zero=True)
 
 
@@ -132,10 +126,7 @@ def _grounded(function: str, name: str, grounded: Any, given: dict[str, Any]) ->
         raise TypeError(f"{function}: {name} must be bool, True at grounded nodes, got {grounded.dtype}")
     if grounded.dim() != 1:
         raise ValueError(f"{function}: {name} must have shape (nodes,), got {tuple(grounded.shape)}")
-    if grounded.device != (device := given["edge_index"].device):
-        raise TypeError(
-            f"{function}: {name} is on {grounded.device}, edge_index on {device}. Move one with .to()"
-        )
+    checks.one_device(function, name, grounded, given["edge_index"], "edge_index")
     return grounded
 
 

@@ -286,11 +286,7 @@ def of_triangles(zero: bool) -> Rule:
     """A coefficient per triangle of `mesh`."""
 
     def check(function: str, name: str, value: Tensor, given: dict[str, Any]) -> Tensor:
-        count = len(given["mesh"].triangles)
-        if value.dim() == 0 or value.shape[-1] != count:
-            raise ValueError(
-                f"{function}: {name} must have shape (..., triangles = {count}), got {tuple(value.shape)}"
-            )
+        checks.last_axes(function, name, value, triangles=len(given["mesh"].triangles))
         return check_sign(function, name, value, zero=zero)
 
     return real_tensor(check, of="mesh")
