@@ -105,7 +105,7 @@ def ic(
     level: int | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteCholesky: ...
 def ict(
     A: MatrixLike,
@@ -113,7 +113,7 @@ def ict(
     max_fill: int = 5,
     drop_tol: float = 0.001,
     shift: float | Tensor = 0.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteCholesky: ...
 def ilu(
     A: MatrixLike,
@@ -121,7 +121,7 @@ def ilu(
     level: int | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteLU: ...
 def ilut(
     A: MatrixLike,
@@ -129,7 +129,7 @@ def ilut(
     max_fill: int = 5,
     drop_tol: float = 0.001,
     shift: float | Tensor = 0.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteLU: ...
 def inverse_diagonal(A: MatrixLike) -> Tensor: ...
 def kron(A: MatrixLike, B: MatrixLike) -> CSR: ...
@@ -146,7 +146,7 @@ def mic(
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
     omega: float | Tensor = 1.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteCholesky: ...
 def norm(
     A: MatrixLike, ord: float | str | None = None, dim: Literal[0, 1, -1, -2] | None = None

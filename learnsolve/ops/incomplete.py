@@ -1,17 +1,17 @@
 """Incomplete Cholesky and LU factors, on a given pattern or with a threshold by which values choose it,
 differentiable in the matrix."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve import _analysis
-from learnsolve.arguments import Index
+from learnsolve.arguments import Index, NotNegative
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
-from learnsolve.matrix.checks import SquarePattern
+from learnsolve.matrix.checks import RealSquareMatrix, SquarePattern
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.arithmetic import plain_values, union_plan
@@ -23,7 +23,6 @@ from learnsolve.ops.incomplete_factors import (
     as_shift,
     attempts,
     breakdown_message,
-    check,
     factor,
     in_vain,
     missing_diagonal,
@@ -82,12 +81,12 @@ class IncompleteLU(NamedTuple):
 
 
 def ic(
-    A: CSR,
+    A: RealSquareMatrix,
     *,
-    level: int | None = 0,
+    level: Index | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteCholesky:
     r"""Incomplete Cholesky factor IC(k), k = `level`: L on the lower triangle of A's pattern with fill, with
 
@@ -109,11 +108,9 @@ def ic(
 
     Raises
     ------
-    ValueError
-        if shapes do not match, a diagonal entry is missing, a pivot is not positive (the message names its
-        row), the factor overflows, sigma is negative, or the plan exceeds 8 GiB.
-    TypeError
-        if dtypes or devices do not match.
+    ValueError, TypeError
+        if a diagonal entry is missing, a pivot is not positive (the message names its row), the factor
+        overflows, sigma is negative, the plan exceeds 8 GiB, or the arguments do not fit A.
 
     Notes
     -----
@@ -134,13 +131,13 @@ def ic(
 
 
 def mic(
-    A: CSR,
+    A: RealSquareMatrix,
     *,
-    level: int | None = 0,
+    level: Index | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
     omega: float | Tensor = 1.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteCholesky:
     r"""Modified incomplete Cholesky factor MIC(k): `ic` that keeps the row sums, for omega = 1:
     :math:`L L^T \mathbf{1} = (A + \sigma\, \mathrm{diag}(A))\, \mathbf{1}`.
@@ -183,8 +180,6 @@ def mic(
     >>> bool(((L @ L.mT).sum(1) - A.sum(1)).abs().max() < 1e-12)
     True
     """
-    checks.matrix("mic", "A", A)
-    checks.dtype("mic", "A.values", A.values)
     relaxed = as_omega("mic", omega, A.values)
     pattern = on_level("mic", A, level, pattern, lower=True)
     if not isinstance(omega, Tensor) and omega in (0, 1):  # no product is scaled
@@ -193,12 +188,12 @@ def mic(
 
 
 def ilu(
-    A: CSR,
+    A: RealSquareMatrix,
     *,
-    level: int | None = 0,
+    level: Index | None = 0,
     pattern: SparsityPattern | None = None,
     shift: float | Tensor = 0.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteLU:
     r"""Incomplete LU factors ILU(k), k = `level`: L and U on the triangles of A's pattern with fill, with
 
@@ -219,10 +214,8 @@ def ilu(
 
     Raises
     ------
-    ValueError
+    ValueError, TypeError
         as for `ic`, and for a pivot that is zero or not finite.
-    TypeError
-        if dtypes or devices do not match.
 
     Notes
     -----
@@ -295,8 +288,6 @@ def on_level(
     function: str, A: CSR, level: int | None, pattern: SparsityPattern | None, lower: bool = False
 ) -> SparsityPattern | None:
     """The pattern of the factors, None for A's own. `lower`: only the lower triangle of A is read."""
-    if level is not None:
-        level = checks.integer(function, "level", level, 0)
     if level == 0:
         return pattern
     if pattern is not None:
@@ -304,8 +295,6 @@ def on_level(
             f"{function}: pass level or pattern, not both, since a level chooses a pattern, got "
             f"level={level} and a pattern. Remove one (fill_pattern(A, {level}) is the pattern of this level)"
         )
-    checks.matrix(function, "A", A)
-    checks.square(function, "A", A.shape)
     P = A.pattern
     if lower and not symmetric_pattern(P):
         L = triangle_of(P, "lower")
@@ -323,7 +312,6 @@ def cholesky(
 ) -> IncompleteCholesky:
     """`kind`: as in incomplete_factors.py."""
     function = kind.partition("/")[0]
-    check(function, A, on_breakdown)
     if pattern is not None:
         checks.pattern(function, "pattern", pattern, A.shape, A)
         pattern = triangle_of(pattern, "lower")
@@ -336,7 +324,6 @@ def lu(
     kind: str, A: CSR, pattern: SparsityPattern | None, shift: float | Tensor, on_breakdown: str
 ) -> IncompleteLU:
     function = kind.partition("/")[0]
-    check(function, A, on_breakdown)
     if pattern is not None:
         checks.pattern(function, "pattern", pattern, A.shape, A)
     f, P, shift = _factors(kind, A, pattern, shift, on_breakdown)
@@ -386,12 +373,12 @@ def _factors(
 
 
 def ict(
-    A: CSR,
+    A: RealSquareMatrix,
     *,
-    max_fill: int = 5,
-    drop_tol: float = 1e-3,
+    max_fill: Index = 5,
+    drop_tol: NotNegative = 1e-3,
     shift: float | Tensor = 0.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteCholesky:
     r"""Incomplete Cholesky factor with a threshold, ICT: `ic` on a pattern chosen from the values of A.
 
@@ -414,7 +401,7 @@ def ict(
     Raises
     ------
     ValueError, TypeError
-        as for `ic`, and if `max_fill` or `drop_tol` is negative.
+        as for `ic`.
     NotImplementedError
         for a batch of matrices (also under `vmap`) and under `torch.compile`: choose the pattern from one
         matrix, then ``ic(A, pattern=L.pattern)``.
@@ -439,12 +426,12 @@ def ict(
 
 
 def ilut(
-    A: CSR,
+    A: RealSquareMatrix,
     *,
-    max_fill: int = 5,
-    drop_tol: float = 1e-3,
+    max_fill: Index = 5,
+    drop_tol: NotNegative = 1e-3,
     shift: float | Tensor = 0.0,
-    on_breakdown: str = "raise",
+    on_breakdown: Literal["raise", "shift"] = "raise",
 ) -> IncompleteLU:
     r"""Incomplete LU factors with a threshold, ILUT: `ilu` on a pattern chosen from the values of A.
 
@@ -467,7 +454,7 @@ def ilut(
     Raises
     ------
     ValueError, TypeError
-        as for `ilu`, and if `max_fill` or `drop_tol` is negative.
+        as for `ilu`.
     NotImplementedError
         for a batch of matrices (also under `vmap`) and under `torch.compile`: use the pattern of one matrix,
         ``pattern = (L + U).pattern``, and ``ilu(A, pattern=pattern)``.
@@ -494,9 +481,6 @@ def _choose(
     function: str, A: CSR, max_fill: int, drop_tol: float, shift: float | Tensor, on_breakdown: str
 ) -> tuple[SparsityPattern, float | Tensor]:
     """The pattern and the shift: the argument, or the result of the search."""
-    check(function, A, on_breakdown)
-    max_fill = min(checks.integer(function, "max_fill", max_fill, 0), A.shape[0])
-    checks.tolerance(function, "drop_tol", drop_tol)
     twin = "ic(A, pattern=L.pattern)" if function == "ict" else "ilu(A, pattern=(L + U).pattern)"
     if torch.compiler.is_dynamo_compiling():
         raise NotImplementedError(
@@ -512,7 +496,8 @@ def _choose(
             f"matrix, then {twin}"
         )
     missing_diagonal(function, A.pattern, "A")
-    return _search(function, A.pattern, values, max_fill, float(drop_tol), shift, float(start), on_breakdown)
+    most = min(max_fill, A.shape[0])
+    return _search(function, A.pattern, values, most, drop_tol, shift, float(start), on_breakdown)
 
 
 @makes_plain_tensors

@@ -26,8 +26,7 @@ from learnsolve import (
     _analysis,
     _library,  # noqa: F401  (registers torch.ops.learnsolve)
 )
-from learnsolve.matrix import checks, device_analysis
-from learnsolve.matrix.csr import CSR
+from learnsolve.matrix import device_analysis
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.arithmetic import every_one, one_each
 from learnsolve.ops.autograd import LinearSolve, Multilinear, Nestable, Operation, dispatch
@@ -424,13 +423,6 @@ def warn(kind: str, largest: float, failed: int) -> None:
         RuntimeWarning,
         stacklevel=3,
     )
-
-
-def check(function: str, A: CSR, on_breakdown: str) -> None:
-    checks.matrix(function, "A", A)
-    checks.dtype(function, "A.values", A.values)
-    checks.one_of(function, "on_breakdown", on_breakdown, ("raise", "shift"))
-    checks.square(function, "A", A.shape)
 
 
 def missing_diagonal(function: str, pattern: SparsityPattern, name: str) -> None:
