@@ -276,7 +276,8 @@ def pattern_like(of: str) -> Rule:
 
     def check(function: str, name: str, value: Any, given: dict[str, Any]) -> Any:
         other = given.get(of)
-        pattern(function, name, value, *((other.shape, other) if isinstance(other, CSR) else ()))
+        shape = other.shape if isinstance(other, CSR) else None
+        pattern(function, name, value, shape, None if shape is None else other)
         return value
 
     return Rule(check, f"a SparsityPattern of {of}'s shape and device", (object(), 3.0), of)

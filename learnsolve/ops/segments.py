@@ -36,7 +36,8 @@ def _features(*, entries: bool, or_complex: bool = False) -> Rule:
     def check(function: str, name: str, t: Tensor, given: dict[str, Any]) -> Tensor:
         checks.tensor(function, name, t)
         checks.dtype(function, name, t, or_complex)
-        pattern, side = given.get("pattern"), given.get("by", "row") == "column"
+        pattern: Any = given.get("pattern")
+        side = given.get("by", "row") == "column"
         checks.pattern(function, "pattern", pattern, like=t)
         size, what = (pattern.nnz, "nnz") if entries else (pattern.shape[side], f"pattern.shape[{int(side)}]")
         if t.dim() == 0 or t.shape[0 if t.dim() == 1 else -2] != size:
