@@ -19,8 +19,12 @@ from torch.nn.functional import cross_entropy, silu
 import learnsolve as ls
 from benchmarks.harness import OURS, Run, Task
 from benchmarks.loops import textbook_cg
-from learnsolve.recipes.heavyball import HeavyballRecipe, HeavyballSettings
-from learnsolve.recipes.heavyball_network import HeavyballNetworkRecipe, HeavyballNetworkSettings
+from learnsolve.recipes.heavyball import (
+    HeavyballNetworkRecipe,
+    HeavyballNetworkSettings,
+    HeavyballRecipe,
+    HeavyballSettings,
+)
 from learnsolve.recipes.jacobi import JacobiRecipe, JacobiSettings
 from learnsolve.recipes.pcg import PcgRecipe, PcgSettings, factor_of
 from learnsolve.recipes.training.recipe import Recipe

@@ -20,12 +20,13 @@ RECIPES = {
     "newton": "A network that predicts the start of Newton's method.",
     "gcn": "Classes of a citation graph's nodes, by graph convolutions.",
 }
-FAMILY = {"precorrector", "neuralif", "stencil", "multigrid"}  # in family.py, the others in a file each
+FAMILY = dict.fromkeys(("precorrector", "neuralif", "stencil", "multigrid"), "family")
+MODULES = {**FAMILY, "heavyball_network": "heavyball"}  # the others have a file each
 
 
 def load(name: str) -> type[Recipe]:
     """The class of the recipe `name`: HeavyballNetworkRecipe of heavyball_network."""
-    module = importlib.import_module(f"learnsolve.recipes.{'family' if name in FAMILY else name}")
+    module = importlib.import_module(f"learnsolve.recipes.{MODULES.get(name, name)}")
     return getattr(module, f"{name.title().replace('_', '')}Recipe")
 
 

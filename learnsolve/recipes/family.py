@@ -16,7 +16,6 @@ iterations during training, iterations on larger matrices.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -38,6 +37,7 @@ from learnsolve.problems.datasets import ProblemDataset, Sample
 from learnsolve.recipes.training import recipe as base
 from learnsolve.recipes.training.parallel import share
 from learnsolve.recipes.training.settings import SettingError, VectorSettings, about_option
+from learnsolve.solvers.core.loop import quiet
 
 # The preconditioners to compare with: functions A -> M.
 BASELINES: dict[str, Callable[[CSR], Any] | None] = {
@@ -67,12 +67,11 @@ def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
 
 def iterations_of(network: MatrixNetwork, A: CSR, b: torch.Tensor, rtol: float) -> int | None:
     """Iterations of `cg`, or None if it does not converge."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", solvers.ConvergenceWarning)
-        try:
+    try:
+        with quiet():
             solution = solvers.cg(A, b, rtol=rtol, M=network(A))
-        except ValueError:  # a factor that overflows
-            return None
+    except ValueError:  # a factor that overflows
+        return None
     return solution.iterations if solution.converged else None
 
 
@@ -302,15 +301,14 @@ class FactorRecipe(base.Scheduled, base.VectorRecipe):
         self.indices = share(self.count)
         self.step = 0
         every = range(settings.matrices), range(settings.held_out_matrices)
-        self._fixed = (
-            None if settings.resample else self._pairs(self.training, every[0], every[0], base.TRAINING, 0)
-        )
+        self._fixed: Any = None
+        if not settings.resample:
+            self._fixed = self._pairs(self.training, every[0], every[0], base.TRAINING, 0)
         self._held_out = self._pairs(self.others, every[1], every[1], base.HELD_OUT, 0)
 
     def _systems(self, data: Iterable[Sample]) -> Systems:
-        return Systems(
-            self.model, [sample.A.to(self.settings.device) for sample in data], self.settings.torch_dtype
-        )
+        matrices = [sample.A.to(self.settings.device) for sample in data]
+        return Systems(self.model, matrices, self.settings.torch_dtype)
 
     def solve(self, A: CSR, B: Tensor) -> Tensor:
         """Solutions of A X = B in float64, for --loss product and error."""
@@ -505,22 +503,14 @@ class PrecorrectorSettings(GraphSettings):
             )
 
     def data(self, split: Any, count: int, scale: int = 1) -> ProblemDataset:
-        contrast = None if self.contrast is None else tuple(self.contrast)
-        return dataset(
-            "log_gaussian_diffusion",
-            split,
-            count,
-            n=scale * self.grid,
-            variance=self.variance,
-            contrast=contrast,
-        )
+        own: dict[str, Any] = {"variance": self.variance, "contrast": self.contrast and tuple(self.contrast)}
+        return dataset("log_gaussian_diffusion", split, count, n=scale * self.grid, **own)
 
     def network(self) -> P.PreCorrector:
         return P.PreCorrector(**self.options())
 
     def describe(self, scale: int = 1) -> str:
-        side = scale * self.grid
-        return f"diffusion {side} x {side}"
+        return f"diffusion {scale * self.grid} x {scale * self.grid}"
 
 
 class PrecorrectorRecipe(FactorRecipe):
@@ -577,8 +567,7 @@ class StencilSettings(FactorSettings):
         )
 
     def describe(self, scale: int = 1) -> str:
-        side = scale * self.grid
-        return f"diffusion tensors {side} x {side}"
+        return f"diffusion tensors {scale * self.grid} x {scale * self.grid}"
 
 
 class StencilRecipe(FactorRecipe):

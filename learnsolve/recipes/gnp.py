@@ -148,14 +148,8 @@ class GnpRecipe(base.Scheduled, base.VectorRecipe):
         check_square(self.A.shape)
         settings.check_vectors(self.A.shape[0], 4 * settings.width * (settings.layers + 1))
         try:
-            self.model = GNP(
-                self.A,
-                width=settings.width,
-                layers=settings.layers,
-                transpose=settings.transpose,
-                seed=settings.seed,
-                dtype=settings.torch_dtype,
-            )
+            own = {name: getattr(settings, name) for name in ("width", "layers", "transpose", "seed")}
+            self.model = GNP(self.A, **own, dtype=settings.torch_dtype)
             generator = torch.Generator().manual_seed(base.stream_seed(settings.seed, BASIS, 0, 0))
             self._basis = krylov_basis(self.A, min(settings.krylov, self.A.shape[0]), generator)
         except ValueError as error:

@@ -177,10 +177,8 @@ def outcome_of(recipe: JacobiRecipe) -> base.Outcome:
         "energy.png": partial(bars, title, "energy norm of held-out errors, relative to before", errors),
         "weights.png": partial(weights_figure, f"Jacobi weights, {recipe.where}", weights, grid),
     }
-    words, factor = (
-        base.verdict(compared, COLUMNS, bounds={"loss per vector": "closed form"}),
-        compared[base.LEARNED]["convergence_factor"],
-    )
+    words = base.verdict(compared, COLUMNS, bounds={"loss per vector": "closed form"})
+    factor = compared[base.LEARNED]["convergence_factor"]
     if factor is None or factor > 1:
         words += f" {base.DIVERGE}"
     return base.Outcome(numbers, *table, words, figures, {"loss.png": losses})

@@ -255,10 +255,8 @@ def condition(A: CSR, argument: Any) -> float | None:
 def outcome_of(recipe: PcgRecipe) -> base.Outcome:
     settings, A, L = recipe.settings, recipe.A, factor_of(recipe.model)
     classical = {"none": None, "Jacobi": P.Jacobi, "IC(0)": P.IC}
-    M, tolerances = (
-        base.with_amg({base.LEARNED: recipe.model, **classical}, A.shape[0]),
-        settings.tolerances or [],
-    )
+    M = base.with_amg({base.LEARNED: recipe.model, **classical}, A.shape[0])
+    tolerances = settings.tolerances or []
     sides = {"held-out": recipe.held_out[:, : settings.evaluated]}
     if settings.test_vectors == "ramp":
         sides["ramp"] = recipe.ramp()

@@ -23,8 +23,7 @@ from learnsolve.ops import quadratic_form
 from learnsolve.recipes import gcn, heavyball, matrix
 from learnsolve.recipes import gcn as gcn_model
 from learnsolve.recipes.gcn import GcnSettings
-from learnsolve.recipes.heavyball import best_parameters, eigenvalues
-from learnsolve.recipes.heavyball_network import bound
+from learnsolve.recipes.heavyball import best_parameters, bound, eigenvalues
 from learnsolve.recipes.jacobi import (
     SWEEPS,
     best_constant,

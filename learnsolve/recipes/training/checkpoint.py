@@ -247,10 +247,10 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
         present = {path.name for path in folder.iterdir()}
     except (OSError, ValueError) as error:
         raise SettingError(f"--out {folder} cannot be used as a folder: {reason(error)}") from error
-    ours = {*EVERY_RUN, *files}
-    earlier = _listed(folder) if present else set()
-    if earlier is None:
+    ours, listed = {*EVERY_RUN, *files}, _list(folder)
+    if present and listed is None:
         raise SettingError(f"--out {folder} holds other files. Choose a new or empty folder")
+    earlier, before = listed or (set(), set())
     if present and not settings.overwrite:
         raise SettingError(
             f"--out {folder} already holds a run. Continue it with --resume {folder}, replace it with "
@@ -261,7 +261,6 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
             f"--out {folder} holds {', '.join(strangers)}, which the run in it did not write and this one "
             "would replace. Move it, or choose another --out"
         )
-    before = _folders(folder)
     # A kill while files are removed leaves only listed files.
     write_list(folder, {*earlier, *ours}, {*before, *folders})
     for name in [*EVERY_RUN[:-1], *sorted(earlier - set(EVERY_RUN))]:
@@ -275,9 +274,9 @@ def take(folder: Path, settings: RunSettings, files: Iterable[str], folders: Ite
 def resume(folder: Path, files: Iterable[str], folders: Iterable[str] = ()) -> None:
     """Remove leftovers of killed writers from a run's folder, and its report, which belongs to an earlier
     end, then list the files that the run will write."""
-    ours = {*EVERY_RUN, *files}
+    ours, (earlier, before) = {*EVERY_RUN, *files}, _list(folder) or (set(), set())
     remove_leftovers(folder, ours)
-    write_list(folder, ours | (_listed(folder) or set()), {*_folders(folder), *folders})
+    write_list(folder, ours | earlier, before | {*folders})
     (folder / REPORT).unlink(missing_ok=True)
 
 
@@ -285,7 +284,7 @@ def _forget(folder: Path) -> None:
     """Remove the files of a run from its own folder, and the folder if it is then empty."""
     if folder.is_symlink() or not folder.is_dir():
         return
-    names, inner = _listed(folder) or set(), _folders(folder)
+    names, inner = _list(folder) or (set(), set())
     remove_leftovers(folder, names)
     for path in (*(folder / name for name in names), *folder.glob(EVENTS)):
         path.unlink(missing_ok=True)
@@ -310,26 +309,17 @@ def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
                 path.unlink(missing_ok=True)
 
 
-def _listed(folder: Path) -> set[str] | None:
-    """The files of the run in a folder, or None if there is no run."""
-    if (content := _list(folder)) is None:
-        return None
-    return {name for name in content["files"] if _plain(name) and not (folder / name).is_dir()}
-
-
-def _folders(folder: Path) -> set[str]:
-    """The folders of the run in a folder."""
-    names = (_list(folder) or {}).get("folders")
-    return {name for name in names if _plain(name)} if isinstance(names, list) else set()
-
-
-def _list(folder: Path) -> dict[str, Any] | None:
+def _list(folder: Path) -> tuple[set[str], set[str]] | None:
+    """The files and the folders of the run in a folder, or None if there is no run."""
     try:
         content: Any = json.loads((folder / LIST).read_bytes())
-        ours = content["written_by"] == WRITTEN_BY and isinstance(content["files"], list)
+        if content["written_by"] != WRITTEN_BY or not isinstance(content["files"], list):
+            return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return content if ours else None
+    files, folders = filter(_plain, content["files"]), content.get("folders")
+    inner = {*filter(_plain, folders)} if isinstance(folders, list) else set()
+    return {name for name in files if not (folder / name).is_dir()}, inner
 
 
 def _plain(name: Any) -> bool:
