@@ -199,7 +199,8 @@ Finite = Annotated[float, _of_range("finite")]
 NotNegative = Annotated[float, _of_range("finite and not negative")]
 Positive = Annotated[float, _of_range("positive and finite")]
 
-Function = Annotated[Callable[..., Any], instance(Callable, "callable", ". Pass its arguments after it")]
+_CALLABLE: Any = Callable
+Function = Annotated[Callable[..., Any], instance(_CALLABLE, "callable", ". Pass its arguments after it")]
 
 PLAIN: dict[Any, Rule] = {
     bool: Rule(flag, "True or False", (3, "yes")),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -203,7 +203,8 @@ def _fill(path: str | Path, network: Saved, tensors: dict[str, Tensor]) -> None:
 
 
 PREFIX = {None: "", "exp": "log_", "softplus": "raw_"}
-POSITIVE = ("exp", "softplus")
+How = Literal["exp", "softplus"]
+POSITIVE = get_args(How)
 INSTEAD = "use M itself, which stays attached to the autograd graph"
 
 
@@ -434,6 +435,7 @@ class Trainable(_Ready, Preconditioner):
 
     forward = Preconditioner.forward  # before torch.nn.Module's, which only raises
     M: Preconditioner | None = None  # the fixed part
+    positive: How | None
 
     # Do not call Module's `__init__` here, which would reset the module.
     def __init__(
@@ -441,7 +443,7 @@ class Trainable(_Ready, Preconditioner):
         M: Preconditioner | None = None,
         *,
         learn: Sequence[str] | None = None,
-        positive: Literal["exp", "softplus"] | None = None,
+        positive: How | None = None,
     ):
         if M is None and type(self) is not Trainable:
             return
