@@ -467,7 +467,7 @@ def _first(value: Any) -> torch.dtype | None:
     else:
         try:
             return _FULL.get(getattr(value, "dtype", None))
-        except TypeError:  # a preconditioner without one
+        except (TypeError, IndexError):  # a preconditioner without one, an operator that is being made
             return None
     return next((dtype for part in parts if (dtype := _first(part)) is not None), None)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -91,7 +91,7 @@ def is_plain(layer: Any, kind: type) -> bool:
     return type(layer) is kind and not any(hooks)
 
 
-def _weighted(E: Tensor, P: SparsityPattern, by: str) -> Tensor:
+def _weighted(E: Tensor, P: SparsityPattern, by: Literal["row", "column"]) -> Tensor:
     return segment_sum(segment_softmax(E, P, by) * E, P, by)
 
 

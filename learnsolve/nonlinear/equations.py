@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -278,8 +279,8 @@ def settings_of(
     callback: Callable[[Iteration], Any] | None,
     **others: Any,
 ) -> Settings:
-    rtol = torch.finfo(u0.dtype).eps ** 0.5 if rtol is None else rtol
-    return Settings(rtol, atol, maxiter, callback, **others)
+    least = math.sqrt(torch.finfo(u0.dtype).eps)
+    return Settings(least if rtol is None else rtol, atol, maxiter, callback, **others)
 
 
 def _start(function: str, name: str, u0: Tensor) -> Tensor:
