@@ -12,6 +12,7 @@ from torch import Tensor
 from learnsolve.matrix import checks
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
+from learnsolve.ops.complex_values import tall, untall
 
 Map = Callable[[Tensor], Tensor]  # of blocks of columns
 
@@ -26,12 +27,13 @@ class LinearOperator:
     Parameters
     ----------
     shape : (m, n)
-    parameters : Tensors. ``mv`` receives them after x and must use no other tensor that requires grad
+    parameters : Tensors of floats. ``mv`` receives them after x and must use no other tensor that requires
+        grad, nor them by another name
 
     Attributes
     ----------
     T, H : the transposed and the conjugate transposed operator
-    symmetric : bool, of the class. If True, A is its own transpose
+    symmetric : bool. A class, or an object, that sets it to True is its own transpose
 
     Raises
     ------
@@ -63,6 +65,9 @@ class LinearOperator:
     symmetric = False
     turned = False  # whether this is the transpose of what `mv` says
     watched = True  # whether `mv` may use tensors that are not parameters, which a solve looks for
+    in_solve = False  # whether products must have the batch axes of x
+
+    __array_ufunc__ = None  # NumPy leaves `array @ A` to __rmatmul__
 
     def __init__(self, shape: tuple[int, int], *parameters: Tensor):
         name = type(self).__name__
@@ -71,6 +76,11 @@ class LinearOperator:
             raise ValueError(f"{name}: shape must be (rows, columns), got {shape}")
         for i, p in enumerate(parameters):
             checks.tensor(name, f"parameters[{i}]", p)
+            if not (p.is_floating_point() or p.is_complex()):
+                raise TypeError(
+                    f"{name}: parameters[{i}] must be a tensor of floats, got {p.dtype}. Keep one without "
+                    "derivatives as an attribute"
+                )
         self.shape = (sizes[0], sizes[1])
         self.parameters = parameters
 
@@ -94,7 +104,7 @@ class LinearOperator:
 
     @property
     def H(self) -> LinearOperator:
-        return _Conjugate(self.T) if any(p.is_complex() for p in self.parameters) else self.T
+        return _Conjugate(self.T)  # of real vectors the same as T
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Self:
         """The same operator with other tensors."""
@@ -108,13 +118,22 @@ class LinearOperator:
         return (self.rmv if self.turned else self.mv)(x, *self.parameters)
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = self.apply(x)
-        name, rows = type(self).__name__, (*x.shape[:-2], self.shape[0], x.shape[-1])
+        name = type(self).__name__
+        checks.tensor(name, "x", x)
+        checks.rows(name, "x", x, "A", self.shape, 1)
+        if x.dim() == 1:
+            return self(x.unsqueeze(-1)).squeeze(-1)
+        y, rows = self.apply(x), (*x.shape[:-2], self.shape[0], x.shape[-1])
         checks.tensor(name, "a product", y)
         if y.shape[-2:] != rows[-2:]:
             raise ValueError(
                 f"{name}: a product with x of shape {tuple(x.shape)} must have {rows[-2:]} rows and columns, "
                 f"got shape {tuple(y.shape)}. mv takes and returns blocks of columns"
+            )
+        if self.in_solve and y.shape != rows:
+            raise ValueError(
+                f"{name}: in a solve a product with x of shape {tuple(x.shape)} must have shape {rows}, got "
+                f"{tuple(y.shape)}. For a batch of operators b must have shape (..., n, k), with their axes"
             )
         if y.dtype != x.dtype or y.device != x.device:
             raise TypeError(
@@ -124,13 +143,12 @@ class LinearOperator:
         return y
 
     def __matmul__(self, x: Any) -> Any:
-        if isinstance(x, (LinearOperator, CSR)):
-            return _Product(self, operator_of(x))
-        checks.tensor(type(self).__name__, "x", x)
-        checks.rows(type(self).__name__, "x", x, "A", self.shape, 1)
-        return self(x.unsqueeze(-1)).squeeze(-1) if x.dim() == 1 else self(x)
+        x = checks.sparse_matrix(x)
+        return _Product(self, operator_of(x)) if isinstance(x, (LinearOperator, CSR)) else self(x)
 
-    def __rmatmul__(self, A: CSR) -> LinearOperator:
+    def __rmatmul__(self, A: Any) -> Any:
+        if isinstance(A, Tensor):  # x A = (A^T x^T)^T
+            return self.T @ A if A.dim() == 1 else (self.T @ A.mT).mT
         return _Product(operator_of(A), self)
 
     def __add__(self, other: LinearOperator | CSR) -> LinearOperator:
@@ -149,6 +167,9 @@ class LinearOperator:
 
     __rmul__ = __mul__
 
+    def __truediv__(self, scale: float | Tensor) -> LinearOperator:
+        return self * (1 / scale)
+
     def __neg__(self) -> LinearOperator:
         return -1.0 * self
 
@@ -162,10 +183,17 @@ class LinearOperator:
     # What the implicit gradient and the criteria of solvers ask.
 
     def as_operator(self, function: str, b: Tensor, square: bool = True) -> LinearOperator:
+        if not hasattr(self, "shape"):
+            raise TypeError(
+                f"{function}: A has no shape. {type(self).__name__}.__init__ must call "
+                "super().__init__(shape, *parameters)"
+            )
         if square:
             checks.square(function, "A", self.shape)
         checks.rows(function, "b", b, "A", self.shape)
-        return copy.copy(self)
+        other = copy.copy(self)
+        other.in_solve = True
+        return other
 
     def pullback(self, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient of y^T A x for the parameters, differentiable: its conjugate derivative."""
@@ -179,13 +207,13 @@ class LinearOperator:
         moved = [torch.zeros_like(p) if t is None else t for p, t in pairs]
         pull = _pulled(lambda *p: self.with_parameters(p).apply(x), *self.parameters)
         zero = x.new_zeros((*x.shape[:-2], self.shape[0], x.shape[-1]))
-        return conjugate(_pulled(lambda y: pull(conjugate(y)), zero)(tuple(map(conjugate, moved)))[0])
+        return _pulled(pull, zero)(tuple(moved))[0]
 
     def mapped(self, axes: tuple[int | None, ...]) -> LinearOperator:
         """Of parameters with a mapped axis each, or None: an operator for each, on blocks (B, ..., n, k)."""
         return _Mapped(self, axes)
 
-    def size(self) -> Tensor | None:
+    def largest_entry(self) -> Tensor | None:
         """The largest entry, (..., 1, 1), if it is known."""
         return None
 
@@ -248,6 +276,7 @@ class _Sum(_Made):
         if A.shape != B.shape:
             raise ValueError(f"LinearOperator: A + B needs equal shapes, got {A.shape} and {B.shape}")
         super().__init__(A.shape, A, B)
+        self.symmetric = A.symmetric and B.symmetric
 
     def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
         A, B = self.of(parameters)
@@ -281,6 +310,7 @@ class _Scaled(_Made):
         if isinstance(scale, Tensor) and scale.numel() != 1:
             raise ValueError(f"LinearOperator: a factor must have one element, got {tuple(scale.shape)}")
         super().__init__(A.shape, A, factor=scale.reshape(()) if isinstance(scale, Tensor) else None)
+        self.symmetric = A.symmetric
 
     def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
         return self.of(parameters)[0](x) * (parameters[-1] if self.number is None else self.number)
@@ -298,6 +328,19 @@ class _Conjugate(_Made):
 
     def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
         return conjugate(self.of(parameters)[0].T(conjugate(y)))
+
+
+class RealForm(_Made):
+    """A complex A on the real vectors of ops/complex_values.py."""
+
+    def __init__(self, A: LinearOperator):
+        super().__init__((2 * A.shape[0], 2 * A.shape[1]), A)
+
+    def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
+        return tall(self.of(parameters)[0](untall(x)))
+
+    def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        return tall(self.of(parameters)[0].H(untall(y)))
 
 
 class _Mapped(LinearOperator):

@@ -530,7 +530,7 @@ class StencilOperator(LinearOperator):
         assert tangents[0] is not None
         return self._product(x, tangents[0], self.turned)
 
-    def size(self) -> Tensor | None:
+    def largest_entry(self) -> Tensor | None:
         c = self.coefficients
         return None if c.numel() == 0 else c.detach().abs().flatten(-self.core()).amax(-1)[..., None, None]
 

@@ -604,7 +604,7 @@ class Operator(LinearOperator):
         assert tangents[0] is not None
         return self._apply(tangents[0], x)
 
-    def size(self) -> Tensor | None:
+    def largest_entry(self) -> Tensor | None:
         values = self.A.values.detach().abs()
         largest = values.amax() if len(values) else values.sum()
         return self.across.largest(largest.reshape(1, 1))

@@ -109,8 +109,8 @@ class Damped:
             return self.A.T.pushforward(self._above(x), tangents)
         return torch.cat((self.A.pushforward(x, tangents), torch.zeros_like(x)), dim=-2)
 
-    def size(self) -> Tensor | None:
-        largest = self.A.size()
+    def largest_entry(self) -> Tensor | None:
+        largest = self.A.largest_entry()
         return None if largest is None else torch.clamp(largest, min=self.damp)
 
     def magnitude(self, x: Tensor) -> Tensor | None:

@@ -47,8 +47,8 @@ SHIFT = torch.tensor(0.3, dtype=F64)
 SYMMETRIC = torch.tensor([-1.0, 4.0, -1.0], dtype=F64)
 
 
-def dense(A: ls.LinearOperator) -> Tensor:
-    return A @ torch.eye(A.shape[1], dtype=F64)
+def dense(A: ls.LinearOperator, dtype: torch.dtype = F64) -> Tensor:
+    return A @ torch.eye(A.shape[1], dtype=dtype)
 
 
 def test_products():
@@ -59,7 +59,10 @@ def test_products():
     torch.testing.assert_close(A.T @ x, D.T @ x)
     torch.testing.assert_close(A.T.T @ x, D @ x)
     torch.testing.assert_close(A @ numbers(3, N, 2), D @ numbers(3, N, 2))
-    assert A.H.turned
+    torch.testing.assert_close(A.H @ x, D.T @ x)
+    torch.testing.assert_close(x @ A, x @ D)
+    torch.testing.assert_close(numbers(3, 2, N) @ A, numbers(3, 2, N) @ D)
+    torch.testing.assert_close(A.T(x), D.T @ x)
     assert repr(A) == f"Convolution(shape=({N}, {N}))"
 
 
@@ -80,6 +83,36 @@ def test_the_conjugate_transpose():
     torch.testing.assert_close(A.T @ y, D.mT @ y)
     torch.testing.assert_close(A.H.T @ y, D.conj() @ y)
 
+    class Turn(ls.LinearOperator):  # complex without complex parameters
+        def mv(self, x):
+            return 1j * x
+
+    torch.testing.assert_close(Turn((N, N)).H @ y, -1j * y)
+
+
+@pytest.mark.parametrize("solver", ["bicgstab", "gmres", "cg", "lsqr"])
+def test_complex_systems(solver):
+    """Those of `cg` and `lsqr` by their real form."""
+    b, w = (numbers(N, 2, seed=i, dtype=torch.complex128) for i in (0, 1))
+
+    def solution(kernel, b):
+        A = Convolution((N, N), kernel, SHIFT + 0j)
+        tolerance = {"atol": 1e-13, "btol": 1e-13} if solver == "lsqr" else {"rtol": 1e-13}
+        return getattr(ls.solvers, solver)(A.H @ A if solver == "cg" else A, b, **tolerance).x
+
+    def known(kernel, b):
+        D = dense(Convolution((N, N), kernel, SHIFT + 0j), torch.complex128)
+        return torch.linalg.solve(D.mH @ D if solver == "cg" else D, b)
+
+    inputs = ((KERNEL * (1 + 0.5j)).requires_grad_(), b.requires_grad_())
+    found, expected = (torch.autograd.grad((f(*inputs) * w).sum().real, inputs) for f in (solution, known))
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+    kernel, change = inputs[0].detach(), numbers(3, dtype=torch.complex128)
+    found, expected = (
+        torch.func.jvp(lambda k, f=f: f(k, b.detach()), (kernel,), (change,))[1] for f in (solution, known)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+
 
 def test_operators_made_of_others():
     A, B, x = Convolution((N, N), KERNEL, SHIFT), ls.problems.poisson((N,)), numbers(N)
@@ -91,6 +124,8 @@ def test_operators_made_of_others():
         (-A, -dense(A)),
         (2 * A, 2 * dense(A)),
         (A * a, a * dense(A)),
+        (A / a, dense(A) / a),
+        (A @ B.to_scipy(), dense(A) @ B.to_dense()),
         (P.T @ P, dense(P).T @ dense(P)),
         (A @ B, dense(A) @ B.to_dense()),
         (B @ A, B.to_dense() @ dense(A)),
@@ -167,6 +202,18 @@ def test_as_a_preconditioner():
     assert torch.autograd.grad(unrolled.sum(), learned.parameters[-1])[0].isfinite()
 
 
+def test_a_symmetric_preconditioner():
+    S, b = Symmetric((N, N), SYMMETRIC, SHIFT), numbers(N)
+    assert ls.solvers.cg(S, b, M=2 * S + S).converged
+    with pytest.raises(ValueError, match=r"_Product does not say that it is.*set M.symmetric = True"):
+        ls.solvers.cg(S, b, M=S @ S)
+    M = S @ S
+    M.symmetric = True
+    assert ls.solvers.cg(S, b, M=M).converged
+    A = ls.problems.poisson((N,)) * (1 + 0j)
+    assert ls.solvers.cg(A, b + 0j, M=Symmetric((N, N), SYMMETRIC + 0j, SHIFT + 0j)).converged
+
+
 def _identity() -> ls.LinearOperator:
     return ls.ops.StencilOperator(torch.tensor([0.0, 1.0, 0.0], dtype=F64), (N,))
 
@@ -180,6 +227,63 @@ def test_tensors_that_are_not_parameters_are_found():
 
     with pytest.raises(ValueError, match="cg: A computes with tensors that require grad"):
         ls.solvers.cg(Hiding((N, N)), numbers(N))
+
+
+class Held(ls.LinearOperator):
+    """Uses a parameter by another name, which no derivative would reach."""
+
+    def __init__(self, scale):
+        super().__init__((N, N), scale)
+        self.scale = scale
+
+    def mv(self, x, _):
+        return self.scale * x
+
+
+def test_parameters_that_mv_does_not_take_from_its_arguments_are_found():
+    def loss(scale, gradient="implicit"):
+        return ls.solvers.cg(Held(scale), numbers(N), gradient=gradient).x.sum()
+
+    scale = torch.tensor(4.0, dtype=F64, requires_grad=True)
+    with pytest.raises(
+        ValueError, match=r"other tensors that require grad\. Use its parameters as mv receives"
+    ):
+        loss(scale)
+    with pytest.raises(ValueError, match="lsqr: A computes with other tensors"):
+        ls.solvers.lsqr(Held(scale), numbers(N))
+    with pytest.raises(ValueError, match=r"torch\.func transforms .* Use its parameters as mv receives them"):
+        torch.func.grad(loss)(scale.detach())
+    with pytest.raises(ValueError, match=r"torch\.func transforms"):
+        torch.func.jvp(loss, (scale.detach(),), (torch.ones((), dtype=F64),))
+    known = -numbers(N).sum() / 16
+    torch.testing.assert_close(torch.autograd.grad(loss(scale, "unrolled"), scale)[0], known)
+
+
+def test_attributes_may_have_any_name():
+    class Named(ls.LinearOperator):
+        def __init__(self, coefficients):
+            super().__init__((N, N), coefficients)
+            self.coefficients, self.size, self.values = coefficients, N, None
+
+        def mv(self, x, coefficients):
+            return coefficients * x
+
+    c = torch.tensor(4.0, dtype=F64, requires_grad=True)
+    x = ls.solvers.cg(Named(c), numbers(N)).x
+    torch.testing.assert_close(torch.autograd.grad(x.sum(), c)[0], -numbers(N).sum() / 16)
+
+
+def test_a_batch_of_operators():
+    class Diagonal(ls.LinearOperator):
+        def mv(self, x, d):
+            return d.unsqueeze(-1) * x
+
+    d, b = numbers(3, N).abs() + 1, numbers(3, N, 2)
+    x = ls.solvers.cg(Diagonal((N, N), d), b, rtol=1e-12).x
+    torch.testing.assert_close(x, b / d.unsqueeze(-1))
+    for columns in (b[0, :, 0], b[0]):
+        with pytest.raises(ValueError, match="For a batch of operators b must have shape"):
+            ls.solvers.cg(Diagonal((N, N), d), columns)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +307,11 @@ def test_wrong_products(product, error, message):
         ls.solvers.cg(Wrong((N, N)), numbers(N))
 
 
+class Bare(ls.LinearOperator):
+    def __init__(self):
+        pass
+
+
 def test_wrong_operands():
     A = Convolution((N, N), KERNEL, SHIFT)
     for call, message in (
@@ -210,6 +319,15 @@ def test_wrong_operands():
         (lambda: ls.LinearOperator((3,)), r"LinearOperator: shape must be \(rows, columns\)"),
         (lambda: ls.LinearOperator((3, 3)) @ numbers(3), r"LinearOperator must define mv\(x, \*parameters\)"),
         (lambda: A @ numbers(5), r"Convolution: x must have A.shape\[1\] = 12 rows"),
+        (lambda: A(numbers(1, 2)), r"Convolution: x must have A.shape\[1\] = 12 rows"),
+        (lambda: A @ numbers(N).numpy(), "Convolution: x must be a torch.Tensor, got ndarray"),
+        (lambda: numbers(N).numpy() @ A, "LinearOperator: A must be a CSR, got ndarray"),
+        (
+            lambda: Symmetric((3, 3), torch.ones(3, dtype=torch.int64)),
+            r"parameters\[0\] must be a tensor of fl",
+        ),
+        (lambda: ls.solvers.cg(Bare(), numbers(N)), r"cg: A has no shape. Bare.__init__ must call super"),
+        (lambda: ls.solvers.cg(Bare, numbers(N)), "cg: A is the class Bare, not a matrix"),
         (lambda: A + ls.problems.poisson((3,)), r"LinearOperator: A \+ B needs equal shapes"),
         (lambda: A @ ls.problems.poisson((3,)), "LinearOperator: A @ B needs fitting shapes"),
         (lambda: A * numbers(2), "LinearOperator: a factor must have one element"),

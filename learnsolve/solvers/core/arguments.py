@@ -15,6 +15,7 @@ from learnsolve.ops.autograd import forward_mode_may_come
 from learnsolve.ops.blocks import BlockBatch
 from learnsolve.solvers.core.operators import (
     Blocks,
+    Function,
     LinearOperator,
     Watched,
     as_operator,
@@ -47,9 +48,9 @@ def check_system(
 def check_complex(name: str, A: Any, b: Tensor, options: Options) -> None:
     if isinstance(A, CSR):
         checks.one_dtype(name, b, A.values)
-    if isinstance(A, BlockBatch) or hasattr(A, "as_operator"):
+    if isinstance(A, BlockBatch) or (hasattr(A, "as_operator") and not getattr(A, "watched", False)):
         raise NotImplementedError(
-            f"{name}: takes no complex {type(A).__name__}. Pass A as a CSR, a LinearOperator or a callable"
+            f"{name}: takes no complex {type(A).__name__}. Pass A as a CSR or a callable"
         )
     if options.null_space is not None:
         raise NotImplementedError(
@@ -71,7 +72,7 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
     if isinstance(A, BlockBatch):
         A = A.matrix
     key = "values" if isinstance(A, CSR) else "coefficients"  # of a StencilOperator
-    tensor = getattr(A, key, None)
+    tensor = None if getattr(A, "watched", False) else getattr(A, key, None)
     if not isinstance(tensor, Tensor):
         return torch.Size()
     checks.same_kind(name, "b", b, tensor)
@@ -130,7 +131,11 @@ def check_symmetric(name: str, M: Any) -> None:
     if isinstance(M, type) or (linear and symmetric):
         return
     kind = type(M).__name__
-    if not linear or hasattr(M, "symmetric"):
+    if isinstance(M, LinearOperator):
+        what = (
+            f"{kind} does not say that it is. Use fcg, gmres or fgmres, or, if it is, set M.symmetric = True"
+        )
+    elif not linear or hasattr(M, "symmetric"):
         what = f"{kind} is not {'symmetric' if linear else 'linear'}. Use fcg, gmres or fgmres"
         if linear and "symmetric" in inspect.signature(type(M)).parameters:
             what += f", or, if A is symmetric but for errors of its entries, {kind}(A, symmetric=True)"
@@ -153,11 +158,14 @@ def refuse_what_has_no_implicit_gradient(
         return M
     if A.watched:
         other = "other " if A.parameters else ""
+        of_callable = isinstance(A, Function)
+        how = "Name them, parameters=(...)," if of_callable else "Use its parameters as mv receives them"
         error = ValueError(
-            f"{name}: A computes with {other}tensors that require grad. Name them, parameters=(...), for "
+            f"{name}: A computes with {other}tensors that require grad. {how} for "
             'gradient="implicit", or use gradient="unrolled"'
         )
-        A.apply = Watched(A.apply, error, A.parameters)
+        first = None if of_callable else A.with_parameters(tuple(p.detach() for p in A.parameters)).apply
+        A.apply = Watched(A.apply, error, A.parameters if of_callable else (), first)
     sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
     refuse_what_learns(name, x0, given_M, sources, x)
     if learns(adjoint_M, sources, x):
@@ -175,11 +183,16 @@ def _refuse_what_is_transformed(
 ) -> None:
     x = sample(x)
     x = x.unsqueeze(-1) if x.dim() == 1 else x
-    reached = any(transformations(p) for p in A.parameters)  # refused where it is differentiated
-    if A.watched and not reached and _transformations_of(A, x):
+    if isinstance(A, Function):
+        reached = any(transformations(p) for p in A.parameters)  # refused where it is differentiated
+        product, how = None if reached else A, "Pass A as a CSR or a LinearOperator"
+    else:
+        product = A.with_parameters(tuple(sample(p) for p in A.parameters)) if A.watched else None
+        how = "Use its parameters as mv receives them"
+    if product is not None and _transformations_of(product, x):
         raise ValueError(
             f"{name}: A computes with a tensor that torch.func transforms (vmap, grad, jvp), or forward "
-            'mode, which cannot reach it there. Pass A as a CSR, or use gradient="unrolled"'
+            f'mode, which cannot reach it there. {how}, or use gradient="unrolled"'
         )
     if x0 is not None and transformations(x0) - {"vmap"}:
         raise no_implicit_gradient(name, "x0")

@@ -20,7 +20,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import Recent, SparsityPattern, equal, intern
 from learnsolve.ops import across
 from learnsolve.ops.complex_values import tall, untall
-from learnsolve.ops.operators import LinearOperator
+from learnsolve.ops.operators import LinearOperator, RealForm
 from learnsolve.ops.pcg import KINDS, applied, pcg_iterations
 from learnsolve.ops.products import sampled
 from learnsolve.ops.structure import transpose
@@ -379,9 +379,12 @@ def _matrix(name: str, A: Any, b: Tensor) -> Any:
         return real_matrix(A)
     if isinstance(A, scipy.sparse.linalg.LinearOperator):
         return _on_real_rows(name, "A", _of_vectors(on_host(name, "A", A, True)))
+    if isinstance(A, LinearOperator):
+        checks.rows(name, "b", b, "A", A.shape)
+        return RealForm(A)
     if not callable(A):
         raise TypeError(
-            f"{name}: with complex values A must be a CSR, a LinearOperator of SciPy or a callable, got "
+            f"{name}: with complex values A must be a CSR, a LinearOperator or a callable, got "
             f"{type(A).__name__}"
         )
     return _on_real_rows(name, "A", A)

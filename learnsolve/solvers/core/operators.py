@@ -240,16 +240,21 @@ class Watched:
     grad, other than by way of the `named` ones."""
 
     def __init__(
-        self, function: Callable[[Tensor], Tensor], error: Exception, named: tuple[Tensor, ...] = ()
+        self,
+        function: Callable[[Tensor], Tensor],
+        error: Exception,
+        named: tuple[Tensor, ...] = (),
+        first: Map | None = None,
     ):
         self.function, self.named = function, named
+        self.first = function if first is None else first  # for the first result, with the same values
         self.error: Exception | None = error
 
     def __call__(self, x: Tensor) -> Tensor:
         error, self.error = self.error, None
         if error is not None:
             with torch.enable_grad():
-                y = self.function(x.detach())
+                y = self.first(x.detach())
             if isinstance(y, Tensor) and depends_on_others(y, self.named):
                 raise error
             if not torch.is_grad_enabled() and isinstance(y, Tensor):
@@ -450,7 +455,7 @@ class Matrix(LinearOperator):
         assert tangents[0] is not None
         return product(tangents[0], x, self.A.pattern, self.transpose)
 
-    def size(self) -> Tensor | None:
+    def largest_entry(self) -> Tensor | None:
         values = self.A.values
         return None if values.shape[-1] == 0 else largest(values, -1).unsqueeze(-1)
 
@@ -500,7 +505,7 @@ class Blocks(LinearOperator):
     def pushforward(self, x: Tensor, tangents: tuple[Tensor | None, ...]) -> Tensor:
         return self.layout.padded(self.inner.pushforward(self.layout.joined(x), tangents))
 
-    def size(self) -> Tensor | None:
+    def largest_entry(self) -> Tensor | None:
         values = self.inner.A.values.detach()
         if values.shape[-1] == 0:
             return None
@@ -558,6 +563,8 @@ def as_operator(
     parameters = checks.sequence(function, "parameters", parameters, "Tensors")
     for i, p in enumerate(parameters):
         checks.tensor(function, f"parameters[{i}]", p)
+    if isinstance(A, type):
+        raise TypeError(f"{function}: A is the class {A.__name__}, not a matrix. Pass an object of it")
     if hasattr(A, "as_operator"):  # a LinearOperator; a matrix whose rows lie in several processes
         if transpose is not None or parameters:
             raise ValueError(

@@ -67,7 +67,7 @@ def in_units(system: System, method: Any) -> tuple[System, Any]:
     b, criterion = system.b, system.criterion
     if _surely_ordinary(system):
         return system, lambda out: _finite(None, out)
-    size_A = system.A.size()
+    size_A = system.A.largest_entry()
     if system.unattended and parts_at_once(method, system):
         units = _of_right_hand_side(b)
     else:
@@ -495,7 +495,7 @@ def _check_null(
             v = layout.padded(v)
         if isinstance(A, Function):  # called with the shape of the user's b
             v = v.expand(b.shape)
-        norm_A = A.size()
+        norm_A = A.largest_entry()
         if norm_A is None:  # a lower bound, not from b, which may be zero or a null vector
             y = torch.frac(0.618034 * torch.arange(b.shape[-2], dtype=b.dtype, device=b.device)) - 0.4
             y = y.unsqueeze(-1).expand(b.shape)
