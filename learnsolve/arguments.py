@@ -116,6 +116,7 @@ class Rule:
     says: str
     wrong: tuple[Any, ...] = ()
     of: str = ""  # another argument, for which this one must fit
+    exact: type | None = None  # values of exactly this type need no check
 
     def bound(self, function: str, name: str) -> Check:
         check = self.check  # torch.compile traces functions that hold plain values
@@ -203,9 +204,9 @@ _CALLABLE: Any = Callable
 Function = Annotated[Callable[..., Any], instance(_CALLABLE, "callable", ". Pass its arguments after it")]
 
 PLAIN: dict[Any, Rule] = {
-    bool: Rule(flag, "True or False", (3, "yes")),
-    int: Rule(integer, "an int", (2.5, True, "1")),
-    float: Rule(real, "a number", (True, "1")),
+    bool: Rule(flag, "True or False", (3, "yes"), exact=bool),
+    int: Rule(integer, "an int", (2.5, True, "1"), exact=int),
+    float: Rule(real, "a number", (True, "1"), exact=float),
 }
 # Types that an argument may have, as one of several.
 UNIONS: dict[frozenset[Any], Rule] = {
@@ -231,7 +232,7 @@ def _or_none(rule: Rule) -> Rule:
     def check(function: str, name: str, value: Any, *given: Any) -> Any:
         return None if value is None else inner(function, name, value, *given)
 
-    return Rule(check, rule.says, rule.wrong, rule.of)
+    return Rule(check, rule.says, rule.wrong, rule.of, rule.exact)
 
 
 def rule_of(annotation: Any) -> Rule | None:
@@ -273,19 +274,19 @@ def checker(
     names: Sequence[str] = code.co_varnames[: code.co_argcount]
     rules = dict(sorted(rules.items(), key=lambda item: item[1].of != ""))  # what others read first
     checks = {key: rule.bound(name, key) for key, rule in rules.items()}
-    by_place = [(i, checks[key]) for i, key in enumerate(names) if key in checks]
+    by_place = [(i, rules[key].exact, checks[key]) for i, key in enumerate(names) if key in checks]
     related = any(rule.of for rule in rules.values())
 
     def check(args: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         given = {**dict(zip(names, args, strict=False)), **keywords} if related else keywords
-        for i, one in by_place:
+        for i, exact, one in by_place:
             if i >= len(args):
                 break
-            if (value := one(args[i], given)) is not args[i]:
+            if type(args[i]) is not exact and (value := one(args[i], given)) is not args[i]:
                 args = (*args[:i], value, *args[i + 1 :])
                 if related:
                     given[names[i]] = value
-        for key, one in checks.items():
+        for key, one in checks.items() if keywords else ():
             if key in keywords and (value := one(keywords[key], given)) is not keywords[key]:
                 keywords = {**keywords, key: value}
                 if related:

@@ -515,7 +515,7 @@ def _each(A: Any) -> Any:
 
 # What is annotated as CSR may be a matrix of another library. Not a dense tensor: it may be another argument.
 for _type in (CSR, Sequence[CSR], Sequence[Sequence[CSR | None]]):
-    PLAIN[_type] = Rule(lambda function, name, value: _each(value), "a sparse matrix")
+    PLAIN[_type] = Rule(lambda function, name, value: _each(value), "a sparse matrix", exact=CSR)
 _CSR = PLAIN[CSR]
 
 

@@ -702,12 +702,12 @@ class CSR(Views, Habits, Immutable):
         return _ops.spmm(self, x.mT, transpose=True).mT
 
     def __add__(self, other: Any) -> CSR:
-        if _is_operator(other):
+        if not isinstance(other, CSR) and _is_operator(other):
             return NotImplemented
         return _ops.arithmetic.add_values("A + B", self, other)
 
     def __sub__(self, other: Any) -> CSR:
-        if _is_operator(other):
+        if not isinstance(other, CSR) and _is_operator(other):
             return NotImplemented
         return _ops.arithmetic.add_values("A - B", self, other, negate=True)
 

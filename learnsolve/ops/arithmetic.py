@@ -378,10 +378,10 @@ def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
         *(function, "B", B),
         ": adding a number to a sparse matrix would fill it. Add to A.values to shift the stored entries",
     )
-    one_shape(function, A, B)
     fit(function, A, B)
     if A.pattern is B.pattern:
         return A.with_values(A.values - B.values if negate else A.values + B.values)
+    one_shape(function, A, B)
     return added(function, A, B, 1, -1 if negate else 1)
 
 

@@ -399,7 +399,7 @@ def _weights(file: Checkpoint, lo: int, hi: int, n: int) -> Tensor:
     raise ValueError(f"petsc.LearnedPC: {file.path} has weights of shape {shape} for a matrix of {n} rows")
 
 
-def _how(name: str) -> str | None:
+def _how(name: str) -> Any:
     """The map of the parameter of this name to positive values."""
     last = name.rsplit(".", 1)[-1]
     return next((how for how, prefix in PREFIX.items() if prefix and last.startswith(prefix)), None)
