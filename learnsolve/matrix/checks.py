@@ -204,8 +204,15 @@ def start(function: str, name: str, value: Tensor, instead: str) -> None:
 # Rules of tensors and matrices, for the annotations of public functions.
 
 
+def is_usual(A: Any) -> bool:
+    """A CSR of one set of real values."""
+    return type(A) is CSR and A.values.dtype in SUPPORTED and A.values.shape == (A.pattern.nnz,)
+
+
 def _matrix(real_only: bool, square_too: bool, or_dense: bool = False, any_dtype: bool = False) -> Rule:
     def check(function: str, name: str, value: Any) -> CSR:
+        if is_usual(value) and (not square_too or value.shape[0] == value.shape[1]):
+            return value  # in a small call, words for messages take as long as all else
         matrix(function, name, value := as_matrix(value) if or_dense else sparse_matrix(value))
         if not any_dtype:
             dtype(function, f"{name}.values", value.values, or_complex=not real_only)

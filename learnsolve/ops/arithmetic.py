@@ -40,6 +40,15 @@ def matrix_like(of: str, *, same_shape: bool = False, remedy: str = checks.MAKE)
     """A matrix that fits another argument, a matrix."""
 
     def check(function: str, name: str, value: Any, given: dict[str, Any]) -> CSR:
+        if checks.is_usual(value) and checks.is_usual(other := given.get(of)):
+            a, b = other.values, value.values
+            if (
+                a.dtype == b.dtype
+                and a.is_cpu
+                and b.is_cpu
+                and (not same_shape or other.shape == value.shape)
+            ):
+                return value
         checks.matrix(function, name, value := sparse_matrix(value), remedy)
         if isinstance(other := given.get(of), CSR):
             if same_shape:
