@@ -281,6 +281,9 @@ def test_a_batch_of_operators():
     d, b = numbers(3, N).abs() + 1, numbers(3, N, 2)
     x = ls.solvers.cg(Diagonal((N, N), d), b, rtol=1e-12).x
     torch.testing.assert_close(x, b / d.unsqueeze(-1))
+    singular = torch.cat((torch.zeros(3, 1, dtype=F64), d[:, 1:]), -1)
+    null = torch.eye(N, 1, dtype=F64)
+    assert ls.solvers.cg(Diagonal((N, N), singular), b, null_space=null).converged
     for columns in (b[0, :, 0], b[0]):
         with pytest.raises(ValueError, match="For a batch of operators b must have shape"):
             ls.solvers.cg(Diagonal((N, N), d), columns)

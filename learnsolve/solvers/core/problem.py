@@ -493,7 +493,7 @@ def _check_null(
         v = product(values, e, P, False)
         if layout is not None:
             v = layout.padded(v)
-        if isinstance(A, Function):  # called with the shape of the user's b
+        if A.watched:  # a callable has the shape of the user's b, a LinearOperator its batch axes
             v = v.expand(b.shape)
         norm_A = A.largest_entry()
         if norm_A is None:  # a lower bound, not from b, which may be zero or a null vector
