@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, overload
+from typing import Annotated, Any, TypeGuard, overload
 
 import numpy as np
 import scipy.sparse
@@ -204,7 +204,7 @@ def start(function: str, name: str, value: Tensor, instead: str) -> None:
 # Rules of tensors and matrices, for the annotations of public functions.
 
 
-def is_usual(A: Any) -> bool:
+def is_usual(A: Any) -> TypeGuard[CSR]:
     """A CSR of one set of real values."""
     return type(A) is CSR and A.values.dtype in SUPPORTED and A.values.shape == (A.pattern.nnz,)
 
