@@ -218,7 +218,7 @@ class LinearOperator:
         return None
 
     def magnitude(self, x: Tensor) -> Tensor | None:
-        """|A| |x|, entry by entry, if the entries are known."""
+        """The product of the moduli of A and of x, if the entries are known."""
         return None
 
     def frobenius(self) -> Tensor | None:
