@@ -165,7 +165,8 @@ def refuse_what_has_no_implicit_gradient(
             'gradient="implicit", or use gradient="unrolled"'
         )
         first = None if of_callable else A.with_parameters(tuple(p.detach() for p in A.parameters)).apply
-        A.apply = Watched(A.apply, error, A.parameters if of_callable else (), first)
+        named = A.parameters if of_callable else ()
+        A.apply = Watched(A.apply, error, lambda: named, first)
     sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
     refuse_what_learns(name, x0, given_M, sources, x)
     if learns(adjoint_M, sources, x):
@@ -175,7 +176,7 @@ def refuse_what_has_no_implicit_gradient(
         )
     if M is None or isinstance(given_M, CSR) or _tracked(given_M):
         return M
-    return Watched(M, no_implicit_gradient(name, "M"), leaves((*sources, x)))
+    return Watched(M, no_implicit_gradient(name, "M"), lambda: leaves((*sources, x)))
 
 
 def _refuse_what_is_transformed(

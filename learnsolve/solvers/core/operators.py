@@ -237,16 +237,16 @@ class Function(LinearOperator):
 
 class Watched:
     """A function of blocks of columns that raises `error` if its first result depends on tensors that require
-    grad, other than by way of the `named` ones."""
+    grad, other than by way of those that `named` returns."""
 
     def __init__(
         self,
         function: Callable[[Tensor], Tensor],
         error: Exception,
-        named: tuple[Tensor, ...] = (),
+        named: Callable[[], Sequence[Tensor]] = tuple,
         first: Map | None = None,
     ):
-        self.function, self.named = function, named
+        self.function, self.named = function, named  # found only for a result that requires grad
         self.first = function if first is None else first  # for the first result, with the same values
         self.error: Exception | None = error
 
@@ -255,8 +255,9 @@ class Watched:
         if error is not None:
             with torch.enable_grad():
                 y = self.first(x.detach())
-            if isinstance(y, Tensor) and depends_on_others(y, self.named):
+            if isinstance(y, Tensor) and y.requires_grad and depends_on_others(y, self.named()):
                 raise error
+            self.named = tuple  # which may hold b
             if not torch.is_grad_enabled() and isinstance(y, Tensor):
                 return y.detach()
         return self.function(x)
