@@ -163,9 +163,19 @@ def test_a_preconditioner_of_what_the_system_learns_needs_no_detach(kind):
     x = ls.solvers.cg(A, b, M=M, rtol=1e-13).x
     (found,) = torch.autograd.grad(x.sum(), theta)
     torch.testing.assert_close(found, -x.detach().sum())
-    mixed = ls.preconditioners.Diagonal(theta * torch.ones(16, dtype=torch.float64, requires_grad=True))
+    weight = torch.ones(16, dtype=torch.float64, requires_grad=True)
+    mixed = ls.preconditioners.Diagonal(theta * weight)
     with pytest.raises(ValueError, match="cg: M requires grad"):
         ls.solvers.cg(A, b, M=mixed)
+    plain = {
+        "preconditioner": ls.preconditioners.Diagonal(weight),
+        "callable": lambda r: weight.reshape(r.shape) * r,
+        "values": ls.ops.diag(weight),
+    }[kind]
+    with pytest.raises(ValueError, match="cg: M requires grad"):
+        ls.solvers.cg(A.detach().requires_grad_(), b, M=plain)
+    with pytest.raises(ValueError, match="cg: M requires grad"):
+        torch.func.grad(lambda b: ls.solvers.cg(A.detach(), b, M=plain).x.sum())(b)
 
 
 def test_an_adjoint_preconditioner_that_learns_is_refused():

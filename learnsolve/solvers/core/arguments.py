@@ -165,8 +165,8 @@ def refuse_what_has_no_implicit_gradient(
             'gradient="implicit", or use gradient="unrolled"'
         )
         first = None if of_callable else A.with_parameters(tuple(p.detach() for p in A.parameters)).apply
-        named = A.parameters if of_callable else ()
-        A.apply = Watched(A.apply, error, lambda: named, first)
+        of_A = A.parameters if of_callable else ()
+        A.apply = Watched(A.apply, error, lambda: of_A, first)
     sources = (*A.parameters, *(A.batch._sources if isinstance(A, Blocks) else ()))
     refuse_what_learns(name, x0, given_M, sources, x)
     if learns(adjoint_M, sources, x):
@@ -176,7 +176,8 @@ def refuse_what_has_no_implicit_gradient(
         )
     if M is None or isinstance(given_M, CSR) or _tracked(given_M):
         return M
-    return Watched(M, no_implicit_gradient(name, "M"), lambda: leaves((*sources, x)))
+    named = tuple if torch._C._are_functorch_transforms_active() else lambda: leaves((*sources, x))
+    return Watched(M, no_implicit_gradient(name, "M"), named)
 
 
 def _refuse_what_is_transformed(
@@ -246,7 +247,7 @@ def learns(M: Any, sources: tuple[Tensor, ...], b: Tensor | None = None) -> bool
         return False
     cached = sources if hasattr(M, "depends_on") else ()
     others = [t for t in _tracked(M) if all(t is not source for source in cached)]
-    if not others or b is None:
+    if not others or b is None or torch._C._are_functorch_transforms_active():
         return bool(others)
     known = leaves((*sources, b))
     return any(depends_on_others(t, known) for t in others)

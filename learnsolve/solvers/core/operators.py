@@ -310,8 +310,10 @@ def depends_on_others(y: Tensor, named: Sequence[Tensor]) -> bool:
 
 
 def leaves(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """The leaves that require grad and that these tensors are computed from."""
-    found, nodes, todo = [], set(), [_edge(t) for t in tensors if t.requires_grad]
+    """The leaves that require grad and that these tensors are computed from. Not inside of torch.func, from
+    where they are out of reach."""
+    with torch.enable_grad():
+        found, nodes, todo = [], set(), [_edge(t) for t in tensors if t.requires_grad]
     while todo:
         node = todo.pop()[0]
         if node is not None and node not in nodes:
