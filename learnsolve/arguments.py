@@ -275,10 +275,14 @@ def checker(
     rules = dict(sorted(rules.items(), key=lambda item: item[1].of != ""))  # what others read first
     checks = {key: rule.bound(name, key) for key, rule in rules.items()}
     by_place = [(i, rules[key].exact, checks[key]) for i, key in enumerate(names) if key in checks]
-    related = any(rule.of for rule in rules.values())
+    related = {rule.of for rule in rules.values() if rule.of}
+    parameters = inspect.signature(function).parameters if related else {}
+    needed = {key for key in related if parameters[key].default is inspect.Parameter.empty}
 
     def check(args: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         given = {**dict(zip(names, args, strict=False)), **keywords} if related else keywords
+        if needed and not needed <= given.keys():
+            return args, keywords  # Python names the argument that is missing
         for i, exact, one in by_place:
             if i >= len(args):
                 break

@@ -76,6 +76,8 @@ def test_what_refers_to_another_argument_is_checked_after_it():
 
 
 def test_python_says_what_does_not_fit_the_signature():
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'points'"):
+        ls.problems.TriangleMesh(triangles=torch.tensor([[0, 1, 2]]), fixed=torch.ones(3) > 0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     for args, named in (((A,), {}), ((A, B, 1, "a"), {}), ((A, B), {"A": A}), ((A, B), {"m": 3})):
         with pytest.raises(TypeError, match="solve"):
             CALL(*args, **named)
