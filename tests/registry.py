@@ -343,7 +343,7 @@ def calls() -> Iterator[tuple[str, str, Callable[..., Any]]]:
 
 
 def number(call: str, argument: str, annotation: str = "") -> Any:
-    default = 0.1 if "float" in annotation else None
+    default = 0.1 if "float" in annotation and "dtype" not in annotation else None
     call, _, sample = call.partition("; ")
     usual = SAMPLES[sample] if sample else {}
     own = f"{call}.{argument}"

@@ -516,7 +516,7 @@ TYPES = [
     (lambda: grounded(edge_index=PATHS.double()), "grounded_laplacian: edge_index must hold integers"),
     (lambda: grounded(grounded=GROUNDED.to("meta")), "grounded is on meta, edge_index on cpu"),
     (lambda: grounded(grounded=GROUNDED.long()), "grounded_laplacian: grounded must be bool"),
-    (lambda: P.TriangleMesh(SQUARE, TWO.float(), NONE), "TriangleMesh: triangles must be integers"),
+    (lambda: P.TriangleMesh(SQUARE, TWO.float(), NONE), "TriangleMesh: triangles must hold integers"),
     (lambda: data(SPD, count=1.5), "dataset: .*count must be an int"),
 ]
 OTHERS = [
