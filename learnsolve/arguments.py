@@ -149,7 +149,8 @@ def ints(minimum: int) -> Rule:
     """A sequence of ints, as a tuple."""
 
     def check(function: str, name: str, value: Any) -> tuple[int, ...]:
-        return tuple(integer(function, name, one, minimum) for one in sequence(function, name, value, "ints"))
+        every = sequence(function, name, value, "ints, as (16,)")
+        return tuple(integer(function, name, one, minimum) for one in every)
 
     return Rule(check, f"a sequence of ints of at least {minimum}", (3, ("1",), (minimum - 1,)))
 

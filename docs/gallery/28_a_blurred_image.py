@@ -56,6 +56,6 @@ found, best = sharpened(blurred[:, 1], *parameters).detach(), [p.detach().exp() 
 errors = [(image - sharp[:, 1]).norm() / sharp[:, 1].norm() for image in (blurred[:, 1], found)]
 print("width {:.2f}, weight {:.1e}, error {:.2f} -> {:.2f}".format(*map(float, [*best, *errors])))
 # width 1.69, weight 1.7e-03, error 0.31 -> 0.23
-panels = plt.figure(figsize=(7.5, 2.6), layout="constrained").subplots(1, 3)
+panels = plt.figure(figsize=(5.5, 2), layout="constrained").subplots(1, 3)
 for axes, image in zip(panels, (blurred[:, 1], found, sharp[:, 1]), strict=True):
     axes.imshow(image.reshape(n, n), cmap="gray", vmin=0, vmax=1)

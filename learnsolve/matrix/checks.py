@@ -290,13 +290,16 @@ def pattern_like(of: str) -> Rule:
     return Rule(check, f"a SparsityPattern of {of}'s shape and device", (object(), 3.0), of)
 
 
-_PATTERNS = instance((SparsityPattern, CSR), "a SparsityPattern or a CSR")
-_has_pattern = _PATTERNS.check
+_has_pattern = instance((SparsityPattern, CSR), "a SparsityPattern or a CSR").check
+
+
+def _pattern_of(function: str, name: str, value: Any) -> Any:
+    _has_pattern(function, name, value := sparse_matrix(value))
+    return value
 
 
 def _square_pattern(function: str, name: str, value: Any) -> Any:
-    _has_pattern(function, name, value)
-    square(function, name, value.shape)
+    square(function, name, (value := _pattern_of(function, name, value)).shape)
     return value
 
 
@@ -316,13 +319,15 @@ def _any_tensor(function: str, name: str, value: Any) -> Any:
 
 
 SquarePattern = Annotated[
-    SparsityPattern | CSR, Rule(_square_pattern, "a square SparsityPattern or CSR", _PATTERNS.wrong)
+    SparsityPattern | CSR, Rule(_square_pattern, "a square SparsityPattern or CSR", (object(), "no such", 3))
 ]
 AnyTensor = Annotated[Tensor, Rule(_any_tensor, "a tensor", (object(), 3.0, [1.0]))]
 RealNumbers = Annotated[Tensor, _numbers(False)]
 Numbers = Annotated[Tensor, _numbers(True)]
 IndexDtype = Annotated[torch.dtype, choice((torch.int32, torch.int64))]
-UNIONS[frozenset((SparsityPattern, CSR))] = _PATTERNS
+UNIONS[frozenset((SparsityPattern, CSR))] = Rule(
+    _pattern_of, "a SparsityPattern or a sparse matrix", (object(), "no such", 3)
+)
 
 
 def number_or_like(of: str, rule: str = "") -> Rule:

@@ -480,7 +480,7 @@ V, WIDE_PATTERN = normal((LOWER.nnz,)), pattern_of(reference.random(3, 4, 0.5))
 GIVEN_EDGES, ENDS = torch.tensor([[2, 0, 1], [1, 2, 0]]), torch.tensor([[0], [1]])
 BAD += [
     (lambda: block(rows=()), ValueError, "GraphNetBlock: rows and columns must name at least one"),
-    (lambda: block(hidden=8), TypeError, r"hidden must be a sequence of widths, as \(16,\), got 8"),
+    (lambda: block(hidden=8), TypeError, r"hidden must be a sequence of ints, as \(16,\), got int"),
     (lambda: block(activation=torch.nn.ReLU()), TypeError, "GraphNetBlock: activation must make a module"),
     (lambda: G([[0], [1]], X_, E_), TypeError, "graph must be a SparsityPattern, a CSR or edge_index"),
     (lambda: G(GRAPH, X_[1:], E_), ValueError, rf"x must have shape .* n = {NODES}, node_features = {F}\)"),
