@@ -41,8 +41,7 @@ def scene():  # disks of random gray
 
 
 sharp = torch.stack((scene(), scene()), -1)
-blurred = Blur((n * n, n * n), torch.tensor(1.7, dtype=torch.float64)) @ sharp
-blurred += 0.01 * torch.randn_like(sharp)
+blurred = Blur((n**2, n**2), torch.tensor(1.7).double()) @ sharp + 0.01 * torch.randn_like(sharp)
 parameters = [torch.tensor(t, dtype=torch.float64, requires_grad=True) for t in (0.0, -3.0)]
 optimizer = torch.optim.Adam(parameters, lr=0.2)
 for _ in range(25):
@@ -56,6 +55,7 @@ found, best = sharpened(blurred[:, 1], *parameters).detach(), [p.detach().exp() 
 errors = [(image - sharp[:, 1]).norm() / sharp[:, 1].norm() for image in (blurred[:, 1], found)]
 print("width {:.2f}, weight {:.1e}, error {:.2f} -> {:.2f}".format(*map(float, [*best, *errors])))
 # width 1.69, weight 1.7e-03, error 0.31 -> 0.23
-panels = plt.figure(figsize=(5.5, 2), layout="constrained").subplots(1, 3)
-for axes, image in zip(panels, (blurred[:, 1], found, sharp[:, 1]), strict=True):
-    axes.imshow(image.reshape(n, n), cmap="gray", vmin=0, vmax=1)
+shown = {"blurred": blurred[:, 1], "solved": found, "sharp": sharp[:, 1]}
+for axes, title in zip(plt.figure(figsize=(5.5, 2)).subplots(1, 3), shown, strict=True):
+    axes.imshow(shown[title].reshape(n, n), cmap="gray", vmin=0, vmax=1)
+    axes.set(title=title, xticks=[], yticks=[])
