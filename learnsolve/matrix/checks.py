@@ -440,28 +440,28 @@ def declared(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def export(package: dict[str, Any]) -> None:
+def export(package: dict[str, Any], prefix: str = "") -> None:
     """Make what a package exports what users call: its functions, and the methods of its classes and of
-    their bases."""
+    their bases. `prefix` stands before their names in messages."""
     for name in package["__all__"]:
         value = package[name]
         if inspect.isfunction(value):
-            package[name] = value.as_exported = exported(value, name)  # type: ignore[attr-defined]
+            package[name] = value.as_exported = exported(value, prefix + name)  # type: ignore
             package[name].__module__ = package["__name__"]  # for pickle
         elif inspect.isclass(value):
             for cls in value.__mro__:
                 if cls.__module__.startswith("learnsolve.") and cls not in _exported:
                     _exported.add(cls)
                     public = [method for method in vars(cls) if not method.startswith("_")]
-                    export_methods(cls, "__init__", "__call__", "__matmul__", *public)
+                    export_methods(cls, "__init__", "__call__", "__matmul__", *public, prefix=prefix)
 
 
-def export_methods(cls: Any, *names: str, defaults: dict[str, Rule] | None = None) -> None:
+def export_methods(cls: Any, *names: str, defaults: dict[str, Rule] | None = None, prefix: str = "") -> None:
     """Make the names that are methods of this class what users call."""
     for name in names:
         method = vars(cls).get(name)
         called = name.startswith("__") or name == "forward"  # of a module
-        shown = cls.__name__ if called else f"{cls.__name__}.{name}"
+        shown = prefix + (cls.__name__ if called else f"{cls.__name__}.{name}")
         if inspect.isfunction(method):
             record = name == "__init__" and "__dataclass_fields__" in vars(cls)  # which the library makes
             setattr(cls, name, full_precision(method) if record else exported(method, shown, defaults))

@@ -12,4 +12,4 @@ from learnsolve.petsc.matrix import Matrix, dot, norm, spmm
 from learnsolve.petsc.solve import solve
 
 __all__ = ["LearnedPC", "Matrix", "dot", "norm", "share", "solve", "spmm"]
-export(globals())
+export(globals(), "petsc.")

@@ -23,12 +23,13 @@ import traceback
 import warnings
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, Rule
 from learnsolve.matrix import checks
 from learnsolve.ops.autograd import Nestable
 
@@ -116,6 +117,18 @@ def check_dtype(function: str, name: str, t: torch.Tensor) -> None:
             f"{function}: {name} must be float64 on the CPU, as PETSc's numbers are, got {t.dtype} on "
             f"{t.device}. Convert it with .to('cpu', torch.float64)"
         )
+
+
+def _local(function: str, name: str, value: Any) -> Tensor:
+    checks.tensor(function, name, value)
+    check_dtype(function, name, value)
+    return value
+
+
+Local = Annotated[
+    Tensor,
+    Rule(_local, "a float64 tensor on the CPU", (object(), 3.0, [1.0], torch.ones(3, dtype=torch.float32))),
+]
 
 
 class Processes:
@@ -237,7 +250,7 @@ class _Shown(Linear):
         return ctx.by.shown(t)
 
 
-def share(n: int) -> tuple[int, int]:
+def share(n: Index) -> tuple[int, int]:
     """This process's share of n rows, (lo, hi), consecutive. Shares differ by at most one row.
 
     Parameters
@@ -256,7 +269,6 @@ def share(n: int) -> tuple[int, int]:
     >>> petsc.share(10)
     (0, 10)
     """
-    n = checks.integer("petsc.share", "n", n, 0)
     rank, size = processes().rank, processes().size
     return n * rank // size, n * (rank + 1) // size
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import numpy as np
 import scipy.sparse
 import torch
 from torch import Tensor
 
+from learnsolve.arguments import Index, instance
 from learnsolve.matrix import checks
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.operators import LinearOperator
 from learnsolve.ops.products import dots, product, sampled
-from learnsolve.petsc._processes import Linear, Rows, check_dtype, engine, processes, share
+from learnsolve.petsc._processes import Linear, Local, Rows, check_dtype, engine, processes, share
 
 _KEPT = 4  # the number of column counts with cached scatters
 
@@ -335,19 +336,14 @@ class Matrix:
 
     def __init__(
         self,
-        values: Tensor,
+        values: Local,
         pattern: SparsityPattern,
         row_range: tuple[int, int],
-        n: int,
+        n: Index,
         *,
         column_range: tuple[int, int] | None = None,
     ):
         name = "petsc.Matrix"
-        checks.tensor(name, "values", values)
-        check_dtype(name, "values", values)
-        if not isinstance(pattern, SparsityPattern):
-            raise TypeError(f"{name}: pattern must be a SparsityPattern, got {type(pattern).__name__}")
-        n = checks.integer(name, "n", n, 0)
         rows = Rows(name, "row_range", row_range, n)
         if pattern.shape[0] != rows.count:
             whole = f". From the whole matrix C pass C[{rows.lo}:{rows.hi}]" if pattern.shape[0] == n else ""
@@ -373,10 +369,9 @@ class Matrix:
         self._structure = Structure(pattern, rows, columns)
 
     @classmethod
-    def from_rows(cls, rows: CSR, row_range: tuple[int, int]) -> Matrix:
+    def from_rows(cls, rows: checks.AnyMatrix, row_range: tuple[int, int]) -> Matrix:
         """A square matrix from the local rows as a `CSR` of shape (hi - lo, n), such as problems return with
         ``rows=``."""
-        checks.matrix("petsc.Matrix.from_rows", "rows", rows)
         return cls(rows.values, rows.pattern, row_range, rows.shape[1])
 
     @classmethod
@@ -406,10 +401,8 @@ class Matrix:
         rows, row_range = read(path)
         return cls.from_rows(rows, row_range)
 
-    def with_values(self, values: Tensor) -> Matrix:
+    def with_values(self, values: Local) -> Matrix:
         """The same structure with other values, without communication."""
-        checks.tensor("petsc.Matrix.with_values", "values", values)
-        check_dtype("petsc.Matrix.with_values", "values", values)
         if values.shape != (self.nnz,):
             raise ValueError(
                 f"petsc.Matrix.with_values: values must have shape ({self.nnz},), got {tuple(values.shape)}"
@@ -616,7 +609,13 @@ class Operator(LinearOperator):
         return 1
 
 
-def spmm(A: Matrix, x: Tensor, *, transpose: bool = False) -> Tensor:
+# A distributed matrix, for the annotations of functions that have a sibling for a CSR.
+_MAKE = ". Make one with petsc.Matrix.from_rows, or for a CSR use "
+MatrixOfSpmm = Annotated[Matrix, instance(Matrix, "a petsc.Matrix", _MAKE + "ops.spmm")]
+MatrixOfSolve = Annotated[Matrix, instance(Matrix, "a petsc.Matrix", _MAKE + "learnsolve.solve")]
+
+
+def spmm(A: MatrixOfSpmm, x: Tensor, *, transpose: bool = False) -> Tensor:
     r"""Product of a distributed matrix, or its transpose, with distributed vectors.
 
     .. math:: y = A x \quad\text{or}\quad y = A^T x
@@ -657,16 +656,10 @@ def spmm(A: Matrix, x: Tensor, *, transpose: bool = False) -> Tensor:
     >>> petsc.dot(x, y)  # ||A x||^2
     tensor(40., dtype=torch.float64)
     """
-    name = "petsc.spmm"
-    if not isinstance(A, Matrix):
-        raise TypeError(
-            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}. Make one with "
-            "petsc.Matrix.from_rows, or for a CSR use ops.spmm"
-        )
-    return A.product(name, x, transpose)
+    return A.product("petsc.spmm", x, transpose)
 
 
-def dot(u: Tensor, v: Tensor) -> Tensor:
+def dot(u: Local, v: Local) -> Tensor:
     r"""Inner product of distributed vectors, :math:`\langle u, v \rangle`, of each column.
 
     Parameters
@@ -699,9 +692,6 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
     >>> petsc.dot(x, x)
     tensor(85344., dtype=torch.float64)
     """
-    for name, t in (("u", u), ("v", v)):
-        checks.tensor("petsc.dot", name, t)
-        check_dtype("petsc.dot", name, t)
     if u.shape != v.shape or u.dim() not in (1, 2):
         raise ValueError(
             f"petsc.dot: u and v must have the same shape, (n,) or (n, k), got {tuple(u.shape)} and "
@@ -713,7 +703,7 @@ def dot(u: Tensor, v: Tensor) -> Tensor:
     return processes().sum(dots(u, v))
 
 
-def norm(u: Tensor) -> Tensor:
+def norm(u: Local) -> Tensor:
     r"""Euclidean norm of a distributed vector, :math:`\sqrt{\langle u, u \rangle}`, of each column, with
     derivative 0 at zero.
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from learnsolve.matrix import checks
+from learnsolve.arguments import Index, NotNegative
 from learnsolve.ops.autograd import tracked
-from learnsolve.petsc._processes import check_dtype, engine, option_used
-from learnsolve.petsc.matrix import Matrix, Operator
+from learnsolve.petsc._processes import Local, engine, option_used
+from learnsolve.petsc.matrix import MatrixOfSolve, Operator
 from learnsolve.solvers.core.gradient import Implicit
 from learnsolve.solvers.core.loop import report as report_failure
 from learnsolve.solvers.core.problem import Solver
@@ -248,13 +248,13 @@ def stacked(ended: list[Ended]) -> tuple[Tensor, Tensor]:
 
 
 def solve(
-    A: Matrix,
-    b: Tensor,
-    x0: Tensor | None = None,
+    A: MatrixOfSolve,
+    b: Local,
+    x0: Local | None = None,
     *,
-    rtol: float = 1e-5,
-    atol: float = 0.0,
-    maxiter: int | None = None,
+    rtol: NotNegative = 1e-5,
+    atol: NotNegative = 0.0,
+    maxiter: Index | None = None,
     method: str = "cg",
     M: Any = "bjacobi",
     options: Mapping[str, Any] | None = None,
@@ -302,20 +302,9 @@ def solve(
     True
     """
     name = "petsc.solve"
-    if not isinstance(A, Matrix):
-        raise TypeError(
-            f"{name}: A must be a petsc.Matrix, got {type(A).__name__}. Make one with "
-            "petsc.Matrix.from_rows, or for a CSR use learnsolve.solve"
-        )
-    for key, value in (("rtol", rtol), ("atol", atol)):
-        checks.tolerance(name, key, value)
-    checks.flag(name, "throw", throw)
-    maxiter = 10 * A.shape[0] if maxiter is None else checks.integer(name, "maxiter", maxiter, 0)
-    checks.tensor(name, "b", b)
+    maxiter = 10 * A.shape[0] if maxiter is None else maxiter
     operator = A.as_operator(name, b)
     if x0 is not None:
-        checks.tensor(name, "x0", x0)
-        check_dtype(name, "x0", x0)
         if x0.shape != b.shape:
             raise ValueError(f"{name}: x0 must have b's shape {tuple(b.shape)}, got {tuple(x0.shape)}")
         if tracked(x0):
