@@ -34,7 +34,6 @@ OTHERS |= {
     "FactorNetwork",
     "dataset",
     "load",
-    "loadable",
     "matrix_market",
     "planetoid",
     "profile",

@@ -48,7 +48,7 @@ class Skew(P.Preconditioner):
     def __init__(self, A):
         self.shape, self.depends_on = A.shape, (A.values,)
 
-    def _columns(self, R):
+    def mv(self, R):
         return R
 
 

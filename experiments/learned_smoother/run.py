@@ -121,7 +121,7 @@ class Cycle(ls.preconditioners.Preconditioner):
         self.coarse = torch.linalg.inv(ls.ops.galerkin(P, A).to_dense())
         self.shape, self.depends_on = A.shape, (S.values,)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         x = self.S @ R
         r = R - self.A @ x
         x = x + self.P @ (self.coarse @ ls.ops.spmm(self.P, r, transpose=True))

@@ -35,7 +35,7 @@ class LowerFactor(ls.preconditioners.Preconditioner):
     def __init__(self, L: ls.CSR):
         self.L, self.shape, self.depends_on = L, L.shape, (L.values,)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return self.L @ ls.ops.spmm(self.L, R, transpose=True)
 
     def pcg_form(self):

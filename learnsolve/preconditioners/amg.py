@@ -440,7 +440,7 @@ class AMG(Preconditioner):
             ) from error
         return self._on(A, hierarchy, weight)
 
-    def _learnable(self) -> dict[str, Part]:
+    def learnable(self) -> dict[str, Part]:
         H = self.hierarchy
         if not len(H):
             raise ValueError("Trainable: M must have more than one level. Make it with a smaller max_coarse")
@@ -483,10 +483,10 @@ class AMG(Preconditioner):
     def operator_complexity(self) -> float:
         return sum(A.nnz for A in self.operators) / max(self.operators[0].nnz, 1)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return self._run(R, False)
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         return self._run(R, True)
 
     def _run(self, R: Tensor, transpose: bool) -> Tensor:

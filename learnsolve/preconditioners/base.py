@@ -2,12 +2,12 @@
 
 A subclass defines products with blocks of columns, (..., n, k). docs/extending.md has an example:
 
-    _columns(R)       M R
-    _transposed(R)    M^T R, not needed if the preconditioner is `symmetric`, or not `linear`
+    mv(R)     M R
+    rmv(R)    M^T R, not needed if the preconditioner is `symmetric`, or not `linear`
 
 A preconditioner computed from a matrix stores its data (attached to the autograd graph, so that unrolled
 solvers differentiate through it) and is rebuilt when the matrix changes. This is cheap, since patterns cache
-the plans. `Trainable` (trainable.py) makes a torch.nn.Module of a preconditioner: `_learnable` lists its
+the plans. `Trainable` (trainable.py) makes a torch.nn.Module of a preconditioner: `learnable` lists its
 parameters, and `_with` restores them.
 
 Some preconditioners of the first kind also read A's values in every call (`SOR`, `SSOR`, `Neumann`,
@@ -80,7 +80,7 @@ class Preconditioner:
     ...         super().__init__(A)
     ...         self.inverse = 1 / A.diagonal().unsqueeze(-1)
     ...
-    ...     def _columns(self, R):
+    ...     def mv(self, R):
     ...         return self.inverse * R
     >>> A, b = ls.problems.poisson((8, 8)), torch.ones(64, dtype=torch.float64)
     >>> ls.solvers.cg(A, b, M=Diagonal(A)).converged
@@ -115,13 +115,15 @@ class Preconditioner:
         self.shape, self.batch_shape = A.shape, A.batch_shape
         self.depends_on = (A.values, *(t for t in others if isinstance(t, Tensor)))
 
-    def _columns(self, R: Tensor) -> Tensor:
-        raise NotImplementedError(f"{type(self).__name__} must define _columns")
+    def mv(self, R: Tensor) -> Tensor:
+        """M R for blocks of columns R, (..., n, k), unchecked."""
+        raise NotImplementedError(f"{type(self).__name__} must define mv")
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
+        """M^T R, without conjugation."""
         if self.symmetric:
-            return self._columns(R)
-        raise NotImplementedError(f"{type(self).__name__} must define _transposed")
+            return self.mv(R)
+        raise NotImplementedError(f"{type(self).__name__} must define rmv")
 
     @classmethod
     def _trusted(cls, **attributes: Any) -> Self:
@@ -159,7 +161,7 @@ class Preconditioner:
             raise ValueError(f"{type(self).__name__}: is not linear and has no transpose. Use fcg or fgmres")
         return self if self.symmetric else Transposed(self)
 
-    def _learnable(self) -> dict[str, Part]:
+    def learnable(self) -> dict[str, Part]:
         """The parts that `Trainable` can learn, by attribute name."""
         return {}
 
@@ -215,13 +217,13 @@ class Preconditioner:
         if r.dim() > 1:
             if self.batch_shape:
                 checks.batches(name, self.batch_shape, r.shape[:-2], "the preconditioner and r")
-            return self._columns(r)
+            return self.mv(r)
         if self.batch_shape:
             raise ValueError(
                 f"{name}: for a batch of matrices r must have shape (..., n, k), got {tuple(r.shape)}. "
                 "r.unsqueeze(-1) is one column for all"
             )
-        return self._columns(r.unsqueeze(-1)).squeeze(-1)
+        return self.mv(r.unsqueeze(-1)).squeeze(-1)
 
     def __call__(self, r: Tensor) -> Tensor:
         """M r, like `forward`."""
@@ -244,11 +246,11 @@ class Transposed(Preconditioner):
         self.M = M
         self.shape, self.batch_shape, self.depends_on = M.shape, M.batch_shape, M.depends_on
 
-    def _columns(self, R: Tensor) -> Tensor:
-        return self.M._transposed(R)
+    def mv(self, R: Tensor) -> Tensor:
+        return self.M.rmv(R)
 
-    def _transposed(self, R: Tensor) -> Tensor:
-        return self.M._columns(R)
+    def rmv(self, R: Tensor) -> Tensor:
+        return self.M.mv(R)
 
     def _like(self) -> Tensor | None:
         return self.M._like()

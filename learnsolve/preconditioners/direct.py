@@ -186,10 +186,10 @@ class Factorization(Preconditioner):
         """The solution, differentiable in the values of an A that equals the factored matrix."""
         return solved(A.values, b, A.pattern, False, self._factors)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return self.solve(R)
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         return self.solve(R, transpose=True)
 
     @property
@@ -448,10 +448,10 @@ class BlockJacobi(Preconditioner):
         self.symmetric, values = _inverses(name, A, plan, symmetric)
         self.matrix, self._plan = CSR(values, plan.pattern), plan
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return product(self.matrix.values, R, self.matrix.pattern, False)
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         return product(self.matrix.values, R, self.matrix.pattern, True)
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:

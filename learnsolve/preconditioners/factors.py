@@ -160,7 +160,7 @@ class FactorPreconditioner(Preconditioner):
         if isinstance(shift, Tensor):
             self.depends_on += (shift,)
 
-    def _learnable(self) -> dict[str, Part]:
+    def learnable(self) -> dict[str, Part]:
         L, U = self.L, self.U
         if U is None:
             parts = {"L": Part(L, "diagonal")}
@@ -183,10 +183,10 @@ class FactorPreconditioner(Preconditioner):
         about = {"shape": self.shape, "batch_shape": self.batch_shape, "form": self.form}
         return FactorPreconditioner._trusted(**about, symmetric=self.U is None, **rest)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return self._apply(R, False)
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         return self._apply(R, True)
 
     def _apply(self, R: Tensor, transpose: bool) -> Tensor:
@@ -288,13 +288,13 @@ class ComplexForm(Preconditioner):
         self.shape = (real.shape[0] // 2, real.shape[1] // 2)
         self.batch_shape, self.depends_on = real.batch_shape, (values,)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         R = R if self.phase is None else self.phase.unsqueeze(-1) * R
-        return untall(self.real._columns(tall(R)))
+        return untall(self.real.mv(tall(R)))
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         """M^T R, by the transpose of the real form, which is the real form of the conjugate transpose."""
-        Z = untall(self.real.T._columns(tall(R.conj()))).conj()
+        Z = untall(self.real.T.mv(tall(R.conj()))).conj()
         return Z if self.phase is None else self.phase.unsqueeze(-1) * Z
 
     @property

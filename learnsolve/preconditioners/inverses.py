@@ -200,13 +200,13 @@ class SPAI(Preconditioner):
         M = _minimize(wide if right else transpose(wide), pattern if right else pattern.T, right)
         self.matrix = (M if right else transpose(M)).to(dtype=A.dtype)
 
-    def _learnable(self) -> dict[str, Part]:
+    def learnable(self) -> dict[str, Part]:
         return {"matrix": Part(self.matrix)}
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return spmm(self.matrix, R)
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         return spmm(self.matrix, R, transpose=True)
 
 

@@ -38,10 +38,10 @@ from learnsolve.preconditioners.base import Preconditioner, check_finite
 from learnsolve.preconditioners.factors import IC, FactorPreconditioner
 from learnsolve.preconditioners.hierarchy import Hierarchy, interpolation, positions
 from learnsolve.preconditioners.schwarz import interface_pattern
-from learnsolve.preconditioners.trainable import Saved, Trainable, loadable
+from learnsolve.preconditioners.trainable import Saved, Trainable
 
 # For networks of your own; the networks here are names of `preconditioners`.
-__all__ = ["NetworkStart", "interface_pattern", "loadable"]
+__all__ = ["NetworkStart", "interface_pattern"]
 
 MOST = 4096  # layers and their width, for damaged files
 Width = Annotated[int, at_least(1, MOST)]
@@ -214,8 +214,8 @@ class FactorNetwork(GraphNetwork, FactorMap):
     -----
     ``network(A)`` is a `FactorPreconditioner`, ``network.factor(A)`` its L, both attached to the autograd
     graph of the weights and A. Both accept a `NetworkStart` instead of A, which does not depend on the
-    weights: in training, compute it once per matrix. With the decorator ``preconditioners.learned.loadable``,
-    `load` reads the files of a subclass. Its constructor must accept the result of `settings`.
+    weights: in training, compute it once per matrix. `load` reads the files of a subclass, found by its name,
+    whose constructor must accept the result of `settings`.
 
     Examples
     --------
@@ -267,7 +267,6 @@ def unit_rows(function: str, A: CSR) -> Tensor:
     return d.sqrt()
 
 
-@loadable
 class GNP(Trainable):
     r"""A nonlinear network for one matrix, for `fgmres` and `fcg` if incomplete factors fail:
 
@@ -345,7 +344,7 @@ class GNP(Trainable):
     def depends_on(self) -> tuple[Tensor, ...]:  # type: ignore[override]
         return (self.unit, *self.parameters())  # r has the dtype of the first tensor
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         A = self.matrix()
         if A.batch_shape:
             A = A.with_values(A.values.unsqueeze(-2))  # for each column
@@ -385,7 +384,6 @@ def _split(R: Tensor) -> tuple[Tensor, Tensor]:
     return R / torch.where(size > 0, size, 1), largest * size
 
 
-@loadable
 class NeuralIF(FactorNetwork):
     r"""A graph network that predicts a factor on the pattern of tril(A): a function A -> M.
 
@@ -462,7 +460,6 @@ class NeuralIF(FactorNetwork):
         return positive_diagonal(g, start.pattern, "sqrt_exp")
 
 
-@loadable
 class PreCorrector(FactorNetwork):
     r"""A graph network that corrects IC(0), on its pattern: a function A -> M of symmetric matrices.
 
@@ -566,7 +563,6 @@ class Grids(NamedTuple):
         return Grids(self.A.to(dtype), P, self.places, self.fine.to(dtype), self.graph.to(dtype))
 
 
-@loadable
 class NeuralAMG(GraphNetwork):
     r"""A graph network that corrects Ruge-Stueben interpolation, on its pattern: a function A -> M.
 

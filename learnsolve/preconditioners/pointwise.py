@@ -30,7 +30,6 @@ from learnsolve.ops.indexing import find, place, take
 from learnsolve.ops.segments import pointwise_factor, spread_values
 from learnsolve.preconditioners.inverses import lower_pattern
 from learnsolve.preconditioners.learned import MOST, FactorMap, NetworkStart, Width, unit_rows
-from learnsolve.preconditioners.trainable import loadable
 
 Omega = Annotated[float, within("0 < {} < 2", lambda value: 0 < value < 2, 2.0)]
 
@@ -172,7 +171,6 @@ def _scaled(function: str, A: CSR) -> tuple[Tensor, Tensor]:
     return scale, A.values * by_row * by_column
 
 
-@loadable
 class StencilFactor(PointwiseFactor):
     r"""A perceptron that predicts a factor from the stencils of a grid, row by row: a function A -> M.
 
@@ -261,7 +259,6 @@ class StencilFactor(PointwiseFactor):
         return ((at.a_slots,), (at.l_slots, at.of_a)), at.pattern
 
 
-@loadable
 class RowFactor(PointwiseFactor):
     r"""A perceptron that predicts a factor from the sorted entries of each row: a function A -> M.
 

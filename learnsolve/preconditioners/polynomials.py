@@ -115,10 +115,10 @@ class PolynomialPreconditioner(Preconditioner):
             return lambda R: R
         return self.M.T if transpose else self.M
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return self._polynomial(self._operator(False), self._inner(False), R)
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         return self._polynomial(self._operator(True), self._inner(True), R)
 
     def _inverse_diagonal(self) -> Tensor | None:
@@ -203,10 +203,10 @@ class Neumann(PolynomialPreconditioner):
             x = x + scaled(self._weight, M(R - A(x)))
         return x
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         inverse = self._inverse_diagonal()
         if inverse is None:
-            return super()._columns(R)
+            return super().mv(R)
         scale = times(inverse, self._weight)
         return self._swept(scale, R, scale.unsqueeze(-1) * R, self.degree)
 
@@ -290,9 +290,9 @@ class Chebyshev(PolynomialPreconditioner):
             x = x + step
         return x
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         if self._sweeps is None:
-            return super()._columns(R)
+            return super().mv(R)
         scale, momentum = self._sweeps
         return self._swept(scale, R, torch.zeros_like(R), self.degree + 1, momentum)
 
@@ -449,7 +449,7 @@ class Polynomial(PolynomialPreconditioner):
             raise ValueError(f"{name}: lmin must be below lmax, got {lo} and {hi}. Swap them")
         return cls(A, _chebyshev_coefficients(degree, lo, hi), interval=(lo, hi), symmetric=symmetric)
 
-    def _learnable(self) -> dict[str, Part]:
+    def learnable(self) -> dict[str, Part]:
         parts = {"coefficients": Part(self.coefficients, "all")}
         if self.interval is not None:
             parts["interval"] = Part(self.interval, default=False, state=True)

@@ -65,14 +65,14 @@ class Diagonal(Preconditioner):
         self.d, self.shape, self.batch_shape = d, (d.shape[-1], d.shape[-1]), d.shape[:-1]
         self.depends_on = (d,)
 
-    def _learnable(self) -> dict[str, Part]:
+    def learnable(self) -> dict[str, Part]:
         return {"d": Part(self.d, "all")}
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return self.d.unsqueeze(-1) * R
 
-    def _transposed(self, R: Tensor) -> Tensor:
-        return self._columns(R)
+    def rmv(self, R: Tensor) -> Tensor:
+        return self.mv(R)
 
     @property
     def symmetric(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -137,7 +137,7 @@ class Jacobi(Diagonal):
         self.d = self._inverse if plain else times(self._inverse, self.weight)
         self.batch_shape = self.d.shape[:-1]
 
-    def _learnable(self) -> dict[str, Part]:
+    def learnable(self) -> dict[str, Part]:
         w = torch.as_tensor(self.weight, dtype=self._inverse.dtype, device=self._inverse.device)
         return {"weight": Part(w if w.dim() else w.expand(self.shape[0]), "all")}
 
@@ -334,10 +334,10 @@ class SOR(Preconditioner):
         self._sweep, self._pattern = Sweep(direction, multicolor), A.pattern
         self._system = self._sweep.copied_system(A, self.omega)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, False)
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, True)
 
 
@@ -398,10 +398,10 @@ class SSOR(Preconditioner):
         self.omega = self.omega.clone() if isinstance(self.omega, Tensor) else self.omega
         self._system = self._sweep.copied_system(A, self.omega)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, False)
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         return self._sweep.apply(self._system, self._pattern, self.omega, R, True)
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:

@@ -525,10 +525,10 @@ class AdditiveSchwarz(Preconditioner):
     def rows(self) -> Tensor:
         return torch.from_numpy(rows_of(self.plan)).to(self.plan.numbers.device)
 
-    def _columns(self, R: Tensor) -> Tensor:
+    def mv(self, R: Tensor) -> Tensor:
         return self._sum(R, self._into, self._out, False)
 
-    def _transposed(self, R: Tensor) -> Tensor:
+    def rmv(self, R: Tensor) -> Tensor:
         return self._sum(R, self._out, self._into, True)
 
     def _sum(self, R: Tensor, into: Tensor, out: Tensor, transpose: bool) -> Tensor:

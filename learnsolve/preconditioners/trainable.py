@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -27,48 +27,11 @@ from learnsolve.preconditioners.base import Part, Preconditioner, finite
 from learnsolve.preconditioners.factors import FactorPreconditioner, check_has_diagonal
 from learnsolve.preconditioners.relaxation import Diagonal
 
-CLASSES: dict[str, type[Saved]] = {}  # by the name in the header; filled by `loadable`
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-Kind = TypeVar("Kind", bound="type[Saved]")
-
-
-def loadable(kind: Kind) -> Kind:
-    """Decorate a network class so that `preconditioners.load` can read its files, wherever the class is
-    defined.
-
-    Parameters
-    ----------
-    kind : a subclass of `FactorNetwork` or of another network with `save`. It replaces an earlier class of
-        the same name
-
-    Returns
-    -------
-    kind
-
-    Raises
-    ------
-    TypeError
-        if kind is not such a class.
-
-    Examples
-    --------
-    >>> import learnsolve as ls
-    >>> P = ls.preconditioners
-    >>> @P.learned.loadable
-    ... class Corrector(P.PreCorrector):
-    ...     def classical(self, A):
-    ...         return P.MIC(A, level=1)
-    """
-    if not (isinstance(kind, type) and issubclass(kind, Saved)):
-        raise TypeError(
-            f"loadable: needs a subclass of FactorNetwork, or of another network with save, got {kind!r}"
-        )
-    CLASSES[kind.__name__] = kind
-    return kind
 
 
 class Saved(torch.nn.Module):
-    """Base of modules that `preconditioners.load` reads. A subclass is decorated with `loadable` and has
+    """Base of modules that `preconditioners.load` reads, by the name of their class. A subclass has
 
     settings()              arguments of its constructor, for JSON, that make one with the same state dict;
                             a dtype by its name, "float64"
@@ -159,8 +122,9 @@ def _made(
         raise ValueError(
             f"load: {path} has format {made_by!r}, this version reads format 1. Update learnsolve"
         )
-    if not isinstance(kind, str) or kind not in CLASSES:
-        raise ValueError(f"load: {path} is of {kind!r}, known are {', '.join(sorted(CLASSES))}. {other}")
+    classes = _subclasses(Saved)
+    if not isinstance(kind, str) or kind not in classes:
+        raise ValueError(f"load: {path} is of {kind!r}, known are {', '.join(sorted(classes))}. {other}")
     start = settings.get("start")
     if M is None and isinstance(start, dict) and start.get("complete") is False:
         raise ValueError(
@@ -172,11 +136,19 @@ def _made(
     try:
         if "dtype" in settings:
             settings["dtype"] = DTYPES[settings["dtype"]]
-        return CLASSES[kind]._made(settings, tensors, **({} if M is None else {"M": M}))
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
+        return classes[kind]._made(settings, tensors, **({} if M is None else {"M": M}))
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
         if M is not None:
             raise ValueError(f"load: {path} does not fit M ({error})") from error
         raise ValueError(f"load: the settings in {path} are damaged ({error})") from error
+
+
+def _subclasses(kind: type[Saved]) -> dict[str, type[Saved]]:
+    """By name. Of several with the same name, the one defined last."""
+    found: dict[str, type[Saved]] = {}
+    for below in kind.__subclasses__():
+        found |= {below.__name__: below} | _subclasses(below)
+    return found
 
 
 def _fill(path: str | Path, network: Saved, tensors: dict[str, Tensor]) -> None:
@@ -385,7 +357,6 @@ class _Ready(Saved):
         return M
 
 
-@loadable
 class Trainable(_Ready, Preconditioner):
     """A preconditioner with parameters: tensors of M, or of a subclass. Solvers compute their gradient with
     gradient="unrolled" or "checkpointed". Table of names and defaults: docs/preconditioners.md.
@@ -452,7 +423,7 @@ class Trainable(_Ready, Preconditioner):
                 "Trainable: M must be a Preconditioner that is computed from tensors, as IC(A) is, got "
                 f"{type(M).__name__}"
             )
-        parts = M._learnable()
+        parts = M.learnable()
         self.learn, self.positive = _names(type(M).__name__, parts, learn), positive
         if positive is not None and not any(parts[name].positive for name in self.learn):
             raise ValueError(f"Trainable: positive={positive!r} does not apply to {self.learn}. Remove it")
@@ -476,7 +447,7 @@ class Trainable(_Ready, Preconditioner):
     def build(self) -> Preconditioner:
         """The preconditioner for the current parameters, with their graph."""
         if self.M is None:
-            raise NotImplementedError(f"{type(self).__name__} must define build, or _columns")
+            raise NotImplementedError(f"{type(self).__name__} must define build, or mv")
         parts = {name: current(self._modules[name]) for name in self._held}
         if self._keeps_tensors:
             self._check_kind(parts[self._held[0]])
@@ -545,11 +516,11 @@ class Trainable(_Ready, Preconditioner):
                 self.M = self.M._converted(dtype=to.dtype, device=to.device)
         return super()._apply(fn, recurse)
 
-    def _columns(self, R: Tensor) -> Tensor:
-        return self.build()._columns(R)
+    def mv(self, R: Tensor) -> Tensor:
+        return self.build().mv(R)
 
-    def _transposed(self, R: Tensor) -> Tensor:
-        return self.build()._transposed(R)
+    def rmv(self, R: Tensor) -> Tensor:
+        return self.build().rmv(R)
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
         if self.M is None:

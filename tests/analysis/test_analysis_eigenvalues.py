@@ -243,7 +243,7 @@ class Nonlinear(ls.preconditioners.Trainable):
         super().__init__()
         self.shape, self.w = (10, 10), torch.nn.Parameter(torch.ones(1, dtype=F64))
 
-    def _columns(self, R):
+    def mv(self, R):
         return R.abs()
 
 
@@ -345,7 +345,7 @@ class Diagonal(ls.preconditioners.Trainable):
         self.shape = (len(d), len(d))
         self.d = torch.nn.Parameter(d)
 
-    def _columns(self, R):
+    def mv(self, R):
         return self.d.unsqueeze(-1) * R
 
 

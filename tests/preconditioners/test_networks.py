@@ -35,7 +35,7 @@ from learnsolve.preconditioners import (
     load,
     pointwise,
 )
-from learnsolve.preconditioners.learned import NetworkStart, loadable
+from learnsolve.preconditioners.learned import NetworkStart
 
 NETWORKS = (PreCorrector, NeuralIF)
 POINTWISE = {StencilFactor: {"diagonals": 5}, RowFactor: {"largest": 2}}
@@ -81,7 +81,6 @@ def modified(A):
     return MIC(A, level=1, omega=0.95)
 
 
-@loadable
 class Corrected(PreCorrector):
     """A user's: of another factor, on another pattern."""
 
@@ -89,7 +88,6 @@ class Corrected(PreCorrector):
         return modified(A)
 
 
-@loadable
 class Relative(FactorNetwork):
     """A user's: every entry of that factor times an exponential; a second feature of the edges."""
 

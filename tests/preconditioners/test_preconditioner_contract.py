@@ -27,10 +27,10 @@ class Shift(Preconditioner):
     def __init__(self, A):
         self.shape, self.depends_on = A.shape, (A.values,)
 
-    def _columns(self, R):
+    def mv(self, R):
         return torch.cat((R[..., :-1, :], R[..., -1:, :] + R[..., :1, :]), dim=-2)
 
-    def _transposed(self, R):
+    def rmv(self, R):
         return torch.cat((R[..., :1, :] + R[..., -1:, :], R[..., 1:, :]), dim=-2)
 
 
@@ -43,7 +43,7 @@ class RowSums(Preconditioner):
         super().__init__(A, omega)
         self.inverse = omega / ls.ops.sum(A.with_values(A.values.abs()), 1)
 
-    def _columns(self, R):
+    def mv(self, R):
         return self.inverse.unsqueeze(-1) * R
 
 
@@ -55,7 +55,7 @@ class Times(Preconditioner):
     def __init__(self, number=1.0):
         self.number = number
 
-    def _columns(self, R):
+    def mv(self, R):
         return self.number * R
 
 
@@ -67,14 +67,14 @@ class Scale(Trainable):
         self.weight = torch.nn.Parameter(torch.full((N,), 0.5, dtype=torch.float64))
         self.shape = (N, N)
 
-    def _columns(self, R):
+    def mv(self, R):
         return self.weight.unsqueeze(-1) * R
 
 
 class Bent(Scale):
     linear = False
 
-    def _columns(self, R):
+    def mv(self, R):
         return torch.tanh(R)
 
 
@@ -87,7 +87,7 @@ class Rows:
         self.shape = (N, N)
         self.weight = torch.linspace(0.5, 1, N).double() if weight is None else weight
 
-    def _columns(self, R):
+    def mv(self, R):
         return self.weight.unsqueeze(-1) * R
 
 
@@ -108,8 +108,8 @@ class Named(Rows, Trainable):
 class General(Computed):
     symmetric = False
 
-    def _transposed(self, R):
-        return self._columns(R)
+    def rmv(self, R):
+        return self.mv(R)
 
 
 class Network(torch.nn.Module):

@@ -337,7 +337,7 @@ class Widths(P.Preconditioner):
         super().__init__(matrix)
         self.d, self.seen = 1 / matrix.diagonal().unsqueeze(-1), set()
 
-    def _columns(self, R):
+    def mv(self, R):
         self.seen.add(R.shape[-1])
         return self.d * R
 

@@ -711,7 +711,7 @@ def _splits(system: System) -> bool:
     A, M = system.A, source(system.M)
     while hasattr(A, "A"):  # made of another
         A = A.A
-    known = M is None or isinstance(M, Matrix) or hasattr(M, "_columns")
+    known = M is None or isinstance(M, Matrix) or hasattr(M, "learnable")
     return known and not isinstance(A, Function) and not isinstance(system.criterion.negligible, torch.Tensor)
 
 
