@@ -32,7 +32,7 @@ from learnsolve.recipes.training.settings import MissingExtra, RunSettings, Sett
 OK, FAILED, BAD_SETTING, INTERRUPTED = 0, 1, 2, 130
 NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc")
 CHECKPOINTS = checkpoint.TENSORS, f"seed-*/{checkpoint.TENSORS}"  # of a run, or of those of --seeds
-EXTRAS = ("jsonargparse", "matplotlib", "safetensors", "tqdm", "yaml")
+EXTRAS = ("jsonargparse", "matplotlib", "safetensors", "yaml")
 
 
 def usage() -> str:

@@ -22,13 +22,11 @@ train.main(["jacobi", "--steps", "100", "--out", str(folder), "--quiet"])
 print(*sorted(path.name for path in folder.iterdir()), sep="\n")
 # config.yaml
 # energy.png
-# files.json
 # loss.png
 # metrics.csv
 # model.safetensors
 # report.html
 # report.json
-# state.json
 # state.safetensors
 # weights.png
 

@@ -262,13 +262,10 @@ class Systems:
 class FactorRecipe(base.Scheduled, base.VectorRecipe):
     """A network for a family of matrices.
 
-    The vectors of a `VectorRecipe` are here the matrices of a step, each with its own test vectors: `vectors`
-    are their positions in the step.
+    The vectors of a `VectorRecipe` are here the matrices of a step, each with its own test vectors.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "iterations")
-    files = ("evaluation.csv", "loss.png", "iterations.png", "times.png", "sizes.png")
-    vector_dim = 0
     advice = "Try a smaller --lr or --clip"
     model: MatrixNetwork
     curves: ClassVar = {
@@ -345,17 +342,10 @@ class FactorRecipe(base.Scheduled, base.VectorRecipe):
         solved = loss in ("product", "error")
         return (self.solve(A, vectors) if solved else torch.zeros_like(vectors)), vectors
 
-    def vectors(self, step: int) -> Tensor:
-        return torch.arange(self.indices.start, self.indices.stop)
-
-    def _of_step(self, positions: Tensor, step: int) -> tuple[list[int], list[int]]:
-        """The matrices at these positions of a step (each once per epoch, in a new order), and the indices
-        from which their vectors are drawn."""
-        matrices, chosen = self.settings.matrices, []
-        for position in positions.tolist():
-            epoch, at = divmod(step * self.count + position, matrices)
-            chosen.append(self._order(epoch)[at])
-        return chosen, positions.tolist()
+    def _of_step(self, step: int) -> list[int]:
+        """The matrices of this process in a step: each once per epoch, in a new order."""
+        positions = (divmod(step * self.count + i, self.settings.matrices) for i in self.indices)
+        return [self._order(epoch)[at] for epoch, at in positions]
 
     def _order(self, epoch: int) -> list[int]:
         if getattr(self, "_epoch", (None,))[0] != epoch:
@@ -363,13 +353,12 @@ class FactorRecipe(base.Scheduled, base.VectorRecipe):
             self._epoch = epoch, torch.randperm(self.settings.matrices, generator=generator).tolist()
         return self._epoch[1]
 
-    def losses(self, vectors: Tensor, step: int) -> Tensor:
-        self.step = step
-        if len(vectors) == 0:
+    def losses(self, step: int) -> Tensor:
+        self.step, which = step, self._of_step(step)
+        if not which:
             return sum(p.sum() * 0 for p in self.model.parameters()).expand(0)  # type: ignore[union-attr]
-        which, numbers = self._of_step(vectors, step)
         if self._fixed is None:
-            X, B = self._pairs(self.training, which, numbers, base.TRAINING, step)
+            X, B = self._pairs(self.training, which, self.indices, base.TRAINING, step)
         else:
             X, B = ([v[i] for i in which] for v in self._fixed)
         return self._losses(self.training.parts(which, X, B)) / self.count

@@ -344,7 +344,6 @@ class GcnRecipe(base.Recipe):
     model: GCN
     measure = measured
     curves = CURVES
-    files = ("loss.png", "accuracy.png", "seeds.png")
     outcome = outcome_of
     lower_bound = 0.0
     alone = (

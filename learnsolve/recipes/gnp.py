@@ -130,11 +130,10 @@ class GnpSettings(base.ScheduleSettings, VectorSettings):
 
 
 class GnpRecipe(base.Scheduled, base.VectorRecipe):
-    """A network for one matrix. See `GnpSettings`. `vectors` are right-hand sides b."""
+    """A network for one matrix. See `GnpSettings`. Its vectors are right-hand sides b."""
 
     Settings = GnpSettings
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "residual")
-    files = ("evaluation.csv", "loss.png", "times.png", "convergence.png")
     curves: ClassVar = {"loss.png": base.Curves(ylabel="mean |A M(b) - b|", log=True)}
     lower_bound = 0.0
     advice = "Try a smaller --lr or --clip"
@@ -185,9 +184,9 @@ class GnpRecipe(base.Scheduled, base.VectorRecipe):
             return self._sides(self.indices, self.count, base.TRAINING, step)
         return self._fixed
 
-    def losses(self, vectors: Tensor, step: int) -> Tensor:
+    def losses(self, step: int) -> Tensor:
         self.step = step
-        return self._errors(vectors) / self.count
+        return self._errors(self.vectors(step)) / self.count
 
     def _errors(self, B: Tensor) -> Tensor:
         return (self.A @ self.model(B) - B).abs().mean(0)

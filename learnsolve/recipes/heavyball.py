@@ -237,7 +237,6 @@ class HeavyballRecipe(EnergyRecipe):
     Settings = HeavyballSettings
     columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     advice = "Try a smaller --lr or --alpha, or check that the matrix is symmetric positive definite"
-    files = ("loss.png", "parameters.png", "convergence.png")
     curves: ClassVar = {
         "loss.png": base.Curves("Loss through {sweeps} sweeps", "energy of the error, per vector", log=True),
         "parameters.png": base.Curves(
@@ -462,15 +461,12 @@ class HeavyballNetworkSettings(VectorSettings):
 class HeavyballNetworkRecipe(base.VectorRecipe):
     """A network for a family of matrices, which are the batch axis of all tensors.
 
-    The vectors of a `VectorRecipe` are here the matrices, each with all of its test vectors: `vectors` are
-    their indices among the matrices of this process.
+    The vectors of a `VectorRecipe` are here the matrices, each with all of its test vectors.
     """
 
     Settings = HeavyballNetworkSettings
     columns: ClassVar[tuple[str, ...]] = ("alpha", "beta")
     lower_bound = 0.0
-    vector_dim = 0
-    files = ("loss.png", "parameters.png")
     curves: ClassVar = {
         "loss.png": base.Curves(
             "Loss through {sweeps} sweeps",
@@ -497,8 +493,7 @@ class HeavyballNetworkRecipe(base.VectorRecipe):
         self.count = settings.matrices
         self.indices = share(self.count)
         self._own = self.A.with_values(self.A.values[self.indices.start : self.indices.stop])
-        self._drawn = 0, self._vectors(self._own, self.indices, settings.test_vectors, base.TRAINING, 0)
-        self.test_vectors = self._drawn[1]
+        self.test_vectors = self._vectors(self._own, self.indices, settings.test_vectors, base.TRAINING, 0)
         others = range(settings.held_out_matrices)
         self.held_out = self._vectors(self.others, others, settings.held_out or 0, base.HELD_OUT, 0)
 
@@ -512,32 +507,14 @@ class HeavyballNetworkRecipe(base.VectorRecipe):
             E = many.T.reshape(matrices, count, n).mT
         return (E / (E * (A @ E)).sum((-2, -1), keepdim=True).sqrt()).contiguous()
 
-    def vectors(self, step: int) -> Tensor:
-        return torch.arange(len(self.indices), device=self.A.device)
-
-    def losses(self, vectors: Tensor, step: int) -> Tensor:
-        return self._parts(vectors, step) / self.count
-
-    def total(self, vectors: Tensor, step: int) -> Tensor:
-        return self._parts(vectors, step).sum() / self.count
-
-    def _parts(self, which: Tensor, step: int) -> Tensor:
-        """The remaining fraction of the energy of the vectors, for each of these matrices."""
-        A, E = self._own, self._of_step(step)
-        if len(which) < len(E):
-            A, E = A.with_values(A.values[which]), E[which]
-        return self._relative(A, E)
-
-    def _of_step(self, step: int) -> Tensor:
-        """The test vectors; kept for the second of two passes."""
-        if not self.settings.resample or step == 0:
-            return self.test_vectors
-        if self._drawn[0] != step:
-            count = self.settings.test_vectors
-            self._drawn = step, self._vectors(self._own, self.indices, count, base.TRAINING, step)
-        return self._drawn[1]
+    def losses(self, step: int) -> Tensor:
+        E = self.test_vectors
+        if self.settings.resample and step > 0:
+            E = self._vectors(self._own, self.indices, self.settings.test_vectors, base.TRAINING, step)
+        return self._relative(self._own, E) / self.count
 
     def _relative(self, A: CSR, vectors: Tensor) -> Tensor:
+        """The remaining fraction of the energy of the vectors, for each of these matrices."""
         alpha, beta = self.model(A)
         sweeps = self.settings.sweeps
 

@@ -212,7 +212,6 @@ class JacobiRecipe(EnergyRecipe):
     """One weight per row. See `JacobiSettings`."""
 
     Settings = JacobiSettings
-    files = ("energy.png", "loss.png", "weights.png")
     curves: ClassVar = {"loss.png": base.Curves("Training loss", "energy of the error, per vector", log=True)}
     outcome = outcome_of
 

@@ -307,7 +307,6 @@ class NewtonRecipe(base.Scheduled, base.Recipe):
 
     Settings = NewtonSettings
     columns: ClassVar[tuple[str, ...]] = ("learning_rate", "energy_gap", "newton_steps")
-    files = ("evaluation.csv", "loss.png", "gap.png", "steps.png", "convergence.png")
     curves: ClassVar = {
         "loss.png": base.Curves("Energy of the predicted u", "energy, mean over fields"),
         "gap.png": base.Curves(

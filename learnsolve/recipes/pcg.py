@@ -302,7 +302,6 @@ class PcgRecipe(base.Scheduled, MatrixRecipe):
         "definiteness",
         "shortened_steps",
     )
-    files = ("evaluation.csv", "times.png", "loss.png", "residual.png", "residuals.png", "residuals_ramp.png")
     model: Trainable
     by_root = False
     curves: ClassVar = {
@@ -371,26 +370,14 @@ class PcgRecipe(base.Scheduled, MatrixRecipe):
         terms = torch.log10(1 + residuals) if demo else residuals[1:]
         return base.weighted(terms, self.settings.gamma or 0.0)
 
-    def losses(self, vectors: Tensor, step: int) -> Tensor:
+    def losses(self, step: int) -> Tensor:
         self.step = step
-        residuals = self.residuals(vectors, self.iterations, self.space)
-        self._see(residuals.detach()[-1])
-        return self._weighted(residuals) / self.count
-
-    def loss(self, step: int) -> Tensor:
-        return self.losses(self.vectors(step), step).sum()
-
-    def total(self, vectors: Tensor, step: int) -> Tensor:  # of the hardest, without `_see`
-        return self._weighted(self.residuals(vectors, self.iterations, self.space)).sum() / self.count
-
-    def _see(self, last: Tensor) -> None:
-        """Record the mean last residual over all training vectors. `last` has those of this process.
-
-        At each step, so that a run ends at the weights that reach --target, with any number of processes.
-        """
-        self._training_residual = summed(last.sum()) / self.count
+        residuals = self.residuals(self.vectors(step), self.iterations, self.space)
+        # At each step, so that a run ends at the weights that reach --target, with any number of processes.
+        self._training_residual = summed(residuals[-1].sum()) / self.count
         if self.settings.target is not None and self.iterations == self.settings.iterations:
             self.finished = self.finished or bool(self._training_residual < self.settings.target)
+        return self._weighted(residuals) / self.count
 
     @torch.no_grad()
     def evaluate(self) -> float:

@@ -332,14 +332,14 @@ def samples() -> dict[str, bytes]:
     state = {f"model.{name}": t for name, t in model.state_dict().items()}
     for index, entries in optimizer.state_dict()["state"].items():
         state |= {f"optimizer.{index}.{name}": t for name, t in entries.items()}
-    facts = {"format": 1, "step": 1, "seconds": 1.0, "metrics_bytes": 10, "random": {"seed": 0, "step": 1}}
+    facts = {"step": 1, "seconds": 1.0, "metrics_bytes": 10}
     stored, arrays = io.BytesIO(), {key: np.arange(3) for key in MODULE.ARRAYS}
     held = arrays | {"digest": np.array("d"), "content": np.array(MODULE._content(arrays))}
     np.savez_compressed(stored, **held)
     return {
         "matrix": save(tensors, {"learnsolve": about}),
         "network": save(network.state_dict(), network.header()),
-        "state": save(state, {"state": json.dumps(facts)}),
+        "state": checkpoint.packed({name: t.detach() for name, t in state.items()}, facts),
         "graph": pickle.dumps({0: [1, 2], 1: [0], 2: [0]}, protocol=2),
         "npz": stored.getvalue(),
         "config": settings.dump(Recipe.Settings()).encode(),
@@ -387,9 +387,6 @@ def network(path: Path, rng: random.Random) -> str | None:
 
 
 def run_folder(path: Path, rng: random.Random) -> None:
-    if rng.random() < 0.5:
-        summary = json.dumps(other({"format": 1, "step": 1, "sha256": "0"}, rng)).encode()
-        written(path.parent / checkpoint.SUMMARY, summary if rng.random() < 0.5 else damaged(summary, rng))
     checkpoint.load_state(path.parent, *trained())
 
 

@@ -111,7 +111,6 @@ WRITERS: dict[str, tuple[Callable[[Path, int], None], Callable[[Path], int] | No
     ),
     "network": (lambda path, k: ls.preconditioners.NeuralIF(rounds=k, width=2).save(path), None),
     "model": (lambda path, k: checkpoint.save_model(path.parent, _module(k)), None),
-    "list of files": (lambda path, k: checkpoint.write_list(path.parent, [f"a{k}"]), None),
     "to_csv": (lambda path, k: _table(k).to_csv(path), None),
     "to_json": (lambda path, k: _table(k).to_json(path), None),
     "plot": (lambda path, k: _table(k).plot(path.with_suffix(".png")), None),
@@ -272,7 +271,7 @@ def kills(count: int, seed: int, counts: Counter) -> Iterator[str]:
                 continue
             if version not in (done, done + 1):
                 yield f"{where}: version {version} is there, {done} was written"
-            checkpoint.remove_leftovers(path.parent, ["out.mtx", *checkpoint.EVERY_RUN])
+            checkpoint.remove_leftovers(path.parent, ["out.mtx", *checkpoint.FILES])
             if left := list(path.parent.glob(".*")):
                 yield f"{where}: {left} would never be removed"
 
@@ -305,7 +304,7 @@ def _training(made: Path, share: float) -> str | None:
         return f"undisturbed, it ends with exit code {code}"
     killed = made / "killed"
     _trained([*options, "--out", str(killed)], share * seconds)
-    begun = (killed / "state.json").exists()
+    begun = (killed / "state.safetensors").exists()
     again = ["jacobi", "--resume", str(killed)] if begun else [*options, "--overwrite", "--out", str(killed)]
     if code := _trained(again)[0]:
         return f"{'resumed' if begun else 'begun again'}, it ends with exit code {code}"

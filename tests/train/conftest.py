@@ -10,8 +10,7 @@ import torch
 
 from learnsolve import recipes, train
 
-USUAL = {"config.yaml", "files.json", "metrics.csv", "model.safetensors", "state.safetensors", "state.json"}
-USUAL |= {"report.html", "report.json"}
+USUAL = {"config.yaml", "metrics.csv", "model.safetensors", "state.safetensors", "report.html", "report.json"}
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,7 @@ def residuals(A, L, b, iterations):
 @pytest.mark.parametrize("loss", ["product", "frobenius", "iterations", "error"])
 def test_the_losses_are_those_of_dense_algebra(name, loss):
     its = recipe(name, loss=loss, iterations=3, gamma=0.5, resample=False)
-    which, _ = its._of_step(its.vectors(0), 0)
+    which = its._of_step(0)
     expected = []
     for i in which:
         A = its.training.matrices[i]
@@ -71,7 +71,7 @@ def test_the_losses_are_those_of_dense_algebra(name, loss):
         else:
             X, B = (torch.linalg.solve(D, V), V) if loss == "product" else (V, D @ V)
             expected.append((L @ L.T @ X - B).square().sum() / B.square().sum())
-    losses = its.losses(its.vectors(0), 0)
+    losses = its.losses(0)
     torch.testing.assert_close(losses, torch.stack(expected) / 2, rtol=1e-6, atol=1e-8)
     its.loss(0).backward()
     assert all(bool(p.grad.isfinite().all()) for p in its.model.parameters())
@@ -79,7 +79,7 @@ def test_the_losses_are_those_of_dense_algebra(name, loss):
 
 def test_every_matrix_comes_once_in_an_epoch():
     its = recipe("precorrector")
-    taken = [i for step in range(10) for i in its._of_step(its.vectors(step), step)[0]]
+    taken = [i for step in range(10) for i in its._of_step(step)]
     epochs = [taken[k : k + 5] for k in range(0, 20, 5)]
     assert all(sorted(epoch) == list(range(5)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
@@ -213,7 +213,7 @@ def test_the_loss_of_gnp_is_that_of_dense_algebra():
     A, B = its.A.to_dense(), its.vectors(3)
     assert bool((its.A.diagonal() == 0).all())
     torch.testing.assert_close(B.square().mean(0), torch.ones(5, dtype=B.dtype))
-    losses = its.losses(B, 3)
+    losses = its.losses(3)
     expected = [(A @ its.model(b) - b).abs().mean() / 5 for b in B.T]
     torch.testing.assert_close(losses, torch.stack(expected))
 
@@ -401,7 +401,7 @@ def test_the_losses_of_pcg_are_those_of_dense_algebra(variant, form):
             weights = torch.tensor([0.7**3, 0.7**2, 0.7, 1]).double()
             terms = torch.log10(1 + dense_residuals(A, M, b, 3))
         expected.append(weights @ terms / weights.sum())
-    losses = its.losses(its.test_vectors, 0)
+    losses = its.losses(0)
     torch.testing.assert_close(losses, torch.stack(expected) / 5, rtol=1e-6, atol=0)
     torch.testing.assert_close(its.loss(0), torch.stack(expected).mean(), rtol=1e-6, atol=0)
 
@@ -597,8 +597,8 @@ def test_shortened_steps_are_counted_in_the_metrics_and_survive_resuming(run, ro
 NETWORK = {"grid": [3, 4], "test_vectors": 2, "sweeps": 4, "matrices": 11}
 
 
-def made(fraction: float = 1.0, how: str = "two", **options) -> tuple[JacobiRecipe, Objective]:
-    options = {"hard_fraction": fraction, "hard_pass": how, "test_vectors": 11, **options}
+def made(fraction: float = 1.0, **options) -> tuple[JacobiRecipe, Objective]:
+    options = {"hard_fraction": fraction, "test_vectors": 11, **options}
     recipe = make("jacobi", shape=[5, 4], **options)
     with torch.no_grad():  # where rows have weights of their own
         recipe.weight.copy_(torch.linspace(0.5, 1, 20))
@@ -617,15 +617,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("how", ["two", "one"])
-def test_other_recipes_learn_from_the_hardest_chosen_by_hand(name, how):
+def test_other_recipes_learn_from_the_hardest_chosen_by_hand(name):
     """Their losses themselves are compared with dense algebra in the tests of each recipe."""
-    recipe = make(name.split(",")[0], hard_fraction=0.3, hard_pass=how, **OTHERS[name])
+    recipe = make(name.split(",")[0], hard_fraction=0.3, **OTHERS[name])
     objective = Objective(recipe, ALONE)
     step = 3
     loss = objective(step)
     of_all = recipe.loss(step).detach()
-    losses = recipe.losses(recipe.vectors(step), step)
+    losses = recipe.losses(step)
     torch.testing.assert_close(losses.sum(), of_all, rtol=1e-12, atol=0)
     by_hand = losses.topk(4).values.mean() * 11
     torch.testing.assert_close(loss, by_hand, rtol=1e-11, atol=0)
@@ -640,9 +639,8 @@ def gradient(recipe: JacobiRecipe, loss: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"sweeps": 3}, {"resample": True}, {"test_vectors": "identity"}])
-@pytest.mark.parametrize("how", ["two", "one"])
-def test_loss_and_gradient_are_those_of_the_hardest_chosen_by_hand(how, options):
-    recipe, objective = made(0.3, how, **options)
+def test_loss_and_gradient_are_those_of_the_hardest_chosen_by_hand(options):
+    recipe, objective = made(0.3, **options)
     step = 3
     loss = objective(step)
 
@@ -677,53 +675,37 @@ def test_all_vectors_take_the_path_without_the_option():
 
 
 class Numbers(VectorRecipe):
-    """Vectors are numbers v_i, their losses p v_i; they lie along the first axis."""
+    """Vectors are numbers v_i, their losses p v_i."""
 
-    vector_dim = 0
-
-    def __init__(self, values: list[float], fraction: float, how: str):
-        self.settings = VectorSettings(hard_fraction=fraction, hard_pass=how)  # type: ignore[arg-type]
+    def __init__(self, values: list[float], fraction: float):
+        self.settings = VectorSettings(hard_fraction=fraction)
         self.model = torch.nn.Module()
         self.model.p = torch.nn.Parameter(torch.ones(()))
-        self.values = torch.tensor(values).unsqueeze(1)
+        self.values = torch.tensor(values)
         self.count, self.indices = len(values), range(len(values))
-        self.seen: list[tuple[list[float], bool]] = []
         self.cotangent = None
 
-    def vectors(self, step):
-        return self.values
-
-    def losses(self, vectors, step):
-        self.seen.append((vectors[:, 0].tolist(), torch.is_grad_enabled()))
-        losses = vectors[:, 0] * self.model.p  # type: ignore[operator]
-        if losses.requires_grad:
-            losses.register_hook(lambda g: setattr(self, "cotangent", g.tolist()))
+    def losses(self, step):
+        losses = self.values * self.model.p  # type: ignore[operator]
+        losses.register_hook(lambda g: setattr(self, "cotangent", g.tolist()))
         return losses
 
 
-def test_two_passes_compute_the_kept_vectors_only_with_a_graph():
-    recipe = Numbers([1.0, 7.0, 3.0, 5.0], 0.5, "two")
+def test_the_hardest_have_the_weight_of_all():
+    recipe = Numbers([1.0, 7.0, 3.0, 5.0], 0.5)
     Objective(recipe, ALONE)(0).backward()
-    assert recipe.seen == [([1.0, 7.0, 3.0, 5.0], False), ([7.0, 5.0], True)]
-    assert recipe.cotangent == [2.0, 2.0]
+    assert recipe.cotangent == [0.0, 2.0, 0.0, 2.0]
     assert recipe.model.p.grad == 24.0  # twice the mean of 7 and 5, as the loss of all is twice that of half
 
 
-def test_one_pass_gives_zeros_to_the_backward_of_the_others():
-    recipe = Numbers([1.0, 7.0, 3.0, 5.0], 0.5, "one")
-    Objective(recipe, ALONE)(0).backward()
-    assert recipe.seen == [([1.0, 7.0, 3.0, 5.0], True)]
-    assert recipe.cotangent == [0.0, 2.0, 0.0, 2.0]
-
-
 def test_of_equal_losses_the_first_are_kept():
-    recipe = Numbers([2.0] * 40 + [3.0] + [2.0] * 40, 5 / 81, "one")
+    recipe = Numbers([2.0] * 40 + [3.0] + [2.0] * 40, 5 / 81)
     Objective(recipe, ALONE)(0).backward()
     assert [i for i, c in enumerate(recipe.cotangent or ()) if c] == [0, 1, 2, 3, 40]
 
 
 def test_a_loss_that_is_no_number_is_among_the_hardest():
-    recipe = Numbers([1.0, float("nan"), 9.0], 0.3, "two")
+    recipe = Numbers([1.0, float("nan"), 9.0], 0.3)
     assert Objective(recipe, ALONE)(0).isnan()
 
 
@@ -744,19 +726,13 @@ def test_the_number_of_hardest_is_that_of_the_fraction_as_written(fraction, coun
         ("pcg", "--nx 4 --ny 4 --test_vectors 9 --held_out 3 --evaluated 1"),
     ],
 )
-@pytest.mark.parametrize("how", ["two", "one"])
-def test_a_run_records_both_losses_and_times_both_passes(
-    run, rows, report, no_pictures, recipe, options, how
-):
+def test_a_run_records_both_losses(run, rows, report, no_pictures, recipe, options):
     options = ["--steps", 20, "--evaluate_every", 10, *options.split(), "--hard_fraction", 0.25]
-    code, folder = run(*options, "--hard_pass", how, recipe=recipe)
+    code, folder = run(*options, recipe=recipe)
     assert code == 0
     table, numbers = rows(folder), report(folder)
     assert [bool(row["loss_of_all"]) for row in table] == [step % 10 == 0 for step in range(21)]
     assert all(float(row["loss"]) > float(row["loss_of_all"]) for row in table if row["loss_of_all"])
     assert float(table[-1]["loss_of_all"]) < float(table[0]["loss_of_all"])
-    times = numbers["hardest"].pop("seconds_per_step")
-    assert numbers["hardest"] == {"fraction": 0.25, "kept": 3, "of": 9, "pass": how}
-    assert set(times) == {"all", "two", "one"}
-    assert all(0 < t < 1 for t in times.values())
+    assert numbers["hardest"] == {"kept": 3, "of": 9}
     assert numbers["processes"] == 1

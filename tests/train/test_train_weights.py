@@ -308,7 +308,7 @@ def test_the_losses_of_heavyball_are_those_of_dense_algebra(shape):
     A, E = its.A.to_dense(), its.test_vectors
     x = dense_sweeps(A, E, 0.2, 0.3, 4)
     expected = (x * (A @ x)).sum(0)
-    torch.testing.assert_close(its.losses(E, 0), expected)
+    torch.testing.assert_close(its.losses(0), expected)
     torch.testing.assert_close(its.loss(0), expected.sum())
     # Divided so that a sum is the mean: together the vectors are as long as one from N(0, I).
     assert float(E.square().sum()) == pytest.approx(len(A), rel=0.8)
@@ -384,7 +384,7 @@ def test_the_losses_of_a_network_are_those_of_dense_algebra():
         assert float((E * (A @ E)).sum()) == pytest.approx(1)
         x = dense_sweeps(A, E, alpha[i], beta[i], 4)
         expected.append((x * (A @ x)).sum())
-    torch.testing.assert_close(its.losses(its.vectors(0), 0), torch.stack(expected) / 3)
+    torch.testing.assert_close(its.losses(0), torch.stack(expected) / 3)
     (loss := its.loss(0)).backward()
     torch.testing.assert_close(loss, torch.stack(expected).mean())
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in its.model.parameters())

@@ -103,14 +103,6 @@ class Group:
         dist.all_reduce(numbers)  # adds zeros: exact
         return numbers
 
-    def of_first(self, value: Any) -> Any:
-        """The value of the first process."""
-        if self.size == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values)
-        return values[0]
-
     def end(self, error: BaseException) -> None:
         """Report an error that ends this process to the others; `Elsewhere` if another process caused it."""
         if self.size == 1 or isinstance(error, Elsewhere):

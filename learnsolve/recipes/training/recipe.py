@@ -312,7 +312,6 @@ class Recipe:
     model: torch.nn.Module  # its parameters are learned, its state_dict is saved
     columns: ClassVar[tuple[str, ...]] = ()  # further ones of metrics.csv, for the values of `measure`
     curves: ClassVar[Mapping[str, Curves]] = {"loss.png": Curves()}  # by file
-    files: ClassVar[tuple[str, ...]] = ("loss.png",)  # all texts and figures that a run may write
     where: str = ""  # the problem in a few words, for titles
     finished: bool = False  # True in one process ends the training before --steps
     lower_bound: float = -math.inf  # a loss below it, beyond rounding, stops the run: the task is ill-posed
@@ -370,23 +369,14 @@ class VectorRecipe(Recipe):
 
     count: int  # of test vectors per step, over all processes
     indices: range  # of those of this process: `share(count)`
-    vector_dim: ClassVar[int] = -1  # the axis of `vectors` that counts them
 
-    def vectors(self, step: int) -> Tensor:
-        """The test vectors `indices` of `step`, possibly none, or indices by which `losses` finds them."""
+    def losses(self, step: int) -> Tensor:
+        """One loss for each vector of this process, possibly none. Over all vectors they sum to the loss of
+        the step, so for a mean each is divided by `count`."""
         raise NotImplementedError
-
-    def losses(self, vectors: Tensor, step: int) -> Tensor:
-        """One loss per vector in `vectors`. Over all vectors they sum to the loss of the step, so for a mean
-        each is divided by `count`."""
-        raise NotImplementedError
-
-    def total(self, vectors: Tensor, step: int) -> Tensor:
-        """The sum of `losses`, for recipes that can compute it faster than one by one."""
-        return self.losses(vectors, step).sum()
 
     def loss(self, step: int) -> Tensor:
-        return self.total(self.vectors(step), step)
+        return self.losses(step).sum()
 
     def normal(self, A: Any, indices: range, stream: int, step: int = 0, rows: slice = slice(None)) -> Tensor:
         """Vectors from N(0, I) for the rows of A, each a function of the seed and these arguments."""

@@ -14,7 +14,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -32,6 +32,7 @@ from learnsolve.evaluation.figures import png
 from learnsolve.recipes.training import checkpoint
 from learnsolve.recipes.training import settings as command_line
 from learnsolve.recipes.training.checkpoint import (
+    FILES,
     HTML,
     METRICS,
     REPORT,
@@ -92,8 +93,8 @@ def write_report(
         **training,
     }
     pictures = {file: png(figure) for file, figure in recipe.figures(history, outcome)}
-    for file in {*pictures, *outcome.texts} - {*recipe.files}:
-        raise ValueError(f"{type(recipe).__name__}.files must list {file!r}, which it writes. Add it")
+    for file in {*pictures, *outcome.texts} - {*FILES}:
+        raise ValueError(f"checkpoint.FILES must list {file!r}, which {name} writes. Add it")
     settings = dump(recipe.settings)
     if recipe.settings.logger == "tensorboard":
         TensorBoard(folder, 0).end(steps, pictures, outcome.sentence, settings)
@@ -175,48 +176,39 @@ class TensorBoard:
 
 
 class Progress:
-    """Call `update` at every step: it returns at once unless something is due."""
+    """Call `update` at every step: it returns at once unless something is due. On a terminal the line is
+    overwritten, in a log each is half as often as the one before."""
 
     def __init__(self, first: int, steps: int, quiet: bool):
         self._steps, self._first, self._start = steps, first, time.perf_counter()
-        self._bar, self._interval, self.due = None, FIRST_LINE, float("inf")
-        if quiet:
-            return
-        if sys.stderr.isatty():
-            tqdm = need("tqdm").tqdm
-            self._bar = tqdm(total=steps, initial=first, unit="step", dynamic_ncols=True, file=sys.stderr)
-            self._interval = BAR_INTERVAL
-        self.due = self._start + self._interval
+        self._terminal = sys.stderr.isatty()
+        self._interval = BAR_INTERVAL if self._terminal else FIRST_LINE
+        self.due = math.inf if quiet else self._start + self._interval
 
     def update(self, step: int, loss: float, now: float) -> None:
         """Report `step` finished steps. Call it when `now` (time.perf_counter) has reached `due`."""
         left = (now - self._start) / max(step - self._first, 1) * (self._steps - step)
-        self._show(step, loss, f", {left:.0f} s left")
-        if self._bar is None:  # the interval doubles, so that the log of a long run stays short
+        self._show(step, loss, f", {left:.0f} s left", "\r" if self._terminal else "\n")
+        if not self._terminal:
             self._interval = min(self._interval * 2, LAST_INTERVAL)
         self.due = now + self._interval
 
     def close(self, step: int, loss: float | None) -> None:
         """Show the last state, due or not."""
-        if loss is not None and self.due < float("inf"):
-            self._show(step, loss)
-        if self._bar is not None:
-            self._bar.close()
+        if loss is not None and self.due < math.inf:
+            self._show(step, loss, " " * 16 * self._terminal, "\n")
 
-    def _show(self, step: int, loss: float, more: str = "") -> None:
-        if self._bar is None:
-            print(f"step {step} of {self._steps}, loss {loss:.6g}{more}", file=sys.stderr, flush=True)
-        else:
-            self._bar.update(step - self._bar.n)
-            self._bar.set_postfix_str(f"loss {loss:.6g}")
+    def _show(self, step: int, loss: float, more: str, end: str) -> None:
+        print(f"step {step} of {self._steps}, loss {loss:.6g}{more}", end=end, file=sys.stderr, flush=True)
 
 
 # A loss this many times the first one counts as diverged.
 DIVERGED = 1e4
 FLUSH_SECONDS = 5.0
 LOSS_OF_ALL = "loss_of_all"
-REPEATS = 5
-LONG = 1.0  # seconds; a longer step is timed once
+
+
+FACTS = "step", "first_loss", "seconds", "metrics_bytes"  # of a `Run`; seed and step are its random state
 
 
 class Diverged(Together, RuntimeError):
@@ -255,10 +247,7 @@ class Run:
             return
         # The rows must be on disk before the checkpoint that counts them.
         self.metrics_bytes = metrics.size()
-        # Seed and step are the whole random state (recipe.py).
-        facts = {"step": self.step, "random": {"seed": self.settings.seed, "step": self.step}}
-        facts |= {name: getattr(self, name) for name in ("first_loss", "seconds", "metrics_bytes")}
-        facts["recipe"] = self.recipe.state()
+        facts = {name: getattr(self, name) for name in FACTS} | {"recipe": self.recipe.state()}
         save_state(self.folder, self.recipe.model, self.optimizer, facts)
 
 
@@ -268,10 +257,9 @@ def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Gro
     with group.together():
         recipe = Recipe(settings)
     run = Run(Path(settings.out), settings, recipe, recipe.optimizer(), group=group)
-    folders = (TENSORBOARD,) if settings.logger == "tensorboard" else ()
     with group.together():
         if group.writes:
-            start(settings, recipe.files, folders, lambda: _load(run))
+            start(settings, lambda: _load(run))
     with group.together():
         # After rank 0, which repairs leftovers of a kill.
         if not group.writes and settings.resume is not None:
@@ -283,15 +271,15 @@ def train_one(name: str, Recipe: type[Recipe], settings: RunSettings, group: Gro
     return None
 
 
-def start(settings: RunSettings, files: Iterable[str], folders: Iterable[str], load: Any = None) -> None:
+def start(settings: RunSettings, load: Callable[[], None] = lambda: None) -> None:
     """Prepare the folder of a new run or, after `load`, of a resumed run, and write its settings."""
-    folder, load = Path(settings.out), load or (lambda: None)
+    folder = Path(settings.out)
     try:
         if settings.resume is None:
-            checkpoint.take(folder, settings, files, folders)
+            checkpoint.take(folder, settings)
         else:
             load()
-            checkpoint.resume(folder, files, folders)
+            checkpoint.resume(folder)
         checkpoint.write_atomic(folder / command_line.CONFIG, command_line.dump(settings))
     except OSError as error:
         raise SettingError(f"--out {folder} cannot be written: {checkpoint.reason(error)}") from error
@@ -299,18 +287,10 @@ def start(settings: RunSettings, files: Iterable[str], folders: Iterable[str], l
 
 def _load(run: Run) -> None:
     facts = checkpoint.load_state(run.folder, run.recipe.model, run.optimizer)
-    run.step, run.first_loss = facts["step"], facts.get("first_loss")
-    run.seconds, run.metrics_bytes = facts["seconds"], facts["metrics_bytes"]
+    for name in FACTS:
+        setattr(run, name, facts[name])
     check_metrics(run.folder, run.metrics_bytes, run.step)
-    damaged = f"--resume {run.folder}: {checkpoint.TENSORS} is damaged"
-    if facts.get("random") != {"seed": run.settings.seed, "step": run.step}:
-        raise SettingError(f"{damaged} (its seed or step differs from the run). Start again")
-    if run.step and not (isinstance(run.first_loss, float) and math.isfinite(run.first_loss)):
-        raise SettingError(f"{damaged} (first_loss is {run.first_loss!r}). Start again")
-    try:
-        run.recipe.restore(facts.get("recipe", {}))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SettingError(f"{damaged} (the recipe cannot use its facts: {error!r}). Start again") from error
+    run.recipe.restore(facts["recipe"])
     if run.settings.steps < run.step:
         raise SettingError(f"--steps {run.settings.steps} is less than the {run.step} steps already taken")
 
@@ -340,7 +320,7 @@ def train(run: Run) -> None:
             if run.metrics_bytes == 0:
                 run.save(metrics)
             loss = _steps(run, objective, metrics, progress, stop)
-        run.report = objective.report(run.step, run.seconds / max(run.step, 1))
+        run.report = objective.report()
     finally:
         progress.close(run.step, loss)
         if metrics is not None:
@@ -430,72 +410,46 @@ class _Stop:
 
 
 class Objective:
-    """Call it with a step for the loss to differentiate. With several processes this is the part of this
-    process, and `backward` leaves the gradients of the sum over all. `columns`: further columns of
-    metrics.csv."""
+    """Call it with a step for the loss to differentiate: all vectors, or the hardest. With several processes
+    this is the part of this process, and `backward` leaves the gradients of the sum over all."""
 
     def __init__(self, recipe: Recipe, group: Group):
-        self.recipe, self.group = recipe, group
-        self.hardest = self.count = 0
-        self.fraction, self.how = 1.0, "two"
-        self._losses: Tensor | None = None  # of all vectors in the last step
+        self.recipe, self.group, self.kept, self.count = recipe, group, 0, 0
         if isinstance(recipe, VectorRecipe):
-            self.fraction, self.how = recipe.settings.hard_fraction, recipe.settings.hard_pass
-            self.count, self.hardest = recipe.count, number_of_hardest(self.fraction, recipe.count)
-        self.columns = (LOSS_OF_ALL,) if self.hardest < self.count else ()
-        self._loss: Callable[[int, int, str], Tensor] = self._part
+            self.count = recipe.count
+            self.kept = number_of_hardest(recipe.settings.hard_fraction, recipe.count)
+        self.columns = (LOSS_OF_ALL,) * (self.kept < self.count)  # further columns of metrics.csv
+        self._losses: Tensor | None = None  # of all vectors in the last step
+        self._loss: Callable[[int], Tensor] = self._part
         if group.size > 1:
             self._loss = DistributedDataParallel(_Part(recipe.model, self._part))
             self._loss.register_comm_hook(None, _summed)
 
     def __call__(self, step: int) -> Tensor:
-        return self._loss(step, self.hardest, self.how)
+        return self._loss(step)
 
     def measure(self) -> tuple[float, ...]:
         """The values of `columns` for the last step."""
         return () if self._losses is None else (self._losses.double().sum().item(),)
 
-    def _part(self, step: int, chosen: int, how: str) -> Tensor:
+    def _part(self, step: int) -> Tensor:
         recipe = self.recipe
-        if chosen == self.count:
+        if self.kept == self.count or not isinstance(recipe, VectorRecipe):
             return recipe.loss(step)
-        assert isinstance(recipe, VectorRecipe)
-        vectors = recipe.vectors(step)
-        with torch.set_grad_enabled(how == "one"):
-            losses = recipe.losses(vectors, step)
+        losses = recipe.losses(step)
         self._losses = losses.detach()
         if self.group.size > 1:
             self._losses = self.group.gathered(self._losses, recipe.indices, self.count)
         # Stable: ties go to the smaller indices.
-        hardest = torch.sort(self._losses, descending=True, stable=True).indices[:chosen].sort().values
-        if self.group.size > 1:
-            own = (hardest >= recipe.indices.start) & (hardest < recipe.indices.stop)
-            hardest = (hardest[own] - recipe.indices.start).to(vectors.device)
-        scale = self.count / chosen
-        if how == "one":
-            return losses.index_select(0, hardest).sum() * scale
-        return recipe.total(vectors.index_select(recipe.vector_dim, hardest), step) * scale
+        hardest = torch.sort(self._losses, descending=True, stable=True).indices[: self.kept]
+        chosen = torch.zeros(self.count, dtype=torch.bool).index_fill_(0, hardest.cpu(), True)
+        own = torch.nonzero(chosen[recipe.indices.start : recipe.indices.stop]).flatten()
+        return losses.index_select(0, own.to(losses.device)).sum() * (self.count / self.kept)
 
-    def report(self, step: int, seconds: float) -> dict[str, Any]:
-        """Values for report.json. All processes must call it. `seconds` is the time of a step."""
-        processes: dict[str, Any] = {"processes": self.group.size}
-        if self.hardest == self.count:
-            return processes
-        repeats = self.group.of_first(REPEATS if seconds < LONG else 1)
-        variants = {"all": (self.count, "two"), "two": (self.hardest, "two"), "one": (self.hardest, "one")}
-        times: dict[str, list[float]] = {name: [] for name in variants}
-        for turn in range(repeats + (repeats > 1)):  # alternating; the first run builds plans
-            for name, variant in variants.items():
-                start = time.perf_counter()
-                loss = self._loss(step, *variant)
-                loss.backward()
-                if loss.is_cuda:
-                    torch.cuda.synchronize()
-                if turn or repeats == 1:
-                    times[name].append(time.perf_counter() - start)
-        medians = {name: statistics.median(t) for name, t in times.items()}
-        hardest = {"fraction": self.fraction, "kept": self.hardest, "of": self.count, "pass": self.how}
-        return {**processes, "hardest": {**hardest, "seconds_per_step": medians}}
+    def report(self) -> dict[str, Any]:
+        """Values for report.json."""
+        kept = {"hardest": {"kept": self.kept, "of": self.count}} if self.columns else {}
+        return {"processes": self.group.size, **kept}
 
 
 class _Part(torch.nn.Module):
@@ -507,8 +461,8 @@ class _Part(torch.nn.Module):
         self.learned = torch.nn.ParameterList(model.parameters())
         self._part = part
 
-    def forward(self, step: int, chosen: int, how: str) -> Tensor:
-        return self._part(step, chosen, how)
+    def forward(self, step: int) -> Tensor:
+        return self._part(step)
 
 
 def _summed(state, bucket):  # without annotations: those that torch checks differ between its versions
@@ -528,7 +482,7 @@ def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outco
     raises `Diverged` or `Interrupted`, which then name its seed."""
     folder, reports = Path(settings.out), {}
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    start(settings, {*Recipe.curves, "seeds.png"}, [f"seed-{seed}" for seed in seeds])
+    start(settings)
     for number, seed in enumerate(seeds, 1):
         out = folder / f"seed-{seed}"
         if (report := finished(out, settings.steps)) is None:
@@ -536,7 +490,7 @@ def train_seeds(name: str, Recipe: type[Recipe], settings: RunSettings) -> Outco
                 print(f"seed {seed}, {number} of {len(seeds)}", file=sys.stderr, flush=True)
             # Leftovers of a kill before the first checkpoint are replaced.
             resume = str(out) if (out / checkpoint.TENSORS).exists() else None
-            overwrite = resume is None and (out / checkpoint.LIST).exists()
+            overwrite = resume is None and (out / command_line.CONFIG).exists()
             run = {"seed": seed, "seeds": 1, "out": str(out), "resume": resume, "overwrite": overwrite}
             try:
                 train_one(name, Recipe, dataclasses.replace(settings, **run))

@@ -149,8 +149,6 @@ class VectorSettings(RunSettings):
     Args:
         hard_fraction: In each step, learn only from this fraction of the test vectors, those with the largest
             losses.
-        hard_pass: With --hard_fraction: two computes the losses of all vectors without autograd, then the
-            hardest again. one computes all with autograd, and gives zero cotangents to the others.
         test_vectors: Number of random test vectors, or identity for the columns of I, which give the exact
             expectation.
         resample: Draw new test vectors at every step instead of a fixed set.
@@ -158,7 +156,6 @@ class VectorSettings(RunSettings):
     """
 
     hard_fraction: float = 1.0
-    hard_pass: Literal["two", "one"] = "two"
     test_vectors: int | Literal["identity"] = 100
     resample: bool = False
     held_out: int | None = None
@@ -170,8 +167,6 @@ class VectorSettings(RunSettings):
                 f"--hard_fraction must be above 0 and at most 1, got {self.hard_fraction}. 0.25 keeps "
                 "a quarter"
             )
-        if self.hard_pass != "two" and self.hard_fraction == 1:
-            raise SettingError(f"--hard_pass {self.hard_pass} needs a --hard_fraction below 1, such as 0.25")
         vectors = self.test_vectors
         if isinstance(vectors, int):
             self.at_least(1, "test_vectors")
@@ -227,7 +222,7 @@ def check_device(device: str) -> None:
         raise SettingError(f"--device {device} does not exist. torch sees {count} GPU(s)")
 
 
-CONFIG = "config.yaml"
+CONFIG, WRITTEN_BY = "config.yaml", "# learnsolve.train"  # the first line tells that the folder is a run's
 LIMIT = 2**63
 DEEPEST = 32  # levels of lists and mappings: deeper ones overflow the stack of the parser
 LARGEST = 2**20  # bytes of a config file
@@ -271,7 +266,7 @@ def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSet
 def dump(settings: RunSettings) -> str:
     """The settings as YAML, as --config reads them."""
     stored = {k: v for k, v in dataclasses.asdict(settings).items() if k not in TRANSIENT}
-    return need("yaml").safe_dump(stored, sort_keys=False)
+    return f"{WRITTEN_BY}\n{need('yaml').safe_dump(stored, sort_keys=False)}"
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
