@@ -137,7 +137,8 @@ def _shown(path: Path) -> Path:
 
 
 def trained(recipe: str, folder: Path, *options: Any) -> tuple[dict, dict, dict[str, torch.Tensor]]:
-    """Output of `python -m learnsolve.train RECIPE` in `folder`: metrics by column, report, parameters."""
+    """Output of `python -m learnsolve.train RECIPE` in `folder`: metrics by column, report, parameters
+    (none with several --seeds)."""
     words = [recipe, "--out", folder, "--quiet", "--threads", torch.get_num_threads(), *options]
     with contextlib.redirect_stdout(io.StringIO()):
         code = train.main([str(word) for word in words])
@@ -146,7 +147,7 @@ def trained(recipe: str, folder: Path, *options: Any) -> tuple[dict, dict, dict[
     return (
         read_metrics(folder),
         json.loads((folder / "report.json").read_text()),
-        load_file(folder / "model.safetensors"),
+        {} if "--seeds" in options else load_file(folder / "model.safetensors"),
     )
 
 

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None, leaves: bool = False) -> int:
                 petsc.check(settings)
                 Recipe, group = petsc.over_rows(Recipe), petsc.group_of(_exit_code)
             folder = Path(settings.out)
-            if settings.seeds > 1 and not settings.SIDE_BY_SIDE:
+            if settings.seeds > 1:
                 outcome = train_seeds(name, Recipe, settings)
             else:
                 outcome = train_one(name, Recipe, settings, group)
@@ -139,7 +139,7 @@ def _settings(name: str, options: Sequence[str], group: Group) -> tuple[RunSetti
     if group.size > 1:
         if not issubclass(Recipe, VectorRecipe):
             raise SettingError(
-                f"{name} has no test vectors to share among {group.size} processes. {Recipe.alone}"
+                f"{name} has no test vectors to share among {group.size} processes. Start it without torchrun"
             )
         if settings.seeds > 1:
             raise SettingError(

@@ -4,14 +4,13 @@ Sources: T. N. Kipf, M. Welling, "Semi-Supervised Classification with Graph Conv
 2017; Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for Reverse
 Mode Automatic Differentiation", arXiv 2212.05159, section 4.4 (figures 9 and 10).
 
-Figures: losses and accuracies (figures 9 and 10 of the paper), and each training.
+Figures: losses and accuracies (figures 9 and 10 of the paper).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from learnsolve.evaluation.figures import ORANGE
 from learnsolve.io import Graph, planetoid
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn import GCNConv, SparseDropout, gcn_norm
@@ -121,55 +119,44 @@ def seen_from(A: CSR, X: CSR, rows: Tensor) -> Inputs:
     return Inputs(first, second, features)  # type: ignore[arg-type]
 
 
-# Streams of random numbers; SPLIT is 0.
+# Streams of random numbers; SPLIT is 0. The seed is the index of a number.
 WEIGHTS, DROP_FEATURES, DROP_HIDDEN = 1, 2, 3
 
 
 class GCN(torch.nn.Module):
-    """A_2 relu(A_1 X W_1 + b_1) W_2 + b_2 with separate weights for each of `seeds` trainings.
-
-    The weights have a leading axis for the trainings, so that one product with a matrix serves all of them.
-    The random numbers of a training depend only on its index, not on how many there are.
-    """
+    """A_2 relu(A_1 X W_1 + b_1) W_2 + b_2."""
 
     def __init__(self, features: int, classes: int, settings: GcnSettings):
         super().__init__()
-        hidden, count, demo = settings.hidden or 0, settings.seeds, settings.variant == "demo"
+        hidden, demo = settings.hidden or 0, settings.variant == "demo"
         self.seed = settings.seed
-        kind = {"batch_shape": (count,), "dtype": settings.torch_dtype, "device": settings.device}
+        kind = {"dtype": settings.torch_dtype, "device": settings.device}
         self.conv1 = GCNConv(features, hidden, demo, **kind)
         self.conv2 = GCNConv(hidden, classes, demo, **kind)
         self.dropout = SparseDropout(settings.dropout or 0.0)
-        generator = torch.Generator()
+        generator = self._generator(WEIGHTS)
         with torch.no_grad():
-            for index in range(count):
-                generator.manual_seed(base.stream_seed(self.seed, WEIGHTS, 0, index))
-                for layer in (self.conv1, self.conv2):
-                    _fill(layer.weight[index], None if demo else layer.limit, generator)
-                    if layer.bias is not None:
-                        _fill(layer.bias[index], None, generator)
+            for layer in (self.conv1, self.conv2):
+                _fill(layer.weight, None if demo else layer.limit, generator)
+                if layer.bias is not None:
+                    _fill(layer.bias, None, generator)
 
     def forward(self, inputs: Inputs, step: int | None = None) -> Tensor:
-        """The results, (seeds, rows, classes), with the dropout of `step`, or without any if it is None."""
+        """The results, (rows, classes), with the dropout of `step`, or without any if it is None."""
         X, p = inputs.X, self.dropout.p
-        if p == 0:
-            step = None
-        if step is not None:
-            X = self.dropout(X, self._keep((X.nnz,), DROP_FEATURES, step))
+        if p == 0 or step is None:
+            return self.conv2(inputs.second, torch.relu(self.conv1(inputs.first, X)))
+        X = self.dropout(X, self._keep((X.nnz,), DROP_FEATURES, step))
         H = torch.relu(self.conv1(inputs.first, X))
-        if step is not None:
-            H = H * (self._keep(H.shape[1:], DROP_HIDDEN, step) * (1 / (1 - p)))
-        return self.conv2(inputs.second, H)
+        return self.conv2(inputs.second, H * (self._keep(H.shape, DROP_HIDDEN, step) * (1 / (1 - p))))
 
     def _keep(self, shape: tuple[int, ...], stream: int, step: int) -> Tensor:
-        """True with probability 1 - p, (seeds, *shape)."""
-        weight = self.conv1.weight
-        generator = torch.Generator()
-        masks = []
-        for index in range(len(weight)):
-            generator.manual_seed(base.stream_seed(self.seed, stream, step, index))
-            masks.append(keep_mask(torch.Size(shape), self.dropout.p, generator))
-        return torch.stack(masks).to(weight.device)
+        """True with probability 1 - p."""
+        mask = keep_mask(torch.Size(shape), self.dropout.p, self._generator(stream, step))
+        return mask.to(self.conv1.weight.device)
+
+    def _generator(self, stream: int, step: int = 0) -> torch.Generator:
+        return torch.Generator().manual_seed(base.stream_seed(0, stream, step, self.seed))
 
 
 def keep_mask(shape: torch.Size, p: float, generator: torch.Generator) -> Tensor:
@@ -193,84 +180,37 @@ def _fill(tensor: Tensor, limit: float | None, generator: torch.Generator) -> No
     tensor.copy_(drawn)
 
 
-# Losses and accuracies of each initialization, by the part of the nodes.
-Scores = dict[str, tuple[Tensor, Tensor]]
-
 PARTS = ("training", "validation", "test")
-COLUMNS = (
-    *("loss_std", "held_out_loss_std", "test_loss", "test_loss_std"),
-    *(f"{part}_accuracy{end}" for part in PARTS for end in ("", "_std")),
-)
 LOSSES = {
     "loss": "training, dropout {dropout}, weight decay {weight_decay}",
     **{"held_out_loss": "held-out", "test_loss": "test"},
 }
-RIGHT = "share of nodes in the right class"
-CURVES = {
-    "loss.png": base.Curves("Loss", "cross-entropy", LOSSES, xlabel="epoch", ylim=(0, None)),
-    "accuracy.png": base.Curves(
-        "Accuracy", RIGHT, {f"{part}_accuracy": part for part in PARTS}, xlabel="epoch", ylim=(0, 1.02)
-    ),
-}
 CITESEER = (3327, 3703)
 PUBLISHED = 0.703  # Kipf and Welling, table 2: mean over 100 initializations
-
-
-def mean_std(values: Tensor) -> tuple[float, float | None]:
-    """Mean and sample deviation, or None for the deviation of one value."""
-    return values.mean().item(), values.std().item() if len(values) > 1 else None
-
-
-def measured(recipe: GcnRecipe) -> list[float | None]:
-    """The values of COLUMNS after an evaluation."""
-    assert recipe.losses is not None
-    numbers = [mean_std(recipe.losses.double())[1], mean_std(recipe.scores[recipe.held_out][0])[1]]
-    numbers += mean_std(recipe.scores["test"][0])
-    for part in PARTS:
-        numbers += mean_std(recipe.scores[part][1]) if part in recipe.scores else (None, None)
-    return numbers
 
 
 def outcome_of(recipe: GcnRecipe) -> base.Outcome:
     if not recipe.scores:
         recipe.evaluate()
     graph, settings = recipe.data.graph, recipe.settings
-    rows, numbers = [], {}
-    for part in recipe.data.parts:
-        losses, right = recipe.scores[part.name]
-        mean, std = mean_std(right)
-        row = {"nodes": part.name, "number": str(len(part.rows)), "loss": losses.mean().item()}
-        row |= {"accuracy": _percent(mean), "deviation": _percent(std)}
-        rows.append(row | {"lowest": _percent(right.min().item()), "highest": _percent(right.max().item())})
-        numbers |= {f"{part.name}_accuracy_mean": mean, f"{part.name}_accuracy_std": std}
-        numbers |= {f"{part.name}_accuracies": right.tolist()}
+    rows = [
+        {"nodes": part.name, "number": str(len(part.rows)), "loss": loss, "accuracy %": 100 * accuracy}
+        for part, (loss, accuracy) in zip(recipe.data.parts, recipe.scores.values(), strict=True)
+    ]
     n, features = graph.features.shape
     about = {"name": graph.name, "nodes": n, "edges": graph.adjacency.nnz // 2, "features": features}
-    numbers |= {"variant": settings.variant, "graph": about | {"classes": graph.classes}}
-    numbers |= {
+    numbers = {
+        "variant": settings.variant,
+        "graph": about | {"classes": graph.classes},
         "loss_is": "cross-entropy of the training nodes with dropout, and weight decay",
         "held_out_loss_is": f"cross-entropy of the {recipe.held_out} nodes, without either",
-        "seeds": settings.seeds,
+        **{f"{part}_accuracy": accuracy for part, (_, accuracy) in recipe.scores.items()},
     }
-    mean, std, each = (numbers[f"test_accurac{end}"] for end in ("y_mean", "y_std", "ies"))
-    words, figures = f"Test accuracy {_percent(mean)}", {}
-    if std is not None:
-        words += f", mean of {settings.seeds} initializations with a standard deviation of {_percent(std)}"
-        figures["seeds.png"] = partial(
-            base.each_figure,
-            f"Test accuracy of each of {settings.seeds} initializations",
-            *("initialization", "accuracy after the last epoch", dict(enumerate(each)), mean, std),
-            f"mean {100 * mean:.1f} % ± {200 * std:.1f} %",
-            color=ORANGE,
-        )
+    words = f"Test accuracy {100 * numbers['test_accuracy']:.1f} %."
     if settings.variant == "kipf_welling" and (n, features) == CITESEER:
         numbers["published_test_accuracy"] = PUBLISHED
-        words += f". Kipf and Welling report {_percent(PUBLISHED)}"
-    return base.Outcome(numbers, *base.tabulate(rows, {name: name for name in rows[0]}), words + ".", figures)
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
+        words += f" Kipf and Welling report {100 * PUBLISHED:.1f} %."
+    return base.Outcome(numbers, *base.tabulate(rows, {name: name for name in rows[0]}), words)
 
 
 # Defaults of options. In "demo" the rest is as in the public demonstration of the authors too: a random split
@@ -301,8 +241,6 @@ class GcnSettings(RunSettings):
         dataset: The name in the file names. Only citeseer is downloaded.
         self_loops: Keep the edges from a node to itself, as Kipf and Welling's code does (124 nodes of
             CiteSeer).
-        seeds: Initializations to train side by side. Each has its own random numbers, so its result does not
-            depend on how many there are.
         hidden: Hidden units (null: 16, or 100 in the variant demo).
         dropout: Probability that an entry of the features, or of the hidden layer, is dropped (null: 0.5, or
             0 in the variant demo).
@@ -311,7 +249,6 @@ class GcnSettings(RunSettings):
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {"epochs": "steps"}
-    SIDE_BY_SIDE = True
 
     steps: int | None = None  # type: ignore[assignment]  # until `check` sets the variant's
     lr: float | None = None  # type: ignore[assignment]
@@ -322,7 +259,6 @@ class GcnSettings(RunSettings):
     data: str | None = None
     dataset: str = "citeseer"
     self_loops: bool = False
-    seeds: int = 1
     hidden: int | None = None
     dropout: float | None = None
     weight_decay: float | None = None
@@ -340,61 +276,53 @@ class GcnRecipe(base.Recipe):
     """Two graph convolutions. See `GcnSettings`."""
 
     Settings = GcnSettings
-    columns = COLUMNS
+    columns = ("test_loss", *(f"{part}_accuracy" for part in PARTS))
     model: GCN
-    measure = measured
-    curves = CURVES
+    curves: ClassVar = {
+        "loss.png": base.Curves("Loss", "cross-entropy", LOSSES, xlabel="epoch", ylim=(0, None)),
+        "accuracy.png": base.Curves(
+            *("Accuracy", "share of nodes in the right class", {f"{part}_accuracy": part for part in PARTS}),
+            xlabel="epoch",
+            ylim=(0, 1.02),
+        ),
+    }
     outcome = outcome_of
     lower_bound = 0.0
-    alone = (
-        "Start it without torchrun: --seeds N trains N initializations side by side, and runs with other "
-        "--seed can go at the same time"
-    )
 
     def __init__(self, settings: GcnSettings):
         self.settings = settings
         demo, graph = settings.variant == "demo", read(settings)
         self.data = demo_data(graph, settings.seed) if demo else kipf_welling(graph)
         self.where = ("CiteSeer" if graph.name == "citeseer" else graph.name) + ", variant demo" * demo
-        if settings.seeds > 1:
-            self.where += f"\nmean of {settings.seeds} initializations ± 2 standard deviations"
         (n, features), hidden, training = graph.features.shape, settings.hidden or 0, self.data.training
         # Weights, their gradient and Adam's two averages; masks and saved tensors; an evaluation.
-        count = settings.seeds * 4 * (hidden * features + training.X.nnz + hidden * n)
-        what = f"--seeds {settings.seeds} with --hidden {hidden}"
-        settings.check_memory(what, count, "Use fewer, and several runs with other --seed")
+        count = 4 * (hidden * features + training.X.nnz + hidden * n)
+        settings.check_memory(f"--hidden {hidden}", count, "Use fewer")
         self.model = GCN(features, graph.classes, settings)
-        self.losses: Tensor | None = None  # of the last step, one for each initialization
-        self.scores: Scores = {}  # of the last evaluation
+        self.scores: dict[str, tuple[float, float]] = {}  # loss and accuracy of each part
 
     def loss(self, step: int) -> Tensor:
-        losses = self._cross_entropy(self.model(self.data.training, step), self.data.parts[0].labels)
+        loss = self._cross_entropy(self.model(self.data.training, step), self.data.parts[0].labels)
         if self.settings.weight_decay:
-            W = self.model.conv1.weight
-            losses = losses + 0.5 * self.settings.weight_decay * W.square().sum((-2, -1))  # type: ignore
-        self.losses = losses.detach()
-        return losses
+            loss = loss + 0.5 * self.settings.weight_decay * self.model.conv1.weight.square().sum()
+        return loss
 
     def _cross_entropy(self, results: Tensor, labels: Tensor) -> Tensor:
-        """Means over the nodes of `results` (seeds, nodes, classes)."""
-        if self.settings.variant == "demo":
-            # One training at a time: torch rounds the trailing elements of an array, which do not fill a
-            # vector register, differently, and their positions must not depend on the number of trainings.
-            results = torch.stack([torch.sigmoid(of_one) for of_one in results])
-        return cross_entropy(results.movedim(-1, 1), labels.expand(results.shape[:2]), reduction="none").mean(
-            1
-        )
+        return cross_entropy(torch.sigmoid(results) if self.settings.variant == "demo" else results, labels)
 
     @torch.no_grad()
     def evaluate(self) -> float:
-        """The mean loss of the held-out nodes, without weight decay; `scores` for all parts."""
+        """The loss of the held-out nodes, without weight decay; `scores` for all parts."""
         everything = [self.model(inputs) for inputs in self.data.evaluated]
-        self.scores = {}
         for part in self.data.parts:
-            results = everything[part.on][:, part.rows]
-            right = (results.argmax(-1) == part.labels).double().mean(1)
-            self.scores[part.name] = (self._cross_entropy(results, part.labels).double(), right)
-        return self.scores[self.held_out][0].mean().item()
+            results = everything[part.on][part.rows]
+            right = (results.argmax(-1) == part.labels).double().mean().item()
+            self.scores[part.name] = self._cross_entropy(results, part.labels).item(), right
+        return self.scores[self.held_out][0]
+
+    def measure(self) -> list[float | None]:
+        accuracies = (self.scores.get(part, (None, None))[1] for part in PARTS)
+        return [self.scores["test"][0], *accuracies]
 
     @property
     def held_out(self) -> str:

@@ -35,8 +35,8 @@ from learnsolve.recipes.training.settings import RunSettings
 
 
 @dataclass
-class SideBySideSettings(RunSettings):
-    """Parabolas.
+class ParabolaSettings(RunSettings):
+    """A parabola.
 
     Parameters
     ----------
@@ -49,14 +49,14 @@ class SideBySideSettings(RunSettings):
     steps: int = 4
 
 
-class SideBySide(Recipe):
-    """x_i^2 for several i, each with a column of its own."""
+class Parabola(Recipe):
+    """x^2, and two columns of its own."""
 
     columns = ("first", "never")
 
-    def __init__(self, starts: list[float]):
+    def __init__(self, start: float):
         self.model = torch.nn.Module()
-        self.model.x = torch.nn.Parameter(torch.tensor(starts))
+        self.model.x = torch.nn.Parameter(torch.tensor(start))
 
     def optimizer(self):
         return torch.optim.SGD(self.model.parameters(), lr=0.25)
@@ -65,43 +65,26 @@ class SideBySide(Recipe):
         return self.model.x.square()
 
     def evaluate(self):
-        self.evaluated = float(self.model.x.detach().sum())
+        self.evaluated = float(self.model.x.detach())
         return self.evaluated
 
     def measure(self):
         return self.evaluated, None
 
 
-def side_by_side(folder, starts):
-    folder.mkdir()
-    settings = SideBySideSettings(steps=4, evaluate_every=2, quiet=True)
-    recipe = SideBySide(starts)
-    train_run(Run(folder, settings, recipe, recipe.optimizer()))
-    with (folder / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file)), recipe.model.x.detach()
-
-
-def test_losses_side_by_side_are_summed_for_the_gradient_and_averaged_for_the_record(tmp_path):
-    two, x = side_by_side(tmp_path / "two", [1.0, 3.0])
-    # x <- x - 0.25 * 2 x, whatever stands beside it.
-    assert x.tolist() == [1 / 16, 3 / 16]
-    assert [float(row["loss"]) for row in two] == [5 / 4**k for k in range(5)]
-    one, x = side_by_side(tmp_path / "one", [3.0])
-    assert x.tolist() == [3 / 16]
-    assert float(one[0]["loss"]) == 9.0
-
-
 def test_further_columns_are_filled_where_the_recipe_is_evaluated(tmp_path):
-    table, _ = side_by_side(tmp_path / "run", [2.0])
-    assert [row["first"] for row in table] == ["2.0", "", "0.5", "", "0.125"]
-    assert {row["never"] for row in table} == {""}
-    history = read_metrics(tmp_path / "run")
+    settings = ParabolaSettings(steps=4, evaluate_every=2, quiet=True)
+    recipe = Parabola(2.0)
+    train_run(Run(tmp_path, settings, recipe, recipe.optimizer()))
+    history = read_metrics(tmp_path)
+    assert history["loss"] == [4 / 4**k for k in range(5)]  # x <- x - 0.25 * 2 x
     assert history["first"] == [2.0, None, 0.5, None, 0.125] == history["held_out_loss"]
+    assert history["never"] == [None] * 5
 
 
 @pytest.mark.parametrize("argv", [["--epochs", "7"], ["--epochs=7"], ["--steps", "7"]])
 def test_a_second_name_of_an_option(argv):
-    assert command_line.parse("parabolas", SideBySideSettings, argv).steps == 7
+    assert command_line.parse("parabola", ParabolaSettings, argv).steps == 7
 
 
 # --- what all recipes have ---
@@ -291,11 +274,7 @@ def test_every_recipe_is_here():
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        pytest.param(name, marks=() if name in ("jacobi", "pcg") else pytest.mark.slow)
-        for name in SMALL
-        if name != "gcn"  # trains its own side by side
-    ],
+    [pytest.param(name, marks=() if name in ("jacobi", "pcg") else pytest.mark.slow) for name in SMALL],
 )
 def test_the_runs_are_those_of_their_seeds_and_the_summary_their_means(
     run, rows, report, no_pictures, capsys, recipe

@@ -351,7 +351,6 @@ RUNS = [
     f"{NEURALIF} --schedule_steps 24",
     f"{GNP} --schedule_steps 24",
     "gcn",
-    "gcn --seeds 3",
     "gcn --variant demo --dtype float64",
 ]
 
@@ -362,7 +361,7 @@ def same_run(rows, a, b) -> None:
 
 
 # One of most recipes; CI takes all.
-OF_MOST = {*RUNS[:6], BALLS, CG, PRECORRECTOR, "gcn --seeds 3"}
+OF_MOST = {*RUNS[:6], BALLS, CG, PRECORRECTOR}
 
 
 @pytest.mark.rows(2)

@@ -25,7 +25,7 @@ from torch import Tensor
 from learnsolve import preconditioners
 from learnsolve.evaluation import Evaluation, compare_preconditioners
 from learnsolve.evaluation.comparison import aligned, as_csv
-from learnsolve.evaluation.figures import BLACK, BLUE, COLORS, Line, bars, picture
+from learnsolve.evaluation.figures import COLORS, Line, bars, picture
 from learnsolve.recipes.training.checkpoint import History
 from learnsolve.recipes.training.settings import RunSettings
 
@@ -259,33 +259,9 @@ def levels(records: Mapping[str, Mapping[str, Any]], key: str, but: Collection[s
 
 
 def of_run(history: History, column: str) -> Series:
-    """A column of metrics.csv, with a band of two deviations if it has a deviation."""
+    """A column of metrics.csv."""
     pairs = [(k, v) for k, v in zip(history["step"], history.get(column, ()), strict=False) if v is not None]
-    steps, values = np.array(pairs).reshape(-1, 2).T
-    deviations = np.array([v for v in history.get(f"{column}_std", ()) if v is not None])
-    whole = len(values) == len(deviations) > 0
-    return steps, values, (values - 2 * deviations, values + 2 * deviations) if whole else None
-
-
-def each_figure(
-    title: str,
-    xlabel: str,
-    ylabel: str,
-    values: Mapping[int, float],
-    mean: float,
-    deviation: float,
-    label: str,
-    color: str = BLUE,
-) -> Any:
-    """A value of each training by its index, and their mean in a band of two deviations."""
-    points = {"color": color, "linestyle": "none", "marker": "o", "markersize": 5}
-    lines = [Line(label, mean, style={"color": BLACK, "linewidth": 1})]
-    lines.append(Line("", list(values.values()), list(values), style=points))
-    figure = picture(title, xlabel, ylabel, lines)
-    (axes,) = figure.axes
-    axes.axhspan(mean - 2 * deviation, mean + 2 * deviation, color=color, alpha=0.15, linewidth=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    return figure
+    return *np.array(pairs).reshape(-1, 2).T, None
 
 
 TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
@@ -316,7 +292,6 @@ class Recipe:
     finished: bool = False  # True in one process ends the training before --steps
     lower_bound: float = -math.inf  # a loss below it, beyond rounding, stops the run: the task is ill-posed
     advice: str = "Try a smaller --lr"  # when the loss diverges
-    alone: ClassVar[str] = "Start it without torchrun"  # which only a `VectorRecipe` supports
 
     def __init__(self, settings: Any):
         """Build matrix, model and data. Raises SettingError for settings that cannot work."""
@@ -327,11 +302,7 @@ class Recipe:
         return torch.optim.Adam(self.model.parameters(), lr=self.settings.lr)
 
     def loss(self, step: int) -> Tensor:
-        """The training loss of `step`, a scalar that depends on the model's parameters.
-
-        Or a vector: the losses of trainings that run side by side on separate parameters. Their mean is
-        recorded. The gradient is taken of their sum, so that no training depends on how many there are.
-        """
+        """The training loss of `step`, a scalar that depends on the model's parameters."""
         raise NotImplementedError
 
     def evaluate(self) -> float:

@@ -70,7 +70,6 @@ class RunSettings:
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {}  # second names of options on the command line
-    SIDE_BY_SIDE: ClassVar[bool] = False  # whether one run trains all --seeds
 
     steps: int = 100
     lr: float = 1e-2
@@ -247,7 +246,7 @@ def parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSet
     before, now = _parse(name, Settings, stored), _parse(name, Settings, [*stored, *argv])
     before.check()
     now.check()
-    free = FREE if Settings.SIDE_BY_SIDE or 1 in (before.seeds, now.seeds) else {*FREE, "seeds"}
+    free = FREE if 1 in (before.seeds, now.seeds) else {*FREE, "seeds"}
     if "seeds" in free and now.seeds < before.seeds:
         raise SettingError(f"--seeds {now.seeds} is less than the {before.seeds} that the run has")
     for (option, value), old in zip(flat(now).items(), flat(before).values(), strict=True):
