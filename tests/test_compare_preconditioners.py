@@ -327,7 +327,7 @@ def test_an_error_names_the_preconditioner_or_is_a_row(make, message):
         ({"preconditioners": {"x": 3}}, TypeError, "preconditioner 'x': must be None, a preconditioner, or"),
         (BATCH, ValueError, "was built from a batch of matrices"),
         ({"A": [], "b": []}, ValueError, "one b for each A"),
-        ({"A": [3], "b": [3]}, TypeError, "A must hold CSRs, BlockBatches or StencilOperators"),
+        ({"A": [3], "b": [3]}, TypeError, "A must hold CSRs, BlockBatches or LinearOperators"),
     ],
 )
 def test_errors(change, error, match):

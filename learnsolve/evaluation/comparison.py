@@ -30,7 +30,7 @@ from learnsolve.matrix.convert import TensorLike, replace_file
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.blocks import BlockBatch
-from learnsolve.ops.stencils import StencilOperator
+from learnsolve.ops.operators import LinearOperator
 from learnsolve.preconditioners.base import Preconditioner
 from learnsolve.preconditioners.learned import MatrixNetwork
 from learnsolve.solvers.core.loop import quiet
@@ -213,7 +213,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Matrix = CSR | StencilOperator
+Matrix = CSR | LinearOperator
 Matrices = Matrix | BlockBatch
 
 
@@ -224,14 +224,14 @@ class System(NamedTuple):
     b: Tensor  # (n,)
 
 
-def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
+def systems_of(name: str, A: Any, b: Any) -> list[list[System]]:
     """Each matrix of a batch separately, with its right-hand sides."""
     A = [as_matrix(one) for one in A] if isinstance(A, (list, tuple)) else as_matrix(A)
     if isinstance(A, Matrices):
         return _of_one(name, A, b)
     if not isinstance(A, Sequence) or not isinstance(b, Sequence):
         raise TypeError(
-            f"{name}: A must be a CSR, BlockBatch or StencilOperator, or A and b sequences of them and of "
+            f"{name}: A must be a CSR, BlockBatch or LinearOperator, or A and b sequences of them and of "
             "tensors, got "
             f"{type(A).__name__} and {type(b).__name__}"
         )
@@ -242,20 +242,21 @@ def systems_of(name: str, A: Any, b: Any) -> list[tuple[Matrix, list[System]]]:
     for one in A:
         if not isinstance(one, Matrices):
             raise TypeError(
-                f"{name}: A must hold CSRs, BlockBatches or StencilOperators, got {type(one).__name__}. Make "
+                f"{name}: A must hold CSRs, BlockBatches or LinearOperators, got {type(one).__name__}. Make "
                 "a CSR with CSR.from_scipy, CSR.from_torch or CSR.from_dense"
             )
     return [group for one, columns in zip(A, b, strict=True) for group in _of_one(name, one, columns)]
 
 
-def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]:
+def _of_one(name: str, A: Matrices, b: Any) -> list[list[System]]:
     A, b = operands(name, A, b)
     if isinstance(A, BlockBatch):
         checks.same_kind(name, "b", b, A.matrix.values)
         pairs = zip(A.split(A.matrix), A.split(b), strict=True)
         return [group for one, columns in pairs for group in _of_one(name, one, columns)]
-    entries = (A.values if isinstance(A, CSR) else A.coefficients).detach()
-    checks.same_kind(name, "b", b, entries)
+    parameters = [t.detach() for t in ((A.values,) if isinstance(A, CSR) else A.parameters)]
+    for t in parameters:
+        checks.same_kind(name, "b", b, t)
     checks.square(name, "A", A.shape)
     checks.rows(name, "b", b, "A", A.shape)
     n = A.shape[0]
@@ -263,17 +264,18 @@ def _of_one(name: str, A: Matrices, b: Any) -> list[tuple[Matrix, list[System]]]
     b = b.unsqueeze(-1) if b.dim() == 1 else b
     checks.batches(name, A.batch_shape, b.shape[:-2], "A and b")
     if not A.batch_shape:
-        one = _with_entries(A, entries)
-        return [(one, [System(one, c) for c in b.mT.reshape(-1, n)])]
+        one = _with_parameters(A, *parameters)
+        return [[System(one, c) for c in b.mT.reshape(-1, n)]]
     batch = torch.broadcast_shapes(A.batch_shape, b.shape[:-2])
     B = b.expand(*batch, *b.shape[-2:]).reshape(batch.numel(), *b.shape[-2:])
+    (entries,) = parameters  # of a CSR or a stencil
     core = entries.shape[len(A.batch_shape) :]
-    matrices = [_with_entries(A, e) for e in entries.expand(*batch, *core).reshape(batch.numel(), *core)]
-    return [(one, [System(one, c) for c in columns.mT]) for one, columns in zip(matrices, B, strict=True)]
+    matrices = [_with_parameters(A, e) for e in entries.expand(*batch, *core).reshape(batch.numel(), *core)]
+    return [[System(one, c) for c in columns.mT] for one, columns in zip(matrices, B, strict=True)]
 
 
-def _with_entries(A: Matrix, entries: Tensor) -> Matrix:
-    return A.with_values(entries) if isinstance(A, CSR) else A.with_coefficients(entries)
+def _with_parameters(A: Matrix, *parameters: Tensor) -> Matrix:
+    return A.with_values(*parameters) if isinstance(A, CSR) else A.with_parameters(parameters)
 
 
 MADE = (Preconditioner, CSR, scipy.sparse.linalg.LinearOperator, torch.nn.Module)
@@ -309,7 +311,7 @@ def compare_preconditioners(
 
     Parameters
     ----------
-    A : CSR, shape (n, n), values (..., nnz); StencilOperator; `BlockBatch`, each block a matrix; a SciPy or
+    A : CSR, shape (n, n), values (..., nnz); LinearOperator; `BlockBatch`, each block a matrix; a SciPy or
         torch matrix; or a sequence of these
     b : Tensor or NumPy array, (n,) or (..., n, k), each column a system, or a sequence, one per matrix
     preconditioners : a dict from names to None; to a Preconditioner, CSR, LinearOperator or Module for all
@@ -368,8 +370,8 @@ def compare_preconditioners(
             with torch.no_grad():
                 runs = [
                     _solve(solve, system, M, tolerances, maxiter, repeats)
-                    for matrix, systems in groups
-                    for M in [_build(argument, matrix, setup, repeats, called == "cg")]
+                    for systems in filter(None, groups)
+                    for M in [_build(argument, systems[0], setup, repeats, called == "cg")]
                     for system in systems
                 ]
         except TypeError as error:  # a mistake in the call, not a failure of one method
@@ -382,7 +384,7 @@ def compare_preconditioners(
         else:
             message = ""
         histories[label] = [run.history for run in runs]
-        count = sum(len(systems) for _, systems in groups)
+        count = sum(map(len, groups))
         rows += [
             _row(label, tolerance, i, count, runs, setup, message) for i, tolerance in enumerate(tolerances)
         ]
@@ -402,8 +404,8 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
     return sorted((float(t) for t in tolerances), reverse=True)
 
 
-def _build(argument: Any, A: Matrix, setup: _Setup, repeats: int, compiled: bool) -> Any:
-    """The preconditioner of A. A class is a factory, even if its objects are preconditioners. `compiled`:
+def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled: bool) -> Any:
+    """The preconditioner of its A. A class is a factory, even if its objects are preconditioners. `compiled`:
     data that `cg` computes once from M for its compiled loop is part of the setup."""
     if argument is None or (isinstance(argument, MADE) and not isinstance(argument, MatrixNetwork)):
         batch: Any = getattr(argument, "batch_shape", ())
@@ -417,6 +419,7 @@ def _build(argument: Any, A: Matrix, setup: _Setup, repeats: int, compiled: bool
         raise TypeError(
             f"must be None, a preconditioner, or a function A -> M, got {type(argument).__name__}"
         )
+    A, b = system
     factory: Callable[[Matrix], Any] = argument
     fresh: Callable[[], Matrix] = lambda: A  # noqa: E731
     if isinstance(A, CSR):
@@ -431,21 +434,21 @@ def _build(argument: Any, A: Matrix, setup: _Setup, repeats: int, compiled: bool
             compiled_form(M)
         return M
 
-    seconds, M = timed(make, [A.device])
+    seconds, M = timed(make, [b.device])
     if not setup.first:
-        _check_made(factory, M, A)
+        _check_made(factory, M, b)
     setup.first.append(seconds)
-    later = [timed(make, [A.device])[0] for _ in range(repeats)]
+    later = [timed(make, [b.device])[0] for _ in range(repeats)]
     setup.later.append(statistics.median(later))
     return M
 
 
-def _check_made(factory: Callable[[Any], Any], M: Any, A: Matrix) -> None:
+def _check_made(factory: Callable[[Any], Any], M: Any, b: Tensor) -> None:
     """Detect a function r -> M r passed instead of A -> M, which often runs, with a meaningless result: if it
     returns a matrix for the matrix, it is also called with a vector."""
     what = type(M).__name__
     if isinstance(M, Matrix):
-        column = torch.ones(A.shape[0], 1, dtype=A.dtype, device=A.device)
+        column = torch.ones_like(b).unsqueeze(-1)
         try:
             answer = factory(column)
         except Exception:  # a factory may raise anything for a vector
@@ -479,7 +482,7 @@ def _solve(
         if not isinstance(solution, Solution):
             raise TypeError(f"solver must return a Solution, got {type(solution).__name__}")
         converged = solution.status is Status.CONVERGED
-        took = [timed(partial(run, rtol=rtol), [A.device])[0] for _ in range(repeats if converged else 0)]
+        took = [timed(partial(run, rtol=rtol), [b.device])[0] for _ in range(repeats if converged else 0)]
         iterations.append(solution.iterations if converged else None)
         seconds.append(statistics.median(took) if took else None)
         statuses.append(solution.status)

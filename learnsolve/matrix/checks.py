@@ -35,7 +35,7 @@ from learnsolve.arguments import (  # noqa: F401  (used as checks.integer, ...)
 from learnsolve.matrix import convert
 from learnsolve.matrix.cache import carries_graph, makes_plain_tensors
 from learnsolve.matrix.convert import TensorLike, check_real, real_on_a_device
-from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.csr import CSR, is_operator
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_range
 
 SUPPORTED = (torch.float32, torch.float64)
@@ -85,6 +85,11 @@ def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
             remedy = f". Pass {name}.matrix, its block-diagonal CSR"
         if hasattr(A, "row_range"):  # a petsc.Matrix
             remedy = ". Pass a petsc.Matrix to petsc.spmm, petsc.solve and the solvers (cg, minres, ...)"
+        if callable(A) and not isinstance(A, type):  # a LinearOperator, or a function
+            remedy = (
+                ", which gives products only, and entries are needed. Make a CSR, or define csr(*parameters) "
+                "of a LinearOperator. Methods such as cg, minres and gmres need products only"
+            )
         remedy = of_graph(A) or remedy
         raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
     if (A.values.shape or (-1,))[-1] != A.pattern.nnz:  # checked when A was made, but tensors can be swapped
@@ -213,7 +218,7 @@ def _matrix(real_only: bool, square_too: bool, or_dense: bool = False, any_dtype
     def check(function: str, name: str, value: Any) -> CSR:
         if is_usual(value) and (not square_too or value.shape[0] == value.shape[1]):
             return value  # in a small call, words for messages take as long as all else
-        matrix(function, name, value := as_matrix(value) if or_dense else sparse_matrix(value))
+        matrix(function, name, value := with_entries(value if not or_dense else as_matrix(value)))
         if not any_dtype:
             dtype(function, f"{name}.values", value.values, or_complex=not real_only)
         if square_too:
@@ -294,7 +299,7 @@ _has_pattern = instance((SparsityPattern, CSR), "a SparsityPattern or a CSR").ch
 
 
 def _pattern_of(function: str, name: str, value: Any) -> Any:
-    _has_pattern(function, name, value := sparse_matrix(value))
+    _has_pattern(function, name, value := with_entries(value))
     return value
 
 
@@ -521,8 +526,15 @@ def sparse_matrix(A: Any) -> Any:
     return CSR.from_scipy(A) if scipy.sparse.issparse(A) else A
 
 
+def with_entries(A: Any) -> Any:
+    """`sparse_matrix`, for what reads entries: also of an operator that knows them (`LinearOperator.csr`)."""
+    A = sparse_matrix(A)
+    known = A.known_csr() if is_operator(A) else None
+    return A if known is None else known
+
+
 def _each(A: Any) -> Any:
-    return [_each(one) for one in A] if isinstance(A, (list, tuple)) else sparse_matrix(A)
+    return [_each(one) for one in A] if isinstance(A, (list, tuple)) else with_entries(A)
 
 
 # What is annotated as CSR may be a matrix of another library. Not a dense tensor: it may be another argument.

@@ -355,9 +355,9 @@ def no_matrix_function(func: Any, types: Any) -> Any:
 _ops: Any = None  # learnsolve.ops, which imports CSR and sets this: the methods of a CSR are operations
 
 
-def _is_operator(other: Any) -> bool:
+def is_operator(other: Any) -> bool:
     """Whether this is a `LinearOperator`, whose own methods make sums and products of the two."""
-    return hasattr(other, "as_operator") and hasattr(other, "mv")
+    return getattr(type(other), "is_linear_operator", False)
 
 
 class CSR(Views, Habits, Immutable):
@@ -687,7 +687,7 @@ class CSR(Views, Habits, Immutable):
         if not isinstance(x, Tensor):
             if isinstance(x, CSR) or scipy.sparse.issparse(x):
                 return _ops.spgemm(self, x)
-            if _is_operator(x):
+            if is_operator(x):
                 return NotImplemented
             x = convert.tensor_of(x, self.values)
         return _ops.spmm(self, x)
@@ -702,12 +702,12 @@ class CSR(Views, Habits, Immutable):
         return _ops.spmm(self, x.mT, transpose=True).mT
 
     def __add__(self, other: Any) -> CSR:
-        if not isinstance(other, CSR) and _is_operator(other):
+        if not isinstance(other, CSR) and is_operator(other):
             return NotImplemented
         return _ops.arithmetic.add_values("A + B", self, other)
 
     def __sub__(self, other: Any) -> CSR:
-        if not isinstance(other, CSR) and _is_operator(other):
+        if not isinstance(other, CSR) and is_operator(other):
             return NotImplemented
         return _ops.arithmetic.add_values("A - B", self, other, negate=True)
 

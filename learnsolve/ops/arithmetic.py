@@ -14,7 +14,7 @@ from learnsolve import (
 )
 from learnsolve.matrix import checks, device_analysis
 from learnsolve.matrix.cache import innermost
-from learnsolve.matrix.checks import Matrix, Rule, sparse_matrix
+from learnsolve.matrix.checks import Matrix, Rule, sparse_matrix, with_entries
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
 from learnsolve.ops import complex_values
@@ -49,7 +49,7 @@ def matrix_like(of: str, *, same_shape: bool = False, remedy: str = checks.MAKE)
                 and (not same_shape or other.shape == value.shape)
             ):
                 return value
-        checks.matrix(function, name, value := sparse_matrix(value), remedy)
+        checks.matrix(function, name, value := with_entries(value), remedy)
         if isinstance(other := given.get(of), CSR):
             if same_shape:
                 one_shape(function, other, value, f"{of} and {name}")

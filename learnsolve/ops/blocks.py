@@ -15,7 +15,7 @@ from torch import Tensor
 from learnsolve.arguments import Index, Offset
 from learnsolve.matrix import checks, pattern
 from learnsolve.matrix.cache import makes_plain_tensors, plain_tensors
-from learnsolve.matrix.checks import AnyTensor, IndexDtype, Matrix, Rule, sparse_matrix
+from learnsolve.matrix.checks import AnyTensor, IndexDtype, Matrix, Rule, sparse_matrix, with_entries
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_device, matrix_shape
 from learnsolve.ops.arithmetic import fit, matrix_like, one_shape
@@ -24,7 +24,7 @@ from learnsolve.ops.products import spmm
 
 
 def check_matrices(function: str, name: str, value: Any) -> tuple[CSR, ...]:
-    every = tuple(sparse_matrix(A) for A in checks.sequence(function, name, value, "CSR matrices"))
+    every = tuple(with_entries(A) for A in checks.sequence(function, name, value, "CSR matrices"))
     if not every:
         raise ValueError(
             f"{function}: {name} must hold at least one matrix, got an empty {type(value).__name__}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
@@ -43,8 +44,8 @@ class LinearOperator:
     Notes
     -----
     ``mv(x, *parameters)`` maps blocks of columns (..., n, k) to (..., m, k), linearly, which is not checked.
-    ``rmv(y, *parameters)``, the product with the transpose (without conjugation), can be defined too. By
-    default it is the derivative of ``mv``, at about three times its cost.
+    ``rmv(y, *parameters)``, the product with the transpose (without conjugation), can be defined too: by
+    default it is the derivative of ``mv``. So can ``csr(*parameters)``, for what reads entries.
 
     Examples
     --------
@@ -62,8 +63,10 @@ class LinearOperator:
 
     shape: tuple[int, int]
     parameters: tuple[Tensor, ...] = ()
+    batch_shape = torch.Size()  # batch axes that are known
     symmetric = False
     turned = False  # whether this is the transpose of what `mv` says
+    is_linear_operator = True  # for code below this layer
     watched = True  # whether `mv` may use tensors that are not parameters, which a solve looks for
     in_solve = False  # whether products must have the batch axes of x
 
@@ -95,6 +98,27 @@ class LinearOperator:
         n = self.shape[0 if self.turned else 1]
         start = y.new_zeros((*y.shape[:-2], n, y.shape[-1]))
         return conjugate(_pulled(lambda x: self.mv(x, *parameters), start)(conjugate(y))[0])
+
+    def csr(self, *parameters: Tensor) -> CSR | None:
+        """A as a CSR, if a class knows its entries."""
+        return None
+
+    def known_csr(self) -> CSR | None:
+        made, name = self.csr(*self.parameters), f"{type(self).__name__}.csr"
+        if made is None:
+            return None
+        checks.matrix(name, "its result", made)
+        shape = self.shape[::-1] if self.turned else self.shape
+        if made.shape != shape:
+            raise ValueError(f"{name}: its result must have shape {shape}, as mv has, got {made.shape}")
+        return made.T if self.turned else made
+
+    def to_csr(self) -> CSR:
+        """The matrix as a CSR, differentiable. TypeError if its class does not define ``csr``."""
+        known = self.known_csr()
+        if known is None:
+            checks.matrix(f"{type(self).__name__}.to_csr", "the operator", self)
+        return known  # type: ignore[return-value]
 
     @property
     def T(self) -> Self:
@@ -255,6 +279,9 @@ class _Entries(LinearOperator):
     def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
         return CSR(parameters[0], self.pattern).T @ y
 
+    def csr(self, *parameters: Tensor) -> CSR:
+        return CSR(parameters[0], self.pattern)
+
 
 class _Made(LinearOperator):
     """An operator on top of others, whose parameters are theirs, one after another."""
@@ -262,13 +289,23 @@ class _Made(LinearOperator):
     def __init__(self, shape: tuple[int, int], *parts: LinearOperator, factor: Tensor | None = None):
         others = () if factor is None else (factor,)
         super().__init__(shape, *(p for part in parts for p in part.parameters), *others)
-        self.parts = parts
+        self.parts, self.of_parts = parts, self.parameters
 
-    def of(self, parameters: tuple[Tensor, ...]) -> list[LinearOperator]:
+    def of(self, parameters: tuple[Tensor, ...]) -> Sequence[LinearOperator]:
+        if all(map(operator.is_, parameters, self.of_parts)):
+            return self.parts
         found, at = [], 0
         for part in self.parts:
             found.append(part.with_parameters(parameters[at : (at := at + len(part.parameters))]))
         return found
+
+    def csr(self, *parameters: Tensor) -> CSR | None:
+        known = [part.known_csr() for part in self.of(parameters)]
+        return None if any(A is None for A in known) else self.of_matrices(parameters, *known)
+
+    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR | None:
+        """The CSR that is made of those of the parts."""
+        return None
 
 
 class _Sum(_Made):
@@ -286,6 +323,9 @@ class _Sum(_Made):
         A, B = self.of(parameters)
         return A.T(y) + B.T(y)
 
+    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
+        return matrices[0] + matrices[1]
+
 
 class _Product(_Made):
     def __init__(self, A: LinearOperator, B: LinearOperator):
@@ -301,6 +341,9 @@ class _Product(_Made):
         A, B = self.of(parameters)
         return B.T(A.T(y))
 
+    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
+        return matrices[0] @ matrices[1]
+
 
 class _Scaled(_Made):
     def __init__(self, A: LinearOperator, scale: float | Tensor):
@@ -313,10 +356,16 @@ class _Scaled(_Made):
         self.symmetric = A.symmetric
 
     def mv(self, x: Tensor, *parameters: Tensor) -> Tensor:
-        return self.of(parameters)[0](x) * (parameters[-1] if self.number is None else self.number)
+        return self.of(parameters)[0](x) * self.factor(parameters)
 
     def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        return self.of(parameters)[0].T(y) * (parameters[-1] if self.number is None else self.number)
+        return self.of(parameters)[0].T(y) * self.factor(parameters)
+
+    def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
+        return matrices[0].with_values(matrices[0].values * self.factor(parameters))
+
+    def factor(self, parameters: tuple[Tensor, ...]) -> Any:
+        return parameters[-1] if self.number is None else self.number
 
 
 class _Conjugate(_Made):

@@ -419,7 +419,8 @@ class StencilOperator(LinearOperator):
 
     Notes
     -----
-    ``A @ x`` accepts x of shape (n,) or (..., n, k). Gradients are as for `stencil`, to any order. Cost: 2 K
+    ``A @ x`` accepts x of shape (n,) or (..., n, k). `to_csr` is `stencil_matrix`, for what reads entries.
+    Gradients are as for `stencil`, to any order. Cost: 2 K
     n flops per column, no indices. k > 1 columns are copied to make each contiguous.
 
     Examples
@@ -483,10 +484,8 @@ class StencilOperator(LinearOperator):
         c = by_offset("StencilOperator.with_coefficients", coefficients, self._where, self.grid)
         return self.with_parameters((c,))
 
-    def to_csr(self) -> CSR:
-        """The matrix as a CSR, as from `stencil_matrix`."""
-        A = matrix_of(self.coefficients, self._where, self.grid)
-        return A.T if self.turned else A
+    def csr(self, *parameters: Tensor) -> CSR:
+        return matrix_of(parameters[0], self._where, self.grid)
 
     def __matmul__(self, x: Any) -> Any:
         if not isinstance(x, Tensor):

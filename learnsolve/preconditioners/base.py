@@ -52,7 +52,9 @@ class Part(NamedTuple):
 
 
 # Of another library or dense, also for a class of a user.
-_ANY_MATRIX = checks.Rule(lambda function, name, value: checks.as_matrix(value), "a matrix")
+_ANY_MATRIX = checks.Rule(
+    lambda function, name, value: checks.with_entries(checks.as_matrix(value)), "a matrix"
+)
 
 
 class Preconditioner:

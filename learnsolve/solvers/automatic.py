@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from learnsolve.matrix.convert import TensorLike
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, equal
 from learnsolve.ops.direct import expected, spsolve
+from learnsolve.ops.operators import LinearOperator
 from learnsolve.ops.structure import symmetric_pattern, symmetry
 from learnsolve.ordering import reverse_cuthill_mckee
 from learnsolve.preconditioners import IC, ILU, MIC, Jacobi
@@ -262,7 +264,7 @@ def solve(
 
     Parameters
     ----------
-    A : CSR, shape (m, n), values (..., nnz), or a SciPy, torch or NumPy matrix
+    A : CSR, shape (m, n), values (..., nnz), a SciPy, torch or NumPy matrix, or a LinearOperator
     b : Tensor or NumPy array, shape (m,) or (..., m, k), of A's dtype and device
     rtol, atol : the tolerance, :math:`\|b - A x\| \le \max(\mathtt{rtol} \|b\|, \mathtt{atol})`
     maxiter : int, limit of each attempt. Default: see docs/solvers.md, or the limit of the method
@@ -302,9 +304,12 @@ def solve(
     if torch.compiler.is_exporting():
         raise NotImplementedError(_NO_GRAPH)
     A, b = checks.operands("solve", A, b)
-    checks.matrix("solve", "A", A, ". Make one with CSR.from_*. The methods, such as cg, take operators")
+    A = checks.with_entries(A)
+    products = _is_operator(A) and method != "direct" and not isinstance(method, Factorization)
+    if not products:
+        checks.matrix("solve", "A", A)
     check_b("solve", b, or_complex=True)
-    if b.is_complex():
+    if b.is_complex() and not products:
         checks.one_dtype("solve", b, A.values)
     check_operands("solve", A, b)
     checks.rows("solve", "b", b, "A", A.shape)
@@ -313,7 +318,7 @@ def solve(
         factors, method = method, "direct"
         _check_factors(factors, A)
     checks.one_of("solve", "method", method, ("auto", "direct", *METHODS))
-    if mapped(A.values):
+    if not products and mapped(A.values):
         raise NotImplementedError(
             "solve: under vmap the values of A cannot be read to choose a method. Call one, such as cg, or "
             "pass A.values with a batch axis"
@@ -324,9 +329,8 @@ def solve(
         raise ValueError('solve: method="direct" takes no M. Remove it')
     automatic = isinstance(null_space, str) and null_space == "auto"
     if automatic:
-        takes = method not in ("direct", "lsqr") and A.shape[0] == A.shape[1]
-        real = not A.values.is_complex()
-        null_space = detected(A) if takes and real else None
+        takes = not products and method not in ("direct", "lsqr") and A.shape[0] == A.shape[1]
+        null_space = detected(A) if takes and not A.values.is_complex() else None
     elif null_space is not None and (method in ("direct", "lsqr") or A.shape[0] != A.shape[1]):
         raise ValueError(
             "solve: null_space is only used by cg, minres, gmres and bicgstab. lsqr finds the solution of "
@@ -334,7 +338,10 @@ def solve(
         )
     tried: list[str] = []
     singular = null_space is not None
-    attempts = choices(A, b, M, singular) if method == "auto" else _asked(A, method, M)
+    if method != "auto":
+        attempts = _asked(A, method, M)
+    else:
+        attempts = _by_products(A, b, M) if products else choices(A, b, M, singular)
     choice, x0 = next(attempts), None
     while True:
         made, note = preconditioner(choice.M, A, M)
@@ -400,10 +407,26 @@ def _ending(solution: Solution, b: Tensor, rtol: float, atol: float) -> Ending:
     return Ending(solution.status, ratio * (count - count // 2), count * math.expm1(power))
 
 
-def _asked(A: CSR, method: str, M: Any) -> Generator[Choice, Ending, None]:
+def _is_operator(A: Any) -> bool:
+    return isinstance(A, (LinearOperator, scipy.sparse.linalg.LinearOperator))
+
+
+def _by_products(A: Any, b: Tensor, M: Any) -> Generator[Choice, Ending, None]:
+    """The choices for an operator without entries."""
+    made, why = "given" if not isinstance(M, str) else "no M", "A gives products only"
+    if A.shape[0] != A.shape[1]:
+        yield Choice("lsqr", made, f"{why} and is {A.shape[0]} x {A.shape[1]}")
+    elif not (isinstance(A, LinearOperator) and A.symmetric) or b.is_complex():
+        yield Choice("gmres", made, f"{why}, and may not be symmetric")
+    elif (yield Choice("cg", made, f"{why} and is symmetric")).status is Status.INDEFINITE:
+        yield Choice("minres", "no M", "A is symmetric and may be indefinite")
+
+
+def _asked(A: Any, method: str, M: Any) -> Generator[Choice, Ending, None]:
     """The requested method, with an M that suits it."""
     made = "given" if not isinstance(M, str) and M is not None else "no M"
-    if isinstance(M, str) and method in ("cg", "gmres", "bicgstab") and A.shape[0] == A.shape[1]:
+    square = isinstance(A, CSR) and A.shape[0] == A.shape[1]
+    if isinstance(M, str) and square and method in ("cg", "gmres", "bicgstab"):
         own, plain = fitting(A)
         if method == own or (method, own) == ("gmres", "bicgstab"):
             made = factor(A, own) if plain == "Jacobi" and A.device.type == "cpu" else plain

@@ -1,6 +1,8 @@
 """`LinearOperator`: a subclass that defines `mv` has all products and all gradients of a solve."""
 
+import numpy as np
 import pytest
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -274,10 +276,6 @@ def test_attributes_may_have_any_name():
 
 
 def test_a_batch_of_operators():
-    class Diagonal(ls.LinearOperator):
-        def mv(self, x, d):
-            return d.unsqueeze(-1) * x
-
     d, b = numbers(3, N).abs() + 1, numbers(3, N, 2)
     x = ls.solvers.cg(Diagonal((N, N), d), b, rtol=1e-12).x
     torch.testing.assert_close(x, b / d.unsqueeze(-1))
@@ -287,6 +285,92 @@ def test_a_batch_of_operators():
     for columns in (b[0, :, 0], b[0]):
         with pytest.raises(ValueError, match="For a batch of operators b must have shape"):
             ls.solvers.cg(Diagonal((N, N), d), columns)
+
+
+class Tridiagonal(Convolution):
+    """Knows its entries."""
+
+    def csr(self, kernel, shift):
+        return ls.ops.stencil_matrix(kernel, (N,)) + ls.ops.diag(shift.expand(N))
+
+
+class Diagonal(ls.LinearOperator):
+    symmetric = True
+
+    def mv(self, x, d):
+        return d.unsqueeze(-1) * x
+
+
+def test_entries_that_a_class_knows():
+    A, B = Tridiagonal((N, N), KERNEL, SHIFT), Convolution((N, N), KERNEL, SHIFT)
+    S, a = ls.problems.poisson((N,)), torch.tensor(0.7, dtype=F64)
+    for made in (A, A.T, A @ A.T, A + 2 * A, S @ A, a * A - S, -A.T):
+        torch.testing.assert_close(made.to_csr().to_dense(), dense(made))
+    for made in (B, A + B, A @ B, 2 * B):
+        with pytest.raises(TypeError, match=r"to_csr: the operator must be a CSR, .* define csr\(\*param"):
+            made.to_csr()
+
+    class Wrong(Convolution):
+        def csr(self, kernel, shift):
+            return S[1:]
+
+    with pytest.raises(ValueError, match=r"Wrong.csr: its result must have shape \(12, 12\), as mv has"):
+        ls.preconditioners.Jacobi(Wrong((N, N), KERNEL, SHIFT))
+
+
+def test_what_reads_entries_takes_operators_that_have_them():
+    A, b = Tridiagonal((N, N), KERNEL.clone().requires_grad_(), SHIFT), numbers(N)
+    C = A.to_csr()
+    torch.testing.assert_close(ls.ops.spsolve(A, b), ls.ops.spsolve(C, b))
+    torch.testing.assert_close(ls.preconditioners.ILU(A)(b), ls.preconditioners.ILU(C)(b))
+    for solver in (ls.solvers.jacobi, ls.solvers.sor):
+        torch.testing.assert_close(solver(A, b, iterations=3).x, solver(C, b, iterations=3).x)
+    found = ls.compare_preconditioners(A, b, {"Jacobi": ls.preconditioners.Jacobi}, solver="gmres", repeats=1)
+    assert found.rows[-1].converged
+    solution = ls.solve(A, b)
+    assert solution.method == "direct"
+    (g,) = torch.autograd.grad(solution.x.sum(), A.parameters[0])
+    torch.testing.assert_close(
+        g, torch.autograd.grad(torch.linalg.solve(C.to_dense(), b).sum(), A.parameters[0])[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "method"),
+    [
+        (lambda d: Diagonal((N, N), d), "cg"),
+        (lambda d: Diagonal((N, N), d - 2.5), "minres"),
+        (lambda d: Convolution((N, N), KERNEL, d[3]), "gmres"),
+        (lambda d: Weighted((N + 1, N), d), "lsqr"),
+    ],
+)
+def test_solve_by_products(make, method):
+    d = torch.linspace(1, 3, N, dtype=F64).requires_grad_()
+    b = numbers(make(d).shape[0])
+    solution = ls.solve(make(d), b, rtol=1e-10)
+    assert (solution.method, "products only" in solution.reason) == (method, True)
+    assert solution.converged
+    known = torch.linalg.lstsq(dense(make(d)), b.unsqueeze(-1)).solution.squeeze(-1)
+    torch.testing.assert_close(*(torch.autograd.grad(x.sum(), d)[0] for x in (solution.x, known)))
+
+
+@pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
+def test_solve_by_products_says_how_it_ended():
+    A = scipy.sparse.linalg.aslinearoperator(np.eye(N, k=1))
+    assert ls.solve(A, numbers(N), rtol=1e-10).method == "gmres"
+    assert not ls.solve(A, numbers(N), rtol=1e-10).converged
+    B = Convolution((N, N), KERNEL, SHIFT)
+    assert ls.solve(B, numbers(N), method="bicgstab").method == "bicgstab"
+    assert ls.solve(B, numbers(N), maxiter=1).status is ls.solvers.Status.MAX_ITERATIONS
+    for call in (
+        lambda: ls.solve(B, numbers(N), method="direct"),
+        lambda: ls.solve(lambda x: x, numbers(N)),
+        lambda: ls.solvers.sor(B, numbers(N)),
+        lambda: ls.preconditioners.IC(B),
+        lambda: ls.compare_preconditioners(B, numbers(N), {"IC": ls.preconditioners.IC}),
+    ):
+        with pytest.raises(TypeError, match=r"A must be a CSR, got .*, which gives products only, and ent"):
+            call()
 
 
 @pytest.mark.parametrize(
