@@ -39,7 +39,7 @@ from learnsolve.solvers.options import KRYLOV
 from learnsolve.solvers.solution import Solution, Status
 
 
-def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
+def align_columns(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
     """Lines of cells as text, with a rule below the first. Columns `left` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
 
@@ -50,7 +50,7 @@ def aligned(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
     return "\n".join([text(lines[0]), "  ".join("-" * width for width in widths), *map(text, lines[1:])])
 
 
-def as_csv(rows: Sequence[dict[str, Any]], end: str = "\n") -> str:
+def format_csv(rows: Sequence[dict[str, Any]], end: str = "\n") -> str:
     """One line per row, below a header from the first row. NaN is an empty cell."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["preconditioner"], lineterminator=end)
@@ -70,7 +70,7 @@ class Spread(NamedTuple):
     max: float
 
     @classmethod
-    def of(cls, numbers: list) -> Spread:
+    def summarize(cls, numbers: list) -> Spread:
         if not numbers:
             return cls(math.nan, math.nan, math.nan, math.nan)
         t = torch.tensor(numbers, dtype=torch.float64, device="cpu")
@@ -143,11 +143,11 @@ class Evaluation:
         head = ["preconditioner", "rtol", "converged", "iterations", "seconds", "backend"]
         head += ["set-up", "first", "failures"]
         lines = [head, *(_cells(row) for row in self.rows)]
-        return aligned(lines, left={0, len(head) - 1})
+        return align_columns(lines, left={0, len(head) - 1})
 
     def to_csv(self, path: str | Path) -> None:
         """One line per row. A Spread becomes four columns, empty if there are no values."""
-        replace_file(path, as_csv([_flat(row) for row in self.rows], end="\r\n").encode())
+        replace_file(path, format_csv([_flat(row) for row in self.rows], end="\r\n").encode())
 
     def to_json(self, path: str | Path) -> None:
         """The rows and the histories. Numbers that are not finite become null."""
@@ -224,11 +224,11 @@ class System(NamedTuple):
     b: Tensor  # (n,)
 
 
-def systems_of(name: str, A: Any, b: Any) -> list[list[System]]:
+def split_systems(name: str, A: Any, b: Any) -> list[list[System]]:
     """Each matrix of a batch separately, with its right-hand sides."""
     A = [as_matrix(one) for one in A] if isinstance(A, (list, tuple)) else as_matrix(A)
     if isinstance(A, Matrices):
-        return _of_one(name, A, b)
+        return _split_batch(name, A, b)
     if not isinstance(A, Sequence) or not isinstance(b, Sequence):
         raise TypeError(
             f"{name}: A must be a CSR, BlockBatch or LinearOperator, or A and b sequences of them and of "
@@ -245,15 +245,15 @@ def systems_of(name: str, A: Any, b: Any) -> list[list[System]]:
                 f"{name}: A must hold CSRs, BlockBatches or LinearOperators, got {type(one).__name__}. Make "
                 "a CSR with CSR.from_scipy, CSR.from_torch or CSR.from_dense"
             )
-    return [group for one, columns in zip(A, b, strict=True) for group in _of_one(name, one, columns)]
+    return [group for one, columns in zip(A, b, strict=True) for group in _split_batch(name, one, columns)]
 
 
-def _of_one(name: str, A: Matrices, b: Any) -> list[list[System]]:
+def _split_batch(name: str, A: Matrices, b: Any) -> list[list[System]]:
     A, b = operands(name, A, b)
     if isinstance(A, BlockBatch):
         checks.same_kind(name, "b", b, A.matrix.values)
         pairs = zip(A.split(A.matrix), A.split(b), strict=True)
-        return [group for one, columns in pairs for group in _of_one(name, one, columns)]
+        return [group for one, columns in pairs for group in _split_batch(name, one, columns)]
     parameters = [t.detach() for t in ((A.values,) if isinstance(A, CSR) else A.parameters)]
     for t in parameters:
         checks.same_kind(name, "b", b, t)
@@ -362,7 +362,7 @@ def compare_preconditioners(
     for label in preconditioners:
         if not isinstance(label, str):
             raise TypeError(f"{name}: names of preconditioners must be strings, got {label!r}")
-    groups = systems_of(name, A, b)
+    groups = split_systems(name, A, b)
     rows, histories = [], {}
     for label, argument in preconditioners.items():
         setup = _Setup([], [])
@@ -508,10 +508,10 @@ def _row(label: str, rtol: float, i: int, systems: int, runs: list[_Run], setup:
         rtol=rtol,
         systems=systems,
         converged=sum(run.iterations[i] is not None for run in runs),
-        iterations=Spread.of([run.iterations[i] for run in runs if run.iterations[i] is not None]),
-        seconds=Spread.of([run.seconds[i] for run in runs if run.seconds[i] is not None]),
-        setup=Spread.of(setup.later),
-        first_setup=Spread.of(setup.first),
+        iterations=Spread.summarize([run.iterations[i] for run in runs if run.iterations[i] is not None]),
+        seconds=Spread.summarize([run.seconds[i] for run in runs if run.seconds[i] is not None]),
+        setup=Spread.summarize(setup.later),
+        first_setup=Spread.summarize(setup.first),
         backend=" or ".join(dict.fromkeys(run.backends[i] for run in runs)),
         failures=dict(Counter(run.statuses[i].name for run in runs if run.iterations[i] is None)),
         message=message,

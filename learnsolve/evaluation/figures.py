@@ -195,12 +195,12 @@ def medians(histories: Mapping[str, list[Tensor]]) -> Iterator[tuple[str, Tensor
     residuals. For a single system these are the same array three times."""
     for name, runs in histories.items():
         if runs:
-            table = _padded(runs)
+            table = _pad_histories(runs)
             median = table.median(0).values
             yield (name, median, *((table.amin(0), table.amax(0)) if len(runs) > 1 else (median, median)))
 
 
-def _padded(histories: list[Tensor]) -> Tensor:
+def _pad_histories(histories: list[Tensor]) -> Tensor:
     """(systems, iterations + 1). A system that has stopped keeps its last residual. A residual of zero, which
     a logarithmic axis cannot show, is replaced by the smallest positive one."""
     longest = max(len(h) for h in histories)

@@ -139,7 +139,7 @@ def check_definite(function: str, name: str, tensors: Tensor) -> Tensor:
 INT32_MAX = torch.iinfo(torch.int32).max
 
 
-def sizes_of(shape: int | Sequence[int]) -> tuple[int, ...]:
+def grid_sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(operator.index(s) for s in (shape if isinstance(shape, Sequence) else (shape,)))
 
 
@@ -149,7 +149,7 @@ def sizes(*dimensions: int) -> Rule:
 
     def check(function: str, name: str, value: Any) -> tuple[int, ...]:
         try:
-            points = sizes_of(value)
+            points = grid_sizes(value)
         except TypeError:
             raise TypeError(f"{function}: {name} must be an int or a tuple of ints, got {value!r}") from None
         if len(points) not in dimensions:
@@ -163,7 +163,7 @@ def sizes(*dimensions: int) -> Rule:
     return Rule(check, f"{allowed} sizes of at least 1", ((), (1, 1, 1, 1), (0,) * dimensions[0], "ab", 2.5))
 
 
-def rows_of(of: str) -> Rule:
+def row_range(of: str) -> Rule:
     """(lo, hi) of the grid of another argument, its shape or a coefficient."""
 
     def check(function: str, name: str, value: Any, given: dict[str, Any]) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def rows_of(of: str) -> Rule:
         except (TypeError, ValueError):
             raise TypeError(f"{function}: {name} must be two ints (lo, hi), got {value!r}") from None
         grid = given[of]
-        n = grid.numel() if isinstance(grid, Tensor) else math.prod(sizes_of(grid))
+        n = grid.numel() if isinstance(grid, Tensor) else math.prod(grid_sizes(grid))
         if not 0 <= lo <= hi <= n:
             raise ValueError(f"{function}: {name} must be (lo, hi) with 0 <= lo <= hi <= {n}, got {value!r}")
         return lo, hi

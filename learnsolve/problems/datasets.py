@@ -67,7 +67,7 @@ class Family:
                 )
 
 
-def in_order(function: str, name: str, value: Any) -> tuple[float, float]:
+def check_range(function: str, name: str, value: Any) -> tuple[float, float]:
     """`value` as (smallest, largest)."""
     try:
         low, high = (float(v) for v in value)
@@ -130,7 +130,7 @@ class LogGaussianDiffusion(Family):
                     f"for {known}. Pass contrast=(smallest, largest), or contrast=None to accept all"
                 )
         if contrast is not None:
-            contrast = in_order("dataset", "contrast", contrast)
+            contrast = check_range("dataset", "contrast", contrast)
         object.__setattr__(self, "contrast", contrast)
 
     def draw(self, seed: int) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class ConvectionDiffusion(Family):
         super().__post_init__()
         value = self.epsilon
         pair = (value, value) if isinstance(value, (int, float)) else value
-        object.__setattr__(self, "epsilon", in_order("dataset", "epsilon", pair))
+        object.__setattr__(self, "epsilon", check_range("dataset", "epsilon", pair))
 
     def draw(self, seed: int) -> dict[str, Any]:
         rng = np.random.default_rng(seed)
@@ -317,7 +317,7 @@ class DiffusionTensor(Family):
     dimensions: Literal[2, 3] = 2
     kind: Literal["regions", "smooth", "constant"] = "regions"
     regions: Count = 8
-    epsilon: Annotated[tuple[float, float], Rule(in_order, "(smallest, largest)")] = (1e-3, 1.0)
+    epsilon: Annotated[tuple[float, float], Rule(check_range, "(smallest, largest)")] = (1e-3, 1.0)
     length: Positive = 0.2
     problem = staticmethod(diffusion_tensor)
 
@@ -487,7 +487,7 @@ class ProblemDataset:
 
     @makes_plain_tensors  # torch.compile would trace NumPy, random numbers included
     def _sample(self, seed: int) -> "Sample":
-        inputs = {k: self._rounded(v) for k, v in self.family.draw(seed).items()}
+        inputs = {k: self._cast(v) for k, v in self.family.draw(seed).items()}
         A = self.problem(**inputs).to(dtype=self.dtype)
         if self.family.one_pattern:
             A = CSR(A.values, self._structure.pattern)
@@ -504,7 +504,7 @@ class ProblemDataset:
         dtype = str(self.dtype).removeprefix("torch.")
         return f"ProblemDataset({self.name!r}, {self.split!r}, {len(self)}, {self.family}, dtype={dtype})"
 
-    def _rounded(self, value: Any) -> Any:
+    def _cast(self, value: Any) -> Any:
         floating = isinstance(value, Tensor) and value.is_floating_point()
         return value.to(self.dtype) if floating else value
 
@@ -545,10 +545,10 @@ class Sample:
         # Neither the pattern nor the mesh is sent: the receiving process has them, or makes them once.
         shared = self._structure.constants
         own = {k: v for k, v in self.inputs.items() if k not in shared}
-        return _restored, (self._structure.family, self.A.values, self.b, self.x, self.seed, own)
+        return _rebuild_sample, (self._structure.family, self.A.values, self.b, self.x, self.seed, own)
 
 
-def _restored(
+def _rebuild_sample(
     family: Family, values: Tensor, b: Tensor, x: Tensor | None, seed: int, own: dict[str, Any]
 ) -> Sample:
     structure = _structure(family)

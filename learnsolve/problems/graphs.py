@@ -120,7 +120,7 @@ def graph_laplacian(
     return laplacian("graph_laplacian", edges, both_directions, weights, np.ones(nodes, dtype=bool), shift)
 
 
-def _grounded(function: str, name: str, grounded: Any, given: dict[str, Any]) -> Tensor:
+def _check_grounded(function: str, name: str, grounded: Any, given: dict[str, Any]) -> Tensor:
     checks.tensor(function, name, grounded)
     if grounded.dtype != torch.bool:
         raise TypeError(f"{function}: {name} must be bool, True at grounded nodes, got {grounded.dtype}")
@@ -136,7 +136,9 @@ _WRONG = (object(), [True], torch.ones(3), torch.ones(2, 2, dtype=torch.bool))
 def grounded_laplacian(
     edge_index: checks.EdgeIndex,
     weights: Weights,
-    grounded: Annotated[Tensor, Rule(_grounded, "a bool tensor of shape (nodes,)", _WRONG, "edge_index")],
+    grounded: Annotated[
+        Tensor, Rule(_check_grounded, "a bool tensor of shape (nodes,)", _WRONG, "edge_index")
+    ],
     *,
     both_directions: bool = True,
 ) -> CSR:

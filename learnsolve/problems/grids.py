@@ -27,11 +27,11 @@ from learnsolve.problems._grid import (
     coefficient,
     element_plan,
     grid_plan,
+    grid_sizes,
     neighbors,
     pattern_of_rows,
-    rows_of,
+    row_range,
     sizes,
-    sizes_of,
     stencil_matrix,
 )
 
@@ -41,7 +41,7 @@ def poisson(
     *,
     discretization: Literal["fd", "fe"] = "fd",
     boundary: Literal["dirichlet", "periodic"] = "dirichlet",
-    rows: Annotated[tuple[int, int], rows_of("shape")] | None = None,
+    rows: Annotated[tuple[int, int], row_range("shape")] | None = None,
     dtype: RealDtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> CSR:
@@ -93,7 +93,7 @@ def poisson(
 def _poisson(
     shape: int | Sequence[int], *, discretization: str = "fd", boundary: Any = "dirichlet"
 ) -> Separable:
-    points = sizes_of(shape)
+    points = grid_sizes(shape)
     if discretization == "fe" and len(points) != 2:
         raise NotImplementedError(
             f"poisson: discretization='fe' is for two dimensions, got shape {points}. Use discretization='fd'"
@@ -112,7 +112,7 @@ def anisotropic(
     theta: Finite,
     *,
     discretization: Literal["fd", "fe"] = "fd",
-    rows: Annotated[tuple[int, int], rows_of("shape")] | None = None,
+    rows: Annotated[tuple[int, int], row_range("shape")] | None = None,
     dtype: RealDtype = torch.float64,
     device: torch.device | str | None = None,
 ) -> CSR:
@@ -185,7 +185,7 @@ def diffusion(
     kappa: Annotated[Tensor, coefficient(2, 3, positive=True)],
     *,
     dimensions: Literal[2, 3] | None = None,
-    rows: Annotated[tuple[int, int], rows_of("kappa")] | None = None,
+    rows: Annotated[tuple[int, int], row_range("kappa")] | None = None,
 ) -> CSR:
     r"""The operator :math:`-\nabla \cdot (\kappa \nabla u)` with one coefficient per cell of a uniform grid.
 
@@ -426,7 +426,7 @@ def diffusion_tensor(K: Annotated[Tensor, real_tensor(_tensors)]) -> CSR:
     tensor([[ 6.6667, -0.3333],
             [-0.3333,  6.6667]])
     """
-    d, nodes = K.shape[-1], _inside(K)
+    d, nodes = K.shape[-1], _interior_shape(K)
     sums: dict[Axes, dict[Axes, Tensor]] = {
         (a, b): _sums_of_cells(K, a, b) for a in range(d) for b in range(a, d)
     }
@@ -478,7 +478,7 @@ def _sums_of_cells(K: Tensor, a: int, b: int) -> dict[Axes, Tensor]:
     return sums
 
 
-def _inside(K: Tensor) -> tuple[int, ...]:
+def _interior_shape(K: Tensor) -> tuple[int, ...]:
     return tuple(c - 1 for c in K.shape[-K.shape[-1] - 2 : -2])
 
 
@@ -489,7 +489,7 @@ def _diffusion_tensor_spectrum(K: Tensor) -> Separable:
         raise ValueError(
             "diffusion_tensor: the eigenvalues are known for one grid of one diagonal tensor only"
         )
-    return Separable(_inside(K), tuple(one.diagonal().tolist()), LINEAR)
+    return Separable(_interior_shape(K), tuple(one.diagonal().tolist()), LINEAR)
 
 
 def convection_diffusion(

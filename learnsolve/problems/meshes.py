@@ -58,7 +58,7 @@ def _triangles(function: str, name: str, triangles: Any) -> Tensor:
     return triangles
 
 
-def _fixed(function: str, name: str, fixed: Any, given: dict[str, Any]) -> Tensor:
+def _check_fixed(function: str, name: str, fixed: Any, given: dict[str, Any]) -> Tensor:
     checks.tensor(function, name, fixed)
     points = given["points"]
     if fixed.dtype != torch.bool or fixed.shape != points.shape[:1]:
@@ -71,7 +71,9 @@ def _fixed(function: str, name: str, fixed: Any, given: dict[str, Any]) -> Tenso
 
 Points = Annotated[Tensor, real_tensor(_points)]
 Triangles = Annotated[Tensor, Rule(_triangles, "an integer tensor of shape (any, 3)", (3, torch.ones(2, 3)))]
-Fixed = Annotated[Tensor, Rule(_fixed, "a bool tensor of shape (points,)", (3, torch.ones(2)), "points")]
+Fixed = Annotated[
+    Tensor, Rule(_check_fixed, "a bool tensor of shape (points,)", (3, torch.ones(2)), "points")
+]
 
 
 class TriangleMesh(Immutable):
@@ -153,12 +155,12 @@ class TriangleMesh(Immutable):
     def _plan(self, device: torch.device) -> ElementPlan:
         if device not in self._plans:
             key = as_numpy(self.triangles).tobytes(), as_numpy(self.fixed).tobytes()
-            self._plans[device] = _shared_plan(*key, device)
+            self._plans[device] = _plan_elements(*key, device)
         return self._plans[device]
 
 
 @lru_cache(maxsize=8)
-def _shared_plan(triangles: bytes, fixed: bytes, device: torch.device) -> ElementPlan:
+def _plan_elements(triangles: bytes, fixed: bytes, device: torch.device) -> ElementPlan:
     """A shared plan for meshes that differ only in their points."""
     free = ~np.frombuffer(fixed, dtype=bool)
     row = np.where(free, np.cumsum(free) - 1, -1)
@@ -282,7 +284,7 @@ def _circle(radius: float, h: float) -> np.ndarray:
     return radius * np.stack((np.cos(angle), np.sin(angle)), -1)
 
 
-def of_triangles(zero: bool) -> Rule:
+def triangle_coefficient(zero: bool) -> Rule:
     """A coefficient per triangle of `mesh`."""
 
     def check(function: str, name: str, value: Tensor, given: dict[str, Any]) -> Tensor:
@@ -295,7 +297,7 @@ def of_triangles(zero: bool) -> Rule:
 Mesh = Annotated[TriangleMesh, instance(TriangleMesh, "a TriangleMesh")]
 
 
-def p1_stiffness(mesh: Mesh, kappa: Annotated[Tensor, of_triangles(zero=False)] | None = None) -> CSR:
+def p1_stiffness(mesh: Mesh, kappa: Annotated[Tensor, triangle_coefficient(zero=False)] | None = None) -> CSR:
     r"""The stiffness matrix of :math:`-\nabla \cdot (\kappa \nabla u)`, zero at the fixed points.
 
     .. math:: A_{ij} = \sum_T \kappa_T \int_T \nabla \varphi_i \cdot \nabla \varphi_j
@@ -339,7 +341,7 @@ def p1_stiffness(mesh: Mesh, kappa: Annotated[Tensor, of_triangles(zero=False)] 
     return plan.matrix(plan.weights(mesh._stiffness.to(kappa.device)), kappa)
 
 
-def p1_mass(mesh: Mesh, rho: Annotated[Tensor, of_triangles(zero=True)] | None = None) -> CSR:
+def p1_mass(mesh: Mesh, rho: Annotated[Tensor, triangle_coefficient(zero=True)] | None = None) -> CSR:
     r"""The mass matrix of a density per triangle, for values that are zero at the fixed points.
 
     .. math:: M_{ij} = \sum_T \rho_T \int_T \varphi_i \varphi_j

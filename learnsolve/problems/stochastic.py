@@ -14,7 +14,7 @@ from learnsolve.arguments import Count, Index, NotNegative, Positive, within
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.checks import RealDtype
 from learnsolve.matrix.csr import CSR
-from learnsolve.problems._grid import MatrixProperties, sizes, sizes_of
+from learnsolve.problems._grid import MatrixProperties, grid_sizes, sizes
 
 
 def random_spd(
@@ -133,7 +133,7 @@ def gaussian_field(
     >>> kappa = k.exp()  # log-normal coefficients, for `diffusion`
     """
     generator = np.random.default_rng(seed)
-    field, _ = two_fields(generator, sizes_of(shape), length, covariance, spacing)
+    field, _ = two_fields(generator, grid_sizes(shape), length, covariance, spacing)
     return torch.from_numpy(math.sqrt(variance) * field).to(device, dtype)
 
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, gelu, interpolate, pad
 
-from learnsolve.evaluation.comparison import as_csv
+from learnsolve.evaluation.comparison import format_csv
 from learnsolve.evaluation.figures import COLORS, residuals_figure
 from learnsolve.nonlinear import jacobian, root
 from learnsolve.problems import gaussian_field
@@ -241,7 +241,7 @@ def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
         *base.tabulate(rows, columns),
         " ".join(words),
         {"convergence.png": draw},
-        texts={"evaluation.csv": as_csv(rows)},
+        texts={"evaluation.csv": format_csv(rows)},
     )
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from learnsolve import preconditioners
 from learnsolve.evaluation import Evaluation, compare_preconditioners
-from learnsolve.evaluation.comparison import aligned, as_csv
+from learnsolve.evaluation.comparison import align_columns, format_csv
 from learnsolve.evaluation.figures import COLORS, Line, bars, picture
 from learnsolve.recipes.training.checkpoint import History
 from learnsolve.recipes.training.settings import RunSettings
@@ -68,7 +68,7 @@ def printed(outcome: Outcome) -> list[list[str]]:
 
 def table(outcome: Outcome) -> str:
     """The final table as text, the first column left, the others right."""
-    return aligned(printed(outcome), left={0})
+    return align_columns(printed(outcome), left={0})
 
 
 def verdict(
@@ -205,7 +205,7 @@ def raced(
         figures["times.png"] = partial(bars, title, "ms, setup (dark) and solve", times)
     table = tabulate(rows, heads, cells)
     numbers = numbers | {"evaluation": rows}
-    return Outcome(numbers, *table, " ".join(words), figures, texts={"evaluation.csv": as_csv(rows)})
+    return Outcome(numbers, *table, " ".join(words), figures, texts={"evaluation.csv": format_csv(rows)})
 
 
 def middle(tolerances: Sequence[float]) -> float:
