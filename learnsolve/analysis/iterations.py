@@ -19,14 +19,14 @@ from learnsolve.analysis.spectrum import (
     Estimate,
     Map,
     Space,
-    as_array,
+    attach_derivative,
+    broadcast_space,
     constant,
+    host_values,
+    infer_space,
     linear,
     member,
-    space_of,
     warn,
-    with_batch_of,
-    with_derivative,
 )
 from learnsolve.arguments import Count, NotNegative, within
 from learnsolve.eigen._methods import SEEDED
@@ -92,10 +92,10 @@ class ErrorPropagator:
         dtype: RealDtype | None = None,
     ):
         name = "ErrorPropagator"
-        space = with_batch_of(name, space_of(name, "A", A, n, dtype), M)
+        space = broadcast_space(name, infer_space(name, "A", A, n, dtype), M)
         self.shape, self.dtype, self.device = (space.n, space.n), space.dtype, space.device
         self.batch_shape = space.batch
-        start = space.for_all(torch.empty(space.n, 1, dtype=space.dtype, device=space.device))
+        start = space.expand_columns(torch.empty(space.n, 1, dtype=space.dtype, device=space.device))
         linear(name, "the error propagator", M)
         self.A = as_operator(name, A, start, None, ())
         self.M = as_preconditioner(name, "M", M, start)
@@ -205,11 +205,11 @@ def _dominant(
     def matvec(x: np.ndarray) -> np.ndarray:
         nonlocal lost
         X = torch.from_numpy(np.array(x, dtype=kind).reshape(-1, 1)).to(space.device)
-        y = as_array(name, apply(X))[:, 0]
+        y = host_values(name, apply(X))[:, 0]
         lost = lost or not np.isfinite(y).all()
         return np.zeros_like(y) if lost else y
 
-    start = as_array(name, space.start())[:, 0]
+    start = host_values(name, space.start())[:, 0]
     first = matvec(start)
     if lost:
         return None
@@ -319,17 +319,19 @@ def spectral_radius(
     (0.98719, -0.019215)
     """
     name = "spectral_radius"
-    space = space_of(name, "E", E, n, dtype)
+    space = infer_space(name, "E", E, n, dtype)
     if rtol is None:
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
-    start = space.for_all(space.start())
+    start = space.expand_columns(space.start())
     apply = as_operator(name, E, start, None, ())
     _check_linear(name, constant(name, apply), space)
     count = space.batch.numel()
     # Arnoldi for four eigenvalues needs n > 5.
     if method == "dense" or space.n < 8 or (method == "auto" and space.n <= DENSE):
         eye = torch.eye(space.n, dtype=space.dtype, device=space.device)
-        D = as_array(name, constant(name, apply)(space.for_all(eye))).reshape(count, space.n, space.n)
+        D = host_values(name, constant(name, apply)(space.expand_columns(eye))).reshape(
+            count, space.n, space.n
+        )
         searches = [dense(matrix) for matrix in D]
     else:
         searches = [arnoldi(name, member(apply, space, i), space, rtol, maxiter) for i in range(count)]
@@ -340,7 +342,7 @@ def _check_linear(name: str, apply: Map, space: Space) -> None:
     with plain_tensors():
         x, y = space.start(), space.start().flip(0)
         probes = torch.cat((torch.zeros_like(x), x, y, x - 2 * y), 1)
-    image = apply(space.for_all(probes))
+    image = apply(space.expand_columns(probes))
     with plain_tensors():
         for zero, at_x, at_y, both in image.reshape(-1, space.n, 4).mT:
             if not all(bool(v.isfinite().all()) for v in (zero, at_x, at_y, both)):
@@ -372,7 +374,7 @@ def _estimate(name: str, apply: Map, space: Space, searches: list[Search], rtol:
     vectors = [nothing if pair is None else pair.vector for pair in pairs]
     shape = (*space.batch, space.n, 2)
     EV = apply(torch.stack([_real(v, space) for v in vectors]).reshape(shape))
-    known = as_array(name, EV).astype(np.float64).reshape(-1, space.n, 2)
+    known = host_values(name, EV).astype(np.float64).reshape(-1, space.n, 2)
     ends = [_accuracy(name, space, i, pair, known[i], rtol) for i, pair in enumerate(pairs)]
     value, error = (
         space.numbers(*numbers).reshape(space.batch) for numbers in list(zip(*ends, strict=True))[:2]
@@ -385,7 +387,7 @@ def _estimate(name: str, apply: Map, space: Space, searches: list[Search], rtol:
         for i, pair in enumerate(pairs)
     ]
     form = (torch.stack([_real(c, space) for c in C]).reshape(shape) * EV).sum((-2, -1))
-    return Estimate(with_derivative(name, value, form), error, converged)
+    return Estimate(attach_derivative(name, value, form), error, converged)
 
 
 def _accuracy(

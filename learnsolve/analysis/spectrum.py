@@ -63,7 +63,7 @@ def warn(function: str, message: str) -> None:
     warnings.warn(f"{function}: {message}", RuntimeWarning, stacklevel=users_frame())
 
 
-def with_derivative(function: str, value: Tensor, form: Tensor) -> Tensor:
+def attach_derivative(function: str, value: Tensor, form: Tensor) -> Tensor:
     """`value`, with the first derivative of `form`, in which eigenvectors are constants. The first derivative
     of an eigenvalue does not need the derivatives of the eigenvectors. The second does, and raises."""
     return _FirstOrder.apply(function, value, form)  # type: ignore[return-value]
@@ -141,7 +141,7 @@ class Space(NamedTuple):
     def numbers(self, *values: float) -> Tensor:
         return torch.tensor(values, dtype=self.dtype, device=self.device)
 
-    def for_all(self, X: Tensor) -> Tensor:
+    def expand_columns(self, X: Tensor) -> Tensor:
         """Columns (n, k), the same for each matrix of the batch."""
         return X.expand(*self.batch, *X.shape)
 
@@ -150,7 +150,7 @@ class Space(NamedTuple):
         return f"matrix {i} of the batch: " if self.batch else ""
 
 
-def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype | None) -> Space:
+def infer_space(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype | None) -> Space:
     """The space that A, square, maps into itself."""
     shape = getattr(A, "shape", None)
     if shape is None:
@@ -172,7 +172,7 @@ def space_of(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype
     return Space(int(shape[0]), _dtype(A), getattr(A, "device", torch.device("cpu")), batch)
 
 
-def with_batch_of(function: str, space: Space, M: Any) -> Space:
+def broadcast_space(function: str, space: Space, M: Any) -> Space:
     """The space of products with A and M, whose batch axes are broadcast."""
     checks.batches(function, space.batch, batch := torch.Size(getattr(M, "batch_shape", ())), "A and M")
     if not batch:  # `broadcast_shapes` is Python: 30 us
@@ -188,10 +188,10 @@ def member(apply: Map, space: Space, i: int) -> Map:
     one = torch.zeros(count, 1, 1, dtype=space.dtype, device=space.device)
     one[i] = 1
 
-    def of_one(X: Tensor) -> Tensor:
+    def apply_member(X: Tensor) -> Tensor:
         return apply((one * X).reshape(*space.batch, *X.shape)).reshape(count, *X.shape)[i]
 
-    return of_one
+    return apply_member
 
 
 def _dtype(A: Any) -> torch.dtype:
@@ -229,7 +229,7 @@ def plain(function: str, t: Tensor) -> Tensor:
         return innermost(t).detach()
 
 
-def as_array(function: str, t: Tensor) -> np.ndarray:
+def host_values(function: str, t: Tensor) -> np.ndarray:
     """The values of t on the host."""
     t = plain(function, t)
     with plain_tensors():
@@ -445,11 +445,11 @@ def _extreme(
     n: int | None,
     dtype: torch.dtype | None,
 ) -> ExtremeEigenvalues:
-    space = space_of(name, "A", A, n, dtype)
+    space = infer_space(name, "A", A, n, dtype)
     if rtol is None:
         rtol = 1e-6 if space.dtype == torch.float64 else 1e-3
-    space = with_batch_of(name, space, M)
-    start = space.for_all(space.start())
+    space = broadcast_space(name, space, M)
+    start = space.expand_columns(space.start())
     operator = as_operator(name, A, start, None, (), symmetric=True)
     linear(name, "M A", M)
     check_symmetric(name, M)
@@ -481,7 +481,7 @@ def _extreme(
         if precondition is not None:
             form = form + values * (z * precondition(z)).sum(-2)
         if tracked(form):
-            values = with_derivative(name, values, form)
+            values = attach_derivative(name, values, form)
     return ExtremeEigenvalues(values[..., 0], values[..., 1], errors, taken, converged)
 
 

@@ -102,7 +102,7 @@ def two_grid_symbols(
     >>> ls.analysis.two_grid_symbols(A, P, grid=(16, 16), period=(8, 8)).shape
     torch.Size([4, 64, 64])
     """
-    fine = _checked(A, P, R, grid, period)
+    fine = _check_grids(A, P, R, grid, period)
     A_hat, P_hat = _symbols("A", A, fine, fine), _symbols("P", P, fine, fine.coarse)
     R_hat = P_hat.mH if R is None else _symbols("R", R, fine.coarse, fine)
     coarse = R_hat @ A_hat @ P_hat
@@ -116,7 +116,7 @@ def two_grid_symbols(
             "without a shift. Pass without_constants=True"
         )
     one = torch.eye(A_hat.shape[-1], dtype=A_hat.dtype, device=A.device)
-    S = one - _scaled(A, weight, fine) * A_hat
+    S = one - _jacobi_scaling(A, weight, fine) * A_hat
     E = one - P_hat @ inverse @ R_hat @ A_hat
     for _ in range(presweeps):
         E = E @ S
@@ -210,7 +210,7 @@ def _radius(blocks: Tensor) -> Tensor:
     return torch.where(twice[..., 0, 0], of_torch, value.squeeze(-1).abs())
 
 
-def _checked(A: CSR, P: CSR, R: CSR | None, grid: Sequence[int], period: Sequence[int]) -> _Grid:
+def _check_grids(A: CSR, P: CSR, R: CSR | None, grid: Sequence[int], period: Sequence[int]) -> _Grid:
     for name, argument in (("P", P), ("R", R)):
         if argument is not None:
             checks.same_kind(NAME, f"{name}.values", argument.values, A.values)
@@ -264,7 +264,7 @@ def _symbols(name: str, T: CSR, rows: _Grid, columns: _Grid) -> Tensor:
     return blocks.reshape(*terms.shape[:-1], m, k)
 
 
-def _scaled(A: CSR, weight: float | Tensor, fine: _Grid) -> Tensor:
+def _jacobi_scaling(A: CSR, weight: float | Tensor, fine: _Grid) -> Tensor:
     """w D^-1 of the first block, (..., 1, m, 1)."""
     local, blocks = fine.positions(torch.arange(A.shape[0], device=A.device))
     first = torch.stack(blocks).sum(0) == 0

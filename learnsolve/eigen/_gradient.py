@@ -44,11 +44,11 @@ from learnsolve.solvers.solution import Status
 Map = Callable[[Tensor], Tensor]
 # (values (c,), R (n, c)) -> Y, and a message on failures, empty if there are none.
 Solve = Callable[[Tensor, Tensor], tuple[Tensor, str]]
-_STEPS = 40  # of `Shifted`, in blocks; it restarts when the basis has `_BASIS` columns
+_STEPS = 40  # of `ShiftInvert`, in blocks; it restarts when the basis has `_BASIS` columns
 _BASIS = 240
 
 
-class Deflated(NamedTuple):
+class DeflationSpace(NamedTuple):
     """Data shared by the methods: U, W = B U, and products with B."""
 
     U: Tensor
@@ -56,22 +56,22 @@ class Deflated(NamedTuple):
     B: Map
     rtol: float
 
-    def out_of(self, X: Tensor) -> Tensor:
+    def project_vectors(self, X: Tensor) -> Tensor:
         """P X for vectors, P = I - U W^T."""
         return torch.addmm(X, self.U, self.W.mT @ X, alpha=-1)
 
-    def without_W(self, R: Tensor) -> Tensor:
+    def project_transposed(self, R: Tensor) -> Tensor:
         """P^T R."""
         return torch.addmm(R, self.W, self.U.mT @ R, alpha=-1)
 
-    def into(self, R: Tensor) -> Tensor:
+    def project_rhs(self, R: Tensor) -> Tensor:
         """P^T R for right-hand sides, or zero if it is only rounding, for example if R depends only on
         span(U)."""
-        P = self.without_W(R)
+        P = self.project_transposed(R)
         return P.where(P.norm(dim=0) > 1e3 * torch.finfo(R.dtype).eps * R.norm(dim=0), 0)
 
 
-def by_all_pairs(space: Deflated, others: Tensor, V: Tensor) -> Solve:
+def eigenpair_solver(space: DeflationSpace, others: Tensor, V: Tensor) -> Solve:
     """Solves with all other eigenpairs of a dense matrix."""
 
     def solve(values: Tensor, R: Tensor) -> tuple[Tensor, str]:
@@ -80,7 +80,7 @@ def by_all_pairs(space: Deflated, others: Tensor, V: Tensor) -> Solve:
     return solve
 
 
-def by_factor(space: Deflated, inverse: Map, sigma: float) -> Solve:
+def shift_invert_solver(space: DeflationSpace, inverse: Map, sigma: float) -> Solve:
     """Solves with T = (A - sigma B)^-1, by Galerkin's method in a Krylov space shared by all columns:
 
         y - (lambda_i - sigma) T B y = T r.
@@ -93,7 +93,7 @@ def by_factor(space: Deflated, inverse: Map, sigma: float) -> Solve:
     def solve(values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         Y = torch.zeros_like(R)
         mu = values - sigma
-        W0 = space.out_of(inverse(space.into(R)))
+        W0 = space.project_vectors(inverse(space.project_rhs(R)))
         active = (W0 != 0).any(0)
         target = space.rtol * lengths(W0, space.B(W0))
         residual, left = W0, torch.zeros_like(target)
@@ -101,7 +101,7 @@ def by_factor(space: Deflated, inverse: Map, sigma: float) -> Solve:
             if not bool(active.any()):
                 break
             Y[:, active] += _galerkin(space, inverse, mu[active], residual[:, active], target[active])
-            residual = W0 - Y + mu * space.out_of(inverse(space.B(Y)))
+            residual = W0 - Y + mu * space.project_vectors(inverse(space.B(Y)))
             left = lengths(residual, space.B(residual))
             active = left > 10 * target
         lost = ~(left <= 1e3 * target)
@@ -110,13 +110,13 @@ def by_factor(space: Deflated, inverse: Map, sigma: float) -> Solve:
     return solve
 
 
-def _galerkin(space: Deflated, inverse: Map, mu: Tensor, W0: Tensor, target: Tensor) -> Tensor:
+def _galerkin(space: DeflationSpace, inverse: Map, mu: Tensor, W0: Tensor, target: Tensor) -> Tensor:
     Q, BQ, S = orthonormal(W0, space.B)
     basis, images, start = [Q], [BQ], S
     H = S.new_zeros(0, 0)
     while True:
         size, width = sum(q.shape[1] for q in basis), basis[-1].shape[1]
-        Z = space.out_of(inverse(images[-1]))
+        Z = space.project_vectors(inverse(images[-1]))
         column = [Z.new_zeros(q.shape[1], width) for q in basis]
         # Like Lanczos, only against the last two blocks: a restart handles the rounding errors.
         for i in range(max(0, len(basis) - 2), len(basis)):
@@ -141,8 +141,8 @@ def _galerkin(space: Deflated, inverse: Map, mu: Tensor, W0: Tensor, target: Ten
         images.append(BQ)
 
 
-def by_minres(
-    space: Deflated, A: Map, M: Map | None, most: int, otherwise: Callable[[], Solve] | None = None
+def minres_solver(
+    space: DeflationSpace, A: Map, M: Map | None, most: int, otherwise: Callable[[], Solve] | None = None
 ) -> Solve:
     """MINRES on P^T (A - lambda_i B) P, all columns in one call. M approximates A^-1. Columns that take more
     than `most` steps are passed to `otherwise`, if given."""
@@ -151,25 +151,25 @@ def by_minres(
 
     def solve(values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         def operator(X: Tensor) -> Tensor:
-            X = space.out_of(X)
-            return space.without_W(A(X) - space.B(X) * values)
+            X = space.project_vectors(X)
+            return space.project_transposed(A(X) - space.B(X) * values)
 
         def precondition(X: Tensor) -> Tensor:
             assert M is not None
-            return space.out_of(M(space.without_W(X)))
+            return space.project_vectors(M(space.project_transposed(X)))
 
         size = R.norm(dim=0)
         size = size.where(size > 0, 1)
         with quiet():  # accuracy relative to R, which may be almost in the span of W
             solution = minres(
                 operator,
-                space.into(R) / size,
+                space.project_rhs(R) / size,
                 M=precondition if M else None,
                 rtol=0.0,
                 atol=space.rtol,
                 maxiter=most,
             )
-        Y = space.out_of(solution.x) * size
+        Y = space.project_vectors(solution.x) * size
         # STAGNATED: the accuracy is limited by rounding errors.
         good = (Status.CONVERGED, Status.STAGNATED)
         left = torch.tensor([status not in good for status in solution.statuses], device=R.device)
@@ -248,7 +248,7 @@ class Known:
             return U @ dispatch(_Unknown, (E, g), self) if forward_mode_may_come() else None
         # Functions of the sum alone, and of values and their squares, have all orders.
         if slope is not None and not bool(self.small(slope * self.values.abs().max(), h, g)):
-            E = dispatch(_Limited, (E,), 0 if heard else 1, self)
+            E = dispatch(_FirstOrderOnly, (E,), 0 if heard else 1, self)
         return U @ (bend * E)
 
     def small(self, slope: Tensor, h: Tensor, g: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ class Known:
         return torch.where(self.cluster, 0, 1 / torch.where(self.cluster, 1, gaps))
 
 
-def attached(a: Tensor, b: Tensor, known: Known) -> tuple[Tensor, Tensor]:
+def attach_gradient(a: Tensor, b: Tensor, known: Known) -> tuple[Tensor, Tensor]:
     """The values and vectors of `known` as functions of the values of A and B."""
     return dispatch(_Eigen, (a, b), known)
 
@@ -307,7 +307,7 @@ class _Eigen(Operation):
             C = F * G
             for _ in range(0 if E is None else _ORDERS):
                 C = F * (G - C @ E.mT + E.mT @ C)  # type: ignore[union-attr]
-            T = _bordered(a, b, H.mT, W, g_vectors, None, known, "reverse")[0]
+            T = _solve_bordered(a, b, H.mT, W, g_vectors, None, known, "reverse")[0]
             X = add(X, U @ C - T)
             within = U @ torch.where(known.cluster, G, 0)
         assert X is not None
@@ -334,7 +334,7 @@ class _Eigen(Operation):
             C = F * (N - C @ E + E @ C)  # type: ignore[operator]
         if dB is not None:
             C = C - torch.where(known.cluster, 0.5 * (U.mT @ dB), 0)
-        Y = _bordered(a, b, H, known.times_B(b, U), -D, None, known, "forward")[0]
+        Y = _solve_bordered(a, b, H, known.times_B(b, U), -D, None, known, "forward")[0]
         return N.diagonal(), Y + U @ C
 
     @staticmethod
@@ -370,7 +370,7 @@ class _Unknown(Operation):
         return dispatch(_Unknown, (E, g if in_dims[1] is None else g.sum(in_dims[1])), known), in_dims[0]
 
 
-class _Limited(Operation):
+class _FirstOrderOnly(Operation):
     """The same tensor, of which `bent` is a function to first order: for further derivatives, a warning."""
 
     @staticmethod
@@ -385,19 +385,19 @@ class _Limited(Operation):
     def _change(ctx: Any, change: Tensor) -> Tensor:
         if not ctx.orders:
             ctx.known.tell(_THIRD)
-        return dispatch(_Limited, (change,), max(ctx.orders - 1, 0), ctx.known)
+        return dispatch(_FirstOrderOnly, (change,), max(ctx.orders - 1, 0), ctx.known)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor):
-        return _Limited._change(ctx, cotangent), None, None
+        return _FirstOrderOnly._change(ctx, cotangent), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None):
-        return _Limited._change(ctx, tangent)
+        return _FirstOrderOnly._change(ctx, tangent)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, E: Tensor, orders: int, known: Known):
-        return dispatch(_Limited, (E,), orders, known), in_dims[0]
+        return dispatch(_FirstOrderOnly, (E,), orders, known), in_dims[0]
 
 
 def _symmetric(X: Tensor, U: Tensor, pattern: SparsityPattern) -> Tensor:
@@ -412,16 +412,16 @@ def _no_vmap() -> NotImplementedError:
     )
 
 
-def _bordered(
+def _solve_bordered(
     a: Tensor, b: Tensor, H: Tensor, W: Tensor, R: Tensor, S: Tensor | None, known: Known, kind: str
 ) -> tuple[Tensor, Tensor]:
     """(Y, Z) with A Y - B Y H + W Z = R and W^T Y = S, default S = 0."""
     if S is None:
         S = R.new_zeros((*R.shape[:-2], *H.shape))
-    return dispatch(_Bordered, (a, b, H, W, R, S), known, kind)
+    return dispatch(_BorderedSolve, (a, b, H, W, R, S), known, kind)
 
 
-class _Bordered(Operation):
+class _BorderedSolve(Operation):
     """Symmetric except for H, which is transposed in the adjoint; linear in (A, B, H, W)."""
 
     @staticmethod
@@ -451,7 +451,7 @@ class _Bordered(Operation):
         if gY is None and gZ is None:
             return (None,) * 8
         gY = torch.zeros_like(Y) if gY is None else gY
-        R, S = _bordered(a, b, H.mT, W, gY, gZ, known, "")
+        R, S = _solve_bordered(a, b, H.mT, W, gY, gZ, known, "")
         need_a, need_b, need_H, need_W = ctx.needs_input_grad[:4]
         ga = -sampled(R, Y, known.A).sum_to_size(a.shape) if need_a else None
         gb = None
@@ -473,7 +473,7 @@ class _Bordered(Operation):
             None if tW is None else -tW @ Z,
         )
         S = add(tS, None if tW is None else -tW.mT @ Y)
-        return _bordered(a, b, H, W, torch.zeros_like(Y) if R is None else R, S, known, "")
+        return _solve_bordered(a, b, H, W, torch.zeros_like(Y) if R is None else R, S, known, "")
 
     @staticmethod
     def vmap(info, in_dims, a, b, H, W, R, S, known, kind):
@@ -484,4 +484,4 @@ class _Bordered(Operation):
             t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
             for t, d in zip((R, S), in_dims[4:6], strict=True)
         )
-        return _bordered(a, b, H, W, R, S, known, kind), (0, 0)
+        return _solve_bordered(a, b, H, W, R, S, known, kind), (0, 0)

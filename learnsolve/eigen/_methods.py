@@ -239,7 +239,7 @@ def _against(X: Tensor, BX: Tensor, Y: Tensor) -> Tensor:
 SUPERLU = 4e9  # flops, 0.4 s, which faster solves save: PARDISO's and CHOLMOD's take 1.2 to 3 times as long
 
 
-class Shifted:
+class ShiftInvert:
     """(A - sigma B)^-1, for matrices on the host in float64, detached from the autograd graph. B = I if None.
 
     kind : "cholesky" raises ValueError if the matrix is not positive definite, otherwise as for `factorize`
@@ -269,10 +269,10 @@ class Shifted:
                 "a number that is a little larger or smaller"
             ) from None
 
-    def on_vector(self, x: np.ndarray) -> np.ndarray:
+    def solve_vector(self, x: np.ndarray) -> np.ndarray:
         return self._factor.solve(x, False)
 
-    def on_block(self, X: Tensor) -> Tensor:
+    def solve_block(self, X: Tensor) -> Tensor:
         made = self._triangles
         if made is None:
             return torch.from_numpy(np.ascontiguousarray(self._factor.solve(X.numpy(), False)))
@@ -293,16 +293,16 @@ class Shifted:
         n = made.lu.shape[0]
         before = torch.from_numpy(np.arange(n)[old][np.argsort(made.lu.perm_c)])
         after = torch.from_numpy(made.lu.perm_r[new].astype(np.int64))
-        return _by_rows(made.lu.L), _by_rows(made.lu.U), before, after
+        return _convert_triangle(made.lu.L), _convert_triangle(made.lu.U), before, after
 
 
-def _by_rows(T: Any) -> CSR:
+def _convert_triangle(T: Any) -> CSR:
     T.sort_indices()
     pattern = SparsityPattern(torch.from_numpy(T.indptr), torch.from_numpy(T.indices), T.shape)
     return CSR(torch.from_numpy(T.data), pattern)
 
 
-def below_all(function: str, A: CSR, B: CSR | None, *sizes: float) -> Shifted:
+def below_all(function: str, A: CSR, B: CSR | None, *sizes: float) -> ShiftInvert:
     """A factor at a shift below all eigenvalues: slightly below 0 if A is positive semidefinite, by
     Gershgorin's theorem or its Cholesky factor, otherwise below Gershgorin's bound. `sizes`: of the values
     that are sought, then of the largest, for matrices that are singular with a shift relative to the
@@ -312,7 +312,7 @@ def below_all(function: str, A: CSR, B: CSR | None, *sizes: float) -> Shifted:
         sigma = -(torch.finfo(A.dtype).eps ** 0.5) * max(size, 1e-300)
         definite = lowest >= (0.5 * sigma if B is None else 0)
         try:
-            return Shifted(function, A, B, sigma, "auto" if definite else "cholesky")
+            return ShiftInvert(function, A, B, sigma, "auto" if definite else "cholesky")
         except ValueError:  # singular, or not definite
             continue
     unit, sigma = 1.0 if B is None else _gershgorin(B), -(torch.finfo(A.dtype).eps ** 0.5) * sizes[0]
@@ -322,7 +322,7 @@ def below_all(function: str, A: CSR, B: CSR | None, *sizes: float) -> Shifted:
             "Pass which=, a number below the smallest, or M="
         )
     lowest = lowest / unit
-    return Shifted(function, A, B, lowest - max(-sigma, 1e-8 * abs(lowest)))
+    return ShiftInvert(function, A, B, lowest - max(-sigma, 1e-8 * abs(lowest)))
 
 
 def _gershgorin(A: CSR) -> float:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from learnsolve import ops
 from learnsolve.arguments import Count, NotNegative
-from learnsolve.eigen._gradient import Deflated, Solve, by_factor
-from learnsolve.eigen._methods import Shifted
-from learnsolve.eigen.symmetric import DENSE, Found, Request, SingularTriplets, _arpack, _check, computed
+from learnsolve.eigen._gradient import DeflationSpace, Solve, shift_invert_solver
+from learnsolve.eigen._methods import ShiftInvert
+from learnsolve.eigen.symmetric import DENSE, Found, Request, SingularTriplets, _arpack, _check, compute_pairs
 from learnsolve.matrix import checks
 from learnsolve.matrix.checks import DenseOrSparse
 from learnsolve.matrix.csr import CSR
@@ -47,7 +47,7 @@ class SingularRequest(Request):
 
     def matrix(self) -> CSR:
         """The matrix itself, on the host in float64."""
-        return CSR.from_scipy(self.in_double().A.to_scipy()[: self.rows, self.rows :])
+        return CSR.from_scipy(self.to_double().A.to_scipy()[: self.rows, self.rows :])
 
 
 def _vectors(U: Tensor, V: Tensor) -> Tensor:
@@ -59,32 +59,32 @@ def _svd(q: SingularRequest) -> Found:
     U, S, V = U.flip(1), S.flip(0), Vh.mT.flip(1)
     chosen = torch.arange(q.k, device="cpu") + (0 if q.which == "smallest" else len(S) - q.k)
     X = _vectors(U[:, chosen], V[:, chosen])
-    return S[chosen], X, 0, "dense", lambda space: _by_all_triplets(space, U, S, V, chosen)
+    return S[chosen], X, 0, "dense", lambda space: _triplet_solver(space, U, S, V, chosen)
 
 
-def _by_all_triplets(space: Deflated, U: Tensor, S: Tensor, V: Tensor, chosen: Tensor) -> Solve:
+def _triplet_solver(space: DeflationSpace, U: Tensor, S: Tensor, V: Tensor, chosen: Tensor) -> Solve:
     """Solves with all triplets, of which some are `chosen`."""
 
     def solve(values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         own = chosen.repeat(len(values) // len(chosen))
         rounding = torch.finfo(S.dtype).eps * S[-1]
 
-        def divided(P: Tensor, gap: Tensor) -> Tensor:
+        def divide(P: Tensor, gap: Tensor) -> Tensor:
             """Without rounding errors in directions in which H - lambda is singular."""
             nothing = (P.abs() <= 1e-12 * R.norm(dim=0)) & (gap.abs() <= 100 * rounding) | (P == 0)
             return torch.where(nothing, 0, P / torch.where(nothing, 1, gap))
 
         p, q = R.split([len(U), len(V)])
         a, b = U.mT @ p, V.mT @ q
-        plus = divided((a + b) / 2, S.unsqueeze(1) - values)
+        plus = divide((a + b) / 2, S.unsqueeze(1) - values)
         plus[chosen] = 0
         along, each = (a - b) / 2, torch.arange(len(values), device=values.device)
         along[own, each] = along[own, each].where(values > _TINY * S[-1], 0)
-        minus = divided(along, -S.unsqueeze(1) - values)
+        minus = divide(along, -S.unsqueeze(1) - values)
         rest = torch.cat((p - U @ a, q - V @ b))
         rest = rest.where(rest.norm(dim=0) > 1e-12 * R.norm(dim=0), 0)
         Y = torch.cat((U @ (plus + minus), V @ (plus - minus)))
-        return Y + divided(rest, -values.expand_as(rest)), ""
+        return Y + divide(rest, -values.expand_as(rest)), ""
 
     return solve
 
@@ -92,7 +92,7 @@ def _by_all_triplets(space: Deflated, U: Tensor, S: Tensor, V: Tensor, chosen: T
 def _largest(q: SingularRequest) -> Found:
     """Lanczos's method on H. If fewer than k values are not zero, A maps all that is orthogonal to their
     vectors to zero."""
-    d = q.in_double()
+    d = q.to_double()
     n, norm = d.A.shape[0], d.norm
     values, X = (torch.zeros(size, dtype=torch.float64, device="cpu") for size in (q.k, (n, q.k)))
     count, what, solver = 0, "A is zero", _without_solve
@@ -101,7 +101,7 @@ def _largest(q: SingularRequest) -> Found:
     zero = values <= 100 * torch.finfo(X.dtype).eps * norm
     if bool(zero.any()):
         parts = [P[:, ~zero] * 2**0.5 for P in X.split([q.rows, n - q.rows])]
-        X[:, zero] = _vectors(*(_orthogonal_to(P, int(zero.sum())) for P in parts))
+        X[:, zero] = _vectors(*(_orthogonal_complement(P, int(zero.sum())) for P in parts))
         values = torch.where(zero, 0, values)
     return values, X, count, what, solver
 
@@ -110,11 +110,11 @@ def _smallest(q: SingularRequest) -> Found:
     """The smallest eigenpairs of A^T A, or of A A^T if A has fewer rows. Their values have half of the
     digits, so A is decomposed in their space. If that does not suffice, all of A is decomposed, if its size
     allows it."""
-    d, A = q.in_double(), q.matrix()
+    d, A = q.to_double(), q.matrix()
     if d.norm == 0:
         return _largest(q)
     A = A.T if q.rows < A.shape[1] else A
-    X, count = _of_gram(q, A, q.k)
+    X, count = _solve_gram(q, A, q.k)
     what, eps = "shift-invert of the Gram matrix", torch.finfo(X.dtype).eps
     small = A.shape[0] * A.shape[1] <= _ENTRIES
     if not bool(X.isfinite().all()):
@@ -124,26 +124,26 @@ def _smallest(q: SingularRequest) -> Found:
     Y, values, X = Y.flip(1), values.flip(0), X @ Q.mT.flip(1)
     zero = values <= 100 * eps * d.norm
     if bool(zero.any()):  # of which A X does not tell the left vectors
-        null, more = _of_gram(q, A.T, int(zero.sum()))
+        null, more = _solve_gram(q, A.T, int(zero.sum()))
         all_left = torch.linalg.qr(torch.cat((Y[:, ~zero], null), 1))[0]
         Y[:, zero], count = all_left[:, -null.shape[1] :], count + more
     if small and not float((A.T @ Y - X * values).abs().max()) <= 100 * eps * d.norm:
         return _svd(q)
     X = _vectors(X, Y) if A.shape[0] != q.rows else _vectors(Y, X)
     sigma = 0.37 * float(values[-1]) + 1e-8 * d.norm
-    return values, X, count, what, lambda space: _by_factor(q, space, X, sigma)
+    return values, X, count, what, lambda space: _shift_invert_solver(q, space, X, sigma)
 
 
-def _of_gram(q: SingularRequest, A: CSR, k: int) -> tuple[Tensor, int]:
+def _solve_gram(q: SingularRequest, A: CSR, k: int) -> tuple[Tensor, int]:
     gram = ops.spgemm(A.T, A)
     return _arpack(Request("svds", gram, None, k, "smallest", None, "arpack", q.rtol, q.maxiter, q.throw))[
         1:3
     ]
 
 
-def _by_factor(q: SingularRequest, space: Deflated, X: Tensor, sigma: float) -> Solve:
-    """`by_factor`, with the mirror of each pair apart: (H - s) (u; -v) = -2 s (u; -v)."""
-    inner = by_factor(space, Shifted(q.name, q.in_double().A, None, sigma).on_block, sigma)
+def _shift_invert_solver(q: SingularRequest, space: DeflationSpace, X: Tensor, sigma: float) -> Solve:
+    """`shift_invert_solver`, with the mirror of each pair apart: (H - s) (u; -v) = -2 s (u; -v)."""
+    inner = shift_invert_solver(space, ShiftInvert(q.name, q.to_double().A, None, sigma).solve_block, sigma)
     mirrors = torch.cat((X[: q.rows], -X[q.rows :]))
 
     def solve(values: Tensor, R: Tensor) -> tuple[Tensor, str]:
@@ -156,12 +156,12 @@ def _by_factor(q: SingularRequest, space: Deflated, X: Tensor, sigma: float) -> 
     return solve
 
 
-def _without_solve(space: Deflated) -> Solve:
+def _without_solve(space: DeflationSpace) -> Solve:
     """For vectors without a derivative."""
     return lambda values, R: (torch.where(R == 0, R, torch.nan), "")
 
 
-def _orthogonal_to(U: Tensor, count: int) -> Tensor:
+def _orthogonal_complement(U: Tensor, count: int) -> Tensor:
     """`count` orthonormal columns, the same in every call."""
     generator = torch.Generator("cpu").manual_seed(0)
     more = torch.randn(len(U), count, dtype=U.dtype, generator=generator, device="cpu")
@@ -221,6 +221,6 @@ def svds(
     checks.integer(name, "k", k, 1, min(m, n))
     H = ops.block([[None, A], [A.T, None]])
     _check(name, H, k, None, which, None, "auto")
-    pairs = computed(SingularRequest(name, H, None, k, which, None, "auto", rtol, maxiter, throw, m))
+    pairs = compute_pairs(SingularRequest(name, H, None, k, which, None, "auto", rtol, maxiter, throw, m))
     U, V = (2**0.5 * pairs.vectors.flip(-1)).split([m, n], -2)
     return SingularTriplets(U, pairs.values.flip(-1), V, pairs)

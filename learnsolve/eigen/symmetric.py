@@ -15,16 +15,16 @@ from torch import Tensor
 
 from learnsolve.arguments import Count, NotNegative
 from learnsolve.eigen._gradient import (
-    Deflated,
+    DeflationSpace,
     Known,
     Solve,
     _no_vmap,
-    attached,
-    by_all_pairs,
-    by_factor,
-    by_minres,
+    attach_gradient,
+    eigenpair_solver,
+    minres_solver,
+    shift_invert_solver,
 )
-from learnsolve.eigen._methods import Shifted, below_all, lanczos, lobpcg, orthonormal
+from learnsolve.eigen._methods import ShiftInvert, below_all, lanczos, lobpcg, orthonormal
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import mapped, numbers, outside_of_graphs, plain_tensors
 from learnsolve.matrix.checks import RealSystem
@@ -167,14 +167,14 @@ class Request:
     def times_B(self, X: Tensor) -> Tensor:
         return X if self.B is None else product(self.B.values, X, self.B.pattern, False)
 
-    def in_double(self) -> Request:
+    def to_double(self) -> Request:
         """The request on the host in float64."""
 
-        def moved(A: CSR) -> CSR:
+        def move(A: CSR) -> CSR:
             return A.to("cpu", torch.float64)
 
-        B = None if self.B is None else moved(self.B)
-        return replace(self, A=moved(self.A), B=B)
+        B = None if self.B is None else move(self.B)
+        return replace(self, A=move(self.A), B=B)
 
     def sizes(self, values: Tensor, U: Tensor) -> Tensor:
         """The norms of |A| |u| + (|lambda| + s) |B| |u|, with s the smallest size of a row of A: rounding
@@ -213,7 +213,7 @@ class Request:
 class Memory:
     """Created after a solve. `solver` makes the solver in the complement when first needed."""
 
-    def __init__(self, request: Request, pairs: Eigenpairs, solver: Callable[[Deflated], Solve]):
+    def __init__(self, request: Request, pairs: Eigenpairs, solver: Callable[[DeflationSpace], Solve]):
         self.request, self.pairs, self.solver = request, pairs, solver
         values = pairs.values
         self.eps = torch.finfo(values.dtype).eps
@@ -228,17 +228,17 @@ class Memory:
     def known(self) -> Known:
         A, B, pairs = self.request.A, self.request.B, self.pairs
         pattern = None if B is None else B.pattern
-        rules = self._deflated, self._judge, self._say
+        rules = self._solve_deflated, self._judge, self._say
         return Known(A.pattern, pattern, pairs.values, pairs.vectors, self.cluster, *rules)
 
-    def _deflated(self, values: Tensor, R: Tensor) -> tuple[Tensor, str]:
+    def _solve_deflated(self, values: Tensor, R: Tensor) -> tuple[Tensor, str]:
         with torch.no_grad():
             if self.solve is None:
                 # Like the eigenvectors: for LOBPCG with A's device and dtype, else on the host in float64.
-                q = self.request if self.pairs.method.startswith("LOBPCG") else self.request.in_double()
+                q = self.request if self.pairs.method.startswith("LOBPCG") else self.request.to_double()
                 U = self.pairs.vectors.to(q.A.values)
                 rtol = 1e-10 if self.eps < 1e-10 else 1e-5
-                self.like, self.solve = U, self.solver(Deflated(U, q.times_B(U), q.times_B, rtol))
+                self.like, self.solve = U, self.solver(DeflationSpace(U, q.times_B(U), q.times_B, rtol))
             Y, trouble = self.solve(values.to(self.like), R.to(self.like))
             return Y.to(R), trouble
 
@@ -304,7 +304,7 @@ def _solve(request: Request, method: str, why: str) -> tuple[Known, Eigenpairs]:
     run = {"dense": _dense, "arpack": _arpack, "lobpcg": _lobpcg, **request.methods}[method]
     values, U, iterations, what, solver = run(request)
     like = request.A.values
-    values, U = values.to(like), _signed(U).to(like)
+    values, U = values.to(like), _normalize_signs(U).to(like)
     BU = request.times_B(U)
     squares = (U * BU).sum(0)  # NaN has other reasons, and where LOBPCG fails they may be less than 1
     off = (squares <= 0) | ((squares - 1).abs() > 0.1) & (method != "lobpcg")
@@ -337,11 +337,11 @@ def _tolerance(request: Request, values: Tensor, X: Tensor, BX: Tensor, rounding
 
 # --- the methods: values, vectors, iterations, description, and solver in the complement ---
 
-Found = tuple[Tensor, Tensor, int, str, Callable[[Deflated], Solve]]
+Found = tuple[Tensor, Tensor, int, str, Callable[[DeflationSpace], Solve]]
 
 
 def _dense(request: Request) -> Found:
-    q = request.in_double()
+    q = request.to_double()
     A, k = q.A.to_dense(), q.k
     if q.B is None:
         values, V = torch.linalg.eigh(A)
@@ -358,7 +358,7 @@ def _dense(request: Request) -> Found:
     others, W = values[rest], V[:, rest]
     return (
         values[chosen], V[:, chosen], 0, "dense",
-        lambda space: by_all_pairs(space, others, W),
+        lambda space: eigenpair_solver(space, others, W),
     )  # fmt: skip
 
 
@@ -375,7 +375,7 @@ def _not_definite(name: str) -> ValueError:
 
 
 def _arpack(request: Request) -> Found:
-    q = request.in_double()
+    q = request.to_double()
     if q.k >= q.A.shape[0]:
         raise ValueError(f'{q.name}: ARPACK needs k < n, got k = n = {q.k}. Use method="dense"')
     tol = 0.0 if q.rtol is None else 0.1 * q.rtol
@@ -386,14 +386,20 @@ def _arpack(request: Request) -> Found:
     if q.which == "smallest":
         shifted = below_all(q.name, q.A, q.B, q.sought, q.norm)
     else:
-        shifted = Shifted(q.name, q.A, q.B, float(q.which))
-    values, U, count = lanczos(A, B, q.k, shifted.sigma, shifted.on_vector, tol, q.maxiter)
+        shifted = ShiftInvert(q.name, q.A, q.B, float(q.which))
+    values, U, count = lanczos(A, B, q.k, shifted.sigma, shifted.solve_vector, tol, q.maxiter)
     what = f"shift-invert at {shifted.sigma:.3g}"
-    values, U = _refined(q, values, U, shifted.on_block)
-    return values, U, count, what, lambda space: by_factor(space, shifted.on_block, shifted.sigma)
+    values, U = _refine(q, values, U, shifted.solve_block)
+    return (
+        values,
+        U,
+        count,
+        what,
+        lambda space: shift_invert_solver(space, shifted.solve_block, shifted.sigma),
+    )
 
 
-def _refined(
+def _refine(
     q: Request, values: Tensor, U: Tensor, inverse: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """One step of subspace iteration, if it helps: where A - sigma B is almost singular, the Krylov space has
@@ -414,20 +420,20 @@ def _refined(
 def _inverse_of_B(q: Request) -> Callable[[Any], Any]:
     assert q.B is not None
     try:
-        return Shifted(q.name, q.B, None, 0.0, "cholesky").on_vector
+        return ShiftInvert(q.name, q.B, None, 0.0, "cholesky").solve_vector
     except ValueError:
         raise _not_definite(q.name) from None
 
 
-def _above(q: Request, values: Tensor, space: Deflated) -> Solve:
+def _above(q: Request, values: Tensor, space: DeflationSpace) -> Solve:
     """For the largest values: MINRES or, if it is slow, a factor at a shift above all, made on demand."""
 
-    def factored() -> Solve:
+    def shift_invert() -> Solve:
         spread = float(values.max() - values.min())
         sigma = float(values.max()) + max(spread / len(values), 1e-3 * q.norm)
-        return by_factor(space, Shifted(q.name, q.A, q.B, sigma).on_block, sigma)
+        return shift_invert_solver(space, ShiftInvert(q.name, q.A, q.B, sigma).solve_block, sigma)
 
-    return by_minres(space, q.times_A, None, 200, factored)
+    return minres_solver(space, q.times_A, None, 200, shift_invert)
 
 
 def _lobpcg(request: Request) -> Found:
@@ -444,10 +450,10 @@ def _lobpcg(request: Request) -> Found:
     )  # fmt: skip
     if sign < 0:
         values, U = -values.flip(0), U.flip(1)
-    return values, U, steps, "LOBPCG", lambda space: by_minres(space, q.times_A, M, 2000)
+    return values, U, steps, "LOBPCG", lambda space: minres_solver(space, q.times_A, M, 2000)
 
 
-def _signed(U: Tensor) -> Tensor:
+def _normalize_signs(U: Tensor) -> Tensor:
     """Normalize signs: the first of the largest entries of each column is positive."""
     size = U.abs()
     at = (size >= 0.999 * size.max(0).values).to(torch.uint8).argmax(0)
@@ -520,10 +526,10 @@ def eigsh(
     """
     name = "eigsh"
     _check(name, A, k, B, which, M, method)
-    return computed(Request(name, A, B, k, which, M, method, rtol, maxiter, throw))
+    return compute_pairs(Request(name, A, B, k, which, M, method, rtol, maxiter, throw))
 
 
-def computed(request: Request) -> Eigenpairs:
+def compute_pairs(request: Request) -> Eigenpairs:
     """The pairs of each matrix of a batch, with derivatives."""
     A, B = request.A, request.B
     batch = A.batch_shape if B is None else torch.broadcast_shapes(A.batch_shape, B.batch_shape)
@@ -535,7 +541,7 @@ def computed(request: Request) -> Eigenpairs:
             known, pairs = solve(replace(request, A=of_A, B=of_B))
         if not pairs.converged:
             report(request.name, pairs, request.throw)
-        values, vectors = attached(a, a.new_empty(0) if b is None else b, known)
+        values, vectors = attach_gradient(a, a.new_empty(0) if b is None else b, known)
         return pairs._replace(values=values, vectors=vectors)
 
     if not batch:

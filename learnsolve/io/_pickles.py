@@ -21,11 +21,11 @@ COLUMNS = 2**24  # the largest of Planetoid's matrices has some 60,000
 TUPLES = 1000  # arrays and matrices need fewer than 20
 
 
-class Rejected(ValueError):
+class InvalidPickleError(ValueError):
     """The file is not an accepted pickle. The message says why, without the file's name."""
 
 
-class _Stored:
+class _Placeholder:
     """Stands for an array, a matrix, a type, or the function that makes an array."""
 
     __slots__ = ("arguments", "state")
@@ -40,10 +40,10 @@ class _Stored:
 # Python's own unpickler, because the compiled one allocates what a file asks for before it reads.
 class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
     ALLOWED = {  # noqa: RUF012  (never changed)
-        ("numpy.core.multiarray", "_reconstruct"): _Stored,
-        ("numpy", "ndarray"): _Stored,
-        ("numpy", "dtype"): _Stored,
-        ("scipy.sparse.csr", "csr_matrix"): _Stored,
+        ("numpy.core.multiarray", "_reconstruct"): _Placeholder,
+        ("numpy", "ndarray"): _Placeholder,
+        ("numpy", "dtype"): _Placeholder,
+        ("scipy.sparse.csr", "csr_matrix"): _Placeholder,
         ("collections", "defaultdict"): collections.defaultdict,
         ("__builtin__", "list"): list,
     }
@@ -51,38 +51,40 @@ class _Unpickler(pickle._Unpickler):  # type: ignore[name-defined]
     def find_class(self, module: str, name: str) -> Any:
         # The base class would translate names of Python 2 first; here they are looked up as written.
         if (module, name) not in self.ALLOWED:
-            raise Rejected(f"asks for {module}.{name}, which no Planetoid file needs, and is not read")
+            raise InvalidPickleError(
+                f"asks for {module}.{name}, which no Planetoid file needs, and is not read"
+            )
         return self.ALLOWED[module, name]
 
 
 def load(path: Path) -> Any:
-    """The content of the file: an array, a csr_array or a dict of lists. `Rejected` for a name that is not
-    allowed, and for damaged files."""
+    """The content of the file: an array, a csr_array or a dict of lists. `InvalidPickleError` for a name that
+    is not allowed, and for damaged files."""
     content = path.read_bytes()
     try:
         # Nested tuples: the hash of the outermost needs a stack frame for each.
         tuples = sum("TUPLE" in operation.name for operation, _, _ in pickletools.genops(content))
         if tuples > TUPLES:
-            raise Rejected(f"has {tuples} tuples, Planetoid files have a few")
+            raise InvalidPickleError(f"has {tuples} tuples, Planetoid files have a few")
         value = _Unpickler(io.BytesIO(content), encoding="latin1").load()
-        if isinstance(value, _Stored):
+        if isinstance(value, _Placeholder):
             return _csr(value.state) if isinstance(value.state, dict) else _array(value)
-    except Rejected:
+    except InvalidPickleError:
         raise
     except Exception as error:  # damaged bytes make the unpickler raise errors of many types
-        raise Rejected(f"is damaged or not a pickle ({type(error).__name__}: {error})") from error
+        raise InvalidPickleError(f"is damaged or not a pickle ({type(error).__name__}: {error})") from error
     if not isinstance(value, dict):
-        raise Rejected(f"holds a {type(value).__name__}, not an array, a matrix or a graph")
+        raise InvalidPickleError(f"holds a {type(value).__name__}, not an array, a matrix or a graph")
     return dict(value)  # a defaultdict would return values for missing keys
 
 
 def _array(value: Any) -> np.ndarray:
-    if not isinstance(value, _Stored):
-        raise Rejected("lacks an array")
+    if not isinstance(value, _Placeholder):
+        raise InvalidPickleError("lacks an array")
     _, shape, dtype, fortran, data = value.state
     kind = dtype.arguments[0]
     if kind not in KINDS:
-        raise Rejected(f"has an array of type {kind!r}, Planetoid files have {', '.join(KINDS)}")
+        raise InvalidPickleError(f"has an array of type {kind!r}, Planetoid files have {', '.join(KINDS)}")
     flat = np.frombuffer(data.encode("latin1"), dtype=(">" if dtype.state[1] == ">" else "<") + kind)
     return flat.astype(kind).reshape(shape, order="F" if fortran else "C")
 
@@ -91,18 +93,18 @@ def _csr(state: dict[str, Any]) -> scipy.sparse.csr_array:
     data, indices, indptr = (_array(state.get(key)) for key in ("data", "indices", "indptr"))
     shape = state.get("_shape", state.get("shape"))
     if not (isinstance(shape, tuple) and len(shape) == 2 and all(type(s) is int and s >= 0 for s in shape)):
-        raise Rejected(f"has a matrix of shape {shape!r}")
+        raise InvalidPickleError(f"has a matrix of shape {shape!r}")
     if shape[1] > COLUMNS:
-        raise Rejected(f"has a matrix of {shape[1]} columns, at most {COLUMNS} are read")
+        raise InvalidPickleError(f"has a matrix of {shape[1]} columns, at most {COLUMNS} are read")
     try:
         S = scipy.sparse.csr_array((data, indices, indptr), shape=shape)
         S.check_format(full_check=True)
     except ValueError as error:
-        raise Rejected(f"has a matrix with inconsistent index arrays ({error})") from error
+        raise InvalidPickleError(f"has a matrix with inconsistent index arrays ({error})") from error
     # Of a matrix without entries, SciPy does not check indptr.
     ordered = indptr[0] == 0 and indptr[-1] == len(data) and bool(np.all(np.diff(indptr) >= 0))
     if indices.dtype.kind + indptr.dtype.kind != "ii" or not ordered:
-        raise Rejected("has a matrix with inconsistent index arrays")
+        raise InvalidPickleError("has a matrix with inconsistent index arrays")
     if not np.all(np.isfinite(data)):
-        raise Rejected("has a matrix with an entry that is not finite")
+        raise InvalidPickleError("has a matrix with an entry that is not finite")
     return S

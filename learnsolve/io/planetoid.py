@@ -26,7 +26,7 @@ from learnsolve.matrix.csr import CSR
 CACHE_VARIABLE = "LEARNSOLVE_CACHE"
 
 
-def need_pooch(function: str) -> Any:
+def import_pooch(function: str) -> Any:
     try:
         return importlib.import_module("pooch")
     except ImportError as error:
@@ -40,7 +40,7 @@ def need_pooch(function: str) -> Any:
 def cache_folder(function: str) -> Path:
     """$LEARNSOLVE_CACHE, or else the system's cache folder."""
     named = os.environ.get(CACHE_VARIABLE)
-    return Path(named).expanduser() if named else Path(need_pooch(function).os_cache("learnsolve"))
+    return Path(named).expanduser() if named else Path(import_pooch(function).os_cache("learnsolve"))
 
 
 def download(function: str, folder: Path, url: str, digests: Mapping[str, str]) -> None:
@@ -53,7 +53,7 @@ def download(function: str, folder: Path, url: str, digests: Mapping[str, str]) 
     ValueError
         if the SHA-256 of a file differs. The file is not kept.
     """
-    pooch = need_pooch(function)
+    pooch = import_pooch(function)
     registry = {name: f"sha256:{digest}" for name, digest in digests.items()}
     files = pooch.create(path=folder, base_url=url, registry=registry)
     for name in digests:
@@ -86,7 +86,7 @@ PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 VALIDATION = 500  # number of validation nodes, which follow the training nodes
 
 
-def paths_of(name: str, folder: Path) -> dict[str, Path]:
+def find_files(name: str, folder: Path) -> dict[str, Path]:
     paths = {part: folder / f"ind.{name}.{part}" for part in PARTS}
     for path in paths.values():
         if not path.is_file():
@@ -103,7 +103,7 @@ def read(paths: dict[str, Path]) -> dict[str, np.ndarray]:
     for part in PARTS[:-1]:
         try:
             loaded[part] = _pickles.load(paths[part])
-        except _pickles.Rejected as error:
+        except _pickles.InvalidPickleError as error:
             _fail(paths[part], str(error))
         kind = dict if part == "graph" else np.ndarray if "y" in part else scipy.sparse.csr_array
         if not isinstance(loaded[part], kind):
@@ -302,9 +302,9 @@ def planetoid(
             f"{name!r}. Pass the folder as a separate argument"
         )
     if folder is None:
-        arrays = _downloaded(name)
+        arrays = _download(name)
     else:
-        paths = paths_of(name, Path(folder))
+        paths = find_files(name, Path(folder))
         digest = _digest(paths)
         stored = _npz(name, digest) if keep else None
         arrays = _load(stored, digest) if stored else None
@@ -315,7 +315,7 @@ def planetoid(
     return _graph(name, arrays, normalize, self_loops, dtype, device)
 
 
-def _downloaded(name: str) -> dict[str, np.ndarray]:
+def _download(name: str) -> dict[str, np.ndarray]:
     if name not in DIGESTS:
         known = ", ".join(DIGESTS)
         raise ValueError(
@@ -323,23 +323,23 @@ def _downloaded(name: str) -> dict[str, np.ndarray]:
             "with its files"
         )
     digests = dict(zip((f"ind.{name}.{part}" for part in PARTS), DIGESTS[name], strict=True))
-    digest = _combined(DIGESTS[name])
+    digest = _combine_digests(DIGESTS[name])
     stored = _npz(name, digest)
     arrays = _load(stored, digest)
     if arrays is None:
         raw = stored.parent / "planetoid"
         download("planetoid", raw, URL, digests)
-        arrays = read(paths_of(name, raw))
+        arrays = read(find_files(name, raw))
         _store(stored, arrays, digest)
     return arrays
 
 
-def _combined(digests: tuple[str, ...]) -> str:
+def _combine_digests(digests: tuple[str, ...]) -> str:
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _digest(paths: dict[str, Path]) -> str:
-    return _combined(tuple(sha256(paths[part]) for part in PARTS))
+    return _combine_digests(tuple(sha256(paths[part]) for part in PARTS))
 
 
 def _npz(name: str, digest: str) -> Path:

@@ -61,13 +61,15 @@ def pattern_from_edge_index(edge_index: checks.EdgeIndex, n: Index) -> tuple[Spa
     """
     edges, n = checks.edges(_NAME, edge_index, n)
     dtype = torch.int32 if edge_index.dtype == torch.int32 else torch.int64
-    pattern, order = _sorted(edges.tobytes(), n, dtype, edge_index.device)
+    pattern, order = _sort_edges(edges.tobytes(), n, dtype, edge_index.device)
     return pattern, order.clone()  # the caller may change it
 
 
 @makes_plain_tensors
 @lru_cache(maxsize=8)
-def _sorted(key: bytes, n: int, dtype: torch.dtype, device: torch.device) -> tuple[SparsityPattern, Tensor]:
+def _sort_edges(
+    key: bytes, n: int, dtype: torch.dtype, device: torch.device
+) -> tuple[SparsityPattern, Tensor]:
     edges = checks.edges_of(key)
     crow, col, order, starts = sort_triples(edges[0], edges[1], (n, n))
     twice = np.flatnonzero(np.diff(starts) > 1)
@@ -86,7 +88,7 @@ def is_edges(t: Any) -> TypeGuard[Tensor]:
     return isinstance(t, Tensor) and not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
 
 
-def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int | None) -> CSR:
+def add_self_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int | None) -> CSR:
     """Entry (edge_index[1, k], edge_index[0, k]) is weight k, repeated ones added up, and each diagonal
     entry is 1, or the weight of the node's last self-loop."""
     edges, n = checks.edges(function, checks.edge_index(function, "edge_index", edge_index), n)
@@ -94,14 +96,16 @@ def with_loops(function: str, edge_index: Tensor, weights: Tensor | None, n: int
         weights = torch.ones(edges.shape[1], device=edge_index.device)
     checks.last_axes(function, "edge_weight", weights, E=edges.shape[1])
     checks.one_device(function, "edge_weight", weights, edge_index, "edge_index")
-    pattern, gather, source = _planned(edges.tobytes(), n, edge_index.device)
+    pattern, gather, source = _plan_assembly(edges.tobytes(), n, edge_index.device)
     one = weights.new_ones((*weights.shape[:-1], 1))
     return CSR(added_up(torch.cat((weights, one), -1)[..., source], gather), pattern)
 
 
 @makes_plain_tensors
 @lru_cache(maxsize=8)
-def _planned(key: bytes, n: int, device: torch.device) -> tuple[SparsityPattern, SparsityPattern, Tensor]:
+def _plan_assembly(
+    key: bytes, n: int, device: torch.device
+) -> tuple[SparsityPattern, SparsityPattern, Tensor]:
     """The pattern, the sums of its entries, and the weight of each term. E stands for 1."""
     source, target = checks.edges_of(key)
     loop = source == target
@@ -157,7 +161,7 @@ def gcn_norm(
             [0.5000, 0.5000]])
     """
     if is_edges(A):
-        return scaled("gcn_norm", with_loops("gcn_norm", A, edge_weight, n), "row_sums")
+        return scaled("gcn_norm", add_self_loops("gcn_norm", A, edge_weight, n), "row_sums")
     checks.matrix("gcn_norm", "A", A)
     if edge_weight is not None or n is not None:
         raise ValueError("gcn_norm: edge_weight and n are only used with an edge_index. A CSR has its own")

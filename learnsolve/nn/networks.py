@@ -43,7 +43,7 @@ def through(layers: torch.nn.Sequential, t: Tensor) -> Tensor:
     every: list[Any] = list(layers)
     if not is_plain(every[0], torch.nn.Linear):
         return _rest(every, t)
-    return _from_first(every, t, (every[0].weight, every[0].bias))
+    return _apply_layers(every, t, (every[0].weight, every[0].bias))
 
 
 def through_edges(
@@ -52,10 +52,10 @@ def through_edges(
     """The same for the entries of a pattern: the linear first layer uses this weight instead of its own, and
     `ends` are added to its result (`segments.at_ends`)."""
     every: list[Any] = list(layers)
-    return _from_first(every, e, (weight, every[0].bias), ends, pattern)
+    return _apply_layers(every, e, (weight, every[0].bias), ends, pattern)
 
 
-def _from_first(
+def _apply_layers(
     every: list[Any],
     t: Tensor,
     first: Layer,
@@ -91,11 +91,11 @@ def is_plain(layer: Any, kind: type) -> bool:
     return type(layer) is kind and not any(hooks)
 
 
-def _weighted(E: Tensor, P: SparsityPattern, by: Literal["row", "column"]) -> Tensor:
+def _softmax_sum(E: Tensor, P: SparsityPattern, by: Literal["row", "column"]) -> Tensor:
     return segment_sum(segment_softmax(E, P, by) * E, P, by)
 
 
-AGGREGATIONS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max, "softmax": _weighted}
+AGGREGATIONS = {"sum": segment_sum, "mean": segment_mean, "max": segment_max, "softmax": _softmax_sum}
 
 
 class GraphNetBlock(torch.nn.Module):
@@ -208,16 +208,16 @@ class GraphNetBlock(torch.nn.Module):
         for what, t in (("x", x), ("e", e)):
             checks.same_kind("GraphNetBlock", what, t, next(self.parameters()))
         if not isinstance(graph, Tensor):
-            return self._on_pattern(_pattern(graph), x, e)
+            return self._apply_fused(_pattern(graph), x, e)
         n = x.shape[-2] if x.dim() > 1 else 0
         P, order = pattern_from_edge_index(checks.edge_index("GraphNetBlock", "graph", graph), n)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         self._check(P, x, e)
-        x, e = self._on_pattern(P, x, permuted(e, order, back, -2))
+        x, e = self._apply_fused(P, x, permuted(e, order, back, -2))
         return x, permuted(e, back, order, -2)
 
-    def _on_pattern(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
+    def _apply_fused(self, P: SparsityPattern, x: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
         self._check(P, x, e)
         batch = torch.broadcast_shapes(x.shape[:-2], e.shape[:-2])
         x, e = (t.expand(*batch, *t.shape[-2:]) for t in (x, e))
@@ -229,9 +229,9 @@ class GraphNetBlock(torch.nn.Module):
         e = through_edges(self.edge_mlp, e, by_edge, ends, P)
         if self.node_mlp is None:
             return x[..., :0], e
-        return through(self.node_mlp, torch.cat((x, *self._aggregated(e, P)), -1)), e
+        return through(self.node_mlp, torch.cat((x, *self._aggregate(e, P)), -1)), e
 
-    def _aggregated(self, e: Tensor, P: SparsityPattern) -> list[Tensor]:
+    def _aggregate(self, e: Tensor, P: SparsityPattern) -> list[Tensor]:
         if self.rows == self.columns in (("sum",), ("mean",)):
             return [segments.of_rows_and_columns(e, P, self.rows == ("mean",))]
         return [AGGREGATIONS[how](e, P, by) for how, by in self._aggregations]

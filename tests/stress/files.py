@@ -421,7 +421,7 @@ def planetoid_pickle(rng: random.Random, folder: Path) -> str | None:
     path = written(folder / "ind.x.graph", content)
     try:
         _pickles.load(path)
-    except _pickles.Rejected as error:
+    except _pickles.InvalidPickleError as error:
         return None if content != samples()["graph"] else f"a valid pickle is rejected: {error}"
     return "a pickle that runs code is read" if runs else None
 
