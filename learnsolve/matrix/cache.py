@@ -13,11 +13,11 @@ import itertools
 import threading
 import warnings
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from functools import partial, wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -271,23 +271,26 @@ class Budget:
     """
 
     always = 16  # the last plans are kept, whatever their size: a training step cycles through a few
-    known = 2**12  # keys of dropped plans that are remembered: about 1 MB
+    known = 2**12  # names of dropped plans that are remembered: about 1 MB
 
     def __init__(self, limit: int):
         self.limit, self.counted, self.warned = limit, 0, False
-        # By address, least recently used first: a weak reference to an entry, and its bytes.
-        self.entries: OrderedDict[int, tuple[Callable[[], Entry | None], int]] = OrderedDict()
-        self.grown = set[int]()  # addresses of plans that have grown since they were counted
-        # How often a plan was dropped, by the serial of its owner and its key, most recent last.
-        self.drops: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self.entries: OrderedDict[weakref.ref[Entry], int] = OrderedDict()  # bytes, least recently used first
+        self.grown: set[weakref.ref[Entry]] = set()  # plans that have grown since they were counted
+        self.drops = Counter[str]()  # how often a plan of this name was dropped
         self.lock = threading.RLock()  # the backward of a CUDA tensor runs in a separate thread
 
     @property
     def total(self) -> int:
         """Bytes of all plans."""
         with self.lock:
-            for address in list(self.grown):
-                self._count(address)
+            for ref in list(self.grown):
+                entry = ref()
+                if entry is not None and ref in self.entries:
+                    size, before = entry.bytes(), self.entries[ref]
+                    # In one line, without a call between: an interrupt (Ctrl-C) may come with every call.
+                    self.counted, self.entries[ref] = self.counted + size - before, size
+                self.grown.discard(ref)
             return self.counted
 
     def set_limit(self, limit: int) -> int:
@@ -298,15 +301,13 @@ class Budget:
             self._drop_beyond_limit()
         return before
 
-    def add(self, entry: Entry, serial: str) -> None:
-        """Add a new plan, used now, of the object with this serial."""
-        address = id(entry)
+    def add(self, entry: Entry) -> None:
+        """Add a new plan, used now."""
         with self.lock:
-            self._forget(address)  # of an entry that was freed while an interrupt kept `_forget` from running
-            self.entries[address] = weakref.ref(entry, lambda _: self._forget(address)), 0
-            self.grown.add(address)
+            self.entries[weakref.ref(entry, self._forget)] = 0
+            self.grow(entry.ref, entry.value)
             self._drop_beyond_limit()
-            repeated = not self.warned and self.drops.get((serial, entry.key), 0) >= 2
+            repeated = not self.warned and self.drops[entry.name] >= 2
             self.warned = self.warned or repeated
         if repeated:
             warnings.warn(
@@ -319,65 +320,47 @@ class Budget:
     def touch(self, entry: Entry) -> None:
         """Mark the plan as used now."""
         with self.lock:
-            if id(entry) in self.entries:
-                self.entries.move_to_end(id(entry))
+            if entry.ref in self.entries:
+                self.entries.move_to_end(entry.ref)
 
-    def grow(self, entry: Entry) -> None:
-        """The plan has grown. It is counted when the next plan is added, because many things are computed for
-        its patterns at once."""
+    def grow(self, ref: weakref.ref[Entry], value: Any) -> None:
+        """`value` is now a part of the plan, which includes the memory that its patterns cache. It is counted
+        when the next plan is added, because many things are computed for its patterns at once."""
+        for part in _parts(value):
+            if isinstance(part, Cached) and (part._container is None or part._container() is None):
+                object.__setattr__(part, "_container", ref)
         with self.lock:
-            if id(entry) in self.entries:
-                self.grown.add(id(entry))
-
-    def _count(self, address: int) -> None:
-        reference, _ = self.entries.get(address, (_freed, 0))
-        entry = reference()
-        if entry is not None:
-            size = entry.bytes()
-            before = self.entries[address][1]
-            # In one line, without a call between: an interrupt (Ctrl-C) may come with every call.
-            self.counted, self.entries[address] = self.counted + size - before, (reference, size)
-        self.grown.discard(address)
+            if ref in self.entries:
+                self.grown.add(ref)
 
     def counts(self, entry: Entry) -> bool:
-        return id(entry) in self.entries
+        return entry.ref in self.entries
 
     def pin(self, entry: Entry) -> None:
         """Keep the plan while its patterns live."""
-        self._forget(id(entry))
+        self._forget(entry.ref)
 
-    def _forget(self, address: int) -> None:
+    def _forget(self, ref: weakref.ref[Entry]) -> None:
         with self.lock:
-            if address in self.entries:
-                # As in `_count`.
-                self.counted, self.entries[address] = self.counted - self.entries[address][1], (_freed, 0)
-                del self.entries[address]
-            self.grown.discard(address)
+            if ref in self.entries:
+                self.counted, self.entries[ref] = self.counted - self.entries[ref], 0  # as in `total`
+                del self.entries[ref]
 
     def _drop_beyond_limit(self) -> None:
         while self.total > self.limit and len(self.entries) > self.always:
-            address, (reference, _) = next(iter(self.entries.items()))
-            entry = reference()
-            self._forget(address)
-            owner = None if entry is None else entry.owner()
-            if entry is not None and owner is not None:
-                key = owner._serial, entry.key
-                self.drops[key] = self.drops.pop(key, 0) + 1
-                if len(self.drops) > self.known:
-                    self.drops.popitem(last=False)
+            ref = next(iter(self.entries))
+            entry = ref()
+            self._forget(ref)
+            if entry is not None:
+                if len(self.drops) >= self.known:
+                    self.drops.clear()
+                self.drops[entry.name] += 1
                 entry.drop()
 
 
 budget = Budget(2**26)
-
-
-def _freed() -> None:
-    """A reference to a freed entry."""
-
-
 _serials = itertools.count()
 _by_serial: weakref.WeakValueDictionary[str, Cached] = weakref.WeakValueDictionary()
-
 
 # The current stream of a device as a number. A Stream object takes as long to make as a kernel to launch.
 _raw_stream: Callable[[int], int] = getattr(
@@ -386,62 +369,48 @@ _raw_stream: Callable[[int], int] = getattr(
 
 
 class Entry(Versions):
-    """A cached value, and the versions of the tensors in it. It dies with its owner."""
+    """A cached value, and the versions of the tensors in it. It is dropped with the first of its owner and
+    `others` that dies.
 
-    __slots__ = ("__weakref__", "key", "owner", "value")
+    When memory of a CUDA device is freed, the allocator makes it available to the stream it was allocated on.
+    Other streams that read it must be recorded, once each.
+    """
 
-    def __init__(self, value: Any, owner: Cached, key: str):
+    __slots__ = ("__weakref__", "drop", "index", "name", "others", "ref", "streams", "value")
+
+    def __init__(self, value: Any, owner: Cached, key: str, others: tuple = ()):
         super().__init__(_tensors(value))
-        self.value, self.owner, self.key = value, weakref.ref(owner), key
+        self.value, self.name = value, f"{owner._serial} {key}"
+        self.ref, self.drop = weakref.ref(self), partial(_drop, weakref.ref(owner), key)
+        self.others = [weakref.ref(o, self.drop) for o in others if isinstance(o, Cached) and o is not owner]
+        on_device = owner._arrays[0].is_cuda
+        self.index, self.streams = owner._arrays[0].device.index, set[int]() if on_device else None
+        self.check()
 
     def check(self) -> None:
         for t, number in self.numbers:
             if t._version != number:
                 raise changed()
+        if self.streams is not None:
+            self.record(self.streams)
 
-    def bytes(self) -> int:
-        return sum(_sizes(self.value, separate=False).values())
-
-    def drop(self) -> None:
-        owner = self.owner()
-        if owner is not None:
-            vars(owner._in_graphs).pop(self.key, None)
-            owner._entries.pop(self.key, None)
-
-
-class EntryOnDevice(Entry):
-    """An entry of an object on a CUDA device. When memory is freed, the allocator makes it available to the
-    stream it was allocated on. Other streams that read it must be recorded, once each."""
-
-    __slots__ = ("index", "streams")
-
-    def __init__(self, value: Any, owner: Cached, key: str):
-        super().__init__(value, owner, key)
-        self.index, self.streams = owner._arrays[0].device.index, set[int]()
-        self.record()
-
-    def check(self) -> None:
-        super().check()
-        self.record()
-
-    def record(self) -> None:
+    def record(self, streams: set[int]) -> None:
         number = _raw_stream(self.index)
-        if number not in self.streams:
+        if number not in streams:
             stream = torch.cuda.current_stream(self.index)
             for t, _ in self.numbers:
                 if t.is_cuda:
                     t.record_stream(stream)
-            self.streams.add(number)
+            streams.add(number)
+
+    def bytes(self) -> int:
+        return sum(_sizes(self.value, separate=False).values())
 
 
-class EntriesOnDevice(dict[str, EntryOnDevice]):
-    """The store of such an object."""
-
-    def get(self, key: str, default: Any = None) -> Any:
-        entry = super().get(key, default)
-        if entry is not None:
-            entry.record()
-        return entry
+def _drop(owner_ref: weakref.ref[Cached], key: str, _: object = None) -> None:
+    if (owner := owner_ref()) is not None:
+        vars(owner._in_graphs).pop(key, None)
+        owner._entries.pop(key, None)
 
 
 class _InGraphs:
@@ -452,35 +421,20 @@ class _InGraphs:
 
 
 class Cached:
-    __slots__ = (
-        "__weakref__",
-        "_arrays",
-        "_container",
-        "_dependents",
-        "_entries",
-        "_entry",
-        "_in_graphs",
-        "_own",
-        "_serial",
-    )
+    __slots__ = ("__weakref__", "_arrays", "_container", "_entries", "_in_graphs", "_own", "_serial")
 
     _arrays: tuple[Tensor, ...]
-    _entry: type[Entry]
 
     def _begin(self, *arrays: Tensor) -> None:
         """Set the arrays of this object. Nothing is cached yet."""
         set_ = object.__setattr__
         set_(self, "_arrays", arrays)
-        # A separate class of store, so that reading has no overhead on the CPU.
-        on_device = arrays[0].is_cuda
-        set_(self, "_entry", EntryOnDevice if on_device else Entry)
-        set_(self, "_own", self._entry(arrays, self, ""))
-        set_(self, "_entries", EntriesOnDevice() if on_device else {})
-        set_(self, "_in_graphs", _InGraphs())
         set_(self, "_serial", f"p{next(_serials)}")  # names this object in the keys of others
+        set_(self, "_own", Entry(arrays, self, ""))
+        set_(self, "_entries", {})
+        set_(self, "_in_graphs", _InGraphs())
         _by_serial[self._serial] = self
-        set_(self, "_dependents", None)  # plans of other objects that involve this one
-        set_(self, "_container", None)  # the plan that includes this object and its entries
+        set_(self, "_container", None)  # refers to the plan that includes this object and its entries
 
     def _check_unchanged(self) -> None:
         """Raise if the arrays differ from the validated ones, before an analysis or a kernel uses them."""
@@ -504,10 +458,13 @@ class Cached:
             for t, number in entry.numbers:
                 if t._version != number:
                     raise changed()
+            if entry.streams is not None:
+                entry.record(entry.streams)
             return entry.value
         value = self._make(make, *arguments)
-        self._entries[key] = self._entry(value, self, key)
-        self._count(value)
+        self._entries[key] = Entry(value, self, key)
+        if self._container is not None:
+            budget.grow(self._container, value)
         return value
 
     def _analyze(self) -> None:
@@ -567,16 +524,11 @@ class Cached:
         self._keep(_key(make, others), plan, others)
 
     def _keep(self, key: str, plan: Any, others: tuple = (), *, may_be_dropped: bool = False) -> Any:
-        entry = self._entry(plan, self, key)
-        for other in others:
-            if isinstance(other, Cached) and other is not self:
-                other._free_with(entry)
+        entry = Entry(plan, self, key, others)
         if may_be_dropped or not all(other is None or isinstance(other, (bool, str)) for other in others):
-            for part in _patterns(plan):
-                part._count_to(weakref.ref(entry))
-            budget.add(entry, self._serial)
-        else:
-            self._count(plan)  # there are only a few of this kind
+            budget.add(entry)
+        elif self._container is not None:
+            budget.grow(self._container, plan)  # there are only a few of this kind
         # Last: after an interrupt before this line, the plan is never found, and the next call makes another.
         self._entries[key] = entry
         return plan
@@ -595,28 +547,6 @@ class Cached:
         whether it matches. It may be dropped, like a plan."""
         self._keep(key, value, may_be_dropped=True)
 
-    def _free_with(self, entry: Entry) -> None:
-        """Drop a plan of another object when this object dies."""
-        if self._dependents is None:
-            dependents: weakref.WeakSet[Entry] = weakref.WeakSet()
-            # The attribute comes last: an interrupt in between leaves dependents that are never dropped.
-            weakref.finalize(self, _drop_all, dependents).atexit = False
-            object.__setattr__(self, "_dependents", dependents)
-        self._dependents.add(entry)
-
-    def _count_to(self, container: weakref.ref[Entry]) -> None:
-        """Make this object a part of a plan, which then includes the memory cached here."""
-        if self._container is None or self._container() is None:
-            object.__setattr__(self, "_container", container)
-
-    def _count(self, value: Any) -> None:
-        """Count `value`, now cached here, towards the plan that this object is a part of."""
-        container = None if self._container is None else self._container()
-        if container is not None:
-            for part in _patterns(value):
-                part._count_to(self._container)
-            budget.grow(container)
-
     def cache_bytes(self) -> int:
         """Bytes held beyond the index arrays."""
         sizes = _sizes(tuple(entry.value for entry in list(self._entries.values())), seen={id(self)})
@@ -630,6 +560,20 @@ class Cached:
         drop_buffers()
         vars(self._in_graphs).clear()
         self._entries.clear()
+
+
+S = TypeVar("S", bound=Cached)
+
+
+def kept(make: Callable[[S], T]) -> T:
+    """A property of a pattern that is computed once."""
+    key = make.__name__
+
+    @wraps(make)
+    def read(self: S) -> T:
+        return self._cached(key, make, self)
+
+    return cast("T", property(read))  # the type of what is read
 
 
 def _key(make: Callable[..., Any], others: tuple) -> str:
@@ -655,10 +599,6 @@ def _parts(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _patterns(value: Any) -> Iterator[Cached]:
-    return (part for part in _parts(value) if isinstance(part, Cached))
-
-
 def _tensors(value: Any) -> Iterator[Tensor]:
     for part in _parts(value):
         yield from part._arrays if isinstance(part, Cached) else (part,)
@@ -679,11 +619,6 @@ def _sizes(value: Any, seen: set[int] | None = None, separate: bool = True) -> d
             entries = [e for e in list(part._entries.values()) if separate or not budget.counts(e)]
             pending += [*part._arrays, *_parts(tuple(entry.value for entry in entries))]
     return sizes
-
-
-def _drop_all(entries: Iterable[Entry]) -> None:
-    for entry in list(entries):
-        entry.drop()
 
 
 @constant_in_graphs

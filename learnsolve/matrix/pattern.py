@@ -18,7 +18,7 @@ from torch import Tensor
 
 from learnsolve import _analysis
 from learnsolve.matrix import device_analysis
-from learnsolve.matrix.cache import Cached, Immutable, plain_tensors, unmapped
+from learnsolve.matrix.cache import Cached, Immutable, kept, plain_tensors, unmapped
 
 # Sizes beyond this would overflow in sums of a few of them.
 MOST = 2**60
@@ -185,25 +185,16 @@ _new: WeakSet[Any] = WeakSet()  # not registered yet
 _by_contents: WeakValueDictionary[tuple, Any] = WeakValueDictionary()
 
 
-def register(pattern: Any) -> None:
-    """Let `intern` find this pattern later."""
-    _new.add(pattern)
-
-
 def intern(pattern: P) -> P:
     """The oldest living pattern equal to this new one, or this one itself. A pattern that was changed in
     place is never found."""
     _new.discard(pattern)
     for one in sorted(_new, key=lambda one: int(one._serial[1:])):
         _new.discard(one)
-        if _has_contents(one) and one._is_unchanged():
+        # Patterns made while torch traces, and those on the meta device, have no contents.
+        if all(type(t) is Tensor and not t.is_meta for t in one._arrays) and one._is_unchanged():
             _enter(one)
     return _enter(pattern)
-
-
-def _has_contents(pattern: Any) -> bool:
-    """Whether the pattern has values: not while torch traces, nor on the meta device."""
-    return all(type(t) is torch.Tensor and not t.is_meta for t in pattern._arrays)
 
 
 def _enter(pattern: Any) -> Any:
@@ -326,7 +317,7 @@ class SparsityPattern(Cached, Immutable):
         set_(self, "shape", shape)
         set_(self, "nnz", len(col))
         set_(self, "_source", None)  # for a transposed pattern: a weak reference to the original
-        register(self)
+        _new.add(self)
 
     @classmethod
     def _trusted(cls, crow: Tensor, col: Tensor, shape: tuple[int, int]) -> SparsityPattern:
@@ -397,38 +388,26 @@ class SparsityPattern(Cached, Immutable):
             array = array.copy()
         return torch.from_numpy(array).to(self.device)
 
-    @property
+    @kept
     def row_indices(self) -> Tensor:
         """Row of each entry, shape (nnz,)."""
+        if device_analysis.here(self.crow_indices):
+            return device_analysis.row_indices(self.crow_indices, self.nnz)
+        return self._tensor(_analysis.row_indices(as_numpy(self.crow_indices), self.nnz))
 
-        def find() -> Tensor:
-            if device_analysis.here(self.crow_indices):
-                return device_analysis.row_indices(self.crow_indices, self.nnz)
-            return self._tensor(_analysis.row_indices(as_numpy(self.crow_indices), self.nnz))
-
-        return self._cached("row_indices", find)
-
-    @property
+    @kept
     def diagonal_positions(self) -> Tensor:
         """Position of entry (i, i), -1 if missing, shape (min(rows, columns),)."""
+        crow, col, columns = self.crow_indices, self.col_indices, self.shape[1]
+        if device_analysis.here(crow):
+            return device_analysis.diagonal_positions(crow, col, columns)
+        return self._tensor(_analysis.diagonal_positions(as_numpy(crow), as_numpy(col), columns))
 
-        def find() -> Tensor:
-            crow, col, columns = self.crow_indices, self.col_indices, self.shape[1]
-            if device_analysis.here(crow):
-                return device_analysis.diagonal_positions(crow, col, columns)
-            return self._tensor(_analysis.diagonal_positions(as_numpy(crow), as_numpy(col), columns))
-
-        return self._cached("diagonal_positions", find)
-
-    @property
+    @kept
     def _missing_diagonal(self) -> int:
         """The first row without a diagonal entry, -1 if there is none."""
-
-        def find() -> int:
-            missing = (self.diagonal_positions < 0).nonzero()
-            return int(missing[0]) if len(missing) else -1
-
-        return self._cached("missing diagonal", find)
+        missing = (self.diagonal_positions < 0).nonzero()
+        return int(missing[0]) if len(missing) else -1
 
     @property
     def T(self) -> SparsityPattern:
@@ -450,17 +429,13 @@ class SparsityPattern(Cached, Immutable):
             return original, original._inverse_permutation
         return self._cached("transposed", self._transpose)
 
-    @property
+    @kept
     def _inverse_permutation(self) -> Tensor:
         """Position in ``P.T`` of each entry of this pattern: ``P.T.transpose_permutation``."""
-
-        def invert() -> Tensor:
-            permutation = self.transpose_permutation
-            inverse = torch.empty_like(permutation)
-            inverse[permutation.long()] = torch.arange(self.nnz, dtype=self.dtype, device=self.device)
-            return inverse
-
-        return self._cached("inverse", invert)
+        permutation = self.transpose_permutation
+        inverse = torch.empty_like(permutation)
+        inverse[permutation.long()] = torch.arange(self.nnz, dtype=self.dtype, device=self.device)
+        return inverse
 
     def _transpose(self) -> tuple[SparsityPattern, Tensor]:
         rows, columns = self.shape
@@ -500,10 +475,10 @@ class SparsityPattern(Cached, Immutable):
         On a CUDA device: tiles of rows and further pieces of long rows (csrc/kernels/products.cuh)."""
         return self._structure(False)[3]
 
-    @property
+    @kept
     def _none(self) -> Tensor:
         """An empty tensor, for operators that take a list."""
-        return self._cached("none", lambda: self.crow_indices.new_empty(0))
+        return self.crow_indices.new_empty(0)
 
     def _structure(self, transpose: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Arguments of an operator for A or A^T with A's values: (ptr, idx, perm, blocks), with an empty perm
