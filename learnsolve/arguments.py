@@ -22,19 +22,19 @@ import numpy as np
 from torch import Tensor
 
 
-def one_of(function: str, name: str, value: Any, allowed: tuple) -> None:
+def one_of(function: str, name: str, value: object, allowed: tuple) -> None:
     if value not in allowed:
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
 
 
-def sequence(function: str, name: str, value: Any, of: str = "values") -> tuple[Any, ...]:
+def sequence(function: str, name: str, value: object, of: str = "values") -> tuple[Any, ...]:
     """`value`, anything that can be iterated over but a string, as a tuple."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise TypeError(f"{function}: {name} must be a sequence of {of}, got {type(value).__name__}")
     return tuple(value)
 
 
-def words(function: str, name: str, value: Any, allowed: tuple[str, ...]) -> tuple[str, ...]:
+def words(function: str, name: str, value: object, allowed: tuple[str, ...]) -> tuple[str, ...]:
     """One of the words that are allowed, or a sequence of them, as a tuple."""
     every = (value,) if isinstance(value, str) else sequence(function, name, value, "names")
     for word in every:
@@ -42,7 +42,7 @@ def words(function: str, name: str, value: Any, allowed: tuple[str, ...]) -> tup
     return every
 
 
-def flag(function: str, name: str, value: Any) -> bool:
+def flag(function: str, name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
     return value
@@ -55,7 +55,7 @@ _RANGES: dict[str, Callable[[float], bool]] = {
 }
 
 
-def real(function: str, name: str, value: Any, rule: str = "", what: str = "a number") -> float:
+def real(function: str, name: str, value: object, rule: str = "", what: str = "a number") -> float:
     """`value`, a real Python or NumPy scalar that follows `rule`, one of _RANGES, as a Python float. Tensors
     are rejected, because they would lose their gradient."""
     if type(value) is not float and (isinstance(value, bool) or not isinstance(value, Real)):
@@ -66,13 +66,13 @@ def real(function: str, name: str, value: Any, rule: str = "", what: str = "a nu
     return value
 
 
-def number(function: str, name: str, value: Any) -> float:
+def number(function: str, name: str, value: object) -> float:
     """`value`, a scalar for an argument that may also be a tensor, as a Python float."""
     return real(function, name, value, what="a number or a torch.Tensor")
 
 
 def integer(
-    function: str, name: str, value: Any, minimum: float = -math.inf, maximum: float = math.inf
+    function: str, name: str, value: object, minimum: float = -math.inf, maximum: float = math.inf
 ) -> int:
     """`value`, a Python or NumPy integer, as a Python int."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
@@ -93,17 +93,17 @@ def keywords(function: str, given: Iterable[str], valid: Collection[str]) -> Non
             raise TypeError(f"{function}() got an unexpected keyword argument {key!r}. {hint}")
 
 
-def unused(function: str, name: str, value: Any, user: str, default: Any = None) -> None:
+def unused(function: str, name: str, value: object, user: str, default: object = None) -> None:
     """`value` must be the default, because only `user`, a value of another argument, uses it."""
     if value is not default and value != default:
         raise ValueError(f"{function}: {name} is only used by {user}, got {value!r}. Remove it")
 
 
-def tolerance(function: str, name: str, value: Any) -> None:
+def tolerance(function: str, name: str, value: object) -> None:
     real(function, name, value, "finite and not negative")
 
 
-Check = Callable[[Any, dict[str, Any]], Any]
+Check = Callable[[object, dict[str, object]], object]
 
 
 @dataclass(frozen=True, eq=False)  # with a hash, whatever is wrong
@@ -114,7 +114,7 @@ class Rule:
 
     check: Callable[..., Any]
     says: str
-    wrong: tuple[Any, ...] = ()
+    wrong: tuple[object, ...] = ()
     of: str = ""  # another argument, for which this one must fit
     exact: type | None = None  # values of exactly this type need no check
 
@@ -128,7 +128,7 @@ class Rule:
 def at_least(minimum: int, maximum: int | None = None) -> Rule:
     most = math.inf if maximum is None else maximum
 
-    def check(function: str, name: str, value: Any) -> int:
+    def check(function: str, name: str, value: object) -> int:
         return integer(function, name, value, minimum, most)
 
     says = f"an int of at least {minimum}" if maximum is None else f"an int from {minimum} to {maximum}"
@@ -137,7 +137,7 @@ def at_least(minimum: int, maximum: int | None = None) -> Rule:
 
 
 def instance(kind: type | tuple[type, ...], says: str, remedy: str = "") -> Rule:
-    def check(function: str, name: str, value: Any) -> Any:
+    def check(function: str, name: str, value: object) -> object:
         if not isinstance(value, kind):
             raise TypeError(f"{function}: {name} must be {says}, got {type(value).__name__}{remedy}")
         return value
@@ -148,7 +148,7 @@ def instance(kind: type | tuple[type, ...], says: str, remedy: str = "") -> Rule
 def ints(minimum: int) -> Rule:
     """A sequence of ints, as a tuple."""
 
-    def check(function: str, name: str, value: Any) -> tuple[int, ...]:
+    def check(function: str, name: str, value: object) -> tuple[int, ...]:
         every = sequence(function, name, value, "ints, as (16,)")
         return tuple(integer(function, name, one, minimum) for one in every)
 
@@ -158,13 +158,13 @@ def ints(minimum: int) -> Rule:
 def some_of(*allowed: str) -> Rule:
     """One of these words, or a sequence of them, as a tuple."""
 
-    def check(function: str, name: str, value: Any) -> tuple[str, ...]:
+    def check(function: str, name: str, value: object) -> tuple[str, ...]:
         return words(function, name, value, allowed)
 
     return Rule(check, f"one or several of {', '.join(map(repr, allowed))}", ("no such", 3, ("no such",)))
 
 
-def _callable(function: str, name: str, value: Any) -> Any:
+def _callable(function: str, name: str, value: object) -> object:
     if not callable(value):
         raise TypeError(f"{function}: {name} must be a callable, got {type(value).__name__}")
     return value
@@ -176,7 +176,7 @@ CALLABLE = Rule(_callable, "a callable", (3, "no such"))
 def within(rule: str, held: Callable[[float], bool], wrong: float) -> Rule:
     """A number in `rule`, such as "0 < {} < 2" with the name for {}."""
 
-    def check(function: str, name: str, value: Any) -> float:
+    def check(function: str, name: str, value: object) -> float:
         value = real(function, name, value)
         if not held(value):
             raise ValueError(f"{function}: {name} must lie in {rule.format(name)}, got {value}")
@@ -186,7 +186,7 @@ def within(rule: str, held: Callable[[float], bool], wrong: float) -> Rule:
 
 
 def _of_range(rule: str) -> Rule:
-    def check(function: str, name: str, value: Any) -> float:
+    def check(function: str, name: str, value: object) -> float:
         return real(function, name, value, rule)
 
     low = {"finite and not negative": (-1.0,), "positive and finite": (0.0, -1.0)}.get(rule, ())
@@ -204,13 +204,13 @@ Positive = Annotated[float, _of_range("positive and finite")]
 _CALLABLE: Any = Callable
 Function = Annotated[Callable[..., Any], instance(_CALLABLE, "callable", ". Pass its arguments after it")]
 
-PLAIN: dict[Any, Rule] = {
+PLAIN: dict[object, Rule] = {
     bool: Rule(flag, "True or False", (3, "yes"), exact=bool),
     int: Rule(integer, "an int", (2.5, True, "1"), exact=int),
     float: Rule(real, "a number", (True, "1"), exact=float),
 }
 # Types that an argument may have, as one of several.
-UNIONS: dict[frozenset[Any], Rule] = {
+UNIONS: dict[frozenset[object], Rule] = {
     frozenset((float, Tensor)): Rule(
         lambda function, name, value: value if isinstance(value, Tensor) else number(function, name, value),
         "a number or a tensor",
@@ -219,8 +219,8 @@ UNIONS: dict[frozenset[Any], Rule] = {
 }
 
 
-def choice(allowed: tuple[Any, ...]) -> Rule:
-    def check(function: str, name: str, value: Any) -> Any:
+def choice(allowed: tuple[object, ...]) -> Rule:
+    def check(function: str, name: str, value: object) -> object:
         one_of(function, name, value, allowed)
         return value
 
@@ -230,13 +230,13 @@ def choice(allowed: tuple[Any, ...]) -> Rule:
 def _or_none(rule: Rule) -> Rule:
     inner = rule.check
 
-    def check(function: str, name: str, value: Any, *given: Any) -> Any:
+    def check(function: str, name: str, value: object, *given: object) -> object:
         return None if value is None else inner(function, name, value, *given)
 
     return Rule(check, rule.says, rule.wrong, rule.of, rule.exact)
 
 
-def rule_of(annotation: Any) -> Rule | None:
+def rule_of(annotation: object) -> Rule | None:
     """The rule that an annotation declares, or None if it declares none that can be checked alone."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
@@ -253,7 +253,7 @@ def rule_of(annotation: Any) -> Rule | None:
         return None
 
 
-def rules_of(function: Callable[..., Any]) -> dict[str, Rule]:
+def rules_of(function: Callable[..., object]) -> dict[str, Rule]:
     """The rules of a function's arguments, by their names."""
     rules = {}
     for name, annotation in function.__annotations__.items():
@@ -268,8 +268,8 @@ def rules_of(function: Callable[..., Any]) -> dict[str, Rule]:
 
 
 def checker(
-    function: Callable[..., Any], name: str, rules: dict[str, Rule]
-) -> Callable[[tuple, dict[str, Any]], tuple[tuple, dict[str, Any]]]:
+    function: Callable[..., object], name: str, rules: dict[str, Rule]
+) -> Callable[[tuple, dict[str, object]], tuple[tuple, dict[str, object]]]:
     """What checks the arguments of a call, (args, keywords), and returns those to use."""
     code = inspect.unwrap(function).__code__
     names: Sequence[str] = code.co_varnames[: code.co_argcount]
@@ -280,7 +280,7 @@ def checker(
     parameters = inspect.signature(function).parameters if related else {}
     needed = {key for key in related if parameters[key].default is inspect.Parameter.empty}
 
-    def check(args: tuple, keywords: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def check(args: tuple, keywords: dict[str, object]) -> tuple[tuple, dict[str, object]]:
         given = {**dict(zip(names, args, strict=False)), **keywords} if related else keywords
         if needed and not needed <= given.keys():
             return args, keywords  # Python names the argument that is missing

@@ -83,8 +83,8 @@ class ErrorPropagator:
 
     def __init__(
         self,
-        A: Any,
-        M: Any = None,
+        A: object,
+        M: object = None,
         weight: float | Tensor = 1.0,
         *,
         sweeps: Count | None = None,
@@ -117,7 +117,7 @@ class ErrorPropagator:
         if recorded and isinstance(A, CSR) and not A.batch_shape and not weighted:
             cycle, matrices, others = recorded
 
-            def sweep(X: Any) -> Any:
+            def sweep(X: object) -> Any:
                 return X - cycle(product(A.values, X, A.pattern, False))
 
             self._steps = LinearSteps(sweep, [A, *matrices], others, self.sweeps)
@@ -269,7 +269,7 @@ NONLINEAR = 1e-2
 
 
 def spectral_radius(
-    E: Any,
+    E: object,
     n: Count | None = None,
     *,
     method: Literal["auto", "dense", "arnoldi"] = "auto",

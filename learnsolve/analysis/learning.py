@@ -9,8 +9,6 @@ Lan et al., "A Neural-Preconditioned Poisson Solver for Mixed Dirichlet and Neum
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -153,7 +151,7 @@ def _normal(A: CSR, shape: tuple[int, ...], generator: torch.Generator | None) -
         return torch.randn(shape, dtype=torch.float64, device="cpu", generator=generator).to(A.values)
 
 
-def one_step_loss(A: Any, b: TensorLike, d: TensorLike) -> Tensor:
+def one_step_loss(A: object, b: TensorLike, d: TensorLike) -> Tensor:
     r"""The relative residual after the best step along d:
 
     .. math::

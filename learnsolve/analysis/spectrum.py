@@ -109,7 +109,7 @@ class _Once(Nestable):
         raise _no_second(ctx.function)
 
     @staticmethod
-    def jvp(ctx: Any, *_: Any):  # type: ignore[override]
+    def jvp(ctx: Any, *_: object):  # type: ignore[override]
         raise _no_second(ctx.function)
 
 
@@ -150,7 +150,7 @@ class Space(NamedTuple):
         return f"matrix {i} of the batch: " if self.batch else ""
 
 
-def infer_space(function: str, name: str, A: Any, n: int | None, dtype: torch.dtype | None) -> Space:
+def infer_space(function: str, name: str, A: object, n: int | None, dtype: torch.dtype | None) -> Space:
     """The space that A, square, maps into itself."""
     shape = getattr(A, "shape", None)
     if shape is None:
@@ -172,7 +172,7 @@ def infer_space(function: str, name: str, A: Any, n: int | None, dtype: torch.dt
     return Space(int(shape[0]), _dtype(A), getattr(A, "device", torch.device("cpu")), batch)
 
 
-def broadcast_space(function: str, space: Space, M: Any) -> Space:
+def broadcast_space(function: str, space: Space, M: object) -> Space:
     """The space of products with A and M, whose batch axes are broadcast."""
     checks.batches(function, space.batch, batch := torch.Size(getattr(M, "batch_shape", ())), "A and M")
     if not batch:  # `broadcast_shapes` is Python: 30 us
@@ -200,7 +200,7 @@ def _dtype(A: Any) -> torch.dtype:
     return A.dtype if isinstance(getattr(A, "dtype", None), torch.dtype) else torch.float64
 
 
-def linear(function: str, name: str, M: Any) -> None:
+def linear(function: str, name: str, M: object) -> None:
     if not getattr(M, "linear", True):
         raise ValueError(
             f"{function}: {type(M).__name__} is not linear, so {name} has no eigenvalues. Measure it with "
@@ -383,8 +383,8 @@ class ExtremeEigenvalues(NamedTuple):
 
 
 def extreme_eigenvalues(
-    A: Any,
-    M: Any = None,
+    A: object,
+    M: object = None,
     *,
     steps: Count = 200,
     rtol: NotNegative | None = None,
@@ -438,8 +438,8 @@ def extreme_eigenvalues(
 
 def _extreme(
     name: str,
-    A: Any,
-    M: Any,
+    A: object,
+    M: object,
     steps: int,
     rtol: float | None,
     n: int | None,
@@ -502,8 +502,8 @@ def _report(name: str, which: str, ends: Ends | None, rtol: float) -> None:
 
 
 def condition_number(
-    A: Any,
-    M: Any = None,
+    A: object,
+    M: object = None,
     *,
     steps: Count = 200,
     rtol: NotNegative | None = None,

@@ -338,7 +338,7 @@ class _Eigen(Operation):
         return N.diagonal(), Y + U @ C
 
     @staticmethod
-    def vmap(*_: Any):
+    def vmap(*_: object):
         raise _no_vmap()
 
 
@@ -350,7 +350,7 @@ class _Unknown(Operation):
         return torch.zeros_like(E)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: object) -> None:
         ctx.known = inputs[2]
 
     @staticmethod
@@ -366,7 +366,7 @@ class _Unknown(Operation):
         return torch.zeros_like(tE)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, E: Tensor, g: Tensor, known: Known):
+    def vmap(info: object, in_dims: tuple, E: Tensor, g: Tensor, known: Known):
         return dispatch(_Unknown, (E, g if in_dims[1] is None else g.sum(in_dims[1])), known), in_dims[0]
 
 
@@ -388,15 +388,15 @@ class _FirstOrderOnly(Operation):
         return dispatch(_FirstOrderOnly, (change,), max(ctx.orders - 1, 0), ctx.known)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor):
+    def backward(ctx: object, cotangent: Tensor):
         return _FirstOrderOnly._change(ctx, cotangent), None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None):
+    def jvp(ctx: object, tangent: Tensor, *_: None):
         return _FirstOrderOnly._change(ctx, tangent)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, E: Tensor, orders: int, known: Known):
+    def vmap(info: object, in_dims: tuple, E: Tensor, orders: int, known: Known):
         return dispatch(_FirstOrderOnly, (E,), orders, known), in_dims[0]
 
 

@@ -77,7 +77,7 @@ def lanczos(
     B: Sparse | None,
     k: int,
     sigma: float | None,
-    inverse: Callable[[Any], Any] | None,
+    inverse: Callable[[np.ndarray], np.ndarray] | None,
     tol: float,
     maxiter: int | None,
 ) -> tuple[Tensor, Tensor, int]:
@@ -116,7 +116,7 @@ def _run(
     B: Sparse | None,
     k: int,
     sigma: float | None,
-    inverse: Callable[[Any], Any] | None,
+    inverse: Callable[[np.ndarray], np.ndarray] | None,
     tol: float,
     maxiter: int | None,
     start: np.ndarray,
@@ -132,7 +132,7 @@ def _run(
     unit = 2.0 ** round(np.log2(largest)) if largest > 0 else 1.0
     moved = 0.0 if U is None or sigma is not None else 2.0
 
-    def operator(apply: Callable[[Any], Any]) -> Any:
+    def operator(apply: Callable[[np.ndarray], np.ndarray]) -> Any:
         def matvec(x: np.ndarray) -> np.ndarray:
             nonlocal count
             count += 1

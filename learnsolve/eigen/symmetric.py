@@ -466,7 +466,7 @@ def eigsh(
     *,
     B: RealSystem | None = None,
     which: str | float = "smallest",
-    M: Any = None,
+    M: object = None,
     method: Literal["auto", "dense", "arpack", "lobpcg"] = "auto",
     rtol: NotNegative | None = None,
     maxiter: Count | None = None,
@@ -574,7 +574,7 @@ def report(name: str, pairs: Eigenpairs, throw: bool) -> None:
     warnings.warn(text, ConvergenceWarning, stacklevel=users_frame())
 
 
-def _check(name: str, A: CSR, k: int, B: CSR | None, which: str | float, M: Any, method: str) -> None:
+def _check(name: str, A: CSR, k: int, B: CSR | None, which: str | float, M: object, method: str) -> None:
     for key, matrix in (("A", A), ("B", B)):
         if matrix is None:
             continue

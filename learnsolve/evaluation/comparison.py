@@ -50,14 +50,14 @@ def align_columns(lines: Sequence[Sequence[str]], left: Collection[int]) -> str:
     return "\n".join([text(lines[0]), "  ".join("-" * width for width in widths), *map(text, lines[1:])])
 
 
-def format_csv(rows: Sequence[dict[str, Any]], end: str = "\n") -> str:
+def format_csv(rows: Sequence[Mapping[str, object]], end: str = "\n") -> str:
     """One line per row, below a header from the first row. NaN is an empty cell."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["preconditioner"], lineterminator=end)
     writer.writeheader()
     for row in rows:
         empty = {key: "" for key, value in row.items() if isinstance(value, float) and math.isnan(value)}
-        writer.writerow(row | empty)
+        writer.writerow({**row, **empty})
     return text.getvalue()
 
 
@@ -193,8 +193,8 @@ def _number(spread: Spread, form: str) -> str:
     return form.format(spread.mean) + (f" +- {form.format(spread.std)}" if spread.std else "")
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    out: dict[str, Any] = {}
+def _flat(row: Row) -> dict[str, object]:
+    out: dict[str, object] = {}
     for key, value in vars(row).items():
         if isinstance(value, Spread):
             numbers = value._asdict().items()
@@ -204,7 +204,7 @@ def _flat(row: Row) -> dict[str, Any]:
     return out
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> object:
     """The value with None for infinities and NaN, which JSON does not have."""
     if isinstance(value, dict):
         return {key: finite(v) for key, v in value.items()}
@@ -224,7 +224,7 @@ class System(NamedTuple):
     b: Tensor  # (n,)
 
 
-def split_systems(name: str, A: Any, b: Any) -> list[list[System]]:
+def split_systems(name: str, A: object, b: object) -> list[list[System]]:
     """Each matrix of a batch separately, with its right-hand sides."""
     A = [as_matrix(one) for one in A] if isinstance(A, (list, tuple)) else as_matrix(A)
     if isinstance(A, Matrices):
@@ -297,9 +297,9 @@ class _Setup(NamedTuple):
 
 
 def compare_preconditioners(
-    A: Any,
+    A: object,
     b: TensorLike | Sequence[TensorLike],
-    preconditioners: Annotated[Mapping[str, Any], instance(Mapping, "a dict from names")],
+    preconditioners: Annotated[Mapping[str, object], instance(Mapping, "a dict from names")],
     *,
     rtol: float | Iterable[float] = (1e-3, 1e-6, 1e-9),
     solver: str | Callable[..., Solution] = "cg",
@@ -404,7 +404,7 @@ def _tolerances(name: str, rtol: Any) -> list[float]:
     return sorted((float(t) for t in tolerances), reverse=True)
 
 
-def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled: bool) -> Any:
+def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled: bool) -> object:
     """The preconditioner of its A. A class is a factory, even if its objects are preconditioners. `compiled`:
     data that `cg` computes once from M for its compiled loop is part of the setup."""
     if argument is None or (isinstance(argument, MADE) and not isinstance(argument, MatrixNetwork)):
@@ -420,7 +420,7 @@ def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled:
             f"must be None, a preconditioner, or a function A -> M, got {type(argument).__name__}"
         )
     A, b = system
-    factory: Callable[[Matrix], Any] = argument
+    factory: Callable[[Matrix], object] = argument
     fresh: Callable[[], Matrix] = lambda: A  # noqa: E731
     if isinstance(A, CSR):
         P, values = A.pattern, A.values
@@ -428,7 +428,7 @@ def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled:
         # A new CSR each time: a CSR caches quantities computed from its values.
         fresh = lambda: CSR(values, unknown)  # noqa: E731
 
-    def make() -> Any:
+    def make() -> object:
         M = factory(fresh())
         if compiled:
             compiled_form(M)
@@ -443,7 +443,7 @@ def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled:
     return M
 
 
-def _check_made(factory: Callable[[Any], Any], M: Any, b: Tensor) -> None:
+def _check_made(factory: Callable[..., object], M: object, b: Tensor) -> None:
     """Detect a function r -> M r passed instead of A -> M, which often runs, with a meaningless result: if it
     returns a matrix for the matrix, it is also called with a vector."""
     what = type(M).__name__
@@ -467,7 +467,7 @@ def _check_made(factory: Callable[[Any], Any], M: Any, b: Tensor) -> None:
 def _solve(
     solve: Callable[..., Solution],
     system: System,
-    M: Any,
+    M: object,
     tolerances: list[float],
     maxiter: int | None,
     repeats: int,

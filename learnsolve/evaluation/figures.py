@@ -103,7 +103,7 @@ def new_panels(title: str, count: int) -> tuple[Any, list[Any]]:
 
 
 def picture(
-    title: str, xlabel: str, ylabel: str, lines: Iterable[Line] = (), *, log: str = "", **options: Any
+    title: str, xlabel: str, ylabel: str, lines: Iterable[Line] = (), *, log: str = "", **options: object
 ) -> Any:
     """A figure of the lines; `log` names its logarithmic axes ("y", "xy"), `options` are passed to
     `axes.set`."""
@@ -149,7 +149,7 @@ def residuals_figure(
     *,
     xlabel: str = "iteration",
     more: Iterable[Line] = (),
-    styles: Mapping[str, Mapping[str, Any]] | None = None,
+    styles: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Any:
     """Relative residuals by name, as in `Evaluation.histories`: median and range over systems. `styles` by
     name, default `LOOKS`."""
@@ -182,7 +182,7 @@ def figure(evaluation: Evaluation) -> Any:
     return made
 
 
-def png(figure: Any) -> bytes:
+def png(figure: object) -> bytes:
     """The figure as a PNG file's content."""
     canvas = _load("matplotlib.backends.backend_agg").FigureCanvasAgg(figure)
     buffer = io.BytesIO()

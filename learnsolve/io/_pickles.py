@@ -30,7 +30,7 @@ class _Placeholder:
 
     __slots__ = ("arguments", "state")
 
-    def __init__(self, *arguments: Any):
+    def __init__(self, *arguments: object):
         self.arguments = arguments
 
     def __setstate__(self, state: Any) -> None:

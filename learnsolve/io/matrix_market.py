@@ -72,7 +72,7 @@ def write_matrix_market(
     replace_file(path, gzip.compress(content, mtime=0) if Path(path).suffix == ".gz" else content)
 
 
-def _differs(S: Any) -> bool:
+def _differs(S: scipy.sparse.csr_array) -> bool:
     """From its transpose: in pattern or values."""
     T = S.T.tocsr()
     pairs = ((S.indptr, T.indptr), (S.indices, T.indices), (S.data, T.data))

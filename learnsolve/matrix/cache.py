@@ -206,7 +206,7 @@ class Immutable:
 
     _instead: str  # what to do instead
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self._refuse(name, "set")
 
     def __delattr__(self, name: str) -> None:
@@ -323,7 +323,7 @@ class Budget:
             if entry.ref in self.entries:
                 self.entries.move_to_end(entry.ref)
 
-    def grow(self, ref: weakref.ref[Entry], value: Any) -> None:
+    def grow(self, ref: weakref.ref[Entry], value: object) -> None:
         """`value` is now a part of the plan, which includes the memory that its patterns cache. It is counted
         when the next plan is added, because many things are computed for its patterns at once."""
         for part in _parts(value):
@@ -378,7 +378,7 @@ class Entry(Versions):
 
     __slots__ = ("__weakref__", "drop", "index", "name", "others", "ref", "streams", "value")
 
-    def __init__(self, value: Any, owner: Cached, key: str, others: tuple = ()):
+    def __init__(self, value: object, owner: Cached, key: str, others: tuple = ()):
         super().__init__(_tensors(value))
         self.value, self.name = value, f"{owner._serial} {key}"
         self.ref, self.drop = weakref.ref(self), partial(_drop, weakref.ref(owner), key)
@@ -444,7 +444,7 @@ class Cached:
         """Whether neither the arrays nor data computed from them was changed in place."""
         return all(entry.unchanged() for entry in (self._own, *self._entries.values()))
 
-    def _cached(self, key: str, make: Callable[..., Any], *arguments: Any) -> Any:
+    def _cached(self, key: str, make: Callable[..., T], *arguments: object) -> T:
         """`make(*arguments)`, computed once per key."""
         if torch.compiler.is_dynamo_compiling():
             _analyze_while_tracing(self._serial)
@@ -475,7 +475,7 @@ class Cached:
         """Let compiled code read everything that is cached."""
         vars(self._in_graphs).update({key: entry.value for key, entry in list(self._entries.items())})
 
-    def _make(self, make: Callable[..., Any], *arguments: Any) -> Any:
+    def _make(self, make: Callable[..., T], *arguments: object) -> T:
         """`make(*arguments)` with plain tensors. On a CUDA device every stream can use the result when this
         returns, since later calls may be on other streams."""
         device = self._arrays[0].device
@@ -492,7 +492,7 @@ class Cached:
             torch.cuda.current_stream().synchronize()
         return value
 
-    def _planned(self, make: Callable[..., Any], *others: Any) -> Any:
+    def _planned(self, make: Callable[..., T], *others: object) -> T:
         """`make(self, *others)`, computed once: the plan of an operation for this object together with other
         objects or integers. The plan is freed with the first of the objects, so it must not hold any of
         `others`, or earlier, if many others were used since (`Budget`), and is then recomputed. It consists
@@ -516,14 +516,14 @@ class Cached:
             return entry.value
         return self._keep(key, self._make(make, self, *others), others)
 
-    def _has_planned(self, make: Callable[..., Any], *others: Any) -> bool:
+    def _has_planned(self, make: Callable[..., object], *others: object) -> bool:
         return _key(make, others) in self._entries
 
-    def _keep_planned(self, plan: Any, make: Callable[..., Any], *others: Any) -> None:
+    def _keep_planned(self, plan: object, make: Callable[..., object], *others: object) -> None:
         """Store `plan`, which was obtained otherwise, as the plan that `make` would compute."""
         self._keep(_key(make, others), plan, others)
 
-    def _keep(self, key: str, plan: Any, others: tuple = (), *, may_be_dropped: bool = False) -> Any:
+    def _keep(self, key: str, plan: T, others: tuple = (), *, may_be_dropped: bool = False) -> T:
         entry = Entry(plan, self, key, others)
         if may_be_dropped or not all(other is None or isinstance(other, (bool, str)) for other in others):
             budget.add(entry)
@@ -542,7 +542,7 @@ class Cached:
         budget.touch(entry)
         return entry.value
 
-    def _keep_last(self, key: str, value: Any) -> None:
+    def _keep_last(self, key: str, value: object) -> None:
         """Store a value that depends on more than patterns, replacing the last one. The reader must check
         whether it matches. It may be dropped, like a plan."""
         self._keep(key, value, may_be_dropped=True)
@@ -576,7 +576,7 @@ def kept(make: Callable[[S], T]) -> T:
     return cast("T", property(read))  # the type of what is read
 
 
-def _key(make: Callable[..., Any], others: tuple) -> str:
+def _key(make: Callable[..., object], others: tuple) -> str:
     key = f"{make.__module__} {make.__name__}".replace(".", " ")  # Dynamo does not accept dots in attributes
     for other in others:
         key += f" {other._serial}" if isinstance(other, Cached) else f" {other}"
@@ -590,7 +590,7 @@ def changed() -> RuntimeError:
     )
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _parts(value: object) -> Iterator[Tensor | Cached]:
     """The tensors and patterns in nested tuples."""
     if isinstance(value, tuple):
         for part in value:
@@ -599,12 +599,12 @@ def _parts(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value: object) -> Iterator[Tensor]:
     for part in _parts(value):
         yield from part._arrays if isinstance(part, Cached) else (part,)
 
 
-def _sizes(value: Any, seen: set[int] | None = None, separate: bool = True) -> dict[int, int]:
+def _sizes(value: object, seen: set[int] | None = None, separate: bool = True) -> dict[int, int]:
     """Bytes of each tensor in `value` and in the caches of its patterns, by address. `separate`: include
     plans there that are budgeted separately."""
     sizes: dict[int, int] = {}
@@ -630,7 +630,7 @@ def _analyze_while_tracing(serial: str) -> bool:
 
 
 @constant_in_graphs
-def _plan_while_tracing(serial: str, make: Callable[..., Any], *names: Any) -> bool:
+def _plan_while_tracing(serial: str, make: Callable[..., object], *names: Any) -> bool:
     """Compute a plan for real while torch.compile traces, so that compiled code can read it at any time."""
     owner, others = _by_serial[serial], tuple(_by_serial.get(name, name) for name in names)
     plan, key = owner._planned(make, *others), _key(make, others)

@@ -45,7 +45,7 @@ MAKE = ". Make one with CSR.from_dense, CSR.from_scipy, CSR.from_torch or CSR.fr
 _IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the module"
 
 
-def tensor(function: str, name: str, value: Any) -> None:
+def tensor(function: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         remedy = ". Make one with torch.from_numpy" if isinstance(value, np.ndarray) else of_graph(value)
         if isinstance(value, (list, tuple, float, int)):
@@ -64,7 +64,7 @@ def integers(function: str, name: str, value: Any) -> None:
         raise TypeError(f"{function}: {name} must hold integers, got {value.dtype}")
 
 
-def fits(values: Any, x: Any, pattern: Any) -> bool:
+def fits(values: Tensor, x: object, pattern: SparsityPattern) -> bool:
     """Whether x is a plain vector or block of columns for a matrix of one set of values, which passes all
     other checks too: in small calls, they take as long as the rest of the call."""
     return (
@@ -79,7 +79,7 @@ def fits(values: Any, x: Any, pattern: Any) -> bool:
     )
 
 
-def matrix(function: str, name: str, A: Any, remedy: str = MAKE) -> None:
+def matrix(function: str, name: str, A: object, remedy: str = MAKE) -> None:
     if not isinstance(A, CSR):
         if isinstance(getattr(A, "matrix", None), CSR):  # a BlockBatch
             remedy = f". Pass {name}.matrix, its block-diagonal CSR"
@@ -110,7 +110,7 @@ def pattern(
         one_device(function, name, value, like, "the values")
 
 
-def of_graph(value: Any) -> str:
+def of_graph(value: object) -> str:
     """The remedy for a graph of PyTorch Geometric given in place of its edges."""
     return ". For this graph pass its .edge_index" if hasattr(value, "edge_index") else ""
 
@@ -209,7 +209,7 @@ def start(function: str, name: str, value: Tensor, instead: str) -> None:
 # Rules of tensors and matrices, for the annotations of public functions.
 
 
-def is_usual(A: Any) -> TypeGuard[CSR]:
+def is_usual(A: object) -> TypeGuard[CSR]:
     """A CSR of one set of real values."""
     return type(A) is CSR and A.values.dtype in SUPPORTED and A.values.shape == (A.pattern.nnz,)
 
@@ -271,7 +271,7 @@ def row_factor(function: str, name: str, value: Tensor, values: Tensor, n: int) 
 
 
 def per_row(of: str) -> Rule:
-    def check(function: str, name: str, value: Any, given: dict[str, Any]) -> Any:
+    def check(function: str, name: str, value: object, given: dict[str, object]) -> object:
         if not isinstance(value, Tensor):
             return number(function, name, value)
         if isinstance(A := given.get(of), CSR):
@@ -286,7 +286,7 @@ def per_row(of: str) -> Rule:
 def pattern_like(of: str) -> Rule:
     """A pattern of the shape and device of another argument, a matrix."""
 
-    def check(function: str, name: str, value: Any, given: dict[str, Any]) -> Any:
+    def check(function: str, name: str, value: object, given: dict[str, object]) -> object:
         other = given.get(of)
         shape = other.shape if isinstance(other, CSR) else None
         pattern(function, name, value, shape, None if shape is None else other)
@@ -298,12 +298,12 @@ def pattern_like(of: str) -> Rule:
 _has_pattern = instance((SparsityPattern, CSR), "a SparsityPattern or a CSR").check
 
 
-def _pattern_of(function: str, name: str, value: Any) -> Any:
+def _pattern_of(function: str, name: str, value: object) -> Any:
     _has_pattern(function, name, value := with_entries(value))
     return value
 
 
-def _square_pattern(function: str, name: str, value: Any) -> Any:
+def _square_pattern(function: str, name: str, value: object) -> object:
     square(function, name, (value := _pattern_of(function, name, value)).shape)
     return value
 
@@ -318,7 +318,7 @@ def _numbers(or_complex: bool) -> Rule:
     return Rule(check, what, (object(), 3.0, [1.0], torch.ones(3, dtype=torch.int64)))
 
 
-def _any_tensor(function: str, name: str, value: Any) -> Any:
+def _any_tensor(function: str, name: str, value: object) -> object:
     tensor(function, name, value)
     return value
 
@@ -339,7 +339,7 @@ def number_or_like(of: str, rule: str = "") -> Rule:
     """A number that follows `rule`, as in `real`, or a tensor as for `like`."""
     as_other = like(of).check
 
-    def check(function: str, name: str, value: Any, given: dict[str, Any]) -> Any:
+    def check(function: str, name: str, value: object, given: dict[str, object]) -> object:
         if isinstance(value, Tensor):
             return as_other(function, name, value, given)
         return real(function, name, value, rule, "a number or a torch.Tensor")
@@ -352,7 +352,7 @@ def real_tensor(further: Callable[..., Tensor], of: str = "") -> Rule:
     plain = _numbers(False)
     numbers = plain.check
 
-    def check(function: str, name: str, value: Any, *given: Any) -> Any:
+    def check(function: str, name: str, value: object, *given: object) -> object:
         return further(function, name, numbers(function, name, value), *given)
 
     return Rule(check, plain.says, plain.wrong, of)
@@ -376,11 +376,11 @@ _FULL = {
 _exported: set[type] = set()
 
 
-def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+def full_precision(function: Callable[..., object]) -> Callable[..., Any]:
     """`function`, unaffected by `torch.autocast`."""
 
     @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
+    def call(*args: object, **named: object) -> object:
         if enabled():
             return without_autocast(function, args, named)
         return function(*args, **named)
@@ -388,7 +388,7 @@ def full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def without_autocast(function: Callable[..., Any], args: tuple, named: dict[str, Any]) -> Any:
+def without_autocast(function: Callable[..., object], args: tuple, named: dict[str, object]) -> object:
     """`function` with operands cast to the first full precision among them, default float32."""
     dtype = _first((args, named)) or torch.float32
     args, named = _cast(args, dtype), _cast(named, dtype)
@@ -400,7 +400,7 @@ def without_autocast(function: Callable[..., Any], args: tuple, named: dict[str,
 
 
 def exported(
-    function: Callable[..., Any], name: str, defaults: dict[str, Rule] | None = None
+    function: Callable[..., object], name: str, defaults: dict[str, Rule] | None = None
 ) -> Callable[..., Any]:
     """`function` for users: its arguments are checked by their declarations, and `torch.autocast` does not
     affect it. `name` stands in messages, `defaults` are for arguments without a rule or annotated as CSR."""
@@ -415,15 +415,15 @@ def exported(
     return call
 
 
-def _checked(function: Callable[..., Any], name: str, rules: dict[str, Rule]) -> Callable[..., Any]:
+def _checked(function: Callable[..., object], name: str, rules: dict[str, Rule]) -> Callable[..., Any]:
     check = checker(function, name, rules)
 
-    def checked(*args: Any, **named: Any) -> Any:
+    def checked(*args: object, **named: object) -> object:
         args, named = check(args, named)
         return function(*args, **named)
 
     @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
+    def call(*args: object, **named: object) -> object:
         if enabled():
             return without_autocast(checked, args, named)
         args, named = check(args, named)
@@ -432,12 +432,12 @@ def _checked(function: Callable[..., Any], name: str, rules: dict[str, Rule]) ->
     return call
 
 
-def declared(function: Callable[..., Any]) -> Callable[..., Any]:
+def declared(function: Callable[..., object]) -> Callable[..., Any]:
     """Check the arguments of a function that no package exports, or that runs under `torch.autocast`."""
     check = checker(function, function.__name__, rules := rules_of(function))
 
     @functools.wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
+    def call(*args: object, **named: object) -> object:
         args, named = check(args, named)
         return function(*args, **named)
 
@@ -461,7 +461,7 @@ def export(package: dict[str, Any], prefix: str = "") -> None:
                     export_methods(cls, "__init__", "__call__", "__matmul__", *public, prefix=prefix)
 
 
-def export_methods(cls: Any, *names: str, defaults: dict[str, Rule] | None = None, prefix: str = "") -> None:
+def export_methods(cls: type, *names: str, defaults: dict[str, Rule] | None = None, prefix: str = "") -> None:
     """Make the names that are methods of this class what users call."""
     for name in names:
         method = vars(cls).get(name)
@@ -474,7 +474,7 @@ def export_methods(cls: Any, *names: str, defaults: dict[str, Rule] | None = Non
             setattr(cls, name, classmethod(exported(method.__func__, shown)))
 
 
-def _first(value: Any) -> torch.dtype | None:
+def _first(value: object) -> torch.dtype | None:
     """The first full precision in the arguments of a call."""
     if isinstance(value, (list, tuple, dict)):
         parts = value.values() if isinstance(value, dict) else value
@@ -502,7 +502,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 # once with `CSR.from_*`. Edges are integers of shape (2, E), as in PyTorch Geometric.
 
 
-def as_matrix(A: Any) -> Any:
+def as_matrix(A: object) -> Any:
     """A as a CSR if it is a matrix of another library, otherwise A itself.
 
     A dense tensor that requires grad keeps its zeros as entries, since they have gradients too; any other
@@ -533,7 +533,7 @@ def with_entries(A: Any) -> Any:
     return A if known is None else known
 
 
-def _each(A: Any) -> Any:
+def _each(A: object) -> Any:
     return [_each(one) for one in A] if isinstance(A, (list, tuple)) else with_entries(A)
 
 
@@ -544,12 +544,12 @@ _CSR = PLAIN[CSR]
 
 
 @overload
-def operands(function: str, A: Any, *vectors: TensorLike) -> tuple[Any, *tuple[Tensor, ...]]: ...
+def operands(function: str, A: object, *vectors: TensorLike) -> tuple[Any, *tuple[Tensor, ...]]: ...
 @overload
 def operands(
-    function: str, A: Any, b: TensorLike, x0: TensorLike | None, /
+    function: str, A: object, b: TensorLike, x0: TensorLike | None, /
 ) -> tuple[Any, Tensor, Tensor | None]: ...
-def operands(function: str, A: Any, *vectors: Any) -> tuple[Any, ...]:
+def operands(function: str, A: object, *vectors: object) -> tuple[Any, ...]:
     """A converted by `matrix`, and vectors, with NumPy arrays as tensors on its device."""
     A = as_matrix(A)
     for v in vectors:

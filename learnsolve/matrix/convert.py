@@ -45,7 +45,7 @@ def arrays(S: Any, shape: Shape) -> Arrays:
     return _compressed(S, shape) if S.format in ("csr", "csc") else _from_triples(*_triples(S, shape), shape)
 
 
-def _index(name: str, a: Any) -> np.ndarray:
+def _index(name: str, a: object) -> np.ndarray:
     """A copy, with 32 bits if the array has 32, else 64."""
     a = np.asarray(a)
     if a.dtype.kind not in "iu" or a.ndim != 1:
@@ -56,7 +56,7 @@ def _index(name: str, a: Any) -> np.ndarray:
     return a.astype(np.int32 if a.dtype.kind == "i" and a.dtype.itemsize <= 4 else np.int64)
 
 
-def _in_range(name: str, a: Any, size: int) -> np.ndarray:
+def _in_range(name: str, a: object, size: int) -> np.ndarray:
     a = _index(name, a)
     check_range(_NAME, name, a, size)
     return a
@@ -210,18 +210,20 @@ def real_on_a_device(function: str, name: str, value: Tensor) -> None:
         )
 
 
-def check_real(function: str, name: str, dtype: Any) -> None:
+def check_real(function: str, name: str, dtype: object) -> None:
     """Reject complex dtypes of torch and NumPy: a conversion would drop imaginary parts."""
     if "complex" in str(dtype):
         raise TypeError(f"{function}: {name} must be real, got {dtype}. Instead, {REAL_FORM}")
 
 
-def from_scipy(S: Any, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPattern]:
+def from_scipy(S: object, dtype: torch.dtype | None) -> tuple[Tensor, SparsityPattern]:
     values, pattern = scipy_parts(S)
     return cast("CSR.from_scipy", values, dtype), pattern
 
 
-def cast(function: str, values: Tensor, dtype: torch.dtype | None, device: Any = None) -> Tensor:
+def cast(
+    function: str, values: Tensor, dtype: torch.dtype | None, device: torch.device | str | None = None
+) -> Tensor:
     """`values.to` that never drops imaginary parts."""
     if dtype is not None and values.is_complex() and not dtype.is_complex:
         raise TypeError(
@@ -263,7 +265,7 @@ def to_scipy(values: Tensor, pattern: SparsityPattern, format: str) -> Any:
 _FORMATS = ("csr", "csc", "coo", "bsr", "dia", "dok", "lil")
 
 
-def tensor_of(value: Any, like: Tensor | None = None) -> Any:
+def tensor_of(value: object, like: Tensor | None = None) -> Any:
     """A copy of a NumPy array as a tensor, on the device of `like`. Anything else is returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
@@ -294,7 +296,7 @@ def from_torch(T: Tensor) -> tuple[Tensor | None, Any, Tensor, Shape]:
 
 # The patterns of the last CSR tensors of torch, by the storages of their indices, which are not kept alive: a
 # loop that calls a solver with such a tensor analyzes it once.
-_patterns: dict[tuple[Any, ...], tuple[list[StorageWeakRef], SparsityPattern]] = {}
+_patterns: dict[tuple[object, ...], tuple[list[StorageWeakRef], SparsityPattern]] = {}
 _MOST = 8
 
 
@@ -305,7 +307,7 @@ def _indices_of(T: Tensor) -> tuple[Tensor, Tensor] | None:
     return indices if all(map(readable, indices)) else None
 
 
-def _key_of(T: Tensor, indices: tuple[Tensor, Tensor]) -> tuple[Any, ...]:
+def _key_of(T: Tensor, indices: tuple[Tensor, Tensor]) -> tuple[object, ...]:
     storages = (t.untyped_storage()._cdata for t in indices)
     return *storages, *(t.data_ptr() for t in indices), T.shape, T._nnz()
 
@@ -431,7 +433,7 @@ def to_torch(values: Tensor, pattern: SparsityPattern, layout: torch.layout) -> 
     raise ValueError(f"CSR.to_torch: layout must be torch.sparse_csr or torch.sparse_coo, got {layout}")
 
 
-def check_dense(D: Any) -> None:
+def check_dense(D: object) -> None:
     if not isinstance(D, Tensor) or D.dim() != 2 or D.layout != torch.strided:
         raise TypeError("CSR.from_dense: D must be a 2-D torch.Tensor or NumPy array, dense. See from_torch")
     if D.is_meta:

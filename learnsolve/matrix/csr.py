@@ -108,7 +108,7 @@ class Views:
         }
         return f"CSR({', '.join(f'{name}={value}' for name, value in facts.items())})"
 
-    def spy(self, ax: Any = None, **options: Any) -> Any:
+    def spy(self, ax: object = None, **options: object) -> Any:
         """Plot the pattern with matplotlib (``pip install 'learnsolve[train]'``).
 
         Parameters
@@ -273,7 +273,7 @@ class _Missing:
     def __init__(self, name: str, remedy: str):
         self.message = f"CSR: a matrix has no attribute {name!r}. Write {remedy}"
 
-    def __get__(self, A: Any, owner: Any) -> Any:
+    def __get__(self, A: object, owner: object) -> Any:
         raise AttributeError(self.message)
 
 
@@ -312,14 +312,14 @@ class Habits:
         def __dir__(self) -> list[str]:
             return sorted(set(super().__dir__()) - set(_INSTEAD))
 
-        def __array__(self, *_: Any, **__: Any) -> Any:
+        def __array__(self, *_: object, **__: object) -> Any:
             # Otherwise NumPy would make an array of one object.
             raise TypeError(
                 "CSR: a sparse matrix is not a NumPy array. Use A.toarray(), or A.to_scipy() for a sparse "
                 "one. For S @ A with a SciPy matrix S write CSR.from_scipy(S) @ A"
             )
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name == "_is_param":  # the mark that torch.nn.Parameter sets on its argument
             raise TypeError(
                 "Parameter: takes a tensor, got a CSR. A matrix with trainable values is "
@@ -333,7 +333,7 @@ for _name, _remedy in _INSTEAD.items():  # a __getattr__ would slow down every o
     setattr(Habits, _name, _Missing(_name, _remedy))
 
 
-def alias(method: str, default: Any, **names: Any) -> Any:
+def alias(method: str, default: object, **names: object) -> Any:
     """The value of an argument with several names."""
     arguments = {name: value for name, value in names.items() if value is not None}
     if len(arguments) > 1:
@@ -341,7 +341,7 @@ def alias(method: str, default: Any, **names: Any) -> Any:
     return next(iter(arguments.values()), default)
 
 
-def no_matrix_function(func: Any, types: Any) -> Any:
+def no_matrix_function(func: object, types: Any) -> Any:
     """Raise the error of a torch function that does not accept a CSR."""
     if is_dynamo_compiling() or any(not issubclass(t, (Habits, Tensor)) for t in types):
         return NotImplemented
@@ -355,7 +355,7 @@ def no_matrix_function(func: Any, types: Any) -> Any:
 _ops: Any = None  # learnsolve.ops, which imports CSR and sets this: the methods of a CSR are operations
 
 
-def is_operator(other: Any) -> bool:
+def is_operator(other: object) -> bool:
     """Whether this is a `LinearOperator`, whose own methods make sums and products of the two."""
     return getattr(type(other), "is_linear_operator", False)
 
@@ -476,7 +476,7 @@ class CSR(Views, Habits, Immutable):
     @classmethod
     def from_scipy(
         cls,
-        S: Any,
+        S: object,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
         pattern: SparsityPattern | None = None,
@@ -590,7 +590,7 @@ class CSR(Views, Habits, Immutable):
         return CSR(values, self.pattern)
 
     def to(
-        self, *args: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self, *args: object, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> CSR:
         """Move or convert, like `torch.Tensor.to`: a device, a dtype, or both. Indices keep their dtype.
         Parts that need no change are not copied."""
@@ -658,7 +658,7 @@ class CSR(Views, Habits, Immutable):
 
     __pow__ = pow
 
-    def __getitem__(self, key: Any) -> CSR | Tensor:
+    def __getitem__(self, key: object) -> CSR | Tensor:
         """``A[rows, columns]`` or ``A[rows]``: ints, slices, integer arrays, boolean masks.
 
         Slices and arrays keep an axis, so ``A[1:5]``, ``A[p]``, ``A[p][:, q]``, ``A[numpy.ix_(p, q)]`` are
@@ -701,12 +701,12 @@ class CSR(Views, Habits, Immutable):
             return _ops.spmm(self, x, transpose=True)
         return _ops.spmm(self, x.mT, transpose=True).mT
 
-    def __add__(self, other: Any) -> CSR:
+    def __add__(self, other: object) -> CSR:
         if not isinstance(other, CSR) and is_operator(other):
             return NotImplemented
         return _ops.arithmetic.add_values("A + B", self, other)
 
-    def __sub__(self, other: Any) -> CSR:
+    def __sub__(self, other: object) -> CSR:
         if not isinstance(other, CSR) and is_operator(other):
             return NotImplemented
         return _ops.arithmetic.add_values("A - B", self, other, negate=True)
@@ -714,12 +714,12 @@ class CSR(Views, Habits, Immutable):
     def __neg__(self) -> CSR:
         return CSR(-self.values, self.pattern)
 
-    def __mul__(self, other: Any) -> CSR:
+    def __mul__(self, other: object) -> CSR:
         return _ops.arithmetic.multiply("A * B", self, other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> CSR:
+    def __truediv__(self, other: object) -> CSR:
         return _ops.arithmetic.divide(self, other)
 
 

@@ -178,14 +178,14 @@ def check_range(function: str, name: str, indices: np.ndarray, size: int, what: 
 # cost.
 
 
-P = TypeVar("P")
+S = TypeVar("S")
 T = TypeVar("T")
 
-_new: WeakSet[Any] = WeakSet()  # not registered yet
-_by_contents: WeakValueDictionary[tuple, Any] = WeakValueDictionary()
+_new: WeakSet[SparsityPattern] = WeakSet()  # not registered yet
+_by_contents: WeakValueDictionary[tuple, SparsityPattern] = WeakValueDictionary()
 
 
-def intern(pattern: P) -> P:
+def intern(pattern: SparsityPattern) -> SparsityPattern:
     """The oldest living pattern equal to this new one, or this one itself. A pattern that was changed in
     place is never found."""
     _new.discard(pattern)
@@ -197,7 +197,7 @@ def intern(pattern: P) -> P:
     return _enter(pattern)
 
 
-def _enter(pattern: Any) -> Any:
+def _enter(pattern: SparsityPattern) -> SparsityPattern:
     crow, col = pattern._arrays
     sums = (zlib.crc32(as_numpy(t).data) for t in (crow, col))
     key = (pattern.shape, crow.dtype, crow.device, len(col), *sums)
@@ -207,7 +207,7 @@ def _enter(pattern: Any) -> Any:
     return known
 
 
-def equal(P: Any, Q: Any) -> bool:
+def equal(P: SparsityPattern, Q: SparsityPattern) -> bool:
     """Whether two patterns on the same device have the same entries."""
     P._check_unchanged()
     Q._check_unchanged()
@@ -226,10 +226,10 @@ class Recent(Generic[T]):
     def __init__(self, count: int, limit: int = 2**30, size: Callable[[T], int] = lambda _: 0):
         self.count, self.limit, self.size = count, limit, size
         self.items: list[T] = []
-        self.shared: WeakSet[Any] = WeakSet()  # results that a caller holds, also searched
+        self.shared: WeakSet[T] = WeakSet()  # results that a caller holds, also searched
         self.lock = threading.Lock()
 
-    def find(self, match: Callable[[T], Any]) -> Any:
+    def find(self, match: Callable[[T], S | None]) -> S | None:
         """The first result of `match` that is not None, newest item first."""
         with self.lock:
             matches = (match(item) for item in (*reversed(self.items), *self.shared))

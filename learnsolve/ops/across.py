@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ def across() -> Across | None:
     return _across.get() if _loops else None
 
 
-def of(A: Any) -> Across | None:
+def of(A: object) -> Across | None:
     """The processes that share the rows of A, a matrix or an operator of the loops."""
     return getattr(A, "across", None)
 

@@ -63,7 +63,7 @@ def matrix_like(of: str, *, same_shape: bool = False, remedy: str = checks.MAKE)
 def in_open_interval(
     function: str,
     name: str,
-    value: Any,
+    value: object,
     values: Tensor,
     high: float,
     rule: str,
@@ -76,7 +76,7 @@ def in_open_interval(
     return value
 
 
-def one_each(function: str, name: str, value: Any, values: Tensor) -> float | Tensor:
+def one_each(function: str, name: str, value: object, values: Tensor) -> float | Tensor:
     """A float, or a tensor of one number per matrix of the batch of `values`."""
     if not isinstance(value, Tensor):
         return checks.number(function, name, value)
@@ -130,7 +130,7 @@ def plain_values(t: Tensor) -> Tensor:
     return innermost(t).detach()
 
 
-def factor(function: str, name: str, A: CSR, s: Any) -> Any:
+def factor(function: str, name: str, A: CSR, s: object) -> Any:
     """A scalar as a float or tensor that broadcasts with (..., nnz)."""
     rule = f"{name} must be a number or a tensor with one element (or one per matrix, shape (..., 1))"
     if isinstance(s, Tensor):
@@ -211,7 +211,7 @@ def add(
     return added("add", A, B, alpha, beta)
 
 
-def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
+def added(function: str, A: CSR, B: CSR, alpha: object, beta: object) -> CSR:
     """`add` for two matrices that fit. Errors name `function`."""
     P, Q = A.pattern, B.pattern
     a, alpha = _scaled(function, "alpha", A, alpha)
@@ -225,7 +225,7 @@ def added(function: str, A: CSR, B: CSR, alpha: Any, beta: Any) -> CSR:
     return CSR(_merge(a, b, P, Q, alpha, beta), P if plan.pattern is None else plan.pattern)
 
 
-def _scaled(function: str, name: str, A: CSR, s: Any) -> tuple[Tensor, float]:
+def _scaled(function: str, name: str, A: CSR, s: object) -> tuple[Tensor, float]:
     """Values and a float factor. A tensor is multiplied into the values, so that it gets a gradient."""
     s = factor(function, name, A, s)
     if isinstance(s, float):
@@ -394,7 +394,7 @@ def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
     return added(function, A, B, 1, -1 if negate else 1)
 
 
-def multiply(function: str, A: CSR, B: Any) -> CSR:
+def multiply(function: str, A: CSR, B: object) -> CSR:
     """A * B: entry by entry on the intersection of the patterns for two matrices, otherwise by a scalar."""
     if not isinstance(B, CSR):
         return A.with_values(times(A.values, factor(function, "s", A, B)))
@@ -432,7 +432,7 @@ def _plan_intersection(P: SparsityPattern, Q: SparsityPattern) -> _IntersectionP
     return _IntersectionPlan(at_a, at_b, pattern)
 
 
-def divide(A: CSR, s: Any) -> CSR:
+def divide(A: CSR, s: object) -> CSR:
     """A / s."""
     if isinstance(s, CSR):
         raise TypeError("A / s: s must be a scalar, got a CSR. Divide A.values where entries are not zero")
@@ -444,7 +444,7 @@ def absolute(A: CSR) -> CSR:
     return A.with_values(A.values.abs())
 
 
-def power(A: CSR, exponent: Any) -> CSR:
+def power(A: CSR, exponent: object) -> CSR:
     """A ** e, entry by entry, for a float e > 0, so that missing entries stay zero."""
     if not isinstance(exponent, Real) or isinstance(exponent, bool) or not float(exponent) > 0:
         raise ValueError(

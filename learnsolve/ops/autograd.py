@@ -37,9 +37,9 @@ class Nestable(torch.autograd.Function):
             cls.jvp = staticmethod(_differentiable(cls.jvp))  # type: ignore[method-assign]
 
 
-def _differentiable(jvp: Callable[..., Any]) -> Callable[..., Any]:
+def _differentiable(jvp: Callable[..., object]) -> Callable[..., Any]:
     @wraps(jvp)
-    def with_outer_tangents(ctx: Any, *tangents: Any) -> Any:
+    def with_outer_tangents(ctx: object, *tangents: object) -> Any:
         if not torch._C._are_functorch_transforms_active():  # one level
             return jvp(ctx, *tangents)
         with forward_ad._set_fwd_grad_enabled(True):
@@ -77,7 +77,7 @@ class Eager(Nestable):
         cls._apply = super(torch.autograd.Function, cls).apply  # type: ignore[misc]
 
     @classmethod
-    def apply(cls, *args: Any) -> Any:
+    def apply(cls, *args: object) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)  # type: ignore[misc]
         plain = [unwrap_if_dead(arg) if isinstance(arg, Tensor) else arg for arg in args]
@@ -154,7 +154,7 @@ class OfLastAxes(Multilinear):
     """Linear in one tensor, along axes that are counted from the last one: a mapped axis goes first."""
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: tuple, values: Tensor, *constants: Any) -> tuple[Tensor, int]:
+    def vmap(cls, info: object, in_dims: tuple, values: Tensor, *constants: object) -> tuple[Tensor, int]:
         return dispatch(cls, (values.movedim(in_dims[0], 0),), *constants), 0
 
 
@@ -229,7 +229,7 @@ def vmapped(function: Callable, in_dims: tuple, args: tuple) -> tuple[Any, Any]:
     return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
 
 
-def pullback(function: Callable, *primals: Any) -> tuple[Any, Callable]:
+def pullback(function: Callable, *primals: object) -> tuple[Any, Callable]:
     """`torch.func.vjp` without auxiliary output, also of what a backward pass saved at a level that has
     ended."""
     out, pull = torch.func.vjp(function, *tree_map_only(Tensor, unwrap_if_dead, primals))[:2]
@@ -270,7 +270,7 @@ class Derivative(Multilinear):
     operands = 2
 
     @staticmethod
-    def axes(role: int, *form: Any) -> int:
+    def axes(role: int, *form: object) -> int:
         """How many axes an operand has besides those of batches. A vector may lack the last of them."""
         raise NotImplementedError
 
@@ -323,7 +323,7 @@ class Gradients(Operation):
         return vmapped(lambda *t: apart(cls.derivative, *t, *constants), in_dims[:3], (u, v, h))
 
 
-def broadcast(of: type[Derivative], role: int, u: Tensor, v: Tensor, *form: Any) -> Tensor:
+def broadcast(of: type[Derivative], role: int, u: Tensor, v: Tensor, *form: object) -> Tensor:
     """D_role(u, v) for any batch axes, which are brought to the one of the kernels."""
     p, q = (of.axes(operand, *form) for operand in OTHERS[role])
     batch = torch.broadcast_shapes(u.shape[: u.dim() - p], v.shape[: v.dim() - q])
@@ -340,7 +340,7 @@ def one_batch_axis(t: Tensor, batch: torch.Size, inner: int) -> Tensor:
 
 
 def gradient(
-    of: type[Derivative], role: int, h: Tensor, place: int, other: Tensor, like: Tensor, *form: Any
+    of: type[Derivative], role: int, h: Tensor, place: int, other: Tensor, like: Tensor, *form: object
 ) -> Tensor:
     """D_role at h, in the place of operand `place`, and the third operand, in the shape of `like`."""
     third = 3 - role - place
@@ -363,7 +363,7 @@ def gradients(of: type[Derivative], ctx: Any, h: Tensor, saved: tuple[Tensor, Te
     return gu, gv, *(None for _ in ctx.constants)
 
 
-def apart(of: type[Derivative], u: Tensor, v: Tensor, h: Tensor, role: int, *form: Any) -> tuple:
+def apart(of: type[Derivative], u: Tensor, v: Tensor, h: Tensor, role: int, *form: object) -> tuple:
     """What `Gradients` computes, by two operations."""
     p, q = OTHERS[role]
     return gradient(of, p, h, role, v, u, *form), gradient(of, q, h, role, u, v, *form)
@@ -407,11 +407,11 @@ class _Members:
         return self.t[min(i, len(self.t) - 1)]
 
 
-def _batched(t: Any) -> bool:
+def _batched(t: object) -> bool:
     return isinstance(t, Tensor) and _functorch.is_legacy_batchedtensor(t)
 
 
-def _level(args: Any) -> int:
+def _level(args: object) -> int:
     """The innermost batch level. The backward pass of CUDA tensors runs on a thread without this information,
     so it is read from the tensors: a tensor without an axis at a level gets one, here of size 0."""
     level = torch._C._vmapmode_increment_nesting() - 1
@@ -426,10 +426,10 @@ def _rule(operator: Any) -> Any:
     def loop(*args: Any) -> Any:
         level = _level(args)
 
-        def members(t: Any) -> Any:
+        def members(t: object) -> Any:
             return _Members(_torch._remove_batch_dim(t, level, 1, 0)) if _batched(t) else t
 
-        def member(t: Any, i: int) -> Any:
+        def member(t: object, i: int) -> Any:
             return t[i] if isinstance(t, _Members) else t
 
         args = tree_map(members, args)

@@ -23,7 +23,7 @@ from learnsolve.ops.indexing import Sorted, place, reordered, sorted_by_row, tak
 from learnsolve.ops.products import spmm
 
 
-def check_matrices(function: str, name: str, value: Any) -> tuple[CSR, ...]:
+def check_matrices(function: str, name: str, value: object) -> tuple[CSR, ...]:
     every = tuple(with_entries(A) for A in checks.sequence(function, name, value, "CSR matrices"))
     if not every:
         raise ValueError(
@@ -611,7 +611,7 @@ class BlockBatch:
         return self._like(self.matrix.with_values(values), self._patterns)
 
     def to(
-        self, *args: Any, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        self, *args: object, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> BlockBatch:
         """Move or convert, like `CSR.to`."""
         matrix = self.matrix.to(*args, device=device, dtype=dtype)

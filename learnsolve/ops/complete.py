@@ -129,7 +129,7 @@ class _TooMany(ValueError):
     pass
 
 
-def complete_fill(function: str, P: SparsityPattern, ordering: Any, lower: bool, both: bool) -> Fill:
+def complete_fill(function: str, P: SparsityPattern, ordering: object, lower: bool, both: bool) -> Fill:
     """lower: only this triangle of A is read. both: the fill of L and U, otherwise only of L."""
     try:
         if isinstance(ordering, Tensor):
@@ -195,7 +195,7 @@ def _make_fill(P: SparsityPattern, order: np.ndarray, lower: bool, both: bool) -
     return Fill(Q, P._tensor(at), P._tensor(find(Q, i, j)), P._tensor(order))
 
 
-def through_host(operation: Callable, A: CSR, **keywords: Any) -> Any:
+def through_host(operation: Callable, A: CSR, **keywords: object) -> Any:
     """For a matrix on a device: compute the result on the host and move it back."""
     out = operation(A.to("cpu"), **keywords)
     return type(out)(*(t.to(A.device) for t in out)) if isinstance(out, tuple) else out.to(A.device)

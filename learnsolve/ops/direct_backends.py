@@ -160,7 +160,7 @@ class Analysis(Protocol):
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
-    orderings: ClassVar[dict[str, Any]]
+    orderings: ClassVar[dict[str, object]]
     dtypes: ClassVar[tuple[str, ...]]
 
     def __init__(self, structure: Structure, kind: str, ordering: str): ...
@@ -232,14 +232,14 @@ def library() -> Any:
     return cholmod
 
 
-def _older(library: Any) -> bool:
+def _older(library: object) -> bool:
     return not hasattr(library, "CholeskyFactor")
 
 
 class Cholmod:
     name: ClassVar[str] = "cholmod"
     kinds: ClassVar[tuple[str, ...]] = ("cholesky",)
-    orderings: ClassVar[dict[str, Any]] = {
+    orderings: ClassVar[dict[str, object]] = {
         "minimum_degree": "amd",
         "nested_dissection": "metis",
         "natural": "natural",
@@ -343,7 +343,7 @@ def mkl() -> Any:
 class Pardiso:
     name: ClassVar[str] = "pardiso"
     kinds: ClassVar[tuple[str, ...]] = ("cholesky", "ldlt", "lu")
-    orderings: ClassVar[dict[str, Any]] = {"nested_dissection": 2, "minimum_degree": 0}
+    orderings: ClassVar[dict[str, object]] = {"nested_dissection": 2, "minimum_degree": 0}
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "float64", "complex64", "complex128")
 
     def __init__(self, structure: Structure, kind: str, ordering: str):
@@ -573,7 +573,7 @@ class _Order(NamedTuple):
 class SuperLU:
     name: ClassVar[str] = "superlu"
     kinds: ClassVar[tuple[str, ...]] = ("cholesky", "ldlt", "lu")
-    orderings: ClassVar[dict[str, Any]] = {
+    orderings: ClassVar[dict[str, object]] = {
         "minimum_degree": "MMD_AT_PLUS_A",
         "colamd": "COLAMD",
         "natural": "NATURAL",

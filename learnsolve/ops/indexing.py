@@ -214,7 +214,7 @@ def trusted(like: SparsityPattern, crow: np.ndarray, col: np.ndarray, shape: tup
 # also ``A[rows][:, columns]``. A mask of A's shape selects entries one by one too, in the order of rows.
 
 
-def index(A: CSR, key: Any) -> CSR | Tensor:
+def index(A: CSR, key: object) -> CSR | Tensor:
     """``A[key]``, see `CSR.__getitem__`.
 
     Slices are planned once, with the pattern of the result, which is the same in every later call. Index
@@ -244,7 +244,7 @@ def index(A: CSR, key: Any) -> CSR | Tensor:
     return selected(A, _plan_submatrix(A.pattern, rows, columns))
 
 
-def permute(A: AnyMatrix, p: Any, q: Any = None) -> CSR:
+def permute(A: AnyMatrix, p: object, q: object = None) -> CSR:
     """A[p][:, q], with permuted rows and columns. q defaults to p, which is P A P^T for a square A.
 
     The gradient is permuted back. The plan is made in every call, in O(nnz), outside the code that
@@ -297,7 +297,7 @@ def _selected_by_mask(mask: Any, shape: tuple[int, int]) -> tuple[Any, ...]:
     return np.nonzero(a)
 
 
-def _axis(k: Any, n: int) -> int | tuple[int, int, int] | np.ndarray:
+def _axis(k: object, n: int) -> int | tuple[int, int, int] | np.ndarray:
     """An index of an axis of length n: an int, the (start, stop, step) of a slice, or an int64 array."""
     if isinstance(k, slice):
         return k.indices(n)
@@ -313,7 +313,7 @@ def _axis(k: Any, n: int) -> int | tuple[int, int, int] | np.ndarray:
 
 
 @makes_plain_tensors
-def _array(k: Any, n: int) -> Any:
+def _array(k: object, n: int) -> Any:
     try:
         a = as_numpy(k) if isinstance(k, Tensor) else np.asarray(k)
     except ValueError:  # lists of different lengths
@@ -378,7 +378,7 @@ def _columns_of(S: Any, columns: range | np.ndarray) -> Any:
     return S[:, columns]
 
 
-def permutation(function: str, name: str, order: Any, n: int, remedy: str = "") -> np.ndarray:
+def permutation(function: str, name: str, order: object, n: int, remedy: str = "") -> np.ndarray:
     """`order`, which must hold each of 0, ..., n - 1 once, as int64."""
     try:
         a = as_numpy(order) if isinstance(order, Tensor) else np.asarray(order)
@@ -396,7 +396,7 @@ def permutation(function: str, name: str, order: Any, n: int, remedy: str = "") 
 
 
 @makes_plain_tensors
-def _plan_permutation(P: SparsityPattern, p: Any, q: Any) -> tuple[Selection, Tensor]:
+def _plan_permutation(P: SparsityPattern, p: object, q: object) -> tuple[Selection, Tensor]:
     orders = (permutation("permute", *given) for given in (("p", p, P.shape[0]), ("q", q, P.shape[1])))
     plan = _submatrix(P, *orders)
     assert plan.at is not None
@@ -405,7 +405,7 @@ def _plan_permutation(P: SparsityPattern, p: Any, q: Any) -> tuple[Selection, Te
     return plan, inverse
 
 
-def _entries(A: CSR, rows: Any, columns: Any) -> Tensor:
+def _entries(A: CSR, rows: object, columns: object) -> Tensor:
     """The entries (rows, columns) one by one, zero if missing."""
     plan = _plan_entries(A.pattern, rows, columns)
     shape, size, at, where, repeats = plan
@@ -419,7 +419,7 @@ def _entries(A: CSR, rows: Any, columns: Any) -> Tensor:
 
 
 @makes_plain_tensors
-def _plan_entries(P: SparsityPattern, rows: Any, columns: Any) -> tuple:
+def _plan_entries(P: SparsityPattern, rows: object, columns: object) -> tuple:
     rows, columns = (np.arange(*k) if isinstance(k, tuple) else np.asarray(k) for k in (rows, columns))
     try:
         rows, columns = np.broadcast_arrays(rows, columns)
@@ -532,7 +532,7 @@ def _summed(function: str, values: Tensor, pattern: SparsityPattern, places: Spa
 
 @makes_plain_tensors
 def _sort(
-    function: str, rows: Tensor, columns: Tensor, shape: tuple[int, int], device: Any
+    function: str, rows: Tensor, columns: Tensor, shape: tuple[int, int], device: torch.device | str | None
 ) -> tuple[SparsityPattern, SparsityPattern]:
     """The pattern of the triples, and the pattern of the 0/1 matrix (entries of the pattern x triples)."""
     for name, t in (("rows", rows), ("columns", columns)):

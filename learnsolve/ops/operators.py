@@ -170,7 +170,7 @@ class LinearOperator:
         x = checks.sparse_matrix(x)
         return _Product(self, operator_of(x)) if isinstance(x, (LinearOperator, CSR)) else self(x)
 
-    def __rmatmul__(self, A: Any) -> Any:
+    def __rmatmul__(self, A: object) -> Any:
         if isinstance(A, Tensor):  # x A = (A^T x^T)^T
             return self.T @ A if A.dim() == 1 else (self.T @ A.mT).mT
         return _Product(operator_of(A), self)
@@ -254,7 +254,7 @@ class LinearOperator:
         return None
 
 
-def _pulled(f: Callable[..., Any], *at: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+def _pulled(f: Callable[..., object], *at: Tensor) -> Callable[..., tuple[Tensor, ...]]:
     return torch.func.vjp(f, *at)[1]
 
 
@@ -364,7 +364,7 @@ class _Scaled(_Made):
     def of_matrices(self, parameters: tuple[Tensor, ...], *matrices: Any) -> CSR:
         return matrices[0].with_values(matrices[0].values * self.factor(parameters))
 
-    def factor(self, parameters: tuple[Tensor, ...]) -> Any:
+    def factor(self, parameters: tuple[Tensor, ...]) -> float | Tensor:
         return parameters[-1] if self.number is None else self.number
 
 

@@ -286,7 +286,7 @@ def times(v: Tensor, s: Any) -> Tensor:
     return scaled(s.unsqueeze(-1) if s.dim() else s, v.unsqueeze(-1)).squeeze(-1)
 
 
-def over(v: Tensor, s: Any) -> Tensor:
+def over(v: Tensor, s: float | Tensor) -> Tensor:
     """v / s, likewise: by s times ones, which keeps the bits of the quotient."""
     return v / (times(v.new_ones(()).expand(v.shape), s) if _sums(v, s) else s)
 
@@ -298,7 +298,7 @@ def spread(s: Tensor, n: int) -> Tensor:
     return times(ones, s) if _sums(ones, s) else rows
 
 
-def _sums(v: Tensor, s: Any) -> bool:
+def _sums(v: Tensor, s: object) -> bool:
     if not isinstance(s, Tensor) or v.numel() < SPLIT or s.device != v.device:
         return False
     return (s.dim() == 0 or s.shape[-1] == 1 < v.shape[-1]) and tracked(s)

@@ -256,7 +256,7 @@ def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tens
     return torch.from_numpy(c)
 
 
-def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: Any) -> Tensor:
+def contraction(wanted: int, u: Tensor, v: Tensor, *patterns: object) -> Tensor:
     """The derivative of Phi with respect to operand `wanted`, unchecked: merges batch axes into the one of
     the kernels. `patterns`: of A and of B, and the mask or None."""
     if complex_values.either(u, v):

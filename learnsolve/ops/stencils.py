@@ -170,7 +170,7 @@ def stencil(
     return apply(c, x, where)
 
 
-def window(function: str, coefficients: Tensor, boundary: Any) -> tuple[Tensor, Neighbors]:
+def window(function: str, coefficients: Tensor, boundary: object) -> tuple[Tensor, Neighbors]:
     """The coefficients of a centered window, (K, 1, ..., 1), and their neighbors."""
     sizes = tuple(coefficients.shape)
     if not 1 <= len(sizes) <= 3 or any(w % 2 == 0 for w in sizes):
@@ -193,7 +193,7 @@ def _window_offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(o for p in places for o in p)
 
 
-def neighbors(function: str, offsets: Any, boundary: Any) -> Neighbors:
+def neighbors(function: str, offsets: object, boundary: object) -> Neighbors:
     """`offsets` and `boundary` in the form of the kernels."""
     try:
         each = [tuple([operator.index(o) for o in _ordered(offset)]) for offset in _ordered(offsets)]
@@ -217,13 +217,13 @@ def neighbors(function: str, offsets: Any, boundary: Any) -> Neighbors:
     return Neighbors(flat, _periodic(function, boundary, d))
 
 
-def _ordered(sequence: Any) -> Any:
+def _ordered(sequence: object) -> Any:
     if isinstance(sequence, (set, frozenset, dict)):
         raise TypeError
     return sequence
 
 
-def _periodic(function: str, boundary: Any, d: int) -> tuple[int, ...]:
+def _periodic(function: str, boundary: object, d: int) -> tuple[int, ...]:
     words = checks.words(function, "boundary", boundary, ("dirichlet", "periodic"))
     words = words * d if isinstance(boundary, str) else words
     if len(words) != d:
@@ -487,7 +487,7 @@ class StencilOperator(LinearOperator):
     def csr(self, *parameters: Tensor) -> CSR:
         return matrix_of(parameters[0], self._where, self.grid)
 
-    def __matmul__(self, x: Any) -> Any:
+    def __matmul__(self, x: object) -> Any:
         if not isinstance(x, Tensor):
             return super().__matmul__(x)
         name = "StencilOperator"

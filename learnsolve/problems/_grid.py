@@ -213,7 +213,9 @@ def neighbors(
     return numbers, inside
 
 
-def pattern_of_rows(numbers: np.ndarray, inside: np.ndarray, n: int, device: Any) -> SparsityPattern:
+def pattern_of_rows(
+    numbers: np.ndarray, inside: np.ndarray, n: int, device: torch.device | str | None
+) -> SparsityPattern:
     """Rows of a matrix with n columns, from their `neighbors` at ascending offsets."""
     index = index_dtype(n, int(inside.sum()))
     crow = torch.from_numpy(np.concatenate(([0], inside.sum(1).cumsum()))).to(device, index)
@@ -226,7 +228,7 @@ def stencil_matrix(
     stencil: np.ndarray,
     shape: tuple[int, ...],
     dtype: torch.dtype,
-    device: Any,
+    device: torch.device | str | None,
     periodic: bool = False,
     rows: tuple[int, int] | None = None,
 ) -> CSR:

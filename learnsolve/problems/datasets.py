@@ -379,7 +379,7 @@ def dataset(
     count: Index,
     *,
     dtype: RealDtype = torch.float64,
-    **parameters: Any,
+    **parameters: object,
 ) -> "ProblemDataset":
     """A sequence of linear systems A x = b of one family, generated on indexing.
 
@@ -549,7 +549,7 @@ class Sample:
 
 
 def _rebuild_sample(
-    family: Family, values: Tensor, b: Tensor, x: Tensor | None, seed: int, own: dict[str, Any]
+    family: Family, values: Tensor, b: Tensor, x: Tensor | None, seed: int, own: dict[str, object]
 ) -> Sample:
     structure = _structure(family)
     return Sample(CSR(values, structure.pattern), b, x, seed, {**structure.constants, **own}, structure)

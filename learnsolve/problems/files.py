@@ -4,8 +4,9 @@ import gzip
 import os
 import re
 import zlib
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import numpy as np
 import scipy.sparse
@@ -184,7 +185,7 @@ def _fail(path: Path, what: str) -> NoReturn:
     raise ValueError(f"matrix_market: {path} {what}. Write it with scipy.io.mmwrite")
 
 
-def _size_line(path: Path, stream: Any) -> int:
+def _size_line(path: Path, stream: BufferedIOBase) -> int:
     """The number of the line behind the banner and comments, which is read."""
     banner = stream.readline(_LONGEST_LINE + 1).lower().split()
     if len(banner) != 5:
@@ -216,7 +217,7 @@ _VALUE = {
 }
 
 
-def _numbers(path: Path, stream: Any, line: int, format: str, field: str) -> int:
+def _numbers(path: Path, stream: BufferedIOBase, line: int, format: str, field: str) -> int:
     """How many numbers there are in the lines after `line`, which must hold nothing else. Reads the file in
     pieces."""
     what, value = _VALUE[field]

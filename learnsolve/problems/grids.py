@@ -283,7 +283,7 @@ def _constant(function: str, name: str, value: Tensor, d: int) -> float:
     return float(value.flatten()[0])
 
 
-def _cells(function: str, name: str, kappa: Tensor, given: dict[str, Any]) -> Tensor:
+def _cells(function: str, name: str, kappa: Tensor, given: dict[str, object]) -> Tensor:
     boundary = given.get("boundary", "dirichlet")
     least = 3 if boundary == "periodic" else 2  # two periodic cells would join a pair of nodes twice
     if kappa.dim() < 2 or min(kappa.shape[-2:]) < least:
@@ -566,7 +566,7 @@ def _reaction(reaction: float | Tensor, like: Tensor) -> Tensor:
         ) from None
 
 
-def _any_finite(function: str, name: str, value: Any) -> complex:
+def _any_finite(function: str, name: str, value: object) -> complex:
     if not isinstance(value, complex):
         return real(function, name, value, "finite")
     if not cmath.isfinite(value):
@@ -650,7 +650,7 @@ def _eigenvalues(problem: Callable[..., CSR], spectrum: Callable[..., Separable]
     check = checker(spectrum, problem.__name__, rules_of(problem))
 
     @wraps(spectrum)
-    def eigenvalues(*args: Any, **keywords: Any) -> Tensor:
+    def eigenvalues(*args: object, **keywords: object) -> Tensor:
         args, keywords = check(args, keywords)
         return spectrum(*args, **keywords).eigenvalues()
 

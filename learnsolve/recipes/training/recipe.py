@@ -261,7 +261,8 @@ def levels(records: Mapping[str, Mapping[str, Any]], key: str, but: Collection[s
 def of_run(history: History, column: str) -> Series:
     """A column of metrics.csv."""
     pairs = [(k, v) for k, v in zip(history["step"], history.get(column, ()), strict=False) if v is not None]
-    return *np.array(pairs).reshape(-1, 2).T, None
+    x, y = np.array(pairs).reshape(-1, 2).T
+    return x, y, None
 
 
 TRAINING, HELD_OUT, COEFFICIENTS = 0, 1, 2  # streams of random numbers
