@@ -7,7 +7,7 @@ hierarchy.py.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -452,24 +452,17 @@ class AMG(Preconditioner):
             parts["weights"] = Part([w if w.dim() else w.expand(n) for w, n in sizes], "all")
         return parts
 
-    def _without(self, names: Collection[str]) -> Preconditioner:
-        """Keeps everything: fixed parts may be attached to an autograd graph, since `_with` sets up
-        everything again."""
-        symmetric = self.symmetric and "restrictions" not in names
-        return self._trusted(**{**vars(self), "symmetric": symmetric})
-
-    def _with(self, parts: dict[str, Any]) -> AMG:
-        A, H, weights = self.operators[0], self.hierarchy, parts.get("weights", self.weights)
-        M = self._trusted(
-            shape=self.shape,
-            batch_shape=A.batch_shape,
-            depends_on=(A.values, *(w for w in weights or () if isinstance(w, Tensor))),
-            cycle=self.cycle,
-            sweeps=self.sweeps,
-            options=self.options,
-        )
-        prolongations = parts.get("prolongations", H.prolongations)
-        M._set_up(A, H.with_prolongations(prolongations, parts.get("restrictions")), weights)
+    def with_tensors(self, tensors: dict[str, Any]) -> AMG:
+        """Set up again, so that fixed parts may be attached to an autograd graph. Nothing is dropped."""
+        M = self._trusted(**vars(self) | {"symmetric": self.symmetric and "restrictions" not in tensors})
+        if None not in tensors.values():
+            A, H, weights = self.operators[0], self.hierarchy, tensors.get("weights", self.weights)
+            M.batch_shape = A.batch_shape
+            M.depends_on = (A.values, *(w for w in weights or () if isinstance(w, Tensor)))
+            H = H.with_prolongations(
+                tensors.get("prolongations", H.prolongations), tensors.get("restrictions")
+            )
+            M._set_up(A, H, weights)
         return M
 
     def _converted(self, **kind: Any) -> AMG:

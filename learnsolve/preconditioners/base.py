@@ -7,8 +7,8 @@ A subclass defines products with blocks of columns, (..., n, k). docs/extending.
 
 A preconditioner computed from a matrix stores its data (attached to the autograd graph, so that unrolled
 solvers differentiate through it) and is rebuilt when the matrix changes. This is cheap, since patterns cache
-the plans. `Trainable` (trainable.py) makes a torch.nn.Module of a preconditioner: `learnable` lists its
-parameters, and `_with` restores them.
+the plans. It is no torch.nn.Module, which would take half as long again to make. `Trainable` (trainable.py)
+makes one of it: `learnable` lists its parameters, and `with_tensors` replaces them.
 
 Some preconditioners of the first kind also read A's values in every call (`SOR`, `SSOR`, `Neumann`,
 `Chebyshev`, `AMG`). They read a copy: after an in-place change of the values, which torch's versions do not
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import cmath
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import scipy.sparse.linalg
@@ -136,9 +136,16 @@ class Preconditioner:
 
     def _like(self) -> Tensor | None:
         """A tensor with M's dtype and device, if any: one that M is computed from, or an attribute."""
-        held = (a.values if isinstance(a, CSR) else a for a in vars(self).values())
-        numbers = (t for t in held if isinstance(t, Tensor) and t.is_floating_point())
+        numbers = (t for t in self._tensors() if t.is_floating_point())
         return next(itertools.chain(self.depends_on, numbers), None)
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Of its attributes, and those that an inner preconditioner depends on."""
+        for value in vars(self).values():
+            if isinstance(value, Preconditioner):
+                yield from value.depends_on
+            elif isinstance(value, (Tensor, CSR)):
+                yield value.values if isinstance(value, CSR) else value
 
     def _of_one_kind(self) -> Tensor:
         like = self._like()
@@ -167,17 +174,11 @@ class Preconditioner:
         """The parts that `Trainable` can learn, by attribute name."""
         return {}
 
-    def _without(self, names: Collection[str]) -> Preconditioner:
-        """M without these parts, symmetric if it is for all values of them."""
-        gone = [v.values if isinstance(v, CSR) else v for v in map(vars(self).get, names)]
-        check_constants(t for t in self.depends_on if all(t is not v for v in gone))
-        rest = {k: v for k, v in vars(self).items() if k not in (*names, "_factor", "depends_on")}
-        return self._trusted(**rest)
-
-    def _with(self, parts: dict[str, Any]) -> Preconditioner:
-        """The result of `_without` with these values of the parts, unchecked."""
-        tensors = tuple(v.values if isinstance(v, CSR) else v for v in parts.values())
-        return self._trusted(**{**vars(self), **parts, "depends_on": tensors})
+    def with_tensors(self, tensors: dict[str, Any]) -> Preconditioner:
+        """M with these values of its `learnable` parts, unchecked. It depends on them alone. Without a part
+        (None) it is `symmetric` if it is for all values of the part."""
+        given = (v.values if isinstance(v, CSR) else v for v in tensors.values() if v is not None)
+        return self._trusted(**{**vars(self), **tensors, "depends_on": tuple(given), "_factor": None})
 
     def _converted(self, **kind: Any) -> Preconditioner:
         """A copy with another dtype or device."""

@@ -9,7 +9,6 @@ doi:10.1137/0614004.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +28,7 @@ from learnsolve.ops.incomplete import ic, ict, ilu, ilut, mic, on_level
 from learnsolve.ops.products import spmm
 from learnsolve.ops.structure import diagonal, symmetric_pattern, symmetry
 from learnsolve.ops.triangular import _mask, real_matrix, real_pattern, sptrsv, tril
-from learnsolve.preconditioners.base import Part, Preconditioner, Transposed, check_constants, check_finite
+from learnsolve.preconditioners.base import Part, Preconditioner, Transposed, check_finite
 
 
 class FactorPreconditioner(Preconditioner):
@@ -173,15 +172,13 @@ class FactorPreconditioner(Preconditioner):
             parts["shift"] = Part(shift, "all", default=False)
         return parts
 
-    def _without(self, names: Collection[str]) -> Preconditioner:
+    def with_tensors(self, tensors: dict[str, Any]) -> Preconditioner:
         """A plain `FactorPreconditioner`, whatever the source of the factors."""
-        shift = self.shift if self.form == "product" else 0.0
-        rest = {"L": self.L, "U": self.U, "shift": shift}
-        rest = {name: value for name, value in rest.items() if name not in names}
-        numbers = (t.values if isinstance(t, CSR) else t for t in rest.values())
-        check_constants(t for t in numbers if isinstance(t, Tensor))
-        about = {"shape": self.shape, "batch_shape": self.batch_shape, "form": self.form}
-        return FactorPreconditioner._trusted(**about, symmetric=self.U is None, **rest)
+        if type(self) is FactorPreconditioner:
+            return super().with_tensors(tensors)
+        about: dict[str, Any] = {"form": self.form, "shape": self.shape, "batch_shape": self.batch_shape}
+        about |= {"shift": self.shift if self.form == "product" else 0.0, "symmetric": self.U is None}
+        return FactorPreconditioner._trusted(L=self.L, U=self.U, **about).with_tensors(tensors)
 
     def mv(self, R: Tensor) -> Tensor:
         return self._apply(R, False)
@@ -303,9 +300,6 @@ class ComplexForm(Preconditioner):
 
     def real_equivalent(self) -> Preconditioner | None:
         return self.real if self.phase is None else None
-
-    def _converted(self, **kind: Any) -> Preconditioner:
-        raise NotImplementedError("a preconditioner of a complex matrix: make it again of A.to(...)")
 
     def __repr__(self) -> str:
         return f"ComplexForm({self.real!r})"

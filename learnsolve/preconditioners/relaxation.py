@@ -3,7 +3,6 @@
 Source: Saad, "Iterative Methods for Sparse Linear Systems" (2003), sections 4.1, 10.2 and 12.4.
 """
 
-from collections.abc import Collection
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -141,11 +140,9 @@ class Jacobi(Diagonal):
         w = torch.as_tensor(self.weight, dtype=self._inverse.dtype, device=self._inverse.device)
         return {"weight": Part(w if w.dim() else w.expand(self.shape[0]), "all")}
 
-    def _without(self, names: Collection[str]) -> Preconditioner:
-        return super()._without({*names, "d"})
-
-    def _with(self, parts: dict[str, Any]) -> Preconditioner:
-        return super()._with({**parts, "d": times(self._inverse, parts["weight"])})
+    def with_tensors(self, tensors: dict[str, Any]) -> Preconditioner:
+        w = tensors["weight"]
+        return super().with_tensors(tensors | {"d": None if w is None else times(self._inverse, w)})
 
 
 # Sweeps through the unknowns as triangular solves: the core of SOR and SSOR, as preconditioners and as

@@ -12,18 +12,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from learnsolve.matrix import checks, convert
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.nn.modules import HoldsPattern, _difference, parameter
 from learnsolve.ops.indexing import permuted
-from learnsolve.preconditioners.base import Part, Preconditioner, finite
+from learnsolve.preconditioners.base import Part, Preconditioner, check_constants, finite
 from learnsolve.preconditioners.factors import FactorPreconditioner, check_has_diagonal
 from learnsolve.preconditioners.relaxation import Diagonal
 
@@ -105,7 +104,12 @@ def load(path: str | Path, *, M: Preconditioner | None = None, device: torch.dev
     if about is None:
         raise ValueError(f"load: {path} has no settings of a network, {other}")
     network = _made(path, about, tensors, other, M)
-    _fill(path, network, tensors)
+    if (fault := _misfit(network.state_dict(), tensors)) is not None:
+        raise ValueError(f"load: {path} does not fit its settings, {fault}")
+    for name, found in tensors.items():
+        if not bool(found.isfinite().all()):
+            raise ValueError(f"load: {path} has weights that are not finite, in {name}. Train it again")
+    network.load_state_dict(tensors, assign=True)
     return network.to(device).requires_grad_(False)
 
 
@@ -151,21 +155,22 @@ def _subclasses(kind: type[Saved]) -> dict[str, type[Saved]]:
     return found
 
 
-def _fill(path: str | Path, network: Saved, tensors: dict[str, Tensor]) -> None:
-    wanted = network.state_dict()
-    for name in sorted(wanted.keys() | tensors.keys()):
+def _misfit(wanted: dict[str, Tensor], tensors: dict[str, Tensor]) -> str | None:
+    """Why these tensors cannot be the state of a module, or None. Patterns first, which explain sizes."""
+    names = sorted(wanted.keys() | tensors.keys())
+    for name in sorted(names, key=lambda name: not name.endswith("_indices")):
         found, expected = tensors.get(name), wanted.get(name)
         if found is None or expected is None:
-            where = "is missing" if found is None else "has no place in the network"
-            raise ValueError(f"load: {path} does not fit its settings, {name} {where}")
+            return f"{name} {'is missing' if found is None else 'has no place in the module'}"
+        pattern = name.endswith("_indices") and not expected.is_meta
+        if pattern and (fault := _difference(found, expected)) is not None:
+            return f"the pattern is another, {name} {fault}"
         if found.shape != expected.shape or found.dtype != expected.dtype:
-            raise ValueError(
-                f"load: {path} does not fit its settings, {name} has shape {tuple(found.shape)} and "
-                f"{found.dtype}, expected {tuple(expected.shape)} and {expected.dtype}"
+            return (
+                f"{name} has shape {tuple(found.shape)} and {found.dtype}, expected {tuple(expected.shape)} "
+                f"and {expected.dtype}"
             )
-        if not bool(found.isfinite().all()):
-            raise ValueError(f"load: {path} has weights that are not finite, in {name}. Train it again")
-    network.load_state_dict(tensors, assign=True)
+    return None
 
 
 # The tensors of a preconditioner as parameters, one module each; calling it returns the current tensor.
@@ -176,7 +181,6 @@ def _fill(path: str | Path, network: Saved, tensors: dict[str, Tensor]) -> None:
 
 PREFIX = {None: "", "exp": "log_", "softplus": "raw_"}
 How = Literal["exp", "softplus"]
-POSITIVE = get_args(How)
 INSTEAD = "use M itself, which stays attached to the autograd graph"
 
 
@@ -198,13 +202,10 @@ def _raw(value: Tensor, how: str | None) -> Tensor:
 
 def module_of(name: str, part: Part, how: str | None, learned: bool) -> torch.nn.Module:
     """The module of a part with this name, or a list with one module per item of a sequence."""
-    value = part.value
+    value, how = part.value, how if part.positive else None
     if isinstance(value, (list, tuple)):
-        items = (part._replace(value=v) for v in value)
-        return torch.nn.ModuleList(
-            module_of(f"{name}[{i}]", item, how, learned) for i, item in enumerate(items)
-        )
-    how = how if part.positive else None
+        items = (module_of(f"{name}[{i}]", part._replace(value=v), how, learned) for i, v in enumerate(value))
+        return torch.nn.ModuleList(items)
     if isinstance(value, CSR):
         return MatrixValues("Trainable", name, value, how, part.positive == "absolute diagonal")
     return TensorValues(name, value, how, learned)
@@ -245,21 +246,10 @@ class TensorValues(torch.nn.Module):
         return positive(getattr(self, self.key), self.how)
 
 
-class Split(NamedTuple):
-    """The permutation of entries into a list, off-diagonal entries first, and back."""
-
-    off: int
-    split: Tensor  # position in the pattern of each element of the list
-    join: Tensor  # position in the list of each entry of the pattern
-
-
-def _plan_split(P: SparsityPattern) -> Split:
-    on = as_numpy(P.diagonal_positions).astype(np.int64)
-    off = np.setdiff1d(np.arange(P.nnz), on, assume_unique=True)
-    split = np.concatenate((off, on))
-    join = np.empty_like(split)
-    join[split] = np.arange(len(split))
-    return Split(len(off), P._tensor(split), P._tensor(join))
+def _plan_split(P: SparsityPattern) -> tuple[Tensor, Tensor]:
+    """The entries off the diagonal and then those on it, and the place of each entry in this order."""
+    split = (P.row_indices == P.col_indices).to(torch.uint8).argsort(stable=True)
+    return split, split.argsort()
 
 
 class MatrixValues(HoldsPattern):
@@ -279,9 +269,8 @@ class MatrixValues(HoldsPattern):
             return
         checks.square(function, name, start.shape)
         check_has_diagonal(function, name, start)
-        plan = start.pattern._planned(_plan_split)
-        values = start.values.detach().index_select(-1, plan.split)
-        off, diagonal = values[..., : plan.off], values[..., plan.off :]
+        split, _ = start.pattern._planned(_plan_split)
+        off, diagonal = start.values.detach()[..., split].tensor_split((-start.shape[0],), -1)
         size = diagonal.abs() if signed else diagonal
         # The solve divides by the diagonal, and the reciprocal of a subnormal number overflows.
         bad = ~(size >= torch.finfo(size.dtype).tiny)
@@ -302,9 +291,9 @@ class MatrixValues(HoldsPattern):
         if self.how is None:
             return CSR(self.values, self.pattern)
         d = positive(getattr(self, self.key), self.how)
-        plan = self.pattern._planned(_plan_split)
+        split, join = self.pattern._planned(_plan_split)
         values = torch.cat((self.off_diagonal, self.sign * d if self.signed else d), -1)
-        return CSR(permuted(values, plan.join, plan.split), self.pattern)
+        return CSR(permuted(values, join, split), self.pattern)
 
     forward = matrix
 
@@ -319,7 +308,7 @@ def settings_of(module: Trainable) -> dict[str, Any]:
     settings: dict[str, Any] = {"M": type(M).__name__, "complete": complete}
     if complete and isinstance(M, FactorPreconditioner):
         columns = module.L.pattern.shape[1]
-        settings |= {"form": M.form, "columns": columns, "shift": vars(M).get("shift")}
+        settings |= {"form": M.form, "columns": columns, "shift": M.shift}
     return settings
 
 
@@ -348,16 +337,7 @@ def _matrix(tensors: dict[str, Tensor], name: str, shape: tuple[int, int]) -> CS
     return CSR(ones.expand(*values.shape[:-1], -1), pattern)
 
 
-class _Ready(Saved):
-    """A module without `super().__init__()`: subclasses need not call it."""
-
-    def __new__(cls, *_: Any, **__: Any) -> Self:
-        M = super().__new__(cls)
-        torch.nn.Module.__init__(M)
-        return M
-
-
-class Trainable(_Ready, Preconditioner):
+class Trainable(Saved, Preconditioner):
     """A preconditioner with parameters: tensors of M, or of a subclass. Solvers compute their gradient with
     gradient="unrolled" or "checkpointed". Table of names and defaults: docs/preconditioners.md.
 
@@ -408,7 +388,11 @@ class Trainable(_Ready, Preconditioner):
     M: Preconditioner | None = None  # the fixed part
     positive: How | None
 
-    # Do not call Module's `__init__` here, which would reset the module.
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        M = super().__new__(cls)
+        torch.nn.Module.__init__(M)  # here, so that subclasses need not call `super().__init__()`
+        return M
+
     def __init__(
         self,
         M: Preconditioner | None = None,
@@ -428,10 +412,11 @@ class Trainable(_Ready, Preconditioner):
         if positive is not None and not any(parts[name].positive for name in self.learn):
             raise ValueError(f"Trainable: positive={positive!r} does not apply to {self.learn}. Remove it")
         held = [*self.learn, *(name for name, part in parts.items() if part.state and name not in self.learn)]
-        self.M = M._without(held)
         for name in held:
             self.add_module(name, module_of(name, parts[name], positive, name in self.learn))
-        self._held, self._keeps_tensors = tuple(held), self.M._like() is not None
+        self.M, self._held = M.with_tensors(dict.fromkeys(held)), tuple(held)
+        self._keeps_tensors = self.M._like() is not None
+        check_constants(self.M._tensors())
         self.shape, self.batch_shape = M.shape, M.batch_shape
         self.linear, self.symmetric = self.M.linear, self.M.symmetric
 
@@ -450,18 +435,15 @@ class Trainable(_Ready, Preconditioner):
             raise NotImplementedError(f"{type(self).__name__} must define build, or mv")
         parts = {name: current(self._modules[name]) for name in self._held}
         if self._keeps_tensors:
-            self._check_kind(parts[self._held[0]])
-        return self.M._with(parts)
-
-    def _check_kind(self, part: Any) -> None:
-        learned = part[0] if isinstance(part, list) else part
-        fixed = self.M and self.M._like()
-        if fixed is not None and (learned.dtype, learned.device) != (fixed.dtype, fixed.device):
-            raise TypeError(
-                f"Trainable: its parameters are {learned.dtype} on {learned.device}, what it keeps of the "
-                f"matrix {fixed.dtype} on {fixed.device}: a module that shares the parameters was converted. "
-                "Convert this one as well"
-            )
+            part, fixed = parts[self._held[0]], self.M._of_one_kind()
+            learned = part[0] if isinstance(part, list) else part
+            if (learned.dtype, learned.device) != (fixed.dtype, fixed.device):
+                raise TypeError(
+                    f"Trainable: its parameters are {learned.dtype} on {learned.device}, what it keeps of "
+                    f"the matrix {fixed.dtype} on {fixed.device}: a module that shares the parameters was "
+                    "converted. Convert this one as well"
+                )
+        return self.M.with_tensors(parts)
 
     def on(self, M: Preconditioner) -> Trainable:
         """The same parameters for the matrix of M: ``learned.on(Jacobi(B))``."""
@@ -481,36 +463,23 @@ class Trainable(_Ready, Preconditioner):
 
     def _compared(self, function: str, M: Preconditioner) -> Trainable:
         """A module that starts at M, checked to have the same state as this."""
-        function = f"Trainable.{function}"
         other = Trainable(M, learn=self.learn, positive=self.positive)
         if other.settings() != self.settings():
             raise ValueError(
-                f"{function}: M must be as this module's, {self.settings()}, got {other.settings()}"
+                f"Trainable.{function}: M must be as this module's, {self.settings()}, got {other.settings()}"
             )
-        ours, theirs = self.state_dict(), other.state_dict()
-        for name in sorted(
-            ours.keys() | theirs.keys(), key=lambda name: (not name.endswith("_indices"), name)
-        ):
-            a, b = ours.get(name), theirs.get(name)
-            if a is None or b is None:
-                raise ValueError(f"{function}: {name} is in the state of only one of the two")
-            if name.endswith("_indices") and (fault := _difference(b, a)) is not None:
-                raise ValueError(f"{function}: M must have the pattern of this module, but {name} {fault}")
-            if a.shape != b.shape:
-                raise ValueError(
-                    f"{function}: {name} must have shape {tuple(a.shape)}, as here, got {tuple(b.shape)}"
-                )
-            if a.is_floating_point() and (a.dtype, a.device) != (b.dtype, b.device):
-                raise TypeError(
-                    f"{function}: {name} must be {a.dtype} on {a.device}, as here, got {b.dtype} on "
-                    f"{b.device}. Convert one with .to()"
-                )
+        if (other.dtype, other.device) != (self.dtype, self.device):
+            raise TypeError(
+                f"Trainable.{function}: M must be {self.dtype} on {self.device}, as this module is, got "
+                f"{other.dtype} on {other.device}. Convert one with .to()"
+            )
+        if (fault := _misfit(self.state_dict(), other.state_dict())) is not None:
+            raise ValueError(f"Trainable.{function}: M must have the state of this module, but {fault}")
         return other
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """`.to`, `.float` and the like also move the fixed part, first, because that may raise."""
-        like = None if self.M is None else self.M._like()
-        if self.M is not None and like is not None:
+        if self.M is not None and (like := self.M._like()) is not None:
             to = fn(like.detach())
             if (to.dtype, to.device) != (like.dtype, like.device):
                 self.M = self.M._converted(dtype=to.dtype, device=to.device)
@@ -523,10 +492,10 @@ class Trainable(_Ready, Preconditioner):
         return self.build().rmv(R)
 
     def pcg_form(self) -> tuple[str, Tensor, Any] | None:
-        if self.M is None:
-            return None if type(self).build is Trainable.build else self.build().pcg_form()
-        # An AMG would set up its cycle only to return None.
-        return None if type(self.M).pcg_form is Preconditioner.pcg_form else self.build().pcg_form()
+        none = Preconditioner.pcg_form  # an AMG would set up its cycle only to return None
+        if type(self).build is Trainable.build and getattr(type(self.M), "pcg_form", none) is none:
+            return None
+        return self.build().pcg_form()
 
     def settings(self) -> dict[str, Any]:
         """A description of M, and the other arguments, for JSON."""
