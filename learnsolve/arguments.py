@@ -185,7 +185,7 @@ def within(rule: str, held: Callable[[float], bool], wrong: float) -> Rule:
     return Rule(check, f"a number with {rule.format('it')}", (wrong, math.nan, "1"))
 
 
-def _of_range(rule: str) -> Rule:
+def _range_rule(rule: str) -> Rule:
     def check(function: str, name: str, value: object) -> float:
         return real(function, name, value, rule)
 
@@ -197,9 +197,9 @@ Index = Annotated[int, at_least(0)]
 # The number of a diagonal, to which sizes are added in 64 bits.
 Offset = Annotated[int, replace(at_least(-(2**62)), says="an int")]
 Count = Annotated[int, at_least(1)]
-Finite = Annotated[float, _of_range("finite")]
-NotNegative = Annotated[float, _of_range("finite and not negative")]
-Positive = Annotated[float, _of_range("positive and finite")]
+Finite = Annotated[float, _range_rule("finite")]
+NotNegative = Annotated[float, _range_rule("finite and not negative")]
+Positive = Annotated[float, _range_rule("positive and finite")]
 
 _CALLABLE: Any = Callable
 Function = Annotated[Callable[..., Any], instance(_CALLABLE, "callable", ". Pass its arguments after it")]
@@ -236,7 +236,7 @@ def _or_none(rule: Rule) -> Rule:
     return Rule(check, rule.says, rule.wrong, rule.of, rule.exact)
 
 
-def rule_of(annotation: object) -> Rule | None:
+def read_rule(annotation: object) -> Rule | None:
     """The rule that an annotation declares, or None if it declares none that can be checked alone."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
@@ -245,7 +245,7 @@ def rule_of(annotation: object) -> Rule | None:
         return choice(parts)
     if origin in (typing.Union, types.UnionType):
         others = [part for part in parts if part is not type(None)]
-        rule = rule_of(others[0]) if len(others) == 1 else UNIONS.get(frozenset(others))
+        rule = read_rule(others[0]) if len(others) == 1 else UNIONS.get(frozenset(others))
         return _or_none(rule) if rule and len(others) < len(parts) else rule
     try:
         return PLAIN.get(annotation)
@@ -262,7 +262,7 @@ def rules_of(function: Callable[..., object]) -> dict[str, Rule]:
                 annotation = eval(annotation, inspect.unwrap(function).__globals__)
             except NameError:  # imported for type checkers only
                 continue
-        if name != "return" and (rule := rule_of(annotation)) is not None:
+        if name != "return" and (rule := read_rule(annotation)) is not None:
             rules[name] = rule
     return rules
 

@@ -58,7 +58,7 @@ def collate(samples: Sequence[Any], *, stack: bool = False) -> Any:
     matrices, *columns = zip(*rows, strict=True)
     for i, A in enumerate(matrices):
         checks.matrix(name, f"the matrix of sample {i}", A)
-    parts = [_joined(name, f"part {i}", column, matrices, stack) for i, column in enumerate(columns, 1)]
+    parts = [_join_sides(name, f"part {i}", column, matrices, stack) for i, column in enumerate(columns, 1)]
     batch = CSR.stack(matrices) if stack else BlockBatch(matrices)
     return (batch, *parts) if isinstance(samples[0], (tuple, Sample)) or parts else batch
 
@@ -76,7 +76,7 @@ def _parts(name: str, sample: Any) -> tuple:
     return tuple(sample)
 
 
-def _joined(name: str, what: str, column: tuple, matrices: tuple[CSR, ...], stack: bool) -> Tensor | None:
+def _join_sides(name: str, what: str, column: tuple, matrices: tuple[CSR, ...], stack: bool) -> Tensor | None:
     if all(part is None for part in column):
         return None
     for i, (part, A) in enumerate(zip(column, matrices, strict=True)):

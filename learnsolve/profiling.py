@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.profiler import ProfilerActivity
 
-from learnsolve._clock import timed, wait
+from learnsolve._clock import time_call, wait
 from learnsolve.arguments import Count, Function
 from learnsolve.matrix.checks import declared
 from learnsolve.matrix.csr import CSR
@@ -127,13 +127,13 @@ def profile(fn: Function, *args: Any, repeats: Count = 10, warmup: Count = 2, to
             border.backward(outputs)()
         times: tuple[list[float], list[float]] = ([], [])
         for _ in range(repeats):
-            forward, outputs = timed(lambda: _outputs(fn(*args)), devices)
-            backward, _ = timed(border.backward(outputs), devices)
+            forward, outputs = time_call(lambda: _outputs(fn(*args)), devices)
+            backward, _ = time_call(border.backward(outputs), devices)
             times[0].append(forward)
             times[1].append(backward)
             del outputs, _  # free the graph before the next forward
-        outputs, first = _watched(lambda: _outputs(fn(*args)), devices)
-        _, second = _watched(border.backward(outputs), devices)
+        outputs, first = _profile_call(lambda: _outputs(fn(*args)), devices)
+        _, second = _profile_call(border.backward(outputs), devices)
     passes = [Pass(statistics.median(t), *seen) for t, seen in zip(times, (first, second), strict=True)]
     return Profile(passes[0], passes[1], top)
 
@@ -227,7 +227,7 @@ class _Border:
         return [*leaves.values(), *edges.values()], nodes
 
 
-def _watched(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, tuple]:
+def _profile_call(run: Callable[[], Any], devices: set[torch.device]) -> tuple[Any, tuple]:
     """The result, and (calls, operators, peak_bytes)."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices else [])]
     before = {}

@@ -153,7 +153,7 @@ def _settings(name: str, options: Sequence[str], group: Group) -> tuple[RunSetti
     return settings, Recipe
 
 
-def _launched() -> None:
+def _torchrun_main() -> None:
     """`main` as one of torchrun's processes."""
     try:
         code = main(leaves=True)
@@ -167,7 +167,7 @@ def _launched() -> None:
 
 if __name__ == "__main__":
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _launched()
+        _torchrun_main()
     code = main()
     petsc.leave(code)
     sys.exit(code)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import learnsolve as ls
 from learnsolve.arguments import Count, Positive, rules_of, within
-from learnsolve.matrix.checks import RealSquareMatrix, exported, like
+from learnsolve.matrix.checks import RealSquareMatrix, like, make_public
 
 
 def solve(
@@ -31,7 +31,7 @@ def solve(
 
 A = ls.problems.poisson((2, 2))
 B = torch.ones(4, dtype=torch.float64)
-CALL = exported(solve, "solve")
+CALL = make_public(solve, "solve")
 
 
 def test_what_is_declared():

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from learnsolve import solvers
-from learnsolve._clock import timed
+from learnsolve._clock import time_call
 from learnsolve.arguments import Count, Index, instance
 from learnsolve.matrix import checks
 from learnsolve.matrix.checks import as_matrix, operands
@@ -434,11 +434,11 @@ def _build(argument: Any, system: System, setup: _Setup, repeats: int, compiled:
             compiled_form(M)
         return M
 
-    seconds, M = timed(make, [b.device])
+    seconds, M = time_call(make, [b.device])
     if not setup.first:
         _check_made(factory, M, b)
     setup.first.append(seconds)
-    later = [timed(make, [b.device])[0] for _ in range(repeats)]
+    later = [time_call(make, [b.device])[0] for _ in range(repeats)]
     setup.later.append(statistics.median(later))
     return M
 
@@ -482,7 +482,7 @@ def _solve(
         if not isinstance(solution, Solution):
             raise TypeError(f"solver must return a Solution, got {type(solution).__name__}")
         converged = solution.status is Status.CONVERGED
-        took = [timed(partial(run, rtol=rtol), [b.device])[0] for _ in range(repeats if converged else 0)]
+        took = [time_call(partial(run, rtol=rtol), [b.device])[0] for _ in range(repeats if converged else 0)]
         iterations.append(solution.iterations if converged else None)
         seconds.append(statistics.median(took) if took else None)
         statuses.append(solution.status)

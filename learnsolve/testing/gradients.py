@@ -49,7 +49,7 @@ def difference(
     return Difference((4 * near - far) / 3, abs(near - far) / 3 + rounding, kink)
 
 
-class Varied:
+class VariedFunction:
     """fn as a function of the tensors that are varied, to a list of tensors."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
@@ -241,7 +241,7 @@ def check_gradients(
     >>> ls.testing.check_gradients(lambda A, x: (A @ x).sin(), A, x).ok
     True
     """
-    call = Varied(fn, args)
+    call = VariedFunction(fn, args)
     eps = max(torch.finfo(t.dtype).eps for t in (*call.inputs, *call.values))
     generator = torch.Generator().manual_seed(seed)
     h, least = eps ** (1 / 3) if step is None else step, eps**0.5 if rtol is None else rtol
@@ -250,7 +250,14 @@ def check_gradients(
 
 class _Audit:
     def __init__(
-        self, call: Varied, entries: int, directions: int, step: float, rtol: float, eps: float, generator
+        self,
+        call: VariedFunction,
+        entries: int,
+        directions: int,
+        step: float,
+        rtol: float,
+        eps: float,
+        generator,
     ):
         self.call, self.entries, self.directions = call, entries, directions
         self.step, self.rtol, self.eps, self.generator = step, rtol, eps, generator
@@ -278,7 +285,7 @@ class _Audit:
         try:
             gradients = self.backward(w)
         except Exception as error:  # any error of fn
-            self.rows.append(_failed("difference", f"backward {number}", error))
+            self.rows.append(_failure_entry("difference", f"backward {number}", error))
             return
         for i, (name, x, gradient) in enumerate(
             zip(self.call.names, self.call.inputs, gradients, strict=True)
@@ -331,9 +338,9 @@ class _Audit:
                 return sums(self.call(inputs))
 
         slope = difference(at, sums(self.call.values), h, self.eps)
-        self.rows.append(self.judged(where, own, scale, slope))
+        self.rows.append(self.judge(where, own, scale, slope))
 
-    def judged(self, where: str, own: float, scale: float, by: Difference) -> GradientEntry:
+    def judge(self, where: str, own: float, scale: float, by: Difference) -> GradientEntry:
         error, doubt = abs(own - by.value), _SAFETY * by.error
         allowed = self.rtol * max(scale, abs(by.value)) + doubt
         verdict, note = "ok" if error <= allowed else "FAILED", ""
@@ -401,7 +408,7 @@ class _Audit:
         self.rows.append(GradientEntry(test, where, number, expected, error, allowed, verdict))
 
 
-def _failed(test: str, where: str, error: Exception) -> GradientEntry:
+def _failure_entry(test: str, where: str, error: Exception) -> GradientEntry:
     return GradientEntry(test, where, verdict="FAILED", note=f"{type(error).__name__}: {str(error)[:200]}")
 
 
