@@ -27,7 +27,7 @@ from torch import Tensor
 import learnsolve as ls
 from learnsolve import _library, ops, solvers
 from learnsolve.matrix import device_analysis
-from learnsolve.ops.products import ordered_dots
+from learnsolve.ops.products import deterministic_dots
 from learnsolve.preconditioners import IC, FactorPreconditioner, Jacobi, Neumann
 
 
@@ -128,8 +128,8 @@ def products() -> dict[str, Case]:
             for k in (1, 5, 8)
         },
         "sum": Case(lambda A: A.sum(), (S,)),
-        "dots of columns": Case(ordered_dots, (), (normal(3000, 7), normal(3000, 7))),
-        "dots of columns, a batch adds up": Case(ordered_dots, (), (normal(3, 200, 2), normal(200, 2))),
+        "dots of columns": Case(deterministic_dots, (), (normal(3000, 7), normal(3000, 7))),
+        "dots of columns, a batch adds up": Case(deterministic_dots, (), (normal(3, 200, 2), normal(200, 2))),
     }
 
 

@@ -7,7 +7,7 @@
 //     alpha = rho / pi  non-finite; rounding: zero
 //     ||r||             non-finite; rounding: at or below `low`; diverged: above `high`
 //
-// `unfused` in learnsolve/ops/pcg.py states them in operations that autograd differentiates.
+// `reference_pcg` in learnsolve/ops/pcg.py states them in operations that autograd differentiates.
 #pragma once
 
 #include <limits>

@@ -47,7 +47,7 @@ _IN_A_MODULE = "in a module hold it as nn.SparseMatrix(A), which follows the mod
 
 def tensor(function: str, name: str, value: object) -> None:
     if not isinstance(value, Tensor):
-        remedy = ". Make one with torch.from_numpy" if isinstance(value, np.ndarray) else of_graph(value)
+        remedy = ". Make one with torch.from_numpy" if isinstance(value, np.ndarray) else graph_remedy(value)
         if isinstance(value, (list, tuple, float, int)):
             remedy = f". Make one with torch.tensor({name}, dtype=A.dtype)"
         raise TypeError(f"{function}: {name} must be a torch.Tensor, got {type(value).__name__}{remedy}")
@@ -90,7 +90,7 @@ def matrix(function: str, name: str, A: object, remedy: str = MAKE) -> None:
                 ", which gives products only, and entries are needed. Make a CSR, or define csr(*parameters) "
                 "of a LinearOperator. Methods such as cg, minres and gmres need products only"
             )
-        remedy = of_graph(A) or remedy
+        remedy = graph_remedy(A) or remedy
         raise TypeError(f"{function}: {name} must be a CSR, got {type(A).__name__}{remedy}")
     if (A.values.shape or (-1,))[-1] != A.pattern.nnz:  # checked when A was made, but tensors can be swapped
         raise ValueError(
@@ -110,7 +110,7 @@ def pattern(
         one_device(function, name, value, like, "the values")
 
 
-def of_graph(value: object) -> str:
+def graph_remedy(value: object) -> str:
     """The remedy for a graph of PyTorch Geometric given in place of its edges."""
     return ". For this graph pass its .edge_index" if hasattr(value, "edge_index") else ""
 
@@ -298,13 +298,13 @@ def pattern_like(of: str) -> Rule:
 _has_pattern = instance((SparsityPattern, CSR), "a SparsityPattern or a CSR").check
 
 
-def _pattern_of(function: str, name: str, value: object) -> Any:
+def _check_pattern(function: str, name: str, value: object) -> Any:
     _has_pattern(function, name, value := with_entries(value))
     return value
 
 
 def _square_pattern(function: str, name: str, value: object) -> object:
-    square(function, name, (value := _pattern_of(function, name, value)).shape)
+    square(function, name, (value := _check_pattern(function, name, value)).shape)
     return value
 
 
@@ -331,7 +331,7 @@ RealNumbers = Annotated[Tensor, _numbers(False)]
 Numbers = Annotated[Tensor, _numbers(True)]
 IndexDtype = Annotated[torch.dtype, choice((torch.int32, torch.int64))]
 UNIONS[frozenset((SparsityPattern, CSR))] = Rule(
-    _pattern_of, "a SparsityPattern or a sparse matrix", (object(), "no such", 3)
+    _check_pattern, "a SparsityPattern or a sparse matrix", (object(), "no such", 3)
 )
 
 
@@ -399,7 +399,7 @@ def without_autocast(function: Callable[..., object], args: tuple, named: dict[s
     return function(*args, **named)
 
 
-def exported(
+def make_public(
     function: Callable[..., object], name: str, defaults: dict[str, Rule] | None = None
 ) -> Callable[..., Any]:
     """`function` for users: its arguments are checked by their declarations, and `torch.autocast` does not
@@ -410,22 +410,22 @@ def exported(
     for key, rule in (defaults or {}).items():
         if key in names and rules.get(key, _CSR) is _CSR:
             rules[key] = rule
-    call = _checked(function, name, rules) if rules else full_precision(function)
+    call = _wrap_checks(function, name, rules) if rules else full_precision(function)
     call.rules = rules  # type: ignore[attr-defined]
     return call
 
 
-def _checked(function: Callable[..., object], name: str, rules: dict[str, Rule]) -> Callable[..., Any]:
+def _wrap_checks(function: Callable[..., object], name: str, rules: dict[str, Rule]) -> Callable[..., Any]:
     check = checker(function, name, rules)
 
-    def checked(*args: object, **named: object) -> object:
+    def check_and_call(*args: object, **named: object) -> object:
         args, named = check(args, named)
         return function(*args, **named)
 
     @functools.wraps(function)
     def call(*args: object, **named: object) -> object:
         if enabled():
-            return without_autocast(checked, args, named)
+            return without_autocast(check_and_call, args, named)
         args, named = check(args, named)
         return function(*args, **named)
 
@@ -451,7 +451,7 @@ def export(package: dict[str, Any], prefix: str = "") -> None:
     for name in package["__all__"]:
         value = package[name]
         if inspect.isfunction(value):
-            package[name] = value.as_exported = exported(value, prefix + name)  # type: ignore
+            package[name] = value.as_exported = make_public(value, prefix + name)  # type: ignore
             package[name].__module__ = package["__name__"]  # for pickle
         elif inspect.isclass(value):
             for cls in value.__mro__:
@@ -469,9 +469,9 @@ def export_methods(cls: type, *names: str, defaults: dict[str, Rule] | None = No
         shown = prefix + (cls.__name__ if called else f"{cls.__name__}.{name}")
         if inspect.isfunction(method):
             record = name == "__init__" and "__dataclass_fields__" in vars(cls)  # which the library makes
-            setattr(cls, name, full_precision(method) if record else exported(method, shown, defaults))
+            setattr(cls, name, full_precision(method) if record else make_public(method, shown, defaults))
         elif isinstance(method, classmethod):
-            setattr(cls, name, classmethod(exported(method.__func__, shown)))
+            setattr(cls, name, classmethod(make_public(method.__func__, shown)))
 
 
 def _first(value: object) -> torch.dtype | None:
@@ -559,7 +559,7 @@ def operands(function: str, A: object, *vectors: object) -> tuple[Any, ...]:
         return A, *vectors
     like = A.values if isinstance(A, CSR) else None
     try:
-        return A, *(convert.tensor_of(v, like) for v in vectors)
+        return A, *(convert.copy_array(v, like) for v in vectors)
     except TypeError as error:
         raise TypeError(f"{function}: {error}") from None
 
@@ -600,6 +600,6 @@ def edges(function: str, edge_index: Tensor, n: int | None) -> tuple[np.ndarray,
     return ends, n
 
 
-def edges_of(key: bytes) -> np.ndarray:
+def decode_edges(key: bytes) -> np.ndarray:
     """The edges, int64, (2, E), from their bytes."""
     return np.frombuffer(key, dtype=np.int64).reshape(2, -1)

@@ -25,7 +25,7 @@ from learnsolve.matrix.pattern import (
     check_structure,
     check_tensors,
     matrix_shape,
-    sorted_triples,
+    sort_checked_triples,
 )
 
 # SciPy's compiled functions check nothing: arrays changed after the matrix was made would send them out of
@@ -42,7 +42,9 @@ def arrays(S: Any, shape: Shape) -> Arrays:
     """New arrays of the CSR matrix equal to S, which may have any format. They form a valid pattern."""
     if S.format == "bsr":
         S = _without_blocks(S, shape)
-    return _compressed(S, shape) if S.format in ("csr", "csc") else _from_triples(*_triples(S, shape), shape)
+    return (
+        _read_compressed(S, shape) if S.format in ("csr", "csc") else _sum_triples(*_triples(S, shape), shape)
+    )
 
 
 def _index(name: str, a: object) -> np.ndarray:
@@ -56,7 +58,7 @@ def _index(name: str, a: object) -> np.ndarray:
     return a.astype(np.int32 if a.dtype.kind == "i" and a.dtype.itemsize <= 4 else np.int64)
 
 
-def _in_range(name: str, a: object, size: int) -> np.ndarray:
+def _check_index(name: str, a: object, size: int) -> np.ndarray:
     a = _index(name, a)
     check_range(_NAME, name, a, size)
     return a
@@ -70,7 +72,7 @@ def _one_length(name: str, a: np.ndarray, data: np.ndarray) -> None:
         )
 
 
-def _checked(S: Any, shape: Shape, by_columns: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+def _check_arrays(S: Any, shape: Shape, by_columns: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
     """(indptr, indices, data, whether they are sorted without duplicates)"""
     indptr, indices = _index("indptr", S.indptr), _index("indices", S.indices)
     both = np.promote_types(indptr.dtype, indices.dtype)
@@ -90,15 +92,15 @@ def _without_blocks(S: Any, shape: Shape) -> Any:
             f"{_NAME}: data must hold blocks of a size that divides the shape {shape}, got {data.shape}"
         )
     blocks = shape[0] // data.shape[1], shape[1] // data.shape[2]
-    indptr, indices, data, _ = _checked(S, blocks, False)
+    indptr, indices, data, _ = _check_arrays(S, blocks, False)
     check_range(_NAME, "indices", indices, blocks[1], "columns")  # before SciPy reads them
     return scipy.sparse.bsr_array((data, indices, indptr), shape=shape).tocsr()
 
 
-def _compressed(S: Any, shape: Shape) -> Arrays:
+def _read_compressed(S: Any, shape: Shape) -> Arrays:
     by_columns = S.format == "csc"
     rows, columns = shape
-    indptr, indices, data, ordered = _checked(S, (columns, rows) if by_columns else shape, by_columns)
+    indptr, indices, data, ordered = _check_arrays(S, (columns, rows) if by_columns else shape, by_columns)
     if data.ndim != 1:
         raise ValueError(f"{_NAME}: data must have one axis, got shape {data.shape}")
     if ordered and not by_columns:
@@ -108,7 +110,7 @@ def _compressed(S: Any, shape: Shape) -> Arrays:
         return crow, col, data[permutation]
     outer = np.repeat(np.arange(len(indptr) - 1, dtype=indices.dtype), np.diff(indptr))
     rows, columns = (indices, outer) if by_columns else (outer, indices)
-    return _from_triples(rows, columns, data, shape)
+    return _sum_triples(rows, columns, data, shape)
 
 
 def _triples(S: Any, shape: Shape) -> Arrays:
@@ -121,7 +123,7 @@ def _triples(S: Any, shape: Shape) -> Arrays:
         keys = np.array(list(S.keys()), dtype=None if S.nnz else np.int64).reshape(-1, 2)
         narrow = np.int32 if max(*shape, len(keys)) <= _INT32 else np.int64
         rows, columns = (
-            _in_range(name, keys[:, axis], shape[axis]).astype(narrow)
+            _check_index(name, keys[:, axis], shape[axis]).astype(narrow)
             for axis, name in enumerate(("rows", "columns"))
         )
         data = np.fromiter(S.values(), S.dtype, len(keys))
@@ -157,14 +159,14 @@ def _lists(S: Any, shape: Shape) -> Arrays:
     lengths = [len(row) for row in lists]
     if lengths != [len(row) for row in values]:
         raise ValueError(f"{_NAME}: rows and data must hold lists of the same length in every row")
-    flat = _joined("rows", lists, None)
-    columns = _in_range("rows", flat if len(flat) else np.empty(0, dtype=np.int64), shape[1])
+    flat = _join_lists("rows", lists, None)
+    columns = _check_index("rows", flat if len(flat) else np.empty(0, dtype=np.int64), shape[1])
     narrow = np.int32 if max(*shape, len(flat)) <= _INT32 else np.int64
     rows = np.repeat(np.arange(shape[0], dtype=narrow), lengths)
-    return rows, columns.astype(narrow), _joined("data", values, S.dtype)
+    return rows, columns.astype(narrow), _join_lists("data", values, S.dtype)
 
 
-def _joined(name: str, lists: Any, dtype: Any) -> np.ndarray:
+def _join_lists(name: str, lists: Any, dtype: Any) -> np.ndarray:
     """The elements of all lists, concatenated."""
     try:
         return np.array([v for row in lists for v in row], dtype=dtype)
@@ -174,11 +176,11 @@ def _joined(name: str, lists: Any, dtype: Any) -> np.ndarray:
         ) from error
 
 
-def _from_triples(rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: Shape) -> Arrays:
+def _sum_triples(rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape: Shape) -> Arrays:
     """Duplicates are summed."""
     if data.ndim != 1:
         raise ValueError(f"{_NAME}: data must have one axis, got shape {data.shape}")
-    crow, col, order, starts = sorted_triples(_NAME, rows, columns, shape, ("row", "col"))
+    crow, col, order, starts = sort_checked_triples(_NAME, rows, columns, shape, ("row", "col"))
     narrow = rows.dtype == columns.dtype == np.int32 and max(*shape, len(rows)) <= _INT32
     index, data = np.int32 if narrow else np.int64, data[order]
     if len(col) < len(order):
@@ -187,7 +189,7 @@ def _from_triples(rows: np.ndarray, columns: np.ndarray, data: np.ndarray, shape
 
 
 Shape = tuple[int, int]
-TensorLike = Tensor | np.ndarray  # accepted by `tensor_of`
+TensorLike = Tensor | np.ndarray  # accepted by `copy_array`
 
 
 class SciPyMatrix(Protocol):
@@ -265,7 +267,7 @@ def to_scipy(values: Tensor, pattern: SparsityPattern, format: str) -> Any:
 _FORMATS = ("csr", "csc", "coo", "bsr", "dia", "dok", "lil")
 
 
-def tensor_of(value: object, like: Tensor | None = None) -> Any:
+def copy_array(value: object, like: Tensor | None = None) -> Any:
     """A copy of a NumPy array as a tensor, on the device of `like`. Anything else is returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
@@ -300,26 +302,26 @@ _patterns: dict[tuple[object, ...], tuple[list[StorageWeakRef], SparsityPattern]
 _MOST = 8
 
 
-def _indices_of(T: Tensor) -> tuple[Tensor, Tensor] | None:
+def _csr_indices(T: Tensor) -> tuple[Tensor, Tensor] | None:
     if type(T) is not Tensor or T.layout != torch.sparse_csr or T.dim() != 2:
         return None
     indices = T.crow_indices(), T.col_indices()
     return indices if all(map(readable, indices)) else None
 
 
-def _key_of(T: Tensor, indices: tuple[Tensor, Tensor]) -> tuple[object, ...]:
+def _storage_key(T: Tensor, indices: tuple[Tensor, Tensor]) -> tuple[object, ...]:
     storages = (t.untyped_storage()._cdata for t in indices)
     return *storages, *(t.data_ptr() for t in indices), T.shape, T._nnz()
 
 
 def known_pattern(T: Any) -> SparsityPattern | None:
     """The pattern that was kept for a CSR tensor, if the indices have not changed."""
-    if not _patterns or (indices := _indices_of(T)) is None:
+    if not _patterns or (indices := _csr_indices(T)) is None:
         return None
     for key, (storages, _) in [*_patterns.items()]:
         if any(storage.expired() for storage in storages):
             _patterns.pop(key, None)
-    found = _patterns.get(_key_of(T, indices))
+    found = _patterns.get(_storage_key(T, indices))
     kept = (found[1].crow_indices, found[1].col_indices) if found else ()
     same = found and all(torch.equal(a, b.to(a.dtype)) for a, b in zip(indices, kept, strict=True))
     return found[1] if same and found else None
@@ -327,13 +329,13 @@ def known_pattern(T: Any) -> SparsityPattern | None:
 
 def keep_pattern(T: Tensor, pattern: SparsityPattern) -> None:
     """Keep the pattern of a CSR tensor, if it does not keep the tensor alive."""
-    if (indices := _indices_of(T)) is None:
+    if (indices := _csr_indices(T)) is None:
         return
     own = {t.untyped_storage()._cdata for t in (pattern.crow_indices, pattern.col_indices)}
     if own.isdisjoint(t.untyped_storage()._cdata for t in indices):
         for key in [*_patterns][: 1 - _MOST]:
             _patterns.pop(key, None)
-        _patterns[_key_of(T, indices)] = [StorageWeakRef(t.untyped_storage()) for t in indices], pattern
+        _patterns[_storage_key(T, indices)] = [StorageWeakRef(t.untyped_storage()) for t in indices], pattern
 
 
 _LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_coo, torch.sparse_bsr, torch.sparse_bsc)

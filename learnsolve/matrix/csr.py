@@ -47,19 +47,21 @@ class Views:
 
     def conj(self) -> Self:
         """With conjugate values, or A itself if they are real."""
-        return self._with(convert.conjugate(self.values)) if self.values.is_complex() else self
+        return self._replace_values(convert.conjugate(self.values)) if self.values.is_complex() else self
 
     @property
     def real(self) -> Self:
         """The real parts of the values, on A's pattern, or A itself if they are real."""
-        return self._with(self.values.real) if self.values.is_complex() else self
+        return self._replace_values(self.values.real) if self.values.is_complex() else self
 
     @property
     def imag(self) -> Self:
         """The imaginary parts of the values, on A's pattern, or zeros if they are real."""
-        return self._with(self.values.imag if self.values.is_complex() else torch.zeros_like(self.values))
+        return self._replace_values(
+            self.values.imag if self.values.is_complex() else torch.zeros_like(self.values)
+        )
 
-    def _with(self, values: Tensor) -> Self:
+    def _replace_values(self, values: Tensor) -> Self:
         made: Any = type(self)
         return made(values, self.pattern)
 
@@ -214,7 +216,7 @@ def _save(path: str | os.PathLike[str], values: Tensor, pattern: SparsityPattern
 
 def _load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
     tensors, header = convert.read_tensors("CSR.load", path)
-    shape, is_complex = _shape_in(path, header)
+    shape, is_complex = _read_shape(path, header)
     if tensors.keys() != _KEYS:
         raise ValueError(f"CSR.load: {path} is damaged, it must hold {sorted(_KEYS)}, got {sorted(tensors)}")
     try:
@@ -231,7 +233,7 @@ def _load(path: str | os.PathLike[str]) -> tuple[Tensor, SparsityPattern]:
     return values, intern(pattern)
 
 
-def _shape_in(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[tuple[int, int], bool]:
+def _read_shape(path: str | os.PathLike[str], header: dict[str, str]) -> tuple[tuple[int, int], bool]:
     """The shape, and whether a last axis of the values holds real and imaginary parts."""
     try:
         about = json.loads(header["learnsolve"])
@@ -490,7 +492,7 @@ class CSR(Views, Habits, Immutable):
         """
         A = cls(*convert.from_scipy(S, dtype))
         if pattern is not None:
-            A = _ops.arithmetic.on_pattern(
+            A = _ops.arithmetic.expand_pattern(
                 "CSR.from_scipy", A.to(device=getattr(pattern, "device", None)), pattern
             )
         return A.to(device=device)
@@ -524,7 +526,7 @@ class CSR(Views, Habits, Immutable):
                 A = cls.from_coo(rows, columns, values, shape)
         if T.layout == torch.sparse_csc:
             A = A.T
-        return A if pattern is None else _ops.arithmetic.on_pattern("CSR.from_torch", A, pattern)
+        return A if pattern is None else _ops.arithmetic.expand_pattern("CSR.from_torch", A, pattern)
 
     def to_torch(self, layout: torch.layout = torch.sparse_csr) -> Tensor:
         """A torch sparse tensor, CSR or COO, with a copy of the indices and A's own values, in which it is
@@ -536,7 +538,7 @@ class CSR(Views, Habits, Immutable):
     def from_dense(cls, D: TensorLike, pattern: SparsityPattern | None = None) -> CSR:
         """The nonzeros of a 2-D tensor, in which it is differentiable, or of a NumPy array. With `pattern`,
         the values at its entries, including zeros, as in `from_scipy`."""
-        D = cast(Tensor, convert.tensor_of(D))
+        D = cast(Tensor, convert.copy_array(D))
         if pattern is None:
             return cls(*convert.from_dense(D))
         convert.check_dense(D)
@@ -564,9 +566,9 @@ class CSR(Views, Habits, Immutable):
         shape : (rows, columns)
         pattern : see `from_scipy`
         """
-        rows, columns, values = (convert.tensor_of(t) for t in (rows, columns, values))
+        rows, columns, values = (convert.copy_array(t) for t in (rows, columns, values))
         A = _ops.indexing.from_coo(rows, columns, values, shape)
-        return A if pattern is None else _ops.arithmetic.on_pattern("CSR.from_coo", A, pattern)
+        return A if pattern is None else _ops.arithmetic.expand_pattern("CSR.from_coo", A, pattern)
 
     @classmethod
     def stack(cls, matrices: Sequence[CSR]) -> CSR:
@@ -689,12 +691,12 @@ class CSR(Views, Habits, Immutable):
                 return _ops.spgemm(self, x)
             if is_operator(x):
                 return NotImplemented
-            x = convert.tensor_of(x, self.values)
+            x = convert.copy_array(x, self.values)
         return _ops.spmm(self, x)
 
     def __rmatmul__(self, x: TensorLike) -> Tensor:
         # x A = (A^T x^T)^T
-        x = convert.tensor_of(x, self.values)
+        x = convert.copy_array(x, self.values)
         if not isinstance(x, Tensor):
             raise TypeError(f"x @ A: x must be a torch.Tensor or a NumPy array, got {type(x).__name__}")
         if x.dim() < 2:

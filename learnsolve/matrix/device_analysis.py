@@ -117,7 +117,7 @@ def merge_patterns(
         places[side, torch.searchsorted(keys, operand)] = torch.arange(
             len(operand), dtype=dtype, device=a_crow.device
         )
-    crow, col = _from_keys(keys, len(a_crow) - 1, columns)
+    crow, col = _decode_keys(keys, len(a_crow) - 1, columns)
     return crow.to(dtype), col.to(dtype), places
 
 
@@ -201,6 +201,6 @@ def _keys(crow: Tensor, col: Tensor, columns: int) -> Tensor:
     return row_indices(crow, len(col)).long() * columns + col.long()
 
 
-def _from_keys(keys: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+def _decode_keys(keys: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     starts = torch.arange(rows + 1, device=keys.device) * columns
     return torch.searchsorted(keys, starts), keys % max(columns, 1)

@@ -116,7 +116,7 @@ def _message(
     }[kind]
 
 
-def sorted_triples(
+def sort_checked_triples(
     function: str,
     rows: np.ndarray,
     columns: np.ndarray,
@@ -146,8 +146,8 @@ def sort_triples(
     else:  # counting sorts by columns, with memory for each, then by rows: equal keys keep their order
         ends = np.append(np.arange(0, len(rows), 2**16), len(rows)).astype(index)  # Ctrl-C comes between
         by_column, _, first = _analysis.transpose(ends, columns, n)
-        by_row, col, second = _analysis.transpose(by_column, _taken(rows, first), m)
-        order = _taken(first, second)
+        by_row, col, second = _analysis.transpose(by_column, _gather(rows, first), m)
+        order = _gather(first, second)
     new = np.ones(len(col) + 1, dtype=bool)  # and an end
     np.not_equal(col[1:], col[:-1], out=new[1:-1])
     new[by_row] = True
@@ -156,7 +156,7 @@ def sort_triples(
     return crow, col[starts[:-1]], order, starts.astype(index)
 
 
-def _taken(a: np.ndarray, at: np.ndarray) -> np.ndarray:
+def _gather(a: np.ndarray, at: np.ndarray) -> np.ndarray:
     """a[at], where NumPy would first copy `at` to int64."""
     with plain_tensors():
         return torch.from_numpy(a).index_select(0, torch.from_numpy(at)).numpy()
@@ -327,7 +327,7 @@ class SparsityPattern(Cached, Immutable):
         return pattern
 
     def __reduce__(self):
-        return _unpickled, (self.crow_indices, self.col_indices, self.shape)
+        return _unpickle, (self.crow_indices, self.col_indices, self.shape)
 
     def __copy__(self) -> SparsityPattern:
         return self
@@ -412,7 +412,7 @@ class SparsityPattern(Cached, Immutable):
     @property
     def T(self) -> SparsityPattern:
         """The transposed pattern. ``P.T.T is P``."""
-        return self._original() or self._transposed()[0]
+        return self._original() or self._transposition()[0]
 
     def _original(self) -> SparsityPattern | None:
         """The pattern whose transpose this is, while it lives. It holds this one, not vice versa."""
@@ -421,9 +421,9 @@ class SparsityPattern(Cached, Immutable):
     @property
     def transpose_permutation(self) -> Tensor:
         """Position in this pattern of each entry of ``P.T``: the transpose has values[permutation]."""
-        return self._transposed()[1]
+        return self._transposition()[1]
 
-    def _transposed(self) -> tuple[SparsityPattern, Tensor]:
+    def _transposition(self) -> tuple[SparsityPattern, Tensor]:
         original = self._original()
         if original is not None:
             return original, original._inverse_permutation
@@ -490,7 +490,7 @@ class SparsityPattern(Cached, Immutable):
         ptr, idx = self.crow_indices, self.col_indices
         perm = self._none
         if transpose:
-            transposed, perm = self._transposed()
+            transposed, perm = self._transposition()
             ptr, idx = transposed.crow_indices, transposed.col_indices
         # Views: the guards of torch.compile in torch 2.10 fail for a tensor that occurs twice.
         ptr, idx, perm = ptr.detach(), idx.detach(), perm.detach()
@@ -530,13 +530,13 @@ class SparsityPattern(Cached, Immutable):
         )
 
 
-def _unpickled(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
+def _unpickle(crow_indices: Tensor, col_indices: Tensor, shape: tuple[int, int]) -> SparsityPattern:
     """The pattern from a pickle: checked, and one object for all equal ones."""
     return intern(SparsityPattern(crow_indices, col_indices, shape))
 
 
 # torch.load reads them with weights_only=True, its default: both check their arguments.
-torch.serialization.add_safe_globals([SparsityPattern, _unpickled])
+torch.serialization.add_safe_globals([SparsityPattern, _unpickle])
 
 
 _SAMPLE = 256

@@ -18,9 +18,9 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, sort_triples
 from learnsolve.ops.arithmetic import add
 from learnsolve.ops.blocks import eye
-from learnsolve.ops.indexing import Assembly, added_up
+from learnsolve.ops.indexing import Assembly, sum_at_places
 from learnsolve.ops.products import spmm
-from learnsolve.ops.structure import scaled
+from learnsolve.ops.structure import scale_symmetric
 
 _NAME = "pattern_from_edge_index"
 
@@ -70,7 +70,7 @@ def pattern_from_edge_index(edge_index: checks.EdgeIndex, n: Index) -> tuple[Spa
 def _sort_edges(
     key: bytes, n: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[SparsityPattern, Tensor]:
-    edges = checks.edges_of(key)
+    edges = checks.decode_edges(key)
     crow, col, order, starts = sort_triples(edges[0], edges[1], (n, n))
     twice = np.flatnonzero(np.diff(starts) > 1)
     if len(twice):
@@ -98,7 +98,7 @@ def add_self_loops(function: str, edge_index: Tensor, weights: Tensor | None, n:
     checks.one_device(function, "edge_weight", weights, edge_index, "edge_index")
     pattern, gather, source = _plan_assembly(edges.tobytes(), n, edge_index.device)
     one = weights.new_ones((*weights.shape[:-1], 1))
-    return CSR(added_up(torch.cat((weights, one), -1)[..., source], gather), pattern)
+    return CSR(sum_at_places(torch.cat((weights, one), -1)[..., source], gather), pattern)
 
 
 @makes_plain_tensors
@@ -107,7 +107,7 @@ def _plan_assembly(
     key: bytes, n: int, device: torch.device
 ) -> tuple[SparsityPattern, SparsityPattern, Tensor]:
     """The pattern, the sums of its entries, and the weight of each term. E stands for 1."""
-    source, target = checks.edges_of(key)
+    source, target = checks.decode_edges(key)
     loop = source == target
     kept, own, nodes = np.flatnonzero(~loop), np.full(n, len(loop)), np.arange(n)
     own[source[loop]] = np.flatnonzero(loop)
@@ -161,7 +161,7 @@ def gcn_norm(
             [0.5000, 0.5000]])
     """
     if is_edges(A):
-        return scaled("gcn_norm", add_self_loops("gcn_norm", A, edge_weight, n), "row_sums")
+        return scale_symmetric("gcn_norm", add_self_loops("gcn_norm", A, edge_weight, n), "row_sums")
     checks.matrix("gcn_norm", "A", A)
     if edge_weight is not None or n is not None:
         raise ValueError("gcn_norm: edge_weight and n are only used with an edge_index. A CSR has its own")
@@ -169,7 +169,7 @@ def gcn_norm(
     checks.dtype("gcn_norm", "A.values", A.values)
     checks.square("gcn_norm", "A", A.shape)
     identity = eye(A.shape[0], dtype=A.dtype, device=A.device, index_dtype=A.col_indices.dtype)
-    return scaled("gcn_norm", add(A, identity), "row_sums")
+    return scale_symmetric("gcn_norm", add(A, identity), "row_sums")
 
 
 class GCNConv(torch.nn.Module):

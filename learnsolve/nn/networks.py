@@ -50,7 +50,7 @@ def through_edges(
     layers: torch.nn.Sequential, e: Tensor, weight: Tensor, ends: Tensor, pattern: SparsityPattern
 ) -> Tensor:
     """The same for the entries of a pattern: the linear first layer uses this weight instead of its own, and
-    `ends` are added to its result (`segments.at_ends`)."""
+    `ends` are added to its result (`segments.sum_endpoints`)."""
     every: list[Any] = list(layers)
     return _apply_layers(every, e, (weight, every[0].bias), ends, pattern)
 
@@ -65,7 +65,7 @@ def _apply_layers(
     if not _narrow(t, first[0]):
         t = torch.nn.functional.linear(t, *first)
         if ends is not None and pattern is not None:
-            t = t + segments.at_ends(ends, pattern)
+            t = t + segments.sum_endpoints(ends, pattern)
         return _rest(every[1:], t)
     two = len(every) > 2 and is_plain(every[1], torch.nn.ReLU) and is_plain(every[2], torch.nn.Linear)
     if two and _narrow(t, every[2].weight):
@@ -233,7 +233,7 @@ class GraphNetBlock(torch.nn.Module):
 
     def _aggregate(self, e: Tensor, P: SparsityPattern) -> list[Tensor]:
         if self.rows == self.columns in (("sum",), ("mean",)):
-            return [segments.of_rows_and_columns(e, P, self.rows == ("mean",))]
+            return [segments.reduce_both_ends(e, P, self.rows == ("mean",))]
         return [AGGREGATIONS[how](e, P, by) for how, by in self._aggregations]
 
     def _check(self, P: SparsityPattern, x: Tensor, e: Tensor) -> None:

@@ -57,14 +57,14 @@ def of(A: object) -> Across | None:
 
 def over(shared: Across | None) -> AbstractContextManager[None]:
     """Inside, sums over rows include these processes."""
-    return _HERE if shared is None else _over(shared)
+    return _HERE if shared is None else _include(shared)
 
 
 _HERE = nullcontext()
 
 
 @contextmanager
-def _over(shared: Across) -> Iterator[None]:
+def _include(shared: Across) -> Iterator[None]:
     global _loops
     _loops += 1
     token = _across.set(shared)

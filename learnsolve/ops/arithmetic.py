@@ -208,14 +208,14 @@ def add(
     tensor([[ 0.,  2.],
             [-5.,  3.]])
     """
-    return added("add", A, B, alpha, beta)
+    return add_matrices("add", A, B, alpha, beta)
 
 
-def added(function: str, A: CSR, B: CSR, alpha: object, beta: object) -> CSR:
+def add_matrices(function: str, A: CSR, B: CSR, alpha: object, beta: object) -> CSR:
     """`add` for two matrices that fit. Errors name `function`."""
     P, Q = A.pattern, B.pattern
-    a, alpha = _scaled(function, "alpha", A, alpha)
-    b, beta = _scaled(function, "beta", B, beta)
+    a, alpha = _scale_values(function, "alpha", A, alpha)
+    b, beta = _scale_values(function, "beta", B, beta)
     checks.batches(function, a.shape[:-1], b.shape[:-1], "alpha A and beta B")
     plan = None if P is Q else union_plan(P, Q)
     if plan is None or plan.lies == "both":
@@ -225,7 +225,7 @@ def added(function: str, A: CSR, B: CSR, alpha: object, beta: object) -> CSR:
     return CSR(_merge(a, b, P, Q, alpha, beta), P if plan.pattern is None else plan.pattern)
 
 
-def _scaled(function: str, name: str, A: CSR, s: object) -> tuple[Tensor, float]:
+def _scale_values(function: str, name: str, A: CSR, s: object) -> tuple[Tensor, float]:
     """Values and a float factor. A tensor is multiplied into the values, so that it gets a gradient."""
     s = factor(function, name, A, s)
     if isinstance(s, float):
@@ -250,10 +250,14 @@ class UnionPlan(NamedTuple):
 
     def places(self) -> Tensor:
         """(2, nnz): the position of each entry of the union in A and in B, or -1 if it is not there."""
-        return self.codes if self.codes.dim() == 2 else _decoded(self.codes, self.nnz, self.starts.dtype)
+        return (
+            self.codes
+            if self.codes.dim() == 2
+            else _decode_positions(self.codes, self.nnz, self.starts.dtype)
+        )
 
 
-def _decoded(codes: Tensor, nnz: int, dtype: torch.dtype) -> Tensor:
+def _decode_positions(codes: Tensor, nnz: int, dtype: torch.dtype) -> Tensor:
     bits = (codes.unsqueeze(1) >> torch.arange(8, device=codes.device)) & 1
     there = bits.reshape(-1, 2, 4).transpose(0, 1).reshape(2, -1)[:, :nnz] == 1
     return torch.where(there, there.cumsum(1) - 1, -1).to(dtype)
@@ -278,7 +282,7 @@ def _plan_union(P: SparsityPattern, Q: SparsityPattern) -> UnionPlan:
         merged = _analysis.merge_patterns(*(as_numpy(t.to(index)) for t in arrays))
         crow, col, codes, starts = (P._tensor(a) for a in merged)
         if there:
-            codes, starts = _decoded(codes, len(col), index), starts[:0].clone()
+            codes, starts = _decode_positions(codes, len(col), index), starts[:0].clone()
     nnz = len(col)
     lies = {(True, True): "both", (True, False): "A", (False, True): "B", (False, False): "new"}[
         nnz == P.nnz, nnz == Q.nnz
@@ -291,7 +295,7 @@ def _merge(a: Tensor, b: Tensor, P: SparsityPattern, Q: SparsityPattern, alpha: 
     """alpha a + beta b on the union of P and Q, for values of any batch axes."""
     if complex_values.either(a, b):
         a, b = (t.to(torch.promote_types(a.dtype, b.dtype)) for t in (a, b))
-        P, Q = complex_values.doubled(P), complex_values.doubled(Q)
+        P, Q = complex_values.duplicate_columns(P), complex_values.duplicate_columns(Q)
         return complex_values.unflat(
             _merge(complex_values.flat(a), complex_values.flat(b), P, Q, alpha, beta)
         )
@@ -391,7 +395,7 @@ def add_values(function: str, A: CSR, B: Any, negate: bool = False) -> CSR:
     if A.pattern is B.pattern:
         return A.with_values(A.values - B.values if negate else A.values + B.values)
     one_shape(function, A, B)
-    return added(function, A, B, 1, -1 if negate else 1)
+    return add_matrices(function, A, B, 1, -1 if negate else 1)
 
 
 def multiply(function: str, A: CSR, B: object) -> CSR:
@@ -457,7 +461,7 @@ def power(A: CSR, exponent: object) -> CSR:
 _REMEDY = ". Use a pattern that has it, such as the pattern of a sum of the matrices"
 
 
-def on_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
+def expand_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
     """A on `pattern`, zeros where A has no entry: the sum with a matrix of zeros."""
     checks.pattern(function, "pattern", pattern, A.shape, A)
     if equal(A.pattern, pattern):
@@ -467,7 +471,7 @@ def on_pattern(function: str, A: CSR, pattern: SparsityPattern) -> CSR:
     if plan.lies not in ("A", "both"):
         raise _outside(function, A, plan)
     zeros = torch.zeros(pattern.nnz, dtype=A.dtype, device=A.device)
-    return added(function, CSR(zeros, pattern), A, 1, 1)
+    return add_matrices(function, CSR(zeros, pattern), A, 1, 1)
 
 
 def _outside(function: str, A: CSR, plan: UnionPlan) -> ValueError:

@@ -39,16 +39,16 @@ class Nestable(torch.autograd.Function):
 
 def _differentiable(jvp: Callable[..., object]) -> Callable[..., Any]:
     @wraps(jvp)
-    def with_outer_tangents(ctx: object, *tangents: object) -> Any:
+    def run_outer_levels(ctx: object, *tangents: object) -> Any:
         if not torch._C._are_functorch_transforms_active():  # one level
             return jvp(ctx, *tangents)
         with forward_ad._set_fwd_grad_enabled(True):
-            return jvp(_OfPrimals(ctx), *tangents)
+            return jvp(_PrimalContext(ctx), *tangents)
 
-    return with_outer_tangents
+    return run_outer_levels
 
 
-class _OfPrimals:
+class _PrimalContext:
     """A context whose saved tensors have no tangents of this level."""
 
     def __init__(self, ctx: Any):
@@ -223,7 +223,7 @@ def keep_for_forward_mode(ctx: Any, *tensors: Tensor) -> None:
         ctx.save_for_forward(*tensors)
 
 
-def vmapped(function: Callable, in_dims: tuple, args: tuple) -> tuple[Any, Any]:
+def apply_vmap(function: Callable, in_dims: tuple, args: tuple) -> tuple[Any, Any]:
     """A vmap rule by composition: map `function`, made of public operations, over `args`."""
     out = torch.vmap(function, in_dims=in_dims, out_dims=0)(*args)
     return out, tuple(0 for _ in out) if isinstance(out, tuple) else 0
@@ -320,7 +320,9 @@ class Gradients(Operation):
 
     @classmethod
     def vmap(cls, info, in_dims, u, v, h, *constants):
-        return vmapped(lambda *t: apart(cls.derivative, *t, *constants), in_dims[:3], (u, v, h))
+        return apply_vmap(
+            lambda *t: separate_gradients(cls.derivative, *t, *constants), in_dims[:3], (u, v, h)
+        )
 
 
 def broadcast(of: type[Derivative], role: int, u: Tensor, v: Tensor, *form: object) -> Tensor:
@@ -363,7 +365,9 @@ def gradients(of: type[Derivative], ctx: Any, h: Tensor, saved: tuple[Tensor, Te
     return gu, gv, *(None for _ in ctx.constants)
 
 
-def apart(of: type[Derivative], u: Tensor, v: Tensor, h: Tensor, role: int, *form: object) -> tuple:
+def separate_gradients(
+    of: type[Derivative], u: Tensor, v: Tensor, h: Tensor, role: int, *form: object
+) -> tuple:
     """What `Gradients` computes, by two operations."""
     p, q = OTHERS[role]
     return gradient(of, p, h, role, v, u, *form), gradient(of, q, h, role, u, v, *form)
@@ -407,7 +411,7 @@ class _Members:
         return self.t[min(i, len(self.t) - 1)]
 
 
-def _batched(t: object) -> bool:
+def _is_legacy_batch(t: object) -> bool:
     return isinstance(t, Tensor) and _functorch.is_legacy_batchedtensor(t)
 
 
@@ -418,7 +422,7 @@ def _level(args: object) -> int:
     torch._C._vmapmode_decrement_nesting()
     if level > 0:
         return level
-    given = [t for t in tree_leaves(args) if _batched(t)]
+    given = [t for t in tree_leaves(args) if _is_legacy_batch(t)]
     return next(n for n in range(64, 0, -1) for t in given if len(_torch._remove_batch_dim(t, n, 0, 0)))
 
 
@@ -427,7 +431,7 @@ def _rule(operator: Any) -> Any:
         level = _level(args)
 
         def members(t: object) -> Any:
-            return _Members(_torch._remove_batch_dim(t, level, 1, 0)) if _batched(t) else t
+            return _Members(_torch._remove_batch_dim(t, level, 1, 0)) if _is_legacy_batch(t) else t
 
         def member(t: object, i: int) -> Any:
             return t[i] if isinstance(t, _Members) else t

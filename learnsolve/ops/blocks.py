@@ -19,7 +19,7 @@ from learnsolve.matrix.checks import AnyTensor, IndexDtype, Matrix, Rule, sparse
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_device, matrix_shape
 from learnsolve.ops.arithmetic import fit, matrix_like, one_shape
-from learnsolve.ops.indexing import Sorted, place, reordered, sorted_by_row, take, trusted
+from learnsolve.ops.indexing import SortedPattern, place, reorder_values, sort_by_row, take, trusted
 from learnsolve.ops.products import spmm
 
 
@@ -67,7 +67,7 @@ def hstack(matrices: Matrices) -> CSR:
     tensor([[1., 0., 3., 0.],
             [0., 1., 0., 3.]], dtype=torch.float64)
     """
-    return _placed("hstack", matrices, lambda i: (0, i))
+    return _place_matrices("hstack", matrices, lambda i: (0, i))
 
 
 def vstack(matrices: Matrices) -> CSR:
@@ -93,7 +93,7 @@ def vstack(matrices: Matrices) -> CSR:
     tensor([[1., 0.],
             [3., 0.]], dtype=torch.float64)
     """
-    return _placed("vstack", matrices, lambda i: (i, 0))
+    return _place_matrices("vstack", matrices, lambda i: (i, 0))
 
 
 def block_diag(matrices: Matrices) -> CSR:
@@ -119,7 +119,7 @@ def block_diag(matrices: Matrices) -> CSR:
     tensor([[1., 0., 0.],
             [0., 3., 0.]], dtype=torch.float64)
     """
-    return _placed("block_diag", matrices, lambda i: (i, i))
+    return _place_matrices("block_diag", matrices, lambda i: (i, i))
 
 
 def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
@@ -160,7 +160,7 @@ def block(blocks: Sequence[Sequence[CSR | None]]) -> CSR:
                 )
     cells = [(i, j) for i, row in enumerate(blocks) for j, A in enumerate(row) if A is not None]
     matrices = check_matrices("block", "blocks", [A for row in blocks for A in row if A is not None])
-    return _placed("block", matrices, lambda i: cells[i])
+    return _place_matrices("block", matrices, lambda i: cells[i])
 
 
 def stack(matrices: Sequence[CSR]) -> CSR:
@@ -191,7 +191,7 @@ def stack(matrices: Sequence[CSR]) -> CSR:
     return first.with_values(torch.stack([A.values for A in matrices]))
 
 
-def _placed(function: str, matrices: Sequence[CSR], cell: Callable[[int], tuple[int, int]]) -> CSR:
+def _place_matrices(function: str, matrices: Sequence[CSR], cell: Callable[[int], tuple[int, int]]) -> CSR:
     """Matrix i in the block (row, column) = cell(i) of a grid, sorted by row, then column. Every row and
     every column of blocks has a matrix."""
     first = matrices[0]
@@ -216,10 +216,12 @@ def _placed(function: str, matrices: Sequence[CSR], cell: Callable[[int], tuple[
     others = (A.pattern for A in matrices[1:])
     plan = first.pattern._planned(_plan_stack, shape, corners, *others)
     values = torch.cat([A.values.expand(batch + A.values.shape[-1:]) for A in matrices], -1)
-    return CSR(reordered(values, plan), plan.pattern)
+    return CSR(reorder_values(values, plan), plan.pattern)
 
 
-def _plan_stack(first: SparsityPattern, shape: tuple, corners: tuple, *others: SparsityPattern) -> Sorted:
+def _plan_stack(
+    first: SparsityPattern, shape: tuple, corners: tuple, *others: SparsityPattern
+) -> SortedPattern:
     patterns = (first, *others)
     rows, columns = (
         np.concatenate(
@@ -231,7 +233,7 @@ def _plan_stack(first: SparsityPattern, shape: tuple, corners: tuple, *others: S
         for axis, name in enumerate(("row_indices", "col_indices"))
     )
     widest = next((P for P in patterns if P.dtype == torch.int64), first)
-    return sorted_by_row(widest, rows, columns, shape)
+    return sort_by_row(widest, rows, columns, shape)
 
 
 def kron(A: Matrix, B: Annotated[CSR, matrix_like("A")]) -> CSR:
@@ -266,17 +268,17 @@ def kron(A: Matrix, B: Annotated[CSR, matrix_like("A")]) -> CSR:
     matrix_shape("kron", _product_shape(A.shape, B.shape))
     plan = A.pattern._planned(_plan_kron, B.pattern)
     outer = (A.values.unsqueeze(-1) * B.values.unsqueeze(-2)).flatten(-2)
-    return CSR(reordered(outer, plan), plan.pattern)
+    return CSR(reorder_values(outer, plan), plan.pattern)
 
 
-def _plan_kron(P: SparsityPattern, Q: SparsityPattern) -> Sorted:
+def _plan_kron(P: SparsityPattern, Q: SparsityPattern) -> SortedPattern:
     i1, j1, i2, j2 = (
         as_numpy(t).astype(np.int64) for t in (P.row_indices, P.col_indices, Q.row_indices, Q.col_indices)
     )
     rows = (i1[:, None] * Q.shape[0] + i2).reshape(-1)
     columns = (j1[:, None] * Q.shape[1] + j2).reshape(-1)
     like = P if P.dtype == torch.int64 else Q
-    return sorted_by_row(like, rows, columns, _product_shape(P.shape, Q.shape))
+    return sort_by_row(like, rows, columns, _product_shape(P.shape, Q.shape))
 
 
 def _product_shape(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
@@ -550,7 +552,7 @@ class BlockBatch:
         self._patterns: tuple[SparsityPattern, ...] | None = None  # of the blocks, if known
         self._sources: tuple[Tensor, ...] = ()  # the values of the matrices given to the constructor
 
-    def _like(self, matrix: CSR, patterns: tuple[SparsityPattern, ...] | None) -> BlockBatch:
+    def _replace_matrix(self, matrix: CSR, patterns: tuple[SparsityPattern, ...] | None) -> BlockBatch:
         other = object.__new__(type(self))
         layout = self._layout if matrix.device == self.device else _layout(self.sizes, matrix.device)
         other._fill(matrix, layout)
@@ -558,7 +560,7 @@ class BlockBatch:
         return other
 
     def __reduce__(self):
-        return _restored, (self.matrix, self.sizes)
+        return _rebuild_batch, (self.matrix, self.sizes)
 
     # --- facts ---
     def __len__(self) -> int:
@@ -588,7 +590,7 @@ class BlockBatch:
 
     @property
     def T(self) -> BlockBatch:
-        return self._like(self.matrix.T, None)
+        return self._replace_matrix(self.matrix.T, None)
 
     def __matmul__(self, x: Tensor) -> Tensor:
         return spmm(self.matrix, x)
@@ -608,7 +610,7 @@ class BlockBatch:
                 f"BlockBatch.with_values: values must have shape (nnz,) = ({self.matrix.nnz},), got "
                 f"{tuple(values.shape)}"
             )
-        return self._like(self.matrix.with_values(values), self._patterns)
+        return self._replace_matrix(self.matrix.with_values(values), self._patterns)
 
     def to(
         self, *args: object, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -616,7 +618,7 @@ class BlockBatch:
         """Move or convert, like `CSR.to`."""
         matrix = self.matrix.to(*args, device=device, dtype=dtype)
         same = matrix.pattern is self.matrix.pattern
-        return self._like(matrix, self._patterns if same else None)
+        return self._replace_matrix(matrix, self._patterns if same else None)
 
     def requires_grad_(self, requires_grad: bool = True) -> BlockBatch:
         """Set whether the values of `matrix` require grad. Their gradient is in ``matrix.values.grad``."""
@@ -659,22 +661,22 @@ class BlockBatch:
 
     def _own_patterns(self) -> tuple[SparsityPattern, ...]:
         if self._patterns is None:
-            self._patterns = self._patterns_of(self.matrix.pattern)
+            self._patterns = self._block_patterns(self.matrix.pattern)
         return self._patterns
 
-    def _patterns_of(self, P: SparsityPattern) -> tuple[SparsityPattern, ...]:
+    def _block_patterns(self, P: SparsityPattern) -> tuple[SparsityPattern, ...]:
         return P._planned(_plan_blocks, *self.sizes)
 
     def _split_matrix(self, name: str, A: CSR) -> list[CSR]:
         if A.shape != self.shape:
             raise ValueError(f"{name}: the matrix must have the shape {self.shape}, got {A.shape}")
         own = A.pattern is self.matrix.pattern
-        patterns = self._own_patterns() if own else self._patterns_of(A.pattern)
+        patterns = self._own_patterns() if own else self._block_patterns(A.pattern)
         parts = A.values.split([P.nnz for P in patterns], -1)
         return [CSR(v, P) for v, P in zip(parts, patterns, strict=True)]
 
 
-def _restored(matrix: CSR, sizes: tuple[int, ...]) -> BlockBatch:
+def _rebuild_batch(matrix: CSR, sizes: tuple[int, ...]) -> BlockBatch:
     batch = object.__new__(BlockBatch)
     batch._fill(matrix, _layout(sizes, matrix.device))
     return batch
@@ -702,4 +704,4 @@ def _plan_blocks(P: SparsityPattern, *sizes: int) -> tuple[SparsityPattern, ...]
     return tuple(made)
 
 
-torch.serialization.add_safe_globals([BlockBatch, _restored])
+torch.serialization.add_safe_globals([BlockBatch, _rebuild_batch])

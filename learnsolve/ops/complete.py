@@ -18,7 +18,7 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops import direct, incomplete_factors
 from learnsolve.ops.autograd import Operation, dispatch, tracked
 from learnsolve.ops.direct import Factors, has_numbers, solved
-from learnsolve.ops.indexing import find, on_diagonal, permutation, permuted, place, take, trusted
+from learnsolve.ops.indexing import diagonal_mask, find, permutation, permuted, place, take, trusted
 from learnsolve.ops.structure import symmetric_pattern, symmetry
 from learnsolve.ops.triangular import triangle_of
 from learnsolve.ordering import minimum_degree
@@ -35,7 +35,7 @@ class Fill(NamedTuple):
     permutation: Tensor
 
 
-class Factored(NamedTuple):
+class CompleteFactors(NamedTuple):
     """values: of L and, for LU, of U after them, (size) or (B, size) for any batch axes."""
 
     values: Tensor
@@ -69,7 +69,7 @@ class Factored(NamedTuple):
         return self.fill.pattern._planned(_plan_pivots, self.kind.rpartition("/")[2])[0]
 
 
-def factored(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: bool = False) -> Factored:
+def factor_complete(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: bool = False) -> CompleteFactors:
     """`kind` as in incomplete_factors.py, such as "cholesky/complete". `symmetric`: for L U of the matrix
     whose half is A's lower triangle."""
     function = kind.partition("/")[0]
@@ -79,15 +79,15 @@ def factored(A: CSR, kind: str, ordering: str | Tensor, *, symmetric: bool = Fal
     values = A.values if len(batch) < 2 else A.values.reshape(batch.numel(), A.nnz)
     a = place(take(values, fill.at), fill.where, P.nnz)
     if symmetric:
-        a = torch.where(on_diagonal(P), a, a + transposed(a, P))
+        a = torch.where(diagonal_mask(P), a, a + transpose_values(a, P))
     try:
         f = incomplete_factors.factor(a, P, kind)
     except incomplete_factors.Breakdown as breakdown:
         raise ValueError(_message(function, fill, _is_cholesky(kind), *breakdown.args)) from None
-    return Factored(f, fill, kind, batch)
+    return CompleteFactors(f, fill, kind, batch)
 
 
-def transposed(a: Tensor, P: SparsityPattern) -> Tensor:
+def transpose_values(a: Tensor, P: SparsityPattern) -> Tensor:
     """The values of the transpose on a symmetric pattern."""
     return permuted(a, P.transpose_permutation, P._inverse_permutation)
 
@@ -309,7 +309,7 @@ def cholesky(A: RealSquareMatrix, *, ordering: str | Tensor = "minimum_degree") 
     """
     if A.values.is_cuda:
         return through_host(cholesky, A, ordering=ordering)
-    F = factored(A, "cholesky/complete", ordering)
+    F = factor_complete(A, "cholesky/complete", ordering)
     (L,) = F.factors()
     return Cholesky(L, F.fill.permutation)
 
@@ -352,7 +352,7 @@ def ldlt(A: RealSquareMatrix, *, ordering: str | Tensor = "minimum_degree") -> L
     """
     if A.values.is_cuda:
         return through_host(ldlt, A, ordering=ordering)
-    F = factored(A, "ldlt/complete lu", ordering, symmetric=True)
+    F = factor_complete(A, "ldlt/complete lu", ordering, symmetric=True)
     D = F.pivots()
     return LDLT(F.factors()[0], D.reshape(*F.batch, D.shape[-1]), F.fill.permutation)
 
@@ -394,7 +394,7 @@ def lu(A: RealSquareMatrix, *, ordering: str | Tensor = "minimum_degree") -> LU:
     """
     if A.values.is_cuda:
         return through_host(lu, A, ordering=ordering)
-    F = factored(A, "lu/complete lu", ordering)
+    F = factor_complete(A, "lu/complete lu", ordering)
     L, U = F.factors()
     return LU(L, U, F.fill.permutation)
 
@@ -483,7 +483,7 @@ def slogdet(A: RealSquareMatrix, *, ordering: str | Tensor = "minimum_degree") -
     """
     if A.values.is_cuda:
         return through_host(slogdet, A, ordering=ordering)
-    F = factored(A, "slogdet/complete lu", ordering)
+    F = factor_complete(A, "slogdet/complete lu", ordering)
     d = F.pivots()
     sign = d.detach().sign().prod(-1)
     return SignLogdet(sign.reshape(F.batch), d.abs().log().sum(-1).reshape(F.batch))
@@ -533,14 +533,14 @@ def selected_inverse(
     if kind == "cholesky":
         F = _symmetric("selected_inverse", A, ordering)
         Z = place(take(F.inverse(), F.fill.where), F.fill.at, A.nnz)
-        Z = (Z + transposed(Z, A.pattern)) / 2
+        Z = (Z + transpose_values(Z, A.pattern)) / 2
     else:
-        F = factored(A, "selected_inverse/complete lu", ordering)
-        Z = take(transposed(F.inverse(), F.fill.pattern), F.fill.where)
+        F = factor_complete(A, "selected_inverse/complete lu", ordering)
+        Z = take(transpose_values(F.inverse(), F.fill.pattern), F.fill.where)
     return CSR(Z.reshape(*F.batch, A.nnz), A.pattern)
 
 
-def _symmetric(function: str, A: CSR, ordering: str | Tensor) -> Factored:
+def _symmetric(function: str, A: CSR, ordering: str | Tensor) -> CompleteFactors:
     """Both triangles have the same weight and get the same gradient."""
     compiling = torch.compiler.is_dynamo_compiling()
     if not (symmetric_pattern(A.pattern) if compiling else symmetry(function, A, None)):
@@ -548,8 +548,8 @@ def _symmetric(function: str, A: CSR, ordering: str | Tensor) -> Factored:
         raise ValueError(
             f"{function}: A must be symmetric, with both triangles. For others take {other}, or (A + A.T) / 2"
         )
-    mean = A.with_values((A.values + transposed(A.values, A.pattern)) / 2)
-    return factored(mean, f"{function}/complete", ordering)
+    mean = A.with_values((A.values + transpose_values(A.values, A.pattern)) / 2)
+    return factor_complete(mean, f"{function}/complete", ordering)
 
 
 # The gradient of log |det A| is A^-T on A's pattern. No library computes entries of the inverse, so this
@@ -602,17 +602,17 @@ class _Logdet(Operation):
 def _inverse(values: Tensor, pattern: SparsityPattern, factors: Factors | str) -> Tensor:
     """The entries of A^-T on A's pattern, differentiable."""
     if values.is_complex():
-        return _by_columns(values, pattern, factors)
+        return _invert_by_columns(values, pattern, factors)
     A = CSR(values, pattern).to("cpu")
     if torch.compiler.is_dynamo_compiling():
-        return _by_elimination(A).to(values.device)
+        return _invert_by_elimination(A).to(values.device)
     try:
         # Further derivatives are for a matrix that need not stay symmetric.
         if not torch.is_grad_enabled() and _definite(factors):
             return selected_inverse(A).values.to(values.device)
-        return _by_elimination(A).to(values.device)
+        return _invert_by_elimination(A).to(values.device)
     except ValueError:  # a pivot is zero or too small
-        return _by_columns(values, pattern, factors)
+        return _invert_by_columns(values, pattern, factors)
 
 
 def _definite(factors: Factors | str) -> bool:
@@ -622,12 +622,12 @@ def _definite(factors: Factors | str) -> bool:
     )
 
 
-def _by_elimination(A: CSR) -> Tensor:
-    F = factored(A, "factorize/complete lu", "minimum_degree")
+def _invert_by_elimination(A: CSR) -> Tensor:
+    F = factor_complete(A, "factorize/complete lu", "minimum_degree")
     return take(F.inverse(), F.fill.where).reshape(A.values.shape)
 
 
-def _by_columns(values: Tensor, pattern: SparsityPattern, factors: Factors | str) -> Tensor:
+def _invert_by_columns(values: Tensor, pattern: SparsityPattern, factors: Factors | str) -> Tensor:
     n, T = pattern.shape[0], pattern.T  # its rows are A's columns
     parts = []
     for first in range(0, n, _COLUMNS):

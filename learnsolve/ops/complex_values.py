@@ -29,7 +29,7 @@ def parts(t: Tensor) -> Tensor:
     return torch.view_as_real(t)
 
 
-def joined(t: Tensor) -> Tensor:
+def join_parts(t: Tensor) -> Tensor:
     """The inverse of `parts`."""
     if t.numel() == 0:  # its strides may be odd, which no view takes
         return torch.complex(*t.unbind(-1))
@@ -43,7 +43,7 @@ def flat(t: Tensor) -> Tensor:
 
 
 def unflat(t: Tensor) -> Tensor:
-    return joined(t.reshape(*t.shape[:-1], t.shape[-1] // 2, 2))
+    return join_parts(t.reshape(*t.shape[:-1], t.shape[-1] // 2, 2))
 
 
 def tall(x: Tensor) -> Tensor:
@@ -63,15 +63,15 @@ def untall(x: Tensor) -> Tensor:
 
 def columns(real: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """f(x) for a linear f, `real`, of the columns of x, (n,) or (..., n, k)."""
-    return joined(real(parts(x))) if x.dim() == 1 else unflat(real(flat(x)))
+    return join_parts(real(parts(x))) if x.dim() == 1 else unflat(real(flat(x)))
 
 
-def doubled(P: SparsityPattern) -> SparsityPattern:
+def duplicate_columns(P: SparsityPattern) -> SparsityPattern:
     """Columns 2 j and 2 j + 1 for each column j."""
-    return P._planned(_plan_doubled)
+    return P._planned(_plan_duplicates)
 
 
-def _plan_doubled(P: SparsityPattern) -> SparsityPattern:
+def _plan_duplicates(P: SparsityPattern) -> SparsityPattern:
     crow, col = as_numpy(P.crow_indices), as_numpy(P.col_indices)
     dtype = np.int64 if max(2 * P.shape[1], 2 * P.nnz) > np.iinfo(np.int32).max else crow.dtype
     col = 2 * col.astype(dtype)

@@ -53,7 +53,7 @@ from learnsolve.ops.direct_backends import (
     why_singular,
 )
 from learnsolve.ops.products import _values_gradient, product
-from learnsolve.ops.structure import _equal, _in_one_pass, scale_rows, symmetric_pattern
+from learnsolve.ops.structure import _equal, _test_symmetry, scale_rows, symmetric_pattern
 
 SMALL = 4_000  # rows: below this, SuperLU is at least as fast as an analysis by PARDISO
 BAND = 16  # SuperLU factors these as fast as PARDISO, and solves 10 times faster
@@ -120,7 +120,7 @@ def checked(function: str, how: Request, dtype: torch.dtype) -> Request:
 
 def symmetric(P: SparsityPattern, data: torch.Tensor) -> bool:
     """Whether the matrix is symmetric up to rounding, as in `symmetry`."""
-    found = _in_one_pass(data, P)
+    found = _test_symmetry(data, P)
     return _equal(data.to(P.device), P) if found is None and symmetric_pattern(P) else bool(found)
 
 
@@ -425,7 +425,7 @@ def _same_pattern(P: SparsityPattern, Q: SparsityPattern) -> bool:
 _recent = Recent(8, 2**30, Factors.bytes)
 
 
-def _remembered(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list[Factored]:
+def _find_recent(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list[Factored]:
     """The factors from an earlier call."""
     values, shape = _host(values), (len(crow) - 1, len(crow) - 1)
     P = SparsityPattern._trusted(crow, col, shape)
@@ -445,7 +445,7 @@ def _remembered(crow: Tensor, col: Tensor, values: Tensor, how: Request) -> list
 def direct_solve(crow: Tensor, col: Tensor, values: Tensor, b: Tensor, transpose: bool, how: str) -> Tensor:
     """`solve`, with the factors of a recent call if it had the same values. `how`: a Request."""
     request = Request(*how.split())
-    factors = _remembered(crow, col, values, request)
+    factors = _find_recent(crow, col, values, request)
     return _solve_on_host("lstsq" if request.unknowns else "spsolve", factors, b, transpose)
 
 
@@ -457,7 +457,7 @@ def _(crow, col, values, b, transpose, how):
 @torch.library.custom_op("learnsolve::direct_logdet", mutates_args=())
 def direct_logdet(crow: Tensor, col: Tensor, values: Tensor, how: str) -> Tensor:
     """`logdets`, with factors as for `direct_solve`."""
-    return logdets(_remembered(crow, col, values, Request(*how.split())), values)
+    return logdets(_find_recent(crow, col, values, Request(*how.split())), values)
 
 
 @direct_logdet.register_fake
@@ -692,7 +692,7 @@ def lstsq(
         A, b = scale_rows(A, root), b * (root if vector else root.unsqueeze(-1))
     alpha = A.values.detach().abs().amax() if A.values.numel() else A.values.new_ones(())
     alpha = torch.where(alpha > 0, alpha, 1)
-    P, order = A.pattern._planned(_augmented, damped)
+    P, order = A.pattern._planned(_augment, damped)
     v = A.values
     parts = [alpha.expand(*v.shape[:-1], m), v, v]
     if damped:
@@ -706,7 +706,7 @@ def lstsq(
     return x.squeeze(-1) if vector else x
 
 
-def _augmented(P: SparsityPattern, damped: bool) -> tuple[SparsityPattern, Tensor]:
+def _augment(P: SparsityPattern, damped: bool) -> tuple[SparsityPattern, Tensor]:
     """The pattern of the augmented matrix, and the positions of its entries in I, B, B^T and the corner."""
     m, n = P.shape
     first, last = (torch.arange(k, device=P.device) for k in (m, n if damped else 0))

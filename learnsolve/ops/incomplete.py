@@ -19,16 +19,16 @@ from learnsolve.ops.complete import complete_fill
 from learnsolve.ops.incomplete_factors import (
     REMEDY,
     Search,
-    as_omega,
-    as_shift,
+    append_omega,
     attempts,
+    breakdown_error,
     breakdown_message,
+    expand_omega,
+    expand_shift,
     factor,
-    in_vain,
     missing_diagonal,
-    shifted,
+    shift_diagonal,
     warn,
-    with_omega,
 )
 from learnsolve.ops.indexing import onto, trusted
 from learnsolve.ops.structure import symmetric_pattern
@@ -180,7 +180,7 @@ def mic(
     >>> bool(((L @ L.mT).sum(1) - A.sum(1)).abs().max() < 1e-12)
     True
     """
-    relaxed = as_omega("mic", omega, A.values)
+    relaxed = expand_omega("mic", omega, A.values)
     pattern = on_level("mic", A, level, pattern, lower=True)
     if not isinstance(omega, Tensor) and omega in (0, 1):  # no product is scaled
         return cholesky("mic" if omega else "mic/ic", A, pattern, shift, on_breakdown)
@@ -345,10 +345,10 @@ def _factors(
     pattern = A.pattern if given is None else given
     missing_diagonal(function, pattern, "A" if given is None else "the pattern")
     values, batch = onto(A, pattern).values, A.batch_shape
-    used = as_shift(function, shift, values)
+    used = expand_shift(function, shift, values)
     unshifted = not isinstance(shift, Tensor) and shift == 0
     if omega is not None:
-        values = with_omega(values, omega, pattern)
+        values = append_omega(values, omega, pattern)
     size = values.shape[-1]
     if on_breakdown == "shift":
         if torch.compiler.is_dynamo_compiling():
@@ -363,7 +363,7 @@ def _factors(
         used = torch.where(found == used, used, found)
         unshifted = False
     if not unshifted:
-        values = shifted(values, used, pattern)
+        values = shift_diagonal(values, used, pattern)
     if len(batch) > 1:
         f = factor(values.reshape(batch.numel(), size), pattern, kind)
         f = f.reshape(*batch, f.shape[-1])
@@ -487,7 +487,7 @@ def _choose(
             f"{function}: torch.compile cannot trace the choice of a pattern, which depends on values. "
             f"Choose it before, then {twin}"
         )
-    used = as_shift(function, shift, A.values)
+    used = expand_shift(function, shift, A.values)
     values, start = plain_values(A.values), plain_values(used)
     if values.dim() > 1 or start.dim() > 0:
         raise NotImplementedError(
@@ -529,14 +529,14 @@ def _search(
         if row < 0:
             if shift != start:
                 warn(function, shift, failed)
-            return _chosen(function, P, crow, col), given if shift == start else shift
+            return _reuse_choice(function, P, crow, col), given if shift == start else shift
         message = breakdown_message("ict/ic" if cholesky else "ilut/ilu", row, pivot, None)
         if on_breakdown == "raise":
             raise ValueError(message + REMEDY)
-    raise in_vain(message, shift)
+    raise breakdown_error(message, shift)
 
 
-def _chosen(function: str, P: SparsityPattern, crow: np.ndarray, col: np.ndarray) -> SparsityPattern:
+def _reuse_choice(function: str, P: SparsityPattern, crow: np.ndarray, col: np.ndarray) -> SparsityPattern:
     """The last choice for P if it is the same, so that its plans are reused."""
     pattern, last = P._make(trusted, P, crow, col, P.shape), P._last(function)
     if last is not None and last[0].equals(pattern):

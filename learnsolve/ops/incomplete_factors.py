@@ -30,7 +30,7 @@ from learnsolve.matrix import device_analysis
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.arithmetic import every_one, one_each
 from learnsolve.ops.autograd import LinearSolve, Multilinear, Nestable, Operation, dispatch
-from learnsolve.ops.indexing import on_diagonal
+from learnsolve.ops.indexing import diagonal_mask
 from learnsolve.ops.products import product
 from learnsolve.ops.triangular import triangle_of
 
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     """The elimination on a pattern. Its factors are on the triangles of the pattern (`triangle_of`)."""
 
     elimination: tuple[tuple[Tensor, ...], bool]  # arguments of the operators (csrc/ops/schema.cpp)
-    size: int  # number of values: A's and, for "relaxed", those added by `with_omega`
+    size: int  # number of values: A's and, for "relaxed", those added by `append_omega`
     crow: Tensor | None = None  # row starts of these values, if not the pattern's
 
 
@@ -80,7 +80,7 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
     made = _analysis.elimination_plan(*arrays, _FACTORS[factors], narrow, products)
     by_level: tuple[Tensor, ...] = ()
     if device_analysis.here(pattern.crow_indices):
-        made, levels, uses = _by_level(*made)
+        made, levels, uses = _sort_by_level(*made)
         by_level = (torch.from_numpy(levels), *(pattern._tensor(a) for a in (levels, *uses)))
     plan = [pattern._tensor(a) for a in made]
     size, crow = pattern.nnz, None
@@ -91,7 +91,7 @@ def elimination_plan(pattern: SparsityPattern, factors: str) -> Plan:
     return Plan(((*plan, sizes, *by_level), factors != "ilu"), size, crow)
 
 
-def _by_level(order, source, pivot, ptr, pairs, units):
+def _sort_by_level(order, source, pivot, ptr, pairs, units):
     """The plan with its steps sorted by level, the starts of the levels, and the uses of each entry
     (csrc/kernels/factors.cuh)."""
     entries = len(order) + len(units)
@@ -135,21 +135,21 @@ def complete_plan(pattern: SparsityPattern, factors: str) -> Plan:
     return Plan((tuple(t.detach() for t in arrays), factors == "complete"), pattern.nnz)
 
 
-def plan_of(pattern: SparsityPattern, kind: str) -> Plan:
+def factor_plan(pattern: SparsityPattern, kind: str) -> Plan:
     factors = kind.rpartition("/")[2]
     return pattern._planned(complete_plan if factors in _COMPLETE else elimination_plan, factors)
 
 
-def with_omega(values: Tensor, omega: Tensor, pattern: SparsityPattern) -> Tensor:
+def append_omega(values: Tensor, omega: Tensor, pattern: SparsityPattern) -> Tensor:
     """The values that the relaxed elimination reads: A's values, -omega, and a zero per entry of L, whose
     multiples by omega are additional unknowns. So omega has derivatives like any value."""
     zeros = values.new_zeros(*values.shape[:-1], triangle_of(pattern, "lower").nnz)
     return torch.cat((values, -omega.unsqueeze(-1), zeros), -1)
 
 
-def shifted(values: Tensor, shift: Tensor, pattern: SparsityPattern) -> Tensor:
+def shift_diagonal(values: Tensor, shift: Tensor, pattern: SparsityPattern) -> Tensor:
     """The same values for A + shift diag(A)."""
-    on = torch.nn.functional.pad(on_diagonal(pattern), (0, values.shape[-1] - pattern.nnz))
+    on = torch.nn.functional.pad(diagonal_mask(pattern), (0, values.shape[-1] - pattern.nnz))
     return torch.where(on, values * (1 + shift.unsqueeze(-1)), values)
 
 
@@ -171,7 +171,7 @@ def breakdown_message(kind: str, row: int, pivot: float, matrix: int | None) -> 
 
 
 def _factor_or_raise(values: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    plan = plan_of(pattern, kind)
+    plan = factor_plan(pattern, kind)
     traced = torch.compiler.is_dynamo_compiling()
     crow = pattern.crow_indices if plan.crow is None else plan.crow
     f, breakdown = _raw_factor(*plan.elimination, crow, values, traced)
@@ -274,7 +274,7 @@ class _Factor(_Map):
 class _Tangent(_Map, LinearSolve):
     @staticmethod
     def forward(f, v, pattern, kind):
-        return _raw_tangent(*plan_of(pattern, kind).elimination, f, v)
+        return _raw_tangent(*factor_plan(pattern, kind).elimination, f, v)
 
     @staticmethod
     def backward(ctx, g):
@@ -291,7 +291,7 @@ class _Tangent(_Map, LinearSolve):
 class _Adjoint(_Map, LinearSolve):
     @staticmethod
     def forward(f, g, pattern, kind):
-        plan = plan_of(pattern, kind)
+        plan = factor_plan(pattern, kind)
         return _raw_adjoint(*plan.elimination, f, g, plan.size)
 
     @staticmethod
@@ -313,7 +313,7 @@ class _Product(_Map, Multilinear):
 
     @staticmethod
     def forward(x, z, pattern, kind):
-        plan = plan_of(pattern, kind)
+        plan = factor_plan(pattern, kind)
         return _raw_product(*plan.elimination, x, z, plan.size)
 
     @staticmethod
@@ -332,7 +332,7 @@ class _ProductAdjoint(_Map, Multilinear):
 
     @staticmethod
     def forward(x, w, pattern, kind):
-        return _raw_product_adjoint(*plan_of(pattern, kind).elimination, x, w)
+        return _raw_product_adjoint(*factor_plan(pattern, kind).elimination, x, w)
 
     @staticmethod
     def backward(ctx, h):
@@ -378,14 +378,14 @@ class Search(Nestable):
 
 
 def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) -> Tensor:
-    plan = plan_of(pattern, kind)
+    plan = factor_plan(pattern, kind)
     crow = pattern.crow_indices if plan.crow is None else plan.crow
     shift, open_ = shift.clone(), torch.arange(len(shift), device=shift.device)
     breakdown = shift.new_empty(0, 2)
     for attempt in range(_TRIES + 1):
         if attempt:
             shift[open_] = (2 * shift[open_]).clamp(min=_FIRST_SHIFT)
-        v = shifted(values[open_], shift[open_], pattern)
+        v = shift_diagonal(values[open_], shift[open_], pattern)
         breakdown = _raw_factor(*plan.elimination, crow, v, False)[1]
         failed = breakdown[:, 0] >= 0
         open_, breakdown = open_[failed], breakdown[failed]
@@ -394,7 +394,7 @@ def _search(values: Tensor, shift: Tensor, pattern: SparsityPattern, kind: str) 
     else:
         at, (row, pivot) = int(open_[0]), breakdown[0].tolist()
         message = breakdown_message(kind, int(row), pivot, at if len(shift) > 1 else None)
-        raise in_vain(message, float(shift[at]))
+        raise breakdown_error(message, float(shift[at]))
     if attempt:
         warn(kind.partition("/")[0], float(shift.max()), attempt)
     return shift
@@ -407,7 +407,7 @@ def attempts(shift: float) -> Iterator[float]:
         shift = max(2 * shift, _FIRST_SHIFT)
 
 
-def in_vain(message: str, last: float) -> ValueError:
+def breakdown_error(message: str, last: float) -> ValueError:
     return ValueError(
         f"{message}, even with shift {last:.3g} (the last of {_TRIES} tries). A shift relative to the "
         "diagonal does not help where that is zero or negative: permute the rows, or add a multiple of the "
@@ -435,19 +435,19 @@ def missing_diagonal(function: str, pattern: SparsityPattern, name: str) -> None
         )
 
 
-def as_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
+def expand_shift(function: str, shift: float | Tensor, values: Tensor) -> Tensor:
     """`shift` for each matrix of the batch."""
     held, rule = lambda t: (t >= 0) & (t < float("inf")), "be finite and not negative"
-    return _for_each(function, "shift", shift, values, held, rule)
+    return _expand_parameter(function, "shift", shift, values, held, rule)
 
 
-def as_omega(function: str, omega: float | Tensor, values: Tensor) -> Tensor:
+def expand_omega(function: str, omega: float | Tensor, values: Tensor) -> Tensor:
     """`omega` for each matrix of the batch."""
     held, rule = lambda t: (t >= 0) & (t <= 1), "be between 0 and 1"
-    return _for_each(function, "omega", omega, values, held, rule)
+    return _expand_parameter(function, "omega", omega, values, held, rule)
 
 
-def _for_each(
+def _expand_parameter(
     function: str, name: str, given: float | Tensor, values: Tensor, held: Callable[[Any], Any], rule: str
 ) -> Tensor:
     value = one_each(function, name, given, values)

@@ -11,9 +11,15 @@ from learnsolve import _analysis
 from learnsolve.matrix import checks
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.checks import AnyMatrix
-from learnsolve.matrix.convert import TensorLike, tensor_of
+from learnsolve.matrix.convert import TensorLike, copy_array
 from learnsolve.matrix.csr import CSR
-from learnsolve.matrix.pattern import SparsityPattern, as_numpy, check_device, matrix_shape, sorted_triples
+from learnsolve.matrix.pattern import (
+    SparsityPattern,
+    as_numpy,
+    check_device,
+    matrix_shape,
+    sort_checked_triples,
+)
 from learnsolve.ops.autograd import OfLastAxes, dispatch
 from learnsolve.ops.products import product
 
@@ -36,7 +42,7 @@ def permuted(values: Tensor, forward: Tensor, backward: Tensor, dim: int = -1) -
     return dispatch(_Permute, (values,), forward, backward, dim)
 
 
-def added_up(values: Tensor, places: SparsityPattern) -> Tensor:
+def sum_at_places(values: Tensor, places: SparsityPattern) -> Tensor:
     """Value i of the result is the sum of the `values` (..., n) at the columns of row i of `places`, a 0/1
     matrix, so that the gradient of a repeated value is a sum in a fixed order."""
     ones = torch.ones(places.nnz, dtype=values.real.dtype, device=values.device)
@@ -95,7 +101,7 @@ class Selection(NamedTuple):
     repeats: SparsityPattern | None = None  # if values repeat: the 0/1 matrix that distributes them
 
 
-def selected(A: CSR, plan: Selection) -> CSR:
+def apply_selection(A: CSR, plan: Selection) -> CSR:
     if plan.pattern is None or plan.at is None:
         return A
     if plan.repeats is None:
@@ -106,7 +112,7 @@ def selected(A: CSR, plan: Selection) -> CSR:
 def handed_out(values: Tensor, places: SparsityPattern) -> Tensor:
     """Row i of `places` has the position of value i of the result, or no entry for a zero."""
     checks.dtype("A[...]", "A.values", values, or_complex=True)
-    return added_up(values, places)
+    return sum_at_places(values, places)
 
 
 def places(P: SparsityPattern, at: np.ndarray) -> SparsityPattern:
@@ -115,7 +121,7 @@ def places(P: SparsityPattern, at: np.ndarray) -> SparsityPattern:
     return trusted(P, crow, at[at >= 0], (len(at), P.nnz))
 
 
-def used_columns(P: SparsityPattern) -> SparsityPattern:
+def drop_empty_columns(P: SparsityPattern) -> SparsityPattern:
     """P, or P without its empty columns if most are empty: for results that do not depend on column indices,
     such as row sums, in O(nnz + rows)."""
     return P._planned(_plan_used_columns) if P.shape[1] > P.nnz + P.shape[0] else P
@@ -156,7 +162,7 @@ def _plan_onto(P: SparsityPattern, Q: SparsityPattern) -> tuple[Tensor, Tensor]:
     return P._tensor(at), P._tensor(where)
 
 
-def on_diagonal(P: SparsityPattern) -> Tensor:
+def diagonal_mask(P: SparsityPattern) -> Tensor:
     """For each entry, whether it is on the diagonal."""
     return P._planned(_plan_on_diagonal)[0]
 
@@ -165,7 +171,7 @@ def _plan_on_diagonal(P: SparsityPattern) -> tuple[Tensor]:
     return (P.row_indices == P.col_indices,)
 
 
-class Sorted(NamedTuple):
+class SortedPattern(NamedTuple):
     """A pattern, the order of its entries among the original ones, and the inverse. None means unchanged."""
 
     pattern: SparsityPattern
@@ -173,18 +179,20 @@ class Sorted(NamedTuple):
     backward: Tensor | None = None
 
 
-def sorted_by_row(like: SparsityPattern, rows: np.ndarray, columns: np.ndarray, shape: tuple) -> Sorted:
+def sort_by_row(like: SparsityPattern, rows: np.ndarray, columns: np.ndarray, shape: tuple) -> SortedPattern:
     """For distinct entries that are sorted by column within each row."""
     crow = np.concatenate(([0], np.cumsum(np.bincount(rows, minlength=shape[0]))))
     if len(rows) < 2 or (np.diff(rows) >= 0).all():
-        return Sorted(trusted(like, crow, columns, shape))
+        return SortedPattern(trusted(like, crow, columns, shape))
     order = np.argsort(rows, kind="stable")
     inverse = np.empty_like(order)
     inverse[order] = np.arange(len(order))
-    return Sorted(trusted(like, crow, columns[order], shape), like._tensor(order), like._tensor(inverse))
+    return SortedPattern(
+        trusted(like, crow, columns[order], shape), like._tensor(order), like._tensor(inverse)
+    )
 
 
-def reordered(values: Tensor, plan: Sorted) -> Tensor:
+def reorder_values(values: Tensor, plan: SortedPattern) -> Tensor:
     if plan.forward is None or plan.backward is None:
         return values
     return permuted(values, plan.forward, plan.backward)
@@ -226,22 +234,22 @@ def index(A: CSR, key: object) -> CSR | Tensor:
     if len(key) > 2:
         raise IndexError(f"A[...]: a matrix has two axes, got {len(key)} indices")
     if len(key) == 1 and isinstance(key[0], (Tensor, np.ndarray)) and key[0].ndim == 2:
-        key = _selected_by_mask(key[0], A.shape)
+        key = _mask_positions(key[0], A.shape)
     axes: list[Any] = [_axis(k, n) for k, n in zip((*key, slice(None))[:2], A.shape, strict=True)]
     rows, columns = axes
     if isinstance(rows, tuple) and isinstance(columns, tuple):
         whole = rows == (0, A.shape[0], 1) and columns == (0, A.shape[1], 1)
-        return A if whole else selected(A, A.pattern._planned(_plan_slices, *rows, *columns))
+        return A if whole else apply_selection(A, A.pattern._planned(_plan_slices, *rows, *columns))
     dense = isinstance(rows, int) or isinstance(columns, int)
     arrays = isinstance(rows, np.ndarray) and isinstance(columns, np.ndarray)
-    if arrays and _crossed(*axes):
+    if arrays and _is_outer_index(*axes):
         rows, columns, arrays = axes[0][:, 0], axes[1][0], False
     if dense or arrays:
         return _entries(A, rows, columns)
     for k in (rows, columns):
         if isinstance(k, np.ndarray) and k.ndim != 1:
             raise IndexError(f"A[...]: index arrays must have one axis, got shape {k.shape}")
-    return selected(A, _plan_submatrix(A.pattern, rows, columns))
+    return apply_selection(A, _plan_submatrix(A.pattern, rows, columns))
 
 
 def permute(A: AnyMatrix, p: object, q: object = None) -> CSR:
@@ -284,7 +292,7 @@ def permute(A: AnyMatrix, p: object, q: object = None) -> CSR:
 
 
 @makes_plain_tensors
-def _selected_by_mask(mask: Any, shape: tuple[int, int]) -> tuple[Any, ...]:
+def _mask_positions(mask: Any, shape: tuple[int, int]) -> tuple[Any, ...]:
     """The rows and columns that a boolean array of the matrix's shape selects."""
     a = as_numpy(mask) if isinstance(mask, Tensor) else mask
     if a.dtype != bool:
@@ -336,7 +344,7 @@ def _array(k: object, n: int) -> Any:
     return int(a) if a.ndim == 0 else a
 
 
-def _crossed(rows: np.ndarray, columns: np.ndarray) -> bool:
+def _is_outer_index(rows: np.ndarray, columns: np.ndarray) -> bool:
     return rows.ndim == columns.ndim == 2 and rows.shape[1] == columns.shape[0] == 1
 
 
@@ -355,14 +363,14 @@ def _submatrix(P: SparsityPattern, rows: np.ndarray, columns: range | np.ndarray
     # SciPy keeps nonzero entries, so each entry is its position in P, plus one.
     numbers = np.arange(1, P.nnz + 1)
     S = scipy.sparse.csr_array((numbers, as_numpy(P.col_indices), as_numpy(P.crow_indices)), shape=P.shape)
-    S = _columns_of(S[rows], columns)
+    S = _select_columns(S[rows], columns)
     S.sort_indices()
     at = S.data - 1
     repeats = places(P, at) if len(at) and np.bincount(at).max() > 1 else None
     return Selection(trusted(P, S.indptr, S.indices, (len(rows), len(columns))), P._tensor(at), repeats)
 
 
-def _columns_of(S: Any, columns: range | np.ndarray) -> Any:
+def _select_columns(S: Any, columns: range | np.ndarray) -> Any:
     """S[:, columns], without SciPy's array over all columns of S if most of them are empty."""
     if isinstance(columns, range):
         steps, off = np.divmod(S.indices.astype(np.int64) - columns.start, columns.step)
@@ -489,11 +497,13 @@ class Assembly:
         *,
         device: torch.device | str | None = None,
     ):
-        indices = tensor_of(rows), tensor_of(columns)
+        indices = copy_array(rows), copy_array(columns)
         self.pattern, self.places = _sort("Assembly", *indices, shape, device)
 
     def __call__(self, values: TensorLike) -> CSR:
-        return _summed("Assembly", tensor_of(values, self.places.crow_indices), self.pattern, self.places)
+        return _sum_entries(
+            "Assembly", copy_array(values, self.places.crow_indices), self.pattern, self.places
+        )
 
     def __repr__(self) -> str:
         return f"Assembly(shape={self.pattern.shape}, entries={self.places.shape[1]}, nnz={self.pattern.nnz})"
@@ -511,10 +521,10 @@ def from_coo(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, in
             [4., 0.]])
     """
     checks.tensor("from_coo", "values", values)
-    return _summed("from_coo", values, *_sort("from_coo", rows, columns, shape, values.device))
+    return _sum_entries("from_coo", values, *_sort("from_coo", rows, columns, shape, values.device))
 
 
-def _summed(function: str, values: Tensor, pattern: SparsityPattern, places: SparsityPattern) -> CSR:
+def _sum_entries(function: str, values: Tensor, pattern: SparsityPattern, places: SparsityPattern) -> CSR:
     checks.tensor(function, "values", values)
     checks.dtype(function, "values", values, or_complex=True)
     if values.shape[-1:] != places.shape[1:]:
@@ -527,7 +537,7 @@ def _summed(function: str, values: Tensor, pattern: SparsityPattern, places: Spa
             f"{function}: values are on {values.device}, the matrices on {places.device}. Pass device= to "
             "Assembly, or move the values with .to()"
         )
-    return CSR(added_up(values, places), pattern)
+    return CSR(sum_at_places(values, places), pattern)
 
 
 @makes_plain_tensors
@@ -549,7 +559,7 @@ def _sort(
     m, n = matrix_shape(function, shape)
     check_device(function, device)
     # Duplicates are added in the order given.
-    arrays = sorted_triples(function, as_numpy(rows), as_numpy(columns), (m, n))
+    arrays = sort_checked_triples(function, as_numpy(rows), as_numpy(columns), (m, n))
     crow, col, order, starts = (torch.from_numpy(a).to(device or rows.device) for a in arrays)
     narrow = rows.dtype == columns.dtype == torch.int32
     crow, col = (t if narrow and t.dtype == torch.int32 else t.long() for t in (crow, col))

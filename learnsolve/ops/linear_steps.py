@@ -1,6 +1,6 @@
 """Linear functions of a block of columns as a list of steps: recorded once, run as one operation.
 
-A `Recorded` block of columns supports the operations of a tensor x + y, x - y, `scaled_rows`, `product` and
+A `Register` block of columns supports the operations of a tensor x + y, x - y, `scaled_rows`, `product` and
 `dense_product`. Each of these records a step. The list runs compiled (csrc/ops/linear_steps.cpp), with one
 operation of autograd for all of it, or step by step by differentiable operations: under `torch.compile`,
 `torch.func` and forward mode, on devices, for batches of columns and for second derivatives.
@@ -29,19 +29,19 @@ _raw_backward = torch.ops.learnsolve.linear_steps_backward.default
 _MULTIPLY, _RESIDUAL, _ADD, _SUBTRACT, _SCALE, _SCALE_ADD, _DENSE = range(7)
 
 
-class Recorded:
+class Register:
     """A block of columns (n, k) to be computed: register `number` of the list."""
 
     def __init__(self, steps: LinearSteps, number: int):
         self.steps, self.number = steps, number
 
-    def __add__(self, other: Recorded) -> Recorded:
+    def __add__(self, other: Register) -> Register:
         last = self.steps.takes_back(other, _SCALE)
         if last is not None:  # y + s o x
             return self.steps.add(_SCALE_ADD, last[1], 0, last[3], self.number)
         return self.steps.add(_ADD, 0, 0, other.number, self.number)
 
-    def __sub__(self, other: Recorded) -> Recorded:
+    def __sub__(self, other: Register) -> Register:
         last = self.steps.takes_back(other, _MULTIPLY)
         if last is not None:  # y - A x
             return self.steps.add(_RESIDUAL, *last[1:4], self.number)
@@ -50,21 +50,21 @@ class Recorded:
 
 def product(values: Tensor, x: Any, pattern: SparsityPattern, transpose: bool) -> Any:
     """`_product.product`, or a step if x is recorded."""
-    if isinstance(x, Recorded):
+    if isinstance(x, Register):
         return x.steps.add(_MULTIPLY, x.steps.matrix(values, pattern), int(transpose), x.number, 0)
     return _product.product(values, x, pattern, transpose)
 
 
 def scaled_rows(s: Tensor, x: Any) -> Any:
     """s o x for s (..., n, 1), or a step."""
-    if isinstance(x, Recorded):
+    if isinstance(x, Register):
         return x.steps.add(_SCALE, x.steps.operand(s), 0, x.number, 0)
     return s * x
 
 
 def dense_product(D: Tensor, x: Any, transpose: bool) -> Any:
     """D x or D^T x, or a step."""
-    if isinstance(x, Recorded):
+    if isinstance(x, Register):
         return x.steps.add(_DENSE, x.steps.operand(D), int(transpose), x.number, 0)
     return (D.mT if transpose else D) @ x
 
@@ -94,7 +94,7 @@ class LinearSteps:
         keys: list[Any] = [*apart, *map(id, others)]
         self._numbers = {key: number for number, key in enumerate(keys)}
         self._written: list[tuple[int, ...]] = []
-        result = function(Recorded(self, 0))
+        result = function(Register(self, 0))
         count = len(self._written)
         assert result.number == count
         self._written += [
@@ -104,12 +104,12 @@ class LinearSteps:
         ]
         self.steps = [number for step in self._written for number in step]
 
-    def add(self, *step: int) -> Recorded:
+    def add(self, *step: int) -> Register:
         assert min(step) >= 0, "a block is used that a later step has taken up"
         self._written.append(step)
-        return Recorded(self, len(self._written))
+        return Register(self, len(self._written))
 
-    def takes_back(self, x: Recorded, kind: int) -> tuple[int, ...] | None:
+    def takes_back(self, x: Register, kind: int) -> tuple[int, ...] | None:
         """Remove and return the last step if it computed x and is of this kind, which makes x invalid."""
         if x.number != len(self._written) or x.number == 0 or self._written[-1][0] != kind:
             return None
@@ -126,12 +126,12 @@ class LinearSteps:
         """Apply to b (..., n, k)."""
         apart = b.dim() != 2 or device_analysis.here(b) or torch.compiler.is_dynamo_compiling()
         if apart or forward_mode_may_come():
-            return self.apart(b, self.operands)
+            return self.run_separately(b, self.operands)
         if tracked(b, *self.operands):
             return _Run.apply(self, b, *self.operands)
         return _raw(self.structures, self.operands, b, self.steps, False)[0]
 
-    def apart(self, b: Tensor, operands: Sequence[Tensor]) -> Tensor:
+    def run_separately(self, b: Tensor, operands: Sequence[Tensor]) -> Tensor:
         """Run step by step."""
         registers = [b]
         for kind, operand, transpose, x, y in self._written:
@@ -169,7 +169,7 @@ class _Run(Eager):
             # Operands may depend on one another. Derivatives with respect to views do not follow those paths.
             inputs = [t.view_as(t) for t in saved[:count]]
             wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
-            x = steps.apart(inputs[0], inputs[1:])
+            x = steps.run_separately(inputs[0], inputs[1:])
             found = iter(torch.autograd.grad(x, wanted, g, create_graph=True, allow_unused=True))
             return None, *(next(found) if need else None for need in needs)
         registers = (saved[0], *saved[count:])

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix.pattern import SparsityPattern
-from learnsolve.ops.autograd import Operation, distinct, pullback, pushforward, tracked, vmapped
+from learnsolve.ops.autograd import Operation, apply_vmap, distinct, pullback, pushforward, tracked
 from learnsolve.ops.products import _raw_dots, dots, product
 from learnsolve.ops.sweeps import (
     WORK,
-    apart,
     iterations_of_a_call,
     placeholder,
     residual_norm,
     separate,
+    separate_columns,
     together,
 )
 from learnsolve.ops.triangular import Side, _only_read, _system, solve
@@ -92,7 +92,7 @@ class _Columns:
         self.stop(value < self.smallest, Stop.ROUNDING, when)
 
 
-def unfused(
+def reference_pcg(
     values: Tensor, m: Tensor, b: Tensor, x0: Tensor,
     pattern: SparsityPattern, factor: SparsityPattern | None, kind: int, iterations: int, from_zero: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -104,7 +104,7 @@ def unfused(
     def dot(u, v):
         return dots(u, v, True)
 
-    def norm_of(r):
+    def column_norms(r):
         return residual_norm(r, -2, keepdim=True)
 
     def divide(a, b, where):
@@ -112,8 +112,8 @@ def unfused(
 
     r = b if from_zero else b - product(values, x0, pattern, False)
     x = torch.zeros_like(r) if from_zero else x0
-    norm = norm_of(r)
-    columns = _Columns(norm.detach(), norm_of(b).detach())
+    norm = column_norms(r)
+    columns = _Columns(norm.detach(), column_norms(b).detach())
     r = torch.where(norm.detach().isfinite(), r, 0)
     z = M(r)
     rho = dot(r, z)
@@ -128,7 +128,7 @@ def unfused(
         columns.stop(~alpha.detach().isfinite(), Stop.NON_FINITE, i)
         columns.stop(alpha.detach() == 0, Stop.ROUNDING, i)
         new_r = torch.where(columns.run(), r - alpha * q, r)
-        new_norm = norm_of(new_r)
+        new_norm = column_norms(new_r)
         size = new_norm.detach()
         columns.stop(~size.isfinite(), Stop.NON_FINITE, i)
         moved = columns.run()
@@ -148,11 +148,11 @@ def unfused(
     return x, history, status
 
 
-def unfused_adjoint(*fixed) -> Callable:
+def reference_adjoint(*fixed) -> Callable:
     """(values, m, b, x0, gx, gnorms) -> gradients for the first four, differentiable."""
 
     def adjoint(values, m, b, x0, gx, gnorms):
-        _, pull = pullback(lambda *t: unfused(*t, *fixed)[:2], values, m, b, x0)
+        _, pull = pullback(lambda *t: reference_pcg(*t, *fixed)[:2], values, m, b, x0)
         return pull((gx, gnorms))
 
     return adjoint
@@ -171,10 +171,10 @@ def fitting(
 
 
 def _wide(pattern: SparsityPattern) -> SparsityPattern:
-    return pattern if pattern.dtype == torch.int64 else pattern._planned(_with_int64)[0]
+    return pattern if pattern.dtype == torch.int64 else pattern._planned(_widen_indices)[0]
 
 
-def _with_int64(pattern: SparsityPattern) -> tuple[SparsityPattern]:
+def _widen_indices(pattern: SparsityPattern) -> tuple[SparsityPattern]:
     return (SparsityPattern._trusted(pattern.crow_indices.long(), pattern.col_indices.long(), pattern.shape),)
 
 
@@ -286,7 +286,7 @@ def pcg_iterations(
     return _PCG.forward(*tensors, *constants, False)[:3]  # type: ignore[return-value]
 
 
-class Carried(NamedTuple):
+class PCGState(NamedTuple):
     """The state passed from one call of `Iterations` to the next."""
 
     x: Tensor
@@ -322,7 +322,7 @@ class Iterations:
         self.fixed = (pattern._structure(False), values, number, preconditioner(m, factor, number))
         shared = values.dim() == 1 and (m is None or m.dim() == 1)
         self.lead = b.shape[:-2] if shared and between is None and separate(b) else None
-        self.x0, self.b = self.apart(x0), self.apart(b)
+        self.x0, self.b = self.separate_columns(x0), self.separate_columns(b)
         alone = b if self.lead is None else self.b[:1]
         self.longest = _longest(values, 0 if m is None else m.shape[-1], alone)
         self.directions = None if between is None else Directions(between, flexible)
@@ -333,8 +333,8 @@ class Iterations:
         return 1 if self.directions is not None else min(count, self.length, self.longest)
 
     def __call__(
-        self, state: Carried | None, count: int, done: int, runs: Tensor | None, target: Tensor
-    ) -> tuple[Carried, Tensor]:
+        self, state: PCGState | None, count: int, done: int, runs: Tensor | None, target: Tensor
+    ) -> tuple[PCGState, Tensor]:
         """`count` iterations after `done`, at most `most`, and the norm after each, from the recurrence. A
         column whose norm is at or below its `target`, (..., 1, k), also stops, as ROUNDING. `runs`, (..., 1,
         k): the columns that have not been stopped. None: all."""
@@ -358,7 +358,7 @@ class Iterations:
         for i in [0] if self.lead is None else range(0, len(self.b), width):
             parts = [x, r, target, *given]
             if self.lead is not None:
-                parts = [t if t is None else self.apart(t)[i : i + width] for t in parts]
+                parts = [t if t is None else self.separate_columns(t)[i : i + width] for t in parts]
             out = _raw(*self.fixed, *parts[:2], parts[3:], parts[2], done, count, False)
             outs.append((*out[:3], *out[4:6]))
         x, r, after, carry, history = outs[0] if len(outs) == 1 else map(torch.cat, zip(*outs, strict=True))
@@ -367,16 +367,16 @@ class Iterations:
             history if given else history[..., 1:, :],
         )  # fmt: skip
 
-    def apart(self, t: Any) -> Any:
-        return t if t is None or self.lead is None else apart(t)
+    def separate_columns(self, t: Any) -> Any:
+        return t if t is None or self.lead is None else separate_columns(t)
 
-    def together(self, *tensors: Tensor) -> tuple[Carried, Tensor]:
+    def together(self, *tensors: Tensor) -> tuple[PCGState, Tensor]:
         if self.lead is not None:
             x, r, p, carry, history = (together(t, self.lead) for t in tensors)
             tensors = x, r, p, carry if self.lead else carry.unsqueeze(0), history
-        return Carried(*tensors[:4]), tensors[4]
+        return PCGState(*tensors[:4]), tensors[4]
 
-    def direction(self, state: Carried) -> Tensor:
+    def direction(self, state: PCGState) -> Tensor:
         """The next direction."""
         if self.directions is None:
             return state.p
@@ -455,7 +455,7 @@ class _PCG(Operation):
     @staticmethod
     def jvp(ctx, *tangents):
         constants = ctx.constants[:5]
-        out = pushforward(lambda *t: unfused(*t, *constants)[:2], ctx.saved_tensors[:4], tangents[:4])
+        out = pushforward(lambda *t: reference_pcg(*t, *constants)[:2], ctx.saved_tensors[:4], tangents[:4])
         return (*out, *(None,) * (ctx.outputs - 2))
 
     @staticmethod
@@ -468,9 +468,9 @@ class _PCG(Operation):
         if inner[0] > 1 or inner[1] > 1 or inner[2] > 2:
             # A batch within the map: the kernel supports only one batch axis.
             def mapped(v, m, b, x):
-                return unfused(v, m, b, x, pattern, factor, kind, iterations, from_zero)
+                return reference_pcg(v, m, b, x, pattern, factor, kind, iterations, from_zero)
 
-            return vmapped(mapped, in_dims[:4], (values, m, b, x0))
+            return apply_vmap(mapped, in_dims[:4], (values, m, b, x0))
         n = info.batch_size
         vector = inner[2] == 1
         shared = v_dim is None and m_dim is None and vector and b_dim is not None
@@ -542,13 +542,13 @@ class _PCGAdjoint(Operation):
 
     @staticmethod
     def backward(ctx, *cotangents):
-        _, pull = pullback(unfused_adjoint(*ctx.constants), *ctx.saved_tensors)
+        _, pull = pullback(reference_adjoint(*ctx.constants), *ctx.saved_tensors)
         return (*pull(cotangents), *(None,) * (ctx.inputs - 6))
 
     @staticmethod
     def jvp(ctx, *tangents):
-        return pushforward(unfused_adjoint(*ctx.constants), ctx.saved_tensors, tangents[:6])
+        return pushforward(reference_adjoint(*ctx.constants), ctx.saved_tensors, tangents[:6])
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        return vmapped(unfused_adjoint(*args[7][:5]), in_dims[:6], args[:6])
+        return apply_vmap(reference_adjoint(*args[7][:5]), in_dims[:6], args[:6])

@@ -31,14 +31,14 @@ from learnsolve.ops.autograd import (
     Gradients,
     Operation,
     add,
-    apart,
+    apply_vmap,
     broadcast,
     dispatch,
     gradient,
     gradients,
     gradients_of_both,
+    separate_gradients,
     tracked,
-    vmapped,
 )
 
 _raw = torch.ops.learnsolve.csr_spmm.default
@@ -101,7 +101,7 @@ def _scatters(v: Tensor, x: Tensor, pattern: SparsityPattern) -> bool:
     return not device_analysis.here(v) and pattern._prefers_scatter
 
 
-def _scattered(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, need_values: bool):
+def _scatter_gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, need_values: bool):
     """The gradients for values and x of A x with one column, raw: (gv, gx), gv empty if not needed."""
     ptr, idx, _, blocks = pattern._structure(False)
     gv, gx = _raw_scatter_backward(ptr, idx, blocks, v, g.reshape(-1), x.reshape(-1), need_values, True)
@@ -137,7 +137,7 @@ class _Product(Derivative):
         if transpose and _scatters(values, x, pattern):
             # A gather through the transpose waits for memory at each entry; lsqr needs it in every iteration.
             like = x.new_empty((pattern.shape[1], *x.shape[1:]))
-            return _scattered(values, x, like, pattern, False)[1]
+            return _scatter_gradients(values, x, like, pattern, False)[1]
         return _raw(*pattern._structure(transpose), values, x, shared)
 
     @staticmethod
@@ -149,7 +149,7 @@ class _Product(Derivative):
             return _complex_gradients(ctx, g, values, x)
         if role != _VALUES and need_x:
             if role == _G and _scatters(values, x, pattern) and not tracked(values, g, x):
-                gv, gx = _scattered(values, g, x, pattern, need_values)
+                gv, gx = _scatter_gradients(values, g, x, pattern, need_values)
                 return gv if need_values else None, gx, None, None, None
             if need_values:
                 return *dispatch(_Gradients, (values, x, g), role, pattern), None, None, None
@@ -192,7 +192,9 @@ class _Gradients(Gradients):
     @staticmethod
     def forward(v, x, g, role, pattern):
         if g.dim() < 3 and (v.dim() == 2 or x.dim() == 3):
-            return apart(_Product, v, x, g, role, pattern)  # the product was summed over its batch
+            return separate_gradients(
+                _Product, v, x, g, role, pattern
+            )  # the product was summed over its batch
         transpose = role == _X
         crow, col, _, blocks = pattern._structure(False)
         return _raw_backward(*pattern._structure(not transpose), crow, col, blocks, v, g, x)
@@ -256,10 +258,10 @@ def dots(u: Tensor, v: Tensor, keepdim: bool = False) -> Tensor:
     Nothing is conjugated."""
     if u.numel() < SPLIT and v.numel() < SPLIT:
         return across.total((u * v).sum(-2, keepdim))
-    return across.total(ordered_dots(u, v).unsqueeze(-2) if keepdim else ordered_dots(u, v))
+    return across.total(deterministic_dots(u, v).unsqueeze(-2) if keepdim else deterministic_dots(u, v))
 
 
-def ordered_dots(u: Tensor, v: Tensor) -> Tensor:
+def deterministic_dots(u: Tensor, v: Tensor) -> Tensor:
     """`dots` whose bits do not depend on the layout of memory either."""
     return _apply(_A, u, v)
 
@@ -324,9 +326,9 @@ def total(t: Tensor) -> Tensor:
     if t.dtype not in (torch.float32, torch.float64):
         return t.sum(-1)
     column = t.unsqueeze(-1)
-    return ordered_dots(column, torch.ones((), dtype=t.dtype, device=t.device).expand(column.shape)).squeeze(
-        -1
-    )
+    return deterministic_dots(
+        column, torch.ones((), dtype=t.dtype, device=t.device).expand(column.shape)
+    ).squeeze(-1)
 
 
 def _apply(role: int, u: Tensor, v: Tensor) -> Tensor:
@@ -505,7 +507,7 @@ def _inner(x: Tensor, y: Tensor) -> Tensor:
     axes = min(x.dim(), 2)
     column = (x.shape[-axes:].numel(), 1)
     x, y = x.reshape((*x.shape[:-axes], *column)), y.reshape((*y.shape[:-axes], *column))
-    return ordered_dots(x, y).squeeze(-1)
+    return deterministic_dots(x, y).squeeze(-1)
 
 
 class _QuadraticForm(Operation):
@@ -558,4 +560,4 @@ class _QuadraticForm(Operation):
             y = product(values, x, pattern, False)
             return _inner(x, y), y
 
-        return vmapped(form, in_dims[:2], (values, x))
+        return apply_vmap(form, in_dims[:2], (values, x))

@@ -16,13 +16,13 @@ from learnsolve.ops.autograd import (
     Multilinear,
     Operation,
     add,
+    apply_vmap,
     dispatch,
     pullback,
     pushforward,
     tracked,
-    vmapped,
 )
-from learnsolve.ops.indexing import used_columns
+from learnsolve.ops.indexing import drop_empty_columns
 from learnsolve.ops.products import product, sampled
 
 _raw_spmm = torch.ops.learnsolve.csr_spmm.default
@@ -51,23 +51,23 @@ def _features(*, entries: bool, or_complex: bool = False) -> Rule:
     return Rule(check, says, (object(), 3.0, torch.ones(3, dtype=torch.int64)), "pattern")
 
 
-def summed(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
+def sum_segments(e: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
     """Sums over the segments. A single feature is summed as values of the pattern, without indices if rows
     repeat, as on a grid."""
     if e.is_complex():
-        return complex_values.columns(lambda e: summed(e, pattern, by), e)
+        return complex_values.columns(lambda e: sum_segments(e, pattern, by), e)
     if e.dim() == 1:
-        pattern = used_columns(pattern) if by == "row" else pattern
+        pattern = drop_empty_columns(pattern) if by == "row" else pattern
         return product(e, _ones(pattern.shape[by == "row"], e), pattern, by == "column")
     return dispatch(_Sums, (e,), pattern, by == "column")
 
 
 def spread(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
-    """For each entry the features of its segment: the adjoint of `summed`."""
+    """For each entry the features of its segment: the adjoint of `sum_segments`."""
     if x.is_complex():
         return complex_values.columns(lambda x: spread(x, pattern, by), x)
     if x.dim() == 1:
-        pattern = used_columns(pattern) if by == "row" else pattern
+        pattern = drop_empty_columns(pattern) if by == "row" else pattern
         ones = _ones(pattern.shape[by == "row"], x)
         return sampled(x, ones, pattern) if by == "row" else sampled(ones, x, pattern)
     return dispatch(_Spread, (x,), pattern, by == "column")
@@ -92,7 +92,7 @@ class _Sums(_Features, Multilinear):
 
     @staticmethod
     def forward(e, pattern, columns):
-        S = pattern._planned(_by_columns if columns else _by_rows)
+        S = pattern._planned(_column_incidence if columns else _row_incidence)
         y = _raw_spmm(*S._structure(False), _ones(S.nnz, e), flat(e))
         return y.reshape((*e.shape[:-2], *y.shape[-2:]))
 
@@ -108,7 +108,7 @@ class _Spread(_Features, Multilinear):
     @staticmethod
     def forward(x, pattern, columns):
         if x.is_cpu and pattern.nnz * x.shape[:-2].numel() * x.shape[-1] * x.itemsize >= LARGE:
-            S = pattern._planned(_by_columns if columns else _by_rows)
+            S = pattern._planned(_column_incidence if columns else _row_incidence)
             y = _raw_spmm(*S._structure(True), _ones(S.nnz, x), flat(x))
             return y.reshape((*x.shape[:-2], *y.shape[-2:]))
         return x.index_select(-2, pattern.col_indices if columns else pattern.row_indices)
@@ -131,7 +131,7 @@ def spread_values(x: Tensor, pattern: SparsityPattern, by: str) -> Tensor:
 class _SumsOfValues(_Features, Multilinear):
     @staticmethod
     def forward(e, pattern, columns):
-        pattern = pattern if columns else used_columns(pattern)
+        pattern = pattern if columns else drop_empty_columns(pattern)
         ones = _ones(pattern.shape[not columns], e).unsqueeze(-1)
         values = e.reshape(e.shape[:-1].numel(), pattern.nnz)
         return _raw_spmm(*pattern._structure(columns), values, ones).reshape(*e.shape[:-1], -1)
@@ -153,19 +153,19 @@ class _SpreadOfValues(_Features, Multilinear):
         return dispatch(_SumsOfValues, (g,), *ctx.constants), None, None
 
 
-def at_ends(ends: Tensor, pattern: SparsityPattern) -> Tensor:
+def sum_endpoints(ends: Tensor, pattern: SparsityPattern) -> Tensor:
     """ends[..., 2i, :] + ends[..., 2j + 1, :] for each entry (i, j): one pass instead of three."""
     S = pattern._planned(_both_ends)
     return product(_ones(S.nnz, ends), ends, S, False)
 
 
 def sums_at_ends(e: Tensor, pattern: SparsityPattern) -> Tensor:
-    """The adjoint of `at_ends`: in row 2i the sum of row i, in row 2j + 1 the sum of column j."""
+    """The adjoint of `sum_endpoints`: in row 2i the sum of row i, in row 2j + 1 the sum of column j."""
     S = pattern._planned(_both_ends)
     return product(_ones(S.nnz, e), e, S, True)
 
 
-def of_rows_and_columns(e: Tensor, pattern: SparsityPattern, mean: bool) -> Tensor:
+def reduce_both_ends(e: Tensor, pattern: SparsityPattern, mean: bool) -> Tensor:
     """Sums or means of row i and of column i side by side, (..., n, 2f), for a square pattern."""
     S = pattern._planned(_both_ends)
     values = pattern._planned(_shares_of_both).to(e.dtype) if mean else _ones(S.nnz, e)
@@ -176,13 +176,13 @@ def _ones(n: int, like: Tensor) -> Tensor:
     return torch.ones(n, dtype=like.dtype, device=like.device)
 
 
-def _by_rows(P: SparsityPattern) -> SparsityPattern:
+def _row_incidence(P: SparsityPattern) -> SparsityPattern:
     entries = torch.arange(P.nnz, dtype=P.dtype, device=P.device)
     return SparsityPattern._trusted(P.crow_indices, entries, (P.shape[0], P.nnz))
 
 
-def _by_columns(P: SparsityPattern) -> SparsityPattern:
-    transposed, entries = P._transposed()  # entries of a column are in the order of its rows: sorted
+def _column_incidence(P: SparsityPattern) -> SparsityPattern:
+    transposed, entries = P._transposition()  # entries of a column are in the order of its rows: sorted
     return SparsityPattern._trusted(transposed.crow_indices, entries, (P.shape[1], P.nnz))
 
 
@@ -252,7 +252,7 @@ def segment_sum(
     >>> ls.ops.segment_sum(e, P, "row"), ls.ops.segment_sum(e, P, "column")
     (tensor([3., 4.]), tensor([1., 6.]))
     """
-    return summed(E, pattern, by)
+    return sum_segments(E, pattern, by)
 
 
 def segment_mean(
@@ -282,7 +282,7 @@ def segment_mean(
     tensor([1.5000, 4.0000])
     """
     count = lengths(pattern, by)
-    return summed(E, pattern, by) / (count[:, 0] if E.dim() == 1 else count)
+    return sum_segments(E, pattern, by) / (count[:, 0] if E.dim() == 1 else count)
 
 
 _raw_max = torch.ops.learnsolve.csr_segment_max.default
@@ -516,7 +516,7 @@ class _Tangent(_Features):
 
 def _segment_sums(e: Tensor, pattern: SparsityPattern, columns: bool) -> Tensor:
     by = "column" if columns else "row"
-    return spread(summed(e, pattern, by), pattern, by)
+    return spread(sum_segments(e, pattern, by), pattern, by)
 
 
 @torch.library.register_fake("learnsolve::csr_segment_softmax")
@@ -570,8 +570,8 @@ def gather(
 
 
 # h_p = W1 z_p + b1 (+ u_i + v_j for p = entry (i, j)), y_p = W2 max(h_p, 0) + b2 (without W2: h_p).
-# Derivatives are those of `composed`. The first is also an operator, which recomputes h instead of storing
-# it.
+# Derivatives are those of `reference_perceptron`. The first is also an operator, which recomputes h instead
+# of storing it.
 
 
 _raw_perceptron = torch.ops.learnsolve.perceptron.default
@@ -598,23 +598,23 @@ def perceptron(
     return dispatch(_Perceptron, (z, none if ends is None else ends, w1, b1, w2, b2), pattern)
 
 
-def composed(pattern: SparsityPattern | None) -> Callable:
+def reference_perceptron(pattern: SparsityPattern | None) -> Callable:
     """The same with torch operations: (z, ends, W1, b1, W2, b2) -> (y,)."""
 
     def forward(z, ends, w1, b1, w2, b2):
         h = torch.nn.functional.linear(z, w1, b1)
         if pattern is not None:
-            h = h + at_ends(ends, pattern)
+            h = h + sum_endpoints(ends, pattern)
         return (torch.nn.functional.linear(h.relu(), w2, b2) if w2.numel() else h,)
 
     return forward
 
 
-def _composed_adjoint(pattern: SparsityPattern | None) -> Callable:
+def _reference_adjoint(pattern: SparsityPattern | None) -> Callable:
     """(z, ends, W1, b1, W2, b2, g) -> gradients for the first six, differentiable."""
 
     def adjoint(*args):
-        _, pull = pullback(composed(pattern), *args[:6])
+        _, pull = pullback(reference_perceptron(pattern), *args[:6])
         return pull((args[6],))
 
     return adjoint
@@ -649,11 +649,11 @@ class _Perceptron(Operation):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        return pushforward(composed(*ctx.constants), ctx.saved_tensors, tangents[:6])[0]
+        return pushforward(reference_perceptron(*ctx.constants), ctx.saved_tensors, tangents[:6])[0]
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        (y,), (dim,) = vmapped(composed(args[6]), in_dims[:6], args[:6])
+        (y,), (dim,) = apply_vmap(reference_perceptron(args[6]), in_dims[:6], args[:6])
         return y, dim
 
 
@@ -677,16 +677,16 @@ class _Adjoint(Operation):
     @staticmethod
     @full_precision
     def backward(ctx, *cotangents):
-        _, pull = pullback(_composed_adjoint(ctx.constants[0]), *ctx.saved_tensors)
+        _, pull = pullback(_reference_adjoint(ctx.constants[0]), *ctx.saved_tensors)
         return *pull(cotangents), None, None, None
 
     @staticmethod
     def jvp(ctx, *tangents):
-        return pushforward(_composed_adjoint(ctx.constants[0]), ctx.saved_tensors, tangents[:7])
+        return pushforward(_reference_adjoint(ctx.constants[0]), ctx.saved_tensors, tangents[:7])
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        return vmapped(_composed_adjoint(args[7]), in_dims[:7], args[:7])
+        return apply_vmap(_reference_adjoint(args[7]), in_dims[:7], args[:7])
 
 
 @torch.library.register_fake("learnsolve::perceptron")

@@ -27,11 +27,11 @@ from learnsolve.ops.autograd import (
     Derivative,
     Gradients,
     LinearSolve,
-    apart,
     broadcast,
     dispatch,
     gradients,
     gradients_of_both,
+    separate_gradients,
 )
 from learnsolve.ops.structure import transpose
 
@@ -74,7 +74,7 @@ def _result(A: SparsityPattern, B: SparsityPattern) -> SparsityPattern:
     if device_analysis.here(A.crow_indices):
         # Can all positions of C, with a value for each, be numbered?
         return SparsityPattern._trusted(*_symbolic(A, B, shape[0] * shape[1] < 2**62), shape)
-    return SparsityPattern._trusted(*_analyzed(A, B, torch.get_num_threads()), shape)
+    return SparsityPattern._trusted(*_analyze_product(A, B, torch.get_num_threads()), shape)
 
 
 def _product_plan(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> _Plan:
@@ -98,7 +98,7 @@ def _arrays(A: SparsityPattern, B: SparsityPattern) -> tuple[np.ndarray, np.ndar
     return a_ptr, a_idx, b_ptr, b_idx
 
 
-def _analyzed(A: SparsityPattern, B: SparsityPattern, threads: int) -> tuple[Tensor, Tensor]:
+def _analyze_product(A: SparsityPattern, B: SparsityPattern, threads: int) -> tuple[Tensor, Tensor]:
     made = _analysis.product_pattern(*_arrays(A, B), B.shape[1], _MOST[A.dtype], threads)
     if made is None:
         raise _too_many(A.dtype)
@@ -109,7 +109,7 @@ def _symbolic(A: SparsityPattern, B: SparsityPattern, numbered: bool) -> tuple[T
     """The arrays of A B: by sorting on the device, or on the host if there are too many positions to number,
     which is possible only with 2^31 rows or columns."""
     if not numbered:
-        return _analyzed(A, B, 1)
+        return _analyze_product(A, B, 1)
     first = device_analysis.first_products(A.col_indices, B.crow_indices)
     made = device_analysis.product_pattern(
         *(A.crow_indices, A.col_indices, B.crow_indices, B.col_indices, B.shape[1]), first, _MOST[A.dtype]
@@ -147,7 +147,7 @@ def result_pattern(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern
     return A._planned(_result, B) if mask is None else mask
 
 
-def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
+def _row_arguments(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """The arguments before the values, for operators that traverse the rows of A."""
     C, plan, none = result_pattern(A, B, mask), A._planned(_product_plan, B, mask), A._none
     tensors = (
@@ -158,7 +158,7 @@ def _by_rows(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | Non
     return tensors, plan.incomplete, B.shape[1]
 
 
-def _by_columns(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
+def _column_arguments(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None) -> tuple:
     """The same for operators that traverse the columns of A."""
     C, plan = result_pattern(A, B, mask), A._planned(_product_plan, B, mask)
     columns, none = A._planned(_column_plan, B, mask, plan.positions is not None), A._none
@@ -195,7 +195,7 @@ def _segments(A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | No
     return (_segment(A, B, mask, wanted, first, (0, A.nnz, 0, products)),) if products <= most else ()
 
 
-def _unplanned(
+def _iterate_segments(
     A: SparsityPattern, B: SparsityPattern, mask: SparsityPattern | None, wanted: int
 ) -> Iterator[tuple]:
     """The same in stretches, each made when it is needed."""
@@ -208,14 +208,14 @@ def _unplanned(
         yield segment
 
 
-def _on_device(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) -> Tensor:
+def _multiply_on_device(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) -> Tensor:
     A, B, mask = patterns
     C = result_pattern(A, B, mask)
     # For the numbers of their entries alone: no transpose.
     known = (A.crow_indices, A.col_indices, A._none)
     known += (B.crow_indices, B.col_indices, C.crow_indices, C.col_indices)
     total: Any = None
-    for segment in A._planned(_segments, B, mask, wanted) or _unplanned(A, B, mask, wanted):
+    for segment in A._planned(_segments, B, mask, wanted) or _iterate_segments(A, B, mask, wanted):
         plan = (*known, *segment)
         if wanted == PRODUCT:
             part = _raw_product(plan, False, B.shape[1], u, v, shared)
@@ -227,7 +227,7 @@ def _on_device(wanted: int, u: Tensor, v: Tensor, shared: bool, *patterns: Any) 
     return total
 
 
-def _fused(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tensor | None:
+def _fuse_product(A: SparsityPattern, B: SparsityPattern, a: Tensor, b: Tensor) -> Tensor | None:
     """The values of A B, whose pattern is cached, in one pass over the products without a plan. None if this
     is not possible: the pattern is known, values have a batch axis or cannot be read, or arrays with room for
     each product would be too large."""
@@ -274,15 +274,15 @@ class _Contraction(Derivative):
     @staticmethod
     def forward(u, v, wanted, shared, A, B, mask):
         if device_analysis.here(A.crow_indices):
-            return _on_device(wanted, u, v, shared, A, B, mask)
+            return _multiply_on_device(wanted, u, v, shared, A, B, mask)
         if wanted == PRODUCT:
-            if mask is None and (values := _fused(A, B, u, v)) is not None:
+            if mask is None and (values := _fuse_product(A, B, u, v)) is not None:
                 return values
-            return _raw_product(*_by_rows(A, B, mask), u, v, shared)
+            return _raw_product(*_row_arguments(A, B, mask), u, v, shared)
         if wanted == LEFT:
             b, g = u, v
-            return _raw_left(*_by_rows(A, B, mask), g, b, shared)
-        return _raw_right(*_by_columns(A, B, mask), u, v, shared)
+            return _raw_left(*_row_arguments(A, B, mask), g, b, shared)
+        return _raw_right(*_column_arguments(A, B, mask), u, v, shared)
 
     @staticmethod
     def backward(ctx, h):
@@ -302,8 +302,8 @@ class _Gradients(Gradients):
     def forward(a, b, g, role, A, B, mask):
         summed = g.dim() == 1 and (a.dim() == 2 or b.dim() == 2)  # the product was, over its batch
         if summed or device_analysis.here(A.crow_indices):
-            return apart(_Contraction, a, b, g, role, A, B, mask)
-        return _raw_backward(*_by_columns(A, B, mask), a, b, g)
+            return separate_gradients(_Contraction, a, b, g, role, A, B, mask)
+        return _raw_backward(*_column_arguments(A, B, mask), a, b, g)
 
     @staticmethod
     def backward(ctx, ha, hb):
@@ -470,7 +470,7 @@ def _solve(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) ->
     return dispatch(_LocalSolve, (values, g), K, S)
 
 
-def _solved(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) -> Tensor:
+def _solve_local(values: Tensor, g: Tensor, K: SparsityPattern, S: SparsityPattern) -> Tensor:
     lead = g.shape[:-1]
     values = torch.cat((values, values.new_zeros((*lead, 1))), -1)
     y = torch.empty_like(g, memory_format=torch.contiguous_format)
@@ -506,7 +506,7 @@ def _solve_blocks(B: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _LocalSolve(LinearSolve):
-    forward = staticmethod(_solved)
+    forward = staticmethod(_solve_local)
 
     @staticmethod
     def times(values, y, K, S):

@@ -30,7 +30,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values
 from learnsolve.ops.autograd import Derivative, broadcast, dispatch, gradients
-from learnsolve.ops.indexing import added_up, first_of_each
+from learnsolve.ops.indexing import first_of_each, sum_at_places
 from learnsolve.ops.operators import LinearOperator
 
 _raw = torch.ops.learnsolve.stencil.default
@@ -165,7 +165,7 @@ def stencil(
         raise ValueError(
             f"stencil: x must have shape (..., *grid) with {d} axes of a grid, got {tuple(x.shape)}"
         )
-    c = by_offset("stencil", c, where, x.shape[-d:])
+    c = expand_coefficients("stencil", c, where, x.shape[-d:])
     checks.batches("stencil", c.shape[: -d - 1], x.shape[:-d], "coefficients and x")
     return apply(c, x, where)
 
@@ -196,7 +196,7 @@ def _window_offsets(sizes: tuple[int, ...]) -> tuple[int, ...]:
 def neighbors(function: str, offsets: object, boundary: object) -> Neighbors:
     """`offsets` and `boundary` in the form of the kernels."""
     try:
-        each = [tuple([operator.index(o) for o in _ordered(offset)]) for offset in _ordered(offsets)]
+        each = [tuple([operator.index(o) for o in _check_order(offset)]) for offset in _check_order(offsets)]
     except TypeError:
         raise TypeError(
             f"{function}: offsets must be tuples of integers, in an order, got {offsets!r}"
@@ -217,7 +217,7 @@ def neighbors(function: str, offsets: object, boundary: object) -> Neighbors:
     return Neighbors(flat, _periodic(function, boundary, d))
 
 
-def _ordered(sequence: object) -> Any:
+def _check_order(sequence: object) -> Any:
     if isinstance(sequence, (set, frozenset, dict)):
         raise TypeError
     return sequence
@@ -233,7 +233,7 @@ def _periodic(function: str, boundary: object, d: int) -> tuple[int, ...]:
     return tuple([int(word == "periodic") for word in words])
 
 
-def by_offset(function: str, c: Tensor, where: Neighbors, grid: torch.Size) -> Tensor:
+def expand_coefficients(function: str, c: Tensor, where: Neighbors, grid: torch.Size) -> Tensor:
     """Checked coefficients of shape (..., K, *grid) or (..., K, 1, ..., 1)."""
     d = len(where.periodic)
     K = len(where.offsets) // d
@@ -304,15 +304,15 @@ def stencil_matrix(
     else:
         c, where = coefficients, neighbors("stencil_matrix", offsets, boundary)
     sizes = grid_sizes("stencil_matrix", grid, len(where.periodic))
-    return matrix_of(by_offset("stencil_matrix", c, where, sizes), where, sizes)
+    return assemble_matrix(expand_coefficients("stencil_matrix", c, where, sizes), where, sizes)
 
 
-def matrix_of(c: Tensor, where: Neighbors, grid: torch.Size) -> CSR:
+def assemble_matrix(c: Tensor, where: Neighbors, grid: torch.Size) -> CSR:
     """`stencil_matrix` for checked coefficients (..., K, *grid) or (..., K, 1, ..., 1)."""
     d = len(grid)
     constant = c.shape[-d:].numel() == 1 and grid.numel() != 1
     pattern, gather = _plan(where, tuple(grid), constant, c.device)
-    return CSR(added_up(c.flatten(-d - 1), gather), pattern)
+    return CSR(sum_at_places(c.flatten(-d - 1), gather), pattern)
 
 
 @makes_plain_tensors
@@ -451,7 +451,7 @@ class StencilOperator(LinearOperator):
             c, where = coefficients, neighbors(name, offsets, boundary)
         self.grid, self._where = grid_sizes(name, grid, len(where.periodic)), where
         n = self.grid.numel()
-        super().__init__((n, n), by_offset(name, c, where, self.grid))
+        super().__init__((n, n), expand_coefficients(name, c, where, self.grid))
 
     @property
     def coefficients(self) -> Tensor:
@@ -481,11 +481,11 @@ class StencilOperator(LinearOperator):
     def with_coefficients(self, coefficients: Numbers) -> StencilOperator:
         """The same stencil with other coefficients, of the shape of the attribute except for batch axes.
         Their dtype and device become those of the new operator."""
-        c = by_offset("StencilOperator.with_coefficients", coefficients, self._where, self.grid)
+        c = expand_coefficients("StencilOperator.with_coefficients", coefficients, self._where, self.grid)
         return self.with_parameters((c,))
 
     def csr(self, *parameters: Tensor) -> CSR:
-        return matrix_of(parameters[0], self._where, self.grid)
+        return assemble_matrix(parameters[0], self._where, self.grid)
 
     def __matmul__(self, x: object) -> Any:
         if not isinstance(x, Tensor):

@@ -18,7 +18,7 @@ from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops import complex_values
 from learnsolve.ops.arithmetic import plain_values
 from learnsolve.ops.autograd import OfLastAxes, dispatch, tracked
-from learnsolve.ops.indexing import used_columns
+from learnsolve.ops.indexing import drop_empty_columns
 from learnsolve.ops.products import product, sampled, total
 from learnsolve.ops.sweeps import residual_norm
 
@@ -36,7 +36,7 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
     if given is not None:
         return checks.flag(function, "symmetric", given)
     compiling = torch.compiler.is_dynamo_compiling()
-    if not compiling and (found := _in_one_pass(numbers(A.values), A.pattern)) is not None:
+    if not compiling and (found := _test_symmetry(numbers(A.values), A.pattern)) is not None:
         return found
     if not symmetric_pattern(A.pattern):
         return False
@@ -49,7 +49,7 @@ def symmetry(function: str, A: CSR, given: bool | None) -> bool:
         return _equal(numbers(A.values), A.pattern)
 
 
-def _in_one_pass(v: Tensor, P: SparsityPattern) -> bool | None:
+def _test_symmetry(v: Tensor, P: SparsityPattern) -> bool | None:
     """For one matrix on the CPU, without its transpose, or None if values differ, possibly by rounding."""
     if v.dim() > 1 or v.dtype not in (torch.float32, torch.float64) or not v.is_cpu:
         return None
@@ -151,7 +151,7 @@ def sum(A: AnyMatrix, dim: Literal[0, 1, -1, -2] | None = None) -> Tensor:
     if dim is None:
         return total(A.values)
     columns = dim in (0, -2)
-    P = A.pattern if columns else used_columns(A.pattern)
+    P = A.pattern if columns else drop_empty_columns(A.pattern)
     ones = torch.ones(P.shape[0 if columns else 1], dtype=A.dtype, device=A.device)
     checks.dtype("sum", "A.values", A.values, or_complex=True)
     return product(A.values, ones, P, columns)
@@ -212,7 +212,7 @@ def _scale(function: str, A: CSR, d: Tensor, side: int) -> CSR:
     checks.batches(function, A.batch_shape, d.shape[:-1], "A.values and d")
     # d on the pattern is a sampled product with ones: its gradient is a deterministic sum over rows, where
     # indexing by the row of each entry would scatter.
-    P = used_columns(A.pattern) if side == 0 else A.pattern
+    P = drop_empty_columns(A.pattern) if side == 0 else A.pattern
     ones = torch.ones(P.shape[1 - side], dtype=d.dtype, device=d.device)
     if d.dim() > 1:
         d, ones = d.unsqueeze(-1), ones.unsqueeze(-1)
@@ -377,10 +377,10 @@ def symmetric_scaling(A: RealSquareMatrix, by: Literal["diagonal", "row_sums"] =
     >>> ls.ops.symmetric_scaling(ls.problems.poisson((3,))).to_dense()[0]
     tensor([ 1.0000, -0.5000,  0.0000], dtype=torch.float64)
     """
-    return scaled("symmetric_scaling", A, by)
+    return scale_symmetric("symmetric_scaling", A, by)
 
 
-def scaled(name: str, A: CSR, by: str) -> CSR:
+def scale_symmetric(name: str, A: CSR, by: str) -> CSR:
     """`symmetric_scaling`, for a public function of this name."""
     d = diagonal(A) if by == "diagonal" else sum(A, 1)
     if not torch.compiler.is_dynamo_compiling():
@@ -435,7 +435,7 @@ def norm(A: Matrix, ord: float | str | None = None, dim: Literal[0, 1, -1, -2] |
     if dim is None:
         if ord in (None, "fro"):
             return residual_norm(A.values, -1)
-        A = CSR(A.values.abs(), used_columns(A.pattern))  # an empty column is never the largest
+        A = CSR(A.values.abs(), drop_empty_columns(A.pattern))  # an empty column is never the largest
         sums = sum(A, 0 if ord == 1 else 1)
         return sums.amax(-1) if sums.shape[-1] else sums.sum(-1)
     if ord == 1:

@@ -4,8 +4,8 @@
 
 With s = w / diag(A) and no momentum m this is weighted Jacobi, with constants the heavy ball. Chebyshev's
 semi-iteration also has this form. Forward and adjoint are one compiled call each (the recursion of the
-adjoint is in csrc/kernels/richardson.h). Second derivatives, forward mode and unusual batches use `_unfused`,
-the same sweeps composed of public operations.
+adjoint is in csrc/kernels/richardson.h). Second derivatives, forward mode and unusual batches use
+`_reference_sweeps`, the same sweeps composed of public operations.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ from torch import Tensor
 from learnsolve import _library  # noqa: F401  (registers torch.ops.learnsolve)
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values
-from learnsolve.ops.autograd import Operation, distinct, pullback, pushforward, tracked, vmapped
+from learnsolve.ops.autograd import Operation, apply_vmap, distinct, pullback, pushforward, tracked
 from learnsolve.ops.products import dots, product, scaled
 
 # Python handles an interrupt only between calls, so a long call is split into several.
@@ -58,7 +58,7 @@ def separate(b: Tensor) -> bool:
     return b.is_cpu and k > 1 and (k < 4 or n * k >= (2**12 if k < 8 else 2**18))
 
 
-def apart(t: Tensor) -> Tensor:
+def separate_columns(t: Tensor) -> Tensor:
     """A block of columns (..., n, k) as a batch of single ones."""
     return t.mT.reshape(-1, t.shape[-2], 1)
 
@@ -98,7 +98,7 @@ def _stride(iterations: int, checkpointed: bool) -> int:
     return max(1, round(iterations**0.5)) if checkpointed else 1
 
 
-def _of(t: Tensor, axis: int, first: int, count: int) -> Tensor:
+def _slice_sweeps(t: Tensor, axis: int, first: int, count: int) -> Tensor:
     """The part of scale or momentum (shared or per sweep) for the sweeps first ... first + count."""
     return t.narrow(axis, first, count) if t.dim() >= -axis and t.shape[axis] > 1 else t
 
@@ -112,8 +112,8 @@ class _Sweeps:
         self.heavy = momentum.shape[-1] > 0
 
     def operands(self, first: int, count: int) -> tuple:
-        m = _of(self.momentum, -1, first, count) if self.heavy else None
-        return self.values, _of(self.scale, -2, first, count), m, self.b
+        m = _slice_sweeps(self.momentum, -1, first, count) if self.heavy else None
+        return self.values, _slice_sweeps(self.scale, -2, first, count), m, self.b
 
     def __call__(self, x, before, first, count, stride):
         """x, the previous iterate, norms, saved tensors."""
@@ -360,13 +360,13 @@ def richardson_sweeps(
     x, norms = b.new_empty(b.shape), b.new_empty((iterations, b.shape[1]))
     for i in range(0, b.shape[1], width):
         columns = slice(i, i + width)
-        B, X = (apart(t[:, columns]) for t in (b, x0))
+        B, X = (separate_columns(t[:, columns]) for t in (b, x0))
         out = forward_sweeps(values, scale, m, B, X, *constants, False)[:2]
         x[:, columns], norms[:, columns] = (together(t, none) for t in out)
     return x, norms
 
 
-def _unfused(
+def _reference_sweeps(
     values: Tensor,
     scale: Tensor,
     momentum: Tensor,
@@ -383,11 +383,13 @@ def _unfused(
     return x, norms
 
 
-def _unfused_adjoint(pattern: SparsityPattern, iterations: int) -> Callable:
+def _reference_adjoint(pattern: SparsityPattern, iterations: int) -> Callable:
     """(values, scale, momentum, b, x0, gx, gnorms) -> gradients for the first five, differentiable."""
 
     def adjoint(*args):
-        _, pull = pullback(lambda v, s, m, b, x: _unfused(v, s, m, b, x, pattern, iterations), *args[:5])
+        _, pull = pullback(
+            lambda v, s, m, b, x: _reference_sweeps(v, s, m, b, x, pattern, iterations), *args[:5]
+        )
         return pull(args[5:])
 
     return adjoint
@@ -424,7 +426,7 @@ class _Richardson(Operation):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        sweeps = lambda v, s, m, b, x: _unfused(v, s, m, b, x, ctx.pattern, ctx.iterations)  # noqa: E731
+        sweeps = lambda v, s, m, b, x: _reference_sweeps(v, s, m, b, x, ctx.pattern, ctx.iterations)  # noqa: E731
         out = pushforward(sweeps, ctx.saved_tensors[:5], tangents[:5])
         return (*out, *(None,) * (ctx.outputs - 2))
 
@@ -437,8 +439,8 @@ class _Richardson(Operation):
         inner = [t.dim() - (d is not None) for t, d in zip(tensors, in_dims[:5], strict=True)]
         if inner[0] > 1 or inner[1] > 2 or inner[2] > 1 or inner[3] > 2:
             # A batch within the map: the kernel supports only one batch axis.
-            unfused = lambda v, s, m, c, y: _unfused(v, s, m, c, y, pattern, iterations)  # noqa: E731
-            return vmapped(unfused, in_dims[:5], tensors)
+            unfused = lambda v, s, m, c, y: _reference_sweeps(v, s, m, c, y, pattern, iterations)  # noqa: E731
+            return apply_vmap(unfused, in_dims[:5], tensors)
         vector = inner[3] == 1
         n = info.batch_size
         b, x0 = (
@@ -472,13 +474,13 @@ class _RichardsonAdjoint(Operation):
 
     @staticmethod
     def backward(ctx, *cotangents):
-        _, pull = pullback(_unfused_adjoint(*ctx.fixed), *ctx.saved_tensors)
+        _, pull = pullback(_reference_adjoint(*ctx.fixed), *ctx.saved_tensors)
         return (*pull(cotangents), *(None,) * (ctx.inputs - 7))
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        return vmapped(_unfused_adjoint(*args[8][:2]), in_dims[:7], args[:7])
+        return apply_vmap(_reference_adjoint(*args[8][:2]), in_dims[:7], args[:7])
 
     @staticmethod
     def jvp(ctx, *tangents):
-        return pushforward(_unfused_adjoint(*ctx.fixed), ctx.saved_tensors, tangents[:7])
+        return pushforward(_reference_adjoint(*ctx.fixed), ctx.saved_tensors, tangents[:7])

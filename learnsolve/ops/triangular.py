@@ -30,8 +30,15 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops import complex_values
 from learnsolve.ops.arithmetic import plain_values
-from learnsolve.ops.autograd import LinearSolve, Operation, add, dispatch, one_batch_axis, vmapped
-from learnsolve.ops.indexing import Selection, Sorted, reordered, selected, sorted_by_row, trusted
+from learnsolve.ops.autograd import LinearSolve, Operation, add, apply_vmap, dispatch, one_batch_axis
+from learnsolve.ops.indexing import (
+    Selection,
+    SortedPattern,
+    apply_selection,
+    reorder_values,
+    sort_by_row,
+    trusted,
+)
 from learnsolve.ops.products import _product, _values_gradient, sampled
 
 
@@ -57,7 +64,7 @@ def tril(A: AnyMatrix, k: Offset = 0) -> CSR:
     tensor([[1., 0.],
             [3., 4.]])
     """
-    return selected(A, _selection(A.pattern, "lower", k))
+    return apply_selection(A, _selection(A.pattern, "lower", k))
 
 
 def triu(A: AnyMatrix, k: Offset = 0) -> CSR:
@@ -79,7 +86,7 @@ def triu(A: AnyMatrix, k: Offset = 0) -> CSR:
     tensor([[0., 2.],
             [0., 0.]])
     """
-    return selected(A, _selection(A.pattern, "upper", k))
+    return apply_selection(A, _selection(A.pattern, "upper", k))
 
 
 def triangle_of(P: SparsityPattern, side: str) -> SparsityPattern:
@@ -106,26 +113,26 @@ def _plan_triangle(P: SparsityPattern, side: str, k: int = 0) -> Selection:
 # transpose.
 
 
-def interleaved(values: Tensor, P: SparsityPattern) -> tuple[Tensor, SparsityPattern]:
+def interleave(values: Tensor, P: SparsityPattern) -> tuple[Tensor, SparsityPattern]:
     """Values (..., 4 nnz) and the pattern, (2 m, 2 n), of the real form; planned once, differentiable."""
     plan = P._planned(_plan)
     re, im = complex_values.parts(values).unbind(-1)
     upper, lower = torch.stack((re, -im), -1), torch.stack((im, re), -1)
-    return reordered(torch.cat((upper.flatten(-2), lower.flatten(-2)), -1), plan), plan.pattern
+    return reorder_values(torch.cat((upper.flatten(-2), lower.flatten(-2)), -1), plan), plan.pattern
 
 
 def real_matrix(A: CSR) -> CSR:
-    return CSR(*interleaved(A.values, A.pattern))
+    return CSR(*interleave(A.values, A.pattern))
 
 
 def real_pattern(P: SparsityPattern) -> SparsityPattern:
     return P._planned(_plan).pattern
 
 
-def _plan(P: SparsityPattern) -> Sorted:
+def _plan(P: SparsityPattern) -> SortedPattern:
     rows, columns = (2 * np.repeat(as_numpy(t).astype(np.int64), 2) for t in (P.row_indices, P.col_indices))
     columns[1::2] += 1
-    return sorted_by_row(
+    return sort_by_row(
         P, np.concatenate((rows, rows + 1)), np.tile(columns, 2), (2 * P.shape[0], 2 * P.shape[1])
     )
 
@@ -207,7 +214,7 @@ def _solve_plan(pattern: SparsityPattern, lower: bool, unit: bool, transpose: bo
         ptr, idx, at = part
         crow, col, perm = (pattern._tensor(a) for a in (ptr, idx, at))
     if device_analysis.here(crow):
-        if _scanned(ptr, idx, unit):
+        if _uses_scan(ptr, idx, unit):
             scan = torch.zeros(1, dtype=torch.int64, device="cpu")
             return _Triangle((crow, col, perm, col[:0], col[:0], scan), upper, unit)
         order, bounds = pattern._planned(_schedule, lower)
@@ -231,7 +238,7 @@ def _sweep(ptr: np.ndarray, bounds: np.ndarray, upper: bool) -> tuple[np.ndarray
     return np.append(np.searchsorted(pieces, cuts), pieces), (lanes, levels, rows)
 
 
-def _scanned(ptr: np.ndarray, idx: np.ndarray, unit: bool) -> bool:
+def _uses_scan(ptr: np.ndarray, idx: np.ndarray, unit: bool) -> bool:
     """Whether a CUDA device scans this triangle: each row has exactly the entry next to its diagonal."""
     n = len(ptr) - 1
     if n < _SCANNED_ROWS or len(idx) != (1 if unit else 2) * n - 1:
@@ -307,7 +314,7 @@ def _complex_solve(values: Tensor, b: Tensor, pattern: SparsityPattern, side: Si
         b = b if side.transpose else inverse * b
     # The transpose of the real form belongs to T^H: T^T x = b is T^H conj(x) = conj(b).
     b = conjugate(b) if side.transpose else b
-    real, Q = interleaved(values, pattern)
+    real, Q = interleave(values, pattern)
     x = complex_values.untall(solve(real, complex_values.tall(b), Q, side._replace(unit=True)))
     x = conjugate(x) if side.transpose else x
     return inverse * x if side.transpose and inverse is not None else x
@@ -344,7 +351,7 @@ def _gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: 
     return dispatch(_Backward, (v, g, x), pattern, side)
 
 
-def _gradients_apart(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
+def _separate_gradients(v: Tensor, g: Tensor, x: Tensor, pattern: SparsityPattern, side: Side):
     """The same with differentiable operations, for any batch axes of all three."""
     y = solve(v, g, pattern, side.adjoint)
     return -_outer(y, x, pattern, side, v), y
@@ -431,7 +438,7 @@ class _Backward(Operation):
 
     @staticmethod
     def vmap(info, in_dims, v, g, x, pattern, side):
-        return vmapped(lambda v, g, x: _gradients_apart(v, g, x, pattern, side), in_dims[:3], (v, g, x))
+        return apply_vmap(lambda v, g, x: _separate_gradients(v, g, x, pattern, side), in_dims[:3], (v, g, x))
 
 
 def sptrsv(

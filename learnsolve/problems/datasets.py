@@ -23,7 +23,7 @@ from learnsolve.arguments import (
     at_least,
     integer,
     one_of,
-    rule_of,
+    read_rule,
 )
 from learnsolve.matrix.cache import makes_plain_tensors
 from learnsolve.matrix.checks import RealDtype
@@ -61,7 +61,7 @@ class Family:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # of a subclass
-            if rule := rule_of(field.type):
+            if rule := read_rule(field.type):
                 object.__setattr__(
                     self, field.name, rule.check("dataset", field.name, getattr(self, field.name))
                 )

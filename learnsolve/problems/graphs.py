@@ -41,7 +41,7 @@ def laplacian(
 def _plan(
     function: str, key: bytes, both: bool, free_nodes: bytes, device: torch.device
 ) -> tuple[ElementPlan, Tensor]:
-    edges, free = checks.edges_of(key), np.frombuffer(free_nodes, dtype=bool)
+    edges, free = checks.decode_edges(key), np.frombuffer(free_nodes, dtype=bool)
     if both:
         _check_reverses(function, edges, len(free))
     n = int(np.count_nonzero(free))

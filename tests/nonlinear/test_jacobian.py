@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import learnsolve as ls
 from learnsolve.nonlinear import hessian, jacobian, jacobian_sparsity
-from learnsolve.ops.products import ordered_dots as dots
+from learnsolve.ops.products import deterministic_dots as dots
 
 F64 = torch.float64
 A = ls.problems.poisson((6, 7))

@@ -103,7 +103,7 @@ def test_kept_for_later_calls(factored):
 
 def test_the_gradient_of_logdet_takes_the_elimination_that_is_stable(monkeypatch):
     ways = []
-    for name in ("selected_inverse", "_by_elimination", "_by_columns"):
+    for name in ("selected_inverse", "_invert_by_elimination", "_invert_by_columns"):
         original = getattr(complete, name)
         monkeypatch.setattr(
             complete, name, lambda *a, name=name, original=original: ways.append(name) or original(*a)
@@ -112,10 +112,10 @@ def test_the_gradient_of_logdet_takes_the_elimination_that_is_stable(monkeypatch
     small = ls.CSR.from_dense(torch.tensor([[1e-12, 1.0, 0], [1, 1, 1], [0, 1, 3]], dtype=torch.float64))
     for A, graph, way in (
         (spd, False, ["selected_inverse"]),
-        (spd, True, ["_by_elimination"]),
-        (-1.0 * spd, False, ["_by_elimination"]),
-        (small, False, ["_by_elimination", "_by_columns"]),  # too small a pivot
-        (ls.CSR(VALUES, P), False, ["_by_elimination", "_by_columns"]),  # no diagonal
+        (spd, True, ["_invert_by_elimination"]),
+        (-1.0 * spd, False, ["_invert_by_elimination"]),
+        (small, False, ["_invert_by_elimination", "_invert_by_columns"]),  # too small a pivot
+        (ls.CSR(VALUES, P), False, ["_invert_by_elimination", "_invert_by_columns"]),  # no diagonal
     ):
         ways.clear()
         v = A.values.clone().requires_grad_()

@@ -149,7 +149,7 @@ def test_many_blocks_have_the_bits_of_one(kind, dtype):
     small, large = (pattern_of(S, torch.int32) for S in (one, sp.block_diag([one] * copies, format="csr")))
     if on_cuda():
         for P, wide in ((small, {False}), (large, {False, True})):
-            bounds = incomplete_factors.plan_of(P, kind).elimination[0][7]
+            bounds = incomplete_factors.factor_plan(P, kind).elimination[0][7]
             assert set((np.diff(bounds) >= 2048).tolist()) == wide  # csrc/ops/factors.cu
 
     def results(P, v):

@@ -19,7 +19,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import learnsolve as ls
 from learnsolve.ops import products
-from learnsolve.ops.segments import composed, perceptron
+from learnsolve.ops.segments import perceptron, reference_perceptron
 from learnsolve.ops.sparse_products import NotPositive, local_solve
 
 INF, NAN = float("inf"), float("nan")
@@ -209,7 +209,7 @@ def test_equal_to_the_composition(n, batch, dtype):
     P = GRAPH if n is None else None
     for k, f, o in ((1, 8, 8), (8, 8, 1), (24, 8, 8), (3, 5, 2), (9, 17, 0), (8, 16, 0), (2, 1, 3)):
         given = [t.requires_grad_() for t in operands(k, f, o, dtype, batch, n)]
-        y, (wanted,) = ours(P)(*given), composed(P)(*given)
+        y, (wanted,) = ours(P)(*given), reference_perceptron(P)(*given)
         tolerance = {"rtol": 0, "atol": (1e-5 if dtype == torch.float32 else 1e-14) * (k + f)}
         torch.testing.assert_close(y, wanted, **tolerance)
         g = normal(y.shape, dtype, 9)
@@ -246,7 +246,7 @@ def test_nan_and_infinity_as_with_torch():
     given = operands(3, 8, 2, n=5)
     given[0][1, 0], given[0][2, 1] = torch.nan, torch.inf
     given[0].requires_grad_()
-    y, (wanted,) = ours(None)(*given), composed(None)(*given)
+    y, (wanted,) = ours(None)(*given), reference_perceptron(None)(*given)
     torch.testing.assert_close(y, wanted, equal_nan=True)
     (a,), (b,) = (torch.autograd.grad(out.sum(), given[0]) for out in (y, wanted))
     torch.testing.assert_close(a, b, equal_nan=True)

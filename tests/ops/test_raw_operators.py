@@ -659,7 +659,7 @@ def test_as_step_by_step(dtype, index, n, k):
         torch.testing.assert_close(one, other)
     with torch.no_grad():
         torch.testing.assert_close(steps(b), expected[0])
-    torch.testing.assert_close(steps.apart(b, steps.operands), expected[0])
+    torch.testing.assert_close(steps.run_separately(b, steps.operands), expected[0])
     B, each = torch.stack((b, 2 * b)).detach(), torch.stack((function(b), function(2 * b)))
     torch.testing.assert_close(torch.func.vmap(steps)(B), each)
     torch.testing.assert_close(steps(B), each)

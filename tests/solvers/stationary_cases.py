@@ -413,7 +413,7 @@ def fused(s: PCGSystem, iterations: int, checkpointed: bool = False) -> tuple[Te
 
 def unfused(s: PCGSystem, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
     empty = s.values.new_empty(0)
-    return pcg.unfused(
+    return pcg.reference_pcg(
         s.values, empty if s.m is None else s.m, s.b, empty if s.x0 is None else s.x0,
         s.P, s.factor, KINDS.index(s.kind), iterations, s.x0 is None,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from solvers.stationary_cases import pcg_system as pcg_system
 import learnsolve as ls
 from benchmarks import traffic
 from learnsolve.ops.pcg import KINDS
-from learnsolve.ops.sweeps import _unfused, richardson_sweeps
+from learnsolve.ops.sweeps import _reference_sweeps, richardson_sweeps
 
 # Solves that cannot converge, or are stopped before, are part of what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore::learnsolve.solvers.ConvergenceWarning")
@@ -67,7 +67,7 @@ def fused_sweeps(P, K, inputs, checkpointed=False):
 
 def composed(P, K, inputs):
     v, s, b, x0, m = inputs
-    return _unfused(v, s, m, b, x0, P, K)
+    return _reference_sweeps(v, s, m, b, x0, P, K)
 
 
 def with_gradients(out, inputs):
