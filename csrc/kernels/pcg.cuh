@@ -110,7 +110,7 @@ struct PcgJudge {
     const T root = static_cast<T>(std::sqrt(one));
     switch (what) {
       case Judged::start: break;
-      case Judged::length: known.now(kLength) = root; return false;  // before its stop is known
+      case Judged::length: known.now(kRhsNorm) = root; return false;  // before its stop is known
       case Judged::begin: known.begin(root, target ? target + b * columns.k + c : nullptr); break;
       case Judged::product: known.product(static_cast<T>(one)); break;
       case Judged::residual: known.residual(root); break;
@@ -126,7 +126,7 @@ struct PcgJudge {
   LS_DEVICE void idle(int64_t b, int64_t c) const {
     const PcgColumn<T> known = at(b, c);
     if (what == Judged::product)
-      known.now(kStep) = known.now(kKeep) = known.now(kWipeP) = known.now(kWipeR) = 0;
+      known.now(kCurrentAlpha) = known.now(kContinues) = known.now(kClearP) = known.now(kClearR) = 0;
     if (what == Judged::residual) known.idle();
   }
   LS_DEVICE void finish(int64_t b, bool any) const {

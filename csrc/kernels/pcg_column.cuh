@@ -41,17 +41,17 @@ struct PcgColumn {
   LS_BOTH T& now(Work row) const { return work[row * k]; }
   LS_BOTH bool runs() const { return at(kStop) == T(0); }
 
-  // The first residual has norm `size`, b the norm kLength where x is not zero. A `target` (or null) is the
+  // The first residual has norm `size`, b the norm kRhsNorm where x is not zero. A `target` (or null) is the
   // norm to stop at; without one a column runs to the rounding level. With one, the caller measures the true
   // residual, and the level is that of the first residual.
   LS_BOTH void begin(T size, const T* target) const {
-    const T length = now(kLength), larger = size < length ? length : size, level = kEpsilon<T> * larger;
+    const T length = now(kRhsNorm), larger = size < length ? length : size, level = kEpsilon<T> * larger;
     const T asked = target ? *target : T(0), own = target ? kEpsilon<T> * size : level;
     at(kNorm) = size;
     at(kLow) = own < asked ? asked : own;
     at(kHigh) = (target ? larger : size) / kEpsilon<T>;
     at(kRho) = at(kStop) = at(kWhen) = 0;
-    now(kWipeR) = !is_finite(size);
+    now(kClearR) = !is_finite(size);
     if (!is_finite(size))
       stop(Stop::non_finite, 0);
     else if (size <= level || size <= asked)
@@ -63,26 +63,26 @@ struct PcgColumn {
   LS_BOTH void product(T pi) const {
     const T rho = at(kRho), alpha = rho / pi;
     if (scalars) scalars[kScalarRho * k] = rho;
-    now(kStep) = now(kWipeP) = 0;
+    now(kCurrentAlpha) = now(kClearP) = 0;
     if (!runs()) return;
     Stop why = stop_of(pi, Stop::curvature);
     if (why == Stop::running && !is_finite(alpha)) why = Stop::non_finite;
     if (why == Stop::running && alpha == T(0)) why = Stop::rounding;
     if (why == Stop::running)
-      now(kStep) = alpha;
+      now(kCurrentAlpha) = alpha;
     else
       stop(why, iteration);
-    now(kWipeP) = why == Stop::non_finite;
+    now(kClearP) = why == Stop::non_finite;
   }
 
   // The residual after the step has norm `size`.
   LS_BOTH void residual(T size) const {
-    now(kWipeR) = 0;
+    now(kClearR) = 0;
     if (runs()) {
       if (!is_finite(size)) {
         stop(Stop::non_finite, iteration);
-        now(kStep) = 0;
-        now(kWipeR) = 1;
+        now(kCurrentAlpha) = 0;
+        now(kClearR) = 1;
       } else {
         at(kNorm) = size;
         if (size <= at(kLow))
@@ -111,10 +111,10 @@ struct PcgColumn {
         keep = 1;
       }
     }
-    now(kTurn) = beta;
-    now(kKeep) = keep;
+    now(kCurrentBeta) = beta;
+    now(kContinues) = keep;
     if (!scalars) return;
-    scalars[kAlpha * k] = now(kStep);
+    scalars[kAlpha * k] = now(kCurrentAlpha);
     scalars[kBeta * k] = beta;
   }
 
@@ -134,7 +134,7 @@ struct PcgColumn {
 // The scalars of the adjoint of preconditioned conjugate gradients, of one column in one iteration, for every
 // device. pcg.h has the formulas.
 
-// Rows of `work`, one entry a column each. Inverse: of alpha; Turned: -alphabar alpha / rho.
+// Rows of `work`, one entry a column each. kInverse: 1 / alpha; kAlphabarTerm: -alphabar alpha / rho.
 enum AdjointWork {
   kActs,
   kLearns,
@@ -144,7 +144,7 @@ enum AdjointWork {
   kNormbar,
   kInverse,
   kPibar,
-  kTurned,
+  kAlphabarTerm,
   kAdjointWork
 };
 
@@ -168,7 +168,7 @@ struct PcgAdjointColumn {
     now(kAlphaNow) = alpha;
     now(kBetaNow) = beta;
     now(kActs) = alpha != T(0);
-    now(kPibar) = now(kTurned) = 0;
+    now(kPibar) = now(kAlphabarTerm) = 0;
     if (alpha == T(0)) {
       if (learns && gnorm) bar(kHeld) += *gnorm;
       now(kRhobarNow) = now(kNormbar) = now(kInverse) = bar(kRhobar) = 0;
@@ -196,7 +196,7 @@ struct PcgAdjointColumn {
     const T over_pi = alphabar * now(kAlphaNow) / scalars[kScalarRho * all];
     bar(kRhobar) += over_pi;
     now(kPibar) = -over_pi * now(kAlphaNow);
-    now(kTurned) = -over_pi;
+    now(kAlphabarTerm) = -over_pi;
   }
 
   // <pbar, p> with the p before is known.

@@ -274,7 +274,7 @@ enum class Stop : int { running, rounding, curvature, preconditioner, non_finite
 // Rows of `carry`, one entry a column each: rho, the norm of r, where it stops (low, high), and why and when.
 enum Carry { kRho, kNorm, kLow, kHigh, kStop, kWhen, kCarry };
 // Rows of `work`: alpha, beta, 1 if p goes on, 1 if p or r is not finite and becomes zero, ||b||.
-enum Work { kStep, kTurn, kKeep, kWipeP, kWipeR, kLength, kWork };
+enum Work { kCurrentAlpha, kCurrentBeta, kContinues, kClearP, kClearR, kRhsNorm, kWork };
 // Rows of `scalars`, for each iteration. alpha = 0: the column stood still.
 enum Scalar { kScalarRho, kAlpha, kBeta, kScalars };
 

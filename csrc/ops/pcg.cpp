@@ -39,9 +39,9 @@ struct Iteration {
         q(p.nk()),
         work(kWork * p.k),
         split(split_),
-        alpha(work.data() + kStep * p.k),
-        beta(work.data() + kTurn * p.k),
-        keep(work.data() + kKeep * p.k) {}
+        alpha(work.data() + kCurrentAlpha * p.k),
+        beta(work.data() + kCurrentBeta * p.k),
+        keep(work.data() + kContinues * p.k) {}
 
   PcgColumn<T> column(int64_t c, int64_t iteration, T* norms, T* scalars) {
     return {carry + c, work.data() + c, scalars ? scalars + c : nullptr, norms + c, p.k, iteration};
@@ -127,7 +127,7 @@ struct Iteration {
   void begin(const T* b, const T* x, const T* target, T* r, T* direction, T* norms) {
     if (x) {
       residual(b, b, r);
-      for (int64_t c = 0; c < p.k; ++c) column(c, -1, norms, nullptr).now(kLength) = norm(c);
+      for (int64_t c = 0; c < p.k; ++c) column(c, -1, norms, nullptr).now(kRhsNorm) = norm(c);
       std::fill_n(alpha, p.k, T(1));
       blocks([&](int64_t b0, int64_t b1) {
         table.spmm(S.view<T, I>(values), S.row_blocks<I>(), b0, b1, x, p.k, q.data(), false);
@@ -137,7 +137,7 @@ struct Iteration {
     for (int64_t c = 0; c < p.k; ++c) {
       const PcgColumn<T> known = column(c, -1, norms, nullptr);
       known.begin(norm(c), target ? target + c : nullptr);
-      if (known.now(kWipeR) != T(0)) clear_column(r, p.n, p.k, c);
+      if (known.now(kClearR) != T(0)) clear_column(r, p.n, p.k, c);
     }
     const T* zs = precondition(r);
     for (int64_t c = 0; c < p.k; ++c) column(c, -1, norms, nullptr).advance(rho(c));
@@ -157,7 +157,7 @@ struct Iteration {
     for (int64_t c = 0; c < p.k; ++c) {
       const PcgColumn<T> known = column(c, iteration, norms, scalars);
       known.product(static_cast<T>(first_sums.total(S.n_blocks(), p.k, c)));
-      if (known.now(kWipeP) == T(0)) continue;
+      if (known.now(kClearP) == T(0)) continue;
       clear_column(q.data(), p.n, p.k, c);
       clear_column(d, p.n, p.k, c);
     }
@@ -167,7 +167,7 @@ struct Iteration {
       const PcgColumn<T> known = column(c, iteration, norms, scalars);
       known.residual(norm(c));
       // It is still multiplied by zeros, so it must be finite.
-      if (known.now(kWipeR) != T(0)) clear_column(next_r, p.n, p.k, c);
+      if (known.now(kClearR) != T(0)) clear_column(next_r, p.n, p.k, c);
     }
     const bool ready = split && !has_shrunk();
     const T* zs = any_runs() && !ready ? precondition(next_r) : next_r;

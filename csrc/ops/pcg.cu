@@ -48,7 +48,7 @@ struct DevicePcg {
     if (from_x)
       launch.after(right, judged(Judged::length, -1, ProductPass<T, 1>{right, {}, nullptr}), chunks,
                    partials());
-    with_residual(Judged::begin, -1, right, from_x ? In<T>{} : to.columns.row(kStep), {}, nullptr,
+    with_residual(Judged::begin, -1, right, from_x ? In<T>{} : to.columns.row(kCurrentAlpha), {}, nullptr,
                   [&](const auto& end) {
                     if (from_x)
                       launch.product(A, x, end, q, chunks, partials());
@@ -69,7 +69,7 @@ struct DevicePcg {
     for (int64_t i = 0; i < to.iterations; ++i) {
       const ProductPass<T, 1> end{p_at(i), q, to.columns.active};
       launch.product(A, p_at(i), judged(Judged::product, i, end), q, chunks, partials());
-      with_residual(Judged::residual, i, r_at(i), to.columns.row(kStep), p_at(i), to.columns.entered,
+      with_residual(Judged::residual, i, r_at(i), to.columns.row(kCurrentAlpha), p_at(i), to.columns.entered,
                     [&](const auto& residual) { launch.after(q, residual, chunks, partials()); });
       turn(i);
     }
@@ -104,7 +104,7 @@ struct DevicePcg {
   template <class F>
   void with_residual(Judged what, int64_t i, const In<T>& r, const In<T>& alpha, const Out<T>& direction,
                      const int* entered, const F& f) const {
-    const In<T> wipe = to.columns.row(kWipeP);
+    const In<T> wipe = to.columns.row(kClearP);
     const Out<T> out = r_at(i + 1);
     if (diagonal.p)
       f(judged(what, i, PcgResidualPass<T, true>{r, diagonal, out, alpha, direction, wipe, entered}));
@@ -127,7 +127,8 @@ struct DevicePcg {
     }
     const auto row = [&](Work of) { return to.columns.row(of); };
     launch.pass(PcgUpdatePass<T>{L.rows ? z : r, diagonal, i < 0 ? In<T>{} : p_at(i), i < 0 ? Out<T>{} : x,
-                                 p_at(i + 1), r, row(kStep), row(kTurn), row(kKeep), row(kWipeR), entered},
+                                 p_at(i + 1), r, row(kCurrentAlpha), row(kCurrentBeta), row(kContinues),
+                                 row(kClearR), entered},
                 chunks);
   }
 };

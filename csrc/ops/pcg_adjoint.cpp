@@ -202,8 +202,8 @@ class PcgAdjoint {
     parallel_blocks<I>(St, k, [&](int64_t b0, int64_t b1) {
       table.pcg_adjoint_direction(
           adjoint_view(), St.row_blocks<I>(), b0, b1,
-          {now(kBetaNow), now(kAlphaNow), now(kTurned), q, xbar, r, next, before, pbar, sum}, k, direction,
-          fused ? in.ga : nullptr);
+          {now(kBetaNow), now(kAlphaNow), now(kAlphabarTerm), q, xbar, r, next, before, pbar, sum}, k,
+          direction, fused ? in.ga : nullptr);
     });
     for (int64_t j = 0; j < k; ++j)
       column(i, j).direction(before ? static_cast<T>(sums.total(St.n_blocks(), k, j)) : T(0));

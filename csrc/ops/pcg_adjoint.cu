@@ -161,9 +161,11 @@ struct DevicePcgAdjoint {
     const Out<T> q = qbar[i];
     through_residual(next, r, direction, i);
     combine(-1, kAlphaNow, rbar, kPibar, direction, q, chunks);
-    const cuda::AdjointDirectionPass<T> end{
-        row(kActs), row(kBetaNow), row(kAlphaNow), row(kTurned), xbar, r, next, more ? p_of(i - 1) : In<T>{},
-        pbar,       columns.flags};
+    const cuda::AdjointDirectionPass<T> end{row(kActs),     row(kBetaNow),
+                                            row(kAlphaNow), row(kAlphabarTerm),
+                                            xbar,           r,
+                                            next,           more ? p_of(i - 1) : In<T>{},
+                                            pbar,           columns.flags};
     launch.product(St, q, judged(cuda::Adjoining::direction, i, end), made[0], chunks, partials());
     if (gradient) gradient->add(q, direction);
     if (i % kPairs == 0) flush();
