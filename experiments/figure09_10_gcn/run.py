@@ -123,7 +123,8 @@ def main() -> None:
     experiment.figure(f"accuracy_{seeds}.png", accuracy_figure(history, graph, seeds))
     published = None if experiment.quick else PUBLISHED
     experiment.figure(f"histogram_{seeds}.png", histogram(accuracies, graph, published))
-    del history["seconds"], history["gradient_norm"]
+    for name in ("seconds", "gradient_norm", "learning_rate"):
+        del history[name]
     rows = zip(*history.values(), strict=True)
     experiment.csv(f"curves_{seeds}.csv", [dict(zip(history, row, strict=True)) for row in rows])
     parts = ("training", "validation")

@@ -133,7 +133,7 @@ ARRAYS = 4  # arrays of the vectors' size: x, b, the residual, its cotangent
 
 
 @dataclass
-class FactorSettings(base.ScheduleSettings, VectorSettings):
+class FactorSettings(VectorSettings):
     """Options of recipes that train a network for a family of matrices.
 
     Args:
@@ -160,6 +160,8 @@ class FactorSettings(base.ScheduleSettings, VectorSettings):
     absolute_stop: ClassVar[float | None] = None  # a residual, from a random x0: a column of the table
 
     dtype: Literal["float32", "float64"] = "float32"
+    clip: float | None = 1.0
+    schedule: Literal["none", "cosine"] = "cosine"
     loss: Literal["product", "frobenius", "iterations", "error"] = "product"
     iterations: int = 10
     gamma: float = 0.8
@@ -259,13 +261,13 @@ class Systems:
             yield Part(self.matrices[i].with_values(self._values[i]), self._start[i], x, b)
 
 
-class FactorRecipe(base.Scheduled, base.VectorRecipe):
+class FactorRecipe(base.VectorRecipe):
     """A network for a family of matrices.
 
     The vectors of a `VectorRecipe` are here the matrices of a step, each with its own test vectors.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("learning_rate", "iterations")
+    columns: ClassVar[tuple[str, ...]] = ("iterations",)
     advice = "Try a smaller --lr or --clip"
     model: MatrixNetwork
     curves: ClassVar = {
@@ -296,7 +298,6 @@ class FactorRecipe(base.Scheduled, base.VectorRecipe):
             raise about_option(error, options) from error
         self.count = settings.batch
         self.indices = share(self.count)
-        self.step = 0
         every = range(settings.matrices), range(settings.held_out_matrices)
         self._fixed: Any = None
         if not settings.resample:
@@ -354,7 +355,7 @@ class FactorRecipe(base.Scheduled, base.VectorRecipe):
         return self._epoch[1]
 
     def losses(self, step: int) -> Tensor:
-        self.step, which = step, self._of_step(step)
+        which = self._of_step(step)
         if not which:
             return sum(p.sum() * 0 for p in self.model.parameters()).expand(0)  # type: ignore[union-attr]
         if self._fixed is None:
@@ -387,12 +388,12 @@ class FactorRecipe(base.Scheduled, base.VectorRecipe):
 
     @torch.no_grad()
     def measure(self) -> list[float | None]:
-        """The learning rate, and the mean iterations to the middle tolerance on held-out matrices."""
+        """The mean iterations to the middle tolerance on held-out matrices."""
         rtol = base.middle(self.settings.tolerances)
         systems = zip(self.others.matrices, self._validated, strict=False)
         counts = [iterations_of(self.model, A, b, rtol) for A, b in systems]
         known = [count for count in counts if count is not None]
-        return [self.learning_rate, sum(known) / len(known) if known and len(known) == len(counts) else None]
+        return [sum(known) / len(known) if known and len(known) == len(counts) else None]
 
 
 @dataclass

@@ -79,7 +79,7 @@ def _problem() -> ProblemSettings:
 
 
 @dataclass
-class GnpSettings(base.ScheduleSettings, VectorSettings):
+class GnpSettings(VectorSettings):
     """Learn a nonlinear graph network r -> M(r) for one matrix, to use in flexible GMRES.
 
     The loss is the mean of |A M(b) - b| over the entries of b = A x, scaled to a mean square of one; half of
@@ -105,6 +105,8 @@ class GnpSettings(base.ScheduleSettings, VectorSettings):
     steps: int = 2000
     lr: float = 1e-3
     dtype: Literal["float32", "float64"] = "float32"
+    clip: float | None = 1.0
+    schedule: Literal["none", "cosine"] = "cosine"
     evaluate_every: int = 100
     out: str = "runs/gnp"
     test_vectors: int | Literal["identity"] = 16
@@ -129,11 +131,11 @@ class GnpSettings(base.ScheduleSettings, VectorSettings):
         self.fractions("tolerances")
 
 
-class GnpRecipe(base.Scheduled, base.VectorRecipe):
+class GnpRecipe(base.VectorRecipe):
     """A network for one matrix. See `GnpSettings`. Its vectors are right-hand sides b."""
 
     Settings = GnpSettings
-    columns: ClassVar[tuple[str, ...]] = ("learning_rate", "residual")
+    columns: ClassVar[tuple[str, ...]] = ("residual",)
     curves: ClassVar = {"loss.png": base.Curves(ylabel="mean |A M(b) - b|", log=True)}
     lower_bound = 0.0
     advice = "Try a smaller --lr or --clip"
@@ -156,7 +158,6 @@ class GnpRecipe(base.Scheduled, base.VectorRecipe):
         assert isinstance(settings.test_vectors, int)
         self.count = settings.test_vectors
         self.indices = share(self.count)
-        self.step = 0
         self._fixed = self._sides(self.indices, self.count, base.TRAINING, 0)
         held_out = settings.held_out or 1
         self.held_out = self._sides(range(held_out), held_out, base.HELD_OUT, 0)
@@ -185,7 +186,6 @@ class GnpRecipe(base.Scheduled, base.VectorRecipe):
         return self._fixed
 
     def losses(self, step: int) -> Tensor:
-        self.step = step
         return self._errors(self.vectors(step)) / self.count
 
     def _errors(self, B: Tensor) -> Tensor:
@@ -197,13 +197,10 @@ class GnpRecipe(base.Scheduled, base.VectorRecipe):
 
     @torch.no_grad()
     def measure(self) -> list[float | None]:
-        """The learning rate, and the relative residual of a held-out system after `iterations`."""
-        return [self.learning_rate, self.residual_of(self.held_out[:, 0])]
-
-    def residual_of(self, b: Tensor) -> float:
-        s = self.settings
+        """The relative residual of a held-out system after `iterations`."""
+        s, b = self.settings, self.held_out[:, 0]
         with quiet():
             solution = solvers.fgmres(
                 self.A, b, rtol=min(s.tolerances), maxiter=s.iterations, restart=s.restart, M=self.model
             )
-        return float(solution.residual_norms[-1] / torch.linalg.vector_norm(b))
+        return [float(solution.residual_norms[-1] / torch.linalg.vector_norm(b))]

@@ -27,7 +27,7 @@ from learnsolve.evaluation.figures import COLORS, residuals_figure
 from learnsolve.nonlinear import jacobian, root
 from learnsolve.problems import gaussian_field
 from learnsolve.recipes.training import recipe as base
-from learnsolve.recipes.training.settings import SettingError, about_option
+from learnsolve.recipes.training.settings import RunSettings, SettingError, about_option
 from learnsolve.solvers.core.loop import quiet
 from learnsolve.solvers.solution import Solution, SolverError
 
@@ -246,7 +246,7 @@ def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
 
 
 @dataclass
-class NewtonSettings(base.ScheduleSettings):
+class NewtonSettings(RunSettings):
     """Learn the start of Newton's method for the p-Laplacian with random coefficients.
 
     A Fourier neural operator maps the logarithm of the coefficients to a start. The loss is its energy, the
@@ -273,6 +273,8 @@ class NewtonSettings(base.ScheduleSettings):
     steps: int = 2000
     lr: float = 5e-3
     dtype: Literal["float32", "float64"] = "float32"
+    clip: float | None = 1.0
+    schedule: Literal["none", "cosine"] = "cosine"
     evaluate_every: int = 100
     out: str = "runs/newton"
     grid: int = 32
@@ -302,11 +304,11 @@ class NewtonSettings(base.ScheduleSettings):
             raise SettingError(f"--modes must be at most {most} on --grid {self.grid}, got {self.modes}")
 
 
-class NewtonRecipe(base.Scheduled, base.Recipe):
+class NewtonRecipe(base.Recipe):
     """See `NewtonSettings`."""
 
     Settings = NewtonSettings
-    columns: ClassVar[tuple[str, ...]] = ("learning_rate", "energy_gap", "newton_steps")
+    columns: ClassVar[tuple[str, ...]] = ("energy_gap", "newton_steps")
     curves: ClassVar = {
         "loss.png": base.Curves("Energy of the predicted u", "energy, mean over fields"),
         "gap.png": base.Curves(
@@ -334,7 +336,6 @@ class NewtonRecipe(base.Scheduled, base.Recipe):
                 f"--p {settings.p:g} with --variance {settings.variance:g}: from zero Newton's method does "
                 f"not solve a held-out field ({str(error).partition(' after ')[0]}). Pass smaller ones"
             ) from error
-        self.step = 0
 
     def fields(self, stream: int, which: Iterable[int], step: int = 0, scale: int = 1) -> Tensor:
         """k on cells, (fields, n, n)."""
@@ -351,7 +352,6 @@ class NewtonRecipe(base.Scheduled, base.Recipe):
         return self.model(k.log())
 
     def loss(self, step: int) -> Tensor:
-        self.step = step
         k = self.fields(base.TRAINING, range(self.settings.batch), step)
         return energy(self.predicted(k), k, self.settings.p).mean()
 
@@ -366,4 +366,4 @@ class NewtonRecipe(base.Scheduled, base.Recipe):
         gap = (energy(u, k, p) - energy(self.minima, k, p)).mean().item()
         solve = partial(self.problem.solve, rtol=self.settings.rtol, throw=False)
         steps = [solve(*pair).iterations for pair in zip(u, k, strict=True)]
-        return [self.learning_rate, gap, sum(steps) / len(steps)]
+        return [gap, sum(steps) / len(steps)]

@@ -49,7 +49,7 @@ VARIANTS = {
 
 
 @dataclass
-class PcgSettings(base.DepthSettings, MatrixSettings):
+class PcgSettings(MatrixSettings):
     """Learn a factor L of a preconditioner for conjugate gradients, through a few of their iterations.
 
     The loss is the weighted mean of ||r_i|| / ||b||, i = 1 .. iterations, with weights proportional to
@@ -69,6 +69,9 @@ class PcgSettings(base.DepthSettings, MatrixSettings):
         test_vectors: Number of random right-hand sides, null for 100, or ramp (demo), from -1 to 1 along the
             last grid axis.
         weight_decay: Weight decay of AdamW.
+        curriculum: Start with one iteration in the loss and add one each time this number of steps has
+            passed. Null uses all from the start.
+        patience: Stop after this number of evaluations without a smaller held-out loss (null: never).
         target: Stop when the last residual in the loss, relative to b and as the mean over the training
             right-hand sides, is below this value (null: never, or 3e-5 in the variant demo).
         guard: Smallest allowed quotient of eigenvalues of L L^T: steps that go below are halved. 0 disables
@@ -92,9 +95,9 @@ class PcgSettings(base.DepthSettings, MatrixSettings):
     gamma: float | None = None
     test_vectors: int | Literal["ramp"] | None = None  # type: ignore[assignment]
     held_out: int = HELD_OUT_VECTORS
-    clip: float | None = None
-    schedule: Literal["none", "cosine"] = "none"
     weight_decay: float = 0.01
+    curriculum: int | None = None
+    patience: int | None = None
     target: float | None = None
     guard: float = 1e-8
     tolerances: list[float] | None = None
@@ -104,7 +107,7 @@ class PcgSettings(base.DepthSettings, MatrixSettings):
         self.take_defaults(VARIANTS[self.variant])
         super().check()
         self._check_grid()
-        self.at_least(1, "iterations", "evaluated")
+        self.at_least(1, "iterations", "evaluated", "curriculum", "patience")
         self.positive("gamma", "target")
         self.at_least(0, "weight_decay")
         if not 0 <= self.guard <= 1e-2:
@@ -290,12 +293,11 @@ def outcome_of(recipe: PcgRecipe) -> base.Outcome:
 BUFFERS = 8  # arrays of the vectors' size per step, in addition to two per iteration
 
 
-class PcgRecipe(base.Scheduled, MatrixRecipe):
+class PcgRecipe(MatrixRecipe):
     """A factor of a preconditioner. See `PcgSettings`."""
 
     Settings = PcgSettings
     columns: ClassVar[tuple[str, ...]] = (
-        "learning_rate",
         "iterations",
         "training_residual",
         "held_out_residual",
@@ -351,7 +353,7 @@ class PcgRecipe(base.Scheduled, MatrixRecipe):
         )
         optimizer.register_step_pre_hook(lambda *_: self.guard.before())
         optimizer.register_step_post_hook(lambda *_: self.guard.after())
-        return self.scheduled(optimizer)
+        return optimizer
 
     @property
     def iterations(self) -> int:
@@ -390,7 +392,6 @@ class PcgRecipe(base.Scheduled, MatrixRecipe):
         if self.iterations == self.settings.iterations and self.patience.see(self._held_out_loss):
             self.finished = True
         return [
-            self.learning_rate,
             float(self.iterations),
             self._training_residual.item(),
             self._held_out_residual,

@@ -73,7 +73,7 @@ class Parabola(Recipe):
 
 
 def test_further_columns_are_filled_where_the_recipe_is_evaluated(tmp_path):
-    settings = ParabolaSettings(steps=4, evaluate_every=2, quiet=True)
+    settings = ParabolaSettings(steps=4, lr=0.25, evaluate_every=2, quiet=True)
     recipe = Parabola(2.0)
     train_run(Run(tmp_path, settings, recipe, recipe.optimizer()))
     history = read_metrics(tmp_path)
@@ -215,11 +215,11 @@ def test_losses_learning_rate_and_pictures(run, rows, monkeypatch):
     code, folder = run(*few, "--logger", "tensorboard", recipe="pcg")
     assert code == train.OK
     curves, table = scalars(folder), rows(folder)
-    names = set(table[0]) - {"step", "learning_rate"}
+    names = set(table[0]) - {"step"}
     for name in names:
         known = {int(row["step"]): float(row[name]) for row in table if row[name]}
         assert curves[name] == pytest.approx(known, rel=1e-6, abs=1e-6), name
-    assert set(curves) == {*names, "learning_rate", "seconds"}
+    assert set(curves) == {*names, "seconds"}
     assert len(curves["learning_rate"]) == 5
     assert curves["learning_rate"][4] < curves["learning_rate"][0] == pytest.approx(1e-3)
     log = events(folder)

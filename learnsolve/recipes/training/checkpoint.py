@@ -34,7 +34,7 @@ PICTURES += ("residuals", "residuals_ramp", "seeds", "sizes", "steps", "times", 
 # interruption must not leave it with files of another run; config.yaml, which tells that a run is here, last.
 FILES = (TENSORS, MODEL, METRICS, REPORT, HTML, EVALUATION, *(f"{name}.png" for name in PICTURES), CONFIG)
 EVENTS = "tensorboard/events.out.tfevents.*"  # named by time and process
-COLUMNS = ("step", "loss", "held_out_loss", "gradient_norm", "seconds")
+COLUMNS = ("step", "loss", "held_out_loss", "gradient_norm", "learning_rate", "seconds")
 # Columns of metrics.csv by name; None if a step has no such entry.
 History = dict[str, list]
 
@@ -148,7 +148,7 @@ class Metrics:
 
     def flush(self) -> None:
         self._file.writelines(
-            ",".join([*map(_text, row[:4]), f"{row[4]:.6f}", *map(_text, row[5:])]) + "\n"
+            ",".join([*map(_text, row[:5]), f"{row[5]:.6f}", *map(_text, row[6:])]) + "\n"
             for row in self._rows
         )
         self._rows.clear()

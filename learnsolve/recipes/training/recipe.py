@@ -1,5 +1,5 @@
-"""Base classes of recipes: `Recipe`, which the loop calls; `VectorRecipe`, with a batch of test vectors;
-`Scheduled`, for changing learning rates; and what depends on the step or the depth of a training.
+"""Base classes of recipes: `Recipe`, which the loop calls, and `VectorRecipe`, with a batch of test vectors;
+and what depends on the step or the depth of a training.
 
 Every random number must be a function of (seed, stream, step, index), as in `normal_vectors`. Then the step
 is the whole random state, and a resumed run sees the same numbers, as do several processes that share the
@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -423,85 +423,19 @@ def _weights(count: int, gamma: float, dtype: torch.dtype, device: torch.device)
 LAST = 0.01  # fraction of the learning rate at the end of the cosine
 
 
-@dataclass
-class ScheduleSettings(RunSettings):
-    """Options for gradient clipping and a learning rate schedule.
-
-    Args:
-        clip: Maximum norm of the gradient, to which larger gradients are scaled down (null: no limit).
-        schedule: Learning rate over the steps: constant, or half a cosine down to a hundredth of it.
-        schedule_steps: Steps of the cosine (null: --steps).
-    """
-
-    clip: float | None = 1.0
-    schedule: Literal["none", "cosine"] = "cosine"
-    schedule_steps: int | None = None
-
-    def check(self) -> None:
-        super().check()
-        if self.schedule_steps is None:
-            self.schedule_steps = self.steps
-        self.at_least(0, "schedule_steps")
-        self.positive("clip")
-
-
-@dataclass
-class DepthSettings(ScheduleSettings):
-    """Options for training through a number of iterations that may grow.
-
-    Args:
-        curriculum: Start with one iteration in the loss and add one each time this number of steps has
-            passed. Null uses all from the start.
-        patience: Stop after this number of evaluations without a smaller held-out loss (null: never).
-    """
-
-    curriculum: int | None = None
-    patience: int | None = None
-
-    def check(self) -> None:
-        super().check()
-        self.at_least(1, "curriculum", "patience")
-
-
-class Scheduled:
-    """First base of a recipe whose settings have `lr`, `schedule`, `schedule_steps` and `clip`."""
-
-    settings: Any
-    model: Any
-    step: int  # of the last loss
-
-    def optimizer(self) -> torch.optim.Optimizer:
-        return self.scheduled(super().optimizer())  # type: ignore[misc]
-
-    @property
-    def learning_rate(self) -> float:
-        settings = self.settings
-        return learning_rate(settings.lr, settings.schedule, self.step, settings.schedule_steps or 0)
-
-    def scheduled(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer. Before each of its steps the gradient is clipped and the rate set."""
-        optimizer.register_step_pre_hook(self._before_step)
-        return optimizer
-
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.settings.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate
-
-
-def learning_rate(lr: float, schedule: str, step: int, steps: int) -> float:
-    """The rate at a step: `lr`, or half a cosine from `lr` down to a hundredth of it in `steps`.
+def learning_rate(settings: RunSettings, step: int) -> float:
+    """The rate at a step: `lr`, or half a cosine from `lr` down to a hundredth of it.
 
     Examples
     --------
-    >>> [round(learning_rate(1.0, "cosine", step, 100), 3) for step in (0, 50, 100, 200)]
+    >>> settings = RunSettings(lr=1.0, schedule="cosine", schedule_steps=100)
+    >>> [round(learning_rate(settings, step), 3) for step in (0, 50, 100, 200)]
     [1.0, 0.505, 0.01, 0.01]
     """
-    if schedule == "none":
-        return lr
-    part = min(step / max(steps, 1), 1.0)
-    return lr * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
+    if settings.schedule == "none":
+        return settings.lr
+    part = min(step / max(settings.schedule_steps or 0, 1), 1.0)
+    return settings.lr * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * part)))
 
 
 def iterations_at(step: int, iterations: int, every: int | None) -> int:

@@ -50,6 +50,7 @@ from learnsolve.recipes.training.recipe import (
     Recipe,
     Series,
     VectorRecipe,
+    learning_rate,
     number_of_hardest,
     printed,
 )
@@ -57,7 +58,6 @@ from learnsolve.recipes.training.settings import RunSettings, SettingError, dump
 
 TENSORBOARD = "tensorboard"  # the folder of event files
 EVENTS_SECONDS = 10
-WITHOUT = {"step", "learning_rate"}  # the axis; read from the optimizer at every step
 FIRST_LINE, LAST_INTERVAL = 2.0, 60.0  # seconds
 BAR_INTERVAL = 0.1
 STYLE = (
@@ -144,20 +144,17 @@ class TensorBoard:
     """Writes events of the run in `folder` from step `first` on. Later events of an earlier writer, left
     before the run was killed or resumed, are hidden."""
 
-    def __init__(self, folder: Path, first: int, optimizer: torch.optim.Optimizer | None = None):
+    def __init__(self, folder: Path, first: int):
         from torch.utils.tensorboard import SummaryWriter
 
-        self._optimizer = optimizer
         self._writer = SummaryWriter(
             folder / TENSORBOARD, purge_step=first or None, flush_secs=EVENTS_SECONDS
         )
 
     def add(self, row: Mapping[str, Any]) -> None:
         """A row of metrics.csv."""
-        if self._optimizer is not None:
-            self._writer.add_scalar("learning_rate", self._optimizer.param_groups[0]["lr"], row["step"])
         for name, value in row.items():
-            if name not in WITHOUT and value is not None:
+            if name != "step" and value is not None:
                 self._writer.add_scalar(name, value, row["step"])
 
     def end(self, step: int, pictures: Mapping[str, bytes], sentence: str, settings: str) -> None:
@@ -309,7 +306,7 @@ def train(run: Run) -> None:
     metrics = logger = None
     if run.group.writes:
         if run.settings.logger == "tensorboard":
-            logger = TensorBoard(run.folder, run.step, run.optimizer)
+            logger = TensorBoard(run.folder, run.step)
         columns = *run.recipe.columns, *objective.columns
         metrics = Metrics(run.folder, run.metrics_bytes, columns, logger.add if logger else None)
     progress = Progress(run.step, run.settings.steps, run.settings.quiet or not run.group.writes)
@@ -359,16 +356,26 @@ def _steps(run: Run, objective: Objective, metrics: Metrics | None, progress: Pr
         if metrics is not None:
             if done or run.step % settings.evaluate_every == 0:
                 held_out, measured = recipe.evaluate(), (*recipe.measure(), *objective.measure())
-            metrics.add(run.step, value, held_out, norm, run.seconds, measured=measured)
+            rate = learning_rate(settings, run.step)
+            metrics.add(run.step, value, held_out, norm, rate, run.seconds, measured=measured)
         if done:
             return value
-        optimizer.step()
+        descend(optimizer, settings, run.step)
         run.step += 1
         if now >= progress.due:
             progress.update(run.step, value, now)
         if metrics is not None and now >= next_flush:
             metrics.flush()
             next_flush = now + FLUSH_SECONDS
+
+
+def descend(optimizer: torch.optim.Optimizer, settings: RunSettings, step: int) -> None:
+    """A step at the rate of the schedule, with the gradient clipped."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(settings, step)
+        if settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(group["params"], settings.clip)
+    optimizer.step()
 
 
 def _watch(run: Run, loss: float, gradient_norm: float) -> None:
@@ -596,7 +603,7 @@ def mean_metrics(histories: Sequence[History]) -> str:
     for name in list(histories[0])[1:]:
         steps, values = common(histories, name)
         means[name] = dict(zip(steps, values.mean(0).tolist(), strict=True))
-        if name != "seconds":
+        if name not in ("seconds", "learning_rate"):
             deviations[f"{name}_std"] = dict(zip(steps, values.std(0, ddof=1).tolist(), strict=True))
     columns = means | deviations
     rows = [

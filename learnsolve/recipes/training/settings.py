@@ -67,6 +67,9 @@ class RunSettings:
         overwrite: Replace the run that is already in --out.
         quiet: No progress on the terminal, only the final table.
         logger: Additional log of losses, learning rate and figures; tensorboard: events in --out/tensorboard.
+        clip: Maximum norm of the gradient, to which larger gradients are scaled down (null: no limit).
+        schedule: Learning rate over the steps: constant, or half a cosine down to a hundredth of it.
+        schedule_steps: Steps of the cosine (null: --steps).
     """
 
     SYNONYMS: ClassVar[Mapping[str, str]] = {}  # second names of options on the command line
@@ -85,12 +88,18 @@ class RunSettings:
     overwrite: bool = False
     quiet: bool = False
     logger: Literal["none", "tensorboard"] = "none"
+    clip: float | None = None
+    schedule: Literal["none", "cosine"] = "none"
+    schedule_steps: int | None = None
 
     def check(self) -> None:
         """Raise SettingError for the first value that cannot be used."""
         self.at_least(0, "steps", "seed")
         self._must(lambda value: value >= 0, "at least 0", ["checkpoint_seconds"])
-        self.positive("lr")
+        self.positive("lr", "clip")
+        if self.schedule_steps is None:
+            self.schedule_steps = self.steps
+        self.at_least(0, "schedule_steps")
         self.at_least(1, "threads", "seeds", "evaluate_every")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise SettingError(f"--threads must be at most {MOST_THREADS}, got {self.threads}")
