@@ -21,7 +21,6 @@ train.main(["jacobi", "--steps", "100", "--out", str(folder), "--quiet"])
 # The files:
 print(*sorted(path.name for path in folder.iterdir()), sep="\n")
 # config.yaml
-# energy.png
 # loss.png
 # metrics.csv
 # model.safetensors

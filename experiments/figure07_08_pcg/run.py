@@ -63,11 +63,11 @@ def main(folder: str) -> None:
             if step % every == 0
         ]
         if name == "one side":
-            experiment.keep(run / "residuals_ramp.png", "figure08_residuals.png")
+            experiment.keep(run / "convergence.png", "figure08_residuals.png")
         if name == "many sides":
-            experiment.keep(run / "residuals.png", "held_out_residuals.png")
+            experiment.keep(run / "convergence.png", "held_out_residuals.png")
         if name == "incomplete":
-            experiment.keep(run / "residuals.png", "incomplete_residuals.png")
+            experiment.keep(run / "convergence.png", "incomplete_residuals.png")
         report["steps_taken"] = history["step"][-1]
     experiment.csv("history.csv", rows)
     experiment.figure("figure07_loss.png", loss_figure(histories))

@@ -20,7 +20,6 @@ from torch import Tensor
 from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.analysis import krylov_basis
-from learnsolve.evaluation.figures import residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.preconditioners import GNP
 from learnsolve.recipes.matrix import ProblemSettings, build, check_square, describe, facts
@@ -53,15 +52,11 @@ def outcome_of(recipe: GnpRecipe) -> base.Outcome:
         "solver": f"fgmres({s.restart}), b = A x, x from N(0, I), mean of {s.evaluated}",
     }
     columns = {after: lambda row: f"{row['residual']:.2e}" if math.isfinite(row["residual"]) else "fails"}
-    where = f"FGMRES({s.restart}), {recipe.where}"
-    outcome = base.raced(
-        numbers, rows, "right_hand_sides", base.middle(s.tolerances), where, columns, " right-hand sides"
-    )
+    options = {"columns": columns, "noun": " right-hand sides", "histories": evaluation.histories}
+    where, rtol = f"FGMRES({s.restart}), {recipe.where}", base.middle(s.tolerances)
+    outcome = base.raced(numbers, rows, "right_hand_sides", rtol, where, **options)
     compared = {name: {after: r if math.isfinite(r) else None} for name, r in last.items()}
     outcome.sentence = f"{base.verdict(compared, {after: after}, missing='fails')} {outcome.sentence}"
-    first = {name: runs[:1] for name, runs in evaluation.histories.items()}
-    finite = {name: runs for name, runs in first.items() if runs and bool(runs[0].isfinite().all())}
-    outcome.figures["convergence.png"] = partial(residuals_figure, f"{where}\nfirst right-hand side", finite)
     return outcome
 
 

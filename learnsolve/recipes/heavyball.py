@@ -25,7 +25,7 @@ from torch import Tensor
 
 from learnsolve import problems, solvers
 from learnsolve.analysis import extreme_eigenvalues
-from learnsolve.evaluation.figures import COLORS, GRAY, Line, look, residuals_figure
+from learnsolve.evaluation.figures import COLORS, Line, look, residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.nn import GCNConv
 from learnsolve.recipes.matrix import EnergyRecipe, MatrixSettings, facts, grid_of
@@ -111,9 +111,10 @@ def best_parameters(spectrum: Tensor, sweeps: int, scale: Tensor | float = 1.0) 
 
 
 SWEEPS = 60  # sweeps shown by the curves
+PAIR = {"alpha": "alpha", "beta": "beta"}
 COLUMNS = {
-    **{"parameters": "name", "alpha": "alpha", "beta": "beta", "loss per vector": "held_out_loss"},
-    **{"expected loss": "expected_loss", "convergence factor": "convergence_factor"},
+    **{"loss per vector": "held_out_loss", "expected loss": "expected_loss"},
+    "convergence factor": "convergence_factor",
 }
 
 
@@ -155,31 +156,20 @@ def outcome_of(recipe: HeavyballRecipe) -> base.Outcome:
         return [torch.tensor(recipe.residual_curve(solve))]
 
     compared = {name: record(*pair) for name, pair in pairs.items()}
+    problem = facts(settings.problem, recipe.A)
     numbers = {
-        "problem": facts(settings.problem, recipe.A)
-        | {"extreme_eigenvalues": None if ends is None else ends.tolist()},
+        "problem": problem | {"extreme_eigenvalues": None if ends is None else ends.tolist()},
         "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
         "sweeps": sweeps,
-        "parameters": compared,
     }
-    heads = list(COLUMNS)[3:]
-    bounds = dict.fromkeys(heads[:2], f"best for {sweeps} sweeps")  # the losses
-    words = base.verdict(compared, {head: COLUMNS[head] for head in heads}, bounds=bounds)
-    words += f" {base.DIVERGE}" * ((compared[base.LEARNED]["convergence_factor"] or 0) > 1)
-    labels = {name: rf"{name} ($\alpha$ {a:.3f}, $\beta$ {b:.3f})" for name, (a, b) in pairs.items()}
-    histories = {labels[name]: residuals(*pair) for name, pair in pairs.items()}
-    mark = Line("sweeps in the loss", x=sweeps, style={"color": GRAY, "linewidth": 0.8})
+    bounds = dict.fromkeys(("loss per vector", "expected loss"), f"best for {sweeps} sweeps")
+    outcome = base.contested(numbers, "parameters", compared, COLUMNS, PAIR, bounds=bounds)
+    outcome.sentence += f" {base.DIVERGE}" * ((compared[base.LEARNED]["convergence_factor"] or 0) > 1)
+    histories = {name: residuals(*pair) for name, pair in pairs.items()}
     title = f"The heavy ball, {recipe.where}, held-out vectors"
-    return base.Outcome(
-        numbers,
-        *base.tabulate(base.records(compared), COLUMNS),
-        words,
-        {"convergence.png": partial(residuals_figure, title, histories, xlabel="sweep", more=[mark])},
-        {
-            "loss.png": base.levels(compared, "held_out_loss", but=(base.LEARNED, "start")),
-            "parameters.png": parameters(compared, "alpha", "beta"),
-        },
-    )
+    outcome.figures["convergence.png"] = partial(residuals_figure, title, histories, xlabel="sweep")
+    outcome.levels |= {"parameters.png": parameters(compared, "alpha", "beta")}
+    return outcome
 
 
 def parameters(compared: Mapping[str, base.Row], *keys: str) -> Iterator[Line]:
@@ -357,7 +347,7 @@ class ParameterNetwork(torch.nn.Module):
 
 
 ALPHA, BETA = r"step size $\alpha\,\|A\|_\infty$", r"momentum $\beta$"
-NETWORK = {"parameters": "name", "alpha ||A||": "scaled_alpha", "beta": "beta"}
+NETWORK = {"alpha ||A||": "scaled_alpha", "beta": "beta"}
 ENERGIES = {"energy left": "expected_loss", "largest": "largest"}  # if eigenvalues are known
 
 
@@ -384,10 +374,6 @@ def network_outcome(recipe: HeavyballNetworkRecipe) -> base.Outcome:
         if spectrum is not None:
             left = expected_energy(spectrum, a, c, sweeps) / spectrum.sum(-1)
             compared[name] |= {"expected_loss": float(left.mean()), "largest": float(left.max())}
-    words = f"On {len(sizes)} matrices that it has not seen: "
-    known = {} if spectrum is None else ENERGIES
-    bounds = dict.fromkeys(known, "best of each")
-    words += base.verdict(compared, known, "network", bounds) or "no eigenvalues to compare with."
     grid = " x ".join(map(str, settings.grid))
     numbers = {
         "problem": {
@@ -396,17 +382,13 @@ def network_outcome(recipe: HeavyballNetworkRecipe) -> base.Outcome:
         },
         "loss_is": "e^T A e after the sweeps relative to that before, mean over matrices",
         "sweeps": sweeps,
-        "parameters": compared,
     }
-    return base.Outcome(
-        numbers,
-        *base.tabulate(base.records(compared), NETWORK if spectrum is None else NETWORK | ENERGIES),
-        words,
-        levels={
-            "loss.png": base.levels(compared, "expected_loss", but=("network",)),
-            "parameters.png": parameters(compared, "scaled_alpha", "beta"),
-        },
-    )
+    bounds = dict.fromkeys(ENERGIES, "best of each")
+    outcome = base.contested(numbers, "parameters", compared, ENERGIES, NETWORK, "network", bounds)
+    words = outcome.sentence or "no eigenvalues to compare with."
+    outcome.sentence = f"On {len(sizes)} matrices that it has not seen: {words}"
+    outcome.levels |= {"parameters.png": parameters(compared, "scaled_alpha", "beta")}
+    return outcome
 
 
 @dataclass

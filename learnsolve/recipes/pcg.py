@@ -3,7 +3,7 @@
 Source: Nytko, Taghibakhshi, Uz Zaman, MacLachlan, Olson, West, "Optimized Sparse Matrix Operations for
 Reverse Mode Automatic Differentiation", arXiv 2212.05159, section 4.3 (figures 7 and 8).
 
-Figures: loss (figure 7 of the paper), residuals (figure 8) compared with none, Jacobi, IC(0) and AMG.
+Figures: loss (figure 7 of the paper), and residuals (figure 8) and times with none, Jacobi, IC(0) and AMG.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,7 +21,6 @@ from torch import Tensor
 from learnsolve import preconditioners as P
 from learnsolve import solvers
 from learnsolve.analysis import condition_number, spectral_radius
-from learnsolve.evaluation.figures import residuals_figure
 from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern, as_numpy
 from learnsolve.ops.products import spmm
@@ -263,8 +261,10 @@ def outcome_of(recipe: PcgRecipe) -> base.Outcome:
     sides = {"held-out": recipe.held_out[:, : settings.evaluated]}
     if settings.test_vectors == "ramp":
         sides["ramp"] = recipe.ramp()
-    evaluations = {name: base.compare(A, B, M, tolerances, repeats=1) for name, B in sides.items()}
-    rows = [row for name, runs in evaluations.items() for row in base.flat(runs, right_hand_sides=name)]
+    rows = []
+    for name, B in sides.items():
+        evaluation = base.compare(A, B, M, tolerances, repeats=1)
+        rows += base.flat(evaluation, right_hand_sides=name)
     conditions = {name: condition(A, preconditioner) for name, preconditioner in M.items()}
     numbers = {
         "variant": settings.variant,
@@ -279,14 +279,11 @@ def outcome_of(recipe: PcgRecipe) -> base.Outcome:
         "condition_numbers": conditions,
     }
     columns = {"condition of M A": lambda row: conditions[row["preconditioner"]]}
+    options = {"columns": columns, "noun": " right-hand sides", "histories": evaluation.histories}
     rtol = base.middle(tolerances)
-    outcome = base.raced(numbers, rows, "right_hand_sides", rtol, recipe.where, columns, " right-hand sides")
+    outcome = base.raced(numbers, rows, "right_hand_sides", rtol, recipe.where, **options)
     if shortened := recipe.guard.shortened:
         outcome.sentence += f" {shortened} steps were shortened to keep L L^T positive definite."
-    for name, evaluation in evaluations.items():
-        file = "residuals.png" if name == "held-out" else f"residuals_{name}.png"
-        title = f"Conjugate gradients, {recipe.where}, {name}, median and range"
-        outcome.figures[file] = partial(residuals_figure, title, evaluation.histories, tolerances)
     return outcome
 
 
@@ -311,12 +308,6 @@ class PcgRecipe(MatrixRecipe):
             "Training loss through {iterations} iterations",
             "residuals, weighted",
             {"loss": "training", "held_out_loss": "held-out, all iterations"},
-            log=True,
-        ),
-        "residual.png": base.Curves(
-            "Residual after the iterations in the loss",
-            r"$\|r\| / \|b\|$",
-            {"training_residual": "training", "held_out_residual": "held-out"},
             log=True,
         ),
     }

@@ -187,7 +187,7 @@ def test_only_rank_0_writes_and_prints(two):
     report = json.loads((folder / "runs/hardest_resampled/report.json").read_text())
     assert report["processes"] == 2
     assert report["hardest"] == {"kept": 3, "of": 7}
-    pictures = {"energy.png", "loss.png", "weights.png"}
+    pictures = {"loss.png", "weights.png"}
     assert pictures == {path.name for path in (folder / "runs/fixed").glob("*.png")}
 
 

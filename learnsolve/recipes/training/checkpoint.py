@@ -28,8 +28,8 @@ TENSORS, MODEL, METRICS, REPORT, HTML = (
     *("state.safetensors", "model.safetensors", "metrics.csv", "report.json", "report.html"),
 )
 EVALUATION = "evaluation.csv"
-PICTURES = ("accuracy", "convergence", "energy", "gap", "iterations", "loss", "parameters", "residual")
-PICTURES += ("residuals", "residuals_ramp", "seeds", "sizes", "steps", "times", "weights")
+PICTURES = ("accuracy", "convergence", "gap", "iterations", "loss", "parameters", "seeds", "sizes", "steps")
+PICTURES += ("times", "weights")
 # All files that runs may write, and nothing else in a folder is removed. The checkpoint is deleted first: an
 # interruption must not leave it with files of another run; config.yaml, which tells that a run is here, last.
 FILES = (TENSORS, MODEL, METRICS, REPORT, HTML, EVALUATION, *(f"{name}.png" for name in PICTURES), CONFIG)

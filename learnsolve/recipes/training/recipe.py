@@ -12,7 +12,7 @@ import hashlib
 import math
 import struct
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cache, partial
@@ -25,7 +25,7 @@ from torch import Tensor
 from learnsolve import preconditioners
 from learnsolve.evaluation import Evaluation, compare_preconditioners
 from learnsolve.evaluation.comparison import align_columns, format_csv
-from learnsolve.evaluation.figures import COLORS, Line, bars, picture
+from learnsolve.evaluation.figures import COLORS, Line, bars, picture, residuals_figure
 from learnsolve.recipes.training.checkpoint import History
 from learnsolve.recipes.training.settings import RunSettings
 
@@ -53,11 +53,6 @@ def tabulate(
         heads += more if line[0] == next(iter(lines)) else ()
         line += more.values()
     return heads, [["" if cell is None else cell for cell in line] for line in lines.values()]
-
-
-def records(named: Mapping[str, Row]) -> list[Row]:
-    """Rows of records by name."""
-    return [{"name": name, **record} for name, record in named.items()]
 
 
 def printed(outcome: Outcome) -> list[list[str]]:
@@ -98,6 +93,35 @@ def verdict(
         if shown[best] < math.inf:
             words.append(f"Best in {head}: {best} ({shown[best]:.4g}{beside}).")
     return " ".join(words)
+
+
+def contested(
+    numbers: Row,
+    key: str,
+    compared: Mapping[str, Row],
+    columns: Mapping[str, str],
+    shown: Mapping[str, Column] = {},
+    own: str = LEARNED,
+    bounds: Mapping[str, str] = {},
+) -> Outcome:
+    """The outcome of a comparison of records by name, `key` in report.json: the verdict on those `columns`
+    that are known, the table with the `shown` ones too, and levels of the first column in loss.png."""
+    known = {
+        head: column
+        for head, column in columns.items()
+        if any(record.get(column) is not None for record in compared.values())
+    }
+    rows = [{"name": name, **record} for name, record in compared.items()]
+    for row in rows:
+        row |= {column: "diverges" for column in known.values() if row[column] is None}
+    first, *_ = columns.values()
+    lines = [
+        Line(f"{name}, held-out", record[first])
+        for name, record in compared.items()
+        if name != own and record.get(first) is not None
+    ]
+    table, words = tabulate(rows, {key: "name", **shown, **known}), verdict(compared, known, own, bounds)
+    return Outcome(numbers | {key: compared}, *table, words, levels={"loss.png": lines})
 
 
 # --- evaluations ---
@@ -166,8 +190,10 @@ def raced(
     where: str,
     columns: Mapping[str, Column] = {},
     noun: str = "",
+    histories: Mapping[str, list[Tensor]] = {},
 ) -> Outcome:
-    """The outcome of a comparison of preconditioners: verdict, table, times.png and evaluation.csv.
+    """The outcome of a comparison of preconditioners: verdict, table, evaluation.csv, times.png and, of the
+    `histories` of residuals, convergence.png.
 
     `label` is the key of rows that tells systems apart, `columns` are further ones of the table. `noun`
     follows the value of the label in the verdict. A learned preconditioner without a setup was made by the
@@ -203,6 +229,9 @@ def raced(
         times = {name: [1e3 * t for t in pair] for name, pair in seconds.items()}
         title = f"{where},\ntimes on {group}"
         figures["times.png"] = partial(bars, title, "ms, setup (dark) and solve", times)
+    if finite := {name: [h for h in runs if h.isfinite().all()] for name, runs in histories.items()}:
+        title, levels = f"{where}, {group}, median and range", {row["rtol"] for row in rows}
+        figures["convergence.png"] = partial(residuals_figure, title, finite, levels)
     table = tabulate(rows, heads, cells)
     numbers = numbers | {"evaluation": rows}
     return Outcome(numbers, *table, " ".join(words), figures, texts={"evaluation.csv": format_csv(rows)})
@@ -252,12 +281,6 @@ class Curves:
         return picture(title, self.xlabel, self.ylabel, [*levels, *lines], log=log, **options)
 
 
-def levels(records: Mapping[str, Mapping[str, Any]], key: str, but: Collection[str] = ()) -> list[Line]:
-    """The value on held-out data of each record that has one, for `Curves`."""
-    named = {name: record[key] for name, record in records.items() if name not in but and key in record}
-    return [Line(f"{name}, held-out", value) for name, value in named.items()]
-
-
 def of_run(history: History, column: str) -> Series:
     """A column of metrics.csv."""
     pairs = [(k, v) for k, v in zip(history["step"], history.get(column, ()), strict=False) if v is not None]
@@ -277,7 +300,7 @@ class Outcome:
     rows: list[list[Any]] = field(default_factory=list)  # values are formatted when printed
     sentence: str = ""  # what was learned; `learned` in report.json
     figures: dict[str, Callable[[], Any]] = field(default_factory=dict)  # further figures by file
-    levels: Mapping[str, Iterable[Line]] = field(default_factory=dict)  # to draw in `curves`, by file
+    levels: dict[str, Iterable[Line]] = field(default_factory=dict)  # to draw in `curves`, by file
     texts: dict[str, str] = field(default_factory=dict)  # contents of files by name
 
 
