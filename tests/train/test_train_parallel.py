@@ -351,7 +351,7 @@ RUNS = [
     f"{NEURALIF} --schedule_steps 24",
     f"{GNP} --schedule_steps 24",
     "gcn",
-    "gcn --variant demo --dtype float64",
+    "gcn --dtype float64",
 ]
 
 

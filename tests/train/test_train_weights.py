@@ -20,8 +20,8 @@ from train.train_cases import make
 import learnsolve as ls
 from learnsolve import CSR, problems, solvers, train
 from learnsolve.ops import quadratic_form
-from learnsolve.recipes import gcn, heavyball, matrix
 from learnsolve.recipes import gcn as gcn_model
+from learnsolve.recipes import heavyball, matrix
 from learnsolve.recipes.gcn import GcnSettings
 from learnsolve.recipes.heavyball import best_parameters, bound, eigenvalues
 from learnsolve.recipes.jacobi import (
@@ -31,7 +31,7 @@ from learnsolve.recipes.jacobi import (
     expected_energy,
     optimal_weights,
 )
-from learnsolve.recipes.training.recipe import stream_seed, train_by_depth
+from learnsolve.recipes.training.recipe import train_by_depth
 
 
 def test_a_run_learns_what_the_paper_says(run, rows, report, no_pictures):
@@ -158,7 +158,7 @@ DIFFUSION = "--problem.name diffusion --problem.shape [4,4]"
         ("jacobi", "", "resample true, sweeps 2, held_out 5, evaluate_every 2, problem.shape 17"),
         ("jacobi", DIFFUSION, "problem.contrast 10"),
         ("gcn", "", "lr 0.02, seed 1, seeds 2, dtype float64, hidden 8, dropout 0.4, weight_decay 0.1"),
-        ("gcn", "", "evaluate_every 2, variant demo"),
+        ("gcn", "", "evaluate_every 2"),
     ],
 )
 def test_each_option_changes_the_run(run, rows, no_pictures, recipe, options, changes):
@@ -509,7 +509,7 @@ def test_a_run_learns_the_classes(run, rows, report, leaves):
     last = {name: float(value) for name, value in table[-1].items()}
     assert last["held_out_loss"] < 0.7 * float(table[0]["held_out_loss"])
     graph = {"name": "citeseer", "nodes": 42, "edges": 85, "features": 12, "classes": 3}
-    assert (numbers["variant"], numbers["graph"]) == ("kipf_welling", graph)
+    assert numbers["graph"] == graph
     for part in ("training", "validation", "test"):
         assert last[f"{part}_accuracy"] == numbers[f"{part}_accuracy"]
     assert numbers["test_accuracy"] > 0.8
@@ -523,10 +523,9 @@ def test_a_run_learns_the_classes(run, rows, report, leaves):
     assert chosen == {"steps": 60, "lr": 0.05, "hidden": 16, "dropout": 0.5, "weight_decay": 5e-4}
 
 
-def dense_normalized(A: torch.Tensor, loops: bool) -> torch.Tensor:
+def dense_normalized(A: torch.Tensor) -> torch.Tensor:
     d = (A.sum(1) + 1) ** -0.5
-    A = A + torch.eye(len(A), dtype=A.dtype) if loops else A
-    return d[:, None] * A * d[None]
+    return d[:, None] * (A + torch.eye(len(A), dtype=A.dtype)) * d[None]
 
 
 def cross_entropy(Z: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -537,9 +536,9 @@ def cross_entropy(Z: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def test_the_losses_of_gcn_are_those_of_dense_algebra(tmp_path, step):
     p, decay = 0.3, 0.01
     task = recipe(tmp_path, dtype="float64", dropout=p, weight_decay=decay, hidden=5)
-    graph, model, training = task.data.graph, task.model, task.data.training
+    graph, model, training = task.graph, task.model, task.training
     loss, held_out = task.loss(step), task.evaluate()
-    A = dense_normalized(graph.adjacency.to_dense(), loops=True)
+    A = dense_normalized(graph.adjacency.to_dense())
     X = graph.features.to_dense()
     assert torch.allclose(X.sum(1)[graph.train], torch.ones(6, dtype=torch.float64))
     drop_X = model._keep((training.X.nnz,), gcn_model.DROP_FEATURES, step)
@@ -560,50 +559,10 @@ def test_the_losses_of_gcn_are_those_of_dense_algebra(tmp_path, step):
 def test_training_sees_what_its_nodes_depend_on(tmp_path):
     """The smaller inputs give the rows of the whole network."""
     task = recipe(tmp_path, dtype="float64")
-    (whole,) = task.data.evaluated
-    part = task.data.training
+    whole, part = task.whole, task.training
     assert part.second.shape[0] == 6
     assert part.X.shape[0] < whole.X.shape[0]
-    torch.testing.assert_close(task.model(part), task.model(whole)[task.data.graph.train])
-
-
-def test_the_demonstration_is_that_of_dense_algebra(tmp_path):
-    task = recipe(tmp_path, variant="demo", dtype="float64")
-    graph, model = task.data.graph, task.model
-    assert task.settings.steps == 100
-    assert model.conv1.weight.shape == (files.FEATURES, 100)
-    loss, held_out = task.loss(7), task.evaluate()
-    training, test = task.data.parts
-    # Every node with a label is in one part, and their features are as they were read.
-    assert len(training.rows) + len(test.rows) == int((graph.labels >= 0).sum())
-    assert set(graph.features.values.tolist()) == {1.0}
-    trains = torch.rand(
-        files.NODES,
-        generator=torch.Generator().manual_seed(stream_seed(0, 0, 0, 0)),
-        dtype=torch.float64,
-    )
-    results = {}
-    for name, chosen in (("training", trains < 0.8), ("test", trains >= 0.8)):
-        nodes = torch.nonzero(chosen & (graph.labels >= 0)).flatten()
-        A = dense_normalized(graph.adjacency.to_dense()[nodes][:, nodes], loops=False)
-        X = graph.features.to_dense()[nodes]
-        (W1, b1), (W2, b2) = ((layer.weight, layer.bias) for layer in (model.conv1, model.conv2))
-        Z = A @ torch.relu(A @ X @ W1 + b1) @ W2 + b2
-        results[name] = cross_entropy(torch.sigmoid(Z), graph.labels[nodes])
-    torch.testing.assert_close(loss, results["training"])
-    assert held_out == pytest.approx(results["test"].item(), rel=1e-12)
-    assert model.conv1.weight.detach().std() == pytest.approx(1, rel=0.1)
-    assert model.conv2.bias.detach().abs().max() > 0.1
-
-
-def test_the_demonstration_runs(run, rows, report, leaves):
-    code, out = run("--variant", "demo", "--epochs", 5, recipe="gcn")
-    assert code == train.OK
-    leaves(out, "loss.png", "accuracy.png")
-    assert report(out)["variant"] == "demo"
-    assert "validation_accuracy" not in report(out)
-    assert rows(out)[-1]["validation_accuracy"] == ""
-    assert rows(out)[-1]["test_loss"] == rows(out)[-1]["held_out_loss"]
+    torch.testing.assert_close(task.model(part), task.model(whole)[task.graph.train])
 
 
 def test_without_data_and_pooch_the_extra_is_named(monkeypatch, tmp_path, capsys):
@@ -631,11 +590,8 @@ def test_masks_keep_as_many_as_they_should(p):
 def test_defaults_are_those_of_the_publications():
     settings = GcnSettings()
     settings.check()
-    assert [*gcn.VARIANTS["kipf_welling"].values()] == [200, 0.01, 16, 0.5, 5e-4]
     assert (settings.steps, settings.lr, settings.hidden) == (200, 0.01, 16)
-    demo = GcnSettings(variant="demo", hidden=7)
-    demo.check()
-    assert (demo.steps, demo.lr, demo.hidden, demo.dropout, demo.weight_decay) == (100, 0.1, 7, 0.0, 0.0)
+    assert (settings.dropout, settings.weight_decay) == (0.5, 5e-4)
 
 
 @pytest.mark.slow
