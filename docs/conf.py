@@ -134,15 +134,13 @@ def options(recipe: str) -> list[str]:
     about = re.split(r"\n(?:Parameters|Attributes|Args:)\n", inspect.cleandoc(Settings.__doc__ or ""))[0]
     usage = f"    python -m learnsolve.train {recipe} [--option value ...]"
     lines = [title, "=" * len(title), "", "::", "", usage, "", plain(about), ""]
-    second = {first: name for name, first in Settings.SYNONYMS.items()}
     for action in settings.parser(recipe, Settings)._actions:
         values = getattr(action, "_typehint", None)
-        names = [f"``--{name}``" for name in (action.dest, second.get(action.dest)) if name]
         facts = []
         if values is not None:
             facts = [f" ({settings.kind(values)}; default ``{json.dumps(action.default)}``)"]
         lines += [
-            ", ".join(names) + "".join(facts),
+            f"``--{action.dest}``" + "".join(facts),
             f"    {plain(' '.join((action.help or '').split()))}",
             "",
         ]

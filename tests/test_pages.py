@@ -269,7 +269,6 @@ def test_the_page_of_a_recipe_has_all_its_options(recipe):
         )
         assert shown, f"{recipe}: no --{option}"
         assert json.loads(shown[1]) == default
-    assert all(f", ``--{name}`` (" in text for name in Settings.SYNONYMS)
     assert not re.search(r"(?<!`)--[a-z]{2}", re.sub(r"``.*?``|\[--option.*", "", text))
 
 

@@ -112,7 +112,7 @@ def main() -> None:
             epochs = 200
         else:
             return
-        options = ["--seeds", seeds, "--epochs", epochs, *(["--data", data] if data else [])]
+        options = ["--seeds", seeds, "--steps", epochs, *(["--data", data] if data else [])]
         history, report, _ = trained("gcn", Path(folder) / "run", *options)
         runs = sorted((Path(folder) / "run").glob("seed-*/report.json"), key=lambda f: int(f.parent.name[5:]))
         each = [json.loads(file.read_text()) for file in runs]

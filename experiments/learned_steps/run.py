@@ -5,6 +5,10 @@ are learned by incremental training, as in deep unfolding: for depths 1 to 25, 5
 2e-3 from w = 1.1; the loss is the mean square error after this number of iterations. In the eigenvectors of A
 the iteration is the same and normal x are normal, so it runs there, on the diagonal matrix of the
 eigenvalues.
+
+Sources: D. Ito, S. Takabe, T. Wadayama, "Trainable ISTA for sparse signal recovery", IEEE Trans. Signal
+Processing 67 (2019), section III; S. Takabe, T. Wadayama, "Convergence acceleration via Chebyshev step:
+plausible interpretation of deep-unfolded gradient descent", arXiv 2010.13335.
 """
 
 import sys
@@ -15,7 +19,6 @@ import torch
 from common import BLUE, GRAY, ORANGE, Experiment, new_panels, table
 
 import learnsolve as ls
-from learnsolve.recipes.training.recipe import train_by_depth
 
 FIRST, LR = 1.1, 2e-3
 
@@ -34,12 +37,14 @@ def chebyshev_steps(low: float, high: float, count: int) -> torch.Tensor:
 
 def learn(A: ls.CSR, depths: int, batches: int, batch: int) -> torch.Tensor:
     weight = torch.nn.Parameter(torch.full((depths,), FIRST, dtype=torch.float64))
-
-    def loss(weight: torch.Tensor) -> torch.Tensor:
-        x = torch.randn(A.shape[0], batch, dtype=torch.float64)
-        return (ls.solvers.richardson(A, A @ x, weight=weight, iterations=len(weight)).x - x).square().mean()
-
-    train_by_depth(loss, [weight], torch.optim.Adam([weight], lr=LR), steps=batches)
+    optimizer = torch.optim.Adam([weight], lr=LR)
+    for depth in range(1, depths + 1):  # each starts from the steps learned before
+        for _ in range(batches):
+            x = torch.randn(A.shape[0], batch, dtype=torch.float64)
+            solution = ls.solvers.richardson(A, A @ x, weight=weight[:depth], iterations=depth)
+            optimizer.zero_grad()
+            (solution.x - x).square().mean().backward()
+            optimizer.step()
     return weight.detach()
 
 

@@ -49,13 +49,6 @@ BASELINES: dict[str, Callable[[CSR], Any] | None] = {
     "direct": P.factorize,  # by PARDISO where it is installed
 }
 MARKERS = {base.LEARNED: "o", "IC(0)": "s"}
-LOSSES = {
-    "cycles": "factor by which a two-grid cycle reduces random errors, over several, mean over matrices",
-    "product": "||L L^T x - b||^2 / ||b||^2, b random, A x = b, mean over matrices",
-    "frobenius": "||L L^T x - b||^2 / ||b||^2, x random, b = A x, mean over matrices",
-    "iterations": "weighted relative residuals of the first iterations, mean over matrices and vectors",
-    "error": "log ||x_K - x||_A / ||x||_A after K iterations, mean over matrices and vectors",
-}
 
 
 def candidates(network: MatrixNetwork, n: int) -> dict[str, Any]:
@@ -103,7 +96,6 @@ def outcome_of(recipe: FactorRecipe) -> base.Outcome:
     numbers = {
         "problem": about | {key: getattr(settings, key) for key in ("matrices", "held_out_matrices")},
         "network": base.network_facts(recipe.model),
-        "loss_is": LOSSES[settings.loss],
     }
     rtol = base.middle(settings.tolerances)
     outcome = base.raced(numbers, rows, "matrices", rtol, f"Trained on {recipe.where}")

@@ -9,7 +9,6 @@ Figures: losses and accuracies (figures 9 and 10 of the paper).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -148,8 +147,6 @@ def outcome_of(recipe: GcnRecipe) -> base.Outcome:
     about = {"name": graph.name, "nodes": n, "edges": graph.adjacency.nnz // 2, "features": features}
     numbers = {
         "graph": about | {"classes": graph.classes},
-        "loss_is": "cross-entropy of the training nodes with dropout, and weight decay",
-        "held_out_loss_is": f"cross-entropy of the {recipe.held_out} nodes, without either",
         **{f"{part}_accuracy": accuracy for part, (_, accuracy) in recipe.scores.items()},
     }
     words = f"Test accuracy {100 * numbers['test_accuracy']:.1f} %."
@@ -167,7 +164,7 @@ class GcnSettings(RunSettings):
     final accuracies are those after the last epoch.
 
     Args:
-        steps: Total number of epochs, --epochs for short.
+        steps: Total number of epochs.
         dtype: Floating-point type of the graph and the weights.
         evaluate_every: Epochs between evaluations on all nodes.
         data: Folder with the files ind.citeseer.x and so on of the Planetoid project; null downloads them
@@ -179,8 +176,6 @@ class GcnSettings(RunSettings):
         dropout: Probability that an entry of the features, or of the hidden layer, is dropped.
         weight_decay: Factor of half the squared norm of the first layer's weights in the loss.
     """
-
-    SYNONYMS: ClassVar[Mapping[str, str]] = {"epochs": "steps"}
 
     steps: int = 200
     dtype: Literal["float32", "float64"] = "float32"

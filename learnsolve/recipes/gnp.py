@@ -48,7 +48,6 @@ def outcome_of(recipe: GnpRecipe) -> base.Outcome:
     numbers = {
         "problem": facts(s.problem, A),
         "network": base.network_facts(recipe.model),
-        "loss_is": "mean |A M(b) - b| over the entries of b = A x of mean square one",
         "solver": f"fgmres({s.restart}), b = A x, x from N(0, I), mean of {s.evaluated}",
     }
     columns = {after: lambda row: f"{row['residual']:.2e}" if math.isfinite(row["residual"]) else "fails"}

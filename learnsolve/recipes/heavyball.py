@@ -159,7 +159,6 @@ def outcome_of(recipe: HeavyballRecipe) -> base.Outcome:
     problem = facts(settings.problem, recipe.A)
     numbers = {
         "problem": problem | {"extreme_eigenvalues": None if ends is None else ends.tolist()},
-        "loss_is": "e^T A e after the sweeps, mean over test vectors e from N(0, I)",
         "sweeps": sweeps,
     }
     bounds = dict.fromkeys(("loss per vector", "expected loss"), f"best for {sweeps} sweeps")
@@ -380,7 +379,6 @@ def network_outcome(recipe: HeavyballNetworkRecipe) -> base.Outcome:
             **{"description": f"{settings.family}, {grid}", "n": A.shape[0], "nnz": A.nnz},
             **{"matrices": settings.matrices, "held_out_matrices": settings.held_out_matrices},
         },
-        "loss_is": "e^T A e after the sweeps relative to that before, mean over matrices",
         "sweeps": sweeps,
     }
     bounds = dict.fromkeys(ENERGIES, "best of each")

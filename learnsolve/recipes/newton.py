@@ -232,7 +232,7 @@ def outcome_of(recipe: NewtonRecipe) -> base.Outcome:
         best = base.verdict(compared, VERDICT, missing="fails") or "every start fails on some."
         words.append(f"On unseen fields of {cells} x {cells} cells: {best}")
     numbers: dict[str, Any] = {"network": base.network_facts(recipe.model), "evaluation": rows}
-    numbers |= {"problem": {"description": recipe.where}, "loss_is": "energy, mean over fields"}
+    numbers |= {"problem": {"description": recipe.where}}
     styles = {name: {"color": color} for name, color in zip(histories, COLORS, strict=False)}
     title = f"Newton's method, {recipe.where}\nfirst field"
     draw = partial(residuals_figure, title, histories, xlabel="step", styles=styles)

@@ -56,8 +56,6 @@ class PcgSettings(MatrixSettings):
     Args:
         steps: Total number of optimizer steps (null: 1000, or 100000 in the variant demo).
         variant: The paper's loss, or the loss of its authors' public demonstration.
-        nx: --nx with --ny is short for --problem.shape [nx, ny].
-        ny: See --nx.
         pattern: Pattern of L: the diagonal and the one below it, tril(A), or tril(A^2).
         form: M = L L^T as a product, or M = (L L^T)^-1 by triangular solves.
         start: L = 2 I and 0.1 elsewhere, or, on the pattern, IC(0) (for the form triangular) or FSAI (for
@@ -84,8 +82,6 @@ class PcgSettings(MatrixSettings):
     out: str = "runs/pcg"
     variant: Literal["paper", "demo"] = "paper"
     problem: ProblemSettings = field(default_factory=lambda: ProblemSettings(shape=[8, 8]))
-    nx: int | None = None
-    ny: int | None = None
     pattern: Literal["bidiagonal", "tril", "two_ring"] = "bidiagonal"
     form: Literal["product", "triangular"] = "product"
     start: Literal["paper", "ic", "fsai"] = "paper"
@@ -102,9 +98,10 @@ class PcgSettings(MatrixSettings):
     evaluated: int = 20
 
     def check(self) -> None:
-        self.take_defaults(VARIANTS[self.variant])
+        for option, value in VARIANTS[self.variant].items():
+            if getattr(self, option) is None:
+                setattr(self, option, value)
         super().check()
-        self._check_grid()
         self.at_least(1, "iterations", "evaluated", "curriculum", "patience")
         self.positive("gamma", "target")
         self.at_least(0, "weight_decay")
@@ -119,15 +116,6 @@ class PcgSettings(MatrixSettings):
         if self.tolerances is None:
             self.tolerances = [1e-3, 1e-6, 1e-9] if self.dtype == "float64" else [1e-2, 1e-3, 1e-4]
         self.fractions("tolerances")
-
-    def _check_grid(self) -> None:
-        if self.nx is None and self.ny is None:
-            return
-        if self.nx is None or self.ny is None:
-            raise SettingError("--nx and --ny are given together. --problem.shape takes any grid")
-        self.at_least(1, "nx", "ny")
-        self.problem.shape = [self.nx, self.ny]
-        self.nx = self.ny = None
 
 
 # The learned preconditioner: pattern, form and initial value of its factor L, and a guard that keeps it
@@ -273,7 +261,6 @@ def outcome_of(recipe: PcgRecipe) -> base.Outcome:
             "form": "L L^T" if settings.form == "product" else "(L L^T)^-1",
             **{"pattern": settings.pattern, "nnz": L.nnz, "definiteness": definiteness(L)},
         },
-        "loss_is": "weighted relative residuals of the first iterations, mean over right-hand sides",
         "stopped_early": recipe.finished,
         "shortened_steps": recipe.guard.shortened,
         "condition_numbers": conditions,

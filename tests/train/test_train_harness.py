@@ -5,12 +5,10 @@ import re
 import signal
 import statistics
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from html import unescape
 from importlib.util import find_spec
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -26,7 +24,6 @@ from learnsolve.recipes.jacobi import JacobiRecipe
 from learnsolve.recipes.pcg import PcgRecipe
 from learnsolve.recipes.training import parallel
 from learnsolve.recipes.training import run as running
-from learnsolve.recipes.training import settings as command_line
 from learnsolve.recipes.training.checkpoint import read_metrics
 from learnsolve.recipes.training.recipe import Curves, Recipe, compare, flat, of_run, raced, tabulate, verdict
 from learnsolve.recipes.training.run import Progress, Run
@@ -43,8 +40,6 @@ class ParabolaSettings(RunSettings):
     steps : int
         Optimizer steps.
     """
-
-    SYNONYMS: ClassVar[Mapping[str, str]] = {"epochs": "steps"}
 
     steps: int = 4
 
@@ -80,11 +75,6 @@ def test_further_columns_are_filled_where_the_recipe_is_evaluated(tmp_path):
     assert history["loss"] == [4 / 4**k for k in range(5)]  # x <- x - 0.25 * 2 x
     assert history["first"] == [2.0, None, 0.5, None, 0.125] == history["held_out_loss"]
     assert history["never"] == [None] * 5
-
-
-@pytest.mark.parametrize("argv", [["--epochs", "7"], ["--epochs=7"], ["--steps", "7"]])
-def test_a_second_name_of_an_option(argv):
-    assert command_line.parse("parabola", ParabolaSettings, argv).steps == 7
 
 
 # --- what all recipes have ---

@@ -415,7 +415,7 @@ def test_the_ramp_of_the_demonstration():
 
 
 def test_residuals_of_vectors_that_are_solved_before_the_last_iteration():
-    its = make("pcg", test_vectors=1, nx=2, ny=1, iterations=8)
+    its = make("pcg", test_vectors=1, shape=[2, 1], iterations=8)
     residuals = its.residuals(its.test_vectors, 8, its.space)
     assert residuals.shape == (9, 1)
     assert float(residuals[-1].detach().max()) < 1e-12
@@ -723,7 +723,7 @@ def test_the_number_of_hardest_is_that_of_the_fraction_as_written(fraction, coun
         ("jacobi", "--test_vectors 9"),
         ("heavyball", "--test_vectors 9"),
         ("heavyball_network", "--grid [3,3] --matrices 9 --held_out_matrices 2"),
-        ("pcg", "--nx 4 --ny 4 --test_vectors 9 --held_out 3 --evaluated 1"),
+        ("pcg", "--problem.shape [4,4] --test_vectors 9 --held_out 3 --evaluated 1"),
     ],
 )
 def test_a_run_records_both_losses(run, rows, report, no_pictures, recipe, options):

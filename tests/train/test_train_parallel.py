@@ -34,7 +34,7 @@ CURVES = {
 }
 SCALARS = ["heavyball", "--problem.shape", "[4,4]", "--alpha", "0.1", "--sweeps", "4", "--test_vectors", "7"]
 NETWORK = ["heavyball_network", "--grid", "[3,3]", "--held_out_matrices", "2", "--sweeps", "4"]
-PCG = ["pcg", "--nx", "4", "--ny", "4", "--held_out", "5", "--evaluated", "2", "--test_vectors", "7"]
+PCG = ["pcg", "--problem.shape", "[4,4]", "--held_out", "5", "--evaluated", "2", "--test_vectors", "7"]
 OTHERS = {
     "heavyball": [*SCALARS, "--resample"],
     "heavyball_identity_hardest": [*SCALARS, "--test_vectors", "identity", "--hard_fraction", "0.4"],

@@ -86,8 +86,6 @@ pcg --guard 0.5 => --guard must be between 0 and 0.01
 pcg --guard 0.01 --form triangular --start ic --problem.shape 200 => --guard
 pcg --start ic => --start ic is a factor for --form triangular, not for product. Pass
 pcg --start fsai --form triangular => Pass --start paper or ic
-pcg --nx 8 => --nx and --ny are given together
-pcg --nx 8 --ny 0 => --ny must be at least 1
 pcg --tolerances [1e-3,x] => --tolerances must be a list of numbers or null, got [0.001, 'x']
 precorrector --aggregate [] => --aggregate must name an aggregation such as [mean], got []
 neuralif --scales 2 => --scales must be a list of whole numbers, got '2'
@@ -115,8 +113,7 @@ gcn --dataset cora => one that can be downloaded (citeseer), got 'cora'
 gcn --data hostile => asks for os.system, which no Planetoid file needs
 gcn --data unlabeled => a test node of citeseer has no label
 gcn --dropout 1 => --dropout must be a probability below 1, got 1.0
-gcn --epochs -1 => --steps must be at least 0, got -1
-gcn --epoch 3 => unrecognized arguments: --epoch=3. Did you mean --epochs?
+gcn --steps -1 => --steps must be at least 0, got -1
 gcn --data planetoid --hidden 1000000000000 => GiB are free. Use fewer
 """
 CASES = [tuple(line.split(" => ")) for line in BAD.splitlines() if line]
@@ -159,13 +156,13 @@ def options(recipe):
     """Of those that all recipes have, jacobi's."""
     Settings = recipes.load(recipe).Settings
     names = [o for o in flat(Settings()) if o not in TEXTS and (recipe == "jacobi" or o not in COMMON)]
-    return [*names, *Settings.SYNONYMS, *(["config"] if recipe == "jacobi" else [])]
+    return [*names, *(["config"] if recipe == "jacobi" else [])]
 
 
 # Of any sign, or checked when a problem is made; and where 0 is a choice.
 OF_ANY_SIGN = ("contrast", "epsilon", "peclet", "reaction", "shape", "shift", "theta", "length", "variance")
-OF_ANY_SIGN += ("alpha", "beta", "nx", "ny")
-ZERO = {"seed", "checkpoint_seconds", "steps", "epochs", "schedule_steps", "validated", "weight_decay"}
+OF_ANY_SIGN += ("alpha", "beta")
+ZERO = {"seed", "checkpoint_seconds", "steps", "schedule_steps", "validated", "weight_decay"}
 ZERO |= {"layers", "guard", "dropout"}
 
 
@@ -180,7 +177,7 @@ def test_the_message_names_the_option(recipe):
             with pytest.raises(SettingError) as caught:
                 parse(recipe, Settings, [f"--{option}", word])
             message = str(caught.value)
-            name = f"--{Settings.SYNONYMS.get(option, option)}"
+            name = f"--{option}"
             assert message.startswith(name), f"{recipe} --{option}: {message}"
             assert word.strip("[]") in message.removeprefix(name), f"{recipe} --{option}: {message}"
 

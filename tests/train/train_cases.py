@@ -12,7 +12,7 @@ SMALL = {
     "jacobi": "--test_vectors 5",
     "heavyball": "--test_vectors 5",
     "heavyball_network": "--grid [3,4] --matrices 3 --held_out_matrices 2",
-    "pcg": "--nx 5 --ny 4 --test_vectors 5 --held_out 5 --evaluated 2",
+    "pcg": "--problem.shape [5,4] --test_vectors 5 --held_out 5 --evaluated 2",
     "precorrector": f"--grid 4 {GRAPH}",
     "neuralif": f"--rows 12 --density 0.2 {GRAPH}",
     "multigrid": f"--grid 6 {GRAPH}",

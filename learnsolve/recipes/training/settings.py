@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -71,8 +71,6 @@ class RunSettings:
         schedule: Learning rate over the steps: constant, or half a cosine down to a hundredth of it.
         schedule_steps: Steps of the cosine (null: --steps).
     """
-
-    SYNONYMS: ClassVar[Mapping[str, str]] = {}  # second names of options on the command line
 
     steps: int = 100
     lr: float = 1e-2
@@ -138,12 +136,6 @@ class RunSettings:
         if needed > free:
             needed, free = needed / 2**30, free / 2**30
             raise SettingError(f"{what} needs about {needed:.1f} GiB and {free:.1f} GiB are free. {remedy}")
-
-    def take_defaults(self, variant: Mapping[str, Any]) -> None:
-        """Set each option that is None to the value that `variant` has for it."""
-        for option, value in variant.items():
-            if getattr(self, option) is None:
-                setattr(self, option, value)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -317,15 +309,13 @@ def _parse(name: str, Settings: type[RunSettings], argv: Sequence[str]) -> RunSe
 
 
 def _checked(Settings: type[RunSettings], argv: Sequence[str]) -> Iterator[str]:
-    """The options as --option=value, under their first names (RunSettings.SYNONYMS), with `--quiet=true` for
-    `--quiet`. Raises SettingError for values beyond the limits on YAML."""
+    """The options as --option=value, with `--quiet=true` for `--quiet`. Raises SettingError for values beyond
+    the limits on YAML."""
     words, usual = list(argv), flat(Settings())
     while words:
         word, equals, value = words.pop(0).partition("=")
         name = word.removeprefix("--")
         if word.startswith("--") and name not in ("help", "print_config"):
-            name = Settings.SYNONYMS.get(name, name)
-            word = f"--{name}"
             if not equals and words and not words[0].startswith("--"):
                 equals, value = "=", words.pop(0)
             elif not equals and isinstance(usual.get(name), bool):
@@ -365,7 +355,7 @@ def _with_hint(message: str, name: str, Settings: type[RunSettings]) -> str:
     unknown = re.search(r"(?:unrecognized arguments: |Option ')-*([^ ='-][^ =']*)", message)
     if unknown is None:
         return re.sub('Parser key "([^"]*)":', r"--\1:", message)
-    near = difflib.get_close_matches(unknown[1], [*flat(Settings()), *Settings.SYNONYMS], n=1)
+    near = difflib.get_close_matches(unknown[1], flat(Settings()), n=1)
     hint = f"Did you mean --{near[0]}?" if near else f"See python -m learnsolve.train {name} --help"
     return f"{message}. {hint}"
 
