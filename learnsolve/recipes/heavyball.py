@@ -161,7 +161,7 @@ def outcome_of(recipe: HeavyballRecipe) -> base.Outcome:
         "problem": problem | {"extreme_eigenvalues": None if ends is None else ends.tolist()},
         "sweeps": sweeps,
     }
-    bounds = dict.fromkeys(("loss per vector", "expected loss"), f"best for {sweeps} sweeps")
+    bounds = dict.fromkeys(list(COLUMNS)[:2], f"best for {sweeps} sweeps")  # the losses
     outcome = base.contested(numbers, "parameters", compared, COLUMNS, PAIR, bounds=bounds)
     outcome.sentence += f" {base.DIVERGE}" * ((compared[base.LEARNED]["convergence_factor"] or 0) > 1)
     histories = {name: residuals(*pair) for name, pair in pairs.items()}
