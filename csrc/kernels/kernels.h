@@ -103,6 +103,9 @@ struct Kernels {
   void (*pcg_adjoint_residual)(B, int64_t b0, int64_t b1, PcgAdjointResidual<T>, int64_t k);
   void (*pcg_adjoint_direction)(A, B, int64_t b0, int64_t b1, PcgAdjointDirection<T>, int64_t k, const T* p,
                                 T* ga);
+  void (*combine_vectors)(const Combination<T>&, int64_t size, int64_t k);
+  void (*absolute_dots)(const T* u, const T* v, int64_t size, int64_t k, T* sum);
+  void (*scale_rows)(const T* d, const T* v, int64_t rows, int64_t k, T* out);
 };
 
 struct AllKernels {

@@ -1,6 +1,7 @@
 #include "kernels/pcg.h"
 
 #include "kernels/kernels.h"
+#include "kernels/program.h"
 
 namespace learnsolve::LEARNSOLVE_ISA {
 
@@ -15,6 +16,9 @@ void fill_conjugate_gradients(AllKernels& all) {
     table.pcg_dot = &pcg_dot<T, I>;
     table.pcg_adjoint_residual = &pcg_adjoint_residual<T, I>;
     table.pcg_adjoint_direction = &pcg_adjoint_direction<T, I>;
+    table.combine_vectors = &combine_vectors<T>;
+    table.absolute_dots = &absolute_dots<T>;
+    table.scale_rows = &scale_rows<T>;
   });
 }
 

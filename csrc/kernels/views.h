@@ -219,6 +219,20 @@ struct PcgCombine {
   T* out;
 };
 
+// out = sum_t a_t o v_t of up to kTerms vectors, and the square of each column of out if it is asked for. The
+// coefficients a_t of the columns are repeated up to kPeriod numbers each.
+inline constexpr int64_t kTerms = 6;
+template <class T>
+inline constexpr int64_t kPeriod = 64 / sizeof(T);
+template <class T>
+struct Combination {
+  T* out;
+  int64_t terms;
+  const T* v[kTerms];
+  const T* a;
+  T* square;  // or null
+};
+
 // sum = <u, w>
 template <class T>
 struct PcgDot {

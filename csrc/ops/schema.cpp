@@ -184,15 +184,22 @@ STABLE_TORCH_LIBRARY(learnsolve, m) {
       "csr_pcg_backward(Tensor[] A, Tensor[] transpose, Tensor values, int kind, Tensor[] M, Tensor? x0, "
       "Tensor[] forward, Tensor? gx, Tensor? gnorms, Tensor[] sums, int[] needs) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // Up to `iterations` of a method for one column, on the CPU: 0 minres, 1 bicgstab, 2 gmres, from its state,
-  // vectors and scalars in the order of learnsolve/solvers/core/advance.py. M: diag(diagonal), or none; of
-  // gmres one iteration may have M times its last vector as one more vector. They end after a norm of the
-  // residual at or below `level` or above `limit`, and before an iteration that breaks down or leaves the
-  // finite numbers. Returns the vectors (for that one iteration x, r and those that are new), the scalars,
-  // the norms, and as int64 how many iterations ran and how many of gmres since its last restart: as many
-  // vectors are used of the room.
+  // Iterations of a recorded program (learnsolve/ops/program.py, csrc/ops/program.cpp): `code` says what it
+  // does with the vectors (n, k), k = 1, 2, 4 or 8, those of the state and b, and with the numbers,
+  // (registers, k) in float64. forms: of each operand, whose tensors follow one another with its values last,
+  // 0 a matrix (A is the first), 1 ... 4 a triangle (lower, upper, both with a unit diagonal), 5 numbers of
+  // rows. Returns the vectors of the state, (states, n, k), the numbers, the norms, and as int64 how many
+  // iterations ran.
   m.def(
-      "csr_krylov(Tensor[] A, Tensor values, int method, Tensor? diagonal, Tensor b, Tensor[] vectors, "
-      "Tensor[] scalars, float level, float limit, int iterations, int restart) -> (Tensor, Tensor, Tensor, "
-      "Tensor)");
+      "csr_program(Tensor[] operands, int[] forms, Tensor code, Tensor[] vectors, Tensor numbers, int "
+      "iterations) -> (Tensor, Tensor, Tensor, Tensor)");
+  // Up to `iterations` of gmres for one column, on the CPU, from its state, vectors and scalars in the order
+  // of learnsolve/solvers/core/advance.py. M: diag(diagonal), or none; one iteration may have M times its
+  // last vector as one more vector. They end after a norm of the residual at or below `level` or above
+  // `limit`, and before an iteration that breaks down or leaves the finite numbers. Returns the vectors (for
+  // that one iteration x, r and those that are new), the scalars, the norms, and as int64 how many iterations
+  // ran and how many since the last restart: as many vectors are used of the room.
+  m.def(
+      "csr_gmres(Tensor[] A, Tensor values, Tensor? diagonal, Tensor b, Tensor[] vectors, Tensor[] scalars, "
+      "float level, float limit, int iterations, int restart) -> (Tensor, Tensor, Tensor, Tensor)");
 }

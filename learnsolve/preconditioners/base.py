@@ -31,6 +31,7 @@ from learnsolve.matrix import checks
 from learnsolve.matrix.cache import readable
 from learnsolve.matrix.csr import CSR
 from learnsolve.ops.products import HostOperator
+from learnsolve.ops.program import Operand
 
 
 class Part(NamedTuple):
@@ -188,6 +189,11 @@ class Preconditioner:
         """(kind, m, factor) for the compiled loop of `cg` (ops/pcg.py), or None."""
         return None
 
+    def operands(self, transpose: bool) -> Sequence[Operand] | None:
+        """What M or M^T multiplies a vector with, one after another, for recorded methods (ops/program.py),
+        where `pcg_form` has none; or None."""
+        return None
+
     def _recorded(self, transpose: bool) -> tuple[Callable, Sequence[CSR], Sequence[Tensor]] | None:
         """M or M^T as a function that can be recorded as `LinearSteps`, with its operands, or None."""
         return None
@@ -254,6 +260,9 @@ class Transposed(Preconditioner):
 
     def rmv(self, R: Tensor) -> Tensor:
         return self.M.mv(R)
+
+    def operands(self, transpose: bool) -> Sequence[Operand] | None:
+        return self.M.operands(not transpose)
 
     def _like(self) -> Tensor | None:
         return self.M._like()

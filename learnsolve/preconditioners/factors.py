@@ -9,6 +9,7 @@ doi:10.1137/0614004.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from learnsolve.ops.blocks import diag, hstack
 from learnsolve.ops.complex_values import tall, untall
 from learnsolve.ops.incomplete import ic, ict, ilu, ilut, mic, on_level
 from learnsolve.ops.products import spmm
+from learnsolve.ops.program import Operand
 from learnsolve.ops.structure import diagonal, symmetric_pattern, symmetry
 from learnsolve.ops.triangular import _mask, real_matrix, real_pattern, sptrsv, tril
 from learnsolve.preconditioners.base import Part, Preconditioner, Transposed, check_finite
@@ -212,6 +214,14 @@ class FactorPreconditioner(Preconditioner):
             return "triangular", self.L.values, self.L.pattern
         G = self._square_root() if isinstance(self.shift, Tensor) or self.shift else self.L
         return "product", G.values, G.pattern
+
+    def operands(self, transpose: bool) -> Sequence[Operand] | None:
+        L, U = self.L, self.U
+        if U is None or self.form == "product":
+            return None
+        with_L = Operand.solve(L.pattern, L.values, True, True, transpose)
+        with_U = Operand.solve(U.pattern, U.values, False, False, transpose)
+        return (with_U, with_L) if transpose else (with_L, with_U)
 
     def _square_root(self) -> CSR:
         """G = [L, sqrt(s) I], for which G G^T = L L^T + s I."""

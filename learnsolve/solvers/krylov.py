@@ -257,7 +257,7 @@ class MinresState(NamedTuple):
 class MinimalResidual:
     """Lanczos's method with M, and a QR factorization of the tridiagonal matrix by rotations."""
 
-    steps = (0, 9)  # see core/advance.py
+    state, state_vectors = MinresState, 9  # see core/advance.py
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> MinresState:
         z = r if M is None else M(r)
@@ -317,11 +317,15 @@ class MinimalResidual:
         eps = torch.finfo(state.r.dtype).eps
         return running & (100 * eps * state.norm_A * size(state.x) > size(state.r))
 
+    def lost(self, A: Any, b: Tensor, old: MinresState, new: MinresState) -> Tensor:
+        """Whether they have."""
+        return size(b - A(new.x)) > 1.1 * size(old.r)
+
     def mended(
         self, A: Any, M: Any, b: Tensor, old: MinresState, new: MinresState, doubt: Tensor
     ) -> tuple[MinresState, Tensor]:
         """The old state where they have: the step is discarded."""
-        lost = doubt & (size(b - A(new.x)) > 1.1 * size(old.r))
+        lost = doubt & self.lost(A, b, old, new)
         fresh = self.start(A, M, old.x, b - A(old.x), doubt)
         state = MinresState(*(torch.where(lost, f, n) for f, n in zip(fresh, new, strict=True)))
         stuck = lost & (fresh.began > 0.5 * old.began)
@@ -405,7 +409,7 @@ class BiCGSTAB:
     def products(iterations: int) -> int:
         return 2 * iterations
 
-    steps = (1, 5)  # see core/advance.py
+    state, state_vectors = BicgstabState, 5  # see core/advance.py
     takes_complex = True
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> BicgstabState:
@@ -521,7 +525,6 @@ class GeneralizedMinimalResidual:
     """Arnoldi's method with two orthogonalizations, right preconditioning. For complex values the rotations
     are ((conj(c), s), (-s, c)) with real sines."""
 
-    steps = (2, 0)  # see core/advance.py
     takes_complex = True
 
     def __init__(self, restart: int):

@@ -23,8 +23,10 @@ import learnsolve as ls
 from learnsolve import _library
 from learnsolve.ops import pcg
 from learnsolve.ops.linear_steps import LinearSteps, dense_product, product, scaled_rows
+from learnsolve.ops.program import Operand, record_steps
 from learnsolve.ops.triangular import Side, _system
 from learnsolve.preconditioners.inverses import lower_pattern
+from learnsolve.solvers.krylov import BiCGSTAB, MinimalResidual
 
 OPERATORS = sorted(
     name.removeprefix("learnsolve::")
@@ -61,17 +63,52 @@ def pcg_arguments(P, dtype):
     return [*out, (A, vb, 2, (v, *product), x, r, (p, carry), None, 2, 2, True)]
 
 
-def krylov_arguments(P, dtype):
-    """Of each method two iterations from random states; gmres from x, and from one Arnoldi vector."""
+def gmres_arguments(P, dtype):
+    """Two iterations from x, and from one Arnoldi vector."""
     n = P.shape[0]
     A, v, d, b = structure(P), normal((P.nnz,), dtype), normal((n,), dtype).abs(), normal((n,), dtype)
     vector, one = lambda *lead: normal((*lead, n, 1), dtype), torch.ones(1, 1, dtype=dtype)
     return [
-        (A, v, 0, d, b, [vector()] * 9, [one] * 10, 0.0, 1e6, 2, 1),
-        (structure(P, True), v, 1, None, b, [vector()] * 5, [one] * 3, 0.0, 1e6, 2, 1),
-        (A, v, 2, d, b, [vector()] * 2, [one] * 2, 0.0, 1e6, 2, 3),
-        (A, v, 2, None, b, [vector(), vector(), vector(2), vector(1)], [one] * 4, 0.0, 1e6, 2, 3),
+        (A, v, d, b, [vector()] * 2, [one] * 2, 0.0, 1e6, 2, 3),
+        (
+            structure(P, True),
+            v,
+            None,
+            b,
+            [vector(), vector(), vector(2), vector(1)],
+            [one] * 4,
+            0.0,
+            1e6,
+            2,
+            3,
+        ),
     ]
+
+
+def program_arguments(P, dtype):
+    """Two iterations of minres and bicgstab without M, with a diagonal, with a product, and with triangular
+    solves, from random states of one and of two columns."""
+    n, v, out = P.shape[0], normal((P.nnz,), dtype), []
+    ones = torch.ones(n, dtype=dtype)
+    T = ls.CSR(torch.ones(P.nnz, dtype=dtype), P) + ls.ops.diag(n * ones)
+    pattern = T.pattern.to(dtype=P.dtype)
+    triangles = [Operand.solve(pattern, T.values, lower, lower, False) for lower in (True, False)]
+    for M in (
+        (),
+        (Operand.rows(ones),),
+        (Operand.product(P, v, True), Operand.product(P, v, False)),
+        triangles,
+    ):
+        for k, method in ((1, MinimalResidual), (2, BiCGSTAB)):
+            program = record_steps(method, tuple(factor.op for factor in M), dtype)
+            vectors = [normal((n, k), dtype, seed) for seed in range(program.vectors + 1)]
+            given = len(method.state._fields) - program.vectors + 3
+            numbers = program.numbers([torch.ones(1, k, dtype=torch.float64)] * given)
+            operands = (Operand.product(P, v, k == 2), *M)
+            tensors = [t for operand in operands for t in (*operand.structure, operand.values)]
+            forms = [operand.form for operand in operands]
+            out.append((tensors, forms, program.code, vectors, numbers, 2))
+    return out
 
 
 def pcg_backward_arguments(P, dtype):
@@ -160,7 +197,8 @@ SAMPLES = {
     "column_combination": lambda P, dtype: column_samples(P, dtype, (3,)),
     "csr_spmv_scatter_backward": scatter_arguments,
     "csr_pcg": pcg_arguments,
-    "csr_krylov": krylov_arguments,
+    "csr_gmres": gmres_arguments,
+    "csr_program": program_arguments,
     "csr_pcg_backward": pcg_backward_arguments,
 }
 

@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from solvers.cases import (
     compiled,
     complex_branch,
     complex_too,
+    convection,
     eager,
     every,
     every_method,
@@ -34,7 +36,11 @@ from solvers.cases import (
 from torch.autograd import grad, gradcheck, gradgradcheck
 
 import learnsolve as ls
+from learnsolve.ops.products import scaled
+from learnsolve.ops.program import Operand, record_steps, run_program
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
+from learnsolve.solvers.core.operators import divide, dot
+from learnsolve.solvers.krylov import BiCGSTAB, MinimalResidual
 from learnsolve.solvers.solution import COMPILED
 
 NAN, INF = float("nan"), float("inf")
@@ -612,3 +618,101 @@ def test_what_a_converged_solution_does_not_depend_on_is_an_error(what, transfor
 
     with pytest.raises(ValueError, match=f"chebyshev: {what.split(',')[0]} requires grad"):
         TRANSFORMS[transform](f, D)
+
+
+# --- recorded programs ---
+
+
+class Averages:
+    """Not a solver: what the methods of the library do not record."""
+
+    class State(NamedTuple):
+        x: torch.Tensor
+        r: torch.Tensor
+        u: torch.Tensor
+        count: torch.Tensor
+        largest: torch.Tensor
+
+    state, state_vectors = State, 3
+
+    def step(self, A, M, b, state, running):
+        x, r, u, count, largest = state
+        z = r if M is None else M(r)
+        length = dot(u.abs(), z.abs())
+        often = count > 1
+        p = x + r - scaled(0.5 * largest, u) + z + A(x) - b + A(u) + scaled(count / (1 + length), A(r))
+        u = torch.where(often, u, p) + p
+        largest = torch.maximum(largest, (1 - length).abs() / (2 + count))
+        x, u = scaled(0.1 * count * (count != 1), p), divide(u, 1 + length, running)
+        return self.State(x, -r, u, count + 1, largest), torch.where(~often & (count <= 3), 0, 0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 8])
+@pytest.mark.parametrize("of_M", ["", "rows", "products", "solves"])
+@pytest.mark.parametrize("method", [MinimalResidual, BiCGSTAB, Averages])
+def test_a_recorded_program_is_the_method(method, of_M, k):
+    """Three iterations of all fields of the state, on more rows than a chunk has. Nothing that it is given
+    has changed."""
+    A = poisson(40, 41)
+    n, L = A.shape[0], ls.ops.ic(A).L
+    M = {
+        "": (),
+        "rows": (Operand.rows(normal((n,)).abs()),),
+        "products": [Operand.product(L.pattern, L.values, transpose) for transpose in (True, False)],
+        "solves": [Operand.solve(L.pattern, L.values, True, False, transpose) for transpose in (False, True)],
+    }[of_M]
+    maps = {
+        "": None,
+        "rows": lambda r: M[0].values.unsqueeze(-1) * r,
+        "products": lambda r: ls.ops.spmm(L, ls.ops.spmm(L, r, transpose=True)),
+        "solves": lambda r: ls.ops.sptrsv(L, ls.ops.sptrsv(L, r), transpose=True),
+    }[of_M]
+    b, running = normal((n, k)), torch.ones(1, k, dtype=torch.bool)
+    if method is Averages:
+        state = Averages.State(*(normal((n, k), seed=i) for i in range(3)), *normal((2, 1, k)).abs())
+    else:
+        state = method().start(A.__matmul__, maps, normal((n, k), seed=1), b, running)
+    program = record_steps(method, tuple(factor.op for factor in M), torch.float64)
+    operands = (Operand.product(A.pattern, A.values, False), *M)
+    tensors = [t for operand in operands for t in (*operand.structure, operand.values)]
+    vectors, given = [*state[: program.vectors], b], torch.ones(1, k, dtype=torch.float64)
+    numbers = program.numbers((*state[program.vectors :], 0 * given, 1e30 * given, given))
+    before = [t.clone() for t in (*vectors, numbers)]
+    forms = [operand.form for operand in operands]
+    fields, registers, norms, ran = run_program(tensors, forms, program.code, vectors, numbers, 3)
+    for i in range(3):
+        state, _ = method().step(A.__matmul__, maps, b, state, running)
+        close(norms[i], torch.linalg.vector_norm(state.r, dim=0), 1e-9)
+    assert ran == 3
+    for field, ours in zip(state, (*fields, *registers.unsqueeze(1)), strict=False):
+        close(ours.reshape(field.shape), field, 1e-9)
+    assert all(map(torch.equal, before, (*vectors, numbers)))
+
+
+@pytest.mark.parametrize("name", ["Jacobi", "IC", "SSOR", "FSAI", "ILU", "ILUT"])
+@pytest.mark.parametrize("method", ["minres", "bicgstab"])
+def test_recorded_methods_with_preconditioners(method, name):
+    symmetric = method == "minres" or name in ("IC", "SSOR", "FSAI")
+    A, b = poisson(12, 11) if symmetric else convection(12, 11), normal((132,)).requires_grad_()
+    M = getattr(ls.preconditioners, name)(A)
+    if method == "minres" and not M.symmetric:
+        M = ls.preconditioners.ILU(A, symmetric=True)
+    solve = lambda: getattr(S, method)(A, b, M=M, rtol=1e-10)  # noqa: E731
+    ours = solve()
+    ours.x.sum().backward()
+    assert (ours.backend, ours.adjoint.backend) == (COMPILED, COMPILED)
+    gradient, b.grad = b.grad, None
+    with eager():
+        theirs = solve()
+        theirs.x.sum().backward()
+    agree(ours, theirs)
+    close(gradient, b.grad, 1e-7)
+
+
+def test_what_cannot_be_recorded_is_named():
+    class Sorts(Averages):
+        def step(self, A, M, b, state, running):
+            return state._replace(x=torch.sort(state.x)[0]), running
+
+    with pytest.raises(NotImplementedError, match=r"cannot record .*sort"):
+        record_steps(Sorts, (), torch.float64)

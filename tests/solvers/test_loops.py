@@ -284,7 +284,7 @@ COMPILED_METHODS = {
     "gmres(1)": lambda *args, **keywords: S.gmres(*args, restart=1, **keywords),
     "fgmres": S.fgmres,
 }
-STEPS = [m for m in COMPILED_METHODS if "cg" not in m]  # with code of csrc/ops/krylov.cpp
+STEPS = [m for m in COMPILED_METHODS if "cg" not in m]  # csrc/ops/gmres.cpp, program.cpp
 
 
 def matrix_of(method: str) -> ls.CSR:
@@ -392,10 +392,13 @@ def test_calls_may_be_short(method, monkeypatch):
     A, b = matrix_of(method), normal((30,))
     solve = lambda: COMPILED_METHODS[method](A, b, rtol=1e-8)  # noqa: E731
     whole = solve()
-    calls, raw = [], advance.krylov_steps
-    monkeypatch.setattr(advance, "krylov_steps", lambda *args: (calls.append(args[-2]), raw(*args))[1])
+    calls = []
+    for name, at in (("gmres_steps", -2), ("run_program", -1)):
+        raw = getattr(advance, name)
+        record = lambda *args, raw=raw, at=at: (calls.append(args[at]), raw(*args))[1]  # noqa: E731
+        monkeypatch.setattr(advance, name, record)
     for most in (1, 2):
-        monkeypatch.setattr(advance, "_MOST", most * (A.nnz + 23 * 30 if "gmres" not in method else 10**6))
+        monkeypatch.setattr(advance, "_MOST", most * (A.nnz + 28 * 30 if "gmres" not in method else 10**6))
         agree(solve(), whole)
     assert len(calls) > 3
     assert "gmres" in method or set(calls) <= {1, 2}
@@ -405,13 +408,17 @@ def test_calls_may_be_short(method, monkeypatch):
 @pytest.mark.parametrize("method", STEPS)
 def test_each_call_returns_the_residual_of_its_x(method, monkeypatch):
     """The loop goes on from both, and gmres updates them once a call."""
-    A, b, calls, raw = matrix_of(method), normal((30,)), [], advance.krylov_steps
-    monkeypatch.setattr(advance, "krylov_steps", lambda *args: (calls.append(raw(*args)), calls[-1])[1])
+    A, b, calls = matrix_of(method), normal((30,)), []
+    for kind in (advance.GmresSteps, advance.RecordedSteps):
+        raw = kind.__call__
+        record = lambda *args, raw=raw: (calls.append(raw(*args)), calls[-1])[1]  # noqa: E731
+        monkeypatch.setattr(kind, "__call__", record)
     COMPILED_METHODS[method](A, b, rtol=1e-6, maxiter=90)
     assert calls
-    for vectors, *_, counts in calls:
-        assert counts[0] > 0
-        torch.testing.assert_close(vectors[1], b - A @ vectors[0], rtol=0, atol=1e-12 * float(b.norm()))
+    for state, norms, _ in calls:
+        assert len(norms) > 0
+        x, r = state.x.squeeze(-1), state.r.squeeze(-1)
+        torch.testing.assert_close(r, b - A @ x, rtol=0, atol=1e-12 * float(b.norm()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -542,14 +549,14 @@ def test_the_size_kept_of_a_matrix_follows_changes_in_place():
 
 def test_raw_operator_checks_its_state():
     A, b = poisson(), torch.ones(16, dtype=torch.float64)
-    fixed = (A.pattern._structure(False), A.values, 1, None, b)
+    fixed = (A.pattern._structure(False), A.values, None, b)
     with pytest.raises(RuntimeError, match="the state is not that of the method"):
-        advance.krylov_steps(*fixed, [b] * 4, [b[:1]] * 3, 0.0, 1.0, 1, 1)
+        advance.gmres_steps(*fixed, [b] * 4, [b[:1]] * 3, 0.0, 1.0, 1, 1)
     with pytest.raises(RuntimeError, match="one dtype"):
-        advance.krylov_steps(*fixed, [b] * 4 + [b.float()], [b[:1]] * 3, 0.0, 1.0, 1, 1)
+        advance.gmres_steps(*fixed, [b] * 4 + [b.float()], [b[:1]] * 3, 0.0, 1.0, 1, 1)
     state = [b, b, b, b[:0], b], [b[0], b[0], b[:0], b[:0]]
     with pytest.raises(RuntimeError, match="for one iteration that is not a restart"):
-        advance.krylov_steps(*fixed[:2], 2, *fixed[3:], *state, 0.0, 1.0, 2, 3)
+        advance.gmres_steps(*fixed, *state, 0.0, 1.0, 2, 3)
 
 
 ON_A_DEVICE = (*SQUARE, *RECTANGULAR, *TO_A_TOLERANCE[:3])

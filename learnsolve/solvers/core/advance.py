@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -17,7 +17,8 @@ from learnsolve.ops.across import across
 from learnsolve.ops.arithmetic import broadcasts_to
 from learnsolve.ops.autograd import tracked
 from learnsolve.ops.pcg import RHO, STOP, WHEN, Iterations, Stop, pcg_iterations
-from learnsolve.ops.sweeps import GMRES, krylov_steps, separate
+from learnsolve.ops.program import Operand, record_steps, run_program
+from learnsolve.ops.sweeps import gmres_steps, separate
 from learnsolve.solvers.core.operators import (
     Blocks,
     Function,
@@ -28,6 +29,7 @@ from learnsolve.solvers.core.operators import (
     Watched,
     compiled_form,
     extended,
+    factors_of,
     size,
     source,
 )
@@ -539,8 +541,9 @@ def _codes_of(why: Tensor) -> Tensor:
 #     due          when the loop measures stagnation
 #     backend    as `Solution.backend`
 #
-# Here: `minres`, `bicgstab`, `gmres` and `fgmres` for one right-hand side on the CPU, without autograd,
-# without M or with a diagonal M; `gmres` and `fgmres` call any other M between steps of one iteration each.
+# Here, for one right-hand side on the CPU, without autograd: methods with `state_vectors` are recorded
+# (ops/program.py), without M or with one of the forms of ops/pcg.py; `gmres` and `fgmres`, without M or with
+# a diagonal, and any other M is called between steps of one iteration each.
 # The gain: `python -m benchmarks loops`.
 #
 # `tiles`: many columns on a CPU run in tiles, one after another, because blocks of all of them do not fit
@@ -579,12 +582,15 @@ def fitting(method: Any, system: System, gradient: str) -> Advance | None:
         return None
     if hasattr(method, "cg_state"):
         return fitting_cg(method, system) if gradient == "implicit" else None
-    return _fitting_steps(method, system) if hasattr(method, "steps") else None
+    return _fitting_steps(method, system) if _has_steps(method) else None
 
 
-class CompiledSteps:
-    """`steps` of a method: its number in csrc/ops/schema.cpp, and how many fields of its state are vectors,
-    which come first. For gmres the state is V and P, of any size."""
+def _has_steps(method: Any) -> bool:
+    return hasattr(method, "state_vectors") or hasattr(method, "restart")
+
+
+class GmresSteps:
+    """Steps of gmres, whose state has a basis of any size (csrc/ops/gmres.cpp)."""
 
     def __init__(
         self,
@@ -595,9 +601,9 @@ class CompiledSteps:
         b: Tensor,
         criterion: ResidualNorm,
     ):
-        (self.number, self.vectors), self.restart = method.steps, getattr(method, "restart", 1)
+        self.restart = method.restart
         pattern, values = A.A.pattern, A.A.values.detach()
-        self.fixed = (pattern._structure(A.transpose), values, self.number, diagonal, b.detach().squeeze(-1))
+        self.fixed = (pattern._structure(A.transpose), values, diagonal, b.detach().squeeze(-1))
         self.most = max(_MOST // (pattern.nnz + (20 + 3 * min(self.restart, 100)) * len(b)), 1)
         self.M = M  # called before each iteration, if it is not a diagonal
         self.backend = COMPILED if M is None else PYTHON_M
@@ -609,38 +615,32 @@ class CompiledSteps:
         if self.bounds is None:
             target, floor, limit = self.criterion.target, self.criterion.floor, self.criterion.limit
             self.bounds = (float(torch.maximum(target, floor)), float(limit))
-        count = min(count, self.most)
-        vectors, scalars = state[: self.vectors], state[self.vectors :]
-        if self.number == GMRES:
-            x, r, V, P, _, c, s, eta, largest = state
-            vectors, scalars = (x, r, V[: len(c) + 1], P[: len(c)]), (eta, largest, c, s)
-            if len(c) == self.restart:  # a restart from x
-                if self.M is not None:
-                    return state, self.none, None  # M needs a vector that does not exist yet
-                vectors, scalars = (x, r), (eta, largest)
-            elif self.M is not None:
-                vectors, count = (*vectors, self.M(V[len(c)])), 1
-        vectors, scalars, norms, counts = krylov_steps(
+        x, r, V, P, _, c, s, eta, largest = state
+        vectors, scalars, count = (
+            (x, r, V[: len(c) + 1], P[: len(c)]),
+            (eta, largest, c, s),
+            min(count, self.most),
+        )
+        if len(c) == self.restart:  # a restart from x
+            if self.M is not None:
+                return state, self.none, None  # M needs a vector that does not exist yet
+            vectors, scalars = (x, r), (eta, largest)
+        elif self.M is not None:
+            vectors, count = (*vectors, self.M(V[len(c)])), 1
+        new, numbers, norms, counts = gmres_steps(
             *self.fixed, vectors, scalars, *self.bounds, count, self.restart
         )
         ran, j = counts.tolist()
         if ran == 0:
             return state, self.none, None
-        vectors, scalars = vectors.unsqueeze(-1), scalars.reshape(-1, 1, 1)
-        if self.number == GMRES:
-            room = len(scalars) // 2 - 1
-            if self.M is None:
-                V, P = vectors[2 : 3 + j], vectors[3 + room : 3 + room + j]
-            else:
-                V, P = state.V, state.P
-                V, P = (
-                    extended(V, j, vectors[2], self.restart + 1),
-                    extended(P, j - 1, vectors[3], self.restart),
-                )
-            c, s = scalars[2 : 2 + j], scalars[2 + room : 2 + room + j]
-            state = type(state)(vectors[0], vectors[1], V, P, None, c, s, scalars[0], scalars[1])
+        new, numbers = new.unsqueeze(-1), numbers.reshape(-1, 1, 1)
+        room = len(numbers) // 2 - 1
+        if self.M is None:
+            V, P = new[2 : 3 + j], new[3 + room : 3 + room + j]
         else:
-            state = type(state)(*vectors.unbind(0), *scalars.unbind(0))
+            V, P = extended(V, j, new[2], self.restart + 1), extended(P, j - 1, new[3], self.restart)
+        c, s = numbers[2 : 2 + j], numbers[2 + room : 2 + room + j]
+        state = type(state)(new[0], new[1], V, P, None, c, s, numbers[0], numbers[1])
         return state, norms[:ran].unsqueeze(-1), None
 
     @property
@@ -651,7 +651,52 @@ class CompiledSteps:
         return state
 
 
-def _fitting_steps(method: Any, system: System) -> CompiledSteps | None:
+class RecordedSteps:
+    """Steps of a method that is recorded (ops/program.py), of which the first `state_vectors` fields of the
+    state are vectors."""
+
+    due: Schedule = LOOP_SCHEDULE
+    backend = COMPILED
+
+    def __init__(self, method: Any, A: Matrix, M: Sequence[Operand], b: Tensor, criterion: ResidualNorm):
+        self.program = record_steps(type(method), tuple(factor.op for factor in M), b.dtype)
+        operands = [Operand.product(A.A.pattern, A.A.values, A.transpose), *M]
+        tensors = [t for operand in operands for t in (*operand.structure, operand.values.detach())]
+        self.fixed = (tensors, [operand.form for operand in operands], self.program.code)
+        self.b, self.criterion, self.bounds = b.detach(), criterion, None
+        self.pause = self.pauses = 0
+        self.none = b.new_empty(0, b.shape[1])
+        vectors = 2 * self.program.vectors + 10
+        entries = sum(operand.values.numel() for operand in operands)
+        self.most = max(_MOST // (entries + vectors * len(b)), 1)
+
+    def __call__(self, state: Any, count: int, done: int, running: Any) -> tuple[Any, Tensor, None]:
+        if self.bounds is None:
+            target, floor, limit = self.criterion.target, self.criterion.floor, self.criterion.limit
+            self.bounds = (torch.maximum(target, floor), limit, torch.ones_like(limit))
+        known = self.program.vectors
+        if self.pauses:
+            self.pauses -= 1
+            return state, self.none, None
+        vectors, numbers = [*state[:known], self.b], self.program.numbers((*state[known:], *self.bounds))
+        fields, numbers, norms, ran = run_program(*self.fixed, vectors, numbers, min(count, self.most))
+        if (iterations := ran.item()) == 0:
+            # Iterations that Python decides about often follow one another.
+            self.pauses = self.pause = min(2 * self.pause + 1, 15)
+            return state, norms[:0], None
+        self.pause = 0
+        scalars = numbers[: len(state) - known].to(self.b.dtype).unsqueeze(-2).unbind(0)
+        return type(state)(*fields.unbind(0), *scalars), norms[:iterations], None
+
+    @property
+    def start(self) -> None:
+        """The state is the state of the method."""
+
+    def released(self, state: Any) -> Any:
+        return state
+
+
+def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | None:
     A, b, x0 = system.A, system.b, system.x0
     if not isinstance(A, Matrix) or not isinstance(system.criterion, ResidualNorm):
         return None
@@ -667,19 +712,29 @@ def _fitting_steps(method: Any, system: System) -> CompiledSteps | None:
         and len(b)
     ):
         return None
-    # Any other form would be computed here in vain.
-    form = compiled_form(M) if M is None or getattr(M, "is_diagonal", False) else None
-    if form is None and (method.steps[0] != GMRES or torch.is_grad_enabled()):
-        return None
-    diagonal, between = (None, system.M) if form is None else (form[1], None)
-    if diagonal is not None:
-        if diagonal.shape != b.shape[:1] or diagonal.dtype != b.dtype or not diagonal.is_cpu:
-            return None
-        if tracked(diagonal) or (diagonal.requires_grad and isinstance(system.M, Watched)):
-            return None
+    records = hasattr(method, "state_vectors")
     if tracked(b, values) or (x0 is not None and tracked(x0)):
         return None
-    return CompiledSteps(method, A, diagonal, between, b, system.criterion)
+    if records:
+        operands = factors_of(M, A.A.pattern)
+        if operands is None or any(not _is_fixed(o.values, b, system.M) for o in operands):
+            return None
+        return RecordedSteps(method, A, operands, b, system.criterion)
+    # Any other form would be computed here in vain.
+    form = compiled_form(M) if M is None or getattr(M, "is_diagonal", False) else None
+    if form is None and torch.is_grad_enabled():
+        return None
+    diagonal, between = (None, system.M) if form is None else (form[1], None)
+    if diagonal is not None and not (len(diagonal) == len(b) and _is_fixed(diagonal, b, system.M)):
+        return None
+    return GmresSteps(method, A, diagonal, between, b, system.criterion)
+
+
+def _is_fixed(m: Tensor, b: Tensor, M: Any) -> bool:
+    """Whether numbers of M are of one matrix, of b's dtype, on the CPU, and not part of a graph."""
+    if m.dim() != 1 or m.dtype != b.dtype or not m.is_cpu or tracked(m):
+        return False
+    return not (m.requires_grad and isinstance(M, Watched))
 
 
 def tiles(method: Any, system: System, gradient: str) -> list[int]:
@@ -695,7 +750,7 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
         own = fitting(method, system, gradient) if n >= _ROWS and (few or separate(b)) else None
         return [1] * k if own is not None and (few or own.backend == COMPILED) else []
     # A solve of its own costs a column more than it saves where both are small.
-    if hasattr(method, "steps") and k <= max(8, n // 16):
+    if _has_steps(method) and k <= max(8, n // 16):
         one = fitting(method, next(columns_of(system, [1, k - 1])), gradient)
         if one is not None and (one.backend == COMPILED or n >= _ROWS):
             return [1] * k

@@ -21,9 +21,9 @@ A method whose recurrences are not reliable has two more functions:
     mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
 
 A method may have attributes: `products(iterations)`, its products with A (default: one per iteration);
-`cg_state`, `steps` and `restart`, its data for compiled code (advance.py); `flexible`, M may change;
-`takes_complex`, its inner products conjugate (other methods solve real forms, entry.py). If a state
-has `in_columns` False, it holds more than columns, so single columns cannot restart.
+`cg_state`, `restart`, or `state` and `state_vectors`, its data for compiled code (advance.py);
+`flexible`, M may change; `takes_complex`, its inner products conjugate (other methods solve real forms,
+entry.py). If a state has `in_columns` False, it holds more than columns, so single columns cannot restart.
 
 Compiled code only advances the state, by many iterations per call, if it supports the system (advance.py). On
 a CPU columns run in tiles one after another where that is faster (`tiles`).

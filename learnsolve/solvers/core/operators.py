@@ -20,12 +20,14 @@ from learnsolve.matrix import checks, convert
 from learnsolve.matrix.checks import full_precision
 from learnsolve.matrix.convert import conjugate
 from learnsolve.matrix.csr import CSR
+from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values, structure
 from learnsolve.ops.across import across
 from learnsolve.ops.autograd import Nestable, tracked
 from learnsolve.ops.blocks import BlockBatch, Layout
 from learnsolve.ops.operators import LinearOperator, Map
 from learnsolve.ops.products import SPLIT, dots, product, sampled, scaled
+from learnsolve.ops.program import Operand
 from learnsolve.solvers.options import Options
 from learnsolve.solvers.solution import EAGER, Iteration
 
@@ -693,6 +695,31 @@ def source(M: Any) -> Any:
     """The caller's M behind an M of the loops."""
     M = M.function if isinstance(M, Watched) else M
     return getattr(M, "original", M)
+
+
+def factors_of(M: Any, pattern: SparsityPattern) -> Sequence[Operand] | None:
+    """What M multiplies a vector with, one after another, for a recorded method (ops/program.py), else None.
+    `pattern` is that of A, whose type of indices all have."""
+    form = compiled_form(M)
+    factors: Sequence[Operand] | None
+    if form is None:
+        factors = M.operands(False) if hasattr(M, "operands") else None
+    else:
+        kind, m, L = form
+        if kind == "none":
+            return ()
+        if m is None or m.dim() != 1:
+            return None
+        if kind == "diagonal":
+            return (Operand.rows(m),) if len(m) == pattern.shape[0] else None
+        if kind == "product":
+            if L.shape != pattern.shape:
+                return None
+            factors = Operand.product(L, m, True), Operand.product(L, m, False)
+        else:
+            factors = Operand.solve(L, m, True, False, False), Operand.solve(L, m, True, False, True)
+    fits = factors is not None and all(o.structure[1].dtype == pattern.dtype for o in factors)
+    return factors if fits else None
 
 
 def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:

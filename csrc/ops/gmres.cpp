@@ -1,4 +1,4 @@
-// What the compiled steps of minres, bicgstab and gmres are made of: products with A and M,
+// What the compiled steps of gmres are made of: products with A and M,
 // and one pass over vectors, out = sum_t a_t v_t with the dots of out and other vectors. Sums are of chunks
 // of rows, whose number depends on n alone, added up in order, in double: the same bits for any number of
 // threads.
@@ -108,9 +108,9 @@ T root(T t) {
   return t <= T(0) ? T(0) : std::sqrt(t);
 }
 
-// One iteration of minres, bicgstab and gmres, as learnsolve/solvers/krylov.py has them and in their
-// notation, for one column. `step` is false, and the state as before, where the column breaks down, is no
-// longer finite, or is in doubt: Python then takes the step, and decides.
+// One iteration of gmres, as learnsolve/solvers/krylov.py has it and in its notation, for one column. `step`
+// is false, and the state as before, where the column breaks down, is no longer finite, or is in doubt:
+// Python then takes the step, and decides.
 
 // The numbers of tensors, one after another.
 template <class T>
@@ -126,141 +126,6 @@ struct Room {
   int64_t n;
   Room(int64_t count, int64_t n_) : memory(count * n_), n(n_) {}
   T* operator[](int64_t i) { return memory.data() + i * n; }
-};
-
-// A method in short recurrences: vectors and scalars of its state, and vectors of a step.
-template <class T, class I, int64_t kVectors, int64_t kMore, int64_t kScalars>
-class Recurrence {
- public:
-  Recurrence(Passes<T, I>& on_, const std::vector<Tensor>& vectors, const std::vector<Tensor>& scalars)
-      : on(on_), room(kVectors + kMore, on_.n) {
-    copied(vectors, 0, vectors.size(), room[0]);
-    copied(scalars, 0, scalars.size(), q);
-    for (int64_t i = 0; i < kVectors + kMore; ++i) at[i] = room[i];
-  }
-  int64_t finish(T* vectors, T* scalars) {
-    for (int64_t i = 0; i < kVectors; ++i) std::copy_n(at[i], on.n, vectors + i * on.n);
-    std::copy_n(q, kScalars, scalars);
-    return 0;
-  }
-
- protected:
-  Passes<T, I>& on;
-  Room<T> room;
-  T q[kScalars];
-  T* at[kVectors + kMore];
-};
-
-template <class T, class I>
-class Minres : public Recurrence<T, I, 9, 8, 10> {
- public:
-  Minres(Passes<T, I>& on_, const T* b_, const std::vector<Tensor>& vectors,
-         const std::vector<Tensor>& scalars)
-      : Recurrence<T, I, 9, 8, 10>(on_, vectors, scalars), b(b_) {}
-
-  bool step(T& norm) {
-    const T eps = 10 * std::numeric_limits<T>::epsilon();
-    const T gamma_old = q[0], gamma = q[1], c_old = q[2], c = q[3], s_old = q[4], s = q[5], eta = q[6];
-    if (!(gamma > T(0))) return false;
-    T zz, found[2];
-    on.combine(unit, {{T(1) / gamma, z}}, {unit}, &zz);
-    on.multiply(unit, Az);
-    on.dots(Az, {unit, Az}, found);
-    const T delta = found[0], length_Az = root(found[1]);
-    on.combine(v_new, {{T(1), Az}, {-delta / gamma, v}, {-ratio(gamma, gamma_old), v_old}});
-    const T* next = on.precondition(v_new, z_new);
-    if (next == v_new) std::copy_n(v_new, on.n, z_new);
-    const T square = on.dot(v_new, z_new);
-    if (square < T(0)) return false;  // is M indefinite?
-    T gamma_new = root(square);
-    const T largest = std::max({q[7], std::abs(delta), gamma_new});
-    if (gamma_new <= eps * largest) gamma_new = 0;
-    const T a0 = c * delta - c_old * s * gamma, a1 = root(a0 * a0 + gamma_new * gamma_new),
-            a2 = s * delta + c_old * c * gamma, a3 = s_old * gamma;
-    if (!(a1 > T(0)) || root(a0 * a0 + c * gamma_new * (c * gamma_new)) <= eps * largest) return false;
-    const T c_new = a0 / a1, s_new = gamma_new / a1, length = c_new * eta;
-    on.combine(w_new, {{T(1) / a1, unit}, {-a3 / a1, w_older}, {-a2 / a1, w_old}});
-    on.combine(Aw_new, {{T(1) / a1, Az}, {-a3 / a1, Aw_older}, {-a2 / a1, Aw_old}});
-    T xx, rr;
-    on.combine(x_new, {{T(1), x}, {length, w_new}}, {x_new}, &xx);
-    on.combine(r_new, {{T(1), r}, {-length, Aw_new}}, {r_new}, &rr);
-    norm = root(rr);
-    const T norm_A = std::max(q[8], ratio(length_Az, root(zz)));
-    if (!std::isfinite(norm) || !std::isfinite(xx)) return false;
-    if (10 * eps * norm_A * root(xx) > norm) {  // as `doubts` and `mended`
-      T true_rr;
-      on.multiply(x_new, Az);
-      on.combine(unit, {{T(1), b}, {T(-1), Az}}, {unit}, &true_rr);
-      if (!(root(true_rr) <= T(1.1) * root(on.dot(r, r)))) return false;
-    }
-    std::swap(x, x_new), std::swap(r, r_new), std::swap(z, z_new);
-    std::swap(v_old, v), std::swap(v, v_new);
-    std::swap(w_older, w_old), std::swap(w_old, w_new);
-    std::swap(Aw_older, Aw_old), std::swap(Aw_old, Aw_new);
-    const T now[] = {gamma, gamma_new, c, c_new, s, s_new, -s_new * eta, largest, norm_A};
-    std::copy_n(now, 9, q);
-    return true;
-  }
-
- private:
-  using Recurrence<T, I, 9, 8, 10>::on;
-  using Recurrence<T, I, 9, 8, 10>::q;
-  using Recurrence<T, I, 9, 8, 10>::at;
-  const T* b;
-  T *&x = at[0], *&r = at[1], *&v_old = at[2], *&v = at[3], *&z = at[4], *&w_older = at[5], *&w_old = at[6],
-    *&Aw_older = at[7], *&Aw_old = at[8];
-  T *&x_new = at[9], *&r_new = at[10], *&v_new = at[11], *&z_new = at[12], *&w_new = at[13],
-    *&Aw_new = at[14], *&unit = at[15], *&Az = at[16];
-};
-
-template <class T, class I>
-class Bicgstab : public Recurrence<T, I, 5, 8, 3> {
- public:
-  using Recurrence<T, I, 5, 8, 3>::Recurrence;
-
-  bool step(T& norm) {
-    T of_r[2], of_v[2], of_t[2];
-    on.dots(r, {shadow, r}, of_r);
-    T rho = of_r[0];
-    const T length = on.dot(shadow, shadow);
-    const bool again = zero(rho, length, of_r[1]) || q[1] == T(0) || q[2] == T(0);
-    if (again) rho = of_r[1];
-    const T* of = again ? r : shadow;
-    const T beta = again ? T(0) : ratio(rho, q[0]) * ratio(q[1], q[2]);
-    on.combine(p_new, {{T(1), r}, {beta, p}, {-beta * q[2], v}});
-    const T* Mp = on.precondition(p_new, z);
-    on.multiply(Mp, v_new);
-    on.dots(v_new, {of, v_new}, of_v);
-    const T alpha = zero(of_v[0], again ? of_r[1] : length, of_v[1]) ? T(0) : ratio(rho, of_v[0]);
-    T ss, xx, rr;
-    on.combine(s, {{T(1), r}, {-alpha, v_new}}, {s}, &ss);
-    const T* Ms = on.precondition(s, y);
-    on.multiply(Ms, t);
-    on.dots(t, {s, t}, of_t);
-    const T omega = zero(of_t[0], of_t[1], ss) ? T(0) : ratio(of_t[0], of_t[1]);
-    if (again && alpha == T(0) && omega == T(0)) return false;
-    on.combine(x_new, {{T(1), x}, {alpha, Mp}, {omega, Ms}}, {x_new}, &xx);
-    on.combine(r_new, {{T(1), s}, {-omega, t}}, {r_new}, &rr);
-    norm = root(rr);
-    if (!std::isfinite(norm) || !std::isfinite(xx)) return false;
-    if (again) std::copy_n(r, on.n, shadow);
-    std::swap(x, x_new), std::swap(r, r_new), std::swap(p, p_new), std::swap(v, v_new);
-    q[0] = rho, q[1] = alpha, q[2] = omega;
-    return true;
-  }
-
- private:
-  using Recurrence<T, I, 5, 8, 3>::on;
-  using Recurrence<T, I, 5, 8, 3>::q;  // rho, alpha, omega
-  using Recurrence<T, I, 5, 8, 3>::at;
-  T *&x = at[0], *&r = at[1], *&shadow = at[2], *&p = at[3], *&v = at[4];
-  T *&x_new = at[5], *&r_new = at[6], *&p_new = at[7], *&v_new = at[8], *&s = at[9], *&t = at[10],
-    *&z = at[11], *&y = at[12];
-
-  // Are u and v, of these squares, orthogonal to rounding?
-  static bool zero(T product, T uu, T vv) {
-    return std::abs(product) <= std::numeric_limits<T>::epsilon() * std::sqrt(uu) * std::sqrt(vv);
-  }
 };
 
 // Vectors x, r, V (j + 1) and P (j), or x and r alone, to start from x; scalars eta, largest, c (j) and s
@@ -408,14 +273,12 @@ class Gmres {
   }
 };
 
-// Iterations of minres, bicgstab and gmres, for one column, until it seems done or Python has to decide.
+// Iterations for one column, until it seems done or Python has to decide.
 
 namespace {
 
-constexpr int64_t kMinres = 0, kBicgstab = 1, kGmres = 2;
-
-template <class Method, class T>
-int64_t iterate(Method& method, double level, double limit, int64_t iterations, T* norms, int64_t& ran,
+template <class T, class I>
+int64_t iterate(Gmres<T, I>& method, double level, double limit, int64_t iterations, T* norms, int64_t& ran,
                 T* vectors, T* scalars) {
   for (ran = 0; ran < iterations;) {
     T norm;
@@ -429,12 +292,12 @@ int64_t iterate(Method& method, double level, double limit, int64_t iterations, 
 
 }  // namespace
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> csr_krylov(const std::vector<Tensor>& A, const Tensor& values_,
-                                                      int64_t method, const std::optional<Tensor>& diagonal_,
-                                                      const Tensor& b_, const std::vector<Tensor>& vectors_,
-                                                      const std::vector<Tensor>& scalars_, double level,
-                                                      double limit, int64_t iterations, int64_t restart) {
-  const char* name = "csr_krylov";
+std::tuple<Tensor, Tensor, Tensor, Tensor> csr_gmres(const std::vector<Tensor>& A, const Tensor& values_,
+                                                     const std::optional<Tensor>& diagonal_, const Tensor& b_,
+                                                     const std::vector<Tensor>& vectors_,
+                                                     const std::vector<Tensor>& scalars_, double level,
+                                                     double limit, int64_t iterations, int64_t restart) {
+  const char* name = "csr_gmres";
   const Structure S(name, A);
   const int64_t n = S.rows();
   const Tensor values = dense(values_), b = dense(b_);
@@ -455,44 +318,33 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> csr_krylov(const std::vector<Tensor>&
   const std::vector<Tensor> vectors = of_kind(vectors_, of_vectors), scalars = of_kind(scalars_, of_scalars);
   STD_TORCH_CHECK(values.dim() == 1 && values.size(0) == S.nnz(), name, ": values must be (", S.nnz(), ")");
   STD_TORCH_CHECK(b.numel() == n && of_b == 2 * n, name, ": b and a diagonal must be (", n, ")");
-  STD_TORCH_CHECK(method >= kMinres && method <= kGmres, name, ": method must be 0, 1 or 2, got ", method);
   STD_TORCH_CHECK(iterations >= 0 && iterations <= (int64_t{1} << 31), name,
                   ": iterations must be 0 ... 2^31, got ", iterations);
-  const bool arnoldi = method == kGmres, starts = arnoldi && vectors.size() == 2;
-  const int64_t j = arnoldi && !starts && scalars.size() == 4 ? scalars[2].numel() : 0;
-  int64_t rows = method == kMinres ? 9 : 5, numbers = method == kMinres ? 10 : 3;
-  const bool given = arnoldi && vectors.size() == 5;
-  if (arnoldi) rows = starts ? 2 : 3 + 2 * j + given, numbers = 2 + 2 * j;
-  STD_TORCH_CHECK(of_vectors == rows * n && of_scalars == numbers &&
-                      (!arnoldi || starts || (vectors.size() == 4u + given && vectors[3].numel() == j * n)),
+  const bool starts = vectors.size() == 2, given = vectors.size() == 5;
+  const int64_t j = !starts && scalars.size() == 4 ? scalars[2].numel() : 0;
+  STD_TORCH_CHECK(of_vectors == (starts ? 2 : 3 + 2 * j + given) * n && of_scalars == 2 + 2 * j &&
+                      (starts || (vectors.size() == 4u + given && vectors[3].numel() == j * n)),
                   name, ": the state is not that of the method");
-  STD_TORCH_CHECK(!arnoldi || (restart >= 1 && j <= restart), name, ": restart must be at least ", j,
-                  " and 1, got ", restart);
+  STD_TORCH_CHECK(restart >= 1 && j <= restart, name, ": restart must be at least ", j, " and 1, got ",
+                  restart);
   STD_TORCH_CHECK(!given || (vectors[4].numel() == n && iterations <= 1 && j < restart), name,
                   ": M of a vector is for one iteration that is not a restart");
   S.check_columns(n);
-  const int64_t capacity = arnoldi ? std::min(restart, j + iterations) : 0;
-  if (arnoldi) rows = given ? 4 : 3 + 2 * capacity, numbers = 2 + 2 * capacity;
+  const int64_t capacity = std::min(restart, j + iterations), rows = given ? 4 : 3 + 2 * capacity,
+                numbers = 2 + 2 * capacity;
   Tensor next = new_empty(b, Size{rows, n}), known = new_empty(b, Size{numbers}),
          norms = new_empty(b, Size{iterations}), counts = new_empty(b, Size{2}, aoti_torch_dtype_int64());
   dispatch(name, values, S.idx, [&]<class T, class I>() {
     Passes<T, I> on(S, data<T>(values), data<T>(diagonal));
     T *to = mutable_data<T>(next), *numbers_out = mutable_data<T>(known);
     int64_t* count = mutable_data<int64_t>(counts);
-    const auto run = [&](auto&& steps) {
-      count[1] = iterate(steps, level, limit, iterations, mutable_data<T>(norms), count[0], to, numbers_out);
-      if (count[1] < 0) count[0] = count[1] = 0;
-    };
-    if (method == kMinres)
-      run(Minres<T, I>(on, data<T>(b), vectors, scalars));
-    else if (method == kBicgstab)
-      run(Bicgstab<T, I>(on, vectors, scalars));
-    else
-      run(Gmres<T, I>(on, data<T>(b), restart, j, capacity, vectors, scalars, to));
+    Gmres<T, I> steps(on, data<T>(b), restart, j, capacity, vectors, scalars, to);
+    count[1] = iterate(steps, level, limit, iterations, mutable_data<T>(norms), count[0], to, numbers_out);
+    if (count[1] < 0) count[0] = count[1] = 0;
   });
   return {next, known, norms, counts};
 }
 
 }  // namespace learnsolve
 
-STABLE_TORCH_LIBRARY_IMPL(learnsolve, CPU, m) { m.impl("csr_krylov", TORCH_BOX(&learnsolve::csr_krylov)); }
+STABLE_TORCH_LIBRARY_IMPL(learnsolve, CPU, m) { m.impl("csr_gmres", TORCH_BOX(&learnsolve::csr_gmres)); }

@@ -1,0 +1,561 @@
+"""Programs: one iteration of a method, recorded as instructions on vectors and on numbers of a column, and
+fused into passes over memory, for csrc/ops/program.cpp.
+
+A method's `step` is called once with stand-ins for its tensors. A `Vector` stands for a block of columns: a
+sum of vectors that are there, each with a coefficient, which becomes an instruction where it is needed as a
+whole. A `Number` stands for a tensor (1, k). What they do not support raises an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from learnsolve.matrix.pattern import SparsityPattern
+from learnsolve.ops.triangular import Side, _system
+
+run_program = torch.ops.learnsolve.csr_program.default
+
+
+@torch.library.register_fake("learnsolve::csr_program")
+def _(operands, forms, code, vectors, numbers, iterations):
+    b = vectors[0]
+    states, norms = b.new_empty(len(vectors) - 1, *b.shape), b.new_empty(iterations, b.shape[1])
+    return states, torch.empty_like(numbers), norms, b.new_empty(1, dtype=torch.int64)
+
+
+# The numbers are those of csrc/ops/program.cpp.
+_LEADS = {"product": 0, "solve": 1}  # each needs all rows of its operand
+_ON_VECTORS = {"combine": 0, "scale_rows": 1, "dot": 2, "absolute_dot": 3}
+_ON_NUMBERS = ("add", "sub", "mul", "div", "sqrt", "max", "lt", "le", "eq", "where", "abs")
+_TERMS = 6  # of a combination
+_MAKES_VECTOR = (*_LEADS, "combine", "scale_rows")
+
+
+class Operand(NamedTuple):
+    """A factor of vectors: what is done with it, its form (csrc/ops/schema.cpp), its values and structure."""
+
+    op: str
+    form: int
+    values: torch.Tensor
+    structure: tuple = ()
+
+    @classmethod
+    def product(cls, pattern: SparsityPattern, values: torch.Tensor, transpose: bool) -> Operand:
+        return cls("product", 0, values, pattern._structure(transpose))
+
+    @classmethod
+    def solve(
+        cls, pattern: SparsityPattern, values: torch.Tensor, lower: bool, unit: bool, transpose: bool
+    ) -> Operand:
+        """The inverse of a triangle of a matrix, or of its transpose."""
+        tensors, upper, unit = _system(pattern, Side(lower, unit, transpose))
+        return cls("solve", 1 + upper + 2 * unit, values, tensors)
+
+    @classmethod
+    def rows(cls, values: torch.Tensor) -> Operand:
+        return cls("scale_rows", 5, values)
+
+
+class Instruction(NamedTuple):
+    """`out` = op(args). Values are numbered, and written once. Of "combine", args are pairs of a coefficient
+    and a vector. `operand`: the number of what multiplies or scales."""
+
+    op: str
+    out: int
+    args: tuple
+    operand: int = 0
+
+    def vectors(self) -> tuple[int, ...]:
+        if self.op == "combine":
+            return tuple(v for _, v in self.args)
+        return self.args if self.op in _LEADS or self.op in _ON_VECTORS else ()
+
+    def numbers(self) -> tuple[int, ...]:
+        if self.op == "combine":
+            return tuple(a for a, _ in self.args)
+        return self.args if self.op in _ON_NUMBERS else ()
+
+
+class Recorder:
+    """The instructions of one iteration, in order."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
+        self.instructions: list[Instruction] = []
+        self.constants: dict[int, float] = {}
+        self.count = 0
+        self._known: dict[tuple, int] = {}
+
+    def new(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def emit(self, op: str, *args: Any, operand: int = 0) -> int:
+        """The value of an instruction. The same one is computed once."""
+        if (op, args, operand) not in self._known:
+            out = self._known[op, args, operand] = self.new()
+            self.instructions.append(Instruction(op, out, args, operand))
+        return self._known[op, args, operand]
+
+    def constant(self, value: float) -> int:
+        if ("constant", value) not in self._known:
+            out = self._known["constant", value] = self.new()
+            self.constants[out] = value
+        return self._known["constant", value]
+
+    def multiply(self, a: int, b: int) -> int:
+        known, one = self.constants, 1.0
+        if a in known and b in known:
+            return self.constant(known[a] * known[b])
+        return b if known.get(a) == one else a if known.get(b) == one else self.emit("mul", *sorted((a, b)))
+
+    def vector(self, value: int) -> Vector:
+        return Vector(self, ((self.constant(1.0), value),))
+
+    def apply(self, op: str, operand: int, x: Vector) -> Vector:
+        """A linear map: the coefficient of a multiple is carried along."""
+        a, v = x.term()
+        return Vector(self, ((a, self.emit(op, v, operand=operand)),))
+
+
+class _Recorded:
+    recorder: Recorder
+
+    def is_complex(self) -> bool:
+        return False
+
+    def numel(self) -> int:
+        return 0  # what is small is stated in torch operations, which are recorded
+
+    def detach(self) -> Any:
+        return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.recorder.dtype
+
+    def to(self, _dtype: torch.dtype) -> Any:
+        return self
+
+    @classmethod
+    def __torch_function__(cls, function: Any, _types: Any, args: Any = (), named: Any = None) -> Any:
+        if function is torch.where:
+            return _where(*args)
+        if function is torch.maximum:
+            return _number(args[0], args[1]).maximum(args[1])
+        if function is torch.linalg.vector_norm and isinstance(args[0], Vector):
+            return args[0].dot(args[0]).sqrt()
+        raise NotImplementedError(f"cannot record {function}")
+
+
+def _number(a: Any, b: Any) -> Number:
+    """`a` as a number, where it or `b` is one."""
+    return a if isinstance(a, Number) else Number(b.recorder, b.recorder.constant(float(a)))
+
+
+def _where(condition: Number, a: Any, b: Any) -> Any:
+    if not isinstance(a, Vector) and not isinstance(b, Vector):
+        return condition.emit("where", a, b)
+    yes, no = condition.emit("where", 1.0, 0.0), condition.emit("where", 0.0, 1.0)
+    chosen = [w * v for w, v in ((yes, a), (no, b)) if isinstance(v, Vector)]
+    return chosen[0] if len(chosen) == 1 else chosen[0] + chosen[1]
+
+
+class Number(_Recorded):
+    """A number of each column. Truth values are 1 and 0."""
+
+    def __init__(self, recorder: Recorder, value: int):
+        self.recorder, self.value = recorder, value
+
+    def emit(self, op: str, *others: Any) -> Number:
+        values = (_number(other, self).value for other in others)
+        return Number(self.recorder, self.recorder.emit(op, self.value, *values))
+
+    def __add__(self, other: Any) -> Number:
+        return self.emit("add", other)
+
+    def __sub__(self, other: Any) -> Number:
+        return self.emit("sub", other)
+
+    def __rsub__(self, other: Any) -> Number:
+        return _number(other, self).emit("sub", self)
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, Vector):
+            return other.scaled(self.value)
+        return Number(self.recorder, self.recorder.multiply(self.value, _number(other, self).value))
+
+    def __truediv__(self, other: Any) -> Number:
+        return self.emit("div", other)
+
+    def __rtruediv__(self, other: Any) -> Number:
+        return _number(other, self).emit("div", self)
+
+    def __pow__(self, exponent: int) -> Any:
+        return self * self if exponent == 2 else NotImplemented
+
+    def __neg__(self) -> Number:
+        return self * -1.0
+
+    def __lt__(self, other: Any) -> Number:
+        return self.emit("lt", other)
+
+    def __le__(self, other: Any) -> Number:
+        return self.emit("le", other)
+
+    def __gt__(self, other: Any) -> Number:
+        return _number(other, self).emit("lt", self)
+
+    def __ge__(self, other: Any) -> Number:
+        return _number(other, self).emit("le", self)
+
+    def __eq__(self, other: object) -> Any:
+        return self.emit("eq", other)
+
+    def __ne__(self, other: object) -> Any:
+        return ~self.emit("eq", other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __and__(self, other: Any) -> Number:
+        return self * other
+
+    def __or__(self, other: Any) -> Number:
+        return self.emit("max", other)
+
+    def __invert__(self) -> Number:
+        return self.emit("eq", 0.0)
+
+    __radd__, __rmul__, __rand__, __ror__ = __add__, __mul__, __and__, __or__
+
+    def abs(self) -> Number:
+        return self.emit("abs")
+
+    def sqrt(self) -> Number:
+        return self.emit("sqrt")
+
+    def maximum(self, other: Any) -> Number:
+        return self.emit("max", other)
+
+    def clamp(self, min: float) -> Number:
+        return self.emit("max", min)
+
+
+class Vector(_Recorded):
+    """A block of columns, sum_t a_t v_t."""
+
+    def __init__(self, recorder: Recorder, terms: tuple[tuple[int, int], ...], absolute: bool = False):
+        self.recorder, self.terms, self.absolute = recorder, terms, absolute
+
+    def term(self) -> tuple[int, int]:
+        """The vector as a multiple of one that is stored."""
+        first, *rest = self.terms
+        while rest:
+            out = self.recorder.emit("combine", first, *rest[: _TERMS - 1])
+            first, rest = (self.recorder.constant(1.0), out), rest[_TERMS - 1 :]
+        self.terms = (first,)
+        return first
+
+    def stored(self) -> int:
+        """The vector itself, as the state of the next iteration."""
+        a, v = self.term()
+        return v if self.recorder.constants.get(a) == 1.0 else self.recorder.emit("combine", (a, v))
+
+    def scaled(self, a: int) -> Vector:
+        return Vector(self.recorder, tuple((self.recorder.multiply(a, b), v) for b, v in self.terms))
+
+    def __add__(self, other: Any) -> Vector:
+        return Vector(self.recorder, (*self.terms, *other.terms)) if other is not self else 2.0 * self
+
+    def __sub__(self, other: Any) -> Vector:
+        return self + -other
+
+    def __neg__(self) -> Vector:
+        return self.scaled(self.recorder.constant(-1.0))
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, Vector):
+            return _Product(self, other)
+        return self.scaled(_number(other, self).value)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Vector:
+        return self * (1.0 / _number(other, self))
+
+    def abs(self) -> Vector:
+        return Vector(self.recorder, (self.term(),), absolute=True)
+
+    def dot(self, other: Vector) -> Number:
+        """<u, v>, or <|u|, |v|> of two moduli."""
+        if self.absolute != other.absolute:
+            raise NotImplementedError("cannot record a dot of a modulus")
+        (a, u), (b, v) = self.term(), other.term()
+        op = "absolute_dot" if self.absolute and u != v else "dot"
+        factor = Number(self.recorder, self.recorder.multiply(a, b))
+        number = Number(self.recorder, self.recorder.emit(op, *sorted((u, v))))
+        return (factor.abs() if self.absolute else factor) * number
+
+
+class _Product:
+    """u o v, of which a sum is taken."""
+
+    def __init__(self, u: Vector, v: Vector):
+        self.factors = u, v
+
+    def sum(self, _dim: int, _keepdim: bool) -> Number:
+        u, v = self.factors
+        return u.dot(v)
+
+
+class Pass(NamedTuple):
+    """One pass over memory: products of all rows, instructions on chunks, and numbers known after it."""
+
+    leads: list[Instruction]
+    vectors: list[Instruction]
+    numbers: list[Instruction]
+
+
+def _fuse(instructions: Sequence[Instruction], ready: set[int]) -> tuple[list[Instruction], list[Pass]]:
+    """The numbers known before, and the passes, each instruction as early as its operands allow, then later
+    where this reads less. `ready` are values that are needed afterwards."""
+    place: dict[int, int] = {}  # the pass of an instruction on vectors
+    level: dict[int, int] = {}  # the number of passes before a number is known
+    made = {i.out: i for i in instructions}
+
+    def earliest(i: Instruction) -> int:
+        before = [place[v] + (i.op in _LEADS) for v in i.vectors() if v in place]
+        return max(*before, *(level.get(a, 0) for a in i.numbers()), 0, 0)
+
+    for i in instructions:
+        if i.op in _ON_NUMBERS:
+            level[i.out] = max((level.get(a, 0) for a in i.args), default=0)
+            continue
+        place[i.out] = earliest(i)
+        if i.op not in _MAKES_VECTOR:
+            level[i.out] = place[i.out] + 1
+    on_vectors = [i for i in instructions if i.out in place]
+    last = max(place.values())
+
+    def traffic() -> int:
+        read = {(place[i.out], v) for i in on_vectors for v in i.vectors()}
+        written = {(place[v], v) for v in place if made[v].op in _MAKES_VECTOR}
+        local = {
+            (at, v)
+            for at, v in written
+            if v not in ready and not any((o, v) in read for o in range(at + 1, last + 1))
+        }
+        return len(read - written) + 2 * len(written - local)
+
+    for i in reversed(on_vectors):  # combinations that nothing in their pass waits for
+        if i.op not in ("combine", "scale_rows"):
+            continue
+        readers = [j for j in on_vectors if i.out in j.vectors()]
+        most = min((place[j.out] - (j.op in _LEADS) for j in readers), default=last)
+        best, found = traffic(), place[i.out]
+        for k in range(earliest(i), most + 1):
+            place[i.out] = k
+            if (cost := traffic()) < best:
+                best, found = cost, k
+        place[i.out] = found
+    passes = [Pass([], [], []) for _ in range(last + 1)]
+    before = []
+    for i in instructions:
+        if i.out in place:
+            at = passes[place[i.out]]
+            (at.leads if i.op in _LEADS else at.vectors).append(i)
+        elif level[i.out]:
+            passes[level[i.out] - 1].numbers.append(i)
+        else:
+            before.append(i)
+    return before, passes
+
+
+def _needed(instructions: Sequence[Instruction], roots: set[int]) -> list[Instruction]:
+    """The instructions that `roots` depend on, in order."""
+    kept: list[Instruction] = []
+    for i in reversed(instructions):
+        if i.out in roots:
+            roots = roots | {*i.vectors(), *i.numbers()}
+            kept.append(i)
+    return kept[::-1]
+
+
+class Program:
+    """A recorded iteration, encoded for csrc/ops/program.cpp.
+
+    `step(recorder, b, state, given)` returns, of stand-ins, the next state and the numbers norm (of the
+    residual), commit (whether the iteration counts) and stop, further doubt and check, or None: where there
+    is doubt, check(next state) says whether the iteration is lost.
+    """
+
+    def __init__(self, dtype: torch.dtype, fields: str, inputs: int, step: Callable[..., Any]):
+        """`fields`: "v" or "n" for each field of the state. `inputs`: the length of `given`, numbers that
+        come with every call."""
+        recorder = self._recorder = Recorder(dtype)
+        self.fields = fields
+        b = recorder.new()
+        state = [recorder.new() for _ in fields]
+        given = [recorder.new() for _ in range(inputs)]
+        stand_ins = [
+            recorder.vector(v) if kind == "v" else Number(recorder, v)
+            for kind, v in zip(fields, state, strict=True)
+        ]
+        numbers = [Number(recorder, a) for a in given]
+        new, norm, commit, stop, doubt, check = step(recorder, recorder.vector(b), stand_ins, numbers)
+        ends = [
+            value.stored() if kind == "v" else value.value for kind, value in zip(fields, new, strict=True)
+        ]
+        roots = {*ends, norm.value, commit.value, stop.value}
+        roots |= set() if doubt is None else {doubt.value}
+        main = _needed(recorder.instructions, roots)
+        self.before, self.passes = _fuse(main, roots)
+        self.check: list[Pass] = []
+        lost = None
+        done = {i.out for i in main}
+        if doubt is not None:
+            lost = check(new)
+            rest = [i for i in _needed(recorder.instructions, {lost.value}) if i.out not in done]
+            early, self.check = _fuse(rest, {lost.value})
+            self.check[0].numbers[:0] = early
+        self._encode(b, state, given, ends, norm, commit, stop, doubt, lost)
+
+    def _encode(
+        self, b: int, state: list[int], given: list[int], ends: list[int], norm: Number, commit: Number,
+        stop: Number, doubt: Number | None, lost: Number | None,
+    ) -> None:  # fmt: skip
+        kinds = self.fields
+        vectors = [v for v, kind in zip(state, kinds, strict=True) if kind == "v"]
+        vector_ends = [e for e, kind in zip(ends, kinds, strict=True) if kind == "v"]
+        number_ends = [e for e, kind in zip(ends, kinds, strict=True) if kind == "n"]
+        slots, n_slots, n_scratch = self._allocate([*vectors, b], vector_ends)
+        every = [i for p in (*self.passes, *self.check) for part in p for i in part] + self.before
+        constants = self._recorder.constants
+        register: dict[int, int] = {}
+        for value in (v for v, kind in zip(state, kinds, strict=True) if kind == "n"):
+            register[value] = len(register)
+        for value in given:
+            register[value] = len(register)
+        for value in constants:
+            register[value] = len(register)
+        for i in every:
+            if i.op not in _MAKES_VECTOR:
+                register.setdefault(i.out, len(register))
+        self.constants = torch.tensor([[value] for value in constants.values()], dtype=torch.float64)
+        self.registers = len(register)
+        self.vectors = len(vectors)
+        starts = [v for v, kind in zip(state, kinds, strict=True) if kind == "n"]
+        copies = [(register[e], register[s]) for e, s in zip(number_ends, starts, strict=True) if e != s]
+
+        def numbers(instructions: list[Instruction]) -> list[int]:
+            out = [len(instructions)]
+            for i in instructions:
+                args = [register[a] for a in i.args]
+                out += [_ON_NUMBERS.index(i.op), register[i.out], *args, *[args[0]] * (3 - len(args))]
+            return out
+
+        def encoded(passes: list[Pass]) -> list[int]:
+            out = [len(passes)]
+            for p in passes:
+                out.append(len(p.leads))
+                for i in p.leads:
+                    out += [_LEADS[i.op], i.operand, slots[i.out], slots[i.args[0]]]
+                squares = {i.args[0]: i for i in p.vectors if i.op == "dot" and i.args[0] == i.args[1]}
+                here = {i.out for i in p.vectors if i.op == "combine"}
+                rest = [i for i in p.vectors if not (squares.get(i.args[0]) is i and i.args[0] in here)]
+                out.append(len(rest))
+                for i in rest:
+                    square = squares.get(i.out) if i.op == "combine" else None
+                    target = slots[i.out] if i.op in _MAKES_VECTOR else register[i.out]
+                    out += [_ON_VECTORS[i.op], target, -1 if square is None else register[square.out]]
+                    out += [len(i.args), *(slots[v] for v in i.vectors())]
+                    out += [register[a] for a in i.numbers()]
+                    out += [i.operand] if i.op == "scale_rows" else []
+                out += numbers(p.numbers)
+            return out
+
+        at = lambda value: -1 if value is None else register[value.value]  # noqa: E731
+        self.code = torch.tensor([
+            len(vectors) + 1, len(vectors), n_slots, n_scratch, self.registers,
+            at(norm), at(commit), at(stop), at(doubt), at(lost), *(slots[e] for e in vector_ends),
+            len(copies), *(number for pair in copies for number in pair),
+            *numbers(self.before), *encoded(self.passes), *encoded(self.check),
+        ])  # fmt: skip
+
+    def _allocate(self, inputs: list[int], ends: list[int]) -> tuple[dict[int, int], int, int]:
+        """A place for each vector: inputs first, then those that outlive their pass, then those that live
+        in a chunk. No pass writes to what it reads, or to the state."""
+        passes = [*self.passes, *self.check]
+        last: dict[int, int] = {}
+        whole: set[int] = set()
+        for at, p in enumerate(passes):
+            for i in (*p.leads, *p.vectors):
+                for v in i.vectors():
+                    last[v] = at
+            whole |= {v for i in p.leads for v in (i.out, *i.args)}
+        for v in ends:
+            last[v] = len(passes)
+        slots = {v: s for s, v in enumerate(inputs)}
+        held: list[int] = []  # the last use of what each further slot holds
+        local: list[tuple[int, int]] = []
+        n_scratch = 0
+        for at, p in enumerate(passes):
+            here = 0
+            for i in (*p.leads, *p.vectors):
+                if i.op not in _MAKES_VECTOR:
+                    continue
+                if last.get(i.out, at) == at and i.out not in whole:
+                    local.append((i.out, here))
+                    here += 1
+                    continue
+                free = next((s for s, end in enumerate(held) if end < at), len(held))
+                held[free : free + 1] = [last.get(i.out, at)]
+                slots[i.out] = len(inputs) + free
+            n_scratch = max(n_scratch, here)
+        for v, number in local:
+            slots[v] = len(inputs) + len(held) + number
+        return slots, len(held), n_scratch
+
+    def numbers(self, given: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The registers, (registers, k), from the numbers of the state and those that are given, (1, k)."""
+        t = torch.zeros(self.registers, given[0].shape[-1], dtype=torch.float64)
+        first = len(given)
+        t[first : first + len(self.constants)] = self.constants
+        t[:first] = torch.cat(list(given))
+        return t
+
+
+@cache
+def record_steps(method_type: Any, of_M: tuple[str, ...], dtype: torch.dtype) -> Program:
+    """The program of a method, with M as what it does with its operands one after another. It ends where a
+    norm is at or below the first of the numbers that are given or above the second, and before an iteration
+    that Python has to decide about."""
+    method = method_type()
+    fields = "v" * method.state_vectors + "n" * (len(method.state._fields) - method.state_vectors)
+
+    def step(recorder: Recorder, b: Vector, fields: list, given: list[Number]) -> tuple:
+        level, limit, running = given
+
+        def A(x: Vector) -> Vector:
+            return recorder.apply("product", 0, x)
+
+        def M(r: Vector) -> Vector:
+            for number, op in enumerate(of_M, 1):
+                r = recorder.apply(op, number, r)
+            return r
+
+        old = method.state(*fields)
+        new, trouble = method.step(A, M if of_M else None, b, old, running)
+        norm, length = new.r.dot(new.r).sqrt(), new.x.dot(new.x)
+        commit = (norm < torch.inf) & (length < torch.inf) & (trouble == 0)
+        stop = (norm <= level) | (norm > limit)
+        if not hasattr(method, "doubts"):
+            return new, norm, commit, stop, None, None
+        return new, norm, commit, stop, method.doubts(new, running), lambda new: method.lost(A, b, old, new)
+
+    with torch.no_grad():
+        return Program(dtype, fields, 3, step)
