@@ -69,6 +69,8 @@ class LinearOperator:
     is_linear_operator = True  # for code below this layer
     watched = True  # whether `mv` may use tensors that are not parameters, which a solve looks for
     in_solve = False  # whether products must have the batch axes of x
+    takes_complex = True
+    by_columns = True  # whether products with some columns are columns of the product with all
 
     __array_ufunc__ = None  # NumPy leaves `array @ A` to __rmatmul__
 
@@ -237,6 +239,10 @@ class LinearOperator:
         """Of parameters with a mapped axis each, or None: an operator for each, on blocks (B, ..., n, k)."""
         return _Mapped(self, axes)
 
+    def divided(self, unit: Tensor) -> LinearOperator:
+        """A / unit, (..., 1, 1), a constant."""
+        return InUnits(self, unit)
+
     def largest_entry(self) -> Tensor | None:
         """The largest entry, (..., 1, 1), if it is known."""
         return None
@@ -390,6 +396,42 @@ class RealForm(_Made):
 
     def rmv(self, y: Tensor, *parameters: Tensor) -> Tensor:
         return tall(self.of(parameters)[0].H(untall(y)))
+
+
+class InUnits(LinearOperator):
+    """A, whose products are divided by a unit that no reciprocal may stand for."""
+
+    def __init__(self, A: LinearOperator, unit: Tensor):
+        self.A, self.unit, self.parameters, self.by_columns = A, unit, A.parameters, A.by_columns
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.A(x) / self.unit
+
+    @property
+    def T(self) -> InUnits:
+        return InUnits(self.A.T, self.unit)
+
+    def magnitude(self, x: Tensor) -> Tensor | None:
+        y = self.A.magnitude(x)
+        return None if y is None else y / self.unit
+
+    def frobenius(self) -> Tensor | None:
+        norm = self.A.frobenius()
+        return None if norm is None else norm / self.unit
+
+
+class Between:
+    """An M of solvers between two maps of columns that are diagonal, hence their own transposes."""
+
+    def __init__(self, M: Any, before: Map, after: Map):
+        self.M, self.before, self.after = M, before, after
+
+    def __call__(self, r: Tensor) -> Tensor:
+        return self.after(self.M(self.before(r)))
+
+    @property
+    def T(self) -> Between:
+        return Between(self.M.T, self.before, self.after)
 
 
 class _Mapped(LinearOperator):

@@ -553,9 +553,9 @@ def record_steps(method_type: Any, of_M: tuple[str, ...], dtype: torch.dtype) ->
         norm, length = new.r.dot(new.r).sqrt(), new.x.dot(new.x)
         commit = (norm < torch.inf) & (length < torch.inf) & (trouble == 0)
         stop = (norm <= level) | (norm > limit)
-        if not hasattr(method, "doubts"):
+        if (doubt := method.doubts(new, running)) is None:
             return new, norm, commit, stop, None, None
-        return new, norm, commit, stop, method.doubts(new, running), lambda new: method.lost(A, b, old, new)
+        return new, norm, commit, stop, doubt, lambda new: method.lost(A, b, old, new)
 
     with torch.no_grad():
         return Program(dtype, fields, 3, step)

@@ -434,7 +434,7 @@ class StencilOperator(LinearOperator):
     'CONVERGED'
     """
 
-    watched = False
+    watched, takes_complex = False, False
 
     def __init__(
         self,

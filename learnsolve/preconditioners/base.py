@@ -93,6 +93,7 @@ class Preconditioner:
     linear: bool = True
     takes_complex: bool = False
     symmetric: bool = False
+    by_columns = True  # for solvers: M of some columns are columns of M of all
     shape: tuple[int, int]
     batch_shape: torch.Size = torch.Size()
     depends_on: tuple[Tensor, ...] = ()

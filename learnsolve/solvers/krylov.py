@@ -12,6 +12,7 @@ from learnsolve.matrix.convert import TensorLike
 from learnsolve.ops.products import combination, scaled
 from learnsolve.solvers.core.arguments import check_options
 from learnsolve.solvers.core.entry import solve
+from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import add_scaled, divide, dot, extended, root, size, square
 from learnsolve.solvers.options import Options, SolverOptions, SymmetricOptions, fixed, options_of, solver
 from learnsolve.solvers.solution import CODE, Solution, Status
@@ -29,7 +30,7 @@ class CGState(NamedTuple):
     rho: Tensor  # <r, M r>
 
 
-class ConjugateGradients:
+class ConjugateGradients(Method):
     """With q = A p: x += alpha p, r -= alpha q, alpha = rho / <p, q>; p = M r + beta p, beta = rho / rho_old.
 
     `flexible` subtracts <r_old, M r> from rho in beta. The term is zero if M is linear and symmetric. For any
@@ -254,7 +255,7 @@ class MinresState(NamedTuple):
     began: Tensor  # the initial ||r||, a constant
 
 
-class MinimalResidual:
+class MinimalResidual(Method):
     """Lanczos's method with M, and a QR factorization of the tridiagonal matrix by rotations."""
 
     state, state_vectors = MinresState, 9  # see core/advance.py
@@ -397,7 +398,7 @@ class BicgstabState(NamedTuple):
     omega: Tensor
 
 
-class BiCGSTAB:
+class BiCGSTAB(Method):
     """One step of BiCG followed by one step of GMRES(1), which chooses omega.
 
     BiCG divides by rho = <shadow, r>, <shadow, v> and omega. If one of them is zero, the column restarts with
@@ -405,8 +406,7 @@ class BiCGSTAB:
     step after a restart does not change x.
     """
 
-    @staticmethod
-    def products(iterations: int) -> int:
+    def products(self, iterations: int) -> int:
         return 2 * iterations
 
     state, state_vectors = BicgstabState, 5  # see core/advance.py
@@ -521,7 +521,7 @@ class GmresState(NamedTuple):
     largest: Tensor  # ||A z|| so far, a constant
 
 
-class GeneralizedMinimalResidual:
+class GeneralizedMinimalResidual(Method):
     """Arnoldi's method with two orthogonalizations, right preconditioning. For complex values the rotations
     are ((conj(c), s), (-s, c)) with real sines."""
 

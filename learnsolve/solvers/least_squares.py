@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Unpack
 
+import scipy.sparse.linalg
 import torch
 from torch import Tensor
 
@@ -33,6 +34,7 @@ from learnsolve.solvers.core.gradient import implicit, unrolled
 from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import (
     Columns,
+    Function,
     LinearOperator,
     Outcome,
     as_operator,
@@ -64,7 +66,7 @@ from learnsolve.solvers.solution import CODE, Report, Solution, Status
 
 
 @dataclass(frozen=True, eq=False)
-class Damped:
+class Damped(LinearOperator):
     """[A; damp I], or its transpose."""
 
     A: LinearOperator
@@ -73,8 +75,12 @@ class Damped:
     transpose: bool = False
 
     @property
-    def parameters(self) -> tuple[Tensor, ...]:
+    def parameters(self) -> tuple[Tensor, ...]:  # type: ignore[override]
         return self.A.parameters
+
+    @property
+    def by_columns(self) -> bool:  # type: ignore[override]
+        return self.A.by_columns
 
     def with_parameters(self, parameters: tuple[Tensor, ...]) -> Damped:
         return replace(self, A=self.A.with_parameters(parameters))
@@ -299,7 +305,8 @@ def solve(
     operator = as_operator(name, A, b, options.transpose, options.parameters, square=False)
     columns = Columns(b.dim() == 1, check_operands(name, A, b))
     B = columns.into(b)
-    n = A.shape[1] if hasattr(A, "shape") else operator.T(B.detach()).shape[-2]
+    known = not isinstance(operator, Function) or isinstance(A, scipy.sparse.linalg.LinearOperator)
+    n = A.shape[1] if known else operator.T(B.detach()).shape[-2]
     X0 = None if x0 is None else _start(name, n, b, x0, columns)
     maxiter = 10 * n if options.maxiter is None else options.maxiter
     damped: Any = operator
@@ -387,11 +394,10 @@ class LSQRState(NamedTuple):
     condition: Tensor
 
 
-class LSQR:
+class LSQR(Method):
     """QR factorization of the bidiagonal matrix by rotations."""
 
-    @staticmethod
-    def products(iterations: int) -> int:
+    def products(self, iterations: int) -> int:
         return 2 * iterations
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> LSQRState:
@@ -502,11 +508,10 @@ class LSMRState(NamedTuple):
     condition: Tensor
 
 
-class LSMR:
+class LSMR(Method):
     """MINRES for A^T A x = A^T b: two QR factorizations of bidiagonal matrices by rotations."""
 
-    @staticmethod
-    def products(iterations: int) -> int:
+    def products(self, iterations: int) -> int:
         return 2 * iterations
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> LSMRState:

@@ -4,6 +4,7 @@ trainable matrix."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Unpack
 
 import torch
@@ -21,6 +22,7 @@ from learnsolve.preconditioners.trainable import MatrixValues
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.entry import solve
 from learnsolve.solvers.core.gradient import with_zero_gradient
+from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import Columns, Matrix
 from learnsolve.solvers.core.stationary import FixedNumber, Parameters, Steps, Value, settings_of, start
 from learnsolve.solvers.options import SweepOptions, solver
@@ -39,15 +41,16 @@ class State(NamedTuple):
     r: Tensor
     values: Tensor  # of the triangles in S
 
-    in_columns = False  # for the loop: the values belong to no column
 
-
-class Correction(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Correction(Method):
     """x' = x + S (b - A x), where S is the triangular solves of a sweep. For the operator A^T it uses S^T,
     which converges as fast: I - S^T A^T = (I - A S)^T, and A S has the eigenvalues of S A."""
 
     sweep: Sweep
     omega: Value
+
+    in_columns = False  # the values belong to no column
 
     def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor | None) -> State:
         return State(x, r, self.values(A))
@@ -278,7 +281,7 @@ class SOR(FixedNumber):
 
     def extra_repr(self) -> str:
         keys = ("iterations", "direction", "multicolor", "gradient")
-        return ", ".join(f"{key}={getattr(self, key)!r}" for key in keys)
+        return ", ".join(f"{key}={vars(self)[key]!r}" for key in keys)
 
 
 class TriangularSolve(MatrixValues):
@@ -354,4 +357,4 @@ class TriangularSolve(MatrixValues):
 
     def extra_repr(self) -> str:
         flags = ("lower", "unit_diagonal", "transpose")
-        return ", ".join((super().extra_repr(), *(f"{flag}={getattr(self, flag)}" for flag in flags)))
+        return ", ".join((super().extra_repr(), *(f"{flag}={vars(self)[flag]}" for flag in flags)))

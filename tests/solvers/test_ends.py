@@ -19,7 +19,7 @@ from solvers.cases import RECTANGULAR, SQUARE, SYMMETRIC, S, poisson, quiet, run
 import learnsolve as ls
 from learnsolve.solvers import ConvergenceWarning, Status
 from learnsolve.solvers.core.advance import ResidualNorm
-from learnsolve.solvers.core.loop import iterate
+from learnsolve.solvers.core.loop import Method, iterate
 from learnsolve.solvers.core.operators import Matrix, System
 from learnsolve.solvers.solution import STATUSES
 
@@ -80,7 +80,7 @@ class Iterate(NamedTuple):
     r: torch.Tensor
 
 
-class Drifting:
+class Drifting(Method):
     """For A = I: until it has started again, x is wrong by 7 eps, and r three times smaller than b - A x."""
 
     def __init__(self, good):

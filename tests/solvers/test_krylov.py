@@ -39,6 +39,7 @@ import learnsolve as ls
 from learnsolve.ops.products import scaled
 from learnsolve.ops.program import Operand, record_steps, run_program
 from learnsolve.solvers import ConvergenceWarning, SolverError, Status
+from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import divide, dot
 from learnsolve.solvers.krylov import BiCGSTAB, MinimalResidual
 from learnsolve.solvers.solution import COMPILED
@@ -623,7 +624,7 @@ def test_what_a_converged_solution_does_not_depend_on_is_an_error(what, transfor
 # --- recorded programs ---
 
 
-class Averages:
+class Averages(Method):
     """Not a solver: what the methods of the library do not record."""
 
     class State(NamedTuple):

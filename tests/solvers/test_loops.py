@@ -41,7 +41,7 @@ from learnsolve.ops import sweeps
 from learnsolve.ops.pcg import STOP, Iterations
 from learnsolve.solvers.core import advance
 from learnsolve.solvers.core.advance import ResidualNorm, Schedule, check_every
-from learnsolve.solvers.core.loop import iterate
+from learnsolve.solvers.core.loop import Method, iterate
 from learnsolve.solvers.core.operators import Function, Matrix, System
 from learnsolve.solvers.core.stationary import State
 from learnsolve.solvers.options import KRYLOV
@@ -662,7 +662,7 @@ def test_beyond_what_the_recurrence_knows(name, every, device):
     assert holds[[t == S.Status.CONVERGED for t in expected.statuses]].all()
 
 
-class Drifting:
+class Drifting(Method):
     """Richardson's iteration, whose recurrence for r is wrong until its third start: far too small."""
 
     starts = 0

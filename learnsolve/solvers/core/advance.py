@@ -21,7 +21,6 @@ from learnsolve.ops.program import Operand, record_steps, run_program
 from learnsolve.ops.sweeps import gmres_steps, separate
 from learnsolve.solvers.core.operators import (
     Blocks,
-    Function,
     Matrix,
     Outcome,
     Padded,
@@ -30,6 +29,7 @@ from learnsolve.solvers.core.operators import (
     compiled_form,
     extended,
     factors_of,
+    says,
     size,
     source,
 )
@@ -360,7 +360,7 @@ def at_once(method: Any, system: System, maxiter: int, gradient: str) -> Outcome
 
 def parts_at_once(method: Any, system: System) -> list[_Part] | None:
     """The parts of a system for `at_once`, or None if it does not support the system."""
-    fits = hasattr(method, "cg_state") and not method.flexible
+    fits = method.cg_state is not None and not method.flexible
     if not fits or not system.criterion.fixed or system.callback is not None:
         return None
     parts = _parts(system.A, system.M, system.b)
@@ -580,13 +580,13 @@ def fitting(method: Any, system: System, gradient: str) -> Advance | None:
     """The code that advances this method on this system, or None if the loop uses torch operations."""
     if system.callback is not None or gradient == "checkpointed":
         return None
-    if hasattr(method, "cg_state"):
+    if method.cg_state is not None:
         return fitting_cg(method, system) if gradient == "implicit" else None
     return _fitting_steps(method, system) if _has_steps(method) else None
 
 
 def _has_steps(method: Any) -> bool:
-    return hasattr(method, "state_vectors") or hasattr(method, "restart")
+    return bool(method.state_vectors or method.restart)
 
 
 class GmresSteps:
@@ -712,7 +712,7 @@ def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | 
         and len(b)
     ):
         return None
-    records = hasattr(method, "state_vectors")
+    records = method.state_vectors > 0
     if tracked(b, values) or (x0 is not None and tracked(x0)):
         return None
     if records:
@@ -721,7 +721,7 @@ def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | 
             return None
         return RecordedSteps(method, A, operands, b, system.criterion)
     # Any other form would be computed here in vain.
-    form = compiled_form(M) if M is None or getattr(M, "is_diagonal", False) else None
+    form = compiled_form(M) if M is None or says(M, "is_diagonal") else None
     if form is None and torch.is_grad_enabled():
         return None
     diagonal, between = (None, system.M) if form is None else (form[1], None)
@@ -746,7 +746,7 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
     if system.callback is not None or across() is not None or not _splits(system):
         return []
     few = k < 4 and n >= _ROWS
-    if hasattr(method, "cg_state") and isinstance(system.A, Matrix):  # compiled, or M between compiled steps
+    if method.cg_state is not None and isinstance(system.A, Matrix):  # compiled, or M between compiled steps
         own = fitting(method, system, gradient) if n >= _ROWS and (few or separate(b)) else None
         return [1] * k if own is not None and (few or own.backend == COMPILED) else []
     # A solve of its own costs a column more than it saves where both are small.
@@ -763,11 +763,9 @@ def tiles(method: Any, system: System, gradient: str) -> list[int]:
 def _splits(system: System) -> bool:
     """A user's function, other than a `Preconditioner`, may be made for all columns, and so is what scales
     them (problem.py)."""
-    A, M = system.A, source(system.M)
-    while hasattr(A, "A"):  # made of another
-        A = A.A
-    known = M is None or isinstance(M, Matrix) or hasattr(M, "learnable")
-    return known and not isinstance(A, Function) and not isinstance(system.criterion.negligible, torch.Tensor)
+    M = source(system.M)
+    known = system.A.by_columns and (M is None or says(M, "by_columns"))
+    return known and not isinstance(system.criterion.negligible, torch.Tensor)
 
 
 def columns_of(system: System, widths: list[int]) -> Iterator[System]:

@@ -21,6 +21,7 @@ from learnsolve.solvers.core.operators import (
     as_operator,
     depends_on_others,
     leaves,
+    says,
 )
 from learnsolve.solvers.options import Options
 
@@ -48,7 +49,7 @@ def check_system(
 def check_complex(name: str, A: Any, b: Tensor, options: Options) -> None:
     if isinstance(A, CSR):
         checks.one_dtype(name, b, A.values)
-    if isinstance(A, BlockBatch) or (hasattr(A, "as_operator") and not getattr(A, "watched", False)):
+    if isinstance(A, BlockBatch) or (isinstance(A, LinearOperator) and not A.takes_complex):
         raise NotImplementedError(
             f"{name}: takes no complex {type(A).__name__}. Pass A as a CSR or a callable"
         )
@@ -71,9 +72,11 @@ def check_operands(name: str, A: Any, b: Tensor) -> torch.Size:
     """The batch axes of A."""
     if isinstance(A, BlockBatch):
         A = A.matrix
-    key = "values" if isinstance(A, CSR) else "coefficients"  # of a StencilOperator
-    tensor = None if getattr(A, "watched", False) else getattr(A, key, None)
-    if not isinstance(tensor, Tensor):
+    if isinstance(A, CSR):
+        key, tensor = "values", A.values
+    elif isinstance(A, LinearOperator) and not A.watched:
+        key, tensor = "coefficients", A.parameters[0]  # of a StencilOperator
+    else:
         return torch.Size()
     checks.same_kind(name, "b", b, tensor)
     batch = A.batch_shape
@@ -107,7 +110,7 @@ def check_options(name: str, options: Options) -> None:
     if options.adjoint_rtol is not None:
         number(name, "adjoint_rtol", options.adjoint_rtol)
     for key in ("maxiter", "adjoint_maxiter"):
-        value = getattr(options, key)
+        value = vars(options)[key]
         if value is not None:
             checks.integer(name, key, value, 0)
     checks.flag(name, "throw", options.throw)
@@ -115,7 +118,7 @@ def check_options(name: str, options: Options) -> None:
         raise TypeError(f"{name}: callback must be callable, got {type(options.callback).__name__}")
     if options.gradient != "implicit":
         for key in ("adjoint_rtol", "adjoint_maxiter", "adjoint_M"):
-            if getattr(options, key) is not None:
+            if vars(options)[key] is not None:
                 raise ValueError(
                     f'{name}: {key} is only used by gradient="implicit", got {options.gradient!r}'
                 )
@@ -126,16 +129,16 @@ def check_symmetric(name: str, M: Any) -> None:
     not: one that is neither linear nor symmetric would make the iteration slow or stall silently."""
     if M is None:
         return
-    trusted = not isinstance(M, torch.nn.Module)
-    linear, symmetric = getattr(M, "linear", True), getattr(M, "symmetric", trusted)
-    if isinstance(M, type) or (linear and symmetric):
+    linear, symmetric = says(M, "linear"), says(M, "symmetric")
+    trusted = symmetric is None and not isinstance(M, torch.nn.Module)
+    if isinstance(M, type) or (linear and (symmetric or trusted)):
         return
     kind = type(M).__name__
     if isinstance(M, LinearOperator):
         what = (
             f"{kind} does not say that it is. Use fcg, gmres or fgmres, or, if it is, set M.symmetric = True"
         )
-    elif not linear or hasattr(M, "symmetric"):
+    elif not linear or symmetric is not None:
         what = f"{kind} is not {'symmetric' if linear else 'linear'}. Use fcg, gmres or fgmres"
         if linear and "symmetric" in inspect.signature(type(M)).parameters:
             what += f", or, if A is symmetric but for errors of its entries, {kind}(A, symmetric=True)"
@@ -232,7 +235,7 @@ def refuse_what_learns(
 def _named(M: Any) -> tuple[Tensor, ...]:
     if isinstance(M, CSR):
         return (M.values,)
-    return getattr(M, "depends_on", None) or (tuple(M.parameters()) if isinstance(M, torch.nn.Module) else ())
+    return says(M, "depends_on") or (tuple(M.parameters()) if isinstance(M, torch.nn.Module) else ())
 
 
 def _tracked(M: Any) -> list[Tensor]:
@@ -245,7 +248,7 @@ def learns(M: Any, sources: tuple[Tensor, ...], b: Tensor | None = None) -> bool
     M."""
     if M is None:
         return False
-    cached = sources if hasattr(M, "depends_on") else ()
+    cached = () if says(M, "depends_on") is None else sources
     others = [t for t in _tracked(M) if all(t is not source for source in cached)]
     if not others or b is None or torch._C._are_functorch_transforms_active():
         return bool(others)

@@ -39,12 +39,15 @@ from learnsolve.solvers.core.arguments import (
 from learnsolve.solvers.core.gradient import implicit, transformed, unrolled
 from learnsolve.solvers.core.loop import Method, quiet, report
 from learnsolve.solvers.core.operators import (
+    Applied,
     Blocks,
     Columns,
+    Watched,
     as_preconditioner,
     compiled_form,
     joined,
     on_host,
+    says,
     systems_of,
 )
 from learnsolve.solvers.core.problem import CONSTANTS, Problem, checked_null_space
@@ -89,7 +92,7 @@ def traced_solve(
     if form is None:
         return None
     check_system(name, A, b, x0, options, symmetric)
-    if symmetric and not getattr(method, "flexible", False):
+    if symmetric and not method.flexible:
         check_symmetric(name, options.M)
     if not fixed:
         refuse_what_learns(name, x0, options.M, (A.values,))
@@ -104,7 +107,7 @@ def traced_solve(
         fixed=fixed,
         throw=options.throw,
         from_zero=x0 is None,
-        restart=getattr(method, "restart", 0),
+        restart=method.restart,
         maxiter=maxiter,
         adjoint_maxiter=maxiter if options.adjoint_maxiter is None else options.adjoint_maxiter,
         factor_columns=0 if factor is None else factor.shape[1],
@@ -118,7 +121,12 @@ def traced_solve(
         if pattern is not None:
             others += pattern._structure(False)[:2]
     x, norms, codes, iterations = solve_in_graph([A.values, b, *others], *call.encoded())
-    steps = hasattr(method, "steps") and kind in ("none", "diagonal") and b.dim() == 1 and A.values.dim() == 1
+    steps = (
+        (method.state_vectors or method.restart)
+        and kind in ("none", "diagonal")
+        and b.dim() == 1
+        and A.values.dim() == 1
+    )
     backend = COMPILED if name == "cg" or (steps and b.is_cpu) else EAGER
     return Solution(
         x, iterations, norms, -1 if b.dim() == 1 else -2, codes=codes, backend=backend, method=name
@@ -399,7 +407,8 @@ def _preconditioner(name: str, M: Any, b: Tensor, implicit: bool) -> Any:
         return real_matrix(M.detach() if implicit else M)
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
         return _on_real_rows(name, "M", _of_vectors(on_host(name, "M", M, True)))
-    real = M.real_equivalent() if hasattr(M, "real_equivalent") else None
+    make = says(M, "real_equivalent")
+    real = None if make is None else make()
     form = None if real is None else compiled_form(real)
     if form is not None:
         kind, m, factor = form
@@ -459,7 +468,7 @@ def solve(
     B, X0 = columns.into(b), None if x0 is None else columns.into(x0)
     systems = systems_of(name, options, columns._replace(layout=None).into(b) if batch else b, layout)
     for part_options, _ in systems:
-        if symmetric and not getattr(method, "flexible", False):
+        if symmetric and not method.flexible:
             check_symmetric(name, part_options.M)
     Ms = [as_preconditioner(name, "M", part_options.M, part) for part_options, part in systems]
     for part_options, part in systems:
@@ -494,7 +503,11 @@ def solve(
         ]
         return joined(layout, turned)
 
-    if not recorded and torch.is_grad_enabled() and any(t.requires_grad for t in (B, *operator.parameters)):
+    if (
+        not recorded
+        and torch.is_grad_enabled()
+        and (B.requires_grad or any(t.requires_grad for t in operator.parameters))
+    ):
         adjoint_M()  # refuses now what a backward would refuse after the solve
 
     def derived() -> tuple[Problem, Tensor]:
@@ -513,13 +526,13 @@ def solve(
 
 
 def _needs_real_form(method: Method, b: Any) -> bool:
-    return isinstance(b, Tensor) and b.is_complex() and not hasattr(method, "takes_complex")
+    return isinstance(b, Tensor) and b.is_complex() and not method.takes_complex
 
 
 def _by_real_form(
     name: str, method: Method, A: Any, b: Any, x0: Any, options: Options, symmetric: bool
 ) -> Solution:
-    if options.M is not None and not getattr(method, "flexible", False):
+    if options.M is not None and not method.flexible:
         check_symmetric(name, options.M)
     if isinstance(A, CSR):
         checks.square(name, "A", A.shape)
@@ -544,12 +557,13 @@ def _adjoint_preconditioner(
         return as_preconditioner(name, "adjoint_M", options.adjoint_M, b)
     if M is None or symmetric:
         return M
-    if isinstance(M, LinearOperator):
+    M = M.function if isinstance(M, Watched) else M
+    if not isinstance(M, Applied):
         return M.T
-    T = getattr(options.M, "T", None) if getattr(options.M, "linear", True) else None
+    T = M.transposed()
     if T is None and needed:
         raise ValueError(
             f"{name}: the implicit gradient solves with the transpose of A and needs the transpose of M. Set "
             "M.T, or pass adjoint_M=. If no gradient is wanted, solve under torch.no_grad()"
         )
-    return as_preconditioner(name, "M.T", T, b)
+    return T

@@ -15,15 +15,7 @@ k), marks the columns that still count. The others are computed too and discarde
 in them must be guarded with it (`divide`). `trouble`, (..., 1, k), is 0, or the code of a Status for a column
 that cannot continue. Such a column keeps x and r from before the step.
 
-A method whose recurrences are not reliable has two more functions:
-
-    doubts(state, running) -> doubt                          may rounding errors have outgrown r? (..., 1, k)
-    mended(A, M, b, old, new, doubt) -> state, trouble       what to do about it
-
-A method may have attributes: `products(iterations)`, its products with A (default: one per iteration);
-`cg_state`, `restart`, or `state` and `state_vectors`, its data for compiled code (advance.py);
-`flexible`, M may change; `takes_complex`, its inner products conjugate (other methods solve real forms,
-entry.py). If a state has `in_columns` False, it holds more than columns, so single columns cannot restart.
+M, where there is one, has a transpose too, `M.T`. Other members that a method may define: `Method`.
 
 Compiled code only advances the state, by many iterations per call, if it supports the system (advance.py). On
 a CPU columns run in tiles one after another where that is faster (`tiles`).
@@ -40,7 +32,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +40,7 @@ from torch import Tensor
 from learnsolve.matrix.convert import conjugate
 from learnsolve.ops import across
 from learnsolve.ops.across import rows
+from learnsolve.ops.operators import Between
 from learnsolve.ops.sweeps import residual_norm
 from learnsolve.solvers.core.advance import (
     LOOP_SCHEDULE,
@@ -60,7 +53,15 @@ from learnsolve.solvers.core.advance import (
     tiles,
 )
 from learnsolve.solvers.core.gradient import in_segments
-from learnsolve.solvers.core.operators import Matrix, Outcome, System, divide, dot, size, surely_finite
+from learnsolve.solvers.core.operators import (
+    Matrix,
+    Outcome,
+    System,
+    divide,
+    dot,
+    size,
+    surely_finite,
+)
 from learnsolve.solvers.solution import (
     CODE,
     EAGER,
@@ -212,11 +213,39 @@ _MENDED_EVERY = 8
 _INFINITE, _NONE = torch.tensor(torch.inf, device="cpu"), torch.tensor(False, device="cpu")
 
 
-class Method(Protocol):
-    """See above."""
+class Method:
+    """See above. The members below `step` have defaults."""
 
-    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> Any: ...
-    def step(self, A: Any, M: Any, b: Tensor, state: Any, running: Tensor) -> tuple[Any, Tensor]: ...
+    def start(self, A: Any, M: Any, x: Tensor, r: Tensor, running: Tensor) -> Any:
+        raise NotImplementedError
+
+    def step(self, A: Any, M: Any, b: Tensor, state: Any, running: Tensor) -> tuple[Any, Tensor]:
+        raise NotImplementedError
+
+    flexible = False  # M may change from step to step, and need not be linear or symmetric
+    takes_complex = False  # inner products conjugate; other methods solve real forms (entry.py)
+    in_columns = True  # False: a state holds more than columns, so single columns cannot restart
+    # Data of compiled code (advance.py).
+    cg_state: Any = None
+    state: Any = None
+    state_vectors = 0
+    restart = 0
+
+    def products(self, iterations: int) -> int:
+        """The products with A and A^T."""
+        return iterations
+
+    def doubts(self, state: Any, running: Tensor) -> Tensor | None:
+        """Whether rounding errors may have outgrown r, (..., 1, k), for recurrences that are not reliable."""
+        return None
+
+    def lost(self, A: Any, b: Tensor, old: Any, new: Any) -> Tensor:
+        """Whether they have."""
+        raise NotImplementedError
+
+    def mended(self, A: Any, M: Any, b: Tensor, old: Any, new: Any, doubt: Tensor) -> tuple[Any, Tensor]:
+        """The state and the trouble of a step in `doubt`."""
+        raise NotImplementedError
 
 
 class _Progress(NamedTuple):
@@ -312,7 +341,7 @@ class _Loop:
     """The iteration loop and its convergence checks."""
 
     def __init__(self, method: Method, system: System, gradient: str):
-        self.method: Any = method
+        self.method = method
         self.system = system
         self.A, self.M, self.b, self.criterion = system.A, system.M, system.b, system.criterion
         self.callback, self.unattended = system.callback, system.unattended
@@ -357,11 +386,11 @@ class _Loop:
         if preconditioner is None or isinstance(preconditioner, Matrix) or not torch.is_grad_enabled():
             return preconditioner
 
-        def M(r: Tensor) -> Tensor:
-            z = preconditioner(torch.where(running, r, max(r.shape[-2], 1) ** -0.5))
-            return torch.where(running, z, 0)
-
-        return M
+        return Between(
+            preconditioner,
+            lambda r: torch.where(running, r, max(r.shape[-2], 1) ** -0.5),
+            lambda z: torch.where(running, z, 0),
+        )
 
     def run(
         self, count: int, done: int, progress: _Progress, replay: bool = False
@@ -406,10 +435,9 @@ class _Loop:
         running = codes == 0
         M = self.guarded(running)
         new, trouble = self.method.step(self.A, M, self.b, state, running)
-        doubts = getattr(self.method, "doubts", None)
-        if doubts is not None and (not self.on_device or number % _MENDED_EVERY == 0):
-            doubt = doubts(new, running)
-            if self.on_device or doubt.any():
+        if not self.on_device or number % _MENDED_EVERY == 0:
+            doubt = self.method.doubts(new, running)
+            if doubt is not None and (self.on_device or doubt.any()):
                 new, more = self.method.mended(self.A, M, self.b, state, new, doubt)
                 trouble = torch.where(trouble == 0, more, trouble)
         codes = torch.where(running, trouble, codes)
@@ -418,8 +446,9 @@ class _Loop:
         moved = codes == 0
         if self.on_device or not moved.all():  # without synchronizing a device
             # A column that has stopped does not use the rest of the state.
-            fields = {name: getattr(new, name) for name in ("x", "r", *self.criterion.reads)}
-            new = new._replace(**{k: torch.where(moved, t, getattr(state, k)) for k, t in fields.items()})
+            now, before = new._asdict(), state._asdict()
+            kept = {k: torch.where(moved, now[k], before[k]) for k in ("x", "r", *self.criterion.reads)}
+            new = new._replace(**kept)
             new_norm = torch.where(moved, new_norm, norm)
         return self.classified(_Progress(new, codes, new_norm, best, restarted), number)
 
@@ -476,7 +505,7 @@ class _Loop:
         elif restart.any():
             state = self.released(state)
             new = self.start(state.x, torch.where(restart, r, state.r), restart)
-            state, restart = _started(state, new, restart)
+            state, restart = self.started(state, new, restart)
         stagnated = stalled & ~restart
         codes = torch.where(stagnated, CODE[Status.STAGNATED], codes)
         norm = torch.where(stalled, true, norm)
@@ -524,10 +553,17 @@ class _Loop:
             state = self.released(state)
             new = self.start(state.x, torch.where(restarted, r, state.r), running)
             # All columns restart if the state and a fresh one differ in size.
-            state, started = _started(state, new, restarted)
+            state, started = self.started(state, new, restarted)
             state = state if bool(started.any()) else new
         progress = _Progress(state, codes, torch.where(waiting, true, norm), best, restarted)
         return [*stretches[:-1], stretches[-1]._replace(progress=progress)], runs
+
+    def started(self, state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
+        """`state` with some columns replaced by `new`, or none if it is not columns, or sizes differ."""
+        pairs = [*zip(state, new, strict=True)] if self.method.in_columns else []
+        if not pairs or not all(t.shape == f.shape and t.dim() >= 2 for t, f in pairs):
+            return state, torch.zeros_like(where)
+        return type(state)(*(torch.where(where, f, t) for t, f in pairs)), where
 
     def released(self, state: Any) -> Any:
         """The state of the method, when compiled code with its own state hands over."""
@@ -542,11 +578,3 @@ class _Loop:
         if callback(Iteration(iteration, state.x.detach(), norm.detach().squeeze(-2), converged)) is not True:
             return progress, False
         return progress._replace(codes=torch.where(codes == 0, CODE[Status.STOPPED_BY_CALLBACK], codes)), True
-
-
-def _started(state: Any, new: Any, where: Tensor) -> tuple[Any, Tensor]:
-    """`state` with some columns replaced by `new`, or none if sizes differ or `in_columns` is False."""
-    fits = all(t.shape == f.shape and t.dim() >= 2 for t, f in zip(state, new, strict=True))
-    if not fits or not getattr(state, "in_columns", True):
-        return state, torch.zeros_like(where)
-    return type(state)(*(torch.where(where, f, t) for t, f in zip(state, new, strict=True))), where

@@ -23,6 +23,7 @@ from learnsolve.matrix.csr import CSR
 from learnsolve.matrix.pattern import SparsityPattern
 from learnsolve.ops import complex_values, structure
 from learnsolve.ops.across import across
+from learnsolve.ops.across import of as of_processes
 from learnsolve.ops.autograd import Nestable, tracked
 from learnsolve.ops.blocks import BlockBatch, Layout
 from learnsolve.ops.operators import LinearOperator, Map
@@ -173,7 +174,7 @@ class Columns(NamedTuple):
         """x, the values per column (..., k), and the axis of the rows in (..., rows, k)."""
         x = x if self.layout is None else self.layout.joined(x)
         if self.vector and x.dim() == 2:  # under vmap it has a batch axis
-            return x.squeeze(-1), *(t.squeeze(-1) for t in of_columns), -1
+            return x.squeeze(-1), *[t.squeeze(-1) for t in of_columns], -1
         return x, *of_columns, -2
 
     def callback(self, callback: Callable[[Iteration], Any] | None) -> Callable[[Iteration], Any] | None:
@@ -188,6 +189,8 @@ Edge = tuple[Any, int]  # a node of autograd's graph, and the index of its resul
 
 class Function(LinearOperator):
     """A callable x -> A x on blocks of columns, with `parameters` that it computes with."""
+
+    by_columns = False  # it may be made for all of them
 
     def __init__(
         self,
@@ -263,6 +266,10 @@ class Watched:
             if not torch.is_grad_enabled() and isinstance(y, Tensor):
                 return y.detach()
         return self.function(x)
+
+    @property
+    def T(self) -> Any:
+        return self.function.T  # type: ignore[attr-defined]
 
 
 class _Pullback(torch.autograd.Function):
@@ -406,6 +413,11 @@ def on_host(
     return apply
 
 
+def hosted(function: str, name: str, A: scipy.sparse.linalg.LinearOperator, b: Tensor) -> Function:
+    forward = on_host(function, name, A, b.is_complex())
+    return Function(function, forward, lambda x: forward(x, True), ())
+
+
 class _Host(Nestable):
     """product(X, transpose) of NumPy arrays (n, k) for tensors (..., n, k): linear, without parameters."""
 
@@ -539,11 +551,51 @@ class Blocks(LinearOperator):
         return 0  # values (..., nnz) of all blocks go with x of shape (..., B, largest, k)
 
 
+class Applied:
+    """A callable M, a user's, on blocks of columns."""
+
+    back: Applied | None = None  # what this is the transpose of
+
+    def __init__(self, function: str, name: str, M: Any, b: Tensor):
+        self.function, self.name, self.original = function, name, M
+        self.shape, self.kind = b.shape, {"dtype": b.dtype, "device": b.device}
+        self.apply = on_columns(function, name, M, b.dim() == 1, True)
+
+    def __call__(self, r: Tensor) -> Tensor:
+        return self.apply(r)
+
+    def transposed(self) -> Any:
+        """M^T, or None if M does not say what it is."""
+        M = self.original
+        if self.back is not None or not says(M, "linear"):
+            return self.back
+        if (T := self if says(M, "symmetric") else says(M, "T")) is not None and T is not self:
+            like = torch.empty((), **self.kind).expand(self.shape)  # b is not kept for this
+            T = as_preconditioner(self.function, f"{self.name}.T", T, like)
+            if isinstance(T, Applied):
+                T.back = self
+        return T
+
+    @property
+    def T(self) -> Any:
+        if (T := self.transposed()) is None:
+            kind, name = type(self.original).__name__, self.name
+            raise ValueError(
+                f"{self.function}: needs the transpose of {name}, which {kind} does not have. Set {name}.T "
+                f"or {name}.symmetric = True"
+            )
+        return T
+
+
 class Padded:
     """M of the whole block-diagonal matrix, or one for each block, on padded blocks of columns."""
 
     def __init__(self, layout: Layout, maps: Sequence[Map | None]):
         self.layout, self.maps = layout, maps
+
+    @property
+    def T(self) -> Padded:
+        return Padded(self.layout, [M if M is None else M.T for M in self.maps])  # type: ignore[attr-defined]
 
     def __call__(self, r: Tensor) -> Tensor:
         r = self.layout.joined(r)
@@ -565,12 +617,13 @@ def as_operator(
 ) -> LinearOperator:
     """A CSR, a SciPy LinearOperator or a callable as an operator for the loops. With `blocks` a BlockBatch
     becomes one on padded columns."""
-    parameters = checks.sequence(function, "parameters", parameters, "Tensors")
+    if type(parameters) is not tuple:
+        parameters = checks.sequence(function, "parameters", parameters, "Tensors")
     for i, p in enumerate(parameters):
         checks.tensor(function, f"parameters[{i}]", p)
     if isinstance(A, type):
         raise TypeError(f"{function}: A is the class {A.__name__}, not a matrix. Pass an object of it")
-    if hasattr(A, "as_operator"):  # a LinearOperator; a matrix whose rows lie in several processes
+    if isinstance(A, LinearOperator) or (type(A) is not CSR and of_processes(A) is not None):
         if transpose is not None or parameters:
             raise ValueError(
                 f"{function}: transpose and parameters are only used with a callable A. {type(A).__name__} "
@@ -612,8 +665,7 @@ def as_operator(
             raise ValueError(
                 f"{function}: parameters are only used with a callable A. A LinearOperator has none"
             )
-        forward = on_host(function, "A", A, b.is_complex())
-        return Function(function, forward, lambda x: forward(x, True), ())
+        return hosted(function, "A", A, b)
     if not callable(A):
         raise TypeError(
             f"{function}: A must be a CSR, a BlockBatch, a LinearOperator of learnsolve or SciPy or a "
@@ -653,15 +705,13 @@ def as_preconditioner(function: str, name: str, M: Any, b: Tensor) -> Callable[[
     if isinstance(M, LinearOperator):
         return M
     if isinstance(M, scipy.sparse.linalg.LinearOperator):
-        return on_host(function, name, M, b.is_complex())
+        return hosted(function, name, M, b)
     if not callable(M):
         raise TypeError(
             f"{function}: {name} must be a callable r -> M r, a CSR or a LinearOperator, got "
             f"{type(M).__name__}. For a diagonal d pass ops.diag(d)"
         )
-    columns: Any = on_columns(function, name, M, b.dim() == 1, True)
-    columns.original = M  # for its compiled form
-    return columns
+    return Applied(function, name, M, b)
 
 
 def systems_of(name: str, options: Options, b: Tensor, layout: Layout | None) -> list[tuple[Options, Tensor]]:
@@ -694,7 +744,15 @@ def joined(layout: Layout | None, maps: Sequence[Map | None]) -> Map | None:
 def source(M: Any) -> Any:
     """The caller's M behind an M of the loops."""
     M = M.function if isinstance(M, Watched) else M
-    return getattr(M, "original", M)
+    return M.original if isinstance(M, Applied) else M
+
+
+_UNSAID: dict[str, Any] = {"linear": True, "batch_shape": (), "by_columns": False, "is_diagonal": False}
+
+
+def says(M: Any, what: str) -> Any:
+    """What an M, which may be any callable, says of itself, or what is taken to hold if it does not."""
+    return getattr(M, what, _UNSAID.get(what))
 
 
 def factors_of(M: Any, pattern: SparsityPattern) -> Sequence[Operand] | None:
@@ -703,7 +761,8 @@ def factors_of(M: Any, pattern: SparsityPattern) -> Sequence[Operand] | None:
     form = compiled_form(M)
     factors: Sequence[Operand] | None
     if form is None:
-        factors = M.operands(False) if hasattr(M, "operands") else None
+        operands = says(M, "operands")
+        factors = None if operands is None else operands(False)
     else:
         kind, m, L = form
         if kind == "none":
@@ -727,4 +786,7 @@ def compiled_form(M: Any) -> tuple[str, Tensor | None, Any] | None:
     preconditioner provides it by a method `pcg_form()`."""
     if isinstance(M, type):
         return None
-    return ("none", None, None) if M is None else getattr(M, "pcg_form", lambda: None)()
+    if M is None:
+        return "none", None, None
+    form = says(M, "pcg_form")
+    return None if form is None else form()

@@ -24,6 +24,7 @@ from learnsolve.ops import across
 from learnsolve.ops.autograd import tracked
 from learnsolve.ops.blocks import Layout
 from learnsolve.ops.indexing import trusted
+from learnsolve.ops.operators import Between
 from learnsolve.ops.products import product
 from learnsolve.solvers.core.advance import Criterion, parts_at_once
 from learnsolve.solvers.core.gradient import Implicit, Solve, transformed
@@ -148,41 +149,17 @@ class Units(NamedTuple):
         return self.of_x.is_cpu and within(self.of_x, info.smallest_normal, info.max)
 
 
-class InUnits:
-    """A, whose results are divided by its unit."""
-
-    def __init__(self, A: LinearOperator, unit: Any):
-        self.A, self.unit = A, unit
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.A(x) / self.unit
-
-    @property
-    def T(self) -> InUnits:
-        return InUnits(self.A.T, self.unit)
-
-    def magnitude(self, x: Tensor) -> Tensor | None:
-        y = self.A.magnitude(x)
-        return None if y is None else y / self.unit
-
-    def frobenius(self) -> Tensor | None:
-        norm = self.A.frobenius()
-        return None if norm is None else norm / self.unit
-
-
 def _operator(A: Any, units: Units) -> Any:
     """A in these units: scaled entry by entry if the entries are known, as compiled code and subnormal
     entries require, otherwise its results are scaled."""
-    if units.of_A is None:
-        return A
-    return A.divided(units.of_A) if hasattr(A, "divided") else InUnits(A, units.of_A)
+    return A if units.of_A is None else A.divided(units.of_A)
 
 
 def _preconditioner(M: Any, units: Units) -> Any:
     """M, an approximation of A^-1, which may be nonlinear and is applied to unscaled residuals."""
     if M is None or (units.of_A is None and compiled_form(source(M)) is not None):  # it is linear
         return M
-    return lambda r: M(r * units.of_b) / units.of_x
+    return Between(M, lambda r: r * units.of_b, lambda z: z / units.of_x)
 
 
 def _surely_ordinary(system: System) -> bool:
@@ -666,7 +643,7 @@ class Problem(Solver):
             x, iterations, norms, axis, codes=codes, adjoint=adjoint, note=out.note, backend=out.backend
         )
         solution.method = self.name.partition(",")[0]  # "cg, adjoint solve of the backward"
-        solution.products = getattr(self.method, "products", int)(iterations)
+        solution.products = self.method.products(iterations)
         return solution
 
     def reported(self, out: Outcome) -> Solution:

@@ -35,6 +35,7 @@ from learnsolve.preconditioners.polynomials import RATIO, largest_eigenvalue
 from learnsolve.solvers.core.arguments import check_b, check_operands, check_x0, refuse_parameters_that_learn
 from learnsolve.solvers.core.entry import solve
 from learnsolve.solvers.core.gradient import repeated, transformed
+from learnsolve.solvers.core.loop import Method
 from learnsolve.solvers.core.operators import (
     Blocks,
     Columns,
@@ -43,6 +44,7 @@ from learnsolve.solvers.core.operators import (
     as_preconditioner,
     compiled_form,
     joined,
+    says,
     systems_of,
 )
 from learnsolve.solvers.options import BESIDE_ITERATIONS, MODULE, OF_MODULES, Options, described, options_of
@@ -77,10 +79,7 @@ class Parameters:
 
     @property
     def batch(self) -> torch.Size:
-        of_A, of_b = getattr(self.A, "batch_shape", torch.Size()), self.b.shape[:-2]
-        if not of_A or not of_b:
-            return of_A or of_b
-        return torch.broadcast_shapes(check_operands(self.name, self.A, self.b), of_b)
+        return torch.broadcast_shapes(check_operands(self.name, self.A, self.b), self.b.shape[:-2])
 
     def read(self, key: str, value: Any, rows: bool = True) -> Any:
         """A float, or a tensor (..., 1 or N, 1 or n)."""
@@ -218,7 +217,7 @@ def _estimate(read: Parameters, options: Options) -> Tensor:
     A = A.matrix if isinstance(A, BlockBatch) else A
     apply = as_operator(name, A, b, options.transpose, options.parameters)
     inner = as_preconditioner(name, "M", M, b)
-    whole = not hasattr(A, "batch_shape") or A.batch_shape or getattr(M, "batch_shape", ())
+    whole = apply.watched or A.batch_shape or (M is not None and says(M, "batch_shape"))
     batch = read.batch if whole else torch.Size()
     if read.n == 0:
         return b.new_ones((*batch, 1, 1))
@@ -278,7 +277,7 @@ class State(NamedTuple):
     t: Tensor  # the state of the coefficients; 0 at the start
 
 
-class Stationary:
+class Stationary(Method):
     """The method for the loop, with constant coefficients a and c (None: 0)."""
 
     def __init__(self, a: Any, c: Any = None):
