@@ -9,7 +9,6 @@ whole. A `Number` stands for a tensor (1, k). What they do not support raises an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +88,12 @@ class Recorder:
         self.constants: dict[int, float] = {}
         self.count = 0
         self._known: dict[tuple, int] = {}
+        self.operands: list[tuple[str, int]] = [("A", 0)]  # which map each is of, and its place there
+
+    def operand(self, name: str, place: int) -> int:
+        if (name, place) not in self.operands:
+            self.operands.append((name, place))
+        return self.operands.index((name, place))
 
     def new(self) -> int:
         self.count += 1
@@ -422,6 +427,7 @@ class Program:
             rest = [i for i in _needed(recorder.instructions, {lost.value}) if i.out not in done]
             early, self.check = _fuse(rest, {lost.value})
             self.check[0].numbers[:0] = early
+        self.operands = recorder.operands
         self._encode(b, state, given, ends, norm, commit, stop, doubt, lost)
 
     def _encode(
@@ -529,27 +535,45 @@ class Program:
         return t
 
 
-@cache
-def record_steps(method_type: Any, of_M: tuple[str, ...], dtype: torch.dtype) -> Program:
+class _Map:
+    """A or M of a step, as operands that multiply one after another; its transpose needs others."""
+
+    def __init__(self, recorder: Recorder, name: str, ops: Sequence[str], transposed: str = ""):
+        self.recorder, self.name, self.ops, self.transposed = recorder, name, ops, transposed or name
+
+    def __call__(self, x: Vector) -> Vector:
+        for number, op in enumerate(self.ops):
+            x = self.recorder.apply(op, self.recorder.operand(self.name, number), x)
+        return x
+
+    @property
+    def T(self) -> _Map:
+        return _Map(self.recorder, self.transposed, self.ops, self.name)
+
+
+_programs: dict[tuple, Program] = {}
+
+
+def record_steps(method: Any, of_M: tuple[str, ...], symmetric: bool, dtype: torch.dtype) -> Program:
     """The program of a method, with M as what it does with its operands one after another. It ends where a
     norm is at or below the first of the numbers that are given or above the second, and before an iteration
-    that Python has to decide about."""
-    method = method_type()
+    that Python has to decide about. `symmetric`: M.T is M."""
+    key = type(method), *sorted(vars(method).items()), of_M, symmetric, dtype
+    if key not in _programs:
+        _programs[key] = _record(method, of_M, symmetric, dtype)
+    return _programs[key]
+
+
+@torch.no_grad()
+def _record(method: Any, of_M: tuple[str, ...], symmetric: bool, dtype: torch.dtype) -> Program:
     fields = "v" * method.state_vectors + "n" * (len(method.state._fields) - method.state_vectors)
 
     def step(recorder: Recorder, b: Vector, fields: list, given: list[Number]) -> tuple:
         level, limit, running = given
-
-        def A(x: Vector) -> Vector:
-            return recorder.apply("product", 0, x)
-
-        def M(r: Vector) -> Vector:
-            for number, op in enumerate(of_M, 1):
-                r = recorder.apply(op, number, r)
-            return r
-
+        A = _Map(recorder, "A", ("product",), "A.T")
+        M = _Map(recorder, "M", of_M, "" if symmetric else "M.T") if of_M else None
         old = method.state(*fields)
-        new, trouble = method.step(A, M if of_M else None, b, old, running)
+        new, trouble = method.step(A, M, b, old, running)
         norm, length = new.r.dot(new.r).sqrt(), new.x.dot(new.x)
         commit = (norm < torch.inf) & (length < torch.inf) & (trouble == 0)
         stop = (norm <= level) | (norm > limit)
@@ -557,5 +581,4 @@ def record_steps(method_type: Any, of_M: tuple[str, ...], dtype: torch.dtype) ->
             return new, norm, commit, stop, None, None
         return new, norm, commit, stop, doubt, lambda new: method.lost(A, b, old, new)
 
-    with torch.no_grad():
-        return Program(dtype, fields, 3, step)
+    return Program(dtype, fields, 3, step)

@@ -100,7 +100,7 @@ def program_arguments(P, dtype):
         triangles,
     ):
         for k, method in ((1, MinimalResidual), (2, BiCGSTAB)):
-            program = record_steps(method, tuple(factor.op for factor in M), dtype)
+            program = record_steps(method(), tuple(factor.op for factor in M), False, dtype)
             vectors = [normal((n, k), dtype, seed) for seed in range(program.vectors + 1)]
             given = len(method.state._fields) - program.vectors + 3
             numbers = program.numbers([torch.ones(1, k, dtype=torch.float64)] * given)

@@ -673,7 +673,7 @@ def test_a_recorded_program_is_the_method(method, of_M, k):
         state = Averages.State(*(normal((n, k), seed=i) for i in range(3)), *normal((2, 1, k)).abs())
     else:
         state = method().start(A.__matmul__, maps, normal((n, k), seed=1), b, running)
-    program = record_steps(method, tuple(factor.op for factor in M), torch.float64)
+    program = record_steps(method(), tuple(factor.op for factor in M), False, torch.float64)
     operands = (Operand.product(A.pattern, A.values, False), *M)
     tensors = [t for operand in operands for t in (*operand.structure, operand.values)]
     vectors, given = [*state[: program.vectors], b], torch.ones(1, k, dtype=torch.float64)
@@ -716,4 +716,4 @@ def test_what_cannot_be_recorded_is_named():
             return state._replace(x=torch.sort(state.x)[0]), running
 
     with pytest.raises(NotImplementedError, match=r"cannot record .*sort"):
-        record_steps(Sorts, (), torch.float64)
+        record_steps(Sorts(), (), True, torch.float64)

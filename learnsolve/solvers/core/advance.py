@@ -655,12 +655,21 @@ class RecordedSteps:
     """Steps of a method that is recorded (ops/program.py), of which the first `state_vectors` fields of the
     state are vectors."""
 
-    due: Schedule = LOOP_SCHEDULE
-    backend = COMPILED
+    due, backend = LOOP_SCHEDULE, COMPILED
 
-    def __init__(self, method: Any, A: Matrix, M: Sequence[Operand], b: Tensor, criterion: ResidualNorm):
-        self.program = record_steps(type(method), tuple(factor.op for factor in M), b.dtype)
-        operands = [Operand.product(A.A.pattern, A.A.values, A.transpose), *M]
+    def __init__(
+        self, method: Any, A: Matrix, M: Any, factors: Sequence[Operand], b: Tensor, criterion: ResidualNorm
+    ):
+        ops, pattern, values = tuple(factor.op for factor in factors), A.A.pattern, A.A.values
+        self.program = record_steps(method, ops, compiled_form(M) is not None, b.dtype)
+        maps: dict[str, Callable[[], Sequence[Operand] | None]] = {
+            "A": lambda: [Operand.product(pattern, values, A.transpose)],
+            "A.T": lambda: [Operand.product(pattern, values, not A.transpose)],
+            "M": lambda: factors,
+            "M.T": lambda: factors_of(M, pattern, True),
+        }
+        used = {name: maps[name]() or () for name, _ in self.program.operands}
+        operands = [used[name][place] for name, place in self.program.operands]
         tensors = [t for operand in operands for t in (*operand.structure, operand.values.detach())]
         self.fixed = (tensors, [operand.form for operand in operands], self.program.code)
         self.b, self.criterion, self.bounds = b.detach(), criterion, None
@@ -719,7 +728,7 @@ def _fitting_steps(method: Any, system: System) -> GmresSteps | RecordedSteps | 
         operands = factors_of(M, A.A.pattern)
         if operands is None or any(not _is_fixed(o.values, b, system.M) for o in operands):
             return None
-        return RecordedSteps(method, A, operands, b, system.criterion)
+        return RecordedSteps(method, A, M, operands, b, system.criterion)
     # Any other form would be computed here in vain.
     form = compiled_form(M) if M is None or says(M, "is_diagonal") else None
     if form is None and torch.is_grad_enabled():

@@ -755,14 +755,14 @@ def says(M: Any, what: str) -> Any:
     return getattr(M, what, _UNSAID.get(what))
 
 
-def factors_of(M: Any, pattern: SparsityPattern) -> Sequence[Operand] | None:
-    """What M multiplies a vector with, one after another, for a recorded method (ops/program.py), else None.
-    `pattern` is that of A, whose type of indices all have."""
+def factors_of(M: Any, pattern: SparsityPattern, transpose: bool = False) -> Sequence[Operand] | None:
+    """What M, or M^T, multiplies a vector with, one after another, for a recorded method (ops/program.py),
+    else None. `pattern` is that of A, whose type of indices all have."""
     form = compiled_form(M)
     factors: Sequence[Operand] | None
     if form is None:
         operands = says(M, "operands")
-        factors = None if operands is None else operands(False)
+        factors = None if operands is None else operands(transpose)
     else:
         kind, m, L = form
         if kind == "none":
